@@ -59,6 +59,8 @@ setuptools.setup(
     'duplicates': ['imagehash>=4.3.1'],
     # Faster JPEG where the system has no libturbojpeg 3: one person's package.
     'turbojpeg': ['turbojpeg>=0.0.2'],
+    # TIFF files compressed by LZW, Zstandard, JPEG and others.
+    'tiff': ['imagecodecs'],
     'test': requirements('requirements-test.txt'),
   },
 )

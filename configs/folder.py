@@ -5,6 +5,10 @@ Arguments:
   variant: size of the ViT, S/16 by default.
   tune: 1 for fine-tuning from --config.init_from at 384 px with Table 4's
     recipe for small datasets, instead of training from scratch at 224 px.
+  channels, bits: number of channels and bits per channel (8 or 16) of images
+    that are not RGB photographs: TIFF, PNG or NumPy files. Set their mean and
+    std by --config.model.mean and .std, which check_data prints.
+  ending: ending of the files if it is not that of an image format: .npy.
 
 This recipe is not in the paper, and its accuracy depends on the data. A few
 thousand photographs are too few for training from scratch: fine-tune if you
@@ -27,11 +31,15 @@ from vit_jax.errors import UserError
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, path='', variant='S/16', tune=0)
+  arg = parse_arg(
+    argument, path='', variant='S/16', tune=0, channels=3, bits=8, ending=''
+  )
   if not arg.path:
     raise UserError('say which folder: --config=configs/folder.py:path=DIR.')
   path = files.local(arg.path, 'the source folder').rstrip('/') or '/'
-  found = folder.divide(path)
+  endings = (arg.ending,) if arg.ending else files.IMAGES
+  found = folder.divide(path, endings)
+  kind = dict(channels=arg.channels, bits=arg.bits)
 
   config = ConfigDict()
   config.total = '20 epochs' if arg.tune else '100 epochs'
@@ -39,15 +47,18 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.image_size = (384, 384) if arg.tune else (224, 224)
   config.num_classes = found.num_classes
 
-  config.source = dict(name='folder', path=path)
+  config.source = dict(name='folder', path=path, endings=endings)
   config.train = dict(split=found.train, num_examples=found.num_examples)
   config.augment = dict(
-    crop='inception', min_area=0.05, flip=True, interpolation='area'
+    crop='inception', min_area=0.05, flip=True, interpolation='area', **kind
   )
-  config.preprocess = dict(resize='squash', interpolation='area')
+  config.preprocess = dict(resize='squash', interpolation='area', **kind)
 
   config.model = dict(
-    name='vit', variant=None if arg.tune else arg.variant, dtype='float32'
+    name='vit',
+    variant=None if arg.tune else arg.variant,
+    channels=arg.channels,
+    dtype='float32',
   )
   config.objective = dict(name='supervised', cross_entropy='softmax')
   if arg.tune:

@@ -41,6 +41,7 @@ from vit_jax.arrays import sharding
 from vit_jax.cli import process, weights_flags
 from vit_jax.config import loading, sections
 from vit_jax.data.contract import Preprocess
+from vit_jax.data.images import display
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.spread import Spread, own_splits
@@ -168,7 +169,7 @@ def _attention_page(
     )
   attend = jax.jit(figures.attention_of(model))
   return attention_page.render(
-    images,
+    display.rgb(images),
     names,
     np.asarray(attend(params, images)),
     model.grid(images.shape[1:3]),

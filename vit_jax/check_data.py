@@ -3,10 +3,10 @@
 python -m vit_jax.check_data --config=configs/folder.py:path=photos
 
 Decodes every example of the splits for training and evaluation; prints classes,
-counts, sizes, duplicates (also between training and evaluation) and unusable
-examples; and writes summary.json, bad.jsonl, duplicates.jsonl and ignored.txt
-to --out. After an interruption, the same command continues; after it has
-finished, it starts from the beginning.
+counts, sizes, mean and standard deviation of each channel, duplicates (also
+between training and evaluation) and unusable examples; and writes summary.json,
+bad.jsonl, duplicates.jsonl and ignored.txt to --out. After an interruption, the
+same command continues; after it has finished, it starts from the beginning.
 
 With --against=SECTION, it also finds training images that are the same as, or
 similar to, images of a test set, and writes them to overlap.jsonl. The key
@@ -76,7 +76,8 @@ def run(
 
   Returns:
     splits: {split: examples, bad, classes: {name: count}, heights and widths:
-    [minimum, median, maximum]}; duplicates (number of groups of examples with
+    [minimum, median, maximum], mean and std: of each channel, for pixels in
+    [0, 1]}; duplicates (number of groups of examples with
     the same pixels), leaks (groups both in training and in evaluation),
     other_label (groups with different labels), ignored (number of files);
     overlap: {split of `against`: same_pixels and similar, numbers of training
@@ -102,11 +103,18 @@ def run(
     near_duplicates.check_installed()
     exclusion.positions(train)
   threads = build_section(config, 'reader').thread_count
+  section = config.preprocess
+  kind = (section.channels, section.bits) if 'channels' in section else (3, 8)
+  if against and kind != (3, 8):
+    raise UserError(
+      '--against compares photographs, and preprocess.channels is '
+      f'{kind[0]} and preprocess.bits is {kind[1]}: omit --against.'
+    )
   found = {}
   for split, source in sources.items():
     progress = _progress(source.name, len(source))
     found[split] = inspection.inspect(
-      source, split, path, threads, progress, hashed=bool(against)
+      source, split, path, threads, progress, kind, hashed=bool(against)
     )
   groups = [
     [_example(split, index, sources, found) for split, index in group]
@@ -280,11 +288,13 @@ def _summary(source: Any, found: inspection.Found) -> dict[str, Any]:
   """Returns counts and sizes of a split."""
   good = found.labels >= 0
   counts = np.bincount(found.labels[good], minlength=source.num_classes)
-  sizes = {
+  sizes: dict[str, Any] = {
     key: [int(f(values[good])) for f in (np.min, np.median, np.max)]
     for key, values in (('heights', found.heights), ('widths', found.widths))
     if good.any()
   }
+  if good.any():
+    sizes['mean'], sizes['std'] = found.mean_and_std()
   names = list(source.class_names)
   return {
     'examples': len(source),
@@ -314,6 +324,8 @@ def _lines(summary: dict[str, Any], out: str) -> list[str]:
       lines.append(
         f'  width x height: smallest {low}, median {middle}, largest {high}'
       )
+      mean, std = (','.join(map(str, part[key])) for key in ('mean', 'std'))
+      lines.append(f'  mean of each channel: {mean}; std: {std}')
     texts = [f'{name} {count:,}' for name, count in counts]
     if len(texts) > _MAX_PRINTED:
       half = _MAX_PRINTED // 2

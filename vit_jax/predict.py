@@ -150,7 +150,7 @@ def run(
       rows = iter(())
       if pixels:
         # A batch of constant size, so that the model is compiled only once.
-        batch = np.zeros((_BATCH_SIZE, *pixels[0].shape), np.uint8)
+        batch = np.zeros((_BATCH_SIZE, *pixels[0].shape), pixels[0].dtype)
         batch[: len(pixels)] = pixels
         logits = predict(params, {'image': batch})['logits']
         rows = iter(np.asarray(jax.nn.softmax(logits)))

@@ -13,13 +13,15 @@ import cv2
 import jax
 import numpy as np
 from absl import flags
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 
 from vit_jax.cli import entry, process
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build, build_section
 from vit_jax.data.contract import require
+from vit_jax.data.images import display
+from vit_jax.data.images.multichannel import Pixels
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
 from vit_jax.training import data
@@ -73,11 +75,12 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
   key, step, tiles = experiment.key(), start_step, []
   with data.train_batches(experiment, source, start_step) as batches:
     while len(tiles) < images:
-      pixels, targets = augment(next(batches), jax.random.fold_in(key, step))
-      for image, target in zip(
-        np.asarray(pixels), np.asarray(targets), strict=True
-      ):
-        tiles.append(_tile(image, target, source.class_names))
+      batch = next(batches)
+      mixed, targets = augment(batch, jax.random.fold_in(key, step))
+      pixels = display.pixels_of(np.asarray(mixed), batch['image'].dtype)
+      for image, target in zip(pixels, np.asarray(targets), strict=True):
+        label = np.asarray(target)
+        tiles.append(_tile(image, label, source.class_names))
       step += 1
   return _grid(tiles[:images])
 
@@ -120,9 +123,8 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   ) as batches:
     for batch in map(jax.device_get, batches):
       for row in np.flatnonzero(batch['mask']):
-        image = batch['image'][row] / np.float32(127.5) - 1
         label = np.asarray(batch['label'][row])
-        tiles.append(_tile(image, label, source.class_names))
+        tiles.append(_tile(batch['image'][row], label, source.class_names))
       if len(tiles) >= images:
         break
   if not tiles:
@@ -131,10 +133,10 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
 
 
 def _tile(
-  image: Float[np.ndarray, 'y x 3'], target: np.ndarray, names: list[str]
+  image: Pixels, target: np.ndarray, names: list[str]
 ) -> UInt8[np.ndarray, 'h w 3']:
-  """Converts an image in [-1, 1] to pixels, with its label above."""
-  pixels = np.clip(np.round(image * 127.5 + 127.5), 0, 255).astype(np.uint8)
+  """Returns an image as RGB (see `display.rgb`), with its label above."""
+  pixels = display.rgb(image)
   scale = max(1, -(-_MIN_SIDE // min(pixels.shape[:2])))
   pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)
   width, font = pixels.shape[1], cv2.FONT_HERSHEY_SIMPLEX

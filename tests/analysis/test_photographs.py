@@ -10,6 +10,7 @@ from vit_jax.analysis import draw, plotting
 from vit_jax.analysis.figures import Findings
 from vit_jax.analysis.photographs import Photograph, Photographs
 from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.images import display
 
 CENTRE = EvalTransform((32, 32), resize='central', central_fraction=0.5)
 
@@ -141,3 +142,12 @@ def test_dpi_is_the_resolution_of_png():
     (content,) = plotting.encode(pages, plotting.Format('png', dpi))
     sizes.append(np.frombuffer(content[16:24], '>u4'))  # width, height
   np.testing.assert_allclose(sizes[1], 2 * sizes[0], atol=1)
+
+
+def test_photographs_of_other_channels_are_shown_in_rgb():
+  """The whole image is drawn, with its first three channels."""
+  pixels = noise(20, 60, 5).astype(np.uint16)
+  transform = EvalTransform((32, 32), channels=5, bits=16)
+  (photograph,) = Photographs([pixels], transform)
+  assert photograph.pixels.shape == (20, 60, 3) and photograph.whole
+  np.testing.assert_array_equal(photograph.pixels, display.rgb(pixels))

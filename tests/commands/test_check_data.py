@@ -6,6 +6,7 @@ import shutil
 import cv2
 import numpy as np
 import pytest
+import tifffile
 from minimal_config import completed
 
 from vit_jax import check_data
@@ -231,3 +232,30 @@ def test_against_names_an_evaluator_or_a_config(leaking, tmp_path):
       check_data.run(config, str(tmp_path / 'out'), [value])
   with pytest.raises(UserError, match='max_distance.*64'):
     check_data.run(config, str(tmp_path / 'out'), ['test'], 64)
+
+
+def test_mean_and_std_of_each_channel(tmp_path):
+  """Every usable image has the same weight, whatever its size."""
+  rng, images = np.random.default_rng(0), []
+  for number, side in enumerate((4, 9, 12)):
+    image = rng.integers(0, 3000 + 500 * number, (side, 6, 5), np.uint16)
+    folder = tmp_path / 'photos' / 'ab'[number % 2]
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = dict(photometric='minisblack', planarconfig='contig')
+    tifffile.imwrite(folder / f'{number}.tif', image, **keys)
+    images.append(image / 65535)
+  tifffile.imwrite(folder / 'rgb.tif', np.zeros((4, 4, 3), np.uint8))
+  config = _config(
+    tmp_path / 'photos',
+    **{'preprocess.channels': 5, 'preprocess.bits': 16, 'evals': {}},
+  )
+  summary = check_data.run(config, str(tmp_path / 'out'))['splits']['train']
+  mean = np.mean([image.mean((0, 1)) for image in images], axis=0)
+  square = np.mean([(image**2).mean((0, 1)) for image in images], axis=0)
+  np.testing.assert_allclose(summary['mean'], mean, rtol=1e-5)
+  np.testing.assert_allclose(
+    summary['std'], np.sqrt(square - mean**2), rtol=1e-5
+  )
+  assert summary['bad'] == 1
+  (bad,) = _lines(tmp_path / 'out/bad.jsonl')
+  assert 'rgb.tif' in bad['where'] and 'uint16 [y, x, 5]' in bad['reason']

@@ -22,7 +22,7 @@ def test_captions_shorten_names_not_fractions():
 @pytest.mark.parametrize('mixed', [False, True])
 def test_tiles_fit_their_captions(mixed):
   """All tiles have the same size, and the last letter fits."""
-  image = np.ones((32, 32, 3), np.float32)
+  image = np.full((32, 32, 3), 255, np.uint8)
   wide = ['n' * 50] * 2
   targets = [np.array(0), np.array(1)]
   if mixed:

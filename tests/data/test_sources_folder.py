@@ -239,3 +239,13 @@ def test_a_single_class_is_refused_by_supervised_objectives(
   config.source = dict(name='mixture', members={'a': member})
   with pytest.raises(UserError, match="one class, 'photos'"):
     data.open_train(config)
+
+
+def test_other_endings(tmp_path):
+  """`endings` replaces those of image formats, also in `divide`."""
+  fill(tmp_path, *(f'{name}/{i}.npy' for name in 'ab' for i in range(10)))
+  fill(tmp_path, 'a/preview.jpg', 'b/preview.jpg')
+  assert len(open_folder(tmp_path)) == 2
+  assert len(open_folder(tmp_path, endings=('.npy',))) == 20
+  found = folder.divide(str(tmp_path), ('.npy',))
+  assert (found.num_examples, found.num_classes) == (18, 2)

@@ -47,3 +47,43 @@ def test_a_stem_takes_symmetric_pixels_only():
   """Their padding has no equal in other units."""
   with pytest.raises(UserError, match=r'model\.pixels.*stem'):
     ViT(5, variant='R+Ti/16', pixels='imagenet')
+
+
+@pytest.mark.parametrize('make, sizes', [(ViT, VIT), (Swin, SWIN)])
+@pytest.mark.parametrize('channels', [1, 5])
+def test_mean_and_std_of_any_channels(make, sizes, channels):
+  """Equals a model without them whose input is normalized outside."""
+  rng = np.random.default_rng(0)
+  pixels = rng.uniform(0, 1, (2, 16, 16, channels))
+  mean, std = rng.uniform(0.1, 0.5, (2, channels))
+  keys = dict(mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+  plain = make(5, **sizes, channels=channels)
+  scaled = make(5, **sizes, channels=channels, **keys)
+  images = np.zeros((1, 16, 16, channels), np.float32)
+  shapes = jax.eval_shape(plain.init, tiny_vit.KEY, images)['params']
+  params = jax.tree.map(lambda s: rng.normal(0, 0.3, s.shape), shapes)
+  params = jax.tree.map(np.float32, params)
+  np.testing.assert_allclose(
+    scaled.apply({'params': params}, np.float32(2 * pixels - 1)),
+    plain.apply({'params': params}, np.float32((pixels - mean) / std)),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+  with pytest.raises(UserError, match=rf'{channels}\].*channels'):
+    plain.apply({'params': params}, np.zeros((1, 16, 16, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+  'keys, key',
+  [
+    (dict(channels=5, mean=(0.5,) * 4, std=(0.5,) * 5), 'mean'),
+    (dict(channels=5, mean=(0.5,) * 5), 'std'),
+    (dict(std=(0.0, 1.0, 1.0), mean=(0.5,) * 3), 'std'),
+    (dict(channels=17), 'channels'),
+    (dict(channels=1, pixels='imagenet'), 'pixels'),
+  ],
+)
+def test_wrong_statistics(keys, key):
+  """The message names the key."""
+  with pytest.raises(UserError, match=rf'model\.{key}'):
+    ViT(5, **VIT, **keys)

@@ -367,3 +367,23 @@ def test_messages_of_wrong_settings():
   ):
     with pytest.raises(UserError, match=words):
       make()
+
+
+def test_other_channels_are_normalized_like_the_input():
+  """The target has the mean and std of the model; pictures are RGB."""
+  mean, std = (0.1, 0.2, 0.3, 0.4), (0.05, 0.1, 0.15, 0.2)
+  model = Model(0, **SIZES, **MAE_KEYS, channels=4, mean=mean, std=std)
+  of = objective(model, norm_pixels=False)
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 65536, (2, *SIZE, 4)).astype(np.uint16)
+  target, _ = of._target(jnp.asarray(images))
+  expected = patches.cut((images / 65535 - mean) / std, of.grid)
+  np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-4)
+  shapes = jax.eval_shape(lambda key: of.init(key, None)[0], KEY)
+  pictures = jax.eval_shape(
+    of.reconstruct,
+    shapes,
+    {'image': jax.ShapeDtypeStruct(images.shape, images.dtype)},
+    KEY,
+  )
+  assert {each.shape for each in pictures} == {(2, *SIZE, 3)}

@@ -253,3 +253,18 @@ def test_erasing_keeps_labels():
 def test_messages_of_wrong_settings(settings):
   with pytest.raises(UserError, match=f'mix.{next(iter(settings))}'):
     DeviceAugment(CLASSES, **settings)
+
+
+# Images of 16 bits
+
+
+@pytest.mark.parametrize('settings', [{}, dict(mixup=0.8), dict(cutmix=1.0)])
+def test_sixteen_bits_are_treated_as_eight(settings):
+  """257 times the values as uint16 are the same images in [-1, 1]."""
+  examples = batch()
+  wide = examples | {'image': examples['image'].astype(np.uint16) * 257}
+  augment, key = compiled(**settings), jax.random.key(3)
+  images, targets = augment(jax.device_put(examples), key)
+  same, same_targets = augment(jax.device_put(wide), key)
+  np.testing.assert_allclose(same, images, atol=1e-5)
+  np.testing.assert_array_equal(same_targets, targets)

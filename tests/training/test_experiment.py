@@ -8,6 +8,7 @@ import pytest
 from minimal_config import completed
 
 from vit_jax.arrays import tree
+from vit_jax.errors import UserError
 from vit_jax.training.experiment import Experiment
 
 
@@ -84,3 +85,47 @@ def test_shardings_of_batch_and_zero1():
     'params': False,
     'opt_state': True,
   }
+
+
+KIND = {
+  f'{section}.{key}': value
+  for section in ('augment', 'preprocess')
+  for key, value in (('channels', 5), ('bits', 16))
+}
+
+
+def test_the_kind_of_images_reaches_batches_and_model():
+  """Five channels of 16 bits are five channels of uint16 on the devices."""
+  experiment = build(**KIND, **{'model.channels': 5})
+  image = experiment.abstract_batch()['image']
+  assert (image.shape, image.dtype) == ((8, 8, 8, 5), np.uint16)
+  params = tree.flatten(experiment.abstract_state().params)
+  assert params['embedding/kernel'].shape == (4, 4, 5, 8)
+  assert experiment.image_flops > build().image_flops
+
+
+@pytest.mark.parametrize(
+  'changes, keys',
+  [
+    ({}, r'model\.channels is 3'),
+    ({'model.channels': 5, 'preprocess.channels': 4}, 'preprocess .* 4 '),
+    ({'model.channels': 5, 'preprocess.bits': 8}, r'uint16 .* uint8.*\.bits'),
+    ({'model.channels': 5, 'mix.erasing': 0.5}, r'mix\.erasing is 0\.5'),
+    (
+      {'model.channels': 5, 'augment.color_jitter': 0.5},
+      r'augment\.color_jitter',
+    ),
+    (
+      {
+        'model.channels': 5,
+        'objective.name': 'masked_patch',
+        'num_classes': 0,
+      },
+      'masked_patch.*uint16',
+    ),
+  ],
+)
+def test_kinds_of_images_must_agree(changes, keys):
+  """The message names the keys that differ, before any data is opened."""
+  with pytest.raises(UserError, match=keys):
+    build(**KIND | changes)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import tiny_vit
+import torch
 from minimal_config import completed
 
+from benchmarks import peers
 from vit_jax.arrays import host, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -38,8 +40,10 @@ def weights(image_size, **changes):
 
 
 def experiment(image_size, **changes):
+  channels = changes.get('channels', 3)
   config = completed(
     **{f'model.{k}': v for k, v in (SIZES | changes).items()},
+    **{f'{k}.channels': channels for k in ('augment', 'preprocess')},
     **{'model.dtype': 'float32', 'image_size': image_size},
   )
   return Experiment.build(config, jax.devices()[:1])
@@ -274,3 +278,98 @@ def test_load_pretrained_at_another_size(monkeypatch):
   )
   del params['position']['embedding']
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+@pytest.mark.parametrize('channels', [1, 2, 4, 5, 13])
+def test_channels_are_adapted_like_timm(channels):
+  """The kernel is that of timm's `adapt_input_conv`."""
+  source, params = weights((8, 8))
+  target = experiment((8, 8), channels=channels)
+  with jax.set_mesh(target.mesh):
+    moved = transfer.transfer(source, target, 'aligned')
+  kernel = np.array(params['embedding']['kernel']).transpose(3, 2, 0, 1)
+  peers.import_timm()
+  from timm.models._manipulate import adapt_input_conv
+
+  expected = adapt_input_conv(channels, torch.tensor(kernel))
+  np.testing.assert_allclose(
+    moved['embedding']['kernel'],
+    expected.numpy().transpose(2, 3, 1, 0),
+    rtol=1e-6,
+  )
+  np.testing.assert_array_equal(
+    moved['embedding']['bias'], params['embedding']['bias']
+  )
+
+
+def test_a_grey_model_equals_its_rgb_model(caplog):
+  """The sum of the three channels gives the same features of grey images."""
+  source, params = weights((8, 8))
+  target = experiment((8, 8), channels=1)
+  with jax.set_mesh(target.mesh), caplog.at_level('INFO', 'vit_jax'):
+    moved = transfer.transfer(source, target, 'aligned')
+  assert 'embedding/kernel adapted from 3 to 1' in caplog.text
+  images = np.random.default_rng(1).uniform(-1, 1, (2, 8, 8, 1))
+
+  def features(params, channels):
+    model = Model(0, **SIZES, dtype='float32', channels=channels)
+    pixels = np.float32(images.repeat(channels, axis=3))
+    return model.apply({'params': params}, pixels, method='predict')['features']
+
+  np.testing.assert_allclose(
+    features(moved, 1), features(params, 3), rtol=1e-4, atol=1e-5
+  )
+
+
+OWN = dict(mean=(0.3, 0.2, 0.1), std=(0.1, 0.2, 0.3))
+
+
+@pytest.mark.parametrize(
+  'before, channels',
+  [(dict(pixels='imagenet'), 3), (dict(pixels='imagenet'), 4), (OWN, 4)],
+)
+def test_normalized_images_get_the_kernel_of_normalized_images(
+  before, channels
+):
+  """Both inputs have the mean 0 and the standard deviation 1."""
+  source, params = weights((8, 8), **before)
+  statistics = dict(mean=(0.01,) * channels, std=(0.02,) * channels)
+  target = experiment((8, 8), channels=channels, **statistics)
+  with jax.set_mesh(target.mesh):
+    moved = transfer.transfer(source, target, 'aligned')
+  kernel = np.array(params['embedding']['kernel'])
+  np.testing.assert_allclose(
+    moved['embedding']['kernel'],
+    kernel[:, :, np.arange(channels) % 3] * (3 / channels),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+def test_only_rgb_weights_are_adapted():
+  """The message names both numbers of channels."""
+  about = ABOUT | {'image_size': (8, 8)}
+  about['model'] = about['model'] | {'channels': 5}
+  model = Model(7, **SIZES, dtype='float32', channels=5)
+  images = np.zeros((1, 8, 8, 5), np.float32)
+  params = model.init(tiny_vit.KEY, images)['params']
+
+  def load(abstract):
+    return jax.tree.map(host.place, jax.device_get(params), abstract)
+
+  source = contract.Pretrained('here', about, load)
+  target = experiment((8, 8), channels=4)
+  with (
+    jax.set_mesh(target.mesh),
+    pytest.raises(UserError, match=r'model\.channels is 4.* 5 channels'),
+  ):
+    transfer.transfer(source, target, 'aligned')
+
+
+def test_other_projects_have_rgb_files_only():
+  """The message names the channels and the bits."""
+  about = ABOUT | {'image_size': (8, 8), 'preprocess': {'bits': 16}}
+  about['model'] = about['model'] | {'channels': 5}
+  for path in ('x.npz', 'x.safetensors', 'big_vision:x.npz', 'huggingface:x'):
+    with pytest.raises(UserError, match=r'RGB.* 5 channel.* 16 bits'):
+      pretrained.save(path, {}, about)

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Integer
 
 from vit_jax.analysis import distance, embeddings, rollout
 from vit_jax.arrays import tree
+from vit_jax.data.images import display
 from vit_jax.errors import UserError
 from vit_jax.objectives.contract import Objective
+from vit_jax.objectives.mixing import largest
 
 PyTree = Any
 _BYTES = 2**29  # maximum size of the attention weights in memory
@@ -22,13 +24,14 @@ class Findings(NamedTuple):
   """Arrays of the figures, and the reasons why some figures are missing.
 
   Attributes:
-    arrays: `images` uint8 `[n, y, x, 3]`, and those of the following that the
-      model supports: `filters` `[k, y, x, 3]`, principal components of the
-      first layer, and `filter_shares` `[k]`, their fractions of the variance;
-      `similarity` `[r, c, r, c]`, cosine similarity of the learned position
-      embeddings; `distance` `[n, layers, heads]`, attention distance in pixels;
-      `rollout` and `rollout_plain` `[n, r, c]`, attention rollout with and
-      without the identity; and `heads` `[n, heads, r, c]`, attention of the
+    arrays: `images` uint8 `[n, y, x, 3]`, RGB (see `display.rgb`), and those of
+      the following that the model supports: `filters` `[k, y, x, 3]` (for RGB
+      images), principal components of the first layer, and `filter_shares`
+      `[k]`, their fractions of the variance; `similarity` `[r, c, r, c]`,
+      cosine similarity of the learned position embeddings; `distance`
+      `[n, layers, heads]`, attention distance in pixels; `rollout` and
+      `rollout_plain` `[n, r, c]`, attention rollout with and without the
+      identity; and `heads` `[n, heads, r, c]`, attention of the
       last layer's heads to the patches.
     missing: one line for each figure that this model does not support.
     by_token: whether the query of the attention maps is the class token;
@@ -59,7 +62,7 @@ class Masked(NamedTuple):
 def examine(
   model: Any,
   params: PyTree,
-  images: UInt8[np.ndarray, 'n y x 3'],
+  images: Integer[np.ndarray, 'n y x c'],
   shown: int = 8,
   masked: Masked | None = None,
 ) -> Findings:
@@ -81,7 +84,8 @@ def examine(
   leaves = tree.flatten(params)
   size = images.shape[1:3]
   target = masked.objective.reconstructs if masked else ''
-  findings = Findings({'images': images[:shown]}, [], 'cls' in leaves, target)
+  pictures = {'images': display.rgb(images[:shown])}
+  findings = Findings(pictures, [], 'cls' in leaves, target)
   _filters(findings, leaves)
   grid = None
   if hasattr(model, 'grid'):
@@ -99,7 +103,7 @@ def examine(
 
 
 def reconstructed(
-  masked: Masked, images: UInt8[np.ndarray, 'n y x 3']
+  masked: Masked, images: Integer[np.ndarray, 'n y x c']
 ) -> dict[str, Float[np.ndarray, 'n y x 3']]:
   """Predicts hidden patches; the same patches are hidden in every call.
 
@@ -143,7 +147,7 @@ def _attention(
   findings: Findings,
   model: Any,
   params: PyTree,
-  images: UInt8[np.ndarray, 'n y x 3'],
+  images: Integer[np.ndarray, 'n y x c'],
   grid: tuple[int, int] | None,
   shown: int,
 ) -> None:
@@ -199,12 +203,13 @@ def attention_of(
   """Returns a function that computes the attention weights of a model.
 
   Returns:
-    Function from (params, uint8 images) to the attention of every layer and
-    head, float32.
+    Function from (params, images of 8 or 16 bits) to the attention of every
+    layer and head, float32.
   """
 
   def attend(params: PyTree, images: Any) -> Float[Array, 'n l h t t']:
-    pixels = jnp.asarray(images, jnp.float32) / 127.5 - 1
+    half = largest(images.dtype) / 2
+    pixels = jnp.asarray(images, jnp.float32) / half - 1
     outputs = model.apply(
       {'params': params}, pixels, method='predict', want=('attention',)
     )

@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from vit_jax.analysis import rollout
-from vit_jax.data.contract import Preprocess
-from vit_jax.data.images.decode import decode
+from vit_jax.data.images import display
 from vit_jax.data.images.resampling import resize
 
 _MAX_SIDE = 2048  # pixels; larger photographs are reduced, to save memory
@@ -73,14 +72,15 @@ class Photographs(Sequence[Photograph]):
   def __init__(
     self,
     images: Sequence[bytes | np.ndarray],
-    transform: Preprocess,
+    transform: Any,
     names: Sequence[str] = (),
   ):
     """Stores encoded images.
 
     Args:
-      images: encoded files, or pixels, uint8.
-      transform: preprocessing of the images. Without a method `visible`, the
+      images: encoded files, or pixels.
+      transform: preprocessing of the images, a `data.contract.Preprocess`.
+        Without a method `visible`, the
         photographs are the results of `pixels`.
       names: name of each file; empty if there are none.
     """
@@ -95,10 +95,9 @@ class Photographs(Sequence[Photograph]):
     name = str(self._names[index]) if self._names else ''
     visible = getattr(self._transform, 'visible', None)
     if visible is None:
-      return Photograph.of_input(self._transform.pixels(image))._replace(
-        name=name
-      )
-    pixels = decode(image)
+      pixels = display.rgb(self._transform.pixels(image))
+      return Photograph.of_input(pixels)._replace(name=name)
+    pixels = display.rgb(self._transform.decode(image))
     box = visible(*pixels.shape[:2])
     scale = min(1, _MAX_SIDE / max(pixels.shape))
     y, x = (max(1, round(scale * side)) for side in pixels.shape[:2])

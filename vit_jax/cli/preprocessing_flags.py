@@ -45,7 +45,13 @@ def with_preset(source: Pretrained, name: str | None) -> Pretrained:
   if name is None:
     return source
   preset = presets.find(name)
-  section = preset.section(source.image_size)
+  # A preset determines neither the channels nor the bits of the images.
+  kind = {
+    key: value
+    for key, value in source.about.get('preprocess', {}).items()
+    if key in ('channels', 'bits')
+  }
+  section = preset.section(source.image_size) | kind
   source = dataclasses.replace(
     source, about={**source.about, 'preprocess': section}
   )
@@ -114,6 +120,8 @@ def describe(source: Pretrained, config: Config) -> dict[str, Any]:
     config: config with the completed section `preprocess`.
   """
   mean, std = mean_and_std(source)
+  if 'normalization' not in source.about:
+    mean, std = source.model().normalization
   return {
     **config.preprocess.to_dict(),
     'image_size': list(source.image_size),

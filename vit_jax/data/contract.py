@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import UInt8
 
+from vit_jax.data.images.multichannel import Pixels
 from vit_jax.errors import UserError
 
 Example = dict[str, Any]
@@ -69,7 +69,8 @@ class Source(Protocol):
     """Returns one example for the transform.
 
     Returns:
-      `image`, encoded bytes or uint8 `[y, x, 3]`; `label`, int, unless the
+      `image`, encoded bytes or pixels `[y, x, channels]`, uint8 or uint16;
+      `label`, int, unless the
       source has no labels; and any further values that a custom transform uses.
 
     Raises:
@@ -92,8 +93,9 @@ class Transform(Protocol):
   def spec(self) -> Spec:
     """Shape and dtype of each array of a transformed example.
 
-    Supervised training uses `image`, uint8 `[y, x, 3]`, and `label`, int32
-    `[]`. Several crops of an image are one array, `[crops, y, x, 3]`. Numbers
+    Supervised training uses `image` `[y, x, channels]`, uint8, or uint16 for
+    images of 16 bits, and `label`, int32 `[]`. Several crops of an image are
+    one array, `[crops, y, x, channels]`. Numbers
     have at most 32 bits. The keys `mask` and `replaced` are reserved for the
     loader.
     """
@@ -127,10 +129,12 @@ class Preprocess(Transform, Protocol):
   The method `visible(height, width)` is optional: from the size of an image in
   pixels, it returns the box (y, x, height, width) of the image that `pixels`
   resizes to its result, as floats in pixels. Figures then show attention on the
-  whole image, and otherwise on the result of `pixels`.
+  whole image, and otherwise on the result of `pixels`. A transform with
+  `visible` also has `decode(image)`, which returns the whole image, upright,
+  as pixels `[y, x, channels]`.
   """
 
-  def pixels(self, image: bytes | np.ndarray) -> UInt8[np.ndarray, 'y x 3']:
+  def pixels(self, image: bytes | np.ndarray) -> Pixels:
     """Transforms an image without a label, for prediction."""
     ...
 

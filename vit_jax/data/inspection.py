@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 from etils import epath
-from jaxtyping import Int, UInt64
+from jaxtyping import Float, Int, UInt64
 
 from vit_jax.data import fingerprint, near_duplicates
 from vit_jax.data.images import decode
@@ -38,6 +38,8 @@ class Found(NamedTuple):
     contents: checksums of the decoded pixels.
     hashes: perceptual hashes (see `near_duplicates`); 0 if they were not
       requested, and for bad records.
+    moments: sums, over all images that can be used, of the mean and the mean
+      square of each channel, for pixels in [0, 1].
     bad: records that cannot be used.
   """
 
@@ -46,7 +48,21 @@ class Found(NamedTuple):
   widths: Int[np.ndarray, ' n']
   contents: UInt64[np.ndarray, ' n']
   hashes: UInt64[np.ndarray, ' n']
+  moments: Float[np.ndarray, '2 c']
   bad: list[BadRecord]
+
+  def mean_and_std(self) -> tuple[list[float], list[float]]:
+    """Returns mean and standard deviation of each channel, with six digits.
+
+    They are those of pixels in [0, 1]. Every image has the same weight, because
+    all have the same size in training. There must be an image.
+    """
+    mean, square = self.moments / np.count_nonzero(self.labels != _BAD)
+    std = np.sqrt(np.maximum(square - mean**2, 0))
+    first, second = (
+      [float(f'{value:.6g}') for value in values] for values in (mean, std)
+    )
+    return first, second
 
 
 class Copy(NamedTuple):
@@ -71,6 +87,7 @@ def inspect(
   path: epath.Path,
   threads: int,
   progress: Callable[[int, int], None],
+  kind: tuple[int, int] = (3, 8),
   hashed: bool = False,
 ) -> Found:
   """Inspects the examples of a split for which the file has no results yet.
@@ -82,6 +99,7 @@ def inspect(
     threads: number of decoding threads.
     progress: function that is called with the number of examples inspected so
       far and the number of bad records among them.
+    kind: channels and bits of the images, see `decode.decode`.
     hashed: whether to compute perceptual hashes, which takes 2 ms per image.
 
   Returns:
@@ -95,14 +113,14 @@ def inspect(
     raise UserError(
       f'{source.name} has no examples to inspect: give another split or path.'
     )
-  known = _known(source, split, path, hashed)
+  known = _known(source, split, path, kind, hashed)
   starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   bad = sum(len(found.bad) for found in known.values())
   done = sum(len(found.labels) for found in known.values())
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
   with futures.ThreadPoolExecutor(threads) as pool:
     tasks = _ahead(
-      lambda start: pool.submit(_chunk, source, split, start, hashed),
+      lambda start: pool.submit(_chunk, source, split, start, kind, hashed),
       iter(starts),
       threads * _AHEAD,
     )
@@ -123,6 +141,7 @@ def inspect(
     np.concatenate([part.widths for part in parts]),
     np.concatenate([part.contents for part in parts]),
     np.concatenate([part.hashes for part in parts]),
+    sum((part.moments for part in parts), np.zeros((2, kind[0]))),
     [record for part in parts for record in part.bad],
   )
 
@@ -138,7 +157,11 @@ def _ahead(
 
 
 def _known(
-  source: Source, split: str, path: epath.Path, hashed: bool
+  source: Source,
+  split: str,
+  path: epath.Path,
+  kind: tuple[int, int],
+  hashed: bool,
 ) -> dict[int, Found]:
   """Reads the results so far: {index of a chunk's first example: results}.
 
@@ -151,14 +174,15 @@ def _known(
   lines = [
     line for _, line in jsonl.read(path) if line and line.get('split') == split
   ]
-  current = fingerprint.of(source)
+  current = {'source': fingerprint.of(source), 'kind': list(kind)}
   if not lines:
     path.parent.mkdir(parents=True, exist_ok=True)
     _append(path, {'split': split, 'fingerprint': current})
   elif lines[0].get('fingerprint') != current:
     raise UserError(
       f'{path} contains the results of an unfinished inspection of {split}, '
-      'but the data has changed since then: remove the file to start again.'
+      'but the data, its channels or its bits have changed since then: remove '
+      'the file to start again.'
     )
   return {
     line['start']: _found(line)
@@ -173,13 +197,15 @@ def _append(path: epath.Path, line: dict[str, Any]) -> None:
 
 
 def _chunk(
-  source: Source, split: str, start: int, hashed: bool
+  source: Source, split: str, start: int, kind: tuple[int, int], hashed: bool
 ) -> dict[str, Any]:
   """Inspects a chunk of examples and returns its line of the file."""
-  rows, bad = [], []
+  rows, bad, moments = [], [], np.zeros((2, kind[0]))
   for index in range(start, min(start + _CHUNK, len(source))):
     try:
-      rows.append(_measure(source, index, hashed))
+      row, found = _measure(source, index, kind, hashed)
+      rows.append(row)
+      moments += found
     except decode.DecodeError as error:
       where = getattr(source, 'where', lambda _: '')(index)
       rows.append((_BAD, 0, 0, 0, 0))
@@ -192,15 +218,20 @@ def _chunk(
     'heights': heights,
     'widths': widths,
     'contents': contents,
+    'moments': moments.tolist(),
     'bad': bad,
   }
   return line | {'hashes': hashes} if hashed else line
 
 
 def _measure(
-  source: Source, index: int, hashed: bool
-) -> tuple[int, int, int, int, int]:
-  """Returns label, height, width, checksum of the pixels, and hash.
+  source: Source, index: int, kind: tuple[int, int], hashed: bool
+) -> tuple[tuple[int, int, int, int, int], Float[np.ndarray, '2 c']]:
+  """Inspects an example.
+
+  Returns:
+    (label, height, width, checksum of the pixels, perceptual hash), and the
+    mean and the mean square of each channel.
 
   Raises:
     DecodeError: the record cannot be used.
@@ -211,13 +242,16 @@ def _measure(
     raise decode.DecodeError(
       f'label {label}; allowed: 0 to {source.num_classes - 1}'
     )
-  pixels = np.ascontiguousarray(decode.decode(example['image']))
+  pixels = np.ascontiguousarray(decode.decode(example['image'], *kind))
   height, width, _ = pixels.shape
   digest = hashlib.blake2b(f'{height} {width}'.encode(), digest_size=8)
   digest.update(pixels.data)
+  mean, std = (x[:, 0] for x in cv2.meanStdDev(pixels))  # float64
+  mean, std = (x / np.iinfo(pixels.dtype).max for x in (mean, std))
   checksum = int.from_bytes(digest.digest(), 'big')
   perceptual = near_duplicates.perceptual_hash(pixels) if hashed else 0
-  return label, height, width, checksum, perceptual
+  row = label, height, width, checksum, perceptual
+  return row, np.stack([mean, mean**2 + std**2])
 
 
 def _found(line: dict[str, Any]) -> Found:
@@ -227,6 +261,7 @@ def _found(line: dict[str, Any]) -> Found:
     np.array(line['widths'], np.int32),
     np.array(line['contents'], np.uint64),
     np.array(line.get('hashes', [0] * len(line['labels'])), np.uint64),
+    np.array(line['moments']),
     [BadRecord(*record) for record in line['bad']],
   )
 

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Integer
 
 from vit_jax.data.contract import Preprocess, Source
 from vit_jax.data.images.headers import DecodeError
@@ -68,7 +68,7 @@ class Spread:
 
   def images(
     self, transform: Preprocess
-  ) -> tuple[UInt8[np.ndarray, 'n y x 3'], list[bytes | np.ndarray]]:
+  ) -> tuple[Integer[np.ndarray, 'n y x c'], list[bytes | np.ndarray]]:
     """Preprocesses all images; those that cannot be decoded are left out.
 
     Args:

@@ -164,7 +164,7 @@ class AxialResNet(Backbone):
     """Computes the map of each stage, `[n, rows, columns, channels]`, float32.
 
     Args:
-      images: float images in [-1, 1], `[n, height, width, 3]`.
+      images: float images in [-1, 1], `[n, height, width, channels]`.
     """
     maps = self._maps(self._input(images))
     return [x.astype(jnp.float32) for x in maps]

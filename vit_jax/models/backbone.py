@@ -10,11 +10,17 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from vit_jax.config import plugins
+from vit_jax.data.images.multichannel import MAX_CHANNELS
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Defaults, check_wanted
 from vit_jax.models.layers.head import head
 from vit_jax.models.layers.initializers import Initializer
-from vit_jax.models.layers.pixels import scaled
+from vit_jax.models.layers.pixels import (
+  STATISTICS,
+  Statistics,
+  scaled,
+  symmetric,
+)
 from vit_jax.models.layers.scan import REMAT
 
 Images = Float[Array, 'n y x c']
@@ -48,8 +54,13 @@ class BackboneConfig:
     unroll: number of layers that are unrolled in each step of a scan; all
       layers if there are fewer.
     head_bias: initial value of the head's bias (-10 for a sigmoid loss).
-    pixels: units of the pixels, see `models.contract.Model`; a config key of
-      the backbones that support other units.
+    pixels: units of the pixels, a key of `layers.pixels.STATISTICS`; a config
+      key of the backbones that support other units.
+    channels: number of channels of the images, 1 to 16; 3 for RGB.
+    mean: mean of each channel of pixels in [0, 1] (values divided by 255, or by
+      65,535 for 16 bits), by which the model normalizes them. `check_data`
+      computes it. () for the units that `pixels` names.
+    std: standard deviation of each channel of the same pixels; () with `mean`.
 
   Raises:
     UserError: a value is not allowed.
@@ -60,11 +71,49 @@ class BackboneConfig:
   remat: str = 'none'
   unroll: int = 1
   head_bias: float = 0.0
+  channels: int = 3
+  mean: tuple[float, ...] = ()
+  std: tuple[float, ...] = ()
 
   def __post_init__(self):
     self.check_choices(dtype=DTYPES, remat=REMAT)
     self.check_sizes('unroll')
     self.check_range('head_bias')
+    self.check_range('channels', at_least=1, at_most=MAX_CHANNELS)
+    self._check_statistics()
+
+  def _check_statistics(self) -> None:
+    """Checks that `mean` and `std` have a number for each channel.
+
+    Raises:
+      UserError: they do not, or `pixels` names units of RGB pixels for images
+        of another number of channels.
+    """
+    for key, values in (('mean', self.mean), ('std', self.std)):
+      object.__setattr__(self, key, tuple(values))
+      if len(values) != self.channels and (self.mean or self.std):
+        raise UserError(
+          f'model.{key} is {values} and model.channels is {self.channels}: '
+          'give mean and std a number for each channel.'
+        )
+      for value in values:
+        limits = dict(at_least=0) if key == 'mean' else dict(above=0)
+        check_range(f'model.{key}', value, at_most=1, **limits)
+    if self.pixels != 'symmetric' and (self.mean or self.channels != 3):
+      raise UserError(
+        f'model.pixels is {self.pixels!r}, model.channels is {self.channels} '
+        f'and model.mean is {self.mean}: these units are for three channels '
+        "without a mean and std of their own. Set model.pixels='symmetric'."
+      )
+
+  @property
+  def normalization(self) -> Statistics:
+    """Mean and std of each channel; see `models.contract.Model`."""
+    if self.mean:
+      return self.mean, self.std
+    if self.pixels == 'symmetric':
+      return symmetric(self.channels)
+    return STATISTICS[self.pixels]
 
   def check_choices(self, **choices: Iterable[str]) -> None:
     """Checks that the given keys have one of their allowed values.
@@ -180,7 +229,7 @@ class Backbone(nn.Module, Defaults):
     """Computes the logits of images, float32.
 
     Args:
-      images: float images in [-1, 1], `[n, height, width, 3]`.
+      images: float images in [-1, 1], `[n, height, width, channels]`.
       key: random key of dropout and drop path; None for evaluation.
     """
     return self.predict(images, key)['logits']
@@ -194,7 +243,7 @@ class Backbone(nn.Module, Defaults):
     """Computes features, logits and, on request, intermediate results.
 
     Args:
-      images: float images in [-1, 1], `[n, height, width, 3]`.
+      images: float images in [-1, 1], `[n, height, width, channels]`.
       key: random key of dropout and drop path; None for evaluation.
       want: names of further results, from `models.contract.WANTED`.
 
@@ -220,8 +269,8 @@ class Backbone(nn.Module, Defaults):
     Raises:
       UserError: the images have a wrong dtype or shape.
     """
-    check_images(images)
-    pixels = scaled(jnp.asarray(images), self.pixels)
+    check_images(images, self.channels)
+    pixels = scaled(jnp.asarray(images), self.normalization)
     return pixels.astype(self.config.compute_dtype)
 
   def _predict(
@@ -258,9 +307,14 @@ class Backbone(nn.Module, Defaults):
     return {'features': features, 'logits': logits, 'tokens': tokens}
 
   @property
-  def pixels(self) -> str:
-    """Units of the pixels that the first layer receives."""
-    return self.config.pixels
+  def channels(self) -> int:
+    """Number of channels of the images."""
+    return self.config.channels
+
+  @property
+  def normalization(self) -> Statistics:
+    """Mean and std by which the model normalizes pixels in [0, 1]."""
+    return self.config.normalization
 
   @property
   def architecture(self) -> dict[str, Any]:
@@ -320,11 +374,15 @@ def whole_patches(image_size: tuple[int, int], side: int) -> tuple[int, int]:
   return height // side, width // side
 
 
-def check_images(images: Any) -> None:
+def check_images(images: Any, channels: int) -> None:
   """Checks dtype and shape of images while a model is traced.
 
+  Args:
+    images: images, or their shape and dtype.
+    channels: number of channels that the images must have.
+
   Raises:
-    UserError: the images are not floating-point numbers `[n, y, x, 3]`.
+    UserError: the images are not floating-point numbers `[n, y, x, channels]`.
   """
   shape, dtype = tuple(np.shape(images)), jnp.result_type(images)
   if not jnp.issubdtype(dtype, jnp.floating):
@@ -333,13 +391,14 @@ def check_images(images: Any) -> None:
       'in [-1, 1]. Convert pixels from 0 to 255 by images / 127.5 - 1, or as '
       'the preprocessing of the weights specifies.'
     )
-  if len(shape) == 3 and shape[-1] == 3:
+  if len(shape) == 3 and shape[-1] == channels:
     raise UserError(
       f'the images have the shape {list(shape)}; a model takes a batch '
-      '[n, height, width, 3]. Add the batch dimension: images[None].'
+      f'[n, height, width, {channels}]. Add the batch dimension: images[None].'
     )
-  if len(shape) != 4 or shape[-1] != 3:
+  if len(shape) != 4 or shape[-1] != channels:
+    kind = 'three color channels' if channels == 3 else 'channels'
     raise UserError(
-      f'the images have the shape {list(shape)}; a model takes '
-      '[n, height, width, 3], with the three color channels last.'
+      f'the images have the shape {list(shape)}; this model takes '
+      f'[n, height, width, {channels}], with the {kind} last.'
     )

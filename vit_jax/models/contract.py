@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.errors import UserError
+from vit_jax.models.layers.pixels import Statistics, symmetric
 
 PyTree = Any
 Size = tuple[int, int]  # (height, width) of images, pixels
@@ -64,12 +65,14 @@ class Model(Protocol):
     tokens, row by row. A class token whose output is the features is the first
     token, and its parameter is `cls`.
 
-  Images are float `[n, y, x, 3]` in [-1, 1].
+  Images are float `[n, y, x, channels]` in [-1, 1].
 
   Attributes:
     num_classes: number of outputs of the head; 0 for no head.
-    pixels: units of the pixels that the patch embedding receives, a key of
-      `layers.pixels.STATISTICS`. Weights are converted between units.
+    channels: number of channels of the images; 3 for RGB.
+    normalization: mean and standard deviation of each channel of pixels in
+      [0, 1], by which the model normalizes its input. Weights are converted
+      between normalizations. 0.5 for all leaves pixels in [-1, 1].
     fresh: path prefixes of parameters that fine-tuning initializes from
       scratch.
     sized: path prefixes of parameters that depend on the image size.
@@ -90,7 +93,10 @@ class Model(Protocol):
   def num_classes(self) -> int: ...
 
   @property
-  def pixels(self) -> str: ...
+  def channels(self) -> int: ...
+
+  @property
+  def normalization(self) -> Statistics: ...
 
   @property
   def fresh(self) -> tuple[str, ...]: ...
@@ -218,7 +224,7 @@ class Stem(Protocol):
   def reference(self) -> 'Stem': ...
 
   def __call__(
-    self, images: Float[Array, 'n y x 3']
+    self, images: Float[Array, 'n y x c']
   ) -> Float[Array, 'n rows columns c']:
     """Computes maps of ⌈y / stride⌉ rows and ⌈x / stride⌉ columns."""
     ...
@@ -241,7 +247,8 @@ class Kernels(NamedTuple):
 class Defaults:
   """Base class with default values of the optional parts of `Model`."""
 
-  pixels: str = 'symmetric'
+  channels: int = 3
+  normalization: Statistics = symmetric(3)
   fresh: tuple[str, ...] = ('head/',)
   sized: tuple[str, ...] = ()
   sharding_rules: tuple[tuple[str, int], ...] = ()
@@ -327,6 +334,6 @@ def abstract_params(model: Model, image_size: Size) -> PyTree:
     model: model.
     image_size: (height, width), pixels.
   """
-  images = jax.ShapeDtypeStruct((1, *image_size, 3), np.float32)
+  images = jax.ShapeDtypeStruct((1, *image_size, model.channels), np.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))  # no device is used
   return jax.eval_shape(model.init, key, images)['params']

@@ -107,7 +107,7 @@ class ResNet(Backbone):
     """Computes the map of each stage, `[n, rows, columns, channels]`.
 
     Args:
-      images: float images in [-1, 1], `[n, height, width, 3]`.
+      images: float images in [-1, 1], `[n, height, width, channels]`.
     """
     return self._maps(self._input(images))
 

@@ -67,8 +67,11 @@ class Setting(NamedTuple):
     Args:
       key: random key of the initialization.
     """
-    images = jnp.zeros((1, *self.image_size, 3))
-    return self.model.init(key, images)['params']
+    return self.model.init(key, self.zero_images())['params']
+
+  def zero_images(self) -> Float[Array, '1 y x c']:
+    """Returns a batch of one image of zeros, to initialize layers with."""
+    return jnp.zeros((1, *self.image_size, self.model.channels))
 
 
 class Inputs(NamedTuple):
@@ -230,7 +233,8 @@ class Objective(Protocol):
 
     Args:
       params: one of the values of `weights`.
-      batch: evaluation batch with `image`, uint8 `[n, y, x, 3]`.
+      batch: evaluation batch with `image` `[n, y, x, channels]`, uint8 or
+        uint16.
     """
     ...
 
@@ -256,7 +260,8 @@ class Objective(Protocol):
 
     Args:
       params: one of the values of `weights`.
-      batch: evaluation batch with `image`, uint8 `[n, y, x, 3]`.
+      batch: evaluation batch with `image` `[n, y, x, channels]`, uint8 or
+        uint16.
       key: random key of the step.
     """
     ...

@@ -122,7 +122,8 @@ class Objective(AroundModel):
         head or does not accept the local crops.
     """
     require(spec, 'global', who="the objective 'dino'")
-    shape, expected = spec['global'][0], (_GLOBAL, *self.setting.image_size, 3)
+    size = (*self.setting.image_size, self.setting.model.channels)
+    shape, expected = spec['global'][0], (_GLOBAL, *size)
     if shape != expected:
       raise UserError(
         f"the objective 'dino' expects global crops of the shape "
@@ -154,7 +155,7 @@ class Objective(AroundModel):
     del batch
     model_key, head_key = jax.random.split(key)
     model = self.setting.init_model(model_key)
-    images = jnp.zeros((1, *self.setting.image_size, 3))
+    images = self.setting.zero_images()
     features = self._features({'model': model}, images, None)
     head = self.head.init(head_key, features)['params']
     params = {'model': model, 'head': head}

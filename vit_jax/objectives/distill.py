@@ -69,7 +69,7 @@ class Objective(supervised.Objective):
 
     Raises:
       UserError: there are no weights, or they have another number of classes
-        than the run.
+        or channels than the run.
     """
     classes = self._teacher.model.num_classes
     if classes != self.setting.model.num_classes:
@@ -77,6 +77,13 @@ class Objective(supervised.Objective):
         f'objective.teacher: {self.teacher} has {classes} classes, but this '
         f"run's data have {self.setting.model.num_classes}: use a teacher "
         'that was trained or fine-tuned on the same classes.'
+      )
+    channels = self._teacher.model.channels
+    if channels != self.setting.model.channels:
+      raise UserError(
+        f'objective.teacher: {self.teacher} is for images of {channels} '
+        f'channels, and model.channels is {self.setting.model.channels}: use a '
+        'teacher for the same images.'
       )
     return {'teacher': self._teacher}
 
@@ -137,7 +144,7 @@ class Objective(supervised.Objective):
     self, teacher: PyTree, images: Float[Array, 'n y x 3']
   ) -> Float[Array, 'n k']:
     """Computes the logits of the teacher, without fused kernels."""
-    size = (*self._teacher.image_size, 3)
+    size = (*self._teacher.image_size, images.shape[-1])
     if images.shape[1:] != size:
       images = jax.image.resize(images, (len(images), *size), 'bilinear')
     model = self._teacher.model.reference

@@ -31,7 +31,7 @@ class Objective(AroundModel):
   have no gradient and should be frozen by `optimizer.rules`, and
   `head/{kernel,bias}`. Extra state: with `batch_norm`, the running `mean` and
   `variance` of each feature; weights for evaluation contain them as
-  `statistics/…`. A batch contains `image`, uint8 `[n, y, x, 3]`, and `label`,
+  `statistics/…`. A batch contains `image` `[n, y, x, channels]`, and `label`,
   int32 `[n]`.
 
   The model is used without dropout and drop path. The config's `num_classes` is
@@ -130,7 +130,7 @@ class Objective(AroundModel):
     """Returns initial parameters; running statistics with `batch_norm`."""
     del batch
     model_key, head_key = jax.random.split(key)
-    images = jnp.zeros((1, *self.setting.image_size, 3))
+    images = self.setting.zero_images()
     params = self.setting.init_model(model_key)
     features = jax.eval_shape(self._features, params, images)
     width = features.shape[-1]

@@ -15,13 +15,15 @@ from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.config import plugins
 from vit_jax.config.plugins import Nested, Section
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Places, Size
+from vit_jax.models.layers.pixels import is_symmetric
 from vit_jax.objectives import patches
 from vit_jax.objectives.composite import AroundModel
 from vit_jax.objectives.contract import Batch, Inputs, Loss, Pictures, Setting
-from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
+from vit_jax.objectives.mixing import largest, normalize
 
 PyTree = Any
 _DECODER = Nested('vit_jax.models.mae_decoder:Decoder')
@@ -33,8 +35,8 @@ class Objective(AroundModel):
   """Mean squared error of masked patches.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`,
-  `decoder/…` (see `models.mae_decoder`). A batch contains `image`, uint8 `[n,
-  y, x, 3]`.
+  `decoder/…` (see `models.mae_decoder`). A batch contains `image` `[n, y, x,
+  channels]`, uint8 or uint16.
   """
 
   def __init__(
@@ -51,7 +53,9 @@ class Objective(AroundModel):
     The target consists of pixels normalized by the statistics of ImageNet,
     (value / 255 − mean) / std of each channel, as in the authors' code. The
     input of the encoder is in [-1, 1], as for all models here. The two differ
-    by a linear map, which the patch embedding can learn.
+    by a linear map, which the patch embedding can learn. If the model
+      normalizes its input otherwise, or images are not RGB, the target is
+      normalized as the input is.
 
     Args:
       setting: setting of the run.
@@ -79,8 +83,13 @@ class Objective(AroundModel):
       )
     height, width = setting.image_size
     self.decoder = plugins.build(
-      _DECODER.constructor(''), decoder, height * width * 3 // count
+      _DECODER.constructor(''),
+      decoder,
+      height * width * setting.model.channels // count,
     )
+    self.statistics = setting.model.normalization
+    if setting.model.channels == 3 and is_symmetric(self.statistics):
+      self.statistics = IMAGENET
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
@@ -110,7 +119,7 @@ class Objective(AroundModel):
     model_key, decoder_key = jax.random.split(key)
     model = self.setting.init_model(model_key)
     order = jnp.arange(self.grid[0] * self.grid[1])[None]
-    images = jnp.zeros((1, *self.setting.image_size, 3))
+    images = self.setting.zero_images()
     shape = jax.eval_shape(lambda: self._encode(model, images, order, key=None))
     decoder = self._decoder().init(
       decoder_key,
@@ -155,9 +164,9 @@ class Objective(AroundModel):
     predicted = patches.join(
       predicted * std + mean, self.grid, self.setting.image_size
     )
-    predicted = predicted * jnp.array(DEVIATION) + jnp.array(MEAN)
-    predicted = jnp.clip(predicted, 0, 1)
-    shown = images.astype(jnp.float32) / 255
+    channel_mean, channel_std = map(jnp.array, self.statistics)
+    predicted = self._drawn(predicted * channel_std + channel_mean, images)
+    shown = self._drawn(_in_unit_range(images), images)
     hidden = self._hidden_pixels(order)
     return Pictures(
       shown,
@@ -165,6 +174,24 @@ class Objective(AroundModel):
       predicted,
       jnp.where(hidden, predicted, shown),
     )
+
+  def _drawn(self, pixels: Any, images: Any) -> Float[Array, 'n y x 3']:
+    """Returns pixels in [0, 1] as RGB pictures.
+
+    Of images that are not RGB with 8 bits, the first three channels are drawn,
+    or the first one in grey; two standard deviations below and above the mean
+    of a channel are black and white.
+
+    Args:
+      pixels: pixels, `[n, y, x, channels]`.
+      images: images of the batch, which determine the number of bits.
+    """
+    if pixels.shape[-1] != 3 or images.dtype != jnp.uint8:
+      mean, std = map(jnp.array, self.statistics)
+      pixels = (pixels - mean) / (4 * std) + 0.5
+      pixels = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1]
+    shape = (*pixels.shape[:-1], 3)
+    return jnp.broadcast_to(jnp.clip(pixels, 0, 1), shape)
 
   def _order(self, batch: Batch, key: Key[Array, '']) -> Int[Array, 'n p']:
     """Returns the order of the patches of each image, visible ones first."""
@@ -224,12 +251,16 @@ class Objective(AroundModel):
       Targets, and (mean, standard deviation) by which the targets were
       normalized.
     """
-    pixels = images.astype(jnp.float32) / 255
-    pixels = (pixels - jnp.array(MEAN)) / jnp.array(DEVIATION)
-    pixels = patches.cut(pixels, self.grid)
+    mean, std = map(jnp.array, self.statistics)
+    pixels = patches.cut((_in_unit_range(images) - mean) / std, self.grid)
     if not self.norm_pixels:
       return pixels, (jnp.zeros(()), jnp.ones(()))
     mean = pixels.mean(axis=-1, keepdims=True)
     variance = pixels.var(axis=-1, keepdims=True, ddof=1)
     std = jnp.sqrt(variance + _EPSILON)
     return (pixels - mean) / std, (mean, std)
+
+
+def _in_unit_range(images: Any) -> Float[Array, 'n y x c']:
+  """Returns pixels of 8 or 16 bits divided by their largest value."""
+  return images.astype(jnp.float32) / largest(images.dtype)

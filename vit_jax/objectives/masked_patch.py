@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Num, UInt8
 
 from vit_jax.arrays import sharding
@@ -105,8 +106,15 @@ class Objective(AroundModel):
     return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
 
   def check(self, spec: Spec) -> None:
-    """Checks that batches have images, and that the model has no head."""
+    """Checks that batches have RGB images, and that the model has no head."""
     require(spec, 'image', who="the objective 'masked_patch'")
+    shape, dtype = spec['image']
+    if shape[-1] != 3 or dtype != np.uint8:
+      raise UserError(
+        "the objective 'masked_patch' predicts the colours of RGB images of 8 "
+        f'bits, but augment makes images {dtype} {list(shape)}: set '
+        "objective.name='mae', which supports other channels."
+      )
     patches.check_headless(self.setting, 'masked_patch')
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
@@ -117,7 +125,7 @@ class Objective(AroundModel):
     del batch
     keys = jax.random.split(key, 3)
     model = self.setting.init_model(keys[0])
-    images = jnp.zeros((1, *self.setting.image_size, 3))
+    images = self.setting.zero_images()
     tokens = jax.eval_shape(
       lambda: self.setting.model.apply(
         {'params': model}, images, method='embed'

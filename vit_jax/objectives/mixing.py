@@ -9,23 +9,25 @@ to the next.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt16
 from scipy.special import betaincinv
 
 from vit_jax.errors import check_range
 
-Images = UInt8[Array, 'n y x 3']
+Images = UInt8[Array, 'n y x c'] | UInt16[Array, 'n y x c']
 Labels = Int[Array, ' n'] | Float[Array, 'n k']  # indices, or probabilities
-Batch = dict[str, Array]  # image: uint8 [n, y, x, 3]; label: see above
+Batch = dict[str, Array]  # image: see `Images`; label: see above
 
 # Folded into the step's key, which dropout also uses.
 _STREAM = 0x6D6978
 # λ is a multiple of 2^-16: products with 8-bit pixels and their sums are then
-# exact in float32, however a compiler orders or fuses them.
+# exact in float32, however a compiler orders or fuses them. (Those with 16-bit
+# pixels are rounded.)
 _LAMBDA_STEPS = 2**16
 _QUANTILES = 2**12  # number of possible values of λ
 # Random erasing, as in timm.
@@ -38,10 +40,22 @@ DEVIATION = (0.229, 0.224, 0.225)
 
 
 def normalize(
-  images: UInt8[Array, 'n y x 3'] | Float[Array, 'n y x 3'],
-) -> Float[Array, 'n y x 3']:
-  """Maps [0, 255] to [-1, 1], float32: (x − 127.5) / 127.5."""
-  return (images.astype(jnp.float32) - 127.5) / 127.5
+  images: Images | Float[Array, 'n y x c'], dtype: Any = None
+) -> Float[Array, 'n y x c']:
+  """Maps [0, 255] to [-1, 1], float32: (x − 127.5) / 127.5.
+
+  Args:
+    images: pixels.
+    dtype: dtype of the pixels before they were mixed; uint16 for the range [0,
+      65535]. By default, that of `images`, where floating point means uint8.
+  """
+  half = largest(images.dtype if dtype is None else dtype) / 2
+  return (images.astype(jnp.float32) - half) / half
+
+
+def largest(dtype: Any) -> int:
+  """Returns the largest value of pixels: 255, or 65,535 for uint16."""
+  return np.iinfo(np.uint16 if dtype == np.uint16 else np.uint8).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +72,8 @@ class DeviceAugment:
       for no mixup.
     cutmix: α of λ ~ Beta(α, α), the fraction of an example's pixels in the
       mixed image; 0 for no cutmix.
-    erasing: probability that a rectangle of an image is replaced by noise.
+    erasing: probability that a rectangle of an image is replaced by noise,
+      which has the statistics of RGB images of 8 bits; for such images only.
 
   References: mixup, Zhang et al., arXiv 1710.09412; cutmix, Yun et al., arXiv
   1905.04899; random erasing, Zhong et al., arXiv 1708.04896. The code of these
@@ -79,12 +94,12 @@ class DeviceAugment:
 
   def __call__(
     self, batch: Batch, key: Key[Array, '']
-  ) -> tuple[Float[Array, 'n y x 3'], Labels]:
+  ) -> tuple[Float[Array, 'n y x c'], Labels]:
     """Augments a batch.
 
     Args:
-      batch: image: uint8 `[n, y, x, 3]`; label: int32 `[n]`, or float32 `[n,
-        num_classes]` (soft labels).
+      batch: image: `[n, y, x, c]`, uint8 or uint16; label: int32 `[n]`, or
+        float32 `[n, num_classes]` (soft labels).
       key: random key of the step.
 
     Returns:
@@ -104,7 +119,7 @@ class DeviceAugment:
     own = self._probabilities(labels)
     targets = label_weight[:, None] * own
     targets += (1 - label_weight[:, None]) * jnp.roll(own, 1, axis=0)
-    return normalize(mixed), targets
+    return normalize(mixed, images.dtype), targets
 
   def _probabilities(self, labels: Labels) -> Float[Array, 'n k']:
     """Returns labels as probabilities of the classes."""
@@ -152,7 +167,7 @@ def mixup_weights(
   """Draws λ ~ Beta(α, α) for each pair: the weight of all pixels and the label.
 
   Args:
-    shape: shape of the images, `[n, y, x, 3]`.
+    shape: shape of the images, `[n, y, x, c]`.
     alpha: α, above 0.
     key: random key.
   """
@@ -170,7 +185,7 @@ def cutmix_weights(
   of the label is exactly the fraction of pixels outside the clipped box.
 
   Args:
-    shape: shape of the images, `[n, y, x, 3]`.
+    shape: shape of the images, `[n, y, x, c]`.
     alpha: α, above 0.
     key: random key.
   """
@@ -189,9 +204,7 @@ def cutmix_weights(
   return weights, 1 - area / (sides[0] * sides[1])
 
 
-def erase(
-  images: Images, probability: float, key: Key[Array, '']
-) -> UInt8[Array, 'n y x 3']:
+def erase(images: Images, probability: float, key: Key[Array, '']) -> Images:
   """Fills a random rectangle of some images with noise.
 
   The area of the rectangle is uniform in 2 % to a third of the image, and its
@@ -201,7 +214,7 @@ def erase(
   [0, 255].
 
   Args:
-    images: images of a batch.
+    images: images of a batch, RGB, uint8.
     probability: probability of a rectangle for each image.
     key: random key.
   """

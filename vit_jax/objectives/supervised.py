@@ -22,8 +22,8 @@ PyTree = Any
 class Objective(Defaults):
   """Classification of images; an `objectives.contract.Objective`.
 
-  A batch contains `image`, uint8 `[n, y, x, 3]`, and `label`, int32 `[n]`, or
-  soft labels, float32 `[n, num_classes]`.
+  A batch contains `image` `[n, y, x, channels]`, uint8 or uint16, and `label`,
+  int32 `[n]`, or soft labels, float32 `[n, num_classes]`.
 
   Attributes:
     setting: setting of the run.

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import flops, sharding
@@ -135,6 +136,7 @@ class Experiment:
       UserError: two sections do not fit together, or a duration is invalid.
     """
     config = self.config
+    self._check_images()
     self.objective.check(self.augment.spec)
     for section in (config.checkpoint, config.log, *config.evals.values()):
       self.steps(section.every)  # raises if it is not a duration
@@ -143,6 +145,42 @@ class Experiment:
       state = self.abstract_state()
       names = jax.eval_shape(self.trainer.weights, state)
     best.check(config, names)
+
+  def _check_images(self) -> None:
+    """Checks that the transforms return the images that the model receives.
+
+    Raises:
+      UserError: the channels of an `image` differ from the model's, its dtype
+        differs between training and evaluation, or random erasing is used with
+        images that are not RGB with 8 bits.
+    """
+    channels, dtypes = self.model.channels, {}
+    for section in ('augment', 'preprocess'):
+      transform = getattr(self, section)
+      shape, dtype = transform.spec.get('image', ((), None))
+      if len(shape) < 3:
+        continue
+      if dtype in (np.uint8, np.uint16):
+        dtypes[section] = dtype
+      if shape[-1] != channels:
+        raise UserError(
+          f'{section} makes images of {shape[-1]} channel(s), and '
+          f'model.channels is {channels}: set model.channels, augment.channels '
+          'and preprocess.channels to the number of channels of the images.'
+        )
+    if len(set(dtypes.values())) > 1:
+      raise UserError(
+        'augment and preprocess make images of the types '
+        f'{dtypes["augment"]} and {dtypes["preprocess"]}: set augment.bits and '
+        'preprocess.bits to the number of bits per channel of the images.'
+      )
+    other = channels != 3 or dtypes.get('augment') == np.uint16
+    if self.config.mix.erasing and other:
+      raise UserError(
+        f'mix.erasing is {self.config.mix.erasing}; it fills rectangles with '
+        'noise that looks like RGB images of 8 bits, but images have '
+        f'{channels} channel(s), {dtypes.get("augment")}: set mix.erasing=0.'
+      )
 
   @property
   def model(self) -> Model:

@@ -145,7 +145,9 @@ def compare(
 
   def both(key: Key[Array, '']) -> dict[str, Float[Array, '']]:
     image_key, init_key, noise_key, dy_key = jax.random.split(key, 4)
-    images = jax.random.uniform(image_key, (n, *image_size, 3), minval=-1.0)
+    images = jax.random.uniform(
+      image_key, (n, *image_size, model.channels), minval=-1.0
+    )
     images = sharding.constrain(images, sharding.BATCH)
     params = model.reference.init(init_key, images[:1])['params']
     params = _with_noise(params, noise_key)

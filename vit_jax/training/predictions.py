@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from vit_jax.analysis.report import parts
 from vit_jax.data.contract import require
+from vit_jax.data.images import display
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
@@ -98,7 +99,7 @@ def _pictures(
   for i in chosen:
     index = int(kept[i])
     try:
-      pixels = transform.pixels(source[index]['image'])
+      pixels = display.rgb(transform.pixels(source[index]['image']))
     except DecodeError:
       continue  # the file was changed after it was classified
     predicted, label = (

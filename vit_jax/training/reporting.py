@@ -9,6 +9,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax.analysis.report import parts
+from vit_jax.data.images import display
 from vit_jax.data.pipeline import stream
 from vit_jax.evaluators.contract import Setting
 from vit_jax.evaluators.spread import own_splits
@@ -91,28 +92,32 @@ def training_images(
   ) as batches:
     batch = next(batches)
     if not {'image', 'label'} <= batch.keys():  # such as crops without labels
-      return _unlabelled(jax.device_get(batch))
+      channels = experiment.model.channels
+      return _unlabelled(jax.device_get(batch), channels)
     with jax.set_mesh(mesh):
       key = jax.random.fold_in(jax.random.key(config.seed), 0)
       images, targets = jax.device_get(mix(batch, key))
   # `mix` returns pixels in [-1, 1].
-  pixels = np.clip(np.round(images * 127.5 + 127.5), 0, 255).astype(np.uint8)
+  pixels = display.rgb(display.pixels_of(images, batch['image'].dtype))
   return [
     parts.picture(image, caption(target, source.class_names))
     for image, target in zip(pixels[:_IMAGES], targets, strict=False)
   ]
 
 
-def _unlabelled(batch: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+def _unlabelled(
+  batch: dict[str, np.ndarray], channels: int
+) -> list[dict[str, Any]]:
   """Returns pictures of a batch without labels; the captions are entry names.
 
-  An example may have several crops. Every uint8 array with four or more
-  dimensions, `[n, …, y, x, 3]`, is taken as images.
+  An example may have several crops. Every array of 8 or 16 bits with four or
+  more dimensions, `[n, …, y, x, channels]`, is taken as images.
   """
   entries = []
   for key, array in batch.items():
-    if array.dtype == np.uint8 and array.ndim >= 4 and array.shape[-1] == 3:
-      images = array.reshape(-1, *array.shape[-3:])
+    is_pixels = array.dtype in (np.uint8, np.uint16)
+    if is_pixels and array.ndim >= 4 and array.shape[-1] == channels:
+      images = display.rgb(array.reshape(-1, *array.shape[-3:]))
       entries += [parts.picture(image, [key]) for image in images[:_IMAGES]]
   return entries[: 2 * _IMAGES]
 

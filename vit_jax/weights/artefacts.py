@@ -1,20 +1,22 @@
 """Exports a model with its weights, for servers without this package.
 
 The input is `images`, uint8 `[n, height, width, 3]` with any batch size, as
-returned by the transform for evaluation, which `description.json` describes.
+returned by the transform for evaluation, which `description.json` describes
+(other channels, and uint16, for images that are not RGB with 8 bits).
 The output is logits `[n, num_classes]`, float32 (features if there is no head).
 """
 
 import json
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, UInt8, UInt16
 
 from vit_jax.arrays import sharding
 from vit_jax.config import plugins, sections
@@ -25,7 +27,20 @@ from vit_jax.weights.contract import Pretrained
 
 # Platforms that a program is compiled for; it does not run on others.
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
-Predict = Callable[[UInt8[Array, 'n y x 3']], Float[Array, 'n k']]
+Images = UInt8[Array, 'n y x c'] | UInt16[Array, 'n y x c']
+Predict = Callable[[Images], Float[Array, 'n k']]
+
+
+class Input(NamedTuple):
+  """The images that an artefact receives.
+
+  Attributes:
+    shape: shape without the batch axis, `[height, width, channels]`.
+    dtype: uint8 or uint16.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
 
 
 def predictor(source: Pretrained) -> Predict:
@@ -40,37 +55,39 @@ def predictor(source: Pretrained) -> Predict:
   setting = Setting(source.model().reference, source.image_size)
   objective = sections.build('objective', source.about['objective'], setting)
 
-  def predict(images: UInt8[Array, 'n y x 3']) -> Float[Array, 'n k']:
+  def predict(images: Images) -> Float[Array, 'n k']:
     return objective.predict(params, {'image': images})['logits']
 
   return predict
 
 
-def stablehlo(
-  predict: Predict, image_size: tuple[int, int], folder: epath.Path
-) -> None:
+def input_of(source: Pretrained) -> Input:
+  """Returns shape (without the batch axis) and dtype of the images."""
+  shape, dtype = source.preprocess().spec['image']
+  return Input(shape, dtype)
+
+
+def stablehlo(predict: Predict, images: Input, folder: epath.Path) -> None:
   """Writes `model.stablehlo`, for `jax.export.deserialize`.
 
   Args:
     predict: function to export.
-    image_size: (height, width) of its images, pixels.
+    images: shape and dtype of its images.
     folder: directory to write.
   """
   (batch,) = jax.export.symbolic_shape('n')
-  images = jax.ShapeDtypeStruct((batch, *image_size, 3), jnp.uint8)
-  exported = jax.export.export(jax.jit(predict), platforms=_PLATFORMS)(images)
+  spec = jax.ShapeDtypeStruct((batch, *images.shape), images.dtype)
+  exported = jax.export.export(jax.jit(predict), platforms=_PLATFORMS)(spec)
   folder.mkdir(parents=True)
   (folder / 'model.stablehlo').write_bytes(bytes(exported.serialize()))
 
 
-def saved_model(
-  predict: Predict, image_size: tuple[int, int], folder: epath.Path
-) -> None:
+def saved_model(predict: Predict, images: Input, folder: epath.Path) -> None:
   """Writes a SavedModel whose signature maps `images` to `logits`.
 
   Args:
     predict: function to export.
-    image_size: (height, width) of its images, pixels.
+    images: shape and dtype of its images.
     folder: directory to write.
 
   Raises:
@@ -90,7 +107,7 @@ def saved_model(
     native_serialization_platforms=_PLATFORMS,
     with_gradient=False,
   )
-  spec = tf.TensorSpec((None, *image_size, 3), tf.uint8, name='images')
+  spec = tf.TensorSpec((None, *images.shape), images.dtype, name='images')
   module: Any = tf.Module()
   module.serve = tf.function(
     lambda images: {'logits': converted(images)},
@@ -100,7 +117,7 @@ def saved_model(
   # Otherwise, a program that is too new for TensorFlow would fail only on the
   # server.
   try:
-    module.serve(tf.zeros((1, *image_size, 3), tf.uint8))
+    module.serve(tf.zeros((1, *images.shape), images.dtype))
   except tf.errors.InvalidArgumentError as error:
     raise UserError(
       f'TensorFlow {tf.__version__} cannot run programs of JAX '
@@ -129,13 +146,13 @@ def description(source: Pretrained) -> dict[str, Any]:
       sections.constructor('preprocess', section)
     ).items()
   }
-  height, width = source.image_size
+  shape, dtype = input_of(source)
   return {
     'input': {
       'name': 'images',
-      'dtype': 'uint8',
-      'shape': ['n', height, width, 3],
-      'channels': 'RGB',
+      'dtype': dtype.name,
+      'shape': ['n', *shape],
+      'channels': 'RGB' if shape[-1] == 3 else shape[-1],
     },
     'output': {'name': 'logits', 'dtype': 'float32'},
     'preprocess': defaults | section,
@@ -163,6 +180,6 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
   if folder.exists():
     raise UserError(f'{folder_path} exists: give a new directory.')
   predict = predictor(source)
-  KINDS[kind](predict, source.image_size, folder)
+  KINDS[kind](predict, input_of(source), folder)
   text = json.dumps(description(source), indent=2)
   (folder / 'description.json').write_text(text)

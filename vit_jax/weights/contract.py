@@ -111,7 +111,8 @@ class Pretrained:
     """Returns the shapes of a batch of one example for training."""
     augment = self.about.get('config', {}).get('augment')
     if augment is None:  # not a checkpoint: weights of a classifier
-      spec = {'image': ((*self.image_size, 3), np.dtype(np.uint8))}
+      shape = (*self.image_size, self.model().channels)
+      spec = {'image': (shape, np.dtype(np.uint8))}
     else:
       spec = contract.check_spec(
         sections.build('augment', augment, self.image_size)

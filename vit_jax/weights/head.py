@@ -53,7 +53,7 @@ def replace_head(
   )
 
   def init(key: jax.Array) -> dict[str, jax.Array]:
-    images = jnp.zeros((1, *image_size, 3))
+    images = jnp.zeros((1, *image_size, model.channels))
     initial = tree.flatten(model.init(key, images)['params'])
     return {path: initial[path] for path in fresh}
 

@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
+from vit_jax.data.images.multichannel import Pixels
 from vit_jax.errors import UserError
+from vit_jax.objectives.mixing import largest
 from vit_jax.weights import download
 from vit_jax.weights.contract import Format, Pretrained
 from vit_jax.weights.formats import (
@@ -73,21 +75,23 @@ class LoadedModel(tuple[Any, PyTree]):
     return pair
 
   def preprocess(
-    self, image: bytes | UInt8[np.ndarray, 'y x 3']
-  ) -> Float[np.ndarray, 'height width 3']:
+    self, image: bytes | Pixels
+  ) -> Float[np.ndarray, 'height width c']:
     """Returns an image as the model expects it, in [-1, 1].
 
     The image is resized and cropped as in the evaluation of the weights. To
     create a batch, stack several results.
 
     Args:
-      image: content of an image file, or pixels in RGB.
+      image: content of an image file, or pixels (RGB, or the channels and bits
+        that the weights were trained with).
 
     Raises:
       DecodeError: the bytes are not an image that can be read.
     """
     pixels = self._preprocess().pixels(image)
-    return np.asarray(pixels, np.float32) / 127.5 - 1
+    half = largest(pixels.dtype) / 2
+    return np.asarray(pixels, np.float32) / half - 1
 
 
 def format_of(path: str) -> tuple[Format, str]:
@@ -152,7 +156,26 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
       written.
   """
   form, local_path = format_of(path)
+  if form in FORMATS.values() and form is not FORMATS['checkpoint']:
+    _check_rgb(path, about)
   form.save(local_path, params, about)
+
+
+def _check_rgb(path: str, about: dict[str, Any]) -> None:
+  """Checks that weights to write are for RGB images of 8 bits.
+
+  Raises:
+    UserError: they are for other images, which the formats of other projects
+      could not describe.
+  """
+  channels = about.get('model', {}).get('channels', 3)
+  bits = about.get('preprocess', {}).get('bits', 8)
+  if (channels, bits) != (3, 8):
+    raise UserError(
+      f'{path}: this format is for RGB images of 8 bits, but the weights are '
+      f'for images of {channels} channel(s) of {bits} bits: write a directory '
+      'instead.'
+    )
 
 
 def _checked(source: Pretrained) -> Pretrained:

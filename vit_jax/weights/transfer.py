@@ -4,20 +4,23 @@ import logging
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Float
 
 from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.host import place, to_host
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
-from vit_jax.models.layers.pixels import STATISTICS
+from vit_jax.models.layers.pixels import Statistics, is_symmetric
 from vit_jax.objectives.contract import Objective
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import normalization
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
+_RGB = 3  # channels of the images that most weights are for
 
 
 class Target(Protocol):
@@ -160,13 +163,21 @@ def _model_params(
   params = source.backbone(source.load(source.abstract_params(mesh)))
   sizes = source.image_size, target.image_size
   flat = tree.flatten(adapt(params, target.model, *sizes, method, mesh))
-  return _in_units_of(target.model, source.model(), flat, mesh)
+  before = source.model()
+  if before.channels != target.model.channels:
+    return _with_channels(flat, before, target)
+  return _in_units_of(target.model, before, flat, mesh)
 
 
 def _in_units_of(
   model: Model, before: Model, flat: dict[str, jax.Array], mesh: Mesh
 ) -> dict[str, jax.Array]:
-  """Converts parameters to the pixel range of a model's patch embedding.
+  """Converts parameters to the normalization of a model.
+
+  The function of an image stays the same, with an exception: weights for
+  photographs are used for images with a mean and std of their own as if these
+  were photographs that are normalized by the mean and std of ImageNet. Both
+  inputs then have the mean 0 and the standard deviation 1.
 
   Args:
     model: model that the parameters are converted for.
@@ -174,13 +185,21 @@ def _in_units_of(
     flat: parameters by path.
     mesh: mesh of the devices.
   """
-  if model.pixels == before.pixels:
+  if model.normalization == before.normalization:
     return flat
+  statistics = model.normalization
+  if _is_own(statistics) and not _is_own(before.normalization):
+    statistics = normalization.IMAGENET
+    if not _has_patch_embedding(flat, before):
+      return flat  # scales are normalized after the first convolution
   paths = normalization.KERNEL, normalization.BIAS
-  arrays = {path: to_host(flat[path], mesh) for path in paths}
-  arrays = normalization.symmetric(arrays, before.pixels)
-  arrays = normalization.unfold(arrays, *STATISTICS[model.pixels])
-  log.info('the patch embedding is converted to model.pixels=%r', model.pixels)
+  arrays = {path: to_host(flat[path], mesh) for path in paths if path in flat}
+  arrays = normalization.symmetric(arrays, before.normalization)
+  arrays = normalization.unfold(arrays, *statistics)
+  log.info(
+    'the patch embedding is converted to pixels normalized by mean %s, std %s',
+    *statistics,
+  )
   placed = {
     path: place(
       array,
@@ -191,6 +210,94 @@ def _in_units_of(
     for path, array in arrays.items()
   }
   return flat | placed
+
+
+def _is_own(statistics: Statistics) -> bool:
+  """Returns whether a model normalizes images by their own mean and std."""
+  return not is_symmetric(statistics) and statistics != normalization.IMAGENET
+
+
+def _has_patch_embedding(flat: dict[str, Any], model: Model) -> bool:
+  """Returns whether the first layer is a patch embedding, not a convolution."""
+  kernel = flat.get(normalization.KERNEL)
+  return kernel is not None and kernel.shape[-2] == model.channels
+
+
+def _with_channels(
+  flat: dict[str, jax.Array], before: Model, target: Target
+) -> dict[str, jax.Array]:
+  """Returns parameters whose first layer receives other channels than RGB.
+
+  If the target normalizes its images by their own mean and std, a patch
+  embedding is first converted to normalized images, see `_in_units_of`.
+
+  Args:
+    flat: parameters by path.
+    before: model that the parameters are from.
+    target: run that is initialized.
+
+  Raises:
+    UserError: the parameters are not for RGB images.
+  """
+  model, mesh = target.model, target.mesh
+  if before.channels != _RGB:
+    raise UserError(
+      f'model.channels is {model.channels}, but the weights are for images of '
+      f'{before.channels} channels: set model.channels, augment.channels and '
+      f'preprocess.channels to {before.channels}. Only weights for RGB images '
+      'are adapted to other channels.'
+    )
+  expected = _model_shapes(target)
+  kernels = [
+    path
+    for path, leaf in flat.items()
+    if leaf.ndim == 4
+    and leaf.shape[2] == _RGB
+    and path in expected
+    and expected[path].shape == (*leaf.shape[:2], model.channels, leaf.shape[3])
+  ]
+  if len(kernels) != 1:
+    return flat  # the model differs in more than the channels
+  first = kernels[0]
+  paths = {first, normalization.BIAS} & flat.keys()
+  arrays = {path: to_host(flat[path], mesh) for path in paths}
+  if first == normalization.KERNEL:
+    statistics = before.normalization
+    arrays = normalization.symmetric(arrays, statistics)
+    if not is_symmetric(model.normalization):
+      own = _is_own(statistics)
+      arrays = normalization.unfold(
+        arrays, *(statistics if own else normalization.IMAGENET)
+      )
+  arrays[first] = _repeated(arrays[first], model.channels)
+  log.info(
+    '%s adapted from 3 to %d channels: %s',
+    first,
+    model.channels,
+    'the sum of the three'
+    if model.channels == 1
+    else f'the three in turn, times 3/{model.channels}',
+  )
+  shapes = {
+    path: jax.ShapeDtypeStruct(array.shape, flat[path].dtype)
+    for path, array in arrays.items()
+  }
+  shardings = sharding.with_shardings(shapes, mesh, model.sharding_rules)
+  return flat | {path: place(a, shardings[path]) for path, a in arrays.items()}
+
+
+def _repeated(
+  kernel: Float[np.ndarray, 'y x 3 d'], channels: int
+) -> Float[np.ndarray, 'y x c d']:
+  """Adapts a kernel for RGB to other channels, as timm's `adapt_input_conv`.
+
+  One channel gets the sum of the three. More channels get the three in turn,
+  scaled so that the sum over all channels stays about the same.
+  """
+  if channels == 1:
+    return kernel.sum(axis=2, keepdims=True)
+  kernel = kernel[:, :, np.arange(channels) % _RGB] * (_RGB / channels)
+  return kernel.astype(np.float32)
 
 
 def _model_shapes(target: Target) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class TrainTransform(transforms.TrainTransform):
 
   @property
   def spec(self) -> Spec:
-    """Spec of `image`, uint8 `[y, x, 3]`, and `label`, float32 `[classes]`."""
+    """Spec of `image`, see above, and `label`, float32 `[classes]`."""
     label = ((self.num_classes,), np.dtype(np.float32))
     return super().spec | {'label': label}
 

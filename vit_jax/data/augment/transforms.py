@@ -1,4 +1,4 @@
-"""Transforms from encoded images to uint8 pixels of a given size, on the host.
+"""Transforms from encoded images to pixels of a given size, on the host.
 
 `TrainTransform` and `EvalTransform` implement `data.contract.Transform`; both
 return `image` and `label`.
@@ -7,7 +7,6 @@ return `image` and `label`.
 import abc
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import cv2
@@ -22,18 +21,17 @@ from vit_jax.data.augment.cutting import (
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import (
   MAX_PIXELS,
-  Box,
-  Image,
-  Size,
+  Plan,
+  decode,
   decode_to_resize,
 )
 from vit_jax.data.images.headers import (
   DecodeError as DecodeError,  # for callers
 )
+from vit_jax.data.images.multichannel import BITS, MAX_CHANNELS, Pixels
 from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 from vit_jax.errors import UserError, check_choice, check_range
 
-Plan = Callable[[int, int], tuple[Box, Size]]  # see `decode_to_resize`
 _CROP_ATTEMPTS = 10
 _CROPS = ('inception', 'torchvision', 'squash', 'pad', 'none')
 _RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
@@ -63,18 +61,26 @@ class _ImageAndLabel(abc.ABC):
   """Base class of transforms that return an image and its label."""
 
   image_size: tuple[int, int]
+  interpolation: str
+  scaled_decoding: bool
+  channels: int
+  bits: int
 
   @abc.abstractmethod
   def pixels(
     self, image: bytes | np.ndarray, rng: np.random.Generator | None
-  ) -> Image:
+  ) -> Pixels:
     """Transforms the image without its label."""
 
   @property
   def spec(self) -> Spec:
-    """Spec of `image`, uint8 `[height, width, 3]`, and `label`, int32."""
+    """Spec of `image`, `[height, width, channels]`, and `label`, int32.
+
+    Images are uint8, or uint16 for 16 bits.
+    """
+    shape = (*self.image_size, self.channels)
     return {
-      'image': ((*self.image_size, 3), np.dtype(np.uint8)),
+      'image': (shape, np.dtype(f'uint{self.bits}')),
       'label': ((), np.dtype(np.int32)),
     }
 
@@ -91,6 +97,30 @@ class _ImageAndLabel(abc.ABC):
       )
     pixels = self.pixels(example['image'], rng)
     return {'image': pixels, 'label': int(example['label'])}
+
+  def _resized(self, image: bytes | np.ndarray, plan: Plan) -> Pixels:
+    """Decodes a box of an image, and resizes it.
+
+    Args:
+      image: encoded file or pixels, see `decode.decode`.
+      plan: see `decode.decode_to_resize`.
+
+    Raises:
+      DecodeError: the image cannot be decoded, or the result would be too
+        large.
+    """
+    pixels, size = decode_to_resize(
+      image, plan, self.channels, self.bits, self.scaled_decoding
+    )
+    return resize(pixels, *size, self.interpolation)
+
+  def _check_kind(self, section: str) -> None:
+    """Checks the keys `channels` and `bits` of a config section."""
+    check_range(
+      f'{section}.channels', self.channels, at_least=1, at_most=MAX_CHANNELS
+    )
+    if self.bits not in BITS:
+      raise UserError(f'{section}.bits is {self.bits}; allowed: 8 or 16.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +160,10 @@ class TrainTransform(_ImageAndLabel):
     three_augment: whether to apply one of greyscale, solarization and blur.
     color_jitter: strength of random changes of brightness, contrast and
       saturation, see `policies.jitter`; 0 for none.
+    channels: number of channels of the images, 1 to 16; it must equal
+      `model.channels`. RandAugment, `three_augment` and `color_jitter` require
+      three channels of 8 bits, RGB.
+    bits: number of bits per channel, 8 or 16.
   """
 
   image_size: tuple[int, int]
@@ -149,8 +183,11 @@ class TrainTransform(_ImageAndLabel):
   randaugment_policy: str = 'timm'
   three_augment: bool = False
   color_jitter: float = 0.0
+  channels: int = 3
+  bits: int = 8
 
   def __post_init__(self):
+    self._check_kind('augment')
     check_choice('augment.crop', self.crop, _CROPS)
     check_choice('augment.interpolation', self.interpolation, INTERPOLATIONS)
     check_choice(
@@ -178,19 +215,36 @@ class TrainTransform(_ImageAndLabel):
         f'augment.min_aspect is {self.min_aspect} and augment.max_aspect is '
         f'{self.max_aspect}; required: 0 < min_aspect <= max_aspect.'
       )
+    self._check_recoloring()
+
+  def _check_recoloring(self) -> None:
+    """Checks that only RGB images are recoloured.
+
+    Raises:
+      UserError: an operation on colours is used with other images.
+    """
+    keys = ('randaugment_layers', 'three_augment', 'color_jitter')
+    used = [f'augment.{key}' for key in keys if getattr(self, key)]
+    if used and (self.channels, self.bits) != (3, 8):
+      raise UserError(
+        f'{" and ".join(used)} would change colours, which requires RGB images '
+        f'of 8 bits, but augment.channels is {self.channels} and augment.bits '
+        f'is {self.bits}: set {" and ".join(used)} to 0.'
+      )
 
   def pixels(
     self, image: bytes | np.ndarray, rng: np.random.Generator
-  ) -> Image:
-    """Returns uint8 `[height, width, 3]`; raises DecodeError."""
+  ) -> Pixels:
+    """Returns `[height, width, channels]`; raises DecodeError."""
     pixels = self._crop(image, rng)
     if self.flip and rng.random() < 0.5:
-      pixels = cv2.flip(pixels, 1)  # ten times as fast as NumPy
+      # Ten times as fast as NumPy. OpenCV drops the axis of a single channel.
+      pixels = cv2.flip(pixels, 1).reshape(pixels.shape)
     if self.randaugment_layers or self.three_augment or self.color_jitter:
       pixels = self._recolor(np.ascontiguousarray(pixels), rng)
     return pixels
 
-  def _crop(self, image: Any, rng: np.random.Generator) -> Image:
+  def _crop(self, image: Any, rng: np.random.Generator) -> Pixels:
     """Returns a crop of the image, resized to `image_size`."""
     height, width = self.image_size
     if self.crop == 'inception':
@@ -217,16 +271,12 @@ class TrainTransform(_ImageAndLabel):
       pixels = cv2.copyMakeBorder(
         pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
       )
+      pixels = np.atleast_3d(pixels)
     y = int(rng.integers(0, pixels.shape[0] - height, endpoint=True))
     x = int(rng.integers(0, pixels.shape[1] - width, endpoint=True))
     return pixels[y : y + height, x : x + width]
 
-  def _resized(self, image: bytes | np.ndarray, plan: Plan) -> Image:
-    return _decode_and_resize(
-      image, plan, self.interpolation, self.scaled_decoding
-    )
-
-  def _recolor(self, pixels: Image, rng: np.random.Generator) -> Image:
+  def _recolor(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
     if self.randaugment_layers:
       rand_augment = policies.RandAugment(
         self.randaugment_layers,
@@ -302,6 +352,9 @@ class EvalTransform(_ImageAndLabel):
     scaled_decoding: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size
       where they then still are at least as large as the resized image. This is
       faster for large photographs and changes pixels, see docs/performance.md.
+    channels: number of channels of the images, 1 to 16; it must equal
+      `model.channels`.
+    bits: number of bits per channel, 8 or 16.
   """
 
   image_size: tuple[int, int]
@@ -310,8 +363,11 @@ class EvalTransform(_ImageAndLabel):
   central_fraction: float = 0.875
   interpolation: str = 'bilinear'
   scaled_decoding: bool = False
+  channels: int = 3
+  bits: int = 8
 
   def __post_init__(self):
+    self._check_kind('preprocess')
     check_choice('preprocess.resize', self.resize, _RESIZES)
     check_choice('preprocess.interpolation', self.interpolation, INTERPOLATIONS)
     height, width = self.image_size
@@ -322,16 +378,17 @@ class EvalTransform(_ImageAndLabel):
       at_most=1,
     )
 
+  def decode(self, image: bytes | np.ndarray) -> Pixels:
+    """Returns the whole image, see `Preprocess`; raises DecodeError."""
+    return decode(image, self.channels, self.bits)
+
   def pixels(
     self, image: bytes | np.ndarray, rng: np.random.Generator | None = None
-  ) -> Image:
-    """Returns uint8 `[height, width, 3]`; raises DecodeError."""
+  ) -> Pixels:
+    """Returns `[height, width, channels]`; raises DecodeError."""
     del rng
-    pixels = _decode_and_resize(
-      image,
-      lambda y, x: ((0, 0, y, x), self._resized_size(y, x)),
-      self.interpolation,
-      self.scaled_decoding,
+    pixels = self._resized(
+      image, lambda y, x: ((0, 0, y, x), self._resized_size(y, x))
     )
     (top, left), (height, width) = self._corner(pixels.shape), self.image_size
     return pixels[top : top + height, left : left + width]
@@ -373,24 +430,3 @@ class EvalTransform(_ImageAndLabel):
       # torchvision's CenterCrop rounds half pixels to even.
       return round(spare[0] / 2), round(spare[1] / 2)
     return spare[0] // 2, spare[1] // 2
-
-
-def _decode_and_resize(
-  image: bytes | np.ndarray,
-  plan: Plan,
-  interpolation: str,
-  scaled_decoding: bool,
-) -> Image:
-  """Decodes a box of an image, and resizes it.
-
-  Args:
-    image: encoded file or pixels, see `decode.decode`.
-    plan: see `decode.decode_to_resize`.
-    interpolation: see `resampling.resize`.
-    scaled_decoding: see `TrainTransform`.
-
-  Raises:
-    DecodeError: the image cannot be decoded, or the result would be too large.
-  """
-  pixels, size = decode_to_resize(image, plan, scaled_decoding)
-  return resize(pixels, *size, interpolation)

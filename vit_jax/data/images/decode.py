@@ -1,4 +1,4 @@
-"""Decodes images, or rectangular parts of them (boxes), to RGB pixels.
+"""Decodes images, or rectangular parts of them (boxes), by default to RGB.
 
 Supported formats are JPEG, PNG, GIF (first frame), BMP, WebP and TIFF (first
 page). The size is read from the header before the image is decoded, so that a
@@ -31,81 +31,113 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
-from vit_jax.data.images import headers, jpeg
+from vit_jax.data.images import headers, jpeg, multichannel
 from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.images.multichannel import Pixels
 
 Image = UInt8[np.ndarray, 'y x 3']
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
 Size = tuple[int, int]  # height, width; pixels
+Plan = Callable[[int, int], tuple[Box, Size]]  # see `decode_to_resize`
 
 # 134 million pixels or 400 MB; the largest cameras have 102 million pixels.
 MAX_PIXELS = 2**27
 
 
-def decode(image: bytes | np.ndarray) -> Image:
-  """Decodes a whole image to upright RGB pixels.
+def decode(
+  image: bytes | np.ndarray, channels: int = 3, bits: int = 8
+) -> Pixels:
+  """Decodes a whole image, by default to upright RGB pixels.
 
-  Greyscale is converted to three equal channels; the upper 8 of 16 bits are
-  kept; palettes are looked up; transparency is dropped, and the colours remain
-  as stored; CMYK is converted without its profile; the EXIF orientation is
-  applied.
+  For three channels of 8 bits, greyscale is converted to three equal channels;
+  the upper 8 of 16 bits are kept; palettes are looked up; transparency is
+  dropped, and the colours remain as stored; CMYK is converted without its
+  profile; the EXIF orientation is applied. Otherwise, and for .npy files,
+  nothing is converted: see `multichannel.decode`. JPEG files are then allowed
+  only if they are grey, for one channel of 8 bits.
 
   Args:
-    image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`.
+    image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`;
+      see `multichannel.decode` for other channels and bits.
+    channels: number of channels of the result.
+    bits: number of bits per channel, 8 or 16.
+
+  Returns:
+    Pixels `[y, x, channels]`, uint8 for 8 bits and uint16 for 16 bits.
 
   Raises:
     DecodeError: the format is not supported, the file is damaged or truncated,
       the image has more than MAX_PIXELS pixels, or the dtype or shape of an
       array is not allowed.
   """
-  return decode_box(image, lambda height, width: (0, 0, height, width))
+  return decode_box(
+    image, lambda height, width: (0, 0, height, width), channels, bits
+  )
 
 
 def decode_box(
-  image: bytes | np.ndarray, box_of: Callable[[int, int], Box]
-) -> Image:
+  image: bytes | np.ndarray,
+  box_of: Callable[[int, int], Box],
+  channels: int = 3,
+  bits: int = 8,
+) -> Pixels:
   """Decodes the part of an image that `box_of(height, width)` returns.
 
   Args:
     image: see `decode`.
     box_of: function from the height and width of the upright image, pixels, to
       the box.
+    channels: number of channels of the result.
+    bits: number of bits per channel, 8 or 16.
 
   Returns:
-    Pixels of `decode(image)` in the box.
+    Pixels of `decode(image, channels, bits)` in the box.
 
   Raises:
     DecodeError: the image cannot be decoded, see `decode`.
   """
-  return decode_to_resize(image, lambda y, x: (box_of(y, x), (y, x)))[0]
+  plan: Plan = lambda y, x: (box_of(y, x), (y, x))  # noqa: E731
+  return decode_to_resize(image, plan, channels, bits)[0]
 
 
 def decode_to_resize(
   image: bytes | np.ndarray,
-  plan: Callable[[int, int], tuple[Box, Size]],
+  plan: Plan,
+  channels: int = 3,
+  bits: int = 8,
   scaled: bool = False,
-) -> tuple[Image, Size]:
+) -> tuple[Pixels, Size]:
   """Decodes the part of an image that will be resized.
 
   Args:
     image: see `decode`.
     plan: function from the height and width of the upright image, pixels, to
       the box and the height and width that it will be resized to.
+    channels: number of channels of the result.
+    bits: number of bits per channel, 8 or 16.
     scaled: whether a JPEG is decoded at the smallest of 1, 1/2, 1/4 and 1/8 of
       its size at which the box is not smaller than it will be resized to. The
       edges of the box are rounded to whole pixels of the decoded image.
 
   Returns:
-    Pixels of `decode(image)` in the box, or fewer pixels if `scaled`; and the
-    size that they must be resized to.
+    Pixels of `decode(image, channels, bits)` in the box, or fewer pixels if
+    `scaled`; and the size that they must be resized to.
 
   Raises:
     DecodeError: the image cannot be decoded, see `decode`.
   """
-  if isinstance(image, np.ndarray):
+  if isinstance(image, bytes) and headers.is_jpeg(image):
+    if (channels, bits) == (3, 8):
+      return _jpeg_box(image, plan, scaled)
+    if (channels, bits) == (1, 8) and headers.jpeg(image).colors == 1:
+      pixels, target = _jpeg_box(image, plan, scaled)
+      return pixels[..., :1], target
+  if (channels, bits) != (3, 8):
+    pixels = multichannel.decode(image, channels, bits)
+  elif isinstance(image, np.ndarray):
     pixels = _rgb(image)
-  elif headers.is_jpeg(image):
-    return _jpeg_box(image, plan, scaled)
+  elif multichannel.is_npy(image):
+    pixels = multichannel.decode(image, channels, bits)
   else:
     _check_size(*headers.stated_size(image))
     pixels = jpeg.opencv(image, cv2.IMREAD_COLOR_RGB)
@@ -113,7 +145,7 @@ def decode_to_resize(
   return _cut(pixels, box), target
 
 
-def _cut(pixels: Image, box: Box) -> UInt8[np.ndarray, 'height width 3']:
+def _cut(pixels: Pixels, box: Box) -> Pixels:
   y, x, height, width = box
   return pixels[y : y + height, x : x + width]
 
@@ -137,9 +169,7 @@ def _rgb(pixels: np.ndarray) -> Image:
   return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
 
 
-def _jpeg_box(
-  data: bytes, plan: Callable[[int, int], tuple[Box, Size]], scaled: bool
-) -> tuple[Image, Size]:
+def _jpeg_box(data: bytes, plan: Plan, scaled: bool) -> tuple[Image, Size]:
   header = headers.jpeg(data)
   stored = (header.height, header.width)
   _check_size(*stored)

@@ -14,7 +14,7 @@ _APPLICATIONS = range(0xE0, 0xF0)
 _PROGRESSIVE = 0xC2
 _ORDINARY = (0xC0, 0xC1, _PROGRESSIVE)  # baseline, extended, progressive
 _ORIENTATION = 274  # EXIF tag of the orientation
-_PNG = b'\x89PNG\r\n\x1a\n'
+PNG = b'\x89PNG\r\n\x1a\n'
 _FORMATS = ('PNG', 'GIF', 'BMP', 'WEBP', 'TIFF')
 
 
@@ -28,6 +28,7 @@ class Jpeg(NamedTuple):
   Attributes:
     height: height before the orientation is applied, pixels.
     width: width before the orientation is applied, pixels.
+    colors: number of colours: 1 (grey), 3 or 4.
     height_at: offset of the height in the file (two bytes).
     ordinary: whether the file is Huffman-coded with 8 bits and one or three
       colours.
@@ -39,6 +40,7 @@ class Jpeg(NamedTuple):
 
   height: int
   width: int
+  colors: int
   height_at: int
   ordinary: bool
   one_scan: bool
@@ -88,6 +90,7 @@ def jpeg(data: bytes) -> Jpeg:
   return Jpeg(
     height,
     width,
+    colors,
     height_at=frame + 5,
     ordinary=kind in _ORDINARY and bits == 8 and colors in (1, 3),
     one_scan=kind != _PROGRESSIVE and data[at + 4 : at + 5] == bytes([colors]),
@@ -130,7 +133,7 @@ def stated_size(data: bytes) -> tuple[int, int]:
   Raises:
     DecodeError: the header is damaged, or the format is another one.
   """
-  if data[:8] == _PNG and len(data) >= 24:
+  if data[:8] == PNG and len(data) >= 24:
     # Pillow would take 10 microseconds, as long as decoding a very small image.
     width, height = struct.unpack_from('>II', data, 16)
     return height, width

@@ -81,8 +81,8 @@ def decode_box(
   return opencv(data, flags)[y : y + height, x : x + width]
 
 
-def opencv(data: bytes, flags: int) -> UInt8[np.ndarray, 'y x 3']:
-  """Decodes a whole image with OpenCV.
+def opencv(data: bytes, flags: int) -> np.ndarray:
+  """Decodes a whole image with OpenCV; the flags determine its channels.
 
   Raises:
     DecodeError: the image cannot be decoded.

@@ -3,7 +3,8 @@
 import cv2
 import numpy as np
 import PIL.Image
-from jaxtyping import UInt8
+
+from vit_jax.data.images.multichannel import Pixels
 
 _PILLOW = {
   'bilinear_antialias': PIL.Image.Resampling.BILINEAR,
@@ -11,18 +12,20 @@ _PILLOW = {
 }
 _OPENCV = {'bilinear': cv2.INTER_LINEAR, 'area': cv2.INTER_AREA}
 INTERPOLATIONS = (*_OPENCV, *_PILLOW)
+_GROUP = 4  # OpenCV averages areas of at most four channels at once
 
 
 def resize(
-  image: UInt8[np.ndarray, 'y x 3'],
+  image: Pixels,
   height: int,
   width: int,
   interpolation: str = 'bilinear',
-) -> UInt8[np.ndarray, 'height width 3']:
+) -> Pixels:
   """Resizes an image, with pixel centres at half-integer coordinates.
 
   Args:
-    image: image of at least one pixel.
+    image: image of at least one pixel; RGB, or any number of channels of 8 or
+      16 bits, which are resized independently of each other.
     height: height of the result, pixels.
     width: width of the result, pixels.
     interpolation: 'bilinear' interpolates between the four nearest pixels, and
@@ -36,6 +39,25 @@ def resize(
   """
   if image.shape[:2] == (height, width):
     return image
+  if image.shape[2] != 3 or image.dtype != np.uint8:
+    step = _GROUP if interpolation in _OPENCV else 1
+    groups = [
+      _resized(
+        np.ascontiguousarray(image[..., i : i + step]),
+        height,
+        width,
+        interpolation,
+      )
+      for i in range(0, image.shape[2], step)
+    ]
+    return np.concatenate([np.atleast_3d(group) for group in groups], axis=2)
+  return _resized(image, height, width, interpolation)
+
+
+def _resized(
+  image: np.ndarray, height: int, width: int, interpolation: str
+) -> np.ndarray:
+  """Resizes RGB pixels or a group of channels; drops an axis of one channel."""
   if interpolation == 'area':
     return _by_area(image, height, width)
   if interpolation in _OPENCV:
@@ -43,13 +65,28 @@ def resize(
     return cv2.resize(image, (width, height), interpolation=flag)
   # Resizing one axis at a time gives the same result in all Pillow versions.
   method = _PILLOW[interpolation]
+  if image.shape[2] == 1:
+    return _single_channel(image[..., 0], height, width, method)
   columns = PIL.Image.fromarray(image).resize((width, len(image)), method)
   return np.array(columns.resize((width, height), method))
 
 
-def _by_area(
-  image: UInt8[np.ndarray, 'y x 3'], height: int, width: int
-) -> UInt8[np.ndarray, 'height width 3']:
+def _single_channel(
+  image: np.ndarray, height: int, width: int, method: PIL.Image.Resampling
+) -> np.ndarray:
+  """Resizes a channel `[y, x]` by Pillow, which computes 16 bits as floats."""
+  if image.dtype == np.uint8:
+    columns = PIL.Image.fromarray(image).resize((width, len(image)), method)
+    return np.array(columns.resize((width, height), method))
+  values, last = image.astype(np.float32), np.iinfo(image.dtype).max
+  for size in ((width, len(image)), (width, height)):
+    resized = PIL.Image.fromarray(values).resize(size, method)
+    # Clipped after each axis, as Pillow does with 8 bits.
+    values = np.clip(np.asarray(resized), 0, last)
+  return np.round(values).astype(image.dtype)
+
+
+def _by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
   """Shrinks by averaging areas, then enlarges bilinearly, axis by axis.
 
   OpenCV's INTER_AREA repeats pixels where it enlarges, so that a small crop

@@ -42,6 +42,7 @@ class Source(splits.Selected):
     *,
     path: str,
     class_map: str | None = None,
+    endings: tuple[str, ...] = files.IMAGES,
     allow_empty: bool = False,
   ):
     """Lists the files; images are read when they are needed.
@@ -55,6 +56,8 @@ class Source(splits.Selected):
       class_map: text file with a class folder on each line, in the order of the
         labels; a display name may follow after a tab. By default, labels are
         the indices of the sorted folders of 'train'.
+      endings: endings of the image files, in lower case; other files are left
+        out. The content of a file determines its format.
       allow_empty: whether class folders may have no images, and lines of
         `class_map` no folder in 'train'.
 
@@ -75,7 +78,7 @@ class Source(splits.Selected):
     self.class_names = self._classes.names
     roots = splits.with_alias(roots, split)
     self._listings = {
-      name: self._list(roots[name], allow_empty)
+      name: self._list(roots[name], endings, allow_empty)
       for name in splits.named(split, roots)
     }
     for name, listing in self._listings.items():
@@ -130,10 +133,13 @@ class Source(splits.Selected):
     listing = self._listings[split]
     return listing.root, os.fsdecode(listing.paths[position])
 
-  def _list(self, root: str, allow_empty: bool) -> class_folders.Listing:
+  def _list(
+    self, root: str, endings: tuple[str, ...], allow_empty: bool
+  ) -> class_folders.Listing:
     """Lists the images of a split, and checks the names of its classes."""
     listing = class_folders.listing(
       root,
+      endings=endings,
       allow_empty=allow_empty,
       option=', or set --config.source.allow_empty',
     )
@@ -193,13 +199,14 @@ class Division(NamedTuple):
   num_classes: int
 
 
-def divide(path: str) -> Division:
+def divide(path: str, endings: tuple[str, ...] = files.IMAGES) -> Division:
   """Returns 'train' and 'val', or divides 'train' if 'val' does not exist.
 
   In this case, a tenth of 'train' is held out.
 
   Args:
     path: path of the directory.
+    endings: endings of the image files, see `Source`.
 
   Raises:
     UserError: see `Source`; or there is only one class, or there are too few
@@ -208,7 +215,7 @@ def divide(path: str) -> Division:
   roots = class_folders.roots(path, 'the argument path')
   roots = splits.with_alias(roots, 'train+val')
   splits.named('train', roots)
-  listing = class_folders.listing(roots['train'])
+  listing = class_folders.listing(roots['train'], endings=endings)
   images, num_classes = len(listing.paths), len(listing.classes)
   check_classes(listing.classes, listing.root)
   if 'val' in roots:

@@ -95,16 +95,21 @@ def names(root: str) -> list[str]:
 
 
 def listing(
-  root: str, *, allow_empty: bool = False, option: str = ''
+  root: str,
+  *,
+  endings: tuple[str, ...] = files.IMAGES,
+  allow_empty: bool = False,
+  option: str = '',
 ) -> Listing:
   """Finds the images in the class folders of a directory.
 
   The class of an image is the folder in the root that contains it, at any
   depth. Links are followed, but not in circles. Hidden files and folders, and
-  files whose ending is not in `files.IMAGES`, are left out.
+  files with another ending, are left out.
 
   Args:
     root: directory of the class folders.
+    endings: endings of the image files, in lower case.
     allow_empty: whether class folders may have no images.
     option: end of the message about a class folder without images, for example
       ', or set --config.source.allow_empty'.
@@ -118,11 +123,11 @@ def listing(
   for name, kind in _entries(root):
     if kind == _FOLDER:
       own: collections.Counter[str] = collections.Counter()
-      images = sorted(_images(root, name, (_identity(root),), own))
+      images = sorted(_images(root, name, endings, (_identity(root),), own))
       if not images and not allow_empty:
         raise UserError(
           f'the class folder {root}/{name} contains no image (endings: '
-          f'{" ".join(files.IMAGES)}), but {_kinds(own) or "nothing"}: fill or '
+          f'{" ".join(endings)}), but {_kinds(own) or "nothing"}: fill or '
           f'remove it{option}.'
         )
       paths += map(os.fsencode, images)
@@ -196,6 +201,7 @@ def _folders(folder: str) -> list[str]:
 def _images(
   root: str,
   folder: str,
+  endings: tuple[str, ...],
   above: tuple[tuple[int, int], ...],
   left_out: collections.Counter[str],
 ) -> Iterator[str]:
@@ -204,6 +210,7 @@ def _images(
   Args:
     root: directory of the class folders.
     folder: path of the folder relative to the root.
+    endings: endings of the image files, in lower case.
     above: identities (see `_identity`) of the folders that contain this folder;
       links to them are not followed.
     left_out: number of ignored files of each kind, which is updated.
@@ -215,8 +222,8 @@ def _images(
   for name, kind in _entries(f'{root}/{folder}'):
     path = f'{folder}/{name}'
     if kind == _FOLDER:
-      yield from _images(root, path, (*above, own), left_out)
-    elif kind == _HIDDEN or not name.lower().endswith(files.IMAGES):
+      yield from _images(root, path, endings, (*above, own), left_out)
+    elif kind == _HIDDEN or not name.lower().endswith(endings):
       left_out[_ignored_kind(name, kind)] += 1
     elif kind == _NOTHING:
       raise UserError(_broken_link(f'{root}/{path}'))

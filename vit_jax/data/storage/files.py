@@ -12,7 +12,7 @@ from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files.paths import is_remote
 
-IMAGES = tuple(  # endings of the formats that `decode` supports
+IMAGES = tuple(  # usual endings of the formats that `decode` supports
   '.jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff'.split()
 )
 

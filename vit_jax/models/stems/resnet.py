@@ -69,7 +69,7 @@ class ResNetStem(nn.Module):
     )
 
   def __call__(
-    self, images: Float[Array, 'n y x 3']
+    self, images: Float[Array, 'n y x i']
   ) -> Float[Array, 'n r s c']:
     x = nn.relu(self.gn_root(self.conv_root(images)))
     x = max_pool(x, 'same')  # root and pooling: a stride of 4

@@ -81,7 +81,7 @@ class Swin(Backbone):
     """Computes the tokens after every block, grouped by stage.
 
     Args:
-      images: float images in [-1, 1], `[n, height, width, 3]`.
+      images: float images in [-1, 1], `[n, height, width, channels]`.
       key: random key of drop path; None for evaluation.
 
     Returns:

@@ -135,7 +135,7 @@ class ViT(Backbone):
     Positions that are added before the first layer are included.
 
     Args:
-      images: float images in [-1, 1], `[n, height, width, 3]`.
+      images: float images in [-1, 1], `[n, height, width, channels]`.
 
     Raises:
       UserError: the images have a wrong dtype, shape or size.

@@ -57,7 +57,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   flat = tree.flatten(source.backbone(params))
   arrays = {name: np.asarray(leaf) for name, leaf in flat.items()}
   model = source.model()
-  arrays = normalization.symmetric(arrays, model.pixels)
+  arrays = normalization.symmetric(arrays, model.normalization)
   foreign.check_positions(model, ('learned', 'sincos2d'))
   foreign.warn_of_defaults(path, model)
   if model.pool == 'token' and _has_slots(model):

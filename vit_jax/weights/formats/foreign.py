@@ -272,7 +272,7 @@ def exported(
   check_positions(model, ('learned',))
   backbone = source.backbone(params)
   flat = {k: np.asarray(v) for k, v in tree.flatten(backbone).items()}
-  flat = normalization.symmetric(flat, model.pixels)
+  flat = normalization.symmetric(flat, model.normalization)
   mean, std = mean_and_std(about)
   flat = normalization.unfold(flat, mean, std)
   return dict(naming_lib.export(flat, naming))

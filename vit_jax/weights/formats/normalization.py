@@ -12,7 +12,8 @@ import numpy as np
 
 from vit_jax.data.augment.presets import IMAGENET as IMAGENET  # for callers
 from vit_jax.data.augment.presets import NONE as NONE
-from vit_jax.models.layers.pixels import STATISTICS
+from vit_jax.errors import UserError
+from vit_jax.models.layers.pixels import Statistics, is_symmetric
 
 KERNEL, BIAS = 'embedding/kernel', 'embedding/bias'
 CLIP = (
@@ -43,10 +44,18 @@ def unfold(
 
 
 def symmetric(
-  flat: dict[str, np.ndarray], pixels: str
+  flat: dict[str, np.ndarray], statistics: Statistics
 ) -> dict[str, np.ndarray]:
-  """Returns parameters for x, given those of a model with these `pixels`."""
-  return fold(flat, *STATISTICS[pixels])
+  """Returns parameters for x, given those of a model with this normalization.
+
+  Args:
+    flat: parameters by path, see `fold`.
+    statistics: mean and std of the model, see `models.contract.Model`.
+
+  Raises:
+    UserError: the first layer is not a patch embedding.
+  """
+  return fold(flat, *statistics)
 
 
 def _scaled(
@@ -60,8 +69,15 @@ def _scaled(
   Pixels are u in [0, 1], and x in [-1, 1]. With `inverse`, the same linear map
   is unfolded.
   """
-  if (tuple(mean), tuple(std)) == NONE:
+  if is_symmetric((tuple(mean), tuple(std))):
     return flat  # (u - mean) / std is x; rounding must not change a parameter
+  if KERNEL not in flat or flat[KERNEL].shape[-2] != len(mean):
+    raise UserError(
+      f'pixels are normalized by mean {tuple(mean)} and std {tuple(std)}. This '
+      'can be converted only in a patch embedding: a convolution that overlaps '
+      'the border is padded with zeros, which mean another value in other '
+      'units. Keep model.mean and model.std, or use a model without a stem.'
+    )
   slope = 0.5 / np.asarray(std, np.float64)
   shift = (0.5 - np.asarray(mean, np.float64)) / np.asarray(std, np.float64)
   if inverse:

@@ -147,7 +147,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     foreign.warn_of_defaults(path, model)
     params = source.backbone(params)
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
-  flat = normalization.symmetric(flat, model.pixels if model else 'symmetric')
+  if model is not None:
+    flat = normalization.symmetric(flat, model.normalization)
   arrays = npz_resnet.unflattened(
     dict(naming_lib.export(flat, _naming_of(flat)))
   )
