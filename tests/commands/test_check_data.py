@@ -43,7 +43,8 @@ def photos(tmp_path):
 def _config(photos, **changes):
   source = {'name': 'folder', 'path': str(photos)}
   evals = {'val': {'name': 'classification', 'split': 'val'}}
-  return completed(**dict(source=source, evals=evals, num_classes=2), **changes)
+  sections = dict(source=source, evals=evals, num_classes=2)
+  return completed(**sections | changes)
 
 
 def _lines(path):

@@ -104,7 +104,7 @@ def test_boxes_have_torchvisions_distribution(monkeypatch):
   """Areas are uniform, and aspect ratios are log-uniform."""
   boxes = []
 
-  def record(image, plan, scaled):
+  def record(image, plan, *_):
     box, size = plan(300, 400)
     boxes.append(box)
     return np.zeros((8, 8, 3), np.uint8), size

@@ -50,6 +50,8 @@ def test_a_config_uses_a_preset():
   config = completed(preprocess=section)
   assert config.preprocess.to_dict() == {
     'name': 'transforms',
+    'channels': 3,
+    'bits': 8,
     'resize': 'torchvision',
     'central_fraction': 8 / 9,
     'interpolation': 'area',

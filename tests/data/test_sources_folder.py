@@ -225,7 +225,7 @@ def test_a_single_class_is_refused_by_supervised_objectives(
   config = ConfigDict(
     dict(
       source=dict(name='folder', path=str(tmp_path)),
-      train=dict(split='train', num_examples=4),
+      train=dict(split='train', num_examples=4, leave_out=None, balanced=False),
       objective=dict(name=objective),
       num_classes=int(objective == 'supervised'),
     )

@@ -86,6 +86,7 @@ def test_a_run_that_is_only_evaluated_compiles_nothing(
   assert lines(workdir) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_early(tmp_path, monkeypatch, caplog):
   """An interrupted run ends at the same step, and an ended one stays so."""
   caplog.set_level(logging.INFO, 'vit_jax')
@@ -105,6 +106,9 @@ def test_a_run_that_ends_early(tmp_path, monkeypatch, caplog):
   with monkeypatch.context() as patched:
     patched.setattr(compiling, 'compile_to_run', pytest.fail)
     loop.run(completed(**changes), workdir)
+    assert f'{workdir} has finished: step 2' in caplog.text
+    # With a change of the config, the evaluation runs again.
+    loop.run(completed(**changes | {'checkpoint.keep': 4}), workdir)
   assert f'{workdir} has ended early at step 2 of 6' in caplog.text
   shutil.rmtree(workdir / 'checkpoints/2')
   loop.run(completed(**changes), workdir)

@@ -24,7 +24,8 @@ def saved(path, number, changes=None, classes=3, **model):
   about = pretrained.find(first).about | {'class_names': NAMES[:classes]}
   for key, value in (changes or {}).items():
     about[key] = about[key] | value if isinstance(value, dict) else value
-  save_pretrained(str(path), params, about)
+  save_pretrained(first, params, about)
+  convert.run(first, str(path))
   return str(path)
 
 
