@@ -377,7 +377,8 @@ def test_other_channels_are_normalized_like_the_input():
   rng = np.random.default_rng(0)
   images = rng.integers(0, 65536, (2, *SIZE, 4)).astype(np.uint16)
   target, _ = of._target(jnp.asarray(images))
-  expected = patches.cut((images / 65535 - mean) / std, of.grid)
+  pixels = jnp.asarray((images / 65535 - mean) / std, jnp.float32)
+  expected = patches.cut(pixels, of.grid)
   np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-4)
   shapes = jax.eval_shape(lambda key: of.init(key, None)[0], KEY)
   pictures = jax.eval_shape(

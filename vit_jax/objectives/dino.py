@@ -214,7 +214,7 @@ class Objective(AroundModel):
     }
     return loss, (metrics, {'centre': logits.mean(axis=0)})
 
-  def _views(self, batch: Batch) -> dict[str, Float[Array, 'm y x 3']]:
+  def _views(self, batch: Batch) -> dict[str, Float[Array, 'm y x c']]:
     """Returns the normalized crops of each size.
 
     The crops of an example are adjacent, so that they are not moved to other
@@ -229,7 +229,7 @@ class Objective(AroundModel):
   def _features(
     self,
     params: PyTree,
-    images: Float[Array, 'm y x 3'],
+    images: Float[Array, 'm y x c'],
     key: Key[Array, ''] | None,
   ) -> Float[Array, 'm d']:
     is_global = images.shape[1:3] == self.setting.image_size

@@ -124,7 +124,7 @@ class Objective(supervised.Objective):
     return loss, (metrics, {})
 
   def _logits(
-    self, params: PyTree, images: Float[Array, 'n y x 3'], key: Key[Array, '']
+    self, params: PyTree, images: Float[Array, 'n y x c'], key: Key[Array, '']
   ) -> tuple[Float[Array, 'n k'], Float[Array, 'n k']]:
     """Returns the logits for the label loss, and those for the teacher loss.
 
@@ -141,7 +141,7 @@ class Objective(supervised.Objective):
     return heads[:, 0], heads[:, 1]
 
   def _teacher_logits(
-    self, teacher: PyTree, images: Float[Array, 'n y x 3']
+    self, teacher: PyTree, images: Float[Array, 'n y x c']
   ) -> Float[Array, 'n k']:
     """Computes the logits of the teacher, without fused kernels."""
     size = (*self._teacher.image_size, images.shape[-1])

@@ -192,7 +192,7 @@ class Objective(AroundModel):
     return {'features': features, 'logits': _linear(params['head'], x)}
 
   def _features(
-    self, params: PyTree, images: Float[Array, 'n y x 3']
+    self, params: PyTree, images: Float[Array, 'n y x c']
   ) -> Float[Array, 'n f']:
     """Computes the input of the linear layer, before its normalization.
 

@@ -208,7 +208,7 @@ class Objective(AroundModel):
   def _encode(
     self,
     params: PyTree,
-    images: Float[Array, 'n y x 3'],
+    images: Float[Array, 'n y x i'],
     order: Int[Array, 'n p'],
     key: Key[Array, ''] | None,
   ) -> Float[Array, 'n s d']:

@@ -76,7 +76,7 @@ def run(
       state, step = session.start(initial_params)
       session.ledger.event('start', step=step)
       try:
-        results, step = _train(session, state, step, trace)
+        results = _train(session, state, step, trace)
       except RollbackError as error:
         # The state that is restored next needs the memory of this one.
         del state
@@ -86,13 +86,15 @@ def run(
   if config.log.curves and runtime.is_main():
     curves.draw(workdir)
   if runtime.is_main():
-    finished.record(session.ledger, step, results)
+    # The newest checkpoint is that of the last step, also after an early end.
+    last = session.checkpoints.latest_step() or 0
+    finished.record(session.ledger, last, results)
   return results
 
 
 def _train(
   session: Session, state: PyTree, step: int, trace: Profile
-) -> tuple[Results, int]:
+) -> Results:
   """Trains from a restored or initial state to the end of the run.
 
   Args:
@@ -102,8 +104,7 @@ def _train(
     trace: profiler of a range of steps.
 
   Returns:
-    The last metrics of each evaluator by name, and the number of updates
-    completed.
+    The last metrics of each evaluator, by name.
 
   Raises:
     PreemptedError: a signal arrived; the state is saved.
@@ -150,7 +151,7 @@ def _train(
   log.info('%s', ledger.summarise(events).line())
   if runtime.is_main() and (best := session.saving.best_line()):
     log.info('%s', best)
-  return results, step
+  return results
 
 
 def _between_steps(
