@@ -12,6 +12,8 @@ from vit_jax.errors import UserError
 from vit_jax.models.attention import cudnn
 from vit_jax.models.vit import Model
 
+pytestmark = pytest.mark.slow
+
 SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
 
 
@@ -43,18 +45,12 @@ def test_padding_of_the_caller_is_masked():
 @pytest.mark.parametrize(
   'options',
   [
-    pytest.param({}, marks=pytest.mark.slow),
-    # 16 tokens: an even number
-    pytest.param({'pool': 'gap'}, marks=pytest.mark.slow),
-    pytest.param({'qk_norm': True, 'gelu': 'exact'}, marks=pytest.mark.slow),
-    pytest.param(
-      {'position': 'rope2d', 'gelu': 'quick'}, marks=pytest.mark.slow
-    ),
+    {},
+    {'pool': 'gap'},  # 16 tokens: an even number
+    {'qk_norm': True, 'gelu': 'exact'},
+    {'position': 'rope2d', 'gelu': 'quick'},
     {'remat': 'dots'},
-    pytest.param(
-      {'layer_scale': 0.1, 'distilled': True, 'unroll': 3},
-      marks=pytest.mark.slow,
-    ),
+    {'layer_scale': 0.1, 'distilled': True, 'unroll': 3},
   ],
 )
 def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):
@@ -83,7 +79,6 @@ def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):
     assert np.linalg.norm(a - b) / scale < 0.1
 
 
-@pytest.mark.slow
 def test_tokens_are_padded_once_for_all_layers(gpu):
   """Seventeen tokens are padded once; each layer gets eighteen."""
   images = jnp.zeros((2, 16, 16, 3))

@@ -19,6 +19,8 @@ from vit_jax.errors import UserError
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained
 
+pytestmark = pytest.mark.slow
+
 CONFIG = 'tests/plugins/lab_config.py'
 FORMAT = 'tests.plugins.lab_weights'
 STOPPING = {'evals__lab__name': 'tests.plugins.lab_stopping'}
