@@ -60,6 +60,7 @@ def test_any_flipped_bit_is_detected(tmp_path, name):
   assert seen > 0.98 * 8 * len(json.dumps(content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('item', ['manifest', 'about'])
 def test_a_step_with_a_damaged_item_is_not_used(tmp_path, item):
   """The manifest and class names are checked; the older step is restored."""

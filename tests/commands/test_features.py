@@ -59,6 +59,7 @@ def held(path):
     return dict(file)
 
 
+@pytest.mark.slow
 def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
   """The file contains every good example once and in order, with its label."""
   out = tmp_path / 'f.npz'
@@ -81,6 +82,7 @@ def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
   assert sorted(os.listdir(tmp_path)) == ['f.npz']
 
 
+@pytest.mark.slow
 def test_files_and_another_preset(weights, tmp_path):
   """Paths keep their order; Parquet has the same columns and description."""
   parquet = pytest.importorskip('pyarrow.parquet')

@@ -360,6 +360,7 @@ def test_a_user_error_ends_with_code_2(argument, words):
   assert words in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'flag, meant',
   [

@@ -64,6 +64,7 @@ def test_two_crops_without_a_label(processes):
     assert (row[0] != row[1]).any()
 
 
+@pytest.mark.slow
 def test_a_step_without_labels_is_trained():
   """Batches have the compiled shapes; the loss decreases on eight devices."""
   changes = IMAGES | {'reader.on_bad_record': 'skip', 'schedule.base_lr': 0.01}

@@ -100,6 +100,7 @@ def torchvisions(height, width, area, aspect, number):
   return np.array(boxes)
 
 
+@pytest.mark.slow
 def test_boxes_have_torchvisions_distribution(monkeypatch):
   """Areas are uniform, and aspect ratios are log-uniform."""
   boxes = []

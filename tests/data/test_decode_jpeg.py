@@ -40,6 +40,7 @@ def jpegs(height, width):
   yield saved(image.convert('L'), 'JPEG')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('height, width', [(1, 1), (17, 9), (50, 70)])
 @pytest.mark.parametrize('library', ['libjpeg-turbo', 'simplejpeg'])
 def test_a_decoded_box_equals_the_whole_image(

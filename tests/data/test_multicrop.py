@@ -151,6 +151,7 @@ def test_views_equal_pillow():
       assert np.abs(crop - expected).max() <= 2
 
 
+@pytest.mark.slow
 def test_operations_have_the_published_probabilities(monkeypatch):
   """Frequencies are within five σ."""
   transform, calls = TrainTransform((8, 8), local_size=(8,)), []

@@ -53,6 +53,7 @@ def outcome(folder):
   return examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
 def test_no_flipped_bit_changes_an_example(copy, kind):
   """The shard is refused, a record is unreadable, or all are correct.

@@ -99,6 +99,7 @@ def test_float32_kernels_equal_the_formula(shape):
     assert error(ours, exact, name) < 5e-6, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('heads', [1, 2])
 def test_tiles_of_queries_equal_the_formula(heads, monkeypatch):
   """The scores of 200 queries do not fit; each tile has 128."""
@@ -111,10 +112,9 @@ def test_tiles_of_queries_equal_the_formula(heads, monkeypatch):
     assert error(ours, exact, name) < 5e-6, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', SHAPES[1:4] + SHAPES[-4:-1])
-@pytest.mark.parametrize(
-  'size', [pytest.param(0.3, marks=pytest.mark.slow), 1.0]
-)
+@pytest.mark.parametrize('size', [0.3, 1.0])
 def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
   arrays, dy = inputs(shape, 'bfloat16', size)
   exact = exactly(arrays, dy, shape[2])
@@ -134,7 +134,9 @@ def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
     pytest.param((1, 1, 144, 8, 80), marks=pytest.mark.slow),
   ],
 )
-@pytest.mark.parametrize('masked', [True, False])
+@pytest.mark.parametrize(
+  'masked', [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_offsets_equal_the_formula(shape, masked):
   """Offsets of heads, with gradients, and masks of windows (Swin)."""
   n, windows, tokens, heads, channels = shape

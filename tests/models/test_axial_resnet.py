@@ -66,6 +66,7 @@ def test_axial_attention_equals_numpy():
   np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_column_attention_is_row_attention_of_the_transpose():
   x, variables = random_map(3, 5)
   x = jnp.asarray(x)

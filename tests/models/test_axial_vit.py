@@ -97,6 +97,7 @@ def test_model_equals_numpy():
   np.testing.assert_allclose(out['logits'], logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, size', [('row', (4, 12)), ('column', (12, 4))])
 def test_a_single_row_or_column_is_full_attention(kind, size):
   """Without the other blocks, the model is a ViT."""

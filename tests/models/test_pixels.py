@@ -14,6 +14,7 @@ VIT = dict(tiny_vit.SIZES, dtype='float32')
 SWIN = dict(width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'make, sizes, method',
   [(ViT, VIT, None), (ViT, VIT, 'embed'), (Swin, SWIN, None)]

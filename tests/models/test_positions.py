@@ -177,6 +177,7 @@ def results(model, params, images):
   return out['logits'], out['layers'], tree.flatten(gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, at', LEARNT)
 def test_positions_with_parameters_equal_torch(kind, at):
   """Outputs of all layers, logits and gradients of parameters agree."""

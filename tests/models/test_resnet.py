@@ -184,6 +184,7 @@ def test_max_pooling_of_bit_pads_with_zeros():
   np.testing.assert_array_equal(same, np.full((1, 2, 2, 1), -2.0))
 
 
+@pytest.mark.slow
 def test_initial_values():
   """Heads start at their bias; units of a stem start as the identity."""
   model = resnet.Model(7, **TINY, head_bias=-10.0)
@@ -222,9 +223,8 @@ def test_predict_returns_the_last_map():
       predict(want)
 
 
-@pytest.mark.parametrize(
-  'remat', [pytest.param('full', marks=pytest.mark.slow), 'dots']
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('remat', ['full', 'dots'])
 def test_the_reference_is_the_same_function(remat):
   """Gradients do not depend on unrolling and rematerialization."""
   model = resnet.Model(3, **TINY, remat=remat, unroll=9)

@@ -112,6 +112,7 @@ def test_predict_returns_tokens_and_features():
   np.testing.assert_array_equal(run(headless, body, images), out['features'])
 
 
+@pytest.mark.slow
 def test_initial_values():
   """N(0, 0.02), and PyTorch's ±1/√inputs for the patch embedding."""
   model = Model(10, **TINY | dict(width=64))

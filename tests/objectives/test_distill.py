@@ -122,6 +122,7 @@ def test_loss_and_gradients_equal_torch(kind, share, tau, smoothing):
   assert all(not leaf.any() for leaf in jax.tree.leaves(of_teacher))
 
 
+@pytest.mark.slow
 def test_agreement_uses_the_distillation_head():
   """The two heads of the student agree with the teacher at other rates."""
   made = objective(mix=DeviceAugment(CLASSES))

@@ -106,6 +106,7 @@ def trained(keys, optimizer, steps=3):
   return of, states, logged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'keys, ours, theirs',
   [

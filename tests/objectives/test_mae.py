@@ -155,6 +155,7 @@ def test_the_number_of_visible_patches_is_rounded_down(mask_ratio, visible):
   assert (hidden.sum(axis=1) == COUNT - visible).all()
 
 
+@pytest.mark.slow
 def test_masks_and_dropout_have_different_keys(monkeypatch):
   """Otherwise, hidden patches and dropped paths would be correlated."""
   of, examples, keys = normed(), batch(), {}

@@ -27,6 +27,7 @@ def of_target(target, **head):
   return of, images, {k: np.asarray(v) for k, v in pictures._asdict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'target, cells', [('mean_color', 1), ('small_patch', 4)]
 )

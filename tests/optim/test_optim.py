@@ -150,6 +150,7 @@ def decayed(mask, params, name='adam'):
   return shrunk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 @pytest.mark.parametrize('pool', ['token', 'map'])
 def test_decay_masks(pool, name):

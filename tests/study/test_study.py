@@ -423,6 +423,7 @@ SHIPPED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, count, numbers', SHIPPED, ids=lambda x: str(x))
 def test_shipped_studies_are_complete(name, count, numbers, tmp_path):
   """All configs exist, with the keys that are set and the metric."""

@@ -41,6 +41,7 @@ def check(experiment, tmp_path):
   return after, read(ledger.path)
 
 
+@pytest.mark.slow
 def test_correct_kernels_are_used(tmp_path):
   """In bfloat16, the difference is well below the tolerance."""
   experiment = build(**{'model.dtype': 'bfloat16'})

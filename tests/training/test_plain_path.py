@@ -96,6 +96,7 @@ def test_losses_equal_the_plain_path(way):
   np.testing.assert_allclose(losses, expected, rtol=tolerance)
 
 
+@pytest.mark.slow
 def test_the_plain_path_uses_every_parameter():
   """The gradient of each parameter of the plain path is not zero."""
   moved = jax.tree.map(lambda p: p + 0.01, start_params())

@@ -48,6 +48,7 @@ def test_conversion_keeps_names_and_preprocessing(tmp_path, source, target):
     assert about['model']['norm_eps'] == 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'target', ['a.npz', 'a.safetensors', 'big_vision:a.npz', 'a', 'huggingface:a']
 )

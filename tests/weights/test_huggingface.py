@@ -298,6 +298,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', OPTIONS)
 def test_options_are_written(tmp_path, name):
   """The library's class with these options computes the same."""

@@ -99,6 +99,7 @@ def test_hybrids_equal_timm(tmp_path, depths, patch_size, size):
   allclose(out['logits'], logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['bit', 'hybrid'])
 def test_gradients_equal_torch(tmp_path, kind):
   """A unit that changes the shape and one that does not, and other layers.

@@ -29,6 +29,7 @@ def saved(path, number, changes=None, classes=3, **model):
   return str(path)
 
 
+@pytest.mark.slow
 def test_the_mean_of_several_formats(tmp_path):
   """All parameters are averaged; the description is that of the first."""
   preprocess = {'preprocess': {'resize': 'central', 'central_fraction': 0.5}}
@@ -50,6 +51,7 @@ def test_the_mean_of_several_formats(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_other_architectures_are_refused(tmp_path):
   """The message contains both paths and the first difference."""
   first = saved(tmp_path / 'a.npz', 1.0)

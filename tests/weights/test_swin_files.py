@@ -208,6 +208,7 @@ def test_gradients_equal_timm(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_conversion_from_timm_and_back_is_exact(tmp_path):
   """Everything that no array shows is kept as well."""
   theirs = timm_swin_transformer(64)
