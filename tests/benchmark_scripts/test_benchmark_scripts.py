@@ -1,8 +1,10 @@
 """Tests that every script in benchmarks/ runs, at its smallest size."""
 
 import importlib.util
+import runpy
 import subprocess
 import sys
+import types
 
 import cv2
 import numpy as np
@@ -95,8 +97,35 @@ def test_a_missing_compiler_is_one_message(name):
   assert gpus.EXTRA in err and 'Traceback' not in err
 
 
-@pytest.mark.parametrize('name', ['scaling', 'compile_time', 'gpu_flags'])
+@pytest.mark.parametrize(
+  'name', ['scaling', 'compile_time', 'gpu_flags', 'inference']
+)
 def test_slow_scripts_can_be_imported(name):
   """Their imports and flags are checked; tests/plan tests what they compile."""
   out = run('-c', f'import runpy; runpy.run_path("benchmarks/{name}.py")')
   assert out == ''
+
+
+@pytest.mark.parametrize(
+  ('memory', 'largest'), [(30, 0), (50, 1), (1_000, 32), (10**9, 2**14)]
+)
+def test_the_largest_batch_of_inference(memory, largest, monkeypatch):
+  """It is the largest power of two that fits, also with an uneven memory."""
+  inference = runpy.run_path(f'{cli.ROOT}/benchmarks/inference.py')
+  tried = []
+
+  def predict(config, target, per_core):
+    tried.append(per_core)
+    assert config.image_size == (210, 210)  # a multiple of H/14's patches
+    peak = 20 + 30 * per_core * (0.5 if per_core == 8 else 1)
+    if peak > memory:
+      return None
+    return {'rate': 7 - abs(per_core - 16), 'peak': peak, 'arguments': 20}
+
+  monkeypatch.setitem(inference['row'].__globals__, 'predict', predict)
+  target = types.SimpleNamespace(name='v3:1x1', hbm_bytes=memory)
+  row = inference['row']('ViT-H/14', 223, target)
+  assert row['largest_batch'] == largest
+  assert len(tried) == len({*tried}) <= 6
+  text = inference['table']([row | {'images_per_second': 1234}])
+  assert text.splitlines()[-1] == f'| ViT-H/14 | 1,234; {largest:,} |'

@@ -1,0 +1,233 @@
+"""Predicts Figure 12 of the paper: speed and memory of inference by image size.
+
+  python benchmarks/inference.py [--models=ViT-B/16,…] [--sizes=64,224,…]
+    [--topology=v3:1x1] [--csv=FILE] [--out=FILE.png]
+
+Compiles only the forward pass (`Objective.predict`, bfloat16, uint8 images,
+1,000 classes) for one chip, and prints the largest batch per core, a power of
+two, whose program fits in the memory of a core, and the images per second and
+core: the highest of the batches that were compiled. Nothing is run on an
+accelerator. A row takes one to five minutes; rows that the CSV file contains
+are not computed again. --topology=h100:1x1 predicts a GPU (see docs/gpus.md).
+
+An image size that is not a multiple of the patch size is reduced to one: H/14
+has 56, 126, 378 and 504 pixels in place of 64, 128, 384 and 512.
+"""
+
+import argparse
+import csv
+import pathlib
+import sys
+from typing import Any
+
+from vit_jax.plan import environment
+
+VIT, RESNET = 'configs/vit.py:data=jft,variant=', 'configs/resnet.py:variant='
+MODELS = {
+  **{f'ViT-{v}': f'{VIT}{v}' for v in ('B/32', 'L/32', 'B/16', 'L/16', 'H/14')},
+  **{f'R50+ViT-{v}': f'{VIT}R50+{v}' for v in ('B/32', 'B/16', 'L/32', 'L/16')},
+  **{v: f'{RESNET}{v}' for v in ('R50x1', 'R50x2', 'R152x2')},
+}
+SIZES = (64, 128, 224, 384, 512)
+COLUMNS = (
+  *('topology', 'model', 'pixels', 'images_per_second', 'at_batch'),
+  *('largest_batch', 'bytes_per_image'),
+)
+_FIRST = 8  # images per core of the first program
+_MOST = 2**14  # largest batch per core that is tried
+
+
+def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
+  """Compiles the forward pass for a batch.
+
+  Args:
+    config: completed config.
+    target: devices of `plan`.
+    per_core: images per device.
+
+  Returns:
+    `rate` (images per second and device), `peak` and `arguments` (bytes per
+    device), or None if the program does not fit.
+  """
+  import jax
+
+  from vit_jax.arrays import memory
+  from vit_jax.plan import gpus
+  from vit_jax.plan.evaluate import changed
+  from vit_jax.training.experiment import Experiment
+
+  devices = len(target.devices)
+  config = changed(config, batch_size=per_core * devices, micro_batches=1)
+  experiment = Experiment.build(config, target.devices)
+  platform = experiment.mesh.devices.flat[0].platform
+  options = experiment.model.compiler_options(platform, devices)
+  options |= gpus.COMPILER_OPTIONS if target.cluster else {}
+  with jax.set_mesh(experiment.mesh):
+    params = experiment.abstract_state().params
+    batch = {'image': experiment.abstract_batch()['image']}
+    predict = jax.jit(experiment.objective.predict, compiler_options=options)
+    try:
+      compiled = predict.lower(params, batch).compile()
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      return None
+  program = memory.program_bytes(compiled)
+  assert program is not None and target.hbm_bytes is not None
+  if program['peak'] > target.hbm_bytes:
+    return None
+  rate = per_core / seconds(compiled.as_text(), target)
+  return {'rate': rate, **program}
+
+
+def seconds(text: str, target: Any) -> float:
+  """Returns the predicted time of a program, given as optimized HLO."""
+  from vit_jax.plan import cost, gpu_cost, hlo
+
+  module = hlo.parse(text)
+  if target.cluster is not None:
+    return gpu_cost.of_program(module, target.cluster).total
+  total = cost.of_program(module, target)
+  cycles = total.estimated_cycles + total.uncounted_cycles
+  return cycles / target.chip.clock_hz + total.exposed_seconds
+
+
+def row(name: str, pixels: int, target: Any) -> dict[str, Any]:
+  """Finds the largest batch of a model at an image size, and its speed."""
+  from vit_jax.config import loading
+  from vit_jax.plan.evaluate import changed
+
+  config = loading.load(MODELS[name])
+  side = pixels // _patch(name) * _patch(name)
+  config = changed(
+    config,
+    image_size=(side, side),
+    num_classes=1_000,
+    # Scanned layers compile in a fraction of the time.
+    **({'model__unroll': 1} if 'unroll' in config.model else {}),
+  )
+  made = {_FIRST: predict(config, target, _FIRST)}
+  first = made[_FIRST]
+  batch, per_image = 0, 0.0
+  if first is not None:
+    per_image = (first['peak'] - first['arguments']) / _FIRST
+    available = target.hbm_bytes - first['arguments']
+    batch = _FIRST
+    while 2 * batch * per_image <= available and batch < _MOST:
+      batch *= 2
+  else:
+    batch = _FIRST // 2
+  # The estimate is usually right; otherwise, the neighbours are tried.
+  while batch and fits(made, batch, config, target) is None:
+    batch //= 2
+  while batch and batch < _MOST and fits(made, 2 * batch, config, target):
+    batch *= 2
+  known = {n: result['rate'] for n, result in made.items() if result}
+  best = max(known, key=lambda n: known[n]) if known else 0
+  return {
+    'topology': target.name,
+    'model': name,
+    'pixels': pixels,
+    'images_per_second': f'{known[best]:.4g}' if known else '',
+    'at_batch': best,
+    'largest_batch': batch,
+    'bytes_per_image': round(per_image),
+  }
+
+
+def fits(made: dict[int, Any], batch: int, config: Any, target: Any) -> Any:
+  """Returns the prediction for a batch, which is computed only once."""
+  if batch not in made:
+    made[batch] = predict(config, target, batch)
+  return made[batch]
+
+
+def _patch(name: str) -> int:
+  """Returns the patch size in the name of a ViT; 1 for a ResNet."""
+  return int(name.rpartition('/')[2]) if '/' in name else 1
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+  """Returns Markdown: images per second and largest batch by image size."""
+  sizes = sorted({int(each['pixels']) for each in rows})
+  lines = [
+    f'| model | {" | ".join(f"{size} px" for size in sizes)} |',
+    '|' + '---|' * (len(sizes) + 1),
+  ]
+  for name in dict.fromkeys(each['model'] for each in rows):
+    own = {int(r['pixels']): r for r in rows if r['model'] == name}
+    cells = [
+      f'{float(own[s]["images_per_second"] or 0):,.0f}; '
+      f'{int(own[s]["largest_batch"]):,}'
+      if s in own
+      else ''
+      for s in sizes
+    ]
+    lines.append(f'| {name} | {" | ".join(cells)} |')
+  return '\n'.join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: str) -> None:
+  """Draws both panels of Figure 12 with logarithmic axes."""
+  from vit_jax.analysis import plotting
+
+  figure = plotting.new_figure(8, 3.6)
+  panels = (
+    ('images_per_second', 'images per second and core, predicted'),
+    ('largest_batch', 'largest batch per core, predicted'),
+  )
+  sizes = sorted({int(each['pixels']) for each in rows})
+  for number, (key, label) in enumerate(panels):
+    axes = figure.add_subplot(1, 2, number + 1)
+    for index, name in enumerate(dict.fromkeys(r['model'] for r in rows)):
+      own = sorted(
+        (int(r['pixels']), float(r[key] or 0))
+        for r in rows
+        if r['model'] == name and float(r[key] or 0)
+      )
+      plotting.line(axes, tuple(zip(*own, strict=True)), index, name)
+    axes.set_xscale('log', base=2)
+    axes.set_yscale('log', base=2 if key == 'largest_batch' else 10)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    plotting.describe(axes, 'image size, pixels', label)
+  plotting.legend(figure, 'outside lower center', 6)
+  pathlib.Path(path).write_bytes(plotting.png(figure))
+
+
+def main() -> None:
+  from vit_jax.plan import gpus, topology
+
+  parser = argparse.ArgumentParser(description=(__doc__ or '').split('\n')[0])
+  parser.add_argument('--models', default=','.join(MODELS))
+  parser.add_argument('--sizes', default=','.join(map(str, SIZES)))
+  parser.add_argument('--topology', default='v3:1x1')
+  parser.add_argument('--csv', default='benchmarks/inference.csv')
+  parser.add_argument('--out', help='draw a picture to this .png')
+  arguments = parser.parse_args()
+  target = topology.find(arguments.topology)
+  if not target.compiles:
+    parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
+  path = pathlib.Path(arguments.csv)
+  rows = list(csv.DictReader(path.open())) if path.exists() else []
+  known = {(r['topology'], r['model'], int(r['pixels'])) for r in rows}
+  for name in arguments.models.split(','):
+    for pixels in map(int, arguments.sizes.split(',')):
+      if (target.name, name, pixels) in known:
+        continue
+      rows.append(row(name, pixels, target))
+      print(rows[-1], file=sys.stderr, flush=True)
+      with path.open('w') as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)
+  rows = [each for each in rows if each['topology'] == target.name]
+  print(f'{target.name}: images per second and core; largest batch per core\n')
+  print(table(rows))
+  if arguments.out:
+    draw(rows, arguments.out)
+
+
+if __name__ == '__main__':
+  environment.prepare(sys.argv)
+  main()
