@@ -256,6 +256,8 @@ def test_preprocessing_flags(trained, tmp_path):
     'central_fraction': 0.5,
     'interpolation': 'bicubic',
     'scaled_decoding': False,
+    'channels': 3,
+    'bits': 8,
     'image_size': [8, 8],
     'mean': [0.5] * 3,
     'std': [0.5] * 3,

@@ -172,9 +172,10 @@ def test_the_decoder_is_compared(tmp_path, monkeypatch):
     weights, total = right(scores, count)
     return (2 * weights, total) if wide[-1] == 4 else (weights, total)
 
-  def forward(*refs_and_part):
-    wide.append(refs_and_part[-1].heads)
-    tpu_kernels.forward(*refs_and_part)
+  def forward(*arguments):
+    *_, part, _ = arguments
+    wide.append(part.heads)
+    tpu_kernels.forward(*arguments)
 
   monkeypatch.setattr(tpu, 'forward', forward)
   monkeypatch.setattr(tpu_kernels, '_soft_max', wrong)
