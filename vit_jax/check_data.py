@@ -29,7 +29,7 @@ from vit_jax.cli import entry, process
 from vit_jax.config import loading, overrides
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build, build_section
-from vit_jax.data import exclusion, inspection, near_duplicates
+from vit_jax.data import contract, exclusion, inspection, near_duplicates
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.files import paths
@@ -218,7 +218,7 @@ def _overlap(
         'copy_of': {
           'split': split,
           'index': copy.other,
-          'where': _where(sources[split], copy.other),
+          'where': contract.where(sources[split], copy.other),
         },
       }
 
@@ -258,14 +258,9 @@ def _example(
   return {
     'split': split,
     'index': index,
-    'where': _where(source, index),
+    'where': contract.where(source, index),
     'class': source.class_names[label],
   }
-
-
-def _where(source: Source, index: int) -> str:
-  """Returns the location of an example, if the source provides it."""
-  return getattr(source, 'where', lambda _: '')(index)
 
 
 def _ignored(source: Any) -> list[str]:

@@ -70,8 +70,8 @@ class Source(Protocol):
 
     Returns:
       `image`, encoded bytes or pixels `[y, x, channels]`, uint8 or uint16;
-      `label`, int, unless the
-      source has no labels; and any further values that a custom transform uses.
+      `label`, int, unless the source has no labels; and any further values that
+      a custom transform uses.
 
     Raises:
       DecodeError: the record cannot be used (see `reader.on_bad_record`).
@@ -95,9 +95,8 @@ class Transform(Protocol):
 
     Supervised training uses `image` `[y, x, channels]`, uint8, or uint16 for
     images of 16 bits, and `label`, int32 `[]`. Several crops of an image are
-    one array, `[crops, y, x, channels]`. Numbers
-    have at most 32 bits. The keys `mask` and `replaced` are reserved for the
-    loader.
+    one array, `[crops, y, x, channels]`. Numbers have at most 32 bits. The keys
+    `mask` and `replaced` are reserved for the loader.
     """
     ...
 
@@ -137,6 +136,16 @@ class Preprocess(Transform, Protocol):
   def pixels(self, image: bytes | np.ndarray) -> Pixels:
     """Transforms an image without a label, for prediction."""
     ...
+
+
+def where(source: Any, index: int) -> str:
+  """Returns the location of an example; '' if the source has no locations.
+
+  Args:
+    source: a source; its method `where` is optional.
+    index: index of the example.
+  """
+  return getattr(source, 'where', lambda _: '')(index)
 
 
 def check_spec(transform: Transform) -> Spec:

@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from vit_jax.data import fingerprint
+from vit_jax.data import contract, fingerprint
 from vit_jax.data.contract import Source
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage.concatenation import Concatenation
@@ -91,7 +91,7 @@ class Remaining:
 
   def where(self, index: int) -> str:
     """Returns the location of an example, if the source provides it."""
-    return getattr(self._source, 'where', lambda _: '')(self._find(index))
+    return contract.where(self._source, self._find(index))
 
   def _find(self, index: int) -> int:
     """Returns the index of an example in the source."""
@@ -163,9 +163,10 @@ def without_listed(source: Source, path: str | None) -> Source:
   for number in np.linspace(0, len(indices) - 1, count).round().astype(int):
     index, entry = int(indices[number]), entries[number]
     if checksum(source, index) != entry['checksum']:
+      where = contract.where(source, index)
       raise UserError(
         f'{path} lists another image at the position {entry["position"]} of '
-        f'{entry["part"]!r} than {source.name} has ({_where(source, index)}). '
+        f'{entry["part"]!r} than {source.name} has ({where}). '
         f'{_OTHER_DATA}'
       )
   log.info('%s: %d examples are left out (%s)', source.name, len(indices), path)
@@ -192,7 +193,8 @@ def described(
     part, rows = parts[number]
     values = (part, int(rows[row]), checksum(source, index))
     lines.append(
-      dict(zip(_KEYS, values, strict=True)) | {'where': _where(source, index)}
+      dict(zip(_KEYS, values, strict=True))
+      | {'where': contract.where(source, index)}
     )
   return lines
 
@@ -225,10 +227,6 @@ def checksum(source: Source, index: int) -> str | None:
   if not isinstance(image, np.ndarray):
     image = np.frombuffer(image, np.uint8)
   return fingerprint.checksum(image)
-
-
-def _where(source: Source, index: int) -> str:
-  return getattr(source, 'where', lambda _: '')(index)
 
 
 def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int, UInt64
 
-from vit_jax.data import fingerprint, near_duplicates
+from vit_jax.data import contract, fingerprint, near_duplicates
 from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord, Source
 from vit_jax.errors import UserError
@@ -207,7 +207,7 @@ def _chunk(
       rows.append(row)
       moments += found
     except decode.DecodeError as error:
-      where = getattr(source, 'where', lambda _: '')(index)
+      where = contract.where(source, index)
       rows.append((_BAD, 0, 0, 0, 0))
       bad.append(BadRecord(index, where, str(error)))
   labels, heights, widths, contents, hashes = zip(*rows, strict=True)

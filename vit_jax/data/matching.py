@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from jaxtyping import Int
 
+from vit_jax.data import contract
 from vit_jax.data.contract import Source
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
@@ -64,7 +65,7 @@ class Relabelled:
 
   def where(self, index: int) -> str:
     """Returns the location of an example, if the source provides it."""
-    return getattr(self._source, 'where', lambda _: '')(index)
+    return contract.where(self._source, index)
 
   def _mapped(self, label: Any) -> int:
     label = int(label)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vit_jax.data import contract
 from vit_jax.data.contract import Source
 
 UNLABELLED = 0  # placeholder label, because transforms require a label
@@ -29,5 +30,4 @@ class Remaining:
 
   def where(self, index: int) -> str:
     """Returns the location of an example, if the source provides it."""
-    index += self._start
-    return getattr(self._source, 'where', lambda _: '')(index)
+    return contract.where(self._source, self._start + index)

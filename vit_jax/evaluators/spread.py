@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
+from vit_jax.data import contract
 from vit_jax.data.contract import Preprocess, Source
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
@@ -59,8 +60,7 @@ class Spread:
     file, or if the file contains several examples.
     """
     number = self.indices[index]
-    where = getattr(self.source, 'where', lambda _: '')
-    name = os.path.basename(str(where(number)))
+    name = os.path.basename(str(contract.where(self.source, number)))
     # A location with ', ' or ' @ ' is a position in a file of many examples.
     if not name or ', ' in name or ' @ ' in name:
       return f'example {number}'

@@ -54,8 +54,8 @@ class Objective(AroundModel):
     (value / 255 − mean) / std of each channel, as in the authors' code. The
     input of the encoder is in [-1, 1], as for all models here. The two differ
     by a linear map, which the patch embedding can learn. If the model
-      normalizes its input otherwise, or images are not RGB, the target is
-      normalized as the input is.
+    normalizes its input otherwise, or images are not RGB, the target is
+    normalized as the input is.
 
     Args:
       setting: setting of the run.

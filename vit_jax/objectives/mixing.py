@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt16
 from scipy.special import betaincinv
 
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.errors import check_range
 
 Images = UInt8[Array, 'n y x c'] | UInt16[Array, 'n y x c']
@@ -34,9 +35,6 @@ _QUANTILES = 2**12  # number of possible values of λ
 _ERASED_AREA = (0.02, 1 / 3)
 _ERASED_ASPECT = (0.3, 1 / 0.3)
 _ERASE_ATTEMPTS = 10
-# Mean and standard deviation of the pixels of ImageNet, RGB in [0, 1].
-MEAN = (0.485, 0.456, 0.406)
-DEVIATION = (0.229, 0.224, 0.225)
 
 
 def normalize(
@@ -239,7 +237,8 @@ def erase(images: Images, probability: float, key: Key[Array, '']) -> Images:
   chosen = jax.random.bernoulli(keys[4], probability, (n,)) & fits.any(axis=1)
   erased = _rectangle(*boxes) & chosen[:, None, None, None]
   noise = jax.random.normal(keys[5], images.shape)
-  noise = jnp.array(MEAN) + jnp.array(DEVIATION) * noise
+  mean, std = map(jnp.array, IMAGENET)
+  noise = mean + std * noise
   noise = jnp.round(255 * jnp.clip(noise, 0, 1)).astype(jnp.uint8)
   return jnp.where(erased, noise, images)
 

@@ -163,7 +163,7 @@ class Loader:
       contract.check_values(self.transform, values, self.spec)
       self._check_label(values)
     except DecodeError as error:
-      where = getattr(self.source, 'where', lambda _: '')(index)
+      where = contract.where(self.source, index)
       if self.on_bad_record == 'error':
         location = f' ({where})' if where else ''
         raise UserError(

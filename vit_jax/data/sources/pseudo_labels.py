@@ -16,7 +16,7 @@ from jaxtyping import Int
 from vit_jax.config import plugins, sections
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.config.sections import SECTIONS
-from vit_jax.data import fingerprint
+from vit_jax.data import contract, fingerprint
 from vit_jax.data.storage import files, hash_order, npz, splits
 from vit_jax.errors import UserError
 
@@ -101,8 +101,7 @@ class Source(splits.Selected):
 
   def where(self, index: int) -> str:
     """Returns the location of an image, if its source provides it."""
-    image_index = int(self._indices[self._row(index)])
-    return getattr(self._images, 'where', lambda _: '')(image_index)
+    return contract.where(self._images, int(self._indices[self._row(index)]))
 
   def _row(self, index: int) -> int:
     _, position = self._selection[index]

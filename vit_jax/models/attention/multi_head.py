@@ -11,7 +11,7 @@ time of a whole step on a TPU v3 by a tenth (benchmarks/RESULTS.md).
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -266,11 +266,7 @@ class Attention(nn.Module):
     layers = [project(name=name) for name in ('query', 'key', 'value')]
     weights = None
     if fused:
-      # The kernel adds the biases, and sums their gradients over blocks that
-      # are already in the memory of the core.
-      products = [layer.product(x) for layer in layers]
-      projections, biases = zip(*products, strict=True)
-      y = tpu.attend(projections, biases, self.num_heads)
+      y = attend_by_kernels(layers, x, self.num_heads)
     else:
       inputs = zip(layers, (x, context, context), strict=True)
       query, key, value = (layer(z) for layer, z in inputs)
@@ -298,6 +294,28 @@ class Attention(nn.Module):
       name='out',
     )
     return out(y), weights
+
+
+def attend_by_kernels(
+  layers: Sequence[Linear],
+  x: Float[Array, '*n t d'],
+  num_heads: int,
+  *offsets: Any,
+) -> Float[Array, '*n t d']:
+  """Computes self-attention by the TPU kernels.
+
+  The kernels add the biases of the layers, and sum their gradients over blocks
+  that are already in the memory of the core.
+
+  Args:
+    layers: flat layers that compute queries, keys and values.
+    x: tokens.
+    num_heads: number of heads.
+    *offsets: `relative` and `mask` of `tpu.attend`.
+  """
+  products = [layer.product(x) for layer in layers]
+  projections, biases = zip(*products, strict=True)
+  return tpu.attend(projections, biases, num_heads, *offsets)
 
 
 def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:

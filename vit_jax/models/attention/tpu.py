@@ -155,8 +155,7 @@ def _attend(
 
   All heads of `relative` are side by side in its last axis.
   """
-  args = projections, biases, relative, mask, num_heads
-  return _attend_forward(*args)[0]
+  return _attend_forward(projections, biases, relative, mask, num_heads)[0]
 
 
 def _attend_forward(
@@ -262,34 +261,8 @@ def _run(
       shape = (examples, *mask.shape[1:])
       in_specs.append(pl.BlockSpec(shape, lambda j, i, _: (i % blocks, 0, 0)))
 
-    def run_block(*refs: Ref) -> None:
-      count = len(inputs)
-      ins, outs = refs[:count], refs[count : count + len(out_shape)]
-      sums, offsets, d_relative = refs[count + len(outs) :], ins[own:], outs[4:]
-      if d_relative:
-
-        @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
-        def _():
-          d_relative[0][...] = jnp.zeros(d_relative[0].shape, jnp.float32)
-
-      def run_part(part: Part) -> None:
-        for i in range(examples):
-          # Biases and offsets of heads have one row for all examples.
-          def row(refs: Sequence[Ref], i: int = i) -> list[Ref]:
-            return [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
-
-          added = Offsets(*row(offsets)) if offsets else None
-          if added and d_relative:
-            added = added._replace(d_relative=row(d_relative)[0])
-          kernel(*row(ins[:own]), *row(outs[:4]), *sums, part, added)
-
-      for i, part in enumerate(parts):
-        # Parts are steps of the grid, so that their memory is shared.
-        run = functools.partial(run_part, part)
-        run() if len(parts) == 1 else pl.when(pl.program_id(2) == i)(run)
-
     results = pl.pallas_call(
-      run_block,
+      _on_block(kernel, parts, examples, own, len(inputs), len(out_shape)),
       out_shape=out_shape,
       # The offsets' gradient of a block of heads is a sum over all examples.
       grid=(inputs[0].shape[2] // lanes, n // examples, len(parts)),
@@ -317,6 +290,54 @@ def _run(
   with_axes = [x.reshape(*(1,) * (ndim - 2), *x.shape) for x in small]
   spec = (sharding.BATCH, *(None,) * (ndim - 2), 'model')
   return sharding.per_device(local, [*operands, *with_axes], *spec)
+
+
+def _on_block(
+  kernel: Callable[..., None],
+  parts: list[Part],
+  examples: int,
+  own: int,
+  inputs: int,
+  outputs: int,
+) -> Callable[..., None]:
+  """Returns a function that runs a kernel for a block of examples and heads.
+
+  Args:
+    kernel: `forward` or `backward`.
+    parts: the heads of the block. Each is a step of the grid, so that they
+      share their memory.
+    examples: number of examples of the block.
+    own: number of operands and biases, which precede the offsets.
+    inputs: number of all inputs.
+    outputs: number of outputs, the last of which is the gradient of the
+      offsets if there are five.
+  """
+
+  def run_block(*refs: Ref) -> None:
+    ins, outs = refs[:inputs], refs[inputs : inputs + outputs]
+    sums, offsets, d_relative = refs[inputs + outputs :], ins[own:], outs[4:]
+    if d_relative:
+
+      @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
+      def _():
+        d_relative[0][...] = jnp.zeros(d_relative[0].shape, jnp.float32)
+
+    def run_part(part: Part) -> None:
+      for i in range(examples):
+        # Biases and offsets of heads have one row for all examples.
+        def row(refs: Sequence[Ref], i: int = i) -> list[Ref]:
+          return [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
+
+        added = Offsets(*row(offsets)) if offsets else None
+        if added and d_relative:
+          added = added._replace(d_relative=row(d_relative)[0])
+        kernel(*row(ins[:own]), *row(outs[:4]), *sums, part, added)
+
+    for i, part in enumerate(parts):
+      run = functools.partial(run_part, part)
+      run() if len(parts) == 1 else pl.when(pl.program_id(2) == i)(run)
+
+  return run_block
 
 
 def tile_size(tokens: int, heads: int) -> int:

@@ -56,9 +56,7 @@ class WindowAttention(nn.Module):
     bias = table[relative.index(side)].transpose(2, 0, 1)  # [h, s, s]
     mask = self.windows.mask()
     if fused:
-      products = [layer.product(x) for layer in layers]
-      projections, biases = zip(*products, strict=True)
-      y = tpu.attend(projections, biases, self.num_heads, bias, mask)
+      y = multi_head.attend_by_kernels(layers, x, self.num_heads, bias, mask)
     else:
       inputs = [checkpoint_name(layer(x), layer.name) for layer in layers]
       bias = bias[None]
