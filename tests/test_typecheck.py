@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import jaxtyping
 import pytest
+import typeguard
 
+from tests.typecheck import typechecked
 from vit_jax.models.layers.mlp import Mlp
 from vit_jax.objectives import losses
 
@@ -24,3 +26,40 @@ def test_flax_modules_check_shapes():
   layer = Mlp(8, 0.0, 'tanh', jnp.dtype('float32'))
   with pytest.raises(jaxtyping.TypeCheckError, match='x'):
     layer.init(jax.random.key(0), jnp.zeros((3, 4)), None)
+
+
+@typechecked
+def checked(
+  a: int, *more: float, b: list[int] | None = None, **named: str
+) -> bool:
+  return a == 0
+
+
+@pytest.mark.parametrize(
+  ('args', 'kwargs'),
+  [
+    (('0',), {}),
+    ((0, 1.0, 'a'), {}),
+    ((0,), {'b': ['a']}),
+    ((0,), {'c': 1}),
+    ((), {'a': '0'}),
+  ],
+)
+def test_values_of_other_types_are_refused(args, kwargs):
+  with pytest.raises(typeguard.TypeCheckError):
+    checked(*args, **kwargs)
+
+
+def test_values_of_the_annotated_types_are_accepted():
+  """An int is allowed where a float is annotated."""
+  assert checked(0, 1, 2.0, b=[1], c='a')
+  assert not checked(a=1, b=None)
+
+
+def test_results_are_checked():
+  @typechecked
+  def wrong() -> int:
+    return 'a'  # pyright: ignore[reportReturnType]
+
+  with pytest.raises(typeguard.TypeCheckError):
+    wrong()

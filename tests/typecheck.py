@@ -2,11 +2,15 @@
 
 `typeguard.typechecked` itself compiles a function's source again. The hook
 passes generated functions, which have no source, so nothing would be checked.
-`typeguard.check_type` on each value does the same job.
+`typeguard.check_type` on each value does the same job. It is slow, so it is
+called only for values that are not instances of the annotated classes.
 """
 
 import functools
 import inspect
+import itertools
+import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -16,23 +20,58 @@ from typeguard import check_type
 def typechecked(function: Callable[..., Any]) -> Callable[..., Any]:
   """Checks arguments and result of each call against the annotations."""
   signature = inspect.signature(function)
-
-  def check(value: Any, annotation: Any) -> None:
-    if annotation is not inspect.Signature.empty:
-      check_type(value, annotation)
+  parameters = list(signature.parameters.values())
+  checks = {p.name: _check(p.annotation) for p in parameters}
+  check_result = _check(signature.return_annotation)
+  of_kind = {p.kind: checks[p.name] for p in parameters}
+  further = of_kind.get(inspect.Parameter.VAR_POSITIONAL, _accept)
+  named = of_kind.get(inspect.Parameter.VAR_KEYWORD, _accept)
+  positional = [
+    checks[p.name]
+    for p in parameters
+    if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+  ]
 
   @functools.wraps(function)
   def checked(*args: Any, **kwargs: Any) -> Any:
-    for name, value in signature.bind(*args, **kwargs).arguments.items():
-      parameter = signature.parameters[name]
-      values = {
-        parameter.VAR_POSITIONAL: lambda value: value,
-        parameter.VAR_KEYWORD: lambda value: value.values(),
-      }.get(parameter.kind, lambda value: [value])(value)
-      for each in values:
-        check(each, parameter.annotation)
+    for check, value in itertools.zip_longest(
+      positional[: len(args)], args, fillvalue=further
+    ):
+      check(value)
+    for name, value in kwargs.items():
+      checks.get(name, named)(value)
     result = function(*args, **kwargs)
-    check(result, signature.return_annotation)
+    check_result(result)
     return result
 
   return checked
+
+
+def _check(annotation: Any) -> Callable[[Any], Any]:
+  """Returns a function that raises an error for values of other types."""
+  if annotation in (inspect.Signature.empty, Any, object):
+    return _accept
+  classes = _classes(annotation)
+
+  def check(value: Any) -> None:
+    if not (classes and isinstance(value, classes)):
+      check_type(value, annotation)
+
+  return check
+
+
+def _classes(annotation: Any) -> tuple[type, ...]:
+  """Returns classes whose instances all conform to the annotation."""
+  if annotation is None:
+    return (types.NoneType,)
+  if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    parts = map(_classes, typing.get_args(annotation))
+    return tuple(itertools.chain.from_iterable(parts))
+  # `isinstance` does not accept list[int] and most protocols.
+  is_class = inspect.isclass(annotation) and not typing.get_origin(annotation)
+  is_protocol = getattr(annotation, '_is_protocol', False)
+  return (annotation,) if is_class and not is_protocol else ()
+
+
+def _accept(value: Any) -> None:
+  """Accepts any value."""

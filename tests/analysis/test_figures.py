@@ -62,6 +62,7 @@ def test_attention_times_values_gives_the_layers(small):
     np.testing.assert_allclose(x, got['layers'][:, index], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_kernels_and_plain_attention_give_the_same_figures():
   """Figures of both are equal for equal parameters, as are the logits."""
   sizes = SIZES | dict(width=128, num_heads=2, depth=2)

@@ -158,6 +158,7 @@ def test_training_flops_agree_with_published_values(variant, train_gflops):
   assert training / 1e9 == pytest.approx(train_gflops, rel=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'variant, epochs, exaflops',
   [

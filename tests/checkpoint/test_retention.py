@@ -33,6 +33,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('damage', DAMAGES)
 def test_a_step_with_damaged_metrics_is_kept(tmp_path, damage, caplog):
   """Later saves and starts work."""

@@ -53,6 +53,7 @@ def place(start, length, whole, rng, slack):
   return (start + rng.random(len(start))) / room
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size, settings', SETTINGS)
 def test_boxes_have_tensorflows_distribution(size, settings):
   """Compares sizes, positions and their combinations (Kolmogorov-Smirnov).

@@ -97,6 +97,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('replace', [_empty, _replace_by_file])
 def test_an_emptied_step_is_left_alone_and_logged(saved, replace, caplog):
   """It cannot be distinguished from a directory of the user."""
@@ -108,6 +109,7 @@ def test_an_emptied_step_is_left_alone_and_logged(saved, replace, caplog):
   assert _names(saved) == ['1', '2']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('damage', DAMAGES)
 def test_a_damaged_step_is_renamed_and_the_older_one_used(
   saved, damage, caplog
@@ -158,6 +160,7 @@ def test_a_config_of_another_model_is_a_user_error(saved):
   assert _names(saved) == ['1', '2']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices, fsdp', [(4, 1), (8, 4), (2, 2)])
 def test_a_step_is_restored_on_any_mesh(saved, devices, fsdp):
   other = experiment(devices, fsdp)
@@ -168,6 +171,7 @@ def test_a_step_is_restored_on_any_mesh(saved, devices, fsdp):
     assert leaf.sharding == expected[path].sharding, path
 
 
+@pytest.mark.slow
 def test_checksums_do_not_depend_on_the_mesh():
   """One changed element changes the checksum of its leaf."""
   sums = []
@@ -198,6 +202,7 @@ def test_retention_keeps_newest_and_best(tmp_path):
   assert _names(tmp_path / 'c') == ['2', '4', '5']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('late', [False, True])
 def test_the_best_step_is_kept_after_a_restart(tmp_path, late):
   """A metric may be written when an interrupted evaluation is repeated."""

@@ -50,6 +50,7 @@ def test_float32_attention_equals_the_formula(shape, size):
     np.testing.assert_allclose(ours, theirs, atol=3e-6 * scale * max(1, size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('size', [0.3, 1.0, 3.0])
 def test_bfloat16_attention_is_as_exact_as_flax(shape, size):

@@ -125,6 +125,7 @@ def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
     assert error(ours, exact, name) < 1.1 * error(xla, exact, name), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'shape',
   [

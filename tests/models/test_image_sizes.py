@@ -60,6 +60,7 @@ def for_other(params, offset):
   return tree.unflatten(flat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('offset', [0.0, 0.1])
 @pytest.mark.parametrize('kind, at, options', CASES)
 def test_learned_positions_are_interpolated_as_in_dino(

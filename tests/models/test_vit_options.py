@@ -107,6 +107,7 @@ def their_results(model, images):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
 def test_options_equal_timm(case):
   """Logits, outputs of all layers and all gradients agree."""

@@ -180,6 +180,7 @@ def test_loss_and_gradients_equal_the_original(crops, head):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 def test_feature_std_metric():
   """Standard deviation of the teacher's unit features: 0 if all are alike."""
   of, (params, extra), batch = objective(), state(), batch_of(0)

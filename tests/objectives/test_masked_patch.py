@@ -154,6 +154,7 @@ def official(tensors, examples, corrupted, hidden, seen, target):
   return F.cross_entropy(outputs.reshape(-1, 512), classes.reshape(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('target', ['mean_color', 'small_patch', 'pixels'])
 def test_loss_and_gradients_equal_the_paper(target):
   """Gradients agree to 1e-5 of their largest entry."""

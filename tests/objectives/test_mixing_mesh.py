@@ -48,6 +48,7 @@ def train(objective, mesh, steps=4):
   return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('settings', MIXES)
 def test_mixing_is_the_same_on_any_mesh(settings):
   """One device, data=8 and data=2 fsdp=2 model=2: the same bits."""

@@ -52,6 +52,7 @@ def test_the_most_likely_colour_of_each_cell_is_drawn(target, cells):
   )
 
 
+@pytest.mark.slow
 def test_predicted_pixels_and_visible_patches_are_drawn():
   """Corrupted patches are predicted, hidden or not; hidden ones are grey."""
   ramp = np.linspace(-1, 1, SIDE * SIDE * 3)

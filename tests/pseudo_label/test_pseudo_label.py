@@ -83,6 +83,7 @@ def opened(path, **images):
   return pseudo_labels.Source('train', path=path, **images)
 
 
+@pytest.mark.slow
 def test_labels_are_the_teachers_probabilities(file, plain, threshold):
   """42 of 53 images are good; the confident ones are balanced and counted."""
   path, result = file
@@ -151,6 +152,7 @@ def test_other_images_are_refused(file, tmp_path):
       opened(str(wrong))
 
 
+@pytest.mark.slow
 def test_an_interruption_changes_nothing(
   weights, threshold, file, tmp_path, monkeypatch
 ):

@@ -43,6 +43,7 @@ def lines(workdir):
   return found
 
 
+@pytest.mark.slow
 def test_an_interval_of_the_log_continues_after_a_restart(workdir):
   """Step 4 is logged with the mean of steps 1 to 4.
 

@@ -48,6 +48,7 @@ def started(**changes):
   return experiment, setting, state
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_at_the_end(tmp_path):
   """Five images of the split are used, and there are no metrics."""
   experiment, setting, state, evaluations = built(tmp_path)

@@ -65,6 +65,7 @@ def logits(model, params):
   return apply(params, tiny_vit.images_of(2, SIZE, SIZE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
 @pytest.mark.parametrize('scanned', [False, True])
 def test_big_vision_files_give_the_same_logits(tmp_path, pool, scanned):

@@ -31,6 +31,7 @@ def source(tmp_path):
   return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'target', ['a.npz', 'a.safetensors', 'big_vision:a.npz', 'a', 'huggingface:a']
 )

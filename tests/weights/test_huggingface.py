@@ -241,6 +241,7 @@ def test_models_with_distillation_and_epsilon_equal_the_library(
   references.agree(model, params, reference, **statistics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['Dinov2', 'Dinov2WithRegisters'])
 @pytest.mark.parametrize('gated', [False, True])
 def test_dinov2_equals_the_library(tmp_path, kind, gated):

@@ -69,6 +69,7 @@ def test_bit_equals_timm(tmp_path):
   allclose(ours, logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'depths, patch_size, size', [((2, 1), 1, (30, 45)), ((), 4, (64, 32))]
 )

@@ -250,6 +250,7 @@ def test_small_windows_keep_their_size(tmp_path):
     pretrained.save(f'huggingface:{tmp_path}/x', params, about)
 
 
+@pytest.mark.slow
 def test_conversion_from_hugging_face_and_back_is_exact(tmp_path):
   """The library opens what was written, offline, and computes the same."""
   theirs = hugging_face_swin(64)

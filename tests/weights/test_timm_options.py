@@ -29,6 +29,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', OPTIONS)
 def test_options_equal_timm_both_ways(tmp_path, kind):
   """Weights are read from timm and written back."""
