@@ -11,6 +11,7 @@ import tiny_vit
 from vit_jax import checkpoint, evaluate, predict
 from vit_jax.arrays import host, sharding
 from vit_jax.config import overrides
+from vit_jax.data.sources import objectnet
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
@@ -293,3 +294,30 @@ def test_figures_are_not_evaluated_by_default():
   assert list(sections) == ['dev', 'test']
   assert sections['dev']['split'] == 'train[98%:]'
   assert list(evaluate._evaluator_sections({}, None)) == ['classification']
+
+
+def test_objectnet_counts_any_of_the_corresponding_classes(tmp_path):
+  """The head always prefers a folding chair, then a mountain bike."""
+  for name in objectnet.IMAGENET_CLASSES:
+    folder = tmp_path / 'objectnet-1.0/images' / name
+    folder.mkdir(parents=True)
+    pixels = np.full((10, 10, 3), 90, np.uint8)
+    cv2.imwrite(str(folder / '1.png'), pixels)
+    cv2.imwrite(str(folder / '2.png'), pixels)
+  model = Model(1_000, **tiny_vit.SIZES)
+  params = tiny_vit.noise_params(model, (8, 8))
+  bias = np.zeros(1_000, np.float32)
+  bias[[559, 671, 1, 2, 3]] = 9, 8, 7, 7, 7  # n03376595, n03792782, no class
+  params['head'] = jax.tree.map(np.zeros_like, params['head']) | {'bias': bias}
+  npz.save(str(tmp_path / 'head.npz'), params, {})
+  given = dict(dataset='objectnet', data_dir=str(tmp_path), split='test')
+  path, kind = str(tmp_path / 'head.npz'), dict(evaluator='calibration')
+  labels = '--config.evals.calibration.labels=imagenet_labels'
+  found = _run(path, labels, **kind, **given)
+  assert found['data'] == 'objectnet/test' and found['count'] == 2 * 113
+  assert found['accuracy'] == pytest.approx(1 / 113)  # chairs
+  assert found['top5'] == pytest.approx(2 / 113)  # and bicycles
+  # Without the flag, only the first of the corresponding classes is correct.
+  assert _run(path, **kind, **given)['accuracy'] == 0
+  with pytest.raises(UserError, match="labels.*'imagenet_labels'"):
+    _run(path, labels[:-1], **kind, **given)

@@ -1,0 +1,271 @@
+"""ObjectNet: photographs of household objects in unusual places and views.
+
+Of the 313 classes, 113 correspond to one or several of ImageNet's 1,000
+classes. As in the paper of ObjectNet (Barbu et al., NeurIPS 2019) and in BiT
+(arXiv 1912.11370), only the images of these classes are used. A prediction
+among the 1,000 classes is correct if it is one of the corresponding classes;
+`labels='imagenet_labels'` of the evaluator `calibration` applies this rule.
+
+The correspondence is that of ObjectNet's authors (`mappings` in the archive;
+abarbu/objectnet-template-tensorflow, `mapping_files`). Each image has a red
+border of 1 pixel, which is removed. ObjectNet is a test set: its licence does
+not allow tuning the parameters of any model on it.
+"""
+
+import copy
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds_lib
+
+from vit_jax.config import plugins
+from vit_jax.data import fingerprint
+from vit_jax.data.images.decode import decode
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.sources import tfds
+from vit_jax.data.storage import class_folders, files, hash_order, splits
+from vit_jax.errors import UserError
+
+_FOLDER = 'objectnet-1.0/images'
+_KEY = 'imagenet_labels'
+_BORDER = 1  # pixels
+# Indices of the corresponding ImageNet classes (sorted by WordNet id, as in
+# TFDS), by folder.
+IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {
+  'alarm_clock': (409, 530),
+  'backpack': (414,),
+  'banana': (954,),
+  'band_aid': (419,),
+  'basket': (790,),
+  'beer_bottle': (440,),
+  'bench': (703,),
+  'bicycle': (444, 671),
+  'binder_closed': (446,),
+  'bottle_cap': (455,),
+  'bread_loaf': (930,),
+  'broom': (462,),
+  'bucket': (463,),
+  'butchers_knife': (499,),
+  'can_opener': (473,),
+  'candle': (470,),
+  'cellphone': (487,),
+  'chair': (423, 559, 765),
+  'clothes_hamper': (588,),
+  'coffee_french_press': (550,),
+  'combination_lock': (507,),
+  'computer_mouse': (673,),
+  'desk_lamp': (846,),
+  'doormat': (539,),
+  'dress': (578,),
+  'dress_shoe_men': (630,),
+  'drill': (740,),
+  'drinking_cup': (968,),
+  'drying_rack_for_dishes': (729,),
+  'envelope': (549,),
+  'fan': (545,),
+  'frying_pan': (567,),
+  'full_sized_towel': (434,),
+  'hair_dryer': (589,),
+  'hammer': (587,),
+  'hand_towel_or_rag': (533,),
+  'helmet': (518, 560),
+  'iron_for_clothes': (606,),
+  'jeans': (608,),
+  'keyboard': (508,),
+  'ladle': (618,),
+  'lampshade': (619,),
+  'laptop_open': (620,),
+  'lemon': (951,),
+  'letter_opener': (623,),
+  'lighter': (626,),
+  'lipstick': (629,),
+  'match': (644,),
+  'measuring_cup': (647,),
+  'microwave': (651,),
+  'mixing_salad_bowl': (659,),
+  'monitor': (664,),
+  'mug': (504,),
+  'nail_fastener': (677,),
+  'necklace': (679,),
+  'orange': (950,),
+  'padlock': (695,),
+  'paintbrush': (696,),
+  'paper_towel': (700,),
+  'pen': (418, 563, 749),
+  'pill_bottle': (720,),
+  'pillow': (721,),
+  'pitcher': (725,),
+  'plastic_bag': (728,),
+  'plate': (923,),
+  'plunger': (731,),
+  'pop_can': (737,),
+  'portable_heater': (811,),
+  'printer': (742,),
+  'remote_control': (761,),
+  'ruler': (769,),
+  'running_shoe': (770,),
+  'safety_pin': (772,),
+  'salt_shaker': (773,),
+  'sandal': (774,),
+  'screw': (783,),
+  'shovel': (792,),
+  'skirt': (601, 655, 689),
+  'sleeping_bag': (797,),
+  'soap_dispenser': (804,),
+  'sock': (806,),
+  'soup_bowl': (809,),
+  'spatula': (813,),
+  'speaker': (632,),
+  'still_camera': (732, 759),
+  'strainer': (828,),
+  'stuffed_animal': (850,),
+  'suit_jacket': (834,),
+  'sunglasses': (837,),
+  'sweater': (841,),
+  'swimming_trunks': (842,),
+  't-shirt': (610,),
+  'teapot': (849,),
+  'tennis_racket': (752,),
+  'tie': (457, 906),
+  'toaster': (859,),
+  'toilet_paper_roll': (999,),
+  'trash_bin': (412,),
+  'tray': (868,),
+  'tv': (851,),
+  'umbrella': (879,),
+  'vacuum_cleaner': (882,),
+  'vase': (883,),
+  'wallet': (893,),
+  'watch': (531,),
+  'water_bottle': (898,),
+  'weight_exercise': (543,),
+  'weight_scale': (778,),
+  'wheel': (479, 694),
+  'whistle': (902,),
+  'wine_bottle': (907,),
+  'winter_glove': (658,),
+  'wok': (909,),
+}
+
+
+@plugins.operational('data_dir')
+class Source(splits.Selected):
+  """The images of ObjectNet that belong to classes of ImageNet.
+
+  Attributes:
+    name: name for messages, such as 'objectnet/test'.
+    num_classes: number of ImageNet's classes, 1,000.
+    class_names: WordNet ids of ImageNet's classes, as in TFDS.
+  """
+
+  def __init__(self, split: str, /, *, data_dir: str | None = None):
+    """Lists the files; images are read when they are needed.
+
+    Args:
+      split: 'test', or a part of it, such as 'test[:10%]', which contains the
+        same fraction of each class.
+      data_dir: directory that contains `objectnet-1.0/images`, the unpacked
+        objectnet-1.0.zip of objectnet.dev; by default as for TFDS.
+
+    Raises:
+      UserError: the directory does not exist, or lacks one of the 113 classes;
+        or there is no such split.
+    """
+    self._root = root(data_dir)
+    listing = class_folders.listing(
+      self._root, endings=('.png',), allow_empty=True
+    )
+    found = dict(zip(listing.classes, listing.counts.tolist(), strict=True))
+    missing = [name for name in IMAGENET_CLASSES if not found.get(name)]
+    if missing:
+      raise UserError(
+        f'{self._root} has no PNG images of {missing[0]!r} and '
+        f'{len(missing) - 1} others of the {len(IMAGENET_CLASSES)} classes '
+        'that correspond to ImageNet classes: unpack objectnet-1.0.zip again.'
+      )
+    folders = np.repeat(np.array(listing.classes), listing.counts)
+    used = np.isin(folders, list(IMAGENET_CLASSES))
+    self._paths, self._folders = listing.paths[used], folders[used]
+    self._selection = splits.Selection(
+      split, {'test': len(self._paths)}, self._cut_order
+    )
+    self.name = f'objectnet/{split}'
+    names = tfds_lib.core.tfds_path('datasets/imagenet2012/labels.txt')
+    self.class_names = names.read_text().split()
+    self.num_classes = len(self.class_names)
+    self._with_all_labels = False
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    """Returns an image without its border.
+
+    `label` is the first corresponding ImageNet class.
+
+    Raises:
+      DecodeError: the image cannot be decoded, or consists of the border.
+    """
+    _, position = self._selection[index]
+    pixels = decode(files.read_image(self.where(index)))
+    inner = pixels[_BORDER:-_BORDER, _BORDER:-_BORDER]
+    if not inner.size:
+      raise DecodeError(
+        f'{pixels.shape[1]} x {pixels.shape[0]} pixels; there must be at least '
+        'one within the border of 1 pixel'
+      )
+    labels = list(IMAGENET_CLASSES[str(self._folders[position])])
+    example = {'image': np.ascontiguousarray(inner), 'label': labels[0]}
+    return example | ({_KEY: labels} if self._with_all_labels else {})
+
+  def with_labels(self, key: str) -> 'Source':
+    """Returns the same source, whose examples also contain all correct labels.
+
+    Args:
+      key: 'imagenet_labels'.
+
+    Raises:
+      UserError: the key has another value.
+    """
+    if key != _KEY:
+      raise UserError(
+        f'{self.name} has no field {key!r} with lists of labels; set it to '
+        f'{_KEY!r}.'
+      )
+    other = copy.copy(self)
+    other._with_all_labels = True
+    return other
+
+  def where(self, index: int) -> str:
+    """Returns the file of an example."""
+    _, position = self._selection[index]
+    return f'{self._root}/{os.fsdecode(self._paths[position])}'
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Dataset fingerprint; see `data.fingerprint`."""
+    paths = (self._paths[rows] for _, rows in self._selection.rows())
+    return fingerprint.sampled(self, *paths)
+
+  def _cut_order(self, split: str) -> np.ndarray:
+    del split
+    _, numbers = np.unique(self._folders, return_inverse=True)
+    return hash_order.by_class(self._paths, numbers)
+
+
+def root(data_dir: str | None) -> str:
+  """Returns the directory of the class folders.
+
+  Args:
+    data_dir: see `Source`.
+
+  Raises:
+    UserError: the directory is remote, or does not exist.
+  """
+  place = os.fspath(tfds.default_data_dir(data_dir))
+  path = f'{files.local(place, "the source objectnet")}/{_FOLDER}'
+  if not os.path.isdir(path):
+    raise UserError(
+      f'there is no directory {path}: unpack objectnet-1.0.zip of '
+      'objectnet.dev, and set source.data_dir (--data_dir) to the directory '
+      'that contains objectnet-1.0.'
+    )
+  return path
