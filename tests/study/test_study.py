@@ -21,6 +21,7 @@ from vit_jax.study import __main__ as command
 from vit_jax.study import chains, contents, picture, tables
 from vit_jax.study.chains import ExtraFlags
 from vit_jax.study.contents import (
+  Derived,
   Evaluation,
   Figure,
   Number,
@@ -256,9 +257,10 @@ def test_a_row_that_needs_weights(tmp_path, capsys, caplog):
 def test_variants_of_imagenet_have_its_classes(tmp_path):
   """Labels are matched by name, so all names must be those of ImageNet."""
   [row] = contents.load('configs/studies/robustness.py').rows.values()
-  assert len(row.transfers) == 5 + 75 and len(row.columns) == 1 + 6
+  assert len(row.transfers) == 5 + 2 + 75 and len(row.columns) == 1 + 9
   datasets = {each.dataset for each in row.transfers.values()}
-  assert len(datasets) == 80
+  assert len(datasets) == 81
+  datasets.remove('objectnet')  # it is a source of its own
   names = {}
   for dataset in datasets:
     kind = dataset.partition('/')[0]
@@ -272,6 +274,103 @@ def test_variants_of_imagenet_have_its_classes(tmp_path):
   expected = names['imagenet2012']
   assert len(expected) == 1_000
   assert all(each == expected for each in names.values())
+
+
+def test_a_column_derived_from_others(tmp_path):
+  """It is computed from means over runs, when all of them are finished."""
+  final = Stage(TUNING, 'test/accuracy', seeds=(0, 1))
+  task = Task(command='finetune', final=final)
+  ratio = Derived(['B', 'V/a'], lambda values: values['V/a'] / values['B'])
+  derived = Row(
+    pretrain=Stage(CONFIG, 'test/accuracy'),
+    transfers={'V/a': task, 'V/b': task, 'B': FEW},
+    derived={'ratio': ratio},
+    paper={'ratio': Number(50)},
+  )
+  assert derived.columns == ['pre-training', 'V', 'B', 'ratio']
+  shown = Study(
+    title='s', rows={'r': derived}, figure=Figure('images', ('ratio',))
+  )
+
+  def now():
+    return chains.of_row('r', derived, str(tmp_path), ExtraFlags(), 'w')
+
+  *first, last = all_ready(now())
+  for run, value in zip(first, (0.25, 0.75, 0.1, 0.1), strict=True):
+    finish(run, value)
+  assert now().spread('ratio') is None
+  assert '| – (50) |' in tables.markdown(shown, {'r': now()})
+  finish(last, 0.8)
+  assert str(now().spread('ratio')) == '62.50'  # of .5 and .8
+  assert tables.points('ratio', now()) == (62.5, 0)
+  assert '| 62.50 (50) |' in tables.markdown(shown, {'r': now()})
+  found = list(csv.DictReader(io.StringIO(tables.rows(shown, {'r': now()}))))
+  assert [
+    (line['stage'], float(line['value']))
+    for line in found
+    if line['column'] == 'ratio'
+  ] == [('derived', 0.625), ('paper', 0.5)]
+  (pathlib.Path(first[0].workdir) / 'diverged.json').write_text('{}')
+  assert str(now().spread('ratio')) == 'diverged'
+  assert tables.points('ratio', now()) is None
+
+
+# Errors of AlexNet in %, typed in again in another order.
+ALEXNET = dict(
+  brightness=56.4592,
+  contrast=85.3204,
+  defocus_blur=81.9880,
+  elastic_transform=64.6056,
+  fog=81.9324,
+  frost=82.6572,
+  gaussian_noise=88.6428,
+  glass_blur=82.6268,
+  impulse_noise=92.2640,
+  jpeg_compression=60.6500,
+  motion_blur=78.5948,
+  pixelate=71.7840,
+  shot_noise=89.4468,
+  snow=86.6816,
+  zoom_blur=79.8360,
+)
+
+
+def test_mean_corruption_error(tmp_path):
+  """AlexNet has 100 %; the other columns do not need ImageNet-C."""
+  found = contents.load('configs/studies/robustness.py:columns=mCE')
+  [row] = found.rows.values()
+  assert len(row.transfers) == 75 and len(ALEXNET) == 15
+
+  def table(accuracy):
+    folder = str(tmp_path / str(len(list(tmp_path.iterdir()))))
+    for run in all_ready(chains.of_row('r', row, folder, ExtraFlags(), 'w')):
+      [flag] = [f for f in run.flags if f.startswith('--dataset=')]
+      name, _, severity = flag.partition('/')[2].rpartition('_')
+      finish(run, accuracy(name, int(severity)))
+    chain = chains.of_row('r', row, folder, ExtraFlags(), 'w')
+    [line] = [
+      line.split(' | ')
+      for line in tables.markdown(found, {'weights': chain}).splitlines()
+      if line.startswith('| weights')
+    ]
+    return [float(cell.strip(' |')) for cell in line[1:]]
+
+  # An error of 10, 20, 30, 40 and 50 % for each corruption has the mean 30 %.
+  by_hand = sum(30 / error for error in ALEXNET.values()) / 15
+  accuracy, mce = table(lambda name, severity: 1 - severity / 10)
+  assert accuracy == 70 and mce == pytest.approx(100 * by_hand, abs=0.005)
+  spread = {1: -0.02, 2: 0.02, 3: 0, 4: 0.01, 5: -0.01}
+  itself = table(lambda name, s: 1 - ALEXNET[name] / 100 + spread[s])
+  assert itself[1] == 100
+  rest = contents.load('configs/studies/robustness.py:columns=Object')
+  assert rest.rows['weights'].columns == [
+    *('pre-training', 'ObjectNet', 'ObjectNet top-5')
+  ]
+  assert rest.published['ViT-H/14'].paper == {
+    'ObjectNet': Number(61.7),
+    'ObjectNet top-5': Number(82.1),
+  }
+  assert found.published['MAE H'].paper == {'ImageNet-C mCE': Number(33.8)}
 
 
 def test_early_stopping_transfers_from_the_best_step(tmp_path):
@@ -388,6 +487,16 @@ def test_messages_of_wrong_studies():
     (
       lambda: Study(title='s', rows={'a': row()}, figure=Figure('x')),
       "'x'; allowed",
+    ),
+    (
+      lambda: Row(
+        pretrain=None, transfers={'B': FEW}, derived={'d': Derived('A', max)}
+      ),
+      "'d'.*'A'",
+    ),
+    (
+      lambda: contents.load('configs/studies/robustness.py:columns=D'),
+      'columns=D.*ObjectNet',
     ),
     (lambda: contents.load(CONFIG), r'get_study\(\)'),
     (lambda: contents.load('configs/studies/finetuned.py:table=4'), '2, 5, 6'),

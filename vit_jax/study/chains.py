@@ -5,10 +5,10 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vit_jax.study.contents import UPSTREAM, Evaluation, Row
+from vit_jax.study.contents import UPSTREAM, Derived, Evaluation, Row
 from vit_jax.sweeps import grid, jobs, stages
 from vit_jax.sweeps.grid import FINAL, Run, Task
 from vit_jax.sweeps.results import Spread
@@ -39,10 +39,12 @@ class Chain(NamedTuple):
       given.
     transfers: progress of the transfers of all pre-trainings, by the keys of
       `Row.transfers`.
+    derived: `Row.derived`.
   """
 
   pretrain: Progress
   transfers: dict[str, Progress]
+  derived: Mapping[str, Derived] = {}
 
   @property
   def progress(self) -> list[Progress]:
@@ -53,10 +55,12 @@ class Chain(NamedTuple):
     """Returns the value of a column; None if one of its runs is not finished.
 
     A column with several transfers has the mean over the transfers, without a
-    standard deviation.
+    standard deviation, and a derived column the value of its function.
     """
     if column == UPSTREAM:
       found = [self.pretrain]
+    elif column in self.derived:
+      found = [self.transfers[key] for key in self.derived[column].of]
     else:
       found = [
         progress
@@ -70,6 +74,8 @@ class Chain(NamedTuple):
       for part in found
       if (values := [s.value for s in part.scores if s.run.stage == FINAL])
     ]
+    if column in self.derived:
+      return _derived(self.derived[column], spreads)
     if len(spreads) < 2 or len(spreads) < len(found):
       return spreads[0] if spreads else None
     mean = math.fsum(spread.mean for spread in spreads) / len(spreads)
@@ -117,7 +123,23 @@ def of_row(
     )
     for key in row.transfers
   }
-  return Chain(pretrain, transfers)
+  return Chain(pretrain, transfers, row.derived)
+
+
+def _derived(derived: Derived, spreads: Sequence[Spread]) -> Spread | None:
+  """Returns the value of a derived column; None if a transfer has no runs.
+
+  Args:
+    derived: definition of the column.
+    spreads: value of each transfer in `derived.of` that has runs.
+  """
+  if len(spreads) < len(derived.of):
+    return None
+  means = [spread.mean for spread in spreads]
+  value = -math.inf  # as for a single run that diverged
+  if all(map(math.isfinite, means)):
+    value = derived.function(dict(zip(derived.of, means, strict=True)))
+  return Spread(value, math.nan, len(means))
 
 
 def num_runs(row: Row, pretrained: bool) -> int:

@@ -6,7 +6,7 @@ which returns a `Study`. The argument is the text after a colon, as in
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import loading
@@ -58,6 +58,19 @@ class OtherMetric(NamedTuple):
 Transfer = Task | Evaluation | OtherMetric
 
 
+class Derived(NamedTuple):
+  """A column whose value is computed from those of several transfers.
+
+  Attributes:
+    of: keys of the transfers in `Row.transfers`.
+    function: function from {key: mean over the runs of the transfer}, fractions
+      as in metrics.jsonl, to the value of the column, which is shown in %.
+  """
+
+  of: Sequence[str]
+  function: Callable[[Mapping[str, float]], float]
+
+
 class Number(NamedTuple):
   """A published number and its standard deviation, in %."""
 
@@ -91,6 +104,7 @@ class Row:
       `UPSTREAM`. None if --weights must specify the weights.
     transfers: transfers by column, or by 'COLUMN/NAME'. The transfers of a
       column, for example 'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
+    derived: columns that are computed from the transfers, by column.
     paper: published numbers by column.
     lines: lines of the figure that contain the row; by default, a separate line
       with the name of the row.
@@ -103,6 +117,7 @@ class Row:
 
   pretrain: Stage | None
   transfers: Mapping[str, Transfer] = dataclasses.field(default_factory=dict)
+  derived: Mapping[str, Derived] = dataclasses.field(default_factory=dict)
   paper: Mapping[str, Number] = dataclasses.field(default_factory=dict)
   lines: Sequence[str] = ()
   place: float | None = None
@@ -118,6 +133,13 @@ class Row:
           f'{transfer.of!r} is not a task; '
           f'{closest(transfer.of, self.transfers)}.'
         )
+    for column, derived in self.derived.items():
+      for key in derived.of:
+        if key not in self.transfers:
+          raise UserError(
+            f'the column {column!r} is derived from {key!r}, which is not a '
+            f'transfer; {closest(key, self.transfers)}.'
+          )
     for name in self.paper:
       if name not in self.columns:
         raise UserError(
@@ -129,7 +151,7 @@ class Row:
   def columns(self) -> list[str]:
     """Returns the columns of the table, in order."""
     names = (key.partition('/')[0] for key in self.transfers)
-    return [UPSTREAM, *dict.fromkeys(names)]
+    return [UPSTREAM, *dict.fromkeys([*names, *self.derived])]
 
 
 class Figure(NamedTuple):

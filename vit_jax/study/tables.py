@@ -60,7 +60,8 @@ def _cell(spread: Spread | None, published: Number | None) -> str:
 def rows(study: Study, chains: Chains) -> str:
   """Returns CSV with one line per finished run, with values in [0, 1].
 
-  Lines of published numbers follow, also in [0, 1], without a workdir.
+  Lines of derived columns and of published numbers follow, also as fractions,
+  without a workdir.
   """
   out = io.StringIO()
   head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
@@ -74,6 +75,10 @@ def rows(study: Study, chains: Chains) -> str:
         setting = ' '.join(f'{k}={v}' for k, v in run.setting.items())
         cells = [run.stage, setting, run.seed, run.metric]
         writer.writerow([name, column, key, *cells, value, run.workdir])
+    for column in chains[name].derived:
+      if spread := chains[name].spread(column):
+        value = spread.mean
+        writer.writerow([name, column, '', 'derived', '', '', '', value, ''])
   papers = {
     name: model.paper
     for name, model in {**study.rows, **study.published}.items()
