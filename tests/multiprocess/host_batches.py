@@ -1,6 +1,7 @@
 """Saves the rows of some batches that one host of several holds.
 
-python -m tests.multiprocess.host_batches PORT HOSTS HOST START WORKERS OUT
+python -m tests.multiprocess.host_batches PORT HOSTS HOST START WORKERS SOURCE
+  OUT
 """
 
 import sys
@@ -8,8 +9,10 @@ import sys
 import jax
 import numpy as np
 
+from tests.multiprocess import damaged
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
+from vit_jax.data.balanced import Balanced
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.reader import Reader
 from vit_jax.data.sources import mixture
@@ -29,7 +32,25 @@ def mixed() -> mixture.Source:
   )
 
 
-def main(port: str, hosts: str, host: str, start: str, workers: str, out: str):
+def balanced() -> Balanced:
+  """Returns a balanced source; every fifth record is undecodable."""
+  return Balanced(
+    damaged.Source('train', num_examples=60, height=9, width=11, num_classes=7)
+  )
+
+
+SOURCES = {'mixed': mixed, 'balanced': balanced}
+
+
+def main(
+  port: str,
+  hosts: str,
+  host: str,
+  start: str,
+  workers: str,
+  source: str,
+  out: str,
+):
   if int(hosts) > 1:
     jax.distributed.initialize(f'127.0.0.1:{port}', int(hosts), int(host))
   mesh = sharding.make_mesh(jax.devices(), data=4, fsdp=2, model=1)
@@ -38,7 +59,7 @@ def main(port: str, hosts: str, host: str, start: str, workers: str, out: str):
   )
   held = {}
   with stream.train_batches(
-    *(mixed(), TrainTransform((8, 8)), BATCH, SEED, int(start), mesh),
+    *(SOURCES[source](), TrainTransform((8, 8)), BATCH, SEED, int(start), mesh),
     skipped=SKIPPED,
     reader=reader,
   ) as batches:

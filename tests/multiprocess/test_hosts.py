@@ -9,14 +9,14 @@ from tests import cli
 from tests.multiprocess.host_batches import BATCH, STEPS
 
 
-def _batches(folder, hosts, start=0, workers=0):
+def _batches(folder, hosts, start=0, workers=0, source='mixed'):
   """Returns {step: {key: rows}}, assembled from what each host held."""
   folder.mkdir()
   port, module = cli.free_port(), 'tests.multiprocess.host_batches'
   processes = [
     cli.start(
       [sys.executable, '-m', module]
-      + [str(x) for x in (port, hosts, host, start, workers)]
+      + [str(x) for x in (port, hosts, host, start, workers, source)]
       + [str(folder / f'{host}.npz')],
       devices=8 // hosts,
     )
@@ -62,3 +62,20 @@ def test_any_number_of_hosts_gives_the_same_batches(tmp_path):
         np.testing.assert_array_equal(
           batch[key], one[step][key], err_msg=f'{name}: {step} {key}'
         )
+
+
+@pytest.mark.slow
+def test_two_hosts_read_a_balanced_source_like_one(tmp_path):
+  """The same examples at the same positions, also in place of bad records."""
+  one, two = (
+    _batches(tmp_path / str(hosts), hosts, source='balanced')
+    for hosts in (1, 2)
+  )
+  assert list(one) == list(two) == list(range(STEPS))
+  for step, batch in one.items():
+    for key in ('image', 'label', 'replaced'):
+      np.testing.assert_array_equal(two[step][key], batch[key], f'{step} {key}')
+  labels = np.concatenate([one[step]['label'] for step in (0, 1)])
+  counts = np.bincount(labels.astype(int), minlength=7)  # of 32 positions
+  assert counts.min() >= 4 and counts.max() <= 5
+  assert sum(batch['replaced'].sum() for batch in one.values()) > 0

@@ -1,6 +1,7 @@
 """Tests that a run on two processes equals one on a single process."""
 
 import json
+import sys
 
 import pytest
 
@@ -31,3 +32,73 @@ def test_two_processes_equal_one_and_resume_on_one(tmp_path):
   assert list(resumed) == list(one)
   for step in one:
     assert resumed[step] == pytest.approx(one[step], rel=1e-5), step
+
+
+ENDING_EARLY = cli.SMALL_L16 | {
+  'model.depth': 1,
+  'total': '12 steps',
+  'schedule.warmup': '2 steps',
+  'schedule.base_lr': 0.0,  # the accuracy does not change
+  'evals.val.every': '2 steps',
+  'checkpoint.every': '4 steps',
+  'checkpoint.best': 'val/accuracy',
+  'early_stop_patience': 2,
+}
+
+
+def _train(workdir, processes):
+  """Trains on two devices; returns what each process wrote to stderr.
+
+  Only the main process has read metrics.jsonl since it was written.
+  """
+  port = cli.free_port()
+  arguments = cli.flags('configs/l16_i21k.py', workdir, ENDING_EARLY)
+  started = [
+    cli.start(
+      [
+        *(sys.executable, '-m', 'tests.multiprocess.outdated_metrics'),
+        *(*arguments, f'--coordinator_address=127.0.0.1:{port}'),
+        *(f'--num_processes={processes}', f'--process_id={number}'),
+      ],
+      devices=2 // processes,
+    )
+    for number in range(processes)
+  ]
+  return [cli.finish(process, timeout_s=200)[1] for process in started]
+
+
+def _events(workdir):
+  lines = (workdir / 'events.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_two_processes_end_early_like_one(tmp_path):
+  """At step 6, after two evaluations without a better result than at step 2.
+
+  A second start does not continue.
+  """
+  for number, name in ((1, 'one'), (2, 'two')):
+    _train(tmp_path / name, number)
+    [early] = [
+      event
+      for event in _events(tmp_path / name)
+      if event['event'] == 'early_stop'
+    ]
+    assert (early['step'], early['best_step'], early['evaluations']) == (
+      6,
+      2,
+      2,
+    )
+  one, two = cli.losses(tmp_path / 'one'), cli.losses(tmp_path / 'two')
+  assert list(one) == list(two) == list(range(1, 7))
+  assert two == pytest.approx(one, rel=1e-5)
+  kept = [
+    {path.name for path in (tmp_path / name / 'checkpoints').iterdir()}
+    for name in ('one', 'two')
+  ]
+  assert kept[0] == kept[1] and '6' in kept[0]
+  cli.remove_finished_event(tmp_path / 'two')
+  for messages in _train(tmp_path / 'two', 2):
+    assert 'ended early at step 6 of 12' in messages
+  assert cli.losses(tmp_path / 'two') == two
