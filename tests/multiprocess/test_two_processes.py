@@ -39,6 +39,7 @@ ENDING_EARLY = cli.SMALL_L16 | {
   'total': '12 steps',
   'schedule.warmup': '2 steps',
   'schedule.base_lr': 0.0,  # the accuracy does not change
+  'schedule.end_lr': 0.0,
   'evals.val.every': '2 steps',
   'checkpoint.every': '4 steps',
   'checkpoint.best': 'val/accuracy',
@@ -47,7 +48,7 @@ ENDING_EARLY = cli.SMALL_L16 | {
 
 
 def _train(workdir, processes):
-  """Trains on two devices; returns what each process wrote to stderr.
+  """Trains on two devices; returns the messages of each process.
 
   Only the main process has read metrics.jsonl since it was written.
   """
@@ -64,7 +65,11 @@ def _train(workdir, processes):
     )
     for number in range(processes)
   ]
-  return [cli.finish(process, timeout_s=200)[1] for process in started]
+  try:
+    return [cli.finish(process)[1] for process in started]
+  finally:
+    for process in started:
+      process.kill()
 
 
 def _events(workdir):
@@ -73,6 +78,7 @@ def _events(workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_two_processes_end_early_like_one(tmp_path):
   """At step 6, after two evaluations without a better result than at step 2.
 
@@ -99,6 +105,6 @@ def test_two_processes_end_early_like_one(tmp_path):
   ]
   assert kept[0] == kept[1] and '6' in kept[0]
   cli.remove_finished_event(tmp_path / 'two')
-  for messages in _train(tmp_path / 'two', 2):
-    assert 'ended early at step 6 of 12' in messages
+  messages, _ = _train(tmp_path / 'two', 2)
+  assert 'ended early at step 6 of 12' in messages
   assert cli.losses(tmp_path / 'two') == two
