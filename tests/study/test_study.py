@@ -280,7 +280,7 @@ def test_a_column_derived_from_others(tmp_path):
   """It is computed from means over runs, when all of them are finished."""
   final = Stage(TUNING, 'test/accuracy', seeds=(0, 1))
   task = Task(command='finetune', final=final)
-  ratio = Derived(['B', 'V/a'], lambda values: values['V/a'] / values['B'])
+  ratio = Derived(['B', 'V/a'], lambda values: values['B'] / values['V/a'])
   derived = Row(
     pretrain=Stage(CONFIG, 'test/accuracy'),
     transfers={'V/a': task, 'V/b': task, 'B': FEW},
@@ -296,12 +296,12 @@ def test_a_column_derived_from_others(tmp_path):
     return chains.of_row('r', derived, str(tmp_path), ExtraFlags(), 'w')
 
   *first, last = all_ready(now())
-  for run, value in zip(first, (0.25, 0.75, 0.1, 0.1), strict=True):
+  for run, value in zip(first, (0.75, 0.85, 0.1, 0.1), strict=True):
     finish(run, value)
   assert now().spread('ratio') is None
   assert '| – (50) |' in tables.markdown(shown, {'r': now()})
-  finish(last, 0.8)
-  assert str(now().spread('ratio')) == '62.50'  # of .5 and .8
+  finish(last, 0.5)
+  assert str(now().spread('ratio')) == '62.50'  # .5 / .8
   assert tables.points('ratio', now()) == (62.5, 0)
   assert '| 62.50 (50) |' in tables.markdown(shown, {'r': now()})
   found = list(csv.DictReader(io.StringIO(tables.rows(shown, {'r': now()}))))
@@ -310,7 +310,7 @@ def test_a_column_derived_from_others(tmp_path):
     for line in found
     if line['column'] == 'ratio'
   ] == [('derived', 0.625), ('paper', 0.5)]
-  (pathlib.Path(first[0].workdir) / 'diverged.json').write_text('{}')
+  (pathlib.Path(first[0].workdir) / 'diverged.json').write_text('{}')  # V/a
   assert str(now().spread('ratio')) == 'diverged'
   assert tables.points('ratio', now()) is None
 
