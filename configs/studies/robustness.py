@@ -132,19 +132,17 @@ def get_study(argument: str | None = None) -> Study:
       f'{", ".join([*COLUMNS, "ImageNet-C", MCE])}.'
     )
   shown = {*chosen, *derived}
-  published = {
-    model: Published(
-      {
-        column: Number(value)
-        for column, value in zip([*COLUMNS, MCE], values, strict=True)
-        if value is not None and column in shown
-      }
-    )
+  papers = {
+    model: {
+      column: Number(value)
+      for column, value in zip([*COLUMNS, MCE], values, strict=True)
+      if value is not None and column in shown
+    }
     for model, values in PUBLISHED.items()
   }
   return Study(
     title='Robustness: other test sets for ImageNet classifiers',
     rows={'weights': Row(pretrain=None, transfers=chosen, derived=derived)},
-    published=published,
+    published={k: Published(paper) for k, paper in papers.items() if paper},
     note='Higher is better, except for mCE.' if derived else '',
   )

@@ -370,6 +370,7 @@ def test_mean_corruption_error(tmp_path):
     'ObjectNet': Number(61.7),
     'ObjectNet top-5': Number(82.1),
   }
+  assert set(found.published) == {'MAE B', 'MAE L', 'MAE H'}
   assert found.published['MAE H'].paper == {'ImageNet-C mCE': Number(33.8)}
 
 

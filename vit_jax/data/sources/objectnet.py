@@ -170,9 +170,9 @@ class Source(splits.Selected):
 
     Raises:
       UserError: the directory does not exist, or lacks one of the 113 classes;
-        or there is no such split.
+        or the split does not exist.
     """
-    self._root = root(data_dir)
+    self._root = _image_directory(data_dir)
     listing = class_folders.listing(
       self._root, endings=('.png',), allow_empty=True
     )
@@ -251,7 +251,7 @@ class Source(splits.Selected):
     return hash_order.by_class(self._paths, numbers)
 
 
-def root(data_dir: str | None) -> str:
+def _image_directory(data_dir: str | None) -> str:
   """Returns the directory of the class folders.
 
   Args:
