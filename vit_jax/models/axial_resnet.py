@@ -23,6 +23,7 @@ from vit_jax.models.layers import axial, residual
 from vit_jax.models.layers.convolution import StdConv, by_std, max_pool
 from vit_jax.models.layers.group_norm import GroupNorm
 from vit_jax.models.layers.positions import resize_axis
+from vit_jax.models.layers.stream import stored
 
 Size = tuple[int, int]
 Maps = Float[Array, 'n y x c']
@@ -97,7 +98,7 @@ class Unit(nn.Module):
     outer = residual.EXPANSION * self.channels
     conv = functools.partial(StdConv, standardize=by_std, dtype=self.dtype)
     norm = functools.partial(GroupNorm, axial.EPSILON, self.dtype)
-    x = sharding.constrain(x, sharding.BATCH, None, None, None)
+    x = stored(sharding.constrain(x, sharding.BATCH, None, None, None))
     y = nn.relu(norm(name='gn1')(conv(self.channels, name='conv1')(x)))
     for axis in ('row', 'column'):
       attend = axial.AxialAttention(axis, self.num_heads, self.dtype, name=axis)

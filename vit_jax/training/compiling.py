@@ -14,6 +14,9 @@ from vit_jax.training import frozen
 from vit_jax.training.experiment import Experiment, batch_parts
 
 log = logging.getLogger('vit_jax')
+# XLA's CPU compiler would remove the barriers of `layers.stream` before it
+# fuses operations.
+_OPTIONS = {'cpu': {'xla_disable_hlo_passes': 'cse_barrier_expander'}}
 _USABLE = 0.9  # fraction of a device's memory that suggested settings may need
 PyTree = Any
 
@@ -40,8 +43,9 @@ def step_options(
 ) -> dict[str, Any]:
   """Returns all XLA options of the training step; see `compile_step`."""
   devices = experiment.mesh.devices.flatten()
-  own = experiment.model.compiler_options(devices[0].platform, len(devices))
-  return own | dict(compiler_options or {})
+  platform = devices[0].platform
+  own = experiment.model.compiler_options(platform, len(devices))
+  return _OPTIONS.get(platform, {}) | own | dict(compiler_options or {})
 
 
 def lower_step(

@@ -24,6 +24,7 @@ from vit_jax.models.layers import convolution
 from vit_jax.models.layers.convolution import StdConv
 from vit_jax.models.layers.group_norm import GroupNorm
 from vit_jax.models.layers.scan import rematerialized, scanned
+from vit_jax.models.layers.stream import stored
 
 Maps = Float[Array, 'n y x c']
 Results = Float[Array, 'n r s o']
@@ -104,7 +105,7 @@ class Unit(nn.Module):
       ),
       layers.conv(outer, name='conv3'),
     ]
-    x = sharding.constrain(x, sharding.BATCH, None, None, None)
+    x = stored(sharding.constrain(x, sharding.BATCH, None, None, None))
     # ResNet v2 (before) normalizes the inputs of each convolution, and projects
     # the normalized input; v1 (after) normalizes the outputs.
     if self.activation == 'before':

@@ -15,6 +15,7 @@ from vit_jax.models.layers.initializers import NORMAL
 from vit_jax.models.layers.mlp import Mlp
 from vit_jax.models.layers.noise import drop_path
 from vit_jax.models.layers.scan import scanned
+from vit_jax.models.layers.stream import stored
 from vit_jax.models.swin import sizes
 from vit_jax.models.swin.attention import WindowAttention
 from vit_jax.models.swin.config import Config
@@ -55,7 +56,7 @@ class Block(nn.Module):
     def branch(y: Array, key: Array | None):
       return y if rate is None else drop_path(y, rate, key)
 
-    x = sharding.constrain(x, sharding.BATCH, None, None)
+    x = stored(sharding.constrain(x, sharding.BATCH, None, None))
     y = LayerNorm(self.dtype, name='norm1')(x)
     attend = WindowAttention(
       self.num_heads,
@@ -65,6 +66,7 @@ class Block(nn.Module):
       name='attention',
     )
     x = checkpoint_name(x + branch(attend(y), keys[0]), 'middle')
+    x = stored(x)
     y = LayerNorm(self.dtype, name='norm2')(x)
     mlp = Mlp(
       mlp_dim=sizes.MLP_RATIO * x.shape[-1],

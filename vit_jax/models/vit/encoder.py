@@ -27,6 +27,7 @@ from vit_jax.models.layers.noise import drop_path, dropout, scaled
 from vit_jax.models.layers.norm import LayerNorm
 from vit_jax.models.layers.positions import Positions, Scheme
 from vit_jax.models.layers.scan import scanned
+from vit_jax.models.layers.stream import stored
 from vit_jax.models.vit.config import Config
 
 # Names of the arrays that `remat='dots'` keeps.
@@ -93,7 +94,7 @@ class Block(nn.Module):
     # Attention
     # The batch is split, but tokens and channels are not. Without this
     # constraint, XLA may choose another layout for the residual stream.
-    x = sharding.constrain(x, sharding.BATCH, None, None)
+    x = stored(sharding.constrain(x, sharding.BATCH, None, None))
     positions = self._positions(common)
     if 'added' in positions:
       x = x + positions['added'].astype(x.dtype)
@@ -112,6 +113,7 @@ class Block(nn.Module):
     )
     results = {} if weights is None else {'attention': weights}
     x = checkpoint_name(x + branch('scale1', y, *keys[:2]), 'middle')
+    x = stored(x)
 
     # MLP
     y = Mlp(

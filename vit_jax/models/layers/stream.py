@@ -1,0 +1,19 @@
+"""The residual stream: the activations between the branches of a model."""
+
+import jax
+from jaxtyping import Array, Float
+
+from vit_jax.arrays import sharding
+
+
+def stored(x: Float[Array, '...']) -> Float[Array, '...']:
+  """Returns the residual stream before a branch.
+
+  The gradient of the stream is a sum over all later branches. On a CPU, it is
+  stored before each branch. XLA's CPU compiler would otherwise compute the sum
+  again for each branch of unrolled layers, in a time that grows with the square
+  of their number. (This requires an option, see `training.compiling`.)
+  """
+  if sharding.on_tpu() or sharding.on_gpu():
+    return x
+  return jax.lax.optimization_barrier(x)
