@@ -6,15 +6,20 @@
 Compiles only the forward pass (`Objective.predict`, bfloat16, uint8 images,
 1,000 classes) for one chip, and prints the largest batch per core, a power of
 two, whose program fits in the memory of a core, and the images per second and
-core: the highest of the batches that were compiled. Nothing is run on an
-accelerator. A row takes one to five minutes; rows that the CSV file contains
-are not computed again. --topology=h100:1x1 predicts a GPU (see docs/gpus.md).
+core: the highest of the batches that were compiled. These are 512 and the batch
+that its memory predicts to be the largest; others are compiled only if 512 does
+not fit or the prediction is wrong. Nothing is run on an accelerator. Rows that
+the CSV file contains are not computed again. --topology=h100:1x1 predicts a GPU
+(see docs/gpus.md).
+
+The models are those of the figure, hybrids, and the models of Figure 13.
 
 An image size that is not a multiple of the patch size is reduced to one: H/14
 has 56, 126, 378 and 504 pixels in place of 64, 128, 384 and 512.
 """
 
 import argparse
+import collections
 import csv
 import pathlib
 import sys
@@ -23,18 +28,25 @@ from typing import Any
 from vit_jax.plan import environment
 
 VIT, RESNET = 'configs/vit.py:data=jft,variant=', 'configs/resnet.py:variant='
+AXIAL = 'configs/axial.py:variant='
 MODELS = {
   **{f'ViT-{v}': f'{VIT}{v}' for v in ('B/32', 'L/32', 'B/16', 'L/16', 'H/14')},
+  **{v: f'{RESNET}{v}' for v in ('R50x1', 'R50x2')},
+  'R152x4': f'{RESNET}R152x2',  # Table 3 has no R152x4; see CHANGES
   **{f'R50+ViT-{v}': f'{VIT}R50+{v}' for v in ('B/32', 'B/16', 'L/32', 'L/16')},
-  **{v: f'{RESNET}{v}' for v in ('R50x1', 'R50x2', 'R152x2')},
+  **{f'Axial-ViT-{v}': f'{AXIAL}{v}' for v in ('B/32', 'B/16')},
+  'AxialResNet50': f'{AXIAL}R50',
 }
+CHANGES = {'R152x4': {'model__variant': 'R152x4'}}
 SIZES = (64, 128, 224, 384, 512)
 COLUMNS = (
   *('topology', 'model', 'pixels', 'images_per_second', 'at_batch'),
   *('largest_batch', 'bytes_per_image'),
 )
-_FIRST = 8  # images per core of the first program
+_FIRST = 512  # images per core of the first program
+_SMALL = 8  # images per core of the next program, if the first does not fit
 _MOST = 2**14  # largest batch per core that is tried
+_REDUCIBLE = 1.25  # expected bytes, relative to the memory, that are tried
 
 
 def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
@@ -46,7 +58,7 @@ def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
     per_core: images per device.
 
   Returns:
-    `rate` (images per second and device), `peak` and `arguments` (bytes per
+    `rate` (images per second and device), `peak` and `weights` (bytes per
     device), or None if the program does not fit.
   """
   import jax
@@ -77,7 +89,8 @@ def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
   if program['peak'] > target.hbm_bytes:
     return None
   rate = per_core / seconds(compiled.as_text(), target)
-  return {'rate': rate, **program}
+  weights = memory.tree_bytes(params)
+  return {'rate': rate, 'peak': program['peak'], 'weights': weights}
 
 
 def seconds(text: str, target: Any) -> float:
@@ -105,23 +118,10 @@ def row(name: str, pixels: int, target: Any) -> dict[str, Any]:
     num_classes=1_000,
     # Scanned layers compile in a fraction of the time.
     **({'model__unroll': 1} if 'unroll' in config.model else {}),
+    **CHANGES.get(name, {}),
   )
   made = {_FIRST: predict(config, target, _FIRST)}
-  first = made[_FIRST]
-  batch, per_image = 0, 0.0
-  if first is not None:
-    per_image = (first['peak'] - first['arguments']) / _FIRST
-    available = target.hbm_bytes - first['arguments']
-    batch = _FIRST
-    while 2 * batch * per_image <= available and batch < _MOST:
-      batch *= 2
-  else:
-    batch = _FIRST // 2
-  # The estimate is usually right; otherwise, the neighbours are tried.
-  while batch and fits(made, batch, config, target) is None:
-    batch //= 2
-  while batch and batch < _MOST and fits(made, 2 * batch, config, target):
-    batch *= 2
+  batch = largest_batch(made, config, target)
   known = {n: result['rate'] for n, result in made.items() if result}
   best = max(known, key=lambda n: known[n]) if known else 0
   return {
@@ -131,8 +131,62 @@ def row(name: str, pixels: int, target: Any) -> dict[str, Any]:
     'images_per_second': f'{known[best]:.4g}' if known else '',
     'at_batch': best,
     'largest_batch': batch,
-    'bytes_per_image': round(per_image),
+    'bytes_per_image': round(bytes_per_image(made)),
   }
+
+
+def largest_batch(made: dict[int, Any], config: Any, target: Any) -> int:
+  """Finds the largest batch per core that fits, a power of two.
+
+  Args:
+    made: predictions by batch; None for programs that do not fit. Predictions
+      for other batches are added.
+    config: completed config.
+    target: devices of `plan`.
+  """
+  if not any(made.values()):
+    size = _SMALL
+    while size and fits(made, size, config, target) is None:
+      size //= 2
+  batch = max((size for size in made if made[size]), default=0)
+  if not batch:
+    return 0
+  guess = batch
+  while guess < _MOST and expected_bytes(made, 2 * guess) <= target.hbm_bytes:
+    guess *= 2
+  while guess > batch and fits(made, guess, config, target) is None:
+    guess //= 2
+  # The compiler reduces the memory of a program that is slightly too large.
+  limit = _REDUCIBLE * target.hbm_bytes
+  while (
+    guess < _MOST
+    and expected_bytes(made, 2 * guess) <= limit
+    and fits(made, 2 * guess, config, target)
+  ):
+    guess *= 2
+  return guess
+
+
+def expected_bytes(made: dict[int, Any], batch: int) -> float:
+  """Extrapolates the memory of a larger batch linearly."""
+  largest = max(size for size in made if made[size])
+  rest = (batch - largest) * bytes_per_image(made)
+  return made[largest]['peak'] + rest
+
+
+def bytes_per_image(made: dict[int, Any]) -> float:
+  """Returns the increase of memory per image; 0 if nothing fits.
+
+  If only one batch fits, the memory that does not depend on the batch is
+  assumed to be that of the weights in float32 and in bfloat16.
+  """
+  sizes = sorted(size for size in made if made[size])[-2:]
+  if not sizes:
+    return 0.0
+  peaks = [made[size]['peak'] for size in sizes]
+  if len(sizes) == 1:
+    return (peaks[0] - 1.5 * made[sizes[0]]['weights']) / sizes[0]
+  return (peaks[1] - peaks[0]) / (sizes[1] - sizes[0])
 
 
 def fits(made: dict[int, Any], batch: int, config: Any, target: Any) -> Any:
@@ -168,20 +222,29 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: str) -> None:
-  """Draws both panels of Figure 12 with logarithmic axes."""
+  """Draws both panels of Figure 12 with logarithmic axes.
+
+  Models with a single image size are left out.
+  """
   from vit_jax.analysis import plotting
 
   figure = plotting.new_figure(8, 3.6)
   panels = (
     ('images_per_second', 'images per second and core, predicted'),
-    ('largest_batch', 'largest batch per core, predicted'),
+    ('largest_batch', 'largest batch per core, predicted\n(lines are shifted)'),
   )
+  counts = collections.Counter(each['model'] for each in rows)
+  names = [name for name, count in counts.items() if count > 1]
+  rows = [each for each in rows if each['model'] in names]
   sizes = sorted({int(each['pixels']) for each in rows})
   for number, (key, label) in enumerate(panels):
     axes = figure.add_subplot(1, 2, number + 1)
-    for index, name in enumerate(dict.fromkeys(r['model'] for r in rows)):
+    for index, name in enumerate(names):
+      # The largest batches of several models are equal: they are shifted, so
+      # that all lines can be seen.
+      shift = index - (len(names) - 1) / 2 if key == 'largest_batch' else 0
       own = sorted(
-        (int(r['pixels']), float(r[key] or 0))
+        (int(r['pixels']), float(r[key] or 0) * 2 ** (0.08 * shift))
         for r in rows
         if r['model'] == name and float(r[key] or 0)
       )

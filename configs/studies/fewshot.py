@@ -1,14 +1,16 @@
-"""Table 8, Figures 4, 8 and 9: ImageNet 5-shot accuracy of pre-trained models.
+"""Table 8, Figures 4, 8, 9, 13: ImageNet 5-shot accuracy of pre-trained models.
 
 python -m vit_jax.study --config=configs/studies/fewshot.py:table=8
 
-| argument | rows                                         | its figure    |
-| table=8  | position embeddings (configs/positions.py)   |               |
-| figure=4 | models by subsets of 9, 30, 90, 300 M of JFT | over images   |
-| figure=8 | depth, width, MLP or patch, one at a time    | over exaFLOPs |
-| figure=9 | class token, or mean at two learning rates   | over epochs   |
+| argument  | rows                                         | its figure    |
+| table=8   | position embeddings (configs/positions.py)   |               |
+| figure=4  | models by subsets of 9, 30, 90, 300 M of JFT | over images   |
+| figure=8  | depth, width, MLP, patch, or all of them     | over exaFLOPs |
+| figure=9  | class token, or mean at two learning rates   | over epochs   |
+| figure=13 | axial models, ViT-B and ResNet50             | over exaFLOPs |
 
-figure=4,data=i21k is a variant of Figure 4 on public data, described below.
+figure=4,data=i21k is a variant of Figure 4 on public data; figure=13,x=speed is
+the right panel of Figure 13. Both are described below.
 
 The accuracy is that of section 4.1's regression from frozen features of five
 images per class, drawn from train[:65000] as in the authors' public code, on
@@ -31,13 +33,27 @@ epochs of 10 M images, 73,242 steps. The cost of a row, before it is started:
 
 Figure 8: the base has 8 layers, width 1024, MLP size 2048 and patch size 32.
 The scaling factors are chosen here (the paper has up to 64 layers), and so is
-the recipe, Table 3's row L/32. Heads have 64 channels. The line that scales
-all dimensions together is not implemented.
+the recipe, Table 3's row L/32. Heads have 64 channels. The line "all" scales
+the four dimensions by about the same factor, 4/7, 8/7 or 2 (the patch size is
+divided by it). With these factors, 224 pixels are a whole number of patches;
+the depth is rounded, and the width is rounded to whole heads. The right panel
+of the figure is left out: it is an average over several datasets, which the
+paper does not list.
 
 Figure 9: class token with learning rate 8e-4, and mean of the patches with
 8e-4 and 3e-4, for 7 epochs; the model, B/16, is chosen here. It is evaluated
 after every epoch within the training, so existing weights cannot replace its
 pre-training.
+
+Figure 13: Axial-ViT-B/32 and B/16, AxialResNet50, ViT-B/32 and B/16, and
+ResNet50x1. The recipes of the axial models are chosen here, see
+configs/axial.py. x=speed draws the same rows over the images per second and
+core in inference at 224 px, which benchmarks/inference.py predicts for TPU v3;
+the paper measured them. In the workdir of figure=13, it draws the finished runs
+again, and replaces figure.png:
+
+  python -m vit_jax.study --config=configs/studies/fewshot.py:figure=13,x=speed
+    --workdir=runs/studies/fewshot-figure=13
 """
 
 from typing import Any
@@ -94,6 +110,22 @@ SCALED_8 = {
   'mlp_dim': (1_024, 4_096, 8_192),
   'patch_size': (16, 8),
 }
+# About the same factor for all dimensions, by that factor
+ALL_8 = {
+  '4/7': dict(depth=5, width=576, mlp_dim=1_152, patch_size=56),
+  '8/7': dict(depth=9, width=1_152, mlp_dim=2_304, patch_size=28),
+  '2': dict(depth=16, width=2_048, mlp_dim=4_096, patch_size=16),
+}
+# row: config, exaFLOPs of Table 6, images per second and core (predicted, see
+# benchmarks/inference.csv)
+FIGURE_13: dict[str, tuple[str, float | None, float]] = {
+  'Axial-ViT-B/32': ('configs/axial.py:variant=B/32', None, 1354),
+  'Axial-ViT-B/16': ('configs/axial.py:variant=B/16', None, 338.7),
+  'AxialResNet50': ('configs/axial.py:variant=R50', None, 117.1),
+  'ViT-B/32': ('configs/vit.py:variant=B/32,data=jft', 55, 4196),
+  'ViT-B/16': ('configs/vit.py:variant=B/16,data=jft', 224, 1204),
+  'ResNet50x1': ('configs/resnet.py:variant=R50x1', 50, 2578),
+}
 # row: pooling, learning rate
 FIGURE_9 = {
   'class token, 8e-4': ('token', 8e-4),
@@ -103,22 +135,25 @@ FIGURE_9 = {
 
 
 def get_study(argument: str | None = None) -> Study:
-  arg = parse_arg(argument, table=0, figure=0, data='jft')
+  arg = parse_arg(argument, table=0, figure=0, data='jft', x='exaflops')
   made = {
     'table=8': _table_8,
     'figure=4': _figure_4,
     'figure=8': _figure_8,
     'figure=9': _figure_9,
+    'figure=13': _figure_13,
   }
   wanted = f'figure={arg.figure}' if arg.figure else f'table={arg.table}'
   if wanted not in made:
     raise UserError(f'{wanted} is not here; {closest(wanted, made)}.')
-  if arg.data == 'i21k' and wanted == 'figure=4':
+  if (wanted, arg.data, arg.x) == ('figure=4', 'i21k', 'exaflops'):
     return _figure_4_i21k()
-  if arg.data != 'jft':
+  if (wanted, arg.data, arg.x) == ('figure=13', 'jft', 'speed'):
+    return _figure_13('images_per_second')
+  if (arg.data, arg.x) != ('jft', 'exaflops'):
     raise UserError(
-      f'data={arg.data!r} with {wanted}: allowed are jft and, for figure=4, '
-      'i21k.'
+      f'data={arg.data!r} and x={arg.x!r} with {wanted}: allowed are data=jft '
+      'and x=exaflops; for figure=4 also data=i21k, and for figure=13 x=speed.'
     )
   return made[wanted]()
 
@@ -189,12 +224,14 @@ def _on_subset(line: str, config: str, flags: dict[str, Any], size: int) -> Row:
 
 
 def _figure_8() -> Study:
-  rows = {'base': _scaled(BASE_8, tuple(SCALED_8))}
+  rows = {'base': _scaled(BASE_8, (*SCALED_8, 'all'))}
   for dimension, sizes in SCALED_8.items():
     for size in sizes:
       row = _scaled(BASE_8 | {dimension: size}, (dimension,))
       rows[f'{dimension} {size}'] = row
-  title = 'Figure 8: the dimensions of a ViT scaled one by one'
+  for factor, sizes in ALL_8.items():
+    rows[f'all x {factor}'] = _scaled(sizes, ('all',))
+  title = 'Figure 8: the dimensions of a ViT scaled one by one, and together'
   return Study(title=title, rows=rows, figure=Figure('exaflops', ('5-shot',)))
 
 
@@ -222,6 +259,19 @@ def _figure_9() -> Study:
   }
   title = 'Figure 9: class token or mean of the patches, 5-shot'
   return Study(title=title, rows=rows, figure=Figure('epochs', ('few/5shot',)))
+
+
+def _figure_13(x: str = 'exaflops') -> Study:
+  rows = {
+    name: Row(
+      pretrain=_pretraining(config),
+      transfers={'5-shot': FEW},
+      place=exaflops if x == 'exaflops' else speed,
+    )
+    for name, (config, exaflops, speed) in FIGURE_13.items()
+  }
+  title = 'Figure 13: axial attention, 5-shot'
+  return Study(title=title, rows=rows, figure=Figure(x, ('5-shot',)))
 
 
 def _pretraining(config: str, flags: dict[str, Any] | None = None) -> Stage:

@@ -107,25 +107,42 @@ def test_slow_scripts_can_be_imported(name):
 
 
 @pytest.mark.parametrize(
-  ('memory', 'largest'), [(30, 0), (50, 1), (1_000, 32), (10**9, 2**14)]
+  ('memory', 'largest'),
+  [
+    (89, 0),
+    (90, 1),
+    (539, 8),
+    (540, 16),
+    (850, 32),
+    (9_000, 256),
+    (10**9, 2**14),
+  ],
 )
 def test_the_largest_batch_of_inference(memory, largest, monkeypatch):
-  """It is the largest power of two that fits, also with an uneven memory."""
+  """It is the largest power of two that fits, in a few compilations.
+
+  A program that needs up to 1.2 times the memory is reduced until it fits: 32
+  images need 1,020 bytes and fit into 850.
+  """
   inference = runpy.run_path(f'{cli.ROOT}/benchmarks/inference.py')
   tried = []
 
   def predict(config, target, per_core):
     tried.append(per_core)
     assert config.image_size == (210, 210)  # a multiple of H/14's patches
-    peak = 20 + 30 * per_core * (0.5 if per_core == 8 else 1)
+    peak = 60 + 30 * per_core
+    if per_core == 32 and memory < peak <= 1.2 * memory:
+      peak = memory
     if peak > memory:
       return None
-    return {'rate': 7 - abs(per_core - 16), 'peak': peak, 'arguments': 20}
+    return {'rate': 7 - abs(per_core - 16), 'peak': peak, 'weights': 40}
 
   monkeypatch.setitem(inference['row'].__globals__, 'predict', predict)
   target = types.SimpleNamespace(name='v3:1x1', hbm_bytes=memory)
   row = inference['row']('ViT-H/14', 223, target)
   assert row['largest_batch'] == largest
-  assert len(tried) == len({*tried}) <= 6
+  assert len(tried) == len({*tried}) <= 5
+  rates = {size: 7 - abs(size - 16) for size in tried if size <= largest}
+  assert row['at_batch'] == max(rates, key=rates.get, default=0)
   text = inference['table']([row | {'images_per_second': 1234}])
   assert text.splitlines()[-1] == f'| ViT-H/14 | 1,234; {largest:,} |'

@@ -460,6 +460,9 @@ def test_figure_orders_points_by_x(tmp_path):
   over = Study(title='s', rows=rows, figure=Figure('exaflops'))
   costs = picture.arrays(over, now())['pre-training/L'][0]
   np.testing.assert_allclose(costs, [3 * 2 * 1e-3, 3 * 2 * 1e-2])
+  speed = Study(title='s', rows=rows, figure=Figure('images_per_second'))
+  points = picture.arrays(speed, now())['pre-training/L']
+  np.testing.assert_allclose(points, expected)
   course = Study(
     title='s', rows=rows, figure=Figure('epochs', ('test/accuracy',))
   )
@@ -467,7 +470,7 @@ def test_figure_orders_points_by_x(tmp_path):
   np.testing.assert_allclose(
     arrays['test/accuracy/big'], [[3 * 2 / 8], [75], [deviation]]
   )
-  for each in (shown, over, course):
+  for each in (shown, over, speed, course):
     png = picture.figure(each, picture.arrays(each, now()))
     assert png[:4] == b'\x89PNG' and len(png) > 5_000
   command.run(shown, str(tmp_path), print_jobs=True)
@@ -505,7 +508,11 @@ def test_messages_of_wrong_studies():
     (lambda: contents.load('configs/studies/fewshot.py:figure=5'), 'not here'),
     (
       lambda: contents.load('configs/studies/fewshot.py:figure=8,data=i21k'),
-      "data='i21k' with figure=8",
+      "data='i21k'.*figure=8",
+    ),
+    (
+      lambda: contents.load('configs/studies/fewshot.py:figure=4,x=speed'),
+      "x='speed'.*figure=4",
     ),
   ]:
     with pytest.raises(UserError, match=message):
@@ -528,8 +535,11 @@ SHIPPED = [
   ('fewshot.py:table=8', 8, {'2d shared': {'5-shot': 64.022}}),
   ('fewshot.py:figure=4', 24, {}),
   ('fewshot.py:figure=4,data=i21k', 16, {}),
-  ('fewshot.py:figure=8', 12, {}),
+  ('fewshot.py:figure=8', 15, {}),
   ('fewshot.py:figure=9', 3, {}),
+  ('fewshot.py:figure=13', 6, {}),
+  ('fewshot.py:figure=13,x=speed', 6, {}),
+  ('position_similarity.py', 3, {}),
 ]
 
 
@@ -569,3 +579,49 @@ def test_rows_have_different_directories():
   for name in dict.fromkeys(name for name, *_ in SHIPPED):
     rows = contents.load(f'configs/studies/{name}').rows
     assert len({grid.directory(row) for row in rows}) == len(rows)
+
+
+def test_figure_8_scales_all_dimensions_by_one_factor():
+  """Patches and heads are whole, and the base is on every line."""
+  rows = contents.load('configs/studies/fewshot.py:figure=8').rows
+  base = rows['base'].pretrain.flags
+  assert {*rows['base'].lines} == {
+    n for row in rows.values() for n in row.lines
+  }
+  together = [row for row in rows.values() if row.lines == ('all',)]
+  assert len(together) == 3
+  for flags in (row.pretrain.flags for row in together):
+    patch, width = flags['model.patch_size'], flags['model.width']
+    factor = base['model.patch_size'] / patch
+    for key in ('model.depth', 'model.width', 'model.mlp_dim'):
+      assert flags[key] / base[key] == pytest.approx(factor, rel=0.1)
+    assert 224 % patch == 0 and width == 64 * flags['model.num_heads']
+
+
+def test_figure_13_has_the_speeds_of_the_table():
+  """They are those of benchmarks/inference.csv for a core of TPU v3."""
+  with open('benchmarks/inference.csv', newline='') as file:
+    table = {
+      line['model']: float(line['images_per_second'])
+      for line in csv.DictReader(file)
+      if (line['topology'], line['pixels']) == ('v3:1x1', '224')
+    }
+  name = 'configs/studies/fewshot.py:figure=13'
+  rows = contents.load(f'{name},x=speed').rows
+  for row, each in rows.items():
+    assert each.place == table[row.replace('ResNet50x1', 'R50x1')]
+  same = contents.load(name).rows
+  assert [r.pretrain for r in same.values()] == [
+    r.pretrain for r in rows.values()
+  ]
+
+
+def test_figure_10_draws_position_embeddings():
+  """All rows are the L/16 of Table 3, and draw figures at their end."""
+  name = 'configs/studies/position_similarity.py'
+  rows = contents.load(name).rows.values()
+  assert {row.pretrain.config for row in rows} == {name}
+  values = loading.load(name).to_dict()
+  assert values['evals'].pop('figures')['name'] == 'figures'
+  plain = loading.load('configs/vit.py:variant=L/16,data=jft')
+  assert values == plain.to_dict()

@@ -19,7 +19,11 @@ AXES = {
   'epochs': 'epochs of pre-training',
   'exaflops': 'exaFLOPs of pre-training',
   'core_days': 'core-days of pre-training',
+  'images_per_second': 'images per second and core in inference',
 }
+# Axes on which the position of a row is `Row.place`; on the others, it is
+# measured.
+GIVEN_AXES = ('images', 'images_per_second')
 
 
 class Evaluation(NamedTuple):
@@ -108,9 +112,10 @@ class Row:
     paper: published numbers by column.
     lines: lines of the figure that contain the row; by default, a separate line
       with the name of the row.
-    place: position on the x axis of the figure: the number of images, or the
-      published cost of the pre-training. The row's own results use this cost
-      only if its weights are given instead of trained.
+    place: position on the x axis of the figure: the number of images, the
+      images per second of inference, or the published cost of the pre-training.
+      The row's own results use this cost only if its weights are given instead
+      of trained.
     early_stopping: whether transfers start from the checkpoint with the best
       metric of the pre-training instead of the last one.
   """

@@ -11,7 +11,7 @@ from vit_jax.analysis import runs as curves
 from vit_jax.analysis.style import COLOURS
 from vit_jax.study import tables
 from vit_jax.study.chains import Chain
-from vit_jax.study.contents import AXES, Row, Study
+from vit_jax.study.contents import AXES, GIVEN_AXES, Row, Study
 from vit_jax.study.tables import Chains
 
 Arrays = dict[str, np.ndarray]
@@ -59,7 +59,7 @@ def x_position(x: str, row: Row, chain: Chain) -> float | None:
     The position; None if the pre-trainings are not finished, or if it is not
     defined.
   """
-  if x == 'images' or not chain.pretrain.runs:
+  if x in GIVEN_AXES or not chain.pretrain.runs:
     return row.place
   if not chain.pretrain.complete:
     return None
