@@ -26,10 +26,9 @@ of the six models was not checked against the figure.
 Figure 4 with data=i21k: ViT-S/16, ViT-B/16, R50+B/16 and R50x1 on 0.3, 1, 3 and
 10 M images of ImageNet-21k, not an experiment of the paper. Recipes are the
 models' rows for JFT (those of B/16 for S/16). Every model is trained for 30
-epochs of 10 M images, 73,242 steps. The cost of a row, before it is started:
-
-  python -m vit_jax.plan --config=configs/vit.py:variant=B/16,data=jft
-    --config.total='73242 steps' --topology=v3:4x4     (or h100:1x8)
+epochs of 10 M images, 73,242 steps. --plan=v3:4x4 (or h100:1x8) prints the
+predicted cost of all rows before anything is started; docs/studies.md has both
+tables.
 
 Figure 8: the base has 8 layers, width 1024, MLP size 2048 and patch size 32.
 The scaling factors are chosen here (the paper has up to 64 layers), and so is

@@ -1,11 +1,9 @@
 """Runs `plan` before any machine is requested."""
 
-import json
 import math
-import subprocess
-import sys
 from typing import Any
 
+from vit_jax.cli import plan_process
 from vit_jax.errors import UserError
 from vit_jax.launch.job import Job
 
@@ -23,23 +21,17 @@ def predict(job: Job) -> dict[str, Any]:
   Raises:
     UserError: the job cannot be planned; `plan` has printed the reason.
   """
-  command = [
-    sys.executable,
-    '-m',
-    'vit_jax.plan',
-    '--json',
-    f'--config={job.config}',
-    *job.overrides,
-    f'--topology={job.topology.name}',
-    f'--slices={job.slices}',
-  ]
-  process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-  if process.returncode:
-    raise UserError(
-      f'plan failed with exit code {process.returncode} (see its message '
-      'above), so nothing was started; --force starts without a plan.'
+  try:
+    return plan_process.predict(
+      [
+        f'--config={job.config}',
+        *job.overrides,
+        f'--topology={job.topology.name}',
+        f'--slices={job.slices}',
+      ]
     )
-  return json.loads(process.stdout.splitlines()[-1])
+  except UserError as error:
+    raise UserError(f'{error} --force starts without a plan.') from error
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
   if values.search:
     result |= _search(planned, target, tables)
   elif not planned.fits and target.compiles:
-    result |= search.find_fit(values.config, target, planned)
+    result |= search.find_fit(values.config, target, planned, cache)
   if values.breakdown:
     result['breakdown'] = report.costliest(planned)
     tables.append(report.breakdown(planned))

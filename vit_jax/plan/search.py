@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from etils import epath
+
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 from vit_jax.models.layers.scan import REMAT
@@ -29,9 +31,11 @@ def _split(config: Config, target: Target) -> int:
   return len(target.devices) // model if model > 0 else 1
 
 
-def _attempt(config: Config, target: Target) -> Plan:
+def _attempt(
+  config: Config, target: Target, cache: epath.Path | None = None
+) -> Plan:
   """Makes a plan and logs it."""
-  attempt = plan(config, target)
+  attempt = plan(config, target, cache=cache)
   result = attempt.result
   log.info(
     'batch %d, micro_batches=%d, remat=%s, unroll=%s, mesh %s: %s',
@@ -46,7 +50,10 @@ def _attempt(config: Config, target: Target) -> Plan:
 
 
 def largest_batch(
-  config: Config, target: Target, refused: Plan | None = None
+  config: Config,
+  target: Target,
+  refused: Plan | None = None,
+  cache: epath.Path | None = None,
 ) -> Plan | None:
   """Finds the largest batch that fits, with an accuracy of `GRANULARITY`.
 
@@ -55,6 +62,7 @@ def largest_batch(
     target: devices to compile for.
     refused: plan of this config if it is known not to fit, to save a
       compilation.
+    cache: directory of compiled programs, see `evaluate.plan`.
 
   Returns:
     The plan of the largest batch; None if even one image per device and
@@ -67,7 +75,8 @@ def largest_batch(
   last = refused
   for _ in range(MAX_TRIES):
     if last is None:
-      last = _attempt(changed(config, batch_size=size * unit), target)
+      other = changed(config, batch_size=size * unit)
+      last = _attempt(other, target, cache)
     if last.fits:
       best, low = last, size
     else:
@@ -98,20 +107,26 @@ def _guess(last: Plan, low: int, high: int, size: int) -> int:
   return min(max(rounded, low + 1), high - 1)
 
 
-def find_fit(config: Config, target: Target, refused: Plan) -> dict[str, Any]:
+def find_fit(
+  config: Config,
+  target: Target,
+  refused: Plan,
+  cache: epath.Path | None = None,
+) -> dict[str, Any]:
   """Finds the largest batch, and changes that make a config fit.
 
   Args:
     config: config that does not fit.
     target: devices to compile for.
     refused: plan of the config.
+    cache: directory of compiled programs, see `evaluate.plan`.
 
   Returns:
     largest_batch_size; and changes_that_fit, {key: value}, if more
     micro-batches or full rematerialization make the config's batch fit. Both
     may be None.
   """
-  largest = largest_batch(config, target, refused)
+  largest = largest_batch(config, target, refused, cache)
   result = {
     'largest_batch_size': largest.config.batch_size if largest else None,
     'changes_that_fit': None,
@@ -126,7 +141,7 @@ def find_fit(config: Config, target: Target, refused: Plan) -> dict[str, Any]:
     attempts.append({'model.remat': 'full'})
   for changes in attempts:
     flat = {key.replace('.', '__'): value for key, value in changes.items()}
-    if _attempt(changed(config, **flat), target).fits:
+    if _attempt(changed(config, **flat), target, cache).fits:
       return result | {'changes_that_fit': changes}
   return result
 

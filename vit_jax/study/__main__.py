@@ -13,6 +13,8 @@ skipped, the other rows continue, and the command ends with the list of errors.
 source or reader), --pretrain.KEY=value to pre-trainings only.
 --print_jobs prints the commands of the runs that can start now, one per line,
 for a cluster; when they are done, the same command prints the next ones.
+--plan=v3:4x4 (or h100:1x8) prints the predicted cost of the pre-trainings on
+these devices, and starts nothing.
 
 WORKDIR contains results.csv, results.md (each value next to the paper's),
 figure.png and figure.npz if the study has a figure, and a workdir per run.
@@ -29,7 +31,7 @@ from vit_jax.analysis import gallery
 from vit_jax.cli import process
 from vit_jax.errors import UserError, closest
 from vit_jax.files import atomic, paths
-from vit_jax.study import chains, contents, picture, tables
+from vit_jax.study import chains, contents, costs, picture, tables
 from vit_jax.study.chains import Chain, ExtraFlags
 from vit_jax.study.contents import Study
 from vit_jax.sweeps import frame, jobs
@@ -42,6 +44,12 @@ def define_flags() -> None:
   frame.define_flags('study', 'studies')
   flags.DEFINE_multi_string(
     'weights', [], 'ROW=PATH: weights instead of pre-training; repeatable.'
+  )
+  flags.DEFINE_string(
+    'plan',
+    None,
+    'Print the predicted cost of the pre-trainings on these devices (see '
+    'plan --topology), such as v3:4x4 or h100:1x8, and start nothing.',
   )
   flags.DEFINE_multi_string(
     'pretrain', _extract_pretrain(sys.argv), 'Set by --pretrain.KEY=….'
@@ -79,24 +87,10 @@ def run(
     PreemptedError: a signal arrived.
   """
   weights = weights or {}
-  for name in weights:
-    if name not in study.rows:
-      near = closest(name, study.rows)
-      raise UserError(f'--weights={name}=…: there is no row {name!r}; {near}.')
+  _check_weights(study, weights)
   total = sum(
     chains.num_runs(row, name in weights) for name, row in study.rows.items()
   )
-  without = [
-    name
-    for name, row in study.rows.items()
-    if row.pretrain is None and name not in weights
-  ]
-  if without:
-    log.warning(
-      'some rows have no pre-training and are left out; give '
-      '--weights=ROW=PATH for %s',
-      ', '.join(without),
-    )
   failed: dict[str, UserError] = {}
   while True:
     found = {
@@ -133,6 +127,29 @@ def run(
   return found
 
 
+def _check_weights(study: Study, weights: Mapping[str, str]) -> None:
+  """Checks the rows of --weights, and logs which rows still need it.
+
+  Raises:
+    UserError: there is no such row.
+  """
+  for name in weights:
+    if name not in study.rows:
+      near = closest(name, study.rows)
+      raise UserError(f'--weights={name}=…: there is no row {name!r}; {near}.')
+  without = [
+    name
+    for name, row in study.rows.items()
+    if row.pretrain is None and name not in weights
+  ]
+  if without:
+    log.warning(
+      'some rows have no pre-training and are left out; give '
+      '--weights=ROW=PATH for %s',
+      ', '.join(without),
+    )
+
+
 def _write(study: Study, workdir: str, found: Mapping[str, Chain]) -> None:
   """Writes tables and figure of the finished runs."""
   folder = paths.locate(workdir)
@@ -156,11 +173,16 @@ def _weights(values: Sequence[str]) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
-  """Executes a study and prints its table."""
+  """Executes a study and prints its table, or prints its predicted cost."""
   values = flags.FLAGS
   study, workdir = frame.load_config(arguments, 'studies', contents.load)
   extra_flags = ExtraFlags(values.pretrain, values.overrides)
   weights = _weights(values.weights)
+  if values.plan is not None:
+    _check_weights(study, weights)
+    found = costs.predict(study, values.plan, extra_flags, weights)
+    print(costs.markdown(study, values.plan, found))
+    return
   run(study, workdir, extra_flags, weights, values.print_jobs)
   frame.print_table(workdir)
 

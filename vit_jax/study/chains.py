@@ -105,9 +105,7 @@ def of_row(
   elif row.pretrain is None:
     starts, pretrain = {}, Progress([], [], False)
   else:
-    task = Task(command='train', final=row.pretrain)
-    flags = [*extra_flags.all, *extra_flags.pretrain]
-    pretrain = stages.of_task(f'{folder}/pretrain', task, workdir, flags)
+    pretrain = stages.of_runs(pretrainings(name, row, workdir, extra_flags))
     starts = {
       f'from-seed={run.seed}': _start(run, row.early_stopping)
       for run, value in pretrain.scores
@@ -140,6 +138,25 @@ def _derived(derived: Derived, spreads: Sequence[Spread]) -> Spread | None:
   if all(map(math.isfinite, means)):
     value = derived.function(dict(zip(derived.of, means, strict=True)))
   return Spread(value, math.nan, len(means))
+
+
+def pretrainings(
+  name: str, row: Row, workdir: str, extra_flags: ExtraFlags
+) -> list[Run]:
+  """Returns the pre-trainings of a row, one for each seed.
+
+  Args:
+    name: name of the row.
+    row: row of a study; without a pre-training, the list is empty.
+    workdir: workdir of the study.
+    extra_flags: flags that are added to the runs.
+  """
+  if row.pretrain is None:
+    return []
+  task = Task(command='train', final=row.pretrain)
+  flags = [*extra_flags.all, *extra_flags.pretrain]
+  folder = f'{grid.directory(name)}/pretrain'
+  return grid.runs(folder, task, FINAL, workdir, flags, {})
 
 
 def num_runs(row: Row, pretrained: bool) -> int:
