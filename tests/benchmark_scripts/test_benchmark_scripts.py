@@ -5,11 +5,13 @@ import runpy
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 
 import cv2
 import numpy as np
 import pytest
 
+from benchmarks import expected_losses
 from tests import cli
 from vit_jax.plan import gpus
 
@@ -146,3 +148,62 @@ def test_the_largest_batch_of_inference(memory, largest, monkeypatch):
   assert row['at_batch'] == max(rates, key=rates.get, default=0)
   text = inference['table']([row | {'images_per_second': 1234}])
   assert text.splitlines()[-1] == f'| ViT-H/14 | 1,234; {largest:,} |'
+
+
+# Logs a loss every 50 steps, and stops at SIGTERM like a training.
+_TRAINING = """
+import json, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))
+workdir = pathlib.Path(sys.argv[-1].partition('=')[2])
+workdir.mkdir()
+file = open(workdir / 'metrics.jsonl', 'w')
+for step in range(50, {last} + 1, 50):
+  print(json.dumps(dict(step=step, loss=step / 100)), file=file)
+  print(json.dumps({{'step': step, 'test/loss': 9}}), file=file, flush=True)
+  time.sleep(0.7 * (step == 50))
+print('{{"step": 999, "lo', end='', file=file, flush=True)
+time.sleep({wait})
+"""
+
+
+@pytest.mark.parametrize(
+  ('last', 'code', 'wait', 'error'),
+  [(200, 42, 60, ''), (200, 1, 60, 'code 1'), (150, 42, 0, 'code 0')],
+)
+def test_expected_losses_stops_a_run(
+  tmp_path, monkeypatch, last, code, wait, error
+):
+  """It is stopped once the last step is logged; other ends are errors."""
+  script = _TRAINING.format(last=last, code=code, wait=wait)
+
+  def command(flags):
+    assert flags == ('--config=x', f'--workdir={tmp_path}/w')
+    return [sys.executable, '-c', script, *flags]
+
+  monkeypatch.setattr(expected_losses, 'command', command)
+  with pytest.raises(SystemExit, match=error) if error else nullcontext():
+    expected_losses.train(tmp_path / 'w', ('--config=x',), 200)
+  if last == 200:  # nothing is started again
+    monkeypatch.delattr(expected_losses, 'command')
+    expected_losses.train(tmp_path / 'w', ('--config=x',), 200)
+  logged = expected_losses.losses(tmp_path / 'w')
+  assert logged == {step: step / 100 for step in range(50, last + 1, 50)}
+
+
+def test_expected_losses_of_the_faq():
+  """The table is that of the file, which has three seeds of every row."""
+  found = expected_losses.read(cli.ROOT / 'benchmarks/expected_losses.csv')
+  steps = sorted({step for _, _, step in found})
+  assert steps[:2] == [50, 100]
+  assert set(found) == {
+    (name, seed, step)
+    for name in expected_losses.ROWS
+    for seed in range(3)
+    for step in steps
+  }
+  table = expected_losses.table(found)
+  values = [found['Swin', seed, 100] for seed in range(3)]
+  assert f'{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}' in table
+  assert table in (cli.ROOT / 'docs/faq.md').read_text()
+  # Nothing is started, because all runs are in the file.
+  assert run('benchmarks/expected_losses.py').strip() == table
