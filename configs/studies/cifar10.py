@@ -13,7 +13,7 @@ pre-training uses CIFAR-10's training split only; transfer uses the first half
 of the test split for training and the second half, 5,000 images, for
 evaluation (so the sample alone causes a standard deviation of .7 % at 50 %).
 Larger subsets are used for more steps: 16, 6 and 3 epochs. Each point has one
-seed; `:seeds=2` adds a second one.
+seed; `:seeds=3` runs three.
 
 The paper has no values at this scale. Results (benchmarks/RESULTS.md), 5-shot
 and fine-tuned, from 50,000 images: ViT 39.4, 51.2, hybrid 44.6, 53.6, ResNet
