@@ -1,5 +1,7 @@
 """Tests that the type checks of the test suite are active."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -54,6 +56,15 @@ def test_values_of_the_annotated_types_are_accepted():
   """An int is allowed where a float is annotated."""
   assert checked(0, 1, 2.0, b=[1], c='a')
   assert not checked(a=1, b=None)
+
+
+@pytest.mark.parametrize('annotation', [Any, Any | None, object])
+def test_some_annotations_allow_any_value(annotation):
+  def same(x):
+    return x
+
+  same.__annotations__['x'] = annotation
+  assert typechecked(same)('a') == 'a'
 
 
 def test_results_are_checked():

@@ -49,7 +49,7 @@ def typechecked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check(annotation: Any) -> Callable[[Any], Any]:
   """Returns a function that raises an error for values of other types."""
-  if annotation in (inspect.Signature.empty, Any, object):
+  if annotation in (inspect.Signature.empty, Any):
     return _accept
   classes = _classes(annotation)
 
@@ -64,6 +64,8 @@ def _classes(annotation: Any) -> tuple[type, ...]:
   """Returns classes whose instances all conform to the annotation."""
   if annotation is None:
     return (types.NoneType,)
+  if annotation is Any:
+    return (object,)
   if typing.get_origin(annotation) in (typing.Union, types.UnionType):
     parts = map(_classes, typing.get_args(annotation))
     return tuple(itertools.chain.from_iterable(parts))
