@@ -16,4 +16,20 @@ def stored(x: Float[Array, '...']) -> Float[Array, '...']:
   """
   if sharding.on_tpu() or sharding.on_gpu():
     return x
-  return jax.lax.optimization_barrier(x)
+  return _stored_gradient(x)
+
+
+@jax.custom_vjp
+def _stored_gradient(x: Float[Array, '...']) -> Float[Array, '...']:
+  return x
+
+
+def _forward(x: Array) -> tuple[Array, None]:
+  return x, None
+
+
+def _backward(_: None, dx: Array) -> tuple[Array]:
+  return (jax.lax.optimization_barrier(dx),)
+
+
+_stored_gradient.defvjp(_forward, _backward)
