@@ -4,7 +4,7 @@
 # Usage: bash launch/test.sh [--long | --all] [pytest arguments]
 #   bash launch/test.sh          all tests except the slow ones, in ten minutes
 #   bash launch/test.sh --long   also the slow tests, for example those that
-#     start, kill and resume commands: 40 minutes, as in CI
+#     start, kill and resume commands: about an hour, as in CI
 #   bash launch/test.sh --all    also injects each fault as often as stated
 #   bash launch/test.sh --mutants [--jobs=N] [NAME...]
 #     instead changes the code in many ways, one after another, and lists the
