@@ -24,8 +24,9 @@ def typechecked(function: Callable[..., Any]) -> Callable[..., Any]:
   checks = {p.name: _check(p.annotation) for p in parameters}
   check_result = _check(signature.return_annotation)
   of_kind = {p.kind: checks[p.name] for p in parameters}
-  further = of_kind.get(inspect.Parameter.VAR_POSITIONAL, _accept)
-  named = of_kind.get(inspect.Parameter.VAR_KEYWORD, _accept)
+  # Arguments that do not exist are refused by the function itself.
+  further = of_kind.get(inspect.Parameter.VAR_POSITIONAL, _check(Any))
+  named = of_kind.get(inspect.Parameter.VAR_KEYWORD, _check(Any))
   positional = [
     checks[p.name]
     for p in parameters
@@ -49,12 +50,10 @@ def typechecked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check(annotation: Any) -> Callable[[Any], Any]:
   """Returns a function that raises an error for values of other types."""
-  if annotation in (inspect.Signature.empty, Any):
-    return _accept
   classes = _classes(annotation)
 
   def check(value: Any) -> None:
-    if not (classes and isinstance(value, classes)):
+    if not isinstance(value, classes):
       check_type(value, annotation)
 
   return check
@@ -64,7 +63,7 @@ def _classes(annotation: Any) -> tuple[type, ...]:
   """Returns classes whose instances all conform to the annotation."""
   if annotation is None:
     return (types.NoneType,)
-  if annotation is Any:
+  if annotation in (Any, inspect.Signature.empty):
     return (object,)
   if typing.get_origin(annotation) in (typing.Union, types.UnionType):
     parts = map(_classes, typing.get_args(annotation))
@@ -73,7 +72,3 @@ def _classes(annotation: Any) -> tuple[type, ...]:
   is_class = inspect.isclass(annotation) and not typing.get_origin(annotation)
   is_protocol = getattr(annotation, '_is_protocol', False)
   return (annotation,) if is_class and not is_protocol else ()
-
-
-def _accept(value: Any) -> None:
-  """Accepts any value."""
