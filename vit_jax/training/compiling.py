@@ -14,8 +14,8 @@ from vit_jax.training import frozen
 from vit_jax.training.experiment import Experiment, batch_parts
 
 log = logging.getLogger('vit_jax')
-# XLA's CPU compiler would remove the barriers of `layers.stream` before it
-# fuses operations.
+# XLA's CPU compiler would remove barriers (of `layers.stream`, and those that
+# `jax.checkpoint` adds) before it fuses operations.
 _OPTIONS = {'cpu': {'xla_disable_hlo_passes': 'cse_barrier_expander'}}
 _USABLE = 0.9  # fraction of a device's memory that suggested settings may need
 PyTree = Any
