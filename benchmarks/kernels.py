@@ -21,8 +21,8 @@ import tempfile
 DUMP = tempfile.mkdtemp()
 TOPOLOGIES = ('v2:2x2', 'v3:2x2', 'v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2')
 SIZES = (  # tokens, width, heads
-  *((tokens, 1024, 16) for tokens in (50, 197, 577, 1025)),
-  (257, 1280, 16),  # H/14
+  *((tokens, 1024, 16) for tokens in (50, 197, 577, 1025, 2305)),
+  *((tokens, 1280, 16) for tokens in (257, 1370)),  # H/14
   (257, 1408, 16),  # g/14
   (49, 512, 16),  # windows of Swin-B
 )
@@ -87,6 +87,8 @@ def scheduled(tiles: int) -> int:
 
 def main() -> None:
   """Prints one row for each version and size."""
+  import jax.numpy as jnp
+
   from vit_jax.models.attention import tpu
 
   print('| topology | channels | tokens | scheduled | by plan | ratio |')
@@ -96,10 +98,11 @@ def main() -> None:
     for tokens, width, num_heads in SIZES:
       compile_both(mesh, tokens, width, num_heads)
       head = width // num_heads
-      tile = tpu.tile_size(tokens, tpu.heads_together(head))
-      lanes = tpu.block_lanes(head)
-      examples = tpu.examples_at_once(EXAMPLES, tokens, lanes)
-      heads = lanes // head * examples * chip.cores
+      layout = tpu.layout(tokens, head, jnp.dtype('bfloat16'))
+      assert layout is not None
+      tile = layout.tile(tokens)
+      examples = tpu.examples_at_once(EXAMPLES, tokens, layout.lanes)
+      heads = layout.lanes // head * examples * chip.cores
       bundles = scheduled(math.ceil(tokens / tile)) / heads
       costs = [
         tpu.cost(backward, (1, tokens, head), 2, head)

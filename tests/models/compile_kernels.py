@@ -10,7 +10,7 @@ TOPOLOGIES = {
   **{'v6e': '2x2', 'tpu7x': '2x2x1'},
 }
 # tokens, width, heads, dtype: B/32 at 224 px, MAE's decoder, H/14 and g/14 at
-# 224 px, L/16 at 512 px, and the largest number of tokens of each kind of head.
+# 224 px, L/16 at 512 px, Ti/16, and the largest number of tokens of each layout.
 SHAPES = (
   (50, 768, 12, 'bfloat16'),
   (197, 512, 16, 'bfloat16'),
@@ -18,15 +18,23 @@ SHAPES = (
   (257, 1408, 16, 'bfloat16'),
   (1025, 1024, 16, 'bfloat16'),
   (657, 384, 4, 'bfloat16'),
+  (197, 192, 3, 'bfloat16'),
   *((1100, 256, heads, 'bfloat16') for heads in (2, 4, 8)),
   *((700, 256, heads, 'float32') for heads in (2, 4, 8)),
   *((478, 1280, 16, 'bfloat16'), (239, 1280, 16, 'float32')),
   *((263, 1408, 16, 'bfloat16'), (131, 1408, 16, 'float32')),
+  *((2400, 256, heads, 'bfloat16') for heads in (2, 4, 8)),
+  *((1200, 256, heads, 'float32') for heads in (2, 4, 8)),
+  *((1404, 1280, 16, 'bfloat16'), (702, 1280, 16, 'float32')),
+  *((772, 1408, 16, 'bfloat16'), (386, 1408, 16, 'float32')),
 )
 
 
 # Swin: windows, tokens of a window, channels, heads
-WINDOWS = ((64, 49, 128, 4), (1, 49, 1024, 32), (16, 144, 256, 8))
+WINDOWS = (
+  *((64, 49, 128, 4), (1, 49, 1024, 32), (16, 144, 256, 8)),
+  *((64, 49, 96, 3), (16, 49, 192, 6)),
+)
 
 
 def main():

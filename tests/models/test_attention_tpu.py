@@ -23,6 +23,7 @@ SHAPES = [  # n, tokens, heads, channels of a head
   (2, 37, 2, 64),  # DINO's local crops
   (1, 24, 8, 32),  # four heads per group, full rows
   (2, 9, 1, 128),
+  (2, 9, 3, 64),  # a block with one head of zeros; Ti/16
 ]
 SLOW = [
   (2, 37, 8, 80),  # H/14: heads begin within a register
@@ -30,6 +31,8 @@ SLOW = [
   (1, 700, 2, 64),  # two tiles of queries
   (1, 600, 4, 32),  # three tiles of queries, the last partly filled
   (1, 1025, 1, 128),
+  (1, 750, 2, 64),  # too many tokens for two heads together
+  (2, 250, 10, 80),  # operands are loaded by columns, and six heads are zeros
 ]
 SHAPES += [pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW]
 NAMES = (
@@ -104,7 +107,7 @@ def test_float32_kernels_equal_the_formula(shape):
 def test_tiles_of_queries_equal_the_formula(heads, monkeypatch):
   """The scores of 200 queries do not fit; each tile has 128."""
   monkeypatch.setattr(tpu, '_MAX_SCORES', heads * 200 * 128)
-  assert tpu.tile_size(200, heads) == 128
+  assert tpu.Layout(128 // heads, heads).tile(200) == 128
   arrays, dy = inputs((1, 200, heads, 128 // heads), size=2.0)
   exact = exactly(arrays, dy, heads)
   ours = with_gradients(tpu.attend, arrays, dy, heads)
@@ -130,6 +133,7 @@ def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
   'shape',
   [
     (2, 4, 49, 4, 32),  # four windows of an image in a block
+    (2, 4, 9, 3, 32),  # first stage of Swin-T: one head of four is zeros
     pytest.param((3, 4, 9, 8, 32), marks=pytest.mark.slow),
     pytest.param((2, 3, 49, 3, 128), marks=pytest.mark.slow),
     pytest.param((1, 1, 144, 8, 80), marks=pytest.mark.slow),
@@ -236,8 +240,8 @@ def test_implementations_share_parameters_and_results():
 @pytest.mark.parametrize(
   'tokens, width, heads',
   [
-    *[(701, 128, 2), (701, 128, 4), (251, 640, 8)],  # many tokens
-    *[(9, 192, 3), (9, 160, 2), (9, 128, 8)],
+    *[(1201, 128, 2), (1201, 128, 4), (703, 640, 8)],  # many tokens
+    *[(9, 128, 8), (9, 272, 2), (9, 180, 3)],
   ],
 )
 def test_unsupported_sizes(tokens, width, heads):

@@ -371,8 +371,7 @@ def takes_kernels(
       f'{width} and {num_heads} heads in {jnp.dtype(dtype).name} on this mesh. '
       f'It supports heads of 32 to {tpu.LANES} channels, a multiple of 8; for '
       f'{head} channels at most {tpu.max_tokens(head, dtype)} tokens, and a '
-      f'width that is a multiple of {tpu.block_lanes(head)} on every '
-      "device. Set model.attention='auto' to use XLA where kernels do not "
-      'apply.'
+      "number of heads that is a multiple of the mesh axis 'model'. Set "
+      "model.attention='auto' to use XLA where kernels do not apply."
     )
   return applies and (implementation == 'kernel' or sharding.on_tpu())

@@ -11,7 +11,7 @@ The backward pass recomputes the weights from queries and keys.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +36,81 @@ from vit_jax.models.attention.tpu_kernels import (
 _BLOCK_ROWS = 256  # maximum tokens per block of several examples
 # The following limits fit into the 16 MiB of memory of a core of v2 and v3.
 _MAX_TOKENS = {2: 1100, 4: 700}  # {bytes per value: tokens}
+_MAX_TOKENS_ALONE = {2: 2400, 4: 1200}  # the same for one head at a time
+_CROWDED = 1400  # tokens that leave memory for 128 queries at a time only
+_ONE_BUFFER = 4000  # bytes of a column of tokens; more are not buffered twice
 _MAX_BLOCK = 450_000  # tokens times (lanes of a block + 300), of two bytes
+_MAX_BLOCK_OF_COLUMNS = 1_320_000  # the same if operands are loaded by columns
 _MAX_SCORES = 750_000  # scores of the heads of a part, for a tile of queries
 _LONG_TOKENS = 512  # see `cost`
 SAVED = ('query', 'key', 'value', 'attended')
+
+
+class Layout(NamedTuple):
+  """How heads lie side by side in the blocks of the kernels.
+
+  Attributes:
+    head: channels of a head.
+    together: number of heads that are computed together.
+    columns: 1 if operands are loaded for all heads of a block at once; 2 if
+      only the two registers of lanes are loaded that contain a head.
+  """
+
+  head: int
+  together: int
+  columns: int = 1
+
+  @property
+  def lanes(self) -> int:
+    """Lanes of a block: the fewest that are whole heads and registers."""
+    return math.lcm(self.head, LANES)
+
+  def max_tokens(self, dtype: jnp.dtype) -> int:
+    """Returns the largest number of tokens that fits."""
+    itemsize = jnp.dtype(dtype).itemsize
+    if self.lanes == LANES:
+      limits = _MAX_TOKENS if self.together > 1 else _MAX_TOKENS_ALONE
+      return limits[itemsize]
+    # Scores need as much memory as 300 lanes of the blocks.
+    block = _MAX_BLOCK if self.columns == 1 else _MAX_BLOCK_OF_COLUMNS
+    return block * 2 // itemsize // (self.lanes + 300)
+
+
+  def tile(self, tokens: int) -> int:
+    """Returns the number of queries per iteration of the kernels' loop."""
+    rows, columns = padded(tokens, SUBLANES), padded(tokens, LANES)
+    most = _MAX_SCORES // (self.together * rows) // LANES * LANES
+    if columns <= most and self.columns == 1:
+      return rows
+    # With more queries, other intermediate results do not fit either.
+    crowded = self.columns > 1 or tokens > _CROWDED
+    tiles = math.ceil(columns / min(most, LANES if crowded else 384))
+    return padded(math.ceil(tokens / tiles), LANES)
+
+
+def _layouts(head: int) -> list[Layout]:
+  """Returns the layouts of heads of `head` channels, the fastest first."""
+  if LANES % head:
+    return [Layout(head, 1), Layout(head, 1, columns=2)]
+  # Heads that share 128 lanes, such as two of 64 channels, share products.
+  return [Layout(head, LANES // head), Layout(head, 1)]
+
+
+def layout(tokens: int, head: int, dtype: jnp.dtype) -> Layout | None:
+  """Returns the layout of the kernels, or None if tokens do not fit.
+
+  Args:
+    tokens: number of tokens.
+    head: channels of a head.
+    dtype: dtype of queries, keys and values.
+  """
+  fitting = (x for x in _layouts(head) if tokens <= x.max_tokens(dtype))
+  return next(fitting, None)
+
+
+def max_tokens(head: int, dtype: jnp.dtype) -> int:
+  """Returns the largest number of tokens for heads of `head` channels."""
+  return max(x.max_tokens(dtype) for x in _layouts(head))
 
 
 def applies(tokens: int, width: int, num_heads: int, dtype: jnp.dtype) -> bool:
@@ -51,10 +122,10 @@ def applies(tokens: int, width: int, num_heads: int, dtype: jnp.dtype) -> bool:
     num_heads: number of heads.
     dtype: dtype of queries, keys and values.
   """
-  head = width // num_heads
+  head, shards = width // num_heads, sharding.axis_size('model')
   supported = head % SUBLANES == 0 and 32 <= head <= LANES
-  blocks = width % (block_lanes(head) * sharding.axis_size('model')) == 0
-  return supported and blocks and tokens <= max_tokens(head, dtype)
+  divisible = num_heads % shards == 0
+  return supported and divisible and tokens <= max_tokens(head, dtype)
 
 
 def applies_with_offsets(
@@ -70,33 +141,11 @@ def applies_with_offsets(
     num_heads: number of heads.
     dtype: dtype of queries, keys and values.
   """
-  together = heads_together(width // num_heads)
-  one_tile = tile_size(tokens, together) == padded(tokens, SUBLANES)
-  return one_tile and applies(tokens, width, num_heads, dtype)
-
-
-def max_tokens(head: int, dtype: jnp.dtype) -> int:
-  """Returns the largest number of tokens for heads of `head` channels."""
-  lanes, itemsize = block_lanes(head), jnp.dtype(dtype).itemsize
-  most = _MAX_TOKENS[itemsize]
-  if lanes > LANES:  # scores take as much memory as 300 lanes of the blocks
-    most = min(most, _MAX_BLOCK * 2 // itemsize // (lanes + 300))
-  return most
-
-
-def block_lanes(head: int) -> int:
-  """Returns the fewest lanes that consist of whole heads and registers."""
-  return math.lcm(head, LANES)
-
-
-def heads_together(head: int) -> int:
-  """Returns the number of heads that are computed together.
-
-  These are the heads that share 128 lanes, such as two of 64 channels. Heads
-  that do not divide 128 lanes, such as those of 80 channels, are computed one
-  by one.
-  """
-  return LANES // head if LANES % head == 0 else 1
+  if not applies(tokens, width, num_heads, dtype):
+    return False
+  chosen = layout(tokens, width // num_heads, dtype)
+  assert chosen is not None
+  return chosen.tile(tokens) == padded(tokens, SUBLANES)
 
 
 def attend(
@@ -214,39 +263,72 @@ def _run(
   # TPU v2 and v3 only multiply float32 values, which they round to bfloat16.
   old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
   operand = jnp.dtype(jnp.float32) if old else dtype
-  lanes, together = block_lanes(head), heads_together(head)
-  tile = tile_size(tokens, together)
+  chosen = layout(tokens, head, dtype)
+  assert chosen is not None
+  lanes, columns = chosen.lanes, chosen.columns
+  tile = chosen.tile(tokens)
   rows = padded(tokens, tile)  # rows after the last token are padding
   gradients = kernel is backward
   parts = [
-    Part(slice(i, i + head * together), together, tokens, tile, operand)
-    for i in range(0, lanes, head * together)
+    Part(
+      slice(i, i + head * chosen.together),
+      chosen.together,
+      columns,
+      tokens,
+      tile,
+      operand,
+    )
+    for i in range(0, lanes, head * chosen.together)
   ]
   small = [bias] if relative is None else [bias, relative]
-  own = len(operands) + 1  # arguments that are not offsets
+  # Usually, a block is loaded and another one is stored during a computation.
+  one_buffer = columns > 1 or tokens * dtype.itemsize > _ONE_BUFFER
+  buffers = dict(pipeline_mode=pl.Buffered(1)) if one_buffer else {}
 
   def local(*arrays: Array) -> tuple[Array, ...]:
-    leading = arrays[0].shape[:-2]
-    inputs = [x.reshape(-1, *x.shape[-2:]) for x in arrays]
+    leading, width = arrays[0].shape[:-2], arrays[0].shape[-1]
+    whole = padded(width, lanes)  # with heads of zeros after the last head
+    inputs = [
+      _with_width(x.reshape(-1, *x.shape[-2:]), x.shape[-1] * whole // width)
+      for x in arrays
+    ]
     n = len(inputs[0])
     windows = n if mask is None else len(mask)
     examples = examples_at_once(math.gcd(n, windows), tokens, lanes)
 
     def of_example(rows: int) -> pl.BlockSpec:
-      return pl.BlockSpec((examples, rows, lanes), lambda j, i, _: (i, 0, j))
+      shape = (examples, rows, lanes)
+      return pl.BlockSpec(shape, lambda j, i, _: (i, 0, j), **buffers)
+
+    def of_head(column: int) -> pl.BlockSpec:
+      """Returns one of the two registers of lanes that contain a head."""
+      last = lanes // LANES - 1
+
+      def index(j: Any, i: Any, part: Any) -> tuple[Any, ...]:
+        within = jnp.minimum(part * head // LANES + column, last)
+        return i, 0, j * (last + 1) + within
+
+      return pl.BlockSpec((examples, rows, LANES), index, **buffers)
 
     def of_all(x: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
-      shape = (1, x.shape[1], x.shape[2] * lanes // inputs[0].shape[2])
+      shape = (1, x.shape[1], x.shape[2] * lanes // whole)
       return pl.BlockSpec(shape, lambda j, i, _: (0, 0, j))
 
     in_specs = [of_example(rows)] * len(operands)
     in_specs += map(of_all, inputs[len(operands) :])
+    if columns > 1:
+      repeated = [x for x in inputs[: len(operands)] for _ in range(columns)]
+      inputs[: len(operands)] = repeated
+      in_specs[: len(operands)] = [*map(of_head, range(columns))] * len(
+        operands
+      )
     like = jax.ShapeDtypeStruct(inputs[0].shape, dtype)
     out_shape, out_specs, scratch = [like], [of_example(rows)], []
+    own = len(operands) * columns + 1  # arguments that are not offsets
     if gradients:
       # The results are three gradients like the inputs, the gradients of the
       # biases for each example, and the gradient of the offsets.
-      d_bias = jax.ShapeDtypeStruct((n, 3, inputs[0].shape[2]), jnp.float32)
+      d_bias = jax.ShapeDtypeStruct((n, 3, whole), jnp.float32)
       d_offsets = [
         jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in inputs[own:]
       ]
@@ -265,7 +347,7 @@ def _run(
       _on_block(kernel, parts, examples, own, len(inputs), len(out_shape)),
       out_shape=out_shape,
       # The offsets' gradient of a block of heads is a sum over all examples.
-      grid=(inputs[0].shape[2] // lanes, n // examples, len(parts)),
+      grid=(whole // lanes, n // examples, len(parts)),
       in_specs=in_specs,
       out_specs=out_specs,
       scratch_shapes=scratch,
@@ -280,6 +362,7 @@ def _run(
       interpret=not sharding.on_tpu(),
       name=f'attention_{kernel.__name__}',
     )(*inputs)
+    results = [_with_width(x, x.shape[-1] * width // whole) for x in results]
     alone = (1,) * len(leading)
     return tuple(
       x.reshape(*(leading if len(x) == n else alone), *x.shape[1:])
@@ -290,6 +373,14 @@ def _run(
   with_axes = [x.reshape(*(1,) * (ndim - 2), *x.shape) for x in small]
   spec = (sharding.BATCH, *(None,) * (ndim - 2), 'model')
   return sharding.per_device(local, [*operands, *with_axes], *spec)
+
+
+def _with_width(
+  x: Float[Array, 'n rows d'], width: int
+) -> Float[Array, 'n rows width']:
+  """Changes the size of the last axis, by cropping or by adding zeros."""
+  more = max(width - x.shape[-1], 0)
+  return jnp.pad(x, [(0, 0), (0, 0), (0, more)])[..., :width]
 
 
 def _on_block(
@@ -331,29 +422,15 @@ def _on_block(
         added = Offsets(*row(offsets)) if offsets else None
         if added and d_relative:
           added = added._replace(d_relative=row(d_relative)[0])
-        kernel(*row(ins[:own]), *row(outs[:4]), *sums, part, added)
+        *operands, bias = row(ins[:own])
+        columns = zip(*[iter(operands)] * part.columns, strict=True)
+        kernel(*columns, bias, *row(outs[:4]), *sums, part, added)
 
     for i, part in enumerate(parts):
       run = functools.partial(run_part, part)
       run() if len(parts) == 1 else pl.when(pl.program_id(2) == i)(run)
 
   return run_block
-
-
-def tile_size(tokens: int, heads: int) -> int:
-  """Returns the number of queries per iteration of the kernels' loop.
-
-  Args:
-    tokens: number of tokens of an example.
-    heads: number of heads that are computed together.
-  """
-  rows, columns = padded(tokens, SUBLANES), padded(tokens, LANES)
-  most = _MAX_SCORES // (heads * rows) // LANES * LANES
-  if columns <= most:
-    return rows
-  # With more than 384 queries, other intermediate results do not fit either.
-  tiles = math.ceil(columns / min(most, 384))
-  return padded(math.ceil(tokens / tiles), LANES)
 
 
 def examples_at_once(n: int, tokens: int, lanes: int) -> int:

@@ -27,6 +27,7 @@ _MASKED = -1e30  # score of a row of padding
 
 Block = Float[Array, 'rows lanes']
 Ref = Any
+Refs = tuple[Ref, ...]  # the columns of an operand, see `Part.columns`
 Rows = Any  # slice, or `pl.ds` with an index of a loop
 
 
@@ -36,6 +37,8 @@ class Part(NamedTuple):
   Attributes:
     lanes: lanes of the heads.
     heads: number of heads, side by side in these lanes.
+    columns: number of blocks of lanes in which operands are loaded: 1 for the
+      lanes of all heads, 2 for the two registers that contain the head.
     tokens: number of tokens; further rows are padding.
     tile: number of queries per iteration of the loop; divides the rows.
     operand: dtype of the operands of products.
@@ -43,6 +46,7 @@ class Part(NamedTuple):
 
   lanes: slice
   heads: int
+  columns: int
   tokens: int
   tile: int
   operand: jnp.dtype
@@ -53,25 +57,33 @@ class Part(NamedTuple):
     return self.lanes.stop - self.lanes.start
 
   @property
-  def keys(self) -> slice:
-    """Rows of the keys, which are whole registers."""
-    return slice(0, padded(self.tokens, SUBLANES))
-
-  @property
   def scale(self) -> float:
     """Factor 1/√c of the scores."""
     return (self.width // self.heads) ** -0.5
 
+  @property
+  def keys(self) -> slice:
+    """Rows of the keys, which are whole registers."""
+    return slice(0, padded(self.tokens, SUBLANES))
+
   def load(
-    self, ref: Ref, rows: Rows, bias: Any = 0.0, scale: float = 1.0
+    self, refs: Refs, rows: Rows, bias: Any = 0.0, scale: float = 1.0
   ) -> Block:
     """Loads an operand with a bias added, and with zeros in rows of padding."""
-    x = (ref[rows, self.lanes].astype(jnp.float32) + bias) * scale
+    x = (self._lanes(refs, rows).astype(jnp.float32) + bias) * scale
     # The memory of rows of padding is not initialized.
     valid = rows.start + _row(x) < self.tokens
     return jnp.where(valid, x, 0).astype(self.operand)
 
-  def load_all(self, key: Ref, value: Ref, bias: Ref) -> tuple[Block, Block]:
+  def _lanes(self, refs: Refs, rows: Rows) -> Block:
+    """Loads the lanes of the heads."""
+    if len(refs) == 1:
+      return refs[0][rows, self.lanes]
+    start = self.lanes.start % LANES
+    both = jnp.concatenate([ref[rows, :] for ref in refs], axis=1)
+    return both[:, start : start + self.width]
+
+  def load_all(self, key: Refs, value: Refs, bias: Ref) -> tuple[Block, Block]:
     """Loads all keys and values, with their biases added."""
     return (
       self.load(key, self.keys, bias[1, self.lanes]),
@@ -119,9 +131,9 @@ class Offsets(NamedTuple):
 
 
 def forward(
-  query: Ref,
-  key: Ref,
-  value: Ref,
+  query: Refs,
+  key: Refs,
+  value: Refs,
   bias: Ref,
   y: Ref,
   part: Part,
@@ -160,10 +172,10 @@ def forward(
 
 
 def backward(
-  query: Ref,
-  key: Ref,
-  value: Ref,
-  dy: Ref,
+  query: Refs,
+  key: Refs,
+  value: Refs,
+  dy: Refs,
   bias: Ref,
   d_query: Ref,
   d_key: Ref,
@@ -230,7 +242,7 @@ def backward(
       _side_by_side(weights, d_out),
     ]
 
-  rows = dy.shape[0]
+  rows = d_query.shape[0]
   if rows == part.tile:
     d_bias[0:1, part.lanes], *gradients = compute(slice(0, rows))
   else:
