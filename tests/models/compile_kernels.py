@@ -10,7 +10,7 @@ TOPOLOGIES = {
   **{'v6e': '2x2', 'tpu7x': '2x2x1'},
 }
 # tokens, width, heads, dtype: B/32 at 224 px, MAE's decoder, H/14 and g/14 at
-# 224 px, L/16 at 512 px, Ti/16, and the largest number of tokens of each layout.
+# 224 px, L/16 at 512 px, Ti/16, and the largest sequences of each layout.
 SHAPES = (
   (50, 768, 12, 'bfloat16'),
   (197, 512, 16, 'bfloat16'),
@@ -23,6 +23,7 @@ SHAPES = (
   *((700, 256, heads, 'float32') for heads in (2, 4, 8)),
   *((478, 1280, 16, 'bfloat16'), (239, 1280, 16, 'float32')),
   *((263, 1408, 16, 'bfloat16'), (131, 1408, 16, 'float32')),
+  (1400, 256, 4, 'bfloat16'),
   *((2400, 256, heads, 'bfloat16') for heads in (2, 4, 8)),
   *((1200, 256, heads, 'float32') for heads in (2, 4, 8)),
   *((1404, 1280, 16, 'bfloat16'), (702, 1280, 16, 'float32')),

@@ -75,7 +75,6 @@ class Layout(NamedTuple):
     block = _MAX_BLOCK if self.columns == 1 else _MAX_BLOCK_OF_COLUMNS
     return block * 2 // itemsize // (self.lanes + 300)
 
-
   def tile(self, tokens: int) -> int:
     """Returns the number of queries per iteration of the kernels' loop."""
     rows, columns = padded(tokens, SUBLANES), padded(tokens, LANES)
@@ -314,17 +313,13 @@ def _run(
       shape = (1, x.shape[1], x.shape[2] * lanes // whole)
       return pl.BlockSpec(shape, lambda j, i, _: (0, 0, j))
 
-    in_specs = [of_example(rows)] * len(operands)
-    in_specs += map(of_all, inputs[len(operands) :])
-    if columns > 1:
-      repeated = [x for x in inputs[: len(operands)] for _ in range(columns)]
-      inputs[: len(operands)] = repeated
-      in_specs[: len(operands)] = [*map(of_head, range(columns))] * len(
-        operands
-      )
+    loaded = [of_example(rows)] if columns == 1 else [of_head(0), of_head(1)]
+    shared = inputs[len(operands) :]  # by all examples
+    in_specs = loaded * len(operands) + [of_all(x) for x in shared]
+    inputs = [x for x in inputs[: len(operands)] for _ in loaded] + shared
+    own = len(inputs) if relative is None else len(inputs) - 1
     like = jax.ShapeDtypeStruct(inputs[0].shape, dtype)
     out_shape, out_specs, scratch = [like], [of_example(rows)], []
-    own = len(operands) * columns + 1  # arguments that are not offsets
     if gradients:
       # The results are three gradients like the inputs, the gradients of the
       # biases for each example, and the gradient of the offsets.

@@ -37,8 +37,8 @@ class Config(BackboneConfig):
     pixels: units of the pixels that are cut into patches, 'symmetric' or
       'imagenet', see `vit.Config`.
     attention: implementation of attention within windows: 'auto' (kernels on
-      TPUs, in stages whose width is a multiple of 128), 'kernel' (the same on
-      every device; interpreted on a CPU, for tests) or 'xla'.
+      TPUs, if windows have at most 384 tokens), 'kernel' (the same on every
+      device; interpreted on a CPU, for tests) or 'xla'.
     drop_path: drop-path rate of the last block; it grows linearly from 0 at the
       first block.
 
