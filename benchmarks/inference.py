@@ -279,7 +279,8 @@ def main() -> None:
   if not target.compiles:
     parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
   path = pathlib.Path(arguments.csv)
-  rows = list(csv.DictReader(path.open())) if path.exists() else []
+  lines = path.read_text().splitlines() if path.exists() else []
+  rows = list(csv.DictReader(lines))
   cells = {(r['topology'], r['model'], int(r['pixels'])): r for r in rows}
   today = datetime.date.today().isoformat()
   for name in arguments.models.split(','):
