@@ -73,11 +73,6 @@ def line(name: str, result: dict[str, Any]) -> str:
 
 def main() -> None:
   """Compiles the step with each flag."""
-  import jax
-
-  from vit_jax.config import loading
-  from vit_jax.plan import evaluate, topology
-
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--topology', default='h100:1x8')
   parser.add_argument('--config', default=CONFIG)
@@ -86,6 +81,11 @@ def main() -> None:
   arguments = parser.parse_args()
   if not gpus.has_compiler():
     parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
+  import jax
+
+  from vit_jax.config import loading
+  from vit_jax.plan import evaluate, topology
+
   config = evaluate.changed(
     loading.load(arguments.config), batch_size=arguments.batch_size
   )
@@ -96,7 +96,9 @@ def main() -> None:
       result = evaluate.plan(config, target, FLAGS[name]).result
     except jax.errors.JaxRuntimeError as error:
       first_line = str(error).splitlines()[0]
-      print(f'| {name} | does not compile: {first_line[:100]} |', flush=True)
+      cells = (name, f'does not compile: {first_line[:100]}')
+      blank = ' |' * (len(HEAD) - len(cells))
+      print(f'| {" | ".join(cells)} |{blank}', flush=True)
     else:
       print(line(name, result), flush=True)
 

@@ -1,11 +1,12 @@
 """Predicts memory, time and MFU of trainings on GPUs.
 
-  python benchmarks/gpu_plans.py [PATTERN]
+  python benchmarks/gpu_plans.py [PATTERN ...]
 
 Compiles each row's training step for absent GPUs (extra `plan-gpu`; 10 to 60
 seconds per row) and prints a Markdown table for benchmarks/RESULTS.md. All
 times are modelled (vit_jax/plan/gpu_cost.py), not measured. PATTERN is a
-regular expression that a row's name must contain; --list shows the names.
+regular expression that a row's name and topology must contain; if several are
+given, they must contain all of them. --list shows the names.
 
 --tree=PATH compiles the step of another working tree of this project with that
 tree's code and configs, and models its time with this tree's model:
@@ -13,8 +14,9 @@ tree's code and configs, and models its time with this tree's model:
   git worktree add ../before 9d49ed8
   python benchmarks/gpu_plans.py --tree=../before
 
---plain compiles the step of the same ViT in plain Flax (plain_flax.py, which is
-written like big_vision's models/vit.py) for the rows without dropout.
+--plain also compiles the step of the same ViT in plain Flax (plain_flax.py,
+which is written like big_vision's models/vit.py) for the rows without dropout,
+and compares memory and time.
 """
 
 import argparse
@@ -103,6 +105,15 @@ HEAD = (
   'MFU %',
   'images/s',
   'GPU-days',
+)
+PLAIN_HEAD = (
+  'model',
+  'GPUs',
+  'images per GPU',
+  'peak GB: plain Flax, vit_jax',
+  'ratio of GB',
+  'step, ms: plain Flax, vit_jax',
+  'ratio of ms',
 )
 # Runs in the other tree: reads a JSON object, writes HLO, prints figures.
 STEP_OF_TREE = """
@@ -280,23 +291,41 @@ def line(row: Row, result: dict[str, Any]) -> str:
   return f'| {" | ".join(cells)} |'
 
 
+def compared(row: Row, plain: dict[str, Any], ours: dict[str, Any]) -> str:
+  """Returns a row of the Markdown table of `--plain`."""
+
+  def pair(key: str, factor: float) -> tuple[str, str]:
+    cells = f'{plain[key] * factor:.1f}, {ours[key] * factor:.1f}'
+    return cells, f'{ours[key] / plain[key]:.2f}'
+
+  cells = (
+    *(row.name, row.topology, f'{ours["images_per_device"]:g}'),
+    *pair('peak_bytes_per_device', 1e-9),
+    *pair('predicted_step_seconds', 1e3),
+  )
+  return f'| {" | ".join(cells)} |'
+
+
 def main() -> None:
-  """Plans the rows whose names contain the pattern."""
+  """Plans the rows whose names contain all patterns."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or '').partition('\n')[0]
   )
-  parser.add_argument('pattern', nargs='?', default='')
+  parser.add_argument('patterns', nargs='*')
   parser.add_argument('--list', action='store_true')
   parser.add_argument('--tree', help='working tree whose steps are compiled')
   parser.add_argument(
-    '--plain', action='store_true', help='compile plain Flax instead'
+    '--plain', action='store_true', help='compare with plain Flax'
   )
   parser.add_argument('--out', help='append a JSON object per row to this file')
   arguments = parser.parse_args()
   rows = [
     row
     for row in ROWS
-    if re.search(arguments.pattern, f'{row.name} {row.topology}')
+    if all(
+      re.search(pattern, f'{row.name} {row.topology}')
+      for pattern in arguments.patterns
+    )
   ]
   if arguments.plain:  # plain_flax.py is a supervised ViT without dropout
     rows = [row for row in rows if row.overrides.get('model.dropout') == 0.0]
@@ -306,7 +335,10 @@ def main() -> None:
     return
   if not gpus.has_compiler():
     parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
-  print(f'| {" | ".join(HEAD)} |\n|{"---|" * len(HEAD)}', flush=True)
+  if arguments.tree and not os.path.isdir(arguments.tree):
+    parser.error(f'--tree={arguments.tree} is not a folder')
+  head = PLAIN_HEAD if arguments.plain else HEAD
+  print(f'| {" | ".join(head)} |\n|{"---|" * len(head)}', flush=True)
   for row in rows:
     if arguments.tree:
       result = plan_there(row, arguments.tree)
@@ -314,7 +346,10 @@ def main() -> None:
       result = plan_plain(row)
     else:
       result = plan_here(row)
-    print(line(row, result), flush=True)
+    text = line(row, result)
+    if arguments.plain:
+      text = compared(row, result, plan_here(row))
+    print(text, flush=True)
     if arguments.out:
       with open(arguments.out, 'a') as file:
         file.write(json.dumps({'name': row.name} | result) + '\n')

@@ -1,7 +1,7 @@
 """Predicts Figure 12 of the paper: speed and memory of inference by image size.
 
   python benchmarks/inference.py [--models=ViT-B/16,…] [--sizes=64,224,…]
-    [--topology=v3:1x1] [--csv=FILE] [--out=FILE.png]
+    [--topology=v3:1x1] [--csv=FILE] [--out=FILE.png] [--again]
 
 Compiles only the forward pass (`Objective.predict`, bfloat16, uint8 images,
 1,000 classes) for one chip, and prints the largest batch per core, a power of
@@ -9,8 +9,9 @@ two, whose program fits in the memory of a core, and the images per second and
 core: the highest of the batches that were compiled. These are 512 and the batch
 that its memory predicts to be the largest; others are compiled only if 512 does
 not fit or the prediction is wrong. Nothing is run on an accelerator. Rows that
-the CSV file contains are not computed again. --topology=h100:1x1 predicts a GPU
-(see docs/gpus.md).
+the CSV file contains are not computed again, or with --again, only those of
+today. The table for benchmarks/RESULTS.md has the date of the oldest cell of
+each row. --topology=h100:1x1 predicts a GPU (see docs/gpus.md).
 
 The models are those of the figure, hybrids, and the models of Figure 13.
 
@@ -21,6 +22,7 @@ has 56, 126, 378 and 504 pixels in place of 64, 128, 384 and 512.
 import argparse
 import collections
 import csv
+import datetime
 import pathlib
 import sys
 from typing import Any
@@ -41,7 +43,7 @@ CHANGES = {'R152x4': {'model__variant': 'R152x4'}}
 SIZES = (64, 128, 224, 384, 512)
 COLUMNS = (
   *('topology', 'model', 'pixels', 'images_per_second', 'at_batch'),
-  *('largest_batch', 'bytes_per_image'),
+  *('largest_batch', 'bytes_per_image', 'date'),
 )
 _FIRST = 512  # images per core of the first program
 _SMALL = 8  # images per core of the next program, if the first does not fit
@@ -132,6 +134,7 @@ def row(name: str, pixels: int, target: Any) -> dict[str, Any]:
     'at_batch': best,
     'largest_batch': batch,
     'bytes_per_image': round(bytes_per_image(made)),
+    'date': datetime.date.today().isoformat(),
   }
 
 
@@ -205,8 +208,8 @@ def table(rows: list[dict[str, Any]]) -> str:
   """Returns Markdown: images per second and largest batch by image size."""
   sizes = sorted({int(each['pixels']) for each in rows})
   lines = [
-    f'| model | {" | ".join(f"{size} px" for size in sizes)} |',
-    '|' + '---|' * (len(sizes) + 1),
+    f'| model | {" | ".join(f"{size} px" for size in sizes)} | date |',
+    '|' + '---|' * (len(sizes) + 2),
   ]
   for name in dict.fromkeys(each['model'] for each in rows):
     own = {int(r['pixels']): r for r in rows if r['model'] == name}
@@ -217,7 +220,8 @@ def table(rows: list[dict[str, Any]]) -> str:
       else ''
       for s in sizes
     ]
-    lines.append(f'| {name} | {" | ".join(cells)} |')
+    date = min(each['date'] for each in own.values())
+    lines.append(f'| {name} | {" | ".join(cells)} | {date} |')
   return '\n'.join(lines)
 
 
@@ -259,32 +263,38 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
 
 
 def main() -> None:
-  from vit_jax.plan import gpus, topology
-
   parser = argparse.ArgumentParser(description=(__doc__ or '').split('\n')[0])
   parser.add_argument('--models', default=','.join(MODELS))
   parser.add_argument('--sizes', default=','.join(map(str, SIZES)))
   parser.add_argument('--topology', default='v3:1x1')
   parser.add_argument('--csv', default='benchmarks/inference.csv')
   parser.add_argument('--out', help='draw a picture to this .png')
+  parser.add_argument(
+    '--again', action='store_true', help='replace rows of earlier days'
+  )
   arguments = parser.parse_args()
+  from vit_jax.plan import gpus, topology
+
   target = topology.find(arguments.topology)
   if not target.compiles:
     parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
   path = pathlib.Path(arguments.csv)
-  rows = list(csv.DictReader(path.open())) if path.exists() else []
-  known = {(r['topology'], r['model'], int(r['pixels'])) for r in rows}
+  lines = path.read_text().splitlines() if path.exists() else []
+  rows = list(csv.DictReader(lines))
+  cells = {(r['topology'], r['model'], int(r['pixels'])): r for r in rows}
+  today = datetime.date.today().isoformat()
   for name in arguments.models.split(','):
     for pixels in map(int, arguments.sizes.split(',')):
-      if (target.name, name, pixels) in known:
+      key = (target.name, name, pixels)
+      if key in cells and not (arguments.again and cells[key]['date'] < today):
         continue
-      rows.append(row(name, pixels, target))
-      print(rows[-1], file=sys.stderr, flush=True)
+      cells[key] = row(name, pixels, target)
+      print(cells[key], file=sys.stderr, flush=True)
       with path.open('w') as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
         writer.writeheader()
-        writer.writerows(rows)
-  rows = [each for each in rows if each['topology'] == target.name]
+        writer.writerows(cells.values())
+  rows = [each for each in cells.values() if each['topology'] == target.name]
   print(f'{target.name}: images per second and core; largest batch per core\n')
   print(table(rows))
   if arguments.out:

@@ -8,8 +8,9 @@ first resized to a longer side of N pixels. Each round measures every reader
 once, in turn, over the same number of images: read, decode, inception crop to
 224 px, flip, batch. Ours is the stream that the trainer gets, including batches
 on the device; "vit_jax-scaled" decodes with `augment.scaled_decoding`. The
-table contains medians, and ratios to tf.data (fused decode_and_crop) in the
-same run; peak memory is that of the reader's process.
+Markdown table for benchmarks/RESULTS.md contains medians, and ratios to tf.data
+(fused decode_and_crop) in the same run; peak memory is that of the reader's
+process.
 """
 
 import argparse

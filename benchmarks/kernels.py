@@ -11,6 +11,7 @@ queries count once for each tile. The second column contains the cycles that
 Cycles are those of one head of one example, forward and backward, on one core.
 """
 
+import argparse
 import glob
 import math
 import os
@@ -87,13 +88,16 @@ def scheduled(tiles: int) -> int:
 
 def main() -> None:
   """Prints one row for each version and size."""
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  parser.add_argument('topologies', nargs='*', default=TOPOLOGIES)
+  topologies = parser.parse_args().topologies
   import jax.numpy as jnp
 
   from vit_jax.models.attention import tpu
 
-  print('| topology | channels | tokens | scheduled | by plan | ratio |')
+  print('| chip | channels | tokens | scheduled | derived by plan | ratio |')
   print('|---|---|---|---|---|---|')
-  for name in sys.argv[1:] or TOPOLOGIES:
+  for name in topologies:
     mesh, chip = _mesh(name)
     for tokens, width, num_heads in SIZES:
       compile_both(mesh, tokens, width, num_heads)
@@ -112,8 +116,8 @@ def main() -> None:
         chip.kernel_cycles(each.flops, each.transcendentals) for each in costs
       )
       print(
-        f'| {name} | {head} | {tokens} | {bundles:,.0f} | {counted:,.0f} | '
-        f'{counted / bundles:.2f} |',
+        f'| {name.partition(":")[0]} | {head} | {tokens} | {bundles:,.0f} | '
+        f'{counted:,.0f} | {counted / bundles:.2f} |',
         flush=True,
       )
 

@@ -1,12 +1,13 @@
 """Predicts figures of many trainings on TPUs.
 
-  python benchmarks/plan_all.py [PATTERN]
+  python benchmarks/plan_all.py [PATTERN ...]
 
 Compiles each row's training step for its topology, one after another (a minute
 each on a free core), and prints a Markdown table for benchmarks/RESULTS.md.
-PATTERN is a regular expression that a row's name must contain; --list shows the
-names. A row consists of a config, a topology and overrides; --list also prints
-the command that plans only this row.
+PATTERN is a regular expression that a row's name must contain; if several are
+given, it must contain all of them. --list shows the names. A row consists of a
+config, a topology and overrides; --list also prints the command that plans only
+this row.
 
 `reference` is the same compiler's figure for one step of a well-known public
 JAX ViT: Adam with a bfloat16 first moment, clipping, bfloat16, no dropout.
@@ -126,13 +127,13 @@ COLUMNS = (
   'fits',
   'GiB per device',
   'M cycles',
+  "kernels' part",
   'reference',
   'ratio',
-  'of them kernels',
   'exchanges ms',
   'step s',
   'img/s',
-  'MFU',
+  'MFU %',
   'core-days',
   'compile s',
 )
@@ -174,9 +175,9 @@ def line(result: dict[str, Any]) -> str:
     'yes' if result['fits'] else 'no',
     number('peak_bytes_per_device', 2**-30, 2),
     number('cycles', 1e-6),
+    number('uncounted_cycles', 1e-6),
     number('reference_mcycles', digits=0),
     ratio,
-    number('uncounted_cycles', 1e-6),
     number('exposed_collective_seconds', 1e3),
     number('predicted_step_seconds', digits=3),
     number('predicted_images_per_second', digits=0),
@@ -188,13 +189,17 @@ def line(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-  """Plans the rows whose names contain the pattern."""
+  """Plans the rows whose names contain all patterns."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('pattern', nargs='?', default='')
+  parser.add_argument('patterns', nargs='*')
   parser.add_argument('--list', action='store_true')
   parser.add_argument('--out', help='append a JSON object a row to this file')
   arguments = parser.parse_args()
-  rows = [row for row in ROWS if re.search(arguments.pattern, row.name)]
+  rows = [
+    row
+    for row in ROWS
+    if all(re.search(pattern, row.name) for pattern in arguments.patterns)
+  ]
   if arguments.list:
     print('\n'.join(f'{row.name}: {row.command}' for row in rows))
     return

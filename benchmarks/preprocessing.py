@@ -2,9 +2,10 @@
 
   python -m benchmarks.preprocessing FOLDER [--size=224]
 
-For every image below a folder, it prints the difference of the normalized
-pixels in grey levels (of 255), once with each project's own decoder, and once
-with the pixels that Pillow decodes.
+Prints a Markdown table for benchmarks/RESULTS.md: the differences between the
+normalized pixels of the images below a folder in grey levels (of 255), once
+with the pixels that Pillow decodes (`pixels`), and once with each project's own
+decoder (`files`).
 """
 
 import argparse
@@ -101,11 +102,11 @@ def mae(data, size):
 
 
 ORIGINALS = {
-  'vit': vit,
-  'big_vision': big_vision,
-  'timm': timm,
-  'dino': dino,
-  'mae': mae,
+  'vit': (vit, 'tf.image.resize, bilinear'),
+  'big_vision': (big_vision, 'resize_small by area, central_crop'),
+  'timm': (timm, 'timm.data.create_transform, crop_pct .9'),
+  'dino': (dino, 'torchvision, bicubic 256, centre 224'),
+  'mae': (mae, 'torchvision, bicubic 256, centre 224'),
 }
 
 
@@ -120,7 +121,7 @@ def ours(name, data, size):
 def difference(name, data, size):
   """Returns the grey levels between a preset and its original per value."""
   std = np.float32(presets.PRESETS[name].normalization[1])
-  theirs = ORIGINALS[name](data, size)
+  theirs = ORIGINALS[name][0](data, size)
   return np.abs(ours(name, data, size) - theirs) * std * 255
 
 
@@ -133,9 +134,12 @@ def main():
   files = sorted(
     path for path in given.folder.rglob('*') if path.suffix.lower() in kinds
   )
+  if not files:
+    parser.error(f'no photographs in {given.folder}')
   print(f'{len(files)} images, {given.size} pixels; grey levels of 255')
-  print('| preset | given | mean | 99.9 % are below | largest | above 1, % |')
-  print('|---|---|---|---|---|---|')
+  columns = 'mean | 99.9 % are below | largest | above 1, %'
+  print(f'| preset | original | given | {columns} |')
+  print('|---|---|---|---|---|---|---|')
   for name in presets.PRESETS:
     for kind in ('pixels', 'files'):
       counts, total, top = np.zeros(25_601, np.int64), 0.0, 0.0
@@ -152,7 +156,8 @@ def main():
       most = (np.searchsorted(shares, 0.999) + 1) / 100
       above = 100 * (1 - shares[100])
       row = f'{total / len(files):.3f} | {most:.2f} | {top:.2f} | {above:.3f}'
-      print(f'| {name} | {kind} | {row} |', flush=True)
+      original = ORIGINALS[name][1]
+      print(f'| {name} | {original} | {kind} | {row} |', flush=True)
 
 
 if __name__ == '__main__':

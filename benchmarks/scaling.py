@@ -4,9 +4,9 @@
 
 Compiles the training step of `--config` for slices of 8 to 2,048 cores, once at
 the config's global batch and once at its batch per core on 32 cores. It prints
-the step time, the fraction of exposed exchanges, and the efficiency: images per
-second and core, relative to the smallest slice that fits. A row takes minutes;
-nothing is run on a TPU.
+a Markdown table for benchmarks/RESULTS.md with the step time, the fraction of
+exposed exchanges, and the efficiency: images per second and core, relative to
+the smallest slice that fits. A row takes minutes; nothing is run on a TPU.
 """
 
 import argparse
@@ -17,6 +17,10 @@ from vit_jax.plan import environment
 
 SLICES = ('2x2', '4x4', '8x8', '16x16', '32x32')  # chips of two cores
 PER_CORE_ON = 32
+COLUMNS = (
+  *('images', 'cores', 'batch', 'x', 'fits', 'GiB', 'step ms'),
+  *('exchanges ms', 'img/s', 'efficiency %', 'all-reduces'),
+)
 
 
 def predict(config: Any, slice_: str, batch: int) -> dict[str, Any]:
@@ -32,18 +36,16 @@ def predict(config: Any, slice_: str, batch: int) -> dict[str, Any]:
   return made.result | {'cores': cores}
 
 
-def table(rows: list[dict[str, Any]], title: str) -> str:
-  """Returns Markdown; efficiency is relative to the first row that fits."""
-  lines = [
-    f'{title}:',
-    '',
-    '| cores | batch | x | fits | GiB | step ms | exchanges ms | img/s | '
-    'efficiency % | all-reduces |',
-    '|' + '---|' * 10,
-  ]
-  first = None
+def lines(rows: list[dict[str, Any]], images: str) -> list[str]:
+  """Returns rows of Markdown; efficiency is relative to the first that fits.
+
+  Args:
+    rows: results of one series.
+    images: the number that is the same in all rows of the series.
+  """
+  made, first = [], None
   for row in rows:
-    cells = [row['cores'], row['batch_size'], row['micro_batches']]
+    cells = [images, row['cores'], row['batch_size'], row['micro_batches']]
     cells += ['yes' if row['fits'] else 'no']
     cells += [f'{row["peak_bytes_per_device"] / 2**30:.2f}']
     if row['predicted_step_seconds']:
@@ -57,9 +59,9 @@ def table(rows: list[dict[str, Any]], title: str) -> str:
         f'{row["efficiency"]:.1f}',
         row['collectives'].get('all-reduce', 0),
       ]
-    cells += [''] * (10 - len(cells))
-    lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
-  return '\n'.join(lines)
+    cells += [''] * (len(COLUMNS) - len(cells))
+    made.append('| ' + ' | '.join(map(str, cells)) + ' |')
+  return made
 
 
 def draw(series: dict[str, list[dict[str, Any]]], path: str) -> None:
@@ -74,7 +76,7 @@ def draw(series: dict[str, list[dict[str, Any]]], path: str) -> None:
     told = [row for row in rows if row['predicted_step_seconds']]
     cores = [row['cores'] for row in told]
     rates = [row['predicted_images_per_second'] for row in told]
-    axes.loglog(cores, rates, marker='o', label=name)
+    axes.loglog(cores, rates, marker='o', label=f'images: {name}')
     ideal = [rates[0] / cores[0] * n for n in cores]
     axes.loglog(cores, ideal, color='grey', linestyle=':')
   axes.set_xlabel('TPU v3 cores')
@@ -96,9 +98,10 @@ def main() -> None:
   arguments = parser.parse_args()
   config = loading.load(arguments.config)
   whole, series = config.batch_size, {}
+  print(f'| {" | ".join(COLUMNS)} |\n|{"---|" * len(COLUMNS)}', flush=True)
   for name, batch_of in {
-    f'batch {whole}': lambda cores: whole,
-    f'{whole // PER_CORE_ON} images a core': lambda cores: (
+    f'{whole} in total': lambda cores: whole,
+    f'{whole // PER_CORE_ON} per core': lambda cores: (
       whole // PER_CORE_ON * cores
     ),
   }.items():
@@ -108,8 +111,7 @@ def main() -> None:
       rows.append(predict(config, slice_, batch_of(cores)))
       print(f'v3:{slice_} done', file=sys.stderr, flush=True)
     series[name] = rows
-    print(table(rows, name), flush=True)
-    print()
+    print('\n'.join(lines(rows, name)), flush=True)
   if arguments.out:
     draw(series, arguments.out)
 

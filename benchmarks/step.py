@@ -256,7 +256,7 @@ def main() -> None:
     if importlib.util.find_spec(name)
   }
   print(jax.devices()[0].device_kind, versions)
-  print('| model | pass | batch | by | img/s | MFU % | ours is faster by |')
+  print('| model | pass | batch | by | img/s | MFU % | vit_jax over it |')
   print('|---|---|---|---|---|---|---|', flush=True)
   for variant in arguments.variants.split(','):
     for line in rows(arguments, variant):

@@ -1,5 +1,6 @@
 """Tests that every script in benchmarks/ runs, at its smallest size."""
 
+import datetime
 import importlib.util
 import runpy
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from benchmarks import expected_losses
 from tests import cli
-from vit_jax.plan import gpus
+from vit_jax.plan import gpus, topology
 
 
 def write(path, seed):
@@ -78,7 +79,7 @@ def test_plan_scripts_list_their_configs(name):
 def test_kernels_are_compared():
   """There is a row for each number of channels and of tokens."""
   out = run('benchmarks/kernels.py', 'v3:2x2')
-  rows = [line for line in out.splitlines() if line.startswith('| v3:2x2')]
+  rows = [line for line in out.splitlines() if line.startswith('| v3 |')]
   sizes = [tuple(cell.strip() for cell in row.split('|')[2:4]) for row in rows]
   longest = [('64', tokens) for tokens in ('50', '197', '577', '1025')]
   assert sizes == [*longest, ('80', '257'), ('88', '257'), ('32', '49')]
@@ -147,7 +148,79 @@ def test_the_largest_batch_of_inference(memory, largest, monkeypatch):
   rates = {size: 7 - abs(size - 16) for size in tried if size <= largest}
   assert row['at_batch'] == max(rates, key=rates.get, default=0)
   text = inference['table']([row | {'images_per_second': 1234}])
-  assert text.splitlines()[-1] == f'| ViT-H/14 | 1,234; {largest:,} |'
+  date = datetime.date.today().isoformat()
+  assert text.splitlines()[-1] == f'| ViT-H/14 | 1,234; {largest:,} | {date} |'
+
+
+def test_inference_replaces_rows_of_earlier_days(tmp_path, monkeypatch, capsys):
+  """With --again; a row of the table has the date of its oldest cell."""
+  inference = runpy.run_path(f'{cli.ROOT}/benchmarks/inference.py')
+  variables = inference['main'].__globals__
+  today = datetime.date.today().isoformat()
+  path = tmp_path / 'rows.csv'
+  rows = [('a', 64, today), ('a', 128, '2020-01-02'), ('b', 64, '2020-01-01')]
+  head = ','.join(inference['COLUMNS'])
+  lines = [f'chip,{name},{size},7,8,8,1,{date}' for name, size, date in rows]
+  path.write_text('\n'.join([head, *lines]) + '\n')
+
+  def computed(name, pixels, target):
+    values = (target.name, name, pixels, 9, 8, 8, 1, today)
+    return dict(zip(inference['COLUMNS'], values, strict=True))
+
+  def run(*flags):
+    words = ['inference.py', f'--csv={path}', '--models=a', '--sizes=64,128']
+    monkeypatch.setattr(sys, 'argv', [*words, *flags])
+    inference['main']()
+    return capsys.readouterr().out.splitlines()[-2:]
+
+  found = types.SimpleNamespace(name='chip', compiles=True)
+  monkeypatch.setattr(topology, 'find', lambda name: found)
+  monkeypatch.setitem(variables, 'row', computed)
+  other = '| b | 7; 8 |  | 2020-01-01 |'
+  assert run() == ['| a | 7; 8 | 7; 8 | 2020-01-02 |', other]
+  assert run('--again') == [f'| a | 7; 8 | 9; 8 | {today} |', other]
+
+
+def test_plain_flax_is_compared():
+  """Ratios below 1 mean that this project needs less."""
+  plans = runpy.run_path(f'{cli.ROOT}/benchmarks/gpu_plans.py')
+  plain = {'peak_bytes_per_device': 4e9, 'predicted_step_seconds': 0.1}
+  ours = {'peak_bytes_per_device': 3e9, 'predicted_step_seconds': 0.06}
+  row = plans['compared'](
+    plans['Row']('B/16', 'h100:1x1', ''),
+    plain,
+    ours | {'images_per_device': 256.0},
+  )
+  assert row == (
+    '| B/16 | h100:1x1 | 256 | 4.0, 3.0 | 0.75 | 100.0, 60.0 | 0.60 |'
+  )
+
+
+def test_scaling_is_relative_to_the_first_row_that_fits():
+  """A slice that does not fit has no predicted time."""
+  scaling = runpy.run_path(f'{cli.ROOT}/benchmarks/scaling.py')
+  row = {'batch_size': 64, 'micro_batches': 1, 'peak_bytes_per_device': 2**30}
+  fits = {'predicted_step_seconds': 1.0, 'exposed_collective_seconds': 0.5}
+  rows = [
+    row | {'cores': 8, 'fits': False, 'predicted_step_seconds': None},
+    *(
+      row
+      | fits
+      | {
+        'cores': cores,
+        'fits': True,
+        'predicted_images_per_second': rate,
+        'collectives': {'all-reduce': 3},
+      }
+      for cores, rate in ((16, 160), (32, 240))
+    ),
+  ]
+  first, *others = scaling['lines'](rows, '64 in total')
+  assert first == '| 64 in total | 8 | 64 | 1 | no | 1.00 |  |  |  |  |  |'
+  for line, efficiency in zip(others, ('100.0', '75.0'), strict=True):
+    cells = [cell.strip() for cell in line[1:-1].split('|')]
+    found = dict(zip(scaling['COLUMNS'], cells, strict=True))
+    assert (found['efficiency %'], found['step ms']) == (efficiency, '1,000.0')
 
 
 # Logs a loss every 50 steps, and stops at SIGTERM like a training.

@@ -1,0 +1,197 @@
+"""Tests that tables of benchmarks/RESULTS.md are regenerated."""
+
+import argparse
+import datetime
+import importlib
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+
+from benchmarks import regenerate
+from tests import cli
+
+TODAY = datetime.date.today().isoformat()
+# Prints a table with a row for each word; columns are not in the page's order.
+SCRIPT = """
+import sys
+print('| chip | ms | tokens | cost |\\n|---|---|---|---|', flush=True)
+for word in sys.argv[1:]:
+  print('a warning between rows', file=sys.stderr)
+  chip, tokens, ms = word.split(',')
+  print(f'| {chip} | {ms} | {tokens} | 9 |', flush=True)
+"""
+# Its command is broken into two lines.
+PAGE = """# Page
+
+Text with `python script.py`.
+
+`python script.py v3,50,1.5
+v3,64,2.5`:
+
+| chip | tokens | ms | date |
+|---|---|---|---|
+| v3 | 50 | 8 | 2020-01-01 |
+| v2 | 50 | 7 | 2020-01-02 |
+
+Tried:
+
+| chip | tokens | ms |
+|---|---|---|
+| v3 | 50 | 6 |
+
+`OTHER`:
+
+| chip | ms | date |
+|---|---|---|
+| v4 | 5 | 2020-01-03 |
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+  """Returns a function that writes the page with another second command."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'script.py').write_text(SCRIPT)
+
+  def made(other):
+    path = tmp_path / 'RESULTS.md'
+    path.write_text(PAGE.replace('OTHER', other))
+    return path
+
+  return made
+
+
+def test_rows_are_replaced_and_dated(write):
+  """Other rows, tables and the text stay; keys may have several columns."""
+  page = write('python script.py v4,1,0.5')
+  regenerate.main([f'--page={page}'])
+  assert page.read_text() == PAGE.replace(
+    'OTHER', 'python script.py v4,1,0.5'
+  ).replace(
+    '| v3 | 50 | 8 | 2020-01-01 |', f'| v3 | 50 | 1.5 | {TODAY} |'
+  ).replace(
+    '2020-01-02 |\n', f'2020-01-02 |\n| v3 | 64 | 2.5 | {TODAY} |\n'
+  ).replace('| v4 | 5 | 2020-01-03 |', f'| v4 | 0.5 | {TODAY} |')
+
+
+def test_a_pattern_selects_commands_and_arguments_select_rows(write):
+  """Only the selected command runs, and gets the arguments."""
+  page = write('python other.py')
+  regenerate.main([f'--page={page}', r'script\.py v3', '--', 'v2,50,9'])
+  tables = regenerate.commands(page.read_text())
+  rows = tables['python script.py v3,50,1.5 v3,64,2.5'].rows
+  assert ['v2', '50', '9', TODAY] in rows and len(rows) == 3
+  assert tables['python other.py'].rows == [['v4', '5', '2020-01-03']]
+  with pytest.raises(SystemExit):
+    regenerate.main([f'--page={page}', 'unknown'])
+
+
+@pytest.mark.parametrize(
+  ('first', 'reason'),
+  [
+    ("raise SystemExit('no photographs in DIR')", 'no photographs in DIR'),
+    ('import no_such_package', 'no_such_package'),
+    ('import sys; sys.exit(3)', '3'),
+    ("print('nothing')", 'table'),
+    ("print('| chip | s |\\n|---|---|\\n| v3 | 1 |')", 'tokens, ms'),
+    (f'{SCRIPT}\nprint("| v3 |")', '4'),
+    (f'{SCRIPT}\nprint("|---|")', '2'),
+  ],
+)
+def test_a_failing_command_leaves_its_table(write, first, reason):
+  """It is named with the reason, and the other tables are regenerated."""
+  page = write('python fine.py v4,1,0.5')
+  (page.parent / 'fine.py').write_text(SCRIPT)
+  (page.parent / 'script.py').write_text(first)
+  with pytest.raises(SystemExit) as ended:
+    regenerate.main([f'--page={page}'])
+  message = str(ended.value)
+  assert 'python script.py v3,50,1.5 v3,64,2.5' in message
+  assert reason in message.partition('v3,64,2.5')[2]
+  assert 'fine.py' not in message
+  text = PAGE.replace('OTHER', 'python fine.py v4,1,0.5')
+  assert page.read_text() == text.replace('5 | 2020-01-03', f'0.5 | {TODAY}')
+
+
+def test_environment_variables(write, monkeypatch):
+  """They are replaced within words; a missing one is named."""
+  page = write('python script.py v4,1,$SOME_MS')
+  with pytest.raises(SystemExit, match='SOME_MS'):
+    regenerate.main([f'--page={page}', 'v4'])
+  monkeypatch.setenv('SOME_MS', '0 5')
+  regenerate.main([f'--page={page}', 'v4'])
+  assert f'| v4 | 0 5 | {TODAY} |' in page.read_text()
+
+
+def test_a_printed_date_has_precedence():
+  """A command that keeps results in a file prints their dates."""
+  old = regenerate.Table(['a', 'date'], [['1', '2020-01-01']])
+  printed = regenerate.Table(['date', 'a'], [['2021-01-01', '1']])
+  merged = regenerate.merged(old, printed, TODAY)
+  assert merged.rows == [['1', '2021-01-01']]
+
+
+def test_the_list_has_the_age_of_the_oldest_row(write, capsys):
+  """Nothing is run."""
+  page = write('python other.py')
+  regenerate.main([f'--page={page}', '--list'])
+  first, second = capsys.readouterr().out.splitlines()
+  days = (datetime.date.today() - datetime.date(2020, 1, 1)).days
+  assert '2020-01-01' in first and str(days) in first
+  assert 'script.py v3,50,1.5 v3,64,2.5' in first
+  assert '2020-01-03' in second and 'other.py' in second
+
+
+def commands_of_the_page():
+  return regenerate.commands(regenerate.PAGE.read_text())
+
+
+def test_every_table_with_dates_is_generated():
+  """Other tables with a column `date` would have a wrong command above them."""
+  tables = commands_of_the_page()
+  text = regenerate.PAGE.read_text()
+  assert len(tables) == len(re.findall(r'\| date \|\n', text)) > 10
+  for command, table in tables.items():
+    assert table.columns[-1] == regenerate.DATE, command
+    for row in table.rows:
+      assert datetime.date.fromisoformat(row[-1]) <= datetime.date.today()
+
+
+class _Parsed(Exception):
+  """Raised instead of the work of a script."""
+
+
+@pytest.mark.parametrize('command', commands_of_the_page())
+def test_commands_of_the_page_parse(command, monkeypatch):
+  """Their scripts accept the flags and have the columns of the table."""
+  script, *words = shlex.split(command)[1:]
+  monkeypatch.chdir(cli.ROOT)
+  monkeypatch.syspath_prepend('benchmarks')
+  if script == '-m':
+    module, *words = words
+    script = f'{module.replace(".", "/")}.py'
+    main = importlib.import_module(module).main
+  else:
+    main = runpy.run_path(script)['main']
+  parse = argparse.ArgumentParser.parse_args
+
+  def stop(parser, *arguments):
+    raise _Parsed(parse(parser, *arguments))
+
+  monkeypatch.setattr(argparse.ArgumentParser, 'parse_args', stop)
+  monkeypatch.setattr(sys, 'argv', [script, *words])
+  with pytest.raises(_Parsed):
+    main()
+  source = (cli.ROOT / script).read_text()
+  columns = commands_of_the_page()[command].columns
+  # Names of columns are strings or parts of a head; those for image sizes are
+  # made from numbers.
+  assert not [
+    column
+    for column in columns[:-1]
+    if not re.search(rf"['\"|] ?{re.escape(column)} ?['\"|]", source)
+    and not re.match(r'\d+ px$', column)
+  ]
