@@ -175,9 +175,9 @@ def get_config(argument: str | None = None) -> ConfigDict:
       alike=dict(metric='feature_deviation', at_least=0.05, during='500 steps'),
     )
   )
-  # With ZeRO-1, each step gathers the parameters of student and teacher, which
-  # takes longer than it saves for S (benchmarks/RESULTS.md).
-  small = arg.variant.startswith('S')
+  # With ZeRO-1, each step gathers the parameters of student and teacher. For
+  # small batches of a small model, this takes longer than it saves.
+  small = arg.recipe == 'vanilla' and arg.variant.startswith('S')
   config.mesh = dict(data=-1, fsdp=1, model=1, zero1=not small)
 
   config.evals = dict(

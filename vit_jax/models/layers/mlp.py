@@ -59,8 +59,8 @@ class Mlp(nn.Module):
     else:
       y = gelu(y, self.activation)
     if key is None and sharding.on_tpu():
-      # Without a backward pass, fc2 is the only user of the activations, and XLA
-      # would compute them again for each block of its outputs.
+      # Without a backward pass, only fc2 uses the activations, and XLA would
+      # compute them again for each block of its outputs.
       y = jax.lax.optimization_barrier(y)
     y = dropout(y, self.dropout, key)
     return dense(features=(x.shape[-1],), model_dim=-2, name='fc2')(y)
