@@ -292,6 +292,22 @@ def test_exact_gelu_of_bfloat16_is_rounded_once():
   )
 
 
+def test_mlp_stores_activations_on_tpus_without_a_key(monkeypatch):
+  """A barrier follows GELU where there is no backward pass, on TPUs only."""
+  mlp = mlp_lib.Mlp(8, 0.0, 'exact', jnp.dtype('bfloat16'))
+  x = jnp.zeros((1, 2, 4), jnp.bfloat16)
+  params = mlp.init(jax.random.key(0), x, None)
+
+  def barriers(key):
+    program = jax.make_jaxpr(lambda x: mlp.apply(params, x, key))(x)
+    return str(program).count('optimization_barrier')
+
+  assert barriers(None) == barriers(jax.random.key(0)) == 0
+  monkeypatch.setattr(mlp_lib.sharding, 'on_tpu', lambda: True)
+  assert barriers(None) == 1
+  assert barriers(jax.random.key(0)) == 0
+
+
 @pytest.mark.parametrize('gelu', ['tanh', 'exact'])
 def test_mlp_applies_dropout_after_gelu(gelu):
   """The order is dense, GELU, dropout, dense; matrices are identities."""

@@ -1,5 +1,6 @@
 """Tests of BiT's ResNet and of the hybrids' stem."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,6 +183,22 @@ def test_max_pooling_of_bit_pads_with_zeros():
   np.testing.assert_array_equal(fixed, [[0, 0], [0, -2]])
   same = convolution.max_pool(negative, 'same')
   np.testing.assert_array_equal(same, np.full((1, 2, 2, 1), -2.0))
+
+
+@pytest.mark.parametrize('sides', [(6, 7), (7, 6), (1, 2)])
+def test_max_pooling_of_bit_equals_that_of_a_padded_map(sides):
+  """Values and gradients are equal, for even and odd sides."""
+  rng = np.random.default_rng(0)
+  x = jnp.array(rng.normal(size=(2, *sides, 3)) - 1, jnp.float32)
+
+  def padded(x):
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return nn.max_pool(x, (3, 3), (2, 2))
+
+  expected, pull = jax.vjp(padded, x)
+  ours, pull_ours = jax.vjp(lambda x: convolution.max_pool(x, 'fixed'), x)
+  np.testing.assert_array_equal(ours, expected)
+  np.testing.assert_array_equal(*(f(expected)[0] for f in (pull, pull_ours)))
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vit_jax.arrays import sharding
 
@@ -116,7 +117,16 @@ def max_pool(
       code. Because no ReLU precedes the pooling there, a zero may be the
       maximum of a window.
   """
-  if padding == 'fixed':
-    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-  mode = 'VALID' if padding == 'fixed' else 'SAME'
-  return nn.max_pool(x, (3, 3), (2, 2), mode)
+  if padding == 'same':
+    return nn.max_pool(x, (3, 3), (2, 2), 'SAME')
+  y = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+  # `nn.max_pool` pads with -inf. A padded map of zeros would be written to
+  # memory, so the zeros are added to the windows at the edges instead.
+  rows, columns = map(_has_padding, x.shape[1:3])
+  return jnp.where(rows[:, None, None] | columns[:, None], nn.relu(y), y)
+
+
+def _has_padding(side: int) -> Bool[np.ndarray, ' r']:
+  """Returns which windows of `max_pool` with 'fixed' contain padding."""
+  first = np.arange(0, side, 2) - 1  # first position of each window
+  return (first < 0) | (first + 2 >= side)
