@@ -10,7 +10,7 @@ TOPOLOGIES = {
   **{'v6e': '2x2', 'tpu7x': '2x2x1'},
 }
 # tokens, width, heads, dtype: B/32 at 224 px, MAE's decoder, H/14 and g/14 at
-# 224 px, L/16 at 512 px, Ti/16, and the largest sequences of each layout.
+# 224 px, L/16 at 512 px, Ti/16.
 SHAPES = (
   (50, 768, 12, 'bfloat16'),
   (197, 512, 16, 'bfloat16'),
@@ -19,6 +19,9 @@ SHAPES = (
   (1025, 1024, 16, 'bfloat16'),
   (657, 384, 4, 'bfloat16'),
   (197, 192, 3, 'bfloat16'),
+)
+# The largest sequences of each layout, for the versions of `LARGEST_ON`.
+LARGEST = (
   *((1100, 256, heads, 'bfloat16') for heads in (2, 8)),
   *((700, 256, heads, 'float32') for heads in (2, 8)),
   *((478, 1280, 16, 'bfloat16'), (131, 1408, 16, 'float32')),
@@ -26,8 +29,7 @@ SHAPES = (
   *((1200, 256, 4, 'float32'), (1404, 1280, 16, 'bfloat16')),
   (386, 1408, 16, 'float32'),
 )
-
-
+LARGEST_ON = ('v2', 'v3', 'v6e')
 # Swin: windows, tokens of a window, channels, heads
 WINDOWS = (
   (64, 49, 96, 3),
@@ -75,7 +77,7 @@ def main():
 
   for version, shape in TOPOLOGIES.items():
     mesh = sharding.make_mesh(topology.find(f'{version}:{shape}').devices)
-    for sizes in SHAPES:
+    for sizes in SHAPES + (LARGEST if version in LARGEST_ON else ()):
       compile_both(mesh, *sizes)
     for windows, *sizes in WINDOWS:
       compile_both(mesh, *sizes, 'bfloat16', windows)

@@ -265,8 +265,9 @@ def test_kernels_compile_for_every_tpu_version():
   )
   assert done.returncode == 0, done.stderr
   lines = [line.split() for line in done.stdout.splitlines()]
-  versions, shapes = compile_kernels.TOPOLOGIES, compile_kernels.SHAPES
-  number = len(shapes) + len(compile_kernels.WINDOWS)
-  assert len(lines) == len(versions) * number
+  versions, large = compile_kernels.TOPOLOGIES, compile_kernels.LARGEST
+  number = len(compile_kernels.SHAPES) + len(compile_kernels.WINDOWS)
+  number = len(versions) * number + len(compile_kernels.LARGEST_ON) * len(large)
+  assert len(lines) == number
   assert {line[0] for line in lines} == set(versions)
   assert all(line[-1] == '2' for line in lines)
