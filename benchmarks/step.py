@@ -10,6 +10,7 @@ peers of `--against`:
   flax   a plain Flax ViT: layers in a Python loop, Flax's own attention, Optax
   torch  Hugging Face's ViT under torch.compile (needs transformers)
   timm   timm's ViT under torch.compile (needs timm)
+  timm_eager  the same without torch.compile
 
 The dtype is float32 on a CPU and bfloat16 on a GPU (autocast and fused AdamW
 for torch). Figures are medians over `--rounds` rounds of `--steps` steps. MFU
@@ -117,7 +118,10 @@ class Flax:
 
 
 class Torch:
-  """A PyTorch model under torch.compile; autocast and fused AdamW on a GPU."""
+  """A PyTorch model; autocast and fused AdamW on a GPU.
+
+  It runs under torch.compile, except if the name ends with `_eager`.
+  """
 
   def __init__(self, name: str, variant: str, batch: int):
     import torch
@@ -127,8 +131,10 @@ class Torch:
     self._cuda = torch.cuda.is_available()
     device = 'cuda' if self._cuda else 'cpu'
     torch.set_float32_matmul_precision('high')
-    model = {'timm': _timm, 'torch': _hugging_face}[name](variant).to(device)
-    self._model = torch.compile(model)
+    family, _, eager = name.partition('_')
+    build = {'timm': _timm, 'torch': _hugging_face}[family]
+    model = build(variant).to(device)
+    self._model = model if eager else torch.compile(model)
     self._optimizer = torch.optim.AdamW(model.parameters(), fused=self._cuda)
     host = _batch(batch)
     images = torch.from_numpy(host['image']).to(device).permute(0, 3, 1, 2)
