@@ -58,11 +58,11 @@ class Mlp(nn.Module):
       y = jax.nn.silu(y[:, :, 0]) * y[:, :, 1]
     else:
       y = gelu(y, self.activation)
+    y = dropout(y, self.dropout, key)
     if key is None and sharding.on_tpu():
       # Without a backward pass, only fc2 uses the activations, and XLA would
       # compute them again for each block of its outputs.
       y = jax.lax.optimization_barrier(y)
-    y = dropout(y, self.dropout, key)
     return dense(features=(x.shape[-1],), model_dim=-2, name='fc2')(y)
 
 
