@@ -16,8 +16,9 @@ Larger subsets are used for more steps: 16, 6 and 3 epochs. Each point has one
 seed; `:seeds=3` runs three.
 
 The paper has no values at this scale. Results (benchmarks/RESULTS.md), 5-shot
-and fine-tuned, from 50,000 images: ViT 39.4, 51.2, hybrid 44.6, 53.6, ResNet
-49.0, 54.8 %; no crossover. 41 minutes of processor time.
+and fine-tuned, from 50,000 images, means of three seeds: ViT 38.6, 50.0, hybrid
+45.1, 54.0, ResNet 49.1, 54.9 %; no crossover. 41 minutes of processor time per
+seed.
 """
 
 from vit_jax.config import parse_arg
