@@ -5,6 +5,7 @@ Standardization" (arXiv 1903.10520), section 2.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -119,7 +120,8 @@ def max_pool(
   """
   if padding == 'same':
     return nn.max_pool(x, (3, 3), (2, 2), 'SAME')
-  y = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+  sides: Any = ((1, 1), (1, 1))  # the annotation allows strings only
+  y = nn.max_pool(x, (3, 3), (2, 2), sides)
   # `nn.max_pool` pads with -inf. A padded map of zeros would be written to
   # memory, so the zeros are added to the windows at the edges instead.
   rows, columns = map(_has_padding, x.shape[1:3])
