@@ -95,7 +95,7 @@ def main() -> None:
   medians = {name: statistics.median(each) for name, each in seconds.items()}
   first = next(iter(medians.values()))
   for name, median in medians.items():
-    print(f'| {name} | {median:.1f} | {median / first:.2f} |')
+    print(f'| {name} | {median:.1f} | {median / first:.2f} |', flush=True)
 
 
 if __name__ == '__main__':
