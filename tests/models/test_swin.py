@@ -381,11 +381,14 @@ def test_kernels_compute_the_same():
 
 
 def test_which_stages_have_kernels():
-  """The width of a stage must be a multiple of 128."""
+  """All tokens of a window must be in one tile of the kernels."""
   assert Model(5, variant='B').computed_by((224, 224)) == 'attention by XLA'
-  for variant, stages in ('T', '3, 4'), ('B', '1, 2, 3, 4'):
-    model = Model(5, variant=variant, attention='kernel', dtype='bfloat16')
-    found = model.computed_by((224, 224))
+  cases = [('T', 7, 224, '1, 2, 3, 4'), ('B', 7, 224, '1, 2, 3, 4')]
+  cases.append(('T', 20, 576, '4'))  # windows of 400 tokens, a map of 18x18
+  for variant, side, image, stages in cases:
+    options = dict(window_size=side, attention='kernel', dtype='bfloat16')
+    model = Model(5, variant=variant, **options)
+    found = model.computed_by((image, image))
     assert found == f'attention by kernels in stages {stages}'
     assert model.kernels.plain.kernels is None
     assert model.kernels.probe.config.depths == (2, 2, 2, 2)

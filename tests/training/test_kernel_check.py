@@ -219,10 +219,10 @@ def test_kernels_that_do_not_compile_are_disabled(
   )
 
 
-def test_kernel_attention_on_an_unsuitable_mesh_is_a_user_error(tmp_path):
+def test_kernel_attention_with_unsuitable_heads_is_a_user_error(tmp_path):
   """Kernels that are requested by name are not replaced silently."""
   with pytest.raises(UserError, match="attention='kernel'"):
-    check(build(**{'model.width': 96}), tmp_path)
+    check(build(**{'model.num_heads': 8}), tmp_path)
 
 
 @pytest.mark.parametrize('attention', ['auto', 'xla'])
