@@ -167,7 +167,8 @@ class Swin(Backbone):
   @property
   def kernels(self) -> Kernels | None:
     """The models for the comparison of kernels; None if XLA is used."""
-    if not any(self._stages_by_kernels(self.config.window_size)):
+    # Windows are reduced to small maps, so kernels may apply to them only.
+    if not any(self._stages_by_kernels(1)):
       return None
     depths = (2,) * len(self.config.depths)
     probe = self.replace(depths=depths, unroll=1)
