@@ -24,7 +24,7 @@ TOPOLOGIES = ('v2:2x2', 'v3:2x2', 'v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2')
 SIZES = (  # tokens, width, heads
   *((tokens, 1024, 16) for tokens in (50, 197, 577, 1025, 2305)),
   *((tokens, 1280, 16) for tokens in (257, 1370)),  # H/14
-  (257, 1408, 16),  # g/14
+  *((tokens, 1408, 16) for tokens in (257, 577)),  # g/14
   (49, 512, 16),  # windows of Swin-B
 )
 WINDOW = 49  # tokens of a window, with offsets of heads and masks
