@@ -299,7 +299,9 @@ def compared(row: Row, plain: dict[str, Any], ours: dict[str, Any]) -> str:
     return cells, f'{ours[key] / plain[key]:.2f}'
 
   cells = (
-    *(row.name, row.topology, f'{ours["images_per_device"]:g}'),
+    row.name,
+    row.topology,
+    f'{ours["images_per_device"]:g}',
     *pair('peak_bytes_per_device', 1e-9),
     *pair('predicted_step_seconds', 1e3),
   )
@@ -346,10 +348,10 @@ def main() -> None:
       result = plan_plain(row)
     else:
       result = plan_here(row)
-    text = line(row, result)
     if arguments.plain:
-      text = compared(row, result, plan_here(row))
-    print(text, flush=True)
+      print(compared(row, result, plan_here(row)), flush=True)
+    else:
+      print(line(row, result), flush=True)
     if arguments.out:
       with open(arguments.out, 'a') as file:
         file.write(json.dumps({'name': row.name} | result) + '\n')

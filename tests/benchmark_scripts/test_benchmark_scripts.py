@@ -82,8 +82,10 @@ def test_kernels_are_compared():
   rows = [line for line in out.splitlines() if line.startswith('| v3 |')]
   sizes = [tuple(cell.strip() for cell in row.split('|')[2:4]) for row in rows]
   tokens = {
-    **{'64': ('50', '197', '577', '1025', '2305'), '80': ('257', '1370')},
-    **{'88': ('257', '577'), '32': ('49',)},
+    '64': ('50', '197', '577', '1025', '2305'),
+    '80': ('257', '1370'),
+    '88': ('257', '577'),
+    '32': ('49',),
   }
   assert sizes == [(key, value) for key in tokens for value in tokens[key]]
 

@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import sys
+import types
 
 import pytest
 
@@ -50,9 +51,18 @@ Tried:
 """
 
 
+class Day(datetime.date):
+  """Dates of which today does not change during the tests."""
+
+  @classmethod
+  def today(cls):
+    return cls.fromisoformat(TODAY)
+
+
 @pytest.fixture
 def write(tmp_path, monkeypatch):
   """Returns a function that writes the page with another second command."""
+  monkeypatch.setattr(regenerate, 'datetime', types.SimpleNamespace(date=Day))
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'script.py').write_text(SCRIPT)
 
@@ -139,7 +149,7 @@ def test_the_list_has_the_age_of_the_oldest_row(write, capsys):
   page = write('python other.py')
   regenerate.main([f'--page={page}', '--list'])
   first, second = capsys.readouterr().out.splitlines()
-  days = (datetime.date.today() - datetime.date(2020, 1, 1)).days
+  days = (Day.today() - datetime.date(2020, 1, 1)).days
   assert '2020-01-01' in first and str(days) in first
   assert 'script.py v3,50,1.5 v3,64,2.5' in first
   assert '2020-01-03' in second and 'other.py' in second

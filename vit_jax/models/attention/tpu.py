@@ -124,7 +124,7 @@ def applies(tokens: int, width: int, num_heads: int, dtype: jnp.dtype) -> bool:
   head, shards = width // num_heads, sharding.axis_size('model')
   supported = head % SUBLANES == 0 and 32 <= head <= LANES
   divisible = num_heads % shards == 0
-  return supported and divisible and tokens <= max_tokens(head, dtype)
+  return supported and divisible and layout(tokens, head, dtype) is not None
 
 
 def applies_with_offsets(
@@ -257,117 +257,164 @@ def _run(
     Output, or the gradients of queries, keys and values, those of the biases
     for each example, and that of `relative` for each device.
   """
-  tokens, width = operands[0].shape[-2:]
-  head, dtype = width // num_heads, operands[0].dtype
+  small = [bias] if relative is None else [bias, relative]
+  more = operands[0].ndim - 2  # axes in place of `*n`
+  small = [jnp.expand_dims(x, tuple(range(more))) for x in small]
+  head = operands[0].shape[-1] // num_heads
+  local = functools.partial(_run_on_device, kernel, mask, head, len(operands))
+  spec = (sharding.BATCH, *[None] * more, 'model')
+  return sharding.per_device(local, [*operands, *small], *spec)
+
+
+def _run_on_device(
+  kernel: Callable[..., None],
+  mask: Float[Array, 'w keys lanes'] | None,
+  head: int,
+  operands: int,
+  *arrays: Array,
+) -> tuple[Array, ...]:
+  """Runs a kernel on one device, with the heads and examples of the device.
+
+  Args:
+    kernel: see `_run`.
+    mask: see `_run`.
+    head: channels of a head.
+    operands: number of arrays that have examples. They are followed by the
+      biases and the offsets of heads, if any.
+    *arrays: the arguments of `_run` with the same number of axes.
+
+  Returns:
+    See `_run`.
+  """
+  leading, (tokens, width) = arrays[0].shape[:-2], arrays[0].shape[-2:]
+  dtype, gradients = arrays[0].dtype, kernel is backward
+  chosen = layout(tokens, head, dtype)
+  assert chosen is not None
+  lanes, tile = chosen.lanes, chosen.tile(tokens)
+  rows = padded(tokens, tile)  # rows after the last token are padding
+  whole = padded(width, lanes)  # with heads of zeros after the last head
+  inputs = [
+    _with_width(x.reshape(-1, *x.shape[-2:]), x.shape[-1] * whole // width)
+    for x in arrays
+  ]
+  n = len(inputs[0])
+  windows = n if mask is None else len(mask)
+  examples = examples_at_once(math.gcd(n, windows), tokens, lanes)
+  of_example, of_operand = _blocks(chosen, examples, dtype, tokens)
+
+  def of_all(x: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
+    shape = (1, x.shape[1], x.shape[2] * lanes // whole)
+    return pl.BlockSpec(shape, lambda j, i, _: (0, 0, j))
+
+  shared = inputs[operands:]  # by all examples: biases and offsets of heads
+  in_specs = of_operand * operands + [of_all(x) for x in shared]
+  inputs = [x for x in inputs[:operands] for _ in of_operand] + shared
+  own = operands * len(of_operand) + 1  # inputs that are not offsets
+  like = jax.ShapeDtypeStruct((n, tokens, whole), dtype)
+  out_shape, out_specs, scratch = [like], [of_example(rows)], []
+  if gradients:
+    # The results are three gradients like the inputs, the gradients of the
+    # biases for each example, and the gradient of the offsets.
+    d_bias = jax.ShapeDtypeStruct((n, 3, whole), jnp.float32)
+    d_offsets = [
+      jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in inputs[own:]
+    ]
+    out_shape = [like] * 3 + [d_bias, *d_offsets]
+    out_specs = [of_example(rows)] * 3 + [of_example(3)]
+    out_specs += map(of_all, d_offsets)
+    kept = padded(tokens, SUBLANES) if tile < rows else SUBLANES
+    scratch = [pltpu.VMEM((2, kept, LANES), jnp.float32)]
+  if mask is not None:
+    inputs.append(mask)
+    blocks = windows // examples
+    shape = (examples, *mask.shape[1:])
+    in_specs.append(pl.BlockSpec(shape, lambda j, i, _: (i % blocks, 0, 0)))
+
+  parts = _parts(chosen, tokens, dtype)
+  results = pl.pallas_call(
+    _on_block(
+      kernel, parts, examples, own, len(inputs), len(out_shape), chosen.columns
+    ),
+    out_shape=out_shape,
+    # The offsets' gradient of a block of heads is a sum over all examples.
+    grid=(whole // lanes, n // examples, len(parts)),
+    in_specs=in_specs,
+    out_specs=out_specs,
+    scratch_shapes=scratch,
+    cost_estimate=cost(gradients, like.shape, dtype.itemsize, head),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=(
+        'parallel',
+        'arbitrary' if gradients and len(shared) > 1 else 'parallel',
+        'arbitrary',
+      )
+    ),
+    interpret=not sharding.on_tpu(),
+    name=f'attention_{kernel.__name__}',
+  )(*inputs)
+  results = [_with_width(x, x.shape[-1] * width // whole) for x in results]
+  shapes = [leading if len(x) == n else (1,) * len(leading) for x in results]
+  return tuple(
+    x.reshape(*shape, *x.shape[1:])
+    for x, shape in zip(results, shapes, strict=True)
+  )
+
+
+def _parts(chosen: Layout, tokens: int, dtype: jnp.dtype) -> list[Part]:
+  """Returns the heads of a block, in the order in which they are computed."""
   # TPU v2 and v3 only multiply float32 values, which they round to bfloat16.
   old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
   operand = jnp.dtype(jnp.float32) if old else dtype
-  chosen = layout(tokens, head, dtype)
-  assert chosen is not None
-  lanes, columns = chosen.lanes, chosen.columns
-  tile = chosen.tile(tokens)
-  rows = padded(tokens, tile)  # rows after the last token are padding
-  gradients = kernel is backward
-  parts = [
+  head, tile = chosen.head, chosen.tile(tokens)
+  return [
     Part(
       slice(i, i + head * chosen.together),
       chosen.together,
-      columns,
       tokens,
       tile,
       operand,
     )
-    for i in range(0, lanes, head * chosen.together)
+    for i in range(0, chosen.lanes, head * chosen.together)
   ]
-  small = [bias] if relative is None else [bias, relative]
+
+
+def _blocks(
+  chosen: Layout, examples: int, dtype: jnp.dtype, tokens: int
+) -> tuple[Callable[[int], pl.BlockSpec], list[pl.BlockSpec]]:
+  """Returns which blocks of arrays with examples are in memory at a time.
+
+  Args:
+    chosen: layout of the heads.
+    examples: number of examples of a block.
+    dtype: dtype of the arrays.
+    tokens: number of tokens.
+
+  Returns:
+    A function from a number of rows to the block of all heads, and the blocks
+    of an operand, of which there are `Layout.columns`.
+  """
   # Usually, a block is loaded and another one is stored during a computation.
-  one_buffer = columns > 1 or tokens * dtype.itemsize > _ONE_BUFFER
+  one_buffer = chosen.columns > 1 or tokens * dtype.itemsize > _ONE_BUFFER
   buffers = dict(pipeline_mode=pl.Buffered(1)) if one_buffer else {}
+  rows = padded(tokens, chosen.tile(tokens))
 
-  def local(*arrays: Array) -> tuple[Array, ...]:
-    leading, width = arrays[0].shape[:-2], arrays[0].shape[-1]
-    whole = padded(width, lanes)  # with heads of zeros after the last head
-    inputs = [
-      _with_width(x.reshape(-1, *x.shape[-2:]), x.shape[-1] * whole // width)
-      for x in arrays
-    ]
-    n = len(inputs[0])
-    windows = n if mask is None else len(mask)
-    examples = examples_at_once(math.gcd(n, windows), tokens, lanes)
+  def of_example(rows: int) -> pl.BlockSpec:
+    shape = (examples, rows, chosen.lanes)
+    return pl.BlockSpec(shape, lambda j, i, _: (i, 0, j), **buffers)
 
-    def of_example(rows: int) -> pl.BlockSpec:
-      shape = (examples, rows, lanes)
-      return pl.BlockSpec(shape, lambda j, i, _: (i, 0, j), **buffers)
+  def of_head(column: int) -> pl.BlockSpec:
+    """Returns one of the two registers of lanes that contain a head."""
+    last = chosen.lanes // LANES - 1
 
-    def of_head(column: int) -> pl.BlockSpec:
-      """Returns one of the two registers of lanes that contain a head."""
-      last = lanes // LANES - 1
+    def index(j: Any, i: Any, part: Any) -> tuple[Any, ...]:
+      within = jnp.minimum(part * chosen.head // LANES + column, last)
+      return i, 0, j * (last + 1) + within
 
-      def index(j: Any, i: Any, part: Any) -> tuple[Any, ...]:
-        within = jnp.minimum(part * head // LANES + column, last)
-        return i, 0, j * (last + 1) + within
+    return pl.BlockSpec((examples, rows, LANES), index, **buffers)
 
-      return pl.BlockSpec((examples, rows, LANES), index, **buffers)
-
-    def of_all(x: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
-      shape = (1, x.shape[1], x.shape[2] * lanes // whole)
-      return pl.BlockSpec(shape, lambda j, i, _: (0, 0, j))
-
-    loaded = [of_example(rows)] if columns == 1 else [of_head(0), of_head(1)]
-    shared = inputs[len(operands) :]  # by all examples
-    in_specs = loaded * len(operands) + [of_all(x) for x in shared]
-    inputs = [x for x in inputs[: len(operands)] for _ in loaded] + shared
-    own = len(inputs) if relative is None else len(inputs) - 1
-    like = jax.ShapeDtypeStruct(inputs[0].shape, dtype)
-    out_shape, out_specs, scratch = [like], [of_example(rows)], []
-    if gradients:
-      # The results are three gradients like the inputs, the gradients of the
-      # biases for each example, and the gradient of the offsets.
-      d_bias = jax.ShapeDtypeStruct((n, 3, whole), jnp.float32)
-      d_offsets = [
-        jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in inputs[own:]
-      ]
-      out_shape = [like] * 3 + [d_bias, *d_offsets]
-      out_specs = [of_example(rows)] * 3 + [of_example(3)]
-      out_specs += map(of_all, d_offsets)
-      kept = padded(tokens, SUBLANES) if tile < rows else SUBLANES
-      scratch = [pltpu.VMEM((2, kept, LANES), jnp.float32)]
-    if mask is not None:
-      inputs.append(mask)
-      blocks = windows // examples
-      shape = (examples, *mask.shape[1:])
-      in_specs.append(pl.BlockSpec(shape, lambda j, i, _: (i % blocks, 0, 0)))
-
-    results = pl.pallas_call(
-      _on_block(kernel, parts, examples, own, len(inputs), len(out_shape)),
-      out_shape=out_shape,
-      # The offsets' gradient of a block of heads is a sum over all examples.
-      grid=(whole // lanes, n // examples, len(parts)),
-      in_specs=in_specs,
-      out_specs=out_specs,
-      scratch_shapes=scratch,
-      cost_estimate=cost(gradients, inputs[0].shape, dtype.itemsize, head),
-      compiler_params=pltpu.CompilerParams(
-        dimension_semantics=(
-          'parallel',
-          'arbitrary' if gradients and relative is not None else 'parallel',
-          'arbitrary',
-        )
-      ),
-      interpret=not sharding.on_tpu(),
-      name=f'attention_{kernel.__name__}',
-    )(*inputs)
-    results = [_with_width(x, x.shape[-1] * width // whole) for x in results]
-    alone = (1,) * len(leading)
-    return tuple(
-      x.reshape(*(leading if len(x) == n else alone), *x.shape[1:])
-      for x in results
-    )
-
-  ndim = operands[0].ndim
-  with_axes = [x.reshape(*(1,) * (ndim - 2), *x.shape) for x in small]
-  spec = (sharding.BATCH, *(None,) * (ndim - 2), 'model')
-  return sharding.per_device(local, [*operands, *with_axes], *spec)
+  if chosen.columns == 1:
+    return of_example, [of_example(rows)]
+  return of_example, [of_head(column) for column in range(chosen.columns)]
 
 
 def _with_width(
@@ -385,6 +432,7 @@ def _on_block(
   own: int,
   inputs: int,
   outputs: int,
+  columns: int,
 ) -> Callable[..., None]:
   """Returns a function that runs a kernel for a block of examples and heads.
 
@@ -393,10 +441,11 @@ def _on_block(
     parts: the heads of the block. Each is a step of the grid, so that they
       share their memory.
     examples: number of examples of the block.
-    own: number of operands and biases, which precede the offsets.
+    own: number of blocks of operands and biases, which precede the offsets.
     inputs: number of all inputs.
     outputs: number of outputs, the last of which is the gradient of the
       offsets if there are five.
+    columns: number of blocks of each operand, see `Layout`.
   """
 
   def run_block(*refs: Ref) -> None:
@@ -417,9 +466,12 @@ def _on_block(
         added = Offsets(*row(offsets)) if offsets else None
         if added and d_relative:
           added = added._replace(d_relative=row(d_relative)[0])
-        *operands, bias = row(ins[:own])
-        columns = zip(*[iter(operands)] * part.columns, strict=True)
-        kernel(*columns, bias, *row(outs[:4]), *sums, part, added)
+        *blocks, bias = row(ins[:own])
+        operands = [
+          blocks[start : start + columns]
+          for start in range(0, len(blocks), columns)
+        ]
+        kernel(*operands, bias, *row(outs[:4]), *sums, part, added)
 
     for i, part in enumerate(parts):
       run = functools.partial(run_part, part)

@@ -13,7 +13,7 @@ computes a tile of queries at a time, with all keys.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,9 @@ _MASKED = -1e30  # score of a row of padding
 
 Block = Float[Array, 'rows lanes']
 Ref = Any
-Refs = tuple[Ref, ...]  # the columns of an operand, see `Part.columns`
+# An operand: the lanes of all heads of a block, or the two registers of lanes
+# that contain the only head of the part.
+Refs = Sequence[Ref]
 Rows = Any  # slice, or `pl.ds` with an index of a loop
 
 
@@ -37,8 +39,6 @@ class Part(NamedTuple):
   Attributes:
     lanes: lanes of the heads.
     heads: number of heads, side by side in these lanes.
-    columns: number of blocks of lanes in which operands are loaded: 1 for the
-      lanes of all heads, 2 for the two registers that contain the head.
     tokens: number of tokens; further rows are padding.
     tile: number of queries per iteration of the loop; divides the rows.
     operand: dtype of the operands of products.
@@ -46,7 +46,6 @@ class Part(NamedTuple):
 
   lanes: slice
   heads: int
-  columns: int
   tokens: int
   tile: int
   operand: jnp.dtype
@@ -57,14 +56,14 @@ class Part(NamedTuple):
     return self.lanes.stop - self.lanes.start
 
   @property
-  def scale(self) -> float:
-    """Factor 1/√c of the scores."""
-    return (self.width // self.heads) ** -0.5
-
-  @property
   def keys(self) -> slice:
     """Rows of the keys, which are whole registers."""
     return slice(0, padded(self.tokens, SUBLANES))
+
+  @property
+  def scale(self) -> float:
+    """Factor 1/√c of the scores."""
+    return (self.width // self.heads) ** -0.5
 
   def load(
     self, refs: Refs, rows: Rows, bias: Any = 0.0, scale: float = 1.0
