@@ -19,6 +19,8 @@ import re
 import sys
 import tempfile
 
+from vit_jax.plan import environment
+
 DUMP = tempfile.mkdtemp()
 TOPOLOGIES = ('v2:2x2', 'v3:2x2', 'v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2')
 SIZES = (  # tokens, width, heads
@@ -91,6 +93,11 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   parser.add_argument('topologies', nargs='*', default=TOPOLOGIES)
   topologies = parser.parse_args().topologies
+  os.environ['LIBTPU_INIT_ARGS'] = (
+    f'--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_text=true '
+    '--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*'
+  )
+  environment.prepare(sys.argv)
   import jax.numpy as jnp
 
   from vit_jax.models.attention import tpu
@@ -123,11 +130,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  os.environ['LIBTPU_INIT_ARGS'] = (
-    f'--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_text=true '
-    '--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*'
-  )
-  from vit_jax.plan import environment
-
-  environment.prepare(sys.argv)
   main()

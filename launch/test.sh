@@ -5,7 +5,8 @@
 #   bash launch/test.sh          all tests except the slow ones, in ten minutes
 #   bash launch/test.sh --long   also the slow tests, for example those that
 #     start, kill and resume commands: about an hour, as in CI
-#   bash launch/test.sh --all    also injects each fault as often as stated
+#   bash launch/test.sh --all    also injects each fault as often as stated, and
+#     tests all cases of long lists, of which --long tests some
 #   bash launch/test.sh --mutants [--jobs=N] [NAME...]
 #     instead changes the code in many ways, one after another, and lists the
 #     changes that no test notices (tests/mutants); takes longer than the tests
@@ -21,7 +22,7 @@ ruff check .
 pyright
 chosen=(-m 'not slow and not long')
 if [[ "${1-}" == --all || "${1-}" == --long ]]; then
-  [[ "$1" == --long ]] || export VIT_JAX_FAULTS=all
+  [[ "$1" == --long ]] || export VIT_JAX_TESTS=all
   chosen=()
   shift
 fi

@@ -39,7 +39,12 @@ _RACES = ('tests/faults/', 'tests/multiprocess/')
 
 
 def pytest_collection_modifyitems(items):
-  """Repeats failing tests that kill and stop processes up to twice."""
+  """Begins with the longest files; repeats failing tests that kill processes.
+
+  Otherwise, one of two workers could be left with a long file at the end.
+  """
+  long = {item.path for item in items if item.get_closest_marker('long')}
+  items.sort(key=lambda item: item.path not in long)
   for item in items:
     races = item.nodeid.startswith(_RACES) and item.get_closest_marker('slow')
     if races or item.get_closest_marker('long'):

@@ -1,14 +1,14 @@
-"""Number of injections of each fault: few in CI, all with --all."""
+"""How many faults are injected, and cases tested: few in CI, all with --all."""
 
 import collections
 import os
 
-ALL = os.environ.get('VIT_JAX_FAULTS') == 'all'
+ALL = os.environ.get('VIT_JAX_TESTS') == 'all'
 INJECTED: collections.Counter[str] = collections.Counter()
 
 
 def count(few: int, many: int) -> int:
-  """Returns how often to inject a fault in this run of the tests."""
+  """Returns how often to inject a fault, or the number of cases."""
   return many if ALL else few
 
 

@@ -1,4 +1,10 @@
-"""Compiles the attention kernels for every TPU: python compile_kernels.py."""
+"""Compiles the attention kernels for every TPU.
+
+Usage: python tests/models/compile_kernels.py [VERSION ...]
+
+Prints one line for each version, sequence and layout. The largest sequences
+are compiled for the given versions only, because they take a minute each.
+"""
 
 import os
 import sys
@@ -20,8 +26,7 @@ SHAPES = (
   (657, 384, 4, 'bfloat16'),
   (197, 192, 3, 'bfloat16'),
 )
-# The largest sequences of each layout, for the versions of `LARGEST_ON` only,
-# because compiling them takes minutes.
+# The largest sequences of each layout.
 LARGEST = (
   (1100, 256, 2, 'bfloat16'),
   (1100, 256, 8, 'bfloat16'),
@@ -35,7 +40,6 @@ LARGEST = (
   (1404, 1280, 16, 'bfloat16'),
   (386, 1408, 16, 'float32'),
 )
-LARGEST_ON = ('v2', 'v3', 'v6e')
 # Swin: windows, tokens of a window, channels, heads
 WINDOWS = (
   (64, 49, 96, 3),
@@ -46,7 +50,7 @@ WINDOWS = (
 
 
 def main():
-  """Prints one line for each TPU version and shape."""
+  versions = sys.argv[1:]
   environment.prepare(sys.argv)
   import jax
   import jax.numpy as jnp
@@ -83,7 +87,7 @@ def main():
 
   for version, shape in TOPOLOGIES.items():
     mesh = sharding.make_mesh(topology.find(f'{version}:{shape}').devices)
-    for sizes in SHAPES + (LARGEST if version in LARGEST_ON else ()):
+    for sizes in SHAPES + (LARGEST if version in versions else ()):
       compile_both(mesh, *sizes)
     for windows, *sizes in WINDOWS:
       compile_both(mesh, *sizes, 'bfloat16', windows)

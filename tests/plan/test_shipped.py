@@ -10,10 +10,9 @@ from tests.plan.test_plan import needs_libtpu
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_libtpu]
 
 
-def planned(config: str, **overrides):
+def planned(config: str):
   """Returns the object that --json prints for 32 v3 cores."""
-  given = [f'--config.{k.replace("__", ".")}={v}' for k, v in overrides.items()]
-  arguments = [f'--config={config}', '--topology=v3:4x4', '--json', *given]
+  arguments = [f'--config={config}', '--topology=v3:4x4', '--json']
   result = json.loads(cli.run(cli.command('plan', *arguments))[0])
   cycles = result['estimated_cycles'] + result['uncounted_cycles']
   return result | {'cycles': cycles}
@@ -21,19 +20,16 @@ def planned(config: str, **overrides):
 
 def test_cost_of_l16():
   """L/16 at batch size 4096 fits, in no more cycles than documented."""
-  plain = planned('configs/l16_i21k.py', model__dropout=0.0)
-  assert plain['fits'] and plain['batch_size'] == 4096
-  assert plain['peak_bytes_per_device'] < 11.5 * 2**30
-  assert plain['cycles'] < 1.02 * 981.0e6  # benchmarks/RESULTS.md
-  kernels = plain['uncounted']['custom-call tpu_custom_call']
+  plan = planned('configs/l16_i21k.py')
+  assert plan['fits'] and plan['batch_size'] == 4096
+  assert plan['peak_bytes_per_device'] < 11.5 * 2**30
+  assert plan['cycles'] < 1.02 * 1035.3e6  # benchmarks/RESULTS.md
+  kernels = plan['uncounted']['custom-call tpu_custom_call']
   assert kernels['times'] == 2 * 24 * 2  # directions, layers, micro-batches
-  assert plain['collectives'] == {'all-gather': 20, 'all-reduce': 176}
+  assert plan['collectives'] == {'all-gather': 20, 'all-reduce': 176}
   # Two bytes per gradient and exchange; those of fc1 are exchanged once a step.
-  assert plain['collective_bytes']['all-reduce'] < 3.5 * plain['parameters']
-  shipped = planned('configs/l16_i21k.py')
-  assert shipped['fits']
-  assert shipped['cycles'] < 1.08 * plain['cycles']
-  assert shipped['predicted_core_days'] < 0.6 * shipped['paper_core_days']
+  assert plan['collective_bytes']['all-reduce'] < 3.5 * plan['parameters']
+  assert plan['predicted_core_days'] < 0.6 * plan['paper_core_days']
 
 
 def test_cost_of_h14():

@@ -8,6 +8,7 @@ import references
 import write_timm_table
 from references import HEADS, timm_file, timm_vit, torch
 
+from tests.faults.counts import count
 from vit_jax import load_pretrained
 from vit_jax.errors import UserError
 from vit_jax.weights.formats import tensors, timm, timm_models
@@ -52,18 +53,23 @@ def test_norms_of_queries_and_keys_determine_the_heads(tmp_path):
 
 @pytest.mark.slow
 def test_the_table_equals_the_installed_timm():
-  """After an update of timm, write the table again."""
+  """After an update of timm, write it again; CI tests every fifth model."""
   if references.timm.__version__ != timm_models.version():
     pytest.skip('the table is of another timm')
-  found = write_timm_table.text(references.timm, torch)
-  assert found == timm_models.TABLE.read_text()
+  step = count(5, 1)
+  found = write_timm_table.text(references.timm, torch, step).splitlines()
+  expected = timm_models.TABLE.read_text().splitlines()
+  if step == 1:
+    assert found == expected
+  assert len(found) >= len(expected) / step and set(found) <= set(expected)
 
 
 @pytest.mark.slow
 def test_every_architecture_is_right_refused_or_warned_about(opened):
-  """With its name, each is right."""
+  """With its name, each is right; CI tests every fifth."""
+  step = count(5, 1)
   outcomes = dict.fromkeys(('right', 'refused', 'warned'), 0)
-  names = [n for n in timm_models.table() if '.' not in n]
+  names = [n for n in timm_models.table() if '.' not in n][::step]
   for name in names:
     expected = timm_models.table()[name]
     known = expected.num_heads, expected.gelu
@@ -81,8 +87,8 @@ def test_every_architecture_is_right_refused_or_warned_about(opened):
     else:
       outcomes['warned'] += 1
       assert any('assumed:' in text for text in warned), name
-  assert sum(outcomes.values()) == len(names) > 200
-  assert outcomes['right'] > 120
+  assert sum(outcomes.values()) == len(names) > 200 / step
+  assert outcomes['right'] > 120 / step
 
 
 @pytest.mark.parametrize(

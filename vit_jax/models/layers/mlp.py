@@ -1,6 +1,7 @@
 """The MLP of a Transformer layer, and its GELU."""
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,6 +14,8 @@ from vit_jax.models.layers.linear import Initializer, Linear
 from vit_jax.models.layers.noise import dropout
 
 SAVED = 'hidden'  # name of the hidden units, for rematerialization policies
+# Of a polynomial in x², the highest power first; see `_centered_cdf`.
+_COEFFICIENTS = (8.656e-7, -3.99648e-4, 3.7281171e-2, 0.79713306)
 
 
 class Mlp(nn.Module):
@@ -59,11 +62,24 @@ class Mlp(nn.Module):
     else:
       y = gelu(y, self.activation)
     y = dropout(y, self.dropout, key)
-    if key is None and sharding.on_tpu():
-      # Without a backward pass, only fc2 uses the activations, and XLA would
-      # compute them again for each block of its outputs.
-      y = jax.lax.optimization_barrier(y)
+    if sharding.on_tpu():
+      y = _stored_without_gradient(y)
     return dense(features=(x.shape[-1],), model_dim=-2, name='fc2')(y)
+
+
+@jax.custom_jvp
+def _stored_without_gradient(y: Float[Array, '...']) -> Float[Array, '...']:
+  """Returns `y`, and has XLA store it unless `y` is differentiated.
+
+  Without a backward pass, only fc2 uses the activations, and XLA on TPUs would
+  compute them again for each block of its outputs.
+  """
+  return jax.lax.optimization_barrier(y)
+
+
+@_stored_without_gradient.defjvp
+def _identity(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Any, Any]:
+  return primals[0], tangents[0]
 
 
 def gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
@@ -85,8 +101,22 @@ def _gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
     # `jax.nn.gelu` rounds intermediate results, with errors of up to 5 % for
     # negative values, and uses erfc, which is slower than erf on a TPU.
     wide = x.astype(jnp.float32)
-    return (wide * (0.5 + 0.5 * jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
+    return (wide * (0.5 + 0.5 * _centered_cdf(wide))).astype(x.dtype)
   return jax.nn.gelu(x, approximate=kind == 'tanh')
+
+
+def _centered_cdf(x: Float[Array, '...']) -> Float[Array, '...']:
+  """Computes 2 Φ(x) - 1 = erf(x / √2), where Φ is the normal distribution.
+
+  On a TPU, fewer operations compute it to the precision of bfloat16: for
+  |x| < 4, the error of Φ is less than 0.3 %, and that of the derivative of GELU
+  less than 2e-4. The coefficients were fitted to both.
+  """
+  if not sharding.on_tpu():
+    return jax.lax.erf(x * 0.5**0.5)
+  square = jnp.minimum(x * x, 36)  # no overflow
+  polynomial = functools.reduce(lambda y, c: y * square + c, _COEFFICIENTS)
+  return jnp.tanh(x * polynomial)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
