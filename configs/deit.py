@@ -82,7 +82,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     start_values='trunc_normal',
     pixels='imagenet',
     dtype='bfloat16',
-    remat='dots' if arg.model == 'B' else 'none',
     unroll=12,
   )
   objective = dict(name='supervised')

@@ -97,7 +97,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     # 160 px hold 11x11 patches of 14 px; the last 6 pixels are dropped.
     remainder='drop' if arg.model == 'H' else 'error',
     dtype='bfloat16',
-    remat='none' if arg.model == 'S' else 'dots',
+    remat='dots' if arg.model == 'H' else 'none',
     unroll=1 if arg.model == 'H' else 24,
   )
   if arg.tune:

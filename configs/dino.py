@@ -140,7 +140,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     gelu='exact',
     drop_path=0.1,
     dtype='bfloat16',
-    remat='dots',
     unroll=12,
   )
   config.objective = dict(

@@ -67,7 +67,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
       'another length by --config.total.'
     )
   variant, depth, micro_batches = MODELS[arg.model]
-  unrolled, remat = arg.model != 'H', 'dots'
   if arg.gpu:
     if arg.gpu not in GPUS[arg.model]:
       raise UserError(
@@ -75,8 +74,9 @@ def get_config(argument: str | None = None) -> ConfigDict:
         'another number by --config.micro_batches.'
       )
     micro_batches = GPUS[arg.model][arg.gpu]
-    # On GPUs, recomputation is slower and saves next to nothing.
-    unrolled, remat = True, 'none'
+  # Recomputation is slower, and saves no memory if layers are unrolled.
+  unrolled = arg.model != 'H' or bool(arg.gpu)
+  remat = 'none' if unrolled else 'dots'
   config = ConfigDict()
   config.total = f'{arg.epochs} epochs'
   config.batch_size = 4096

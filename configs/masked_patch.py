@@ -61,7 +61,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     variant='B/16',
     pool='token',
     dtype='bfloat16',
-    remat='dots',
     unroll=12,
   )
   config.objective = dict(name='masked_patch', target=arg.target, corrupted=0.5)

@@ -75,7 +75,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     position=arg.kind,
     position_at=at or None,
     dtype='bfloat16',
-    remat='dots',
     unroll=12,
   )
   config.objective = dict(name='supervised', cross_entropy='sigmoid')

@@ -105,7 +105,7 @@ DATA = {
 # variant: (remat, micro_batches, unroll), the fastest found for 32 v3 cores of
 # 16 GiB (benchmarks/RESULTS.md)
 SPEED = {
-  'B/16': ('dots', 1, 12),
+  'B/16': ('none', 1, 12),
   'B/32': ('none', 1, 12),
   'L/16': ('dots', 2, 24),
   'L/32': ('dots', 1, 24),
