@@ -27,8 +27,8 @@ issue 91 of their repository), and of a linear probe on the class token:
 After 800 epochs, L reaches 85.4, and 84.9 with `norm_pixels=False` (Table 1d).
 After 400 epochs, B reaches about 82.4 (issue 30).
 
-Cost: vit_jax.plan predicts 45 core-days for L's 800 epochs on a v3-32 (8,500
-images per second, 9.9 GiB of each core's 15.5).
+Cost: vit_jax.plan predicts 43 core-days for L's 800 epochs on a v3-32 (8,800
+images per second, 7.9 GiB of each core's 15.5).
 
 Differences: crops have TensorFlow's distribution (uniform aspect ratio;
 torchvision's is log-uniform, see `transforms.TrainTransform`). Decoding is
