@@ -288,7 +288,9 @@ def test_exact_gelu_of_bfloat16_is_rounded_once(
   """
   monkeypatch.setattr(mlp_lib.sharding, 'on_tpu', lambda: on_tpu)
   steps = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
-  x = jnp.array(steps[np.abs(steps.astype(np.float32)) <= 8])
+  steps = steps[np.abs(steps.astype(np.float32)) <= 8]
+  x = jnp.resize(steps, (17, 2048))  # at least once
+  assert x.size >= steps.size
   exact = np.float64(x)
   share = special.ndtr(exact)
   y, pull = jax.vjp(lambda x: mlp_lib.gelu(x, 'exact'), x)
@@ -307,10 +309,18 @@ def test_exact_gelu_of_bfloat16_is_rounded_once(
 def test_exact_gelu_of_large_values_on_tpus(monkeypatch, sign):
   """They are 0 or x, with derivatives of 0 or 1, without overflow."""
   monkeypatch.setattr(mlp_lib.sharding, 'on_tpu', lambda: True)
-  x = sign * jnp.logspace(1, 38, 50, dtype=jnp.bfloat16)
+  x = sign * jnp.logspace(1, 38, 2048, dtype=jnp.bfloat16)
   y, pull = jax.vjp(lambda x: mlp_lib.gelu(x, 'exact'), x)
   np.testing.assert_array_equal(y, np.maximum(x, 0))
   np.testing.assert_array_equal(pull(jnp.ones_like(y))[0], max(sign, 0))
+
+
+@pytest.mark.parametrize(('units', 'exact'), [(1023, 1), (1024, 0)])
+def test_few_channels_use_erf_on_tpus(monkeypatch, units, exact):
+  monkeypatch.setattr(mlp_lib.sharding, 'on_tpu', lambda: True)
+  x = jnp.zeros((2, units), jnp.bfloat16)
+  program = jax.make_jaxpr(lambda x: mlp_lib.gelu(x, 'exact'))(x)
+  assert str(program).count('erf') == exact
 
 
 def test_mlp_stores_activations_on_tpus_without_gradients(monkeypatch):
