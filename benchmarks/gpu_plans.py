@@ -76,7 +76,10 @@ ROWS = [
       f'{name}, no dropout', H100, CONFIGS[name], _single(batch_size, **PLAIN)
     )
     for name, batch_size in (
-      *(('B/16', 256), ('B/16', 512), ('L/16', 128), ('L/16', 256)),
+      ('B/16', 256),
+      ('B/16', 512),
+      ('L/16', 128),
+      ('L/16', 256),
       ('H/14', 128),
     )
   ),

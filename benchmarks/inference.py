@@ -42,8 +42,14 @@ MODELS = {
 CHANGES = {'R152x4': {'model__variant': 'R152x4'}}
 SIZES = (64, 128, 224, 384, 512)
 COLUMNS = (
-  *('topology', 'model', 'pixels', 'images_per_second', 'at_batch'),
-  *('largest_batch', 'bytes_per_image', 'date'),
+  'topology',
+  'model',
+  'pixels',
+  'images_per_second',
+  'at_batch',
+  'largest_batch',
+  'bytes_per_image',
+  'date',
 )
 _FIRST = 512  # images per core of the first program
 _SMALL = 8  # images per core of the next program, if the first does not fit

@@ -58,7 +58,9 @@ def _i21k(variant: str) -> str:
 
 PLAIN = {'model.dropout': 0.0}
 SMALL = PLAIN | {
-  **{'model.variant': 'S/16', 'batch_size': 1024, 'micro_batches': 1},
+  'model.variant': 'S/16',
+  'batch_size': 1024,
+  'micro_batches': 1,
   'model.remat': 'none',
 }
 SCANNED = PLAIN | {'model.unroll': 1}

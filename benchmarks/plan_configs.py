@@ -23,18 +23,26 @@ from vit_jax.plan import environment
 
 VIT = 'configs/vit.py:variant='
 ROWS = [
-  *('configs/l16_i21k.py v3:4x4', f'{VIT}B/16,data=i21k v3:4x4'),
-  *(f'{VIT}H/14,data=jft v3:4x4', 'configs/mae.py:model=L v3:4x4'),
+  'configs/l16_i21k.py v3:4x4',
+  f'{VIT}B/16,data=i21k v3:4x4',
+  f'{VIT}H/14,data=jft v3:4x4',
+  'configs/mae.py:model=L v3:4x4',
   'configs/dino.py:recipe=vanilla,variant=S/16 v3:4x4',
-  *('configs/deit.py:model=S v3:4x4', 'configs/s16_i1k.py:epochs=90 v3:4x4'),
+  'configs/deit.py:model=S v3:4x4',
+  'configs/s16_i1k.py:epochs=90 v3:4x4',
   'configs/mae.py:model=L v5e:8x8',
   'configs/dino.py:recipe=released,variant=S/16 v5e:8x8',
   'configs/dino.py:recipe=released,variant=S/16 v3:4x4',
-  *('configs/deit.py:model=B v3:4x4', 'configs/deit3.py:model=B v3:4x4'),
-  *(f'{VIT}L/16,data=jft,epochs=14 v3:4x4', 'configs/mae.py:model=B v3:4x4'),
-  *('configs/resnet.py:variant=R50x1 v3:4x4', f'{VIT}B/32,data=i21k v3:4x4'),
-  *('configs/swin_i1k.py:variant=T v3:4x4', f'{VIT}L/32,data=i21k v3:4x4'),
-  *('configs/deit.py:model=Ti v3:4x4', 'configs/masked_patch.py v3:4x4'),
+  'configs/deit.py:model=B v3:4x4',
+  'configs/deit3.py:model=B v3:4x4',
+  f'{VIT}L/16,data=jft,epochs=14 v3:4x4',
+  'configs/mae.py:model=B v3:4x4',
+  'configs/resnet.py:variant=R50x1 v3:4x4',
+  f'{VIT}B/32,data=i21k v3:4x4',
+  'configs/swin_i1k.py:variant=T v3:4x4',
+  f'{VIT}L/32,data=i21k v3:4x4',
+  'configs/deit.py:model=Ti v3:4x4',
+  'configs/masked_patch.py v3:4x4',
 ]
 PACKAGES = ('jax', 'libtpu')
 
@@ -85,8 +93,11 @@ def table(rows: list[dict[str, Any]]) -> str:
   for row in rows:
     name = row['config'].removeprefix('configs/')
     cells = (
-      *(f'`{name}`', row['topology'], f'{row["core_days"]:,.0f}'),
-      *(f'{row["mfu"]:.0%}'.rstrip('%'), f'{row["images_per_second"]:,.0f}'),
+      f'`{name}`',
+      row['topology'],
+      f'{row["core_days"]:,.0f}',
+      f'{row["mfu"]:.0%}'.rstrip('%'),
+      f'{row["images_per_second"]:,.0f}',
       f'{row["gib"]:.1f}',
     )
     lines.append('| ' + ' | '.join(cells) + ' |')

@@ -18,8 +18,17 @@ from vit_jax.plan import environment
 SLICES = ('2x2', '4x4', '8x8', '16x16', '32x32')  # chips of two cores
 PER_CORE_ON = 32
 COLUMNS = (
-  *('images', 'cores', 'batch', 'x', 'fits', 'GiB', 'step ms'),
-  *('exchanges ms', 'img/s', 'efficiency %', 'all-reduces'),
+  'images',
+  'cores',
+  'batch',
+  'x',
+  'fits',
+  'GiB',
+  'step ms',
+  'exchanges ms',
+  'img/s',
+  'efficiency %',
+  'all-reduces',
 )
 
 

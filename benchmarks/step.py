@@ -53,8 +53,12 @@ class Ours:
     model = {f'model__{key}': value for key, value in model.items()}
     config = changed(
       config,
-      **dict(model__variant=variant, model__dtype=dtype, model__dropout=0.0),
-      **dict(batch_size=batch, num_classes=CLASSES, micro_batches=1),
+      model__variant=variant,
+      model__dtype=dtype,
+      model__dropout=0.0,
+      batch_size=batch,
+      num_classes=CLASSES,
+      micro_batches=1,
       **model,
     )
     self._experiment = Experiment.build(config, jax.devices()[:1])

@@ -105,7 +105,10 @@ RECOMMENDED = -1.0  # replaced by the value in BEST
 def get_config(argument: str | None = None) -> ConfigDict:
   arg = parse_arg(
     argument,
-    **dict(model='B/16', data='i21k', aug='', reg=RECOMMENDED),
+    model='B/16',
+    data='i21k',
+    aug='',
+    reg=RECOMMENDED,
     decay=RECOMMENDED,
   )
   if (arg.data, arg.model) not in BEST:

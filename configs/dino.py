@@ -89,19 +89,25 @@ RECIPES = {
 }
 TEN = dict(local_crops=10)
 RELEASED = {
-  'S/16': Recipe(
-    *(800, 1024, NARROW | TEN, WARM, True), end_lr=1e-5, clip=None
-  ),
+  'S/16': Recipe(800, 1024, NARROW | TEN, WARM, True, end_lr=1e-5, clip=None),
   'S/8': Recipe(800, 1024, WIDE | TEN, WARM, True),
   'B/16': Recipe(
-    *(400, 1024, NARROW | TEN, LONG, False),
+    400,
+    1024,
+    NARROW | TEN,
+    LONG,
+    False,
     rate=7.5e-4,
     end_lr=2e-6,
     clip=0.3,
     still=3,
   ),
   'B/8': Recipe(
-    *(300, 1056, NARROW | TEN, LONG | dict(warmup_temperature=0.03), False),
+    300,
+    1056,
+    NARROW | TEN,
+    LONG | dict(warmup_temperature=0.03),
+    False,
     end_lr=2e-6,
     still=3,
   ),

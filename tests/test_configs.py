@@ -75,8 +75,12 @@ def test_vit_configs_equal_table_3(row):
 @pytest.mark.parametrize(
   'variant, epochs, lr',
   [
-    *(('R50x1', 7, 1e-3), ('R50x2', 7, 1e-3), ('R101x1', 7, 8e-4)),
-    *(('R152x1', 7, 6e-4), ('R152x2', 7, 6e-4), ('R152x2', 14, 6e-4)),
+    ('R50x1', 7, 1e-3),
+    ('R50x2', 7, 1e-3),
+    ('R101x1', 7, 8e-4),
+    ('R152x1', 7, 6e-4),
+    ('R152x2', 7, 6e-4),
+    ('R152x2', 14, 6e-4),
     ('R200x3', 14, 6e-4),
   ],
 )
@@ -404,10 +408,15 @@ def test_released_dino_configs_equal_args_txt(variant):
   )
   [[_, held]] = optimizer.rules
   assert (
-    *(int(config.total.split()[0]), config.batch_size),
-    *(schedule.base_lr / config.batch_size * 256, schedule.end_lr),
-    *(optimizer.clip_norm, aims.temperature_warmup, aims.warmup_temperature),
-    *(aims.head.norm_last_layer, int(held['after'].split()[0])),
+    int(config.total.split()[0]),
+    config.batch_size,
+    schedule.base_lr / config.batch_size * 256,
+    schedule.end_lr,
+    optimizer.clip_norm,
+    aims.temperature_warmup,
+    aims.warmup_temperature,
+    aims.head.norm_last_layer,
+    int(held['after'].split()[0]),
     config.augment.global_area[0],
   ) == RELEASED_DINO[variant]
   assert config.augment.local_crops == 10 and aims.teacher_temperature == 0.07
@@ -474,7 +483,8 @@ def test_cifar10_dino_accepts_models_of_two_sizes():
     assert config.num_classes == 0 and config.objective.name == 'dino'
     spec = Experiment.build(config, jax.devices()).augment.spec
     assert [shape for shape, _ in spec.values()] == [
-      *((2, 32, 32, 3), (4, 16, 16, 3))
+      (2, 32, 32, 3),
+      (4, 16, 16, 3),
     ]
   swin = loading.load('configs/cifar10.py:objective=dino,model=swin')
   with pytest.raises(UserError, match='images of several sizes'):
@@ -577,7 +587,8 @@ def test_deit_config_equals_table_9():
     None,
   )
   assert (config.mix.mixup, config.mix.cutmix, config.mix.erasing) == (
-    *(0.8, 1.0),
+    0.8,
+    1.0,
     0.25,
   )
   assert config.model.drop_path == 0.1 and not config.model.distilled

@@ -34,7 +34,8 @@ def test_mae_configs_equal_table_8(model, variant, grid):
   decoder = config.objective.decoder
   assert (decoder.width, decoder.depth, decoder.num_heads) == (512, 8, 16)
   assert (config.objective.mask_ratio, config.objective.norm_pixels) == (
-    *(0.75, True),
+    0.75,
+    True,
   )
   experiment = Experiment.build(config, jax.devices())
   of = experiment.objective

@@ -26,8 +26,10 @@ INNER = {
   'attn.k_norm.bias': 'attention/key_norm/bias',
   'attn.proj.bias': 'attention/out/bias',
   'mlp.fc2.bias': 'mlp/fc2/bias',
-  **{'ls1.gamma': 'scale1', 'ls2.gamma': 'scale2'},
-  **{'gamma_1': 'scale1', 'gamma_2': 'scale2'},
+  'ls1.gamma': 'scale1',
+  'ls2.gamma': 'scale2',
+  'gamma_1': 'scale1',
+  'gamma_2': 'scale2',
 }
 
 

@@ -124,10 +124,16 @@ def test_the_page_reacts_to_pointer_controls_and_keys(tmp_path, width):
   text = render(names=(EVIL, 'b'))
   file.write_text(text.replace('</html>', f'{PROBE}</html>'))
   flags = (
-    *('--headless', '--no-sandbox', '--disable-gpu', '--dump-dom'),
-    *('--disable-background-networking', '--disable-dev-shm-usage'),
-    *('--enable-logging=stderr', f'--user-data-dir={tmp_path / "profile"}'),
-    *(f'--window-size={width},900', '--virtual-time-budget=60000'),
+    '--headless',
+    '--no-sandbox',
+    '--disable-gpu',
+    '--dump-dom',
+    '--disable-background-networking',
+    '--disable-dev-shm-usage',
+    '--enable-logging=stderr',
+    f'--user-data-dir={tmp_path / "profile"}',
+    f'--window-size={width},900',
+    '--virtual-time-budget=60000',
   )
   done = subprocess.run(
     [CHROMIUM, *flags, file.as_uri()],

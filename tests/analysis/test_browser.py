@@ -48,9 +48,14 @@ def probed(folder, pages):
   file = folder / 'frames.html'
   file.write_text(f'<!DOCTYPE html><body>{"".join(frames)}{PROBE}</body>')
   flags = (
-    *('--headless', '--no-sandbox', '--disable-gpu', '--dump-dom'),
-    *('--disable-background-networking', '--disable-dev-shm-usage'),
-    *('--enable-logging=stderr', f'--user-data-dir={folder / "profile"}'),
+    '--headless',
+    '--no-sandbox',
+    '--disable-gpu',
+    '--dump-dom',
+    '--disable-background-networking',
+    '--disable-dev-shm-usage',
+    '--enable-logging=stderr',
+    f'--user-data-dir={folder / "profile"}',
   )
   done = subprocess.run(
     [CHROMIUM, *flags, file.as_uri()],

@@ -39,8 +39,12 @@ def test_distances_of_a_grid_by_hand():
 def test_a_wide_grid_has_rows_first():
   """In a grid of 2x3, patch 3 is below patch 0."""
   assert distance.between((2, 3), 4)[0].tolist() == [
-    *(0, 4, 8),
-    *(4, 32**0.5, 80**0.5),
+    0,
+    4,
+    8,
+    4,
+    32**0.5,
+    80**0.5,
   ]
 
 

@@ -108,7 +108,11 @@ def test_all_arrays_of_a_model_with_a_class_token(small, monkeypatch):
 def test_saved_figures_can_be_opened(small):
   pictures = draw.all_figures(figures.examine(*small, pixels(2)))
   assert sorted(pictures) == [
-    *('attention_distance', 'filters', 'heads', 'positions', 'rollout'),
+    'attention_distance',
+    'filters',
+    'heads',
+    'positions',
+    'rollout',
   ]
   for pages in pictures.values():
     (content,) = plotting.encode(pages, plotting.PNG)

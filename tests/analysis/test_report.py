@@ -116,9 +116,16 @@ def test_report_of_a_finished_run(tmp_path):
   )
   found, text = rendered(folder)
   for expected in (
-    *('100 of 100', '57.13 %', '75.0 %', '25.0 %', 'changed: batch_size'),
-    *('57 % test accuracy after 6 epochs', '0.5713', 'test/loss'),
-    *('this run changed 1 of', 'for an epoch or two.'),
+    '100 of 100',
+    '57.13 %',
+    '75.0 %',
+    '25.0 %',
+    'changed: batch_size',
+    '57 % test accuracy after 6 epochs',
+    '0.5713',
+    'test/loss',
+    'this run changed 1 of',
+    'for an epoch or two.',
   ):
     assert expected in text
   assert 'RESULTS' not in text  # the sentence that introduces a command

@@ -21,8 +21,12 @@ def mesh_of(data=1, fsdp=1, model=1):
 
 RULES = Model(0, variant='Ti/16').sharding_rules
 MESHES = (
-  *(dict(fsdp=8), dict(data=2, fsdp=4), dict(model=2, fsdp=4)),
-  *(dict(data=2, fsdp=2, model=2), dict(model=4, fsdp=2), dict(model=8)),
+  dict(fsdp=8),
+  dict(data=2, fsdp=4),
+  dict(model=2, fsdp=4),
+  dict(data=2, fsdp=2, model=2),
+  dict(model=4, fsdp=2),
+  dict(model=8),
 )
 
 
@@ -62,9 +66,17 @@ def test_mesh_sizes(sizes, shape):
 @pytest.mark.parametrize(
   'sizes',
   [
-    *(dict(data=3), dict(data=4), dict(data=16), dict(fsdp=3)),
-    *(dict(data=0), dict(fsdp=0), dict(data=-2, fsdp=-4), dict(data=-2)),
-    *(dict(data=-1, fsdp=-1), dict(fsdp=16), dict(model=-1)),
+    dict(data=3),
+    dict(data=4),
+    dict(data=16),
+    dict(fsdp=3),
+    dict(data=0),
+    dict(fsdp=0),
+    dict(data=-2, fsdp=-4),
+    dict(data=-2),
+    dict(data=-1, fsdp=-1),
+    dict(fsdp=16),
+    dict(model=-1),
   ],
 )
 def test_a_mesh_of_the_wrong_size_is_refused(sizes):

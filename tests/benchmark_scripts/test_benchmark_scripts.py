@@ -43,7 +43,10 @@ def test_step_compares_with_plain_flax():
   out = run('benchmarks/step.py', *sizes)
   rows = [line for line in out.splitlines() if line.startswith('| Ti/16')]
   assert [row.split('|')[2].strip() for row in rows] == [
-    *('train', 'train', 'infer', 'infer')
+    'train',
+    'train',
+    'infer',
+    'infer',
   ]
 
 
@@ -53,8 +56,13 @@ def test_input_compares_readers(tmp_path):
   for i in range(8):
     write(tmp_path / 'ab'[i % 2] / f'{i}.jpg', i)
   out = run(
-    *('benchmarks/input.py', f'--images={tmp_path}', '--records=64'),
-    *('--measured=32', '--batch=16', '--rounds=1', '--threads=1'),
+    'benchmarks/input.py',
+    f'--images={tmp_path}',
+    '--records=64',
+    '--measured=32',
+    '--batch=16',
+    '--rounds=1',
+    '--threads=1',
     '--readers=vit_jax folder,tf.data folder',
   )
   assert 'vit_jax folder' in out and 'tf.data folder' in out

@@ -167,7 +167,7 @@ def _against(root, **changes):
   """Returns a config, and the path of another one with its own test set."""
   own = {'name': 'folder', 'path': str(root)}
   evals = {'test': {'name': 'classification', 'split': 'test'}}
-  config = completed(**dict(source=own, evals=evals, num_classes=2), **changes)
+  config = completed(source=own, evals=evals, num_classes=2, **changes)
   other = completed(
     source=dict(own, path=str(root.parent / 'other')), num_classes=1
   )

@@ -28,8 +28,10 @@ from vit_jax.weights.formats import npz
 SIZE = (8, 8)
 DATA = dict(dataset='tests.multiprocess.damaged', split='train', batch_size=8)
 SETTINGS = (
-  *('--config.source.num_examples=53', '--config.source.height=9'),
-  *('--config.source.num_classes=3', '--config.reader.on_bad_record=skip'),
+  '--config.source.num_examples=53',
+  '--config.source.height=9',
+  '--config.source.num_classes=3',
+  '--config.reader.on_bad_record=skip',
   '--config.reader.max_bad_share=1',
 )
 
@@ -221,7 +223,9 @@ def test_killed_and_resumed(weights, tmp_path):
     f'--checkpoint={weights}',
     '--config=configs/quickstart.py',
     f'--out={out}',
-    *('--batch_size=8', '--part_examples=8', '--json'),
+    '--batch_size=8',
+    '--part_examples=8',
+    '--json',
   )
   parts = tmp_path / 'f.npz.parts'
   cli.kill_when(

@@ -189,15 +189,35 @@ def test_parse_arg_reads_false():
 def test_identity_leaves_out_operational_keys():
   """Keys that do not change the result are not part of a run's identity."""
   operational = {
-    *('mesh.fsdp', 'reader.threads', 'checkpoint.keep', 'checkpoint.every'),
-    *('log.every', 'evals.test.every', 'model.remat', 'model.unroll'),
-    *('source.data_dir', 'recovery.watchdog_eval_s'),
+    'mesh.fsdp',
+    'reader.threads',
+    'checkpoint.keep',
+    'checkpoint.every',
+    'log.every',
+    'evals.test.every',
+    'model.remat',
+    'model.unroll',
+    'source.data_dir',
+    'recovery.watchdog_eval_s',
   }
   ours = {
-    *('seed', 'total', 'batch_size', 'image_size', 'num_classes'),
-    *('average_decay', 'init_from', 'model.depth', 'model.dropout'),
-    *('model.dtype', 'optimizer.b1', 'schedule.base_lr', 'source.dataset'),
-    *('augment.flip', 'preprocess.resize', 'train.split', 'objective.name'),
+    'seed',
+    'total',
+    'batch_size',
+    'image_size',
+    'num_classes',
+    'average_decay',
+    'init_from',
+    'model.depth',
+    'model.dropout',
+    'model.dtype',
+    'optimizer.b1',
+    'schedule.base_lr',
+    'source.dataset',
+    'augment.flip',
+    'preprocess.resize',
+    'train.split',
+    'objective.name',
   }
   config = completed()
   keys = set(identity(config))

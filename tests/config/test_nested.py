@@ -98,7 +98,9 @@ def test_a_name_flag_creates_a_section(overridden):
   ]
   found = overridden(config(), *args)
   assert found.model.stem.to_dict() == {
-    **{'name': LAB, 'kernel_size': 5, 'bias': True}
+    'name': LAB,
+    'kernel_size': 5,
+    'bias': True,
   }
 
 
@@ -113,7 +115,9 @@ def test_flags_set_keys_without_defaults(overridden, depths):
   found = overridden(completed(model=HYBRID), *args).model
   assert found.variant == 'R50+B/16'
   assert found.stem.to_dict() == {
-    **{'name': 'resnet', 'depths': (2, 1), 'width_factor': 1}
+    'name': 'resnet',
+    'depths': (2, 1),
+    'width_factor': 1,
   }
 
 

@@ -43,11 +43,16 @@ def parse(tmp_path, command_line):
 def test_every_kind_of_key_is_a_flag(parse):
   """Keys of the file, defaults, placeholders and tuples can be overridden."""
   config = parse(
-    *('--config.batch_size=16', '--config.mesh.fsdp=2'),
-    *('--config.average_decay=.99', '--config.image_size=384'),
-    *('--config.model.pool=gap', '--config.augment.flip=false'),
-    *('--config.optimizer.clip_norm=1', '--config.model.variant=B/16'),
-    *('--config.evals.test.batch_size=4', '--config.log.every=7 steps'),
+    '--config.batch_size=16',
+    '--config.mesh.fsdp=2',
+    '--config.average_decay=.99',
+    '--config.image_size=384',
+    '--config.model.pool=gap',
+    '--config.augment.flip=false',
+    '--config.optimizer.clip_norm=1',
+    '--config.model.variant=B/16',
+    '--config.evals.test.batch_size=4',
+    '--config.log.every=7 steps',
   )
   assert (config.batch_size, config.mesh.fsdp) == (16, 2)
   assert config.average_decay == 0.99
@@ -62,7 +67,8 @@ def test_flags_of_tuples(parse):
   """Whole numbers are accepted for floats, and one number for a tuple."""
   config = parse(
     '--config.augment.name=multicrop',
-    *('--config.augment.blur=(0.3, 0, .1)', '--config.augment.local_size=8'),
+    '--config.augment.blur=(0.3, 0, .1)',
+    '--config.augment.local_size=8',
     "--config.optimizer.clip_joined=('query|key', 'fc1')",
   )
   assert config.augment.blur == (0.3, 0, 0.1)
@@ -90,10 +96,14 @@ def test_messages_of_wrong_tuples(parse, flag, expected):
 @pytest.mark.parametrize(
   'flag, expected',
   [
-    *(('augment.flip=0', False), ('augment.flip=T', True)),
-    *(('augment.flip', True), ('batch_size=0x10', 16)),
-    *(('optimizer.clip_norm=inf', math.inf), ('init_from=1', '1')),
-    *(('optimizer.clip_norm=None', None), ('init_from=', '')),
+    ('augment.flip=0', False),
+    ('augment.flip=T', True),
+    ('augment.flip', True),
+    ('batch_size=0x10', 16),
+    ('optimizer.clip_norm=inf', math.inf),
+    ('init_from=1', '1'),
+    ('optimizer.clip_norm=None', None),
+    ('init_from=', ''),
   ],
 )
 def test_flags_have_the_notation_of_absl(parse, flag, expected):
@@ -347,8 +357,11 @@ def test_a_user_error_ends_with_code_2(argument, words):
   """There is one message and no traceback."""
   done = subprocess.run(
     [
-      *(sys.executable, '-m', 'vit_jax.train'),
-      *('--config=configs/quickstart.py', argument),
+      sys.executable,
+      '-m',
+      'vit_jax.train',
+      '--config=configs/quickstart.py',
+      argument,
     ],
     cwd=ROOT,
     capture_output=True,
@@ -376,7 +389,9 @@ def test_common_flag_names_get_a_suggestion(flag, meant):
   """For example, --lr suggests the key of the learning rate."""
   out = subprocess.run(
     [
-      *(sys.executable, '-m', 'vit_jax.train'),
+      sys.executable,
+      '-m',
+      'vit_jax.train',
       '--config=configs/quickstart.py',
       flag,
     ],

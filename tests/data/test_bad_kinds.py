@@ -60,7 +60,7 @@ def _epoch(source, on_bad_record='skip', report=None):
   rows = []
   transform = TrainTransform((16, 16))
   with stream.train_batches(
-    *(source, transform, 1, 0, 0, mesh_of()), reader=reader, report=report
+    source, transform, 1, 0, 0, mesh_of(), reader=reader, report=report
   ) as batches:
     for _ in range(len(source)):
       batch = next(batches)

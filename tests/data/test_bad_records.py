@@ -41,7 +41,12 @@ def _mesh(devices: int = 1):
 
 def _batches(source, first, number, *, reader, devices=1, report=None):
   with stream.train_batches(
-    *(source, TRANSFORM, BATCH, 5, first, _mesh(devices)),
+    source,
+    TRANSFORM,
+    BATCH,
+    5,
+    first,
+    _mesh(devices),
     reader=reader,
     report=report,
   ) as batches:
@@ -67,7 +72,9 @@ def test_skip_is_a_function_of_the_position():
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.2)
   seen = []
   straight = _batches(
-    *(Damaged(), 0, 3 * N // BATCH),
+    Damaged(),
+    0,
+    3 * N // BATCH,
     reader=reader,
     report=lambda source, record: seen.append(record),
   )
@@ -75,7 +82,9 @@ def test_skip_is_a_function_of_the_position():
   assert {r.where for r in seen} == {f'file{i}' for i in BAD}
   _same(straight[7:12], _batches(Damaged(), 7, 5, reader=reader, devices=4))
   whole = _batches(
-    *(synthetic.Source('train', num_examples=N, height=8, width=8), 0, 24),
+    synthetic.Source('train', num_examples=N, height=8, width=8),
+    0,
+    24,
     reader=reader,
   )
   indices = order.shuffled(np.arange(3 * N), N, 5).reshape(-1, BATCH)
@@ -103,7 +112,9 @@ def test_one_process_of_several_does_not_end_the_run(monkeypatch):
 def test_replacements_are_those_of_earlier_versions():
   """Resumed runs of older versions get the same data, except mixtures."""
   batch = _batches(
-    *(Damaged(), 0, N // BATCH),
+    Damaged(),
+    0,
+    N // BATCH,
     reader=stream.Reader(on_bad_record='skip', max_bad_share=0.2),
   )
   labels = np.concatenate([each['label'] for each in batch])

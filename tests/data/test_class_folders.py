@@ -77,8 +77,12 @@ def test_ignored_files_are_counted_by_kind(tmp_path, log_text):
     (tmp_path / name).touch()
   assert len(open_folder(tmp_path)) == 4
   for words in (
-    *('2 .heic', '1 .jp2', '1 hidden', '1 without ending'),
-    *('1 .jpg', 'HEIC is not decoded'),
+    '2 .heic',
+    '1 .jp2',
+    '1 hidden',
+    '1 without ending',
+    '1 .jpg',
+    'HEIC is not decoded',
   ):
     assert words in log_text()
   assert 'a single class' not in log_text()
@@ -105,8 +109,13 @@ def test_prepare_uses_the_same_files(tmp_path):
   root = tmp_path / 'in'
   fill(
     root,
-    *('train/a/1.gif', 'train/a/deep/er/2.JPG', 'train/b/3.jfif'),
-    *('train/b/.4.jpg', 'train/.c/5.jpg', 'train/b/6.txt', 'Val/a/7.png'),
+    'train/a/1.gif',
+    'train/a/deep/er/2.JPG',
+    'train/b/3.jfif',
+    'train/b/.4.jpg',
+    'train/.c/5.jpg',
+    'train/b/6.txt',
+    'Val/a/7.png',
   )
   (root / 'train' / 'b' / 'link.png').symlink_to(root / 'Val' / 'a' / '7.png')
   builder.prepare(root, tmp_path / 'out', 'my_set')

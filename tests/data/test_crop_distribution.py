@@ -70,8 +70,13 @@ def test_boxes_have_tensorflows_distribution(size, settings):
     right = place(x, w, width, rng, slack)
     figures.append(
       {
-        **{'area': h * w, 'aspect': w / h, 'height': h, 'width': w},
-        **{'down': down, 'right': right, 'both': down + right},
+        'area': h * w,
+        'aspect': w / h,
+        'height': h,
+        'width': w,
+        'down': down,
+        'right': right,
+        'both': down + right,
         'height of the broad': h * (w > h),
         'place of the high': np.where(2 * h > height, down, -right),
       }

@@ -31,7 +31,11 @@ SIZES = [(1, 1), (3, 700), (300, 2)]
 @pytest.mark.parametrize(
   'kind, settings',
   [
-    *(('PNG', {}), ('GIF', {}), ('BMP', {}), ('WEBP', {}), ('TIFF', {})),
+    ('PNG', {}),
+    ('GIF', {}),
+    ('BMP', {}),
+    ('WEBP', {}),
+    ('TIFF', {}),
     ('TIFF', {'big_tiff': True}),
     ('WEBP', {'lossless': True}),
     ('WEBP', {'exif': b'Exif\0\0II*\0\x08\0\0\0\0\0'}),  # with features
@@ -146,8 +150,13 @@ def test_exif_orientation(order):
 @pytest.mark.parametrize(
   'data',
   [
-    *(b'', b'II', b'garbage', tiff('<'), tiff('<', (0x0100, 6))),
-    *(tiff('<', (0x0112, 0)), tiff('>', (0x0112, 9))),
+    b'',
+    b'II',
+    b'garbage',
+    tiff('<'),
+    tiff('<', (0x0100, 6)),
+    tiff('<', (0x0112, 0)),
+    tiff('>', (0x0112, 9)),
     tiff('<', (0x0112, 6))[:-8],
     b'II*\0\xff\xff\xff\xff\xff\xff',
     b'II*\0\x08\0\0\0\xff\xff',

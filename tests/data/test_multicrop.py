@@ -55,7 +55,9 @@ def test_color_jitter_equals_torchvision():
   strengths, functions = (
     (0.4, 0.4, 0.2, 0.1),
     (
-      *(TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation),
+      TF.adjust_brightness,
+      TF.adjust_contrast,
+      TF.adjust_saturation,
       TF.adjust_hue,
     ),
   )
@@ -109,7 +111,12 @@ def by_pillow(picture, size, area, rng, *, blur, solarize):
   """Computes a view in the order of DINO's code, without colour jitter."""
   y, x, height, width = cutting.random_box(*picture.size[::-1], area, rng)
   view = TF.resized_crop(
-    *(picture, y, x, height, width, list(size)),
+    picture,
+    y,
+    x,
+    height,
+    width,
+    list(size),
     interpolation=TF.InterpolationMode.BICUBIC,
   )
   if rng.random() < 0.5:
@@ -138,7 +145,10 @@ def test_views_equal_pillow():
     crops = transform({'image': PHOTOGRAPH}, rng)
     for index in range(2):
       expected = by_pillow(
-        *(picture, (32, 24), (0.4, 1.0), again),
+        picture,
+        (32, 24),
+        (0.4, 1.0),
+        again,
         blur=(1.0, 0.1)[index],
         solarize=index == 1,
       )
@@ -146,7 +156,7 @@ def test_views_equal_pillow():
       assert np.abs(crops['global'][index] - expected).max() <= 2
     for crop in crops['local']:
       expected = by_pillow(
-        *(picture, (16, 16), (0.05, 0.4), again), blur=0.5, solarize=False
+        picture, (16, 16), (0.05, 0.4), again, blur=0.5, solarize=False
       )
       assert np.abs(crop - expected).max() <= 2
 
@@ -157,8 +167,10 @@ def test_operations_have_the_published_probabilities(monkeypatch):
   transform, calls = TrainTransform((8, 8), local_size=(8,)), []
   monkeypatch.setattr(cv2, 'flip', lambda x, axis: calls.append('flip') or x)
   for module, name in (
-    *((policies, 'jitter'), (ops, 'greyscale')),
-    *((ops, 'soften'), (ops, 'solarize')),
+    (policies, 'jitter'),
+    (ops, 'greyscale'),
+    (ops, 'soften'),
+    (ops, 'solarize'),
   ):
     monkeypatch.setattr(
       module, name, lambda x, *_, name=name: calls.append(name) or x

@@ -28,8 +28,10 @@ def test_a_prepared_dataset_can_be_trained_on(tmp_path, source):
   assert '--source=fall11_whole.tar' in err
 
   command = cli.command(
-    *('prepare', 'imagenet21k'),
-    *(f'--data_dir={tmp_path}/tfds', f'--source={source}'),
+    'prepare',
+    'imagenet21k',
+    f'--data_dir={tmp_path}/tfds',
+    f'--source={source}',
   )
   _, err = cli.run(command)
   assert '48 images in 6 classes' in err

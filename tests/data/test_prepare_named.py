@@ -61,8 +61,11 @@ def test_tfrecord_datasets_are_converted(tmp_path, as_tfrecord):
   expected = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}
   before = archives.tree(as_tfrecord)
   command = cli.command(
-    *('prepare', 'cifar10', f'--source={as_tfrecord.parents[1]}'),
-    *(f'--data_dir={tmp_path}', '--workers=2'),
+    'prepare',
+    'cifar10',
+    f'--source={as_tfrecord.parents[1]}',
+    f'--data_dir={tmp_path}',
+    '--workers=2',
   )
   cli.run(command)
   assert archives.tree(as_tfrecord) == before
@@ -245,8 +248,11 @@ def test_own_builders_do_not_need_tensorflow(tmp_path):
   source = archives.write(tmp_path / 'fall11_whole.tar', archives.synsets(2))
   done = subprocess.run(
     [
-      *(sys.executable, '-c', textwrap.dedent(WITHOUT_TENSORFLOW)),
-      *(source, tmp_path / 'tfds'),
+      sys.executable,
+      '-c',
+      textwrap.dedent(WITHOUT_TENSORFLOW),
+      source,
+      tmp_path / 'tfds',
     ],
     cwd=cli.ROOT,
     env=cli.environment(),

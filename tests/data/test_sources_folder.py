@@ -56,8 +56,11 @@ def test_all_splits_have_the_labels_of_train(tmp_path, held_out):
   """Other folders are left out."""
   images = fill(
     tmp_path,
-    *('train/a/1.jpg', 'train/b/2.jpg', 'train/c/3.jpg'),
-    *(f'{held_out}/c/4.jpg', 'devkit/z/5.jpg'),
+    'train/a/1.jpg',
+    'train/b/2.jpg',
+    'train/c/3.jpg',
+    f'{held_out}/c/4.jpg',
+    'devkit/z/5.jpg',
   )
   source = open_folder(tmp_path, held_out)
   assert source.class_names == ['a', 'b', 'c']
@@ -85,8 +88,11 @@ def test_parts_have_the_same_fraction_of_each_class(tmp_path):
   assert classes_of(tmp_path, 'train[90%:]') == {'a': 5, 'b': 2, 'c': 1}
   assert classes_of(tmp_path, 'train[:10%]').keys() == sizes.keys()
   assert classes_of(tmp_path, 'train[:50%]') == {
-    **{'a': 25, 'b': 10, 'c': 5},
-    **{'d': 1, 'e': 1},
+    'a': 25,
+    'b': 10,
+    'c': 5,
+    'd': 1,
+    'e': 1,
   }
   assert classes_of(tmp_path, 'train[:5]') == dict.fromkeys(sizes, 1)
 
@@ -107,8 +113,14 @@ def test_parts_depend_on_names_only(tmp_path):
 def test_hidden_files_and_other_extensions_are_left_out(tmp_path):
   fill(
     tmp_path,
-    *('cat/1.jpg', 'cat/.2.jpg', 'cat/._1.jpg', '.git/a/1.jpg'),
-    *('cat/.thumbs/1.jpg', 'cat/notes.txt', 'cat/Thumbs.db', 'readme.jpg'),
+    'cat/1.jpg',
+    'cat/.2.jpg',
+    'cat/._1.jpg',
+    '.git/a/1.jpg',
+    'cat/.thumbs/1.jpg',
+    'cat/notes.txt',
+    'cat/Thumbs.db',
+    'readme.jpg',
   )
   source = open_folder(tmp_path)
   assert paths_of(source, tmp_path) == ['cat/1.jpg']

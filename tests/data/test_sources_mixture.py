@@ -160,7 +160,12 @@ def test_bad_records_are_replaced_within_their_member():
   reader = stream.Reader(on_bad_record='skip', max_bad_share=2 / 500)
   steps, batch_size = 25, 8
   with stream.train_batches(
-    *(source, EvalTransform((32, 32)), batch_size, 5, 0, mesh),
+    source,
+    EvalTransform((32, 32)),
+    batch_size,
+    5,
+    0,
+    mesh,
     reader=reader,
     report=lambda _, record: seen.append(record.index),
   ) as batches:

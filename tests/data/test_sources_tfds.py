@@ -34,8 +34,15 @@ def open_twin(folder, split='train', **settings):
 @pytest.mark.parametrize(
   'split',
   [
-    *('train', 'test', 'train+test', 'all', 'train[:33%]', 'train[-5:]'),
-    *('train[1shard]', 'train[12:28]+test[3:]', 'test+train[20:21]'),
+    'train',
+    'test',
+    'train+test',
+    'all',
+    'train[:33%]',
+    'train[-5:]',
+    'train[1shard]',
+    'train[12:28]+test[3:]',
+    'test+train[20:21]',
   ],
 )
 def test_both_formats_have_the_same_examples(prepared, split):

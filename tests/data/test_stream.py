@@ -36,8 +36,12 @@ def test_images_belong_to_their_labels():
 
 
 MESHES = [
-  *(dict(), dict(data=2), dict(data=4, fsdp=2), dict(fsdp=8)),
-  *(dict(data=2, fsdp=2, model=2), dict(model=8)),
+  dict(),
+  dict(data=2),
+  dict(data=4, fsdp=2),
+  dict(fsdp=8),
+  dict(data=2, fsdp=2, model=2),
+  dict(model=8),
 ]
 
 

@@ -140,7 +140,8 @@ def test_a_padded_crop_keeps_the_aspect(size):
   [
     dict(randaugment_layers=2),
     dict(randaugment_layers=2, randaugment_policy='authors'),
-    *(dict(three_augment=True), dict(color_jitter=0.3)),
+    dict(three_augment=True),
+    dict(color_jitter=0.3),
     dict(crop='pad', three_augment=True, color_jitter=0.3),
   ],
 )
@@ -168,11 +169,18 @@ def test_colours_are_changed_after_cropping(settings):
 @pytest.mark.parametrize(
   'settings',
   [
-    *(dict(crop='center'), dict(min_area=0.0), dict(max_area=1.1)),
-    *(dict(min_area=0.5, max_area=0.4), dict(min_aspect=0.0)),
-    *(dict(min_aspect=2.0), dict(pad=-1), dict(interpolation='cubic')),
-    *(dict(randaugment_layers=-1), dict(randaugment_magnitude=11.0)),
-    *(dict(randaugment_policy='mine'), dict(color_jitter=-0.1)),
+    dict(crop='center'),
+    dict(min_area=0.0),
+    dict(max_area=1.1),
+    dict(min_area=0.5, max_area=0.4),
+    dict(min_aspect=0.0),
+    dict(min_aspect=2.0),
+    dict(pad=-1),
+    dict(interpolation='cubic'),
+    dict(randaugment_layers=-1),
+    dict(randaugment_magnitude=11.0),
+    dict(randaugment_policy='mine'),
+    dict(color_jitter=-0.1),
   ],
 )
 def test_invalid_crops(settings):

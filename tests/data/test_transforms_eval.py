@@ -168,8 +168,10 @@ def test_eval_transform_needs_no_generator():
 @pytest.mark.parametrize(
   'settings',
   [
-    *(dict(resize='crop'), dict(central_fraction=0.0)),
-    *(dict(central_fraction=1.5), dict(interpolation='nearest')),
+    dict(resize='crop'),
+    dict(central_fraction=0.0),
+    dict(central_fraction=1.5),
+    dict(interpolation='nearest'),
   ],
 )
 def test_invalid_preprocessing(settings):

@@ -9,9 +9,31 @@ import vit_jax
 ROOT = pathlib.Path(vit_jax.__file__).parent.parent
 # First words of docstrings that do not start with a verb.
 NO_VERB = {
-  *('a', 'all', 'an', 'by', 'for', 'from', 'how', 'if', 'in', 'its', 'of'),
-  *('that', 'the', 'their', 'this', 'those', 'to', 'what', 'when', 'where'),
-  *('whether', 'which', 'who', 'whose', 'with'),
+  'a',
+  'all',
+  'an',
+  'by',
+  'for',
+  'from',
+  'how',
+  'if',
+  'in',
+  'its',
+  'of',
+  'that',
+  'the',
+  'their',
+  'this',
+  'those',
+  'to',
+  'what',
+  'when',
+  'where',
+  'whether',
+  'which',
+  'who',
+  'whose',
+  'with',
 }
 # Words to avoid; CONTRIBUTING.md asks for the field's terms.
 FOREIGN = re.compile(

@@ -107,7 +107,9 @@ def test_results_equal_a_loop_over_all_examples(
   source, params = Shown(size), jnp.asarray(table(size))
   evaluator = Evaluator(
     setting(source, devices, batch_size),
-    **dict(split='test', top=(1, 2, 5), among=among),
+    split='test',
+    top=(1, 2, 5),
+    among=among,
   )
   present = sorted(set(source.labels.tolist()))
   classes = range(CLASSES) if among == 'all' else present
@@ -131,9 +133,12 @@ def test_examples_with_several_labels_or_none(devices, batch_size, among):
   source = Shown(37, bad=(3, 36))
   evaluator = Evaluator(
     setting(
-      *(source, devices, batch_size), on_bad_record='skip', max_bad_share=0.5
+      source, devices, batch_size, on_bad_record='skip', max_bad_share=0.5
     ),
-    **dict(split='test', labels='several', among=among, bins=4),
+    split='test',
+    labels='several',
+    among=among,
+    bins=4,
   )
   found = evaluator.run(jnp.asarray(table(37)))
   present = sorted({c for i in range(37) for c in source.several[i]})

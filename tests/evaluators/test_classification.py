@@ -79,7 +79,9 @@ def test_results_equal_numpy_over_all_examples(kind, batch_size, sizes):
   source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
   evaluator = Evaluator(
     setting(source, mesh_of(**sizes)),
-    **dict(split='test', batch_size=batch_size, cross_entropy=kind),
+    split='test',
+    batch_size=batch_size,
+    cross_entropy=kind,
   )
   result = evaluator.run(params)
   expected_result = expected(source, kind)

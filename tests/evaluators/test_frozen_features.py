@@ -58,7 +58,9 @@ def test_fewshot_accuracy_is_the_mean_over_draws(devices, batch_size):
   """It does not depend on the batch size and devices."""
   evaluator = fewshot.Evaluator(
     setting(devices=devices, batch_size=batch_size),
-    **dict(split='test', shots=(1, 5), num_draws=2),
+    split='test',
+    shots=(1, 5),
+    num_draws=2,
   )
   x, y = features_of(TRAIN)
   test, labels = features_of(TEST)
@@ -82,7 +84,8 @@ def test_neighbours_equal_scikit_learn(devices, batch_size):
   """Cosine distance, votes weighted with exp(similarity / 0.07)."""
   evaluator = neighbours.Evaluator(
     setting(devices=devices, batch_size=batch_size),
-    **dict(split='test', ks=(1, 7, 40)),
+    split='test',
+    ks=(1, 7, 40),
   )
   found = evaluator.run(jnp.array(WEIGHTS))
   x, y = features_of(TRAIN)
@@ -101,7 +104,8 @@ def test_bad_records_are_left_out():
   train, test = Colours(203, 1, bad=[3, 50]), Colours(61, 2, bad=[60])
   evaluator = neighbours.Evaluator(
     setting(train, test, on_bad_record='skip', max_bad_share=0.1),
-    **dict(split='test', ks=(7,)),
+    split='test',
+    ks=(7,),
   )
   x, y = features_of(TRAIN, np.delete(np.arange(203), [3, 50]))
   tx, ty = features_of(TEST, slice(60))

@@ -226,7 +226,10 @@ def test_probe_chooses_on_held_out_examples(devices, batch_size):
   grid = (0.3, 1e-2, 1e-3)  # the last is best on its training data
   evaluator = Evaluator(
     setting(devices=devices, batch_size=batch_size),
-    **dict(split='test', l2=grid, held_out=0.2, seed=6),
+    split='test',
+    l2=grid,
+    held_out=0.2,
+    seed=6,
   )
   found = evaluator.run(jnp.array(WEIGHTS))
   x, y = features_of(TRAIN)

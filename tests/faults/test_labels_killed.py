@@ -18,9 +18,14 @@ def test_a_killed_labelling_writes_the_same_file(tmp_path):
   keys = [f'--config.source.{key}={value}' for key, value in SOURCE.items()]
   arguments = cli.command(
     'pseudo_label',
-    *(f'--checkpoint={weights}', '--dataset=synthetic', '--split=train'),
-    *('--batch_size=8', '--part_examples=8', '--min_confidence=0.35'),
-    *('--per_class=500', *keys),
+    f'--checkpoint={weights}',
+    '--dataset=synthetic',
+    '--split=train',
+    '--batch_size=8',
+    '--part_examples=8',
+    '--min_confidence=0.35',
+    '--per_class=500',
+    *keys,
   )
   plain, killed = tmp_path / 'plain.npz', tmp_path / 'killed.npz'
   cli.run([*arguments, f'--out={plain}'])

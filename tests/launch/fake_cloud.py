@@ -15,8 +15,12 @@ LAUNCH = ROOT / 'launch'
 SLICE = ['--name=vit', '--zone=europe-west4-a', '--project=my-project']
 WORKDIR = 'gs://bucket/run'
 UP = [
-  *('up', *SLICE, '--type=v3-32', f'--workdir={WORKDIR}'),
-  *('--config=configs/small.py', '--data_dir=gs://bucket/tfds'),
+  'up',
+  *SLICE,
+  '--type=v3-32',
+  f'--workdir={WORKDIR}',
+  '--config=configs/small.py',
+  '--data_dir=gs://bucket/tfds',
 ]
 NASTY = [
   'two words',

@@ -82,12 +82,15 @@ _RULE = _object(
   'name action',
   name={'type': 'string', 'pattern': r'^[A-Za-z]([\w,:-]{0,126}[\w])?$'},
   action=_one_of(
-    *('FailJobSet', 'RestartJobSet', 'RestartJobSetAndIgnoreMaxRestarts')
+    'FailJobSet', 'RestartJobSet', 'RestartJobSetAndIgnoreMaxRestarts'
   ),
   onJobFailureReasons=_list(
     _one_of(
-      *('BackoffLimitExceeded', 'DeadlineExceeded', 'FailedIndexes'),
-      *('MaxFailedIndexesExceeded', 'PodFailurePolicy'),
+      'BackoffLimitExceeded',
+      'DeadlineExceeded',
+      'FailedIndexes',
+      'MaxFailedIndexesExceeded',
+      'PodFailurePolicy',
     )
   ),
   onJobFailureMessagePatterns=_STRINGS,

@@ -250,8 +250,13 @@ def test_plan_is_asked_about_what_will_run(monkeypatch):
 
   def run(command, **options):
     assert command[1:] == [
-      *('-m', 'vit_jax.plan', '--json', '--config=configs/l16_i21k.py'),
-      *('--config.batch_size=2048', '--topology=v6e:4x4', '--slices=2'),
+      '-m',
+      'vit_jax.plan',
+      '--json',
+      '--config=configs/l16_i21k.py',
+      '--config.batch_size=2048',
+      '--topology=v6e:4x4',
+      '--slices=2',
     ]
     return subprocess.CompletedProcess(command, code, 'a log\n{"fits": true}\n')
 

@@ -56,8 +56,14 @@ def job_of(checkout, monkeypatch):
 
 def test_flags_become_a_job(job_of, checkout):
   made = job_of(
-    *('--config.batch_size', '64', *GKE, '--slices=2', '--spot'),
-    *('--config.checkpoint.best=None', '--', '--profile=10:15'),
+    '--config.batch_size',
+    '64',
+    *GKE,
+    '--slices=2',
+    '--spot',
+    '--config.checkpoint.best=None',
+    '--',
+    '--profile=10:15',
   )
   head = ['git', 'rev-parse', 'HEAD']
   commit = subprocess.check_output(head, cwd=checkout, text=True).strip()

@@ -23,8 +23,17 @@ def programs(tmp_path, monkeypatch):
   """Returns recording substitutes for all programs that a launch runs."""
   made = launch_jobs.Programs(
     tmp_path / 'bin',
-    *('bash', 'docker', 'gcloud', 'git', 'kubectl', 'mkdir', 'python'),
-    *('rm', 'sbatch', 'squeue', 'tar'),
+    'bash',
+    'docker',
+    'gcloud',
+    'git',
+    'kubectl',
+    'mkdir',
+    'python',
+    'rm',
+    'sbatch',
+    'squeue',
+    'tar',
   )
   monkeypatch.setenv('PATH', str(made.folder))
   return made
@@ -171,8 +180,14 @@ def test_queued_waits_restarts_and_requests_again(programs, checkout):
   """A preempted request is deleted, made again, and the run finished."""
   _queue(
     programs,
-    *('', 'WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE'),
-    *('SUSPENDING', 'SUSPENDING', 'SUSPENDED', 'ACTIVE'),
+    '',
+    'WAITING_FOR_RESOURCES',
+    'PROVISIONING',
+    'ACTIVE',
+    'SUSPENDING',
+    'SUSPENDING',
+    'SUSPENDED',
+    'ACTIVE',
   )
   # The connection breaks first, then the run ends.
   programs.answer('bash', 'log', ('', 255, ''), ('', 0, ''))

@@ -71,8 +71,11 @@ def test_up_prints_every_step_in_order(dry_run):
     ['gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh'],  # follow the log
   ]
   assert steps[1][5:] == [
-    *('vit', '--accelerator-type=v3-32', '--version=tpu-ubuntu2204-base'),
-    *('--spot', *where),
+    'vit',
+    '--accelerator-type=v3-32',
+    '--version=tpu-ubuntu2204-base',
+    '--spot',
+    *where,
   ]
   packed = 'vit:vit_jax_code.tar.gz'
   assert steps[5][5:] == ['build/vit.tar.gz', packed, '--worker=all', *where]
@@ -100,15 +103,29 @@ def test_create_flags_and_commit_reach_their_commands(dry_run):
 @pytest.mark.parametrize('text', NASTY)
 def test_no_argument_is_read_as_shell_code(dry_run, text):
   start = dry_run(
-    *('train', *SLICE, '--config=configs/quickstart.py', '--data_dir', text),
-    *('--workdir', f'gs://bucket/{text}', '--', f'--config.x={text}', text, ''),
+    'train',
+    *SLICE,
+    '--config=configs/quickstart.py',
+    '--data_dir',
+    text,
+    '--workdir',
+    f'gs://bucket/{text}',
+    '--',
+    f'--config.x={text}',
+    text,
+    '',
   )[-1]
   remote = start[-3].removeprefix('--command=')
   assert shlex.split(remote) == [
-    *(f'TFDS_DATA_DIR={text}', 'bash'),
-    *('vit_jax_job/code/launch/tpu_vm_worker.sh', 'start'),
-    *('--config=configs/quickstart.py', f'--workdir=gs://bucket/{text}'),
-    *(f'--config.x={text}', text, ''),
+    f'TFDS_DATA_DIR={text}',
+    'bash',
+    'vit_jax_job/code/launch/tpu_vm_worker.sh',
+    'start',
+    '--config=configs/quickstart.py',
+    f'--workdir=gs://bucket/{text}',
+    f'--config.x={text}',
+    text,
+    '',
   ]
 
 

@@ -43,7 +43,9 @@ def test_a_real_run_executes_the_commands_of_a_dry_run(cloud):
   gcloud = [words for name, *words in commands if name == 'gcloud']
   assert cloud.calls() == gcloud
   job = [
-    *('gs://bucket/tfds', '--config=configs/small.py', f'--workdir={WORKDIR}'),
+    'gs://bucket/tfds',
+    '--config=configs/small.py',
+    f'--workdir={WORKDIR}',
     *trainer_arguments,
   ]
   assert cloud.runs() == [[job], [job]]

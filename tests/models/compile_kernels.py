@@ -12,8 +12,13 @@ import sys
 from vit_jax.plan import environment
 
 TOPOLOGIES = {
-  **{'v2': '2x2', 'v3': '2x2', 'v4': '2x2x1', 'v5e': '2x2', 'v5p': '2x2x1'},
-  **{'v6e': '2x2', 'tpu7x': '2x2x1'},
+  'v2': '2x2',
+  'v3': '2x2',
+  'v4': '2x2x1',
+  'v5e': '2x2',
+  'v5p': '2x2x1',
+  'v6e': '2x2',
+  'tpu7x': '2x2x1',
 }
 # tokens, width, heads, dtype: B/32 at 224 px, MAE's decoder, H/14 and g/14 at
 # 224 px, L/16 at 512 px, Ti/16.

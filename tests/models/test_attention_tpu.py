@@ -37,8 +37,13 @@ SLOW = [
 ]
 SHAPES += [pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW]
 NAMES = (
-  *('y', 'd_query', 'd_key', 'd_value'),
-  *('d_query_bias', 'd_key_bias', 'd_value_bias'),
+  'y',
+  'd_query',
+  'd_key',
+  'd_value',
+  'd_query_bias',
+  'd_key_bias',
+  'd_value_bias',
 )
 
 
@@ -245,8 +250,12 @@ def test_implementations_share_parameters_and_results():
 @pytest.mark.parametrize(
   'tokens, width, heads',
   [
-    *[(1201, 128, 2), (1201, 128, 4), (703, 640, 8)],  # many tokens
-    *[(9, 128, 8), (9, 272, 2), (9, 180, 3)],
+    (1201, 128, 2),
+    (1201, 128, 4),
+    (703, 640, 8),  # many tokens
+    (9, 128, 8),
+    (9, 272, 2),
+    (9, 180, 3),
   ],
 )
 def test_unsupported_sizes(tokens, width, heads):

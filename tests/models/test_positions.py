@@ -27,8 +27,12 @@ KINDS = [
   (kind, at) for kind, places in positions.KINDS.items() for at in places
 ] + [('rope2d', None), ('none', None)]
 LEARNT = [  # the others are tested with tokens left out
-  *(('learned', 'layers'), ('2d', 'stem'), ('2d', 'layers')),
-  *(('relative', 'layers'), ('relative', 'shared'), ('rope2d', None)),
+  ('learned', 'layers'),
+  ('2d', 'stem'),
+  ('2d', 'layers'),
+  ('relative', 'layers'),
+  ('relative', 'shared'),
+  ('rope2d', None),
 ]
 IN_LAYERS = [each for each in KINDS if each[1] != 'stem' and each[0] != 'none']
 

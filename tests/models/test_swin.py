@@ -120,8 +120,10 @@ def test_initial_values():
   params = jax.jit(model.init)(key, images_of(1, 16, 16))
   flat = tree.flatten(params['params'])
   for path in (
-    *('stage1/layers/plain/attention/query/kernel', 'head/kernel'),
-    *('stage2/layers/shifted/mlp/fc2/kernel', 'merge1/kernel'),
+    'stage1/layers/plain/attention/query/kernel',
+    'head/kernel',
+    'stage2/layers/shifted/mlp/fc2/kernel',
+    'merge1/kernel',
   ):
     assert np.std(flat[path]) == pytest.approx(0.02, rel=0.1), path
   assert np.any(flat['stage1/layers/plain/attention/bias_table'])

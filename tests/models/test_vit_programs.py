@@ -32,8 +32,12 @@ def baseline():
 
 
 PROGRAMS = [  # without the plain ('none', 1); 2 does not divide the depth
-  *(('none', 2), ('none', 3), ('full', 1), ('full', 3)),
-  *(('dots', 1), ('dots', 3)),
+  ('none', 2),
+  ('none', 3),
+  ('full', 1),
+  ('full', 3),
+  ('dots', 1),
+  ('dots', 3),
 ]
 
 

@@ -59,7 +59,12 @@ def main(
   )
   held = {}
   with stream.train_batches(
-    *(SOURCES[source](), TrainTransform((8, 8)), BATCH, SEED, int(start), mesh),
+    SOURCES[source](),
+    TrainTransform((8, 8)),
+    BATCH,
+    SEED,
+    int(start),
+    mesh,
     skipped=SKIPPED,
     reader=reader,
   ) as batches:

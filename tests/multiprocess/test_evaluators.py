@@ -55,7 +55,11 @@ def test_two_processes_evaluate_like_one(tmp_path):
   )
   names = {key.partition('/')[0] for key in one}
   assert names == {
-    *('fewshot', 'neighbours', 'calibration', 'regression', 'descent')
+    'fewshot',
+    'neighbours',
+    'calibration',
+    'regression',
+    'descent',
   }
   assert two.keys() == one.keys()
   assert one['calibration/count'] == 43

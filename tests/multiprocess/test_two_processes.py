@@ -57,9 +57,13 @@ def _train(workdir, processes):
   started = [
     cli.start(
       [
-        *(sys.executable, '-m', 'tests.multiprocess.outdated_metrics'),
-        *(*arguments, f'--coordinator_address=127.0.0.1:{port}'),
-        *(f'--num_processes={processes}', f'--process_id={number}'),
+        sys.executable,
+        '-m',
+        'tests.multiprocess.outdated_metrics',
+        *arguments,
+        f'--coordinator_address=127.0.0.1:{port}',
+        f'--num_processes={processes}',
+        f'--process_id={number}',
       ],
       devices=2 // processes,
     )

@@ -152,7 +152,7 @@ def test_loss_and_gradients_equal_the_original(crops, head):
   centre = torch.tensor(np.asarray(extra['centre']))
   heads = tensors(params), tensors(extra['teacher'])
   expected, terms, mean, entropy = reference(
-    *(student, taught, centre, heads, (0.1, 0.05))
+    student, taught, centre, heads, (0.1, 0.05)
   )
   expected.backward()
   assert terms == {8: 18, 0: 2, 3: 8}[crops]
@@ -278,7 +278,9 @@ def test_micro_batches_give_the_same_update():
 def test_schedules_equal_the_original():
   """Momentum changes by step, and temperature by epoch."""
   of = objective(
-    **dict(momentum=0.99, teacher_temperature=0.07, warmup_temperature=0.04),
+    momentum=0.99,
+    teacher_temperature=0.07,
+    warmup_temperature=0.04,
     temperature_warmup='3 epochs',
   )
   kept = 1 + 0.5 * (0.99 - 1) * (1 + np.cos(np.pi * np.arange(TOTAL) / TOTAL))
@@ -359,8 +361,10 @@ def test_initial_values_of_the_head():
   params = jax.jit(head.init)(jax.random.key(0), jnp.zeros((1, 128)))['params']
   flat = tree.flatten(params)
   assert {k: v.shape for k, v in flat.items() if k.endswith('kernel')} == {
-    **{'fc1/kernel': (128, 256), 'fc2/kernel': (256, 256)},
-    **{'fc3/kernel': (256, 64), 'last/kernel': (64, 500)},
+    'fc1/kernel': (128, 256),
+    'fc2/kernel': (256, 256),
+    'fc3/kernel': (256, 64),
+    'last/kernel': (64, 500),
   }
   for name in ('fc1', 'fc2', 'fc3'):
     assert np.std(flat[f'{name}/kernel']) == pytest.approx(0.02, rel=0.05)
@@ -401,7 +405,8 @@ def test_a_step_is_the_same_on_a_mesh():
     ours, others = jax.jit(built.train_step, out_shardings=(places, None))(
       jax.device_put(start, places),
       jax.device_put(batch, split),
-      *(jax.random.key(0), {}),
+      jax.random.key(0),
+      {},
     )
   assert 0 < float(others['feature_deviation']) < 1
   for path, leaf in tree.flatten(ours).items():
@@ -475,10 +480,14 @@ def test_a_model_with_a_head_is_refused():
 @pytest.mark.parametrize(
   'settings',
   [
-    *(dict(momentum=1.1), dict(centre_momentum=1.1)),
-    *(dict(student_temperature=0.0), dict(teacher_temperature=-0.1)),
-    *(dict(warmup_temperature=0.0), dict(temperature_warmup='soon')),
-    *(dict(head=dict(outputs=0)), dict(head=dict(dtype='float16'))),
+    dict(momentum=1.1),
+    dict(centre_momentum=1.1),
+    dict(student_temperature=0.0),
+    dict(teacher_temperature=-0.1),
+    dict(warmup_temperature=0.0),
+    dict(temperature_warmup='soon'),
+    dict(head=dict(outputs=0)),
+    dict(head=dict(dtype='float16')),
   ],
 )
 def test_messages_of_wrong_settings(settings):

@@ -23,7 +23,11 @@ from vit_jax.run.ledger import Ledger
 from vit_jax.training.step import Trainer
 
 MODEL = dict(
-  **dict(patch_size=4, width=16, depth=1, mlp_dim=32, num_heads=2),
+  patch_size=4,
+  width=16,
+  depth=1,
+  mlp_dim=32,
+  num_heads=2,
   dtype='float32',
 )
 HEAD = dict(outputs=64, hidden=32, bottleneck=16, dtype='float32')

@@ -73,8 +73,12 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   *_, last = (line for line in cli.lines(straight) if 'knn_teacher/5nn' in line)
   out, _ = cli.run(
     cli.command(
-      *('evaluate', f'--checkpoint={killed}', '--evaluator=neighbours'),
-      *('--split=validation', '--config.evals.neighbours.ks=5', '--json'),
+      'evaluate',
+      f'--checkpoint={killed}',
+      '--evaluator=neighbours',
+      '--split=validation',
+      '--config.evals.neighbours.ks=5',
+      '--json',
     )
   )
   scores = json.loads(out)

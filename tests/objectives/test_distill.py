@@ -104,7 +104,11 @@ def test_loss_and_gradients_equal_torch(kind, share, tau, smoothing):
   taught = jax.jit(TEACHER.apply)({'params': TAUGHT}, large)
   tensor = torch.tensor(np.asarray(heads), requires_grad=True)
   expected_loss, labels, teacher = expected(
-    *(kind, share, tau, smoothing, tensor),
+    kind,
+    share,
+    tau,
+    smoothing,
+    tensor,
     torch.tensor(np.asarray(taught)),
     torch.tensor(np.asarray(targets)),
   )

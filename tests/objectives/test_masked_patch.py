@@ -122,8 +122,14 @@ def test_classes_of_a_known_image():
   found = np.asarray(colors(jnp.array(image), (2, 4), 1))[0, :, 0]
   white = 7 * 64 + 7 * 8 + 7
   assert found.tolist() == [
-    *(0, white, 0 * 64 + 1 * 8 + 2, 6 * 64 + 7 * 8 + 6),
-    *(6 * 64, 3 * 8, 0 * 64 + 1 * 8 + 1, 0),
+    0,
+    white,
+    0 * 64 + 1 * 8 + 2,
+    6 * 64 + 7 * 8 + 6,
+    6 * 64,
+    3 * 8,
+    0 * 64 + 1 * 8 + 1,
+    0,
   ]
   examples = batch(3, (16, 16))['image']
   for side, cells in ((4, 1), (4, 4), (8, 4), (8, 2)):

@@ -73,8 +73,11 @@ def test_optimizers_clip_before_anything_else():
   """With SGD, the update shows the clipped gradient."""
   grads = gradients()
   optimizer = optimizers.sgd(
-    *(lambda _: 1.0,),
-    **dict(momentum=0.0, clip_norm=3.0, clip='tensor', clip_joined=(QKV,)),
+    lambda _: 1.0,
+    momentum=0.0,
+    clip_norm=3.0,
+    clip='tensor',
+    clip_joined=(QKV,),
   )
   updates, _ = optimizer.update(grads, optimizer.init(grads), grads)
   for path, leaf in tree.flatten(updates).items():

@@ -69,7 +69,8 @@ def assert_close(first, second):
   for step, (one, other) in enumerate(zip(first, second, strict=True)):
     for path in PATHS:
       np.testing.assert_allclose(
-        *(one[path], other[path]),
+        one[path],
+        other[path],
         rtol=2e-5,
         atol=2e-6,
         err_msg=f'{step} {path}',
@@ -80,7 +81,7 @@ def assert_close(first, second):
 def test_delayed_parameters_start_with_their_first_update(clip):
   """Moments, bias correction and decay begin with the first update."""
   optimizer = optimizers.adam(
-    *(lambda _: LR, steps), weight_decay=0.3, rules=RULES, **clip
+    lambda _: LR, steps, weight_decay=0.3, rules=RULES, **clip
   )
   history, _ = ours(optimizer)
   late = lambda path, step: path.startswith('head') and step < START  # noqa: E731
@@ -99,7 +100,7 @@ def test_gradients_of_delayed_parameters_are_ignored():
     return grads
 
   optimizer = optimizers.sgd(
-    *(lambda _: LR, steps), clip_norm=1.0, weight_decay=0.1, rules=RULES
+    lambda _: LR, steps, clip_norm=1.0, weight_decay=0.1, rules=RULES
   )
   large, _ = ours(optimizer, given)
   small, _ = ours(optimizer, lambda step: given(step, 0.0))
@@ -135,7 +136,7 @@ def test_decay_follows_half_a_cosine(start, end):
     for step in range(STEPS)
   ]
   optimizer = optimizers.adam(
-    *(lambda _: LR, steps), weight_decay=start, weight_decay_end=end
+    lambda _: LR, steps, weight_decay=start, weight_decay_end=end
   )
   assert_close(ours(optimizer)[0], torchs(lambda step: schedule[step]))
   for step in (0, 1, 4, 8, 9, 12):
@@ -149,8 +150,15 @@ def test_decay_mask_tensors_leaves_out_vectors():
   """Layer axes, and head axes of biases, are not counted as axes."""
   model = Model(
     5,
-    **dict(patch_size=4, width=8, depth=2, mlp_dim=8, num_heads=2),
-    **dict(qk_norm=True, layer_scale=0.1, registers=1, gated=True),
+    patch_size=4,
+    width=8,
+    depth=2,
+    mlp_dim=8,
+    num_heads=2,
+    qk_norm=True,
+    layer_scale=0.1,
+    registers=1,
+    gated=True,
   )
   shapes = jax.eval_shape(
     model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3))
@@ -166,7 +174,10 @@ def test_decay_mask_tensors_leaves_out_vectors():
   kernels = {path for path in tree.flatten(given) if path.endswith('kernel')}
   assert moved == kernels | {'cls', 'registers', 'position/embedding'}
   assert {path.rpartition('/')[2] for path in others} == {
-    *('bias', 'scale', 'scale1', 'scale2')
+    'bias',
+    'scale',
+    'scale1',
+    'scale2',
   }
 
 

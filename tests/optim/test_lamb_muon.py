@@ -192,7 +192,7 @@ def test_muon_equals_separate_matrices():
       ahead += (1 - beta) * grad / (1 - beta**step)
       expected -= rate * 0.2 * math.sqrt(max(shape)) * polar(ahead)
     np.testing.assert_allclose(
-      *(ours[name].reshape(shape), expected), rtol=1e-4, atol=1e-5, err_msg=name
+      ours[name].reshape(shape), expected, rtol=1e-4, atol=1e-5, err_msg=name
     )
   assert seen == 5 * DEPTH
 

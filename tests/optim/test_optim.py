@@ -156,8 +156,13 @@ def decayed(mask, params, name='adam'):
 def test_decay_masks(pool, name):
   """'all' is every leaf, and 'kernels' the matrices of products only."""
   model = Model(
-    *(5,),
-    **dict(patch_size=4, width=8, depth=2, mlp_dim=8, num_heads=2, pool=pool),
+    5,
+    patch_size=4,
+    width=8,
+    depth=2,
+    mlp_dim=8,
+    num_heads=2,
+    pool=pool,
     pre_logits=True,
   )
   images = jnp.zeros((1, 8, 8, 3))
@@ -245,7 +250,8 @@ def test_average_of_equal_parameters_is_exact(length):
   """With the paper's decay of .9999 (Table 2)."""
   params = {'w': jnp.array([1.0, -2.0, 3.3])}
   average = jax.lax.fori_loop(
-    *(0, length),
+    0,
+    length,
     lambda _, average: average_lib.update(average, params, 0.9999),
     average_lib.init(params),
   )

@@ -26,12 +26,27 @@ SMALL = {
 }
 # Keys on which scripts rely.
 KEYS = {
-  *('topology', 'devices', 'parameters', 'fits', 'peak_bytes_per_device'),
-  *('hbm_bytes_per_device', 'flops_per_device', 'model_flops_per_image'),
-  *('predicted_step_seconds', 'predicted_mfu', 'predicted_images_per_second'),
-  *('total_steps', 'predicted_core_days', 'collectives', 'estimated_cycles'),
-  *('uncounted_cycles', 'uncounted', 'collective_seconds', 'batch_size'),
-  *('predicted_step_seconds_range', 'uncertain_seconds'),
+  'topology',
+  'devices',
+  'parameters',
+  'fits',
+  'peak_bytes_per_device',
+  'hbm_bytes_per_device',
+  'flops_per_device',
+  'model_flops_per_image',
+  'predicted_step_seconds',
+  'predicted_mfu',
+  'predicted_images_per_second',
+  'total_steps',
+  'predicted_core_days',
+  'collectives',
+  'estimated_cycles',
+  'uncounted_cycles',
+  'uncounted',
+  'collective_seconds',
+  'batch_size',
+  'predicted_step_seconds_range',
+  'uncertain_seconds',
 }
 
 
@@ -82,8 +97,12 @@ def test_scanned_and_unrolled_layers_cost_the_same():
 def test_keys_of_a_plan():
   """Two slices with sharded parameters; the values are consistent."""
   result = planned(
-    *('--slices=2', '--breakdown'),
-    **dict(mesh__data=2, mesh__fsdp=-1, mesh__zero1=False, micro_batches=2),
+    '--slices=2',
+    '--breakdown',
+    mesh__data=2,
+    mesh__fsdp=-1,
+    mesh__zero1=False,
+    micro_batches=2,
     model__attention='xla',  # kernels declare the FLOPs of padded tokens
   )
   assert set(result) >= KEYS

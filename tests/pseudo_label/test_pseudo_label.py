@@ -26,7 +26,8 @@ SIZE, CLASSES, EXAMPLES = (8, 8), 3, 53
 SOURCE = dict(num_examples=EXAMPLES, num_classes=CLASSES, height=9)
 SETTINGS = (
   *(f'--config.source.{key}={value}' for key, value in SOURCE.items()),
-  *('--config.reader.on_bad_record=skip', '--config.reader.max_bad_share=1'),
+  '--config.reader.on_bad_record=skip',
+  '--config.reader.max_bad_share=1',
 )
 REQUEST = Request(
   dataset='tests.multiprocess.damaged',

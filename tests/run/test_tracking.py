@@ -160,8 +160,10 @@ def test_mlflow_resumes_its_run(tmp_path, fake):
   assert store.parameters.keys() == flatten(config).keys()
   assert store.parameters['model.depth'] == '2'
   assert store.metrics == [
-    *((1, 'loss', 0.5), (1, 'val/accuracy', 1.0)),
-    *((2, 'loss', 0.25), (2, 'val/accuracy', 1.0)),
+    (1, 'loss', 0.5),
+    (1, 'val/accuracy', 1.0),
+    (2, 'loss', 0.25),
+    (2, 'val/accuracy', 1.0),
   ]
 
 

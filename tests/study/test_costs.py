@@ -24,10 +24,16 @@ def row(seeds=(0,), **flags):
 def planned(days, fits=True, **more):
   """Returns a plan for 8 devices, with a range of -20 % to +50 %."""
   return {
-    **{'fits': fits, 'peak_bytes_per_device': 3 * 2**30, 'devices': 8},
-    **{'total_steps': 1_000, 'predicted_step_seconds': 2.0},
-    **{'predicted_step_seconds_range': [1.6, 3.0], 'predicted_days': days},
-    **{'predicted_core_days': 8 * days, 'least_days': None, **more},
+    'fits': fits,
+    'peak_bytes_per_device': 3 * 2**30,
+    'devices': 8,
+    'total_steps': 1_000,
+    'predicted_step_seconds': 2.0,
+    'predicted_step_seconds_range': [1.6, 3.0],
+    'predicted_days': days,
+    'predicted_core_days': 8 * days,
+    'least_days': None,
+    **more,
   }
 
 
@@ -59,16 +65,24 @@ def test_the_total_is_the_sum_over_rows_and_seeds():
   extra = ExtraFlags(['--config.seed=7'], ['--config.source.data_dir=d'])
   found = costs.predict(study, 'v3:2x2', extra, {'given': 'w'}, plan)
   assert asked[0] == [
-    *('--config=configs/quickstart.py', '--config.total=9 steps'),
-    *('--config.seed=0', '--config.source.data_dir=d', '--config.seed=7'),
+    '--config=configs/quickstart.py',
+    '--config.total=9 steps',
+    '--config.seed=0',
+    '--config.source.data_dir=d',
+    '--config.seed=7',
     '--topology=v3:2x2',
   ]
   assert len(asked) == 3
   text = costs.markdown(study, 'v3:2x2', found)
   assert '| days | core-days |' in text
   assert cells(text, 'a') == [
-    *('3', 'yes', '3.00 GiB', '1,000', '2.0000 (1.6000 to 3.0000)'),
-    *('6.00', '48.0 (38.4 to 72.0)'),
+    '3',
+    'yes',
+    '3.00 GiB',
+    '1,000',
+    '2.0000 (1.6000 to 3.0000)',
+    '6.00',
+    '48.0 (38.4 to 72.0)',
   ]
   assert cells(text, 'given') == cells(text, 'none') == ['0', *['–'] * 6]
   assert cells(text, 'large')[1] == 'no'
@@ -83,7 +97,10 @@ def test_lower_bounds_and_unknown_times():
   """Without a compiler the time is a bound; on this machine it is unknown."""
   study = Study(title='s', rows={'a': row((0, 1))})
   unknown = dict.fromkeys(
-    (*('predicted_step_seconds', 'predicted_step_seconds_range'),)
+    (
+      'predicted_step_seconds',
+      'predicted_step_seconds_range',
+    )
     + ('predicted_days', 'predicted_core_days')
   )
   for changes, days, total in (
@@ -91,7 +108,10 @@ def test_lower_bounds_and_unknown_times():
     (unknown, '–', '–'),
   ):
     found = costs.predict(
-      *(study, 'h100:1x8', ExtraFlags(), {}),
+      study,
+      'h100:1x8',
+      ExtraFlags(),
+      {},
       plan=lambda _, changes=changes: planned(1, **changes),
     )
     text = costs.markdown(study, 'h100:1x8', found)

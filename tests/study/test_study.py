@@ -35,7 +35,10 @@ from vit_jax.sweeps.grid import Stage, Task
 
 CONFIG, TUNING = 'configs/quickstart.py', 'configs/finetune_quickstart.py'
 FEW = Evaluation(
-  *('fewshot', '5shot', 'test[50%:]', 'digits'),
+  'fewshot',
+  '5shot',
+  'test[50%:]',
+  'digits',
   flags={'evals.fewshot.shots': '(5,10)'},
 )
 TUNED = Task(
@@ -93,14 +96,21 @@ def test_transfers_follow_their_pretraining(tmp_path, capsys):
   assert ready[0] == second and len(ready) == 4
   evaluation, *tunings = ready[1:]
   assert shlex.split(jobs.line(evaluation)) == [
-    *('python', '-m', 'vit_jax.evaluate', f'--checkpoint={first.workdir}'),
-    *('--evaluator=fewshot', '--dataset=digits', '--split=test[50%:]'),
+    'python',
+    '-m',
+    'vit_jax.evaluate',
+    f'--checkpoint={first.workdir}',
+    '--evaluator=fewshot',
+    '--dataset=digits',
+    '--split=test[50%:]',
     f'--out={evaluation.workdir}/result.json',
-    *('--config.evals.fewshot.shots=(5,10)', '--config.source.data_dir=d'),
+    '--config.evals.fewshot.shots=(5,10)',
+    '--config.source.data_dir=d',
   ]
   for run in tunings:
     assert run.flags[-2:] == [
-      *(given.all[0], f'--config.init_from={first.workdir}')
+      given.all[0],
+      f'--config.init_from={first.workdir}',
     ]
   found = {'5shot': 0.25, '10shot': 0.375}
   pathlib.Path(evaluation.workdir).mkdir(parents=True)
@@ -128,10 +138,14 @@ def test_transfers_follow_their_pretraining(tmp_path, capsys):
     rows = list(csv.DictReader(file))
   listed = [(r['column'], r['stage'], float(r['value'])) for r in rows]
   assert listed == [
-    *(('pre-training', 'final', 0.5), ('pre-training', 'final', -math.inf)),
-    *(('5-shot', 'final', 0.25), ('10-shot', 'final', 0.375)),
-    *(('tuned', 'dev', 0.1), ('tuned', 'dev', 0.9)),
-    *(('tuned', 'final', 0.7), ('tuned', 'final', 0.8)),
+    ('pre-training', 'final', 0.5),
+    ('pre-training', 'final', -math.inf),
+    ('5-shot', 'final', 0.25),
+    ('10-shot', 'final', 0.375),
+    ('tuned', 'dev', 0.1),
+    ('tuned', 'dev', 0.9),
+    ('tuned', 'final', 0.7),
+    ('tuned', 'final', 0.8),
     ('tuned', 'paper', 0.8415),
   ]
   with pytest.raises(UserError, match='--config'):
@@ -142,7 +156,7 @@ def test_given_weights_replace_a_pretraining(tmp_path):
   """Nothing is trained for the row; weights of an unknown row are refused."""
   two = study(a=row(), b=row())
   found = command.run(
-    *(two, str(tmp_path), None, {'a': 'x/B_16.npz'}), print_jobs=True
+    two, str(tmp_path), None, {'a': 'x/B_16.npz'}, print_jobs=True
   )
   assert found['a'].pretrain.runs == []
   assert len(all_ready(found['a'])) == 3  # few-shot, and two rates
@@ -364,7 +378,9 @@ def test_mean_corruption_error(tmp_path):
   assert itself[1] == 100
   rest = contents.load('configs/studies/robustness.py:columns=Object')
   assert rest.rows['weights'].columns == [
-    *('pre-training', 'ObjectNet', 'ObjectNet top-5')
+    'pre-training',
+    'ObjectNet',
+    'ObjectNet top-5',
   ]
   assert rest.published['ViT-H/14'].paper == {
     'ObjectNet': Number(61.7),

@@ -47,10 +47,16 @@ def test_grid_combines_all_settings_and_seeds():
   name = 'schedule.base_lr=0.1,model.depth=2,seed=1'
   assert found[3].name == f't/dev/{name}'
   assert shlex.split(jobs.line(found[3])) == [
-    *('python', '-m', 'vit_jax.train', f'--config={CONFIG}'),
-    *(f'--workdir=/w/t/dev/{name}', '--config.total=3 steps'),
-    *('--config.schedule.base_lr=0.1', '--config.model.depth=2'),
-    *('--config.seed=1', '--config.init_from=a b'),
+    'python',
+    '-m',
+    'vit_jax.train',
+    f'--config={CONFIG}',
+    f'--workdir=/w/t/dev/{name}',
+    '--config.total=3 steps',
+    '--config.schedule.base_lr=0.1',
+    '--config.model.depth=2',
+    '--config.seed=1',
+    '--config.init_from=a b',
   ]
   assert grid.label({'model.variant': 'B/16'}, 0) == 'model.variant=B-16,seed=0'
   settings = dict(command='train', final=Stage(CONFIG, 'm'))

@@ -14,15 +14,24 @@ from vit_jax.training.experiment import Experiment
 
 STEPS, CLASSES = 20, 10
 SMALL = dict(
-  **dict(batch_size=16, num_classes=CLASSES, micro_batches=1),
-  **dict(total=f'{STEPS} steps', schedule__warmup='10 steps'),
-  **dict(train__num_examples=1000, model__unroll=1),
-  **dict(optimizer__weight_decay=0.03, optimizer__decay_mask='all'),
-  **dict(optimizer__clip_norm=None, model__dtype='float32'),
+  batch_size=16,
+  num_classes=CLASSES,
+  micro_batches=1,
+  total=f'{STEPS} steps',
+  schedule__warmup='10 steps',
+  train__num_examples=1000,
+  model__unroll=1,
+  optimizer__weight_decay=0.03,
+  optimizer__decay_mask='all',
+  optimizer__clip_norm=None,
+  model__dtype='float32',
 )
 # Every axis of the mesh, and micro-batches of one example per device.
 MESH = dict(
-  **dict(mesh__data=2, mesh__fsdp=2, mesh__model=2, micro_batches=2),
+  mesh__data=2,
+  mesh__fsdp=2,
+  mesh__model=2,
+  micro_batches=2,
   batch_size=8,
 )
 

@@ -108,8 +108,10 @@ NAMES = "['val/accuracy']"
 def evaluation(step, saved=False):
   """Returns the calls of an evaluation, with a save if it is due."""
   return [
-    *('drain', *([f'save {step} []'] if saved else [])),
-    *(f'evaluate {step}', f"write {step} {{'val/accuracy': {float(step)}}}"),
+    'drain',
+    *([f'save {step} []'] if saved else []),
+    f'evaluate {step}',
+    f"write {step} {{'val/accuracy': {float(step)}}}",
   ]
 
 
@@ -118,10 +120,19 @@ def test_metrics_are_fetched_before_saving_and_evaluating():
   session = Recorded(total=7, evals=2, save=4)
   results = train(session)
   assert session.log == [
-    *('metrics 1', 'metrics 2', *evaluation(2), 'metrics 3', 'metrics 4'),
-    *(*evaluation(4, saved=True), 'metrics 5', 'metrics 6'),
-    *(*evaluation(6), 'metrics 7'),
-    *(*evaluation(7, saved=True), 'finish 7', 'flush 7'),
+    'metrics 1',
+    'metrics 2',
+    *evaluation(2),
+    'metrics 3',
+    'metrics 4',
+    *evaluation(4, saved=True),
+    'metrics 5',
+    'metrics 6',
+    *evaluation(6),
+    'metrics 7',
+    *evaluation(7, saved=True),
+    'finish 7',
+    'flush 7',
   ]
   assert results == {'val/accuracy': 7.0}
 
@@ -146,9 +157,16 @@ def test_every_evaluation_updates_the_best_step(caplog):
     train(session)
   assert caplog.messages[-1] == 'best step of 4'
   assert session.log == [
-    *('metrics 1', 'metrics 2', *evaluation(2), f'save 2 {NAMES}'),
-    *('metrics 3', 'metrics 4', *evaluation(4, saved=True)),
-    *(f'save 4 {NAMES}', 'finish 4', 'flush 4'),
+    'metrics 1',
+    'metrics 2',
+    *evaluation(2),
+    f'save 2 {NAMES}',
+    'metrics 3',
+    'metrics 4',
+    *evaluation(4, saved=True),
+    f'save 4 {NAMES}',
+    'finish 4',
+    'flush 4',
   ]
 
 

@@ -17,8 +17,12 @@ from vit_jax.arrays import tree
 from vit_jax.objectives.mixing import normalize
 
 SIZES = dict(
-  **dict(model__width=128, model__depth=3, model__mlp_dim=256),
-  **dict(model__num_heads=2, model__patch_size=8, model__dropout=0.0),
+  model__width=128,
+  model__depth=3,
+  model__mlp_dim=256,
+  model__num_heads=2,
+  model__patch_size=8,
+  model__dropout=0.0,
   image_size=(32, 32),
 )
 

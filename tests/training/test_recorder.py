@@ -163,8 +163,11 @@ def test_evaluations_have_their_own_line(made):
 @pytest.mark.parametrize(
   'seconds, text',
   [
-    *((9.4, '9s'), (250, '4m10s'), (3600, '1h00m')),
-    *((11_100, '3h05m'), (183_600, '2d03h')),
+    (9.4, '9s'),
+    (250, '4m10s'),
+    (3600, '1h00m'),
+    (11_100, '3h05m'),
+    (183_600, '2d03h'),
   ],
 )
 def test_duration_has_its_two_largest_units(seconds, text):

@@ -61,7 +61,11 @@ def test_figures_are_drawn_at_the_end(tmp_path):
     'weights': 'step 7',
     'images': f'5 of {setting.open_source("test").name}',
     'figures': [
-      *('attention_distance', 'filters', 'heads', 'positions', 'rollout'),
+      'attention_distance',
+      'filters',
+      'heads',
+      'positions',
+      'rollout',
     ],
   }
   for name in about['figures']:

@@ -140,8 +140,11 @@ def test_steps_equal_the_formula_of_sgd():
   rates = [0.0, 0.2, 0.5, 0.3]
   of = trainer(
     Objective(SETTING),
-    **dict(clip_norm=clip, momentum=momentum, weight_decay=decay),
-    **dict(schedule=lambda step: jnp.array(rates)[step], micro_batches=2),
+    clip_norm=clip,
+    momentum=momentum,
+    weight_decay=decay,
+    schedule=lambda step: jnp.array(rates)[step],
+    micro_batches=2,
   )
   batches = [examples(seed) for seed in range(4)]
   states, metrics = run(of, batches)
@@ -184,7 +187,9 @@ def test_micro_batches_are_strided():
   batch = {'x': jnp.arange(6.0)}
   seen = accumulate(
     lambda part, key: {'x': part['x'] ** 2, 'bits': jax.random.bits(key) * 1.0},
-    *(batch, jax.random.key(0), 2),
+    batch,
+    jax.random.key(0),
+    2,
   )
   squares = np.arange(6.0) ** 2
   np.testing.assert_allclose(seen['x'], (squares[0::2] + squares[1::2]) / 2)
@@ -301,7 +306,8 @@ def test_a_bad_step_changes_nothing_but_its_count(bad):
   """Parameters, momentum, average, extra state and schedule stay."""
   of = trainer(
     Poisoned(),
-    **dict(momentum=0.9, average_decay=0.5),
+    momentum=0.9,
+    average_decay=0.5,
     schedule=lambda step: 0.1 * (step + 1),
   )
   start = of.state_of({'w': jnp.ones(())}, {'seen': jnp.zeros(()), 'w': 0.0})

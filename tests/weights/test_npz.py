@@ -214,8 +214,11 @@ WRONG_ARRAYS = [
       '[2, 2, 2, 2, 2]',
     )
     for name in (
-      *('LayerNorm_0/bias', 'LayerNorm_2/scale', 'MlpBlock_3/Dense_1/bias'),
-      *('MlpBlock_3/Dense_0/kernel', 'MlpBlock_3/Dense_1/kernel'),
+      'LayerNorm_0/bias',
+      'LayerNorm_2/scale',
+      'MlpBlock_3/Dense_1/bias',
+      'MlpBlock_3/Dense_0/kernel',
+      'MlpBlock_3/Dense_1/kernel',
       *(f'{ORIGINAL[1]}/query/{leaf}' for leaf in ('kernel', 'bias')),
       *(f'{ORIGINAL[1]}/out/{leaf}' for leaf in ('kernel', 'bias')),
     )

@@ -274,7 +274,8 @@ def test_load_pretrained_at_another_size(monkeypatch):
   np.testing.assert_allclose(
     loaded['position'].pop('embedding'),
     zoomed(params, (2, 3), (4, 3)),
-    **dict(rtol=1e-5, atol=1e-6),
+    rtol=1e-5,
+    atol=1e-6,
   )
   del params['position']['embedding']
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
