@@ -3,7 +3,7 @@
 Usage: python tests/models/compile_kernels.py [VERSION ...]
 
 Prints one line for each version, sequence and layout. The largest sequences
-are compiled for the given versions only, because they take a minute each.
+are compiled for the given versions only, because they take longer.
 """
 
 import os
