@@ -1,16 +1,14 @@
 """Tests of the page on which attention can be explored."""
 
 import base64
-import html
 import io
 import json
 import re
-import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image
-from test_browser import CHROMIUM
+from test_browser import CHROMIUM, run_page
 
 from vit_jax.analysis import attention_page, rollout
 
@@ -123,27 +121,9 @@ def test_the_page_reacts_to_pointer_controls_and_keys(tmp_path, width):
   file = tmp_path / 'page.html'
   text = render(names=(EVIL, 'b'))
   file.write_text(text.replace('</html>', f'{PROBE}</html>'))
-  flags = (
-    '--headless',
-    '--no-sandbox',
-    '--disable-gpu',
-    '--dump-dom',
-    '--disable-background-networking',
-    '--disable-dev-shm-usage',
-    '--enable-logging=stderr',
-    f'--user-data-dir={tmp_path / "profile"}',
-    f'--window-size={width},900',
-    '--virtual-time-budget=60000',
+  seen, console = run_page(
+    file, f'--window-size={width},900', '--virtual-time-budget=60000'
   )
-  done = subprocess.run(
-    [CHROMIUM, *flags, file.as_uri()],
-    capture_output=True,
-    text=True,
-    timeout=200,
-  )
-  result = re.search('<pre id="probe">(.+?)</pre>', done.stdout, re.S)
-  assert result, done.stderr[-2000:]
-  seen = json.loads(html.unescape(result[1]))
   assert seen['found'] == [
     'Layer 2 of 2, mean of the heads: the class token',
     'Layer 2 of 2, mean of the heads: the patch in row 2, column 3',
@@ -157,4 +137,4 @@ def test_the_page_reacts_to_pointer_controls_and_keys(tmp_path, width):
   np.testing.assert_allclose(seen['alpha'], expected, atol=2)
   assert seen['title'] == 'Attention' and seen['requests'] == []
   assert seen['needs'] <= seen['has']
-  assert not [x for x in done.stderr.splitlines() if 'CONSOLE' in x]
+  assert not console

@@ -37,6 +37,32 @@ onload = () => {
 </script>"""
 
 
+def run_page(file, *flags):
+  """Opens a page in Chromium.
+
+  Returns:
+    The JSON object in its element `probe`, and the messages of the console.
+  """
+  command = [
+    CHROMIUM,
+    '--headless',
+    '--no-sandbox',
+    '--disable-gpu',
+    '--dump-dom',
+    '--disable-background-networking',
+    '--disable-dev-shm-usage',
+    '--enable-logging=stderr',
+    f'--user-data-dir={file.parent / "profile"}',
+    *flags,
+    file.as_uri(),
+  ]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+  result = re.search('<pre id="probe">(.*?)</pre>', done.stdout, re.S)
+  assert result, done.stderr[-2000:]
+  console = [x for x in done.stderr.splitlines() if 'CONSOLE' in x]
+  return json.loads(html.unescape(result[1])), console
+
+
 def probed(folder, pages):
   """Returns the probe's results for pages at each width, and console lines."""
   frames = [
@@ -47,26 +73,7 @@ def probed(folder, pages):
   ]
   file = folder / 'frames.html'
   file.write_text(f'<!DOCTYPE html><body>{"".join(frames)}{PROBE}</body>')
-  flags = (
-    '--headless',
-    '--no-sandbox',
-    '--disable-gpu',
-    '--dump-dom',
-    '--disable-background-networking',
-    '--disable-dev-shm-usage',
-    '--enable-logging=stderr',
-    f'--user-data-dir={folder / "profile"}',
-  )
-  done = subprocess.run(
-    [CHROMIUM, *flags, file.as_uri()],
-    capture_output=True,
-    text=True,
-    timeout=200,
-  )
-  result = re.search('<pre id="probe">(.*?)</pre>', done.stdout, re.S)
-  assert result, done.stderr[-2000:]
-  console = [x for x in done.stderr.splitlines() if 'CONSOLE' in x]
-  return json.loads(html.unescape(result[1])), console
+  return run_page(file)
 
 
 def unusual_pages(folder):

@@ -350,7 +350,7 @@ class Defaults:
     return extra
 
   def backbone(self, params: PyTree) -> PyTree:
-    """Returns `params`: the objective has no parameters besides the model's."""
+    """Returns `params`: the objective has only the model's parameters."""
     return params
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
