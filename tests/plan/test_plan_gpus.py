@@ -13,8 +13,8 @@ import pytest
 from tests import cli
 from vit_jax.config import loading
 from vit_jax.errors import UserError
-from vit_jax.plan import environment, evaluate, gpus, hlo, topology
-from vit_jax.plan.report import summary
+from vit_jax.plan import environment, evaluate, gpu_cost, gpus, hlo, topology
+from vit_jax.plan.report import breakdown, costliest, summary
 from vit_jax.training.experiment import Experiment
 
 
@@ -70,9 +70,11 @@ def test_the_summary_of_a_compiled_step_is_a_range():
   text = (pathlib.Path(__file__).parent / 'small_gpu.hlo').read_text()
   cluster = gpus.Cluster(gpus.GPUS['h100'], 8, 16)
   experiment = Experiment.build(long, jax.devices())
-  modelled = evaluate._on_gpus(experiment, hlo.parse(text), cluster)
+  module = hlo.parse(text)
+  total = gpu_cost.of_program(module, cluster)
+  modelled = evaluate._on_gpus(experiment, module, total, cluster)
   result = made.result | {'least_days': None} | modelled
-  shown = summary(evaluate.Plan(made.config, result, None))
+  shown = summary(evaluate.Plan(made.config, result, total))
   rows = dict(line.split(None, 1) for line in shown.splitlines() if line)
   for name, decimals in (('step', 4), ('training', 2), ('GPU-days', 1)):
     numbers = re.findall(rf'\d+\.\d{{{decimals}}}\b', rows[name])
@@ -80,6 +82,21 @@ def test_the_summary_of_a_compiled_step_is_a_range():
     assert low < middle < high
   assert 'modelled' in shown and 'not measured' in shown
   assert 'evaluations and checkpoints are not included' in shown
+
+
+def test_breakdown_adds_up_to_the_time_of_the_kernels():
+  text = (pathlib.Path(__file__).parent / 'small_gpu.hlo').read_text()
+  cluster = gpus.Cluster(gpus.GPUS['h100'], 8, 16)
+  total = gpu_cost.of_program(hlo.parse(text), cluster)
+  made = evaluate.Plan(config(), {}, total)
+  rows = costliest(made)
+  assert rows and len(rows) == len(total.groups)
+  assert math.isclose(sum(row['seconds'] for row in rows), total.seconds)
+  assert math.isclose(sum(row['share'] for row in rows), 1)
+  assert rows[0]['seconds'] == max(row['seconds'] for row in rows)
+  shown = breakdown(made)
+  assert 'ms' in shown and 'cycles' not in shown
+  assert f'{rows[0]["seconds"] * 1e3:,.2f}' in shown
 
 
 @pytest.mark.parametrize('name', ['h100', 'h100:8', 'h100:0x8', 'h100:2x2x2'])

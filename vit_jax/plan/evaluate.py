@@ -26,14 +26,14 @@ class Plan:
   Attributes:
     config: config that was compiled.
     result: values that `--json` prints, see `_initial_result`.
-    cost: costs on TPUs or on this machine; None for GPUs, and if the compiler
-      refuses the program because it is too large.
+    cost: costs of the compiled program; None if it was not compiled, or if the
+      compiler refuses it because it is too large.
     text: optimized HLO; '' if the program was refused or not compiled.
   """
 
   config: Config
   result: dict[str, Any]
-  cost: cost.Cost | None
+  cost: cost.Cost | gpu_cost.GpuCost | None
   text: str = ''
 
   @property
@@ -102,8 +102,9 @@ def plan(
   result['fits'] = limit is None or peak is None or peak <= limit
   module = hlo.parse(text)
   if target.cluster is not None:
-    modelled = _on_gpus(experiment, module, target.cluster)
-    return Plan(config, result | modelled, None, text)
+    total = gpu_cost.of_program(module, target.cluster)
+    modelled = _on_gpus(experiment, module, total, target.cluster)
+    return Plan(config, result | modelled, total, text)
   total = cost.of_program(module, target)
   return Plan(config, result | _on_tpus(experiment, total, target), total, text)
 
@@ -201,10 +202,12 @@ def _lower_bounds(
 
 
 def _on_gpus(
-  experiment: Experiment, module: hlo.Module, cluster: gpus.Cluster
+  experiment: Experiment,
+  module: hlo.Module,
+  total: gpu_cost.GpuCost,
+  cluster: gpus.Cluster,
 ) -> dict[str, Any]:
   """Returns the costs of a program for GPUs, including its modelled time."""
-  total = gpu_cost.of_program(module, cluster)
   low, high = (
     gpu_cost.of_program(module, cluster, rates).total
     for rates in (gpu_cost.OPTIMISTIC, gpu_cost.PESSIMISTIC)

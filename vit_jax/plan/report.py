@@ -219,34 +219,33 @@ def _uncounted(result: dict[str, Any]) -> str:
 
 
 def costliest(plan: Plan) -> list[dict[str, Any]]:
-  """Returns the groups of instructions with the most estimated cycles."""
+  """Returns the groups of instructions that take the longest.
+
+  The time of a group is its estimated `cycles` on TPUs and its modelled
+  `seconds` on GPUs; `share` is its fraction of all groups.
+  """
   if plan.cost is None:
     return []
-  total = plan.cost.estimated_cycles or 1
+  unit = 'seconds' if isinstance(plan.cost, gpu_cost.GpuCost) else 'cycles'
+  total = sum(plan.cost.groups.values()) or 1
   groups = sorted(plan.cost.groups.items(), key=lambda item: -item[1])
   return [
-    {
-      'group': module,
-      'pass': direction,
-      'cycles': cycles,
-      'share': cycles / total,
-    }
-    for (module, direction), cycles in groups[:COSTLIEST]
+    {'group': module, 'pass': direction, unit: time, 'share': time / total}
+    for (module, direction), time in groups[:COSTLIEST]
   ]
 
 
 def breakdown(plan: Plan) -> str:
   """Formats the groups of `costliest` as a table."""
-  rows = [('costliest operations', 'pass', 'M cycles', 'fraction')]
+  on_gpus = isinstance(plan.cost, gpu_cost.GpuCost)
+  header = 'ms' if on_gpus else 'M cycles'
+  rows = [('costliest operations', 'pass', header, 'fraction')]
   for group in costliest(plan):
-    rows.append(
-      (
-        group['group'],
-        group['pass'],
-        f'{group["cycles"] / 1e6:,.1f}',
-        f'{group["share"]:.1%}',
-      )
-    )
+    if on_gpus:
+      time = f'{group["seconds"] * 1e3:,.2f}'
+    else:
+      time = f'{group["cycles"] / 1e6:,.1f}'
+    rows.append((group['group'], group['pass'], time, f'{group["share"]:.1%}'))
   return align(rows, right=(2, 3))
 
 
