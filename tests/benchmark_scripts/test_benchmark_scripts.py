@@ -1,7 +1,10 @@
 """Tests that every script in benchmarks/ runs, at its smallest size."""
 
+import csv
 import datetime
 import importlib.util
+import json
+import math
 import runpy
 import subprocess
 import sys
@@ -49,6 +52,26 @@ def test_step_compares_with_plain_flax():
     'infer',
     'infer',
   ]
+
+
+def test_measurements_list_their_rows():
+  out = run('benchmarks/gpu_measured.py', '--dry_run')
+  assert [line.split(' configs/')[0] for line in out.splitlines()][:2] == [
+    'B/16, no dropout',
+    'S/16',
+  ]
+
+
+@pytest.mark.slow
+def test_a_tiny_step_is_measured_and_modelled(tmp_path):
+  """Each instruction of the program has a modelled time."""
+  out = run('benchmarks/gpu_measured.py', '--toy', f'--out={tmp_path}')
+  assert out.splitlines()[-1].startswith('| toy | 2 |')
+  [row] = map(json.loads, (tmp_path / 'rows.jsonl').read_text().splitlines())
+  with open(tmp_path / 'toy.csv', newline='') as file:
+    modelled = [float(line['modelled_us']) for line in csv.DictReader(file)]
+  assert math.isclose(sum(modelled) / 1e6, row['modelled_seconds'])
+  assert row['step_seconds'] > 0
 
 
 @pytest.mark.slow
