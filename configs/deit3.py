@@ -108,7 +108,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.schedule = dict(
       base_lr=1e-5, warmup='5 epochs', decay='cosine', end_lr=1e-5
     )
-    config.position_resize = 'bicubic'
+    # As in the authors' main.py, for weights of any project.
+    config.position_resize = 'bicubic_no_antialias'
   else:
     config.objective = dict(
       name='supervised', cross_entropy='sigmoid', multi_hot=True

@@ -164,7 +164,7 @@ def _is_fine_tuning(config) -> None:
   assert config.batch_size == 512
   assert config.model.head_bias == 0
   assert not config.model.pre_logits
-  assert config.position_resize == 'aligned'
+  assert config.position_resize is None
   assert config.preprocess.resize == 'squash'
 
 
@@ -629,7 +629,7 @@ def test_deit3_second_stage_keeps_its_rate():
   """The authors' --lr 1e-5 and --min-lr 1e-5; bicubic positions."""
   config = loading.load('configs/deit3.py:model=L,tune=1')
   assert config.schedule.base_lr == config.schedule.end_lr == 1e-5
-  assert config.position_resize == 'bicubic'
+  assert config.position_resize == 'bicubic_no_antialias'
 
 
 @pytest.mark.parametrize('name', ['s16_i1k.py', 'augreg.py'])

@@ -132,7 +132,7 @@ def run(
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   trained = source.load(source.abstract_params(mesh))
   params = source.backbone(trained)
-  params = adapt(params, model, source.image_size, size, 'aligned', mesh)
+  params = adapt(params, model, source, size, None, mesh)
   objective = source.objective(size)
   masked = figures.Masked.of(objective, objective.start_params(trained, params))
   with jax.set_mesh(mesh):

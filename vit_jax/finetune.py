@@ -69,6 +69,9 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
   with adopted.unlocked():
     for key, value in loaded.architecture.items():
       adopted.model[key] = value
+    for key, value in loaded.options.items():
+      if section[key] == plugins.keys(constructor)[key].default:
+        adopted.model[key] = value
   return adopted
 
 

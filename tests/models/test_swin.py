@@ -212,7 +212,7 @@ def test_bias_tables_are_resized_with_the_window():
   resized = large.adapt(sized, (16, 16), (24, 24), 'bicubic')
   for path, table in resized.items():
     assert table.shape == expected[path].shape, path
-  with pytest.raises(UserError, match="position_resize='bicubic'"):
+  with pytest.raises(UserError, match="set it to 'bicubic'"):
     large.adapt(sized, (16, 16), (24, 24), 'aligned')
 
 

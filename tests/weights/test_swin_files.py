@@ -4,12 +4,13 @@ import json
 
 import jax
 import jax.numpy as jnp
+import minimal_config
 import numpy as np
 import pytest
 import safetensors.numpy
 from references import timm, timm_file, torch, transformers
 
-from vit_jax import load_pretrained
+from vit_jax import finetune, load_pretrained
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
@@ -363,3 +364,15 @@ def test_resized_bias_tables_equal_torch(old, new):
   expected = expected.permute(0, 2, 3, 1).reshape(2, -1, 3).numpy()
   ours = relative.resize(jnp.asarray(table), new)
   np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_finetuning_keeps_the_window(tmp_path):
+  """A config that sets another window gets it."""
+  folder = tmp_path / 'there'
+  source = pretrained.find(timm_file(folder, timm_swin_transformer(64)))
+  open_keys = {key: None for key in ('width', 'depths', 'num_heads')}
+  for given, expected in ((7, SIZES['window_size']), (8, 8)):
+    model = dict(name='swin', window_size=given, **open_keys)
+    config = minimal_config.completed(model=model)
+    adopted = finetune.adopt_architecture(config, source)
+    assert adopted.model.window_size == expected

@@ -14,7 +14,8 @@ from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.features import intermediate
 from vit_jax.models.vit.sizes import NAMES
-from vit_jax.weights import pretrained
+from vit_jax.training.experiment import Experiment
+from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.formats import timm
 from vit_jax.weights.formats.normalization import IMAGENET
 
@@ -204,3 +205,43 @@ def test_tokens_of_blocks(tmp_path):
   predict = intermediate.predictor(source, tokens=True)
   found = predict(params, {'image': jnp.asarray(images)})['features']
   np.testing.assert_allclose(found, expected[1].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'changes, pool',
+  [
+    (dict(global_pool='avg', fc_norm=False), 'token'),
+    (dict(global_pool='max', fc_norm=False), 'token'),
+    (dict(global_pool='max'), 'gap'),
+    (dict(global_pool='avg', class_token=False), 'gap'),
+  ],
+)
+def test_pooling_that_arrays_do_not_determine_is_named(
+  tmp_path, caplog, changes, pool
+):
+  """A config that contains it is not warned about."""
+  reference = timm_vit(**changes)
+  pretrained.find(timm_file(tmp_path, reference))
+  assert f'pool {pool}' in caplog.text
+  caplog.clear()
+  given = {'token': 'token', 'gap': 'avg'}[pool]
+  config = {'architecture': 'vit_other', 'global_pool': given}
+  pretrained.find(timm_file(tmp_path, reference, config))
+  assert f'pool {pool}' not in caplog.text
+
+
+def test_finetuning_keeps_the_norm_after_pooling(tmp_path):
+  """Of timm's models with `fc_norm`, without a key in the config."""
+  reference = timm_vit(class_token=False, global_pool='avg')
+  source = pretrained.find(timm_file(tmp_path, reference))
+  config = minimal_config.completed(
+    image_size=SIZE, **{f'model.{name}': None for name in NAMES}
+  )
+  adopted = finetune.adopt_architecture(config, source)
+  assert adopted.model.fc_norm and adopted.model.pool == 'gap'
+  experiment = Experiment.build(adopted, jax.devices()[:1])
+  with jax.set_mesh(experiment.mesh):
+    moved = transfer.transfer(source, experiment, None)
+  np.testing.assert_array_equal(
+    moved['fc_norm']['scale'], references.state(reference)['fc_norm.weight']
+  )

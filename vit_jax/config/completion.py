@@ -42,7 +42,9 @@ SYNONYMS = {
 }
 
 
-@plugins.operational('early_stop_patience', 'paper_core_days')
+@plugins.operational(
+  'early_stop_patience', 'paper_core_days', 'position_resize'
+)
 def top_level(
   *,
   seed: int = 0,
@@ -54,7 +56,7 @@ def top_level(
   average_decay: float | None = None,
   init_from: str | None = None,
   init_weights: str = 'params',
-  position_resize: str = 'aligned',
+  position_resize: str | None = None,
   early_stop_patience: int | None = None,
   paper_core_days: float | None = None,
 ) -> None:
@@ -76,7 +78,9 @@ def top_level(
       parameters that fit the model, fine-tuning all except the head.
     init_weights: set of weights in `init_from`: 'params', 'ema' for the
       moving average, or another set of its objective ('teacher' for DINO).
-    position_resize: 'aligned' or 'bicubic', see `positions.resize`.
+    position_resize: method of interpolation for positions in `init_from`, see
+      `resizing.METHODS`; None for the method of the project that the weights
+      are from. It has no effect on a run that resumes.
     early_stop_patience: number of evaluations without a new best value of the
       metric `checkpoint.best` after which the run ends; None to train to the
       end. The schedule still has the length `total`.

@@ -182,7 +182,11 @@ class AxialResNet(Backbone):
 
   @nn.nowrap
   def adapt(
-    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+    self,
+    leaves: Leaves,
+    old_size: Size,
+    new_size: Size,
+    method: str | None,
   ) -> Leaves:
     """Interpolates relative positions; see `positions.resize_axis`."""
     del old_size  # the shape of a parameter determines it
@@ -196,7 +200,7 @@ class AxialResNet(Backbone):
       halvings -= unit == 'unit1' and halvings > 2
       side = -(-new_size[axis == 'row'] // 2**halvings)
       offsets = leaf.swapaxes(-1, -2)  # [..., offsets, channels]
-      offsets = resize_axis(offsets, 2 * side - 1, method)
+      offsets = resize_axis(offsets, 2 * side - 1, method or 'aligned')
       adapted[path] = offsets.swapaxes(-1, -2)
     return adapted
 

@@ -233,7 +233,11 @@ class AxialViT(Backbone):
 
   @nn.nowrap
   def adapt(
-    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+    self,
+    leaves: Leaves,
+    old_size: Size,
+    new_size: Size,
+    method: str | None,
   ) -> Leaves:
     """Interpolates positions; see `positions.resize_leaves`."""
     grids = self.grid(old_size), self.grid(new_size)

@@ -211,6 +211,7 @@ class Backbone(nn.Module, Defaults):
   config: Any
 
   determined = ()  # keys of the config that the parameters determine
+  adopted = ()  # keys of `options`
   outputs = ('tokens',)  # names that `want` may contain
   stages_method = ''  # method that returns the maps of all stages
   title = 'This model'  # name of the model in error messages
@@ -320,6 +321,11 @@ class Backbone(nn.Module, Defaults):
   def architecture(self) -> dict[str, Any]:
     """Keys of the config that the parameters determine, with their values."""
     return {key: getattr(self.config, key) for key in self.determined}
+
+  @property
+  def options(self) -> dict[str, Any]:
+    """Keys that fine-tuning takes from the weights unless they are set."""
+    return {key: getattr(self.config, key) for key in self.adopted}
 
   @nn.nowrap
   def replace(self, **options: Any) -> Any:

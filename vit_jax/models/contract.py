@@ -75,6 +75,8 @@ class Model(Protocol):
       between normalizations. 0.5 for all leaves pixels in [-1, 1].
     fresh: path prefixes of parameters that fine-tuning initializes from
       scratch.
+    replaceable: path prefixes of parameters that fine-tuning initializes from
+      scratch only if the weights do not have them.
     sized: path prefixes of parameters that depend on the image size.
     sharding_rules: pairs of a regular expression for the end of a parameter's
       path and the dimension that the mesh axis `model` splits.
@@ -83,6 +85,8 @@ class Model(Protocol):
     architecture: keys of the config's `model` section that the parameters
       determine, with their values. Fine-tuning uses these values; a config that
       sets such a key must set the same value.
+    options: keys of the section that fine-tuning takes from the weights if the
+      config has their default, with their values.
     reference: model that computes the same function without custom kernels.
       FLOPs are counted on it, and kernels are compared with it.
     kernels: models for the comparison of kernels; None if the model uses no
@@ -102,6 +106,9 @@ class Model(Protocol):
   def fresh(self) -> tuple[str, ...]: ...
 
   @property
+  def replaceable(self) -> tuple[str, ...]: ...
+
+  @property
   def sized(self) -> tuple[str, ...]: ...
 
   @property
@@ -112,6 +119,9 @@ class Model(Protocol):
 
   @property
   def architecture(self) -> dict[str, Any]: ...
+
+  @property
+  def options(self) -> dict[str, Any]: ...
 
   @property
   def reference(self) -> 'Model': ...
@@ -145,7 +155,7 @@ class Model(Protocol):
     ...
 
   def adapt(
-    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+    self, leaves: Leaves, old_size: Size, new_size: Size, method: str | None
   ) -> Leaves:
     """Returns the parameters that `sized` names, for images of another size.
 
@@ -153,7 +163,7 @@ class Model(Protocol):
       leaves: parameters by path for images of `old_size`, on the host.
       old_size: (height, width), pixels.
       new_size: (height, width), pixels.
-      method: value of `config.position_resize`.
+      method: one of `resizing.METHODS`; None for the method of the model.
     """
     ...
 
@@ -250,6 +260,7 @@ class Defaults:
   channels: int = 3
   normalization: Statistics = symmetric(3)
   fresh: tuple[str, ...] = ('head/',)
+  replaceable: tuple[str, ...] = ()
   sized: tuple[str, ...] = ()
   sharding_rules: tuple[tuple[str, int], ...] = ()
   apart: tuple[str, ...] = ()
@@ -258,6 +269,11 @@ class Defaults:
   @property
   def architecture(self) -> dict[str, Any]:
     """{}, because the parameters do not determine keys of the config."""
+    return {}
+
+  @property
+  def options(self) -> dict[str, Any]:
+    """{}, because no option is taken from weights."""
     return {}
 
   @property
@@ -270,7 +286,7 @@ class Defaults:
     del image_size
 
   def adapt(
-    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+    self, leaves: Leaves, old_size: Size, new_size: Size, method: str | None
   ) -> Leaves:
     """Returns `leaves` unchanged, because no parameter depends on the size."""
     del old_size, new_size, method

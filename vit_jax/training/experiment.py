@@ -81,7 +81,8 @@ class Experiment:
       UserError: a value in the config is invalid; see each constructor.
     """
     plugins.build(config_lib.top_level, config)
-    positions.check_method(config.position_resize)
+    if config.position_resize is not None:
+      positions.check_method(config.position_resize)
     mesh = build_section(config, 'mesh', devices)
     _check_batch(config, mesh)
     build_section(config, 'train')  # only checks its values

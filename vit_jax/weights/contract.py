@@ -29,7 +29,8 @@ class Pretrained:
       image_size, preprocess (config section), class_names; for a checkpoint
       also the whole config; for weights of another project `normalization`,
       the mean and std of pixels in [0, 1] that are folded into the patch
-      embedding.
+      embedding, `position_resize`, the method by which that project
+      interpolates positions, and `other_patches`, see `foreign.Described`.
     load: function from shapes with shardings to the parameters.
     load_average: the same function for the average of the parameters; None if
       the weights contain no average.

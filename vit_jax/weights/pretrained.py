@@ -227,7 +227,7 @@ def load_pretrained(
   image_size: int | tuple[int, ...] | None = None,
   num_classes: int | None = None,
   dtype: str = 'float32',
-  position_resize: str = 'aligned',
+  position_resize: str | None = None,
   mean: Sequence[float] | None = None,
   std: Sequence[float] | None = None,
   **model: Any,
@@ -257,7 +257,8 @@ def load_pretrained(
     num_classes: number of outputs. A head with another number is replaced by a
       newly initialized one, or removed for 0.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
-    position_resize: 'aligned' or 'bicubic', see `positions.resize`.
+    position_resize: method of interpolation, see `resizing.METHODS`; None for
+      that of the project that the weights are from.
     mean: mean of pixels in [0, 1] in the training of the weights, three
       numbers; for files whose settings are missing or wrong.
     std: standard deviation of the same pixels, three numbers.
@@ -282,7 +283,7 @@ def load_pretrained(
   if mean is not None or std is not None:
     params = _normalized(source, params, mean, std)
   about = source.about | {'image_size': list(size)}
-  params = adapt(params, built, source.image_size, size, position_resize, mesh)
+  params = adapt(params, built, source, size, position_resize, mesh)
   if num_classes not in (None, source.about['num_classes']):
     names = [f'class {i}' for i in range(num_classes)]
     about |= {'num_classes': num_classes, 'class_names': names}

@@ -1,6 +1,7 @@
 """Adapts weights to another image size, and initializes runs with weights."""
 
 import logging
+import math
 from typing import Any, Protocol
 
 import jax
@@ -54,25 +55,44 @@ class Target(Protocol):
 def adapt(
   params: PyTree,
   model: Model,
-  old_size: Size,
+  source: Pretrained,
   new_size: Size,
-  method: str,
+  method: str | None,
   mesh: Mesh,
 ) -> PyTree:
   """Returns parameters for images of another size.
 
-  The paths of the interpolated parameters are logged.
+  The paths of the interpolated parameters are logged, with the method and the
+  reason for it.
 
   Args:
     params: parameters of the model, on the mesh.
     model: model for the new size, whose method `adapt` is called.
-    old_size: (height, width) of the images that `params` are for, pixels.
+    source: description of the weights, for the size of their images.
     new_size: (height, width) of the images for the result, pixels.
-    method: method of interpolation, see `resizing.METHODS`.
+    method: method of interpolation, see `resizing.METHODS`; None for that of
+      the weights, or of the model for weights of this package.
     mesh: mesh of the devices.
+
+  Raises:
+    UserError: the positions of the weights may be those of the new size.
   """
+  old_size, reason = source.image_size, 'position_resize'
+  if method is None:
+    method = source.about.get('position_resize')
+    reason = 'as in the project of the weights' if method else 'as in the paper'
   if tuple(old_size) == tuple(new_size):
     return params
+  other_patches = source.about.get('other_patches')
+  if other_patches and math.prod(model.grid(new_size)) == other_patches:
+    height, width = new_size
+    raise UserError(
+      f'the positions in {source.path} fit images of {height}x{width} pixels '
+      f'and, without positions of other tokens than patches, of {old_size[0]}x'
+      f'{old_size[1]} pixels; the file does not contain its image size. Write '
+      'it into a config.json next to the file: {"architecture": "vit", '
+      f'"pretrained_cfg": {{"input_size": [3, {height}, {width}]}}}}.'
+    )
   flat = tree.flatten(params)
   sized = {
     path: to_host(leaf, mesh)
@@ -82,9 +102,10 @@ def adapt(
   adapted = model.adapt(sized, old_size, new_size, method)
   for path, array in adapted.items():
     log.info(
-      '%s interpolated (%s) from %dx%d to %dx%d pixels, %s to %s',
+      '%s interpolated (%s: %s) from %dx%d to %dx%d pixels, %s to %s',
       path,
-      method,
+      reason,
+      method or "the model's method",
       *old_size,
       *new_size,
       'x'.join(map(str, sized[path].shape)),
@@ -99,29 +120,34 @@ def adapt(
   return tree.unflatten(flat | placed)
 
 
-def transfer(source: Pretrained, target: Target, method: str) -> PyTree:
+def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
   """Returns parameters for fine-tuning: those of the source with a new head.
 
   Args:
     source: description of the weights.
     target: fine-tuning run; the parameters that `model.fresh` lists are newly
-      initialized.
+      initialized, and those of `model.replaceable` if the source lacks them.
     method: method of interpolation for parameters that depend on the image
-      size.
+      size; see `adapt`.
 
   Raises:
     UserError: the other parameters do not fit the model of the target.
   """
   expected = _model_shapes(target)
   actual = _model_params(source, target, method)
-  fresh = target.model.fresh
+  missing = [
+    prefix
+    for prefix in target.model.replaceable
+    if not any(path.startswith(prefix) for path in expected.keys() & actual)
+  ]
+  fresh = (*target.model.fresh, *missing)
   body = {k: v for k, v in actual.items() if not k.startswith(fresh)}
   of_model = {k: v for k, v in expected.items() if not k.startswith(fresh)}
   checkpoint.check_shapes(source.path, _shapes(body), _shapes(of_model))
   return _initialized(body, target)
 
 
-def start(source: Pretrained, target: Target, method: str) -> PyTree:
+def start(source: Pretrained, target: Target, method: str | None) -> PyTree:
   """Returns initial parameters, with all that fit taken from the source.
 
   Args:
@@ -129,7 +155,7 @@ def start(source: Pretrained, target: Target, method: str) -> PyTree:
     target: run; parameters that are missing in the source, or have another
       shape there, are newly initialized.
     method: method of interpolation for parameters that depend on the image
-      size.
+      size; see `adapt`.
 
   Raises:
     UserError: no parameter fits.
@@ -156,13 +182,13 @@ def start(source: Pretrained, target: Target, method: str) -> PyTree:
 
 
 def _model_params(
-  source: Pretrained, target: Target, method: str
+  source: Pretrained, target: Target, method: str | None
 ) -> dict[str, Any]:
   """Returns a source's model parameters, adapted to the images of a target."""
   mesh = target.mesh
   params = source.backbone(source.load(source.abstract_params(mesh)))
-  sizes = source.image_size, target.image_size
-  flat = tree.flatten(adapt(params, target.model, *sizes, method, mesh))
+  size, model = target.image_size, target.model
+  flat = tree.flatten(adapt(params, model, source, size, method, mesh))
   before = source.model()
   if before.channels != target.model.channels:
     return _with_channels(flat, before, target)

@@ -42,8 +42,8 @@ class Swin(Backbone):
 
   stages_method = 'stages'
   title = 'A Swin'
-  # The window size is left out, because fine-tuning may enlarge it.
   determined = (*sizes.NAMES, 'window_rule')
+  adopted = ('window_size',)  # fine-tuning may enlarge it
   gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
   sharding_rules = (
     *encoder.SHARDING_RULES,
@@ -222,24 +222,29 @@ class Swin(Backbone):
 
   @nn.nowrap
   def adapt(
-    self, leaves: Leaves, old_size: Grid, new_size: Grid, method: str
+    self,
+    leaves: Leaves,
+    old_size: Grid,
+    new_size: Grid,
+    method: str | None,
   ) -> Leaves:
     """Interpolates bias tables to this model's windows; see `relative.resize`.
 
     Raises:
-      UserError: a table changes, and the method is not 'bicubic'.
+      UserError: a table changes, and the method is 'aligned' or 'dino'.
     """
     del old_size  # the shape of a table determines its windows
     grids, adapted = self.grids(new_size), {}
     for path, table in leaves.items():
       grid = grids[int(path[len('stage') : path.index('/')]) - 1]
       size = min(self.config.window_size, *grid)
-      if relative.window_of(table.shape[1]) != size and method != 'bicubic':
+      refused = method in ('aligned', 'dino')
+      if refused and relative.window_of(table.shape[1]) != size:
         raise UserError(
           f'position_resize is {method!r}, and the relative position biases of '
           'this Swin have to be resized from windows of '
-          f'{relative.window_of(table.shape[1])} to {size} tokens: set '
-          "position_resize='bicubic', the only method for Swin."
+          f'{relative.window_of(table.shape[1])} to {size} tokens: leave '
+          "position_resize out, or set it to 'bicubic', the method for Swin."
         )
       adapted[path] = relative.resize(table, size)
     return adapted

@@ -71,7 +71,9 @@ class ViT(Backbone):
     'position_at',
     'prefix_positions',
   )
+  adopted = ('fc_norm',)
   sized = ('position/', 'encoder/layers/position/')
+  fresh = ('head/', 'pre_logits/', 'head_distillation/')
 
   def setup(self):
     config, dtype = self.config, self.config.compute_dtype
@@ -323,7 +325,11 @@ class ViT(Backbone):
 
   @nn.nowrap
   def adapt(
-    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+    self,
+    leaves: Leaves,
+    old_size: Size,
+    new_size: Size,
+    method: str | None,
   ) -> Leaves:
     """Interpolates learned positions; see `positions.resize_leaves`."""
     grids = self.grid(old_size), self.grid(new_size)
@@ -352,15 +358,12 @@ class ViT(Backbone):
     return self.clone(made_for=tuple(made_for), position_offset=offset)
 
   @property
-  def fresh(self) -> tuple[str, ...]:
-    """Path prefixes of parameters that fine-tuning initializes from scratch.
+  def replaceable(self) -> tuple[str, ...]:
+    """With `fc_norm`, the LayerNorms before and after the mean.
 
-    These are the heads and, with `fc_norm`, the LayerNorms before and after the
-    mean: the weights have only one of them.
+    A model has only one of them.
     """
-    heads = ('head/', 'pre_logits/', 'head_distillation/')
-    norms = ('encoder/norm/', 'fc_norm/') if self.config.fc_norm else ()
-    return (*heads, *norms)
+    return ('encoder/norm/', 'fc_norm/') if self.config.fc_norm else ()
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:

@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +24,14 @@ class Family(NamedTuple):
     array: regular expression for the names of arrays, used if no family's
       pattern matches the file's name.
     preset: evaluation preprocessing.
+    position_resize: method by which the repository of the family interpolates
+      positions, see `resizing.METHODS`; None for that of timm.
   """
 
   pattern: str
   array: str
   preset: Preset
+  position_resize: str | None = None
 
 
 def _timm(crop_fraction: float, normalization: Any) -> Preset:
@@ -45,11 +48,20 @@ FAMILIES = {
     r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
   ),
   'clip': Family(r'clip', r'norm_pre\.weight$', _timm(0.9, CLIP)),
-  'dinov2': Family(r'dinov2', r'register_tokens$', PRESETS['dino']),
-  'dino': Family(r'dino', r'head\.last_layer', PRESETS['dino']),
-  'mae': Family(r'(^|_)mae_', r'decoder_pos_embed$', PRESETS['mae']),
-  'deit3': Family(r'deit_?3', r'(gamma_1|ls1\.gamma)$', _timm(1.0, IMAGENET)),
-  'deit': Family(r'deit', r'dist_token$', _timm(0.875, IMAGENET)),
+  'dinov2': Family(r'dinov2', r'register_tokens$', PRESETS['dino'], 'dino'),
+  'dino': Family(r'dino', r'head\.last_layer', PRESETS['dino'], 'dino'),
+  'mae': Family(
+    r'(^|_)mae_', r'decoder_pos_embed$', PRESETS['mae'], 'bicubic_no_antialias'
+  ),
+  'deit3': Family(
+    r'deit_?3',
+    r'(gamma_1|ls1\.gamma)$',
+    _timm(1.0, IMAGENET),
+    'bicubic_no_antialias',
+  ),
+  'deit': Family(
+    r'deit', r'dist_token$', _timm(0.875, IMAGENET), 'bicubic_no_antialias'
+  ),
   'vit': Family(r'(?!)', r'(?!)', PRESETS['timm']),  # matches nothing
 }
 
@@ -80,10 +92,18 @@ def unseen(
     mean=mean,
     std=std,
     preprocess=preset.section(image_size),
+    position_resize=_position_resize(name, arrays),
     # Arrays are weak evidence: LayerScale, for example, also occurs outside of
     # DeiT-III.
     assumed=not by_name,
   )
+
+
+def _position_resize(name: str, names: Container[str]) -> str | None:
+  """Returns the method of a family; DINOv2's differs with registers."""
+  if name == 'dinov2' and 'register_tokens' in names:
+    return 'bicubic'
+  return FAMILIES[name].position_resize
 
 
 def preprocess(

@@ -47,6 +47,8 @@ class Unseen:
     class_names: names in the order of the head's outputs; empty if unknown.
     image_size: (height, width) of the images that the model expects, pixels;
       None to use `Described.image_size`.
+    position_resize: method by which the project interpolates positions, see
+      `resizing.METHODS`; None to use `Described.position_resize`.
     assumed: whether the values are assumptions, which are logged as a warning.
   """
 
@@ -58,6 +60,7 @@ class Unseen:
   preprocess: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   class_names: Sequence[str] = ()
   image_size: tuple[int, int] | None = None
+  position_resize: str | None = None
   assumed: bool = False
 
 
@@ -74,6 +77,10 @@ class Described(NamedTuple):
       section sets others.
     epsilon: epsilon of LayerNorm in all published models of this kind; used if
       `Unseen.epsilon` is None.
+    position_resize: method by which the library of the format interpolates
+      positions, see `resizing.METHODS`; None for that of the model.
+    other_patches: number of patches for which the positions fit as well, in a
+      grid that is not square; None if the image size is certain.
   """
 
   arrays: dict[str, np.ndarray]
@@ -82,6 +89,8 @@ class Described(NamedTuple):
   image_size: tuple[int, int]
   computed: Mapping[str, Any] = {'norm_eps': EPSILON}
   epsilon: float = EPSILON
+  position_resize: str | None = 'bicubic_no_antialias'
+  other_patches: int | None = None
 
 
 def gelu(path: str, name: str) -> str:
@@ -133,6 +142,8 @@ def pretrained(path: str, described: Described, unseen: Unseen) -> Pretrained:
     'preprocess': dict(unseen.preprocess),
     'class_names': class_names(path, unseen.class_names, num_classes),
     'normalization': {'mean': list(unseen.mean), 'std': list(unseen.std)},
+    'position_resize': unseen.position_resize or described.position_resize,
+    'other_patches': described.other_patches,
   }
 
   def checked_shapes(params: PyTree) -> dict[str, tuple[int, ...]]:

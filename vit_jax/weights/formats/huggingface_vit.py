@@ -117,7 +117,10 @@ def describe(
       f'config.json of {path}: image_size is {config["image_size"]}; it must '
       f'be at least patch_size, {keys["patch_size"]}.'
     )
-  return Described(arrays, NAMING, keys, size)
+  # The library uses antialiasing for one type of model only.
+  antialiased = config['model_type'] == 'dinov2_with_registers'
+  method = 'bicubic' if antialiased else 'bicubic_no_antialias'
+  return Described(arrays, NAMING, keys, size, position_resize=method)
 
 
 def _renamed(

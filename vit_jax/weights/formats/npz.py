@@ -86,7 +86,9 @@ def _bit(path: str, arrays: dict[str, np.ndarray]) -> Described:
   section = npz_resnet.section(path, arrays, npz_resnet.BIT_ROOT)
   naming = npz_resnet.bit_naming(section['depths'])
   size = _DEFAULT_SIZE, _DEFAULT_SIZE
-  return Described(arrays, naming, section, size, _COMPUTED)
+  return Described(
+    arrays, naming, section, size, _COMPUTED, position_resize='aligned'
+  )
 
 
 def _vit(path: str, arrays: dict[str, np.ndarray]) -> Described:
@@ -101,8 +103,10 @@ def _vit(path: str, arrays: dict[str, np.ndarray]) -> Described:
   rows, columns = (
     positions.square_grid(slots) if slots else (_DEFAULT_SIZE // side,) * 2
   )
-  size = rows * side, columns * side
-  return Described(arrays, Naming(names, torch=False), keys, size, _COMPUTED)
+  naming, size = Naming(names, torch=False), (rows * side, columns * side)
+  return Described(
+    arrays, naming, keys, size, _COMPUTED, position_resize='aligned'
+  )
 
 
 def _with_positions(

@@ -14,6 +14,7 @@ from typing import Any
 from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
 from vit_jax.files import paths
+from vit_jax.models.layers.positions.resizing import METHODS
 from vit_jax.weights.formats import foreign, settings
 from vit_jax.weights.formats.foreign import Unseen
 
@@ -26,6 +27,7 @@ _RULES: settings.Rules = {
   'preprocess': {},
   'class_names': settings.NAMES,
   'image_size': settings.several(settings.SIDE, 2, 2),
+  'position_resize': settings.choice(METHODS),
 }
 
 
@@ -63,6 +65,7 @@ def read(path: str) -> Unseen | None:
     preprocess=notes.get('preprocess', {}),
     class_names=notes.get('class_names', ()),
     image_size=tuple(notes.get('image_size', ())) or None,
+    position_resize=notes.get('position_resize'),
   )
 
 
@@ -83,6 +86,8 @@ def write(path: str, model: Any, about: dict[str, Any]) -> None:
     'class_names': list(about.get('class_names', ())),
     'image_size': list(square(tuple(about['image_size']))),
   }
+  if 'position_resize' in about:
+    notes['position_resize'] = about['position_resize']
   for key in ('gelu', 'norm_eps'):  # a ResNet has neither
     if hasattr(model, key):
       notes[key] = getattr(model, key)

@@ -20,6 +20,7 @@ from typing import Any
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
+from vit_jax.models.layers.positions.resizing import METHODS
 from vit_jax.models.swin import windows
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import (
@@ -65,6 +66,7 @@ _NOTES_RULES: settings.Rules = {
   'image_size': settings.several(settings.SIDE, 2, 2),
   'gelu': settings.choice(foreign.KINDS_OF_GELU),
   'epsilon': settings.number(0, 1),
+  'position_resize': settings.choice(METHODS),
   'mean': settings.MEAN,
   'std': settings.STD,
   'preprocess': {},
@@ -109,6 +111,8 @@ def load(path: str) -> Pretrained:
     args = family.UNNOTED | notes.pop('model_args', {})
     config = {'model_args': args, 'pretrained_cfg': size}
     described = family.describe(path, arrays, config)
+    # Weights of this package, unless the notes contain another method.
+    described = described._replace(position_resize=None)
     unseen = Unseen(known_from='the notes in the file', **notes)
     return foreign.pretrained(path, described, unseen)
   config = _config(path)
@@ -285,5 +289,6 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     std=std,
     preprocess=about['preprocess'],
     class_names=about['class_names'],
+    position_resize=about.get('position_resize'),
   )
   tensors.write(path, arrays, {_NOTES: json.dumps(notes)})

@@ -7,7 +7,7 @@ import collections
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -131,8 +131,22 @@ def describe(
       f'{path} has the width {keys["width"]}, which is not a multiple of '
       f'num_heads, {keys["num_heads"]}: correct the settings next to it.'
     )
+  slots = arrays['pos_embed'].shape[1]
   arrays, image_size = _with_positions(path, arrays, keys, config)
-  return Described(arrays, NAMING, keys, image_size, epsilon=_epsilon(keys))
+  # A square of patches without positions of the other tokens can be a grid that
+  # is not square, with such positions.
+  others = _prefix(arrays, keys)
+  is_known = 'input_size' in config.get('pretrained_cfg', {})
+  is_ambiguous = not (is_known or keys.get('prefix_positions', True))
+  return Described(
+    arrays,
+    NAMING,
+    keys,
+    image_size,
+    epsilon=_epsilon(keys),
+    position_resize='bicubic',
+    other_patches=slots - others if is_ambiguous else None,
+  )
 
 
 def _epsilon(keys: Mapping[str, Any]) -> float:
@@ -212,6 +226,15 @@ def assumptions(
   shown = 'num_heads' in args or 'qk_norm' in keys
   if not shown and not _fits(architecture, keys):
     compare('num_heads', keys['num_heads'], lambda each: each.num_heads)
+  specified = args.get('global_pool') or config.get('global_pool')
+  if architecture is None and not specified and 'head.weight' in found.arrays:
+    pool = 'gap' if 'fc_norm' in keys else keys['pool']
+    same_arrays = {'token': 'avg without fc_norm or max', 'gap': 'max'}
+    if pool in same_arrays:
+      uncertain.append(
+        f"pool {pool} (with timm's global_pool {same_arrays[pool]}, the arrays "
+        'would be the same)'
+      )
   if architecture is None:
     if 'act_layer' not in args and 'gated' not in keys:
       compare('gelu', gelu, lambda each: each.gelu)
@@ -328,8 +351,7 @@ def _with_positions(
       of patches or the image size in the config.
   """
   slots, patch_size = arrays['pos_embed'].shape[1], keys['patch_size']
-  cls, registers = int('cls_token' in arrays), keys.get('registers', 0)
-  prefix = cls + keys.get('distilled', 0) + registers
+  prefix, cls = _prefix(arrays, keys), int('cls_token' in arrays)
   size = config.get('pretrained_cfg', {}).get('input_size', (3, 0, 0))[1:]
   specified = (size[0] // patch_size, size[1] // patch_size)
   for others in dict.fromkeys((prefix, 0, cls)):  # tokens other than patches
@@ -350,6 +372,12 @@ def _with_positions(
       names = 'cls_token', 'pos_embed'
       arrays = foreign.without_class_position(arrays, *names)
   return arrays, (grid[0] * patch_size, grid[1] * patch_size)
+
+
+def _prefix(arrays: Container[str], keys: Mapping[str, Any]) -> int:
+  """Returns the number of tokens before those of the patches."""
+  cls = int('cls_token' in arrays)
+  return cls + keys.get('distilled', 0) + keys.get('registers', 0)
 
 
 def _check_pool(path: str, pool: str, specified: str | None) -> None:
