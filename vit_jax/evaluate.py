@@ -207,6 +207,9 @@ def _build(
   """
   open_source = functools.partial(_open, config, weights)
   setting = data_flags.setting(weights, config, open_source, mesh, batch_size)
+  if _is_run_data(config, weights.about):
+    train = weights.about.get('config', {}).get('train', {})
+    setting = setting._replace(leave_out=train.get('leave_out'))
   section = config.evals[name]
   kind = plugins.resolve(EVALS, section.name)
   if kind is Figures:

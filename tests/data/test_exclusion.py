@@ -136,7 +136,16 @@ def test_a_list_of_other_data_is_refused(root, tmp_path):
     other.write_text('\n'.join(map(json.dumps, entries)))
     with pytest.raises(UserError, match=mentioned):
       exclusion.without_listed(source, str(other))
-  for text in ('{"part": "train", "position": 3}', 'cat.jpg'):
+  for text in (
+    '{"part": "train", "position": 3}',
+    'cat.jpg',
+    '[]',
+    *(
+      json.dumps(lines[0] | {'position': x}) for x in ('3', [3], 3.0, True, -1)
+    ),
+    *(json.dumps(lines[0] | {'part': x}) for x in (1, ['train'], {})),
+    json.dumps(lines[0] | {'checksum': 5}),
+  ):
     other.write_text(text)
     with pytest.raises(UserError, match='other.jsonl.*checksum'):
       exclusion.without_listed(source, str(other))

@@ -1,5 +1,7 @@
 """Tests of few-shot regression and nearest neighbours against scikit-learn."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from noise_source import (
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
+from vit_jax.data import exclusion
 from vit_jax.errors import UserError
 from vit_jax.evaluators import features as features_lib
 from vit_jax.evaluators import fewshot, linear_probe, neighbours
@@ -173,6 +176,24 @@ def test_features_are_fitted_on_the_training_split(kind, options):
     split_setting('train[0%:90%]'), split='train[90%:]', **options
   )
   assert len(evaluator._train) == 180 and len(evaluator._test) == 23
+
+
+@pytest.mark.parametrize('kind, options', KINDS)
+def test_examples_that_training_leaves_out_are_not_fitted(
+  tmp_path, kind, options
+):
+  """They may be copies of evaluated images; other data is not affected."""
+  whole = Split('train', SPLITS['train'])
+  lines = exclusion.described(whole, np.array([3, 150, 200]))
+  path = tmp_path / 'overlap.jsonl'
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  found = split_setting('train[0%:90%]')._replace(leave_out=str(path))
+  evaluator = kind.Evaluator(found, split='train[90%:]', **options)
+  assert len(evaluator._train) == 178 and len(evaluator._test) == 23
+  moved = [line | {'checksum': '00'} for line in lines]
+  path.write_text('\n'.join(map(json.dumps, moved)))
+  evaluator = kind.Evaluator(found, split='train[90%:]', **options)
+  assert len(evaluator._train) == 180
 
 
 @pytest.mark.parametrize('kind, options', KINDS)

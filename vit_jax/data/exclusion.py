@@ -13,7 +13,7 @@ such as `where`, are for readers.
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 from etils import epath
@@ -130,13 +130,17 @@ def without(source: Source, indices: Int[np.ndarray, ' n']) -> Source:
   return Remaining(source, indices)
 
 
-def without_listed(source: Source, path: str | None) -> Source:
+def without_listed(
+  source: Source, path: str | None, strict: bool = True
+) -> Source:
   """Returns a source without the examples of a list.
 
   Args:
     source: source of all examples.
     path: local path or gs:// address of the list; None for the unchanged
       source.
+    strict: whether a list of other data is an error; otherwise the source is
+      returned unchanged.
 
   Raises:
     UserError: the list does not exist, cannot be parsed, or belongs to other
@@ -155,6 +159,8 @@ def without_listed(source: Source, path: str | None) -> Source:
     start += len(rows)
   indices = np.concatenate(found)
   if listed and not listed.keys() & dict(parts).keys():
+    if not strict:
+      return source
     raise UserError(
       f'{path} lists no example of {source.name}, but examples of '
       f'{next(iter(listed))!r}. {_OTHER_DATA}'
@@ -163,6 +169,8 @@ def without_listed(source: Source, path: str | None) -> Source:
   for number in np.linspace(0, len(indices) - 1, count).round().astype(int):
     index, entry = int(indices[number]), entries[number]
     if checksum(source, index) != entry['checksum']:
+      if not strict:
+        return source
       where = contract.where(source, index)
       raise UserError(
         f'{path} lists another image at the position {entry["position"]} of '
@@ -229,6 +237,19 @@ def checksum(source: Source, index: int) -> str | None:
   return fingerprint.checksum(image)
 
 
+def _is_entry(entry: Any) -> TypeGuard[dict[str, Any]]:
+  """Returns whether a line of a list has all keys, with values of their types.
+
+  A position that is a string, for example, would be found in no part.
+  """
+  if not isinstance(entry, dict) or not entry.keys() >= {*_KEYS}:
+    return False
+  part, position, checksum = (entry[key] for key in _KEYS)
+  is_position = isinstance(position, int) and not isinstance(position, bool)
+  is_checksum = checksum is None or isinstance(checksum, str)
+  return isinstance(part, str) and is_position and position >= 0 and is_checksum
+
+
 def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
   """Reads a list: {part: {position: its line}}."""
   if not path.exists():
@@ -237,11 +258,12 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
     )
   listed: dict[str, dict[int, dict[str, Any]]] = {}
   for line, entry in jsonl.read(path):
-    if entry is None or not entry.keys() >= {*_KEYS}:
+    if not _is_entry(entry):
       text = line.decode(errors='replace').strip()
       raise UserError(
         f'train.leave_out: {path} contains the line {text!r:.100}; each line '
-        f'must be a JSON object with the keys {", ".join(_KEYS)}, as python -m '
+        'must be a JSON object with the keys part (a string), position (an '
+        'integer of at least 0) and checksum (a string or null), as python -m '
         'vit_jax.check_data --against writes it.'
       )
     listed.setdefault(entry['part'], {})[entry['position']] = entry

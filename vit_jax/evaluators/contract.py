@@ -63,6 +63,8 @@ class Setting(NamedTuple):
       raise to end the evaluation early.
     train_split: training split of the run, which an evaluator fits on if its
       section does not contain another split.
+    leave_out: list of examples that the training leaves out, see
+      `data.exclusion`; evaluators do not fit on them either.
   """
 
   open_source: Callable[[str], stream.Source]
@@ -75,6 +77,7 @@ class Setting(NamedTuple):
   report: stream.Report = None
   check: Callable[[], None] = lambda: None
   train_split: str = 'train'
+  leave_out: str | None = None
 
   def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
     """Opens a split of another source.

@@ -10,6 +10,7 @@ from vit_jax.config.plugins import Nested, Section
 from vit_jax.config.sections import SECTIONS
 from vit_jax.data import overlap
 from vit_jax.data.contract import require
+from vit_jax.data.exclusion import without_listed
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
@@ -35,6 +36,8 @@ def open_pair(
 ) -> tuple[stream.Source, stream.Source]:
   """Opens the split to fit on and the split to evaluate.
 
+  Examples that the training leaves out are not fitted on.
+
   Args:
     setting: setting of the run.
     split: split to evaluate.
@@ -53,6 +56,7 @@ def open_pair(
   if fit_split is None:
     fit_split = setting.train_split if section is None else 'train'
   train = open_split(setting, fit_split, section)
+  train = without_listed(train, setting.leave_out, strict=False)
   test = open_split(setting, split, section)
   common = overlap.count(train, test)
   if common:

@@ -169,4 +169,5 @@ def evaluation_setting(
     report=bad_records.report_to(ledger),
     check=check,
     train_split=experiment.config.train.split,
+    leave_out=experiment.config.train.leave_out,
   )
