@@ -241,6 +241,55 @@ def test_models_with_distillation_and_epsilon_equal_the_library(
   references.agree(model, params, reference, **statistics)
 
 
+@pytest.mark.parametrize(
+  'given',
+  [
+    dict(do_rescale=False),
+    dict(do_rescale=False, do_normalize=False),
+    dict(rescale_factor=1 / 127.5),
+    dict(do_normalize=False),
+    dict(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]),
+  ],
+)
+def test_pixels_are_rescaled_as_in_the_library(tmp_path, given):
+  """From bytes to logits, with the library's image processor."""
+  processor = transformers.ViTImageProcessor(
+    do_resize=False, **dict(image_mean=[0.5] * 3, image_std=[0.5] * 3) | given
+  )
+  reference = huggingface()
+  with references.torch.no_grad():  # so that logits of 255 are moderate
+    reference.vit.embeddings.patch_embeddings.projection.weight *= 0.01
+  path = written(tmp_path, reference)
+  processor.save_pretrained(path)
+  images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3))
+  images = images.astype(np.uint8)
+  inputs = processor([*images], return_tensors='pt')
+  with references.torch.no_grad():
+    expected = reference(**inputs).logits.numpy()
+  model, params = load_pretrained(path)
+  ours = model.apply({'params': params}, images / np.float32(127.5) - 1)
+  np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('do_rescale', 'false'),
+    ('rescale_factor', '0.5'),
+    ('rescale_factor', 0),
+    ('do_normalize', 'false'),
+    ('do_normalize', 0),
+    ('image_mean', ['0.5', '0.5', '0.5']),
+    ('image_std', '0.5'),
+  ],
+)
+def test_texts_in_the_processors_file_are_refused(tmp_path, key, value):
+  path = written(tmp_path, huggingface())
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps({key: value}))
+  with pytest.raises(UserError, match=key):
+    load_pretrained(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['Dinov2', 'Dinov2WithRegisters'])
 @pytest.mark.parametrize('gated', [False, True])

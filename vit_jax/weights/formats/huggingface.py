@@ -20,7 +20,6 @@ from vit_jax.weights.formats import huggingface_processor as processor
 from vit_jax.weights.formats import huggingface_swin as swin
 from vit_jax.weights.formats import huggingface_vit as vit
 from vit_jax.weights.formats.foreign import Unseen
-from vit_jax.weights.formats.normalization import NONE
 
 PyTree = Any
 _TYPES: dict[str, Any] = {
@@ -108,10 +107,7 @@ def _unseen(path: str, folder: Any, config: Mapping[str, Any]) -> Unseen:
   stored = settings.validated(file, settings.read(file), processor.RULES)
   values = stored or processor.DEFAULTS[config['model_type']]
   names = config.get('id2label', {})
-  mean = values.get('image_mean', NONE[0])
-  std = values.get('image_std', NONE[1])
-  if not values.get('do_normalize', True):
-    mean, std = (0.0,) * 3, (1.0,) * 3
+  mean, std = processor.statistics(values)
   return Unseen(
     known_from='config.json and '
     + ('preprocessor_config.json' if stored else "the library's defaults"),

@@ -18,6 +18,8 @@ SIZE = settings.either(
 # filters that transformers does not have.
 _OWN = 'vit_jax_preprocess'
 RULES: settings.Rules = {
+  'do_rescale': settings.FLAG,
+  'rescale_factor': settings.number(1e-6, 1e6),
   'do_normalize': settings.FLAG,
   'do_center_crop': settings.FLAG,
   'image_mean': settings.MEAN,
@@ -70,6 +72,29 @@ def pair(size: Any) -> tuple[int, int]:
     return size['height'], size['width']
   sides = [size] if isinstance(size, int) else list(size)
   return sides[0], sides[-1]
+
+
+def statistics(
+  given: Mapping[str, Any],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Returns the mean and std of pixels in [0, 1] that a processor subtracts.
+
+  Pixels from 0 to 255 are multiplied by `rescale_factor` and then normalized;
+  each step can be switched off. If their values are not in [0, 1] after the
+  first step, mean and std are converted.
+
+  Args:
+    given: content of preprocessor_config.json, validated by `RULES`.
+  """
+  mean = given.get('image_mean', NONE[0])
+  std = given.get('image_std', NONE[1])
+  if not given.get('do_normalize', True):
+    mean, std = (0.0,) * 3, (1.0,) * 3
+  factor = given.get('rescale_factor', 1 / 255)
+  largest = 255 * factor if given.get('do_rescale', True) else 255.0
+  if abs(largest - 1) < 1e-6:  # 0.00392156862745098 in most files
+    return tuple(mean), tuple(std)
+  return tuple(x / largest for x in mean), tuple(x / largest for x in std)
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Any]:
