@@ -84,7 +84,8 @@ def adapt(
   if tuple(old_size) == tuple(new_size):
     return params
   other_patches = source.about.get('other_patches')
-  if other_patches and math.prod(model.grid(new_size)) == other_patches:
+  grid: Any = getattr(model, 'grid', None)  # models that process tokens
+  if other_patches and math.prod(grid(new_size)) == other_patches:
     height, width = new_size
     raise UserError(
       f'the positions in {source.path} fit images of {height}x{width} pixels '
