@@ -2,17 +2,21 @@
 
 import contextlib
 import pathlib
+import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 from etils import epath
 
-from tests import cli
+from tests import cli, tiny_vit
 from tests.faults.counts import injected
-from vit_jax.errors import UserError
+from vit_jax import load_pretrained
+from vit_jax.errors import StorageError, UserError
 from vit_jax.run import lock
+from vit_jax.weights import pretrained
 
 
 @contextlib.contextmanager
@@ -160,3 +164,82 @@ def test_a_lease_excludes_others_until_it_expires(tmp_path):
   time.sleep(0.6)
   with lock._lease(path, {'pid': 2}, lease_s=1.0):
     pass
+
+
+TARGETS = ['w.npz', 'w.safetensors', 'huggingface:d', 'd']
+
+
+def _weights(folder: pathlib.Path):
+  """Returns a function that writes weights, and what it has written."""
+  path = str(folder / 'first.npz')
+  tiny_vit.save_classifier(path)
+  loaded, about = load_pretrained(path), pretrained.find(path).about
+  return lambda target: pretrained.save(target, loaded.params, about)
+
+
+def _contents(folder: pathlib.Path):
+  files = (path for path in sorted(folder.rglob('*')) if path.is_file())
+  return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize('target', TARGETS[:3])
+def test_converted_weights_on_a_full_disk_replace_nothing(tmp_path, target):
+  """An old file stays as it was, and no part of a new one remains."""
+  save = _weights(tmp_path)
+  disk = tmp_path / 'disk'
+  kind, _, name = target.rpartition(':')
+  path = f'{kind}:{disk / name}' if kind else str(disk / name)
+  with _tmpfs(disk, 'size=1m'):
+    if '.' in name:
+      save(path)
+    before = _contents(disk)
+    with contextlib.suppress(OSError), (disk / 'filler').open('wb') as file:
+      while True:
+        file.write(b'x' * 4096)
+        file.flush()
+    filled = _contents(disk)
+    injected('a full disk while weights are converted')
+    with pytest.raises((UserError, StorageError), match='[Nn]o space left'):
+      save(path)
+    assert _contents(disk) == filled
+    (disk / 'filler').unlink()
+    assert _contents(disk) == before
+    if name.endswith('npz'):
+      save(path)
+      assert load_pretrained(path).model.num_classes
+
+
+KILLED = """
+import os, signal, sys
+from vit_jax import convert
+from vit_jax.files import atomic
+# The process ends when the content is written but not yet renamed.
+ending = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+atomic.os.replace = atomic.os.rename = ending
+convert.run(sys.argv[1], sys.argv[2], overwrite=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('target', TARGETS)
+def test_a_killed_conversion_leaves_the_old_weights(tmp_path, target):
+  _weights(tmp_path)
+  source, folder = str(tmp_path / 'first.npz'), tmp_path / 'out'
+  folder.mkdir()
+  kind, _, name = target.rpartition(':')
+  path = f'{kind}:{folder / name}' if kind else str(folder / name)
+  if '.' in name:
+    (folder / name).write_bytes(b'old')
+  injected('SIGKILL while weights are converted')
+  done = subprocess.run(
+    [sys.executable, '-c', KILLED, source, path],
+    env=cli.environment(),
+    cwd=cli.ROOT,
+    timeout=100,
+    capture_output=True,
+  )
+  assert done.returncode == -signal.SIGKILL, done.stderr
+  if '.' in name:
+    assert (folder / name).read_bytes() == b'old'
+  else:
+    assert not (folder / name).exists()

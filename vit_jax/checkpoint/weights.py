@@ -12,7 +12,7 @@ from etils import epath
 from vit_jax.arrays import sharding, tree
 from vit_jax.checkpoint import agreement, items, manifest, retention, steps
 from vit_jax.errors import UserError
-from vit_jax.files import paths
+from vit_jax.files import atomic, paths
 
 PyTree = Any
 
@@ -203,9 +203,10 @@ def export_params(
   if root.exists():
     raise UserError(f'{directory} exists: give a new directory.')
   steps.check_path(root)
-  with ocp.StandardCheckpointer() as handler:
-    handler.save(root / 'params', params)
-  written = manifest.make({'params': params}, about)
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as handler:
-    handler.save(root / 'about', about)
-    handler.save(root / 'manifest', written)
+  with atomic.new_folder(root) as unfinished:
+    with ocp.StandardCheckpointer() as handler:
+      handler.save(unfinished / 'params', params)
+    written = manifest.make({'params': params}, about)
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as handler:
+      handler.save(unfinished / 'about', about)
+      handler.save(unfinished / 'manifest', written)

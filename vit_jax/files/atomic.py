@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 
@@ -76,13 +77,45 @@ def replacing(
     raise
   finally:
     os.close(handle)
-  _sync_folder(parent)
+  _sync(parent)
 
 
-def _sync_folder(folder: str) -> None:
-  """Makes sure that the names of files in a folder are on disk."""
+@contextlib.contextmanager
+def new_folder(path: epath.Path) -> Iterator[epath.Path]:
+  """Yields a temporary directory, which then gets the name of a new one.
+
+  In an object store, which has no directories to rename, it yields the path.
+
+  Args:
+    path: path of the directory, which must not exist.
+
+  Raises:
+    OSError: a directory cannot be created or renamed.
+  """
+  if paths.is_remote(path):
+    yield path
+    return
+  path.parent.mkdir(parents=True, exist_ok=True)
+  parent, name = os.path.split(os.fspath(path))
+  temporary = tempfile.mkdtemp(dir=parent, prefix=f'.{name}.')
+  try:
+    os.chmod(temporary, 0o755)  # mkdtemp allows only the owner to read it
+    yield epath.Path(temporary)
+    for folder, _, files in os.walk(temporary):
+      for file in files:
+        _sync(os.path.join(folder, file))
+      _sync(folder)
+    os.rename(temporary, path)
+  except BaseException:
+    shutil.rmtree(temporary, ignore_errors=True)
+    raise
+  _sync(parent)
+
+
+def _sync(path: str) -> None:
+  """Makes sure that a file, or the names in a folder, are on disk."""
   with contextlib.suppress(OSError):  # some network file systems refuse it
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
       os.fsync(handle)
     finally:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, UInt8, UInt16
 from vit_jax.arrays import sharding
 from vit_jax.config import plugins, sections
 from vit_jax.errors import UserError, closest
-from vit_jax.files import paths
+from vit_jax.files import atomic, paths
 from vit_jax.objectives.contract import Setting
 from vit_jax.weights.contract import Pretrained
 
@@ -78,7 +78,7 @@ def stablehlo(predict: Predict, images: Input, folder: epath.Path) -> None:
   (batch,) = jax.export.symbolic_shape('n')
   spec = jax.ShapeDtypeStruct((batch, *images.shape), images.dtype)
   exported = jax.export.export(jax.jit(predict), platforms=_PLATFORMS)(spec)
-  folder.mkdir(parents=True)
+  folder.mkdir(parents=True, exist_ok=True)
   (folder / 'model.stablehlo').write_bytes(bytes(exported.serialize()))
 
 
@@ -180,6 +180,7 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
   if folder.exists():
     raise UserError(f'{folder_path} exists: give a new directory.')
   predict = predictor(source)
-  KINDS[kind](predict, input_of(source), folder)
   text = json.dumps(description(source), indent=2)
-  (folder / 'description.json').write_text(text)
+  with atomic.new_folder(folder) as unfinished:
+    KINDS[kind](predict, input_of(source), unfinished)
+    (unfinished / 'description.json').write_text(text)

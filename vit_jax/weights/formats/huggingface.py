@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.files import paths
+from vit_jax.files import atomic, paths
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import foreign, settings, tensors, timm_swin
 from vit_jax.weights.formats import huggingface_processor as processor
@@ -144,13 +144,17 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
       name if 'classifier' in name else f'{kind}.{name}': array
       for name, array in arrays.items()
     }
-  folder.mkdir(parents=True)
-  for name, content in (
-    ('config.json', _config(model, family, about)),
-    ('preprocessor_config.json', processor.written(about)),
-  ):
-    (folder / name).write_text(json.dumps(content, indent=2))
-  tensors.write(os.fspath(folder / 'model.safetensors'), arrays, {})
+  files = {
+    'config.json': _config(model, family, about),
+    'preprocessor_config.json': processor.written(about),
+  }
+  try:
+    with atomic.new_folder(folder) as unfinished:
+      for name, content in files.items():
+        (unfinished / name).write_text(json.dumps(content, indent=2))
+      tensors.write(os.fspath(unfinished / 'model.safetensors'), arrays, {})
+  except OSError as error:
+    raise UserError(f'{path} cannot be written: {error}.') from error
 
 
 def _config(

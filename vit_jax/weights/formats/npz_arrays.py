@@ -4,6 +4,7 @@ NumPy's reader allocates the memory that the header of an array specifies, even
 if the file is much smaller, and returns bfloat16 as raw bytes.
 """
 
+import contextlib
 import math
 import zipfile
 from typing import IO, Any
@@ -14,7 +15,7 @@ from etils import epath
 from numpy.lib import format as npy
 
 from vit_jax.errors import UserError
-from vit_jax.files import paths
+from vit_jax.files import atomic, paths
 from vit_jax.weights.formats import archives
 
 _HEADERS = {
@@ -75,9 +76,13 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
   Raises:
     UserError: the file cannot be written.
   """
+  place = paths.locate(path)
   try:
-    with epath.Path(path).expanduser().open('wb') as file:
-      np.savez(file, allow_pickle=False, **arrays)
+    with contextlib.ExitStack() as stack:
+      if not paths.is_remote(place):
+        place = epath.Path(stack.enter_context(atomic.replacing(place)))
+      with place.open('wb') as file:
+        np.savez(file, allow_pickle=False, **arrays)
   except OSError as error:
     raise UserError(f'{path} cannot be written: {error}.') from error
 
