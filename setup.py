@@ -61,6 +61,12 @@ setuptools.setup(
     'turbojpeg': ['turbojpeg>=0.0.2'],
     # TIFF files compressed by LZW, Zstandard, JPEG and others.
     'tiff': ['imagecodecs'],
-    'test': requirements('requirements-test.txt'),
+    # Preparing data sets of TFDS, and SavedModels.
+    'tensorflow': requirements('requirements-tensorflow.txt'),
+    'test': [
+      *requirements('requirements-test.txt'),
+      *requirements('requirements-peers.txt'),
+      *requirements('requirements-tensorflow.txt'),
+    ],
   },
 )

@@ -13,15 +13,16 @@ make_environment() {
   fi
   local files=(-r requirements.txt) file
   for file in "$@"; do files+=(-r "$file"); done
-  local wanted
-  wanted="$(cat requirements.txt "$@" constraints.txt | cksum)"
+  local wanted constraints
+  constraints="$(constraints_for "$python")"
+  wanted="$(cat requirements.txt "$@" "$constraints" | cksum)"
   if [[ ! -f "$venv/installed" || "$(cat "$venv/installed")" != "$wanted" ]]
   then
     echo "installing into $venv (once)"
     "$python" -m venv "$venv"
     # The output of pip is shown only if it fails.
     if ! "$venv/bin/python" -m pip install --quiet --no-compile \
-      --disable-pip-version-check -c constraints.txt "${files[@]}" --editable . \
+      --disable-pip-version-check -c "$constraints" "${files[@]}" --editable . \
       >"$venv/pip.log" 2>&1
     then
       cat "$venv/pip.log" >&2
@@ -32,12 +33,22 @@ make_environment() {
     fi
     # Compiles only the modules that the commands need, a third of 12,000.
     env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c \
-      'import clu.metric_writers, tensorflow_datasets, vit_jax.finetune' \
+      'import tensorflow_datasets, vit_jax.finetune' \
       >/dev/null 2>&1 || true # the next command reports errors
     echo "$wanted" >"$venv/installed"
   fi
   # shellcheck disable=SC1091
   source "$venv/bin/activate"
+}
+
+# Prints the file with the tested versions for an interpreter. The newest JAX
+# that supports Python 3.11 is 0.10.
+constraints_for() {
+  if "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
+    echo constraints-3.13.txt
+  else
+    echo constraints.txt
+  fi
 }
 
 # Prints a Python of version 3.11 or newer.

@@ -13,7 +13,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
-make_environment requirements-test.txt
+make_environment requirements-test.txt requirements-peers.txt \
+  requirements-tensorflow.txt
 if [[ "${1-}" == --mutants ]]; then
   exec python tests/mutants/run.py "${@:2}"
 fi

@@ -26,7 +26,8 @@ def root(tmp_path_factory):
     path = root / 'photos' / 'ab'[i % 2] / f'{i:02d}.png'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(contract.png(i))
-    lines.append(f'{path},{"ab"[i % 2]}')
+    # Parts of a split depend on the names in the list, so these are relative.
+    lines.append(f'{path.relative_to(root)},{"ab"[i % 2]}')
   (root / 'list.csv').write_text('\n'.join(lines))
   return root
 

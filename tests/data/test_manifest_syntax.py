@@ -39,7 +39,7 @@ from vit_jax.errors import UserError
     ('x.csv', 'image,label\n,5\n', ['line 2', "'image': ''"]),
     ('x.csv', 'image,label\na,0\nb,cat\n', ['line 2', 'line 3', 'class_map']),
     ('x.csv', b'image,label\n\xff,0\n', ['UTF-8']),
-    ('x.jsonl', '{"image": "a"}', ['line 1', "'label': None"]),
+    ('x.jsonl', '{"image": "a", "width": 3}', ['line 1', "'label': None"]),
     ('x.jsonl', '{"image": "a", "label": 0.5}', ["'label': 0.5"]),
     ('x.jsonl', '{"image": "a", "label": true}', ["'label': True"]),
     ('x.jsonl', '{"image": "a", "label": 0}\n[]', ['line 2', "'label': None"]),

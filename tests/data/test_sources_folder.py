@@ -199,7 +199,7 @@ def test_a_class_that_train_lacks_is_refused(tmp_path):
 
 def test_messages_of_wrong_paths(tmp_path):
   """Each says what to do."""
-  fill(tmp_path, '1.jpg')
+  fill(tmp_path, 'notes.txt')
   for path, words in (
     (tmp_path / 'absent', 'not a directory'),
     (tmp_path, "source.name='manifest'"),

@@ -100,7 +100,10 @@ def start(
   )
   shell.check('tar', '-xf', archive, '-C', code)
   shell.check(python, '-m', 'venv', f'{folder}/venv')
-  install = ['install', '--quiet', f'--constraint={code}/constraints.txt']
+  # As in launch/environment.sh: tested versions by the version of Python.
+  is_new = sys.version_info >= (3, 12)
+  constraints = 'constraints-3.13.txt' if is_new else 'constraints.txt'
+  install = ['install', '--quiet', f'--constraint={code}/{constraints}']
   shell.check(job_python, '-m', 'pip', *install, f'--editable={code}[gpu]')
   shell.write(f'{folder}/job.sbatch', script(job, grace_s))
   shell.check('sbatch', *job.submit_flags, f'{folder}/job.sbatch')

@@ -204,7 +204,8 @@ def _require_network(builder: Any, data_dir: pathlib.Path) -> None:
 def _require_tensorflow(name: str) -> None:
   if importlib.util.find_spec('tensorflow') is None:
     raise UserError(
-      f'preparing {name!r} needs TensorFlow: pip install tensorflow-cpu. '
+      f'preparing {name!r} needs TensorFlow: pip install '
+      "'vit_jax[tensorflow]'. "
       '(Reading the prepared data set does not need it.)'
     )
 

@@ -15,11 +15,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-from jax._src import distributed
-from jax._src.lib import _jax
 
 from vit_jax.errors import (
   EXIT_CRASH,
@@ -33,7 +30,8 @@ from vit_jax.errors import (
   StorageError,
   UserError,
 )
-from vit_jax.processes import interruption
+from vit_jax.processes import coordination, interruption
+from vit_jax.processes.coordination import client, index
 
 log = logging.getLogger('vit_jax')
 HEARTBEAT_S = 30  # time without a heartbeat after which a process is lost
@@ -45,37 +43,12 @@ _POLL_S = 0.5
 _EXIT_S = 10.0  # time for other processes to read a message and clean up
 
 
-def client() -> Any:
-  """Returns JAX's coordination client; None if there is only one process."""
-  state = distributed.global_state
-  return state.client if state.num_processes > 1 else None
-
-
-def index() -> int:
-  """Returns the index of this process, without initializing devices."""
-  return distributed.global_state.process_id
-
-
-@contextlib.contextmanager
-def handle_lost_peers() -> Iterator[None]:
+def handle_lost_peers() -> contextlib.AbstractContextManager[None]:
   """Makes the loss of a peer end this process with exit code 45.
 
-  `jax.distributed.initialize` must be called in the body. By default JAX's
-  client aborts the process (134) when the coordination service reports a loss
-  or no longer responds. JAX has no public way to set another callback, so the
-  constructor of the client is replaced meanwhile.
+  `jax.distributed.initialize` must be called in the body.
   """
-  new_client = _jax.get_distributed_runtime_client
-
-  def new_client_with_callback(*args: Any, **kwargs: Any) -> Any:
-    return new_client(*args, missed_heartbeat_callback=_on_loss, **kwargs)
-
-  internals: Any = _jax
-  internals.get_distributed_runtime_client = new_client_with_callback
-  try:
-    yield
-  finally:
-    internals.get_distributed_runtime_client = new_client
+  return coordination.calling_on_loss(_on_loss)
 
 
 def _on_loss(status: object) -> None:
@@ -144,7 +117,7 @@ def exit_now(code: int, message: str | None = None) -> None:
   if message:
     print(message, file=sys.stderr, flush=True)
   with contextlib.suppress(Exception):
-    others = distributed.global_state.num_processes - 1
+    others = coordination.num_processes() - 1
     client().key_value_set(f'{_READ}{index()}', '', allow_overwrite=True)
     deadline = time.monotonic() + _EXIT_S
     while index() == 0 and time.monotonic() < deadline:
@@ -202,7 +175,7 @@ def announce(error: Exception) -> None:
 def shut_down() -> None:
   """Waits at JAX's shutdown barrier for the other processes."""
   if client() is not None:
-    distributed.global_state.shutdown()
+    coordination.shut_down()
 
 
 def exit_soon(code: int) -> None:
@@ -255,7 +228,7 @@ class _Listener:
     failures = 0
     # The more processes, the less often each one polls, so that the service is
     # not overloaded.
-    interval = max(_POLL_S, distributed.global_state.num_processes / 100)
+    interval = max(_POLL_S, coordination.num_processes() / 100)
     while (service := client()) is not None:
       try:
         messages = dict(service.key_value_dir_get(_MESSAGES))

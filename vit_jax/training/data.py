@@ -11,6 +11,7 @@ from vit_jax.data.balanced import Balanced
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.data.sources import folder
+from vit_jax.data.storage import classes
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 from vit_jax.processes.watchdog import Watchdog
@@ -88,7 +89,8 @@ def open_train(config: Config) -> stream.Source:
 
   Raises:
     UserError: the number of examples is not `train.num_examples`; the objective
-      learns labels, but the folder or mixture has only one class;
+      learns labels, but the data has none, or the folder or mixture has only
+      one class;
       `train.leave_out` is not a list of examples of this source; or the classes
       cannot be balanced.
   """
@@ -98,7 +100,8 @@ def open_train(config: Config) -> stream.Source:
   )
   # MAE and DINO have no outputs for classes, so one class is enough for them.
   _, outputs = _outputs(config)
-  if outputs and config.source.name in ('folder', 'mixture'):
+  is_unlabelled = list(source.class_names) == [classes.UNLABELLED]
+  if outputs and (config.source.name in ('folder', 'mixture') or is_unlabelled):
     folder.check_classes(source.class_names, source.name)
   if len(source) != train.num_examples:
     raise UserError(

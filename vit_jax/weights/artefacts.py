@@ -99,7 +99,7 @@ def saved_model(predict: Predict, images: Input, folder: epath.Path) -> None:
   except ImportError as error:
     raise UserError(
       'a SavedModel is written by TensorFlow, which cannot be imported: pip '
-      'install tensorflow-cpu, or export --to=stablehlo.'
+      "install 'vit_jax[tensorflow]', or export --to=stablehlo."
     ) from error
   converted = jax2tf.convert(
     predict,

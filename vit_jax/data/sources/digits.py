@@ -11,9 +11,11 @@ UCI machine learning repository (its test set).
 
 import contextlib
 import fcntl
+import io
 import os
 from collections.abc import Iterator
 
+import cv2
 import numpy as np
 from etils import epath
 
@@ -48,7 +50,7 @@ def prepare(data_dir: epath.Path) -> None:
     data_dir: TFDS directory.
 
   Raises:
-    UserError: the directory is not writable, or TensorFlow is not installed.
+    UserError: the directory is not writable.
   """
   done = data_dir / NAME / _VERSION / 'dataset_info.json'
   if done.exists():
@@ -79,18 +81,7 @@ def _lock(path: epath.Path) -> Iterator[None]:
 
 
 def _builder(data_dir: epath.Path):
-  """Returns the TFDS builder, which requires TensorFlow.
-
-  Raises:
-    UserError: TensorFlow is not installed.
-  """
-  try:
-    import tensorflow  # noqa: F401
-  except ModuleNotFoundError as error:
-    raise UserError(
-      f'preparing {NAME!r} needs TensorFlow once: pip install tensorflow-cpu '
-      '(reading it does not).'
-    ) from error
+  """Returns the TFDS builder."""
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()  # progress bars would fill the log
@@ -132,6 +123,8 @@ def _builder(data_dir: epath.Path):
       pixels = np.repeat(pixels.astype(np.uint8), 3, axis=-1)
       for i, (image, label) in enumerate(zip(pixels, labels, strict=True)):
         if (i % 5 == 4) == test:
-          yield i, {'image': image, 'label': int(label)}
+          # TFDS would encode an array with TensorFlow, which is optional.
+          _, encoded = cv2.imencode('.png', image)
+          yield i, {'image': io.BytesIO(encoded.tobytes()), 'label': int(label)}
 
   return Digits(data_dir=str(data_dir), file_format='array_record')

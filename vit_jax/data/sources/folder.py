@@ -52,7 +52,8 @@ class Source(splits.Selected):
 
     Args:
       split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
-      path: path of the directory.
+      path: path of the directory. If it contains images, but no folders, these
+        have no labels.
       class_map: text file with a class folder on each line, in the order of the
         labels; a display name may follow after a tab. By default, labels are
         the indices of the sorted folders of 'train'.
@@ -68,11 +69,7 @@ class Source(splits.Selected):
     path = files.local(path, 'the source folder').rstrip('/') or '/'
     roots = class_folders.roots(path, 'source.path')
     first = next(iter(roots.values()))  # directory of 'train' if there is one
-    self._classes = (
-      classes.load(class_map)
-      if class_map
-      else classes.Classes(class_folders.names(first))
-    )
+    self._classes = _classes(first, class_map, endings)
     self.name = f'{path}/{split}'
     self.num_classes = len(self._classes.keys)
     self.class_names = self._classes.names
@@ -166,6 +163,18 @@ class Source(splits.Selected):
       )
 
 
+def _classes(
+  root: str, class_map: str | None, endings: tuple[str, ...]
+) -> classes.Classes:
+  """Returns the classes of a list or, without one, of the folders."""
+  if class_map:
+    return classes.load(class_map)
+  names = class_folders.names(root, endings)
+  if names == [class_folders.WHOLE]:
+    return classes.of_unlabelled(class_folders.WHOLE)
+  return classes.Classes(names)
+
+
 def check_classes(class_names: Sequence[str], where: str) -> None:
   """Checks that a classifier can be trained on a folder.
 
@@ -176,6 +185,12 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
   Raises:
     UserError: there is only one class.
   """
+  if list(class_names) == [classes.UNLABELLED]:
+    raise UserError(
+      f'the images of {where} have no labels, but a classifier is trained: put '
+      'the images of each class into a separate folder, use data with labels, '
+      'or train without labels (configs/mae.py, dino.py or masked_patch.py).'
+    )
   if len(class_names) == 1:
     raise UserError(
       f'{where} contains one class, {class_names[0]!r}, but a classifier needs '

@@ -35,7 +35,8 @@ class Source(splits.Selected):
     Args:
       split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
       path: path of the manifest, ending in .csv or .jsonl. Paths of images are
-        relative to its folder, absolute, or gs:// addresses.
+        relative to its folder, absolute, or gs:// addresses. Without the column
+        label, the images have no labels.
       class_map: text file with one class per line, written like the labels in
         the manifest (a name or a number), in the order of the classes; a
         display name may follow after a tab. If it contains only names, numbers
@@ -112,5 +113,7 @@ def _number(
     return f'{path}, line {line},'
 
   texts = {row.label for row in rows}
+  if texts == {''}:
+    return classes.of_unlabelled(''), np.zeros(len(rows), np.int64)
   all_classes, numbers = classes.number(texts, where, listed, whole=True)
   return all_classes, np.array([numbers[row.label] for row in rows], np.int64)

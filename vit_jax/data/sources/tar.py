@@ -70,7 +70,7 @@ class Source(splits.Selected):
     *,
     path: str,
     class_map: str | None = None,
-    label_key: str = 'label',
+    label_key: str | None = 'label',
     on_bad_shard: str = 'error',
   ):
     """Finds the shards, and loads or builds the index of those of the split.
@@ -85,7 +85,8 @@ class Source(splits.Selected):
         name may follow after a tab. If it contains only names, numbers in the
         shards are positions in it, from 0. It is required if labels are names.
       label_key: key of the label in `.json` members; a `.cls` member contains
-        only the label.
+        only the label. None for images without labels; other members are then
+        not used.
       on_bad_shard: treatment of shards that were cut short: 'error', or 'skip'
         to use the complete examples before the cut.
 
@@ -227,9 +228,9 @@ def _by_split(paths: list[str]) -> dict[str, list[str]]:
   return {name or 'train': shards for name, shards in by_split.items()}
 
 
-def _open(paths: list[str], label_key: str, on_bad_shard: str) -> _Split:
+def _open(paths: list[str], label_key: str | None, on_bad_shard: str) -> _Split:
   """Loads or builds the index of the shards of a split."""
-  kind = 'tar2-' + re.sub(r'\W', '_', label_key)
+  kind = 'tar2-' + re.sub(r'\W', '_', label_key or '')
   shards = index.load(
     paths,
     kind,
@@ -264,7 +265,10 @@ def _number(
         return f'{part.files.paths[part.shard[row]]} @ {part.offset[row]}'
     return ''
 
-  all_classes, numbers = classes.number(texts, where, listed, whole=False)
+  if texts == {''}:
+    all_classes, numbers = classes.of_unlabelled(''), {'': 0}
+  else:
+    all_classes, numbers = classes.number(texts, where, listed, whole=False)
   numbered = {}
   for name, (labels, inverse) in unique.items():
     lookup = [numbers[os.fsdecode(label)] for label in labels.tolist()]

@@ -21,6 +21,7 @@ from vit_jax.config import plugins
 from vit_jax.data import fingerprint
 from vit_jax.data.sources import digits
 from vit_jax.data.storage import files, records, splits, tfrecord
+from vit_jax.data.storage.classes import UNLABELLED
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
 
@@ -96,7 +97,7 @@ class Source(Records):
     dataset: str,
     data_dir: str | None = None,
     image_key: str = 'image',
-    label_key: str = 'label',
+    label_key: str | None = 'label',
     on_bad_shard: str = 'error',
   ):
     """Opens a split; images are read when they are needed.
@@ -108,7 +109,7 @@ class Source(Records):
       data_dir: TFDS directory; by default $TFDS_DATA_DIR, or else
         ~/tensorflow_datasets.
       image_key: name of the image feature.
-      label_key: name of the label feature.
+      label_key: name of the label feature; None for images without labels.
       on_bad_shard: treatment of files that were cut short: 'error', or 'skip'
         to use the complete records before the cut (tfrecord) or none of the
         file (array_record, whose index is at its end).
@@ -119,8 +120,8 @@ class Source(Records):
     """
     super().__init__(dataset, split, data_dir, on_bad_shard)
     label = _check_features(self.features, dataset, image_key, label_key)
-    self.num_classes = label.num_classes
-    self.class_names = list(label.names)
+    names = [UNLABELLED] if label is None else list(label.names)
+    self.num_classes, self.class_names = len(names), names
     self._keys = (image_key, label_key)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
@@ -182,14 +183,16 @@ def _info(folder: epath.Path) -> Any:
 
 
 def _check_features(
-  features: Any, dataset: str, image_key: str, label_key: str
-) -> tfds.features.ClassLabel:
+  features: Any, dataset: str, image_key: str, label_key: str | None
+) -> tfds.features.ClassLabel | None:
   """Checks the image and the label feature, and returns the label feature.
 
   Raises:
     UserError: a feature does not exist, or has another type.
   """
-  kinds = {image_key: tfds.features.Image, label_key: tfds.features.ClassLabel}
+  kinds: dict[str, Any] = {image_key: tfds.features.Image}
+  if label_key is not None:
+    kinds[label_key] = tfds.features.ClassLabel
   for key, kind in kinds.items():
     if key not in features:
       raise UserError(
@@ -205,7 +208,7 @@ def _check_features(
         f'{type(features[key]).__name__}, not a {kind.__name__} '
         f'(source.image_key, label_key); {closest(key, allowed)}.'
       )
-  return features[label_key]
+  return None if label_key is None else features[label_key]
 
 
 def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:

@@ -19,6 +19,8 @@ from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
 _SHOWN = 8  # maximum number of folders or kinds of files in a message
+# The root itself, as the only class of a directory of images without folders.
+WHOLE = '.'
 _FOLDER, _FILE, _HIDDEN, _NOTHING = 'folder', 'file', 'hidden', 'no file'
 
 
@@ -79,13 +81,27 @@ def roots(path: str, key: str) -> dict[str, str]:
   return {name: f'{path}/{name}' for name in names}
 
 
-def names(root: str) -> list[str]:
+def names(root: str, endings: tuple[str, ...] = files.IMAGES) -> list[str]:
   """Returns the class folders of a directory, sorted.
 
+  Args:
+    root: directory of the class folders.
+    endings: endings of the image files, in lower case.
+
+  Returns:
+    Names of the folders; [`WHOLE`] for a directory that contains images, but no
+    folders.
+
   Raises:
-    UserError: there are no folders, or the directory cannot be read.
+    UserError: there are neither folders nor images, or the directory cannot be
+      read.
   """
   folders = _folders(root)
+  if not folders and any(
+    kind == _FILE and name.lower().endswith(endings)
+    for name, kind in _entries(root)
+  ):
+    return [WHOLE]
   if not folders:
     raise UserError(
       f'{root} contains no folders: each class needs one with its images. For '
@@ -119,11 +135,15 @@ def listing(
       class is a broken link; or a folder cannot be read.
   """
   left_out: collections.Counter[str] = collections.Counter()
-  classes, paths, counts = names(root), [], []
-  for name, kind in _entries(root):
+  classes, paths, counts = names(root, endings), [], []
+  entries = _entries(root)
+  if classes == [WHOLE]:
+    entries = [(WHOLE, _FOLDER)]
+  for name, kind in entries:
     if kind == _FOLDER:
       own: collections.Counter[str] = collections.Counter()
-      images = sorted(_images(root, name, endings, (_identity(root),), own))
+      above = () if name == WHOLE else (_identity(root),)
+      images = sorted(_images(root, name, endings, above, own))
       if not images and not allow_empty:
         raise UserError(
           f'the class folder {root}/{name} contains no image (endings: '
@@ -150,7 +170,9 @@ def report(found: Listing) -> None:
   """Logs which files were left out, and whether there is only one class."""
   if found.left_out:
     log.info('%s: left out: %s', found.root, _kinds(found.left_out))
-  if len(found.classes) == 1:
+  if found.classes == [WHOLE]:
+    log.info('%s contains no folders: its images have no labels', found.root)
+  elif len(found.classes) == 1:
     log.info(
       '%s contains a single class, %r, so that there is nothing to learn. Each '
       'class needs its own folder in it.',
@@ -161,7 +183,7 @@ def report(found: Listing) -> None:
 
 def ignored(found: Listing) -> Iterator[str]:
   """Yields the full paths of files below the root that a listing leaves out."""
-  listed = set(found.paths.tolist())
+  listed = {os.path.normpath(path) for path in found.paths.tolist()}
   for folder, subfolders, names in os.walk(found.root):
     subfolders.sort()
     for name in sorted(names):

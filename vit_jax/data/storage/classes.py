@@ -12,6 +12,8 @@ from vit_jax.errors import UserError, closest
 
 _MOST = 1_000_000  # maximum number of classes without a list of classes
 _NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
+# Name of the only class of images without labels.
+UNLABELLED = 'unlabelled'
 _DIGITS = 18  # all integers of up to 18 digits fit into int64
 _REMEDY = (
   'Number them like this, or list them in --config.source.class_map, one per '
@@ -49,6 +51,15 @@ class Classes:
         'the list of classes.'
       )
     return self._index[key]
+
+
+def of_unlabelled(key: str) -> Classes:
+  """Returns the class of images without labels.
+
+  Args:
+    key: name of the class in the dataset.
+  """
+  return Classes([key], [UNLABELLED])
 
 
 def load(path: str) -> Classes:

@@ -8,11 +8,18 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from vit_jax.data.storage import classes, files
 from vit_jax.errors import UserError
+
+# Names of columns in the lists of other programs.
+_SYNONYMS = {
+  'image': ('image', 'filename', 'file', 'file_name', 'filepath', 'path'),
+  'label': ('label', 'labels', 'class', 'class_name', 'category', 'target'),
+  'split': ('split', 'subset', 'set', 'fold'),
+}
 
 
 class Row(NamedTuple):
@@ -20,7 +27,7 @@ class Row(NamedTuple):
 
   Attributes:
     image: path as written in the list.
-    label: integer or name, as text.
+    label: integer or name, as text; '' if the list has no labels.
     split: name of the split; 'train' if the list has no splits.
     line: line number in the list, from 1.
   """
@@ -60,8 +67,32 @@ def read(path: str) -> list[Row]:
     )
   if without:
     rows = [row._replace(split='train') for row in rows]
+  unlabelled = [row for row in rows if not row.label]
+  if 0 < len(unlabelled) < len(rows):
+    raise UserError(
+      f'{path}, line {unlabelled[0].line}, has no label, but others have one: '
+      'give every line a label, or none.'
+    )
   _check_repeats(path, rows)
   return rows
+
+
+def _has_known_labels(names: Collection[str]) -> bool:
+  """Returns whether there are labels, or nothing that could contain them."""
+  return 'label' in names or set(names) <= {'image', 'split'}
+
+
+def _remedy(header: list[str]) -> str:
+  """Describes how to change the header of another program, if it is clear."""
+  changes = []
+  for name in header:
+    separators = [each for each in '\t;|' if each in name]
+    if separators:
+      return f': replace the separator {separators[0]!r} by commas'
+    known = next((k for k, v in _SYNONYMS.items() if name.lower() in v), name)
+    if known != name and known not in header:
+      changes.append(f'{name} to {known}')
+  return f': rename {", ".join(changes)}' if changes else ''
 
 
 def _csv(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -70,11 +101,12 @@ def _csv(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
   reader = csv.reader(lines, strict=True, skipinitialspace=True)
   try:
     header = [name.strip() for name in next(reader, [])]
-    if not {'image', 'label'} <= set(header):
+    if 'image' not in header or not _has_known_labels(header):
       raise UserError(
         f'{path} begins with the columns {_short(str(header))}; required are '
         'image and label, and split is optional, in lower case and separated '
-        'by commas.'
+        f'by commas{_remedy(header)}. A list of images without labels has no '
+        'other columns than image and split.'
       )
     for fields in reader:
       if not ''.join(fields).strip():
@@ -110,12 +142,15 @@ def _row(path: str, line: int, fields: dict[str, Any]) -> Row:
   """Checks the fields of a line and returns them as a row."""
   image, split = fields.get('image'), fields.get('split')
   label = classes.text_of(fields.get('label'))
+  if _has_known_labels(fields) and 'label' not in fields:
+    label = ''
   image = image.strip() if isinstance(image, str) else None
   if not image or label is None or not isinstance(split, str | None):
     shown = {key: fields.get(key) for key in ('image', 'label', 'split')}
     raise UserError(
       f'{path}, line {line}, has {_short(str(shown))}: required are image, a '
-      'path, and label, a name or an integer; split is a name.'
+      'path, and label, a name or an integer; split is a name. In a list of '
+      'images without labels, all lines have only image and split.'
     )
   if files.is_remote(image) and not image.startswith('gs://'):
     raise UserError(

@@ -21,12 +21,13 @@ _LONGEST = 1000  # maximum size of a label, bytes
 _BOM = b'\xef\xbb\xbf'
 
 
-def scan(path: str, label_key: str) -> index.Scan:
+def scan(path: str, label_key: str | None) -> index.Scan:
   """Finds image and label of each example of a shard.
 
   Args:
     path: path of the shard.
-    label_key: key of the label in `.json` members.
+    label_key: key of the label in `.json` members; None for images without
+      labels.
 
   Returns:
     Columns `offset` (int64) and `size` (uint32) of the image, in bytes, and
@@ -98,7 +99,7 @@ def _key(member: tarfile.TarInfo) -> str:
 
 
 def _example(
-  path: str, file: Any, group: list[tarfile.TarInfo], label_key: str
+  path: str, file: Any, group: list[tarfile.TarInfo], label_key: str | None
 ) -> tuple[int, int, bytes]:
   """Returns (offset, size, label) of an example, given its members.
 
@@ -123,18 +124,19 @@ def _example(
     parts[end] = member
   images = [part for end, part in parts.items() if end in files.IMAGES]
   text = _label(file, parts, label_key)
-  if len(images) != 1 or not text:
+  if len(images) != 1 or text is None:
     raise UserError(
       f'{path}: the example {_key(group[0])!r} has the members '
       f'{", ".join(parts)}; it must have one image ({" ".join(files.IMAGES)}) '
       f'and its label, an integer or a name, as .cls or as {label_key!r} in '
-      '.json.'
+      '.json (for images without labels: --config.source.label_key=None). The '
+      'key of an example ends at the first dot of a name.'
     )
   return images[0].offset_data, images[0].size, text
 
 
 def _label(
-  file: Any, parts: dict[str, tarfile.TarInfo], label_key: str
+  file: Any, parts: dict[str, tarfile.TarInfo], label_key: str | None
 ) -> bytes | None:
   """Returns the label in `.cls` or `.json`; None if there is no valid one."""
 
@@ -142,10 +144,12 @@ def _label(
     file.seek(member.offset_data)
     return file.read(member.size)
 
+  if label_key is None:
+    return b''
   if '.cls' in parts:
     if parts['.cls'].size > _LONGEST:
       return None
-    return content(parts['.cls']).removeprefix(_BOM).strip()
+    return content(parts['.cls']).removeprefix(_BOM).strip() or None
   if '.json' not in parts:
     return None
   try:

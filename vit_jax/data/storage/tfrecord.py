@@ -104,14 +104,15 @@ def features(record: bytes) -> Mapping[str, Any]:
 
 
 def example(
-  record: bytes, image_key: str, label_key: str, several_key: str = ''
+  record: bytes, image_key: str, label_key: str | None, several_key: str = ''
 ) -> dict[str, Any]:
   """Parses image and label of a tf.train.Example.
 
   Args:
     record: payload of a record.
     image_key: name of the image feature.
-    label_key: name of the label feature.
+    label_key: name of the label feature; None to use 0, for images without
+      labels.
     several_key: name of a feature with several labels; '' for none.
 
   Returns:
@@ -123,12 +124,13 @@ def example(
       one label.
   """
   values = features(record)
-  if image_key not in values or label_key not in values:
-    raise DecodeError(
-      f'features {sorted(values)}, not {image_key} and {label_key}'
-    )
+  keys = [key for key in (image_key, label_key) if key is not None]
+  if not values.keys() >= {*keys}:
+    raise DecodeError(f'features {sorted(values)}, not {" and ".join(keys)}')
   images = values[image_key].bytes_list.value
-  labels = values[label_key].int64_list.value
+  labels = [0]
+  if label_key is not None:
+    labels = values[label_key].int64_list.value
   if len(images) != 1 or len(labels) != 1:
     raise DecodeError(f'{len(images)} images and {len(labels)} labels, not one')
   parsed = {'image': images[0], 'label': labels[0]}

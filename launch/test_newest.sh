@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs the fast tests that compare with no other project on Python 3.13, with
+# the newest tested packages (constraints-3.13.txt).
+#
+# Usage: bash launch/test_newest.sh [pytest arguments]
+#   PYTHON                interpreter (default: python3.13, also one of pyenv)
+#   VIT_JAX_VENV_NEWEST   directory of the environment (default .venv-newest)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/environment.sh
+
+for candidate in "${PYTHON:-}" python3.13 \
+  "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.13.*/bin/python; do
+  if [[ -n "$candidate" ]] && "$candidate" -c \
+    'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null; then
+    found="$candidate"
+  fi
+done
+if [[ -z "${found-}" ]]; then
+  echo "no Python 3.13 on this machine: its tests are not run"
+  exit 0
+fi
+VIT_JAX_VENV="${VIT_JAX_VENV_NEWEST:-.venv-newest}" PYTHON="$found" \
+  make_environment requirements-test.txt requirements-tensorflow.txt
+export JAX_PLATFORMS=cpu
+# Tests that import another project, or read the programs of one compiler, run
+# only with the versions in constraints.txt.
+readarray -t files < <(grep -rLE --include='test_*.py' \
+  'torch|timm|transformers|references|bit_peer|libtpu' tests |
+  grep -vE '^tests/(docs|mutants)/' | sort)
+python -m pytest -n 2 --dist=loadfile -m 'not slow and not long' \
+  "${files[@]}" "$@"

@@ -1,0 +1,123 @@
+"""Tests of images without labels, as MAE, DINO and masked patches use them."""
+
+import io
+import json
+import tarfile
+
+import contract
+import numpy as np
+import pytest
+from minimal_config import completed
+
+from vit_jax.data.sources import folder, manifest, tar
+from vit_jax.data.storage.classes import UNLABELLED
+from vit_jax.errors import UserError
+from vit_jax.training import data
+
+COUNT = 6
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+  """Writes the same images as a folder, as two lists and as a tar shard."""
+  root = tmp_path_factory.mktemp('data')
+  (root / 'photos').mkdir()
+  names = [f'{i}.png' for i in range(COUNT)]
+  for i, name in enumerate(names):
+    (root / 'photos' / name).write_bytes(contract.png(i))
+  (root / 'photos' / 'notes.txt').write_text('not an image')
+  paths = [f'photos/{name}' for name in names]
+  (root / 'list.csv').write_text('\n'.join(['image', *paths]))
+  lines = [json.dumps({'image': path, 'split': 'train'}) for path in paths]
+  (root / 'list.jsonl').write_text('\n'.join(lines))
+  with tarfile.open(root / 'train-0.tar', 'w') as file:
+    for name in names:
+      content = (root / 'photos' / name).read_bytes()
+      info = tarfile.TarInfo(name)
+      info.size = len(content)
+      file.addfile(info, io.BytesIO(content))
+  return root
+
+
+SOURCES = {
+  'folder': dict(name='folder', path='photos'),
+  'csv': dict(name='manifest', path='list.csv'),
+  'jsonl': dict(name='manifest', path='list.jsonl'),
+  'tar': dict(name='tar', path='train-0.tar', label_key=None),
+}
+MODULES = {'folder': folder, 'manifest': manifest, 'tar': tar}
+
+
+def section(root, kind):
+  values = SOURCES[kind]
+  return values | {'path': f'{root}/{values["path"]}'}
+
+
+@pytest.mark.parametrize('kind', SOURCES)
+def test_all_images_are_of_one_class(root, kind):
+  """It has a name by which commands recognize data without labels."""
+  settings = section(root, kind)
+  source = MODULES[settings.pop('name')].Source('train', **settings)
+  expected = [(contract.png(i), 0) for i in range(COUNT)]
+  contract.check(source, expected, [])
+  assert source.class_names == [UNLABELLED] and source.num_classes == 1
+  np.testing.assert_array_equal(source.labels(), np.zeros(COUNT))
+
+
+@pytest.mark.parametrize('kind', SOURCES)
+def test_only_objectives_without_labels_train_on_them(root, kind):
+  train = {'train.num_examples': COUNT, 'source': section(root, kind)}
+  opened = data.open_train(completed(num_classes=0, **train))
+  assert len(opened) == COUNT
+  with pytest.raises(UserError, match='no labels, but a classifier.*mae.py'):
+    data.open_train(completed(num_classes=10, **train))
+
+
+def test_a_prepared_dataset_can_be_read_without_its_labels(prepared):
+  from vit_jax.data.sources import tfds
+
+  settings = dict(dataset='twin', data_dir=str(prepared['array_record']))
+  labelled = tfds.Source('train', **settings)
+  source = tfds.Source('train', label_key=None, **settings)
+  assert source.class_names == [UNLABELLED] and len(source) == len(labelled)
+  for i in range(len(source)):
+    assert source[i] == labelled[i] | {'label': 0}
+
+
+@pytest.mark.parametrize(
+  'header, words',
+  [
+    ('filename,class', 'rename filename to image, class to label'),
+    ('Image,Label', 'rename Image to image, Label to label'),
+    ('image;label', "replace the separator ';' by commas"),
+    ('image\tlabel', "replace the separator '\\\\t' by commas"),
+    ('image,category', 'rename category to label'),
+    ('image,width', 'no other columns than image and split'),
+  ],
+)
+def test_columns_of_other_programs_are_not_taken_for_missing_labels(
+  tmp_path, header, words
+):
+  """The message contains the remedy."""
+  path = tmp_path / 'list.csv'
+  path.write_text(f'{header}\na.png,1\n')
+  with pytest.raises(UserError, match=words):
+    manifest.Source('train', path=str(path))
+
+
+def test_labels_of_some_lines_only_are_refused(tmp_path):
+  path = tmp_path / 'list.jsonl'
+  path.write_text('{"image": "a.png"}\n{"image": "b.png", "label": 1}\n')
+  with pytest.raises(UserError, match='line 1, has no label'):
+    manifest.Source('train', path=str(path))
+
+
+def test_hidden_images_alone_are_no_unlabelled_folder(tmp_path):
+  (tmp_path / '.hidden.png').write_bytes(contract.png(0))
+  with pytest.raises(UserError, match='contains no folders'):
+    folder.Source('train', path=str(tmp_path))
