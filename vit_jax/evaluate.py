@@ -73,7 +73,8 @@ def define_flags() -> None:
     'overrides',
     overrides.extract(sys.argv),
     'Set by --config.source.KEY=…, --config.reader.KEY=…, '
-    '--config.preprocess.KEY=… and --config.evals.NAME.KEY=….',
+    '--config.preprocess.KEY=…, --config.evals.NAME.KEY=… and '
+    '--config.train.leave_out=PATH.',
   )
   process.define_distributed_flags()
 
@@ -131,6 +132,9 @@ def run(
     'preprocess': {'name': 'transforms', **about['preprocess']},
     'evals': {n: section | override for n, section in candidates.items()},
   }
+  train = about.get('config', {}).get('train', {})
+  if 'leave_out' in train:
+    sections['train'] = train
   config = overrides.apply(sections, list(settings))
   names = _applicable(config, about, split)
   chosen = {name: _choose_split(config, name, about, split) for name in names}
@@ -207,9 +211,7 @@ def _build(
   """
   open_source = functools.partial(_open, config, weights)
   setting = data_flags.setting(weights, config, open_source, mesh, batch_size)
-  if _is_run_data(config, weights.about):
-    train = weights.about.get('config', {}).get('train', {})
-    setting = setting._replace(leave_out=train.get('leave_out'))
+  setting = setting._replace(leave_out=_leave_out(config, weights.about))
   section = config.evals[name]
   kind = plugins.resolve(EVALS, section.name)
   if kind is Figures:
@@ -310,6 +312,22 @@ def _is_run_data(config: Config, about: dict[str, Any]) -> bool:
     for key in new
     if key.rpartition('.')[2] in ('name', 'dataset', 'path')
   )
+
+
+def _leave_out(config: Config, about: dict[str, Any]) -> str | None:
+  """Returns the list of examples that the run leaves out of its training."""
+  path = config.train.leave_out if 'train' in config else None
+  if (
+    path and not _is_run_data(config, about) and not paths.locate(path).exists()
+  ):
+    log.warning(
+      'train.leave_out: %s does not exist, so no example is left out. If these '
+      'are the data of the run at another place, give '
+      '--config.train.leave_out=PATH.',
+      path,
+    )
+    return None
+  return path
 
 
 def _train_split(about: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Tests of evaluate: data, readers and evaluators."""
 
 import json
+import shutil
 
 import cv2
 import jax
@@ -11,6 +12,8 @@ import tiny_vit
 from vit_jax import checkpoint, evaluate, predict
 from vit_jax.arrays import host, sharding
 from vit_jax.config import overrides
+from vit_jax.data import exclusion
+from vit_jax.data.sources import folder as folder_source
 from vit_jax.data.sources import objectnet
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -178,6 +181,38 @@ def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
   whole = '--config.evals.neighbours.train_split=train'
   with pytest.raises(UserError, match=r"10 of the 10.*train_split='train'"):
     _run(path, few, whole, evaluator='neighbours')
+
+
+def test_examples_that_training_leaves_out_are_not_fitted(weights, tmp_path):
+  """This holds for moved data, too; a list that is missing is an error."""
+  _write(tmp_path / 'data/train', 4)
+  _write(tmp_path / 'data/val', 2)
+  source = folder_source.Source('train', path=str(tmp_path / 'data'))
+  lines = exclusion.described(source, np.array([0, 5]))
+  listed = tmp_path / 'list.jsonl'
+  listed.write_text('\n'.join(map(json.dumps, lines)))
+  path = weights(
+    'leaving_out',
+    {'name': 'folder', 'path': str(tmp_path / 'data')},
+    train={'split': 'train', 'num_examples': 6, 'leave_out': str(listed)},
+    evals={'knn': {'name': 'neighbours', 'split': 'val', 'ks': (6,)}},
+  )
+  assert '6nn' in _run(path)
+  # All 8 examples have 7 neighbours, the 6 remaining ones do not.
+  seven = '--config.evals.knn.ks=(7,)'
+  with pytest.raises(UserError, match='6 usable.*7'):
+    _run(path, seven)
+  shutil.move(tmp_path / 'data', tmp_path / 'moved')
+  moved = dict(data_dir=str(tmp_path / 'moved'), split='val', evaluator='knn')
+  with pytest.raises(UserError, match='6 usable.*7'):
+    _run(path, seven, **moved)
+  listed.rename(tmp_path / 'moved.jsonl')
+  given = f'--config.train.leave_out={tmp_path}/moved.jsonl'
+  with pytest.raises(UserError, match='6 usable.*7'):
+    _run(path, seven, given, **moved)
+  shutil.move(tmp_path / 'moved', tmp_path / 'data')
+  with pytest.raises(UserError, match='list.jsonl.*config.train.leave_out'):
+    _run(path)
 
 
 def test_data_dir_selects_other_data(trained, weights, tmp_path):

@@ -10,11 +10,13 @@ import jax
 import numpy as np
 import pytest
 import tiny_vit
+from minimal_config import completed
 
 from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained
 from vit_jax.cli import output_parts
+from vit_jax.data import exclusion
 from vit_jax.data.remaining import Remaining
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
@@ -239,6 +241,36 @@ def test_killed_and_resumed(weights, tmp_path):
   source = tfds.Source('train', dataset='digits')
   labels = [source[i]['label'] for i in range(1438)]
   assert found['label'].tolist() == labels
+
+
+def test_examples_that_training_leaves_out(weights, tmp_path, monkeypatch):
+  """With --config, they are left out of every split of its data."""
+  monkeypatch.setattr(
+    damaged.Source,
+    'rows',
+    lambda self: [('train', np.arange(len(self)))],
+    raising=False,
+  )
+  source = dict(name='tests.multiprocess.damaged', num_examples=53)
+  whole = damaged.Source('train', num_examples=53)
+  lines = exclusion.described(whole, np.array([3, 7]))
+  listed = tmp_path / 'list.jsonl'
+  listed.write_text('\n'.join(map(json.dumps, lines)))
+  config = completed(**{'source': source, 'train.leave_out': str(listed)})
+  (tmp_path / 'c.json').write_text(config.to_json_best_effort())
+  request = Request(config=str(tmp_path / 'c.json'))
+  found = pretrained.find(weights)
+  described = command.extraction.describe_data(*command._data(found, request))
+  assert described['examples'] == 51 and 'left_out' in described['fingerprint']
+  plain = dict(config=None, split='train', dataset=source['name'])
+  sizes = [
+    len(command._data(found, dataclasses.replace(request, **changes))[1])
+    for changes in (
+      dict(settings=('--config.source.height=9',)),  # another data set
+      dict(settings=SETTINGS[:1], **plain),
+    )
+  ]
+  assert sizes == [53, 53]
 
 
 def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):

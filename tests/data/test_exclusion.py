@@ -159,6 +159,8 @@ def test_sources_that_cannot_leave_examples_out_are_refused(root, tmp_path):
   path = write(tmp_path / 'list.jsonl', source, LISTED)
   with pytest.raises(UserError, match='rows'):
     exclusion.without_listed(synthetic.Source('train'), path)
+  other = synthetic.Source('train')
+  assert exclusion.without_listed(other, path, strict=False) is other
   with pytest.raises(UserError, match='all 30'):
     exclusion.without(source, np.arange(30))
 

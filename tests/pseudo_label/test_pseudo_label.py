@@ -1,6 +1,7 @@
 """Tests of the command `pseudo_label` and of the source that reads its file."""
 
 import dataclasses
+import json
 import os
 import pickle
 
@@ -13,6 +14,7 @@ from minimal_config import completed
 from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained
+from vit_jax.data import exclusion
 from vit_jax.data.remaining import Remaining
 from vit_jax.data.sources import mixture, pseudo_labels
 from vit_jax.errors import UserError
@@ -137,6 +139,49 @@ def test_source_returns_images_and_labels(file):
   assert sum(map(len, parts)) == len(source) and len(parts[0]) == 11
   assert parts[0].fingerprint != parts[1].fingerprint
   assert source.fingerprint == opened(path).fingerprint
+
+
+def test_examples_that_training_leaves_out_are_not_labelled(
+  weights, tmp_path, monkeypatch
+):
+  """The others keep their indices, with which the images are opened again."""
+  monkeypatch.setattr(
+    damaged.Source,
+    'rows',
+    lambda self: [('train', np.arange(len(self)))],
+    raising=False,
+  )
+  images = damaged.Source('train', **SOURCE)
+  out = np.array([1, 17, 52])
+  listed = tmp_path / 'list.jsonl'
+  lines = exclusion.described(images, out)
+  listed.write_text('\n'.join(map(json.dumps, lines)))
+  config = completed(
+    **{
+      'source': dict(name='tests.multiprocess.damaged', **SOURCE),
+      'train.leave_out': str(listed),
+    }
+  )
+  (tmp_path / 'c.json').write_text(config.to_json_best_effort())
+  request = dataclasses.replace(
+    REQUEST,
+    dataset=None,
+    split=None,
+    config=str(tmp_path / 'c.json'),
+    settings=SETTINGS[-2:],
+    min_confidence=0.0,
+    per_class=0,
+  )
+  path = str(tmp_path / 'labels.npz')
+  result = command.run(weights, path, request)
+  good = [i for i in range(EXAMPLES) if i % 5 and i not in out]
+  assert result['seen'] == result['count'] == len(good) == 39
+  source = opened(path)
+  for i, index in enumerate(good):
+    np.testing.assert_array_equal(source[i]['image'], images[index]['image'])
+  listed.write_text('\n'.join(map(json.dumps, lines[:2])))
+  with pytest.raises(UserError, match='another command.*left_out'):
+    command.run(weights, path, request)
 
 
 def test_other_images_are_refused(file, tmp_path):

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 from absl import flags
+from jaxtyping import Int
 
 from vit_jax.cli import data_flags, preprocessing_flags, process, weights_flags
 from vit_jax.config import loading, overrides
 from vit_jax.config.completion import MAX_BATCH_SIZE, Config
 from vit_jax.config.sections import build_section
+from vit_jax.data import exclusion
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError, check_range
 from vit_jax.processes import runtime
@@ -107,7 +110,7 @@ def sections(weights: Pretrained) -> dict[str, Any]:
 
 def open_data(
   weights: Pretrained, request: Request
-) -> tuple[Config, Source, str]:
+) -> tuple[Config, Source, str, Int[np.ndarray, ' n']]:
   """Opens the data that a request specifies.
 
   Args:
@@ -115,16 +118,18 @@ def open_data(
     request: weights, data and batch sizes of the command.
 
   Returns:
-    A config of the completed sections, the source, and its split.
+    A config of the completed sections, the source, its split, and the indices
+    of the examples that training with `request.config` leaves out.
 
   Raises:
     UserError: the data or the split does not exist, or is empty.
   """
-  about, split = weights.about, request.split
+  about, split, leave_out = weights.about, request.split, None
   if request.config is not None:
     config = loading.load(request.config)
     about = {'source': config.source.to_dict()}
     split = split or config.train.split
+    leave_out = config.train.leave_out
   if split is None:
     raise UserError(
       '--split is missing; give the split to use, or --config=FILE.py to use '
@@ -137,7 +142,8 @@ def open_data(
   data = build_section(completed, 'source', split)
   if not len(data):
     raise UserError(f'{data.name} is empty; give another --split or --dataset.')
-  return completed, data, split
+  left_out = exclusion.listed(data, leave_out, strict=False)
+  return completed, data, split, left_out
 
 
 def open_weights(checkpoint: str, request: Request) -> Pretrained:

@@ -12,7 +12,7 @@ such as `where`, are for readers.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeGuard, cast
 
 import numpy as np
@@ -133,7 +133,7 @@ def without(source: Source, indices: Int[np.ndarray, ' n']) -> Source:
 def without_listed(
   source: Source, path: str | None, strict: bool = True
 ) -> Source:
-  """Returns a source without the examples of a list.
+  """Returns a source without the examples of a list; see `listed`, `without`.
 
   Args:
     source: source of all examples.
@@ -146,39 +146,82 @@ def without_listed(
     UserError: the list does not exist, cannot be parsed, or belongs to other
       data; or see `without`.
   """
+  return without(source, listed(source, path, strict))
+
+
+def listed(
+  source: Source, path: str | None, strict: bool = True
+) -> Int[np.ndarray, ' n']:
+  """Returns the indices of the examples of a list, ascending.
+
+  Args:
+    source: source of the examples.
+    path: local path or gs:// address of the list; None for no example.
+    strict: whether a list of other data is an error; otherwise it contains no
+      example of the source.
+
+  Raises:
+    UserError: the list does not exist, cannot be parsed, or belongs to other
+      data.
+  """
   if path is None:
-    return source
-  listed, parts = _read(paths.locate(path)), positions(source)
+    return np.zeros(0, np.int64)
+  by_part = _read(paths.locate(path))
+  if not strict and not list(getattr(source, 'rows', tuple)()):
+    return np.zeros(0, np.int64)  # other data, without positions
+  parts = positions(source)
   found, start = [np.zeros(0, np.int64)], 0
   entries: list[dict[str, Any]] = []  # of each example that is left out
   for part, rows in parts:
-    of_part = listed.get(part, {})  # a part can occur several times
+    of_part = by_part.get(part, {})  # a part can occur several times
     hits = np.flatnonzero(np.isin(rows, list(of_part)))
     found.append(start + hits)
     entries += [of_part[position] for position in rows[hits].tolist()]
     start += len(rows)
   indices = np.concatenate(found)
-  if listed and not listed.keys() & dict(parts).keys():
-    if not strict:
-      return source
-    raise UserError(
+  problem = _other_data(source, path, by_part, dict(parts), indices, entries)
+  if problem and strict:
+    raise UserError(f'{problem} {_OTHER_DATA}')
+  if problem:
+    log.info('%s: no example is left out: %s', source.name, problem)
+    return indices[:0]
+  log.info('%s: %d examples are left out (%s)', source.name, len(indices), path)
+  return indices
+
+
+def _other_data(
+  source: Source,
+  path: str,
+  by_part: dict[str, dict[int, dict[str, Any]]],
+  parts: Collection[str],
+  indices: Int[np.ndarray, ' n'],
+  entries: list[dict[str, Any]],
+) -> str:
+  """Describes why a list belongs to other data; empty if it does not.
+
+  Args:
+    source: source of the examples.
+    path: path of the list.
+    by_part: content of the list, see `_read`.
+    parts: names of the parts of the source.
+    indices: indices of the listed examples in the source.
+    entries: the line of each of these examples.
+  """
+  if by_part and not by_part.keys() & {*parts}:
+    return (
       f'{path} lists no example of {source.name}, but examples of '
-      f'{next(iter(listed))!r}. {_OTHER_DATA}'
+      f'{next(iter(by_part))!r}.'
     )
   count = min(len(indices), _SAMPLES)
   for number in np.linspace(0, len(indices) - 1, count).round().astype(int):
     index, entry = int(indices[number]), entries[number]
     if checksum(source, index) != entry['checksum']:
-      if not strict:
-        return source
       where = contract.where(source, index)
-      raise UserError(
+      return (
         f'{path} lists another image at the position {entry["position"]} of '
-        f'{entry["part"]!r} than {source.name} has ({where}). '
-        f'{_OTHER_DATA}'
+        f'{entry["part"]!r} than {source.name} has ({where}).'
       )
-  log.info('%s: %d examples are left out (%s)', source.name, len(indices), path)
-  return without(source, indices)
+  return ''
 
 
 def described(
@@ -254,7 +297,8 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
   """Reads a list: {part: {position: its line}}."""
   if not path.exists():
     raise UserError(
-      f'train.leave_out: {path} does not exist.{paths.nearest(path)}'
+      f'train.leave_out: {path} does not exist.{paths.nearest(path)} If the '
+      'list was moved, give --config.train.leave_out=PATH.'
     )
   listed: dict[str, dict[int, dict[str, Any]]] = {}
   for line, entry in jsonl.read(path):

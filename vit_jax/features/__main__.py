@@ -33,6 +33,7 @@ from vit_jax.cli import (
 from vit_jax.cli.output_parts import existing_result
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
+from vit_jax.data import exclusion
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Extractor
@@ -152,8 +153,8 @@ def _data(
     sections = weights_and_data.sections(weights)
     config = overrides.apply(sections, [*request.settings])
     return config, image_files.Images(request.images)
-  config, source, _ = weights_and_data.open_data(weights, request)
-  return config, source
+  config, source, _, left_out = weights_and_data.open_data(weights, request)
+  return config, exclusion.without(source, left_out)
 
 
 def main(arguments: list[str]) -> None:

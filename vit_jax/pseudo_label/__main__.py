@@ -100,7 +100,8 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     )
   out = paths.locate(out_path)
   weights = weights_and_data.open_weights(checkpoint, request)
-  config, source, split = weights_and_data.open_data(weights, request)
+  opened = weights_and_data.open_data(weights, request)
+  config, source, split, left_out = opened
   mesh = sharding.make_mesh(jax.devices())
   setting = data_flags.setting(
     weights, config, lambda _: source, mesh, request.batch_size
@@ -119,10 +120,14 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'batch_size': setting.batch_size,
       **_describe(weights, source, request),
     }
+    if len(left_out):  # files without this key remain valid
+      about['left_out'] = fingerprint.checksum(left_out)
     done = existing_result(out, about, about_of, labelling.RESULTS)
     if not done:
       size = -(-request.part_examples // setting.batch_size)
-      done = labelling.label(setting, params, source, out, about, size)
+      done = labelling.label(
+        setting, params, source, out, about, size, left_out
+      )
   return done
 
 

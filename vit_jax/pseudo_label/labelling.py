@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jaxtyping import Int
 
 from vit_jax.cli.output_parts import Arrays, Parts, resume
 from vit_jax.data.contract import Source
@@ -32,6 +33,7 @@ def label(
   out: epath.Path,
   about: dict[str, Any],
   size: int,
+  left_out: Int[np.ndarray, ' n'],
 ) -> dict[str, Any]:
   """Labels images part by part, and writes the selected ones to one file.
 
@@ -44,6 +46,8 @@ def label(
     out: path of the file to write.
     about: description that is stored in the file.
     size: number of batches per part.
+    left_out: indices of examples that are not labelled. The stored indices
+      remain those of all examples of `source`.
 
   Returns:
     The description, extended by the keys in `RESULTS`.
@@ -57,19 +61,20 @@ def label(
   def batches(start: int) -> Iterator[Arrays]:
     function = setting.compiled(predict)
     for found in setting.sweep(params, Remaining(source, start), function):
-      yield _confident(found['soft'], found['mask'], start, threshold)
-      start += len(found['mask'])
+      index = start + np.arange(len(found['mask']), dtype=np.int64)
+      mask = found['mask'] & ~np.isin(index, left_out)
+      yield _confident(found['soft'], mask, index, threshold)
+      start += len(mask)
 
   parts, number = resume(out, about, size, batches)
   return from_main(lambda: _finish(parts, number, out, about) if parts else {})
 
 
 def _confident(
-  soft: np.ndarray, mask: np.ndarray, start: int, threshold: np.float32
+  soft: np.ndarray, mask: np.ndarray, index: np.ndarray, threshold: np.float32
 ) -> Arrays:
   """Returns the confident rows of a batch and the number of its examples."""
   kept = mask & (soft.max(axis=-1) >= threshold)
-  index = start + np.arange(len(mask), dtype=np.int64)
   seen = np.array([mask.sum()], np.int64)
   return {'soft': soft[kept], 'index': index[kept], 'seen': seen}
 
