@@ -1,6 +1,10 @@
 """Tests of the directory and the log of the embedded digits."""
 
+import io
+
+import numpy as np
 import pytest
+from PIL import Image
 
 from vit_jax.data.sources import digits, tfds
 
@@ -31,3 +35,14 @@ def test_digits_in_the_users_directory_are_used(user_directory):
   assert len(given) == digits.NUM_TEST
   assert len(tfds.Source('test', dataset='digits')) == digits.NUM_TEST
   assert not (user_directory.parent / 'cache').exists()
+
+
+def test_digits_have_the_bytes_that_tensorflow_writes(user_directory):
+  """A run resumes whether or not TensorFlow prepared its digits."""
+  tf = pytest.importorskip('tensorflow')
+  source = tfds.Source('test', dataset='digits', data_dir=str(user_directory))
+  for row in range(len(source)):
+    data = source[row]['image']
+    pixels = np.asarray(Image.open(io.BytesIO(data)))
+    assert pixels.shape == (8, 8, 3)
+    assert data == tf.io.encode_png(pixels).numpy()

@@ -167,18 +167,25 @@ def test_table_9_next_to_vtab():
 
 
 @pytest.mark.parametrize(
-  'code, error, message',
+  'end, error, message',
   [
-    (2, UserError, 'ended with exit code 2.*said so.*same command again'),
-    (42, PreemptedError, 'stopped in t/dev'),
+    (
+      'exit 2',
+      UserError,
+      'ended with exit code 2.*said so.*same command again',
+    ),
+    ('exit 42', PreemptedError, 'stopped in t/dev'),
+    ('kill -TERM $$', PreemptedError, 'stopped in t/dev'),
+    ('kill -INT $$', PreemptedError, 'stopped in t/dev'),
+    ('kill -KILL $$', UserError, 'ended with exit code -9'),
   ],
 )
 def test_a_run_that_fails_ends_the_sweep(
-  tmp_path, monkeypatch, code, error, message
+  tmp_path, monkeypatch, end, error, message
 ):
   """The message contains the output of the run, which is kept in its log."""
   script = tmp_path / 'python'
-  script.write_text(f'#!/bin/sh\necho said so\nexit {code}\n')
+  script.write_text(f'#!/bin/sh\necho said so\n{end}\n')
   script.chmod(0o755)
   monkeypatch.setattr(sys, 'executable', str(script))
   with pytest.raises(error, match=f'(?s){message}'):
@@ -336,6 +343,25 @@ def test_a_sweep_waits_for_a_locked_workdir(tmp_path, monkeypatch):
 def test_progress_counts_the_whole_sweep():
   """Both stages: four settings of two seeds, and three final runs."""
   assert task().num_runs == 4 * 2 + 3
+
+
+def test_a_signal_to_sweep_and_run_is_a_preemption(tmp_path, monkeypatch):
+  """Whatever the exit code of the run, because it is interrupted."""
+
+  class Process(subprocess.Popen):
+    def __init__(self, words, **options):
+      pass
+
+    def wait(self):
+      interruption.HANDLER.react(signal.SIGTERM)
+      return 1
+
+    def send_signal(self, number):
+      assert number == signal.SIGTERM
+
+  monkeypatch.setattr(subprocess, 'Popen', Process)
+  with pytest.raises(PreemptedError, match='stopped in t/dev'):
+    command.run(Sweep('s', {'t': task()}), str(tmp_path))
 
 
 def test_a_signal_at_the_end_of_a_run_stops_the_sweep(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Tests that exported models compute the same in their own runtimes."""
 
 import json
+import sys
 
 import jax
 import numpy as np
@@ -86,6 +87,15 @@ def test_a_saved_model_that_tensorflow_cannot_run_is_refused(
   ):
     export.run(weights, str(tmp_path / 'out'), 'savedmodel')
   assert not (tmp_path / 'out').exists()
+
+
+def test_a_saved_model_without_tensorflow_is_refused(
+  weights, tmp_path, monkeypatch
+):
+  """The message contains the command that installs it."""
+  monkeypatch.setitem(sys.modules, 'tensorflow', None)
+  with pytest.raises(UserError, match=r"pip install 'vit_jax\[tensorflow\]'"):
+    export.run(weights, str(tmp_path / 'out'), 'savedmodel')
 
 
 def test_messages_of_wrong_requests(weights, tmp_path):

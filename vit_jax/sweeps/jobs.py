@@ -28,6 +28,10 @@ from vit_jax.sweeps.grid import Run
 
 log = logging.getLogger('vit_jax')
 _DIVERGED = float('-inf')  # metric of a run that diverged; it is never the best
+_ENDED_BY_SIGNAL = {
+  EXIT_PREEMPTED,
+  *(-number for number in interruption.SIGNALS),
+}
 _LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
 
 
@@ -208,7 +212,9 @@ def _execute(run: Run) -> None:
       env=os.environ | {parent.VARIABLE: str(os.getpid())},
     )
     code, signalled = _wait(process)
-  if code == EXIT_PREEMPTED:
+  # A signal to a whole group of processes can end a run before it handles
+  # signals, or twice, so that its exit code is not that of a preemption.
+  if code in _ENDED_BY_SIGNAL or (signalled and code):
     raise PreemptedError(f'stopped in {run.name}; the same command resumes it')
   if code == EXIT_DIVERGED:
     log.warning('%s diverged, so its setting will not be selected', run.name)
