@@ -29,6 +29,7 @@ from vit_jax.config import overrides
 from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import class_folders
 from vit_jax.data.storage.files import IMAGES
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -79,12 +80,7 @@ def images_of(arguments: Sequence[str]) -> list[str]:
   found = []
   for argument in arguments:
     if os.path.isdir(argument):
-      files = sorted(
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(argument)
-        for name in names
-        if name.lower().endswith(IMAGES)
-      )
+      files = sorted(class_folders.images(argument))
     elif glob.has_magic(argument) and not os.path.exists(argument):
       files = sorted(glob.glob(argument, recursive=True))
     else:

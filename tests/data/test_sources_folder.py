@@ -7,6 +7,7 @@ import contract
 import pytest
 from ml_collections import ConfigDict
 
+from vit_jax import predict
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
@@ -261,3 +262,34 @@ def test_other_endings(tmp_path):
   assert len(open_folder(tmp_path, endings=('.npy',))) == 20
   found = folder.divide(str(tmp_path), ('.npy',))
   assert (found.num_examples, found.num_classes) == (18, 2)
+
+
+def test_names_in_another_unicode_form_are_the_same_class(tmp_path):
+  """macOS decomposes accents; a list of classes may also be composed."""
+  composed, decomposed = 'caf\u00e9', 'cafe\u0301'
+  fill(tmp_path, f'train/{composed}/1.jpg', 'train/bar/2.jpg')
+  fill(tmp_path, f'val/{decomposed}/3.jpg', 'val/bar/4.jpg')
+  train, val = (open_folder(tmp_path, split) for split in ('train', 'val'))
+  assert train.class_names == val.class_names == ['bar', composed]
+  assert val.labels().tolist() == [0, 1]
+  listed = tmp_path / 'classes.txt'
+  listed.write_text(f'{decomposed}\nbar\n')
+  source = open_folder(tmp_path, class_map=str(listed))
+  assert sorted(source.labels().tolist()) == [0, 1]
+  # Two folders whose names differ only in their form remain two classes.
+  fill(tmp_path, f'train/{decomposed}/5.jpg')
+  assert open_folder(tmp_path).num_classes == 3
+
+
+def test_predict_takes_the_images_of_the_source_folder(tmp_path):
+  """Links are followed, and files that macOS adds are left out."""
+  store = tmp_path / 'store'
+  fill(store, 'cat/1.jpg', 'cat/._1.jpg', 'cat/notes.txt', 'dog/2.JPG', '3.png')
+  linked = tmp_path / 'linked'
+  linked.mkdir()
+  (linked / 'cat').symlink_to(store / 'cat')
+  (linked / 'circle').symlink_to(linked)
+  assert predict.images_of([str(store)]) == [
+    f'{store}/{name}' for name in ('3.png', 'cat/1.jpg', 'dog/2.JPG')
+  ]
+  assert predict.images_of([str(linked)]) == [f'{linked}/cat/1.jpg']

@@ -154,7 +154,10 @@ class Source(splits.Selected):
     self, listing: class_folders.Listing, class_map: str
   ) -> None:
     """Checks that each class of the list has a folder."""
-    absent = sorted(set(self._classes.keys) - set(listing.classes))
+    where = f'the folder {listing.root}'
+    present = {self._classes.label(name, where) for name in listing.classes}
+    keys = enumerate(self._classes.keys)
+    absent = sorted(key for label, key in keys if label not in present)
     if absent:
       raise UserError(
         f'{class_map} lists the class {absent[0]!r} and {len(absent) - 1} '

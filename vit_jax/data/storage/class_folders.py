@@ -166,6 +166,24 @@ def listing(
   )
 
 
+def images(
+  folder: str, endings: tuple[str, ...] = files.IMAGES
+) -> Iterator[str]:
+  """Yields the paths of the images in a folder, at any depth.
+
+  As in class folders, links are followed, and hidden files are left out.
+
+  Args:
+    folder: path of the folder.
+    endings: endings of the image files, in lower case.
+
+  Raises:
+    UserError: an image is a broken link, or a folder cannot be read.
+  """
+  for path in _images(folder, WHOLE, endings, (), collections.Counter()):
+    yield os.path.join(folder, os.path.normpath(path))
+
+
 def report(found: Listing) -> None:
   """Logs which files were left out, and whether there is only one class."""
   if found.left_out:

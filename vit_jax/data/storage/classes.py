@@ -4,6 +4,7 @@ import collections
 import io
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -32,7 +33,9 @@ class Classes:
   def __init__(self, keys: Iterable[str], names: Iterable[str] | None = None):
     self.keys = list(keys)
     self.names = list(self.keys if names is None else names)
-    self._index = {key: i for i, key in enumerate(self.keys)}
+    # macOS may store names in another normal form of Unicode than Linux.
+    self._index = {_composed(key): i for i, key in enumerate(self.keys)}
+    self._index |= {key: i for i, key in enumerate(self.keys)}
 
   def label(self, key: str, where: str) -> int:
     """Returns the label of a class.
@@ -44,13 +47,19 @@ class Classes:
     Raises:
       UserError: the class does not exist.
     """
-    if key not in self._index:
+    label = self._index.get(key, self._index.get(_composed(key)))
+    if label is None:
       raise UserError(
         f'{where} has the class {key!r}, which is not one of the '
         f'{len(self.keys)} classes; {closest(key, self.keys)}. Correct it, or '
         'the list of classes.'
       )
-    return self._index[key]
+    return label
+
+
+def _composed(name: str) -> str:
+  """Returns a name in Unicode's composed normal form (NFC)."""
+  return unicodedata.normalize('NFC', name)
 
 
 def of_unlabelled(key: str) -> Classes:
