@@ -185,3 +185,12 @@ def test_balanced_groups_and_their_epochs():
   ):
     np.testing.assert_array_equal(one, whole[some])
   assert (order.balanced(positions, counts, 6)[0] != group).any()
+
+
+def test_the_seed_changes_the_order_inside_balanced_groups():
+  """With one group, the order is only that inside the group."""
+  positions, counts = np.arange(200), np.array([200])
+  first, second = (
+    order.balanced(positions, counts, seed)[1] for seed in (5, 6)
+  )
+  assert (first != second).mean() > 0.9

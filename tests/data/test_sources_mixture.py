@@ -101,6 +101,13 @@ def test_seeds_change_the_pattern_and_the_orders():
   assert (first != second).mean() > 0.9
 
 
+def test_the_seed_changes_the_order_inside_a_member():
+  """With one member, the pattern of the slots is the same for all seeds."""
+  source = open_mixture(weights=dict(a=1))
+  first, second = (source.locate(np.arange(300), seed) for seed in (0, 1))
+  assert (first != second).mean() > 0.9
+
+
 def test_a_mixture_of_one_member():
   """It is an order of that source."""
   source = open_mixture(weights=dict(c=2.5))

@@ -69,6 +69,14 @@ def test_clip_by_tensor_handles_each_layer_separately(joined):
   assert 3 < changed < len(SHAPES)
 
 
+def test_the_epsilon_counts_for_small_norms():
+  """A norm of 1e-6 is halved at the limit 1e-6, as in the original."""
+  grads = {'scalar': jnp.array(1e-6, jnp.float32)}
+  transformation = clipping.by_tensor(1e-6)
+  updates, _ = transformation.update(grads, transformation.init(grads))
+  np.testing.assert_allclose(updates['scalar'], 0.5e-6, rtol=1e-5)
+
+
 def test_optimizers_clip_before_anything_else():
   """With SGD, the update shows the clipped gradient."""
   grads = gradients()
