@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from vit_jax.errors import UserError
-from vit_jax.files import outages, paths
+from vit_jax.files import atomic, outages, paths
 
 LEASE_S = 120.0  # time after which a lease that was not renewed has expired
 
@@ -113,21 +113,23 @@ def _lease(
 
   def read() -> dict[str, object]:
     try:
-      return json.loads(path.read_text())
+      lease = json.loads(path.read_text())
+      return lease if isinstance(lease, dict) else {}
     except (FileNotFoundError, ValueError):  # no lease, or a damaged one
       return {}
 
   def renew() -> None:
     lease = {**holder, 'owner': owner, 'expires': time.time() + lease_s}
-    path.write_text(json.dumps(lease))
+    atomic.write(path, json.dumps(lease))
 
   def valid(lease: dict[str, object]) -> bool:
     expires = lease.get('expires', 0.0)
     live = isinstance(expires, float) and expires > time.time()
     return live and not _has_ended(lease)
 
-  if valid(read()):
-    raise _refusal(path.parent, json.dumps(read()))
+  lease = read()
+  if valid(lease):
+    raise _refusal(path.parent, json.dumps(lease))
   renew()
   # Object stores have no exclusive creation, so another run may write its lease
   # at the same time. After a pause, the lease that was written last is valid.
