@@ -45,6 +45,38 @@ def test_fingerprint_of_a_folder_depends_on_its_content(photos, tmp_path):
   assert of_folder(moved)['class_names'] == ['a', 'c']
 
 
+def test_replaced_files_are_noticed(photos, tmp_path):
+  """Another content of a sampled image, or size of any of a few files."""
+  before = of_folder(photos)
+  target = photos / 'b' / '5.png'
+  content = target.read_bytes()
+  target.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+  changed = of_folder(photos)
+  assert changed.pop('contents') != before['contents']
+  assert changed.items() <= before.items()
+  many = tmp_path / 'many' / 'a'
+  many.mkdir(parents=True)
+  for number in range(100):
+    (many / f'{number:02}.png').write_bytes(contract.png(0))
+  before = of_folder(tmp_path / 'many')
+  (many / '41.png').write_bytes(contract.png(0) + b'more')  # is not sampled
+  changed = of_folder(tmp_path / 'many')
+  assert changed.pop('file_sizes') != before['file_sizes']
+  assert changed.items() <= before.items()
+
+
+def test_entries_of_older_versions_are_compared():
+  """Entries that an older version did not write are left out, also nested."""
+  saved = {'size': 2, 'members': [{'size': 1}, {'size': 1}]}
+  current = {
+    'size': 2,
+    'members': [{'size': 1, 'contents': 'a'}, {'size': 3, 'contents': 'b'}],
+    'contents': 'c',
+  }
+  found = fingerprint.comparable(current, saved)
+  assert found == {'size': 2, 'members': [{'size': 1}, {'size': 3}]}
+
+
 def test_fingerprint_of_a_manifest_depends_on_its_labels(tmp_path):
   """The class of one image in the middle changes it."""
   rows = [f'{i}.png,{i % 2}' for i in range(100)]

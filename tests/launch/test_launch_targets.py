@@ -241,6 +241,46 @@ def test_queued_requests_nothing_while_gcloud_fails(programs, checkout):
   assert _verbs(programs) == []
 
 
+_LOGIN = (
+  'ERROR: (gcloud.compute.tpus.tpu-vm.create) You do not currently have an '
+  'active account selected.\nPlease run:\n\n  $ gcloud auth login\n'
+)
+_QUOTA = (
+  'ERROR: (gcloud.compute.tpus.queued-resources.create) {"message": "Quota '
+  "limit 'TPUV3sPreemptiblePodPerProjectPerZoneForTPUAPI' has been exceeded. "
+  'Limit: 0 in zone europe-west4-a."}'
+)
+_CAPACITY = (
+  'ERROR: (gcloud.compute.tpus.tpu-vm.create) {"code": 8, "message": "There is '
+  'no more capacity in the zone \\"europe-west4-a\\"."}'
+)
+
+
+@pytest.mark.parametrize('error', [_LOGIN, _QUOTA])
+def test_errors_that_a_restart_cannot_change_end_the_launch(
+  programs, checkout, error
+):
+  """Each target fails at its first command, with the message of gcloud."""
+  programs.answer('gcloud', 'describe', ('', 1, 'NOT_FOUND'))
+  programs.answer('gcloud', 'create', ('', 1, error))
+  programs.answer('bash', 'up', ('', 1, error))
+  for target, module in (('queued', queued), ('tpu-vm', tpu_vm)):
+    job = launch_jobs.JOBS[target]
+    with pytest.raises(UserError, match='fail again.*(auth login|Limit: 0)'):
+      module.start(job, shell_of(checkout), 300, **NO_PAUSE)
+  started = [c for c in programs.calls() if c[0] == 'bash' or 'create' in c]
+  assert len(started) == 2
+
+
+def test_a_lack_of_capacity_is_tried_again(programs, checkout, capfd):
+  """The output of the script is printed as before."""
+  programs.answer('gcloud', 'describe', ('READY', 0, ''))
+  programs.answer('bash', 'up', ('', 1, _CAPACITY), ('', 0, ''))
+  job = launch_jobs.JOBS['tpu-vm']
+  assert tpu_vm.start(job, shell_of(checkout), 300, **NO_PAUSE) == 0
+  assert 'no more capacity' in capfd.readouterr().err
+
+
 def test_one_queued_slice_has_the_name_of_its_request():
   job = launch_jobs.changed('queued', slices=1)
   assert queued.nodes(job) == ['l16-i21k']

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import pickle
 
 import numpy as np
@@ -196,6 +197,16 @@ def test_other_images_are_refused(file, tmp_path):
   for wrong in (other, tmp_path / 'none.npz'):
     with pytest.raises(UserError, match='not a file of pseudo-labels'):
       opened(str(wrong))
+
+
+def test_damaged_files_are_refused(file, tmp_path):
+  """One changed bit of the labels is noticed by the archive's checksum."""
+  content = bytearray(pathlib.Path(file[0]).read_bytes())
+  content[pseudo_labels.npz.Mapped(file[0], 'soft')._rows.offset + 5] ^= 1
+  damaged = tmp_path / 'damaged.npz'
+  damaged.write_bytes(content)
+  with pytest.raises(UserError, match='damaged.npz is damaged.*checksum'):
+    opened(str(damaged))
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.config.completion import flatten
+from vit_jax.data import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, jsonl, outages
 from vit_jax.processes import runtime
@@ -25,6 +26,7 @@ from vit_jax.processes.consensus import from_main
 
 log = logging.getLogger('vit_jax')
 Arrays = dict[str, np.ndarray]
+_ROWS = '_rows'  # number of rows of each column of a part
 
 
 class Parts:
@@ -61,7 +63,8 @@ class Parts:
       UserError: the part cannot be written.
     """
     content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays)
+    rows = np.array([len(column) for column in arrays.values()])
+    np.savez(content, allow_pickle=False, **arrays, **{_ROWS: rows})
     with outages.access(self._path(number), 'written'):
       atomic.write(self._path(number), content.getvalue())
 
@@ -78,8 +81,22 @@ class Parts:
     path = self._path(number)
     try:
       with np.load(path) as arrays:
-        return {key: arrays[key] for key in keys or arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        names = [key for key in arrays.files if key != _ROWS]
+        columns = {key: arrays[key] for key in keys or names}
+        # Older versions did not store the numbers of rows.
+        rows = arrays[_ROWS].tolist() if _ROWS in arrays.files else []
+        for key, count in zip(names, rows, strict=False):
+          if key in columns and len(columns[key]) != count:
+            raise ValueError(f'{key} has {len(columns[key])} of {count} rows')
+        return columns
+    except (
+      OSError,
+      ValueError,
+      KeyError,
+      EOFError,
+      NotImplementedError,  # an archive with another compression
+      zipfile.BadZipFile,
+    ) as error:
       raise UserError(
         f'{path} is damaged ({error}). Delete this part and all later ones, '
         'and run the same command again.'
@@ -197,6 +214,9 @@ def _check_description(
   Raises:
     UserError: the descriptions differ.
   """
+  if 'fingerprint' in found and 'fingerprint' in about:
+    data = fingerprint.comparable(about['fingerprint'], found['fingerprint'])
+    about = about | {'fingerprint': data}
   found, expected = flatten(found), flatten(about)
   differences = [
     f'{key}: {found.get(key)!r} before, {expected.get(key)!r} now'

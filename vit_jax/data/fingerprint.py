@@ -6,13 +6,17 @@ that a dataset can be moved or copied.
 """
 
 import hashlib
+import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from vit_jax.data.images.headers import DecodeError
+from vit_jax.files.paths import is_remote
 
 _SAMPLES = 8  # number of examples that are read
+_SIZES = 256  # number of files whose sizes are compared
 
 
 def of(source: Any) -> dict[str, Any]:
@@ -42,17 +46,60 @@ def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
   Returns:
     `size` (number of examples), `class_names`, `listing` (checksum in hex, or
     None), `records` ([bytes of the image, label] of evenly spaced examples
-    including the first and the last, or None for bad records) and `more`.
+    including the first and the last, or None for bad records), `contents`
+    (checksum of their images) and `more`.
   """
-  count = min(len(source), _SAMPLES)
-  rows = np.linspace(0, len(source) - 1, count).round().astype(int).tolist()
+  examples = [_example(source, row) for row in _spaced(len(source), _SAMPLES)]
+  images = [np.asarray([]) if e is None else _pixels(e) for e in examples]
   return {
     'size': len(source),
     'class_names': list(source.class_names),
     'listing': checksum(*listing) if listing else None,
-    'records': [_record(source, row) for row in rows],
+    'records': [
+      e if e is None else [image.nbytes, _label(e)]
+      for e, image in zip(examples, images, strict=True)
+    ],
+    'contents': checksum(*images),
     **more,
   }
+
+
+def file_sizes(count: int, path: Callable[[int], str]) -> str:
+  """Computes a checksum of the sizes of evenly spaced local files.
+
+  Times of modification are not used, because copying data changes them.
+
+  Args:
+    count: number of files.
+    path: function that returns the path of the file with an index.
+  """
+  sizes = []
+  for index in _spaced(count, _SIZES):
+    try:
+      file = path(index)
+      sizes.append(-1 if is_remote(file) else os.stat(file).st_size)
+    except (OSError, ValueError):  # a bad record
+      sizes.append(-1)
+  return checksum(np.array(sizes, np.int64))
+
+
+def comparable(current: Any, saved: Any) -> Any:
+  """Removes the entries that an older version did not write.
+
+  Args:
+    current: fingerprint, or a part of it.
+    saved: the same part of the fingerprint with which it will be compared.
+  """
+  if isinstance(current, dict) and isinstance(saved, dict):
+    return {
+      key: comparable(value, saved[key])
+      for key, value in current.items()
+      if key in saved
+    }
+  if isinstance(current, list) and isinstance(saved, list):
+    if len(current) == len(saved):
+      return [comparable(*pair) for pair in zip(current, saved, strict=True)]
+  return current
 
 
 def checksum(*arrays: np.ndarray) -> str:
@@ -64,12 +111,27 @@ def checksum(*arrays: np.ndarray) -> str:
   return digest.hexdigest()
 
 
-def _record(source: Any, row: int) -> list[int | None] | None:
+def _spaced(count: int, limit: int) -> list[int]:
+  """Returns evenly spaced indices, including the first and the last."""
+  chosen = np.linspace(0, count - 1, min(count, limit))
+  return chosen.round().astype(int).tolist()
+
+
+def _example(source: Any, row: int) -> dict[str, Any] | None:
   try:
-    example = source[row]
+    return source[row]
   except DecodeError:
     return None
+
+
+def _pixels(example: dict[str, Any]) -> np.ndarray:
+  """Returns the image as an array; of an encoded image, its bytes."""
   image = example['image']
-  size = image.nbytes if isinstance(image, np.ndarray) else len(image)
+  if isinstance(image, np.ndarray):
+    return image
+  return np.frombuffer(image, np.uint8)
+
+
+def _label(example: dict[str, Any]) -> int | None:
   label = example.get('label')  # None for a source without labels
-  return [size, None if label is None else int(label)]
+  return None if label is None else int(label)

@@ -1,11 +1,30 @@
 """Prints commands and runs them; a dry run only prints them."""
 
+import os
 import pathlib
+import re
 import shlex
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from vit_jax.errors import UserError
+
+# Errors of gcloud that occur again when the command is repeated. Others, such
+# as a lack of capacity or of a connection, may pass.
+_PERMANENT = re.compile(
+  r'ERROR: \(gcloud\b.*?(active account|auth login|Reauthentication|'
+  r'UNAUTHENTICATED|PERMISSION_DENIED|[Pp]ermission denied|does not have '
+  r'permission|INVALID_ARGUMENT|[Ii]nvalid (value|choice|location)|'
+  r'unrecognized arguments|could not be parsed|[Aa]ccelerator type .* '
+  r'not found|[Rr]untime version .* not found|[Uu]nknown zone|'
+  r'has not been used in project|[Bb]illing|Limit: 0\b)',
+  re.DOTALL,
+)
+_PIPE: dict[str, Any] = dict(stderr=subprocess.PIPE)
+_KEPT = 4000  # bytes of an error output that are compared with _PERMANENT
 
 
 def quote(words: Sequence[str]) -> str:
@@ -42,15 +61,18 @@ class Shell:
     Args:
       words: program and arguments.
       stdin: path of the input file, relative to the checkout.
+
+    Raises:
+      UserError: gcloud failed for a reason that a restart does not change.
     """
     self.echo(quote(words) + (f' <{quote([stdin])}' if stdin else ''))
     if self.dry_run:
       return 0
     if stdin is None:
       # The command inherits stdin, because gcloud may ask for a passphrase.
-      return _wait(self._start(words))
+      return _Running(words, self._start(words, **_PIPE)).wait()
     with open(self.root / stdin, 'rb') as file:
-      return _wait(self._start(words, stdin=file))
+      return _Running(words, self._start(words, stdin=file, **_PIPE)).wait()
 
   def check(self, *words: str, stdin: str | None = None) -> None:
     """Runs a command and checks that it succeeds.
@@ -65,7 +87,11 @@ class Shell:
       )
 
   def run_concurrently(self, commands: Sequence[Sequence[str]]) -> int:
-    """Runs commands concurrently; returns the first exit code that is not 0."""
+    """Runs commands concurrently; returns the first exit code that is not 0.
+
+    Raises:
+      UserError: gcloud failed for a reason that a restart does not change.
+    """
     for words in commands:
       self.echo(quote(words) + (' &' if len(commands) > 1 else ''))
     if len(commands) > 1:
@@ -73,9 +99,10 @@ class Shell:
     if self.dry_run:
       return 0
     started = [
-      self._start(words, stdin=subprocess.DEVNULL) for words in commands
+      _Running(words, self._start(words, stdin=subprocess.DEVNULL, **_PIPE))
+      for words in commands
     ]
-    codes = [_wait(process) for process in started]
+    codes = [command.wait() for command in started]
     return next(filter(None, codes), 0)
 
   def query(self, *words: str, absent: str = 'NOT_FOUND') -> str | None:
@@ -89,6 +116,9 @@ class Shell:
     Returns:
       The output without surrounding white space; '' if the object does not
       exist, and in a dry run; None if the command failed for another reason.
+
+    Raises:
+      UserError: gcloud failed for a reason that a restart does not change.
     """
     self.echo(quote(words))
     if self.dry_run:
@@ -100,6 +130,7 @@ class Shell:
       return out
     if absent in error:
       return ''
+    _check_restartable(words, error)
     self.note(error[-500:])
     return None
 
@@ -125,10 +156,59 @@ class Shell:
       ) from error
 
 
-def _wait(process: subprocess.Popen) -> int:
-  """Waits for a process and returns its exit code.
+class _Running:
+  """A command that runs, and whose error output is printed."""
 
-  The code of a process that a signal ended is 128 plus the signal's number.
+  def __init__(self, words: Sequence[str], process: subprocess.Popen):
+    """Starts to copy the error output.
+
+    Args:
+      words: program and arguments.
+      process: the process, with a pipe as stderr.
+    """
+    self._words, self._process, self._kept = words, process, bytearray()
+    self._copying = threading.Thread(target=self._copy, daemon=True)
+    self._copying.start()
+
+  def _copy(self) -> None:
+    assert self._process.stderr is not None
+    with self._process.stderr as pipe:
+      while chunk := os.read(pipe.fileno(), _KEPT):
+        sys.stderr.write(chunk.decode(errors='replace'))
+        sys.stderr.flush()
+        self._kept.extend(chunk)
+        del self._kept[:-_KEPT]
+
+  def wait(self) -> int:
+    """Waits for the process and returns its exit code.
+
+    The code of a process that a signal ended is 128 plus the signal's number.
+
+    Raises:
+      UserError: gcloud failed for a reason that a restart does not change.
+    """
+    code = self._process.wait()
+    # A process in the background may keep the pipe open, so that it has no end.
+    self._copying.join(timeout=2)
+    if code:
+      _check_restartable(self._words, self._kept.decode(errors='replace'))
+    return code if code >= 0 else 128 - code
+
+
+def _check_restartable(words: Sequence[str], error: str) -> None:
+  """Checks that a failed command may succeed when it is repeated.
+
+  Args:
+    words: program and arguments.
+    error: end of the error output.
+
+  Raises:
+    UserError: gcloud failed for a reason that a restart does not change.
   """
-  code = process.wait()
-  return code if code >= 0 else 128 - code
+  if found := _PERMANENT.search(error):
+    text = ' '.join(error[found.start() :].split())[:500]
+    raise UserError(
+      f'`{quote(words[:6])} …` failed, and would fail again: {text}\nFix the '
+      'cause (for example with `gcloud auth login`, or by another --zone, '
+      '--project or --topology), then run the same command again.'
+    )

@@ -16,6 +16,7 @@ import jax
 from vit_jax.config import identity
 from vit_jax.config.completion import Config
 from vit_jax.config.identity import Changes, differences
+from vit_jax.data import fingerprint as fingerprints
 from vit_jax.data.matching import names_differ
 from vit_jax.errors import UserError
 from vit_jax.processes import versions
@@ -108,7 +109,8 @@ def check(
   old, new = saved.get('record', {}), current['record']
   fingerprint = old.get('fingerprint', {'class_names': saved['class_names']})
   changes = identity.config_changes(saved['config'], config)
-  changes |= _common_changes('data: ', fingerprint, new['fingerprint'])
+  data = fingerprints.comparable(new['fingerprint'], fingerprint)
+  changes |= _common_changes('data: ', fingerprint, data)
   changes |= _common_changes('weights ', old.get('frozen', {}), new['frozen'])
   changes |= _common_changes('setting ', old.get('flags', {}), new['flags'])
   # A change that was allowed once by --allow_config_change stays allowed.

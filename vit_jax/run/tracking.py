@@ -10,6 +10,7 @@ warning.
 import contextlib
 import hashlib
 import logging
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from etils import epath
 from vit_jax.config import plugins
 from vit_jax.config.plugins import Nested
 from vit_jax.errors import UserError
+from vit_jax.files import atomic
 
 log = logging.getLogger('vit_jax')
 TRACKERS = Nested('vit_jax.run.trackers.{name}:Tracker', many=True)
@@ -39,10 +41,21 @@ class Run(NamedTuple):
     """Name of the workdir."""
     return self.workdir.name
 
-  @property
   def identity(self) -> str:
-    """Id of the run, which does not change when the run resumes."""
-    return hashlib.sha256(str(self.workdir).encode()).hexdigest()[:16]
+    """Returns the id of the run, which does not change when the run resumes.
+
+    It is stored in the workdir, so that a workdir that was removed and begun
+    again is another run. Older workdirs have no such file; their id is a
+    checksum of their path.
+    """
+    file = self.workdir / 'tracker_id.txt'
+    if file.exists():
+      return file.read_text().strip()
+    if (self.workdir / 'config.json').exists():
+      return hashlib.sha256(str(self.workdir).encode()).hexdigest()[:16]
+    identity = uuid.uuid4().hex[:16]
+    atomic.save(file, identity + '\n')
+    return identity
 
 
 class Tracker(Protocol):

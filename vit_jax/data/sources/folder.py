@@ -99,6 +99,7 @@ class Source(splits.Selected):
     return fingerprint.sampled(
       self,
       *(self._listings[s].paths[rows] for s, rows in self._selection.rows()),
+      file_sizes=fingerprint.file_sizes(len(self), self.where),
     )
 
   def where(self, index: int) -> str:

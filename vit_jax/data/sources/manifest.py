@@ -81,7 +81,8 @@ class Source(splits.Selected):
     for split, rows in self._selection.rows():
       images, labels, _ = self._columns[split]
       chosen += [images[rows], labels[rows]]
-    return fingerprint.sampled(self, *chosen)
+    sizes = fingerprint.file_sizes(len(self), lambda row: self._row(row)[0])
+    return fingerprint.sampled(self, *chosen, file_sizes=sizes)
 
   def where(self, index: int) -> str:
     """Returns the file of an example, and its line in the list."""

@@ -7,6 +7,7 @@ opened as described in the file; its content must not have changed.
 """
 
 import json
+import zipfile
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -55,18 +56,16 @@ class Source(splits.Selected):
         by default the section that is stored in the file.
 
     Raises:
-      UserError: the file or the split does not exist, or the images are not
-        those that were labelled.
+      UserError: the file or the split does not exist, the file is damaged, or
+        the images are not those that were labelled.
     """
     path = files.local(path, 'the source pseudo_labels')
     self._about = about_of(path)
+    copies, self._indices, self._soft = _columns(path)
     section = images if images is not None else self._about['source']
     self._images = sections.build('source', section, self._about['split'])
     self._check_images(path)
-    with np.load(path) as columns:
-      copies, self._indices = columns['copies'], columns['index']
     self._rows = np.repeat(np.arange(len(copies)), copies)
-    self._soft = npz.Mapped(path, 'soft')
     self.class_names = self._about['class_names']
     self.num_classes = len(self.class_names)
     self.name = f'{path}/{split}'
@@ -121,8 +120,9 @@ class Source(splits.Selected):
 
   def _check_images(self, path: str) -> None:
     """Checks that the images are those that were labelled."""
-    current = json.loads(json.dumps(fingerprint.of(self._images)))
     labelled = self._about['fingerprint']
+    current = json.loads(json.dumps(fingerprint.of(self._images)))
+    current = fingerprint.comparable(current, labelled)
     if current != labelled:
       differing = [
         key
@@ -135,6 +135,27 @@ class Source(splits.Selected):
         'the labelled images, or label the current ones with python -m '
         'vit_jax.pseudo_label.'
       )
+
+
+def _columns(path: str) -> tuple[np.ndarray, np.ndarray, npz.Mapped]:
+  """Reads the columns `copies` and `index`, and maps `soft` into memory.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  try:
+    npz.check(path)
+    with np.load(path) as columns:
+      copies, indices = columns['copies'], columns['index']
+    soft = npz.Mapped(path, 'soft')
+    if not len(copies) == len(indices) == len(soft):
+      raise ValueError('its columns have different lengths')
+  except (OSError, ValueError) as error:
+    raise UserError(
+      f'{path} is damaged ({error}): copy it again, or remove it and write it '
+      'again with python -m vit_jax.pseudo_label.'
+    ) from error
+  return copies, indices, soft
 
 
 def about_of(path: str) -> dict[str, Any]:
@@ -152,7 +173,13 @@ def about_of(path: str) -> dict[str, Any]:
       if {'soft', 'copies', 'index'} <= {*columns.files}:
         return about
       problem = 'it contains other columns'
-  except (OSError, ValueError, KeyError, EOFError) as error:
+  except (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    zipfile.BadZipFile,
+  ) as error:
     problem = str(error)
   raise UserError(
     f'{path} is not a file of pseudo-labels ({problem}): python -m '

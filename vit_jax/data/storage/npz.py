@@ -58,6 +58,24 @@ def write(
         npy.write_array(file, np.array(value, np.str_), allow_pickle=False)
 
 
+def check(path: str) -> None:
+  """Compares the content of a file with its checksums, by reading all of it.
+
+  Args:
+    path: local path of the file.
+
+  Raises:
+    ValueError: a column is damaged, or cannot be read.
+  """
+  try:
+    with zipfile.ZipFile(path) as archive:
+      damaged = archive.testzip()
+  except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    raise ValueError(str(error)) from error
+  if damaged:
+    raise ValueError(f'the checksum of {damaged} differs')
+
+
 class Mapped:
   """A column of a file that `write` wrote, mapped into memory.
 

@@ -37,6 +37,7 @@ class Tracker:
         ('sqlite:///runs.db'); by default that of $MLFLOW_TRACKING_URI.
       experiment: name of the experiment, which is created if necessary.
     """
+    identity = run.identity()
     self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
     existing = self._client.get_experiment_by_name(experiment)
     experiment_id = (
@@ -45,13 +46,13 @@ class Tracker:
       else self._client.create_experiment(experiment)
     )
     found = self._client.search_runs(
-      [experiment_id], filter_string=f"tags.`{_TAG}` = '{run.identity}'"
+      [experiment_id], filter_string=f"tags.`{_TAG}` = '{identity}'"
     )
     if found:
       self._id = found[0].info.run_id
       self._client.update_run(self._id, status='RUNNING')
       return
-    tags = {_TAG: run.identity}
+    tags = {_TAG: identity}
     created = self._client.create_run(
       experiment_id, tags=tags, run_name=run.name
     )
