@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from unittest import mock
 
@@ -106,6 +108,34 @@ def test_a_hanging_evaluation_ends_with_44(tmp_path):
   _, err = cli.run(cli.command('train', *flags), code=EXIT_STUCK)
   assert 'within 20.0 s' in err
   assert 'classification.py' in (tmp_path / 'run/stacks.txt').read_text()
+
+
+WATCHED = """
+import sys, time
+from etils import epath
+from vit_jax.processes.watchdog import Watchdog
+Watchdog(epath.Path(sys.argv[1]), factor=1.0, min_s=4.0, pause_s=4.0)
+print('started', flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+def test_time_while_stopped_is_not_a_stall(tmp_path):
+  """After Ctrl-Z and `fg`, a process has the rest of its time limit."""
+  process = subprocess.Popen(
+    [sys.executable, '-c', WATCHED, str(tmp_path / 'stacks.txt')],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+  )
+  with process:
+    assert process.stdout.readline() == b'started\n'
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    process.send_signal(signal.SIGCONT)
+    continued = time.monotonic()
+    assert process.wait(60) == EXIT_STUCK
+  assert time.monotonic() - continued > 1.5
 
 
 def test_each_batch_of_an_evaluation_extends_the_limit(tmp_path):

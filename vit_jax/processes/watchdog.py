@@ -17,6 +17,8 @@ from vit_jax.errors import EXIT_STUCK
 from vit_jax.processes import peers
 
 log = logging.getLogger('vit_jax')
+_POLL_S = 0.2
+_STOPPED_S = 3.0  # time without a poll after which the process was stopped
 _WRITE_S = 30.0  # time limit for writing the stack traces
 _RECENT_STEPS = 100  # number of step times whose median is used
 
@@ -100,8 +102,14 @@ class Watchdog:
     self._deadline = time.monotonic() + seconds
 
   def _watch(self) -> None:
-    while not self._ended.wait(0.2):
-      if time.monotonic() > self._deadline:
+    last = time.monotonic()
+    while not self._ended.wait(_POLL_S):
+      now = time.monotonic()
+      # If this thread did not run, the process was stopped (Ctrl-Z).
+      if now - last > _STOPPED_S:
+        self._deadline += now - last
+      last = now
+      if now > self._deadline:
         self._end_process()
 
   def _end_process(self) -> None:
