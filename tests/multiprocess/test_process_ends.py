@@ -99,8 +99,8 @@ def test_a_crash_of_one_process_ends_all(tmp_path, monkeypatch):
 def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
   """Any process may be killed; the others print one message.
 
-  Process 0 hosts JAX's coordination service. Without it, JAX may abort the
-  others (SIGABRT, which a shell shows as 134) before they can print anything.
+  Process 0 hosts JAX's coordination service; without it, JAX aborts the others,
+  which `peers` changes into code 45.
   """
   workdir = tmp_path / 'run'
   changes = {
@@ -116,11 +116,54 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
     for index, process in enumerate(processes):
       if index != killed:
         _, err = process.communicate(timeout=WAIT_S)
-        if killed == 0 and process.returncode == -signal.SIGABRT:
-          continue
         assert process.returncode == 45, err
         assert len(re.findall('^peer lost: ', err, re.M)) == 1, err
         assert 'start all processes again' in err and 'Traceback' not in err
+  finally:
+    for process in processes:
+      process.kill()
+      process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('stopped', [0, 1])
+def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
+  """After 30 s the other one prints one message; so does the stopped one."""
+  workdir = tmp_path / 'run'
+  changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
+  processes = cli.start_pair(workdir, changes, 1)
+  try:
+    cli.wait_for_step(workdir, 8, processes)
+    processes[stopped].send_signal(signal.SIGSTOP)
+    injected('a stopped peer')
+    for index in (1 - stopped, stopped):
+      _, err = processes[index].communicate(timeout=WAIT_S)
+      assert processes[index].returncode == 45, err
+      assert len(re.findall('^peer lost: ', err, re.M)) == 1, err
+      processes[stopped].send_signal(signal.SIGCONT)
+  finally:
+    for process in processes:
+      process.kill()
+      process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_other_aborts_keep_their_code(tmp_path):
+  """C++ code may abort for other reasons; the peers end with 45."""
+  workdir = tmp_path / 'run'
+  changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
+  processes = cli.start_pair(workdir, changes, 1)
+  try:
+    cli.wait_for_step(workdir, 8, processes)
+    processes[1].send_signal(signal.SIGABRT)
+    injected('an abort of one process')
+    _, err = processes[1].communicate(timeout=WAIT_S)
+    assert processes[1].returncode == -signal.SIGABRT, err
+    assert 'loop.py' in err and 'peer lost' not in err
+    _, err = processes[0].communicate(timeout=WAIT_S)
+    assert processes[0].returncode == 45, err
   finally:
     for process in processes:
       process.kill()

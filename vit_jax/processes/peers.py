@@ -7,11 +7,13 @@ process polls the store, and ends its process with the same exit code.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -40,6 +42,7 @@ _MESSAGES = 'vit_jax/message/'
 _END, _STOP, _READ = f'{_MESSAGES}end', f'{_MESSAGES}stop', 'vit_jax/read/'
 _EXITING = threading.Lock()  # held by the thread that ends the process
 _POLL_S = 0.5
+_ANSWER_S = 5.0  # time for the coordination service to answer
 _EXIT_S = 10.0  # time for other processes to read a message and clean up
 
 
@@ -48,11 +51,42 @@ def handle_lost_peers() -> contextlib.AbstractContextManager[None]:
 
   `jax.distributed.initialize` must be called in the body.
   """
+  ctypes.CDLL(None).signal(signal.SIGABRT, _ABORT_HANDLER)
   return coordination.calling_on_loss(_on_loss)
 
 
 def _on_loss(status: object) -> None:
   end_on_loss(str(status))
+
+
+def _on_abort(number: int) -> None:
+  """Handles an abort of this process by C++ code.
+
+  If a peer no longer responds, JAX (0.10 to 0.12) calls `_on_loss` with a value
+  that it cannot convert to Python, and aborts while it holds a lock of its
+  client. Then calls of the client do not return. Other aborts end the process
+  as without this handler.
+
+  Args:
+    number: signal, SIGABRT.
+  """
+  answered = threading.Event()
+
+  def ask() -> None:
+    message_of_peer()
+    answered.set()
+
+  threading.Thread(target=ask, daemon=True).start()
+  if answered.wait(_ANSWER_S):
+    faulthandler.dump_traceback(sys.stderr)
+    ctypes.CDLL(None).signal(number, ctypes.c_void_p(int(signal.SIG_DFL)))
+    os.kill(os.getpid(), number)
+  message = _loss('a process stopped, or no longer responds')
+  print(message, file=sys.stderr, flush=True)
+  os._exit(EXIT_PEER_LOST)
+
+
+_ABORT_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_on_abort)
 
 
 def end_on_loss(reason: str) -> None:
@@ -65,13 +99,17 @@ def end_on_loss(reason: str) -> None:
     found = message_of_peer()
     if found is not None:  # the peer published its exit code and reason
       exit_now(found['code'], _of_peer(found))
-  line = (reason.splitlines() or [''])[0][:300]
-  message = (
-    f'peer lost: {line}. The saved checkpoints are intact; start all processes '
-    'again, on as many hosts as are available.'
-  )
+  message = _loss((reason.splitlines() or [''])[0][:300])
   publish_end(EXIT_PEER_LOST, message)
   exit_now(EXIT_PEER_LOST, message)
+
+
+def _loss(reason: str) -> str:
+  """Returns the message about a lost peer."""
+  return (
+    f'peer lost: {reason}. The saved checkpoints are intact; start all '
+    'processes again, on as many hosts as are available.'
+  )
 
 
 def message_of_peer() -> dict[str, Any] | None:
