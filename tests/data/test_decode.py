@@ -69,7 +69,7 @@ def test_bytes_that_are_not_an_image_are_refused(data):
     decode(data)
 
 
-@pytest.mark.parametrize('kind', ['.jpg', '.png'])
+@pytest.mark.parametrize('kind', ['.jpg', '.png', '.gif'])
 @pytest.mark.parametrize('share', [0.05, 0.2, 0.5, 0.8, 0.95])
 def test_truncated_files_raise_an_error(kind, share):
   """A part of the image is not returned."""
@@ -87,6 +87,7 @@ EXACT = {
   'one bit': (PLAIN.convert('1'), 'PNG', {}),
   'palette': (PLAIN.quantize(50), 'PNG', {}),
   'GIF': (PLAIN.quantize(50), 'GIF', {}),
+  'GIF transparent': (PLAIN.quantize(50), 'GIF', {'transparency': 3}),
   'BMP': (PLAIN, 'BMP', {}),
   'BMP palette': (PLAIN.quantize(50), 'BMP', {}),
   'TIFF': (PLAIN, 'TIFF', {}),
@@ -134,7 +135,7 @@ def test_sixteen_bits_keep_the_upper_eight(shape, kind):
   np.testing.assert_allclose(decoded, expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize('kind', ['PNG', 'WEBP'])
+@pytest.mark.parametrize('kind', ['PNG', 'WEBP', 'TIFF'])
 def test_transparency_is_dropped(kind):
   """Colours remain as stored, whatever the opacity."""
   colors, opacity = noise(9, 7), noise(9, 7, 1)

@@ -15,7 +15,7 @@ _PROGRESSIVE = 0xC2
 _ORDINARY = (0xC0, 0xC1, _PROGRESSIVE)  # baseline, extended, progressive
 _ORIENTATION = 274  # EXIF tag of the orientation
 PNG = b'\x89PNG\r\n\x1a\n'
-_FORMATS = ('PNG', 'GIF', 'BMP', 'WEBP', 'TIFF')
+_FORMATS = ('PNG', 'GIF', 'BMP', 'WEBP')
 
 
 class DecodeError(ValueError):
@@ -51,6 +51,11 @@ class Jpeg(NamedTuple):
 def is_jpeg(data: bytes) -> bool:
   """Returns whether the data starts with a JPEG signature."""
   return data[:2] == b'\xff\xd8'
+
+
+def is_gif(data: bytes) -> bool:
+  """Returns whether the data starts with a GIF signature."""
+  return data[:4] == b'GIF8'
 
 
 def jpeg(data: bytes) -> Jpeg:
@@ -125,10 +130,10 @@ def exif_orientation(exif: bytes) -> int:
 
 
 def stated_size(data: bytes) -> tuple[int, int]:
-  """Returns (height, width) in the header of a file that is not a JPEG.
+  """Returns (height, width) in the header of a PNG, GIF, BMP or WebP image.
 
   Returns:
-    Size of a PNG, GIF, BMP, WebP or TIFF image, pixels.
+    Size, pixels.
 
   Raises:
     DecodeError: the header is damaged, or the format is another one.

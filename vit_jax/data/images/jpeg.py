@@ -81,8 +81,15 @@ def decode_box(
   return opencv(data, flags)[y : y + height, x : x + width]
 
 
-def opencv(data: bytes, flags: int) -> np.ndarray:
+def opencv(
+  data: bytes, flags: int, failure: str = 'the file is damaged or truncated'
+) -> np.ndarray:
   """Decodes a whole image with OpenCV; the flags determine its channels.
+
+  Args:
+    data: content of the file.
+    flags: OpenCV's IMREAD_ flags.
+    failure: message if OpenCV cannot decode the image.
 
   Raises:
     DecodeError: the image cannot be decoded.
@@ -92,7 +99,7 @@ def opencv(data: bytes, flags: int) -> np.ndarray:
   except cv2.error as error:
     raise DecodeError(str(error)) from error
   if pixels is None:
-    raise DecodeError('the file is damaged or truncated')
+    raise DecodeError(failure)
   return pixels
 
 
