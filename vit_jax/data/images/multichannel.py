@@ -74,7 +74,7 @@ def decode(image: bytes | np.ndarray, channels: int, bits: int) -> Pixels:
     pixels = _tiff(image, expected)
   else:
     raise DecodeError(
-      f'{len(image)} bytes that are not a TIFF, PNG or .npy file; {expected}'
+      f'{headers.other_kind(image, "TIFF, PNG or .npy")}; {expected}'
     )
   # Native byte order and one axis for the channels.
   return np.ascontiguousarray(np.atleast_3d(pixels), f'uint{bits}')
