@@ -57,6 +57,12 @@ KINDS = {
   'float 32-bit': (GREY.astype(np.float32), 'minisblack'),
   'float 64-bit': (RGB.astype(np.float64), 'rgb'),
   'CIELAB': (RGB, 'cielab'),
+  '16-bit samples .SEPARATED': (RGBA.astype(np.uint16), 'separated'),
+  'opacity in its own plane': (
+    np.ascontiguousarray(RGB[..., :2].transpose(2, 0, 1)),
+    'miniswhite',
+    dict(planarconfig='separate', extrasamples=['unassalpha']),
+  ),
   'ICCLAB': (RGB, 'icclab'),
   '3 samples per pixel': (RGB, 'minisblack', dict(planarconfig='contig')),
   '5 samples per pixel': (np.dstack([RGBA, OPACITY]), 'rgb'),
@@ -74,6 +80,29 @@ def test_other_kinds_are_named(name):
     decode(data)
   assert 'damaged' not in str(caught.value)
   assert 'supported are' in str(caught.value)
+
+
+def test_samples_of_different_bits_are_named():
+  data = bytearray(tiff(RGB))
+  with tifffile.TiffFile(io.BytesIO(bytes(data))) as file:
+    at = file.pages.first.tags['BitsPerSample'].valueoffset
+  data[at : at + 6] = struct.pack('<3H', 5, 6, 5)
+  with pytest.raises(DecodeError, match=r'a TIFF with unsigned \(5, 6, 5\)'):
+    decode(bytes(data))
+
+
+@pytest.mark.parametrize('rows', [96, 2**32 - 1])
+@pytest.mark.parametrize('channels', [3, 4])
+def test_strips_may_state_more_rows_than_the_image(rows, channels):
+  """The number of rows per strip is 2^32 - 1 where it is not given."""
+  pixels = RGB if channels == 3 else RGBA
+  keys = dict(compression='deflate', planarconfig='contig')
+  photometric = 'rgb' if channels == 3 else 'minisblack'
+  data = bytearray(tiff(pixels, photometric, rowsperstrip=96, **keys))
+  entry = struct.pack('<HHII', 278, 4, 1, 96)  # RowsPerStrip
+  assert data.count(entry) == 1
+  data = data.replace(entry, struct.pack('<HHII', 278, 4, 1, rows))
+  np.testing.assert_array_equal(decode(bytes(data), channels), pixels)
 
 
 @pytest.mark.parametrize('fraction', [0.001, 0.05, 0.5, 0.95])

@@ -13,7 +13,7 @@ import lzma
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import cv2
@@ -26,10 +26,18 @@ from vit_jax.data.images.headers import DecodeError
 
 _SIGNATURES = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # the last two: BigTIFF
 _FORMATS = {1: 'unsigned', 2: 'signed', 3: 'float', 4: 'unsigned'}
-_BITS = (1, 2, 4, 8, 16)
-# Number of samples of each colour space: grey (white or black is 0), RGB,
-# palette, CMYK and YCbCr.
-_COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3}
+_ANY_BITS = (1, 8, 16)
+# Colour space: number of samples, of samples with opacity, and allowed bits.
+_COLORS = {
+  0: (1, 2, _ANY_BITS),  # grey, white is 0
+  1: (1, 2, _ANY_BITS),  # grey, black is 0
+  2: (3, 4, (8, 16)),  # RGB
+  3: (1, 2, (1, 8)),  # palette
+  5: (4, 4, (8,)),  # CMYK
+  6: (3, 3, (8,)),  # YCbCr
+}
+_BLACK_IS_ZERO = 1
+_INTERLEAVED = 1  # kind of PlanarConfiguration
 # None, CCITT (3), LZW, JPEG, deflate (2), PackBits.
 _COMPRESSIONS = (1, 2, 3, 4, 5, 7, 8, 32946, 32773)
 _EXTRA_SAMPLES = 338  # tag
@@ -131,23 +139,31 @@ def _check_kind(page: Any) -> None:
     getattr(value, 'name', str(value))
     for value in (page.photometric, page.compression)
   )
-  colors = _COLORS.get(page.photometric, 0)
-  tile = math.prod(page.chunks) * page.bitspersample // 8
+  few, many, bits = _COLORS.get(page.photometric, (0, 0, ()))
+  # Samples of different bits are a tuple.
+  tile = math.prod(page.chunks) * int(np.max(page.bitspersample)) // 8
   for supported, given, allowed in (
-    (
-      form == 'unsigned' and page.bitspersample in _BITS,
-      f'{form} {page.bitspersample}-bit samples',
-      'unsigned 8 and 16 bits (and 1, 2 and 4 bits)',
-    ),
     (
       page.photometric in _COLORS,
       f'the colour space {color}',
       'grey, RGB, palettes, CMYK and YCbCr',
     ),
     (
-      0 <= page.samplesperpixel - colors <= 1 and page.samplesperpixel <= 4,
+      form == 'unsigned' and page.bitspersample in bits,
+      f'{form} {page.bitspersample}-bit samples ({color})',
+      f'unsigned, of {_listed(bits)} bits',
+    ),
+    (
+      few <= page.samplesperpixel <= many,
       f'{page.samplesperpixel} samples per pixel ({color})',
-      f'{colors} and opacity, or the config keys channels and bits',
+      f'{_listed({few, many})}, and others by config keys channels and bits',
+    ),
+    (
+      page.planarconfig == _INTERLEAVED
+      or page.samplesperpixel != 2
+      or page.photometric == _BLACK_IS_ZERO,
+      f'opacity in its own plane ({color})',
+      'interleaved samples',
     ),
     (
       page.compression in _COMPRESSIONS,
@@ -164,6 +180,10 @@ def _check_kind(page: Any) -> None:
       raise DecodeError(
         f'a TIFF with {given}; supported are {allowed}: convert the file'
       )
+
+
+def _listed(numbers: Collection[int]) -> str:
+  return ' or '.join(map(str, sorted(numbers)))
 
 
 def _with_associated_alpha(data: bytes, page: Any) -> bytes:
