@@ -11,7 +11,6 @@ Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 
 import concurrent.futures
 import csv
-import glob
 import json
 import logging
 import os
@@ -25,12 +24,11 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import preprocessing_flags, process, weights_flags
+from vit_jax.cli.image_arguments import images_of
 from vit_jax.config import overrides
 from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.storage import class_folders
-from vit_jax.data.storage.files import IMAGES
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights import pretrained
@@ -66,32 +64,6 @@ def define_flags() -> None:
     overrides.extract(sys.argv),
     'Set by --config.preprocess.KEY=….',
   )
-
-
-def images_of(arguments: Sequence[str]) -> list[str]:
-  """Returns the paths of all image files that arguments specify.
-
-  Args:
-    arguments: files, local directories, and local patterns.
-
-  Raises:
-    UserError: a directory contains no images, or a pattern matches no file.
-  """
-  found = []
-  for argument in arguments:
-    if os.path.isdir(argument):
-      files = sorted(class_folders.images(argument))
-    elif glob.has_magic(argument) and not os.path.exists(argument):
-      files = sorted(glob.glob(argument, recursive=True))
-    else:
-      files = [argument]
-    if not files:
-      raise UserError(
-        f'{argument} matches no image; give image files, a directory with '
-        f'files that end in {", ".join(IMAGES)}, or a pattern.'
-      )
-    found += files
-  return found
 
 
 def run(

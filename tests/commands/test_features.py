@@ -273,6 +273,37 @@ def test_examples_that_training_leaves_out(weights, tmp_path, monkeypatch):
   assert sizes == [53, 53]
 
 
+@pytest.mark.parametrize('folders', [('.',), ('cat', 'dog')])
+def test_a_folder_of_images(weights, tmp_path, folders):
+  """As a data set it has the labels of its folders, if any; or it has paths."""
+  photos = tmp_path / 'photos'
+  images = np.random.default_rng(0).integers(0, 256, (4, 12, 10, 3), np.uint8)
+  names = [f'{folders[i * len(folders) // 4]}/{i}.png' for i in range(4)]
+  for name, image in zip(names, images, strict=True):
+    (photos / name).parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(photos / name), image[..., ::-1])
+  as_data = Request(
+    dataset='folder', split='train', data_dir=str(photos), batch_size=4
+  )
+  result = command.run(weights, str(tmp_path / 'f.npz'), as_data)
+  found = held(tmp_path / 'f.npz')
+  assert found['index'].tolist() == [0, 1, 2, 3]
+  if folders == ('.',):
+    assert 'label' not in found and result['class_names'] == []
+  else:
+    assert found['label'].tolist() == [0, 0, 1, 1]
+    assert result['class_names'] == ['cat', 'dog']
+  expected = plain(weights, images)
+  np.testing.assert_allclose(found['features'], expected, atol=1e-5)
+  as_files = Request(images=[str(photos)], batch_size=4)
+  command.run(weights, str(tmp_path / 'g.npz'), as_files)
+  found = held(tmp_path / 'g.npz')
+  assert [os.path.relpath(path, photos) for path in found['path']] == [
+    os.path.normpath(name) for name in names
+  ]
+  np.testing.assert_allclose(found['features'], expected, atol=1e-5)
+
+
 def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
   """Requests with unknown formats, splits or weights, or without pyarrow."""
   run, out = command.run, str(tmp_path / 'f.npz')

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 
 import pytest
 from test_sources_folder import fill, open_folder, paths_of
@@ -54,10 +55,15 @@ def test_two_folders_for_one_split_need_their_own_names(tmp_path):
     open_folder(tmp_path, 'dev')
 
 
-def test_classes_may_have_names_of_splits(tmp_path):
+def test_classes_may_have_names_of_splits(tmp_path, log_text):
   """A folder 'train' is a class unless it contains folders."""
   fill(tmp_path, 'train/1.jpg', 'bus/1.jpg', 'test/1.jpg')
   assert open_folder(tmp_path).class_names == ['bus', 'test', 'train']
+  assert 'splits without labels' not in log_text()
+  fill(tmp_path / 'flat', 'train/1.jpg', 'test/1.jpg')
+  assert open_folder(tmp_path / 'flat').class_names == ['test', 'train']
+  assert 'flat contains test, train without folders' in log_text()
+  shutil.rmtree(tmp_path / 'flat')
   fill(tmp_path, 'train/steam/1.jpg')
   with pytest.raises(UserError, match="one class, 'steam'"):
     folder.divide(str(tmp_path))

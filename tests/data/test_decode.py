@@ -1,6 +1,7 @@
 """Tests of decoding each format against Pillow, and of invalid data."""
 
 import io
+import re
 
 import cv2
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 from pillow_files import opened, saved, turned
 from sample_images import encode, noise, smooth
 
+from vit_jax.data.images import headers
 from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import files
@@ -69,7 +71,7 @@ def test_bytes_that_are_not_an_image_are_refused(data):
     decode(data)
 
 
-@pytest.mark.parametrize('kind', ['.jpg', '.png'])
+@pytest.mark.parametrize('kind', ['.jpg', '.png', '.gif'])
 @pytest.mark.parametrize('share', [0.05, 0.2, 0.5, 0.8, 0.95])
 def test_truncated_files_raise_an_error(kind, share):
   """A part of the image is not returned."""
@@ -87,6 +89,7 @@ EXACT = {
   'one bit': (PLAIN.convert('1'), 'PNG', {}),
   'palette': (PLAIN.quantize(50), 'PNG', {}),
   'GIF': (PLAIN.quantize(50), 'GIF', {}),
+  'GIF transparent': (PLAIN.quantize(50), 'GIF', {'transparency': 3}),
   'BMP': (PLAIN, 'BMP', {}),
   'BMP palette': (PLAIN.quantize(50), 'BMP', {}),
   'TIFF': (PLAIN, 'TIFF', {}),
@@ -134,7 +137,7 @@ def test_sixteen_bits_keep_the_upper_eight(shape, kind):
   np.testing.assert_allclose(decoded, expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize('kind', ['PNG', 'WEBP'])
+@pytest.mark.parametrize('kind', ['PNG', 'WEBP', 'TIFF'])
 def test_transparency_is_dropped(kind):
   """Colours remain as stored, whatever the opacity."""
   colors, opacity = noise(9, 7), noise(9, 7, 1)
@@ -166,6 +169,46 @@ def test_unknown_formats_are_refused():
   assert cv2.imdecode(np.frombuffer(data, np.uint8), 1) is not None
   with pytest.raises(DecodeError, match='JPEG, PNG, GIF, BMP, WebP or TIFF'):
     decode(data)
+
+
+OTHERS = {
+  'AVIF': b'\0\0\0\x20ftypavif\0\0\0\0avifmif1',
+  'HEIC': b'\0\0\0\x24ftypheic\0\0\0\0mif1heic',
+  'HEIC by Nokia': b'\0\0\0\x24ftypmif1\0\0\0\0mif1heic',
+  'video': b'\0\0\0\x18ftypmp42\0\0\0\0',
+  'JPEG XL': b'\xff\x0a\xfa\x1f\x41',
+  'JPEG XL in a container': b'\0\0\0\x0cJXL \r\n\x87\n',
+  'JPEG 2000': b'\0\0\0\x0cjP  \r\n\x87\n',
+  'web page': b'\n<!DOCTYPE html><html>404</html>',
+  'web page without a type': b'<HTML>404</HTML>',
+  'SVG': b'<?xml version="1.0"?>\n<svg width="9"/>',
+  'Git LFS pointer': b'version https://git-lfs.github.com/spec/v1\noid sha256:',
+  'empty': b'',
+  'zero bytes': bytes(4096),
+  'PDF': b'%PDF-1.4',
+  'archive': b'PK\x03\x04abc',
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+@pytest.mark.parametrize('channels', [3, 4])
+def test_other_formats_are_named(name, channels):
+  """The message contains the format and a remedy, and no claim of damage."""
+  data = OTHERS[name]
+  kind = re.split(' (?:by|in|without) ', name)[0]
+  with pytest.raises(DecodeError, match=rf'{kind}.*: \w') as caught:
+    decode(data, channels)
+  assert 'damaged' not in str(caught.value)
+
+
+@pytest.mark.parametrize('bits, coding', [(12, 1), (8, 3)])
+def test_unusual_jpegs_are_named(bits, coding):
+  """The message contains the bits and the coding (SOF3: lossless)."""
+  data = bytearray(saved(PLAIN, 'JPEG'))
+  frame = headers.jpeg(bytes(data)).height_at - 5
+  data[frame + 1], data[frame + 4] = 0xC0 + coding, bits
+  with pytest.raises(DecodeError, match=f'{bits} bits .*SOF{coding}'):
+    decode(bytes(data))
 
 
 @pytest.mark.parametrize('ending', files.IMAGES)

@@ -136,6 +136,8 @@ def test_a_few_missing_bytes_are_detected(kind, less):
   image = Image.fromarray(noise(40, 50))
   data = saved(image.quantize(64) if kind == 'GIF' else image, kind)
   decode(data)
+  if kind == 'GIF':
+    data = data[:-2]  # the end of the frame and of the file, without pixels
   with pytest.raises(DecodeError):
     decode(data[:-less])
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import pickle
 
 import contract
 import pytest
@@ -171,7 +172,9 @@ def test_columns_may_have_other_names_and_types(tmp_path):
     source[2]
   with pytest.raises(UserError, match="no column 'image'.*fine, png"):
     open_split(tmp_path, label_key='fine')
-  with pytest.raises(UserError, match="'png' of type binary; they must"):
+  with pytest.raises(
+    UserError, match="'png' of type binary; they must.*cast_column"
+  ):
     open_split(tmp_path, image_key='fine', label_key='png')
 
 
@@ -207,3 +210,75 @@ def test_messages_of_wrong_paths(tmp_path):
   next(pathlib.Path(tmp_path / 'saved').glob('*.arrow')).unlink()
   with pytest.raises(UserError, match='arrow is missing'):
     open_split(tmp_path / 'saved')
+
+
+def write_labels(folder, **columns):
+  """Writes an Arrow array of labels for each split as a Parquet file."""
+  folder.mkdir()
+  for split, labels in columns.items():
+    images = pa.array([contract.png(i) for i in range(len(labels))])
+    table = pa.table({'image': images, 'label': labels})
+    pa.parquet.write_table(table, folder / f'{split}.parquet')
+
+
+KINDS = [f'{sign}int{bits}' for sign in ('', 'u') for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_integers_of_any_width_are_labels(tmp_path, kind):
+  labels = pa.array([100, None, 0, 3], getattr(pa, kind)())
+  write_labels(tmp_path / 'data', train=labels)
+  source = open_split(tmp_path / 'data')
+  assert source.num_classes == 101
+  assert source.labels().tolist() == [100, -1, 0, 3]
+  assert [type(source[i]['label']) for i in (0, 2, 3)] == [int] * 3
+
+
+@pytest.mark.parametrize('kind', [pa.string(), pa.large_string()])
+def test_text_is_numbered_in_sorted_order_of_all_splits(tmp_path, kind):
+  """Each split has the same classes, also in a saved dataset."""
+  train = ['dog', 'cat', None, 'dog', ' ']
+  test = ['cow', 'dog']
+  columns = {'train': pa.array(train, kind), 'test': pa.array(test, kind)}
+  write_labels(tmp_path / 'data', **columns)
+  saved = {
+    name: hf.Dataset(pa.table({'image': images, 'label': labels}))
+    for name, labels in columns.items()
+    for images in [pa.array([contract.png(i) for i in range(len(labels))])]
+  }
+  hf.DatasetDict(saved).save_to_disk(tmp_path / 'saved')
+  for name in ('data', 'saved'):
+    source = pickle.loads(pickle.dumps(open_split(tmp_path / name)))
+    assert source.class_names == NAMES and source.num_classes == 3
+    assert source.labels().tolist() == [2, 0, -1, 2, -1]
+    assert [source[i]['label'] for i in (0, 1, 3)] == [2, 0, 2]
+    for bad in (2, 4):
+      with pytest.raises(DecodeError, match='no label'):
+        source[bad]
+    other = open_split(tmp_path / name, 'test')
+    assert other.labels().tolist() == [1, 2]
+    assert other.class_names == NAMES
+
+
+def test_text_of_numbers_and_booleans(tmp_path):
+  """Numbers keep their value, and False is the class 0."""
+  write_labels(tmp_path / 'text', train=pa.array(['10', '2', '0']))
+  source = open_split(tmp_path / 'text')
+  assert source.num_classes == 11 and source.labels().tolist() == [10, 2, 0]
+  write_labels(tmp_path / 'bool', train=pa.array([True, None, False, True]))
+  source = open_split(tmp_path / 'bool')
+  assert source.class_names == ['False', 'True']
+  assert source.labels().tolist() == [1, -1, 0, 1]
+  assert source[0]['label'] == 1 and type(source[0]['label']) is int
+
+
+def test_labels_of_other_kinds_are_refused(tmp_path):
+  """The message contains the type and a remedy."""
+  write_labels(tmp_path / 'float', train=pa.array([0.5, 1.0]))
+  with pytest.raises(UserError, match='type double; they must.*cast_column'):
+    open_split(tmp_path / 'float')
+  kinds = dict(train=pa.array(['a']), test=pa.array([1]))
+  write_labels(tmp_path / 'both', **kinds)
+  assert open_split(tmp_path / 'both').class_names == ['a']
+  with pytest.raises(UserError, match="'label' of the kinds integer and text"):
+    open_split(tmp_path / 'both', 'train+test')

@@ -91,6 +91,16 @@ def test_examples_equal_those_of_tfds(prepared, kind):
   assert f'twin-test.{kind}-00002-of-00003' in source.where(len(source) - 1)
 
 
+@pytest.mark.parametrize('kind', FORMATS)
+def test_booleans_are_labels(prepared, kind):
+  """False is the class 0."""
+  source = open_twin(prepared[kind], label_key='even')
+  assert source.class_names == ['False', 'True'] and source.num_classes == 2
+  coarse = open_twin(prepared[kind], label_key='coarse')
+  for i in range(len(source)):
+    assert source[i] == coarse[i] | {'label': 1 - coarse[i]['label']}
+
+
 def test_where_states_the_offset_of_the_record(prepared):
   source = open_twin(prepared['tfrecord'], 'train[15:]')
   path, _, offset = source.where(3).partition(' @ ')
@@ -209,7 +219,8 @@ def test_datasets_of_old_tfds_are_read(damaged):
     (dict(split='train[5:5]'), ['without examples']),
     (dict(image_key='imag'), ["no feature 'imag'", "did you mean 'image'"]),
     (dict(image_key='file_name'), ['Text, not a Image', 'allowed: image']),
-    (dict(label_key='file_name'), ['Text', 'allowed: coarse, label']),
+    (dict(label_key='file_name'), ['Text', 'allowed: coarse, even, label']),
+    (dict(label_key='number'), ['Scalar of uint8', 'label_key=None']),
     (dict(on_bad_shard='x'), ['error, skip']),
   ],
 )

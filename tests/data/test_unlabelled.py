@@ -69,6 +69,11 @@ def test_all_images_are_of_one_class(root, kind):
   np.testing.assert_array_equal(source.labels(), np.zeros(COUNT))
 
 
+def test_a_folder_without_labels_is_not_divided_for_a_classifier(root):
+  with pytest.raises(UserError, match='photos have no labels'):
+    folder.divide(f'{root}/photos')
+
+
 @pytest.mark.parametrize('kind', SOURCES)
 def test_only_objectives_without_labels_train_on_them(root, kind):
   train = {'train.num_examples': COUNT, 'source': section(root, kind)}

@@ -21,6 +21,8 @@ class Twin(tfds_lib.core.GeneratorBasedBuilder):
             tfds_lib.features.ClassLabel(names=['cat', 'cow', 'dog'])
           ),
           'file_name': tfds_lib.features.Text(),
+          'even': tfds_lib.features.Scalar(np.bool_),
+          'number': tfds_lib.features.Scalar(np.uint8),
         }
       ),
     )
@@ -43,5 +45,7 @@ class Twin(tfds_lib.core.GeneratorBasedBuilder):
           'coarse': i % 2,
           'several': list(range(i % 4)),
           'file_name': f'{i}.png',
+          'even': i % 2 == 0,
+          'number': i,
         },
       )

@@ -132,8 +132,8 @@ def open_data(
     leave_out = config.train.leave_out
   if split is None:
     raise UserError(
-      '--split is missing; give the split to use, or --config=FILE.py to use '
-      'its training split.'
+      '--split is missing; give the split to use (train for a folder without '
+      'splits), or --config=FILE.py to use its training split.'
     )
   source = data_flags.source_section(about, request.dataset, request.data_dir)
   completed = overrides.apply(

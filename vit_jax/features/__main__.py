@@ -5,7 +5,7 @@ The features are those of a frozen model, for one of the following:
   and --config.source.KEY=…
 - the training split of a config, or another one with --split:
   --config=configs/cifar10.py
-- image files: IMAGE…
+- image files: IMAGE…, where a directory means the images in it at any depth
 
 The output is an .npz or .parquet file of features, labels, and indices or
 paths. It also contains class names and the preprocessing. After an
@@ -30,6 +30,7 @@ from vit_jax.cli import (
   weights_and_data,
   weights_flags,
 )
+from vit_jax.cli.image_arguments import images_of
 from vit_jax.cli.output_parts import existing_result
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
@@ -51,8 +52,8 @@ class Request(weights_and_data.Request):
   """Settings of the command.
 
   Attributes:
-    images: paths of image files; if empty, the features of a split are
-      computed.
+    images: image files, directories and patterns; if empty, the features of a
+      split are computed.
     tokens: whether to write the patch tokens, see `intermediate.predictor`.
     layers: indices of the blocks to use; () for the features of the model.
   """
@@ -152,7 +153,7 @@ def _data(
   if request.images:
     sections = weights_and_data.sections(weights)
     config = overrides.apply(sections, [*request.settings])
-    return config, image_files.Images(request.images)
+    return config, image_files.Images(images_of(request.images))
   config, source, _, left_out = weights_and_data.open_data(weights, request)
   return config, exclusion.without(source, left_out)
 

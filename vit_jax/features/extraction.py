@@ -13,6 +13,7 @@ from vit_jax.config.completion import Config
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
 from vit_jax.data.remaining import Remaining
+from vit_jax.data.storage.classes import UNLABELLED
 from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Extractor
 from vit_jax.features import image_files, writing
@@ -41,7 +42,7 @@ def describe_data(config: Config, source: Source) -> dict[str, Any]:
     'examples': len(source),
     **identity,
     'on_bad_record': config.reader.on_bad_record,
-    'class_names': list(source.class_names),
+    'class_names': list(source.class_names) if _has_labels(source) else [],
   }
 
 
@@ -81,6 +82,10 @@ def extract(
   return from_main(lambda: _join(parts, number, out, about) if parts else {})
 
 
+def _has_labels(source: Source) -> bool:
+  return list(source.class_names) not in ([], [UNLABELLED])
+
+
 def _columns(
   source: Source, found: Any, index: np.ndarray, mask: np.ndarray
 ) -> dict[str, np.ndarray]:
@@ -95,7 +100,7 @@ def _columns(
   """
   index = index[mask]
   columns = {'features': found.features[mask], 'index': index}
-  if source.num_classes:
+  if _has_labels(source):
     columns['label'] = found.labels[mask]
   if isinstance(source, image_files.Images):
     columns['path'] = np.array([source.paths[i] for i in index], np.str_)

@@ -6,9 +6,10 @@ small file cannot exhaust the memory (a decompression bomb). Other formats are
 rejected, because their size is not known before decoding.
 
 For JPEG, only the box or the rows above its lower edge are decoded
-(`images/jpeg.py`); other formats are decoded by OpenCV as a whole. The pixels
-are always those of full decoding, not an approximation. Damage within a BMP,
-WebP or TIFF file is not always detected, because OpenCV does not report it.
+(`images/jpeg.py`); other formats are decoded as a whole, GIF by Pillow and the
+others by OpenCV. The pixels are always those of full decoding, not an
+approximation. Damage within a BMP, WebP or TIFF file is not always detected,
+because OpenCV does not report it.
 
 There are two differences from TensorFlow's `decode_jpeg`, with which the
 authors' weights were trained. This module applies the EXIF orientation, which
@@ -25,13 +26,15 @@ Boxes that are at least 2, 4 or 8 times as large as the result may be decoded at
 the speed and the effect on pixels.
 """
 
+import io
 from collections.abc import Callable
 
 import cv2
 import numpy as np
+import PIL.Image
 from jaxtyping import UInt8
 
-from vit_jax.data.images import headers, jpeg, multichannel
+from vit_jax.data.images import headers, jpeg, multichannel, tiff
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.images.multichannel import Pixels
 
@@ -138,6 +141,10 @@ def decode_to_resize(
     pixels = _rgb(image)
   elif multichannel.is_npy(image):
     pixels = multichannel.decode(image, channels, bits)
+  elif tiff.is_tiff(image):
+    pixels = tiff.rgb(image, _check_size)
+  elif headers.is_gif(image):
+    pixels = _gif(image)
   else:
     _check_size(*headers.stated_size(image))
     pixels = jpeg.opencv(image, cv2.IMREAD_COLOR_RGB)
@@ -167,6 +174,16 @@ def _rgb(pixels: np.ndarray) -> Image:
       '[y, x], [y, x, 1] or [y, x, 3], not empty'
     )
   return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+
+
+def _gif(data: bytes) -> Image:
+  """Decodes the first frame; OpenCV composes transparent ones differently."""
+  _check_size(*headers.stated_size(data))
+  try:
+    with PIL.Image.open(io.BytesIO(data), formats=('GIF',)) as frame:
+      return np.array(frame.convert('RGB'))
+  except Exception as error:  # noqa: BLE001 (damaged files raise many kinds)
+    raise DecodeError(f'the GIF file is damaged: {error}') from error
 
 
 def _jpeg_box(data: bytes, plan: Plan, scaled: bool) -> tuple[Image, Size]:

@@ -1,6 +1,7 @@
 """Reads sizes and orientations from the headers of encoded images."""
 
 import io
+import re
 import struct
 from typing import NamedTuple
 
@@ -15,7 +16,25 @@ _PROGRESSIVE = 0xC2
 _ORDINARY = (0xC0, 0xC1, _PROGRESSIVE)  # baseline, extended, progressive
 _ORIENTATION = 274  # EXIF tag of the orientation
 PNG = b'\x89PNG\r\n\x1a\n'
-_FORMATS = ('PNG', 'GIF', 'BMP', 'WEBP', 'TIFF')
+_FORMATS = ('PNG', 'GIF', 'BMP', 'WEBP')
+_CONVERT = 'convert the file to one of these'
+_FETCH = 'copy or download the image again'
+# Pattern of the first bytes, kind, remedy. Such files occur with the extensions
+# of images, after downloads or in photo libraries.
+_OTHER_KINDS = (
+  (rb'$', 'an empty file', _FETCH),
+  (rb'version https://git-lfs', 'a Git LFS pointer', 'run `git lfs pull`'),
+  (rb'....ftypavi[fs]', 'an AVIF image', _CONVERT),
+  (rb'....ftyp(hei|hev|mif1|msf1)', 'a HEIC image', _CONVERT),
+  (rb'....ftyp', 'a video', 'extract its images'),
+  (rb'\xff\x0a|\0\0\0\x0cJXL ', 'a JPEG XL image', _CONVERT),
+  (rb'\xff\x4f\xff\x51|\0\0\0\x0cjP  ', 'a JPEG 2000 image', _CONVERT),
+  (rb'\s*(<\?xml[^>]*>\s*)?<svg', 'an SVG drawing', _CONVERT),
+  (rb'\s*(<!doctype|<html|<head|<\?xml)', 'a web page', _FETCH),
+  (rb'PK\x03\x04|\x1f\x8b', 'a compressed archive', 'unpack it'),
+  (rb'%PDF', 'a PDF document', 'extract its images'),
+  (rb'\0*$', 'a file of zero bytes', _FETCH),
+)
 
 
 class DecodeError(ValueError):
@@ -32,6 +51,7 @@ class Jpeg(NamedTuple):
     height_at: offset of the height in the file (two bytes).
     ordinary: whether the file is Huffman-coded with 8 bits and one or three
       colours.
+    kind: bits and coding, for messages.
     one_scan: whether one scan contains all colours, from top to bottom.
     block_height: height of a minimum coded unit (MCU), pixels.
     orientation: EXIF orientation, 1 (upright) to 8; from 5 on, height and width
@@ -43,6 +63,7 @@ class Jpeg(NamedTuple):
   colors: int
   height_at: int
   ordinary: bool
+  kind: str
   one_scan: bool
   block_height: int
   orientation: int
@@ -51,6 +72,11 @@ class Jpeg(NamedTuple):
 def is_jpeg(data: bytes) -> bool:
   """Returns whether the data starts with a JPEG signature."""
   return data[:2] == b'\xff\xd8'
+
+
+def is_gif(data: bytes) -> bool:
+  """Returns whether the data starts with a GIF signature."""
+  return data[:4] == b'GIF8'
 
 
 def jpeg(data: bytes) -> Jpeg:
@@ -93,6 +119,7 @@ def jpeg(data: bytes) -> Jpeg:
     colors,
     height_at=frame + 5,
     ordinary=kind in _ORDINARY and bits == 8 and colors in (1, 3),
+    kind=f'{bits} bits and the coding SOF{kind & 15}',
     one_scan=kind != _PROGRESSIVE and data[at + 4 : at + 5] == bytes([colors]),
     block_height=8 * max([1, *(number & 15 for number in samples)]),
     orientation=orientation,
@@ -125,10 +152,10 @@ def exif_orientation(exif: bytes) -> int:
 
 
 def stated_size(data: bytes) -> tuple[int, int]:
-  """Returns (height, width) in the header of a file that is not a JPEG.
+  """Returns (height, width) in the header of a PNG, GIF, BMP or WebP image.
 
   Returns:
-    Size of a PNG, GIF, BMP, WebP or TIFF image, pixels.
+    Size, pixels.
 
   Raises:
     DecodeError: the header is damaged, or the format is another one.
@@ -141,8 +168,23 @@ def stated_size(data: bytes) -> tuple[int, int]:
     with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as image:
       return image.height, image.width
   except PIL.UnidentifiedImageError as error:
-    raise DecodeError(
-      f'{len(data)} bytes that are not a JPEG, PNG, GIF, BMP, WebP or TIFF file'
-    ) from error
+    formats = 'JPEG, PNG, GIF, BMP, WebP or TIFF'
+    raise DecodeError(other_kind(data, formats)) from error
   except Exception as error:  # noqa: BLE001 (damaged headers raise many kinds)
     raise DecodeError(f'the header cannot be used: {error}') from error
+
+
+def other_kind(data: bytes, formats: str) -> str:
+  """Returns the message for data of a format that is not supported.
+
+  Args:
+    data: content of the file.
+    formats: supported formats.
+  """
+  for pattern, kind, remedy in _OTHER_KINDS:
+    if re.match(pattern, data, re.DOTALL | re.IGNORECASE):
+      return f'{kind}, not a {formats} file: {remedy}'
+  return (
+    f'{len(data)} bytes that are not a {formats} file, starting with '
+    f'{data[:8]!r}: convert or remove the file'
+  )

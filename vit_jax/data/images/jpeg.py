@@ -40,6 +40,7 @@ _DAMAGE = (
   'bad arithmetic code',
   'instead of rst',
 )
+_DAMAGED = 'the file is damaged or truncated'
 _HARMLESS = 'extraneous bytes'
 
 
@@ -78,11 +79,23 @@ def decode_box(
       return decoded.pixels
   _check_warning(_warning(data))
   flags = _OPENCV_FLAGS[shrink] | cv2.IMREAD_IGNORE_ORIENTATION
-  return opencv(data, flags)[y : y + height, x : x + width]
+  failure = _DAMAGED
+  if not header.ordinary:
+    failure = (
+      f'a JPEG of {header.colors} colours with {header.kind} cannot be '
+      'decoded, or it is truncated; supported are baseline and progressive '
+      'JPEGs of 8 bits: convert the file'
+    )
+  return opencv(data, flags, failure)[y : y + height, x : x + width]
 
 
-def opencv(data: bytes, flags: int) -> np.ndarray:
+def opencv(data: bytes, flags: int, failure: str = _DAMAGED) -> np.ndarray:
   """Decodes a whole image with OpenCV; the flags determine its channels.
+
+  Args:
+    data: content of the file.
+    flags: OpenCV's IMREAD_ flags.
+    failure: message if OpenCV cannot decode the image.
 
   Raises:
     DecodeError: the image cannot be decoded.
@@ -92,13 +105,13 @@ def opencv(data: bytes, flags: int) -> np.ndarray:
   except cv2.error as error:
     raise DecodeError(str(error)) from error
   if pixels is None:
-    raise DecodeError('the file is damaged or truncated')
+    raise DecodeError(failure)
   return pixels
 
 
 def _check_warning(warning: str) -> None:
   if any(words in warning.lower() for words in _DAMAGE):
-    raise DecodeError(f'the file is damaged or truncated: {warning}')
+    raise DecodeError(f'{_DAMAGED}: {warning}')
 
 
 def _shortened(

@@ -6,7 +6,7 @@ and bits, because channels that were dropped or repeated would not be noticed.
 
 The size, the channels and the bits are read from the header and compared before
 anything is decoded, so that a header with a huge size cannot exhaust the
-memory. (The size of each compressed strip of a TIFF file is not limited.)
+memory.
 """
 
 import io
@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-import tifffile
 from jaxtyping import UInt8, UInt16
 
-from vit_jax.data.images import headers, jpeg
+from vit_jax.data.images import headers, jpeg, tiff
 from vit_jax.data.images.headers import DecodeError
 
 # `[y, x, channels]`. Height and width are not named, because jaxtyping would
@@ -35,7 +34,6 @@ _NPY_HEADERS = {
   (2, 0): np.lib.format.read_array_header_2_0,
 }
 _NPY = b'\x93NUMPY'
-_TIFF = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # the last two: BigTIFF
 # PNG colour type: indices of its channels in the result of OpenCV, which has
 # the order BGR. Grey with alpha is decoded to BGR with alpha.
 _PNG_CHANNELS = {0: (0,), 2: (2, 1, 0), 4: (0, 3), 6: (2, 1, 0, 3)}
@@ -72,11 +70,11 @@ def decode(image: bytes | np.ndarray, channels: int, bits: int) -> Pixels:
     pixels = _npy(image, expected)
   elif image[:8] == headers.PNG:
     pixels = _png(image, expected)
-  elif image[:4] in _TIFF:
+  elif tiff.is_tiff(image):
     pixels = _tiff(image, expected)
   else:
     raise DecodeError(
-      f'{len(image)} bytes that are not a TIFF, PNG or .npy file; {expected}'
+      f'{headers.other_kind(image, "TIFF, PNG or .npy")}; {expected}'
     )
   # Native byte order and one axis for the channels.
   return np.ascontiguousarray(np.atleast_3d(pixels), f'uint{bits}')
@@ -155,22 +153,17 @@ def _tiff(data: bytes, expected: _Expected) -> np.ndarray:
   Channels are the samples of a pixel, stored together or in planes, or several
   pages of the same size.
   """
-  try:
-    # The metadata of OME-TIFF could name other files.
-    with tifffile.TiffFile(io.BytesIO(data), is_ome=False) as file:
-      image = file.series[0]
-      # The axis of channels comes first, unless they are the samples (S) of a
-      # pixel that are stored together.
-      axis = 0 if image.ndim == 3 and image.axes[-1] != 'S' else -1
-      order = [*range(image.ndim)]
-      order.append(order.pop(axis))
-      expected.check(image.dtype, [image.shape[i] for i in order])
-      if image.keyframe.nbytes > _MAX_BYTES:  # larger than the metadata claim
-        raise DecodeError(f'a page has the shape {list(image.keyframe.shape)}')
-      pixels = image.asarray(maxworkers=1).transpose(order)
-      inverted = file.pages.first.photometric == _MIN_IS_WHITE
-  except DecodeError:
-    raise
-  except Exception as error:  # noqa: BLE001 (damaged files raise many kinds)
-    raise DecodeError(f'the TIFF file cannot be used: {error}') from error
+  with tiff.opened(data) as file:
+    image = file.series[0]
+    # The axis of channels comes first, unless they are the samples (S) of a
+    # pixel that are stored together.
+    axis = 0 if image.ndim == 3 and image.axes[-1] != 'S' else -1
+    order = [*range(image.ndim)]
+    order.append(order.pop(axis))
+    expected.check(image.dtype, [image.shape[i] for i in order])
+    if image.keyframe.nbytes > _MAX_BYTES:  # larger than the metadata claim
+      raise DecodeError(f'a page has the shape {list(image.keyframe.shape)}')
+    tiff.check_segments(data, image.pages, _MAX_BYTES)
+    pixels = image.asarray(maxworkers=1).transpose(order)
+    inverted = file.pages.first.photometric == _MIN_IS_WHITE
   return np.iinfo(pixels.dtype).max - pixels if inverted else pixels

@@ -189,7 +189,7 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
   Raises:
     UserError: there is only one class.
   """
-  if list(class_names) == [classes.UNLABELLED]:
+  if list(class_names) in ([classes.UNLABELLED], [class_folders.WHOLE]):
     raise UserError(
       f'the images of {where} have no labels, but a classifier is trained: put '
       'the images of each class into a separate folder, use data with labels, '

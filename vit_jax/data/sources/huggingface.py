@@ -7,8 +7,10 @@ $XDG_CACHE_HOME/vit_jax, which needs as much space as the images. pyarrow is
 required; the package `datasets` is not.
 """
 
+import itertools
 import json
 import os
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
@@ -30,7 +32,17 @@ from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, closest
 
 _STAMP = b'vit_jax'  # key of the stamp in the metadata of a cached file
+_LABELS = 100_000  # labels that are read at once
 _ROWS = 100  # rows of a record batch; reading a row touches only its own pages
+
+
+_KINDS: dict[str, Callable[[pa.DataType], bool]] = {
+  'integer': pa.types.is_integer,
+  'boolean': pa.types.is_boolean,
+  'text': lambda kind: (
+    pa.types.is_string(kind) or pa.types.is_large_string(kind)
+  ),
+}
 
 
 @plugins.operational('path')
@@ -61,7 +73,8 @@ class Source(splits.Selected):
         directly in it, in its folder data/, or in a folder named for the
         configuration ('default').
       image_key: name of the image column.
-      label_key: name of the label column, which contains integers.
+      label_key: name of the label column, which contains integers, booleans
+        or text. Text is numbered in the sorted order of all splits.
 
     Raises:
       UserError: the dataset, the split or a column does not exist; a column has
@@ -80,14 +93,22 @@ class Source(splits.Selected):
     self._selection = splits.Selection(
       split, lengths, lambda name: self._tables[name].cut_order()
     )
-    all_classes = _classes(list(self._tables.values()), path)
+    all_classes, self._numbers = _classes(
+      list(self._tables.values()), path, shards, label_key
+    )
     self.name = f'{path}/{split}'
     self.num_classes = len(all_classes.keys)
     self.class_names = all_classes.names
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]
-    return self._tables[split].row(position)
+    example = self._tables[split].row(position)
+    if self._numbers is not None:
+      text = example['label']
+      if text not in self._numbers:
+        raise DecodeError(f'no label, but {text!r}')
+      example['label'] = self._numbers[text]
+    return example
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -110,7 +131,10 @@ class Source(splits.Selected):
     """Returns the labels of all examples; -1 for those without a label."""
     parts = self._selection.rows()
     return np.concatenate(
-      [self._tables[split].all_labels()[rows] for split, rows in parts]
+      [
+        self._tables[split].all_labels(self._numbers)[rows]
+        for split, rows in parts
+      ]
     )
 
 
@@ -166,21 +190,45 @@ class _Table:
     """Returns the names of the label's classes, if the dataset has them."""
     return _names(self._schema, self._keys[1])
 
-  def all_labels(self) -> Int[np.ndarray, ' n']:
-    """Returns the label of each row; -1 for a row without a label."""
-    columns = [
-      labels.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-      for _, labels in self._batches
-    ]
-    return np.concatenate(columns)
+  def all_labels(self, numbers: dict[Any, int] | None) -> Int[np.ndarray, ' n']:
+    """Returns the label of each row; -1 for a row without a label.
+
+    Args:
+      numbers: {value of the column: label}; None for integers.
+    """
+    return np.concatenate(
+      [_numbered(labels, numbers) for _, labels in self._batches]
+    )
+
+  def label_kind(self) -> str:
+    """Returns the kind of the label column: a key of _KINDS."""
+    return _kind(self._schema.field(self._keys[1]).type)
 
   def labels(self) -> set[int]:
-    """Returns all distinct labels."""
+    """Returns all distinct labels of a column of integers."""
     values: set[Any] = set()
     for _, labels in self._batches:
       values.update(labels.unique().to_pylist())
     # Rows without a label have None or -1.
     return {label for label in values if label is not None and label >= 0}
+
+
+def _numbered(
+  labels: pa.Array, numbers: dict[Any, int] | None
+) -> Int[np.ndarray, ' n']:
+  """Returns the labels of a record batch; see `_Table.all_labels`."""
+  if numbers is None:
+    filled = labels.cast(pa.int64()).fill_null(-1)
+    return filled.to_numpy(zero_copy_only=False)
+  encoded = labels.dictionary_encode()
+  values = [numbers.get(each, -1) for each in encoded.dictionary.to_pylist()]
+  indices = encoded.indices.cast(pa.int64()).fill_null(len(values))
+  return np.array([*values, -1])[indices.to_numpy(zero_copy_only=False)]
+
+
+def _kind(label: pa.DataType) -> str:
+  """Returns the kind of a type of labels; '' if it is not allowed."""
+  return next((kind for kind, fits in _KINDS.items() if fits(label)), '')
 
 
 def _names(schema: pa.Schema, key: str) -> list[str]:
@@ -190,8 +238,19 @@ def _names(schema: pa.Schema, key: str) -> list[str]:
   return features.get(key, {}).get('names') or []
 
 
-def _classes(tables: list[_Table], path: str) -> classes.Classes:
-  """Returns the classes that the splits have in common.
+def _classes(
+  tables: list[_Table], path: str, shards: dict[str, list[str]], key: str
+) -> tuple[classes.Classes, dict[Any, int] | None]:
+  """Returns the classes of the data set.
+
+  Args:
+    tables: tables of the splits that are read.
+    path: path of the data set, for messages.
+    shards: files of all splits, which together determine the classes of text.
+    key: name of the label column.
+
+  Returns:
+    Classes; and {value of the column: label}, or None for integers.
 
   Raises:
     UserError: the splits have different classes, or no row has a label.
@@ -202,18 +261,49 @@ def _classes(tables: list[_Table], path: str) -> classes.Classes:
       f'the splits of {path} have different lists of classes: read one of '
       'them, or save the data set again.'
     )
-  if names:
-    return classes.Classes(names)
-  labels = {str(label) for table in tables for label in table.labels()}
+  kinds = {table.label_kind() for table in tables}
+  if len(kinds) > 1:
+    raise UserError(
+      f'the splits of {path} have {key!r} of the kinds '
+      f'{" and ".join(sorted(kinds))}: read one of them, or save them with the '
+      'same type.'
+    )
+  [kind] = kinds
+  if kind == 'boolean':
+    return classes.Classes(classes.BOOLEANS), {False: 0, True: 1}
+  is_text = kind == 'text'
+  if names and not is_text:
+    return classes.Classes(names), None
+  labels = _texts(shards, key) if is_text else _integers(tables)
   if not labels:
     raise UserError(f'{path} has no label in any row: use a labelled split.')
-  numbered, _ = classes.number(
+  numbered, numbers = classes.number(
     labels,
     lambda label: path,
-    whole=False,
+    whole=is_text,
     remedy='Number them like this, or save them as a ClassLabel.',
   )
-  return numbered
+  return numbered, numbers if is_text else None
+
+
+def _integers(tables: list[_Table]) -> set[str]:
+  return {str(label) for table in tables for label in table.labels()}
+
+
+def _texts(shards: dict[str, list[str]], key: str) -> set[str]:
+  """Returns the distinct texts of a column in the files of all splits."""
+  found: set[Any] = set()
+  for path in itertools.chain.from_iterable(shards.values()):
+    if path.endswith('.parquet'):
+      has_key = key in arrow.schema(path).names
+      columns = arrow.batches(path, [key], _LABELS) if has_key else []
+      parts = (batch.column(key) for batch in columns)
+    else:
+      table = arrow.read(path)
+      parts = [table.column(key)] if key in table.schema.names else []
+    for part in parts:
+      found.update(part.unique().to_pylist())
+  return {text for text in found if isinstance(text, str) and text.strip()}
 
 
 def _file(folder: str, path: str | None) -> bytes:
@@ -231,6 +321,7 @@ def _check_columns(
     UserError: a column is missing or has another type, or the classes of files
       differ.
   """
+  first = None
   for schema, path in zip(schemas, paths, strict=True):
     for key in keys:
       if key not in schema.names:
@@ -239,13 +330,17 @@ def _check_columns(
           f'{closest(key, schema.names)}.'
         )
     image, label = (schema.field(key).type for key in keys)
+    first = first or label
     names = [image.field(i).name for i in range(image.num_fields)]
     binary = pa.types.is_binary(image) or pa.types.is_large_binary(image)
-    if not (binary or 'bytes' in names) or not pa.types.is_integer(label):
+    usable = _kind(label) and _kind(label) == _kind(first)
+    if not (binary or 'bytes' in names) or not usable:
       raise UserError(
         f'{path} has {keys[0]!r} of type {image} and {keys[1]!r} of type '
         f'{label}; they must be an image (bytes, or a struct with bytes) and '
-        'an integer (source.image_key, label_key).'
+        'an integer, a boolean or text, the same in all files: choose other '
+        'columns (source.image_key, label_key), or convert these with '
+        'datasets.Dataset.cast_column.'
       )
     if _names(schema, keys[1]) != _names(schemas[0], keys[1]):
       raise UserError(

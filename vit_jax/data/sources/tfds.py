@@ -7,7 +7,7 @@ examples and their order are those of TFDS.
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from vit_jax.config import plugins
 from vit_jax.data import fingerprint
 from vit_jax.data.sources import digits
 from vit_jax.data.storage import files, records, splits, tfrecord
-from vit_jax.data.storage.classes import UNLABELLED
+from vit_jax.data.storage.classes import BOOLEANS, UNLABELLED
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
 
@@ -109,7 +109,8 @@ class Source(Records):
       data_dir: TFDS directory; by default $TFDS_DATA_DIR, or else
         ~/tensorflow_datasets.
       image_key: name of the image feature.
-      label_key: name of the label feature; None for images without labels.
+      label_key: name of the label feature, a ClassLabel or a boolean; None for
+        images without labels.
       on_bad_shard: treatment of files that were cut short: 'error', or 'skip'
         to use the complete records before the cut (tfrecord) or none of the
         file (array_record, whose index is at its end).
@@ -119,8 +120,7 @@ class Source(Records):
         or a feature does not exist; or files are missing or cut short.
     """
     super().__init__(dataset, split, data_dir, on_bad_shard)
-    label = _check_features(self.features, dataset, image_key, label_key)
-    names = [UNLABELLED] if label is None else list(label.names)
+    names = _check_features(self.features, dataset, image_key, label_key)
     self.num_classes, self.class_names = len(names), names
     self._keys = (image_key, label_key)
 
@@ -184,31 +184,57 @@ def _info(folder: epath.Path) -> Any:
 
 def _check_features(
   features: Any, dataset: str, image_key: str, label_key: str | None
-) -> tfds.features.ClassLabel | None:
-  """Checks the image and the label feature, and returns the label feature.
+) -> list[str]:
+  """Checks the image and the label feature, and returns the class names.
 
   Raises:
     UserError: a feature does not exist, or has another type.
   """
-  kinds: dict[str, Any] = {image_key: tfds.features.Image}
+  is_usable: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    image_key: ('Image', lambda f: isinstance(f, tfds.features.Image))
+  }
   if label_key is not None:
-    kinds[label_key] = tfds.features.ClassLabel
-  for key, kind in kinds.items():
+    is_usable[label_key] = ('ClassLabel or a boolean', _class_names)
+  for key, (kind, check) in is_usable.items():
     if key not in features:
       raise UserError(
         f'{dataset} has no feature {key!r} (source.image_key, label_key); '
         f'{closest(key, features)}.'
       )
-    if not isinstance(features[key], kind):
-      allowed = [
-        k for k, feature in features.items() if isinstance(feature, kind)
-      ]
+    if not check(features[key]):
+      allowed = [k for k, feature in features.items() if check(feature)]
+      remedy = ''
+      if key == label_key:
+        remedy = (
+          ' Prepare the data set with a ClassLabel, or read its images without '
+          'labels by --config.source.label_key=None.'
+        )
       raise UserError(
-        f'the feature {key!r} of {dataset} is a '
-        f'{type(features[key]).__name__}, not a {kind.__name__} '
-        f'(source.image_key, label_key); {closest(key, allowed)}.'
+        f'the feature {key!r} of {dataset} is a {_described(features[key])}, '
+        f'not a {kind} (source.image_key, label_key); '
+        f'{closest(key, allowed)}.{remedy}'
       )
-  return None if label_key is None else features[label_key]
+  return (
+    [UNLABELLED] if label_key is None else _class_names(features[label_key])
+  )
+
+
+def _class_names(feature: Any) -> list[str]:
+  """Returns the names of a feature's classes; [] if it is not a label."""
+  if isinstance(feature, tfds.features.ClassLabel):
+    return list(feature.names) if feature.num_classes else []
+  # TFDS stores booleans as integers.
+  is_boolean = isinstance(feature, tfds.features.Tensor) and (
+    (feature.shape, feature.np_dtype) == ((), np.bool_)
+  )
+  return BOOLEANS if is_boolean else []
+
+
+def _described(feature: Any) -> str:
+  """Returns the type of a feature for messages: 'Scalar of int32'."""
+  name = type(feature).__name__
+  is_number = type(feature) in (tfds.features.Scalar, tfds.features.Tensor)
+  return f'{name} of {np.dtype(feature.np_dtype)}' if is_number else name
 
 
 def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:

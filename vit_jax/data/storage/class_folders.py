@@ -67,6 +67,13 @@ def roots(path: str, key: str) -> dict[str, str]:
   folders = _folders(path)
   names = [n for n in folders if splits.kind(n) and _folders(f'{path}/{n}')]
   if not names:
+    if len(folders) > 1 and all(map(splits.kind, folders)):
+      log.warning(
+        '%s contains %s without folders in them, which are taken as classes. '
+        'If they are splits without labels, give one of them as the path.',
+        path,
+        ', '.join(folders),
+      )
     return {'train': path}
   others = [name for name in folders if name not in names]
   if others:

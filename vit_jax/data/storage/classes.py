@@ -15,6 +15,8 @@ _MOST = 1_000_000  # maximum number of classes without a list of classes
 _NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
 # Name of the only class of images without labels.
 UNLABELLED = 'unlabelled'
+# Names of the classes of boolean labels.
+BOOLEANS = ['False', 'True']
 _DIGITS = 18  # all integers of up to 18 digits fit into int64
 _REMEDY = (
   'Number them like this, or list them in --config.source.class_map, one per '

@@ -1,0 +1,180 @@
+"""TIFF files: kinds that are decoded or refused, and bombs."""
+
+import io
+import struct
+import tracemalloc
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+from sample_images import noise, smooth
+
+from tests.faults.counts import injected
+from vit_jax.data.images.decode import decode
+from vit_jax.data.images.headers import DecodeError
+
+RGB = smooth(96, 128)
+GREY = RGB[..., 0]
+OPACITY = noise(96, 128, 1)
+RGBA = np.concatenate([RGB, OPACITY], axis=2)
+
+
+def tiff(pixels, photometric='rgb', **keys):
+  file = io.BytesIO()
+  tifffile.imwrite(file, pixels, photometric=photometric, **keys)
+  return file.getvalue()
+
+
+@pytest.mark.parametrize('order', ['<', '>'])
+@pytest.mark.parametrize('alpha', ['unassalpha', 'assocalpha', 'unspecified'])
+@pytest.mark.parametrize('bits', [8, 16])
+@pytest.mark.parametrize('tile', [None, (16, 16), (32, 32)])
+def test_colours_remain_where_they_are_transparent(order, alpha, bits, tile):
+  """The colours are those stored, for each kind of opacity and layout."""
+  pixels = RGBA if bits == 8 else RGBA.astype(np.uint16) * 257
+  data = tiff(pixels, extrasamples=[alpha], tile=tile, byteorder=order)
+  np.testing.assert_array_equal(decode(data), RGB)
+
+
+def test_opacity_in_planes_and_of_grey():
+  """Planes and grey images are decoded like interleaved colours."""
+  planes = np.ascontiguousarray(RGBA.transpose(2, 0, 1))
+  data = tiff(planes, planarconfig='separate', extrasamples=['unassalpha'])
+  np.testing.assert_array_equal(decode(data), RGB)
+  for dtype, scale in ((np.uint8, 1), (np.uint16, 257)):
+    grey = np.dstack([GREY, OPACITY]).astype(dtype) * scale
+    keys = dict(planarconfig='contig', extrasamples=['unassalpha'])
+    data = tiff(grey.astype(dtype), 'minisblack', **keys)
+    np.testing.assert_array_equal(decode(data)[..., 1], GREY)
+
+
+KINDS = {
+  'signed 8-bit': (GREY.astype(np.int8), 'minisblack'),
+  'signed 16-bit': (GREY.astype(np.int16) - 100, 'minisblack'),
+  'unsigned 32-bit': (GREY.astype(np.uint32), 'minisblack'),
+  'float 32-bit': (GREY.astype(np.float32), 'minisblack'),
+  'float 64-bit': (RGB.astype(np.float64), 'rgb'),
+  'CIELAB': (RGB, 'cielab'),
+  '16-bit samples .SEPARATED': (RGBA.astype(np.uint16), 'separated'),
+  'opacity in its own plane': (
+    np.ascontiguousarray(RGB[..., :2].transpose(2, 0, 1)),
+    'miniswhite',
+    dict(planarconfig='separate', extrasamples=['unassalpha']),
+  ),
+  'ICCLAB': (RGB, 'icclab'),
+  '3 samples per pixel': (RGB, 'minisblack', dict(planarconfig='contig')),
+  '5 samples per pixel': (np.dstack([RGBA, OPACITY]), 'rgb'),
+  'tiles of 768 bytes': (RGB, 'rgb', dict(tile=(16, 16))),
+  'compression LZMA': (RGB, 'rgb', dict(compression='lzma')),
+}
+
+
+@pytest.mark.parametrize('name', KINDS)
+def test_other_kinds_are_named(name):
+  """A valid file is not called damaged, and the message names its kind."""
+  pixels, photometric, *keys = KINDS[name]
+  data = tiff(pixels, photometric, **(keys[0] if keys else {}))
+  with pytest.raises(DecodeError, match=rf'a TIFF with .*{name}') as caught:
+    decode(data)
+  assert 'damaged' not in str(caught.value)
+  assert 'supported are' in str(caught.value)
+
+
+def test_samples_of_different_bits_are_named():
+  data = bytearray(tiff(RGB))
+  with tifffile.TiffFile(io.BytesIO(bytes(data))) as file:
+    at = file.pages.first.tags['BitsPerSample'].valueoffset
+  data[at : at + 6] = struct.pack('<3H', 5, 6, 5)
+  with pytest.raises(DecodeError, match=r'a TIFF with unsigned \(5, 6, 5\)'):
+    decode(bytes(data))
+
+
+@pytest.mark.parametrize('rows', [96, 2**32 - 1])
+@pytest.mark.parametrize('channels', [3, 4])
+def test_strips_may_state_more_rows_than_the_image(rows, channels):
+  """The number of rows per strip is 2^32 - 1 where it is not given."""
+  pixels = RGB if channels == 3 else RGBA
+  keys = dict(compression='deflate', planarconfig='contig')
+  photometric = 'rgb' if channels == 3 else 'minisblack'
+  data = bytearray(tiff(pixels, photometric, rowsperstrip=96, **keys))
+  entry = struct.pack('<HHII', 278, 4, 1, 96)  # RowsPerStrip
+  assert data.count(entry) == 1
+  data = data.replace(entry, struct.pack('<HHII', 278, 4, 1, rows))
+  np.testing.assert_array_equal(decode(bytes(data), channels), pixels)
+
+
+@pytest.mark.parametrize('fraction', [0.001, 0.05, 0.5, 0.95])
+def test_truncated_files_are_refused(fraction):
+  """A file of strips whose last strips are missing is not decoded."""
+  data = tiff(RGBA, extrasamples=['unassalpha'], rowsperstrip=8)
+  with pytest.raises(DecodeError):
+    decode(data[: int(fraction * len(data))])
+
+
+def unpacking_to(size, side, pages=1, tile=None, samples=3):
+  """Returns a TIFF file whose compressed strip or tile unpacks to a size.
+
+  Args:
+    size: size of the unpacked data, bytes.
+    side: width and height in the tags.
+    pages: number of pages, which have the same data.
+    tile: width and height of the tile; None for a strip.
+    samples: number of samples per pixel.
+  """
+  packer = zlib.compressobj(9)
+  body = packer.compress(bytes(size)) + packer.flush()
+  tags = {256: side, 257: side, 258: 8, 259: 8, 262: 2, 277: samples}
+  if samples != 3:
+    tags[262] = 1
+  if tile:
+    tags |= {322: tile, 323: tile, 324: 8, 325: len(body)}
+  else:
+    tags |= {273: 8, 278: side, 279: len(body)}
+  tags = dict(sorted(tags.items()))
+  data = b'II*\0' + struct.pack('<I', 8 + len(body)) + body
+  for page in range(pages):
+    data += struct.pack('<H', len(tags))
+    for tag, value in tags.items():
+      data += struct.pack('<HHII', tag, 4, 1, value)
+    data += struct.pack('<I', 0 if page == pages - 1 else len(data) + 4)
+  return data
+
+
+@pytest.mark.parametrize(
+  'keys, channels',
+  [
+    (dict(side=16, samples=4), 4),
+    (dict(side=16, tile=16, samples=4), 4),
+    (dict(side=16, pages=2, samples=1), 2),
+  ],
+)
+def test_bombs_are_not_unpacked(keys, channels):
+  """The unpacked size of a strip is compared with that in the tags."""
+  injected('a decompression bomb')
+  data = unpacking_to(2**28, **keys)
+  tracemalloc.start()
+  with pytest.raises(DecodeError, match='unpacks to more than'):
+    decode(data, channels)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 2**23
+
+
+@pytest.mark.parametrize('channels', [3, 4])
+def test_huge_tiles_are_not_decoded(channels, monkeypatch):
+  """The size of a tile is limited like that of an image."""
+  injected('a decompression bomb')
+  monkeypatch.setattr(cv2, 'imdecode', None)
+  data = unpacking_to(100, side=16, tile=2**14, samples=channels)
+  with pytest.raises(DecodeError, match='16384 x 16384|1073741824 bytes'):
+    decode(data, channels)
+
+
+def test_large_strips_that_are_no_bombs():
+  """Whole files in one compressed strip are decoded as before."""
+  pixels = np.dstack([RGBA, OPACITY])
+  keys = dict(planarconfig='contig', compression='deflate', predictor=True)
+  data = tiff(pixels, 'minisblack', **keys)
+  np.testing.assert_array_equal(decode(data, 5), pixels)
