@@ -137,7 +137,7 @@ def find(path: str, weights: str = 'params') -> Pretrained:
   Raises:
     UserError: the path cannot be loaded, or does not contain that set of
       weights.
-    StorageError: a download failed.
+    DownloadError: a download failed.
   """
   form, local_path = format_of(download.local_copy(path))
   return _checked(form.load(local_path).chosen(weights))
