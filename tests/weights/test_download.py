@@ -86,6 +86,18 @@ def test_cached_weights_are_loaded_without_the_hub(tmp_path, site, monkeypatch):
     load_pretrained('hf:lab/other')
 
 
+def test_older_repositories_are_loaded(tmp_path, site):
+  """They have pytorch_model.bin, which is downloaded if nothing else is."""
+  torch = pytest.importorskip('torch')
+  folder = tmp_path / 'site' / 'lab' / 'old'
+  params = saved(f'huggingface:{folder}')
+  arrays = safetensors.numpy.load_file(folder / 'model.safetensors')
+  (folder / 'model.safetensors').unlink()
+  state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+  torch.save(state, folder / 'pytorch_model.bin')
+  assert equal(load_pretrained('hf:lab/old'), params)
+
+
 def test_one_file_of_a_repository_is_loaded(tmp_path, site):
   """Only that file and the settings next to it are downloaded."""
   folder = tmp_path / 'site' / 'lab' / 'files'

@@ -7,6 +7,7 @@ $XDG_CACHE_HOME/vit_jax/weights (~/.cache/vit_jax/weights).
 """
 
 import email.utils
+import functools
 import hashlib
 import http.client
 import logging
@@ -46,9 +47,10 @@ _REMEDIES = {
   'gs': 'check the address and your permissions (`gcloud auth '
   'application-default login`)',
 }
-_HUB = re.compile(r'hf:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?')
+_HUB = re.compile(r'hf:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/([^/].*))?')
 _NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')  # ORG/NAME
-_DIRECTORY = ('*.json', 'model*.safetensors')  # if the address has no FILE
+# Weights of an address without FILE; the first pattern with files is used.
+_WEIGHTS = ('model*.safetensors', 'pytorch_model*.bin')
 _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')  # PyTorch's name-HASH.pth
 
 
@@ -106,14 +108,13 @@ def _from_hub(path: str, sleep: Sleep) -> str:
   if not sys.stderr.isatty():
     utils.disable_progress_bars()
   name, revision, file = address.groups()
-  patterns = ['*.json', file] if file else [*_DIRECTORY]
 
-  def fetch() -> str:
+  def fetch(pattern: str) -> str:
     try:
       return hub.snapshot_download(
         name,
         revision=revision,
-        allow_patterns=patterns,
+        allow_patterns=['*.json', pattern],
         endpoint=os.environ.get('HF_ENDPOINT'),
       )
     except errors.LocalEntryNotFoundError as error:  # not in the cache either
@@ -124,17 +125,15 @@ def _from_hub(path: str, sleep: Sleep) -> str:
         ) from error
       raise error.__cause__ or ConnectionError(str(error)) from error
 
-  folder = _with_retries(path, fetch, sleep)
-  if file:
-    if not os.path.exists(os.path.join(folder, file)):
-      raise UserError(f'{path}: the repository {name} has no file {file!r}.')
-    return os.path.join(folder, file)
-  if not any(pathlib.Path(folder).glob(_DIRECTORY[1])):
-    raise UserError(
-      f'{path}: the repository {name} has no file {_DIRECTORY[1]}; give one of '
-      f'its weight files, as in hf:{name}/pytorch_model.bin.'
-    )
-  return folder
+  for pattern in [file] if file else _WEIGHTS:
+    folder = _with_retries(path, functools.partial(fetch, pattern), sleep)
+    if any(pathlib.Path(folder).glob(pattern)):
+      return os.path.join(folder, file) if file else folder
+  expected = repr(file) if file else ' or '.join(_WEIGHTS)
+  raise UserError(
+    f'{path}: the repository {name} has no file {expected}; give one of its '
+    f'weight files, as in hf:{name}/model.npz.'
+  )
 
 
 def _from_url(url: str, sleep: Sleep) -> str:

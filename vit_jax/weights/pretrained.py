@@ -184,7 +184,7 @@ def _checked(source: Pretrained) -> Pretrained:
   def checked(load: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:
     def load_and_check(abstract: PyTree) -> Any:
       params = load(abstract)
-      _check_finite(source.path, params)
+      check_finite(source.path, params)
       return params
 
     return load_and_check
@@ -196,8 +196,12 @@ def _checked(source: Pretrained) -> Pretrained:
   )
 
 
-def _check_finite(path: str, params: PyTree) -> None:
+def check_finite(path: str, params: PyTree) -> None:
   """Checks that parameters are finite.
+
+  Args:
+    path: path of the weights, for messages.
+    params: parameters on a mesh.
 
   Raises:
     UserError: some are NaN or infinite; the message lists their leaves.
