@@ -408,6 +408,16 @@ def test_directories_with_pickles_are_read(tmp_path, shards):
     references.agree(model, params, reference)
 
 
+@pytest.mark.parametrize(
+  'key, value',
+  [('id2label', {'9' * 6000: 'x'}), ('layer_norm_eps', 10**400)],
+)
+def test_numbers_with_many_digits_are_refused(tmp_path, key, value):
+  path = written(tmp_path, huggingface(), **{key: value})
+  with pytest.raises(UserError, match=f'{key} is .*; it must be'):
+    load_pretrained(path)
+
+
 OPTIONS = {
   'distilled': ('deit', {}),
   'registers': ('dinov2_with_registers', dict(registers=2)),

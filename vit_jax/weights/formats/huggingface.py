@@ -37,10 +37,10 @@ _CONFIG: settings.Rules = {
   'id2label': settings.Rule(
     lambda value: (
       isinstance(value, dict)
-      and all(str(key).isdecimal() for key in value)
+      and all(key.isdecimal() and len(key) < 10 for key in value)
       and all(isinstance(name, str) for name in value.values())
     ),
-    'an object of class names, whose keys are numbers',
+    'an object of class names, whose keys are numbers of up to 9 digits',
   ),
 }
 

@@ -79,13 +79,11 @@ def matches(path: str) -> bool:
 
   timm writes such folders for the Hugging Face hub.
   """
-  if path.endswith(('.safetensors', *tensors.PICKLES)):
-    return True
   folder = paths.locate(path)
-  return (
-    folder.is_dir()
-    and (folder / 'config.json').exists()
-    and 'architecture' in settings.read(folder / 'config.json')
+  if not folder.is_dir():
+    return path.endswith(('.safetensors', *tensors.PICKLES))
+  return (folder / 'config.json').exists() and 'architecture' in settings.read(
+    folder / 'config.json'
   )
 
 
