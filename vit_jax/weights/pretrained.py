@@ -316,8 +316,8 @@ def _override_error(source: Pretrained, model: dict[str, Any]) -> UserError:
   hint = ''
   if 'window_size' in changed:
     hint = (
-      ' Fine-tuning with --config.model.window_size and an --config.image_size '
-      'that is not that of the weights resizes the tables of a Swin.'
+      ' Fine-tuning with --config.model.window_size resizes the bias tables if '
+      '--config.image_size differs from that of the weights, too.'
     )
   return UserError(
     f'{given} was given, but the arrays in {source.path} are those of '

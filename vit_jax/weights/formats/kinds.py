@@ -4,7 +4,7 @@ from vit_jax.files import paths
 
 PICKLES = ('.pth', '.pt', '.bin', '.pth.tar', '.ckpt')  # endings of PyTorch
 SUPPORTED = (
-  'Supported: .npz (the authors, BiT, big_vision), .safetensors and PyTorch '
+  'Supported: .npz, .safetensors and PyTorch '
   f'({", ".join(PICKLES)}) files, Hugging Face directories, workdirs and '
   'checkpoint step directories'
 )

@@ -210,8 +210,8 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
         'only its state_dict, as .safetensors.'
       )
     raise UserError(
-      f'{path} cannot be read as PyTorch weights, because pickled code is never '
-      f'run. {advice}'
+      f'{path} cannot be read as PyTorch weights; pickled code is never run. '
+      f'{advice}'
     ) from error
   except Exception as error:  # noqa: BLE001 (damage raises anything)
     reason = paths.reason(error).partition(' In PyTorch 2.6')[0]
