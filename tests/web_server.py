@@ -18,11 +18,17 @@ class Web:
     url: its address.
     requests: (method, path, Range header or None) of each request.
     cut: numbers of bytes after which the next bodies break off.
+    failures: (status, headers) of the next answers.
+    sized: whether answers have a Content-Length.
+    stopped: if it is not None, answers wait for this event.
   """
 
   def __init__(self, folder: pathlib.Path):
     self.requests: list[tuple[str, str, str | None]] = []
     self.cut: list[int] = []
+    self.failures: list[tuple[int, dict[str, str]]] = []
+    self.sized = True
+    self.stopped: threading.Event | None = None
     web = self
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -34,6 +40,13 @@ class Web:
       def do_GET(self):
         path = self.path.partition('?')[0]
         web.requests.append((self.command, path, self.headers.get('Range')))
+        if web.stopped is not None:
+          web.stopped.wait(60)
+          self.close_connection = True
+          return None
+        if web.failures:
+          status, headers = web.failures.pop(0)
+          return self.send(status, b'', headers)
         repo = re.fullmatch(r'/api/models/(.+?)/(revision|tree)/([^/]+)', path)
         if repo:
           return self.answer_api(folder / repo[1], *repo.groups())
@@ -69,7 +82,10 @@ class Web:
         self.send_response(status)
         for key, value in headers.items():
           self.send_header(key, value)
-        self.send_header('Content-Length', str(len(body)))
+        if web.sized or not body:
+          self.send_header('Content-Length', str(len(body)))
+        else:
+          self.close_connection = True
         self.end_headers()
         if self.command == 'HEAD':
           return

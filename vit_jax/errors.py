@@ -26,6 +26,13 @@ class StorageError(Exception):
   """
 
 
+class DownloadError(StorageError):
+  """A server or the network failed: one message, exit code 1.
+
+  Starting again may help.
+  """
+
+
 class DivergedError(Exception):
   """Training diverged, and no more rollbacks are allowed: exit code 43."""
 

@@ -1,17 +1,22 @@
 """Tests of weights by address, from a local server."""
 
+import email.utils
 import hashlib
+import threading
+import time
 
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 from huggingface_hub import constants
 from web_server import SHA, Web
 
 from vit_jax import load_pretrained
-from vit_jax.errors import StorageError, UserError
+from vit_jax.errors import EXIT_CRASH, DownloadError, UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.models.vit import Model
+from vit_jax.processes import peers
 from vit_jax.weights import download, pretrained
 
 SIZES = dict(patch_size=8, width=16, depth=1, mlp_dim=32, num_heads=2)
@@ -26,6 +31,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setattr(download, 'PAUSES_S', (0.0, 0.0, 0.0))
     yield web
 
 
@@ -55,6 +61,10 @@ def equal(loaded, params):
   return True
 
 
+def cached(tmp_path):
+  return [file for file in (tmp_path / 'cache').rglob('*') if file.is_file()]
+
+
 def test_hub_repositories_are_loaded(tmp_path, site):
   """By name, and at a revision."""
   folder = tmp_path / 'site' / 'lab' / 'tiny'
@@ -72,8 +82,20 @@ def test_cached_weights_are_loaded_without_the_hub(tmp_path, site, monkeypatch):
   load_pretrained('hf:lab/tiny')
   monkeypatch.setenv('HF_ENDPOINT', 'http://127.0.0.1:9')
   assert equal(load_pretrained('hf:lab/tiny'), params)
-  with pytest.raises(StorageError, match='hf:lab/other cannot be downloaded'):
+  with pytest.raises(DownloadError, match='hf:lab/other cannot be downloaded'):
     load_pretrained('hf:lab/other')
+
+
+def test_older_repositories_are_loaded(tmp_path, site):
+  """They have pytorch_model.bin, which is downloaded if nothing else is."""
+  torch = pytest.importorskip('torch')
+  folder = tmp_path / 'site' / 'lab' / 'old'
+  params = saved(f'huggingface:{folder}')
+  arrays = safetensors.numpy.load_file(folder / 'model.safetensors')
+  (folder / 'model.safetensors').unlink()
+  state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+  torch.save(state, folder / 'pytorch_model.bin')
+  assert equal(load_pretrained('hf:lab/old'), params)
 
 
 def test_one_file_of_a_repository_is_loaded(tmp_path, site):
@@ -118,10 +140,10 @@ def test_urls_are_downloaded_once(tmp_path, site):
   """An incomplete download leaves no file."""
   params = saved(tmp_path / 'site' / 'b.npz')
   address = f'{site.url}/b.npz'
-  site.cut.append(1000)
-  with pytest.raises(StorageError, match='b.npz cannot be downloaded'):
+  site.cut += 4 * [1000]
+  with pytest.raises(DownloadError, match='b.npz cannot be downloaded'):
     load_pretrained(address)
-  assert not [f for f in (tmp_path / 'cache').rglob('*') if f.is_file()]
+  assert not cached(tmp_path)
   assert equal(load_pretrained(address), params)
   count = len(site.requests)
   assert equal(load_pretrained(address), params)
@@ -139,5 +161,117 @@ def test_the_hash_in_a_file_name_is_checked(tmp_path, site):
   local = download.local_copy(f'{site.url}/a-{digest[:8]}.bin')
   with open(local, 'rb') as copy:
     assert copy.read() == content
-  with pytest.raises(StorageError, match='checksum'):
+  with pytest.raises(DownloadError, match='checksum'):
     download.local_copy(f'{site.url}/a-01234567.bin')
+
+
+@pytest.mark.parametrize('status', [408, 429, 500, 503])
+def test_failures_that_may_pass_are_tried_again(
+  tmp_path, site, monkeypatch, status
+):
+  """Pauses grow, and are as long as the server requests within a limit."""
+  (tmp_path / 'site' / 'a.npz').write_bytes(zip_file(tmp_path))
+  monkeypatch.setattr(download, 'PAUSES_S', (1.0, 2.0, 4.0))
+  date = email.utils.formatdate(time.time() + 900, usegmt=True)
+  pauses = []
+  site.failures += [
+    (status, {'Retry-After': '5'}),
+    (status, {}),
+    (status, {'Retry-After': date}),
+  ]
+  download.local_copy(f'{site.url}/a.npz', sleep=pauses.append)
+  assert pauses == [5.0, 2.0, download.MAX_PAUSE_S]
+  assert len(site.requests) == 4
+
+
+def zip_file(tmp_path):
+  np.savez(tmp_path / 'any.npz', w=np.ones(100, np.float32))
+  return (tmp_path / 'any.npz').read_bytes()
+
+
+@pytest.mark.parametrize('status', [429, 500, 503, 599])
+@pytest.mark.parametrize('address', ['{}/a.npz', 'hf:lab/tiny'])
+def test_outages_are_errors_of_their_own(site, status, address):
+  """The exit code is 1, and the message contains the status."""
+  site.failures += 4 * [(status, {})]
+  with pytest.raises(DownloadError, match=f'HTTP {status}') as error:
+    download.local_copy(address.format(site.url))
+  assert 'does not exist' not in str(error.value)
+  assert peers.exit_status(error.value)[0] == EXIT_CRASH
+  assert len(site.requests) == 4
+
+
+@pytest.mark.parametrize('status', [401, 403, 404, 410, 400])
+@pytest.mark.parametrize('address', ['{}/a.npz', 'hf:lab/tiny'])
+def test_wrong_addresses_are_errors_of_the_user(site, status, address):
+  """They are not tried again, and the exit code is 2."""
+  site.failures += 4 * [(status, {})]
+  with pytest.raises(UserError, match=f'HTTP {status}') as error:
+    download.local_copy(address.format(site.url), sleep=pytest.fail)
+  assert ('does not exist' in str(error.value)) == (status != 400)
+  assert len(site.requests) == 1
+
+
+@pytest.mark.parametrize(
+  'url, words',
+  [
+    ('http://127.0.0.1:9/a.npz', '127.0.0.1:9'),
+    ('http://vit-jax.invalid/a.npz', 'vit-jax.invalid'),
+  ],
+)
+def test_servers_that_cannot_be_reached_are_outages(site, url, words):
+  """Refused connections and unknown hosts are tried again."""
+  del site
+  pauses = []
+  with pytest.raises(DownloadError, match='Check the address') as error:
+    download.local_copy(url, sleep=pauses.append)
+  assert len(pauses) == 3
+  assert words in str(error.value)
+
+
+def test_a_hanging_server_is_not_waited_for(site, monkeypatch):
+  assert download.TIMEOUT_S <= 60
+  monkeypatch.setattr(download, 'TIMEOUT_S', 0.2)
+  site.stopped = threading.Event()
+  start = time.monotonic()
+  with pytest.raises(DownloadError, match='no data for 0.2 s'):
+    download.local_copy(f'{site.url}/a.npz')
+  assert time.monotonic() - start < 20
+  site.stopped.set()
+
+
+def test_offline_weights_are_not_asked_for(site, monkeypatch):
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+  with pytest.raises(UserError, match='HF_HUB_OFFLINE'):
+    download.local_copy('hf:lab/other', sleep=pytest.fail)
+  assert not site.requests
+
+
+@pytest.mark.parametrize('ending', ['npz', 'safetensors', 'pth', 'bin'])
+@pytest.mark.parametrize('fault', ['cut', 'damaged', 'page'])
+def test_damaged_downloads_are_not_kept(tmp_path, site, ending, fault):
+  """The server does not send the size, so it cannot be compared."""
+  site.sized = False
+  file = tmp_path / 'site' / f'a.{ending}'
+  if ending == 'npz':
+    file.write_bytes(zip_file(tmp_path))
+  elif ending == 'safetensors':
+    safetensors.numpy.save_file({'w': np.ones(100, np.float32)}, file)
+  else:
+    torch = pytest.importorskip('torch')
+    torch.save({'w': torch.ones(100)}, file)
+  content = bytearray(file.read_bytes())
+  address = f'{site.url}/{file.name}'
+  if fault == 'cut':
+    site.cut.append(len(content) - 200)
+  elif fault == 'page':
+    file.write_bytes(b'<html>Log in</html>')
+  else:
+    # A .safetensors file has no checksum; only its header can be checked.
+    values = content.index(np.ones(100, np.float32).tobytes())
+    content[3 if ending == 'safetensors' else values] ^= 1
+    file.write_bytes(content)
+  with pytest.raises(DownloadError, match='not kept') as error:
+    download.local_copy(address)
+  assert address in str(error.value)
+  assert not cached(tmp_path)

@@ -1,6 +1,7 @@
 """Tests of Hugging Face directories against the library."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -333,6 +334,88 @@ def test_messages_of_unsupported_directories(tmp_path):
   other = about | {'model': about['model'] | {'pool': 'gap'}}
   with pytest.raises(UserError, match="pool 'gap'"):
     pretrained.save(f'huggingface:{tmp_path}/b', params, other)
+
+
+def sharded(folder):
+  """Writes a model in several files and an index; returns the index."""
+  huggingface().save_pretrained(folder, max_shard_size='20KB')
+  return folder / 'model.safetensors.index.json'
+
+
+def change_index(index, change):
+  content = json.loads(index.read_text())
+  change(content)
+  index.write_text(json.dumps(content))
+
+
+def test_shards_must_be_those_of_the_index(tmp_path):
+  """A tensor in another file, a missing and an extra one, another size."""
+  index = sharded(tmp_path)
+  good = index.read_text()
+  files = json.loads(good)['weight_map']
+  name, first = next(iter(files.items()))
+  other = next(file for file in files.values() if file != first)
+  for change, words in (
+    (
+      lambda content: content['weight_map'].update({name: other}),
+      f'{name} is not in {other}, but in {first}',
+    ),
+    (
+      lambda content: content['weight_map'].update({'lost': first}),
+      f'lost is not in {first}',
+    ),
+    (
+      lambda content: content['weight_map'].pop(name),
+      f'{name} is in {first}, but not listed',
+    ),
+    (
+      lambda content: content['metadata'].update(total_size=1234),
+      'total_size of 1,234 bytes',
+    ),
+  ):
+    index.write_text(good)
+    change_index(index, change)
+    for path in (tmp_path, tmp_path / first):
+      with pytest.raises(UserError, match=re.escape(words)) as error:
+        load_pretrained(str(path))
+      assert str(index) in str(error.value)
+  index.write_text(good)
+  assert load_pretrained(str(tmp_path / first)).model.depth == references.DEPTH
+
+
+@pytest.mark.parametrize('shards', [False, True])
+def test_directories_with_pickles_are_read(tmp_path, shards):
+  """Older models have pytorch_model.bin and no .safetensors."""
+  reference = huggingface()
+  path = written(tmp_path, reference)
+  (tmp_path / 'model.safetensors').unlink()
+  with pytest.raises(UserError, match='model.safetensors or pytorch_model.bin'):
+    load_pretrained(path)
+  state = reference.state_dict()
+  if shards:
+    names = {name: f'pytorch_model-{len(name) % 2}.bin' for name in state}
+    for file in set(names.values()):
+      part = {name: state[name] for name in names if names[name] == file}
+      references.torch.save(part, tmp_path / file)
+    index = tmp_path / 'pytorch_model.bin.index.json'
+    index.write_text(json.dumps({'weight_map': names}))
+    files = [path, f'{path}/pytorch_model-1.bin']
+  else:
+    references.torch.save(state, tmp_path / 'pytorch_model.bin')
+    files = [path, f'{path}/pytorch_model.bin']
+  for each in files:
+    model, params = load_pretrained(each)
+    references.agree(model, params, reference)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [('id2label', {'9' * 6000: 'x'}), ('layer_norm_eps', 10**400)],
+)
+def test_numbers_with_many_digits_are_refused(tmp_path, key, value):
+  path = written(tmp_path, huggingface(), **{key: value})
+  with pytest.raises(UserError, match=f'{key} is .*; it must be'):
+    load_pretrained(path)
 
 
 OPTIONS = {

@@ -1,15 +1,17 @@
 """Tests of averages of weights."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 import tiny_vit
 
 from vit_jax import convert, load_pretrained, save_pretrained
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.weights import pretrained
+from vit_jax.weights import pretrained, soup
 
 NAMES = ['ant', 'bee', 'cat']
 
@@ -49,6 +51,27 @@ def test_the_mean_of_several_formats(tmp_path):
     np.testing.assert_allclose(
       leaf, expected, rtol=1e-5, atol=1e-6, err_msg=path
     )
+
+
+def test_sums_that_overflow_are_refused(tmp_path):
+  """The message contains the paths and the leaf."""
+  path = str(tmp_path / 'a.npz')
+  built = Model(3, **tiny_vit.SIZES)
+  save_pretrained(path, tiny_vit.noise_params(built, (8, 8)), {})
+  source = pretrained.find(path)
+
+  def load(abstract):
+    params = tree.flatten(source.load(abstract))
+    bias = params['head/bias']
+    large = np.full(bias.shape, 2e38, np.float32)
+    params['head/bias'] = jax.device_put(large, bias.sharding)
+    return tree.unflatten(params)
+
+  large = dataclasses.replace(source, path='large', load=load)
+  abstract = source.abstract_params(sharding.make_mesh(jax.devices()[:1]))
+  soup.average([source, large]).load(abstract)
+  with pytest.raises(UserError, match=r'sum of large, large .*head/bias \(3'):
+    soup.average([large, large]).load(abstract)
 
 
 @pytest.mark.slow

@@ -11,11 +11,11 @@ import safetensors.numpy
 from references import timm, timm_file, torch, transformers
 
 from vit_jax import finetune, load_pretrained
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.models.swin import Model, relative
-from vit_jax.weights import pretrained
+from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.formats import naming, timm_swin
 from vit_jax.weights.formats.normalization import IMAGENET
 
@@ -364,6 +364,42 @@ def test_resized_bias_tables_equal_torch(old, new):
   expected = expected.permute(0, 2, 3, 1).reshape(2, -1, 3).numpy()
   ours = relative.resize(jnp.asarray(table), new)
   np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_another_window_is_named(tmp_path):
+  """A file that does not fit an argument is not called damaged."""
+  path = timm_file(tmp_path / 'there', timm_swin_transformer(64))
+  with pytest.raises(UserError, match='window_size=6.*window_size=4') as error:
+    load_pretrained(path, image_size=96, window_size=6, num_heads=2)
+  assert path in str(error.value)
+  assert 'damaged' not in str(error.value)
+  assert 'num_heads' not in str(error.value)
+  assert load_pretrained(path, window_size=4).model.window_size == 4
+  # Fine-tuning resizes the tables, as the message says.
+  source = pretrained.find(path)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  model = source.model(window_size=6)
+  adapted = transfer.adapt(
+    load_pretrained(path).params, model, source, (96, 96), None, mesh
+  )
+  expected = jax.tree.map(jnp.shape, abstract_params(model, (96, 96)))
+  assert jax.tree.map(jnp.shape, adapted) == expected
+
+
+def test_tables_that_stay_the_same_are_not_logged(tmp_path, caplog):
+  """Windows fill the maps of stages 1 and 2 at both sizes; not of stage 3."""
+  caplog.set_level('INFO', 'vit_jax')
+  source = pretrained.find(timm_file(tmp_path / 'a', timm_swin_transformer(32)))
+  assert source.about['model']['window_size'] == 4
+  caplog.clear()
+  load_pretrained(source.path, image_size=128)
+  tables = [
+    record.args[0]
+    for record in caplog.records
+    if 'interpolated' in record.getMessage()
+  ]
+  assert tables
+  assert all(path.startswith('stage3/') for path in tables)
 
 
 def test_finetuning_keeps_the_window(tmp_path):

@@ -1,6 +1,7 @@
 """Tests of files of tensors: PyTorch's checkpoints, damage, and code."""
 
 import argparse
+import pathlib
 import pickle
 import re
 
@@ -117,6 +118,108 @@ def test_pickled_code_is_not_executed(tmp_path, capsys):
     with pytest.raises(UserError, match='never run'):
       load_pretrained(str(tmp_path / name))
   assert 'run!' not in capsys.readouterr().out
+
+
+class Own:
+  """A class that is not importable elsewhere."""
+
+
+def test_harmless_objects_of_checkpoints_are_read(tmp_path):
+  """NumPy's scalars and arrays, paths and arguments, with any usual ending."""
+  state = timm_vit().state_dict()
+  harmless = {
+    'best': np.float64(77.1),
+    'flag': np.bool_(True),
+    'random': np.random.default_rng(0).normal(size=3),
+    'args': argparse.Namespace(output=pathlib.Path('/x'), lr=np.float32(1)),
+  }
+  for name in ('a.pth', 'checkpoint.pth.tar', 'last.ckpt', 'a.bin'):
+    path = str(tmp_path / name)
+    torch.save({'state_dict': state, **harmless}, path)
+    params = loaded(path).params
+    np.testing.assert_array_equal(
+      params['head']['kernel'], state['head.weight'].numpy().T
+    )
+
+
+@pytest.mark.parametrize('legacy', [False, True])
+def test_other_objects_are_named(tmp_path, legacy):
+  """PyTorch's advice to load a file unsafely is not repeated."""
+  path = tmp_path / 'a.pth'
+  content = {'model': {'w': torch.ones(3)}, 'own': Own()}
+  torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+  with pytest.raises(UserError, match=rf'{__name__}.Own.*safetensors') as error:
+    tensors.read(str(path))
+  assert not re.search('weights_only|safe_globals|2\\.6', str(error.value))
+
+
+def test_numpy_objects_run_no_code_of_numpy(tmp_path):
+  """The functions of NumPy are replaced, whatever they are given."""
+  path = tmp_path / 'a.pth'
+  hostile = np.empty(1, dtype=object)
+  hostile[0] = Evil()
+  torch.save({'model': {'w': torch.ones(3)}, 'o': hostile}, path)
+  with pytest.raises(UserError, match='never run'):
+    tensors.read(str(path))
+  hostile[0] = 'text'
+  torch.save({'model': {'w': torch.ones(3), 'o': hostile}}, path)
+  assert list(tensors.read(str(path))) == ['w']
+
+
+@pytest.mark.filterwarnings('ignore')  # torch deprecates most of these types
+@pytest.mark.parametrize('kind', ['quantized', 'sparse', 'csr', 'meta', 'fp4'])
+def test_tensors_without_plain_values_are_named(tmp_path, kind):
+  path, tensor = str(tmp_path / 'a.pth'), torch.ones(4, 4)
+  if kind == 'quantized':
+    tensor = torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8)
+  elif kind == 'sparse':
+    tensor = tensor.to_sparse()
+  elif kind == 'csr':
+    tensor = tensor.to_sparse_csr()
+  elif kind == 'meta':
+    tensor = tensor.to('meta')
+  else:
+    tensor = tensor.to(torch.uint8).view(torch.float4_e2m1fn_x2)
+  torch.save({'some.weight': tensor}, path)
+  words = {'csr': 'sparse_csr', 'fp4': 'Float4'}.get(kind, kind)
+  with pytest.raises(UserError, match=f'{words}.*some.weight') as error:
+    tensors.read(path)
+  assert path in str(error.value)
+
+
+@pytest.mark.parametrize('ending', ['pth', 'safetensors'])
+def test_weights_of_8_bits_are_named(tmp_path, ending):
+  state = timm_vit().state_dict()
+  state['head.weight'] = state['head.weight'].to(torch.float8_e4m3fn)
+  path = tmp_path / f'a.{ending}'
+  if ending == 'pth':
+    torch.save(state, path)
+  else:
+    pytest.importorskip('safetensors.torch').save_file(state, path)
+  with pytest.raises(UserError, match=r'head.weight \(float8_e4m3fn\)'):
+    load_pretrained(str(path))
+
+
+@pytest.mark.parametrize(
+  'content, words',
+  [
+    (b'', 'is empty'),
+    (b'<html>Not found', 'a web page'),
+    (b'\x89HDF\r\n\x1a\n', 'HDF5'),
+    (b'version https://git-lfs.github.com/spec/v1', 'git lfs pull'),
+    (b'no weights at all', 'not those of a known kind'),
+  ],
+)
+@pytest.mark.parametrize('ending', ['npz', 'pth', 'safetensors', 'h5'])
+def test_messages_state_the_kind_of_a_file(tmp_path, ending, content, words):
+  """Nothing says that the file is damaged, because nothing was compared."""
+  path = tmp_path / f'a.{ending}'
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=words) as error:
+    load_pretrained(str(path))
+  assert str(path) in str(error.value)
+  assert 'Supported: .npz' in str(error.value)
+  assert 'damaged' not in str(error.value)
 
 
 def damaged(state, kind):

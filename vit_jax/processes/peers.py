@@ -28,6 +28,7 @@ from vit_jax.errors import (
   EXIT_STUCK,
   EXIT_USER_ERROR,
   DivergedError,
+  DownloadError,
   PreemptedError,
   StorageError,
   UserError,
@@ -181,6 +182,7 @@ def exit_status(error: BaseException) -> tuple[int, str] | None:
     (UserError, EXIT_USER_ERROR, 'error'),
     (PreemptedError, EXIT_PREEMPTED, 'preempted'),
     (DivergedError, EXIT_DIVERGED, 'diverged'),
+    (DownloadError, EXIT_CRASH, 'download failed'),
     (StorageError, EXIT_CRASH, 'storage failed'),
   ):
     if isinstance(error, kind):

@@ -6,46 +6,75 @@ those of the hub into the cache of `huggingface_hub` ($HF_HOME), the others into
 $XDG_CACHE_HOME/vit_jax/weights (~/.cache/vit_jax/weights).
 """
 
+import email.utils
+import functools
 import hashlib
+import http.client
 import logging
 import os
 import pathlib
+import pickle
 import re
 import sys
+import time
 import urllib.parse
+import zipfile
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import fsspec
+import safetensors
 from fsspec.callbacks import TqdmCallback
 
-from vit_jax.errors import StorageError, UserError
-from vit_jax.files import paths
-from vit_jax.weights.formats import tensors
+from vit_jax.errors import DownloadError, UserError
+from vit_jax.files import outages, paths
+from vit_jax.weights.formats import archives, tensors
 
 log = logging.getLogger('vit_jax')
-_HUB = re.compile(r'hf:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?')
+T = TypeVar('T')
+Sleep = Callable[[float], None]
+PAUSES_S = (1.0, 2.0, 4.0)  # between attempts
+MAX_PAUSE_S = 30.0  # limit for the pause that a server requests (Retry-After)
+TIMEOUT_S = 30.0  # longest time for a connection, and without any data
+# HTTP: time-out, too early, too many requests. All from 500 are temporary, too.
+_TEMPORARY_STATUS = {408, 425, 429}
+_ABSENT_STATUS = {401, 403, 404, 410}
+# Errors of aiohttp and huggingface_hub for addresses that cannot exist.
+_WRONG_ADDRESS = {'InvalidUrlClientError', 'InvalidURL', 'HFValidationError'}
+# What to do if an address does not exist or is not public.
+_REMEDIES = {
+  'hf': 'check the name, or set HF_TOKEN to a token that may read it',
+  'gs': 'check the address and your permissions (`gcloud auth '
+  'application-default login`)',
+}
+_HUB = re.compile(r'hf:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/([^/].*))?')
 _NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')  # ORG/NAME
-_DIRECTORY = ('*.json', 'model*.safetensors')  # if the address has no FILE
-_HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')  # PyTorch's name-HASH.pth
+# Weights of an address without FILE; the first pattern with files is used.
+_WEIGHTS = ('model*.safetensors', 'pytorch_model*.bin')
+_HASH = re.compile(
+  r'-([0-9a-f]{8,64})\.\w+(\.tar)?$'
+)  # PyTorch's name-HASH.pth
 
 
-def local_copy(path: str) -> str:
+def local_copy(path: str, sleep: Sleep = time.sleep) -> str:
   """Downloads weights if necessary, and returns the path of the local copy.
 
   Args:
     path: address of weights; any other path is returned unchanged.
+    sleep: function that waits for some seconds.
 
   Returns:
     Path of a file, or of a directory for a whole repository of the hub.
 
   Raises:
     UserError: the address does not exist, or is not one of weights.
-    StorageError: the download failed.
+    DownloadError: the download failed.
   """
   if path.startswith('hf:'):
-    return _from_hub(path)
+    return _from_hub(path, sleep)
   is_pickle = path.startswith('gs://') and path.endswith(tensors.PICKLES)
   if is_pickle or re.match('https?://', path):
-    return _from_url(path)
+    return _from_url(path, sleep)
   parent = os.path.dirname(path)
   if _NAME.fullmatch(path) and not os.path.exists(parent):
     raise UserError(
@@ -55,7 +84,7 @@ def local_copy(path: str) -> str:
   return path
 
 
-def _from_hub(path: str) -> str:
+def _from_hub(path: str, sleep: Sleep) -> str:
   """Returns the local copy of a repository of the hub, or of one of its files.
 
   `huggingface_hub` verifies sizes, resumes downloads that were interrupted, and
@@ -63,7 +92,7 @@ def _from_hub(path: str) -> str:
 
   Raises:
     UserError: the address is wrong, or the repository has no such weights.
-    StorageError: the download failed.
+    DownloadError: the download failed.
   """
   address = _HUB.fullmatch(path)
   if address is None:
@@ -73,7 +102,7 @@ def _from_hub(path: str) -> str:
     )
   try:
     import huggingface_hub as hub
-    from huggingface_hub import errors, utils
+    from huggingface_hub import constants, errors, utils
   except ModuleNotFoundError as error:
     raise UserError(
       f'{path} needs huggingface_hub: pip install huggingface_hub.'
@@ -81,46 +110,40 @@ def _from_hub(path: str) -> str:
   if not sys.stderr.isatty():
     utils.disable_progress_bars()
   name, revision, file = address.groups()
-  patterns = ['*.json', file] if file else [*_DIRECTORY]
-  try:
-    folder = hub.snapshot_download(
-      name,
-      revision=revision,
-      allow_patterns=patterns,
-      endpoint=os.environ.get('HF_ENDPOINT'),
-    )
-  except errors.LocalEntryNotFoundError as error:  # not in the cache either
-    raise _failed(path, error) from error
-  except (
-    errors.RepositoryNotFoundError,
-    errors.RevisionNotFoundError,
-    errors.HFValidationError,
-  ) as error:
-    raise UserError(
-      f'{path} does not exist on the Hugging Face Hub, or it is not public: '
-      'check the name, or set HF_TOKEN to a token that may read it.'
-    ) from error
-  except Exception as error:  # network errors, which many libraries raise
-    raise _failed(path, error) from error
-  if file:
-    if not os.path.exists(os.path.join(folder, file)):
-      raise UserError(f'{path}: the repository {name} has no file {file!r}.')
-    return os.path.join(folder, file)
-  if not any(pathlib.Path(folder).glob(_DIRECTORY[1])):
-    raise UserError(
-      f'{path}: the repository {name} has no file {_DIRECTORY[1]}; give one of '
-      f'its weight files, as in hf:{name}/pytorch_model.bin.'
-    )
-  return folder
+
+  def fetch(pattern: str) -> str:
+    try:
+      return hub.snapshot_download(
+        name,
+        revision=revision,
+        allow_patterns=['*.json', pattern],
+        endpoint=os.environ.get('HF_ENDPOINT'),
+      )
+    except errors.LocalEntryNotFoundError as error:  # not in the cache either
+      if constants.HF_HUB_OFFLINE:
+        raise UserError(
+          f'{path} is not in the cache of huggingface_hub, and HF_HUB_OFFLINE '
+          'is set: unset it, or download the weights on another machine.'
+        ) from error
+      raise error.__cause__ or ConnectionError(str(error)) from error
+
+  for pattern in [file] if file else _WEIGHTS:
+    folder = _with_retries(path, functools.partial(fetch, pattern), sleep)
+    if any(pathlib.Path(folder).glob(pattern)):
+      return os.path.join(folder, file) if file else folder
+  expected = repr(file) if file else ' or '.join(_WEIGHTS)
+  raise UserError(
+    f'{path}: the repository {name} has no file {expected}; give one of its '
+    f'weight files, as in hf:{name}/model.npz.'
+  )
 
 
-def _from_url(url: str) -> str:
+def _from_url(url: str, sleep: Sleep) -> str:
   """Returns the local copy of a file on the web or in a bucket.
 
   Raises:
     UserError: the file does not exist.
-    StorageError: the download failed, or the file's checksum differs from the
-      one in its name.
+    DownloadError: the download failed, or the file is damaged.
   """
   home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   digest = hashlib.sha256(url.encode()).hexdigest()[:16]
@@ -129,46 +152,174 @@ def _from_url(url: str) -> str:
   if target.exists():
     return str(target)
   part = target.with_name(f'.{name}.{os.getpid()}')
-  try:
+
+  def fetch() -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    system, source = fsspec.core.url_to_fs(url)
-    size = system.info(source)['size']
-    log.info('downloading %s to %s', url, target)
+    system, source = fsspec.core.url_to_fs(url, **_options(url))
     # The bar is shown on a terminal only.
     bar = dict(unit='B', unit_scale=True, desc=name, disable=None)
     with TqdmCallback(tqdm_kwargs=bar) as callback:
       system.get_file(source, str(part), callback=callback)
-    _check(part, name, size)
+
+  log.info('downloading %s to %s', url, target)
+  try:
+    _with_retries(url, fetch, sleep)
+    _check(part, name)
     part.replace(target)
-  except FileNotFoundError as error:
-    raise UserError(f'{url} does not exist: check the address.') from error
-  except Exception as error:  # network errors, which many libraries raise
-    raise _failed(url, error) from error
+  except (UserError, DownloadError):
+    raise
+  except Exception as error:  # damage raises anything
+    raise DownloadError(
+      f'{url} was downloaded, but not kept: {paths.reason(error)}. The server '
+      'may have sent only a part of the file, or another page: check the '
+      'address and start again.'
+    ) from error
   finally:
     part.unlink(missing_ok=True)
   return str(target)
 
 
-def _check(part: pathlib.Path, name: str, size: int | None) -> None:
-  """Compares a download with its expected size, and with the hash in its name.
+def _options(url: str) -> dict[str, Any]:
+  """Returns the options of the file system for an address."""
+  if url.startswith('gs://'):
+    return {}  # gcsfs has time-outs and retries of its own
+  import aiohttp  # fsspec needs it for http:// and https://
+
+  timeout = aiohttp.ClientTimeout(
+    total=None, connect=TIMEOUT_S, sock_read=TIMEOUT_S
+  )
+  return {'client_kwargs': {'timeout': timeout}}
+
+
+def _check(part: pathlib.Path, name: str) -> None:
+  """Checks that a download is complete, as far as its format permits.
+
+  The clients compare its size, if the server sent one. Pickles of PyTorch
+  before 1.6 contain no checksums.
 
   Raises:
-    OSError: the size or the hash differs.
+    Exception: it is not.
   """
-  actual = part.stat().st_size
-  if size is not None and actual != size:
-    raise OSError(f'{actual:,} bytes were received instead of {size:,}')
   expected = _HASH.search(name)
   if expected is None:
-    return
+    return _check_format(part, name)
   with part.open('rb') as opened:
     digest = hashlib.file_digest(opened, 'sha256').hexdigest()
   if not digest.startswith(expected[1]):
     raise OSError(f'its checksum is {digest[:8]}, not the one in its name')
 
 
-def _failed(path: str, error: Exception) -> StorageError:
-  return StorageError(
-    f'{path} cannot be downloaded: {paths.reason(error)}. Check the network '
-    'and start again.'
-  )
+def _check_format(part: pathlib.Path, name: str) -> None:
+  """Checks that a file is intact and has the format of its ending."""
+  if name.endswith('.safetensors'):
+    try:
+      # Compares the positions in the header with the size of the file.
+      with safetensors.safe_open(part, 'numpy'):
+        return
+    except safetensors.SafetensorError as error:
+      raise ValueError(f'it is not a .safetensors file ({error})') from error
+  is_pickle = name.endswith(tensors.PICKLES)
+  if not is_pickle and not name.endswith('.npz'):
+    return
+  with part.open('rb') as file:
+    start = file.read(2)
+    if zipfile.is_zipfile(file):
+      archives.check_contents(file, part.stat().st_size)
+    elif not is_pickle or start[:1] != pickle.PROTO:
+      kind = 'a complete zip file' if start == b'PK' else 'a file of weights'
+      raise ValueError(f'it is not {kind}')
+
+
+def _with_retries(path: str, fetch: Callable[[], T], sleep: Sleep) -> T:
+  """Downloads a file; tries again after pauses if the failure may pass.
+
+  Args:
+    path: address, for messages.
+    fetch: function that downloads it; may be called several times.
+    sleep: function that waits for some seconds.
+
+  Returns:
+    The result of the function.
+
+  Raises:
+    UserError: the address is wrong or may not be read.
+    DownloadError: the download keeps failing.
+  """
+  pauses_s = list(PAUSES_S)
+  while True:
+    try:
+      return fetch()
+    except UserError:
+      raise
+    except Exception as error:  # network errors, which many libraries raise
+      failure, temporary = _failure(path, error)
+      if not temporary or not pauses_s:
+        raise failure from error
+      pause_s = max(pauses_s.pop(0), min(_retry_after_s(error), MAX_PAUSE_S))
+      log.warning(
+        '%s: %s. Trying again in %g s.', path, _reason(error), pause_s
+      )
+    sleep(pause_s)
+
+
+def _failure(
+  path: str, error: Exception
+) -> tuple[UserError | DownloadError, bool]:
+  """Returns the error to report, and whether the failure may pass."""
+  status, reason = _status(error), _reason(error)
+  scheme = path.partition(':')[0]
+  if status in _ABSENT_STATUS:
+    remedy = _REMEDIES.get(scheme, 'check the address')
+    return UserError(
+      f'{path} does not exist, or it is not public ({reason}): {remedy}.'
+    ), False
+  message = f'{path} cannot be downloaded: {reason}. '
+  kind = outages.cause(error) if status is None else None
+  if kind is outages.Cause.FULL:
+    return DownloadError(f'{message}Free some space and start again.'), False
+  wrong = type(error).__name__ in _WRONG_ADDRESS or kind is outages.Cause.USER
+  if wrong or (status and status < 500 and status not in _TEMPORARY_STATUS):
+    return UserError(f'{message}Check the address and permissions.'), False
+  return DownloadError(
+    f'{message}Check the address and the network, and start again when the '
+    'server responds.'
+  ), True
+
+
+def _status(error: Exception) -> int | None:
+  """Returns the HTTP status of the response that caused an error, or None."""
+  response = getattr(error, 'response', None)
+  for holder, name in (
+    (response, 'status_code'),  # huggingface_hub
+    (error, 'status'),  # aiohttp
+    (error, 'code'),  # gcsfs
+  ):
+    if isinstance(status := getattr(holder, name, None), int):
+      return status
+  # fsspec raises it without a number for a 404, and the system with one.
+  is_absent = isinstance(error, FileNotFoundError) and error.errno is None
+  return 404 if is_absent else None
+
+
+def _reason(error: Exception) -> str:
+  """Returns the cause of a failed download in one line."""
+  status = _status(error)
+  if status is not None:
+    return f'HTTP {status} {http.client.responses.get(status, "")}'.rstrip()
+  if isinstance(error, TimeoutError):
+    return f'the server sent no data for {TIMEOUT_S:g} s'
+  return paths.reason(error)
+
+
+def _retry_after_s(error: Exception) -> float:
+  """Returns the pause that a server requests, seconds; 0 if there is none."""
+  response = getattr(error, 'response', error)
+  value = (getattr(response, 'headers', None) or {}).get('Retry-After', '0')
+  try:
+    return float(value)
+  except ValueError:
+    pass
+  try:
+    return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+  except ValueError:
+    return 0.0

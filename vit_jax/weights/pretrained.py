@@ -27,6 +27,7 @@ from vit_jax.weights.formats import (
   npz,
   timm,
 )
+from vit_jax.weights.formats.naming import ShapeError
 from vit_jax.weights.head import replace_head
 from vit_jax.weights.transfer import adapt
 
@@ -137,7 +138,7 @@ def find(path: str, weights: str = 'params') -> Pretrained:
   Raises:
     UserError: the path cannot be loaded, or does not contain that set of
       weights.
-    StorageError: a download failed.
+    DownloadError: a download failed.
   """
   form, local_path = format_of(download.local_copy(path))
   return _checked(form.load(local_path).chosen(weights))
@@ -184,7 +185,7 @@ def _checked(source: Pretrained) -> Pretrained:
   def checked(load: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:
     def load_and_check(abstract: PyTree) -> Any:
       params = load(abstract)
-      _check_finite(source.path, params)
+      check_finite(source.path, params)
       return params
 
     return load_and_check
@@ -196,8 +197,12 @@ def _checked(source: Pretrained) -> Pretrained:
   )
 
 
-def _check_finite(path: str, params: PyTree) -> None:
+def check_finite(path: str, params: PyTree) -> None:
   """Checks that parameters are finite.
+
+  Args:
+    path: path of the weights, for messages.
+    params: parameters on a mesh.
 
   Raises:
     UserError: some are NaN or infinite; the message lists their leaves.
@@ -272,14 +277,18 @@ def load_pretrained(
   Raises:
     UserError: the file cannot be loaded, or the image size does not fit.
   """
-  source = find(path, weights).changed(dtype=dtype, **model)
+  found = find(path, weights)
+  source = found.changed(dtype=dtype, **model)
   size = source.image_size
   if image_size is not None:
     sides = (image_size,) if isinstance(image_size, int) else image_size
     size = square(sides)
   built = source.model()
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  params = source.backbone(source.load(source.abstract_params(mesh)))
+  try:
+    params = source.backbone(source.load(source.abstract_params(mesh)))
+  except ShapeError as error:
+    raise _override_error(found, model) from error
   if mean is not None or std is not None:
     params = _normalized(source, params, mean, std)
   about = source.about | {'image_size': list(size)}
@@ -290,6 +299,30 @@ def load_pretrained(
     built = dataclasses.replace(source, about=about).model()
     params = replace_head(params, built, size, mesh)
   return LoadedModel(built, params, dataclasses.replace(source, about=about))
+
+
+def _override_error(source: Pretrained, model: dict[str, Any]) -> UserError:
+  """Returns the error for keys whose values do not fit the arrays of a file.
+
+  Args:
+    source: weights with the keys of the file.
+    model: keys that the user has overridden.
+  """
+  built = source.model()
+  stored = {key: getattr(built, key, None) for key in model}
+  changed = [key for key in model if stored[key] != model[key]]
+  given = ', '.join(f'{key}={model[key]!r}' for key in changed)
+  of_file = ', '.join(f'{key}={stored[key]!r}' for key in changed)
+  hint = ''
+  if 'window_size' in changed:
+    hint = (
+      ' Fine-tuning with --config.model.window_size resizes the bias tables if '
+      '--config.image_size differs from that of the weights, too.'
+    )
+  return UserError(
+    f'{given} was given, but the arrays in {source.path} are those of '
+    f'{of_file}: leave the argument out.{hint}'
+  )
 
 
 def _normalized(

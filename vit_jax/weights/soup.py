@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
+from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 
 PyTree = Any
@@ -25,7 +26,8 @@ def average(sources: Sequence[Pretrained]) -> Pretrained:
 
   Raises:
     UserError: the weights differ in architecture, image size or classes. The
-      message contains the first difference.
+      message contains the first difference. The mean raises it when it is
+      loaded if a sum is not finite.
 
   Reference: uniform soup, Wortsman et al., arXiv 2203.05482, Table 2.
   """
@@ -34,15 +36,18 @@ def average(sources: Sequence[Pretrained]) -> Pretrained:
   for other in sources[1:]:
     _check_equal(first.path, expected, other.path, _properties(other))
 
+  paths = ', '.join(source.path for source in sources)
+
   def load(abstract: PyTree) -> PyTree:
     total = first.load(abstract)
     for other in sources[1:]:
       total = jax.tree.map(jnp.add, total, other.load(abstract))
+    pretrained.check_finite(f'the float32 sum of {paths}', total)
     return jax.tree.map(lambda leaf: leaf / len(sources), total)
 
   return dataclasses.replace(
     first,
-    path=f'the average of {", ".join(source.path for source in sources)}',
+    path=f'the average of {paths}',
     load=load,
     load_average=None,
     load_extra=None,

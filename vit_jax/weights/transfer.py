@@ -102,6 +102,8 @@ def adapt(
   }
   adapted = model.adapt(sized, old_size, new_size, method)
   for path, array in adapted.items():
+    if np.array_equal(array, sized[path]):
+      continue  # for example a table of Swin whose windows stay the same
     log.info(
       '%s interpolated (%s: %s) from %dx%d to %dx%d pixels, %s to %s',
       path,

@@ -8,6 +8,7 @@ from vit_jax import checkpoint
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.formats import kinds
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -37,9 +38,7 @@ def load(path: str) -> Pretrained:
   """
   if paths.locate(path).is_file():
     raise UserError(
-      f'{path} is a file of an unknown kind. Supported: .npz, .safetensors, '
-      '.pth, .pt and .bin files, Hugging Face directories, workdirs and '
-      'checkpoint step directories.'
+      f'{path} has an unknown ending. {kinds.of_file(path)} {kinds.SUPPORTED}.'
     )
   step_dir = checkpoint.step_directory(path)
   about = checkpoint.load_about(step_dir)

@@ -1,4 +1,4 @@
-"""Weights in Hugging Face directories: `config.json` and `.safetensors`.
+"""Weights in Hugging Face directories: `config.json` and weight files.
 
 They are those of the library `transformers`. `_TYPES` maps each type of model
 to the module for it.
@@ -9,13 +9,17 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, paths
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import foreign, settings, tensors, timm_swin
+from vit_jax.weights.formats import (
+  foreign,
+  settings,
+  shards,
+  tensors,
+  timm_swin,
+)
 from vit_jax.weights.formats import huggingface_processor as processor
 from vit_jax.weights.formats import huggingface_swin as swin
 from vit_jax.weights.formats import huggingface_vit as vit
@@ -33,21 +37,17 @@ _CONFIG: settings.Rules = {
   'id2label': settings.Rule(
     lambda value: (
       isinstance(value, dict)
-      and all(str(key).isdecimal() for key in value)
+      and all(key.isdecimal() and len(key) < 10 for key in value)
       and all(isinstance(name, str) for name in value.values())
     ),
-    'an object of class names, whose keys are numbers',
+    'an object of class names, whose keys are numbers of up to 9 digits',
   ),
 }
-_INDEX: settings.Rules = {'weight_map': settings.mapping(settings.TEXT)}
 
 
 def matches(path: str) -> bool:
   """Returns whether a path is a Hugging Face directory, or a file in one."""
-  folder = paths.locate(path)
-  if path.endswith('.safetensors'):
-    folder = folder.parent
-  file = folder / 'config.json'
+  file = shards.directory(path) / 'config.json'
   return file.exists() and 'model_type' in settings.read(file)
 
 
@@ -55,15 +55,13 @@ def load(path: str) -> Pretrained:
   """Describes the weights in a directory with one or several weight files.
 
   Args:
-    path: path of the directory, or of model.safetensors in it.
+    path: path of the directory, or of a weight file in it.
 
   Raises:
     UserError: the directory cannot be read, is damaged, or contains a type of
       model that is not supported.
   """
-  folder = paths.locate(path)
-  if path.endswith('.safetensors'):
-    folder = folder.parent
+  folder = shards.directory(path)
   file = folder / 'config.json'
   config = settings.validated(file, settings.read(file), _CONFIG)
   kind = config.get('model_type')
@@ -74,31 +72,9 @@ def load(path: str) -> Pretrained:
     )
   config = settings.validated(file, config, _TYPES[kind].RULES)
   settings.require(file, config, _TYPES[kind].REQUIRED)
-  described = _TYPES[kind].describe(path, _read(folder), config)
+  arrays = shards.read(shards.find(path))
+  described = _TYPES[kind].describe(path, arrays, config)
   return foreign.pretrained(path, described, _unseen(path, folder, config))
-
-
-def _read(folder: Any) -> dict[str, np.ndarray]:
-  """Reads all arrays, from one file or from those that an index lists."""
-  index = folder / 'model.safetensors.index.json'
-  if not index.exists():
-    return tensors.read(os.fspath(folder / 'model.safetensors'))
-  content = settings.validated(index, settings.read(index), _INDEX)
-  files = content.get('weight_map', {})  # {name of an array: file}
-  arrays = {}
-  for name in sorted(set(files.values())):
-    if name != os.path.basename(name):
-      raise UserError(
-        f'{index} lists {name!r}; its files must be in the same directory.'
-      )
-    arrays |= tensors.read(os.fspath(folder / name))
-  missing = sorted(set(files) - set(arrays))
-  if missing:
-    raise UserError(
-      f'{index} lists arrays that its files do not contain: '
-      f'{", ".join(missing)}.'
-    )
-  return arrays
 
 
 def _unseen(path: str, folder: Any, config: Mapping[str, Any]) -> Unseen:

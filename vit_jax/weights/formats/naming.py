@@ -24,6 +24,10 @@ _NUMBER = re.compile(
 _TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 
 
+class ShapeError(UserError):
+  """The arrays of a file are not those of the model."""
+
+
 class Part(NamedTuple):
   """One of several arrays that are joined under one name.
 
@@ -160,7 +164,7 @@ def check(
     expected: shapes in the model, {name: shape}.
 
   Raises:
-    UserError: arrays are missing, unknown or have another shape; the message
+    ShapeError: arrays are missing, unknown or have another shape; the message
       lists all of them.
   """
   rows: dict[tuple[str, Any, Any], list[int]] = {}
@@ -182,10 +186,13 @@ def check(
     f'{_shown(in_model, "none")} in the model'
     for (name, in_file, in_model), layers in rows.items()
   ]
-  raise UserError(
+  raise ShapeError(
     f'{path} does not contain the parameters of the model that its arrays '
-    'describe:\n' + '\n'.join(lines) + '\nIt may be damaged, or its model may '
-    'not be supported.'
+    'describe:\n'
+    + '\n'.join(lines)
+    + '\nSupported are ViT (also of DeiT, MAE, '
+    'DINO, DINOv2 and CLIP), hybrids, BiT and Swin; other models, and variants '
+    'with other arrays, cannot be read.'
   )
 
 
@@ -271,7 +278,7 @@ def _here(
 
 
 def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
-  """Checks that arrays are floating-point numbers.
+  """Checks that arrays are floating-point numbers of at least 16 bits.
 
   Args:
     path: path of the file, for messages.
@@ -283,11 +290,12 @@ def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
   others = {
     name: array.dtype
     for name, array in arrays.items()
-    if not jnp.issubdtype(array.dtype, jnp.floating)
+    if not jnp.issubdtype(array.dtype, jnp.floating) or array.itemsize < 2
   }
   if others:
     raise UserError(
-      f'{path} contains arrays that are not floating-point numbers: '
+      f'{path} contains arrays that are not floating-point numbers of at least '
+      '16 bits: '
       + ', '.join(f'{name} ({dtype})' for name, dtype in others.items())
       + '. Quantized weights cannot be read: use the original ones.'
     )

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, paths
-from vit_jax.weights.formats import archives
+from vit_jax.weights.formats import archives, kinds
 
 _HEADERS = {
   (1, 0): npy.read_array_header_1_0,
@@ -61,8 +61,8 @@ def read(path: str) -> dict[str, np.ndarray]:
     raise UserError(f'{path} cannot be read: {error}.') from error
   except Exception as error:  # noqa: BLE001 (damage raises anything)
     raise UserError(
-      f'{path} is not an .npz file of plain arrays ({type(error).__name__}: '
-      f'{error}); it may be damaged: fetch it again.'
+      f'{path} is not an .npz file of plain arrays ({paths.reason(error)}). '
+      f'{kinds.of_file(path)} {kinds.SUPPORTED}.'
     ) from error
 
 

@@ -31,8 +31,9 @@ Rules = Mapping[str, Any]
 
 
 def _is_number(value: Any) -> bool:
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  return is_number and math.isfinite(value)
+  # Integers may be too large for a float.
+  is_float = isinstance(value, float) and math.isfinite(value)
+  return is_float or _is_integer(value)
 
 
 def _is_integer(value: Any) -> bool:

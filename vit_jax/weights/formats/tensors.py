@@ -5,7 +5,10 @@ import hashlib
 import json
 import logging
 import os
+import pickle
+import re
 import struct
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +19,10 @@ import safetensors.numpy
 
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, paths
-from vit_jax.weights.formats import archives
+from vit_jax.weights.formats import archives, kinds
 
 log = logging.getLogger('vit_jax')
-PICKLES = ('.pth', '.pt', '.bin')
+PICKLES = kinds.PICKLES
 # Keys under which training checkpoints store weights; the first existing one is
 # used. DINO's checkpoints contain 'student' and 'teacher'; its authors evaluate
 # the teacher.
@@ -31,8 +34,34 @@ _TYPES = {
   'F8_E4M3': jnp.float8_e4m3fn,
   'F8_E5M2': jnp.float8_e5m2,
 }
+# Objects that training checkpoints contain next to the weights: paths, NumPy's
+# scalars and arrays. `_Ignored` replaces them, so none of their code is run.
+_IGNORED = (
+  *(
+    f'{module}.{name}'
+    for module in ('pathlib', 'pathlib._local')
+    for name in ('PosixPath', 'WindowsPath', 'PurePosixPath', 'PureWindowsPath')
+  ),
+  *(
+    f'{module}.multiarray.{name}'
+    for module in ('numpy.core', 'numpy._core')
+    for name in ('scalar', '_reconstruct')
+  ),
+  'numpy.dtype',
+  'numpy.ndarray',
+)
 _MAX_HEADER = 100_000_000  # bytes, the limit of the format
 _CHECKSUM = 'vit_jax_sha256'  # metadata key, in files that `write` has written
+
+
+class _Ignored:
+  """Object in a checkpoint that is not used; its state is dropped."""
+
+  def __init__(self, *state: Any):
+    del state
+
+  def __setstate__(self, state: Any) -> None:
+    del state
 
 
 def read(path: str) -> dict[str, np.ndarray]:
@@ -40,7 +69,7 @@ def read(path: str) -> dict[str, np.ndarray]:
 
   Args:
     path: path of a .safetensors file, local or gs://, or of a local pickle
-      (.pth, .pt, .bin), which is read by `torch.load(weights_only=True)`.
+      (`PICKLES`), which is read by `torch.load(weights_only=True)`.
 
   Returns:
     Arrays by name, including those of bfloat16.
@@ -68,14 +97,19 @@ def read(path: str) -> dict[str, np.ndarray]:
     notes = _metadata_of(data)
     # Files of other projects have no checksum.
     if _CHECKSUM in notes and notes.pop(_CHECKSUM) != _checksum(arrays, notes):
-      raise ValueError('its contents differ from the checksum in its metadata')
+      raise UserError(
+        f'{path} is damaged: its contents differ from the checksum in its '
+        'metadata. Fetch it again.'
+      )
     return arrays
+  except UserError:
+    raise
   except OSError as error:
     raise UserError(f'{path} cannot be read: {error}.') from error
   except Exception as error:  # noqa: BLE001 (damage raises anything)
     raise UserError(
-      f'{path} is not an intact .safetensors file ({paths.reason(error)}); it '
-      'may be damaged: fetch it again.'
+      f'{path} cannot be read as a .safetensors file ({paths.reason(error)}). '
+      f'{kinds.of_file(path)} {kinds.SUPPORTED}.'
     ) from error
 
 
@@ -83,8 +117,9 @@ def _dtype(name: str) -> np.dtype:
   """Returns the dtype of a name in safetensors, such as 'F32' or 'I64'."""
   if name in _TYPES:
     return np.dtype(_TYPES[name])
-  kinds = {'F': 'f', 'I': 'i', 'U': 'u'}
-  return np.dtype(f'{kinds[name[0]]}{int(name[1:]) // 8}')
+  if not re.fullmatch(r'F(16|32|64)|[IU](8|16|32|64)', name):
+    raise ValueError(f'tensors of the type {name} are not supported')
+  return np.dtype(f'{name[0].lower()}{int(name[1:]) // 8}')
 
 
 def metadata(path: str) -> dict[str, str]:
@@ -152,21 +187,38 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
     # bit would change a weight without an error.
     with file.open('rb') as opened:
       archives.check_contents(opened, size)
-    # Training checkpoints contain their command-line arguments as a Namespace,
-    # which has only plain attributes.
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    # A Namespace of command-line arguments has only plain attributes.
+    replaced = [(_Ignored, name) for name in _IGNORED]
+    with (
+      torch.serialization.safe_globals([argparse.Namespace, *replaced]),
+      warnings.catch_warnings(),
+    ):
+      warnings.simplefilter('ignore')  # torch's, about types and protocols
       content = torch.load(file, map_location='cpu', weights_only=True)
     tensors = _weights(path, content)
     _check_expanded(tensors, size)
+    return {k: _array(torch, path, k, v) for k, v in tensors.items()}
   except UserError:
     raise
-  except Exception as error:  # noqa: BLE001 (damage raises anything)
+  except pickle.UnpicklingError as error:
+    # torch's text is about loading the file unsafely.
+    found = re.search(r'GLOBAL (\S+)|but got (.+)', str(error.__context__))
+    advice = f'{kinds.of_file(path)} {kinds.SUPPORTED}.'
+    if found:
+      advice = (
+        f'It contains {found[1] or found[2]}. Where you trust the file, save '
+        'only its state_dict, as .safetensors.'
+      )
     raise UserError(
-      f'{path} cannot be read as PyTorch weights ({paths.reason(error)}). If '
-      'it is not damaged, save its state_dict as .safetensors where you trust '
-      'it: pickled code is never run.'
+      f'{path} cannot be read as PyTorch weights; pickled code is never run. '
+      f'{advice}'
     ) from error
-  return {name: _array(torch, tensor) for name, tensor in tensors.items()}
+  except Exception as error:  # noqa: BLE001 (damage raises anything)
+    reason = paths.reason(error).partition(' In PyTorch 2.6')[0]
+    raise UserError(
+      f'{path} cannot be read as PyTorch weights ({reason}). '
+      f'{kinds.of_file(path)} {kinds.SUPPORTED}.'
+    ) from error
 
 
 def _weights(path: str, content: Any) -> dict[str, Any]:
@@ -208,13 +260,34 @@ def _check_expanded(tensors: Mapping[str, Any], file_bytes: int) -> None:
     )
 
 
-def _array(torch: Any, tensor: Any) -> np.ndarray:
-  """Converts a tensor to an array."""
+def _array(torch: Any, path: str, name: str, tensor: Any) -> np.ndarray:
+  """Converts a tensor to an array.
+
+  Raises:
+    UserError: the tensor has no plain values.
+  """
   tensor = tensor.detach()
-  # torch cannot convert bfloat16, because NumPy itself does not have it.
-  if tensor.dtype == torch.bfloat16:
-    return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
-  return tensor.numpy()
+  layout = str(tensor.layout).removeprefix('torch.')
+  kind = str(tensor.dtype).removeprefix('torch.')
+  if tensor.is_meta:
+    problem = 'on the device meta, without values'
+  elif tensor.is_quantized:
+    problem = f'quantized ({kind})'
+  elif tensor.layout != torch.strided:
+    problem = f'not dense, but {layout}'
+  else:
+    try:
+      # torch cannot convert types that NumPy itself does not have.
+      if kind == 'bfloat16' or kind.startswith('float8'):
+        bits = torch.uint8 if tensor.element_size() == 1 else torch.int16
+        return tensor.view(bits).numpy().view(getattr(jnp, kind))
+      return tensor.numpy()
+    except Exception as error:  # noqa: BLE001 (torch raises anything)
+      problem = f'of a type that cannot be read ({paths.reason(error)})'
+  raise UserError(
+    f'{path} contains a tensor that is {problem}: {name}. Use the original '
+    'weights, or save the tensors as dense float32.'
+  )
 
 
 def write(

@@ -12,7 +12,6 @@ arrays do not determine are those of the first source that exists:
 
 import json
 import logging
-import os
 import re
 from collections.abc import Container, Mapping
 from typing import Any
@@ -27,6 +26,7 @@ from vit_jax.weights.formats import (
   families,
   foreign,
   settings,
+  shards,
   tensors,
   timm_models,
   timm_swin,
@@ -79,18 +79,16 @@ def matches(path: str) -> bool:
 
   timm writes such folders for the Hugging Face hub.
   """
-  if path.endswith(('.safetensors', *tensors.PICKLES)):
-    return True
   folder = paths.locate(path)
-  return (
-    folder.is_dir()
-    and (folder / 'config.json').exists()
-    and 'architecture' in settings.read(folder / 'config.json')
+  if not folder.is_dir():
+    return path.endswith(('.safetensors', *tensors.PICKLES))
+  return (folder / 'config.json').exists() and 'architecture' in settings.read(
+    folder / 'config.json'
   )
 
 
 def load(path: str) -> Pretrained:
-  """Describes the weights in a file, or in `model.safetensors` of a folder.
+  """Describes the weights in a file, or in a folder with a config.json.
 
   Args:
     path: path of the file or folder, or ARCHITECTURE:PATH with timm's name of
@@ -101,10 +99,8 @@ def load(path: str) -> Pretrained:
       neither a Vision Transformer nor a Swin; or timm has no such architecture.
   """
   path, architecture = _split(path)
-  file = paths.locate(path)
-  if file.is_dir():
-    path = os.fspath(file / 'model.safetensors')
-  arrays = tensors.read(path)
+  path = shards.find(path)
+  arrays = shards.read(path)
   family, notes = _family(arrays), _notes(path)
   if notes:  # notes contain all settings, so other sources are not needed
     size = {'input_size': (3, *notes.pop('image_size'))}
