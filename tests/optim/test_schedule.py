@@ -37,6 +37,13 @@ def test_schedule_peaks_after_the_warm_up():
   assert rates[0] == 0.0 and rates[100] == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize('decay', ['linear', 'cosine', 'constant'])
+def test_a_rate_of_zero_stays_zero(decay):
+  """The end of the cosine is not divided by the base rate of zero."""
+  schedule = make_schedule(10, 2, base_lr=0.0, decay=decay)
+  assert [float(schedule(step)) for step in range(12)] == [0.0] * 12
+
+
 def test_messages_of_wrong_schedules():
   """The decay is unknown, or the warm-up is longer than the training."""
   with pytest.raises(UserError, match='schedule.decay.*cosine'):
