@@ -10,6 +10,7 @@ import pytest
 from minimal_config import completed
 
 from vit_jax.data import exclusion, fingerprint
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder, manifest, mixture, synthetic
 from vit_jax.errors import UserError
 from vit_jax.training import data
@@ -166,6 +167,36 @@ def test_a_list_of_other_data_is_refused(root, tmp_path):
       exclusion.without_listed(source, str(other))
   with pytest.raises(UserError, match='lost.jsonl'):
     exclusion.without_listed(source, str(tmp_path / 'lost.jsonl'))
+
+
+def test_checksums_are_compared_up_to_the_end_of_a_long_list(root, tmp_path):
+  """Otherwise, such a list is refused, or ignored for other data."""
+  source = sources(root)['folder']('train')
+  path = pathlib.Path(write(tmp_path / 'list.jsonl', source, range(25)))
+  assert len(exclusion.without_listed(source, str(path))) == 5
+  *lines, last = path.read_text().splitlines()
+  last = json.dumps(json.loads(last) | {'checksum': '00'})
+  path.write_text('\n'.join([*lines, last]))
+  with pytest.raises(UserError, match=source.where(24)):
+    exclusion.without_listed(source, str(path))
+  assert exclusion.without_listed(source, str(path), strict=False) is source
+
+
+def test_a_bad_record_is_listed_without_a_checksum(tmp_path):
+  class Damaged(synthetic.Source):
+    def rows(self):
+      yield 'train', np.arange(len(self))
+
+    def __getitem__(self, index):
+      if index == 3:
+        raise DecodeError('damaged')
+      return super().__getitem__(index)
+
+  source = Damaged('train', num_examples=6)
+  lines = exclusion.described(source, np.array([2, 3]))
+  assert lines[1]['checksum'] is None and lines[0]['checksum']
+  path = write(tmp_path / 'list.jsonl', source, [3])
+  assert len(exclusion.without_listed(source, path)) == 5
 
 
 def test_sources_that_cannot_leave_examples_out_are_refused(root, tmp_path):
