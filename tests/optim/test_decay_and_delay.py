@@ -145,6 +145,18 @@ def test_decay_follows_half_a_cosine(start, end):
     assert float(cosine(start, end, STEPS)(step)) == pytest.approx(value, 1e-5)
 
 
+def test_lamb_adapts_parameters_whose_decay_starts_at_zero():
+  """The first update, 0.1, is multiplied by |parameter| / |direction| = 2."""
+  given = {'head': {'kernel': jnp.full((2, 2), 2.0)}}
+  optimizer = optimizers.lamb(
+    lambda _: 0.1, lambda _: 10, weight_decay=0.0, weight_decay_end=0.2
+  )
+  ones = jax.tree.map(jnp.ones_like, given)
+  update = jax.jit(optimizer.update)
+  updates, _ = update(ones, optimizer.init(given), given)
+  np.testing.assert_allclose(updates['head']['kernel'], -0.2, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_decay_mask_tensors_leaves_out_vectors():
   """Layer axes, and head axes of biases, are not counted as axes."""
