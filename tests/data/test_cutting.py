@@ -1,5 +1,9 @@
-"""Tests of the sizes of resized images against numbers of torchvision."""
+"""Tests of the sizes of resized images and of random boxes.
 
+The numbers are those of torchvision.
+"""
+
+import numpy as np
 import pytest
 
 from vit_jax.data.augment import cutting
@@ -51,3 +55,36 @@ def test_the_centre_fits_with_its_longer_side(height, width):
 def test_a_box_is_covered(fraction, expected):
   """A square image is resized to a square, rounded to whole pixels."""
   assert cutting.covering_size(300, 300, 224, 224, fraction) == expected
+
+
+class Counting(np.random.Generator):
+  """A generator that counts its uniform numbers."""
+
+  count = 0
+
+  def uniform(self, *limits):
+    self.count += 1
+    return super().uniform(*limits)
+
+
+@pytest.mark.parametrize(
+  'size, box',
+  [
+    ((10, 1000), (0, 493, 10, 13)),
+    ((1000, 10), (493, 0, 13, 10)),
+  ],
+)
+def test_boxes_that_do_not_fit_are_replaced_by_the_centre(size, box):
+  """Ten pairs of area and aspect ratio are drawn before."""
+  rng = Counting(np.random.PCG64(0))
+  assert cutting.random_box(*size, (1.0, 1.0), rng) == box
+  assert rng.count == 2 * 10
+
+
+def test_boxes_have_all_positions():
+  """A box of 2x2 pixels has nine positions in an image of 4x4 pixels."""
+  rng = np.random.default_rng(0)
+  boxes = {
+    cutting.random_box(4, 4, (0.25, 0.25), rng, (1.0, 1.0)) for _ in range(300)
+  }
+  assert boxes == {(y, x, 2, 2) for y in range(3) for x in range(3)}
