@@ -1,5 +1,7 @@
 """Tests of averages of weights."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -59,6 +61,28 @@ def test_weights_for_other_units_of_pixels_are_refused(units):
   for pair in ([plain, other], [other, plain]):
     with pytest.raises(UserError, match='mean and std of pixels'):
       soup.average(pair)
+
+
+def test_the_mean_of_three_weights():
+  """Averages and extra state of the weights are not averaged."""
+
+  def weights(value):
+    load = lambda abstract: {'w': np.full(abstract['w'], value)}  # noqa: E731
+    return dataclasses.replace(
+      in_memory(str(value)), load=load, load_average=load, load_extra=load
+    )
+
+  mixed = soup.average([weights(1.0), weights(2.0), weights(6.0)])
+  np.testing.assert_array_equal(mixed.load({'w': (2, 3)})['w'], 3.0)
+  assert mixed.load_average is None and mixed.load_extra is None
+
+
+def test_weights_for_another_image_size_are_refused():
+  plain = in_memory('plain')
+  about = plain.about | {'image_size': [12, 12]}
+  other = dataclasses.replace(plain, path='other', about=about)
+  with pytest.raises(UserError, match=r'image_size is \(12, 12\)'):
+    soup.average([plain, other])
 
 
 def test_equal_units_of_pixels_may_be_written_in_two_ways():
