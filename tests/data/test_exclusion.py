@@ -10,6 +10,7 @@ import pytest
 from minimal_config import completed
 
 from vit_jax.data import exclusion, fingerprint
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder, manifest, mixture, synthetic
 from vit_jax.errors import UserError
 from vit_jax.training import data
@@ -74,6 +75,20 @@ def test_listed_examples_are_left_out_of_every_split(root, name, tmp_path):
       for each in parts
     )
     assert after == [before[i] for i in kept]
+
+
+def test_rows_of_several_parts():
+  """Indices count through all parts, and a part may occur twice."""
+  parts = [('a', [4, 5, 6]), ('b', [0, 2]), ('a', [9, 1, 3, 8]), ('c', [7])]
+
+  class Parts(synthetic.Source):
+    def rows(self):
+      return ((part, np.array(rows)) for part, rows in parts)
+
+  source = Parts('train', num_examples=10)
+  short = exclusion.Remaining(source, np.array([1, 3, 4, 6, 8]))
+  found = [(part, rows.tolist()) for part, rows in short.rows()]
+  assert found == [('a', [4, 6]), ('b', []), ('a', [9, 3]), ('c', [7])]
 
 
 def test_an_example_is_in_a_mixture_as_often_as_before(root, tmp_path):
@@ -152,6 +167,36 @@ def test_a_list_of_other_data_is_refused(root, tmp_path):
       exclusion.without_listed(source, str(other))
   with pytest.raises(UserError, match='lost.jsonl'):
     exclusion.without_listed(source, str(tmp_path / 'lost.jsonl'))
+
+
+def test_checksums_are_compared_up_to_the_end_of_a_long_list(root, tmp_path):
+  """Otherwise, such a list is refused, or ignored for other data."""
+  source = sources(root)['folder']('train')
+  path = pathlib.Path(write(tmp_path / 'list.jsonl', source, range(25)))
+  assert len(exclusion.without_listed(source, str(path))) == 5
+  *lines, last = path.read_text().splitlines()
+  last = json.dumps(json.loads(last) | {'checksum': '00'})
+  path.write_text('\n'.join([*lines, last]))
+  with pytest.raises(UserError, match=source.where(24)):
+    exclusion.without_listed(source, str(path))
+  assert exclusion.without_listed(source, str(path), strict=False) is source
+
+
+def test_a_bad_record_is_listed_without_a_checksum(tmp_path):
+  class Damaged(synthetic.Source):
+    def rows(self):
+      yield 'train', np.arange(len(self))
+
+    def __getitem__(self, index):
+      if index == 3:
+        raise DecodeError('damaged')
+      return super().__getitem__(index)
+
+  source = Damaged('train', num_examples=6)
+  lines = exclusion.described(source, np.array([2, 3]))
+  assert lines[1]['checksum'] is None and lines[0]['checksum']
+  path = write(tmp_path / 'list.jsonl', source, [3])
+  assert len(exclusion.without_listed(source, path)) == 5
 
 
 def test_sources_that_cannot_leave_examples_out_are_refused(root, tmp_path):

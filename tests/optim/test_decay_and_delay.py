@@ -11,7 +11,7 @@ import torch
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.optim import optimizers
+from vit_jax.optim import common, optimizers
 from vit_jax.optim.schedule import cosine
 
 STEPS, LR, START = 9, 0.05, 4
@@ -145,6 +145,18 @@ def test_decay_follows_half_a_cosine(start, end):
     assert float(cosine(start, end, STEPS)(step)) == pytest.approx(value, 1e-5)
 
 
+def test_lamb_adapts_parameters_whose_decay_starts_at_zero():
+  """The first update, 0.1, is multiplied by |parameter| / |direction| = 2."""
+  given = {'head': {'kernel': jnp.full((2, 2), 2.0)}}
+  optimizer = optimizers.lamb(
+    lambda _: 0.1, lambda _: 10, weight_decay=0.0, weight_decay_end=0.2
+  )
+  ones = jax.tree.map(jnp.ones_like, given)
+  update = jax.jit(optimizer.update)
+  updates, _ = update(ones, optimizer.init(given), given)
+  np.testing.assert_allclose(updates['head']['kernel'], -0.2, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_decay_mask_tensors_leaves_out_vectors():
   """Layer axes, and head axes of biases, are not counted as axes."""
@@ -179,6 +191,28 @@ def test_decay_mask_tensors_leaves_out_vectors():
     'scale1',
     'scale2',
   }
+
+
+def test_stacked_vectors_and_biases_of_heads_do_not_decay():
+  """They have one axis in the projects that decay only matrices."""
+  decayed = {
+    'encoder/layers/mlp/fc1/kernel': (2, 8, 16),
+    'encoder/layers/attention/query/kernel': (2, 8, 2, 4),
+    'head/kernel': (8, 5),
+    'cls': (1, 1, 8),
+  }
+  others = {
+    'encoder/layers/mlp/fc1/bias': (2, 16),
+    'encoder/layers/attention/query/bias': (2, 2, 4),
+    'encoder/layers/norm/scale': (2, 8),
+    'encoder/norm/scale': (8,),
+    'map/attention/query/bias': (2, 4),
+    'head/bias': (5,),
+  }
+  decays = common.DECAY_MASKS['tensors']
+  for path, shape in (decayed | others).items():
+    leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
+    assert decays(path, leaf) == (path in decayed), path
 
 
 @pytest.mark.parametrize('after', [3, '3', 'soon'])

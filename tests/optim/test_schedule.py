@@ -37,6 +37,13 @@ def test_schedule_peaks_after_the_warm_up():
   assert rates[0] == 0.0 and rates[100] == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize('decay', ['linear', 'cosine', 'constant'])
+def test_a_rate_of_zero_stays_zero(decay):
+  """The end of the cosine is not divided by the base rate of zero."""
+  schedule = make_schedule(10, 2, base_lr=0.0, decay=decay)
+  assert [float(schedule(step)) for step in range(12)] == [0.0] * 12
+
+
 def test_messages_of_wrong_schedules():
   """The decay is unknown, or the warm-up is longer than the training."""
   with pytest.raises(UserError, match='schedule.decay.*cosine'):
@@ -57,6 +64,14 @@ def test_step_decay():
     np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize('at', [0.29, 0.57, 0.58])
+def test_fractions_of_the_run_are_rounded(at):
+  """In floating point, 0.29 · 100 is slightly less than 29."""
+  schedule = make_schedule(100, 0, base_lr=1.0, decay='step', decay_at=(at,))
+  rates = [float(schedule(step)) for step in range(100)]
+  assert rates.index(pytest.approx(0.1)) == round(100 * at)
+
+
 @pytest.mark.parametrize(
   'decay, decay_at',
   [
@@ -65,6 +80,7 @@ def test_step_decay():
     ('step', (0.6, 0.3)),
     ('step', (0.3, 0.3)),
     ('step', (0.05, 0.5)),  # within the warm-up
+    ('step', (0.1, 0.5)),  # at its end
     ('step', (0.5, 1.0)),
   ],
 )

@@ -68,6 +68,65 @@ def test_concurrent_kernels_hide_collectives():
   assert math.isclose(cost(text=blocking).exposed_seconds, ring)
 
 
+def program(*lines, loop=()):
+  """Returns a program, optionally with a loop of twelve iterations.
+
+  Its arrays are %small, %large and, for copies, %huge; %small is that of the
+  loop, too.
+  """
+  types = {'small': 1_000_000, 'large': 3_000_000, 'huge': 10_000_000}
+  given = [
+    f'%{name} = f32[{size}]{{0}} parameter({i})'
+    for i, (name, size) in enumerate(types.items())
+  ]
+  body = ['%small = f32[1000000]{0} parameter(0)', *loop]
+  blocks = {'%body (x: f32[1000000]) -> f32[1000000]': body} if loop else {}
+  blocks['ENTRY %main (x: f32[1000000]) -> f32[1000000]'] = [*given, *lines]
+  return 'HloModule exchange, is_scheduled=true\n' + ''.join(
+    f'\n{head} {{\n' + ''.join(f'  {line}\n' for line in block) + '}\n'
+    for head, block in blocks.items()
+  )
+
+
+LOOP = (
+  '%loop = f32[1000000]{0} while(%small), condition=%body, body=%body, '
+  'backend_config={"known_trip_count":{"n":"12"}}'
+)
+COPY = '%copy = f32[10000000]{0} copy(%huge)'
+START = '%a = f32[1000000]{0} all-reduce-start(%small)'
+DONE = '%done = f32[1000000]{0} all-reduce-done(%a)'
+# Seconds of the all-reduce of %small by 16 GPUs, and of the copy.
+RING = 2 * 4e6 * 7 / 8 / 450e9 + 2 * 4e6 / 8 / 2 / 50e9
+COPY_S = 2 * 4e7 / (0.8 * 3.352e12)
+
+
+def test_a_kernel_hides_one_collective_at_a_time():
+  """It hides the first one, and no time is left over for the second one."""
+  second = START.replace('%a', '%b').replace('small', 'large')
+  second = second.replace('1000000', '3000000')
+  done = DONE.replace('%done', '%last').replace('(%a)', '(%b)')
+  total = cost(text=program(START, second, COPY, DONE, done))
+  assert RING < COPY_S < 3 * RING
+  assert math.isclose(total.exposed_seconds, 3 * RING)
+  total = cost(text=program(second, START, COPY, DONE, done))
+  assert math.isclose(total.exposed_seconds, 3 * RING - COPY_S + RING)
+
+
+def test_a_kernel_after_the_end_of_a_collective_hides_nothing():
+  total = cost(text=program(START, DONE, COPY))
+  assert math.isclose(total.exposed_seconds, RING)
+
+
+def test_collectives_in_loops_are_added_in_every_iteration():
+  """Their names may also occur outside of the loop."""
+  total = cost(text=program(START, LOOP, DONE, loop=(START, DONE)))
+  assert total.collectives['all-reduce'].count == 13
+  assert math.isclose(total.exposed_seconds, 13 * RING)
+  blocking = START.replace('-start', '')
+  total = cost(text=program(LOOP, loop=(blocking,)))
+  assert math.isclose(total.exposed_seconds, 12 * RING)
+
+
 def test_one_node_uses_no_network():
   text = TEXT.replace(',8,9,10,11,12,13,14,15', '')
   ring = 2 * 4e6 * 7 / 8 / 450e9

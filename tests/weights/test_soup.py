@@ -10,8 +10,10 @@ import tiny_vit
 from vit_jax import convert, load_pretrained, save_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
+from vit_jax.models.layers.pixels import STATISTICS
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained, soup
+from vit_jax.weights.contract import Pretrained
 
 NAMES = ['ant', 'bee', 'cat']
 
@@ -29,6 +31,65 @@ def saved(path, number, changes=None, classes=3, **model):
   save_pretrained(first, params, about)
   convert.run(first, str(path))
   return str(path)
+
+
+def in_memory(path, **model):
+  """Returns the description of weights that are never read."""
+  about = dict(
+    model=dict(name='vit', **tiny_vit.SIZES, **model),
+    objective=dict(name='supervised'),
+    preprocess=dict(resize='squash'),
+    num_classes=3,
+    image_size=[8, 8],
+    class_names=NAMES,
+  )
+  return Pretrained(path, about, load=lambda abstract: abstract)
+
+
+@pytest.mark.parametrize(
+  'units',
+  [
+    dict(pixels='imagenet'),
+    dict(mean=(0.5, 0.5, 0.4), std=(0.5, 0.5, 0.5)),
+    dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.2, 0.5)),
+  ],
+)
+def test_weights_for_other_units_of_pixels_are_refused(units):
+  """The shapes of all parameters are equal."""
+  plain, other = in_memory('plain'), in_memory('other', **units)
+  soup.average([other, in_memory('same', **units)])
+  for pair in ([plain, other], [other, plain]):
+    with pytest.raises(UserError, match='mean and std of pixels'):
+      soup.average(pair)
+
+
+def test_the_mean_of_three_weights():
+  """Averages and extra state of the weights are not averaged."""
+
+  def weights(value):
+    load = lambda abstract: {'w': np.full(abstract['w'], value)}  # noqa: E731
+    return dataclasses.replace(
+      in_memory(str(value)), load=load, load_average=load, load_extra=load
+    )
+
+  mixed = soup.average([weights(1.0), weights(2.0), weights(6.0)])
+  np.testing.assert_array_equal(mixed.load({'w': (2, 3)})['w'], 3.0)
+  assert mixed.load_average is None and mixed.load_extra is None
+
+
+def test_weights_for_another_image_size_are_refused():
+  plain = in_memory('plain')
+  about = plain.about | {'image_size': [12, 12]}
+  other = dataclasses.replace(plain, path='other', about=about)
+  with pytest.raises(UserError, match=r'image_size is \(12, 12\)'):
+    soup.average([plain, other])
+
+
+def test_equal_units_of_pixels_may_be_written_in_two_ways():
+  mean, std = STATISTICS['imagenet']
+  named, numbers = dict(pixels='imagenet'), dict(mean=mean, std=std)
+  mixed = soup.average([in_memory('a', **named), in_memory('b', **numbers)])
+  assert mixed.about['model']['pixels'] == 'imagenet'
 
 
 @pytest.mark.slow

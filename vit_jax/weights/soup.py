@@ -63,7 +63,7 @@ def _properties(source: Pretrained) -> dict[str, Any]:
   return {
     'model.name': about['model'].get('name', 'vit'),
     **{f'model.{key}': value for key, value in model.architecture.items()},
-    'model.pixels': model.pixels,
+    'mean and std of pixels': model.normalization,
     'num_classes': about['num_classes'],
     'image_size': source.image_size,
     **{f'name of class {i}': name for i, name in names},
