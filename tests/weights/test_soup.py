@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_vit
@@ -65,9 +66,12 @@ def test_weights_for_other_units_of_pixels_are_refused(units):
 
 def test_the_mean_of_three_weights():
   """Averages and extra state of the weights are not averaged."""
+  on_a_mesh = sharding.replicated(sharding.make_mesh(jax.local_devices()[:1]))
 
   def weights(value):
-    load = lambda abstract: {'w': np.full(abstract['w'], value)}  # noqa: E731
+    def load(abstract):
+      return {'w': jnp.full(abstract['w'], value, device=on_a_mesh)}
+
     return dataclasses.replace(
       in_memory(str(value)), load=load, load_average=load, load_extra=load
     )
