@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Creates an environment and runs the tests in it (CPU only).
 #
-# Usage: bash launch/test.sh [--long | --all] [pytest arguments]
+# Usage: bash launch/test.sh [--ci | --all] [pytest arguments]
 #   bash launch/test.sh          all tests except the slow ones, in ten minutes
-#   bash launch/test.sh --long   also the slow tests, for example those that
-#     start, kill and resume commands: about an hour, as in CI
-#   bash launch/test.sh --all    also injects each fault as often as stated, and
-#     tests all cases of long lists, of which --long tests some
+#   bash launch/test.sh --ci     also the slow tests, for example those that
+#     start, kill and resume commands, as in CI
+#   bash launch/test.sh --all    also the tests marked `long`; injects each fault
+#     as often as stated, and tests all cases of long lists
 #   bash launch/test.sh --mutants [--jobs=N] [NAME...]
 #     instead changes the code in many ways, one after another, and lists the
 #     changes that no test notices (tests/mutants); takes longer than the tests
@@ -22,8 +22,11 @@ ruff format --check .
 ruff check .
 pyright
 chosen=(-m 'not slow and not long')
-if [[ "${1-}" == --all || "${1-}" == --long ]]; then
-  [[ "$1" == --long ]] || export VIT_JAX_TESTS=all
+if [[ "${1-}" == --ci ]]; then
+  chosen=(-m 'not long')
+  shift
+elif [[ "${1-}" == --all ]]; then
+  export VIT_JAX_TESTS=all
   chosen=()
   shift
 fi

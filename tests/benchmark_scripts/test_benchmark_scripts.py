@@ -41,6 +41,7 @@ def run(*arguments, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_step_compares_with_plain_flax():
   """The table has rows for training and inference of both."""
   sizes = ('--variants=Ti/16', '--batch=2', '--steps=1', '--rounds=1')
@@ -63,6 +64,7 @@ def test_measurements_list_their_rows():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_tiny_step_is_measured_and_modelled(tmp_path):
   """Each instruction of the program has a modelled time."""
   out = run('benchmarks/gpu_measured.py', '--toy', f'--out={tmp_path}')
@@ -75,6 +77,7 @@ def test_a_tiny_step_is_measured_and_modelled(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_input_compares_readers(tmp_path):
   """The table has rows of this project and of tf.data."""
   for i in range(8):
@@ -93,6 +96,7 @@ def test_input_compares_readers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_preprocessing_runs(tmp_path):
   write(tmp_path / 'a' / '1.png', 1)
   assert run('-m', 'benchmarks.preprocessing', str(tmp_path))
@@ -105,6 +109,7 @@ def test_plan_scripts_list_their_configs(name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
 )
@@ -123,6 +128,7 @@ def test_kernels_are_compared():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not gpus.has_compiler(), reason='needs the extra plan-gpu')
 def test_gpu_flags_run():
   words = ['benchmarks/gpu_flags.py', '--config=configs/quickstart.py']

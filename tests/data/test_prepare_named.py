@@ -56,6 +56,7 @@ def contents(data_dir, split, name='cifar10'):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_tfrecord_datasets_are_converted(tmp_path, as_tfrecord):
   """To another directory and in place; the old files do not change."""
   expected = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}

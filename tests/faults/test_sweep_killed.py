@@ -70,6 +70,7 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_run_of_a_killed_sweep_ends(tmp_path):
   """Its state is saved; the same command continues it."""

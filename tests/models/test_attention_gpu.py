@@ -46,10 +46,12 @@ def test_padding_of_the_caller_is_masked():
   'options',
   [
     {},
-    {'pool': 'gap'},  # 16 tokens: an even number
-    {'qk_norm': True, 'gelu': 'exact'},
-    {'position': 'rope2d', 'gelu': 'quick'},
-    {'remat': 'dots'},
+    pytest.param({'pool': 'gap'}, marks=pytest.mark.long),  # an even number
+    pytest.param({'qk_norm': True, 'gelu': 'exact'}, marks=pytest.mark.long),
+    pytest.param(
+      {'position': 'rope2d', 'gelu': 'quick'}, marks=pytest.mark.long
+    ),
+    pytest.param({'remat': 'dots'}, marks=pytest.mark.long),
     {'layer_scale': 0.1, 'distilled': True, 'unroll': 3},
   ],
 )

@@ -96,6 +96,7 @@ def test_parameter_count():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_remat_and_unrolling_give_the_same_gradients():
   """Images need not be square."""
   sizes = TINY | dict(depths=(3,))

@@ -75,7 +75,10 @@ def test_a_temporary_error_is_retried_by_both(saved, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('kind, code', [('EIO always', 1), ('EACCES', 2)])
+@pytest.mark.parametrize(
+  'kind, code',
+  [pytest.param('EIO always', 1, marks=pytest.mark.long), ('EACCES', 2)],
+)
 def test_a_lasting_error_ends_both(saved, tmp_path, kind, code):
   """Each prints one message; nothing is renamed."""
   errors = _resume(saved, tmp_path / 'run', kind, code)

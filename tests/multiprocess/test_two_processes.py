@@ -82,6 +82,7 @@ def _events(workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_processes_end_early_like_one(tmp_path):
   """At step 6, after two evaluations without a better result than at step 2.

@@ -50,7 +50,6 @@ SMALL = {
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   """Both sets of weights are evaluated."""

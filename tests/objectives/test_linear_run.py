@@ -12,7 +12,11 @@ from tests.objectives.test_masked_runs import FINETUNE, SMALL_MAE, TINY, train
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'config', ['configs/linear_mae.py:model=B', 'configs/linear_dino.py:model=B']
+  'config',
+  [
+    pytest.param('configs/linear_mae.py:model=B', marks=pytest.mark.long),
+    'configs/linear_dino.py:model=B',
+  ],
 )
 def test_a_probe_is_resumed_and_evaluated(config, tmp_path):
   """The backbone stays that of the pre-training; the head learns."""

@@ -54,7 +54,13 @@ def train(command, config, workdir, values):
   'objective, changes, tune, evaluation',
   [
     ('mae', SMALL_MAE, 'configs/finetune_mae.py:model=B', 'val'),
-    ('masked_patch', {}, 'configs/finetune.py:data=cifar10', 'test'),
+    pytest.param(
+      'masked_patch',
+      {},
+      'configs/finetune.py:data=cifar10',
+      'test',
+      marks=pytest.mark.long,
+    ),
   ],
 )
 def test_a_masked_run_is_resumed_evaluated_and_finetuned(

@@ -19,6 +19,7 @@ def planned(config: str, *flags: str):
   return result | {'cycles': cycles}
 
 
+@pytest.mark.long
 def test_cost_of_l16():
   """L/16 at batch size 4096 fits, in no more cycles than documented.
 
@@ -40,6 +41,7 @@ def test_cost_of_l16():
     assert plan['cycles'] < 1.08 * plain['cycles']
 
 
+@pytest.mark.long
 def test_cost_of_h14():
   """H/14 at batch size 4096 fits 32 cores by fsdp, above half the peak."""
   plan = planned('configs/vit.py:variant=H/14,data=jft')

@@ -57,7 +57,13 @@ def check_all(file, path, limit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['ViT', 'Dinov2', 'DeiT'])
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'ViT',
+    *(pytest.param(k, marks=pytest.mark.long) for k in ('Dinov2', 'DeiT')),
+  ],
+)
 @pytest.mark.parametrize('name', ['config', 'preprocessor_config'])
 def test_mutated_hugging_face_settings(tmp_path, kind, name):
   """config.json and preprocessor_config.json, key by key."""
@@ -76,6 +82,7 @@ def test_mutated_hugging_face_settings(tmp_path, kind, name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mutated_hugging_face_swin_settings(tmp_path):
   """The sizes of stages are lists."""
 
