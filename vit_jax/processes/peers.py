@@ -82,6 +82,7 @@ def _on_abort(number: int) -> None:
     faulthandler.dump_traceback(sys.stderr)
     ctypes.CDLL(None).signal(number, ctypes.c_void_p(int(signal.SIG_DFL)))
     os.kill(os.getpid(), number)
+    return  # a pending signal may be delivered only after the handler
   message = _loss('a process stopped, or no longer responds')
   print(message, file=sys.stderr, flush=True)
   os._exit(EXIT_PEER_LOST)
