@@ -60,8 +60,14 @@ def define_flags() -> None:
     'data_dir', None, 'TFDS directory, or path of another source.'
   )
   weights_flags.define_step()
+  weights_flags.define_image_size()
   preprocessing_flags.define_flag()
-  flags.DEFINE_integer('batch_size', 128, 'Images per batch, over all devices.')
+  flags.DEFINE_integer(
+    'batch_size',
+    None,
+    'Images per batch on all devices; default: 128, or fewer if memory is '
+    'scarce.',
+  )
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_string('out', None, 'File to which the JSON object is written.')
   flags.DEFINE_string(
@@ -86,7 +92,8 @@ def run(
   dataset: str | None = None,
   split: str | None = None,
   data_dir: str | None = None,
-  batch_size: int = 128,
+  batch_size: int | None = None,
+  image_size: tuple[int, int] | None = None,
   preprocess: str | None = None,
   settings: Sequence[str] = (),
   tables: str | None = None,
@@ -101,7 +108,9 @@ def run(
     split: split of the data set; by default the evaluator's.
     data_dir: the TFDS directory, or the path of another source.
     batch_size: images per batch; rounded up to a multiple of the number of
-      devices.
+      devices. By default 128, or fewer if these do not fit into memory.
+    image_size: (height, width) of the images, pixels; by default that of the
+      weights. Positions are interpolated, see `transfer.resized`.
     preprocess: name of a preset, see `data.augment.presets`; by default the
       preprocessing of the weights.
     settings: overrides of the source, reader, preprocessing or evaluator, such
@@ -121,7 +130,12 @@ def run(
     UserError: the checkpoint or data does not exist, or no evaluator applies.
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-  found = pretrained.find(checkpoint)
+  if any(text.startswith('--config.image_size') for text in settings):
+    raise UserError(
+      'config.image_size belongs to the training of the weights; give '
+      '--image_size to evaluate on images of another size.'
+    )
+  found = pretrained.find(checkpoint, image_size=image_size)
   weights = preprocessing_flags.with_preset(found, preprocess)
   about = weights.about
   candidates = _evaluator_sections(about, evaluator)
@@ -199,7 +213,7 @@ def _build(
   config: Config,
   name: str,
   mesh: Any,
-  batch_size: int,
+  batch_size: int | None,
 ) -> Any:
   """Builds an evaluator of the config.
 
@@ -378,6 +392,7 @@ def main(arguments: list[str]) -> None:
     split=values.split,
     data_dir=values.data_dir,
     batch_size=values.batch_size,
+    image_size=weights_flags.image_size(values),
     preprocess=values.preprocess,
     settings=values.overrides,
     tables=values.tables,

@@ -20,11 +20,18 @@ log = logging.getLogger('vit_jax')
 def define_flags() -> None:
   """Defines the flags of this command."""
   weights_flags.define_flags()
+  weights_flags.define_image_size()
   flags.DEFINE_string('out', None, 'Directory to write, which must not exist.')
   flags.DEFINE_string('to', 'stablehlo', ' or '.join(artefacts.KINDS) + '.')
 
 
-def run(checkpoint: str, out: str, kind: str, weights: str = 'params') -> None:
+def run(
+  checkpoint: str,
+  out: str,
+  kind: str,
+  weights: str = 'params',
+  image_size: tuple[int, int] | None = None,
+) -> None:
   """Writes an artefact with its description.
 
   Args:
@@ -32,6 +39,8 @@ def run(checkpoint: str, out: str, kind: str, weights: str = 'params') -> None:
     out: directory to write, which must not exist.
     kind: a key of `artefacts.KINDS`.
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
+    image_size: (height, width) of the images, pixels; by default that of the
+      weights.
 
   Raises:
     UserError: the weights or the kind do not exist, or the directory exists.
@@ -41,7 +50,7 @@ def run(checkpoint: str, out: str, kind: str, weights: str = 'params') -> None:
       '--to=onnx is not supported, because no maintained converter accepts '
       'these programs. Use --to=savedmodel or --to=stablehlo.'
     )
-  artefacts.write(pretrained.find(checkpoint, weights), out, kind)
+  artefacts.write(pretrained.find(checkpoint, weights, image_size), out, kind)
   log.info('wrote %s', out)
 
 
@@ -59,7 +68,13 @@ def main(arguments: list[str]) -> None:
       f'{values.checkpoint!r}, out {values.out!r}, {len(arguments)} '
       'argument(s).'
     )
-  run(weights_flags.path(values), values.out, values.to, values.weights)
+  run(
+    weights_flags.path(values),
+    values.out,
+    values.to,
+    values.weights,
+    weights_flags.image_size(values),
+  )
 
 
 if __name__ == '__main__':

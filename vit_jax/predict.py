@@ -23,7 +23,7 @@ import numpy as np
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import preprocessing_flags, process, weights_flags
+from vit_jax.cli import batches, preprocessing_flags, process, weights_flags
 from vit_jax.cli.image_arguments import images_of
 from vit_jax.config import overrides
 from vit_jax.config.sections import build_section
@@ -56,6 +56,7 @@ def define_flags() -> None:
   """Defines the flags of this command."""
   weights_flags.define_flags()
   flags.DEFINE_integer('top', 5, 'Number of classes to print per image.')
+  weights_flags.define_image_size()
   preprocessing_flags.define_flag()
   flags.DEFINE_bool('json', False, 'Print one JSON object per line.')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
@@ -73,6 +74,7 @@ def run(
   settings: Sequence[str] = (),
   preprocess: str | None = None,
   weights: str = 'params',
+  image_size: tuple[int, int] | None = None,
 ) -> Iterator[Prediction]:
   """Predicts the most likely classes of image files.
 
@@ -83,6 +85,8 @@ def run(
     settings: overrides such as '--config.preprocess.KEY=value'.
     preprocess: name of a preset; by default the preprocessing of the weights.
     weights: set of weights of the checkpoint, see `Pretrained.chosen`.
+    image_size: (height, width) of the images, pixels; by default that of the
+      weights.
 
   Yields:
     The prediction for each file, in order.
@@ -90,7 +94,7 @@ def run(
   Raises:
     UserError: the checkpoint does not exist, or a setting is invalid.
   """
-  found = pretrained.find(checkpoint, weights)
+  found = pretrained.find(checkpoint, weights, image_size)
   source = preprocessing_flags.with_preset(found, preprocess)
   names = source.about['class_names']
   if not source.about['num_classes']:
@@ -102,6 +106,7 @@ def run(
   transform = build_section(config, 'preprocess', source.image_size)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
+  batch_size = batches.fitting(source, mesh, _BATCH_SIZE)
   predict = jax.jit(source.objective().predict)
 
   def classes(row: np.ndarray) -> list[tuple[str, float]]:
@@ -110,15 +115,15 @@ def run(
     return list(zip(top_names, row[best].tolist(), strict=True))
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    for start in range(0, len(images), _BATCH_SIZE):
-      part = images[start : start + _BATCH_SIZE]
+    for start in range(0, len(images), batch_size):
+      part = images[start : start + batch_size]
       # Pixels, or the text of an error.
       results = list(pool.map(lambda path: _read(path, transform), part))
       pixels = [each for each in results if isinstance(each, np.ndarray)]
       rows = iter(())
       if pixels:
         # A batch of constant size, so that the model is compiled only once.
-        batch = np.zeros((_BATCH_SIZE, *pixels[0].shape), pixels[0].dtype)
+        batch = np.zeros((batch_size, *pixels[0].shape), pixels[0].dtype)
         batch[: len(pixels)] = pixels
         logits = predict(params, {'image': batch})['logits']
         rows = iter(np.asarray(jax.nn.softmax(logits)))
@@ -165,6 +170,7 @@ def main(arguments: list[str]) -> None:
     values.overrides,
     preprocess=values.preprocess,
     weights=values.weights,
+    image_size=weights_flags.image_size(values),
   ):
     if prediction.error:
       failed.append(prediction)

@@ -33,7 +33,10 @@ class Request:
     data_dir: TFDS directory, or the path of another source.
     weights: set of weights of the checkpoint, see `Pretrained.chosen`.
     preprocess: name of a preset; by default the preprocessing of the weights.
-    batch_size: images per batch on all devices.
+    batch_size: images per batch on all devices; by default 128, or fewer if
+      these do not fit into memory.
+    image_size: (height, width) of the images, pixels; by default that of the
+      weights.
     part_examples: examples per written part; rounded up to whole batches.
     settings: overrides such as '--config.source.KEY=value', also for reader and
       preprocess.
@@ -45,7 +48,8 @@ class Request:
   data_dir: str | None = None
   weights: str = 'params'
   preprocess: str | None = None
-  batch_size: int = 128
+  batch_size: int | None = None
+  image_size: tuple[int, int] | None = None
   part_examples: int = 8192
   settings: Sequence[str] = ()
 
@@ -64,6 +68,7 @@ class Request:
     values = flags.FLAGS
     keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
     from_flags = {key: getattr(values, key) for key in keys}
+    from_flags['image_size'] = weights_flags.image_size(values)
     return cls(**from_flags | more, settings=values.overrides)
 
 
@@ -86,8 +91,14 @@ def define_flags(endings: str) -> None:
   flags.DEFINE_string(
     'data_dir', None, 'TFDS directory, or the path of another source.'
   )
+  weights_flags.define_image_size()
   preprocessing_flags.define_flag()
-  flags.DEFINE_integer('batch_size', 128, 'Images per batch on all devices.')
+  flags.DEFINE_integer(
+    'batch_size',
+    None,
+    'Images per batch on all devices; default: 128, or fewer if memory is '
+    'scarce.',
+  )
   flags.DEFINE_integer('part_examples', 8192, 'Images per written part.')
   flags.DEFINE_string('out', None, f'Path of the result: {endings}.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
@@ -152,7 +163,7 @@ def open_weights(checkpoint: str, request: Request) -> Pretrained:
   Raises:
     UserError: the weights do not exist, or the preset is unknown.
   """
-  found = pretrained.find(checkpoint, request.weights)
+  found = pretrained.find(checkpoint, request.weights, request.image_size)
   return preprocessing_flags.with_preset(found, request.preprocess)
 
 

@@ -159,7 +159,7 @@ class AxialResNet(Backbone):
   ) -> dict[str, Array]:
     del key, want
     x = self._maps(images)[-1].astype(jnp.float32)
-    return self._results(x.mean((1, 2)), x.reshape(len(x), -1, x.shape[-1]))
+    return self._results(x.mean((1, 2)), x.reshape(x.shape[0], -1, x.shape[-1]))
 
   def maps(self, images: UncheckedImages) -> list[Float[Array, 'n _ _ _']]:
     """Computes the map of each stage, `[n, rows, columns, channels]`, float32.

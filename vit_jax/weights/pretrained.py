@@ -29,7 +29,7 @@ from vit_jax.weights.formats import (
 )
 from vit_jax.weights.formats.naming import ShapeError
 from vit_jax.weights.head import replace_head
-from vit_jax.weights.transfer import adapt
+from vit_jax.weights.transfer import adapt, resized
 
 PyTree = Any
 # The first format that matches a path is used; the last one always matches.
@@ -128,12 +128,18 @@ def format_of(path: str) -> tuple[Format, str]:
   return Format.of(module), named[2]
 
 
-def find(path: str, weights: str = 'params') -> Pretrained:
+def find(
+  path: str,
+  weights: str = 'params',
+  image_size: tuple[int, int] | None = None,
+) -> Pretrained:
   """Describes weights without loading them.
 
   Args:
     path: path of any format, see `format_of`, or an address, see `download`.
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
+    image_size: (height, width) of the images, pixels, see `transfer.resized`;
+      by default that of the weights.
 
   Raises:
     UserError: the path cannot be loaded, or does not contain that set of
@@ -141,7 +147,8 @@ def find(path: str, weights: str = 'params') -> Pretrained:
     DownloadError: a download failed.
   """
   form, local_path = format_of(download.local_copy(path))
-  return _checked(form.load(local_path).chosen(weights))
+  source = _checked(form.load(local_path).chosen(weights))
+  return source if image_size is None else resized(source, image_size)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:

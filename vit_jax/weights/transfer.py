@@ -1,7 +1,9 @@
 """Adapts weights to another image size, and initializes runs with weights."""
 
+import dataclasses
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -121,6 +123,73 @@ def adapt(
   shardings = sharding.with_shardings(shapes, mesh, model.sharding_rules)
   placed = {path: place(a, shardings[path]) for path, a in adapted.items()}
   return tree.unflatten(flat | placed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Resized(Pretrained):
+  """Weights that are adapted to another image size when they are loaded.
+
+  Attributes:
+    original: the same weights for their own image size.
+  """
+
+  original: Pretrained
+
+  def weights(self, mesh: Mesh) -> dict[str, PyTree]:
+    """Loads all sets of weights; see `Pretrained.weights`."""
+    if self.original.load_extra is None:
+      return super().weights(mesh)
+    return {
+      name: _adapted(self.original, params, self.image_size, mesh)
+      for name, params in self.original.weights(mesh).items()
+    }
+
+
+def resized(source: Pretrained, image_size: Size) -> Pretrained:
+  """Returns weights for images of another size.
+
+  Args:
+    source: description of the weights.
+    image_size: (height, width) of the images, pixels.
+
+  Returns:
+    A description whose loaders interpolate what depends on the image size, as
+    `load_pretrained` does. They raise UserError if the objective has parameters
+    of the old size that cannot be interpolated.
+  """
+  if tuple(image_size) == tuple(source.image_size):
+    return source
+
+  def adapting(load: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
+    def load_and_adapt(abstract: PyTree) -> PyTree:
+      mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+      params = load(source.abstract_params(mesh))
+      params = _adapted(source, params, image_size, mesh)
+      actual, expected = tree.flatten(params), tree.flatten(abstract)
+      checkpoint.check_shapes(source.path, _shapes(actual), _shapes(expected))
+      return params
+
+    return load_and_adapt
+
+  return _Resized(
+    path=source.path,
+    about=source.about | {'image_size': list(image_size)},
+    load=adapting(source.load),
+    load_average=source.load_average and adapting(source.load_average),
+    load_extra=None,
+    original=source,
+  )
+
+
+def _adapted(
+  source: Pretrained, params: PyTree, image_size: Size, mesh: Mesh
+) -> PyTree:
+  """Returns parameters of the objective for images of another size."""
+  objective = source.objective()
+  model = adapt(
+    objective.backbone(params), source.model(), source, image_size, None, mesh
+  )
+  return objective.start_params(params, model)
 
 
 def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:

@@ -293,18 +293,18 @@ class ViT(Backbone):
     subject = 'an image of {}x{} pixels'.format(*image_size)
     if stride > 1:
       subject = f"the stem's map of {height}x{width} positions, of {subject},"
+    if min(height, width) < p:
+      raise UserError(
+        f'{subject} is smaller than a patch of {p}x{p}: use larger images or '
+        'smaller patches.'
+      )
     if self.config.remainder == 'error' and (height % p or width % p):
-      fitting = [(max(height // p, 1) + i) * p for i in (0, 1)]
+      fitting = [(height // p + i) * p for i in (0, 1)]
       raise UserError(
         f'{subject} is not divisible by the patch size {p}: use {fitting[0]} '
         f"or {fitting[1]}, or set model.remainder='drop' to drop the last "
         f'{height % p} rows and {width % p} columns (as the VALID convolution '
         'of the official code does).'
-      )
-    if min(height, width) < p:
-      raise UserError(
-        f'{subject} is smaller than a patch of {p}x{p}: use larger images or '
-        'smaller patches.'
       )
     return height // p, width // p
 

@@ -1,0 +1,152 @@
+"""Tests of commands at another image size than that of the weights."""
+
+import json
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_vit
+
+from vit_jax import checkpoint, evaluate, export, load_pretrained, predict
+from vit_jax.arrays import memory, sharding
+from vit_jax.cli import batches
+from vit_jax.errors import UserError
+from vit_jax.features import __main__ as features
+from vit_jax.models.resnet import Model as ResNet
+from vit_jax.models.swin import Model as Swin
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+
+SIZE = (32, 16)
+MODELS = {
+  'vit': dict(**tiny_vit.SIZES),
+  'swin': dict(
+    width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32'
+  ),
+  'resnet': dict(depths=(1,), width_factor=1, dtype='float32'),
+}
+KINDS = {'vit': Model, 'swin': Swin, 'resnet': ResNet}
+
+
+@pytest.fixture(scope='module')
+def photos(tmp_path_factory):
+  """Returns a folder of two classes of images of several sizes."""
+  folder = tmp_path_factory.mktemp('photos')
+  rng = np.random.default_rng(0)
+  for name in ('cat', 'dog'):
+    (folder / name).mkdir()
+    for side in (20, 31, 40):
+      pixels = rng.integers(0, 256, (side, side + 7, 3), np.uint8)
+      cv2.imwrite(str(folder / name / f'{side}.png'), pixels)
+  return folder
+
+
+@pytest.fixture(scope='module', params=MODELS)
+def weights(request, tmp_path_factory):
+  """Returns the path of weights for images of 16 pixels."""
+  name = request.param
+  model = KINDS[name](2, **MODELS[name])
+  params = tiny_vit.noise_params(model, (16, 16))
+  about = dict(
+    format=checkpoint.READABLE[-1],
+    model=dict(name=name, **MODELS[name]),
+    objective=dict(name='supervised'),
+    preprocess=dict(resize='central', central_fraction=0.8),
+    num_classes=2,
+    image_size=[16, 16],
+    class_names=['cat', 'dog'],
+  )
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  shapes = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
+  placed = jax.tree.map(
+    lambda leaf, shape: jax.device_put(leaf, shape.sharding), params, shapes
+  )
+  path = str(tmp_path_factory.mktemp('weights') / name)
+  pretrained.save(path, placed, about)
+  return path
+
+
+def expected(weights, files):
+  """Returns the logits of `load_pretrained` with the other size."""
+  loaded = load_pretrained(weights, image_size=SIZE)
+  images = np.stack([loaded.preprocess(f.read_bytes()) for f in files])
+  assert images.shape[1:] == (*SIZE, 3)
+  return loaded.model.apply({'params': loaded.params}, images)
+
+
+@pytest.mark.slow
+def test_commands_equal_load_pretrained(weights, photos, tmp_path):
+  """Predictions, accuracy, features and exports are those of that size."""
+  files = sorted(photos.glob('*/*.png'))
+  logits = expected(weights, files)
+  found = list(predict.run(weights, [*map(str, files)], 2, image_size=SIZE))
+  probabilities = [dict(each.top)['cat'] for each in found]
+  np.testing.assert_allclose(
+    probabilities, jax.nn.softmax(logits)[:, 0], atol=1e-5
+  )
+  result = evaluate.run(
+    weights,
+    dataset='folder',
+    data_dir=str(photos),
+    split='train',
+    batch_size=8,
+    image_size=SIZE,
+  )
+  labels = np.array([f.parent.name == 'dog' for f in files])
+  assert result['accuracy'] == np.mean(logits.argmax(-1) == labels)
+  assert result['preprocess']['image_size'] == [*SIZE]
+  request = features.Request(
+    images=[*map(str, files)], image_size=SIZE, batch_size=8
+  )
+  out = str(tmp_path / 'features.npz')
+  features.run(weights, out, request)
+  source = pretrained.find(weights, image_size=SIZE)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  params = source.load(source.abstract_params(mesh))
+  loaded = load_pretrained(weights, image_size=SIZE)
+  images = np.stack([source.preprocess().pixels(f.read_bytes()) for f in files])
+  own = source.objective().predict(params, {'image': jnp.asarray(images)})[
+    'features'
+  ]
+  with np.load(out) as arrays:
+    np.testing.assert_allclose(arrays['features'], own, atol=1e-4)
+  for mine, theirs in zip(
+    jax.tree.leaves(params), jax.tree.leaves(loaded.params), strict=True
+  ):
+    np.testing.assert_array_equal(mine, theirs)
+  export.run(weights, str(tmp_path / 'program'), 'stablehlo', image_size=SIZE)
+  described = json.loads((tmp_path / 'program/description.json').read_text())
+  assert described['input']['shape'] == ['n', *SIZE, 3]
+
+
+def test_the_key_of_the_config_names_the_flag(weights):
+  with pytest.raises(UserError, match='give --image_size'):
+    evaluate.run(weights, settings=['--config.image_size=64'])
+
+
+def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
+  """They are halved until the program fits; small images are not compiled."""
+  source = pretrained.find(weights, image_size=(64, 64))
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  limit = 10**12
+  monkeypatch.setattr(memory, 'of_device', lambda device: limit)
+  assert batches.fitting(source, mesh, 32) == 32
+  monkeypatch.setattr(batches, '_SMALL', 0)
+  assert batches.fitting(source, mesh, 32) == 32
+  peaks = []
+  program_bytes = memory.program_bytes
+
+  def recorded(compiled):
+    peaks.append(program_bytes(compiled)['peak'])
+    return {'peak': peaks[-1]}
+
+  monkeypatch.setattr(memory, 'program_bytes', recorded)
+  batches.fitting(source, mesh, 8)
+  limit = int(peaks[0] / 0.6) + 1
+  with caplog.at_level('INFO', 'vit_jax'):
+    assert batches.fitting(source, mesh, 32) == 8
+  assert '8 instead of 32 images of 64x64' in caplog.text
+  limit = 1
+  assert batches.fitting(source, mesh, 32) == 1

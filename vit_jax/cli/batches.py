@@ -1,0 +1,57 @@
+"""Chooses the number of images per batch by the memory of the devices."""
+
+import logging
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.arrays import memory, sharding
+from vit_jax.weights.contract import Pretrained
+
+log = logging.getLogger('vit_jax')
+# Batches with fewer pixels fit everywhere, and are not compiled for a check.
+_SMALL = 128 * 256 * 256
+_USABLE = 0.6  # fraction of the memory that the program may use
+
+
+def fitting(weights: Pretrained, mesh: Mesh, most: int) -> int:
+  """Returns a number of images whose predictions fit into memory.
+
+  The predictions are compiled for `most` images, and for half as many until the
+  program needs at most 60 % of the memory of a device.
+
+  Args:
+    weights: weights that are applied, with their image size.
+    mesh: mesh of the devices.
+    most: number of images that is returned if they fit.
+  """
+  height, width = weights.image_size
+  limit = memory.of_device(mesh.local_devices[0])
+  if limit is None or most * height * width <= _SMALL * mesh.size:
+    return most
+  params = weights.abstract_params(mesh)
+  predict = jax.jit(weights.objective().predict)
+  size = most
+  while size > mesh.size:
+    shape = (size, height, width, weights.model().channels)
+    image = jax.ShapeDtypeStruct(
+      shape, np.uint8, sharding=sharding.batch_sharding(mesh)
+    )
+    with jax.set_mesh(mesh):
+      compiled = predict.lower(params, {'image': image}).compile()
+    used = memory.program_bytes(compiled)
+    if used is None or used['peak'] <= _USABLE * limit:
+      break
+    size //= 2
+  if size < most:
+    log.info(
+      'batches of %d instead of %d images of %dx%d pixels, because of the '
+      'memory of %s; --batch_size sets another number',
+      size,
+      most,
+      height,
+      width,
+      memory.text(limit),
+    )
+  return size
