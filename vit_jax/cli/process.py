@@ -21,6 +21,7 @@ from vit_jax.files import paths
 from vit_jax.processes import (
   backends,
   interruption,
+  limits,
   parent,
   peers,
   runtime,
@@ -69,10 +70,17 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
       return
     app.run(main, argv=sys.argv, flags_parser=parse)
 
+  failed = True
   try:
     _report_errors(start)
+    failed = False
+  except SystemExit as end:  # absl raises it in any case
+    failed = bool(end.code)
+    raise
   finally:
     _shut_down()
+    if failed:
+      limits.bound_exit()
 
 
 def _shut_down() -> None:
@@ -160,6 +168,7 @@ def define_distributed_flags(into: flags.FlagValues = flags.FLAGS) -> None:
 
 def start_process() -> None:
   """Prepares this process for training, and connects the other processes."""
+  limits.check()
   runtime.keep_host_memory()
   values = flags.FLAGS
   runtime.start_distributed(
