@@ -150,3 +150,19 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
   assert '8 instead of 32 images of 64x64' in caplog.text
   limit = 1
   assert batches.fitting(source, mesh, 32) == 1
+  three = sharding.make_mesh(jax.devices()[:3])
+  assert batches.fitting(source, three, 32) == 3
+  limit = 10**12
+  assert batches.fitting(source, three, 32) == 32
+
+
+def test_a_program_that_cannot_be_compiled_does_not_fit(weights, monkeypatch):
+  source = pretrained.find(weights)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  monkeypatch.setattr(batches, '_SMALL', 0)
+
+  def exhausted(self, *arguments):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')
+
+  monkeypatch.setattr(jax.stages.Lowered, 'compile', exhausted)
+  assert batches.fitting(source, mesh, 8) == 1

@@ -23,6 +23,8 @@ def test_parts_of_another_size_are_not_continued(tmp_path):
   out = epath.Path(tmp_path / 'out.npz')
   with pytest.raises(KeyboardInterrupt):
     output_parts.resume(out, ABOUT, 2, lambda start: batches(start, 6))
+  assert output_parts.batch_size(out) == 2
+  assert output_parts.batch_size(epath.Path(tmp_path / 'new.npz')) is None
   with pytest.raises(UserError, match='part_examples'):
     output_parts.resume(out, ABOUT, 3, batches)
   parts, count = output_parts.resume(out, ABOUT, 2, batches)

@@ -1,12 +1,15 @@
 """Chooses the number of images per batch by the memory of the devices."""
 
 import logging
+import math
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import memory, sharding
+from vit_jax.processes import consensus
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
@@ -19,12 +22,16 @@ def fitting(weights: Pretrained, mesh: Mesh, most: int) -> int:
   """Returns a number of images whose predictions fit into memory.
 
   The predictions are compiled for `most` images, and for half as many until the
-  program needs at most 60 % of the memory of a device.
+  program needs at most 60 % of the memory of a device. All processes must call
+  it, and the result is that of process 0.
 
   Args:
     weights: weights that are applied, with their image size.
     mesh: mesh of the devices.
     most: number of images that is returned if they fit.
+
+  Returns:
+    A multiple of the number of devices, unless it is `most`.
   """
   height, width = weights.image_size
   limit = memory.of_device(mesh.local_devices[0])
@@ -32,22 +39,20 @@ def fitting(weights: Pretrained, mesh: Mesh, most: int) -> int:
     return most
   params = weights.abstract_params(mesh)
   predict = jax.jit(weights.objective().predict)
-  size = most
+  size = -(-most // mesh.size) * mesh.size
   while size > mesh.size:
     shape = (size, height, width, weights.model().channels)
     image = jax.ShapeDtypeStruct(
       shape, np.uint8, sharding=sharding.batch_sharding(mesh)
     )
-    with jax.set_mesh(mesh):
-      compiled = predict.lower(params, {'image': image}).compile()
-    used = memory.program_bytes(compiled)
-    if used is None or used['peak'] <= _USABLE * limit:
+    if _bytes(predict, params, image, mesh) <= _USABLE * limit:
       break
-    size //= 2
+    size = max(size // 2 // mesh.size, 1) * mesh.size
+  size = consensus.from_main(lambda: min(size, most))
   if size < most:
     log.info(
       'batches of %d instead of %d images of %dx%d pixels, because of the '
-      'memory of %s; --batch_size sets another number',
+      'memory of %s',
       size,
       most,
       height,
@@ -55,3 +60,25 @@ def fitting(weights: Pretrained, mesh: Mesh, most: int) -> int:
       memory.text(limit),
     )
   return size
+
+
+def _bytes(
+  predict: Any, params: Any, image: jax.ShapeDtypeStruct, mesh: Mesh
+) -> float:
+  """Returns the memory per device of a program; infinite if it is too large.
+
+  Args:
+    predict: jitted function of (parameters, batch).
+    params: shapes of the parameters.
+    image: shape of the images of a batch.
+    mesh: mesh of the devices.
+  """
+  try:
+    with jax.set_mesh(mesh):
+      compiled = predict.lower(params, {'image': image}).compile()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    return math.inf
+  used = memory.program_bytes(compiled)
+  return 0 if used is None else used['peak']

@@ -121,6 +121,23 @@ class Parts:
     return self.folder / f'{number:05}.npz'
 
 
+def batch_size(out: epath.Path) -> int | None:
+  """Returns the batch size of an interrupted computation; None without one.
+
+  All processes must call it.
+
+  Args:
+    out: path of the result.
+  """
+
+  def stored() -> int | None:
+    file = out.with_name(out.name + '.parts') / 'about.json'
+    about = jsonl.parse(file.read_bytes()) if file.exists() else None
+    return (about or {}).get('batch_size')
+
+  return from_main(stored)
+
+
 def resume(
   out: epath.Path,
   about: dict[str, Any],

@@ -31,7 +31,7 @@ from vit_jax.cli import (
   weights_flags,
 )
 from vit_jax.cli.image_arguments import images_of
-from vit_jax.cli.output_parts import existing_result
+from vit_jax.cli.output_parts import batch_size, existing_result
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
 from vit_jax.data import exclusion
@@ -102,9 +102,8 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   weights = weights_and_data.open_weights(checkpoint, request)
   config, source = _data(weights, request)
   mesh = sharding.make_mesh(jax.devices())
-  setting = data_flags.setting(
-    weights, config, lambda _: source, mesh, request.batch_size
-  )
+  rows = request.batch_size or batch_size(out)
+  setting = data_flags.setting(weights, config, lambda _: source, mesh, rows)
   # Only keys that are set, so that files without them remain valid.
   chosen: dict[str, Any] = {}
   if request.layers:

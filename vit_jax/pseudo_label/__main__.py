@@ -25,7 +25,7 @@ from vit_jax.cli import (
   weights_and_data,
   weights_flags,
 )
-from vit_jax.cli.output_parts import existing_result
+from vit_jax.cli.output_parts import batch_size, existing_result
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
 from vit_jax.data.sources.pseudo_labels import about_of
@@ -103,9 +103,8 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   opened = weights_and_data.open_data(weights, request)
   config, source, split, left_out = opened
   mesh = sharding.make_mesh(jax.devices())
-  setting = data_flags.setting(
-    weights, config, lambda _: source, mesh, request.batch_size
-  )
+  rows = request.batch_size or batch_size(out)
+  setting = data_flags.setting(weights, config, lambda _: source, mesh, rows)
   with jax.set_mesh(mesh):
     params = weights.load(weights.abstract_params(mesh))
     about = {
