@@ -90,20 +90,20 @@ def test_calls_of_weights_and_biases(tmp_path, fake):
   given = dict(project='p', entity='e', mode='offline', dir=str(tmp_path))
   assert settings.items() >= given.items()
   again = tracking.Run(epath.Path(tmp_path), {})
-  assert settings['id'] == again.identity()
+  assert settings['id'] == again.identity
 
 
 def test_only_the_same_workdir_continues_a_tracked_run(tmp_path):
   """A workdir that was removed and begun again is another run."""
   run = tracking.Run(epath.Path(tmp_path / 'run'), {})
-  first = run.identity()
-  assert run.identity() == first
+  first = run.identity
+  assert run.identity == first
   shutil.rmtree(tmp_path / 'run')
-  assert run.identity() != first
+  assert run.identity != first
   older = tracking.Run(epath.Path(tmp_path / 'older'), {})
   older.workdir.mkdir()
   (older.workdir / 'config.json').write_text('{}')
-  assert older.identity() == older.identity()  # as before: by its path
+  assert older.identity == older.identity  # as before: by its path
   assert not (older.workdir / 'tracker_id.txt').exists()
 
 

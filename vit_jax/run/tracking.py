@@ -41,8 +41,9 @@ class Run(NamedTuple):
     """Name of the workdir."""
     return self.workdir.name
 
+  @property
   def identity(self) -> str:
-    """Returns the id of the run, which does not change when the run resumes.
+    """Id of the run, which does not change when the run resumes.
 
     It is stored in the workdir, so that a workdir that was removed and begun
     again is another run. Older workdirs have no such file; their id is a

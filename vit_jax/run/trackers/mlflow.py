@@ -37,7 +37,7 @@ class Tracker:
         ('sqlite:///runs.db'); by default that of $MLFLOW_TRACKING_URI.
       experiment: name of the experiment, which is created if necessary.
     """
-    identity = run.identity()
+    identity = run.identity
     self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
     existing = self._client.get_experiment_by_name(experiment)
     experiment_id = (

@@ -42,7 +42,7 @@ class Tracker:
       entity=entity,
       mode=mode,
       name=run.name,
-      id=run.identity(),
+      id=run.identity,
       resume='allow',
       dir=str(run.workdir) if local else None,
       config=run.config,
