@@ -73,3 +73,20 @@ def test_nearest_suggests_a_similar_existing_path(tmp_path):
   assert paths.nearest(tmp_path / 'photo') == hint
   assert paths.nearest(tmp_path / 'photos') == ''
   assert paths.nearest(tmp_path / 'elsewhere') == ''
+
+
+@pytest.mark.parametrize(
+  'call',
+  [
+    lambda: 'a\udcff.png'.encode(),
+    lambda: 'a\udcff.png'.encode('utf-32'),
+    lambda: b'\xff\xdc\0\0'.decode('utf-32-le'),
+    lambda: open('/tmp/a\0b'),
+  ],
+)
+def test_names_that_no_file_may_have_are_user_errors(call):
+  """Each is a single message, wherever in a command it is raised."""
+  with pytest.raises(ValueError) as raised:
+    call()
+  assert isinstance(paths.name_error(raised.value), UserError)
+  assert paths.name_error(ValueError('another')) is None

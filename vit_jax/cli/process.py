@@ -98,7 +98,11 @@ def _report_errors(function: Callable[[], None]) -> None:
     peers.announce(error)
     _exit(error)
   except Exception as error:
-    expected = backends.user_error(error) or paths.object_store_error(error)
+    expected = (
+      backends.user_error(error)
+      or paths.name_error(error)
+      or paths.object_store_error(error)
+    )
     if expected:
       peers.announce(expected)
       _exit(expected)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ def describe_data(config: Config, source: Source) -> dict[str, Any]:
     source: source of the examples.
   """
   if isinstance(source, image_files.Images):
-    text = '\n'.join(source.paths).encode()
+    text = b'\n'.join(map(os.fsencode, source.paths))
     identity: dict[str, Any] = {'paths': hashlib.sha256(text).hexdigest()[:16]}
     name = f'{len(source)} images'
   else:

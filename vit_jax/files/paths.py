@@ -82,6 +82,30 @@ def reason(error: BaseException) -> str:
   return f'{type(error).__name__}: {text}'
 
 
+def name_error(error: BaseException) -> UserError | None:
+  """Returns the error to report if `error` concerns the name of a file.
+
+  Args:
+    error: any error that ends a command.
+
+  Returns:
+    The error to report; None if `error` does not concern a name.
+  """
+  if isinstance(error, UnicodeError) and 'surrogate' in str(error):
+    name = ''
+    if isinstance(error, UnicodeEncodeError):
+      name = f' ({ascii(error.object[max(error.start - 100, 0) : error.end])})'
+    return UserError(
+      f'a file name is not valid UTF-8{name}: rename the file or its folder.'
+    )
+  if isinstance(error, ValueError) and 'embedded null' in str(error):
+    return UserError(
+      'a path contains a null character: correct the flag, key or list of '
+      'files that contains it.'
+    )
+  return None
+
+
 def object_store_error(error: BaseException) -> StorageError | None:
   """Returns the error to report if a client of an object store raised `error`.
 
