@@ -206,7 +206,7 @@ def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
     flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
   assert text.startswith(module.__doc__.strip())
   assert 'python -m vit_jax.' in text and 'Set by' not in text
-  flag = {'train': '--workdir', 'evaluate': '--batch_size=128'}
+  flag = {'train': '--workdir', 'evaluate': '--image_size'}
   assert flag.get(name, '--topology') in text
   assert ('--config.KEY' in text) == (name != 'evaluate')
   assert max(map(len, text.splitlines())) <= 80
