@@ -1,6 +1,7 @@
 """Runs real commands as a user would, and reads their workdirs."""
 
 import atexit
+import contextlib
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,21 @@ def start_pair(
     )
     for i in range(processes)
   ]
+
+
+@contextlib.contextmanager
+def running_pair(
+  workdir: Any, *arguments: Any, **options: Any
+) -> Iterator[list[subprocess.Popen]]:
+  """Yields the processes of `start_pair` after step 8, and kills the rest."""
+  processes = start_pair(workdir, *arguments, **options)
+  try:
+    wait_for_step(workdir, 8, processes)
+    yield processes
+  finally:
+    for process in processes:
+      process.kill()
+      process.communicate()
 
 
 def wait_for_step(

@@ -33,9 +33,7 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
   # Well below the 30 s after which JAX regards a sleeping peer as lost (45),
   # also on a machine whose steps take seconds.
   soon = {'recovery.watchdog_factor': 3.0}
-  processes = cli.start_pair(workdir, LIMITS | soon, devices=2)
-  try:
-    cli.wait_for_step(workdir, 8, processes)
+  with cli.running_pair(workdir, LIMITS | soon, devices=2) as processes:
     processes[1].send_signal(signal.SIGSTOP)
     injected('a sleeping peer')
     start = time.monotonic()
@@ -44,10 +42,6 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
     assert 'stuck: ' in err
     stacks = (workdir / 'stacks.txt').read_text()
     assert 'loop.py' in stacks and 'Thread' in stacks
-  finally:
-    for process in processes:
-      process.kill()
-      process.communicate()
 
 
 @pytest.mark.slow

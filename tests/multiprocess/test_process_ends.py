@@ -108,9 +108,7 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
     'total': '4000 steps',
     'checkpoint.every': '4000 steps',
   }
-  processes = cli.start_pair(workdir, changes, 2, 3)
-  try:
-    cli.wait_for_step(workdir, 8, processes)
+  with cli.running_pair(workdir, changes, 2, 3) as processes:
     processes[killed].send_signal(signal.SIGKILL)
     injected('a dead peer')
     for index, process in enumerate(processes):
@@ -119,10 +117,6 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
         assert process.returncode == 45, err
         assert len(re.findall('^peer lost: ', err, re.M)) == 1, err
         assert 'start all processes again' in err and 'Traceback' not in err
-  finally:
-    for process in processes:
-      process.kill()
-      process.communicate()
 
 
 @pytest.mark.slow
@@ -132,9 +126,7 @@ def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
   """After 30 s the other one prints one message; so does the stopped one."""
   workdir = tmp_path / 'run'
   changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
-  processes = cli.start_pair(workdir, changes, 1)
-  try:
-    cli.wait_for_step(workdir, 8, processes)
+  with cli.running_pair(workdir, changes, 1) as processes:
     processes[stopped].send_signal(signal.SIGSTOP)
     injected('a stopped peer')
     for index in (1 - stopped, stopped):
@@ -142,10 +134,6 @@ def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
       assert processes[index].returncode == 45, err
       assert len(re.findall('^peer lost: ', err, re.M)) == 1, err
       processes[stopped].send_signal(signal.SIGCONT)
-  finally:
-    for process in processes:
-      process.kill()
-      process.communicate()
 
 
 @pytest.mark.slow
@@ -154,9 +142,7 @@ def test_other_aborts_keep_their_code(tmp_path):
   """C++ code may abort for other reasons; the peers end with 45."""
   workdir = tmp_path / 'run'
   changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
-  processes = cli.start_pair(workdir, changes, 1)
-  try:
-    cli.wait_for_step(workdir, 8, processes)
+  with cli.running_pair(workdir, changes, 1) as processes:
     processes[1].send_signal(signal.SIGABRT)
     injected('an abort of one process')
     _, err = processes[1].communicate(timeout=WAIT_S)
@@ -164,7 +150,3 @@ def test_other_aborts_keep_their_code(tmp_path):
     assert 'loop.py' in err and 'peer lost' not in err
     _, err = processes[0].communicate(timeout=WAIT_S)
     assert processes[0].returncode == 45, err
-  finally:
-    for process in processes:
-      process.kill()
-      process.communicate()
