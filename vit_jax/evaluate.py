@@ -22,7 +22,13 @@ import jax
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import data_flags, preprocessing_flags, process, weights_flags
+from vit_jax.cli import (
+  batches,
+  data_flags,
+  preprocessing_flags,
+  process,
+  weights_flags,
+)
 from vit_jax.config import overrides, plugins
 from vit_jax.config.completion import MAX_BATCH_SIZE, Config, flatten
 from vit_jax.config.sections import EVALS, build_section
@@ -62,12 +68,7 @@ def define_flags() -> None:
   weights_flags.define_step()
   weights_flags.define_image_size()
   preprocessing_flags.define_flag()
-  flags.DEFINE_integer(
-    'batch_size',
-    None,
-    'Images per batch on all devices; default: 128, or fewer if memory is '
-    'scarce.',
-  )
+  batches.define_flag()
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_string('out', None, 'File to which the JSON object is written.')
   flags.DEFINE_string(
@@ -130,11 +131,6 @@ def run(
     UserError: the checkpoint or data does not exist, or no evaluator applies.
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-  if any(text.startswith('--config.image_size') for text in settings):
-    raise UserError(
-      'config.image_size belongs to the training of the weights; give '
-      '--image_size to evaluate on images of another size.'
-    )
   found = pretrained.find(checkpoint, image_size=image_size)
   weights = preprocessing_flags.with_preset(found, preprocess)
   about = weights.about
@@ -153,9 +149,8 @@ def run(
   names = _applicable(config, about, split)
   chosen = {name: _choose_split(config, name, about, split) for name in names}
   mesh = sharding.make_mesh(jax.devices())
-  built = {
-    name: _build(weights, config, name, mesh, batch_size) for name in names
-  }
+  rows = batch_size or batches.fitting(weights, mesh)
+  built = {name: _build(weights, config, name, mesh, rows) for name in names}
   several = len(names) > 1
   head = {'checkpoint': weights.path}
   described = {'preprocess': preprocessing_flags.describe(weights, config)}
@@ -213,7 +208,7 @@ def _build(
   config: Config,
   name: str,
   mesh: Any,
-  batch_size: int | None,
+  batch_size: int,
 ) -> Any:
   """Builds an evaluator of the config.
 

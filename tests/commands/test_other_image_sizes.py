@@ -121,9 +121,14 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   assert described['input']['shape'] == ['n', *SIZE, 3]
 
 
-def test_the_key_of_the_config_names_the_flag(weights):
+def test_the_key_of_the_config_names_the_flag(weights, photos):
+  settings = ['--config.image_size=64']
   with pytest.raises(UserError, match='give --image_size'):
-    evaluate.run(weights, settings=['--config.image_size=64'])
+    evaluate.run(
+      weights, dataset='folder', data_dir=str(photos), settings=settings
+    )
+  with pytest.raises(UserError, match='give --image_size'):
+    next(predict.run(weights, [], settings=settings))
 
 
 def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import flags
 from jax.sharding import Mesh
 
 from vit_jax.arrays import memory, sharding
@@ -16,9 +17,20 @@ log = logging.getLogger('vit_jax')
 # Batches with fewer pixels fit everywhere, and are not compiled for a check.
 _SMALL = 128 * 256 * 256
 _USABLE = 0.6  # fraction of the memory that the program may use
+_MOST = 128  # images per batch, by default
 
 
-def fitting(weights: Pretrained, mesh: Mesh, most: int) -> int:
+def define_flag() -> None:
+  """Defines --batch_size, whose default is the result of `fitting`."""
+  flags.DEFINE_integer(
+    'batch_size',
+    None,
+    f'Images per batch on all devices; default: {_MOST}, or fewer if memory is '
+    'scarce.',
+  )
+
+
+def fitting(weights: Pretrained, mesh: Mesh, most: int = _MOST) -> int:
   """Returns a number of images whose predictions fit into memory.
 
   The predictions are compiled for `most` images, and for half as many until the

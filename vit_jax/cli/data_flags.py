@@ -5,7 +5,6 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from vit_jax.cli import batches
 from vit_jax.config import plugins
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import SECTIONS, build_section
@@ -76,7 +75,7 @@ def setting(
   config: Config,
   open_source: Callable[[str], stream.Source],
   mesh: Mesh,
-  batch_size: int | None,
+  batch_size: int,
 ) -> Setting:
   """Returns the `Setting` that applies a model to every example of a source.
 
@@ -86,11 +85,9 @@ def setting(
     open_source: function that opens a split.
     mesh: mesh of the devices.
     batch_size: images per batch; rounded up to a multiple of the number of
-      devices. None for at most 128 images, see `batches.fitting`.
+      devices.
   """
   objective = weights.objective()
-  if batch_size is None:
-    batch_size = batches.fitting(weights, mesh, 128)
   return Setting(
     open_source=open_source,
     transform=build_section(config, 'preprocess', weights.image_size),

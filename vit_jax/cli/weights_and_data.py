@@ -10,7 +10,13 @@ import numpy as np
 from absl import flags
 from jaxtyping import Int
 
-from vit_jax.cli import data_flags, preprocessing_flags, process, weights_flags
+from vit_jax.cli import (
+  batches,
+  data_flags,
+  preprocessing_flags,
+  process,
+  weights_flags,
+)
 from vit_jax.config import loading, overrides
 from vit_jax.config.completion import MAX_BATCH_SIZE, Config
 from vit_jax.config.sections import build_section
@@ -93,12 +99,7 @@ def define_flags(endings: str) -> None:
   )
   weights_flags.define_image_size()
   preprocessing_flags.define_flag()
-  flags.DEFINE_integer(
-    'batch_size',
-    None,
-    'Images per batch on all devices; default: 128, or fewer if memory is '
-    'scarce.',
-  )
+  batches.define_flag()
   flags.DEFINE_integer('part_examples', 8192, 'Images per written part.')
   flags.DEFINE_string('out', None, f'Path of the result: {endings}.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')

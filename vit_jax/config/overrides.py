@@ -105,6 +105,11 @@ def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
     UserError: an overridden key does not exist, a key without a default is
       missing, or a value is invalid.
   """
+  if any(text.startswith('--config.image_size') for text in args):
+    raise UserError(
+      'config.image_size belongs to the training of the weights; give '
+      '--image_size to use images of another size.'
+    )
   values = copy.deepcopy({'evals': {}, **sections})
   _set_flags(values, args)
   config = ConfigDict()

@@ -24,6 +24,7 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import (
+  batches,
   data_flags,
   preprocessing_flags,
   process,
@@ -103,6 +104,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   config, source = _data(weights, request)
   mesh = sharding.make_mesh(jax.devices())
   rows = request.batch_size or batch_size(out)
+  rows = rows or batches.fitting(weights, mesh)
   setting = data_flags.setting(weights, config, lambda _: source, mesh, rows)
   # Only keys that are set, so that files without them remain valid.
   chosen: dict[str, Any] = {}

@@ -19,6 +19,7 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import (
+  batches,
   data_flags,
   preprocessing_flags,
   process,
@@ -104,6 +105,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   config, source, split, left_out = opened
   mesh = sharding.make_mesh(jax.devices())
   rows = request.batch_size or batch_size(out)
+  rows = rows or batches.fitting(weights, mesh)
   setting = data_flags.setting(weights, config, lambda _: source, mesh, rows)
   with jax.set_mesh(mesh):
     params = weights.load(weights.abstract_params(mesh))
