@@ -68,7 +68,8 @@ def calling_on_loss(callback: Callable[[object], None]) -> Iterator[None]:
   `jax.distributed.initialize` must be called in the body. By default JAX's
   client aborts the process (134) when the coordination service reports a loss
   or no longer responds. JAX has no public way to set another callback, so the
-  constructor of the client is replaced meanwhile.
+  constructor of the client is replaced meanwhile. JAX 0.10 to 0.12 cannot
+  convert the argument of the callback and aborts, which `peers` handles.
 
   Args:
     callback: function of the status of the service.

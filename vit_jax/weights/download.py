@@ -51,9 +51,8 @@ _HUB = re.compile(r'hf:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/([^/].*))?')
 _NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')  # ORG/NAME
 # Weights of an address without FILE; the first pattern with files is used.
 _WEIGHTS = ('model*.safetensors', 'pytorch_model*.bin')
-_HASH = re.compile(
-  r'-([0-9a-f]{8,64})\.\w+(\.tar)?$'
-)  # PyTorch's name-HASH.pth
+# PyTorch's name-HASH.pth
+_HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+(\.tar)?$')
 
 
 def local_copy(path: str, sleep: Sleep = time.sleep) -> str:
