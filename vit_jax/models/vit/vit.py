@@ -359,7 +359,7 @@ class ViT(Backbone):
 
   @property
   def replaceable(self) -> tuple[str, ...]:
-    """With `fc_norm`, the LayerNorms before and after the mean.
+    """LayerNorms before and after the mean, with `fc_norm`.
 
     A model has only one of them.
     """
