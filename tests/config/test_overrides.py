@@ -182,6 +182,28 @@ def test_messages_of_wrong_values(parse, argument, words):
 
 
 @pytest.mark.parametrize(
+  'flag', ['--config.evals.fewshot.shots=5', '--config.evals.fewshot.a.b=5']
+)
+def test_a_key_of_an_evaluator_that_the_config_lacks(command_line, flag):
+  """The message names the evaluators of the config, not keys of others."""
+  with pytest.raises(UserError) as error:
+    command_line('--config=configs/quickstart.py', flag)
+  message = str(error.value)
+  assert "no evaluator 'fewshot'" in message and ': test.' in message
+  assert 'config.evals.fewshot = dict(' in message
+  assert 'did you mean' not in message
+
+
+def test_a_key_of_an_evaluator_of_a_config_without_evaluators(command_line):
+  with pytest.raises(UserError, match='Evaluators of this config: none'):
+    command_line(
+      '--config=configs/quickstart.py',
+      '--config.evals.test=None',
+      '--config.evals.test.every=1 epoch',
+    )
+
+
+@pytest.mark.parametrize(
   'argument, words',
   [
     ('--config.model.dpth=2', ['config.model.dpth', "mean 'depth'"]),

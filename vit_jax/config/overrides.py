@@ -149,15 +149,35 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
       is_new = is_new or section.get(part, '') is None
       if is_new:
         section[part] = {}
-      section = section.get(part)
-      if not isinstance(section, dict):
+      inner = section.get(part)
+      if not isinstance(inner, dict):
+        if section is values.get('evals'):
+          raise _unknown_evaluator(match[2], list(section))
         raise unknown_key('', match[2], keys)
+      section = inner
     if not outer and last not in values:
       raise unknown_key('', match[2], keys)
     if outer == ['evals'] and text == 'None':
       section.pop(last, None)
     else:
       section[last] = FlagText(text)
+
+
+def _unknown_evaluator(key: str, names: list[str]) -> UserError:
+  """Returns the error for a key of an evaluator that the config lacks.
+
+  Args:
+    key: path of the key, 'evals.NAME.KEY'.
+    names: names of the evaluators of the config.
+  """
+  _, name, last = key.split('.', 2)
+  near = difflib.get_close_matches(name, names, n=1)
+  hint = f"; did you mean 'evals.{near[0]}.{last}'?" if near else '.'
+  return UserError(
+    f'config.{key} is not a key, because the config has no evaluator {name!r}'
+    f'{hint} Evaluators of this config: {", ".join(names) or "none"}. To add '
+    f'one, set config.evals.{name} = dict(name=…, split=…) in the config file.'
+  )
 
 
 def unknown_flag_message(error: flags.Error) -> str:
