@@ -5,7 +5,8 @@ import logging
 from etils import epath
 
 from vit_jax.analysis import plotting
-from vit_jax.files import atomic, jsonl
+from vit_jax.files import atomic
+from vit_jax.run import metric_lines
 
 log = logging.getLogger('vit_jax')
 NAME = 'curves.png'
@@ -29,14 +30,11 @@ def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
   """
   series: Series = {}
   nulls: list[tuple[int, str]] = []
-  for _, record in jsonl.read(workdir / 'metrics.jsonl'):
-    step = record.pop('step', None) if record else None
-    if record is None or type(step) is not int:
-      continue  # the line is damaged
-    for name, value in record.items():
+  for step, metrics in metric_lines.read(workdir):
+    for name, value in metrics.items():
       if value is None:
         nulls.append((step, name))
-      elif isinstance(value, int | float):
+      else:
         steps, values = series.setdefault(name, ([], []))
         steps.append(step)
         values.append(value)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.files import jsonl
 from vit_jax.processes import consensus
+from vit_jax.run import metric_lines
 
 
 class Plateau(NamedTuple):
@@ -51,9 +51,9 @@ def plateau(workdir: epath.Path, config: Any) -> Plateau | None:
   if patience is None or metric is None:
     return None
   values = {
-    record['step']: record[metric]
-    for _, record in jsonl.read(workdir / 'metrics.jsonl')
-    if record and isinstance(record.get('step'), int) and metric in record
+    step: metrics[metric]
+    for step, metrics in metric_lines.read(workdir)
+    if metric in metrics
   }
   best, best_step, count = float('-inf'), 0, 0
   for step in sorted(values):

@@ -23,7 +23,7 @@ from vit_jax.errors import (
 )
 from vit_jax.files import atomic, jsonl, paths
 from vit_jax.processes import interruption, parent
-from vit_jax.run import early_stopping, lock
+from vit_jax.run import early_stopping, lock, metric_lines
 from vit_jax.sweeps.grid import Run
 
 log = logging.getLogger('vit_jax')
@@ -106,9 +106,9 @@ def _trained(run: Run) -> dict[str, Any] | None:
   if last not in steps.committed(workdir / 'checkpoints'):
     return None
   found = {}
-  for _, record in jsonl.read(workdir / 'metrics.jsonl'):
-    if record and record.get('step') == last:
-      found |= record
+  for step, metrics in metric_lines.read(workdir):
+    if step == last:
+      found |= metrics
   # The results of all evaluators are written as one line. If it is missing, the
   # run was stopped between its last save and the end of its last evaluation.
   return found if any('/' in key for key in found) else None
@@ -122,11 +122,9 @@ def best_step(run: Run) -> int:
   workdir = paths.locate(run.workdir)
   saved = steps.committed(workdir / 'checkpoints')
   values = {
-    record['step']: record[run.metric]
-    for _, record in jsonl.read(workdir / 'metrics.jsonl')
-    if record
-    and record.get('step') in saved
-    and record.get(run.metric) is not None
+    step: value
+    for step, metrics in metric_lines.read(workdir)
+    if step in saved and (value := metrics.get(run.metric)) is not None
   }
   return min(values, key=lambda step: (-values[step], step))
 

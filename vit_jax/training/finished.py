@@ -9,9 +9,8 @@ from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
 from vit_jax.config import completion
 from vit_jax.config.completion import Config
-from vit_jax.files import jsonl
 from vit_jax.processes import consensus
-from vit_jax.run import ledger, workdir
+from vit_jax.run import ledger, metric_lines, workdir
 from vit_jax.training import history
 from vit_jax.training.evaluations import Results
 
@@ -86,9 +85,8 @@ def _find(
 def _evaluation(folder: epath.Path, step: int) -> Results:
   """Reads the metrics of the evaluators after `step` updates."""
   results: Results = {}
-  for _, line in jsonl.read(folder / 'metrics.jsonl'):
-    if line and line.get('step') == step and 'loss' not in line:
-      for name, value in line.items():
-        if name != 'step':
-          results[name] = math.nan if value is None else value
+  for line_step, metrics in metric_lines.read(folder):
+    if line_step == step and 'loss' not in metrics:
+      for name, value in metrics.items():
+        results[name] = math.nan if value is None else value
   return results
