@@ -250,6 +250,12 @@ def test_names_are_escaped(tmp_path):
   assert '<b onclick' not in found.tags and 'b onclick=x' in text
 
 
+def test_names_that_are_not_utf8_are_shown_escaped(tmp_path):
+  folder = workdir(tmp_path / 'run', config={'model': {'name': 'a\udcff'}})
+  page.write(folder)
+  assert 'a\\udcff' in (folder / page.NAME).read_text()
+
+
 def test_report_of_a_thousand_classes_is_not_too_large(tmp_path):
   """It has tables in place of the matrix."""
   names = [f'class of birds and other animals number {i}' for i in range(1000)]

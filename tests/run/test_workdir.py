@@ -93,3 +93,9 @@ def test_a_longer_total_is_refused(tmp_path):
       str(tmp_path), completed(seed=5, total='20 steps'), allow_changes=False
     )
   assert 'learning rate' not in str(error.value)
+
+
+def test_a_workdir_whose_name_is_not_utf8_is_refused(tmp_path):
+  """Training would start, but no checkpoint could be saved."""
+  with pytest.raises(UserError, match=r'udcff.* is not valid UTF-8: give'):
+    workdir.check(f'{tmp_path}/a\udcff', completed(), allow_changes=False)

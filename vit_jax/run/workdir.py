@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import pathlib
 from typing import Any
 
@@ -49,11 +50,18 @@ def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
     The workdir as a path.
 
   Raises:
-    UserError: config.json belongs to another run, or there is no permission to
-      read it.
+    UserError: the path is not UTF-8, config.json belongs to another run, or
+      there is no permission to read it.
     StorageError: config.json cannot be read.
   """
   path = paths.locate(workdir)
+  try:
+    os.fspath(path).encode()
+  except UnicodeEncodeError as error:  # checkpoints could not be saved
+    raise UserError(
+      f'the workdir {ascii(os.fspath(path))} is not valid UTF-8: give another '
+      '--workdir, or rename its directory.'
+    ) from error
   last = last_config(path)
   if last and not {'model', 'batch_size', 'total'} & last.keys():
     raise UserError(

@@ -69,6 +69,8 @@ def page(title: str, *body: Element | None) -> str:
   )
   root = tag('html', head, tag('body', *body), lang='en')
   text = ElementTree.tostring(root, encoding='unicode', method='html')
+  # Names of files may have bytes that are not UTF-8.
+  text = text.encode(errors='backslashreplace').decode()
   return f'<!DOCTYPE html>\n{text}\n'
 
 
