@@ -40,11 +40,11 @@ def test_parts_with_missing_rows_are_refused(tmp_path):
   with np.load(path) as arrays:
     columns = dict(arrays)
   np.savez(path, **columns | {'x': columns['x'][:-1]})
-  with pytest.raises(UserError, match='00001.npz is damaged'):
+  with pytest.raises(UserError, match='00001.npz cannot be read'):
     parts.read(1)
   np.savez(path, x=columns['x'])  # as older versions wrote it
   assert len(parts.read(1)['x']) == 4
-  with pytest.raises(UserError, match='00001.npz is damaged'):
+  with pytest.raises(UserError, match='00001.npz cannot be read'):
     parts.read(1, ['y'])
 
 

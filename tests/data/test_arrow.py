@@ -83,7 +83,7 @@ def test_truncated_arrow_files_are_refused(tmp_path, share):
   ends = {'batch': between, 'end': len(whole) - 8}
   end = ends[share] if share in ends else int(len(whole) * share)
   path.write_bytes(whole[:end])
-  with pytest.raises(UserError, match='arrow is cut short or damaged'):
+  with pytest.raises(UserError, match='arrow cannot be read'):
     open_split(tmp_path)
 
 
@@ -95,12 +95,12 @@ def test_truncated_parquet_files_are_refused(tmp_path, share):
     make(0, 20).to_parquet(path)
   whole = paths[1].read_bytes()
   paths[1].write_bytes(whole[: int(len(whole) * share)])
-  with pytest.raises(UserError, match='00001-of-00002.parquet is cut short'):
+  with pytest.raises(UserError, match='00001-of-00002.parquet cannot be read'):
     open_split(tmp_path)
   page = bytearray(whole)
   page[4:200] = bytes(196)
   paths[1].write_bytes(page)
-  with pytest.raises(UserError, match='00001-of-00002.parquet is cut short'):
+  with pytest.raises(UserError, match='00001-of-00002.parquet cannot be read'):
     open_split(tmp_path)
   assert not list(tmp_path.glob(f'{index.FOLDER}/*'))
 
@@ -125,5 +125,5 @@ def test_a_truncated_converted_file_is_written_again(tmp_path):
 def test_damaged_descriptions_are_refused(tmp_path, name, text):
   """The message names the file."""
   (tmp_path / name).write_text(text)
-  with pytest.raises(UserError, match=f'{name} is cut short or damaged'):
+  with pytest.raises(UserError, match=f'{name} cannot be read'):
     open_split(tmp_path)

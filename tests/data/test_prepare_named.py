@@ -128,9 +128,9 @@ def test_damaged_tfrecord_files_are_refused(tmp_path, as_tfrecord):
   flipped[len(whole) // 2] ^= 1
   length = int.from_bytes(whole[:8], 'little')
   for content, message in (
-    (bytes(flipped), 'damaged or missing'),
+    (bytes(flipped), 'cannot be read'),
     (whole[: length + 16], r'has \d+ records'),
-    (None, 'damaged or missing'),
+    (None, 'cannot be read'),
   ):
     shard.write_bytes(content) if content else shard.unlink()
     with pytest.raises(UserError, match=message):

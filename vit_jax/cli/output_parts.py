@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import logging
-import zipfile
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from etils import epath
 
 from vit_jax.config.completion import flatten
 from vit_jax.data import fingerprint
+from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, jsonl, outages
 from vit_jax.processes import runtime
@@ -76,11 +76,11 @@ class Parts:
       keys: names of the columns to read; by default all of them.
 
     Raises:
-      UserError: the file is damaged.
+      UserError: the file cannot be read.
     """
     path = self._path(number)
     try:
-      with np.load(path) as arrays:
+      with npz.opened(path) as arrays:
         names = [key for key in arrays.files if key != _ROWS]
         columns = {key: arrays[key] for key in keys or names}
         # Older versions did not store the numbers of rows.
@@ -89,17 +89,10 @@ class Parts:
           if key in columns and len(columns[key]) != count:
             raise ValueError(f'{key} has {len(columns[key])} of {count} rows')
         return columns
-    except (
-      OSError,
-      ValueError,
-      KeyError,
-      EOFError,
-      NotImplementedError,  # an archive with another compression
-      zipfile.BadZipFile,
-    ) as error:
+    except (OSError, ValueError) as error:
       raise UserError(
-        f'{path} is damaged ({error}). Delete this part and all later ones, '
-        'and run the same command again.'
+        f'{path} cannot be read ({error}). Delete this part and all later '
+        'ones, and run the same command again.'
       ) from error
 
   @contextlib.contextmanager

@@ -10,7 +10,6 @@ larger than the memory.
 
 import importlib
 import json
-import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,11 +31,11 @@ def about_of(path: str) -> dict[str, Any]:
   """
   try:
     if path.endswith('.npz'):
-      with np.load(path) as arrays:
-        return json.loads(str(arrays['about']))
+      return npz.about(path)[0]
     metadata = _pyarrow('parquet').read_schema(path).metadata or {}
-    return json.loads(metadata.get(b'about', b'{}'))
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    found = json.loads(metadata.get(b'about', b'{}'))
+    return found if isinstance(found, dict) else {}
+  except (OSError, ValueError, KeyError, NotImplementedError):
     return {}
 
 

@@ -43,7 +43,7 @@ def add(version_dir: pathlib.Path, workers: int) -> None:
     workers: number of processes.
 
   Raises:
-    UserError: a shard is damaged or missing, or the disk is full.
+    UserError: a shard cannot be read, or the disk is full.
     OSError: the directory cannot be written.
   """
   _convert(version_dir, version_dir, workers)
@@ -72,7 +72,7 @@ def copy(
     workers: number of processes.
 
   Raises:
-    UserError: a shard is damaged or missing, the disk is full, or the target
+    UserError: a shard cannot be read, the disk is full, or the target
       exists.
     OSError: a directory cannot be written.
   """
@@ -154,7 +154,7 @@ def _convert_shard(shard: _Shard) -> int:
     shards.write_records(shard.target, records(), _OPTIONS)
   except tf.errors.OpError as error:
     raise UserError(
-      f'{shard.source} is damaged or missing: {error.message}. Copy or prepare '
+      f'{shard.source} cannot be read ({error.message}): copy or prepare '
       'the data set again.'
     ) from error
   return count

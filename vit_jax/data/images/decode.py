@@ -183,7 +183,7 @@ def _gif(data: bytes) -> Image:
     with PIL.Image.open(io.BytesIO(data), formats=('GIF',)) as frame:
       return np.array(frame.convert('RGB'))
   except Exception as error:  # noqa: BLE001 (damaged files raise many kinds)
-    raise DecodeError(f'the GIF file is damaged: {error}') from error
+    raise DecodeError(f'the GIF file cannot be decoded: {error}') from error
 
 
 def _jpeg_box(data: bytes, plan: Plan, scaled: bool) -> tuple[Image, Size]:

@@ -7,7 +7,6 @@ opened as described in the file; its content must not have changed.
 """
 
 import json
-import zipfile
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -56,8 +55,8 @@ class Source(splits.Selected):
         by default the section that is stored in the file.
 
     Raises:
-      UserError: the file or the split does not exist, the file is damaged, or
-        the images are not those that were labelled.
+      UserError: the file or the split does not exist, the file cannot be
+        read, or the images are not those that were labelled.
     """
     path = files.local(path, 'the source pseudo_labels')
     self._about = about_of(path)
@@ -141,19 +140,19 @@ def _columns(path: str) -> tuple[np.ndarray, np.ndarray, npz.Mapped]:
   """Reads the columns `copies` and `index`, and maps `soft` into memory.
 
   Raises:
-    UserError: the file is damaged.
+    UserError: the file cannot be read.
   """
   try:
     npz.check(path)
-    with np.load(path) as columns:
+    with npz.opened(path) as columns:
       copies, indices = columns['copies'], columns['index']
-    soft = npz.Mapped(path, 'soft')
+      soft = npz.Mapped(path, 'soft')
     if not len(copies) == len(indices) == len(soft):
       raise ValueError('its columns have different lengths')
   except (OSError, ValueError) as error:
     raise UserError(
-      f'{path} is damaged ({error}): copy it again, or remove it and write it '
-      'again with python -m vit_jax.pseudo_label.'
+      f'{path} cannot be read ({error}): copy it again, or remove it and write '
+      'it again with python -m vit_jax.pseudo_label.'
     ) from error
   return copies, indices, soft
 
@@ -168,18 +167,11 @@ def about_of(path: str) -> dict[str, Any]:
     UserError: the file was not written by `vit_jax.pseudo_label`.
   """
   try:
-    with np.load(path) as columns:
-      about = json.loads(str(columns['about']))
-      if {'soft', 'copies', 'index'} <= {*columns.files}:
-        return about
-      problem = 'it contains other columns'
-  except (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    zipfile.BadZipFile,
-  ) as error:
+    about, columns = npz.about(path)
+    if {'soft', 'copies', 'index'} <= {*columns}:
+      return about
+    problem = 'it contains other columns'
+  except (OSError, ValueError) as error:
     problem = str(error)
   raise UserError(
     f'{path} is not a file of pseudo-labels ({problem}): python -m '

@@ -139,6 +139,5 @@ def _reading(path: str) -> Iterator[None]:
   except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
     text = str(getattr(error, 'strerror', None) or error).partition('\n')[0]
     raise UserError(
-      f'{path} is cut short or damaged ({text[:200]}): copy or save the data '
-      'set again.'
+      f'{path} cannot be read ({text[:200]}): copy or save the data set again.'
     ) from error

@@ -1,7 +1,12 @@
 """Columns in an .npz file that are written in parts and mapped into memory."""
 
+import contextlib
+import json
+import lzma
+import os
 import zipfile
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +63,62 @@ def write(
         npy.write_array(file, np.array(value, np.str_), allow_pickle=False)
 
 
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+  """Converts the errors of archives that cannot be read to ValueError.
+
+  Raises:
+    ValueError: a member is missing, compressed in an unknown way, encrypted or
+      damaged; or the file is not an archive.
+  """
+  try:
+    yield
+  except KeyError as error:
+    raise ValueError(str(error.args[0])) from error
+  except (
+    EOFError,
+    RuntimeError,  # encrypted; NotImplementedError: another compression
+    TypeError,  # a single array, as np.save writes it
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
+  ) as error:
+    raise ValueError(str(error)) from error
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+  """Opens an archive, and yields its columns by name.
+
+  Args:
+    path: local path of the file.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: see `readable`.
+  """
+  # NumPy does not close a file that it opened and could not read.
+  with readable(), open(path, 'rb') as file, np.load(file) as columns:
+    yield columns
+
+
+def about(path: str) -> tuple[dict[str, Any], list[str]]:
+  """Reads the description in a file, and the names of its columns.
+
+  Args:
+    path: local path of the file.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: the file has no description, or cannot be read.
+  """
+  with opened(path) as columns:
+    found = json.loads(str(columns['about']))
+    if not isinstance(found, dict):
+      raise ValueError("its column 'about' is not a JSON object")
+    return found, list(columns.files)
+
+
 def check(path: str) -> None:
   """Compares the content of a file with its checksums, by reading all of it.
 
@@ -67,11 +128,8 @@ def check(path: str) -> None:
   Raises:
     ValueError: a column is damaged, or cannot be read.
   """
-  try:
-    with zipfile.ZipFile(path) as archive:
-      damaged = archive.testzip()
-  except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-    raise ValueError(str(error)) from error
+  with readable(), zipfile.ZipFile(path) as archive:
+    damaged = archive.testzip()
   if damaged:
     raise ValueError(f'the checksum of {damaged} differs')
 
@@ -88,10 +146,16 @@ class Mapped:
     Args:
       path: local path of the file.
       key: name of the column.
+
+    Raises:
+      KeyError: the file does not have the column.
+      ValueError: the column is compressed.
     """
     self._arguments = path, key
     with zipfile.ZipFile(path) as archive:
       info = archive.getinfo(f'{key}.npy')
+      if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f'its column {key!r} is compressed')
       with archive.open(info) as member:
         npy.read_magic(member)
         shape, _, dtype = npy.read_array_header_2_0(member)

@@ -31,7 +31,7 @@ class ArrayRecords:
 
     Raises:
       UserError: a file is missing, or was cut short and the policy is 'error';
-        numbers of records differ from those of TFDS; or all files are damaged.
+        numbers of records differ from those of TFDS; or no file can be read.
     """
     index.check_policy(on_bad_shard)
     paths = [part.filename for part in instructions]
@@ -43,10 +43,10 @@ class ArrayRecords:
         continue
       if on_bad_shard == 'error':
         raise UserError(
-          f'{path} is cut short or damaged ({fault}). Copy or prepare it '
+          f'{path} cannot be read ({fault}). Copy or prepare it '
           'again, or set --config.source.on_bad_shard=skip to leave it out.'
         )
-      log.warning('%s is cut short or damaged and left out: %s', path, fault)
+      log.warning('%s cannot be read and is left out: %s', path, fault)
     kept = [
       part
       for part, fault in zip(instructions, faults, strict=True)
@@ -54,7 +54,7 @@ class ArrayRecords:
     ]
     if not kept:
       raise UserError(
-        f'every file is damaged ({paths[0]}: {faults[0]}): copy or prepare '
+        f'no file can be read ({paths[0]}: {faults[0]}): copy or prepare '
         'the data set again.'
       )
     self._source = array_record_data_source.ArrayRecordDataSource(kept)

@@ -1,0 +1,91 @@
+"""Tests of .npz files that other programs wrote or changed."""
+
+import zipfile
+
+import numpy as np
+import pytest
+from etils import epath
+
+from vit_jax.cli import output_parts
+from vit_jax.data.sources import pseudo_labels
+from vit_jax.data.storage import npz
+from vit_jax.errors import UserError
+from vit_jax.features import writing
+
+COLUMNS = {
+  'soft': np.ones((2, 3), np.float32),
+  'index': np.arange(2),
+  'copies': np.ones(2, np.int64),
+  'about': np.array('{"count": 2}'),
+}
+
+
+def _unknown_compression(path):
+  """Writes 99, which no program uses, as the method of all members."""
+  np.savez(path, **COLUMNS)
+  data = bytearray(path.read_bytes())
+  for signature, offset in ((b'PK\x03\x04', 8), (b'PK\x01\x02', 10)):
+    at = data.find(signature)
+    while at >= 0:
+      data[at + offset : at + offset + 2] = b'\x63\0'
+      at = data.find(signature, at + 4)
+  path.write_bytes(data)
+
+
+def _broken_deflate(path):
+  np.savez_compressed(path, **COLUMNS)
+  with zipfile.ZipFile(path) as archive:
+    starts = [info.header_offset for info in archive.infolist()]
+  data = bytearray(path.read_bytes())
+  for start in starts:
+    start += 30 + data[start + 26] + data[start + 28]
+    data[start : start + 6] = b'\xff' * 6
+  path.write_bytes(data)
+
+
+def _single_array(path):
+  with path.open('wb') as file:
+    np.save(file, np.ones(3))
+
+
+WRITERS = [
+  _unknown_compression,
+  _broken_deflate,
+  _single_array,
+  lambda path: np.savez(path, soft=np.ones(2)),
+  lambda path: np.savez(path, about='[1]'),
+  lambda path: path.write_bytes(b'PK\x03\x04'),
+  lambda path: path.write_bytes(b''),
+]
+
+
+@pytest.mark.parametrize('write', WRITERS)
+def test_each_reader_refuses_other_archives(tmp_path, write):
+  """A result that cannot be read has no description; others are one message."""
+  parts = output_parts.Parts(epath.Path(tmp_path / 'out.npz'), {})
+  path = tmp_path / 'out.npz.parts' / '00000.npz'
+  write(path)
+  assert writing.about_of(str(path)) == {}
+  with pytest.raises(UserError, match='00000.npz'):
+    pseudo_labels.about_of(str(path))
+  with pytest.raises(UserError, match='00000.npz'):
+    pseudo_labels._columns(str(path))
+  with pytest.raises(UserError, match='00000.npz'):
+    parts.read(0, ['index'])
+
+
+def test_a_compressed_column_is_not_mapped(tmp_path):
+  """Its bytes are not those of the array."""
+  plain, packed = str(tmp_path / 'plain.npz'), str(tmp_path / 'packed.npz')
+  columns = {
+    key: npz.Column(COLUMNS[key].shape, COLUMNS[key].dtype, [COLUMNS[key]])
+    for key in ('soft', 'index', 'copies')
+  }
+  npz.write(plain, columns, {'about': '{"count": 2}'})
+  np.testing.assert_array_equal(npz.Mapped(plain, 'soft')[1], np.ones(3))
+  assert npz.about(plain) == ({'count': 2}, [*columns, 'about'])
+  with zipfile.ZipFile(plain) as old, zipfile.ZipFile(packed, 'w') as new:
+    for info in old.infolist():
+      new.writestr(info.filename, old.read(info), zipfile.ZIP_DEFLATED)
+  with pytest.raises(UserError, match="column 'soft' is compressed"):
+    pseudo_labels._columns(packed)
