@@ -51,6 +51,7 @@ def failing(error, times):
     (OSError(errno.ESTALE, 'stale'), 'OUTAGE'),
     (ConnectionRefusedError(errno.ECONNREFUSED, 'refused'), 'OUTAGE'),
     (TimeoutError(), 'OUTAGE'),
+    (ValueError("RESOURCE_EXHAUSTED: … [os_error_code='28']"), 'FULL'),
   ],
 )
 def test_cause_of_storage_errors(error, cause):

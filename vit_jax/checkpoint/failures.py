@@ -7,12 +7,12 @@ import re
 
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import UserError
+from vit_jax.files import outages
 
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL}
 _DENIED = {errno.EACCES, errno.EPERM}
 # TensorStore raises ValueError for all errors; the text begins with a status.
 _STATUS = re.compile(r'([A-Z]+(?:_[A-Z]+)*): ')
-_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 _DAMAGE_STATUS = {
   'DATA_LOSS',
   'OUT_OF_RANGE',
@@ -45,8 +45,9 @@ def classify(error: Exception) -> Outcome:
     return Outcome.DAMAGED
   if isinstance(root, FileNotFoundError | NotADirectoryError):
     return Outcome.DAMAGED  # Orbax raises some of these without an errno
-  if isinstance(root, OSError):
-    return _by_number(root.errno)
+  number = outages.error_number(root)
+  if isinstance(root, OSError) or number is not None:
+    return _by_number(number)
   by_status = _by_status(str(root))
   if by_status is not None:
     return by_status
@@ -60,10 +61,8 @@ def classify(error: Exception) -> Outcome:
 
 
 def _by_status(text: str) -> Outcome | None:
-  """Classifies the text of a TensorStore error; None for any other text."""
-  number, status = _OS_ERROR.search(text), _STATUS.match(text)
-  if number is not None:
-    return _by_number(int(number[1]))
+  """Classifies the status in a TensorStore error; None for any other text."""
+  status = _STATUS.match(text)
   if status is None:
     return None
   if status[1] in _DAMAGE_STATUS:

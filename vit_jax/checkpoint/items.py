@@ -87,10 +87,16 @@ def read_arrays(path: epath.Path, abstract: PyTree) -> PyTree:
     return handler.restore(path, args=ocp.args.StandardRestore(abstract))
 
 
-def root_cause(error: BaseException) -> str:
-  """Returns the innermost cause of an exception, in one line."""
+def innermost(error: BaseException) -> BaseException:
+  """Returns the innermost cause of an exception."""
   while error.__cause__ is not None:
     error = error.__cause__
+  return error
+
+
+def root_cause(error: BaseException) -> str:
+  """Returns the innermost cause of an exception, in one line."""
+  error = innermost(error)
   text = str(error).strip().splitlines()
   return f'{type(error).__name__}: {text[0][:300] if text else ""}'
 

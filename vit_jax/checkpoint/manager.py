@@ -37,6 +37,7 @@ class Checkpointer:
 
   Attributes:
     failures: number of saves that failed.
+    last_failure: cause of the last failure; '' before the first one.
   """
 
   def __init__(
@@ -76,7 +77,7 @@ class Checkpointer:
       )
     self._root = paths.locate(directory)
     self._about, self._best, self._keep = about, best, keep
-    self.failures = 0
+    self.failures, self.last_failure = 0, ''
     steps.check_path(self._root)
     try:
       agreement.on_main(self._open_directory)
@@ -251,18 +252,26 @@ class Checkpointer:
   def _handle_failure(self, step: int, error: Exception | None) -> None:
     """Logs and counts a failed save, and opens a new writer."""
     self.failures += 1
-    cause = items.root_cause(error) if error else 'another process failed'
+    self.last_failure = self._describe(error)
     log.error(
       'SAVING STEP %s FAILED (%d failure(s) so far): %s. Steps saved earlier '
       'are not affected, and the next save will be made when it is due.',
       step,
       self.failures,
-      cause,
+      self.last_failure,
     )
     # A failed writer cannot be used again.
     self._pending = None
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
+
+  def _describe(self, error: Exception | None) -> str:
+    """Returns the cause of a failed save; None is a failure elsewhere."""
+    if error is None:
+      return 'another process failed'
+    if outages.cause(items.innermost(error)) is Cause.FULL:
+      return f'the disk of {self._root} is full'
+    return items.root_cause(error)
 
   def best_line(self) -> str | None:
     """Returns a log line about the best step; None if no step is the best."""

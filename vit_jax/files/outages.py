@@ -12,6 +12,7 @@ import enum
 import errno
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -42,6 +43,8 @@ _USER_ERRNO = {
   errno.EEXIST,
 }
 _FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT}
+# TensorStore raises ValueError for all errors, with the errno in its text.
+_TENSORSTORE_ERRNO = re.compile(r"os_error_code='(\d+)'")
 # HTTP: a wrong request, no or wrong credentials, no permission, not found.
 _USER_STATUS = {400, 401, 403, 404}
 
@@ -63,10 +66,18 @@ def cause(error: BaseException) -> Cause:
     return Cause.USER
   if type(error).__name__ in ('DefaultCredentialsError', 'RefreshError'):
     return Cause.USER
-  number = error.errno if isinstance(error, OSError) else None
+  number = error_number(error)
   if number in _FULL_ERRNO:
     return Cause.FULL
   return Cause.USER if number in _USER_ERRNO else Cause.OUTAGE
+
+
+def error_number(error: BaseException) -> int | None:
+  """Returns the errno of an error of a file system; None if unknown."""
+  if isinstance(error, OSError):
+    return error.errno
+  match = _TENSORSTORE_ERRNO.search(str(error))
+  return int(match[1]) if match else None
 
 
 def _is_storage_error(error: Exception, path: epath.Path) -> bool:
@@ -80,8 +91,8 @@ def _is_storage_error(error: Exception, path: epath.Path) -> bool:
 
 def reason(error: Exception) -> str:
   """Returns the cause of an error in one line, as the system describes it."""
-  number = getattr(error, 'errno', None)
-  if isinstance(number, int) and not isinstance(error, ConnectionError):
+  number = error_number(error)
+  if number is not None and not isinstance(error, ConnectionError):
     with contextlib.suppress(ValueError):
       return os.strerror(number)
   return paths.reason(error)

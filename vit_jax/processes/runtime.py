@@ -208,25 +208,23 @@ def start_logging() -> None:
   absl_logging.set_verbosity(absl_logging.FATAL)
   for name in ('gcsfs', 'asyncio', 'fsspec'):
     logging.getLogger(name).setLevel(logging.CRITICAL)
-  sys.excepthook = functools.partial(_report_uncaught, sys.excepthook)
+  sys.unraisablehook = functools.partial(_report_unraisable, sys.unraisablehook)
 
 
-def _report_uncaught(
-  report: Callable[..., None], kind: type[BaseException], *error: Any
-) -> None:
-  """Reports an uncaught error, unless it results from a failed save.
+def _report_unraisable(report: Callable[[Any], None], caught: Any) -> None:
+  """Reports an error of a callback, unless it results from a failed save.
 
   After a failed save, each of TensorStore's many futures uses an event loop
   that Orbax has closed. The failure itself was already raised and logged.
 
   Args:
     report: original hook, which prints the traceback.
-    kind: type of the error.
-    *error: the error and its traceback.
+    caught: argument of `sys.unraisablehook`.
   """
-  if kind is RuntimeError and str(error[0]) == 'Event loop is closed':
+  error = caught.exc_value
+  if isinstance(error, RuntimeError) and str(error) == 'Event loop is closed':
     return
-  report(kind, *error)
+  report(caught)
 
 
 def describe_run() -> dict[str, Any]:

@@ -107,8 +107,9 @@ class Saving:
       if not self._checkpoints.is_committed(step):
         raise StorageError(
           f'step {step} could not be saved; '
-          f'{self._checkpoints.describe_newest()}. Free disk space, or fix the '
-          'cause named in the log above, and run the same command again.'
+          f'{self._checkpoints.describe_newest()}. The cause is: '
+          f'{self._checkpoints.last_failure}. Free disk space, or fix the '
+          'cause, and run the same command again.'
         )
 
   def best_line(self) -> str | None:
