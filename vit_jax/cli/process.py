@@ -70,17 +70,17 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
       return
     app.run(main, argv=sys.argv, flags_parser=parse)
 
-  failed = True
+  code = EXIT_CRASH
   try:
     _report_errors(start)
-    failed = False
+    code = 0
   except SystemExit as end:  # absl raises it in any case
-    failed = bool(end.code)
+    code = end.code if isinstance(end.code, int) else int(bool(end.code))
     raise
   finally:
     _shut_down()
-    if failed:
-      limits.bound_exit()
+    if code:
+      limits.bound_exit(code)
 
 
 def _shut_down() -> None:

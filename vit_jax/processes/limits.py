@@ -5,6 +5,7 @@ started, instead of raising an error.
 """
 
 import contextlib
+import ctypes
 import pathlib
 import resource
 import signal
@@ -46,15 +47,43 @@ def check() -> None:
     ended.set()
 
 
-def bound_exit() -> None:
-  """Ends the process by SIGALRM if the interpreter does not exit in time.
+class _SignalEvent(ctypes.Structure):
+  """C's `struct sigevent` for a timer that sends a signal (SIGEV_SIGNAL)."""
 
-  Threads that hang would otherwise keep the process alive, and starting another
-  thread to end it may be impossible.
+  _fields_ = (
+    ('value', ctypes.c_void_p),
+    ('signal', ctypes.c_int),
+    ('notify', ctypes.c_int),
+    ('unused', ctypes.c_char * 48),
+  )
+
+
+def bound_exit(code: int) -> None:
+  """Ends the process if the interpreter does not exit in time.
+
+  Threads that hang would otherwise keep the process alive. Starting another
+  thread to end it may be impossible, and Python code no longer runs while the
+  interpreter exits. So a timer sends the signal whose number is the exit code,
+  and the signal's handler is C's `_exit`, whose argument is this number.
+
+  Args:
+    code: exit code of the process; without timers or such a signal, SIGALRM
+      ends the process.
   """
   with contextlib.suppress(ValueError):  # not the main thread
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_EXIT_S)
+    signal.alarm(_EXIT_S + 5)
+  # macOS has no timer_create; some codes are not the number of a signal.
+  with contextlib.suppress(AttributeError, ValueError, OSError):
+    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    event = _SignalEvent(signal=code, notify=0)
+    # At exit, Python resets the signals that have handlers of its own.
+    signal.signal(code, signal.SIG_DFL)
+    libc.signal(code, libc._exit)
+    # CLOCK_MONOTONIC; interval and start, each in seconds and nanoseconds.
+    libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
+    times = (ctypes.c_long * 4)(0, 0, _EXIT_S, 0)
+    libc.timer_settime(timer, 0, times, None)
 
 
 def _reserved() -> int:
