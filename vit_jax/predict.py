@@ -106,7 +106,7 @@ def run(
   transform = build_section(config, 'preprocess', source.image_size)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
-  batch_size = batches.fitting(source, mesh, _BATCH_SIZE)
+  batch_size = batches.fitting(source, mesh, _BATCH_SIZE, examples=len(images))
   predict = jax.jit(source.objective().predict)
 
   def classes(row: np.ndarray) -> list[tuple[str, float]]:

@@ -171,3 +171,25 @@ def test_a_program_that_cannot_be_compiled_does_not_fit(weights, monkeypatch):
 
   monkeypatch.setattr(jax.stages.Lowered, 'compile', exhausted)
   assert batches.fitting(source, mesh, 8) == 1
+
+
+def test_features_are_compiled_for_the_tokens_and_examples(
+  weights, photos, tmp_path, monkeypatch
+):
+  """Batches are chosen for the program that is run, of at most all images."""
+  monkeypatch.setattr(batches, '_SMALL', 0)
+  checked = []
+
+  def no_bytes(program, params, image, mesh):
+    outputs = jax.eval_shape(program, params, {'image': image})
+    checked.append(outputs['features'].shape)
+    return 0
+
+  monkeypatch.setattr(batches, '_bytes', no_bytes)
+  request = features.Request(images=[str(photos)], tokens=True)
+  path = tmp_path / 'tokens.npz'
+  result = features.run(weights, str(path), request)
+  count, tokens, width = checked[0]
+  assert count == result['count'] == 6
+  with np.load(path) as written:
+    assert written['features'].shape == (6, tokens, width)

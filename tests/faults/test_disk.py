@@ -43,10 +43,11 @@ runtime.start_logging()
 with jax.set_mesh(jax.make_mesh((1,), ('data',))):
   checkpoints = Checkpointer(sys.argv[1], {})
   small = {f'a{i}': jnp.ones((40,)) for i in range(40)}
-  assert checkpoints.save(1, {'params': small}, {}) and checkpoints.wait()
+  state = {'params': small, 'step': jnp.ones(())}
+  assert checkpoints.save(1, state, {}) and checkpoints.wait()
   noise = jax.random.normal(jax.random.key(0), (9999,))
-  large = dict.fromkeys(small, noise)
-  assert checkpoints.save(2, {'params': large}, {}) and not checkpoints.wait()
+  state = {'params': dict.fromkeys(small, noise), 'step': jnp.ones(())}
+  assert checkpoints.save(2, state, {}) and not checkpoints.wait()
 print(checkpoints.describe_newest())
 checkpoints.close()
 """

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,17 +31,28 @@ def define_flag() -> None:
   )
 
 
-def fitting(weights: Pretrained, mesh: Mesh, most: int = _MOST) -> int:
+def fitting(
+  weights: Pretrained,
+  mesh: Mesh,
+  most: int = _MOST,
+  predict: Callable[[Any, Any], Any] | None = None,
+  examples: int | None = None,
+) -> int:
   """Returns a number of images whose predictions fit into memory.
 
   The predictions are compiled for `most` images, and for half as many until the
   program needs at most 60 % of the memory of a device. All processes must call
   it, and the result is that of process 0.
 
+  Small images fit in any case, and the result is `most`.
+
   Args:
     weights: weights that are applied, with their image size.
     mesh: mesh of the devices.
     most: number of images that is returned if they fit.
+    predict: function of (parameters, batch) to run; by default
+      `Objective.predict`.
+    examples: number of images that there are, if known.
 
   Returns:
     A multiple of the number of devices, unless it is `most`.
@@ -50,23 +62,26 @@ def fitting(weights: Pretrained, mesh: Mesh, most: int = _MOST) -> int:
   if limit is None or most * height * width <= _SMALL * mesh.size:
     return most
   params = weights.abstract_params(mesh)
-  predict = jax.jit(weights.objective().predict)
-  size = -(-most // mesh.size) * mesh.size
+  program = jax.jit(predict or weights.objective().predict)
+  # A batch would be filled up with images that are computed for nothing.
+  needed = most if examples is None else min(most, examples)
+  size = -(-needed // mesh.size) * mesh.size
+  largest = min(size, most)
   while size > mesh.size:
     shape = (size, height, width, weights.model().channels)
     image = jax.ShapeDtypeStruct(
       shape, np.uint8, sharding=sharding.batch_sharding(mesh)
     )
-    if _bytes(predict, params, image, mesh) <= _USABLE * limit:
+    if _bytes(program, params, image, mesh) <= _USABLE * limit:
       break
     size = max(size // 2 // mesh.size, 1) * mesh.size
   size = consensus.from_main(lambda: min(size, most))
-  if size < most:
+  if size < largest:
     log.info(
       'batches of %d instead of %d images of %dx%d pixels, because of the '
       'memory of %s',
       size,
-      most,
+      largest,
       height,
       width,
       memory.text(limit),

@@ -103,19 +103,21 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   weights = weights_and_data.open_weights(checkpoint, request)
   config, source = _data(weights, request)
   mesh = sharding.make_mesh(jax.devices())
-  rows = request.batch_size or batch_size(out)
-  rows = rows or batches.fitting(weights, mesh)
-  setting = data_flags.setting(weights, config, lambda _: source, mesh, rows)
   # Only keys that are set, so that files without them remain valid.
   chosen: dict[str, Any] = {}
   if request.layers:
     chosen['layers'] = [*request.layers]
   if request.tokens:
     chosen['tokens'] = True
+  predict = weights.objective().predict
   if chosen:
-    setting = setting._replace(
-      predict=intermediate.predictor(weights, **chosen)
-    )
+    predict = intermediate.predictor(weights, **chosen)
+  rows = request.batch_size or batch_size(out)
+  rows = rows or batches.fitting(
+    weights, mesh, predict=predict, examples=len(source)
+  )
+  setting = data_flags.setting(weights, config, lambda _: source, mesh, rows)
+  setting = setting._replace(predict=predict)
   extractor = Extractor(setting, None, 'the extraction of features')
   with jax.set_mesh(mesh):
     abstract = weights.abstract_params(mesh)

@@ -105,7 +105,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   config, source, split, left_out = opened
   mesh = sharding.make_mesh(jax.devices())
   rows = request.batch_size or batch_size(out)
-  rows = rows or batches.fitting(weights, mesh)
+  rows = rows or batches.fitting(weights, mesh, examples=len(source))
   setting = data_flags.setting(weights, config, lambda _: source, mesh, rows)
   with jax.set_mesh(mesh):
     params = weights.load(weights.abstract_params(mesh))
