@@ -178,6 +178,8 @@ def test_features_are_compiled_for_the_tokens_and_examples(
 ):
   """Batches are chosen for the program that is run, of at most all images."""
   monkeypatch.setattr(batches, '_SMALL', 0)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  monkeypatch.setattr(sharding, 'make_mesh', lambda devices: mesh)
   checked = []
 
   def no_bytes(program, params, image, mesh):
