@@ -524,11 +524,11 @@ def test_messages_of_wrong_config_arguments():
   """Unknown keys, rows and lengths are refused with what is allowed."""
   for argument, message in (
     ('vit.py:vraiant=B/16', "did you mean 'variant'"),
-    ('vit.py:variant=B/17', 'no row of Table 3'),
+    ('vit.py:variant=B/17', 'not a row of Table 3'),
     ('vit.py:variant=B/16,data=i21k,epochs=91', 'for 90'),
     ('vit.py:epochs=many', 'type int'),
     ('positions.py:kind=none,at=stem', 'not in Table 8'),
-    ('vit.py:variant=R50+B/16,data=i21k', 'no row of Table 3'),
+    ('vit.py:variant=R50+B/16,data=i21k', 'not a row of Table 3'),
     ('resnet.py:variant=R50x3', "did you mean 'R50x"),
     ('resnet.py:epochs=8', 'for 7'),
     ('finetune.py:data=cifar', "did you mean 'cifar1"),
