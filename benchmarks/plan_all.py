@@ -146,14 +146,14 @@ def run(row: Row) -> dict[str, Any]:
   """Plans a row."""
   from vit_jax.config import loading
   from vit_jax.plan import report, topology
-  from vit_jax.plan.evaluate import changed, plan
+  from vit_jax.plan.compile import changed, plan
 
   config = changed(
     loading.load(row.config),
     **{key.replace('.', '__'): v for key, v in row.overrides.items()},
   )
   made = plan(config, topology.find(row.topology))
-  return made.result | {
+  return made.to_dict() | {
     'row': row.name,
     'reference_mcycles': row.reference,
     'breakdown': report.costliest(made),

@@ -113,8 +113,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
   )
   if (arg.data, arg.model) not in BEST:
     rows = [f'model={model},data={data}' for data, model in BEST]
-    came = f'model={arg.model},data={arg.data}'
-    raise UserError(f'{came} is no model here; {closest(came, rows)}.')
+    given = f'model={arg.model},data={arg.data}'
+    raise UserError(f'{given} is no model here; {closest(given, rows)}.')
   aug, reg, decay = BEST[arg.data, arg.model]
   aug = arg.aug or aug
   reg = reg if arg.reg == RECOMMENDED else arg.reg

@@ -79,7 +79,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
   arg = parse_arg(argument, model='B')
   if arg.model not in MODELS:
     raise UserError(
-      f'model={arg.model} is no row of the paper; {closest(arg.model, MODELS)}.'
+      f'model={arg.model} is not a row of the paper; '
+      f'{closest(arg.model, MODELS)}.'
     )
   row = MODELS[arg.model]
   config = ConfigDict()

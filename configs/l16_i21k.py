@@ -12,7 +12,7 @@ the intended slice, for the 14.1 M images of the public dataset.
 
 From the authors' code and later remarks, not from the paper: sigmoid
 cross-entropy with the bias of the head at -10, inception crop and flip, and
-linear decay that ends at 1e-5. vit_jax/optim/common.py describes how the
+linear decay that ends at 1e-5. vit_jax/optim/optimizers.py describes how the
 weight decay acts.
 
 Data: the public fall-2011 archive has 14,197,122 images in 21,841 synsets (the
@@ -23,52 +23,8 @@ for validation. The authors' copy had 12.4 M images, so their 90 epochs were 13
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import complete
+from vit_jax.config import loading
 
 
 def get_config() -> ConfigDict:
-  config = ConfigDict()
-  config.total = '90 epochs'
-  config.batch_size = 4096
-  config.micro_batches = 2
-  config.image_size = (224, 224)
-  config.num_classes = 21_843
-  config.paper_core_days = 230.0
-
-  config.source = dict(name='tfds', dataset='imagenet21k')
-  config.train = dict(split='train[51200:]', num_examples=14_145_922)
-  config.augment = dict(crop='inception', min_area=0.05, flip=True)
-  config.preprocess = dict(resize='central', central_fraction=0.875)
-
-  config.model = dict(
-    name='vit',
-    variant='L/16',
-    pool='token',
-    pre_logits=True,
-    head_bias=-10.0,
-    dropout=0.1,
-    dtype='bfloat16',
-    # Fastest on 32 v3 cores of 16 GiB according to vit_jax.plan.
-    remat='dots',
-    unroll=24,
-  )
-  config.objective = dict(name='supervised', cross_entropy='sigmoid')
-  config.optimizer = dict(
-    name='adam', b1=0.9, b2=0.999, weight_decay=0.03, decay_mask='all'
-  )
-  config.schedule = dict(
-    base_lr=1e-3, warmup='10000 steps', decay='linear', end_lr=1e-5
-  )
-  config.mesh = dict(data=-1, fsdp=1, model=1, zero1=True)
-
-  config.evals = dict(
-    val=dict(
-      name='classification',
-      split='train[:51200]',
-      every='1 epochs',
-      cross_entropy='sigmoid',
-    )
-  )
-  config.checkpoint = dict(every='2500 steps', keep=3, best='val/accuracy')
-  config.log = dict(every='50 steps')
-  return complete(config)
+  return loading.load('configs/vit.py:variant=L/16,data=i21k')

@@ -43,7 +43,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
   arg = parse_arg(argument, model='B')
   if arg.model not in EPOCHS:
     raise UserError(
-      f'model={arg.model} is no row of the paper; {closest(arg.model, EPOCHS)}.'
+      f'model={arg.model} is not a row of the paper; '
+      f'{closest(arg.model, EPOCHS)}.'
     )
   config = ConfigDict()
   config.total = f'{EPOCHS[arg.model]} epochs'

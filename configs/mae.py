@@ -59,7 +59,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
   arg = parse_arg(argument, model='L', epochs=800, gpu=0)
   if arg.model not in MODELS:
     raise UserError(
-      f'model={arg.model} is no row of the paper; {closest(arg.model, MODELS)}.'
+      f'model={arg.model} is not a row of the paper; '
+      f'{closest(arg.model, MODELS)}.'
     )
   if arg.epochs not in EPOCHS:
     raise UserError(

@@ -52,8 +52,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
   at = arg.at or default
   if (arg.kind, at) not in TABLE_8:
     rows = [f'kind={k},at={a}' if a else f'kind={k}' for k, a in TABLE_8]
-    came = f'kind={arg.kind},at={at}'
-    raise UserError(f'{came} is not in Table 8; {closest(came, rows)}.')
+    given = f'kind={arg.kind},at={at}'
+    raise UserError(f'{given} is not in Table 8; {closest(given, rows)}.')
 
   config = ConfigDict()
   config.total = '7 epochs'

@@ -123,9 +123,9 @@ def test_small_self_supervised_configs_build(objective):
 
 def test_messages_of_wrong_arguments():
   for argument, words in (
-    ('mae.py:model=S', 'no row of the paper'),
+    ('mae.py:model=S', 'not a row of the paper'),
     ('mae.py:epochs=300', 'for 800 or 1600'),
-    ('finetune_mae.py:model=S', 'no row of the paper'),
+    ('finetune_mae.py:model=S', 'not a row of the paper'),
     ('linear_mae.py:model=S', 'model=S'),
     ('linear_dino.py:model=L', 'model=L'),
     ('masked_patch.py:data=i1k', "did you mean 'i21k'|allowed"),

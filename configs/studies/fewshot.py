@@ -61,8 +61,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import complete, loading, parse_arg
 from vit_jax.errors import UserError, closest
-from vit_jax.study.contents import Evaluation, Figure, Number, Row, Study
-from vit_jax.sweeps.grid import Stage
+from vit_jax.sweeps.grid import Evaluation, Figure, Number, Row, Stage, Study
 
 _TRAIN = 'train[:65000]'
 FEW = Evaluation(

@@ -34,6 +34,38 @@ def _tmpfs(path: pathlib.Path, options: str):
     subprocess.run(['umount', '-l', str(path)], check=True)
 
 
+SAVE_TWICE = """
+import sys
+import jax, jax.numpy as jnp
+from vit_jax.checkpoint.manager import Checkpointer
+from vit_jax.processes import runtime
+runtime.start_logging()
+with jax.set_mesh(jax.make_mesh((1,), ('data',))):
+  checkpoints = Checkpointer(sys.argv[1], {})
+  small = {f'a{i}': jnp.ones((40,)) for i in range(40)}
+  state = {'params': small, 'step': jnp.ones(())}
+  assert checkpoints.save(1, state, {}) and checkpoints.wait()
+  noise = jax.random.normal(jax.random.key(0), (9999,))
+  state = {'params': dict.fromkeys(small, noise), 'step': jnp.ones(())}
+  assert checkpoints.save(2, state, {}) and not checkpoints.wait()
+print(checkpoints.describe_newest())
+checkpoints.close()
+"""
+
+
+def test_a_failed_save_is_one_line(tmp_path):
+  """TensorStore's many callbacks fail after the first failure of one."""
+  disk = tmp_path / 'disk'
+  with _tmpfs(disk, 'size=900k'):
+    injected('a disk that is too small for the second step')
+    arguments = [sys.executable, '-c', SAVE_TWICE, str(disk / 'steps')]
+    out, err = cli.run(arguments)
+    assert str(disk / 'steps/1') in out
+  (line,) = err.splitlines()
+  assert 'SAVING STEP 2 FAILED (1 failure(s) so far): ' in line
+  assert f'the disk of {disk / "steps"} is full' in line
+
+
 @pytest.mark.slow
 def test_a_save_on_a_full_disk_is_reported(tmp_path):
   """The run continues, and later saves succeed."""
@@ -212,10 +244,10 @@ def test_converted_weights_on_a_full_disk_replace_nothing(tmp_path, target):
 KILLED = """
 import os, signal, sys
 from vit_jax import convert
-from vit_jax.files import atomic
+from vit_jax.files import paths
 # The process ends when the content is written but not yet renamed.
 ending = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-atomic.os.replace = atomic.os.rename = ending
+paths.os.replace = paths.os.rename = ending
 convert.run(sys.argv[1], sys.argv[2], overwrite=True)
 """
 

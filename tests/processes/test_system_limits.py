@@ -1,7 +1,6 @@
 """Tests of low limits of threads and memory, and of threads that hang."""
 
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -9,25 +8,29 @@ import threading
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.processes import limits
+from vit_jax.processes import runtime
 
 HANGING = """
-import sys, threading
-from absl import app
+import ctypes, sys, threading
+from vit_jax import errors
 from vit_jax.cli import process
-from vit_jax.processes import limits
-limits._EXIT_S = 1
+from vit_jax.processes import runtime
+runtime._EXIT_S = 1
 def body(arguments):
-  threading.Thread(target=threading.Event().wait).start()
-  raise ValueError('broken')
+  if sys.argv[1] == 'thread':
+    threading.Thread(target=threading.Event().wait).start()
+  else:  # after the interpreter has ended
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc.pause, None, None)
+  raise eval(sys.argv[2])('broken')
 process.run(body, lambda: None)
 """
 
 
 def test_the_limits_of_this_machine_suffice():
   before = threading.active_count()
-  limits.check()
-  assert threading.active_count() <= before + limits._THREADS
+  runtime.check()
+  assert threading.active_count() <= before + runtime._THREADS
 
 
 def test_too_few_threads_are_one_message(monkeypatch):
@@ -42,7 +45,7 @@ def test_too_few_threads_are_one_message(monkeypatch):
 
   monkeypatch.setattr(threading.Thread, 'start', refused)
   with pytest.raises(UserError, match='only 5 of 64 threads.*ulimit -u'):
-    limits.check()
+    runtime.check()
   for thread in started:
     thread.join(10)
     assert not thread.is_alive()
@@ -63,10 +66,23 @@ def test_too_little_address_space_is_one_message():
 
 
 @pytest.mark.slow
-def test_a_thread_that_hangs_does_not_keep_the_process():
-  """After the traceback, the process ends within the bound."""
+@pytest.mark.parametrize('hanging', ['thread', 'exit'])
+@pytest.mark.parametrize(
+  'error, code',
+  [
+    ('ValueError', 1),
+    ('errors.UserError', 2),
+    ('errors.PreemptedError', 42),
+    ('errors.DivergedError', 43),
+  ],
+)
+def test_a_process_that_hangs_keeps_its_exit_code(hanging, error, code):
+  """After the message, the process ends within the bound."""
   ended = subprocess.run(
-    [sys.executable, '-c', HANGING], capture_output=True, text=True, timeout=60
+    [sys.executable, '-c', HANGING, hanging, error],
+    capture_output=True,
+    text=True,
+    timeout=60,
   )
-  assert ended.returncode == -signal.SIGALRM
-  assert 'ValueError: broken' in ended.stderr
+  assert ended.returncode == code, ended.stderr
+  assert 'broken' in ended.stderr

@@ -9,10 +9,9 @@ import references
 import safetensors.numpy
 from references import HEADS, SIZE, timm_file, timm_vit, torch
 
-from vit_jax import finetune, load_pretrained
+from vit_jax import features, finetune, load_pretrained
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
-from vit_jax.features import intermediate
 from vit_jax.models.vit.sizes import NAMES
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained, transfer
@@ -198,11 +197,11 @@ def test_tokens_of_blocks(tmp_path):
   source = source.changed(dtype='float32', num_heads=HEADS)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
-  predict = intermediate.predictor(source, layers=(1, 0), tokens=True)
+  predict = features.predictor(source, layers=(1, 0), tokens=True)
   found = predict(params, {'image': jnp.asarray(images)})['features']
   for ours, block in zip((1, 0), expected, strict=True):
     np.testing.assert_allclose(found[:, ours], block.numpy(), atol=1e-4)
-  predict = intermediate.predictor(source, tokens=True)
+  predict = features.predictor(source, tokens=True)
   found = predict(params, {'image': jnp.asarray(images)})['features']
   np.testing.assert_allclose(found, expected[1].numpy(), atol=1e-4)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models import backbone
 from vit_jax.models.backbone import (
@@ -32,7 +32,7 @@ WIDTH = 64  # inner channels of the units of the first stage
 SAVED = (*residual.SAVED, *axial.SAVED)  # arrays that `remat='dots'` keeps
 
 
-@plugins.operational('remat', 'unroll')
+@schema.operational('remat', 'unroll')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(BackboneConfig):
   """Keys of the config's `model` section for an AxialResNet.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models import backbone, vit
 from vit_jax.models.backbone import Backbone, BackboneConfig, Images
@@ -24,7 +24,7 @@ from vit_jax.models.vit import encoder, sizes
 Size = tuple[int, int]
 
 
-@plugins.operational('remat', 'unroll')
+@schema.operational('remat', 'unroll')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(BackboneConfig):
   """Keys of the config's `model` section for an Axial-ViT.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from vit_jax.config import plugins
-from vit_jax.data.images.multichannel import MAX_CHANNELS
+from vit_jax.config import schema
+from vit_jax.data.images.channels import MAX_CHANNELS
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Defaults, check_wanted
 from vit_jax.models.layers.head import head
@@ -348,7 +348,7 @@ def constructor(
     config: class of its config, whose fields are the keywords of the function.
   """
 
-  @plugins.keyed_by(config)
+  @schema.keyed_by(config)
   def Model(num_classes: int, /, **keys: Any) -> Backbone:  # noqa: N802
     """Builds the model; see its config for the keys and their errors.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import check_choice, check_range
 from vit_jax.models.backbone import DTYPES
 from vit_jax.models.layers import initializers
@@ -141,7 +141,7 @@ def unit(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
   return x * jax.lax.rsqrt(jnp.maximum(square, _EPSILON**2))
 
 
-@plugins.keyed_by(Config)
+@schema.keyed_by(Config)
 def Head(**keys: Any) -> Projection:  # noqa: N802 (the fixed symbol)
   """Builds the projection head from the fields of `Config`."""
   return Projection(Config(**keys))

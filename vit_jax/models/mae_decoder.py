@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.backbone import DTYPES
 from vit_jax.models.layers.linear import Linear
@@ -93,7 +93,7 @@ class MaskedDecoder(nn.Module):
     return predict(x[:, prefix:])
 
 
-@plugins.operational('remat', 'unroll')
+@schema.operational('remat', 'unroll')
 def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
   outputs: int,
   /,

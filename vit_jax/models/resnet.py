@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models import backbone
 from vit_jax.models.backbone import (
@@ -32,7 +32,7 @@ WIDTH = 64  # inner channels of the units of the first stage at width factor 1
 _MAX_WIDTH_FACTOR = 1024
 
 
-@plugins.operational('remat', 'unroll')
+@schema.operational('remat', 'unroll')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(BackboneConfig):
   """Keys of the config's `model` section for a ResNet.

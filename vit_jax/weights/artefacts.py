@@ -19,9 +19,9 @@ from etils import epath
 from jaxtyping import Array, Float, UInt8, UInt16
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins, sections
+from vit_jax.config import schema
 from vit_jax.errors import UserError, closest
-from vit_jax.files import atomic, paths
+from vit_jax.files import paths
 from vit_jax.objectives.contract import Setting
 from vit_jax.weights.contract import Pretrained
 
@@ -53,7 +53,7 @@ def predictor(source: Pretrained) -> Predict:
   params = source.load(source.abstract_params(mesh))
   params = jax.tree.map(jnp.asarray, jax.device_get(params))  # without a mesh
   setting = Setting(source.model().reference, source.image_size)
-  objective = sections.build('objective', source.about['objective'], setting)
+  objective = schema.build('objective', source.about['objective'], setting)
 
   def predict(images: Images) -> Float[Array, 'n k']:
     return objective.predict(params, {'image': images})['logits']
@@ -142,8 +142,8 @@ def description(source: Pretrained) -> dict[str, Any]:
   section = {'name': 'transforms', **source.about['preprocess']}
   defaults = {
     key: parameter.default
-    for key, parameter in plugins.keys(
-      sections.constructor('preprocess', section)
+    for key, parameter in schema.config_keys(
+      schema.constructor('preprocess', section)
     ).items()
   }
   shape, dtype = input_of(source)
@@ -181,6 +181,6 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
     raise UserError(f'{folder_path} exists: give a new directory.')
   predict = predictor(source)
   text = json.dumps(description(source), indent=2)
-  with atomic.new_folder(folder) as unfinished:
+  with paths.new_folder(folder) as unfinished:
     KINDS[kind](predict, input_of(source), unfinished)
     (unfinished / 'description.json').write_text(text)

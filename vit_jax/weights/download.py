@@ -27,7 +27,7 @@ import safetensors
 from fsspec.callbacks import TqdmCallback
 
 from vit_jax.errors import DownloadError, UserError
-from vit_jax.files import outages, paths
+from vit_jax.files import paths
 from vit_jax.weights.formats import archives, tensors
 
 log = logging.getLogger('vit_jax')
@@ -273,10 +273,10 @@ def _failure(
       f'{path} does not exist, or it is not public ({reason}): {remedy}.'
     ), False
   message = f'{path} cannot be downloaded: {reason}. '
-  kind = outages.cause(error) if status is None else None
-  if kind is outages.Cause.FULL:
+  kind = paths.cause(error) if status is None else None
+  if kind is paths.Cause.FULL:
     return DownloadError(f'{message}Free some space and start again.'), False
-  wrong = type(error).__name__ in _WRONG_ADDRESS or kind is outages.Cause.USER
+  wrong = type(error).__name__ in _WRONG_ADDRESS or kind is paths.Cause.USER
   if wrong or (status and status < 500 and status not in _TEMPORARY_STATUS):
     return UserError(f'{message}Check the address and permissions.'), False
   return DownloadError(

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from vit_jax.arrays import sharding, tree
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
-from vit_jax.data.images.multichannel import Pixels
+from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
 from vit_jax.objectives.mixing import largest
 from vit_jax.weights import download

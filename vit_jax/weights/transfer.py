@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
-from vit_jax.arrays.host import place, to_host
+from vit_jax.arrays.sharding import place, to_host
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
 from vit_jax.models.layers.pixels import Statistics, is_symmetric

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models import backbone
 from vit_jax.models.attention.multi_head import IMPLEMENTATIONS
@@ -11,7 +11,7 @@ from vit_jax.models.layers.pixels import STATISTICS
 from vit_jax.models.swin import sizes, windows
 
 
-@plugins.operational('remat', 'unroll', 'attention')
+@schema.operational('remat', 'unroll', 'attention')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(BackboneConfig):
   """Keys of the config's `model` section for a Swin Transformer.

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Annotated
 
-from vit_jax.config import plugins
-from vit_jax.config.plugins import Nested, Section
+from vit_jax.config import schema
+from vit_jax.config.schema import Nested, Section
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import backbone
 from vit_jax.models.attention.multi_head import IMPLEMENTATIONS
@@ -17,7 +17,7 @@ from vit_jax.models.vit import sizes as sizes_lib
 STEM = Nested('vit_jax.models.stems.{name}:Stem')
 
 
-@plugins.operational('remat', 'unroll', 'attention')
+@schema.operational('remat', 'unroll', 'attention')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(BackboneConfig):
   """Keys of the config's `model` section for a Vision Transformer.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models.attention import multi_head
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
@@ -515,7 +515,7 @@ def prefix_tokens(config: Config) -> dict[str, tuple[int, Any]]:
   return {name: each for name, each in tokens.items() if each[0]}
 
 
-@plugins.keyed_by(Config)
+@schema.keyed_by(Config)
 def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   num_classes: int, /, **keys: Any
 ) -> ViT:
@@ -530,7 +530,7 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   """
   config, stem = Config(**keys), None
   if config.stem is not None:
-    stem = plugins.build(
+    stem = schema.construct(
       STEM.constructor(config.stem['name']),
       config.stem,
       config.compute_dtype,

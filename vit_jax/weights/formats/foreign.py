@@ -10,8 +10,8 @@ import numpy as np
 
 from vit_jax import checkpoint
 from vit_jax.arrays import tree
-from vit_jax.arrays.host import place
-from vit_jax.config import plugins, sections
+from vit_jax.arrays.sharding import place
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.models.layers.norm import EPSILON
@@ -223,7 +223,7 @@ def _section(path: str, described: Described, unseen: Unseen) -> dict[str, Any]:
   options = {'gelu': unseen.gelu, 'norm_eps': unseen.epsilon}
   options = {k: v for k, v in options.items() if v != described.computed.get(k)}
   section = {'name': 'vit', 'dtype': 'float32', **options, **described.keys}
-  allowed = {'name', *plugins.keys(sections.constructor('model', section))}
+  allowed = {'name', *schema.config_keys(schema.constructor('model', section))}
   unknown = {k: v for k, v in section.items() if k not in allowed}
   if unknown:
     shown = ', '.join(f'{key}={value}' for key, value in unknown.items())

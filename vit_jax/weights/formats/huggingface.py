@@ -11,7 +11,7 @@ from typing import Any
 
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, paths
+from vit_jax.files import paths
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import (
   foreign,
@@ -125,7 +125,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     'preprocessor_config.json': processor.written(about),
   }
   try:
-    with atomic.new_folder(folder) as unfinished:
+    with paths.new_folder(folder) as unfinished:
       for name, content in files.items():
         (unfinished / name).write_text(json.dumps(content, indent=2))
       tensors.write(os.fspath(unfinished / 'model.safetensors'), arrays, {})

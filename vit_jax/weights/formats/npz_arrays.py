@@ -15,7 +15,7 @@ from etils import epath
 from numpy.lib import format as npy
 
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, paths
+from vit_jax.files import paths
 from vit_jax.weights.formats import archives, kinds
 
 _HEADERS = {
@@ -80,7 +80,7 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
   try:
     with contextlib.ExitStack() as stack:
       if not paths.is_remote(place):
-        place = epath.Path(stack.enter_context(atomic.replacing(place)))
+        place = epath.Path(stack.enter_context(paths.replacing(place)))
       with place.open('wb') as file:
         np.savez(file, allow_pickle=False, **arrays)
   except OSError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, paths
+from vit_jax.files import paths
 from vit_jax.models.layers.positions.resizing import METHODS
 from vit_jax.weights.formats import foreign, settings
 from vit_jax.weights.formats.foreign import Unseen
@@ -92,6 +92,6 @@ def write(path: str, model: Any, about: dict[str, Any]) -> None:
     if hasattr(model, key):
       notes[key] = getattr(model, key)
   try:
-    atomic.write(paths.locate(f'{path}.json'), json.dumps(notes, indent=2))
+    paths.write(paths.locate(f'{path}.json'), json.dumps(notes, indent=2))
   except OSError as error:
     raise UserError(f'{path}.json cannot be written: {error}.') from error

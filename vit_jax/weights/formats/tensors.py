@@ -18,7 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, paths
+from vit_jax.files import paths
 from vit_jax.weights.formats import archives, kinds
 
 log = logging.getLogger('vit_jax')
@@ -311,6 +311,6 @@ def write(
   notes[_CHECKSUM] = _checksum(arrays, notes)
   data = safetensors.numpy.save(dict(arrays), notes)
   try:
-    atomic.write(paths.locate(path), data)
+    paths.write(paths.locate(path), data)
   except OSError as error:
     raise UserError(f'{path} cannot be written: {error}.') from error
