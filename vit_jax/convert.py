@@ -56,7 +56,7 @@ def run(
     UserError: the weights cannot be read or written, the set does not exist,
       the target exists, or weights to average differ in architecture.
   """
-  _, path = pretrained.format_of(target_path)
+  _, path, _ = pretrained.format_of(target_path)
   if paths.locate(path).exists() and not overwrite:
     raise UserError(
       f'{path} already exists: give another path, or --overwrite to replace '

@@ -43,7 +43,7 @@ ROWS = [
   ((*QUICK, '--workdir=another'), 'run of this program'),
   ((*QUICK, '--workdir=text.npz'), 'cannot be used'),
   ((*QUICK, '--workdir=/proc/none'), 'your permissions'),
-  ((*TUNE, '--config.init_from=text.npz'), 'not an .npz file'),
+  ((*TUNE, '--config.init_from=text.npz'), 'as an .npz file'),
   ((*TUNE, '--config.init_from=tin.npz'), 'Did you mean tiny.npz'),
   (('evaluate', 'tiny.npz'), 'usage: python -m vit_jax.evaluate'),
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),

@@ -11,8 +11,8 @@ from absl import flags
 from vit_jax.arrays import host, tree
 from vit_jax.config.completion import Config
 from vit_jax.data.augment import presets
+from vit_jax.weights import patch_embedding
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import normalization
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -94,10 +94,10 @@ def _renormalize(
   def load_and_fold(abstract: PyTree) -> PyTree:
     params = load(abstract)
     flat, targets = tree.flatten(params), tree.flatten(abstract)
-    keys = normalization.KERNEL, normalization.BIAS
+    keys = patch_embedding.KERNEL, patch_embedding.BIAS
     arrays = {key: np.asarray(flat[key]) for key in keys}
-    arrays = normalization.unfold(arrays, *old)
-    arrays = normalization.fold(arrays, *new)
+    arrays = patch_embedding.converted(arrays, presets.NONE, old)
+    arrays = patch_embedding.converted(arrays, new)
     placed = {key: host.place(arrays[key], targets[key]) for key in keys}
     return tree.unflatten(flat | placed)
 

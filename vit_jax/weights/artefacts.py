@@ -9,7 +9,7 @@ The output is logits `[n, num_classes]`, float32 (features if there is no head).
 import json
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
@@ -29,18 +29,8 @@ from vit_jax.weights.contract import Pretrained
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
 Images = UInt8[Array, 'n y x c'] | UInt16[Array, 'n y x c']
 Predict = Callable[[Images], Float[Array, 'n k']]
-
-
-class Input(NamedTuple):
-  """The images that an artefact receives.
-
-  Attributes:
-    shape: shape without the batch axis, `[height, width, channels]`.
-    dtype: uint8 or uint16.
-  """
-
-  shape: tuple[int, ...]
-  dtype: np.dtype
+# Shape without the batch axis, `[height, width, channels]`, and dtype.
+Spec = tuple[tuple[int, ...], np.dtype]
 
 
 def predictor(source: Pretrained) -> Predict:
@@ -61,13 +51,7 @@ def predictor(source: Pretrained) -> Predict:
   return predict
 
 
-def input_of(source: Pretrained) -> Input:
-  """Returns shape (without the batch axis) and dtype of the images."""
-  shape, dtype = source.preprocess().spec['image']
-  return Input(shape, dtype)
-
-
-def stablehlo(predict: Predict, images: Input, folder: epath.Path) -> None:
+def stablehlo(predict: Predict, images: Spec, folder: epath.Path) -> None:
   """Writes `model.stablehlo`, for `jax.export.deserialize`.
 
   Args:
@@ -76,13 +60,14 @@ def stablehlo(predict: Predict, images: Input, folder: epath.Path) -> None:
     folder: directory to write.
   """
   (batch,) = jax.export.symbolic_shape('n')
-  spec = jax.ShapeDtypeStruct((batch, *images.shape), images.dtype)
+  shape, dtype = images
+  spec = jax.ShapeDtypeStruct((batch, *shape), dtype)
   exported = jax.export.export(jax.jit(predict), platforms=_PLATFORMS)(spec)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'model.stablehlo').write_bytes(bytes(exported.serialize()))
 
 
-def saved_model(predict: Predict, images: Input, folder: epath.Path) -> None:
+def saved_model(predict: Predict, images: Spec, folder: epath.Path) -> None:
   """Writes a SavedModel whose signature maps `images` to `logits`.
 
   Args:
@@ -107,7 +92,8 @@ def saved_model(predict: Predict, images: Input, folder: epath.Path) -> None:
     native_serialization_platforms=_PLATFORMS,
     with_gradient=False,
   )
-  spec = tf.TensorSpec((None, *images.shape), images.dtype, name='images')
+  shape, dtype = images
+  spec = tf.TensorSpec((None, *shape), dtype, name='images')
   module: Any = tf.Module()
   module.serve = tf.function(
     lambda images: {'logits': converted(images)},
@@ -117,7 +103,7 @@ def saved_model(predict: Predict, images: Input, folder: epath.Path) -> None:
   # Otherwise, a program that is too new for TensorFlow would fail only on the
   # server.
   try:
-    module.serve(tf.zeros((1, *images.shape), images.dtype))
+    module.serve(tf.zeros((1, *shape), dtype))
   except tf.errors.InvalidArgumentError as error:
     raise UserError(
       f'TensorFlow {tf.__version__} cannot run programs of JAX '
@@ -146,7 +132,7 @@ def description(source: Pretrained) -> dict[str, Any]:
       sections.constructor('preprocess', section)
     ).items()
   }
-  shape, dtype = input_of(source)
+  shape, dtype = source.preprocess().spec['image']
   return {
     'input': {
       'name': 'images',
@@ -182,5 +168,5 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
   predict = predictor(source)
   text = json.dumps(description(source), indent=2)
   with atomic.new_folder(folder) as unfinished:
-    KINDS[kind](predict, input_of(source), unfinished)
+    KINDS[kind](predict, source.preprocess().spec['image'], unfinished)
     (unfinished / 'description.json').write_text(text)

@@ -29,8 +29,8 @@ class Pretrained:
       image_size, preprocess (config section), class_names; for a checkpoint
       also the whole config; for weights of another project `normalization`,
       the mean and std of pixels in [0, 1] that are folded into the patch
-      embedding, `position_resize`, the method by which that project
-      interpolates positions, and `other_patches`, see `foreign.Described`.
+      embedding, and `position_resize` and `other_patches`, see
+      `metadata.ModelMetadata`.
     load: function from shapes with shardings to the parameters.
     load_average: the same function for the average of the parameters; None if
       the weights contain no average.
@@ -189,19 +189,20 @@ class Format(NamedTuple):
   'my_lab.my_format:PATH' by the module `my_lab.my_format`.
 
   Attributes:
-    matches: function that returns whether a path, which may not exist, has this
-      format.
-    load: function from a path to the description of its weights, whose arrays
-      may be read immediately or when they are loaded. It raises UserError if
-      the path does not exist, has another format or is damaged.
+    matches: function that returns None if a path, which may not exist, does not
+      have this format, and otherwise what it has read to find out, or True.
+    load: function from a path and the result of `matches` (None if the user has
+      named the format) to the description of its weights, whose arrays may be
+      read immediately or when they are loaded. It raises UserError if the path
+      does not exist, has another format or is damaged.
     save: function of (path, parameters, about) that writes weights: the
       parameters of the objective that `about` specifies (see
       `Pretrained.about`), in the layout of this package. It raises UserError if
       they cannot be stored in this format or cannot be written.
   """
 
-  matches: Callable[[str], bool]
-  load: Callable[[str], Pretrained]
+  matches: Callable[[str], Any]
+  load: Callable[[str, Any], Pretrained]
   save: Callable[[str, PyTree, dict[str, Any]], None]
 
   @classmethod

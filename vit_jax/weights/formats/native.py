@@ -8,12 +8,10 @@ from vit_jax import checkpoint
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import kinds
+from vit_jax.weights.formats import damage
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-
-
 # File extensions of other programs. This format writes a directory, so that a
 # path with such an extension is probably a mistake.
 _NOT_WRITTEN = ('.onnx', '.h5', '.hdf5', '.keras', '.msgpack', '.ckpt', '.pb')
@@ -26,19 +24,22 @@ def matches(path: str) -> bool:
   return True
 
 
-def load(path: str) -> Pretrained:
+def load(path: str, head: Any = None) -> Pretrained:
   """Describes the weights in a step directory or in a workdir's newest step.
 
   Args:
     path: path of the directory, local or gs://.
+    head: not used.
 
   Raises:
     UserError: the directory does not exist, is damaged or has an unknown
       format.
   """
+  del head
   if paths.locate(path).is_file():
     raise UserError(
-      f'{path} has an unknown ending. {kinds.of_file(path)} {kinds.SUPPORTED}.'
+      f'{path} has an unknown ending. {damage.describe(path)} '
+      f'{damage.SUPPORTED}.'
     )
   step_dir = checkpoint.step_directory(path)
   about = checkpoint.load_about(step_dir)

@@ -16,15 +16,13 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.swin import relative, sizes, stage
-from vit_jax.weights.formats import naming as naming_lib
-from vit_jax.weights.formats.foreign import Described
-from vit_jax.weights.formats.naming import Naming, Part
-from vit_jax.weights.formats.timm_models import Architecture
+from vit_jax.weights import names as names_lib
+from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.names import Joined, NameMap
 
 # Constants of the model; its config section has no keys for them.
-COMPUTED = {'gelu': 'exact', 'norm_eps': stage.LN_EPSILON}
-# Values of keys that are missing in the notes of older files.
-UNNOTED = {'window_rule': 'authors'}
+CONSTANTS = {'gelu': 'exact', 'norm_eps': stage.LN_EPSILON}
 _TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 _MASK = 'layers.0.blocks.1.attn_mask'
 # Arrays that are determined by the sizes, but are stored in some files.
@@ -35,11 +33,12 @@ _NAMES = {
   'norm': 'norm',
   'head': 'head.fc',
 }
-_BLOCK: dict[str, str | Part] = {
-  **{name: name for name in ('norm1', 'norm2')},
+_BLOCK: dict[str, str | Joined] = {
+  'norm1': 'norm1',
+  'norm2': 'norm2',
   **{
-    f'attention/{part}': Part('attn.qkv', index, 3)
-    for index, part in enumerate(('query', 'key', 'value'))
+    f'attention/{kind}': Joined('attn.qkv', index, 3)
+    for index, kind in enumerate(('query', 'key', 'value'))
   },
   'attention/bias_table': 'attn.relative_position_bias_table',
   'attention/out': 'attn.proj',
@@ -48,27 +47,18 @@ _BLOCK: dict[str, str | Part] = {
 }
 
 
-def holds(names: Container[str]) -> bool:
+def is_swin(names: Container[str]) -> bool:
   """Returns whether names are those of a Swin's arrays or parameters."""
   return _TABLE in names or 'stage1/layers/plain/norm1/scale' in names
 
 
-def naming(model: Any) -> Naming:
-  """Returns timm's names of a model's parameters."""
-  return _naming(len(model.depths))
-
-
-def _naming(stages: int) -> Naming:
-  return stacked(_NAMES, _BLOCK, 'layers.', stages, merging_of=0)
-
-
-def stacked(
+def stacked_names(
   names: Mapping[str, str],
-  block: Mapping[str, str | Part],
+  block: Mapping[str, str | Joined],
   layers: str,
   stages: int,
   merging_of: int,
-) -> Naming:
+) -> NameMap:
   """Returns the names of a Swin, whose blocks are stacked in pairs here.
 
   Args:
@@ -79,105 +69,78 @@ def stacked(
     merging_of: stage whose names contain a merging of patches: 0 for the stage
       after the merging, -1 for the stage before it.
   """
-  table: dict[str, str | Part] = dict(names)
+  table: dict[str, str | Joined] = dict(names)
   for i in range(1, stages):
     merging = f'{layers}{i + merging_of}.downsample'
     table[f'merge{i}'] = f'{merging}.reduction'
     table[f'merge{i}/norm'] = f'{merging}.norm'
   for i in range(stages):
     for kind, number in (('plain', '{2i}'), ('shifted', '{2i+1}')):
-      here = f'stage{i + 1}/layers/{kind}/'
-      there = f'{layers}{i}.blocks.{number}.'
+      prefix = f'{layers}{i}.blocks.{number}.'
       for path, name in block.items():
-        if isinstance(name, Part):
-          table[here + path] = name._replace(name=there + name.name)
+        if isinstance(name, Joined):
+          entry: str | Joined = name._replace(name=prefix + name.name)
         else:
-          table[here + path] = there + name
-  return Naming(table, torch=True)
+          entry = prefix + name
+        table[f'stage{i + 1}/layers/{kind}/{path}'] = entry
+  return NameMap(table)
 
 
-def completed(
-  model: Any, arrays: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-  """Returns the arrays unchanged, because timm's model has no others."""
-  del model
-  return arrays
+def names(stages: int) -> NameMap:
+  """Returns timm's names of a Swin's parameters."""
+  return stacked_names(_NAMES, _BLOCK, 'layers.', stages, merging_of=0)
 
 
-def unshown(model: Any) -> dict[str, Any]:
-  """Returns the settings of a model that its arrays do not determine."""
-  return {'window_size': model.window_size, 'window_rule': model.window_rule}
-
-
-def describe(
+def parse(
   path: str,
   arrays: Mapping[str, np.ndarray],
-  config: Mapping[str, Any],
-  architecture: Architecture | None = None,
-) -> Described:
-  """Describes the model of a file, given its arrays and settings.
-
-  The image size is that of the config; or else that of the attention masks in
-  the authors' files; or else the one whose last map is a single window, as in
-  all published models.
+  args: Mapping[str, Any],
+  image_size: tuple[int, int] | None,
+) -> ParsedWeights:
+  """Parses a file, given its arrays and settings.
 
   Args:
     path: path of the file, for messages.
     arrays: all arrays of the file.
-    config: timm's config.json; {} if there is none.
-    architecture: specified architecture; not used, because the arrays determine
-      all sizes.
+    args: `window_size` and `window_rule`, where settings contain them.
+    image_size: (height, width) according to the settings, pixels. By default,
+      it is that of the attention masks in the authors' files; or else the one
+      whose last map is a single window, as in all published models.
 
   Raises:
-    UserError: the arrays are not those of a Swin, or contradict the settings.
+    UserError: the arrays are not those of a Swin.
   """
-  del architecture
-  original, arrays = arrays, _renamed(arrays)
-  keys = _keys(path, arrays)
+  of_authors = 'layers.0.downsample.reduction.weight' in arrays
+  original, arrays = arrays, _renamed(arrays, of_authors)
+  model = _sizes(path, arrays)
+  stages = len(model['depths'])
   # If a map is smaller than a window, its bias table has the size of the map,
   # and only the settings contain the size of the window.
-  args = config.get('model_args', {})
-  keys['window_size'] = args.get('window_size', keys['window_size'])
-  rule = 'authors' if _of_authors(original) else 'timm'
-  if args.get('window_rule', rule) == 'timm':
-    keys['window_rule'] = 'timm'
-  size = config.get('pretrained_cfg', {}).get('input_size', (3, 0, 0))[1:]
-  if not any(size):
-    last = len(keys['depths']) - 1
-    table = arrays.get(
-      _TABLE.replace('layers.0', f'layers.{last}'), original[_TABLE]
-    )
-    side = _window(table) * sizes.PATCH_SIZE * 2**last
+  model['window_size'] = args.get('window_size', model['window_size'])
+  if args.get('window_rule', 'authors' if of_authors else 'timm') == 'timm':
+    model['window_rule'] = 'timm'
+  if image_size is None:
+    last = _TABLE.replace('layers.0', f'layers.{stages - 1}')
+    side = _window(arrays.get(last, original[_TABLE])) * 2 ** (stages - 1)
     if _MASK in original:
-      windows = round(len(original[_MASK]) ** 0.5)
-      side = windows * keys['window_size'] * sizes.PATCH_SIZE
-    size = side, side
-  names = _naming(len(keys['depths']))
-  return Described(arrays, names, keys, tuple(size), COMPUTED, stage.LN_EPSILON)
+      side = round(len(original[_MASK]) ** 0.5) * model['window_size']
+    image_size = (side * sizes.PATCH_SIZE,) * 2
+  metadata = ModelMetadata(
+    image_size,
+    norm_eps=stage.LN_EPSILON,
+    position_resize='bicubic_no_antialias',
+  )
+  return ParsedWeights(arrays, names(stages), model, metadata, CONSTANTS)
 
 
-def assumptions(
-  found: Described,
-  config: Mapping[str, Any],
-  architecture: Architecture | None,
-  gelu: str,
-) -> list[str]:
-  """Returns [], because the arrays of a Swin determine heads and windows."""
-  del found, config, architecture, gelu
-  return []
-
-
-def _of_authors(names: Container[str]) -> bool:
-  """Returns whether names are those of the authors' repository."""
-  return 'layers.0.downsample.reduction.weight' in names
-
-
-def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _renamed(
+  arrays: Mapping[str, np.ndarray], of_authors: bool
+) -> dict[str, np.ndarray]:
   """Returns arrays with timm's names, except those that sizes determine."""
   aliases: list[tuple[str, Any]] = [(r'^head\.(weight|bias)$', r'head.fc.\1')]
-  if _of_authors(arrays):  # the authors' stages end with a merging of patches
+  if of_authors:  # the authors' stages end with a merging of patches
     aliases.append((r'layers\.(\d+)\.downsample', _next_stage))
-  renamed = naming_lib.renamed(arrays, aliases)
+  renamed = names_lib.renamed(arrays, aliases)
   return {k: v for k, v in renamed.items() if not re.fullmatch(_DERIVED, k)}
 
 
@@ -185,7 +148,7 @@ def _next_stage(match: re.Match[str]) -> str:
   return f'layers.{int(match[1]) + 1}.downsample'
 
 
-def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """Returns the model's sizes.
 
   Raises:
