@@ -30,7 +30,7 @@ from typing import Any
 from vit_jax.plan import environment
 
 VIT, RESNET = 'configs/vit.py:data=jft,variant=', 'configs/resnet.py:variant='
-AXIAL = 'configs/axial.py:variant='
+AXIAL = 'examples/axial.py:variant='
 MODELS = {
   **{f'ViT-{v}': f'{VIT}{v}' for v in ('B/32', 'L/32', 'B/16', 'L/16', 'H/14')},
   **{v: f'{RESNET}{v}' for v in ('R50x1', 'R50x2')},

@@ -120,8 +120,8 @@ ROWS = [
     for variant in ('T', 'S', 'B')
   ),
   *(
-    Row(f'Axial {variant}', f'configs/axial.py:variant={variant}', 'v3:4x4', {})
-    for variant in ('B/32', 'B/16', 'R50')
+    Row(f'Axial {name}', f'examples/axial.py:variant={name}', 'v3:4x4', {})
+    for name in ('B/32', 'B/16', 'R50')
   ),
 ]
 COLUMNS = (

@@ -33,7 +33,7 @@ import plain_flax
 
 from vit_jax.arrays import chips
 from vit_jax.config import loading
-from vit_jax.models.vit import sizes
+from vit_jax.models import vit
 from vit_jax.plan.evaluate import changed
 from vit_jax.processes import runtime
 from vit_jax.training import compiling
@@ -182,7 +182,7 @@ def _timm(variant: str) -> Any:
 def _hugging_face(variant: str) -> Any:
   import transformers
 
-  size = sizes.of_variant(variant)
+  size = vit.of_variant(variant)
   config = transformers.ViTConfig(
     hidden_size=size['width'],
     num_hidden_layers=size['depth'],

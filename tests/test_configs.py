@@ -338,7 +338,7 @@ def test_swin_config_equals_the_authors(variant, drop_path):
 )
 def test_axial_configs_equal_the_rows_of_plain_models(variant, row):
   """Only the model and how it is computed differ."""
-  axial = loading.load(f'configs/axial.py:variant={variant}').to_dict()
+  axial = loading.load(f'examples/axial.py:variant={variant}').to_dict()
   plain = loading.load(f'configs/{row}').to_dict()
   for config in (axial, plain):
     model = config.pop('model')
@@ -539,7 +539,7 @@ def test_messages_of_wrong_config_arguments():
     ('finetune_bit.py:data=dtd', 'allowed'),
     ('resnet.py:variant=R50x1,optimizer=lamb', 'adam and sgd'),
     ('swin_i1k.py:variant=L', 'no Swin-L'),
-    ('axial.py:variant=L/16', 'no axial L/16'),
+    ('../examples/axial.py:variant=L/16', 'no axial L/16'),
     ('dino.py:variant=L/16', 'no variant=L/16'),
     ('augreg.py:aug=light3', "did you mean 'light"),
     ('augreg.py:reg=0.2', 'reg=0.2'),

@@ -14,7 +14,7 @@ from vit_jax import finetune, load_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
-from vit_jax.models.swin import Model, relative
+from vit_jax.models.swin import Model, resize_bias
 from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.formats import naming, timm_swin
 from vit_jax.weights.formats.normalization import IMAGENET
@@ -362,7 +362,7 @@ def test_resized_bias_tables_equal_torch(old, new):
     maps.permute(0, 3, 1, 2), (2 * new - 1, 2 * new - 1), mode='bicubic'
   )
   expected = expected.permute(0, 2, 3, 1).reshape(2, -1, 3).numpy()
-  ours = relative.resize(jnp.asarray(table), new)
+  ours = resize_bias(jnp.asarray(table), new)
   np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 

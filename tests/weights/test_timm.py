@@ -13,7 +13,7 @@ from vit_jax import finetune, load_pretrained
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.features import intermediate
-from vit_jax.models.vit.sizes import NAMES
+from vit_jax.models.vit import NAMES
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.formats import timm

@@ -25,7 +25,9 @@ from vit_jax.errors import UserError, closest
 T = TypeVar('T')
 # Old path of a symbol, which configs still use, and its present path.
 MOVED = {
-  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.figures:Figures'
+  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.figures:Figures',
+  'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
+  'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
 }
 
 
@@ -34,7 +36,7 @@ class Nested:
   """Mark of a key whose value is a section.
 
   The key `stem: Annotated[Section | None,
-  Nested('vit_jax.models.stems.{name}:Stem')]` is completed, checked and
+  Nested('vit_jax.models.{name}:Stem')]` is completed, checked and
   overridden by flags like any other section. The constructor receives the
   completed values, and builds the object that they describe with
   `build(mark.constructor(values['name']), values, …)`.

@@ -18,8 +18,7 @@ from vit_jax.config.plugins import Nested, Section
 from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.contract import Model, Places, Size
-from vit_jax.models.layers.pixels import is_symmetric
+from vit_jax.models.contract import Model, Places, Size, is_symmetric
 from vit_jax.objectives import patches
 from vit_jax.objectives.composite import AroundModel
 from vit_jax.objectives.contract import Batch, Inputs, Loss, Pictures, Setting

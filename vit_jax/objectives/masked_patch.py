@@ -24,7 +24,7 @@ from vit_jax.arrays import sharding
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Places
-from vit_jax.models.layers.head import head
+from vit_jax.models.layers import head
 from vit_jax.objectives import patches
 from vit_jax.objectives.composite import AroundModel
 from vit_jax.objectives.contract import Batch, Inputs, Loss, Pictures, Setting

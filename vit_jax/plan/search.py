@@ -13,7 +13,7 @@ from etils import epath
 
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.models.layers.scan import REMAT
+from vit_jax.models.layers import REMAT
 from vit_jax.plan.evaluate import Plan, changed, plan
 from vit_jax.plan.topology import Target
 from vit_jax.training.experiment import batch_parts

@@ -25,8 +25,8 @@ from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import best
+from vit_jax.models import positions
 from vit_jax.models.contract import Model
-from vit_jax.models.layers import positions
 from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
 from vit_jax.run import comparison
 from vit_jax.run.metrics import Log

@@ -15,8 +15,7 @@ from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.host import place, to_host
 from vit_jax.errors import UserError
-from vit_jax.models.contract import Model, Size
-from vit_jax.models.layers.pixels import Statistics, is_symmetric
+from vit_jax.models.contract import Model, Size, Statistics, is_symmetric
 from vit_jax.objectives.contract import Objective
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import normalization

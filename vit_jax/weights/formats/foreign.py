@@ -14,7 +14,7 @@ from vit_jax.arrays.host import place
 from vit_jax.config import plugins, sections
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
-from vit_jax.models.layers.norm import EPSILON
+from vit_jax.models.layers import EPSILON
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats import normalization

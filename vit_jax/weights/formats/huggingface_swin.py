@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.swin import relative, sizes
+from vit_jax.models import swin
 from vit_jax.weights.formats import huggingface_processor as processor
 from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats import settings, timm_swin
@@ -52,8 +52,8 @@ _BLOCK = {
 }
 # Constants of the model; other values in a config are an error.
 _FIXED = {
-  'patch_size': sizes.PATCH_SIZE,
-  'mlp_ratio': float(sizes.MLP_RATIO),
+  'patch_size': swin.PATCH_SIZE,
+  'mlp_ratio': float(swin.MLP_RATIO),
   'qkv_bias': True,
   'use_absolute_embeddings': False,
 }
@@ -143,7 +143,7 @@ def completed(
   """
   for name, array in arrays.items():
     if name.endswith('relative_position_bias_table'):
-      window = relative.window_of(len(array))
+      window = swin.window_of(len(array))
       if window != model.window_size:
         raise UserError(
           f"Hugging Face's Swin has windows of {model.window_size} tokens in "

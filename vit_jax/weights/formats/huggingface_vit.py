@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.vit.vit import ViT
+from vit_jax.models.vit import ViT
 from vit_jax.weights.formats import foreign, settings
 from vit_jax.weights.formats import huggingface_processor as processor
 from vit_jax.weights.formats import naming as naming_lib

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data.augment.presets import IMAGENET as IMAGENET  # for callers
 from vit_jax.data.augment.presets import NONE as NONE
 from vit_jax.errors import UserError
-from vit_jax.models.layers.pixels import Statistics, is_symmetric
+from vit_jax.models.contract import Statistics, is_symmetric
 
 KERNEL, BIAS = 'embedding/kernel', 'embedding/bias'
 CLIP = (

@@ -17,9 +17,9 @@ import numpy as np
 
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.models.layers import positions
-from vit_jax.models.layers.norm import EPSILON
-from vit_jax.models.stems.resnet import stride_of
+from vit_jax.models import positions
+from vit_jax.models.layers import EPSILON
+from vit_jax.models.resnet import stride_of
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import (
   foreign,

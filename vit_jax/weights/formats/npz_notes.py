@@ -14,7 +14,7 @@ from typing import Any
 from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, paths
-from vit_jax.models.layers.positions.resizing import METHODS
+from vit_jax.models.positions import METHODS
 from vit_jax.weights.formats import foreign, settings
 from vit_jax.weights.formats.foreign import Unseen
 

@@ -2,7 +2,7 @@
 
 The first unit of a stage is separate both here and in the files. The others,
 which have equal shapes, are stacked as `layers/…` here
-(`models.layers.residual`), and numbered from 2 in the files.
+(`models.resnet`), and numbered from 2 in the files.
 """
 
 import re

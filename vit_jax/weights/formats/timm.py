@@ -19,8 +19,8 @@ from typing import Any
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
-from vit_jax.models.layers.positions.resizing import METHODS
-from vit_jax.models.swin import windows
+from vit_jax.models import swin
+from vit_jax.models.positions import METHODS
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import (
   families,
@@ -42,7 +42,7 @@ _NOTES = 'vit_jax'  # key of the notes in the metadata of a file
 _MODEL_ARGS: settings.Rules = {
   'num_heads': settings.integer(1, 4096),
   'window_size': settings.integer(1, 4096),
-  'window_rule': settings.choice(windows.RULES),
+  'window_rule': settings.choice(swin.RULES),
   'act_layer': settings.TEXT,
   'global_pool': settings.TEXT,
 }

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.swin import relative, sizes, stage
+from vit_jax.models import swin
 from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming, Part
 from vit_jax.weights.formats.timm_models import Architecture
 
 # Constants of the model; its config section has no keys for them.
-COMPUTED = {'gelu': 'exact', 'norm_eps': stage.LN_EPSILON}
+COMPUTED = {'gelu': 'exact', 'norm_eps': swin.LN_EPSILON}
 # Values of keys that are missing in the notes of older files.
 UNNOTED = {'window_rule': 'authors'}
 _TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
@@ -147,13 +147,13 @@ def describe(
     table = arrays.get(
       _TABLE.replace('layers.0', f'layers.{last}'), original[_TABLE]
     )
-    side = _window(table) * sizes.PATCH_SIZE * 2**last
+    side = _window(table) * swin.PATCH_SIZE * 2**last
     if _MASK in original:
       windows = round(len(original[_MASK]) ** 0.5)
-      side = windows * keys['window_size'] * sizes.PATCH_SIZE
+      side = windows * keys['window_size'] * swin.PATCH_SIZE
     size = side, side
   names = _naming(len(keys['depths']))
-  return Described(arrays, names, keys, tuple(size), COMPUTED, stage.LN_EPSILON)
+  return Described(arrays, names, keys, tuple(size), COMPUTED, swin.LN_EPSILON)
 
 
 def assumptions(
@@ -196,7 +196,7 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   stages = 1 + max(stage for stage, _ in numbers)
   depths = tuple(sum(s == stage for s, _ in numbers) for stage in range(stages))
   patches = arrays.get('patch_embed.proj.weight', np.zeros(()))
-  square = (3, sizes.PATCH_SIZE, sizes.PATCH_SIZE)
+  square = (3, swin.PATCH_SIZE, swin.PATCH_SIZE)
   if patches.shape[1:] != square or any(d < 2 or d % 2 for d in depths):
     raise UserError(
       f'{path} does not contain a Swin Transformer, which has patches of '
@@ -216,4 +216,4 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def _window(table: np.ndarray) -> int:
   """Returns the side of the windows of a bias table, in tokens."""
-  return relative.window_of(len(table) if table.ndim else 1)
+  return swin.window_of(len(table) if table.ndim else 1)

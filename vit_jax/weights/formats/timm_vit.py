@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.layers.norm import EPSILON
-from vit_jax.models.vit import sizes as sizes_lib
+from vit_jax.models import vit
+from vit_jax.models.layers import EPSILON
 from vit_jax.weights.formats import foreign, timm_models
 from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats.foreign import Described
@@ -64,7 +64,7 @@ NAMING = Naming(NAMES, torch=True)
 # Number of heads by width, for weights that match no architecture of timm. For
 # other widths, heads have 64 channels.
 _NUM_HEADS = {
-  size['width']: size['num_heads'] for size in sizes_lib.SIZES.values()
+  size['width']: size['num_heads'] for size in vit.SIZES.values()
 } | {1152: 16}  # SigLIP's So400m
 _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
 _CLIP_EPSILON = 1e-5  # PyTorch's default

@@ -10,8 +10,7 @@ time of a whole step on a TPU v3 by a tenth (benchmarks/RESULTS.md).
 """
 
 import functools
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -22,19 +21,85 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
+from vit_jax.models import xla
 from vit_jax.models.attention import cudnn, tpu
-from vit_jax.models.layers import initializers
-from vit_jax.models.layers.linear import Linear
-from vit_jax.models.layers.norm import LayerNorm
-from vit_jax.models.layers.positions import fixed
+from vit_jax.models.init import INIT, Init
+from vit_jax.models.layers import LayerNorm, Linear
+from vit_jax.models.positions import NO_POSITION, Position, rotate
 
 # Names of the arrays that the backward pass needs, for rematerialization.
 SAVED = (*tpu.SAVED, 'log_sum_exp')
 # 'auto' uses the kernels of the device where they apply: Pallas kernels on a
 # TPU, cuDNN on a GPU. On a CPU, 'kernel' interprets the TPU kernels, for tests.
 IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
-_NO_POSITIONS: Mapping[str, Any] = types.MappingProxyType({})
+# What kernels support in addition to softmax(q·k / √c) v of a sequence. Queries
+# and keys are normalized and rotated before cuDNN.
+_TPU_SUPPORTS = ('bias',)
+_GPU_SUPPORTS = ('qk_norm', 'rotary positions', 'context', 'weights')
 _Residuals = tuple[Array, Array, Array, Array, Array]
+
+
+def choose(
+  requested: str,
+  tokens: int,
+  num_heads: int,
+  channels: int,
+  dtype: jnp.dtype,
+  needs: Sequence[str] = (),
+) -> str:
+  """Returns the implementation of attention on the devices of the mesh.
+
+  Args:
+    requested: one of `IMPLEMENTATIONS`.
+    tokens: number of tokens, or of tokens of a window.
+    num_heads: number of heads.
+    channels: channels of a head.
+    dtype: dtype of queries, keys and values.
+    needs: what is computed in addition to softmax(q·k / √c) v of a sequence;
+      see `unsupported`.
+
+  Returns:
+    'kernels' (of `tpu`), 'cuDNN' or 'XLA'.
+
+  Raises:
+    UserError: `requested` is 'kernel', and the kernels do not apply. For
+      windows, XLA is used instead, because the stages of a Swin differ.
+  """
+  on_gpu, missing = sharding.on_gpu(), unsupported(needs)
+  if requested == 'xla' or not (
+    requested == 'kernel' or on_gpu or sharding.on_tpu()
+  ):
+    return 'XLA'
+  if on_gpu:
+    fits, limits = cudnn.fits(channels, dtype), cudnn.LIMITS
+  else:
+    fits = num_heads % sharding.axis_size('model') == 0 and tpu.fits(
+      tokens, channels, dtype, one_tile='bias' in needs
+    )
+    limits = tpu.limits(channels, dtype)
+  if fits and not missing:
+    return 'cuDNN' if on_gpu else 'kernels'
+  if requested == 'kernel' and 'bias' not in needs:
+    raise UserError(
+      f"model.attention='kernel': kernels do not support "
+      f'{" and ".join(missing) or "these sizes"}, with {tokens} tokens, width '
+      f'{num_heads * channels} and {num_heads} heads of {channels} channels in '
+      f'{jnp.dtype(dtype).name} on this mesh. They support {limits}. Set '
+      "model.attention='auto' to use XLA where kernels do not apply."
+    )
+  return 'XLA'
+
+
+def unsupported(needs: Sequence[str]) -> list[str]:
+  """Returns the needs that the kernels of these devices do not support.
+
+  Args:
+    needs: any of 'qk_norm', 'rotary positions', 'relative positions',
+      'context' (keys of another sequence), 'weights' (weights as a result) and
+      'bias' (added to logits, in windows).
+  """
+  supported = _GPU_SUPPORTS if sharding.on_gpu() else _TPU_SUPPORTS
+  return [need for need in needs if need not in supported]
 
 
 def dot_product_attention(
@@ -88,7 +153,7 @@ def _soft_max(
   if value.dtype.itemsize < 4:
     # Computing the logits twice is cheaper than storing them in float32. The
     # barrier keeps XLA from merging the two computations.
-    query, largest = jax.lax.optimization_barrier((query, largest))
+    query, largest = xla.barrier((query, largest))
     logits = _logits(query, key)
   weights = jnp.exp(logits - largest[..., None])
   total = weights.sum(axis=-1)
@@ -209,7 +274,7 @@ class Attention(nn.Module):
     norm_epsilon: epsilon of the LayerNorms of queries and of keys over the
       channels of a head, whose parameters all heads share (arXiv 2302.05442,
       section 2); None if there are no such LayerNorms.
-    start_values: initialization; see `vit.Config`.
+    initializers: initializers of the matrices.
     tokens: number of tokens that are not padding; None if there is no padding.
   """
 
@@ -217,7 +282,7 @@ class Attention(nn.Module):
   dtype: jnp.dtype
   implementation: str = 'auto'
   norm_epsilon: float | None = None
-  start_values: str = 'authors'
+  initializers: Init = INIT['authors']
   tokens: int | None = None
 
   @nn.compact
@@ -226,7 +291,7 @@ class Attention(nn.Module):
     x: Float[Array, 'n t d'],
     context: Float[Array, 'n s d'] | None = None,
     want_weights: bool = False,
-    positions: Mapping[str, Any] = _NO_POSITIONS,
+    position: Position = NO_POSITION,
   ) -> tuple[Float[Array, 'n t d'], Float[Array, 'n h t s'] | None]:
     """Computes attention.
 
@@ -235,37 +300,40 @@ class Attention(nn.Module):
       context: key and value tokens; None for `x`.
       want_weights: whether to return the weights. TPU kernels are not used
         then, because they do not return them.
-      positions: result of `positions.Positions`, of which `rotation` and
-        `relative` are used; {} for no positions.
+      position: positions of the tokens, of which `rotation` and `relative` are
+        used.
 
     Returns:
       Output tokens, and the weights or None.
     """
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
-    rotation, relative = positions.get('rotation'), positions.get('relative')
-    standard = (
-      self.norm_epsilon is None and rotation is None and relative is None
-    )
-    supported = standard and context is None and not want_weights
-    fused = supported and takes_kernels(
-      self.implementation, x.shape[1], width, self.num_heads, self.dtype
-    )
-    by_cudnn = relative is None and takes_cudnn(
-      self.implementation, heads[1], self.dtype
+    needs = {
+      'qk_norm': self.norm_epsilon is not None,
+      'rotary positions': position.rotation is not None,
+      'relative positions': position.relative is not None,
+      'context': context is not None,
+      'weights': want_weights,
+    }
+    by = choose(
+      'auto' if want_weights else self.implementation,
+      x.shape[1],
+      *heads,
+      self.dtype,
+      [need for need, needed in needs.items() if needed],
     )
     context = x if context is None else context
     project = functools.partial(
       Linear,
       features=heads,
       model_dim=-2,
-      flat=fused,
+      flat=by == 'kernels',
       dtype=self.dtype,
-      kernel_init=initializers.query_key_value(self.start_values),
+      kernel_init=self.initializers.query_key_value,
     )
     layers = [project(name=name) for name in ('query', 'key', 'value')]
     weights = None
-    if fused:
+    if by == 'kernels':
       y = attend_by_kernels(layers, x, self.num_heads)
     else:
       inputs = zip(layers, (x, context, context), strict=True)
@@ -274,23 +342,23 @@ class Attention(nn.Module):
         norm = functools.partial(LayerNorm, self.dtype, self.norm_epsilon)
         query = norm(name='query_norm')(query)
         key = norm(name='key_norm')(key)
-      if rotation is not None:
-        query, key = (fixed.rotate(z, *rotation) for z in (query, key))
-      if by_cudnn:
+      if position.rotation is not None:
+        query, key = (rotate(z, *position.rotation) for z in (query, key))
+      if by == 'cuDNN':
         named = map(checkpoint_name, (query, key, value), SAVED[:3])
         y = cudnn.attend(*named, tokens=self.tokens)
-      elif relative is None:
+      elif position.relative is None:
         y = dot_product_attention(query, key, value)
       else:
-        y = relative_attention(query, key, value, relative)
+        y = relative_attention(query, key, value, position.relative)
       if want_weights:
-        weights = _weights(query, key, relative)
+        weights = _weights(query, key, position.relative)
     out = Linear(
       (width,),
       inputs=heads,
       model_dim=-3,
       dtype=self.dtype,
-      kernel_init=initializers.matrix(self.start_values),
+      kernel_init=self.initializers.matrix,
       name='out',
     )
     return out(y), weights
@@ -316,62 +384,3 @@ def attend_by_kernels(
   products = [layer.product(x) for layer in layers]
   projections, biases = zip(*products, strict=True)
   return tpu.attend(projections, biases, num_heads, *offsets)
-
-
-def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:
-  """Returns whether attention without relative positions is done by cuDNN.
-
-  Args:
-    implementation: one of `IMPLEMENTATIONS`.
-    channels: channels of a head.
-    dtype: dtype of queries, keys and values.
-
-  Raises:
-    UserError: `implementation` is 'kernel', and cuDNN does not apply.
-  """
-  if implementation == 'xla' or not sharding.on_gpu():
-    return False
-  applies = cudnn.applies(channels, dtype)
-  if implementation == 'kernel' and not applies:
-    raise UserError(
-      "model.attention='kernel' selects cuDNN's attention on a GPU, which does "
-      f'not support heads of {channels} channels in {jnp.dtype(dtype).name}. '
-      'It supports multiples of 8 up to 128 in bfloat16. Set '
-      "model.attention='auto' to use XLA where cuDNN does not apply."
-    )
-  return applies
-
-
-def takes_kernels(
-  implementation: str,
-  tokens: int,
-  width: int,
-  num_heads: int,
-  dtype: jnp.dtype,
-) -> bool:
-  """Returns whether self-attention with default options is done by TPU kernels.
-
-  Args:
-    implementation: one of `IMPLEMENTATIONS`.
-    tokens: number of tokens.
-    width: channels of all heads together.
-    num_heads: number of heads.
-    dtype: dtype of queries, keys and values.
-
-  Raises:
-    UserError: `implementation` is 'kernel', and the kernels do not apply.
-  """
-  if implementation == 'xla' or sharding.on_gpu():
-    return False
-  applies = tpu.applies(tokens, width, num_heads, dtype)
-  if implementation == 'kernel' and not applies:
-    head = width // num_heads
-    raise UserError(
-      f"model.attention='kernel' does not support {tokens} tokens, width "
-      f'{width} and {num_heads} heads in {jnp.dtype(dtype).name} on this mesh. '
-      f'It supports heads of 32 to {tpu.LANES} channels, a multiple of 8; for '
-      f'{head} channels at most {tpu.max_tokens(head, dtype)} tokens, and a '
-      "number of heads that is a multiple of the mesh axis 'model'. Set "
-      "model.attention='auto' to use XLA where kernels do not apply."
-    )
-  return applies and (implementation == 'kernel' or sharding.on_tpu())

@@ -1,15 +1,13 @@
 """Tests of the Vision Transformer with axial attention."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_vit import KEY, SIZES, abstract, images_of, noise_params
+from tiny_vit import SIZES, abstract, images_of, noise_params
 
+from examples.axial_vit import Model
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.models.axial_vit import Model
-from vit_jax.models.vit import Model as ViT
 
 TINY = SIZES | dict(depth=2)
 
@@ -97,56 +95,6 @@ def test_model_equals_numpy():
   np.testing.assert_allclose(out['logits'], logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('kind, size', [('row', (4, 12)), ('column', (12, 4))])
-def test_a_single_row_or_column_is_full_attention(kind, size):
-  """Without the other blocks, the model is a ViT."""
-  model, vit = Model(5, **TINY), ViT(5, **TINY, pool='gap')
-  params, images = noise_params(model, size), images_of(2, *size)
-  other = 'column' if kind == 'row' else 'row'
-  idle = params['encoder']['layers'][other]
-  for last in (idle['attention']['out'], idle['mlp']['fc2']):
-    last['kernel'], last['bias'] = 0 * last['kernel'], 0 * last['bias']
-  position = jnp.concatenate(
-    [
-      jnp.broadcast_to(params['position'][name], (3, 8))
-      for name in ('rows', 'columns')
-    ],
-    axis=-1,
-  )
-  same = params | dict(
-    position=dict(embedding=position[None]),
-    encoder=params['encoder'] | dict(layers=params['encoder']['layers'][kind]),
-  )
-  np.testing.assert_allclose(
-    run(model, params, images)['logits'],
-    jax.jit(vit.apply)({'params': same}, images),
-    rtol=1e-4,
-    atol=1e-5,
-  )
-
-
-@pytest.mark.slow
-def test_remat_and_unrolling_give_the_same_gradients():
-  """Dropout masks are the same, too."""
-  params, images = noise_params(Model(5, **TINY), (8, 12)), images_of(2, 8, 12)
-
-  def gradient(**settings):
-    model = Model(5, **TINY, dropout=0.3, **settings)
-
-    def loss(params):
-      logits = model.apply({'params': params}, images, KEY)
-      return (logits * jnp.cos(jnp.arange(10.0)).reshape(2, 5)).sum()
-
-    return jax.jit(jax.value_and_grad(loss))(params)
-
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
-    gradient(remat='dots', unroll=9),
-    gradient(),
-  )
-
-
 def test_adapt_interpolates_rows_and_columns():
   """They are interpolated separately, with aligned ends."""
   model = Model(0, **TINY)
@@ -162,22 +110,6 @@ def test_adapt_interpolates_rows_and_columns():
   np.testing.assert_array_equal(
     adapted['position/columns'], sized['position/columns']
   )
-
-
-@pytest.mark.parametrize(
-  'settings, words',
-  [
-    (dict(), 'patch_size, width'),
-    (TINY | dict(width=15, num_heads=3), 'model.width is 15; it must be even'),
-    (TINY | dict(remat='some'), "model.remat is 'some'"),
-    (TINY | dict(dropout=1.0), 'model.dropout'),
-  ],
-)
-def test_messages_of_wrong_sizes(settings, words):
-  """Each message contains the value that was given and what is allowed."""
-  with pytest.raises(UserError) as error:
-    Model(10, **settings)
-  assert words in str(error.value)
 
 
 def test_messages_of_unsupported_results_and_images():

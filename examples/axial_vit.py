@@ -10,16 +10,16 @@ from jaxtyping import Array, Float, Key, Shaped
 
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
-from vit_jax.models import backbone, vit
+from vit_jax.models import backbone, positions, vit
 from vit_jax.models.backbone import Backbone, BackboneConfig, Images
-from vit_jax.models.contract import Leaves, Places
-from vit_jax.models.layers import patches
-from vit_jax.models.layers.linear import Linear
-from vit_jax.models.layers.noise import dropout
-from vit_jax.models.layers.norm import LayerNorm
-from vit_jax.models.layers.positions import Positions, Scheme, resize_leaves
-from vit_jax.models.layers.scan import scanned
-from vit_jax.models.vit import encoder, sizes
+from vit_jax.models.contract import Leaves, Patches
+from vit_jax.models.layers import (
+  LayerNorm,
+  Linear,
+  cut_patches,
+  dropout,
+  scanned,
+)
 
 Size = tuple[int, int]
 
@@ -58,8 +58,8 @@ class Config(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(sizes.NAMES, sizes.of_variant(self.variant), 'B/16')
-    self.check_sizes(*sizes.NAMES)
+    self.complete(vit.NAMES, vit.of_variant(self.variant), 'B/16')
+    self.check_sizes(*vit.NAMES)
     self.check_heads(self.width, self.num_heads)
     if self.width % 2:
       raise UserError(f'model.width is {self.width}; it must be even.')
@@ -68,11 +68,11 @@ class Config(BackboneConfig):
 
   @property
   def block(self) -> vit.Config:
-    """Config of the blocks, which are those of a ViT."""
-    keys = (*sizes.NAMES, 'dropout', 'gelu', 'dtype')
+    """Config of blocks and positions, which are those of a ViT."""
+    keys = (*vit.NAMES, 'dropout', 'gelu', 'dtype')
     same = {key: getattr(self, key) for key in keys}
     # Kernels are made for hundreds of tokens; a row has about ten.
-    return vit.Config(attention='xla', **same)
+    return vit.Config(attention='xla', pool='gap', position='2d', **same)
 
 
 class Pair(nn.Module):
@@ -101,16 +101,20 @@ class Pair(nn.Module):
   ) -> tuple[Float[Array, 'n t d'], Float[Array, '2 n t d'] | None]:
     layers, (rows, columns) = [], self.grid
     for i, name in enumerate(('row', 'column')):
-      block = encoder.Block(self.config.block, name=name)
+      block = vit.Block(self.config.block, name=name)
       own = jax.tree.map(lambda leaf, i=i: leaf[i], per_layer)
       n, t, d = x.shape
       # Each row or column becomes an example of the block.
       if name == 'row':
-        y, _ = block(x.reshape(n * rows, columns, d), own, {})
+        y, _ = block(
+          x.reshape(n * rows, columns, d), own, (positions.NO_POSITION, None)
+        )
         x = y.reshape(n, t, d)
       else:
         y = x.reshape(n, rows, columns, d).swapaxes(1, 2)
-        y, _ = block(y.reshape(n * columns, rows, d), own, {})
+        y, _ = block(
+          y.reshape(n * columns, rows, d), own, (positions.NO_POSITION, None)
+        )
         x = y.reshape(n, columns, rows, d).swapaxes(1, 2).reshape(n, t, d)
       layers.append(x)
     return x, jnp.stack(layers) if self.want_layers else None
@@ -152,7 +156,7 @@ class Encoder(nn.Module):
       Pair,
       config.depth,
       remat=config.remat,
-      saved=encoder.SAVED,
+      saved=vit.SAVED,
       unroll=config.unroll,
     )(config, grid, want_layers, name='layers')
     per_layer = {}
@@ -180,9 +184,9 @@ class AxialViT(Backbone):
 
   outputs = ('tokens', 'layers')
   title = 'An Axial-ViT'
-  determined = (*sizes.NAMES, 'gelu')
+  determined = (*vit.NAMES, 'gelu')
   sized = ('position/',)
-  sharding_rules = (*encoder.SHARDING_RULES, (r'head/(kernel|bias)', -1))
+  sharding_rules = (*vit.SHARDING_RULES, (r'head/(kernel|bias)', -1))
 
   def setup(self):
     config, dtype = self.config, self.config.compute_dtype
@@ -192,8 +196,7 @@ class AxialViT(Backbone):
       kernel_init=nn.initializers.lecun_normal(),
       dtype=dtype,
     )
-    scheme = Scheme('2d', 'stem', prefix=0, slots=0)
-    self.position = Positions(scheme, config.width)
+    self.position = positions.PositionEmbedding(config.block)
     self.encoder = Encoder(config)
     self.head = self._new_head()
 
@@ -210,8 +213,8 @@ class AxialViT(Backbone):
     """Returns patch tokens with their positions, and rows and columns."""
     _, height, width, _ = images.shape
     grid, side = self.grid((height, width)), self.config.patch_size
-    x = self.embedding(patches.cut(images, grid, (side, side)))
-    added = self.position(Places(grid))['added']
+    x = self.embedding(cut_patches(images, grid, (side, side)))
+    added = self.position(Patches(grid)).added
     return x + added.astype(x.dtype), grid
 
   @nn.nowrap
@@ -239,9 +242,9 @@ class AxialViT(Backbone):
     new_size: Size,
     method: str | None,
   ) -> Leaves:
-    """Interpolates positions; see `positions.resize_leaves`."""
+    """Interpolates positions; see `positions.resize`."""
     grids = self.grid(old_size), self.grid(new_size)
-    return resize_leaves(leaves, *grids, method)
+    return positions.resize_leaves(leaves, *grids, method)
 
 
 Model = backbone.constructor(AxialViT, Config)

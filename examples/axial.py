@@ -1,4 +1,4 @@
-"""Axial models of appendix D.6: --config=configs/axial.py:variant=B/16.
+"""Axial models of appendix D.6: --config=examples/axial.py:variant=B/16.
 
 Arguments:
   variant: B/16, B/32 or R50.
@@ -6,7 +6,9 @@ Arguments:
 In an Axial-ViT, each block of the ViT is replaced by two, one with attention
 along rows and one along columns, each with its MLP. In AxialResNet-50, two
 such attentions replace a 3x3 convolution. The models are pre-trained on
-JFT-300M.
+JFT-300M. They are plug-ins, `examples/axial_vit.py` and
+`examples/axial_resnet.py`: run commands from the root of the repository, or add
+it to PYTHONPATH.
 
 Source: appendix D.6 gives no hyperparameters. This config uses those of ViT-B
 and of ResNet50 on JFT in Table 3: Adam with β1 0.9 and β2 0.999, 7 epochs,
@@ -26,9 +28,9 @@ from vit_jax.errors import UserError, closest
 
 # variant: (model, base lr of that model in Table 3)
 VARIANTS = {
-  'B/16': ('axial_vit', 8e-4),
-  'B/32': ('axial_vit', 8e-4),
-  'R50': ('axial_resnet', 1e-3),
+  'B/16': ('examples.axial_vit', 8e-4),
+  'B/32': ('examples.axial_vit', 8e-4),
+  'R50': ('examples.axial_resnet', 1e-3),
 }
 
 # variant: (remat, micro_batches, unroll), the fastest tried for 32 v3 cores of

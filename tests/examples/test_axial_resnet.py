@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from tiny_vit import KEY, abstract, images_of, noise_params
 
+from examples.axial_resnet import EPSILON, AxialAttention, Model
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
-from vit_jax.models.axial_resnet import Model
-from vit_jax.models.layers import axial
-from vit_jax.models.layers.axial import AxialAttention
 
 TINY = dict(depths=(1, 2), num_heads=2, dtype='float32')
 
@@ -96,30 +93,6 @@ def test_parameter_count():
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_remat_and_unrolling_give_the_same_gradients():
-  """Images need not be square."""
-  sizes = TINY | dict(depths=(3,))
-  params = noise_params(Model(5, **sizes), (8, 12), 0.1)
-  images = images_of(2, 8, 12)
-
-  def gradient(**settings):
-    model = Model(5, **sizes, **settings)
-
-    def loss(params):
-      logits = model.apply({'params': params}, images)
-      return (logits * jnp.cos(jnp.arange(10.0)).reshape(2, 5)).sum()
-
-    return jax.jit(jax.value_and_grad(loss))(params)
-
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3),
-    gradient(remat='dots', unroll=9),
-    gradient(),
-  )
-
-
-@pytest.mark.slow
 def test_adapt_gives_the_shapes_of_the_new_size():
   model = Model(0, **TINY | dict(depths=(2, 2, 1)))
   flat = tree.flatten(noise_params(model, (40, 64)))
@@ -135,37 +108,12 @@ def test_adapt_gives_the_shapes_of_the_new_size():
     np.testing.assert_allclose(*ends, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-  'settings, words',
-  [
-    (dict(variant='R26'), "'R26'; allowed: R50"),
-    (dict(), 'lacks depths'),
-    (TINY | dict(num_heads=3), 'num_heads is 3;'),
-    (TINY | dict(remat='some'), "model.remat is 'some'"),
-  ],
-)
-def test_messages_of_wrong_sizes(settings, words):
-  """Each message contains the value that was given and what is allowed."""
-  with pytest.raises(UserError) as error:
-    Model(10, **settings)
-  assert words in str(error.value)
-
-
-def test_layers_and_attention_are_not_available():
-  """There is no stack of layers or of attention."""
-  for name in ('layers', 'attention'):
-    with pytest.raises(UserError, match=f'no {name}'):
-      Model(5, **TINY).apply(
-        {}, images_of(1, 8, 8), want=(name,), method='predict'
-      )
-
-
 @pytest.mark.slow
 def test_norms_have_the_authors_epsilon():
   """It is 1e-4, which matters for small activations."""
   model = Model(0, depths=(1,), dtype='float32')
   params = noise_params(model, (16, 16))
-  assert axial.EPSILON == 1e-4
+  assert EPSILON == 1e-4
   params['conv_root']['kernel'] = jnp.zeros_like(params['conv_root']['kernel'])
   kernel = np.zeros((7, 7, 3, 64), np.float32)
   kernel[3, 3, 0] = 1  # every output is the same multiple of one pixel

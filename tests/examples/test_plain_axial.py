@@ -14,12 +14,12 @@ from vit_jax.objectives.mixing import normalize
 
 KINDS = {
   'axial_vit': (
-    'configs/axial.py:variant=B/16',
+    'examples/axial.py:variant=B/16',
     dict(model__width=32, model__depth=2, model__mlp_dim=64)
     | dict(model__num_heads=2, model__patch_size=4),
   ),
   'axial_resnet': (
-    'configs/axial.py:variant=R50',
+    'examples/axial.py:variant=R50',
     dict(model__depths=(2, 1), model__num_heads=2, schedule__base_lr=1e-4),
   ),
 }
