@@ -24,7 +24,7 @@ def read(workdir: epath.Path) -> Iterator[tuple[int, Metrics]]:
     (number of updates completed, metrics by name) of each line.
 
   Raises:
-    UserError: the file exists, but there is no permission to read it.
+    UserError: the permissions of the file forbid reading it.
     StorageError: the file exists, but cannot be read.
   """
   for _, record in jsonl.read(workdir / 'metrics.jsonl'):
