@@ -43,7 +43,8 @@ setuptools.setup(
     'vit_jax': [
       'commit.txt',
       'analysis/attention_page.html',
-      'analysis/report/style.css',
+      'analysis/report/template.html',
+      'data/sources/objectnet.json',
       'weights/formats/timm_table.csv',
     ]
   },

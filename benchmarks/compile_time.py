@@ -28,7 +28,7 @@ def ours(**changes: Any) -> Callable[[Any], None]:
     import jax
 
     from vit_jax.config import loading
-    from vit_jax.plan.evaluate import changed
+    from vit_jax.plan.compile import changed
     from vit_jax.training import compiling
     from vit_jax.training.experiment import Experiment
 

@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import Any
 
-from vit_jax.plan import environment, gpus
+from vit_jax.plan import environment
 
 CONFIG = 'configs/vit.py:variant=B/16,data=i21k,gpu=80'
 FLAGS: dict[str, dict[str, Any]] = {
@@ -79,21 +79,21 @@ def main() -> None:
   parser.add_argument('--batch_size', type=int, default=2048)
   parser.add_argument('--flag', choices=FLAGS, action='append')
   arguments = parser.parse_args()
-  if not gpus.has_compiler():
-    parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
+  if not environment.has_gpu_compiler():
+    parser.error(f'no compiler for GPUs: {environment.GPU_EXTRA}')
   import jax
 
   from vit_jax.config import loading
-  from vit_jax.plan import evaluate, topology
+  from vit_jax.plan import compile, topology
 
-  config = evaluate.changed(
+  config = compile.changed(
     loading.load(arguments.config), batch_size=arguments.batch_size
   )
   target = topology.find(arguments.topology)
   print(f'| {" | ".join(HEAD)} |\n|{"---|" * len(HEAD)}', flush=True)
   for name in arguments.flag or FLAGS:
     try:
-      result = evaluate.plan(config, target, FLAGS[name]).result
+      result = compile.plan(config, target, FLAGS[name]).to_dict()
     except jax.errors.JaxRuntimeError as error:
       first_line = str(error).splitlines()[0]
       cells = (name, f'does not compile: {first_line[:100]}')

@@ -35,9 +35,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.arrays import chips, memory
+from vit_jax.arrays import devices, memory
 from vit_jax.config import loading
-from vit_jax.plan import evaluate, gpu_cost, gpus, hlo, loops
+from vit_jax.plan import compile, gpu_cost, hlo
+from vit_jax.plan.topology import Target
 from vit_jax.processes import runtime
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
@@ -171,17 +172,17 @@ def profile(step: Step, steps: int) -> dict[str, float]:
 
 
 def instructions(
-  module: hlo.Module, cluster: gpus.Cluster, measured: dict[str, float]
+  module: hlo.Module, gpu: devices.Device, measured: dict[str, float]
 ) -> list[dict[str, Any]]:
   """Returns the instructions of a step with modelled and measured times.
 
   Instructions that are measured but not modelled have no kind.
   """
   rows: dict[str, dict[str, Any]] = {}
-  for op, computation, times in loops.executions(module):
-    if op.opcode in gpu_cost._FREE:
+  for op, computation, times in hlo.executions(module):
+    if op.opcode in gpu_cost.FREE:
       continue
-    kernel = gpu_cost._kernel(module, op, computation)
+    kernel = gpu_cost.kernel(module, op, computation)
     row = rows.setdefault(
       op.name,
       {
@@ -196,7 +197,7 @@ def instructions(
       },
     )
     row['times'] += times
-    seconds = kernel.seconds(cluster.gpu, gpu_cost.EXPECTED)
+    seconds = kernel.seconds(gpu, gpu_cost.EXPECTED)
     row['modelled_us'] += seconds * times * 1e6
   for name, micros in measured.items():
     rows.setdefault(name, {'name': name})['measured_us'] = micros
@@ -204,11 +205,11 @@ def instructions(
 
 
 def measure(
-  row: gpu_plans.Row, cluster: gpus.Cluster, out: pathlib.Path, rounds: int
+  row: gpu_plans.Row, gpu: devices.Device, out: pathlib.Path, rounds: int
 ) -> dict[str, Any]:
   """Measures one row and returns its figures; see the module."""
   changes = row.overrides | row.ours
-  config = evaluate.changed(
+  config = compile.changed(
     loading.load(row.config),
     **{key.replace('.', '__'): value for key, value in changes.items()},
   )
@@ -216,7 +217,8 @@ def measure(
   step = Step(experiment, {})
   times = step.times(rounds, STEPS)
   text = step.compiled.as_text() or ''
-  total = gpu_cost.of_program(hlo.parse(text), cluster)
+  target = Target(row.topology, (jax.devices()[0],), gpu)
+  total = gpu_cost.of_program(hlo.parse(text), target)
   program = memory.program_bytes(step.compiled) or {}
   seconds = statistics.median(times)
   result = {
@@ -225,12 +227,12 @@ def measure(
     'compile_seconds': round(step.seconds, 1),
     'step_seconds': seconds,
     'step_seconds_of_rounds': times,
-    'modelled_seconds': total.total,
+    'modelled_seconds': total.seconds,
     'images_per_second': config.batch_size / seconds,
     'mfu': experiment.image_flops
     * config.batch_size
     / seconds
-    / cluster.gpu.peak_flops,
+    / gpu.peak_flops,
     'program_peak_bytes': program.get('peak'),
     'computed_by': experiment.model.computed_by(experiment.image_size),
   }
@@ -249,7 +251,7 @@ def measure(
   name = re.sub(r'\W+', '_', row.name.lower())
   with gzip.open(out / f'{name}.hlo.gz', 'wt') as file:
     file.write(text)
-  rows = instructions(hlo.parse(text), cluster, measured)
+  rows = instructions(hlo.parse(text), gpu, measured)
   _write(out / f'{name}.csv', rows)
   with open(out / 'rows.jsonl', 'a') as file:
     file.write(json.dumps(result) + '\n')
@@ -296,13 +298,13 @@ def _of_kernel(work: Any, *arguments: jax.Array, calls: int = 20) -> float:
   return statistics.median(_seconds(calls_in_a_row) / calls for _ in range(5))
 
 
-def _cluster() -> gpus.Cluster:
-  """Returns the description of this machine's GPU, or of an H100."""
+def _gpu() -> devices.Device:
+  """Returns the rates of this machine's GPU, or of an H100."""
   kind = jax.devices()[0].device_kind
-  for name, gpu in chips.GPUS.items():
-    if kind.startswith(gpu.device_kind):
-      return gpus.Cluster(gpus.GPUS[name], 1, 1)
-  return gpus.Cluster(gpus.GPUS['h100'], 1, 1)
+  for gpu in devices.GPUS.values():
+    if kind.startswith(gpu.kind):
+      return gpu
+  return devices.GPUS['h100']
 
 
 def main() -> None:
@@ -325,7 +327,7 @@ def main() -> None:
   start = time.perf_counter()
   runtime.keep_host_memory()
   arguments.out.mkdir(parents=True, exist_ok=True)
-  cluster = _cluster()
+  gpu = _gpu()
   print(jax.devices()[0].device_kind, f'jax {jax.__version__}', flush=True)
   if not arguments.toy:
     single_kernels(arguments.out)
@@ -335,9 +337,7 @@ def main() -> None:
       print(f'{row.name}: not measured, the time is over', flush=True)
       continue
     try:
-      result = measure(
-        row, cluster, arguments.out, 1 if arguments.toy else ROUNDS
-      )
+      result = measure(row, gpu, arguments.out, 1 if arguments.toy else ROUNDS)
     except Exception:  # the other rows are still worth measuring
       logging.exception('%s failed', row.name)
       continue

@@ -28,7 +28,7 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
-from vit_jax.plan import environment, gpus
+from vit_jax.plan import environment
 
 # Arguments of configs that other trees do not have are left out for them.
 OURS = re.compile(r',gpu=\d+')
@@ -125,7 +125,6 @@ import jax
 from jax.experimental import topologies
 from vit_jax.arrays import memory
 from vit_jax.config import loading
-from vit_jax.plan import evaluate
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
@@ -134,7 +133,8 @@ described = topologies.get_topology_desc(
   platform='cuda', topology_name='gpu', topology=job['shape'],
   target_config=job['target_config'],
 )
-config = evaluate.changed(loading.load(job['config']), **job['overrides'])
+config = loading.load(job['config']).copy_and_resolve_references()
+config.update_from_flattened_dict(job['overrides'])
 experiment = Experiment.build(config, described.devices)
 compile_it = jax.stages.Lowered.compile
 jax.stages.Lowered.compile = lambda self: compile_it(self, job['options'])
@@ -155,32 +155,31 @@ print(json.dumps(dict(
 def plan_here(row: Row) -> dict[str, Any]:
   """Returns the plan of a row with this tree's code."""
   from vit_jax.config import loading
-  from vit_jax.plan import evaluate, topology
+  from vit_jax.plan import compile, topology
 
   changes = row.overrides | row.ours
-  config = evaluate.changed(
+  config = compile.changed(
     loading.load(row.config),
     **{key.replace('.', '__'): value for key, value in changes.items()},
   )
-  return evaluate.plan(config, topology.find(row.topology)).result
+  return compile.plan(config, topology.find(row.topology)).to_dict()
 
 
 def plan_there(row: Row, tree: str) -> dict[str, Any]:
   """Returns the plan of a row whose step another tree's code defines."""
-  from vit_jax.arrays import chips
-  from vit_jax.plan import gpus
+  from vit_jax.arrays import devices
+  from vit_jax.plan import compile, topology
 
-  parsed = chips.parse_gpus(row.topology)
+  parsed = devices.parse_gpus(row.topology)
   assert parsed is not None
   kind, nodes, per_node = parsed
-  overrides = {k.replace('.', '__'): v for k, v in row.overrides.items()}
   with tempfile.NamedTemporaryFile('r', suffix='.hlo') as file:
     job = {
       'shape': f'1x{nodes}x{per_node}',
-      'target_config': gpus.target_config(kind),
+      'target_config': topology.target_config(devices.GPUS[kind]),
       'config': OURS.sub('', row.config),
-      'overrides': overrides,
-      'options': gpus.COMPILER_OPTIONS,
+      'overrides': row.overrides,
+      'options': compile.GPU_OPTIONS,
       'out': file.name,
     }
     done = subprocess.run(
@@ -203,11 +202,11 @@ def plan_plain(row: Row) -> dict[str, Any]:
 
   from vit_jax.arrays import memory
   from vit_jax.config import loading
-  from vit_jax.plan import evaluate, gpus, topology
+  from vit_jax.plan import compile, topology
   from vit_jax.training.experiment import Experiment
 
   changes = {k.replace('.', '__'): v for k, v in row.overrides.items()}
-  config = evaluate.changed(loading.load(row.config), **changes)
+  config = compile.changed(loading.load(row.config), **changes)
   [device] = topology.find(row.topology).devices
   experiment = Experiment.build(config, [device])
   init, step = plain_flax.training(
@@ -224,7 +223,7 @@ def plan_plain(row: Row) -> dict[str, Any]:
   )
   state = jax.eval_shape(init, images)
   compiled = on_gpu.lower(state, images, labels).compile(
-    compiler_options=gpus.COMPILER_OPTIONS
+    compiler_options=compile.GPU_OPTIONS
   )
   program = memory.program_bytes(compiled)
   assert program is not None
@@ -246,33 +245,25 @@ def _predicted(row: Row, text: str, made: dict[str, Any]) -> dict[str, Any]:
     text: optimized HLO.
     made: figures that the program does not contain, as STEP_OF_TREE prints.
   """
-  from vit_jax.plan import evaluate, gpu_cost, hlo, topology
+  from vit_jax.plan import compile, topology
 
   target = topology.find(row.topology)
-  cluster = target.cluster
-  assert cluster is not None and target.hbm_bytes is not None
-  module = hlo.parse(text)
-  middle, low, high = (
-    gpu_cost.of_program(module, cluster, rates).total
-    for rates in (
-      gpu_cost.EXPECTED,
-      gpu_cost.OPTIMISTIC,
-      gpu_cost.PESSIMISTIC,
-    )
-  )
-  rate = made['batch_size'] / middle
-  peak_flops = cluster.gpu.peak_flops * cluster.devices
-  days = middle * made['total_steps'] / evaluate.SECONDS_PER_DAY
+  assert target.device is not None and target.hbm_bytes is not None
+  total, number = compile.cost_of(text, target), len(target.devices)
+  assert total.seconds is not None
+  rate = made['batch_size'] / total.seconds
+  peak_flops = target.device.peak_flops * number
+  days = total.seconds * made['total_steps'] / compile.SECONDS_PER_DAY
   return {
-    'images_per_device': made['batch_size'] / cluster.devices,
+    'images_per_device': made['batch_size'] / number,
     'micro_batches': made['micro_batches'],
     'peak_bytes_per_device': made['peak'],
     'fits': made['peak'] <= target.hbm_bytes,
-    'predicted_step_seconds': middle,
-    'predicted_step_seconds_range': [low, high],
+    'predicted_step_seconds': total.seconds,
+    'predicted_step_seconds_range': total.seconds_range,
     'predicted_mfu': made['image_flops'] * rate / peak_flops,
     'predicted_images_per_second': rate,
-    'predicted_core_days': days * cluster.devices,
+    'predicted_core_days': days * number,
   }
 
 
@@ -338,8 +329,8 @@ def main() -> None:
     for row in rows:
       print(row.name, row.topology, row.config, row.overrides | row.ours)
     return
-  if not gpus.has_compiler():
-    parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
+  if not environment.has_gpu_compiler():
+    parser.error(f'no compiler for GPUs: {environment.GPU_EXTRA}')
   if arguments.tree and not os.path.isdir(arguments.tree):
     parser.error(f'--tree={arguments.tree} is not a folder')
   head = PLAIN_HEAD if arguments.plain else HEAD

@@ -30,7 +30,7 @@ from typing import Any
 from vit_jax.plan import environment
 
 VIT, RESNET = 'configs/vit.py:data=jft,variant=', 'configs/resnet.py:variant='
-AXIAL = 'configs/axial.py:variant='
+AXIAL = 'examples/axial.py:variant='
 MODELS = {
   **{f'ViT-{v}': f'{VIT}{v}' for v in ('B/32', 'L/32', 'B/16', 'L/16', 'H/14')},
   **{v: f'{RESNET}{v}' for v in ('R50x1', 'R50x2')},
@@ -72,8 +72,7 @@ def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
   import jax
 
   from vit_jax.arrays import memory
-  from vit_jax.plan import gpus
-  from vit_jax.plan.evaluate import changed
+  from vit_jax.plan.compile import GPU_OPTIONS, changed
   from vit_jax.training.experiment import Experiment
 
   devices = len(target.devices)
@@ -81,7 +80,7 @@ def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
   experiment = Experiment.build(config, target.devices)
   platform = experiment.mesh.devices.flat[0].platform
   options = experiment.model.compiler_options(platform, devices)
-  options |= gpus.COMPILER_OPTIONS if target.cluster else {}
+  options |= GPU_OPTIONS if target.on_gpus else {}
   with jax.set_mesh(experiment.mesh):
     params = experiment.abstract_state().params
     batch = {'image': experiment.abstract_batch()['image']}
@@ -103,20 +102,15 @@ def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
 
 def seconds(text: str, target: Any) -> float:
   """Returns the predicted time of a program, given as optimized HLO."""
-  from vit_jax.plan import cost, gpu_cost, hlo
+  from vit_jax.plan import compile
 
-  module = hlo.parse(text)
-  if target.cluster is not None:
-    return gpu_cost.of_program(module, target.cluster).total
-  total = cost.of_program(module, target)
-  cycles = total.estimated_cycles + total.uncounted_cycles
-  return cycles / target.chip.clock_hz + total.exposed_seconds
+  return compile.cost_of(text, target).seconds
 
 
 def row(name: str, pixels: int, target: Any) -> dict[str, Any]:
   """Finds the largest batch of a model at an image size, and its speed."""
   from vit_jax.config import loading
-  from vit_jax.plan.evaluate import changed
+  from vit_jax.plan.compile import changed
 
   config = loading.load(MODELS[name])
   side = pixels // _patch(name) * _patch(name)
@@ -279,11 +273,11 @@ def main() -> None:
     '--again', action='store_true', help='replace rows of earlier days'
   )
   arguments = parser.parse_args()
-  from vit_jax.plan import gpus, topology
+  from vit_jax.plan import topology
 
   target = topology.find(arguments.topology)
   if not target.compiles:
-    parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
+    parser.error(f'no compiler for GPUs: {environment.GPU_EXTRA}')
   path = pathlib.Path(arguments.csv)
   lines = path.read_text().splitlines() if path.exists() else []
   rows = list(csv.DictReader(lines))

@@ -34,12 +34,12 @@ EXAMPLES = 64
 
 
 def _mesh(topology_name: str):
-  """Returns a mesh of one device of a slice, and the chip."""
+  """Returns a mesh of one device of a slice, and the device of the table."""
   from vit_jax.arrays import sharding
   from vit_jax.plan import topology
 
   target = topology.find(topology_name)
-  return sharding.make_mesh(target.devices[:1]), target.chip
+  return sharding.make_mesh(target.devices[:1]), target.device
 
 
 def compile_both(mesh, tokens: int, width: int, heads: int) -> None:

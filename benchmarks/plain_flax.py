@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.models.vit import sizes
+from vit_jax.models import vit
 from vit_jax.objectives import losses
 
 
@@ -44,7 +44,7 @@ class Plain(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    size, dtype = sizes.of_variant(self.variant), self.dtype
+    size, dtype = vit.of_variant(self.variant), self.dtype
     p, width = size['patch_size'], size['width']
     x = nn.Conv(width, (p, p), (p, p), padding='VALID', dtype=dtype)(x)
     x = x.reshape(x.shape[0], -1, width)

@@ -120,8 +120,8 @@ ROWS = [
     for variant in ('T', 'S', 'B')
   ),
   *(
-    Row(f'Axial {variant}', f'configs/axial.py:variant={variant}', 'v3:4x4', {})
-    for variant in ('B/32', 'B/16', 'R50')
+    Row(f'Axial {name}', f'examples/axial.py:variant={name}', 'v3:4x4', {})
+    for name in ('B/32', 'B/16', 'R50')
   ),
 ]
 COLUMNS = (
@@ -146,14 +146,14 @@ def run(row: Row) -> dict[str, Any]:
   """Plans a row."""
   from vit_jax.config import loading
   from vit_jax.plan import report, topology
-  from vit_jax.plan.evaluate import changed, plan
+  from vit_jax.plan.compile import changed, plan
 
   config = changed(
     loading.load(row.config),
     **{key.replace('.', '__'): v for key, v in row.overrides.items()},
   )
   made = plan(config, topology.find(row.topology))
-  return made.result | {
+  return made.to_dict() | {
     'row': row.name,
     'reference_mcycles': row.reference,
     'breakdown': report.costliest(made),

@@ -67,20 +67,19 @@ def row(name: str, target: str, resolved: Any) -> dict[str, Any]:
   """Plans a config for a topology."""
   from vit_jax.config import predicted
   from vit_jax.plan import report, topology
-  from vit_jax.plan.evaluate import plan
+  from vit_jax.plan.compile import plan
 
   made = plan(resolved, topology.find(target))
-  result = made.result
   if made.cost is not None:
     print(f'{name} {target}\n{report.breakdown(made)}')
   return {
     'config': name,
     'topology': target,
     'hash': predicted.fingerprint(resolved),
-    'core_days': _rounded(result['predicted_core_days']),
-    'mfu': _rounded(result['predicted_mfu']),
-    'images_per_second': _rounded(result['predicted_images_per_second']),
-    'gib': _rounded(result['peak_bytes_per_device'] / 2**30),
+    'core_days': _rounded(made.predicted_core_days),
+    'mfu': _rounded(made.predicted_mfu),
+    'images_per_second': _rounded(made.predicted_images_per_second),
+    'gib': _rounded(made.peak_bytes_per_device / 2**30),
     'date': datetime.date.today().isoformat(),
     'commit': commit(),
   } | made_by()
@@ -110,7 +109,7 @@ def _rounded(value: float | None) -> float | None:
 
 def main() -> None:
   """Plans the requested rows that do not exist."""
-  from vit_jax.config import loading, predicted, shipped
+  from vit_jax.config import loading, predicted
 
   parser = argparse.ArgumentParser(
     description=(__doc__ or '').partition('\n')[0]
@@ -142,7 +141,7 @@ def main() -> None:
       if (r['config'], r['topology']) != (name, target)
     ]
     rows = sorted([*rows, made], key=lambda r: (r['config'], r['topology']))
-    (shipped.directory() / predicted.NAME).write_text(
+    (loading.directory() / predicted.NAME).write_text(
       json.dumps(rows, indent=1) + '\n'
     )
     print(predicted.line(made), flush=True)

@@ -35,14 +35,14 @@ COLUMNS = (
 def predict(config: Any, slice_: str, batch: int) -> dict[str, Any]:
   """Returns the plan's result, with `cores`."""
   from vit_jax.plan import topology
-  from vit_jax.plan.evaluate import changed, plan
+  from vit_jax.plan.compile import changed, plan
 
   target = topology.find(f'v3:{slice_}')
   cores = len(target.devices)
   # Micro-batches save memory; they are not needed below 64 images per core.
   parts = max(min(config.micro_batches, batch // cores // 64), 1)
   made = plan(changed(config, batch_size=batch, micro_batches=parts), target)
-  return made.result | {'cores': cores}
+  return made.to_dict() | {'cores': cores}
 
 
 def lines(rows: list[dict[str, Any]], images: str) -> list[str]:

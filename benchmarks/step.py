@@ -31,10 +31,10 @@ import numpy as np
 import peers
 import plain_flax
 
-from vit_jax.arrays import chips
+from vit_jax.arrays import devices
 from vit_jax.config import loading
-from vit_jax.models.vit import sizes
-from vit_jax.plan.evaluate import changed
+from vit_jax.models import vit
+from vit_jax.plan.compile import changed
 from vit_jax.processes import runtime
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
@@ -182,7 +182,7 @@ def _timm(variant: str) -> Any:
 def _hugging_face(variant: str) -> Any:
   import transformers
 
-  size = sizes.of_variant(variant)
+  size = vit.of_variant(variant)
   config = transformers.ViTConfig(
     hidden_size=size['width'],
     num_hidden_layers=size['depth'],
@@ -233,7 +233,7 @@ def rows(arguments: argparse.Namespace, variant: str) -> Iterator[str]:
     else:
       sides.append(Torch(name, variant, batch))
   image_flops = sides[0]._experiment.image_flops / 3  # FLOPs of a forward pass
-  peak = chips.peak_flops(jax.devices()[0].device_kind)
+  peak = devices.peak_flops(jax.devices()[0].device_kind)
   for kind, passes in (('train', 3), ('infer', 1)):
     seconds = measure(sides, kind, arguments.steps, arguments.rounds)
     ours = seconds[sides[0].name]

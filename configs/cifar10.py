@@ -47,8 +47,8 @@ MODELS = {
   'hybrid': VIT | dict(patch_size=1, stem=STEM),
   'resnet': dict(name='resnet', depths=(1, 1), width_factor=1),
   'swin': dict(name='swin', **SWIN),
-  'axial_vit': dict(name='axial_vit', **AXIAL),
-  'axial_resnet': dict(name='axial_resnet', depths=(1, 1)),
+  'axial_vit': dict(name='examples.axial_vit', **AXIAL),
+  'axial_resnet': dict(name='examples.axial_resnet', depths=(1, 1)),
 }
 SMALL_DECODER = dict(
   width=64, depth=2, num_heads=4, mlp_dim=128, dtype='float32'

@@ -12,7 +12,7 @@ the intended slice, for the 14.1 M images of the public dataset.
 
 From the authors' code and later remarks, not from the paper: sigmoid
 cross-entropy with the bias of the head at -10, inception crop and flip, and
-linear decay that ends at 1e-5. vit_jax/optim/common.py describes how the
+linear decay that ends at 1e-5. vit_jax/optim/optimizers.py describes how the
 weight decay acts.
 
 Data: the public fall-2011 archive has 14,197,122 images in 21,841 synsets (the

@@ -1,21 +1,14 @@
 #!/usr/bin/env bash
-# The part of launch/tpu_vm.sh that runs on every worker of a slice.
+# Runs on every host of a TPU slice, for vit_jax.launch --target=tpu.
 #
-# The state of a worker is in one directory, the grandparent of this script:
+# The state of a host is in one directory, the grandparent of this script:
 #   code/   the installed commit             lock       held while a job runs
 #   venv/   Python 3.11 and packages         log        output of all jobs
 #   pid     process number of the trainer    exit_code  of the last job
 # The lock, not the process number, determines whether a job is running: the
 # kernel releases it however the job ends, and two starts cannot both take it.
-
 set -euo pipefail
-
 job=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-
-# Succeeds if a job or an installation holds the lock.
-is_running() {
-  ! flock --shared --nonblock "$job/lock" true
-}
 
 # Takes the lock on descriptor 9 for this process and its children.
 take_lock() {
@@ -74,59 +67,21 @@ run() {
   echo "=== $(date -u +%FT%TZ) exit code $code"
 }
 
-# Prints the state of the last job.
-outcome() {
-  if is_running; then
-    echo 'running'
-  elif [[ -s $job/exit_code ]]; then
-    local code
-    code=$(<"$job/exit_code")
-    case $code in
-      0) echo 'finished' ;;
-      42) echo 'preempted, state saved (exit code 42); train resumes' ;;
-      *) echo "failed with exit code $code; train resumes" ;;
-    esac
-  elif [[ -e $job/log ]]; then
-    echo 'gone without an exit code (machine restarted?); train resumes'
-  else
-    echo 'not started'
-  fi
-}
-
-# Follows the log until the job ends, and returns the job's exit code.
+# Follows the log until the job ends, and returns the job's exit code; 1 if
+# there is none, for example because the machine restarted.
 follow() {
   touch "$job/log"
   flock --shared "$job/lock" true & # ends with the job
   tail --lines=200 --follow=name --pid=$! "$job/log"
-  echo "$(hostname): $(outcome)" >&2
-  if [[ -s $job/exit_code ]]; then
-    return "$(<"$job/exit_code")"
-  fi
-  return 1
-}
-
-# Prints the state of the job and the last lines of its log.
-status() {
-  echo "$(hostname): $(outcome)"
-  if [[ -e $job/log ]]; then
-    tail --lines=3 "$job/log" | sed 's/^/  /'
-  fi
+  return "$(cat "$job/exit_code" || echo 1)"
 }
 
 # Sends SIGTERM to the trainer, which saves its state, and waits for its end.
 stop() {
-  if is_running && [[ -s $job/pid ]]; then
+  if ! flock --shared --nonblock "$job/lock" true && [[ -s $job/pid ]]; then
     kill -TERM "$(<"$job/pid")" || true # it may have ended just now
     flock --shared "$job/lock" true
   fi
-  echo "$(hostname): $(outcome)"
 }
 
-case ${1:-} in
-  install | start | run | follow | status | stop) "$@" ;;
-  *)
-    echo "error: got '${1:-}'; allowed: install, start, follow, status, stop." \
-      'launch/tpu_vm.sh calls this script; run launch/tpu_vm.sh instead.' >&2
-    exit 2
-    ;;
-esac
+"$@"

@@ -14,7 +14,7 @@ import jax
 from etils import epath
 
 from vit_jax.config import loading
-from vit_jax.plan.evaluate import changed
+from vit_jax.plan.compile import changed
 from vit_jax.training import compiling, loop
 
 

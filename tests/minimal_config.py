@@ -2,9 +2,8 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import plugins
-from vit_jax.config.completion import complete
-from vit_jax.config.sections import EVALS, SECTIONS
+from vit_jax.config import schema
+from vit_jax.config.schema import SECTIONS, complete
 
 
 def minimal():
@@ -45,11 +44,8 @@ def completed(**changes):
 
 
 def sections(config):
-  """Yields (section, its constructor) of a completed config."""
-  for name, pattern in SECTIONS.items():
-    yield (
-      config[name],
-      plugins.resolve(pattern, config[name].get('name') or ''),
-    )
+  """Yields (section, its keys) of a completed config."""
+  for name in SECTIONS:
+    yield config[name], schema.MARKS[name].keys(config[name].get('name') or '')
   for section in config.evals.values():
-    yield section, plugins.resolve(EVALS, section.name)
+    yield section, schema.MARKS['evals'].keys(section.name)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from indexed_source import PLAIN, mesh_of
 
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.evaluators.contract import Setting
 
 CLASSES, WIDTH = 5, 12

@@ -9,7 +9,7 @@ import pytest
 import typeguard
 
 from tests.typecheck import typechecked
-from vit_jax.models.layers.mlp import Mlp
+from vit_jax.models.layers import Mlp
 from vit_jax.objectives import losses
 
 

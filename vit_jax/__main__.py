@@ -2,10 +2,10 @@
 
 import sys
 
-from vit_jax.cli import commands
+from vit_jax.cli import help
 
 if __name__ == '__main__':
-  commands.refuse_arguments(sys.argv[1:])
-  for name, line in commands.descriptions().items():
+  help.refuse_arguments(sys.argv[1:])
+  for name, line in help.descriptions().items():
     print(f'{name:<12}  {line}')
   print('\nEach has --help. The first five minutes: bash launch/local.sh')

@@ -17,9 +17,7 @@ images and predictions (--nopredictions leaves them out), and with --out=DIR one
 HTML page that compares the runs.
 """
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -35,17 +33,17 @@ from vit_jax.analysis import (
   runs,
   sizes,
 )
-from vit_jax.analysis.photographs import Photographs
+from vit_jax.analysis.draw import Photographs
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
-from vit_jax.cli import process, weights_flags
-from vit_jax.config import loading, sections
+from vit_jax.cli import process, shared_flags
+from vit_jax.config import loading, schema
 from vit_jax.data.contract import Preprocess
-from vit_jax.data.images import display
+from vit_jax.data.images import channels
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError, check_range
-from vit_jax.evaluators.spread import Spread, own_splits
-from vit_jax.files import atomic, paths
+from vit_jax.evaluators.features import Spread, own_splits
+from vit_jax.files import paths
 from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained
@@ -59,7 +57,7 @@ _COMPARED = {'curves': runs.compare, 'sizes': sizes.compare}
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  weights_flags.define_flags()
+  shared_flags.define_flags()
   flags.DEFINE_list(
     'images', [], "Image files; default: images of the run's evaluation split."
   )
@@ -119,7 +117,7 @@ def run(
   if image_size is not None:
     size = image_size, image_size
     model.check(size)
-  transform = sections.build('preprocess', source.about['preprocess'], size)
+  transform = schema.build('preprocess', source.about['preprocess'], size)
   if files:
     images, originals = _read(files, transform)
     origin, shown = 'given as files', len(files)
@@ -144,10 +142,10 @@ def run(
     titles = files or [f'image {i + 1}' for i in range(len(images))]
     with jax.set_mesh(mesh):
       text = _attention_page(model, params, first, titles[: len(first)], found)
-    write(out / attention_page.NAME, text)
+    _save(out / attention_page.NAME, text)
   title = source.path + ('' if weights == 'params' else f', {weights}')
   about = {'weights': title, 'images': f'{len(images)} {origin}'}
-  with _writing(out):
+  with paths.access(out, 'written'):
     photographs = Photographs(originals, transform, names)
     for path in gallery.save(out, found, about, photographs, form):
       log.info('wrote %s', path)
@@ -169,7 +167,7 @@ def _attention_page(
     )
   attend = jax.jit(figures.attention_of(model))
   return attention_page.render(
-    display.rgb(images),
+    channels.rgb(images),
     names,
     np.asarray(attend(params, images)),
     model.grid(images.shape[1:3]),
@@ -217,30 +215,12 @@ def _evaluation_images(
       '--images=FILE,….'
     )
   check_range('--num_images', count, at_least=1)
-  split = sections.build('source', source.about['source'], splits[0])
+  split = schema.build('source', source.about['source'], splits[0])
   return *Spread(split, count).images(transform), f'of {split.name}'
 
 
-@contextlib.contextmanager
-def _writing(path: epath.Path) -> Iterator[None]:
-  """Converts an OSError of writing to a path to a UserError."""
-  try:
-    yield
-  except OSError as error:
-    raise UserError(
-      f'{path} cannot be written: {paths.reason(error)}. Give another --out.'
-    ) from error
-
-
-def write(path: epath.Path, content: str | bytes) -> None:
-  """Writes a file and creates its directory.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
-  with _writing(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(path, content)
+def _save(path: epath.Path, content: str | bytes) -> None:
+  paths.save(path, content)
   log.info('wrote %s', path)
 
 
@@ -263,13 +243,13 @@ def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
     if pictures:
       _pictures(path)
     found.append(record.read(path))
-    write(path / page.NAME, page.render(found[-1]))
+    _save(path / page.NAME, page.render(found[-1]))
   if out is not None:
     several = [
       run._replace(name=name)
       for run, name in zip(found, runs.names(folders), strict=True)
     ]
-    write(paths.locate(out) / page.NAME, page.render_comparison(several))
+    _save(paths.locate(out) / page.NAME, page.render_comparison(several))
 
 
 def _pictures(workdir: epath.Path) -> None:
@@ -307,8 +287,8 @@ def _compare(
   ]
   figure, arrays = _COMPARED[kind](found)
   (content,) = plotting.encode([figure], form)
-  write(paths.locate(out) / f'{kind}.{form.name}', content)
-  write(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
+  _save(paths.locate(out) / f'{kind}.{form.name}', content)
+  _save(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
 
 
 def _with_metrics(folders: list[epath.Path]) -> list[epath.Path]:
@@ -365,7 +345,7 @@ def main(arguments: list[str]) -> None:
     )
   out = _output_directory(values.checkpoint, values.out)
   run(
-    weights_flags.path(values),
+    shared_flags.path(values),
     out,
     values.images,
     values.num_images,

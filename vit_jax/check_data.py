@@ -17,7 +17,6 @@ import json
 import logging
 import re
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,17 +24,15 @@ import numpy as np
 from absl import flags
 from etils import epath
 
-from vit_jax.cli import entry, process
+from vit_jax.cli import process
 from vit_jax.config import loading, overrides
-from vit_jax.config.completion import Config
-from vit_jax.config.sections import build, build_section
-from vit_jax.data import contract, exclusion, inspection, near_duplicates
+from vit_jax.config.schema import Config, build, build_section
+from vit_jax.data import contract, filters, inspection
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
-_PROGRESS_S = 10  # time between two lines of progress
 _MAX_PRINTED = 10  # number of classes
 _UNFINISHED = 'unfinished.jsonl'
 
@@ -52,7 +49,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer(
     'max_distance',
-    near_duplicates.MAX_DISTANCE,
+    inspection.MAX_DISTANCE,
     'Maximum number of different bits (of 64) in the perceptual hashes of two '
     'images that --against considers the same.',
   )
@@ -63,7 +60,7 @@ def run(
   config: Config,
   out: str,
   against: Sequence[str] = (),
-  max_distance: int = near_duplicates.MAX_DISTANCE,
+  max_distance: int = inspection.MAX_DISTANCE,
 ) -> dict[str, Any]:
   """Checks the data of a config.
 
@@ -94,14 +91,14 @@ def run(
     raise UserError(f'--out={out} is remote: give a local directory.')
   path = folder / _UNFINISHED
   whole = build_section(config, 'source', config.train.split)
-  train = exclusion.without_listed(whole, config.train.leave_out)
+  train = filters.without_listed(whole, config.train.leave_out)
   tests = _compared(config, against)
   evaluated = _evaluated(config, config.evals)
   sources = {config.train.split: train} | evaluated | tests
   sources[config.train.split] = train  # also if an evaluator has this split
   if against:  # errors that should not appear after hours of reading
-    near_duplicates.check_installed()
-    exclusion.positions(train)
+    inspection.imagehash()
+    filters.positions(train)
   threads = build_section(config, 'reader').thread_count
   section = config.preprocess
   kind = (section.channels, section.bits) if 'channels' in section else (3, 8)
@@ -112,9 +109,8 @@ def run(
     )
   found = {}
   for split, source in sources.items():
-    progress = _progress(source.name, len(source))
     found[split] = inspection.inspect(
-      source, split, path, threads, progress, kind, hashed=bool(against)
+      source, split, path, threads, kind, hashed=bool(against)
     )
   groups = [
     [_example(split, index, sources, found) for split, index in group]
@@ -210,7 +206,7 @@ def _overlap(
   """Yields the lines of overlap.jsonl, see `data.exclusion`."""
   for split, each in copies.items():
     indices = np.array([copy.index for copy in each], np.int64)
-    entries = exclusion.described(train, indices)
+    entries = filters.described(train, indices)
     for copy, line in zip(each, entries, strict=True):
       yield line | {
         'distance': copy.distance,
@@ -227,27 +223,6 @@ def _counts(copies: list[inspection.Copy]) -> dict[str, int]:
   """Returns the numbers of training examples by kind of similarity."""
   same = sum(copy.same_pixels for copy in copies)
   return {'same_pixels': same, 'similar': len(copies) - same}
-
-
-def _progress(name: str, size: int) -> Any:
-  """Returns a function that logs the progress every few seconds."""
-  start = last = time.monotonic()
-  first = None  # number of examples that an earlier start has checked
-
-  def progress(done: int, bad: int) -> None:
-    nonlocal last, first
-    now = time.monotonic()
-    first = done if first is None else first
-    if now - last < _PROGRESS_S and done < size:
-      return
-    last = now
-    text = f'{name}: {done:,} of {size:,} ({done / size:.0%}), {bad:,} bad'
-    rate = (done - first) / max(now - start, 1e-3)
-    if rate and done < size:
-      text += f', {rate:.0f}/s, {(size - done) / rate / 60:.0f} min left'
-    log.info(text)
-
-  return progress
 
 
 def _example(
@@ -351,7 +326,7 @@ def _lines(summary: dict[str, Any], out: str) -> list[str]:
 
 def main(arguments: list[str]) -> None:
   """Checks the data of the config and prints a summary."""
-  entry.refuse_arguments(arguments)
+  process.refuse_arguments(arguments)
   values = flags.FLAGS
   summary = run(values.config, values.out, values.against, values.max_distance)
   print('\n'.join(_lines(summary, values.out)))

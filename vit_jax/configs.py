@@ -12,13 +12,13 @@ import signal
 from typing import Any
 
 from vit_jax.cli import process
-from vit_jax.config import predicted, shipped
+from vit_jax.config import loading, predicted
 from vit_jax.errors import UserError, closest
 
 
 def main(arguments: list[str]) -> None:
   """Prints all configs, or the headers of the named ones."""
-  headers = read(shipped.directory())
+  headers = read(loading.directory())
   rows = predicted.read()
   for name in arguments:
     short = name.removeprefix('configs/').partition(':')[0].removesuffix('.py')

@@ -19,7 +19,7 @@ import jax
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import process, weights_flags
+from vit_jax.cli import process, shared_flags
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights import pretrained, soup
@@ -29,8 +29,8 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  weights_flags.define_step()
-  weights_flags.define_choice()
+  shared_flags.define_step()
+  shared_flags.define_choice()
   flags.DEFINE_bool('average', False, 'Writes the mean of several SRC to DST.')
   flags.DEFINE_bool('overwrite', False, 'Replaces DST if it is a file.')
 
@@ -56,7 +56,7 @@ def run(
     UserError: the weights cannot be read or written, the set does not exist,
       the target exists, or weights to average differ in architecture.
   """
-  _, path = pretrained.format_of(target_path)
+  _, path, _ = pretrained.format_of(target_path)
   if paths.locate(path).exists() and not overwrite:
     raise UserError(
       f'{path} already exists: give another path, or --overwrite to replace '
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
       f'with at least two SRC; got {len(arguments)} argument(s).'
     )
   *sources, target = arguments
-  first, *others = [weights_flags.path(values, path) for path in sources]
+  first, *others = [shared_flags.path(values, path) for path in sources]
   run(first, target, values.weights, values.overwrite, others)
 
 

@@ -11,44 +11,58 @@ is part of the result. If the checkpoint contains an average of the weights or a
 teacher, these are evaluated, too.
 """
 
+import dataclasses
 import functools
 import json
 import logging
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import (
-  batches,
-  data_flags,
-  preprocessing_flags,
-  process,
-  weights_flags,
+from vit_jax.cli import process, shared_flags
+from vit_jax.cli import request as request_lib
+from vit_jax.config import overrides, schema
+from vit_jax.config.schema import (
+  EVALS,
+  Config,
+  build_section,
+  flatten,
 )
-from vit_jax.config import overrides, plugins
-from vit_jax.config.completion import MAX_BATCH_SIZE, Config, flatten
-from vit_jax.config.sections import EVALS, build_section
-from vit_jax.data import matching
+from vit_jax.data import filters
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError, check_range, closest
-from vit_jax.files import atomic, paths
+from vit_jax.errors import UserError, closest
+from vit_jax.files import paths
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes import runtime
-from vit_jax.training.figures import Figures
+from vit_jax.training.recorder import Figures
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
 _DEFAULTS = {'name': 'classification', 'split': ''}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(request_lib.Request):
+  """Data, and evaluators of the command.
+
+  Attributes:
+    evaluator: name in the run's `config.evals`, or a kind of evaluator; by
+      default all evaluators of the run, see `_applicable`.
+    tables: directory for the evaluators' tables. The files are named
+      <evaluator>_<table>.csv, and <evaluator>_ema_<table>.csv for an average of
+      the weights.
+  """
+
+  evaluator: str | None = None
+  tables: str | None = None
+
+
 def define_flags() -> None:
   """Defines the flags of this command."""
-  flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
+  request_lib.define_flags(
+    'source, reader, preprocess and evals.NAME, and for train.leave_out'
   )
   flags.DEFINE_string(
     'evaluator',
@@ -56,70 +70,22 @@ def define_flags() -> None:
     "Name of one of the run's evaluators in config.evals, or a kind of "
     "evaluator; default: all of the run's evaluators.",
   )
-  flags.DEFINE_string(
-    'dataset',
-    None,
-    "TFDS name, or a source (folder, tar, …); default: the run's own data.",
-  )
-  flags.DEFINE_string('split', None, "Split; default: the evaluator's.")
-  flags.DEFINE_string(
-    'data_dir', None, 'TFDS directory, or path of another source.'
-  )
-  weights_flags.define_step()
-  weights_flags.define_image_size()
-  preprocessing_flags.define_flag()
-  batches.define_flag()
-  flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_string('out', None, 'File to which the JSON object is written.')
   flags.DEFINE_string(
     'tables',
     None,
     'Directory for the tables of evaluators that have any, such as confusion.',
   )
-  flags.DEFINE_multi_string(
-    'overrides',
-    overrides.extract(sys.argv),
-    'Set by --config.source.KEY=…, --config.reader.KEY=…, '
-    '--config.preprocess.KEY=…, --config.evals.NAME.KEY=… and '
-    '--config.train.leave_out=PATH.',
-  )
-  process.define_distributed_flags()
 
 
-def run(
-  checkpoint: str,
-  *,
-  evaluator: str | None = None,
-  dataset: str | None = None,
-  split: str | None = None,
-  data_dir: str | None = None,
-  batch_size: int | None = None,
-  image_size: tuple[int, int] | None = None,
-  preprocess: str | None = None,
-  settings: Sequence[str] = (),
-  tables: str | None = None,
-) -> dict[str, Any]:
+def run(checkpoint: str, request: Request) -> dict[str, Any]:
   """Evaluates all weights of a checkpoint.
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    evaluator: name in the run's `config.evals`, or a kind of evaluator; by
-      default all evaluators of the run, see `_applicable`.
-    dataset: TFDS name or kind of source; by default the checkpoint's own data.
-    split: split of the data set; by default the evaluator's.
-    data_dir: the TFDS directory, or the path of another source.
-    batch_size: images per batch; rounded up to a multiple of the number of
-      devices. By default 128, or fewer if these do not fit into memory.
-    image_size: (height, width) of the images, pixels; by default that of the
-      weights. Positions are interpolated, see `transfer.resized`.
-    preprocess: name of a preset, see `data.augment.presets`; by default the
-      preprocessing of the weights.
-    settings: overrides of the source, reader, preprocessing or evaluator, such
-      as '--config.source.KEY=value'. By default, bad records are treated as in
-      the run.
-    tables: directory for the evaluators' tables. The files are named
-      <evaluator>_<table>.csv, and <evaluator>_ema_<table>.csv for an average of
-      the weights.
+    request: data and evaluators. By default, data, preprocessing and the policy
+      for bad records are those of the checkpoint, and the split is that of the
+      evaluator.
 
   Returns:
     checkpoint, data, preprocess, accuracy, loss and count; if an average of the
@@ -130,35 +96,34 @@ def run(
   Raises:
     UserError: the checkpoint or data does not exist, or no evaluator applies.
   """
-  check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-  found = pretrained.find(checkpoint, image_size=image_size)
-  weights = preprocessing_flags.with_preset(found, preprocess)
+  weights, split = request_lib.open_weights(checkpoint, request), request.split
   about = weights.about
-  candidates = _evaluator_sections(about, evaluator)
+  candidates = _evaluator_sections(about, request.evaluator)
   override = {'split': split} if split else {}
   sections = {
-    'source': data_flags.source_section(about, dataset, data_dir),
-    'reader': data_flags.reader_section(about),
-    'preprocess': {'name': 'transforms', **about['preprocess']},
+    **request_lib.sections(weights),
+    'source': shared_flags.source_section(
+      about, request.dataset, request.data_dir
+    ),
     'evals': {n: section | override for n, section in candidates.items()},
   }
   train = about.get('config', {}).get('train', {})
   if 'leave_out' in train:
     sections['train'] = train
-  config = overrides.apply(sections, list(settings))
+  config = overrides.apply(sections, [*request.settings])
   names = _applicable(config, about, split)
   chosen = {name: _choose_split(config, name, about, split) for name in names}
   mesh = sharding.make_mesh(jax.devices())
-  rows = batch_size or batches.fitting(weights, mesh)
+  rows = request.batch_size or request_lib.fitting(weights, mesh)
   built = {name: _build(weights, config, name, mesh, rows) for name in names}
   several = len(names) > 1
   head = {'checkpoint': weights.path}
-  described = {'preprocess': preprocessing_flags.describe(weights, config)}
+  described = {'preprocess': shared_flags.describe(weights, config)}
   result: dict[str, Any] = {}
   with jax.set_mesh(mesh):
     for name in names:
       source = config.evals[name].get('source') or config.source
-      data = f'{data_flags.title(source)}/{chosen[name]}'
+      data = f'{shared_flags.title(source)}/{chosen[name]}'
       result[f'{name}/data' if several else 'data'] = data
       for kind, params in weights.weights(mesh).items():
         if several:
@@ -166,9 +131,9 @@ def run(
         else:
           prefix = '' if kind == 'params' else f'{kind}/'
         scores = built[name].run(params)
-        if tables and hasattr(built[name], 'tables'):
+        if request.tables and hasattr(built[name], 'tables'):
           file_name = name + metric_suffix(kind)
-          _write_tables(tables, file_name, built[name].tables())
+          _write_tables(request.tables, file_name, built[name].tables())
         result |= {prefix + key: value for key, value in scores.items()}
   return head | described | result
 
@@ -219,10 +184,10 @@ def _build(
     UserError: the evaluator draws figures, or cannot be built.
   """
   open_source = functools.partial(_open, config, weights)
-  setting = data_flags.setting(weights, config, open_source, mesh, batch_size)
+  setting = shared_flags.setting(weights, config, open_source, mesh, batch_size)
   setting = setting._replace(leave_out=_leave_out(config, weights.about))
   section = config.evals[name]
-  kind = plugins.resolve(EVALS, section.name)
+  kind = schema.resolve(EVALS, section.name)
   if kind is Figures:
     raise UserError(
       f'the evaluator {section.name!r} draws into the workdir of a training. '
@@ -235,7 +200,7 @@ def _build(
       config, weights.about
     ):
       section['train_split'] = _train_split(weights.about)
-  return plugins.build(kind, section, setting)
+  return schema.construct(kind, section, setting.for_section(section))
 
 
 def _evaluator_sections(
@@ -254,7 +219,7 @@ def _without_figures(evals: dict[str, Any]) -> list[str]:
   return [
     name
     for name, section in evals.items()
-    if plugins.resolve(EVALS, section['name']) is not Figures
+    if schema.resolve(EVALS, section['name']) is not Figures
   ]
 
 
@@ -264,11 +229,11 @@ def _evaluator_section(
   """Returns the name and the section of an evaluator, by its name or kind."""
   if name in evals:
     section = dict(evals[name])
-  elif '.' in name or name in plugins.names(EVALS):
+  elif '.' in name or name in schema.names(EVALS):
     section = {'name': name}
     name = name.rpartition('.')[2]
   else:
-    near = closest(name, [*evals, *plugins.names(EVALS)])
+    near = closest(name, [*evals, *schema.names(EVALS)])
     raise UserError(f'--evaluator={name} is not an evaluator; {near}.')
   section.pop('batch_size', None)  # it was chosen for the devices of the run
   return name, _DEFAULTS | section
@@ -360,14 +325,14 @@ def _open(
       f'{num_classes}: fine-tune on these data first.'
     )
   names = weights.about['class_names']
-  return matching.matched(source, names, weights.path)
+  return filters.matched(source, names, weights.path)
 
 
 def _write_tables(directory: str, name: str, tables: dict[str, str]) -> None:
   """Writes the tables of an evaluator, on the main process only."""
   if runtime.is_main():
     for file, text in tables.items():
-      atomic.save(paths.locate(directory) / f'{name}_{file}', text)
+      paths.save(paths.locate(directory) / f'{name}_{file}', text)
 
 
 def main(arguments: list[str]) -> None:
@@ -380,26 +345,15 @@ def main(arguments: list[str]) -> None:
       f'--checkpoint={values.checkpoint} and {arguments}.'
     )
   process.start_process()
-  result = run(
-    weights_flags.path(values),
-    evaluator=values.evaluator,
-    dataset=values.dataset,
-    split=values.split,
-    data_dir=values.data_dir,
-    batch_size=values.batch_size,
-    image_size=weights_flags.image_size(values),
-    preprocess=values.preprocess,
-    settings=values.overrides,
-    tables=values.tables,
-  )
+  result = run(shared_flags.path(values), Request.of_flags())
   if not runtime.is_main():
     return
   if values.out:
-    atomic.save(paths.locate(values.out), json.dumps(result))
+    paths.save(paths.locate(values.out), json.dumps(result))
   if values.json:
     print(json.dumps(result))
   else:
-    result['preprocess'] = preprocessing_flags.line(result['preprocess'])
+    result['preprocess'] = shared_flags.line(result['preprocess'])
     for name, value in result.items():
       text = f'{value:.6g}' if isinstance(value, float) else value
       print(f'{name}: {text}')

@@ -10,7 +10,7 @@ import logging
 
 from absl import flags
 
-from vit_jax.cli import process, weights_flags
+from vit_jax.cli import process, shared_flags
 from vit_jax.errors import UserError
 from vit_jax.weights import artefacts, pretrained
 
@@ -19,8 +19,8 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  weights_flags.define_flags()
-  weights_flags.define_image_size()
+  shared_flags.define_flags()
+  shared_flags.define_image_size()
   flags.DEFINE_string('out', None, 'Directory to write, which must not exist.')
   flags.DEFINE_string('to', 'stablehlo', ' or '.join(artefacts.KINDS) + '.')
 
@@ -69,11 +69,11 @@ def main(arguments: list[str]) -> None:
       'argument(s).'
     )
   run(
-    weights_flags.path(values),
+    shared_flags.path(values),
     values.out,
     values.to,
     values.weights,
-    weights_flags.image_size(values),
+    shared_flags.image_size(values),
   )
 
 

@@ -12,9 +12,9 @@ import logging
 
 from absl import flags
 
-from vit_jax.cli import entry, process
-from vit_jax.config import loading, plugins, sections
-from vit_jax.config.completion import Config
+from vit_jax.cli import process
+from vit_jax.config import loading, schema
+from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.training import loop
@@ -44,15 +44,15 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
       f'{source.path} contains a model {name!r}, but config.model.name is '
       f'{section.name!r}: set --config.model.name={name}.'
     )
-  constructor = sections.constructor('model', section)
+  constructor = schema.constructor('model', section)
   # Keys whose default is None; the weights determine them.
   open_keys = [
     key
-    for key, parameter in plugins.keys(constructor).items()
+    for key, parameter in schema.config_keys(constructor).items()
     if parameter.default is None
   ]
   if any(section[key] is not None for key in open_keys):
-    built = plugins.build(constructor, section, config.num_classes)
+    built = schema.construct(constructor, section, config.num_classes)
     differing = [
       f'{key}: {value} in the weights, {built.architecture[key]} in the config'
       for key, value in loaded.architecture.items()
@@ -70,14 +70,14 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
     for key, value in loaded.architecture.items():
       adopted.model[key] = value
     for key, value in loaded.options.items():
-      if section[key] == plugins.keys(constructor)[key].default:
+      if section[key] == schema.config_keys(constructor)[key].default:
         adopted.model[key] = value
   return adopted
 
 
 def main(arguments: list[str]) -> None:
   """Fine-tunes the weights of `init_from`, or resumes the fine-tuning."""
-  entry.refuse_arguments(arguments)
+  process.refuse_arguments(arguments)
   process.start_process()
   config: Config = flags.FLAGS.config
   if not config.init_from:
@@ -95,9 +95,9 @@ def main(arguments: list[str]) -> None:
     initial_params = functools.partial(
       transfer, source, method=config.position_resize
     )
-  if entry.prints_config(config):
+  if process.prints_config(config):
     return
-  options = entry.run_options(config)
+  options = process.run_options(config)
   loop.run(config, initial_params=initial_params, **options)
 
 
@@ -118,7 +118,7 @@ def _without_weights(
   Raises:
     UserError: `error`, if the workdir does not contain a run.
   """
-  file = paths.locate(entry.chosen_workdir()) / 'config.json'
+  file = paths.locate(process.chosen_workdir()) / 'config.json'
   if not file.exists():
     raise error
   last = loading.load(str(file)).model
@@ -136,4 +136,4 @@ def _without_weights(
 
 
 if __name__ == '__main__':
-  process.run(main, entry.define_flags)
+  process.run(main, process.define_flags)

@@ -11,6 +11,7 @@ Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 
 import concurrent.futures
 import csv
+import dataclasses
 import json
 import logging
 import os
@@ -23,15 +24,15 @@ import numpy as np
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import batches, preprocessing_flags, process, weights_flags
-from vit_jax.cli.image_arguments import images_of
+from vit_jax.cli import process, shared_flags
+from vit_jax.cli import request as request_lib
+from vit_jax.cli.shared_flags import images_of
 from vit_jax.config import overrides
-from vit_jax.config.sections import build_section
+from vit_jax.config.schema import build_section
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
 _BATCH_SIZE = 32
@@ -54,10 +55,10 @@ class Prediction(NamedTuple):
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  weights_flags.define_flags()
+  shared_flags.define_flags()
   flags.DEFINE_integer('top', 5, 'Number of classes to print per image.')
-  weights_flags.define_image_size()
-  preprocessing_flags.define_flag()
+  shared_flags.define_image_size()
+  shared_flags.define_flag()
   flags.DEFINE_bool('json', False, 'Print one JSON object per line.')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
   flags.DEFINE_multi_string(
@@ -67,26 +68,26 @@ def define_flags() -> None:
   )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(request_lib.Request):
+  """Weights and preprocessing.
+
+  Attributes:
+    top: number of classes per image.
+  """
+
+  top: int = 5
+
+
 def run(
-  checkpoint: str,
-  images: Sequence[str],
-  top: int = 5,
-  settings: Sequence[str] = (),
-  preprocess: str | None = None,
-  weights: str = 'params',
-  image_size: tuple[int, int] | None = None,
+  checkpoint: str, images: Sequence[str], request: Request
 ) -> Iterator[Prediction]:
   """Predicts the most likely classes of image files.
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
     images: image files.
-    top: number of classes per image.
-    settings: overrides such as '--config.preprocess.KEY=value'.
-    preprocess: name of a preset; by default the preprocessing of the weights.
-    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
-    image_size: (height, width) of the images, pixels; by default that of the
-      weights.
+    request: weights and preprocessing.
 
   Yields:
     The prediction for each file, in order.
@@ -94,23 +95,26 @@ def run(
   Raises:
     UserError: the checkpoint does not exist, or a setting is invalid.
   """
-  found = pretrained.find(checkpoint, weights, image_size)
-  source = preprocessing_flags.with_preset(found, preprocess)
+  source = request_lib.open_weights(checkpoint, request)
   names = source.about['class_names']
   if not source.about['num_classes']:
     raise UserError(f'{checkpoint} has no head, so it cannot predict classes.')
-  section = {'name': 'transforms', **source.about['preprocess']}
-  config = overrides.apply({'preprocess': section}, list(settings))
-  described = preprocessing_flags.describe(source, config)
-  log.info('preprocessing: %s', preprocessing_flags.line(described))
+  sections = request_lib.sections(source)
+  config = overrides.apply(
+    {'preprocess': sections['preprocess']}, [*request.settings]
+  )
+  described = shared_flags.describe(source, config)
+  log.info('preprocessing: %s', shared_flags.line(described))
   transform = build_section(config, 'preprocess', source.image_size)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
-  batch_size = batches.fitting(source, mesh, _BATCH_SIZE, examples=len(images))
+  batch_size = request_lib.fitting(
+    source, mesh, _BATCH_SIZE, examples=len(images)
+  )
   predict = jax.jit(source.objective().predict)
 
   def classes(row: np.ndarray) -> list[tuple[str, float]]:
-    best = np.argsort(-row, kind='stable')[:top]
+    best = np.argsort(-row, kind='stable')[: request.top]
     top_names = [names[i] if i < len(names) else f'class {i}' for i in best]
     return list(zip(top_names, row[best].tolist(), strict=True))
 
@@ -163,15 +167,8 @@ def main(arguments: list[str]) -> None:
   if values.csv:
     table.writerow(('image', 'class', 'probability'))
   failed = []
-  for prediction in run(
-    weights_flags.path(values),
-    images,
-    values.top,
-    values.overrides,
-    preprocess=values.preprocess,
-    weights=values.weights,
-    image_size=weights_flags.image_size(values),
-  ):
+  request = Request.of_flags()
+  for prediction in run(shared_flags.path(values), images, request):
     if prediction.error:
       failed.append(prediction)
       if len(images) > 1:

@@ -15,13 +15,12 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from vit_jax.cli import entry, process
+from vit_jax.cli import process
 from vit_jax.config import overrides
-from vit_jax.config.completion import Config
-from vit_jax.config.sections import build, build_section
+from vit_jax.config.schema import Config, build, build_section
 from vit_jax.data.contract import require
-from vit_jax.data.images import display
-from vit_jax.data.images.multichannel import Pixels
+from vit_jax.data.images import channels
+from vit_jax.data.images.channels import Pixels
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
 from vit_jax.training import data
@@ -77,7 +76,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
     while len(tiles) < images:
       batch = next(batches)
       mixed, targets = augment(batch, jax.random.fold_in(key, step))
-      pixels = display.pixels_of(np.asarray(mixed), batch['image'].dtype)
+      pixels = channels.pixels_of(np.asarray(mixed), batch['image'].dtype)
       for image, target in zip(pixels, np.asarray(targets), strict=True):
         label = np.asarray(target)
         tiles.append(_tile(image, label, source.class_names))
@@ -136,7 +135,7 @@ def _tile(
   image: Pixels, target: np.ndarray, names: list[str]
 ) -> UInt8[np.ndarray, 'h w 3']:
   """Returns an image as RGB (see `display.rgb`), with its label above."""
-  pixels = display.rgb(image)
+  pixels = channels.rgb(image)
   scale = max(1, -(-_MIN_SIDE // min(pixels.shape[:2])))
   pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)
   width, font = pixels.shape[1], cv2.FONT_HERSHEY_SIMPLEX
@@ -182,7 +181,7 @@ def _check_output(path: str) -> None:
 
 def main(arguments: list[str]) -> None:
   """Draws images and writes the picture to --out."""
-  entry.refuse_arguments(arguments)
+  process.refuse_arguments(arguments)
   values = flags.FLAGS
   if values.images < 1 or values.start_step < 0:
     raise UserError(

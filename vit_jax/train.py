@@ -8,8 +8,8 @@ random ones; weights that do not fit the model are logged and left out.
 
 from absl import flags
 
-from vit_jax.cli import entry, process
-from vit_jax.config.completion import Config
+from vit_jax.cli import process
+from vit_jax.config.schema import Config
 from vit_jax.training import loop
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.session import InitialParams
@@ -18,12 +18,12 @@ from vit_jax.weights import pretrained, transfer
 
 def main(arguments: list[str]) -> None:
   """Pre-trains the model of the config, or resumes its training."""
-  entry.refuse_arguments(arguments)
+  process.refuse_arguments(arguments)
   config: Config = flags.FLAGS.config
-  if entry.prints_config(config):
+  if process.prints_config(config):
     return
   process.start_process()
-  options = entry.run_options(config)
+  options = process.run_options(config)
   loop.run(config, initial_params=_initial_params(config), **options)
 
 
@@ -48,4 +48,4 @@ def _load(experiment: Experiment) -> object:
 
 
 if __name__ == '__main__':
-  process.run(main, entry.define_flags)
+  process.run(main, process.define_flags)

@@ -22,8 +22,7 @@ seed.
 """
 
 from vit_jax.config import parse_arg
-from vit_jax.study.contents import Evaluation, Figure, Row, Study
-from vit_jax.sweeps.grid import Stage, Task
+from vit_jax.sweeps.grid import Evaluation, Figure, Row, Stage, Study, Task
 
 EPOCHS = {2_500: 16, 10_000: 6, 50_000: 3}
 _BODY = {

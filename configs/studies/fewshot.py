@@ -46,7 +46,7 @@ pre-training.
 
 Figure 13: Axial-ViT-B/32 and B/16, AxialResNet50, ViT-B/32 and B/16, and
 ResNet50x1. The recipes of the axial models are chosen here, see
-configs/axial.py. x=speed draws the same rows over the images per second and
+examples/axial.py. x=speed draws the same rows over the images per second and
 core in inference at 224 px, which benchmarks/inference.py predicts for TPU v3;
 the paper measured them. In the workdir of figure=13, it draws the finished runs
 again, and replaces figure.png:
@@ -61,8 +61,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import complete, loading, parse_arg
 from vit_jax.errors import UserError, closest
-from vit_jax.study.contents import Evaluation, Figure, Number, Row, Study
-from vit_jax.sweeps.grid import Stage
+from vit_jax.sweeps.grid import Evaluation, Figure, Number, Row, Stage, Study
 
 _TRAIN = 'train[:65000]'
 FEW = Evaluation(
@@ -118,9 +117,9 @@ ALL_8 = {
 # row: config, exaFLOPs of Table 6, images per second and core (predicted, see
 # benchmarks/inference.csv)
 FIGURE_13: dict[str, tuple[str, float | None, float]] = {
-  'Axial-ViT-B/32': ('configs/axial.py:variant=B/32', None, 1354),
-  'Axial-ViT-B/16': ('configs/axial.py:variant=B/16', None, 338.7),
-  'AxialResNet50': ('configs/axial.py:variant=R50', None, 117.1),
+  'Axial-ViT-B/32': ('examples/axial.py:variant=B/32', None, 1354),
+  'Axial-ViT-B/16': ('examples/axial.py:variant=B/16', None, 338.7),
+  'AxialResNet50': ('examples/axial.py:variant=R50', None, 117.1),
   'ViT-B/32': ('configs/vit.py:variant=B/32,data=jft', 55, 4196),
   'ViT-B/16': ('configs/vit.py:variant=B/16,data=jft', 224, 1204),
   'ResNet50x1': ('configs/resnet.py:variant=R50x1', 50, 2578),

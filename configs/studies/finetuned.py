@@ -43,18 +43,19 @@ from typing import Any
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import UserError
-from vit_jax.study.contents import (
+from vit_jax.sweeps import grid
+from vit_jax.sweeps.grid import (
   UPSTREAM,
   Figure,
   Number,
   OtherMetric,
   Published,
   Row,
+  Stage,
   Study,
+  Task,
   Transfer,
 )
-from vit_jax.sweeps import grid
-from vit_jax.sweeps.grid import Stage, Task
 
 DATA = ('ImageNet', 'CIFAR-10', 'CIFAR-100', 'Pets', 'Flowers')
 COLUMNS = ('ImageNet', 'ReaL', 'CIFAR-10', 'CIFAR-100', 'Pets', 'Flowers')
@@ -186,7 +187,7 @@ def get_study(argument: str | None = None) -> Study:
 
 
 def _table_2(real: bool) -> Study:
-  vtab = grid.load('configs/sweeps/vtab.py').tasks
+  vtab = grid.load_sweep('configs/sweeps/vtab.py').tasks
   rows = {}
   for (variant, data, epochs), (days, *numbers) in TABLE_2.items():
     final = Stage(
@@ -318,7 +319,8 @@ def _table_4(variant: str, real: bool) -> dict[str, Transfer]:
   model = 'vit'
   if variant.startswith('R'):
     model = 'hybrid' if '+' in variant else 'resnet'
-  sweep = grid.load(f'configs/sweeps/table4.py:model={model},real={real:d}')
+  file = f'configs/sweeps/table4.py:model={model},real={real:d}'
+  sweep = grid.load_sweep(file)
   fitted = [_fitted(variant, task) for task in sweep.tasks.values()]
   tasks: dict[str, Transfer] = {}
   for name, task in zip(DATA, fitted, strict=True):

@@ -25,8 +25,7 @@ JFT-300M is not public: use your own data with --pretrain.source.dataset=… and
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, loading
-from vit_jax.study.contents import Row, Study
-from vit_jax.sweeps.grid import Stage
+from vit_jax.sweeps.grid import Row, Stage, Study
 
 _HERE = 'configs/studies/position_similarity.py'
 # (epochs, base learning rate, weight decay)

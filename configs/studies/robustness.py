@@ -40,7 +40,7 @@ from collections.abc import Mapping
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import UserError
-from vit_jax.study.contents import (
+from vit_jax.sweeps.grid import (
   Derived,
   Evaluation,
   Number,

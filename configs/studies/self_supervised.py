@@ -37,8 +37,7 @@ models and more data.
 from typing import Any
 
 from vit_jax.config import parse_arg
-from vit_jax.study.contents import Evaluation, Row, Study
-from vit_jax.sweeps.grid import Stage, Task
+from vit_jax.sweeps.grid import Evaluation, Row, Stage, Study, Task
 
 IMAGES, TENTH = 50_000, 5_000
 _SIZES = {'model.width': 64, 'model.depth': 4, 'model.mlp_dim': 128}

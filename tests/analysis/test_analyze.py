@@ -8,7 +8,7 @@ from sample_images import encode, smooth
 from tiny_vit import SIZES, noise_params
 
 from vit_jax import analyze
-from vit_jax.analysis import embeddings, plotting
+from vit_jax.analysis import figures, plotting
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights.formats import npz
@@ -41,7 +41,7 @@ def test_analyze_accepts_another_resolution(weights, tmp_path):
   for name, array in found.arrays.items():
     np.testing.assert_array_equal(saved[name], array)
   kernel = np.asarray(params['embedding']['kernel'])
-  filters = embeddings.components(kernel).filters
+  filters = figures.components(kernel).filters
   np.testing.assert_allclose(saved['filters'], filters, atol=1e-5)
   for picture in out.glob('*.png'):
     assert cv2.imread(str(picture)) is not None

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from test_browser import CHROMIUM, run_page
 
-from vit_jax.analysis import attention_page, rollout
+from vit_jax.analysis import attention_page
+from vit_jax.analysis.attention import rollout
 
 GRID = (2, 3)
 PATCHES, PREFIX, LAYERS, HEADS = 6, 1, 2, 2
@@ -60,7 +61,7 @@ def test_data_are_the_attention_weights():
     for uri, layer in zip(image['layers'], expected, strict=True):
       blocks = np.concatenate([layer.mean(0, keepdims=True), layer])
       np.testing.assert_allclose(pixels_of(uri), scaled(blocks), atol=1)
-    rolled = rollout.rollout(expected[None])[0]
+    rolled = rollout(expected[None])[0]
     np.testing.assert_allclose(
       pixels_of(image['rollout']), scaled(rolled), atol=1
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_report import EVIL, random_predictions, trained, workdir
 
-from vit_jax.analysis.report import page, parts, record
+from vit_jax.analysis.report import page, record
 
 CHROMIUM = next(
   filter(None, map(shutil.which, ('chromium', 'chromium-browser'))), None
@@ -88,15 +88,15 @@ def unusual_pages(folder):
   many = trained(folder / 'many', np.linspace(7, 3, 300).tolist())
   names = [f'class of birds and other animals number {i}' for i in range(1000)]
   value = random_predictions(2000, 1000, names, side=96)
-  parts.write(many, {'step': 1, 'training': [], 'judged': value})
+  record.write(many, {'step': 1, 'training': [], 'judged': value})
   evil = trained(
     folder / '<b onclick=x>run',
     [3.0, 2.0],
     command=[f'--config.source.path={EVIL}', '--config=' + 'long' * 60],
   )
   value = random_predictions(50, 20, [f'{EVIL}{i}' for i in range(20)])
-  training = [parts.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
-  parts.write(evil, {'step': 20, 'training': training, 'judged': value})
+  training = [record.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
+  record.write(evil, {'step': 20, 'training': training, 'judged': value})
   found = {at.name[:4]: record.read(at) for at in (bad, many, evil)}
   pages = {name: page.render(run) for name, run in found.items()}
   several = page.render_comparison(list(found.values()))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax.analysis import distance
+from vit_jax.analysis.attention import head_distances, patch_distances
 
 
 def shifted(grid, offset, prefix=0):
@@ -25,7 +25,7 @@ def shifted(grid, offset, prefix=0):
 
 
 def test_distances_of_a_grid_by_hand():
-  between = distance.between((2, 2), 16)
+  between = patch_distances((2, 2), 16)
   diagonal = 16 * 2**0.5
   expected = [
     [0, 16, 16, diagonal],
@@ -38,7 +38,7 @@ def test_distances_of_a_grid_by_hand():
 
 def test_a_wide_grid_has_rows_first():
   """In a grid of 2x3, patch 3 is below patch 0."""
-  assert distance.between((2, 3), 4)[0].tolist() == [
+  assert patch_distances((2, 3), 4)[0].tolist() == [
     0,
     4,
     8,
@@ -52,7 +52,7 @@ def test_heads_with_a_constant_offset():
   """With 3x3 patches, a cyclic offset of one row is two rows for the last."""
   heads = [shifted((3, 3), offset) for offset in ((0, 0), (1, 0), (0, 2))]
   attention = np.array(heads)[None, None]
-  result = distance.of_heads(attention, (3, 3), 8)
+  result = head_distances(attention, (3, 3), 8)
   one_row = (8 + 8 + 16) / 3
   two_columns = (16 + 8 + 8) / 3
   np.testing.assert_allclose(result[0, 0], [0, one_row, two_columns])
@@ -60,8 +60,8 @@ def test_heads_with_a_constant_offset():
 
 def test_uniform_attention_gives_the_mean_of_all_distances():
   attention = np.full((2, 1, 1, 9, 9), 1 / 9)
-  result = distance.of_heads(attention, (3, 3), 8)
-  np.testing.assert_allclose(result, distance.between((3, 3), 8).mean())
+  result = head_distances(attention, (3, 3), 8)
+  np.testing.assert_allclose(result, patch_distances((3, 3), 8).mean())
 
 
 def test_tokens_before_the_patches_are_left_out():
@@ -69,5 +69,5 @@ def test_tokens_before_the_patches_are_left_out():
   weights = shifted((3, 3), (1, 0), prefix=2)
   weights[2:] /= 2
   weights[2:, 0] = 0.5
-  result = distance.of_heads(weights[None, None, None], (3, 3), 8)
+  result = head_distances(weights[None, None, None], (3, 3), 8)
   np.testing.assert_allclose(result, (8 + 8 + 16) / 3 / 2)

@@ -3,13 +3,13 @@
 import numpy as np
 from sklearn.decomposition import PCA
 
-from vit_jax.analysis import embeddings
+from vit_jax.analysis import figures
 
 
 def test_principal_components_equal_scikit_learn():
   kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 90)) ** 3
   kernel = kernel.astype(np.float32)
-  found = embeddings.components(kernel)
+  found = figures.components(kernel)
   reference = PCA(28, svd_solver='full').fit(kernel.reshape(48, 90).T)
   ours = found.filters.reshape(28, 48)
   cosines = np.abs((ours * reference.components_).sum(1))
@@ -26,7 +26,7 @@ def test_principal_component_of_one_pattern():
   pattern = np.zeros((2, 2, 3))
   pattern[0, 1] = 3, 0, -4
   kernel = 7 + pattern[..., None] * [-1, 0, 1]
-  found = embeddings.components(kernel.astype(np.float32), 1)
+  found = figures.components(kernel.astype(np.float32), 1)
   np.testing.assert_allclose(found.filters[0], -pattern / 5, atol=1e-6)
   np.testing.assert_allclose(found.fractions, [1])
 
@@ -37,24 +37,24 @@ def test_filters_are_those_of_rgb_pixels():
     'encoder/layers/attention/query/kernel': np.zeros((5, 48, 3, 16)),
     'embedding/kernel': np.zeros((4, 4, 3, 48)),
   }
-  assert embeddings.first_kernel(leaves).shape == (4, 4, 3, 48)
+  assert figures.first_kernel(leaves).shape == (4, 4, 3, 48)
   leaves['embedding/kernel'] = np.zeros((1, 1, 64, 48))
-  assert embeddings.first_kernel(leaves) is None
+  assert figures.first_kernel(leaves) is None
   leaves['stem/conv_root/kernel'] = np.zeros((7, 7, 3, 64))
-  assert embeddings.first_kernel(leaves).shape == (7, 7, 3, 64)
+  assert figures.first_kernel(leaves).shape == (7, 7, 3, 64)
 
 
 def test_position_similarity_by_hand():
   """The positions are at angles of 0, 180, 90 and 60 degrees to the first."""
   table = np.array([[1, 0], [-3, 0], [0, 2], [0.5, 0.75**0.5]])
-  found = embeddings.similarity(table, (2, 2))
+  found = figures.similarity(table, (2, 2))
   np.testing.assert_allclose(found[0, 0], [[1, -1], [0, 0.5]], atol=1e-12)
   np.testing.assert_allclose(found, found.transpose(2, 3, 0, 1))
 
 
 def test_position_similarity_leaves_out_the_class_token():
   table = np.arange(14.0).reshape(1, 7, 2)
-  found = embeddings.positions({'position/embedding': table}, (2, 3))
+  found = figures.positions({'position/embedding': table}, (2, 3))
   np.testing.assert_array_equal(found, table[0, 1:])
 
 
@@ -63,11 +63,11 @@ def test_position_similarity_of_rows_and_columns():
     'encoder/layers/position/rows': np.array([[[1.0], [2]], [[8], [9]]]),
     'encoder/layers/position/columns': np.array([[[3.0], [4], [5]]] * 2),
   }
-  found = embeddings.positions(leaves, (2, 3))
+  found = figures.positions(leaves, (2, 3))
   assert found.tolist() == [[1, 3], [1, 4], [1, 5], [2, 3], [2, 4], [2, 5]]
 
 
 def test_models_without_learned_positions_have_no_similarity():
   offsets = {'encoder/layers/position/offsets': np.zeros((2, 5, 4))}
-  assert embeddings.positions(offsets, (1, 3)) is None
-  assert embeddings.positions({}, (1, 3)) is None
+  assert figures.positions(offsets, (1, 3)) is None
+  assert figures.positions({}, (1, 3)) is None

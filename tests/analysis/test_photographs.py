@@ -7,10 +7,10 @@ import pytest
 from sample_images import encode, noise, smooth
 
 from vit_jax.analysis import draw, plotting
+from vit_jax.analysis.draw import Photograph, Photographs
 from vit_jax.analysis.figures import Findings
-from vit_jax.analysis.photographs import Photograph, Photographs
 from vit_jax.data.augment.transforms import EvalTransform
-from vit_jax.data.images import display
+from vit_jax.data.images import channels
 
 CENTRE = EvalTransform((32, 32), resize='central', central_fraction=0.5)
 
@@ -150,4 +150,4 @@ def test_photographs_of_other_channels_are_shown_in_rgb():
   transform = EvalTransform((32, 32), channels=5, bits=16)
   (photograph,) = Photographs([pixels], transform)
   assert photograph.pixels.shape == (20, 60, 3) and photograph.whole
-  np.testing.assert_array_equal(photograph.pixels, display.rgb(pixels))
+  np.testing.assert_array_equal(photograph.pixels, channels.rgb(pixels))

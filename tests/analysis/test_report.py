@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax.analysis.report import page, parts, record
+from vit_jax.analysis.report import page, record
 from vit_jax.errors import UserError
+from vit_jax.evaluators import confusion
 
 EVIL = '<img src=x onerror="alert(1)">\'&"</script><script>x</script>'
 EMPTY = {'img', 'meta'}
@@ -53,7 +54,7 @@ def checked(text):
   sources = [v for name, v in found.attributes if name in ('src', 'href')]
   assert all(source.startswith('data:image/') for source in sources)
   assert len(text.encode()) < page.MAX_BYTES
-  return found, ''.join(found.text)
+  return found, ' '.join(''.join(found.text).split())
 
 
 def charts(text):
@@ -213,7 +214,7 @@ def random_predictions(count, classes, names, side=32):
   rng = np.random.default_rng(0)
   labels, predicted = rng.integers(0, classes, (2, count))
   images = rng.integers(0, 256, (24, side, side, 3), dtype=np.uint8)
-  shown = [parts.picture(each, [names[0], f'is {EVIL}']) for each in images]
+  shown = [record.picture(each, [names[0], f'is {EVIL}']) for each in images]
   return {
     'source': EVIL,
     'count': count,
@@ -221,7 +222,7 @@ def random_predictions(count, classes, names, side=32):
     'accuracy': 0.1,
     'examples': shown,
     'mistakes': shown,
-    **parts.confusion(labels, predicted, names),
+    **confusion.summary(labels, predicted, names),
   }
 
 
@@ -238,13 +239,13 @@ def test_names_are_escaped(tmp_path):
   )
   with (folder / 'metrics.jsonl').open('a') as file:
     file.write(json.dumps({'step': 30, f'{EVIL}/accuracy': 0.5}) + '\n')
-  training = [parts.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
+  training = [record.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
   values = {
     'step': 20,
     'training': training,
     'judged': random_predictions(50, 4, names),
   }
-  parts.write(folder, values)
+  record.write(folder, values)
   found, text = rendered(folder)
   assert text.count(EVIL) > 60
   assert '<b onclick' not in found.tags and 'b onclick=x' in text
@@ -261,7 +262,7 @@ def test_report_of_a_thousand_classes_is_not_too_large(tmp_path):
   names = [f'class of birds and other animals number {i}' for i in range(1000)]
   folder = trained(tmp_path / 'run', np.linspace(7, 3, 20_000).tolist())
   value = random_predictions(10_000, 1000, names, side=512)
-  parts.write(folder, {'step': 1, 'training': [], 'judged': value})
+  record.write(folder, {'step': 1, 'training': [], 'judged': value})
   (folder / 'figures').mkdir()
   (folder / 'figures' / 'rollout.png').write_bytes(b'\x89PNG' * 100_000)
   found, text = rendered(folder)
@@ -276,7 +277,7 @@ def test_a_report_that_would_be_too_large_has_no_pictures(
 ):
   folder = trained(tmp_path / 'run', [2.0])
   value = random_predictions(10, 3, ['a', 'b', 'c'])
-  parts.write(folder, {'step': 1, 'training': [], 'judged': value})
+  record.write(folder, {'step': 1, 'training': [], 'judged': value})
   assert 'Most confident mistakes' in rendered(folder)[1]
   monkeypatch.setattr(page, 'MAX_BYTES', 80_000)
   _, text = rendered(folder)

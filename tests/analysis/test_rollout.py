@@ -5,7 +5,7 @@ import pytest
 import scipy.ndimage
 from PIL import Image
 
-from vit_jax.analysis import rollout
+from vit_jax.analysis.attention import image_mask, on_patches, rollout
 
 
 def random_attention(*shape):
@@ -18,8 +18,8 @@ def test_two_tokens_by_hand():
   """One layer, two heads: (A + I) / 2 of the mean over heads."""
   attention = np.array([[[1.0, 0], [0, 1]], [[0, 1], [0.5, 0.5]]])[None, None]
   expected = [[0.75, 0.25], [0.125, 0.875]]  # the mean is [[.5 .5], [.25 .75]]
-  np.testing.assert_allclose(rollout.rollout(attention)[0], expected)
-  plain = rollout.rollout(attention, residual=False)[0]
+  np.testing.assert_allclose(rollout(attention)[0], expected)
+  plain = rollout(attention, residual=False)[0]
   np.testing.assert_allclose(plain, [[0.5, 0.5], [0.25, 0.75]])
 
 
@@ -29,19 +29,19 @@ def test_two_layers_by_hand():
   attention = np.array([first, last])[None, :, None]
   # halves: first [[.5 .5], [0 1]], last [[1 0], [.5 .5]]
   expected = [[0.5, 0.5], [0.25, 0.75]]
-  np.testing.assert_allclose(rollout.rollout(attention)[0], expected)
+  np.testing.assert_allclose(rollout(attention)[0], expected)
 
 
 @pytest.mark.parametrize('residual', [True, False])
 def test_identity_attention_gives_an_identity_rollout(residual):
   attention = np.broadcast_to(np.eye(5), (2, 4, 3, 5, 5))
-  rolled = rollout.rollout(attention, residual)
+  rolled = rollout(attention, residual)
   np.testing.assert_allclose(rolled, np.broadcast_to(np.eye(5), (2, 5, 5)))
 
 
 def test_rows_sum_to_one_and_loops_agree():
   attention = random_attention(2, 3, 4, 5, 5)
-  rolled = rollout.rollout(attention)
+  rolled = rollout(attention)
   np.testing.assert_allclose(rolled.sum(-1), 1)
   for image in range(2):
     joint = np.eye(5)
@@ -54,23 +54,23 @@ def test_rows_sum_to_one_and_loops_agree():
 def test_query_is_the_class_token_or_the_mean_of_patches():
   """Two tokens precede a grid of 1x2; the values identify the rows used."""
   weights = np.arange(16.0).reshape(1, 4, 4)
-  token = rollout.on_patches(weights, (1, 2), by_token=True)
+  token = on_patches(weights, (1, 2), by_token=True)
   assert token.tolist() == [[[2, 3]]]
-  patches = rollout.on_patches(weights, (1, 2), by_token=False)
+  patches = on_patches(weights, (1, 2), by_token=False)
   assert patches.tolist() == [[[12, 13]]]  # rows 2 and 3: (10 + 14) / 2, …
 
 
 def test_patches_are_numbered_row_by_row():
   weights = np.zeros((7, 7))
   weights[0, 1 + 5] = 1
-  patches = rollout.on_patches(weights, (2, 3), by_token=True)
+  patches = on_patches(weights, (2, 3), by_token=True)
   assert np.argwhere(patches).tolist() == [[1, 2]]
 
 
 def test_mask_is_brightest_where_the_weight_is():
   weights = np.zeros((4, 6))
   weights[1, 4] = 0.3
-  mask = rollout.mask(weights, (32, 48))
+  mask = image_mask(weights, (32, 48))
   assert mask.shape == (32, 48)
   assert (mask.min(), mask.max()) == (0, 1)
   y, x = np.argwhere(mask == 1).mean(0)
@@ -92,12 +92,12 @@ def test_mask_is_blurred_by_the_side_of_a_patch(grid, side):
     )
     return (smooth - smooth.min()) / (smooth.max() - smooth.min())
 
-  mask = rollout.mask(weights, (height, width))
+  mask = image_mask(weights, (height, width))
   assert np.abs(mask - blurred(side)).max() < 0.06
   for wrong in (side / 2, 0.75 * side, 1.5 * side):
     assert np.abs(mask - blurred(wrong)).max() > 0.12
 
 
 def test_mask_of_equal_weights_hides_nothing():
-  assert (rollout.mask(np.ones((3, 3)), (12, 12)) == 1).all()
-  assert (rollout.mask(np.zeros((3, 3)), (12, 12)) == 1).all()
+  assert (image_mask(np.ones((3, 3)), (12, 12)) == 1).all()
+  assert (image_mask(np.zeros((3, 3)), (12, 12)) == 1).all()

@@ -1,6 +1,6 @@
 """Tests of text tables."""
 
-from vit_jax.arrays.columns import align
+from vit_jax.arrays.tree import align
 
 
 def test_align_pads_columns():

@@ -18,7 +18,7 @@ import pytest
 from benchmarks import expected_losses, kernels
 from tests import cli
 from tests.faults.counts import ALL
-from vit_jax.plan import gpus, topology
+from vit_jax.plan import environment, topology
 
 
 def write(path, seed):
@@ -129,18 +129,22 @@ def test_kernels_are_compared():
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.skipif(not gpus.has_compiler(), reason='needs the extra plan-gpu')
+@pytest.mark.skipif(
+  not environment.has_gpu_compiler(), reason='needs the extra plan-gpu'
+)
 def test_gpu_flags_run():
   words = ['benchmarks/gpu_flags.py', '--config=configs/quickstart.py']
   words += ['--topology=h100:1x1', '--batch_size=8', '--flag=none']
   assert '| none |' in run(*words)
 
 
-@pytest.mark.skipif(gpus.has_compiler(), reason='has the extra plan-gpu')
+@pytest.mark.skipif(
+  environment.has_gpu_compiler(), reason='has the extra plan-gpu'
+)
 @pytest.mark.parametrize('name', ['gpu_flags', 'gpu_plans'])
 def test_a_missing_compiler_is_one_message(name):
   _, err = cli.run([sys.executable, f'benchmarks/{name}.py'], code=2)
-  assert gpus.EXTRA in err and 'Traceback' not in err
+  assert environment.GPU_EXTRA in err and 'Traceback' not in err
 
 
 @pytest.mark.parametrize(

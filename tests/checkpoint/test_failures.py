@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from vit_jax.checkpoint.failures import Outcome, classify
-from vit_jax.checkpoint.items import CorruptError
+from vit_jax.checkpoint.items import CorruptError, Outcome, classify
 from vit_jax.errors import UserError
 
 OPENING = 'Error reading "a/0": Failed to open: "/f"'

@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from tests.checkpoint.states import ABOUT, make_old, restore, same, save, state
-from vit_jax.checkpoint import Checkpointer, items, manifest, retention
+from vit_jax.checkpoint import Checkpointer, items, manifest, steps
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
 
@@ -43,8 +43,8 @@ def test_any_flipped_bit_is_detected(tmp_path, name):
       lambda: manifest.read_about(step, manifest.Manifest({}, sums)),
     ),
     'metrics': (
-      retention.metrics_item(120, {'val/accuracy': 0.75}),
-      lambda: retention.metrics(step),
+      steps.metrics_item(120, {'val/accuracy': 0.75}),
+      lambda: steps.metrics(step),
     ),
   }[name]
   file = step / name / ('metrics' if name == 'metrics' else 'metadata')

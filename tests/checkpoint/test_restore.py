@@ -18,7 +18,7 @@ from tests.checkpoint.states import (
 )
 from vit_jax.checkpoint import items
 from vit_jax.errors import StorageError, UserError
-from vit_jax.files import outages
+from vit_jax.files import paths
 
 READ = items.read_arrays
 
@@ -64,7 +64,7 @@ def test_a_temporary_error_is_retried(
 
   restored, step = restore(saved, sleep=sleep)
   assert step == 2 and same(restored, state(2))
-  assert tuple(pauses) == outages.PAUSES_S[:failures_before]
+  assert tuple(pauses) == paths.PAUSES_S[:failures_before]
   assert pauses == sorted(pauses)
   assert _left(saved) == ['1', '2', 'run_id.json']
 

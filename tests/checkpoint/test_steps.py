@@ -4,7 +4,7 @@ import pytest
 
 from tests.checkpoint.states import ABOUT, restore, save, state
 from vit_jax import checkpoint
-from vit_jax.checkpoint import Checkpointer, retention, steps, weights
+from vit_jax.checkpoint import Checkpointer, steps, weights
 from vit_jax.errors import UserError
 
 
@@ -119,7 +119,7 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
     weights, 'load_about', lambda step_dir: {'config': {'checkpoint': section}}
   )
   monkeypatch.setattr(
-    retention,
+    steps,
     'metrics',
     lambda step_dir: {'val/accuracy': values[int(step_dir.name)]},
   )

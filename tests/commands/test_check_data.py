@@ -10,8 +10,8 @@ import tifffile
 from minimal_config import completed
 
 from vit_jax import check_data
-from vit_jax.config import completion
-from vit_jax.data import exclusion, inspection
+from vit_jax.config import schema
+from vit_jax.data import filters, inspection
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
 
@@ -172,7 +172,7 @@ def _against(root, **changes):
     source=dict(own, path=str(root.parent / 'other')), num_classes=1
   )
   path = root.parent / 'other.json'
-  path.write_text(completion.to_json(other))
+  path.write_text(schema.to_json(other))
   return config, str(path)
 
 
@@ -206,7 +206,7 @@ def test_training_without_the_listed_images(leaking, tmp_path):
   check_data.run(config, str(out), ['test', other])
   path = str(out / 'overlap.jsonl')
   source = folder.Source('train', path=str(leaking))
-  assert len(exclusion.without_listed(source, path)) == 9
+  assert len(filters.without_listed(source, path)) == 9
   config, _ = _against(leaking, **{'train.leave_out': path})
   summary = check_data.run(config, str(tmp_path / 'again'), ['test', other])
   assert summary['splits']['train']['examples'] == summary['remaining'] == 9

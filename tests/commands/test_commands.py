@@ -10,8 +10,8 @@ import pytest
 import scipy.ndimage
 
 from tests import cli, tiny_vit
-from vit_jax.config import completion, loading
-from vit_jax.processes import versions
+from vit_jax.config import loading, schema
+from vit_jax.processes import runtime
 
 
 @pytest.fixture(scope='module')
@@ -38,7 +38,7 @@ WRONG_CONFIGS = [
   ('--config.image_size=17', 'not divisible by the patch size 4'),
   ('--config.mesh.data=3', 'does not fit 1 devices'),
   ('--config.micro_batches=3', 'multiple of 3'),
-  ('--config.total=20', 'no unit'),
+  ('--config.total=20', 'steps, epochs'),
   ('--config.checkpoint.every=often', 'not a duration'),
   ('--config.checkpoint.keep=1', 'at least 2'),
   ('--config.source.dataset=imagenet21k', 'fall11_whole.tar'),
@@ -94,7 +94,7 @@ def test_print_config_prints_a_usable_config(tmp_path):
   file.write_text(out)
   config = loading.load(str(file))
   assert config.batch_size == 32 and config.checkpoint.keep
-  assert completion.to_json(config) == out
+  assert schema.to_json(config) == out
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_report_and_figures_of_a_run(trained, tmp_path):
 def test_files_of_a_workdir(trained):
   run = json.loads((trained / 'run.json').read_text())
   assert run['num_devices'] == 2 and run['packages']['jax']
-  assert run['commit'] == versions.commit()
+  assert run['commit'] == runtime.commit()
   assert any('vit_jax.train' in part for part in run['command'])
   assert json.loads((trained / 'config.json').read_text())['batch_size'] == 32
   assert (trained / 'curves.png').stat().st_size > 10_000

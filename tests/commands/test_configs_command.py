@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from vit_jax import configs
-from vit_jax.config import loading, plugins, predicted, shipped
+from vit_jax.config import loading, predicted, schema
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_shipped_configs_are_found_in_any_directory(tmp_path, monkeypatch):
   text = (ROOT / 'configs/quickstart.py').read_text()
   own.write_text(text.replace('batch_size = 128', 'batch_size = 64'))
   assert loading.load('configs/quickstart.py').batch_size == 64
-  assert shipped.find('elsewhere/x.py') == pathlib.Path('elsewhere/x.py')
+  assert loading.find('elsewhere/x.py') == pathlib.Path('elsewhere/x.py')
 
 
 def test_predicted_costs_are_shown(capsys, monkeypatch, tmp_path):
@@ -108,7 +108,7 @@ def test_a_new_key_keeps_predictions_valid(monkeypatch):
   """A new key at its default does not change the program."""
   config = loading.load('configs/deit.py:model=S')
   known = predicted.fingerprint(config)
-  keys = plugins.keys
+  keys = schema.config_keys
 
   def with_new_key(constructor):
     new = inspect.Parameter(
@@ -116,7 +116,7 @@ def test_a_new_key_keeps_predictions_valid(monkeypatch):
     )
     return keys(constructor) | {'brand_new': new}
 
-  monkeypatch.setattr(plugins, 'keys', with_new_key)
+  monkeypatch.setattr(schema, 'keys', with_new_key)
   with config.unlocked():
     config.model.brand_new = 1.5
   assert predicted.fingerprint(config) == known
@@ -153,7 +153,7 @@ def test_a_wheel_contains_configs_and_launch_scripts(tmp_path):
   (wheel,) = tmp_path.glob('*.whl')
   target = tmp_path / 'site'
   zipfile.ZipFile(wheel).extractall(target)
-  assert (target / 'vit_jax/shipped/launch/tpu_vm.sh').is_file()
+  assert (target / 'vit_jax/shipped/launch/jobset.template').is_file()
   assert (target / 'vit_jax/shipped/configs/predicted.json').is_file()
   assert (target / 'vit_jax/analysis/attention_page.html').is_file()
   assert (target / 'vit_jax/weights/formats/timm_table.csv').is_file()

@@ -10,9 +10,9 @@ import pytest
 import tiny_vit
 
 from vit_jax import checkpoint, evaluate, predict
-from vit_jax.arrays import host, sharding
+from vit_jax.arrays import sharding
 from vit_jax.config import overrides
-from vit_jax.data import exclusion
+from vit_jax.data import filters
 from vit_jax.data.sources import folder as folder_source
 from vit_jax.data.sources import objectnet
 from vit_jax.errors import UserError
@@ -44,7 +44,7 @@ def weights(tmp_path_factory):
   about = pretrained.find(str(folder / 'plain.npz')).about
   mesh = sharding.make_mesh(jax.devices()[:1])
   places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
-  placed = jax.tree.map(host.place, jax.device_get(params), places)
+  placed = jax.tree.map(sharding.place, jax.device_get(params), places)
 
   def export(name, source, **config):
     about_it = about | {
@@ -84,7 +84,12 @@ def trained(weights, tmp_path_factory):
 
 
 def _run(path, *settings, **keywords):
-  return evaluate.run(path, settings=settings, batch_size=8, **keywords)
+  request = evaluate.Request(settings=settings, batch_size=8, **keywords)
+  return evaluate.run(path, request)
+
+
+def _predict(path, image, **keywords):
+  return list(predict.run(path, [image], predict.Request(**keywords)))
 
 
 def test_bad_records_follow_the_policy_of_the_run(trained):
@@ -188,7 +193,7 @@ def test_examples_that_training_leaves_out_are_not_fitted(weights, tmp_path):
   _write(tmp_path / 'data/train', 4)
   _write(tmp_path / 'data/val', 2)
   source = folder_source.Source('train', path=str(tmp_path / 'data'))
-  lines = exclusion.described(source, np.array([0, 5]))
+  lines = filters.described(source, np.array([0, 5]))
   listed = tmp_path / 'list.jsonl'
   listed.write_text('\n'.join(map(json.dumps, lines)))
   path = weights(
@@ -299,16 +304,14 @@ def test_preprocessing_flags(trained, tmp_path):
     'std': [0.5] * 3,
   }
   image = str(_write(tmp_path, 1) / 'cat' / '0.png')
-  (first,) = predict.run(trained, [image])
+  (first,) = _predict(trained, image)
   setting = '--config.preprocess.resize=central'
-  (second,) = predict.run(trained, [image], settings=[setting])
+  (second,) = _predict(trained, image, settings=[setting])
   assert first != second
-  (third,) = predict.run(trained, [image], preprocess='dino')
+  (third,) = _predict(trained, image, preprocess='dino')
   assert third not in (first, second)
   with pytest.raises(UserError, match="not a key; did you mean 'resize'"):
-    list(
-      predict.run(trained, [image], settings=['--config.preprocess.resiz=1'])
-    )
+    _predict(trained, image, settings=['--config.preprocess.resiz=1'])
 
 
 def test_take_separates_config_flags():

@@ -14,15 +14,14 @@ from minimal_config import completed
 
 from tests import cli
 from tests.multiprocess import damaged
+from vit_jax import features as features_lib
 from vit_jax import load_pretrained
 from vit_jax.cli import output_parts
-from vit_jax.data import exclusion
-from vit_jax.data.remaining import Remaining
+from vit_jax.data import filters
+from vit_jax.data.filters import Tail
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
-from vit_jax.features import __main__ as command
-from vit_jax.features import writing
-from vit_jax.features.__main__ import Request
+from vit_jax.features import Request
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
 from vit_jax.weights.formats import npz
@@ -68,7 +67,7 @@ def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
   """The file contains every good example once and in order, with its label."""
   out = tmp_path / 'f.npz'
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
-  result = command.run(weights, str(out), request)
+  result = features_lib.run(weights, str(out), request)
   source = damaged.Source('train', num_examples=53, height=9, num_classes=3)
   good = [i for i in range(53) if i % 5]
   found = held(out)
@@ -96,32 +95,32 @@ def test_files_and_another_preset(weights, tmp_path):
   for path, image in zip(files, images, strict=True):
     cv2.imwrite(path, image[..., ::-1])
   request = Request(images=files, batch_size=2, part_examples=1)
-  command.run(weights, str(tmp_path / 'f.npz'), request)
+  features_lib.run(weights, str(tmp_path / 'f.npz'), request)
   found = held(tmp_path / 'f.npz')
   assert found['path'].tolist() == files and 'label' not in found
   np.testing.assert_allclose(
     found['features'], plain(weights, images), atol=1e-5
   )
   other = dataclasses.replace(request, preprocess='dino')
-  command.run(weights, str(tmp_path / 'f.parquet'), other)
+  features_lib.run(weights, str(tmp_path / 'f.parquet'), other)
   table = parquet.read_table(tmp_path / 'f.parquet')
   assert table['path'].to_pylist() == files
   features = np.stack(table['features'].to_numpy())
   assert np.abs(features - found['features']).max() > 0.01
   notes = json.loads(table.schema.metadata[b'about'])
   assert notes['preprocess']['interpolation'] == 'bicubic'
-  assert writing.about_of(str(tmp_path / 'f.parquet')) == notes
+  assert features_lib.about_of(str(tmp_path / 'f.parquet')) == notes
   missing = dataclasses.replace(request, images=[str(tmp_path / 'none.png')])
   with pytest.raises(UserError, match='none.png'):
-    command.run(weights, str(tmp_path / 'g.npz'), missing)
+    features_lib.run(weights, str(tmp_path / 'g.npz'), missing)
 
 
 def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
   """The file has the same bytes, and completed parts are not read again."""
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
-  command.run(weights, str(tmp_path / 'whole.npz'), request)
+  features_lib.run(weights, str(tmp_path / 'whole.npz'), request)
   out, read = str(tmp_path / 'f.npz'), []
-  once = Remaining.__getitem__
+  once = Tail.__getitem__
 
   def failing(self, index):
     read.append(self._start + index)
@@ -129,29 +128,31 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
       raise OSError('the disk is gone')
     return once(self, index)
 
-  monkeypatch.setattr(Remaining, '__getitem__', failing)
+  monkeypatch.setattr(Tail, '__getitem__', failing)
   with pytest.raises(OSError, match='the disk is gone'):
-    command.run(weights, out, request)
+    features_lib.run(weights, out, request)
   parts = sorted(os.listdir(tmp_path / 'f.npz.parts'))
   assert parts[0] == '00000.npz' and parts[-1] == 'about.json'
   with pytest.raises(UserError, match='f.npz.parts .*preprocess.resize'):
-    command.run(weights, out, dataclasses.replace(request, preprocess='dino'))
+    features_lib.run(
+      weights, out, dataclasses.replace(request, preprocess='dino')
+    )
   read.clear()
   monkeypatch.setattr(
-    Remaining,
+    Tail,
     '__getitem__',
     lambda self, index: read.append(self._start + index) or once(self, index),
   )
   first = 16 * (len(parts) - 1)
-  command.run(weights, out, request)
+  features_lib.run(weights, out, request)
   assert sorted(read) == list(range(first, 53))
   assert (tmp_path / 'f.npz').read_bytes() == (
     tmp_path / 'whole.npz'
   ).read_bytes()
   read.clear()
-  assert command.run(weights, out, request)['count'] == 42 and not read
+  assert features_lib.run(weights, out, request)['count'] == 42 and not read
   with pytest.raises(UserError, match='f.npz .*split'):
-    command.run(weights, out, dataclasses.replace(request, split='test'))
+    features_lib.run(weights, out, dataclasses.replace(request, split='test'))
 
 
 def blocks(path, images):
@@ -182,31 +183,31 @@ def test_patch_tokens_of_blocks(weights, tmp_path):
   for path, image in zip(files, images, strict=True):
     cv2.imwrite(path, image[..., ::-1])
   request = Request(images=files, batch_size=2, layers=(-1, 0), tokens=True)
-  result = command.run(weights, str(tmp_path / 'f.parquet'), request)
+  result = features_lib.run(weights, str(tmp_path / 'f.parquet'), request)
   assert result['shape'] == [3, 2, 4, 16] and result['width'] == 16
   column = parquet.read_table(tmp_path / 'f.parquet')['features']
   expected = blocks(weights, images)[:, (2, 0), 1:]
   np.testing.assert_allclose(np.array(column.to_pylist()), expected, atol=1e-4)
   other = dataclasses.replace(request, layers=(-3, 2))
   with pytest.raises(UserError, match='layers'):
-    command.run(weights, str(tmp_path / 'f.parquet'), other)
+    features_lib.run(weights, str(tmp_path / 'f.parquet'), other)
 
 
 def test_parts_do_not_grow_with_the_number_of_vectors(
   weights, tmp_path, monkeypatch
 ):
   """A part contains `part_examples` vectors: the class tokens of blocks."""
-  sizes, write = [], output_parts.Parts.write
+  sizes, append = [], output_parts.Parts.append
 
-  def writing_part(self, number, arrays):
-    sizes.append(arrays['features'].shape)
-    write(self, number, arrays)
+  def append_part(self, batches):
+    sizes.append(sum(len(batch['features']) for batch in batches))
+    append(self, batches)
 
-  monkeypatch.setattr(output_parts.Parts, 'write', writing_part)
+  monkeypatch.setattr(output_parts.Parts, 'append', append_part)
   request = Request(**DATA, settings=SETTINGS, part_examples=32, layers=(2, 0))
-  command.run(weights, str(tmp_path / 'f.npz'), request)
+  features_lib.run(weights, str(tmp_path / 'f.npz'), request)
   # Two vectors per image: two batches of eight images per part.
-  assert len(sizes) == 4 and sum(n for n, *_ in sizes) == 42
+  assert len(sizes) == 4 and sum(sizes) == 42
   found = held(tmp_path / 'f.npz')
   source = damaged.Source('train', num_examples=53, height=9, num_classes=3)
   preprocess = pretrained.find(weights).preprocess()
@@ -253,18 +254,18 @@ def test_examples_that_training_leaves_out(weights, tmp_path, monkeypatch):
   )
   source = dict(name='tests.multiprocess.damaged', num_examples=53)
   whole = damaged.Source('train', num_examples=53)
-  lines = exclusion.described(whole, np.array([3, 7]))
+  lines = filters.described(whole, np.array([3, 7]))
   listed = tmp_path / 'list.jsonl'
   listed.write_text('\n'.join(map(json.dumps, lines)))
   config = completed(**{'source': source, 'train.leave_out': str(listed)})
   (tmp_path / 'c.json').write_text(config.to_json_best_effort())
   request = Request(config=str(tmp_path / 'c.json'))
   found = pretrained.find(weights)
-  described = command.extraction.describe_data(*command._data(found, request))
+  described = features_lib.describe_data(*features_lib._data(found, request))
   assert described['examples'] == 51 and 'left_out' in described['fingerprint']
   plain = dict(config=None, split='train', dataset=source['name'])
   sizes = [
-    len(command._data(found, dataclasses.replace(request, **changes))[1])
+    len(features_lib._data(found, dataclasses.replace(request, **changes))[1])
     for changes in (
       dict(settings=('--config.source.height=9',)),  # another data set
       dict(settings=SETTINGS[:1], **plain),
@@ -285,7 +286,7 @@ def test_a_folder_of_images(weights, tmp_path, folders):
   as_data = Request(
     dataset='folder', split='train', data_dir=str(photos), batch_size=4
   )
-  result = command.run(weights, str(tmp_path / 'f.npz'), as_data)
+  result = features_lib.run(weights, str(tmp_path / 'f.npz'), as_data)
   found = held(tmp_path / 'f.npz')
   assert found['index'].tolist() == [0, 1, 2, 3]
   if folders == ('.',):
@@ -296,7 +297,7 @@ def test_a_folder_of_images(weights, tmp_path, folders):
   expected = plain(weights, images)
   np.testing.assert_allclose(found['features'], expected, atol=1e-5)
   as_files = Request(images=[str(photos)], batch_size=4)
-  command.run(weights, str(tmp_path / 'g.npz'), as_files)
+  features_lib.run(weights, str(tmp_path / 'g.npz'), as_files)
   found = held(tmp_path / 'g.npz')
   assert [os.path.relpath(path, photos) for path in found['path']] == [
     os.path.normpath(name) for name in names
@@ -306,10 +307,10 @@ def test_a_folder_of_images(weights, tmp_path, folders):
 
 def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
   """Requests with unknown formats, splits or weights, or without pyarrow."""
-  run, out = command.run, str(tmp_path / 'f.npz')
+  run, out = features_lib.run, str(tmp_path / 'f.npz')
   request = Request(**DATA, settings=SETTINGS)
   for path, changes, message in [
-    (str(tmp_path / 'f.csv'), {}, r"'.csv'.*.npz, .parquet"),
+    (str(tmp_path / 'f.csv'), {}, r'f.csv.*\.npz or \.parquet'),
     ('gs://a/f.npz', {}, '--out=gs://a/f.npz'),
     (out, dict(split=None), '--split is missing'),
     (out, dict(weights='ema'), "'ema'.*params"),
@@ -320,7 +321,7 @@ def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=message):
       run(weights, path, dataclasses.replace(request, **changes))
   with pytest.raises(UserError, match='--layers=1,x'):
-    command.intermediate.parse_layers(['1', 'x'])
+    features_lib.parse_layers(['1', 'x'])
   monkeypatch.setitem(sys.modules, 'pyarrow', None)
   monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
   with pytest.raises(UserError, match='pip install pyarrow'):

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 import tiny_vit
 
-from vit_jax import checkpoint, evaluate, export, load_pretrained, predict
+from vit_jax import (
+  checkpoint,
+  evaluate,
+  export,
+  features,
+  load_pretrained,
+  predict,
+)
 from vit_jax.arrays import memory, sharding
-from vit_jax.cli import batches
+from vit_jax.cli import request as request_lib
 from vit_jax.errors import UserError
-from vit_jax.features import __main__ as features
 from vit_jax.models.resnet import Model as ResNet
 from vit_jax.models.swin import Model as Swin
 from vit_jax.models.vit import Model
@@ -81,19 +87,20 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   """Predictions, accuracy, features and exports are those of that size."""
   files = sorted(photos.glob('*/*.png'))
   logits = expected(weights, files)
-  found = list(predict.run(weights, [*map(str, files)], 2, image_size=SIZE))
+  request = predict.Request(top=2, image_size=SIZE)
+  found = list(predict.run(weights, [*map(str, files)], request))
   probabilities = [dict(each.top)['cat'] for each in found]
   np.testing.assert_allclose(
     probabilities, jax.nn.softmax(logits)[:, 0], atol=1e-5
   )
-  result = evaluate.run(
-    weights,
+  request = evaluate.Request(
     dataset='folder',
     data_dir=str(photos),
     split='train',
     batch_size=8,
     image_size=SIZE,
   )
+  result = evaluate.run(weights, request)
   labels = np.array([f.parent.name == 'dog' for f in files])
   assert result['accuracy'] == np.mean(logits.argmax(-1) == labels)
   assert result['preprocess']['image_size'] == [*SIZE]
@@ -124,11 +131,12 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
 def test_the_key_of_the_config_names_the_flag(weights, photos):
   settings = ['--config.image_size=64']
   with pytest.raises(UserError, match='give --image_size'):
-    evaluate.run(
-      weights, dataset='folder', data_dir=str(photos), settings=settings
+    request = evaluate.Request(
+      dataset='folder', data_dir=str(photos), settings=settings
     )
+    evaluate.run(weights, request)
   with pytest.raises(UserError, match='give --image_size'):
-    next(predict.run(weights, [], settings=settings))
+    next(predict.run(weights, [], predict.Request(settings=settings)))
 
 
 def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
@@ -137,9 +145,9 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
   mesh = sharding.make_mesh(jax.devices()[:1])
   limit = 10**12
   monkeypatch.setattr(memory, 'of_device', lambda device: limit)
-  assert batches.fitting(source, mesh, 32) == 32
-  monkeypatch.setattr(batches, '_SMALL', 0)
-  assert batches.fitting(source, mesh, 32) == 32
+  assert request_lib.fitting(source, mesh, 32) == 32
+  monkeypatch.setattr(request_lib, '_SMALL', 0)
+  assert request_lib.fitting(source, mesh, 32) == 32
   peaks = []
   program_bytes = memory.program_bytes
 
@@ -148,36 +156,36 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
     return {'peak': peaks[-1]}
 
   monkeypatch.setattr(memory, 'program_bytes', recorded)
-  batches.fitting(source, mesh, 8)
+  request_lib.fitting(source, mesh, 8)
   limit = int(peaks[0] / 0.6) + 1
   with caplog.at_level('INFO', 'vit_jax'):
-    assert batches.fitting(source, mesh, 32) == 8
+    assert request_lib.fitting(source, mesh, 32) == 8
   assert '8 instead of 32 images of 64x64' in caplog.text
   limit = 1
-  assert batches.fitting(source, mesh, 32) == 1
+  assert request_lib.fitting(source, mesh, 32) == 1
   three = sharding.make_mesh(jax.devices()[:3])
-  assert batches.fitting(source, three, 32) == 3
+  assert request_lib.fitting(source, three, 32) == 3
   limit = 10**12
-  assert batches.fitting(source, three, 32) == 32
+  assert request_lib.fitting(source, three, 32) == 32
 
 
 def test_a_program_that_cannot_be_compiled_does_not_fit(weights, monkeypatch):
   source = pretrained.find(weights)
   mesh = sharding.make_mesh(jax.devices()[:1])
-  monkeypatch.setattr(batches, '_SMALL', 0)
+  monkeypatch.setattr(request_lib, '_SMALL', 0)
 
   def exhausted(self, *arguments):
     raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')
 
   monkeypatch.setattr(jax.stages.Lowered, 'compile', exhausted)
-  assert batches.fitting(source, mesh, 8) == 1
+  assert request_lib.fitting(source, mesh, 8) == 1
 
 
 def test_features_are_compiled_for_the_tokens_and_examples(
   weights, photos, tmp_path, monkeypatch
 ):
   """Batches are chosen for the program that is run, of at most all images."""
-  monkeypatch.setattr(batches, '_SMALL', 0)
+  monkeypatch.setattr(request_lib, '_SMALL', 0)
   mesh = sharding.make_mesh(jax.devices()[:1])
   monkeypatch.setattr(sharding, 'make_mesh', lambda devices: mesh)
   checked = []
@@ -187,7 +195,7 @@ def test_features_are_compiled_for_the_tokens_and_examples(
     checked.append(outputs['features'].shape)
     return 0
 
-  monkeypatch.setattr(batches, '_bytes', no_bytes)
+  monkeypatch.setattr(request_lib, '_bytes', no_bytes)
   request = features.Request(images=[str(photos)], tokens=True)
   path = tmp_path / 'tokens.npz'
   result = features.run(weights, str(path), request)

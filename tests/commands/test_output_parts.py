@@ -1,5 +1,8 @@
 """Tests of results that are written in parts."""
 
+import json
+import pathlib
+
 import numpy as np
 import pytest
 from etils import epath
@@ -18,42 +21,55 @@ def batches(start, end=10):
     yield {'x': np.arange(i, i + 2)}
 
 
+def read(path):
+  return json.loads((pathlib.Path(path)).read_text())
+
+
+def write(parts, path):
+  found = np.concatenate([*parts.column('x')]).tolist()
+  pathlib.Path(path).write_text(json.dumps(ABOUT | {'found': found}))
+  return {'found': found}
+
+
+FORM = output_parts.Format(read, write, ['found'])
+
+
+def interrupted(tmp_path, about=ABOUT):
+  out = epath.Path(tmp_path / 'out.json')
+  with pytest.raises(KeyboardInterrupt):
+    output_parts.compute(out, about, 2, lambda start: batches(start, 6), FORM)
+  return out
+
+
 def test_parts_of_another_size_are_not_continued(tmp_path):
   """The same size continues without a gap; another size is refused."""
-  out = epath.Path(tmp_path / 'out.npz')
-  with pytest.raises(KeyboardInterrupt):
-    output_parts.resume(out, ABOUT, 2, lambda start: batches(start, 6))
+  out = interrupted(tmp_path)
   assert output_parts.batch_size(out) == 2
   assert output_parts.batch_size(epath.Path(tmp_path / 'new.npz')) is None
   with pytest.raises(UserError, match='part_examples'):
-    output_parts.resume(out, ABOUT, 3, batches)
-  parts, count = output_parts.resume(out, ABOUT, 2, batches)
-  found = [parts.read(number)['x'] for number in range(count)]
-  np.testing.assert_array_equal(np.concatenate(found), np.arange(10))
+    output_parts.compute(out, ABOUT, 3, batches, FORM)
+  result = output_parts.compute(out, ABOUT, 2, batches, FORM)
+  assert result == {'found': [*range(10)]}
+  assert [path.name for path in tmp_path.iterdir()] == ['out.json']
+  assert output_parts.compute(out, ABOUT, 2, batches, FORM) == ABOUT | result
 
 
-def test_parts_with_missing_rows_are_refused(tmp_path):
-  """A valid part that has lost rows is not joined."""
-  out = epath.Path(tmp_path / 'out.npz')
-  parts, _ = output_parts.resume(out, ABOUT, 2, batches)
-  path = tmp_path / 'out.npz.parts' / '00001.npz'
-  with np.load(path) as arrays:
-    columns = dict(arrays)
-  np.savez(path, **columns | {'x': columns['x'][:-1]})
-  with pytest.raises(UserError, match='00001.npz cannot be read'):
-    parts.read(1)
-  np.savez(path, x=columns['x'])  # as older versions wrote it
-  assert len(parts.read(1)['x']) == 4
-  with pytest.raises(UserError, match='00001.npz cannot be read'):
-    parts.read(1, ['y'])
+def test_damaged_parts_are_refused(tmp_path):
+  """Parts of earlier versions, with the numbers of rows, are read."""
+  out = interrupted(tmp_path)
+  part = tmp_path / 'out.json.parts' / '00000.npz'
+  np.savez(part, x=np.arange(4), _rows=np.array([4]))
+  assert output_parts.Parts(out).read(0).keys() == {'x'}
+  part.write_bytes(part.read_bytes()[:-9])
+  with pytest.raises(UserError, match='00000.npz cannot be read'):
+    output_parts.compute(out, ABOUT, 2, batches, FORM)
 
 
 def test_results_of_older_versions_are_recognized(tmp_path):
   """Their fingerprints have fewer entries; other entries must be equal."""
-  out = epath.Path(tmp_path / 'out.npz')
-  older = ABOUT | {'fingerprint': {'size': 10}}
-  output_parts.resume(out, older, 2, batches)
-  newer = ABOUT | {'fingerprint': {'size': 10, 'contents': 'abc'}}
-  output_parts.resume(out, newer, 2, batches)
+  out = interrupted(tmp_path, ABOUT | {'fingerprint': {'size': 10}})
   with pytest.raises(UserError, match='fingerprint.size'):
-    output_parts.resume(out, ABOUT | {'fingerprint': {'size': 9}}, 2, batches)
+    other = ABOUT | {'fingerprint': {'size': 9}}
+    output_parts.compute(out, other, 2, batches, FORM)
+  newer = ABOUT | {'fingerprint': {'size': 10, 'contents': 'abc'}}
+  output_parts.compute(out, newer, 2, batches, FORM)

@@ -11,10 +11,10 @@ import pytest
 from absl import flags
 from tiny_vit import save_classifier
 
-from vit_jax.cli import commands, entry, help
+from vit_jax.cli import help, process
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.processes import backends
+from vit_jax.processes import runtime
 
 QUICK = ('train', '--config=configs/quickstart.py')
 TUNE = ('finetune', '--config=configs/finetune_imagenet.py')
@@ -43,7 +43,7 @@ ROWS = [
   ((*QUICK, '--workdir=another'), 'run of this program'),
   ((*QUICK, '--workdir=text.npz'), 'cannot be used'),
   ((*QUICK, '--workdir=/proc/none'), 'your permissions'),
-  ((*TUNE, '--config.init_from=text.npz'), 'not an .npz file'),
+  ((*TUNE, '--config.init_from=text.npz'), 'as an .npz file'),
   ((*TUNE, '--config.init_from=tin.npz'), 'Did you mean tiny.npz'),
   (('evaluate', 'tiny.npz'), 'usage: python -m vit_jax.evaluate'),
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
@@ -128,12 +128,12 @@ def test_a_key_of_another_project_gets_one_suggestion(say):
 
 def test_a_mistyped_command_lists_the_commands(capsys):
   """Python itself would only say that the module does not exist."""
-  commands.refuse_unknown(['python', '-m', 'vit_jax.train', '--config=x'])
-  commands.refuse_unknown(['python', '-m', 'vit_jax'])
-  commands.refuse_unknown(['python', '-m', 'pytest'])
-  commands.refuse_unknown(['python', 'script.py'])
+  help.refuse_unknown(['python', '-m', 'vit_jax.train', '--config=x'])
+  help.refuse_unknown(['python', '-m', 'vit_jax'])
+  help.refuse_unknown(['python', '-m', 'pytest'])
+  help.refuse_unknown(['python', 'script.py'])
   with pytest.raises(SystemExit) as ended:
-    commands.refuse_unknown(['python', '-X', 'dev', '-m', 'vit_jax.trian'])
+    help.refuse_unknown(['python', '-X', 'dev', '-m', 'vit_jax.trian'])
   assert ended.value.code == 2
   assert "did you mean 'train'?" in capsys.readouterr().err
 
@@ -145,20 +145,20 @@ def test_a_mistyped_command_lists_the_commands(capsys):
 def test_a_space_instead_of_a_dot_is_refused(typed, answer, capsys):
   """`python -m vit_jax train …` must not exit with 0."""
   with pytest.raises(SystemExit) as ended:
-    commands.refuse_arguments([typed, '--config=x'])
+    help.refuse_arguments([typed, '--config=x'])
   assert ended.value.code == 2
   assert answer in capsys.readouterr().err
 
 
 def test_the_list_of_commands_accepts_help():
   """It accepts no arguments, and --help."""
-  commands.refuse_arguments([])
-  commands.refuse_arguments(['--help'])
+  help.refuse_arguments([])
+  help.refuse_arguments(['--help'])
 
 
 def test_all_commands_are_described():
   """The list has one line per command, with an example."""
-  described = commands.descriptions()
+  described = help.descriptions()
   assert {'train', 'plan', 'launch', 'configs'} <= described.keys()
   assert 'errors' not in described
   assert all('python -m vit_jax.' in line for line in described.values())
@@ -178,17 +178,17 @@ def test_missing_devices_are_a_user_error(
   monkeypatch, platforms, error, expected
 ):
   """That is so only if JAX_PLATFORMS names them and they are what failed."""
-  monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('no_such_device*',)})
+  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': ('no_such_device*',)})
   monkeypatch.setenv('JAX_PLATFORMS', platforms)
-  assert (backends.user_error(error) is not None) == expected
+  assert (runtime.user_error(error) is not None) == expected
 
 
 def test_devices_in_use_are_a_crash(monkeypatch):
   """Another process may hold them, so that a restart may succeed."""
-  monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('null',)})
+  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': ('null',)})
   monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu')
   error = RuntimeError("Unable to initialize backend 'tpu': in use")
-  assert backends.user_error(error) is None
+  assert runtime.user_error(error) is None
 
 
 @pytest.mark.parametrize('name', ['train', 'plan.main', 'evaluate'])
@@ -200,7 +200,7 @@ def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   )
   before = set(flags.FLAGS)
   try:
-    getattr(module, 'define_flags', entry.define_flags)()
+    getattr(module, 'define_flags', process.define_flags)()
     text = help.text(module.__doc__, flags.FLAGS)
   finally:
     flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])

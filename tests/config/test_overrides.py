@@ -10,8 +10,7 @@ import pytest
 from absl import flags
 from minimal_config import completed, minimal
 
-from vit_jax.config import completion as config_lib
-from vit_jax.config import loading
+from vit_jax.config import loading, schema
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -232,7 +231,7 @@ def test_text_for_a_number_is_refused(tmp_path, parse):
     parse('--config.image_size=large')
   model = dict(name='resnet', variant='R50x1')
   file = tmp_path / 'config.json'
-  file.write_text(config_lib.to_json(completed(model=model)))
+  file.write_text(schema.to_json(completed(model=model)))
   with pytest.raises(UserError, match="model.depths is 'deep'; give one whole"):
     parse('--config.model.depths=deep', config=f'--config={file}')
 
@@ -326,7 +325,7 @@ def test_config_json_is_a_config(tmp_path, parse):
   """A run's config.json can be passed to --config, with its keys as flags."""
   before = completed(image_size=12, average_decay=0.5)
   file = tmp_path / 'config.json'
-  file.write_text(config_lib.to_json(before))
+  file.write_text(schema.to_json(before))
   config = parse('--config.model.depth=3', config=f'--config={file}')
   assert config.model.depth == 3
   config.model.depth = before.model.depth

@@ -6,8 +6,8 @@ from typing import Optional
 
 import pytest
 
-from vit_jax.config import plugins
-from vit_jax.config.sections import EVALS, SECTIONS
+from vit_jax.config import schema
+from vit_jax.config.schema import EVALS, SECTIONS
 from vit_jax.errors import UserError, closest
 from vit_jax.models import vit
 
@@ -28,13 +28,13 @@ def own_module(tmp_path, monkeypatch):
 
 def test_a_name_selects_a_module_of_the_package():
   """'vit' selects `Model` of the module `vit_jax.models.vit`."""
-  assert plugins.resolve(SECTIONS['model'], 'vit') is vit.Model
+  assert schema.resolve(SECTIONS['model'], 'vit') is vit.Model
 
 
 def test_a_dotted_name_selects_any_module(own_module):
   """The module is looked up on the Python path, with the same symbol."""
   name = own_module('own', 'def Model(): return 7')
-  assert plugins.resolve(SECTIONS['model'], name)() == 7
+  assert schema.resolve(SECTIONS['model'], name)() == 7
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_dotted_name_selects_any_module(own_module):
 )
 def test_a_mistyped_name_gets_a_suggestion(pattern, wrong, right):
   with pytest.raises(UserError, match=f'did you mean {right!r}'):
-    plugins.resolve(pattern, wrong)
+    schema.resolve(pattern, wrong)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_a_mistyped_name_gets_a_suggestion(pattern, wrong, right):
 )
 def test_contracts_are_not_names(pattern):
   """The module `contract` of a package defines the symbol as a Protocol."""
-  assert 'contract' not in plugins.names(pattern)
+  assert 'contract' not in schema.names(pattern)
 
 
 def test_only_modules_with_the_symbol_are_suggested():
   """For example, `layers` and `posemb` are not models."""
   with pytest.raises(UserError) as error:
-    plugins.resolve(SECTIONS['model'], 'nothing')
+    schema.resolve(SECTIONS['model'], 'nothing')
   allowed = str(error.value).split('allowed: ')[1].split(';')[0].split(', ')
   assert 'vit' in allowed
   assert 'layers' not in allowed and 'posemb' not in allowed
@@ -72,33 +72,33 @@ def test_only_modules_with_the_symbol_are_suggested():
 def test_only_optimizers_are_suggested():
   """Other functions of `vit_jax.optim` are left out."""
   with pytest.raises(UserError, match='allowed: adam, lamb, lars, muon, sgd;'):
-    plugins.resolve(SECTIONS['optimizer'], 'nothing')
+    schema.resolve(SECTIONS['optimizer'], 'nothing')
 
 
 def test_a_missing_package_is_named_in_the_message(own_module):
   """The message says which package a plug-in needs."""
   name = own_module('needy', 'import package_that_is_not')
   with pytest.raises(UserError, match='pip install package_that_is_not'):
-    plugins.resolve(SECTIONS['model'], name)
+    schema.resolve(SECTIONS['model'], name)
 
 
 def test_a_module_that_does_not_exist_is_refused():
   """The message says where modules are searched for."""
   with pytest.raises(UserError, match='no module my_lab.model .*PYTHONPATH'):
-    plugins.resolve(SECTIONS['model'], 'my_lab.model')
+    schema.resolve(SECTIONS['model'], 'my_lab.model')
 
 
 def test_a_module_without_the_symbol_is_refused(own_module):
   name = own_module('symbolless', 'x = 1')
   with pytest.raises(UserError, match=f'{name}.* Model'):
-    plugins.resolve(SECTIONS['model'], name)
+    schema.resolve(SECTIONS['model'], name)
 
 
 def test_a_bug_in_a_plug_in_keeps_its_traceback(own_module):
   """An AttributeError during the import is not reported as a missing symbol."""
   name = own_module('buggy', 'import math; math.no_such_function')
   with pytest.raises(AttributeError, match='no_such_function'):
-    plugins.resolve(SECTIONS['model'], name)
+    schema.resolve(SECTIONS['model'], name)
 
 
 def test_keys_are_keyword_only_parameters():
@@ -107,7 +107,7 @@ def test_keys_are_keyword_only_parameters():
   def constructor(runtime, /, other, *, a: int = 1, b: str | None = None):
     del runtime, other, a, b
 
-  keys = plugins.keys(constructor)
+  keys = schema.config_keys(constructor)
   assert list(keys) == ['a', 'b']
   assert (keys['a'].default, keys['a'].annotation) == (1, int)
   assert keys['b'].default is None
@@ -122,7 +122,7 @@ def test_keyword_only_fields_are_keys():
     rate: float = dataclasses.field(default=0.5, kw_only=True)
     needed: int = dataclasses.field(kw_only=True)
 
-  keys = plugins.keys(Thing)
+  keys = schema.config_keys(Thing)
   assert set(keys) == {'rate', 'needed'}
   assert keys['rate'].default == 0.5
   assert keys['needed'].default is inspect.Parameter.empty
@@ -144,7 +144,7 @@ def test_keyword_only_fields_are_keys():
 )
 def test_value_type_of_annotations(annotation, expected):
   """The result is the plain type, and whether None is allowed."""
-  assert plugins.value_type(annotation) == expected
+  assert schema.value_type(annotation) == expected
 
 
 def test_build_passes_run_time_arguments_and_keys():
@@ -154,7 +154,7 @@ def test_build_passes_run_time_arguments_and_keys():
     return runtime, a, b
 
   section = {'name': 'constructor', 'a': 1}
-  assert plugins.build(constructor, section, 'mesh') == ('mesh', 1, 2)
+  assert schema.construct(constructor, section, 'mesh') == ('mesh', 1, 2)
 
 
 def test_closest_suggests_and_lists():
@@ -172,7 +172,7 @@ def test_build_converts_lists_to_tuples():
     return depths, rules
 
   section = {'depths': [1, 1], 'rules': [['head/.*', {'lr': 2.0}]]}
-  assert plugins.build(make, section) == (
+  assert schema.construct(make, section) == (
     (1, 1),
     (('head/.*', {'lr': 2.0}),),
   )

@@ -8,8 +8,8 @@ from minimal_config import completed, sections
 
 from vit_jax.arrays import sharding
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.config import plugins
-from vit_jax.config.sections import EVALS, SECTIONS
+from vit_jax.config import schema
+from vit_jax.config.schema import EVALS, SECTIONS
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_choice, check_range
@@ -40,9 +40,10 @@ def build(tmp_path, key, value, **changes):
       batch_size=8,
       reader=stream.Reader(),
     )
-    return Evaluator(setting, **{'split': 'test', leaf: value})
+    section = {'every': '1 epochs', 'batch_size': None, leaf: value}
+    return Evaluator(setting.for_section(section), split='test')
   if section == 'source':
-    constructor = plugins.resolve(SECTIONS['source'], 'synthetic')
+    constructor = schema.resolve(SECTIONS['source'], 'synthetic')
     return constructor('train', **{leaf: value})
   config = completed(**changes, **{key: value})
   return Experiment.build(config, jax.devices()[:1])
@@ -57,15 +58,15 @@ def numeric_keys():
   found = {}
   for changes, config in configs:
     named = dict(config) | {f'evals.{k}': v for k, v in config.evals.items()}
-    for values, constructor in sections(config):
+    for values, keys in sections(config):
       prefix = next(name for name, each in named.items() if each is values)
-      for leaf, parameter in plugins.keys(constructor).items():
-        kind, _ = plugins.value_type(parameter.annotation)
+      for leaf, parameter in keys.items():
+        kind, _ = schema.value_type(parameter.annotation)
         if kind in (int, float):
           found[f'{prefix}.{leaf}'] = kind, changes
-  top = plugins.keys(plugins.resolve('vit_jax.config.completion:top_level'))
+  top = schema.config_keys(schema.resolve('vit_jax.config.schema:top_level'))
   for leaf, parameter in top.items():
-    kind, _ = plugins.value_type(parameter.annotation)
+    kind, _ = schema.value_type(parameter.annotation)
     if kind in (int, float):
       found[leaf] = kind, {}
   return [(key, *rest) for key, rest in sorted(found.items())]
@@ -135,7 +136,6 @@ WRONG = [
   ('evals.test.batch_size', 0),
   ('evals.test.batch_size', 10**20),
   ('evals.test.every', '-1 steps'),
-  ('recovery.sdc_every', 'often'),
   ('recovery.slow_hosts_every', '5'),
   ('recovery.spike_factor', 1.0),
   ('model.dropout', 1.0),
@@ -173,7 +173,7 @@ def test_messages_of_values_out_of_range(tmp_path, key, value):
     ('seed', 2**32 - 1),
     ('checkpoint.every', '0 steps'),
     ('mesh.data', -1),
-    ('recovery.sdc_every', '0 %'),
+    ('recovery.slow_hosts_every', '0 %'),
     ('recovery.max_rollbacks', 0),
     ('reader.max_bad_share', 1.0),
     ('model.unroll', 99),
@@ -248,7 +248,7 @@ def test_checkpoint_best_with_an_evaluator_without_a_list(
 ):
   """Any metric of an evaluator without `higher_is_better` may be named."""
   monkeypatch.delattr(
-    plugins.resolve(EVALS, 'classification'), 'higher_is_better'
+    schema.resolve(EVALS, 'classification'), 'higher_is_better'
   )
   build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/recall'})
   with pytest.raises(UserError, match='checkpoint.best'):

@@ -62,10 +62,10 @@ def test_ambiguous_layouts_are_refused(tmp_path):
   parts = tmp_path / 'parts'
   parts.mkdir()
   make(0, 2).to_parquet(parts / 'train-00001-of-00002.parquet')
-  with pytest.raises(UserError, match='one of 1 files .* specify 2'):
+  with pytest.raises(UserError, match='1 Parquet files .* specify 2'):
     open_split(parts)
   make(0, 2).to_parquet(parts / 'train-00000-of-00001.parquet')
-  with pytest.raises(UserError, match='one of 2 files .* specify 2'):
+  with pytest.raises(UserError, match='2 Parquet files .* specify 2'):
     open_split(parts)
 
 

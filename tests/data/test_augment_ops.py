@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from sample_images import noise
 
-from vit_jax.data.augment import ops
+from vit_jax.data.augment import policies
 
 FACTORS = (0.0, 0.1, 0.5, 1.0, 1.3, 1.9)
 GREY = (128, 128, 128)
@@ -36,17 +36,17 @@ def pillow(function, image, *arguments):
 @pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
 def test_single_value_operations_equal_pillow(image):
   pairs = [
-    (ops.invert(image), pillow(ImageOps.invert, image)),
-    (ops.auto_contrast(image), pillow(ImageOps.autocontrast, image)),
-    (ops.equalize(image), pillow(ImageOps.equalize, image)),
-    (ops.solarize(image), pillow(ImageOps.solarize, image)),
+    (policies.invert(image), pillow(ImageOps.invert, image)),
+    (policies.auto_contrast(image), pillow(ImageOps.autocontrast, image)),
+    (policies.equalize(image), pillow(ImageOps.equalize, image)),
+    (policies.solarize(image), pillow(ImageOps.solarize, image)),
   ]
   for bits in range(1, 9):
     expected = pillow(ImageOps.posterize, image, bits)
-    pairs.append((ops.posterize(image, bits), expected))
+    pairs.append((policies.posterize(image, bits), expected))
   for threshold in (0, 1, 77, 255, 256):
     expected = pillow(ImageOps.solarize, image, threshold)
-    pairs.append((ops.solarize(image, threshold), expected))
+    pairs.append((policies.solarize(image, threshold), expected))
   for ours, theirs in pairs:
     assert ours.dtype == np.uint8
     np.testing.assert_array_equal(ours, theirs)
@@ -61,7 +61,7 @@ def test_enhancements_are_close_to_pillow(image, factor, name):
   """Results differ by up to two levels: Pillow truncates, OpenCV rounds."""
   enhancer = getattr(ImageEnhance, name.capitalize())
   expected = pillow(lambda x: enhancer(x).enhance(factor), image)
-  ours = getattr(ops, name)(image, factor)
+  ours = getattr(policies, name)(image, factor)
   assert np.abs(ours - expected).max() <= 2
   if factor == 1:
     np.testing.assert_array_equal(ours, image)
@@ -70,16 +70,16 @@ def test_enhancements_are_close_to_pillow(image, factor, name):
 def test_no_bits_and_solarize_add():
   """Operations that Pillow does not provide are compared with formulas."""
   image = noise(5, 5)
-  assert not ops.posterize(image, 0).any()
+  assert not policies.posterize(image, 0).any()
   expected = np.where(image < 128, np.minimum(image + 110.0, 255), image)
-  np.testing.assert_array_equal(ops.solarize_add(image, 110), expected)
+  np.testing.assert_array_equal(policies.solarize_add(image, 110), expected)
 
 
 def test_greyscale():
   """ITU-R 601 luma differs from Pillow's by at most one level."""
   image = photograph()
   expected = pillow(lambda x: x.convert('L').convert('RGB'), image)
-  assert np.abs(ops.greyscale(image) - expected).max() <= 1
+  assert np.abs(policies.greyscale(image) - expected).max() <= 1
 
 
 @pytest.mark.parametrize('sigma', [0.1, 0.5, 1.0, 2.0])
@@ -87,7 +87,7 @@ def test_blur(sigma):
   """Pillow approximates the blur by boxes, so only means are compared."""
   image = photograph()
   expected = pillow(lambda x: x.filter(ImageFilter.GaussianBlur(sigma)), image)
-  assert np.abs(ops.blur(image, sigma) - expected).mean() < 0.5
+  assert np.abs(policies.blur(image, sigma) - expected).mean() < 0.5
 
 
 def transformed(image, *matrix):
@@ -117,11 +117,17 @@ def test_geometry_operations_equal_pillow(share):
   image = photograph()
   slope, pixels, degrees = 0.3 * share, 20 * share, 30 * share
   pairs = [
-    (ops.rotate(image, degrees), turned(image, degrees)),
-    (ops.shear_x(image, slope), transformed(image, 1, slope, 0, 0, 1, 0)),
-    (ops.shear_y(image, slope), transformed(image, 1, 0, 0, slope, 1, 0)),
-    (ops.translate_x(image, pixels), transformed(image, 1, 0, pixels, 0, 1, 0)),
-    (ops.translate_y(image, pixels), transformed(image, 1, 0, 0, 0, 1, pixels)),
+    (policies.rotate(image, degrees), turned(image, degrees)),
+    (policies.shear_x(image, slope), transformed(image, 1, slope, 0, 0, 1, 0)),
+    (policies.shear_y(image, slope), transformed(image, 1, 0, 0, slope, 1, 0)),
+    (
+      policies.translate_x(image, pixels),
+      transformed(image, 1, 0, pixels, 0, 1, 0),
+    ),
+    (
+      policies.translate_y(image, pixels),
+      transformed(image, 1, 0, 0, 0, 1, pixels),
+    ),
   ]
   for ours, theirs in pairs:
     close = np.abs(ours - theirs).max(axis=2) <= 2
@@ -131,10 +137,10 @@ def test_geometry_operations_equal_pillow(share):
 def test_whole_pixels_are_moved_exactly():
   """Translation by whole pixels does not interpolate."""
   image = photograph()
-  moved = ops.translate_x(image, 7)
+  moved = policies.translate_x(image, 7)
   np.testing.assert_array_equal(moved[:, :-7], image[:, 7:])
   assert (moved[:, -7:] == 128).all()
-  moved = ops.translate_y(image, -7)
+  moved = policies.translate_y(image, -7)
   np.testing.assert_array_equal(moved[7:], image[:-7])
   assert (moved[:7] == 128).all()
 
@@ -148,7 +154,7 @@ def test_cut_out_fills_a_square(y, x):
   inside = (-2 <= rows - y) & (rows - y < 2)
   inside &= (-2 <= columns - x) & (columns - x < 2)
   expected = np.where(inside[:, :, None], 128, image)
-  np.testing.assert_array_equal(ops.cut_out(image, y, x, 2), expected)
+  np.testing.assert_array_equal(policies.cut_out(image, y, x, 2), expected)
   np.testing.assert_array_equal(image, before)
 
 
@@ -158,7 +164,7 @@ def test_bicubic_geometry_is_pillows():
   method = Image.Resampling.BICUBIC
   for degrees in (-30.0, 7.5):
     expected = Image.fromarray(image).rotate(degrees, method, fillcolor=mean)
-    actual = ops.rotate(image, degrees, bicubic=True, fill=mean)
+    actual = policies.rotate(image, degrees, bicubic=True, fill=mean)
     difference = np.abs(np.array(expected).astype(int) - actual)
     assert np.mean(difference > 1) < 0.01  # Pillow rounds the matrix
   sheared = Image.fromarray(image).transform(
@@ -168,8 +174,8 @@ def test_bicubic_geometry_is_pillows():
     method,
     fillcolor=mean,
   )
-  actual = ops.shear_x(image, 0.3, bicubic=True, fill=mean)
+  actual = policies.shear_x(image, 0.3, bicubic=True, fill=mean)
   np.testing.assert_array_equal(np.array(sheared), actual)
   assert (
-    ops.translate_x(image, 5.0, bicubic=True, fill=mean)[:, -5:] == mean
+    policies.translate_x(image, 5.0, bicubic=True, fill=mean)[:, -5:] == mean
   ).all()

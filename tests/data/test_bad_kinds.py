@@ -13,7 +13,7 @@ from sample_images import encode, noise, smooth
 
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.data.sources import folder, manifest
 from vit_jax.errors import UserError
 

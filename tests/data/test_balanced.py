@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.arrays import sharding
-from vit_jax.data import balanced, exclusion
+from vit_jax.data import balanced, filters
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
@@ -117,11 +117,11 @@ def test_data_that_cannot_be_balanced():
 def test_labels_of_remaining_examples():
   """They are listed without reading the examples, if the source lists them."""
   left_out = np.array([1, 36])
-  source = exclusion.Remaining(Unbalanced(), left_out)
+  source = filters.Remaining(Unbalanced(), left_out)
   assert not hasattr(source, 'labels')
   read = balanced.labels(source)
   listing = Unbalanced()
   listing.labels = lambda: np.append(listing._labels, -1)
-  listed = exclusion.Remaining(listing, left_out).labels()
+  listed = filters.Remaining(listing, left_out).labels()
   np.testing.assert_array_equal(np.where(listed < 4, listed, -1), read)
   assert len(read) == 36

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.data.storage import classes
+from vit_jax.data.storage import class_folders
 from vit_jax.errors import UserError
 
 COCO = '1\tperson\n2\tbicycle\n44\tbottle\n'
@@ -11,11 +11,11 @@ COCO = '1\tperson\n2\tbicycle\n44\tbottle\n'
 def listed(folder, text):
   path = folder / 'classes.txt'
   path.write_bytes(text if isinstance(text, bytes) else text.encode())
-  return classes.load(str(path))
+  return class_folders.load(str(path))
 
 
 def number(labels, known=None, whole=True):
-  return classes.number(
+  return class_folders.number(
     labels, lambda label: f'line of {label[:9]}', known, whole=whole
   )
 
@@ -136,7 +136,7 @@ def test_files_that_are_not_lists_are_refused(tmp_path, text, word):
 
 def test_text_of_labels():
   """Whole numbers and names, without surrounding blanks."""
-  found = [classes.text_of(v) for v in (7, -1, ' cat\n', '7')]
+  found = [class_folders.text_of(v) for v in (7, -1, ' cat\n', '7')]
   assert found == ['7', '-1', 'cat', '7']
   for value in (True, 0.5, None, '', ' ', [1], {}):
-    assert classes.text_of(value) is None
+    assert class_folders.text_of(value) is None

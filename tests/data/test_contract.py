@@ -9,12 +9,12 @@ from indexed_source import PLAIN, Numbered, mesh_of, train
 from minimal_config import completed
 
 from tests.plugins import two_crops, unlabelled
-from vit_jax.config import completion, sections
+from vit_jax.config import schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.pipeline import order, stream
 from vit_jax.data.pipeline.loader import Loader
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 from vit_jax.training import data
 from vit_jax.training.experiment import Experiment
@@ -207,9 +207,9 @@ def test_sections_without_a_name_use_the_default():
   assert (config.augment.name, config.preprocess.name) == ('transforms',) * 2
   old = config.to_dict()
   del old['augment']['name'], old['preprocess']['name']
-  assert completion.from_dict(old).to_dict() == config.to_dict()
+  assert schema.from_dict(old).to_dict() == config.to_dict()
   for section, kind in (
     ('augment', TrainTransform),
     ('preprocess', EvalTransform),
   ):
-    assert sections.constructor(section, {}) is kind
+    assert schema.constructor(section, {}) is kind

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from minimal_config import completed
 
-from vit_jax.data import exclusion, fingerprint
+from vit_jax.data import filters, fingerprint
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder, manifest, mixture, synthetic
 from vit_jax.errors import UserError
@@ -49,7 +49,7 @@ def sources(root):
 
 
 def write(path, source, indices):
-  lines = exclusion.described(source, np.array(indices))
+  lines = filters.described(source, np.array(indices))
   path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
   return str(path)
 
@@ -63,13 +63,13 @@ def test_listed_examples_are_left_out_of_every_split(root, name, tmp_path):
   listed = {whole.where(i) for i in LISTED}
   for split in ('train', 'train[:40%]', 'train[50%:]+train[:10%]'):
     source = open_split(split)
-    short = exclusion.without_listed(source, path)
+    short = filters.without_listed(source, path)
     examples = [source[i] for i in range(len(source))]
     kept = [i for i in range(len(source)) if source.where(i) not in listed]
     assert len(kept) < len(source)
     expected = [(examples[i]['image'], examples[i]['label']) for i in kept]
     contract.check(short, expected, [source.where(i) for i in kept])
-    parts = exclusion.positions(source), exclusion.positions(short)
+    parts = filters.positions(source), filters.positions(short)
     before, after = (
       [(part, row) for part, rows in each for row in rows.tolist()]
       for each in parts
@@ -86,7 +86,7 @@ def test_rows_of_several_parts():
       return ((part, np.array(rows)) for part, rows in parts)
 
   source = Parts('train', num_examples=10)
-  short = exclusion.Remaining(source, np.array([1, 3, 4, 6, 8]))
+  short = filters.Remaining(source, np.array([1, 3, 4, 6, 8]))
   found = [(part, rows.tolist()) for part, rows in short.rows()]
   assert found == [('a', [4, 6]), ('b', []), ('a', [9, 3]), ('c', [7])]
 
@@ -95,7 +95,7 @@ def test_an_example_is_in_a_mixture_as_often_as_before(root, tmp_path):
   """Members keep their weights, and are read in whole epochs."""
   source = sources(root)['mixture']('train')
   path = write(tmp_path / 'list.jsonl', source, [1, 2, 40])
-  short = exclusion.without_listed(source, path)
+  short = filters.without_listed(source, path)
   indices = short.locate(np.arange(4 * 28), 0)
   first = indices < 28
   assert np.bincount(indices, minlength=57).shape == (57,)
@@ -112,7 +112,7 @@ def test_the_identity_of_the_data_depends_on_the_examples(root, tmp_path):
   source = sources(root)['folder']('train')
   prints = [
     fingerprint.of(
-      exclusion.without_listed(source, write(tmp_path / name, source, indices))
+      filters.without_listed(source, write(tmp_path / name, source, indices))
     )
     for name, indices in (('a', [2, 5]), ('b', [5, 2]), ('c', [2, 6]))
   ]
@@ -151,7 +151,7 @@ def test_a_list_of_other_data_is_refused(root, tmp_path):
     other = tmp_path / 'other.jsonl'
     other.write_text('\n'.join(map(json.dumps, entries)))
     with pytest.raises(UserError, match=mentioned):
-      exclusion.without_listed(source, str(other))
+      filters.without_listed(source, str(other))
   for text in (
     '{"part": "train", "position": 3}',
     'cat.jpg',
@@ -164,22 +164,22 @@ def test_a_list_of_other_data_is_refused(root, tmp_path):
   ):
     other.write_text(text)
     with pytest.raises(UserError, match='other.jsonl.*checksum'):
-      exclusion.without_listed(source, str(other))
+      filters.without_listed(source, str(other))
   with pytest.raises(UserError, match='lost.jsonl'):
-    exclusion.without_listed(source, str(tmp_path / 'lost.jsonl'))
+    filters.without_listed(source, str(tmp_path / 'lost.jsonl'))
 
 
 def test_checksums_are_compared_up_to_the_end_of_a_long_list(root, tmp_path):
   """Otherwise, such a list is refused, or ignored for other data."""
   source = sources(root)['folder']('train')
   path = pathlib.Path(write(tmp_path / 'list.jsonl', source, range(25)))
-  assert len(exclusion.without_listed(source, str(path))) == 5
+  assert len(filters.without_listed(source, str(path))) == 5
   *lines, last = path.read_text().splitlines()
   last = json.dumps(json.loads(last) | {'checksum': '00'})
   path.write_text('\n'.join([*lines, last]))
   with pytest.raises(UserError, match=source.where(24)):
-    exclusion.without_listed(source, str(path))
-  assert exclusion.without_listed(source, str(path), strict=False) is source
+    filters.without_listed(source, str(path))
+  assert filters.without_listed(source, str(path), strict=False) is source
 
 
 def test_a_bad_record_is_listed_without_a_checksum(tmp_path):
@@ -193,35 +193,35 @@ def test_a_bad_record_is_listed_without_a_checksum(tmp_path):
       return super().__getitem__(index)
 
   source = Damaged('train', num_examples=6)
-  lines = exclusion.described(source, np.array([2, 3]))
+  lines = filters.described(source, np.array([2, 3]))
   assert lines[1]['checksum'] is None and lines[0]['checksum']
   path = write(tmp_path / 'list.jsonl', source, [3])
-  assert len(exclusion.without_listed(source, path)) == 5
+  assert len(filters.without_listed(source, path)) == 5
 
 
 def test_sources_that_cannot_leave_examples_out_are_refused(root, tmp_path):
   source = sources(root)['folder']('train')
   path = write(tmp_path / 'list.jsonl', source, LISTED)
   with pytest.raises(UserError, match='rows'):
-    exclusion.without_listed(synthetic.Source('train'), path)
+    filters.without_listed(synthetic.Source('train'), path)
   other = synthetic.Source('train')
-  assert exclusion.without_listed(other, path, strict=False) is other
+  assert filters.without_listed(other, path, strict=False) is other
   with pytest.raises(UserError, match='all 30'):
-    exclusion.without(source, np.arange(30))
+    filters.without(source, np.arange(30))
 
   class Ordered(folder.Source):
     def locate(self, positions, seed):
       return positions
 
   with pytest.raises(UserError, match='without.*Ordered'):
-    exclusion.without_listed(Ordered('train', path=f'{root}/photos'), path)
+    filters.without_listed(Ordered('train', path=f'{root}/photos'), path)
   with pytest.raises(UserError, match='all 30'):  # of a member
-    exclusion.without(sources(root)['mixture']('train'), np.arange(30))
+    filters.without(sources(root)['mixture']('train'), np.arange(30))
 
 
 def test_a_worker_receives_a_short_copy(root, tmp_path):
   """The wrapper stores what is left out, not what remains."""
   big = synthetic.Source('train', num_examples=10**9)
-  short = exclusion.without(big, np.array([5, 10**8]))
+  short = filters.without(big, np.array([5, 10**8]))
   assert len(pickle.dumps(short)) < 2_000
   assert short.where(10**8 - 1) == big.where(10**8 + 1)

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.storage import files, index, tfrecord
+from vit_jax.data.storage import files, index
+from vit_jax.data.storage import records as records_lib
 from vit_jax.errors import UserError
 
 
 def record(payload):
   length = struct.pack('<Q', len(payload))
   checksums = [
-    struct.pack('<I', tfrecord._masked(x)) for x in (length, payload)
+    struct.pack('<I', records_lib._masked(x)) for x in (length, payload)
   ]
   return length + checksums[0] + payload + checksums[1]
 
@@ -36,7 +37,7 @@ def write_shards(folder, counts):
 
 def load(paths, **settings):
   settings = dict(on_bad_shard='error') | settings
-  return index.load(paths, 'tfrecord', tfrecord.scan, **settings)
+  return index.load(paths, 'tfrecord', records_lib.scan, **settings)
 
 
 def read(paths, found):
@@ -62,9 +63,9 @@ def cache_home(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def scans(monkeypatch):
   """Returns a list of the paths of scanned shards."""
-  scanned, scan = [], tfrecord.scan
+  scanned, scan = [], records_lib.scan
   monkeypatch.setattr(
-    tfrecord, 'scan', lambda path: (scanned.append(path), scan(path))[1]
+    records_lib, 'scan', lambda path: (scanned.append(path), scan(path))[1]
   )
   return scanned
 
@@ -213,16 +214,16 @@ def test_a_record_beyond_a_shrunken_file_is_bad(tmp_path):
 
 def test_records_without_an_example_are_bad():
   """The bytes are not an Example, or lack a feature."""
-  example = tfrecord._PROTO.Example()
+  example = records_lib._PROTO.Example()
   feature = example.features.feature
   feature['image'].bytes_list.value.append(b'pixels')
   feature['label'].int64_list.value.append(7)
   whole = example.SerializeToString()
   expected = {'image': b'pixels', 'label': 7}
-  assert tfrecord.example(whole, 'image', 'label') == expected
+  assert records_lib.example(whole, 'image', 'label') == expected
   with pytest.raises(DecodeError, match='tf.train.Example'):
-    tfrecord.example(whole[:-3], 'image', 'label')
+    records_lib.example(whole[:-3], 'image', 'label')
   with pytest.raises(DecodeError, match='coarse'):
-    tfrecord.example(whole, 'image', 'coarse')
+    records_lib.example(whole, 'image', 'coarse')
   with pytest.raises(DecodeError, match='0 images'):
-    tfrecord.example(whole, 'label', 'label')
+    records_lib.example(whole, 'label', 'label')

@@ -14,9 +14,13 @@ from vit_jax.errors import UserError
     ('x.csv', 'image,class\n1.png,2\n', ["'class'", 'image and label']),
     ('x.csv', '', ['image and label']),
     ('x.csv', 'image,label\n', ['lists no image']),
-    ('x.csv', 'image,label\n1.png,0\n2.png\n', ['line 3', '1 of the 2']),
-    ('x.csv', 'image,label,split\na,b.jpg,cat,x\n', ['line 2', '4 of the 3']),
-    ('x.csv', 'image,label\na.jpg,cat,\n', ['line 2', '3 of the 2', 'quotes']),
+    ('x.csv', 'image,label\n1.png,0\n2.png\n', ['line 3', 'the 2 fields']),
+    ('x.csv', 'image,label,split\na,b.jpg,cat,x\n', ['line 2', 'the 3 fields']),
+    (
+      'x.csv',
+      'image,label\na.jpg,cat,\n',
+      ['line 2', 'the 2 fields', 'quotes'],
+    ),
     ('x.csv', 'image;label\na;0\n', ['image;label', 'separated by commas']),
     ('x.csv', 'Image,Label\na,0\n', ["'Image'", 'lower case']),
     (

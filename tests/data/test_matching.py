@@ -5,7 +5,7 @@ import logging
 import pytest
 from indexed_source import Numbered
 
-from vit_jax.data import matching
+from vit_jax.data import filters
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 
@@ -22,7 +22,7 @@ class _Source(Numbered):
 
 
 def _labels(names, known):
-  source = matching.matched(_Source(names), known, 'the weights')
+  source = filters.matched(_Source(names), known, 'the weights')
   assert len(source) == len(names)
   found = [source[i]['label'] for i in range(len(names))]
   return found, source
@@ -88,7 +88,7 @@ def test_a_bad_label_stays_bad():
   """A label out of range is not mapped to one of the head's classes."""
   source = _Source(['eel', 'dog', 'cat'])
   source.bad['label'] = 1  # its label is the number of classes
-  mapped = matching.matched(source, PETS, 'the weights')
+  mapped = filters.matched(source, PETS, 'the weights')
   with pytest.raises(DecodeError, match='label 3; allowed: 0 to 2'):
     mapped[1]
 

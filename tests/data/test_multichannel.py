@@ -11,10 +11,9 @@ import pytest
 import tifffile
 
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
-from vit_jax.data.images import display
-from vit_jax.data.images.decode import decode
+from vit_jax.data.images import channels as channels_lib
+from vit_jax.data.images.decode import INTERPOLATIONS, decode, resize
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 from vit_jax.errors import UserError
 
 CROPS = ('inception', 'torchvision', 'squash', 'pad', 'none')
@@ -261,15 +260,15 @@ def test_unsupported_kinds(kind):
 
 def test_pictures():
   """RGB is unchanged; others are stretched, with their first channels."""
-  np.testing.assert_array_equal(display.rgb(noise(3, 8)), noise(3, 8))
+  np.testing.assert_array_equal(channels_lib.rgb(noise(3, 8)), noise(3, 8))
   dark = np.stack([np.full((4, 4), 100), np.full((4, 4), 300)], 2)
   dark[0, 0, 0] = 200
-  found = display.rgb(dark.astype(np.uint16))
+  found = channels_lib.rgb(dark.astype(np.uint16))
   assert found.shape == (4, 4, 3) and found.dtype == np.uint8
   np.testing.assert_array_equal(found, found[..., :1].repeat(3, axis=2))
   assert found[0, 0, 0] == 255 and found[1, 1, 0] == 0
   pixels = noise(5, 16)
   images = pixels.astype(np.float32) / 32767.5 - 1
   np.testing.assert_allclose(
-    display.pixels_of(images, np.dtype(np.uint16)), pixels, atol=1
+    channels_lib.pixels_of(images, np.dtype(np.uint16)), pixels, atol=1
   )

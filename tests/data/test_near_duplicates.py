@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vit_jax.data import near_duplicates
+from vit_jax.data import inspection
 from vit_jax.data.images.decode import decode
 
 
@@ -30,7 +30,7 @@ def resized(pixels, height, width):
 
 
 def distance(first, second):
-  hashes = map(near_duplicates.perceptual_hash, (first, second))
+  hashes = map(inspection.perceptual_hash, (first, second))
   return np.bitwise_xor(*map(np.uint64, hashes)).item().bit_count()
 
 
@@ -48,7 +48,7 @@ def test_hashes_of_copies_are_similar(copied):
   for number in range(10):
     pixels = photograph(number)
     found = distance(pixels, np.ascontiguousarray(copied(pixels)))
-    assert found <= near_duplicates.MAX_DISTANCE
+    assert found <= inspection.MAX_DISTANCE
 
 
 def test_hashes_of_other_images_are_not_similar():
@@ -56,7 +56,7 @@ def test_hashes_of_other_images_are_not_similar():
   images = [photograph(number) for number in range(20)]
   for number, pixels in enumerate(images):
     for other in [pixels[:, ::-1].copy(), *images[:number]]:
-      assert distance(pixels, other) > near_duplicates.MAX_DISTANCE
+      assert distance(pixels, other) > inspection.MAX_DISTANCE
 
 
 def changed(rng, value, count):
@@ -68,14 +68,14 @@ def changed(rng, value, count):
 @pytest.mark.parametrize('max_distance', [0, 1, 4, 11])
 def test_nearest_agrees_with_comparing_all_pairs(max_distance, monkeypatch):
   """The first of the references with the smallest distance is found."""
-  monkeypatch.setattr(near_duplicates, '_PAIRS', 50)  # several chunks
+  monkeypatch.setattr(inspection, '_PAIRS', 50)  # several chunks
   rng = np.random.default_rng(max_distance)
   references = rng.integers(0, 2**64, 300, np.uint64)
   references[7] = references[200]
   near = [changed(rng, references[i], i % 14) for i in range(1, 300, 3)]
   near += [references[7], changed(rng, references[200], max_distance)]
   hashes = np.array([*near, *rng.integers(0, 2**64, 200, np.uint64), near[0]])
-  rows, distances = near_duplicates.nearest(hashes, references, max_distance)
+  rows, distances = inspection.nearest(hashes, references, max_distance)
   every = np.bitwise_count(hashes[:, None] ^ references).astype(int)
   best, first = every.min(axis=1), every.argmin(axis=1)
   expected = np.where(best <= max_distance, first, -1)
@@ -88,6 +88,6 @@ def test_nearest_agrees_with_comparing_all_pairs(max_distance, monkeypatch):
 
 def test_nearest_of_nothing():
   empty, some = np.zeros(0, np.uint64), np.arange(3, dtype=np.uint64)
-  assert [x.tolist() for x in near_duplicates.nearest(empty, some)] == [[], []]
-  rows, distances = near_duplicates.nearest(some, empty)
+  assert [x.tolist() for x in inspection.nearest(empty, some)] == [[], []]
+  rows, distances = inspection.nearest(some, empty)
   assert rows.tolist() == distances.tolist() == [-1] * 3

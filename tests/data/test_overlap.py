@@ -4,8 +4,8 @@ import contract
 import numpy as np
 import pytest
 
-from vit_jax.data import overlap
-from vit_jax.data.matching import matched
+from vit_jax.data import inspection
+from vit_jax.data.filters import matched
 from vit_jax.data.sources import folder, manifest, mixture, tfds
 
 
@@ -45,11 +45,11 @@ def test_overlap_of_parts_of_a_split(root, name):
   """The count is 0 for disjoint parts and exact for overlapping parts."""
   open_split = sources(root)[name]
   whole, first, last = map(open_split, ('train', 'train[:50%]', 'train[50%:]'))
-  assert overlap.count(first, last) == 0
-  assert overlap.count(whole, last) == len(last) > 0
-  assert overlap.count(whole, whole) == len(whole)
+  assert inspection.count(first, last) == 0
+  assert inspection.count(whole, last) == len(last) > 0
+  assert inspection.count(whole, whole) == len(whole)
   middle = open_split('train[25%:75%]')
-  shared = overlap.count(first, middle) + overlap.count(middle, last)
+  shared = inspection.count(first, middle) + inspection.count(middle, last)
   assert shared == len(middle)
 
 
@@ -63,4 +63,4 @@ def test_overlap_of_a_source_without_rows_is_unknown():
     def __getitem__(self, index):
       return {'image': np.zeros((2, 2, 3), np.uint8), 'label': 0}
 
-  assert overlap.count(Unknown(), Unknown()) == 0
+  assert inspection.count(Unknown(), Unknown()) == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sample_images import noise
 
-from vit_jax.data.augment import ops, policies
+from vit_jax.data.augment import policies
 
 IMAGE = noise(20, 30)
 NAMES = {
@@ -68,25 +68,25 @@ TIMMS = dict(bicubic=True, fill=(124, 116, 104))
 
 # (policy, operation, level, possible results of equal probability)
 MEANINGS = [
-  ('timm', 'rotate', 0.5, both(ops.rotate, 15, **TIMMS)),
-  ('timm', 'shear_x', 1.0, both(ops.shear_x, 0.3, **TIMMS)),
-  ('timm', 'translate_x', 1.0, both(ops.translate_x, 13.5, **TIMMS)),
-  ('timm', 'translate_y', 1.0, both(ops.translate_y, 9, **TIMMS)),
-  ('timm', 'color', 0.5, [ops.color(IMAGE, f) for f in (1.45, 0.55)]),
-  ('timm', 'contrast', 1.0, [ops.contrast(IMAGE, f) for f in (1.9, 0.1)]),
-  ('timm', 'posterize', 0.9, [ops.posterize(IMAGE, 1)]),
-  ('timm', 'solarize', 0.25, [ops.solarize(IMAGE, 192)]),
-  ('timm', 'solarize_add', 0.5, [ops.solarize_add(IMAGE, 55)]),
-  ('authors', 'rotate', 1.0, both(ops.rotate, 30)),
-  ('authors', 'translate_y', 0.1, both(ops.translate_y, 20 * 10 / 224)),
-  ('authors', 'brightness', 0.0, [ops.brightness(IMAGE, 0.1)]),
-  ('authors', 'brightness', 1.0, [ops.brightness(IMAGE, 1.9)]),
-  ('authors', 'posterize', 0.5, [ops.posterize(IMAGE, 2)]),
+  ('timm', 'rotate', 0.5, both(policies.rotate, 15, **TIMMS)),
+  ('timm', 'shear_x', 1.0, both(policies.shear_x, 0.3, **TIMMS)),
+  ('timm', 'translate_x', 1.0, both(policies.translate_x, 13.5, **TIMMS)),
+  ('timm', 'translate_y', 1.0, both(policies.translate_y, 9, **TIMMS)),
+  ('timm', 'color', 0.5, [policies.color(IMAGE, f) for f in (1.45, 0.55)]),
+  ('timm', 'contrast', 1.0, [policies.contrast(IMAGE, f) for f in (1.9, 0.1)]),
+  ('timm', 'posterize', 0.9, [policies.posterize(IMAGE, 1)]),
+  ('timm', 'solarize', 0.25, [policies.solarize(IMAGE, 192)]),
+  ('timm', 'solarize_add', 0.5, [policies.solarize_add(IMAGE, 55)]),
+  ('authors', 'rotate', 1.0, both(policies.rotate, 30)),
+  ('authors', 'translate_y', 0.1, both(policies.translate_y, 20 * 10 / 224)),
+  ('authors', 'brightness', 0.0, [policies.brightness(IMAGE, 0.1)]),
+  ('authors', 'brightness', 1.0, [policies.brightness(IMAGE, 1.9)]),
+  ('authors', 'posterize', 0.5, [policies.posterize(IMAGE, 2)]),
   ('authors', 'solarize', 1.0, [IMAGE]),
   ('authors', 'solarize', 2.0, [IMAGE]),  # weaker beyond 10
-  ('authors', 'posterize', 1.5, [ops.posterize(IMAGE, 6)]),
+  ('authors', 'posterize', 1.5, [policies.posterize(IMAGE, 6)]),
   ('authors', 'posterize', 2.7, [IMAGE]),
-  ('authors', 'rotate', 1.5, both(ops.rotate, 45)),
+  ('authors', 'rotate', 1.5, both(policies.rotate, 45)),
 ]
 
 
@@ -122,7 +122,7 @@ def test_authors_policy_at_224_pixels():
   image, rng = noise(224, 224), np.random.default_rng(0)
   moved = policies.AUTHORS['translate_x'](image, 1.0, rng)
   assert any(
-    np.array_equal(moved, ops.translate_x(image, sign * 100))
+    np.array_equal(moved, policies.translate_x(image, sign * 100))
     for sign in (1, -1)
   )
   white = np.full((224, 224, 3), 255, np.uint8)
@@ -167,7 +167,7 @@ def test_magnitudes_stay_in_range(monkeypatch):
 def test_three_augment_applies_one_of_three():
   """Greyscale, solarization and blur have probability 1/3 each."""
   rng, counts = np.random.default_rng(0), collections.Counter()
-  grey, solar = ops.greyscale(IMAGE), ops.solarize(IMAGE)
+  grey, solar = policies.greyscale(IMAGE), policies.solarize(IMAGE)
   for _ in range(600):
     changed = policies.three_augment(IMAGE, rng)
     if np.array_equal(changed, grey):

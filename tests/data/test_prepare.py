@@ -8,7 +8,7 @@ import pytest
 from tests import archives, cli
 from vit_jax.errors import UserError
 from vit_jax.prepare import __main__ as prepare
-from vit_jax.prepare import catalog, imagenet21k, shards, workspace
+from vit_jax.prepare import catalog, imagenet21k, shards
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def test_leftover_work_is_removed(tmp_path, source):
   """After a kill between publishing and cleaning, the second attempt cleans."""
   arguments = dict(data_dir=str(tmp_path / 'tfds'), workers=1)
   prepare.run('imagenet21k', source=str(source), **arguments)
-  with workspace.locked(tmp_path / 'tfds', 'imagenet21k') as work:
-    (work / 'runs').mkdir()
-    (work / 'runs/00000.data').write_bytes(bytes(1000))
+  with shards.locked(tmp_path / 'tfds', 'imagenet21k') as work:
+    (work / 'parts').mkdir()
+    (work / 'parts/00000.npy').write_bytes(bytes(1000))
   prepare.run('imagenet21k', **arguments)
   assert not work.exists()
 
@@ -95,7 +95,7 @@ def test_an_incomplete_dataset_directory_is_not_overwritten(tmp_path, source):
     prepare.run('imagenet21k', workers=1, **arguments)
   (target / 'precious').rename(tmp_path / 'precious')
   prepare.run('imagenet21k', workers=1, **arguments)
-  assert workspace.is_prepared(tmp_path / 'tfds', 'imagenet21k')
+  assert shards.is_prepared(tmp_path / 'tfds', 'imagenet21k')
 
 
 @pytest.mark.parametrize(

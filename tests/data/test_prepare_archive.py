@@ -9,7 +9,7 @@ import pytest
 from tests import archives
 from tests.faults.counts import injected
 from vit_jax.errors import UserError
-from vit_jax.prepare import archive, images
+from vit_jax.prepare import archive, shards
 
 CONTENTS = archives.synsets(3, count=4)
 
@@ -38,14 +38,12 @@ def test_same_content_in_every_layout(tmp_path, kind):
     for synset in found
   }
   assert content == CONTENTS
-  shares = [synset.share for synset in found]
-  assert shares == sorted(shares) and 0.7 < shares[-1] <= 1
   if not kind.endswith('gz'):
     assert archive.num_bytes(source) >= sum(synset.size for synset in found)
 
 
 def pictures_of(data):
-  synset = archive.Synset('n00000001', '', 0, len(data), 1.0, data)
+  synset = archive.Synset('n00000001', '', 0, len(data), data)
   return list(archive.pictures(synset))
 
 
@@ -56,14 +54,14 @@ def link(name, target):
 
 
 @pytest.mark.parametrize(
-  'name', ['../../evil', '/etc/evil', 'a/../../evil', 'a//evil', 'x' * 2000]
+  'name', ['../../evil', '/etc/evil', 'a/../../evil', 'a//evil']
 )
 def test_unsafe_names_are_skipped(name):
-  """A name that leaves its directory, or is absurd, is listed and not used."""
+  """A name that leaves its directory is listed and not used."""
   injected('a name that leaves its archive')
   good = archives.photograph(1)
   found = pictures_of(archives.tar({name: good, './good.JPEG': good}))
-  assert [type(item) for item in found] == [archive.Skipped, archive.Picture]
+  assert [type(item) for item in found] == [shards.Skipped, archive.Picture]
   assert found[1] == ('good.JPEG', good)
 
 
@@ -100,7 +98,7 @@ def test_a_wrong_size_in_a_header_allocates_no_memory():
   member.size = 2**40
   data[:512] = member.tobuf(tarfile.GNU_FORMAT)
   (found,) = pictures_of(bytes(data))
-  assert isinstance(found, archive.Skipped) and 'damaged' in found.reason
+  assert isinstance(found, shards.Skipped) and 'damaged' in found.reason
 
 
 @pytest.mark.parametrize('kind', ['fall11_whole.tar', 'winter21_whole.tar.gz'])
@@ -148,9 +146,9 @@ def test_images_are_recognized_by_content():
     archives.photograph(1, '.webp'),
     archives.cmyk(),
   ):
-    assert images.problem(data) is None
+    assert shards.problem(data) is None
   png, jpeg = archives.photograph(1, '.png'), archives.photograph(1)
   cut = [png[: len(png) // 2], jpeg[: len(jpeg) // 2]]
   for data in (*archives.BAD.values(), *cut):
-    assert images.problem(data)
-  assert 'pixels' in (images.problem(archives.bomb(60_000, 60_000)) or '')
+    assert shards.problem(data)
+  assert 'pixels' in (shards.problem(archives.bomb(60_000, 60_000)) or '')

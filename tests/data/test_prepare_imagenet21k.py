@@ -10,7 +10,7 @@ from tests import archives
 from vit_jax.data.images.decode import decode
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
-from vit_jax.prepare import imagenet21k, workspace
+from vit_jax.prepare import imagenet21k, shards
 
 SMALL = dict(
   part_bytes=1, shard_bytes=4_000
@@ -94,8 +94,8 @@ def test_files_do_not_depend_on_the_settings(
   imagenet21k.prepare(source, tmp_path / 'tfds', **settings)
   ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
   assert archives.tree(ours) == archives.tree(expected)
-  shards = [name for name in archives.tree(ours) if 'array_record' in name]
-  assert len(shards) > 3
+  names = [name for name in archives.tree(ours) if 'array_record' in name]
+  assert len(names) > 3
 
 
 def test_class_list_determines_the_labels(tmp_path):
@@ -135,7 +135,7 @@ def test_a_full_disk_is_reported(tmp_path, monkeypatch):
   source = archives.write(tmp_path / 'fall11_whole.tar', archives.synsets(3))
   free = collections.namedtuple('Usage', 'free')(100)
   with monkeypatch.context() as patch:
-    patch.setattr(workspace.shutil, 'disk_usage', lambda _: free)
+    patch.setattr(shards.shutil, 'disk_usage', lambda _: free)
     with pytest.raises(UserError, match='GB are needed'):
       imagenet21k.prepare(source, tmp_path / 'tfds')
     (tmp_path / 'tfds/.prepare/imagenet21k/there').write_bytes(bytes(200_000))
@@ -144,7 +144,7 @@ def test_a_full_disk_is_reported(tmp_path, monkeypatch):
 
 def test_a_second_process_is_refused(tmp_path):
   source = archives.write(tmp_path / 'fall11_whole.tar', archives.synsets(2))
-  with workspace.locked(tmp_path / 'tfds', 'imagenet21k'):
+  with shards.locked(tmp_path / 'tfds', 'imagenet21k'):
     with pytest.raises(UserError, match='another process is preparing'):
       imagenet21k.prepare(source, tmp_path / 'tfds')
 

@@ -103,10 +103,9 @@ def test_datasets_of_own_builders_are_converted(tmp_path):
     named.prepare('mine', target, source=source)
     assert array_record.formats(target / 'mine/1.0.0') == ['array_record']
     assert contents(target, 'train', 'mine') == expected
-  with pytest.raises(UserError, match="--source.*'mine', not 'min'"):
-    named.prepare('min', tmp_path / 'new', source=version)
-  with pytest.raises(UserError, match='--source.* min'):
-    named.prepare('min', tmp_path / 'new', source=version.parents[1])
+  for source in (version, version.parents[1]):
+    with pytest.raises(UserError, match='--source.* min;'):
+      named.prepare('min', tmp_path / 'new', source=source)
   named.prepare('mine', tmp_path / 'tfds')
   assert array_record.formats(version) == ['tfrecord', 'array_record']
 
@@ -177,7 +176,6 @@ def test_imagenet2012_needs_downloaded_archives(tmp_path):
   [
     ('cifr10', 'Did you mean cifar10'),
     ('imagnet21k', 'Did you mean imagenet21k'),
-    ('jft300m', 'not public'),
     ('huggingface:mnist', 'is not a known data set'),
     ('../cifar10', 'is not a known data set'),
     ('cifar10:9.9.9', 'only: 3.0.2'),

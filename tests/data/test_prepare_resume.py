@@ -77,9 +77,9 @@ def test_a_preparation_killed_repeatedly_writes_the_same_files(
   assert done.returncode == 0, done.stderr[-3000:]
   ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
   assert archives.tree(ours) == archives.tree(expected)
-  # One file per run, two notes, two files per shard; three files per attempt.
+  # Two files per part, two notes, two files per shard; three files per attempt.
   shards = sum('array_record' in name for name in archives.tree(ours))
-  files = len(contents) + 2 + 2 * shards
+  files = 2 * len(contents) + 2 + 2 * shards
   assert files / 3 <= int(done.stdout) <= files / 3 + shards
 
 
@@ -136,7 +136,7 @@ def test_work_of_another_archive_is_not_continued(tmp_path, prepared):
     lists = tmp_path / 'list.txt'
     lists.write_text(f'{next(iter(contents))}\n')
     imagenet21k.prepare(first, tmp_path / 'tfds', class_list=lists, **SMALL)
-  assert (tmp_path / 'tfds/.prepare/imagenet21k/runs/00007.json').exists()
+  assert (tmp_path / 'tfds/.prepare/imagenet21k/parts/00007.json').exists()
   second = archives.write(tmp_path / 'fall11_whole.tar', contents)
   imagenet21k.prepare(second, tmp_path / 'tfds', **SMALL)
   ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
@@ -151,12 +151,12 @@ def test_work_with_another_class_list_is_written_again(
   source = archives.write(tmp_path / 'fall11_whole.tar', contents)
   write, left = shards.write_records, 3
 
-  def interrupted(*args):
+  def interrupted(path, *args):
     nonlocal left
-    left -= 1
+    left -= path.parent.name == 'result'
     if not left:
       raise KeyboardInterrupt
-    write(*args)
+    write(path, *args)
 
   with monkeypatch.context() as patch:
     patch.setattr(shards, 'write_records', interrupted)

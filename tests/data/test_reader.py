@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from indexed_source import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
-from vit_jax.data.pipeline import bad_record_limit, stream
-from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
+from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.loader import BadRecord
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.stream import BadRecordLimit
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 
 
@@ -112,7 +112,7 @@ def hosts(monkeypatch):
   def make(number, *arguments):
     limits = [BadRecordLimit(*arguments) for _ in range(number)]
     monkeypatch.setattr(
-      bad_record_limit.consensus,
+      stream.consensus,
       'gather_text',
       lambda text: [json.dumps(list(limit._own)) for limit in limits],
     )
@@ -164,8 +164,8 @@ def test_one_bad_record_is_always_allowed(hosts):
 def test_processes_compare_records_only_near_the_limit(hosts, monkeypatch):
   """Reads are an upper bound of new records, so most steps need no exchange."""
   (limit,) = hosts(1, 0.1, 100)
-  exchange = mock.Mock(side_effect=bad_record_limit.consensus.gather_text)
-  monkeypatch.setattr(bad_record_limit.consensus, 'gather_text', exchange)
+  exchange = mock.Mock(side_effect=stream.consensus.gather_text)
+  monkeypatch.setattr(stream.consensus, 'gather_text', exchange)
   for _ in range(10):
     read_bad([limit], [[3]])
   assert exchange.call_count == 0

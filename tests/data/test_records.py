@@ -9,7 +9,7 @@ import pytest
 from vit_jax.data.augment.transforms import DecodeError, EvalTransform
 from vit_jax.data.pipeline.loader import Loader, Share
 from vit_jax.data.sources import tfds
-from vit_jax.data.storage import index, tfrecord
+from vit_jax.data.storage import index, records
 from vit_jax.errors import UserError
 
 
@@ -102,11 +102,11 @@ def test_a_bad_checksum_is_a_bad_record(copy):
 
 def test_checksums_equal_tensorflow(prepared):
   """Records of a file written by TFDS, and known values."""
-  assert tfrecord._masked(b'') == 0xA282EAD8
+  assert records._masked(b'') == 0xA282EAD8
   # RFC 3720, B.4: CRC-32C of 32 zero bytes is 8A9136AA.
   crc = 0x8A9136AA
   rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
-  assert tfrecord._masked(bytes(32)) == (rotated + 0xA282EAD8) % 2**32
+  assert records._masked(bytes(32)) == (rotated + 0xA282EAD8) % 2**32
   source = open_twin(prepared['tfrecord'], 'all')
   assert len([source[i] for i in range(len(source))]) == 47
 

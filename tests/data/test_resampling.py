@@ -6,7 +6,7 @@ import pillow_arithmetic
 import pytest
 from sample_images import noise
 
-from vit_jax.data.images.resampling import INTERPOLATIONS, resize
+from vit_jax.data.images.decode import INTERPOLATIONS, resize
 
 PILLOW = ('bicubic', 'bilinear_antialias')
 

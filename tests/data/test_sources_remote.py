@@ -10,7 +10,7 @@ from test_sources_tar import images, samples, write_tar
 
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import manifest, tar, tfds
-from vit_jax.data.storage import files, index, tfrecord
+from vit_jax.data.storage import files, index, records
 from vit_jax.errors import UserError
 
 
@@ -51,7 +51,7 @@ def test_the_tfrecord_index_is_stored_in_the_bucket(bucket):
   local, _ = write_shards(bucket, [3, 0, 4])
   remote = [f'{NAME}/{path.rpartition("/")[2]}' for path in local]
 
-  def load(paths, scan=tfrecord.scan):
+  def load(paths, scan=records.scan):
     return index.load(paths, 'tfrecord', scan, on_bad_shard='error')
 
   offsets = [

@@ -10,7 +10,7 @@ from indexed_source import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 
 # Training

@@ -7,8 +7,8 @@ from PIL import Image
 from sample_images import coordinates, noise, smooth
 
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
+from vit_jax.data.images.decode import INTERPOLATIONS, resize
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 from vit_jax.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 from minimal_config import completed
 
 from vit_jax.data.sources import folder, manifest, tar
-from vit_jax.data.storage.classes import UNLABELLED
+from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.errors import UserError
 from vit_jax.training import data
 
@@ -95,23 +95,23 @@ def test_a_prepared_dataset_can_be_read_without_its_labels(prepared):
 
 
 @pytest.mark.parametrize(
-  'header, words',
+  'header',
   [
-    ('filename,class', 'rename filename to image, class to label'),
-    ('Image,Label', 'rename Image to image, Label to label'),
-    ('image;label', "replace the separator ';' by commas"),
-    ('image\tlabel', "replace the separator '\\\\t' by commas"),
-    ('image,category', 'rename category to label'),
-    ('image,width', 'no other columns than image and split'),
+    'filename,class',
+    'Image,Label',
+    'image;label',
+    'image\tlabel',
+    'image,category',
+    'image,width',
   ],
 )
 def test_columns_of_other_programs_are_not_taken_for_missing_labels(
-  tmp_path, header, words
+  tmp_path, header
 ):
-  """The message contains the remedy."""
+  """The message contains the allowed columns."""
   path = tmp_path / 'list.csv'
   path.write_text(f'{header}\na.png,1\n')
-  with pytest.raises(UserError, match=words):
+  with pytest.raises(UserError, match='no other columns than image and split'):
     manifest.Source('train', path=str(path))
 
 

@@ -14,7 +14,7 @@ import pytest
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
 

@@ -16,7 +16,7 @@ from tiny_vit import save_classifier
 from benchmarks import plan_configs
 from tests import cli
 from vit_jax.config import predicted
-from vit_jax.study import contents
+from vit_jax.launch import job as launch_job
 from vit_jax.sweeps import grid
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,7 +27,7 @@ MAIN_FLAGS = {  # flags of every command
   for flag in re.findall(
     r"(?:DEFINE_\w+|add_argument)\(\s*'(?:--)?(\w+)'", file.read_text()
   )
-}
+} | {*launch_job.FLAGS}
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
@@ -78,9 +78,9 @@ def test_commands_exist(command_line, tmp_path):
       (path,) = (w for w in own if w.startswith('--config='))
       path = path.removeprefix('--config=')
       if module == 'vit_jax.study':
-        assert contents.load(path).rows, (page, path)
+        assert grid.load_study(path).rows, (page, path)
       else:
-        assert grid.load(path).tasks, (page, path)
+        assert grid.load_sweep(path).tasks, (page, path)
       continue
     if any(word.startswith('--config=configs') for word in own):
       config = command_line(*(w for w in own if w.startswith('--config')))

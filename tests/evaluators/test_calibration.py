@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from indexed_source import PLAIN, mesh_of
 
-from vit_jax.data import matching
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data import filters
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 from vit_jax.evaluators import calibration
 from vit_jax.evaluators.calibration import Evaluator
@@ -189,7 +189,7 @@ def test_several_labels_are_matched_by_class_name():
   """The head has its classes in another order."""
   source = Shown(12)
   heads = list('zihgfedcba')
-  mapped = matching.matched(source, heads, 'the head')
+  mapped = filters.matched(source, heads, 'the head')
   plain = Evaluator(setting(source), split='test', labels='several')
   logits = table(12) + np.linspace(0, 1e-3, CLASSES, dtype=np.float32)
   theirs = np.full((12, 10), -np.inf, np.float32)

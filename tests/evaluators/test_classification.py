@@ -9,7 +9,7 @@ import pytest
 from indexed_source import PLAIN, Numbered, mesh_of
 from scipy import special
 
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 from vit_jax.evaluators.classification import Evaluator
 from vit_jax.evaluators.contract import Setting
@@ -78,9 +78,8 @@ def test_results_equal_numpy_over_all_examples(kind, batch_size, sizes):
   """
   source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
   evaluator = Evaluator(
-    setting(source, mesh_of(**sizes)),
+    setting(source, mesh_of(**sizes), batch_size=batch_size),
     split='test',
-    batch_size=batch_size,
     cross_entropy=kind,
   )
   result = evaluator.run(params)

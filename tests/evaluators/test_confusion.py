@@ -7,9 +7,11 @@ import io
 import numpy as np
 import pytest
 from indexed_source import PLAIN, mesh_of
+from sklearn.metrics import confusion_matrix
 
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
+from vit_jax.evaluators import confusion
 from vit_jax.evaluators.confusion import Evaluator
 from vit_jax.evaluators.contract import Setting
 
@@ -48,7 +50,7 @@ def evaluator(source, devices=1, **settings):
     predict=predict,
     num_classes=settings.pop('num_classes', 4),
     mesh=mesh_of(data=devices),
-    batch_size=4,
+    batch_size=settings.pop('batch_size', 4),
     reader=Reader(threads=2, on_bad_record=policy, max_bad_share=0.5),
   )
   return Evaluator(setting, split='all', **settings)
@@ -62,7 +64,7 @@ LOGITS = np.eye(4, dtype=np.float32)[PREDICTIONS]
 
 
 @pytest.mark.parametrize('devices', [1, 2])
-@pytest.mark.parametrize('batch_size', [None, 3, 50])
+@pytest.mark.parametrize('batch_size', [3, 4, 50])
 @pytest.mark.parametrize('bad', [(), (BAD,)])
 def test_matrix_and_mean_over_classes(devices, batch_size, bad):
   """Padding and bad records do not count; classes have equal weights."""
@@ -112,3 +114,32 @@ def test_tables_are_those_of_the_last_run():
 def test_a_model_without_a_head_is_refused():
   with pytest.raises(UserError, match='num_classes is 0'):
     evaluator(Shown(), num_classes=0)
+
+
+def test_confusion_equals_scikit_learn():
+  rng = np.random.default_rng(0)
+  labels, predicted = rng.integers(0, 6, (2, 200))
+  result = confusion.summary(labels, predicted, list('abcdef'))
+  expected = confusion_matrix(labels, predicted)
+  assert result['matrix'] == expected.tolist()
+  wrong = expected - np.diag(np.diag(expected))
+  counts = [row[2] for row in result['confused']]
+  assert counts == sorted(wrong[wrong > 0].tolist(), reverse=True)[:20]
+  true, guessed, count, fraction = result['confused'][0]
+  row = expected['abcdef'.index(true)]
+  assert row['abcdef'.index(guessed)] == count
+  assert fraction == f'{100 * count / row.sum():.1f} %'
+
+
+def test_many_classes_give_tables_and_no_matrix():
+  """Predictions of class 7 are always wrong, of class 5 half of the time."""
+  labels = np.array([5, 5, 7, 7, 7, 39])
+  predicted = np.array([5, 6, 8, 8, 9, 39])
+  result = confusion.summary(labels, predicted, [])
+  assert result['matrix'] == result['names'] == []
+  assert result['confused'][0] == ['class 7', 'class 8', 2, '66.7 %']
+  assert result['worst'] == [
+    ['class 7', '0.0 %', 3],
+    ['class 5', '50.0 %', 2],
+    ['class 39', '100.0 %', 1],
+  ]

@@ -17,7 +17,7 @@ from noise_source import (
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
-from vit_jax.data import exclusion
+from vit_jax.data import filters
 from vit_jax.errors import UserError
 from vit_jax.evaluators import features as features_lib
 from vit_jax.evaluators import fewshot, linear_probe, neighbours
@@ -184,7 +184,7 @@ def test_examples_that_training_leaves_out_are_not_fitted(
 ):
   """They may be copies of evaluated images; other data is not affected."""
   whole = Split('train', SPLITS['train'])
-  lines = exclusion.described(whole, np.array([3, 150, 200]))
+  lines = filters.described(whole, np.array([3, 150, 200]))
   path = tmp_path / 'overlap.jsonl'
   path.write_text('\n'.join(map(json.dumps, lines)))
   found = split_setting('train[0%:90%]')._replace(leave_out=str(path))

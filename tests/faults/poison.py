@@ -6,7 +6,6 @@ and not on the step, so a skip list can avoid it.
 """
 
 import dataclasses
-import itertools
 from typing import Any
 
 import jax
@@ -17,13 +16,6 @@ from vit_jax.data.sources import synthetic
 from vit_jax.objectives import supervised
 
 MARK = 255
-GOOD_CALLS = 7
-_calls = itertools.count(1)
-
-
-def _factor(_) -> np.ndarray:
-  """Returns 1, and after `GOOD_CALLS` another number at every call."""
-  return np.float32(1 + 1e-3 * max(next(_calls) - GOOD_CALLS, 0))
 
 
 class Source(synthetic.Source):
@@ -53,22 +45,15 @@ class Objective(supervised.Objective):
   """A supervised objective with a bad loss or gradient for marked batches.
 
   Attributes:
-    harm: 'loss' (NaN), 'gradient' (NaN with a finite loss), 'spike' (1000 times
-      the loss), or 'bits': for any batch, every evaluation of the loss from the
-      `GOOD_CALLS`-th on gives another value.
+    harm: 'loss' (NaN), 'gradient' (NaN with a finite loss), or 'spike' (1000
+      times the loss).
   """
 
   harm: str = dataclasses.field(default='loss', kw_only=True)
 
   def loss(self, params, inputs):
     loss, aux = super().loss(params, inputs)
-    batch = inputs.batch
-    if self.harm == 'bits':
-      factor = jax.ShapeDtypeStruct((), jnp.float32)
-      return loss * jax.pure_callback(
-        _factor, factor, batch['label'].sum()
-      ), aux
-    hit = jnp.all(batch['image'] == MARK, axis=(1, 2, 3)).any()
+    hit = jnp.all(inputs.batch['image'] == MARK, axis=(1, 2, 3)).any()
     if self.harm == 'loss':
       return jnp.where(hit, jnp.nan, loss), aux
     if self.harm == 'spike':

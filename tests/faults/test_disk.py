@@ -244,10 +244,10 @@ def test_converted_weights_on_a_full_disk_replace_nothing(tmp_path, target):
 KILLED = """
 import os, signal, sys
 from vit_jax import convert
-from vit_jax.files import atomic
+from vit_jax.files import paths
 # The process ends when the content is written but not yet renamed.
 ending = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-atomic.os.replace = atomic.os.rename = ending
+paths.os.replace = paths.os.rename = ending
 convert.run(sys.argv[1], sys.argv[2], overwrite=True)
 """
 

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ def _final_accuracy(workdir, last):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_study_runs_everything_once(tmp_path):
-  """It is killed during the first pre-training."""
+  """It is killed during a pre-training, and preempted during the next one."""
   arguments = cli.command(
     'study', '--config=tests/study/small_study.py', f'--workdir={tmp_path}'
   )
@@ -28,6 +30,14 @@ def test_a_killed_study_runs_everything_once(tmp_path):
   cli.kill_when(
     arguments, (first / 'checkpoints/8').exists, 'a study and its run', 240
   )
+  process = cli.start(arguments)
+  second = tmp_path / 'depth-2/pretrain/final/seed=0/checkpoints/8'
+  while not second.exists():
+    assert process.poll() is None, process.communicate()[1][-3000:]
+    time.sleep(0.005)
+  process.send_signal(signal.SIGTERM)
+  assert 'the same command' in cli.finish(process, code=42)[1]
+  cli.injected('SIGTERM of a study')
   out, _ = cli.run(arguments)
   accuracies = {}
   for depth in (1, 2):

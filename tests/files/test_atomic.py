@@ -6,14 +6,14 @@ import pytest
 from etils import epath
 
 from vit_jax.errors import UserError
-from vit_jax.files import atomic
+from vit_jax.files import paths
 
 
 @pytest.mark.parametrize('broken', ['fsync', 'replace'])
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch, broken):
   """No temporary file remains."""
   path = epath.Path(tmp_path) / 'config.json'
-  atomic.write(path, 'before')
+  paths.write(path, 'before')
 
   def fail(*_):
     assert path.read_text() == 'before'
@@ -21,7 +21,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch, broken):
 
   monkeypatch.setattr(os, broken, fail)
   with pytest.raises(OSError, match='No space'):
-    atomic.write(path, 'after')
+    paths.write(path, 'after')
   assert [p.name for p in tmp_path.iterdir()] == ['config.json']
   assert path.read_text() == 'before'
 
@@ -42,7 +42,7 @@ def test_write_syncs_before_it_renames(tmp_path, monkeypatch):
   monkeypatch.setattr(os, 'fsync', fsync)
   monkeypatch.setattr(os, 'replace', rename)
   path = epath.Path(tmp_path) / 'run.json'
-  atomic.write(path, b'content')
+  paths.write(path, b'content')
   assert done == ['sync file', 'rename', 'sync folder']
   assert path.read_bytes() == b'content'
   assert path.stat().mode & 0o777 == 0o644
@@ -51,7 +51,7 @@ def test_write_syncs_before_it_renames(tmp_path, monkeypatch):
 def test_save_creates_the_directory(tmp_path):
   """If a file is in the way, the message contains its path."""
   path = epath.Path(tmp_path) / 'a' / 'b' / 'table.csv'
-  atomic.save(path, 'x')
+  paths.save(path, 'x')
   assert path.read_text() == 'x'
   with pytest.raises(UserError, match='table.csv.*cannot be written'):
-    atomic.save(path / 'c.csv', 'x')
+    paths.save(path / 'c.csv', 'x')

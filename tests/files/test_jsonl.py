@@ -4,7 +4,7 @@ import pytest
 from etils import epath
 
 from vit_jax.errors import UserError
-from vit_jax.files import jsonl, outages
+from vit_jax.files import jsonl, paths
 
 BAD = [
   b'{"step": 1, "lo\n',
@@ -51,5 +51,5 @@ def test_reading_a_directory_raises_a_user_error(tmp_path):
 def test_access_converts_only_file_errors(tmp_path):
   """Other exceptions keep their traceback."""
   with pytest.raises(ZeroDivisionError):
-    with outages.access(epath.Path(tmp_path), 'written'):
+    with paths.access(epath.Path(tmp_path), 'written'):
       _ = 1 / 0

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.files import machine
+from vit_jax.files import paths
 
 
 def meminfo() -> int:
@@ -53,14 +53,14 @@ def test_memory_is_the_smallest_limit(
     path = tmp_path / 'groups' / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + '\n')
-  monkeypatch.setattr(machine, '_CGROUPS_OF_PROCESS', own)
-  monkeypatch.setattr(machine, '_CGROUPS', tmp_path / 'groups')
-  assert machine.memory_bytes() == (expected or meminfo())
+  monkeypatch.setattr(paths, '_CGROUPS_OF_PROCESS', own)
+  monkeypatch.setattr(paths, '_CGROUPS', tmp_path / 'groups')
+  assert paths.memory_bytes() == (expected or meminfo())
 
 
 def test_memory_without_control_groups(tmp_path, monkeypatch):
   """It is the machine's memory, or None if that is unknown."""
-  monkeypatch.setattr(machine, '_CGROUPS_OF_PROCESS', tmp_path / 'none')
-  assert machine.memory_bytes() == meminfo()
+  monkeypatch.setattr(paths, '_CGROUPS_OF_PROCESS', tmp_path / 'none')
+  assert paths.memory_bytes() == meminfo()
   monkeypatch.delattr(os, 'sysconf')
-  assert machine.memory_bytes() is None
+  assert paths.memory_bytes() is None

@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from vit_jax.errors import StorageError, UserError
-from vit_jax.files import jsonl, outages
+from vit_jax.files import jsonl, paths
 
 PAUSES = [1.0, 2.0, 4.0, 8.0, 16.0]
 
@@ -55,7 +55,7 @@ def failing(error, times):
   ],
 )
 def test_cause_of_storage_errors(error, cause):
-  assert outages.cause(error).name == cause
+  assert paths.cause(error).name == cause
 
 
 @pytest.mark.parametrize('times', [0, 1, 5])
@@ -63,9 +63,7 @@ def test_a_temporary_error_is_retried(times):
   """The call succeeds after growing pauses."""
   slept = []
   function = failing(OSError(errno.EIO, 'broken'), times)
-  found = outages.with_retries(
-    function, epath.Path('x'), 'written', slept.append
-  )
+  found = paths.with_retries(function, epath.Path('x'), 'written', slept.append)
   assert found == 'done' and slept == PAUSES[:times]
 
 
@@ -74,9 +72,7 @@ def test_a_permanent_outage_raises_a_storage_error():
   slept = []
   function = failing(OSError(errno.EIO, 'broken'), 99)
   with pytest.raises(StorageError, match='x.jsonl.*Input/output error'):
-    outages.with_retries(
-      function, epath.Path('x.jsonl'), 'written', slept.append
-    )
+    paths.with_retries(function, epath.Path('x.jsonl'), 'written', slept.append)
   assert slept == PAUSES
 
 
@@ -88,13 +84,13 @@ def test_errors_that_retries_cannot_fix_are_raised_at_once(number, kind):
   """No pause is made before them."""
   function = failing(OSError(number, 'text'), 1)
   with pytest.raises(kind, match=os.strerror(number)):
-    outages.with_retries(function, epath.Path('x'), 'written', pytest.fail)
+    paths.with_retries(function, epath.Path('x'), 'written', pytest.fail)
 
 
 def test_slow_attempts_are_repeated_once(monkeypatch):
   """A client that retries for 43 s gets a second attempt, but no third."""
   now = [0.0]
-  monkeypatch.setattr(outages.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(paths.time, 'monotonic', lambda: now[0])
   attempts = []
 
   def fail():
@@ -104,13 +100,13 @@ def test_slow_attempts_are_repeated_once(monkeypatch):
 
   path = epath.Path('gs://bucket/x')
   with pytest.raises(StorageError, match='status 503'):
-    outages.with_retries(fail, path, 'written', lambda pause_s: None)
+    paths.with_retries(fail, path, 'written', lambda pause_s: None)
   assert attempts == [0, 43]
 
 
 def test_other_exceptions_are_not_retried():
   with pytest.raises(ZeroDivisionError):
-    outages.with_retries(lambda: 1 // 0, epath.Path('x'), 'read', pytest.fail)
+    paths.with_retries(lambda: 1 // 0, epath.Path('x'), 'read', pytest.fail)
 
 
 def test_append_after_a_partial_line(tmp_path):
@@ -135,7 +131,7 @@ def test_append_is_retried(tmp_path, monkeypatch):
     return real(*args, **kwargs)
 
   monkeypatch.setattr('builtins.open', unreliable)
-  monkeypatch.setattr(outages.time, 'sleep', slept.append)
+  monkeypatch.setattr(paths.time, 'sleep', slept.append)
   jsonl.append(path, '{"step": 1}\n')
   monkeypatch.undo()
   assert json.loads(path.read_text()) == {'step': 1}

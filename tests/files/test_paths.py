@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from vit_jax.errors import StorageError, UserError
-from vit_jax.files import outages, paths
+from vit_jax.files import paths
 
 
 @pytest.mark.parametrize(
@@ -50,18 +50,18 @@ def test_only_paths_py_makes_paths_absolute():
 
 def test_check_writable_writes_and_removes_a_file(tmp_path):
   """A directory that cannot be written raises a UserError."""
-  outages.check_writable(epath.Path(tmp_path) / 'new')
+  paths.check_writable(epath.Path(tmp_path) / 'new')
   assert list((tmp_path / 'new').iterdir()) == []
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='cannot be written'):
-    outages.check_writable(epath.Path(tmp_path) / 'file' / 'below')
+    paths.check_writable(epath.Path(tmp_path) / 'file' / 'below')
 
 
 def test_check_writable_compares_what_it_reads_back(tmp_path, monkeypatch):
   kind = type(epath.Path(tmp_path))
   monkeypatch.setattr(kind, 'read_text', lambda self: 'something else')
   with pytest.raises(StorageError, match='cannot be read back'):
-    outages.check_writable(epath.Path(tmp_path))
+    paths.check_writable(epath.Path(tmp_path))
   assert list(tmp_path.iterdir()) == []
 
 

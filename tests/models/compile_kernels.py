@@ -81,8 +81,7 @@ def main():
       offsets = (array(heads, tokens, tokens), array(windows, tokens, tokens))
     x = array(*axes, sharding=sharding.batch_sharding(mesh))
     with jax.set_mesh(mesh):
-      applies = tpu.applies_with_offsets if windows else tpu.applies
-      assert applies(tokens, width, heads, dtype)
+      assert tpu.fits(tokens, width // heads, dtype, one_tile=bool(windows))
       both = jax.value_and_grad(loss, argnums=(0, 1))
       step = jax.jit(both, static_argnums=2)
       lowered = step.lower((x,) * 3, (array(width),) * 3, heads, *offsets)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models.attention.multi_head import dot_product_attention
+from vit_jax.models.attention.attention import dot_product_attention
 
 SHAPES = [  # n, queries, keys, heads, width of a head
   (2, 7, 7, 3, 8),

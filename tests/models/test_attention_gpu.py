@@ -5,41 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.test_attention import inputs, plain, with_gradients
 from tests.traced_for_gpu import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
-from vit_jax.models.attention import cudnn
 from vit_jax.models.vit import Model
 
 pytestmark = pytest.mark.slow
 
 SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
-
-
-@pytest.mark.parametrize('tokens', [(7, 7), (8, 8), (1, 51), (197, 197)])
-def test_odd_numbers_of_tokens_are_padded_and_masked(tokens):
-  """Values and gradients agree with the formula in float64."""
-  arrays = inputs((2, *tokens, 2, 16))
-  with jax.enable_x64(True):
-    exact = with_gradients(plain, *[x.astype('float64') for x in arrays])
-  for ours, theirs in zip(
-    with_gradients(cudnn.attend, *arrays), exact, strict=True
-  ):
-    np.testing.assert_allclose(ours, theirs, atol=4e-6 * abs(theirs).max())
-
-
-def test_padding_of_the_caller_is_masked():
-  """The values do not depend on the content of the padding."""
-  query, key, value, _ = inputs((2, 7, 7, 2, 16))
-  expected = cudnn.attend(query, key, value)
-  padded = [
-    jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)), constant_values=9.0)
-    for x in (query, key, value)
-  ]
-  actual = cudnn.attend(*padded, tokens=7)
-  np.testing.assert_allclose(actual[:, :7], expected, atol=1e-6)
-  assert actual.shape[1] == 8
 
 
 @pytest.mark.parametrize(

@@ -106,4 +106,4 @@ def test_padding_of_the_caller_is_masked(calls, tokens):
   ],
 )
 def test_sizes_of_heads_that_are_supported(channels, dtype, expected):
-  assert cudnn.applies(channels, jnp.dtype(dtype)) == expected
+  assert cudnn.fits(channels, jnp.dtype(dtype)) == expected

@@ -10,8 +10,7 @@ from tiny_vit import SIZES, abstract, images_of, noise_params
 
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.models import resnet, swin
-from vit_jax.models.layers.positions import resizing
+from vit_jax.models import positions, resnet, swin
 from vit_jax.models.vit import Model
 
 MADE_FOR, OTHER = (28, 28), (12, 20)  # pixels; grids of 7x7 and 3x5
@@ -39,6 +38,13 @@ def interpolated(table, old, new, offset):
   assert tuple(maps.shape[-2:]) == tuple(new)
   maps = maps.permute(0, 2, 3, 1).reshape(*table.shape[:-2], -1, width)
   return maps
+
+
+def interpolated_by_us(table, new, offset):
+  """Interpolates the embeddings of a 7x7 grid inside the program."""
+  rows, columns = (positions.cubic(7, n, offset) for n in new)
+  grid = table.reshape(7, 7, -1)
+  return positions._on_grid(grid, rows, columns, positions._einsum)
 
 
 def for_other(params, offset):
@@ -87,7 +93,7 @@ def test_gradients_of_the_interpolation_equal_torch(offset):
     weights = rng.normal(size=(new[0] * new[1], 6)).astype(np.float32)
     ours, gradient = jax.value_and_grad(
       lambda t, new=new, weights=weights: (
-        resizing.stretched_grid(t, (7, 7), new, offset) * weights
+        interpolated_by_us(t, new, offset) * weights
       ).sum()
     )(jnp.asarray(table))
     leaf = torch.tensor(table, requires_grad=True)

@@ -10,17 +10,14 @@ from scipy import special
 from tiny_vit import KEY, images_of
 
 from vit_jax.arrays import sharding, tree
-from vit_jax.models.layers import mlp as mlp_lib
-from vit_jax.models.layers import noise
-from vit_jax.models.layers import norm as norm_lib
-from vit_jax.models.vit.config import Config
-from vit_jax.models.vit.encoder import Encoder
+from vit_jax.models import layers
+from vit_jax.models.vit import Config, Encoder
 
 
 def test_norm_of_values_far_from_zero():
   """The variance is computed in two passes: x² − mean² would cancel."""
   x = np.random.default_rng(0).normal(3000, 1, (2, 64)).astype(np.float32)
-  norm = norm_lib.LayerNorm(jnp.dtype('float32'))
+  norm = layers.LayerNorm(jnp.dtype('float32'))
   y, _ = norm.init_with_output(KEY, jnp.array(x))
   exact = x.astype(np.float64)
   exact -= exact.mean(axis=-1, keepdims=True)
@@ -34,7 +31,7 @@ def test_norm_of_bfloat16_inputs(mean):
   """One pass is as exact as two for values in bfloat16."""
   x = np.random.default_rng(0).normal(mean, 1, (64, 256))
   x = jnp.asarray(x, jnp.bfloat16)
-  norm = norm_lib.LayerNorm(jnp.dtype('float32'))
+  norm = layers.LayerNorm(jnp.dtype('float32'))
   y, _ = norm.init_with_output(KEY, x)
   exact = np.asarray(x, np.float64)
   exact -= exact.mean(axis=-1, keepdims=True)
@@ -53,7 +50,7 @@ def five_sigma(share, count):
 def test_dropout_keeps_its_rate_and_the_mean(rate, width):
   """The kept fraction is 1 − rate."""
   x = jnp.ones((20_000, width))
-  y = np.asarray(noise.dropout(x, rate, KEY))
+  y = np.asarray(layers.dropout(x, rate, KEY))
   assert (y == 0).mean() == pytest.approx(rate, abs=five_sigma(rate, x.size))
   kept = y[y != 0]
   np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=1e-6)
@@ -70,7 +67,7 @@ SHAPE = (64, 50, 256)
 
 def dropped(key, rate=0.1):
   """Returns standardized decisions, with mean 0 and variance 1."""
-  y = np.asarray(noise.dropout(jnp.ones(SHAPE), rate, key)) == 0
+  y = np.asarray(layers.dropout(jnp.ones(SHAPE), rate, key)) == 0
   return (y - rate) / np.sqrt(rate * (1 - rate))
 
 
@@ -93,7 +90,7 @@ def test_keys_are_independent():
 
 def rows_of(key, count=3200):
   """Returns the words of each row as one value per row."""
-  words = np.asarray(noise.random_words(key, (count, 4)))
+  words = np.asarray(layers.random_words(key, (count, 4)))
   return np.ascontiguousarray(words).view('V16')[:, 0]
 
 
@@ -112,16 +109,6 @@ def test_keys_with_equal_second_words_share_rows():
   assert len(rows) - len(np.unique(rows)) < expected + 5 * np.sqrt(expected)
 
 
-@pytest.mark.parametrize('axis', [0, 1, 2])
-def test_dropped_counts_are_binomial(axis):
-  """The counts of rows, columns and examples vary as those of coin flips do."""
-  for key in KEYS:
-    y = np.moveaxis(dropped(key), axis, 0).reshape(SHAPE[axis], -1)
-    scores = y.sum(axis=1) / np.sqrt(y.shape[1])  # nearly N(0, 1) each
-    spread = np.sqrt(2 * len(scores))  # of a sum of their squares
-    assert abs((scores**2).sum() - len(scores)) < 5 * spread
-
-
 def test_pairs_of_channels_and_of_tokens_are_uncorrelated():
   """All pairs, not only neighbours, are compared with a random matrix."""
   for key in KEYS:
@@ -136,7 +123,7 @@ def test_pairs_of_channels_and_of_tokens_are_uncorrelated():
 
 def test_bits_of_random_words_are_balanced_and_uncorrelated():
   for key in KEYS:
-    words = np.asarray(noise.random_words(key, SHAPE)).reshape(-1, 1)
+    words = np.asarray(layers.random_words(key, SHAPE)).reshape(-1, 1)
     bits = ((words >> np.arange(32, dtype=np.uint32)) & 1) * 2.0 - 1
     assert abs(bits.mean(axis=0)).max() < 5 / np.sqrt(len(bits))
     together = bits.T @ bits / len(bits) - np.eye(32)
@@ -149,9 +136,9 @@ def test_words_do_not_depend_on_the_mesh():
     (4, 2), ('a', 'b'), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
   split = jax.sharding.NamedSharding(mesh, jax.P('a', None, 'b'))
-  words = noise.random_words
+  words = layers.random_words
   make = jax.jit(words, static_argnums=1, out_shardings=split)
-  whole = noise.random_words(KEY, (8, 3, 16))
+  whole = layers.random_words(KEY, (8, 3, 16))
   np.testing.assert_array_equal(make(KEY, (8, 3, 16)), whole)
 
 
@@ -159,32 +146,27 @@ def test_words_do_not_depend_on_the_mesh():
 def test_dropout_is_unbiased_in_bfloat16(rate):
   """Kept values are scaled by 1 / (1 − rate), rounding averaged out."""
   x = jax.random.uniform(KEY, (1000, 64), minval=1, maxval=2).astype('bfloat16')
-  y = noise.dropout(x, rate, jax.random.key(1))
+  y = layers.dropout(x, rate, jax.random.key(1))
   x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
   scale = y.sum() / x[y != 0].sum()
   # Rounding errors of 2^-9 of ~50,000 values average out to 1e-5.
   assert scale == pytest.approx(1 / (1 - rate), rel=1e-4)
 
 
-def test_dropout_of_nearly_everything_runs():
-  """Every rate that `Model` allows can be used."""
-  noise.dropout(jnp.ones((4, 4)), 0.999, KEY)
-
-
 @pytest.mark.parametrize('shape', [(3, 5, 8), (2, 3, 2, 4, 8), (6, 8)])
 def test_dropout_is_the_same_on_gpus(shape, monkeypatch):
   """The path with a flat axis of rows draws the same words for each entry."""
   x = jax.random.normal(jax.random.key(1), shape)
-  expected = noise.dropout(x, 0.4, KEY)
+  expected = layers.dropout(x, 0.4, KEY)
   monkeypatch.setattr(sharding, 'on_gpu', lambda: True)
-  np.testing.assert_array_equal(noise.dropout(x, 0.4, KEY), expected)
+  np.testing.assert_array_equal(layers.dropout(x, 0.4, KEY), expected)
 
 
 def test_dropout_without_key_or_rate_is_the_identity():
   """Nothing is drawn at evaluation or at rate 0."""
   x = images_of(2, 4)
-  assert noise.dropout(x, 0.5, None) is x
-  assert noise.dropout(x, 0.0, KEY) is x
+  assert layers.dropout(x, 0.5, None) is x
+  assert layers.dropout(x, 0.0, KEY) is x
 
 
 @pytest.mark.parametrize('rate', [0.0, 0.1, 0.5])
@@ -192,23 +174,13 @@ def test_drop_path_drops_whole_examples_at_its_rate(rate):
   """The mean does not change."""
   count = 20_000
   x = jnp.ones((count, 2, 3))
-  y = np.asarray(noise.drop_path(x, jnp.float32(rate), KEY))
+  y = np.asarray(layers.drop_path(x, jnp.float32(rate), KEY))
   dropped = (y == 0).all(axis=(1, 2))
   assert np.array_equal(dropped, (y == 0).any(axis=(1, 2)))
   tolerance = five_sigma(rate, count)
   assert dropped.mean() == pytest.approx(rate, abs=tolerance)
   np.testing.assert_allclose(y[~dropped], 1 / (1 - rate), rtol=1e-6)
   assert y.mean() == pytest.approx(1, abs=tolerance / (1 - rate) + 1e-6)
-
-
-def test_drop_path_is_unbiased_in_bfloat16():
-  """Kept branches are scaled by 1 / (1 − rate), rounding averaged out."""
-  x = jax.random.uniform(KEY, (2000, 1, 64), minval=1, maxval=2)
-  x = x.astype('bfloat16')
-  y = noise.drop_path(x, jnp.float32(0.1), jax.random.key(1))
-  x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-  scale = y.sum() / x[y != 0].sum()
-  assert scale == pytest.approx(1 / 0.9, rel=1e-4)  # see dropout's
 
 
 def masks(place, **rates):
@@ -286,14 +258,14 @@ def test_exact_gelu_of_bfloat16_is_rounded_once(
 
   bfloat16 has a rounding error of 2^-8.
   """
-  monkeypatch.setattr(mlp_lib.sharding, 'on_tpu', lambda: on_tpu)
+  monkeypatch.setattr(sharding, 'on_tpu', lambda: on_tpu)
   steps = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
   steps = steps[np.abs(steps.astype(np.float32)) <= 8]
   x = jnp.resize(steps, (17, 2048))  # at least once
   assert x.size >= steps.size
   exact = np.float64(x)
   share = special.ndtr(exact)
-  y, pull = jax.vjp(lambda x: mlp_lib.gelu(x, 'exact'), x)
+  y, pull = jax.vjp(lambda x: layers.gelu(x, 'exact'), x)
   assert y.dtype == jnp.bfloat16
   np.testing.assert_allclose(
     np.float64(y), exact * share, 2**-8 + error, atol=1e-6
@@ -308,24 +280,24 @@ def test_exact_gelu_of_bfloat16_is_rounded_once(
 @pytest.mark.parametrize('sign', [-1, 1])
 def test_exact_gelu_of_large_values_on_tpus(monkeypatch, sign):
   """They are 0 or x, with derivatives of 0 or 1, without overflow."""
-  monkeypatch.setattr(mlp_lib.sharding, 'on_tpu', lambda: True)
+  monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   x = sign * jnp.logspace(1, 38, 2048, dtype=jnp.bfloat16)
-  y, pull = jax.vjp(lambda x: mlp_lib.gelu(x, 'exact'), x)
+  y, pull = jax.vjp(lambda x: layers.gelu(x, 'exact'), x)
   np.testing.assert_array_equal(y, np.maximum(x, 0))
   np.testing.assert_array_equal(pull(jnp.ones_like(y))[0], max(sign, 0))
 
 
 @pytest.mark.parametrize(('units', 'exact'), [(1023, 1), (1024, 0)])
 def test_few_channels_use_erf_on_tpus(monkeypatch, units, exact):
-  monkeypatch.setattr(mlp_lib.sharding, 'on_tpu', lambda: True)
+  monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   x = jnp.zeros((2, units), jnp.bfloat16)
-  program = jax.make_jaxpr(lambda x: mlp_lib.gelu(x, 'exact'))(x)
+  program = jax.make_jaxpr(lambda x: layers.gelu(x, 'exact'))(x)
   assert str(program).count('erf') == exact
 
 
 def test_mlp_stores_activations_on_tpus_without_gradients(monkeypatch):
   """A barrier follows GELU where there is no backward pass, on TPUs only."""
-  mlp = mlp_lib.Mlp(8, 0.0, 'exact', jnp.dtype('bfloat16'))
+  mlp = layers.Mlp(8, 0.0, 'exact', jnp.dtype('bfloat16'))
   x = jnp.zeros((1, 2, 4), jnp.bfloat16)
   params = mlp.init(jax.random.key(0), x, None)
 
@@ -334,7 +306,7 @@ def test_mlp_stores_activations_on_tpus_without_gradients(monkeypatch):
     return str(jax.make_jaxpr(apply)(params)).count('optimization_barrier')
 
   assert barriers(lambda apply: apply) == barriers(jax.grad) == 0
-  monkeypatch.setattr(mlp_lib.sharding, 'on_tpu', lambda: True)
+  monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   assert barriers(lambda apply: apply) == 1
   assert barriers(jax.grad) == 0
   assert barriers(lambda apply: jax.grad(jax.checkpoint(apply))) == 0
@@ -346,7 +318,7 @@ def test_mlp_applies_dropout_after_gelu(gelu):
   width, rate = 64, 0.25
   identity = {'kernel': jnp.eye(width), 'bias': jnp.zeros(width)}
   params = {'fc1': identity, 'fc2': identity}
-  mlp = mlp_lib.Mlp(width, rate, gelu, jnp.dtype('float32'))
+  mlp = layers.Mlp(width, rate, gelu, jnp.dtype('float32'))
   x = jax.random.normal(jax.random.key(1), (50, 7, width))
   wide = np.asarray(x, np.float64)
   inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)

@@ -45,12 +45,6 @@ def test_imagenet_equals_normalized_input(make, sizes, method):
     make(5, **sizes, pixels='imagenet_')
 
 
-def test_a_stem_takes_symmetric_pixels_only():
-  """Their padding has no equal in other units."""
-  with pytest.raises(UserError, match=r'model\.pixels.*stem'):
-    ViT(5, variant='R+Ti/16', pixels='imagenet')
-
-
 @pytest.mark.parametrize('make, sizes', [(ViT, VIT), (Swin, SWIN)])
 @pytest.mark.parametrize('channels', [1, 5])
 def test_mean_and_std_of_any_channels(make, sizes, channels):
@@ -73,19 +67,3 @@ def test_mean_and_std_of_any_channels(make, sizes, channels):
   )
   with pytest.raises(UserError, match=rf'{channels}\].*channels'):
     plain.apply({'params': params}, np.zeros((1, 16, 16, 3), np.float32))
-
-
-@pytest.mark.parametrize(
-  'keys, key',
-  [
-    (dict(channels=5, mean=(0.5,) * 4, std=(0.5,) * 5), 'mean'),
-    (dict(channels=5, mean=(0.5,) * 5), 'std'),
-    (dict(std=(0.0, 1.0, 1.0), mean=(0.5,) * 3), 'std'),
-    (dict(channels=17), 'channels'),
-    (dict(channels=1, pixels='imagenet'), 'pixels'),
-  ],
-)
-def test_wrong_statistics(keys, key):
-  """The message names the key."""
-  with pytest.raises(UserError, match=rf'model\.{key}'):
-    ViT(5, **VIT, **keys)

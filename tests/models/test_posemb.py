@@ -6,7 +6,7 @@ import scipy.ndimage
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.models.layers import positions
+from vit_jax.models import positions
 
 GRIDS = [
   ((14, 14), (24, 24)),
@@ -29,7 +29,7 @@ def embedding(grid, prefix=1, width=6):
 def test_aligned_resize_equals_scipys_zoom(old, new):
   """The authors' code zooms linearly with aligned corners."""
   slots = embedding(old)
-  result = positions.resize(slots, old, new, 'aligned')
+  result = positions.resize('embedding', slots, old, new, 'aligned')
   grid = slots[0, 1:].reshape(*old, -1)
   zoom = (new[0] / old[0], new[1] / old[1], 1)
   expected = scipy.ndimage.zoom(grid, zoom, order=1)
@@ -43,7 +43,7 @@ def test_aligned_resize_equals_scipys_zoom(old, new):
 def test_bicubic_resize_equals_torch(old, new):
   """Antialiased, with half-pixel centres, as in timm."""
   slots = embedding(old)
-  result = positions.resize(slots, old, new, 'bicubic')
+  result = positions.resize('embedding', slots, old, new, 'bicubic')
   grid = torch.tensor(slots[:, 1:]).reshape(1, *old, -1).permute(0, 3, 1, 2)
   expected = torch.nn.functional.interpolate(
     grid, size=new, mode='bicubic', antialias=True, align_corners=False
@@ -56,7 +56,7 @@ def test_bicubic_resize_equals_torch(old, new):
 @pytest.mark.parametrize('prefix', [0, 1, 2])
 def test_prefix_embeddings_do_not_change(method, prefix):
   slots = embedding((4, 6), prefix)
-  result = positions.resize(slots, (4, 6), (5, 5), method)
+  result = positions.resize('embedding', slots, (4, 6), (5, 5), method)
   assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
   np.testing.assert_array_equal(result[:, :prefix], slots[:, :prefix])
 
@@ -65,7 +65,7 @@ def test_prefix_embeddings_do_not_change(method, prefix):
 def test_resize_to_the_same_grid_is_the_identity(method):
   slots = embedding((4, 6))
   np.testing.assert_array_equal(
-    positions.resize(slots, (4, 6), (4, 6), method), slots
+    positions.resize('embedding', slots, (4, 6), (4, 6), method), slots
   )
 
 
@@ -73,22 +73,22 @@ def test_resize_to_the_same_grid_is_the_identity(method):
 def test_constant_embeddings_stay_constant(method):
   """Interpolation weights sum to one everywhere, also at the edges."""
   slots = np.full((1, 1 + 24, 2), 0.7, np.float32)
-  result = positions.resize(slots, (4, 6), (11, 3), method)
+  result = positions.resize('embedding', slots, (4, 6), (11, 3), method)
   np.testing.assert_allclose(result, 0.7, rtol=1e-5)
 
 
 def test_rows_and_columns_are_not_exchanged():
   """A ramp down the rows does not change if only the columns change."""
   slots = np.repeat(np.arange(3.0), 4).reshape(1, 12, 1).astype(np.float32)
-  result = positions.resize(slots, (3, 4), (3, 8))
+  result = positions.resize('embedding', slots, (3, 4), (3, 8))
   np.testing.assert_allclose(result[0, :, 0], np.repeat(np.arange(3.0), 8))
 
 
 def test_messages_of_wrong_grids_and_methods():
   with pytest.raises(UserError, match='4x7 grid'):
-    positions.resize(embedding((4, 6)), (4, 7), (2, 2))
+    positions.resize('embedding', embedding((4, 6)), (4, 7), (2, 2))
   with pytest.raises(UserError, match='aligned'):
-    positions.resize(embedding((4, 6)), (4, 6), (2, 2), 'nearest')
+    positions.resize('embedding', embedding((4, 6)), (4, 6), (2, 2), 'nearest')
 
 
 def test_square_grid():

@@ -13,10 +13,9 @@ from tiny_vit import abstract, images_of, noise_params
 from benchmarks.peers import import_timm
 from vit_jax.arrays import flops, sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.models.attention import multi_head
-from vit_jax.models.contract import Places
-from vit_jax.models.layers import positions
-from vit_jax.models.layers.positions import fixed
+from vit_jax.models import positions
+from vit_jax.models.attention import attention
+from vit_jax.models.contract import Patches
 from vit_jax.models.vit import Model
 
 SIZE, GRID = (8, 12), (2, 3)
@@ -223,7 +222,7 @@ def test_kept_tokens_have_the_positions_of_their_patches(kind, at):
     apply = functools.partial(model.apply, {'params': params})
     tokens = apply(images, method='embed')
     tokens = jnp.take_along_axis(tokens, kept[..., None], axis=1)
-    places = Places(model.grid(SIZE), kept)
+    places = Patches(model.grid(SIZE), kept)
     tokens = apply(tokens, None, places, method='encode')
     return apply(tokens, method='readout')['logits']
 
@@ -240,7 +239,7 @@ def test_models_without_prefix_tokens(kind, at):
 
   def parts(params, kept):
     tokens = jnp.zeros((2, 3, 32))
-    places = Places(GRID, kept)
+    places = Patches(GRID, kept)
     encoded = model.apply(params, tokens, None, places, method='encode')
     return encoded, model.apply(params, images_of(2, *SIZE))
 
@@ -250,10 +249,10 @@ def test_models_without_prefix_tokens(kind, at):
 
 
 def test_encode_without_places_is_refused():
-  """The message names `Places`."""
+  """The message names `Patches`."""
   model = model_of('learned', 'shared')
   params, tokens = noise_params(model, SIZE), jnp.zeros((1, 3, 32))
-  with pytest.raises(UserError, match=r'encode.*Places'):
+  with pytest.raises(UserError, match=r'encode.*Patches'):
     model.apply({'params': params}, tokens, method='encode')
 
 
@@ -266,13 +265,15 @@ def test_fixed_tables_equal_timm():
   # timm's: sines of rows, of columns, then cosines of both
   table = table.reshape(15, 2, 2, 8).transpose(0, 2, 1, 3)[:, ::-1]
   np.testing.assert_allclose(
-    fixed.sincos2d((3, 5), 32, last_included=False),
+    positions.sincos2d((3, 5), 32, last_included=False),
     table.reshape(15, 32),
     atol=1e-6,
   )
   rope = RotaryEmbeddingDinoV3(16, feat_shape=[3, 5])
   expected = np.split(rope.get_embed([3, 5]).numpy(), 2, axis=-1)
-  for mine, theirs in zip(fixed.rotations2d((3, 5), 16), expected, strict=True):
+  for mine, theirs in zip(
+    positions.rotations2d((3, 5), 16), expected, strict=True
+  ):
     np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
@@ -305,8 +306,7 @@ def test_a_stack_is_resized_layer_by_layer(method):
   for name, shape in (('embedding', (1, 8, 4)), ('offsets', (15, 4))):
     stack = rng.normal(size=(3, *shape)).astype(np.float32)
     both = [
-      positions.resize_leaf(name, x, (2, 3), (4, 3), method)
-      for x in (stack, *stack)
+      positions.resize(name, x, (2, 3), (4, 3), method) for x in (stack, *stack)
     ]
     # Sums of numbers near 1, whose order depends on the shapes and the machine.
     np.testing.assert_allclose(
@@ -321,13 +321,13 @@ def test_rows_and_columns_are_stretched_to_their_ends():
     ('rows', (3, 2), (5, 9)),
     ('columns', (2, 3), (9, 5)),
   ):
-    resized = positions.resize_leaf(name, ramp, grid, new, 'aligned')
+    resized = positions.resize(name, ramp, grid, new, 'aligned')
     np.testing.assert_allclose(resized[:, 0], np.linspace(0, 1, 5), atol=1e-6)
   signed = np.linspace(-1, 1, 15)[:, None]  # 8 tokens, 2 before 6 patches
-  resized = positions.resize_leaf('offsets', signed, (2, 3), (4, 3), 'aligned')
+  resized = positions.resize('offsets', signed, (2, 3), (4, 3), 'aligned')
   np.testing.assert_allclose(resized[:, 0], np.linspace(-1, 1, 27), atol=1e-6)
   for method in positions.METHODS[:3]:  # DINO's axis is not symmetric
-    middle = positions.resize_leaf('offsets', signed, (2, 3), (4, 3), method)
+    middle = positions.resize('offsets', signed, (2, 3), (4, 3), method)
     assert abs(middle[13, 0]) < 1e-6
 
 
@@ -335,9 +335,7 @@ def test_tables_of_another_grid_are_refused():
   """The message contains the value that was given."""
   for name, length in (('rows', 4), ('offsets', 9)):
     with pytest.raises(UserError, match='2x3 grid'):
-      positions.resize_leaf(
-        name, np.zeros((length, 2)), GRID, (4, 4), 'aligned'
-      )
+      positions.resize(name, np.zeros((length, 2)), GRID, (4, 4), 'aligned')
 
 
 # Programs
@@ -424,27 +422,7 @@ def test_options_that_kernels_do_not_support_use_xla(
   if not kernels:
     assert next(iter(options)) in text
     with pytest.raises(UserError, match='kernel.*support'):
-      Model(5, **sizes, **options, attention='kernel')
-
-
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    (dict(position='3d'), "model.position is '3d'.*learned"),
-    (dict(position='relative', position_at='stem'), 'allowed: layers, shared'),
-    (
-      dict(position='none', position_at='stem'),
-      "position_at is 'stem'.*'none'",
-    ),
-    (dict(position='2d', prefix_positions=False), "prefix_positions.*'2d'"),
-    (dict(position='sincos2d', width=30), 'sincos2d.*4; it is 30'),
-    (dict(position='rope2d', num_heads=16), 'width of a head'),
-  ],
-)
-def test_messages_of_wrong_positions(options, words):
-  """Each message contains the allowed values."""
-  with pytest.raises(UserError, match=words):
-    Model(5, **SIZES | options)
+      Model(5, **sizes, **options, attention='kernel').computed_by(SIZE)
 
 
 def test_returned_attention_weights_include_relative_positions():
@@ -453,9 +431,9 @@ def test_returned_attention_weights_include_relative_positions():
   query, key, value = rng.normal(size=(3, 2, 4, 2, 8)).astype(np.float32)
   relative = rng.normal(size=(4, 4, 8)).astype(np.float32)
   arguments = [jnp.array(x) for x in (query, key, value, relative)]
-  weights = multi_head._weights(arguments[0], arguments[1], arguments[3])
+  weights = attention._weights(arguments[0], arguments[1], arguments[3])
   np.testing.assert_allclose(
-    multi_head.relative_attention(*arguments),
+    attention.relative_attention(*arguments),
     np.einsum('nhqk,nkhc->nqhc', weights, value),
     atol=1e-5,
   )

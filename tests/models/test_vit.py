@@ -48,29 +48,6 @@ def test_explicit_sizes_replace_those_of_the_variant():
   assert shapes['encoder/layers/mlp/fc1/kernel'].shape == (2, 768, 100)
 
 
-@pytest.mark.parametrize(
-  'settings, words',
-  [
-    (dict(variant='B/17'), "'B/17'"),
-    (dict(variant='X/16'), 'Ti|S|B|L|H'),
-    (dict(variant='B'), "'B'"),
-    (dict(), 'patch_size, width, depth'),
-    (SIZES | dict(width=15), 'num_heads'),
-    (SIZES | dict(depth=0), 'model.depth is 0; it must be at least 1 and'),
-    (SIZES | dict(pool='mean'), "model.pool is 'mean'"),
-    (SIZES | dict(remat='some'), "model.remat is 'some'"),
-    (SIZES | dict(dtype='float16'), 'bfloat16'),
-    (SIZES | dict(dropout=1.0), 'dropout'),
-    (SIZES | dict(drop_path=-0.1), 'drop_path'),
-  ],
-)
-def test_messages_of_wrong_sizes(settings, words):
-  """Each message contains the value that was given and what is allowed."""
-  with pytest.raises(UserError) as error:
-    Model(10, **settings)
-  assert words in str(error.value)
-
-
 # Images and pooling
 
 
@@ -167,9 +144,9 @@ def test_grid_of_patches(size, grid):
 
 
 def test_an_image_that_patches_do_not_fill_is_refused():
-  """The error names sizes that fit, at `grid` and at the images."""
+  """The error contains the patch size, at `grid` and at the images."""
   model = Model(0, variant='H/14')
-  with pytest.raises(UserError, match="378 or 392.*'drop'"):
+  with pytest.raises(UserError, match="384x384 .*multiples of 14 .*'drop'"):
     model.grid((384, 384))
   small = Model(0, **SIZES)
   for height, width in ((9, 8), (8, 9)):
@@ -183,7 +160,7 @@ def test_remainder_drop_ignores_the_last_pixels():
   assert model.grid((384, 384)) == (27, 27)
   shapes = tree.flatten(abstract(model, (384, 384)))
   assert shapes['position/embedding'].shape == (1, 1 + 27 * 27, 1280)
-  with pytest.raises(UserError, match='13x384 pixels .* patch of 14x14'):
+  with pytest.raises(UserError, match='13x384 pixels .* patch size 14'):
     model.grid((13, 384))
 
   small = Model(0, **SIZES, remainder='drop')

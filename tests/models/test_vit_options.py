@@ -12,7 +12,6 @@ from tiny_vit import abstract, images_of
 
 from benchmarks.peers import import_timm
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 
 import_timm()
@@ -182,26 +181,6 @@ def test_a_distilled_model_without_a_head():
     lambda p: model.apply(p, images_of(1, *SIZE), method='predict'), params
   )
   assert out['logits'].shape == out['features'].shape == (1, 32)
-
-
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    (dict(distilled=True, pool='gap'), "model.pool='token'"),
-    (dict(distilled=True, pre_logits=True), 'pre_logits=False'),
-    (dict(distilled=True, fc_norm=True), 'model.fc_norm.*model.pool'),
-    (dict(pool='map', fc_norm=True), 'model.fc_norm.*model.pool'),
-    (dict(start_values='timm'), 'authors'),
-    (dict(norm_eps=0.0), 'norm_eps'),
-    (dict(registers=-1), 'registers'),
-    (dict(layer_scale=float('nan')), 'layer_scale'),
-    (dict(attention='kernel', qk_norm=True), 'do not support qk_norm'),
-  ],
-)
-def test_messages_of_wrong_options(options, words):
-  """Each message names the key."""
-  with pytest.raises(UserError, match=words):
-    Model(5, **SIZES, **options)
 
 
 def test_the_architecture_builds_the_same_model():

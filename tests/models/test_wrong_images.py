@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 from tiny_vit import KEY, SIZES, abstract
 
+from examples import axial_resnet, axial_vit
 from vit_jax.errors import UserError
-from vit_jax.models import axial_resnet, axial_vit, resnet, swin, vit
+from vit_jax.models import resnet, swin, vit
 
 SWIN = dict(width=8, depths=(2, 2), num_heads=2, window_size=4)
 MODELS = {

@@ -45,17 +45,6 @@ def get_config() -> ConfigDict:
     neighbours=dict(name='neighbours', source=data(49), ks=(1, 10), **every),
     calibration=dict(name='calibration', source=data(43), top=(1, 2), **every),
     regression=dict(name='linear_probe', source=damaged, **every),
-    descent=dict(
-      name='linear_probe',
-      source=data(35),
-      solver='sgd',
-      lr=(0.01, 5.0),
-      epochs=8,
-      probe_batch_size=16,
-      norm='standard',
-      batch_size=16,
-      **every,
-    ),
   )
   config.evals.figures = dict(name='figures', split='test', num_images=5)
   config.checkpoint = dict(every='2 steps')

@@ -10,7 +10,7 @@ import jax
 
 from vit_jax import train
 from vit_jax.checkpoint import items, steps
-from vit_jax.cli import entry, process
+from vit_jax.cli import process
 
 KIND, PROCESS = sys.argv[1], int(sys.argv[2])
 read_arrays = items.read_arrays
@@ -41,4 +41,4 @@ if __name__ == '__main__':
   items.read_arrays = read
   steps.check_writable = no_room
   del sys.argv[1:3]
-  process.run(train.main, entry.define_flags)
+  process.run(train.main, process.define_flags)

@@ -14,7 +14,7 @@ from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.balanced import Balanced
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.reader import Reader
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.data.sources import mixture
 
 BATCH, STEPS, SEED, SKIPPED = 16, 5, 3, (2, 4)

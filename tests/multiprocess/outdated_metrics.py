@@ -6,10 +6,10 @@ python -m tests.multiprocess.outdated_metrics FLAGS…
 import jax
 
 from vit_jax import train
-from vit_jax.cli import entry, process
-from vit_jax.run import early_stopping
+from vit_jax.cli import process
+from vit_jax.run import guards
 
-plateau = early_stopping.plateau
+plateau = guards.plateau
 
 
 def of_outdated_file(workdir, config):
@@ -18,5 +18,5 @@ def of_outdated_file(workdir, config):
 
 
 if __name__ == '__main__':
-  early_stopping.plateau = of_outdated_file
-  process.run(train.main, entry.define_flags)
+  guards.plateau = of_outdated_file
+  process.run(train.main, process.define_flags)

@@ -49,7 +49,7 @@ def _features(workdir, processes):
 
 @pytest.mark.slow
 def test_two_processes_evaluate_like_one(tmp_path):
-  """Five evaluators; sizes are odd, and some records are bad."""
+  """Four evaluators; sizes are odd, and some records are bad."""
   one, two = (
     _figures(tmp_path / str(processes), processes) for processes in (1, 2)
   )
@@ -59,11 +59,10 @@ def test_two_processes_evaluate_like_one(tmp_path):
     'neighbours',
     'calibration',
     'regression',
-    'descent',
   }
   assert two.keys() == one.keys()
   assert one['calibration/count'] == 43
-  assert one['descent/accuracy'] > 0.5 and one['regression/accuracy'] > 0.5
+  assert one['regression/accuracy'] > 0.5
   for key, value in one.items():
     # After two steps, weights differ by rounding; no decision depends on it.
     assert two[key] == pytest.approx(value, rel=1e-4), key

@@ -218,7 +218,7 @@ def trainer(of, micro_batches=1, average_decay=None):
   return Trainer(of, optimizer, lambda _: 0.1, micro_batches, average_decay)
 
 
-FOLLOWING = dict(momentum=0.7, centre_momentum=0.8)
+FOLLOWING = dict(momentum=0.7)
 
 
 @functools.cache
@@ -251,7 +251,7 @@ def test_teacher_and_centre_after_three_steps(micro_batches):
     head = tensors(before.extra['teacher'])
     logits = [head_of(head, torch.tensor(np.asarray(x))) for x in features]
     mean = torch.cat(logits).mean(0).detach().numpy()
-    centre = 0.8 * centre + 0.2 * mean
+    centre = 0.9 * centre + 0.1 * mean
     keep = 1 + 0.5 * (0.7 - 1) * (1 + math.cos(math.pi * it / TOTAL))
     assert (it > 0) == (keep > 0.7)
     student = tree.flatten(after.params)
@@ -481,7 +481,6 @@ def test_a_model_with_a_head_is_refused():
   'settings',
   [
     dict(momentum=1.1),
-    dict(centre_momentum=1.1),
     dict(student_temperature=0.0),
     dict(teacher_temperature=-0.1),
     dict(warmup_temperature=0.0),

@@ -18,7 +18,7 @@ from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.dino import Objective
 from vit_jax.optim import optimizers
-from vit_jax.run import limits as limits_lib
+from vit_jax.run import guards
 from vit_jax.run.ledger import Ledger
 from vit_jax.training.step import Trainer
 
@@ -49,10 +49,11 @@ def batch_of(step):
   return {'global': jnp.array(pixels, jnp.uint8)}
 
 
-def metrics_of(**settings):
+def metrics_of(centre_momentum=0.9, **settings):
   """Returns the metrics of every step of a small training."""
   setting = Setting(Model(0, **MODEL), SIZE, steps=steps)
   of = Objective(setting, head=HEAD, momentum=0.9, **settings)
+  of.centre_momentum = centre_momentum
   optimizer = optimizers.adam(lambda _: LR, steps, weight_decay=0.04)
   trainer = Trainer(of, optimizer, lambda _: LR, 1, None)
   key = jax.random.key(0)
@@ -81,9 +82,9 @@ def test_the_limit_of_the_shipped_config_detects_collapse(
   """The metric and the bound are from `configs/dino.py`, for 20 steps."""
   config = loading.load('configs/dino.py')
   section = config.recovery.limits.collapse.to_dict()
-  limit = limits_lib.build({'collapse': section | dict(during='20 steps')})
+  limit = guards.build({'collapse': section | dict(during='20 steps')})
   path = epath.Path(tmp_path) / 'events.jsonl'
-  watch = limits_lib.Limits(limit, steps, Ledger(path))
+  watch = guards.Limits(limit, steps, Ledger(path))
   history = metrics_of(**settings)
   for step, metrics in enumerate(history, 1):
     watch.step(step, metrics)

@@ -180,7 +180,7 @@ def test_messages_of_wrong_settings():
   """Other numbers of classes, unknown kinds, weights out of range."""
   other = Model(CLASSES + 1, **SIZES)
   with pytest.raises(
-    UserError, match='objective.teacher: .*somewhere .*8 classes'
+    UserError, match='objective.teacher: num_classes of .*somewhere is 8'
   ):
     objective(teacher=other)
   with pytest.raises(UserError, match="kind is 'warm'.*hard, soft"):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from tiny_vit import SIZES
 
+from examples import axial_vit
 from tests.objectives import torch_vit
 from tests.objectives.hidden_patches import (
   COUNT,
@@ -23,7 +24,6 @@ from tests.objectives.hidden_patches import (
 )
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.models import axial_vit
 from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.masked_patch import Objective, colors

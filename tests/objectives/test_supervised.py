@@ -139,7 +139,7 @@ def test_multi_hot_targets_count_both_classes():
   )
   expected_loss = float(expected.sum(-1).mean())
   assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
-  with pytest.raises(UserError, match='objective.multi_hot gives'):
+  with pytest.raises(UserError, match='objective.multi_hot is set'):
     Objective(setting, multi_hot=True)
 
 

@@ -11,7 +11,7 @@ import torch
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.optim import common, optimizers
+from vit_jax.optim import optimizers
 from vit_jax.optim.schedule import cosine
 
 STEPS, LR, START = 9, 0.05, 4
@@ -209,7 +209,7 @@ def test_stacked_vectors_and_biases_of_heads_do_not_decay():
     'map/attention/query/bias': (2, 4),
     'head/bias': (5,),
   }
-  decays = common.DECAY_MASKS['tensors']
+  decays = optimizers.DECAY_MASKS['tensors']
   for path, shape in (decayed | others).items():
     leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
     assert decays(path, leaf) == (path in decayed), path

@@ -13,7 +13,7 @@ import torch
 from benchmarks import peers
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.optim import optimizers, orthogonal
+from vit_jax.optim import optimizers
 
 DEPTH, D, HEADS, SIZE, HIDDEN = 3, 8, 2, 4, 12
 SHAPES = {
@@ -140,7 +140,7 @@ def test_lamb_moves_a_zero_head():
 
 def test_muon_matrix_axes():
   """Heads belong to the columns of query, and to the rows of out."""
-  found = orthogonal.dimension_numbers(random_tree(0))
+  found = optimizers.dimension_numbers(random_tree(0))
   layers = found['encoder']['layers']
   for name in ('query', 'key', 'value'):
     assert layers['attention'][name]['kernel'] == ((1,), (2, 3))

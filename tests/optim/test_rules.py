@@ -166,7 +166,7 @@ def test_without_rules_the_state_keeps_its_paths(params):
   'table, words',
   [
     (('head/.*',), 'pair'),
-    ((('head/.*', dict(rate=1.0)),), 'lr, decay, frozen'),
+    ((('head/.*', dict(rate=1.0)),), "'rate'"),
     ((('head/[', dict(lr=1.0)),), 'regular expression'),
     ((('head/.*', dict(lr=-1.0)),), '0 or more'),
     ((('head/.*', dict(frozen=1)),), 'True or False'),

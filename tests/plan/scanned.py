@@ -38,13 +38,13 @@ def program(depth, unroll, device):
 def main():
   """Prints a list of [depth, unroll, cycles, FLOPs, loops]."""
   environment.prepare(sys.argv)
-  from vit_jax.plan import cost, hlo, topology
+  from vit_jax.plan import hlo, topology, tpu_cost
 
   target = topology.find('v3:2x2')
   result = []
   for depth, unroll in ((DEPTH, 1), (DEPTH, 2), (DEPTH, DEPTH), (2 * DEPTH, 1)):
     module = hlo.parse(program(depth, unroll, target.devices[0]))
-    total = cost.of_program(module, target)
+    total = tpu_cost.of_program(module, target)
     ops = [op for c in module.computations.values() for op in c.ops.values()]
     loops = sum(op.opcode == 'while' for op in ops)
     sums = total.estimated_cycles, total.matrix_flops

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 
 from vit_jax.config import loading
-from vit_jax.plan import evaluate, programs, topology
+from vit_jax.plan import compile, environment, topology
 
 TEXT = (pathlib.Path(__file__).parent / 'small_gpu.hlo').read_text()
 
@@ -15,13 +15,13 @@ def test_a_step_is_compiled_without_kernels_that_need_autotuning(monkeypatch):
 
   def compile_step(experiment, options, name, cache):
     compiled.append(options)
-    return programs.Program(TEXT, None, 1.0)
+    return compile.Program(TEXT, None, 1.0)
 
-  monkeypatch.setattr(programs, 'compile_step', compile_step)
-  monkeypatch.setattr(topology.gpus, 'has_compiler', lambda: False)
+  monkeypatch.setattr(compile, 'compile_step', compile_step)
+  monkeypatch.setattr(environment, 'has_gpu_compiler', lambda: False)
   target = dataclasses.replace(topology.find('h100:2x4'), compiles=True)
   config = loading.load('configs/quickstart.py')
-  evaluate.plan(config, target, {'xla_gpu_autotune_level': '4', 'other': 1})
+  compile.plan(config, target, {'xla_gpu_autotune_level': '4', 'other': 1})
   assert compiled == [
     {
       'xla_gpu_autotune_level': '4',

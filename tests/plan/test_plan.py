@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import cli
-from vit_jax.files import machine
+from vit_jax.files import paths
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
@@ -167,7 +167,7 @@ def test_plan_for_the_local_backend():
   pixels = 2 * 4 * (16 * 16 * 3) * 32
   expected = 2 * (result['model_flops_per_image'] - pixels)  # 2 images a device
   assert result['flops_per_device'] == pytest.approx(expected, rel=0.05)
-  assert result['hbm_bytes_per_device'] == machine.memory_bytes() // 8
+  assert result['hbm_bytes_per_device'] == paths.memory_bytes() // 8
 
 
 def test_without_libtpu_the_message_names_the_package():

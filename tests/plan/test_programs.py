@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 from etils import epath
 
-from vit_jax.plan import programs
+from vit_jax.plan import compile
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
@@ -17,7 +17,7 @@ BYTES = {'arguments': 3, 'peak': 7}
 def compile_step(tmp_path, monkeypatch):
   """Returns a function that compiles a fake step and counts compilations."""
   compiled, experiment = [], mock.Mock(spec=Experiment)
-  monkeypatch.setattr(programs.memory, 'program_bytes', lambda _: dict(BYTES))
+  monkeypatch.setattr(compile.memory, 'program_bytes', lambda _: dict(BYTES))
   monkeypatch.setattr(compiling, 'step_options', lambda _, options: options)
 
   def run(traced='step', options=None, target='v3:4x4', cache=True):
@@ -29,7 +29,7 @@ def compile_step(tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, 'lower_step', lambda *_: lowered)
     folder = epath.Path(tmp_path) / 'plans' if cache else None
     before = len(compiled)
-    found = programs.compile_step(experiment, options or {}, target, folder)
+    found = compile.compile_step(experiment, options or {}, target, folder)
     assert found.text == f'HLO of {traced}' and found.bytes == BYTES
     return len(compiled) > before
 
@@ -59,7 +59,7 @@ def test_other_versions_of_the_compiler_compile_again(
   assert compile_step()
   package = types.SimpleNamespace(name='libtpu', version='9')
   monkeypatch.setattr(
-    programs.importlib.metadata, 'distributions', lambda: [package]
+    compile.importlib.metadata, 'distributions', lambda: [package]
   )
   assert compile_step()
 

@@ -6,9 +6,10 @@ import pytest
 from etils import epath
 
 from tests.minimal_config import completed
+from vit_jax.arrays.devices import TPUS
 from vit_jax.errors import UserError
 from vit_jax.plan import search, topology
-from vit_jax.plan.evaluate import Plan
+from vit_jax.plan.compile import Plan
 
 DEVICES, LIMIT = 8, 1000
 # Bytes of activations per image, and seconds per step, by rematerialization.
@@ -18,8 +19,8 @@ SECONDS = {'none': 1.0, 'dots': 1.1, 'full': 1.5}
 
 @pytest.fixture
 def target():
-  chip = topology.CHIPS['v3']
-  return topology.Target('v3:2x2', (None,) * DEVICES, 1, chip, LIMIT)
+  v3 = TPUS['v3']
+  return topology.Target('v3:2x2', (None,) * DEVICES, v3, hbm_bytes=LIMIT)
 
 
 @pytest.fixture
@@ -36,20 +37,21 @@ def attempts(monkeypatch):
     seconds *= 1 + 0.02 * config.micro_batches
     seconds *= 1.05 if config.mesh.fsdp == -1 else 1
     seconds *= 0.9 if config.model.unroll > 1 else 1
-    sizes = dict(parameters=parameters, optimizer=0, average=0)
     return Plan(
       config,
-      {
-        'fits': needed <= LIMIT,
-        'peak_bytes_per_device': needed,
-        'hbm_bytes_per_device': LIMIT,
-        'predicted_step_seconds': seconds if needed <= LIMIT else None,
-        'remat': config.model.remat,
-        'unroll': config.model.unroll,
-        'mesh': dict(config.mesh),
-        'bytes': sizes,
-      },
-      None,
+      cost=None,
+      text='',
+      topology=target.name,
+      devices=DEVICES,
+      parameters=parameters,
+      fits=needed <= LIMIT,
+      peak_bytes_per_device=needed,
+      hbm_bytes_per_device=LIMIT,
+      predicted_step_seconds=seconds if needed <= LIMIT else None,
+      remat=config.model.remat,
+      unroll=config.model.unroll,
+      mesh=dict(config.mesh),
+      bytes=dict(parameters=parameters, optimizer=0, average=0),
     )
 
   monkeypatch.setattr(search, 'plan', plan)

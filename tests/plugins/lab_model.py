@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models.contract import Defaults
+from vit_jax.models import contract
 
 
-class Model(Defaults):
+class Model(contract.Model):
   """A convolution, the mean over the image, a dense layer and a linear head."""
 
   def __init__(self, num_classes, /, *, width: int = 16):

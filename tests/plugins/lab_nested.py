@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from vit_jax.config import plugins
-from vit_jax.config.plugins import Nested, Section
+from vit_jax.config import schema
+from vit_jax.config.schema import Nested, Section
 from vit_jax.models.contract import Defaults
 
 
@@ -14,7 +14,7 @@ class Stem:
     self.width, self.kernel_size, self.bias = width, kernel_size, bias
 
 
-@plugins.operational('shown')
+@schema.operational('shown')
 class Head:
   """A linear layer."""
 
@@ -45,7 +45,7 @@ class Model(Defaults):
   ):
     def built(mark, section):
       constructor = mark.constructor(section['name'])
-      return plugins.build(constructor, section, width)
+      return schema.construct(constructor, section, width)
 
     self.num_classes = num_classes
     self.stem = None if stem is None else built(STEM, stem)

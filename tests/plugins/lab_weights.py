@@ -11,12 +11,13 @@ from vit_jax.weights.contract import Pretrained
 
 
 def matches(path):
-  """Returns whether the name of the folder ends in '.lab'."""
-  return path.endswith('.lab')
+  """Returns True if the name of the folder ends in '.lab', or else None."""
+  return path.endswith('.lab') or None
 
 
-def load(path):
+def load(path, head):
   """Reads `about` at once, and the arrays when they are requested."""
+  del head  # the format is named, so `matches` was not called
   folder = pathlib.Path(path)
   if not (folder / 'about.json').is_file():
     raise UserError(f'{path} is no folder of lab weights: no about.json in it.')

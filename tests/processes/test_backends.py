@@ -8,21 +8,21 @@ import sys
 import pytest
 
 from tests import cli
-from vit_jax.processes import backends
+from vit_jax.processes import runtime
 
 LOADED = """
 import sys
 import jax
 if sys.argv[1] == 'hidden':
-  from vit_jax.processes import backends
-  backends.hide_unused_libtpu()
+  from vit_jax.processes import runtime
+  runtime.hide_unused_libtpu()
 jax.devices()
 print('libtpu.so' in open('/proc/self/maps').read())
 """
 without_tpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None
-  or backends._has_devices('tpu')
-  or backends._has_google_device(),
+  or runtime._has_devices('tpu')
+  or runtime._has_google_device(),
   reason='libtpu is not installed, or there is a TPU',
 )
 
@@ -47,13 +47,13 @@ def test_a_hidden_libtpu_is_not_loaded(hidden):
 @pytest.mark.parametrize('there', ['platforms', 'device', 'bus', None])
 def test_libtpu_is_hidden_only_without_a_tpu(there, monkeypatch):
   """A TPU is detected by its device, on the bus, or by JAX_PLATFORMS."""
-  monkeypatch.setattr(backends, '_has_google_device', lambda: there == 'bus')
+  monkeypatch.setattr(runtime, '_has_google_device', lambda: there == 'bus')
   devices = ('null',) if there == 'device' else ('no_such_device*',)
-  monkeypatch.setattr(backends, '_DEVICES', {'tpu': devices})
+  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': devices})
   monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu' if there == 'platforms' else '')
   monkeypatch.setitem(sys.modules, 'libtpu', before := object())
   monkeypatch.setenv('TPU_LIBRARY_PATH', 'x')
-  backends.hide_unused_libtpu()
+  runtime.hide_unused_libtpu()
   assert (sys.modules['libtpu'] is before) == (there is not None)
   assert ('TPU_LIBRARY_PATH' in os.environ) == (there is not None)
 
@@ -70,9 +70,9 @@ def test_libtpu_is_hidden_only_without_a_tpu(there, monkeypatch):
 def test_gpu_memory_fraction(monkeypatch, variable, value, device, expected):
   """The fraction is set only with a GPU; the user's value is kept."""
   made = {variable: value}
-  monkeypatch.setattr(backends.os, 'environ', made)
+  monkeypatch.setattr(runtime.os, 'environ', made)
   devices = ('null',) if device else ('no_such_device*',)
-  monkeypatch.setattr(backends, '_DEVICES', {'cuda': devices})
-  backends.use_gpu_memory()
+  monkeypatch.setattr(runtime, '_DEVICES', {'cuda': devices})
+  runtime.use_gpu_memory()
   assert made.get('XLA_CLIENT_MEM_FRACTION') == expected
   assert made[variable] == expected or expected is None

@@ -7,15 +7,15 @@ import re
 import jax
 import pytest
 
-from vit_jax.processes import coordination, peers
+from vit_jax.processes import consensus, peers
 
-PACKAGE = pathlib.Path(coordination.__file__).parents[1]
+PACKAGE = pathlib.Path(consensus.__file__).parents[1]
 
 
 def test_this_jax_has_the_internals():
   """A new JAX that moves them fails here, and not on a pod."""
-  assert coordination._internals() is not None
-  assert coordination.client() is None and coordination.index() == 0
+  assert consensus._internals() is not None
+  assert consensus.client() is None and consensus.index() == 0
 
 
 def test_no_other_module_uses_internals_of_jax():
@@ -25,12 +25,12 @@ def test_no_other_module_uses_internals_of_jax():
     for path in PACKAGE.rglob('*.py')
     if internal.search(path.read_text())
   ]
-  assert found == ['processes/coordination.py']
+  assert found == ['processes/consensus.py']
 
 
 def test_the_callback_is_passed_to_a_new_client(monkeypatch):
   """Only inside of the context, also after an error."""
-  internals = coordination._internals()
+  internals = consensus._internals()
   assert internals is not None
   bindings = internals[1]
   made = []
@@ -49,13 +49,13 @@ def test_the_callback_is_passed_to_a_new_client(monkeypatch):
 
 def test_other_internals_are_one_warning(monkeypatch, caplog):
   """A run goes on as a single process does, and the warning has the loss."""
-  monkeypatch.setattr(coordination, '_INTERNALS', None)
+  monkeypatch.setattr(consensus, '_INTERNALS', None)
   with caplog.at_level(logging.WARNING, 'vit_jax'), peers.handle_lost_peers():
     pass
   [record] = caplog.records
   assert jax.__version__ in record.message and 'abort' in record.message
-  assert coordination.client() is None
-  assert coordination.num_processes() == 1 and coordination.index() == 0
+  assert consensus.client() is None
+  assert consensus.num_processes() == 1 and consensus.index() == 0
   peers.announce(ValueError('broken'))
   peers.listen()
   peers.shut_down()

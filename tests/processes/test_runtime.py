@@ -47,9 +47,9 @@ def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
       '--process_id is 2; it must be at least 0 and at',
     ),
     (('host:1', 2, -1), '--process_id is -1'),
-    (('host', 2, 1), 'give HOST:PORT'),
-    (('host:1', 2, None), 'needs --num_processes=N and --process_id=I'),
-    (('host:1', None, 1), 'needs --num_processes=N and --process_id=I'),
+    (('host', 2, 1), '--coordinator_address=host,'),
+    (('host:1', 2, None), 'give all three'),
+    (('host:1', None, 1), 'give all three'),
   ],
 )
 def test_incomplete_process_flags_are_refused(monkeypatch, flags, words):

@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.processes import limits
+from vit_jax.processes import runtime
 
 HANGING = """
 import ctypes, sys, threading
 from vit_jax import errors
 from vit_jax.cli import process
-from vit_jax.processes import limits
-limits._EXIT_S = 1
+from vit_jax.processes import runtime
+runtime._EXIT_S = 1
 def body(arguments):
   if sys.argv[1] == 'thread':
     threading.Thread(target=threading.Event().wait).start()
@@ -29,8 +29,8 @@ process.run(body, lambda: None)
 
 def test_the_limits_of_this_machine_suffice():
   before = threading.active_count()
-  limits.check()
-  assert threading.active_count() <= before + limits._THREADS
+  runtime.check()
+  assert threading.active_count() <= before + runtime._THREADS
 
 
 def test_too_few_threads_are_one_message(monkeypatch):
@@ -45,7 +45,7 @@ def test_too_few_threads_are_one_message(monkeypatch):
 
   monkeypatch.setattr(threading.Thread, 'start', refused)
   with pytest.raises(UserError, match='only 5 of 64 threads.*ulimit -u'):
-    limits.check()
+    runtime.check()
   for thread in started:
     thread.join(10)
     assert not thread.is_alive()

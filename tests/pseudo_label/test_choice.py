@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from vit_jax.pseudo_label.choice import balanced
+from vit_jax.pseudo_label import balanced
 
 SIZES = {0: 40, 1: 3, 2: 7, 4: 1}  # class 3 has no examples
 PER_CLASS = 7

@@ -14,14 +14,13 @@ from minimal_config import completed
 
 from tests import cli
 from tests.multiprocess import damaged
-from vit_jax import load_pretrained
-from vit_jax.data import exclusion
-from vit_jax.data.remaining import Remaining
+from vit_jax import load_pretrained, pseudo_label
+from vit_jax.data import filters
+from vit_jax.data.filters import Tail
 from vit_jax.data.sources import mixture, pseudo_labels
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.pseudo_label import __main__ as command
-from vit_jax.pseudo_label.__main__ import Request
+from vit_jax.pseudo_label import Request
 from vit_jax.training import loop
 from vit_jax.weights.formats import npz
 
@@ -77,7 +76,7 @@ def threshold(plain):
 def file(weights, threshold, tmp_path_factory):
   """Returns the path of a file, and the result of the command that wrote it."""
   path = str(tmp_path_factory.mktemp('labels') / 'labels.npz')
-  result = command.run(
+  result = pseudo_label.run(
     weights, path, dataclasses.replace(REQUEST, min_confidence=threshold)
   )
   return path, result
@@ -155,7 +154,7 @@ def test_examples_that_training_leaves_out_are_not_labelled(
   images = damaged.Source('train', **SOURCE)
   out = np.array([1, 17, 52])
   listed = tmp_path / 'list.jsonl'
-  lines = exclusion.described(images, out)
+  lines = filters.described(images, out)
   listed.write_text('\n'.join(map(json.dumps, lines)))
   config = completed(
     **{
@@ -174,7 +173,7 @@ def test_examples_that_training_leaves_out_are_not_labelled(
     per_class=0,
   )
   path = str(tmp_path / 'labels.npz')
-  result = command.run(weights, path, request)
+  result = pseudo_label.run(weights, path, request)
   good = [i for i in range(EXAMPLES) if i % 5 and i not in out]
   assert result['seen'] == result['count'] == len(good) == 39
   source = opened(path)
@@ -182,7 +181,7 @@ def test_examples_that_training_leaves_out_are_not_labelled(
     np.testing.assert_array_equal(source[i]['image'], images[index]['image'])
   listed.write_text('\n'.join(map(json.dumps, lines[:2])))
   with pytest.raises(UserError, match='another command.*left_out'):
-    command.run(weights, path, request)
+    pseudo_label.run(weights, path, request)
 
 
 def test_other_images_are_refused(file, tmp_path):
@@ -216,30 +215,32 @@ def test_an_interruption_changes_nothing(
   """The file has the same bytes, and labelled parts are not read again."""
   out, read = str(tmp_path / 'f.npz'), []
   request = dataclasses.replace(REQUEST, min_confidence=threshold)
-  once = Remaining.__getitem__
+  once = Tail.__getitem__
 
   def failing(self, index):
     if self._start + index == 41 and not read:
       raise OSError('the disk is gone')
     return once(self, index)
 
-  monkeypatch.setattr(Remaining, '__getitem__', failing)
+  monkeypatch.setattr(Tail, '__getitem__', failing)
   with pytest.raises(OSError, match='the disk is gone'):
-    command.run(weights, out, request)
+    pseudo_label.run(weights, out, request)
   parts = len(os.listdir(tmp_path / 'f.npz.parts')) - 1
   assert parts >= 1 and not os.path.exists(out)
   with pytest.raises(UserError, match='of another command.*min_confidence'):
-    command.run(weights, out, dataclasses.replace(request, min_confidence=0.0))
+    pseudo_label.run(
+      weights, out, dataclasses.replace(request, min_confidence=0.0)
+    )
   monkeypatch.setattr(
-    Remaining,
+    Tail,
     '__getitem__',
     lambda self, index: read.append(self._start + index) or once(self, index),
   )
-  command.run(weights, out, request)
+  pseudo_label.run(weights, out, request)
   assert sorted(read) == list(range(16 * parts, EXAMPLES))
   assert epath.Path(out).read_bytes() == epath.Path(file[0]).read_bytes()
   read.clear()
-  assert command.run(weights, out, request) == file[1] and not read
+  assert pseudo_label.run(weights, out, request) == file[1] and not read
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_an_interruption_changes_nothing(
 def test_messages_of_invalid_requests(changes, message, weights, tmp_path):
   with pytest.raises(UserError, match=message):
     out = str(tmp_path / 'f.npz')
-    command.run(weights, out, dataclasses.replace(REQUEST, **changes))
+    pseudo_label.run(weights, out, dataclasses.replace(REQUEST, **changes))
 
 
 def test_a_teacher_needs_a_head(tmp_path):
@@ -263,7 +264,7 @@ def test_a_teacher_needs_a_head(tmp_path):
   params = tiny_vit.noise_params(Model(0, **tiny_vit.SIZES), SIZE)
   npz.save(path, params, {})
   with pytest.raises(UserError, match='headless.*head.*teacher'):
-    command.run(path, str(tmp_path / 'f.npz'), REQUEST)
+    pseudo_label.run(path, str(tmp_path / 'f.npz'), REQUEST)
 
 
 def members(path):

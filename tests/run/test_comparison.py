@@ -9,12 +9,11 @@ import pytest
 from minimal_config import completed
 from ml_collections import ConfigDict
 
-from vit_jax.config import completion as config_lib
-from vit_jax.config import identity, plugins
-from vit_jax.config.sections import EVALS, SECTIONS
+from vit_jax.config import loading, schema
+from vit_jax.config.schema import EVALS, SECTIONS
 from vit_jax.errors import UserError
-from vit_jax.processes import consensus, versions
-from vit_jax.run import comparison, consistency
+from vit_jax.processes import consensus, runtime
+from vit_jax.run import resume
 
 PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
 
@@ -23,14 +22,14 @@ def _about(config=None, **fingerprint):
   about = {
     'config': (config or completed()).to_dict(),
     'class_names': PRINT['class_names'],
-    'record': comparison.record(PRINT | fingerprint, {}),
+    'record': resume.record(PRINT | fingerprint, {}),
   }
   return json.loads(json.dumps(about))  # as it is read from a checkpoint
 
 
 def _check(before, now=None, events=(), allow=False, config=None):
   config = config or completed()
-  return comparison.check(
+  return resume.compare(
     before,
     now or _about(config),
     config,
@@ -45,19 +44,19 @@ def _constructors():
   patterns = [*SECTIONS.values(), EVALS]
   for pattern in patterns:
     if '{name}' not in pattern:
-      yield plugins.resolve(pattern)
+      yield schema.resolve(pattern)
       continue
-    for name in plugins.names(pattern):
-      yield plugins.resolve(pattern, name)
-  yield config_lib.top_level
+    for name in schema.names(pattern):
+      yield schema.resolve(pattern, name)
+  yield schema.top_level
 
 
 def test_operational_keys_exist():
-  """A misspelt key would not be excluded from the comparison."""
+  """A misspelt key would not be excluded from the resume."""
   marked = 0
   for constructor in _constructors():
-    keys = plugins.keys(constructor)
-    for name in plugins.operational_keys(constructor):
+    keys = schema.config_keys(constructor)
+    for name in schema.operational_keys(constructor):
       assert name.split('.')[0] in keys, (constructor, name)
       marked += 1
   assert marked > 20
@@ -67,14 +66,14 @@ def test_a_plug_in_marks_its_own_keys(tmp_path, monkeypatch):
   """The keys are found by the dotted name, like the constructor."""
   (tmp_path / 'my_marked_lab').mkdir()
   (tmp_path / 'my_marked_lab/model.py').write_text(
-    'from vit_jax.config import plugins\n'
-    "@plugins.operational('threads')\n"
+    'from vit_jax.config import schema\n'
+    "@schema.operational('threads')\n"
     'def Model(num_classes, /, *, width: int = 1, threads: int = 1):\n'
     '  return None\n'
   )
   monkeypatch.syspath_prepend(tmp_path)
   config = completed(model={'name': 'my_marked_lab.model'})
-  keys = identity.identity(config)
+  keys = resume.identity(config)
   assert 'model.width' in keys and 'model.threads' not in keys
 
 
@@ -85,7 +84,7 @@ def test_members_of_a_mixture_may_move():
     'b': {'name': 'tfds', 'dataset': 'd', 'data_dir': 'y', 'weight': 1.0},
   }
   config = completed(source={'name': 'mixture', 'members': members})
-  keys = {k for k in identity.identity(config) if k.startswith('source.')}
+  keys = {k for k in resume.identity(config) if k.startswith('source.')}
   stay = {
     'source.name',
     *(f'source.members.a.{key}' for key in ('name', 'weight', 'class_map')),
@@ -132,7 +131,7 @@ def test_another_config_is_refused():
     _check(_about(completed(seed=3)))
 
 
-@pytest.mark.parametrize('flag', comparison._FLAGS)
+@pytest.mark.parametrize('flag', resume._FLAGS)
 def test_another_setting_of_jax_is_refused(flag):
   """Initialization, dropout or products depend on these settings."""
   assert hasattr(jax.config, flag)
@@ -180,16 +179,16 @@ def test_unrecorded_values_are_not_compared():
 def test_changed_evaluators_are_noted():
   """Another split or loss is noted; another interval or name is not."""
   old = completed().to_dict()
-  assert comparison.evaluator_notes(old, completed()) == []
-  assert comparison.evaluator_notes({}, completed()) == []
+  assert resume.evaluator_notes(old, completed()) == []
+  assert resume.evaluator_notes({}, completed()) == []
   harmless = {'evals.test.every': '3 steps', 'evals.test.batch_size': 2}
-  assert comparison.evaluator_notes(old, completed(**harmless)) == []
+  assert resume.evaluator_notes(old, completed(**harmless)) == []
   changed = copy.deepcopy(old)
   changed['evals']['other'] = dict(name='classification', split='train')
-  assert comparison.evaluator_notes(old, _completed(changed)) == []
+  assert resume.evaluator_notes(old, _completed(changed)) == []
   changed['evals']['test']['split'] = 'train'
   changed['evals']['test']['cross_entropy'] = 'sigmoid'
-  (note,) = comparison.evaluator_notes(old, _completed(changed))
+  (note,) = resume.evaluator_notes(old, _completed(changed))
   assert note.kind == 'evaluator_change' and note.fields == {
     'name': 'test',
     'changes': {
@@ -201,19 +200,19 @@ def test_changed_evaluators_are_noted():
 
 
 def _completed(values):
-  return config_lib.complete(ConfigDict(values))
+  return schema.complete(ConfigDict(values))
 
 
 @pytest.fixture
 def compare(monkeypatch):
   """Compares this process with process 0, which runs `PRINT`."""
-  monkeypatch.setattr(versions, 'commit', lambda: 'a')
-  first = consistency._common_values(_about(), completed())
+  monkeypatch.setattr(runtime, 'commit', lambda: 'a')
+  first = resume._common_values(_about(), completed())
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   monkeypatch.setattr(consensus, 'from_main', lambda answer: first)
   monkeypatch.setattr(consensus, 'gather_text', lambda text: ['', text])
-  return lambda about=None, **changes: consistency.check(
+  return lambda about=None, **changes: resume.check_processes(
     about or _about(), completed(**changes)
   )
 
@@ -238,3 +237,17 @@ def test_processes_must_have_the_same_commit(compare, commit, refused):
   about['record']['versions']['vit_jax'] = commit
   with pytest.raises(UserError) if refused else contextlib.nullcontext():
     compare(about)
+
+
+def test_removed_keys_of_an_earlier_version(tmp_path):
+  """A run resumes if its value is the one that is always used now."""
+  config = completed()
+  old = config.to_dict()
+  old['recovery']['sdc_every'] = '500 steps'
+  assert not resume.config_changes(old, config)
+  file = tmp_path / 'config.json'
+  file.write_text(json.dumps(old))
+  assert loading.load(str(file)).to_dict() == config.to_dict()
+  old['objective']['temperature_every'] = '1 epochs'  # not of this objective
+  changes = resume.config_changes(old, config)
+  assert changes == {'objective.temperature_every': ('1 epochs', None)}

@@ -5,7 +5,7 @@ import json
 import pytest
 from etils import epath
 
-from vit_jax.run import early_stopping
+from vit_jax.run import guards
 
 CONFIG = {'early_stop_patience': 2, 'checkpoint': {'best': 'val/accuracy'}}
 
@@ -36,7 +36,7 @@ def write(folder, values, name='val/accuracy'):
 )
 def test_the_best_evaluation_is_too_old(tmp_path, values, best_step):
   """The run ends after two evaluations that are not better than the best."""
-  found = early_stopping.plateau(write(tmp_path, values), CONFIG)
+  found = guards.plateau(write(tmp_path, values), CONFIG)
   if best_step is None:
     assert found is None
   else:
@@ -50,10 +50,10 @@ def test_without_patience_nothing_ends(tmp_path):
   """The same holds for other metrics, and for workdirs without metrics."""
   values = [(1, 0.5), (2, 0.4), (3, 0.3)]
   workdir = write(tmp_path, values)
-  assert early_stopping.plateau(workdir, CONFIG)
+  assert guards.plateau(workdir, CONFIG)
   longer = CONFIG | {'early_stop_patience': 3}
   for config in ({}, CONFIG | {'early_stop_patience': None}, longer):
-    assert early_stopping.plateau(workdir, config) is None
-  assert early_stopping.plateau(workdir / 'none', CONFIG) is None
+    assert guards.plateau(workdir, config) is None
+  assert guards.plateau(workdir / 'none', CONFIG) is None
   write(tmp_path, values, 'test/accuracy')
-  assert early_stopping.plateau(workdir, CONFIG) is None
+  assert guards.plateau(workdir, CONFIG) is None

@@ -8,12 +8,11 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.config import completion as config_lib
-from vit_jax.config import identity
+from vit_jax.config import schema
 from vit_jax.errors import DivergedError, UserError
+from vit_jax.run import resume
+from vit_jax.run.guards import Limit, Limits, Recovery
 from vit_jax.run.ledger import Ledger
-from vit_jax.run.limits import Limit, Limits
-from vit_jax.run.recovery import Recovery
 
 
 def steps(duration):
@@ -120,6 +119,6 @@ def test_limits_may_change_when_a_run_resumes():
   assert other.recovery.limits.high.during == '200 steps'
   for before in (without, one, other):
     for now in (without, one, other):
-      changes = identity.config_changes(before.to_dict(), now)
+      changes = resume.config_changes(before.to_dict(), now)
       assert not changes, changes
-  assert 'recovery.limits.high.stop' in config_lib.flatten(other)
+  assert 'recovery.limits.high.stop' in schema.flatten(other)

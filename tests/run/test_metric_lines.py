@@ -4,7 +4,7 @@ import pytest
 from etils import epath
 
 from vit_jax.analysis import curves, runs
-from vit_jax.run import early_stopping, metric_lines
+from vit_jax.run import guards, metrics
 
 FOREIGN = """7
 "text"
@@ -29,7 +29,7 @@ def workdir(tmp_path):
 
 def test_only_numbers_are_metrics(workdir):
   """Infinity and an integer above all floats are values that are not finite."""
-  assert [*metric_lines.read(workdir)] == [
+  assert [*metrics.read(workdir)] == [
     (1, {}),
     (2, {'loss': 0.5}),
     (3, {'loss': None, 'lr': None, 'x': None}),
@@ -38,7 +38,7 @@ def test_only_numbers_are_metrics(workdir):
 
 
 def test_a_missing_file_has_no_metrics(tmp_path):
-  assert not [*metric_lines.read(epath.Path(tmp_path))]
+  assert not [*metrics.read(epath.Path(tmp_path))]
 
 
 def test_readers_of_foreign_lines(workdir):
@@ -50,4 +50,4 @@ def test_readers_of_foreign_lines(workdir):
   assert (workdir / curves.NAME).exists()
   assert runs.read(workdir).series == series
   config = {'early_stop_patience': 1, 'checkpoint': {'best': 'test/accuracy'}}
-  assert early_stopping.plateau(workdir, config) is None
+  assert guards.plateau(workdir, config) is None

@@ -4,8 +4,8 @@ import pytest
 
 from vit_jax.data.pipeline import order
 from vit_jax.errors import DivergedError
-from vit_jax.run import recovery
-from vit_jax.run.recovery import Recovery, RollbackError
+from vit_jax.run import guards
+from vit_jax.run.guards import Recovery, RollbackError
 
 
 def _train(bad, saves, total, limits):
@@ -20,14 +20,14 @@ def _train(bad, saves, total, limits):
   known, drawn, step, streak = [], {}, 0, 0
   checkpoint = (0, 0)
   while step < total:
-    drawn[step] = order.batch_index(step, recovery.skip_list(known))
+    drawn[step] = order.batch_index(step, guards.skip_list(known))
     streak = streak + 1 if drawn[step] in bad else 0
     step += 1
     if streak > limits.max_skipped:
       error = RollbackError(step, streak)
       known = [
         *known,
-        recovery.rollback(error, known, checkpoint[0], limits),
+        guards.rollback(error, known, checkpoint[0], limits),
       ]
       step, streak = checkpoint
     elif step in saves:
@@ -50,16 +50,16 @@ def test_no_good_batch_is_skipped(save, bad):
 def test_bad_steps_before_the_checkpoint_are_not_skipped_again():
   """Only batches that would be drawn again are skipped."""
   limits = Recovery(max_skipped=3)
-  made = recovery.rollback(RollbackError(7, 4), [], 4, limits)
+  made = guards.rollback(RollbackError(7, 4), [], 4, limits)
   assert made == {'from': 7, 'step': 4, 'skip': [4, 5, 6]}
-  assert order.batch_index(4, recovery.skip_list([made])) == 7
+  assert order.batch_index(4, guards.skip_list([made])) == 7
 
 
 def test_rollbacks_in_the_checkpoint_count():
   """Lost lines of events.jsonl do not allow further rollbacks."""
   known = [{'from': 7, 'step': 4, 'skip': [5, 6]}]
   with pytest.raises(DivergedError, match='after 1 rollback'):
-    recovery.rollback(RollbackError(9, 2), known, 4, Recovery(max_rollbacks=1))
+    guards.rollback(RollbackError(9, 2), known, 4, Recovery(max_rollbacks=1))
 
 
 def _events(rollbacks):
@@ -83,7 +83,8 @@ SECOND = {'from': 19, 'step': 12, 'skip': [20]}
   ],
 )
 def test_rollbacks_of_checkpoint_and_events_are_merged(
-  saved, written, known, missing
+  saved, written, known, missing, caplog
 ):
   """Either of the two records may be incomplete."""
-  assert recovery.rollbacks(saved, _events(written)) == (known, missing)
+  assert guards.rollbacks(saved, _events(written)) == known
+  assert str(missing) in caplog.text if missing else not caplog.text

@@ -14,7 +14,7 @@ from minimal_config import completed
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
-from vit_jax.config.completion import flatten
+from vit_jax.config.schema import flatten
 from vit_jax.errors import UserError
 from vit_jax.run import metrics, tracking
 

@@ -6,9 +6,9 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.config import completion as config_lib
+from vit_jax.config import schema
 from vit_jax.errors import StorageError, UserError
-from vit_jax.run import workdir
+from vit_jax.run import resume, workdir
 
 DAMAGED = [b'', b'{"seed": 0', b'[]', b'3', b'\xff\x00', b'\x00' * 100]
 
@@ -17,7 +17,7 @@ DAMAGED = [b'', b'{"seed": 0', b'[]', b'3', b'\xff\x00', b'\x00' * 100]
 def test_a_damaged_config_json_is_quarantined(tmp_path, content):
   """It is written again; the config is compared with the checkpoint."""
   (tmp_path / 'config.json').write_bytes(content)
-  path = workdir.check(str(tmp_path), completed(), allow_changes=False)
+  path = resume.check_workdir(str(tmp_path), completed(), allow_changes=False)
   assert (tmp_path / 'config.json').read_bytes() == content  # not yet locked
   workdir.record(path, completed(), {'time': 'now'})
   assert (tmp_path / 'config.json.bad').read_bytes() == content
@@ -31,9 +31,9 @@ def test_another_config_is_refused(tmp_path):
   workdir.record(path, completed(), {})
   other = completed(seed=1, **{'source.data_dir': 'elsewhere'})
   with pytest.raises(UserError, match='seed: 0 before, 1 now') as error:
-    workdir.check(str(tmp_path), other, allow_changes=False)
+    resume.check_workdir(str(tmp_path), other, allow_changes=False)
   assert 'data_dir' not in str(error.value)
-  assert workdir.check(str(tmp_path), other, allow_changes=True) == path
+  assert resume.check_workdir(str(tmp_path), other, allow_changes=True) == path
 
 
 def test_a_failed_write_keeps_the_previous_config(tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_failed_write_keeps_the_previous_config(tmp_path, monkeypatch):
 def test_a_directory_named_config_json_is_refused(tmp_path):
   (tmp_path / 'config.json').mkdir()
   with pytest.raises(UserError, match='cannot be used'):
-    workdir.check(str(tmp_path), completed(), allow_changes=False)
+    resume.check_workdir(str(tmp_path), completed(), allow_changes=False)
 
 
 @pytest.mark.parametrize(
@@ -76,20 +76,20 @@ def test_default_workdir(config_path, expected):
 def test_a_longer_total_is_refused(tmp_path):
   """The message states that a longer total changes the learning rate."""
   before = completed(total='20 steps')
-  (tmp_path / 'config.json').write_text(config_lib.to_json(before))
+  (tmp_path / 'config.json').write_text(schema.to_json(before))
   again = completed(total='20 step')
-  workdir.check(str(tmp_path), again, allow_changes=False)
+  resume.check_workdir(str(tmp_path), again, allow_changes=False)
   longer = completed(total='30 steps')
   with pytest.raises(UserError) as error:
-    workdir.check(str(tmp_path), longer, allow_changes=False)
+    resume.check_workdir(str(tmp_path), longer, allow_changes=False)
   for words in (
     '--allow_config_change',
     'learning rate',
   ):
     assert words in str(error.value)
-  workdir.check(str(tmp_path), longer, allow_changes=True)
+  resume.check_workdir(str(tmp_path), longer, allow_changes=True)
   with pytest.raises(UserError) as error:
-    workdir.check(
+    resume.check_workdir(
       str(tmp_path), completed(seed=5, total='20 steps'), allow_changes=False
     )
   assert 'learning rate' not in str(error.value)
@@ -98,4 +98,6 @@ def test_a_longer_total_is_refused(tmp_path):
 def test_a_workdir_whose_name_is_not_utf8_is_refused(tmp_path):
   """Training would start, but no checkpoint could be saved."""
   with pytest.raises(UserError, match=r'udcff.* is not valid UTF-8: give'):
-    workdir.check(f'{tmp_path}/a\udcff', completed(), allow_changes=False)
+    resume.check_workdir(
+      f'{tmp_path}/a\udcff', completed(), allow_changes=False
+    )

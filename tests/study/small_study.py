@@ -1,7 +1,6 @@
 """A study of two small models on digits."""
 
-from vit_jax.study.contents import Evaluation, Figure, Row, Study
-from vit_jax.sweeps.grid import Stage, Task
+from vit_jax.sweeps.grid import Evaluation, Figure, Row, Stage, Study, Task
 
 _QUIET = {
   'log.every': '1 steps',

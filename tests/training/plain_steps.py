@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.arrays import tree
 from vit_jax.config import loading
-from vit_jax.plan.evaluate import changed
+from vit_jax.plan.compile import changed
 from vit_jax.training.experiment import Experiment
 
 STEPS, CLASSES = 20, 10

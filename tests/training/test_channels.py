@@ -10,7 +10,7 @@ from etils import epath
 from minimal_config import completed
 
 from vit_jax import evaluate, predict, preview
-from vit_jax.features.image_files import Images
+from vit_jax.features import Images
 from vit_jax.training import loop
 from vit_jax.weights import pretrained
 
@@ -70,11 +70,14 @@ def test_a_run_on_five_channels(images, tmp_path):
   shutil.rmtree(workdir / 'checkpoints/6')
   loop.run(config, workdir)
   assert losses(workdir) == first
-  result = evaluate.run(str(workdir), batch_size=8)
+  result = evaluate.run(str(workdir), evaluate.Request(batch_size=8))
   assert result['count'] == 8 and result['preprocess']['bits'] == 16
   assert result['preprocess']['mean'] == [*CHANGES['model.mean']]
   paths = sorted(map(str, (images / 'val').rglob('*.tif')))
-  found = [each.top[0][0] for each in predict.run(str(workdir), paths)]
+  found = [
+    each.top[0][0]
+    for each in predict.run(str(workdir), paths, predict.Request())
+  ]
   right = np.mean(
     [name in path for name, path in zip(found, paths, strict=True)]
   )

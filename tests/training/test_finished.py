@@ -7,7 +7,8 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.config import completion
+from vit_jax.config import schema
+from vit_jax.errors import UserError
 from vit_jax.run.ledger import Ledger
 from vit_jax.training import finished
 
@@ -28,7 +29,7 @@ def run(tmp_path, config):
     (folder / 'checkpoints/6' / item).mkdir(parents=True)
   for name in ('curves.png', 'report.html'):
     (folder / name).touch()
-  (folder / 'config.json').write_text(completion.to_json(config))
+  (folder / 'config.json').write_text(schema.to_json(config))
   lines = (
     {'step': 3, 'val/accuracy': 0.25, 'val/loss': 3.0},
     {'step': 6, 'loss': 1.0},
@@ -44,8 +45,8 @@ def run(tmp_path, config):
 
 def test_the_last_evaluation_of_a_finished_run_is_found(run, config):
   """Metrics that are not finite are null in the file."""
-  step, results = finished.find(config, run)
-  assert step == 6
+  step, is_over, results = finished.find(config, run, 6)
+  assert (step, is_over) == (6, True)
   assert str(sorted(results.items())) == str(sorted(SCORES.items()))
 
 
@@ -95,16 +96,33 @@ def bad_checkpoint(run):
 def test_a_run_with_something_left_to_do_is_not_finished(run, config, change):
   """Each of these is what a kill, a damage or a new config leaves behind."""
   change(run)
-  assert finished.find(config, run) is None
+  assert finished.find(config, run, 6).results is None
 
 
 def test_a_new_run_is_not_finished(tmp_path, config):
-  assert finished.find(config, epath.Path(tmp_path / 'new')) is None
+  new = epath.Path(tmp_path / 'new')
+  assert finished.find(config, new, 6) == (None, False, None)
 
 
 def test_files_that_the_config_does_not_want_may_be_missing(run):
   config = completed(**{'log.report': False, 'log.curves': False})
-  (run / 'config.json').write_text(completion.to_json(config))
+  (run / 'config.json').write_text(schema.to_json(config))
   for name in ('curves.png', 'report.html'):
     (run / name).unlink()
-  assert finished.find(config, run) is not None
+  assert finished.find(config, run, 6).results is not None
+
+
+def test_a_run_at_its_last_step_is_over(run, config):
+  """With another config, only its evaluators run again."""
+  other_evaluators(run)
+  assert finished.find(config, run, 6) == (6, True, None)
+  assert finished.find(config, run, 7) == (6, False, None)
+  with pytest.raises(UserError, match='at step 6, beyond the 5 steps'):
+    finished.find(config, run, 5)
+
+
+def test_keys_of_earlier_versions_are_ignored(run, config):
+  values = json.loads((run / 'config.json').read_text())
+  values['recovery']['sdc_every'] = '500 steps'
+  (run / 'config.json').write_text(json.dumps(values))
+  assert finished.find(config, run, 6).results is not None

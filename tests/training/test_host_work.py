@@ -14,7 +14,6 @@ CHANGES = {
   'evals__test__every': '"12 steps"',
   'checkpoint__every': '"12 steps"',
   'log__every': '"5 steps"',
-  'recovery__sdc_every': '"0 steps"',
 }
 
 

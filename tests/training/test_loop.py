@@ -31,7 +31,7 @@ class Recorded(Session):
     self.experiment = SimpleNamespace(
       total_steps=total,
       log=SimpleNamespace(report=False),
-      config=dict(early_stop_patience=None),
+      config={},
     )
     evals, save = Schedule(evals, total), Schedule(save, total)
     self.evaluations = SimpleNamespace(
@@ -50,20 +50,12 @@ class Recorded(Session):
       flush=lambda step: self.log.append(f'flush {step}'),
     )
     self.host_times = SimpleNamespace(waiting=contextlib.nullcontext)
-    self.replay = SimpleNamespace(run=self._replay, compare=self._compare)
     self.recorder = SimpleNamespace(
       drain=lambda: self.log.append('drain'),
       append=lambda step, metrics: self.log.append(f'metrics {step}'),
       evaluations=self._write,
       summary=lambda step, steps, results: f'{steps} steps to {step}',
     )
-
-  def _replay(self, state, batch, step):
-    assert step == self.completed + 1 and state == f'params {step - 1}'
-    return f'replayed {step}'
-
-  def _compare(self, replayed, state, step):
-    assert (replayed, state) == (f'replayed {step}', f'params {step}')
 
   def _reached(self):
     self.stopped |= self.stop_at is not None and self.completed >= self.stop_at

@@ -12,7 +12,7 @@ import torch
 from benchmarks.peers import import_timm
 from tests.training import plain_steps
 from vit_jax.arrays import tree
-from vit_jax.weights.formats import naming, timm_swin
+from vit_jax.weights.formats import swin
 
 timm = import_timm()
 # The config has model.pixels='imagenet'.
@@ -49,7 +49,7 @@ def gradient_of(theirs, names):
 
   def gradient(params, image, label):
     flat = tree.flatten(jax.device_get(params))
-    arrays = dict(naming.export(flat, names))
+    arrays = dict(names.export(flat))
     theirs.load_state_dict({k: torch.tensor(v) for k, v in arrays.items()})
     theirs.zero_grad()
     images = torch.tensor((image / 255 - MEAN) / STD).float()
@@ -60,7 +60,7 @@ def gradient_of(theirs, names):
     loss.backward()
     grads = {k: p.grad.numpy() for k, p in theirs.named_parameters()}
     shapes = {path: leaf.shape for path, leaf in flat.items()}
-    return loss.item(), tree.unflatten(naming.native(grads, shapes, names))
+    return loss.item(), tree.unflatten(names.native(grads, shapes))
 
   return gradient
 
@@ -71,5 +71,5 @@ def test_steps_equal_timm():
   experiment = plain_steps.build(
     'configs/swin_i1k.py', image_size=(32, 32), **SIZES, **plain_steps.MESH
   )
-  names = timm_swin.naming(experiment.model)
+  names = swin.names(len(experiment.model.depths))
   plain_steps.check(experiment, gradient_of(peer(), names))

@@ -9,9 +9,9 @@ from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.pipeline.stream import Reader
 from vit_jax.errors import UserError
-from vit_jax.evaluators import spread
+from vit_jax.evaluators import features
 from vit_jax.evaluators.contract import Setting
-from vit_jax.training import predictions
+from vit_jax.training import reporting
 
 
 class Colours:
@@ -55,7 +55,7 @@ def setting():
 
 
 def test_most_confident_mistakes_come_first(setting):
-  found = predictions.predict_examples(setting, jnp.float32(1), 'test')
+  found = reporting.predict_examples(setting, jnp.float32(1), 'test')
   assert (found['count'], found['total']) == (50, 50)
   assert found['accuracy'] == pytest.approx(0.9)
   wrong = [4, 14, 24, 34, 44]
@@ -67,7 +67,7 @@ def test_most_confident_mistakes_come_first(setting):
 
 
 def test_examples_are_spread_over_a_large_split(setting):
-  found = predictions.predict_examples(setting, jnp.float32(1), 'test', count=5)
+  found = reporting.predict_examples(setting, jnp.float32(1), 'test', count=5)
   titles = [entry['caption'][2] for entry in found['examples']]
   assert titles == ['<0>.png', '<12>.png', '<24>.png', '<37>.png', '<49>.png']
   assert (found['count'], found['total']) == (5, 50)
@@ -77,12 +77,12 @@ def test_examples_in_large_files_are_titled_by_number():
   source = Colours()
   for where in ('test.array_record-00000, record 7', 'a.tar @ 512', ''):
     source.where = lambda index, where=where: where
-    assert spread.Spread(source, 5).title(1) == 'example 12'
+    assert features.Spread(source, 5).title(1) == 'example 12'
 
 
 def test_a_model_without_a_head_is_refused(setting):
   with pytest.raises(UserError, match='no head'):
-    predictions.predict_examples(
+    reporting.predict_examples(
       setting._replace(num_classes=0), jnp.float32(1), 'test'
     )
 
@@ -94,4 +94,4 @@ def test_own_splits_leave_out_other_sources():
     'lab': {'every': '1 epochs'},
     'val': {'split': 'validation', 'source': None},
   }
-  assert spread.own_splits(evals) == ['validation']
+  assert features.own_splits(evals) == ['validation']

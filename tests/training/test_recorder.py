@@ -10,14 +10,14 @@ import pytest
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.data.pipeline.loader import BadRecord
+from vit_jax.data.pipeline.stream import BadRecordLimit
 from vit_jax.errors import UserError
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import interval
+from vit_jax.run import metrics as metrics_lib
+from vit_jax.run.guards import Recovery, RollbackError
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.metrics import Log, Writer
-from vit_jax.run.recovery import Recovery, RollbackError
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.training import recorder as recorder_lib
 from vit_jax.training.experiment import Experiment
@@ -134,7 +134,7 @@ def test_an_interval_continues_after_a_restart(made):
     recorder.append(step, metrics(step, loss=0.1 * step, bad_records=step))
   recorder.drain()
   stored = json.loads(json.dumps(recorder.interval()))
-  recorder._interval = interval.Interval(stored)
+  recorder._interval = metrics_lib.Interval(stored)
   for step in range(8, 11):
     recorder.append(step, metrics(step, loss=0.1 * step, bad_records=step))
   recorder.drain()

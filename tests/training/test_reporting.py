@@ -10,9 +10,9 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.analysis.report import parts
+from vit_jax.analysis.report import record
 from vit_jax.processes.preemption import StopRequested
-from vit_jax.training import data, predictions, reporting
+from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
 
 SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
@@ -72,11 +72,11 @@ def test_errors_in_the_report_do_not_end_the_run(
 
   experiment, source = built()
   setting = data.evaluation_setting(experiment, source.class_names)
-  monkeypatch.setattr(predictions, 'predict_examples', fail)
+  monkeypatch.setattr(reporting, 'predict_examples', fail)
   caplog.set_level('INFO', 'vit_jax')
   path = epath.Path(tmp_path)
   reporting.write(path, experiment, setting, {}, source, 5)
   assert 'predictions' in caplog.text
-  written = json.loads((path / parts.PARTS).read_text())
+  written = json.loads((path / record.PICTURES).read_text())
   assert written['step'] == 5 and len(written['training']) == 24
   assert 'judged' not in written

@@ -12,11 +12,11 @@ from minimal_config import completed
 
 from vit_jax.analysis import figures as findings
 from vit_jax.analysis import gallery
-from vit_jax.evaluators import spread
+from vit_jax.evaluators import features
 from vit_jax.training import data
 from vit_jax.training.evaluations import Evaluations
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.figures import Figures
+from vit_jax.training.recorder import Figures
 
 SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
 DECODER = dict(width=8, depth=1, num_heads=2, mlp_dim=8, dtype='float32')
@@ -70,7 +70,7 @@ def test_figures_are_drawn_at_the_end(tmp_path):
   }
   for name in about['figures']:
     assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
-  source = spread.Spread(setting.open_source('test'), 5)
+  source = features.Spread(setting.open_source('test'), 5)
   images, _ = source.images(setting.transform)
   expected = findings.examine(experiment.model, state.params, images)
   saved = np.load(folder / 'figures.npz')

@@ -10,12 +10,12 @@ from etils import epath
 from minimal_config import completed
 
 from vit_jax import finetune
-from vit_jax.checkpoint import Checkpointer
 from vit_jax.run import lock
 from vit_jax.run.ledger import Ledger
 from vit_jax.training import saving
 from vit_jax.training import session as session_lib
 from vit_jax.training.experiment import Experiment
+from vit_jax.training.finished import Progress
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_every_minutes_makes_a_checkpoint_due(
   monkeypatch, minutes, step, saved_s_ago, due
 ):
   """It is due at the first log line after `checkpoint.every_minutes`."""
-  config = completed(**{'checkpoint.every_minutes': minutes})
-  config.checkpoint.every, config.log.every = '0 steps', '5 steps'
-  config.total = '100 steps'
+  config = completed(**{'total': '100 steps', 'log.every': '5 steps'})
   experiment = Experiment.build(config, jax.devices()[:1])
   monkeypatch.setattr(saving.time, 'monotonic', lambda: 1e7 - saved_s_ago)
-  others = (mock.Mock(spec=Checkpointer), mock.Mock(spec=Ledger))
-  made = saving.Saving(experiment, *others, nullcontext, dict)
+  checkpoints = mock.Mock(every='0 steps', every_minutes=minutes)
+  made = saving.Saving(
+    experiment, checkpoints, mock.Mock(spec=Ledger), nullcontext, dict
+  )
   monkeypatch.setattr(saving.time, 'monotonic', lambda: 1e7)
   assert made.due(step) is due
 
@@ -52,7 +52,9 @@ def test_the_watchdog_gets_the_limits_of_the_config(tmp_path, monkeypatch):
   limits = {'factor': 7.0, 'min_s': 8.0, 'pause_s': 9.0}
   config = completed(**{f'recovery.watchdog_{k}': v for k, v in limits.items()})
   with contextlib.ExitStack() as stack, pytest.raises(ReachedError):
-    session_lib.Session(config, epath.Path(tmp_path), stack, False)
+    session_lib.Session(
+      config, epath.Path(tmp_path), Progress(None), stack, False
+    )
   assert watchdog.call_args.kwargs == limits
   with lock.hold(epath.Path(tmp_path)):  # the session has released its lock
     assert jax.sharding.get_abstract_mesh().empty
@@ -66,9 +68,9 @@ def test_position_resize_reaches_the_transfer(monkeypatch, method):
   parts = dict(
     flags=given, transfer=transfer, loop=mock.Mock(run=run), process=mock.Mock()
   )
-  parts |= dict(pretrained=mock.Mock(), entry=mock.Mock())
-  parts['entry'].run_options.return_value = {}
-  parts['entry'].prints_config.return_value = False
+  parts |= dict(pretrained=mock.Mock())
+  parts['process'].run_options.return_value = {}
+  parts['process'].prints_config.return_value = False
   parts['adopt_architecture'] = lambda config, source: config
   for name, part in parts.items():
     monkeypatch.setattr(finetune, name, part)

@@ -10,8 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from vit_jax.errors import UserError
-from vit_jax.models import contract
-from vit_jax.models.layers import noise
+from vit_jax.models import contract, layers
 from vit_jax.objectives import contract as objective_contract
 from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.supervised import Objective
@@ -211,7 +210,7 @@ class Masked(Stub):
 
   def logits(self, params, images, key=None):
     slots = jnp.broadcast_to(params, (len(images), SLOTS))
-    return noise.dropout(slots, 0.5, key)
+    return layers.dropout(slots, 0.5, key)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
-from vit_jax.weights.formats import big_vision, npz
+from vit_jax.weights.formats import npz
 
 SIZE = 12
 BLOCK = 'Transformer/encoderblock_0'
@@ -169,9 +169,6 @@ def test_all_wrong_arrays_are_in_one_message(tmp_path):
     'head/kernel: [15, 5] in the file, [16, 5] in the model',
   ):
     assert words in str(error.value)
-  npz.save(str(tmp_path / 'b.npz'), small()[1], {})
-  assert not big_vision.matches(str(tmp_path / 'b.npz'))
-  assert not big_vision.matches(str(tmp_path / 'absent.npz'))
   np.savez(tmp_path / 'c.npz', **{f'params/{BLOCK}/x': np.zeros(2)})
   with pytest.raises(UserError, match='embedding/kernel.*Trans'):
     load_pretrained(str(tmp_path / 'c.npz'))

@@ -13,11 +13,11 @@ from references import CLASSES, SIZE, huggingface, transformers
 
 from vit_jax import load_pretrained
 from vit_jax.arrays import tree
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.weights import pretrained
-from vit_jax.weights.formats.normalization import IMAGENET
 
 IMAGENET_STATISTICS = dict(mean=IMAGENET[0], std=IMAGENET[1])
 
@@ -272,25 +272,6 @@ def test_pixels_are_rescaled_as_in_the_library(tmp_path, given):
   np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  'key, value',
-  [
-    ('do_rescale', 'false'),
-    ('rescale_factor', '0.5'),
-    ('rescale_factor', 0),
-    ('do_normalize', 'false'),
-    ('do_normalize', 0),
-    ('image_mean', ['0.5', '0.5', '0.5']),
-    ('image_std', '0.5'),
-  ],
-)
-def test_texts_in_the_processors_file_are_refused(tmp_path, key, value):
-  path = written(tmp_path, huggingface())
-  (tmp_path / 'preprocessor_config.json').write_text(json.dumps({key: value}))
-  with pytest.raises(UserError, match=key):
-    load_pretrained(path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['Dinov2', 'Dinov2WithRegisters'])
 @pytest.mark.parametrize('gated', [False, True])
@@ -358,15 +339,15 @@ def test_shards_must_be_those_of_the_index(tmp_path):
   for change, words in (
     (
       lambda content: content['weight_map'].update({name: other}),
-      f'{name} is not in {other}, but in {first}',
+      f'{name} is listed, but not in {other}',
     ),
     (
       lambda content: content['weight_map'].update({'lost': first}),
-      f'lost is not in {first}',
+      f'lost is listed, but not in {first}',
     ),
     (
       lambda content: content['weight_map'].pop(name),
-      f'{name} is in {first}, but not listed',
+      f'{name} is not listed, but in {first}',
     ),
     (
       lambda content: content['metadata'].update(total_size=1234),
@@ -406,16 +387,6 @@ def test_directories_with_pickles_are_read(tmp_path, shards):
   for each in files:
     model, params = load_pretrained(each)
     references.agree(model, params, reference)
-
-
-@pytest.mark.parametrize(
-  'key, value',
-  [('id2label', {'9' * 6000: 'x'}), ('layer_norm_eps', 10**400)],
-)
-def test_numbers_with_many_digits_are_refused(tmp_path, key, value):
-  path = written(tmp_path, huggingface(), **{key: value})
-  with pytest.raises(UserError, match=f'{key} is .*; it must be'):
-    load_pretrained(path)
 
 
 OPTIONS = {

@@ -1,8 +1,11 @@
 """Tests of official .npz weights against an independent implementation."""
 
+import tempfile
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 import scipy.ndimage
 import tiny_vit
 
@@ -49,68 +52,49 @@ def _reference(image_size: int):
 def _official(model, numbering) -> dict[str, np.ndarray]:
   """Returns the reference's weights with the official names and layout."""
   norm, attention, mlp = numbering
-  weights = {k: v.numpy() for k, v in model.state_dict().items()}
+  with tempfile.TemporaryDirectory() as folder:
+    model.save_pretrained(folder)  # with the names of all versions
+    weights = safetensors.numpy.load_file(f'{folder}/model.safetensors')
   width, heads = SIZES['hidden_size'], SIZES['num_attention_heads']
-
-  def find(*endings: str) -> np.ndarray:
-    found = [k for k in weights if any(k.endswith(end) for end in endings)]
-    assert len(found) == 1, (endings, found)
-    return weights[found[0]]
-
-  kernel = find('patch_embeddings.projection.weight')  # [D, 3, P, P]
+  embeddings = 'vit.embeddings.'
+  patches = f'{embeddings}patch_embeddings.projection.'
+  kernel = weights[f'{patches}weight']  # [D, 3, P, P]
   arrays = {
-    'cls': find('cls_token'),
+    'cls': weights[f'{embeddings}cls_token'],
     'embedding/kernel': kernel.transpose(2, 3, 1, 0),
-    'embedding/bias': find('patch_embeddings.projection.bias'),
-    'Transformer/posembed_input/pos_embedding': find('position_embeddings'),
-    'Transformer/encoder_norm/scale': find('vit.layernorm.weight'),
-    'Transformer/encoder_norm/bias': find('vit.layernorm.bias'),
-    'head/kernel': find('classifier.weight').T,
-    'head/bias': find('classifier.bias'),
+    'embedding/bias': weights[f'{patches}bias'],
+    'Transformer/posembed_input/pos_embedding': weights[
+      f'{embeddings}position_embeddings'
+    ],
+    'Transformer/encoder_norm/scale': weights['vit.layernorm.weight'],
+    'Transformer/encoder_norm/bias': weights['vit.layernorm.bias'],
+    'head/kernel': weights['classifier.weight'].T,
+    'head/bias': weights['classifier.bias'],
   }
+  split = (heads, width // heads)
   for i in range(SIZES['num_hidden_layers']):
     ours = f'Transformer/encoderblock_{i}/'
-    # Names before and since version 5.
-    layer = (f'layer.{i}.', f'layers.{i}.')
-
-    def of(*names: str, layer=layer) -> np.ndarray:
-      return find(*(prefix + name for prefix in layer for name in names))
-
-    for kind, leaf in (('weight', 'scale'), ('bias', 'bias')):
-      arrays[f'{ours}LayerNorm_0/{leaf}'] = of(f'layernorm_before.{kind}')
-      arrays[f'{ours}{norm}/{leaf}'] = of(f'layernorm_after.{kind}')
-    for part, letter in (('query', 'q'), ('key', 'k'), ('value', 'v')):
-      names = [f'attention.attention.{part}.', f'attention.{letter}_proj.']
-      name = f'{ours}{attention}/{part}'
-      arrays[f'{name}/kernel'] = of(*(n + 'weight' for n in names)).T.reshape(
-        width, heads, width // heads
-      )
-      arrays[f'{name}/bias'] = of(*(n + 'bias' for n in names)).reshape(
-        heads, width // heads
-      )
-    names = ['attention.output.dense.', 'attention.o_proj.']
-    arrays[f'{ours}{attention}/out/kernel'] = of(
-      *(n + 'weight' for n in names)
-    ).T.reshape(heads, width // heads, width)
-    arrays[f'{ours}{attention}/out/bias'] = of(*(n + 'bias' for n in names))
-    for number, names in (
-      (0, ['intermediate.dense.', 'mlp.fc1.']),
-      (1, [f'{i}.output.dense.', 'mlp.fc2.']),
+    theirs = f'vit.encoder.layer.{i}.'
+    for name, there in (
+      ('LayerNorm_0', 'layernorm_before'),
+      (norm, 'layernorm_after'),
     ):
-      if number == 1:
-        weight = find(
-          *(f'layer.{n}weight' for n in names[:1]),
-          *(prefix + names[1] + 'weight' for prefix in layer),
-        )
-        bias = find(
-          *(f'layer.{n}bias' for n in names[:1]),
-          *(prefix + names[1] + 'bias' for prefix in layer),
-        )
-      else:
-        weight = of(*(n + 'weight' for n in names))
-        bias = of(*(n + 'bias' for n in names))
-      arrays[f'{ours}{mlp}/Dense_{number}/kernel'] = weight.T
-      arrays[f'{ours}{mlp}/Dense_{number}/bias'] = bias
+      arrays[f'{ours}{name}/scale'] = weights[f'{theirs}{there}.weight']
+      arrays[f'{ours}{name}/bias'] = weights[f'{theirs}{there}.bias']
+    for name, there, shape in (
+      *(
+        (f'{attention}/{kind}', f'attention.attention.{kind}', split)
+        for kind in ('query', 'key', 'value')
+      ),
+      (f'{attention}/out', 'attention.output.dense', (width,)),
+      (f'{mlp}/Dense_0', 'intermediate.dense', (-1,)),
+      (f'{mlp}/Dense_1', 'output.dense', (-1,)),
+    ):
+      kernel = weights[f'{theirs}{there}.weight'].T
+      inputs = split if name.endswith('/out') else kernel.shape[:1]
+      arrays[f'{ours}{name}/kernel'] = kernel.reshape(*inputs, *shape)
+      bias = weights[f'{theirs}{there}.bias']
+      arrays[f'{ours}{name}/bias'] = bias.reshape(shape)
   return arrays
 
 
@@ -185,7 +169,7 @@ def test_messages_of_bad_files(tmp_path):
   for name, what in (
     ('absent', 'does not exist'),
     ('foreign', 'embedding/kernel'),
-    ('damaged', 'not an .npz file'),
+    ('damaged', 'as an .npz file'),
     ('incomplete', 'encoder_norm/bias'),
   ):
     with pytest.raises(UserError, match=what) as error:

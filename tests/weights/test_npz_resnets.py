@@ -91,7 +91,7 @@ def test_hybrids_equal_timm(tmp_path, depths, patch_size, size):
     variables = {'params': params}
     return model.apply(
       variables, images, None, ('layers',), method='predict'
-    ), model.apply(variables, images, method=lambda vit, x: vit.stem(x))
+    ), model.apply(variables, images, method=lambda vit, x: vit.stem_module(x))
 
   out, map_ = jax.jit(results)(params)
   allclose(map_, nhwc(stem))

@@ -6,7 +6,7 @@ import references
 from references import HEADS, timm_file, timm_vit
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import preprocessing_flags
+from vit_jax.cli import shared_flags
 from vit_jax.config import overrides
 from vit_jax.data.augment import presets
 from vit_jax.weights import pretrained
@@ -23,12 +23,12 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   found = pretrained.find(path)
   mesh = sharding.make_mesh(jax.devices()[:1])
   for name in (None, 'timm', 'mae'):
-    source = preprocessing_flags.with_preset(found, name)
+    source = shared_flags.with_preset(found, name)
     params = source.load(source.abstract_params(mesh))
     mean, std = presets.PRESETS[name or 'timm'].normalization
     statistics = dict(mean=mean, std=std)
     references.agree(source.model(), params, reference, **statistics)
-  description = preprocessing_flags.describe(
+  description = shared_flags.describe(
     source,
     overrides.apply(
       {'preprocess': {'name': 'transforms', **source.about['preprocess']}},
@@ -38,17 +38,17 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   assert description['mean'] == [0.485, 0.456, 0.406] and description[
     'resize'
   ] == ('torchvision')
-  line = preprocessing_flags.line(description)
+  line = shared_flags.line(description)
   assert 'interpolation=area' in line and 'std=0.229,0.224,0.225' in line
   ours = source.about.copy()
   del ours['normalization']
-  kept = preprocessing_flags.with_preset(
+  kept = shared_flags.with_preset(
     pretrained.Pretrained('ours', ours, found.load), 'dino'
   )
   assert kept.load is found.load and 'resizing' in caplog.text
   assert kept.about['preprocess']['resize'] == 'torchvision'
   assert (
-    preprocessing_flags.describe(
+    shared_flags.describe(
       kept, overrides.apply({'preprocess': {'name': 'transforms'}}, [])
     )['mean']
     == [0.5] * 3

@@ -8,7 +8,7 @@ import tiny_vit
 
 from tests.faults.counts import injected
 from vit_jax import checkpoint, convert, load_pretrained
-from vit_jax.arrays import host, sharding, tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights import contract, pretrained
@@ -34,7 +34,7 @@ def saved(request, tmp_path):
     mesh = sharding.make_mesh(jax.devices()[:1])
     arrays = jax.tree.map(np.asarray, params)
     places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
-    placed = jax.tree.map(host.place, arrays, places)
+    placed = jax.tree.map(sharding.place, arrays, places)
     checkpoint.export_params(tmp_path / 'exported', placed, about)
     return str(tmp_path / 'exported')
 

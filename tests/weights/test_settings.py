@@ -7,8 +7,7 @@ import pytest
 from references import HEADS, huggingface, timm_file, timm_vit, transformers
 
 from vit_jax.errors import UserError
-from vit_jax.weights import pretrained
-from vit_jax.weights.formats import settings
+from vit_jax.weights import metadata, pretrained
 
 VALUES = [
   'x',
@@ -119,37 +118,56 @@ def test_mutated_timm_settings(tmp_path):
   check_all(tmp_path / 'config.json', path, 250)
 
 
-@pytest.mark.parametrize(
-  'key, value',
-  [
+# {file: [(key, wrong value)]}
+WRONG = {
+  'config': [
     ('num_hidden_layers', 10**9),
     ('hidden_size', 'x'),
     ('hidden_size', 33),
+    ('num_attention_heads', 5.5),
     ('id2label', 5),
+    ('id2label', {'9' * 6000: 'x'}),
     ('image_size', []),
     ('image_size', 2),
     ('layer_norm_eps', float('nan')),
+    ('layer_norm_eps', 10**400),
     ('hidden_act', ['gelu']),
   ],
+  'preprocessor_config': [
+    ('do_rescale', 'false'),
+    ('rescale_factor', '0.5'),
+    ('rescale_factor', 0),
+    ('do_normalize', 'false'),
+    ('do_normalize', 0),
+    ('image_mean', ['0.5', '0.5', '0.5']),
+    ('image_std', '0.5'),
+    ('size', {'longest_edge': 3}),
+  ],
+}
+
+
+@pytest.mark.parametrize(
+  'name, key, value',
+  [(name, *pair) for name, pairs in WRONG.items() for pair in pairs],
 )
-def test_a_wrong_setting_is_one_message(tmp_path, key, value):
-  """The message contains the key and the value."""
+def test_a_wrong_setting_is_one_message(tmp_path, name, key, value):
+  """The message contains the key and the start of the value."""
   huggingface().save_pretrained(tmp_path)
-  file = tmp_path / 'config.json'
-  file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+  file = tmp_path / f'{name}.json'
+  content = json.loads(file.read_text()) if file.exists() else {}
+  file.write_text(json.dumps(content | {key: value}))
   with pytest.raises(UserError) as error:
     pretrained.find(str(tmp_path))
-  shown = str(value) if not isinstance(value, str) else repr(value)
-  assert key in str(error.value) and shown in str(error.value)
+  assert f'{key} is {repr(value)[:40]}' in str(error.value)
 
 
 def test_validated_treats_null_as_absent():
   """Nested keys are named in full."""
-  rules = {'a': settings.integer(1, 2), 'b': {'c': settings.TEXT}}
-  assert settings.validated('f', {'a': None, 'd': 1}, rules) == {'d': 1}
+  rules = {'a': metadata.integer(1, 2), 'b': {'c': metadata.TEXT}}
+  assert metadata.validated('f', {'a': None, 'd': 1}, rules) == {'d': 1}
   with pytest.raises(UserError, match='b.c is 3'):
-    settings.validated('f', {'b': {'c': 3}}, rules)
+    metadata.validated('f', {'b': {'c': 3}}, rules)
   with pytest.raises(UserError, match='b is 3.*an object'):
-    settings.validated('f', {'b': 3}, rules)
+    metadata.validated('f', {'b': 3}, rules)
   with pytest.raises(UserError, match='a is True'):
-    settings.validated('f', {'a': True}, rules)
+    metadata.validated('f', {'a': True}, rules)

@@ -11,7 +11,7 @@ import tiny_vit
 from vit_jax import convert, load_pretrained, save_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.models.layers.pixels import STATISTICS
+from vit_jax.models.backbone import STATISTICS
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained, soup
 from vit_jax.weights.contract import Pretrained

@@ -12,12 +12,12 @@ from references import timm, timm_file, torch, transformers
 
 from vit_jax import finetune, load_pretrained
 from vit_jax.arrays import sharding, tree
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
-from vit_jax.models.swin import Model, relative
+from vit_jax.models.swin import Model, resize_bias
 from vit_jax.weights import pretrained, transfer
-from vit_jax.weights.formats import naming, timm_swin
-from vit_jax.weights.formats.normalization import IMAGENET
+from vit_jax.weights.formats import swin
 
 SIZES = dict(width=24, depths=(2, 2, 2), num_heads=2, window_size=4)
 AUTHORS = dict(name='swin', dtype='float32', **SIZES)
@@ -200,7 +200,7 @@ def test_gradients_equal_timm(tmp_path):
     return (model.apply({'params': params}, images) * weights).sum()
 
   grads = tree.flatten(jax.device_get(jax.jit(jax.grad(loss))(params)))
-  ours = dict(naming.export(grads, timm_swin.naming(model)))
+  ours = dict(swin.names(len(model.depths)).export(grads))
   for name, parameter in theirs.named_parameters():
     expected = parameter.grad.numpy()
     scale = max(np.abs(expected).max(), 1.0)
@@ -362,7 +362,7 @@ def test_resized_bias_tables_equal_torch(old, new):
     maps.permute(0, 3, 1, 2), (2 * new - 1, 2 * new - 1), mode='bicubic'
   )
   expected = expected.permute(0, 2, 3, 1).reshape(2, -1, 3).numpy()
-  ours = relative.resize(jnp.asarray(table), new)
+  ours = resize_bias(jnp.asarray(table), new)
   np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -9,15 +9,15 @@ import references
 import safetensors.numpy
 from references import HEADS, SIZE, timm_file, timm_vit, torch
 
-from vit_jax import finetune, load_pretrained
+from vit_jax import features, finetune, load_pretrained
 from vit_jax.arrays import sharding
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.errors import UserError
-from vit_jax.features import intermediate
-from vit_jax.models.vit.sizes import NAMES
+from vit_jax.models.vit import NAMES
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained, transfer
-from vit_jax.weights.formats import timm
-from vit_jax.weights.formats.normalization import IMAGENET
+from vit_jax.weights.formats import timm_models
+from vit_jax.weights.patch_embedding import CLIP
 
 HEADLESS = dict(num_classes=0)
 GAP = dict(class_token=False, global_pool='avg', fc_norm=False)
@@ -30,6 +30,21 @@ KINDS = {
   'map': ('vit_base_patch16_siglip_224', {}),
   'mean, then norm': ('vit_base_patch16_224', dict(global_pool='avg')),
 }
+OPTIONS = {
+  'distilled': ('deit_base_distilled_patch16_224', {}),
+  'distilled, headless': ('deit_base_distilled_patch16_224', HEADLESS),
+  'DeiT-III': ('deit3_base_patch16_224', {}),
+  'registers': ('vit_small_patch14_reg4_dinov2', {}),
+  'registers with positions': (
+    'vit_base_patch16_224',
+    dict(reg_tokens=2, no_embed_class=False),
+  ),
+  'registers, gap': ('vit_base_patch16_224', GAP | dict(reg_tokens=2)),
+  'qk norm': ('vit_base_patch16_224', dict(qk_norm=True)),
+  'gated': ('vit_giant_patch14_dinov2', dict(depth=2)),
+  'CLIP': ('vit_base_patch16_clip_224', {}),
+  'the first CLIP': ('vit_base_patch16_clip_quickgelu_224', {}),
+}
 IMAGENET_STATISTICS = dict(mean=IMAGENET[0], std=IMAGENET[1])
 
 
@@ -37,33 +52,29 @@ def loaded(path, **keys):
   return load_pretrained(path, num_heads=HEADS, **keys)
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(
+  'kind',
+  [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OPTIONS)],
+)
 def test_logits_and_blocks_equal_timm(tmp_path, kind):
   """Weights are read from timm, and written into the same architecture."""
-  name, changes = KINDS[kind]
+  name, changes = (KINDS | OPTIONS)[kind]
   reference = timm_vit(name, **changes)
   model_args = {'num_heads': HEADS} | {
     k: v for k, v in changes.items() if k == 'act_layer'
   }
-  config = dict(architecture=name, model_args=model_args)
+  half = dict(mean=(0.5,) * 3, std=(0.5,) * 3)
+  config = dict(architecture=name, model_args=model_args, pretrained_cfg=half)
   path = timm_file(tmp_path, reference, config)
   model, params = load_pretrained(path)
   references.agree(model, params, reference)
   back = str(tmp_path / 'back.safetensors')
   pretrained.save(back, params, pretrained.find(path).about)
-  other = timm_vit(name, **changes)
-  with torch.no_grad():
-    for parameter in other.parameters():
-      parameter.zero_()
   tensors = safetensors.numpy.load_file(back)
   state = {k: torch.from_numpy(v) for k, v in tensors.items()}
-  other.load_state_dict(state, strict=True)
-  x = references.images()
-  np.testing.assert_array_equal(
-    references.run(other, x)[0], references.run(reference, x)[0]
-  )
-  for name, array in references.state(reference).items():
-    np.testing.assert_array_equal(tensors[name], array)
+  timm_vit(name, **changes).load_state_dict(state, strict=True)
+  for key, array in references.state(reference).items():
+    np.testing.assert_array_equal(tensors[key], array)
 
 
 def test_written_files_contain_their_description(tmp_path):
@@ -169,7 +180,7 @@ def test_preprocessing_equals_timm(mode):
   pixels = rng.integers(0, 256, (61, 83, 3), np.uint8)
   make = references.timm.data.create_transform
   for share in (0.9, 0.875, 1.0):
-    section = timm.families.preprocess((SIZE, SIZE), share, 'bicubic', mode)
+    section = timm_models.preprocess((SIZE, SIZE), share, 'bicubic', mode)
     ours = EvalTransform((SIZE, SIZE), **section).pixels(pixels)
     there = make(
       (3, SIZE, SIZE),
@@ -198,11 +209,11 @@ def test_tokens_of_blocks(tmp_path):
   source = source.changed(dtype='float32', num_heads=HEADS)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
-  predict = intermediate.predictor(source, layers=(1, 0), tokens=True)
+  predict = features.predictor(source, layers=(1, 0), tokens=True)
   found = predict(params, {'image': jnp.asarray(images)})['features']
   for ours, block in zip((1, 0), expected, strict=True):
     np.testing.assert_allclose(found[:, ours], block.numpy(), atol=1e-4)
-  predict = intermediate.predictor(source, tokens=True)
+  predict = features.predictor(source, tokens=True)
   found = predict(params, {'image': jnp.asarray(images)})['features']
   np.testing.assert_allclose(found, expected[1].numpy(), atol=1e-4)
 
@@ -245,3 +256,37 @@ def test_finetuning_keeps_the_norm_after_pooling(tmp_path):
   np.testing.assert_array_equal(
     moved['fc_norm']['scale'], references.state(reference)['fc_norm.weight']
   )
+
+
+def test_clip_without_a_config(tmp_path):
+  """Its statistics are those of the family, and are folded into the bias."""
+  reference = timm_vit('vit_base_patch16_clip_quickgelu_224')
+  name = 'vit_clip_quickgelu.safetensors'
+  path = timm_file(tmp_path, reference, name=name)
+  model, params = load_pretrained(path, num_heads=HEADS)
+  assert model.gelu == 'quick' and model.pre_norm
+  mean, std = CLIP
+  references.agree(model, params, reference, mean=mean, std=std)
+  back = str(tmp_path / 'back.safetensors')
+  about = pretrained.find(path).changed(num_heads=HEADS).about
+  pretrained.save(back, params, about)
+  written = safetensors.numpy.load_file(back)
+  assert written.keys() == references.state(reference).keys()
+
+
+def test_npz_logs_what_it_cannot_store(tmp_path, caplog):
+  """GELU and ε other than the official ones are logged."""
+  reference = timm_vit()
+  path = timm_file(tmp_path, reference)
+  _, params = load_pretrained(path, num_heads=HEADS)
+  about = pretrained.find(path).changed(num_heads=HEADS).about
+  for form in ('', 'big_vision:'):
+    caplog.clear()
+    pretrained.save(f'{form}{tmp_path}/a.npz', params, about)
+    assert "gelu='exact' (and not 'tanh')" in caplog.text
+    model, again = load_pretrained(f'{form}{tmp_path}/a.npz', gelu='exact')
+    references.agree(model, again, reference)
+    caplog.clear()
+    plain = about | {'model': about['model'] | {'gelu': 'tanh'}}
+    pretrained.save(f'{form}{tmp_path}/a.npz', params, plain)
+    assert 'gelu=' not in caplog.text

@@ -10,9 +10,10 @@ from references import HEADS, timm_file, timm_vit, torch
 
 from tests.faults.counts import count
 from vit_jax import load_pretrained
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.weights.formats import tensors, timm, timm_models
-from vit_jax.weights.formats.normalization import CLIP, IMAGENET
+from vit_jax.weights.patch_embedding import CLIP
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def opened(monkeypatch, caplog):
 
   def load(name, path):
     arrays = arrays_of(name)
-    monkeypatch.setattr(tensors, 'read', lambda path: arrays)
+    monkeypatch.setattr(tensors, 'read', lambda path: (arrays, {}))
     caplog.clear()
     return timm.load(path).about, caplog
 
@@ -111,11 +112,12 @@ def test_file_name_and_prefix_name_the_architecture(opened, name, heads, gelu):
 
 
 def test_assumptions_are_logged(opened):
-  """The warning lists alternatives and what to do."""
+  """The warning lists them, and what to do."""
   about, log = opened('vit_base_patch32_siglip_256', 'weights.safetensors')
   assert about['model'].get('gelu', 'exact') == 'exact'
-  for words in ('gelu exact', 'tanh in vit_base_patch32_siglip', 'timm:ARCH'):
+  for words in ('num_heads 12', 'gelu exact', 'timm:ARCH'):
     assert words in log.text
+  assert 'pool' not in log.text  # the arrays of attention pooling show it
 
 
 def test_tags_select_their_preprocessing(opened):

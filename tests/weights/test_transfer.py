@@ -11,7 +11,7 @@ import torch
 from minimal_config import completed
 
 from benchmarks import peers
-from vit_jax.arrays import host, sharding, tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives import supervised
@@ -34,7 +34,7 @@ def weights(image_size, **changes):
   params = tiny_vit.noise_params(model, (image_size[0], image_size[-1]))
 
   def load(abstract):
-    return jax.tree.map(host.place, jax.device_get(params), abstract)
+    return jax.tree.map(sharding.place, jax.device_get(params), abstract)
 
   return contract.Pretrained('here', about, load), params
 
@@ -356,7 +356,7 @@ def test_only_rgb_weights_are_adapted():
   params = model.init(tiny_vit.KEY, images)['params']
 
   def load(abstract):
-    return jax.tree.map(host.place, jax.device_get(params), abstract)
+    return jax.tree.map(sharding.place, jax.device_get(params), abstract)
 
   source = contract.Pretrained('here', about, load)
   target = experiment((8, 8), channels=4)

@@ -42,7 +42,7 @@ def checkpoint(monkeypatch):
 
   def kept(**loaders):
     source = Pretrained('PATH', ABOUT, _filled(1.0), **loaders)
-    return Format(lambda path: False, lambda path: source, print)
+    return Format(lambda path: None, lambda path, head: source, print)
 
   monkeypatch.setitem(pretrained.FORMATS, 'kept', kept(**loaders))
   monkeypatch.setitem(pretrained.FORMATS, 'alone', kept())

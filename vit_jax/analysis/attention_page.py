@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vit_jax.analysis import rollout
+from vit_jax.analysis.attention import rollout
 
 NAME = 'attention.html'
 MAX_IMAGES = 4  # about 5 MB per image for B/16, 12 MB for L/16
@@ -61,7 +61,7 @@ def render(
     # The mean over heads comes first, as if it were another head.
     mean = weights.mean(axis=1, keepdims=True)
     blocks = np.concatenate([mean, weights], axis=1)  # [l, 1 + h, t, t]
-    rolled = rollout.rollout(weights[None])[0]
+    rolled = rollout(weights[None])[0]
     data['images'].append(
       {
         'name': name,

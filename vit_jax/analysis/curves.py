@@ -5,8 +5,8 @@ import logging
 from etils import epath
 
 from vit_jax.analysis import plotting
-from vit_jax.files import atomic
-from vit_jax.run import metric_lines
+from vit_jax.files import paths
+from vit_jax.run import metrics as metrics_lib
 
 log = logging.getLogger('vit_jax')
 NAME = 'curves.png'
@@ -30,7 +30,7 @@ def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
   """
   series: Series = {}
   nulls: list[tuple[int, str]] = []
-  for step, metrics in metric_lines.read(workdir):
+  for step, metrics in metrics_lib.read(workdir):
     for name, value in metrics.items():
       if value is None:
         nulls.append((step, name))
@@ -50,21 +50,15 @@ def draw(workdir: epath.Path) -> None:
   accuracies = sorted(name for name in series if name.endswith('/accuracy'))
   losses = ['loss', *sorted(name for name in series if name.endswith('/loss'))]
   panels = [
-    ('loss', [name for name in losses if name in series]),
-    ('learning rate', ['lr'] if 'lr' in series else []),
-    ('accuracy', accuracies),
+    plotting.Panel('step', title, {n: series[n] for n in names})
+    for title, names in (
+      ('loss', [name for name in losses if name in series]),
+      ('learning rate', ['lr'] if 'lr' in series else []),
+      ('accuracy', accuracies),
+    )
+    if names
   ]
-  panels = [(title, names) for title, names in panels if names]
-  figure = plotting.new_figure(4.5 * len(panels), 3.5)
-  for index, (title, names) in enumerate(panels):
-    axes = figure.add_subplot(1, len(panels), index + 1)
-    for number, name in enumerate(names):
-      plotting.line(axes, series[name], number, label=name)
-    axes.set_title(title)
-    plotting.describe(axes, 'step')
-    if len(names) > 1:
-      axes.legend(fontsize='small')
   try:
-    atomic.write(workdir / NAME, plotting.png(figure))
+    paths.write(workdir / NAME, plotting.png(plotting.draw(panels, 3)))
   except OSError as error:
     log.warning('%s could not be written: %s', NAME, error)

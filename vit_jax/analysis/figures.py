@@ -9,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from vit_jax.analysis import distance, embeddings, rollout
+from vit_jax.analysis import attention
 from vit_jax.arrays import tree
-from vit_jax.data.images import display
+from vit_jax.data.images import channels
 from vit_jax.errors import UserError
 from vit_jax.objectives.contract import Objective
 from vit_jax.objectives.mixing import largest
 
 PyTree = Any
+Grid = tuple[int, int]
+FILTERS = 28  # principal components in Figure 7
 _BYTES = 2**29  # maximum size of the attention weights in memory
 
 
@@ -84,7 +86,7 @@ def examine(
   leaves = tree.flatten(params)
   size = images.shape[1:3]
   target = masked.objective.reconstructs if masked else ''
-  pictures = {'images': display.rgb(images[:shown])}
+  pictures = {'images': channels.rgb(images[:shown])}
   findings = Findings(pictures, [], 'cls' in leaves, target)
   _filters(findings, leaves)
   grid = None
@@ -120,27 +122,27 @@ def reconstructed(
 
 
 def _filters(findings: Findings, leaves: Mapping[str, Any]) -> None:
-  kernel = embeddings.first_kernel(leaves)
+  kernel = first_kernel(leaves)
   if kernel is None:
     findings.missing.append(
       'filters: this model does not have a convolution of RGB pixels'
     )
     return
-  result = embeddings.components(kernel)
+  result = components(kernel)
   findings.arrays['filters'] = result.filters
   findings.arrays['filter_shares'] = result.fractions
 
 
 def _similarity(
-  findings: Findings, leaves: Mapping[str, Any], grid: tuple[int, int]
+  findings: Findings, leaves: Mapping[str, Any], grid: Grid
 ) -> None:
-  table = embeddings.positions(leaves, grid)
+  table = positions(leaves, grid)
   if table is None:
     findings.missing.append(
       'position similarity: this model adds no learned positions to its tokens'
     )
     return
-  findings.arrays['similarity'] = embeddings.similarity(table, grid)
+  findings.arrays['similarity'] = similarity(table, grid)
 
 
 def _attention(
@@ -148,7 +150,7 @@ def _attention(
   model: Any,
   params: PyTree,
   images: Integer[np.ndarray, 'n y x c'],
-  grid: tuple[int, int] | None,
+  grid: Grid | None,
   shown: int,
 ) -> None:
   """Adds rollout, maps of heads and distances, a few images at a time."""
@@ -171,10 +173,10 @@ def _attention(
     batch = images[start : start + size]
     rows = len(batch)
     padded = np.concatenate([batch, np.repeat(batch[-1:], size - rows, 0)])
-    attention = np.asarray(compiled(params, padded))[:rows]
-    distances = distance.of_heads(attention, grid, model.patch_pixels)
-    attention = attention[: max(0, shown - start)]
-    parts.append(_maps(attention, grid, findings.by_token))
+    weights = np.asarray(compiled(params, padded))[:rows]
+    distances = attention.head_distances(weights, grid, model.patch_pixels)
+    weights = weights[: max(0, shown - start)]
+    parts.append(_maps(weights, grid, findings.by_token))
     parts[-1]['distance'] = distances
   findings.arrays.update(
     {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -182,18 +184,18 @@ def _attention(
 
 
 def _maps(
-  attention: Float[np.ndarray, 'n l h t t'],
-  grid: tuple[int, int],
+  weights: Float[np.ndarray, 'n l h t t'],
+  grid: Grid,
   by_token: bool,
 ) -> dict[str, np.ndarray]:
   """Computes rollout with and without the identity, and maps of heads."""
   on_patches = functools.partial(
-    rollout.on_patches, grid=grid, by_token=by_token
+    attention.on_patches, grid=grid, by_token=by_token
   )
   return {
-    'rollout': on_patches(rollout.rollout(attention)),
-    'rollout_plain': on_patches(rollout.rollout(attention, residual=False)),
-    'heads': on_patches(attention[:, -1].astype(np.float64)),
+    'rollout': on_patches(attention.rollout(weights)),
+    'rollout_plain': on_patches(attention.rollout(weights, residual=False)),
+    'heads': on_patches(weights[:, -1].astype(np.float64)),
   }
 
 
@@ -216,3 +218,108 @@ def attention_of(
     return outputs['attention']
 
   return attend
+
+
+class Components(NamedTuple):
+  """Principal components of filters, in descending order of variance.
+
+  Attributes:
+    filters: filters of norm 1; the entry with the largest magnitude is
+      positive.
+    fractions: fraction of the variance that each component explains.
+  """
+
+  filters: Float[np.ndarray, 'n y x 3']
+  fractions: Float[np.ndarray, ' n']
+
+
+def components(
+  kernel: Float[np.ndarray, 'y x 3 d'], count: int = FILTERS
+) -> Components:
+  """Computes the principal components of d centred filters of RGB pixels.
+
+  Args:
+    kernel: kernel of the first layer.
+    count: maximum number of components.
+
+  Reference: arXiv 2010.11929, Figure 7 (left).
+  """
+  *shape, width = kernel.shape
+  filters = kernel.reshape(-1, width).T.astype(np.float64)  # [d, y x 3]
+  _, sizes, vectors = np.linalg.svd(filters - filters.mean(0), False)
+  vectors, variances = vectors[:count], sizes**2
+  largest = np.abs(vectors).argmax(axis=1)
+  signs = np.sign(vectors[np.arange(len(vectors)), largest])
+  fractions = variances / max(variances.sum(), 1e-300)
+  return Components(
+    (vectors * signs[:, None]).reshape(-1, *shape), fractions[: len(vectors)]
+  )
+
+
+def first_kernel(
+  leaves: Mapping[str, Any],
+) -> Float[np.ndarray, 'y x 3 d'] | None:
+  """Finds the filters that are applied to RGB pixels (patch embedding or stem).
+
+  Args:
+    leaves: parameters by path.
+
+  Returns:
+    The kernel `[y, x, 3, d]`, or None if the model does not have one that is
+    larger than 1 x 1 pixel.
+  """
+  for path in sorted(leaves, key=lambda path: path.count('/')):
+    shape = leaves[path].shape
+    is_filter = len(shape) == 4 and shape[2] == 3 and shape[0] * shape[1] > 1
+    if is_filter and path.endswith('kernel') and '/layers/' not in path:
+      return np.asarray(leaves[path], np.float32)
+  return None
+
+
+def positions(
+  leaves: Mapping[str, Any], grid: Grid
+) -> Float[np.ndarray, 'p d'] | None:
+  """Returns the learned position embeddings of the patches, row by row.
+
+  If every layer has its own embeddings, those of the first layer are returned.
+
+  Args:
+    leaves: parameters by path.
+    grid: rows and columns of patches.
+
+  Returns:
+    The embeddings, or None if the model does not learn any.
+  """
+  count = grid[0] * grid[1]
+  for start in ('position', 'encoder/layers/position'):
+    tables = {
+      path[len(start) + 1 :]: np.asarray(leaf, np.float64)
+      for path, leaf in leaves.items()
+      if path.startswith(f'{start}/')
+    }
+    if start != 'position':
+      tables = {name: leaf[0] for name, leaf in tables.items()}
+    if 'embedding' in tables:  # [1, other tokens + patches, d]
+      return tables['embedding'][0, -count:]
+    if {'rows', 'columns'} <= tables.keys():
+      rows, columns = tables['rows'], tables['columns']
+      rows = np.broadcast_to(rows[:, None], (*grid, rows.shape[-1]))
+      columns = np.broadcast_to(columns, (*grid, columns.shape[-1]))
+      return np.concatenate([rows, columns], axis=-1).reshape(count, -1)
+  return None
+
+
+def similarity(
+  table: Float[np.ndarray, 'p d'], grid: Grid
+) -> Float[np.ndarray, 'r c r c']:
+  """Computes the cosine similarity of all pairs of position embeddings.
+
+  Args:
+    table: position embeddings, patches numbered row by row.
+    grid: rows and columns of patches.
+
+  Reference: arXiv 2010.11929, Figure 7 (centre).
+  """
+  lengths = np.linalg.norm(table, axis=1, keepdims=True)
+  unit = table / np.maximum(lengths, 1e-30)
+  return (unit @ unit.T).reshape(*grid, *grid)

@@ -9,10 +9,10 @@ import numpy as np
 from etils import epath
 
 from vit_jax.analysis import draw
+from vit_jax.analysis.draw import Photograph
 from vit_jax.analysis.figures import Findings
-from vit_jax.analysis.photographs import Photograph
 from vit_jax.analysis.plotting import PNG, Format, encode
-from vit_jax.files import atomic, jsonl
+from vit_jax.files import jsonl, paths
 
 FOLDER = 'figures'  # name of the folder in a workdir
 _ABOUT = 'figures.json'
@@ -54,7 +54,7 @@ def save(
     files[_ABOUT] = json.dumps(about | {'figures': sorted(figures)})
   folder.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
-    atomic.write(folder / name, content)
+    paths.write(folder / name, content)
   return [folder / name for name in files]
 
 

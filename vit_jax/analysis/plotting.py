@@ -4,8 +4,10 @@ Matplotlib is imported when the first figure is drawn, because this takes time.
 """
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from vit_jax.analysis.style import COLOURS
 
@@ -28,6 +30,28 @@ class Format(NamedTuple):
 
 
 PNG = Format()
+
+
+class Panel(NamedTuple):
+  """A chart of a figure.
+
+  Attributes:
+    x: label of the x axis.
+    y: label of the y axis.
+    lines: points of each line by its label: values of x, values of y, and
+      optionally standard deviations of y.
+    published: points of published numbers, by the labels of `lines`.
+    ticks: positions of the ticks of a logarithmic x axis, which are chosen
+      automatically if there are none; None for a linear axis.
+    means: whether a line connects the means of the points with the same x.
+  """
+
+  x: str
+  y: str
+  lines: Mapping[str, Any]
+  published: Mapping[str, Any] = {}
+  ticks: Sequence[float] | None = None
+  means: bool = False
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -80,7 +104,80 @@ def _keep_resolution(figure: Any) -> None:
         image.set_interpolation('none')
 
 
-def line(axes: Any, points: Any, number: int, label: str | None = None) -> None:
+def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
+  """Draws charts next to each other; equal labels have equal colours.
+
+  Args:
+    panels: charts.
+    columns: number of charts side by side.
+    title: title of the figure.
+
+  Returns:
+    The Matplotlib figure.
+  """
+  columns = max(1, min(columns, len(panels)))
+  rows = max(1, -(-len(panels) // columns))
+  figure = new_figure(4 * columns, 3 * rows + 0.5)
+  figure.suptitle(title, fontsize=10, wrap=True)
+  grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+  labels = list(
+    dict.fromkeys(label for p in panels for label in (*p.lines, *p.published))
+  )
+  for axes, panel in zip(grid, panels, strict=False):
+    describe(axes, panel.x, panel.y)
+    if panel.ticks is not None:
+      _logarithmic(axes, panel.ticks)
+    else:
+      axes.locator_params(axis='x', nbins=4)
+      axes.ticklabel_format(axis='x', style='sci', scilimits=(-2, 5))
+      axes.xaxis.get_offset_text().set_fontsize(7)
+    for label, points in panel.lines.items():
+      number = labels.index(label)
+      x, y, *std = points
+      if std:
+        colour = COLOURS[number % len(COLOURS)]
+        axes.errorbar(x, y, std[0], fmt='none', ecolor=colour, capsize=2)
+      if panel.means:
+        line(axes, (x, y), number, linestyle='')
+        sizes = np.unique(x)
+        means = [points[1][points[0] == size].mean() for size in sizes]
+        line(axes, (sizes, means), number, label, marker='')
+      else:
+        line(axes, (x, y), number, label)
+    for label, points in panel.published.items():
+      number = labels.index(label)
+      style = dict(linestyle=':', marker='o', markerfacecolor='none')
+      line(axes, points[:2], number, f'{label} (paper)', **style)
+  for axes in grid[len(panels) :]:
+    axes.set_visible(False)
+  if len(labels) > 1:
+    legend(figure, 'outside lower center', 4)
+  return figure
+
+
+def _logarithmic(axes: Any, ticks: Sequence[float]) -> None:
+  """Makes the x axis logarithmic and sets its ticks."""
+  from matplotlib import ticker
+
+  axes.set_xscale('log')
+  if ticks:
+    axes.set_xticks(ticks, map(tick_label, ticks))
+  else:
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter('{x:,g}')
+  axes.minorticks_off()
+
+
+def tick_label(count: float) -> str:
+  """Formats a number of examples: '400', '2.5k' or '1.28M'."""
+  if count >= 1e6:
+    return f'{count / 1e6:.3g}M'
+  return f'{count / 1e3:.3g}k' if count >= 1e3 else f'{count:.0f}'
+
+
+def line(
+  axes: Any, points: Any, number: int, label: str | None = None, **style: Any
+) -> None:
   """Draws a line.
 
   Args:
@@ -88,16 +185,16 @@ def line(axes: Any, points: Any, number: int, label: str | None = None) -> None:
     points: values of x, and values of y.
     number: index of the line, which determines its colour and its dashes.
     label: name in the legend.
+    **style: arguments of `matplotlib.axes.Axes.plot`.
   """
-  axes.plot(
-    *points,
-    label=label,
+  defaults = dict(
     color=COLOURS[number % len(COLOURS)],
     linestyle=_DASHES[number // len(COLOURS) % len(_DASHES)],
     linewidth=1.2,
     marker='o' if len(points[0]) <= _MARKED else '',
     markersize=3,
   )
+  axes.plot(*points, label=label, **(defaults | style))
 
 
 def describe(axes: Any, x_label: str, y_label: str = '') -> None:

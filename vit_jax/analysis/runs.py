@@ -1,5 +1,6 @@
 """Comparison of several runs: metrics over steps, time and compute."""
 
+import itertools
 import os
 import types
 from collections.abc import Mapping, Sequence
@@ -143,22 +144,13 @@ def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
       'none of these runs has logged a loss or a result yet: '
       f'{", ".join(run.name for run in runs)}.'
     )
-  arrays: dict[str, np.ndarray] = {}
-  figure = plotting.new_figure(3.6 * len(axes_names), 2.7 * len(metrics) + 0.4)
-  grid = figure.subplots(len(metrics), len(axes_names), squeeze=False)
-  for y, metric in enumerate(metrics):
-    for x, axis in enumerate(axes_names):
-      for number, run in enumerate(runs):
-        if metric not in run.series or axis not in run.scales:
-          continue
-        points = run.over(axis, metric)
-        label = f'{number + 1}: {run.name}'
-        arrays[f'{label}/{metric}/{axis}'] = points
-        plotting.line(grid[y, x], points, number, label)
-      plotting.describe(grid[y, x], AXES[axis], metric)
-      grid[y, x].locator_params(axis='x', nbins=4)
-      grid[y, x].ticklabel_format(axis='x', style='sci', scilimits=(-2, 5))
-      grid[y, x].xaxis.get_offset_text().set_fontsize(7)
-  if len(runs) > 1:
-    plotting.legend(figure, 'outside upper center', 4)
-  return figure, arrays
+  charts, arrays = [], {}
+  for metric, axis in itertools.product(metrics, axes_names):
+    lines = {
+      f'{number}: {run.name}': run.over(axis, metric)
+      for number, run in enumerate(runs, 1)
+      if metric in run.series and axis in run.scales
+    }
+    charts.append(plotting.Panel(AXES[axis], metric, lines))
+    arrays |= {f'{label}/{metric}/{axis}': lines[label] for label in lines}
+  return plotting.draw(charts, len(axes_names)), arrays

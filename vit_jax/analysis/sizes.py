@@ -9,7 +9,6 @@ from jaxtyping import Float
 
 from vit_jax.analysis import plotting
 from vit_jax.analysis.runs import Run, is_result
-from vit_jax.analysis.style import COLOURS
 from vit_jax.errors import UserError
 
 Points = Float[np.ndarray, '2 n']  # training examples, last values
@@ -75,43 +74,18 @@ def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
       'config.json and a result in metrics.jsonl: '
       f'{", ".join(run.name for run in runs)}.'
     )
-  columns = min(3, len(results))
-  rows = -(-len(results) // columns)
-  figure = plotting.new_figure(4.4 * columns, 3.2 * rows + 0.5)
-  panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-  names = sorted({label for by_label in results.values() for label in by_label})
-  for axes, (metric, by_label) in zip(panels, results.items(), strict=False):
-    for label, (sizes, values) in by_label.items():
-      colour = COLOURS[names.index(label) % len(COLOURS)]
-      unique = np.unique(sizes)
-      means = [values[sizes == size].mean() for size in unique]
-      axes.plot(unique, means, color=colour, label=label)
-      axes.plot(sizes, values, 'o', color=colour, markersize=4)
-    axes.set_xscale('log')
-    axes.set_xticks(*_ticks(by_label))
-    axes.minorticks_off()
+  panels = []
+  for metric, by_label in results.items():
+    ticks = np.unique(np.concatenate([x for x, _ in by_label.values()]))
     result = f'{metric}, last value of each run'
-    plotting.describe(axes, 'training examples', result)
-  for axes in panels[len(results) :]:
-    axes.set_visible(False)
-  plotting.legend(figure, 'outside upper center', 3)
+    panels.append(
+      plotting.Panel(
+        'training examples', result, by_label, ticks=ticks.tolist(), means=True
+      )
+    )
   arrays = {
     f'{label}/{metric}': points
     for metric, by_label in results.items()
     for label, points in by_label.items()
   }
-  return figure, arrays
-
-
-def _ticks(by_label: dict[str, Points]) -> tuple[list[float], list[str]]:
-  """Returns the data sizes and their labels, for example '2.5k'."""
-  sizes = np.unique(np.concatenate([points[0] for points in by_label.values()]))
-  labels = [
-    f'{size / 1e6:.3g}M'
-    if size >= 1e6
-    else f'{size / 1e3:.3g}k'
-    if size >= 1e3
-    else f'{size:.0f}'
-    for size in sizes
-  ]
-  return sizes.tolist(), labels
+  return plotting.draw(panels, 3), arrays

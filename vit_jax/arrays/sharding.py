@@ -4,6 +4,8 @@ The axis `data` splits the batch; `fsdp` splits the batch and the parameters,
 which are gathered for use one layer at a time; `model` splits heads and hidden
 units (tensor parallelism). Optimizer state and averages are sharded like their
 parameter, because rules match only the end of a leaf's path.
+
+Copies whole arrays between hosts and devices.
 """
 
 import re
@@ -22,7 +24,7 @@ from jax.sharding import (
 )
 
 from vit_jax.arrays import tree
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 
 AXES = ('data', 'fsdp', 'model')
@@ -35,7 +37,7 @@ MIN_FSDP_SIZE = 2**12  # smaller leaves are replicated, to avoid many gathers
 Rules = tuple[tuple[str, int], ...]
 
 
-@plugins.operational('data', 'fsdp', 'model', 'zero1')
+@schema.operational('data', 'fsdp', 'model', 'zero1')
 def make_mesh(
   devices: Sequence[Any],
   /,
@@ -281,3 +283,27 @@ def is_split(abstract: tree.PyTree) -> bool:
   """Returns whether any leaf is split over devices."""
   leaves = jax.tree.leaves(abstract)
   return not all(leaf.sharding.is_fully_replicated for leaf in leaves)
+
+
+def place(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+  """Converts a host array to a global array.
+
+  Args:
+    array: whole array, the same on every process.
+    leaf: shape, dtype and sharding of the result.
+  """
+  cast = np.asarray(array, leaf.dtype)
+  return jax.make_array_from_callback(
+    leaf.shape, leaf.sharding, lambda index: cast[index]
+  )
+
+
+def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
+  """Returns a whole global array as a NumPy array, on every process.
+
+  Args:
+    array: global array.
+    mesh: mesh of the devices that hold the array.
+  """
+  gather = jax.jit(lambda x: x, out_shardings=replicated(mesh))
+  return np.asarray(gather(array))

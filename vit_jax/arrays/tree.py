@@ -1,7 +1,10 @@
-"""Pytrees whose leaves have paths such as 'encoder/layers/mlp/fc1/kernel'."""
+"""Pytrees whose leaves have paths such as 'encoder/layers/mlp/fc1/kernel'.
+
+Tables as aligned text.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -79,3 +82,20 @@ def together(tree: PyTree) -> PyTree:
 def size(tree: PyTree) -> int:
   """Returns the total number of scalars in all leaves."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def align(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+  """Pads cells so that columns line up, two spaces apart.
+
+  Args:
+    rows: rows of cells; all rows have the same length.
+    right: indices of the columns that are aligned to the right.
+  """
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+  def cell(text: str, column: int) -> str:
+    width = widths[column]
+    return text.rjust(width) if column in right else text.ljust(width)
+
+  lines = ['  '.join(cell(t, i) for i, t in enumerate(row)) for row in rows]
+  return '\n'.join(line.rstrip() for line in lines)

@@ -1,7 +1,20 @@
-"""Splits a state into the items of a step directory, and reads the items."""
+"""Splits a state into the items of a step directory, and reads the items.
 
+Each process reads its files by itself. If only one of them failed, the others
+would wait for it in the next collective. So the processes exchange whether they
+succeeded (`on_all`), and if one of them failed, all raise an error. All
+processes must make the same calls, in the same order. `classify` decides
+whether an error means damage, a failure of the storage or a missing permission.
+"""
+
+import builtins
 import contextlib
+import enum
+import errno
 import json
+import logging
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,8 +22,13 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
+from vit_jax.errors import StorageError, UserError
+from vit_jax.files import paths
+from vit_jax.files.paths import PAUSES_S
+from vit_jax.processes import consensus
 
+log = logging.getLogger('vit_jax')
+Sleep = Callable[[float], None]
 PyTree = Any
 # Format of the step directories that are written; it changes whenever old
 # readers would fail.
@@ -19,6 +37,188 @@ READABLE = (2, 3)  # formats that can be read
 NAMES = ('params', 'average', 'extra', 'training', 'about', 'manifest')
 # Items that an evaluation reads without reading the others.
 _SEPARATE = ('params', 'average', 'extra')
+
+# TensorStore raises ValueError for all errors; the text begins with a status.
+_STATUS = re.compile(r'([A-Z]+(?:_[A-Z]+)*): ')
+
+
+class Outcome(enum.IntEnum):
+  """Outcome of reading a step; the worst (highest) of all processes counts."""
+
+  INTACT = 0
+  DAMAGED = 1  # the content differs from what was written
+  UNREADABLE = 2  # the storage failed, perhaps only temporarily
+  DENIED = 3  # there is no permission to read the step
+  REFUSED = 4  # the step is intact, but this run cannot resume from it
+
+
+# Outcomes by errno and by status of TensorStore; UNREADABLE for all others.
+_OUTCOMES: dict[Any, Outcome] = {
+  errno.ENOENT: Outcome.DAMAGED,
+  errno.ENOTDIR: Outcome.DAMAGED,
+  errno.EISDIR: Outcome.DAMAGED,
+  errno.EINVAL: Outcome.DAMAGED,
+  errno.EACCES: Outcome.DENIED,
+  errno.EPERM: Outcome.DENIED,
+  'DATA_LOSS': Outcome.DAMAGED,
+  'OUT_OF_RANGE': Outcome.DAMAGED,
+  'FAILED_PRECONDITION': Outcome.DAMAGED,
+  'NOT_FOUND': Outcome.DAMAGED,
+  'INVALID_ARGUMENT': Outcome.DAMAGED,
+  'UNIMPLEMENTED': Outcome.DAMAGED,
+  'PERMISSION_DENIED': Outcome.DENIED,
+  'UNAUTHENTICATED': Outcome.DENIED,
+}
+
+
+def classify(error: Exception) -> Outcome:
+  """Classifies an exception that was raised when a checkpoint step was read."""
+  if isinstance(error, UserError):
+    return Outcome.REFUSED
+  root: BaseException = error
+  while root.__cause__ is not None and not isinstance(root, CorruptError):
+    root = root.__cause__
+  if isinstance(root, CorruptError):
+    return Outcome.DAMAGED
+  if isinstance(root, FileNotFoundError | NotADirectoryError):
+    return Outcome.DAMAGED  # Orbax raises some of these without an errno
+  number = paths.error_number(root)
+  if isinstance(root, OSError) or number is not None:
+    return _OUTCOMES.get(number, Outcome.UNREADABLE)
+  if status := _STATUS.match(str(root)):
+    return _OUTCOMES.get(status[1], Outcome.UNREADABLE)
+  # Parsers of damaged files raise built-in exceptions. Clients of object stores
+  # define their own exceptions, which mean an outage.
+  is_builtin = getattr(builtins, type(root).__name__, None) is type(root)
+  is_parsing = is_builtin or isinstance(root, ValueError)
+  if is_parsing and not isinstance(root, MemoryError):
+    return Outcome.DAMAGED
+  return Outcome.UNREADABLE
+
+
+class FailedError(Exception):
+  """A call failed on at least one process.
+
+  Attributes:
+    outcome: the worst outcome of all processes.
+    local_error: error of this process; None if it succeeded.
+  """
+
+  def __init__(
+    self,
+    outcome: Outcome,
+    local_error: Exception | None,
+    processes: list[int],
+  ):
+    """Describes the failure.
+
+    Args:
+      outcome: the worst outcome of all processes.
+      local_error: error of this process; None if it succeeded.
+      processes: indices of the processes with the worst outcome.
+    """
+    if local_error is None:
+      failed = ', '.join(map(str, processes))
+      text = f'process {failed} failed; the cause is in its log'
+    elif isinstance(local_error, CorruptError | UserError):
+      text = str(local_error)
+    else:
+      text = root_cause(local_error)
+    super().__init__(text.rstrip('.'))
+    self.outcome, self.local_error = outcome, local_error
+
+
+def on_main(function: Callable[..., Any], *arguments: Any) -> Any:
+  """Calls a function on the main process only.
+
+  Args:
+    function: function to call.
+    *arguments: arguments of the function.
+
+  Returns:
+    The result of the function; None on other processes.
+
+  Raises:
+    FailedError: on all processes, if the function raises.
+  """
+  is_main = jax.process_index() == 0
+  return on_all(lambda: function(*arguments) if is_main else None)
+
+
+def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
+  """Calls a function on every process; either all succeed or all raise.
+
+  Args:
+    function: function to call.
+    *arguments: arguments of the function.
+
+  Returns:
+    The result of the function on this process.
+
+  Raises:
+    FailedError: on all processes, if the function raises on any of them.
+  """
+  value, local_error = None, None
+  try:
+    value = function(*arguments)
+  except jax.errors.JaxRuntimeError:
+    raise  # an error of the devices or a lost peer, not of the files
+  except Exception as error:  # noqa: BLE001 (damaged files raise any type)
+    local_error = error
+  local = Outcome.INTACT if local_error is None else classify(local_error)
+  outcomes = consensus.gather_integer(local)
+  worst = Outcome(max(outcomes))
+  if worst is not Outcome.INTACT:
+    processes = [i for i, outcome in enumerate(outcomes) if outcome == worst]
+    raise FailedError(worst, local_error, processes)
+  return value
+
+
+def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
+  """Calls a function that reads files, again if a failure may be temporary.
+
+  Args:
+    attempt: function to call; if it fails, it must raise FailedError on all
+      processes.
+    subject: name of the files, for messages.
+    sleep: function that waits for some seconds.
+
+  Returns:
+    The result of the function.
+
+  Raises:
+    CorruptError: the files were damaged in two attempts. (Some file systems
+      return damaged data once, while a cache is stale.)
+    UserError: the files do not belong to this run, or there is no permission to
+      read them.
+    StorageError: the files cannot be read, even after retries.
+  """
+  damaged = 0
+  for pause_s in (*PAUSES_S, None):
+    try:
+      return attempt()
+    except FailedError as error:
+      failure = error
+    if failure.outcome is Outcome.REFUSED:
+      if isinstance(failure.local_error, UserError):
+        raise failure.local_error
+      raise UserError(f'{subject} cannot be used: {failure}.')
+    damaged += failure.outcome is Outcome.DAMAGED
+    if damaged == 2:
+      raise CorruptError(str(failure)) from failure
+    if pause_s is not None:
+      log.warning('%s: %s. Trying again in %g s.', subject, failure, pause_s)
+      sleep(pause_s)
+  if failure.outcome is Outcome.DENIED:
+    raise UserError(
+      f'there is no permission to read {subject}: {failure}. Nothing was '
+      'renamed. Give this user the permission, and start again.'
+    )
+  raise StorageError(
+    f'{subject} cannot be read, tried {len(PAUSES_S) + 1} times: {failure}. '
+    'Nothing was renamed. Start again when the storage responds, or rename the '
+    'step to <step>.bad to resume from an older one.'
+  )
 
 
 class CorruptError(Exception):
@@ -124,9 +324,8 @@ def check_shapes(
     more = f' and {len(differing) - 5} more' if len(differing) > 5 else ''
     raise UserError(
       f'{path} contains other parameters than the model: '
-      f'{"; ".join(differing[:5])}{more}. Set the model keys '
-      '(config.model.*, config.num_classes) to the values that the file was '
-      'written with.'
+      f'{"; ".join(differing[:5])}{more}. Set config.model.* and '
+      'config.num_classes to the values that the file was written with.'
     )
 
 

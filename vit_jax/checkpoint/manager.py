@@ -12,30 +12,25 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpoint import (
-  agreement,
-  items,
-  manifest,
-  restore,
-  retention,
-  run_id,
-  steps,
-)
-from vit_jax.config import durations, plugins
+from vit_jax.checkpoint import items, manifest, restore, steps, weights
+from vit_jax.config import durations, schema
 from vit_jax.errors import StorageError, UserError, check_range
-from vit_jax.files import outages, paths
-from vit_jax.files.outages import Cause
+from vit_jax.files import paths
+from vit_jax.files.paths import Cause
 from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
-@plugins.operational('every', 'every_minutes', 'keep', 'best')
+@schema.operational('every', 'every_minutes', 'keep', 'best')
 class Checkpointer:
   """Saves steps in `directory/<step>/`, and verifies them when restoring.
 
   Attributes:
+    every: duration between two saves.
+    every_minutes: number of minutes after which a save is also due, or None.
+    best: name of the metric whose best step is kept, or None.
     failures: number of saves that failed.
     last_failure: cause of the last failure; '' before the first one.
   """
@@ -70,24 +65,21 @@ class Checkpointer:
     """
     durations.check('checkpoint.every', every)
     check_range('checkpoint.every_minutes', every_minutes, above=0)
-    if keep < 2:
-      raise UserError(
-        f'checkpoint.keep is {keep}; it must be at least 2, so that a run can '
-        'resume even if the newest step is damaged.'
-      )
+    # A run can resume even if the newest step is damaged.
+    check_range('checkpoint.keep', keep, at_least=2)
     self._root = paths.locate(directory)
-    self._about, self._best, self._keep = about, best, keep
+    self._about, self._keep = about, keep
+    self.every, self.every_minutes, self.best = every, every_minutes, best
     self.failures, self.last_failure = 0, ''
     steps.check_path(self._root)
     try:
-      agreement.on_main(self._open_directory)
-      run = run_id.find(self._root)
-    except agreement.FailedError as error:
-      kind = outages.cause(error.local_error or error)
+      items.on_main(self._open_directory)
+      run = restore.find(self._root)
+    except items.FailedError as error:
+      kind = paths.cause(error.local_error or error)
       raise (UserError if kind is Cause.USER else StorageError)(
         f'checkpoints cannot be written to {directory}: {error}. Start again '
-        'when there is space and the storage responds, or give another '
-        '--workdir.'
+        'when the storage can be written, or give another --workdir.'
       ) from error
     seed = about.get('config', {}).get('seed')
     self._identity = restore.RunIdentity(run, seed)
@@ -132,6 +124,10 @@ class Checkpointer:
     """
     return steps.latest(self._root)
 
+  def read_about(self, step: int) -> dict[str, Any]:
+    """Reads the item `about` of a step; see `weights.load_about`."""
+    return weights.load_about(self._root / str(step))
+
   def is_committed(self, step: int) -> bool:
     """Returns whether a step is committed, according to the main process."""
 
@@ -169,7 +165,7 @@ class Checkpointer:
       Whether the step is being written, or was written before.
     """
     self.wait()
-    best = {self._best: metrics[self._best]} if self._best in metrics else None
+    best = {self.best: metrics[self.best]} if self.best in metrics else None
     if self.is_committed(step):
       self._attempt(step, self._add_metrics, step, best)
       return True
@@ -185,7 +181,7 @@ class Checkpointer:
       'manifest': ocp.args.JsonSave(written),
     }
     if best:
-      args['metrics'] = ocp.args.JsonSave(retention.metrics_item(step, best))
+      args['metrics'] = ocp.args.JsonSave(steps.metrics_item(step, best))
     # A process that cannot write must not begin, because the others would wait
     # for it at Orbax's barriers.
     if not self._attempt(step, self._prepare, step):
@@ -210,7 +206,7 @@ class Checkpointer:
     """Checks that the step can be written, and writes the id of the run."""
     if jax.process_index() == 0:
       steps.check_writable(self._root, step)
-      run_id.record(self._root, self._identity.run)
+      restore.record(self._root, self._identity.run)
 
   def _start_writing(self, step: int, args: dict[str, Any]) -> None:
     """Copies the arrays to the host, and starts writing them."""
@@ -223,11 +219,11 @@ class Checkpointer:
     """Waits until a step is committed; then removes old steps."""
     writer.wait_until_finished()
     if jax.process_index() == 0:
-      retention.apply(self._root, self._identity.run, self._keep, self._best)
+      steps.apply(self._root, self._identity.run, self._keep, self.best)
 
   def _add_metrics(self, step: int, best: dict[str, float] | None) -> None:
     if best and jax.process_index() == 0:
-      retention.add_metrics(self._root / str(step), step, best)
+      steps.add_metrics(self._root / str(step), step, best)
 
   def wait(self) -> bool:
     """Waits until the current save has finished.
@@ -269,17 +265,17 @@ class Checkpointer:
     """Returns the cause of a failed save; None is a failure elsewhere."""
     if error is None:
       return 'another process failed'
-    if outages.cause(items.innermost(error)) is Cause.FULL:
+    if paths.cause(items.innermost(error)) is Cause.FULL:
       return f'the disk of {self._root} is full'
     return items.root_cause(error)
 
   def best_line(self) -> str | None:
     """Returns a log line about the best step; None if no step is the best."""
-    if self._best is None:
+    if self.best is None:
       return None
     try:
       candidates = steps.committed(self._root)
-      found, _ = retention.best_step(self._root, candidates, self._best)
+      found, _ = steps.best_step(self._root, candidates, self.best)
     except (OSError, StorageError) as error:  # must not end a finished run
       log.warning('the best step cannot be determined: %s', error)
       return None
@@ -287,7 +283,7 @@ class Checkpointer:
       return None
     step, value = found
     return (
-      f'best {self._best} {value:.6g} at step {step}, kept in '
+      f'best {self.best} {value:.6g} at step {step}, kept in '
       f'{self._root / str(step)}; other commands take it by --step=best'
     )
 

@@ -168,9 +168,9 @@ def check_leaves(
   for path, leaf in tree.flatten(expected).items():
     if str(leaf.dtype) != written[path][1]:
       raise UserError(
-        f'{step_dir} contains {path} as {written[path][1]}, but this process '
-        f'expects {leaf.dtype}: use the environment in which the run was '
-        'started (JAX_ENABLE_X64 unset, the same version of vit_jax).'
+        f'{step_dir} contains {path} as {written[path][1]}, expected '
+        f'{leaf.dtype}: use the environment in which the run was started '
+        '(JAX_ENABLE_X64 unset, the same version of vit_jax).'
       )
 
 

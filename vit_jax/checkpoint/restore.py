@@ -1,28 +1,36 @@
 """Restores the newest step that is intact for all processes.
 
-Each process reads its part of a step. Before the step is used or renamed, the
+Each process reads its shards of a step. Before the step is used or renamed, the
 processes exchange whether they succeeded; otherwise an error on one process
 would leave the others waiting.
+
+A directory also contains the id of the run whose steps it has. Restarts do not
+change the id. Every manifest contains it, so that a step that was copied from
+another run is recognized.
 """
 
 import errno
 import logging
+import re
 import time
+import uuid
 from typing import Any, NamedTuple
 
 import jax
 from etils import epath
 
 from vit_jax.arrays import tree
-from vit_jax.checkpoint import agreement, items, manifest, run_id, steps
-from vit_jax.checkpoint.agreement import Sleep
-from vit_jax.checkpoint.items import CorruptError
+from vit_jax.checkpoint import items, manifest, steps
+from vit_jax.checkpoint.items import CorruptError, Sleep
 from vit_jax.checkpoint.manifest import Manifest
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
+
 PyTree = Any
+FILE = 'run_id.json'
 
 
 class RunIdentity(NamedTuple):
@@ -52,8 +60,8 @@ def newest(
       return _restore(path, step, abstract, identity, sleep), step
     except CorruptError as error:
       log.error('checkpoint %s is damaged and moved to *.bad: %s', path, error)
-      agreement.with_retries(
-        lambda step=step: agreement.on_main(steps.quarantine, root, step),
+      items.with_retries(
+        lambda step=step: items.on_main(steps.quarantine, root, step),
         f'renaming {path}',
         sleep,
       )
@@ -62,10 +70,9 @@ def newest(
   # Only a run that never had a checkpoint may start from scratch.
   if consensus.from_main(lambda: len(names)):
     raise UserError(
-      f'no checkpoint in {root} is intact: {", ".join(sorted(names))} cannot '
-      'be used; the log contains the cause for each one that was renamed '
-      '(.bad). Repair one and rename it to its step, or give another --workdir '
-      'to start from step 0.'
+      f'no checkpoint in {root} is intact ({", ".join(sorted(names))}); the '
+      'log contains the causes. Repair one and rename it to its step, or give '
+      'another --workdir to start from step 0.'
     )
   return None
 
@@ -90,9 +97,7 @@ def _newest_step(
       candidates = [step for step in candidates if step < below]
     return max(candidates, default=None)
 
-  found = agreement.with_retries(
-    lambda: agreement.on_main(find), str(root), sleep
-  )
+  found = items.with_retries(lambda: items.on_main(find), str(root), sleep)
   return consensus.from_main(lambda: found)
 
 
@@ -107,15 +112,15 @@ def _restore(
 
   Raises:
     CorruptError: the step is damaged, at least for one process.
-    UserError, StorageError: see `agreement.with_retries`.
+    UserError, StorageError: see `items.with_retries`.
   """
 
   def attempt() -> PyTree:
-    written, state = agreement.on_all(_read, path, step, abstract, identity)
+    written, state = items.on_all(_read, path, step, abstract, identity)
     # The checksums are a collective on all devices, so they are computed after
     # every process has read its part.
     actual = manifest.leaves(state)
-    agreement.on_all(_compare, path, step, state, actual, written)
+    items.on_all(_compare, path, step, state, actual, written)
     if written.seed not in (None, identity.seed):
       log.warning(
         '%s was written with seed %s, but the config has %s: batches and '
@@ -126,7 +131,7 @@ def _restore(
       )
     return state
 
-  return agreement.with_retries(attempt, str(path), sleep)
+  return items.with_retries(attempt, str(path), sleep)
 
 
 def _read(
@@ -139,21 +144,17 @@ def _read(
     Exception: the step is damaged, or cannot be read.
   """
   if not steps.listing(path):
-    raise OSError(
-      errno.ESTALE,
-      'the main process can see it, but this one cannot (do all processes have '
-      'the same file system?)',
-      str(path),
-    )
+    text = 'only the main process sees it (do all have the same file system?)'
+    raise OSError(errno.ESTALE, text, str(path))
   written = manifest.read(path)
   if written.step not in (None, step):
     raise _renamed(path, step, written.step)
   if written.run not in (None, identity.run):
     raise UserError(
       f'{path} was written by another run (id {written.run}, seed '
-      f'{written.seed}) than the one of this directory (id {identity.run}, '
-      f'seed {identity.seed}). Move it away; or, to resume from it, remove '
-      f'{path.parent / run_id.FILE} and the other steps.'
+      f'{written.seed}) than its directory (id {identity.run}, seed '
+      f'{identity.seed}). Move it away; or, to resume from it, remove '
+      f'{path.parent / FILE} and the other steps.'
     )
   manifest.check_leaves(path, written.leaves, abstract)
   manifest.read_about(path, written)
@@ -188,3 +189,58 @@ def _renamed(path: epath.Path, step: int, inside: int | None) -> UserError:
     f'{path} contains step {inside}, not {step}: it was renamed or copied. '
     f'Rename it to {path.parent / str(inside)}, or move it away.'
   )
+
+
+def find(root: epath.Path) -> str:
+  """Returns the id of a directory's run, or a new id if it has none.
+
+  All processes must call it, and it returns the same id on all of them.
+
+  Args:
+    root: directory of checkpoints.
+
+  Raises:
+    items.FailedError: the directory cannot be read.
+  """
+
+  def existing(root: epath.Path) -> str | None:
+    return _read_file(root) or _read_newest_step(root)
+
+  run = items.on_main(existing, root) or uuid.uuid4().hex
+  return consensus.from_main(lambda: run)
+
+
+def _read_file(root: epath.Path) -> str | None:
+  """Reads the id from its file; returns None if that is missing or damaged."""
+  if FILE not in steps.listing(root):
+    return None
+  try:
+    content = items.read_json(root, FILE)
+    run = manifest.verified(content, FILE).get('run', '')
+  except CorruptError as error:
+    log.warning('%s: %s; the id is read from the newest step.', root, error)
+    return None
+  return run if re.fullmatch('[0-9a-f]{32}', run) else None
+
+
+def _read_newest_step(root: epath.Path) -> str | None:
+  """Reads the id from the newest manifest that contains one."""
+  for step in reversed(steps.committed(root)):
+    try:
+      run = manifest.read(root / str(step)).run
+    except CorruptError:
+      continue
+    if run is not None:
+      return run
+  return None
+
+
+def record(root: epath.Path, run: str) -> None:
+  """Writes the id to its file; must be called before the first save.
+
+  Args:
+    root: directory of checkpoints.
+    run: id of the run.
+  """
+  if _read_file(root) != run:
+    paths.write(root / FILE, manifest.text_with_checksum({'run': run}))

@@ -10,9 +10,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.arrays import sharding, tree
-from vit_jax.checkpoint import agreement, items, manifest, retention, steps
+from vit_jax.checkpoint import items, manifest, steps
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, paths
+from vit_jax.files import paths
 
 PyTree = Any
 
@@ -63,7 +63,7 @@ def _select_step(workdir: str, step: str) -> epath.Path:
         f'{workdir}@best: config.checkpoint.best of this run is not set, so no '
         f'checkpoint is the best. Give one of its steps: {names}.'
       )
-    found, _ = retention.best_step(folder, available, metric)
+    found, _ = steps.best_step(folder, available, metric)
     if found is None:
       raise UserError(
         f'{workdir}@best: none of the checkpoints {names} has the metric '
@@ -149,7 +149,7 @@ def _load_item(step_dir: epath.Path, name: str, abstract: PyTree) -> PyTree:
 
   def verify(read: tuple[dict[str, Any], PyTree]) -> PyTree:
     written, loaded = read
-    agreement.on_all(manifest.compare, manifest.leaves(loaded), written)
+    items.on_all(manifest.compare, manifest.leaves(loaded), written)
     return loaded[name]
 
   return _read_with_retries(step_dir, read, verify)
@@ -176,8 +176,8 @@ def _read_with_retries(
     StorageError: the step cannot be read, even after retries.
   """
   try:
-    return agreement.with_retries(
-      lambda: verify(agreement.on_all(read)), str(step_dir), time.sleep
+    return items.with_retries(
+      lambda: verify(items.on_all(read)), str(step_dir), time.sleep
     )
   except items.CorruptError as error:
     raise UserError(
@@ -203,7 +203,7 @@ def export_params(
   if root.exists():
     raise UserError(f'{directory} exists: give a new directory.')
   steps.check_path(root)
-  with atomic.new_folder(root) as unfinished:
+  with paths.new_folder(root) as unfinished:
     with ocp.StandardCheckpointer() as handler:
       handler.save(unfinished / 'params', params)
     written = manifest.make({'params': params}, about)

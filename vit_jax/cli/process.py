@@ -1,14 +1,17 @@
-"""Runs a command: flags, error messages and exit codes."""
+"""Runs a command: start, error messages, exit codes, and flags of training."""
 
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from absl import app, flags
 
 from vit_jax.cli import help
 from vit_jax.config import overrides
+from vit_jax.config.schema import Config, to_json
 from vit_jax.errors import (
   EXIT_CRASH,
   EXIT_USER_ERROR,
@@ -18,16 +21,99 @@ from vit_jax.errors import (
   UserError,
 )
 from vit_jax.files import paths
-from vit_jax.processes import (
-  backends,
-  interruption,
-  limits,
-  parent,
-  peers,
-  runtime,
-)
+from vit_jax.processes import interruption, peers, runtime
+from vit_jax.run import resume, workdir
 
+log = logging.getLogger('vit_jax')
 _CONNECT_S = 60  # time limit for joining the other processes to report an error
+
+
+def define_flags() -> None:
+  """Defines the flags of train and finetune."""
+  flags.DEFINE_string(
+    'workdir', None, 'Directory of the run; default runs/<config name>.'
+  )
+  flags.DEFINE_bool(
+    'allow_config_change',
+    False,
+    'Resume a workdir even if its config has other values.',
+  )
+  flags.DEFINE_bool(
+    'print_config', False, 'Print the resolved config as JSON, and exit.'
+  )
+  flags.DEFINE_string('profile', None, 'Steps to trace, START:STOP.')
+  define_distributed_flags()
+  overrides.define_flag(sys.argv)
+
+
+def prints_config(config: Config) -> bool:
+  """Prints the config if --print_config is given.
+
+  The output can be saved as FILE.json and used again by --config=FILE.json.
+
+  Args:
+    config: completed config.
+
+  Returns:
+    Whether --print_config is given.
+  """
+  if flags.FLAGS.print_config:
+    print(to_json(config), end='')
+  return flags.FLAGS.print_config
+
+
+def run_options(config: Config) -> dict[str, Any]:
+  """Returns the arguments of `loop.run` that flags specify.
+
+  Raises:
+    UserError: the workdir belongs to another run, or --profile is invalid.
+  """
+  values = flags.FLAGS
+  profile = profile_span(values.profile)
+  runtime.cache_compilations()
+  path = resume.check_workdir(
+    chosen_workdir(), config, allow_changes=values.allow_config_change
+  )
+  if runtime.is_main():
+    log.info('workdir %s', path)
+  else:
+    log.setLevel(logging.WARNING)
+  return {
+    'workdir': path,
+    'profile': profile,
+    'allow_changes': values.allow_config_change,
+  }
+
+
+def chosen_workdir() -> str:
+  """Returns --workdir, or the default workdir of the config."""
+  values = flags.FLAGS
+  return values.workdir or workdir.default(values.config_path)
+
+
+def profile_span(text: str | None) -> tuple[int, int] | None:
+  """Returns (start, stop) for --profile=START:STOP.
+
+  Raises:
+    UserError: the value does not consist of two ascending numbers.
+  """
+  if text is None:
+    return None
+  first, _, last = text.partition(':')
+  if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
+    raise UserError(
+      f'--profile is {text!r}; give START:STOP, the first step to trace and '
+      'the first step that is not traced, such as 10:15.'
+    )
+  return int(first), int(last)
+
+
+def refuse_arguments(arguments: list[str]) -> None:
+  """Raises UserError if an argument is not a flag."""
+  if arguments:
+    raise UserError(
+      f'{arguments[0]!r} is not a flag: all arguments start with --.'
+    )
 
 
 def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
@@ -48,9 +134,9 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   # its log is hidden.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-  backends.hide_unused_libtpu()
-  backends.use_gpu_memory()
-  parent.end_with_parent()
+  runtime.hide_unused_libtpu()
+  runtime.use_gpu_memory()
+  runtime.end_with_parent()
 
   def parse(argv: list[str]) -> list[str]:
     try:
@@ -80,7 +166,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   finally:
     _shut_down()
     if code:
-      limits.bound_exit(code)
+      runtime.bound_exit(code)
 
 
 def _shut_down() -> None:
@@ -99,7 +185,7 @@ def _report_errors(function: Callable[[], None]) -> None:
     _exit(error)
   except Exception as error:
     expected = (
-      backends.user_error(error)
+      runtime.user_error(error)
       or paths.name_error(error)
       or paths.object_store_error(error)
     )
@@ -172,7 +258,7 @@ def define_distributed_flags(into: flags.FlagValues = flags.FLAGS) -> None:
 
 def start_process() -> None:
   """Prepares this process for training, and connects the other processes."""
-  limits.check()
+  runtime.check()
   runtime.keep_host_memory()
   values = flags.FLAGS
   runtime.start_distributed(

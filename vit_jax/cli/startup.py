@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from vit_jax.cli import commands
+from vit_jax.cli import help
 from vit_jax.processes import interruption
 
 
@@ -20,4 +20,4 @@ def begin(command: Sequence[str]) -> None:
     return
   # Signals must be handled from the start, because importing JAX takes seconds.
   interruption.HANDLER.install()
-  commands.refuse_unknown(command)
+  help.refuse_unknown(command)

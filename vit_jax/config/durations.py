@@ -55,22 +55,13 @@ def parse(duration: str) -> tuple[float, str]:
     UserError: the number is missing, or the unit is missing or unknown.
   """
   match = _PATTERN.fullmatch(duration)
-  units = f'one of {", ".join(_UNITS)}'
-  if match is None:
-    raise UserError(
-      f'{duration!r} is not a duration: write a number and {units}, '
-      "for example '90 epochs'."
-    )
-  number, unit = float(match[1].replace('_', '')), match[2]
-  unit = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples'}.get(
-    unit, unit
+  for unit in _UNITS:
+    if match and match[2] in (unit, unit.removesuffix('s')):
+      return float(match[1].replace('_', '')), unit
+  raise UserError(
+    f'{duration!r} is not a duration: write a number and one of '
+    f"{', '.join(_UNITS)}, for example '90 epochs'."
   )
-  if unit not in _UNITS:
-    raise UserError(
-      f'the duration {duration!r} needs {units}; got '
-      f"{unit or 'no unit'!r}. Write for example '{match[1]} steps'."
-    )
-  return number, unit
 
 
 def check(key: str, duration: str, *, positive: bool = False) -> None:

@@ -1,4 +1,7 @@
-"""Loads configs from Python files with `get_config`, or from a config.json."""
+"""Loads configs from Python files with `get_config`, or from a config.json.
+
+Shipped files are found in a checkout and in an installed package.
+"""
 
 import contextlib
 import importlib.util
@@ -12,9 +15,39 @@ from typing import Any, TypeVar
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.config import shipped
-from vit_jax.config.completion import Config, complete
+import vit_jax
+from vit_jax.config.schema import Config, complete, without_removed
 from vit_jax.errors import UserError, closest
+
+_PACKAGE = pathlib.Path(vit_jax.__file__).parent
+
+
+def directory(name: str = 'configs') -> pathlib.Path:
+  """Returns the path of configs/ or launch/, installed or in a checkout."""
+  installed = _PACKAGE / 'shipped' / name  # setup.py copies it there
+  return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def find(path: str) -> pathlib.Path:
+  """Returns the file of a config, also for `configs/…` without a checkout.
+
+  A file in the working directory has precedence over a shipped one.
+  """
+  file = pathlib.Path(path).expanduser()
+  if file.exists() or file.parts[:1] != ('configs',):
+    return file
+  shipped = directory().joinpath(*file.parts[1:])
+  return shipped if shipped.exists() else file
+
+
+def shipped_paths() -> list[str]:
+  """Returns the paths of all shipped configs, as `find` accepts them."""
+  root = directory()
+  return [
+    f'configs/{file.relative_to(root).as_posix()}'
+    for file in sorted(root.rglob('*.py'))
+  ]
+
 
 # The function that a file defines, and the command that calls it.
 _COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
@@ -53,9 +86,10 @@ def load(path_and_arg: str) -> Config:
 def _read_json(path: str) -> Any:
   """Returns the content of a JSON file."""
   try:
-    return json.loads(epath.Path(path).expanduser().read_text())
+    values = json.loads(epath.Path(path).expanduser().read_text())
   except (OSError, ValueError) as error:
     raise UserError(f'the config {path} cannot be read: {error}.') from error
+  return without_removed(values) if isinstance(values, dict) else values
 
 
 def call_typed(
@@ -92,7 +126,7 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     UserError: the file or function does not exist, or the function raises.
   """
   path, _, arg = path_and_arg.partition(':')
-  file = shipped.find(path)
+  file = find(path)
   if not file.is_file():
     raise UserError(
       f'there is no config file {path!r}; {closest(path, _similar(file))}.'
@@ -126,7 +160,7 @@ def _similar(file: pathlib.Path) -> list[str]:
   of_workdir = file / 'config.json'
   if of_workdir.is_file():
     return [str(of_workdir)]
-  paths = {*map(str, file.parent.glob('*.py')), *shipped.paths()}
+  paths = {*map(str, file.parent.glob('*.py')), *shipped_paths()}
   same_name = [path for path in paths if pathlib.Path(path).stem == file.stem]
   return same_name or [*paths]
 

@@ -8,17 +8,17 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from vit_jax.config.completion import (
+from vit_jax.config.loading import load
+from vit_jax.config.schema import (
+  MARKS,
   SYNONYMS,
   Config,
+  FlagText,
   complete,
   complete_section,
   flatten,
   unknown_key,
 )
-from vit_jax.config.loading import load
-from vit_jax.config.sections import MARKS
-from vit_jax.config.values import FlagText
 from vit_jax.errors import UserError
 
 

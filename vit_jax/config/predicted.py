@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from vit_jax.config import loading, plugins, sections, shipped
-from vit_jax.config.completion import Config
+from vit_jax.config import loading, schema
+from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 
 NAME = 'predicted.json'
@@ -50,7 +50,7 @@ def fingerprint(config: Config) -> str:
   """
   values = {key: config[key] for key in _KEYS}
   for section in _SECTIONS:
-    constructor = sections.constructor(section, config[section])
+    constructor = schema.constructor(section, config[section])
     values[section] = _not_default(config[section], constructor)
   for section, keys in _PARTS.items():
     values[section] = {key: config[section].get(key) for key in keys}
@@ -62,7 +62,7 @@ def _not_default(
   section: Config, constructor: Callable[..., Any]
 ) -> dict[str, Any]:
   """Returns the keys of a section whose values are not their defaults."""
-  defaults = plugins.keys(constructor)
+  defaults = schema.config_keys(constructor)
   return {
     key: value
     for key, value in section.items()
@@ -82,7 +82,7 @@ def _plain(value: Any) -> Any:
 
 def read() -> list[dict[str, Any]]:
   """Returns the rows of the table; [] if the file does not exist."""
-  file = shipped.directory() / NAME
+  file = loading.directory() / NAME
   return json.loads(file.read_text()) if file.exists() else []
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vit_jax.data.images.multichannel import Pixels
+from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
 
 Example = dict[str, Any]
@@ -39,9 +39,10 @@ class Source(Protocol):
     out.
   - `with_labels(key)` returns the same source whose examples also contain,
     under that key, a list of all correct labels, which may be empty.
-  - `locate(positions, seed)` returns the indices of the examples at positions
-    counted from the start of training, in place of the usual order (a new
-    random order of all examples in each epoch).
+  - `locate(positions, seed)` returns the indices (int64 `[n]`) of the examples
+    at positions counted from the start of training, in place of the usual order
+    (a new random order of all examples in each epoch; see
+    `pipeline.order.of_source`). It must depend on its arguments only.
   - `replacements(index)` returns the indices from which the replacement of a
     bad record is drawn; by default, all examples.
   - `labels()` returns the labels of all examples, int64 `[n]`, without reading

@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from vit_jax.arrays import sharding
-from vit_jax.data.pipeline import reader, stream
+from vit_jax.data.pipeline import stream, workers
 
 PyTree = Any
 
@@ -23,7 +23,7 @@ class BadRecordCount:
   def __init__(
     self,
     source: stream.Source,
-    settings: reader.Reader,
+    settings: workers.Reader,
     mesh: Mesh,
     batch_size: int,
   ):
@@ -65,5 +65,7 @@ class BadRecordCount:
     if examples is not None:
       self._bad += rows - int(examples)
       limit = self._settings.max_bad_share
-      reader.check_share(self._bad, len(self._source), self._source.name, limit)
+      workers.check_share(
+        self._bad, len(self._source), self._source.name, limit
+      )
     return result

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from vit_jax.config import plugins
-from vit_jax.config.completion import Config
-from vit_jax.config.sections import EVALS
+from vit_jax.config import schema
+from vit_jax.config.schema import EVALS, Config
 from vit_jax.errors import UserError, closest
 from vit_jax.objectives.contract import metric_suffix
 
@@ -38,7 +37,7 @@ def check(config: Config, weights: Iterable[str]) -> None:
     for name, section in config.evals.items()
     for kind in weights
     for value in getattr(
-      plugins.resolve(EVALS, section.name), 'higher_is_better', (metric,)
+      schema.resolve(EVALS, section.name), 'higher_is_better', (metric,)
     )
   ]
   if best not in allowed:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from vit_jax.config import plugins
 from vit_jax.data.contract import Example, Spec, require
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
@@ -21,7 +20,6 @@ PyTree = Any
 _AMONG = ('all', 'present')
 
 
-@plugins.operational('every', 'batch_size')
 class Evaluator:
   """Top-k accuracies, negative log-likelihood and expected calibration error.
 
@@ -51,8 +49,6 @@ class Evaluator:
     bins: int = 15,
     among: str = 'all',
     labels: str = 'label',
-    every: str = '1 epochs',
-    batch_size: int | None = None,
   ):
     """Opens the split.
 
@@ -69,14 +65,11 @@ class Evaluator:
         -R).
       labels: 'label', or the field of a source with several labels per image
         ('real_label' of the TFDS set imagenet2012_real).
-      every: duration between evaluations, used by the training loop.
-      batch_size: global batch size; by default that of training.
 
     Raises:
       UserError: the model has no head; the data or field does not exist; the
         data has more classes than the head; or a value is out of range.
     """
-    contract.check_common(every, batch_size)
     check_range('bins', bins, at_least=1)
     for each in top:
       check_range('top', each, at_least=1)
@@ -95,7 +88,7 @@ class Evaluator:
       transform = _MultiLabel(setting.transform, labels, num_classes)
       setting = setting._replace(transform=transform)
     require(setting.transform.spec, 'image', labels, who='calibration')
-    self._setting, self._batch_size = setting, batch_size
+    self._setting = setting
     self._top, self._bins, self._labels = top, bins, labels
     self._values = setting.compiled(
       functools.partial(_example_values, setting.predict, labels)
@@ -119,7 +112,7 @@ class Evaluator:
     if self._competing is None:
       self._competing = self._present()
     results = self._setting.sweep(
-      (params, self._competing), self._source, self._values, self._batch_size
+      (params, self._competing), self._source, self._values
     )
     values = contract.joined(results)
     usable = values['mask']
@@ -149,7 +142,7 @@ class Evaluator:
       return (correct & batch['mask'][:, None]).any(axis=0)
 
     results = self._setting.sweep(
-      None, self._source, self._setting.compiled(in_batch), self._batch_size
+      None, self._source, self._setting.compiled(in_batch)
     )
     present = np.any(list(results), axis=0)
     if not present.any():

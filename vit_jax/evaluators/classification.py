@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax.config import plugins
 from vit_jax.data.contract import require
 from vit_jax.errors import check_choice
 from vit_jax.evaluators import contract
@@ -16,7 +15,6 @@ from vit_jax.objectives.losses import LOSSES
 PyTree = Any
 
 
-@plugins.operational('every', 'batch_size')
 class Evaluator:
   """Top-1 accuracy, mean loss and count over every example of a split.
 
@@ -33,8 +31,6 @@ class Evaluator:
     /,
     *,
     split: str,
-    every: str = '1 epochs',
-    batch_size: int | None = None,
     cross_entropy: str = 'softmax',
   ):
     """Opens the split.
@@ -42,22 +38,17 @@ class Evaluator:
     Args:
       setting: setting of the run.
       split: split of the config's source, in TFDS notation.
-      every: duration between evaluations, used by the training loop, which also
-        evaluates at the end.
-      batch_size: global batch size; by default that of training.
       cross_entropy: kind of the reported loss, 'softmax' or 'sigmoid'.
 
     Raises:
       UserError: the model has no head; the split does not exist, or it is
         empty; or a value is out of range.
     """
-    contract.check_common(every, batch_size)
     check_choice('cross_entropy', cross_entropy, LOSSES)
     contract.check_head(setting)
     require(setting.transform.spec, 'image', 'label', who='classification')
     self._source = open_split(setting, split)
     self._setting = setting
-    self._batch_size = batch_size
     self._count = setting.compiled(
       functools.partial(_count, setting.predict, LOSSES[cross_entropy])
     )
@@ -73,9 +64,7 @@ class Evaluator:
       UserError: there is a bad record and the reader's policy is to stop, or no
         example could be used.
     """
-    results = self._setting.sweep(
-      params, self._source, self._count, self._batch_size
-    )
+    results = self._setting.sweep(params, self._source, self._count)
     sums = contract.total(results)
     if not sums['count']:
       raise contract.no_example_error(self._source)

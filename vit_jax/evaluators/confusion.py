@@ -3,21 +3,62 @@
 import csv
 import functools
 import io
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from vit_jax.config import plugins
 from vit_jax.data.contract import require
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import open_split
 
 PyTree = Any
+_CLASSES = 30  # maximum number of classes of a readable confusion matrix
+_ROWS = 20  # maximum number of rows of a table of `summary`
+_NAME = 60  # maximum number of characters of a class name in `summary`
 
 
-@plugins.operational('every', 'batch_size')
+class Counts(NamedTuple):
+  """Numbers of images of pairs of label and prediction.
+
+  Attributes:
+    pairs: pairs of label and prediction that occur, ascending.
+    images: number of images of each pair.
+    per_class: number of images of each class.
+    correct: number of images of each class that are classified correctly.
+  """
+
+  pairs: Int[np.ndarray, 'm 2']
+  images: Int[np.ndarray, ' m']
+  per_class: Int[np.ndarray, ' k']
+  correct: Int[np.ndarray, ' k']
+
+
+def count_pairs(
+  labels: Int[np.ndarray, ' n'],
+  predictions: Int[np.ndarray, ' n'],
+  num_classes: int = 0,
+) -> Counts:
+  """Counts how often each class is predicted as each class.
+
+  Args:
+    labels: true class of each image.
+    predictions: predicted class of each image.
+    num_classes: minimum number of classes of the result.
+  """
+  pairs, images = np.unique(
+    np.stack([labels, predictions], axis=-1), axis=0, return_counts=True
+  )
+  return Counts(
+    pairs,
+    images,
+    np.bincount(labels, minlength=num_classes),
+    np.bincount(labels[labels == predictions], minlength=num_classes),
+  )
+
+
 class Evaluator:
   """Accuracy, mean accuracy of the classes, and the confusion matrix.
 
@@ -35,30 +76,25 @@ class Evaluator:
     /,
     *,
     split: str,
-    every: str = '1 epochs',
-    batch_size: int | None = None,
   ):
     """Opens the split.
 
     Args:
       setting: setting of the run.
       split: split of the config's source, in TFDS notation.
-      every: duration between evaluations, used by the training loop.
-      batch_size: global batch size; by default that of training.
 
     Raises:
       UserError: the model has no head; the split does not exist, or it is
         empty; or a value is out of range.
     """
-    contract.check_common(every, batch_size)
     contract.check_head(setting)
     require(setting.transform.spec, 'image', 'label', who='confusion')
-    self._setting, self._batch_size = setting, batch_size
+    self._setting = setting
     self._source = open_split(setting, split)
     self._predictions = setting.compiled(
       functools.partial(_predictions, setting.predict)
     )
-    self._pairs = np.zeros((0, 2), np.int64)
+    self._counts: Counts | None = None
 
   def run(self, params: PyTree) -> dict[str, float]:
     """Computes accuracies over the examples and over the classes.
@@ -72,14 +108,14 @@ class Evaluator:
       UserError: there is a bad record and the reader's policy is to stop, or no
         example could be used.
     """
-    results = self._setting.sweep(
-      params, self._source, self._predictions, self._batch_size
-    )
+    results = self._setting.sweep(params, self._source, self._predictions)
     values = contract.joined(results)
-    self._pairs = values['pairs'][values['mask']]
-    if not len(self._pairs):
+    labels, predictions = values['pairs'][values['mask']].T
+    if not len(labels):
       raise contract.no_example_error(self._source)
-    images, correct = self._by_class()
+    num_classes = max(self._setting.num_classes, len(self._source.class_names))
+    self._counts = count_pairs(labels, predictions, num_classes)
+    _, _, images, correct = self._counts
     accuracies = correct[images > 0] / images[images > 0]
     return {
       'accuracy': float(correct.sum() / images.sum()),
@@ -95,14 +131,14 @@ class Evaluator:
     and the fraction that is classified correctly. `pairs.csv` has a line for
     each pair of label and prediction that occurs, with the number of images.
     """
-    images, correct = self._by_class()
+    assert self._counts is not None, 'run() comes first'
+    pairs, counts, images, correct = self._counts
     names = [*self._source.class_names]
     names += [str(label) for label in range(len(names), len(images))]
     classes = [
       (name, int(n), f'{right / n:.6f}' if n else '')
       for name, n, right in zip(names, images, correct, strict=True)
     ]
-    pairs, counts = np.unique(self._pairs, axis=0, return_counts=True)
     confused = [
       (names[label], names[prediction], int(n))
       for (label, prediction), n in zip(pairs, counts, strict=True)
@@ -111,14 +147,6 @@ class Evaluator:
       'classes.csv': _csv(('class', 'images', 'accuracy'), classes),
       'pairs.csv': _csv(('label', 'prediction', 'images'), confused),
     }
-
-  def _by_class(self) -> tuple[Int[np.ndarray, ' k'], Int[np.ndarray, ' k']]:
-    """Returns the numbers of images and of correct predictions per class."""
-    num_classes = max(self._setting.num_classes, len(self._source.class_names))
-    labels, predictions = self._pairs.T
-    images = np.bincount(labels, minlength=num_classes)
-    correct = labels[labels == predictions]
-    return images, np.bincount(correct, minlength=num_classes)
 
 
 def _predictions(predict, params: PyTree, batch: PyTree) -> dict[str, Array]:
@@ -132,3 +160,61 @@ def _csv(head: tuple[str, ...], lines: list[tuple]) -> str:
   out = io.StringIO()
   csv.writer(out, lineterminator='\n').writerows([head, *lines])
   return out.getvalue()
+
+
+def summary(
+  labels: Int[np.ndarray, ' n'],
+  predictions: Int[np.ndarray, ' n'],
+  names: Sequence[str],
+) -> dict[str, Any]:
+  """Returns the confusion of classes as JSON values, for the HTML report.
+
+  Args:
+    labels: true class of each image.
+    predictions: predicted class of each image.
+    names: names of the classes.
+
+  Returns:
+    `names` and `matrix` (rows: true classes), which are empty if there are more
+    than 30 classes; `confused`, the most frequent errors; and `worst`, the
+    classes with the lowest accuracy, which is empty if there are at most 30.
+  """
+  size = 1 + int(max(labels.max(), predictions.max(), len(names) - 1))
+  pairs, images, per_class, correct = count_pairs(labels, predictions, size)
+  true, guessed = pairs.T
+  confused = [
+    [
+      class_name(names, int(true[i])),
+      class_name(names, int(guessed[i])),
+      int(images[i]),
+      f'{100 * images[i] / per_class[true[i]]:.1f} %',
+    ]
+    for i in np.argsort(np.where(true == guessed, 0, -images), kind='stable')
+    if true[i] != guessed[i]
+  ][:_ROWS]
+  if size <= _CLASSES:
+    matrix = np.zeros((size, size), int)
+    matrix[true, guessed] = images
+    return {
+      'names': [class_name(names, i) for i in range(size)],
+      'matrix': matrix.tolist(),
+      'confused': confused,
+      'worst': [],
+    }
+  present = np.flatnonzero(per_class)
+  accuracy = correct[present] / per_class[present]
+  worst = [
+    [
+      class_name(names, int(i)),
+      f'{100 * correct[i] / per_class[i]:.1f} %',
+      int(per_class[i]),
+    ]
+    for i in present[np.argsort(accuracy, kind='stable')[:_ROWS]]
+  ]
+  return {'names': [], 'matrix': [], 'confused': confused, 'worst': worst}
+
+
+def class_name(names: Sequence[str], index: int) -> str:
+  """Returns the name of a class, shortened if it is long."""
+  full = names[index] if index < len(names) else f'class {index}'
+  return full if len(full) <= _NAME else f'{full[: _NAME - 1]}…'

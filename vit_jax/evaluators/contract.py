@@ -9,11 +9,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import durations, sections
-from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.config import schema
 from vit_jax.data import progress
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError
 from vit_jax.evaluators.bad_record_count import BadRecordCount
 
 PyTree = Any
@@ -25,8 +24,9 @@ class Evaluator(Protocol):
   """Evaluator of weights.
 
   `vit_jax.evaluators.NAME` (or any module of your own) defines
-  `Evaluator(setting, /, *, split, every, …)`, whose keyword-only parameters are
-  the keys of a section of `config.evals`; the training loop uses `every`.
+  `Evaluator(setting, /, *, split, …)`, whose keyword-only parameters are keys
+  of a section of `config.evals`. Every section also has the keys of
+  `schema.evaluation`; they reach a constructor only if it has such a parameter.
   `higher_is_better` lists the metrics that `checkpoint.best` may name; an
   evaluator without it accepts any of its metrics. An evaluator with
   `own_classes = True` does not need a head: the command `evaluate` passes it
@@ -56,7 +56,8 @@ class Setting(NamedTuple):
     num_classes: number of outputs of the head; 0 without a head, in which case
       the logits are the features.
     mesh: mesh of the devices.
-    batch_size: global batch size of training.
+    batch_size: global batch size: that of the evaluator's section, or else that
+      of training. It is rounded up to a multiple of the number of devices.
     reader: workers, prefetching and the policy for bad records.
     report: function that is called with bad records.
     check: function that is called for every batch on every process; it may
@@ -79,6 +80,18 @@ class Setting(NamedTuple):
   train_split: str = 'train'
   leave_out: str | None = None
 
+  def for_section(self, section: Any) -> 'Setting':
+    """Returns the setting of the evaluator that a section describes.
+
+    Args:
+      section: config section or dict with the keys of `schema.evaluation`.
+
+    Raises:
+      UserError: a value of one of these keys is invalid.
+    """
+    schema.construct(schema.evaluation, section)  # checks the values
+    return self._replace(batch_size=section['batch_size'] or self.batch_size)
+
   def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
     """Opens a split of another source.
 
@@ -91,7 +104,7 @@ class Setting(NamedTuple):
     Raises:
       UserError: the source or the split does not exist.
     """
-    return sections.build('source', section, split)
+    return schema.build('source', section, split)
 
   def compiled(
     self, function: Callable[[PyTree, Batch], PyTree]
@@ -104,7 +117,6 @@ class Setting(NamedTuple):
     weights: PyTree,
     source: stream.Source,
     function: Callable[[PyTree, Batch], PyTree],
-    batch_size: int | None = None,
   ) -> Iterator[PyTree]:
     """Applies a function to every example of a source once, in order.
 
@@ -116,8 +128,6 @@ class Setting(NamedTuple):
       weights: first argument of the function.
       source: source of the examples.
       function: function of weights and a batch, from `compiled`.
-      batch_size: global batch size; by default that of training. It is rounded
-        up to a multiple of the number of devices.
 
     Yields:
       Result of the function for each batch, on the host.
@@ -126,8 +136,7 @@ class Setting(NamedTuple):
       UserError: there is a bad record and the reader's policy is to stop, or
         there are too many bad records.
     """
-    size = batch_size or self.batch_size
-    size = -(-size // self.mesh.size) * self.mesh.size
+    size = -(-self.batch_size // self.mesh.size) * self.mesh.size
     pending: collections.deque[PyTree] = collections.deque()
     bad_records = BadRecordCount(source, self.reader, self.mesh, size)
     with stream.eval_batches(
@@ -150,20 +159,6 @@ class Setting(NamedTuple):
           yield bad_records.fetch(*pending.popleft())
     while pending:
       yield bad_records.fetch(*pending.popleft())
-
-
-def check_common(every: str, batch_size: int | None) -> None:
-  """Checks the keys that all evaluators have.
-
-  Args:
-    every: duration between evaluations, such as '1 epochs'.
-    batch_size: global batch size, or None.
-
-  Raises:
-    UserError: a value is invalid.
-  """
-  durations.check('every', every)
-  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
 
 
 def check_head(setting: Setting) -> None:

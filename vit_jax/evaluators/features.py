@@ -1,21 +1,26 @@
-"""Frozen features of all examples of a source, on the host."""
+"""Data of evaluators: splits, frozen features, and examples for figures."""
 
+import logging
+import os
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 
-from vit_jax.config.plugins import Nested, Section
-from vit_jax.config.sections import SECTIONS
-from vit_jax.data import overlap
-from vit_jax.data.contract import require
-from vit_jax.data.exclusion import without_listed
+from vit_jax.config.schema import SECTIONS, Nested, Section
+from vit_jax.data import contract as data_contract
+from vit_jax.data import inspection
+from vit_jax.data.contract import Preprocess, Source, require
+from vit_jax.data.filters import without_listed
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 
+log = logging.getLogger('vit_jax')
 PyTree = Any
+_TITLE = 60  # maximum number of characters of the title of an example
 # Type of an evaluator's key `source`: config section of data other than those
 # of the run.
 OtherSource = Annotated[Section | None, Nested(SECTIONS['source'])]
@@ -58,7 +63,7 @@ def open_pair(
   train = open_split(setting, fit_split, section)
   train = without_listed(train, setting.leave_out, strict=False)
   test = open_split(setting, split, section)
-  common = overlap.count(train, test)
+  common = inspection.count(train, test)
   if common:
     raise UserError(
       f'{common:,} of the {len(test):,} examples of the split {split!r} are '
@@ -94,21 +99,18 @@ def open_split(
 class Extractor:
   """Computes features without randomness, with one compiled program."""
 
-  def __init__(
-    self, setting: contract.Setting, batch_size: int | None, who: str
-  ):
+  def __init__(self, setting: contract.Setting, who: str):
     """Creates the program, which is compiled at its first use.
 
     Args:
       setting: setting of the run.
-      batch_size: global batch size; by default that of training.
       who: name of the evaluation that needs the labels, for messages.
 
     Raises:
       UserError: batches of the run do not contain images and labels.
     """
     require(setting.transform.spec, 'image', 'label', who=who)
-    self._setting, self._batch_size = setting, batch_size
+    self._setting = setting
     self._function = setting.compiled(self._batch_features)
 
   def _batch_features(self, weights: PyTree, batch: contract.Batch) -> PyTree:
@@ -144,9 +146,7 @@ class Extractor:
       UserError: there is a bad record and the reader's policy is to stop, or
         features are not finite.
     """
-    results = self._setting.sweep(
-      weights, source, self._function, self._batch_size
-    )
+    results = self._setting.sweep(weights, source, self._function)
     for result in results:
       rows = Labelled(result['features'], result['label'])
       if not np.isfinite(rows.features[result['mask']]).all():
@@ -156,3 +156,81 @@ class Extractor:
           'earlier checkpoint, or --config.model.dtype=float32.'
         )
       yield rows, result['mask']
+
+
+def own_splits(evals: Any) -> list[str]:
+  """Returns the splits of the run's source that its evaluators use, in order.
+
+  Args:
+    evals: sections of `config.evals` by name.
+  """
+  own = (section for section in evals.values() if not section.get('source'))
+  return [section['split'] for section in own if section.get('split')]
+
+
+class Spread:
+  """A source with a few examples of another source, spread evenly over it.
+
+  Attributes:
+    source: source that the examples are from.
+    indices: index of each example in that source, ascending.
+  """
+
+  def __init__(self, source: Source, count: int):
+    """Chooses the examples.
+
+    Args:
+      source: source that the examples are from.
+      count: maximum number of examples.
+    """
+    indices = np.linspace(0, len(source) - 1, min(count, len(source)))
+    self.indices = indices.round().astype(int).tolist()
+    self.source = source
+    self.name, self.num_classes = source.name, source.num_classes
+    self.class_names = source.class_names
+
+  def __len__(self) -> int:
+    return len(self.indices)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return self.source[self.indices[index]]
+
+  def title(self, index: int) -> str:
+    """Returns the name of an example's file, or 'example NUMBER'.
+
+    The number is the index in the original source. It is used if there is no
+    file, or if the file contains several examples.
+    """
+    number = self.indices[index]
+    name = os.path.basename(str(data_contract.where(self.source, number)))
+    # A location with ', ' or ' @ ' is a position in a file of many examples.
+    if not name or ', ' in name or ' @ ' in name:
+      return f'example {number}'
+    return name[:_TITLE]
+
+  def images(
+    self, transform: Preprocess
+  ) -> tuple[Integer[np.ndarray, 'n y x c'], list[bytes | np.ndarray]]:
+    """Preprocesses all images; those that cannot be decoded are left out.
+
+    Args:
+      transform: preprocessing.
+
+    Returns:
+      The preprocessed images, and the images of the source.
+
+    Raises:
+      UserError: no image can be decoded.
+    """
+    images, originals = [], []
+    for index in range(len(self)):
+      original = self[index]['image']
+      try:
+        images.append(transform.pixels(original))
+      except DecodeError as error:
+        log.warning('%s is left out: %s', self.title(index), error)
+      else:
+        originals.append(original)
+    if not images:
+      raise UserError(f'{self.name} has no usable image.')
+    return np.stack(images), originals

@@ -9,7 +9,6 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float, Int
 
-from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import (
@@ -24,7 +23,6 @@ _EPSILON = 1e-5  # added to the standard deviation of a feature
 _CONSTANT = 100.0  # value of the feature that is the same for all examples
 
 
-@plugins.operational('every', 'batch_size')
 class Evaluator:
   """Accuracy of regularized least squares on few examples of each class.
 
@@ -48,8 +46,6 @@ class Evaluator:
     shots: tuple[int, ...] = (1, 5, 10, 25),
     num_draws: int = 3,
     l2: float = 1024.0,
-    every: str = '1 epochs',
-    batch_size: int | None = None,
   ):
     """Opens both splits.
 
@@ -64,20 +60,17 @@ class Evaluator:
       num_draws: number of random choices over which the accuracies are
         averaged.
       l2: regularization, above 0, see `fit`.
-      every: duration between evaluations, used by the training loop.
-      batch_size: global batch size; by default that of training.
 
     Raises:
       UserError: the data does not exist, or a value is out of range.
     """
-    contract.check_common(every, batch_size)
     check_range('l2', l2, above=0)
     check_range('num_draws', num_draws, at_least=1)
     for each in shots:
       check_range('shots', each, at_least=1)
     self._shots, self._num_draws, self._l2 = shots, num_draws, l2
     self._train, self._test = open_pair(setting, split, train_split, source)
-    self._extract = Extractor(setting, batch_size, 'few-shot evaluation').run
+    self._extract = Extractor(setting, 'few-shot evaluation').run
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Computes the accuracy for each number of shots.

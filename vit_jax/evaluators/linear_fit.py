@@ -67,25 +67,19 @@ def standardisation(
   return mean, np.sqrt(squares / len(features)) + _EPSILON
 
 
-def untrained(data: Labelled, standardise: bool) -> Classifier:
-  """Returns a classifier with zero weights for the classes of the examples.
-
-  Args:
-    data: examples.
-    standardise: whether features are normalized by mean and standard deviation.
-  """
-  classes, (n, d) = np.unique(data.labels), data.features.shape
-  mean, scale = np.zeros(d), np.ones(d)
-  if standardise and n:
-    mean, scale = standardisation(data.features)
-  k = len(classes)
-  return Classifier(mean, scale, np.zeros((d, k)), np.zeros(k), classes)
+def untrained(data: Labelled) -> Classifier:
+  """Returns a classifier with zero weights for the classes of the examples."""
+  classes = np.unique(data.labels)
+  mean, scale = standardisation(data.features)
+  kernel = np.zeros((data.features.shape[1], len(classes)))
+  return Classifier(mean, scale, kernel, np.zeros(len(classes)), classes)
 
 
-def fit(data: Labelled, l2: float, standardise: bool = True) -> Classifier:
+def fit(data: Labelled, l2: float) -> Classifier:
   """Minimizes mean cross-entropy + l2/2 · |W|² by L-BFGS, in float64.
 
-  The bias is not regularized. With n examples, l2 corresponds to C = 1 / (n ·
+  Features are normalized by mean and standard deviation, and the bias is not
+  regularized. With n examples, l2 corresponds to C = 1 / (n ·
   l2) of scikit-learn. Features of networks are correlated, so that L-BFGS would
   need thousands of iterations for a small l2. Therefore, the coordinates are
   changed every 50 iterations so that the curvature is about 1 in all
@@ -94,9 +88,8 @@ def fit(data: Labelled, l2: float, standardise: bool = True) -> Classifier:
   Args:
     data: examples; classes without examples are never predicted.
     l2: regularization, above 0, so that the solution is unique.
-    standardise: whether features are normalized by mean and standard deviation.
   """
-  classifier, gradient, steps = untrained(data, standardise), np.inf, 0
+  classifier, gradient, steps = untrained(data), np.inf, 0
   while gradient > _GRADIENT and steps < _ITERATIONS:
     classifier, gradient, new_steps = _descend(classifier, data, l2)
     steps += new_steps

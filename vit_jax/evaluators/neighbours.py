@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import (
@@ -19,7 +18,6 @@ PyTree = Any
 _BLOCK = 256  # evaluated examples per comparison with all training examples
 
 
-@plugins.operational('every', 'batch_size')
 class Evaluator:
   """Accuracy of a weighted vote of the nearest training examples.
 
@@ -40,8 +38,6 @@ class Evaluator:
     source: OtherSource = None,
     ks: tuple[int, ...] = (10, 20, 100, 200),
     temperature: float = 0.07,
-    every: str = '1 epochs',
-    batch_size: int | None = None,
   ):
     """Opens both splits.
 
@@ -52,19 +48,16 @@ class Evaluator:
       source: section of another source; by default the run's own.
       ks: numbers of neighbours.
       temperature: temperature of the votes, above 0.
-      every: duration between evaluations, used by the training loop.
-      batch_size: global batch size; by default that of training.
 
     Raises:
       UserError: the data does not exist, or a value is out of range.
     """
-    contract.check_common(every, batch_size)
     check_range('temperature', temperature, above=0)
     for each in ks:
       check_range('ks', each, at_least=1)
     self._ks, self._temperature = ks, temperature
     self._train, self._test = open_pair(setting, split, train_split, source)
-    self._extract = Extractor(setting, batch_size, 'nearest neighbours').run
+    self._extract = Extractor(setting, 'nearest neighbours').run
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Computes the accuracy for each number of neighbours.

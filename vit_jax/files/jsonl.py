@@ -7,8 +7,8 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.files import atomic, paths
-from vit_jax.files.outages import with_retries
+from vit_jax.files import paths
+from vit_jax.files.paths import with_retries
 
 Record = dict[str, Any]
 
@@ -178,9 +178,9 @@ def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
     quarantine = path.with_name(f'{path.stem}_set_aside.jsonl')
     content = _bytes(quarantine) + _join(removed)
     with_retries(
-      lambda: atomic.write(quarantine, content), quarantine, 'written'
+      lambda: paths.write(quarantine, content), quarantine, 'written'
     )
-  with_retries(lambda: atomic.write(path, _join(kept)), path, 'written')
+  with_retries(lambda: paths.write(path, _join(kept)), path, 'written')
   return removed
 
 

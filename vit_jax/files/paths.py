@@ -1,20 +1,93 @@
-"""Handles paths of local files and addresses of objects, 'gs://bucket/…'.
+"""Reads and writes local files and objects, 'gs://bucket/…'.
 
 Objects are read and written through gcsfs. By default `etils.epath` uses
 TensorFlow if it is installed; but TensorFlow cannot be tested with a local
 server, and takes seconds to load. Objects cannot be appended to, so files that
 grow are kept in memory, and each flush writes the complete file.
+
+An error that the user must fix (a directory that was removed, a missing
+permission) becomes a `UserError`, because a restart would fail in the same way.
+After any other error, reading or writing is tried again for about a minute. If
+it still fails, a `StorageError` is raised, after which launchers restart the
+run. Files are written atomically: they are complete or absent after any crash.
+
+The module also determines the cores and the memory that this process may use.
 """
 
+import contextlib
 import difflib
+import enum
+import errno
+import logging
 import os
+import pathlib
 import re
+import shutil
+import tempfile
+import time
 import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import fsspec.config
 from etils import epath
 
 from vit_jax.errors import StorageError, UserError
+
+log = logging.getLogger('vit_jax')
+
+_CGROUPS_OF_PROCESS = pathlib.Path('/proc/self/cgroup')
+_CGROUPS = pathlib.Path('/sys/fs/cgroup')
+
+
+def cores() -> int:
+  """Returns the number of cores that this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+  """Returns the bytes of memory that this process may use.
+
+  It is the machine's memory, or less if a container or a batch system limits
+  the process.
+
+  Returns:
+    The number of bytes; None if the system does not report it.
+  """
+  if not hasattr(os, 'sysconf'):  # Windows
+    return None
+  total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  return min([total, *_limits()])
+
+
+def _limits() -> list[int]:
+  """Returns the memory limits of the control groups and ancestors, in bytes."""
+  try:
+    groups = _CGROUPS_OF_PROCESS.read_text().splitlines()
+  except OSError:
+    return []
+  found = []
+  for group in groups:  # '0::/job' (version 2), '4:memory:/job' (version 1)
+    _, controllers, path = group.split(':', 2)
+    if not controllers:
+      root, name = _CGROUPS, 'memory.max'
+    elif 'memory' in controllers.split(','):
+      root, name = _CGROUPS / 'memory', 'memory.limit_in_bytes'
+    else:
+      continue
+    parts = path.strip('/').split('/')
+    for depth in range(len(parts) + 1):
+      try:
+        text = root.joinpath(*parts[:depth], name).read_text().strip()
+      except OSError:  # in a container, only its own group exists, at the root
+        continue
+      if text.isdecimal():  # 'max' means no limit
+        found.append(int(text))
+  return found
+
 
 os.environ.setdefault('EPATH_USE_TF', '0')
 # With its cache, gcsfs would return outdated listings when another process has
@@ -131,3 +204,320 @@ def object_store_error(error: BaseException) -> StorageError | None:
     'auth application-default login`). Saved files are not affected, and the '
     'same command resumes from them.'
   )
+
+
+T = TypeVar('T')
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
+# No attempt starts after this time. Clients of object stores also retry, for
+# 40 s and longer, and the total time must stay below the watchdog's limit.
+_RETRY_S = 60.0
+
+_USER_ERRNO = {
+  errno.EACCES,
+  errno.EPERM,
+  errno.EROFS,
+  errno.ENOENT,
+  errno.ENOTDIR,
+  errno.EISDIR,
+  errno.ENAMETOOLONG,
+  errno.ELOOP,
+  errno.EINVAL,
+  errno.EEXIST,
+}
+_FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT}
+# TensorStore raises ValueError for all errors, with the errno in its text.
+_TENSORSTORE_ERRNO = re.compile(r"os_error_code='(\d+)'")
+# HTTP: a wrong request, no or wrong credentials, no permission, not found.
+_USER_STATUS = {400, 401, 403, 404}
+
+
+class Cause(enum.Enum):
+  """Cause of a storage error."""
+
+  USER = 'a path or a permission, which the user must change'
+  FULL = 'a full disk, on which space must be freed'
+  OUTAGE = 'a failure of the storage, which may be temporary'
+
+
+# Error to raise, and what the user must do first.
+_REACTIONS = {
+  Cause.USER: (
+    UserError,
+    'Fix its path or permissions (for gs://, `gcloud auth application-default '
+    'login`)',
+  ),
+  Cause.FULL: (StorageError, 'Free some space'),
+  Cause.OUTAGE: (StorageError, 'Wait until the storage responds'),
+}
+
+
+def cause(error: BaseException) -> Cause:
+  """Returns the cause of an error from a file system or an object store."""
+  if isinstance(error, FileNotFoundError | PermissionError):
+    return Cause.USER
+  status = getattr(error, 'code', None)  # attribute of gcsfs's HttpError
+  if status in _USER_STATUS or str(error).startswith('Forbidden'):
+    return Cause.USER
+  if type(error).__name__ in ('DefaultCredentialsError', 'RefreshError'):
+    return Cause.USER
+  number = error_number(error)
+  if number in _FULL_ERRNO:
+    return Cause.FULL
+  return Cause.USER if number in _USER_ERRNO else Cause.OUTAGE
+
+
+def error_number(error: BaseException) -> int | None:
+  """Returns the errno of an error of a file system; None if unknown."""
+  if isinstance(error, OSError):
+    return error.errno
+  match = _TENSORSTORE_ERRNO.search(str(error))
+  return int(match[1]) if match else None
+
+
+def _is_storage_error(error: Exception, path: epath.Path) -> bool:
+  """Returns whether an error comes from the storage, not from a bug.
+
+  Clients of object stores raise their own types of errors, so for a remote path
+  every error counts as one of the storage.
+  """
+  return isinstance(error, OSError) or is_remote(path)
+
+
+def system_reason(error: Exception) -> str:
+  """Returns the cause of an error in one line, as the system describes it."""
+  number = error_number(error)
+  if number is not None and not isinstance(error, ConnectionError):
+    with contextlib.suppress(ValueError):
+      return os.strerror(number)
+  return reason(error)
+
+
+@contextlib.contextmanager
+def access(path: epath.Path, action: str) -> Iterator[None]:
+  """Converts errors of file access to UserError or StorageError.
+
+  Args:
+    path: path of the file.
+    action: 'read' or 'written'.
+
+  Raises:
+    UserError: the directory was removed, or there is no permission.
+    StorageError: the storage is full or fails.
+  """
+  try:
+    yield
+  except (UserError, StorageError):
+    raise
+  except FileNotFoundError as error:
+    raise UserError(
+      f'{path} cannot be {action}: its directory was removed or moved during '
+      'the run. If it was moved, resume with its new path as --workdir.'
+    ) from error
+  except Exception as error:
+    if not _is_storage_error(error, path):
+      raise
+    kind, advice = _REACTIONS[cause(error)]
+    raise kind(
+      f'{path} cannot be {action}: {system_reason(error)}. {advice}, and run '
+      'the same command again: it resumes from the newest intact checkpoint.'
+    ) from error
+
+
+def with_retries(
+  function: Callable[[], T],
+  path: epath.Path,
+  action: str,
+  sleep: Callable[[float], None] | None = None,
+) -> T:
+  """Reads or writes a file; tries again after pauses if the storage fails.
+
+  Args:
+    function: function that reads or writes; may be called several times.
+    path: path of the file, for messages.
+    action: 'read' or 'written'.
+    sleep: function that waits for some seconds; by default `time.sleep`.
+
+  Returns:
+    The result of the function.
+
+  Raises:
+    UserError: the directory was removed, or there is no permission.
+    StorageError: the storage is full or keeps failing.
+  """
+  start = time.monotonic()
+  for pause_s in PAUSES_S:
+    try:
+      return function()
+    except Exception as error:  # noqa: BLE001 (`access` reports it at the end)
+      temporary = (
+        _is_storage_error(error, path) and cause(error) is Cause.OUTAGE
+      )
+      if not temporary or time.monotonic() - start > _RETRY_S:
+        with access(path, action):
+          raise
+      log.warning(
+        '%s cannot be %s: %s. Trying again in %g s.',
+        path,
+        action,
+        system_reason(error),
+        pause_s,
+      )
+    (sleep or time.sleep)(pause_s)
+  with access(path, action):
+    return function()
+
+
+def check_writable(folder: epath.Path) -> None:
+  """Writes a small file in a workdir, reads it back and deletes it.
+
+  Args:
+    folder: the workdir, which is created if it does not exist.
+
+  Raises:
+    UserError: the path or the permissions do not allow it.
+    StorageError: the storage is full or does not respond.
+  """
+  content = uuid.uuid4().hex
+  file, action = folder / f'.vit_jax_try_{content}', 'written'
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    action = 'read back'
+    if file.read_text() != content:
+      raise OSError('the content differs from what was written')
+    action = 'deleted'
+    file.unlink()
+  except Exception as error:
+    with contextlib.suppress(Exception):
+      file.unlink(missing_ok=True)
+    problem = f'a file in it cannot be {action}'
+    raise workdir_error(folder, problem, error) from error
+
+
+def workdir_error(
+  folder: epath.Path, problem: str, error: Exception
+) -> UserError | StorageError:
+  """Returns the error to report when a workdir cannot be used.
+
+  Args:
+    folder: the workdir.
+    problem: description of the problem, a sentence without its period.
+    error: the error of the file system or object store.
+  """
+  kind, advice = _REACTIONS[cause(error)]
+  return kind(
+    f'the workdir {folder} cannot be used: {problem}: {reason(error)}. '
+    f'{advice}, and start again, or give another --workdir. Saved files are '
+    'not affected.'
+  )
+
+
+def write(path: epath.Path, content: str | bytes) -> None:
+  """Writes a temporary file, syncs it to disk, and renames it.
+
+  In an object store this is not necessary: an object appears when it is
+  complete.
+
+  Args:
+    path: path of the file.
+    content: new content of the file.
+
+  Raises:
+    OSError: the file cannot be written; its old content is unchanged.
+  """
+  data = content.encode() if isinstance(content, str) else content
+  if is_remote(path):
+    path.write_bytes(data)
+    return
+  with replacing(path) as temporary, open(temporary, 'wb') as file:
+    file.write(data)
+
+
+def save(path: epath.Path, content: str | bytes) -> None:
+  """Writes a file with `write`, and creates its directory if necessary.
+
+  Args:
+    path: path of the file.
+    content: new content of the file.
+
+  Raises:
+    UserError: the path or a permission is wrong.
+    StorageError: the storage is full or fails.
+  """
+  with access(path, 'written'):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, content)
+
+
+@contextlib.contextmanager
+def replacing(
+  path: epath.Path, folder: epath.Path | None = None
+) -> Iterator[str]:
+  """Yields the path of an empty temporary file, which then replaces a file.
+
+  Args:
+    path: path of the local file to replace.
+    folder: directory of the temporary file; by default that of `path`. It must
+      be on the same file system.
+
+  Raises:
+    OSError: see `write`.
+  """
+  parent, name = os.path.split(os.fspath(path))
+  handle, temporary = tempfile.mkstemp(dir=folder or parent, prefix=f'.{name}.')
+  try:
+    os.fchmod(handle, 0o644)  # mkstemp allows only the owner to read the file
+    yield temporary
+    # The content must be on disk before the new name is; otherwise the file
+    # could be empty after a power failure.
+    os.fsync(handle)
+    os.replace(temporary, path)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      os.unlink(temporary)
+    raise
+  finally:
+    os.close(handle)
+  _sync(parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: epath.Path) -> Iterator[epath.Path]:
+  """Yields a temporary directory, which then gets the name of a new one.
+
+  In an object store, which has no directories to rename, it yields the path.
+
+  Args:
+    path: path of the directory, which must not exist.
+
+  Raises:
+    OSError: a directory cannot be created or renamed.
+  """
+  if is_remote(path):
+    yield path
+    return
+  path.parent.mkdir(parents=True, exist_ok=True)
+  parent, name = os.path.split(os.fspath(path))
+  temporary = tempfile.mkdtemp(dir=parent, prefix=f'.{name}.')
+  try:
+    os.chmod(temporary, 0o755)  # mkdtemp allows only the owner to read it
+    yield epath.Path(temporary)
+    for folder, _, files in os.walk(temporary):
+      for file in files:
+        _sync(os.path.join(folder, file))
+      _sync(folder)
+    os.rename(temporary, path)
+  except BaseException:
+    shutil.rmtree(temporary, ignore_errors=True)
+    raise
+  _sync(parent)
+
+
+def _sync(path: str) -> None:
+  """Makes sure that a file, or the names in a folder, are on disk."""
+  with contextlib.suppress(OSError):  # some network file systems refuse it
+    handle = os.open(path, os.O_RDONLY)
+    try:
+      os.fsync(handle)
+    finally:
+      os.close(handle)

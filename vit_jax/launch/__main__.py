@@ -1,6 +1,6 @@
-r"""Starts a run on a cluster: python -m vit_jax.launch --target=tpu-vm ….
+r"""Starts a run on a cluster: python -m vit_jax.launch --target=tpu ….
 
-  python -m vit_jax.launch --target=tpu-vm --config=configs/l16_i21k.py \
+  python -m vit_jax.launch --target=tpu --config=configs/l16_i21k.py \
     --topology=v3:4x4 --workdir=gs://BUCKET/l16 --data_dir=gs://BUCKET/tfds \
     --zone=europe-west4-a --project=PROJECT_ID --dry_run
 
@@ -13,96 +13,58 @@ config is a flag. Other flags of train follow after --.
 import functools
 import pathlib
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 
 import vit_jax
-from vit_jax.cli import process
+from vit_jax.cli import plan_process, process
 from vit_jax.config import overrides
-from vit_jax.errors import UserError, closest
-from vit_jax.launch import (
-  checkout,
-  clusters,
-  gke,
-  planning,
-  queued,
-  slurm,
-  tpu_vm,
+from vit_jax.errors import UserError, check_choice
+from vit_jax.launch import gke, slurm, tpu
+from vit_jax.launch.job import (
+  FLAGS,
+  RESUME,
+  STOP,
+  Job,
+  State,
+  Target,
+  check,
+  commit_of,
+  default_name,
 )
-from vit_jax.launch import job as job_lib
-from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell
 from vit_jax.processes import interruption
 
 ROOT = pathlib.Path(vit_jax.__file__).parents[1]
-TARGETS: dict[str, Callable[[Job, Shell, int], int]] = {
-  'tpu-vm': tpu_vm.start,
-  'queued': queued.start,
-  'gke': gke.start,
-  'slurm': slurm.start,
-}
-_OPTIONAL = sorted({key for _, keys in job_lib.FLAGS.values() for key in keys})
+TARGETS: dict[str, Target] = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
+# Names of earlier versions, for TPU slices without and with a queue.
+_SYNONYMS = {'tpu-vm': 'tpu', 'queued': 'tpu'}
+
+POLL_S = 30  # between two requests for the state
+RESTART_S = 60  # between the end of a run and its restart
+_MAX_OUTAGES = 20  # failures of a tool in a row, for example without network
 
 
 def define_flags() -> None:
   """Defines the flags of this command."""
   flags.DEFINE_string('target', None, f'One of {", ".join(TARGETS)}.')
-  flags.DEFINE_string(
-    'topology',
-    None,
-    'TPU slice in chips, such as v3:4x4; for slurm h100:4x8, NODESxGPUS.',
-  )
-  flags.DEFINE_string(
-    'workdir', None, 'Workdir on gs:// (for slurm also a shared path).'
-  )
-  flags.DEFINE_string(
-    'data_dir',
-    None,
-    'TFDS directory; default: ~/tensorflow_datasets of the hosts.',
-  )
-  flags.DEFINE_string(
-    'name', None, 'Name of the slice, JobSet or job; default: from --config.'
-  )
-  flags.DEFINE_string(
-    'zone', None, 'Google Cloud zone, such as europe-west4-a (tpu-vm, queued).'
-  )
-  flags.DEFINE_string('project', None, 'Google Cloud project (tpu-vm, queued).')
-  flags.DEFINE_string(
-    'version',
-    None,
-    'Runtime image; default: that of the accelerator type (tpu-vm, queued).',
-  )
-  flags.DEFINE_string(
-    'image', None, 'Name of the container image, without a tag (gke).'
-  )
-  flags.DEFINE_string(
-    'service_account',
-    None,
-    'Kubernetes service account that may use the buckets (gke).',
-  )
-  flags.DEFINE_string('partition', None, 'SLURM partition (slurm).')
-  flags.DEFINE_string('account', None, 'SLURM account (slurm).')
-  flags.DEFINE_string(
-    'time_limit', None, 'Time limit of the SLURM job (slurm); default 24:00:00.'
-  )
-  flags.DEFINE_multi_string(
-    'submit_flags',
-    [],
-    'Further flag of the command that requests the machines: gcloud … create '
-    '(tpu-vm, queued), kubectl apply (gke) or sbatch (slurm), for example '
-    '--submit_flags=--qos=high. May be repeated.',
-  )
-  flags.DEFINE_integer('slices', 1, 'Number of TPU slices (queued, gke).')
-  flags.DEFINE_bool(
-    'spot', False, 'Use preemptible machines (tpu-vm, queued, gke).'
-  )
-  flags.DEFINE_integer(
-    'max_restarts', 20, 'Maximum number of restarts after failures.'
-  )
+  defines = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    tuple: flags.DEFINE_multi_string,
+  }
+  for name, field in FLAGS.items():
+    define = defines.get(type(field.default), flags.DEFINE_string)
+    text = f'{field.metadata["help"]} ({field.metadata["targets"]})'
+    define(name, field.default, text)
   flags.DEFINE_bool(
     'force', False, 'Start even if plan reports that it does not fit.'
+  )
+  flags.DEFINE_bool(
+    'delete', False, 'End the run and delete its machines; keep the workdir.'
   )
   flags.DEFINE_bool(
     'dry_run', False, 'Print the commands and files, and start nothing.'
@@ -112,77 +74,6 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'overrides', extracted, 'Set by --config.KEY=VALUE.'
   )
-
-
-def main(arguments: list[str]) -> None:
-  """Checks, plans and starts the job that the flags describe.
-
-  If the launch follows the run, the process ends with the exit code of the run.
-
-  Raises:
-    UserError: the job cannot be started.
-  """
-  job = job_of(flags.FLAGS, tuple(arguments), ROOT)
-  values = flags.FLAGS
-  # Flushed, so that the lines appear before the output of the commands.
-  echo = functools.partial(print, flush=True)
-  shell = Shell(ROOT, dry_run=values.dry_run, echo=echo)
-  interruption.HANDLER.release()  # this process has no state to save
-  try:
-    code = start(job, shell, force=values.force)
-  except KeyboardInterrupt:
-    raise UserError(
-      'interrupted; the job continues on its machines. Run the same command to '
-      'follow it again.'
-    ) from None
-  if code:
-    sys.exit(code)
-
-
-def start(
-  job: Job,
-  shell: Shell,
-  *,
-  force: bool = False,
-  plan: Callable[[Job], dict[str, Any]] = planning.predict,
-) -> int:
-  """Plans the job, then starts it on its target.
-
-  Args:
-    job: job whose values are valid.
-    shell: shell that runs the commands.
-    force: whether to start the job even if it does not fit or cannot be
-      planned.
-    plan: function that returns the plan of a job.
-
-  Returns:
-    The exit code of the run if the launch follows it, else 0.
-
-  Raises:
-    UserError: the job does not fit or cannot be planned, and `force` is False.
-  """
-  result = None
-  try:
-    result = plan(job)
-    shell.note(planning.summary(result))
-    planning.check_fit(result)
-  except UserError as error:
-    if not force:
-      raise
-    shell.note(f'started because of --force, in spite of this error: {error}')
-  hosts = job.topology.hosts * job.slices
-  kind = 'chips' if job.topology.tpu else 'GPUs'
-  shell.note(
-    f'{job.target}: commit {job.commit[:12]} on {hosts} hosts of '
-    f'{job.topology.per_host} {kind}'
-  )
-  per_host = job.topology.devices // job.topology.hosts
-  return TARGETS[job.target](job, shell, planning.grace_s(result, per_host))
-
-
-def _value(value: Any) -> Any:
-  """Returns the value of a flag; the list of a repeated flag as a tuple."""
-  return tuple(value) if isinstance(value, list) else value
 
 
 def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
@@ -196,48 +87,172 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   Raises:
     UserError: a flag is missing, invalid, or not used by the target.
   """
-  target = values.target
-  if target not in TARGETS:
-    text = f'{target!r}' if target else 'not given'
-    raise UserError(f'--target is {text}; {closest(target or "", TARGETS)}.')
-  required, optional = job_lib.FLAGS[target]
-  for key in (*required, 'topology', 'workdir'):
-    if not values[key].value:
-      example = job_lib.EXAMPLES[key]
-      if target == 'slurm' and key == 'topology':
-        example = 'h100:4x8'
-      raise UserError(
-        f'--target={target} needs --{key}; add --{key}={example}.'
-      )
-  allowed = sorted((*required, *optional))
-  for key in sorted({*_OPTIONAL, 'zone', 'project', 'image'} - {*allowed}):
-    if values[key].value != values[key].default:
-      raise UserError(
-        f'--{key} has no effect with --target={target}. Remove it; allowed: '
-        f'{", ".join(allowed)}.'
-      )
+  target = _SYNONYMS.get(values.target, values.target or '')
+  check_choice('--target', target, TARGETS)
   not_flags = [text for text in arguments if not text.startswith('--')]
   if not_flags:
     raise UserError(
       f'got the argument {not_flags[0]!r}; only flags are allowed. Flags of '
       'train follow after --, for example: -- --profile=10:15.'
     )
-  commit = checkout.commit(root)
-  checkout.check_config(root, commit, values.config_path)
-  find = clusters.gpus if target == 'slurm' else clusters.tpu
+  fields = {name: values[name].value for name in FLAGS}
+  fields['name'] = fields['name'] or default_name(values.config_path)
+  fields['submit_flags'] = tuple(fields['submit_flags'])
   job = Job(
     target=target,
-    name=values.name or job_lib.default_name(values.config_path),
-    commit=commit,
+    commit=commit_of(root, values.config_path),
     config=values.config_path,
-    workdir=values.workdir,
-    topology=find(values.topology),
     overrides=tuple(values.overrides),
     trainer_flags=arguments,
-    **{key: _value(values[key].value) for key in allowed},
+    **fields,
   )
-  job_lib.check(job)
+  check(job)
   return job
+
+
+def summary(plan: dict[str, Any]) -> str:
+  """Formats whether a planned job fits into memory, its duration and cost."""
+  sizes = (plan['peak_bytes_per_device'], plan['hbm_bytes_per_device'])
+  peak, limit = (f'{n / 2**30:.1f} GiB' if n else 'unknown' for n in sizes)
+  lines = [
+    f'{"fits" if plan["fits"] else "DOES NOT FIT"} on {plan["topology"]}, '
+    f'{plan["devices"]} devices: {peak} of {limit} per device'
+  ]
+  if (seconds := plan['predicted_step_seconds']) is not None:
+    unit = 'GPU-days' if plan.get('kernels') else 'core-days'
+    paper = plan['paper_core_days']
+    lines.append(
+      f'{plan["total_steps"]:,} steps of {seconds:.3f} s at '
+      f'{plan["predicted_mfu"]:.0%} MFU: {plan["predicted_days"]:,.1f} days, '
+      f'{plan["predicted_core_days"]:,.0f} {unit}'
+      + (f' (paper: {paper:,.0f} TPUv3 core-days)' if paper else '')
+    )
+  if plan['least_days'] is not None:
+    lines.append(
+      'without a compiler for GPUs: only state and batch are counted; at least '
+      f'{plan["least_days"]:,.1f} days, expect two or three times as many'
+    )
+  for key in ('changes_that_fit', 'largest_batch_size'):
+    if plan.get(key):
+      lines.append(f'{key.replace("_", " ")}: {plan[key]}')
+  return '\n'.join(f'plan: {line}' for line in lines)
+
+
+def check_fit(job: Job, shell: Shell) -> None:
+  """Plans a job, prints a summary of the plan, and checks that it fits.
+
+  Raises:
+    UserError: the job does not fit or cannot be planned.
+  """
+  options = [f'--topology={job.topology}', f'--slices={job.slices}']
+  plan = plan_process.predict(
+    [f'--config={job.config}', *job.overrides, *options]
+  )
+  shell.note(summary(plan))
+  if not plan['fits']:
+    raise UserError(
+      'the run does not fit into the memory of the devices (see above), so '
+      'nothing was started. Change the config or --topology.'
+    )
+
+
+def run_until_done(
+  job: Job,
+  shell: Shell,
+  pause: Callable[[float], None] = time.sleep,
+) -> int:
+  """Restarts a run until it is finished, or the user has to look at it.
+
+  Args:
+    job: job to run.
+    shell: shell that runs the commands.
+    pause: function that waits for the given number of seconds.
+
+  Returns:
+    The exit code of the last attempt; 0 if a cluster restarts the run.
+
+  Raises:
+    UserError: a command failed, and would fail again.
+  """
+  target = TARGETS[job.target]
+  code = restarts = outages = 0
+  while True:
+    state = target.state(job, shell)
+    if code:
+      # After a preemption without a notice, the processes on other slices end
+      # with other codes.
+      if code == RESUME or state not in (State.READY, None):
+        shell.note(f'exit code {code}: preempted; restarting')
+      elif restarts < job.max_restarts:
+        restarts += 1
+        shell.note(
+          f'exit code {code}; restarting ({restarts} of {job.max_restarts})'
+        )
+      else:
+        shell.note(f'exit code {code} after {restarts} restarts; giving up')
+        return code
+      code = 0
+      pause(RESTART_S)
+      continue
+    if state is State.LOST:
+      target.delete(job, shell)  # then asks again whether it is deleted
+    elif state is State.ABSENT:
+      state = target.create(job, shell)
+    if state is State.READY or shell.dry_run:
+      code = target.run(job, shell)
+      if code in (0, *STOP):
+        if code:
+          shell.note(f'exit code {code} (see above); not restarted')
+        return code
+      continue
+    outages = 0 if state else outages + 1
+    if outages == _MAX_OUTAGES:
+      raise UserError(
+        f'{outages} commands failed in a row (see above). Fix the cause; the '
+        'same command continues.'
+      )
+    pause(POLL_S)
+
+
+def main(arguments: list[str]) -> None:
+  """Checks, plans and starts the job that the flags describe.
+
+  If the launch follows the run, the process ends with the exit code of the run.
+
+  Raises:
+    UserError: the job cannot be started.
+  """
+  values = flags.FLAGS
+  job = job_of(values, tuple(arguments), ROOT)
+  # Flushed, so that the lines appear before the output of the commands.
+  echo = functools.partial(print, flush=True)
+  shell = Shell(ROOT, dry_run=values.dry_run, echo=echo)
+  interruption.HANDLER.release()  # this process has no state to save
+  if values.delete:
+    sys.exit(TARGETS[job.target].delete(job, shell))
+  try:
+    check_fit(job, shell)
+  except UserError as error:
+    if not values.force:
+      raise UserError(f'{error} --force starts in spite of it.') from error
+    shell.note(f'started because of --force, in spite of this error: {error}')
+  _, hosts, per_host = job.machines
+  shell.note(
+    f'{job.target}: commit {job.commit[:12]} on {hosts * job.slices} hosts of '
+    f'{per_host} {"GPUs" if job.target == "slurm" else "chips"}\n'
+    f'restarted after a preemption or exit code {RESUME}; after other failures '
+    f'at most\n{job.max_restarts} times; never after exit code '
+    f'{", ".join(map(str, STOP))}'
+  )
+  try:
+    code = run_until_done(job, shell)
+  except KeyboardInterrupt:
+    raise UserError(
+      'interrupted; the job continues on its machines. Run the same command to '
+      'follow it again.'
+    ) from None
+  if code:
+    sys.exit(code)
 
 
 if __name__ == '__main__':

@@ -1,93 +1,15 @@
-"""Target gke: runs a JobSet, which restarts itself, on TPU slices of GKE.
+"""Target gke: a JobSet, which restarts itself, on TPU slices of GKE.
 
-The manifest is launch/jobset.template. Its fields and values follow the API
-documentation of Kubernetes (batch/v1 Job, 1.31 or newer), of JobSet
-(jobset.x-k8s.io/v1alpha2, 0.10 or newer, which can match a rule of the failure
-policy against the message of a Job) and of GKE (node labels for TPUs and spot
-machines).
-
-- Each slice gets its own node pool (`exclusive-topology`), which GKE also needs
-  to connect the slices.
-- A single pod is never restarted (`backoffLimit`), because the other processes
-  still belong to the old run. `podFailurePolicy` requires `restartPolicy:
-  Never`.
-- A rule of `podFailurePolicy` makes a Job fail with a message that contains the
-  index of the rule, and the first rule of `failurePolicy` that matches the
-  message determines what happens to the JobSet. After a failure that matches no
-  rule (a crash, a lost peer, lack of memory), the JobSet is restarted, and the
-  restart is counted.
+launch/jobset.template explains the manifest.
 """
 
 import json
-from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.launch import policy, templates
-from vit_jax.launch.job import Job
-from vit_jax.launch.shell import Shell
+from vit_jax.launch.job import GRACE_S, RESUME, STOP, VERSIONS, Job, State
+from vit_jax.launch.shell import Shell, fill
 
 _SPOT = 'cloud.google.com/gke-spot'
-
-
-def image_tag(job: Job) -> str:
-  """Returns the name and tag of the image that contains the commit."""
-  return f'{job.image}:{job.commit[:12]}'
-
-
-def jobset(job: Job, grace_s: int) -> dict[str, Any]:
-  """Returns the manifest of a JobSet: one Job per slice, restarted together.
-
-  Args:
-    job: job whose target is GKE.
-    grace_s: seconds from SIGTERM to SIGKILL.
-  """
-  topology = job.topology
-  assert topology.tpu is not None
-  selector = {
-    'cloud.google.com/gke-tpu-accelerator': topology.tpu.gke,
-    'cloud.google.com/gke-tpu-topology': topology.shape,
-  }
-  environment = []
-  if job.data_dir is not None:
-    value = _literal(job.data_dir)
-    environment.append({'name': 'TFDS_DATA_DIR', 'value': value})
-  options: dict[str, Any] = {}
-  if job.service_account:
-    options['serviceAccountName'] = job.service_account
-  if job.spot:
-    selector[_SPOT] = 'true'
-    options['tolerations'] = [
-      {
-        'key': _SPOT,
-        'operator': 'Equal',
-        'value': 'true',
-        'effect': 'NoSchedule',
-      }
-    ]
-  trainer = ['python', '-m', 'vit_jax.train', *job.trainer_arguments]
-  values = dict(
-    name=job.name,
-    commit=job.commit,
-    max_restarts=job.max_restarts,
-    slices=job.slices,
-    hosts=topology.hosts,
-    stop_codes=sorted(policy.STOP),
-    resume_codes=[policy.RESUME],
-    grace_s=grace_s,
-    node_selector=selector,
-    image=image_tag(job),
-    command=[_literal(word) for word in trainer],
-    environment=environment,
-    chips={'google.com/tpu': str(topology.per_host)},
-  )
-  text = templates.fill(
-    'jobset.template',
-    **{key: json.dumps(value) for key, value in values.items()},
-  )
-  manifest = json.loads(text)
-  slice_job = manifest['spec']['replicatedJobs'][0]['template']['spec']
-  slice_job['template']['spec'] |= options
-  return manifest
 
 
 def _literal(text: str) -> str:
@@ -95,63 +17,93 @@ def _literal(text: str) -> str:
   return text.replace('$', '$$')
 
 
-def start(job: Job, shell: Shell, grace_s: int) -> int:
-  """Builds the image of this commit and applies the manifest.
+def _image(job: Job) -> str:
+  """Returns the name and tag of the image that contains the commit."""
+  return f'{job.image}:{job.commit[:12]}'
 
-  Args:
-    job: job whose target is GKE.
-    shell: shell that runs the commands.
-    grace_s: seconds from SIGTERM to SIGKILL.
 
-  Returns:
-    0; from now on, the cluster starts and restarts the job.
-  """
-  state = shell.query(
-    'kubectl',
-    'get',
-    'jobset',
-    job.name,
-    '--ignore-not-found',
-    '--output=jsonpath={.metadata.name}={.status.terminalState}',
+def manifest(job: Job) -> str:
+  """Returns the manifest of a JobSet: one Job per slice, restarted together."""
+  kind, hosts, chips = job.machines
+  selector = {
+    'cloud.google.com/gke-tpu-accelerator': VERSIONS[kind].gke,
+    'cloud.google.com/gke-tpu-topology': job.topology.partition(':')[2],
+  }
+  tolerations, environment = [], []
+  if job.spot:
+    selector[_SPOT] = 'true'
+    tolerations = [dict(key=_SPOT, operator='Exists', effect='NoSchedule')]
+  if job.data_dir:
+    value = _literal(job.data_dir)
+    environment = [dict(name='TFDS_DATA_DIR', value=value)]
+  trainer = ['python', '-m', 'vit_jax.train', *job.trainer_arguments]
+  values = vars(job) | dict(
+    hosts=hosts,
+    chips=str(chips),
+    stop_codes=STOP,
+    resume_code=RESUME,
+    grace_s=GRACE_S,
+    node_selector=selector,
+    tolerations=tolerations,
+    image=_image(job),
+    command=[_literal(word) for word in trainer],
+    environment=environment,
   )
-  if state is None:
+  # A value in JSON is also a value in YAML.
+  texts = {
+    key: json.dumps(value, ensure_ascii=False) for key, value in values.items()
+  }
+  return fill('jobset.template', **texts)
+
+
+def state(job: Job, shell: Shell) -> State:
+  """Returns the state of the JobSet.
+
+  Raises:
+    UserError: the cluster cannot be reached.
+  """
+  fields = '{.metadata.name}={.status.terminalState}'
+  options = ['--ignore-not-found', f'--output=jsonpath={fields}']
+  answer = shell.query('kubectl', 'get', 'jobset', job.name, *options)
+  if answer is None:
     raise UserError(
       'kubectl cannot reach the cluster (see above). Select a cluster with '
       '`gcloud container clusters get-credentials`; it needs JobSet 0.10 or '
       'newer.'
     )
-  name, _, end_state = state.partition('=')
-  if name and end_state != 'Failed':
-    shell.note(f'already {end_state or "running"}; not started a second time')
-    return 0
-  archive, manifest = f'{job.folder}/code.tar', f'{job.folder}/jobset.json'
-  text = json.dumps(jobset(job, grace_s), indent=2, ensure_ascii=False)
-  shell.write(manifest, text)
-  shell.check(
-    'git', 'archive', '--format=tar', f'--output={archive}', job.commit
+  name, _, end = answer.partition('=')
+  if not name:
+    return State.ABSENT
+  if end == 'Failed':
+    return State.LOST
+  shell.note(f'already {end or "running"}; not started a second time')
+  return State.READY
+
+
+def create(job: Job, shell: Shell) -> State:
+  """Builds and pushes the image of the commit, and applies the manifest."""
+  code, path = shell.unpack(job.folder, job.commit), f'{job.folder}/jobset.yaml'
+  image, file = _image(job), f'--file={code}/launch/Dockerfile.tpu'
+  shell.write(path, manifest(job))
+  shell.check('docker', 'build', file, f'--tag={image}', code)
+  shell.check('docker', 'push', image)
+  shell.check('kubectl', 'apply', f'--filename={path}', *job.submit_flags)
+  return State.READY
+
+
+def run(job: Job, shell: Shell) -> int:
+  """Prints how to follow the JobSet, which the cluster starts and restarts."""
+  pods = f'jobset.sigs.k8s.io/jobset-name={job.name}'
+  shell.note(
+    f'state:  kubectl describe jobset {job.name}\n'
+    f'log:    kubectl logs --follow --selector={pods},'
+    'batch.kubernetes.io/job-completion-index=0\n'
+    'delete: this command with --delete (saves the state; the same command '
+    'resumes it)'
   )
-  file = '--file=launch/Dockerfile.tpu'
-  shell.check(
-    'docker', 'build', file, f'--tag={image_tag(job)}', '-', stdin=archive
-  )
-  shell.check('docker', 'push', image_tag(job))
-  if name:
-    shell.check('kubectl', 'delete', 'jobset', job.name, '--wait')
-  shell.check('kubectl', 'apply', f'--filename={manifest}', *job.submit_flags)
-  _print_hints(job, shell)
   return 0
 
 
-def _print_hints(job: Job, shell: Shell) -> None:
-  stop = ', '.join(map(str, policy.STOP))
-  pods = f'jobset.sigs.k8s.io/jobset-name={job.name}'
-  shell.note(
-    f'The cluster restarts the job after a preemption or exit code '
-    f'{policy.RESUME}; after other\nfailures at most {job.max_restarts} times; '
-    f'never after exit code {stop}.\n'
-    f'state: kubectl describe jobset {job.name}\n'
-    f'log:   kubectl logs --follow --selector={pods},'
-    'batch.kubernetes.io/job-completion-index=0\n'
-    f'stop:  kubectl delete jobset {job.name}  (saves the state; the same '
-    'command resumes it)'
-  )
+def delete(job: Job, shell: Shell) -> int:
+  """Deletes the JobSet; its trainers save their state."""
+  return shell.run('kubectl', 'delete', 'jobset', job.name, '--wait')

@@ -1,11 +1,112 @@
-"""Describes a run on a cluster, and checks the description."""
+"""A run on a cluster: its description, its checks, and what a target does."""
 
 import dataclasses
+import enum
+import math
 import pathlib
 import re
+import sys
+from typing import Any, NamedTuple, Protocol
 
-from vit_jax.errors import UserError, check_range
-from vit_jax.launch.clusters import Topology
+from vit_jax.arrays.devices import GPUS, parse_gpus
+from vit_jax.errors import (
+  EXIT_DIVERGED,
+  EXIT_PREEMPTED,
+  EXIT_USER_ERROR,
+  UserError,
+  check_range,
+  closest,
+)
+from vit_jax.launch.shell import Shell
+
+# Exit codes after which a run is not restarted, because it would end in the
+# same way, or because the user has to look at it.
+STOP = (EXIT_USER_ERROR, EXIT_DIVERGED)
+# Exit code after which a run is restarted without a limit, because the state is
+# saved. The number of restarts after other codes (a crash, a storage error, a
+# stuck or lost process, a lost connection) is limited. A process is usually
+# stuck because of the network or a host, so restarting helps.
+RESUME = EXIT_PREEMPTED
+
+
+class Version(NamedTuple):
+  """A TPU version, according to Google Cloud's tables of configurations.
+
+  Attributes:
+    shapes: shapes of the slices, in chips, separated by spaces.
+    accelerator: prefix of `--accelerator-type`; '' for versions without Cloud
+      TPU VMs.
+    counted: number that the accelerator type counts per chip: 2 if it counts
+      cores, 1 if it counts chips.
+    image: default runtime image of the TPU VMs.
+    gke: node label on GKE; '' if GKE does not offer the version.
+    single_host: largest number of chips on a single host; each host of a larger
+      slice has four chips.
+  """
+
+  shapes: str
+  accelerator: str
+  counted: int
+  image: str
+  gke: str
+  single_host: int = 4
+
+
+_2D = '2x2 2x4 4x4 4x8 8x8 8x16 16x16'
+_3D = (
+  '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16 '
+  '12x16x16 16x16x16 16x16x24'
+)
+_BASE = 'tpu-ubuntu2204-base'
+_LITE = 'v2-alpha-tpuv5-lite'
+VERSIONS = {
+  'v2': Version(_2D, 'v2', 2, _BASE, ''),
+  'v3': Version(f'{_2D} 16x32 32x32', 'v3', 2, _BASE, 'tpu-v3-slice'),
+  'v4': Version(_3D, 'v4', 2, _BASE, 'tpu-v4-podslice'),
+  'v5e': Version(
+    f'1x1 {_2D}', 'v5litepod', 1, _LITE, 'tpu-v5-lite-podslice', 8
+  ),
+  'v5p': Version(_3D, 'v5p', 2, 'v2-alpha-tpuv5', 'tpu-v5p-slice'),
+  'v6e': Version(f'1x1 {_2D}', 'v6e', 1, 'v2-alpha-tpuv6e', 'tpu-v6e-slice', 8),
+  'tpu7x': Version(_3D, '', 1, '', 'tpu7x'),
+}
+_ONE_SLICE = ('v2', 'v3')  # their slices cannot train together
+
+# Regular expressions of the values of flags, and what they allow. Kubernetes
+# appends slice, host and a hash to the names of pods, which have at most 63
+# characters. Words need no quotes in a batch script or a manifest.
+_NAME = (
+  r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?',
+  'a lower-case letter, then lower-case letters, digits and hyphens, at most '
+  '40 characters',
+)
+_PATH = (
+  r'gs://[^/].*|/.*',
+  'a path on gs:// (for slurm also an absolute path that all nodes share), '
+  'because the disks of the machines are temporary',
+)
+_WORD = (r'[\w.,:/-]*', 'letters, digits and _.,:/-')
+
+
+def _flag(
+  help: str,
+  default: Any = '',
+  targets: str = 'tpu gke slurm',
+  example: str = '',
+  rule: tuple[str, str] = _WORD,
+) -> Any:
+  """Declares a field of `Job` that is a flag of `launch`.
+
+  Args:
+    help: help text.
+    default: value if the flag is not given.
+    targets: names of the targets that use the flag, separated by spaces.
+    example: value for the message if these targets lack the flag; '' if the
+      flag is optional.
+    rule: regular expression of the values, and its description.
+  """
+  metadata = dict(help=help, targets=targets, example=example, rule=rule)
+  return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,50 +114,93 @@ class Job:
   """One run on a cluster.
 
   Attributes:
-    target: 'tpu-vm', 'queued', 'gke' or 'slurm'.
-    name: name of the slice, the JobSet or the SLURM job.
+    target: 'tpu', 'gke' or 'slurm'.
     commit: commit to install.
     config: value of --config of train.
-    workdir: workdir of the run, visible to all hosts.
-    topology: topology of one slice, or of the GPU cluster.
     overrides: flags of the form --config.KEY=VALUE.
     trainer_flags: other flags of train.
-    data_dir: TFDS directory; None for the default of the hosts.
-    slices: number of slices.
-    spot: whether to use preemptible machines.
-    max_restarts: maximum number of restarts after failures; restarts after
-      preemptions are not counted.
-    zone, project: Google Cloud zone and project.
-    version: runtime image of the TPU VMs.
-    image: name of the container image, without a tag.
-    service_account: Kubernetes service account that may read and write the
-      buckets.
-    partition, account, time_limit: options of the SLURM job.
-    submit_flags: further flags of the command that requests the machines:
-      gcloud … create, kubectl apply or sbatch.
+
+  The other fields are flags of `launch`, with the help texts below.
   """
 
   target: str
-  name: str
   commit: str
   config: str
-  workdir: str
-  topology: Topology
   overrides: tuple[str, ...] = ()
   trainer_flags: tuple[str, ...] = ()
-  data_dir: str | None = None
-  slices: int = 1
-  spot: bool = False
-  max_restarts: int = 20
-  zone: str | None = None
-  project: str | None = None
-  version: str | None = None
-  image: str | None = None
-  service_account: str | None = None
-  partition: str | None = None
-  account: str | None = None
-  time_limit: str | None = None
-  submit_flags: tuple[str, ...] = ()
+  topology: str = _flag(
+    'TPU slice in chips, such as v3:4x4; for slurm h100:4x8, NODESxGPUS.',
+    example='v3:4x4 (for slurm h100:4x8)',
+  )
+  workdir: str = _flag(
+    'Workdir on gs:// (for slurm also a shared path).',
+    example='gs://BUCKET/DIRECTORY',
+    rule=_PATH,
+  )
+  data_dir: str = _flag(
+    'TFDS directory; default: ~/tensorflow_datasets of the hosts.', rule=_PATH
+  )
+  name: str = _flag(
+    'Name of the slices, JobSet or job; default: from --config.', rule=_NAME
+  )
+  zone: str = _flag('Google Cloud zone.', '', 'tpu', 'europe-west4-a')
+  project: str = _flag('Google Cloud project.', '', 'tpu', 'PROJECT_ID')
+  version: str = _flag(
+    'Runtime image; default: that of the accelerator type.', '', 'tpu'
+  )
+  image: str = _flag(
+    'Name of the container image, without a tag.',
+    targets='gke',
+    example='europe-docker.pkg.dev/PROJECT_ID/REPOSITORY/vit_jax',
+  )
+  service_account: str = _flag(
+    'Kubernetes service account that may use the buckets.', 'default', 'gke'
+  )
+  partition: str = _flag('SLURM partition.', '', 'slurm')
+  account: str = _flag('SLURM account.', '', 'slurm')
+  time_limit: str = _flag('Time limit of the job.', '24:00:00', 'slurm')
+  submit_flags: tuple[str, ...] = _flag(
+    'Further flag of the command that requests the machines: gcloud … create '
+    '(tpu), kubectl apply (gke) or sbatch (slurm), for example '
+    '--submit_flags=--qos=high. May be repeated.',
+    (),
+  )
+  slices: int = _flag('Number of TPU slices.', 1, 'tpu gke')
+  spot: bool = _flag('Use preemptible machines.', False, 'tpu gke')
+  max_restarts: int = _flag('Maximum number of restarts after failures.', 20)
+
+  @property
+  def machines(self) -> tuple[str, int, int]:
+    """Returns the machines of one slice, or of the GPU cluster.
+
+    Returns:
+      TPU version or kind of GPU; number of hosts; chips or GPUs per host.
+
+    Raises:
+      UserError: the target does not offer the topology, or only for one slice.
+    """
+    if self.target == 'slurm':
+      if parsed := parse_gpus(self.topology):
+        return parsed
+      known, form = [f'{kind}:4x8' for kind in GPUS], 'KIND:NODESxGPUS'
+    else:
+      known = [
+        f'{name}:{shape}'
+        for name, version in VERSIONS.items()
+        if (version.gke if self.target == 'gke' else version.accelerator)
+        and (self.slices == 1 or name not in _ONE_SLICE)
+        for shape in version.shapes.split()
+      ]
+      kind, _, shape = self.topology.partition(':')
+      if self.topology in known:
+        chips = math.prod(map(int, shape.split('x')))
+        per_host = chips if chips <= VERSIONS[kind].single_host else 4
+        return kind, chips // per_host, per_host
+      form = f'VERSION:SHAPE in chips (slices: {self.slices})'
+    raise UserError(
+      f'--topology is {self.topology!r}; give {form} for '
+      f'--target={self.target}; {closest(self.topology, known)}.'
+    )
 
   @property
   def trainer_arguments(self) -> tuple[str, ...]:
@@ -70,104 +214,136 @@ class Job:
     return f'build/{self.name}'
 
 
-# Required and optional flags of each target.
-_COMMON = ('data_dir', 'max_restarts')
 FLAGS = {
-  'tpu-vm': (
-    ('zone', 'project'),
-    (*_COMMON, 'spot', 'version', 'submit_flags'),
-  ),
-  'queued': (
-    ('zone', 'project'),
-    (*_COMMON, 'spot', 'version', 'slices', 'submit_flags'),
-  ),
-  'gke': (
-    ('image',),
-    (*_COMMON, 'spot', 'slices', 'service_account', 'submit_flags'),
-  ),
-  'slurm': (
-    (),
-    (*_COMMON, 'partition', 'account', 'time_limit', 'submit_flags'),
-  ),
+  field.name: field for field in dataclasses.fields(Job) if field.metadata
 }
-EXAMPLES = {
-  'zone': 'europe-west4-a',
-  'project': 'PROJECT_ID',
-  'image': 'europe-docker.pkg.dev/PROJECT_ID/REPOSITORY/vit_jax',
-  'workdir': 'gs://BUCKET/DIRECTORY',
-  'topology': 'v3:4x4',
-}
-_NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
-_SLURM_WORD = r'[A-Za-z0-9_][\w.,-]*'
-_TIME = r'(\d+-)?\d+(:\d\d){0,2}'
-_IMAGE = r'[a-z0-9][a-z0-9._/:-]*/[a-z0-9][a-z0-9._-]*'
-# Kubernetes appends slice, host and a hash to the names of pods, which have at
-# most 63 characters.
-_NAME_LENGTH = 40
+# Time in which every run can save its state after SIGTERM, in seconds. First
+# the processes agree, within 120 s, on the step to save, and finish it. Then
+# each host writes its part of the state: at 100 MB/s, which all known buckets
+# exceed, 42 GB, or 3.5 billion parameters with Adam on one host.
+GRACE_S = 600
 
 
 def default_name(config: str) -> str:
   """Returns the default name of a job: 'l16-i21k' for configs/l16_i21k.py."""
   path, _, argument = config.partition(':')
   words = f'{pathlib.PurePath(path).stem} {argument}'.lower()
-  name = re.sub('[^a-z0-9]+', '-', words).strip('-')[:_NAME_LENGTH].strip('-')
-  return name if re.fullmatch(_NAME, name) else f'vit-{name}'.strip('-')
+  name = re.sub('[^a-z0-9]+', '-', words).strip('-')
+  name = name if re.match('[a-z]', name) else f'vit-{name}'
+  return name[:40].strip('-')
 
 
 def check(job: Job) -> None:
   """Checks the values of a job before anything is started.
 
   Raises:
-    UserError: a value is not allowed.
+    UserError: a value is missing, not allowed, or not used by the target.
   """
-  if not re.fullmatch(_NAME, job.name) or len(job.name) > _NAME_LENGTH:
-    raise UserError(
-      f'--name is {job.name!r}; allowed: a lower-case letter, then lower-case '
-      f'letters, digits and hyphens, at most {_NAME_LENGTH} characters. Choose '
-      'a name such as vit-l16.'
-    )
+  for key, field in FLAGS.items():
+    value, flag = getattr(job, key), field.metadata
+    if job.target not in flag['targets'].split():
+      if value != field.default:
+        raise UserError(
+          f'--{key} has no effect with --target={job.target}; remove it.'
+        )
+    elif flag['example'] and not value:
+      raise UserError(
+        f'--target={job.target} needs --{key}; add --{key}={flag["example"]}.'
+      )
+    elif value and isinstance(value, str):
+      pattern, allowed = flag['rule']
+      is_local = value.startswith('/') and job.target != 'slurm'
+      if is_local or not re.fullmatch(pattern, value, re.ASCII | re.DOTALL):
+        raise UserError(f'--{key} is {value!r}; allowed: {allowed}.')
   check_range('--slices', job.slices, at_least=1)
   check_range('--max_restarts', job.max_restarts, at_least=0)
-  if job.slices > 1 and not (job.topology.tpu and job.topology.tpu.multislice):
-    raise UserError(
-      f'--slices is {job.slices} and --topology is {job.topology.name}, but '
-      'only slices of v4 and later versions can train together. Give another '
-      '--topology, or --slices=1.'
-    )
-  if job.target in ('tpu-vm', 'queued'):
-    _ = job.topology.accelerator_type  # raises if there are no such TPU VMs
-  if job.target == 'gke' and job.topology.tpu and not job.topology.tpu.gke:
-    raise UserError(
-      f'--topology is {job.topology.name}; GKE does not offer '
-      f'{job.topology.name.partition(":")[0]}. Use --target=tpu-vm.'
-    )
-  _check_paths(job)
-  for key, pattern in (
-    ('image', _IMAGE),
-    ('service_account', _NAME),
-    ('partition', _SLURM_WORD),
-    ('account', _SLURM_WORD),
-    ('time_limit', _TIME),
-  ):
-    value = getattr(job, key)
-    if value is not None and not re.fullmatch(pattern, value, re.ASCII):
-      example = {'image': EXAMPLES['image'], 'time_limit': '2-00:00:00'}
-      raise UserError(
-        f'--{key} is {value!r}; give a value such as {example.get(key, "vit")}.'
-      )
+  _ = job.machines  # raises if they do not exist
 
 
-def _check_paths(job: Job) -> None:
-  """Checks that every host can reach the workdir and the data."""
-  shared = 'a path on gs://'
-  if job.target == 'slurm':
-    shared = 'a path on gs://, or an absolute path that all nodes share'
-  for key, path in (('workdir', job.workdir), ('data_dir', job.data_dir)):
-    if path is None or re.fullmatch(r'gs://[^/].*', path, re.DOTALL):
-      continue
-    if job.target == 'slurm' and path.startswith('/'):
-      continue
+def commit_of(root: pathlib.Path, config: str) -> str:
+  """Returns the current commit, after a check that it contains the config.
+
+  Args:
+    root: directory of the checkout to launch from.
+    config: value of --config, with or without an argument after a colon.
+
+  Raises:
+    UserError: the directory is not a git checkout of this project, or the
+      config is not in the commit.
+  """
+  git = Shell(root, dry_run=False, echo=lambda line: None)
+  commit = git.query('git', 'rev-parse', 'HEAD')
+  # An installed package may be inside of the checkout of another project.
+  if commit is None or not (root / 'launch/jobset.template').is_file():
     raise UserError(
-      f'--{key} is {path!r}; it must be {shared}, because the disks of the '
-      f'machines are temporary. Give --{key}=gs://BUCKET/DIRECTORY.'
+      f'{root} is not a git checkout of this project. A launch installs a '
+      'commit: clone the repository and launch from the clone.'
     )
+  if git.query('git', 'status', '--porcelain', '--untracked-files=no'):
+    print('note: uncommitted changes are not installed', file=sys.stderr)
+  file = pathlib.PurePath(config.partition(':')[0]).as_posix()
+  if git.query('git', 'cat-file', '-e', f'{commit}:{file}') is None:
+    raise UserError(
+      f'--config is {config!r}, which is not in the commit that is installed '
+      f'on the hosts, {commit[:12]} of {root}. Commit it, and give its path '
+      'inside of the checkout, such as configs/l16_i21k.py.'
+    )
+  return commit
+
+
+class State(enum.Enum):
+  """State of the machines of a job, or of a job that a cluster manages."""
+
+  ABSENT = 'nothing is requested'
+  WAITING = 'requested and not usable yet, or being deleted'
+  READY = 'the machines exist, or the cluster manages the job'
+  LOST = 'preempted or failed; has to be deleted and requested again'
+
+
+class Target(Protocol):
+  """A kind of cluster: one of the modules `tpu`, `gke` and `slurm`.
+
+  `launch` asks for the state until it is READY, and deletes and requests the
+  machines if necessary. It then calls `run`, and starts again from the state
+  unless the exit code ends the run. All commands go through the shell, which
+  only prints them in a dry run.
+
+  For example, this happens if one of two TPU slices is preempted:
+
+  | call | result |
+  |---|---|
+  | `state` | ABSENT |
+  | `create` | WAITING: both slices are requested as one queued resource |
+  | `state`, every 30 s | WAITING …, READY |
+  | `run` | installs and starts on all hosts, and follows host 0: exit code 45 |
+  | `state` | WAITING: the slices are being deleted, so it was a preemption, |
+  | | which does not count as a failure |
+  | `state`, every 30 s | WAITING …, LOST |
+  | `delete`, `state` | ABSENT: both slices are deleted |
+  | `create` | WAITING: both slices are requested again |
+  | `state`, every 30 s | WAITING …, READY |
+  | `run` | the trainer resumes from its workdir, and finishes: exit code 0 |
+
+  A cluster that restarts jobs itself (GKE, SLURM) is READY when `create` has
+  submitted the job. Then `run` prints how to follow it, and returns 0.
+  """
+
+  def state(self, job: Job, shell: Shell) -> State | None:
+    """Returns the state; None if a tool failed and may succeed later."""
+    ...
+
+  def create(self, job: Job, shell: Shell) -> State | None:
+    """Requests the machines or submits the job; returns the state after it."""
+    ...
+
+  def run(self, job: Job, shell: Shell) -> int:
+    """Starts the run unless it is running, and returns its exit code."""
+    ...
+
+  def delete(self, job: Job, shell: Shell) -> int:
+    """Deletes the machines, or ends the job; the workdir is kept.
+
+    Returns:
+      0, or another number if a tool failed and may succeed later.
+    """
+    ...

@@ -1,115 +1,87 @@
-"""Target slurm: runs on GPU nodes, with a batch script that requeues itself.
+"""Target slurm: GPU nodes, with a batch script that requeues itself.
 
 The script is launch/sbatch.template.
 """
 
+import shlex
 import sys
 
-from vit_jax.launch import policy, templates
-from vit_jax.launch.job import Job
-from vit_jax.launch.shell import Shell, quote
-
-_TIME_LIMIT = '24:00:00'
+from vit_jax.errors import UserError
+from vit_jax.launch.job import GRACE_S, RESUME, STOP, Job, State
+from vit_jax.launch.shell import Shell, fill
 
 
-def _directives(job: Job, grace_s: int) -> list[str]:
-  topology = job.topology
+def script(job: Job) -> str:
+  """Returns the batch script."""
+  _, nodes, gpus = job.machines
+  named = {'partition': job.partition, 'account': job.account}
   options = [
-    f'job-name={job.name}',
-    f'nodes={topology.hosts}',
-    # Under SLURM, JAX expects one process per GPU.
-    f'ntasks-per-node={topology.per_host}',
-    f'gpus-per-node={topology.per_host}',
-    'exclusive',
-    # 0 requests all memory of the node. --exclusive does not include memory.
-    'mem=0',
-    f'time={job.time_limit or _TIME_LIMIT}',
-    # SLURM sends SIGTERM to the trainers, not to the script, early enough for
-    # them to save.
-    f'signal=TERM@{grace_s}',
-    'requeue',
-    'open-mode=append',
-    f'output={job.folder}/log',
+    f'#SBATCH --{key}={value}' for key, value in named.items() if value
   ]
-  options += [f'partition={job.partition}'] if job.partition else []
-  options += [f'account={job.account}'] if job.account else []
-  return [f'#SBATCH --{option}' for option in options]
-
-
-def script(job: Job, grace_s: int) -> str:
-  """Returns the batch script.
-
-  Args:
-    job: job whose target is SLURM.
-    grace_s: seconds between the signal and the end of the time limit.
-  """
-  python = f'{job.folder}/venv/bin/python'
-  step = [
-    # Each task ends after it has saved, so the end of the first must not kill
-    # the others. All tasks may use all processors of the node.
-    'srun',
-    '--kill-on-bad-exit=0',
-    f'--wait={grace_s}',
-    '--cpu-bind=none',
-    python,
-    '-m',
-    'vit_jax.train',
-    *job.trainer_arguments,
-  ]
-  data = ''
-  if job.data_dir:
-    data = f'export {quote([f"TFDS_DATA_DIR={job.data_dir}"])}\n'
-  return templates.fill(
-    'sbatch.template',
-    directives='\n'.join(_directives(job, grace_s)),
-    commit=job.commit,
-    data=data,
-    step=quote(step),
+  data = shlex.quote(job.data_dir)
+  values = vars(job) | dict(
+    nodes=nodes,
+    gpus=gpus,
+    grace_s=GRACE_S,
     folder=job.folder,
-    stop='|'.join(map(str, policy.STOP)),
-    resume=policy.RESUME,
-    max_restarts=job.max_restarts,
+    options='\n'.join([*options, '#']),
+    data=f'export TFDS_DATA_DIR={data}' if job.data_dir else '',
+    arguments=shlex.join(job.trainer_arguments),
+    stop='|'.join(map(str, STOP)),
+    resume=RESUME,
   )
+  return fill('sbatch.template', **values)
 
 
-def start(
-  job: Job, shell: Shell, grace_s: int, python: str = sys.executable
-) -> int:
+def state(job: Job, shell: Shell) -> State:
+  """Returns whether the job is queued or running.
+
+  Raises:
+    UserError: squeue failed.
+  """
+  options = [f'--name={job.name}', '--me', '--noheader', '--format=%i']
+  queued = shell.query('squeue', *options)
+  if queued is None:
+    raise UserError('squeue failed (see above); launch from a login node.')
+  if not queued:
+    return State.ABSENT
+  shell.note(f'already queued as {queued}; not started a second time')
+  return State.READY
+
+
+def create(job: Job, shell: Shell) -> State:
   """Installs the commit in build/ of the checkout and submits the script.
 
-  Args:
-    job: job whose target is SLURM.
-    shell: shell that runs the commands, in a checkout that all nodes share.
-    grace_s: seconds between the signal and the end of the time limit.
-    python: interpreter that creates the environment.
-
-  Returns:
-    0; from now on, SLURM starts and restarts the job.
+  All nodes must share the checkout.
   """
-  names = [f'--name={job.name}', '--me', '--noheader', '--format=%i']
-  if queued := shell.query('squeue', *names):
-    shell.note(f'already queued as {queued}; not started a second time')
-    return 0
-  folder = job.folder
-  code, job_python = f'{folder}/code', f'{folder}/venv/bin/python'
-  shell.check('rm', '-rf', code, f'{folder}/failures', f'{folder}/stop')
-  shell.check('mkdir', '-p', code)
-  archive = f'{folder}/code.tar'
-  shell.check(
-    'git', 'archive', '--format=tar', f'--output={archive}', job.commit
-  )
-  shell.check('tar', '-xf', archive, '-C', code)
-  shell.check(python, '-m', 'venv', f'{folder}/venv')
+  folder, python = job.folder, f'{job.folder}/venv/bin/python'
+  code = shell.unpack(folder, job.commit)
+  shell.check('rm', '-f', f'{folder}/failures', f'{folder}/stop')
+  shell.check(sys.executable, '-m', 'venv', f'{folder}/venv')
   # As in launch/environment.sh: tested versions by the version of Python.
   is_new = sys.version_info >= (3, 12)
   constraints = 'constraints-3.13.txt' if is_new else 'constraints.txt'
   install = ['install', '--quiet', f'--constraint={code}/{constraints}']
-  shell.check(job_python, '-m', 'pip', *install, f'--editable={code}[gpu]')
-  shell.write(f'{folder}/job.sbatch', script(job, grace_s))
+  shell.check(python, '-m', 'pip', *install, f'--editable={code}[gpu]')
+  shell.write(f'{folder}/job.sbatch', script(job))
   shell.check('sbatch', *job.submit_flags, f'{folder}/job.sbatch')
+  return State.READY
+
+
+def run(job: Job, shell: Shell) -> int:
+  """Prints how to follow the job, which SLURM starts and restarts."""
   shell.note(
-    f'log:  {folder}/log\n'
-    f'stop: touch {folder}/stop && scancel --signal=TERM --name={job.name}  '
-    '(saves the state; the same command resumes it)'
+    f'log:    {job.folder}/log\n'
+    'delete: this command with --delete (saves the state; the same command '
+    'resumes it)'
   )
   return 0
+
+
+def delete(job: Job, shell: Shell) -> int:
+  """Ends the job after its trainers have saved their state."""
+  # The batch script requeues itself unless this file exists.
+  shell.check('touch', f'{job.folder}/stop')
+  jobs = (f'--name={job.name}', '--me')
+  shell.check('scancel', '--state=PENDING', *jobs)
+  return shell.run('scancel', '--signal=TERM', *jobs)

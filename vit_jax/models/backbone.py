@@ -9,19 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from vit_jax.config import plugins
-from vit_jax.data.images.multichannel import MAX_CHANNELS
+from vit_jax.config import schema
+from vit_jax.data.augment import presets
+from vit_jax.data.images.channels import MAX_CHANNELS
 from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.models.contract import Defaults, check_wanted
-from vit_jax.models.layers.head import head
-from vit_jax.models.layers.initializers import Initializer
-from vit_jax.models.layers.pixels import (
-  STATISTICS,
+from vit_jax.models.attention.attention import unsupported
+from vit_jax.models.contract import (
+  Kernels,
+  Model,
   Statistics,
-  scaled,
+  is_symmetric,
   symmetric,
 )
-from vit_jax.models.layers.scan import REMAT
+from vit_jax.models.init import ZEROS, Initializer
+from vit_jax.models.layers import REMAT, head
 
 Images = Float[Array, 'n y x c']
 # Type of images that `check_images` has not checked yet. It is Any, because the
@@ -38,6 +39,11 @@ else:
   Sizes = tuple[int, ...] | None
 OF_VARIANT: Any = None
 DTYPES = ('bfloat16', 'float32')
+# Units of the pixels that a patch embedding receives (`model.pixels`).
+STATISTICS: dict[str, Statistics] = {
+  'symmetric': presets.NONE,
+  'imagenet': presets.IMAGENET,
+}
 MAX_SIZE = 2**31 - 1  # the largest dimension of an XLA array
 
 
@@ -54,7 +60,7 @@ class BackboneConfig:
     unroll: number of layers that are unrolled in each step of a scan; all
       layers if there are fewer.
     head_bias: initial value of the head's bias (-10 for a sigmoid loss).
-    pixels: units of the pixels, a key of `layers.pixels.STATISTICS`; a config
+    pixels: units of the pixels, a key of `STATISTICS`; a config
       key of the backbones that support other units.
     channels: number of channels of the images, 1 to 16; 3 for RGB.
     mean: mean of each channel of pixels in [0, 1] (values divided by 255, or by
@@ -190,17 +196,28 @@ class BackboneConfig:
       )
 
   @property
+  def attention_needs(self) -> list[str]:
+    """Options of attention that kernels may not support; see `choose`."""
+    return []
+
+  @property
+  def probe(self) -> dict[str, Any]:
+    """Keys of a model with few layers, for the comparison of kernels."""
+    return {}
+
+  @property
   def compute_dtype(self) -> Any:
     """The dtype of the computation as a NumPy dtype."""
     return jnp.dtype(self.dtype)
 
 
-class Backbone(nn.Module, Defaults):
+class Backbone(nn.Module, Model):
   """Base class of the backbones; satisfies `models.contract.Model`.
 
   A subclass defines `_predict`, `determined` and, where the defaults do not
-  fit, `outputs`, `stages_method` and `title`. The keys of its config are
-  readable as attributes of the model: `model.width` is `model.config.width`.
+  fit, `outputs`, `stages_method`, `title` and `attention_by`. The keys of its
+  config are readable as attributes of the model: `model.width` is
+  `model.config.width`.
 
   Attributes:
     num_classes: number of outputs of the head; 0 for a model without a head.
@@ -256,12 +273,25 @@ class Backbone(nn.Module, Defaults):
       UserError: the images have a wrong dtype, shape or size, or the model
         does not have a result named in `want`.
     """
-    check_wanted(want, self.outputs, self.title, self.stages_method)
+    self._check_wanted(want)
     outputs = self._predict(self._input(images), key, want)
     return {
       name: outputs[name].astype(jnp.float32)
       for name in ('features', 'logits', *want)
     }
+
+  @nn.nowrap
+  def _check_wanted(self, want: tuple[str, ...]) -> None:
+    """Checks that the model has the results named in `want`."""
+    if missing := [name for name in want if name not in self.outputs]:
+      stages = (
+        f' The method {self.stages_method!r} returns the maps of its stages, '
+        'whose shapes differ.'
+      )
+      raise UserError(
+        f'{self.title} has no {" or ".join(missing)}; allowed in want: '
+        f'{", ".join(self.outputs)}.{stages if self.stages_method else ""}'
+      )
 
   @nn.nowrap
   def _input(self, images: UncheckedImages) -> Images:
@@ -281,7 +311,7 @@ class Backbone(nn.Module, Defaults):
     raise NotImplementedError
 
   @nn.nowrap
-  def _new_head(self, kernel_init: Initializer = nn.initializers.zeros) -> Any:
+  def _new_head(self, kernel_init: Initializer = ZEROS) -> Any:
     """Returns a head, to be assigned in `setup`; None for a model without one.
 
     Args:
@@ -332,10 +362,52 @@ class Backbone(nn.Module, Defaults):
     """Returns the same model with other values of some config keys."""
     return self.clone(config=dataclasses.replace(self.config, **options))
 
+  @nn.nowrap
+  def attention_by(
+    self, image_size: tuple[int, int] | None = None
+  ) -> dict[str, str]:
+    """Returns the implementation of attention, see `attention.choose`.
+
+    Args:
+      image_size: (height, width), pixels; None for the smallest number of
+        tokens.
+
+    Returns:
+      The implementation for each stage; {} without attention.
+    """
+    del image_size
+    return {}
+
+  @nn.nowrap
+  def computed_by(self, image_size: tuple[int, int]) -> str:
+    """Describes how attention is computed, and which options exclude kernels.
+
+    Args:
+      image_size: (height, width), pixels.
+    """
+    by = self.attention_by(image_size)
+    used = [name for name in by if by[name] != 'XLA']
+    if not by:
+      return 'XLA'
+    if missing := unsupported(self.config.attention_needs):
+      return f'attention by XLA: kernels do not support {" and ".join(missing)}'
+    text = f'attention by {by[used[0]] if used else "XLA"}'
+    stages = f' in stages {", ".join(used)}' if used and len(by) > 1 else ''
+    return text + stages
+
   @property
   def reference(self) -> Any:
-    """The same model without rematerialization or unrolling."""
-    return self.replace(remat='none', unroll=1)
+    """The same model without kernels, rematerialization or unrolling."""
+    kernels = {'attention': 'xla'} if hasattr(self.config, 'attention') else {}
+    return self.replace(remat='none', unroll=1, **kernels)
+
+  @property
+  def kernels(self) -> Kernels | None:
+    """The models for the comparison of kernels; None if XLA is used."""
+    if {*self.attention_by().values()} <= {'XLA'}:
+      return None
+    probe = self.replace(unroll=1, **self.config.probe)
+    return Kernels(probe, self.replace(attention='xla'))
 
 
 def constructor(
@@ -348,7 +420,7 @@ def constructor(
     config: class of its config, whose fields are the keywords of the function.
   """
 
-  @plugins.keyed_by(config)
+  @schema.keyed_by(config)
   def Model(num_classes: int, /, **keys: Any) -> Backbone:  # noqa: N802
     """Builds the model; see its config for the keys and their errors.
 
@@ -361,23 +433,39 @@ def constructor(
   return Model
 
 
-def whole_patches(image_size: tuple[int, int], side: int) -> tuple[int, int]:
+def whole_patches(
+  image_size: tuple[int, int],
+  side: int,
+  stride: int = 1,
+  drop: bool | None = None,
+) -> tuple[int, int]:
   """Returns rows and columns of patches of an image.
 
   Args:
     image_size: (height, width), pixels.
-    side: side of a patch, pixels.
+    side: side of a patch, in positions of the map that is cut into patches.
+    stride: pixels per position of this map, whose sides are rounded up.
+    drop: whether positions after the last whole patch are dropped; None if the
+      model has no such option.
 
   Raises:
-    UserError: the side does not divide the image.
+    UserError: the side does not divide the map, or is larger.
   """
-  height, width = image_size
-  if height % side or width % side or min(height, width) < side:
-    raise UserError(
-      f'an image of {height}x{width} pixels is not divisible by the patch '
-      f'size {side}: use multiples of {side}.'
+  rows, columns = (-(-pixels // stride) for pixels in image_size)
+  fits = drop or (rows % side == 0 and columns % side == 0)
+  if min(rows, columns) < side or not fits:
+    height, width = image_size
+    of_map = f' (a map of {rows}x{columns} positions)' if stride > 1 else ''
+    hint = (
+      ", or set model.remainder='drop' to drop the last rows and columns, as "
+      'the VALID convolution of the official code does'
     )
-  return height // side, width // side
+    raise UserError(
+      f'an image of {height}x{width} pixels{of_map} is not divisible by the '
+      f'patch size {side}: use multiples of {side * stride} pixels'
+      f'{hint if drop is False else ""}.'
+    )
+  return rows // side, columns // side
 
 
 def check_images(images: Any, channels: int) -> None:
@@ -397,14 +485,26 @@ def check_images(images: Any, channels: int) -> None:
       'in [-1, 1]. Convert pixels from 0 to 255 by images / 127.5 - 1, or as '
       'the preprocessing of the weights specifies.'
     )
-  if len(shape) == 3 and shape[-1] == channels:
-    raise UserError(
-      f'the images have the shape {list(shape)}; a model takes a batch '
-      f'[n, height, width, {channels}]. Add the batch dimension: images[None].'
-    )
   if len(shape) != 4 or shape[-1] != channels:
-    kind = 'three color channels' if channels == 3 else 'channels'
     raise UserError(
-      f'the images have the shape {list(shape)}; this model takes '
-      f'[n, height, width, {channels}], with the {kind} last.'
+      f'the images have the shape {list(shape)}; this model takes a batch '
+      f'[n, height, width, {channels}], with the channels last. Add the batch '
+      'dimension of a single image by images[None].'
     )
+
+
+def scaled(
+  images: Float[Array, 'n y x c'], statistics: Statistics
+) -> Float[Array, 'n y x c']:
+  """Returns images in the units of a patch embedding.
+
+  Args:
+    images: images in [-1, 1].
+    statistics: mean and std of each channel of pixels in [0, 1], by which the
+      images are normalized.
+  """
+  if is_symmetric(statistics):
+    return images
+  mean, std = (np.asarray(values, np.float32) for values in statistics)
+  # Computed in float32; only the embedding rounds the result to bfloat16.
+  return ((images.astype(jnp.float32) + 1) / 2 - mean) / std

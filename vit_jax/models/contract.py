@@ -1,6 +1,6 @@
 """Interface between the framework and its models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -8,31 +8,45 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.errors import UserError
-from vit_jax.models.layers.pixels import Statistics, symmetric
 
 PyTree = Any
 Size = tuple[int, int]  # (height, width) of images, pixels
+# (mean, std) of each channel of pixels in [0, 1]
+Statistics = tuple[Sequence[float], Sequence[float]]
 Leaves = dict[str, Float[np.ndarray, '...']]  # parameters by path
 
 # Names that the argument `want` of `predict` may contain.
 WANTED = ('tokens', 'layers', 'attention', 'heads')
 
 
-class Places(NamedTuple):
-  """Positions of tokens in their image.
+class Patches(NamedTuple):
+  """Patch tokens of images: the grid, and which of its patches they are.
 
   Attributes:
     grid: rows and columns of all patches of the image.
-    kept: index of the patch of each token, int `[n, kept]`, counted row by row
+    index: index of the patch of each token, int `[n, t]`, counted row by row
       as `embed` returns the patches; None for all patches in this order.
   """
 
   grid: tuple[int, int]
-  kept: Int[Array, 'n kept'] | None = None
+  index: Int[Array, 'n t'] | None = None
+
+
+def symmetric(channels: int) -> Statistics:
+  """Returns the statistics that leave pixels in [-1, 1] unchanged."""
+  return (0.5,) * channels, (0.5,) * channels
+
+
+def is_symmetric(statistics: Statistics) -> bool:
+  """Returns whether the statistics leave pixels in [-1, 1] unchanged."""
+  return all(value == 0.5 for values in statistics for value in values)
 
 
 class Model(Protocol):
-  """A model as pure functions of its parameters.
+  """A model as pure functions of its parameters, and the base class of models.
+
+  A subclass needs `num_classes`, `init` and `apply`; all other attributes and
+  methods have the defaults that are defined here.
 
   `vit_jax.models.NAME` (or a module of your own) defines
   `Model(num_classes, /, *, …)`, which returns an object with this interface.
@@ -51,14 +65,14 @@ class Model(Protocol):
     labels and one for its teacher, and `logits` is their mean). A model raises
     UserError if it does not have one of these results.
   - `embed(images)` returns the patch tokens, including positions that are added
-    before the first layer; `encode(tokens, key, places=None)` returns all
+    before the first layer; `encode(tokens, key, patches=None)` returns all
     tokens after the last norm; `readout(tokens)` returns features and logits;
     `last_norm(tokens)` applies the last norm to the tokens of any block. Only
     models that process tokens have these four methods, which self-supervised
     objectives use. Tokens may be left out between `embed` and
-    `encode`. Since positions may act in every layer, `places` then specifies
-    the remaining tokens: `Places(model.grid(image_size), kept)`. A model with
-    such positions raises UserError without `places`.
+    `encode`. Since positions may act in every layer, `patches` then specifies
+    the remaining tokens: `Patches(model.grid(image_size), index)`. A model with
+    such positions raises UserError without `patches`.
   - `grid(image_size)` returns rows and columns of patches, and `patch_pixels`
     is the side of a patch in the image. Only models that process tokens have
     them; both are used directly, not through `apply`. Patch tokens are the last
@@ -93,41 +107,30 @@ class Model(Protocol):
       kernels of its own on the devices of the current mesh.
   """
 
-  @property
-  def num_classes(self) -> int: ...
+  num_classes: int
+  channels: int = 3
+  normalization: Statistics = symmetric(3)
+  fresh: tuple[str, ...] = ('head/',)
+  replaceable: tuple[str, ...] = ()
+  sized: tuple[str, ...] = ()
+  sharding_rules: tuple[tuple[str, int], ...] = ()
+  apart: tuple[str, ...] = ()
+  kernels: 'Kernels | None' = None
 
   @property
-  def channels(self) -> int: ...
+  def architecture(self) -> dict[str, Any]:
+    """Keys that the parameters determine; {} if there are none."""
+    return {}
 
   @property
-  def normalization(self) -> Statistics: ...
+  def options(self) -> dict[str, Any]:
+    """Keys that are taken from the weights; {} if there are none."""
+    return {}
 
   @property
-  def fresh(self) -> tuple[str, ...]: ...
-
-  @property
-  def replaceable(self) -> tuple[str, ...]: ...
-
-  @property
-  def sized(self) -> tuple[str, ...]: ...
-
-  @property
-  def sharding_rules(self) -> tuple[tuple[str, int], ...]: ...
-
-  @property
-  def apart(self) -> tuple[str, ...]: ...
-
-  @property
-  def architecture(self) -> dict[str, Any]: ...
-
-  @property
-  def options(self) -> dict[str, Any]: ...
-
-  @property
-  def reference(self) -> 'Model': ...
-
-  @property
-  def kernels(self) -> 'Kernels | None': ...
+  def reference(self) -> Any:
+    """The model itself, if it has no kernels."""
+    return self
 
   def init(self, key: Key[Array, ''], images: Any) -> dict[str, PyTree]:
     """Returns `{'params': initial parameters}` for images of this shape."""
@@ -152,7 +155,7 @@ class Model(Protocol):
     Raises:
       UserError: the model does not support this size.
     """
-    ...
+    del image_size
 
   def adapt(
     self, leaves: Leaves, old_size: Size, new_size: Size, method: str | None
@@ -163,11 +166,12 @@ class Model(Protocol):
       leaves: parameters by path for images of `old_size`, on the host.
       old_size: (height, width), pixels.
       new_size: (height, width), pixels.
-      method: one of `resizing.METHODS`; None for the method of the model.
+      method: one of `positions.METHODS`; None for the method of the model.
     """
-    ...
+    del old_size, new_size, method
+    return leaves
 
-  def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'Model':
+  def at_sizes(self, made_for: Size, offset: float = 0.0) -> Any:
     """Returns the same model for images of any size.
 
     Its parameters remain those for `made_for`; they are interpolated where they
@@ -176,12 +180,19 @@ class Model(Protocol):
     Args:
       made_for: (height, width) of the images that the parameters are for,
         pixels.
-      offset: offset of the interpolation; see `positions.resizing.cubic`.
+      offset: offset of the interpolation; see `positions.cubic`.
 
     Raises:
       UserError: the model does not support images of several sizes.
     """
-    ...
+    del offset
+    if self.sized:
+      raise UserError(
+        f'the parameters {", ".join(self.sized)} of this model fit only images '
+        f'of {made_for[0]}x{made_for[1]} pixels, and this training has images '
+        "of several sizes: set model.name='vit', without relative positions."
+      )
+    return self
 
   def computed_by(self, image_size: Size) -> str:
     """Describes the implementation on the devices of the current mesh.
@@ -191,7 +202,8 @@ class Model(Protocol):
     Args:
       image_size: (height, width), pixels.
     """
-    ...
+    del image_size
+    return 'XLA'
 
   def compiler_options(
     self, platform: str, num_devices: int
@@ -202,13 +214,14 @@ class Model(Protocol):
       platform: JAX platform, such as 'tpu'.
       num_devices: number of devices of the mesh.
     """
-    ...
+    del platform, num_devices
+    return {}
 
 
 class Stem(Protocol):
   """Layers of a Vision Transformer between the images and the patches.
 
-  `vit_jax.models.stems.NAME` (or a module of your own) defines
+  `vit_jax.models.NAME` (or a module of your own) defines
   `Stem(dtype, remat, unroll, /, *, …)`, which returns a Flax module with this
   interface. Its keyword-only parameters are the keys of the section
   `model.stem`; the positional ones are the values of the model.
@@ -218,7 +231,6 @@ class Stem(Protocol):
     section: config section of the stem: its name and the keys that determine
       the parameters.
     sharding_rules: pairs as in `Model.sharding_rules`.
-    reference: stem without rematerialization and unrolling.
   """
 
   @property
@@ -229,9 +241,6 @@ class Stem(Protocol):
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]: ...
-
-  @property
-  def reference(self) -> 'Stem': ...
 
   def __call__(
     self, images: Float[Array, 'n y x c']
@@ -254,95 +263,6 @@ class Kernels(NamedTuple):
   plain: Model
 
 
-class Defaults:
-  """Base class with default values of the optional parts of `Model`."""
-
-  channels: int = 3
-  normalization: Statistics = symmetric(3)
-  fresh: tuple[str, ...] = ('head/',)
-  replaceable: tuple[str, ...] = ()
-  sized: tuple[str, ...] = ()
-  sharding_rules: tuple[tuple[str, int], ...] = ()
-  apart: tuple[str, ...] = ()
-  kernels: Kernels | None = None
-
-  @property
-  def architecture(self) -> dict[str, Any]:
-    """{}, because the parameters do not determine keys of the config."""
-    return {}
-
-  @property
-  def options(self) -> dict[str, Any]:
-    """{}, because no option is taken from weights."""
-    return {}
-
-  @property
-  def reference(self) -> Any:
-    """The model itself, which has no kernels."""
-    return self
-
-  def check(self, image_size: Size) -> None:
-    """Accepts images of any size."""
-    del image_size
-
-  def adapt(
-    self, leaves: Leaves, old_size: Size, new_size: Size, method: str | None
-  ) -> Leaves:
-    """Returns `leaves` unchanged, because no parameter depends on the size."""
-    del old_size, new_size, method
-    return leaves
-
-  def at_sizes(self, made_for: Size, offset: float = 0.0) -> Any:
-    """Returns the model itself if no parameter depends on the size."""
-    del offset
-    if self.sized:
-      raise UserError(
-        f'the parameters {", ".join(self.sized)} of this model fit only images '
-        f'of {made_for[0]}x{made_for[1]} pixels, and this training has images '
-        "of several sizes: set model.name='vit', without relative positions."
-      )
-    return self
-
-  def computed_by(self, image_size: Size) -> str:
-    """Returns 'XLA'."""
-    del image_size
-    return 'XLA'
-
-  def compiler_options(
-    self, platform: str, num_devices: int
-  ) -> dict[str, str | int]:
-    """Returns no options."""
-    del platform, num_devices
-    return {}
-
-
-def check_wanted(
-  want: tuple[str, ...], available: tuple[str, ...], who: str, method: str = ''
-) -> None:
-  """Checks that a model can return the results named in `want`.
-
-  Args:
-    want: argument of `predict`.
-    available: names of the results that the model has.
-    who: name of the model in the message.
-    method: name of the model's method that returns the maps of all stages; ''
-      if there is none.
-
-  Raises:
-    UserError: the model does not have one of the results.
-  """
-  missing = [name for name in want if name not in available]
-  if missing:
-    stages = (
-      f' The method {method!r} returns the maps of its stages, whose shapes '
-      'differ.'
-    )
-    raise UserError(
-      f'{who} has no {" or ".join(missing)}; allowed in want: '
-      f'{", ".join(available)}.{stages if method else ""}'
-    )
-
-
 def abstract_params(model: Model, image_size: Size) -> PyTree:
   """Returns the shapes of a model's parameters without computing anything.
 
@@ -353,3 +273,7 @@ def abstract_params(model: Model, image_size: Size) -> PyTree:
   images = jax.ShapeDtypeStruct((1, *image_size, model.channels), np.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))  # no device is used
   return jax.eval_shape(model.init, key, images)['params']
+
+
+# Former names, for existing plug-ins.
+Defaults, Places = Model, Patches

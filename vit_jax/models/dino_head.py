@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import check_choice, check_range
 from vit_jax.models.backbone import DTYPES
-from vit_jax.models.layers import initializers
-from vit_jax.models.layers.linear import Linear
-from vit_jax.models.layers.mlp import gelu
+from vit_jax.models.init import NORMAL, torch_bias
+from vit_jax.models.layers import Linear, gelu
 
 _EPSILON = 1e-12  # smallest divisor in the normalization of vectors
 
@@ -82,7 +81,7 @@ class Projection(nn.Module):
         x = gelu(x, 'exact')
       x = Linear(
         (width,),
-        kernel_init=initializers.NORMAL,
+        kernel_init=NORMAL,
         dtype=dtype,
         name=f'fc{number}',
       )(x)
@@ -112,8 +111,8 @@ class Prototypes(nn.Module):
   def __call__(self, x: Float[Array, 'n d']) -> Float[Array, 'n k']:
     shape = x.shape[-1], self.outputs
     # PyTorch's default initialization of a dense layer: ±1 / √inputs.
-    _, start = initializers.torch_convolution(shape[0])
-    kernel = unit(self.param('kernel', start, shape), axis=0)
+    init = torch_bias(shape[0])
+    kernel = unit(self.param('kernel', init, shape), axis=0)
     if not self.fixed_length:
       # `gain` has two axes, as in the authors' code, so that weight
       # decay applies.
@@ -141,7 +140,7 @@ def unit(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
   return x * jax.lax.rsqrt(jnp.maximum(square, _EPSILON**2))
 
 
-@plugins.keyed_by(Config)
+@schema.keyed_by(Config)
 def Head(**keys: Any) -> Projection:  # noqa: N802 (the fixed symbol)
   """Builds the projection head from the fields of `Config`."""
   return Projection(Config(**keys))

@@ -7,15 +7,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.backbone import DTYPES
-from vit_jax.models.layers.linear import Linear
-from vit_jax.models.layers.positions import fixed
-from vit_jax.models.layers.scan import REMAT
-from vit_jax.models.vit import encoder
-from vit_jax.models.vit.config import Config
-from vit_jax.models.vit.vit import ViT
+from vit_jax.models.init import NORMAL
+from vit_jax.models.layers import REMAT, Linear
+from vit_jax.models.positions import sincos2d
+from vit_jax.models.vit import SHARDING_RULES, Config, Encoder, ViT
 
 
 class MaskedDecoder(nn.Module):
@@ -35,7 +33,7 @@ class MaskedDecoder(nn.Module):
   outputs: int
   config: Config
 
-  sharding_rules = encoder.SHARDING_RULES
+  sharding_rules = SHARDING_RULES
 
   @property
   def like(self) -> ViT:
@@ -71,7 +69,7 @@ class MaskedDecoder(nn.Module):
     width, dtype = self.config.width, self.config.compute_dtype
     x = Linear((width,), dtype=dtype, name='embedding')(tokens)
     # One learned token stands for every hidden patch.
-    mask = self.param('mask', nn.initializers.normal(0.02), (1, 1, width))
+    mask = self.param('mask', NORMAL, (1, 1, width))
     n, prefix = len(x), x.shape[1] - num_visible
     num_hidden = order.shape[1] - num_visible
     hidden = jnp.broadcast_to(mask.astype(x.dtype), (n, num_hidden, width))
@@ -79,11 +77,11 @@ class MaskedDecoder(nn.Module):
     # The inverse permutation: the position of each patch in `patches`.
     inverse = jnp.argsort(order, axis=1)
     patches = jnp.take_along_axis(patches, inverse[..., None], axis=1)
-    table = fixed.sincos2d(grid, width, last_included=False)
+    table = sincos2d(grid, width, last_included=False)
     # Positions are added after the reordering, so they fit the tokens.
     patches += jnp.asarray(table, x.dtype)
     x = jnp.concatenate([x[:, :prefix], patches], axis=1)
-    x, _ = encoder.Encoder(self.config, name='blocks')(x, None)
+    x, _ = Encoder(self.config, name='blocks')(x, None)
     predict = Linear(
       (self.outputs,),
       dtype=dtype,
@@ -93,7 +91,7 @@ class MaskedDecoder(nn.Module):
     return predict(x[:, prefix:])
 
 
-@plugins.operational('remat', 'unroll')
+@schema.operational('remat', 'unroll')
 def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
   outputs: int,
   /,

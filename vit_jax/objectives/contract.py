@@ -1,4 +1,7 @@
-"""Interface between the framework and its objectives."""
+"""Interface between the framework and its objectives.
+
+`AroundModel` is the base class of objectives that train more than the model.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -372,3 +375,20 @@ class Defaults:
     """Returns `{'params': params}`."""
     del extra
     return {'params': params}
+
+
+class AroundModel(Defaults):
+  """Base class for objectives that train more than the model.
+
+  The parameters of the model are `model/…`; others, for example those of a
+  decoder or a head, are next to them. A subclass sets `setting` and defines
+  `init` and `loss`.
+  """
+
+  def backbone(self, params: PyTree) -> PyTree:
+    """Returns the parameters of the model."""
+    return params['model']
+
+  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
+    """Returns `params` with the given parameters of the model."""
+    return params | {'model': model}

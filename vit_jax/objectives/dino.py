@@ -14,19 +14,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from vit_jax.config import durations, plugins
-from vit_jax.config.plugins import Nested, Section
+from vit_jax.config import durations, schema
+from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Size
 from vit_jax.models.dino_head import unit
-from vit_jax.objectives.composite import AroundModel
-from vit_jax.objectives.contract import Batch, Inputs, Loss, Setting
+from vit_jax.objectives import patches
+from vit_jax.objectives.contract import (
+  AroundModel,
+  Batch,
+  Inputs,
+  Loss,
+  Setting,
+)
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
 _HEAD = Nested('vit_jax.models.dino_head:Head')
 _GLOBAL = 2  # number of global crops, the inputs of the teacher
+_CENTRE_MOMENTUM = 0.9  # weight of the old centre in an update
+# Offset of the interpolation of positions in the authors' code, see
+# `Model.at_sizes`.
+_POSITION_OFFSET = 0.1
 _STREAM = 0x64696E6F  # folded into the key of the step
 
 
@@ -56,10 +66,7 @@ class Objective(AroundModel):
     teacher_temperature: float = 0.04,
     warmup_temperature: float = 0.04,
     temperature_warmup: str = '0 epochs',
-    temperature_every: str = '1 epochs',
     momentum: float = 0.996,
-    centre_momentum: float = 0.9,
-    position_offset: float = 0.1,
     head: Annotated[Section, _HEAD] = types.MappingProxyType({}),
   ):
     """Builds the head.
@@ -72,23 +79,16 @@ class Objective(AroundModel):
       warmup_temperature: divisor of the teacher's logits at the start of the
         warm-up.
       temperature_warmup: duration of the warm-up. The temperature changes by
-        equal amounts and is `teacher_temperature` in the last interval of the
-        warm-up.
-      temperature_every: duration between two changes of the temperature.
+        equal amounts once per epoch, as in the authors' code, and is
+        `teacher_temperature` in the last epoch of the warm-up.
       momentum: weight of the old teacher in the first update; it rises to 1
         along half a cosine. The authors recommend .9995 for batches of 256.
-      centre_momentum: weight of the old centre in an update; with 1, there is
-        no centring, and training collapses (the paper's Figure 7).
-      position_offset: offset of the interpolation of positions, see
-        `Model.at_sizes`; .1 in the authors' code.
       head: config section of the head, see `models.dino_head.Config`.
 
     Raises:
       UserError: a value is outside its range.
     """
     check_range('objective.momentum', momentum, at_least=0, at_most=1)
-    key = 'objective.centre_momentum'
-    check_range(key, centre_momentum, at_least=0, at_most=1)
     for name, value in (
       ('student_temperature', student_temperature),
       ('teacher_temperature', teacher_temperature),
@@ -96,17 +96,15 @@ class Objective(AroundModel):
     ):
       check_range(f'objective.{name}', value, above=0)
     durations.check('objective.temperature_warmup', temperature_warmup)
-    durations.check('objective.temperature_every', temperature_every)
     self.setting = setting
-    self.momentum, self.centre_momentum = momentum, centre_momentum
+    self.momentum, self.centre_momentum = momentum, _CENTRE_MOMENTUM
     self.student_temperature = student_temperature
-    self.offset = position_offset
     self._total = max(setting.steps('100 %'), 1)
-    self._every = max(setting.steps(temperature_every), 1)
+    self._every = max(setting.steps('1 epochs'), 1)
     warm = round(setting.steps(temperature_warmup) / self._every)
     rising = np.linspace(warmup_temperature, teacher_temperature, warm)
     self._temperatures = np.append(rising, teacher_temperature)
-    self.head: Any = plugins.build(_HEAD.constructor(''), head)
+    self.head: Any = schema.construct(_HEAD.constructor(''), head)
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
@@ -129,11 +127,7 @@ class Objective(AroundModel):
         f"the objective 'dino' expects global crops of the shape "
         f'{list(expected)}, but the transform produces {list(shape)}.'
       )
-    if self.setting.model.num_classes:
-      raise UserError(
-        f'config.num_classes is {self.setting.model.num_classes}, but the '
-        "objective 'dino' has a head of its own: set --config.num_classes=0."
-      )
+    patches.check_headless(self.setting, 'dino')
     if 'local' in spec:
       height, width = spec['local'][0][1:3]
       self.setting.model.check((height, width))
@@ -148,7 +142,9 @@ class Objective(AroundModel):
 
   def _any_size_model(self) -> Any:
     """Returns the model for images of any size."""
-    return self.setting.model.at_sizes(self.setting.image_size, self.offset)
+    return self.setting.model.at_sizes(
+      self.setting.image_size, _POSITION_OFFSET
+    )
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and the extra state of `start_extra`."""

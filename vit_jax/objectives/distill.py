@@ -18,7 +18,7 @@ PyTree = Any
 KINDS = ('hard', 'soft')
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective(supervised.Objective):
   """Classification with a loss for the labels and a loss for a teacher.
 
@@ -44,10 +44,10 @@ class Objective(supervised.Objective):
   classes; here, as in the paper, it is summed over classes.
   """
 
-  teacher: str = dataclasses.field(kw_only=True)
-  kind: str = dataclasses.field(default='hard', kw_only=True)
-  teacher_weight: float = dataclasses.field(default=0.5, kw_only=True)
-  temperature: float = dataclasses.field(default=1.0, kw_only=True)
+  teacher: str
+  kind: str = 'hard'
+  teacher_weight: float = 0.5
+  temperature: float = 1.0
 
   def __post_init__(self):
     super().__post_init__()
@@ -71,20 +71,15 @@ class Objective(supervised.Objective):
       UserError: there are no weights, or they have another number of classes
         or channels than the run.
     """
-    classes = self._teacher.model.num_classes
-    if classes != self.setting.model.num_classes:
-      raise UserError(
-        f'objective.teacher: {self.teacher} has {classes} classes, but this '
-        f"run's data have {self.setting.model.num_classes}: use a teacher "
-        'that was trained or fine-tuned on the same classes.'
-      )
-    channels = self._teacher.model.channels
-    if channels != self.setting.model.channels:
-      raise UserError(
-        f'objective.teacher: {self.teacher} is for images of {channels} '
-        f'channels, and model.channels is {self.setting.model.channels}: use a '
-        'teacher for the same images.'
-      )
+    teacher, student = self._teacher.model, self.setting.model
+    for key in ('num_classes', 'channels'):
+      value, expected = getattr(teacher, key), getattr(student, key)
+      if value != expected:
+        raise UserError(
+          f'objective.teacher: {key} of {self.teacher} is {value}, but that of '
+          f'this run is {expected}: use a teacher for the same images and '
+          'classes.'
+        )
     return {'teacher': self._teacher}
 
   def check(self, spec: Spec) -> None:

@@ -13,8 +13,13 @@ from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.objectives.composite import AroundModel
-from vit_jax.objectives.contract import Batch, Inputs, Loss, Setting
+from vit_jax.objectives.contract import (
+  AroundModel,
+  Batch,
+  Inputs,
+  Loss,
+  Setting,
+)
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
@@ -98,26 +103,23 @@ class Objective(AroundModel):
     shape, _ = spec['label']
     if shape:
       raise UserError(
-        f'augment produces labels of the shape {shape}, but the objective '
-        "'linear_probe' expects one class per image: set "
-        '--config.augment.name=transforms.'
+        f'augment makes labels of the shape {shape}; linear_probe expects one '
+        'class per image: set --config.augment.name=transforms.'
       )
     model: Any = self.setting.model
     if model.num_classes:
       raise UserError(
-        f'config.num_classes is {model.num_classes}, but the objective '
-        "'linear_probe' has a linear layer of its own: set "
-        '--config.num_classes=0 and --config.objective.num_classes='
-        f'{model.num_classes}.'
+        f'config.num_classes is {model.num_classes}, but linear_probe has a '
+        'linear layer of its own: set --config.num_classes=0 and '
+        f'--config.objective.num_classes={model.num_classes}.'
       )
     if self.last_blocks == 1 and not self.patch_mean:
       return
     keys = f'last_blocks={self.last_blocks}, patch_mean={self.patch_mean}'
     if getattr(model, 'pool', None) != 'token' or model.fc_norm:
       raise UserError(
-        f"the objective 'linear_probe' with {keys} requires a Vision "
-        "Transformer with a class token (model.name='vit', pool='token', "
-        'fc_norm=False): set last_blocks=1 and patch_mean=False to use the '
+        f"linear_probe with {keys} requires model.name='vit', pool='token' "
+        'and fc_norm=False: set last_blocks=1 and patch_mean=False to use the '
         f'features of {type(model).__name__}.'
       )
     if self.last_blocks > model.depth:

@@ -13,16 +13,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from vit_jax.config import plugins
-from vit_jax.config.plugins import Nested, Section
+from vit_jax.config import schema
+from vit_jax.config.schema import Nested, Section
 from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.contract import Model, Places, Size
-from vit_jax.models.layers.pixels import is_symmetric
+from vit_jax.models.contract import Model, Places, Size, is_symmetric
 from vit_jax.objectives import patches
-from vit_jax.objectives.composite import AroundModel
-from vit_jax.objectives.contract import Batch, Inputs, Loss, Pictures, Setting
+from vit_jax.objectives.contract import (
+  AroundModel,
+  Batch,
+  Inputs,
+  Loss,
+  Pictures,
+  Setting,
+)
 from vit_jax.objectives.mixing import largest, normalize
 
 PyTree = Any
@@ -82,7 +87,7 @@ class Objective(AroundModel):
         f'of {count} patches: at least one must be hidden and one visible.'
       )
     height, width = setting.image_size
-    self.decoder = plugins.build(
+    self.decoder = schema.construct(
       _DECODER.constructor(''),
       decoder,
       height * width * setting.model.channels // count,

@@ -24,10 +24,16 @@ from vit_jax.arrays import sharding
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Places
-from vit_jax.models.layers.head import head
+from vit_jax.models.layers import head
 from vit_jax.objectives import patches
-from vit_jax.objectives.composite import AroundModel
-from vit_jax.objectives.contract import Batch, Inputs, Loss, Pictures, Setting
+from vit_jax.objectives.contract import (
+  AroundModel,
+  Batch,
+  Inputs,
+  Loss,
+  Pictures,
+  Setting,
+)
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
@@ -93,9 +99,8 @@ class Objective(AroundModel):
     side, cells = setting.image_size[0] // self.grid[0], CELLS.get(target, 1)
     if side % cells:
       raise UserError(
-        f'objective.target {target!r} requires a patch size that is '
-        f'divisible by {cells}, but patches have {side} pixels: use '
-        "'mean_color' or 'pixels'."
+        f'objective.target {target!r} requires a patch size divisible '
+        f"by {cells}; patches have {side} pixels: use 'mean_color' or 'pixels'."
       )
     outputs = 3 * side**2 if target == 'pixels' else cells**2 * _COLORS
     self._outputs = outputs
@@ -111,9 +116,8 @@ class Objective(AroundModel):
     shape, dtype = spec['image']
     if shape[-1] != 3 or dtype != np.uint8:
       raise UserError(
-        "the objective 'masked_patch' predicts the colours of RGB images of 8 "
-        f'bits, but augment makes images {dtype} {list(shape)}: set '
-        "objective.name='mae', which supports other channels."
+        'masked_patch predicts colours of RGB images of 8 bits, but augment '
+        f"makes images {dtype} {list(shape)}: set objective.name='mae'."
       )
     patches.check_headless(self.setting, 'masked_patch')
 

@@ -30,9 +30,8 @@ def grid_of(setting: Setting, who: str) -> Grid:
   missing = [name for name in _PARTS if not hasattr(model, name)]
   if missing:
     raise UserError(
-      f"the objective '{who}' masks patches, but the model "
-      f'{type(model).__name__} has no {", ".join(missing)} (see '
-      "models/contract.py): use config.model.name='vit'."
+      f'{who} masks patches, but {type(model).__name__} has no '
+      f"{', '.join(missing)} (models/contract.py): use config.model.name='vit'."
     )
   tokens: Any = model
   rows, columns = tokens.grid(setting.image_size)
@@ -40,8 +39,7 @@ def grid_of(setting: Setting, who: str) -> Grid:
   if (rows * side, columns * side) != tuple(setting.image_size):
     height, width = setting.image_size
     raise UserError(
-      f"the objective '{who}' requires images of whole patches, but "
-      f'{height}x{width} pixels are not {rows}x{columns} patches of {side}: '
+      f'{who} requires whole patches of {side} pixels; got {height}x{width}: '
       f'set --config.image_size={max(rows, 1) * side},{max(columns, 1) * side}.'
     )
   return rows, columns
@@ -60,8 +58,7 @@ def check_headless(setting: Setting, who: str) -> None:
   if setting.model.num_classes:
     raise UserError(
       f'config.num_classes is {setting.model.num_classes}, but the objective '
-      f"'{who}' does not train a head: set --config.num_classes=0 (fine-tuning "
-      'adds a head).'
+      f"'{who}' does not train it: set --config.num_classes=0."
     )
 
 

@@ -42,20 +42,18 @@ class Objective(Defaults):
   """
 
   setting: Setting
-  cross_entropy: str = dataclasses.field(default='softmax', kw_only=True)
-  label_smoothing: float = dataclasses.field(default=0.0, kw_only=True)
-  multi_hot: bool = dataclasses.field(default=False, kw_only=True)
-  class_weights: tuple[float, ...] | None = dataclasses.field(
-    default=None, kw_only=True
-  )
+  _: dataclasses.KW_ONLY
+  cross_entropy: str = 'softmax'
+  label_smoothing: float = 0.0
+  multi_hot: bool = False
+  class_weights: tuple[float, ...] | None = None
 
   def __post_init__(self):
     check_choice('objective.cross_entropy', self.cross_entropy, LOSSES)
     if self.multi_hot and self.cross_entropy != 'sigmoid':
       raise UserError(
-        'objective.multi_hot gives each label of an example the weight 1, but '
-        f'objective.cross_entropy={self.cross_entropy!r} requires weights '
-        "whose sum is 1: set it to 'sigmoid'."
+        f'objective.multi_hot is set with cross_entropy={self.cross_entropy!r},'
+        " which requires weights whose sum is 1: set it to 'sigmoid'."
       )
     limit = 0.5 if self.cross_entropy == 'sigmoid' else 1
     check_range(
@@ -63,9 +61,8 @@ class Objective(Defaults):
     )
     if self.class_weights is not None and self.cross_entropy != 'softmax':
       raise UserError(
-        'objective.class_weights are factors of the terms of a softmax '
-        f'cross-entropy, but objective.cross_entropy={self.cross_entropy!r}: '
-        "set it to 'softmax', or objective.class_weights to None."
+        'objective.class_weights is set with cross_entropy='
+        f"{self.cross_entropy!r}: set it to 'softmax', or do not set weights."
       )
     for weight in self.class_weights or ():
       check_range('objective.class_weights', weight, at_least=0)
@@ -79,24 +76,23 @@ class Objective(Defaults):
     """
     require(spec, 'image', 'label', who="the objective 'supervised'")
     shape, _ = spec['label']
-    if shape and shape != (self.setting.model.num_classes,):
+    classes = self.setting.model.num_classes
+    if shape and shape != (classes,):
       raise UserError(
         f'soft labels have the shape {shape} (augment.num_classes), but '
-        f'config.num_classes is {self.setting.model.num_classes}: make them '
-        'equal.'
+        f'config.num_classes is {classes}: make them equal.'
       )
     if shape and self.multi_hot:
       raise UserError(
         'objective.multi_hot would give every class of a soft label the weight '
         f'1 (augment.name, label {shape}): set it to False.'
       )
-    classes = self.setting.model.num_classes
     if self.class_weights is not None and len(self.class_weights) != classes:
       raise UserError(
         f'objective.class_weights has {len(self.class_weights)} numbers, but '
         f'config.num_classes is {classes}: give one number for each class.'
       )
-    if not self.setting.model.num_classes:
+    if not classes:
       raise UserError(
         "config.num_classes is 0, but the objective 'supervised' trains a "
         'head: set it to the number of classes.'

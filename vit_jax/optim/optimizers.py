@@ -1,19 +1,424 @@
 """Optimizers: constructors of the config's section `optimizer`.
 
-All but `lars` have the keys of `common.Common` in addition to their own.
+All but `lars` have the keys of `Common` in addition to their own: clipping,
+weight decay and rules.
+
+In most other projects, each layer has its own tensors, and query, key and value
+share one. `tensor_norms` returns the norms of such tensors, which make clipping
+and trust ratios the same as there.
 """
 
+import dataclasses
 import functools
+import math
+import re
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
+from optax import contrib
 
-from vit_jax.arrays import tree
-from vit_jax.config import plugins
-from vit_jax.errors import check_choice, check_range
-from vit_jax.optim import orthogonal, trust
-from vit_jax.optim.common import DECAY_MASKS, Common, Steps
+from vit_jax.arrays import sharding, tree
+from vit_jax.config import schema
+from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.optim import rules as rules_lib
+from vit_jax.optim import schedule as schedule_lib
+from vit_jax.optim.schedule import cosine
+
+PyTree = Any
+KINDS = ('global', 'tensor')
+_EPSILON = 1e-6  # added to the norm, as in PyTorch
+_RMS = 0.2  # typical root mean square of a direction of Adam
+Decays = Callable[[PyTree], PyTree]  # parameters → whether each of them decays
+Adapt = Callable[[Decays], optax.GradientTransformation]
+
+
+def naming(key: str, joined: tuple[str, ...]) -> Callable[[str], str]:
+  """Returns a function from a leaf's path to the name of its tensor.
+
+  Args:
+    key: key of the config, for messages.
+    joined: regular expressions for parts of a path. Leaves whose paths differ
+      only in such parts count as one tensor. 'query|key|value' joins the three
+      leaves that most projects keep in one matrix.
+
+  Raises:
+    UserError: a pattern is not a regular expression.
+  """
+  try:
+    patterns = [re.compile(pattern) for pattern in joined]
+  except re.error as error:
+    raise UserError(
+      f'{key} is {joined} ({error}); give regular expressions, such as '
+      "'query|key|value'."
+    ) from error
+
+  def name(path: str) -> str:
+    for pattern in patterns:
+      path = pattern.sub('*', path)
+    return path
+
+  return name
+
+
+def tensor_norms(
+  values: PyTree, name: Callable[[str], str]
+) -> dict[str, Float[Array, '...']]:
+  """Returns the norm of the tensor that contains each leaf, by path.
+
+  Args:
+    values: arrays.
+    name: result of `naming`.
+
+  Returns:
+    Arrays that can be broadcast to the leaves: `[layers, 1, …]` for a stack of
+    layers, which has a norm for each layer, and a scalar for other leaves.
+  """
+  flat = tree.flatten(values)
+  squares: dict[str, Array] = {}
+  for path, leaf in flat.items():
+    first = int(sharding.STACKED in path)
+    own = jnp.sum(jnp.square(leaf), axis=tuple(range(first, leaf.ndim)))
+    squares[name(path)] = squares.get(name(path), 0) + own
+  return {
+    path: jnp.sqrt(squares[name(path)]).reshape(
+      *squares[name(path)].shape,
+      *[1] * (leaf.ndim - squares[name(path)].ndim),
+    )
+    for path, leaf in flat.items()
+  }
+
+
+def transformation(
+  limit: float, kind: str, joined: tuple[str, ...]
+) -> optax.GradientTransformation:
+  """Returns a transformation that clips gradients by their norm.
+
+  Args:
+    limit: largest norm, above 0.
+    kind: 'global' to limit the norm of all gradients together, or 'tensor' to
+      limit the norm of each tensor, see `by_tensor`.
+    joined: regular expressions that join leaves into one tensor, see
+      `naming`; for the kind 'tensor' only.
+
+  Raises:
+    UserError: the kind is unknown, a pattern is not a regular expression, or
+      there are patterns and the kind is 'global'.
+  """
+  check_choice('optimizer.clip', kind, KINDS)
+  if kind == 'tensor':
+    return by_tensor(limit, joined)
+  if joined:
+    raise UserError(
+      f'optimizer.clip_joined is {joined}, and optimizer.clip is {kind!r}. '
+      "Set optimizer.clip='tensor', or leave clip_joined empty."
+    )
+  return optax.clip_by_global_norm(limit)
+
+
+def by_tensor(
+  limit: float, joined: tuple[str, ...] = ()
+) -> optax.GradientTransformation:
+  """Returns a transformation that clips each tensor by its own norm.
+
+  The gradient g of a tensor becomes g · min(1, limit / (|g| + 1e-6)). Each
+  layer of a stack is a separate tensor.
+
+  Args:
+    limit: largest norm, above 0.
+    joined: regular expressions that join leaves into one tensor, see
+      `naming`.
+
+  Raises:
+    UserError: a pattern is not a regular expression.
+
+  Reference: the code of DINO (arXiv 2104.14294).
+  """
+  name = naming('optimizer.clip_joined', joined)
+
+  def clipped(updates: PyTree, params: PyTree) -> PyTree:
+    del params
+    norms = tensor_norms(updates, name)
+    return tree.map_with_path(
+      lambda path, leaf: (
+        leaf * jnp.minimum(1, limit / (norms[path] + _EPSILON))
+      ),
+      updates,
+    )
+
+  return optax.stateless(clipped)
+
+
+def ratios(
+  joined: tuple[str, ...], decays: Decays, coefficient: float = 1.0
+) -> optax.GradientTransformation:
+  """Returns a transformation that multiplies directions by trust ratios.
+
+  The trust ratio of a tensor is c · |parameter| / |direction|, or 1 if either
+  norm is 0.
+
+  Args:
+    joined: regular expressions that join leaves into one tensor, see
+      `naming`.
+    decays: function from parameters to a tree of booleans. Leaves with True are
+      multiplied by their ratio; the others are not changed.
+    coefficient: c; 1 for LAMB, .001 for LARS.
+
+  Raises:
+    UserError: a pattern is not a regular expression.
+
+  References: You et al., arXiv 1904.00962, algorithm 2 (LAMB), and arXiv
+  1708.03888, equation 6 (LARS).
+  """
+  name = naming('optimizer.trust_joined', joined)
+
+  def adapted(updates: PyTree, params: PyTree) -> PyTree:
+    weights, steps = tensor_norms(params, name), tensor_norms(updates, name)
+    chosen = tree.flatten(decays(params))
+
+    def scaled(path: str, leaf: Array) -> Array:
+      if not chosen[path]:
+        return leaf
+      return leaf * _ratio(coefficient * weights[path], steps[path])
+
+    return tree.map_with_path(scaled, updates)
+
+  return optax.stateless(adapted)
+
+
+def _ratio(
+  weight: Float[Array, '...'], step: Float[Array, '...']
+) -> Float[Array, '...']:
+  """Returns weight / step, or 1 where either is 0."""
+  defined = (weight > 0) & (step > 0)
+  return jnp.where(defined, weight / jnp.where(defined, step, 1), 1.0)
+
+
+def directions(
+  momentum: float, others: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """Returns Muon for the matrices of the layers, `others` for other leaves.
+
+  The Nesterov momentum of the gradient is made orthogonal by five Newton-Schulz
+  iterations and multiplied by 0.2 √max(rows, columns). The result has the same
+  root mean square as Adam's directions, so both can use the same learning rate.
+  The embedding, the head, norms and biases are transformed by `others`.
+
+  Args:
+    momentum: decay rate of the momentum, in [0, 1).
+    others: transformation of the other leaves, such as Adam's.
+
+  References: Jordan et al., "Muon" (2024); Liu et al., arXiv 2502.16982,
+  section 2.2, for the factor.
+  """
+  matrices = optax.chain(
+    contrib.scale_by_muon(
+      beta=momentum, weight_dimension_numbers=dimension_numbers
+    ),
+    optax.stateless(_scale_like_adam),
+  )
+  return optax.partition({True: matrices, False: others}, _are_matrices)
+
+
+def dimension_numbers(params: PyTree) -> PyTree:
+  """Returns the axes of the rows and of the columns of each matrix.
+
+  A kernel with an axis for heads has three axes per layer. They are divided
+  into axes of rows and axes of columns such that the matrix is as square as
+  possible: `[d, heads, d/heads]` after the first axis, and `[heads, d/heads,
+  d]` before the last. Layers of a stack are separate matrices.
+
+  Args:
+    params: arrays or their shapes.
+
+  Returns:
+    Tree of `contrib.MuonDimensionNumbers`; None for leaves that are not
+    matrices of the layers.
+  """
+
+  def numbers(path: str, leaf: Any) -> contrib.MuonDimensionNumbers | None:
+    if not _is_matrix(path, leaf):
+      return None
+    rows, columns = _rows_and_columns(path, leaf)
+    return contrib.MuonDimensionNumbers(rows, columns)
+
+  return tree.map_with_path(numbers, params)
+
+
+def _is_matrix(path: str, leaf: Any) -> bool:
+  stacked = sharding.STACKED in path
+  return (
+    stacked and path.rpartition('/')[2] == 'kernel' and len(leaf.shape) >= 3
+  )
+
+
+def _are_matrices(params: PyTree) -> PyTree:
+  return tree.map_with_path(_is_matrix, params)
+
+
+def _rows_and_columns(
+  path: str, leaf: Any
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Returns the axes of the rows and the axes of the columns of a matrix."""
+  first, last = int(sharding.STACKED in path), len(leaf.shape)
+
+  def size(axes: range) -> int:
+    return math.prod(leaf.shape[axis] for axis in axes)
+
+  def distance_from_square(split: int) -> float:
+    rows, columns = size(range(first, split)), size(range(split, last))
+    return abs(math.log(rows / columns))
+
+  split = min(range(first + 1, last), key=distance_from_square)
+  return tuple(range(first, split)), tuple(range(split, last))
+
+
+def _scale_like_adam(updates: PyTree, params: PyTree) -> PyTree:
+  """Scales orthogonal matrices to the root mean square of Adam's directions."""
+  del params
+
+  def scaled(path: str, leaf: jax.Array) -> jax.Array:
+    sides = [
+      math.prod(leaf.shape[axis] for axis in axes)
+      for axes in _rows_and_columns(path, leaf)
+    ]
+    return leaf * jnp.asarray(_RMS * math.sqrt(max(sides)), leaf.dtype)
+
+  return tree.map_with_path(scaled, updates)
+
+
+# Functions of path and leaf that select the leaves with weight decay. The paper
+# does not specify the leaves; 'all' is our reading of the authors' code.
+# 'kernels' leaves out biases, norms, class token, position embeddings and
+# everything else that is not the kernel of a matrix product. 'tensors' leaves
+# out biases and all leaves that have a single axis in the code of MAE and DINO.
+DECAY_MASKS = {
+  'all': lambda path, leaf: True,
+  'kernels': lambda path, leaf: path.rpartition('/')[2] == 'kernel',
+  'tensors': lambda path, leaf: _is_tensor(path, leaf),
+}
+Steps = Callable[[str], int]  # duration ('1 epochs') → updates
+
+
+def _is_tensor(path: str, leaf: Any) -> bool:
+  """Returns whether a leaf has two or more axes in most other projects.
+
+  In contrast to those, a stacked leaf has a layer axis here, and a bias may
+  have an axis for the heads.
+  """
+  axes = len(leaf.shape) - (sharding.STACKED in path)
+  return axes > 1 and path.rpartition('/')[2] != 'bias'
+
+
+def _decay_mask(decay_mask: str):
+  check_choice('optimizer.decay_mask', decay_mask, DECAY_MASKS)
+  return functools.partial(tree.map_with_path, DECAY_MASKS[decay_mask])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Common:
+  """Config keys of clipping, weight decay and rules, for most optimizers.
+
+  Attributes:
+    clip_norm: largest norm of the gradient; None or 0 for no clipping.
+    clip: 'global' to limit the norm of all gradients together, or 'tensor' to
+      limit the norm of each tensor in each layer.
+    clip_joined: regular expressions that join leaves into one tensor for
+      clipping, see `naming`.
+    weight_decay: decoupled weight decay, multiplied by the learning rate.
+    weight_decay_end: weight decay at the end of training, reached along half a
+      cosine; None for a constant weight decay.
+    decay_mask: key of `DECAY_MASKS`, which selects the leaves with weight
+      decay.
+    rules: factors of learning rate and weight decay by path, and frozen leaves;
+      see the module `rules`.
+  """
+
+  clip_norm: float | None = None
+  clip: str = 'global'
+  clip_joined: tuple[str, ...] = ()
+  weight_decay: float = 0.0
+  weight_decay_end: float | None = None
+  decay_mask: str = 'all'
+  rules: tuple = ()
+
+  def chain(
+    self,
+    scale: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    steps: Steps,
+    adapt: Adapt | None = None,
+  ) -> optax.GradientTransformation:
+    """Returns a chain that clips, scales, adds decay and multiplies by −lr.
+
+    The decay is decoupled and multiplied by the learning rate: an update is
+    −lr · (direction + weight_decay · parameter), times the factors of its rule.
+
+    Args:
+      scale: transformation of gradients into directions.
+      schedule: learning rate as a function of the update count.
+      steps: function that converts a duration ('1 epochs') to updates.
+      adapt: function that returns a transformation to apply after weight decay
+        is added, such as trust ratios. Its argument maps parameters to whether
+        each of them decays.
+
+    Raises:
+      UserError: a value is outside its range, or `clip` or `decay_mask` is
+        unknown.
+    """
+    check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
+    table = rules_lib.parse(self.rules)
+    clip = transformation(
+      self.clip_norm or math.inf, self.clip, self.clip_joined
+    )
+    clip = clip if self.clip_norm else optax.identity()
+    late = any(steps(rule.after) for _, rule in table)
+    rate = [optax.scale_by_learning_rate(schedule)]
+    if table:
+      rate.append(rules_lib.scale_by(table, lambda rule: rule.lr))
+    if any(rule.frozen for _, rule in table):
+      # Gradients of frozen leaves do not count in the norm for clipping.
+      clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
+      scale = scale if late else rules_lib.of_moving(table, scale)
+    if late:
+      # The same holds for leaves until `Rule.after` has passed. The second
+      # gate, after the rate, removes their weight decay.
+      gate = schedule_lib.gated(table, steps)
+      clip, scale = (
+        optax.chain(gate, clip),
+        schedule_lib.delayed(table, steps, scale),
+      )
+      rate.append(gate)
+    last = adapt(self._decays(table)) if adapt else optax.identity()
+    return optax.chain(clip, scale, self._decay(table, steps), last, *rate)
+
+  def _decays(self, table: rules_lib.Table) -> Callable[[PyTree], PyTree]:
+    """Returns a function from parameters to whether each of them decays."""
+    mask = _decay_mask(self.decay_mask)
+    if not self.weight_decay and not self.weight_decay_end:
+      return functools.partial(jax.tree.map, lambda _: False)
+    return lambda params: jax.tree.map(
+      lambda decays, rule: bool(decays and rule.decay),
+      mask(params),
+      rules_lib.apply(table, params),
+    )
+
+  def _decay(
+    self, table: rules_lib.Table, steps: Steps
+  ) -> optax.GradientTransformation:
+    """Returns the transformation that adds weight decay to directions."""
+    mask = _decay_mask(self.decay_mask)
+    decay, end = self.weight_decay, self.weight_decay_end
+    check_range('optimizer.weight_decay', decay, at_least=0)
+    check_range('optimizer.weight_decay_end', end, at_least=0)
+    if end is not None:
+      decay = cosine(decay, end, steps('100 %'))
+    elif not decay:
+      return optax.identity()
+    return rules_lib.add_decayed(decay, table, mask)
 
 
 def _adam(
@@ -31,7 +436,7 @@ def _adam(
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=jnp.dtype(moment_dtype))
 
 
-@plugins.keyed_by(Common)
+@schema.keyed_by(Common)
 def adam(
   schedule: optax.Schedule,
   steps: Steps = lambda duration: 0,
@@ -62,7 +467,7 @@ def adam(
   return Common(**common).chain(scale, schedule, steps)
 
 
-@plugins.keyed_by(Common)
+@schema.keyed_by(Common)
 def sgd(
   schedule: optax.Schedule,
   steps: Steps = lambda duration: 0,
@@ -87,7 +492,7 @@ def sgd(
   return Common(**common).chain(scale, schedule, steps)
 
 
-@plugins.keyed_by(Common)
+@schema.keyed_by(Common)
 def lamb(
   schedule: optax.Schedule,
   steps: Steps = lambda duration: 0,
@@ -115,14 +520,14 @@ def lamb(
     b2: decay of the second moment, in [0, 1).
     eps: value added to the root of the second moment, above 0.
     trust_joined: regular expressions that join leaves into one tensor, which
-      has one ratio; see `tensors.naming`.
+      has one ratio; see `naming`.
     decay_mask: see `Common`.
     **common: the other fields of `Common`.
 
   Raises:
     UserError: a value is outside its range, or the mask is unknown.
   """
-  adapt = functools.partial(trust.ratios, trust_joined)
+  adapt = functools.partial(ratios, trust_joined)
   return Common(decay_mask=decay_mask, **common).chain(
     _adam(b1, b2, eps), schedule, steps, adapt
   )
@@ -158,12 +563,12 @@ def lars(
   check_range('optimizer.momentum', momentum, at_least=0, below=1)
   matrices = functools.partial(tree.map_with_path, DECAY_MASKS['tensors'])
   scale = optax.chain(
-    trust.ratios((), matrices, coefficient=1e-3), optax.trace(decay=momentum)
+    ratios((), matrices, coefficient=1e-3), optax.trace(decay=momentum)
   )
   return Common(rules=rules).chain(scale, schedule, steps)
 
 
-@plugins.keyed_by(Common)
+@schema.keyed_by(Common)
 def muon(
   schedule: optax.Schedule,
   steps: Steps = lambda duration: 0,
@@ -178,7 +583,7 @@ def muon(
 ) -> optax.GradientTransformation:
   """Builds Muon for the matrices of the layers, and Adam for all other leaves.
 
-  See `orthogonal.directions`.
+  See `directions`.
 
   Args:
     schedule: learning rate as a function of the update count; learning rates
@@ -195,5 +600,5 @@ def muon(
     UserError: a value is outside its range, or the mask is unknown.
   """
   check_range('optimizer.momentum', momentum, at_least=0, below=1)
-  scale = orthogonal.directions(momentum, _adam(b1, b2, eps))
+  scale = directions(momentum, _adam(b1, b2, eps))
   return Common(decay_mask=decay_mask, **common).chain(scale, schedule, steps)

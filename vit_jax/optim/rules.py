@@ -25,7 +25,7 @@ import optax
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.config import durations
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 
 PyTree = Any
 Table = tuple[tuple[str, 'Rule'], ...]
@@ -79,34 +79,25 @@ def parse(rules: tuple[Any, ...]) -> Table:
 
 
 def _parse_one(rule: Any) -> tuple[str, Rule]:
-  example = "such as ('head/.*', dict(lr=10.0))"
-  if not isinstance(rule, list | tuple) or len(rule) != 2:
-    raise UserError(
-      f'optimizer.rules contains {rule!r}; a rule must be a pair of a pattern '
-      f'and its settings, {example}.'
-    )
-  pattern, settings = rule
   try:
+    pattern, settings = rule
     re.compile(pattern)
     result = Rule(**settings)
-  except (re.error, TypeError) as error:
+    durations.check('after', result.after)
+    rates = result.lr if isinstance(result.lr, list | tuple) else (result.lr,)
+    for factor in (*rates, result.decay):
+      if type(factor) not in (int, float):
+        raise TypeError(f'{factor!r} is not a number')
+      check_range('a factor', factor, at_least=0)
+    if type(result.frozen) is not bool:
+      raise TypeError(f'frozen is {result.frozen!r}')
+  except (re.error, TypeError, ValueError, UserError) as error:
     raise UserError(
-      f'optimizer.rules contains {rule!r} ({error}); allowed: a regular '
-      f'expression and a dict of {", ".join(Rule._fields)}, {example}.'
+      f'optimizer.rules contains {rule!r} ({str(error).rstrip(".")}); a rule '
+      'is a pair of a regular expression and a dict of lr (a factor of 0 or '
+      'more, or one for each layer), decay (a factor), frozen (True or False) '
+      "and after (a duration), such as ('head/.*', dict(lr=10.0))."
     ) from error
-  rates = result.lr if isinstance(result.lr, list | tuple) else (result.lr,)
-  numbers = (*rates, result.decay)
-  valid = all(
-    type(n) in (int, float) and 0 <= n < float('inf') for n in numbers
-  )
-  valid = valid and type(result.after) is str
-  if not valid or type(result.frozen) is not bool:
-    raise UserError(
-      f'optimizer.rules contains {rule!r}; lr and decay must be factors of 0 '
-      'or more (lr may be a tuple with one factor for each layer), frozen must '
-      "be True or False, and after a duration such as '1 epochs'."
-    )
-  durations.check(f'optimizer.rules: after of {pattern!r}', result.after)
   return pattern, result
 
 

@@ -1,13 +1,15 @@
-"""Adds up cycles, FLOPs and collectives of one step of a compiled program."""
+"""Costs of one step of a compiled program, on TPUs and on GPUs.
 
-import collections
+The compiler for TPUs estimates the cycles of its instructions (`tpu_cost`). The
+compiler for GPUs does not, so their time is modelled (`gpu_cost`). Both return
+a `Cost`.
+"""
+
 import dataclasses
-import math
 import re
 
-from vit_jax.plan import arithmetic, loops
-from vit_jax.plan.hlo import Computation, Module, Op
-from vit_jax.plan.topology import Target
+from vit_jax.plan import hlo
+from vit_jax.plan.hlo import Computation, Op
 
 COLLECTIVES = (
   'all-reduce',
@@ -35,21 +37,36 @@ FREE = {
   'opt-barrier',
   'domain',
 }
-# Custom calls that do no work: they allocate a buffer, or join adjacent slices.
-_FREE_KERNELS = ('AllocateBuffer', 'ConcatBitcast')
-# Assumption for random bit generators, for which the compiler has no estimate:
-# ten rounds of Philox, about a hundred integer operations per word, on a vector
-# unit of 1024 lanes with about three slots.
-_RNG_CYCLES_PER_WORD = 32 / 1024
-# Latency of a link between neighbouring chips. Source: ASTRA-sim's validation
-# on TPU v3 uses 1 µs, a figure of Google's TPU research team.
-_HOP_S = 1e-6
-# Assumptions about what widens the range of a step's time. Attention kernels:
-# cycles scheduled by the compiler, relative to those of the declared cost
-# (benchmarks/kernels.py). Links: the least fraction of the published rate; no
-# measurement of TPUs is published, and NCCL reaches 82 % on NVLink.
-_KERNELS = (0.8, 1.45)
-_LINK_FRACTION = 0.8
+
+
+@dataclasses.dataclass
+class Collective:
+  """Sums over the collectives of one kind in a step.
+
+  Attributes:
+    count: number of executions.
+    bytes: bytes of operands or results, see `exchanged_bytes`.
+    seconds: modelled time.
+    exposed_seconds: part of `seconds` that does not overlap with other work;
+      always 0 for GPUs, where only the sum of all kinds is known.
+  """
+
+  count: int = 0
+  bytes: int = 0
+  seconds: float = 0.0
+  exposed_seconds: float = 0.0
+
+  def add(self, times: int, size: int, seconds: float) -> None:
+    """Adds `times` executions of one collective.
+
+    Args:
+      times: number of executions.
+      size: bytes of one execution.
+      seconds: time of one execution.
+    """
+    self.count += times
+    self.bytes += size * times
+    self.seconds += seconds * times
 
 
 @dataclasses.dataclass
@@ -74,33 +91,20 @@ class Uncounted:
 
 
 @dataclasses.dataclass
-class Collective:
-  """Sums over the collectives of one kind in a step.
+class Kernels:
+  """Sums over the kernels of one kind in a step on a GPU.
 
   Attributes:
     count: number of executions.
-    bytes: bytes of operands or results, see `exchanged_bytes`.
+    flops: FLOPs of products, convolutions and attention.
+    bytes: bytes that are read and written.
     seconds: modelled time.
-    exposed_seconds: part of `seconds` that does not overlap with other work;
-      always 0 for GPUs, see `gpu_cost.GpuCost`.
   """
 
   count: int = 0
+  flops: int = 0
   bytes: int = 0
   seconds: float = 0.0
-  exposed_seconds: float = 0.0
-
-  def add(self, times: int, size: int, seconds: float) -> None:
-    """Adds `times` executions of one collective.
-
-    Args:
-      times: number of executions.
-      size: bytes of one execution.
-      seconds: time of one execution.
-    """
-    self.count += times
-    self.bytes += size * times
-    self.seconds += seconds * times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,82 +112,38 @@ class Cost:
   """Sums over one step on one device.
 
   Attributes:
-    estimated_cycles: sum of the compiler's estimates.
-    uncounted: instructions without an estimate of the compiler, by kind.
+    matrix_flops: FLOPs of products, convolutions and attention kernels,
+      including recomputed ones.
     collectives: totals by kind.
-    matrix_flops: FLOPs of products and convolutions, including recomputed ones.
-    groups: estimated cycles by (module, direction), see `group`.
+    groups: time by (module, direction), see `group`: estimated cycles on TPUs,
+      modelled seconds on GPUs.
+    exposed_seconds: seconds of collectives that do not overlap with other work;
+      None if the time is unknown.
+    seconds: predicted time of a step; None if it is unknown.
+    seconds_range: limits of `seconds`.
+    uncertain_seconds: smallest and largest difference from `seconds`, by cause;
+      None for GPUs.
+    estimated_cycles: sum of the compiler's estimates; None for GPUs.
+    uncounted: instructions without an estimate of the compiler, by kind; empty
+      for GPUs.
+    kernels: sums by kind of kernel; empty for TPUs.
   """
 
-  estimated_cycles: int
-  uncounted: dict[str, Uncounted]
-  collectives: dict[str, Collective]
   matrix_flops: int
-  groups: dict[tuple[str, str], int]
+  collectives: dict[str, Collective]
+  groups: dict[tuple[str, str], float]
+  exposed_seconds: float | None = None
+  seconds: float | None = None
+  seconds_range: tuple[float, float] | None = None
+  uncertain_seconds: dict[str, tuple[float, float]] | None = None
+  estimated_cycles: int | None = None
+  uncounted: dict[str, Uncounted] = dataclasses.field(default_factory=dict)
+  kernels: dict[str, Kernels] = dataclasses.field(default_factory=dict)
 
   @property
   def uncounted_cycles(self) -> float:
     """Cycles added for instructions without an estimate."""
     return sum(u.cycles for u in self.uncounted.values() if not u.overlapped)
-
-  @property
-  def exposed_seconds(self) -> float:
-    """Seconds of collectives that do not overlap with other work."""
-    return sum(c.exposed_seconds for c in self.collectives.values())
-
-  def uncertain_seconds(
-    self, clock_hz: float
-  ) -> dict[str, tuple[float, float]]:
-    """Returns by how much the time of a step can differ from the prediction.
-
-    The compiler's own estimates are taken as exact.
-
-    Args:
-      clock_hz: clock rate of the cores.
-
-    Returns:
-      Smallest and largest difference in seconds, by cause: 'kernels', whose
-      cost is declared, and 'exchanges', which at worst nothing hides.
-    """
-    declared = sum(u.cycles for u in self.uncounted.values() if u.flops)
-    fewer, more = (share - 1 for share in _KERNELS)
-    seconds = sum(c.seconds for c in self.collectives.values())
-    return {
-      'kernels': (fewer * declared / clock_hz, more * declared / clock_hz),
-      'exchanges': (0.0, seconds / _LINK_FRACTION - self.exposed_seconds),
-    }
-
-
-def of_program(module: Module, target: Target) -> Cost:
-  """Adds up the costs of one step of a program.
-
-  Raises:
-    UserError: the number of iterations of a loop is unknown.
-  """
-  cycles, groups = 0, collections.Counter()
-  uncounted = collections.defaultdict(Uncounted)
-  collectives = collections.defaultdict(Collective)
-  for op, computation, times in loops.executions(module):
-    kind = op.opcode.removesuffix('-start')
-    if op.opcode.endswith(('-done', '-update')):
-      continue  # its cost is counted at the '-start' instruction
-    if kind in COLLECTIVES:
-      _add_collective(collectives[kind], op, computation, times, target)
-    if op.estimated_cycles is not None and op.opcode not in FREE:
-      cycles += op.estimated_cycles * times
-      groups[group(op.path)] += op.estimated_cycles * times
-    elif kind not in COLLECTIVES and not _is_free(op):
-      _add_uncounted(uncounted, op, computation, times, target)
-  flops = sum(
-    arithmetic.matrix_flops(op, computation) * times
-    for op, computation, times in loops.executions(module, inside_fusions=True)
-  )
-  flops += sum(kind.flops for kind in uncounted.values())
-  return Cost(cycles, dict(uncounted), dict(collectives), flops, dict(groups))
-
-
-def _is_free(op: Op) -> bool:
-  return op.opcode in FREE or kernel(op) in _FREE_KERNELS
 
 
 def kernel(op: Op) -> str:
@@ -192,96 +152,10 @@ def kernel(op: Op) -> str:
   return match[1] if op.opcode == 'custom-call' and match else ''
 
 
-def _add_uncounted(
-  uncounted: dict[str, Uncounted],
-  op: Op,
-  computation: Computation,
-  times: int,
-  target: Target,
-) -> None:
-  """Adds the cost of an instruction that the compiler does not estimate.
-
-  If the instruction is a kernel that declares its bytes and FLOPs, these are
-  used. Otherwise the bytes are those of operands and result, without FLOPs.
-  """
-  name = kernel(op)
-  entry = uncounted[f'{op.opcode} {name}'.strip()]
-  moved = arithmetic.bytes_moved(op, computation)
-  declared = _declared(op) if name else {}
-  moved = declared.get('bytes_accessed', moved)
-  flops = declared.get('flops', 0)
-  cycles = 0.0
-  if target.chip is not None:
-    chip = target.chip
-    cycles = max(
-      moved / chip.hbm_bytes_per_s * chip.clock_hz,
-      chip.kernel_cycles(flops, declared.get('transcendentals', 0)),
-    )
-  if op.opcode == 'rng-bit-generator':
-    words = arithmetic.num_bytes(op.shapes) / 4
-    cycles = max(cycles, words * _RNG_CYCLES_PER_WORD)
-  entry.times += times
-  entry.bytes += moved * times
-  entry.flops += flops * times
-  entry.cycles += cycles * times
-  entry.overlapped = op.opcode.endswith('-start')
-
-
-def _declared(op: Op) -> dict[str, int]:
-  """Returns the cost estimate that a kernel declares."""
-  found = re.findall(
-    r'\\?"(flops|transcendentals|bytes_accessed)\\?":\s*\\?"?(\d+)',
-    op.attributes,
-  )
-  return {name: int(number) for name, number in found}
-
-
-def _add_collective(
-  entry: Collective,
-  op: Op,
-  computation: Computation,
-  times: int,
-  target: Target,
-) -> None:
-  """Adds the cost of a collective, modelled as rings over all links.
-
-  The time is that of the bytes on the links plus the latency of the links
-  between the most distant chips of a group.
-  """
-  size = exchanged_bytes(op, computation)
-  if target.chip is None:
-    entry.add(times, size, 0.0)
-    return
-  members = group_size(op, len(target.devices))
-  passes = 2 if op.opcode.startswith('all-reduce') else 1
-  wire = passes * size * (members - 1) / members
-  seconds = wire / target.chip.link_bytes_per_s
-  if target.slices > 1 and members > len(target.devices) // target.slices:
-    # After the sum within a slice, each device exchanges its part of the sum
-    # with other slices over the slow network.
-    members //= target.slices
-    seconds += passes * size / members / target.slow_bytes_per_s
-  seconds += passes * _hops(members, target) * _HOP_S
-  entry.add(times, size, seconds)
-  if not op.opcode.endswith('-start'):
-    entry.exposed_seconds += seconds * times
-
-
-def _hops(members: int, target: Target) -> int:
-  """Returns the number of links between the most distant chips of a group.
-
-  The chips of a group are assumed to form a box with equal sides, and the links
-  not to wrap around (in a whole pod they do, which halves the distance).
-
-  Args:
-    members: number of devices of the group in a slice.
-    target: devices of all slices.
-  """
-  sides = [side for side in target.sides if side > 1]
-  chips = members * math.prod(sides) * target.slices / len(target.devices)
-  if chips <= 1:
-    return 0
-  return round(len(sides) * (chips ** (1 / len(sides)) - 1))
+def collective(op: Op) -> str:
+  """Returns the kind of a collective; '' for other instructions."""
+  kind = re.sub('-(start|done|update)$', '', op.opcode)
+  return kind if kind in COLLECTIVES else ''
 
 
 def exchanged_bytes(op: Op, computation: Computation) -> int:
@@ -289,8 +163,8 @@ def exchanged_bytes(op: Op, computation: Computation) -> int:
 
   The larger of the two numbers is returned.
   """
-  read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
-  written = arithmetic.num_bytes(op.shapes)
+  read = hlo.num_bytes(tuple(hlo.operand_shapes(op, computation)))
+  written = hlo.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
     written = max(written - read, 0)  # the result contains the operands
   return max(read, written)
@@ -339,10 +213,11 @@ def group(path: str) -> tuple[str, str]:
     direction = 'forward'
   else:
     direction = 'update'
-  # Parts of the path that JAX adds, and that are not modules of the model.
+  # Parts of the path that are not modules of the model: those that JAX adds,
+  # and methods of modules, such as ViT.predict.
   transformations = re.compile(
     r'.*\(.*\)?|while|body|cond|closed_call|checkpoint|rematted_computation'
-    r'|\w+\.predict|\w+\.product|.*->.*|.*[,\[\]].*|branch_\d+_fun'
+    r'|\w+\.\w+|.*->.*|.*[,\[\]].*|branch_\d+_fun'
   )
   modules = [part for part in parts[:-1] if not transformations.fullmatch(part)]
   module = '/'.join(modules)

@@ -1,13 +1,15 @@
 """Sets environment variables to compile for devices that are not present."""
 
+import importlib.util
 import os
 import re
 from collections.abc import Sequence
 
-from vit_jax.arrays import chips
+from vit_jax.arrays import devices
 from vit_jax.errors import UserError
 
 LOCAL = 'local'  # topology of the devices of this machine
+GPU_EXTRA = "pip install 'vit_jax[plan-gpu]'"
 
 # Without these variables, libtpu looks for TPUs and queries a metadata server,
 # and logs errors because this machine has neither.
@@ -36,16 +38,24 @@ def prepare(argv: Sequence[str]) -> None:
   if not local.search(' '.join(argv)):
     os.environ.update(_WITHOUT_TPU)
   # If the compiler for GPUs is missing, a CPU device stands for each GPU.
-  if devices := _gpus(argv):
-    count = f'--xla_force_host_platform_device_count={devices}'
+  if number := _gpus(argv):
+    count = f'--xla_force_host_platform_device_count={number}'
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {count}'
+
+
+def has_gpu_compiler() -> bool:
+  """Returns whether JAX's CUDA plug-in is installed."""
+  return any(
+    importlib.util.find_spec(f'jax_cuda{version}_plugin') is not None
+    for version in (12, 13)
+  )
 
 
 def _gpus(argv: Sequence[str]) -> int:
   """Returns the number of GPUs in --topology: 32 for h100:4x8, 0 for TPUs."""
   match = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
   try:
-    parsed = chips.parse_gpus(match[1]) if match else None
+    parsed = devices.parse_gpus(match[1]) if match else None
   except UserError:  # `topology.find` will report it
     return 0
   return parsed[1] * parsed[2] if parsed else 0

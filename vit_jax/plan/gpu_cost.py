@@ -3,20 +3,17 @@
 Without a GPU, XLA cannot time its kernels, and its own estimates are not usable
 for library calls. The time is therefore modelled instruction by instruction:
 
-- The time of a matrix product or convolution is its FLOPs divided by a fraction
-  of the peak rate, or its bytes divided by a fraction of the memory bandwidth,
+- The time of a kernel is a fixed time, plus its FLOPs divided by a fraction of
+  the peak rate or its bytes divided by a fraction of the memory bandwidth,
   whichever is longer.
-- The time of a call of cuDNN's fused attention is computed in the same way,
-  with a lower fraction of the peak rate, because its products are small and
-  alternate with exponentials.
-- The time of every other kernel is its bytes divided by a fraction of the
-  bandwidth.
-- No kernel is shorter than the time of a launch.
+- The fractions and the fixed times depend on the kind of kernel: products and
+  convolutions, cuDNN's fused attention, reductions, and all others.
 - A collective is a ring over NVLink and, between nodes, over the network. The
   kernels that run between its start and its end hide a part of its time.
 
-The fractions are assumptions with a range (`Rates`), so a plan prints a range
-of times in addition to one number.
+Most numbers are fitted to one step on one H200 (`Rates`), and other GPUs are
+assumed to reach the same fractions, so a plan prints a range of times in
+addition to one number.
 """
 
 import collections
@@ -25,56 +22,96 @@ import math
 import re
 from typing import NamedTuple
 
-from vit_jax.plan import arithmetic, cost, loops
-from vit_jax.plan.cost import Collective
-from vit_jax.plan.gpus import Cluster, Gpu
+from vit_jax.arrays.devices import Device
+from vit_jax.plan import cost, hlo
+from vit_jax.plan.cost import Collective, Cost, Kernels
 from vit_jax.plan.hlo import Computation, Module, Op, Shape
+from vit_jax.plan.topology import Target
 
-_FREE = cost.FREE | {'async-done', 'async-update'}
+FREE = cost.FREE | {'async-done', 'async-update'}
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 
 
 class Rates(NamedTuple):
-  """Fractions of a GPU's peak rates that kernels reach.
+  """Fractions of a GPU's peak rates that kernels reach, and their fixed times.
 
   Attributes:
     product: fraction of the peak FLOP/s in matrix products.
     attention: fraction of the peak FLOP/s in fused attention.
-    memory: fraction of the memory bandwidth.
+    reduction: fraction of the memory bandwidth in reductions.
+    memory: fraction of the memory bandwidth in other kernels.
+    copy: fraction of the memory bandwidth that products and attention cannot
+      exceed.
     link: fraction of the rate of NVLink and of the network.
-    launch_s: shortest time of a kernel, in seconds.
+    product_s: fixed time of a product, in seconds; products of few contracted
+      elements are slower mainly because of it.
+    launch_s: fixed time of every other kernel, and shortest time of a
+      collective, in seconds.
   """
 
   product: float
   attention: float
+  reduction: float
   memory: float
+  copy: float
   link: float
+  product_s: float
   launch_s: float
 
 
-# Assumptions, to be replaced by measurements. Published measurements:
+# Fitted to the profile of each kernel of a step of B/16 on an H200
+# (benchmarks/measured/h200/b_16_no_dropout.csv): the fixed times by regression,
+# then the fractions so that the times of each kind add up to the measured ones.
+# The same numbers predict the kernels of S/16 (s_16.csv), which were not used,
+# within 7 % for each kind and 3 % in total. Others:
 #
-# product: the best shape reaches 80 % of the peak on an H100 and 86 % on an
-#   A100 (stas00/ml-engineering, "Maximum Achievable Matmul FLOPS comparison
-#   table"). The products of a ViT are smaller than that shape.
-# attention: FlashAttention-2 reaches 35 % on an H100 with long sequences
-#   (abstract of arXiv 2407.08608). The sequences of a ViT are short and do not
-#   fill the tiles.
-# memory: 90 % on an A100 for arrays of at least 100 MB (calculon-ai/calculon,
-#   systems/a100_80g.json).
+# copy: a copy of 2 GiB on the H200 reaches 4.2 of 4.8 TB/s (products.csv).
 # link: NCCL reaches 370 of NVLink's 450 GB/s, 82 % (NVIDIA/nccl-tests, issue
 #   212).
-# launch_s: a few microseconds, without a source.
-EXPECTED = Rates(0.70, 0.30, 0.90, 0.80, 2.0e-6)
-OPTIMISTIC = Rates(0.80, 0.45, 0.93, 0.90, 1.0e-6)
-PESSIMISTIC = Rates(0.60, 0.15, 0.80, 0.60, 4.0e-6)
+EXPECTED = Rates(
+  product=0.77,
+  attention=0.11,
+  reduction=0.615,
+  memory=0.73,
+  copy=0.87,
+  link=0.80,
+  product_s=8e-6,
+  launch_s=1.5e-6,
+)
+# Limits of the range. product: the best shape reaches 80 % of the peak on an
+# H100 and 86 % on an A100 (stas00/ml-engineering, "Maximum Achievable Matmul
+# FLOPS comparison table"). attention: FlashAttention-2 reaches 35 % on an H100
+# with long sequences (abstract of arXiv 2407.08608), which fill the tiles
+# better than 197 tokens. memory: 90 % on an A100 for arrays of at least 100 MB
+# (calculon-ai/calculon, systems/a100_80g.json). All others, and all of the
+# slower limits, are assumptions without a source.
+OPTIMISTIC = Rates(
+  product=0.85,
+  attention=0.35,
+  reduction=0.75,
+  memory=0.90,
+  copy=0.93,
+  link=0.90,
+  product_s=4e-6,
+  launch_s=1e-6,
+)
+PESSIMISTIC = Rates(
+  product=0.65,
+  attention=0.09,
+  reduction=0.50,
+  memory=0.60,
+  copy=0.75,
+  link=0.60,
+  product_s=12e-6,
+  launch_s=4e-6,
+)
 
 
 class Kernel(NamedTuple):
   """One instruction that runs on the GPU.
 
   Attributes:
-    kind: 'product', 'attention' or 'memory'.
+    kind: 'product', 'attention', 'reduction' or 'memory'.
     flops: FLOPs of one execution.
     bytes: bytes that one execution reads and writes.
   """
@@ -83,128 +120,100 @@ class Kernel(NamedTuple):
   flops: int
   bytes: int
 
-  def seconds(self, gpu: Gpu, rates: Rates) -> float:
+  def seconds(self, gpu: Device, rates: Rates) -> float:
     """Returns the modelled time of one execution."""
-    fraction = rates.attention if self.kind == 'attention' else rates.product
-    return max(
-      self.flops / (fraction * gpu.peak_flops),
-      self.bytes / (rates.memory * gpu.bytes_per_s),
-      rates.launch_s,
+    is_attention, is_product = self.kind == 'attention', self.kind == 'product'
+    compute = rates.attention if is_attention else rates.product
+    memory = {'reduction': rates.reduction, 'memory': rates.memory}
+    fixed = rates.product_s if is_product else rates.launch_s
+    return fixed + max(
+      self.flops / (compute * gpu.peak_flops),
+      self.bytes / (memory.get(self.kind, rates.copy) * gpu.bytes_per_s),
     )
 
 
-@dataclasses.dataclass
-class Part:
-  """Sums over the kernels of one kind in a step.
-
-  Attributes:
-    count: number of executions.
-    flops: FLOPs of products, convolutions and attention.
-    bytes: bytes that are read and written.
-    seconds: modelled time.
-  """
-
-  count: int = 0
-  flops: int = 0
-  bytes: int = 0
-  seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class GpuCost:
-  """Sums over one step on one GPU.
-
-  Attributes:
-    seconds: modelled time of the kernels, without collectives.
-    exposed_seconds: time of collectives that no kernel hides.
-    matrix_flops: FLOPs of products, convolutions and fused attention.
-    parts: sums by kind of kernel.
-    collectives: totals by kind.
-    groups: modelled seconds by (module, direction), see `cost.group`.
-  """
-
-  seconds: float
-  exposed_seconds: float
-  matrix_flops: int
-  parts: dict[str, Part]
-  collectives: dict[str, Collective]
-  groups: dict[tuple[str, str], float]
-
-  @property
-  def total(self) -> float:
-    """Predicted time of a step in seconds."""
-    return self.seconds + self.exposed_seconds
-
-
-def of_program(
-  module: Module, cluster: Cluster, rates: Rates = EXPECTED
-) -> GpuCost:
-  """Adds up the modelled time of a program.
+def of_program(module: Module, target: Target) -> Cost:
+  """Adds up the modelled time of a program, with its range.
 
   Args:
     module: optimized program.
-    cluster: GPUs that run the program.
-    rates: fractions of the peak rates.
+    target: GPUs that run the program.
 
   Raises:
     UserError: the number of iterations of a loop is unknown.
   """
-  gpu, exposed = cluster.gpu, 0.0
-  parts = collections.defaultdict(Part)
+  low, expected, high = (
+    at_rates(module, target, rates)
+    for rates in (OPTIMISTIC, EXPECTED, PESSIMISTIC)
+  )
+  assert low.seconds is not None and high.seconds is not None
+  return dataclasses.replace(
+    expected, seconds_range=(low.seconds, high.seconds)
+  )
+
+
+def at_rates(module: Module, target: Target, rates: Rates) -> Cost:
+  """Adds up the modelled time of a program at given fractions of the rates."""
+  assert target.device is not None
+  exposed = 0.0
+  kernels = collections.defaultdict(Kernels)
   groups: dict[tuple[str, str], float] = collections.defaultdict(float)
   collectives = collections.defaultdict(Collective)
   # Remaining seconds of asynchronous collectives, by computation and name. A
   # kernel between start and end of a collective hides as many seconds of it as
   # the kernel takes; if several collectives are running, only of the first.
   running: dict[str, dict[str, float]] = collections.defaultdict(dict)
-  for op, computation, times in loops.executions(module):
+  for op, computation, times in hlo.executions(module):
     pending = running[computation.name]
+    kind = cost.collective(op)
     if op.opcode.endswith('-done'):
       exposed += sum(pending.pop(name, 0.0) for name in op.operands) * times
-    elif kind := _collective(op):
-      seconds, size = _ring(op, computation, cluster, rates)
+    elif kind:
+      seconds, size = _ring(op, computation, target, rates)
       collectives[kind].add(times, size, seconds)
       if op.opcode.endswith('-start'):
         pending[op.name] = seconds
       else:
         exposed += seconds * times
-    if op.opcode in _FREE or _collective(op):
+    if kind or op.opcode in FREE:
       continue
-    kernel = _kernel(module, op, computation)
-    seconds = kernel.seconds(gpu, rates)
-    part = parts[kernel.kind]
-    part.count += times
-    part.flops += kernel.flops * times
-    part.bytes += kernel.bytes * times
-    part.seconds += seconds * times
+    work = kernel(module, op, computation)
+    seconds = work.seconds(target.device, rates)
+    total = kernels[work.kind]
+    total.count += times
+    total.flops += work.flops * times
+    total.bytes += work.bytes * times
+    total.seconds += seconds * times
     groups[cost.group(op.path)] += seconds * times
     if pending:
       first = next(iter(pending))
       pending[first] = max(0.0, pending[first] - seconds)
-  return GpuCost(
-    seconds=sum(part.seconds for part in parts.values()),
-    exposed_seconds=exposed,
-    matrix_flops=sum(part.flops for part in parts.values()),
-    parts=dict(parts),
+  return Cost(
+    matrix_flops=sum(total.flops for total in kernels.values()),
     collectives=dict(collectives),
     groups=dict(groups),
+    exposed_seconds=exposed,
+    seconds=sum(total.seconds for total in kernels.values()) + exposed,
+    kernels=dict(kernels),
   )
 
 
-def _kernel(module: Module, op: Op, computation: Computation) -> Kernel:
+def kernel(module: Module, op: Op, computation: Computation) -> Kernel:
   """Returns kind, FLOPs and bytes of an instruction."""
   if op.opcode == 'custom-call':
     return _library_call(op, computation)
-  if op.opcode != 'fusion':
-    flops = arithmetic.matrix_flops(op, computation)
-    kind = 'product' if flops else 'memory'
-    return Kernel(kind, flops, arithmetic.bytes_moved(op, computation))
-  inner = module.computations[op.calls('calls')[0]]
-  flops = sum(
-    arithmetic.matrix_flops(inner_op, inner) for inner_op in inner.ops.values()
-  )
-  kind = 'product' if flops else 'memory'
-  return Kernel(kind, flops, _fusion_bytes(op, computation, inner))
+  # XLA's kernels of the kind "input" are reductions.
+  kind = 'memory'
+  if op.opcode == 'reduce' or 'kind=kInput' in op.attributes:
+    kind = 'reduction'
+  if op.opcode == 'fusion':
+    inner = module.computations[op.calls('calls')[0]]
+    flops = sum(hlo.matrix_flops(each, inner) for each in inner.ops.values())
+    moved = _fusion_bytes(op, computation, inner)
+  else:
+    flops = hlo.matrix_flops(op, computation)
+    moved = hlo.bytes_moved(op, computation)
+  return Kernel('product' if flops else kind, flops, moved)
 
 
 def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
@@ -221,7 +230,7 @@ def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
   results = [root]
   if root.opcode == 'tuple':
     results = [inner.ops[name] for name in root.operands]
-  updates = {result.name for result in results if _is_update(result)}
+  updates = {r.name for r in results if r.opcode == 'dynamic-update-slice'}
   total = 0
   for name, inner_op in inner.ops.items():
     if inner_op.opcode != 'parameter':
@@ -229,30 +238,26 @@ def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
     readers = users[name]
     is_sliced = [r.opcode in _SLICES and r.operands[0] == name for r in readers]
     if readers and all(is_sliced):
-      total += sum(arithmetic.num_bytes(r.shapes) for r in readers)
+      total += sum(hlo.num_bytes(r.shapes) for r in readers)
     elif any(r.name in updates and r.operands[0] == name for r in readers):
       continue  # updated in place
     else:
-      total += arithmetic.num_bytes(inner_op.shapes)
+      total += hlo.num_bytes(inner_op.shapes)
   for result in results:
     shapes = result.shapes
     if result.name in updates:
       shapes = inner.ops[result.operands[1]].shapes
-    total += arithmetic.num_bytes(shapes)
+    total += hlo.num_bytes(shapes)
   return total
-
-
-def _is_update(op: Op) -> bool:
-  return op.opcode == 'dynamic-update-slice'
 
 
 def _library_call(op: Op, computation: Computation) -> Kernel:
   """Returns kind, FLOPs and bytes of a call of cuBLAS, cuDNN or others."""
   name = cost.kernel(op)
-  operands = arithmetic.operand_shapes(op, computation)
+  operands = hlo.operand_shapes(op, computation)
   # Results of type s8 or u8 are workspaces of the library.
   results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]
-  moved = arithmetic.num_bytes((*operands, *results))
+  moved = hlo.num_bytes((*operands, *results))
   if name.startswith('__cublas'):
     return Kernel('product', _product_flops(op, operands, results), moved)
   if name.startswith('__cudnn$conv'):
@@ -301,16 +306,8 @@ def _attention_flops(name: str, operands: list[Shape]) -> int:
   return (5 if 'Backward' in name else 2) * product
 
 
-def _collective(op: Op) -> str:
-  """Returns the kind of a collective; '' for other instructions."""
-  kind = op.opcode
-  for ending in ('-start', '-done', '-update'):
-    kind = kind.removesuffix(ending)
-  return kind if kind in cost.COLLECTIVES else ''
-
-
 def _ring(
-  op: Op, computation: Computation, cluster: Cluster, rates: Rates
+  op: Op, computation: Computation, target: Target, rates: Rates
 ) -> tuple[float, int]:
   """Returns the seconds and the bytes of a collective.
 
@@ -318,8 +315,10 @@ def _ring(
   part of the node's sum with the other nodes over its own network adapter.
   """
   size = cost.exchanged_bytes(op, computation)
-  members = cost.group_size(op, cluster.devices)
-  per_node, gpu = min(members, cluster.per_node), cluster.gpu
+  members = cost.group_size(op, len(target.devices))
+  assert target.device is not None
+  gpu = target.device
+  per_node = min(members, len(target.devices) // target.slices)
   passes = 2 if op.opcode.startswith('all-reduce') else 1
   wire = passes * size * (per_node - 1) / per_node
   seconds = wire / (rates.link * gpu.link_bytes_per_s)

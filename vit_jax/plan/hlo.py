@@ -1,15 +1,43 @@
-"""Parses those parts of the compiler's optimized HLO text that plans use."""
+"""Parses optimized HLO text, and counts FLOPs, bytes and executions.
+
+TPU programs do not contain the number of iterations of a loop. Therefore the
+integers in the state of the loop are computed, iteration by iteration, until
+the loop's condition is false. If the condition depends on data, planning fails,
+because all sums would be wrong.
+"""
 
 import dataclasses
 import functools
+import math
+import operator
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
 
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
 _NAME = re.compile(r'^\s+(ROOT )?%?([\w.\-]+) = ')
 _OPCODE = re.compile(r'\s*([a-z][\w\-]*)\(')
 _SHAPE = re.compile(r'\b([a-z]+\d*\w*)\[([\d,<=]*)\]')
 _REFERENCE = re.compile(r'%([\w.\-]+)')
+_WIDTH = {'pred': 1, 'token': 0, 'opaque': 0, 'tuple': 0}
+_MAX_ITERATIONS = 100_000  # longer loops are considered endless
+_INTEGER = re.compile(r'(pred|[su]\d+)\[\]')  # type of a scalar
+_ARITHMETIC = {
+  'add': operator.add,
+  'subtract': operator.sub,
+  'EQ': operator.eq,
+  'NE': operator.ne,
+  'LT': operator.lt,
+  'LE': operator.le,
+  'GT': operator.gt,
+  'GE': operator.ge,
+}
+# An integer, the elements of a tuple, or None for anything else.
+Value = int | tuple['Value', ...] | None
 
 
 class Shape(NamedTuple):
@@ -151,3 +179,251 @@ def parse(text: str) -> Module:
   if entry not in computations:
     raise ValueError('the HLO text has no ENTRY computation')
   return Module(computations, entry)
+
+
+def num_bytes(shapes: tuple[Shape, ...]) -> int:
+  """Returns the size of arrays in bytes, without the padding of layouts."""
+  return sum(_element_bits(s.dtype) * math.prod(s.dims) // 8 for s in shapes)
+
+
+def _element_bits(dtype: str) -> int:
+  if dtype in _WIDTH:
+    return 8 * _WIDTH[dtype]
+  digits = re.search(r'\d+', dtype)  # f32, bf16, s4, f8e4m3fn, c64
+  return int(digits[0]) if digits else 0
+
+
+def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
+  """Returns the shapes of the arrays that an instruction reads."""
+  ops = computation.ops
+  return [s for name in op.operands if name in ops for s in ops[name].shapes]
+
+
+def bytes_moved(op: Op, computation: Computation) -> int:
+  """Returns the bytes that an instruction reads and writes.
+
+  If an array is sliced or updated in place, only the slice or the update is
+  counted. If the compiler keeps an operand on the chip, the result is an upper
+  bound.
+  """
+  read = operand_shapes(op, computation)
+  if op.opcode == 'dynamic-update-slice':
+    return 2 * num_bytes(tuple(read[1:2]))
+  if op.opcode in ('slice', 'dynamic-slice'):
+    return 2 * num_bytes(op.shapes)
+  return num_bytes(tuple(read)) + num_bytes(op.shapes)
+
+
+def matrix_flops(op: Op, computation: Computation) -> int:
+  """Returns the FLOPs of a matrix product or convolution, else 0."""
+  if op.opcode == 'dot':
+    return _dot(op, computation)
+  if op.opcode == 'convolution':
+    return _convolution(op, computation)
+  return 0
+
+
+def _dot(op: Op, computation: Computation) -> int:
+  left = operand_shapes(op, computation)[0]
+  match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', op.attributes)
+  axes = [int(axis) for axis in match[1].split(',') if axis] if match else []
+  contracted = math.prod(left.dims[axis] for axis in axes)
+  return 2 * math.prod(op.shapes[0].dims) * contracted
+
+
+def _convolution(op: Op, computation: Computation) -> int:
+  """Returns the FLOPs of a convolution, without products with padding.
+
+  TPU compilers represent every matrix product as a convolution, with batch
+  dimensions as dilated windows; most positions of such a window are padding.
+  """
+  images, kernel = operand_shapes(op, computation)[:2]
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', op.attributes)
+  assert labels is not None, op.attributes[:200]
+  image_dims = dict(zip(labels[1], images.dims, strict=True))
+  kernel_dims = dict(zip(labels[2], kernel.dims, strict=True))
+  out_dims = dict(zip(labels[3], op.shapes[0].dims, strict=True))
+  spatial = sorted(label for label in out_dims if label.isdigit())
+  window = _window(op, len(spatial))
+  valid = 1
+  for axis, label in enumerate(spatial):
+    valid *= _valid_positions(
+      image_dims[label],
+      kernel_dims[label],
+      out_dims[label],
+      {key: values[axis] for key, values in window.items()},
+    )
+  groups = op.number('batch_group_count', 1)
+  # `i` of the kernel is the number of input features of one feature group.
+  channels = kernel_dims['i'] * out_dims['f'] * image_dims['b'] // groups
+  return 2 * channels * valid
+
+
+def _window(op: Op, rank: int) -> dict[str, list[int]]:
+  """Returns stride, low padding and dilations of each spatial dimension."""
+  match = re.search(r'window=\{([^}]*)\}', op.attributes)
+  text = match[1] if match else ''
+
+  def values(key: str) -> list[str]:
+    found = re.search(rf'\b{key}=([\d_x\-]+)', text)
+    return found[1].split('x') if found else []
+
+  def numbers(key: str, default: int) -> list[int]:
+    return [int(value) for value in values(key)] or [default] * rank
+
+  low = [int(pad.split('_')[0]) for pad in values('pad')]
+  return {
+    'stride': numbers('stride', 1),
+    'low': low or [0] * rank,
+    'base': numbers('lhs_dilate', 1),
+    'dilation': numbers('rhs_dilate', 1),
+  }
+
+
+def _valid_positions(
+  size: int, kernel: int, out: int, window: dict[str, int]
+) -> int:
+  """Counts pairs of output and kernel positions that read an input element.
+
+  Output position o and kernel position k read the input at
+  (o·stride + k·dilation - low) / base if this is an integer in [0, size). For
+  each k, this holds for every `period`-th o of a range.
+  """
+  stride, base = window['stride'], window['base']
+  offset = np.arange(kernel) * window['dilation'] - window['low']
+  common = math.gcd(stride, base)
+  period = base // common
+  first = np.maximum(0, -(offset // stride))
+  last = np.minimum(out - 1, ((size - 1) * base - offset) // stride)
+  phase = -offset // common * pow(stride // common, -1, period) % period
+  counts = (last - phase) // period - (first - 1 - phase) // period
+  return int(np.sum(np.maximum(counts, 0)[offset % common == 0]))
+
+
+def evaluate(
+  module: Module,
+  computation: Computation,
+  name: str,
+  arguments: tuple[Value, ...] = (),
+) -> Value:
+  """Computes the integers in the result of an instruction.
+
+  Args:
+    module: program.
+    computation: computation that contains the instruction.
+    name: name of the instruction.
+    arguments: values of the computation's parameters; None if unknown.
+
+  Returns:
+    An integer or a tuple, with None for each value that is not known.
+  """
+  op = computation.ops[name]
+  if op.opcode == 'parameter':
+    index = int(op.literal)
+    return arguments[index] if index < len(arguments) else None
+  if op.opcode == 'constant':
+    return int(op.literal) if re.fullmatch(r'-?\d+', op.literal) else None
+  # An array or a float is not evaluated, and neither are its operands.
+  if not (op.type.startswith('(') or _INTEGER.match(op.type)):
+    return None
+  operands = tuple(
+    evaluate(module, computation, operand, arguments) for operand in op.operands
+  )
+  match op.opcode:
+    case 'tuple':
+      return operands
+    case 'copy' | 'bitcast' | 'convert' | 'reshape':
+      return operands[0]
+    case 'get-tuple-element':
+      source = operands[0]
+      return source[op.number('index')] if isinstance(source, tuple) else None
+    case 'fusion':
+      inner = module.computations[op.calls('calls')[0]]
+      return evaluate(module, inner, inner.root, operands)
+    case 'add' | 'subtract' | 'compare':
+      direction = re.search(r'direction=([A-Z]{2})', op.attributes)
+      function = _ARITHMETIC[direction[1] if direction else op.opcode]
+      known = all(isinstance(operand, int) for operand in operands)
+      return int(function(*operands)) if known else None
+  return None
+
+
+def trip_count(module: Module, computation: Computation, loop: Op) -> int:
+  """Returns the number of iterations of a `while` instruction.
+
+  Raises:
+    UserError: the number depends on data, or the loop never ends.
+  """
+  # Compilers for CPUs and GPUs write the number into the program.
+  written = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
+  if written:
+    return int(written[1])
+  condition = module.computations[loop.calls('condition')[0]]
+  body = module.computations[loop.calls('body')[0]]
+  state = evaluate(module, computation, loop.operands[0])
+  for count in range(_MAX_ITERATIONS):
+    continues = evaluate(module, condition, condition.root, (state,))
+    if continues is None:
+      break
+    if not continues:
+      return count
+    previous, state = state, evaluate(module, body, body.root, (state,))
+    if state == previous:
+      break
+  raise UserError(
+    f'The number of iterations of the loop {loop.name} '
+    f'({loop.path or "no name"}) cannot be computed from its condition, so the '
+    'cost of the program is unknown. Use only loops with a fixed number of '
+    'iterations.'
+  )
+
+
+def executions(
+  module: Module, *, inside_fusions: bool = False
+) -> list[tuple[Op, Computation, int]]:
+  """Returns the instructions of a step, their computations and executions.
+
+  For a conditional, only the branch with the most estimated cycles is counted.
+
+  Args:
+    module: program.
+    inside_fusions: whether instructions inside fusions, which have no
+      estimates, are included.
+  """
+  return list(_run(module, module.entry, 1, inside_fusions))
+
+
+def _run(
+  module: Module, name: str, times: int, inside: bool
+) -> Iterator[tuple[Op, Computation, int]]:
+  computation = module.computations[name]
+  for op in computation.ops.values():
+    yield op, computation, times
+    inner, repeats = [], times
+    if op.opcode == 'while':
+      inner = op.calls('body')
+      repeats = times * trip_count(module, computation, op)
+    elif op.opcode == 'conditional':
+      inner = [_costliest(module, op)]
+    elif op.opcode == 'call':
+      inner = op.calls('to_apply') or op.calls('calls')
+    elif op.opcode == 'async-start' or (op.opcode == 'fusion' and inside):
+      inner = op.calls('calls')
+    if inner and (inside or op.opcode == 'while' or not op.estimated_cycles):
+      yield from _run(module, inner[0], repeats, inside)
+
+
+def _costliest(module: Module, op: Op) -> str:
+  """Returns the branch of a conditional with the most estimated cycles."""
+  branches = op.calls('branch_computations') or [
+    *op.calls('true_computation'),
+    *op.calls('false_computation'),
+  ]
+
+  def cycles(name: str) -> int:
+    return sum(
+      (op.estimated_cycles or 0) * times
+      for op, _, times in _run(module, name, 1, False)
+    )
+
+  return max(branches, key=cycles)

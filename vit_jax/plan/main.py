@@ -10,11 +10,11 @@ from typing import Any
 
 from absl import flags
 
-from vit_jax.cli import entry
+from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.plan import gpus, programs, report, search, topology
-from vit_jax.plan.evaluate import Plan, plan
+from vit_jax.plan import compile, environment, report, search, topology
+from vit_jax.plan.compile import Plan
 
 
 def define_flags() -> None:
@@ -47,7 +47,7 @@ def define_flags() -> None:
 def main(arguments: list[str]) -> None:
   """Compiles the step and prints a JSON object or tables."""
   values = flags.FLAGS
-  entry.refuse_arguments(arguments)
+  process.refuse_arguments(arguments)
   if not values.topology:
     raise UserError(
       '--topology is missing: give a TPU slice in chips such as v3:4x4, GPUs '
@@ -57,59 +57,55 @@ def main(arguments: list[str]) -> None:
   if values.search and not target.compiles:
     raise UserError(
       f'--search needs a compiler for {target.name}, which is not installed. '
-      f'Install it by {gpus.EXTRA}, or omit --search.'
+      f'Install it by {environment.GPU_EXTRA}, or omit --search.'
     )
   # Programs for this machine depend on its processor and are compiled quickly.
-  cache = (
-    programs.default_cache() if values.cache and target.is_absent else None
-  )
-  planned = plan(values.config, target, cache=cache)
-  result, tables = dict(planned.result), []
+  is_cached = values.cache and target.device is not None
+  cache = compile.default_cache() if is_cached else None
+  planned = compile.plan(values.config, target, cache=cache)
+  added, tables = {}, []
   if values.search:
-    result |= _search(planned, target, tables)
+    added, tables = _search(planned, target)
   elif not planned.fits and target.compiles:
-    result |= search.find_fit(values.config, target, planned, cache)
+    added = search.find_fit(values.config, target, planned, cache)
   if values.breakdown:
-    result['breakdown'] = report.costliest(planned)
     tables.append(report.breakdown(planned))
   if values.hlo and planned.text:
     with open(values.hlo, 'w') as file:
       file.write(planned.text)
   if values.json:
-    print(json.dumps(result))
+    if values.breakdown:
+      added['breakdown'] = report.costliest(planned)
+    print(json.dumps(planned.to_dict() | added))
   else:
-    extended = Plan(planned.config, result, planned.cost)
-    print('\n\n'.join([report.summary(extended), *tables]))
+    print('\n\n'.join([report.summary(planned, added), *tables]))
 
 
 def _search(
-  planned: Plan, target: topology.Target, tables: list[str]
-) -> dict[str, Any]:
+  planned: Plan, target: topology.Target
+) -> tuple[dict[str, Any], list[str]]:
   """Searches for the cheapest settings and the largest batch.
 
   Args:
     planned: plan of the config.
     target: devices to compile for.
-    tables: list to which the tables of the search are appended.
 
   Returns:
-    The keys that --search adds to the result.
+    The keys that --search adds to the JSON object, and tables.
   """
   found = search.search(planned.config, target)
-  best = found[0]
-  largest = search.largest_batch(best.config, target)
+  largest = search.largest_batch(found[0].config, target)
   keys = ('remat', 'unroll', 'micro_batches', 'mesh', 'peak_bytes_per_device')
   keys += ('predicted_step_seconds', 'predicted_mfu', 'estimated_cycles')
-  tables.append('choices that fit, cheapest first\n' + report.choices(found))
   added: dict[str, Any] = {
-    'choices': [{key: choice.result[key] for key in keys} for choice in found]
+    'choices': [{key: getattr(each, key) for key in keys} for each in found]
   }
+  tables = ['choices that fit, cheapest first\n' + report.choices(found)]
   if largest is not None:
-    size = largest.config.batch_size
-    added['largest_batch_size'] = size
-    added['largest_images_per_device'] = size / len(target.devices)
+    added['largest_batch_size'] = largest.batch_size
+    added['largest_images_per_device'] = largest.images_per_device
     tables.append(
-      f'largest batch with the first choice: {size} images, '
-      f'{size / len(target.devices):g} per device'
+      f'largest batch with the first choice: {largest.batch_size} images, '
+      f'{largest.images_per_device:g} per device'
     )
-  return added
+  return added, tables

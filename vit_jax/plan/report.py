@@ -1,221 +1,190 @@
 """Formats a plan as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.arrays import memory
-from vit_jax.arrays.columns import align
-from vit_jax.plan import gpu_cost, gpus
-from vit_jax.plan.evaluate import Plan
+from vit_jax.arrays.tree import align
+from vit_jax.plan import gpu_cost
+from vit_jax.plan.compile import Plan
+from vit_jax.plan.environment import GPU_EXTRA
 
 MIN_FRACTION = 1e-3  # smallest fraction of all cycles that is shown
 COSTLIEST = 10
+_KERNELS = {
+  'product': 'products and convolutions',
+  'attention': "cuDNN's attention",
+  'reduction': 'reductions',
+  'memory': 'all other kernels',
+}
+# Headers and formats of sums, by key.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+  'count': ('count', str),
+  'times': ('times', str),
+  'flops': ('FLOPs', '{:.3g}'.format),
+  'bytes': ('bytes', memory.text),
+  'seconds': ('ms', lambda seconds: f'{seconds * 1e3:.2f}'),
+  'cycles': ('M cycles', lambda cycles: f'{cycles / 1e6:.2f}'),
+}
+_CAUSES = {
+  'kernels': "kernels without the compiler's estimate",
+  'exchanges': 'exchanges that nothing hides, on slower links',
+}
 
 
-def summary(plan: Plan) -> str:
-  """Formats memory, time and cost of a plan."""
-  result = plan.result
-  parts = [align([*_setting(result), *_memory(result)])]
-  if result['kernels']:
-    parts += [align(_modelled(result)), _kernels(result), _exchanges(result)]
-    parts.append(_assumptions())
-  elif result['flops_per_device'] is not None:
-    parts += [align(_time(result)), _exchanges(result), _uncounted(result)]
-  return '\n\n'.join(part for part in parts if part)
+def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
+  """Formats memory, time and cost of a plan.
+
+  Args:
+    plan: plan of a config.
+    added: results of searches, see `search.find_fit`.
+  """
+  tables = [align([*_setting(plan), *_memory(plan, added or {})])]
+  if plan.cost is not None:
+    # Kinds that take almost no time are left out.
+    threshold = MIN_FRACTION * (plan.estimated_cycles or 0)
+    uncounted = {
+      kind: sums
+      for kind, sums in plan.uncounted.items()
+      if sums['cycles'] >= threshold
+    }
+    tables += [
+      align(_time(plan)),
+      _sums('modelled', plan.kernels),
+      _sums('collective', dict(sorted(plan.collective_seconds.items()))),
+      _sums('without an estimate', uncounted),
+      _assumptions(plan),
+    ]
+  return '\n\n'.join(table for table in tables if table)
 
 
-def _setting(result: dict[str, Any]) -> list[tuple[str, str]]:
-  mesh = ' '.join(f'{axis}={n}' for axis, n in result['mesh'].items())
+def _setting(plan: Plan) -> list[tuple[str, str]]:
+  mesh = ' '.join(f'{axis}={n}' for axis, n in plan.mesh.items())
   batch = (
-    f'{result["batch_size"]} images: {result["images_per_device"]:g} per device'
-    f' in {result["micro_batches"]} micro-batch(es), remat {result["remat"]}'
+    f'{plan.batch_size} images: {plan.images_per_device:g} per device in '
+    f'{plan.micro_batches} micro-batch(es), remat {plan.remat}'
   )
   rows = [
-    ('topology', f'{result["topology"]}, {result["devices"]} devices, {mesh}'),
-    ('parameters', f'{result["parameters"]:,}'),
+    ('topology', f'{plan.topology}, {plan.devices} devices, {mesh}'),
+    ('parameters', f'{plan.parameters:,}'),
     ('batch', batch),
   ]
-  if result['computed_by'] is not None:
-    rows.append(('computed by', result['computed_by']))
+  if plan.computed_by is not None:
+    rows.append(('computed by', plan.computed_by))
   return rows
 
 
-def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
-  size = memory.text
-  parts = ', '.join(
-    f'{name} {size(n)}' for name, n in result['bytes'].items() if n
-  )
-  fits = 'fits' if result['fits'] else 'DOES NOT FIT'
-  peak, limit = result['peak_bytes_per_device'], result['hbm_bytes_per_device']
-  days = result['least_days']
-  if days is not None and result['fits']:
+def _memory(plan: Plan, added: Mapping[str, Any]) -> list[tuple[str, str]]:
+  size, days = memory.text, plan.least_days
+  fits = 'fits' if plan.fits else 'DOES NOT FIT'
+  if days is not None and plan.fits:
     fits = 'state and batch fit, temporaries are unknown'
-  rows = [('memory', f'{fits}: {size(peak)} of {size(limit)} per device')]
-  rows.append(('  of which', parts))
+  peak, limit = plan.peak_bytes_per_device, plan.hbm_bytes_per_device
+  parts = [f'{name} {size(n)}' for name, n in plan.bytes.items() if n]
+  rows = [
+    ('memory', f'{fits}: {size(peak)} of {size(limit)} per device'),
+    ('  of which', ', '.join(parts)),
+  ]
   if days is not None:
-    gpu_days = days * result['devices']
-    time = f'{days:.3f} days at least, {gpu_days:.2f} GPU-days, at peak rates'
-    missing = f'not installed; it predicts memory and time: {gpus.EXTRA}'
-    rows += [('time', time), ('compiler', missing)]
-  if 'largest_batch_size' in result:
-    largest = result['largest_batch_size']
-    rows.append(
-      ('  largest batch', str(largest or 'none: one image does not fit'))
-    )
-  if 'changes_that_fit' in result:
-    changes = result['changes_that_fit'] or {}
+    time = f'{days:.3f} days at least, {days * plan.devices:.2f} GPU-days'
+    missing = f'not installed; it predicts memory and time: {GPU_EXTRA}'
+    rows += [('time', f'{time}, at peak rates'), ('compiler', missing)]
+  if 'largest_batch_size' in added:
+    largest = added['largest_batch_size'] or 'none: one image does not fit'
+    rows.append(('  largest batch', str(largest)))
+  if 'changes_that_fit' in added:
+    changes = added['changes_that_fit'] or {}
     flags = ' '.join(f'--config.{k}={v}' for k, v in changes.items())
     rows.append(('  it fits with', flags or 'none of the changes tried'))
   return rows
 
 
-def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns rows about time, as far as the compiler estimates it."""
+def _time(plan: Plan) -> list[tuple[str, str]]:
+  """Returns rows about time and cost, as far as they are known."""
+  assert plan.cost is not None
   rows = [
-    ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
-    ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per device'),
+    ('model', f'{plan.model_flops_per_image / 1e9:.1f} GFLOPs per image'),
+    ('matrix FLOPs', f'{plan.cost.matrix_flops / 1e12:.3f} T per device'),
   ]
-  seconds = result['predicted_step_seconds']
-  if seconds is None:
+  if plan.predicted_step_seconds_range is None:
     unknown = 'not predicted: this compiler does not estimate it'
     return [*rows, ('time', unknown)]
-  paper = result['paper_core_days']
-  in_paper = f' (paper: {paper:,.0f})' if paper else ''
-  added = result['uncounted_cycles'] / 1e6
-  cycles = (
-    f'{result["estimated_cycles"] / 1e6:,.1f} M estimated by the compiler'
-    f' + {added:,.1f} M for instructions without its estimate'
-  )
-  exposed, days = result['exposed_collective_seconds'], result['predicted_days']
-  low, high = result['predicted_step_seconds_range']
+  seconds, limits = plan.seconds, plan.predicted_step_seconds_range
+
+  def with_range(value: float | None, decimals: int) -> str:
+    """Formats a value that is proportional to the time of a step."""
+    low, high = (
+      f'{(value or 0) / seconds * limit:,.{decimals}f}' for limit in limits
+    )
+    return f'{value:,.{decimals}f} ({low} to {high})'
+
+  if plan.estimated_cycles is not None:
+    cycles = (
+      f'{plan.estimated_cycles / 1e6:,.1f} M estimated by the compiler'
+      f' + {plan.cost.uncounted_cycles / 1e6:,.1f} M for instructions without '
+      'its estimate'
+    )
+    rows.append(('cycles', cycles))
+  exposed = (plan.exposed_collective_seconds or 0) * 1e3
+  rows += [
+    ('exchanges', f'{exposed:.1f} ms not hidden by other work'),
+    ('step, s', with_range(seconds, 4)),
+  ]
+  if plan.uncertain_seconds is not None:
+    rows.append(('  range from', _uncertain(plan.uncertain_seconds)))
+  paper = ''
+  if plan.paper_core_days:
+    paper = f'; paper: {plan.paper_core_days:,.0f} TPUv3 core-days'
   return [
     *rows,
-    ('cycles', cycles),
-    ('exchanges', f'{exposed * 1e3:.1f} ms not hidden by other work'),
-    ('step', f'{seconds:.4f} s ({low:.4f} to {high:.4f})'),
-    ('  range from', _uncertain(result['uncertain_seconds'])),
-    ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
-    ('MFU', f'{result["predicted_mfu"]:.1%}'),
-    ('training', f'{result["total_steps"]:,} steps, {days:.2f} days'),
-    ('core-days', f'{result["predicted_core_days"]:,.1f}{in_paper}'),
-  ]
-
-
-def _uncertain(seconds: dict[str, tuple[float, float]]) -> str:
-  """Returns by how much each part can change the time of a step, as text."""
-  words = {
-    'kernels': "kernels without the compiler's estimate",
-    'exchanges': 'exchanges that nothing hides, on slower links',
-  }
-  return (
-    '; '.join(
-      f'{words[cause]}: {low * 1e3:+.1f} to {high * 1e3:+.1f} ms'
-      for cause, (low, high) in seconds.items()
-      if low or high
-    )
-    or 'nothing: the compiler estimates all instructions'
-  )
-
-
-def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns rows about the modelled time on GPUs."""
-  seconds = result['predicted_step_seconds']
-  days, gpu_days = result['predicted_days'], result['predicted_core_days']
-  # Limits of the range, relative to the predicted time.
-  low, high = (t / seconds for t in result['predicted_step_seconds_range'])
-  paper = result['paper_core_days']
-  in_paper = f'; paper, TPUv3 core-days: {paper:,.0f}' if paper else ''
-  exposed = result['exposed_collective_seconds']
-  return [
-    ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
-    ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per GPU'),
-    ('exchanges', f'{exposed * 1e3:.1f} ms not hidden by kernels'),
+    ('images/s', f'{plan.predicted_images_per_second:,.0f}'),
+    ('MFU', f'{plan.predicted_mfu:.1%}'),
+    ('steps', f'{plan.total_steps:,}'),
+    ('days', with_range(plan.predicted_days, 2)),
     (
-      'step',
-      f'{seconds:.4f} s ({seconds * low:.4f} to {seconds * high:.4f})',
-    ),
-    ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
-    ('MFU', f'{result["predicted_mfu"]:.1%}'),
-    (
-      'training',
-      f'{result["total_steps"]:,} steps, {days:.2f} days '
-      f'({days * low:.2f} to {days * high:.2f})',
-    ),
-    (
-      'GPU-days',
-      f'{gpu_days:,.1f} ({gpu_days * low:,.1f} to {gpu_days * high:,.1f}'
-      f'{in_paper})',
+      'GPU-days' if plan.kernels else 'core-days',
+      with_range(plan.predicted_core_days, 1) + paper,
     ),
   ]
 
 
-def _assumptions() -> str:
+def _uncertain(seconds: Mapping[str, tuple[float, float]]) -> str:
+  """Returns by how much each cause can change the time of a step, as text."""
+  causes = [
+    f'{_CAUSES[cause]}: {low * 1e3:+.1f} to {high * 1e3:+.1f} ms'
+    for cause, (low, high) in seconds.items()
+    if low or high
+  ]
+  return '; '.join(causes) or 'nothing: the compiler estimates all instructions'
+
+
+def _sums(title: str, sums: Mapping[str, Mapping[str, Any]]) -> str:
+  """Formats sums over instructions, by their kind; '' without sums."""
+  if not sums:
+    return ''
+  columns = [key for key in _COLUMNS if key in [*sums.values()][0]]
+  rows = [[title, *(_COLUMNS[key][0] for key in columns)]]
+  for kind, values in sums.items():
+    if values.get('overlapped'):
+      kind += ' (overlaps with other work, not added)'
+    cells = [_COLUMNS[key][1](values[key]) for key in columns]
+    rows.append([_KERNELS.get(kind, kind), *cells])
+  return align(rows, right=range(1, len(rows[0])))
+
+
+def _assumptions(plan: Plan) -> str:
   """Returns the assumptions about the time on GPUs, as text."""
+  if not plan.kernels:
+    return ''
   rates = gpu_cost.EXPECTED
   return (
     'All times are modelled from the compiled program, not measured: products '
     f'at {rates.product:.0%} of the\npeak FLOP/s, attention at '
-    f'{rates.attention:.0%}, other kernels at {rates.memory:.0%} of the memory '
-    f'bandwidth, exchanges at\n{rates.link:.0%} of the link rates. Input, '
+    f'{rates.attention:.0%}, reductions at {rates.reduction:.0%} and other '
+    f'kernels at {rates.memory:.0%} of the\nmemory bandwidth, as fitted to an '
+    f'H200; exchanges at {rates.link:.0%} of the link rates. Input,\n'
     'evaluations and checkpoints are not included.'
   )
-
-
-def _kernels(result: dict[str, Any]) -> str:
-  """Returns the table of the modelled kernels; '' if none were modelled."""
-  names = {
-    'product': 'products and convolutions',
-    'attention': "cuDNN's attention",
-    'memory': 'all other kernels',
-  }
-  rows = [('modelled', 'count', 'TFLOPs', 'bytes', 'ms')]
-  for kind, total in result['kernels'].items():
-    rows.append(
-      (
-        names[kind],
-        str(total['count']),
-        f'{total["flops"] / 1e12:.2f}',
-        memory.text(total['bytes']),
-        f'{total["seconds"] * 1e3:.1f}',
-      )
-    )
-  return align(rows, right=(1, 2, 3, 4)) if len(rows) > 1 else ''
-
-
-def _exchanges(result: dict[str, Any]) -> str:
-  if not result['collectives']:
-    return ''
-  rows = [('collective', 'count', 'bytes', 'ms')]
-  for kind, total in sorted(result['collective_seconds'].items()):
-    rows.append(
-      (
-        kind,
-        str(total['count']),
-        memory.text(total['bytes']),
-        f'{total["seconds"] * 1e3:.2f}',
-      )
-    )
-  return align(rows, right=(1, 2, 3))
-
-
-def _uncounted(result: dict[str, Any]) -> str:
-  """Returns the table of instructions without an estimate."""
-  threshold = MIN_FRACTION * (result['estimated_cycles'] or 0)
-  rows = [('without an estimate', 'times', 'bytes', 'FLOPs', 'M cycles', '')]
-  for kind, total in result['uncounted'].items():
-    if total['cycles'] >= threshold:
-      overlaps = 'overlaps with other work, not added'
-      rows.append(
-        (
-          kind,
-          str(total['times']),
-          memory.text(total['bytes']),
-          f'{total["flops"]:.3g}',
-          f'{total["cycles"] / 1e6:.2f}',
-          overlaps if total['overlapped'] else '',
-        )
-      )
-  return align(rows, right=(1, 2, 3, 4)) if len(rows) > 1 else ''
 
 
 def costliest(plan: Plan) -> list[dict[str, Any]]:
@@ -226,7 +195,7 @@ def costliest(plan: Plan) -> list[dict[str, Any]]:
   """
   if plan.cost is None:
     return []
-  unit = 'seconds' if isinstance(plan.cost, gpu_cost.GpuCost) else 'cycles'
+  unit = 'seconds' if plan.cost.kernels else 'cycles'
   total = sum(plan.cost.groups.values()) or 1
   groups = sorted(plan.cost.groups.items(), key=lambda item: -item[1])
   return [
@@ -237,14 +206,16 @@ def costliest(plan: Plan) -> list[dict[str, Any]]:
 
 def breakdown(plan: Plan) -> str:
   """Formats the groups of `costliest` as a table."""
-  on_gpus = isinstance(plan.cost, gpu_cost.GpuCost)
-  header = 'ms' if on_gpus else 'M cycles'
-  rows = [('costliest operations', 'pass', header, 'fraction')]
-  for group in costliest(plan):
-    if on_gpus:
+  groups = costliest(plan)
+  if not groups:
+    return 'costliest operations: unknown, because nothing estimates their time'
+  rows = [('costliest operations', 'pass', 'M cycles', 'fraction')]
+  if 'seconds' in groups[0]:
+    rows = [('costliest operations', 'pass', 'ms', 'fraction')]
+  for group in groups:
+    time = f'{group.get("cycles", 0) / 1e6:,.1f}'
+    if 'seconds' in group:
       time = f'{group["seconds"] * 1e3:,.2f}'
-    else:
-      time = f'{group["cycles"] / 1e6:,.1f}'
     rows.append((group['group'], group['pass'], time, f'{group["share"]:.1%}'))
   return align(rows, right=(2, 3))
 
@@ -253,15 +224,14 @@ def choices(plans: Sequence[Plan]) -> str:
   """Formats one line for each plan, in the given order."""
   rows = [('remat', 'unroll', 'micro-batches', 'mesh', 'memory', 'step', 'MFU')]
   for plan in plans:
-    result = plan.result
-    mfu = result['predicted_mfu']
+    mfu = plan.predicted_mfu
     rows.append(
       (
-        str(result['remat']),
-        str(result['unroll']),
-        str(result['micro_batches']),
-        ' '.join(f'{axis}={n}' for axis, n in result['mesh'].items()),
-        memory.text(result['peak_bytes_per_device']),
+        str(plan.remat),
+        str(plan.unroll),
+        str(plan.micro_batches),
+        ' '.join(f'{axis}={n}' for axis, n in plan.mesh.items()),
+        memory.text(plan.peak_bytes_per_device),
         f'{plan.seconds:.4f} s',
         f'{mfu:.1%}' if mfu else '',
       )

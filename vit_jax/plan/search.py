@@ -6,15 +6,14 @@ first, and use the bytes in the error to select the next size.
 """
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from etils import epath
 
-from vit_jax.config.completion import Config
+from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
-from vit_jax.models.layers.scan import REMAT
-from vit_jax.plan.evaluate import Plan, changed, plan
+from vit_jax.models.layers import REMAT
+from vit_jax.plan.compile import Plan, changed, plan
 from vit_jax.plan.topology import Target
 from vit_jax.training.experiment import batch_parts
 
@@ -36,14 +35,13 @@ def _attempt(
 ) -> Plan:
   """Makes a plan and logs it."""
   attempt = plan(config, target, cache=cache)
-  result = attempt.result
   log.info(
     'batch %d, micro_batches=%d, remat=%s, unroll=%s, mesh %s: %s',
     config.batch_size,
     config.micro_batches,
-    result['remat'],
-    result['unroll'],
-    result['mesh'],
+    attempt.remat,
+    attempt.unroll,
+    attempt.mesh,
     f'{attempt.seconds:.4g} s per step' if attempt.fits else 'does not fit',
   )
   return attempt
@@ -62,7 +60,7 @@ def largest_batch(
     target: devices to compile for.
     refused: plan of this config if it is known not to fit, to save a
       compilation.
-    cache: directory of compiled programs, see `evaluate.plan`.
+    cache: directory of compiled programs, see `compile.plan`.
 
   Returns:
     The plan of the largest batch; None if even one image per device and
@@ -94,12 +92,9 @@ def largest_batch(
 def _guess(last: Plan, low: int, high: int, size: int) -> int:
   """Returns the next size to try, above `low` and below `high`."""
   middle = (low + high) // 2
-  needed, limit = (
-    last.result['peak_bytes_per_device'],
-    last.result['hbm_bytes_per_device'],
-  )
+  needed, limit = last.peak_bytes_per_device, last.hbm_bytes_per_device
   if not last.fits and needed and limit and low == 0:
-    sizes = last.result['bytes']
+    sizes = last.bytes
     state = sizes['parameters'] + sizes['optimizer'] + sizes['average']
     fraction = max(limit - state, 0) / needed
     middle = min(int(size * fraction * 1.05), high - 1)
@@ -119,7 +114,7 @@ def find_fit(
     config: config that does not fit.
     target: devices to compile for.
     refused: plan of the config.
-    cache: directory of compiled programs, see `evaluate.plan`.
+    cache: directory of compiled programs, see `compile.plan`.
 
   Returns:
     largest_batch_size; and changes_that_fit, {key: value}, if more
@@ -163,24 +158,31 @@ def search(config: Config, target: Target) -> list[Plan]:
     UserError: no setting fits.
   """
   found: list[Plan] = []
+  remats = [{'model__remat': name} for name in REMAT]
   for mesh in _meshes(config):
-    for remat in _remats(config):
-      found += _cheapest_splits(
-        lambda parts, mesh=mesh, remat=remat: _attempt(
-          changed(config, micro_batches=parts, **mesh, **remat), target
-        ),
-        [k for k in _splits(config, target) if k & (k - 1) == 0],
-      )
+    for remat in remats if 'remat' in config.model else [{}]:
+      fitting = []
+      for parts in _splits(config, target):
+        if parts & (parts - 1):
+          continue  # only powers of two are tried
+        other = changed(config, micro_batches=parts, **mesh, **remat)
+        planned = _attempt(other, target)
+        is_slower = fitting and planned.seconds >= fitting[-1].seconds
+        fitting += [planned] if planned.fits else []
+        is_full = len(fitting) == MAX_SPLITS
+        if fitting and (is_slower or is_full or not planned.fits):
+          break
+      found += fitting
   if not found:
     raise UserError(
       f'A batch of {config.batch_size} does not fit on {target.name} with any '
       'mesh, rematerialization or number of micro-batches. Use a smaller '
       'batch_size or more devices.'
     )
-  best = min(found, key=lambda choice: choice.seconds)
+  found.sort(key=lambda choice: choice.seconds)
   if 'unroll' in config.model:
     unroll = 1 if config.model.unroll > 1 else ALL_LAYERS
-    attempt = _attempt(changed(best.config, model__unroll=unroll), target)
+    attempt = _attempt(changed(found[0].config, model__unroll=unroll), target)
     found += [attempt] if attempt.fits else []
   return sorted(found, key=lambda choice: choice.seconds)
 
@@ -196,36 +198,3 @@ def _meshes(config: Config) -> list[dict[str, int]]:
   if config.mesh.fsdp == -1:
     changes = {'mesh__data': -1, 'mesh__fsdp': 1}
   return [configured, configured | changes]
-
-
-def _remats(config: Config) -> list[dict[str, str]]:
-  """Returns a change of the config for each remat policy.
-
-  A model without remat gets one empty change.
-  """
-  if 'remat' not in config.model:
-    return [{}]
-  return [{'model__remat': name} for name in REMAT]
-
-
-def _cheapest_splits(
-  attempt: Callable[[int], Plan], splits: list[int]
-) -> list[Plan]:
-  """Plans the first split that fits, and finer ones while they are cheaper.
-
-  Args:
-    attempt: function that plans a number of micro-batches.
-    splits: numbers of micro-batches, ascending.
-  """
-  found: list[Plan] = []
-  for parts in splits:
-    planned = attempt(parts)
-    if not planned.fits:
-      if found:
-        break
-      continue
-    is_slower = bool(found) and planned.seconds >= found[-1].seconds
-    found.append(planned)
-    if is_slower or len(found) == MAX_SPLITS:
-      break
-  return found

@@ -1,99 +1,26 @@
-"""Finds the devices of a topology such as v3:4x4, and their rates."""
+"""Finds the devices to compile for: v3:4x4, h100:4x8 or this machine.
+
+XLA's description of a GPU is a `GpuTargetConfigProto`. The compiler for GPUs is
+part of JAX's CUDA plug-in, an optional extra. Without the plug-in, a plan
+contains only the bytes of training state and batch, and the time at the peak
+rate.
+"""
 
 import dataclasses
 import importlib.util
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 
-from vit_jax.arrays import chips, memory
+from vit_jax.arrays import memory
+from vit_jax.arrays.devices import GPUS, TPUS, Device, parse_gpus
 from vit_jax.errors import UserError, closest
-from vit_jax.plan import gpus
-from vit_jax.plan.environment import LOCAL
-
-GIB = 2**30
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-  """Rates of one JAX device, which is a core on v2, v3 and tpu7x.
-
-  Attributes:
-    clock_hz: clock rate of the cores; the compiler's estimates are cycles of
-      this clock.
-    peak_flops: dense bf16 FLOP/s.
-    hbm_bytes: memory that a program may use, according to the compiler's error
-      message for a program that is too large.
-    hbm_bytes_per_s: published memory bandwidth.
-    link_bytes_per_s: bandwidth to other chips of the slice, the sum of all
-      links in one direction.
-    exponentials_per_cycle: exponentials per cycle in a custom kernel, including
-      the vector operations that accompany each of them.
-    cores: number of TensorCores of the device, for core-days.
-    options: options of `get_topology_desc`.
-  """
-
-  clock_hz: float
-  peak_flops: float
-  hbm_bytes: int
-  hbm_bytes_per_s: float
-  link_bytes_per_s: float
-  exponentials_per_cycle: float
-  cores: int = 1
-  options: tuple[tuple[str, Any], ...] = ()
-
-  def kernel_cycles(self, flops: float, exponentials: float) -> float:
-    """Returns the compute cycles of a custom kernel."""
-    products = flops / self.peak_flops * self.clock_hz
-    return products + exponentials / self.exponentials_per_cycle
-
-
-def _chip(kind: str, clock, hbm_gib, hbm, link, exps, **rest: Any) -> Chip:
-  peak = chips.peak_flops(kind)
-  assert peak is not None, kind
-  return Chip(clock, peak, int(hbm_gib * GIB), hbm, link, exps, **rest)
-
-
-# Device kind, clock, usable HBM (GiB), HBM and link bandwidth (bytes/s),
-# exponentials per cycle.
-#
-# v2, v3: "A Domain-Specific Supercomputer for Training Deep Neural Networks",
-#   CACM 63(7), 2020, Table 3: 700 and 940 MHz, 46 and 123 TFLOP/s, 700 and 900
-#   GB/s per chip of two cores; four links of 496 and 656 Gbit/s.
-# v4: "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023, Table 4:
-#   1050 MHz, 275 TFLOP/s, 1200 GB/s, six links of 50 GB/s.
-# v5e, v5p, v6e, tpu7x: Google Cloud's pages of each version for FLOP/s, HBM and
-#   interconnect (given for both directions: halved here). Clocks follow from
-#   peak FLOP/s and the matrix units: v5e 4 and v5p 8 of 128x128, v6e and a
-#   tpu7x core 4 of 256x256, two FLOPs per cycle; the compiler's estimate of
-#   a large product reaches 70 to 97 % of the peak at these clocks on each.
-# Exponentials per cycle: chosen so that the attention kernels at 197 tokens
-#   cost the cycles that the compiler schedules (benchmarks/kernels.py).
-# Usable HBM: from the error message for a program that is too large (libtpu
-#   0.0.51).
-CHIPS = {
-  'v2': _chip('TPU v2', 0.70e9, 7.48, 350e9, 124e9, 1900),
-  'v3': _chip('TPU v3', 0.94e9, 15.48, 450e9, 164e9, 80),
-  'v4': _chip(
-    'TPU v4',
-    1.05e9,
-    30.75,
-    1200e9,
-    300e9,
-    264,
-    cores=2,  # JAX has one device per chip of two cores
-    options=(('chip_config_name', 'megacore'),),
-  ),
-  'v5e': _chip('TPU v5e', 1.50e9, 15.75, 819e9, 200e9, 242),
-  'v5p': _chip('TPU v5p', 1.75e9, 95.73, 2765e9, 600e9, 454, cores=2),
-  'v6e': _chip('TPU v6e', 1.75e9, 31.24, 1640e9, 400e9, 130),
-  'tpu7x': _chip('TPU7x', 2.20e9, 94.74, 3690e9, 300e9, 130),
-}
-# Bandwidth between slices, one direction: 100 Gbit/s per host of four chips.
-SLOW_BYTES_PER_S = {'v2': 12.5e9 / 8, 'v3': 12.5e9 / 8, 'tpu7x': 12.5e9 / 8}
-SLOW_BYTES_PER_S_OTHER = 12.5e9 / 4
+from vit_jax.plan import environment
+from vit_jax.plan.environment import GPU_EXTRA, LOCAL
+from vit_jax.processes import runtime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,51 +31,25 @@ class Target:
     name: name, as the user writes it, with the number of slices if there are
       several.
     devices: devices of all slices.
-    slices: number of slices, which the data-center network connects.
-    chip: rates of a TPU; None for GPUs and for the local backend.
+    device: rates and sizes of each device; None for those of this machine.
+    slices: number of TPU slices or GPU nodes, which a network connects.
     hbm_bytes: memory of a device that programs may use; None if unknown.
-    slow_bytes_per_s: bandwidth per device between slices, in one direction.
     compiles: whether a compiler for the devices is installed.
-    cluster: sizes and rates of a GPU cluster; None for other devices.
     sides: sides of a TPU slice in chips, such as (4, 4).
   """
 
   name: str
   devices: tuple[Any, ...]
-  slices: int
-  chip: Chip | None
-  hbm_bytes: int | None
-  slow_bytes_per_s: float = SLOW_BYTES_PER_S_OTHER
+  device: Device | None = None
+  slices: int = 1
+  hbm_bytes: int | None = None
   compiles: bool = True
-  cluster: gpus.Cluster | None = None
   sides: tuple[int, ...] = ()
 
   @property
-  def is_absent(self) -> bool:
-    """True if the devices are not those of this machine."""
-    return self.chip is not None or self.cluster is not None
-
-
-def _version(name: str) -> str:
-  """Returns the TPU version in a name: 'v3' for 'v3:4x4'.
-
-  Raises:
-    UserError: the name has another form, or the version is unknown.
-  """
-  match = re.fullmatch(r'(\w+):\d+(?:x\d+){1,2}', name)
-  if not match:
-    raise UserError(
-      f'--topology is {name!r}; give VERSION:SHAPE in chips, such as v3:4x4 or '
-      f'v5p:4x4x4, or {LOCAL!r} for this machine (v3-32, a name that counts '
-      f'cores, is v3:4x4). Versions: {", ".join(CHIPS)}.'
-    )
-  if match[1] not in CHIPS:
-    supported = [*CHIPS, *gpus.GPUS]
-    raise UserError(
-      f'--topology is {name!r}, but {match[1]!r} is not a supported TPU or '
-      f'GPU; {closest(match[1], supported)}.'
-    )
-  return match[1]
+  def on_gpus(self) -> bool:
+    """True for GPUs that are not those of this machine."""
+    return self.device is not None and self.device.gpu is not None
 
 
 def find(name: str, slices: int = 1) -> Target:
@@ -161,11 +62,26 @@ def find(name: str, slices: int = 1) -> Target:
   Raises:
     UserError: the topology does not exist, or libtpu is not installed.
   """
+  gpus = parse_gpus(name)
+  if slices != 1 and (name == LOCAL or gpus):
+    raise UserError(
+      f'--slices is {slices}, and --topology={name} is one slice; only TPUs '
+      'have several. The number of GPU nodes is part of the topology, as in '
+      'h100:4x8.'
+    )
   if name == LOCAL:
-    return _local(slices)
-  if parsed := chips.parse_gpus(name):
-    return _gpus(name, slices, *parsed)
-  version = _version(name)
+    devices = tuple(jax.local_devices())
+    return Target(LOCAL, devices, hbm_bytes=memory.of_device(devices[0]))
+  if gpus:
+    return _gpus(name, *gpus)
+  version, _, shape = name.partition(':')
+  if version not in TPUS or not re.fullmatch(r'\d+(x\d+){1,2}', shape):
+    raise UserError(
+      f'--topology is {name!r}; give VERSION:SHAPE in chips, such as v3:4x4 or '
+      'v5p:4x4x4 (v3-32, a name that counts cores, is v3:4x4), GPUs such as '
+      f'h100:4x8, or {LOCAL!r} for this machine. The version is {version!r}; '
+      f'{closest(version, [*TPUS, *GPUS])}.'
+    )
   if slices < 1:
     raise UserError(f'--slices is {slices}; it must be at least 1.')
   if importlib.util.find_spec('libtpu') is None:
@@ -174,64 +90,89 @@ def find(name: str, slices: int = 1) -> Target:
       'installed: pip install "vit_jax[plan]" or pip install libtpu, or plan '
       f'for this machine with --topology={LOCAL}.'
     )
-  chip = CHIPS[version]
-  options = dict(chip.options)
-  if slices > 1:
-    options['num_slices'] = slices
-  try:
-    description = topologies.get_topology_desc(
-      platform='tpu', topology_name=name, **options
-    )
-  except (jax.errors.JaxRuntimeError, ValueError) as error:
-    first_line = str(error).splitlines()[0]
-    raise UserError(
-      f'The TPU compiler does not support the topology {name}: {first_line}. '
-      'Give the shape in chips, such as v3:4x4 or v4:2x2x2.'
-    ) from error
+  device = TPUS[version]
+  assert device.tpu is not None
+  several = {'num_slices': slices} if slices > 1 else {}
   return Target(
-    name=f'{slices} slices of {name}' if slices > 1 else name,
-    devices=tuple(description.devices),
-    slices=slices,
-    chip=chip,
-    hbm_bytes=chip.hbm_bytes,
-    slow_bytes_per_s=SLOW_BYTES_PER_S.get(version, SLOW_BYTES_PER_S_OTHER),
-    sides=tuple(map(int, name.partition(':')[2].split('x'))),
+    f'{slices} slices of {name}' if slices > 1 else name,
+    _described('tpu', name, dict(device.tpu.options) | several),
+    device,
+    slices,
+    device.memory_bytes,
+    sides=tuple(map(int, shape.split('x'))),
   )
 
 
-def _local(slices: int) -> Target:
-  """Returns the devices of this machine, with their memory limit."""
-  if slices != 1:
-    raise UserError(f'--topology={LOCAL} is one slice; --slices is {slices}.')
-  devices = tuple(jax.local_devices())
-  return Target(LOCAL, devices, 1, None, memory.of_device(devices[0]))
+def _described(
+  platform: str, name: str, options: Mapping[str, Any]
+) -> tuple[Any, ...]:
+  """Returns descriptions of absent devices to compile for.
+
+  Raises:
+    UserError: the compiler does not support the devices.
+  """
+  try:
+    description = topologies.get_topology_desc(
+      platform=platform, topology_name=name, **options
+    )
+  except Exception as error:  # its type depends on the compiler's version
+    first_line = str(error).splitlines()[0]
+    advice = 'Give the shape in chips, such as v3:4x4 or v4:2x2x2.'
+    if platform == 'cuda':
+      advice = f'Install the version for the installed JAX: {GPU_EXTRA}.'
+    raise UserError(
+      f'The compiler does not support {name}: {first_line}. {advice}'
+    ) from error
+  return tuple(description.devices)
 
 
-def _gpus(
-  name: str, slices: int, kind: str, nodes: int, per_node: int
-) -> Target:
+def _gpus(name: str, kind: str, nodes: int, per_node: int) -> Target:
   """Returns a GPU cluster.
 
   Without a compiler for GPUs, a CPU device stands for each GPU.
   """
-  number = nodes * per_node
-  if slices != 1:
-    raise UserError(
-      f'--slices is {slices}, and --topology={name} is not a TPU slice: give '
-      'the number of nodes instead, NODESxGPUS.'
-    )
-  compiles = gpus.has_compiler()
+  number, device = nodes * per_node, GPUS[kind]
+  compiles = environment.has_gpu_compiler()
   if compiles:
-    devices = gpus.described_devices(kind, nodes, per_node)
+    options = {
+      'topology': f'1x{nodes}x{per_node}',  # slices, hosts, GPUs of a host
+      'target_config': target_config(device),
+    }
+    devices = _described('cuda', kind, options)
   else:
-    devices = jax.devices('cpu')[:number]
+    devices = tuple(jax.devices('cpu')[:number])
   assert len(devices) == number, 'see environment.prepare'
-  return Target(
-    name,
-    tuple(devices),
-    slices=1,
-    chip=None,
-    hbm_bytes=gpus.usable_bytes(kind),
-    compiles=compiles,
-    cluster=gpus.Cluster(gpus.GPUS[kind], per_node, number),
-  )
+  usable = int(device.memory_bytes * runtime.GPU_MEMORY_FRACTION)
+  return Target(name, devices, device, nodes, usable, compiles)
+
+
+def target_config(device: Device) -> str:
+  """Returns XLA's description of a GPU, a GpuTargetConfigProto as text."""
+  gpu = device.gpu
+  assert gpu is not None
+  major, minor = gpu.capability
+  return f"""
+    gpu_device_info {{
+      threads_per_block_limit: 1024
+      threads_per_warp: 32
+      shared_memory_per_block: 49152
+      shared_memory_per_core: {gpu.shared_bytes}
+      threads_per_core_limit: {1536 if gpu.capability == (8, 9) else 2048}
+      core_count: {gpu.processors}
+      fpus_per_core: {64 if gpu.capability == (8, 0) else 128}
+      block_dim_limit_x: 2147483647
+      block_dim_limit_y: 65535
+      block_dim_limit_z: 65535
+      memory_bandwidth: {device.bytes_per_s:.0f}
+      l2_cache_size: {gpu.l2_bytes}
+      clock_rate_ghz: {device.clock_hz / 1e9:g}
+      device_memory_size: {device.memory_bytes}
+      shared_memory_per_block_optin: {gpu.shared_bytes - 1024}
+      cuda_compute_capability {{ major: {major} minor: {minor} }}
+      registers_per_core_limit: 65536
+      registers_per_block_limit: 65536
+    }}
+    platform_name: "CUDA"
+    dnn_version_info {{ major: 9 minor: 8 }}
+    device_description_str: "{device.kind}"
+  """

@@ -19,7 +19,6 @@ from absl import flags
 from vit_jax.cli import process
 from vit_jax.data.sources import digits
 from vit_jax.data.sources.tfds import default_data_dir
-from vit_jax.data.storage import files
 from vit_jax.errors import UserError, check_range
 from vit_jax.files import paths
 from vit_jax.prepare import (
@@ -28,7 +27,7 @@ from vit_jax.prepare import (
   imagenet21k,
   named,
   parallel,
-  workspace,
+  shards,
 )
 from vit_jax.processes import interruption
 
@@ -39,6 +38,10 @@ _USED = {
   digits.NAME: (),
   imagenet21k.NAME: ('source', 'class_list'),
   folder.NAME: ('source', 'name'),
+}
+_SOURCES = {
+  imagenet21k.NAME: 'PATH of fall11_whole.tar or winter21_whole.tar.gz',
+  folder.NAME: 'DIR, a folder that contains CLASS/IMAGE',
 }
 
 
@@ -84,33 +87,31 @@ def run(
   result = (set_name or '') if name == folder.NAME else name
   values = {'source': source, 'name': set_name, 'class_list': class_list}
   _check_flags(name, result, values, workers)
-  if paths.is_remote(root):
-    raise UserError(
-      f'--data_dir is {root!r}, which is remote; give a directory DIR of this '
-      f'machine, then run: gcloud storage cp -r DIR/{result} {root}/'
-    )
+  for flag, path in (('data_dir', root), ('source', source)):
+    if path is not None and paths.is_remote(path):
+      raise UserError(
+        f'--{flag} is {path!r}, which is remote; give a directory DIR of this '
+        f'machine, and copy it: gcloud storage cp -r DIR/{result} {root}/'
+      )
   directory = pathlib.Path(root)
+  origin = pathlib.Path(source).expanduser() if source else None
   workers = workers or parallel.default_workers()
   try:
-    if name in _USED and workspace.is_prepared(directory, result):
-      workspace.clean(directory, result)
+    if name in _USED and shards.is_prepared(directory, result):
+      shards.clean(directory, result)
       log.info('%s is already prepared: %s', result, directory / result)
     elif name == digits.NAME:
       digits.prepare(root)
       log.info('%s is prepared: %s', name, directory / name)
-    elif name == imagenet21k.NAME:
-      imagenet21k.prepare(
-        _path(source, 'fall11_whole.tar or winter21_whole.tar.gz'),
-        directory,
-        class_list=pathlib.Path(class_list) if class_list else None,
-        workers=workers,
-      )
+    elif name not in _USED:
+      named.prepare(name, directory, source=origin, workers=workers)
+    elif origin is None:
+      raise UserError(f'--source is missing; give --source={_SOURCES[name]}.')
     elif name == folder.NAME:
-      images = _path(source, 'a folder that contains CLASS/IMAGE')
-      folder.prepare(images, directory, result, workers=workers)
+      folder.prepare(origin, directory, result, workers=workers)
     else:
-      other = _path(source, '') if source else None
-      named.prepare(name, directory, source=other, workers=workers)
+      listed = pathlib.Path(class_list) if class_list else None
+      imagenet21k.prepare(origin, directory, class_list=listed, workers=workers)
   except OSError as error:
     raise UserError(_message(error, directory)) from error
 
@@ -141,25 +142,6 @@ def _check_flags(
   if name == folder.NAME:
     folder.check_name(result)
   check_range('--workers', workers, at_least=0)
-
-
-def _path(source: str | None, expected: str) -> pathlib.Path:
-  """Returns the local path given by --source.
-
-  Args:
-    source: value of --source.
-    expected: description of the expected path, for the message.
-
-  Raises:
-    UserError: the flag is missing, or the path is remote.
-  """
-  if source is None:
-    raise UserError(f'--source is missing; give --source=PATH: {expected}.')
-  if files.is_remote(source):
-    raise UserError(
-      f'--source is {source!r}, which is remote; copy it to this machine first.'
-    )
-  return pathlib.Path(source).expanduser()
 
 
 def _message(error: OSError, directory: pathlib.Path) -> str:

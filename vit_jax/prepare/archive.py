@@ -19,10 +19,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError
+from vit_jax.prepare.shards import Skipped
 
 _SYNSET = re.compile(r'(?:[^/]*/)*(n\d{8})\.tar')
-_MAX_SYNSET_BYTES = 2**32  # more than ten times the size of the largest synset
-_MAX_NAME = 1_000
 _BLOCK = 512  # bytes of a block of the tar format
 
 
@@ -35,7 +34,6 @@ class Synset:
     path: path of the file that contains it.
     offset: position in that file, in bytes.
     size: length in bytes.
-    share: fraction of the source up to the end of this synset, in [0, 1].
     data: content, if the source is compressed and can only be read in order.
   """
 
@@ -43,7 +41,6 @@ class Synset:
   path: str
   offset: int
   size: int
-  share: float
   data: bytes | None = dataclasses.field(default=None, repr=False)
 
   def read(self) -> bytes:
@@ -64,13 +61,6 @@ class Picture(NamedTuple):
 
   name: str
   data: bytes
-
-
-class Skipped(NamedTuple):
-  """A part of the source that is left out, and the reason."""
-
-  name: str
-  reason: str
 
 
 def synsets(source: pathlib.Path) -> Iterator[Synset]:
@@ -130,12 +120,8 @@ def _reader(source: pathlib.Path):
 
 
 def _directory(source: pathlib.Path) -> Iterator[Synset]:
-  paths = _tars(source)
-  sizes = [path.stat().st_size for path in paths]
-  read, total = 0, max(sum(sizes), 1)
-  for path, size in zip(paths, sizes, strict=True):
-    read += size
-    yield Synset(path.stem, str(path), 0, size, read / total)
+  for path in _tars(source):
+    yield Synset(path.stem, str(path), 0, path.stat().st_size)
 
 
 def _tars(source: pathlib.Path) -> list[pathlib.Path]:
@@ -144,53 +130,33 @@ def _tars(source: pathlib.Path) -> list[pathlib.Path]:
 
 def _plain(source: pathlib.Path) -> Iterator[Synset]:
   """Yields the synsets of an uncompressed archive; reads only the headers."""
-  total = source.stat().st_size
   with source.open('rb') as file, tarfile.open(fileobj=file, mode='r:') as tar:
     for member in tar:
       wnid = _wnid(member)
       if wnid:
-        start = member.offset_data
-        share = (start + member.size) / total
-        yield Synset(wnid, str(source), start, member.size, share)
+        yield Synset(wnid, str(source), member.offset_data, member.size)
     _check_end(file, tar.offset)
 
 
 def _compressed(source: pathlib.Path) -> Iterator[Synset]:
   """Yields the synsets of an archive that can only be read in order."""
-  total = source.stat().st_size
   with (
-    source.open('rb') as file,
-    gzip.open(file) as stream,
+    gzip.open(source) as stream,
     tarfile.open(fileobj=stream, mode='r|', bufsize=2**20) as tar,
   ):
     for member in tar:
       wnid = _wnid(member)
       content = tar.extractfile(member) if wnid else None
       if wnid and content is not None:
-        data = content.read()
-        share = file.tell() / total
-        yield Synset(wnid, str(source), 0, member.size, share, data)
+        yield Synset(wnid, str(source), 0, member.size, content.read())
     while stream.read(2**20):  # gzip compares the checksum at the end
       pass
 
 
 def _wnid(member: tarfile.TarInfo) -> str | None:
-  """Returns the WordNet name in the name of a member, nXXXXXXXX.tar.
-
-  Returns:
-    The name, or None if the member is not the archive of a synset.
-
-  Raises:
-    tarfile.ReadError: the member is implausibly large.
-  """
+  """Returns 'nXXXXXXXX' of a member nXXXXXXXX.tar; None for other members."""
   match = _SYNSET.fullmatch(member.name)
-  if not (match and member.isreg()) or member.issparse():
-    return None
-  if member.size > _MAX_SYNSET_BYTES:
-    raise tarfile.ReadError(
-      f'the size of {member.name} is given as {member.size:,} bytes'
-    )
-  return match[1]
+  return match[1] if match and member.isreg() else None
 
 
 def _check_end(file, offset: int) -> None:
@@ -233,9 +199,7 @@ def _picture(
   name = member.name.removeprefix('./')
   if any(part in ('', '.', '..') for part in name.split('/')):
     return Skipped(member.name, 'the path may be outside of the directory')
-  if len(name) > _MAX_NAME:
-    return Skipped(name[:_MAX_NAME], f'a name of {len(name):,} characters')
-  if not member.isreg() or member.issparse():
+  if not member.isreg():
     return Skipped(member.name, 'a link or another special member')
   content = tar.extractfile(member)
   assert content is not None  # a regular file

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from vit_jax.data.storage import class_folders
 from vit_jax.errors import UserError
-from vit_jax.prepare import images, runs, shards, workspace
-from vit_jax.prepare.archive import Skipped
+from vit_jax.prepare import shards
+from vit_jax.prepare.shards import Skipped
 
 log = logging.getLogger('vit_jax')
 NAME = 'folder'
@@ -70,38 +70,25 @@ def prepare(
     {k: [[f.name, f.size] for f in files] for k, files in splits.items()},
   ]
   written = {}
-  with workspace.locked(data_dir, name) as work:
+  with shards.locked(data_dir, name) as work:
     size = sum(f.size for files in splits.values() for f in files)
-    workspace.require_space(work, size)
-    result = shards.prepared_result(work, plan)
+    shards.require_space(work, size)
+    shards.prepared_result(work, plan)
     for split, files in splits.items():
-      sources = _shards(files, labels, shard_bytes)
+      sources = _shards(split, files, labels, shard_bytes)
       written[split] = shards.write_split(work, name, split, sources, workers)
       if not sum(written[split].lengths):
         raise UserError(f'no image of the split {split!r} can be decoded.')
-    skipped = _skipped(written)
-    shards.write_list(result / 'undecodable.txt', skipped)
-    about = f'Images of the folder {source.name}, by class.'
-    shards.write_metadata(result, name, written, classes, about)
-    target = data_dir / name / workspace.VERSION
-    workspace.publish(work, result, target)
+    description = f'Images of the folder {source.name}, by class.'
+    target = shards.finish(work, name, written, classes, description)
   counts = [f'{sum(w.lengths):,} {split}' for split, w in written.items()]
   log.info(
     '%s: %s images in %d classes; %d left out, listed in undecodable.txt',
     target,
     ', '.join(counts),
     len(classes),
-    len(skipped),
+    sum(len(w.skipped) for w in written.values()),
   )
-
-
-def _skipped(written: dict[str, shards.Split]) -> list[Skipped]:
-  """Returns the images that were left out, with their splits in the names."""
-  return [
-    Skipped(f'{split}/{file}', reason)
-    for split, content in written.items()
-    for file, reason in content.skipped
-  ]
 
 
 def check_name(name: str) -> None:
@@ -154,18 +141,20 @@ def _files(listing: class_folders.Listing) -> list[_File]:
     files.append(
       _File(path, name, name.partition('/')[0], os.stat(path).st_size)
     )
-  return sorted(files, key=lambda file: (runs.key(file.name), file.name))
+  return sorted(files, key=lambda file: (shards.key(file.name), file.name))
 
 
 def _shards(
-  files: list[_File], labels: dict[str, int], shard_bytes: int
+  split: str, files: list[_File], labels: dict[str, int], shard_bytes: int
 ) -> list['_Examples']:
   """Splits files into consecutive parts of nearly equal size."""
   size = sum(file.size for file in files)
   count = min(1 + size // shard_bytes, len(files))
   bounds = [i * len(files) // count for i in range(count + 1)]
   return [
-    _Examples(tuple((f, labels[f.class_name]) for f in files[start:stop]))
+    _Examples(
+      split, tuple((f, labels[f.class_name]) for f in files[start:stop])
+    )
     for start, stop in zip(bounds, bounds[1:], strict=False)
   ]
 
@@ -175,20 +164,21 @@ class _Examples:
   """A picklable function that yields the examples of one shard.
 
   Attributes:
+    split: name of the split.
     files: files of the shard and their labels.
   """
 
+  split: str
   files: tuple[tuple[_File, int], ...]
 
-  def __call__(self) -> Iterator[shards.Example | Skipped]:
+  def __call__(self) -> Iterator[bytes | Skipped]:
     for file, label in self.files:
       try:
         data = pathlib.Path(file.path).read_bytes()
+        reason = shards.problem(data)
       except OSError as error:
-        yield Skipped(file.name, f'cannot be read: {error.strerror}')
-        continue
-      reason = images.problem(data)
+        data, reason = b'', f'cannot be read: {error.strerror}'
       if reason is None:
-        yield shards.Example(file.name, label, data)
+        yield shards.example(file.name, label, data)
       else:
-        yield Skipped(file.name, reason)
+        yield Skipped(f'{self.split}/{file.name}', reason)

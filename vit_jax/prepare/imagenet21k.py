@@ -12,10 +12,12 @@ last outputs stay unused. A class list (one line per output, which starts with
 the synset) gives the labels of an official head instead.
 
 The data set is built in two passes of independent parts; finished parts are not
-repeated. The first pass reads every synset, checks every image and writes
-sorted runs. The second pass writes every shard from its pieces of the runs. In
-addition to the archive, this needs disk space of twice its size, half of it
-only temporarily.
+repeated. The first pass reads every synset, checks every image and writes the
+records of about 500 MB of the archive, ordered by hash, to one file. The second
+pass writes shards: a shard is an interval of hashes, and therefore consecutive
+records of every file. A single pass would leave each class in few shards, so
+that the first images of the split would lack classes. In addition to the
+archive, this needs disk space of twice its size, half of it only temporarily.
 """
 
 import collections
@@ -27,10 +29,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from array_record.python.array_record_module import (  # pyright: ignore
+  ArrayRecordReader,
+)
+from jaxtyping import Int
 
+from vit_jax.data import progress
 from vit_jax.errors import UserError
-from vit_jax.prepare import archive, images, parallel, runs, shards, workspace
-from vit_jax.prepare.archive import Skipped, Synset
+from vit_jax.prepare import archive, parallel, shards
+from vit_jax.prepare.archive import Synset
+from vit_jax.prepare.shards import Skipped
 
 log = logging.getLogger('vit_jax')
 NAME = 'imagenet21k'
@@ -58,7 +66,7 @@ def prepare(
     data_dir: TFDS directory.
     class_list: file of synsets in the order of labels.
     workers: number of processes.
-    part_bytes: bytes of the archive per run.
+    part_bytes: bytes of the archive per part.
     shard_bytes: approximate size of one shard of the result.
 
   Raises:
@@ -68,23 +76,22 @@ def prepare(
   """
   listed = _class_list(class_list) if class_list else None
   next(archive.synsets(source))  # raises if the source cannot be used
-  with workspace.locked(data_dir, NAME) as work:
-    workspace.require_space(work, 2 * archive.num_bytes(source))
-    parts = _read(source, work, part_bytes, workers)
+  with shards.locked(data_dir, NAME) as work:
+    shards.require_space(work, 2 * archive.num_bytes(source))
+    parts = _read(source, work / 'parts', part_bytes, workers)
     names = _class_names(parts, listed)
-    split, result = _write(work, parts, names, shard_bytes, workers)
-    skipped = [Skipped(*item) for part in parts for item in part['skipped']]
-    shards.write_list(result / 'undecodable.txt', skipped)
-    shards.write_metadata(result, NAME, {'train': split}, names, _DESCRIPTION)
-    target = data_dir / NAME / workspace.VERSION
-    workspace.publish(work, result, target)
+    split = _write(work, parts, names, shard_bytes, workers)
+    split.skipped.extend(
+      Skipped(*item) for part in parts for item in part['skipped']
+    )
+    target = shards.finish(work, NAME, {'train': split}, names, _DESCRIPTION)
   num_images = sum(split.lengths)
   log.info(
     '%s: %s images in %s classes; %s left out, listed in undecodable.txt',
     target,
     f'{num_images:,}',
     f'{len(names):,}',
-    f'{len(skipped):,}',
+    f'{len(split.skipped):,}',
   )
   if num_images > _VALIDATION:
     log.info(
@@ -97,70 +104,48 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-  """Synsets that are written as one run.
+  """Consecutive synsets of the archive, whose records are one file.
 
   Attributes:
-    folder: folder of the runs.
-    number: number of the run.
-    synsets: consecutive synsets of the archive.
+    path: path of the array_record file. The same path with the ending .npy
+      contains the hash of each record; with .json, the description of a
+      complete part.
+    synsets: synsets of the part.
   """
 
-  folder: pathlib.Path
-  number: int
+  path: pathlib.Path
   synsets: tuple[Synset, ...]
-
-  @property
-  def members(self) -> list[list[Any]]:
-    """[WordNet name, offset, size] of each synset.
-
-    They are stored in the description of the sorted file, to check whether that
-    file is up to date.
-    """
-    return [[s.wnid, s.offset, s.size] for s in self.synsets]
 
 
 def _read(
-  source: pathlib.Path, work: pathlib.Path, part_bytes: int, workers: int
+  source: pathlib.Path, folder: pathlib.Path, part_bytes: int, workers: int
 ) -> list[dict[str, Any]]:
-  """Reads the archive and writes the runs; returns a description of each run.
+  """Reads the archive and writes the parts; returns their descriptions.
 
-  Runs that exist are not written again. A note about the whole pass is written
+  Parts that exist are not written again. A note about the whole pass is written
   at its end, so that a compressed archive is not read again if a later step is
   interrupted.
   """
-  folder, note = work / 'runs', work / 'read.json'
   folder.mkdir(exist_ok=True)
+  note = folder / 'complete.json'
   stamp = [archive.stamp(source), part_bytes]
-  if (runs.read_json(note) or {}).get('stamp') != stamp:
-    count = _read_parts(source, folder, part_bytes, workers)
-    runs.write_json(note, {'stamp': stamp, 'count': count})
-  count = runs.read_json(note)['count']
-  return [runs.about(folder, number) or {} for number in range(count)]
+  if (shards.read_json(note) or {}).get('stamp') != stamp:
+    parts = (
+      _Part(_part_path(folder, number), synsets)
+      for number, synsets in enumerate(_groups(source, part_bytes))
+    )
+    written = parallel.unordered(_read_part, parts, workers)
+    expected = archive.num_bytes(source) // part_bytes + 1
+    label = f'reading {source.name}'
+    count = sum(1 for _ in progress.shown(written, expected, label))
+    shards.write_json(note, {'stamp': stamp, 'count': count})
+  count = shards.read_json(note)['count']
+  paths = [_part_path(folder, number) for number in range(count)]
+  return [shards.read_json(path.with_suffix('.json')) for path in paths]
 
 
-def _read_parts(
-  source: pathlib.Path, folder: pathlib.Path, part_bytes: int, workers: int
-) -> int:
-  """Writes the missing runs; returns the number of all runs."""
-  progress = parallel.Progress(f'reading {source.name}')
-  count = 0
-
-  def missing() -> Iterator[_Part]:
-    nonlocal count
-    for count, group in enumerate(_groups(source, part_bytes), 1):
-      part = _Part(folder, count - 1, group)
-      about = runs.about(folder, part.number)
-      if about is not None and about['members'] == part.members:
-        progress.skip(group[-1].share)
-        continue
-      runs.forget(folder, part.number)
-      yield part
-
-  for fraction, images_read in parallel.unordered(
-    _read_part, missing(), workers
-  ):
-    progress.add(fraction, images_read)
-  return count
+def _part_path(folder: pathlib.Path, number: int) -> pathlib.Path:
+  return folder / f'{number:05d}.array_record'
 
 
 def _groups(
@@ -178,34 +163,35 @@ def _groups(
     yield tuple(group)
 
 
-def _read_part(part: _Part) -> tuple[float, int]:
-  """Checks the images of a part and writes them, sorted, to one file.
+def _read_part(part: _Part) -> None:
+  """Checks the images of a part and writes them in the order of their hashes.
 
-  Returns:
-    Fraction of the source up to the end of the part, and number of images in
-    the part.
+  The labels of these records are the numbers in the names of the synsets.
   """
-  records, skipped = [], []
+  members = [[s.wnid, s.offset, s.size] for s in part.synsets]
+  note = part.path.with_suffix('.json')
+  if (shards.read_json(note) or {}).get('members') == members:
+    return
+  note.unlink(missing_ok=True)
+  records, skipped, num_bytes = [], [], 0
   for synset in part.synsets:
     for item in archive.pictures(synset):
       name = f'{synset.wnid}/{item.name}'
-      reason = (
-        item.reason if isinstance(item, Skipped) else images.problem(item.data)
-      )
-      if isinstance(item, Skipped) or reason is not None:
-        skipped.append(Skipped(name, reason or ''))
-        continue
-      code = int(synset.wnid[1:])
-      stored = item.name.encode('utf-8', 'surrogateescape')
-      records.append(runs.Record(runs.key(name), code, stored, item.data))
-  about = {
-    'members': part.members,
-    'images': len(records),
-    'num_bytes': sum(len(record.image) for record in records),
-    'skipped': skipped,
-  }
-  runs.write(part.folder, part.number, records, about)
-  return part.synsets[-1].share, len(records)
+      if isinstance(item, Skipped):
+        skipped.append([name, item.reason])
+      elif reason := shards.problem(item.data):
+        skipped.append([name, reason])
+      else:
+        record = shards.example(item.name, int(synset.wnid[1:]), item.data)
+        records.append((shards.key(name), record))
+        num_bytes += len(item.data)
+  records.sort(key=lambda pair: pair[0])  # stable: equal names stay in order
+  data = (record for _, record in records)
+  shards.write_records(part.path, data, shards.OPTIONS)
+  keys = np.array([key for key, _ in records], np.uint64)
+  np.save(part.path.with_suffix('.npy'), keys)
+  about = dict(members=members, num_bytes=num_bytes, skipped=skipped)
+  shards.write_json(note, about)
 
 
 def _write(
@@ -214,41 +200,56 @@ def _write(
   names: list[str],
   shard_bytes: int,
   workers: int,
-) -> tuple[shards.Split, pathlib.Path]:
-  """Writes the shards from the runs; returns the split and its directory."""
-  total = sum(part['images'] for part in parts)
-  if not total:
+) -> shards.Split:
+  """Writes the shards from the parts."""
+  paths = [_part_path(work / 'parts', number) for number in range(len(parts))]
+  keys = [np.load(path.with_suffix('.npy')) for path in paths]
+  ordered = np.sort(np.concatenate(keys))
+  if not len(ordered):
     raise UserError('none of the images of the archive can be decoded.')
   num_bytes = sum(part['num_bytes'] for part in parts)
-  count = min(1 + num_bytes // shard_bytes, total)
-  plan = {'parts': parts, 'names': names, 'shards': count}
-  result = shards.prepared_result(work, plan)
-  bounds = runs.cut(work / 'runs', len(parts), count)
+  count = min(1 + num_bytes // shard_bytes, len(ordered))
+  shards.prepared_result(work, {'parts': parts, 'names': names, 'count': count})
+  cuts = ordered[np.arange(1, count) * len(ordered) // count]
+  bounds = np.array(
+    [[0, *np.searchsorted(each, cuts), len(each)] for each in keys], np.int32
+  )
   labels = {int(name[1:]): label for label, name in enumerate(names)}
   sources = [
-    _Pieces(work / 'runs', bounds[:, i : i + 2], labels) for i in range(count)
+    _Interval(work / 'parts', bounds[:, i : i + 2], labels)
+    for i in range(count)
   ]
-  return shards.write_split(work, NAME, 'train', sources, workers), result
+  return shards.write_split(work, NAME, 'train', sources, workers)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pieces:
-  """A picklable function that yields the examples of one shard.
+class _Interval:
+  """A picklable function that yields the records of one shard.
 
   Attributes:
-    folder: folder of the runs.
-    pieces: `[runs, 2]`, first entry and end (exclusive) of the shard in each
-      run.
+    folder: folder of the parts.
+    bounds: `[parts, 2]`, first record and end (exclusive) of the shard in each
+      part.
     labels: label of each class by the number in its synset.
   """
 
   folder: pathlib.Path
-  pieces: np.ndarray
+  bounds: Int[np.ndarray, 'parts 2']
   labels: dict[int, int]
 
-  def __call__(self) -> Iterator[shards.Example]:
-    for code, name, image in runs.read(self.folder, self.pieces):
-      yield shards.Example(name, self.labels[code], image)
+  def __call__(self) -> Iterator[bytes]:
+    found = []
+    for number, (start, stop) in enumerate(self.bounds.tolist()):
+      if start < stop:
+        path = _part_path(self.folder, number)
+        keys = np.load(path.with_suffix('.npy'), mmap_mode='r')[start:stop]
+        reader = ArrayRecordReader(str(path))
+        records = reader.read(start, stop)
+        reader.close()
+        found += zip(keys.tolist(), records, strict=True)
+    found.sort(key=lambda pair: pair[0])
+    for _, record in found:
+      yield shards.with_label(record, self.labels)
 
 
 def _class_names(
@@ -257,7 +258,7 @@ def _class_names(
   """Returns the synsets in the order of labels.
 
   Args:
-    parts: descriptions of the runs.
+    parts: descriptions of the parts.
     listed: synsets of the class list, if there is one.
 
   Raises:

@@ -13,10 +13,11 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils.version import list_all_versions
 
 from vit_jax.errors import UserError
-from vit_jax.prepare import array_record, catalog, workspace
+from vit_jax.prepare import array_record, catalog, shards
 
 log = logging.getLogger('vit_jax')
-_INFO = 'dataset_info.json'
+# Names of data sets that the user's own builder has prepared.
+_OWN = re.compile(r'\w+(/[\w.-]+)?')
 _TIMEOUT_S = 10  # for the connection and the first bytes of the response
 
 
@@ -46,10 +47,11 @@ def prepare(
       or TensorFlow is missing, or a file is damaged or missing.
     OSError: a file cannot be read or written.
   """
-  version = name.partition(':')[2]
-  folder = _user_folder(name, data_dir, source)
-  builder = None
-  if folder is None:
+  plain, _, version = name.partition(':')
+  known = tfds.list_builders(with_community_datasets=False)
+  folder, builder = data_dir / plain, None
+  own = plain.split('/')[0] not in known and _OWN.fullmatch(plain)
+  if not own or not (source or _newest(folder, version)):
     builder = _builder(name, data_dir)
     folder = pathlib.Path(builder.data_dir).parent
   existing = _newest(folder, version)
@@ -73,12 +75,17 @@ def prepare(
       f'{old} has the format {first}; only tfrecord can be converted. Prepare '
       f'{name} in another --data_dir.'
     )
-  with workspace.locked(data_dir, str(inner).replace('/', '-')) as work:
+  target = folder / old.name
+  with shards.locked(data_dir, str(inner).replace('/', '-')) as work:
     if old == existing:
-      array_record.add(old, workers)
+      array_record.convert(old, old, workers)
       work.rmdir()
     else:
-      array_record.copy(old, work, folder / old.name, workers)
+      info = (old / array_record.INFO).read_text()
+      result = shards.prepared_result(work, [str(old.absolute()), info])
+      array_record.convert(old, result, workers)
+      shards.publish(work, target)
+  log.info('%s contains array_record files, converted from %s', target, old)
 
 
 def _builder(name: str, data_dir: pathlib.Path) -> Any:
@@ -91,11 +98,6 @@ def _builder(name: str, data_dir: pathlib.Path) -> Any:
   """
   known = tfds.list_builders(with_community_datasets=False)
   plain = re.split('[/:]', name)[0]
-  if plain.startswith('jft'):
-    raise UserError(
-      f'{name}: JFT-300M is not public. Use imagenet21k, or build your own '
-      'data set: python -m vit_jax.prepare folder --source=DIR --name=my_set'
-    )
   if plain not in known:
     names = [*known, 'imagenet21k', 'digits', 'folder']
     near = difflib.get_close_matches(plain, names, n=3, cutoff=0.6)
@@ -116,34 +118,6 @@ def _builder(name: str, data_dir: pathlib.Path) -> Any:
     ) from error
 
 
-def _user_folder(
-  name: str, data_dir: pathlib.Path, source: pathlib.Path | None
-) -> pathlib.Path | None:
-  """Returns DATA_DIR/NAME of a data set prepared by the user's own builder.
-
-  Returns:
-    Path; None if the name is one of TFDS, or the data set does not exist.
-
-  Raises:
-    UserError: the source contains a data set of another name.
-  """
-  plain = name.partition(':')[0]
-  known = tfds.list_builders(with_community_datasets=False)
-  if plain.split('/')[0] in known or not re.fullmatch(r'\w+(/[\w.-]+)?', plain):
-    return None
-  folder = data_dir / plain
-  if source is not None and not _newest(folder, name.partition(':')[2]):
-    info = source / _INFO
-    actual = json.loads(info.read_text()).get('name') if info.exists() else None
-    if actual is not None and actual != plain.split('/')[0]:
-      raise UserError(
-        f'--source={source} contains the data set {actual!r}, not {plain!r}. '
-        f'Use: python -m vit_jax.prepare {actual} --source={source}'
-      )
-    return folder
-  return folder if _newest(folder, name.partition(':')[2]) else None
-
-
 def _in_source(
   source: pathlib.Path, inner: pathlib.Path, version: str
 ) -> pathlib.Path:
@@ -152,13 +126,14 @@ def _in_source(
   Raises:
     UserError: the source does not contain the data set.
   """
-  if (source / _INFO).exists():
+  info = source / array_record.INFO
+  if info.exists() and json.loads(info.read_text())['name'] == inner.parts[0]:
     return source
   version_dir = _newest(source / inner, version)
   if version_dir is None:
     raise UserError(
-      f'--source={source} does not contain a prepared {inner}; neither this '
-      f'directory nor {source / inner}/VERSION contains {_INFO}.'
+      f'--source={source} does not contain a prepared {inner}; give the '
+      f'directory that contains {inner}/VERSION/{array_record.INFO}.'
     )
   return version_dir
 
@@ -171,7 +146,7 @@ def _newest(folder: pathlib.Path, version: str) -> pathlib.Path | None:
     version: version such as '1.0.0'; '' for the newest one.
   """
   for each in map(str, reversed(list_all_versions(folder))):
-    if version in ('', each) and (folder / each / _INFO).exists():
+    if version in ('', each) and (folder / each / array_record.INFO).exists():
       return folder / each
   return None
 
@@ -216,35 +191,12 @@ def _download(builder: Any, name: str) -> None:
   Raises:
     UserError: the data set cannot be downloaded or written.
   """
-  import tensorflow as tf
-  from tensorflow_datasets.core.download import (
-    download_manager,
-    extractor,
-    util,
-  )
-
   config = tfds.download.DownloadConfig(try_download_gcs=False)
-  expected = (
-    OSError,
-    ImportError,
-    AssertionError,
-    tf.errors.OpError,
-    download_manager.NonMatchingChecksumError,
-    util.DownloadError,
-    extractor.ExtractError,
-    extractor.UnsafeArchiveError,
-  )
   try:
     builder.download_and_prepare(download_config=config)
-  except expected as error:
+  except Exception as error:  # TFDS, TensorFlow and the writer raise many kinds
     raise UserError(
       f'{name} cannot be prepared: {type(error).__name__}: {error}. Downloaded '
-      'files are kept. Fix the cause and run the same command again.'
-    ) from error
-  except RuntimeError as error:  # raised by the array_record writer
-    if 'No space left' not in str(error):
-      raise
-    raise UserError(
-      f'{name} cannot be prepared because the disk is full: {error}. Free some '
-      'space, or give a --data_dir on a larger disk.'
+      'files are kept. Fix the cause (a full disk: free some space, or give '
+      'another --data_dir) and run the same command again.'
     ) from error

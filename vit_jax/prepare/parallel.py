@@ -1,30 +1,25 @@
-"""Executes independent tasks in several processes and logs their progress."""
+"""Executes independent tasks in several processes."""
 
-import datetime
-import logging
 import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from vit_jax.errors import UserError
-from vit_jax.files import machine
+from vit_jax.files import paths
 
-log = logging.getLogger('vit_jax')
 _WORKER_BYTES = 2**31  # memory of a worker, including parts and shards
-_EVERY_S = 10.0
 Task = TypeVar('Task')
 Result = TypeVar('Result')
 
 
 def default_workers() -> int:
   """Returns one worker per core, limited by memory."""
-  cores, memory = machine.cores(), machine.memory_bytes()
+  cores, memory = paths.cores(), paths.memory_bytes()
   return cores if memory is None else min(cores, memory // _WORKER_BYTES) or 1
 
 
@@ -39,12 +34,12 @@ def unordered(
   Args:
     function: picklable function; its exceptions are raised again here.
     tasks: arguments of the calls, picklable.
-    workers: number of processes; with 1, tasks run in this process.
+    workers: number of processes; with 1 or 0, tasks run in this process.
 
   Raises:
     UserError: a process was killed.
   """
-  if workers == 1:
+  if workers <= 1:
     yield from map(function, tasks)
     return
   pool = futures.ProcessPoolExecutor(
@@ -85,53 +80,3 @@ def _start_worker() -> None:
     os._exit(1)
 
   threading.Thread(target=watch, daemon=True).start()
-
-
-class Progress:
-  """Logs the progress of a long task every ten seconds."""
-
-  def __init__(self, label: str):
-    """Starts the clock.
-
-    Args:
-      label: description of the task, such as 'reading fall11_whole.tar'.
-    """
-    self._label = label
-    self._done = self._skipped = 0.0  # fractions of the task
-    self._images = 0
-    self._begin = self._logged_at = time.monotonic()
-
-  def skip(self, done: float) -> None:
-    """Sets the fraction of the task that was done before this process started.
-
-    Args:
-      done: fraction of the task, in [0, 1].
-    """
-    self._done = self._skipped = max(self._done, done)
-    self._begin = time.monotonic()
-
-  def add(self, done: float, images: int) -> None:
-    """Sets the fraction of the task that is done, and logs if it is time.
-
-    Args:
-      done: fraction of the task, in [0, 1].
-      images: number of images since the last call.
-    """
-    self._done = max(self._done, done)
-    self._images += images
-    now = time.monotonic()
-    if now - self._logged_at > _EVERY_S:
-      self._logged_at = now
-      self._log(now - self._begin)
-
-  def _log(self, seconds: float) -> None:
-    own = max(self._done - self._skipped, 1e-9)
-    left = datetime.timedelta(seconds=int(seconds * (1 - self._done) / own))
-    log.info(
-      '%s: %.1f %%, %s images, %s images/s, %s left',
-      self._label,
-      100 * self._done,
-      f'{self._images:,}',
-      f'{self._images / seconds:,.0f}',
-      left,
-    )

@@ -33,8 +33,8 @@ from vit_jax.errors import (
   StorageError,
   UserError,
 )
-from vit_jax.processes import coordination, interruption
-from vit_jax.processes.coordination import client, index
+from vit_jax.processes import consensus, interruption
+from vit_jax.processes.consensus import client, index
 
 log = logging.getLogger('vit_jax')
 HEARTBEAT_S = 30  # time without a heartbeat after which a process is lost
@@ -53,7 +53,7 @@ def handle_lost_peers() -> contextlib.AbstractContextManager[None]:
   `jax.distributed.initialize` must be called in the body.
   """
   ctypes.CDLL(None).signal(signal.SIGABRT, _ABORT_HANDLER)
-  return coordination.calling_on_loss(_on_loss)
+  return consensus.calling_on_loss(_on_loss)
 
 
 def _on_loss(status: object) -> None:
@@ -157,7 +157,7 @@ def exit_now(code: int, message: str | None = None) -> None:
   if message:
     print(message, file=sys.stderr, flush=True)
   with contextlib.suppress(Exception):
-    others = coordination.num_processes() - 1
+    others = consensus.num_processes() - 1
     client().key_value_set(f'{_READ}{index()}', '', allow_overwrite=True)
     deadline = time.monotonic() + _EXIT_S
     while index() == 0 and time.monotonic() < deadline:
@@ -216,7 +216,7 @@ def announce(error: Exception) -> None:
 def shut_down() -> None:
   """Waits at JAX's shutdown barrier for the other processes."""
   if client() is not None:
-    coordination.shut_down()
+    consensus.shut_down()
 
 
 def exit_soon(code: int) -> None:
@@ -269,7 +269,7 @@ class _Listener:
     failures = 0
     # The more processes, the less often each one polls, so that the service is
     # not overloaded.
-    interval = max(_POLL_S, coordination.num_processes() / 100)
+    interval = max(_POLL_S, consensus.num_processes() / 100)
     while (service := client()) is not None:
       try:
         messages = dict(service.key_value_dir_get(_MESSAGES))

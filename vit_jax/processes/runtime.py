@@ -1,15 +1,26 @@
-"""Starts the processes of a run, and sets up their memory, cache and log."""
+"""Starts the processes of a run, and prepares each of them.
 
+This includes the limits of the system, the devices of the machine, memory, the
+cache of compiled programs, the log, and the versions of packages.
+"""
+
+import contextlib
 import ctypes
 import datetime
 import functools
+import importlib.metadata
 import logging
 import math
 import os
 import pathlib
 import platform
 import re
+import resource
+import signal
+import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +29,255 @@ from absl import logging as absl_logging
 from etils import epath
 
 from vit_jax.errors import UserError, check_range
-from vit_jax.processes import peers, versions
+from vit_jax.processes import peers
 from vit_jax.processes.interruption import HANDLER
 
 log = logging.getLogger('vit_jax')
+
+VARIABLE = 'VIT_JAX_PARENT'  # process id of the sweep or study
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+  """Asks the kernel to send SIGTERM when the parent that set VARIABLE ends."""
+  parent = os.environ.pop(VARIABLE, '')
+  if not parent:
+    return
+  prctl = getattr(ctypes.CDLL(None), 'prctl', None)
+  if prctl is None:
+    return
+  prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+  if os.getppid() != int(parent):  # the parent ended before the request
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def package_version(name: str) -> str | None:
+  """Returns the version of a package; None if it is not installed."""
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+@functools.cache
+def commit() -> str | None:
+  """Returns the commit of this package, with '+' if files were changed.
+
+  Returns:
+    The commit; None if neither git nor `git archive` provides it.
+  """
+
+  def git(*arguments: str) -> str:
+    return subprocess.run(
+      ['git', '-C', str(_ROOT), *arguments],
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+
+  try:
+    archived = (_ROOT / 'commit.txt').read_text().strip()
+    if not archived.startswith('$'):  # `git archive` wrote the commit there
+      return archived
+    changed = git('status', '--porcelain', '--untracked-files=no')
+    return git('rev-parse', 'HEAD') + ('+' if changed else '')
+  except (OSError, subprocess.CalledProcessError):
+    return None
+
+
+# Patterns of files in /dev that exist if there are devices of a platform.
+_DEVICES = {
+  'tpu': ('accel*', 'vfio/[0-9]*'),
+  'cuda': ('nvidia[0-9]*', 'dxg'),
+  'gpu': ('nvidia[0-9]*', 'dxg', 'kfd'),
+}
+_GOOGLE = '0x1ae0'  # PCI vendor id
+# Fraction of a GPU's memory that JAX may use. The remainder is for the CUDA
+# context, cuDNN and NCCL. NVIDIA's documentation recommends 0.8 to 0.9.
+GPU_MEMORY_FRACTION = 0.9
+_FRACTION = 'XLA_CLIENT_MEM_FRACTION'
+_OLD_FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+
+
+def hide_unused_libtpu() -> None:
+  """Prevents JAX from loading a libtpu that is installed only for `plan`.
+
+  Without a TPU, libtpu prints several lines in every command, and JAX's
+  profiler crashes if the version of libtpu does not match. This function must
+  be called before JAX looks for devices. It does nothing if JAX_PLATFORMS is
+  set, or if the PCI bus has a device made by Google.
+  """
+  if (
+    os.environ.get('JAX_PLATFORMS')
+    or _has_devices('tpu')
+    or _has_google_device()
+  ):
+    return
+  modules: dict[str, Any] = sys.modules
+  modules['libtpu'] = None  # makes `import libtpu` fail
+  os.environ.pop('TPU_LIBRARY_PATH', None)  # importing JAX sets it
+
+
+def use_gpu_memory() -> None:
+  """Lets JAX use 90 % of each GPU's memory instead of its default of 75 %.
+
+  This function must be called before JAX looks for devices. It does nothing if
+  the user has set one of the two variables that JAX reads, or if there is no
+  GPU.
+  """
+  set_by_user = os.environ.get(_FRACTION) or os.environ.get(_OLD_FRACTION)
+  if not set_by_user and _has_devices('cuda'):
+    os.environ[_FRACTION] = str(GPU_MEMORY_FRACTION)
+
+
+def user_error(error: Exception) -> UserError | None:
+  """Returns the error to report if JAX_PLATFORMS names an absent platform.
+
+  If the devices exist but do not start, the user's setting is not the cause:
+  another process may be using them, or the machine is broken. Starting again
+  may then help.
+
+  Args:
+    error: any error that ends a command.
+
+  Returns:
+    The error to report; None if JAX_PLATFORMS is not the cause of `error`.
+  """
+  platforms = os.environ.get('JAX_PLATFORMS', '')
+  if not platforms or not _is_from_backend(error):
+    return None
+  first = platforms.partition(',')[0]
+  if _has_devices(first):
+    return None
+  extra = 'tpu' if first == 'tpu' else 'gpu'
+  return UserError(
+    f'JAX_PLATFORMS={platforms}, but this machine has no such device, or JAX '
+    'was installed without support for it. Unset the variable to use the '
+    'devices that exist, or set JAX_PLATFORMS=cpu; on a machine with such a '
+    f"device, pip install 'vit_jax[{extra}]'."
+  )
+
+
+def _has_devices(platform: str) -> bool:
+  """Returns whether the machine has devices of a platform."""
+  folder, patterns = pathlib.Path('/dev'), _DEVICES.get(platform, ())
+  return any(next(folder.glob(pattern), None) for pattern in patterns)
+
+
+def _has_google_device() -> bool:
+  """Returns whether a device made by Google is on the PCI bus.
+
+  It may be a TPU, or the network card of a virtual machine.
+  """
+  vendors = pathlib.Path('/sys/bus/pci/devices').glob('*/vendor')
+  return any(vendor.read_text().strip() == _GOOGLE for vendor in vendors)
+
+
+def _is_from_backend(error: Exception) -> bool:
+  """Returns whether an error was raised while JAX looked for devices."""
+  if isinstance(error, RuntimeError):
+    return str(error).startswith(('Unable to init', 'Unknown backend'))
+  frames = traceback.extract_tb(error.__traceback__)
+  # For a known platform without its plug-in, JAX raises an AssertionError.
+  return isinstance(error, AssertionError) and (
+    frames[-1].filename.endswith('xla_bridge.py')
+  )
+
+
+_THREADS = 64  # a small run on CPUs has about 100, some of which already exist
+_ADDRESS_BYTES = 2 * 2**30  # a small run on CPUs reserves 2.4 GiB
+_EXIT_S = 50  # time for the interpreter to exit
+
+
+def check() -> None:
+  """Checks that threads and address space are available.
+
+  Raises:
+    UserError: a limit of the system is too low.
+  """
+  limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+  if limit != resource.RLIM_INFINITY and limit < _reserved() + _ADDRESS_BYTES:
+    raise UserError(
+      f'the address space is limited to {limit >> 20} MiB, of which '
+      f'{_reserved() >> 20} MiB are used; a run needs at least '
+      f'{_ADDRESS_BYTES >> 20} MiB more: use `ulimit -v unlimited`.'
+    )
+  ended = threading.Event()
+  threads = []
+  try:
+    for _ in range(_THREADS):
+      threads.append(threading.Thread(target=ended.wait, daemon=True))
+      threads[-1].start()
+  except RuntimeError as error:
+    raise UserError(
+      f'only {len(threads) - 1} of {_THREADS} threads could be started '
+      f'({error}). The limits are {_thread_limits()}: raise them (ulimit -u, '
+      'or the number of processes of the container).'
+    ) from error
+  finally:
+    ended.set()
+
+
+class _SignalEvent(ctypes.Structure):
+  """C's `struct sigevent` for a timer that sends a signal (SIGEV_SIGNAL)."""
+
+  _fields_ = (
+    ('value', ctypes.c_void_p),
+    ('signal', ctypes.c_int),
+    ('notify', ctypes.c_int),
+    ('unused', ctypes.c_char * 48),
+  )
+
+
+def bound_exit(code: int) -> None:
+  """Ends the process if the interpreter does not exit in time.
+
+  Threads that hang would otherwise keep the process alive. Starting another
+  thread to end it may be impossible, and Python code no longer runs while the
+  interpreter exits. So a timer sends the signal whose number is the exit code,
+  and the signal's handler is C's `_exit`, whose argument is this number.
+
+  Args:
+    code: exit code of the process; without timers or such a signal, SIGALRM
+      ends the process.
+  """
+  with contextlib.suppress(ValueError):  # not the main thread
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_EXIT_S + 5)
+  # macOS has no timer_create; some codes are not the number of a signal.
+  with contextlib.suppress(AttributeError, ValueError, OSError):
+    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    event = _SignalEvent(signal=code, notify=0)
+    # At exit, Python resets the signals that have handlers of its own.
+    signal.signal(code, signal.SIG_DFL)
+    libc.signal(code, libc._exit)
+    # CLOCK_MONOTONIC; interval and start, each in seconds and nanoseconds.
+    libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
+    times = (ctypes.c_long * 4)(0, 0, _EXIT_S, 0)
+    libc.timer_settime(timer, 0, times, None)
+
+
+def _reserved() -> int:
+  """Returns the bytes of address space in use; 0 if unknown."""
+  try:
+    pages = pathlib.Path('/proc/self/statm').read_text().split()[0]
+  except OSError:
+    return 0
+  return int(pages) * resource.getpagesize()
+
+
+def _thread_limits() -> str:
+  """Describes the limits of the user and the container for messages."""
+  found = [f'ulimit -u: {resource.getrlimit(resource.RLIMIT_NPROC)[0]}']
+  for path in ('/sys/fs/cgroup/pids.max', '/sys/fs/cgroup/pids/pids.max'):
+    with contextlib.suppress(OSError):
+      found.append(f'{path}: {pathlib.Path(path).read_text().strip()}')
+  return ', '.join(found)
+
+
 _PACKAGES = (
   'jax',
   'jaxlib',
@@ -104,22 +360,16 @@ def _check_processes(
   last = math.inf if num_processes is None else num_processes - 1
   check_range('--process_id', process_id, at_least=0, at_most=last)
   if coordinator_address is None:
-    if (num_processes or 1) > 1 or process_id:
-      raise UserError(
-        f'--num_processes={num_processes} and --process_id={process_id} are '
-        'given without --coordinator_address: give all three, with the '
-        'HOST:PORT of process 0 on all processes, or none to run one process.'
-      )
-    return
-  if not re.fullmatch(r'.+:\d+', coordinator_address):
+    is_wrong = (num_processes or 1) > 1 or process_id
+  else:
+    is_missing = None in (num_processes, process_id) and not _found_by_jax()
+    is_wrong = is_missing or not re.fullmatch(r'.+:\d+', coordinator_address)
+  if is_wrong:
     raise UserError(
-      f'--coordinator_address is {coordinator_address!r}; give HOST:PORT of '
-      'process 0.'
-    )
-  if not _found_by_jax() and None in (num_processes, process_id):
-    raise UserError(
-      '--coordinator_address needs --num_processes=N and --process_id=I '
-      f'(0 to N - 1), too; got {num_processes} and {process_id}.'
+      f'got --coordinator_address={coordinator_address}, --num_processes='
+      f'{num_processes} and --process_id={process_id}: give all three, with '
+      'the HOST:PORT of process 0 and a --process_id from 0 to N - 1, or none '
+      'to run one process.'
     )
 
 
@@ -152,7 +402,7 @@ def keep_host_memory() -> None:
   This function must be called before JAX starts any thread. It does nothing if
   the user has set glibc's MALLOC_ variables.
   """
-  accelerator = _on_tpu() or pathlib.Path('/dev/nvidia0').exists()
+  accelerator = _on_tpu() or _has_devices('cuda')
   set_by_user = any(name.startswith('MALLOC_') for name in os.environ)
   if accelerator or set_by_user or platform.libc_ver()[0] != 'glibc':
     return
@@ -168,12 +418,9 @@ def keep_host_memory() -> None:
 
 def _on_tpu() -> bool:
   """Returns whether this machine has TPU chips that JAX will use."""
-  if os.environ.get('JAX_PLATFORMS', 'tpu').split(',')[0] != 'tpu':
-    return False
-  chips = any(
-    pathlib.Path(device).exists() for device in ('/dev/accel0', '/dev/vfio/0')
-  )
-  return chips and versions.package_version('libtpu') is not None
+  first = os.environ.get('JAX_PLATFORMS', 'tpu').partition(',')[0]
+  is_usable = first == 'tpu' and package_version('libtpu') is not None
+  return is_usable and _has_devices('tpu')
 
 
 def is_main() -> bool:
@@ -233,9 +480,9 @@ def describe_run() -> dict[str, Any]:
   return {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
     'command': [sys.executable, *sys.orig_argv[1:]],
-    'commit': versions.commit(),
+    'commit': commit(),
     'python': platform.python_version(),
-    'packages': {name: versions.package_version(name) for name in _PACKAGES},
+    'packages': {name: package_version(name) for name in _PACKAGES},
     'platform': devices[0].platform,
     'device_kind': devices[0].device_kind,
     'num_devices': len(devices),

@@ -1,9 +1,10 @@
 """Writes events.jsonl: the events of a run, and how its time was spent.
 
-Events are written at once. Spans of time (init, compile, restore, data_wait,
-eval, save, and step for all other time) are summed and written with every line
-of metrics, so a run that is killed loses little of them. `summarise` adds up
-the spans of all restarts.
+Events are written at once; each bad record is written only once over all
+restarts. Spans of time (init, compile, restore, data_wait, eval, save, and step
+for all other time) are summed and written with every line of metrics, so a run
+that is killed loses little of them. `summarise` adds up the spans of all
+restarts.
 """
 
 import contextlib
@@ -18,10 +19,12 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax.data.pipeline import stream
 from vit_jax.files import jsonl
-from vit_jax.files.outages import with_retries
+from vit_jax.files.paths import with_retries
 
 log = logging.getLogger('vit_jax')
+
 PRODUCTIVE = 'step'
 # A resumed run acts on these events, so a checksum protects them.
 _WITH_CHECKSUM = ('rollback', 'config_change')
@@ -230,7 +233,6 @@ def summarise(events: list[dict[str, Any]]) -> Summary:
     events: events of the run, in order.
   """
   seconds: dict[str, float] = {}
-  kept: list[tuple[int, float]] = []  # (step at the end, seconds of training)
   starts, last = 0, None
 
   def add(kind: str, value: float) -> None:
@@ -242,15 +244,36 @@ def summarise(events: list[dict[str, Any]]) -> Summary:
       starts += 1
       if last is not None:
         add('down', max((now - last).total_seconds(), 0.0))
-    if event['event'] in ('start', 'rollback'):
-      add('lost', sum(s for step, s in kept if step > event['step']))
-      kept = [(step, s) for step, s in kept if step <= event['step']]
     if event['event'] == 'spans':
       for kind, value in event['seconds'].items():
-        if kind == PRODUCTIVE:
-          kept.append((event['step'], value))
-        else:
-          add(kind, value)
+        add(kind, value)
     last = now
-  add(PRODUCTIVE, sum(s for _, s in kept))
-  return Summary(seconds, starts)
+  kept = sum(s for _, s in training_spans(events))
+  # Spans are rounded to milliseconds, see `Ledger.flush`.
+  lost = round(seconds.get(PRODUCTIVE, 0.0) - kept, 3)
+  return Summary(seconds | {PRODUCTIVE: kept, 'lost': lost}, starts)
+
+
+def report_to(ledger: Ledger | None) -> stream.Report:
+  """Returns a function that writes an event for each new bad record.
+
+  Args:
+    ledger: destination of the events; None to write no events.
+
+  Returns:
+    The function; None if there is no ledger.
+  """
+  if ledger is None:
+    return None
+  listed = {
+    (event['source'], event['index'])
+    for event in read(ledger.path)
+    if event['event'] == 'bad_record'
+  }
+
+  def report(source: str, record: stream.BadRecord) -> None:
+    if (source, record.index) not in listed:
+      listed.add((source, record.index))
+      ledger.event('bad_record', source=source, **record._asdict())
+
+  return report

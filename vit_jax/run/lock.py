@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, outages, paths
+from vit_jax.files import paths
 
 LEASE_S = 120.0  # time after which a lease that was not renewed has expired
 
@@ -52,7 +52,7 @@ def hold(workdir: epath.Path) -> Iterator[None]:
     except UserError:
       raise
     except Exception as error:
-      raise outages.workdir_error(workdir, 'it cannot be locked', error) from (
+      raise paths.workdir_error(workdir, 'it cannot be locked', error) from (
         error
       )
     yield
@@ -120,7 +120,7 @@ def _lease(
 
   def renew() -> None:
     lease = {**holder, 'owner': owner, 'expires': time.time() + lease_s}
-    atomic.write(path, json.dumps(lease))
+    paths.write(path, json.dumps(lease))
 
   def valid(lease: dict[str, object]) -> bool:
     expires = lease.get('expires', 0.0)

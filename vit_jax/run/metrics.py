@@ -1,4 +1,8 @@
-"""Writes a run's metrics to metrics.jsonl and to trackers."""
+"""Writes a run's metrics to metrics.jsonl and to trackers, and reads them.
+
+A line of training metrics has the means over the steps since the last line. A
+reader leaves out what is not a metric, such as damaged lines.
+"""
 
 import contextlib
 import dataclasses
@@ -11,17 +15,128 @@ from typing import Annotated, Any
 
 from etils import epath
 
-from vit_jax.config import durations, plugins
-from vit_jax.config.plugins import Section
+from vit_jax.config import durations, schema
+from vit_jax.config.schema import Section
 from vit_jax.errors import StorageError, UserError
-from vit_jax.files import jsonl, outages, paths
-from vit_jax.files.outages import with_retries
+from vit_jax.files import jsonl, paths
+from vit_jax.files.paths import with_retries
 from vit_jax.run import tracking
 
 log = logging.getLogger('vit_jax')
 
+Metrics = dict[str, float | None]  # None: the value was not finite
 
-@plugins.operational(
+
+def read(workdir: epath.Path) -> Iterator[tuple[int, Metrics]]:
+  """Reads the metrics of a run; a missing file has no lines.
+
+  Lines that are not JSON objects or whose `step` is not an integer of 64 bits
+  are left out, and so are values that are neither numbers nor null.
+
+  Args:
+    workdir: directory of the run.
+
+  Yields:
+    (number of updates completed, metrics by name) of each line.
+
+  Raises:
+    UserError: the file exists, but there is no permission to read it.
+    StorageError: the file exists, but cannot be read.
+  """
+  for _, record in jsonl.read(workdir / 'metrics.jsonl'):
+    step = record.pop('step', None) if record else None
+    if record is not None and type(step) is int and step.bit_length() < 64:
+      yield (
+        step,
+        {
+          name: value if _is_finite(value) else None
+          for name, value in record.items()
+          if value is None or _is_number(value)
+        },
+      )
+
+
+def _is_number(value: Any) -> bool:
+  # `isinstance` would accept True as an int.
+  return type(value) in (int, float)
+
+
+def _is_finite(value: Any) -> bool:
+  """Returns whether a number or null is a finite float."""
+  try:
+    return value is not None and math.isfinite(value)
+  except OverflowError:  # an integer with hundreds of digits
+    return False
+
+
+# Metrics of which a line contains the value after its last step, not the mean.
+_OF_THE_LAST_STEP = ('lr', 'skipped', 'epoch', 'bad_records')
+
+
+class Interval:
+  """Sums of each metric since the last log line.
+
+  A checkpoint stores them, so that a resumed run writes the same lines as one
+  that was never interrupted.
+
+  Attributes:
+    bad_records: number of bad training records in the interval.
+  """
+
+  def __init__(self, stored: Mapping[str, Any] | None = None):
+    """Starts an interval, or continues one that a checkpoint stores.
+
+    Args:
+      stored: result of `to_json`; None for an empty interval.
+    """
+    stored = stored or {}
+    self._count: int = stored.get('count', 0)
+    self._sums: dict[str, float] = dict(stored.get('sums', {}))
+    self.bad_records: int = stored.get('bad_records', 0)
+
+  def add(self, values: Mapping[str, float]) -> None:
+    """Adds the metrics of one step.
+
+    Of a bad step only the bad records count, because it changed no parameter
+    and its loss may not be finite.
+
+    Args:
+      values: metrics of the step; `skipped` is 0 for a good step.
+    """
+    self.bad_records += int(values.get('bad_records', 0))
+    if values['skipped']:
+      return
+    self._count += 1
+    for key, value in values.items():
+      self._sums[key] = self._sums.get(key, 0.0) + value
+
+  def summary(self, values: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a log line.
+
+    Args:
+      values: metrics of the last step, which must have been added already.
+
+    Returns:
+      `values`, in which the mean over good steps replaces each metric except
+      learning rate, epoch, and the numbers of bad steps and records. If no step
+      was good, `values` unchanged.
+    """
+    line = dict(values)
+    if self._count:
+      means = {key: total / self._count for key, total in self._sums.items()}
+      line |= {k: v for k, v in means.items() if k not in _OF_THE_LAST_STEP}
+    return line
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the sums as JSON values."""
+    return {
+      'count': self._count,
+      'sums': self._sums,
+      'bad_records': self.bad_records,
+    }
+
+
+@schema.operational(
   'every',
   'tensorboard',
   'parameters',
@@ -30,7 +145,7 @@ log = logging.getLogger('vit_jax')
   'trackers',
   'trackers.*',
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Log:
   """Cadence and destinations of metrics.
 
@@ -48,14 +163,12 @@ class Log:
       `tracking`.
   """
 
-  every: str = dataclasses.field(default='50 steps', kw_only=True)
-  tensorboard: bool = dataclasses.field(default=True, kw_only=True)
-  parameters: bool = dataclasses.field(default=False, kw_only=True)
-  curves: bool = dataclasses.field(default=True, kw_only=True)
-  report: bool = dataclasses.field(default=True, kw_only=True)
-  trackers: Annotated[Section | None, tracking.TRACKERS] = dataclasses.field(
-    default=None, kw_only=True
-  )
+  every: str = '50 steps'
+  tensorboard: bool = True
+  parameters: bool = False
+  curves: bool = True
+  report: bool = True
+  trackers: Annotated[Section | None, tracking.TRACKERS] = None
 
   def __post_init__(self):
     durations.check('log.every', self.every, positive=True)
@@ -167,7 +280,7 @@ class Writer:
     """
     if self._stat is None:
       return
-    with outages.access(self._path, 'written'):
+    with paths.access(self._path, 'written'):
       if not os.path.samestat(os.stat(self._path), self._stat):
         raise FileNotFoundError(errno.ENOENT, 'replaced', str(self._path))
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 from etils import epath
 
-from vit_jax.config import plugins
-from vit_jax.config.plugins import Nested
+from vit_jax.config import schema
+from vit_jax.config.schema import Nested
 from vit_jax.errors import UserError
-from vit_jax.files import atomic
+from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
 TRACKERS = Nested('vit_jax.run.trackers.{name}:Tracker', many=True)
@@ -55,7 +55,7 @@ class Run(NamedTuple):
     if (self.workdir / 'config.json').exists():
       return hashlib.sha256(str(self.workdir).encode()).hexdigest()[:16]
     identity = uuid.uuid4().hex[:16]
-    atomic.save(file, identity + '\n')
+    paths.save(file, identity + '\n')
     return identity
 
 
@@ -92,7 +92,7 @@ class Guarded:
     self._tracker: Tracker | None = None
     constructor = TRACKERS.constructor(section['name'])
     with self._guard():
-      self._tracker = plugins.build(constructor, section, run)
+      self._tracker = schema.construct(constructor, section, run)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Passes a line to the tracker; see `Tracker.write`."""

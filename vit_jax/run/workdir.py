@@ -1,19 +1,16 @@
-"""Checks that a workdir belongs to a run; writes config.json and run.json."""
+"""Reads and writes config.json and run.json of a workdir."""
 
 import json
 import logging
-import os
 import pathlib
 from typing import Any
 
 from etils import epath
 
-from vit_jax.config import completion as config_lib
-from vit_jax.config import identity
-from vit_jax.config.completion import Config
+from vit_jax.config import schema
+from vit_jax.config.schema import Config
 from vit_jax.errors import StorageError, UserError
-from vit_jax.files import atomic, jsonl, outages, paths
-from vit_jax.run import comparison
+from vit_jax.files import jsonl, paths
 
 log = logging.getLogger('vit_jax')
 
@@ -38,43 +35,6 @@ def default(config_path: str) -> str:
   return f'runs/{name}'
 
 
-def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
-  """Checks that a workdir is new or belongs to the same run.
-
-  Args:
-    workdir: local path, or gs:// address.
-    config: completed config.
-    allow_changes: whether to resume although the config differs.
-
-  Returns:
-    The workdir as a path.
-
-  Raises:
-    UserError: the path is not UTF-8, config.json belongs to another run, or
-      there is no permission to read it.
-    StorageError: config.json cannot be read.
-  """
-  path = paths.locate(workdir)
-  try:
-    os.fspath(path).encode()
-  except UnicodeEncodeError as error:  # checkpoints could not be saved
-    raise UserError(
-      f'the workdir {ascii(os.fspath(path))} is not valid UTF-8: give another '
-      '--workdir, or rename its directory.'
-    ) from error
-  last = last_config(path)
-  if last and not {'model', 'batch_size', 'total'} & last.keys():
-    raise UserError(
-      f'the workdir {workdir} contains a config.json that does not belong to a '
-      'run of this program: give another --workdir.'
-    )
-  if last is not None and not allow_changes:
-    changes = identity.config_changes(last, config)
-    if changes:
-      raise comparison.refusal(workdir, changes)
-  return path
-
-
 def last_config(path: epath.Path) -> dict[str, Any] | None:
   """Reads the config of the last start.
 
@@ -90,7 +50,7 @@ def last_config(path: epath.Path) -> dict[str, Any] | None:
   """
   file = path / 'config.json'
   try:
-    content = outages.with_retries(
+    content = paths.with_retries(
       lambda: file.read_bytes() if file.exists() else None, file, 'read'
     )
   except (UserError, StorageError) as error:
@@ -125,7 +85,7 @@ def record(path: epath.Path, config: Config, run: dict[str, Any]) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if file.exists() and jsonl.parse(file.read_bytes()) is None:
       file.rename(path / 'config.json.bad')
-    atomic.write(file, config_lib.to_json(config))
-    atomic.write(path / 'run.json', json.dumps(run, indent=2) + '\n')
+    paths.write(file, schema.to_json(config))
+    paths.write(path / 'run.json', json.dumps(run, indent=2) + '\n')
 
-  outages.with_retries(write, file, 'written')
+  paths.with_retries(write, file, 'written')

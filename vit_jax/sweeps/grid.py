@@ -1,13 +1,16 @@
-"""Defines sweeps, and lists the runs of a sweep.
+"""Defines the content of sweeps and studies.
 
 The file of a sweep, `configs/sweeps/NAME.py`, defines `get_sweep(argument)`,
-which returns a `Sweep`. The argument is the text after a colon, as in
+which returns a `Sweep`: tasks, each with a grid of settings. The file of a
+study, `configs/studies/NAME.py`, defines `get_study(argument)`, which returns a
+`Study`: rows, each with a pre-training and transfers of its weights. The
+argument is the text after a colon, as in
 --config=configs/sweeps/NAME.py:ARGUMENT.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import loading
@@ -15,6 +18,14 @@ from vit_jax.errors import UserError, check_choice
 
 DEV, FINAL = 'dev', 'final'
 COMMANDS = ('train', 'finetune')
+UPSTREAM = 'pre-training'  # column of the metric of the pre-trainings
+AXES = {
+  'images': 'images of the pre-training set',
+  'epochs': 'epochs of pre-training',
+  'exaflops': 'exaFLOPs of pre-training',
+  'core_days': 'core-days of pre-training',
+  'images_per_second': 'images per second and core in inference',
+}
 
 
 class Stage(NamedTuple):
@@ -58,20 +69,20 @@ class Task:
 
   def __post_init__(self):
     check_choice('command', self.command, COMMANDS)
-    if not all(len(values) for values in self.grid.values()):
+    stages = [stage for stage in (self.dev, self.final) if stage is not None]
+    if not all(map(len, self.grid.values())) or not all(
+      stage.seeds for stage in stages
+    ):
       raise UserError(
-        f'grid is {dict(self.grid)}; give at least one value for each key.'
+        f'{self.final.config}: grid is {dict(self.grid)} and seeds are '
+        f'{[[*stage.seeds] for stage in stages]}; give at least one value for '
+        'each key, and one seed or more for each stage.'
       )
     if self.dev is None and len(self.settings) > 1:
       raise UserError(
         f'grid has {len(self.settings)} settings, but dev is None, so the best '
         'one cannot be selected. Give a dev stage, or only one setting.'
       )
-    for stage in filter(None, (self.dev, self.final)):
-      if not stage.seeds:
-        raise UserError(
-          f'{stage.config}: seeds is empty; give one seed or more.'
-        )
 
   @property
   def settings(self) -> list[dict[str, Any]]:
@@ -80,12 +91,6 @@ class Task:
       dict(zip(self.grid, values, strict=True))
       for values in itertools.product(*self.grid.values())
     ]
-
-  @property
-  def num_runs(self) -> int:
-    """Number of runs of both stages."""
-    dev = self.dev.seeds if self.dev is not None else ()
-    return len(self.settings) * len(dev) + len(self.final.seeds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,89 +110,173 @@ class Sweep:
   )
 
 
-class Run(NamedTuple):
-  """One run of the command train, finetune or evaluate.
+class Evaluation(NamedTuple):
+  """An evaluation of weights by the command `evaluate`, without training.
 
   Attributes:
-    task: name of the task.
-    stage: 'dev' or 'final'.
-    setting: setting of the grid.
-    seed: seed of the run.
-    command: 'train', 'finetune' or 'evaluate'.
-    flags: all flags of the command, including the workdir.
-    metric: metric to compare.
-    workdir: workdir of the run.
+    evaluator: kind of the evaluator, for example 'fewshot'.
+    metric: metric of the result, for example '5shot', or 'ema/5shot' for
+      averaged weights. Columns that differ only in the metric share one
+      evaluation.
+    split: split to evaluate on.
+    dataset: TFDS name; None for the data of the pre-training.
+    flags: values that replace those of the config, by key:
+      {'evals.fewshot.train_split': …}.
   """
 
-  task: str
-  stage: str
-  setting: dict[str, Any]
-  seed: int
-  command: str
-  flags: list[str]
+  evaluator: str
   metric: str
-  workdir: str
+  split: str
+  dataset: str | None = None
+  flags: Mapping[str, Any] = {}
+
+
+class OtherMetric(NamedTuple):
+  """A column with another metric of the final runs of a task.
+
+  Attributes:
+    of: key of the task in `Row.transfers`.
+    metric: metric of the last step of its runs, for example 'real/accuracy'.
+  """
+
+  of: str
+  metric: str
+
+
+Transfer = Task | Evaluation | OtherMetric
+
+
+class Derived(NamedTuple):
+  """A column whose value is computed from those of several transfers.
+
+  Attributes:
+    of: keys of the transfers in `Row.transfers`.
+    function: function from {key: mean over the runs of the transfer}, fractions
+      as in metrics.jsonl, to the value of the column, which is shown in %.
+  """
+
+  of: Sequence[str]
+  function: Callable[[Mapping[str, float]], float]
+
+
+class Number(NamedTuple):
+  """A published number and its standard deviation, in %."""
+
+  mean: float
+  std: float | None = None
+
+  def __str__(self) -> str:
+    return f'{self.mean:g}' + ('' if self.std is None else f' ± {self.std:g}')
+
+
+class Published(NamedTuple):
+  """Published numbers of a model that the study does not train.
+
+  Attributes:
+    paper: numbers by column.
+    lines: lines of the figure that the model belongs to.
+    place: position on the x axis of the figure; None if the model is not drawn.
+  """
+
+  paper: Mapping[str, Number]
+  lines: Sequence[str] = ()
+  place: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """A pre-training, and the transfers of its weights.
+
+  Attributes:
+    pretrain: config and seeds of the pre-training; its metric is the column
+      `UPSTREAM`. None if --weights must specify the weights.
+    transfers: transfers by column, or by 'COLUMN/NAME'. The transfers of a
+      column, for example 'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
+    derived: columns that are computed from the transfers, by column.
+    paper: published numbers by column.
+    lines: lines of the figure that contain the row; by default, a separate line
+      with the name of the row.
+    place: position on the x axis of the figure: the number of images, the
+      images per second of inference, or the published cost of the pre-training.
+      The row's own results use this cost only if its weights are given instead
+      of trained.
+    early_stopping: whether transfers start from the checkpoint with the best
+      metric of the pre-training instead of the last one.
+  """
+
+  pretrain: Stage | None
+  transfers: Mapping[str, Transfer] = dataclasses.field(default_factory=dict)
+  derived: Mapping[str, Derived] = dataclasses.field(default_factory=dict)
+  paper: Mapping[str, Number] = dataclasses.field(default_factory=dict)
+  lines: Sequence[str] = ()
+  place: float | None = None
+  early_stopping: bool = False
+
+  def __post_init__(self):
+    tasks = [k for k, v in self.transfers.items() if isinstance(v, Task)]
+    for transfer in self.transfers.values():
+      if isinstance(transfer, OtherMetric):
+        check_choice(f'OtherMetric.of of {transfer.metric}', transfer.of, tasks)
+    for column, derived in self.derived.items():
+      for key in derived.of:
+        check_choice(f'Derived.of of {column!r}', key, self.transfers)
+    for column in self.paper:
+      check_choice('a column of Row.paper', column, self.columns)
 
   @property
-  def name(self) -> str:
-    """Returns the name for messages and tables."""
-    return f'{self.task}/{self.stage}/{label(self.setting, self.seed)}'
+  def columns(self) -> list[str]:
+    """Returns the columns of the table, in order."""
+    names = (key.partition('/')[0] for key in self.transfers)
+    return [UPSTREAM, *dict.fromkeys([*names, *self.derived])]
 
 
-def label(setting: Mapping[str, Any], seed: int) -> str:
-  """Returns a run's directory name: 'schedule.base_lr=0.003,seed=0'."""
-  parts = [f'{key}={value}' for key, value in {**setting, 'seed': seed}.items()]
-  return directory(','.join(parts))
+class Figure(NamedTuple):
+  """Figure with a panel for each column and a line for each model.
 
-
-def directory(name: str) -> str:
-  """Returns a name with '-' for slashes and characters special to shells."""
-  return name.translate(str.maketrans({sign: '-' for sign in '/[]*?() '}))
-
-
-def runs(
-  name: str,
-  task: Task,
-  stage: str,
-  workdir: str,
-  extra_flags: Sequence[str],
-  chosen: Mapping[str, Any] | None = None,
-) -> list[Run]:
-  """Returns the runs of a stage of a task.
-
-  Args:
-    name: name of the task.
-    task: task of the sweep.
-    stage: 'dev' or 'final'.
-    workdir: workdir of the sweep.
-    extra_flags: flags '--config.KEY=value' that are added to all runs.
-    chosen: the only setting to run; None for all settings of the grid.
+  Attributes:
+    x: key of `AXES`. With 'epochs', the curves of pre-trainings are drawn.
+    columns: columns of the y axes; with 'epochs', metrics of pre-trainings.
   """
-  definition = task.dev if stage == DEV else task.final
-  assert definition is not None
-  found = []
-  for setting in task.settings if chosen is None else [dict(chosen)]:
-    for seed in definition.seeds:
-      run_dir = f'{workdir}/{name}/{stage}/{label(setting, seed)}'
-      keys = {**definition.flags, **setting, 'seed': seed}
-      flags = [f'--config={definition.config}', f'--workdir={run_dir}']
-      flags += [f'--config.{key}={value}' for key, value in keys.items()]
-      found.append(
-        Run(
-          task=name,
-          stage=stage,
-          setting=setting,
-          seed=seed,
-          command=task.command,
-          flags=[*flags, *extra_flags],
-          metric=definition.metric,
-          workdir=run_dir,
-        )
+
+  x: str
+  columns: Sequence[str] = (UPSTREAM,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+  """A table of pre-trainings and transfers, with an optional figure.
+
+  Attributes:
+    title: title of the table.
+    rows: rows by name.
+    published: published models for table and figure that the study does not
+      train, by name.
+    note: text below the title.
+    figure: definition of the figure; None for no figure.
+  """
+
+  title: str
+  rows: Mapping[str, Row]
+  published: Mapping[str, Published] = dataclasses.field(default_factory=dict)
+  note: str = ''
+  figure: Figure | None = None
+
+  def __post_init__(self):
+    if not self.rows:
+      raise UserError(
+        f'the study {self.title!r} has no rows; give at least one.'
       )
-  return found
+    if self.figure is not None:
+      check_choice('Figure.x', self.figure.x, AXES)
 
 
-def load(path_and_argument: str) -> Sweep:
+def load_sweep(path: str) -> Sweep:
   """Loads the sweep of a file; see `loading.call_typed`."""
   example = 'configs/sweeps/digits.py'
-  return loading.call_typed(path_and_argument, 'get_sweep', Sweep, example)
+  return loading.call_typed(path, 'get_sweep', Sweep, example)
+
+
+def load_study(path: str) -> Study:
+  """Loads the study of a file; see `loading.call_typed`."""
+  example = 'configs/studies/cifar10.py'
+  return loading.call_typed(path, 'get_study', Study, example)

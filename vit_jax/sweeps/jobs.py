@@ -1,280 +1,324 @@
-"""Executes the runs of a sweep or study on this machine, one after another."""
+"""The jobs of sweeps and studies: commands, and the jobs that they need.
 
+The tasks of a sweep are independent of each other; the final stage of a task
+needs its dev stage. In a row of a study, the transfers need a pre-training.
+Flags that depend on results, such as those of the best setting, are determined
+when the needed jobs are finished. What is finished follows from the workdirs
+alone, so resuming, and jobs that are printed for a cluster, need no other
+state.
+"""
+
+import dataclasses
+import functools
 import json
-import logging
-import os
-import shlex
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+import re
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etils import epath
+from vit_jax.errors import UserError
+from vit_jax.sweeps import grid, outcome
+from vit_jax.sweeps.grid import DEV, FINAL, Evaluation, OtherMetric, Task
+from vit_jax.sweeps.outcome import DIVERGED, Metrics
+from vit_jax.sweeps.spread import Spread
 
-from vit_jax.checkpoint import steps
-from vit_jax.config import durations
-from vit_jax.errors import (
-  EXIT_DIVERGED,
-  EXIT_PREEMPTED,
-  PreemptedError,
-  UserError,
-)
-from vit_jax.files import atomic, jsonl, paths
-from vit_jax.processes import interruption, parent
-from vit_jax.run import early_stopping, lock, metric_lines
-from vit_jax.sweeps.grid import Run
-
-log = logging.getLogger('vit_jax')
-_DIVERGED = float('-inf')  # metric of a run that diverged; it is never the best
-_ENDED_BY_SIGNAL = {
-  EXIT_PREEMPTED,
-  *(-number for number in interruption.SIGNALS),
-}
-_LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
+# Flags that `evaluate` accepts, too.
+_DATA_FLAG = re.compile(r'--?config\.(source|reader)\.')
 
 
-def value(run: Run) -> float | None:
-  """Reads the metric of a finished run from its workdir.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+  """A run of a command, and the jobs that must be finished before it.
 
-  A training run is finished if its workdir contains the metrics and the
-  checkpoint of its last step (or of the step at which it has ended early); an
-  evaluation, if its workdir contains the result. A training run that was
-  stopped during its last evaluation is not finished, and repeats the evaluation
-  when it is resumed.
+  The properties are read from the workdir once, so a job is a snapshot.
 
-  Returns:
-    The metric; None for a run that is not finished, minus infinity for a run
-    that diverged.
-
-  Raises:
-    UserError: the run is finished, but its workdir does not contain the metric.
+  Attributes:
+    root: directory of all runs.
+    directory: directory of the task or evaluation in `root`.
+    command: 'train', 'finetune' or 'evaluate'.
+    definition: config, metric and flags.
+    extra_flags: flags that are added at the end.
+    stage: 'dev' or 'final'.
+    fixed: setting of the grid, if there is no dev stage before.
+    seed: seed of the run.
+    dev: jobs of the dev stage, whose best setting is used.
+    weights: pre-training whose weights are transferred, or their path; None for
+      initial weights.
+    early_stopping: whether transfers of this job's weights start from its best
+      checkpoint instead of the last one.
   """
-  if _diverged(paths.locate(run.workdir)).exists():
-    return _DIVERGED
-  if run.command == 'evaluate':
-    found = _json(result_file(run.workdir))
-  else:
-    found = _trained(run)
-  if found is None:
-    return None
-  if run.metric not in found:
-    raise UserError(
-      f'{run.workdir} is finished, but does not contain the metric '
-      f'{run.metric!r}. Correct the metric in the config; available: '
-      f'{", ".join(sorted(found))}.'
+
+  root: str
+  directory: str
+  command: str
+  definition: grid.Stage | Evaluation
+  extra_flags: Sequence[str]
+  stage: str = FINAL
+  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  seed: int = 0
+  dev: Sequence['Job'] = ()
+  weights: 'Job | str | None' = None
+  early_stopping: bool = False
+
+  @property
+  def key(self) -> tuple[str, str, int, str]:
+    """A value that differs between jobs and does not depend on results."""
+    return self.directory, self.stage, self.seed, str(self.fixed)
+
+  @property
+  def is_left_out(self) -> bool:
+    """Whether the job never starts, because its pre-training diverged."""
+    source = self.weights
+    return (
+      isinstance(source, Job) and source.finished and (source.value == DIVERGED)
     )
-  score = found[run.metric]
-  # Numbers that are not finite are written as null.
-  return _DIVERGED if score is None else float(score)
 
+  @property
+  def is_known(self) -> bool:
+    """Whether all flags are known, because the needed jobs are finished."""
+    needs = [job for job in (self.weights, *self.dev) if isinstance(job, Job)]
+    return not self.is_left_out and all(job.finished for job in needs)
 
-def split(run: Run) -> str:
-  """Returns the split on which a run's metric is computed; '' if unknown."""
-  if run.command == 'evaluate':
-    flag = '--split='
-    splits = [f.removeprefix(flag) for f in run.flags if f.startswith(flag)]
-    return splits[-1] if splits else ''
-  config = _json(paths.locate(run.workdir) / 'config.json') or {}
-  evaluator = run.metric.partition('/')[0]
-  evals = config.get('evals', {})
-  # A metric of the average of the weights is named EVALUATOR_ema/…
-  names = [name for name in evals if f'{evaluator}_'.startswith(f'{name}_')]
-  return evals[max(names, key=len)].get('split', '') if names else ''
+  @property
+  def finished(self) -> bool:
+    """Whether the run is finished or diverged."""
+    return self.metrics is not None
 
+  @functools.cached_property
+  def metrics(self) -> Metrics | None:
+    """Metrics at the end of the run; {} if it diverged, None if unfinished."""
+    if not self.is_known:
+      return None
+    return outcome.metrics(self.command, self.workdir)
 
-def result_file(workdir: str) -> epath.Path:
-  """Returns the file to which an evaluation writes its result."""
-  return paths.locate(workdir) / 'result.json'
+  @property
+  def value(self) -> float:
+    """The metric of a finished run; minus infinity if it diverged.
 
-
-def _trained(run: Run) -> dict[str, Any] | None:
-  """Returns the metrics of the last step; None if training is not finished."""
-  workdir = paths.locate(run.workdir)
-  config = _json(workdir / 'config.json')
-  if config is None:
-    return None
-  last = durations.to_steps(
-    config['total'],
-    batch_size=config['batch_size'],
-    num_examples=config['train']['num_examples'],
-  )
-  plateau = early_stopping.plateau(workdir, config)
-  if plateau is not None:
-    last = min(last, plateau.step)
-  if last not in steps.committed(workdir / 'checkpoints'):
-    return None
-  found = {}
-  for step, metrics in metric_lines.read(workdir):
-    if step == last:
-      found |= metrics
-  # The results of all evaluators are written as one line. If it is missing, the
-  # run was stopped between its last save and the end of its last evaluation.
-  return found if any('/' in key for key in found) else None
-
-
-def best_step(run: Run) -> int:
-  """Returns the step with the best metric among those with a checkpoint.
-
-  The first of several steps with equal values is returned.
-  """
-  workdir = paths.locate(run.workdir)
-  saved = steps.committed(workdir / 'checkpoints')
-  values = {
-    step: value
-    for step, metrics in metric_lines.read(workdir)
-    if step in saved and (value := metrics.get(run.metric)) is not None
-  }
-  return min(values, key=lambda step: (-values[step], step))
-
-
-def _diverged(workdir: epath.Path) -> epath.Path:
-  """Returns the path of the marker of a diverged run, which is not repeated."""
-  return workdir / 'diverged.json'
-
-
-def _json(path: epath.Path) -> Any:
-  return jsonl.parse(path.read_bytes()) if path.exists() else None
-
-
-def line(run: Run) -> str:
-  """Returns the command of a run, quoted for a shell."""
-  words = ['python', '-m', f'vit_jax.{run.command}', *run.flags]
-  return ' '.join(map(shlex.quote, words))
-
-
-def check_flags(workdir: str, runs: Sequence[Run]) -> None:
-  """Compares the flags of runs with those of earlier starts, and records them.
-
-  Args:
-    workdir: workdir of the sweep or study; the flags are in jobs.json.
-    runs: runs to compare.
-
-  Raises:
-    UserError: an earlier start used other flags for a run.
-  """
-  file = paths.locate(workdir) / 'jobs.json'
-  recorded = _json(file) or {}
-  for run in runs:
-    previous = recorded.setdefault(run.name, run.flags)
-    differing = sorted(_effective(previous) ^ _effective(run.flags))
-    if differing:
+    Raises:
+      UserError: the workdir does not contain the metric.
+    """
+    metric = self.definition.metric
+    if not self.metrics:
+      return DIVERGED
+    if metric not in self.metrics:
       raise UserError(
-        f'{workdir} contains {run.name} with other flags '
-        f'({" ".join(differing)}). Give the same flags, or another --workdir.'
+        f'{self.workdir} is finished, but does not contain the metric '
+        f'{metric!r}. Correct the metric in the config; available: '
+        f'{", ".join(sorted(self.metrics))}.'
       )
-  atomic.save(file, json.dumps(recorded, indent=1))
+    value = self.metrics[metric]
+    return DIVERGED if value is None else float(value)
+
+  @property
+  def split(self) -> str:
+    """The split on which the metric is computed; '' if unknown."""
+    if isinstance(self.definition, Evaluation):
+      return self.definition.split
+    return outcome.split(self.workdir, self.definition.metric)
+
+  @functools.cached_property
+  def setting(self) -> Mapping[str, Any]:
+    """The setting of the grid; the best of the dev stage if there is one."""
+
+    def mean(setting: Mapping[str, Any]) -> float:
+      values = [job.value for job in self.dev if job.setting == setting]
+      return Spread.of(values).mean
+
+    return max((job.setting for job in self.dev), key=mean, default=self.fixed)
+
+  @property
+  def name(self) -> str:
+    """The name for messages and jobs.json."""
+    return f'{self.directory}/{self.stage}/{label(self.setting, self.seed)}'
+
+  @property
+  def workdir(self) -> str:
+    """The workdir of the run."""
+    name = self.directory if self.command == 'evaluate' else self.name
+    return f'{self.root}/{name}'
+
+  @property
+  def flags(self) -> list[str]:
+    """All flags of the command, including the workdir."""
+    weights, definition = self.weights, self.definition
+    if isinstance(weights, Job):
+      weights = weights.trained
+    if isinstance(definition, Evaluation):
+      flags = [f'--checkpoint={weights}', f'--evaluator={definition.evaluator}']
+      flags += [f'--dataset={definition.dataset}'] * bool(definition.dataset)
+      flags.append(f'--split={definition.split}')
+      flags.append(f'--out={outcome.result_file(self.workdir)}')
+      keys = definition.flags
+    else:
+      flags = [f'--config={definition.config}', f'--workdir={self.workdir}']
+      keys = {**definition.flags, **self.setting, 'seed': self.seed}
+    flags += [f'--config.{key}={value}' for key, value in keys.items()]
+    flags += self.extra_flags
+    if weights is not None and not isinstance(definition, Evaluation):
+      flags.append(f'--config.init_from={weights}')
+    return flags
+
+  @property
+  def trained(self) -> str:
+    """The path of the weights that are transferred."""
+    if not self.early_stopping:
+      return self.workdir
+    step = outcome.best_step(self.workdir, self.definition.metric)
+    return f'{self.workdir}/checkpoints/{step}'
 
 
-def _effective(flags: Sequence[str]) -> set[str]:
-  """Returns the last flag of each name, which overrides earlier ones."""
-  return {*{flag.partition('=')[0]: flag for flag in flags}.values()}
+# Jobs of each column of each task of a sweep or row of a study. Columns that
+# differ only in the metric contain the same jobs, except for the metric.
+Columns = Mapping[str, Sequence[Job]]
+Graph = Mapping[str, Columns]
 
 
-def finish(runs: Sequence[Run], *, done: int = 0, total: int = 0) -> None:
-  """Executes the runs that are not finished, or resumes them.
+def finished(jobs: Sequence[Job], stage: str | None = None) -> list[Job]:
+  """Returns the finished jobs, only those of a stage if it is given."""
+  return [job for job in jobs if stage in (None, job.stage) and job.finished]
+
+
+def complete(jobs: Sequence[Job]) -> bool:
+  """Returns whether there are jobs, and none of them remains to be run."""
+  return bool(jobs) and all(job.finished or job.is_left_out for job in jobs)
+
+
+def of_sweep(sweep: grid.Sweep, root: str, flags: Sequence[str]) -> Graph:
+  """Returns the jobs of a sweep; each task is a column of its own.
 
   Args:
-    runs: runs to execute, in order.
-    done: number of other runs of the sweep or study that are finished.
-    total: number of all runs of the sweep or study; 0 if there are only these.
-
-  Raises:
-    PreemptedError: a signal arrived; the state of the current run is saved.
-    UserError: a run ended with an error; its log contains the message.
+    sweep: sweep of a config.
+    root: directory of all runs.
+    flags: flags '--config.KEY=value' that are added to all jobs.
   """
-  for number, run in enumerate(runs, done + 1):
-    if value(run) is None:
-      log.info('%d of %d: %s', number, total or len(runs), run.name)
-      _execute(run)
-    name = split(run)
-    log.info(
-      '%s: %s%s %s', run.name, run.metric, name and f' on {name}', value(run)
-    )
+  return {
+    name: {name: _of_task(root, name, task, flags)}
+    for name, task in sweep.tasks.items()
+  }
 
 
-def _execute(run: Run) -> None:
-  """Executes a run in its own process; writes its output to a log file."""
-  words = [sys.executable, '-m', f'vit_jax.{run.command}', *run.flags]
-  output = run.workdir + '.log'
-  os.makedirs(os.path.dirname(output), exist_ok=True)
-  _wait_for_lock(run)
-  with open(output, 'ab') as file:
-    start = file.tell()  # the end of the output of earlier starts
-    process = subprocess.Popen(
-      words,
-      stdout=file,
-      stderr=file,
-      start_new_session=True,
-      env=os.environ | {parent.VARIABLE: str(os.getpid())},
-    )
-    code, signalled = _wait(process)
-  # A signal to a whole group of processes can end a run before it handles
-  # signals, or twice, so that its exit code is not that of a preemption.
-  if code in _ENDED_BY_SIGNAL or (signalled and code):
-    raise PreemptedError(f'stopped in {run.name}; the same command resumes it')
-  if code == EXIT_DIVERGED:
-    log.warning('%s diverged, so its setting will not be selected', run.name)
-    marker = _diverged(paths.locate(run.workdir))
-    atomic.save(marker, json.dumps({'exit': code}))
-  elif code or value(run) is None:
-    with open(output, 'rb') as file:
-      file.seek(start)
-      last = file.read()[-1500:].decode(errors='replace').strip()
-    raise UserError(
-      f'{run.name} ended with exit code {code}. The end of {output}:\n{last}\n'
-      'Fix the cause and run the same command again: finished runs are kept.'
-    )
-  if signalled:
-    # The run had already written its results, so it ended with code 0.
-    raise PreemptedError(
-      f'stopped after {run.name}; the same command continues with the next run'
-    )
+def _of_task(
+  root: str,
+  name: str,
+  task: Task,
+  flags: Sequence[str],
+  weights: Job | str | None = None,
+) -> list[Job]:
+  """Returns the jobs of a task: one for each setting and seed of each stage.
 
-
-def _wait_for_lock(run: Run) -> None:
-  """Waits until an earlier process of a run has released its workdir.
-
-  After a sweep was killed, its run may still be saving its state.
-
-  Raises:
-    UserError: the workdir is still locked after some minutes.
+  Args:
+    root: directory of all runs.
+    name: directory of the task in `root`.
+    task: task of a sweep or study.
+    flags: flags that are added to all jobs.
+    weights: see `Job`.
   """
-  workdir = paths.locate(run.workdir)
-  if not workdir.exists():
-    return
-  deadline = time.monotonic() + _LOCK_TIMEOUT_S
-  while True:
-    try:
-      with lock.hold(workdir):
-        return
-    except UserError as error:
-      if time.monotonic() > deadline:
-        raise
-      log.info('waiting for an earlier process of %s: %s', run.name, error)
-    time.sleep(_LOCK_PAUSE_S)
+  make = functools.partial(
+    Job, root, name, task.command, extra_flags=flags, weights=weights
+  )
+  dev = []
+  if task.dev is not None:
+    dev = [
+      make(task.dev, stage=DEV, fixed=setting, seed=seed)
+      for setting in task.settings
+      for seed in task.dev.seeds
+    ]
+  final = [
+    make(task.final, fixed=task.settings[0], seed=seed, dev=dev)
+    for seed in task.final.seeds
+  ]
+  return [*dev, *final]
 
 
-def _wait(process: subprocess.Popen) -> tuple[int, bool]:
-  """Waits for a run, and forwards signals to it so that it saves its state.
+def of_study(
+  study: grid.Study,
+  root: str,
+  flags: Sequence[str],
+  pretrain_flags: Sequence[str],
+  weights: Mapping[str, str],
+) -> Graph:
+  """Returns the jobs of a study.
 
-  Returns:
-    The exit code, and whether a signal arrived.
+  Args:
+    study: study of a config.
+    root: directory of all runs.
+    flags: flags '--config.KEY=value' that are added to all jobs; evaluations
+      get only those of source and reader.
+    pretrain_flags: flags '--config.KEY=value' for pre-trainings only.
+    weights: paths of weights that replace pre-trainings, by row.
   """
-  received = []
+  graph = {}
+  for name, row in study.rows.items():
+    folder, columns = directory(name), {}
+    sources: dict[str, Job | str] = {}
+    if name in weights:
+      sources['given'] = weights[name]
+    elif row.pretrain is not None:
+      task = Task(command='train', final=row.pretrain)
+      columns[grid.UPSTREAM] = [
+        dataclasses.replace(job, early_stopping=row.early_stopping)
+        for job in _of_task(
+          root, f'{folder}/pretrain', task, [*flags, *pretrain_flags]
+        )
+      ]
+      for job in columns[grid.UPSTREAM]:
+        sources[f'from-seed={job.seed}'] = job
+    for key in row.transfers:
+      columns[key] = [
+        job
+        for start, source in sources.items()
+        for job in _of_transfer(
+          root, f'{folder}/{start}', row, key, flags, source
+        )
+      ]
+    graph[name] = columns
+  return graph
 
-  def forward(number: int) -> None:
-    received.append(number)
-    process.send_signal(signal.SIGTERM)
 
-  earlier_reaction = interruption.HANDLER.react
-  interruption.HANDLER.react = forward
-  try:
-    return process.wait(), bool(received)
-  except BaseException:
-    process.terminate()
-    process.wait()
-    raise
-  finally:
-    interruption.HANDLER.react = earlier_reaction
+def _of_transfer(
+  root: str,
+  folder: str,
+  row: grid.Row,
+  key: str,
+  flags: Sequence[str],
+  weights: Job | str,
+) -> list[Job]:
+  """Returns the jobs that transfer weights.
+
+  Args:
+    root: directory of all runs.
+    folder: directory of the transfers of these weights in `root`.
+    row: row of a study.
+    key: key of the transfer in `row.transfers`.
+    flags: flags that are added to all jobs.
+    weights: see `Job`.
+  """
+  transfer = row.transfers[key]
+  if isinstance(transfer, Task):
+    name = f'{folder}/{directory(key)}'
+    return _of_task(root, name, transfer, flags, weights)
+  if isinstance(transfer, OtherMetric):
+    return [
+      dataclasses.replace(
+        job, definition=job.definition._replace(metric=transfer.metric)
+      )
+      for job in _of_transfer(root, folder, row, transfer.of, flags, weights)
+      if job.stage == FINAL
+    ]
+  # The name does not depend on the metric, so that columns share a workdir.
+  content = json.dumps(transfer._replace(metric=''), default=str).encode()
+  name = f'{folder}/{transfer.evaluator}-{zlib.crc32(content):08x}'
+  flags = [flag for flag in flags if _DATA_FLAG.match(flag)]
+  return [Job(root, name, 'evaluate', transfer, flags, weights=weights)]
+
+
+def label(setting: Mapping[str, Any], seed: int) -> str:
+  """Returns a run's directory name: 'schedule.base_lr=0.003,seed=0'."""
+  keys = {**setting, 'seed': seed}
+  return directory(','.join(f'{key}={value}' for key, value in keys.items()))
+
+
+def directory(name: str) -> str:
+  """Returns a name with '-' for slashes and characters special to shells."""
+  return name.translate(str.maketrans({sign: '-' for sign in '/[]*?() '}))

@@ -149,7 +149,7 @@ def describe(experiment: Experiment, abstract_state: PyTree) -> None:
   config, mesh = experiment.config, experiment.mesh
   devices = mesh.devices
   params = abstract_state.params
-  if config.log.parameters or sharding.is_split(params):
+  if experiment.log.parameters or sharding.is_split(params):
     table = parameter_overview.get_parameter_overview(
       params, include_stats='sharding'
     )

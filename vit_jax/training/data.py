@@ -4,20 +4,19 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-from vit_jax.config.completion import Config
-from vit_jax.config.sections import build_section
-from vit_jax.data import exclusion, matching, progress
+from vit_jax.config.schema import Config, build_section
+from vit_jax.data import filters, progress
 from vit_jax.data.balanced import Balanced
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
+from vit_jax.data.pipeline.stream import BadRecordLimit
 from vit_jax.data.sources import folder
-from vit_jax.data.storage import classes
+from vit_jax.data.storage import class_folders
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import bad_records
+from vit_jax.run import ledger as ledger_lib
+from vit_jax.run.guards import Recovery
 from vit_jax.run.ledger import Ledger
-from vit_jax.run.recovery import Recovery
 from vit_jax.training.experiment import Experiment
 
 # Longest time without progress while the data are opened. Listing and indexing
@@ -70,7 +69,7 @@ def open_source(
     )
   if class_names is None:
     return source
-  return matching.matched(source, class_names, 'the training data')
+  return filters.matched(source, class_names, 'the training data')
 
 
 def _outputs(config: Config) -> tuple[str, int]:
@@ -95,12 +94,12 @@ def open_train(config: Config) -> stream.Source:
       cannot be balanced.
   """
   train = config.train
-  source = exclusion.without_listed(
+  source = filters.without_listed(
     open_source(config, train.split), train.leave_out
   )
   # MAE and DINO have no outputs for classes, so one class is enough for them.
   _, outputs = _outputs(config)
-  is_unlabelled = list(source.class_names) == [classes.UNLABELLED]
+  is_unlabelled = list(source.class_names) == [class_folders.UNLABELLED]
   if outputs and (config.source.name in ('folder', 'mixture') or is_unlabelled):
     folder.check_classes(source.class_names, source.name)
   if len(source) != train.num_examples:
@@ -130,7 +129,7 @@ def train_batches(
     skipped: indices of batches to leave out, ascending.
     limit: limit on bad records; it also stores each bad record.
   """
-  report = bad_records.report_to(ledger)
+  report = ledger_lib.report_to(ledger)
   return stream.train_batches(
     source,
     experiment.augment,
@@ -169,7 +168,7 @@ def evaluation_setting(
     mesh=experiment.mesh,
     batch_size=experiment.config.batch_size,
     reader=experiment.reader,
-    report=bad_records.report_to(ledger),
+    report=ledger_lib.report_to(ledger),
     check=check,
     train_split=experiment.config.train.split,
     leave_out=experiment.config.train.leave_out,

@@ -7,13 +7,13 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.config import durations, plugins, sections
+from vit_jax.config import durations, schema
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Evaluator, Setting
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.figures import Figures
+from vit_jax.training.recorder import Figures
 
 PyTree = Any
 Results = dict[str, float]
@@ -91,12 +91,12 @@ class Evaluations:
     self._entries: dict[str, tuple[Schedule, Evaluator | Figures]] = {}
     for name, section in experiment.config.evals.items():
       schedule = Schedule.of(section.every, experiment)
-      constructor = sections.constructor('evals', section)
-      runtime: tuple[Any, ...] = (setting,)
-      if constructor is Figures:
-        runtime = experiment, setting, workdir
+      constructor = schema.constructor('evals', section)
       try:
-        built = plugins.build(constructor, section, *runtime)
+        runtime: tuple[Any, ...] = (setting.for_section(section),)
+        if constructor is Figures:
+          runtime = experiment, setting, workdir
+        built = schema.construct(constructor, section, *runtime)
       except UserError as error:  # the message lacks the name of the section
         raise UserError(f'config.evals.{name}: {error}') from error
       self._entries[name] = schedule, built

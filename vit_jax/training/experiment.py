@@ -15,22 +15,20 @@ from jax.sharding import Mesh
 
 from vit_jax.arrays import flops, sharding
 from vit_jax.checkpoint import FORMAT
-from vit_jax.config import completion as config_lib
-from vit_jax.config import durations, plugins
-from vit_jax.config.completion import Config
-from vit_jax.config.sections import build_section
+from vit_jax.config import durations, schema
+from vit_jax.config.schema import Config, build_section
 from vit_jax.data import contract, fingerprint
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import best
+from vit_jax.models import positions
 from vit_jax.models.contract import Model
-from vit_jax.models.layers import positions
 from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
-from vit_jax.run import comparison
+from vit_jax.run import resume
+from vit_jax.run.guards import Recovery
 from vit_jax.run.metrics import Log
-from vit_jax.run.recovery import Recovery
 from vit_jax.training import frozen
 from vit_jax.training.step import Trainer
 
@@ -80,29 +78,22 @@ class Experiment:
     Raises:
       UserError: a value in the config is invalid; see each constructor.
     """
-    plugins.build(config_lib.top_level, config)
+    total = total_steps(config)
     if config.position_resize is not None:
       positions.check_method(config.position_resize)
     mesh = build_section(config, 'mesh', devices)
     _check_batch(config, mesh)
-    build_section(config, 'train')  # only checks its values
     image_size = square(config.image_size)
     augment = build_section(config, 'augment', image_size)
     recovery = build_section(config, 'recovery')
 
     model = build_section(config, 'model', config.num_classes)
     model.check(image_size)
-    # These numbers convert '90 epochs' to steps. The total comes first, because
-    # other durations may be percentages of it.
-    lengths = dict(
-      batch_size=config.batch_size, num_examples=config.train.num_examples
-    )
-    total = durations.to_steps(config.total, **lengths)
     setting = Setting(
       model=model,
       image_size=image_size,
       mix=build_section(config, 'mix', config.num_classes),
-      steps=functools.partial(durations.to_steps, total_steps=total, **lengths),
+      steps=functools.partial(_steps, config, total_steps=total),
       open_frozen=frozen.open_frozen,
     )
     warmup = setting.steps(config.schedule.warmup)
@@ -176,9 +167,10 @@ class Experiment:
         'preprocess.bits to the number of bits per channel of the images.'
       )
     other = channels != 3 or dtypes.get('augment') == np.uint16
-    if self.config.mix.erasing and other:
+    erasing = self.setting.mix.erasing
+    if erasing and other:
       raise UserError(
-        f'mix.erasing is {self.config.mix.erasing}; it fills rectangles with '
+        f'mix.erasing is {erasing}; it fills rectangles with '
         'noise that looks like RGB images of 8 bits, but images have '
         f'{channels} channel(s), {dtypes.get("augment")}: set mix.erasing=0.'
       )
@@ -209,8 +201,7 @@ class Experiment:
     They are counted with the model's `reference`, so that FLOPs of kernels,
     rematerialization or padding do not count as useful.
     """
-    plain = self.setting._replace(model=self.model.reference)
-    objective = build_section(self.config, 'objective', plain)
+    objective = self.with_model(self.model.reference).objective
     # Shapes in place of arrays: the loss is only traced.
     batch: Any = {
       key: leaf.update(sharding=None)
@@ -223,6 +214,17 @@ class Experiment:
     inputs = Inputs(extra, batch, key, step, others)
     total = flops.of_training(objective.loss, params, inputs)
     return total / self.config.batch_size
+
+  def with_model(self, model: Model) -> 'Experiment':
+    """Returns the experiment with another implementation of its model.
+
+    Args:
+      model: new model, which must have the same parameters.
+    """
+    setting = self.setting._replace(model=model)
+    objective = build_section(self.config, 'objective', setting)
+    trainer = dataclasses.replace(self.trainer, objective=objective)
+    return dataclasses.replace(self, trainer=trainer, setting=setting)
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes and shardings of a training batch."""
@@ -285,7 +287,7 @@ class Experiment:
       The JSON item `about` of a checkpoint.
     """
     config = self.config.to_dict()
-    record = comparison.record(fingerprint.of(source), frozen.digests(models))
+    record = resume.record(fingerprint.of(source), frozen.digests(models))
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
     return {
       'format': FORMAT,
@@ -295,6 +297,30 @@ class Experiment:
       'record': record,
       'config': config,
     }
+
+
+def total_steps(config: Config) -> int:
+  """Returns the number of updates in the whole training.
+
+  Args:
+    config: completed config.
+
+  Raises:
+    UserError: a top-level value, or one of the section `train`, is invalid.
+  """
+  schema.construct(schema.top_level, config)
+  build_section(config, 'train')  # only checks its values
+  return _steps(config, config.total)
+
+
+def _steps(config: Config, duration: str, **total: int) -> int:
+  """Converts a duration to updates; for percentages, `total_steps` is given."""
+  return durations.to_steps(
+    duration,
+    batch_size=config.batch_size,
+    num_examples=config.train.num_examples,
+    **total,
+  )
 
 
 def batch_parts(batch_size: int, devices: int) -> list[int]:

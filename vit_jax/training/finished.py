@@ -1,20 +1,40 @@
-"""Recognizes a finished run, so that a restart does not evaluate it again."""
+"""Determines at a start whether the run is over, and what is left to do."""
 
 import json
+import logging
 import math
+from typing import Any, NamedTuple
 
 from etils import epath
 
+from vit_jax import checkpoint
 from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
-from vit_jax.config import completion
-from vit_jax.config.completion import Config
+from vit_jax.config import schema
+from vit_jax.config.schema import Config
+from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.run import ledger, metric_lines, workdir
-from vit_jax.training import history
+from vit_jax.run import guards, ledger, workdir
+from vit_jax.run import metrics as metrics_lib
 from vit_jax.training.evaluations import Results
 
+log = logging.getLogger('vit_jax')
 _EVENT = 'finished'
+
+
+class Progress(NamedTuple):
+  """What earlier starts of a run have done.
+
+  Attributes:
+    step: step of the newest checkpoint; None if there is none.
+    is_over: whether no step is left to train.
+    results: metrics of the evaluation at this step by name, if nothing at all
+      is left to do; None otherwise.
+  """
+
+  step: int | None
+  is_over: bool = False
+  results: Results | None = None
 
 
 def record(events: ledger.Ledger, step: int, results: Results) -> None:
@@ -28,64 +48,92 @@ def record(events: ledger.Ledger, step: int, results: Results) -> None:
   events.event(_EVENT, step=step, metrics=sorted(results))
 
 
-def find(config: Config, folder: epath.Path) -> tuple[int, Results] | None:
-  """Returns the last step and its metrics if there is nothing left to do.
+def find(config: Config, folder: epath.Path, total: int) -> Progress:
+  """Returns the progress of a run; all processes receive the same.
 
-  This is the case if the last start of the run had the same config and reached
-  its end, and its last checkpoint, metrics, curves and report are still there.
-  All processes receive the same result.
+  Nothing is left to do if the last start had the same config and reached the
+  end of the run, and its last checkpoint, metrics, curves and report are still
+  there. Only a directory and small files are read, so this is reported early.
 
   Args:
     config: completed config of this start.
     folder: directory of the run.
-
-  Returns:
-    The number of updates completed, and the metrics of the evaluation at this
-    step by name; None if something is left to do.
+    total: number of updates in the whole training.
 
   Raises:
-    UserError: there is no permission to read the files of the run.
+    UserError: the newest checkpoint is beyond the end, or there is no
+      permission to read the files of the run.
     StorageError: the files of the run cannot be read.
   """
-  newest = history.newest_step(folder)
-  if not newest:
-    return None
-  return consensus.from_main(lambda: _find(config, folder, newest))
+  step, plateau, results = consensus.from_main(lambda: _read(config, folder))
+  if results is not None:
+    return Progress(step, True, results)
+  if step is not None and step > total:
+    raise UserError(
+      f'{folder} is at step {step}, beyond the {total} steps of config.total='
+      f'{config.total!r}: give a longer total, or another --workdir to train '
+      'from the start.'
+    )
+  if step == total:
+    text, hint = f'finished: its newest checkpoint is that of step {step}', ''
+  elif plateau:
+    text = f'ended early at step {step}'
+    hint = (
+      f' {plateau}. To continue, set a larger early_stop_patience, or None.'
+    )
+  else:
+    return Progress(step)
+  log.info(
+    '%s has %s of %d. No step is trained; the evaluators run again.%s',
+    folder,
+    text,
+    total,
+    hint,
+  )
+  return Progress(step, True)
 
 
-def _find(
-  config: Config, folder: epath.Path, newest: int
-) -> tuple[int, Results] | None:
+def _read(
+  config: Config, folder: epath.Path
+) -> tuple[int | None, str, Results | None]:
+  """Returns the newest step, the plateau at which the run ended, `results`."""
+  step = checkpoint.latest_step(folder / 'checkpoints')
+  if not step:
+    return step, '', None
+  plateau = guards.plateau(folder, config)
+  ended_early = plateau is not None and plateau.step == step
+  text = str(plateau) if ended_early else ''
+  return step, text, _results(config, folder, step)
+
+
+def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
+  """Returns the last metrics; None if something is left to do."""
   # The event is written last. A later start would follow it, even one that was
   # killed at once.
-  kinds = ('start', _EVENT)
-  events = [
+  events: list[dict[str, Any]] = [
     event
     for event in ledger.read(folder / 'events.jsonl')
-    if event['event'] in kinds
+    if event['event'] in ('start', _EVENT)
   ]
-  if not events or events[-1]['event'] != _EVENT:
-    return None
-  step, names = events[-1]['step'], events[-1]['metrics']
-  same_config = workdir.last_config(folder) == json.loads(
-    completion.to_json(config)
+  last = workdir.last_config(folder) or {}
+  files = ((config.log.curves, curves.NAME), (config.log.report, page.NAME))
+  is_complete = (
+    events
+    and events[-1]['event'] == _EVENT
+    and events[-1]['step'] == step
+    and schema.without_removed(last) == json.loads(schema.to_json(config))
+    and all((folder / name).exists() for enabled, name in files if enabled)
   )
-  if step != newest or not same_config:
-    return None
-  for is_wanted, name in (
-    (config.log.curves, curves.NAME),
-    (config.log.report, page.NAME),
-  ):
-    if is_wanted and not (folder / name).exists():
-      return None
   results = _evaluation(folder, step)
-  return (step, results) if set(names) <= results.keys() else None
+  if not is_complete or not results.keys() >= set(events[-1]['metrics']):
+    return None
+  return results
 
 
 def _evaluation(folder: epath.Path, step: int) -> Results:
   """Reads the metrics of the evaluators after `step` updates."""
   results: Results = {}
-  for line_step, metrics in metric_lines.read(folder):
+  for line_step, metrics in metrics_lib.read(folder):
     if line_step == step and 'loss' not in metrics:
       for name, value in metrics.items():
         results[name] = math.nan if value is None else value

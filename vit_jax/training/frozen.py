@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.arrays import checksum, sharding
-from vit_jax.data import matching
+from vit_jax.data import filters
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
@@ -56,7 +56,7 @@ def check_classes(models: dict[str, Frozen], source: Source) -> None:
     if not each.judges_labels:
       continue
     data_names, model_names = list(source.class_names), list(each.class_names)
-    unnamed = matching.numbered(data_names) or matching.numbered(model_names)
+    unnamed = filters.numbered(data_names) or filters.numbered(model_names)
     if not model_names or unnamed:
       log.info(
         'the class names of the frozen model %r cannot be compared with those '
@@ -67,12 +67,10 @@ def check_classes(models: dict[str, Frozen], source: Source) -> None:
       )
     elif data_names != model_names[: len(data_names)]:
       raise UserError(
-        f'the frozen model {name!r} has other classes than {source.name}, or '
-        'the same in another order: '
-        f'{matching.names_differ(model_names, data_names, _SIDES)}. Its '
-        "logits would be compared with the wrong labels: rename the data's "
-        'classes (source.class_map renames them for most sources), or '
-        'fine-tune the model on these data first.'
+        f'the frozen model {name!r} has other classes than {source.name}: '
+        f'{filters.names_differ(model_names, data_names, _SIDES)}. Rename the '
+        "data's classes (source.class_map), or fine-tune the model on these "
+        'data first.'
       )
 
 

@@ -5,7 +5,6 @@ passes a few random images of every size that occurs in training through both
 implementations, and does not use the kernels if the results differ.
 """
 
-import dataclasses
 import logging
 import math
 from typing import Any
@@ -16,7 +15,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key
 
 from vit_jax.arrays import sharding, tree
-from vit_jax.config.sections import build_section
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
 from vit_jax.run.ledger import Ledger
@@ -65,7 +63,7 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
     experiment.mesh.devices.flat[0].device_kind,
     problem,
   )
-  return with_model(experiment, kernels.plain)
+  return experiment.with_model(kernels.plain)
 
 
 def _check(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
@@ -110,19 +108,6 @@ def _check(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
     f'{subject}, for images of {size[0]}x{size[1]}, differs by {value:.3g} of '
     f'its size, more than {TOLERANCE:.3g}'
   ), fields
-
-
-def with_model(experiment: Experiment, model: Model) -> Experiment:
-  """Returns the experiment with another implementation of its model.
-
-  Args:
-    experiment: experiment about to run.
-    model: new model, which must have the same parameters.
-  """
-  setting = experiment.setting._replace(model=model)
-  objective = build_section(experiment.config, 'objective', setting)
-  trainer = dataclasses.replace(experiment.trainer, objective=objective)
-  return dataclasses.replace(experiment, trainer=trainer, setting=setting)
 
 
 def compare(

@@ -9,14 +9,15 @@ from etils import epath
 
 from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
-from vit_jax.config.completion import Config
+from vit_jax.config.schema import Config
 from vit_jax.errors import PreemptedError
 from vit_jax.processes import runtime
 from vit_jax.run import ledger
+from vit_jax.run.guards import RollbackError
 from vit_jax.run.profiling import Profile
-from vit_jax.run.recovery import RollbackError
 from vit_jax.training import finished
 from vit_jax.training.evaluations import Results
+from vit_jax.training.experiment import total_steps
 from vit_jax.training.recorder import metrics_text
 from vit_jax.training.session import InitialParams, Session, open_session
 
@@ -56,19 +57,18 @@ def run(
     DivergedError: there were bad steps after the last allowed rollback.
   """
   # Before the session, which builds the model and opens the data.
-  done = finished.find(config, workdir)
-  if done is not None:
-    step, results = done
+  progress = finished.find(config, workdir, total_steps(config))
+  if progress.results is not None:
     log.info(
       '%s has finished: step %d is saved and evaluated, so nothing is computed.'
       ' %s',
       workdir,
-      step,
-      metrics_text(results),
+      progress.step,
+      metrics_text(progress.results),
     )
-    return results
+    return progress.results
   with (
-    open_session(config, workdir, allow_changes) as session,
+    open_session(config, workdir, progress, allow_changes) as session,
     contextlib.closing(Profile(profile, workdir)) as trace,
   ):
     results = None
@@ -81,9 +81,9 @@ def run(
         # The state that is restored next needs the memory of this one.
         del state
         session.roll_back(error)
-  if config.log.report and runtime.is_main():
+  if session.experiment.log.report and runtime.is_main():
     page.write(workdir)
-  if config.log.curves and runtime.is_main():
+  if session.experiment.log.curves and runtime.is_main():
     curves.draw(workdir)
   if runtime.is_main():
     # The newest checkpoint is that of the last step, also after an early end.
@@ -123,14 +123,10 @@ def _train(
       with session.ledger.span('data_wait'):
         batch = next(batches)
       step += 1
-      # A replay computes some steps twice; it must run before the real step,
-      # which donates the state.
-      expected = session.replay.run(state, batch, step)
       # Dispatches the step. This blocks only while the queue of the devices
       # is full. An implicit transfer here would be a bug in the pipeline.
       with session.host_times.waiting(), jax.transfer_guard('disallow'):
         state, metrics = session.compiled_step(state, batch, *session.fixed)
-      session.replay.compare(expected, state, step)
       # Fetches the metrics of an earlier step, so that the host stays ahead.
       recorder.append(step, metrics)
       fresh, stop = _between_steps(session, state, step)

@@ -1,25 +1,190 @@
-"""Writes training images and predictions of a run for report.html."""
+"""Writes training images and predictions of a run for report.html.
 
-from collections.abc import Sequence
+Only the main process does this work, with all weights. A failure is logged and
+does not end the run.
+"""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
+from jaxtyping import Int
 
-from vit_jax.analysis.report import parts
-from vit_jax.data.images import display
+from vit_jax.analysis.report import record
+from vit_jax.arrays import sharding
+from vit_jax.arrays.tree import PyTree
+from vit_jax.data.contract import require
+from vit_jax.data.images import channels as channels_lib
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
-from vit_jax.evaluators.contract import Setting
-from vit_jax.evaluators.spread import own_splits
+from vit_jax.errors import UserError
+from vit_jax.evaluators import confusion, contract
+from vit_jax.evaluators.contract import Batch, Setting
+from vit_jax.evaluators.features import Spread, own_splits
 from vit_jax.processes.consensus import from_main
-from vit_jax.training import predictions
+from vit_jax.processes.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.main_process import failures_logged, gather_to_main
 
-PyTree = Any
+log = logging.getLogger('vit_jax')
+MAX_EXAMPLES = 10_000
+_SHOWN = 24  # images of each kind in the report
 _IMAGES = 24
+
+
+@contextlib.contextmanager
+def failures_logged(consequence: str) -> Iterator[None]:
+  """Logs an error in a `with` block or a decorated function, and continues.
+
+  Args:
+    consequence: description of what is missing after an error, for the log.
+  """
+  try:
+    yield
+  except StopRequested:
+    log.info('%s: a signal arrived', consequence)
+  except Exception as error:  # noqa: BLE001 (pictures must not end a run)
+    log.warning('%s: %s: %s', consequence, type(error).__name__, error)
+
+
+def gather_to_main(setting: Setting, weights: PyTree) -> tuple[Setting, PyTree]:
+  """Returns a setting and weights that the main process can use by itself.
+
+  All processes must call it, because each may have only a part of the weights.
+  With several processes, the main one gets all weights on each of its own
+  devices; the values returned on the others must not be used. The main process
+  can then compute without communicating: if it fails, the others are only
+  waiting for its result (`processes.consensus.from_main`).
+
+  Args:
+    setting: setting of the run's evaluators.
+    weights: weights, in any sharding.
+
+  Returns:
+    A setting whose mesh holds only local devices, and the weights replicated
+    on that mesh. With one process, both arguments unchanged.
+  """
+  if jax.process_count() == 1:
+    return setting, weights
+  mesh = sharding.make_mesh(jax.local_devices())
+  replicated = sharding.replicated(mesh)
+
+  def gather(leaf: jax.Array) -> jax.Array:
+    if leaf.is_fully_replicated:
+      array = np.asarray(leaf.addressable_data(0))
+    else:
+      array = multihost_utils.process_allgather(leaf, tiled=True)
+    is_main = jax.process_index() == 0
+    return jax.device_put(array, replicated) if is_main else leaf
+
+  # A batch must be divisible by the number of local devices.
+  batch_size = -(-setting.batch_size // mesh.size) * mesh.size
+  local = setting._replace(
+    mesh=mesh,
+    batch_size=batch_size,
+    # The check for signals is a collective, which one process cannot call.
+    check=lambda: None,
+  )
+  return local, jax.tree.map(gather, weights)
+
+
+def predict_examples(
+  setting: Setting, weights: PyTree, split: str, count: int = MAX_EXAMPLES
+) -> dict[str, Any]:
+  """Classifies examples of a split and selects examples for the report.
+
+  Args:
+    setting: setting of the run's evaluators.
+    weights: one set of weights of the objective, see `Trainer.weights`.
+    split: split of the run's source.
+    count: maximum number of examples to classify.
+
+  Returns:
+    JSON-able entries of the report: counts, accuracy, pictures of examples
+    spread over the split, pictures of the most confident mistakes, and the
+    most confused classes.
+
+  Raises:
+    UserError: the model has no head, the data have no labels, or no example
+      can be read.
+  """
+  if not setting.num_classes:
+    raise UserError('the model has no head, so it predicts no classes')
+  require(setting.transform.spec, 'image', 'label', who='the report')
+  full_split = setting.open_source(split)
+  source = Spread(full_split, count)
+  function = setting.compiled(functools.partial(_predict, setting.predict))
+  results = list(setting.sweep(weights, source, function))
+  if not results:
+    raise UserError(f'{source.name} is empty')
+  joined = contract.joined(results)
+  kept = np.flatnonzero(joined.pop('mask'))  # neither padding nor bad records
+  if not len(kept):
+    raise UserError(f'{source.name} has no example that can be used')
+  values = {name: array[kept] for name, array in joined.items()}
+  wrong = values['predicted'] != values['label']
+  order = np.argsort(-values['confidence'], kind='stable')
+  mistakes = [i for i in order.tolist() if wrong[i]][:_SHOWN]
+  spread = np.linspace(0, len(kept) - 1, min(_SHOWN, len(kept)))
+  examples = np.unique(spread.round().astype(int)).tolist()
+  show = functools.partial(_pictures, setting, source, kept, values)
+  return {
+    'source': source.name,
+    'count': len(kept),
+    'total': len(full_split),
+    'accuracy': float(1 - wrong.mean()),
+    'examples': show(examples),
+    'mistakes': show(mistakes),
+    **confusion.summary(
+      values['label'], values['predicted'], source.class_names
+    ),
+  }
+
+
+def _predict(predict: Any, weights: PyTree, batch: Batch) -> PyTree:
+  """Computes the predicted class of each example, and its probability."""
+  logits = predict(weights, batch)['logits'].astype(jnp.float32)
+  probabilities = jax.nn.softmax(logits)  # [n, classes]
+  return {
+    'predicted': probabilities.argmax(-1),
+    'confidence': probabilities.max(-1),
+    'label': batch['label'],
+    'mask': batch['mask'],
+  }
+
+
+def _pictures(
+  setting: Setting,
+  source: Spread,
+  kept: Int[np.ndarray, ' n'],
+  values: dict[str, np.ndarray],
+  chosen: Sequence[int],
+) -> list[dict[str, Any]]:
+  """Returns pictures of the chosen examples, captioned with predictions."""
+  transform: Any = setting.transform
+  entries = []
+  for i in chosen:
+    index = int(kept[i])
+    try:
+      pixels = channels_lib.rgb(transform.pixels(source[index]['image']))
+    except DecodeError:
+      continue  # the file was changed after it was classified
+    predicted, label = (
+      confusion.class_name(source.class_names, int(values[key][i]))
+      for key in ('predicted', 'label')
+    )
+    percent = f'{100 * float(values["confidence"][i]):.1f} %'
+    verdict = 'right' if predicted == label else f'is {label}'
+    caption = [f'{predicted} {percent}', verdict, source.title(index)]
+    entries.append(record.picture(pixels, caption))
+  return entries
 
 
 def write(
@@ -55,11 +220,9 @@ def write(
         failures_logged('report.html has no predictions'),
         jax.set_mesh(setting.mesh),
       ):
-        values['judged'] = predictions.predict_examples(
-          setting, weights, splits[0]
-        )
+        values['judged'] = predict_examples(setting, weights, splits[0])
     with failures_logged('report.html has no pictures'):
-      parts.write(workdir, values)
+      record.write(workdir, values)
 
   from_main(make)
 
@@ -98,9 +261,11 @@ def training_images(
       key = jax.random.fold_in(jax.random.key(config.seed), 0)
       images, targets = jax.device_get(mix(batch, key))
   # `mix` returns pixels in [-1, 1].
-  pixels = display.rgb(display.pixels_of(images, batch['image'].dtype))
+  pixels = channels_lib.rgb(
+    channels_lib.pixels_of(images, batch['image'].dtype)
+  )
   return [
-    parts.picture(image, caption(target, source.class_names))
+    record.picture(image, caption(target, source.class_names))
     for image, target in zip(pixels[:_IMAGES], targets, strict=False)
   ]
 
@@ -117,8 +282,8 @@ def _unlabelled(
   for key, array in batch.items():
     is_pixels = array.dtype in (np.uint8, np.uint16)
     if is_pixels and array.ndim >= 4 and array.shape[-1] == channels:
-      images = display.rgb(array.reshape(-1, *array.shape[-3:]))
-      entries += [parts.picture(image, [key]) for image in images[:_IMAGES]]
+      images = channels_lib.rgb(array.reshape(-1, *array.shape[-3:]))
+      entries += [record.picture(image, [key]) for image in images[:_IMAGES]]
   return entries[: 2 * _IMAGES]
 
 

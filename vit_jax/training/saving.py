@@ -4,12 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.errors import StorageError
+from vit_jax.processes import consensus
 from vit_jax.run.ledger import Ledger
 from vit_jax.training.evaluations import Results, Schedule, Timed
 from vit_jax.training.experiment import Experiment
@@ -38,11 +35,8 @@ class Saving:
       history: function that returns the history of the run, JSON-able; a
         checkpoint stores it next to the state.
     """
-    config = experiment.config
-    self._schedule = Schedule.of(config.checkpoint.every, experiment)
-    self._every_minutes = config.checkpoint.every_minutes
+    self._schedule = Schedule.of(checkpoints.every, experiment)
     self._log_steps = experiment.steps(experiment.log.every)
-    self._best = config.checkpoint.best
     self._checkpoints, self._ledger = checkpoints, ledger
     self._timed, self._history = timed, history
     self._saved_at = time.monotonic()
@@ -54,21 +48,18 @@ class Saving:
     All processes must call it: the main process decides by its clock whether
     `checkpoint.every_minutes` have passed.
     """
-    return self._schedule.due(step) or self._minutes_are_over(step)
-
-  def _minutes_are_over(self, step: int) -> bool:
-    # Checked only at logged steps, because the processes must communicate to
-    # agree.
-    if self._every_minutes is None or step % self._log_steps:
-      return False
-    due = time.monotonic() - self._saved_at >= 60 * self._every_minutes
-    if jax.process_count() > 1:
-      due = bool(multihost_utils.broadcast_one_to_all(np.array(due)))
-    return due
+    minutes = self._checkpoints.every_minutes
+    # Minutes are checked only at logged steps, because the processes must
+    # communicate to agree.
+    if self._schedule.due(step) or minutes is None or step % self._log_steps:
+      return self._schedule.due(step)
+    return consensus.from_main(
+      lambda: time.monotonic() - self._saved_at >= 60 * minutes
+    )
 
   def has_best_metric(self, results: Results) -> bool:
     """Returns whether results contain the metric of `checkpoint.best`."""
-    return self._best in results
+    return self._checkpoints.best in results
 
   def save(
     self, step: int, state: PyTree, results: Results | None = None
@@ -108,8 +99,7 @@ class Saving:
         raise StorageError(
           f'step {step} could not be saved; '
           f'{self._checkpoints.describe_newest()}. The cause is: '
-          f'{self._checkpoints.last_failure}. Free disk space, or fix the '
-          'cause, and run the same command again.'
+          f'{self._checkpoints.last_failure}. Fix it, and run the same command.'
         )
 
   def best_line(self) -> str | None:

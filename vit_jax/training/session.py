@@ -11,15 +11,15 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import checkpoint
-from vit_jax.config.completion import Config, flatten
-from vit_jax.config.sections import build_section
+from vit_jax.config.schema import Config, build_section, flatten
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
-from vit_jax.files import outages
-from vit_jax.processes import peers, runtime
+from vit_jax.data.pipeline.stream import BadRecordLimit
+from vit_jax.files import paths
+from vit_jax.processes import consensus, peers, runtime
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import early_stopping, lock, metrics, recovery
+from vit_jax.run import guards, lock, metrics, resume
+from vit_jax.run import ledger as ledger_lib
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.run.tracking import Run
@@ -27,14 +27,13 @@ from vit_jax.training import (
   compiling,
   data,
   frozen,
-  history,
   kernel_check,
   reporting,
 )
 from vit_jax.training.evaluations import Evaluations, Results
 from vit_jax.training.experiment import Experiment
+from vit_jax.training.finished import Progress
 from vit_jax.training.recorder import Recorder
-from vit_jax.training.replay import Replay
 from vit_jax.training.saving import Saving
 
 log = logging.getLogger('vit_jax')
@@ -65,6 +64,7 @@ class Session:
     self,
     config: Config,
     workdir: epath.Path,
+    progress: Progress,
     stack: contextlib.ExitStack,
     allow_changes: bool,
   ):
@@ -73,6 +73,8 @@ class Session:
     Args:
       config: completed config.
       workdir: directory of the run.
+      progress: what earlier starts have done; if no step is left to train, the
+        step is not compiled.
       stack: stack that closes the resources; each is registered once opened.
       allow_changes: whether to resume although the checkpoint belongs to
         another run.
@@ -88,7 +90,7 @@ class Session:
     # Only the main process holds the lock, and takes it before the run writes
     # any file, so that two runs on one workdir never mix their files.
     if runtime.is_main():
-      outages.check_writable(workdir)
+      paths.check_writable(workdir)
       stack.enter_context(lock.hold(workdir))
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
     settings = self.experiment.recovery
@@ -105,10 +107,10 @@ class Session:
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.timed('init'), self.preemption.nothing_to_save():
-      has_finished = self._open_run(config, stack, allow_changes)
+      self._open_run(config, progress.step, stack, allow_changes)
     # The step is compiled before the state is restored, because compiling may
     # need much memory. A finished run does not need the compiled step.
-    if not has_finished:
+    if not progress.is_over:
       _ = self.compiled_step
     self._writer = metrics.open_writer(
       self.experiment.log, Run(workdir, flatten(config)), runtime.is_main()
@@ -116,23 +118,20 @@ class Session:
     stack.callback(self._writer.close)
 
   def _open_run(
-    self, config: Config, stack: contextlib.ExitStack, allow_changes: bool
-  ) -> bool:
-    """Opens data and checkpoints, and compares this start with the last one.
-
-    Returns:
-      Whether the run has finished, so that no step is trained.
-    """
-    # These two checks only list a directory and read metrics.jsonl. They come
-    # first, so that a run that has finished, or is beyond its `total`, is
-    # reported early.
-    newest = history.newest_step(self.workdir)
-    has_finished = history.check_end(self.workdir, newest, self.experiment)
+    self,
+    config: Config,
+    newest_step: int | None,
+    stack: contextlib.ExitStack,
+    allow_changes: bool,
+  ) -> None:
+    """Opens data and checkpoints, and compares this start with the last one."""
     self.experiment = kernel_check.checked(self.experiment, self.ledger)
     with data.opening(self._watchdog, self.experiment.recovery):
       self._source = data.open_train(config)
       self._bad_record_limit = BadRecordLimit(
-        config.reader.max_bad_share, len(self._source), self._source.name
+        self.experiment.reader.max_bad_share,
+        len(self._source),
+        self._source.name,
       )
       self._setting = data.evaluation_setting(
         self.experiment,
@@ -153,30 +152,27 @@ class Session:
     self.saving = Saving(
       self.experiment, self.checkpoints, self.ledger, self.timed, self._history
     )
-    self._comparison = history.Comparison(
-      self.workdir, about, config, allow_changes=allow_changes
+    resume.check_processes(about, config)
+    self._comparison = resume.Comparison(
+      self.workdir,
+      about,
+      config,
+      self.checkpoints.read_about,
+      allow_changes=allow_changes,
     )
-    self._comparison.check_processes()
-    self._comparison.check_newest(newest)
-    self._rollbacks: list[recovery.Rollback] = []
+    self._comparison.check_newest(newest_step)
+    self._rollbacks: list[guards.Rollback] = []
     self.fixed = self.experiment.key(), models
     state = self.experiment.abstract_state()
     # A mistake in an objective's `weights` is reported before any training.
     jax.eval_shape(self.experiment.trainer.weights, state)
     compiling.describe(self.experiment, state)
-    return has_finished
 
   @functools.cached_property
   def compiled_step(self) -> jax.stages.Compiled:
     """The compiled training step; compiled when it is first used."""
     with self.timed('compile'):
       return compiling.compile_to_run(self.experiment)
-
-  @functools.cached_property
-  def replay(self) -> Replay:
-    """The detection of silent data corruption."""
-    every = self.experiment.steps(self.experiment.recovery.sdc_every)
-    return Replay(self.compiled_step, self.fixed, self.ledger, every)
 
   @contextlib.contextmanager
   def timed(self, kind: str) -> Iterator[None]:
@@ -226,14 +222,16 @@ class Session:
       else:
         log.info('resuming at step %d', restored[1])
       step = restored[1]
-      saved = history.about(self.workdir, step)
       # Only the newest step has been compared yet. If it was damaged, an older
       # one was restored.
-      self._comparison.check_restored(step, saved)
+      saved = self._comparison.check_restored(step)
       self._comparison.record_start(
         step, saved, self.ledger, self.experiment.image_flops
       )
-      self._rollbacks = history.rollbacks(self.workdir, step, saved)
+      events = consensus.from_main(
+        lambda: ledger_lib.read(self.workdir / 'events.jsonl')
+      )
+      self._rollbacks = guards.rollbacks(saved.get('rollbacks', []), events)
       if runtime.is_main():
         self._writer.rewind(step, saved.get('training_lines', 0))
     # The recorder is created outside the span, because it measures the first
@@ -275,7 +273,7 @@ class Session:
       self._source,
       step,
       self.ledger,
-      recovery.skip_list(self._rollbacks),
+      guards.skip_list(self._rollbacks),
       self._bad_record_limit,
     )
 
@@ -296,15 +294,15 @@ class Session:
       results: metrics of the evaluators that ran after this step.
       step: number of updates completed.
     """
-    config = self.experiment.config
-    if config['early_stop_patience'] is None or not results:
-      return False
     is_last = step == self.experiment.total_steps
-    if is_last or not self.saving.has_best_metric(results):
+    if is_last or not self.saving.has_best_metric(results or {}):
       return False
-    plateau = early_stopping.agreed(self.workdir, config)
-    if plateau is None:
+    found = consensus.from_main(
+      lambda: guards.plateau(self.workdir, self.experiment.config)
+    )
+    if found is None:
       return False
+    plateau = guards.Plateau(*found)
     log.info(
       'ending early at step %d of %d: %s',
       step,
@@ -330,7 +328,7 @@ class Session:
       step=step,
     )
 
-  def roll_back(self, error: recovery.RollbackError) -> None:
+  def roll_back(self, error: guards.RollbackError) -> None:
     """Records a rollback; the next `start` carries it out.
 
     Args:
@@ -341,7 +339,7 @@ class Session:
     """
     log.warning('%s: rolling back to the last checkpoint', error)
     self.saving.wait()
-    fields = recovery.rollback(
+    fields = guards.rollback(
       error,
       self._rollbacks,
       self.checkpoints.latest_step() or 0,
@@ -356,19 +354,23 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(
-  config: Config, workdir: epath.Path, allow_changes: bool = False
+  config: Config,
+  workdir: epath.Path,
+  progress: Progress,
+  allow_changes: bool = False,
 ) -> Iterator[Session]:
   """Opens a run in its workdir, and closes all its resources at the end.
 
   Args:
     config: completed config.
     workdir: directory of the run.
+    progress: what earlier starts have done.
     allow_changes: whether to resume although the checkpoint belongs to another
       run.
   """
   with contextlib.ExitStack() as stack:
     try:
-      yield Session(config, workdir, stack, allow_changes)
+      yield Session(config, workdir, progress, stack, allow_changes)
     except Exception as error:
       # Before anything is closed, because closing may wait for other processes.
       peers.announce(error)

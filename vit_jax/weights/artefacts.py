@@ -9,7 +9,7 @@ The output is logits `[n, num_classes]`, float32 (features if there is no head).
 import json
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
@@ -19,9 +19,9 @@ from etils import epath
 from jaxtyping import Array, Float, UInt8, UInt16
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins, sections
+from vit_jax.config import schema
 from vit_jax.errors import UserError, closest
-from vit_jax.files import atomic, paths
+from vit_jax.files import paths
 from vit_jax.objectives.contract import Setting
 from vit_jax.weights.contract import Pretrained
 
@@ -29,18 +29,8 @@ from vit_jax.weights.contract import Pretrained
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
 Images = UInt8[Array, 'n y x c'] | UInt16[Array, 'n y x c']
 Predict = Callable[[Images], Float[Array, 'n k']]
-
-
-class Input(NamedTuple):
-  """The images that an artefact receives.
-
-  Attributes:
-    shape: shape without the batch axis, `[height, width, channels]`.
-    dtype: uint8 or uint16.
-  """
-
-  shape: tuple[int, ...]
-  dtype: np.dtype
+# Shape without the batch axis, `[height, width, channels]`, and dtype.
+Spec = tuple[tuple[int, ...], np.dtype]
 
 
 def predictor(source: Pretrained) -> Predict:
@@ -53,7 +43,7 @@ def predictor(source: Pretrained) -> Predict:
   params = source.load(source.abstract_params(mesh))
   params = jax.tree.map(jnp.asarray, jax.device_get(params))  # without a mesh
   setting = Setting(source.model().reference, source.image_size)
-  objective = sections.build('objective', source.about['objective'], setting)
+  objective = schema.build('objective', source.about['objective'], setting)
 
   def predict(images: Images) -> Float[Array, 'n k']:
     return objective.predict(params, {'image': images})['logits']
@@ -61,13 +51,7 @@ def predictor(source: Pretrained) -> Predict:
   return predict
 
 
-def input_of(source: Pretrained) -> Input:
-  """Returns shape (without the batch axis) and dtype of the images."""
-  shape, dtype = source.preprocess().spec['image']
-  return Input(shape, dtype)
-
-
-def stablehlo(predict: Predict, images: Input, folder: epath.Path) -> None:
+def stablehlo(predict: Predict, images: Spec, folder: epath.Path) -> None:
   """Writes `model.stablehlo`, for `jax.export.deserialize`.
 
   Args:
@@ -76,13 +60,14 @@ def stablehlo(predict: Predict, images: Input, folder: epath.Path) -> None:
     folder: directory to write.
   """
   (batch,) = jax.export.symbolic_shape('n')
-  spec = jax.ShapeDtypeStruct((batch, *images.shape), images.dtype)
+  shape, dtype = images
+  spec = jax.ShapeDtypeStruct((batch, *shape), dtype)
   exported = jax.export.export(jax.jit(predict), platforms=_PLATFORMS)(spec)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'model.stablehlo').write_bytes(bytes(exported.serialize()))
 
 
-def saved_model(predict: Predict, images: Input, folder: epath.Path) -> None:
+def saved_model(predict: Predict, images: Spec, folder: epath.Path) -> None:
   """Writes a SavedModel whose signature maps `images` to `logits`.
 
   Args:
@@ -107,7 +92,8 @@ def saved_model(predict: Predict, images: Input, folder: epath.Path) -> None:
     native_serialization_platforms=_PLATFORMS,
     with_gradient=False,
   )
-  spec = tf.TensorSpec((None, *images.shape), images.dtype, name='images')
+  shape, dtype = images
+  spec = tf.TensorSpec((None, *shape), dtype, name='images')
   module: Any = tf.Module()
   module.serve = tf.function(
     lambda images: {'logits': converted(images)},
@@ -117,7 +103,7 @@ def saved_model(predict: Predict, images: Input, folder: epath.Path) -> None:
   # Otherwise, a program that is too new for TensorFlow would fail only on the
   # server.
   try:
-    module.serve(tf.zeros((1, *images.shape), images.dtype))
+    module.serve(tf.zeros((1, *shape), dtype))
   except tf.errors.InvalidArgumentError as error:
     raise UserError(
       f'TensorFlow {tf.__version__} cannot run programs of JAX '
@@ -142,11 +128,11 @@ def description(source: Pretrained) -> dict[str, Any]:
   section = {'name': 'transforms', **source.about['preprocess']}
   defaults = {
     key: parameter.default
-    for key, parameter in plugins.keys(
-      sections.constructor('preprocess', section)
+    for key, parameter in schema.config_keys(
+      schema.constructor('preprocess', section)
     ).items()
   }
-  shape, dtype = input_of(source)
+  shape, dtype = source.preprocess().spec['image']
   return {
     'input': {
       'name': 'images',
@@ -181,6 +167,6 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
     raise UserError(f'{folder_path} exists: give a new directory.')
   predict = predictor(source)
   text = json.dumps(description(source), indent=2)
-  with atomic.new_folder(folder) as unfinished:
-    KINDS[kind](predict, input_of(source), unfinished)
+  with paths.new_folder(folder) as unfinished:
+    KINDS[kind](predict, source.preprocess().spec['image'], unfinished)
     (unfinished / 'description.json').write_text(text)

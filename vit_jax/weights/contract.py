@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins, sections
+from vit_jax.config import schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
@@ -29,8 +29,8 @@ class Pretrained:
       image_size, preprocess (config section), class_names; for a checkpoint
       also the whole config; for weights of another project `normalization`,
       the mean and std of pixels in [0, 1] that are folded into the patch
-      embedding, `position_resize`, the method by which that project
-      interpolates positions, and `other_patches`, see `foreign.Described`.
+      embedding, and `position_resize` and `other_patches`, see
+      `metadata.ModelMetadata`.
     load: function from shapes with shardings to the parameters.
     load_average: the same function for the average of the parameters; None if
       the weights contain no average.
@@ -59,20 +59,22 @@ class Pretrained:
       UserError: the model has no such key.
     """
     section = {'name': 'vit', **self.about['model'], **changes}
-    constructor = sections.constructor('model', section)
-    unknown = [key for key in changes if key not in plugins.keys(constructor)]
+    constructor = schema.constructor('model', section)
+    unknown = [
+      key for key in changes if key not in schema.config_keys(constructor)
+    ]
     if unknown:
       raise UserError(
         f'the model {section["name"]!r} has no {unknown[0]!r}; '
-        f'{closest(unknown[0], plugins.keys(constructor))}.'
+        f'{closest(unknown[0], schema.config_keys(constructor))}.'
       )
     return dataclasses.replace(self, about={**self.about, 'model': section})
 
   def model(self, **changes: Any) -> Any:
     """Builds the model of the weights, with changes to its section."""
     section = self.changed(**changes).about['model']
-    constructor = sections.constructor('model', section)
-    return plugins.build(constructor, section, self.about['num_classes'])
+    constructor = schema.constructor('model', section)
+    return schema.construct(constructor, section, self.about['num_classes'])
 
   def objective(
     self, image_size: tuple[int, int] | None = None, **changes: Any
@@ -85,7 +87,7 @@ class Pretrained:
     """
     section = self.about['objective']
     setting = Setting(self.model(**changes), image_size or self.image_size)
-    return sections.build('objective', section, setting)
+    return schema.build('objective', section, setting)
 
   def backbone(self, params: PyTree) -> PyTree:
     """Returns the parameters of the model among those of the objective."""
@@ -93,9 +95,7 @@ class Pretrained:
 
   def preprocess(self) -> Preprocess:
     """Builds the transform that evaluation applies to examples."""
-    return sections.build(
-      'preprocess', self.about['preprocess'], self.image_size
-    )
+    return schema.build('preprocess', self.about['preprocess'], self.image_size)
 
   def abstract_params(self, mesh: Mesh) -> PyTree:
     """Returns shapes and shardings of the parameters on a mesh."""
@@ -116,7 +116,7 @@ class Pretrained:
       spec = {'image': (shape, np.dtype(np.uint8))}
     else:
       spec = contract.check_spec(
-        sections.build('augment', augment, self.image_size)
+        schema.build('augment', augment, self.image_size)
       )
     return {
       key: jax.ShapeDtypeStruct(shape, dtype)
@@ -189,19 +189,20 @@ class Format(NamedTuple):
   'my_lab.my_format:PATH' by the module `my_lab.my_format`.
 
   Attributes:
-    matches: function that returns whether a path, which may not exist, has this
-      format.
-    load: function from a path to the description of its weights, whose arrays
-      may be read immediately or when they are loaded. It raises UserError if
-      the path does not exist, has another format or is damaged.
+    matches: function that returns None if a path, which may not exist, does not
+      have this format, and otherwise what it has read to find out, or True.
+    load: function from a path and the result of `matches` (None if the user has
+      named the format) to the description of its weights, whose arrays may be
+      read immediately or when they are loaded. It raises UserError if the path
+      does not exist, has another format or is damaged.
     save: function of (path, parameters, about) that writes weights: the
       parameters of the objective that `about` specifies (see
       `Pretrained.about`), in the layout of this package. It raises UserError if
       they cannot be stored in this format or cannot be written.
   """
 
-  matches: Callable[[str], bool]
-  load: Callable[[str], Pretrained]
+  matches: Callable[[str], Any]
+  load: Callable[[str, Any], Pretrained]
   save: Callable[[str, PyTree, dict[str, Any]], None]
 
   @classmethod

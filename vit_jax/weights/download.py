@@ -27,8 +27,8 @@ import safetensors
 from fsspec.callbacks import TqdmCallback
 
 from vit_jax.errors import DownloadError, UserError
-from vit_jax.files import outages, paths
-from vit_jax.weights.formats import archives, tensors
+from vit_jax.files import paths
+from vit_jax.weights.formats import damage
 
 log = logging.getLogger('vit_jax')
 T = TypeVar('T')
@@ -71,7 +71,7 @@ def local_copy(path: str, sleep: Sleep = time.sleep) -> str:
   """
   if path.startswith('hf:'):
     return _from_hub(path, sleep)
-  is_pickle = path.startswith('gs://') and path.endswith(tensors.PICKLES)
+  is_pickle = path.startswith('gs://') and path.endswith(damage.PICKLES)
   if is_pickle or re.match('https?://', path):
     return _from_url(path, sleep)
   parent = os.path.dirname(path)
@@ -217,13 +217,13 @@ def _check_format(part: pathlib.Path, name: str) -> None:
         return
     except safetensors.SafetensorError as error:
       raise ValueError(f'it is not a .safetensors file ({error})') from error
-  is_pickle = name.endswith(tensors.PICKLES)
+  is_pickle = name.endswith(damage.PICKLES)
   if not is_pickle and not name.endswith('.npz'):
     return
   with part.open('rb') as file:
     start = file.read(2)
     if zipfile.is_zipfile(file):
-      archives.check_contents(file, part.stat().st_size)
+      damage.check_contents(file, part.stat().st_size)
     elif not is_pickle or start[:1] != pickle.PROTO:
       kind = 'a complete zip file' if start == b'PK' else 'a file of weights'
       raise ValueError(f'it is not {kind}')
@@ -273,10 +273,10 @@ def _failure(
       f'{path} does not exist, or it is not public ({reason}): {remedy}.'
     ), False
   message = f'{path} cannot be downloaded: {reason}. '
-  kind = outages.cause(error) if status is None else None
-  if kind is outages.Cause.FULL:
+  kind = paths.cause(error) if status is None else None
+  if kind is paths.Cause.FULL:
     return DownloadError(f'{message}Free some space and start again.'), False
-  wrong = type(error).__name__ in _WRONG_ADDRESS or kind is outages.Cause.USER
+  wrong = type(error).__name__ in _WRONG_ADDRESS or kind is paths.Cause.USER
   if wrong or (status and status < 500 and status not in _TEMPORARY_STATUS):
     return UserError(f'{message}Check the address and permissions.'), False
   return DownloadError(

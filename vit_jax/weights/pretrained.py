@@ -14,31 +14,42 @@ from jaxtyping import Float
 from vit_jax.arrays import sharding, tree
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
-from vit_jax.data.images.multichannel import Pixels
+from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
 from vit_jax.objectives.mixing import largest
-from vit_jax.weights import download
+from vit_jax.weights import download, patch_embedding
 from vit_jax.weights.contract import Format, Pretrained
-from vit_jax.weights.formats import (
-  big_vision,
-  checkpoint,
-  huggingface,
-  normalization,
-  npz,
-  timm,
-)
-from vit_jax.weights.formats.naming import ShapeError
-from vit_jax.weights.head import replace_head
-from vit_jax.weights.transfer import adapt, resized
+from vit_jax.weights.formats import huggingface, native, npz, tensors, timm
+from vit_jax.weights.names import ShapeError
+from vit_jax.weights.transfer import adapt, replace_head, resized
 
 PyTree = Any
-# The first format that matches a path is used; the last one always matches.
+
+
+def _load_tensors(path: str, config: dict[str, Any]) -> Pretrained:
+  """Describes PyTorch weights, whose names depend on the config next to them.
+
+  Args:
+    path: path of a file or a directory.
+    config: result of `tensors.read_config`.
+  """
+  form = huggingface if 'model_type' in config else timm
+  return form.load(path, config)
+
+
+def _by_name(path: str) -> None:
+  """Matches no path, because the format is selected by its name."""
+  del path
+
+
+# The first format that matches a path is used.
 FORMATS = {
-  'big_vision': Format.of(big_vision),
   'npz': Format.of(npz),
-  'huggingface': Format.of(huggingface),
-  'timm': Format.of(timm),
-  'checkpoint': Format.of(checkpoint),
+  'tensors': Format(tensors.read_config, _load_tensors, timm.save),
+  'checkpoint': Format.of(native),  # matches all other paths
+  'big_vision': Format(_by_name, npz.load, npz.save_big_vision),
+  'huggingface': Format(_by_name, huggingface.load, huggingface.save),
+  'timm': Format(_by_name, timm.load, timm.save),
 }
 
 
@@ -95,37 +106,40 @@ class LoadedModel(tuple[Any, PyTree]):
     return np.asarray(pixels, np.float32) / half - 1
 
 
-def format_of(path: str) -> tuple[Format, str]:
-  """Returns the format of a path, and the path without the format's name.
+def format_of(path: str) -> tuple[Format, str, Any]:
+  """Returns the format of a path.
 
   Args:
     path: path, optionally after the name of a format ('huggingface:DIR') or of
       a module of your own ('my_lab.my_format:PATH').
+
+  Returns:
+    The format, the path without its name, and the result of `Format.matches`
+    (None for a named format).
 
   Raises:
     UserError: the module cannot be imported or does not define a format.
   """
   name, _, rest = path.partition(':')
   if name in FORMATS and rest:
-    return FORMATS[name], rest
+    return FORMATS[name], rest, None
   named = re.match(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+):(?!//)(.+)', path)
   if named is None:
-    return next(each for each in FORMATS.values() if each.matches(path)), path
+    return next(
+      (form, path, head)
+      for form in FORMATS.values()
+      if (head := form.matches(path)) is not None
+    )
   try:
     module = importlib.import_module(named[1])
-  except ModuleNotFoundError as error:
+    return Format.of(module), named[2], None
+  except (ModuleNotFoundError, AttributeError) as error:
     raise UserError(
-      f'{path} names the format {named[1]}, and {error.name!r} cannot be '
-      'imported; give MODULE:PATH with a module on the Python path, or a path '
-      'only.'
+      f'{path} names the format {named[1]}, which cannot be used: {error}. '
+      'Give MODULE:PATH with a module on the Python path that defines '
+      f'{", ".join(Format._fields)} (see vit_jax.weights.contract.Format), or '
+      'a path only.'
     ) from error
-  missing = [name for name in Format._fields if not hasattr(module, name)]
-  if missing:
-    raise UserError(
-      f'{named[1]} is not a format of weights: it lacks {", ".join(missing)}; '
-      'see vit_jax.weights.contract.Format.'
-    )
-  return Format.of(module), named[2]
 
 
 def find(
@@ -146,8 +160,8 @@ def find(
       weights.
     DownloadError: a download failed.
   """
-  form, local_path = format_of(download.local_copy(path))
-  source = _checked(form.load(local_path).chosen(weights))
+  form, local_path, head = format_of(download.local_copy(path))
+  source = _checked(form.load(local_path, head).chosen(weights))
   return source if image_size is None else resized(source, image_size)
 
 
@@ -163,7 +177,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     UserError: the weights cannot be stored in this format, or cannot be
       written.
   """
-  form, local_path = format_of(path)
+  form, local_path, _ = format_of(path)
   if form in FORMATS.values() and form is not FORMATS['checkpoint']:
     _check_rgb(path, about)
   form.save(local_path, params, about)
@@ -352,9 +366,11 @@ def _normalized(
   assumed = source.about['normalization']
   flat = tree.flatten(params)
   arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
-  arrays = normalization.unfold(arrays, assumed['mean'], assumed['std'])
-  arrays = normalization.fold(
-    arrays, mean or assumed['mean'], std or assumed['std']
+  arrays = patch_embedding.converted(
+    arrays, patch_embedding.NONE, (assumed['mean'], assumed['std'])
+  )
+  arrays = patch_embedding.converted(
+    arrays, (mean or assumed['mean'], std or assumed['std'])
   )
   return tree.unflatten(
     {

@@ -34,7 +34,14 @@ def average(sources: Sequence[Pretrained]) -> Pretrained:
   first = sources[0]
   expected = _properties(first)
   for other in sources[1:]:
-    _check_equal(first.path, expected, other.path, _properties(other))
+    actual = _properties(other)
+    for key in {**expected, **actual}:
+      if actual.get(key) != expected.get(key):
+        raise UserError(
+          f'{other.path} cannot be averaged with {first.path}: its {key} is '
+          f'{actual.get(key)!r}, not {expected.get(key)!r}. Give weights of '
+          'one architecture, image size and list of classes.'
+        )
 
   paths = ', '.join(source.path for source in sources)
 
@@ -69,20 +76,3 @@ def _properties(source: Pretrained) -> dict[str, Any]:
     **{f'name of class {i}': name for i, name in names},
     **{f'shape of {path}': leaf.shape for path, leaf in params.items()},
   }
-
-
-def _check_equal(
-  path: str, expected: dict[str, Any], other: str, found: dict[str, Any]
-) -> None:
-  """Checks that the properties of two weights are equal.
-
-  Raises:
-    UserError: they differ.
-  """
-  for key in {**expected, **found}:
-    if expected.get(key) != found.get(key):
-      raise UserError(
-        f'{other} cannot be averaged with {path}: its {key} is '
-        f'{found.get(key)!r}, not {expected.get(key)!r}. Give weights of one '
-        'architecture, image size and list of classes.'
-      )

@@ -1,4 +1,4 @@
-"""Adapts weights to another image size, and initializes runs with weights."""
+"""Adapts weights to other images and heads, and initializes runs with them."""
 
 import dataclasses
 import logging
@@ -7,23 +7,21 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float
 
 from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
-from vit_jax.arrays.host import place, to_host
+from vit_jax.arrays.sharding import place, to_host
 from vit_jax.errors import UserError
-from vit_jax.models.contract import Model, Size
-from vit_jax.models.layers.pixels import Statistics, is_symmetric
+from vit_jax.models.contract import Model, Size, abstract_params
 from vit_jax.objectives.contract import Objective
+from vit_jax.weights import patch_embedding
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import normalization
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-_RGB = 3  # channels of the images that most weights are for
 
 
 class Target(Protocol):
@@ -116,13 +114,7 @@ def adapt(
       'x'.join(map(str, sized[path].shape)),
       'x'.join(map(str, array.shape)),
     )
-  shapes = {
-    path: jax.ShapeDtypeStruct(array.shape, flat[path].dtype)
-    for path, array in adapted.items()
-  }
-  shardings = sharding.with_shardings(shapes, mesh, model.sharding_rules)
-  placed = {path: place(a, shardings[path]) for path, a in adapted.items()}
-  return tree.unflatten(flat | placed)
+  return tree.unflatten(flat | _placed(adapted, flat, model, mesh))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,6 +184,60 @@ def _adapted(
   return objective.start_params(params, model)
 
 
+def replace_head(
+  params: PyTree, model: Model, image_size: Size, mesh: Mesh
+) -> PyTree:
+  """Returns parameters with a newly initialized head.
+
+  The paths of the new parameters are logged.
+
+  Args:
+    params: parameters of a model with another head.
+    model: model with the new head.
+    image_size: (height, width) of the images of both models, pixels.
+    mesh: mesh of the devices.
+
+  Raises:
+    UserError: the models differ in more than the parameters that `model.fresh`
+      lists.
+  """
+  expected = tree.flatten(abstract_params(model, image_size))
+  flat = tree.flatten(params)
+  fresh = [
+    path
+    for path, leaf in expected.items()
+    if path.startswith(model.fresh)
+    and (path not in flat or flat[path].shape != leaf.shape)
+  ]
+  kept = {
+    path: leaf
+    for path, leaf in flat.items()
+    if path not in fresh
+    and (path in expected or not path.startswith(model.fresh))
+  }
+  checkpoint.check_shapes(
+    'the weights',
+    {path: leaf.shape for path, leaf in kept.items()},
+    {path: leaf.shape for path, leaf in expected.items() if path not in fresh},
+  )
+
+  def init(key: jax.Array) -> dict[str, jax.Array]:
+    images = jnp.zeros((1, *image_size, model.channels))
+    initial = tree.flatten(model.init(key, images)['params'])
+    return {path: initial[path] for path in fresh}
+
+  shapes = {path: expected[path] for path in fresh}
+  placed = sharding.with_shardings(shapes, mesh, model.sharding_rules)
+  shardings = {path: leaf.sharding for path, leaf in placed.items()}
+  initial = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
+  log.info(
+    'head for %d classes; fresh: %s',
+    model.num_classes,
+    ', '.join(fresh) or 'nothing',
+  )
+  return tree.unflatten(kept | initial)
+
+
 def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
   """Returns parameters for fine-tuning: those of the source with a new head.
 
@@ -259,75 +305,16 @@ def _model_params(
   """Returns a source's model parameters, adapted to the images of a target."""
   mesh = target.mesh
   params = source.backbone(source.load(source.abstract_params(mesh)))
-  size, model = target.image_size, target.model
-  flat = tree.flatten(adapt(params, model, source, size, method, mesh))
-  before = source.model()
-  if before.channels != target.model.channels:
-    return _with_channels(flat, before, target)
-  return _in_units_of(target.model, before, flat, mesh)
+  params = adapt(params, target.model, source, target.image_size, method, mesh)
+  return _fit_first_layer(tree.flatten(params), source.model(), target)
 
 
-def _in_units_of(
-  model: Model, before: Model, flat: dict[str, jax.Array], mesh: Mesh
-) -> dict[str, jax.Array]:
-  """Converts parameters to the normalization of a model.
-
-  The function of an image stays the same, with an exception: weights for
-  photographs are used for images with a mean and std of their own as if these
-  were photographs that are normalized by the mean and std of ImageNet. Both
-  inputs then have the mean 0 and the standard deviation 1.
-
-  Args:
-    model: model that the parameters are converted for.
-    before: model that the parameters are from.
-    flat: parameters by path.
-    mesh: mesh of the devices.
-  """
-  if model.normalization == before.normalization:
-    return flat
-  statistics = model.normalization
-  if _is_own(statistics) and not _is_own(before.normalization):
-    statistics = normalization.IMAGENET
-    if not _has_patch_embedding(flat, before):
-      return flat  # scales are normalized after the first convolution
-  paths = normalization.KERNEL, normalization.BIAS
-  arrays = {path: to_host(flat[path], mesh) for path in paths if path in flat}
-  arrays = normalization.symmetric(arrays, before.normalization)
-  arrays = normalization.unfold(arrays, *statistics)
-  log.info(
-    'the patch embedding is converted to pixels normalized by mean %s, std %s',
-    *statistics,
-  )
-  placed = {
-    path: place(
-      array,
-      jax.ShapeDtypeStruct(
-        array.shape, array.dtype, sharding=flat[path].sharding
-      ),
-    )
-    for path, array in arrays.items()
-  }
-  return flat | placed
-
-
-def _is_own(statistics: Statistics) -> bool:
-  """Returns whether a model normalizes images by their own mean and std."""
-  return not is_symmetric(statistics) and statistics != normalization.IMAGENET
-
-
-def _has_patch_embedding(flat: dict[str, Any], model: Model) -> bool:
-  """Returns whether the first layer is a patch embedding, not a convolution."""
-  kernel = flat.get(normalization.KERNEL)
-  return kernel is not None and kernel.shape[-2] == model.channels
-
-
-def _with_channels(
+def _fit_first_layer(
   flat: dict[str, jax.Array], before: Model, target: Target
 ) -> dict[str, jax.Array]:
-  """Returns parameters whose first layer receives other channels than RGB.
+  """Converts the first layer to the channels, mean and std of a target.
 
-  If the target normalizes its images by their own mean and std, a patch
-  embedding is first converted to normalized images, see `_in_units_of`.
+  See `patch_embedding.statistics_for` for the meaning of the parameters.
 
   Args:
     flat: parameters by path.
@@ -335,67 +322,90 @@ def _with_channels(
     target: run that is initialized.
 
   Raises:
-    UserError: the parameters are not for RGB images.
+    UserError: the channels differ, and the parameters are not for RGB images;
+      or the first layer is a convolution, and the mean or std differ.
   """
   model, mesh = target.model, target.mesh
-  if before.channels != _RGB:
+  old, new = before.normalization, model.normalization
+  other_channels = model.channels != before.channels
+  if old == new and not other_channels:
+    return flat
+  first = patch_embedding.KERNEL
+  is_patch_embedding = first in flat and (
+    flat[first].shape[-2] == before.channels
+  )
+  if other_channels:
+    kernel = _first_kernel(flat, before, target)
+    if kernel is None:
+      return flat  # the model differs in more than the channels
+    first = kernel
+  elif patch_embedding.is_own(new) and not (
+    is_patch_embedding or patch_embedding.is_own(old)
+  ):
+    return flat  # scales are normalized after the first convolution
+  paths = {first, patch_embedding.BIAS} & flat.keys()
+  arrays = {path: to_host(flat[path], mesh) for path in paths}
+  if first == patch_embedding.KERNEL:
+    statistics = patch_embedding.statistics_for(before, model)
+    arrays = patch_embedding.converted(arrays, old, statistics)
+    log.info(
+      'the patch embedding is converted to pixels normalized by mean %s, std '
+      '%s',
+      *statistics,
+    )
+  if other_channels:
+    arrays[first] = patch_embedding.repeated(arrays[first], model.channels)
+    log.info(
+      '%s adapted from 3 to %d channels: %s',
+      first,
+      model.channels,
+      'the sum of the three'
+      if model.channels == 1
+      else f'the three in turn, times 3/{model.channels}',
+    )
+  return flat | _placed(arrays, flat, model, mesh)
+
+
+def _first_kernel(
+  flat: dict[str, jax.Array], before: Model, target: Target
+) -> str | None:
+  """Returns the path of the kernel that receives the channels of images.
+
+  Raises:
+    UserError: the parameters are not for RGB images.
+  """
+  channels = target.model.channels
+  if before.channels != patch_embedding.RGB:
     raise UserError(
-      f'model.channels is {model.channels}, but the weights are for images of '
+      f'model.channels is {channels}, but the weights are for images of '
       f'{before.channels} channels: set model.channels, augment.channels and '
       f'preprocess.channels to {before.channels}. Only weights for RGB images '
       'are adapted to other channels.'
     )
-  expected = _model_shapes(target)
+  expected = _shapes(_model_shapes(target))
   kernels = [
     path
     for path, leaf in flat.items()
     if leaf.ndim == 4
-    and leaf.shape[2] == _RGB
-    and path in expected
-    and expected[path].shape == (*leaf.shape[:2], model.channels, leaf.shape[3])
+    and leaf.shape[2] == patch_embedding.RGB
+    and expected.get(path) == (*leaf.shape[:2], channels, leaf.shape[3])
   ]
-  if len(kernels) != 1:
-    return flat  # the model differs in more than the channels
-  first = kernels[0]
-  paths = {first, normalization.BIAS} & flat.keys()
-  arrays = {path: to_host(flat[path], mesh) for path in paths}
-  if first == normalization.KERNEL:
-    statistics = before.normalization
-    arrays = normalization.symmetric(arrays, statistics)
-    if not is_symmetric(model.normalization):
-      own = _is_own(statistics)
-      arrays = normalization.unfold(
-        arrays, *(statistics if own else normalization.IMAGENET)
-      )
-  arrays[first] = _repeated(arrays[first], model.channels)
-  log.info(
-    '%s adapted from 3 to %d channels: %s',
-    first,
-    model.channels,
-    'the sum of the three'
-    if model.channels == 1
-    else f'the three in turn, times 3/{model.channels}',
-  )
+  return kernels[0] if len(kernels) == 1 else None
+
+
+def _placed(
+  arrays: dict[str, np.ndarray],
+  flat: dict[str, jax.Array],
+  model: Model,
+  mesh: Mesh,
+) -> dict[str, jax.Array]:
+  """Puts changed parameters on a mesh, with the dtypes of the former ones."""
   shapes = {
     path: jax.ShapeDtypeStruct(array.shape, flat[path].dtype)
     for path, array in arrays.items()
   }
   shardings = sharding.with_shardings(shapes, mesh, model.sharding_rules)
-  return flat | {path: place(a, shardings[path]) for path, a in arrays.items()}
-
-
-def _repeated(
-  kernel: Float[np.ndarray, 'y x 3 d'], channels: int
-) -> Float[np.ndarray, 'y x c d']:
-  """Adapts a kernel for RGB to other channels, as timm's `adapt_input_conv`.
-
-  One channel gets the sum of the three. More channels get the three in turn,
-  scaled so that the sum over all channels stays about the same.
-  """
-  if channels == 1:
-    return kernel.sum(axis=2, keepdims=True)
-  kernel = kernel[:, :, np.arange(channels) % _RGB] * (_RGB / channels)
-  return kernel.astype(np.float32)
+  return {path: place(a, shardings[path]) for path, a in arrays.items()}
 
 
 def _model_shapes(target: Target) -> dict[str, Any]:

@@ -1,55 +1,105 @@
-"""HTML reports: report.html of one run, and a comparison of several runs."""
+"""HTML reports: report.html of one run, and a comparison of several runs.
 
+This file computes the contents of the sections; `template.html` contains the
+page.
+"""
+
+import io
+import json
 import logging
-from collections.abc import Sequence
-from xml.etree.ElementTree import Element
+import pathlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jinja2
+import numpy as np
 from etils import epath
 
-from vit_jax.analysis.report import chart, html, record, sections
-from vit_jax.analysis.report.html import number, tag
+from vit_jax.analysis import plotting
+from vit_jax.analysis.report import record
 from vit_jax.analysis.report.record import Record
-from vit_jax.files import atomic
+from vit_jax.analysis.style import COLOURS, FIGURES
+from vit_jax.config.schema import flatten
+from vit_jax.files import paths
+from vit_jax.run import ledger
 
 log = logging.getLogger('vit_jax')
 NAME = 'report.html'
 MAX_BYTES = 3_000_000
+_TEMPLATE = pathlib.Path(__file__).with_name('template.html')
 _COMPARED = ('loss', 'lr', 'img_per_sec', 'grad_norm')
+_EVENTS = 40  # maximum number of events shown
+_LOWER = ('loss', 'nll', 'ece')  # results for which lower values are better
+_NEITHER = ('count', 'left_out', 'lr', 'l2')  # values without a best one
+_FIELD = 300  # maximum number of characters shown of an event or a value
+_QUIET = ('spans',)  # events that the bar of times already represents
+_TITLES = {  # titles of the charts of training metrics
+  'lr': 'learning rate',
+  'img_per_sec': 'images per second',
+  'data_wait': 'fraction of time waiting for data',
+  'grad_norm': 'gradient norm',
+  'mfu': 'model FLOPs utilisation',
+}
+_SPAN_LABELS = {  # descriptions of the spans of the event log
+  'step': 'training steps that were kept',
+  'lost': 'training steps repeated after a restart',
+  'down': 'time between two starts',
+  'data_wait': 'waiting for data',
+  'eval': 'evaluation',
+  'save': 'saving checkpoints',
+  'restore': 'restoring or initializing weights',
+  'compile': 'compilation',
+  'init': 'opening data and weights',
+  'report': 'writing this report',
+}
+
+
+class Chart(NamedTuple):
+  """A chart of one or more lines.
+
+  Attributes:
+    title: title of the chart.
+    src: data URI of its image.
+    lines: name and colour of each line.
+  """
+
+  title: str
+  src: str
+  lines: list[tuple[str, str]]
 
 
 def render(run: Record) -> str:
   """Renders the HTML report of a run, without pictures if it is too large."""
-  text = _render(run)
+  text = _render_run(run)
   if len(text.encode()) > MAX_BYTES:
-    text = _render(run._replace(figures={}))
+    text = _render_run(run._replace(figures={}))
   if len(text.encode()) > MAX_BYTES:
-    text = _render(run._replace(figures={}, parts={}))
+    text = _render_run(run._replace(figures={}, pictures={}))
   return text
 
 
-def _render(run: Record) -> str:
-  body = [
-    tag('h1', run.name),
-    sections.overview(run),
-    _headed('Curves', sections.curves(run)),
-    _headed('Results', sections.results(run)),
-    _headed('Configuration', sections.what_ran(run)),
-    _headed('Time and events', sections.events(run)),
-    _headed('Figures', sections.figures(run)),
-  ]
-  if run.parts.get('training'):
-    note = (
-      'The first images of the training, as they are passed to the model: '
-      'augmented and, if the config enables it, mixed.'
-    )
-    shown = sections.pictures(run.parts['training'])
-    body += [tag('h2', 'Training images'), tag('p', note, class_='soft'), shown]
-  body.append(sections.predictions(run.parts))
-  return html.page(f'{run.name}: vit_jax run', *body)
-
-
-def _headed(title: str, content: Element | None) -> Element | None:
-  return None if content is None else tag('div', tag('h2', title), content)
+def _render_run(run: Record) -> str:
+  listed = [e for e in run.events if e['event'] not in _QUIET]
+  counts = Counter(event['event'] for event in listed).most_common()
+  return _page(
+    run=run,
+    heading=run.name,
+    tiles=_tiles(run),
+    charts=_curves(run),
+    results=_results(run),
+    settings=_settings(run),
+    config=json.dumps(run.config, indent=1, ensure_ascii=False),
+    times=_times(ledger.summarise(run.events).seconds),
+    not_finite=_not_finite(run.nulls),
+    event_counts=', '.join(f'{kind} {count:,}' for kind, count in counts),
+    num_events=len(listed),
+    events=[_event(event) for event in listed[-_EVENTS:]],
+    figures=[
+      (record.data_uri('png', content), FIGURES[name])
+      for name, content in run.figures.items()
+    ],
+  )
 
 
 def render_comparison(several: Sequence[Record]) -> str:
@@ -63,21 +113,18 @@ def render_comparison(several: Sequence[Record]) -> str:
   charts = []
   for name in (*_COMPARED, *shown):
     series = {run.name: run.series[name] for run in runs if name in run.series}
-    charts.append(chart.lines(sections.TITLES.get(name, name), series))
-  rows = []
-  for name in ('loss', *shown):
-    values = [
-      run.series[name][1][-1:] if name in run.series else [] for run in runs
-    ]
-    rows.append((name, *(number(v[0]) if v else '–' for v in values)))
+    charts.append(draw_chart(_TITLES.get(name, name), series))
+  rows = [
+    (name, *(_last(run, name) for run in runs)) for name in ('loss', *shown)
+  ]
   rows.append(('step', *(f'{run.step:,}' for run in runs)))
-  head = ('last value', *(run.name for run in runs))
-  return html.page(
-    f'{len(runs)} runs: vit_jax',
-    tag('h1', f'{len(runs)} runs'),
-    tag('div', *charts, class_='charts'),
-    _headed('Results', html.table(head, rows, numbers=len(runs))),
-    _headed('Config differences', sections.config_differences(runs)),
+  return _page(
+    run=None,
+    heading=f'{len(runs)} runs',
+    names=[run.name for run in runs],
+    charts=[chart for chart in charts if chart is not None],
+    results=rows,
+    differences=_config_differences(runs),
   )
 
 
@@ -87,8 +134,203 @@ def write(workdir: epath.Path) -> None:
   Errors are logged and never end the run.
   """
   try:
-    atomic.write(workdir / NAME, render(record.read(workdir)))
+    paths.write(workdir / NAME, render(record.read(workdir)))
   except Exception as error:  # noqa: BLE001 (a report must not end the run)
     log.warning(
       '%s could not be written: %s: %s', NAME, type(error).__name__, error
     )
+
+
+def _page(**content: Any) -> str:
+  """Returns a complete page that does not depend on other files."""
+  environment = jinja2.Environment(
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  text = environment.from_string(_TEMPLATE.read_text('utf-8')).render(content)
+  # Names of files may have bytes that are not UTF-8.
+  return text.encode(errors='backslashreplace').decode()
+
+
+def draw_chart(
+  title: str,
+  series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+  marks: Sequence[float] = (),
+) -> Chart | None:
+  """Draws one line for each series as an SVG image of at most 50 kB.
+
+  Args:
+    title: title of the chart.
+    series: steps, ascending, and values, by name.
+    marks: steps that are marked by a vertical line.
+
+  Returns:
+    The chart; None if no value is finite.
+  """
+  if not any(np.isfinite(values).any() for _, values in series.values()):
+    return None
+  from matplotlib import rc_context, ticker
+
+  # Text stays text. Points of a line that are less than a pixel apart are
+  # merged, so the size does not grow with the length of the training.
+  with rc_context({'svg.fonttype': 'none', 'path.simplify_threshold': 1.0}):
+    figure = plotting.new_figure(4.4, 2.5)
+    axes = figure.add_subplot()
+    for index, points in enumerate(series.values()):
+      plotting.line(axes, points, index)
+    for x in marks:
+      axes.axvline(x, color='#D55E00', linestyle='--', linewidth=1)
+    plotting.describe(axes, 'step')
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
+    file = io.BytesIO()
+    figure.savefig(file, format='svg')
+  lines = [(name, _colour(index)) for index, name in enumerate(series)]
+  return Chart(title, record.data_uri('svg+xml', file.getvalue()), lines)
+
+
+def _colour(index: int) -> str:
+  return COLOURS[index % len(COLOURS)]
+
+
+def _number(value: float, digits: int = 5) -> str:
+  """Formats a number for reading: '0.5713', '1.2e-05', '12,345'."""
+  if float(value).is_integer() and abs(value) < 1e15:
+    return f'{int(value):,}'
+  return f'{value:.{digits}g}'
+
+
+def _tiles(run: Record) -> list[tuple[str, str]]:
+  """Returns names and values of the progress and the latest results."""
+  total = run.total_steps
+  progress = f'{run.step:,}' + (f' of {total:,}' if total else '')
+  tiles = [('step', progress)]
+  for name in run.evaluations:
+    if name.endswith('/accuracy'):
+      tiles.append((name, f'{100 * run.series[name][1][-1]:.2f} %'))
+  best = run.config.get('checkpoint', {}).get('best')
+  if best in run.evaluations:
+    # The later of two equal values, as `checkpoint.best` chooses.
+    steps, values = run.series[best]
+    value, step = max(zip(values, steps, strict=True))
+    text = f'best {best}, at step {step:,} (--step=best)'
+    tiles.append((text, f'{value:.4f}'))
+  for name, label in (
+    ('loss', 'training loss, last logged batch'),
+    ('img_per_sec', 'images/s, last logged interval'),
+  ):
+    if name in run.series:
+      tiles.append((label, _number(run.series[name][1][-1], 4)))
+  summary = ledger.summarise(run.events)
+  if summary.seconds:
+    tiles.append(('goodput', f'{100 * summary.goodput:.1f} %'))
+  paper = run.config.get('paper_core_days')
+  devices = run.run.get('num_devices')
+  if isinstance(devices, int) and summary.seconds:
+    days = summary.seconds.get(ledger.PRODUCTIVE, 0.0) * devices / 86400
+    label = 'device-days of training'
+    label += f' (paper: {_number(paper)} TPUv3 core-days)' if paper else ''
+    tiles.append((label, _number(days, 3)))
+  return tiles
+
+
+def _curves(run: Record) -> list[Chart]:
+  """Draws losses, other results, learning rate, speed and gradient norm."""
+  groups: dict[str, list[str]] = {'loss': ['loss']}
+  for name in run.evaluations:
+    kind = name.rpartition('/')[2]
+    if kind != 'count':
+      groups.setdefault(kind, []).append(name)
+  groups |= {title: [name] for name, title in _TITLES.items()}
+  marks = [e['from'] for e in run.events if e['event'] == 'rollback']
+  charts = []
+  for title, names in groups.items():
+    series = {name: run.series[name] for name in names if name in run.series}
+    charts.append(draw_chart(title, series, marks))
+  return [chart for chart in charts if chart is not None]
+
+
+def _results(run: Record) -> list[tuple[str, ...]]:
+  """Returns the last and the best value of each evaluation."""
+  rows = []
+  for name in run.evaluations:
+    steps, values = run.series[name]
+    kind = name.rpartition('/')[2]
+    best = (min if kind in _LOWER else max)(values)
+    at = steps[values.index(best)]
+    best_cell = '' if kind in _NEITHER else f'{_number(best)} at {at:,}'
+    rows.append((name, _number(values[-1]), f'{steps[-1]:,}', best_cell))
+  return rows
+
+
+def _settings(run: Record) -> list[tuple[str, Any]]:
+  """Returns config file, flags, code version, machine and command."""
+  start, packages = run.run, run.run.get('packages')
+  rows = [('config', record.flag(run.command, 'config') or 'unknown')]
+  for key, value in run.changes.items():
+    rows.append((f'changed: {key}', value[:_FIELD]))
+  if start.get('commit'):
+    rows.append(('commit', start['commit']))
+  if isinstance(packages, dict):
+    versions = [f'{name} {value}' for name, value in packages.items() if value]
+    python = f'Python {start.get("python")}, '
+    rows.append(('versions', python + ', '.join(versions)))
+  if start.get('device_kind'):
+    devices = f'{start.get("num_devices")} × {start["device_kind"]}'
+    processes = f'{start.get("num_processes")} process(es)'
+    rows.append(('devices', f'{devices}, {processes}'))
+  if start.get('time'):
+    rows.append(('last started', start['time']))
+  if run.command:
+    rows.append(('command', ' '.join(run.command)[:2000]))
+  return rows
+
+
+def _times(seconds: Mapping[str, float]) -> list[tuple[str, float, float, str]]:
+  """Returns description, seconds, percentage and colour of each use of time."""
+  total = sum(seconds.values())
+  positive = [(name, value) for name, value in seconds.items() if value > 0]
+  ordered = sorted(positive, key=lambda item: (item[0] != 'step', -item[1]))
+  return [
+    (_SPAN_LABELS.get(name, name), value, 100 * value / total, _colour(index))
+    for index, (name, value) in enumerate(ordered)
+  ]
+
+
+def _not_finite(nulls: list[tuple[int, str]]) -> str:
+  """Lists metrics and steps of values that are not finite; '' without any."""
+  if not nulls:
+    return ''
+  steps = sorted({step for step, _ in nulls})
+  names = ', '.join(sorted({name for _, name in nulls}))
+  shown = ', '.join(f'{step:,}' for step in steps[:20])
+  more = f' and {len(steps) - 20} more' if len(steps) > 20 else ''
+  return f'{names} at step(s) {shown}{more}'
+
+
+def _event(event: dict[str, Any]) -> tuple[str, str, str]:
+  hidden = ('time', 'event', 'crc')
+  fields = {k: v for k, v in event.items() if k not in hidden}
+  text = json.dumps(fields, ensure_ascii=False)[:_FIELD]
+  return event['time'], event['event'], text
+
+
+def _last(run: Record, name: str) -> str:
+  """Returns the last value of a metric, or '–' if the run does not have it."""
+  values = run.series[name][1] if name in run.series else []
+  return _number(values[-1]) if values else '–'
+
+
+def _config_differences(runs: Sequence[Record]) -> list[tuple[str, ...]]:
+  """Returns the keys in which configs differ, with the value in each run."""
+  flat = [flatten(run.config) for run in runs]
+  absent = object()
+  rows = []
+  for key in sorted(set().union(*flat)):
+    values = [config.get(key, absent) for config in flat]
+    if any(value != values[0] for value in values):
+      shown = ('–' if v is absent else str(v)[:_FIELD] for v in values)
+      rows.append((key, *shown))
+  return rows

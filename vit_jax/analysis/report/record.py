@@ -1,22 +1,33 @@
-"""Reads the data of an HTML report from the workdir of a run."""
+"""Data of an HTML report, read from the workdir of a run.
+
+Pictures require images and weights, and are therefore stored in
+WORKDIR/report.json, so that reports that are written later contain them too.
+"""
 
 import ast
+import base64
+import json
 import os
 import pathlib
 import re
 from typing import Any, NamedTuple
 
+import cv2
+import numpy as np
 from etils import epath
+from jaxtyping import UInt8
 
 from vit_jax.analysis import curves, gallery
 from vit_jax.analysis.style import FIGURES
 from vit_jax.config import durations
 from vit_jax.errors import UserError
-from vit_jax.files import jsonl
+from vit_jax.files import jsonl, paths
 from vit_jax.run import ledger
 
-PARTS = 'report.json'  # written when a run ends and by the command `report`
+PICTURES = 'report.json'  # written when a run ends and by the command `report`
 _FIGURE_BYTES = 2**20
+_SIDE = 160  # larger images are shrunk to this side length, pixels
+_LOSSLESS = 64  # up to this side length JPEG blocks would be visible, pixels
 
 
 class Record(NamedTuple):
@@ -29,7 +40,7 @@ class Record(NamedTuple):
     series: (steps, values) of each metric.
     nulls: (step, metric) of each value that was not finite.
     events: lines of events.jsonl.
-    parts: pictures and predictions, see `parts.write`.
+    pictures: pictures and predictions, see `write`.
     figures: PNG files of the folder of figures, by name.
     figures_of: `weights` and `images` from which the figures were drawn.
     total_steps: length of the whole training; None if the config does not
@@ -44,7 +55,7 @@ class Record(NamedTuple):
   series: curves.Series
   nulls: list[tuple[int, str]]
   events: list[dict[str, Any]]
-  parts: dict[str, Any]
+  pictures: dict[str, Any]
   figures: dict[str, bytes]
   figures_of: dict[str, Any]
   total_steps: int | None
@@ -60,6 +71,13 @@ class Record(NamedTuple):
     """Command line of the last start."""
     command = self.run.get('command', [])
     return [str(word) for word in command] if isinstance(command, list) else []
+
+  @property
+  def changes(self) -> dict[str, str]:
+    """Config keys that flags changed, such as {'seed': '1'}."""
+    pattern = re.compile(r'--config\.([\w.]+)=(.*)', re.DOTALL)
+    matches = (pattern.match(word) for word in self.command)
+    return {match[1]: match[2] for match in matches if match}
 
   @property
   def evaluations(self) -> list[str]:
@@ -88,7 +106,7 @@ def read(workdir: epath.Path) -> Record:
     series=series,
     nulls=nulls,
     events=ledger.read(workdir / 'events.jsonl'),
-    parts=jsonl.read_object(workdir / PARTS),
+    pictures=jsonl.read_object(workdir / PICTURES),
     figures=_figures(workdir / gallery.FOLDER),
     figures_of=gallery.about(workdir / gallery.FOLDER),
     total_steps=_total_steps(config),
@@ -131,16 +149,6 @@ def flag(command: list[str], name: str) -> str | None:
   return None
 
 
-def changes(command: list[str]) -> dict[str, str]:
-  """Returns the config keys that flags changed, such as {'seed': '1'}."""
-  changed = {}
-  for word in command:
-    match = re.match(r'--config\.([\w.]+)=(.*)', word, flags=re.DOTALL)
-    if match:
-      changed[match[1]] = match[2]
-  return changed
-
-
 def _expected(command: list[str]) -> str:
   """Returns the paragraph 'Expected: …' of the config file's header.
 
@@ -163,3 +171,36 @@ def _expected(command: list[str]) -> str:
   if sentences[-1].endswith(':'):  # the sentence introduces a command
     sentences.pop()
   return ' '.join(sentences)
+
+
+def picture(
+  pixels: UInt8[np.ndarray, 'y x 3'], caption: list[str]
+) -> dict[str, Any]:
+  """Encodes an image for the page: `src` (a data URI) and `caption` (lines)."""
+  scale = _SIDE / max(pixels.shape[:2])
+  if scale < 1:
+    size = [max(1, round(side * scale)) for side in pixels.shape[1::-1]]
+    pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+  kind = 'png' if max(pixels.shape) <= _LOSSLESS else 'jpeg'
+  done, data = cv2.imencode(f'.{kind}', pixels[..., ::-1])
+  assert done
+  return {'src': data_uri(kind, data.tobytes()), 'caption': caption}
+
+
+def data_uri(kind: str, content: bytes) -> str:
+  """Returns an image as a data URI; `kind` is 'png', 'jpeg' or 'svg+xml'."""
+  return f'data:image/{kind};base64,{base64.b64encode(content).decode()}'
+
+
+def write(workdir: epath.Path, values: dict[str, Any]) -> None:
+  """Writes pictures and predictions to WORKDIR/report.json.
+
+  Args:
+    workdir: directory of the run.
+    values: `step`, `training` (pictures) and `judged`, from
+      `training.reporting.predict_examples`.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  paths.write(workdir / PICTURES, json.dumps(values))

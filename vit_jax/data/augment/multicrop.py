@@ -6,12 +6,11 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
-from vit_jax.data.augment import ops, policies
+from vit_jax.data.augment import policies
 from vit_jax.data.augment.cutting import random_box
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Example, Spec
-from vit_jax.data.images.decode import Image, decode
-from vit_jax.data.images.resampling import resize
+from vit_jax.data.images.decode import Image, decode, resize
 from vit_jax.errors import UserError, check_range
 
 _GLOBAL = 2  # number of global crops, the inputs of the teacher
@@ -127,9 +126,9 @@ class TrainTransform:
     if rng.random() < _JITTER:
       view = policies.jitter(view, self.color_jitter, rng)
     if rng.random() < _GREY:
-      view = ops.greyscale(view)
+      view = policies.greyscale(view)
     if rng.random() < self.blur[min(index, _GLOBAL)]:
-      view = ops.soften(view, rng.uniform(0.1, 2.0))
+      view = policies.soften(view, rng.uniform(0.1, 2.0))
     if index == 1 and rng.random() < self.solarize:
-      view = ops.solarize(view)
+      view = policies.solarize(view)
     return view

@@ -19,17 +19,18 @@ from vit_jax.data.augment.cutting import (
   shorter_side_size,
 )
 from vit_jax.data.contract import Example, Spec
+from vit_jax.data.images.channels import BITS, MAX_CHANNELS, Pixels
 from vit_jax.data.images.decode import (
+  INTERPOLATIONS,
   MAX_PIXELS,
   Plan,
   decode,
   decode_to_resize,
+  resize,
 )
 from vit_jax.data.images.headers import (
   DecodeError as DecodeError,  # for callers
 )
-from vit_jax.data.images.multichannel import BITS, MAX_CHANNELS, Pixels
-from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 from vit_jax.errors import UserError, check_choice, check_range
 
 _CROP_ATTEMPTS = 10

@@ -6,10 +6,14 @@ position p = s · batch_size + i is determined by `order.repeated` and
 process reads only the rows that its own devices hold. A stream therefore has no
 state to save for resuming, and the batches do not depend on the number of
 processes.
+
+`BadRecordLimit` ends a run in which too many records are bad, counted over all
+processes.
 """
 
 import dataclasses
 import itertools
+import json
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,15 +26,16 @@ from jaxtyping import Int
 from vit_jax.arrays import memory, sharding
 from vit_jax.data import contract
 from vit_jax.data.contract import Source, Spec, Transform
-from vit_jax.data.pipeline import order
+from vit_jax.data.pipeline import order, workers
 from vit_jax.data.pipeline.loader import BadRecord, Loader, Share
-from vit_jax.data.pipeline.reader import (
+from vit_jax.data.pipeline.workers import (
   BadRecords,
   Reader,
   Stream,
   host_batches,
 )
 from vit_jax.errors import UserError
+from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
 Report = Callable[[str, BadRecord], None] | None
@@ -73,19 +78,13 @@ def train_batches(
   """
   rows = _Rows.of(mesh, batch_size)
   loader = reader.loader(source, transform, seed)
-  locate = getattr(source, 'locate', None)  # mixtures define their own order
 
   def shares() -> Iterator[Share]:
     for step in itertools.count(start_step):
       batch = order.batch_index(step, skipped)
       positions = batch * batch_size + rows.rows
       drawn = order.repeated(positions, batch_size, repeats)
-      indices = (
-        locate(drawn, seed)
-        if locate
-        else order.shuffled(drawn, len(source), seed)
-      )
-      yield Share(indices, positions)
+      yield Share(order.of_source(source, drawn, seed), positions)
 
   need = reader.memory_bytes(loader, len(rows.rows))
   log.info('prefetching uses up to %s of host memory', memory.text(need))
@@ -179,3 +178,66 @@ class _Rows:
 
     shape = (self.batch_size, *local.shape[1:])
     return jax.make_array_from_callback(shape, self.sharding, rows_of)
+
+
+class BadRecordLimit:
+  """Ends a run in which too many distinct training records are bad.
+
+  Each record is counted once even if it is read many times, as the records of a
+  small member of a mixture are. Each process stores the bad records that it has
+  read. The training step only sums, over all processes, how often bad records
+  were read. The sum of these reads since the last exchange and of the distinct
+  bad records at that exchange is an upper bound on the number of distinct bad
+  records. The processes exchange their records only when the bound exceeds the
+  limit, which happens at the same step on all processes.
+  """
+
+  def __init__(
+    self, max_share: float, num_examples: int, name: str = 'the training data'
+  ):
+    """Starts without bad records.
+
+    Args:
+      max_share: fraction of the records that may be bad.
+      num_examples: number of records.
+      name: name of the data, for messages.
+    """
+    self._max_share, self._num_examples = max_share, num_examples
+    self._name = name
+    self._own: set[int] = set()  # the prefetching thread adds to it
+    self._counted = self._since = 0
+
+  def reporting(self, report: Report) -> Report:
+    """Returns a function that stores bad records and then reports them.
+
+    Args:
+      report: see `stream.train_batches`.
+    """
+
+    def store_and_report(source: str, record: BadRecord) -> None:
+      self._own.add(record.index)
+      if report:
+        report(source, record)
+
+    return store_and_report
+
+  def add(self, reads: int) -> None:
+    """Adds the bad records of a step. All processes must call this method.
+
+    Args:
+      reads: number of reads of bad records, summed over all processes.
+
+    Raises:
+      UserError: more records are bad than allowed.
+    """
+    self._since += reads
+    if self._exceeded_by(self._counted + self._since):
+      records = consensus.gather_text(json.dumps(list(self._own)))
+      self._counted = len(set().union(*map(json.loads, records)))
+      self._since = 0
+      workers.check_share(
+        self._counted, self._num_examples, self._name, self._max_share
+      )
+
+  def _exceeded_by(self, bad: int) -> bool:
+    return bad > workers.allowed_bad(self._max_share, self._num_examples)

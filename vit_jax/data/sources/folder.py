@@ -13,19 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.data import fingerprint
-from vit_jax.data.storage import (
-  class_folders,
-  classes,
-  files,
-  hash_order,
-  splits,
-)
+from vit_jax.data.storage import class_folders, files, splits
 from vit_jax.errors import UserError
 
 
-@plugins.operational('path')
+@schema.operational('path')
 class Source(splits.Selected):
   """One split of a local directory with a folder for each class.
 
@@ -149,7 +143,7 @@ class Source(splits.Selected):
   def _cut_order(self, split: str) -> np.ndarray:
     listing = self._listings[split]
     labels = np.repeat(np.arange(len(listing.counts)), listing.counts)
-    return hash_order.by_class(listing.paths, labels)
+    return files.by_class(listing.paths, labels)
 
   def _check_all_present(
     self, listing: class_folders.Listing, class_map: str
@@ -169,14 +163,14 @@ class Source(splits.Selected):
 
 def _classes(
   root: str, class_map: str | None, endings: tuple[str, ...]
-) -> classes.Classes:
+) -> class_folders.Classes:
   """Returns the classes of a list or, without one, of the folders."""
   if class_map:
-    return classes.load(class_map)
+    return class_folders.load(class_map)
   names = class_folders.names(root, endings)
   if names == [class_folders.WHOLE]:
-    return classes.of_unlabelled(class_folders.WHOLE)
-  return classes.Classes(names)
+    return class_folders.of_unlabelled(class_folders.WHOLE)
+  return class_folders.Classes(names)
 
 
 def check_classes(class_names: Sequence[str], where: str) -> None:
@@ -189,7 +183,7 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
   Raises:
     UserError: there is only one class.
   """
-  if list(class_names) in ([classes.UNLABELLED], [class_folders.WHOLE]):
+  if list(class_names) in ([class_folders.UNLABELLED], [class_folders.WHOLE]):
     raise UserError(
       f'the images of {where} have no labels, but a classifier is trained: put '
       'the images of each class into a separate folder, use data with labels, '

@@ -17,18 +17,11 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int
 
-from vit_jax.config import plugins
+from vit_jax.config import schema as schema_lib
 from vit_jax.data import fingerprint, progress
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.storage import (
-  arrow,
-  classes,
-  files,
-  hash_order,
-  index,
-  splits,
-)
-from vit_jax.data.storage.concatenation import Concatenation
+from vit_jax.data.storage import arrow, class_folders, files, index, splits
+from vit_jax.data.storage.splits import Concatenation
 from vit_jax.errors import UserError, closest
 
 _STAMP = b'vit_jax'  # key of the stamp in the metadata of a cached file
@@ -45,7 +38,7 @@ _KINDS: dict[str, Callable[[pa.DataType], bool]] = {
 }
 
 
-@plugins.operational('path')
+@schema_lib.operational('path')
 class Source(splits.Selected):
   """One split of a local dataset of the package `datasets`.
 
@@ -184,7 +177,7 @@ class _Table:
     the location of the dataset.
     """
     rows = np.arange(len(self))
-    return hash_order.by_place([''], np.zeros_like(rows), rows)
+    return files.by_place([''], np.zeros_like(rows), rows)
 
   def class_names(self) -> list[str]:
     """Returns the names of the label's classes, if the dataset has them."""
@@ -240,7 +233,7 @@ def _names(schema: pa.Schema, key: str) -> list[str]:
 
 def _classes(
   tables: list[_Table], path: str, shards: dict[str, list[str]], key: str
-) -> tuple[classes.Classes, dict[Any, int] | None]:
+) -> tuple[class_folders.Classes, dict[Any, int] | None]:
   """Returns the classes of the data set.
 
   Args:
@@ -255,29 +248,21 @@ def _classes(
   Raises:
     UserError: the splits have different classes, or no row has a label.
   """
-  names = tables[0].class_names()
-  if any(table.class_names() != names for table in tables):
+  names, kind = tables[0].class_names(), tables[0].label_kind()
+  if any((t.class_names(), t.label_kind()) != (names, kind) for t in tables):
     raise UserError(
-      f'the splits of {path} have different lists of classes: read one of '
-      'them, or save the data set again.'
+      f'the splits of {path} have different lists of classes or types of '
+      f'{key!r}: read one of them, or save the data set again.'
     )
-  kinds = {table.label_kind() for table in tables}
-  if len(kinds) > 1:
-    raise UserError(
-      f'the splits of {path} have {key!r} of the kinds '
-      f'{" and ".join(sorted(kinds))}: read one of them, or save them with the '
-      'same type.'
-    )
-  [kind] = kinds
   if kind == 'boolean':
-    return classes.Classes(classes.BOOLEANS), {False: 0, True: 1}
+    return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}
   is_text = kind == 'text'
   if names and not is_text:
-    return classes.Classes(names), None
+    return class_folders.Classes(names), None
   labels = _texts(shards, key) if is_text else _integers(tables)
   if not labels:
     raise UserError(f'{path} has no label in any row: use a labelled split.')
-  numbered, numbers = classes.number(
+  numbered, numbers = class_folders.number(
     labels,
     lambda label: path,
     whole=is_text,

@@ -3,22 +3,168 @@
 CSV has the header `image,label` and optionally the column `split`; other
 columns are ignored. Each line of JSONL is an object with the same keys. Without
 splits, everything is 'train'. Labels are integers or class names. Blanks around
-fields are ignored; any other difference is an error
-(`data/storage/listing.py`).
+fields are ignored. Every line must have the same form: any other line is an
+error with the line's number, because a wrong guess would lead to a wrong label.
 """
 
+import csv
+import io
+import json
 import os
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.data import fingerprint
-from vit_jax.data.storage import classes, files, hash_order, listing, splits
+from vit_jax.data.storage import class_folders, files, splits
+from vit_jax.errors import UserError
 
 
-@plugins.operational('path')
+class Row(NamedTuple):
+  """One image of a list.
+
+  Attributes:
+    image: path as written in the list.
+    label: integer or name, as text; '' if the list has no labels.
+    split: name of the split; 'train' if the list has no splits.
+    line: line number in the list, from 1.
+  """
+
+  image: str
+  label: str
+  split: str
+  line: int
+
+
+def read(path: str) -> list[Row]:
+  """Reads a list; blanks around fields, blank lines and a BOM are ignored.
+
+  Args:
+    path: path ending in .csv or .jsonl, local or remote.
+
+  Raises:
+    UserError: the file does not exist, has another format, or lists no image; a
+      line does not have an image and a label; only some lines have a split; or
+      a split lists an image with two labels.
+  """
+  readers = {'.csv': _csv, '.jsonl': _jsonl}
+  reader = readers.get(os.path.splitext(path)[1].lower())
+  if reader is None:
+    raise UserError(
+      f'source.path is {path!r}; a manifest ends in {" or ".join(readers)}.'
+    )
+  text = files.read_text(path, 'source.path')
+  rows = [_row(path, line, fields) for line, fields in reader(path, text)]
+  if not rows:
+    raise UserError(f'{path} lists no image: list one per line.')
+  for column in ('split', 'label'):
+    without = [row for row in rows if not getattr(row, column)]
+    if 0 < len(without) < len(rows):
+      raise UserError(
+        f'{path}, line {without[0].line}, has no {column}, but others have '
+        f'one: give every line a {column}, or none.'
+      )
+  if not rows[0].split:
+    rows = [row._replace(split='train') for row in rows]
+  _check_repeats(path, rows)
+  return rows
+
+
+def _has_known_labels(names: Collection[str]) -> bool:
+  """Returns whether there are labels, or nothing that could contain them."""
+  return 'label' in names or set(names) <= {'image', 'split'}
+
+
+def _csv(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields (line number, fields) of a CSV file."""
+  lines = io.StringIO(text, newline='')
+  reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
+  try:
+    header = [name.strip() for name in reader.fieldnames or ()]
+    if 'image' not in header or not _has_known_labels(header):
+      raise UserError(
+        f'{path} begins with the columns {_short(str(header))}; required are '
+        'image and label, and split is optional, in lower case and separated '
+        'by commas. A list of images without labels has no other columns than '
+        'image and split.'
+      )
+    reader.fieldnames = header
+    for fields in reader:
+      values = list(fields.values())
+      if not any(each.strip() for each in values if isinstance(each, str)):
+        continue  # a blank line
+      if None in fields or None in values:  # too many fields, or too few
+        raise UserError(
+          f'{path}, line {reader.line_num}, has {_short(str(values))}; '
+          f'required are the {len(header)} fields {",".join(header)}: put '
+          'fields that contain commas into quotes.'
+        )
+      yield reader.line_num, fields
+  except csv.Error as error:
+    raise UserError(
+      f'{path}, line {reader.reader.line_num}, is not valid CSV ({error}): '
+      'check its quotes.'
+    ) from error
+
+
+def _jsonl(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields (line number, object) of a file of JSON lines."""
+  # Not splitlines(): JSON strings may contain U+2028 and other line separators.
+  for number, line in enumerate(io.StringIO(text, newline=None), 1):
+    if line.strip():
+      try:
+        yield number, dict(json.loads(line))
+      except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+          f'{path}, line {number}, is not a JSON object: {error}.'
+        ) from error
+
+
+def _row(path: str, line: int, fields: dict[str, Any]) -> Row:
+  """Checks the fields of a line and returns them as a row."""
+  image, split = fields.get('image'), fields.get('split')
+  label = class_folders.text_of(fields.get('label'))
+  if _has_known_labels(fields) and 'label' not in fields:
+    label = ''
+  image = image.strip() if isinstance(image, str) else None
+  if not image or label is None or not isinstance(split, str | None):
+    shown = {key: fields.get(key) for key in ('image', 'label', 'split')}
+    raise UserError(
+      f'{path}, line {line}, has {_short(str(shown))}: required are image, a '
+      'path, and label, a name or an integer; split is a name. In a list of '
+      'images without labels, all lines have only image and split.'
+    )
+  if files.is_remote(image) and not image.startswith('gs://'):
+    raise UserError(
+      f'{path}, line {line}, has the image {_short(image)}: images are read '
+      'from local paths and from gs://. Download it.'
+    )
+  return Row(image, label, (split or '').strip(), line)
+
+
+def _check_repeats(path: str, rows: list[Row]) -> None:
+  """Checks that an image has the same label on all of its lines.
+
+  Repeated images are allowed, so that they can have a higher weight.
+  """
+  first: dict[tuple[str, str], Row] = {}
+  for row in rows:
+    before = first.setdefault((row.split, row.image), row)
+    if before.label != row.label:
+      raise UserError(
+        f'{path} lists {row.image} as {before.label!r} in line {before.line} '
+        f'and as {row.label!r} in line {row.line}: an image has one label.'
+      )
+
+
+def _short(text: str) -> str:
+  return text if len(text) < 160 else f'{text[:160]}…'
+
+
+@schema.operational('path')
 class Source(splits.Selected):
   """One split of a manifest; images may be local or on gs://.
 
@@ -49,7 +195,7 @@ class Source(splits.Selected):
         `classes.number`).
     """
     path = files.place(path, 'source.path')
-    rows = listing.read(path)
+    rows = read(path)
     all_classes, labels = _number(path, rows, class_map)
     self.name = f'{path}/{split}'
     self.num_classes = len(all_classes.keys)
@@ -64,7 +210,7 @@ class Source(splits.Selected):
       self._columns[name] = (images[chosen], labels[chosen], lines[chosen])
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
     self._selection = splits.Selection(
-      split, lengths, lambda name: hash_order.by_name(self._columns[name][0])
+      split, lengths, lambda name: files.by_name(self._columns[name][0])
     )
 
   def __getitem__(self, index: int) -> dict[str, Any]:
@@ -104,10 +250,10 @@ class Source(splits.Selected):
 
 
 def _number(
-  path: str, rows: list[listing.Row], class_map: str | None
-) -> tuple[classes.Classes, np.ndarray]:
+  path: str, rows: list[Row], class_map: str | None
+) -> tuple[class_folders.Classes, np.ndarray]:
   """Returns the classes, and the label of each row, int64 `[n]`."""
-  listed = classes.load(class_map) if class_map else None
+  listed = class_folders.load(class_map) if class_map else None
 
   def where(label: str) -> str:
     line = next(row.line for row in rows if row.label == label)
@@ -115,6 +261,6 @@ def _number(
 
   texts = {row.label for row in rows}
   if texts == {''}:
-    return classes.of_unlabelled(''), np.zeros(len(rows), np.int64)
-  all_classes, numbers = classes.number(texts, where, listed, whole=True)
+    return class_folders.of_unlabelled(''), np.zeros(len(rows), np.int64)
+  all_classes, numbers = class_folders.number(texts, where, listed, whole=True)
   return all_classes, np.array([numbers[row.label] for row in rows], np.int64)

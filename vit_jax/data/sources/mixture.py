@@ -16,13 +16,11 @@ from typing import Annotated, Any
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax.config import plugins
-from vit_jax.config.completion import complete_section
-from vit_jax.config.plugins import Nested, Section
-from vit_jax.config.sections import SECTIONS
-from vit_jax.data import exclusion, fingerprint
+from vit_jax.config import schema
+from vit_jax.config.schema import SECTIONS, Nested, Section, complete_section
+from vit_jax.data import filters, fingerprint
 from vit_jax.data.pipeline import order
-from vit_jax.data.storage.concatenation import Concatenation
+from vit_jax.data.storage.splits import Concatenation
 from vit_jax.errors import UserError, check_range, closest
 
 SLOTS = 1000
@@ -74,7 +72,9 @@ class Source:
       check_range(f'source.members.{name}.weight', weight, above=0)
     self._counts = slot_counts(weights)
     self._members = [
-      plugins.build(_MEMBERS.constructor(section.name), section, chosen[name])
+      schema.construct(
+        _MEMBERS.constructor(section.name), section, chosen[name]
+      )
       for name, section in sections.items()
     ]
     self._index = Concatenation(map(len, self._members))
@@ -136,7 +136,7 @@ class Source:
     for member in self._members:
       low, high = np.searchsorted(indices, [start, start + len(member)])
       own = indices[low:high] - start
-      other._members.append(exclusion.without(member, own))
+      other._members.append(filters.without(member, own))
       start += len(member)
     other._index = Concatenation(map(len, other._members))
     return other

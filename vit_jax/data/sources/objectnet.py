@@ -13,18 +13,20 @@ not allow tuning the parameters of any model on it.
 """
 
 import copy
+import json
 import os
+import pathlib
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds_lib
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.data import fingerprint
 from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import tfds
-from vit_jax.data.storage import class_folders, files, hash_order, splits
+from vit_jax.data.storage import class_folders, files, splits
 from vit_jax.errors import UserError
 
 _FOLDER = 'objectnet-1.0/images'
@@ -32,124 +34,12 @@ _KEY = 'imagenet_labels'
 _BORDER = 1  # pixels
 # Indices of the corresponding ImageNet classes (sorted by WordNet id, as in
 # TFDS), by folder.
-IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {
-  'alarm_clock': (409, 530),
-  'backpack': (414,),
-  'banana': (954,),
-  'band_aid': (419,),
-  'basket': (790,),
-  'beer_bottle': (440,),
-  'bench': (703,),
-  'bicycle': (444, 671),
-  'binder_closed': (446,),
-  'bottle_cap': (455,),
-  'bread_loaf': (930,),
-  'broom': (462,),
-  'bucket': (463,),
-  'butchers_knife': (499,),
-  'can_opener': (473,),
-  'candle': (470,),
-  'cellphone': (487,),
-  'chair': (423, 559, 765),
-  'clothes_hamper': (588,),
-  'coffee_french_press': (550,),
-  'combination_lock': (507,),
-  'computer_mouse': (673,),
-  'desk_lamp': (846,),
-  'doormat': (539,),
-  'dress': (578,),
-  'dress_shoe_men': (630,),
-  'drill': (740,),
-  'drinking_cup': (968,),
-  'drying_rack_for_dishes': (729,),
-  'envelope': (549,),
-  'fan': (545,),
-  'frying_pan': (567,),
-  'full_sized_towel': (434,),
-  'hair_dryer': (589,),
-  'hammer': (587,),
-  'hand_towel_or_rag': (533,),
-  'helmet': (518, 560),
-  'iron_for_clothes': (606,),
-  'jeans': (608,),
-  'keyboard': (508,),
-  'ladle': (618,),
-  'lampshade': (619,),
-  'laptop_open': (620,),
-  'lemon': (951,),
-  'letter_opener': (623,),
-  'lighter': (626,),
-  'lipstick': (629,),
-  'match': (644,),
-  'measuring_cup': (647,),
-  'microwave': (651,),
-  'mixing_salad_bowl': (659,),
-  'monitor': (664,),
-  'mug': (504,),
-  'nail_fastener': (677,),
-  'necklace': (679,),
-  'orange': (950,),
-  'padlock': (695,),
-  'paintbrush': (696,),
-  'paper_towel': (700,),
-  'pen': (418, 563, 749),
-  'pill_bottle': (720,),
-  'pillow': (721,),
-  'pitcher': (725,),
-  'plastic_bag': (728,),
-  'plate': (923,),
-  'plunger': (731,),
-  'pop_can': (737,),
-  'portable_heater': (811,),
-  'printer': (742,),
-  'remote_control': (761,),
-  'ruler': (769,),
-  'running_shoe': (770,),
-  'safety_pin': (772,),
-  'salt_shaker': (773,),
-  'sandal': (774,),
-  'screw': (783,),
-  'shovel': (792,),
-  'skirt': (601, 655, 689),
-  'sleeping_bag': (797,),
-  'soap_dispenser': (804,),
-  'sock': (806,),
-  'soup_bowl': (809,),
-  'spatula': (813,),
-  'speaker': (632,),
-  'still_camera': (732, 759),
-  'strainer': (828,),
-  'stuffed_animal': (850,),
-  'suit_jacket': (834,),
-  'sunglasses': (837,),
-  'sweater': (841,),
-  'swimming_trunks': (842,),
-  't-shirt': (610,),
-  'teapot': (849,),
-  'tennis_racket': (752,),
-  'tie': (457, 906),
-  'toaster': (859,),
-  'toilet_paper_roll': (999,),
-  'trash_bin': (412,),
-  'tray': (868,),
-  'tv': (851,),
-  'umbrella': (879,),
-  'vacuum_cleaner': (882,),
-  'vase': (883,),
-  'wallet': (893,),
-  'watch': (531,),
-  'water_bottle': (898,),
-  'weight_exercise': (543,),
-  'weight_scale': (778,),
-  'wheel': (479, 694),
-  'whistle': (902,),
-  'wine_bottle': (907,),
-  'winter_glove': (658,),
-  'wok': (909,),
-}
+IMAGENET_CLASSES: dict[str, list[int]] = json.loads(
+  pathlib.Path(__file__).with_suffix('.json').read_text()
+)
 
 
-@plugins.operational('data_dir')
+@schema.operational('data_dir')
 class Source(splits.Selected):
   """The images of ObjectNet that belong to classes of ImageNet.
 
@@ -172,17 +62,22 @@ class Source(splits.Selected):
       UserError: the directory does not exist, or lacks one of the 113 classes;
         or the split does not exist.
     """
-    self._root = _image_directory(data_dir)
-    listing = class_folders.listing(
-      self._root, endings=('.png',), allow_empty=True
-    )
-    found = dict(zip(listing.classes, listing.counts.tolist(), strict=True))
+    place = os.fspath(tfds.default_data_dir(data_dir))
+    self._root = f'{files.local(place, "the source objectnet")}/{_FOLDER}'
+    found, listing = {}, None
+    if os.path.isdir(self._root):
+      listing = class_folders.listing(
+        self._root, endings=('.png',), allow_empty=True
+      )
+      found = dict(zip(listing.classes, listing.counts.tolist(), strict=True))
     missing = [name for name in IMAGENET_CLASSES if not found.get(name)]
-    if missing:
+    if missing or listing is None:
       raise UserError(
         f'{self._root} has no PNG images of {missing[0]!r} and '
         f'{len(missing) - 1} others of the {len(IMAGENET_CLASSES)} classes '
-        'that correspond to ImageNet classes: unpack objectnet-1.0.zip again.'
+        'that correspond to ImageNet classes: unpack objectnet-1.0.zip of '
+        'objectnet.dev, and set source.data_dir (--data_dir) to the directory '
+        'that contains objectnet-1.0.'
       )
     folders = np.repeat(np.array(listing.classes), listing.counts)
     used = np.isin(folders, list(IMAGENET_CLASSES))
@@ -212,9 +107,9 @@ class Source(splits.Selected):
         f'{pixels.shape[1]} x {pixels.shape[0]} pixels; there must be at least '
         'one within the border of 1 pixel'
       )
-    labels = list(IMAGENET_CLASSES[str(self._folders[position])])
+    labels = IMAGENET_CLASSES[str(self._folders[position])]
     example = {'image': np.ascontiguousarray(inner), 'label': labels[0]}
-    return example | ({_KEY: labels} if self._with_all_labels else {})
+    return example | ({_KEY: list(labels)} if self._with_all_labels else {})
 
   def with_labels(self, key: str) -> 'Source':
     """Returns the same source, whose examples also contain all correct labels.
@@ -248,24 +143,4 @@ class Source(splits.Selected):
   def _cut_order(self, split: str) -> np.ndarray:
     del split
     _, numbers = np.unique(self._folders, return_inverse=True)
-    return hash_order.by_class(self._paths, numbers)
-
-
-def _image_directory(data_dir: str | None) -> str:
-  """Returns the directory of the class folders.
-
-  Args:
-    data_dir: see `Source`.
-
-  Raises:
-    UserError: the directory is remote, or does not exist.
-  """
-  place = os.fspath(tfds.default_data_dir(data_dir))
-  path = f'{files.local(place, "the source objectnet")}/{_FOLDER}'
-  if not os.path.isdir(path):
-    raise UserError(
-      f'there is no directory {path}: unpack objectnet-1.0.zip of '
-      'objectnet.dev, and set source.data_dir (--data_dir) to the directory '
-      'that contains objectnet-1.0.'
-    )
-  return path
+    return files.by_class(self._paths, numbers)

@@ -13,18 +13,17 @@ from typing import Annotated, Any
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax.config import plugins, sections
-from vit_jax.config.plugins import Nested, Section
-from vit_jax.config.sections import SECTIONS
+from vit_jax.config import schema
+from vit_jax.config.schema import SECTIONS, Nested, Section
 from vit_jax.data import contract, fingerprint
-from vit_jax.data.storage import files, hash_order, npz, splits
+from vit_jax.data.storage import files, npz, splits
 from vit_jax.errors import UserError
 
 _IMAGES = Nested(SECTIONS['source'])
 SOFT = 'soft'  # key of an example: the teacher's probabilities
 
 
-@plugins.operational('path')
+@schema.operational('path')
 class Source(splits.Selected):
   """The selected images, each with the number of copies given in the file.
 
@@ -62,7 +61,7 @@ class Source(splits.Selected):
     self._about = about_of(path)
     copies, self._indices, self._soft = _columns(path)
     section = images if images is not None else self._about['source']
-    self._images = sections.build('source', section, self._about['split'])
+    self._images = schema.build('source', section, self._about['split'])
     self._check_images(path)
     self._rows = np.repeat(np.arange(len(copies)), copies)
     self.class_names = self._about['class_names']
@@ -112,7 +111,7 @@ class Source(splits.Selected):
     """
     del split
     indices = self._indices
-    order = hash_order.by_place([''], np.zeros_like(indices), indices)
+    order = files.by_place([''], np.zeros_like(indices), indices)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return np.argsort(rank[self._rows], kind='stable')

@@ -1,31 +1,161 @@
 """Tar shards in WebDataset's format: `key.jpg` with `key.cls` or `key.json`.
 
-The positions of the members of each example (`data/storage/tarshard.py`) are
-found once and cached (`data/storage/index.py`). The split of a shard is the
-word train, validation, val or test in its name or in that of its folder
-('imagenet-train-000123.tar', 'val/000.tar'); if no shard has one, everything is
-'train'.
+Consecutive members whose names are equal up to the first dot after the last
+slash are one example: an image, and its label as `.cls` or in `.json`. The
+positions of the members are found once and cached (`data/storage/index.py`).
+The split of a shard is the word train, validation, val or test in its name or
+in that of its folder ('imagenet-train-000123.tar', 'val/000.tar'); if no shard
+has one, everything is 'train'.
 """
 
+import json
 import os
 import re
+import tarfile
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from vit_jax.config import plugins
-from vit_jax.data import fingerprint
-from vit_jax.data.storage import (
-  classes,
-  files,
-  hash_order,
-  index,
-  splits,
-  tarshard,
-)
+from vit_jax.config import schema
+from vit_jax.data import fingerprint, progress
+from vit_jax.data.storage import class_folders, files, index, splits
+from vit_jax.data.storage import files as files_lib
 from vit_jax.errors import UserError
+
+_BLOCK = 512  # bytes of a tar header
+_CHUNK = 2**20  # bytes that are read at once after the last member
+_LONGEST = 1000  # maximum size of a label, bytes
+_BOM = b'\xef\xbb\xbf'
+
+
+def scan(path: str, label_key: str | None) -> index.Scan:
+  """Finds image and label of each example of a shard.
+
+  Args:
+    path: path of the shard.
+    label_key: key of the label in `.json` members; None for images without
+      labels.
+
+  Returns:
+    Columns `offset` (int64) and `size` (uint32) of the image, in bytes, and
+    `label`, text as bytes.
+
+  Raises:
+    UserError: the shard is compressed; or an example has no image, no label,
+      two members with the same ending, or a link.
+  """
+  rows: list[tuple[int, int, bytes]] = []
+  group: list[tarfile.TarInfo] = []
+  with epath.Path(path).open('rb') as file:
+    if file.read(2) == b'\x1f\x8b':
+      raise UserError(
+        f'{path} is compressed and has no random access: gunzip it.'
+      )
+    file.seek(0)
+    try:
+      with tarfile.open(fileobj=file, mode='r:') as tar:
+        for member in iter(tar.next, None):
+          progress.made()
+          # tarfile would otherwise keep all members in memory.
+          tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
+          if member.isdir() or _name(member).startswith('.'):
+            continue
+          if group and _key(member) != _key(group[0]):
+            rows.append(_example(path, file, group, label_key))
+            group = []
+          group.append(member)
+        file.seek(tar.offset)
+        whole = _only_zeros_follow(file)
+        if whole and group:
+          rows.append(_example(path, file, group, label_key))
+    except tarfile.ReadError:
+      whole = False
+  cut = index.WHOLE if whole else group[0].offset if group else 0
+  offset, size, label = zip(*rows, strict=True) if rows else ((), (), ())
+  columns = {
+    'offset': np.array(offset, np.int64),
+    'size': np.array(size, np.uint32),
+    'label': np.array(label, np.bytes_),
+  }
+  return index.Scan(columns, cut)
+
+
+def _only_zeros_follow(file: Any) -> bool:
+  """Returns whether the rest of a file is at least one block of zeros.
+
+  tarfile stops at the first block of zeros, even if more members follow because
+  shards were joined (`cat a.tar b.tar`) or a part was not written.
+  """
+  chunk = file.read(_BLOCK)
+  whole = len(chunk) == _BLOCK
+  while chunk:
+    if chunk.strip(b'\0'):
+      return False
+    chunk = file.read(_CHUNK)
+  return whole
+
+
+def _name(member: tarfile.TarInfo) -> str:
+  return member.name.rpartition('/')[2]
+
+
+def _key(member: tarfile.TarInfo) -> str:
+  """Returns the path of a member up to the first dot of its file name."""
+  folder, slash, name = member.name.rpartition('/')
+  return folder + slash + name.partition('.')[0]
+
+
+def _example(
+  path: str, file: Any, group: list[tarfile.TarInfo], label_key: str | None
+) -> tuple[int, int, bytes]:
+  """Returns (offset, size, label) of an example, given its members.
+
+  Raises:
+    UserError: the members are not one image and its label.
+  """
+  parts = {'.' + _name(m).partition('.')[2].lower(): m for m in group}
+  images = [part for end, part in parts.items() if end in files.IMAGES]
+  own_bytes = all(each.isreg() and not each.issparse() for each in group)
+  text = _label(file, parts, label_key) if own_bytes else None
+  if len(parts) < len(group) or len(images) != 1 or text is None:
+    members = ', '.join(f'{each.name} @ {each.offset}' for each in group)
+    raise UserError(
+      f'{path}: the example {_key(group[0])!r} has the members {members}; it '
+      f'must have one image ({" ".join(files.IMAGES)}) and its label, an '
+      f'integer or a name, as .cls or as {label_key!r} in .json (for images '
+      'without labels: --config.source.label_key=None), each ending once, and '
+      'none as a link or sparse file. The key of an example ends at the first '
+      'dot of a name. Pack the shard again.'
+    )
+  return images[0].offset_data, images[0].size, text
+
+
+def _label(
+  file: Any, parts: dict[str, tarfile.TarInfo], label_key: str | None
+) -> bytes | None:
+  """Returns the label in `.cls` or `.json`; None if there is no valid one."""
+
+  def content(member: tarfile.TarInfo) -> bytes:
+    file.seek(member.offset_data)
+    return file.read(member.size)
+
+  if label_key is None:
+    return b''
+  if '.cls' in parts:
+    if parts['.cls'].size > _LONGEST:
+      return None
+    return content(parts['.cls']).removeprefix(_BOM).strip() or None
+  if '.json' not in parts:
+    return None
+  try:
+    found = json.loads(content(parts['.json']).removeprefix(_BOM))
+    text = class_folders.text_of(found[label_key])
+    return text.encode() if text and len(text) <= _LONGEST else None
+  except (ValueError, KeyError, TypeError, RecursionError):
+    return None
+
 
 _BRACES = re.compile(r'\{([^{}]*)\}')
 _WILDCARD = re.compile(r'[*?]')
@@ -49,10 +179,10 @@ class _Split(NamedTuple):
   label: np.ndarray
 
   def cut_order(self) -> np.ndarray:
-    return hash_order.by_place(self.files.paths, self.shard, self.offset)
+    return files_lib.by_place(self.files.paths, self.shard, self.offset)
 
 
-@plugins.operational('path')
+@schema.operational('path')
 class Source(splits.Selected):
   """One split of tar shards, local or on gs://.
 
@@ -95,7 +225,7 @@ class Source(splits.Selected):
         example has no image or no label; or labels are names and there is no
         `class_map`.
     """
-    listed = classes.load(class_map) if class_map else None
+    listed = class_folders.load(class_map) if class_map else None
     shards = splits.with_alias(_by_split(_expand(path)), split)
     opened = {
       name: _open(shards[name], label_key, on_bad_shard)
@@ -127,7 +257,7 @@ class Source(splits.Selected):
     for split, rows in self._selection.rows():
       part = self._splits[split]
       columns = (part.shard, part.offset, part.size, part.label)
-      names = hash_order.base_names(part.files.paths)
+      names = files_lib.base_names(part.files.paths)
       chosen += [names, *(column[rows] for column in columns)]
     return fingerprint.sampled(self, *chosen)
 
@@ -234,7 +364,7 @@ def _open(paths: list[str], label_key: str | None, on_bad_shard: str) -> _Split:
   shards = index.load(
     paths,
     kind,
-    lambda path: tarshard.scan(path, label_key),
+    lambda path: scan(path, label_key),
     on_bad_shard=on_bad_shard,
     remedy='Copy it again (or pack it again if several files were joined),',
   )
@@ -246,8 +376,8 @@ def _open(paths: list[str], label_key: str | None, on_bad_shard: str) -> _Split:
 
 
 def _number(
-  parts: dict[str, _Split], listed: classes.Classes | None
-) -> tuple[classes.Classes, dict[str, _Split]]:
+  parts: dict[str, _Split], listed: class_folders.Classes | None
+) -> tuple[class_folders.Classes, dict[str, _Split]]:
   """Returns the classes, and the splits with class indices as labels."""
   unique = {
     name: np.unique(part.label, return_inverse=True)
@@ -266,9 +396,11 @@ def _number(
     return ''
 
   if texts == {''}:
-    all_classes, numbers = classes.of_unlabelled(''), {'': 0}
+    all_classes, numbers = class_folders.of_unlabelled(''), {'': 0}
   else:
-    all_classes, numbers = classes.number(texts, where, listed, whole=False)
+    all_classes, numbers = class_folders.number(
+      texts, where, listed, whole=False
+    )
   numbered = {}
   for name, (labels, inverse) in unique.items():
     lookup = [numbers[os.fsdecode(label)] for label in labels.tolist()]

@@ -17,11 +17,11 @@ from google.protobuf.json_format import ParseError
 from jaxtyping import Int
 from tensorflow_datasets.core.utils.version import list_all_versions
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.data import fingerprint
 from vit_jax.data.sources import digits
-from vit_jax.data.storage import files, records, splits, tfrecord
-from vit_jax.data.storage.classes import BOOLEANS, UNLABELLED
+from vit_jax.data.storage import files, records, splits
+from vit_jax.data.storage.class_folders import BOOLEANS, UNLABELLED
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
 
@@ -79,7 +79,7 @@ class Records:
     return self._records.where(index)
 
 
-@plugins.operational('data_dir')
+@schema.operational('data_dir')
 class Source(Records):
   """One split of a prepared TFDS dataset, array_record or tfrecord.
 
@@ -125,7 +125,7 @@ class Source(Records):
     self._keys = (image_key, label_key)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return tfrecord.example(self.read(index), *self._keys)
+    return records.example(self.read(index), *self._keys)
 
   def with_labels(self, key: str) -> 'Source':
     """Returns the same source, whose examples also contain a list of labels.
@@ -203,16 +203,10 @@ def _check_features(
       )
     if not check(features[key]):
       allowed = [k for k, feature in features.items() if check(feature)]
-      remedy = ''
-      if key == label_key:
-        remedy = (
-          ' Prepare the data set with a ClassLabel, or read its images without '
-          'labels by --config.source.label_key=None.'
-        )
       raise UserError(
         f'the feature {key!r} of {dataset} is a {_described(features[key])}, '
-        f'not a {kind} (source.image_key, label_key); '
-        f'{closest(key, allowed)}.{remedy}'
+        f'not a {kind} (source.image_key, label_key); {closest(key, allowed)}. '
+        'Images are read without labels by --config.source.label_key=None.'
       )
   return (
     [UNLABELLED] if label_key is None else _class_names(features[label_key])
@@ -310,22 +304,12 @@ def _absent(name: str, root: epath.Path) -> str:
   problem = (
     f'the data set {name!r} is not prepared: {folder} contains no version.'
   )
-  prepare = f'python -m vit_jax.prepare {name} --data_dir={root}'
-  if name.startswith('jft'):
-    return (
-      f'{problem} JFT-300M is not public: use configs/l16_i21k.py, or set '
-      '--config.source.dataset to your own data set.'
-    )
-  if name == 'imagenet21k':
-    return (
-      f'{problem} Download fall11_whole.tar (or winter21_whole.tar.gz) from '
-      'image-net.org (which requires an account and its licence), then run '
-      f'{prepare} --source=fall11_whole.tar'
-    )
   configs = sorted(p.name for p in paths.entries(folder) if _versions(p))
   if configs:
     return f'{problem} Give one of its configs: {name}/{configs[0]}.'
+  source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
   return (
     f'{problem} If it is elsewhere, set --config.source.data_dir (or '
-    f'TFDS_DATA_DIR); to prepare it, run {prepare}'
+    'TFDS_DATA_DIR); to prepare it, run '
+    f'python -m vit_jax.prepare {name} --data_dir={root}{source}'
   )

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config import plugins
+from vit_jax.config import schema
 from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import tfds
-from vit_jax.data.storage import tfrecord
+from vit_jax.data.storage import records
 from vit_jax.errors import UserError, check_choice
 
 Features = Mapping[str, Any]  # features of a tf.train.Example, by name
@@ -123,7 +123,7 @@ TASKS = {
 }
 
 
-@plugins.operational('data_dir')
+@schema.operational('data_dir')
 class Source(tfds.Records):
   """One split of a task of VTAB.
 
@@ -172,7 +172,7 @@ class Source(tfds.Records):
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     task = TASKS[self._task]
-    features = tfrecord.features(self.read(index))
+    features = records.features(self.read(index))
     try:
       [image] = features['image'].bytes_list.value
       label = task.label(features)

@@ -73,18 +73,14 @@ def _check_complete(paths: list[str]) -> None:
     UserError: the files are in several folders, or some are missing.
   """
   folders = sorted({os.path.dirname(path) for path in paths})
-  if len(folders) > 1:
-    raise UserError(
-      f'the split of {paths[0]} has Parquet files in the folders '
-      f'{" and ".join(folders)}: set --config.source.path to one of these '
-      'folders, or remove the others.'
-    )
   names = [os.path.basename(path) for path in paths]
   totals = {int(m[2]) for m in map(_NUMBERED.fullmatch, names) if m}
-  if totals and totals != {len(paths)}:
+  if len(folders) > 1 or (totals and totals != {len(paths)}):
+    expected = f', but their names specify {max(totals)}' if totals else ''
     raise UserError(
-      f'{paths[-1]} is one of {len(paths)} files of its split, but the names '
-      f'of the files specify {max(totals)}: download the data set again.'
+      f'the split of {paths[-1]} has {len(paths)} Parquet files in the folders '
+      f'{" and ".join(folders)}{expected}: set --config.source.path to one of '
+      'these folders, or download the data set again.'
     )
 
 

@@ -24,7 +24,7 @@ from jaxtyping import Int
 from vit_jax.data import progress
 from vit_jax.data.storage import files
 from vit_jax.errors import UserError, check_choice
-from vit_jax.files import atomic
+from vit_jax.files import paths as paths_lib
 
 log = logging.getLogger('vit_jax')
 FOLDER = '.vit_jax_index'
@@ -204,7 +204,7 @@ def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
       else:
         os.makedirs(os.path.dirname(place), exist_ok=True)
         with (
-          atomic.replacing(epath.Path(place)) as temporary,
+          paths_lib.replacing(epath.Path(place)) as temporary,
           open(temporary, 'wb') as file,
         ):
           write(file)

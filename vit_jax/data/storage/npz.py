@@ -6,58 +6,46 @@ import lzma
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-_DATE = (
-  1980,
-  1,
-  1,
-  0,
-  0,
-  0,
-)  # constant, so that equal columns give equal files
+# A constant date, so that equal columns give equal files.
+_DATE = (1980, 1, 1, 0, 0, 0)
 _LOCAL_HEADER = 30  # bytes before the name of a member
 
 
-class Column(NamedTuple):
-  """An array that may be larger than the memory.
-
-  Attributes:
-    shape: shape of the whole array.
-    dtype: dtype to which the parts are converted.
-    parts: parts along the first axis, in order.
-  """
-
-  shape: tuple[int, ...]
-  dtype: np.dtype
-  parts: Iterable[np.ndarray]
-
-
 def write(
-  path: str, columns: Mapping[str, Column], texts: Mapping[str, Any]
+  path: str,
+  columns: Mapping[str, Callable[[], Iterable[np.ndarray]]],
+  texts: Mapping[str, Any],
 ) -> None:
   """Writes an .npz file without compression.
 
   Args:
     path: local path of the file, which is not written atomically.
-    columns: columns by name.
+    columns: by name, a function that returns the parts of a column along the
+      first axis, in order. It is called twice, so that a column may be larger
+      than the memory.
     texts: strings, or lists of strings, by name.
   """
   with zipfile.ZipFile(path, 'w') as archive:
-    for key, column in columns.items():
+    for key, parts in columns.items():
+      sizes = [(part.dtype, part.shape) for part in parts()]
+      # The dtype of strings contains the length of the longest one.
+      dtype = np.result_type(*{dtype for dtype, _ in sizes})
+      rows = sum(shape[0] for _, shape in sizes)
       header = {
-        'descr': npy.dtype_to_descr(column.dtype),
+        'descr': npy.dtype_to_descr(dtype),
         'fortran_order': False,
-        'shape': column.shape,
+        'shape': (rows, *sizes[0][1][1:]),
       }
       with archive.open(_entry(key), 'w', force_zip64=True) as file:
         npy.write_array_header_2_0(file, header)
-        for part in column.parts:
-          file.write(part.astype(column.dtype).tobytes())
+        for part in parts():
+          file.write(part.astype(dtype).tobytes())
     for key, value in texts.items():
       with archive.open(_entry(key), 'w') as file:
         npy.write_array(file, np.array(value, np.str_), allow_pickle=False)

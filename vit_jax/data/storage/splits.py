@@ -1,9 +1,15 @@
-"""Splits in TFDS notation: 'train', 'train[:99%]', 'train+validation'."""
+"""Splits in TFDS notation: 'train', 'train[:99%]', 'train+validation'.
 
+Index arithmetic of several lists that are read as one.
+"""
+
+import bisect
+import itertools
 import re
 from collections.abc import (
   Callable,
   Collection,
+  Iterable,
   Iterator,
   Mapping,
   Sequence,
@@ -14,8 +20,33 @@ import numpy as np
 import tensorflow_datasets as tfds
 from jaxtyping import Int
 
-from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, closest
+
+
+class Concatenation:
+  """Maps an index in a concatenation to a list and a position in it."""
+
+  def __init__(self, lengths: Iterable[int]):
+    """Concatenates lists of the given lengths."""
+    self._ends = list(itertools.accumulate(lengths))
+
+  def __len__(self) -> int:
+    return self._ends[-1] if self._ends else 0
+
+  def find(self, index: int) -> tuple[int, int]:
+    """Returns (index of the list, position in that list) of an element.
+
+    Args:
+      index: index in the concatenation.
+
+    Raises:
+      IndexError: the index is negative, or beyond the end.
+    """
+    if not 0 <= index < len(self):
+      raise IndexError(f'index {index} of {len(self)} examples')
+    number = bisect.bisect_right(self._ends, index)
+    return number, index - (self._ends[number - 1] if number else 0)
+
 
 T = TypeVar('T')
 NAMES = ('train', 'validation', 'val', 'test')  # in names of folders and files

@@ -13,12 +13,14 @@ from vit_jax.arrays import sharding
 
 _MULTIPLE = 8  # divisor of the number of channels of a head
 _MAX_CHANNELS = 128  # maximum number of channels of a head; 256 on some GPUs
+# Description of `fits`, for messages.
+LIMITS = f'heads of a multiple of 8 up to {_MAX_CHANNELS} channels in bfloat16'
 
 
-def applies(channels: int, dtype: jnp.dtype) -> bool:
+def fits(channels: int, dtype: jnp.dtype) -> bool:
   """Returns whether `attend` supports heads of this size in this dtype."""
-  fits = channels % _MULTIPLE == 0 and channels <= _MAX_CHANNELS
-  return fits and dtype in (jnp.bfloat16, jnp.float16)
+  supported = channels % _MULTIPLE == 0 and channels <= _MAX_CHANNELS
+  return supported and dtype in (jnp.bfloat16, jnp.float16)
 
 
 def attend(

@@ -107,44 +107,33 @@ def layout(tokens: int, head: int, dtype: jnp.dtype) -> Layout | None:
   return next(fitting, None)
 
 
-def max_tokens(head: int, dtype: jnp.dtype) -> int:
-  """Returns the largest number of tokens for heads of `head` channels."""
-  return max(x.max_tokens(dtype) for x in _layouts(head))
-
-
-def applies(tokens: int, width: int, num_heads: int, dtype: jnp.dtype) -> bool:
-  """Returns whether `attend` supports these sizes on the mesh in use.
-
-  Args:
-    tokens: number of tokens.
-    width: channels of all heads together.
-    num_heads: number of heads.
-    dtype: dtype of queries, keys and values.
-  """
-  head, shards = width // num_heads, sharding.axis_size('model')
-  supported = head % SUBLANES == 0 and 32 <= head <= LANES
-  divisible = num_heads % shards == 0
-  return supported and divisible and layout(tokens, head, dtype) is not None
-
-
-def applies_with_offsets(
-  tokens: int, width: int, num_heads: int, dtype: jnp.dtype
+def fits(
+  tokens: int, head: int, dtype: jnp.dtype, *, one_tile: bool = False
 ) -> bool:
-  """Returns whether `attend` supports these sizes with offsets.
-
-  All queries must be in one tile.
+  """Returns whether `attend` supports these sizes.
 
   Args:
     tokens: number of tokens.
-    width: channels of all heads together.
-    num_heads: number of heads.
+    head: channels of a head.
     dtype: dtype of queries, keys and values.
+    one_tile: whether all queries must be in one tile, as offsets need it.
   """
-  if not applies(tokens, width, num_heads, dtype):
+  if head % SUBLANES or not 32 <= head <= LANES:
     return False
-  chosen = layout(tokens, width // num_heads, dtype)
-  assert chosen is not None
-  return chosen.tile(tokens) == padded(tokens, SUBLANES)
+  chosen = layout(tokens, head, dtype)
+  if chosen is None:
+    return False
+  return not one_tile or chosen.tile(tokens) == padded(tokens, SUBLANES)
+
+
+def limits(head: int, dtype: jnp.dtype) -> str:
+  """Describes the sizes that `attend` supports, for messages."""
+  most = max(x.max_tokens(dtype) for x in _layouts(head))
+  return (
+    f'heads of 32 to {LANES} channels, a multiple of 8; for {head} channels at '
+    f'most {most} tokens, and a number of heads that is a multiple of the mesh '
+    "axis 'model'"
+  )
 
 
 def attend(
@@ -164,9 +153,9 @@ def attend(
     projections: queries, keys and values without biases.
     biases: biases of queries, keys and values. The kernel adds them, and sums
       their gradients over blocks that are already in the memory of the core.
-    num_heads: number of heads, side by side in the last axis; see `applies`.
+    num_heads: number of heads, side by side in the last axis.
     relative: added to the logits of each head, `[h, queries, keys]`, or None;
-      see `applies_with_offsets`.
+      see `fits`.
     mask: added to the logits of each window, without a gradient; None without
       windows. The axis before the tokens is that of the windows.
 

@@ -18,7 +18,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vit_jax.files import paths
-from vit_jax.files.outages import with_retries
+from vit_jax.files.paths import with_retries
 from vit_jax.run import tracking
 
 # Type checkers do not find the content of generated modules.

@@ -1,99 +1,185 @@
 """Weights in Hugging Face directories: `config.json` and weight files.
 
-They are those of the library `transformers`. `_TYPES` maps each type of model
-to the module for it.
+They are those of the library `transformers`: ViT, DeiT, DINOv2 (with and
+without registers) and Swin; see `_TYPES`. Since its major version 5,
+transformers uses other names in memory, but files contain the older ones; both
+can be read.
 """
 
 import json
+import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, paths
+from vit_jax.files import paths
+from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE, window_of
+from vit_jax.models.vit import ViT
+from vit_jax.weights import foreign, metadata
+from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import (
-  foreign,
-  settings,
-  shards,
-  tensors,
-  timm_swin,
-)
+from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import huggingface_processor as processor
-from vit_jax.weights.formats import huggingface_swin as swin
-from vit_jax.weights.formats import huggingface_vit as vit
-from vit_jax.weights.formats.foreign import Unseen
+from vit_jax.weights.formats import swin, tensors, vit
+from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.names import NameMap
 
+log = logging.getLogger('vit_jax')
 PyTree = Any
-_TYPES: dict[str, Any] = {
-  **dict.fromkeys(vit.CLASSES, vit),
-  **dict.fromkeys(swin.CLASSES, swin),
-}
-_CONFIG: settings.Rules = {
-  'model_type': settings.TEXT,
-  'hidden_act': settings.TEXT,
-  'layer_norm_eps': settings.number(0, 1),
-  'id2label': settings.Rule(
+Arrays = dict[str, np.ndarray]
+_CONFIG: metadata.Rules = {
+  'model_type': metadata.TEXT,
+  'hidden_act': metadata.TEXT,
+  'layer_norm_eps': metadata.number(0, 1),
+  'id2label': metadata.Rule(
+    'an object of class names, whose keys are numbers of up to 9 digits',
     lambda value: (
       isinstance(value, dict)
       and all(key.isdecimal() and len(key) < 10 for key in value)
       and all(isinstance(name, str) for name in value.values())
     ),
-    'an object of class names, whose keys are numbers of up to 9 digits',
   ),
 }
+_VIT_CONFIG: metadata.Rules = {
+  'num_attention_heads': metadata.HEADS,
+  'image_size': processor.SIZE,
+}
+_SWIN_CONFIG: metadata.Rules = {
+  'embed_dim': metadata.integer(1, 2**15),
+  'depths': metadata.several(metadata.integer(1, 1000)),
+  'num_heads': metadata.several(metadata.HEADS),
+  'window_size': metadata.HEADS,
+  'image_size': processor.SIZE,
+}
+_LAYER, _FOREIGN = 'encoder/layers/', 'encoder.layer.{i}.'
+_CLS, _POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
+_DISTILLATION = 'embeddings.distillation_token'
+_REGISTERS = 'embeddings.register_tokens'
+_MASK = 'embeddings.mask_token'
+_SCALE = 'layer_scale{}.lambda1'
+_VIT_NAMES = {
+  'cls': _CLS,
+  'position/embedding': _POSITIONS,
+  'embedding': 'embeddings.patch_embeddings.projection',
+  **{
+    f'{_LAYER}attention/{kind}': f'{_FOREIGN}attention.attention.{kind}'
+    for kind in ('query', 'key', 'value')
+  },
+  f'{_LAYER}attention/out': f'{_FOREIGN}attention.output.dense',
+  f'{_LAYER}norm1': f'{_FOREIGN}layernorm_before',
+  f'{_LAYER}norm2': f'{_FOREIGN}layernorm_after',
+  f'{_LAYER}mlp/fc1': f'{_FOREIGN}intermediate.dense',
+  f'{_LAYER}mlp/fc2': f'{_FOREIGN}output.dense',
+  f'{_LAYER}scale1': _FOREIGN + _SCALE.format(1),
+  f'{_LAYER}scale2': _FOREIGN + _SCALE.format(2),
+  'distillation': _DISTILLATION,
+  'registers': _REGISTERS,
+  'head_distillation': 'distillation_classifier',
+  'encoder/norm': 'layernorm',
+  'pre_logits': 'pooler.dense',
+  'head': 'classifier',
+}
+_VIT_ALIASES = (
+  (r'^(vit|deit|dinov2|dinov2_with_registers)\.', ''),
+  (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
+  (r'\.attention\.q_proj\.', '.attention.attention.query.'),
+  (r'\.attention\.k_proj\.', '.attention.attention.key.'),
+  (r'\.attention\.v_proj\.', '.attention.attention.value.'),
+  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
+  (r'\.norm1\.', '.layernorm_before.'),
+  (r'\.norm2\.', '.layernorm_after.'),
+  (r'\.mlp\.(fc1|weights_in)\.', '.intermediate.dense.'),
+  (r'\.mlp\.(fc2|weights_out)\.', '.output.dense.'),
+  (r'^cls_classifier\.', 'classifier.'),
+)
+_SWIN_NAMES = {
+  'embedding': 'embeddings.patch_embeddings.projection',
+  'embedding_norm': 'embeddings.norm',
+  'norm': 'layernorm',
+  'head': 'classifier',
+}
+_SWIN_BLOCK = {
+  'norm1': 'layernorm_before',
+  'norm2': 'layernorm_after',
+  **{
+    f'attention/{kind}': f'attention.self.{kind}'
+    for kind in ('query', 'key', 'value')
+  },
+  'attention/bias_table': 'attention.self.relative_position_bias_table',
+  'attention/out': 'attention.output.dense',
+  'mlp/fc1': 'intermediate.dense',
+  'mlp/fc2': 'output.dense',
+}
+_SWIN_ALIASES = (
+  (r'^swin\.', ''),
+  (r'\.attention\.q_proj\.', '.attention.self.query.'),
+  (r'\.attention\.k_proj\.', '.attention.self.key.'),
+  (r'\.attention\.v_proj\.', '.attention.self.value.'),
+  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
+  (r'\.attention\.relative_position_bias\.', '.attention.self.'),
+  (r'\.mlp\.fc1\.', '.intermediate.dense.'),
+  (r'\.mlp\.fc2\.', '.output.dense.'),
+)
+# Constants of the model; other values in a config are an error.
+_SWIN_FIXED = {
+  'patch_size': PATCH_SIZE,
+  'mlp_ratio': float(MLP_RATIO),
+  'qkv_bias': True,
+  'use_absolute_embeddings': False,
+}
+_ACTIVATIONS = {
+  'exact': 'gelu',
+  'tanh': 'gelu_pytorch_tanh',
+  'quick': 'quick_gelu',
+}
+_LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
 
 
-def matches(path: str) -> bool:
-  """Returns whether a path is a Hugging Face directory, or a file in one."""
-  file = shards.directory(path) / 'config.json'
-  return file.exists() and 'model_type' in settings.read(file)
-
-
-def load(path: str) -> Pretrained:
+def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   """Describes the weights in a directory with one or several weight files.
 
   Args:
     path: path of the directory, or of a weight file in it.
+    head: result of `tensors.read_config`, if it is known.
 
   Raises:
     UserError: the directory cannot be read, is damaged, or contains a type of
       model that is not supported.
   """
-  folder = shards.directory(path)
+  folder = tensors.folder_of(path)
   file = folder / 'config.json'
-  config = settings.validated(file, settings.read(file), _CONFIG)
+  config = (tensors.read_config(path) if head is None else head) or {}
+  config = metadata.validated(file, config, _CONFIG)
   kind = config.get('model_type')
   if kind not in _TYPES:
     raise UserError(
       f'{path} contains a model of the type {kind!r}; supported types: '
       f'{", ".join(_TYPES)}.'
     )
-  config = settings.validated(file, config, _TYPES[kind].RULES)
-  settings.require(file, config, _TYPES[kind].REQUIRED)
-  arrays = shards.read(shards.find(path))
-  described = _TYPES[kind].describe(path, arrays, config)
-  return foreign.pretrained(path, described, _unseen(path, folder, config))
-
-
-def _unseen(path: str, folder: Any, config: Mapping[str, Any]) -> Unseen:
-  """Returns the settings in a directory that its arrays do not determine."""
+  rules = _TYPES[kind].config
+  config = metadata.validated(file, config, rules, tuple(rules))
+  arrays, _ = tensors.read(path)
+  parsed = _TYPES[kind].parse(path, arrays, config)
   file = folder / 'preprocessor_config.json'
-  stored = settings.validated(file, settings.read(file), processor.RULES)
-  values = stored or processor.DEFAULTS[config['model_type']]
-  names = config.get('id2label', {})
+  stored = metadata.validated(file, metadata.read(file), processor.RULES)
+  values = stored or processor.DEFAULTS[kind]
   mean, std = processor.statistics(values)
-  return Unseen(
+  names = config.get('id2label', {})
+  properties = parsed.metadata.updated(
     known_from='config.json and '
     + ('preprocessor_config.json' if stored else "the library's defaults"),
-    gelu=foreign.gelu(path, config.get('hidden_act', 'gelu')),
-    epsilon=config.get('layer_norm_eps', 1e-12),
+    gelu=metadata.gelu(path, config.get('hidden_act', 'gelu')),
+    norm_eps=config.get('layer_norm_eps', 1e-12),
     mean=mean,
     std=std,
     preprocess=processor.read(values),
     class_names=[names[key] for key in sorted(names, key=int)],
   )
+  return foreign.imported(path, parsed._replace(metadata=properties))
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
@@ -110,48 +196,362 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   folder = paths.locate(path)
   if folder.exists():
     raise UserError(f'{path} exists: give a new directory.')
-  model = Pretrained('', about, lambda abstract: None).model()
-  family = swin if timm_swin.holds(tree.flatten(params)) else vit
-  kind = family.kind(model)
-  arrays = foreign.exported(params, about, family.naming(model))
-  arrays = family.completed(model, arrays)
+  model = foreign.opened_model(about)
+  properties = ModelMetadata.of(model, about)
+  is_swin = swin.is_swin(tree.flatten(params))
+  written = _written_swin(model) if is_swin else _written_vit(model)
+  exported = foreign.exported(params, about, written.names)
+  if is_swin:
+    _check_windows(model, exported)
+  else:
+    exported = _completed(model, written.kind, exported)
+  height, width = properties.image_size
+  ending = 'ForImageClassification' if model.num_classes else 'Model'
+  if getattr(model, 'distilled', False):
+    ending += 'WithTeacher'
+  config: dict[str, Any] = dict(
+    model_type=written.kind,
+    architectures=[_TYPES[written.kind].class_name + ending],
+    image_size=height if height == width else [height, width],
+    num_channels=3,
+    **written.config,
+  )
   if model.num_classes:
-    arrays = {
-      name if 'classifier' in name else f'{kind}.{name}': array
-      for name, array in arrays.items()
+    exported = {
+      name if 'classifier' in name else f'{written.kind}.{name}': array
+      for name, array in exported.items()
     }
+    labels = dict(enumerate(properties.class_names))
+    config['id2label'] = {str(i): name for i, name in labels.items()}
+    config['label2id'] = {name: i for i, name in labels.items()}
   files = {
-    'config.json': _config(model, family, about),
-    'preprocessor_config.json': processor.written(about),
+    'config.json': config,
+    'preprocessor_config.json': processor.written(properties),
   }
   try:
-    with atomic.new_folder(folder) as unfinished:
+    with paths.new_folder(folder) as unfinished:
       for name, content in files.items():
         (unfinished / name).write_text(json.dumps(content, indent=2))
-      tensors.write(os.fspath(unfinished / 'model.safetensors'), arrays, {})
+      tensors.write(os.fspath(unfinished / 'model.safetensors'), exported, {})
   except OSError as error:
     raise UserError(f'{path} cannot be written: {error}.') from error
 
 
-def _config(
-  model: Any, family: Any, about: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns the content of config.json."""
-  kind, (height, width) = family.kind(model), about['image_size']
-  ending = 'ForImageClassification' if model.num_classes else 'Model'
-  if getattr(model, 'distilled', False):
-    ending += 'WithTeacher'
-  config = dict(
-    model_type=kind,
-    architectures=[family.CLASSES[kind] + ending],
-    image_size=height if height == width else [height, width],
-    num_channels=3,
-    **family.written(model),
+class _Written(NamedTuple):
+  """A model as transformers describes it.
+
+  Attributes:
+    kind: `model_type`.
+    names: names of the parameters in files.
+    config: sizes and options in config.json.
+  """
+
+  kind: str
+  names: NameMap
+  config: dict[str, Any]
+
+
+def _parse_vit(
+  path: str, arrays: Arrays, config: Mapping[str, Any]
+) -> ParsedWeights:
+  """Parses a Vision Transformer.
+
+  Raises:
+    UserError: the config contradicts the arrays.
+  """
+  arrays = _used(path, arrays)
+  if 'distillation_classifier.weight' not in arrays and _DISTILLATION in arrays:
+    # A token whose output is not used is a register.
+    arrays[_REGISTERS] = arrays.pop(_DISTILLATION)
+    has_positions = True
+  else:  # registers of DINOv2
+    has_positions = _REGISTERS not in arrays
+  names = NameMap(_VIT_NAMES)
+  model = vit.section(path, arrays, names, 'a Vision Transformer')
+  model['num_heads'] = config['num_attention_heads']
+  size, patch = processor.pair(config['image_size']), model['patch_size']
+  for key, value in (
+    ('hidden_size', model['width']),
+    ('num_hidden_layers', model['depth']),
+    ('patch_size', patch),
+    ('image_size', config['image_size'] if min(size) >= patch else f'≥{patch}'),
+  ):
+    if config.get(key, value) != value:
+      raise UserError(
+        f'config.json of {path}: {key} is {config[key]!r}, but its arrays are '
+        f'those of {value}. Fetch all files of one version again.'
+      )
+  vit.check_heads(path, model)
+  if not has_positions:
+    model['prefix_positions'] = False
+    arrays = foreign.without_class_position(arrays, _CLS, _POSITIONS)
+  if 'layer_scale' in model:
+    model['layer_scale'] = _LAYER_SCALE
+  # The library uses antialiasing for one type of model only.
+  antialiased = config['model_type'] == 'dinov2_with_registers'
+  method = 'bicubic' if antialiased else 'bicubic_no_antialias'
+  properties = ModelMetadata(size, position_resize=method)
+  return ParsedWeights(arrays, names, model, properties)
+
+
+def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
+  """Returns the arrays that are used, with the names in files."""
+  result = names_lib.renamed(arrays, _VIT_ALIASES)
+  if result.pop(_MASK, None) is not None:
+    log.info('%s: left out the mask token', path)
+  width = result.get('layernorm.weight', np.zeros(0)).shape[0]
+  head = result.get('classifier.weight')
+  if head is None or head.shape[-1] != 2 * width:
+    return result
+  if not np.any(head[:, width:]):  # a head that `_completed` has padded
+    return result | {'classifier.weight': head[:, :width]}
+  for leaf in ('weight', 'bias'):
+    result.pop(f'classifier.{leaf}', None)
+  log.warning(
+    '%s: left out the head, whose input is the class token and the mean of '
+    'the patches; the model vit has no such head',
+    path,
   )
-  if not model.num_classes:
-    return config
-  names = dict(enumerate(about['class_names']))
-  return config | {
-    'id2label': {str(i): name for i, name in names.items()},
-    'label2id': {name: i for i, name in names.items()},
+  return result
+
+
+def _written_vit(model: Any) -> _Written:
+  """Returns the names and the config of a Vision Transformer.
+
+  Raises:
+    UserError: transformers has no equivalent type; the message lists the
+      options that it lacks.
+  """
+  if not isinstance(model, ViT):
+    raise UserError(
+      f"a {type(model).__name__} cannot be written with Hugging Face's names, "
+      'only Vision Transformers and Swins. Write a directory of vit_jax.'
+    )
+  names = dict(_VIT_NAMES)
+  kind, supported = 'vit', ()
+  if model.distilled:
+    kind, supported = 'deit', ('distilled',)
+    names['head'] = 'cls_classifier'
+  elif _is_deit(model):
+    kind, supported = 'deit', ('registers',)
+    names['registers'] = _DISTILLATION
+  elif model.registers:
+    kind = 'dinov2_with_registers'
+    supported = ('registers', 'layer_scale', 'gated')
+  elif model.layer_scale is not None or model.gated:
+    kind, supported = 'dinov2', ('layer_scale', 'gated')
+  options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
+  options += ('pre_norm',)
+  unsupported = [
+    name
+    for name in options
+    if name not in supported and getattr(model, name) not in (None, 0, False)
+  ]
+  if model.pool != 'token':
+    unsupported.append(f'pool {model.pool!r}')
+  if model.pre_logits and (model.num_classes or kind != 'vit'):
+    unsupported.append('pre-logits before the head')
+  if model.distilled and not model.num_classes:
+    unsupported.append('distillation token without a head')
+  config = dict(
+    patch_size=model.patch_size,
+    hidden_size=model.width,
+    num_hidden_layers=model.depth,
+    num_attention_heads=model.num_heads,
+    hidden_act=_ACTIVATIONS[model.gelu],
+    layer_norm_eps=model.norm_eps,
+    qkv_bias=True,
+  )
+  if kind in ('vit', 'deit'):
+    config |= dict(
+      intermediate_size=model.mlp_dim,
+      pooler_act='tanh',
+      pooler_output_size=model.width,
+    )
+  else:
+    mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
+    names |= {
+      f'{_LAYER}norm1': f'{_FOREIGN}norm1',
+      f'{_LAYER}norm2': f'{_FOREIGN}norm2',
+      f'{_LAYER}mlp/fc1': f'{_FOREIGN}mlp.{mlp[0]}',
+      f'{_LAYER}mlp/fc2': f'{_FOREIGN}mlp.{mlp[1]}',
+    }
+    ratio = round(model.mlp_dim * (1.5 if model.gated else 1) / model.width)
+    units = ratio * model.width
+    if model.gated:  # two thirds, rounded up to a multiple of 8
+      units = (units * 2 // 3 + 7) // 8 * 8
+    if units != model.mlp_dim:
+      unsupported.append(
+        f'MLP of {model.mlp_dim} units for a width of {model.width}'
+      )
+    config |= dict(
+      mlp_ratio=ratio,
+      use_swiglu_ffn=model.gated,
+      layerscale_value=1.0 if model.layer_scale is None else model.layer_scale,
+    )
+    if model.registers:
+      config['num_register_tokens'] = model.registers
+  if unsupported:
+    raise UserError(
+      f"Hugging Face's {_TYPES[kind].class_name} has no "
+      f'{", ".join(unsupported)}, but this model has: it cannot be written as '
+      'such a directory. A directory of vit_jax can contain every model.'
+    )
+  return _Written(kind, NameMap(names), config)
+
+
+def _is_deit(model: Any) -> bool:
+  """Returns whether a model is a DeiT whose distillation token is not used.
+
+  Here, this token is a register with a position; registers of
+  Dinov2WithRegisters have no position.
+  """
+  return (
+    model.registers == 1
+    and model.prefix_positions
+    and model.layer_scale is None
+    and not model.gated
+    and not model.distilled
+  )
+
+
+def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
+  """Adds the arrays that the type of a model requires in transformers.
+
+  The additional arrays (positions, LayerScale, half of a head) are zeros or
+  ones, which have no effect in the model.
+  """
+  width, table = model.width, np.asarray(arrays[_POSITIONS])
+  if not model.prefix_positions:  # the class token requires a position
+    table = np.pad(table, ((0, 0), (1 + model.distilled, 0), (0, 0)))
+  elif kind == 'dinov2_with_registers':
+    # Registers have no positions in transformers: ours are added to the tokens.
+    cls, positions, patches = np.split(table, [1, 1 + model.registers], axis=1)
+    arrays = arrays | {_REGISTERS: arrays[_REGISTERS] + positions}
+    table = np.concatenate([cls, patches], axis=1)
+  arrays = arrays | {_POSITIONS: table}
+  if kind in ('vit', 'deit'):
+    return arrays
+  arrays[_MASK] = np.zeros((1, width), np.float32)
+  for i in range(model.depth if model.layer_scale is None else 0):
+    for j in (1, 2):
+      name = (_FOREIGN + _SCALE.format(j)).format(i=i)
+      arrays[name] = np.ones(width, np.float32)
+  # The input of the head in transformers includes the mean of the patches.
+  if model.num_classes:
+    head = arrays['classifier.weight']
+    arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
+  return arrays
+
+
+def _parse_swin(
+  path: str, arrays: Arrays, config: Mapping[str, Any]
+) -> ParsedWeights:
+  """Parses a Swin.
+
+  Raises:
+    UserError: the config describes a Swin that is not supported.
+  """
+  heads, depths = list(config['num_heads']), tuple(config['depths'])
+  expected = _SWIN_FIXED | {
+    'num_heads': [heads[0] * 2**i for i in range(len(depths))]
+    if heads
+    else 'one for each stage'
   }
+  other = {k: v for k, v in expected.items() if config.get(k, v) != v}
+  if other:
+    raise UserError(
+      f'{path} contains a Swin with '
+      + ', '.join(f'{key} {config[key]}' for key in other)
+      + '; the model swin has '
+      + ', '.join(f'{key} {value}' for key, value in other.items())
+      + '.'
+    )
+  model = dict(
+    name='swin',
+    width=config['embed_dim'],
+    depths=depths,
+    num_heads=heads[0],
+    window_size=config['window_size'],
+  )
+  used = {
+    name: array
+    for name, array in names_lib.renamed(arrays, _SWIN_ALIASES).items()
+    if not name.endswith('.relative_position_index')  # follows from the sizes
+  }
+  properties = ModelMetadata(
+    processor.pair(config['image_size']), position_resize='bicubic_no_antialias'
+  )
+  names = _swin_names(len(depths))
+  return ParsedWeights(used, names, model, properties, swin.CONSTANTS)
+
+
+def _swin_names(stages: int) -> NameMap:
+  """Returns the names of a Swin's parameters in files."""
+  return swin.stacked_names(
+    _SWIN_NAMES, _SWIN_BLOCK, 'encoder.layers.', stages, merging_of=-1
+  )
+
+
+def _written_swin(model: Any) -> _Written:
+  """Returns the names and the config of a Swin."""
+  if model.window_rule != 'authors':
+    log.warning(
+      "model.window_rule=%r is not stored: Hugging Face's Swin uses the rule "
+      "'authors', with other results at image sizes that windows do not fill",
+      model.window_rule,
+    )
+  stages = len(model.depths)
+  config = _SWIN_FIXED | dict(
+    embed_dim=model.width,
+    depths=list(model.depths),
+    num_heads=[model.num_heads * 2**i for i in range(stages)],
+    window_size=model.window_size,
+    hidden_act='gelu',
+    layer_norm_eps=model.norm_eps,
+    drop_path_rate=model.drop_path,
+  )
+  return _Written('swin', _swin_names(stages), config)
+
+
+def _check_windows(model: Any, arrays: Arrays) -> None:
+  """Checks that the windows of all stages of a Swin have the same size.
+
+  Raises:
+    UserError: a stage has smaller windows than the config, because its map is
+      small.
+  """
+  for name, array in arrays.items():
+    if name.endswith('relative_position_bias_table'):
+      window = window_of(len(array))
+      if window != model.window_size:
+        raise UserError(
+          f"Hugging Face's Swin has windows of {model.window_size} tokens in "
+          f'all stages, and this model {window} in {name}: it cannot be '
+          "written as such a directory; write timm's .safetensors instead."
+        )
+
+
+class _Type(NamedTuple):
+  """A type of models in transformers.
+
+  Attributes:
+    class_name: prefix of the names of its classes.
+    config: rules for the required keys of config.json.
+    parse: function from path, arrays and config to the parsed weights.
+  """
+
+  class_name: str
+  config: metadata.Rules
+  parse: Callable[[str, Arrays, Mapping[str, Any]], ParsedWeights]
+
+
+_TYPES = {
+  'vit': _Type('ViT', _VIT_CONFIG, _parse_vit),
+  'deit': _Type('DeiT', _VIT_CONFIG, _parse_vit),
+  'dinov2': _Type('Dinov2', _VIT_CONFIG, _parse_vit),
+  'dinov2_with_registers': _Type(
+    'Dinov2WithRegisters', _VIT_CONFIG, _parse_vit
+  ),
+  'swin': _Type('Swin', _SWIN_CONFIG, _parse_swin),
+}

@@ -4,37 +4,52 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.weights.formats import foreign, settings
-from vit_jax.weights.formats.normalization import IMAGENET, NONE
+from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.models.contract import Statistics
+from vit_jax.weights import metadata
+from vit_jax.weights.metadata import ModelMetadata
 
 log = logging.getLogger('vit_jax')
+
+
+def _is_size(value: Any, keys: tuple[str, ...] = ('height', 'width')) -> bool:
+  if isinstance(value, Mapping):
+    sides = [value.get(key) for key in keys] if set(value) == set(keys) else []
+  else:
+    sides = value if isinstance(value, list | tuple) else [value]
+  return 1 <= len(sides) <= 2 and all(map(metadata.SIDE.holds, sides))
+
+
 # Image size: a number, a list or an object; see `pair`.
-SIZE = settings.either(
-  settings.SIDE,
-  settings.several(settings.SIDE, 1, 2),
-  settings.mapping(settings.SIDE, 'height', 'width'),
+SIZE = metadata.Rule(
+  'a number of pixels, a list of one or two, or {height, width}, each '
+  f'{metadata.SIDE.allowed}',
+  _is_size,
 )
 # Key of a section that only this package reads. It is written for interpolation
 # filters that transformers does not have.
 _OWN = 'vit_jax_preprocess'
-RULES: settings.Rules = {
-  'do_rescale': settings.FLAG,
-  'rescale_factor': settings.number(1e-6, 1e6),
-  'do_normalize': settings.FLAG,
-  'do_center_crop': settings.FLAG,
-  'image_mean': settings.MEAN,
-  'image_std': settings.STD,
-  'resample': settings.integer(0, 5),
-  'size': settings.either(
-    SIZE,
-    settings.mapping(settings.SIDE, 'shortest_edge'),
-    settings.mapping(settings.SIDE, 'shortest_edge', 'longest_edge'),
+RULES: metadata.Rules = {
+  'do_rescale': metadata.FLAG,
+  'rescale_factor': metadata.number(1e-6, 1e6),
+  'do_normalize': metadata.FLAG,
+  'do_center_crop': metadata.FLAG,
+  'image_mean': metadata.MEAN,
+  'image_std': metadata.STD,
+  'resample': metadata.integer(0, 5),
+  'size': metadata.Rule(
+    f'{SIZE.allowed}, or {{shortest_edge}}',
+    lambda value: (
+      _is_size(value)
+      or _is_size(value, ('shortest_edge',))
+      or _is_size(value, ('shortest_edge', 'longest_edge'))
+    ),
   ),
   'crop_size': SIZE,
   _OWN: {
-    'resize': settings.TEXT,
-    'interpolation': settings.TEXT,
-    'central_fraction': settings.number(0.01, 1),
+    'resize': metadata.TEXT,
+    'interpolation': metadata.TEXT,
+    'central_fraction': metadata.number(0.01, 1),
   },
 }
 # Defaults of transformers for directories without preprocessor_config.json, by
@@ -74,9 +89,7 @@ def pair(size: Any) -> tuple[int, int]:
   return sides[0], sides[-1]
 
 
-def statistics(
-  given: Mapping[str, Any],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(given: Mapping[str, Any]) -> Statistics:
   """Returns the mean and std of pixels in [0, 1] that a processor subtracts.
 
   Pixels from 0 to 255 are multiplied by `rescale_factor` and then normalized;
@@ -122,16 +135,15 @@ def read(given: Mapping[str, Any]) -> dict[str, Any]:
   return section | {'resize': resize, 'central_fraction': fraction}
 
 
-def written(about: Mapping[str, Any]) -> dict[str, Any]:
+def written(properties: ModelMetadata) -> dict[str, Any]:
   """Returns the preprocessor_config.json for the preprocessing of weights.
 
   Args:
-    about: description of the weights, see `Pretrained.about`.
+    properties: properties of the weights.
   """
-  height, width = about['image_size']
+  height, width = properties.image_size
   section = {'resize': 'squash', 'central_fraction': 0.875}
-  section |= {'interpolation': 'bilinear', **about['preprocess']}
-  mean, std = foreign.mean_and_std(dict(about))
+  section |= {'interpolation': 'bilinear', **properties.preprocess}
   config = dict(
     image_processor_type='ViTImageProcessor',
     do_resize=True,
@@ -140,8 +152,8 @@ def written(about: Mapping[str, Any]) -> dict[str, Any]:
     do_rescale=True,
     rescale_factor=1 / 255,
     do_normalize=True,
-    image_mean=mean,
-    image_std=std,
+    image_mean=list(properties.mean),
+    image_std=list(properties.std),
   )
   if section['interpolation'] not in _NUMBERS:
     log.warning(
@@ -150,20 +162,19 @@ def written(about: Mapping[str, Any]) -> dict[str, Any]:
       section['interpolation'],
       section['interpolation'],
     )
-    config[_OWN] = dict(about['preprocess'])
+    config[_OWN] = dict(properties.preprocess)
   if section['resize'] == 'squash':
     return config
   fraction = section['central_fraction']
+  is_squashed = section['resize'] == 'squash_central'
   larger = {
     'height': round(height / fraction),
     'width': round(width / fraction),
   }
-  if section['resize'] != 'squash_central':
-    larger = {'shortest_edge': round(max(height, width) / fraction)}
-  kind = 'Bit' if section['resize'] != 'squash_central' else 'DeiT'
+  shorter = {'shortest_edge': round(max(height, width) / fraction)}
   return config | dict(
-    image_processor_type=f'{kind}ImageProcessor',
-    size=larger,
+    image_processor_type=f'{"DeiT" if is_squashed else "Bit"}ImageProcessor',
+    size=larger if is_squashed else shorter,
     do_center_crop=True,
     crop_size={'height': height, 'width': width},
     do_convert_rgb=True,

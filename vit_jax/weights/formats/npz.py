@@ -1,37 +1,46 @@
 """Weights of Google's JAX projects: `.npz`.
 
 Official Vision Transformers, hybrids and BiT's ResNets, and big_vision's plain
-Vision Transformers can be read. Official names are written, with Flax's
-original numbering of submodules; `big_vision` writes those of big_vision.
-`FILE.npz.json` contains settings that the arrays do not determine, and is read
-only by this package.
+Vision Transformers can be read. `FILE.npz` is written with the official names,
+with Flax's original numbering of submodules, and `big_vision:FILE.npz` with
+those of big_vision. `FILE.npz.json` contains settings that the arrays do not
+determine, and is read only by this package.
+
+The official files and those of big_vision differ in the position embedding: in
+files of big_vision, its name has no prefix and it is added before the class
+token is prepended, or there is none (sincos2d). Only big_vision has attention
+pooling, and scanned layers, whose arrays are stacked.
 """
 
+import contextlib
 import dataclasses
+import hashlib
+import json
 import logging
+import math
 import re
-from collections.abc import Mapping
-from typing import Any
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import IO, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from etils import epath
+from numpy.lib import format as npy
 
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.models.layers import positions
-from vit_jax.models.layers.norm import EPSILON
-from vit_jax.models.stems.resnet import stride_of
+from vit_jax.files import paths
+from vit_jax.models import positions
+from vit_jax.models.layers import EPSILON
+from vit_jax.models.resnet import stride_of
+from vit_jax.weights import foreign, metadata
+from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import (
-  foreign,
-  normalization,
-  npz_arrays,
-  npz_notes,
-  npz_resnet,
-  npz_vit,
-)
-from vit_jax.weights.formats import naming as naming_lib
-from vit_jax.weights.formats.foreign import Described, Unseen
-from vit_jax.weights.formats.naming import Naming
+from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.formats import damage, vit
+from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.names import NameMap
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -39,29 +48,46 @@ _PREFIX = re.compile(r'(params|opt/target)/')  # prefix of big_vision's names
 # Image size (pixels) of models whose arrays do not determine it: BiT, and
 # Vision Transformers without learned positions.
 _DEFAULT_SIZE = 224
-_COMPUTED = {'gelu': 'tanh', 'norm_eps': EPSILON}
+_DEFAULTS = {'gelu': 'tanh', 'norm_eps': EPSILON}
+_DIGEST = 'vit_jax_arrays'
+_KIND = 'a plain Vision Transformer'
+_BLOCK = 'Transformer/encoderblock'
+_OFFICIAL_POSITION = 'Transformer/posembed_input/pos_embedding'
+_POSITION = 'pos_embedding'  # in big_vision's files
+_PROBE = 'MAPHead_0/probe'
+_ROOT = 'conv_root/kernel'  # first convolution of the stem of a hybrid
+_BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
+_BIT_HEAD = 'resnet/head/conv2d/kernel'
+_ROOT_WIDTH = 64  # channels of the root of a ResNet of width_factor 1
 
 
-def matches(path: str) -> bool:
-  """Returns whether a path has the ending of the format."""
-  return path.endswith('.npz')
+def matches(path: str) -> bool | None:
+  """Returns True if a path has the ending of the format, or else None."""
+  return path.endswith('.npz') or None
 
 
-def load(path: str) -> Pretrained:
+def load(path: str, head: Any = None) -> Pretrained:
   """Describes the weights in a file.
 
   Args:
     path: path of the file, local or gs://.
+    head: not used.
 
   Raises:
     UserError: the file cannot be read, or its arrays are not those of a
       supported model.
   """
-  arrays = npz_resnet.flattened(_weights(path, npz_arrays.read(path)))
-  bit = npz_resnet.BIT_ROOT in arrays
-  described = _bit(path, arrays) if bit else _vit(path, arrays)
-  unseen = npz_notes.read(path) or Unseen("the authors' JAX code", gelu='tanh')
-  source = foreign.pretrained(path, described, unseen)
+  del head
+  stored, digest = read(path)
+  arrays = _weights(path, stored)
+  parsed = (
+    _parse_bit(path, arrays)
+    if _BIT_ROOT in arrays
+    else _parse_vit(path, arrays)
+  )
+  values = _read_notes(path, digest)
+  parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
+  source = foreign.imported(path, parsed)
   # With this key, users could override mean and std. These weights are known to
   # expect pixels in [-1, 1].
   about = {k: v for k, v in source.about.items() if k != 'normalization'}
@@ -71,63 +97,272 @@ def load(path: str) -> Pretrained:
 def _weights(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the weights in a file, with the prefix removed from their names."""
-  prefixed = [name for name in arrays if _PREFIX.match(name)]
-  if not prefixed:
-    return dict(arrays)
-  others = sorted({n.partition('/')[0] for n in arrays if n not in prefixed})
-  if others:
-    log.info('%s: left out %s', path, ', '.join(others))
-  return {_PREFIX.sub('', name, count=1): arrays[name] for name in prefixed}
+  """Returns the weights in a file, without prefixes and dimensions of 1.
 
-
-def _bit(path: str, arrays: dict[str, np.ndarray]) -> Described:
-  """Describes a BiT ResNet."""
-  section = npz_resnet.section(path, arrays, npz_resnet.BIT_ROOT)
-  naming = npz_resnet.bit_naming(section['depths'])
-  size = _DEFAULT_SIZE, _DEFAULT_SIZE
-  return Described(
-    arrays, naming, section, size, _COMPUTED, position_resize='aligned'
-  )
-
-
-def _vit(path: str, arrays: dict[str, np.ndarray]) -> Described:
-  """Describes a Vision Transformer, with or without a ResNet as its stem."""
-  keys, names = npz_vit.described(path, arrays)
-  side = keys['patch_size']
-  if npz_resnet.ROOT in arrays:
-    keys['stem'] = npz_resnet.section(path, arrays, npz_resnet.ROOT)
-    names |= npz_resnet.stem_names(keys['stem']['depths'])
-    side *= stride_of(keys['stem']['depths'])  # in pixels of the image
-  arrays, slots = _with_positions(path, arrays, keys)
-  rows, columns = (
-    positions.square_grid(slots) if slots else (_DEFAULT_SIZE // side,) * 2
-  )
-  naming, size = Naming(names, torch=False), (rows * side, columns * side)
-  return Described(
-    arrays, naming, keys, size, _COMPUTED, position_resize='aligned'
-  )
-
-
-def _with_positions(
-  path: str, arrays: dict[str, np.ndarray], keys: dict[str, Any]
-) -> tuple[dict[str, np.ndarray], int]:
-  """Returns the arrays with official positions, and the number of patches.
-
-  In big_vision, the class token has no position; here, its position is zeros.
-  For files without positions, the number is 0, and `keys['position']` is set.
+  Group norms may be `[1, 1, 1, channels]`; BiT's head is a 1x1 convolution.
   """
-  official, other = npz_vit.OFFICIAL_POSITION, npz_vit.POSITION
-  prefix = int(keys['pool'] == 'token')
-  if official in arrays:
-    shape = foreign.shape(path, arrays, official, 3, npz_vit.KIND)
-    return arrays, shape[1] - prefix
-  if other not in arrays:
-    keys['position'] = 'sincos2d'
-    return arrays, 0
-  shape = foreign.shape(path, arrays, other, 3, npz_vit.KIND)
-  table = np.pad(arrays.pop(other), ((0, 0), (prefix, 0), (0, 0)))
-  return arrays | {official: table}, shape[1]
+  prefixed = [name for name in arrays if _PREFIX.match(name)]
+  if prefixed:
+    others = sorted({n.partition('/')[0] for n in arrays if n not in prefixed})
+    if others:
+      log.info('%s: left out %s', path, ', '.join(others))
+    arrays = {_PREFIX.sub('', name, count=1): arrays[name] for name in prefixed}
+
+  def flat(name: str, array: np.ndarray) -> np.ndarray:
+    if array.ndim == 4 and array.shape[:3] == (1, 1, 1) and '/gn' in f'/{name}':
+      return array.reshape(-1)
+    if name == _BIT_HEAD and array.ndim == 4 and array.shape[:2] == (1, 1):
+      return array[0, 0]
+    return array
+
+  return {name: flat(name, array) for name, array in arrays.items()}
+
+
+def _metadata(image_size: tuple[int, int]) -> ModelMetadata:
+  """Returns the properties of the authors' models."""
+  return ModelMetadata(
+    image_size,
+    known_from="the authors' JAX code",
+    gelu='tanh',
+    position_resize='aligned',
+  )
+
+
+def _parse_bit(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
+  """Parses a BiT ResNet."""
+  model = _resnet_section(path, arrays, _BIT_ROOT)
+  properties = _metadata((_DEFAULT_SIZE, _DEFAULT_SIZE))
+  names = _bit_names(model['depths'])
+  return ParsedWeights(arrays, names, model, properties, _DEFAULTS)
+
+
+def _parse_vit(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
+  """Parses a Vision Transformer, with or without a ResNet as its stem.
+
+  Raises:
+    UserError: an array that determines a size is missing or has another rank.
+  """
+  is_original = any(f'/{_ORIGINAL.attention}/' in name for name in arrays)
+  numbering = _ORIGINAL if is_original else _LATER
+  is_stacked = f'{_BLOCK}/LayerNorm_0/scale' in arrays
+  block = _BLOCK if is_stacked else f'{_BLOCK}_{{i}}'
+  names = _vit_names(block, numbering) | _POOLING
+  model = vit.section(path, arrays, NameMap(names, torch=False), _KIND)
+  side = model['patch_size']
+  if _ROOT in arrays:
+    model['stem'] = _resnet_section(path, arrays, _ROOT)
+    names |= _stem_names(model['stem']['depths'])
+    side *= stride_of(model['stem']['depths'])  # in pixels of the image
+  grid = (_DEFAULT_SIZE // side,) * 2
+  prefix = int(model['pool'] == 'token')
+  if _OFFICIAL_POSITION in arrays:
+    shape = names_lib.shape_of(path, arrays, _OFFICIAL_POSITION, 3, _KIND)
+    grid = positions.square_grid(shape[1] - prefix)
+  elif _POSITION in arrays:
+    # In big_vision, the class token has no position; here, it is zeros.
+    shape = names_lib.shape_of(path, arrays, _POSITION, 3, _KIND)
+    grid = positions.square_grid(shape[1])
+    table = np.pad(arrays.pop(_POSITION), ((0, 0), (prefix, 0), (0, 0)))
+    arrays = arrays | {_OFFICIAL_POSITION: table}
+  else:
+    model['position'] = 'sincos2d'
+  properties = _metadata((grid[0] * side, grid[1] * side))
+  name_map = NameMap(names, torch=False)
+  return ParsedWeights(arrays, name_map, model, properties, _DEFAULTS)
+
+
+class _Numbering(NamedTuple):
+  """Names of the submodules of a layer that depend on Flax's numbering.
+
+  The original numbering counts all submodules together, the later one each kind
+  separately.
+  """
+
+  norm: str
+  attention: str
+  mlp: str
+
+
+_LATER = _Numbering(
+  'LayerNorm_1', 'MultiHeadDotProductAttention_0', 'MlpBlock_0'
+)
+_ORIGINAL = _Numbering(
+  'LayerNorm_2', 'MultiHeadDotProductAttention_1', 'MlpBlock_3'
+)
+
+
+def _vit_names(
+  block: str, numbering: _Numbering, position: str = _OFFICIAL_POSITION
+) -> dict[str, str]:
+  """Returns the names of a plain Vision Transformer's modules.
+
+  Args:
+    block: name of a layer, which contains `{i}`, or name of the stacked layers.
+    numbering: names of a layer's second norm, its attention and its MLP.
+    position: name of the position embedding.
+  """
+  layer = {
+    'norm1': 'LayerNorm_0',
+    'norm2': numbering.norm,
+    **_attention_and_mlp(numbering),
+  }
+  return {
+    'cls': 'cls',
+    'position/embedding': position,
+    'embedding': 'embedding',
+    'encoder/norm': 'Transformer/encoder_norm',
+    'pre_logits': 'pre_logits',
+    'head': 'head',
+    **{f'encoder/layers/{k}': f'{block}/{v}' for k, v in layer.items()},
+  }
+
+
+def _attention_and_mlp(numbering: _Numbering) -> dict[str, str]:
+  return {
+    'mlp/fc1': f'{numbering.mlp}/Dense_0',
+    'mlp/fc2': f'{numbering.mlp}/Dense_1',
+    **{
+      f'attention/{kind}': f'{numbering.attention}/{kind}'
+      for kind in ('query', 'key', 'value', 'out')
+    },
+  }
+
+
+_POOLING = {
+  'map/probe': _PROBE,
+  'map/norm': 'MAPHead_0/LayerNorm_0',
+  **{
+    f'map/{k}': f'MAPHead_0/{v}' for k, v in _attention_and_mlp(_LATER).items()
+  },
+}
+_BIG_VISION = NameMap(
+  _POOLING | _vit_names(f'{_BLOCK}_{{i}}', _LATER, _POSITION), torch=False
+)
+
+# ResNets: stems of hybrids, and BiT. The first unit of a stage is separate both
+# here and in the files. The others, which have equal shapes, are stacked as
+# `layers/…` here, and numbered from 2 in the files.
+_UNIT = tuple(
+  f'{layer}/{leaf}'
+  for i in (1, 2, 3)
+  for layer, leaf in (
+    (f'conv{i}', 'kernel'),
+    (f'gn{i}', 'scale'),
+    (f'gn{i}', 'bias'),
+  )
+)
+# Leaves that only the first unit of a stage has.
+_PROJECTION = ('conv_proj/kernel', 'gn_proj/scale', 'gn_proj/bias')
+_BIT_LAYERS = {'1': 'a', '2': 'b', '3': 'c'}
+_BIT_LEAVES = {
+  'kernel': 'standardized_conv2d/kernel',
+  'scale': 'group_norm/gamma',
+  'bias': 'group_norm/beta',
+}
+
+
+def _unit_names(
+  prefix: str,
+  depths: tuple[int, ...],
+  first: tuple[str, ...],
+  name: Callable[[int, str, str], str],
+) -> dict[str, str]:
+  """Returns the names of all units of a ResNet.
+
+  Args:
+    prefix: prefix of the native paths.
+    depths: number of units in each stage.
+    first: leaves that only the first unit of a stage has.
+    name: function from stage, number of the unit and leaf to the name.
+  """
+  names = {}
+  for stage, depth in enumerate(depths, start=1):
+    for leaf in (*_UNIT, *first):
+      names[f'{prefix}block{stage}/unit1/{leaf}'] = name(stage, '1', leaf)
+    for leaf in _UNIT if depth > 1 else ():
+      path = f'{prefix}block{stage}/layers/{leaf}'
+      names[path] = name(stage, '{i+2}', leaf)
+  return names
+
+
+def _stem_names(depths: tuple[int, ...]) -> dict[str, str]:
+  """Returns the names of a hybrid's stem with these numbers of units."""
+  leaves = (_ROOT, 'gn_root/scale', 'gn_root/bias')
+  return {f'stem/{leaf}': leaf for leaf in leaves} | _unit_names(
+    'stem/',
+    depths,
+    _PROJECTION,
+    lambda stage, unit, leaf: f'block{stage}/unit{unit}/{leaf}',
+  )
+
+
+def _bit_names(depths: tuple[int, ...]) -> NameMap:
+  """Returns the names of a BiT ResNet with these numbers of units."""
+
+  def name(stage: int, unit: str, leaf: str) -> str:
+    layer, _, last = leaf.partition('/')
+    branch = 'a/proj' if layer == 'conv_proj' else _BIT_LAYERS[layer[-1]]
+    # The numbers of units have two digits in BiT.
+    unit = f'0{unit}' if unit == '1' else unit.replace('}', ':02}')
+    return f'resnet/block{stage}/unit{unit}/{branch}/{_BIT_LEAVES[last]}'
+
+  names = {
+    'conv_root/kernel': _BIT_ROOT,
+    'norm/scale': f'resnet/{_BIT_LEAVES["scale"]}',
+    'norm/bias': f'resnet/{_BIT_LEAVES["bias"]}',
+    'head/kernel': _BIT_HEAD,
+    'head/bias': 'resnet/head/conv2d/bias',
+    **_unit_names('', depths, ('conv_proj/kernel',), name),
+  }
+  return NameMap(names, torch=False)
+
+
+def _resnet_section(
+  path: str, arrays: Mapping[str, np.ndarray], root: str
+) -> dict[str, Any]:
+  """Returns the config section of a ResNet, with sizes derived from its arrays.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: arrays of the file.
+    root: name of the first convolution, `_ROOT` or `_BIT_ROOT`.
+
+  Raises:
+    UserError: a stage is missing, or the number of channels of the root is not
+      a multiple of 64. (Missing units are found later, because their arrays are
+      missing.)
+  """
+  channels = arrays[root].shape[-1] if arrays[root].ndim else 0
+  factor, remainder = divmod(channels, _ROOT_WIDTH)
+  depths: dict[int, int] = {}
+  for name in arrays:
+    match = re.match(r'(?:resnet/)?block(\d+)/unit(\d+)/', name)
+    if match:
+      stage, unit = int(match[1]), int(match[2])
+      depths[stage] = max(depths.get(stage, 0), unit)
+  stages = sorted(depths)
+  if remainder or not factor or stages != list(range(1, len(stages) + 1)):
+    raise UserError(
+      f'{path} contains a ResNet with {channels} channels in its root and the '
+      f'stages {stages}; the channels must be a multiple of {_ROOT_WIDTH}, and '
+      'the stages numbered from 1 without gaps.'
+    )
+  counts = tuple(depths[stage] for stage in stages)
+  return dict(name='resnet', depths=counts, width_factor=factor)
+
+
+def _stacked_depths(flat: Mapping[str, Any], prefix: str) -> tuple[int, ...]:
+  """Returns the number of units in each stage of a model of this package.
+
+  Args:
+    flat: parameters of the model by path.
+    prefix: prefix of the ResNet's paths, 'stem/' or ''.
+  """
+  depths: list[int] = []
+  while f'{prefix}block{len(depths) + 1}/unit1/conv1/kernel' in flat:
+    later = f'{prefix}block{len(depths) + 1}/layers/conv1/kernel'
+    depths.append(1 + (len(flat[later]) if later in flat else 0))
+  return tuple(depths)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
@@ -143,43 +378,194 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   Raises:
     UserError: a parameter has no official name, or a file cannot be written.
   """
-  model = None
-  if 'model' in about:
-    source = Pretrained(path, about, lambda abstract: None)
-    model = source.model()
-    _check_positions(model)
-    foreign.warn_of_defaults(path, model)
-    params = source.backbone(params)
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
-  if model is not None:
-    flat = normalization.symmetric(flat, model.normalization)
-  arrays = npz_resnet.unflattened(
-    dict(naming_lib.export(flat, _naming_of(flat)))
-  )
-  npz_arrays.write(path, arrays)
-  if model is not None:
-    npz_notes.write(path, model, about)
-
-
-def _naming_of(flat: Mapping[str, np.ndarray]) -> Naming:
-  """Returns the official names for parameters."""
+  if about:
+    model = foreign.opened_model(about)
+    if not getattr(model, 'prefix_positions', True):
+      raise UserError(
+        'official .npz files have a position for the class token, but this '
+        'model has none: write a directory, or big_vision:FILE.npz.'
+      )
+    flat = foreign.native_params(params, about, ('learned',))
   if 'block1/unit1/conv1/kernel' in flat:
-    return npz_resnet.bit_naming(npz_resnet.stacked_depths(flat, ''))
-  names = npz_vit.names(npz_vit.NUMBERED_BLOCK, npz_vit.ORIGINAL)
-  depths = npz_resnet.stacked_depths(flat, 'stem/')
-  names |= npz_resnet.stem_names(depths)
-  return Naming(names, torch=False)
+    names = _bit_names(_stacked_depths(flat, ''))
+  else:
+    table = _vit_names(f'{_BLOCK}_{{i}}', _ORIGINAL)
+    stem = _stem_names(_stacked_depths(flat, 'stem/'))
+    names = NameMap(table | stem, torch=False)
+
+  def full(name: str, array: np.ndarray) -> np.ndarray:
+    """Adds the dimensions of 1 that arrays in official files have."""
+    if array.ndim == 1 and '/gn' in f'/{name}':
+      return array.reshape(1, 1, 1, -1)
+    return array[None, None] if name == _BIT_HEAD else array
+
+  arrays = {name: full(name, array) for name, array in names.export(flat)}
+  _write(path, arrays, about)
 
 
-def _check_positions(model: Any) -> None:
-  """Checks that all tokens of a ViT have learned positions.
+def save_big_vision(path: str, params: PyTree, about: dict[str, Any]) -> None:
+  """Writes parameters with big_vision's names, and notes next to the file.
+
+  Names have the prefix `params/`, and layers are not stacked.
+
+  Args:
+    path: path of the .npz file, local or gs://.
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: some tokens do not.
+    UserError: big_vision has no name for a parameter, or a file cannot be
+      written.
   """
-  foreign.check_positions(model, ('learned',))
-  if not getattr(model, 'prefix_positions', True):
-    raise UserError(
-      'official .npz files have a position for the class token, but this model '
-      'has none: write a directory, or big_vision:FILE.npz.'
-    )
+  model = foreign.opened_model(about)
+  flat = foreign.native_params(params, about, ('learned', 'sincos2d'))
+  has_learned = getattr(model, 'position', 'learned') == 'learned'
+  if has_learned and model.pool == 'token' and model.prefix_positions:
+    # big_vision's class token has no position: ours is added to the token.
+    flat = foreign.without_class_position(flat, 'cls', 'position/embedding')
+  exported = _BIG_VISION.export(flat)
+  _write(path, {f'params/{name}': array for name, array in exported}, about)
+
+
+def _write(
+  path: str, arrays: dict[str, np.ndarray], about: dict[str, Any]
+) -> None:
+  """Writes an .npz file, and notes next to it unless `about` is {}.
+
+  Raises:
+    UserError: a file cannot be written.
+  """
+  place = paths.locate(path)
+  try:
+    with contextlib.ExitStack() as stack:
+      if not paths.is_remote(place):
+        place = epath.Path(stack.enter_context(paths.replacing(place)))
+      with place.open('wb') as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    if not about:
+      return
+    model = foreign.opened_model(about)
+    foreign.warn_of_defaults(path, model)
+    notes = ModelMetadata.of(model, about).notes()
+    with (
+      paths.locate(path).open('rb') as file,
+      zipfile.ZipFile(file) as archive,
+    ):
+      notes[_DIGEST] = _digest(archive)
+    if 'epsilon' in notes:
+      notes['norm_eps'] = notes.pop('epsilon')
+    del notes['mean'], notes['std']  # they are 0.5 in such files
+    paths.write(paths.locate(f'{path}.json'), json.dumps(notes, indent=2))
+  except OSError as error:
+    raise UserError(f'{path} cannot be written: {error}.') from error
+
+
+def _read_notes(path: str, digest: str) -> dict[str, Any]:
+  """Returns the notes that are stored next to an .npz file.
+
+  They contain a digest of the arrays, so that notes that belong to other
+  weights are ignored.
+
+  Args:
+    path: path of the .npz file.
+    digest: digest of the file.
+
+  Returns:
+    Values of `ModelMetadata`; {} if there are none for these arrays.
+
+  Raises:
+    UserError: the notes are damaged.
+  """
+  file = f'{path}.json'
+  notes = metadata.read(file)
+  if _DIGEST not in notes:
+    return {}
+  if notes.pop(_DIGEST) != digest:
+    log.warning('%s belongs to other weights than %s: not used', file, path)
+    return {}
+  return metadata.read_notes(file, notes) | {'known_from': file}
+
+
+def _digest(archive: zipfile.ZipFile) -> str:
+  """Returns a SHA-256 of the names and checksums of the arrays in a file."""
+  members = sorted((each.filename, each.CRC) for each in archive.infolist())
+  return hashlib.sha256(json.dumps(members).encode()).hexdigest()
+
+
+# The arrays may be malicious. NumPy's reader allocates the memory that the
+# header of an array specifies, even if the file is much smaller, and returns
+# bfloat16 as raw bytes.
+_HEADERS = {
+  (1, 0): npy.read_array_header_1_0,
+  (2, 0): npy.read_array_header_2_0,
+}
+# Largest number of bytes that one byte of a deflated member can expand to.
+_DEFLATED_BYTES = 1032
+_BFLOAT16 = np.dtype('V2')  # two raw bytes, as which NumPy stores bfloat16
+
+
+def read(path: str) -> tuple[dict[str, np.ndarray], str]:
+  """Reads all arrays of an .npz file, without unpickling.
+
+  Args:
+    path: path of the file, local or gs://.
+
+  Returns:
+    Arrays by name, and a digest of them. Elements of two raw bytes are
+    interpreted as bfloat16.
+
+  Raises:
+    UserError: the file does not exist, or is not an intact .npz file of plain
+      arrays.
+  """
+  with (
+    damage.reported(path, 'an .npz file of plain arrays') as place,
+    place.open('rb') as file,
+    zipfile.ZipFile(file) as archive,
+  ):
+    damage.check_sizes(archive, place.stat().length)
+    arrays = {
+      member.filename.removesuffix('.npy'): _read_member(archive, member)
+      for member in archive.infolist()
+    }
+    return arrays, _digest(archive)
+
+
+def _read_member(archive: Any, member: zipfile.ZipInfo) -> np.ndarray:
+  """Reads one array.
+
+  Raises:
+    ValueError: the member is damaged. NumPy and zipfile may raise other errors.
+  """
+  with archive.open(member) as file:
+    shape, fortran, dtype = _header(file, member.filename)
+    most = member.compress_size
+    if member.compress_type != zipfile.ZIP_STORED:
+      most *= _DEFLATED_BYTES
+    size = math.prod(shape) * dtype.itemsize
+    if size > most:
+      raise ValueError(
+        f'{member.filename} specifies the shape {shape}, {size:,} bytes, but '
+        'the file is too small for them'
+      )
+    # Reading beyond the end makes zipfile compare the checksum.
+    data = file.read(size + 1)
+  if len(data) != size:
+    raise ValueError(f'{member.filename} does not contain {size:,} bytes')
+  flat = np.frombuffer(bytearray(data), dtype)
+  array = flat.reshape(shape, order='F' if fortran else 'C')
+  return array.view(jnp.bfloat16) if dtype == _BFLOAT16 else array
+
+
+def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
+  """Reads (shape, whether in Fortran order, dtype) of an array."""
+  version = npy.read_magic(file)
+  if version not in _HEADERS:
+    raise ValueError(f'{name} has the version {version} of records with fields')
+  shape, fortran, dtype = _HEADERS[version](file)
+  if dtype.hasobject:
+    raise ValueError(f'{name} contains Python objects, which could run code')
+  if any(side < 0 for side in shape):
+    raise ValueError(f'{name} has the shape {shape}')
+  return shape, fortran, dtype

@@ -1,4 +1,9 @@
-"""Reads and writes PyTorch's tensors, without running pickled code."""
+"""Reads and writes PyTorch's tensors, without running pickled code.
+
+Weights are one file (`.safetensors`, or a pickle of PyTorch), or a directory
+that contains `model.safetensors` or `pytorch_model.bin`, or shards and an index
+(`model.safetensors.index.json`) of the shard of each array.
+"""
 
 import argparse
 import hashlib
@@ -16,13 +21,31 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
+from etils import epath
 
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, paths
-from vit_jax.weights.formats import archives, kinds
+from vit_jax.files import paths
+from vit_jax.weights import metadata
+from vit_jax.weights.formats import damage
 
 log = logging.getLogger('vit_jax')
-PICKLES = kinds.PICKLES
+Arrays = dict[str, np.ndarray]
+_FILES = ('model.safetensors', 'pytorch_model.bin')
+_INDEX = '.index.json'  # after the name of a file
+_INDEX_RULES: metadata.Rules = {
+  'weight_map': metadata.Rule(
+    'an object of file names',
+    lambda value: (
+      isinstance(value, dict)
+      and all(
+        isinstance(file, str) and file == os.path.basename(file)
+        for file in value.values()
+      )
+    ),
+  ),
+  'metadata': {'total_size': metadata.number(0, 2**63)},
+}
+_MAX_SHOWN = 5  # contradictions in one message
 # Keys under which training checkpoints store weights; the first existing one is
 # used. DINO's checkpoints contain 'student' and 'teacher'; its authors evaluate
 # the teacher.
@@ -50,7 +73,6 @@ _IGNORED = (
   'numpy.dtype',
   'numpy.ndarray',
 )
-_MAX_HEADER = 100_000_000  # bytes, the limit of the format
 _CHECKSUM = 'vit_jax_sha256'  # metadata key, in files that `write` has written
 
 
@@ -64,29 +86,107 @@ class _Ignored:
     del state
 
 
-def read(path: str) -> dict[str, np.ndarray]:
-  """Reads all tensors of a file.
+def folder_of(path: str) -> epath.Path:
+  """Returns a directory of weights, or the one that contains a weight file."""
+  place = paths.locate(path)
+  is_file = path.endswith(('.safetensors', *damage.PICKLES))
+  return place.parent if is_file and not place.is_dir() else place
+
+
+def read_config(path: str) -> dict[str, Any] | None:
+  """Returns the config.json in a directory of weights, or next to a file.
 
   Args:
-    path: path of a .safetensors file, local or gs://, or of a local pickle
-      (`PICKLES`), which is read by `torch.load(weights_only=True)`.
+    path: path of a file or a directory, local or gs://.
 
   Returns:
-    Arrays by name, including those of bfloat16.
+    The content; {} if there is none; None if the path is neither a file of
+    tensors nor a directory with the config of another project.
+  """
+  folder, file = folder_of(path), paths.locate(path)
+  config = metadata.read(folder / 'config.json')
+  if folder == file:
+    return config if {'model_type', 'architecture'} & config.keys() else None
+  named = re.fullmatch(r'.*\.safetensors|pytorch_model.*\.bin', file.name)
+  # Only such files belong to the config of a Hugging Face directory.
+  return config if named or 'model_type' not in config else {}
+
+
+def read(path: str) -> tuple[Arrays, dict[str, str]]:
+  """Reads all tensors of a file or a directory.
+
+  Args:
+    path: path of a directory, of a .safetensors file, local or gs://, or of a
+      local pickle (`damage.PICKLES`), which is read by
+      `torch.load(weights_only=True)`. A shard stands for all shards.
+
+  Returns:
+    Arrays by name, including those of bfloat16, and the metadata of a
+    .safetensors file.
 
   Raises:
     UserError: the file does not exist, is damaged, is another kind of file, or
-      contains pickled code.
+      contains pickled code; or an index contradicts its shards.
   """
   file = paths.locate(path)
-  if not file.exists():
+  is_folder = file.is_dir()
+  folder = file if is_folder else file.parent
+  for name in _FILES:
+    index = folder / f'{name}{_INDEX}'
+    content = metadata.validated(index, metadata.read(index), _INDEX_RULES)
+    shards = content.get('weight_map', {})
+    if content and (is_folder or file.name in shards.values()):
+      return _read_shards(index, content), {}
+    if is_folder and (folder / name).exists():
+      return _read_file(os.fspath(folder / name))
+  if is_folder:
     raise UserError(
-      f'the weights file {path} does not exist: give one that does.'
-      f'{paths.nearest(path)}'
+      f'{path} contains no weights: a directory with a config.json must '
+      f'contain {" or ".join(_FILES)}, or shards and their '
+      f'{_FILES[0]}{_INDEX}.'
     )
-  if path.endswith(PICKLES):
-    return _read_pickle(path)
-  try:
+  return _read_file(path)
+
+
+def _read_shards(index: Any, content: Mapping[str, Any]) -> Arrays:
+  """Reads all arrays of the shards in an index.
+
+  Raises:
+    UserError: a file cannot be read, or the index contradicts the shards.
+  """
+  listed = set(content.get('weight_map', {}).items())
+  arrays: Arrays = {}
+  actual = set()
+  for shard in sorted({shard for _, shard in listed}):
+    part, _ = _read_file(os.fspath(index.parent / shard))
+    actual |= {(name, shard) for name in part}
+    arrays |= part
+  wrong = [
+    f'{name} is listed, but not in {shard}'
+    if (name, shard) in listed
+    else f'{name} is not listed, but in {shard}'
+    for name, shard in sorted(listed ^ actual)
+  ]
+  total = content.get('metadata', {}).get('total_size')
+  nbytes = sum(array.nbytes for array in arrays.values())
+  if not wrong and total not in (None, nbytes):
+    wrong = [
+      f'it specifies a total_size of {total:,} bytes, and they have {nbytes:,}'
+    ]
+  if wrong:
+    more = f' and {len(wrong) - _MAX_SHOWN} more' if wrong[_MAX_SHOWN:] else ''
+    raise UserError(
+      f'{index} contradicts its files: {"; ".join(wrong[:_MAX_SHOWN])}{more}. '
+      'Fetch all files of one version again.'
+    )
+  return arrays
+
+
+def _read_file(path: str) -> tuple[Arrays, dict[str, str]]:
+  """Reads the tensors of one file; see `read`."""
+  if path.endswith(damage.PICKLES):
+    return _read_pickle(path), {}
+  with damage.reported(path, 'a .safetensors file') as file:
     data = file.read_bytes()
     arrays = {
       name: np.frombuffer(tensor['data'], _dtype(tensor['dtype'])).reshape(
@@ -101,16 +201,7 @@ def read(path: str) -> dict[str, np.ndarray]:
         f'{path} is damaged: its contents differ from the checksum in its '
         'metadata. Fetch it again.'
       )
-    return arrays
-  except UserError:
-    raise
-  except OSError as error:
-    raise UserError(f'{path} cannot be read: {error}.') from error
-  except Exception as error:  # noqa: BLE001 (damage raises anything)
-    raise UserError(
-      f'{path} cannot be read as a .safetensors file ({paths.reason(error)}). '
-      f'{kinds.of_file(path)} {kinds.SUPPORTED}.'
-    ) from error
+    return arrays, notes
 
 
 def _dtype(name: str) -> np.dtype:
@@ -122,39 +213,15 @@ def _dtype(name: str) -> np.dtype:
   return np.dtype(f'{name[0].lower()}{int(name[1:]) // 8}')
 
 
-def metadata(path: str) -> dict[str, str]:
-  """Returns the metadata of a .safetensors file; {} if there is none.
-
-  Args:
-    path: path of the file; pickles have no metadata.
-  """
-  if path.endswith(PICKLES):
-    return {}
-  try:
-    with paths.locate(path).open('rb') as file:
-      length = file.read(8)
-      (size,) = struct.unpack('<Q', length)
-      return _metadata_of(length + file.read(min(size, _MAX_HEADER)))
-  except (OSError, ValueError, struct.error):
-    return {}  # `read` reports the damage
-
-
 def _metadata_of(data: bytes) -> dict[str, str]:
-  """Returns the metadata in a header.
-
-  Args:
-    data: first bytes of the file, including the whole header.
+  """Returns the metadata in the header of a .safetensors file.
 
   Raises:
-    ValueError: the header is not JSON, or its metadata are not strings.
+    ValueError: the metadata are not strings.
   """
   (size,) = struct.unpack('<Q', data[:8])
-  header = json.loads(data[8 : 8 + size])
-  entry = header.get('__metadata__') if isinstance(header, dict) else None
-  notes = {} if entry is None else entry
-  if not isinstance(notes, dict) or not all(
-    isinstance(each, str) for each in notes.values()
-  ):
+  notes = json.loads(data[8 : 8 + size]).get('__metadata__') or {}
+  if not all(isinstance(each, str) for each in dict(notes).values()):
     raise ValueError('its metadata are not an object of texts')
   return dict(notes)
 
@@ -171,7 +238,7 @@ def _checksum(
   return digest.hexdigest()
 
 
-def _read_pickle(path: str) -> dict[str, np.ndarray]:
+def _read_pickle(path: str) -> Arrays:
   """Reads the weights in a file of PyTorch; see `read`."""
   try:
     import torch
@@ -180,45 +247,43 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
       f'{path} is a PyTorch file, which only torch can read: pip install '
       'torch, or use the .safetensors file of the same weights.'
     ) from error
-  file = paths.locate(path)
-  try:
+  # A Namespace of command-line arguments has only plain attributes.
+  replaced = [(_Ignored, name) for name in _IGNORED]
+  with damage.reported(path, 'PyTorch weights') as file:
     size = file.stat().length
     # torch.load does not compare the checksums of zip archives, so a flipped
     # bit would change a weight without an error.
     with file.open('rb') as opened:
-      archives.check_contents(opened, size)
-    # A Namespace of command-line arguments has only plain attributes.
-    replaced = [(_Ignored, name) for name in _IGNORED]
+      damage.check_contents(opened, size)
     with (
       torch.serialization.safe_globals([argparse.Namespace, *replaced]),
       warnings.catch_warnings(),
     ):
       warnings.simplefilter('ignore')  # torch's, about types and protocols
-      content = torch.load(file, map_location='cpu', weights_only=True)
+      try:
+        content = torch.load(file, map_location='cpu', weights_only=True)
+      except pickle.UnpicklingError as error:
+        raise UserError(_refusal(path, error)) from error
     tensors = _weights(path, content)
-    _check_expanded(tensors, size)
+    # With strides of 0, a small file can describe tensors of any size.
+    sizes = (each.numel() * each.element_size() for each in tensors.values())
+    damage.check_ratio(sum(sizes), size)
     return {k: _array(torch, path, k, v) for k, v in tensors.items()}
-  except UserError:
-    raise
-  except pickle.UnpicklingError as error:
-    # torch's text is about loading the file unsafely.
-    found = re.search(r'GLOBAL (\S+)|but got (.+)', str(error.__context__))
-    advice = f'{kinds.of_file(path)} {kinds.SUPPORTED}.'
-    if found:
-      advice = (
-        f'It contains {found[1] or found[2]}. Where you trust the file, save '
-        'only its state_dict, as .safetensors.'
-      )
-    raise UserError(
-      f'{path} cannot be read as PyTorch weights; pickled code is never run. '
-      f'{advice}'
-    ) from error
-  except Exception as error:  # noqa: BLE001 (damage raises anything)
-    reason = paths.reason(error).partition(' In PyTorch 2.6')[0]
-    raise UserError(
-      f'{path} cannot be read as PyTorch weights ({reason}). '
-      f'{kinds.of_file(path)} {kinds.SUPPORTED}.'
-    ) from error
+
+
+def _refusal(path: str, error: pickle.UnpicklingError) -> str:
+  """Returns a message without torch's advice to load the file unsafely."""
+  advice = f'{damage.describe(path)} {damage.SUPPORTED}.'
+  named = re.search(r'GLOBAL (\S+)|but got (.+)', str(error.__context__))
+  if named:
+    advice = (
+      f'It contains {named[1] or named[2]}. Where you trust the file, save '
+      'only its state_dict, as .safetensors.'
+    )
+  return (
+    f'{path} cannot be read as PyTorch weights; pickled code is never run. '
+    f'{advice}'
+  )
 
 
 def _weights(path: str, content: Any) -> dict[str, Any]:
@@ -245,21 +310,6 @@ def _weights(path: str, content: Any) -> dict[str, Any]:
   return tensors
 
 
-def _check_expanded(tensors: Mapping[str, Any], file_bytes: int) -> None:
-  """Checks that tensors are not much larger than their file.
-
-  With strides of 0, a small file can describe tensors of any size.
-
-  Raises:
-    ValueError: the tensors are much larger.
-  """
-  total = sum(each.numel() * each.element_size() for each in tensors.values())
-  if total > max(2**26, 100 * file_bytes):
-    raise ValueError(
-      f'its {file_bytes:,} bytes describe tensors of {total:,} bytes'
-    )
-
-
 def _array(torch: Any, path: str, name: str, tensor: Any) -> np.ndarray:
   """Converts a tensor to an array.
 
@@ -267,27 +317,19 @@ def _array(torch: Any, path: str, name: str, tensor: Any) -> np.ndarray:
     UserError: the tensor has no plain values.
   """
   tensor = tensor.detach()
-  layout = str(tensor.layout).removeprefix('torch.')
   kind = str(tensor.dtype).removeprefix('torch.')
-  if tensor.is_meta:
-    problem = 'on the device meta, without values'
-  elif tensor.is_quantized:
-    problem = f'quantized ({kind})'
-  elif tensor.layout != torch.strided:
-    problem = f'not dense, but {layout}'
-  else:
-    try:
+  try:
+    if kind == 'bfloat16' or kind.startswith('float8'):
       # torch cannot convert types that NumPy itself does not have.
-      if kind == 'bfloat16' or kind.startswith('float8'):
-        bits = torch.uint8 if tensor.element_size() == 1 else torch.int16
-        return tensor.view(bits).numpy().view(getattr(jnp, kind))
-      return tensor.numpy()
-    except Exception as error:  # noqa: BLE001 (torch raises anything)
-      problem = f'of a type that cannot be read ({paths.reason(error)})'
-  raise UserError(
-    f'{path} contains a tensor that is {problem}: {name}. Use the original '
-    'weights, or save the tensors as dense float32.'
-  )
+      bits = torch.uint8 if tensor.element_size() == 1 else torch.int16
+      return tensor.view(bits).numpy().view(getattr(jnp, kind))
+    return tensor.numpy()
+  except Exception as error:  # torch raises anything
+    raise UserError(
+      f'{path} contains a tensor without plain values: {name} ({kind}, '
+      f'{tensor.layout}, on {tensor.device}: {paths.reason(error)}). Use the '
+      'original weights, or save the tensors as dense float32.'
+    ) from error
 
 
 def write(
@@ -311,6 +353,6 @@ def write(
   notes[_CHECKSUM] = _checksum(arrays, notes)
   data = safetensors.numpy.save(dict(arrays), notes)
   try:
-    atomic.write(paths.locate(path), data)
+    paths.write(paths.locate(path), data)
   except OSError as error:
     raise UserError(f'{path} cannot be written: {error}.') from error

@@ -1,144 +1,195 @@
 """Weights with timm's names: `.safetensors`, and PyTorch's `.pth`.
 
-The repositories of DeiT, MAE and DINO also use these names. Settings that the
-arrays do not determine are those of the first source that exists:
+The repositories of DeiT, MAE and DINO also use these names, or older ones.
+Settings that the arrays do not determine are those of the first source that
+exists:
 
 1. the notes that `save` writes into a file
 2. the `config.json` next to the file (as on the Hugging Face hub) and the table
    of timm's architectures
 3. the defaults of a family, which is recognized by the name of the file or by
-   its arrays (`families.FAMILIES`)
+   its arrays (`timm_models.FAMILIES`)
 """
 
+import dataclasses
 import json
 import logging
+import math
 import re
 from collections.abc import Container, Mapping
 from typing import Any
 
+import numpy as np
+
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError, closest
-from vit_jax.files import paths
-from vit_jax.models.layers.positions.resizing import METHODS
-from vit_jax.models.swin import windows
+from vit_jax.models import swin as swin_model
+from vit_jax.models.layers import EPSILON
+from vit_jax.weights import foreign, metadata
+from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import (
-  families,
-  foreign,
-  settings,
-  shards,
-  tensors,
-  timm_models,
-  timm_swin,
-  timm_vit,
-)
-from vit_jax.weights.formats.foreign import Unseen
-from vit_jax.weights.formats.normalization import NONE
+from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.formats import swin, tensors, timm_models, vit
 from vit_jax.weights.formats.timm_models import Architecture
+from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.names import Joined, NameMap
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
 _NOTES = 'vit_jax'  # key of the notes in the metadata of a file
-_MODEL_ARGS: settings.Rules = {
-  'num_heads': settings.integer(1, 4096),
-  'window_size': settings.integer(1, 4096),
-  'window_rule': settings.choice(windows.RULES),
-  'act_layer': settings.TEXT,
-  'global_pool': settings.TEXT,
-}
-_CONFIG: settings.Rules = {
-  'architecture': settings.TEXT,
-  'global_pool': settings.TEXT,
-  'label_names': settings.NAMES,
-  'model_args': _MODEL_ARGS,
+_CONFIG: metadata.Rules = {
+  'architecture': metadata.TEXT,
+  'global_pool': metadata.TEXT,
+  'label_names': metadata.NAMES,
+  'model_args': {
+    'num_heads': metadata.HEADS,
+    'window_size': metadata.HEADS,
+    'window_rule': metadata.choice(swin_model.RULES),
+    'act_layer': metadata.TEXT,
+    'global_pool': metadata.TEXT,
+  },
   'pretrained_cfg': {
-    'input_size': settings.several(settings.SIDE, 3, 3),
-    'mean': settings.MEAN,
-    'std': settings.STD,
-    'crop_pct': settings.number(0.1, 1),
-    'interpolation': settings.TEXT,
-    'crop_mode': settings.TEXT,
-    'label_names': settings.NAMES,
+    'input_size': metadata.several(metadata.SIDE, 3),
+    'mean': metadata.MEAN,
+    'std': metadata.STD,
+    'crop_pct': metadata.number(0.1, 1),
+    'interpolation': metadata.TEXT,
+    'crop_mode': metadata.TEXT,
+    'label_names': metadata.NAMES,
   },
 }
-_NOTES_RULES: settings.Rules = {
-  'model_args': _MODEL_ARGS,
-  'image_size': settings.several(settings.SIDE, 2, 2),
-  'gelu': settings.choice(foreign.KINDS_OF_GELU),
-  'epsilon': settings.number(0, 1),
-  'position_resize': settings.choice(METHODS),
-  'mean': settings.MEAN,
-  'std': settings.STD,
-  'preprocess': {},
-  'class_names': settings.NAMES,
+_LAYER = 'encoder/layers/'
+NAMES = NameMap(
+  {
+    'cls': 'cls_token',
+    'position/embedding': 'pos_embed',
+    'embedding': 'patch_embed.proj',
+    **{
+      f'{_LAYER}attention/{kind}': Joined('blocks.{i}.attn.qkv', index, 3)
+      for index, kind in enumerate(('query', 'key', 'value'))
+    },
+    f'{_LAYER}attention/out': 'blocks.{i}.attn.proj',
+    f'{_LAYER}attention/query_norm': 'blocks.{i}.attn.q_norm',
+    f'{_LAYER}attention/key_norm': 'blocks.{i}.attn.k_norm',
+    f'{_LAYER}norm1': 'blocks.{i}.norm1',
+    f'{_LAYER}norm2': 'blocks.{i}.norm2',
+    f'{_LAYER}mlp/fc1': 'blocks.{i}.mlp.fc1',
+    f'{_LAYER}mlp/fc2': 'blocks.{i}.mlp.fc2',
+    f'{_LAYER}scale1': 'blocks.{i}.ls1.gamma',
+    f'{_LAYER}scale2': 'blocks.{i}.ls2.gamma',
+    'distillation': 'dist_token',
+    'registers': 'reg_token',
+    'head_distillation': 'head_dist',
+    'pre_norm': 'norm_pre',
+    'encoder/norm': 'norm',
+    'fc_norm': 'fc_norm',
+    'map/probe': 'attn_pool.latent',
+    'map/attention/query': 'attn_pool.q',
+    'map/attention/key': Joined('attn_pool.kv', 0, 2),
+    'map/attention/value': Joined('attn_pool.kv', 1, 2),
+    'map/attention/out': 'attn_pool.proj',
+    'map/norm': 'attn_pool.norm',
+    'map/mlp/fc1': 'attn_pool.mlp.fc1',
+    'map/mlp/fc2': 'attn_pool.mlp.fc2',
+    'head': 'head',
+  }
+)
+_KIND = "a Vision Transformer with timm's names"
+_PATCH_BIAS = 'patch_embed.proj.bias'
+_POOLS = {'token': 'token', 'avg': 'gap', 'map': 'map'}
+_CLIP_EPSILON = 1e-5  # PyTorch's default
+# (pattern, replacement) for names in repositories whose weights timm converts.
+_ALIASES = (
+  (r'^(module\.|backbone\.)+', ''),
+  (r'^(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
+  (r'^register_tokens$', 'reg_token'),
+  (r'^(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
+  (r'^(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
+)
+# {description: pattern} of arrays that an encoder does not use.
+_LEFT_OUT = {
+  "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
+  "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
 }
 
 
-def matches(path: str) -> bool:
-  """Returns whether a path is a file of tensors or a folder saved by timm.
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+  """Settings next to a file that determine its model.
 
-  timm writes such folders for the Hugging Face hub.
+  Attributes:
+    args: timm's `model_args`.
+    image_size: (height, width), pixels; None if unknown.
+    pool: timm's `global_pool`; None if unknown.
+    architecture: architecture that is specified by the config, the user or the
+      name of the file.
   """
-  folder = paths.locate(path)
-  if not folder.is_dir():
-    return path.endswith(('.safetensors', *tensors.PICKLES))
-  return (folder / 'config.json').exists() and 'architecture' in settings.read(
-    folder / 'config.json'
-  )
+
+  args: Mapping[str, Any]
+  image_size: tuple[int, int] | None
+  pool: str | None = None
+  architecture: Architecture | None = None
+
+  def fitting(self, model: Mapping[str, Any]) -> Architecture | None:
+    """Returns the architecture if it has the width and depth of a model.
+
+    A config may contain the name of an architecture with other sizes.
+    """
+    found = self.architecture
+    sizes = model['width'], model['depth']
+    return found if found and (found.width, found.depth) == sizes else None
 
 
-def load(path: str) -> Pretrained:
+def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   """Describes the weights in a file, or in a folder with a config.json.
 
   Args:
     path: path of the file or folder, or ARCHITECTURE:PATH with timm's name of
       the architecture, for files without a config.json that contains the name.
+    head: result of `tensors.read_config`, if it is known.
 
   Raises:
     UserError: the file cannot be read, contains pickled code, or contains
       neither a Vision Transformer nor a Swin; or timm has no such architecture.
   """
   path, architecture = _split(path)
-  path = shards.find(path)
-  arrays = shards.read(path)
-  family, notes = _family(arrays), _notes(path)
-  if notes:  # notes contain all settings, so other sources are not needed
-    size = {'input_size': (3, *notes.pop('image_size'))}
-    args = family.UNNOTED | notes.pop('model_args', {})
-    config = {'model_args': args, 'pretrained_cfg': size}
-    described = family.describe(path, arrays, config)
-    # Weights of this package, unless the notes contain another method.
-    described = described._replace(position_resize=None)
-    unseen = Unseen(known_from='the notes in the file', **notes)
-    return foreign.pretrained(path, described, unseen)
-  config = _config(path)
+  config = (tensors.read_config(path) if head is None else head) or {}
+  arrays, notes = tensors.read(path)
+  if _NOTES in notes:
+    # Notes contain all settings, so other sources are not needed.
+    return foreign.imported(path, _parse_noted(path, arrays, notes[_NOTES]))
+  if 'architecture' not in config:
+    config = {}  # of another program
+  config = metadata.validated(f'config.json of {path}', config, _CONFIG)
   name = config.get('architecture')
   architecture = architecture or (
     timm_models.find(name) if name else timm_models.of_file(path)
   )
-  if architecture:
-    _check_supported(path, architecture)
-  described = family.describe(path, arrays, config, architecture)
-  if name or architecture:
-    unseen = _unseen(path, config, architecture, described.image_size)
-  else:
-    unseen = families.unseen(path, arrays, described.image_size)
-  _warn_of_assumptions(
-    path, family.assumptions(described, config, architecture, unseen.gelu)
-  )
-  return foreign.pretrained(path, described, unseen)
-
-
-def _warn_of_assumptions(path: str, assumptions: list[str]) -> None:
-  """Warns about values that neither arrays nor settings specify."""
-  if assumptions:
-    log.warning(
-      '%s does not specify its architecture; assumed: %s. Override this by '
-      'load_pretrained(…, num_heads=…, gelu=…), or name the architecture: '
-      'timm:ARCHITECTURE:PATH',
-      path,
-      '; '.join(assumptions),
+  if architecture and architecture.block not in timm_models.SUPPORTED:
+    # Other blocks may have parameters of the same names.
+    raise UserError(
+      f'{path} has the architecture {architecture.name}, whose blocks '
+      f'({architecture.block} in timm) are not supported. Use weights of '
+      'another architecture.'
     )
+  args = config.get('model_args', {})
+  size = config.get('pretrained_cfg', {}).get('input_size')
+  settings = _Settings(
+    args,
+    (size[1], size[2]) if size else None,
+    args.get('global_pool') or config.get('global_pool'),
+    architecture,
+  )
+  parsed = _parse(path, arrays, settings)
+  size = parsed.metadata.image_size
+  values = (
+    _configured(path, config, architecture, size)
+    if name or architecture
+    else timm_models.family_settings(path, arrays, size)
+  )
+  parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
+  _warn_of_assumptions(path, parsed, settings)
+  return foreign.imported(path, parsed)
 
 
 def _split(path: str) -> tuple[str, Architecture | None]:
@@ -162,94 +213,213 @@ def _split(path: str) -> tuple[str, Architecture | None]:
   return match[2], architecture
 
 
-def _check_supported(path: str, architecture: Architecture) -> None:
-  """Checks that the blocks of an architecture are supported.
-
-  Other blocks may have parameters of the same names.
-
-  Raises:
-    UserError: the blocks of the architecture are not supported.
-  """
-  if architecture.block not in timm_models.SUPPORTED:
-    raise UserError(
-      f'{path} has the architecture {architecture.name}, whose blocks '
-      f'({architecture.block} in timm) are not supported. Use weights of '
-      'another architecture.'
-    )
+def _parse(
+  path: str, arrays: Mapping[str, np.ndarray], settings: _Settings
+) -> ParsedWeights:
+  """Parses a file, given its arrays and settings."""
+  if swin.is_swin(arrays):
+    return swin.parse(path, arrays, settings.args, settings.image_size)
+  return _parse_vit(path, arrays, settings)
 
 
-def _notes(path: str) -> dict[str, Any]:
-  """Returns the notes that `save` wrote into a file; {} if there are none."""
-  text = tensors.metadata(path).get(_NOTES)
-  if text is None:
-    return {}
+def _parse_noted(
+  path: str, arrays: Mapping[str, np.ndarray], text: str
+) -> ParsedWeights:
+  """Parses a file with the notes of `save`."""
   where = f'the metadata of {path}'
-  notes = settings.validated(where, settings.parse(where, text), _NOTES_RULES)
-  settings.require(where, notes, ('image_size',))
-  unknown = sorted(set(notes) - set(_NOTES_RULES))
-  if unknown:
-    raise UserError(
-      f'{where} has the keys {", ".join(unknown)}, which this version does not '
-      'read: load it with the version of vit_jax that wrote it.'
-    )
-  return notes
+  values = metadata.read_notes(where, metadata.parse(where, text))
+  metadata.validated(where, values, {}, required=('image_size',))
+  # Older notes do not contain the rule of windows, which was that of the
+  # authors.
+  args = {'window_rule': 'authors'} | values.pop('model_args', {})
+  parsed = _parse(path, arrays, _Settings(args, values['image_size']))
+  # Weights of this package, unless the notes contain another method.
+  values = {'position_resize': None, **values}
+  values['known_from'] = 'the notes in the file'
+  return parsed._replace(
+    metadata=dataclasses.replace(parsed.metadata, **values)
+  )
 
 
-def _config(path: str) -> dict[str, Any]:
-  """Returns timm's config.json next to a file; {} if there is none."""
-  file = paths.locate(path).parent / 'config.json'
-  config = settings.read(file)
-  if 'architecture' not in config:
-    return {}  # a file of another program
-  return settings.validated(file, config, _CONFIG)
-
-
-def _family(names: Container[str]) -> Any:
-  """Returns the module for models whose arrays or parameters have the names."""
-  return timm_swin if timm_swin.holds(names) else timm_vit
-
-
-def _unseen(
+def _configured(
   path: str,
   config: Mapping[str, Any],
   architecture: Architecture | None,
   image_size: tuple[int, int],
-) -> Unseen:
+) -> dict[str, Any]:
   """Returns the settings in config.json, and those in the table for others."""
   stored = config.get('pretrained_cfg', {})
-  sources = []
-  if config.get('architecture'):
-    sources.append('config.json')
-  mean, std = NONE
+  names = stored.get('label_names') or config.get('label_names') or ()
+  values: dict[str, Any] = {'known_from': 'config.json', 'class_names': names}
   evaluation = (0.9, 'bicubic', 'center')
-  activation, epsilon = 'exact', None
   if architecture is not None:
+    sources = ['config.json'] if config.get('architecture') else []
     sources.append(f'{architecture.name} in {timm_models.source()}')
-    mean, std = architecture.statistics
-    activation, epsilon = architecture.gelu, architecture.norm_eps
+    values['known_from'] = ' and '.join(sources)
+    values['mean'], values['std'] = architecture.statistics
+    values['gelu'] = architecture.gelu
+    values['norm_eps'] = architecture.norm_eps
     # For keys that a pretrained_cfg does not contain, timm uses its general
     # defaults, not those of the architecture.
     if not stored:
       evaluation = architecture[-3:]
   elif 'quickgelu' in config['architecture']:
-    activation = 'quick'
-  name = config.get('model_args', {}).get('act_layer')
-  if name is not None:
-    activation = foreign.gelu(path, name)
-  return Unseen(
-    known_from=' and '.join(sources),
-    gelu=activation,
-    epsilon=epsilon,
-    mean=stored.get('mean', mean),
-    std=stored.get('std', std),
-    preprocess=families.preprocess(
-      image_size,
-      stored.get('crop_pct', evaluation[0]),
-      stored.get('interpolation', evaluation[1]),
-      stored.get('crop_mode', evaluation[2]),
-    ),
-    class_names=stored.get('label_names') or config.get('label_names') or (),
+    values['gelu'] = 'quick'
+  activation = config.get('model_args', {}).get('act_layer')
+  if activation is not None:
+    values['gelu'] = metadata.gelu(path, activation)
+  values |= {key: stored[key] for key in ('mean', 'std') if key in stored}
+  values['preprocess'] = timm_models.preprocess(
+    image_size,
+    stored.get('crop_pct', evaluation[0]),
+    stored.get('interpolation', evaluation[1]),
+    stored.get('crop_mode', evaluation[2]),
   )
+  return values
+
+
+def _warn_of_assumptions(
+  path: str, parsed: ParsedWeights, settings: _Settings
+) -> None:
+  """Warns about values that neither arrays nor settings specify."""
+  model, args = parsed.model, settings.args
+  if model.get('name') == 'swin':
+    return  # its arrays determine heads and windows
+  assumed = []
+  if not (settings.fitting(model) or 'num_heads' in args or 'qk_norm' in model):
+    assumed.append(f'num_heads {model["num_heads"]}')
+  if settings.architecture is None:
+    if 'act_layer' not in args and 'gated' not in model:
+      assumed.append(f'gelu {parsed.metadata.gelu}')
+    is_ambiguous = model['pool'] != 'map' and 'head.weight' in parsed.arrays
+    if settings.pool is None and is_ambiguous:
+      assumed.append(f'pool {"gap" if "fc_norm" in model else model["pool"]}')
+    if 'layer_scale' in model:
+      assumed.append('no rotary position embeddings')
+  if assumed:
+    log.warning(
+      '%s does not specify its architecture, and its arrays do not determine '
+      'all of it; assumed: %s. Override this by load_pretrained(…, '
+      'num_heads=…, gelu=…), or name the architecture: timm:ARCHITECTURE:PATH',
+      path,
+      ', '.join(assumed),
+    )
+
+
+def _parse_vit(
+  path: str, arrays: Mapping[str, np.ndarray], settings: _Settings
+) -> ParsedWeights:
+  """Parses the file of a Vision Transformer, given its arrays and settings.
+
+  Raises:
+    UserError: the arrays are not those of a Vision Transformer, or contradict
+      the settings.
+  """
+  arrays = _renamed(path, arrays)
+  if 'norm_pre.weight' in arrays:  # CLIP's patch embedding has no bias
+    width = arrays['norm_pre.weight'].shape
+    arrays.setdefault(_PATCH_BIAS, np.zeros(width, np.float32))
+  model = vit.section(path, arrays, NAMES, _KIND)
+  names_lib.shape_of(path, arrays, 'pos_embed', 3, _KIND)
+  architecture = settings.fitting(model)
+  pool = 'gap' if 'fc_norm' in model else model['pool']
+  specified = settings.pool or (architecture and architecture.pool)
+  if specified and _POOLS.get(specified) != pool:
+    raise UserError(
+      f'the settings of {path} specify the pooling {specified!r}, but its '
+      f'arrays are those of {pool!r}: the model vit does not support this.'
+    )
+  model['num_heads'] = (
+    settings.args.get('num_heads')
+    or model.get('num_heads')
+    or (architecture and architecture.num_heads)
+    or timm_models.num_heads(
+      model['width'], model['depth'], {'gap': 'avg'}.get(pool, pool)
+    )
+  )
+  vit.check_heads(path, model)
+  others = _num_prefix_tokens(arrays, model)
+  patches = arrays['pos_embed'].shape[1] - others
+  arrays, image_size = _with_positions(path, arrays, model, settings.image_size)
+  # A square of patches without positions of the other tokens can be a grid that
+  # is not square, with such positions.
+  is_ambiguous = settings.image_size is None and 'prefix_positions' in model
+  properties = ModelMetadata(
+    image_size,
+    norm_eps=_CLIP_EPSILON if 'pre_norm' in model else EPSILON,
+    position_resize='bicubic',
+    other_patches=patches if is_ambiguous else None,
+  )
+  return ParsedWeights(arrays, NAMES, model, properties)
+
+
+def _renamed(
+  path: str, arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Returns the arrays that an encoder uses, with timm's names."""
+  result = names_lib.renamed(arrays, _ALIASES)
+  for group, pattern in _LEFT_OUT.items():
+    unused = [name for name in result if re.match(pattern, name)]
+    if unused:
+      log.info('%s: left out %s, %d arrays', path, group, len(unused))
+    for name in unused:
+      del result[name]
+  return result
+
+
+def _with_positions(
+  path: str,
+  arrays: dict[str, np.ndarray],
+  model: dict[str, Any],
+  image_size: tuple[int, int] | None,
+) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
+  """Returns the arrays with converted positions, and the image size.
+
+  Depending on the source, there are positions for all tokens, only for the
+  patches, or (in DINOv2's repository) for the patches and the class token. In
+  the last case, the position of the class token is added to the token.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: arrays with timm's names.
+    model: keys of the model; `prefix_positions` is set.
+    image_size: (height, width) according to the settings, pixels.
+
+  Returns:
+    Arrays, and (height, width) in pixels.
+
+  Raises:
+    UserError: in none of these cases does the number of positions fit a square
+      of patches or the image size in the settings.
+  """
+  count, patch_size = arrays['pos_embed'].shape[1], model['patch_size']
+  prefix, cls = _num_prefix_tokens(arrays, model), int('cls_token' in arrays)
+  height, width = image_size or (0, 0)
+  specified = (height // patch_size, width // patch_size)
+  for others in dict.fromkeys((prefix, 0, cls)):  # tokens other than patches
+    side = math.isqrt(max(count - others, 0))
+    square = (side, side)
+    grid = specified if math.prod(specified) == count - others else square
+    if side and math.prod(grid) == count - others:
+      break
+  else:
+    raise UserError(
+      f'{path}: {count} positions do not form a square of patches, with or '
+      f'without {prefix} other tokens; other grids need the input_size in a '
+      'config.json next to the file.'
+    )
+  if others != prefix:
+    model['prefix_positions'] = False
+    if others:
+      names = 'cls_token', 'pos_embed'
+      arrays = foreign.without_class_position(arrays, *names)
+  return arrays, (grid[0] * patch_size, grid[1] * patch_size)
+
+
+def _num_prefix_tokens(arrays: Container[str], model: Mapping[str, Any]) -> int:
+  """Returns the number of tokens before those of the patches."""
+  cls = int('cls_token' in arrays)
+  return cls + model.get('distilled', 0) + model.get('registers', 0)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
@@ -271,20 +441,19 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
       f"{path}: weights with timm's names are .safetensors files; give a path "
       'with that ending.'
     )
-  model = Pretrained('', about, lambda abstract: None).model()
-  family = _family(tree.flatten(params))
-  naming = family.naming(model)
-  arrays = family.completed(model, foreign.exported(params, about, naming))
-  mean, std = foreign.mean_and_std(about)
-  notes = dict(
-    model_args=family.unshown(model),
-    image_size=list(about['image_size']),
-    gelu=model.gelu,
-    epsilon=model.norm_eps,
-    mean=mean,
-    std=std,
-    preprocess=about['preprocess'],
-    class_names=about['class_names'],
-    position_resize=about.get('position_resize'),
-  )
+  model = foreign.opened_model(about)
+  if swin.is_swin(tree.flatten(params)):
+    names, keys = swin.names(len(model.depths)), ('window_size', 'window_rule')
+  else:
+    names, keys = NAMES, ('num_heads',)
+  arrays = foreign.exported(params, about, names)
+  # The patch embedding of CLIP has no bias in timm. Folding and unfolding the
+  # mean of the pixels leaves a bias that is zero up to rounding.
+  if getattr(model, 'pre_norm', False):
+    if np.abs(arrays[_PATCH_BIAS]).max() < 1e-6:
+      del arrays[_PATCH_BIAS]
+  notes = {
+    'model_args': {key: getattr(model, key) for key in keys},
+    **ModelMetadata.of(model, about).notes(),
+  }
   tensors.write(path, arrays, {_NOTES: json.dumps(notes)})

@@ -1,23 +1,40 @@
-"""Properties of timm's architectures that arrays of a file do not determine.
+"""Settings of weights with timm's names, by architecture and by family.
 
-The values are in `timm_table.csv`, which tests/weights/write_timm_table.py
-writes from an installation of timm. A row with a dot in its name is a set of
-weights whose evaluation differs from that of the first set of its architecture.
+The values of architectures are in `timm_table.csv`, which
+tests/weights/write_timm_table.py writes from an installation of timm. A row
+with a dot in its name is a set of weights whose evaluation differs from that of
+the first set of its architecture.
 """
 
+import collections
 import csv
 import functools
+import logging
+import math
 import os
 import pathlib
-from typing import NamedTuple
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from vit_jax.data.augment.presets import IMAGENET, NONE
-from vit_jax.weights.formats.normalization import CLIP
+import numpy as np
 
+from vit_jax.data.augment.presets import (
+  IMAGENET,
+  NONE,
+  PRESETS,
+  Preset,
+  cropped,
+)
+from vit_jax.models.contract import Statistics
+from vit_jax.models.vit import SIZES
+from vit_jax.weights.patch_embedding import CLIP
+
+log = logging.getLogger('vit_jax')
 TABLE = pathlib.Path(__file__).with_name('timm_table.csv')
 # Blocks that the models of this package support.
 SUPPORTED = ('Block', 'Swin')
-_STATISTICS = {
+_STATISTICS: dict[str, Statistics] = {
   'half': NONE,
   'imagenet': IMAGENET,
   'clip': CLIP,
@@ -59,7 +76,7 @@ class Architecture(NamedTuple):
   crop_mode: str
 
   @property
-  def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  def statistics(self) -> Statistics:
     """Mean and standard deviation of the channels of pixels in [0, 1]."""
     return _STATISTICS.get(self.pixels, NONE)
 
@@ -84,6 +101,11 @@ def version() -> str:
     return file.readline().split()[-1]
 
 
+def source() -> str:
+  """Returns the name of the table for messages."""
+  return f'the table of timm {version()}'
+
+
 def find(name: str) -> Architecture | None:
   """Returns the architecture of a name; None if it is not in the table.
 
@@ -100,26 +122,143 @@ def of_file(path: str) -> Architecture | None:
   return find(os.path.splitext(os.path.basename(path))[0])
 
 
-def candidates(
-  width: int, depth: int, patch_size: int, pool: str
-) -> list[Architecture]:
-  """Returns the supported architectures of these sizes.
+def num_heads(width: int, depth: int, pool: str) -> int:
+  """Returns the probable number of heads of a ViT without a known architecture.
+
+  It is that of most architectures of timm, or else of the paper, with these
+  properties; for other sizes, heads have 64 channels.
 
   Args:
     width: embedding dimension.
     depth: number of blocks.
-    patch_size: side of a patch, pixels; timm's names contain it.
     pool: timm's `global_pool`.
   """
-  return [
-    each
+  same = collections.Counter(
+    each.num_heads
     for each in table().values()
     if each.block == 'Block'
     and (each.width, each.depth, each.pool) == (width, depth, pool)
-    and (f'patch{patch_size}_' in each.name or 'patch' not in each.name)
+  )
+  if same:
+    return same.most_common(1)[0][0]
+  by_width = {s['width']: s['num_heads'] for s in SIZES.values()}
+  return by_width.get(width) or max(width // 64, 1)
+
+
+class Family(NamedTuple):
+  """Patterns that recognize weights of a family, and their preprocessing.
+
+  Attributes:
+    pattern: regular expression for the name of a file in lower case.
+    array: regular expression for the names of arrays, used if no family's
+      pattern matches the file's name.
+    preset: evaluation preprocessing.
+    position_resize: method by which the repository of the family interpolates
+      positions, see `resizing.METHODS`; None for that of timm.
+  """
+
+  pattern: str
+  array: str
+  preset: Preset
+  position_resize: str | None = None
+
+
+def _timm(crop_fraction: float, normalization: Any) -> Preset:
+  """Returns timm's preset with another crop, and another mean and std."""
+  changes = dict(normalization=normalization, larger=cropped(crop_fraction))
+  return PRESETS['timm']._replace(**changes)
+
+
+# The first family that matches is used, so families with more specific patterns
+# come first. Each family has the crop of its repository, such as 224 of 256
+# pixels for `dino`; `swin`, `clip` and `vit` have that of timm.
+FAMILIES = {
+  'swin': Family(
+    r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
+  ),
+  'clip': Family(r'clip', r'norm_pre\.weight$', _timm(0.9, CLIP)),
+  'dinov2': Family(r'dinov2', r'register_tokens$', PRESETS['dino'], 'dino'),
+  'dino': Family(r'dino', r'head\.last_layer', PRESETS['dino'], 'dino'),
+  'mae': Family(
+    r'(^|_)mae_', r'decoder_pos_embed$', PRESETS['mae'], 'bicubic_no_antialias'
+  ),
+  'deit3': Family(
+    r'deit_?3',
+    r'(gamma_1|ls1\.gamma)$',
+    _timm(1.0, IMAGENET),
+    'bicubic_no_antialias',
+  ),
+  'deit': Family(
+    r'deit', r'dist_token$', _timm(0.875, IMAGENET), 'bicubic_no_antialias'
+  ),
+  'vit': Family(r'(?!)', r'(?!)', PRESETS['timm']),  # matches nothing
+}
+
+
+def family_settings(
+  path: str, arrays: Mapping[str, np.ndarray], image_size: tuple[int, int]
+) -> dict[str, Any]:
+  """Returns the defaults of the family that a file seems to belong to.
+
+  Args:
+    path: path of the file.
+    arrays: arrays under their names in the file.
+    image_size: (height, width) of the model, pixels.
+
+  Returns:
+    Values of `ModelMetadata`.
+  """
+  stem = os.path.basename(path).lower()
+  by_name = [n for n, f in FAMILIES.items() if re.search(f.pattern, stem)]
+  by_array = [
+    name
+    for name, family in FAMILIES.items()
+    if any(re.search(family.array, array) for array in arrays)
   ]
+  name = [*by_name, *by_array, 'vit'][0]
+  family = FAMILIES[name]
+  mean, std = family.preset.normalization
+  with_registers = name == 'dinov2' and 'register_tokens' in arrays
+  return dict(
+    known_from=f'the defaults of the family {name}',
+    # Arrays are weak evidence: LayerScale, for example, also occurs outside of
+    # DeiT-III.
+    assumed=not by_name,
+    gelu='quick' if 'quickgelu' in stem else 'exact',
+    mean=mean,
+    std=std,
+    preprocess=family.preset.section(image_size),
+    position_resize='bicubic' if with_registers else family.position_resize,
+  )
 
 
-def source() -> str:
-  """Returns the name of the table for messages."""
-  return f'the table of timm {version()}'
+def preprocess(
+  image_size: tuple[int, int],
+  crop_fraction: float,
+  interpolation: str = 'bicubic',
+  crop_mode: str = 'center',
+) -> dict[str, Any]:
+  """Returns the config section for the preprocessing of timm's evaluation.
+
+  Args:
+    image_size: (height, width), pixels.
+    crop_fraction: timm's `crop_pct`, in (0, 1].
+    interpolation: 'bicubic' or 'bilinear'; any other is replaced by 'bicubic',
+      with a warning.
+    crop_mode: 'center', which keeps the aspect ratio, or 'squash'.
+  """
+  size = max(image_size)
+  # timm rounds the side of the resized image down to whole pixels.
+  fraction = size / math.floor(size / crop_fraction)
+  if interpolation not in ('bicubic', 'bilinear'):
+    log.warning('images are resized by bicubic, not %s', interpolation)
+  resize = 'torchvision'
+  if crop_mode == 'squash':
+    resize = 'squash' if fraction == 1 else 'squash_central'
+  return {
+    'resize': resize,
+    'central_fraction': fraction,
+    'interpolation': 'bilinear_antialias'
+    if interpolation == 'bilinear'
+    else 'bicubic',
+  }

@@ -1,0 +1,143 @@
+"""Tests of axial attention in place of a convolution, and of its ResNet."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_vit import KEY, abstract, images_of, noise_params
+
+from examples.axial_resnet import EPSILON, AxialAttention, Model
+from vit_jax.arrays import tree
+
+TINY = dict(depths=(1, 2), num_heads=2, dtype='float32')
+
+
+def layer(axis):
+  return AxialAttention(axis, 2, jnp.dtype('float32'))
+
+
+def random_map(rows, columns):
+  """Returns a map, and parameters of attention along its rows."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(2, rows, columns, 32)).astype(np.float32)
+  shapes = jax.eval_shape(layer('row').init, KEY, jnp.asarray(x))
+  return x, jax.tree.map(
+    lambda s: rng.normal(0, 0.5, s.shape).astype(np.float32), shapes
+  )
+
+
+def group_norm(x, p):
+  """Normalizes one line, [positions, channels], over 32 groups."""
+  groups = x.reshape(len(x), 32, -1)
+  groups = groups - groups.mean((0, 2), keepdims=True)
+  groups = groups / np.sqrt((groups**2).mean((0, 2), keepdims=True) + 1e-4)
+  return groups.reshape(x.shape) * p['scale'] + p['bias']
+
+
+def test_axial_attention_equals_numpy():
+  """The reference loops over lines and pairs of positions."""
+  x, variables = random_map(3, 5)
+  p = variables['params']
+  expected = np.zeros_like(x)
+  for n, row in np.ndindex(2, 3):
+    qkv = group_norm(x[n, row] @ p['qkv'].reshape(32, 64), p['gn_qkv'])
+    out = np.zeros((5, 2, 16))
+    for head in range(2):
+      each = qkv[:, 32 * head : 32 * (head + 1)]
+      query, key, value = each[:, :8], each[:, 8:16], each[:, 16:]
+      for o in range(5):
+        r = [p['relative'][:, 4 + other - o] for other in range(5)]
+        logits = np.array(
+          [
+            query[o] @ key[k] + query[o] @ r[k][:8] + key[k] @ r[k][8:16]
+            for k in range(5)
+          ]
+        )
+        weights = np.exp(logits - logits.max())
+        weights /= weights.sum()
+        out[o, head] = sum(
+          weights[k] * (value[k] + r[k][16:]) for k in range(5)
+        )
+    expected[n, row] = group_norm(out.reshape(5, 32), p['gn_out'])
+  ours = jax.jit(layer('row').apply)(variables, x)
+  np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_column_attention_is_row_attention_of_the_transpose():
+  x, variables = random_map(3, 5)
+  x = jnp.asarray(x)
+  along_rows = layer('row').apply(variables, x)
+  along_columns = layer('column').apply(variables, x.swapaxes(1, 2))
+  np.testing.assert_allclose(
+    along_columns, along_rows.swapaxes(1, 2), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_parameter_count():
+  """The model has the parameters that its 50 layers add up to."""
+  expected = 7 * 7 * 3 * 64 + 2 * 64
+  before, side = 64, 56
+  for i, depth in enumerate((3, 4, 6, 3)):
+    inner, outer = 64 * 2**i, 256 * 2**i
+    for unit in range(depth):
+      expected += before * inner + 2 * inner + inner * outer + 2 * outer
+      lines = inner * 2 * inner + 2 * inner // 8 * (2 * side - 1)
+      expected += 2 * (lines + 2 * 2 * inner + 2 * inner)
+      if unit == 0:
+        expected += before * outer + 2 * outer
+        side = side // 2 if i else side
+      before = outer
+  expected += 2048 * 1000 + 1000
+  assert tree.size(abstract(Model(1000, variant='R50'))) == expected
+
+
+@pytest.mark.slow
+def test_adapt_gives_the_shapes_of_the_new_size():
+  model = Model(0, **TINY | dict(depths=(2, 2, 1)))
+  flat = tree.flatten(noise_params(model, (40, 64)))
+  sized = {
+    k: np.asarray(leaf) for k, leaf in flat.items() if k.startswith(model.sized)
+  }
+  assert len(sized) == 10
+  expected = tree.flatten(abstract(model, (64, 96)))
+  adapted = model.adapt(sized, (40, 64), (64, 96), 'aligned')
+  for path, leaf in adapted.items():
+    assert leaf.shape == expected[path].shape, path
+    ends = leaf[..., [0, -1]], sized[path][..., [0, -1]]
+    np.testing.assert_allclose(*ends, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_norms_have_the_authors_epsilon():
+  """It is 1e-4, which matters for small activations."""
+  model = Model(0, depths=(1,), dtype='float32')
+  params = noise_params(model, (16, 16))
+  assert EPSILON == 1e-4
+  params['conv_root']['kernel'] = jnp.zeros_like(params['conv_root']['kernel'])
+  kernel = np.zeros((7, 7, 3, 64), np.float32)
+  kernel[3, 3, 0] = 1  # every output is the same multiple of one pixel
+  params['conv_root']['kernel'] = jnp.asarray(kernel)
+  images = 1e-4 * images_of(1, 16, 16)
+  outputs = model.apply(
+    {'params': params},
+    images,
+    method='predict',
+    capture_intermediates=lambda module, _: module.name == 'gn_root',
+  )[1]['intermediates']['gn_root']['__call__'][0]
+  standardized = (kernel - kernel.mean((0, 1, 2))) / (
+    kernel.std((0, 1, 2)) + 1e-5
+  )
+  x = jax.lax.conv_general_dilated(
+    images,
+    standardized,
+    (2, 2),
+    'SAME',
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+  groups = np.asarray(x).reshape(1, 8, 8, 32, 2)
+  groups = groups - groups.mean((1, 2, 4), keepdims=True)
+  groups /= np.sqrt((groups**2).mean((1, 2, 4), keepdims=True) + 1e-4)
+  norm = params['gn_root']
+  expected = groups.reshape(x.shape) * norm['scale'] + norm['bias']
+  np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=1e-4)

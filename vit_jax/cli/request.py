@@ -1,0 +1,315 @@
+"""Weights, data and batch size of a command that reads a whole data set."""
+
+import dataclasses
+import json
+import logging
+import math
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+from absl import flags
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Int
+
+from vit_jax.arrays import memory, sharding
+from vit_jax.cli import process, shared_flags
+from vit_jax.config import loading, overrides
+from vit_jax.config.schema import MAX_BATCH_SIZE, Config, build_section
+from vit_jax.data import filters
+from vit_jax.data.contract import Source
+from vit_jax.errors import UserError, check_range
+from vit_jax.files import paths
+from vit_jax.processes import consensus, runtime
+from vit_jax.weights import pretrained
+from vit_jax.weights.contract import Pretrained
+
+log = logging.getLogger('vit_jax')
+# Batches with fewer pixels fit everywhere, and are not compiled for a check.
+_SMALL = 128 * 256 * 256
+_USABLE = 0.6  # fraction of the memory that the program may use
+_MOST = 128  # images per batch, by default
+
+
+def define_flag() -> None:
+  """Defines --batch_size, whose default is the result of `fitting`."""
+  flags.DEFINE_integer(
+    'batch_size',
+    None,
+    f'Images per batch on all devices; default: {_MOST}, or fewer if memory is '
+    'scarce.',
+  )
+
+
+def fitting(
+  weights: Pretrained,
+  mesh: Mesh,
+  most: int = _MOST,
+  predict: Callable[[Any, Any], Any] | None = None,
+  examples: int | None = None,
+) -> int:
+  """Returns a number of images whose predictions fit into memory.
+
+  The predictions are compiled for `most` images, and for half as many until the
+  program needs at most 60 % of the memory of a device. All processes must call
+  it, and the result is that of process 0.
+
+  Small images fit in any case, and the result is `most`.
+
+  Args:
+    weights: weights that are applied, with their image size.
+    mesh: mesh of the devices.
+    most: number of images that is returned if they fit.
+    predict: function of (parameters, batch) to run; by default
+      `Objective.predict`.
+    examples: number of images that there are, if known.
+
+  Returns:
+    A multiple of the number of devices, unless it is `most`.
+  """
+  height, width = weights.image_size
+  limit = memory.of_device(mesh.local_devices[0])
+  if limit is None or most * height * width <= _SMALL * mesh.size:
+    return most
+  params = weights.abstract_params(mesh)
+  program = jax.jit(predict or weights.objective().predict)
+  # A batch would be filled up with images that are computed for nothing.
+  needed = most if examples is None else min(most, examples)
+  size = -(-needed // mesh.size) * mesh.size
+  largest = min(size, most)
+  while size > mesh.size:
+    shape = (size, height, width, weights.model().channels)
+    image = jax.ShapeDtypeStruct(
+      shape, np.uint8, sharding=sharding.batch_sharding(mesh)
+    )
+    if _bytes(program, params, image, mesh) <= _USABLE * limit:
+      break
+    size = max(size // 2 // mesh.size, 1) * mesh.size
+  size = consensus.from_main(lambda: min(size, most))
+  if size < largest:
+    log.info(
+      'batches of %d instead of %d images of %dx%d pixels, because of the '
+      'memory of %s',
+      size,
+      largest,
+      height,
+      width,
+      memory.text(limit),
+    )
+  return size
+
+
+def _bytes(
+  predict: Any, params: Any, image: jax.ShapeDtypeStruct, mesh: Mesh
+) -> float:
+  """Returns the memory per device of a program; infinite if it is too large.
+
+  Args:
+    predict: jitted function of (parameters, batch).
+    params: shapes of the parameters.
+    image: shape of the images of a batch.
+    mesh: mesh of the devices.
+  """
+  try:
+    with jax.set_mesh(mesh):
+      compiled = predict.lower(params, {'image': image}).compile()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    return math.inf
+  used = memory.program_bytes(compiled)
+  return 0 if used is None else used['peak']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """Weights, data and batch sizes of a command.
+
+  `evaluate` does not use config, weights and part_examples.
+
+  Attributes:
+    config: path of a config file whose data are used.
+    dataset: TFDS name or kind of source; by default that of the checkpoint.
+    split: split of the data; by default the training split of `config`, or the
+      split of the evaluator.
+    data_dir: TFDS directory, or the path of another source.
+    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
+    preprocess: name of a preset; by default the preprocessing of the weights.
+    batch_size: images per batch on all devices; by default 128, or fewer if
+      these do not fit into memory.
+    image_size: (height, width) of the images, pixels; by default that of the
+      weights.
+    part_examples: examples per written part; rounded up to whole batches.
+    settings: overrides such as '--config.source.KEY=value', also for reader and
+      preprocess.
+  """
+
+  config: str | None = None
+  dataset: str | None = None
+  split: str | None = None
+  data_dir: str | None = None
+  weights: str = 'params'
+  preprocess: str | None = None
+  batch_size: int | None = None
+  image_size: tuple[int, int] | None = None
+  part_examples: int = 8192
+  settings: Sequence[str] = ()
+
+  def __post_init__(self):
+    for key in ('batch_size', 'part_examples'):
+      value = getattr(self, key)
+      check_range(f'--{key}', value, at_least=1, at_most=MAX_BATCH_SIZE)
+
+  @classmethod
+  def of_flags(cls, **more: Any) -> Self:
+    """Returns the request that flags specify.
+
+    Args:
+      **more: values of attributes that are not those of the flags.
+    """
+    values = flags.FLAGS
+    keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
+    from_flags = {key: getattr(values, key) for key in keys}
+    from_flags['image_size'] = shared_flags.image_size(values)
+    return cls(**from_flags | more, settings=values.overrides)
+
+
+def define_flags(
+  sections: str = 'source, reader and preprocess',
+) -> None:
+  """Defines the flags for weights, data and batch size.
+
+  Args:
+    sections: sections that --config.SECTION.KEY=… changes, for the help.
+  """
+  shared_flags.define_checkpoint()
+  flags.DEFINE_string(
+    'dataset',
+    None,
+    'TFDS name, or a source (folder, tar, …); default: the data of the '
+    'checkpoint.',
+  )
+  flags.DEFINE_string(
+    'split',
+    None,
+    'Split; default: that of the evaluator, or the training split of --config.',
+  )
+  flags.DEFINE_string(
+    'data_dir', None, 'TFDS directory, or the path of another source.'
+  )
+  shared_flags.define_image_size()
+  shared_flags.define_flag()
+  define_flag()
+  flags.DEFINE_bool('json', False, 'Print one JSON object.')
+  flags.DEFINE_multi_string(
+    'overrides',
+    overrides.extract(sys.argv),
+    f'Set by --config.SECTION.KEY=…, for the sections {sections}.',
+  )
+  process.define_distributed_flags()
+
+
+def define_output_flags(endings: str) -> None:
+  """Defines further flags that features and pseudo_label share.
+
+  Args:
+    endings: allowed endings of --out, for its help.
+  """
+  define_flags()
+  shared_flags.define_choice()
+  flags.DEFINE_string('config', None, 'Config whose data is used.')
+  flags.DEFINE_integer('part_examples', 8192, 'Images per written part.')
+  flags.DEFINE_string('out', None, f'Path of the result: {endings}.')
+
+
+def output_file(path: str, endings: Collection[str]) -> epath.Path:
+  """Returns the path of --out.
+
+  Raises:
+    UserError: the path is remote, or has another ending.
+  """
+  if paths.is_remote(path) or epath.Path(path).suffix not in endings:
+    raise UserError(
+      f'--out={path} is not allowed: give the path of a local file that ends '
+      f'in {" or ".join(endings)}.'
+    )
+  return paths.locate(path)
+
+
+def sections(weights: Pretrained) -> dict[str, Any]:
+  """Returns the reader and preprocess sections that belong to the weights."""
+  return {
+    'reader': shared_flags.reader_section(weights.about),
+    'preprocess': {'name': 'transforms', **weights.about['preprocess']},
+  }
+
+
+def open_data(
+  weights: Pretrained, request: Request
+) -> tuple[Config, Source, str, Int[np.ndarray, ' n']]:
+  """Opens the data that a request specifies.
+
+  Args:
+    weights: weights, whose data, reader and preprocessing are the defaults.
+    request: weights, data and batch sizes of the command.
+
+  Returns:
+    A config of the completed sections, the source, its split, and the indices
+    of the examples that training with `request.config` leaves out.
+
+  Raises:
+    UserError: the data or the split does not exist, or is empty.
+  """
+  about, split, leave_out = weights.about, request.split, None
+  if request.config is not None:
+    config = loading.load(request.config)
+    about = {'source': config.source.to_dict()}
+    split = split or config.train.split
+    leave_out = config.train.leave_out
+  if split is None:
+    raise UserError(
+      '--split is missing; give the split to use (train for a folder without '
+      'splits), or --config=FILE.py to use its training split.'
+    )
+  source = shared_flags.source_section(about, request.dataset, request.data_dir)
+  completed = overrides.apply(
+    sections(weights) | {'source': source}, [*request.settings]
+  )
+  data = build_section(completed, 'source', split)
+  if not len(data):
+    raise UserError(f'{data.name} is empty; give another --split or --dataset.')
+  left_out = filters.listed(data, leave_out, strict=False)
+  return completed, data, split, left_out
+
+
+def open_weights(checkpoint: str, request: Request) -> Pretrained:
+  """Loads the requested weights with their preprocessing.
+
+  Raises:
+    UserError: the weights do not exist, or the preset is unknown.
+  """
+  found = pretrained.find(checkpoint, request.weights, request.image_size)
+  return shared_flags.with_preset(found, request.preprocess)
+
+
+def print_result(out: str, result: dict[str, Any], keys: Sequence[str]) -> None:
+  """Prints the description of a result, on the main process only.
+
+  Args:
+    out: path of the result.
+    result: description of the result.
+    keys: keys of the description that are printed without --json.
+  """
+  if not runtime.is_main():
+    return
+  result = {'out': out, **result, 'classes': len(result['class_names'])}
+  del result['class_names']
+  if flags.FLAGS.json:
+    print(json.dumps(result))
+    return
+  for key in ('out', 'checkpoint', 'data', *keys, 'classes'):
+    print(f'{key}: {result[key]}')
+  print(f'preprocess: {shared_flags.line(result["preprocess"])}')

@@ -1,0 +1,498 @@
+"""Sources that leave out or relabel the examples of another source.
+
+`Tail` contains the examples that remain when an interrupted pass is resumed.
+`Relabelled` maps labels to those of a head by the names of classes. `Remaining`
+leaves out listed examples, such as images of a test set.
+
+A list is a file of JSON lines, which `check_data --against` writes. Each line
+identifies an example by its position in a part of the data (see `rows` in
+`data.contract`), so a list applies to every split of the same data, wherever
+they are stored:
+
+  {"part": "train", "position": 17, "checksum": "6f1c…", "where": "…", …}
+
+The checksum of the encoded image detects lists of other data. Further keys,
+such as `where`, are for readers.
+"""
+
+import copy
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeGuard, cast
+
+import numpy as np
+from etils import epath
+from jaxtyping import Int
+
+from vit_jax.data import contract, fingerprint
+from vit_jax.data.contract import Source
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage.splits import Concatenation
+from vit_jax.errors import UserError
+from vit_jax.files import jsonl, paths
+
+UNLABELLED = 0  # placeholder label, because transforms require a label
+
+
+class Tail:
+  """The examples of a source whose index is at least `start`."""
+
+  def __init__(self, source: Source, start: int):
+    """Wraps a source.
+
+    Args:
+      source: source of all examples.
+      start: index of the first remaining example.
+    """
+    self._source, self._start = source, start
+    self.name, self.num_classes = source.name, source.num_classes or 1
+    self.class_names = source.class_names
+
+  def __len__(self) -> int:
+    return len(self._source) - self._start
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return {'label': UNLABELLED, **self._source[self._start + index]}
+
+  def where(self, index: int) -> str:
+    """Returns the location of an example, if the source provides it."""
+    return contract.where(self._source, self._start + index)
+
+
+log = logging.getLogger('vit_jax')
+# Keys of a line of a list, and the types of their values.
+_KEYS = {'part': (str,), 'position': (int,), 'checksum': (str, type(None))}
+_SAMPLES = 8  # number of examples whose checksum is compared
+_OTHER_DATA = (
+  'The list belongs to other data, or the data has changed: write it again '
+  'with python -m vit_jax.check_data --against.'
+)
+
+
+class Remaining:
+  """A source without some of its examples.
+
+  Attributes:
+    name: name of the source.
+    num_classes: number of classes of the source.
+    class_names: class names of the source.
+  """
+
+  def __init__(self, source: Source, indices: Int[np.ndarray, ' n']):
+    """Leaves examples out; the order of the others is that of the source.
+
+    Args:
+      source: source of all examples.
+      indices: indices of the examples to leave out, ascending.
+    """
+    self._source, self._left_out = source, indices
+    # Number of remaining examples before each example that is left out.
+    self._before = indices - np.arange(len(indices))
+    self.name, self.num_classes = source.name, source.num_classes
+    self.class_names = source.class_names
+
+  def __len__(self) -> int:
+    return len(self._source) - len(self._left_out)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return self._source[self._find(index)]
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the remaining rows of the source; see `data.contract`."""
+    start = 0
+    for part, rows in getattr(self._source, 'rows', tuple)():
+      inside = np.searchsorted(self._left_out, [start, start + len(rows)])
+      yield part, np.delete(rows, self._left_out[slice(*inside)] - start)
+      start += len(rows)
+
+  @property
+  def labels(self) -> Callable[[], Int[np.ndarray, ' n']]:
+    """Method of the source that returns all labels, if it has this method."""
+    of_all = cast(Any, self._source).labels
+    return lambda: np.delete(of_all(), self._left_out)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Dataset fingerprint, compared when a run is resumed.
+
+    It is that of the source, with the number of remaining examples and a
+    checksum of the indices that are left out.
+    """
+    return fingerprint.of(self._source) | {
+      'size': len(self),
+      'left_out': fingerprint.checksum(self._left_out),
+    }
+
+  def where(self, index: int) -> str:
+    """Returns the location of an example, if the source provides it."""
+    return contract.where(self._source, self._find(index))
+
+  def _find(self, index: int) -> int:
+    """Returns the index of an example in the source."""
+    if not 0 <= index < len(self):
+      raise IndexError(f'index {index} of {len(self)} examples')
+    return index + int(np.searchsorted(self._before, index, 'right'))
+
+
+def without(source: Source, indices: Int[np.ndarray, ' n']) -> Source:
+  """Returns a source without some of its examples.
+
+  Args:
+    source: source of all examples.
+    indices: int64 indices of the examples to leave out, ascending.
+
+  Raises:
+    UserError: no example remains; or the source defines its own order, but not
+      the method `without` (see `data.contract`).
+  """
+  if not len(indices):
+    return source
+  if len(indices) == len(source):
+    raise UserError(
+      f'all {len(source)} examples of {source.name} are left out: use a '
+      'shorter list, or other data.'
+    )
+  own: Any = getattr(source, 'without', None)
+  if own is not None:
+    return own(indices)
+  if hasattr(source, 'locate') or hasattr(source, 'replacements'):
+    raise UserError(
+      f'{source.name} defines its own order of the examples, so examples can '
+      'be left out only by a method `without` of its class '
+      f'{type(source).__qualname__}; see vit_jax.data.contract.'
+    )
+  return Remaining(source, indices)
+
+
+def without_listed(
+  source: Source, path: str | None, strict: bool = True
+) -> Source:
+  """Returns a source without the examples of a list; see `listed`, `without`.
+
+  Args:
+    source: source of all examples.
+    path: local path or gs:// address of the list; None for the unchanged
+      source.
+    strict: whether a list of other data is an error; otherwise the source is
+      returned unchanged.
+
+  Raises:
+    UserError: the list does not exist, cannot be parsed, or belongs to other
+      data; or see `without`.
+  """
+  return without(source, listed(source, path, strict))
+
+
+def listed(
+  source: Source, path: str | None, strict: bool = True
+) -> Int[np.ndarray, ' n']:
+  """Returns the indices of the examples of a list, ascending.
+
+  Args:
+    source: source of the examples.
+    path: local path or gs:// address of the list; None for no example.
+    strict: whether a list of other data is an error; otherwise it contains no
+      example of the source.
+
+  Raises:
+    UserError: the list does not exist, cannot be parsed, or belongs to other
+      data.
+  """
+  if path is None:
+    return np.zeros(0, np.int64)
+  by_part = _read(paths.locate(path))
+  if not strict and not list(getattr(source, 'rows', tuple)()):
+    return np.zeros(0, np.int64)  # other data, without positions
+  parts = positions(source)
+  found, start = [np.zeros(0, np.int64)], 0
+  entries: list[dict[str, Any]] = []  # of each example that is left out
+  for part, rows in parts:
+    of_part = by_part.get(part, {})  # a part can occur several times
+    hits = np.flatnonzero(np.isin(rows, list(of_part)))
+    found.append(start + hits)
+    entries += [of_part[position] for position in rows[hits].tolist()]
+    start += len(rows)
+  indices = np.concatenate(found)
+  problem = _other_data(source, path, by_part, dict(parts), indices, entries)
+  if problem and strict:
+    raise UserError(f'{problem} {_OTHER_DATA}')
+  if problem:
+    log.info('%s: no example is left out: %s', source.name, problem)
+    return indices[:0]
+  log.info('%s: %d examples are left out (%s)', source.name, len(indices), path)
+  return indices
+
+
+def _other_data(
+  source: Source,
+  path: str,
+  by_part: dict[str, dict[int, dict[str, Any]]],
+  parts: Collection[str],
+  indices: Int[np.ndarray, ' n'],
+  entries: list[dict[str, Any]],
+) -> str:
+  """Describes why a list belongs to other data; empty if it does not.
+
+  Args:
+    source: source of the examples.
+    path: path of the list.
+    by_part: content of the list, see `_read`.
+    parts: names of the parts of the source.
+    indices: indices of the listed examples in the source.
+    entries: the line of each of these examples.
+  """
+  if by_part and not by_part.keys() & {*parts}:
+    return (
+      f'{path} lists no example of {source.name}, but examples of '
+      f'{next(iter(by_part))!r}.'
+    )
+  count = min(len(indices), _SAMPLES)
+  for number in np.linspace(0, len(indices) - 1, count).round().astype(int):
+    index, entry = int(indices[number]), entries[number]
+    if checksum(source, index) != entry['checksum']:
+      where = contract.where(source, index)
+      return (
+        f'{path} lists another image at the position {entry["position"]} of '
+        f'{entry["part"]!r} than {source.name} has ({where}).'
+      )
+  return ''
+
+
+def described(
+  source: Source, indices: Int[np.ndarray, ' n']
+) -> list[dict[str, Any]]:
+  """Returns the line of a list for each of some examples.
+
+  Args:
+    source: source of the examples.
+    indices: their indices.
+
+  Raises:
+    UserError: the source does not have the method `rows`.
+  """
+  parts = list(positions(source))
+  place = Concatenation(len(rows) for _, rows in parts)
+  lines = []
+  for index in indices.tolist():
+    number, row = place.find(index)
+    part, rows = parts[number]
+    values = (part, int(rows[row]), checksum(source, index))
+    lines.append(
+      dict(zip(_KEYS, values, strict=True))
+      | {'where': contract.where(source, index)}
+    )
+  return lines
+
+
+def positions(source: Source) -> list[tuple[str, Int[np.ndarray, ' n']]]:
+  """Returns the rows of a source, checked; see `data.contract`.
+
+  Raises:
+    UserError: the source does not have the method `rows`, or it does not return
+      the position of every example.
+  """
+  rows: Any = getattr(source, 'rows', tuple)
+  parts = list(rows())
+  count = sum(len(part_rows) for _, part_rows in parts)
+  if count != len(source):
+    raise UserError(
+      f'examples of {source.name} cannot be listed or left out, because '
+      f'`rows` of its class {type(source).__qualname__} returns the positions '
+      f'of {count} of its {len(source)} examples; see vit_jax.data.contract.'
+    )
+  return parts
+
+
+def checksum(source: Source, index: int) -> str | None:
+  """Computes a checksum of an encoded image; None for a bad record."""
+  try:
+    image = source[index]['image']
+  except DecodeError:
+    return None
+  if not isinstance(image, np.ndarray):
+    image = np.frombuffer(image, np.uint8)
+  return fingerprint.checksum(image)
+
+
+def _is_entry(entry: Any) -> TypeGuard[dict[str, Any]]:
+  """Returns whether a line of a list has all keys, with values of their types.
+
+  A position that is a string, for example, would be found in no part.
+  """
+  return (
+    isinstance(entry, dict)
+    and entry.keys() >= _KEYS.keys()
+    and all(type(entry[key]) in kinds for key, kinds in _KEYS.items())
+    and entry['position'] >= 0
+  )
+
+
+def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
+  """Reads a list: {part: {position: its line}}."""
+  if not path.exists():
+    raise UserError(
+      f'train.leave_out: {path} does not exist.{paths.nearest(path)} If the '
+      'list was moved, give --config.train.leave_out=PATH.'
+    )
+  listed: dict[str, dict[int, dict[str, Any]]] = {}
+  for line, entry in jsonl.read(path):
+    if not _is_entry(entry):
+      text = line.decode(errors='replace').strip()
+      raise UserError(
+        f'train.leave_out: {path} contains the line {text!r:.100}; each line '
+        'must be a JSON object with the keys part (a string), position (an '
+        'integer of at least 0) and checksum (a string or null), as python -m '
+        'vit_jax.check_data --against writes it.'
+      )
+    listed.setdefault(entry['part'], {})[entry['position']] = entry
+  return listed
+
+
+_SHOWN = 5  # maximum number of class names in a message
+
+
+class Relabelled:
+  """A source whose labels are mapped to another list of class names.
+
+  Attributes:
+    name: name of the source.
+    num_classes: number of classes of the other list.
+    class_names: class names of the other list.
+  """
+
+  def __init__(self, source: Source, class_names: Sequence[str]):
+    """Maps labels by name.
+
+    Args:
+      source: source whose class names are a subset of `class_names`.
+      class_names: class names in the order of the new labels.
+    """
+    self._source, self._several = source, ''
+    index = {name: i for i, name in enumerate(class_names)}
+    self._labels = [index[name] for name in source.class_names]
+    self.name = source.name
+    self.num_classes, self.class_names = len(class_names), list(class_names)
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    example = self._source[index]
+    mapped = {**example, 'label': self._mapped(example['label'])}
+    if self._several in example:
+      labels = example[self._several]
+      mapped[self._several] = [self._mapped(label) for label in labels]
+    return mapped
+
+  def with_labels(self, key: str) -> 'Relabelled':
+    """Returns this source, whose examples also have a list of mapped labels."""
+    other = copy.copy(self)
+    other._several = key
+    if hasattr(self._source, 'with_labels'):
+      other._source = cast(Any, self._source).with_labels(key)
+    return other
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the rows of the source if it has any; see `data.contract`."""
+    yield from getattr(self._source, 'rows', tuple)()
+
+  def where(self, index: int) -> str:
+    """Returns the location of an example, if the source provides it."""
+    return contract.where(self._source, index)
+
+  def _mapped(self, label: Any) -> int:
+    label = int(label)
+    # A negative label would be a valid index of the list.
+    if not 0 <= label < len(self._labels):
+      raise DecodeError(f'label {label}; allowed: 0 to {len(self._labels) - 1}')
+    return self._labels[label]
+
+
+def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
+  """Maps the labels of a source to those of a head, by the names of classes.
+
+  Args:
+    source: source that the head is evaluated on.
+    class_names: class names of the head, in the order of its outputs; the head
+      may have further outputs without names.
+    head: name of the head, for messages.
+
+  Returns:
+    The unchanged source if its classes are the first classes of the head, in
+    the same order, or if the source or the head has numbers in place of class
+    names; otherwise a source whose labels are mapped by name.
+
+  Raises:
+    UserError: the source has a class that the head does not have.
+  """
+  own, known = list(source.class_names), list(class_names)
+  if own == known[: len(own)]:
+    return source
+  if numbered(own) or numbered(known):
+    log.info(
+      '%s: class names cannot be compared with those of %s, because one of '
+      'them has numbers in place of names; labels are used without mapping',
+      source.name,
+      head,
+    )
+    return source
+  unique = len(set(own)) == len(own) and len(set(known)) == len(known)
+  if not unique or not set(own) <= set(known):
+    raise UserError(
+      f'the classes of {source.name} differ from those of {head}: '
+      f'{names_differ(known, own, ("in the head", "in the data"))}. Use data '
+      'with the same classes, rename the classes (by source.class_map for '
+      'most sources), or fine-tune on this data first.'
+    )
+  log.warning(
+    '%s: the order of the %d classes differs from that of the %d classes of '
+    '%s; labels are mapped by name',
+    source.name,
+    len(own),
+    len(known),
+    head,
+  )
+  return Relabelled(source, known)
+
+
+def numbered(class_names: Sequence[str]) -> bool:
+  """Returns whether each name is only its index, such as '3' or 'class 3'."""
+  return all(
+    re.fullmatch(rf'(class[ _]?)?0*{i}', name, re.IGNORECASE)
+    for i, name in enumerate(class_names)
+  )
+
+
+def names_differ(
+  old: Iterable[str],
+  new: Iterable[str],
+  places: tuple[str, str] = ('before', 'now'),
+) -> str:
+  """Describes the differences between two lists of class names in one line.
+
+  Args:
+    old: first list.
+    new: second list.
+    places: phrases that identify the first and the second list in the text, for
+      example ('in the head', 'in the data').
+  """
+  old, new = list(old), list(new)
+  parts = [
+    f'{len(only)} only {place} ({_some(only)})'
+    for place, only in (
+      (places[0], [name for name in old if name not in set(new)]),
+      (places[1], [name for name in new if name not in set(old)]),
+    )
+    if only
+  ]
+  if not parts:
+    moved = [name for i, name in enumerate(new) if old[i : i + 1] != [name]]
+    parts = [f'the same names in another order or repeated: {_some(moved)}']
+  counts = f'{len(old)} {places[0]}, {len(new)} {places[1]}'
+  return f'{counts}; {", ".join(parts)}'
+
+
+def _some(names: list[str]) -> str:
+  more = ', …' if len(names) > _SHOWN else ''
+  return ', '.join(map(repr, names[:_SHOWN])) + more

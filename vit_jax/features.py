@@ -1,0 +1,464 @@
+"""Computes features: python -m vit_jax.features --checkpoint=P … --out=F.npz.
+
+The features are those of a frozen model, for one of the following:
+- a split, with the flags of `evaluate`: --dataset=NAME --split=S, --data_dir=D
+  and --config.source.KEY=…
+- the training split of a config, or another one with --split:
+  --config=configs/cifar10.py
+- image files: IMAGE…, where a directory means the images in it at any depth
+
+The output is an .npz or .parquet file with columns of equal length: `features`
+float32 `[n, d]` (or `[n, …, d]`, see `predictor`), `index` of the example in
+the source (bad records are left out), `label` if the source has labels, and
+`path` for image files. It also contains class names and the preprocessing, in
+`about`, a description as JSON. After an interruption, the same command
+continues and gives the same file.
+
+--tokens writes the patch tokens instead of one vector per image, and
+--layers=-1,-4 the outputs of the last block and of the fourth from the end.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from vit_jax.arrays import sharding
+from vit_jax.cli import output_parts, process, shared_flags
+from vit_jax.cli import request as request_lib
+from vit_jax.cli.output_parts import Arrays, Format, Parts
+from vit_jax.cli.shared_flags import images_of
+from vit_jax.config import overrides
+from vit_jax.config.schema import Config
+from vit_jax.data import filters, fingerprint
+from vit_jax.data.contract import Source
+from vit_jax.data.filters import Tail
+from vit_jax.data.storage import files, npz
+from vit_jax.data.storage.class_folders import UNLABELLED
+from vit_jax.errors import UserError
+from vit_jax.evaluators.contract import Batch, Setting
+from vit_jax.evaluators.features import Extractor
+from vit_jax.objectives.mixing import normalize
+from vit_jax.training import frozen
+from vit_jax.weights import pretrained
+from vit_jax.weights.contract import Pretrained
+
+PyTree = Any
+Predict = Callable[[PyTree, Batch], dict[str, jax.Array]]
+# Keys of the description that are known only after the computation.
+RESULTS = ('count', 'shape', 'width')
+
+
+class Images:
+  """Image files in a given order."""
+
+  name, num_classes = 'the images', 0
+  class_names: list[str] = []
+
+  def __init__(self, paths: Sequence[str]):
+    """Stores the paths; each file is opened when its example is read."""
+    self.paths = [*paths]
+
+  def __len__(self) -> int:
+    return len(self.paths)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return {'image': files.read_image(self.paths[index])}
+
+  def where(self, index: int) -> str:
+    """Returns the path of the file."""
+    return self.paths[index]
+
+
+def parse_layers(numbers: Sequence[str]) -> list[int]:
+  """Returns the indices of blocks that the flag --layers contains.
+
+  Raises:
+    UserError: a value is not an integer.
+  """
+  try:
+    return [int(number) for number in numbers]
+  except ValueError as error:
+    raise UserError(
+      f'--layers={",".join(numbers)} is not a list of integers: give the '
+      'indices of blocks, such as --layers=-1,-4.'
+    ) from error
+
+
+def predictor(
+  weights: Pretrained, *, layers: Sequence[int] = (), tokens: bool = False
+) -> Predict:
+  """Returns a function like `Objective.predict` with other features.
+
+  The last LayerNorm is applied to the output of each block, as in DINO's
+  `get_intermediate_layers` (timm's function of this name needs `norm=True`).
+  With `layers`, each block has the features that the model would have if it
+  ended after this block: for a class token, the normalized class token.
+
+  Args:
+    weights: the model and its parameters.
+    layers: indices of blocks; 0 is the first one, -1 the last one. Their order
+      is that of the result. If () is given, only the last block is used.
+    tokens: whether the features are all patch tokens, row by row, without a
+      class token, distillation token or registers.
+
+  Returns:
+    Function of the parameters of the objective and of a batch. `features` is
+    float32 `[n, layers, d]`, or with `tokens` `[n, layers, t, d]`, and without
+    `layers` `[n, t, d]`.
+
+  Raises:
+    UserError: the model does not have these results.
+  """
+  model, objective = weights.model(), weights.objective()
+  if layers and not hasattr(model, 'last_norm'):
+    raise UserError(
+      f'--layers={",".join(map(str, layers))} needs a Vision Transformer or a '
+      f'hybrid, but the weights are those of a {weights.about["model"]["name"]}'
+      ': leave it out.'
+    )
+
+  def predict(params: PyTree, batch: Batch) -> dict[str, jax.Array]:
+    variables = {'params': objective.backbone(params)}
+    images = normalize(batch['image'])
+    want = 'layers' if layers else 'tokens'
+    outputs = model.apply(variables, images, method='predict', want=(want,))
+    x = outputs[want]  # [n, depth, t, d] or [n, t, d]
+    if layers:
+      _check_layers(layers, x.shape[1])
+      x = x[:, np.array(layers)]  # [n, layers, t, d]
+      x = model.apply(variables, x, method='last_norm')
+    if tokens:
+      return {'features': x[..., -_patches(model, images, x) :, :]}
+    read = model.apply(variables, x.reshape(-1, *x.shape[2:]), method='readout')
+    return {'features': read['features'].reshape(*x.shape[:2], -1)}
+
+  return predict
+
+
+def layer_vectors(
+  setting: Setting, params: PyTree, image_size: tuple[int, int]
+) -> int:
+  """Returns the number of vectors per image, without computing anything.
+
+  Args:
+    setting: setting of the extraction.
+    params: shapes of the parameters of the objective.
+    image_size: (height, width), pixels.
+
+  Raises:
+    UserError: the model does not have the results that the features need.
+  """
+  images = jax.ShapeDtypeStruct((1, *image_size, 3), np.uint8)
+  found = jax.eval_shape(setting.predict, params, {'image': images})
+  return math.prod(found['features'].shape[1:-1])
+
+
+def _check_layers(layers: Sequence[int], depth: int) -> None:
+  """Checks that all indices are those of blocks.
+
+  Raises:
+    UserError: an index is out of range.
+  """
+  wrong = [index for index in layers if not -depth <= index < depth]
+  if wrong:
+    raise UserError(
+      f'--layers contains {wrong[0]}, but the model has {depth} blocks: give '
+      f'indices from 0 to {depth - 1}, or from -{depth} to -1.'
+    )
+
+
+def _patches(model: Any, images: jax.Array, tokens: jax.Array) -> int:
+  """Returns the number of patch tokens, which are the last tokens."""
+  if hasattr(model, 'grid'):
+    return math.prod(model.grid(images.shape[1:3]))
+  return tokens.shape[-2]  # every token is a position of the last map
+
+
+def about_of(path: str) -> dict[str, Any]:
+  """Returns the description in a file of `FORMATS`; {} for any other file.
+
+  Raises:
+    UserError: pyarrow is required but not installed.
+  """
+  try:
+    if path.endswith('.npz'):
+      return npz.about(path)[0]
+    metadata = _pyarrow('parquet').read_schema(path).metadata or {}
+    found = json.loads(metadata.get(b'about', b'{}'))
+    return found if isinstance(found, dict) else {}
+  except (OSError, ValueError, KeyError, NotImplementedError):
+    return {}
+
+
+def _npz(parts: Parts, path: str, about: dict[str, Any]) -> None:
+  columns = {key: functools.partial(parts.column, key) for key in parts.read(0)}
+  texts = {'class_names': about['class_names'], 'about': json.dumps(about)}
+  npz.write(path, columns, texts)
+
+
+def _parquet(parts: Parts, path: str, about: dict[str, Any]) -> None:
+  pa, parquet = _pyarrow(), _pyarrow('parquet')
+  metadata = {'about': json.dumps(about)}
+  schema = _table(pa, parts.read(0)).schema.with_metadata(metadata)
+  with parquet.ParquetWriter(path, schema) as writer:
+    for number in range(len(parts)):
+      table = _table(pa, parts.read(number))
+      writer.write_table(table.replace_schema_metadata(metadata))
+
+
+def _table(pa: Any, arrays: Arrays) -> Any:
+  """Creates a pyarrow table of a part; features are lists of a fixed size.
+
+  Features with more than two axes are nested lists.
+  """
+  columns = {}
+  for key, array in arrays.items():
+    columns[key] = pa.array(array.reshape(-1))
+    for size in reversed(array.shape[1:]):
+      columns[key] = pa.FixedSizeListArray.from_arrays(columns[key], size)
+  return pa.table(columns)
+
+
+def _pyarrow(module: str = '') -> Any:
+  """Imports a module of pyarrow.
+
+  Raises:
+    UserError: pyarrow is not installed.
+  """
+  try:
+    return importlib.import_module(f'pyarrow.{module}'.rstrip('.'))
+  except ImportError as error:
+    raise UserError(
+      'Parquet files require the package pyarrow, which is not installed: pip '
+      'install pyarrow, or use --out=FILE.npz.'
+    ) from error
+
+
+FORMATS = {'.npz': _npz, '.parquet': _parquet}
+
+
+def describe_data(config: Config, source: Source) -> dict[str, Any]:
+  """Returns a description of the data, without reading examples.
+
+  Args:
+    config: config with the completed sections source and reader.
+    source: source of the examples.
+  """
+  if isinstance(source, Images):
+    text = b'\n'.join(map(os.fsencode, source.paths))
+    identity: dict[str, Any] = {'paths': hashlib.sha256(text).hexdigest()[:16]}
+    name = f'{len(source)} images'
+  else:
+    identity = {'source': config.source.to_dict()}
+    identity['fingerprint'] = fingerprint.of(source)
+    name = source.name
+  return {
+    'data': name,
+    'examples': len(source),
+    **identity,
+    'on_bad_record': config.reader.on_bad_record,
+    'class_names': list(source.class_names) if _has_labels(source) else [],
+  }
+
+
+def _batches(
+  extractor: Extractor, params: PyTree, source: Source, start: int
+) -> Iterator[Arrays]:
+  """Yields the columns of each batch of examples.
+
+  Args:
+    extractor: extractor of the features.
+    params: parameters of the model.
+    source: source of the examples.
+    start: index of the first example.
+  """
+  for found, mask in extractor.batches(params, Tail(source, start)):
+    index = start + np.arange(len(mask), dtype=np.int64)
+    yield _columns(source, found, index, mask)
+    start += len(mask)
+
+
+def _has_labels(source: Source) -> bool:
+  return list(source.class_names) not in ([], [UNLABELLED])
+
+
+def _columns(
+  source: Source, found: Any, index: np.ndarray, mask: np.ndarray
+) -> dict[str, np.ndarray]:
+  """Returns the columns of a batch.
+
+  Args:
+    source: source of the examples.
+    found: features and labels of the batch.
+    index: index of each example in the source.
+    mask: False for padding and for examples that cannot be used, which are left
+      out.
+  """
+  index = index[mask]
+  columns = {'features': found.features[mask], 'index': index}
+  if _has_labels(source):
+    columns['label'] = found.labels[mask]
+  if isinstance(source, Images):
+    columns['path'] = np.array([source.paths[i] for i in index], np.str_)
+  return columns
+
+
+def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
+  """Writes all parts to one file; returns its description.
+
+  Raises:
+    UserError: all examples are bad records.
+  """
+  shapes = [features.shape for features in parts.column('features')]
+  count = sum(n for n, *_ in shapes)
+  if not count:
+    raise UserError(
+      f'{about["data"]}: none of the {about["examples"]} examples could be '
+      'used. The log lists the reason for each of them.'
+    )
+  shape = [count, *shapes[0][1:]]
+  description = about | {'count': count, 'shape': shape, 'width': shape[-1]}
+  FORMATS[parts.out.suffix](parts, path, json.loads(json.dumps(description)))
+  return description
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(request_lib.Request):
+  """Settings of the command.
+
+  Attributes:
+    images: image files, directories and patterns; if empty, the features of a
+      split are computed.
+    tokens: whether to write the patch tokens, see `predictor`.
+    layers: indices of the blocks to use; () for the features of the model.
+  """
+
+  images: Sequence[str] = ()
+  tokens: bool = False
+  layers: Sequence[int] = ()
+
+
+def define_flags() -> None:
+  """Defines the flags of this command."""
+  request_lib.define_output_flags('.npz or .parquet')
+  flags.DEFINE_bool(
+    'tokens', False, 'Write patch tokens, [images, tokens, width].'
+  )
+  flags.DEFINE_list(
+    'layers',
+    [],
+    'Blocks whose outputs are written, such as -1,-4: numbers from 0, or from '
+    '-1 for the last block.',
+  )
+
+
+def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
+  """Computes features and writes them.
+
+  Args:
+    checkpoint: workdir, step directory or weights in any format.
+    out_path: local path of the file to write.
+    request: data and further settings.
+
+  Returns:
+    The description that is stored in the file: checkpoint, data, count, width,
+    preprocess and further keys.
+
+  Raises:
+    UserError: the checkpoint or the data does not exist, a record is bad, or
+      the file exists and was written with other weights, data or settings.
+  """
+  out = request_lib.output_file(out_path, FORMATS)
+  if out.suffix == '.parquet':
+    _pyarrow('parquet')  # raises UserError if it is not installed
+  weights = request_lib.open_weights(checkpoint, request)
+  config, source = _data(weights, request)
+  mesh = sharding.make_mesh(jax.devices())
+  # Only keys that are set, so that files without them remain valid.
+  chosen: dict[str, Any] = {}
+  if request.layers:
+    chosen['layers'] = [*request.layers]
+  if request.tokens:
+    chosen['tokens'] = True
+  predict = weights.objective().predict
+  if chosen:
+    predict = predictor(weights, **chosen)
+  rows = request.batch_size or output_parts.batch_size(out)
+  rows = rows or request_lib.fitting(
+    weights, mesh, predict=predict, examples=len(source)
+  )
+  setting = shared_flags.setting(weights, config, lambda _: source, mesh, rows)
+  setting = setting._replace(predict=predict)
+  extractor = Extractor(setting, 'the extraction of features')
+  with jax.set_mesh(mesh):
+    abstract = weights.abstract_params(mesh)
+    vectors = 1
+    if chosen:
+      vectors = layer_vectors(setting, abstract, weights.image_size)
+    params = weights.load(abstract)
+    about = {
+      'checkpoint': weights.path,
+      'weights': request.weights,
+      'digest': frozen.digests({'': params})[''],
+      **describe_data(config, source),
+      'preprocess': shared_flags.describe(weights, config),
+      'batch_size': setting.batch_size,
+      **chosen,
+    }
+    # A part has the same size whether an example has one vector or many.
+    size = -(-request.part_examples // (setting.batch_size * vectors))
+    batches = functools.partial(_batches, extractor, params, source)
+    form = Format(about_of, functools.partial(_write, about), RESULTS)
+    return output_parts.compute(out, about, size, batches, form)
+
+
+def _data(
+  weights: pretrained.Pretrained, request: Request
+) -> tuple[Config, Source]:
+  """Opens the image files or the split.
+
+  Returns:
+    The completed config, and the source.
+
+  Raises:
+    UserError: the data or the split does not exist or is empty.
+  """
+  if request.images:
+    sections = request_lib.sections(weights)
+    config = overrides.apply(sections, [*request.settings])
+    return config, Images(images_of(request.images))
+  config, source, _, left_out = request_lib.open_data(weights, request)
+  return config, filters.without(source, left_out)
+
+
+def main(arguments: list[str]) -> None:
+  """Writes the file and prints a summary of its content."""
+  values = flags.FLAGS
+  data = values.dataset or values.config or values.split or values.data_dir
+  if not values.checkpoint or not values.out or (arguments and data):
+    raise UserError(
+      'usage: python -m vit_jax.features --checkpoint=PATH --out=F.npz with '
+      'either --dataset=NAME --split=S, or --config=FILE.py, or IMAGE…; got '
+      f'--checkpoint={values.checkpoint}, --out={values.out}, '
+      f'{len(arguments)} image(s) and data {data!r}.'
+    )
+  process.start_process()
+  layers = parse_layers(values.layers)
+  request = Request.of_flags(images=arguments, layers=layers)
+  result = run(shared_flags.path(values), values.out, request)
+  size = 'shape' if request.tokens or layers else 'width'
+  request_lib.print_result(values.out, result, ('count', size))
+
+
+if __name__ == '__main__':
+  process.run(main, define_flags)

@@ -1,0 +1,465 @@
+"""Position embeddings of a Transformer: learned, fixed, rotary or relative.
+
+A kind of positions has a row in `KINDS`, one in `IN_ATTENTION` if it changes
+attention, and a branch in `PositionEmbedding.__call__`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.arrays import sharding
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models.contract import Leaves, Patches
+from vit_jax.models.init import NORMAL
+from vit_jax.models.layers import sized_parameter
+
+# Values of `position_at` for each kind, the default first: once before the
+# first layer, in every layer with its own parameters, or in every layer with
+# the same parameters. 'rope2d' has no values, because it acts in every layer.
+KINDS = {
+  'learned': ('stem', 'layers', 'shared'),
+  '2d': ('stem', 'layers', 'shared'),
+  'relative': ('layers', 'shared'),
+  'sincos2d': ('stem',),
+  'sincos2d_mae': ('stem',),
+  'rope2d': (),
+  'none': (),
+}
+# Kinds that change attention, and what `attention.choose` calls them.
+IN_ATTENTION = {'relative': 'relative positions', 'rope2d': 'rotary positions'}
+# Methods of interpolation. 'aligned': linear with aligned corners, as SciPy's
+# `zoom(order=1)` in the code of the paper's authors and big_vision. The others
+# are bicubic with half-pixel centers: 'bicubic' with antialiasing, as in timm;
+# 'bicubic_no_antialias' as in transformers, MAE, DeiT and Swin; 'dino' without
+# antialiasing, for an axis that is a tenth of an entry longer, see `cubic`.
+METHODS = ('aligned', 'bicubic', 'bicubic_no_antialias', 'dino')
+DINO_OFFSET = 0.1
+_TEMPERATURE = 10_000.0
+_ROPE_BASE = 100.0
+
+Grid = tuple[int, int]  # rows and columns of patches
+Matrix = Float[np.ndarray, 'new old']
+
+
+class Position(NamedTuple):
+  """Positions of all tokens, prefix tokens first; at most one is not None.
+
+  Attributes:
+    added: embeddings that are added to the tokens, `[n or 1, t, d]`.
+    rotation: sines and cosines of the angles by which queries and keys are
+      rotated, each `[n or 1, t, c]`.
+    relative: embeddings of each pair of query and key, whose products with
+      queries are added to the logits, `[q, k, c]` or `[n, q, k, c]`.
+  """
+
+  added: Any = None
+  rotation: Any = None
+  relative: Any = None
+
+
+NO_POSITION = Position()
+
+
+class PositionEmbedding(nn.Module):
+  """Computes the positions of the prefix tokens and of the patches.
+
+  Parameters by kind: 'learned' has `embedding` `[1, prefix + patches, d]`; '2d'
+  has `rows` `[rows, d/2]` and `columns` `[columns, d/2]`; 'relative' has
+  `offsets` `[2t − 1, c]` for t tokens and heads of c channels, shared by the
+  heads. All of them are initialized by N(0, 0.02).
+
+  Reference: section 3.1, and appendix D.4 with Table 8. The paper does not
+  specify the position of the class token in two dimensions, nor whether heads
+  share relative embeddings.
+
+  Attributes:
+    config: config with the fields `position`, `position_at`, `width`,
+      `head_dim`, `prefix` and `num_learned_prefix` of `vit.Config`.
+    learned_grid: grid of patches that the parameters were learned for; None for
+      the grid of the images. For another grid, they are interpolated by
+      `cubic`.
+    offset: offset of this interpolation.
+  """
+
+  config: Any
+  learned_grid: Grid | None = None
+  offset: float = 0.0
+
+  @nn.compact
+  def __call__(self, patches: Patches) -> Position:
+    """Computes the positions of all tokens.
+
+    Args:
+      patches: the patches that the tokens belong to.
+    """
+    config, kind, grid = self.config, self.config.position, patches.grid
+    if kind == 'none':
+      return NO_POSITION
+    if kind == 'relative':
+      return Position(relative=self._relative(patches))
+    if kind == 'rope2d':
+      # An angle of 0, with sine 0 and cosine 1, leaves prefix tokens unchanged.
+      sines, cosines = rotations2d(grid, config.head_dim)
+      rotation = (
+        self._of_tokens(sines, patches, 0),
+        self._of_tokens(cosines, patches, 1),
+      )
+      return Position(rotation=rotation)
+    if kind == 'learned':
+      return Position(added=self._learned(patches))
+    if kind == '2d':
+      table = self._learned_by_axis(grid)
+    else:
+      table = sincos2d(grid, config.width, kind == 'sincos2d')
+    return Position(added=self._of_tokens(table, patches, 0))
+
+  def prefix(self) -> Float[Array, '1 p d']:
+    """Returns the learned embeddings of the prefix tokens."""
+    # Unlike `_table`, this does not need the number of all embeddings, which
+    # depends on the image.
+    table = self.get_variable('params', 'embedding')
+    return table[:, : self.config.num_learned_prefix]
+
+  def _learned(self, patches: Patches) -> Float[Array, '#n t d']:
+    config, grid = self.config, patches.grid
+    old, count = self.learned_grid or grid, config.num_learned_prefix
+    table = self._table('embedding', 1, count + math.prod(old), config.width)
+    if old == grid and patches.index is None and count == config.prefix:
+      return table
+    prefix, x = jnp.split(table, [count], axis=1)
+    x = x[0]
+    if old != grid:
+      rows = cubic(old[0], grid[0], self.offset)
+      columns = cubic(old[1], grid[1], self.offset)
+      x = _on_grid(x.reshape(*old, -1), rows, columns, _einsum)
+    return self._of_tokens(x, patches, 0, prefix)
+
+  def _learned_by_axis(self, grid: Grid) -> Float[Array, 'p d']:
+    """Returns the embeddings of row and column of each patch, side by side."""
+    half, axes = self.config.width // 2, []
+    old_grid = self.learned_grid or grid
+    for name, old, new in zip(('rows', 'columns'), old_grid, grid, strict=True):
+      table = self._table(name, old, half)
+      if old != new:
+        table = _on_axis(table, cubic(old, new, self.offset), _einsum)
+      axes.append(table)
+    rows = jnp.broadcast_to(axes[0][:, None], (*grid, half))
+    columns = jnp.broadcast_to(axes[1], rows.shape)
+    table = jnp.concatenate([rows, columns], axis=-1)  # [rows, columns, d]
+    return table.reshape(-1, 2 * half)
+
+  def _relative(self, patches: Patches) -> Float[Array, '... q k c']:
+    """Returns the embedding of the offset q − k of each pair of tokens.
+
+    All tokens, including the prefix, are numbered as one sequence.
+    """
+    prefix = self.config.prefix
+    count = prefix + math.prod(patches.grid)
+    offsets = self._table('offsets', 2 * count - 1, self.config.head_dim)
+    index = jnp.arange(count)
+    if patches.index is not None:
+      first = jnp.broadcast_to(
+        jnp.arange(prefix), (patches.index.shape[0], prefix)
+      )
+      index = jnp.concatenate([first, prefix + patches.index], axis=1)
+    difference = index[..., :, None] - index[..., None, :] + count - 1
+    return offsets[difference]
+
+  def _table(self, name: str, *shape: int) -> Any:
+    table = sized_parameter(self, name, NORMAL, shape)
+    if self.config.position_at == 'stem':
+      return table
+    # Gathered over the mesh axis `fsdp` once per layer.
+    return sharding.constrain(table, *[None] * len(shape))
+
+  def _of_tokens(
+    self,
+    table: Float[Array | np.ndarray, 'p d'],
+    patches: Patches,
+    fill: float,
+    prefix: Any = None,
+  ) -> Float[Array, '#n t d']:
+    """Selects the rows of the tokens' patches, and prepends the prefix.
+
+    Args:
+      table: positions of all patches.
+      patches: the patches that the tokens belong to.
+      fill: position of a prefix token, if there is no `prefix`.
+      prefix: positions of the prefix tokens.
+    """
+    x = jnp.asarray(table)
+    x = x[None] if patches.index is None else x[patches.index]
+    n, _, width = x.shape
+    if prefix is None or not prefix.shape[1]:
+      prefix = jnp.full((1, self.config.prefix, width), fill, x.dtype)
+    prefix = jnp.broadcast_to(prefix, (n, *prefix.shape[1:]))
+    return jnp.concatenate([prefix, x], axis=1)
+
+
+# Positions without parameters
+
+
+def sincos2d(
+  grid: Grid, width: int, last_included: bool
+) -> Float[np.ndarray, 't d']:
+  """Returns position embeddings: sines and cosines of column, then of row.
+
+  There are two variants. Both have the frequencies 10000^(-i/n) for i from 0 to
+  width/4 − 1. In big_vision n is width/4 − 1, so that the last frequency is
+  1/10000; in MAE (arXiv 2111.06377) n is width/4.
+
+  Args:
+    grid: rows and columns of patches.
+    width: channels of a token; a multiple of 4.
+    last_included: True for the variant of big_vision.
+
+  Returns:
+    The table, `[rows · columns, width]`, float32.
+  """
+  count = width // 4
+  exponents = np.arange(count) / max(count - 1 if last_included else count, 1)
+  frequencies = _TEMPERATURE**-exponents
+  rows, columns = (np.ravel(x) for x in np.mgrid[: grid[0], : grid[1]])
+  tables = []
+  for position in (columns, rows):
+    angles = np.outer(position, frequencies)
+    tables += [np.sin(angles), np.cos(angles)]
+  return np.concatenate(tables, axis=1).astype(np.float32)
+
+
+def rotations2d(
+  grid: Grid, channels: int
+) -> tuple[Float[np.ndarray, 't c'], Float[np.ndarray, 't c']]:
+  """Returns sines and cosines of the rotation angles of queries and keys.
+
+  The center of a patch has coordinates in (-1, 1) on each axis, so that images
+  of all sizes have the same range. Channels i and i + channels/2 form a plane.
+  The angles of the first quarter of the channels depend on the row, those of
+  the second quarter on the column, with wavelengths 100^(i / (channels/4)).
+
+  Args:
+    grid: rows and columns of patches.
+    channels: channels of a head; a multiple of 4.
+
+  Returns:
+    Sines and cosines, each `[rows · columns, channels]`, float32.
+
+  Reference: DINOv3 (arXiv 2508.10104), without its random coordinates.
+  """
+  count = channels // 4
+  wavelengths = _ROPE_BASE ** (np.arange(count) / count)
+  centers = [2 * (np.arange(n) + 0.5) / n - 1 for n in grid]
+  coordinates = np.stack(np.meshgrid(*centers, indexing='ij'), axis=-1)
+  angles = (
+    2 * np.pi * coordinates[..., None] / wavelengths
+  )  # [rows, columns, 2, i]
+  angles = np.tile(angles.reshape(-1, channels // 2), 2)
+  return np.sin(angles).astype('float32'), np.cos(angles).astype('float32')
+
+
+def rotate(
+  x: Float[Array, 'n t h c'],
+  sines: Float[Array, '#n t c'],
+  cosines: Float[Array, '#n t c'],
+) -> Float[Array, 'n t h c']:
+  """Rotates the planes (i, i + c/2) of every head, in float32.
+
+  Args:
+    x: queries or keys.
+    sines: sines of the angles from `rotations2d`.
+    cosines: cosines of the angles from `rotations2d`.
+
+  Returns:
+    The rotated array, in the dtype of `x`.
+  """
+  x32 = x.astype(jnp.float32)
+  first, second = jnp.split(x32, 2, axis=-1)
+  rotated = jnp.concatenate([-second, first], axis=-1)
+  y = x32 * cosines[:, :, None] + rotated * sines[:, :, None]
+  return y.astype(x.dtype)
+
+
+# Interpolation for images of another size
+
+
+def resize_leaves(
+  leaves: Leaves, old_grid: Grid, new_grid: Grid, method: str | None
+) -> Leaves:
+  """Interpolates parameters by path; `method` is 'aligned' by default."""
+  return {
+    path: resize(
+      path.rpartition('/')[2], leaf, old_grid, new_grid, method or 'aligned'
+    )
+    for path, leaf in leaves.items()
+  }
+
+
+def resize(
+  name: str,
+  table: Float[Array | np.ndarray, '...'],
+  old_grid: Grid,
+  new_grid: Grid,
+  method: str = 'aligned',
+) -> Float[np.ndarray, '...']:
+  """Interpolates a parameter of `PositionEmbedding` on the host.
+
+  The embeddings of prefix tokens do not change. Interpolation to the same grid
+  returns the values unchanged.
+
+  Args:
+    name: name of the parameter. Offsets are interpolated as one axis, so that a
+      distance of some rows becomes a distance that covers the same fraction of
+      the image.
+    table: parameter for `old_grid`; layers may be stacked in front.
+    old_grid: rows and columns of patches of the parameter.
+    new_grid: rows and columns of patches of the result.
+    method: one of `METHODS`.
+
+  Returns:
+    Parameter for `new_grid`, float32.
+
+  Raises:
+    UserError: the parameter does not belong to `old_grid`, or the method is
+      unknown.
+
+  Reference: section 3.2 of the paper, "2D interpolation".
+  """
+  count, patches = table.shape[-2], math.prod(old_grid)
+  axis = {'rows': 0, 'columns': 1}.get(name)
+  old, new = count, count
+  if axis is not None:
+    old, new = old_grid[axis], new_grid[axis]
+  elif name == 'offsets':  # numbered along the sequence with the prefix tokens
+    new += 2 * (math.prod(new_grid) - patches)
+    patches = 2 * patches - 1
+  if count != old or (axis is None and count < patches):
+    raise UserError(
+      f'the positions {name!r} have the shape {list(table.shape)}, which does '
+      f'not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: check the '
+      'image size and the patch size that belong to the weights.'
+    )
+  if name != 'embedding':
+    return resize_axis(table, new, method)
+  rows, columns = (
+    _weights(old, new, method)
+    for old, new in zip(old_grid, new_grid, strict=True)
+  )
+  x32 = np.asarray(table, np.float32)
+  if tuple(old_grid) == tuple(new_grid):  # rounding would change the values
+    return x32
+  prefix, x = np.split(x32, [count - patches], axis=-2)
+  x = x.reshape(*x.shape[:-2], *old_grid, -1)
+  x = _on_grid(x, rows, columns, np.einsum).astype(np.float32)
+  return np.concatenate([prefix, x], axis=-2)
+
+
+def resize_axis(
+  table: Float[Array | np.ndarray, '... old d'], new: int, method: str
+) -> Float[np.ndarray, '... new d']:
+  """Interpolates the second-to-last axis of a table on the host; float32.
+
+  Args:
+    table: one embedding per row of patches, per column, or per offset.
+    new: number of embeddings of the result.
+    method: one of `METHODS`.
+  """
+  old, x32 = table.shape[-2], np.asarray(table, np.float32)
+  weights = _weights(old, new, method)
+  if old == new:
+    return x32
+  return _on_axis(x32, weights, np.einsum).astype(np.float32)
+
+
+def _on_axis(x: Any, weights: Matrix, einsum: Callable[..., Any]) -> Any:
+  """Applies weights to one axis: `[…, old, d]` to `[…, new, d]`."""
+  return einsum('yi,...id->...yd', weights, x)
+
+
+def _on_grid(
+  x: Any,
+  rows: Float[np.ndarray, 'y i'],
+  columns: Float[np.ndarray, 'x j'],
+  einsum: Callable[..., Any],
+) -> Any:
+  """Applies weights to both axes: `[…, rows, columns, d]` to `[…, new, d]`."""
+  y = einsum('yi,xj,...ijd->...yxd', rows, columns, x)
+  return y.reshape(*x.shape[:-3], -1, x.shape[-1])
+
+
+def _einsum(*operands: Any) -> Array:
+  """Computes a sum of products inside a program, in float32 on every device."""
+  return jnp.einsum(*operands, precision='highest')
+
+
+def _weights(old: int, new: int, method: str) -> Matrix:
+  """Returns the weights of an interpolation along one axis; see `METHODS`."""
+  check_method(method)
+  if method == 'aligned':
+    at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+    return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
+  if method != 'bicubic':
+    return cubic(old, new, DINO_OFFSET if method == 'dino' else 0.0)
+  # The host computes products in float32; a TPU would round to bfloat16.
+  with jax.default_device(jax.local_devices(backend='cpu')[0]):
+    return np.asarray(jax.image.resize(jnp.eye(old), (new, old), 'cubic'))
+
+
+def check_method(method: str) -> None:
+  """Checks that the method is one of `METHODS`.
+
+  Raises:
+    UserError: the method is unknown.
+  """
+  check_choice('position_resize', method, METHODS)
+
+
+def cubic(old: int, new: int, offset: float = 0.0) -> Matrix:
+  """Returns weights of cubic interpolation without antialiasing.
+
+  The kernel is Keys' with a = -3/4 over the four nearest entries; the last
+  entry is repeated beyond an end. Entry i of the result is at (i + 1/2) · old /
+  (new + offset) - 1/2. With an offset, the result stops slightly before the end
+  of the axis. The code of DINO uses an offset of .1, to avoid an error when the
+  ratio of sizes is rounded; its released weights were trained with this offset.
+
+  Args:
+    old: number of entries.
+    new: number of entries of the result.
+    offset: addition to the new size; 0 spans the whole axis.
+
+  Returns:
+    The matrix `[new, old]`, float32, whose rows sum to 1.
+
+  Reference: `torch.nn.functional.interpolate(mode='bicubic')` with
+  `scale_factor=(new + offset) / old` is this matrix for rows and for columns.
+  """
+  at = (np.arange(new) + 0.5) * old / (new + offset) - 0.5
+  near = np.floor(at)[:, None] + np.arange(-1, 3)
+  x = np.abs(at[:, None] - near)
+  close = (1.25 * x - 2.25) * x * x + 1
+  far = ((-0.75 * x + 3.75) * x - 6) * x + 3
+  weights = np.where(x < 1, close, np.where(x < 2, far, 0))
+  same = near.clip(0, old - 1)[:, :, None] == np.arange(old)
+  return np.einsum('nt,nto->no', weights, same).astype(np.float32)
+
+
+def square_grid(num_patches: int) -> tuple[int, int]:
+  """Returns the square grid with the given number of patches.
+
+  Raises:
+    UserError: the number is not a square.
+  """
+  side = round(num_patches**0.5)
+  if side * side != num_patches:
+    raise UserError(
+      f'{num_patches} positions do not form a square grid: give the image size '
+      'that the weights were made for.'
+    )
+  return side, side

@@ -1,0 +1,778 @@
+"""The Swin Transformer (arXiv 2103.14030)."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int, Key, Shaped
+
+from vit_jax.arrays import sharding
+from vit_jax.config import schema
+from vit_jax.errors import UserError, closest
+from vit_jax.models import backbone, layers, positions, vit, xla
+from vit_jax.models.attention.attention import (
+  IMPLEMENTATIONS,
+  attend_by_kernels,
+  choose,
+)
+from vit_jax.models.backbone import Backbone, Images, UncheckedImages
+from vit_jax.models.contract import Leaves
+from vit_jax.models.init import INIT
+from vit_jax.models.layers import (
+  Linear,
+  Mlp,
+  cut_patches,
+  drop_path,
+  scanned,
+  sized_parameter,
+)
+
+Grid = tuple[int, int]
+Tokens = Float[Array, 'n t d']
+PerLayer = dict[str, Shaped[Array, '...']]
+PATCH_SIZE = 4  # pixels, in all variants
+MLP_RATIO = 4  # hidden units of an MLP per input channel
+# Width and heads of the first stage. Each further stage has twice as many, so
+# all heads have 32 channels.
+SIZES = {
+  'T': dict(width=96, depths=(2, 2, 6, 2), num_heads=3),
+  'S': dict(width=96, depths=(2, 2, 18, 2), num_heads=3),
+  'B': dict(width=128, depths=(2, 2, 18, 2), num_heads=4),
+  'L': dict(width=192, depths=(2, 2, 18, 2), num_heads=6),
+}
+NAMES = ('width', 'depths', 'num_heads')
+RULES = ('authors', 'timm')
+LN_EPSILON = 1e-5  # the default of PyTorch; 1e-6 in a ViT
+LayerNorm = functools.partial(layers.LayerNorm, epsilon=LN_EPSILON)
+NORMAL = INIT['trunc_normal'].matrix
+_TABLE = 'attention/bias_table'
+_MASKED = -100.0  # added to logits of tokens from opposite edges of the map
+
+
+def of_variant(variant: str | None) -> dict[str, Any]:
+  """Returns the sizes of a variant, or {} for None.
+
+  Raises:
+    UserError: the variant is unknown.
+  """
+  if variant is None:
+    return {}
+  if variant not in SIZES:
+    raise UserError(f'model.variant is {variant!r}; {closest(variant, SIZES)}.')
+  return SIZES[variant]
+
+
+@schema.operational('remat', 'unroll', 'attention')
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(backbone.BackboneConfig):
+  """Keys of the config's `model` section for a Swin Transformer.
+
+  `unroll` applies to pairs of blocks.
+
+  Attributes:
+    variant: 'T', 'S', 'B' or 'L' (section 3.3). Sizes that are set explicitly
+      take precedence.
+    width: channels of the first stage; they double from stage to stage.
+    depths: number of blocks of each stage, even numbers: blocks with plain and
+      with shifted windows alternate.
+    num_heads: attention heads of the first stage; they double from stage to
+      stage.
+    window_size: side of a window in tokens; reduced to the shorter side of a
+      map that is smaller.
+    window_rule: treatment of maps that windows do not fill. 'authors': the map
+      is padded and then shifted, and is not shifted at all if one of its sides
+      is at most `window_size` (the authors' detection code, Hugging Face).
+      'timm': the map is shifted and then padded, and it is shifted along each
+      side that is larger than `window_size`. Weights need the rule that they
+      were trained with.
+    pixels: units of the pixels that are cut into patches, 'symmetric' or
+      'imagenet', see `vit.Config`.
+    attention: implementation of attention within windows: 'auto' (kernels on
+      TPUs, if windows have at most 384 tokens), 'kernel' (the same, and
+      interpreted on a CPU, for tests) or 'xla'.
+    drop_path: drop-path rate of the last block; it grows linearly from 0 at the
+      first block.
+
+  Raises:
+    UserError: a variant or choice is unknown, a size is missing, or a number is
+      out of range.
+  """
+
+  variant: str | None = None
+  width: backbone.Size = backbone.OF_VARIANT
+  depths: backbone.Sizes = backbone.OF_VARIANT
+  num_heads: backbone.Size = backbone.OF_VARIANT
+  window_size: int = 7
+  window_rule: str = 'authors'
+  pixels: str = 'symmetric'
+  attention: str = 'auto'
+  drop_path: float = 0.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.complete(NAMES, of_variant(self.variant), 'T')
+    object.__setattr__(self, 'depths', tuple(self.depths))
+    self.check_sizes('width', 'num_heads', 'window_size')
+    self.check_choices(
+      window_rule=RULES,
+      pixels=backbone.STATISTICS,
+      attention=IMPLEMENTATIONS,
+    )
+    self.check_range('drop_path', at_least=0, below=1)
+    self.check_heads(self.width, self.num_heads)
+    if not self.depths or any(d < 2 or d % 2 for d in self.depths):
+      raise UserError(
+        f'model.depths is {self.depths}; each stage needs an even number of '
+        'blocks, 2 or more: half of them have plain windows and half shifted '
+        'ones.'
+      )
+
+  @property
+  def probe(self) -> dict[str, Any]:
+    """Keys of a model with few layers, for the comparison of kernels."""
+    return dict(depths=(2,) * len(self.depths))
+
+  def attention_by(self, stage: int, side: int) -> str:
+    """Returns the implementation of attention; see `attention.choose`.
+
+    Args:
+      stage: index of the stage, from 0.
+      side: side of a window in tokens.
+    """
+    return choose(
+      self.attention,
+      side**2,
+      self.num_heads * 2**stage,
+      self.width // self.num_heads,
+      self.compute_dtype,
+      ['bias'],
+    )
+
+
+# Windows
+
+
+class Windows(NamedTuple):
+  """The windows of a block: their size and shift, cutting and joining.
+
+  A map that windows do not fill is padded with zeros below and on the right.
+  The padding takes part in attention, as in the authors' code for detection
+  (their code for classification rejects such maps).
+
+  Attributes:
+    rows: rows of the map of tokens.
+    columns: columns of the map.
+    size: side of a window in tokens.
+    shift: (down, right), numbers of tokens by which the windows are moved.
+    pad_after_shift: whether the map is padded after it is shifted.
+  """
+
+  rows: int
+  columns: int
+  size: int
+  shift: tuple[int, int]
+  pad_after_shift: bool = False
+
+  @classmethod
+  def of(
+    cls,
+    grid: tuple[int, int],
+    size: int,
+    shifted: bool,
+    rule: str = 'authors',
+  ) -> 'Windows':
+    """Returns the windows of a block.
+
+    Windows are not larger than the map. Windows that fill a side of the map are
+    not shifted.
+
+    Args:
+      grid: rows and columns of tokens.
+      size: side of a window in tokens.
+      shifted: whether windows are shifted, by ⌊size / 2⌋.
+      rule: 'authors' or 'timm', see `Config.window_rule`.
+
+    Raises:
+      UserError: timm would use windows that are not square.
+    """
+    rows, columns = grid
+    largest = min(grid)
+    if rule == 'authors':
+      shift = size // 2 if shifted and largest > size else 0
+      return cls(rows, columns, min(size, largest), (shift, shift))
+    if largest < size and rows != columns:
+      raise UserError(
+        f"model.window_rule='timm' does not support a feature map of {rows}x"
+        f'{columns} tokens with model.window_size={size}: timm uses windows of '
+        f'{min(rows, size)}x{min(columns, size)} tokens for it, and only '
+        'square windows are supported. Use square or larger images.'
+      )
+    size = min(size, largest)
+    down, right = (size // 2 if shifted and n > size else 0 for n in grid)
+    return cls(rows, columns, size, (down, right), pad_after_shift=True)
+
+  @property
+  def padded(self) -> tuple[int, int]:
+    """Rows and columns including the padding: multiples of the window size."""
+    rows, columns = (
+      math.ceil(side / self.size) * self.size
+      for side in (self.rows, self.columns)
+    )
+    return rows, columns
+
+  def cut(self, x: Float[Array, 'n t d']) -> Float[Array, 'n w s d']:
+    """Cuts a map into windows.
+
+    Args:
+      x: tokens of the map, row by row.
+
+    Returns:
+      Tokens of each window; windows and their tokens are ordered row by row.
+    """
+    n, _, width = x.shape
+    x = x.reshape(n, self.rows, self.columns, width)
+    # Rolling the map up and left moves the windows down and right.
+    if self.pad_after_shift:
+      x = self._pad(self._roll(x, -1))
+    else:
+      x = self._roll(self._pad(x), -1)
+    return self._windows(x)
+
+  def _pad(self, x: Float[Array, 'n y x d']) -> Float[Array, 'n py px d']:
+    below, right = (
+      padded - side
+      for padded, side in zip(self.padded, x.shape[1:3], strict=True)
+    )
+    if not below and not right:
+      return x
+    return jnp.pad(x, ((0, 0), (0, below), (0, right), (0, 0)))
+
+  def _roll(
+    self, x: Float[Array, 'n y x d'], sign: int
+  ) -> Float[Array, 'n y x d']:
+    if not any(self.shift):
+      return x
+    down, right = self.shift
+    return jnp.roll(x, (sign * down, sign * right), axis=(1, 2))
+
+  def _windows(self, x: Float[Array, 'n y x d']) -> Float[Array, 'n w s d']:
+    n, rows, columns, width = x.shape
+    x = x.reshape(n, rows // self.size, self.size, -1, self.size, width)
+    x = x.swapaxes(2, 3)  # [n, rows, columns of windows, size, size, d]
+    return x.reshape(n, -1, self.size**2, width)
+
+  def join(self, windows: Float[Array, 'n w s d']) -> Float[Array, 'n t d']:
+    """Joins windows to a map; the inverse of `cut`.
+
+    Args:
+      windows: tokens of each window.
+    """
+    n, _, _, width = windows.shape
+    rows, columns = self.padded
+    x = windows.reshape(
+      n, rows // self.size, columns // self.size, self.size, self.size, width
+    )
+    x = x.swapaxes(2, 3).reshape(n, rows, columns, width)
+    # The steps of `cut` are undone in reverse order.
+    if self.pad_after_shift:
+      x = self._roll(x[:, : self.rows, : self.columns], 1)
+    else:
+      x = self._roll(x, 1)[:, : self.rows, : self.columns]
+    return x.reshape(n, -1, width)
+
+  def mask(self) -> Float[np.ndarray, 'w s s'] | None:
+    """Returns the mask that is added to the logits; None without a shift.
+
+    A shift brings opposite edges of the map together. The mask keeps tokens
+    from attending to tokens of the opposite edge.
+
+    Reference: section 3.2, "Efficient batch computation for shifted
+    configuration".
+    """
+    if not any(self.shift):
+      return None
+    sides = []
+    for length, shift in zip(self.padded, self.shift, strict=True):
+      position = np.arange(length)
+      # After the shift, the last `shift` tokens are those of the opposite edge.
+      # The window with these tokens is the last one, from `length - size`.
+      edges = length - self.size, length - shift
+      sides.append(sum((position >= edge).astype(np.int32) for edge in edges))
+    # Each of 3 x 3 regions has a number; only within a region are tokens
+    # neighbors in the original map.
+    regions = 3 * sides[0][:, None] + sides[1][None, :]
+    rows, columns = (length // self.size for length in self.padded)
+    regions = regions.reshape(rows, self.size, columns, self.size)
+    regions = regions.swapaxes(1, 2).reshape(rows * columns, self.size**2)
+    differ = regions[:, :, None] != regions[:, None, :]
+    return np.where(differ, np.float32(_MASKED), np.float32(0))
+
+
+# Relative position biases
+
+
+def bias_index(size: int) -> Int[np.ndarray, 's s']:
+  """Returns the row of the table for each pair (query, key) of a window.
+
+  The row is (Δrow + W − 1)·(2W − 1) + Δcolumn + W − 1, with Δ = query − key.
+
+  Args:
+    size: side W of the window in tokens; a window has W² tokens.
+
+  Reference: section 3.2, equation 4, in the order of the authors' code.
+  """
+  tokens = np.arange(size**2)
+  rows, columns = tokens // size, tokens % size
+  rows = rows[:, None] - rows[None, :] + size - 1
+  columns = columns[:, None] - columns[None, :] + size - 1
+  return rows * (2 * size - 1) + columns
+
+
+def window_of(rows: int) -> int:
+  """Returns the side W of the windows of a table with (2W − 1)² rows.
+
+  Args:
+    rows: number of rows of the table.
+  """
+  return (round(rows**0.5) + 1) // 2
+
+
+def resize_bias(
+  table: Float[Array | np.ndarray, 'l rows heads'], size: int
+) -> Float[np.ndarray, 'l _ heads']:
+  """Returns tables for other windows, by bicubic interpolation of each head.
+
+  Args:
+    table: tables of several layers, for windows of any size.
+    size: side of the new windows in tokens.
+
+  Reference: section 3.2, "Relative position bias", and the authors' code:
+  half-pixel centers, no antialiasing, edges repeated.
+  """
+  layers, rows, heads = table.shape
+  old, new = 2 * window_of(rows) - 1, 2 * size - 1
+  if old == new:
+    return np.asarray(table, np.float32)
+  maps = np.asarray(table, np.float64).reshape(layers, old, old, heads)
+  weights = positions.cubic(old, new)
+  maps = np.einsum('yi,xj,lijh->lyxh', weights, weights, maps)
+  return maps.reshape(layers, new**2, heads).astype(np.float32)
+
+
+# Layers
+
+
+class WindowAttention(nn.Module):
+  """Multi-head attention of each token to the tokens of its window.
+
+  Parameters: `{query,key,value,out}/{kernel,bias}` and `bias_table`
+  `[(2W − 1)², heads]` for windows of W × W tokens; `bias_index` selects its
+  rows.
+
+  Reference: section 3.2, equations 3 and 4.
+
+  Attributes:
+    config: config of the model.
+    stage: index of the stage, from 0.
+    windows: windows of the block.
+  """
+
+  config: Config
+  stage: int
+  windows: Windows
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'n t d']) -> Float[Array, 'n t d']:
+    config, width, side = self.config, x.shape[-1], self.windows.size
+    num_heads = config.num_heads * 2**self.stage
+    heads = (num_heads, width // num_heads)
+    x = self.windows.cut(x)  # [n, w, s, d]
+    fused = config.attention_by(self.stage, side) == 'kernels'
+    dense = functools.partial(
+      Linear, kernel_init=NORMAL, dtype=config.compute_dtype
+    )
+    dense_layers = [
+      dense(heads, model_dim=-2, flat=fused, name=part)
+      for part in ('query', 'key', 'value')
+    ]
+    shape = (2 * side - 1) ** 2, num_heads
+    table = jnp.asarray(sized_parameter(self, 'bias_table', NORMAL, shape))
+    bias = table[bias_index(side)].transpose(2, 0, 1)  # [h, s, s]
+    mask = self.windows.mask()
+    if fused:
+      y = attend_by_kernels(dense_layers, x, num_heads, bias, mask)
+    else:
+      inputs = [checkpoint_name(layer(x), layer.name) for layer in dense_layers]
+      bias = bias[None]
+      if mask is not None:
+        bias = bias + mask[:, None]  # [w, h, s, s]
+      y = checkpoint_name(_attend(*inputs, bias), 'attended')
+    y = dense((width,), inputs=heads, model_dim=-3, name='out')(y)
+    return self.windows.join(y)
+
+
+@jax.checkpoint  # the weights are the largest arrays; they are recomputed
+def _attend(
+  query: Float[Array, 'n w q h c'],
+  key: Float[Array, 'n w k h c'],
+  value: Float[Array, 'n w k h c'],
+  bias: Float[Array, '#w h q k'],
+) -> Float[Array, 'n w q h c']:
+  """Computes softmax(q·k / √c + bias) v, with logits and softmax in float32."""
+  query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+  wide = dict(preferred_element_type=jnp.float32)
+  logits = jnp.einsum('nwqhc,nwkhc->nwhqk', query, key, **wide)
+  weights = jax.nn.softmax(logits + bias).astype(value.dtype)
+  y = jnp.einsum('nwhqk,nwkhc->nwqhc', weights, value, **wide)
+  return y.astype(value.dtype)
+
+
+class Block(nn.Module):
+  """Attention in windows and an MLP, both pre-norm (equation 3).
+
+  `per_layer` contains `key` and the drop-path `rate`, or nothing for
+  evaluation.
+
+  Attributes:
+    config: config of the model.
+    stage: index of the stage, from 0.
+    windows: windows of the block.
+  """
+
+  config: Config
+  stage: int
+  windows: Windows
+
+  @nn.compact
+  def __call__(self, x: Tokens, per_layer: PerLayer) -> Tokens:
+    dtype = self.config.compute_dtype
+    rate, keys = per_layer.get('rate'), [None, None]
+    if rate is not None:
+      keys = list(jax.random.split(per_layer['key'], 2))
+
+    def branch(y: Array, key: Array | None):
+      return y if rate is None else drop_path(y, rate, key)
+
+    x = xla.stored(sharding.constrain(x, sharding.BATCH, None, None))
+    y = LayerNorm(dtype, name='norm1')(x)
+    attend = WindowAttention(
+      self.config, self.stage, self.windows, name='attention'
+    )
+    x = checkpoint_name(x + branch(attend(y), keys[0]), 'middle')
+    x = xla.stored(x)
+    y = LayerNorm(dtype, name='norm2')(x)
+    mlp = Mlp(
+      mlp_dim=MLP_RATIO * x.shape[-1],
+      dropout=0.0,
+      activation='exact',
+      dtype=dtype,
+      kernel_init=NORMAL,
+      bias_init=INIT['trunc_normal'].mlp_bias,
+      name='mlp',
+    )
+    x = x + branch(mlp(y, None), keys[1])
+    return sharding.constrain(x, sharding.BATCH, None, None)
+
+
+class Pair(nn.Module):
+  """A block with plain windows and one with shifted windows, to be scanned.
+
+  Attributes:
+    config: config of the model.
+    stage: index of the stage, from 0.
+    grid: rows and columns of tokens.
+    want_layers: whether to also return the tokens after each block.
+  """
+
+  config: Config
+  stage: int
+  grid: Grid
+  want_layers: bool
+
+  @nn.compact
+  def __call__(
+    self, x: Tokens, per_layer: PerLayer
+  ) -> tuple[Tokens, Float[Array, '2 n t d'] | None]:
+    after, config = [], self.config
+    for i, name in enumerate(('plain', 'shifted')):
+      windows = Windows.of(
+        self.grid, config.window_size, i == 1, config.window_rule
+      )
+      block = Block(config, self.stage, windows, name=name)
+      x = block(x, jax.tree.map(lambda leaf, i=i: leaf[i], per_layer))
+      after.append(x)
+    return x, jnp.stack(after) if self.want_layers else None
+
+
+class Stage(nn.Module):
+  """An even number of blocks, all on maps of the same size.
+
+  Parameters are stacked by pairs: `layers/{plain,shifted}/mlp/fc1/kernel` is
+  `[depth / 2, d, 4 d]`.
+
+  Attributes:
+    config: config of the model.
+    index: index of the stage, from 0.
+    grid: rows and columns of tokens.
+  """
+
+  config: Config
+  index: int
+  grid: Grid
+
+  @nn.compact
+  def __call__(
+    self, x: Tokens, per_layer: PerLayer, want_layers: bool
+  ) -> tuple[Tokens, Float[Array, 'depth n t d'] | None]:
+    """Applies all blocks.
+
+    Args:
+      x: tokens of the map, row by row.
+      per_layer: keys and drop-path rates of the blocks; {} for evaluation.
+      want_layers: whether to return the tokens after every block.
+
+    Returns:
+      Tokens after the stage, and tokens after every block (None without
+      `want_layers`).
+    """
+    config, depth = self.config, self.config.depths[self.index]
+    pairs = depth // 2
+    scan = scanned(
+      Pair, pairs, remat=config.remat, saved=vit.SAVED, unroll=config.unroll
+    )(config, self.index, self.grid, want_layers, name='layers')
+    # The scan steps over pairs, so keys and rates are grouped in twos.
+    by_pairs = jax.tree.map(
+      lambda leaf: leaf.reshape(pairs, 2, *leaf.shape[1:]), per_layer
+    )
+    x, after = scan(x, by_pairs)
+    return x, after if after is None else after.reshape(depth, *x.shape)
+
+
+class Merge(nn.Module):
+  """Patch merging: four neighbors become one token of twice the width.
+
+  The order of the neighbors is (row, column) = (0, 0), (1, 0), (0, 1), (1, 1).
+  A side of odd length is padded with zeros below and on the right.
+
+  Reference: section 3.1.
+
+  Attributes:
+    grid: rows and columns of tokens before merging.
+    dtype: dtype of the computation.
+  """
+
+  grid: Grid
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x: Tokens) -> Float[Array, 'n s e']:
+    n, _, d = x.shape
+    rows, columns = self.grid
+    x = x.reshape(n, rows, columns, d)
+    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0)))
+    rows, columns = halved(self.grid)
+    x = x.reshape(n, rows, 2, columns, 2, d)
+    x = x.transpose(0, 1, 3, 4, 2, 5)  # [n, rows, columns, 2 (x), 2 (y), d]
+    x = LayerNorm(self.dtype, name='norm')(x.reshape(n, rows * columns, 4 * d))
+    kernel = jnp.asarray(self.param('kernel', NORMAL, (4 * d, 2 * d)))
+    kernel = sharding.constrain(kernel.astype(self.dtype), None, None)
+    return sharding.constrain(jnp.dot(x, kernel), sharding.BATCH, None, None)
+
+
+def halved(grid: Grid) -> Grid:
+  """Returns rows and columns after patch merging.
+
+  Args:
+    grid: rows and columns before patch merging.
+  """
+  rows, columns = np.add(grid, 1) // 2
+  return int(rows), int(columns)
+
+
+class Swin(Backbone):
+  """A Swin Transformer.
+
+  There are no methods `embed` and `encode`, because tokens of a map cannot be
+  left out. Parameters: `embedding/{kernel,bias}`, `embedding_norm/…`,
+  `stage{1…}/layers/{plain,shifted}/…` (pairs of blocks stacked),
+  `merge{1…}/{norm/…,kernel}`, `norm/…`, `head/{kernel,bias}`.
+  """
+
+  config: Config
+
+  stages_method = 'stages'
+  title = 'A Swin'
+  determined = (*NAMES, 'window_rule')
+  adopted = ('window_size',)  # fine-tuning may enlarge it
+  gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
+  sharding_rules = (
+    *vit.SHARDING_RULES,
+    (r'attention/bias_table', -1),
+    (r'head/(kernel|bias)', -1),
+  )
+
+  def setup(self):
+    dtype = self.config.compute_dtype
+    init = INIT['trunc_normal']  # as in the authors' code
+    self.embedding = Linear(
+      (self.config.width,),
+      input_axes=3,
+      kernel_init=init.embedding,
+      bias_init=init.embedding_bias(3 * PATCH_SIZE**2),
+      dtype=dtype,
+    )
+    self.embedding_norm = LayerNorm(dtype)
+    self.norm = LayerNorm(dtype)
+    self.head = self._new_head(init.head)
+
+  def _predict(
+    self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
+  ) -> dict[str, Array]:
+    del want
+    tokens, _ = self._transform(images, key, want_layers=False)
+    return self._results(tokens.mean(axis=1), tokens)
+
+  def stages(
+    self, images: UncheckedImages, key: Key[Array, ''] | None = None
+  ) -> list[Float[Array, 'n _ _ _']]:
+    """Computes the tokens after every block, grouped by stage.
+
+    Args:
+      images: float images in [-1, 1], `[n, height, width, channels]`.
+      key: random key of drop path; None for evaluation.
+
+    Returns:
+      Array `[n, blocks, tokens, channels]` for each stage, float32.
+    """
+    _, after = self._transform(self._input(images), key, want_layers=True)
+    return [
+      x.swapaxes(0, 1).astype(jnp.float32) for x in after if x is not None
+    ]
+
+  @nn.compact
+  def _transform(
+    self, images: Images, key: Key[Array, ''] | None, want_layers: bool
+  ) -> tuple[Tokens, list[Array | None]]:
+    """Applies all stages.
+
+    Returns:
+      Normalized tokens of the last map, and tokens after every block for each
+      stage, or None for each stage without `want_layers`.
+    """
+    config = self.config
+    _, height, width, _ = images.shape
+    grids = self.grids((height, width))
+    x, after, first = self._embed(images), [], 0
+    per_layer = self._per_layer(key)
+    for i, (depth, grid) in enumerate(zip(config.depths, grids, strict=True)):
+      stage = Stage(config, i, grid, name=f'stage{i + 1}')
+      # Keys and rates of the blocks of this stage.
+      own = {k: leaf[first : first + depth] for k, leaf in per_layer.items()}
+      x, layers = stage(x, own, want_layers)
+      after.append(layers)
+      first += depth
+      if i + 1 < len(grids):
+        x = Merge(grid, config.compute_dtype, name=f'merge{i + 1}')(x)
+    return self.norm(x), after
+
+  def _embed(self, images: Images) -> Tokens:
+    """Returns the normalized tokens of patches."""
+    _, height, width, _ = images.shape
+    grid, *_ = self.grids((height, width))
+    x = cut_patches(images, grid, (PATCH_SIZE, PATCH_SIZE))
+    return self.embedding_norm(self.embedding(x))
+
+  def _per_layer(self, key: Key[Array, ''] | None) -> dict[str, Array]:
+    """Returns keys and drop-path rates of all blocks; {} for evaluation."""
+    if key is None or not self.config.drop_path:
+      return {}
+    depth = sum(self.config.depths)
+    # Rates grow over the blocks of all stages, not within each stage.
+    rates = jnp.linspace(0.0, self.config.drop_path, depth)
+    return {'key': jax.random.split(key, depth), 'rate': rates}
+
+  @nn.nowrap
+  def grids(self, image_size: Grid) -> list[Grid]:
+    """Returns rows and columns of the map of each stage.
+
+    Args:
+      image_size: (height, width), pixels.
+
+    Raises:
+      UserError: the patch size does not divide the image.
+    """
+    grids = [backbone.whole_patches(image_size, PATCH_SIZE)]
+    for _ in self.config.depths[1:]:
+      grids.append(halved(grids[-1]))
+    return grids
+
+  @nn.nowrap
+  def check(self, image_size: Grid) -> None:
+    """Checks that images can have this size.
+
+    Raises:
+      UserError: see `grids` and `Windows.of`.
+    """
+    for grid in self.grids(image_size):
+      Windows.of(grid, self.config.window_size, True, self.config.window_rule)
+
+  @nn.nowrap
+  def attention_by(self, image_size: Grid | None = None) -> dict[str, str]:
+    """Returns the implementation of attention in each stage."""
+    config, sides = self.config, itertools.repeat(1)
+    # Windows are reduced to small maps, so kernels may apply to them only.
+    if image_size is not None:
+      sides = [min(config.window_size, *g) for g in self.grids(image_size)]
+    stages = zip(range(len(config.depths)), sides, strict=False)
+    return {f'{i + 1}': config.attention_by(i, side) for i, side in stages}
+
+  @property
+  def sized(self) -> tuple[str, ...]:
+    """Path prefixes of the bias tables.
+
+    A window is never larger than its map, so the shapes of the tables depend on
+    the image size.
+    """
+    kinds = itertools.product(
+      range(len(self.config.depths)), ('plain', 'shifted')
+    )
+    return tuple(f'stage{i + 1}/layers/{kind}/{_TABLE}' for i, kind in kinds)
+
+  @nn.nowrap
+  def adapt(
+    self,
+    leaves: Leaves,
+    old_size: Grid,
+    new_size: Grid,
+    method: str | None,
+  ) -> Leaves:
+    """Interpolates bias tables to this model's windows; see `resize_bias`.
+
+    Raises:
+      UserError: a table changes, and the method is 'aligned' or 'dino'.
+    """
+    del old_size  # the shape of a table determines its windows
+    grids, adapted = self.grids(new_size), {}
+    for path, table in leaves.items():
+      grid = grids[int(path[len('stage') : path.index('/')]) - 1]
+      size = min(self.config.window_size, *grid)
+      refused = method in ('aligned', 'dino')
+      if refused and window_of(table.shape[1]) != size:
+        raise UserError(
+          f'position_resize is {method!r}, and the relative position biases of '
+          'this Swin have to be resized from windows of '
+          f'{window_of(table.shape[1])} to {size} tokens: leave '
+          "position_resize out, or set it to 'bicubic', the method for Swin."
+        )
+      adapted[path] = resize_bias(table, size)
+    return adapted
+
+
+Model = backbone.constructor(Swin, Config)

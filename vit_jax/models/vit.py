@@ -1,0 +1,951 @@
+"""The Vision Transformer (arXiv 2010.11929, section 3.1 and Table 1).
+
+The file contains the sizes and the config, a layer (`Block`), the stack of
+layers (`Encoder`) and the model (`ViT`), from the images to the logits. A copy
+of it is a model of your own: edit the copy, and name its module in the config
+(docs/extending.md).
+
+Parameters are float32. Matrix products and the residual stream have the dtype
+of the config (bfloat16 on accelerators); products accumulate in float32.
+LayerNorm statistics and softmax are float32.
+"""
+
+import dataclasses
+import functools
+from typing import Annotated, Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Key, Shaped
+
+from vit_jax.arrays import sharding
+from vit_jax.config import schema
+from vit_jax.config.schema import Nested, Section
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models import backbone, positions, xla
+from vit_jax.models.attention.attention import (
+  IMPLEMENTATIONS,
+  Attention,
+  choose,
+)
+from vit_jax.models.attention.attention import SAVED as SAVED_IN_ATTENTION
+from vit_jax.models.backbone import Backbone, Images, UncheckedImages
+from vit_jax.models.contract import WANTED, Leaves, Patches, Size
+from vit_jax.models.init import INIT, NORMAL, Init
+from vit_jax.models.layers import (
+  EPSILON,
+  LayerNorm,
+  Linear,
+  Mlp,
+  cut_patches,
+  drop_path,
+  dropout,
+  scaled,
+  scanned,
+)
+from vit_jax.models.positions import (
+  NO_POSITION,
+  Position,
+  PositionEmbedding,
+)
+
+Tokens = Float[Array, 'n t d']
+LearnedFor = tuple[tuple[int, int] | None, float]
+
+# B, L, H: Table 1. Ti, S: DeiT (arXiv 2012.12877) and its successors. g:
+# "Scaling Vision Transformers" (arXiv 2106.04560), Table 2.
+SIZES = {
+  'Ti': dict(width=192, depth=12, mlp_dim=768, num_heads=3),
+  'S': dict(width=384, depth=12, mlp_dim=1536, num_heads=6),
+  'B': dict(width=768, depth=12, mlp_dim=3072, num_heads=12),
+  'L': dict(width=1024, depth=24, mlp_dim=4096, num_heads=16),
+  'H': dict(width=1280, depth=32, mlp_dim=5120, num_heads=16),
+  'g': dict(width=1408, depth=40, mlp_dim=6144, num_heads=16),
+}
+PATCH_SIZES = (8, 14, 16, 32)
+# Hybrids, by the parts of the name before "+" and after "/": units of each
+# stage of the stem, and side of a patch on its map. As in the official code,
+# R+Ti/16 has patches of 8x8 on a map of stride 4, which makes 32 pixels.
+STEMS = {
+  ('R50', '16'): ((3, 4, 9), 1),
+  ('R50', '32'): ((3, 4, 6, 3), 1),
+  ('R26', '32'): ((2, 2, 2, 2), 1),
+  ('R', '16'): ((), 8),
+}
+NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+STEM = Nested('vit_jax.models.{name}:Stem')
+# Names of the arrays that `remat='dots'` keeps.
+SAVED = (*SAVED_IN_ATTENTION, 'statistics', 'middle', 'hidden')
+# Heads and hidden units are split over the mesh axis `model`.
+SHARDING_RULES = (
+  (r'attention/(query|key|value)/(kernel|bias)', -2),
+  (r'attention/out/kernel', -3),
+  (r'mlp/fc1/(kernel|bias)', -1),
+  (r'mlp/fc2/kernel', -2),
+)
+
+
+def of_variant(variant: str | None) -> dict[str, int]:
+  """Returns the sizes of a variant such as 'L/16', or {} for None.
+
+  The patch size of a hybrid such as 'R50+B/16' refers to the stem's map.
+
+  Raises:
+    UserError: the variant is unknown.
+  """
+  if variant is None:
+    return {}
+  stem, size, patch = _parts(variant)
+  known = (stem, patch) in STEMS if stem else patch in map(str, PATCH_SIZES)
+  if size not in SIZES or not known:
+    hybrids = ', '.join(f'{stem}+…/{patch}' for stem, patch in STEMS)
+    raise UserError(
+      f'model.variant is {variant!r}; allowed: one of {"|".join(SIZES)}, a '
+      f'slash and one of {"|".join(map(str, PATCH_SIZES))}, such as L/16; or '
+      f'a hybrid, {hybrids}, such as R50+B/16.'
+    )
+  side = STEMS[stem, patch][1] if stem else int(patch)
+  return dict(patch_size=side, **SIZES[size])
+
+
+def stem_of(variant: str | None) -> dict[str, Any] | None:
+  """Returns the config section of a variant's stem; None without a stem.
+
+  Args:
+    variant: name of a variant, or None.
+  """
+  stem, _, patch = _parts(variant or '')
+  if (stem, patch) not in STEMS:
+    return None
+  return dict(name='resnet', depths=STEMS[stem, patch][0])
+
+
+def _parts(variant: str) -> tuple[str, str, str]:
+  """Splits 'R50+B/16' into ('R50', 'B', '16'); 'R50' is '' without a stem."""
+  body, _, patch = variant.partition('/')
+  stem, _, size = body.rpartition('+')
+  return stem, size, patch
+
+
+@schema.operational('remat', 'unroll', 'attention')
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(backbone.BackboneConfig):
+  """Keys of the config's `model` section for a Vision Transformer.
+
+  Attributes:
+    variant: name such as 'L/16' (Table 1): Ti, S, B, L, H or g, and a patch
+      size of 8, 14, 16 or 32. Hybrids (Table 3): 'R50+…/16', 'R50+…/32',
+      'R26+…/32' and 'R+…/16', for example 'R50+B/16'. Sizes that are set
+      explicitly take precedence.
+    stem: config section of the layers between the images and the patches; None
+      for the stem of the variant, if it is a hybrid, or else no stem.
+    patch_size: side of a patch, in pixels or, with a stem, in positions of the
+      stem's map.
+    width: channels of the residual stream; a multiple of `num_heads`.
+    depth: number of layers.
+    mlp_dim: hidden units of an MLP.
+    num_heads: number of attention heads.
+    pool: source of the features: 'token' (class token), 'gap' (mean of the
+      patch tokens) or 'map' (attention pooling).
+    fc_norm: whether features are the mean of the patch tokens (even for the
+      pool 'token'), and the last LayerNorm is applied to this mean instead of
+      the tokens (fine-tuning in MAE and BEiT). With the pool 'token' there is
+      still a class token, but it is not used for features. Fine-tuning does not
+      take the value of this key from the weights, and initializes this
+      LayerNorm from scratch.
+    pre_logits: whether a dense layer of `width` units with tanh precedes the
+      head.
+    dropout: dropout rate, applied as in section 4.1 and appendix B.1.
+    drop_path: drop-path rate of the last layer. The rate changes linearly with
+      depth.
+    drop_path_first: drop-path rate of the first layer; equal to `drop_path` for
+      one rate in all layers (DeiT-III).
+    gelu: 'tanh' (official JAX models), 'exact' (timm, Hugging Face) or 'quick'
+      (x·σ(1.702 x), the first CLIP models).
+    gated: whether SwiGLU with `mlp_dim` hidden units replaces GELU (the largest
+      model of DINOv2).
+    norm_eps: epsilon of all LayerNorms.
+    pre_norm: whether a LayerNorm precedes the first layer (CLIP).
+    qk_norm: whether a LayerNorm is applied to queries and keys of each head.
+    layer_scale: initial value of a factor per channel of each residual branch
+      (1e-4 in DeiT-III, 1e-5 in DINOv2); None for no such factors.
+    registers: number of extra tokens whose outputs are not used.
+    distilled: whether the model has a distillation token with a head of its
+      own, which learns from teacher targets (DeiT). Logits are the mean of both
+      heads; `want=('heads',)` returns each.
+    position: 'learned' (1-D), '2d' (learned, half of the channels for the row
+      and half for the column), 'relative' (learned 1-D offsets, in attention),
+      'sincos2d' (fixed, as in big_vision), 'sincos2d_mae' (fixed, as in MAE),
+      'rope2d' (rotations, as in DINOv3) or 'none'. Appendix D.4 compares
+      'learned', '2d', 'relative' and 'none'.
+    position_at: 'stem' (added once, before the first layer), 'layers' (every
+      layer has its own) or 'shared' (all layers use the same); None for 'stem',
+      or 'layers' if `position` is 'relative'.
+    prefix_positions: whether class token, distillation token and registers also
+      have learned positions; `no_embed_class` in timm is the opposite. These
+      tokens have no positions of other kinds, except that relative offsets
+      count all tokens.
+    remainder: treatment of pixels after the last whole patch: 'error' or 'drop'
+      (H/14 at 384 pixels then has 27x27 patches and drops 6 pixels).
+    start_values: initialization: 'authors' (official JAX models), 'mae' or
+      'trunc_normal'. 'mae' draws the class token from N(0, .02) and the patch
+      embedding from Xavier's uniform distribution; query, key and value are
+      initialized as one matrix [d, 3 d]. (The MLP biases are 0 in the code of
+      MAE, and N(0, 1e-6) here.) 'trunc_normal' is the initialization of DeiT
+      and DeiT-III: N(0, .02) for all matrices, including the heads, and for all
+      tokens; biases are 0; the patch embedding is uniform, as PyTorch
+      initializes a convolution.
+    pixels: units of the pixels that are cut into patches: 'symmetric' ([-1, 1],
+      as a model receives them) or 'imagenet' (the model normalizes them by
+      ImageNet's mean and standard deviation, like recipes from PyTorch code).
+    attention: implementation of attention: 'auto' (kernels where they apply, on
+      TPUs and GPUs), 'kernel' (kernels or an error) or 'xla'.
+
+  Raises:
+    UserError: a variant or choice is unknown, a size is missing, a number is
+      out of range, or options exclude each other.
+  """
+
+  variant: str | None = None
+  # A section is a dict, which cannot be hashed.
+  stem: Annotated[Section | None, STEM] = dataclasses.field(
+    default=None, hash=False
+  )
+  patch_size: backbone.Size = backbone.OF_VARIANT
+  width: backbone.Size = backbone.OF_VARIANT
+  depth: backbone.Size = backbone.OF_VARIANT
+  mlp_dim: backbone.Size = backbone.OF_VARIANT
+  num_heads: backbone.Size = backbone.OF_VARIANT
+  pool: str = 'token'
+  fc_norm: bool = False
+  pre_logits: bool = False
+  dropout: float = 0.0
+  drop_path: float = 0.0
+  drop_path_first: float = 0.0
+  gelu: str = 'tanh'
+  gated: bool = False
+  norm_eps: float = EPSILON
+  pre_norm: bool = False
+  qk_norm: bool = False
+  layer_scale: float | None = None
+  registers: int = 0
+  distilled: bool = False
+  position: str = 'learned'
+  position_at: str | None = None
+  prefix_positions: bool = True
+  remainder: str = 'error'
+  start_values: str = 'authors'
+  pixels: str = 'symmetric'
+  attention: str = 'auto'
+  # The `contract.Stem` that `stem` describes
+  stem_layers: Any = dataclasses.field(
+    default=None, init=False, repr=False, compare=False
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.complete(NAMES, of_variant(self.variant), 'B/16')
+    if self.stem is None:
+      object.__setattr__(self, 'stem', stem_of(self.variant))
+    self.check_choices(
+      pool=('token', 'gap', 'map'),
+      gelu=('tanh', 'exact', 'quick'),
+      remainder=('error', 'drop'),
+      start_values=INIT,
+      pixels=backbone.STATISTICS,
+      attention=IMPLEMENTATIONS,
+    )
+    self.check_sizes(*NAMES)
+    rates = 'dropout', 'drop_path', 'drop_path_first'
+    self.check_range(*rates, at_least=0, below=1)
+    self.check_range('norm_eps', above=0)
+    self.check_range('layer_scale', 'registers', at_least=0)
+    self._check_combinations()
+    self._check_positions()
+    allowed = positions.KINDS[self.position]
+    if self.position_at is None and allowed:
+      object.__setattr__(self, 'position_at', allowed[0])
+    if self.stem is not None:
+      # Built once: Flax does not allow it inside of another module.
+      constructor = STEM.constructor(self.stem['name'])
+      values = self.compute_dtype, self.remat, self.unroll
+      stem = schema.construct(constructor, self.stem, *values)
+      object.__setattr__(self, 'stem_layers', stem)
+
+  @property
+  def prefix(self) -> int:
+    """Number of tokens that precede the patch tokens."""
+    return (self.pool == 'token') + self.distilled + self.registers
+
+  @property
+  def num_learned_prefix(self) -> int:
+    """Number of prefix tokens with learned positions: all or none."""
+    learned = self.position == 'learned' and self.prefix_positions
+    return self.prefix if learned else 0
+
+  @property
+  def position_in(self) -> str | None:
+    """Where positions act: 'stem', 'layers' or 'shared'; None for no positions.
+
+    It differs from `position_at` for 'rope2d', which has no such key.
+    """
+    return 'shared' if self.position == 'rope2d' else self.position_at
+
+  @property
+  def activation(self) -> str:
+    """Activation of the MLPs of the layers."""
+    return 'swiglu' if self.gated else self.gelu
+
+  @property
+  def head_dim(self) -> int:
+    """Channels of an attention head."""
+    return self.width // self.num_heads
+
+  @property
+  def init(self) -> Init:
+    """Initializers of the parameters."""
+    return INIT[self.start_values]
+
+  @property
+  def probe(self) -> dict[str, Any]:
+    """Keys of a model with few layers, for the comparison of kernels."""
+    # With a second layer, the result depends on all outputs of the first one.
+    return dict(depth=min(self.depth, 2))
+
+  @property
+  def attention_needs(self) -> list[str]:
+    """Options of attention that kernels may not support."""
+    needs = ['qk_norm'] if self.qk_norm else []
+    if self.position in positions.IN_ATTENTION:
+      needs.append(positions.IN_ATTENTION[self.position])
+    return needs
+
+  def attention_by(self, tokens: int) -> str:
+    """Returns the implementation of attention; see `attention.choose`."""
+    return choose(
+      self.attention,
+      tokens,
+      self.num_heads,
+      self.head_dim,
+      self.compute_dtype,
+      self.attention_needs,
+    )
+
+  def _check_combinations(self) -> None:
+    self.check_heads(self.width, self.num_heads)
+    if self.drop_path_first and not self.drop_path:
+      raise UserError(
+        f'model.drop_path_first is {self.drop_path_first} and model.drop_path '
+        'is 0: set both.'
+      )
+    if self.distilled and (self.pool != 'token' or self.pre_logits):
+      raise UserError(
+        'model.distilled uses a class token and a distillation token: set '
+        "model.pool='token' and model.pre_logits=False."
+      )
+    if self.fc_norm and (self.pool == 'map' or self.distilled):
+      raise UserError(
+        'model.fc_norm uses the mean of the patch tokens: set '
+        "model.pool='token' or 'gap', and model.distilled=False."
+      )
+    if self.stem is not None and self.pixels != 'symmetric':
+      # Such weights could not be converted to pixels in [-1, 1]: a stem pads
+      # its input with zeros, which mean another color in other units.
+      raise UserError(
+        f'model.pixels is {self.pixels!r}, but a stem receives pixels in '
+        "[-1, 1]: set model.pixels='symmetric'."
+      )
+
+  def _check_positions(self) -> None:
+    kind, at = self.position, self.position_at
+    check_choice('model.position', kind, positions.KINDS)
+    if at is not None and at not in positions.KINDS[kind]:
+      allowed = f'allowed: {", ".join(positions.KINDS[kind])}'
+      raise UserError(
+        f'model.position_at is {at!r} and model.position is {kind!r}; '
+        f'{allowed if positions.KINDS[kind] else "leave position_at out"}.'
+      )
+    if not self.prefix_positions and kind != 'learned':
+      raise UserError(
+        'model.prefix_positions=False requires learned positions; '
+        f'model.position is {kind!r}.'
+      )
+    # '2d' has two halves; the others have sines and cosines of two coordinates.
+    for name, kinds, size, divisor in (
+      ('width', ('2d',), self.width, 2),
+      ('width', ('sincos2d', 'sincos2d_mae'), self.width, 4),
+      ('width of a head', ('rope2d',), self.head_dim, 4),
+    ):
+      if kind in kinds and size % divisor:
+        raise UserError(
+          f'model.position={kind!r} needs a {name} that is a multiple of '
+          f'{divisor}; it is {size}.'
+        )
+
+
+class Block(nn.Module):
+  """One pre-norm layer (equations 2 and 3), to be scanned.
+
+  Attributes:
+    config: config of the model.
+    grid: rows and columns of patches, if each layer has its own positions.
+    want: names of results to return, 'layers' and 'attention'.
+    tokens: number of tokens that are not padding; None if there is no padding.
+    learned_for: grid and offset of `PositionEmbedding`.
+  """
+
+  config: Config
+  grid: tuple[int, int] | None = None
+  want: tuple[str, ...] = ()
+  tokens: int | None = None
+  learned_for: LearnedFor = (None, 0.0)
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Tokens,
+    per_layer: dict[str, Shaped[Array, '']],
+    common: tuple[Position, Any],
+  ) -> tuple[Tokens, dict[str, Array]]:
+    """Applies the layer.
+
+    Args:
+      x: tokens.
+      per_layer: values that differ between layers: `key` and the drop-path
+        `rate` in training; {} for evaluation.
+      common: values that all layers share: positions, and `index` of `Patches`
+        for layers that have their own positions.
+
+    Returns:
+      Tokens after the layer, and the results named in `want`.
+    """
+    config, dtype = self.config, self.config.compute_dtype
+    norm = functools.partial(LayerNorm, dtype, config.norm_eps)
+    keys = [None] * 5
+    if 'key' in per_layer:
+      keys = list(jax.random.split(per_layer['key'], 5))
+
+    # The batch is split, but tokens and channels are not. Without this
+    # constraint, XLA may choose another layout for the residual stream.
+    x = xla.stored(sharding.constrain(x, sharding.BATCH, None, None))
+    position, index = common
+    if self.grid is not None:
+      embedding = PositionEmbedding(config, *self.learned_for, name='position')
+      position = embedding(Patches(self.grid, index))
+    if position.added is not None:
+      x = x + position.added.astype(x.dtype)
+    attend = Attention(
+      config.num_heads,
+      dtype,
+      config.attention,
+      config.norm_eps if config.qk_norm else None,
+      config.init,
+      self.tokens,
+      name='attention',
+    )
+    y, weights = attend(
+      norm(name='norm1')(x),
+      want_weights='attention' in self.want,
+      position=position,
+    )
+    x = x + self._branch('scale1', y, per_layer, *keys[:2])
+    x = xla.stored(checkpoint_name(x, 'middle'))
+
+    mlp = Mlp(
+      config.mlp_dim,
+      config.dropout,
+      config.activation,
+      dtype,
+      config.init.matrix,
+      config.init.mlp_bias,
+      name='mlp',
+    )
+    y = mlp(norm(name='norm2')(x), keys[2])
+    x = x + self._branch('scale2', y, per_layer, *keys[3:])
+    x = sharding.constrain(x, sharding.BATCH, None, None)
+    results = {'layers': x, 'attention': weights}
+    return x, {name: results[name] for name in self.want if name in results}
+
+  def _branch(
+    self, name: str, y: Tokens, per_layer: Any, key: Any, path_key: Any
+  ) -> Tokens:
+    """Applies dropout, LayerScale and drop path to a residual branch."""
+    y = dropout(y, self.config.dropout, key)
+    if self.config.layer_scale is not None:
+      init = nn.initializers.constant(self.config.layer_scale)
+      y = scaled(y, self.param(name, init, y.shape[-1:]))
+    if 'rate' in per_layer:
+      y = drop_path(y, per_layer['rate'], path_key)
+    return y
+
+
+class Encoder(nn.Module):
+  """Layers under one scan, then a LayerNorm (`norm`) unless `fc_norm` is set.
+
+  Parameters are stacked: `layers/mlp/fc1/kernel` is `[depth, d, mlp_dim]`. Each
+  layer gets its random key as a scanned input, so random values do not depend
+  on unrolling or rematerialization.
+
+  Attributes:
+    config: config of the model.
+    learned_for: grid and offset of `PositionEmbedding`.
+  """
+
+  config: Config
+  learned_for: LearnedFor = (None, 0.0)
+
+  def setup(self):
+    if not self.config.fc_norm:
+      self.norm = LayerNorm(self.config.compute_dtype, self.config.norm_eps)
+
+  def last_norm(self, x: Float[Array, '... d']) -> Float[Array, '... d']:
+    """Applies the last LayerNorm; returns `x` if `fc_norm` is set."""
+    return x if self.config.fc_norm else self.norm(x)
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Tokens,
+    key: Key[Array, ''] | None,
+    want: tuple[str, ...] = (),
+    position: Position = NO_POSITION,
+    patches: Patches | None = None,
+  ) -> tuple[Tokens, dict[str, Array]]:
+    """Applies all layers.
+
+    Args:
+      x: tokens.
+      key: random key of dropout and drop path; None for evaluation.
+      want: names of results of each layer to return, 'layers' and 'attention'.
+      position: positions that all layers share.
+      patches: patches that the tokens belong to, if every layer has its own
+        positions.
+
+    Returns:
+      Tokens, and the results named in `want`, `[n, depth, …]`.
+    """
+    config, tokens, padded = self.config, x.shape[1], None
+    grid = index = None
+    if config.position_in == 'layers':
+      assert patches is not None
+      grid, index = patches
+    # The attention of cuDNN needs an even number of tokens. One padding for all
+    # layers replaces copies of all queries, keys, values and outputs. Positions
+    # in the layers and results of single layers do not allow for it.
+    plain = not want and grid is None and all(p is None for p in position)
+    if tokens % 2 and plain and config.attention_by(tokens) == 'cuDNN':
+      x, padded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
+
+    layers = scanned(
+      Block,
+      config.depth,
+      remat=config.remat,
+      saved=SAVED,
+      unroll=config.unroll,
+      in_axes=(0, nn.broadcast),  # `per_layer`, `common`
+    )(config, grid, want, padded, self.learned_for, name='layers')
+    per_layer = {}
+    if key is not None:
+      per_layer['key'] = jax.random.split(key, config.depth)
+      if config.drop_path:  # changes linearly with depth
+        rates = config.drop_path_first, config.drop_path
+        per_layer['rate'] = jnp.linspace(*rates, config.depth)
+    x, results = layers(x, per_layer, (position, index))
+
+    # A scan stacks results along a new first axis.
+    results = {name: leaf.swapaxes(0, 1) for name, leaf in results.items()}
+    return self.last_norm(x[:, :tokens]), results
+
+
+class MapHead(nn.Module):
+  """Multi-head attention of a learned query to all tokens, then an MLP.
+
+  Reference: "Scaling Vision Transformers" (arXiv 2106.04560), section 3.2.
+
+  Attributes:
+    config: config of the model.
+  """
+
+  config: Config
+
+  @nn.compact
+  def __call__(self, x: Tokens) -> Float[Array, 'n d']:
+    config, dtype, (n, _, d) = self.config, self.config.compute_dtype, x.shape
+    # MAE, which initializes queries, keys and values as one matrix, has no
+    # attention pooling.
+    init = config.init._replace(query_key_value=config.init.matrix)
+    probe = self.param('probe', init.matrix, (1, 1, d))
+    probe = jnp.broadcast_to(probe.astype(dtype), (n, 1, d))
+    attend = Attention(
+      config.num_heads, dtype, initializers=init, name='attention'
+    )
+    pooled, _ = attend(probe, x)
+    y = LayerNorm(dtype, config.norm_eps, name='norm')(pooled)
+    mlp = Mlp(
+      config.mlp_dim,
+      0.0,
+      config.gelu,
+      dtype,
+      init.matrix,
+      init.mlp_bias,
+      name='mlp',
+    )
+    return (pooled + mlp(y, None))[:, 0]
+
+
+class ViT(Backbone):
+  """A Vision Transformer; `Model` builds it from config keys.
+
+  Parameters, with those of the layers stacked: `stem/…` (hybrids),
+  `embedding/{kernel,bias}`, `cls`, `distillation`, `registers`, `position/…`,
+  `pre_norm/…`, `encoder/{layers/…,norm}`, `map/…`, `fc_norm/…`,
+  `pre_logits/{kernel,bias}`, `head/{kernel,bias}`,
+  `head_distillation/{kernel,bias}`.
+
+  Attributes:
+    num_classes: number of outputs of the head; 0 for a model without a head.
+    config: validated config.
+    made_for: (height, width) of the images that the positions were learned for,
+      pixels; None for the size of the images in use. See `at_sizes`.
+    position_offset: offset of the interpolation; see `at_sizes`.
+  """
+
+  config: Config
+  made_for: Size | None = None
+  position_offset: float = 0.0
+
+  outputs = WANTED
+  title = 'A Vision Transformer'
+  determined = (
+    *NAMES,
+    'pool',
+    'gelu',
+    'gated',
+    'norm_eps',
+    'qk_norm',
+    'pre_norm',
+    'layer_scale',
+    'registers',
+    'distilled',
+    'position',
+    'position_at',
+    'prefix_positions',
+  )
+  adopted = ('fc_norm',)
+  sized = ('position/', 'encoder/layers/position/')
+  fresh = ('head/', 'pre_logits/', 'head_distillation/')
+
+  def setup(self):
+    config, dtype = self.config, self.config.compute_dtype
+    norm = functools.partial(LayerNorm, dtype, config.norm_eps)
+    # Attributes cannot have the names of config keys, which are also attributes
+    # of the model; `name` sets the paths of the parameters.
+    if config.stem is not None:
+      self.stem_module = config.stem_layers.clone(name='stem', parent=self)
+    self.embedding = Linear(
+      (config.width,),
+      input_axes=3,
+      kernel_init=config.init.embedding,
+      bias_init=config.init.embedding_bias(3 * config.patch_size**2),
+      dtype=dtype,
+    )
+    self.prefix_tokens = [
+      self.param(name, init, (1, count, config.width))
+      for name, count, init in (
+        ('cls', int(config.pool == 'token'), config.init.cls),
+        # DeiT, arXiv 2012.12877
+        ('distillation', int(config.distilled), NORMAL),
+        # "Vision Transformers Need Registers", arXiv 2309.16588. They need
+        # different initial values, because equal ones stay equal.
+        ('registers', config.registers, nn.initializers.normal(1e-6)),
+      )
+      if count
+    ]
+    learned_grid = self.grid(self.made_for) if self.made_for else None
+    learned_for = learned_grid, self.position_offset
+    if config.position_in in ('stem', 'shared'):
+      self.positions = PositionEmbedding(config, *learned_for, name='position')
+    if config.pre_norm:
+      self.first_norm = norm(name='pre_norm')
+    self.encoder = Encoder(config, learned_for)
+    if config.fc_norm:
+      self.norm_of_mean = norm(name='fc_norm')
+    if config.pool == 'map':
+      self.map = MapHead(config)
+    if config.pre_logits:
+      self.tanh_layer = Linear(
+        (config.width,),
+        kernel_init=config.init.pre_logits,
+        dtype=dtype,
+        name='pre_logits',
+      )
+    self.head = self._new_head(config.init.head)
+    if config.distilled:
+      self.head_distillation = self._new_head(config.init.head)
+
+  def _predict(
+    self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
+  ) -> dict[str, Array]:
+    _, height, width, _ = images.shape
+    patches = Patches(self.grid((height, width)))
+    tokens, inner = self._encode(self._embed(images), key, patches, want)
+    return inner | {'tokens': tokens} | self._read(tokens)
+
+  def embed(self, images: UncheckedImages) -> Tokens:
+    """Computes the tokens of patches, row by row, before the first layer.
+
+    Positions that are added before the first layer are included.
+
+    Args:
+      images: float images in [-1, 1], `[n, height, width, channels]`.
+
+    Raises:
+      UserError: the images have a wrong dtype, shape or size.
+    """
+    return self._embed(self._input(images))[:, self.config.prefix :]
+
+  def _embed(self, x: Images) -> Tokens:
+    """Computes all tokens before the first layer, prefix tokens first."""
+    _, height, width, _ = x.shape
+    grid, side = self.grid((height, width)), self.config.patch_size
+    if self.config.stem is not None:
+      x = self.stem_module(x)  # [n, y, x, c]
+    x = self.embedding(cut_patches(x, grid, (side, side)))
+    # Prefix tokens come first, because they may also have positions.
+    x = self._with_prefix(x)
+    if self.config.position_in == 'stem':
+      x = x + self.positions(Patches(grid)).added.astype(x.dtype)
+    return x
+
+  def _with_prefix(self, x: Tokens, added: Any = None) -> Float[Array, 'n s d']:
+    """Prepends the prefix tokens, after adding `added` to them."""
+    if not self.prefix_tokens:
+      return x
+    first = [token.astype(x.dtype) for token in self.prefix_tokens]
+    first = jnp.concatenate(first, 1)
+    first = first if added is None else first + added
+    first = jnp.broadcast_to(first, (x.shape[0], *first.shape[1:]))
+    return jnp.concatenate([first, x], axis=1)  # [n, prefix + t, d]
+
+  def encode(
+    self,
+    tokens: Tokens,
+    key: Key[Array, ''] | None = None,
+    patches: Patches | None = None,
+  ) -> Float[Array, 'n s d']:
+    """Computes all tokens after the last LayerNorm, prefix tokens first.
+
+    Args:
+      tokens: patch tokens from `embed`, without prefix tokens; some of them may
+        be left out.
+      key: random key of dropout and drop path; None for evaluation.
+      patches: patches that the tokens belong to.
+
+    Raises:
+      UserError: `patches` is None, but every layer uses positions.
+    """
+    config, added = self.config, None
+    if config.position_in in ('layers', 'shared') and patches is None:
+      raise UserError(
+        f'model.position={config.position!r} acts in every layer of this '
+        'model, so encode needs the patches of the tokens: encode(tokens, key, '
+        'Patches(model.grid(image_size), index)).'
+      )
+    if config.position_in == 'stem' and config.num_learned_prefix:
+      # `embed` has added the positions of patches, not those of the prefix.
+      added = self.positions.prefix().astype(tokens.dtype)
+    x = self._with_prefix(tokens, added)
+    return self._encode(x, key, patches or Patches((0, 0)), ())[0]
+
+  def _encode(
+    self,
+    x: Tokens,
+    key: Key[Array, ''] | None,
+    patches: Patches,
+    want: tuple[str, ...],
+  ) -> tuple[Tokens, dict[str, Array]]:
+    # Dropout of the embedding has a key of its own, independent of the layers.
+    embed_key, encoder_key = (None, None)
+    if key is not None:
+      embed_key, encoder_key = jax.random.split(key)
+    x = dropout(x, self.config.dropout, embed_key)
+    if self.config.pre_norm:
+      x = self.first_norm(x)
+    shared = self.config.position_in == 'shared'
+    position = self.positions(patches) if shared else NO_POSITION
+    return self.encoder(x, encoder_key, want, position, patches)
+
+  def last_norm(self, tokens: Float[Array, '... d']) -> Float[Array, '... d']:
+    """Applies the last LayerNorm to tokens of any block; float32.
+
+    Args:
+      tokens: outputs of blocks, see `layers` of `predict`.
+
+    Returns:
+      Normalized tokens. With `fc_norm`, a model has no such LayerNorm, and its
+      tokens are returned unchanged.
+    """
+    return self.encoder.last_norm(tokens).astype(jnp.float32)
+
+  def readout(self, tokens: Tokens) -> dict[str, Float[Array, 'n _']]:
+    """Computes features and logits of tokens from `encode`; float32."""
+    out = self._read(tokens)
+    return {k: out[k].astype(jnp.float32) for k in ('features', 'logits')}
+
+  def _read(self, tokens: Tokens) -> dict[str, Array]:
+    """Computes features, logits, and the logits of each head.
+
+    Features and logits of a distilled model are the means over its two tokens
+    and its two heads.
+    """
+    config, patches = self.config, tokens[:, self.config.prefix :]
+    if config.fc_norm:
+      features = self.norm_of_mean(patches.mean(axis=1))
+    elif config.pool == 'token':
+      features = tokens[:, 0]
+    elif config.pool == 'gap':
+      features = patches.mean(axis=1)
+    else:
+      features = self.map(patches)
+    if config.pre_logits:
+      features = jnp.tanh(self.tanh_layer(features))
+    logits = self._logits(features)
+    if not config.distilled:
+      heads = logits[:, None]
+      return {'features': features, 'logits': logits, 'heads': heads}
+    token = tokens[:, 1]  # the distillation token follows the class token
+    second = self.head_distillation(token) if self.num_classes else token
+    return {
+      'features': (features + token) / 2,
+      'logits': (logits + second) / 2,
+      'heads': jnp.stack([logits, second], axis=1),
+    }
+
+  # Images of other sizes
+
+  @nn.nowrap
+  def grid(self, image_size: Size) -> Size:
+    """Returns rows and columns of patches of an image.
+
+    Args:
+      image_size: (height, width), pixels.
+
+    Raises:
+      UserError: the patch size does not divide the image, or is larger.
+    """
+    drop = self.config.remainder == 'drop'
+    return backbone.whole_patches(
+      image_size, self.config.patch_size, self._stride, drop
+    )
+
+  @property
+  def _stride(self) -> int:
+    stem = self.config.stem_layers
+    return 1 if stem is None else stem.stride
+
+  @property
+  def patch_pixels(self) -> int:
+    """Side of a patch in the image, pixels."""
+    return self.config.patch_size * self._stride
+
+  @nn.nowrap
+  def check(self, image_size: Size) -> None:
+    """Checks that images can have this size; see `grid`."""
+    self.grid(image_size)
+
+  @nn.nowrap
+  def adapt(
+    self,
+    leaves: Leaves,
+    old_size: Size,
+    new_size: Size,
+    method: str | None,
+  ) -> Leaves:
+    """Interpolates learned positions; see `positions.resize`."""
+    grids = self.grid(old_size), self.grid(new_size)
+    return positions.resize_leaves(leaves, *grids, method)
+
+  @nn.nowrap
+  def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'ViT':
+    """Returns the model for images of any size.
+
+    Learned positions are interpolated inside the program; positions without
+    parameters are computed for the grid of the images. See
+    `models.contract.Model.at_sizes`.
+
+    Raises:
+      UserError: positions are relative; these are numbered along the sequence
+        of one grid.
+    """
+    if self.config.position == 'relative':
+      raise UserError(
+        "model.position='relative' numbers offsets along the sequence of one "
+        f'grid, that of {made_for[0]}x{made_for[1]} pixels, and this training '
+        "has images of several sizes: set model.position to 'learned', '2d', "
+        "'sincos2d', 'sincos2d_mae', 'rope2d' or 'none'."
+      )
+    self.check(made_for)
+    return self.clone(made_for=tuple(made_for), position_offset=offset)
+
+  # Parameters and devices; see `models.contract.Model`
+
+  @property
+  def replaceable(self) -> tuple[str, ...]:
+    """LayerNorms before and after the mean, with `fc_norm`.
+
+    A model has only one of them.
+    """
+    return ('encoder/norm/', 'fc_norm/') if self.config.fc_norm else ()
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """Sharding rules of the layers, the heads and the stem."""
+    stem = self.config.stem_layers
+    return (
+      *SHARDING_RULES,
+      (r'head(_distillation)?/(kernel|bias)', -1),
+      *(() if stem is None else stem.sharding_rules),
+    )
+
+  @property
+  def apart(self) -> tuple[str, ...]:
+    """Path suffixes of stacked matrices whose gradients are best unstacked.
+
+    These are the matrices of the layers if all layers are unrolled, except fc2.
+    The gradient of fc2 is a product with activations that are recomputed
+    (dropout and GELU), and XLA recomputes them more often when it fuses the sum
+    over micro-batches into that product.
+    """
+    if self.config.unroll < self.config.depth:
+      return ()
+    attention = ('query', 'key', 'value', 'out')
+    matrices = ('mlp/fc1', *(f'attention/{name}' for name in attention))
+    return tuple(f'layers/{name}/kernel' for name in matrices)
+
+  @property
+  def architecture(self) -> dict[str, Any]:
+    """Keys that the parameters determine, including those of the stem."""
+    stem = self.config.stem_layers
+    section = None if stem is None else stem.section
+    return super().architecture | {'stem': section}
+
+  @nn.nowrap
+  def attention_by(self, image_size: Size | None = None) -> dict[str, str]:
+    """Returns the implementation of attention in all layers."""
+    rows, columns = (1, 0) if image_size is None else self.grid(image_size)
+    tokens = self.config.prefix + rows * columns
+    return {'1': self.config.attention_by(max(tokens, 1))}
+
+  @nn.nowrap
+  def compiler_options(
+    self, platform: str, num_devices: int
+  ) -> dict[str, str | int]:
+    """Returns the options for unrolled layers; see `xla`."""
+    if min(self.config.unroll, self.config.depth) == 1:
+      return {}
+    return xla.options_for_unrolled(platform, num_devices)
+
+
+Model = backbone.constructor(ViT, Config)

@@ -1,0 +1,341 @@
+"""Labels images: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz.
+
+A teacher predicts the labels of a split. The split is given with the flags of
+`evaluate`: --dataset=NAME --split=S, --data_dir=D and --config.source.KEY=…, or
+by a config: --config=configs/cifar10.py. Labels of the data are not used.
+Images are preprocessed as for the teacher. Confident images are selected,
+balanced over the classes. The source `pseudo_labels` reads the
+file, so that any config can train on it, for example configs/noisy_student.py.
+After an interruption, the same command continues and writes the same file.
+
+Reference: "Self-training with Noisy Student improves ImageNet classification",
+Xie et al., arXiv 1911.04252.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from jaxtyping import Float, Int
+
+from vit_jax.arrays import sharding
+from vit_jax.cli import output_parts, process, shared_flags
+from vit_jax.cli import request as request_lib
+from vit_jax.cli.output_parts import Arrays, Format, Parts
+from vit_jax.data import fingerprint
+from vit_jax.data.contract import Source
+from vit_jax.data.filters import Tail
+from vit_jax.data.sources.pseudo_labels import about_of
+from vit_jax.data.storage import npz
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators.contract import Batch, Setting
+from vit_jax.training import frozen
+from vit_jax.weights import pretrained
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+# Keys of the description that are known only after the selection.
+RESULTS = ('count', 'distinct', 'seen', 'confident', 'of_class')
+
+
+class Choice(NamedTuple):
+  """Selected images.
+
+  Attributes:
+    rows: distinct indices of the selected examples, ascending.
+    copies: number of copies of each example, at least 1.
+  """
+
+  rows: Int[np.ndarray, ' m']
+  copies: Int[np.ndarray, ' m']
+
+
+def balanced(
+  labels: Int[np.ndarray, ' n'],
+  confidence: Float[np.ndarray, ' n'],
+  per_class: int,
+  seed: int,
+) -> Choice:
+  """Selects the same number of examples of each class.
+
+  If a class has more images, the most confident ones are selected, and the
+  first of equally confident ones. If it has fewer, all its images get the same
+  number of copies, and randomly chosen images an additional one, so that the
+  number is exact.
+
+  Args:
+    labels: class of each image.
+    confidence: predicted probability of that class, in [0, 1].
+    per_class: number of examples of each class; 0 selects every image once.
+    seed: seed of the choice of images that get an additional copy.
+
+  Reference: Noisy Student, Xie et al., arXiv 1911.04252, section 3.1: 130K
+  images per class, duplicated at random. Difference: its code draws for each
+  image independently whether it gets an additional copy; here the number of
+  examples per class is exact.
+  """
+  copies = np.ones(len(labels), np.int64)
+  if per_class:
+    copies[:] = 0
+    for label in np.unique(labels):
+      rows = np.flatnonzero(labels == label)
+      rows = rows[np.argsort(-confidence[rows], kind='stable')][:per_class]
+      quotient, remainder = divmod(per_class, len(rows))
+      copies[rows] = quotient
+      rng = np.random.default_rng([seed, int(label)])
+      copies[rng.permutation(rows)[:remainder]] += 1
+  rows = np.flatnonzero(copies)
+  return Choice(rows, copies[rows])
+
+
+def _batches(
+  setting: Setting,
+  params: PyTree,
+  source: Source,
+  left_out: Int[np.ndarray, ' n'],
+  threshold: np.float32,
+  start: int,
+) -> Iterator[Arrays]:
+  """Yields the confident predictions of each batch of images.
+
+  Args:
+    setting: setting of the evaluation, whose `predict` applies the teacher.
+    params: parameters of the teacher.
+    source: source of the images.
+    left_out: indices of examples that are not labelled. The stored indices
+      remain those of all examples of `source`.
+    threshold: minimum probability of the most likely class.
+    start: index of the first image.
+  """
+
+  def predict(params: PyTree, batch: Batch) -> PyTree:
+    logits = setting.predict(params, batch)['logits'].astype(jnp.float32)
+    return {'soft': jax.nn.softmax(logits), 'mask': batch['mask']}
+
+  function = setting.compiled(predict)
+  for found in setting.sweep(params, Tail(source, start), function):
+    index = start + np.arange(len(found['mask']), dtype=np.int64)
+    mask = found['mask'] & ~np.isin(index, left_out)
+    yield _confident(found['soft'], mask, index, threshold)
+    start += len(mask)
+
+
+def _confident(
+  soft: np.ndarray, mask: np.ndarray, index: np.ndarray, threshold: np.float32
+) -> Arrays:
+  """Returns the confident rows of a batch and the number of its examples."""
+  kept = mask & (soft.max(axis=-1) >= threshold)
+  seen = np.array([mask.sum()], np.int64)
+  return {'soft': soft[kept], 'index': index[kept], 'seen': seen}
+
+
+def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
+  """Selects examples from all parts and writes them to one file.
+
+  Raises:
+    UserError: no prediction is confident enough.
+  """
+  summaries = [
+    (soft.argmax(axis=-1), soft.max(axis=-1)) for soft in parts.column('soft')
+  ]
+  labels, confidence = map(np.concatenate, zip(*summaries, strict=True))
+  seen = sum(int(each.sum()) for each in parts.column('seen'))
+  if not len(labels):
+    raise UserError(
+      f'{about["data"]}: for none of the {seen} images, the teacher predicts a '
+      f'class with a probability of at least {about["min_confidence"]}: reduce '
+      '--min_confidence, or train the teacher for longer.'
+    )
+  choice = balanced(labels, confidence, about['per_class'], about['seed'])
+  of_class = np.bincount(labels, minlength=len(about['class_names']))
+  _warn_of_empty(about['class_names'], of_class)
+  description = about | {
+    'count': int(choice.copies.sum()),
+    'distinct': len(choice.rows),
+    'seen': seen,
+    'confident': len(labels),
+    'of_class': of_class.tolist(),
+  }
+  description = json.loads(json.dumps(description))
+  columns = {
+    key: functools.partial(_selected_rows, parts, choice, key)
+    for key in ('soft', 'index')
+  }
+  columns['copies'] = functools.partial(iter, [choice.copies])
+  npz.write(path, columns, {'about': json.dumps(description)})
+  return description
+
+
+def _selected_rows(
+  parts: Parts, choice: Choice, key: str
+) -> Iterator[np.ndarray]:
+  """Yields the selected rows of a column, part by part."""
+  start = 0
+  for column in parts.column(key):
+    first, last = np.searchsorted(choice.rows, [start, start + len(column)])
+    yield column[choice.rows[first:last] - start]
+    start += len(column)
+
+
+def _warn_of_empty(class_names: list[str], of_class: np.ndarray) -> None:
+  empty = [class_names[i] for i in np.flatnonzero(of_class == 0)]
+  if empty:
+    log.warning(
+      '%d of the %d classes, for example %r, do not have any image with a '
+      'confident prediction of the teacher; the student learns these classes '
+      'only from labelled images',
+      len(empty),
+      len(class_names),
+      empty[0],
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(request_lib.Request):
+  """Data to be labelled, and settings of the selection of examples.
+
+  Attributes:
+    min_confidence: minimum probability of the most likely class for an image to
+      be selected, in [0, 1]; .3 in the paper.
+    per_class: number of examples of each class, including copies; 130,000 in
+      the paper; 0 for no balancing.
+    seed: seed of the random choice of images that get an additional copy.
+  """
+
+  min_confidence: float = 0.3
+  per_class: int = 0
+  seed: int = 0
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
+    check_range('--per_class', self.per_class, at_least=0)
+    check_range('--seed', self.seed, at_least=0)
+
+
+def define_flags() -> None:
+  """Defines the flags of this command."""
+  request_lib.define_output_flags('.npz')
+  flags.DEFINE_float(
+    'min_confidence', 0.3, 'Smallest probability of the most likely class.'
+  )
+  flags.DEFINE_integer(
+    'per_class',
+    0,
+    'Number of examples of each class, including copies; 0 for no balancing.',
+  )
+  flags.DEFINE_integer(
+    'seed',
+    0,
+    'Seed of the random choice of images that get an additional copy.',
+  )
+
+
+def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
+  """Labels images and writes the file.
+
+  Args:
+    checkpoint: the teacher: workdir, step directory or weights in any format.
+    out_path: local path of the .npz file to write.
+    request: data and further settings.
+
+  Returns:
+    The description that is stored in the file: checkpoint, data, seen,
+    confident, count and further keys.
+
+  Raises:
+    UserError: the checkpoint or the data does not exist, the teacher does not
+      have a head, a record is bad, or the file exists and was written with
+      other weights, data or settings.
+  """
+  out = request_lib.output_file(out_path, ['.npz'])
+  weights = request_lib.open_weights(checkpoint, request)
+  opened = request_lib.open_data(weights, request)
+  config, source, split, left_out = opened
+  mesh = sharding.make_mesh(jax.devices())
+  rows = request.batch_size or output_parts.batch_size(out)
+  rows = rows or request_lib.fitting(weights, mesh, examples=len(source))
+  setting = shared_flags.setting(weights, config, lambda _: source, mesh, rows)
+  with jax.set_mesh(mesh):
+    params = weights.load(weights.abstract_params(mesh))
+    about = {
+      'digest': frozen.digests({'': params})[''],
+      'data': source.name,
+      'examples': len(source),
+      'source': config.source.to_dict(),
+      'split': split,
+      'fingerprint': fingerprint.of(source),
+      'on_bad_record': config.reader.on_bad_record,
+      'preprocess': shared_flags.describe(weights, config),
+      'batch_size': setting.batch_size,
+      **_describe(weights, source, request),
+    }
+    if len(left_out):  # files without this key remain valid
+      about['left_out'] = fingerprint.checksum(left_out)
+    size = -(-request.part_examples // setting.batch_size)
+    threshold = np.float32(request.min_confidence)
+    batches = functools.partial(
+      _batches, setting, params, source, left_out, threshold
+    )
+    form = Format(about_of, functools.partial(_write, about), RESULTS)
+    return output_parts.compute(out, about, size, batches, form)
+
+
+def _describe(
+  weights: pretrained.Pretrained, source: Source, request: Request
+) -> dict[str, Any]:
+  """Returns a description of the teacher and the settings of the selection."""
+  keys = ('weights', 'min_confidence', 'per_class', 'seed')
+  return {
+    'checkpoint': weights.path,
+    'class_names': _class_names(weights, source),
+    **{key: getattr(request, key) for key in keys},
+  }
+
+
+def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
+  """Returns the names of the teacher's classes.
+
+  They are the names that are stored with the teacher, or else the names of the
+  data if their number is the same, or else numbers.
+
+  Raises:
+    UserError: the teacher does not have a head.
+  """
+  outputs = weights.about['num_classes']
+  if not outputs:
+    raise UserError(
+      f'the model in {weights.path} does not have a head and cannot predict '
+      'classes: use a teacher that was trained or fine-tuned with labels.'
+    )
+  for names in (weights.about.get('class_names') or (), source.class_names):
+    if len(names) == outputs:
+      return list(names)
+  return [str(number) for number in range(outputs)]
+
+
+def main(arguments: list[str]) -> None:
+  """Writes the file and prints a summary of its content."""
+  values = flags.FLAGS
+  if not values.checkpoint or not values.out or arguments:
+    raise UserError(
+      'usage: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz '
+      'with either --dataset=NAME --split=S or --config=FILE.py; got '
+      f'--checkpoint={values.checkpoint}, --out={values.out} and '
+      f'{len(arguments)} other argument(s).'
+    )
+  process.start_process()
+  result = run(shared_flags.path(values), values.out, Request.of_flags())
+  keys = ('seen', 'confident', 'distinct', 'count')
+  request_lib.print_result(values.out, result, keys)
+
+
+if __name__ == '__main__':
+  process.run(main, define_flags)

@@ -1,0 +1,533 @@
+"""Decides whether a run may resume, by comparing it with its earlier starts.
+
+A run with another config, other data or other settings of JAX would compute
+other numbers, so it is not resumed. The config of the last start is in
+config.json. Every checkpoint contains its config and a record of everything
+else that its numbers depend on (`record`, in the item `about`). Different
+package versions, which usually change only the last bits, are only logged.
+
+Each constructor marks the keys of its section that do not affect the trained
+weights (the location of data, the interval between log lines) with
+`schema.operational`. These may change. If any other key changes, the config
+belongs to another run.
+"""
+
+import contextlib
+import fnmatch
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+from etils import epath
+
+from vit_jax.config import durations, schema
+from vit_jax.config.schema import EVALS, MARKS, Config
+from vit_jax.data import fingerprint as fingerprints
+from vit_jax.data.filters import names_differ
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.processes import consensus, runtime
+from vit_jax.run import ledger as ledger_lib
+from vit_jax.run import workdir as workdir_lib
+from vit_jax.run.ledger import Ledger
+
+log = logging.getLogger('vit_jax')
+Json = dict[str, Any]
+Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
+
+# Settings of JAX that change initialization, dropout or all matrix products.
+_FLAGS = (
+  'jax_threefry_partitionable',
+  'jax_default_prng_impl',
+  'jax_enable_x64',
+  'jax_default_matmul_precision',
+)
+_PACKAGES = (
+  'jax',
+  'jaxlib',
+  'libtpu',
+  'flax',
+  'optax',
+  'numpy',
+  'opencv-python-headless',
+)
+_COMMIT = 'versions: vit_jax'
+_LENGTH = (
+  ' The learning rate depends on the total and changes at the next step, so '
+  'the result will differ from that of a run which had this length from the '
+  'start.'
+)
+
+
+def identity(values: Any, config: Any = None) -> Json:
+  """Returns the values that a resumed run must not change, by flat key.
+
+  Args:
+    values: config, or a config as a dict.
+    config: config whose constructors mark the operational keys; by default
+      `values`.
+  """
+  patterns = operational(values if config is None else config)
+  return _without(schema.flatten(values), patterns)
+
+
+def operational(config: Any) -> list[str]:
+  """Returns patterns of the flat keys that a resumed run may change.
+
+  They include evaluators, which do not affect the trained weights; see
+  `evaluator_notes`.
+
+  Args:
+    config: config, or a config as a dict.
+  """
+  patterns = [*schema.operational_keys(schema.top_level), 'evals.*']
+  for section, mark in MARKS.items():
+    if section != 'evals':
+      patterns += _of_section(section, mark, config[section])
+  return patterns
+
+
+def _of_section(path: str, mark: schema.Nested, values: Any) -> list[str]:
+  """Returns the patterns of one section and of the sections nested in it."""
+  name = values.get('name') or ''
+  keys = schema.operational_keys(mark.constructor(name))
+  # A pattern for the key itself, and one for its keys if it is a section.
+  patterns = [f'{path}.{key}{end}' for key in keys for end in ('', '.*')]
+  for key, parameter in mark.keys(name).items():
+    inner, value = schema.nested(parameter.annotation), values.get(key)
+    if inner is None or value is None:
+      continue
+    sections = (
+      {f'.{k}': v for k, v in value.items()} if inner.many else {'': value}
+    )
+    for end, section in sections.items():
+      patterns += _of_section(f'{path}.{key}{end}', inner, section)
+  return patterns
+
+
+def _without(values: Json, patterns: Iterable[str]) -> Json:
+  """Returns the values whose keys match none of the patterns."""
+  return {
+    key: value
+    for key, value in values.items()
+    if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+  }
+
+
+def config_changes(old: Json, config: Config) -> Changes:
+  """Returns the differences in values that a resumed run must not change.
+
+  Args:
+    old: config of an earlier start, as `schema.to_json` wrote it, possibly in
+      another version of this program.
+    config: completed config of this start.
+  """
+  return differences(identity(_completed(old), config), identity(config))
+
+
+def _completed(config: Json) -> Json:
+  """Adds defaults of keys that did not exist in an earlier version."""
+  config = schema.without_removed(config)
+  with contextlib.suppress(UserError):
+    return schema.from_dict(config).to_dict()
+  return config
+
+
+def differences(old: Json, new: Json) -> Changes:
+  """Returns the keys of two flat dicts whose values differ, with both values.
+
+  Args:
+    old: earlier values; a missing key counts as None.
+    new: current values; a missing key counts as None.
+  """
+  pairs = {
+    key: (_canonical(key, old.get(key)), _canonical(key, new.get(key)))
+    for key in sorted({*old, *new})
+  }
+  return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _common_differences(prefix: str, old: Json, new: Json) -> Changes:
+  """Returns the differences in the keys that both dicts have."""
+  both = old.keys() & new.keys()
+  changes = differences({k: old[k] for k in both}, {k: new[k] for k in both})
+  return {prefix + key: pair for key, pair in changes.items()}
+
+
+def _canonical(key: str, value: Any) -> Any:
+  """Returns the canonical form of a value, the same for equivalent values.
+
+  '1 epoch' becomes '1 epochs', an `image_size` of 16 becomes (16, 16), and NaN
+  becomes 'nan'.
+  """
+  if key == 'image_size' and isinstance(value, list) and len(value) == 1:
+    return value * 2
+  if isinstance(value, float) and math.isnan(value):
+    return 'nan'  # NaN does not equal itself
+  if isinstance(value, str):
+    with contextlib.suppress(UserError):
+      number, unit = durations.parse(value)
+      return f'{number:.17g} {unit}'
+  return value
+
+
+def check_workdir(
+  workdir: str, config: Config, *, allow_changes: bool
+) -> epath.Path:
+  """Checks that a workdir is new or belongs to the same run.
+
+  Args:
+    workdir: local path, or gs:// address.
+    config: completed config.
+    allow_changes: whether to resume although the config differs.
+
+  Returns:
+    The workdir as a path.
+
+  Raises:
+    UserError: the path is not UTF-8, config.json belongs to another run, or
+      there is no permission to read it.
+    StorageError: config.json cannot be read.
+  """
+  path = paths.locate(workdir)
+  try:
+    os.fspath(path).encode()
+  except UnicodeEncodeError as error:  # checkpoints could not be saved
+    raise UserError(
+      f'the workdir {ascii(os.fspath(path))} is not valid UTF-8: give another '
+      '--workdir, or rename its directory.'
+    ) from error
+  last = workdir_lib.last_config(path)
+  if last and not {'model', 'batch_size', 'total'} & last.keys():
+    raise UserError(
+      f'the workdir {workdir} contains a config.json that does not belong to a '
+      'run of this program: give another --workdir.'
+    )
+  if last is not None and not allow_changes:
+    changes = config_changes(last, config)
+    if changes:
+      raise _refusal(workdir, changes)
+  return path
+
+
+def record(fingerprint: Json, frozen: dict[str, str]) -> Json:
+  """Returns everything that a run's numbers depend on, except its config.
+
+  Args:
+    fingerprint: fingerprint of the training data, see `data.fingerprint`.
+    frozen: digests of the frozen models' weights, by name.
+  """
+  return {
+    'fingerprint': fingerprint,
+    'frozen': frozen,
+    'flags': {name: getattr(jax.config, name, None) for name in _FLAGS},
+    'versions': {
+      'backend': jax.default_backend(),
+      'vit_jax': runtime.commit(),
+      **{name: runtime.package_version(name) for name in _PACKAGES},
+    },
+  }
+
+
+def check_processes(about: Json, config: Config) -> None:
+  """Compares config, data, settings and versions of all processes of a run.
+
+  Two things may differ between machines and are not compared: how data are
+  accessed (operational keys of `source` and `reader`), and the commit of
+  vit_jax if it is unknown on a process.
+
+  Args:
+    about: item `about` that this process would write with a checkpoint.
+    config: completed config.
+
+  Raises:
+    UserError: on all processes, if one of them differs from process 0.
+  """
+  if jax.process_count() == 1:
+    return
+  # Converted to JSON and back, like the values received from process 0.
+  local = json.loads(json.dumps(_common_values(about, config)))
+  changes = differences(consensus.from_main(lambda: local), local)
+  if None in changes.get(_COMMIT, ()):  # the commit is unknown to one of them
+    del changes[_COMMIT]
+  own = _format(changes, 'on process 0', f'on process {jax.process_index()}')
+  for process, text in enumerate(consensus.gather_text(own)):
+    if text:
+      raise UserError(
+        f'process {process} differs from process 0:{text}\n'
+        'Give all processes the same command, code, packages and data.'
+      )
+
+
+def _common_values(about: Json, config: Config) -> Json:
+  """Returns a flat dict of the values that must agree on all processes."""
+  machine_specific = [
+    pattern
+    for pattern in operational(config)
+    if pattern.startswith(('source.', 'reader.'))
+  ]
+  values = _without(schema.flatten(config), machine_specific)
+  for kind, entries in about['record'].items():
+    values |= {f'{kind}: {key}': value for key, value in entries.items()}
+  return values
+
+
+class Note(NamedTuple):
+  """A change with which a run may resume, for the log and for events.jsonl.
+
+  Attributes:
+    kind: kind of the event.
+    fields: fields of the event.
+    text: message for the log.
+  """
+
+  kind: str
+  fields: Json
+  text: str
+
+
+def compare(
+  saved: Json,
+  current: Json,
+  config: Config,
+  events: Iterable[Json],
+  *,
+  checkpoint: str,
+  allow_changes: bool,
+) -> list[Note]:
+  """Compares a checkpoint's item `about` with that of the resuming run.
+
+  Args:
+    saved: item `about` of the checkpoint. Entries that an older version did
+      not write are not compared.
+    current: item `about` of the resuming run.
+    config: completed config of the resuming run.
+    events: events of the run, which contain the changes allowed earlier.
+    checkpoint: description of the checkpoint, for the message.
+    allow_changes: whether to resume although config, data or settings differ.
+
+  Raises:
+    UserError: config, data or settings differ.
+  """
+  old, new = saved.get('record', {}), current['record']
+  fingerprint = old.get('fingerprint', {'class_names': saved['class_names']})
+  data = fingerprints.comparable(new['fingerprint'], fingerprint)
+  changes = config_changes(saved['config'], config)
+  changes |= _common_differences('data: ', fingerprint, data)
+  for prefix, key in (('weights ', 'frozen'), ('setting ', 'flags')):
+    changes |= _common_differences(prefix, old.get(key, {}), new[key])
+  # A change that was allowed once by --allow_config_change stays allowed.
+  accepted: dict[str, str] = {}
+  for event in events:
+    if event['event'] == 'config_change':
+      accepted |= event['changes']
+  digests = {key: _digest(pair[1]) for key, pair in changes.items()}
+  digests = {k: v for k, v in digests.items() if accepted.get(k) != v}
+  changes = {key: changes[key] for key in digests}
+  notes = []
+  if changes and not allow_changes:
+    raise _refusal(checkpoint, changes)
+  if changes:
+    text = 'resumed with changes:' + _format(changes)
+    notes.append(Note('config_change', {'changes': digests}, text))
+  upgrades = _common_differences('', old.get('versions', {}), new['versions'])
+  if upgrades:
+    text = (
+      'versions differ from those that wrote the checkpoint; the numbers may '
+      'differ in the last bits from here on, or more if vit_jax itself has '
+      'changed:' + _format(upgrades)
+    )
+    notes.append(Note('versions', {'changes': upgrades}, text))
+  return notes
+
+
+def evaluator_notes(last: Json, config: Config) -> list[Note]:
+  """Returns a note for each evaluator whose settings have changed.
+
+  Operational keys, and evaluators of only one of the configs, are left out.
+
+  Args:
+    last: config of the last start, as a dict.
+    config: completed config of this run.
+  """
+  notes, old = [], _completed(last).get('evals', {})
+  for name, section in config.evals.to_dict().items():
+    constructor = schema.resolve(EVALS, section['name'])
+    ignored = (
+      *schema.operational_keys(constructor),
+      *schema.config_keys(schema.evaluation),
+    )
+    values = [
+      _without(schema.flatten(entries), ignored)
+      for entries in (old.get(name, section), section)
+    ]
+    changes = differences(*values)
+    if not changes:
+      continue
+    text = (
+      f'evals.{name} has other settings than before, so its earlier and later '
+      f'metrics {name}/… are not comparable, also not for checkpoint.best. '
+      'Give the evaluator another name to distinguish them:' + _format(changes)
+    )
+    fields = {'name': name, 'changes': changes}
+    notes.append(Note('evaluator_change', fields, text))
+  return notes
+
+
+def _refusal(subject: str, changes: Changes) -> UserError:
+  """Returns the error for a run that must not resume, with all differences.
+
+  Args:
+    subject: workdir or checkpoint that belongs to another run.
+    changes: differences from that run.
+  """
+  return UserError(
+    f'{subject} belongs to another run:{_format(changes)}\nGive another '
+    '--workdir, or resume with the change by --allow_config_change.'
+    + (_LENGTH if 'total' in changes else '')
+  )
+
+
+def _format(changes: Changes, old: str = 'before', new: str = 'now') -> str:
+  """Formats changes, one per line, with `old` and `new` after the values."""
+  lines = []
+  for key, (first, second) in changes.items():
+    if key.endswith('class_names') and first and second:
+      lines.append(f'{key}: {names_differ(first, second)}')
+    else:
+      lines.append(f'{key}: {_short(first)} {old}, {_short(second)} {new}')
+  return ''.join(f'\n  {line}' for line in lines)
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 200 else text[:200] + ' …'
+
+
+def _digest(value: Any) -> str:
+  return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+class Comparison:
+  """Compares this start of a run with the checkpoint that it resumes from.
+
+  The newest checkpoint is compared first, before anything is compiled. If the
+  newest is damaged, the older one that is restored is compared too. All
+  processes must call each method, and it returns the same on all of them.
+  """
+
+  def __init__(
+    self,
+    workdir: epath.Path,
+    current: Json,
+    config: Config,
+    read_about: Callable[[int], Json],
+    *,
+    allow_changes: bool,
+  ):
+    """Stores the description of this start.
+
+    Args:
+      workdir: directory of the run.
+      current: item `about` of this start.
+      config: completed config of this start.
+      read_about: function (step) → item `about` of the checkpoint.
+      allow_changes: whether to resume although the checkpoint belongs to
+        another run.
+    """
+    self._workdir, self._current, self._config = workdir, current, config
+    self._read_about, self._allow_changes = read_about, allow_changes
+    self._compared_step: int | None = None
+    self._notes: list[tuple[int, Note]] = []  # by step, not yet recorded
+    self._is_recorded = False
+
+  def check_newest(self, step: int | None) -> None:
+    """Compares this start with the newest checkpoint, before it is restored.
+
+    A checkpoint whose item `about` is damaged is not compared, because another
+    one may be restored.
+
+    Args:
+      step: step of the newest checkpoint; None if there is none.
+
+    Raises:
+      UserError: the checkpoint belongs to another run.
+    """
+    if not step:
+      return
+    try:
+      saved = self._read_about(step)
+    except UserError as error:
+      log.warning('%s The step that is restored is compared instead.', error)
+      return
+    self._check(step, saved)
+
+  def check_restored(self, step: int) -> Json:
+    """Compares this start with the restored checkpoint, unless already done.
+
+    Args:
+      step: step of the checkpoint; 0 for a new run.
+
+    Returns:
+      The item `about` of the checkpoint; empty for step 0.
+
+    Raises:
+      UserError: the checkpoint belongs to another run, its item `about` is
+        damaged, or there is no permission to read it.
+      StorageError: the item cannot be read, even after retries.
+    """
+    if not step:
+      return {}
+    saved = self._read_about(step)
+    if step != self._compared_step:
+      self._check(step, saved)
+    return saved
+
+  def _check(self, step: int, saved: Json) -> None:
+    notes = compare(
+      saved,
+      self._current,
+      self._config,
+      consensus.from_main(
+        lambda: ledger_lib.read(self._workdir / 'events.jsonl')
+      ),
+      checkpoint=f'{self._workdir} (its checkpoint of step {step})',
+      allow_changes=self._allow_changes,
+    )
+    self._notes += [(step, note) for note in notes]
+    self._compared_step = step
+
+  def record_start(
+    self, step: int, saved: Json, ledger: Ledger, flops_per_image: float
+  ) -> None:
+    """Writes config.json, run.json and the notes of the comparisons.
+
+    It is called after all checks, so that a run that is refused does not change
+    these files. After a rollback only new notes are written.
+
+    Args:
+      step: step that the run starts at.
+      saved: item `about` of the checkpoint of that step; empty for step 0.
+      ledger: destination of an event for each note.
+      flops_per_image: FLOPs of a training step per image.
+    """
+    if not self._is_recorded:
+      # The config of the last start must be read before it is replaced.
+      last = consensus.from_main(lambda: workdir_lib.last_config(self._workdir))
+      last = last or saved.get('config', {})
+      notes = evaluator_notes(last, self._config)
+      self._notes += [(step, note) for note in notes]
+      if runtime.is_main():
+        run = runtime.describe_run() | self._current['record']
+        run['train_flops_per_image'] = flops_per_image
+        workdir_lib.record(self._workdir, self._config, run)
+    if runtime.is_main():
+      for at, note in self._notes:
+        log.warning('%s', note.text)
+        ledger.event(note.kind, step=at, **note.fields)
+    self._is_recorded, self._notes = True, []

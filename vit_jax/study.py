@@ -1,0 +1,171 @@
+"""Tables and figures: python -m vit_jax.study --config=configs/studies/….py.
+
+A study has rows. Each row pre-trains a model and transfers its weights: it
+fine-tunes them (after selecting a learning rate if the paper does so), or
+evaluates them without training. A transfer starts when its pre-training is
+finished.
+The runs are executed one after another on this machine. The same command
+resumes where it stopped and repeats nothing. If a run fails, its row is
+skipped, the other rows continue, and the command ends with the list of errors.
+
+--weights=ROW=PATH uses the weights at PATH for a row instead of training them.
+--config.KEY=value applies to all runs (to evaluations only if KEY belongs to
+source or reader), --pretrain.KEY=value to pre-trainings only.
+--print_jobs prints the commands of the runs that can start now, one per line,
+for a cluster; when they are done, the same command prints the next ones.
+--plan=v3:4x4 (or h100:1x8) prints the predicted cost of the pre-trainings on
+these devices, and starts nothing.
+
+WORKDIR contains results.csv, results.md (each value next to the paper's),
+figure.png and figure.npz if the study has a figure, and a workdir per run.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+
+from vit_jax.analysis import gallery, plotting
+from vit_jax.arrays import devices, memory
+from vit_jax.cli import plan_process, process
+from vit_jax.errors import UserError, check_choice
+from vit_jax.files import paths
+from vit_jax.sweeps import chart, command, execution, grid, jobs, tables
+from vit_jax.sweeps.jobs import Graph
+
+log = logging.getLogger('vit_jax')
+
+
+def define_flags() -> None:
+  """Defines the flags of this command."""
+  command.define_flags('study', 'studies')
+  flags.DEFINE_multi_string(
+    'weights', [], 'ROW=PATH: weights instead of pre-training; repeatable.'
+  )
+  flags.DEFINE_string(
+    'plan',
+    None,
+    'Print the predicted cost of the pre-trainings on these devices (see '
+    'plan --topology), such as v3:4x4 or h100:1x8, and start nothing.',
+  )
+  flags.DEFINE_multi_string(
+    'pretrain', _extract_pretrain(sys.argv), 'Set by --pretrain.KEY=….'
+  )
+
+
+def _extract_pretrain(argv: list[str]) -> list[str]:
+  """Removes each `--pretrain.KEY=value`; returns them as `--config.KEY=…`."""
+  extracted = [arg for arg in argv if re.match(r'--?pretrain\..+=', arg)]
+  argv[:] = [arg for arg in argv if arg not in extracted]
+  return [re.sub(r'^--?pretrain\.', '--config.', arg) for arg in extracted]
+
+
+def run(
+  study: grid.Study,
+  workdir: str,
+  extra_flags: Sequence[str] = (),
+  pretrain_flags: Sequence[str] = (),
+  weights: Mapping[str, str] | None = None,
+  print_jobs: bool = False,
+) -> Graph:
+  """Executes the jobs of a study, or prints their commands.
+
+  Args:
+    study: study of a config.
+    workdir: local directory of all runs.
+    extra_flags: flags '--config.KEY=value' that are added to all runs.
+    pretrain_flags: flags '--config.KEY=value' for pre-trainings only.
+    weights: paths of weights that replace pre-trainings, by row.
+    print_jobs: whether to print the commands instead of executing them.
+
+  Returns:
+    The jobs at the end, see `execution.execute`, which also lists the errors.
+  """
+  missing = [
+    name
+    for name, row in study.rows.items()
+    if row.pretrain is None and name not in (weights or {})
+  ]
+  if missing:
+    log.warning(
+      'some rows have no pre-training and are left out; give '
+      '--weights=ROW=PATH for %s',
+      ', '.join(missing),
+    )
+
+  def write(graph: Graph) -> None:
+    folder = paths.locate(workdir)
+    paths.save(folder / 'results.csv', tables.csv_of_study(study, graph))
+    paths.save(folder / 'results.md', tables.markdown_of_study(study, graph))
+    if study.figure is not None and (arrays := chart.arrays(study, graph)):
+      paths.save(folder / 'figure.npz', gallery.archive(arrays))
+      figure = plotting.png(chart.figure(study, arrays))
+      paths.save(folder / 'figure.png', figure)
+
+  def load() -> Graph:
+    return jobs.of_study(
+      study, workdir, extra_flags, pretrain_flags, weights or {}
+    )
+
+  return execution.execute(load, write, workdir, print_jobs)
+
+
+def _weights(study: grid.Study, values: Sequence[str]) -> dict[str, str]:
+  """Parses the values 'ROW=PATH' of --weights; returns paths by row."""
+  paths_by_row = {}
+  for value in values:
+    row, _, path = value.partition('=')
+    if not path:
+      raise UserError(f'--weights is {value!r}; give ROW=PATH.')
+    check_choice('the row of --weights', row, study.rows)
+    paths_by_row[row] = path
+  return paths_by_row
+
+
+def _print_cost(graph: Graph, topology: str) -> None:
+  """Prints the predicted cost of the pre-trainings of each row as a table.
+
+  Args:
+    graph: jobs of the study.
+    topology: devices of each run, as in `plan --topology`.
+  """
+  unit = 'core-days' if devices.parse_gpus(topology) is None else 'GPU-days'
+  print(f'| row | runs | fits | memory per device | s per step | {unit} |')
+  print('|---' * 6 + '|')
+  total = 0.0
+  for name, columns in graph.items():
+    pretrain = columns.get(grid.UPSTREAM, ())
+    if not pretrain:
+      continue
+    log.info('planning the row %s', name)
+    words = [f for f in pretrain[0].flags if not f.startswith('--workdir=')]
+    plan = plan_process.predict([*words, f'--topology={topology}'])
+    seconds, days = plan['predicted_step_seconds'], plan['predicted_core_days']
+    step = cost = '–'  # on this machine, or without a compiler for GPUs
+    if days is not None:
+      step, cost = f'{seconds:.4f}', f'{len(pretrain) * days:,.1f}'
+      total += len(pretrain) * days if plan['fits'] else 0
+    fits = 'yes' if plan['fits'] else 'no'
+    size = memory.text(plan['peak_bytes_per_device'])
+    print(f'| {name} | {len(pretrain)} | {fits} | {size} | {step} | {cost} |')
+  print(f'| total of what fits |  |  |  |  | {total:,.1f} |')
+
+
+def main(arguments: list[str]) -> None:
+  """Executes a study and prints its table, or prints its predicted cost."""
+  values = flags.FLAGS
+  study, workdir = command.load(arguments, 'studies', grid.load_study)
+  weights = _weights(study, values.weights)
+  extra_flags, pretrain_flags = values.overrides, values.pretrain
+  if values.plan is not None:
+    graph = jobs.of_study(study, '', extra_flags, pretrain_flags, weights)
+    _print_cost(graph, values.plan)
+    return
+  run(study, workdir, extra_flags, pretrain_flags, weights, values.print_jobs)
+  command.print_table(workdir)
+
+
+if __name__ == '__main__':
+  process.run(main, define_flags)

@@ -1,0 +1,210 @@
+"""Executes the jobs of a sweep or study on this machine, one after another."""
+
+import dataclasses
+import json
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from vit_jax.errors import (
+  EXIT_DIVERGED,
+  EXIT_PREEMPTED,
+  PreemptedError,
+  UserError,
+)
+from vit_jax.files import jsonl, paths
+from vit_jax.processes import interruption, runtime
+from vit_jax.run import lock
+from vit_jax.sweeps import outcome
+from vit_jax.sweeps.jobs import Graph, Job
+
+log = logging.getLogger('vit_jax')
+_ENDED_BY_SIGNAL = {
+  EXIT_PREEMPTED,
+  *(-number for number in interruption.SIGNALS),
+}
+_LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
+
+
+def execute(
+  load: Callable[[], Graph],
+  write: Callable[[Graph], None],
+  workdir: str,
+  print_jobs: bool = False,
+) -> Graph:
+  """Executes the jobs that are not finished, or prints their commands.
+
+  If a job fails, the remaining jobs of its task or row are skipped, and the
+  others are executed.
+
+  Args:
+    load: function that returns the jobs as they are now.
+    write: function that writes tables of the jobs.
+    workdir: local directory of all runs.
+    print_jobs: whether to print the commands of the jobs that can start now
+      instead of executing them.
+
+  Returns:
+    The jobs at the end.
+
+  Raises:
+    UserError: jobs failed, or the workdir belongs to another sweep or study.
+    PreemptedError: a signal arrived; the state of the current run is saved.
+  """
+  failed: dict[str, UserError] = {}
+  while True:
+    graph = load()
+    jobs = {
+      job.key: (name, job)  # columns can contain the same jobs
+      for name, columns in graph.items()
+      for column in columns.values()
+      for job in column
+    }
+    known = [job for _, job in jobs.values() if job.is_known]
+    check_flags(workdir, known)
+    write(graph)
+    ready = [
+      (name, job)
+      for name, job in jobs.values()
+      if name not in failed and job.is_known and not job.finished
+    ]
+    if print_jobs or not ready:
+      break
+    name, job = ready[0]
+    number = 1 + sum(each.finished for each in known)
+    log.info('%d of %d: %s', number, len(jobs), job.name)
+    try:
+      _execute(job)
+    except UserError as error:
+      log.warning('the other jobs of %s are skipped: %s', name, error)
+      failed[name] = error
+  for _, job in ready:
+    print(line(job))
+  if failed:
+    raise UserError('\n'.join(f'{n}: {e}' for n, e in failed.items()))
+  return graph
+
+
+def line(job: Job) -> str:
+  """Returns the command of a run, quoted for a shell."""
+  return shlex.join(['python', '-m', f'vit_jax.{job.command}', *job.flags])
+
+
+def check_flags(workdir: str, jobs: Sequence[Job]) -> None:
+  """Compares the flags of runs with those of earlier starts, and records them.
+
+  Args:
+    workdir: workdir of the sweep or study; the flags are in jobs.json.
+    jobs: jobs to compare.
+
+  Raises:
+    UserError: an earlier start used other flags for a job.
+  """
+  file = paths.locate(workdir) / 'jobs.json'
+  recorded = jsonl.read_object(file)
+  for job in jobs:
+    previous = recorded.setdefault(job.name, job.flags)
+    differing = sorted(_effective(previous) ^ _effective(job.flags))
+    if differing:
+      raise UserError(
+        f'{workdir} contains {job.name} with other flags '
+        f'({" ".join(differing)}). Give the same flags, or another --workdir.'
+      )
+  paths.save(file, json.dumps(recorded, indent=1))
+
+
+def _effective(flags: Sequence[str]) -> set[str]:
+  """Returns the last flag of each name, which overrides earlier ones."""
+  return {*{flag.partition('=')[0]: flag for flag in flags}.values()}
+
+
+def _execute(job: Job) -> None:
+  """Executes a run in its own process; writes its output to a log file."""
+  words = [sys.executable, '-m', f'vit_jax.{job.command}', *job.flags]
+  output = job.workdir + '.log'
+  os.makedirs(os.path.dirname(output), exist_ok=True)
+  _wait_for_lock(job)
+  with open(output, 'ab') as file:
+    start = file.tell()  # the end of the output of earlier starts
+    process = subprocess.Popen(
+      words,
+      stdout=file,
+      stderr=file,
+      start_new_session=True,
+      env=os.environ | {runtime.VARIABLE: str(os.getpid())},
+    )
+    code, signalled = _wait(process)
+  # A signal to a whole group of processes can end a run before it handles
+  # signals, or twice, so that its exit code is not that of a preemption.
+  if code in _ENDED_BY_SIGNAL or (signalled and code):
+    raise PreemptedError(f'stopped in {job.name}; the same command resumes it')
+  if code == EXIT_DIVERGED:
+    log.warning('%s diverged, so its setting will not be selected', job.name)
+    marker = outcome.diverged_file(job.workdir)
+    paths.save(marker, json.dumps({'exit': code}))
+  job = dataclasses.replace(job)  # a new snapshot of the workdir
+  if job.metrics is None or code not in (0, EXIT_DIVERGED):
+    with open(output, 'rb') as file:
+      file.seek(start)
+      last = file.read()[-1500:].decode(errors='replace').strip()
+    raise UserError(
+      f'{job.name} ended with exit code {code}. The end of {output}:\n{last}\n'
+      'Fix the cause and run the same command again: finished runs are kept.'
+    )
+  metric = job.definition.metric + (job.split and f' on {job.split}')
+  log.info('%s: %s %s', job.name, metric, job.value)
+  if signalled:
+    # The run had already written its results, so it ended with code 0.
+    raise PreemptedError(
+      f'stopped after {job.name}; the same command continues with the next run'
+    )
+
+
+def _wait_for_lock(job: Job) -> None:
+  """Waits until an earlier process of a run has released its workdir.
+
+  After a sweep was killed, its run may still be saving its state.
+
+  Raises:
+    UserError: the workdir is still locked after some minutes.
+  """
+  workdir = paths.locate(job.workdir)
+  deadline = time.monotonic() + _LOCK_TIMEOUT_S
+  while workdir.exists():
+    try:
+      with lock.hold(workdir):
+        return
+    except UserError as error:
+      if time.monotonic() > deadline:
+        raise
+      log.info('waiting for an earlier process of %s: %s', job.name, error)
+    time.sleep(_LOCK_PAUSE_S)
+
+
+def _wait(process: subprocess.Popen) -> tuple[int, bool]:
+  """Waits for a run, and forwards signals to it so that it saves its state.
+
+  Returns:
+    The exit code, and whether a signal arrived.
+  """
+  received = []
+
+  def forward(number: int) -> None:
+    received.append(number)
+    process.send_signal(signal.SIGTERM)
+
+  earlier_reaction = interruption.HANDLER.react
+  interruption.HANDLER.react = forward
+  try:
+    return process.wait(), bool(received)
+  except BaseException:
+    process.terminate()
+    process.wait()
+    raise
+  finally:
+    interruption.HANDLER.react = earlier_reaction

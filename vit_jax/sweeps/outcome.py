@@ -1,0 +1,98 @@
+"""Reads the outcome of a run from its workdir."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from vit_jax.checkpoint import steps
+from vit_jax.config import durations
+from vit_jax.files import jsonl, paths
+from vit_jax.run import guards
+from vit_jax.run import metrics as metrics_lib
+
+Metrics = Mapping[str, float | None]  # None: the value was not finite
+DIVERGED = float('-inf')  # metric of a run that diverged; it is never the best
+
+
+def metrics(command: str, workdir: str) -> Metrics | None:
+  """Returns the metrics of a finished run.
+
+  A training run is finished if its workdir contains the metrics and the
+  checkpoint of its last step (or of the step at which it has ended early); an
+  evaluation, if its workdir contains the result. A training run that was
+  stopped during its last evaluation is not finished, and repeats the evaluation
+  when it is resumed.
+
+  Args:
+    command: 'train', 'finetune' or 'evaluate'.
+    workdir: workdir of the run.
+
+  Returns:
+    The metrics; {} for a run that diverged, None for a run that is not
+    finished.
+  """
+  if diverged_file(workdir).exists():
+    return {}
+  if command == 'evaluate':
+    return jsonl.read_object(result_file(workdir)) or None
+  return _of_training(paths.locate(workdir))
+
+
+def _of_training(workdir: epath.Path) -> Metrics | None:
+  """Returns the metrics of the last step; None if training is not finished."""
+  config = jsonl.read_object(workdir / 'config.json')
+  if not config:
+    return None
+  last = durations.to_steps(
+    config['total'],
+    batch_size=config['batch_size'],
+    num_examples=config['train']['num_examples'],
+  )
+  plateau = guards.plateau(workdir, config)
+  if plateau is not None:
+    last = min(last, plateau.step)
+  if last not in steps.committed(workdir / 'checkpoints'):
+    return None
+  found = {}
+  for step, values in metrics_lib.read(workdir):
+    if step == last:
+      found |= values
+  # The results of all evaluators are written as one line. If it is missing, the
+  # run was stopped between its last save and the end of its last evaluation.
+  return found if any('/' in name for name in found) else None
+
+
+def best_step(workdir: str, metric: str) -> int:
+  """Returns the step with the best metric among those with a checkpoint.
+
+  The first of several steps with equal values is returned.
+  """
+  path = paths.locate(workdir)
+  saved = steps.committed(path / 'checkpoints')
+  values = {
+    step: value
+    for step, metrics in metrics_lib.read(path)
+    if step in saved and (value := metrics.get(metric)) is not None
+  }
+  return min(values, key=lambda step: (-values[step], step))
+
+
+def split(workdir: str, metric: str) -> str:
+  """Returns the split of a training run's metric; '' if it is unknown."""
+  config = jsonl.read_object(paths.locate(workdir) / 'config.json')
+  evals: Mapping[str, Any] = config.get('evals', {})
+  evaluator = metric.partition('/')[0]
+  # A metric of the average of the weights is named EVALUATOR_ema/…
+  names = [name for name in evals if f'{evaluator}_'.startswith(f'{name}_')]
+  return evals[max(names, key=len)].get('split', '') if names else ''
+
+
+def result_file(workdir: str) -> epath.Path:
+  """Returns the file to which an evaluation writes its result."""
+  return paths.locate(workdir) / 'result.json'
+
+
+def diverged_file(workdir: str) -> epath.Path:
+  """Returns the path of the marker of a diverged run, which is not repeated."""
+  return paths.locate(workdir) / 'diverged.json'

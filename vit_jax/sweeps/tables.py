@@ -1,0 +1,223 @@
+"""Formats the tables of sweeps and studies.
+
+Each sweep or study has a Markdown table of measured and published results, and
+a CSV file with one line per finished run.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vit_jax.sweeps import jobs
+from vit_jax.sweeps.grid import DEV, FINAL, UPSTREAM, Row, Study, Sweep
+from vit_jax.sweeps.jobs import Columns, Graph, Job
+from vit_jax.sweeps.spread import Spread
+
+
+def markdown_of_sweep(sweep: Sweep, graph: Graph) -> str:
+  """Formats the results of a sweep.
+
+  For each task, the table has the selected setting, its results on the dev and
+  the test split, and published results. The results of all settings follow.
+
+  Args:
+    sweep: sweep of a config.
+    graph: jobs of the sweep.
+  """
+  lines = [f'# {sweep.title}', '']
+  lines += ['Mean ± sample standard deviation over seeds, %.', '']
+  rows, details = [], []
+  measured: dict[str, float] = {}
+  for name, task in sweep.tasks.items():
+    final = jobs.finished(graph[name][name], FINAL)
+    dev = jobs.finished(graph[name][name], DEV)
+    cells = ['', '', 'not finished', '']
+    if final:
+      chosen, test = final[0].setting, Spread.of(_values(final))
+      measured[name] = test.mean
+      cells = [_text(chosen), _dev(dev, chosen), str(test), str(len(final))]
+    published = [
+      f'{column[name]:g}' if name in column else ''
+      for column in sweep.published.values()
+    ]
+    rows.append([name, *cells, *published])
+    if dev:
+      settings = [[_text(each), _dev(dev, each)] for each in task.settings]
+      settings = [row for row in settings if row[1]]
+      details += ['', f'{name}:', '', *_table(['setting', 'dev'], settings)]
+  head = ['task', 'chosen', 'dev', 'test', 'runs', *sweep.published]
+  lines += _table(head, rows + _means(sweep, measured))
+  return '\n'.join([*lines, *details, ''])
+
+
+def _dev(dev: Sequence[Job], setting: Mapping[str, Any]) -> str:
+  """Formats the results of a setting in the dev stage; '' without results."""
+  values = _values(job for job in dev if job.setting == setting)
+  return str(Spread.of(values)) if values else ''
+
+
+def _means(sweep: Sweep, measured: Mapping[str, float]) -> list[list[str]]:
+  """Returns rows with the means over each group of tasks and over all."""
+  groups: dict[str, list[str]] = {}
+  for name, task in sweep.tasks.items():
+    groups.setdefault(task.group, []).append(name)
+  if len(groups) < 2:
+    groups = {}
+  if len(sweep.tasks) > 1:
+    groups['mean'] = [*sweep.tasks]
+  published = [
+    {name: value / 100 for name, value in column.items()}
+    for column in sweep.published.values()
+  ]
+  rows = []
+  for title, names in groups.items():
+    mean, *others = (_mean(column, names) for column in (measured, *published))
+    if mean or any(others):
+      rows.append([f'**{title}** ({len(names)})', '', '', mean, '', *others])
+  return rows
+
+
+def _mean(values: Mapping[str, float], names: Sequence[str]) -> str:
+  """Formats the mean over some tasks in percent; '' if a value is missing."""
+  if not all(name in values for name in names):
+    return ''
+  return str(Spread(math.fsum(values[name] for name in names) / len(names)))
+
+
+def markdown_of_study(study: Study, graph: Graph) -> str:
+  """Formats the table of a study: measured values next to the paper's.
+
+  Args:
+    study: study of a config.
+    graph: jobs of the study.
+  """
+  columns = list(
+    dict.fromkeys(c for row in study.rows.values() for c in row.columns)
+  )
+  # Without values of pre-trainings, there is no column for them.
+  if not any(
+    UPSTREAM in graph[name] or UPSTREAM in row.paper
+    for name, row in study.rows.items()
+  ):
+    columns.remove(UPSTREAM)
+  rows = []
+  for name, row in study.rows.items():
+    cells = [name]
+    for column in columns:
+      measured = spread(row, graph[name], column)
+      number = row.paper.get(column)
+      cell = '–' if measured is None else str(measured)
+      cell += '' if number is None else f' ({number})'
+      cells.append(cell if column in row.columns else '')
+    rows.append(cells)
+  for name, model in study.published.items():
+    numbers = [model.paper.get(column) for column in columns]
+    rows.append([name, *(f'({n})' if n is not None else '' for n in numbers)])
+  legend = '%; mean ± sample standard deviation over runs.'
+  if study.published or any(row.paper for row in study.rows.values()):
+    legend += ' Published numbers are in parentheses.'
+  lines = [f'# {study.title}', '', *([study.note, ''] if study.note else [])]
+  lines += [legend, '', *_table(['row', *columns], rows)]
+  all_columns = [each for row in graph.values() for each in row.values()]
+  if not all(map(jobs.complete, all_columns)):
+    ready = {
+      job.key
+      for column in all_columns
+      for job in column
+      if job.is_known and not job.finished
+    }
+    lines += ['', f'Not finished: {len(ready)} runs can be started now.']
+  return '\n'.join([*lines, ''])
+
+
+def spread(row: Row, columns: Columns, column: str) -> Spread | None:
+  """Returns the value of a column; None if one of its runs is not finished.
+
+  A column with several transfers has the mean over the transfers, without a
+  standard deviation, and a derived column the value of its function.
+
+  Args:
+    row: row of a study.
+    columns: jobs of the row.
+    column: column of the table.
+  """
+  derived = row.derived.get(column)
+  keys = [key for key in columns if key.partition('/')[0] == column]
+  if derived is not None:
+    keys = [*derived.of]
+  if not keys or not all(jobs.complete(columns[key]) for key in keys):
+    return None
+  values = [_values(jobs.finished(columns[key], FINAL)) for key in keys]
+  if not all(values):  # all pre-trainings have diverged
+    return None
+  if derived is None and len(keys) == 1:
+    return Spread.of(values[0])
+  means = [Spread.of(each).mean for each in values]
+  mean = math.fsum(means) / len(means)
+  if derived is not None and math.isfinite(mean):
+    mean = derived.function(dict(zip(derived.of, means, strict=True)))
+  return Spread(mean)
+
+
+def csv_of_sweep(sweep: Sweep, graph: Graph) -> str:
+  """Returns CSV with one line per finished run of a sweep."""
+  keys = dict.fromkeys(
+    key for task in sweep.tasks.values() for key in task.grid
+  )
+  head = ['task', 'group', 'stage', *keys, 'seed', 'metric', 'split', 'value']
+  rows = [
+    [name, task.group, job.stage]
+    + [job.setting.get(key, '') for key in keys]
+    + [job.seed, job.definition.metric, job.split]
+    + [job.value, job.workdir]
+    for name, task in sweep.tasks.items()
+    for job in jobs.finished(graph[name][name])
+  ]
+  return _csv([*head, 'workdir'], rows)
+
+
+def csv_of_study(study: Study, graph: Graph) -> str:
+  """Returns CSV with one line per finished run, with values in [0, 1].
+
+  Lines of derived columns and of published numbers follow, also as fractions,
+  without a workdir.
+  """
+  head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
+  rows: list[list[Any]] = []
+  for name, row in study.rows.items():
+    for key, column in graph[name].items():
+      for job in jobs.finished(column):
+        setting = ' '.join(f'{k}={v}' for k, v in job.setting.items())
+        cells = [job.stage, setting, job.seed, job.definition.metric]
+        cells += [job.value, job.workdir]
+        rows.append([name, key.partition('/')[0], key, *cells])
+    for column in row.derived:
+      if found := spread(row, graph[name], column):
+        rows.append([name, column, '', 'derived', '', '', '', found.mean, ''])
+  for name, model in {**study.rows, **study.published}.items():
+    for column, number in model.paper.items():
+      value = round(number.mean / 100, 7)
+      rows.append([name, column, '', 'paper', '', '', '', value, ''])
+  return _csv([*head, 'value', 'workdir'], rows)
+
+
+def _values(finished: Iterable[Job]) -> list[float]:
+  return [job.value for job in finished]
+
+
+def _text(setting: Mapping[str, Any]) -> str:
+  return ', '.join(f'{k} {v}' for k, v in setting.items()) or 'as it is'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+  """Returns the lines of a Markdown table."""
+  first, *others = (f'| {" | ".join(cells)} |' for cells in (head, *rows))
+  return [first, '|---' * len(head) + '|', *others]
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+  out = io.StringIO()
+  csv.writer(out, lineterminator='\n').writerows([head, *rows])
+  return out.getvalue()

@@ -1,0 +1,245 @@
+"""Converts weights of other projects to `Pretrained`, and back.
+
+The module of a format derives `ParsedWeights` from the arrays of a file and
+from the settings next to them; everything else is the same for all formats.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import checkpoint
+from vit_jax.arrays import tree
+from vit_jax.arrays.sharding import place
+from vit_jax.config import schema
+from vit_jax.errors import UserError
+from vit_jax.models.contract import abstract_params
+from vit_jax.models.layers import EPSILON
+from vit_jax.weights import names as names_lib
+from vit_jax.weights import patch_embedding
+from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.names import NameMap
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+
+
+class ParsedWeights(NamedTuple):
+  """The weights of a file of another project.
+
+  Attributes:
+    arrays: all arrays of the model, {foreign name: array}.
+    names: names of the parameters in the other project.
+    model: keys of the config's `model` section; options only where they differ
+      from the model's defaults.
+    metadata: properties that the arrays do not determine.
+    defaults: values of `gelu` and `norm_eps` that the model uses unless its
+      section sets others.
+  """
+
+  arrays: dict[str, np.ndarray]
+  names: NameMap
+  model: Mapping[str, Any]
+  metadata: ModelMetadata
+  defaults: Mapping[str, Any] = {'norm_eps': EPSILON}
+
+
+def imported(path: str, parsed: ParsedWeights) -> Pretrained:
+  """Returns weights that are stored with the names of another project.
+
+  Args:
+    path: path of the weights, for messages.
+    parsed: arrays and properties, which are logged.
+
+  Raises:
+    UserError: parameters are missing, unknown, or have a wrong shape or dtype;
+      or the model of this package does not support an option.
+  """
+  arrays, names, metadata = parsed.arrays, parsed.names, parsed.metadata
+  statistics = metadata.mean, metadata.std
+  names_lib.check_floats(path, arrays)
+  actual = {name: array.shape for name, array in arrays.items()}
+  head = names.find('head/kernel')
+  assert head is not None
+  num_classes = (actual.get(head.name) or (0,))[0 if names.torch else -1]
+  about = {
+    'format': checkpoint.FORMAT,
+    'model': _section(path, parsed),
+    'objective': {'name': 'supervised'},
+    'num_classes': num_classes,
+    'image_size': list(metadata.image_size),
+    'preprocess': dict(metadata.preprocess),
+    'class_names': class_names(path, metadata.class_names, num_classes),
+    'normalization': {'mean': list(metadata.mean), 'std': list(metadata.std)},
+    'position_resize': metadata.position_resize,
+    'other_patches': metadata.other_patches,
+  }
+
+  def checked_shapes(params: PyTree) -> dict[str, tuple[int, ...]]:
+    expected = {k: v.shape for k, v in tree.flatten(params).items()}
+    names_lib.check_shapes(path, actual, names.shapes(expected))
+    return expected
+
+  def put(abstract: PyTree) -> PyTree:
+    flat = names.native(arrays, checked_shapes(abstract))
+    flat = patch_embedding.converted(flat, statistics)
+    return jax.tree.map(place, tree.unflatten(flat), abstract)
+
+  source = Pretrained(path, about, put)
+  # Shapes are compared here, and not only in `put`, so that an error is raised
+  # before anything is allocated on a device.
+  checked_shapes(abstract_params(source.model(), metadata.image_size))
+  log.log(
+    logging.WARNING if metadata.assumed else logging.INFO,
+    '%s: settings that its arrays do not determine are those of %s: gelu %s, '
+    'LayerNorm ε %g, mean %s, std %s, preprocess %s; override them by '
+    'load_pretrained(…, gelu=…, mean=…, std=…) and --config.preprocess.KEY=…',
+    path,
+    metadata.known_from,
+    metadata.gelu,
+    metadata.norm_eps,
+    *(tuple(values) for values in statistics),
+    dict(metadata.preprocess) or '{}',
+  )
+  return source
+
+
+def _section(path: str, parsed: ParsedWeights) -> dict[str, Any]:
+  """Returns the config section of the model.
+
+  Raises:
+    UserError: the model does not have one of the options.
+  """
+  options = {key: getattr(parsed.metadata, key) for key in ('gelu', 'norm_eps')}
+  options = {k: v for k, v in options.items() if v != parsed.defaults.get(k)}
+  section = {'name': 'vit', 'dtype': 'float32', **options, **parsed.model}
+  allowed = {'name', *schema.config_keys(schema.constructor('model', section))}
+  unknown = {k: v for k, v in section.items() if k not in allowed}
+  if unknown:
+    shown = ', '.join(f'{key}={value}' for key, value in unknown.items())
+    raise UserError(
+      f'{path} contains a model with {shown}; the model {section["name"]} does '
+      'not support this.'
+    )
+  return section
+
+
+def class_names(path: str, names: Sequence[str], num_classes: int) -> list[str]:
+  """Returns a name for each output of the head.
+
+  If the given names are empty, or their number is not the number of outputs,
+  the names are 'class 0', 'class 1' and so on.
+
+  Args:
+    path: path of the weights, for messages.
+    names: names that belong to the weights; empty if unknown.
+    num_classes: number of outputs, 0 without a head.
+  """
+  if names and num_classes and len(names) != num_classes:
+    log.warning(
+      '%s: left out its %d class names, because its head has %d outputs',
+      path,
+      len(names),
+      num_classes,
+    )
+  if len(names) != num_classes:
+    return [f'class {i}' for i in range(num_classes)]
+  return list(names)
+
+
+def without_class_position(
+  arrays: dict[str, np.ndarray], cls: str, table: str
+) -> dict[str, np.ndarray]:
+  """Adds the class token's position to the token, and removes the position.
+
+  Args:
+    arrays: arrays of a model, {name: array}.
+    cls: name of the class token `[1, 1, d]`.
+    table: name of the position embedding `[1, 1 + patches, d]`.
+  """
+  first, patches = np.split(arrays[table], [1], axis=1)
+  return arrays | {cls: arrays[cls] + first, table: patches}
+
+
+def opened_model(about: dict[str, Any]) -> Any:
+  """Builds the model of a description, see `Pretrained.about`."""
+  return Pretrained('', about, lambda abstract: None).model()
+
+
+def native_params(
+  params: PyTree, about: dict[str, Any], positions: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+  """Returns the parameters of a model by path, for pixels as in its project.
+
+  Args:
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`.
+    positions: kinds of positions that the format supports.
+
+  Raises:
+    UserError: the model has positions of another kind, or its normalization of
+      pixels cannot be converted.
+  """
+  source = Pretrained('', about, lambda abstract: None)
+  model = source.model()
+  position = getattr(model, 'position', 'learned')
+  if position not in positions:
+    raise UserError(
+      f'this format has positions of the kind {" or ".join(positions)}, but '
+      f'this model has {position!r}, which a reader could not derive from its '
+      'parameters: write a directory instead.'
+    )
+  flat = tree.flatten(source.backbone(params))
+  arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
+  return patch_embedding.converted(arrays, model.normalization)
+
+
+def exported(
+  params: PyTree, about: dict[str, Any], names: NameMap
+) -> dict[str, np.ndarray]:
+  """Returns the parameters of a model with the names of another project.
+
+  The mean and std of the project's pixels are unfolded from the patch
+  embedding.
+
+  Args:
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`.
+    names: names in the other project.
+
+  Raises:
+    UserError: some parameters do not have a name in the other project.
+  """
+  flat = native_params(params, about, ('learned',))
+  metadata = ModelMetadata.of(None, about)
+  statistics = metadata.mean, metadata.std
+  flat = patch_embedding.converted(flat, patch_embedding.NONE, statistics)
+  return dict(names.export(flat))
+
+
+def warn_of_defaults(path: str, model: Any) -> None:
+  """Warns if other programs would use other constants than a model.
+
+  Args:
+    path: path of the file that is written.
+    model: model whose GELU and epsilon are compared with those of the official
+      JAX models, which other programs use because the file does not contain
+      any.
+  """
+  defaults = {'gelu': 'tanh', 'norm_eps': EPSILON}
+  other = [
+    f'{key}={getattr(model, key)!r} (and not {value!r})'
+    for key, value in defaults.items()
+    if getattr(model, key, value) != value
+  ]
+  if other:
+    log.warning(
+      '%s cannot contain the settings of this model; other programs that read '
+      'it need %s',
+      path,
+      ' and '.join(other),
+    )

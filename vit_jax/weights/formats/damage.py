@@ -1,0 +1,139 @@
+"""Reports weight files that are missing, damaged or of another kind."""
+
+import collections
+import contextlib
+import zipfile
+from collections.abc import Iterator
+from typing import IO
+
+from etils import epath
+
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+
+PICKLES = ('.pth', '.pt', '.bin', '.pth.tar', '.ckpt')  # endings of PyTorch
+SUPPORTED = (
+  'Supported: .npz, .safetensors and PyTorch '
+  f'({", ".join(PICKLES)}) files, Hugging Face directories, workdirs and '
+  'checkpoint step directories'
+)
+# (first bytes, description)
+_SIGNATURES = (
+  (b'PK\x03\x04', 'a zip archive, such as a .npz or PyTorch file'),
+  (b'\x80', 'a pickle, such as a PyTorch file'),
+  (b'\x93NUMPY', 'an .npy file'),
+  (b'\x89HDF', 'an HDF5 file, such as weights of Keras'),
+  (b'GGUF', 'a GGUF file'),
+  (b'\x1f\x8b', 'a gzip archive'),
+  (b'version https://git-lfs', 'a Git LFS pointer: run `git lfs pull`'),
+  (b'<', 'a web page or XML'),
+  (b'{', 'JSON text'),
+)
+# Weights can hardly be compressed, but zeros by a factor of about 1,000. An
+# archive is assumed to be damaged or malicious if it unpacks to more than
+# `_UNSUSPICIOUS_BYTES` and to more than `_MAX_RATIO` times its own size.
+_UNSUSPICIOUS_BYTES = 2**26
+_MAX_RATIO = 100
+
+
+@contextlib.contextmanager
+def reported(path: str, kind: str) -> Iterator[epath.Path]:
+  """Yields a file to be read; turns errors of reading into a `UserError`.
+
+  Args:
+    path: path of the file, local or gs://.
+    kind: description of the format, for messages.
+
+  Raises:
+    UserError: the file does not exist, or reading it raises an error.
+  """
+  file = paths.locate(path)
+  if not file.exists():
+    raise UserError(
+      f'the weights file {path} does not exist: give one that does.'
+      f'{paths.nearest(path)}'
+    )
+  try:
+    yield file
+  except UserError:
+    raise
+  except OSError as error:
+    raise UserError(f'{path} cannot be read: {error}.') from error
+  except Exception as error:  # damage raises anything
+    # torch advises to load a file unsafely.
+    reason = paths.reason(error).partition(' In PyTorch 2.6')[0]
+    raise UserError(
+      f'{path} cannot be read as {kind} ({reason}). {describe(path)} '
+      f'{SUPPORTED}.'
+    ) from error
+
+
+def describe(path: str) -> str:
+  """Returns a sentence about the kind of a file, judging by its first bytes.
+
+  Args:
+    path: path of the file, local or gs://.
+  """
+  with paths.locate(path).open('rb') as file:
+    start = file.read(24)
+  if not start:
+    return 'It is empty.'
+  if start[8:9] == b'{':
+    return 'It begins like a .safetensors file.'
+  for signature, kind in _SIGNATURES:
+    if start.startswith(signature):
+      return f'It seems to be {kind}.'
+  return 'Its first bytes are not those of a known kind of file.'
+
+
+def check_sizes(archive: zipfile.ZipFile, archive_bytes: int) -> None:
+  """Checks the names and unpacked sizes that an archive lists.
+
+  Args:
+    archive: open archive.
+    archive_bytes: size of the file.
+
+  Raises:
+    ValueError: two members have the same name, or the unpacked size is much
+      larger than the archive.
+  """
+  names = collections.Counter(each.filename for each in archive.infolist())
+  repeated = [name for name, count in names.items() if count > 1]
+  if repeated:
+    raise ValueError(f'it has several members named {repeated[0]}')
+  check_ratio(sum(each.file_size for each in archive.infolist()), archive_bytes)
+
+
+def check_ratio(unpacked_bytes: int, file_bytes: int) -> None:
+  """Checks that weights are not much larger than their file.
+
+  Raises:
+    ValueError: they are much larger.
+  """
+  if unpacked_bytes > max(_UNSUSPICIOUS_BYTES, _MAX_RATIO * file_bytes):
+    raise ValueError(
+      f'its {file_bytes:,} bytes would unpack to {unpacked_bytes:,}, which is '
+      'not possible for weights'
+    )
+
+
+def check_contents(file: IO[bytes], archive_bytes: int) -> None:
+  """Checks the checksums of an archive, without reading it into memory.
+
+  Args:
+    file: open file; a file that is not a zip archive is accepted.
+    archive_bytes: size of the file.
+
+  Raises:
+    ValueError: a checksum differs, or `check_sizes` rejects the archive.
+    zipfile.BadZipFile: the archive is damaged in another way.
+  """
+  if not zipfile.is_zipfile(file):
+    return  # PyTorch before 1.6 wrote plain pickles
+  file.seek(0)
+  with zipfile.ZipFile(file) as archive:
+    check_sizes(archive, archive_bytes)
+    damaged = archive.testzip()
+  file.seek(0)
+  if damaged is not None:
+    raise ValueError(f'the checksum (CRC) of its member {damaged} differs')

@@ -1,0 +1,84 @@
+"""The format of this package: workdirs and step directories of checkpoints."""
+
+import functools
+import logging
+from typing import Any
+
+from vit_jax import checkpoint
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.formats import damage
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+# File extensions of other programs. This format writes a directory, so that a
+# path with such an extension is probably a mistake.
+_NOT_WRITTEN = ('.onnx', '.h5', '.hdf5', '.keras', '.msgpack', '.ckpt', '.pb')
+_NOT_WRITTEN += ('.tflite', '.npy', '.pkl', '.pickle', '.gguf', '.mlmodel')
+
+
+def matches(path: str) -> bool:
+  """Returns True, because this format is tried last, for all other paths."""
+  del path
+  return True
+
+
+def load(path: str, head: Any = None) -> Pretrained:
+  """Describes the weights in a step directory or in a workdir's newest step.
+
+  Args:
+    path: path of the directory, local or gs://.
+    head: not used.
+
+  Raises:
+    UserError: the directory does not exist, is damaged or has an unknown
+      format.
+  """
+  del head
+  if paths.locate(path).is_file():
+    raise UserError(
+      f'{path} has an unknown ending. {damage.describe(path)} '
+      f'{damage.SUPPORTED}.'
+    )
+  step_dir = checkpoint.step_directory(path)
+  about = checkpoint.load_about(step_dir)
+  if about.get('format') not in checkpoint.READABLE:
+    raise UserError(
+      f'{step_dir} has the format {about.get("format")!r}; this version reads '
+      f'{checkpoint.READABLE}: use the version of vit_jax that wrote it.'
+    )
+  log.info('weights from %s', step_dir)
+  items = checkpoint.list_items(step_dir)
+
+  def loader(item: str, load: Any) -> Any:
+    return functools.partial(load, step_dir) if item in items else None
+
+  return Pretrained(
+    str(step_dir),
+    about,
+    functools.partial(checkpoint.load_params, step_dir),
+    load_average=loader('average', checkpoint.load_average),
+    load_extra=loader('extra', checkpoint.load_extra),
+  )
+
+
+def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
+  """Writes a step directory that contains only parameters.
+
+  Args:
+    path: path of the directory, which must not exist.
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`.
+
+  Raises:
+    UserError: the directory exists or cannot be written, or the path has the
+      ending of a format that is not supported.
+  """
+  if path.endswith(_NOT_WRITTEN):
+    raise UserError(
+      f'{path}: this format is not supported; allowed: .npz, '
+      '.safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
+      'without such an ending. For servers: python -m vit_jax.export.'
+    )
+  checkpoint.export_params(path, params, about)

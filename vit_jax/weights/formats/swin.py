@@ -1,0 +1,182 @@
+"""Swin Transformers with the names of timm and of the authors' repository.
+
+The two differ in the index of the layers that merge patches (in timm the first
+layer of a stage, in the authors' code the last layer of the stage before) and
+in the name of the head. Both can be read; timm's current names are written.
+
+The two also differ in how they treat maps that windows do not fill. The model's
+key `window_rule` is set to the rule of the project that the file is from.
+"""
+
+import re
+from collections.abc import Container, Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models.swin import LN_EPSILON, PATCH_SIZE, window_of
+from vit_jax.weights import names as names_lib
+from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.names import Joined, NameMap
+
+# Constants of the model; its config section has no keys for them.
+CONSTANTS = {'gelu': 'exact', 'norm_eps': LN_EPSILON}
+_TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
+_MASK = 'layers.0.blocks.1.attn_mask'
+# Arrays that are determined by the sizes, but are stored in some files.
+_DERIVED = r'.*\.(relative_position_index|attn_mask)'
+_NAMES = {
+  'embedding': 'patch_embed.proj',
+  'embedding_norm': 'patch_embed.norm',
+  'norm': 'norm',
+  'head': 'head.fc',
+}
+_BLOCK: dict[str, str | Joined] = {
+  'norm1': 'norm1',
+  'norm2': 'norm2',
+  **{
+    f'attention/{kind}': Joined('attn.qkv', index, 3)
+    for index, kind in enumerate(('query', 'key', 'value'))
+  },
+  'attention/bias_table': 'attn.relative_position_bias_table',
+  'attention/out': 'attn.proj',
+  'mlp/fc1': 'mlp.fc1',
+  'mlp/fc2': 'mlp.fc2',
+}
+
+
+def is_swin(names: Container[str]) -> bool:
+  """Returns whether names are those of a Swin's arrays or parameters."""
+  return _TABLE in names or 'stage1/layers/plain/norm1/scale' in names
+
+
+def stacked_names(
+  names: Mapping[str, str],
+  block: Mapping[str, str | Joined],
+  layers: str,
+  stages: int,
+  merging_of: int,
+) -> NameMap:
+  """Returns the names of a Swin, whose blocks are stacked in pairs here.
+
+  Args:
+    names: names outside the stages, {path: name}.
+    block: names in a block, {path: name}.
+    layers: prefix of the stages' names, before the index of a stage.
+    stages: number of stages.
+    merging_of: stage whose names contain a merging of patches: 0 for the stage
+      after the merging, -1 for the stage before it.
+  """
+  table: dict[str, str | Joined] = dict(names)
+  for i in range(1, stages):
+    merging = f'{layers}{i + merging_of}.downsample'
+    table[f'merge{i}'] = f'{merging}.reduction'
+    table[f'merge{i}/norm'] = f'{merging}.norm'
+  for i in range(stages):
+    for kind, number in (('plain', '{2i}'), ('shifted', '{2i+1}')):
+      prefix = f'{layers}{i}.blocks.{number}.'
+      for path, name in block.items():
+        if isinstance(name, Joined):
+          entry: str | Joined = name._replace(name=prefix + name.name)
+        else:
+          entry = prefix + name
+        table[f'stage{i + 1}/layers/{kind}/{path}'] = entry
+  return NameMap(table)
+
+
+def names(stages: int) -> NameMap:
+  """Returns timm's names of a Swin's parameters."""
+  return stacked_names(_NAMES, _BLOCK, 'layers.', stages, merging_of=0)
+
+
+def parse(
+  path: str,
+  arrays: Mapping[str, np.ndarray],
+  args: Mapping[str, Any],
+  image_size: tuple[int, int] | None,
+) -> ParsedWeights:
+  """Parses a file, given its arrays and settings.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: all arrays of the file.
+    args: `window_size` and `window_rule`, where settings contain them.
+    image_size: (height, width) according to the settings, pixels. By default,
+      it is that of the attention masks in the authors' files; or else the one
+      whose last map is a single window, as in all published models.
+
+  Raises:
+    UserError: the arrays are not those of a Swin.
+  """
+  of_authors = 'layers.0.downsample.reduction.weight' in arrays
+  original, arrays = arrays, _renamed(arrays, of_authors)
+  model = _sizes(path, arrays)
+  stages = len(model['depths'])
+  # If a map is smaller than a window, its bias table has the size of the map,
+  # and only the settings contain the size of the window.
+  model['window_size'] = args.get('window_size', model['window_size'])
+  if args.get('window_rule', 'authors' if of_authors else 'timm') == 'timm':
+    model['window_rule'] = 'timm'
+  if image_size is None:
+    last = _TABLE.replace('layers.0', f'layers.{stages - 1}')
+    side = _window(arrays.get(last, original[_TABLE])) * 2 ** (stages - 1)
+    if _MASK in original:
+      side = round(len(original[_MASK]) ** 0.5) * model['window_size']
+    image_size = (side * PATCH_SIZE,) * 2
+  metadata = ModelMetadata(
+    image_size,
+    norm_eps=LN_EPSILON,
+    position_resize='bicubic_no_antialias',
+  )
+  return ParsedWeights(arrays, names(stages), model, metadata, CONSTANTS)
+
+
+def _renamed(
+  arrays: Mapping[str, np.ndarray], of_authors: bool
+) -> dict[str, np.ndarray]:
+  """Returns arrays with timm's names, except those that sizes determine."""
+  aliases: list[tuple[str, Any]] = [(r'^head\.(weight|bias)$', r'head.fc.\1')]
+  if of_authors:  # the authors' stages end with a merging of patches
+    aliases.append((r'layers\.(\d+)\.downsample', _next_stage))
+  renamed = names_lib.renamed(arrays, aliases)
+  return {k: v for k, v in renamed.items() if not re.fullmatch(_DERIVED, k)}
+
+
+def _next_stage(match: re.Match[str]) -> str:
+  return f'layers.{int(match[1]) + 1}.downsample'
+
+
+def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  """Returns the model's sizes.
+
+  Raises:
+    UserError: the patches or the numbers of blocks are not those of a Swin.
+  """
+  matches = [re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', k) for k in arrays]
+  numbers = {(int(match[1]), int(match[2])) for match in matches if match}
+  stages = 1 + max(stage for stage, _ in numbers)
+  depths = tuple(sum(s == stage for s, _ in numbers) for stage in range(stages))
+  patches = arrays.get('patch_embed.proj.weight', np.zeros(()))
+  square = (3, PATCH_SIZE, PATCH_SIZE)
+  if patches.shape[1:] != square or any(d < 2 or d % 2 for d in depths):
+    raise UserError(
+      f'{path} does not contain a Swin Transformer, which has patches of '
+      f'{list(square)} in patch_embed.proj.weight and an even number of blocks '
+      f'in each stage: patches are {list(patches.shape)} and blocks '
+      f'{list(depths)}.'
+    )
+  table = arrays[_TABLE]
+  return dict(
+    name='swin',
+    width=patches.shape[0],
+    depths=depths,
+    num_heads=table.shape[-1] if table.ndim else 1,
+    window_size=_window(table),
+  )
+
+
+def _window(table: np.ndarray) -> int:
+  """Returns the side of the windows of a bias table, in tokens."""
+  return window_of(len(table) if table.ndim else 1)

@@ -1,0 +1,299 @@
+"""Properties of weights that their arrays do not determine, and JSON settings.
+
+The settings of other projects and the notes that this package stores next to
+weights are not trusted. A table of rules contains the allowed values of each
+key, so that other modules do not have to check them.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vit_jax.data.augment.presets import NONE
+from vit_jax.data.augment.transforms import square
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.models.layers import EPSILON
+from vit_jax.models.positions import METHODS
+
+# Kind of GELU by its name in configs of other projects.
+_GELUS = {
+  'gelu': 'exact',
+  'gelu_new': 'tanh',
+  'gelu_pytorch_tanh': 'tanh',
+  'gelu_tanh': 'tanh',
+  'quick_gelu': 'quick',
+}
+
+
+class Rule(NamedTuple):
+  """Condition for the value of one key.
+
+  Attributes:
+    allowed: description of the allowed values, which follows "it must be".
+    holds: function that returns whether a value is allowed.
+  """
+
+  allowed: str
+  holds: Callable[[Any], bool]
+
+
+# {key: Rule, or the Rules for the keys of an object}
+Rules = Mapping[str, Any]
+
+
+def number(low: float, high: float, kind: Any = int | float) -> Rule:
+  """Returns a rule for numbers in [low, high]; `kind=int` for integers."""
+  return Rule(
+    f'{"an integer" if kind is int else "a number"} from {low:g} to {high:g}',
+    lambda value: (
+      isinstance(value, kind)
+      and not isinstance(value, bool)
+      and low <= value <= high
+    ),
+  )
+
+
+def integer(low: int, high: int) -> Rule:
+  """Returns a rule for integers in [low, high]."""
+  return number(low, high, int)
+
+
+def choice(names: Iterable[str]) -> Rule:
+  """Returns a rule for one of several strings."""
+  names = tuple(names)
+  return Rule(f'one of {", ".join(names)}', lambda value: value in names)
+
+
+def several(rule: Rule, length: int | None = None) -> Rule:
+  """Returns a rule for lists, of any length if `length` is None."""
+  return Rule(
+    f'a list of {length or "any number of"} elements, each {rule.allowed}',
+    lambda value: (
+      isinstance(value, list | tuple)
+      and len(value) == (length or len(value))
+      and all(map(rule.holds, value))
+    ),
+  )
+
+
+TEXT = Rule('a string', lambda value: isinstance(value, str))
+FLAG = Rule('true or false', lambda value: isinstance(value, bool))
+# Side of an image, pixels; the maximum prevents running out of memory.
+SIDE = integer(1, 2**15)
+MEAN = several(number(-10, 10), 3)
+STD = several(number(1e-3, 10), 3)
+NAMES = several(TEXT)
+HEADS = integer(1, 4096)
+_NOTES: Rules = {
+  'model_args': {
+    'num_heads': HEADS,
+    'window_size': HEADS,
+    'window_rule': choice(('timm', 'authors')),
+  },
+  'image_size': several(SIDE, 2),
+  'gelu': choice(('exact', 'tanh', 'quick')),
+  'norm_eps': number(0, 1),
+  'epsilon': number(0, 1),  # the name of `norm_eps` in .safetensors files
+  'mean': MEAN,
+  'std': STD,
+  'preprocess': {},
+  'class_names': NAMES,
+  'position_resize': choice(METHODS),
+}
+
+
+def validated(
+  path: str | os.PathLike,
+  values: Any,
+  rules: Rules,
+  required: Sequence[str] = (),
+  prefix: str = '',
+) -> dict[str, Any]:
+  """Checks settings, and returns them without keys whose value is null.
+
+  Args:
+    path: path of the file, for messages.
+    values: settings; the values of keys without a rule are not checked.
+    rules: conditions for the keys that are used.
+    required: keys that must be present.
+    prefix: start of the keys' names in messages.
+
+  Raises:
+    UserError: a value is not allowed, or a required key is missing.
+  """
+  if not isinstance(values, Mapping):
+    raise _wrong(path, prefix.rstrip('.') or 'the content', values, 'an object')
+  present = {key: value for key, value in values.items() if value is not None}
+  missing = [key for key in required if key not in present]
+  if missing:
+    raise UserError(f'{path} lacks {", ".join(missing)}.')
+  for key, rule in rules.items():
+    name = f'{prefix}{key}'
+    if key not in present:
+      continue
+    if not isinstance(rule, Rule):
+      present[key] = validated(path, present[key], rule, prefix=f'{name}.')
+    elif not rule.holds(present[key]):
+      raise _wrong(path, name, present[key], rule.allowed)
+  return present
+
+
+def _wrong(
+  path: str | os.PathLike, key: str, value: Any, allowed: str
+) -> UserError:
+  text = repr(value)
+  shown = text if len(text) <= 60 else f'{text[:57]}...'
+  return UserError(
+    f'{path}: {key} is {shown}; it must be {allowed}. Correct the file, or '
+    'fetch it again.'
+  )
+
+
+def parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
+  """Parses a JSON object.
+
+  Args:
+    path: path of the file that contains the text, for messages.
+    text: JSON.
+
+  Raises:
+    UserError: the text is not a JSON object.
+  """
+  try:
+    return validated(path, json.loads(text), {})
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{path} is not valid JSON: {error}.') from error
+
+
+def read(path: str | os.PathLike) -> dict[str, Any]:
+  """Returns the JSON object in a file; {} if the file does not exist.
+
+  Args:
+    path: path of the file, local or gs://.
+
+  Raises:
+    UserError: the file cannot be read, or is not a JSON object.
+  """
+  try:
+    return parse(path, paths.locate(path).read_text())
+  except (FileNotFoundError, NotADirectoryError):
+    return {}
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'{path} cannot be read: {error}.') from error
+
+
+def gelu(path: str, name: str) -> str:
+  """Returns the kind of GELU for an activation of another project.
+
+  Args:
+    path: path of the weights, for messages.
+    name: name in the config of the other project.
+
+  Raises:
+    UserError: the activation is not supported.
+  """
+  if name not in _GELUS:
+    raise UserError(
+      f'{path} uses the activation {name!r}; the model vit supports '
+      f'{", ".join(_GELUS)}.'
+    )
+  return _GELUS[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelMetadata:
+  """Properties of weights that their arrays do not determine.
+
+  Attributes:
+    image_size: (height, width) of the images that the model expects, pixels.
+    known_from: source of the values, for the log.
+    assumed: whether the values are assumptions, which are logged as a warning.
+    gelu: 'exact', 'tanh' or 'quick'; None for a model without GELU.
+    norm_eps: epsilon of LayerNorm; None for a model without LayerNorm.
+    mean: mean of each channel of pixels in [0, 1].
+    std: standard deviation of each channel of pixels in [0, 1].
+    preprocess: config section of the evaluation's transform.
+    class_names: names in the order of the head's outputs; empty if unknown.
+    position_resize: method by which the project interpolates positions, see
+      `resizing.METHODS`; None for the method of the model.
+    other_patches: number of patches for which the positions fit as well, in a
+      grid that is not square; None if the image size is certain.
+  """
+
+  image_size: tuple[int, int]
+  known_from: str = ''
+  assumed: bool = False
+  gelu: str | None = 'exact'
+  norm_eps: float | None = EPSILON
+  mean: Sequence[float] = NONE[0]
+  std: Sequence[float] = NONE[1]
+  preprocess: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  class_names: Sequence[str] = ()
+  position_resize: str | None = None
+  other_patches: int | None = None
+
+  def updated(self, **values: Any) -> 'ModelMetadata':
+    """Returns a copy with other values, except for those that are None."""
+    given = {k: value for k, value in values.items() if value is not None}
+    return dataclasses.replace(self, **given)
+
+  @classmethod
+  def of(cls, model: Any, about: Mapping[str, Any]) -> 'ModelMetadata':
+    """Returns the metadata of weights to write.
+
+    Args:
+      model: model of the weights.
+      about: description of the weights, see `Pretrained.about`.
+    """
+    return cls(
+      image_size=square(tuple(about['image_size'])),
+      gelu=getattr(model, 'gelu', None),
+      norm_eps=getattr(model, 'norm_eps', None),
+      preprocess=about.get('preprocess', {}),
+      class_names=list(about.get('class_names', ())),
+      position_resize=about.get('position_resize'),
+      **about.get('normalization', {}),
+    )
+
+  def notes(self) -> dict[str, Any]:
+    """Returns the values as JSON, to be stored next to weights."""
+    notes = {
+      'image_size': list(self.image_size),
+      'gelu': self.gelu,
+      'epsilon': self.norm_eps,
+      'mean': list(self.mean),
+      'std': list(self.std),
+      'preprocess': dict(self.preprocess),
+      'class_names': list(self.class_names),
+      'position_resize': self.position_resize,
+    }
+    return {key: value for key, value in notes.items() if value is not None}
+
+
+def read_notes(path: str, notes: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the values in notes, by the names of `ModelMetadata`'s fields.
+
+  The key `model_args` contains keys of the model's section.
+
+  Args:
+    path: path of the file with the notes, for messages.
+    notes: content of the notes.
+
+  Raises:
+    UserError: a value is not allowed, or a key is unknown.
+  """
+  values = validated(path, notes, _NOTES)
+  unknown = sorted(values.keys() - _NOTES.keys())
+  if unknown:
+    raise UserError(
+      f'{path} has the keys {", ".join(unknown)}, which this version does not '
+      'read: load it with the version of vit_jax that wrote it.'
+    )
+  if 'epsilon' in values:
+    values['norm_eps'] = values.pop('epsilon')
+  if 'image_size' in values:
+    values['image_size'] = tuple(values['image_size'])
+  return values

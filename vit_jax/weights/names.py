@@ -1,0 +1,298 @@
+"""Converts parameters to and from the names and the layout of other projects.
+
+A `NameMap` contains a table `{native path: foreign name}`. A native path is
+that of a leaf, or of a module whose leaves have corresponding names in the
+other project ('kernel' is 'weight' in PyTorch). A foreign name with `{i}`
+stands for one array per layer; these arrays are stacked in this package. `{2i}`
+and `{2i+1}` number the even and the odd layers, and `{i+2:02}` counts from 2 in
+two digits.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.errors import UserError
+
+_NUMBER = re.compile(
+  r'\{(?P<step>\d*)i(?:\+(?P<first>\d+))?(?::0(?P<digits>\d))?\}'
+)
+_LAYER = re.compile(r'(?<=[._/])\d+(?=[./])')
+_TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
+_PATCHES = 'embedding/kernel'
+
+
+class ShapeError(UserError):
+  """The arrays of a file are not those of the model."""
+
+
+class Joined(NamedTuple):
+  """One of several arrays that a file joins along the first axis.
+
+  Attributes:
+    name: name of the joined array.
+    index: index of this array among the joined ones.
+    count: number of joined arrays.
+  """
+
+  name: str
+  index: int = 0
+  count: int = 1
+
+
+class NameMap(NamedTuple):
+  """Names of the parameters in another project.
+
+  Attributes:
+    names: {native path of a leaf or a module: foreign name}.
+    torch: whether matrices are `[outputs, inputs]` and leaves have PyTorch's
+      names; otherwise arrays have the native layout, and names are paths.
+  """
+
+  names: Mapping[str, str | Joined]
+  torch: bool = True
+
+  def find(self, path: str) -> Joined | None:
+    """Returns the foreign name of a leaf; None if it has no name."""
+    module, _, leaf = path.rpartition('/')
+    ending = ''
+    if path in self.names:
+      entry = self.names[path]
+    elif module in self.names:
+      entry = self.names[module]
+      ending = '.' + _TORCH_LEAVES[leaf] if self.torch else f'/{leaf}'
+    else:
+      return None
+    joined = entry if isinstance(entry, Joined) else Joined(entry)
+    return joined._replace(name=joined.name + ending)
+
+  def first(self, path: str) -> str | None:
+    """Returns the foreign name of a leaf, of the first one for a stack."""
+    entry = self.find(path)
+    return None if entry is None else _numbered(entry.name, 0)
+
+  def export(
+    self, flat: Mapping[str, np.ndarray]
+  ) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (name, array) with the foreign names and layout.
+
+    Args:
+      flat: all parameters, {path: array}.
+
+    Raises:
+      UserError: some parameters have no foreign name; the message lists them.
+    """
+    groups: dict[str, dict[int, str]] = {}
+    nameless = []
+    for path in flat:
+      entry = self.find(path)
+      if entry is None:
+        nameless.append(path)
+      else:
+        groups.setdefault(entry.name, {})[entry.index] = path
+    if nameless:
+      raise UserError(
+        'this format has no names for these parameters of the model: '
+        f'{", ".join(nameless)}. Write another format, or a directory of '
+        'vit_jax, which can contain every model.'
+      )
+    for name, paths in groups.items():
+      stacked = _NUMBER.search(name) is not None
+      for i in range(len(flat[paths[0]]) if stacked else 1):
+        arrays = [
+          self._foreign(path, flat[path][i] if stacked else flat[path])
+          for path in (paths[index] for index in sorted(paths))
+        ]
+        array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        yield _numbered(name, i), np.ascontiguousarray(array)
+
+  def shapes(
+    self, expected: Mapping[str, tuple[int, ...]]
+  ) -> dict[str, tuple[int, ...]]:
+    """Returns {foreign name: shape} for parameters of the given shapes.
+
+    Args:
+      expected: {native path: shape}.
+    """
+    # Arrays of any shape occupy no memory if their strides are 0.
+    zeros = {
+      path: np.broadcast_to(np.int8(0), shape)
+      for path, shape in expected.items()
+    }
+    return {name: array.shape for name, array in self.export(zeros)}
+
+  def native(
+    self,
+    arrays: Mapping[str, np.ndarray],
+    expected: Mapping[str, tuple[int, ...]],
+  ) -> dict[str, np.ndarray]:
+    """Returns parameters with native paths and layout, as float32.
+
+    Args:
+      arrays: {foreign name: array}, of the shapes that `shapes` returns.
+      expected: {native path: shape} of all parameters of the model.
+    """
+
+    def leaf(path: str, shape: tuple[int, ...]) -> np.ndarray:
+      entry = self.find(path)
+      assert entry is not None, path  # or `shapes` would have raised
+
+      def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = np.split(arrays[name], entry.count)[entry.index]
+        with np.errstate(over='ignore'):  # infinity is reported after loading
+          array = np.asarray(array, np.float32)
+        return self._native(path, array, shape)
+
+      if not _NUMBER.search(entry.name):
+        return take(entry.name, shape)
+      names = (_numbered(entry.name, i) for i in range(shape[0]))
+      return np.stack([take(name, shape[1:]) for name in names])
+
+    return {path: leaf(path, shape) for path, shape in expected.items()}
+
+  def _foreign(self, path: str, array: np.ndarray) -> np.ndarray:
+    """Returns an array of one layer in the foreign layout."""
+    if not self.torch:
+      return array
+    if path == _PATCHES:  # [p, p, c, d] to [d, c, p, p]
+      return array.transpose(3, 2, 0, 1)
+    if re.search(r'(attention/(query|key|value)|fc1)/kernel$', path):
+      return array.reshape(array.shape[0], -1).T  # from [d, h, d/h]
+    if re.search(r'(attention/(query|key|value)|fc1)/bias$', path):
+      return array.reshape(-1)  # from [h, d/h]
+    if path.endswith('attention/out/kernel'):  # from [h, d/h, d]
+      return array.reshape(-1, array.shape[-1]).T
+    return array.T if path.endswith('/kernel') else array
+
+  def _native(
+    self, path: str, array: np.ndarray, shape: tuple[int, ...]
+  ) -> np.ndarray:
+    """Returns an array in the native layout; the inverse of `_foreign`."""
+    if not self.torch:
+      return array
+    if path == _PATCHES:
+      return array.transpose(2, 3, 1, 0)
+    return (array.T if path.endswith('/kernel') else array).reshape(shape)
+
+
+def _numbered(name: str, i: int) -> str:
+  """Returns the name of array `i` of a stack."""
+
+  def number(match: re.Match[str]) -> str:
+    value = int(match['step'] or 1) * i + int(match['first'] or 0)
+    return str(value).zfill(int(match['digits'] or 0))
+
+  return _NUMBER.sub(number, name)
+
+
+def renamed(
+  arrays: Mapping[str, np.ndarray], aliases: Iterable[tuple[str, Any]]
+) -> dict[str, np.ndarray]:
+  """Returns arrays, with older names replaced by current ones.
+
+  Args:
+    arrays: arrays under current or older names.
+    aliases: pairs of a regular expression and its replacement (see `re.sub`),
+      applied one after the other.
+  """
+  result = {}
+  for name, array in arrays.items():
+    for pattern, replacement in aliases:
+      name = re.sub(pattern, replacement, name)
+    result[name] = array
+  return result
+
+
+def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
+  """Checks that arrays are floating-point numbers of at least 16 bits.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: arrays of the file by name.
+
+  Raises:
+    UserError: some have another dtype; the message lists them.
+  """
+  others = {
+    name: array.dtype
+    for name, array in arrays.items()
+    if not jnp.issubdtype(array.dtype, jnp.floating) or array.itemsize < 2
+  }
+  if others:
+    raise UserError(
+      f'{path} contains arrays that are not floating-point numbers of at least '
+      '16 bits: '
+      + ', '.join(f'{name} ({dtype})' for name, dtype in others.items())
+      + '. Quantized weights cannot be read: use the original ones.'
+    )
+
+
+def check_shapes(
+  path: str,
+  actual: Mapping[str, tuple[int, ...]],
+  expected: Mapping[str, tuple[int, ...]],
+) -> None:
+  """Checks that a file contains the arrays of a model, with their shapes.
+
+  Args:
+    path: path of the file, for messages.
+    actual: shapes in the file, {name: shape}.
+    expected: shapes in the model, {name: shape}.
+
+  Raises:
+    ShapeError: arrays are missing, unknown or have another shape; the message
+      lists all of them.
+  """
+  rows: dict[tuple[str, str, str], list[str]] = {}
+  for name in sorted({*actual, *expected}):
+    if actual.get(name) != expected.get(name):
+      in_file = str(list(actual[name])) if name in actual else 'missing'
+      in_model = str(list(expected[name])) if name in expected else 'none'
+      # Arrays that differ only in the layer's number share a line.
+      kind = _LAYER.sub('*', name, count=1)
+      rows.setdefault((kind, in_file, in_model), []).append(name)
+  if not rows:
+    return
+  lines = [
+    f'  {names[0]}'
+    + (f' and {len(names) - 1} other layers' if names[1:] else '')
+    + f': {in_file} in the file, {in_model} in the model'
+    for (_, in_file, in_model), names in rows.items()
+  ]
+  raise ShapeError(
+    f'{path} does not contain the parameters of the model that its arrays '
+    'describe:\n'
+    + '\n'.join(lines)
+    + '\nSupported are ViT (also of DeiT, MAE, '
+    'DINO, DINOv2 and CLIP), hybrids, BiT and Swin; other models, and variants '
+    'with other arrays, cannot be read.'
+  )
+
+
+def shape_of(
+  path: str, arrays: Mapping[str, np.ndarray], name: str, rank: int, kind: str
+) -> tuple[int, ...]:
+  """Checks and returns the shape of an array that all models of a kind have.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: arrays of the file.
+    name: name of the array.
+    rank: number of its dimensions.
+    kind: description of the models, for messages.
+
+  Raises:
+    UserError: the array is missing, has another rank, or is empty.
+  """
+  actual = arrays[name].shape if name in arrays else None
+  if actual is None or len(actual) != rank or 0 in actual:
+    shown = 'it is missing' if actual is None else f'it is {list(actual)}'
+    raise UserError(
+      f'{path} does not contain {kind}: {name} must have {rank} dimensions, '
+      f'none of them 0, but {shown}; the file has '
+      f'{", ".join(sorted(arrays)[:3])} …'
+    )
+  return actual
