@@ -65,7 +65,7 @@ def _classes(annotation: Any) -> tuple[type, ...]:
   """Returns classes whose instances all conform to the annotation."""
   if annotation is None:
     return (types.NoneType,)
-  if annotation in (Any, inspect.Signature.empty):
+  if annotation in (Any, typing.Self, inspect.Signature.empty):
     return (object,)
   if typing.get_origin(annotation) in (typing.Union, types.UnionType):
     parts = map(_classes, typing.get_args(annotation))

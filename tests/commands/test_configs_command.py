@@ -116,7 +116,7 @@ def test_a_new_key_keeps_predictions_valid(monkeypatch):
     )
     return keys(constructor) | {'brand_new': new}
 
-  monkeypatch.setattr(schema, 'keys', with_new_key)
+  monkeypatch.setattr(schema, 'config_keys', with_new_key)
   with config.unlocked():
     config.model.brand_new = 1.5
   assert predicted.fingerprint(config) == known

@@ -95,10 +95,7 @@ def say(place, monkeypatch):
     monkeypatch.setattr(sys, 'argv', argv)
     module = importlib.import_module(f'vit_jax.{command}')
     with pytest.raises(UserError) as caught:
-      if hasattr(module, 'define_flags'):
-        module.define_flags()
-      else:
-        module.entry.define_flags()
+      getattr(module, 'define_flags', process.define_flags)()
       try:
         rest = flags.FLAGS(argv)
       except flags.Error as error:

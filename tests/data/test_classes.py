@@ -88,9 +88,9 @@ def test_labels_without_a_list():
     (['0', str(10**20)], False, [str(10**20)]),
     (['cat', '0'], True, ['line of cat', 'line of 0', 'class_map']),
     (['cat'], False, ["'cat'", 'class_map']),
-    (['1.0', '2'], True, ['line of 1.0', 'label 1.0', 'integers']),
-    (['-1', '0'], True, ['label -1', 'integers of at least 0']),
-    (['1e3'], True, ['label 1e3', 'integers']),
+    (['1.0', '2'], True, ["1.0 '1.0'", 'integers']),
+    (['-1', '0'], True, ["'-1'", 'integers of at least 0']),
+    (['1e3'], True, ["'1e3'", 'integers']),
   ],
 )
 def test_labels_that_need_a_list_are_refused(labels, whole, words):

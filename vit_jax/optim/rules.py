@@ -96,7 +96,7 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
       f'optimizer.rules contains {rule!r} ({str(error).rstrip(".")}); a rule '
       'is a pair of a regular expression and a dict of lr (a factor of 0 or '
       'more, or one for each layer), decay (a factor), frozen (True or False) '
-      "and after (a duration), such as ('head/.*', dict(lr=10.0))."
+      "and after (such as '5 epochs'), for example ('head/.*', dict(lr=10.0))."
     ) from error
   return pattern, result
 

@@ -167,9 +167,10 @@ def number(
     return known, {text: known.label(text, where(text)) for text in texts}
   numeric = next(filter(_NUMBER.fullmatch, names), largest)
   if names and (numeric or not whole):
-    other = f', and {where(numeric)} {_short(numeric)}' if numeric else ''
+    found = dict.fromkeys(text for text in (names[0], numeric) if text)
+    listed = ' and '.join(f'{where(text)} {_short(text)!r}' for text in found)
     raise UserError(
-      f'{where(names[0])} has the label {_short(names[0])!r}, a name{other}: '
+      f'{listed} cannot be numbered: '
       'labels must be integers of at least 0 or, in a list of classes or of '
       f'all images, names. {remedy}'
     )
