@@ -42,7 +42,7 @@ ROWS = [
   ((*QUICK, '--config.source.data_dir=text.npz'), 'cannot be written to'),
   ((*QUICK, '--workdir=another'), 'run of this program'),
   ((*QUICK, '--workdir=text.npz'), 'cannot be used'),
-  ((*QUICK, '--workdir=/proc/none'), 'your permissions'),
+  ((*QUICK, '--workdir=/proc/none'), 'path or permissions'),
   ((*TUNE, '--config.init_from=text.npz'), 'as an .npz file'),
   ((*TUNE, '--config.init_from=tin.npz'), 'Did you mean tiny.npz'),
   (('evaluate', 'tiny.npz'), 'usage: python -m vit_jax.evaluate'),
