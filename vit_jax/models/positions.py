@@ -175,7 +175,7 @@ class PositionEmbedding(nn.Module):
   def _table(self, name: str, *shape: int) -> Any:
     table = sized_parameter(self, name, NORMAL, shape)
     if self.config.position_at == 'stem':
-      return table
+      return jnp.asarray(table)
     # Gathered over the mesh axis `fsdp` once per layer.
     return sharding.constrain(table, *[None] * len(shape))
 

@@ -177,10 +177,11 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
   Raises:
     UserError: the file cannot be read, or is not a JSON object.
   """
-  try:
-    return parse(path, paths.locate(path).read_text())
-  except (FileNotFoundError, NotADirectoryError):
+  file = paths.locate(path)
+  if not file.exists():
     return {}
+  try:
+    return parse(path, file.read_text())
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'{path} cannot be read: {error}.') from error
 
