@@ -13,7 +13,8 @@ are held out to choose the best checkpoint. The test split is evaluated, too.
 Expected: 57 % test accuracy after 6 epochs of the ViT, in 18 minutes on two
 CPU cores (measured with all 50,000 images as training data, and before the
 layers were unrolled). The other models were only trained for an epoch or two.
-benchmarks/RESULTS.md describes the run, and this fine-tuning from it at 48 px:
+benchmarks/history/training.md describes the run, and this fine-tuning from it
+at 48 px:
 
   python -m vit_jax.finetune --config=configs/finetune.py:data=cifar10
     --config.init_from=runs/cifar10 --config.image_size=48

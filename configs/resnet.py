@@ -59,7 +59,7 @@ TABLE_3 = {
   'R200x3': ((14,), 6e-4),
 }
 # variant: (remat, micro_batches, unroll), the fastest tried for 32 v3 cores of
-# 16 GiB (benchmarks/RESULTS.md); unrolled units take minutes to compile
+# 16 GiB (benchmarks/history/tpu.md); unrolled units take minutes to compile
 SPEED = {
   'R50x1': ('none', 1, 8),
   'R50x2': ('none', 2, 8),

@@ -99,7 +99,7 @@ DATA = {
 }
 # Settings of the hardware, not of the paper.
 # variant: (remat, micro_batches, unroll), the fastest found for 32 v3 cores of
-# 16 GiB (benchmarks/RESULTS.md)
+# 16 GiB (benchmarks/history/tpu.md)
 SPEED = {
   'B/16': ('none', 1, 12),
   'B/32': ('none', 1, 12),

@@ -34,7 +34,7 @@ VARIANTS = {
 }
 
 # variant: (remat, micro_batches, unroll), the fastest tried for 32 v3 cores of
-# 16 GiB (benchmarks/RESULTS.md)
+# 16 GiB (benchmarks/history/tpu.md)
 SPEED = {
   'B/16': ('dots', 4, 12),
   'B/32': ('none', 1, 1),

@@ -75,7 +75,7 @@ def test_docstrings_of_functions_start_with_a_verb():
 def test_no_words_to_avoid():
   """Docstrings, comments, messages and documents are searched."""
   pages = [*ROOT.glob('docs/*.md'), *ROOT.glob('*.md')]
-  pages += [ROOT / 'benchmarks' / 'RESULTS.md', ROOT / 'pyproject.toml']
+  pages += [*ROOT.glob('benchmarks/**/*.md'), ROOT / 'pyproject.toml']
   scripts = [*(ROOT / 'launch').iterdir()]
   files = _python('vit_jax', 'configs', 'tests', 'benchmarks')
   files.remove(pathlib.Path(__file__))

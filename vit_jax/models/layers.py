@@ -27,7 +27,7 @@ EPSILON = 1e-6  # epsilon of the LayerNorms of the official JAX models
 REMAT = ('none', 'full', 'dots')
 # Coefficients of x² in `_centered_cdf`, the highest power first.
 _COEFFICIENTS = (8.656e-7, -3.99648e-4, 3.7281171e-2, 0.79713306)
-_MIN_CHANNELS = 1_024  # with fewer, erf is faster (benchmarks/RESULTS.md)
+_MIN_CHANNELS = 1_024  # with fewer, erf is faster (benchmarks/history/tpu.md)
 _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
 # Parameters

@@ -22,7 +22,7 @@ photographs (most of 500x375 pixels): decoding the whole image by OpenCV takes
 rows above the box's lower edge (simplejpeg) 1.09 to 1.15 times.
 
 Boxes that are at least 2, 4 or 8 times as large as the result may be decoded at
-1/2, 1/4 or 1/8 of their size (`decode_to_resize`). benchmarks/RESULTS.md has
+1/2, 1/4 or 1/8 of their size (`decode_to_resize`). docs/performance.md has
 the speed and the effect on pixels. Images are resized on the host with the
 filter given in a config.
 """

@@ -6,7 +6,7 @@ the log-sum-exp of each row, in one fusion with the product of queries and keys.
 It then stores the weights and the gradients of the logits only once, in the
 dtype of the computation. With plain automatic differentiation, XLA keeps
 float32 logits and reads them many times. The custom backward pass reduces the
-time of a whole step on a TPU v3 by a tenth (benchmarks/RESULTS.md).
+time of a whole step on a TPU v3 by a tenth (benchmarks/history/tpu.md).
 """
 
 import functools
