@@ -17,7 +17,6 @@ from benchmarks import plan_configs
 from tests import cli
 from vit_jax.config import predicted
 from vit_jax.launch import job as launch_job
-from vit_jax.models import vit
 from vit_jax.sweeps import grid
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -101,8 +100,6 @@ def test_python_blocks_run(tmp_path, monkeypatch):
         continue  # tests/models/test_vit_copy.py runs it in a copy of vit.py
       images = jnp.asarray(np.zeros((1, 384, 384, 3), np.float32))
       names = {'images': images, 'config': ConfigDict({'evals': {}})}
-      if block.startswith('# in a copy of vit.py'):
-        names |= vars(vit)
       exec(compile(block, page.name, 'exec'), names)
       if 'logits' in names:
         assert names['logits'].shape == (1, 3)
