@@ -75,6 +75,23 @@ def test_an_unreachable_store_is_a_storage_error(monkeypatch):
   assert 'Cannot connect to host 127.0.0.1' in str(converted)
 
 
+@pytest.mark.slow
+@pytest.mark.long  # the client repeats its requests for about a minute
+def test_data_in_an_unreachable_store_is_one_message(monkeypatch, tmp_path):
+  """A launcher restarts the run (code 1); nothing is written to the workdir."""
+  address = f'http://127.0.0.1:{cli.free_port()}'
+  monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
+  monkeypatch.setenv('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
+  workdir = tmp_path / 'run'
+  overrides = {'source.data_dir': 'gs://b/data'}
+  config = cli.flags('configs/cifar10.py', workdir, overrides)
+  out, err = cli.run(cli.command('train', *config), code=1)
+  (message,) = (line for line in err.splitlines() if 'workdir' not in line)
+  assert not out and message.startswith('storage failed: ')
+  assert 'Cannot connect to host 127.0.0.1' in message
+  assert not list(workdir.glob('checkpoints/*'))
+
+
 def test_errors_of_other_modules_are_not_storage_errors():
   """Errors of the same class from other modules are not recognized."""
   with pytest.raises(requests.exceptions.ConnectionError) as raised:
