@@ -58,7 +58,7 @@ _REDUCIBLE = 1.25  # expected bytes, relative to the memory, that are tried
 
 
 def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
-  """Compiles the forward pass for a batch.
+  """Predicts speed and memory of the forward pass for a batch.
 
   Args:
     config: completed config.
@@ -68,6 +68,23 @@ def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
   Returns:
     `rate` (images per second and device), `peak` and `weights` (bytes per
     device), or None if the program does not fit.
+  """
+  program = compiled(config, target, per_core)
+  if program is None:
+    return None
+  text, peak, weights = program
+  rate = per_core / seconds(text, target)
+  return {'rate': rate, 'peak': peak, 'weights': weights}
+
+
+def compiled(
+  config: Any, target: Any, per_core: int
+) -> tuple[str, int, int] | None:
+  """Compiles the forward pass; see `predict`.
+
+  Returns:
+    The optimized program, its peak and the weights in bytes per device; None if
+    it does not fit.
   """
   import jax
 
@@ -86,18 +103,16 @@ def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
     batch = {'image': experiment.abstract_batch()['image']}
     predict = jax.jit(experiment.objective.predict, compiler_options=options)
     try:
-      compiled = predict.lower(params, batch).compile()
+      program = predict.lower(params, batch).compile()
     except jax.errors.JaxRuntimeError as error:
       if 'RESOURCE_EXHAUSTED' not in str(error):
         raise
       return None
-  program = memory.program_bytes(compiled)
-  assert program is not None and target.hbm_bytes is not None
-  if program['peak'] > target.hbm_bytes:
+  sizes = memory.program_bytes(program)
+  assert sizes is not None and target.hbm_bytes is not None
+  if sizes['peak'] > target.hbm_bytes:
     return None
-  rate = per_core / seconds(compiled.as_text(), target)
-  weights = memory.tree_bytes(params)
-  return {'rate': rate, 'peak': program['peak'], 'weights': weights}
+  return program.as_text(), sizes['peak'], memory.tree_bytes(params)
 
 
 def seconds(text: str, target: Any) -> float:

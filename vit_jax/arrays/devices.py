@@ -26,11 +26,13 @@ Sources for GPUs. FLOP/s are without sparsity, with accumulation in float32.
   xla/backends/gpu/target_config/specs). FLOP/s and NVLink: NVIDIA's white
   papers on the architectures of A100 and H100, and its data sheet of HGX B200.
   NVLink 3, 4 and 5 have 600, 900 and 1,800 GB/s in both directions.
-- L4, GeForce RTX 4090: NVIDIA's white paper "Ada GPU Architecture" and its data
-  sheet of L4. They are connected by PCIe 4.0 x16, 64 GB/s in both directions.
+- L4, L40S, GeForce RTX 3090, 4090 and 5090: NVIDIA's white papers on the
+  architectures Ampere GA102, Ada and Blackwell RTX, and its data sheets of L4
+  and L40S. They are connected by PCIe 4.0 x16, 64 GB/s in both directions, the
+  RTX 5090 by PCIe 5.0 x16, 128 GB/s.
 - Network: NVIDIA's DGX systems have one adapter of 200 Gbit/s (A100) or 400
-  Gbit/s (H100, B200) for each GPU. For L4 and RTX 4090, 25 Gbit/s for each GPU
-  are assumed.
+  Gbit/s (H100, B200) for each GPU. For the others, 25 Gbit/s for each GPU are
+  assumed.
 """
 
 import dataclasses
@@ -113,7 +115,10 @@ _A100 = Gpu((8, 0), 108, 40 * MIB, 164 * KIB)
 _HOPPER = Gpu((9, 0), 132, 50 * MIB, 228 * KIB)
 _B200 = Gpu((10, 0), 148, 126 * MIB, 228 * KIB)
 _L4 = Gpu((8, 9), 58, 48 * MIB, 100 * KIB)
+_L40S = Gpu((8, 9), 142, 96 * MIB, 100 * KIB)
+_RTX3090 = Gpu((8, 6), 82, 6 * MIB, 100 * KIB)
 _RTX4090 = Gpu((8, 9), 128, 72 * MIB, 100 * KIB)
+_RTX5090 = Gpu((12, 0), 170, 96 * MIB, 100 * KIB)
 
 # Columns: kind, FLOP/s, memory; bandwidths of memory, links and network; clock;
 # other properties.
@@ -159,6 +164,19 @@ GPUS = {
   'l4': Device(
     'NVIDIA L4', 121e12, 24 * GB, 300e9, 32e9, 3.125e9, 2.04e9, gpu=_L4
   ),
+  'l40s': Device(
+    'NVIDIA L40S', 362e12, 48 * GB, 864e9, 32e9, 3.125e9, 2.52e9, gpu=_L40S
+  ),
+  'rtx3090': Device(
+    kind='NVIDIA GeForce RTX 3090',
+    peak_flops=71e12,
+    memory_bytes=24 * GIB,
+    bytes_per_s=936e9,
+    link_bytes_per_s=32e9,
+    network_bytes_per_s=3.125e9,
+    clock_hz=1.695e9,
+    gpu=_RTX3090,
+  ),
   'rtx4090': Device(
     kind='NVIDIA GeForce RTX 4090',
     peak_flops=165.2e12,
@@ -168,6 +186,16 @@ GPUS = {
     network_bytes_per_s=3.125e9,
     clock_hz=2.52e9,
     gpu=_RTX4090,
+  ),
+  'rtx5090': Device(
+    kind='NVIDIA GeForce RTX 5090',
+    peak_flops=209.5e12,
+    memory_bytes=32 * GIB,
+    bytes_per_s=1.792e12,
+    link_bytes_per_s=64e9,
+    network_bytes_per_s=3.125e9,
+    clock_hz=2.407e9,
+    gpu=_RTX5090,
   ),
 }
 # Other names that JAX uses for TPUs of the table.
@@ -181,7 +209,6 @@ _OTHER_PEAK_FLOPS = {
   'TPU v4 lite': 137e12,
   'NVIDIA H100 PCIe': 756e12,
   'NVIDIA L40': 181e12,
-  'NVIDIA L40S': 362e12,
 }
 
 

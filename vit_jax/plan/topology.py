@@ -16,7 +16,7 @@ import jax
 from jax.experimental import topologies
 
 from vit_jax.arrays import memory
-from vit_jax.arrays.devices import GPUS, TPUS, Device, parse_gpus
+from vit_jax.arrays.devices import GPUS, KIB, TPUS, Device, parse_gpus
 from vit_jax.errors import UserError, closest
 from vit_jax.plan import environment
 from vit_jax.plan.environment import GPU_EXTRA, LOCAL
@@ -157,7 +157,7 @@ def target_config(device: Device) -> str:
       threads_per_warp: 32
       shared_memory_per_block: 49152
       shared_memory_per_core: {gpu.shared_bytes}
-      threads_per_core_limit: {1536 if gpu.capability == (8, 9) else 2048}
+      threads_per_core_limit: {2048 if gpu.shared_bytes > 100 * KIB else 1536}
       core_count: {gpu.processors}
       fpus_per_core: {64 if gpu.capability == (8, 0) else 128}
       block_dim_limit_x: 2147483647
