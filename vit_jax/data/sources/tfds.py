@@ -279,37 +279,22 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
     UserError: the dataset or the version is not prepared.
   """
   name, _, version = dataset.partition(':')
-  folder = root / name
-  versions = _versions(folder)
-  if version in versions:
-    return folder / version
-  if versions and not version:
-    return folder / versions[-1]
-  if versions:
-    raise UserError(
-      f'{folder} contains no version {version!r}; {closest(version, versions)}.'
-    )
-  raise UserError(_absent(name, root))
+  there = versions(root / name)
+  chosen = version or (there[-1] if there else '')
+  if chosen in there:
+    return root / name / chosen
+  configs = [p.name for p in paths.entries(root / name) if versions(p)]
+  prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
+  hint = f' {closest(dataset, prepared)};' if prepared else ''
+  source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
+  raise UserError(
+    f'the data set {dataset!r} is not prepared in {root};{hint} if it is '
+    'elsewhere, set --config.source.data_dir (or TFDS_DATA_DIR); to prepare '
+    f'it, run python -m vit_jax.prepare {dataset} --data_dir={root}{source}'
+  )
 
 
-def _versions(folder: epath.Path) -> list[str]:
-  """Returns the versions in a folder, the newest last."""
+def versions(folder: epath.Path) -> list[str]:
+  """Returns the prepared versions in a folder, the newest last."""
   names = map(str, list_all_versions(folder))
   return [name for name in names if (folder / name / 'features.json').exists()]
-
-
-def _absent(name: str, root: epath.Path) -> str:
-  """Returns the message for a dataset that is not prepared."""
-  folder = root / name
-  problem = (
-    f'the data set {name!r} is not prepared: {folder} contains no version.'
-  )
-  configs = sorted(p.name for p in paths.entries(folder) if _versions(p))
-  if configs:
-    return f'{problem} Give one of its configs: {name}/{configs[0]}.'
-  source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
-  return (
-    f'{problem} If it is elsewhere, set --config.source.data_dir (or '
-    'TFDS_DATA_DIR); to prepare it, run '
-    f'python -m vit_jax.prepare {name} --data_dir={root}{source}'
-  )

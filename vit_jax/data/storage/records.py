@@ -32,8 +32,7 @@ from vit_jax.errors import UserError
 _PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
 _HEADER = struct.Struct('<QI')
 _FOOTER = struct.Struct('<I')
-BEFORE = _HEADER.size  # bytes of a record before its payload
-AROUND = BEFORE + _FOOTER.size  # bytes of a record before and after its payload
+_AROUND = _HEADER.size + _FOOTER.size  # bytes of a record besides its payload
 
 
 def scan(path: str) -> index.Scan:
@@ -82,18 +81,22 @@ def _masked(data: bytes) -> int:
   return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def payload(record: bytes) -> bytes:
-  """Returns the payload of a whole record.
+def read(opened: files.Files, number: int, offset: int, size: int) -> bytes:
+  """Reads the payload of a record and verifies its checksums.
 
   Args:
-    record: bytes of the record, including lengths and checksums.
+    opened: tfrecord files.
+    number: index of the file.
+    offset: offset of the payload, bytes.
+    size: size of the payload, bytes.
 
   Raises:
     DecodeError: a checksum does not match.
   """
-  size, data = _size(record[:BEFORE]), record[BEFORE : -_FOOTER.size]
+  record = opened.read(number, offset - _HEADER.size, size + _AROUND)
+  data = record[_HEADER.size : -_FOOTER.size]
   [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
-  if size != len(data) or checksum != _masked(data):
+  if _size(record[: _HEADER.size]) != size or checksum != _masked(data):
     raise DecodeError('damaged: its CRC-32C does not match')
   return data
 
@@ -290,9 +293,7 @@ class TFRecords:
     Raises:
       DecodeError: a checksum does not match.
     """
-    number, offset, size = self._find(index)
-    begin, length = offset - BEFORE, size + AROUND
-    return payload(self._files.read(number, begin, length))
+    return read(self._files, *self._find(index))
 
   def where(self, index: int) -> str:
     """Returns the file of a record, and its offset in the file."""
