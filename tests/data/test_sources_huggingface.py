@@ -184,7 +184,7 @@ def test_damaged_descriptions_are_refused(tmp_path, name, text):
 @pytest.mark.parametrize(
   'labels, message',
   [
-    ([0, 10**11], 'label 100000000000.*0 to 999,999.*ClassL'),
+    ([0, 10**11], 'label .100000000000.*0 to 999,999.*ClassL'),
     ([None, -1], 'no label in any row'),  # labels of unlabelled splits
     ([0.5, 1.0], 'float64.* an integer.*cast_column'),
   ],

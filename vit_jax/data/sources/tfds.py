@@ -190,23 +190,18 @@ def _check_features(
   Raises:
     UserError: a feature does not exist, or has another type.
   """
-  is_usable: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    image_key: ('Image', lambda f: isinstance(f, tfds.features.Image))
-  }
-  if label_key is not None:
-    is_usable[label_key] = ('ClassLabel or a boolean', _class_names)
-  for key, (kind, check) in is_usable.items():
-    if key not in features:
-      raise UserError(
-        f'{dataset} has no feature {key!r} (source.image_key, label_key); '
-        f'{closest(key, features)}.'
-      )
-    if not check(features[key]):
+  checks: list[tuple[str | None, str, Callable[[Any], Any]]] = [
+    (image_key, 'an Image', lambda f: isinstance(f, tfds.features.Image)),
+    (label_key, 'a ClassLabel or a boolean', _class_names),
+  ]
+  for key, kind, check in checks:
+    if key is not None and not (key in features and check(features[key])):
+      actual = _described(features[key]) if key in features else 'missing'
       allowed = [k for k, feature in features.items() if check(feature)]
       raise UserError(
-        f'the feature {key!r} of {dataset} is a {_described(features[key])}, '
-        f'not a {kind} (source.image_key, label_key); {closest(key, allowed)}. '
-        'Images are read without labels by --config.source.label_key=None.'
+        f'the feature {key!r} of {dataset} is {actual}, not {kind} '
+        f'(source.image_key, label_key); {closest(key, allowed)}. Images are '
+        'read without labels by --config.source.label_key=None.'
       )
   return (
     [UNLABELLED] if label_key is None else _class_names(features[label_key])
@@ -257,7 +252,7 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
   except (ValueError, KeyError, NotImplementedError) as error:
     raise splits.bad_spec(split, lengths) from error
   if not instructions or any(part.take < 1 for part in instructions):
-    raise splits.bad_spec(split, lengths, 'has a part without examples')
+    raise splits.bad_spec(split, lengths)
   if chosen == 'array_record':
     return records.ArrayRecords(instructions, on_bad_shard)
   shards = [

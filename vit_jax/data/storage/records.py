@@ -175,25 +175,17 @@ class ArrayRecords:
     index.stamps(paths)  # checks that the files exist
     with ThreadPoolExecutor(_THREADS) as pool:
       faults = list(pool.map(_fault, instructions))
-    for path, fault in zip(paths, faults, strict=True):
+    kept = []
+    for part, fault in zip(instructions, faults, strict=True):
       if not fault:
+        kept.append(part)
         continue
-      if on_bad_shard == 'error':
+      if on_bad_shard == 'error' or all(faults):
         raise UserError(
-          f'{path} cannot be read ({fault}). Copy or prepare it '
+          f'{part.filename} cannot be read ({fault}). Copy or prepare it '
           'again, or set --config.source.on_bad_shard=skip to leave it out.'
         )
-      log.warning('%s cannot be read and is left out: %s', path, fault)
-    kept = [
-      part
-      for part, fault in zip(instructions, faults, strict=True)
-      if not fault
-    ]
-    if not kept:
-      raise UserError(
-        f'no file can be read ({paths[0]}: {faults[0]}): copy or prepare '
-        'the data set again.'
-      )
+      log.warning('%s is left out: it cannot be read: %s', part.filename, fault)
     self._source = array_record_data_source.ArrayRecordDataSource(kept)
     self._parts = [(part.filename, part.skip) for part in kept]
     self._index = Concatenation(part.take for part in kept)
