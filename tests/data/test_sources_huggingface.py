@@ -186,7 +186,7 @@ def test_damaged_descriptions_are_refused(tmp_path, name, text):
   [
     ([0, 10**11], 'label .100000000000.*0 to 999,999.*ClassL'),
     ([None, -1], 'no label in any row'),  # labels of unlabelled splits
-    ([0.5, 1.0], 'float64.* an integer.*cast_column'),
+    ([0.5, 1.0], 'float64.*cast_column'),
   ],
 )
 def test_labels_that_are_not_classes_are_refused(tmp_path, labels, message):
@@ -218,10 +218,10 @@ def test_columns_may_have_other_names_and_types(tmp_path):
   assert source[0] == {'image': contract.png(0), 'label': 3}
   with pytest.raises(DecodeError, match='no label'):
     source[2]
-  with pytest.raises(UserError, match="no column 'image'.*fine, png"):
+  with pytest.raises(UserError, match="'image'.*png, fine"):
     open_split(tmp_path, label_key='fine')
   with pytest.raises(
-    UserError, match="'png'.*binary.* an integer.*cast_column"
+    UserError, match="'png'.*binary.*cast_column"
   ):
     open_split(tmp_path, image_key='fine', label_key='png')
 

@@ -18,7 +18,7 @@ from vit_jax.config import schema as schema_lib
 from vit_jax.data import fingerprint
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import class_folders, files, splits
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError
 
 _NUMBERED = re.compile(r'(.+)-\d{4,}-of-(\d{4,})\.parquet')
 _END = b'\xff\xff\xff\xff\0\0\0\0'  # end mark of an Arrow stream
@@ -208,23 +208,17 @@ def _columns(
   Raises:
     UserError: a column is missing or has another type.
   """
-  for key in (image_key, label_key):
-    if key not in table.features:
-      raise UserError(
-        f'{path} has no column {key!r} (source.image_key, label_key); '
-        f'{closest(key, table.features)}.'
-      )
-  label = table.features[label_key]
   try:
-    if not _kind(label):
-      raise TypeError(f'{label_key!r} is {label}')
     chosen = table.select_columns([image_key, label_key])
+    if not _kind(table.features[label_key]):
+      raise TypeError(f'{label_key!r} is {table.features[label_key]}')
     return chosen.cast_column(image_key, datasets.Image(decode=False))
   except (TypeError, ValueError, NotImplementedError) as error:
     raise UserError(
-      f'{path} has columns of other types ({error}): {image_key!r} must be an '
-      f'image (bytes, or a struct with bytes) and {label_key!r} an integer, a '
-      'boolean or text. Choose other columns (source.image_key, label_key), or '
+      f'{path} cannot be read with source.image_key={image_key!r}, an image '
+      '(bytes, or a struct with bytes), and '
+      f'source.label_key={label_key!r}, an integer, a boolean or text '
+      f'({error}). Choose other columns ({", ".join(table.features)}), or '
       'convert these with datasets.Dataset.cast_column.'
     ) from error
 
