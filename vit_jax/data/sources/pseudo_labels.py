@@ -173,7 +173,7 @@ def about_of(path: str) -> dict[str, Any]:
 
 def _unreadable(path: str, error: Exception) -> UserError:
   return UserError(
-    f'{path} cannot be read as a file of pseudo-labels ({error}): copy it '
+    f'{path} is damaged or not a file of pseudo-labels ({error}): copy it '
     'again, or remove it and write it again with python -m '
     'vit_jax.pseudo_label.'
   )
