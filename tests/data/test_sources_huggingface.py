@@ -220,9 +220,7 @@ def test_columns_may_have_other_names_and_types(tmp_path):
     source[2]
   with pytest.raises(UserError, match="'image'.*png, fine"):
     open_split(tmp_path, label_key='fine')
-  with pytest.raises(
-    UserError, match="'png'.*binary.*cast_column"
-  ):
+  with pytest.raises(UserError, match="'png'.*binary.*cast_column"):
     open_split(tmp_path, image_key='fine', label_key='png')
 
 

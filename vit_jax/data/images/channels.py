@@ -114,7 +114,8 @@ class _Expected(NamedTuple):
       or not 1 <= math.prod(shape) * self.bits // 8 <= _MAX_BYTES
     ):
       raise DecodeError(
-        f'the image is {name} {list(shape)}; {self}, and at most {_MAX_BYTES} bytes'
+        f'the image is {name} {list(shape)}; {self}, and at most '
+        f'{_MAX_BYTES} bytes'
       )
 
 
