@@ -313,7 +313,8 @@ def compute(
   setting = setting._replace(predict=function)
   with jax.set_mesh(mesh):
     abstract = weights.abstract_params(mesh)
-    shape = (1, *weights.image_size, weights.model().channels)
+    channels = weights.model().channels
+    shape = (setting.batch_size, *weights.image_size, channels)
     image = jax.ShapeDtypeStruct(shape, np.uint8)
     found = jax.eval_shape(function, abstract, {'image': image})
     params = weights.load(abstract)
