@@ -313,7 +313,7 @@ def test_messages_of_unsupported_directories(tmp_path):
   file.unlink()
   about = pretrained.find(path).about
   other = about | {'model': about['model'] | {'pool': 'gap'}}
-  with pytest.raises(UserError, match="pool 'gap'"):
+  with pytest.raises(UserError, match='pool=gap'):
     pretrained.save(f'huggingface:{tmp_path}/b', params, other)
 
 
@@ -323,39 +323,25 @@ def sharded(folder):
   return folder / 'model.safetensors.index.json'
 
 
-def change_index(index, change):
-  content = json.loads(index.read_text())
-  change(content)
-  index.write_text(json.dumps(content))
-
-
 def test_shards_must_be_those_of_the_index(tmp_path):
-  """A tensor in another file, a missing and an extra one, another size."""
+  """A tensor in another file, a missing and an extra one, another folder."""
   index = sharded(tmp_path)
   good = index.read_text()
   files = json.loads(good)['weight_map']
   name, first = next(iter(files.items()))
   other = next(file for file in files.values() if file != first)
   for change, words in (
+    (lambda weight_map: weight_map.update({name: other}), name),
+    (lambda weight_map: weight_map.update({'lost': first}), 'lost'),
+    (lambda weight_map: weight_map.pop(name), name),
     (
-      lambda content: content['weight_map'].update({name: other}),
-      f'{name} is listed, but not in {other}',
-    ),
-    (
-      lambda content: content['weight_map'].update({'lost': first}),
-      f'lost is listed, but not in {first}',
-    ),
-    (
-      lambda content: content['weight_map'].pop(name),
-      f'{name} is not listed, but in {first}',
-    ),
-    (
-      lambda content: content['metadata'].update(total_size=1234),
-      'total_size of 1,234 bytes',
+      lambda weight_map: weight_map.update({name: f'../{first}'}),
+      'directories',
     ),
   ):
-    index.write_text(good)
-    change_index(index, change)
+    content = json.loads(good)
+    change(content['weight_map'])
+    index.write_text(json.dumps(content))
     for path in (tmp_path, tmp_path / first):
       with pytest.raises(UserError, match=re.escape(words)) as error:
         load_pretrained(str(path))
@@ -390,14 +376,7 @@ def test_directories_with_pickles_are_read(tmp_path, shards):
 
 
 OPTIONS = {
-  'distilled': ('deit', {}),
-  'registers': ('dinov2_with_registers', dict(registers=2)),
-  'registers with positions': (
-    'dinov2_with_registers',
-    dict(registers=2, prefix_positions=True, layer_scale=1e-4),
-  ),
-  'LayerScale': ('dinov2', dict(layer_scale=1e-4)),
-  'gated': ('dinov2', dict(gated=True, layer_scale=1e-4, mlp_dim=88)),
+  'distilled': ('deit', dict(distilled=True)),
   'patches alone': ('vit', dict(prefix_positions=False)),
 }
 
@@ -407,7 +386,6 @@ OPTIONS = {
 def test_options_are_written(tmp_path, name):
   """The library's class with these options computes the same."""
   kind, keys = OPTIONS[name]
-  keys = dict(distilled=True) if name == 'distilled' else keys
   about = pretrained.find(written(tmp_path / 'a', huggingface())).about
   about['model'] |= keys
   model = pretrained.Pretrained('', about, lambda abstract: None).model()
@@ -442,10 +420,10 @@ def test_options_are_written(tmp_path, name):
 @pytest.mark.parametrize(
   'keys, words',
   [
-    (dict(qk_norm=True), 'ViT has no qk_norm'),
-    (dict(gated=True, mlp_dim=40), 'MLP of 40 units for a width of 32'),
-    (dict(layer_scale=1.0, mlp_dim=40), 'MLP of 40 units for a width of 32'),
-    (dict(distilled=True, registers=1), 'DeiT has no registers'),
+    (dict(qk_norm=True), 'qk_norm=True'),
+    (dict(registers=2), 'registers=2'),
+    (dict(layer_scale=1.0, gated=True), 'layer_scale=1.0, gated=True'),
+    (dict(distilled=True, registers=1), 'registers=1'),
     (dict(position='none'), "learned.*'none'"),
   ],
 )
