@@ -313,7 +313,7 @@ def test_messages_of_unsupported_directories(tmp_path):
   file.unlink()
   about = pretrained.find(path).about
   other = about | {'model': about['model'] | {'pool': 'gap'}}
-  with pytest.raises(UserError, match='pool=gap'):
+  with pytest.raises(UserError, match="pool 'gap'"):
     pretrained.save(f'huggingface:{tmp_path}/b', params, other)
 
 
@@ -376,7 +376,14 @@ def test_directories_with_pickles_are_read(tmp_path, shards):
 
 
 OPTIONS = {
-  'distilled': ('deit', dict(distilled=True)),
+  'distilled': ('deit', {}),
+  'registers': ('dinov2_with_registers', dict(registers=2)),
+  'registers with positions': (
+    'dinov2_with_registers',
+    dict(registers=2, prefix_positions=True, layer_scale=1e-4),
+  ),
+  'LayerScale': ('dinov2', dict(layer_scale=1e-4)),
+  'gated': ('dinov2', dict(gated=True, layer_scale=1e-4, mlp_dim=88)),
   'patches alone': ('vit', dict(prefix_positions=False)),
 }
 
@@ -386,6 +393,7 @@ OPTIONS = {
 def test_options_are_written(tmp_path, name):
   """The library's class with these options computes the same."""
   kind, keys = OPTIONS[name]
+  keys = dict(distilled=True) if name == 'distilled' else keys
   about = pretrained.find(written(tmp_path / 'a', huggingface())).about
   about['model'] |= keys
   model = pretrained.Pretrained('', about, lambda abstract: None).model()
@@ -420,10 +428,10 @@ def test_options_are_written(tmp_path, name):
 @pytest.mark.parametrize(
   'keys, words',
   [
-    (dict(qk_norm=True), 'qk_norm=True'),
-    (dict(registers=2), 'registers=2'),
-    (dict(layer_scale=1.0, gated=True), 'layer_scale=1.0, gated=True'),
-    (dict(distilled=True, registers=1), 'registers=1'),
+    (dict(qk_norm=True), 'ViT has no qk_norm'),
+    (dict(gated=True, mlp_dim=40), 'MLP of 40 units for a width of 32'),
+    (dict(layer_scale=1.0, mlp_dim=40), 'MLP of 40 units for a width of 32'),
+    (dict(distilled=True, registers=1), 'DeiT has no registers'),
     (dict(position='none'), "learned.*'none'"),
   ],
 )

@@ -1,9 +1,9 @@
 """Weights in Hugging Face directories: `config.json` and weight files.
 
 They are those of the library `transformers`: ViT, DeiT, DINOv2 (with and
-without registers) and Swin; see `_TYPES`. ViT, DeiT and Swin can also be
-written. Since its major version 5, transformers uses other names in memory, but
-files contain the older ones; both can be read.
+without registers) and Swin; see `_TYPES`. Since its major version 5,
+transformers uses other names in memory, but files contain the older ones; both
+can be read.
 """
 
 import json
@@ -18,6 +18,7 @@ from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE, window_of
+from vit_jax.models.vit import ViT
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
@@ -39,6 +40,7 @@ _CLS, _POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
 _DISTILLATION = 'embeddings.distillation_token'
 _REGISTERS = 'embeddings.register_tokens'
 _MASK = 'embeddings.mask_token'
+_SCALE = 'layer_scale{}.lambda1'
 _VIT_NAMES = {
   'cls': _CLS,
   'position/embedding': _POSITIONS,
@@ -52,8 +54,8 @@ _VIT_NAMES = {
   f'{_LAYER}norm2': f'{_FOREIGN}layernorm_after',
   f'{_LAYER}mlp/fc1': f'{_FOREIGN}intermediate.dense',
   f'{_LAYER}mlp/fc2': f'{_FOREIGN}output.dense',
-  f'{_LAYER}scale1': f'{_FOREIGN}layer_scale1.lambda1',
-  f'{_LAYER}scale2': f'{_FOREIGN}layer_scale2.lambda1',
+  f'{_LAYER}scale1': _FOREIGN + _SCALE.format(1),
+  f'{_LAYER}scale2': _FOREIGN + _SCALE.format(2),
   'distillation': _DISTILLATION,
   'registers': _REGISTERS,
   'head_distillation': 'distillation_classifier',
@@ -181,10 +183,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   exported = foreign.exported(params, about, written.names)
   if is_swin:
     _check_windows(model, exported)
-  elif not model.prefix_positions:  # the tokens require positions
-    prefix = 1 + model.distilled
-    table = np.pad(exported[_POSITIONS], ((0, 0), (prefix, 0), (0, 0)))
-    exported[_POSITIONS] = table
+  else:
+    exported = _completed(model, written.kind, exported)
   height, width = properties.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
   if getattr(model, 'distilled', False):
@@ -282,7 +282,7 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
   head = result.get('classifier.weight')
   if head is None or head.shape[-1] != 2 * width:
     return result
-  if not np.any(head[:, width:]):  # padded by earlier versions of `save`
+  if not np.any(head[:, width:]):  # a head that `_completed` has padded
     return result | {'classifier.weight': head[:, :width]}
   for leaf in ('weight', 'bias'):
     result.pop(f'classifier.{leaf}', None)
@@ -297,40 +297,41 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
 def _written_vit(model: Any) -> _Written:
   """Returns the names and the config of a Vision Transformer.
 
-  It is a DeiT if it has a distillation token, whose output may be unused (a
-  register with a position, see `_parse_vit`), and else a ViT.
-
   Raises:
-    UserError: transformers has no equivalent of the model.
+    UserError: transformers has no equivalent type; the message lists the
+      options that it lacks.
   """
-  names, unused = dict(_VIT_NAMES), 0
-  kind = 'deit' if getattr(model, 'distilled', False) else 'vit'
-  if kind == 'deit':
-    names['head'] = 'cls_classifier'
-  elif getattr(model, 'registers', 0) == 1 and model.prefix_positions:
-    kind, unused = 'deit', 1
-    names['registers'] = _DISTILLATION
-  allowed = dict(
-    registers=(unused,),
-    layer_scale=(None,),
-    gated=(False,),
-    qk_norm=(False,),
-    pre_norm=(False,),
-    pool=('token',),
-    pre_logits=(False, kind == 'vit' and not model.num_classes),
-    distilled=(False, model.num_classes > 0),
-  )
-  absent = object()  # of a model that is not a ViT
-  unsupported = [
-    f'{key}={getattr(model, key, "…")}'
-    for key, values in allowed.items()
-    if getattr(model, key, absent) not in values
-  ]
-  if unsupported:
+  if not isinstance(model, ViT):
     raise UserError(
-      f'the formats ViT and DeiT of Hugging Face do not support '
-      f'{", ".join(unsupported)}: write a directory of vit_jax instead.'
+      f"a {type(model).__name__} cannot be written with Hugging Face's names, "
+      'only Vision Transformers and Swins. Write a directory of vit_jax.'
     )
+  names = dict(_VIT_NAMES)
+  kind, supported = 'vit', ()
+  if model.distilled:
+    kind, supported = 'deit', ('distilled',)
+    names['head'] = 'cls_classifier'
+  elif _is_deit(model):
+    kind, supported = 'deit', ('registers',)
+    names['registers'] = _DISTILLATION
+  elif model.registers:
+    kind = 'dinov2_with_registers'
+    supported = ('registers', 'layer_scale', 'gated')
+  elif model.layer_scale is not None or model.gated:
+    kind, supported = 'dinov2', ('layer_scale', 'gated')
+  options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
+  options += ('pre_norm',)
+  unsupported = [
+    name
+    for name in options
+    if name not in supported and getattr(model, name) not in (None, 0, False)
+  ]
+  if model.pool != 'token':
+    unsupported.append(f'pool {model.pool!r}')
+  if model.pre_logits and (model.num_classes or kind != 'vit'):
+    unsupported.append('pre-logits before the head')
+  if model.distilled and not model.num_classes:
+    unsupported.append('distillation token without a head')
   config = dict(
     patch_size=model.patch_size,
     hidden_size=model.width,
@@ -339,11 +340,87 @@ def _written_vit(model: Any) -> _Written:
     hidden_act=_ACTIVATIONS[model.gelu],
     layer_norm_eps=model.norm_eps,
     qkv_bias=True,
-    intermediate_size=model.mlp_dim,
-    pooler_act='tanh',
-    pooler_output_size=model.width,
   )
+  if kind in ('vit', 'deit'):
+    config |= dict(
+      intermediate_size=model.mlp_dim,
+      pooler_act='tanh',
+      pooler_output_size=model.width,
+    )
+  else:
+    mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
+    names |= {
+      f'{_LAYER}norm1': f'{_FOREIGN}norm1',
+      f'{_LAYER}norm2': f'{_FOREIGN}norm2',
+      f'{_LAYER}mlp/fc1': f'{_FOREIGN}mlp.{mlp[0]}',
+      f'{_LAYER}mlp/fc2': f'{_FOREIGN}mlp.{mlp[1]}',
+    }
+    ratio = round(model.mlp_dim * (1.5 if model.gated else 1) / model.width)
+    units = ratio * model.width
+    if model.gated:  # two thirds, rounded up to a multiple of 8
+      units = (units * 2 // 3 + 7) // 8 * 8
+    if units != model.mlp_dim:
+      unsupported.append(
+        f'MLP of {model.mlp_dim} units for a width of {model.width}'
+      )
+    config |= dict(
+      mlp_ratio=ratio,
+      use_swiglu_ffn=model.gated,
+      layerscale_value=1.0 if model.layer_scale is None else model.layer_scale,
+    )
+    if model.registers:
+      config['num_register_tokens'] = model.registers
+  if unsupported:
+    raise UserError(
+      f"Hugging Face's {_TYPES[kind].class_name} has no "
+      f'{", ".join(unsupported)}, but this model has: it cannot be written as '
+      'such a directory. A directory of vit_jax can contain every model.'
+    )
   return _Written(kind, NameMap(names), config)
+
+
+def _is_deit(model: Any) -> bool:
+  """Returns whether a model is a DeiT whose distillation token is not used.
+
+  Here, this token is a register with a position; registers of
+  Dinov2WithRegisters have no position.
+  """
+  return (
+    model.registers == 1
+    and model.prefix_positions
+    and model.layer_scale is None
+    and not model.gated
+    and not model.distilled
+  )
+
+
+def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
+  """Adds the arrays that the type of a model requires in transformers.
+
+  The additional arrays (positions, LayerScale, half of a head) are zeros or
+  ones, which have no effect in the model.
+  """
+  width, table = model.width, np.asarray(arrays[_POSITIONS])
+  if not model.prefix_positions:  # the class token requires a position
+    table = np.pad(table, ((0, 0), (1 + model.distilled, 0), (0, 0)))
+  elif kind == 'dinov2_with_registers':
+    # Registers have no positions in transformers: ours are added to the tokens.
+    cls, positions, patches = np.split(table, [1, 1 + model.registers], axis=1)
+    arrays = arrays | {_REGISTERS: arrays[_REGISTERS] + positions}
+    table = np.concatenate([cls, patches], axis=1)
+  arrays = arrays | {_POSITIONS: table}
+  if kind in ('vit', 'deit'):
+    return arrays
+  arrays[_MASK] = np.zeros((1, width), np.float32)
+  for i in range(model.depth if model.layer_scale is None else 0):
+    for j in (1, 2):
+      name = (_FOREIGN + _SCALE.format(j)).format(i=i)
+      arrays[name] = np.ones(width, np.float32)
+  # The input of the head in transformers includes the mean of the patches.
+  if model.num_classes:
+    head = arrays['classifier.weight']
+    arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
+  return arrays
 
 
 def _parse_swin(
