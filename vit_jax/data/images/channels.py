@@ -111,7 +111,8 @@ class _Expected(NamedTuple):
     if (
       (name, channels) != (f'uint{self.bits}', self.channels)
       or len(shape) not in (2, 3)
-      or not 1 <= math.prod(shape) * self.bits // 8 <= _MAX_BYTES
+      or min(shape) < 1
+      or math.prod(shape) * self.bits > 8 * _MAX_BYTES
     ):
       raise DecodeError(
         f'the image is {name} {list(shape)}; {self}, and at most '
