@@ -55,7 +55,7 @@ setuptools.setup(
     # XLA's compilers for TPUs and GPUs that are not there.
     'plan': ['libtpu'],
     'plan-gpu': ['jax[cuda12-local]', 'nvidia-cudnn-cu12>=9.8'],
-    'huggingface': ['pyarrow>=17', 'huggingface_hub>=0.34'],
+    'huggingface': ['datasets>=3', 'huggingface_hub>=0.34'],
     # Perceptual hashes, for check_data --against.
     'duplicates': ['imagehash>=4.3.1'],
     # Faster JPEG where the system has no libturbojpeg 3: one person's package.

@@ -12,7 +12,7 @@ from tests.cli import ROOT
 # Modules that JAX imports for the StableHLO export without requiring them.
 _FOR_JAX = {'flatbuffers'}
 # Modules of the extra `huggingface`, whose source is imported if it is used.
-_OF_EXTRAS = {'pyarrow'}
+_OF_EXTRAS = {'datasets'}
 
 
 def required(name):

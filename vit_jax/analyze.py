@@ -57,7 +57,7 @@ _COMPARED = {'curves': runs.compare, 'sizes': sizes.compare}
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define_flags()
+  shared_flags.define('checkpoint', 'step', 'weights')
   flags.DEFINE_list(
     'images', [], "Image files; default: images of the run's evaluation split."
   )
@@ -236,7 +236,7 @@ def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
     UserError: a path is not a workdir, or cannot be written.
   """
   if not workdirs:
-    raise UserError('usage: python -m vit_jax.analyze report WORKDIR… [--out].')
+    raise process.usage('analyze report WORKDIR… [--out=DIR]')
   found, folders = [], [paths.locate(workdir) for workdir in workdirs]
   for path in folders:
     record.read(path)  # raises UserError if the path is not a workdir
@@ -276,10 +276,7 @@ def _compare(
 ) -> None:
   """Draws the figure 'curves' or 'sizes' of several runs."""
   if not workdirs or out is None:
-    raise UserError(
-      f'usage: python -m vit_jax.analyze {kind} WORKDIR… --out=DIR; got '
-      f'{len(workdirs)} workdir(s), --out={out}.'
-    )
+    raise process.usage(f'analyze {kind} WORKDIR… --out=DIR')
   folders = _with_metrics([paths.locate(workdir) for workdir in workdirs])
   found = [
     runs.read(folder)._replace(name=name)
@@ -298,15 +295,12 @@ def _with_metrics(folders: list[epath.Path]) -> list[epath.Path]:
   path does not exist, or no folder contains metrics, all are returned, so that
   reading them reports the error.
   """
-  found = []
+  found = [each for each in folders if (each / 'metrics.jsonl').exists()]
   for folder in folders:
-    if (folder / 'metrics.jsonl').exists():
-      found.append(folder)
-    elif folder.exists():
+    if folder not in found:
       log.warning('%s is left out: it has no metrics.jsonl', folder)
-    else:
-      return folders
-  return found or folders
+  all_exist = all(each.exists() for each in folders)
+  return found if found and all_exist else folders
 
 
 def _output_directory(checkpoint: str, out: str | None) -> epath.Path:
@@ -338,10 +332,9 @@ def main(arguments: list[str]) -> None:
     _report(arguments[1:], values.out, values.predictions)
     return
   if arguments or not values.checkpoint:
-    raise UserError(
-      'usage: python -m vit_jax.analyze --checkpoint=PATH [--images=FILE,…] '
-      f'[--out=DIR], or curves, sizes or report WORKDIR…; got {arguments}, '
-      f'checkpoint {values.checkpoint!r}.'
+    raise process.usage(
+      'analyze --checkpoint=PATH [--images=FILE,…] [--out=DIR], or curves, '
+      'sizes or report WORKDIR…'
     )
   out = _output_directory(values.checkpoint, values.out)
   run(

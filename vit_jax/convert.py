@@ -29,8 +29,7 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define_step()
-  shared_flags.define_choice()
+  shared_flags.define('step', 'weights')
   flags.DEFINE_bool('average', False, 'Writes the mean of several SRC to DST.')
   flags.DEFINE_bool('overwrite', False, 'Replaces DST if it is a file.')
 
@@ -80,9 +79,8 @@ def main(arguments: list[str]) -> None:
   """
   values = flags.FLAGS
   if len(arguments) < 3 if values.average else len(arguments) != 2:
-    raise UserError(
-      'usage: python -m vit_jax.convert SRC DST, or --average SRC SRC… DST '
-      f'with at least two SRC; got {len(arguments)} argument(s).'
+    raise process.usage(
+      'convert SRC DST, or --average SRC SRC… DST with at least two SRC'
     )
   *sources, target = arguments
   first, *others = [shared_flags.path(values, path) for path in sources]

@@ -1,8 +1,10 @@
 """Errors that end a command deliberately, exit codes, and checks of values."""
 
 import difflib
+import importlib
 import math
 from collections.abc import Iterable
+from typing import Any
 
 EXIT_CRASH = 1
 EXIT_USER_ERROR = 2
@@ -127,3 +129,23 @@ def check_range(
   if value in (math.inf, -math.inf) or value != value:
     words.append('finite')
   raise UserError(f'{key} is {value}; it must be {" and ".join(words)}.')
+
+
+def required(module: str, purpose: str, package: str = '') -> Any:
+  """Imports and returns a module that is not always installed.
+
+  Args:
+    module: name of the module.
+    purpose: what needs it, the start of the message.
+    package: argument of `pip install`; by default the name of the module.
+
+  Raises:
+    UserError: the module cannot be imported.
+  """
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise UserError(
+      f'{purpose} needs {module}, which cannot be imported ({error}): pip '
+      f"install '{package or module}'."
+    ) from error

@@ -190,53 +190,50 @@ def _build(
   kind = schema.resolve(EVALS, section.name)
   if kind is Figures:
     raise UserError(
-      f'the evaluator {section.name!r} draws into the workdir of a training. '
-      '`python -m vit_jax.analyze --checkpoint=PATH` draws figures of any '
-      'weights.'
+      f'the evaluator {section.name!r} draws while training: use python -m '
+      'vit_jax.analyze --checkpoint=PATH.'
     )
   if getattr(kind, 'own_classes', False) and section.source is None:
     section = {**section, 'source': config.source.to_dict()}
-    if section.get('train_split', '') is None and _is_run_data(
-      config, weights.about
-    ):
-      section['train_split'] = _train_split(weights.about)
+    train = weights.about.get('config', {}).get('train', {})
+    is_run_data = _is_run_data(config, weights.about)
+    if is_run_data and section.get('train_split', '') is None:
+      section['train_split'] = train.get('split', 'train')
   return schema.construct(kind, section, setting.for_section(section))
 
 
 def _evaluator_sections(
   about: dict[str, Any], evaluator: str | None
 ) -> dict[str, dict[str, Any]]:
-  """Returns the sections of one evaluator, or of all in the run, by name."""
+  """Returns the sections of one evaluator, or of all in the run, by name.
+
+  Args:
+    about: description of the weights.
+    evaluator: name in the run's `config.evals`, or a kind of evaluator; None
+      for all evaluators of the run that do not draw figures.
+
+  Raises:
+    UserError: there is no such evaluator.
+  """
   evals = about.get('config', {}).get('evals', {})
-  names = (
-    [evaluator] if evaluator else _without_figures(evals) or [_DEFAULTS['name']]
-  )
-  return dict(_evaluator_section(evals, name) for name in names)
-
-
-def _without_figures(evals: dict[str, Any]) -> list[str]:
-  """Returns the names of the evaluators that do not draw figures."""
-  return [
-    name
-    for name, section in evals.items()
-    if schema.resolve(EVALS, section['name']) is not Figures
-  ]
-
-
-def _evaluator_section(
-  evals: dict[str, Any], name: str
-) -> tuple[str, dict[str, Any]]:
-  """Returns the name and the section of an evaluator, by its name or kind."""
-  if name in evals:
-    section = dict(evals[name])
-  elif '.' in name or name in schema.names(EVALS):
-    section = {'name': name}
-    name = name.rpartition('.')[2]
+  if evaluator is None:
+    found = {
+      name: section
+      for name, section in evals.items()
+      if schema.resolve(EVALS, section['name']) is not Figures
+    } or {_DEFAULTS['name']: {}}
+  elif evaluator in evals:
+    found = {evaluator: evals[evaluator]}
+  elif '.' in evaluator or evaluator in schema.names(EVALS):
+    found = {evaluator.rpartition('.')[2]: {'name': evaluator}}
   else:
-    near = closest(name, [*evals, *schema.names(EVALS)])
-    raise UserError(f'--evaluator={name} is not an evaluator; {near}.')
-  section.pop('batch_size', None)  # it was chosen for the devices of the run
-  return name, _DEFAULTS | section
+    near = closest(evaluator, [*evals, *schema.names(EVALS)])
+    raise UserError(f'--evaluator={evaluator} is not an evaluator; {near}.')
+  # The batch size was chosen for the devices of the run.
+  return {
+    name: {k: v for k, v in (_DEFAULTS | section).items() if k != 'batch_size'}
+    for name, section in found.items()
+  }
 
 
 def _choose_split(
@@ -304,11 +301,6 @@ def _leave_out(config: Config, about: dict[str, Any]) -> str | None:
   return path
 
 
-def _train_split(about: dict[str, Any]) -> str:
-  """Returns the training split of a run; 'train' for foreign weights."""
-  return about.get('config', {}).get('train', {}).get('split', 'train')
-
-
 def _open(
   config: Config, weights: pretrained.Pretrained, split: str
 ) -> stream.Source:
@@ -339,10 +331,8 @@ def main(arguments: list[str]) -> None:
   """Prints the result as lines or as JSON, and writes it with --out."""
   values = flags.FLAGS
   if arguments or not values.checkpoint:
-    raise UserError(
-      'usage: python -m vit_jax.evaluate --checkpoint=PATH [--evaluator=NAME '
-      '--dataset=NAME --split=S --json], without other arguments; got '
-      f'--checkpoint={values.checkpoint} and {arguments}.'
+    raise process.usage(
+      'evaluate --checkpoint=PATH [--evaluator=NAME --dataset=NAME --split=S]'
     )
   process.start_process()
   result = run(shared_flags.path(values), Request.of_flags())

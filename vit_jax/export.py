@@ -11,7 +11,6 @@ import logging
 from absl import flags
 
 from vit_jax.cli import process, shared_flags
-from vit_jax.errors import UserError
 from vit_jax.weights import artefacts, pretrained
 
 log = logging.getLogger('vit_jax')
@@ -19,10 +18,9 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define_flags()
-  shared_flags.define_image_size()
+  shared_flags.define('checkpoint', 'step', 'weights', 'image_size')
   flags.DEFINE_string('out', None, 'Directory to write, which must not exist.')
-  flags.DEFINE_string('to', 'stablehlo', ' or '.join(artefacts.KINDS) + '.')
+  flags.DEFINE_enum('to', 'stablehlo', [*artefacts.KINDS], 'Kind of program.')
 
 
 def run(
@@ -43,13 +41,8 @@ def run(
       weights.
 
   Raises:
-    UserError: the weights or the kind do not exist, or the directory exists.
+    UserError: the weights do not exist, or the directory exists.
   """
-  if kind == 'onnx':
-    raise UserError(
-      '--to=onnx is not supported, because no maintained converter accepts '
-      'these programs. Use --to=savedmodel or --to=stablehlo.'
-    )
   artefacts.write(pretrained.find(checkpoint, weights, image_size), out, kind)
   log.info('wrote %s', out)
 
@@ -62,11 +55,8 @@ def main(arguments: list[str]) -> None:
   """
   values = flags.FLAGS
   if arguments or not values.checkpoint or not values.out:
-    raise UserError(
-      'usage: python -m vit_jax.export --checkpoint=PATH --out=DIR '
-      f'--to={"|".join(artefacts.KINDS)}; got checkpoint '
-      f'{values.checkpoint!r}, out {values.out!r}, {len(arguments)} '
-      'argument(s).'
+    raise process.usage(
+      f'export --checkpoint=PATH --out=DIR --to={"|".join(artefacts.KINDS)}'
     )
   run(
     shared_flags.path(values),

@@ -21,7 +21,6 @@ continues and gives the same file.
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -32,8 +31,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from vit_jax.arrays import sharding
-from vit_jax.cli import output_parts, process, shared_flags
+from vit_jax.cli import process, shared_flags
 from vit_jax.cli import request as request_lib
 from vit_jax.cli.output_parts import Arrays, Format, Parts
 from vit_jax.cli.shared_flags import images_of
@@ -44,12 +42,10 @@ from vit_jax.data.contract import Source
 from vit_jax.data.filters import Tail
 from vit_jax.data.storage import files, npz
 from vit_jax.data.storage.class_folders import UNLABELLED
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, required
 from vit_jax.evaluators.contract import Batch, Setting
 from vit_jax.evaluators.features import Extractor
 from vit_jax.objectives.mixing import normalize
-from vit_jax.training import frozen
-from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 
 PyTree = Any
@@ -61,12 +57,12 @@ RESULTS = ('count', 'shape', 'width')
 class Images:
   """Image files in a given order."""
 
-  name, num_classes = 'the images', 0
+  num_classes = 0
   class_names: list[str] = []
 
   def __init__(self, paths: Sequence[str]):
     """Stores the paths; each file is opened when its example is read."""
-    self.paths = [*paths]
+    self.paths, self.name = [*paths], f'{len(paths)} images'
 
   def __len__(self) -> int:
     return len(self.paths)
@@ -123,8 +119,7 @@ def predictor(
   if layers and not hasattr(model, 'last_norm'):
     raise UserError(
       f'--layers={",".join(map(str, layers))} needs a Vision Transformer or a '
-      f'hybrid, but the weights are those of a {weights.about["model"]["name"]}'
-      ': leave it out.'
+      f'hybrid, not a {weights.about["model"]["name"]}: leave it out.'
     )
 
   def predict(params: PyTree, batch: Batch) -> dict[str, jax.Array]:
@@ -143,24 +138,6 @@ def predictor(
     return {'features': read['features'].reshape(*x.shape[:2], -1)}
 
   return predict
-
-
-def layer_vectors(
-  setting: Setting, params: PyTree, image_size: tuple[int, int]
-) -> int:
-  """Returns the number of vectors per image, without computing anything.
-
-  Args:
-    setting: setting of the extraction.
-    params: shapes of the parameters of the objective.
-    image_size: (height, width), pixels.
-
-  Raises:
-    UserError: the model does not have the results that the features need.
-  """
-  images = jax.ShapeDtypeStruct((1, *image_size, 3), np.uint8)
-  found = jax.eval_shape(setting.predict, params, {'image': images})
-  return math.prod(found['features'].shape[1:-1])
 
 
 def _check_layers(layers: Sequence[int], depth: int) -> None:
@@ -193,7 +170,7 @@ def about_of(path: str) -> dict[str, Any]:
   try:
     if path.endswith('.npz'):
       return npz.about(path)[0]
-    metadata = _pyarrow('parquet').read_schema(path).metadata or {}
+    metadata = _pyarrow('pyarrow.parquet').read_schema(path).metadata or {}
     found = json.loads(metadata.get(b'about', b'{}'))
     return found if isinstance(found, dict) else {}
   except (OSError, ValueError, KeyError, NotImplementedError):
@@ -207,7 +184,7 @@ def _npz(parts: Parts, path: str, about: dict[str, Any]) -> None:
 
 
 def _parquet(parts: Parts, path: str, about: dict[str, Any]) -> None:
-  pa, parquet = _pyarrow(), _pyarrow('parquet')
+  pa, parquet = _pyarrow(), _pyarrow('pyarrow.parquet')
   metadata = {'about': json.dumps(about)}
   schema = _table(pa, parts.read(0)).schema.with_metadata(metadata)
   with parquet.ParquetWriter(path, schema) as writer:
@@ -229,19 +206,9 @@ def _table(pa: Any, arrays: Arrays) -> Any:
   return pa.table(columns)
 
 
-def _pyarrow(module: str = '') -> Any:
-  """Imports a module of pyarrow.
-
-  Raises:
-    UserError: pyarrow is not installed.
-  """
-  try:
-    return importlib.import_module(f'pyarrow.{module}'.rstrip('.'))
-  except ImportError as error:
-    raise UserError(
-      'Parquet files require the package pyarrow, which is not installed: pip '
-      'install pyarrow, or use --out=FILE.npz.'
-    ) from error
+def _pyarrow(module: str = 'pyarrow') -> Any:
+  """Imports pyarrow, or a module of it; see `required`."""
+  return required(module, 'a Parquet file', 'pyarrow')
 
 
 FORMATS = {'.npz': _npz, '.parquet': _parquet}
@@ -251,37 +218,26 @@ def describe_data(config: Config, source: Source) -> dict[str, Any]:
   """Returns a description of the data, without reading examples.
 
   Args:
-    config: config with the completed sections source and reader.
+    config: config with the completed section source.
     source: source of the examples.
   """
+  names = list(source.class_names) if _has_labels(source) else []
   if isinstance(source, Images):
     text = b'\n'.join(map(os.fsencode, source.paths))
-    identity: dict[str, Any] = {'paths': hashlib.sha256(text).hexdigest()[:16]}
-    name = f'{len(source)} images'
-  else:
-    identity = {'source': config.source.to_dict()}
-    identity['fingerprint'] = fingerprint.of(source)
-    name = source.name
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    return {'paths': digest, 'class_names': names}
   return {
-    'data': name,
-    'examples': len(source),
-    **identity,
-    'on_bad_record': config.reader.on_bad_record,
-    'class_names': list(source.class_names) if _has_labels(source) else [],
+    'source': config.source.to_dict(),
+    'fingerprint': fingerprint.of(source),
+    'class_names': names,
   }
 
 
 def _batches(
-  extractor: Extractor, params: PyTree, source: Source, start: int
+  source: Source, setting: Setting, params: PyTree, start: int
 ) -> Iterator[Arrays]:
-  """Yields the columns of each batch of examples.
-
-  Args:
-    extractor: extractor of the features.
-    params: parameters of the model.
-    source: source of the examples.
-    start: index of the first example.
-  """
+  """Yields the columns of each batch of examples, see `request.compute`."""
+  extractor = Extractor(setting, 'the extraction of features')
   for found, mask in extractor.batches(params, Tail(source, start)):
     index = start + np.arange(len(mask), dtype=np.int64)
     yield _columns(source, found, index, mask)
@@ -380,51 +336,29 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   """
   out = request_lib.output_file(out_path, FORMATS)
   if out.suffix == '.parquet':
-    _pyarrow('parquet')  # raises UserError if it is not installed
+    _pyarrow('pyarrow.parquet')  # raises UserError if it is not installed
   weights = request_lib.open_weights(checkpoint, request)
   config, source = _data(weights, request)
-  mesh = sharding.make_mesh(jax.devices())
   # Only keys that are set, so that files without them remain valid.
   chosen: dict[str, Any] = {}
   if request.layers:
     chosen['layers'] = [*request.layers]
   if request.tokens:
     chosen['tokens'] = True
-  predict = weights.objective().predict
-  if chosen:
-    predict = predictor(weights, **chosen)
-  rows = request.batch_size or output_parts.batch_size(out)
-  rows = rows or request_lib.fitting(
-    weights, mesh, predict=predict, examples=len(source)
+  return request_lib.compute(
+    out,
+    weights,
+    request,
+    config,
+    source,
+    functools.partial(_batches, source),
+    Format(about_of, _write, RESULTS),
+    describe_data(config, source) | chosen,
+    predictor(weights, **chosen) if chosen else None,
   )
-  setting = shared_flags.setting(weights, config, lambda _: source, mesh, rows)
-  setting = setting._replace(predict=predict)
-  extractor = Extractor(setting, 'the extraction of features')
-  with jax.set_mesh(mesh):
-    abstract = weights.abstract_params(mesh)
-    vectors = 1
-    if chosen:
-      vectors = layer_vectors(setting, abstract, weights.image_size)
-    params = weights.load(abstract)
-    about = {
-      'checkpoint': weights.path,
-      'weights': request.weights,
-      'digest': frozen.digests({'': params})[''],
-      **describe_data(config, source),
-      'preprocess': shared_flags.describe(weights, config),
-      'batch_size': setting.batch_size,
-      **chosen,
-    }
-    # A part has the same size whether an example has one vector or many.
-    size = -(-request.part_examples // (setting.batch_size * vectors))
-    batches = functools.partial(_batches, extractor, params, source)
-    form = Format(about_of, functools.partial(_write, about), RESULTS)
-    return output_parts.compute(out, about, size, batches, form)
 
 
-def _data(
-  weights: pretrained.Pretrained, request: Request
-) -> tuple[Config, Source]:
+def _data(weights: Pretrained, request: Request) -> tuple[Config, Source]:
   """Opens the image files or the split.
 
   Returns:
@@ -446,11 +380,9 @@ def main(arguments: list[str]) -> None:
   values = flags.FLAGS
   data = values.dataset or values.config or values.split or values.data_dir
   if not values.checkpoint or not values.out or (arguments and data):
-    raise UserError(
-      'usage: python -m vit_jax.features --checkpoint=PATH --out=F.npz with '
-      'either --dataset=NAME --split=S, or --config=FILE.py, or IMAGE…; got '
-      f'--checkpoint={values.checkpoint}, --out={values.out}, '
-      f'{len(arguments)} image(s) and data {data!r}.'
+    raise process.usage(
+      'features --checkpoint=PATH --out=F.npz with either --dataset=NAME '
+      '--split=S, or --config=FILE.py, or IMAGE…'
     )
   process.start_process()
   layers = parse_layers(values.layers)

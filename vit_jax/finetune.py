@@ -61,9 +61,8 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
     if differing:
       first = next(key for key in open_keys if section[key] is not None)
       raise UserError(
-        f'{source.path} has another architecture than config.model: '
-        f'{"; ".join(differing)}. Leave config.model.{first} out to use the '
-        'architecture of the weights.'
+        f'{source.path} has another architecture: {"; ".join(differing)}. '
+        f'Leave config.model.{first} out to use that of the weights.'
       )
   adopted = config.copy_and_resolve_references()
   with adopted.unlocked():
@@ -82,9 +81,8 @@ def main(arguments: list[str]) -> None:
   config: Config = flags.FLAGS.config
   if not config.init_from:
     raise UserError(
-      '--config.init_from=PATH is missing: a workdir, a checkpoint step '
-      'directory or weights of another project (.npz, .safetensors, .pth, a '
-      'Hugging Face directory) to start from.'
+      '--config.init_from=PATH is missing: a workdir, a step directory or '
+      'weights of another project to start from.'
     )
   try:
     source = pretrained.find(config.init_from, config.init_weights)

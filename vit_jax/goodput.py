@@ -18,9 +18,7 @@ def define_flags() -> None:
 def main(arguments: list[str]) -> None:
   """Prints a summary of events.jsonl."""
   if len(arguments) != 1:
-    raise UserError(
-      f'usage: python -m vit_jax.goodput WORKDIR; got {arguments}.'
-    )
+    raise process.usage('goodput WORKDIR')
   path = paths.locate(arguments[0]) / 'events.jsonl'
   if not path.exists():
     raise UserError(f'{path} does not exist: give the workdir of a run.')

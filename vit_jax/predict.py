@@ -55,11 +55,9 @@ class Prediction(NamedTuple):
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define_flags()
+  shared_flags.define('checkpoint', 'step', 'weights')
   flags.DEFINE_integer('top', 5, 'Number of classes to print per image.')
-  shared_flags.define_image_size()
-  shared_flags.define_flag()
-  flags.DEFINE_bool('json', False, 'Print one JSON object per line.')
+  shared_flags.define('image_size', 'preprocess', 'json')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
   flags.DEFINE_multi_string(
     'overrides',
@@ -157,10 +155,8 @@ def main(arguments: list[str]) -> None:
     or values.top < 1
     or (values.json and values.csv)
   ):
-    raise UserError(
-      'usage: python -m vit_jax.predict --checkpoint=PATH [--top=5] '
-      f'[--json|--csv] IMAGE...; got checkpoint {values.checkpoint!r}, '
-      f'{len(arguments)} image(s), top {values.top}.'
+    raise process.usage(
+      'predict --checkpoint=PATH [--top=5] [--json|--csv] IMAGE…'
     )
   images = images_of(arguments)
   table = csv.writer(sys.stdout, lineterminator='\n')

@@ -22,7 +22,7 @@ from vit_jax.data.contract import require
 from vit_jax.data.images import channels
 from vit_jax.data.images.channels import Pixels
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.training import data
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.reporting import caption
@@ -99,8 +99,7 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
     UserError: the evaluator does not exist, or no image of its split can be
       used.
   """
-  if name not in config.evals:
-    raise UserError(f'--evaluator={name}; {closest(name, config.evals)}.')
+  check_choice('--evaluator', name, config.evals)
   experiment = Experiment.build(config, jax.devices())
   section = config.evals[name].to_dict()
   if section.get('source'):  # an evaluator with a source of its own
@@ -169,25 +168,19 @@ def _check_output(path: str) -> None:
   Raises:
     UserError: the path does not end like an image, or has no directory.
   """
-  if not cv2.haveImageWriter(path):
-    raise UserError(
-      f'--out={path} ends in {os.path.splitext(path)[1] or "nothing"!r}, which '
-      'is not an image format: give a name that ends in .png or .jpg.'
-    )
   folder = os.path.dirname(path) or '.'
-  if not os.path.isdir(folder):
-    raise UserError(f'--out={path}: there is no directory {folder}; create it.')
+  if not cv2.haveImageWriter(path) or not os.path.isdir(folder):
+    raise UserError(
+      f'--out={path} must end in .png or .jpg, in an existing directory.'
+    )
 
 
 def main(arguments: list[str]) -> None:
   """Draws images and writes the picture to --out."""
   process.refuse_arguments(arguments)
   values = flags.FLAGS
-  if values.images < 1 or values.start_step < 0:
-    raise UserError(
-      f'--images={values.images} must be positive and '
-      f'--start_step={values.start_step} not negative.'
-    )
+  check_range('--images', values.images, at_least=1)
+  check_range('--start_step', values.start_step, at_least=0)
   _check_output(values.out)
   if values.evaluator:
     picture = run_evaluation(values.config, values.evaluator, values.images)

@@ -25,8 +25,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import Float, Int
 
-from vit_jax.arrays import sharding
-from vit_jax.cli import output_parts, process, shared_flags
+from vit_jax.cli import process, shared_flags
 from vit_jax.cli import request as request_lib
 from vit_jax.cli.output_parts import Arrays, Format, Parts
 from vit_jax.data import fingerprint
@@ -36,7 +35,6 @@ from vit_jax.data.sources.pseudo_labels import about_of
 from vit_jax.data.storage import npz
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.contract import Batch, Setting
-from vit_jax.training import frozen
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
@@ -96,22 +94,22 @@ def balanced(
 
 
 def _batches(
-  setting: Setting,
-  params: PyTree,
   source: Source,
   left_out: Int[np.ndarray, ' n'],
   threshold: np.float32,
+  setting: Setting,
+  params: PyTree,
   start: int,
 ) -> Iterator[Arrays]:
-  """Yields the confident predictions of each batch of images.
+  """Yields the confident predictions of each batch, see `request.compute`.
 
   Args:
-    setting: setting of the evaluation, whose `predict` applies the teacher.
-    params: parameters of the teacher.
     source: source of the images.
     left_out: indices of examples that are not labelled. The stored indices
       remain those of all examples of `source`.
     threshold: minimum probability of the most likely class.
+    setting: setting of the evaluation, whose `predict` applies the teacher.
+    params: parameters of the teacher.
     start: index of the first image.
   """
 
@@ -149,9 +147,8 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
   seen = sum(int(each.sum()) for each in parts.column('seen'))
   if not len(labels):
     raise UserError(
-      f'{about["data"]}: for none of the {seen} images, the teacher predicts a '
-      f'class with a probability of at least {about["min_confidence"]}: reduce '
-      '--min_confidence, or train the teacher for longer.'
+      f'{about["data"]}: the teacher predicts no class of {seen} images with '
+      f'a probability of {about["min_confidence"]}: lower --min_confidence.'
     )
   choice = balanced(labels, confidence, about['per_class'], about['seed'])
   of_class = np.bincount(labels, minlength=len(about['class_names']))
@@ -257,47 +254,29 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   """
   out = request_lib.output_file(out_path, ['.npz'])
   weights = request_lib.open_weights(checkpoint, request)
-  opened = request_lib.open_data(weights, request)
-  config, source, split, left_out = opened
-  mesh = sharding.make_mesh(jax.devices())
-  rows = request.batch_size or output_parts.batch_size(out)
-  rows = rows or request_lib.fitting(weights, mesh, examples=len(source))
-  setting = shared_flags.setting(weights, config, lambda _: source, mesh, rows)
-  with jax.set_mesh(mesh):
-    params = weights.load(weights.abstract_params(mesh))
-    about = {
-      'digest': frozen.digests({'': params})[''],
-      'data': source.name,
-      'examples': len(source),
-      'source': config.source.to_dict(),
-      'split': split,
-      'fingerprint': fingerprint.of(source),
-      'on_bad_record': config.reader.on_bad_record,
-      'preprocess': shared_flags.describe(weights, config),
-      'batch_size': setting.batch_size,
-      **_describe(weights, source, request),
-    }
-    if len(left_out):  # files without this key remain valid
-      about['left_out'] = fingerprint.checksum(left_out)
-    size = -(-request.part_examples // setting.batch_size)
-    threshold = np.float32(request.min_confidence)
-    batches = functools.partial(
-      _batches, setting, params, source, left_out, threshold
-    )
-    form = Format(about_of, functools.partial(_write, about), RESULTS)
-    return output_parts.compute(out, about, size, batches, form)
-
-
-def _describe(
-  weights: pretrained.Pretrained, source: Source, request: Request
-) -> dict[str, Any]:
-  """Returns a description of the teacher and the settings of the selection."""
-  keys = ('weights', 'min_confidence', 'per_class', 'seed')
-  return {
-    'checkpoint': weights.path,
+  config, source, split, left_out = request_lib.open_data(weights, request)
+  about = {
+    'source': config.source.to_dict(),
+    'split': split,
+    'fingerprint': fingerprint.of(source),
     'class_names': _class_names(weights, source),
-    **{key: getattr(request, key) for key in keys},
+    'min_confidence': request.min_confidence,
+    'per_class': request.per_class,
+    'seed': request.seed,
   }
+  if len(left_out):  # files without this key remain valid
+    about['left_out'] = fingerprint.checksum(left_out)
+  threshold = np.float32(request.min_confidence)
+  return request_lib.compute(
+    out,
+    weights,
+    request,
+    config,
+    source,
+    functools.partial(_batches, source, left_out, threshold),
+    Format(about_of, _write, RESULTS),
+    about,
+  )
 
 
 def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
@@ -325,11 +304,9 @@ def main(arguments: list[str]) -> None:
   """Writes the file and prints a summary of its content."""
   values = flags.FLAGS
   if not values.checkpoint or not values.out or arguments:
-    raise UserError(
-      'usage: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz '
-      'with either --dataset=NAME --split=S or --config=FILE.py; got '
-      f'--checkpoint={values.checkpoint}, --out={values.out} and '
-      f'{len(arguments)} other argument(s).'
+    raise process.usage(
+      'pseudo_label --checkpoint=PATH --out=F.npz with either --dataset=NAME '
+      '--split=S or --config=FILE.py'
     )
   process.start_process()
   result = run(shared_flags.path(values), values.out, Request.of_flags())

@@ -36,18 +36,6 @@ def test_distances_of_a_grid_by_hand():
   np.testing.assert_allclose(between, expected)
 
 
-def test_a_wide_grid_has_rows_first():
-  """In a grid of 2x3, patch 3 is below patch 0."""
-  assert patch_distances((2, 3), 4)[0].tolist() == [
-    0,
-    4,
-    8,
-    4,
-    32**0.5,
-    80**0.5,
-  ]
-
-
 def test_heads_with_a_constant_offset():
   """With 3x3 patches, a cyclic offset of one row is two rows for the last."""
   heads = [shifted((3, 3), offset) for offset in ((0, 0), (1, 0), (0, 2))]
@@ -56,12 +44,6 @@ def test_heads_with_a_constant_offset():
   one_row = (8 + 8 + 16) / 3
   two_columns = (16 + 8 + 8) / 3
   np.testing.assert_allclose(result[0, 0], [0, one_row, two_columns])
-
-
-def test_uniform_attention_gives_the_mean_of_all_distances():
-  attention = np.full((2, 1, 1, 9, 9), 1 / 9)
-  result = head_distances(attention, (3, 3), 8)
-  np.testing.assert_allclose(result, patch_distances((3, 3), 8).mean())
 
 
 def test_tokens_before_the_patches_are_left_out():

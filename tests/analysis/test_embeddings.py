@@ -21,16 +21,6 @@ def test_principal_components_equal_scikit_learn():
   assert (peaks > 0).all()
 
 
-def test_principal_component_of_one_pattern():
-  """The filters are a common mean plus a pattern times −1, 0 and 1."""
-  pattern = np.zeros((2, 2, 3))
-  pattern[0, 1] = 3, 0, -4
-  kernel = 7 + pattern[..., None] * [-1, 0, 1]
-  found = figures.components(kernel.astype(np.float32), 1)
-  np.testing.assert_allclose(found.filters[0], -pattern / 5, atol=1e-6)
-  np.testing.assert_allclose(found.fractions, [1])
-
-
 def test_filters_are_those_of_rgb_pixels():
   """From the patch embedding, or a hybrid's first convolution in the stem."""
   leaves = {

@@ -59,13 +59,6 @@ def test_whole_photographs_keep_their_resolution():
   np.testing.assert_array_equal(uniform, image)
 
 
-def test_huge_photographs_are_reduced_with_their_box():
-  pixels = np.zeros((1000, 4096, 3), np.uint8)
-  (photograph,) = Photographs([pixels], CENTRE)
-  assert photograph.pixels.shape == (500, 2048, 3)
-  np.testing.assert_allclose(photograph.box, (125, 899, 250, 250), atol=0.5)
-
-
 def test_transforms_without_a_visible_box_show_their_result():
   class Other:
     spec = {}
@@ -133,15 +126,6 @@ def test_formats(name):
   if name == 'pdf':
     assert len(re.findall(rb'/Type /Page\b', contents[0])) == 2
     assert b'/Width 400' in contents[0] and b'/Height 300' in contents[0]
-
-
-def test_dpi_is_the_resolution_of_png():
-  sizes = []
-  for dpi in (50, 100):
-    pages = draw.heads(findings(1), [Photograph.of_input(noise(8, 8))])
-    (content,) = plotting.encode(pages, plotting.Format('png', dpi))
-    sizes.append(np.frombuffer(content[16:24], '>u4'))  # width, height
-  np.testing.assert_allclose(sizes[1], 2 * sizes[0], atol=1)
 
 
 def test_photographs_of_other_channels_are_shown_in_rgb():

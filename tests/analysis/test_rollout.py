@@ -23,22 +23,6 @@ def test_two_tokens_by_hand():
   np.testing.assert_allclose(plain, [[0.5, 0.5], [0.25, 0.75]])
 
 
-def test_two_layers_by_hand():
-  """The matrix of the last layer is the left factor."""
-  first, last = [[0.0, 1], [0, 1]], [[1.0, 0], [1, 0]]
-  attention = np.array([first, last])[None, :, None]
-  # halves: first [[.5 .5], [0 1]], last [[1 0], [.5 .5]]
-  expected = [[0.5, 0.5], [0.25, 0.75]]
-  np.testing.assert_allclose(rollout(attention)[0], expected)
-
-
-@pytest.mark.parametrize('residual', [True, False])
-def test_identity_attention_gives_an_identity_rollout(residual):
-  attention = np.broadcast_to(np.eye(5), (2, 4, 3, 5, 5))
-  rolled = rollout(attention, residual)
-  np.testing.assert_allclose(rolled, np.broadcast_to(np.eye(5), (2, 5, 5)))
-
-
 def test_rows_sum_to_one_and_loops_agree():
   attention = random_attention(2, 3, 4, 5, 5)
   rolled = rollout(attention)
@@ -96,8 +80,3 @@ def test_mask_is_blurred_by_the_side_of_a_patch(grid, side):
   assert np.abs(mask - blurred(side)).max() < 0.06
   for wrong in (side / 2, 0.75 * side, 1.5 * side):
     assert np.abs(mask - blurred(wrong)).max() > 0.12
-
-
-def test_mask_of_equal_weights_hides_nothing():
-  assert (image_mask(np.ones((3, 3)), (12, 12)) == 1).all()
-  assert (image_mask(np.zeros((3, 3)), (12, 12)) == 1).all()

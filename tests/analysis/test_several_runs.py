@@ -1,14 +1,11 @@
 """Tests of curves of several runs on several axes."""
 
-import io
 import json
 
-import numpy as np
 import pytest
 from etils import epath
-from PIL import Image
 
-from vit_jax.analysis import plotting, runs
+from vit_jax.analysis import runs
 from vit_jax.errors import UserError
 
 TIME = '2030-01-01T00:00:00+00:00'
@@ -55,17 +52,6 @@ def test_values_of_each_axis(run):
   days = [4 * s / 86400 for s in (7200, 14400, 28800, 43200)]
   assert values['core_days'] == pytest.approx(days)
   assert run.over('steps', 'test/accuracy').tolist() == [[100], [0.5]]
-
-
-def test_unknown_axes_are_left_out(tmp_path, run):
-  """A run without them is drawn over the other axes only."""
-  other = make(tmp_path / 'b', [{'step': 5, 'loss': 1.0}], {}, config={})
-  assert list(other.scales) == ['steps']
-  figure, arrays = runs.compare([run, other])
-  Image.open(io.BytesIO(plotting.png(figure))).load()
-  assert {key.rpartition('/')[2] for key in arrays} == set(runs.AXES)
-  assert [key for key in arrays if key.startswith('2')] == ['2: b/loss/steps']
-  np.testing.assert_array_equal(arrays['2: b/loss/steps'], [[5], [1]])
 
 
 def test_runs_without_metrics_are_refused(tmp_path):

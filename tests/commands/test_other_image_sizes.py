@@ -169,18 +169,6 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
   assert request_lib.fitting(source, three, 32) == 32
 
 
-def test_a_program_that_cannot_be_compiled_does_not_fit(weights, monkeypatch):
-  source = pretrained.find(weights)
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  monkeypatch.setattr(request_lib, '_SMALL', 0)
-
-  def exhausted(self, *arguments):
-    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')
-
-  monkeypatch.setattr(jax.stages.Lowered, 'compile', exhausted)
-  assert request_lib.fitting(source, mesh, 8) == 1
-
-
 def test_features_are_compiled_for_the_tokens_and_examples(
   weights, photos, tmp_path, monkeypatch
 ):

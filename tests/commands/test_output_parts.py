@@ -25,7 +25,7 @@ def read(path):
   return json.loads((pathlib.Path(path)).read_text())
 
 
-def write(parts, path):
+def write(about, parts, path):
   found = np.concatenate([*parts.column('x')]).tolist()
   pathlib.Path(path).write_text(json.dumps(ABOUT | {'found': found}))
   return {'found': found}

@@ -65,3 +65,10 @@ def test_preview_of_an_evaluator(tmp_path, caplog):
     preview.run_evaluation(config, 'vla', 32)
   preview.run_evaluation(config, 'other', 32)
   assert '3 examples, 2 classes' in caplog.text.splitlines()[-1]
+
+
+@pytest.mark.parametrize('out', ['grid', 'grid.docx', 'absent/grid.png'])
+def test_wrong_output_paths_are_refused(out):
+  """The message comes before anything is computed."""
+  with pytest.raises(UserError, match=f'--out={out}'):
+    preview._check_output(out)

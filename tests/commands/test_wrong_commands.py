@@ -147,12 +147,6 @@ def test_a_space_instead_of_a_dot_is_refused(typed, answer, capsys):
   assert answer in capsys.readouterr().err
 
 
-def test_the_list_of_commands_accepts_help():
-  """It accepts no arguments, and --help."""
-  help.refuse_arguments([])
-  help.refuse_arguments(['--help'])
-
-
 def test_all_commands_are_described():
   """The list has one line per command, with an example."""
   described = help.descriptions()
@@ -180,14 +174,6 @@ def test_missing_devices_are_a_user_error(
   assert (runtime.user_error(error) is not None) == expected
 
 
-def test_devices_in_use_are_a_crash(monkeypatch):
-  """Another process may hold them, so that a restart may succeed."""
-  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': ('null',)})
-  monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu')
-  error = RuntimeError("Unable to initialize backend 'tpu': in use")
-  assert runtime.user_error(error) is None
-
-
 @pytest.mark.parametrize('name', ['train', 'plan.main', 'evaluate'])
 def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   module = importlib.import_module(f'vit_jax.{name}')
@@ -207,3 +193,11 @@ def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   assert flag.get(name, '--topology') in text
   assert ('--config.KEY' in text) == (name != 'evaluate')
   assert max(map(len, text.splitlines())) <= 80
+
+
+def test_devices_in_use_are_a_crash(monkeypatch):
+  """Another process may hold them, so that a restart may succeed."""
+  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': ('null',)})
+  monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu')
+  error = RuntimeError("Unable to initialize backend 'tpu': in use")
+  assert runtime.user_error(error) is None

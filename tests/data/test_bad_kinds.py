@@ -106,7 +106,7 @@ def test_a_label_out_of_range(photographs):
   lines = [{'image': f'good/{i}.jpg', 'label': i % 3} for i in range(10)]
   listed = photographs / 'list.jsonl'
   listed.write_text('\n'.join(map(json.dumps, lines)))
-  with pytest.raises(UserError, match='has the label 2, .* 0 to 1'):
+  with pytest.raises(UserError, match='has the label .2.; .* 0 to 1'):
     manifest.Source('train', path=str(listed), class_map=str(classes))
 
 

@@ -107,7 +107,7 @@ def test_data_that_cannot_be_balanced():
     balanced.Balanced(mixture.Source('train', members=dict(a=member)))
   unlabelled, invalid = Unbalanced(), Unbalanced()
   unlabelled.num_classes = 0
-  with pytest.raises(UserError, match=r'train\.balanced.*no labels'):
+  with pytest.raises(UserError, match=r'train\.balanced.*no valid labels'):
     balanced.Balanced(unlabelled)
   invalid._labels = invalid._labels + 9
   with pytest.raises(UserError, match=r'train\.balanced.*valid label'):

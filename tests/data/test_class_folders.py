@@ -152,13 +152,13 @@ def test_a_class_that_is_a_broken_link_is_refused(tmp_path):
   """Leaving it out would shift the labels of all later classes."""
   fill(tmp_path, 'a/1.jpg', 'c/1.jpg')
   (tmp_path / 'b').symlink_to(tmp_path / 'gone')
-  with pytest.raises(UserError, match='/b is a broken link'):
+  with pytest.raises(UserError, match='/b .*broken link'):
     open_folder(tmp_path)
   (tmp_path / 'b').unlink()
   (tmp_path / 'a' / '2.jpg').symlink_to(
     tmp_path / 'a' / '2.jpg'
   )  # a link to itself
-  with pytest.raises(UserError, match='a/2.jpg is a broken link'):
+  with pytest.raises(UserError, match='a/2.jpg .*broken link'):
     open_folder(tmp_path)
 
 

@@ -53,7 +53,7 @@ def test_labels_refer_to_keys_or_positions(tmp_path, text, labels):
     (COCO, ['1', 'person'], ["'person'"]),
     (COCO, ['01'], ["'01'", 'allowed: 1, 2, 44']),
     ('cat\n7\n', ['0'], ["'0'", '2 classes']),
-    ('cat\ndog\n', ['2'], ['label 2', '0 to 1', 'class_map', 'tab']),
+    ('cat\ndog\n', ['2'], ["label '2'", '0 to 1', 'class_map', 'tab']),
     ('cat\ndog\n', [str(10**20)], ['line of 100000000', '0 to 1']),
   ],
 )
@@ -81,15 +81,19 @@ def test_labels_without_a_list():
 @pytest.mark.parametrize(
   'labels, whole, words',
   [
-    (['0', str(10**11)], True, ['label 100000000000', '0 to 999,999', 'a tab']),
+    (
+      ['0', str(10**11)],
+      True,
+      ["label '100000000000'", '0 to 999,999', 'a tab'],
+    ),
     (['0', str(10**20)], True, [str(10**20)]),
     (['0', '9' * 5000], True, ['9999…', '0 to 999,999']),
-    (['0', '1000000'], False, ['label 1000000', '0 to 999,999']),
+    (['0', '1000000'], False, ["label '1000000'", '0 to 999,999']),
     (['0', str(10**20)], False, [str(10**20)]),
     (['cat', '0'], True, ['line of cat', 'line of 0', 'class_map']),
     (['cat'], False, ["'cat'", 'class_map']),
-    (['1.0', '2'], True, ["1.0 '1.0'", 'integers']),
-    (['-1', '0'], True, ["'-1'", 'integers of at least 0']),
+    (['1.0', '2'], True, ["label '1.0'", 'integers']),
+    (['-1', '0'], True, ["'-1'", 'integers']),
     (['1e3'], True, ["'1e3'", 'integers']),
   ],
 )

@@ -138,9 +138,9 @@ def test_image_and_label_are_what_the_transforms_declare():
   [
     (declared('mask'), "'mask'.*loader"),
     (declared('replaced'), "'replaced'.*loader"),
-    (declared('place', dtype=np.int64), 'int64; allowed'),
-    (declared('name', dtype='S8'), r'\|S8; allowed'),
-    (declared('crops', (0, 4, 4, 3)), 'at least 1'),
+    (declared('place', dtype=np.int64), 'int64 .*32 bits'),
+    (declared('name', dtype='S8'), r'\|S8 .*32 bits'),
+    (declared('crops', (0, 4, 4, 3)), r'\[0, 4, 4, 3\].*at least 1'),
   ],
 )
 def test_invalid_specs(spec, text):
@@ -154,10 +154,10 @@ def test_invalid_specs(spec, text):
 @pytest.mark.parametrize(
   'values, text',
   [
-    ({}, r"the keys \[\]; its spec declares \['place'\]"),
-    ({'place': np.zeros(4), 'more': 1}, r"keys \['more', 'place'\]"),
-    ({'place': np.zeros(1, np.int32)}, r'int32 \[1\]; its spec .*int32 \[4\]'),
-    ({'place': np.zeros(4)}, r'float64 \[4\]; its spec'),
+    ({}, "{}; its spec declares {'place': "),
+    ({'place': np.zeros(4), 'more': 1}, "'more': 'int64"),
+    ({'place': np.zeros(1, np.int32)}, r'int32 \[1\].*its spec .*int32 \[4\]'),
+    ({'place': np.zeros(4)}, r'float64 \[4\].*its spec'),
   ],
 )
 def test_values_that_differ_from_the_spec_are_refused(values, text):

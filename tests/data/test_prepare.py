@@ -102,7 +102,7 @@ def test_an_incomplete_dataset_directory_is_not_overwritten(tmp_path, source):
   'arguments, message',
   [
     (['imagenet21k'], '--source is missing.*fall11_whole.tar'),
-    (['imagenet21k', '--source=/nowhere.tar'], 'does not exist'),
+    (['imagenet21k', '--source=/nowhere.tar'], 'No such file'),
     (['folder', '--source=.'], '--name=my_set'),
     (['folder', '--source=.', '--name=../x'], "--name is '../x'; allowed"),
     (['folder', '--name=x'], '--source is missing.*CLASS/IMAGE'),

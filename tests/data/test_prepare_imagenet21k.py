@@ -123,7 +123,7 @@ def test_class_list_determines_the_labels(tmp_path):
   for text, message in (
     ('tench\n', "has 'tench'"),
     ('n00000001\nn00000001\n', '2 time'),
-    ('', 'is empty'),
+    ('', 'a different synset'),
   ):
     lists.write_text(text)
     with pytest.raises(UserError, match=message):

@@ -141,7 +141,7 @@ def test_links_are_followed(tmp_path):
   expected = ['cat/1.jpg', 'cat/4.jpg', 'dog/2.jpg', 'dog/x/3.jpg']
   assert paths_of(open_folder(root), root) == expected
   (root / 'dog' / '5.jpg').symlink_to(tmp_path / 'nowhere')
-  with pytest.raises(UserError, match='dog/5.jpg is a broken link'):
+  with pytest.raises(UserError, match='dog/5.jpg .*broken link'):
     open_folder(root)
 
 

@@ -248,5 +248,5 @@ def test_messages_of_wrong_members(changes, words):
 
 
 def test_a_mixture_needs_a_member():
-  with pytest.raises(UserError, match='source.members is empty'):
+  with pytest.raises(UserError, match='source.members.*allowed: nothing'):
     mixture.Source('train', members={})

@@ -91,7 +91,6 @@ def test_images_of_overlapping_classes_without_border(directory):
     assert found[name] == [expected] * 4, name
   copied = pickle.loads(pickle.dumps(source))
   np.testing.assert_array_equal(copied[9]['image'], source[9]['image'])
-  assert list(opened(directory)[0]) == ['image', 'label']
   assert source.fingerprint == copied.fingerprint
   with pytest.raises(IndexError):
     source[452]
@@ -134,11 +133,11 @@ def test_messages_of_wrong_directories_and_images(tmp_path):
   (root / 'alarm_clock/0.png').write_bytes(b'no image')
   with pytest.raises(DecodeError):
     source[0]
-  with pytest.raises(UserError, match="'real'.*'imagenet_labels'"):
+  with pytest.raises(UserError, match="'real'.*imagenet_labels"):
     source.with_labels('real')
   for split in ('train', 'validation'):
     with pytest.raises(UserError, match=f"'{split}'.*test"):
       opened(tmp_path, split)
   (root / 'wok/0.png').rename(root / 'wok/0.jpg')
-  with pytest.raises(UserError, match="'wok'.* 0 others.* 113 classes"):
+  with pytest.raises(UserError, match=r"\['wok'\].*objectnet-1\.0\.zip"):
     opened(tmp_path)

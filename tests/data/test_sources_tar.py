@@ -83,7 +83,7 @@ def test_a_directory_of_shards(shards):
 def test_brace_patterns(shards, pattern, expected):
   """Ranges and lists in braces are read in their order."""
   if expected is None:  # some shards are missing
-    with pytest.raises(UserError, match='missing'):
+    with pytest.raises(UserError, match='No such file'):
       tar.Source('train', path=f'{shards}/{pattern}')
     return
   if not expected:  # [ is an ordinary character
@@ -99,7 +99,7 @@ def test_brace_patterns(shards, pattern, expected):
   [
     ('https://host/x.tar', ["'https://host/x.tar'", 'gs://', 'source.path']),
     ('x\0.tar', ['local path']),
-    ('x.tar', ['x.tar is missing']),
+    ('x.tar', ['x.tar', 'No such file']),
     ('a-val-0.tar/x.tar', ['a-val-0.tar/x.tar', 'Not a directory']),
     ('x' * 300 + '.tar', ['File name too long']),
     ('.', ['no .tar file']),
@@ -171,7 +171,7 @@ def test_labels_in_json_members(tmp_path):
     source = tar.Source('train', path=str(tmp_path), label_key=key)
     expected = [(contract.png(i), first + i) for i in range(3)]
     contract.check(source, expected, [])
-  with pytest.raises(UserError, match="'c0' cannot be numbered.*class_map"):
+  with pytest.raises(UserError, match="the label 'c0'.*class_map"):
     tar.Source('train', path=str(tmp_path), label_key='name')
   listed = tmp_path / 'classes.txt'
   listed.write_text('c2\nc1\nc0\n')
@@ -182,7 +182,7 @@ def test_labels_in_json_members(tmp_path):
   plain = tmp_path / 'plain.txt'
   plain.write_text('person\nbicycle\n')
   with pytest.raises(
-    UserError, match='x.tar @ .*label 12.* 0 to 1, the positions'
+    UserError, match='x.tar @ .*label .12.* 0 to 1 .positions'
   ):
     tar.Source(
       'train', path=str(tmp_path), label_key='fine', class_map=str(plain)
@@ -274,5 +274,5 @@ def test_compressed_shards_are_refused(tmp_path):
 
 @pytest.mark.parametrize('braces', ['{3..1}', '{a..b}', '{1}', '{}'])
 def test_wrong_brace_patterns_are_refused(tmp_path, braces):
-  with pytest.raises(UserError, match='is not a range'):
+  with pytest.raises(UserError, match='the smaller number first'):
     tar.Source('train', path=f'{tmp_path}/x-{braces}.tar')

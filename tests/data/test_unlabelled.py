@@ -70,7 +70,7 @@ def test_all_images_are_of_one_class(root, kind):
 
 
 def test_a_folder_without_labels_is_not_divided_for_a_classifier(root):
-  with pytest.raises(UserError, match='photos have no labels'):
+  with pytest.raises(UserError, match='photos has no labels'):
     folder.divide(f'{root}/photos')
 
 
@@ -118,7 +118,7 @@ def test_columns_of_other_programs_are_not_taken_for_missing_labels(
 def test_labels_of_some_lines_only_are_refused(tmp_path):
   path = tmp_path / 'list.jsonl'
   path.write_text('{"image": "a.png"}\n{"image": "b.png", "label": 1}\n')
-  with pytest.raises(UserError, match='line 1, has no label'):
+  with pytest.raises(UserError, match='line 2 lacks a field'):
     manifest.Source('train', path=str(path))
 
 

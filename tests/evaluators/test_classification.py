@@ -133,12 +133,3 @@ def test_check_is_called_with_every_batch():
   with pytest.raises(KeyboardInterrupt):
     evaluator.run(jnp.zeros((48, SIZE)))
   assert len(calls) == 3
-
-
-def test_messages_of_wrong_settings():
-  with pytest.raises(UserError, match="cross_entropy is 'hinge'.*softmax"):
-    Evaluator(setting(Numbered(3)), split='test', cross_entropy='hinge')
-  with pytest.raises(UserError, match='no head'):
-    Evaluator(setting(Numbered(3), num_classes=0), split='test')
-  with pytest.raises(UserError, match='is empty'):
-    Evaluator(setting(Numbered(0)), split='test')

@@ -119,7 +119,7 @@ def test_bad_records_are_left_out():
 
 def test_messages_of_wrong_settings():
   evaluator = fewshot.Evaluator(setting(), split='test', shots=(1, 60))
-  with pytest.raises(UserError, match="of the class '.', .*shots=60"):
+  with pytest.raises(UserError, match="of '.': .*shots=60"):
     evaluator.run(jnp.array(WEIGHTS))
   evaluator = neighbours.Evaluator(setting(), split='test', ks=(500,))
   with pytest.raises(UserError, match='203 usable examples, .*ks .*500'):

@@ -204,7 +204,7 @@ def test_damaged_files_are_refused(file, tmp_path):
   content[pseudo_labels.npz.Mapped(file[0], 'soft')._rows.offset + 5] ^= 1
   damaged = tmp_path / 'damaged.npz'
   damaged.write_bytes(content)
-  with pytest.raises(UserError, match='damaged.npz cannot be read.*checksum'):
+  with pytest.raises(UserError, match='damaged.npz is damaged.*checksum'):
     opened(str(damaged))
 
 

@@ -2,7 +2,6 @@
 
 import tempfile
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -159,24 +158,6 @@ def test_save_and_load_are_inverse(tmp_path):
     np.testing.assert_array_equal(leaf, tree.flatten(again)[path])
 
 
-def test_messages_of_bad_files(tmp_path):
-  """Files that are missing, damaged, of another kind or incomplete."""
-  reference = _official(_reference(image_size=16), ORIGINAL)
-  np.savez(tmp_path / 'foreign.npz', w=np.zeros(3))
-  (tmp_path / 'damaged.npz').write_bytes(b'PK\x03\x04 not really')
-  del reference['Transformer/encoder_norm/bias']
-  np.savez(tmp_path / 'incomplete.npz', **reference)
-  for name, what in (
-    ('absent', 'does not exist'),
-    ('foreign', 'embedding/kernel'),
-    ('damaged', 'as an .npz file'),
-    ('incomplete', 'encoder_norm/bias'),
-  ):
-    with pytest.raises(UserError, match=what) as error:
-      npz.load(str(tmp_path / f'{name}.npz'))
-    assert name in str(error.value)
-
-
 # (official name, stored array, words that the message must contain)
 WRONG_ARRAYS = [
   ('embedding/kernel', np.zeros((4, 3, 16)), '[4, 3, 16]'),
@@ -191,26 +172,10 @@ WRONG_ARRAYS = [
   ('head/bias', np.zeros((2, 5)), '[2, 5]'),
   ('Transformer/posembed_input/pos_embedding', np.zeros(5), '[5]'),
   ('Transformer/encoder_norm/scale', np.zeros((16, 1)), '[16, 1]'),
-  *(
-    (
-      f'Transformer/encoderblock_1/{name}',
-      np.zeros((2,) * 5),
-      '[2, 2, 2, 2, 2]',
-    )
-    for name in (
-      'LayerNorm_0/bias',
-      'LayerNorm_2/scale',
-      'MlpBlock_3/Dense_1/bias',
-      'MlpBlock_3/Dense_0/kernel',
-      'MlpBlock_3/Dense_1/kernel',
-      *(f'{ORIGINAL[1]}/query/{leaf}' for leaf in ('kernel', 'bias')),
-      *(f'{ORIGINAL[1]}/out/{leaf}' for leaf in ('kernel', 'bias')),
-    )
-  ),
   (
-    'Transformer/encoderblock_1/MlpBlock_3/Dense_0/bias',
-    np.zeros(7),
-    '[7]',
+    'Transformer/encoderblock_1/MlpBlock_3/Dense_0/kernel',
+    np.zeros((2,) * 5),
+    '[2, 2, 2, 2, 2]',
   ),
 ]
 
@@ -226,19 +191,6 @@ def _saved(path, **changes) -> str:
   with np.load(path) as arrays:
     np.savez(path, **{**arrays, **changes})
   return str(path)
-
-
-def test_correct_files_of_any_float_type_are_read(tmp_path):
-  exact = load_pretrained(_saved(tmp_path / 'a.npz'))[1]
-  low = tree.flatten(_small())['head/kernel'].astype(jnp.bfloat16)
-  changes = {'head/kernel': np.asarray(low)}
-  _, params = load_pretrained(_saved(tmp_path / 'b.npz', **changes))
-  for path, leaf in tree.flatten(params).items():
-    expected = tree.flatten(exact)[path]
-    if path == 'head/kernel':
-      assert not np.array_equal(leaf, expected)
-      expected = low.astype(np.float32)
-    np.testing.assert_array_equal(leaf, expected)
 
 
 @pytest.mark.parametrize('name, array, words', WRONG_ARRAYS)

@@ -5,7 +5,6 @@ import tracemalloc
 import warnings
 import zipfile
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.lib import format as npy
@@ -45,15 +44,6 @@ def test_arrays_equal_those_of_numpy(tmp_path, save, dtype):
       np.testing.assert_array_equal(array, expected[name])
 
 
-def test_bfloat16_arrays_are_read(tmp_path):
-  """NumPy stores them as two raw bytes per element."""
-  values = jnp.array([1.5, -2.25, 3e38], jnp.bfloat16)
-  np.savez(tmp_path / 'a.npz', w=np.asarray(values))
-  found = npz.read(str(tmp_path / 'a.npz'))[0]['w']
-  assert found.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(found, values)
-
-
 @pytest.mark.parametrize('shape', [(10**13,), (2**28,), (2**40, 2**40)])
 @pytest.mark.parametrize(
   'compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]
@@ -63,7 +53,7 @@ def test_a_wrong_header_allocates_no_memory(tmp_path, shape, compression):
   injected('an .npz header that asks for memory')
   path = archive(tmp_path / 'a.npz', member(shape), compression)
   tracemalloc.start()
-  with pytest.raises(UserError, match='too small') as error:
+  with pytest.raises(UserError, match='does not contain') as error:
     npz.read(path)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
@@ -87,7 +77,7 @@ def test_pickles_are_refused(tmp_path):
     (member((4,))[:40], 'header'),
     (member((5,)), ' 20 bytes'),
     (member((3,)), ' 12 bytes'),
-    (member((-4,)), r'shape \(-4,\)'),
+    (member((-4,)), ' -16 bytes'),
     (member((4,), "<f4' + 'x"), 'descr'),
     (member((4,), [('a', '<f4')]).replace(b'\x93NUMPY\1', b'\x93NUMPY\3'), '3'),
   ],
@@ -142,21 +132,3 @@ def test_an_archive_that_unpacks_to_much_more_is_refused(tmp_path):
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert peak < 2**24
-
-
-def test_files_that_are_not_zip_files_are_refused(tmp_path):
-  """An .npy with another name, a directory, a truncated or missing file."""
-  np.save(tmp_path / 'a.npy', np.zeros(3))
-  (tmp_path / 'a.npy').rename(tmp_path / 'array.npz')
-  (tmp_path / 'directory.npz').mkdir()
-  np.savez(tmp_path / 'cut.npz', w=np.zeros(1000))
-  content = (tmp_path / 'cut.npz').read_bytes()
-  (tmp_path / 'cut.npz').write_bytes(content[:2000])
-  for name, words in (
-    ('array', 'as an .npz file'),
-    ('directory', 'Is a directory'),
-    ('cut', 'as an .npz file'),
-    ('absent', 'does not exist'),
-  ):
-    with pytest.raises(UserError, match=words):
-      npz.read(str(tmp_path / f'{name}.npz'))

@@ -11,7 +11,6 @@ import tiny_vit
 from vit_jax import convert, load_pretrained, save_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.models.backbone import STATISTICS
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained, soup
 from vit_jax.weights.contract import Pretrained
@@ -81,21 +80,6 @@ def test_the_mean_of_three_weights():
   assert mixed.load_average is None and mixed.load_extra is None
 
 
-def test_weights_for_another_image_size_are_refused():
-  plain = in_memory('plain')
-  about = plain.about | {'image_size': [12, 12]}
-  other = dataclasses.replace(plain, path='other', about=about)
-  with pytest.raises(UserError, match=r'image_size is \(12, 12\)'):
-    soup.average([plain, other])
-
-
-def test_equal_units_of_pixels_may_be_written_in_two_ways():
-  mean, std = STATISTICS['imagenet']
-  named, numbers = dict(pixels='imagenet'), dict(mean=mean, std=std)
-  mixed = soup.average([in_memory('a', **named), in_memory('b', **numbers)])
-  assert mixed.about['model']['pixels'] == 'imagenet'
-
-
 @pytest.mark.slow
 def test_the_mean_of_several_formats(tmp_path):
   """All parameters are averaged; the description is that of the first."""
@@ -156,3 +140,11 @@ def test_other_architectures_are_refused(tmp_path):
     with pytest.raises(UserError, match=f'{path} .*{first}: .*{message}'):
       convert.run(first, str(tmp_path / 'mean.npz'), averaged_with=[path])
   assert not (tmp_path / 'mean.npz').exists()
+
+
+def test_weights_for_another_image_size_are_refused():
+  plain = in_memory('plain')
+  about = plain.about | {'image_size': [12, 12]}
+  other = dataclasses.replace(plain, path='other', about=about)
+  with pytest.raises(UserError, match=r'image_size is \(12, 12\)'):
+    soup.average([plain, other])

@@ -218,29 +218,6 @@ def test_tokens_of_blocks(tmp_path):
   np.testing.assert_allclose(found, expected[1].numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  'changes, pool',
-  [
-    (dict(global_pool='avg', fc_norm=False), 'token'),
-    (dict(global_pool='max', fc_norm=False), 'token'),
-    (dict(global_pool='max'), 'gap'),
-    (dict(global_pool='avg', class_token=False), 'gap'),
-  ],
-)
-def test_pooling_that_arrays_do_not_determine_is_named(
-  tmp_path, caplog, changes, pool
-):
-  """A config that contains it is not warned about."""
-  reference = timm_vit(**changes)
-  pretrained.find(timm_file(tmp_path, reference))
-  assert f'pool {pool}' in caplog.text
-  caplog.clear()
-  given = {'token': 'token', 'gap': 'avg'}[pool]
-  config = {'architecture': 'vit_other', 'global_pool': given}
-  pretrained.find(timm_file(tmp_path, reference, config))
-  assert f'pool {pool}' not in caplog.text
-
-
 def test_finetuning_keeps_the_norm_after_pooling(tmp_path):
   """Of timm's models with `fc_norm`, without a key in the config."""
   reference = timm_vit(class_token=False, global_pool='avg')

@@ -100,7 +100,7 @@ def test_a_larger_image_of_equal_patches_gives_the_same():
   source, params = weights((8, 8), pool='gap')
   rows = np.random.default_rng(0).normal(size=(2, 1, 16))
   rows = np.broadcast_to(rows, (2, 2, 16)).reshape(1, 4, 16)
-  params['position']['embedding'] = np.asarray(rows, np.float32)
+  params['position']['embedding'] = jax.device_put(np.float32(rows))
   target = experiment((8, 16), pool='gap')
   with jax.set_mesh(target.mesh):
     moved = transfer.transfer(source, target, 'aligned')
@@ -200,7 +200,7 @@ def test_init_from_without_a_fitting_leaf_is_refused():
   )
   with (
     jax.set_mesh(target.mesh),
-    pytest.raises(UserError, match='of here fits .* strange'),
+    pytest.raises(UserError, match=r'of here \(strange'),
   ):
     transfer.start(empty, target, 'aligned')
 
@@ -362,7 +362,7 @@ def test_only_rgb_weights_are_adapted():
   target = experiment((8, 8), channels=4)
   with (
     jax.set_mesh(target.mesh),
-    pytest.raises(UserError, match=r'model\.channels is 4.* 5 channels'),
+    pytest.raises(UserError, match=r'model\.channels is 4.* for 5'),
   ):
     transfer.transfer(source, target, 'aligned')
 

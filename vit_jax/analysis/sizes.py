@@ -70,9 +70,8 @@ def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
   results = lines(runs)
   if not results:
     raise UserError(
-      'none of these runs has all of model and train.num_examples in '
-      'config.json and a result in metrics.jsonl: '
-      f'{", ".join(run.name for run in runs)}.'
+      'no run has a model, train.num_examples and results: '
+      f'{", ".join(run.name for run in runs)}; give other workdirs.'
     )
   panels = []
   for metric, by_label in results.items():

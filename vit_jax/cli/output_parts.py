@@ -33,13 +33,14 @@ class Format(NamedTuple):
 
   Attributes:
     read: function that returns the description in a file, given its path.
-    write: function that takes the parts and the path of a local file, writes
-      all parts to it, and returns the description that it contains.
+    write: function that takes the description of the computation, the parts
+      and the path of a local file, writes all parts to it, and returns the
+      description that it contains.
     results: keys of the description that are known only after the computation.
   """
 
   read: Callable[[str], dict[str, Any]]
-  write: Callable[['Parts', str], dict[str, Any]]
+  write: Callable[[dict[str, Any], 'Parts', str], dict[str, Any]]
   results: Collection[str]
 
 
@@ -90,7 +91,7 @@ def compute(
       if runtime.is_main():
         parts.append(pending)
       pending = []
-  return from_main(lambda: parts.join(form.write))
+  return from_main(lambda: parts.join(about, form.write))
 
 
 def batch_size(out: epath.Path) -> int | None:
@@ -176,9 +177,7 @@ class Parts:
         'ones, and run the same command again.'
       ) from error
 
-  def join(
-    self, write: Callable[['Parts', str], dict[str, Any]]
-  ) -> dict[str, Any]:
+  def join(self, about: dict[str, Any], write: Any) -> dict[str, Any]:
     """Writes the result and removes the parts; see `Format.write`.
 
     Raises:
@@ -188,7 +187,7 @@ class Parts:
       paths.access(self.out, 'written'),
       paths.replacing(self.out, self.folder) as temporary,
     ):
-      description = write(self, temporary)
+      description = write(about, self, temporary)
     with contextlib.suppress(FileNotFoundError):
       self.folder.rmtree()
     return description

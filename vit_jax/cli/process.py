@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -106,6 +107,16 @@ def profile_span(text: str | None) -> tuple[int, int] | None:
       'the first step that is not traced, such as 10:15.'
     )
   return int(first), int(last)
+
+
+def usage(text: str) -> UserError:
+  """Returns the error for arguments that are missing or not allowed.
+
+  Args:
+    text: name of the command and its arguments.
+  """
+  given = shlex.join(sys.argv[1:]) or 'no arguments'
+  return UserError(f'usage: python -m vit_jax.{text}; got {given}.')
 
 
 def refuse_arguments(arguments: list[str]) -> None:

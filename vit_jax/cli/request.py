@@ -1,11 +1,12 @@
 """Weights, data and batch size of a command that reads a whole data set."""
 
 import dataclasses
+import functools
 import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Self
 
 import jax
@@ -16,14 +17,16 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from vit_jax.arrays import memory, sharding
-from vit_jax.cli import process, shared_flags
+from vit_jax.cli import output_parts, process, shared_flags
 from vit_jax.config import loading, overrides
 from vit_jax.config.schema import MAX_BATCH_SIZE, Config, build_section
 from vit_jax.data import filters
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators.contract import Setting
 from vit_jax.files import paths
 from vit_jax.processes import consensus, runtime
+from vit_jax.training import frozen
 from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 
@@ -32,16 +35,6 @@ log = logging.getLogger('vit_jax')
 _SMALL = 128 * 256 * 256
 _USABLE = 0.6  # fraction of the memory that the program may use
 _MOST = 128  # images per batch, by default
-
-
-def define_flag() -> None:
-  """Defines --batch_size, whose default is the result of `fitting`."""
-  flags.DEFINE_integer(
-    'batch_size',
-    None,
-    f'Images per batch on all devices; default: {_MOST}, or fewer if memory is '
-    'scarce.',
-  )
 
 
 def fitting(
@@ -185,25 +178,8 @@ def define_flags(
   Args:
     sections: sections that --config.SECTION.KEY=… changes, for the help.
   """
-  shared_flags.define_checkpoint()
-  flags.DEFINE_string(
-    'dataset',
-    None,
-    'TFDS name, or a source (folder, tar, …); default: the data of the '
-    'checkpoint.',
-  )
-  flags.DEFINE_string(
-    'split',
-    None,
-    'Split; default: that of the evaluator, or the training split of --config.',
-  )
-  flags.DEFINE_string(
-    'data_dir', None, 'TFDS directory, or the path of another source.'
-  )
-  shared_flags.define_image_size()
-  shared_flags.define_flag()
-  define_flag()
-  flags.DEFINE_bool('json', False, 'Print one JSON object.')
+  shared_flags.define('checkpoint', 'step', 'dataset', 'split', 'data_dir')
+  shared_flags.define('image_size', 'preprocess', 'batch_size', 'json')
   flags.DEFINE_multi_string(
     'overrides',
     overrides.extract(sys.argv),
@@ -219,7 +195,7 @@ def define_output_flags(endings: str) -> None:
     endings: allowed endings of --out, for its help.
   """
   define_flags()
-  shared_flags.define_choice()
+  shared_flags.define('weights')
   flags.DEFINE_string('config', None, 'Config whose data is used.')
   flags.DEFINE_integer('part_examples', 8192, 'Images per written part.')
   flags.DEFINE_string('out', None, f'Path of the result: {endings}.')
@@ -293,6 +269,71 @@ def open_weights(checkpoint: str, request: Request) -> Pretrained:
   """
   found = pretrained.find(checkpoint, request.weights, request.image_size)
   return shared_flags.with_preset(found, request.preprocess)
+
+
+def compute(
+  out: epath.Path,
+  weights: Pretrained,
+  request: Request,
+  config: Config,
+  source: Source,
+  batches: Callable[[Setting, Any, int], Iterator[output_parts.Arrays]],
+  form: output_parts.Format,
+  about: dict[str, Any],
+  predict: Callable[[Any, Any], Any] | None = None,
+) -> dict[str, Any]:
+  """Applies frozen weights to all examples, and writes the results in parts.
+
+  Args:
+    out: path of the result, see `output_file`.
+    weights: weights, see `open_weights`.
+    request: settings of the command.
+    config: completed config with the sections reader and preprocess.
+    source: source of the examples.
+    batches: function that takes the setting of the evaluation, the parameters
+      and the index of the first example, and yields the columns of each batch.
+    form: format of the result.
+    about: description of the computation in addition to weights, preprocessing
+      and batch size.
+    predict: function of (parameters, batch) that computes `features`; by
+      default `Objective.predict`.
+
+  Returns:
+    The description in the result, see `output_parts.compute`.
+
+  Raises:
+    UserError: a record is bad, or the file exists and was written with other
+      weights, data or settings.
+  """
+  function = predict or weights.objective().predict
+  mesh = sharding.make_mesh(jax.devices())
+  rows = request.batch_size or output_parts.batch_size(out)
+  rows = rows or fitting(weights, mesh, predict=function, examples=len(source))
+  setting = shared_flags.setting(weights, config, lambda _: source, mesh, rows)
+  setting = setting._replace(predict=function)
+  with jax.set_mesh(mesh):
+    abstract = weights.abstract_params(mesh)
+    channels = weights.model().channels
+    shape = (setting.batch_size, *weights.image_size, channels)
+    image = jax.ShapeDtypeStruct(shape, np.uint8)
+    found = jax.eval_shape(function, abstract, {'image': image})
+    params = weights.load(abstract)
+    about = {
+      'checkpoint': weights.path,
+      'weights': request.weights,
+      'digest': frozen.digests({'': params})[''],
+      'data': source.name,
+      'examples': len(source),
+      'on_bad_record': config.reader.on_bad_record,
+      'preprocess': shared_flags.describe(weights, config),
+      'batch_size': setting.batch_size,
+      **about,
+    }
+    # A part has the same size whether an example has one vector or many.
+    vectors = math.prod(found['features'].shape[1:-1])
+    size = -(-request.part_examples // (setting.batch_size * vectors))
+    started = functools.partial(batches, setting, params)
+    return output_parts.compute(out, about, size, started, form)
 
 
 def print_result(out: str, result: dict[str, Any], keys: Sequence[str]) -> None:

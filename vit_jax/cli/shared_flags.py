@@ -8,11 +8,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags
 from jax.sharding import Mesh
 
-from vit_jax.arrays import sharding, tree
 from vit_jax.config import schema
 from vit_jax.config.schema import SECTIONS, Config, build_section
 from vit_jax.data.augment import presets
@@ -21,11 +19,10 @@ from vit_jax.data.storage import class_folders
 from vit_jax.data.storage.files import IMAGES
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Setting
-from vit_jax.weights import patch_embedding
+from vit_jax.weights import transfer
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
-PyTree = Any
 # Keys of the section `reader` that do not depend on the machine.
 _POLICY = ('on_bad_record', 'max_bad_share')
 
@@ -55,16 +52,14 @@ def source_section(
     path_key = next((key for key in ('data_dir', 'path') if key in keys), None)
     if path_key is None:
       raise UserError(
-        f'--data_dir={data_dir} has no effect for the source '
-        f'{section["name"]}; give --config.source.KEY=…, with KEY one of '
-        f'{", ".join(keys)}.'
+        f'--data_dir={data_dir} does not fit the source {section["name"]}; '
+        f'give --config.source.KEY=…, with KEY one of {", ".join(keys)}.'
       )
     section[path_key] = data_dir
   if section['name'] == 'tfds' and not section.get('dataset'):
     raise UserError(
-      '--dataset is missing, because these weights do not contain the data '
-      'to evaluate on. Give --dataset=NAME of TFDS (and --split), or '
-      '--dataset=folder and --data_dir=DIR.'
+      'these weights do not contain the data to evaluate on. Give '
+      '--dataset=NAME of TFDS, or --dataset=folder and --data_dir=DIR.'
     )
   return section
 
@@ -114,17 +109,6 @@ def setting(
   )
 
 
-def define_flag() -> None:
-  """Defines --preprocess."""
-  flags.DEFINE_string(
-    'preprocess',
-    None,
-    'Preprocessing of a family of weights: '
-    f'{", ".join(presets.PRESETS)}; default: that of the weights. '
-    '--config.preprocess.KEY=… overrides it.',
-  )
-
-
 def with_preset(source: Pretrained, name: str | None) -> Pretrained:
   """Returns the same weights with the preprocessing of a preset.
 
@@ -151,10 +135,10 @@ def with_preset(source: Pretrained, name: str | None) -> Pretrained:
   source = dataclasses.replace(
     source, about={**source.about, 'preprocess': section}
   )
-  old, new = mean_and_std(source), preset.normalization
-  if old == new:
+  old, new = source.normalization, preset.normalization
+  if (old or presets.NONE) == new:
     return source
-  if 'normalization' not in source.about:
+  if old is None:
     log.warning(
       '%s expects pixels in [-1, 1], so the preset %s changes only the '
       'resizing',
@@ -162,50 +146,7 @@ def with_preset(source: Pretrained, name: str | None) -> Pretrained:
       name,
     )
     return source
-  mean, std = new
-  section = {'mean': list(mean), 'std': list(std)}
-  return dataclasses.replace(
-    source,
-    about=source.about | {'normalization': section},
-    load=_renormalize(source.load, old, new),
-    load_average=source.load_average
-    and _renormalize(source.load_average, old, new),
-  )
-
-
-def _renormalize(
-  load: Callable[[PyTree], PyTree], old: Any, new: Any
-) -> Callable[[PyTree], PyTree]:
-  """Changes the normalization that is folded into the patch embedding.
-
-  Args:
-    load: function that loads parameters.
-    old: mean and standard deviation that are folded into these parameters.
-    new: mean and standard deviation to fold instead.
-
-  Returns:
-    A function that loads the changed parameters.
-  """
-
-  def load_and_fold(abstract: PyTree) -> PyTree:
-    params = load(abstract)
-    flat, targets = tree.flatten(params), tree.flatten(abstract)
-    keys = patch_embedding.KERNEL, patch_embedding.BIAS
-    arrays = {key: np.asarray(flat[key]) for key in keys}
-    arrays = patch_embedding.converted(arrays, presets.NONE, old)
-    arrays = patch_embedding.converted(arrays, new)
-    placed = {key: sharding.place(arrays[key], targets[key]) for key in keys}
-    return tree.unflatten(flat | placed)
-
-  return load_and_fold
-
-
-def mean_and_std(source: Pretrained) -> tuple[Any, Any]:
-  """Returns mean and standard deviation per channel of pixels in [0, 1]."""
-  section = source.about.get('normalization')
-  if section is None:
-    return presets.NONE
-  return tuple(section['mean']), tuple(section['std'])
+  return transfer.renormalized(source, *new)
 
 
 def describe(source: Pretrained, config: Config) -> dict[str, Any]:
@@ -215,9 +156,7 @@ def describe(source: Pretrained, config: Config) -> dict[str, Any]:
     source: weights.
     config: config with the completed section `preprocess`.
   """
-  mean, std = mean_and_std(source)
-  if 'normalization' not in source.about:
-    mean, std = source.model().normalization
+  mean, std = source.normalization or source.model().normalization
   return {
     **config.preprocess.to_dict(),
     'image_size': list(source.image_size),
@@ -237,48 +176,70 @@ def line(description: dict[str, Any]) -> str:
   return ' '.join(f'{key}={text(value)}' for key, value in description.items())
 
 
-def define_flags() -> None:
-  """Defines --checkpoint, --step and --weights."""
-  define_checkpoint()
-  define_choice()
-
-
-def define_checkpoint() -> None:
-  """Defines --checkpoint and --step."""
-  flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
-  )
-  define_step()
-
-
-def define_step() -> None:
-  """Defines --step; see `path`."""
-  flags.DEFINE_string(
-    'step',
+# Name, function that defines it, default and help of the flags that several
+# commands have.
+_FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
+  'checkpoint': (
+    flags.DEFINE_string,
+    None,
+    'Workdir, checkpoint step directory or weight file.',
+  ),
+  'step': (
+    flags.DEFINE_string,
     None,
     'Checkpoint of a workdir: its number, or best for that of '
     'config.checkpoint.best; default: the newest.',
-  )
-
-
-def define_choice() -> None:
-  """Defines --weights; see `Pretrained.chosen`."""
-  flags.DEFINE_string(
-    'weights',
+  ),
+  'weights': (
+    flags.DEFINE_string,
     'params',
     'Weights of the checkpoint: params, ema (their average), or another set '
     'that the objective keeps, for example teacher.',
-  )
-
-
-def define_image_size() -> None:
-  """Defines --image_size; see `image_size`."""
-  flags.DEFINE_list(
-    'image_size',
+  ),
+  'dataset': (
+    flags.DEFINE_string,
+    None,
+    'TFDS name, or a source (folder, tar, …); default: the data of the '
+    'checkpoint.',
+  ),
+  'split': (
+    flags.DEFINE_string,
+    None,
+    'Split; default: that of the evaluator, or the training split of --config.',
+  ),
+  'data_dir': (
+    flags.DEFINE_string,
+    None,
+    'TFDS directory, or the path of another source.',
+  ),
+  'image_size': (
+    flags.DEFINE_list,
     [],
     'Side of the images in pixels, or HEIGHT,WIDTH; positions are interpolated '
     'to another size than that of the weights, which is the default.',
-  )
+  ),
+  'preprocess': (
+    flags.DEFINE_string,
+    None,
+    'Preprocessing of a family of weights: '
+    f'{", ".join(presets.PRESETS)}; default: that of the weights. '
+    '--config.preprocess.KEY=… overrides it.',
+  ),
+  'batch_size': (
+    flags.DEFINE_integer,
+    None,
+    'Images per batch on all devices; default: 128, or fewer if memory is '
+    'scarce.',
+  ),
+  'json': (flags.DEFINE_bool, False, 'Print JSON objects.'),
+}
+
+
+def define(*names: str) -> None:
+  """Defines some of the flags in `_FLAGS`."""
+  for name in names:
+    function, default, text = _FLAGS[name]
+    function(name, default, text)
 
 
 def image_size(values: Any) -> tuple[int, int] | None:

@@ -37,20 +37,11 @@ class Balanced:
     Raises:
       UserError: the source has no labels, or an order of its own.
     """
-    if hasattr(source, 'locate'):
-      raise UserError(
-        f'train.balanced is set, but {source.name} has an order of its own: '
-        'set it to False. The weights of its members determine how often each '
-        'of them is used.'
-      )
-    if not source.num_classes:
-      raise UserError(
-        f'train.balanced is set, but {source.name} has no labels: set it to '
-        'False.'
-      )
+    own_order = hasattr(source, 'locate')
     self.name, self.num_classes = source.name, source.num_classes
-    self.class_names = source.class_names
-    self._source, self._labels = source, labels(source)
+    self.class_names, self._source = source.class_names, source
+    usable = source.num_classes and not own_order
+    self._labels = labels(source) if usable else np.zeros(0, np.int64)
     counts = np.bincount(
       self._labels[self._labels >= 0], minlength=source.num_classes
     )
@@ -59,9 +50,11 @@ class Balanced:
     self._starts = len(self._rows) - counts.sum() + np.cumsum(counts) - counts
     self._counts, self._classes = counts, np.flatnonzero(counts)
     if not len(self._classes):
+      reason = 'an order of its own' if own_order else 'no valid labels'
       raise UserError(
-        f'train.balanced is set, but {source.name} has no example with a valid '
-        'label: set it to False.'
+        f'train.balanced is set, but {source.name} has {reason}: set it to '
+        'False. (The weights of a mixture determine how often each member is '
+        'used.)'
       )
 
   def __getattr__(self, name: str) -> Any:

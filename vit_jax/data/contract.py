@@ -157,21 +157,14 @@ def check_spec(transform: Transform) -> Spec:
   """
   spec, name = transform.spec, _name(transform)
   for key, (shape, dtype) in spec.items():
-    if key in MASK | REPLACED:
-      raise UserError(
-        f'{name} declares the key {key!r}, which is reserved for the loader: '
-        'rename it.'
-      )
     kind = np.dtype(dtype)
-    if kind.kind not in _KINDS or kind.itemsize > _MAX_BYTES:
+    is_number = kind.kind in _KINDS and kind.itemsize <= _MAX_BYTES
+    if key in MASK | REPLACED or not is_number or min(shape, default=1) < 1:
       raise UserError(
-        f'{name} declares {key!r} as {kind}; allowed: booleans, integers and '
-        'floating-point numbers of at most 32 bits.'
-      )
-    if any(side < 1 for side in shape):
-      raise UserError(
-        f'{name} declares {key!r} with the shape {shape}; each dimension must '
-        'be at least 1.'
+        f'{name} declares {key!r} as {kind} {list(shape)}; allowed: booleans, '
+        'integers and floating-point numbers of at most 32 bits, with '
+        'dimensions of at least 1, under keys other than those of the loader, '
+        f'{" and ".join(MASK | REPLACED)}.'
       )
   return {key: (tuple(s), np.dtype(d)) for key, (s, d) in spec.items()}
 
@@ -203,19 +196,17 @@ def check_values(
   Raises:
     UserError: the keys, a shape or a dtype differ from the spec.
   """
-  if values.keys() != spec.keys():
+  arrays = {key: np.asarray(value) for key, value in values.items()}
+  if arrays.keys() != spec.keys() or not all(
+    array.shape == spec[key][0]
+    and np.can_cast(array.dtype, spec[key][1], 'same_kind')
+    for key, array in arrays.items()
+  ):
+    actual = {key: (array.shape, array.dtype) for key, array in arrays.items()}
     raise UserError(
-      f'{_name(transform)} returned the keys {sorted(values)}; its spec '
-      f'declares {sorted(spec)}: both must be equal.'
+      f'{_name(transform)} returned {_described(actual)}; its spec declares '
+      f'{_described(spec)}: both must be equal.'
     )
-  for key, (shape, dtype) in spec.items():
-    value = np.asarray(values[key])
-    if value.shape != shape or not np.can_cast(value.dtype, dtype, 'same_kind'):
-      raise UserError(
-        f'{_name(transform)} returned {key!r} as {value.dtype} '
-        f'{list(value.shape)}; its spec declares {dtype} {list(shape)}: both '
-        'must be equal.'
-      )
 
 
 def require(keys: Iterable[str], *required: str, who: str) -> None:
@@ -249,6 +240,11 @@ def num_bytes(spec: Spec) -> int:
   return sum(
     int(np.prod(shape)) * dtype.itemsize for shape, dtype in spec.values()
   )
+
+
+def _described(spec: Spec) -> str:
+  """Describes a spec: {'label': 'int32 []'}."""
+  return str({key: f'{d} {list(shape)}' for key, (shape, d) in spec.items()})
 
 
 def _name(transform: Transform) -> str:

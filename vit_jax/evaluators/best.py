@@ -26,8 +26,7 @@ def check(config: Config, weights: Iterable[str]) -> None:
   if best is None:
     if config.early_stop_patience is not None:
       raise UserError(
-        f'early_stop_patience is {config.early_stop_patience}, but '
-        'checkpoint.best does not name the metric that must improve: set '
+        f'early_stop_patience={config.early_stop_patience} needs a metric: set '
         '--config.checkpoint.best=EVALUATOR/METRIC, such as val/accuracy.'
       )
     return

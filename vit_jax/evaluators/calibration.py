@@ -119,7 +119,7 @@ class Evaluator:
     kept = usable & values['labelled']
     count = int(kept.sum())
     if not count:
-      raise self._no_example_error()
+      raise contract.no_example_error(self._source)
     rank = values['rank'][kept]
     confidence = values['confidence'][kept].astype(np.float64)
     correct = {'accuracy': rank < 1}
@@ -146,15 +146,8 @@ class Evaluator:
     )
     present = np.any(list(results), axis=0)
     if not present.any():
-      raise self._no_example_error()
+      raise contract.no_example_error(self._source)
     return present
-
-  def _no_example_error(self) -> UserError:
-    return UserError(
-      f'{self._source.name}: none of its {len(self._source)} examples could be '
-      'evaluated. Earlier messages list the records that cannot be used; the '
-      'others have no labels.'
-    )
 
 
 def calibration_error(

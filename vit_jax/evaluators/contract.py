@@ -177,8 +177,8 @@ def check_head(setting: Setting) -> None:
 def no_example_error(source: stream.Source) -> UserError:
   """Returns the error for a source whose examples are all bad records."""
   return UserError(
-    f'{source.name}: none of its {len(source)} examples could be used; earlier '
-    'messages list them. Repair the data, or use another split.'
+    f'{source.name}: none of its {len(source)} examples could be used: earlier '
+    'messages list bad ones, the others have no labels. Use another split.'
   )
 
 

@@ -66,10 +66,9 @@ def open_pair(
   common = inspection.count(train, test)
   if common:
     raise UserError(
-      f'{common:,} of the {len(test):,} examples of the split {split!r} are '
-      f'also in train_split={fit_split!r}, so that the evaluation would use '
-      'examples that were fitted: set a train_split without them, such as '
-      "--config.evals.NAME.train_split='train[:90%]'."
+      f'{common:,} of the {len(test):,} examples of {split!r} are also in '
+      f'train_split={fit_split!r}, which is fitted: set one without them, such '
+      "as --config.evals.NAME.train_split='train[:90%]'."
     )
   return train, test
 
@@ -151,9 +150,8 @@ class Extractor:
       rows = Labelled(result['features'], result['label'])
       if not np.isfinite(rows.features[result['mask']]).all():
         raise UserError(
-          f'the features of {source.name} are not finite: the weights have '
-          'diverged, or their values are too large for model.dtype. Use an '
-          'earlier checkpoint, or --config.model.dtype=float32.'
+          f'the features of {source.name} are not finite: use an earlier '
+          'checkpoint, or --config.model.dtype=float32.'
         )
       yield rows, result['mask']
 

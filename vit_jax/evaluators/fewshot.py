@@ -106,9 +106,8 @@ class Evaluator:
     if counts.min() < max(self._shots):
       name = self._train.class_names[classes[counts.argmin()]]
       raise UserError(
-        f'{self._train.name} has {counts.min()} example(s) of the class '
-        f'{name!r}, but shots={max(self._shots)} requires as many of each '
-        'class: lower shots, or use a larger train_split.'
+        f'{self._train.name} has {counts.min()} example(s) of {name!r}: lower '
+        f'shots={max(self._shots)}, or use a larger train_split.'
       )
 
 

@@ -134,11 +134,6 @@ def _check_flags(
   for flag, value in values.items():
     if value is not None and flag not in used:
       raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
-  if name == folder.NAME and not result:
-    raise UserError(
-      '--name is missing: give the data set a name, such as --name=my_set, '
-      'which is later the value of --config.source.dataset.'
-    )
   if name == folder.NAME:
     folder.check_name(result)
   check_range('--workers', workers, at_least=0)

@@ -72,29 +72,28 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
   Raises:
     UserError: the file does not exist, is another archive, or is truncated.
   """
-  if not source.exists():
-    raise UserError(
-      f'--source is {source}, which does not exist. Give fall11_whole.tar or '
-      'winter21_whole.tar.gz from image-net.org, or a directory of its '
-      'nXXXXXXXX.tar files.'
-    )
   count = 0
   try:
     for synset in _reader(source)(source):
       count += 1
       yield synset
-  except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    if not count:
+      raise EOFError('it contains no nXXXXXXXX.tar')
+  except (
+    FileNotFoundError,
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    gzip.BadGzipFile,
+  ) as error:
     raise UserError(
-      f'{source} is not a complete tar archive ({error}); {count} synsets were '
-      'read. If the download is incomplete, finish it and run the same command '
-      'again, which continues.'
+      f'--source={source} is not a complete archive ({error}); {count} synsets '
+      'were read. Give fall11_whole.tar or winter21_whole.tar.gz from '
+      'image-net.org, or a directory of its nXXXXXXXX.tar files. If a download '
+      'is incomplete, finish it and run the same command again, which '
+      'continues. For a folder of images by class, use: python -m '
+      'vit_jax.prepare folder'
     ) from error
-  if not count:
-    raise UserError(
-      f'{source} contains no nXXXXXXXX.tar. Give fall11_whole.tar or '
-      'winter21_whole.tar.gz as downloaded from image-net.org. For a folder of '
-      'images by class, use: python -m vit_jax.prepare folder'
-    )
 
 
 def num_bytes(source: pathlib.Path) -> int:

@@ -285,15 +285,13 @@ def _class_list(path: pathlib.Path) -> list[str]:
   """
   try:
     lines = path.read_text().splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'--class_list={path} cannot be read: {error}.') from error
-  names = [line.split()[0].rstrip(',') for line in lines if line.strip()]
-  for name, count in collections.Counter(names).items():
-    if count > 1 or not re.fullmatch(r'n\d{8}', name):
-      raise UserError(
-        f'--class_list={path} has {name!r} {count} time(s); each line must '
-        "start with a different synset, such as 'n00004475'."
-      )
-  if not names:
-    raise UserError(f'--class_list={path} is empty; give one synset per line.')
+    names = [line.split()[0].rstrip(',') for line in lines if line.strip()]
+    for name, count in collections.Counter(names or ['']).items():
+      if count > 1 or not re.fullmatch(r'n\d{8}', name):
+        raise ValueError(f'it has {name!r} {count} time(s)')
+  except (OSError, ValueError) as error:
+    raise UserError(
+      f'--class_list={path} cannot be used: {error}. Each line must start with '
+      "a different synset, such as 'n00004475'."
+    ) from error
   return names

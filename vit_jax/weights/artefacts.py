@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, UInt8, UInt16
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError, required
 from vit_jax.files import paths
 from vit_jax.objectives.contract import Setting
 from vit_jax.weights.contract import Pretrained
@@ -78,14 +78,9 @@ def saved_model(predict: Predict, images: Spec, folder: epath.Path) -> None:
   Raises:
     UserError: TensorFlow is not installed or is too old for this JAX.
   """
-  try:
-    import tensorflow as tf
-    from jax.experimental import jax2tf
-  except ImportError as error:
-    raise UserError(
-      'a SavedModel is written by TensorFlow, which cannot be imported: pip '
-      "install 'vit_jax[tensorflow]', or export --to=stablehlo."
-    ) from error
+  tf = required('tensorflow', 'a SavedModel', 'vit_jax[tensorflow]')
+  from jax.experimental import jax2tf
+
   converted = jax2tf.convert(
     predict,
     polymorphic_shapes=['(n, ...)'],
@@ -107,8 +102,7 @@ def saved_model(predict: Predict, images: Spec, folder: epath.Path) -> None:
   except tf.errors.InvalidArgumentError as error:
     raise UserError(
       f'TensorFlow {tf.__version__} cannot run programs of JAX '
-      f'{jax.__version__}: use a newer TensorFlow or an older JAX, or export '
-      '--to=stablehlo.'
+      f'{jax.__version__}: update TensorFlow, or export --to=stablehlo.'
     ) from error
   signatures = {'serving_default': module.serve}
   tf.saved_model.save(module, os.fspath(folder), signatures=signatures)
@@ -155,13 +149,8 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
     kind: a key of `KINDS`.
 
   Raises:
-    UserError: the kind is unknown, the directory exists, or the weights cannot
-      be loaded.
+    UserError: the directory exists, or the weights cannot be loaded.
   """
-  if kind not in KINDS:
-    raise UserError(
-      f'--to={kind} is not a format of export; {closest(kind, KINDS)}'
-    )
   folder = paths.locate(folder_path)
   if folder.exists():
     raise UserError(f'{folder_path} exists: give a new directory.')

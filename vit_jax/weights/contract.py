@@ -13,7 +13,8 @@ from vit_jax.config import schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import check_choice
+from vit_jax.models.contract import Statistics
 from vit_jax.objectives.contract import Setting
 
 PyTree = Any
@@ -49,6 +50,12 @@ class Pretrained:
     """(height, width) of the images that the weights are for, pixels."""
     return square(tuple(self.about['image_size']))
 
+  @property
+  def normalization(self) -> Statistics | None:
+    """Mean and std that are folded into the patch embedding; else None."""
+    section = self.about.get('normalization')
+    return section and (tuple(section['mean']), tuple(section['std']))
+
   def changed(self, **changes: Any) -> 'Pretrained':
     """Returns the same weights with changes to the model's section.
 
@@ -60,14 +67,10 @@ class Pretrained:
     """
     section = {'name': 'vit', **self.about['model'], **changes}
     constructor = schema.constructor('model', section)
-    unknown = [
-      key for key in changes if key not in schema.config_keys(constructor)
-    ]
-    if unknown:
-      raise UserError(
-        f'the model {section["name"]!r} has no {unknown[0]!r}; '
-        f'{closest(unknown[0], schema.config_keys(constructor))}.'
-      )
+    keys = schema.config_keys(constructor)
+    for key in changes:
+      if key not in keys:
+        raise schema.unknown_key('model.', key, keys)
     return dataclasses.replace(self, about={**self.about, 'model': section})
 
   def model(self, **changes: Any) -> Any:
@@ -160,12 +163,7 @@ class Pretrained:
     """
     if name == 'params':
       return self
-    names = self._names()
-    if name not in names:
-      raise UserError(
-        f'{self.path} contains no weights {name!r}; it has {", ".join(names)}: '
-        'give one of these.'
-      )
+    check_choice(f'weights of {self.path}', name, self._names())
 
     def load(abstract: PyTree) -> PyTree:
       mesh = jax.tree.leaves(abstract)[0].sharding.mesh

@@ -6,7 +6,6 @@ those of the hub into the cache of `huggingface_hub` ($HF_HOME), the others into
 $XDG_CACHE_HOME/vit_jax/weights (~/.cache/vit_jax/weights).
 """
 
-import email.utils
 import functools
 import hashlib
 import http.client
@@ -26,7 +25,7 @@ import fsspec
 import safetensors
 from fsspec.callbacks import TqdmCallback
 
-from vit_jax.errors import DownloadError, UserError
+from vit_jax.errors import DownloadError, UserError, required
 from vit_jax.files import paths
 from vit_jax.weights.formats import damage
 
@@ -99,13 +98,9 @@ def _from_hub(path: str, sleep: Sleep) -> str:
       f'{path} is not an address of the Hugging Face Hub: write '
       'hf:ORG/NAME, hf:ORG/NAME@REVISION or hf:ORG/NAME/FILE.'
     )
-  try:
-    import huggingface_hub as hub
-    from huggingface_hub import constants, errors, utils
-  except ModuleNotFoundError as error:
-    raise UserError(
-      f'{path} needs huggingface_hub: pip install huggingface_hub.'
-    ) from error
+  hub = required('huggingface_hub', path)
+  from huggingface_hub import constants, errors, utils
+
   if not sys.stderr.isatty():
     utils.disable_progress_bars()
   name, revision, file = address.groups()
@@ -169,9 +164,8 @@ def _from_url(url: str, sleep: Sleep) -> str:
     raise
   except Exception as error:  # damage raises anything
     raise DownloadError(
-      f'{url} was downloaded, but not kept: {paths.reason(error)}. The server '
-      'may have sent only a part of the file, or another page: check the '
-      'address and start again.'
+      f'{url} was downloaded, but not kept: {paths.reason(error)}. Check the '
+      'address, and start again.'
     ) from error
   finally:
     part.unlink(missing_ok=True)
@@ -314,11 +308,4 @@ def _retry_after_s(error: Exception) -> float:
   """Returns the pause that a server requests, seconds; 0 if there is none."""
   response = getattr(error, 'response', error)
   value = (getattr(response, 'headers', None) or {}).get('Retry-After', '0')
-  try:
-    return float(value)
-  except ValueError:
-    pass
-  try:
-    return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-  except ValueError:
-    return 0.0
+  return float(value) if value.isdecimal() else 0.0

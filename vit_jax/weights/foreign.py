@@ -189,9 +189,8 @@ def native_params(
   position = getattr(model, 'position', 'learned')
   if position not in positions:
     raise UserError(
-      f'this format has positions of the kind {" or ".join(positions)}, but '
-      f'this model has {position!r}, which a reader could not derive from its '
-      'parameters: write a directory instead.'
+      f'this format allows positions of the kind {" or ".join(positions)}, but '
+      f'the model has {position!r}: write a directory instead.'
     )
   flat = tree.flatten(source.backbone(params))
   arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}

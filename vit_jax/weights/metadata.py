@@ -17,9 +17,10 @@ from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.models.layers import EPSILON
 from vit_jax.models.positions import METHODS
+from vit_jax.models.swin import RULES as WINDOW_RULES
 
 # Kind of GELU by its name in configs of other projects.
-_GELUS = {
+GELUS = {
   'gelu': 'exact',
   'gelu_new': 'tanh',
   'gelu_pytorch_tanh': 'tanh',
@@ -40,10 +41,6 @@ class Rule(NamedTuple):
   holds: Callable[[Any], bool]
 
 
-# {key: Rule, or the Rules for the keys of an object}
-Rules = Mapping[str, Any]
-
-
 def number(low: float, high: float, kind: Any = int | float) -> Rule:
   """Returns a rule for numbers in [low, high]; `kind=int` for integers."""
   return Rule(
@@ -54,11 +51,6 @@ def number(low: float, high: float, kind: Any = int | float) -> Rule:
       and low <= value <= high
     ),
   )
-
-
-def integer(low: int, high: int) -> Rule:
-  """Returns a rule for integers in [low, high]."""
-  return number(low, high, int)
 
 
 def choice(names: Iterable[str]) -> Rule:
@@ -79,37 +71,109 @@ def several(rule: Rule, length: int | None = None) -> Rule:
   )
 
 
+def pair(size: Any) -> tuple[int, int]:
+  """Returns (height, width) of a size: a number, a list or an object."""
+  if isinstance(size, Mapping):
+    return size['height'], size['width']
+  sides = [size] if isinstance(size, int) else list(size)
+  return sides[0], sides[-1]
+
+
+def _is_size(value: Any) -> bool:
+  try:
+    is_long = isinstance(value, list) and len(value) > 2
+    return not is_long and all(map(COUNT.holds, pair(value)))
+  except (KeyError, IndexError, TypeError):
+    return False
+
+
+def _are_texts(value: Any) -> bool:
+  return isinstance(value, dict) and all(map(TEXT.holds, value.values()))
+
+
 TEXT = Rule('a string', lambda value: isinstance(value, str))
 FLAG = Rule('true or false', lambda value: isinstance(value, bool))
-# Side of an image, pixels; the maximum prevents running out of memory.
-SIDE = integer(1, 2**15)
-MEAN = several(number(-10, 10), 3)
-STD = several(number(1e-3, 10), 3)
-NAMES = several(TEXT)
-HEADS = integer(1, 4096)
-_NOTES: Rules = {
-  'model_args': {
-    'num_heads': HEADS,
-    'window_size': HEADS,
-    'window_rule': choice(('timm', 'authors')),
-  },
-  'image_size': several(SIDE, 2),
+# The maximum prevents running out of memory.
+COUNT = number(1, 2**15, int)
+COUNTS = several(COUNT)
+_MEAN = several(number(-10, 10), 3)
+_STD = several(number(1e-3, 10), 3)
+_SIZE = Rule(
+  f'a number of pixels, a list of one or two, or {{height, width}}, each '
+  f'{COUNT.allowed}',
+  _is_size,
+)
+_ACTIVATION = choice(GELUS)
+# Objects whose keys are validated, too.
+_OBJECTS = ('model_args', 'pretrained_cfg', 'preprocess', 'vit_jax_preprocess')
+# Keys of this package's notes, of timm's config.json, and of Hugging Face's
+# config.json, preprocessor_config.json and index of shards. The same key has
+# the same meaning in all of them, except for `num_heads` of a Swin.
+RULES: Mapping[str, Rule] = {
   'gelu': choice(('exact', 'tanh', 'quick')),
   'norm_eps': number(0, 1),
-  'epsilon': number(0, 1),  # the name of `norm_eps` in .safetensors files
-  'mean': MEAN,
-  'std': STD,
-  'preprocess': {},
-  'class_names': NAMES,
+  'epsilon': number(0, 1),  # the name of `norm_eps` in older files
+  'class_names': several(TEXT),
   'position_resize': choice(METHODS),
+  'window_rule': choice(WINDOW_RULES),
+  'image_size': _SIZE,
+  'mean': _MEAN,
+  'std': _STD,
+  'num_heads': COUNT,
+  'window_size': COUNT,
+  'architecture': TEXT,
+  'global_pool': TEXT,
+  'act_layer': _ACTIVATION,
+  'label_names': several(TEXT),
+  'input_size': several(COUNT, 3),
+  'crop_pct': number(0.1, 1),
+  'crop_mode': TEXT,
+  'interpolation': TEXT,
+  'resize': TEXT,
+  'central_fraction': number(0.01, 1),
+  'model_type': TEXT,
+  'hidden_act': _ACTIVATION,
+  'layer_norm_eps': number(0, 1),
+  'id2label': Rule(
+    'an object of class names, whose keys are numbers of up to 9 digits',
+    lambda value: (
+      _are_texts(value)
+      and all(key.isdecimal() and len(key) < 10 for key in value)
+    ),
+  ),
+  'num_attention_heads': COUNT,
+  'embed_dim': COUNT,
+  'depths': COUNTS,
+  'do_rescale': FLAG,
+  'rescale_factor': number(1e-6, 1e6),
+  'do_normalize': FLAG,
+  'do_center_crop': FLAG,
+  'image_mean': _MEAN,
+  'image_std': _STD,
+  'resample': number(0, 5, int),
+  'size': Rule(
+    f'{_SIZE.allowed}, or {{shortest_edge}}',
+    lambda value: (
+      _is_size(value)
+      or isinstance(value, dict)
+      and COUNT.holds(value.get('shortest_edge'))
+    ),
+  ),
+  'crop_size': _SIZE,
+  'weight_map': Rule(
+    'an object of file names, without directories',
+    lambda value: (
+      _are_texts(value) and not any('/' in file for file in value.values())
+    ),
+  ),
 }
 
 
 def validated(
   path: str | os.PathLike,
   values: Any,
-  rules: Rules,
   required: Sequence[str] = (),
+  rules: Mapping[str, Rule] = RULES,
   prefix: str = '',
 ) -> dict[str, Any]:
   """Checks settings, and returns them without keys whose value is null.
@@ -117,8 +181,8 @@ def validated(
   Args:
     path: path of the file, for messages.
     values: settings; the values of keys without a rule are not checked.
-    rules: conditions for the keys that are used.
     required: keys that must be present.
+    rules: conditions by key.
     prefix: start of the keys' names in messages.
 
   Raises:
@@ -130,14 +194,12 @@ def validated(
   missing = [key for key in required if key not in present]
   if missing:
     raise UserError(f'{path} lacks {", ".join(missing)}.')
-  for key, rule in rules.items():
+  for key, value in present.items():
     name = f'{prefix}{key}'
-    if key not in present:
-      continue
-    if not isinstance(rule, Rule):
-      present[key] = validated(path, present[key], rule, prefix=f'{name}.')
-    elif not rule.holds(present[key]):
-      raise _wrong(path, name, present[key], rule.allowed)
+    if key in _OBJECTS:
+      present[key] = validated(path, value, (), rules, f'{name}.')
+    elif key in rules and not rules[key].holds(value):
+      raise _wrong(path, name, value, rules[key].allowed)
   return present
 
 
@@ -163,7 +225,7 @@ def parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
     UserError: the text is not a JSON object.
   """
   try:
-    return validated(path, json.loads(text), {})
+    return validated(path, json.loads(text), rules={})
   except (ValueError, RecursionError) as error:
     raise UserError(f'{path} is not valid JSON: {error}.') from error
 
@@ -186,22 +248,8 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     raise UserError(f'{path} cannot be read: {error}.') from error
 
 
-def gelu(path: str, name: str) -> str:
-  """Returns the kind of GELU for an activation of another project.
-
-  Args:
-    path: path of the weights, for messages.
-    name: name in the config of the other project.
-
-  Raises:
-    UserError: the activation is not supported.
-  """
-  if name not in _GELUS:
-    raise UserError(
-      f'{path} uses the activation {name!r}; the model vit supports '
-      f'{", ".join(_GELUS)}.'
-    )
-  return _GELUS[name]
+# Fields of `ModelMetadata` that notes do not contain.
+_NOT_STORED = ('known_from', 'assumed', 'other_patches')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,17 +309,11 @@ class ModelMetadata:
 
   def notes(self) -> dict[str, Any]:
     """Returns the values as JSON, to be stored next to weights."""
-    notes = {
-      'image_size': list(self.image_size),
-      'gelu': self.gelu,
-      'epsilon': self.norm_eps,
-      'mean': list(self.mean),
-      'std': list(self.std),
-      'preprocess': dict(self.preprocess),
-      'class_names': list(self.class_names),
-      'position_resize': self.position_resize,
+    return {
+      key: value
+      for key, value in dataclasses.asdict(self).items()
+      if value is not None and key not in _NOT_STORED
     }
-    return {key: value for key, value in notes.items() if value is not None}
 
 
 def read_notes(path: str, notes: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,8 +328,9 @@ def read_notes(path: str, notes: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     UserError: a value is not allowed, or a key is unknown.
   """
-  values = validated(path, notes, _NOTES)
-  unknown = sorted(values.keys() - _NOTES.keys())
+  values = validated(path, notes)
+  allowed = {each.name for each in dataclasses.fields(ModelMetadata)}
+  unknown = sorted(values.keys() - allowed - {'epsilon', 'model_args'})
   if unknown:
     raise UserError(
       f'{path} has the keys {", ".join(unknown)}, which this version does not '
@@ -296,5 +339,5 @@ def read_notes(path: str, notes: Mapping[str, Any]) -> dict[str, Any]:
   if 'epsilon' in values:
     values['norm_eps'] = values.pop('epsilon')
   if 'image_size' in values:
-    values['image_size'] = tuple(values['image_size'])
+    values['image_size'] = pair(values['image_size'])
   return values

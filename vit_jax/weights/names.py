@@ -95,9 +95,8 @@ class NameMap(NamedTuple):
         groups.setdefault(entry.name, {})[entry.index] = path
     if nameless:
       raise UserError(
-        'this format has no names for these parameters of the model: '
-        f'{", ".join(nameless)}. Write another format, or a directory of '
-        'vit_jax, which can contain every model.'
+        f'this format has no names for {", ".join(nameless)}: write another '
+        'one, or a directory of vit_jax, which can contain every model.'
       )
     for name, paths in groups.items():
       stacked = _NUMBER.search(name) is not None
@@ -222,11 +221,10 @@ def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
     if not jnp.issubdtype(array.dtype, jnp.floating) or array.itemsize < 2
   }
   if others:
+    shown = ', '.join(f'{name} ({dtype})' for name, dtype in others.items())
     raise UserError(
-      f'{path} contains arrays that are not floating-point numbers of at least '
-      '16 bits: '
-      + ', '.join(f'{name} ({dtype})' for name, dtype in others.items())
-      + '. Quantized weights cannot be read: use the original ones.'
+      f'{path} contains {shown}; only floating-point numbers of at least 16 '
+      'bits can be read: use the original, not quantized weights.'
     )
 
 
@@ -266,9 +264,7 @@ def check_shapes(
     f'{path} does not contain the parameters of the model that its arrays '
     'describe:\n'
     + '\n'.join(lines)
-    + '\nSupported are ViT (also of DeiT, MAE, '
-    'DINO, DINOv2 and CLIP), hybrids, BiT and Swin; other models, and variants '
-    'with other arrays, cannot be read.'
+    + '\nSupported are ViT, hybrids, BiT and Swin; use weights of these.'
   )
 
 
@@ -291,8 +287,7 @@ def shape_of(
   if actual is None or len(actual) != rank or 0 in actual:
     shown = 'it is missing' if actual is None else f'it is {list(actual)}'
     raise UserError(
-      f'{path} does not contain {kind}: {name} must have {rank} dimensions, '
-      f'none of them 0, but {shown}; the file has '
-      f'{", ".join(sorted(arrays)[:3])} …'
+      f'{path} does not contain {kind}: {name} must have {rank} dimensions '
+      f'above 0, but {shown}; the file has {", ".join(sorted(arrays)[:3])} …'
     )
   return actual

@@ -52,10 +52,8 @@ def _scaled(
     return flat  # (u - mean) / std is x; rounding must not change a parameter
   if KERNEL not in flat or flat[KERNEL].shape[-2] != len(mean):
     raise UserError(
-      f'pixels are normalized by mean {mean} and std {std}. This can be '
-      'converted only in a patch embedding: a convolution that overlaps '
-      'the border is padded with zeros, which mean another value in other '
-      'units. Keep model.mean and model.std, or use a model without a stem.'
+      f'pixels normalized by mean {mean} and std {std} can be converted only '
+      'in a patch embedding: keep model.mean and model.std.'
     )
   slope = 0.5 / np.asarray(std, np.float64)
   shift = (0.5 - np.asarray(mean, np.float64)) / np.asarray(std, np.float64)

@@ -17,11 +17,11 @@ from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
 from vit_jax.objectives.mixing import largest
-from vit_jax.weights import download, patch_embedding
+from vit_jax.weights import download
 from vit_jax.weights.contract import Format, Pretrained
 from vit_jax.weights.formats import huggingface, native, npz, tensors, timm
 from vit_jax.weights.names import ShapeError
-from vit_jax.weights.transfer import adapt, replace_head, resized
+from vit_jax.weights.transfer import adapt, renormalized, replace_head, resized
 
 PyTree = Any
 
@@ -135,10 +135,8 @@ def format_of(path: str) -> tuple[Format, str, Any]:
     return Format.of(module), named[2], None
   except (ModuleNotFoundError, AttributeError) as error:
     raise UserError(
-      f'{path} names the format {named[1]}, which cannot be used: {error}. '
-      'Give MODULE:PATH with a module on the Python path that defines '
-      f'{", ".join(Format._fields)} (see vit_jax.weights.contract.Format), or '
-      'a path only.'
+      f'the format {named[1]} of {path} cannot be used: {error}. Give a module '
+      f'on the Python path that defines {", ".join(Format._fields)}.'
     ) from error
 
 
@@ -194,9 +192,8 @@ def _check_rgb(path: str, about: dict[str, Any]) -> None:
   bits = about.get('preprocess', {}).get('bits', 8)
   if (channels, bits) != (3, 8):
     raise UserError(
-      f'{path}: this format is for RGB images of 8 bits, but the weights are '
-      f'for images of {channels} channel(s) of {bits} bits: write a directory '
-      'instead.'
+      f'{path}: this format is for RGB images of 8 bits, not of {channels} '
+      f'channel(s) of {bits} bits: write a directory instead.'
     )
 
 
@@ -300,6 +297,8 @@ def load_pretrained(
   """
   found = find(path, weights)
   source = found.changed(dtype=dtype, **model)
+  if mean is not None or std is not None:
+    source = renormalized(source, mean, std)
   size = source.image_size
   if image_size is not None:
     sides = (image_size,) if isinstance(image_size, int) else image_size
@@ -309,9 +308,13 @@ def load_pretrained(
   try:
     params = source.backbone(source.load(source.abstract_params(mesh)))
   except ShapeError as error:
-    raise _override_error(found, model) from error
-  if mean is not None or std is not None:
-    params = _normalized(source, params, mean, std)
+    of_file = found.model()
+    changed = {k: v for k, v in model.items() if getattr(of_file, k, None) != v}
+    stored = {key: getattr(of_file, key, None) for key in changed}
+    raise UserError(
+      f'{path} has {_shown(stored)}, which {_shown(changed)} does not fit: '
+      'leave this out. (Fine-tuning can resize windows.)'
+    ) from error
   about = source.about | {'image_size': list(size)}
   params = adapt(params, built, source, size, position_resize, mesh)
   if num_classes not in (None, source.about['num_classes']):
@@ -322,59 +325,5 @@ def load_pretrained(
   return LoadedModel(built, params, dataclasses.replace(source, about=about))
 
 
-def _override_error(source: Pretrained, model: dict[str, Any]) -> UserError:
-  """Returns the error for keys whose values do not fit the arrays of a file.
-
-  Args:
-    source: weights with the keys of the file.
-    model: keys that the user has overridden.
-  """
-  built = source.model()
-  stored = {key: getattr(built, key, None) for key in model}
-  changed = [key for key in model if stored[key] != model[key]]
-  given = ', '.join(f'{key}={model[key]!r}' for key in changed)
-  of_file = ', '.join(f'{key}={stored[key]!r}' for key in changed)
-  hint = ''
-  if 'window_size' in changed:
-    hint = (
-      ' Fine-tuning with --config.model.window_size resizes the bias tables if '
-      '--config.image_size differs from that of the weights, too.'
-    )
-  return UserError(
-    f'{given} was given, but the arrays in {source.path} are those of '
-    f'{of_file}: leave the argument out.{hint}'
-  )
-
-
-def _normalized(
-  source: Pretrained,
-  params: PyTree,
-  mean: Sequence[float] | None,
-  std: Sequence[float] | None,
-) -> PyTree:
-  """Returns parameters for another mean or std of pixels than assumed.
-
-  Raises:
-    UserError: the weights are those of this package or official ones, whose
-      pixels are in [-1, 1].
-  """
-  if 'normalization' not in source.about:
-    raise UserError(
-      f'{source.path} needs pixels in [-1, 1]; mean and std are for weights of '
-      'other projects.'
-    )
-  assumed = source.about['normalization']
-  flat = tree.flatten(params)
-  arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
-  arrays = patch_embedding.converted(
-    arrays, patch_embedding.NONE, (assumed['mean'], assumed['std'])
-  )
-  arrays = patch_embedding.converted(
-    arrays, (mean or assumed['mean'], std or assumed['std'])
-  )
-  return tree.unflatten(
-    {
-      path: jax.device_put(array, flat[path].sharding)
-      for path, array in arrays.items()
-    }
-  )
+def _shown(keys: dict[str, Any]) -> str:
+  return ', '.join(f'{key}={value!r}' for key, value in keys.items())

@@ -39,8 +39,7 @@ def average(sources: Sequence[Pretrained]) -> Pretrained:
       if actual.get(key) != expected.get(key):
         raise UserError(
           f'{other.path} cannot be averaged with {first.path}: its {key} is '
-          f'{actual.get(key)!r}, not {expected.get(key)!r}. Give weights of '
-          'one architecture, image size and list of classes.'
+          f'{actual.get(key)!r}, not {expected.get(key)!r}.'
         )
 
   paths = ', '.join(source.path for source in sources)

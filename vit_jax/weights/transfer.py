@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -87,12 +87,11 @@ def adapt(
   grid: Any = getattr(model, 'grid', None)  # models that process tokens
   if other_patches and math.prod(grid(new_size)) == other_patches:
     height, width = new_size
+    size = f'[3, {height}, {width}]'
     raise UserError(
-      f'the positions in {source.path} fit images of {height}x{width} pixels '
-      f'and, without positions of other tokens than patches, of {old_size[0]}x'
-      f'{old_size[1]} pixels; the file does not contain its image size. Write '
-      'it into a config.json next to the file: {"architecture": "vit", '
-      f'"pretrained_cfg": {{"input_size": [3, {height}, {width}]}}}}.'
+      f'the positions in {source.path} fit images of {old_size} and of '
+      f'{new_size} pixels. Write the right size into a config.json next to it: '
+      f'{{"architecture": "vit", "pretrained_cfg": {{"input_size": {size}}}}}.'
     )
   flat = tree.flatten(params)
   sized = {
@@ -171,6 +170,44 @@ def resized(source: Pretrained, image_size: Size) -> Pretrained:
     load_extra=None,
     original=source,
   )
+
+
+def renormalized(
+  source: Pretrained,
+  mean: Sequence[float] | None,
+  std: Sequence[float] | None,
+) -> Pretrained:
+  """Returns weights for pixels with another mean or std than was assumed.
+
+  Args:
+    source: description of the weights.
+    mean: mean of each channel of pixels in [0, 1]; None for that of `source`.
+    std: standard deviation of the same pixels; None for that of `source`.
+
+  Raises:
+    UserError: the weights are those of this package or official ones, whose
+      pixels are in [-1, 1].
+  """
+  old = source.normalization
+  if old is None:
+    raise UserError(
+      f'{source.path} needs pixels in [-1, 1]; mean and std are for weights of '
+      'other projects.'
+    )
+  new = tuple(mean or old[0]), tuple(std or old[1])
+
+  def load(abstract: PyTree) -> PyTree:
+    flat, targets = tree.flatten(source.load(abstract)), tree.flatten(abstract)
+    keys = patch_embedding.KERNEL, patch_embedding.BIAS
+    arrays = {key: np.asarray(flat[key]) for key in keys}
+    arrays = patch_embedding.converted(arrays, patch_embedding.NONE, old)
+    arrays = patch_embedding.converted(arrays, new)
+    placed = {key: place(arrays[key], targets[key]) for key in keys}
+    return tree.unflatten(flat | placed)
+
+  section = {'mean': list(new[0]), 'std': list(new[1])}
+  about = source.about | {'normalization': section}
+  return dataclasses.replace(source, about=about, load=load)
 
 
 def _adapted(
@@ -284,10 +321,9 @@ def start(source: Pretrained, target: Target, method: str | None) -> PyTree:
   fitting = {k: v for k, v in actual.items() if shapes.get(k) == v.shape}
   if not fitting:
     raise UserError(
-      f'no parameter of {source.path} fits the model: it contains '
-      f'{", ".join(sorted(actual)[:3])}, …, and the model has '
-      f'{", ".join(sorted(expected)[:3])}, …. Set config.init_from to weights '
-      'of such a model.'
+      f'no parameter of {source.path} ({", ".join(sorted(actual)[:3])}, …) '
+      f'fits the model ({", ".join(sorted(expected)[:3])}, …): set another '
+      'config.init_from.'
     )
   unused = [
     f'{k} {leaf.shape} (in the model: {shapes.get(k, "none")})'
@@ -377,10 +413,9 @@ def _first_kernel(
   channels = target.model.channels
   if before.channels != patch_embedding.RGB:
     raise UserError(
-      f'model.channels is {channels}, but the weights are for images of '
-      f'{before.channels} channels: set model.channels, augment.channels and '
-      f'preprocess.channels to {before.channels}. Only weights for RGB images '
-      'are adapted to other channels.'
+      f'model.channels is {channels}, but the weights are for '
+      f'{before.channels}: set model.channels, augment.channels and '
+      'preprocess.channels to this. Only weights for RGB are adapted.'
     )
   expected = _shapes(_model_shapes(target))
   kernels = [

@@ -204,18 +204,11 @@ class TrainTransform(_ImageAndLabel):
       at_least=0,
       at_most=policies.MAX_MAGNITUDE[self.randaugment_policy],
     )
-    check_range('augment.max_aspect', self.max_aspect, above=0)
     check_range('augment.enlarge', self.enlarge, at_least=1, at_most=4)
-    if not 0 < self.min_area <= self.max_area <= 1:
-      raise UserError(
-        f'augment.min_area is {self.min_area} and augment.max_area is '
-        f'{self.max_area}; required: 0 < min_area <= max_area <= 1.'
-      )
-    if not 0 < self.min_aspect <= self.max_aspect:
-      raise UserError(
-        f'augment.min_aspect is {self.min_aspect} and augment.max_aspect is '
-        f'{self.max_aspect}; required: 0 < min_aspect <= max_aspect.'
-      )
+    for key, most in (('area', 1), ('aspect', math.inf)):
+      low, high = getattr(self, f'min_{key}'), getattr(self, f'max_{key}')
+      check_range(f'augment.max_{key}', high, above=0, at_most=most)
+      check_range(f'augment.min_{key}', low, above=0, at_most=high)
     self._check_recoloring()
 
   def _check_recoloring(self) -> None:

@@ -108,14 +108,15 @@ class _Expected(NamedTuple):
     """
     name = dtype if isinstance(dtype, str) else dtype.name
     channels = shape[2] if len(shape) == 3 else 1
-    if (name, channels) != (f'uint{self.bits}', self.channels) or (
-      len(shape) not in (2, 3)
+    if (
+      (name, channels) != (f'uint{self.bits}', self.channels)
+      or len(shape) not in (2, 3)
+      or min(shape) < 1
+      or math.prod(shape) * self.bits > 8 * _MAX_BYTES
     ):
-      raise DecodeError(f'the image is {name} {list(shape)}; {self}')
-    if min(shape) < 1 or math.prod(shape) * self.bits > 8 * _MAX_BYTES:
       raise DecodeError(
-        f'the image is {name} {list(shape)}; allowed: 1 to {_MAX_BYTES} bytes '
-        'in total'
+        f'the image is {name} {list(shape)}; {self}, and at most '
+        f'{_MAX_BYTES} bytes'
       )
 
 

@@ -183,16 +183,16 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
   Raises:
     UserError: there is only one class.
   """
-  if list(class_names) in ([class_folders.UNLABELLED], [class_folders.WHOLE]):
+  if len(class_names) == 1:
+    unlabelled = class_names[0] in (
+      class_folders.UNLABELLED,
+      class_folders.WHOLE,
+    )
+    actual = 'no labels' if unlabelled else f'one class, {class_names[0]!r}'
     raise UserError(
-      f'the images of {where} have no labels, but a classifier is trained: put '
+      f'{where} has {actual}, but a classifier needs at least two classes: put '
       'the images of each class into a separate folder, use data with labels, '
       'or train without labels (configs/mae.py, dino.py or masked_patch.py).'
-    )
-  if len(class_names) == 1:
-    raise UserError(
-      f'{where} contains one class, {class_names[0]!r}, but a classifier needs '
-      'at least two: put the images of each class into a separate folder.'
     )
 
 

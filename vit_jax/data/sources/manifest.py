@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +39,19 @@ class Row(NamedTuple):
   line: int
 
 
+_FORM = (
+  'All lines must have an image (a local path or gs:// address), a label (a '
+  'name or an integer, the same for each line of an image) and, optionally, a '
+  'split (a name); lists of images without labels have no other columns than '
+  'image and split. The first line of a CSV file lists the columns in lower '
+  'case; fields that contain commas need quotes.'
+)
+
+
 def read(path: str) -> list[Row]:
   """Reads a list; blanks around fields, blank lines and a BOM are ignored.
+
+  Repeated images are allowed, so that they can have a higher weight.
 
   Args:
     path: path ending in .csv or .jsonl, local or remote.
@@ -57,60 +68,35 @@ def read(path: str) -> list[Row]:
       f'source.path is {path!r}; a manifest ends in {" or ".join(readers)}.'
     )
   text = files.read_text(path, 'source.path')
-  rows = [_row(path, line, fields) for line, fields in reader(path, text)]
-  if not rows:
-    raise UserError(f'{path} lists no image: list one per line.')
-  for column in ('split', 'label'):
-    without = [row for row in rows if not getattr(row, column)]
-    if 0 < len(without) < len(rows):
-      raise UserError(
-        f'{path}, line {without[0].line}, has no {column}, but others have '
-        f'one: give every line a {column}, or none.'
-      )
+  try:
+    rows = [_row(line, fields) for line, fields in reader(text)]
+    _check_same(rows)
+  except ValueError as error:
+    raise UserError(f'{path}: {error}. {_FORM}') from error
   if not rows[0].split:
     rows = [row._replace(split='train') for row in rows]
-  _check_repeats(path, rows)
   return rows
 
 
-def _has_known_labels(names: Collection[str]) -> bool:
-  """Returns whether there are labels, or nothing that could contain them."""
-  return 'label' in names or set(names) <= {'image', 'split'}
-
-
-def _csv(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
   """Yields (line number, fields) of a CSV file."""
   lines = io.StringIO(text, newline='')
   reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
   try:
-    header = [name.strip() for name in reader.fieldnames or ()]
-    if 'image' not in header or not _has_known_labels(header):
-      raise UserError(
-        f'{path} begins with the columns {_short(str(header))}; required are '
-        'image and label, and split is optional, in lower case and separated '
-        'by commas. A list of images without labels has no other columns than '
-        'image and split.'
-      )
-    reader.fieldnames = header
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
     for fields in reader:
       values = list(fields.values())
       if not any(each.strip() for each in values if isinstance(each, str)):
         continue  # a blank line
       if None in fields or None in values:  # too many fields, or too few
-        raise UserError(
-          f'{path}, line {reader.line_num}, has {_short(str(values))}; '
-          f'required are the {len(header)} fields {",".join(header)}: put '
-          'fields that contain commas into quotes.'
-        )
+        raise csv.Error(_short(values))
       yield reader.line_num, fields
   except csv.Error as error:
-    raise UserError(
-      f'{path}, line {reader.reader.line_num}, is not valid CSV ({error}): '
-      'check its quotes.'
-    ) from error
+    line = reader.reader.line_num
+    raise ValueError(f'line {line} is not valid CSV: {error}') from error
 
 
-def _jsonl(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _jsonl(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
   """Yields (line number, object) of a file of JSON lines."""
   # Not splitlines(): JSON strings may contain U+2028 and other line separators.
   for number, line in enumerate(io.StringIO(text, newline=None), 1):
@@ -118,49 +104,41 @@ def _jsonl(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
       try:
         yield number, dict(json.loads(line))
       except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(
-          f'{path}, line {number}, is not a JSON object: {error}.'
-        ) from error
+        reason = f'line {number} is not a JSON object: {error}'
+        raise ValueError(reason) from error
 
 
-def _row(path: str, line: int, fields: dict[str, Any]) -> Row:
+def _row(line: int, fields: dict[str, Any]) -> Row:
   """Checks the fields of a line and returns them as a row."""
   image, split = fields.get('image'), fields.get('split')
   label = class_folders.text_of(fields.get('label'))
-  if _has_known_labels(fields) and 'label' not in fields:
+  if fields.keys() <= {'image', 'split'}:
     label = ''
-  image = image.strip() if isinstance(image, str) else None
-  if not image or label is None or not isinstance(split, str | None):
-    shown = {key: fields.get(key) for key in ('image', 'label', 'split')}
-    raise UserError(
-      f'{path}, line {line}, has {_short(str(shown))}: required are image, a '
-      'path, and label, a name or an integer; split is a name. In a list of '
-      'images without labels, all lines have only image and split.'
-    )
-  if files.is_remote(image) and not image.startswith('gs://'):
-    raise UserError(
-      f'{path}, line {line}, has the image {_short(image)}: images are read '
-      'from local paths and from gs://. Download it.'
-    )
+  image = image.strip() if isinstance(image, str) else ''
+  remote = files.is_remote(image) and not image.startswith('gs://')
+  if not image or remote or label is None or not isinstance(split, str | None):
+    raise ValueError(f'line {line} has {_short(fields)}')
   return Row(image, label, (split or '').strip(), line)
 
 
-def _check_repeats(path: str, rows: list[Row]) -> None:
-  """Checks that an image has the same label on all of its lines.
-
-  Repeated images are allowed, so that they can have a higher weight.
-  """
+def _check_same(rows: list[Row]) -> None:
+  """Checks that all lines have the same fields, and images one label each."""
+  if not rows:
+    raise ValueError('it lists no image')
   first: dict[tuple[str, str], Row] = {}
   for row in rows:
+    if (not row.split, not row.label) != (not rows[0].split, not rows[0].label):
+      raise ValueError(f'line {row.line} lacks a field, or others do')
     before = first.setdefault((row.split, row.image), row)
     if before.label != row.label:
-      raise UserError(
-        f'{path} lists {row.image} as {before.label!r} in line {before.line} '
-        f'and as {row.label!r} in line {row.line}: an image has one label.'
+      raise ValueError(
+        f'{row.image} is {before.label!r} in line {before.line} and '
+        f'{row.label!r} in line {row.line}'
       )
 
 
-def _short(text: str) -> str:
+def _short(value: Any) -> str:
+  text = str(value)
   return text if len(text) < 160 else f'{text[:160]}…'
 
 

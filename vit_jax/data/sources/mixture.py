@@ -215,11 +215,7 @@ def _chosen(split: str, names: list[str]) -> dict[str, str]:
   Raises:
     UserError: there are no members, or the split cannot be parsed.
   """
-  if not names:
-    raise UserError(
-      'source.members is empty: give {name: dict(name=…, weight=…, …)}.'
-    )
-  if '/' not in split:
+  if names and '/' not in split:
     return dict.fromkeys(names, split)
   chosen = {}
   for piece in split.split(','):
@@ -227,8 +223,8 @@ def _chosen(split: str, names: list[str]) -> dict[str, str]:
     if name not in names or not spec or name in chosen:
       raise UserError(
         f'the split {split!r} of a mixture has the part {piece!r}; give one '
-        'split for all members, or member/split once for each of some members, '
-        f'separated by commas; {closest(name, names)}.'
+        'split for all source.members, or member/split once for each of some '
+        f'members, separated by commas; {closest(name, names)}.'
       )
     chosen[name] = spec
   return {name: chosen[name] for name in names if name in chosen}

@@ -12,7 +12,6 @@ border of 1 pixel, which is removed. ObjectNet is a test set: its licence does
 not allow tuning the parameters of any model on it.
 """
 
-import copy
 import json
 import os
 import pathlib
@@ -27,7 +26,7 @@ from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import tfds
 from vit_jax.data.storage import class_folders, files, splits
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 
 _FOLDER = 'objectnet-1.0/images'
 _KEY = 'imagenet_labels'
@@ -64,21 +63,20 @@ class Source(splits.Selected):
     """
     place = os.fspath(tfds.default_data_dir(data_dir))
     self._root = f'{files.local(place, "the source objectnet")}/{_FOLDER}'
-    found, listing = {}, None
-    if os.path.isdir(self._root):
+    try:
       listing = class_folders.listing(
         self._root, endings=('.png',), allow_empty=True
       )
-      found = dict(zip(listing.classes, listing.counts.tolist(), strict=True))
-    missing = [name for name in IMAGENET_CLASSES if not found.get(name)]
-    if missing or listing is None:
+      present = np.array(listing.classes)[listing.counts > 0]
+      missing = set(IMAGENET_CLASSES).difference(present.tolist())
+      if missing:
+        raise UserError(f'the classes {sorted(missing)[:3]}, … have no images.')
+    except UserError as error:
       raise UserError(
-        f'{self._root} has no PNG images of {missing[0]!r} and '
-        f'{len(missing) - 1} others of the {len(IMAGENET_CLASSES)} classes '
-        'that correspond to ImageNet classes: unpack objectnet-1.0.zip of '
-        'objectnet.dev, and set source.data_dir (--data_dir) to the directory '
-        'that contains objectnet-1.0.'
-      )
+        f'{error} Unpack objectnet-1.0.zip of objectnet.dev, and set '
+        'source.data_dir (--data_dir) to the directory that contains '
+        'objectnet-1.0.'
+      ) from error
     folders = np.repeat(np.array(listing.classes), listing.counts)
     used = np.isin(folders, list(IMAGENET_CLASSES))
     self._paths, self._folders = listing.paths[used], folders[used]
@@ -89,7 +87,6 @@ class Source(splits.Selected):
     names = tfds_lib.core.tfds_path('datasets/imagenet2012/labels.txt')
     self.class_names = names.read_text().split()
     self.num_classes = len(self.class_names)
-    self._with_all_labels = False
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     """Returns an image without its border.
@@ -108,11 +105,14 @@ class Source(splits.Selected):
         'one within the border of 1 pixel'
       )
     labels = IMAGENET_CLASSES[str(self._folders[position])]
-    example = {'image': np.ascontiguousarray(inner), 'label': labels[0]}
-    return example | ({_KEY: list(labels)} if self._with_all_labels else {})
+    return {
+      'image': np.ascontiguousarray(inner),
+      'label': labels[0],
+      _KEY: list(labels),
+    }
 
   def with_labels(self, key: str) -> 'Source':
-    """Returns the same source, whose examples also contain all correct labels.
+    """Returns this source, whose examples contain all correct labels.
 
     Args:
       key: 'imagenet_labels'.
@@ -120,14 +120,8 @@ class Source(splits.Selected):
     Raises:
       UserError: the key has another value.
     """
-    if key != _KEY:
-      raise UserError(
-        f'{self.name} has no field {key!r} with lists of labels; set it to '
-        f'{_KEY!r}.'
-      )
-    other = copy.copy(self)
-    other._with_all_labels = True
-    return other
+    check_choice('labels', key, (_KEY,))
+    return self
 
   def where(self, index: int) -> str:
     """Returns the file of an example."""

@@ -149,10 +149,7 @@ def _columns(path: str) -> tuple[np.ndarray, np.ndarray, npz.Mapped]:
     if not len(copies) == len(indices) == len(soft):
       raise ValueError('its columns have different lengths')
   except (OSError, ValueError) as error:
-    raise UserError(
-      f'{path} cannot be read ({error}): copy it again, or remove it and write '
-      'it again with python -m vit_jax.pseudo_label.'
-    ) from error
+    raise _unreadable(path, error) from error
   return copies, indices, soft
 
 
@@ -167,12 +164,16 @@ def about_of(path: str) -> dict[str, Any]:
   """
   try:
     about, columns = npz.about(path)
-    if {'soft', 'copies', 'index'} <= {*columns}:
-      return about
-    problem = 'it contains other columns'
+    if not {'soft', 'copies', 'index'} <= {*columns}:
+      raise ValueError('it contains other columns')
+    return about
   except (OSError, ValueError) as error:
-    problem = str(error)
-  raise UserError(
-    f'{path} is not a file of pseudo-labels ({problem}): python -m '
-    'vit_jax.pseudo_label writes one.'
+    raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
+  return UserError(
+    f'{path} is damaged or not a file of pseudo-labels ({error}): copy it '
+    'again, or remove it and write it again with python -m '
+    'vit_jax.pseudo_label.'
   )

@@ -302,13 +302,17 @@ def _expand(pattern: str) -> list[str]:
     patterns = [f'{pattern.rstrip("/")}/{folder}*.tar' for folder in folders]
   shards = sorted(path for each in patterns for path in _matching(each))
   if not shards:
-    raise UserError(
-      f'source.path is {pattern!r}, but no .tar file matches it: set it '
-      'to a directory of shards or a pattern such as train-{000..009}.tar or '
-      'train-*.tar. Compressed shards (.tar.gz) do not have random access: '
-      'gunzip them.'
-    )
+    raise _no_shards(pattern)
   return shards
+
+
+def _no_shards(pattern: str) -> UserError:
+  return UserError(
+    f'source.path is {pattern!r}, but no .tar file matches it: set it to a '
+    'directory of shards or a pattern such as train-{000..009}.tar (the '
+    'smaller number first), {train,val}.tar or train-*.tar. Compressed shards '
+    '(.tar.gz) do not have random access: gunzip them.'
+  )
 
 
 def _matching(pattern: str) -> list[str]:
@@ -335,10 +339,7 @@ def _choices(text: str, pattern: str) -> list[str]:
     return [f'{number:0{len(span[1])}d}' for number in numbers]
   if ',' in text:
     return text.split(',')
-  raise UserError(
-    f'source.path is {pattern!r}, and {{{text}}} is not a range: allowed are '
-    '{000..009}, the smaller number first, and {train,val}.'
-  )
+  raise _no_shards(pattern)
 
 
 def _by_split(paths: list[str]) -> dict[str, list[str]]:

@@ -190,23 +190,18 @@ def _check_features(
   Raises:
     UserError: a feature does not exist, or has another type.
   """
-  is_usable: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    image_key: ('Image', lambda f: isinstance(f, tfds.features.Image))
-  }
-  if label_key is not None:
-    is_usable[label_key] = ('ClassLabel or a boolean', _class_names)
-  for key, (kind, check) in is_usable.items():
-    if key not in features:
-      raise UserError(
-        f'{dataset} has no feature {key!r} (source.image_key, label_key); '
-        f'{closest(key, features)}.'
-      )
-    if not check(features[key]):
+  checks: list[tuple[str | None, str, Callable[[Any], Any]]] = [
+    (image_key, 'an Image', lambda f: isinstance(f, tfds.features.Image)),
+    (label_key, 'a ClassLabel or a boolean', _class_names),
+  ]
+  for key, kind, check in checks:
+    if key is not None and not (key in features and check(features[key])):
+      actual = _described(features[key]) if key in features else 'missing'
       allowed = [k for k, feature in features.items() if check(feature)]
       raise UserError(
-        f'the feature {key!r} of {dataset} is a {_described(features[key])}, '
-        f'not a {kind} (source.image_key, label_key); {closest(key, allowed)}. '
-        'Images are read without labels by --config.source.label_key=None.'
+        f'the feature {key!r} of {dataset} is {actual}, not {kind} '
+        f'(source.image_key, label_key); {closest(key, allowed)}. Images are '
+        'read without labels by --config.source.label_key=None.'
       )
   return (
     [UNLABELLED] if label_key is None else _class_names(features[label_key])
@@ -257,7 +252,7 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
   except (ValueError, KeyError, NotImplementedError) as error:
     raise splits.bad_spec(split, lengths) from error
   if not instructions or any(part.take < 1 for part in instructions):
-    raise splits.bad_spec(split, lengths, 'has a part without examples')
+    raise splits.bad_spec(split, lengths)
   if chosen == 'array_record':
     return records.ArrayRecords(instructions, on_bad_shard)
   shards = [
@@ -279,37 +274,22 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
     UserError: the dataset or the version is not prepared.
   """
   name, _, version = dataset.partition(':')
-  folder = root / name
-  versions = _versions(folder)
-  if version in versions:
-    return folder / version
-  if versions and not version:
-    return folder / versions[-1]
-  if versions:
-    raise UserError(
-      f'{folder} contains no version {version!r}; {closest(version, versions)}.'
-    )
-  raise UserError(_absent(name, root))
+  there = versions(root / name)
+  chosen = version or (there[-1] if there else '')
+  if chosen in there:
+    return root / name / chosen
+  configs = [p.name for p in paths.entries(root / name) if versions(p)]
+  prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
+  hint = f' {closest(dataset, prepared)};' if prepared else ''
+  source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
+  raise UserError(
+    f'the data set {dataset!r} is not prepared in {root};{hint} if it is '
+    'elsewhere, set --config.source.data_dir (or TFDS_DATA_DIR); to prepare '
+    f'it, run python -m vit_jax.prepare {dataset} --data_dir={root}{source}'
+  )
 
 
-def _versions(folder: epath.Path) -> list[str]:
-  """Returns the versions in a folder, the newest last."""
+def versions(folder: epath.Path) -> list[str]:
+  """Returns the prepared versions in a folder, the newest last."""
   names = map(str, list_all_versions(folder))
   return [name for name in names if (folder / name / 'features.json').exists()]
-
-
-def _absent(name: str, root: epath.Path) -> str:
-  """Returns the message for a dataset that is not prepared."""
-  folder = root / name
-  problem = (
-    f'the data set {name!r} is not prepared: {folder} contains no version.'
-  )
-  configs = sorted(p.name for p in paths.entries(folder) if _versions(p))
-  if configs:
-    return f'{problem} Give one of its configs: {name}/{configs[0]}.'
-  source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
-  return (
-    f'{problem} If it is elsewhere, set --config.source.data_dir (or '
-    'TFDS_DATA_DIR); to prepare it, run '
-    f'python -m vit_jax.prepare {name} --data_dir={root}{source}'
-  )

@@ -162,29 +162,24 @@ def number(
   texts = sorted(texts)
   names = [text for text in texts if not text.isdecimal()]
   values = {t: _value(t) for t in texts if t.isdecimal()}
-  largest = max(values, key=values.__getitem__, default='')
   if known and (names or any(key.isdecimal() for key in known.keys)):
     return known, {text: known.label(text, where(text)) for text in texts}
-  numeric = next(filter(_NUMBER.fullmatch, names), largest)
-  if names and (numeric or not whole):
-    found = dict.fromkeys(text for text in (names[0], numeric) if text)
-    listed = ' and '.join(f'{where(text)} {_short(text)!r}' for text in found)
-    raise UserError(
-      f'{listed} cannot be numbered: '
-      'labels must be integers of at least 0 or, in a list of classes or of '
-      f'all images, names. {remedy}'
-    )
-  if names:
+  if whole and not values and not any(map(_NUMBER.fullmatch, names)):
     return Classes(names), {name: i for i, name in enumerate(names)}
-  count = len(known.keys) if known else min(values[largest] + 1, _MOST)
-  if values[largest] >= count:
-    raise UserError(
-      f'{where(largest)} has the label {_short(largest)}, but labels must be '
-      f'0 to {count - 1:,}, the '
-      f'{"positions in source.class_map" if known else "numbers of classes"}. '
-      f'{remedy}'
+  count = len(known.keys) if known else _MOST
+  largest = max(values, key=values.__getitem__, default='')
+  if names or values[largest] >= count:
+    numeric = next(filter(_NUMBER.fullmatch, names), largest)
+    found = dict.fromkeys(text for text in (*names[:1], numeric) if text)
+    listed = ' and '.join(
+      f'{where(text)} has the label {_short(text)!r}' for text in found
     )
-  return known or Classes(map(str, range(count))), values
+    raise UserError(
+      f'{listed}; labels must be integers, 0 to {count - 1:,}'
+      f'{" (positions in source.class_map)" if known else ""}, or names in a '
+      f'list of classes or of all images. {remedy}'
+    )
+  return known or Classes(map(str, range(values[largest] + 1))), values
 
 
 def _value(text: str) -> int:
@@ -340,7 +335,7 @@ def listing(
       counts.append(len(images))
       left_out += own
     elif kind == _NOTHING:
-      raise UserError(_broken_link(f'{root}/{name}'))
+      raise _unreadable(f'{root}/{name}', 'a broken link')
     else:
       left_out[_ignored_kind(name, kind)] += 1
   return Listing(
@@ -402,10 +397,7 @@ def _entries(folder: str) -> list[tuple[str, str]]:
     with os.scandir(folder) as entries:
       return sorted((entry.name, _kind(entry)) for entry in entries)
   except OSError as error:
-    raise UserError(
-      f'the folder {folder} cannot be read ({error.strerror}): change its '
-      'permissions, or move it elsewhere.'
-    ) from error
+    raise _unreadable(folder, error.strerror) from error
 
 
 def _kind(entry: os.DirEntry) -> str:
@@ -452,7 +444,7 @@ def _images(
     elif kind == _HIDDEN or not name.lower().endswith(endings):
       left_out[_ignored_kind(name, kind)] += 1
     elif kind == _NOTHING:
-      raise UserError(_broken_link(f'{root}/{path}'))
+      raise _unreadable(f'{root}/{path}', 'a broken link')
     else:
       yield path
 
@@ -478,5 +470,8 @@ def _kinds(left_out: collections.Counter[str]) -> str:
   return text
 
 
-def _broken_link(path: str) -> str:
-  return f'{path} is a broken link, or not a file: repair or remove it.'
+def _unreadable(path: str, reason: str | None) -> UserError:
+  return UserError(
+    f'{path} cannot be read ({reason}): repair it or its permissions, or move '
+    'it elsewhere.'
+  )

@@ -70,8 +70,7 @@ def local(path: str, what: str) -> str:
   if is_remote(path):
     raise UserError(
       f'{path} is remote, but {what} needs a local directory: mount the bucket '
-      '(gcsfuse), copy the data, or prepare it as an array_record data set '
-      '(python -m vit_jax.prepare).'
+      '(gcsfuse), or copy the data.'
     )
   return os.path.expanduser(path)
 

@@ -15,7 +15,7 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -90,15 +90,12 @@ def load(
   """
   check_policy(on_bad_shard)
   current = stamps(paths)
-  cache_paths = cache_places(paths, f'{kind}.npz')
+  cache_paths = _cache_paths(paths, kind)
   cached = (_cached(path, current) for path in cache_paths)
   index = next(filter(None, cached), None)
   if index is None:
     index = _build(paths, kind, scan)
-    try:
-      save(cache_paths, lambda file: _write(file, index, current))
-    except UserError as error:
-      log.warning('%s Until then, it is built at each start.', error)
+    _save(cache_paths, index, current)
   for path, cut, (size, _) in zip(paths, index.cuts, current, strict=True):
     if cut != WHOLE and on_bad_shard == 'error':
       raise UserError(
@@ -135,10 +132,6 @@ def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
         return remote.length, int(remote.mtime)
       local = os.stat(path)
       return local.st_size, local.st_mtime_ns
-    except FileNotFoundError as error:
-      raise UserError(
-        f'the shard {path} is missing: copy or prepare the data set again.'
-      ) from error
     except (OSError, ValueError) as error:  # ValueError: NUL in the path
       raise _unreadable(path, error) from error
 
@@ -154,22 +147,15 @@ def _unreadable(path: str, error: Exception) -> UserError:
   )
 
 
-def cache_places(paths: Sequence[str], name: str) -> list[str]:
-  """Returns the paths where data derived from files may be cached.
-
-  The first path is next to the files, the second in the user's cache.
-
-  Args:
-    paths: paths of the files.
-    name: ending of the cached file's name.
-  """
+def _cache_paths(paths: Sequence[str], kind: str) -> list[str]:
+  """Returns where the index is cached: next to the shards, or at home."""
   folder = os.path.dirname(paths[0])
   home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   relative = [path.removeprefix(folder) for path in paths]
   absolute = [p if files.is_remote(p) else os.path.abspath(p) for p in paths]
   return [
-    files.join(folder, f'{FOLDER}/{_digest(relative)}-{name}'),
-    os.path.join(home, 'vit_jax', f'{_digest(absolute)}-{name}'),
+    files.join(folder, f'{FOLDER}/{_digest(relative)}-{kind}.npz'),
+    os.path.join(home, 'vit_jax', f'{_digest(absolute)}-{kind}.npz'),
   ]
 
 
@@ -178,50 +164,37 @@ def _digest(texts: Sequence[str]) -> str:
   return hashlib.sha256(joined).hexdigest()[:16]
 
 
-def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
-  """Writes a cached file to the first of several paths that can be written.
+def _save(cache_paths: Sequence[str], index: Index, stamp: np.ndarray) -> None:
+  """Writes the index to the first of several paths that can be written.
 
   The file is complete as soon as it exists. Several processes may write it at
   the same time.
-
-  Args:
-    places: paths, from `cache_places`.
-    write: function that writes the content.
-
-  Returns:
-    Path of the file.
-
-  Raises:
-    UserError: none of the paths can be written.
   """
+  columns: Any = {f'column_{key}': each for key, each in index.columns.items()}
+  content = io.BytesIO()
+  np.savez(
+    content, stamp=stamp, cuts=index.cuts, counts=index.counts, **columns
+  )
   reasons = []
-  for place in places:
+  for path in map(epath.Path, cache_paths):
     try:
-      if files.is_remote(place):
-        content = io.BytesIO()
-        write(content)
-        epath.Path(place).write_bytes(content.getvalue())  # atomic on gs://
+      if files.is_remote(path):
+        path.write_bytes(content.getvalue())  # atomic on gs://
       else:
-        os.makedirs(os.path.dirname(place), exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with (
-          paths_lib.replacing(epath.Path(place)) as temporary,
+          paths_lib.replacing(path) as temporary,
           open(temporary, 'wb') as file,
         ):
-          write(file)
-      return place
+          file.write(content.getvalue())
+      return
     except Exception as error:  # noqa: BLE001 (TensorFlow raises its own kinds)
-      if not (isinstance(error, OSError) or files.is_remote(place)):
-        raise
-      reasons.append(f'{place}: {error}')
-  raise UserError(
-    f'the index of the data set cannot be stored ({"; ".join(reasons)}): '
-    'set XDG_CACHE_HOME to a directory that can be written.'
+      reasons.append(f'{path}: {error}')
+  log.warning(
+    'the index of the data set cannot be stored and is built at each start '
+    '(%s): set XDG_CACHE_HOME to a directory that can be written.',
+    '; '.join(reasons),
   )
-
-
-def _write(file: IO[bytes], index: Index, stamp: np.ndarray) -> None:
-  columns: Any = {f'column_{key}': each for key, each in index.columns.items()}
-  np.savez(file, stamp=stamp, cuts=index.cuts, counts=index.counts, **columns)
 
 
 def _cached(place: str, stamp: np.ndarray) -> Index | None:

@@ -32,8 +32,7 @@ from vit_jax.errors import UserError
 _PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
 _HEADER = struct.Struct('<QI')
 _FOOTER = struct.Struct('<I')
-BEFORE = _HEADER.size  # bytes of a record before its payload
-AROUND = BEFORE + _FOOTER.size  # bytes of a record before and after its payload
+_AROUND = _HEADER.size + _FOOTER.size  # bytes of a record besides its payload
 
 
 def scan(path: str) -> index.Scan:
@@ -82,18 +81,22 @@ def _masked(data: bytes) -> int:
   return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def payload(record: bytes) -> bytes:
-  """Returns the payload of a whole record.
+def read(opened: files.Files, number: int, offset: int, size: int) -> bytes:
+  """Reads the payload of a record and verifies its checksums.
 
   Args:
-    record: bytes of the record, including lengths and checksums.
+    opened: tfrecord files.
+    number: index of the file.
+    offset: offset of the payload, bytes.
+    size: size of the payload, bytes.
 
   Raises:
     DecodeError: a checksum does not match.
   """
-  size, data = _size(record[:BEFORE]), record[BEFORE : -_FOOTER.size]
+  record = opened.read(number, offset - _HEADER.size, size + _AROUND)
+  data = record[_HEADER.size : -_FOOTER.size]
   [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
-  if size != len(data) or checksum != _masked(data):
+  if _size(record[: _HEADER.size]) != size or checksum != _masked(data):
     raise DecodeError('damaged: its CRC-32C does not match')
   return data
 
@@ -172,25 +175,17 @@ class ArrayRecords:
     index.stamps(paths)  # checks that the files exist
     with ThreadPoolExecutor(_THREADS) as pool:
       faults = list(pool.map(_fault, instructions))
-    for path, fault in zip(paths, faults, strict=True):
+    kept = []
+    for part, fault in zip(instructions, faults, strict=True):
       if not fault:
+        kept.append(part)
         continue
-      if on_bad_shard == 'error':
+      if on_bad_shard == 'error' or all(faults):
         raise UserError(
-          f'{path} cannot be read ({fault}). Copy or prepare it '
+          f'{part.filename} cannot be read ({fault}). Copy or prepare it '
           'again, or set --config.source.on_bad_shard=skip to leave it out.'
         )
-      log.warning('%s cannot be read and is left out: %s', path, fault)
-    kept = [
-      part
-      for part, fault in zip(instructions, faults, strict=True)
-      if not fault
-    ]
-    if not kept:
-      raise UserError(
-        f'no file can be read ({paths[0]}: {faults[0]}): copy or prepare '
-        'the data set again.'
-      )
+      log.warning('%s is left out: it cannot be read: %s', part.filename, fault)
     self._source = array_record_data_source.ArrayRecordDataSource(kept)
     self._parts = [(part.filename, part.skip) for part in kept]
     self._index = Concatenation(part.take for part in kept)
@@ -290,9 +285,7 @@ class TFRecords:
     Raises:
       DecodeError: a checksum does not match.
     """
-    number, offset, size = self._find(index)
-    begin, length = offset - BEFORE, size + AROUND
-    return payload(self._files.read(number, begin, length))
+    return read(self._files, *self._find(index))
 
   def where(self, index: int) -> str:
     """Returns the file of a record, and its offset in the file."""

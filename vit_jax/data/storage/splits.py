@@ -225,13 +225,9 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
     absolute = instruction.to_absolute(
       {name: _Length(length) for name, length in lengths.items()}
     )
-  except (ValueError, NotImplementedError) as error:
+  # AttributeError: shards are counted, whose lengths `_Length` does not have.
+  except (ValueError, NotImplementedError, AttributeError) as error:
     raise bad_spec(spec, lengths) from error
-  except AttributeError as error:  # `_Length` does not have lengths of shards
-    raise UserError(
-      f'the split {spec!r} counts shards, which only TFDS data sets have: give '
-      f'examples or percent, as in {_PARTS}.'
-    ) from error
   parts = [
     Part(
       part.splitname,
@@ -241,22 +237,20 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
     for part in absolute
   ]
   if any(part.start >= part.stop for part in parts):
-    raise bad_spec(spec, lengths, 'has a part without examples')
+    raise bad_spec(spec, lengths)
   return parts
 
 
-def bad_spec(
-  spec: str, lengths: Mapping[str, int], trouble: str = 'cannot be resolved'
-) -> UserError:
+def bad_spec(spec: str, lengths: Mapping[str, int]) -> UserError:
   """Returns the error for a spec that cannot be resolved.
 
   Args:
     spec: split as the user wrote it, such as 'train[:99%]'.
     lengths: {split: number of examples}.
-    trouble: description of the problem, which follows the spec in the message.
   """
   sizes = [f'{name} ({n} examples)' for name, n in lengths.items()]
   return UserError(
-    f'the split {spec!r} {trouble}; there are {", ".join(sizes)}, and parts '
-    f'such as {_PARTS}.'
+    f'the split {spec!r} cannot be resolved, or has a part without examples; '
+    f'there are {", ".join(sizes)}, and parts such as {_PARTS}. (Only splits '
+    'of TFDS can be cut by shards.)'
   )

@@ -101,19 +101,11 @@ def check_sizes(archive: zipfile.ZipFile, archive_bytes: int) -> None:
   repeated = [name for name, count in names.items() if count > 1]
   if repeated:
     raise ValueError(f'it has several members named {repeated[0]}')
-  check_ratio(sum(each.file_size for each in archive.infolist()), archive_bytes)
-
-
-def check_ratio(unpacked_bytes: int, file_bytes: int) -> None:
-  """Checks that weights are not much larger than their file.
-
-  Raises:
-    ValueError: they are much larger.
-  """
-  if unpacked_bytes > max(_UNSUSPICIOUS_BYTES, _MAX_RATIO * file_bytes):
+  size = sum(each.file_size for each in archive.infolist())
+  if size > max(_UNSUSPICIOUS_BYTES, _MAX_RATIO * archive_bytes):
     raise ValueError(
-      f'its {file_bytes:,} bytes would unpack to {unpacked_bytes:,}, which is '
-      'not possible for weights'
+      f'its {archive_bytes:,} bytes would unpack to {size:,}, which is not '
+      'possible for weights'
     )
 
 

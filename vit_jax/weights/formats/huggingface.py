@@ -31,30 +31,10 @@ from vit_jax.weights.names import NameMap
 log = logging.getLogger('vit_jax')
 PyTree = Any
 Arrays = dict[str, np.ndarray]
-_CONFIG: metadata.Rules = {
-  'model_type': metadata.TEXT,
-  'hidden_act': metadata.TEXT,
-  'layer_norm_eps': metadata.number(0, 1),
-  'id2label': metadata.Rule(
-    'an object of class names, whose keys are numbers of up to 9 digits',
-    lambda value: (
-      isinstance(value, dict)
-      and all(key.isdecimal() and len(key) < 10 for key in value)
-      and all(isinstance(name, str) for name in value.values())
-    ),
-  ),
-}
-_VIT_CONFIG: metadata.Rules = {
-  'num_attention_heads': metadata.HEADS,
-  'image_size': processor.SIZE,
-}
-_SWIN_CONFIG: metadata.Rules = {
-  'embed_dim': metadata.integer(1, 2**15),
-  'depths': metadata.several(metadata.integer(1, 1000)),
-  'num_heads': metadata.several(metadata.HEADS),
-  'window_size': metadata.HEADS,
-  'image_size': processor.SIZE,
-}
+# Required keys of config.json.
+_VIT_KEYS = ('num_attention_heads', 'image_size')
+_SWIN_KEYS = ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size')
+_SWIN_RULES = {**metadata.RULES, 'num_heads': metadata.COUNTS}
 _LAYER, _FOREIGN = 'encoder/layers/', 'encoder.layer.{i}.'
 _CLS, _POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
 _DISTILLATION = 'embeddings.distillation_token'
@@ -153,26 +133,26 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   folder = tensors.folder_of(path)
   file = folder / 'config.json'
   config = (tensors.read_config(path) if head is None else head) or {}
-  config = metadata.validated(file, config, _CONFIG)
   kind = config.get('model_type')
+  rules = _SWIN_RULES if kind == 'swin' else metadata.RULES
+  metadata.validated(file, {'model_type': kind})
   if kind not in _TYPES:
     raise UserError(
       f'{path} contains a model of the type {kind!r}; supported types: '
       f'{", ".join(_TYPES)}.'
     )
-  rules = _TYPES[kind].config
-  config = metadata.validated(file, config, rules, tuple(rules))
+  config = metadata.validated(file, config, _TYPES[kind].required, rules)
   arrays, _ = tensors.read(path)
   parsed = _TYPES[kind].parse(path, arrays, config)
   file = folder / 'preprocessor_config.json'
-  stored = metadata.validated(file, metadata.read(file), processor.RULES)
+  stored = metadata.validated(file, metadata.read(file))
   values = stored or processor.DEFAULTS[kind]
   mean, std = processor.statistics(values)
   names = config.get('id2label', {})
   properties = parsed.metadata.updated(
     known_from='config.json and '
     + ('preprocessor_config.json' if stored else "the library's defaults"),
-    gelu=metadata.gelu(path, config.get('hidden_act', 'gelu')),
+    gelu=metadata.GELUS[config.get('hidden_act', 'gelu')],
     norm_eps=config.get('layer_norm_eps', 1e-12),
     mean=mean,
     std=std,
@@ -269,7 +249,7 @@ def _parse_vit(
   names = NameMap(_VIT_NAMES)
   model = vit.section(path, arrays, names, 'a Vision Transformer')
   model['num_heads'] = config['num_attention_heads']
-  size, patch = processor.pair(config['image_size']), model['patch_size']
+  size, patch = metadata.pair(config['image_size']), model['patch_size']
   for key, value in (
     ('hidden_size', model['width']),
     ('num_hidden_layers', model['depth']),
@@ -281,7 +261,6 @@ def _parse_vit(
         f'config.json of {path}: {key} is {config[key]!r}, but its arrays are '
         f'those of {value}. Fetch all files of one version again.'
       )
-  vit.check_heads(path, model)
   if not has_positions:
     model['prefix_positions'] = False
     arrays = foreign.without_class_position(arrays, _CLS, _POSITIONS)
@@ -458,14 +437,11 @@ def _parse_swin(
     if heads
     else 'one for each stage'
   }
-  other = {k: v for k, v in expected.items() if config.get(k, v) != v}
+  other = {k: config[k] for k, v in expected.items() if config.get(k, v) != v}
   if other:
+    allowed = {key: expected[key] for key in other}
     raise UserError(
-      f'{path} contains a Swin with '
-      + ', '.join(f'{key} {config[key]}' for key in other)
-      + '; the model swin has '
-      + ', '.join(f'{key} {value}' for key, value in other.items())
-      + '.'
+      f'config.json of {path} has {other}; the model swin supports {allowed}.'
     )
   model = dict(
     name='swin',
@@ -480,7 +456,7 @@ def _parse_swin(
     if not name.endswith('.relative_position_index')  # follows from the sizes
   }
   properties = ModelMetadata(
-    processor.pair(config['image_size']), position_resize='bicubic_no_antialias'
+    metadata.pair(config['image_size']), position_resize='bicubic_no_antialias'
   )
   names = _swin_names(len(depths))
   return ParsedWeights(used, names, model, properties, swin.CONSTANTS)
@@ -526,9 +502,8 @@ def _check_windows(model: Any, arrays: Arrays) -> None:
       window = window_of(len(array))
       if window != model.window_size:
         raise UserError(
-          f"Hugging Face's Swin has windows of {model.window_size} tokens in "
-          f'all stages, and this model {window} in {name}: it cannot be '
-          "written as such a directory; write timm's .safetensors instead."
+          f"Hugging Face's Swin needs windows of {model.window_size} tokens in "
+          f'all stages, but {name} has {window}: write .safetensors instead.'
         )
 
 
@@ -537,21 +512,19 @@ class _Type(NamedTuple):
 
   Attributes:
     class_name: prefix of the names of its classes.
-    config: rules for the required keys of config.json.
+    required: required keys of config.json.
     parse: function from path, arrays and config to the parsed weights.
   """
 
   class_name: str
-  config: metadata.Rules
+  required: tuple[str, ...]
   parse: Callable[[str, Arrays, Mapping[str, Any]], ParsedWeights]
 
 
 _TYPES = {
-  'vit': _Type('ViT', _VIT_CONFIG, _parse_vit),
-  'deit': _Type('DeiT', _VIT_CONFIG, _parse_vit),
-  'dinov2': _Type('Dinov2', _VIT_CONFIG, _parse_vit),
-  'dinov2_with_registers': _Type(
-    'Dinov2WithRegisters', _VIT_CONFIG, _parse_vit
-  ),
-  'swin': _Type('Swin', _SWIN_CONFIG, _parse_swin),
+  'vit': _Type('ViT', _VIT_KEYS, _parse_vit),
+  'deit': _Type('DeiT', _VIT_KEYS, _parse_vit),
+  'dinov2': _Type('Dinov2', _VIT_KEYS, _parse_vit),
+  'dinov2_with_registers': _Type('Dinov2WithRegisters', _VIT_KEYS, _parse_vit),
+  'swin': _Type('Swin', _SWIN_KEYS, _parse_swin),
 }

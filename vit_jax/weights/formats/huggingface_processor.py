@@ -12,46 +12,9 @@ from vit_jax.weights.metadata import ModelMetadata
 log = logging.getLogger('vit_jax')
 
 
-def _is_size(value: Any, keys: tuple[str, ...] = ('height', 'width')) -> bool:
-  if isinstance(value, Mapping):
-    sides = [value.get(key) for key in keys] if set(value) == set(keys) else []
-  else:
-    sides = value if isinstance(value, list | tuple) else [value]
-  return 1 <= len(sides) <= 2 and all(map(metadata.SIDE.holds, sides))
-
-
-# Image size: a number, a list or an object; see `pair`.
-SIZE = metadata.Rule(
-  'a number of pixels, a list of one or two, or {height, width}, each '
-  f'{metadata.SIDE.allowed}',
-  _is_size,
-)
 # Key of a section that only this package reads. It is written for interpolation
 # filters that transformers does not have.
 _OWN = 'vit_jax_preprocess'
-RULES: metadata.Rules = {
-  'do_rescale': metadata.FLAG,
-  'rescale_factor': metadata.number(1e-6, 1e6),
-  'do_normalize': metadata.FLAG,
-  'do_center_crop': metadata.FLAG,
-  'image_mean': metadata.MEAN,
-  'image_std': metadata.STD,
-  'resample': metadata.integer(0, 5),
-  'size': metadata.Rule(
-    f'{SIZE.allowed}, or {{shortest_edge}}',
-    lambda value: (
-      _is_size(value)
-      or _is_size(value, ('shortest_edge',))
-      or _is_size(value, ('shortest_edge', 'longest_edge'))
-    ),
-  ),
-  'crop_size': SIZE,
-  _OWN: {
-    'resize': metadata.TEXT,
-    'interpolation': metadata.TEXT,
-    'central_fraction': metadata.number(0.01, 1),
-  },
-}
 # Defaults of transformers for directories without preprocessor_config.json, by
 # type of model.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -81,14 +44,6 @@ _FILTERS = {2: 'bilinear_antialias', 3: 'bicubic'}
 _NUMBERS = {name: number for number, name in _FILTERS.items()}
 
 
-def pair(size: Any) -> tuple[int, int]:
-  """Returns (height, width) of a size: a number, a list or an object."""
-  if isinstance(size, Mapping):
-    return size['height'], size['width']
-  sides = [size] if isinstance(size, int) else list(size)
-  return sides[0], sides[-1]
-
-
 def statistics(given: Mapping[str, Any]) -> Statistics:
   """Returns the mean and std of pixels in [0, 1] that a processor subtracts.
 
@@ -97,7 +52,7 @@ def statistics(given: Mapping[str, Any]) -> Statistics:
   first step, mean and std are converted.
 
   Args:
-    given: content of preprocessor_config.json, validated by `RULES`.
+    given: content of preprocessor_config.json.
   """
   mean = given.get('image_mean', NONE[0])
   std = given.get('image_std', NONE[1])
@@ -114,7 +69,7 @@ def read(given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the config section that is equivalent to transformers' processor.
 
   Args:
-    given: content of preprocessor_config.json, validated by `RULES`.
+    given: content of preprocessor_config.json.
   """
   if _OWN in given:
     return dict(given[_OWN])
@@ -127,10 +82,10 @@ def read(given: Mapping[str, Any]) -> dict[str, Any]:
   shorter = size.get('shortest_edge') if isinstance(size, Mapping) else None
   if not cropped:
     return section | {'resize': 'squash'}
-  larger = shorter or pair(size)[0]
+  larger = shorter or metadata.pair(size)[0]
   # transformers pads a crop that is larger than the image; here, the crop is
   # limited to the image.
-  fraction = min(pair(given.get('crop_size', larger))[0] / larger, 1.0)
+  fraction = min(metadata.pair(given.get('crop_size', larger))[0] / larger, 1.0)
   resize = 'torchvision' if shorter else 'squash_central'
   return section | {'resize': resize, 'central_fraction': fraction}
 

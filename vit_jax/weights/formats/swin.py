@@ -162,10 +162,8 @@ def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   square = (3, PATCH_SIZE, PATCH_SIZE)
   if patches.shape[1:] != square or any(d < 2 or d % 2 for d in depths):
     raise UserError(
-      f'{path} does not contain a Swin Transformer, which has patches of '
-      f'{list(square)} in patch_embed.proj.weight and an even number of blocks '
-      f'in each stage: patches are {list(patches.shape)} and blocks '
-      f'{list(depths)}.'
+      f'{path} contains patches of {list(patches.shape)} and {list(depths)} '
+      f'blocks; a Swin has [width, {square}] and an even number in each stage.'
     )
   table = arrays[_TABLE]
   return dict(

@@ -23,7 +23,6 @@ import numpy as np
 
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError, closest
-from vit_jax.models import swin as swin_model
 from vit_jax.models.layers import EPSILON
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
@@ -37,27 +36,6 @@ from vit_jax.weights.names import Joined, NameMap
 log = logging.getLogger('vit_jax')
 PyTree = Any
 _NOTES = 'vit_jax'  # key of the notes in the metadata of a file
-_CONFIG: metadata.Rules = {
-  'architecture': metadata.TEXT,
-  'global_pool': metadata.TEXT,
-  'label_names': metadata.NAMES,
-  'model_args': {
-    'num_heads': metadata.HEADS,
-    'window_size': metadata.HEADS,
-    'window_rule': metadata.choice(swin_model.RULES),
-    'act_layer': metadata.TEXT,
-    'global_pool': metadata.TEXT,
-  },
-  'pretrained_cfg': {
-    'input_size': metadata.several(metadata.SIDE, 3),
-    'mean': metadata.MEAN,
-    'std': metadata.STD,
-    'crop_pct': metadata.number(0.1, 1),
-    'interpolation': metadata.TEXT,
-    'crop_mode': metadata.TEXT,
-    'label_names': metadata.NAMES,
-  },
-}
 _LAYER = 'encoder/layers/'
 NAMES = NameMap(
   {
@@ -160,7 +138,7 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
     return foreign.imported(path, _parse_noted(path, arrays, notes[_NOTES]))
   if 'architecture' not in config:
     config = {}  # of another program
-  config = metadata.validated(f'config.json of {path}', config, _CONFIG)
+  config = metadata.validated(f'config.json of {path}', config)
   name = config.get('architecture')
   architecture = architecture or (
     timm_models.find(name) if name else timm_models.of_file(path)
@@ -169,8 +147,7 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
     # Other blocks may have parameters of the same names.
     raise UserError(
       f'{path} has the architecture {architecture.name}, whose blocks '
-      f'({architecture.block} in timm) are not supported. Use weights of '
-      'another architecture.'
+      f'{architecture.block} are not supported: use another one.'
     )
   args = config.get('model_args', {})
   size = config.get('pretrained_cfg', {}).get('input_size')
@@ -204,11 +181,9 @@ def _split(path: str) -> tuple[str, Architecture | None]:
   architecture = timm_models.find(match[1])
   if architecture is None:
     names = {name.partition('.')[0] for name in timm_models.table()}
-    near = closest(match[1], names).partition('allowed:')[0]
     raise UserError(
-      f'{path} contains the architecture {match[1]}, which '
-      f'{timm_models.source()} does not have; {near}give a name of '
-      'timm.list_models(), or a path only.'
+      f'{match[1]} in {path} is not in {timm_models.source()}; '
+      f'{closest(match[1], names)}.'
     )
   return match[2], architecture
 
@@ -228,7 +203,7 @@ def _parse_noted(
   """Parses a file with the notes of `save`."""
   where = f'the metadata of {path}'
   values = metadata.read_notes(where, metadata.parse(where, text))
-  metadata.validated(where, values, {}, required=('image_size',))
+  metadata.validated(where, values, required=('image_size',))
   # Older notes do not contain the rule of windows, which was that of the
   # authors.
   args = {'window_rule': 'authors'} | values.pop('model_args', {})
@@ -267,7 +242,7 @@ def _configured(
     values['gelu'] = 'quick'
   activation = config.get('model_args', {}).get('act_layer')
   if activation is not None:
-    values['gelu'] = metadata.gelu(path, activation)
+    values['gelu'] = metadata.GELUS[activation]
   values |= {key: stored[key] for key in ('mean', 'std') if key in stored}
   values['preprocess'] = timm_models.preprocess(
     image_size,
@@ -281,29 +256,22 @@ def _configured(
 def _warn_of_assumptions(
   path: str, parsed: ParsedWeights, settings: _Settings
 ) -> None:
-  """Warns about values that neither arrays nor settings specify."""
-  model, args = parsed.model, settings.args
-  if model.get('name') == 'swin':
-    return  # its arrays determine heads and windows
-  assumed = []
-  if not (settings.fitting(model) or 'num_heads' in args or 'qk_norm' in model):
-    assumed.append(f'num_heads {model["num_heads"]}')
-  if settings.architecture is None:
-    if 'act_layer' not in args and 'gated' not in model:
-      assumed.append(f'gelu {parsed.metadata.gelu}')
-    is_ambiguous = model['pool'] != 'map' and 'head.weight' in parsed.arrays
-    if settings.pool is None and is_ambiguous:
-      assumed.append(f'pool {"gap" if "fc_norm" in model else model["pool"]}')
-    if 'layer_scale' in model:
-      assumed.append('no rotary position embeddings')
-  if assumed:
-    log.warning(
-      '%s does not specify its architecture, and its arrays do not determine '
-      'all of it; assumed: %s. Override this by load_pretrained(…, '
-      'num_heads=…, gelu=…), or name the architecture: timm:ARCHITECTURE:PATH',
-      path,
-      ', '.join(assumed),
-    )
+  """Warns if arrays and settings do not determine the whole model."""
+  model = parsed.model
+  is_determined = settings.architecture and 'num_heads' in settings.args
+  # The arrays of a Swin determine its heads and windows.
+  if model.get('name') == 'swin' or settings.fitting(model) or is_determined:
+    return
+  log.warning(
+    '%s does not name an architecture of timm with its sizes; assumed: '
+    'num_heads %d, gelu %s, pool %s and no rotary position embeddings. Name '
+    'the architecture: timm:ARCHITECTURE:PATH, or override single values by '
+    'load_pretrained(…, num_heads=…, gelu=…)',
+    path,
+    model['num_heads'],
+    parsed.metadata.gelu,
+    'gap' if 'fc_norm' in model else model['pool'],
+  )
 
 
 def _parse_vit(
@@ -337,7 +305,6 @@ def _parse_vit(
       model['width'], model['depth'], {'gap': 'avg'}.get(pool, pool)
     )
   )
-  vit.check_heads(path, model)
   others = _num_prefix_tokens(arrays, model)
   patches = arrays['pos_embed'].shape[1] - others
   arrays, image_size = _with_positions(path, arrays, model, settings.image_size)
@@ -404,9 +371,8 @@ def _with_positions(
       break
   else:
     raise UserError(
-      f'{path}: {count} positions do not form a square of patches, with or '
-      f'without {prefix} other tokens; other grids need the input_size in a '
-      'config.json next to the file.'
+      f'{path}: {count} positions are not a square of patches, with or without '
+      f'{prefix} other tokens; set input_size in a config.json next to it.'
     )
   if others != prefix:
     model['prefix_positions'] = False

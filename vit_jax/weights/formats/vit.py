@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.names import NameMap
 
@@ -89,17 +88,3 @@ def section(
     key: True for key, name in _SHOWN_BY.items() if find(name) is not None
   }
   return model | shown
-
-
-def check_heads(path: str, model: Mapping[str, Any]) -> None:
-  """Checks that the number of heads divides the width.
-
-  Raises:
-    UserError: it does not.
-  """
-  width, num_heads = model['width'], model['num_heads']
-  if width % num_heads:
-    raise UserError(
-      f'{path} has the width {width}, which is not a multiple of num_heads, '
-      f'{num_heads}: correct the settings next to it.'
-    )
