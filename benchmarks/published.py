@@ -32,9 +32,6 @@ from vit_jax.plan import environment
 ROWS = pathlib.Path(__file__).with_name('published.csv')
 FLAG = 1.5
 FITTED = ('h200:1x1', 'B/16', 'training')
-# `gpu_cost.Rates` of 2026-11-24: one fixed time, and one fraction of the
-# bandwidth.
-BEFORE = (0.70, 0.30, 0.90, 0.90, 0.90, 0.80, 2e-6, 2e-6)
 HEAD = (
   'device',
   'model',
@@ -82,7 +79,7 @@ def predict(row: dict[str, str]) -> dict[str, Any]:
   import inference
 
   from vit_jax.config import loading
-  from vit_jax.plan import compile, gpu_cost, hlo, topology
+  from vit_jax.plan import compile, topology
 
   target = topology.find(row['device'])
   config = compile.changed(
@@ -100,8 +97,7 @@ def predict(row: dict[str, str]) -> dict[str, Any]:
     return {}
   total, before = compile.cost_of(text, target), None
   if target.on_gpus:
-    rates = gpu_cost.Rates(*BEFORE)
-    before = gpu_cost.at_rates(hlo.parse(text), target, rates).seconds
+    before = seconds_before(text, target)
   low, high = total.seconds_range or (total.seconds, total.seconds)
   return {
     'before': before and images / before,
@@ -109,6 +105,24 @@ def predict(row: dict[str, str]) -> dict[str, Any]:
     'low': images / high,
     'high': images / low,
   }
+
+
+def seconds_before(text: str, target: Any) -> float:
+  """Returns the time of the kernels by the model of 2026-11-24.
+
+  It had one fixed time, and fractions that did not depend on GPU and kernel.
+  """
+  from vit_jax.plan import cost, gpu_cost, hlo
+
+  module, total, gpu = hlo.parse(text), 0.0, target.device
+  for op, computation, times in hlo.executions(module):
+    if op.opcode in gpu_cost.FREE or cost.collective(op):
+      continue
+    work = gpu_cost.kernel(module, op, computation)
+    fraction = 0.30 if work.kind == 'attention' else 0.70
+    compute = work.flops / (fraction * gpu.peak_flops)
+    total += times * (2e-6 + max(compute, work.bytes / 0.90 / gpu.bytes_per_s))
+  return total
 
 
 def is_flagged(ratio: float) -> bool:

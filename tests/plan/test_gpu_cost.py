@@ -13,6 +13,7 @@ from vit_jax.plan.topology import Target
 
 TEXT = (pathlib.Path(__file__).parent / 'small_gpu.hlo').read_text()
 H100 = GPUS['h100']
+PRODUCT, ATTENTION = 0.77 * 989e12, 0.33 * 989e12  # attainable FLOP/s
 RATES = gpu_cost.Rates(
   product=0.5,
   attention=0.25,
@@ -47,8 +48,8 @@ def test_products_count_their_flops_in_every_iteration():
   convolved = 2 * (64 * 56 * 56 * (64 + 128) + 3 * 3 * 64 * 128)
   assert part.bytes == 12 * 3 * 2 * 1024**2 + convolved
   seconds = [
-    12 * max(2 * 1024**3 / (0.5 * 989e12), 6 * 1024**2 / (0.8 * 3.352e12)),
-    max(convolution / (0.5 * 989e12), convolved / (0.8 * 3.352e12)),
+    12 * max(2 * 1024**3 / (0.5 * PRODUCT), 6 * 1024**2 / (0.8 * 3.352e12)),
+    max(convolution / (0.5 * PRODUCT), convolved / (0.8 * 3.352e12)),
   ]
   assert math.isclose(part.seconds, sum(seconds))
 
@@ -58,6 +59,18 @@ def test_attention_counts_two_products_forward_and_five_backward():
   assert part.flops == (2 + 5) * 2 * 64 * 12 * 198 * 198 * 64
   array = 2 * 64 * 198 * 12 * 64
   assert part.bytes == 3 * array + array + 4 * 64 * 12 * 198 + 4 * array
+
+
+def test_attention_of_short_sequences_does_not_fill_its_tiles():
+  """A third of the rate is reached with 198 tokens, half with 400."""
+  seconds = cost().kernels['attention'].seconds
+  flops = (2 + 5) * 2 * 64 * 12 * 198 * 198 * 64
+  assert math.isclose(seconds, flops / (0.25 * ATTENTION * 198 / 598))
+  kernels = [
+    gpu_cost.Kernel('attention', 10**15, 0, tokens).seconds(H100, RATES)
+    for tokens in (400, 10**9)
+  ]
+  assert math.isclose(kernels[0], 2 * kernels[1], rel_tol=1e-5)
 
 
 def test_slices_of_stacked_layers_count_only_their_bytes():

@@ -30,6 +30,13 @@ Sources for GPUs. FLOP/s are without sparsity, with accumulation in float32.
   architectures Ampere GA102, Ada and Blackwell RTX, and its data sheets of L4
   and L40S. They are connected by PCIe 4.0 x16, 64 GB/s in both directions, the
   RTX 5090 by PCIe 5.0 x16, 128 GB/s.
+- Fractions of the peak: Hopper is fitted to a step of B/16 on an H200
+  (benchmarks/measured/h200), RTX 4090 to published inference of B/16, L/16,
+  H/14 and B/8 (benchmarks/published.py); it exceeds its nominal clock, and a
+  data-centre GPU at its power limit does not reach it. A100: its best product
+  reaches 86 %, that of an H100 80 % (stas00/ml-engineering); FlashAttention-2
+  reaches 73 % on an A100 (arXiv 2307.08691) and 35 % on an H100 (arXiv
+  2407.08608). B200, L4, L40S, RTX 3090 and 5090: assumed as related GPUs.
 - Network: NVIDIA's DGX systems have one adapter of 200 Gbit/s (A100) or 400
   Gbit/s (H100, B200) for each GPU. For the others, 25 Gbit/s for each GPU are
   assumed.
@@ -70,12 +77,16 @@ class Gpu:
     processors: number of streaming multiprocessors.
     l2_bytes: size of the level-2 cache.
     shared_bytes: shared memory of a multiprocessor.
+    product: fraction of the peak FLOP/s that large matrix products reach.
+    attention: fraction that fused attention reaches with long sequences.
   """
 
   capability: tuple[int, int]
   processors: int
   l2_bytes: int
   shared_bytes: int
+  product: float
+  attention: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +122,14 @@ class Device:
 _V6E = Tpu(130)
 _V5P = Tpu(454, cores=2)
 _V4 = Tpu(264, cores=2, options=(('chip_config_name', 'megacore'),))
-_A100 = Gpu((8, 0), 108, 40 * MIB, 164 * KIB)
-_HOPPER = Gpu((9, 0), 132, 50 * MIB, 228 * KIB)
-_B200 = Gpu((10, 0), 148, 126 * MIB, 228 * KIB)
-_L4 = Gpu((8, 9), 58, 48 * MIB, 100 * KIB)
-_L40S = Gpu((8, 9), 142, 96 * MIB, 100 * KIB)
-_RTX3090 = Gpu((8, 6), 82, 6 * MIB, 100 * KIB)
-_RTX4090 = Gpu((8, 9), 128, 72 * MIB, 100 * KIB)
-_RTX5090 = Gpu((12, 0), 170, 96 * MIB, 100 * KIB)
+_A100 = Gpu((8, 0), 108, 40 * MIB, 164 * KIB, 0.83, 0.70)
+_HOPPER = Gpu((9, 0), 132, 50 * MIB, 228 * KIB, 0.77, 0.33)
+_B200 = Gpu((10, 0), 148, 126 * MIB, 228 * KIB, 0.77, 0.33)
+_L4 = Gpu((8, 9), 58, 48 * MIB, 100 * KIB, 0.77, 0.70)
+_L40S = Gpu((8, 9), 142, 96 * MIB, 100 * KIB, 0.77, 0.70)
+_RTX3090 = Gpu((8, 6), 82, 6 * MIB, 100 * KIB, 0.90, 0.85)
+_RTX4090 = Gpu((8, 9), 128, 72 * MIB, 100 * KIB, 0.90, 0.85)
+_RTX5090 = Gpu((12, 0), 170, 96 * MIB, 100 * KIB, 0.90, 0.85)
 
 # Columns: kind, FLOP/s, memory; bandwidths of memory, links and network; clock;
 # other properties.

@@ -11,9 +11,10 @@ for library calls. The time is therefore modelled instruction by instruction:
 - A collective is a ring over NVLink and, between nodes, over the network. The
   kernels that run between its start and its end hide a part of its time.
 
-Most numbers are fitted to one step on one H200 (`Rates`), and other GPUs are
-assumed to reach the same fractions, so a plan prints a range of times in
-addition to one number.
+Most numbers are fitted to one step on an H200 (`Rates`), the fractions of the
+peak FLOP/s to each family of GPUs where a measurement is known
+(`arrays/devices.py`). A plan also prints a range of times.
+benchmarks/published.py compares the model with published measurements.
 """
 
 import collections
@@ -36,8 +37,8 @@ class Rates(NamedTuple):
   """Fractions of a GPU's peak rates that kernels reach, and their fixed times.
 
   Attributes:
-    product: fraction of the peak FLOP/s in matrix products.
-    attention: fraction of the peak FLOP/s in fused attention.
+    product: FLOP/s in matrix products, relative to `Gpu.product`.
+    attention: FLOP/s in fused attention, relative to `Gpu.attention`.
     reduction: fraction of the memory bandwidth in reductions.
     memory: fraction of the memory bandwidth in other kernels.
     copy: fraction of the memory bandwidth that products and attention cannot
@@ -69,8 +70,8 @@ class Rates(NamedTuple):
 # link: NCCL reaches 370 of NVLink's 450 GB/s, 82 % (NVIDIA/nccl-tests, issue
 #   212).
 EXPECTED = Rates(
-  product=0.77,
-  attention=0.11,
+  product=1.0,
+  attention=1.0,
   reduction=0.615,
   memory=0.73,
   copy=0.87,
@@ -78,16 +79,12 @@ EXPECTED = Rates(
   product_s=8e-6,
   launch_s=1.5e-6,
 )
-# Limits of the range. product: the best shape reaches 80 % of the peak on an
-# H100 and 86 % on an A100 (stas00/ml-engineering, "Maximum Achievable Matmul
-# FLOPS comparison table"). attention: FlashAttention-2 reaches 35 % on an H100
-# with long sequences (abstract of arXiv 2407.08608), which fill the tiles
-# better than 197 tokens. memory: 90 % on an A100 for arrays of at least 100 MB
+# Limits of the range. memory: 90 % on an A100 for arrays of at least 100 MB
 # (calculon-ai/calculon, systems/a100_80g.json). All others, and all of the
 # slower limits, are assumptions without a source.
 OPTIMISTIC = Rates(
-  product=0.85,
-  attention=0.35,
+  product=1.1,
+  attention=1.5,
   reduction=0.75,
   memory=0.90,
   copy=0.93,
@@ -96,8 +93,8 @@ OPTIMISTIC = Rates(
   launch_s=1e-6,
 )
 PESSIMISTIC = Rates(
-  product=0.65,
-  attention=0.09,
+  product=0.85,
+  attention=0.75,
   reduction=0.50,
   memory=0.60,
   copy=0.75,
@@ -107,6 +104,12 @@ PESSIMISTIC = Rates(
 )
 
 
+# With t keys, fused attention reaches t / (t + 400) of its rate for long
+# sequences: short ones do not fill the tiles. Fitted to published inference of B/16 and
+# B/8 on an RTX 4090, with 197 and 785 tokens (benchmarks/published.py).
+_HALF_TOKENS = 400
+
+
 class Kernel(NamedTuple):
   """One instruction that runs on the GPU.
 
@@ -114,18 +117,23 @@ class Kernel(NamedTuple):
     kind: 'product', 'attention', 'reduction' or 'memory'.
     flops: FLOPs of one execution.
     bytes: bytes that one execution reads and writes.
+    tokens: keys of a sequence, of attention.
   """
 
   kind: str
   flops: int
   bytes: int
+  tokens: int = 0
 
   def seconds(self, gpu: Device, rates: Rates) -> float:
     """Returns the modelled time of one execution."""
-    is_attention, is_product = self.kind == 'attention', self.kind == 'product'
-    compute = rates.attention if is_attention else rates.product
+    assert gpu.gpu is not None
+    compute = rates.product * gpu.gpu.product
+    if self.kind == 'attention':
+      filled = self.tokens / (self.tokens + _HALF_TOKENS)
+      compute = rates.attention * gpu.gpu.attention * filled
     memory = {'reduction': rates.reduction, 'memory': rates.memory}
-    fixed = rates.product_s if is_product else rates.launch_s
+    fixed = rates.product_s if self.kind == 'product' else rates.launch_s
     return fixed + max(
       self.flops / (compute * gpu.peak_flops),
       self.bytes / (memory.get(self.kind, rates.copy) * gpu.bytes_per_s),
@@ -264,7 +272,8 @@ def _library_call(op: Op, computation: Computation) -> Kernel:
     flops = _convolution_flops(op, name, operands, results)
     return Kernel('product', flops, moved)
   if name.startswith('__cudnn$fmha'):
-    return Kernel('attention', _attention_flops(name, operands), moved)
+    flops, tokens = _attention_flops(name, operands), operands[1].dims[1]
+    return Kernel('attention', flops, moved, tokens)
   return Kernel('memory', 0, moved)
 
 
