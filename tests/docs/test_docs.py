@@ -15,6 +15,7 @@ from tiny_vit import save_classifier
 
 from benchmarks import plan_configs
 from tests import cli
+from vit_jax.cli import shared_flags
 from vit_jax.config import predicted
 from vit_jax.launch import job as launch_job
 from vit_jax.sweeps import grid
@@ -27,7 +28,7 @@ MAIN_FLAGS = {  # flags of every command
   for flag in re.findall(
     r"(?:DEFINE_\w+|add_argument)\(\s*'(?:--)?(\w+)'", file.read_text()
   )
-} | {*launch_job.FLAGS}
+} | {*launch_job.FLAGS, *shared_flags.FLAGS}
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:

@@ -178,7 +178,7 @@ def line(description: dict[str, Any]) -> str:
 
 # Name, function that defines it, default and help of the flags that several
 # commands have.
-_FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
+FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
   'checkpoint': (
     flags.DEFINE_string,
     None,
@@ -236,9 +236,9 @@ _FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
 
 
 def define(*names: str) -> None:
-  """Defines some of the flags in `_FLAGS`."""
+  """Defines some of the flags in `FLAGS`."""
   for name in names:
-    function, default, text = _FLAGS[name]
+    function, default, text = FLAGS[name]
     function(name, default, text)
 
 

@@ -105,8 +105,8 @@ PESSIMISTIC = Rates(
 
 
 # With t keys, fused attention reaches t / (t + 400) of its rate for long
-# sequences: short ones do not fill the tiles. Fitted to published inference of
-# B/16 and B/8 on an RTX 4090, with 197 and 785 tokens (benchmarks/published.py).
+# sequences: short ones do not fill the tiles. Fitted to published inference
+# of B/16 and B/8 on an RTX 4090, 197 and 785 tokens (benchmarks/published.py).
 _HALF_TOKENS = 400
 
 
