@@ -11,14 +11,12 @@ from vit_jax.evaluators import classification
 class Evaluator(classification.Evaluator):
   """Sends SIGKILL at the first evaluation after a checkpoint is complete."""
 
-  def __init__(
-    self, setting, /, *, split: str, every: str = '1 epochs', after: str
-  ):
+  def __init__(self, setting, /, *, split: str, after: str):
     """Takes the arguments of classification, and a checkpoint directory.
 
     A file next to the workdir records that the process was killed.
     """
-    super().__init__(setting, split=split, every=every)
+    super().__init__(setting, split=split)
     self._checkpoint = pathlib.Path(after)
 
   def run(self, weights):

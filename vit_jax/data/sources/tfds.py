@@ -282,10 +282,17 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
   prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
   hint = f' {closest(dataset, prepared)};' if prepared else ''
   source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
+  prepare = (
+    'to prepare it, run python -m vit_jax.prepare '
+    f'{dataset} --data_dir={root}{source}'
+  )
+  if name.startswith('jft'):
+    prepare = (
+      'JFT-300M is not public: set --config.source.dataset to another data set'
+    )
   raise UserError(
     f'the data set {dataset!r} is not prepared in {root};{hint} if it is '
-    'elsewhere, set --config.source.data_dir (or TFDS_DATA_DIR); to prepare '
-    f'it, run python -m vit_jax.prepare {dataset} --data_dir={root}{source}'
+    f'elsewhere, set --config.source.data_dir (or TFDS_DATA_DIR); {prepare}'
   )
 
 
