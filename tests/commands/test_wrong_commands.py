@@ -66,7 +66,7 @@ ROWS = [
   ((*PLAN, '--topology=v9:4x4'), "'v9'"),
   (('sweep', '--config=configs/deit.py'), '-m vit_jax.train --config'),
   (('sweep', '--config=configs/sweeps/digit.py'), 'sweeps/digits.py'),
-  ((PREPARE, 'cifar11', '--data_dir=d'), 'Did you mean cifar10'),
+  ((PREPARE, 'cifar11', '--data_dir=d'), "did you mean 'cifar10"),
   ((PREPARE, 'imagenet21k', '--data_dir=d'), 'fall11_whole.tar'),
 ]
 

@@ -86,11 +86,12 @@ def adapt(
   other_patches = source.about.get('other_patches')
   grid: Any = getattr(model, 'grid', None)  # models that process tokens
   if other_patches and math.prod(grid(new_size)) == other_patches:
-    height, width = new_size
+    (height, width), (old_height, old_width) = new_size, old_size
     size = f'[3, {height}, {width}]'
     raise UserError(
-      f'the positions in {source.path} fit images of {old_size} and of '
-      f'{new_size} pixels. Write the right size into a config.json next to it: '
+      f'the positions in {source.path} fit images of {old_height}x'
+      f'{old_width} and of {height}x{width} pixels. Write the right size into a '
+      'config.json next to it: '
       f'{{"architecture": "vit", "pretrained_cfg": {{"input_size": {size}}}}}.'
     )
   flat = tree.flatten(params)
