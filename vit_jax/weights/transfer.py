@@ -89,9 +89,9 @@ def adapt(
     (height, width), (old_height, old_width) = new_size, old_size
     size = f'[3, {height}, {width}]'
     raise UserError(
-      f'the positions in {source.path} fit images of {old_height}x'
-      f'{old_width} and of {height}x{width} pixels. Write the right size into a '
-      'config.json next to it: '
+      f'the positions in {source.path} fit images of '
+      f'{old_height}x{old_width} and of {height}x{width} pixels. Write the '
+      'right size into a config.json next to it: '
       f'{{"architecture": "vit", "pretrained_cfg": {{"input_size": {size}}}}}.'
     )
   flat = tree.flatten(params)
