@@ -51,14 +51,29 @@ def typechecked(function: Callable[..., Any]) -> Callable[..., Any]:
 def _check(annotation: Any) -> Callable[[Any], Any]:
   """Returns a function that raises an error for values of other types."""
   classes = _classes(annotation)
+  without_protocols = _without_protocols(annotation)
 
   def check(value: Any) -> None:
     # A subclass of a protocol conforms to it; its members are not evaluated.
     inherits = annotation in type(value).__mro__
     if not isinstance(value, classes) and not inherits:
-      check_type(value, annotation)
+      check_type(value, without_protocols)
 
   return check
+
+
+def _without_protocols(annotation: Any) -> Any:
+  """Returns the annotation with Any for protocols in tuple[…], list[…], ….
+
+  `check_type` would evaluate all members of their values.
+  """
+  if not isinstance(annotation, types.GenericAlias):
+    return annotation
+  inner = [
+    Any if getattr(each, '_is_protocol', False) else _without_protocols(each)
+    for each in annotation.__args__
+  ]
+  return types.GenericAlias(annotation.__origin__, tuple(inner))
 
 
 def _classes(annotation: Any) -> tuple[type, ...]:

@@ -117,7 +117,7 @@ def test_messages_of_wrong_paths(tmp_path, trained):
         f'--config.init_from={trained}',
         '--config.model.variant=B/16',
       ),
-      'another architecture than config.model',
+      'has another architecture',
     ),
     (('evaluate', f'--checkpoint={tmp_path}/nowhere'), 'does not exist'),
     (('evaluate',), 'usage: python -m vit_jax.evaluate'),

@@ -156,7 +156,7 @@ def test_convert_selects_the_teacher(lab, tmp_path):
   out, _ = cli.run(cli.command('evaluate', f'--checkpoint={teacher}', '--json'))
   confidence = evaluations(lab.run)[-1]['lab_teacher/confidence']
   assert json.loads(out)['confidence'] == pytest.approx(confidence, rel=1e-5)
-  with pytest.raises(UserError, match="no weights 'pupil'; it has params, tea"):
+  with pytest.raises(UserError, match="is 'pupil'; allowed: params, tea"):
     convert.run(str(lab.run), str(tmp_path / 'pupil'), 'pupil')
 
 

@@ -163,7 +163,7 @@ class Pretrained:
     """
     if name == 'params':
       return self
-    check_choice(f'weights of {self.path}', name, self._names())
+    check_choice(f'the choice of weights of {self.path}', name, self._names())
 
     def load(abstract: PyTree) -> PyTree:
       mesh = jax.tree.leaves(abstract)[0].sharding.mesh
