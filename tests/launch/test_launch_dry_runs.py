@@ -27,6 +27,8 @@ def test_dry_runs_equal_the_golden_files(name):
   """`python tests/launch/launch_jobs.py` writes the golden files again."""
   before = set(ROOT.glob('build/*'))
   printed = launch_jobs.dry_run(launch_jobs.JOBS[name])
+  # The file of tested versions is that of the Python that runs the command.
+  printed = printed.replace('constraints-3.13.txt', 'constraints.txt')
   assert printed == (launch_jobs.GOLDEN / f'{name}.txt').read_text()
   assert set(ROOT.glob('build/*')) == before
 
