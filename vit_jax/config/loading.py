@@ -20,6 +20,9 @@ from vit_jax.config.schema import Config, complete, without_removed
 from vit_jax.errors import UserError, closest
 
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
+# The function that a file defines, and the command that calls it.
+_COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
+T = TypeVar('T')
 
 
 def directory(name: str = 'configs') -> pathlib.Path:
@@ -47,11 +50,6 @@ def shipped_paths() -> list[str]:
     f'configs/{file.relative_to(root).as_posix()}'
     for file in sorted(root.rglob('*.py'))
   ]
-
-
-# The function that a file defines, and the command that calls it.
-_COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
-T = TypeVar('T')
 
 
 def load(path_and_arg: str) -> Config:

@@ -33,6 +33,15 @@ from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
 
 UNLABELLED = 0  # placeholder label, because transforms require a label
+log = logging.getLogger('vit_jax')
+# Keys of a line of a list, and the types of their values.
+_KEYS = {'part': (str,), 'position': (int,), 'checksum': (str, type(None))}
+_SAMPLES = 8  # number of examples whose checksum is compared
+_OTHER_DATA = (
+  'The list belongs to other data, or the data has changed: write it again '
+  'with python -m vit_jax.check_data --against.'
+)
+_SHOWN = 5  # maximum number of class names in a message
 
 
 class Tail:
@@ -58,16 +67,6 @@ class Tail:
   def where(self, index: int) -> str:
     """Returns the location of an example, if the source provides it."""
     return contract.where(self._source, self._start + index)
-
-
-log = logging.getLogger('vit_jax')
-# Keys of a line of a list, and the types of their values.
-_KEYS = {'part': (str,), 'position': (int,), 'checksum': (str, type(None))}
-_SAMPLES = 8  # number of examples whose checksum is compared
-_OTHER_DATA = (
-  'The list belongs to other data, or the data has changed: write it again '
-  'with python -m vit_jax.check_data --against.'
-)
 
 
 class Remaining:
@@ -347,9 +346,6 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
       )
     listed.setdefault(entry['part'], {})[entry['position']] = entry
   return listed
-
-
-_SHOWN = 5  # maximum number of class names in a message
 
 
 class Relabelled:

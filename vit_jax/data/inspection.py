@@ -37,6 +37,18 @@ from vit_jax.files import jsonl, paths
 _CHUNK = 64  # examples per chunk, which is one line of the file
 _AHEAD = 4  # chunks per thread that are submitted in advance
 _BAD = -1  # label of a bad record
+# Maximum number of bits in which the hashes of near duplicates differ. It finds
+# all of 200 ImageNet photographs in JPEG at quality 20, at half their size, and
+# at 256x256 and 32x32 pixels; 97 % at a quarter of their size; 92 or 48 % after
+# cropping to 98 or 95 % of each side. The hashes of two different photographs
+# differ in at least 14 bits. Of random hashes, half of whose bits are 1, 1 pair
+# in 7 · 10^12 differs in at most 4 bits, and 1 in 7 · 10^10 in at most 6.
+MAX_DISTANCE = 4
+_BITS = 64
+_SIDE = 8  # the hash is a square of 8x8 bits
+_NONE = -1
+_PAIRS = 2**22  # number of pairs that are compared at once: 100 MB
+_SHIFT = 32  # position of the distance in a combined value
 
 
 class Found(NamedTuple):
@@ -317,20 +329,6 @@ def copies(
     yield Copy(
       int(rows[i]), int(others[near[i]]), int(distances[i]), bool(same[i])
     )
-
-
-# Maximum number of bits in which the hashes of near duplicates differ. It finds
-# all of 200 ImageNet photographs in JPEG at quality 20, at half their size, and
-# at 256x256 and 32x32 pixels; 97 % at a quarter of their size; 92 or 48 % after
-# cropping to 98 or 95 % of each side. The hashes of two different photographs
-# differ in at least 14 bits. Of random hashes, half of whose bits are 1, 1 pair
-# in 7 · 10^12 differs in at most 4 bits, and 1 in 7 · 10^10 in at most 6.
-MAX_DISTANCE = 4
-_BITS = 64
-_SIDE = 8  # the hash is a square of 8x8 bits
-_NONE = -1
-_PAIRS = 2**22  # number of pairs that are compared at once: 100 MB
-_SHIFT = 32  # position of the distance in a combined value
 
 
 def imagehash() -> types.ModuleType:

@@ -39,6 +39,32 @@ log = logging.getLogger('vit_jax')
 
 _CGROUPS_OF_PROCESS = pathlib.Path('/proc/self/cgroup')
 _CGROUPS = pathlib.Path('/sys/fs/cgroup')
+_SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
+# Source files of the clients of object stores, and of the libraries they use.
+_CLIENT = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
+_TRANSPORT = re.compile(r'[\\/](fsspec|aiohttp|requests)[\\/]')
+T = TypeVar('T')
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
+# No attempt starts after this time. Clients of object stores also retry, for
+# 40 s and longer, and the total time must stay below the watchdog's limit.
+_RETRY_S = 60.0
+_USER_ERRNO = {
+  errno.EACCES,
+  errno.EPERM,
+  errno.EROFS,
+  errno.ENOENT,
+  errno.ENOTDIR,
+  errno.EISDIR,
+  errno.ENAMETOOLONG,
+  errno.ELOOP,
+  errno.EINVAL,
+  errno.EEXIST,
+}
+_FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT}
+# TensorStore raises ValueError for all errors, with the errno in its text.
+_TENSORSTORE_ERRNO = re.compile(r"os_error_code='(\d+)'")
+# HTTP: a wrong request, no or wrong credentials, no permission, not found.
+_USER_STATUS = {400, 401, 403, 404}
 
 
 def cores() -> int:
@@ -93,10 +119,6 @@ os.environ.setdefault('EPATH_USE_TF', '0')
 # With its cache, gcsfs would return outdated listings when another process has
 # written files.
 fsspec.config.conf.setdefault('gcs', {}).setdefault('use_listings_cache', False)
-_SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
-# Source files of the clients of object stores, and of the libraries they use.
-_CLIENT = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
-_TRANSPORT = re.compile(r'[\\/](fsspec|aiohttp|requests)[\\/]')
 
 
 def is_remote(path: str | epath.PathLike) -> bool:
@@ -204,31 +226,6 @@ def object_store_error(error: BaseException) -> StorageError | None:
     'auth application-default login`). Saved files are not affected, and the '
     'same command resumes from them.'
   )
-
-
-T = TypeVar('T')
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
-# No attempt starts after this time. Clients of object stores also retry, for
-# 40 s and longer, and the total time must stay below the watchdog's limit.
-_RETRY_S = 60.0
-
-_USER_ERRNO = {
-  errno.EACCES,
-  errno.EPERM,
-  errno.EROFS,
-  errno.ENOENT,
-  errno.ENOTDIR,
-  errno.EISDIR,
-  errno.ENAMETOOLONG,
-  errno.ELOOP,
-  errno.EINVAL,
-  errno.EEXIST,
-}
-_FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT}
-# TensorStore raises ValueError for all errors, with the errno in its text.
-_TENSORSTORE_ERRNO = re.compile(r"os_error_code='(\d+)'")
-# HTTP: a wrong request, no or wrong credentials, no permission, not found.
-_USER_STATUS = {400, 401, 403, 404}
 
 
 class Cause(enum.Enum):

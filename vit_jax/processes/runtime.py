@@ -36,6 +36,34 @@ log = logging.getLogger('vit_jax')
 
 VARIABLE = 'VIT_JAX_PARENT'  # process id of the sweep or study
 _PR_SET_PDEATHSIG = 1
+_ROOT = pathlib.Path(__file__).parents[1]
+# Patterns of files in /dev that exist if there are devices of a platform.
+_DEVICES = {
+  'tpu': ('accel*', 'vfio/[0-9]*'),
+  'cuda': ('nvidia[0-9]*', 'dxg'),
+  'gpu': ('nvidia[0-9]*', 'dxg', 'kfd'),
+}
+_GOOGLE = '0x1ae0'  # PCI vendor id
+# Fraction of a GPU's memory that JAX may use. The remainder is for the CUDA
+# context, cuDNN and NCCL. NVIDIA's documentation recommends 0.8 to 0.9.
+GPU_MEMORY_FRACTION = 0.9
+_FRACTION = 'XLA_CLIENT_MEM_FRACTION'
+_OLD_FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+_THREADS = 64  # a small run on CPUs has about 100, some of which already exist
+_ADDRESS_BYTES = 2 * 2**30  # a small run on CPUs reserves 2.4 GiB
+_EXIT_S = 50  # time for the interpreter to exit
+_PACKAGES = (
+  'jax',
+  'jaxlib',
+  'flax',
+  'optax',
+  'orbax-checkpoint',
+  'libtpu',
+  'tensorflow-datasets',
+  'ml-collections',
+  'clu',
+  'numpy',
+)
 
 
 def end_with_parent() -> None:
@@ -49,9 +77,6 @@ def end_with_parent() -> None:
   prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
   if os.getppid() != int(parent):  # the parent ended before the request
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-_ROOT = pathlib.Path(__file__).parents[1]
 
 
 def package_version(name: str) -> str | None:
@@ -86,20 +111,6 @@ def commit() -> str | None:
     return git('rev-parse', 'HEAD') + ('+' if changed else '')
   except (OSError, subprocess.CalledProcessError):
     return None
-
-
-# Patterns of files in /dev that exist if there are devices of a platform.
-_DEVICES = {
-  'tpu': ('accel*', 'vfio/[0-9]*'),
-  'cuda': ('nvidia[0-9]*', 'dxg'),
-  'gpu': ('nvidia[0-9]*', 'dxg', 'kfd'),
-}
-_GOOGLE = '0x1ae0'  # PCI vendor id
-# Fraction of a GPU's memory that JAX may use. The remainder is for the CUDA
-# context, cuDNN and NCCL. NVIDIA's documentation recommends 0.8 to 0.9.
-GPU_MEMORY_FRACTION = 0.9
-_FRACTION = 'XLA_CLIENT_MEM_FRACTION'
-_OLD_FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
 
 
 def hide_unused_libtpu() -> None:
@@ -187,11 +198,6 @@ def _is_from_backend(error: Exception) -> bool:
   )
 
 
-_THREADS = 64  # a small run on CPUs has about 100, some of which already exist
-_ADDRESS_BYTES = 2 * 2**30  # a small run on CPUs reserves 2.4 GiB
-_EXIT_S = 50  # time for the interpreter to exit
-
-
 def check() -> None:
   """Checks that threads and address space are available.
 
@@ -276,20 +282,6 @@ def _thread_limits() -> str:
     with contextlib.suppress(OSError):
       found.append(f'{path}: {pathlib.Path(path).read_text().strip()}')
   return ', '.join(found)
-
-
-_PACKAGES = (
-  'jax',
-  'jaxlib',
-  'flax',
-  'optax',
-  'orbax-checkpoint',
-  'libtpu',
-  'tensorflow-datasets',
-  'ml-collections',
-  'clu',
-  'numpy',
-)
 
 
 def start_distributed(

@@ -20,6 +20,14 @@ from PIL import ImageFilter
 Image = UInt8[np.ndarray, 'y x 3']
 GREY = (128, 128, 128)
 _VALUES = np.arange(256)
+# A function of image, level (magnitude / 10; 0 to 1, or 0 to 3 in the authors'
+# policy) and random generator.
+Op = Callable[[Image, float, np.random.Generator], Image]
+_MAX_LEVEL = 10.0
+_LEVEL_NOISE = 0.5  # standard deviation of timm's magnitudes
+_AUTHORS_SIDE = 224  # image size of the authors' RandAugment code, pixels
+_IMAGENET_MEAN = (124, 116, 104)  # RGB fill colour of timm's policy
+MAX_MAGNITUDE = {'timm': 10.0, 'authors': 30.0}
 
 
 def _look_up(image: Image, table: np.ndarray) -> Image:
@@ -219,14 +227,6 @@ def cut_out(image: Image, y: int, x: int, radius: int) -> Image:
   return image
 
 
-# A function of image, level (magnitude / 10; 0 to 1, or 0 to 3 in the authors'
-# policy) and random generator.
-Op = Callable[[Image, float, np.random.Generator], Image]
-
-_MAX_LEVEL = 10.0
-_LEVEL_NOISE = 0.5  # standard deviation of timm's magnitudes
-_AUTHORS_SIDE = 224  # image size of the authors' RandAugment code, pixels
-_IMAGENET_MEAN = (124, 116, 104)  # RGB fill colour of timm's policy
 _JITTER = (brightness, contrast, color)
 
 
@@ -380,7 +380,6 @@ class RandAugment:
 
 
 POLICIES: dict[str, Any] = {'timm': TIMM, 'authors': AUTHORS}
-MAX_MAGNITUDE = {'timm': 10.0, 'authors': 30.0}
 
 
 def three_augment(image: Image, rng: np.random.Generator) -> Image:

@@ -47,6 +47,12 @@ _PILLOW = {
 _OPENCV = {'bilinear': cv2.INTER_LINEAR, 'area': cv2.INTER_AREA}
 INTERPOLATIONS = (*_OPENCV, *_PILLOW)
 _GROUP = 4  # OpenCV averages areas of at most four channels at once
+Image = UInt8[np.ndarray, 'y x 3']
+Box = tuple[int, int, int, int]  # y, x, height, width; pixels
+Size = tuple[int, int]  # height, width; pixels
+Plan = Callable[[int, int], tuple[Box, Size]]  # see `decode_to_resize`
+# 134 million pixels or 400 MB; the largest cameras have 102 million pixels.
+MAX_PIXELS = 2**27
 
 
 def resize(
@@ -132,15 +138,6 @@ def _by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
   if smaller != (width, height):
     image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
   return image
-
-
-Image = UInt8[np.ndarray, 'y x 3']
-Box = tuple[int, int, int, int]  # y, x, height, width; pixels
-Size = tuple[int, int]  # height, width; pixels
-Plan = Callable[[int, int], tuple[Box, Size]]  # see `decode_to_resize`
-
-# 134 million pixels or 400 MB; the largest cameras have 102 million pixels.
-MAX_PIXELS = 2**27
 
 
 def decode(

@@ -34,6 +34,13 @@ from vit_jax.files import paths
 log = logging.getLogger('vit_jax')
 
 _MAX_RESTARTS = 3  # maximum number of restarts while loading the same examples
+# Loader, buffers and layout of a worker process, which the initializer of the
+# pool sets once before the first task.
+_worker: list[Any] = []
+Batch = dict[str, jax.Array]
+_CHUNK = 16  # examples per task of a worker
+_READY = 2  # batches prefetched to the devices
+_MEMORY_FRACTION = 0.8  # maximum fraction of the memory for batches
 
 
 class Threads:
@@ -183,11 +190,6 @@ def _views(memory: Any, layout: Any) -> HostBatch:
   return views
 
 
-# Loader, buffers and layout of a worker process, which the initializer of the
-# pool sets once before the first task.
-_worker: list[Any] = []
-
-
 def _start_worker(loader: Loader, memories: list[Any], layout: Any) -> None:
   import cv2
 
@@ -211,12 +213,6 @@ def _end_with_parent() -> None:
 def _fill(slot: int, share: Share, first: int) -> list[BadRecord]:
   loader, memories, layout = _worker
   return loader.fill(_views(memories[slot], layout), share, first)
-
-
-Batch = dict[str, jax.Array]
-_CHUNK = 16  # examples per task of a worker
-_READY = 2  # batches prefetched to the devices
-_MEMORY_FRACTION = 0.8  # maximum fraction of the memory for batches
 
 
 @schema.operational('threads', 'processes', 'prefetch', 'max_bad_share')

@@ -28,6 +28,8 @@ _BLOCK = 512  # bytes of a tar header
 _CHUNK = 2**20  # bytes that are read at once after the last member
 _LONGEST = 1000  # maximum size of a label, bytes
 _BOM = b'\xef\xbb\xbf'
+_BRACES = re.compile(r'\{([^{}]*)\}')
+_WILDCARD = re.compile(r'[*?]')
 
 
 def scan(path: str, label_key: str | None) -> index.Scan:
@@ -155,10 +157,6 @@ def _label(
     return text.encode() if text and len(text) <= _LONGEST else None
   except (ValueError, KeyError, TypeError, RecursionError):
     return None
-
-
-_BRACES = re.compile(r'\{([^{}]*)\}')
-_WILDCARD = re.compile(r'[*?]')
 
 
 class _Split(NamedTuple):

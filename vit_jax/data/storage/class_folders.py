@@ -33,6 +33,11 @@ _REMEDY = (
   'Number them like this, or list them in --config.source.class_map, one per '
   'line: the label, a tab, a name.'
 )
+log = logging.getLogger('vit_jax')
+_SHOWN = 8  # maximum number of folders or kinds of files in a message
+# The root itself, as the only class of a directory of images without folders.
+WHOLE = '.'
+_FOLDER, _FILE, _HIDDEN, _NOTHING = 'folder', 'file', 'hidden', 'no file'
 
 
 class Classes:
@@ -189,13 +194,6 @@ def _value(text: str) -> int:
 
 def _short(text: str) -> str:
   return text if len(text) < 50 else f'{text[:50]}…'
-
-
-log = logging.getLogger('vit_jax')
-_SHOWN = 8  # maximum number of folders or kinds of files in a message
-# The root itself, as the only class of a directory of images without folders.
-WHOLE = '.'
-_FOLDER, _FILE, _HIDDEN, _NOTHING = 'folder', 'file', 'hidden', 'no file'
 
 
 class Listing(NamedTuple):

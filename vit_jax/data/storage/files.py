@@ -36,6 +36,7 @@ _NO_FILE = (  # errors of a single file; others concern the disk or network
 )
 _SOURCES = 8  # sources among which the limit on open files is divided
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+_CHUNK = 1 << 20  # names hashed at once
 
 
 def place(path: str, key: str) -> str:
@@ -195,9 +196,6 @@ class Files:
 
   def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
     return Files, (self.paths,)
-
-
-_CHUNK = 1 << 20  # names hashed at once
 
 
 def by_name(names: np.ndarray) -> Int[np.ndarray, ' n']:

@@ -33,6 +33,10 @@ _PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
 _HEADER = struct.Struct('<QI')
 _FOOTER = struct.Struct('<I')
 _AROUND = _HEADER.size + _FOOTER.size  # bytes of a record besides its payload
+# Type checkers cannot read this compiled module.
+_Reader: Any = array_record_data_source.array_record_module.ArrayRecordReader
+log = logging.getLogger('vit_jax')
+_THREADS = 32  # opening mostly waits for the disk
 
 
 def scan(path: str) -> index.Scan:
@@ -147,12 +151,6 @@ def example(
   if several_key:
     parsed[several_key] = list(values[several_key].int64_list.value)
   return parsed
-
-
-# Type checkers cannot read this compiled module.
-_Reader: Any = array_record_data_source.array_record_module.ArrayRecordReader
-log = logging.getLogger('vit_jax')
-_THREADS = 32  # opening mostly waits for the disk
 
 
 class ArrayRecords:

@@ -22,6 +22,17 @@ from jaxtyping import Int
 
 from vit_jax.errors import UserError, closest
 
+T = TypeVar('T')
+NAMES = ('train', 'validation', 'val', 'test')  # in names of folders and files
+KINDS = {  # kinds of splits, and the names of their folders
+  'train': ('train', 'training'),
+  'validation': ('validation', 'val', 'valid', 'dev'),
+  'test': ('test', 'testing'),
+}
+_NAME = re.compile(r'^[\w-]+')
+_WORD = re.compile(rf'(?<![a-z])({"|".join(NAMES)})(?![a-z])')
+_PARTS = 'train[:99%], train[1000:2000] or train+validation'
+
 
 class Concatenation:
   """Maps an index in a concatenation to a list and a position in it."""
@@ -46,18 +57,6 @@ class Concatenation:
       raise IndexError(f'index {index} of {len(self)} examples')
     number = bisect.bisect_right(self._ends, index)
     return number, index - (self._ends[number - 1] if number else 0)
-
-
-T = TypeVar('T')
-NAMES = ('train', 'validation', 'val', 'test')  # in names of folders and files
-KINDS = {  # kinds of splits, and the names of their folders
-  'train': ('train', 'training'),
-  'validation': ('validation', 'val', 'valid', 'dev'),
-  'test': ('test', 'testing'),
-}
-_NAME = re.compile(r'^[\w-]+')
-_WORD = re.compile(rf'(?<![a-z])({"|".join(NAMES)})(?![a-z])')
-_PARTS = 'train[:99%], train[1000:2000] or train+validation'
 
 
 class Part(NamedTuple):
