@@ -209,10 +209,7 @@ def measure(
 ) -> dict[str, Any]:
   """Measures one row and returns its figures; see the module."""
   changes = row.overrides | row.ours
-  config = compile.changed(
-    loading.load(row.config),
-    **{key.replace('.', '__'): value for key, value in changes.items()},
-  )
+  config = compile.changed(loading.load(row.config), **changes)
   experiment = Experiment.build(config, jax.devices()[:1])
   step = Step(experiment, {})
   times = step.times(rounds, STEPS)

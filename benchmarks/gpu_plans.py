@@ -158,10 +158,7 @@ def plan_here(row: Row) -> dict[str, Any]:
   from vit_jax.plan import compile, topology
 
   changes = row.overrides | row.ours
-  config = compile.changed(
-    loading.load(row.config),
-    **{key.replace('.', '__'): value for key, value in changes.items()},
-  )
+  config = compile.changed(loading.load(row.config), **changes)
   return compile.plan(config, topology.find(row.topology)).to_dict()
 
 
@@ -205,8 +202,7 @@ def plan_plain(row: Row) -> dict[str, Any]:
   from vit_jax.plan import compile, topology
   from vit_jax.training.experiment import Experiment
 
-  changes = {k.replace('.', '__'): v for k, v in row.overrides.items()}
-  config = compile.changed(loading.load(row.config), **changes)
+  config = compile.changed(loading.load(row.config), **row.overrides)
   [device] = topology.find(row.topology).devices
   experiment = Experiment.build(config, [device])
   init, step = plain_flax.training(

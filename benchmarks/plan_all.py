@@ -148,10 +148,7 @@ def run(row: Row) -> dict[str, Any]:
   from vit_jax.plan import report, topology
   from vit_jax.plan.compile import changed, plan
 
-  config = changed(
-    loading.load(row.config),
-    **{key.replace('.', '__'): v for key, v in row.overrides.items()},
-  )
+  config = changed(loading.load(row.config), **row.overrides)
   made = plan(config, topology.find(row.topology))
   return made.to_dict() | {
     'row': row.name,

@@ -82,10 +82,7 @@ def predict(row: dict[str, str]) -> dict[str, Any]:
   from vit_jax.plan import compile, topology
 
   target = topology.find(row['device'])
-  config = compile.changed(
-    loading.load(row['config']),
-    **{k.replace('.', '__'): v for k, v in changes(row).items()},
-  )
+  config = compile.changed(loading.load(row['config']), **changes(row))
   images, devices = int(row['batch']), len(target.devices)
   if row['program'] == 'training':
     planned = compile.plan(config, target)

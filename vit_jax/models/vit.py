@@ -287,7 +287,7 @@ class Config(backbone.BackboneConfig):
 
   @property
   def position_in(self) -> str | None:
-    """Where positions act: 'stem', 'layers' or 'shared'; None for no positions.
+    """Place of the positions: 'stem', 'layers' or 'shared'; None for none.
 
     It differs from `position_at` for 'rope2d', which has no such key.
     """

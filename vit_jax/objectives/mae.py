@@ -18,7 +18,7 @@ from vit_jax.config.schema import Nested, Section
 from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.contract import Model, Places, Size, is_symmetric
+from vit_jax.models.contract import Model, Patches, Size, is_symmetric
 from vit_jax.objectives import patches
 from vit_jax.objectives.contract import (
   AroundModel,
@@ -227,8 +227,8 @@ class Objective(AroundModel):
     images = jnp.where(self._hidden_pixels(order), 0, images)
     kept = order[:, : self.num_visible]
     tokens = patches.take(model.apply(variables, images, method='embed'), kept)
-    places = Places(self.grid, kept)
-    return model.apply(variables, tokens, key, places, method='encode')
+    patches_kept = Patches(self.grid, kept)
+    return model.apply(variables, tokens, key, patches_kept, method='encode')
 
   def _decoder(self) -> Any:
     """Returns the decoder, with kernels if the model uses them."""

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num, UInt8
 from vit_jax.arrays import sharding
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.models.contract import Places
+from vit_jax.models.contract import Patches
 from vit_jax.models.layers import head
 from vit_jax.objectives import patches
 from vit_jax.objectives.contract import (
@@ -188,7 +188,7 @@ class Objective(AroundModel):
     mask = params['mask'].astype(tokens.dtype)
     tokens = jnp.where(hidden[..., None], tokens + mask, tokens)
     tokens = model.apply(
-      variables, tokens, key, Places(self.grid), method='encode'
+      variables, tokens, key, Patches(self.grid), method='encode'
     )
     return tokens[:, -hidden.shape[1] :]
 

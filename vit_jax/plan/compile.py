@@ -171,7 +171,12 @@ class Plan:
 
 
 def changed(config: Config, **changes: Any) -> Config:
-  """Returns a changed copy of a config; '__' in a keyword stands for '.'."""
+  """Returns a changed copy of a config.
+
+  Args:
+    config: config.
+    **changes: new values by flat key; in a keyword, '__' stands for '.'.
+  """
   copy = config.copy_and_resolve_references()
   flat = {key.replace('__', '.'): value for key, value in changes.items()}
   copy.update_from_flattened_dict(flat)

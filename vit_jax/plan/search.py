@@ -135,8 +135,7 @@ def find_fit(
   if config.model.get('remat') not in (None, 'full'):
     attempts.append({'model.remat': 'full'})
   for changes in attempts:
-    flat = {key.replace('.', '__'): value for key, value in changes.items()}
-    if _attempt(changed(config, **flat), target, cache).fits:
+    if _attempt(changed(config, **changes), target, cache).fits:
       return result | {'changes_that_fit': changes}
   return result
 

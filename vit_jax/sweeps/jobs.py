@@ -81,7 +81,7 @@ class Job:
 
   @property
   def finished(self) -> bool:
-    """Whether the run is finished or diverged."""
+    """True if the run is finished or diverged."""
     return self.metrics is not None
 
   @functools.cached_property

@@ -283,13 +283,11 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
   hint = f' {closest(dataset, prepared)};' if prepared else ''
   source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
   prepare = (
-    'to prepare it, run python -m vit_jax.prepare '
+    'JFT-300M is not public: set --config.source.dataset to another data set'
+    if name.startswith('jft')
+    else 'to prepare it, run python -m vit_jax.prepare '
     f'{dataset} --data_dir={root}{source}'
   )
-  if name.startswith('jft'):
-    prepare = (
-      'JFT-300M is not public: set --config.source.dataset to another data set'
-    )
   raise UserError(
     f'the data set {dataset!r} is not prepared in {root};{hint} if it is '
     f'elsewhere, set --config.source.data_dir (or TFDS_DATA_DIR); {prepare}'
