@@ -93,6 +93,22 @@ def test_results_equal_numpy_over_all_examples(kind, batch_size, sizes):
   assert evaluator.run(params) == result
 
 
+def test_a_batch_is_not_larger_than_the_source():
+  """A few large images do not need the memory of a whole batch."""
+  shapes = []
+
+  def recorded(params, batch):
+    shapes.append(batch['image'].shape[0])
+    return predict(params, batch)
+
+  source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
+  mesh = mesh_of(data=2)
+  other = setting(source, mesh, batch_size=128)._replace(predict=recorded)
+  result = Evaluator(other, split='test').run(params)
+  assert result['count'] == SIZE
+  assert set(shapes) == {SIZE + 1}  # the next multiple of the devices
+
+
 def test_bad_records_are_left_out():
   """They are left out of sums and counts."""
   source = Numbered(SIZE, bad_label=3, undecodable=9)

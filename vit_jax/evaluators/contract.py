@@ -136,7 +136,9 @@ class Setting(NamedTuple):
       UserError: there is a bad record and the reader's policy is to stop, or
         there are too many bad records.
     """
-    size = -(-self.batch_size // self.mesh.size) * self.mesh.size
+    # A batch larger than the source would be padding that is computed too.
+    needed = max(min(self.batch_size, len(source)), 1)
+    size = -(-needed // self.mesh.size) * self.mesh.size
     pending: collections.deque[PyTree] = collections.deque()
     bad_records = BadRecordCount(source, self.reader, self.mesh, size)
     with stream.eval_batches(
