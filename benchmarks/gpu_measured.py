@@ -27,20 +27,18 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 import gpu_plans
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.arrays import devices, memory
 from vit_jax.config import loading
 from vit_jax.plan import compile, gpu_cost, hlo
+from vit_jax.plan.measure import Step
 from vit_jax.plan.topology import Target
 from vit_jax.processes import runtime
-from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
 SWIN = gpu_plans.Row(
@@ -89,65 +87,6 @@ PRODUCTS = (
   (16_384, 16_384, 16_384),
 )
 COPIED = (2**20, 2**24, 2**28, 2**31)  # bytes read by a copy
-
-
-class Step:
-  """The training step of a config, its state and a random batch.
-
-  Attributes:
-    compiled: the compiled step.
-    seconds: seconds that the compilation took.
-  """
-
-  def __init__(self, experiment: Experiment, options: dict[str, Any]):
-    self._experiment = experiment
-    start = time.perf_counter()
-    with jax.set_mesh(experiment.mesh):
-      self.compiled = compiling.compile_step(experiment, options)
-    self.seconds = time.perf_counter() - start
-    abstract = experiment.abstract_state()
-    init = jax.jit(
-      experiment.init_state,
-      out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract),
-    )
-    with jax.set_mesh(experiment.mesh):
-      self._key = experiment.key()
-      self._state = init(self._key)
-    self._batch = {
-      name: jax.device_put(_random(leaf, experiment), leaf.sharding)
-      for name, leaf in experiment.abstract_batch().items()
-    }
-
-  def run(self, steps: int) -> None:
-    """Runs steps and waits for the last one."""
-    with jax.set_mesh(self._experiment.mesh):
-      for _ in range(steps):
-        self._state, metrics = self.compiled(
-          self._state, self._batch, self._key, {}
-        )
-    jax.block_until_ready((self._state, metrics))
-
-  def times(self, rounds: int, steps: int) -> list[float]:
-    """Returns the seconds per step of each round."""
-    self.run(3)
-    return [_seconds(lambda: self.run(steps)) / steps for _ in range(rounds)]
-
-
-def _random(leaf: jax.ShapeDtypeStruct, experiment: Experiment) -> np.ndarray:
-  """Returns random pixels, labels, or a mask without padding."""
-  rng = np.random.default_rng(0)
-  if leaf.dtype == np.uint8:
-    return rng.integers(0, 256, leaf.shape, np.uint8)
-  if jnp.issubdtype(leaf.dtype, jnp.integer):
-    classes = experiment.config.get('num_classes') or 2
-    return rng.integers(0, classes, leaf.shape).astype(leaf.dtype)
-  return np.ones(leaf.shape, leaf.dtype)
-
-
-def _seconds(work: Callable[[], None]) -> float:
-  start = time.perf_counter()
-  work()
-  return time.perf_counter() - start
 
 
 def profile(step: Step, steps: int) -> dict[str, float]:
@@ -292,7 +231,12 @@ def _of_kernel(work: Any, *arguments: jax.Array, calls: int = 20) -> float:
       result = work(*arguments)
     jax.block_until_ready(result)
 
-  return statistics.median(_seconds(calls_in_a_row) / calls for _ in range(5))
+  seconds = []
+  for _ in range(5):
+    start = time.perf_counter()
+    calls_in_a_row()
+    seconds.append((time.perf_counter() - start) / calls)
+  return statistics.median(seconds)
 
 
 def _gpu() -> devices.Device:

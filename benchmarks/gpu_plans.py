@@ -193,8 +193,6 @@ def plan_there(row: Row, tree: str) -> dict[str, Any]:
 
 def plan_plain(row: Row) -> dict[str, Any]:
   """Returns the plan of a row whose step is written in plain Flax."""
-  import jax
-  import jax.numpy as jnp
   import plain_flax
 
   from vit_jax.arrays import memory
@@ -203,24 +201,9 @@ def plan_plain(row: Row) -> dict[str, Any]:
   from vit_jax.training.experiment import Experiment
 
   config = compile.changed(loading.load(row.config), **row.overrides)
-  [device] = topology.find(row.topology).devices
-  experiment = Experiment.build(config, [device])
-  init, step = plain_flax.training(
-    plain_flax.Plain(config.model.variant, config.num_classes, jnp.bfloat16)
-  )
-  images = jax.ShapeDtypeStruct(
-    (config.batch_size, *config.image_size, 3), jnp.float32
-  )
-  labels = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
-  on_gpu = jax.jit(
-    step,
-    in_shardings=jax.sharding.SingleDeviceSharding(device),
-    donate_argnums=0,
-  )
-  state = jax.eval_shape(init, images)
-  compiled = on_gpu.lower(state, images, labels).compile(
-    compiler_options=compile.GPU_OPTIONS
-  )
+  target = topology.find(row.topology)
+  experiment = Experiment.build(config, [*target.devices])
+  compiled = plain_flax.compiled(config, target)
   program = memory.program_bytes(compiled)
   assert program is not None
   made = {

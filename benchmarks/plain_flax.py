@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.models import vit
@@ -89,3 +90,31 @@ def training(
     return (optax.apply_updates(params, updates), opt_state), loss
 
   return init, step
+
+
+def compiled(config: Any, target: Any) -> jax.stages.Compiled:
+  """Compiles a training step for absent devices, on which it is data-parallel.
+
+  Args:
+    config: completed config, of which model, classes, image size and batch size
+      are used.
+    target: `plan.topology.Target`.
+  """
+  from vit_jax.plan import compile
+
+  model = Plain(config.model.variant, config.num_classes, jnp.bfloat16)
+  init, step = training(model)
+  mesh = jax.sharding.Mesh(np.asarray(target.devices), ('data',))
+  everywhere, split = (
+    jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    for axes in ((), ('data',))
+  )
+  shape = (config.batch_size, *config.image_size, 3)
+  images = jax.ShapeDtypeStruct(shape, jnp.float32)
+  labels = jax.ShapeDtypeStruct(shape[:1], jnp.int32)
+  on_devices = jax.jit(
+    step, in_shardings=(everywhere, split, split), donate_argnums=0
+  )
+  lowered = on_devices.lower(jax.eval_shape(init, images), images, labels)
+  options = compile.GPU_OPTIONS if target.on_gpus else None
+  return lowered.compile(compiler_options=options)

@@ -31,6 +31,8 @@ from vit_jax.plan import environment
 
 ROWS = pathlib.Path(__file__).with_name('published.csv')
 FLAG = 1.5
+# The step of `plain_flax.py`, which is written like big_vision's.
+PLAIN = 'training in plain Flax'
 FITTED = ('h200:1x1', 'B/16', 'training')
 HEAD = (
   'device',
@@ -77,6 +79,7 @@ def predict(row: dict[str, str]) -> dict[str, Any]:
     TPUs. {} if the program does not fit.
   """
   import inference
+  import plain_flax
 
   from vit_jax.config import loading
   from vit_jax.plan import compile, topology
@@ -84,7 +87,9 @@ def predict(row: dict[str, str]) -> dict[str, Any]:
   target = topology.find(row['device'])
   config = compile.changed(loading.load(row['config']), **changes(row))
   images, devices = int(row['batch']), len(target.devices)
-  if row['program'] == 'training':
+  if row['program'] == PLAIN:
+    text = plain_flax.compiled(config, target).as_text() or ''
+  elif row['program'] == 'training':
     planned = compile.plan(config, target)
     text = planned.text if planned.fits else ''
   else:
@@ -144,7 +149,7 @@ def line(row: dict[str, str], result: dict[str, Any]) -> str:
 def summary(results: list[tuple[dict[str, str], dict[str, Any]]]) -> list[str]:
   """Returns sentences with the errors of all rows but the fitted one."""
   sentences = []
-  for program in ('inference', 'training'):
+  for program in ('inference', 'training', PLAIN):
     ratios = {
       key(row): result['now'] / float(row['images_per_s'])
       for row, result in results

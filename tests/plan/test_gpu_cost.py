@@ -13,7 +13,7 @@ from vit_jax.plan.topology import Target
 
 TEXT = (pathlib.Path(__file__).parent / 'small_gpu.hlo').read_text()
 H100 = GPUS['h100']
-PRODUCT, ATTENTION = 0.77 * 989e12, 0.33 * 989e12  # attainable FLOP/s
+PRODUCT, ATTENTION = 0.80 * 989e12, 0.33 * 989e12  # attainable FLOP/s
 RATES = gpu_cost.Rates(
   product=0.5,
   attention=0.25,
@@ -47,11 +47,58 @@ def test_products_count_their_flops_in_every_iteration():
   # The workspaces (s8, u8) are not read or written.
   convolved = 2 * (64 * 56 * 56 * (64 + 128) + 3 * 3 * 64 * 128)
   assert part.bytes == 12 * 3 * 2 * 1024**2 + convolved
+  filled = 0.5 * PRODUCT * 64 / 132  # 64 tiles for 132 multiprocessors
   seconds = [
-    12 * max(2 * 1024**3 / (0.5 * PRODUCT), 6 * 1024**2 / (0.8 * 3.352e12)),
+    12 * max(2 * 1024**3 / filled, 6 * 1024**2 / (0.8 * 3.352e12)),
     max(convolution / (0.5 * PRODUCT), convolved / (0.8 * 3.352e12)),
   ]
   assert math.isclose(part.seconds, sum(seconds))
+
+
+DOT = """ENTRY %main (a: bf16[]) -> bf16[] {{
+  %a = {dtype}[{batch},{m},{k}]{{2,1,0}} parameter(0)
+  %b = {dtype}[{batch},{k},{n}]{{2,1,0}} parameter(1)
+  ROOT %dot = {dtype}[{batch},{m},{n}]{{2,1,0}} dot(%a, %b), \
+lhs_batch_dims={{0}}, lhs_contracting_dims={{2}}, rhs_batch_dims={{0}}, \
+rhs_contracting_dims={{1}}
+}}
+"""
+
+
+def seconds_of_dot(m, n, k, batch=1, dtype='bf16', gpu=H100):
+  """Returns seconds at full rates, with an endless memory bandwidth."""
+  text = DOT.format(m=m, n=n, k=k, batch=batch, dtype=dtype)
+  module = hlo.parse(text)
+  [main] = module.computations.values()
+  work = gpu_cost.kernel(module, main.ops['dot'], main)
+  rates = RATES._replace(product=1.0, copy=1e9)
+  return work.seconds(gpu, rates)
+
+
+def test_the_last_wave_of_tiles_takes_as_long_as_a_full_one():
+  """An H100 computes 132 tiles of 128x128 at once, and then the 133rd."""
+  wave = seconds_of_dot(128 * 132, 128, 512)
+  assert math.isclose(wave, 2 * 128 * 132 * 128 * 512 / PRODUCT)
+  assert math.isclose(seconds_of_dot(128 * 133, 128, 512), 2 * wave)
+  assert math.isclose(seconds_of_dot(128, 128, 512, batch=133), 2 * wave)
+
+
+def test_long_contractions_are_split_among_multiprocessors():
+  """One tile of 132 x 1,024 contracted elements fills an H100."""
+  seconds = seconds_of_dot(128, 128, 132 * 1024)
+  assert math.isclose(seconds, 2 * 128 * 128 * 132 * 1024 / PRODUCT)
+
+
+def test_products_of_float32_take_twice_as_long():
+  """They are computed in TF32; a T4 computes both types in float32."""
+  shape = dict(m=128 * 132, n=128, k=512)
+  half = seconds_of_dot(**shape)
+  assert math.isclose(seconds_of_dot(**shape, dtype='f32'), 2 * half)
+  both = {
+    seconds_of_dot(**shape, dtype=dtype, gpu=GPUS['t4'])
+    for dtype in ('bf16', 'f32')
+  }
+  assert len(both) == 1
 
 
 def test_attention_counts_two_products_forward_and_five_backward():

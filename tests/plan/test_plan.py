@@ -191,9 +191,32 @@ def test_without_libtpu_the_message_names_the_package():
     ('v33:4x4', (), "did you mean 'v3'"),
     ('v3:4x4', ('--slices=0',), 'at least 1'),
     ('local', ('--slices=2',), 'one slice'),
+    ('h100:1x8', ('--measure=f',), 'give --topology=local'),
   ],
 )
 def test_messages_of_wrong_topologies(topology, more, message):
   """The exit code is 2."""
   _, err = cli.run(arguments(*more, topology=topology), code=2)
   assert message in err and 'Traceback' not in err
+
+
+@pytest.mark.slow
+def test_measured_steps_are_appended_to_a_file(tmp_path):
+  """Each line contains the measured seconds, the device and the config."""
+  out = tmp_path / 'rows.jsonl'
+  for _ in range(2):
+    result = planned(
+      f'--measure={out}',
+      topology='local',
+      model__width=32,
+      model__mlp_dim=32,
+      model__dtype='float32',
+      image_size=32,
+      batch_size=16,
+    )
+  assert result['measured_step_seconds'] > 0
+  rows = [json.loads(line) for line in out.read_text().splitlines()]
+  assert [row['batch_size'] for row in rows] == [16, 16]
+  assert rows[1]['measured_step_seconds'] == result['measured_step_seconds']
+  assert rows[1]['config']['model']['width'] == 32
+  assert rows[1]['device'] == 'cpu' and 'jax' in rows[1]

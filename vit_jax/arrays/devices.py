@@ -26,17 +26,21 @@ Sources for GPUs. FLOP/s are without sparsity, with accumulation in float32.
   xla/backends/gpu/target_config/specs). FLOP/s and NVLink: NVIDIA's white
   papers on the architectures of A100 and H100, and its data sheet of HGX B200.
   NVLink 3, 4 and 5 have 600, 900 and 1,800 GB/s in both directions.
-- L4, L40S, GeForce RTX 3090, 4090 and 5090: NVIDIA's white papers on the
-  architectures Ampere GA102, Ada and Blackwell RTX, and its data sheets of L4
-  and L40S. They are connected by PCIe 4.0 x16, 64 GB/s in both directions, the
-  RTX 5090 by PCIe 5.0 x16, 128 GB/s.
+- T4, A10G, L4, L40S, GeForce RTX 3090, 4090 and 5090: NVIDIA's white papers on
+  the architectures Turing, Ampere GA102, Ada and Blackwell RTX, and its data
+  sheets of T4, A10G, L4 and L40S. They are connected by PCIe 4.0 x16, 64 GB/s
+  in both directions, the T4 by PCIe 3.0 x16, 32 GB/s, the RTX 5090 by PCIe 5.0
+  x16, 128 GB/s.
+- The T4 has no bfloat16 arithmetic. XLA computes it in float32, without tensor
+  cores, so the peak rate is that of float32.
 - Fractions of the peak: Hopper is fitted to a step of B/16 on an H200
   (benchmarks/measured/h200), RTX 4090 to published inference of B/16, L/16,
   H/14 and B/8 (benchmarks/published.py); it exceeds its nominal clock, and a
   data-centre GPU at its power limit does not reach it. A100: its best product
   reaches 86 %, that of an H100 80 % (stas00/ml-engineering); FlashAttention-2
   reaches 73 % on an A100 (arXiv 2307.08691) and 35 % on an H100 (arXiv
-  2407.08608). B200, L4, L40S, RTX 3090 and 5090: assumed as related GPUs.
+  2407.08608). B200, T4, A10G, L4, L40S, RTX 3090 and 5090: assumed as related
+  GPUs.
 - Network: NVIDIA's DGX systems have one adapter of 200 Gbit/s (A100) or 400
   Gbit/s (H100, B200) for each GPU. For the others, 25 Gbit/s for each GPU are
   assumed.
@@ -79,6 +83,8 @@ class Gpu:
     shared_bytes: shared memory of a multiprocessor.
     product: fraction of the peak FLOP/s that large matrix products reach.
     attention: fraction that fused attention reaches with long sequences.
+    float32: peak FLOP/s of float32 products, relative to those of bfloat16; by
+      default those of TF32, which JAX uses for them.
   """
 
   capability: tuple[int, int]
@@ -87,6 +93,7 @@ class Gpu:
   shared_bytes: int
   product: float
   attention: float
+  float32: float = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +102,8 @@ class Device:
 
   Attributes:
     kind: `device.device_kind` in JAX; for GPUs a prefix of it.
-    peak_flops: dense bfloat16 FLOP/s that the vendor publishes.
+    peak_flops: dense bfloat16 FLOP/s that the vendor publishes; those of
+      float32 if there is no bfloat16.
     memory_bytes: for TPUs the memory that a program may use; for GPUs the total
       memory as given by the vendor, of which programs can use less.
     bytes_per_s: published memory bandwidth.
@@ -122,9 +130,11 @@ class Device:
 _V6E = Tpu(130)
 _V5P = Tpu(454, cores=2)
 _V4 = Tpu(264, cores=2, options=(('chip_config_name', 'megacore'),))
-_A100 = Gpu((8, 0), 108, 40 * MIB, 164 * KIB, 0.83, 0.70)
-_HOPPER = Gpu((9, 0), 132, 50 * MIB, 228 * KIB, 0.77, 0.33)
-_B200 = Gpu((10, 0), 148, 126 * MIB, 228 * KIB, 0.77, 0.33)
+_A100 = Gpu((8, 0), 108, 40 * MIB, 164 * KIB, 0.86, 0.70)
+_HOPPER = Gpu((9, 0), 132, 50 * MIB, 228 * KIB, 0.80, 0.33)
+_B200 = Gpu((10, 0), 148, 126 * MIB, 228 * KIB, 0.80, 0.33)
+_T4 = Gpu((7, 5), 40, 4 * MIB, 64 * KIB, 0.77, 0.70, float32=1.0)
+_A10G = Gpu((8, 6), 80, 6 * MIB, 100 * KIB, 0.77, 0.70)
 _L4 = Gpu((8, 9), 58, 48 * MIB, 100 * KIB, 0.77, 0.70)
 _L40S = Gpu((8, 9), 142, 96 * MIB, 100 * KIB, 0.77, 0.70)
 _RTX3090 = Gpu((8, 6), 82, 6 * MIB, 100 * KIB, 0.90, 0.85)
@@ -171,6 +181,12 @@ GPUS = {
   ),
   'b200': Device(
     'NVIDIA B200', 2250e12, 180 * GB, 7.672e12, 900e9, 50e9, 1.965e9, gpu=_B200
+  ),
+  't4': Device(
+    'Tesla T4', 8.1e12, 16 * GB, 320e9, 16e9, 3.125e9, 1.59e9, gpu=_T4
+  ),
+  'a10g': Device(
+    'NVIDIA A10G', 70e12, 24 * GB, 600e9, 32e9, 3.125e9, 1.71e9, gpu=_A10G
   ),
   'l4': Device(
     'NVIDIA L4', 121e12, 24 * GB, 300e9, 32e9, 3.125e9, 2.04e9, gpu=_L4
@@ -223,19 +239,40 @@ _OTHER_PEAK_FLOPS = {
 }
 
 
-def peak_flops(device_kind: str) -> float | None:
-  """Returns the peak bf16 FLOP/s of a device; None if unknown (as for CPUs).
+def of_kind(device_kind: str) -> Device | None:
+  """Returns the device of the table; None if it is unknown (as for CPUs).
 
   Args:
     device_kind: `device.device_kind` of JAX. For GPUs, a kind of the table may
       be followed by more text, as in 'NVIDIA A100-SXM4-40GB'.
   """
-  peaks = {d.kind: d.peak_flops for d in (*TPUS.values(), *GPUS.values())}
-  peaks |= _OTHER_PEAK_FLOPS
+  kind = _known(device_kind)
+  devices = {n: d for n, d in (TPUS | GPUS).items() if d.kind == kind}
+  for name, device in devices.items():
+    if name.partition('-')[2].upper() in device_kind:  # of 'a100-40gb'
+      return device
+  return next(iter(devices.values()), None)
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """Returns the peak bf16 FLOP/s of a device; None if unknown (as for CPUs).
+
+  Args:
+    device_kind: see `of_kind`.
+  """
+  device = of_kind(device_kind)
+  if device is not None:
+    return device.peak_flops
+  return _OTHER_PEAK_FLOPS.get(_known(device_kind))
+
+
+def _known(device_kind: str) -> str:
+  """Returns the kind in the tables that a name in JAX stands for."""
   kind = _ALIASES.get(device_kind, device_kind)
   if kind.startswith('NVIDIA'):
-    kind = max(filter(kind.startswith, peaks), key=len, default=kind)
-  return peaks.get(kind)
+    kinds = [d.kind for d in GPUS.values()] + [*_OTHER_PEAK_FLOPS]
+    kind = max(filter(kind.startswith, kinds), key=len, default=kind)
+  return kind
 
 
 def parse_gpus(name: str) -> tuple[str, int, int] | None:

@@ -208,7 +208,8 @@ def plan(
     planned = _without_program(experiment, target)
     if not target.compiles:
       return _lower_bounds(planned, target)
-    options = dict(GPU_OPTIONS if target.on_gpus else {})
+    is_absent_gpu = target.on_gpus and not target.is_local
+    options = dict(GPU_OPTIONS if is_absent_gpu else {})
     options |= compiler_options or {}
     try:
       program = compile_step(experiment, options, target.name, cache)

@@ -8,6 +8,9 @@ for library calls. The time is therefore modelled instruction by instruction:
   whichever is longer.
 - The fractions and the fixed times depend on the kind of kernel: products and
   convolutions, cuDNN's fused attention, reductions, and all others.
+- A product is computed in tiles, one for each multiprocessor at a time. If the
+  last wave of tiles is not full, the others wait (NVIDIA's guide "Matrix
+  Multiplication Background" calls it wave quantization).
 - A collective is a ring over NVLink and, between nodes, over the network. The
   kernels that run between its start and its end hide a part of its time.
 
@@ -108,6 +111,10 @@ PESSIMISTIC = Rates(
 # sequences: short ones do not fill the tiles. Fitted to published inference
 # of B/16 and B/8 on an RTX 4090, 197 and 785 tokens (benchmarks/published.py).
 _HALF_TOKENS = 400
+# Rows and columns of the tile of a product that one multiprocessor computes.
+# Libraries choose among several; this is their usual one for large products.
+_TILE = 128
+_SPLIT = 1024  # contracted elements of a tile
 
 
 class Kernel(NamedTuple):
@@ -118,12 +125,16 @@ class Kernel(NamedTuple):
     flops: FLOPs of one execution.
     bytes: bytes that one execution reads and writes.
     tokens: keys of a sequence, of attention.
+    tiles: tiles of the result of a product; 0 if unknown.
+    dtype: type of the operands of a product.
   """
 
   kind: str
   flops: int
   bytes: int
   tokens: int = 0
+  tiles: int = 0
+  dtype: str = 'bf16'
 
   def seconds(self, gpu: Device, rates: Rates) -> float:
     """Returns the modelled time of one execution."""
@@ -132,6 +143,11 @@ class Kernel(NamedTuple):
     if self.kind == 'attention':
       filled = self.tokens / (self.tokens + _HALF_TOKENS)
       compute = rates.attention * gpu.gpu.attention * filled
+    if self.dtype == 'f32':
+      compute *= gpu.gpu.float32
+    if self.tiles:
+      waves = self.tiles / gpu.gpu.processors
+      compute *= waves / math.ceil(waves)
     memory = {'reduction': rates.reduction, 'memory': rates.memory}
     fixed = rates.product_s if self.kind == 'product' else rates.launch_s
     return fixed + max(
@@ -214,14 +230,23 @@ def kernel(module: Module, op: Op, computation: Computation) -> Kernel:
   kind = 'memory'
   if op.opcode == 'reduce' or 'kind=kInput' in op.attributes:
     kind = 'reduction'
+  inner, ops = computation, [op]
   if op.opcode == 'fusion':
     inner = module.computations[op.calls('calls')[0]]
-    flops = sum(hlo.matrix_flops(each, inner) for each in inner.ops.values())
+    ops = list(inner.ops.values())
     moved = _fusion_bytes(op, computation, inner)
   else:
-    flops = hlo.matrix_flops(op, computation)
     moved = hlo.bytes_moved(op, computation)
-  return Kernel('product' if flops else kind, flops, moved)
+  flops = {each.name: hlo.matrix_flops(each, inner) for each in ops}
+  total = sum(flops.values())
+  if not total:
+    return Kernel(kind, 0, moved)
+  largest = max(ops, key=lambda each: flops[each.name])
+  operands = hlo.operand_shapes(largest, inner)
+  tiles = 0
+  if largest.opcode == 'dot':
+    tiles = _tiles(largest, operands, largest.shapes[0])
+  return Kernel('product', total, moved, tiles=tiles, dtype=operands[0].dtype)
 
 
 def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
@@ -267,10 +292,13 @@ def _library_call(op: Op, computation: Computation) -> Kernel:
   results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]
   moved = hlo.num_bytes((*operands, *results))
   if name.startswith('__cublas'):
-    return Kernel('product', _product_flops(op, operands, results), moved)
+    flops = _product_flops(op, operands, results)
+    tiles = _tiles(op, operands, results[0])
+    dtype = operands[0].dtype
+    return Kernel('product', flops, moved, tiles=tiles, dtype=dtype)
   if name.startswith('__cudnn$conv'):
     flops = _convolution_flops(op, name, operands, results)
-    return Kernel('product', flops, moved)
+    return Kernel('product', flops, moved, dtype=operands[0].dtype)
   if name.startswith('__cudnn$fmha'):
     flops, tokens = _attention_flops(name, operands), operands[1].dims[1]
     return Kernel('attention', flops, moved, tokens)
@@ -279,10 +307,34 @@ def _library_call(op: Op, computation: Computation) -> Kernel:
 
 def _product_flops(op: Op, operands: list[Shape], results: list[Shape]) -> int:
   """Returns 2·m·n·k, from the result and the contracted dimensions."""
-  match = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', op.attributes)
-  axes = [int(axis) for axis in re.findall(r'\d+', match[1])] if match else []
-  contracted = math.prod(operands[0].dims[axis] for axis in axes)
+  contracted = _size(op, 'contracting', operands[0])
   return 2 * math.prod(results[0].dims) * contracted
+
+
+def _tiles(op: Op, operands: list[Shape], result: Shape) -> int:
+  """Returns the number of tiles of a product of m x k and k x n, b times.
+
+  A long contraction, as in the gradient of a matrix, is split among several
+  multiprocessors (split-K).
+  """
+  batch = _size(op, 'batch', operands[0])
+  contracted = _size(op, 'contracting', operands[0])
+  columns = math.prod(operands[1].dims) // (contracted * batch)
+  rows = math.prod(result.dims) // (columns * batch)
+  splits = -(-contracted // _SPLIT)
+  return batch * splits * -(-rows // _TILE) * -(-columns // _TILE)
+
+
+def _size(op: Op, kind: str, left: Shape) -> int:
+  """Returns the product of the batch or contracting dimensions of a product.
+
+  XLA writes them as `lhs_batch_dims={0}`, and in the settings of a library call
+  as `"lhs_batch_dimensions":["0"]`.
+  """
+  pattern = rf'lhs_{kind}_dim(?:ension)?s"?[=:][{{\[]([^\]}}]*)'
+  match = re.search(pattern, op.attributes)
+  axes = re.findall(r'\d+', match[1]) if match else []
+  return math.prod(left.dims[int(axis)] for axis in axes)
 
 
 def _convolution_flops(

@@ -13,7 +13,15 @@ from absl import flags
 from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.plan import compile, environment, report, search, topology
+from vit_jax.files import paths
+from vit_jax.plan import (
+  compile,
+  environment,
+  measure,
+  report,
+  search,
+  topology,
+)
 from vit_jax.plan.compile import Plan
 
 
@@ -40,6 +48,12 @@ def define_flags() -> None:
     'Use the program that an earlier plan of the same step compiled, from '
     '$JAX_COMPILATION_CACHE_DIR/plans or ~/.cache/vit_jax/compiled/plans.',
   )
+  flags.DEFINE_string(
+    'measure',
+    None,
+    'With --topology=local: also run the step on random images, and append '
+    'predicted and measured values to this file as a JSON line.',
+  )
   flags.DEFINE_string('hlo', None, 'Write the optimized HLO to this file.')
   overrides.define_flag(sys.argv)
 
@@ -59,8 +73,13 @@ def main(arguments: list[str]) -> None:
       f'--search needs a compiler for {target.name}, which is not installed. '
       f'Install it by {environment.GPU_EXTRA}, or omit --search.'
     )
+  if values.measure and not target.is_local:
+    raise UserError(
+      f'--measure runs the step on this machine, and --topology is '
+      f'{target.name}: give --topology=local, or omit --measure.'
+    )
   # Programs for this machine depend on its processor and are compiled quickly.
-  is_cached = values.cache and target.device is not None
+  is_cached = values.cache and not target.is_local
   cache = compile.default_cache() if is_cached else None
   planned = compile.plan(values.config, target, cache=cache)
   added, tables = {}, []
@@ -68,6 +87,8 @@ def main(arguments: list[str]) -> None:
     added, tables = _search(planned, target)
   elif not planned.fits and target.compiles:
     added = search.find_fit(values.config, target, planned, cache)
+  if values.measure and planned.fits:
+    added |= _measure(planned, values.measure)
   if values.breakdown:
     tables.append(report.breakdown(planned))
   if values.hlo and planned.text:
@@ -79,6 +100,18 @@ def main(arguments: list[str]) -> None:
     print(json.dumps(planned.to_dict() | added))
   else:
     print('\n\n'.join([report.summary(planned, added), *tables]))
+
+
+def _measure(planned: Plan, file: str) -> dict[str, Any]:
+  """Returns measured values, and appends them with the plan to a file."""
+  found = measure.measured(planned)
+  path = paths.locate(file)
+  earlier = path.read_text() if path.exists() else ''
+  row = json.dumps(
+    found | {'config': planned.config.to_dict()} | planned.to_dict()
+  )
+  paths.save(path, f'{earlier}{row}\n')
+  return found
 
 
 def _search(

@@ -37,7 +37,8 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
 
   Args:
     plan: plan of a config.
-    added: results of searches, see `search.find_fit`.
+    added: results of searches and measurements, see `search.find_fit` and
+      `measure.measured`.
   """
   tables = [align([*_setting(plan), *_memory(plan, added or {})])]
   if plan.cost is not None:
@@ -49,7 +50,7 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
       if sums['cycles'] >= threshold
     }
     tables += [
-      align(_time(plan)),
+      align([*_time(plan), *_measured(plan, added or {})]),
       _sums('modelled', plan.kernels),
       _sums('collective', dict(sorted(plan.collective_seconds.items()))),
       _sums('without an estimate', uncounted),
@@ -97,6 +98,19 @@ def _memory(plan: Plan, added: Mapping[str, Any]) -> list[tuple[str, str]]:
     flags = ' '.join(f'--config.{k}={v}' for k, v in changes.items())
     rows.append(('  it fits with', flags or 'none of the changes tried'))
   return rows
+
+
+def _measured(plan: Plan, added: Mapping[str, Any]) -> list[tuple[str, str]]:
+  seconds = added.get('measured_step_seconds')
+  if seconds is None:
+    return []
+  text = f'{seconds:,.4f}'
+  if plan.predicted_step_seconds is not None:
+    text += f'; predicted / measured: {plan.seconds / seconds:.2f}'
+  return [
+    ('measured step, s', text),
+    ('measured images/s', f'{plan.batch_size / seconds:,.0f}'),
+  ]
 
 
 def _time(plan: Plan) -> list[tuple[str, str]]:

@@ -16,11 +16,20 @@ import jax
 from jax.experimental import topologies
 
 from vit_jax.arrays import memory
-from vit_jax.arrays.devices import GPUS, KIB, TPUS, Device, parse_gpus
+from vit_jax.arrays.devices import GPUS, TPUS, Device, of_kind, parse_gpus
 from vit_jax.errors import UserError, closest
 from vit_jax.plan import environment
 from vit_jax.plan.environment import GPU_EXTRA, LOCAL
 from vit_jax.processes import runtime
+
+# Float32 units and threads of a multiprocessor, by compute capability; for
+# others 128 and 1536.
+_MULTIPROCESSOR = {
+  (7, 5): (64, 1024),
+  (8, 0): (64, 2048),
+  (9, 0): (128, 2048),
+  (10, 0): (128, 2048),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Target:
     name: name, as the user writes it, with the number of slices if there are
       several.
     devices: devices of all slices.
-    device: rates and sizes of each device; None for those of this machine.
+    device: rates and sizes of each device; None if they are unknown.
     slices: number of TPU slices or GPU nodes, which a network connects.
     hbm_bytes: memory of a device that programs may use; None if unknown.
     compiles: whether a compiler for the devices is installed.
@@ -48,8 +57,13 @@ class Target:
 
   @property
   def on_gpus(self) -> bool:
-    """True for GPUs that are not those of this machine."""
+    """Whether the devices are GPUs."""
     return self.device is not None and self.device.gpu is not None
+
+  @property
+  def is_local(self) -> bool:
+    """Whether the devices are those of this machine."""
+    return self.name == LOCAL
 
 
 def find(name: str, slices: int = 1) -> Target:
@@ -71,7 +85,11 @@ def find(name: str, slices: int = 1) -> Target:
     )
   if name == LOCAL:
     devices = tuple(jax.local_devices())
-    return Target(LOCAL, devices, hbm_bytes=memory.of_device(devices[0]))
+    device, limit = (
+      of_kind(devices[0].device_kind),
+      memory.of_device(devices[0]),
+    )
+    return Target(LOCAL, devices, device, hbm_bytes=limit)
   if gpus:
     return _gpus(name, *gpus)
   version, _, shape = name.partition(':')
@@ -151,15 +169,16 @@ def target_config(device: Device) -> str:
   gpu = device.gpu
   assert gpu is not None
   major, minor = gpu.capability
+  fpus, threads = _MULTIPROCESSOR.get(gpu.capability, (128, 1536))
   return f"""
     gpu_device_info {{
       threads_per_block_limit: 1024
       threads_per_warp: 32
       shared_memory_per_block: 49152
       shared_memory_per_core: {gpu.shared_bytes}
-      threads_per_core_limit: {2048 if gpu.shared_bytes > 100 * KIB else 1536}
+      threads_per_core_limit: {threads}
       core_count: {gpu.processors}
-      fpus_per_core: {64 if gpu.capability == (8, 0) else 128}
+      fpus_per_core: {fpus}
       block_dim_limit_x: 2147483647
       block_dim_limit_y: 65535
       block_dim_limit_z: 65535
