@@ -15,6 +15,11 @@ from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.optim import rules
 
 PyTree = Any
+# Fraction of the rate that is kept, of the progress of the cool-down in [0, 1].
+_COOLDOWNS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'linear': lambda progress: 1 - progress,
+  'sqrt': lambda progress: 1 - jnp.sqrt(progress),
+}
 
 
 def make_schedule(
@@ -27,8 +32,15 @@ def make_schedule(
   end_lr: float = 0.0,
   warmup: str = '0 steps',
   decay_at: tuple[float, ...] = (),
+  timescale: int = 10_000,
+  cooldown: float = 0.0,
+  cooldown_shape: str = 'linear',
 ) -> optax.Schedule:
   """Returns a schedule with linear warm-up from 0, followed by a decay.
+
+  Up to its cool-down, 'wsd' (warm-up, stable, decay) equals 'constant', and
+  neither it nor 'rsqrt' depends on the length of the run. So one long run can
+  be branched at several steps, each branch with a cool-down of its own.
 
   Args:
     total_steps: number of updates in the whole run, after which `end_lr` is
@@ -36,18 +48,26 @@ def make_schedule(
     warmup_steps: number of updates in the warm-up, after which `base_lr` is
       reached.
     base_lr: peak learning rate.
-    decay: 'linear', 'cosine', 'constant' (Tables 3 and 4), or 'step' to divide
-      the rate by 10 at each of `decay_at` (BiT, arXiv 1912.11370).
-    end_lr: final learning rate of 'linear' and 'cosine' (1e-5 in the authors'
-      linear decay).
+    decay: 'linear', 'cosine', 'constant' (Tables 3 and 4); 'step' to divide the
+      rate by 10 at each of `decay_at` (BiT, arXiv 1912.11370); 'rsqrt' for
+      `base_lr` · √(timescale / (timescale + t)), t updates after the warm-up
+      (section 3.5 of arXiv 2106.04560); 'wsd' for `base_lr` up to the
+      cool-down (arXiv 2404.06395).
+    end_lr: final learning rate of 'linear', 'cosine' and cool-downs (1e-5 in
+      the authors' linear decay).
     warmup: duration from which the caller computed `warmup_steps`, for error
       messages.
     decay_at: fractions of the run at which 'step' divides the rate, ascending;
       () for other decays.
+    timescale: number of updates, for 'rsqrt'.
+    cooldown: fraction of the run at its end in which 'wsd' and 'rsqrt' go to
+      `end_lr`; 0 for none.
+    cooldown_shape: 'linear', or 'sqrt' for 1 - √progress (arXiv 2405.18392).
 
   Raises:
     UserError: the decay is unknown, a rate is negative, the warm-up is not
-      shorter than the run, or `decay_at` is invalid for this decay.
+      shorter than the run, or `decay_at` or `cooldown` is invalid for this
+      decay.
   """
   check_range('schedule.base_lr', base_lr, at_least=0)
   check_range('schedule.end_lr', end_lr, at_least=0)
@@ -57,6 +77,10 @@ def make_schedule(
       f'of {total_steps} steps: shorten schedule.warmup or lengthen total.'
     )
   _check_decay_at(decay_at, decay, warmup_steps / total_steps)
+  check_range('schedule.timescale', timescale, at_least=1)
+  check_choice('schedule.cooldown_shape', cooldown_shape, _COOLDOWNS)
+  cooldown_steps = round(cooldown * total_steps)
+  _check_cooldown(cooldown, decay, warmup_steps / total_steps)
   decay_steps = total_steps - warmup_steps
   shapes = {
     'linear': optax.linear_schedule(base_lr, end_lr, decay_steps),
@@ -68,12 +92,25 @@ def make_schedule(
       base_lr,
       {round(at * total_steps) - warmup_steps: 0.1 for at in decay_at},
     ),
+    'rsqrt': lambda t: base_lr * jnp.sqrt(timescale / (timescale + t)),
+    'wsd': optax.constant_schedule(base_lr),
   }
   check_choice('schedule.decay', decay, shapes)
-  if warmup_steps == 0:
-    return shapes[decay]
-  ramp = optax.linear_schedule(0.0, base_lr, warmup_steps)
-  return optax.join_schedules([ramp, shapes[decay]], [warmup_steps])
+  schedule = shapes[decay]
+  if warmup_steps:
+    ramp = optax.linear_schedule(0.0, base_lr, warmup_steps)
+    schedule = optax.join_schedules([ramp, schedule], [warmup_steps])
+  if not cooldown_steps:
+    return schedule
+  start = total_steps - cooldown_steps
+
+  def with_cooldown(step: Any) -> Float[Array, '']:
+    progress = jnp.clip((step - start) / cooldown_steps, 0.0, 1.0)
+    kept = _COOLDOWNS[cooldown_shape](progress)
+    rate = schedule(step)
+    return jnp.where(step > start, end_lr + (rate - end_lr) * kept, rate)
+
+  return with_cooldown
 
 
 def _check_decay_at(
@@ -99,6 +136,26 @@ def _check_decay_at(
       f'schedule.decay_at is {tuple(decay_at)} with schedule.decay={decay!r}: '
       "'step' needs ascending fractions of the training between the end of the "
       f'warm-up ({warmup:.3g}) and 1; other decays take none.'
+    )
+
+
+def _check_cooldown(cooldown: float, decay: str, warmup: float) -> None:
+  """Checks that the cool-down fits the decay and the length of the run.
+
+  Args:
+    cooldown: see `make_schedule`.
+    decay: see `make_schedule`.
+    warmup: duration of the warm-up, as a fraction of the run.
+
+  Raises:
+    UserError: the cool-down is missing, not possible, or too long.
+  """
+  allowed = {'wsd': cooldown > 0, 'rsqrt': True}.get(decay, cooldown == 0)
+  if not allowed or not 0 <= cooldown <= 1 - warmup:
+    raise UserError(
+      f'schedule.cooldown is {cooldown} with schedule.decay={decay!r}: '
+      "'wsd' needs a fraction of the training above 0, after the end of the "
+      f"warm-up ({warmup:.3g}); 'rsqrt' may have one; other decays take none."
     )
 
 
