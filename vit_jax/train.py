@@ -3,17 +3,30 @@
 The same command resumes from the newest checkpoint of the workdir. Every key of
 the config can be overridden, for example --config.batch_size=1024. With
 --config.init_from=PATH a new run starts from the weights at PATH instead of
-random ones; weights that do not fit the model are logged and left out.
+random ones; weights that do not fit the model are logged and left out. With
+--branch_from=WORKDIR@STEP it starts from the whole state of a step of another
+run, with another schedule or length.
 """
 
 from absl import flags
 
 from vit_jax.cli import process
 from vit_jax.config.schema import Config
-from vit_jax.training import loop
+from vit_jax.training import branch, loop
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.session import InitialParams
 from vit_jax.weights import pretrained, transfer
+
+
+def define_flags() -> None:
+  """Defines the flags of this command."""
+  flags.DEFINE_string(
+    'branch_from',
+    None,
+    'WORKDIR@STEP: start a new workdir from the whole state of this step, with '
+    'another schedule or total.',
+  )
+  process.define_flags()
 
 
 def main(arguments: list[str]) -> None:
@@ -24,6 +37,8 @@ def main(arguments: list[str]) -> None:
     return
   process.start_process()
   options = process.run_options(config)
+  if flags.FLAGS.branch_from:
+    branch.begin(flags.FLAGS.branch_from, config, options['workdir'])
   loop.run(config, initial_params=_initial_params(config), **options)
 
 
@@ -48,4 +63,4 @@ def _load(experiment: Experiment) -> object:
 
 
 if __name__ == '__main__':
-  process.run(main, process.define_flags)
+  process.run(main, define_flags)

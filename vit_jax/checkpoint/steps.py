@@ -24,7 +24,7 @@ log = logging.getLogger('vit_jax')
 _ITEM = _FILE = 'metrics'  # item, and its file
 
 _STEP = r'(?:0|[1-9][0-9]{0,8})'  # no leading zeros; a step is an int32
-_COMMITTED = 'commit_success.txt'  # on object stores, Orbax writes it last
+COMMITTED = 'commit_success.txt'  # on object stores, Orbax writes it last
 _UNFINISHED = '.orbax-checkpoint-tmp'  # suffix until a step is committed
 
 
@@ -84,7 +84,7 @@ def is_step(path: epath.Path) -> bool:
   """
   names = listing(path)
   return len(names & set(items.NAMES)) >= 2 and (
-    not is_remote(path) or _COMMITTED in names
+    not is_remote(path) or COMMITTED in names
   )
 
 
@@ -139,7 +139,7 @@ def remove_unfinished(root: epath.Path) -> None:
     elif is_remote(root) and number(name) is not None:
       # On object stores, an unfinished step has its final name.
       names = listing(path)
-      is_ours = '_CHECKPOINT_METADATA' in names and _COMMITTED not in names
+      is_ours = '_CHECKPOINT_METADATA' in names and COMMITTED not in names
     if is_ours:
       path.rmtree()
 
@@ -194,7 +194,7 @@ def remove(root: epath.Path, step: int) -> None:
   # process is killed meanwhile, the remaining files are not taken for a step.
   path = root / str(step)
   if is_remote(root):
-    (path / _COMMITTED).unlink()
+    (path / COMMITTED).unlink()
   else:
     path = path.rename(root / f'{step}{_UNFINISHED}-removed')
   path.rmtree()

@@ -26,6 +26,17 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
   'seconds': ('ms', lambda seconds: f'{seconds * 1e3:.2f}'),
   'cycles': ('M cycles', lambda cycles: f'{cycles / 1e6:.2f}'),
 }
+_TPU_ASSUMPTIONS = """\
+The time is the TPU compiler's estimate. Input, evaluations and checkpoints are
+not included: the published training of S/16 in big_vision on v3-8, with all of
+them, took 15 % longer than the step of similar code is predicted to take
+(benchmarks/RESULTS.md)."""
+_GPU_ASSUMPTIONS = """\
+All times are modelled from the compiled program, not measured: products and
+attention at the fraction of the peak FLOP/s that this family of GPUs is known
+to reach, reductions at {reduction:.0%} and other kernels at {memory:.0%} of the
+memory bandwidth, as fitted to an H200; exchanges at {link:.0%} of the link
+rates. Input, evaluations and checkpoints are not included."""
 _CAUSES = {
   'kernels': "kernels without the compiler's estimate",
   'exchanges': 'exchanges that nothing hides, on slower links',
@@ -191,20 +202,10 @@ def _assumptions(plan: Plan) -> str:
   if plan.predicted_step_seconds is None:
     return ''
   if not plan.kernels:
-    return (
-      "The time is the TPU compiler's estimate. Input, evaluations and "
-      'checkpoints are not included:\nthe published training of S/16 in '
-      'big_vision on v3-8, with all of them, took 15 % longer\nthan the step of '
-      'similar code is predicted to take (benchmarks/RESULTS.md).'
-    )
+    return _TPU_ASSUMPTIONS
   rates = gpu_cost.EXPECTED
-  return (
-    'All times are modelled from the compiled program, not measured: products '
-    'and attention at the\nfraction of the peak FLOP/s that this family of GPUs '
-    f'is known to reach, reductions at {rates.reduction:.0%}\nand other kernels '
-    f'at {rates.memory:.0%} of the memory bandwidth, as fitted to an H200; '
-    f'exchanges at {rates.link:.0%} of\nthe link rates. Input, evaluations and '
-    'checkpoints are not included.'
+  return _GPU_ASSUMPTIONS.format(
+    reduction=rates.reduction, memory=rates.memory, link=rates.link
   )
 
 

@@ -339,13 +339,9 @@ def rewind(workdir: epath.Path, step: int) -> int:
 
   def is_kept(record: dict[str, Any]) -> bool:
     nonlocal lines
-    at = record.get('step')
-    if (
-      type(at) is not int or at > step or (at == step and 'loss' not in record)
-    ):
-      return False
-    lines += 'loss' in record
-    return True
+    kept = is_before(record, step)
+    lines += kept and 'loss' in record
+    return kept
 
   removed = jsonl.keep(path, is_kept)
   damaged = [line for line in removed if not _is_record(jsonl.parse(line))]
@@ -358,6 +354,15 @@ def rewind(workdir: epath.Path, step: int) -> int:
       damaged[0][:100],
     )
   return lines
+
+
+def is_before(record: dict[str, Any], step: int) -> bool:
+  """Returns whether a line belongs to a state restored at `step`.
+
+  These are training lines up to the step, and evaluations before it.
+  """
+  at = record.get('step')
+  return type(at) is int and (at < step or (at == step and 'loss' in record))
 
 
 def _is_record(record: dict[str, Any] | None) -> bool:

@@ -326,15 +326,17 @@ def compare(
   for event in events:
     if event['event'] == 'config_change':
       accepted |= event['changes']
-  digests = {key: _digest(pair[1]) for key, pair in changes.items()}
-  digests = {k: v for k, v in digests.items() if accepted.get(k) != v}
-  changes = {key: changes[key] for key in digests}
+  new_digests = {
+    k: v for k, v in digests(changes).items() if accepted.get(k) != v
+  }
+  changes = {key: changes[key] for key in new_digests}
   notes = []
   if changes and not allow_changes:
     raise _refusal(checkpoint, changes)
   if changes:
     text = 'resumed with changes:' + _format(changes)
-    notes.append(Note('config_change', {'changes': digests}, text))
+    fields = {'changes': new_digests}
+    notes.append(Note('config_change', fields, text))
   upgrades = _common_differences('', old.get('versions', {}), new['versions'])
   if upgrades:
     text = (
@@ -407,6 +409,34 @@ def _format(changes: Changes, old: str = 'before', new: str = 'now') -> str:
 def _short(value: Any) -> str:
   text = repr(value)
   return text if len(text) <= 200 else text[:200] + ' …'
+
+
+def digests(changes: Changes) -> dict[str, str]:
+  """Returns digests of the new values, as in the event `config_change`."""
+  return {key: _digest(pair[1]) for key, pair in changes.items()}
+
+
+def check_branch(origin: str, changes: Changes) -> None:
+  """Checks that a branch changes only the schedule and the length of a run.
+
+  Args:
+    origin: description of the step that is branched, for the message.
+    changes: differences from the config of the step.
+
+  Raises:
+    UserError: other keys differ.
+  """
+  other = {
+    key: pair
+    for key, pair in changes.items()
+    if key != 'total' and not key.startswith('schedule.')
+  }
+  if other:
+    raise UserError(
+      f'--branch_from={origin}: a branch may change config.total and '
+      f'config.schedule only:{_format(other)}\nGive these keys the values of '
+      'the other run, or start from its parameters alone by --config.init_from.'
+    )
 
 
 def _digest(value: Any) -> str:

@@ -1,0 +1,135 @@
+"""Tests of runs that begin from the whole state of a step of another run."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax.checkpoint import manifest
+from vit_jax.errors import UserError
+from vit_jax.training import branch, loop
+
+CHANGES = {
+  'source': {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10},
+  'train.split': 'train[:64]',
+  'total': '6 steps',
+  'schedule.base_lr': 1e-2,
+  'schedule.decay': 'constant',
+  'schedule.warmup': '2 steps',
+  'checkpoint.every': '2 steps',
+  'checkpoint.keep': 10,
+  'log.every': '1 steps',
+  'log.tensorboard': False,
+  'log.curves': False,
+  'log.report': False,
+  'evals': {},
+}
+COOLED = {'schedule.decay': 'wsd', 'schedule.cooldown': 0.5}
+
+
+def train(folder, origin=None, **changes):
+  config = completed(**CHANGES | changes)
+  if origin:
+    branch.begin(origin, config, folder)
+  loop.run(config, folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def constant(tmp_path_factory):
+  """Returns a finished run of six steps with a constant rate."""
+  return train(epath.Path(tmp_path_factory.mktemp('constant')) / 'run')
+
+
+def leaves(folder, step):
+  return manifest.read(folder / f'checkpoints/{step}').leaves
+
+
+def metrics(folder):
+  """Returns the lines of metrics.jsonl without times."""
+  lines = map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
+  times = ('img_per_sec', 'data_wait', 'mfu')
+  return [{k: v for k, v in x.items() if k not in times} for x in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'at, changes',
+  [
+    (4, {'total': '8 steps', **COOLED}),
+    (2, {'total': '4 steps', **COOLED, 'schedule.cooldown_shape': 'sqrt'}),
+    (6, {'total': '8 steps'}),  # a finished run is continued
+  ],
+)
+def test_a_branch_equals_a_run_with_its_schedule(
+  constant, tmp_path, at, changes
+):
+  """All leaves of the last state, and all metrics, have the same bits."""
+  path, steps = epath.Path(tmp_path), int(changes['total'].split()[0])
+  branched = train(path / 'branch', f'{constant}@{at}', **changes)
+  alone = train(path / 'alone', **changes)
+  assert leaves(branched, steps) == leaves(alone, steps)
+  assert metrics(branched) == metrics(alone)
+  assert leaves(branched, at) == leaves(constant, at)
+
+
+@pytest.mark.slow
+def test_a_branch_of_a_branch_that_was_killed(constant, tmp_path):
+  """The same command goes on after a kill; manifests contain the origin."""
+  path = epath.Path(tmp_path)
+  longer, cooled = {'total': '10 steps'}, {'total': '12 steps', **COOLED}
+  middle = train(path / 'middle', f'{constant}@4', **longer)
+  config = completed(**CHANGES | cooled)
+  branch.begin(f'{middle}@6', config, path / 'last')  # killed after the copy
+  last = train(path / 'last', f'{middle}@6', **cooled)
+  alone = train(path / 'alone', **cooled)
+  assert leaves(last, 12) == leaves(alone, 12)
+  shutil.rmtree(last / 'checkpoints/12')
+  resumed = train(path / 'last', f'{middle}@6', **cooled)
+  assert leaves(resumed, 12) == leaves(alone, 12)
+  content = json.loads((last / 'checkpoints/6/manifest/metadata').read_text())
+  runs = [
+    json.loads((folder / 'checkpoints/run_id.json').read_text())['run']
+    for folder in (constant, middle, last)
+  ]
+  assert len({*runs}) == 3 and content['run'] == runs[2]
+  assert content['origin'] == {
+    'workdir': str(middle),
+    'step': 6,
+    'run': runs[1],
+  }
+
+
+def test_wrong_branches_are_refused(constant, tmp_path):
+  """One message names the step, the workdir or the keys; nothing is written."""
+  path = epath.Path(tmp_path)
+  cases = (
+    ('runs/x', {}, 'give a workdir and a step'),
+    (f'{constant}@5', {}, 'its steps are 2, 4, 6'),
+    (f'{constant}@4', {'batch_size': 32, 'seed': 3}, 'batch_size: .*seed: '),
+    (f'{constant}@4', {'total': '4 steps'}, 'give a longer total'),
+  )
+  for number, (origin, changes, message) in enumerate(cases):
+    folder = path / str(number)
+    config = completed(**CHANGES | changes)
+    with pytest.raises(UserError, match=f'(?s){message}'):
+      branch.begin(origin, config, folder)
+    assert not (folder / 'checkpoints').exists()
+  with pytest.raises(UserError, match='has checkpoints already'):
+    other = completed(**CHANGES | {'total': '8 steps'})
+    branch.begin(f'{constant}@4', other, constant)
+
+
+@pytest.mark.slow
+def test_a_damaged_step_does_not_begin_a_run(constant, tmp_path):
+  """Its arrays are compared with the manifest when they are restored."""
+  copy = epath.Path(shutil.copytree(constant, tmp_path / 'copy'))
+  for path in pathlib.Path(copy / 'checkpoints/4/params').glob('**/d/*'):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+  with pytest.raises(UserError, match='no checkpoint in .* is intact'):
+    train(epath.Path(tmp_path) / 'new', f'{copy}@4', total='8 steps')
