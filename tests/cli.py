@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tests import fork_server
 from tests.faults.counts import injected
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -90,16 +92,28 @@ def environment(devices: int = 1, level: int = 0) -> dict[str, str]:
   }
 
 
-def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
-  """Starts a command in the repository's root."""
-  return subprocess.Popen(
-    arguments,
-    cwd=ROOT,
-    env=environment(devices, 3 if 'vit_jax.plan' in arguments else 0),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+@functools.cache
+def _server() -> fork_server.Server:
+  return fork_server.Server(environment())
+
+
+def start(
+  arguments: list[str], devices: int = 1, forked: bool = True
+) -> subprocess.Popen:
+  """Starts a command in the repository's root.
+
+  Args:
+    arguments: words of the command.
+    devices: number of virtual devices.
+    forked: whether the command may be forked from a process that has imported
+      JAX. If not, it also hashes strings with another seed.
+  """
+  env = environment(devices, 3 if 'vit_jax.plan' in arguments else 0)
+  pipe = subprocess.PIPE
+  options = dict(cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+  if forked and sys.platform == 'linux' and _server().fits(arguments, env):
+    return fork_server.Command(_server(), arguments, **options)
+  return subprocess.Popen(arguments, **options)
 
 
 def finish(
@@ -115,9 +129,11 @@ def finish(
   return out, err
 
 
-def run(arguments: list[str], devices: int = 1, code: int = 0):
+def run(
+  arguments: list[str], devices: int = 1, code: int = 0, forked: bool = True
+) -> tuple[str, str]:
   """Runs a command to its end; returns (stdout, stderr)."""
-  return finish(start(arguments, devices), code)
+  return finish(start(arguments, devices, forked), code)
 
 
 def train(workdir: Any, devices: int = 1, **overrides: Any) -> None:
@@ -136,7 +152,8 @@ def start_pair(
 ) -> list[subprocess.Popen]:
   """Starts the small L/16 on two (or more) processes of some devices each.
 
-  The last process also gets the flags `last`.
+  The last process also gets the flags `last`. It is not forked, so that an
+  order that depends on hashes differs between the processes.
   """
   port = free_port()
   arguments = flags('configs/l16_i21k.py', workdir, SMALL_L16 | overrides)
@@ -151,6 +168,7 @@ def start_pair(
         *(last if i == processes - 1 else ()),
       ),
       devices,
+      forked=i < processes - 1,
     )
     for i in range(processes)
   ]
