@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 
 # JAX itself would wait 300 s at its shutdown barrier and end with 134. The test
 # fails if commands are still running after this time.
@@ -41,7 +41,7 @@ def _ends(monkeypatch, workdir, number, overrides, code, last=()):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('number', [2, 4])
+@pytest.mark.parametrize('number', [2, *further(4)])
 @pytest.mark.parametrize('stage', ['config', 'open', 'read'])
 def test_a_user_error_of_one_process_ends_all(
   tmp_path, monkeypatch, number, stage
@@ -67,8 +67,10 @@ def test_a_user_error_of_one_process_ends_all(
   ('flag', 'text'),
   [
     ('--config.seed=5', 'seed: 0 on process 0, 5 on process 1'),
-    ('--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"),
     ('--config.source.height=48', 'fingerprint: shape: '),
+    *further(
+      ['--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"]
+    ),
   ],
 )
 def test_processes_that_differ_are_refused(tmp_path, flag, text):
