@@ -2,7 +2,9 @@
 
 import atexit
 import contextlib
+import fcntl
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -50,6 +52,14 @@ SMALL_L16 = {
 }
 
 
+# A run that a test ends. Tests with the same number of steps share programs.
+ENDLESS = SMALL_L16 | {
+  'total': '100000 steps',
+  'evals.val.every': '100000 steps',
+  'checkpoint.every': '100000 steps',
+}
+
+
 def command(module: str, *arguments: str) -> list[str]:
   """Returns the words of python -m vit_jax.<module> with arguments."""
   return [sys.executable, '-m', f'vit_jax.{module}', *arguments]
@@ -65,7 +75,8 @@ def compilation_cache() -> str:
   """Returns a directory for compiled programs that all commands share.
 
   The first process of the tests creates and removes it; child processes find it
-  in their environment.
+  in their environment. The number of steps and of devices are part of a
+  program, as are the sizes of the model: tests with equal ones compile it once.
   """
   if _CACHE not in os.environ:
     os.environ[_CACHE] = tempfile.mkdtemp(prefix='vit_jax_tests_')
@@ -136,11 +147,38 @@ def run(
   return finish(start(arguments, devices, forked), code)
 
 
-def train(workdir: Any, devices: int = 1, **overrides: Any) -> None:
-  """Runs the small L/16; keys of overrides have '__' for '.'."""
+def train_command(workdir: Any, **overrides: Any) -> list[str]:
+  """Returns the command of the small L/16; keys have '__' for '.'."""
   changes = {key.replace('__', '.'): value for key, value in overrides.items()}
   config = flags('configs/l16_i21k.py', workdir, SMALL_L16 | changes)
-  run(command('train', *config), devices)
+  return command('train', *config)
+
+
+def train(workdir: Any, devices: int = 1, **overrides: Any) -> None:
+  """Runs the small L/16; keys of overrides have '__' for '.'."""
+  run(train_command(workdir, **overrides), devices)
+
+
+def reference(devices: int = 1, **overrides: Any) -> pathlib.Path:
+  """Returns the workdir of an uninterrupted run of the small L/16.
+
+  A run is a function of its config, so each is trained once for all tests of
+  all processes. A test that changes the workdir needs a copy.
+
+  Args:
+    devices: number of virtual devices.
+    **overrides: arguments of `train`.
+  """
+  text = json.dumps([devices, overrides], sort_keys=True)
+  name = hashlib.sha256(text.encode()).hexdigest()[:16]
+  workdir = pathlib.Path(compilation_cache()) / 'runs' / name
+  workdir.parent.mkdir(exist_ok=True)
+  with workdir.with_suffix('.lock').open('a') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not workdir.with_suffix('.trained').exists():
+      train(workdir, devices, **overrides)
+      workdir.with_suffix('.trained').touch()
+  return workdir
 
 
 def start_pair(

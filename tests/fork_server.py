@@ -76,7 +76,7 @@ class Server:
     # `plan` sets variables before it imports JAX.
     return (
       arguments[:2] == [sys.executable, '-m']
-      and arguments[2].startswith('vit_jax.')
+      and arguments[2].startswith(('vit_jax.', 'tests.'))
       and arguments[2] != 'vit_jax.plan'
       and _shared(env) == _shared(self.env)
     )

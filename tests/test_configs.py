@@ -457,6 +457,7 @@ def test_augreg_configs_equal_the_recommended_settings(row):
   assert Experiment.build(other, jax.devices()).total_steps > 10_000
 
 
+@pytest.mark.slow
 def test_every_config_builds():
   """Each file gives a model and a schedule on eight devices."""
   files = sorted(pathlib.Path('configs').glob('*.py'))

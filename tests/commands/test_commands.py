@@ -314,8 +314,8 @@ def test_two_runs_can_prepare_digits_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_profile_writes_a_trace(tmp_path):
-  flags = cli.SMALL_L16 | {'total': '12 steps', 'model.depth': 1}
-  command = cli.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
+  run = tmp_path / 'run'
+  command = cli.flags('configs/l16_i21k.py', run, cli.SMALL_L16)
   _, err = cli.run(cli.command('train', *command, '--profile=3:5'))
   assert 'trace of steps 3 to 5' in err
-  assert list((tmp_path / 'run/profile').rglob('*.xplane.pb'))
+  assert list((run / 'profile').rglob('*.xplane.pb'))

@@ -14,7 +14,6 @@ WORKDIR = f'gs://{object_store.BUCKET}/deep/run'
 CHANGES = cli.SMALL_L16 | {
   'total': '8 steps',
   'schedule.warmup': '1 steps',
-  'model.depth': 1,
   'log.tensorboard': 'true',
   'log.curves': 'true',
   'log.report': 'true',
@@ -122,7 +121,8 @@ def test_an_outage_of_the_store_ends_with_one_message(store):
 
   Saved steps stay; threads of the client do not print anything.
   """
-  flags = cli.flags(CONFIG, WORKDIR, CHANGES | {'total': '100000 steps'})
+  steps = {'total': '100000 steps', 'schedule.warmup': '10 steps'}
+  flags = cli.flags(CONFIG, WORKDIR, CHANGES | steps)
   process = cli.start(cli.command('train', *flags))
   _wait_for_step(store, 3, process)
   store.stop()

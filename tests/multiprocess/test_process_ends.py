@@ -15,16 +15,12 @@ REFUSING = {
   'source.name': 'tests.multiprocess.failing_source',
   'source.num_examples': ...,
   'source.num_classes': ...,
-  'total': '400 steps',
-  'model.depth': 1,
-  'checkpoint.every': '400 steps',
-  'evals.val.every': '400 steps',
 }
 
 
 def _overrides(**changes):
   """Returns overrides of the small L/16 with a source that fails."""
-  values = cli.SMALL_L16 | REFUSING | changes
+  values = cli.ENDLESS | REFUSING | changes
   return {key: value for key, value in values.items() if value is not ...}
 
 
@@ -105,11 +101,7 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
   which `peers` changes into code 45.
   """
   workdir = tmp_path / 'run'
-  changes = {
-    'batch_size': 48,
-    'total': '4000 steps',
-    'checkpoint.every': '4000 steps',
-  }
+  changes = cli.ENDLESS | {'batch_size': 48}
   with cli.running_pair(workdir, changes, 2, 3) as processes:
     processes[killed].send_signal(signal.SIGKILL)
     injected('a dead peer')
@@ -127,8 +119,7 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
 def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
   """After 30 s the other one prints one message; so does the stopped one."""
   workdir = tmp_path / 'run'
-  changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
-  with cli.running_pair(workdir, changes, 1) as processes:
+  with cli.running_pair(workdir, cli.ENDLESS, 1) as processes:
     processes[stopped].send_signal(signal.SIGSTOP)
     injected('a stopped peer')
     for index in (1 - stopped, stopped):
@@ -143,8 +134,7 @@ def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
 def test_other_aborts_keep_their_code(tmp_path):
   """C++ code may abort for other reasons; the peers end with 45."""
   workdir = tmp_path / 'run'
-  changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
-  with cli.running_pair(workdir, changes, 1) as processes:
+  with cli.running_pair(workdir, cli.ENDLESS, 1) as processes:
     processes[1].send_signal(signal.SIGABRT)
     injected('an abort of one process')
     _, err = processes[1].communicate(timeout=WAIT_S)

@@ -310,6 +310,7 @@ def test_a_new_teacher_equals_its_student():
   assert of.weights(params, extra)['teacher'] is extra['teacher']
 
 
+@pytest.mark.slow
 def test_drop_path_applies_to_the_student_only():
   """Its key changes the loss, but not the teacher's outputs."""
   of = objective(Model(0, **MODEL, drop_path=0.8))
