@@ -122,7 +122,8 @@ def start(
   env = environment(devices, 3 if 'vit_jax.plan' in arguments else 0)
   pipe = subprocess.PIPE
   options = dict(cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
-  if forked and sys.platform == 'linux' and _server().fits(arguments, env):
+  forked = forked and fork_server.can_fork(arguments)
+  if forked and _server().fits(env):
     return fork_server.Command(_server(), arguments, **options)
   return subprocess.Popen(arguments, **options)
 

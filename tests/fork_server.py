@@ -50,6 +50,16 @@ def _shared(env: dict[str, str]) -> dict[str, str]:
   return {name: env[name] for name in env if name not in _OWN}
 
 
+def can_fork(arguments: list[str]) -> bool:
+  """Returns whether a command is a module that imports JAX as usual."""
+  return (
+    sys.platform == 'linux'
+    and arguments[:2] == [sys.executable, '-m']
+    and arguments[2].startswith(('vit_jax.', 'tests.'))
+    and arguments[2] != 'vit_jax.plan'  # sets variables before it imports JAX
+  )
+
+
 class Server:
   """A process that forks commands.
 
@@ -71,15 +81,9 @@ class Server:
       )
     atexit.register(self.close)
 
-  def fits(self, arguments: list[str], env: dict[str, str]) -> bool:
-    """Returns whether a command can be forked from this server."""
-    # `plan` sets variables before it imports JAX.
-    return (
-      arguments[:2] == [sys.executable, '-m']
-      and arguments[2].startswith(('vit_jax.', 'tests.'))
-      and arguments[2] != 'vit_jax.plan'
-      and _shared(env) == _shared(self.env)
-    )
+  def fits(self, env: dict[str, str]) -> bool:
+    """Returns whether a command with this environment can be forked."""
+    return _shared(env) == _shared(self.env)
 
   def fork(
     self, arguments: list[str], env: dict[str, str], out: int, err: int
