@@ -2,7 +2,9 @@
 # Runs the fast tests that compare with no other project on Python 3.13, with
 # the newest tested packages (constraints-3.13.txt).
 #
-# Usage: bash launch/test_newest.sh [pytest arguments]
+# Usage: bash launch/test_newest.sh [--ci] [pytest arguments]
+#   --ci                  only the first case of each test, and no tests of
+#     packages that depend on neither JAX's nor Python's version, as in CI
 #   PYTHON                interpreter (default: python3.13, also one of pyenv)
 #   VIT_JAX_VENV_NEWEST   directory of the environment (default .venv-newest)
 set -euo pipefail
@@ -27,8 +29,15 @@ export JAX_PLATFORMS=cpu
 # Tests that import another project, or read the programs of one compiler, run
 # only with the versions in constraints.txt. TensorFlow 2.21, for example, cannot
 # run the programs of JAX 0.12, so SavedModels need an older JAX.
+leave_out='docs|mutants'
+if [[ "${1-}" == --ci ]]; then
+  export VIT_JAX_TESTS=first
+  leave_out+='|analysis|benchmark_scripts|launch|plan|pseudo_label|study|sweep'
+  leave_out+='|weights'
+  shift
+fi
 readarray -t files < <(grep -rLE --include='test_*.py' \
   'torch|timm|transformers|references|bit_peer|libtpu|tensorflow' tests |
-  grep -vE '^tests/(docs|mutants)/' | sort)
+  grep -vE "^tests/($leave_out)/" | sort)
 python -m pytest -n 2 --dist=loadfile -m 'not slow and not long' \
   "${files[@]}" "$@"

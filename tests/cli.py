@@ -2,6 +2,9 @@
 
 import atexit
 import contextlib
+import fcntl
+import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tests import fork_server
 from tests.faults.counts import injected
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -48,6 +52,14 @@ SMALL_L16 = {
 }
 
 
+# A run that a test ends. Tests with the same number of steps share programs.
+ENDLESS = SMALL_L16 | {
+  'total': '100000 steps',
+  'evals.val.every': '100000 steps',
+  'checkpoint.every': '100000 steps',
+}
+
+
 def command(module: str, *arguments: str) -> list[str]:
   """Returns the words of python -m vit_jax.<module> with arguments."""
   return [sys.executable, '-m', f'vit_jax.{module}', *arguments]
@@ -63,7 +75,8 @@ def compilation_cache() -> str:
   """Returns a directory for compiled programs that all commands share.
 
   The first process of the tests creates and removes it; child processes find it
-  in their environment.
+  in their environment. The number of steps and of devices are part of a
+  program, as are the sizes of the model: tests with equal ones compile it once.
   """
   if _CACHE not in os.environ:
     os.environ[_CACHE] = tempfile.mkdtemp(prefix='vit_jax_tests_')
@@ -90,16 +103,29 @@ def environment(devices: int = 1, level: int = 0) -> dict[str, str]:
   }
 
 
-def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
-  """Starts a command in the repository's root."""
-  return subprocess.Popen(
-    arguments,
-    cwd=ROOT,
-    env=environment(devices, 3 if 'vit_jax.plan' in arguments else 0),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+@functools.cache
+def _server() -> fork_server.Server:
+  return fork_server.Server(environment())
+
+
+def start(
+  arguments: list[str], devices: int = 1, forked: bool = True
+) -> subprocess.Popen:
+  """Starts a command in the repository's root.
+
+  Args:
+    arguments: words of the command.
+    devices: number of virtual devices.
+    forked: whether the command may be forked from a process that has imported
+      JAX. If not, it also hashes strings with another seed.
+  """
+  env = environment(devices, 3 if 'vit_jax.plan' in arguments else 0)
+  pipe = subprocess.PIPE
+  options = dict(cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+  forked = forked and fork_server.can_fork(arguments)
+  if forked and _server().fits(env):
+    return fork_server.Command(_server(), arguments, **options)
+  return subprocess.Popen(arguments, **options)
 
 
 def finish(
@@ -115,16 +141,45 @@ def finish(
   return out, err
 
 
-def run(arguments: list[str], devices: int = 1, code: int = 0):
+def run(
+  arguments: list[str], devices: int = 1, code: int = 0, forked: bool = True
+) -> tuple[str, str]:
   """Runs a command to its end; returns (stdout, stderr)."""
-  return finish(start(arguments, devices), code)
+  return finish(start(arguments, devices, forked), code)
+
+
+def train_command(workdir: Any, **overrides: Any) -> list[str]:
+  """Returns the command of the small L/16; keys have '__' for '.'."""
+  changes = {key.replace('__', '.'): value for key, value in overrides.items()}
+  config = flags('configs/l16_i21k.py', workdir, SMALL_L16 | changes)
+  return command('train', *config)
 
 
 def train(workdir: Any, devices: int = 1, **overrides: Any) -> None:
   """Runs the small L/16; keys of overrides have '__' for '.'."""
-  changes = {key.replace('__', '.'): value for key, value in overrides.items()}
-  config = flags('configs/l16_i21k.py', workdir, SMALL_L16 | changes)
-  run(command('train', *config), devices)
+  run(train_command(workdir, **overrides), devices)
+
+
+def reference(devices: int = 1, **overrides: Any) -> pathlib.Path:
+  """Returns the workdir of an uninterrupted run of the small L/16.
+
+  A run is a function of its config, so each is trained once for all tests of
+  all processes. A test that changes the workdir needs a copy.
+
+  Args:
+    devices: number of virtual devices.
+    **overrides: arguments of `train`.
+  """
+  text = json.dumps([devices, overrides], sort_keys=True)
+  name = hashlib.sha256(text.encode()).hexdigest()[:16]
+  workdir = pathlib.Path(compilation_cache()) / 'runs' / name
+  workdir.parent.mkdir(exist_ok=True)
+  with workdir.with_suffix('.lock').open('a') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not workdir.with_suffix('.trained').exists():
+      train(workdir, devices, **overrides)
+      workdir.with_suffix('.trained').touch()
+  return workdir
 
 
 def start_pair(
@@ -136,7 +191,8 @@ def start_pair(
 ) -> list[subprocess.Popen]:
   """Starts the small L/16 on two (or more) processes of some devices each.
 
-  The last process also gets the flags `last`.
+  The last process also gets the flags `last`. It is not forked, so that an
+  order that depends on hashes differs between the processes.
   """
   port = free_port()
   arguments = flags('configs/l16_i21k.py', workdir, SMALL_L16 | overrides)
@@ -151,6 +207,7 @@ def start_pair(
         *(last if i == processes - 1 else ()),
       ),
       devices,
+      forked=i < processes - 1,
     )
     for i in range(processes)
   ]

@@ -17,7 +17,7 @@ os.environ['XLA_FLAGS'] = ' '.join(
 import jaxtyping  # noqa: E402 (after the environment)
 import pytest  # noqa: E402
 
-from tests.faults.counts import INJECTED  # noqa: E402
+from tests.faults.counts import FIRST, INJECTED  # noqa: E402
 
 # While the tests run, every annotated function of the package checks its
 # arguments and result, including array shapes and Flax modules.
@@ -38,17 +38,31 @@ jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 _RACES = ('tests/faults/', 'tests/multiprocess/')
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
   """Begins with the longest files; repeats failing tests that kill processes.
 
   Otherwise, one of two workers could be left with a long file at the end.
   """
+  if FIRST:
+    _keep_first_cases(config, items)
   long = {item.path for item in items if item.get_closest_marker('long')}
   items.sort(key=lambda item: item.path not in long)
   for item in items:
     races = item.nodeid.startswith(_RACES) and item.get_closest_marker('slow')
     if races or item.get_closest_marker('long'):
       item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+def _keep_first_cases(config, items):
+  """Removes all cases of a parametrized test but the first fast one."""
+  kept = {}
+  for item in items:
+    if not (item.get_closest_marker('slow') or item.get_closest_marker('long')):
+      kept.setdefault(item.nodeid.partition('[')[0], item)
+  first = set(kept.values())
+  others = [item for item in items if item not in first]
+  config.hook.pytest_deselected(items=others)
+  items[:] = kept.values()
 
 
 @pytest.hookimpl(wrapper=True)

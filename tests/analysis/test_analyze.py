@@ -48,6 +48,7 @@ def test_analyze_accepts_another_resolution(weights, tmp_path):
   assert len(list(out.glob('*.png'))) == 5
 
 
+@pytest.mark.slow
 def test_all_files_are_drawn_in_the_given_format(weights, tmp_path):
   """The attention of more images is kept than of an evaluation split."""
   folder, _ = weights

@@ -37,6 +37,7 @@ def norm(x, leaves, index=None):
   return x * scale + bias
 
 
+@pytest.mark.slow
 def test_attention_times_values_gives_the_layers(small):
   """NumPy computes each block from the attention weights of the figures."""
   model, params = small

@@ -188,6 +188,7 @@ def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
     _run(path, few, whole, evaluator='neighbours')
 
 
+@pytest.mark.slow
 def test_examples_that_training_leaves_out_are_not_fitted(weights, tmp_path):
   """This holds for moved data, too; a list that is missing is an error."""
   _write(tmp_path / 'data/train', 4)
@@ -220,6 +221,7 @@ def test_examples_that_training_leaves_out_are_not_fitted(weights, tmp_path):
     _run(path)
 
 
+@pytest.mark.slow
 def test_data_dir_selects_other_data(trained, weights, tmp_path):
   """Folders, manifests and TFDS datasets are accepted, and need a --split."""
   other = _write(tmp_path / 'other', 3)

@@ -115,6 +115,7 @@ def test_files_and_another_preset(weights, tmp_path):
     features_lib.run(weights, str(tmp_path / 'g.npz'), missing)
 
 
+@pytest.mark.slow
 def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
   """The file has the same bytes, and completed parts are not read again."""
   request = Request(**DATA, settings=SETTINGS, part_examples=16)

@@ -13,6 +13,7 @@ from tiny_vit import save_classifier
 
 from vit_jax.cli import help, process
 from vit_jax.config import overrides
+from vit_jax.data.storage import records
 from vit_jax.errors import UserError
 from vit_jax.processes import runtime
 
@@ -39,12 +40,39 @@ ROWS = [
   ((*QUICK, '--config.optimizer.lr=1'), 'mean --config.schedule.base_lr?'),
   ((*QUICK, '--config.schedule.base_lr=1e-3x'), 'give a number'),
   ((*QUICK, '--config.batch_size=0'), 'at least 1'),
+  (
+    (*QUICK, '--config.model.widht=3'),
+    "model.widht is not a key; did you mean 'width'",
+  ),
+  ((*QUICK, '--config.batch_size=many'), "batch_size is 'many'"),
+  ((*QUICK, '--config.model.variant=Q/16'), 'Ti|S|B|L|H|g'),
+  ((*QUICK, '--config.image_size=17'), 'not divisible by the patch size 4'),
+  ((*QUICK, '--config.micro_batches=3'), 'a multiple of 24'),
+  ((*QUICK, '--config.total=20'), 'steps, epochs'),
+  ((*QUICK, '--config.checkpoint.every=often'), 'not a duration'),
+  ((*QUICK, '--config.checkpoint.keep=1'), 'at least 2'),
+  ((*QUICK, '--config.source.dataset=imagenet21k'), 'fall11_whole.tar'),
+  ((*QUICK, '--config.source.dataset=jft300m'), 'not public'),
+  ((*QUICK, '--config.source.dataset=cifar11'), 'vit_jax.prepare cifar11'),
+  ((*QUICK, '--config.source.name=tdfs'), "did you mean 'tfds'"),
+  ((*QUICK, '--config.train.split=trian'), "did you mean 'train'"),
+  ((*QUICK, '--config.train.num_examples=1000'), 'num_examples=1438'),
+  ((*QUICK, '--config.num_classes=5'), 'num_classes=10'),
+  ((*QUICK, '--config.optimizer.name=adm'), "did you mean 'adam'"),
+  ((*QUICK, '--profile=5'), 'START:STOP'),
+  ((*QUICK, '--wrokdir=x'), 'did you mean --workdir'),
   ((*QUICK, '--config.source.data_dir=text.npz'), 'cannot be written to'),
   ((*QUICK, '--workdir=another'), 'run of this program'),
   ((*QUICK, '--workdir=text.npz'), 'cannot be used'),
   ((*QUICK, '--workdir=/proc/none'), 'path or permissions'),
   ((*TUNE, '--config.init_from=text.npz'), 'as an .npz file'),
   ((*TUNE, '--config.init_from=tin.npz'), 'Did you mean tiny.npz'),
+  (TUNE, 'init_from=PATH is missing'),
+  ((*TUNE, '--config.init_from=photos'), 'contains no checkpoint'),
+  ((*TUNE, '--config.init_from=nowhere.npz'), 'does not exist'),
+  (('train', '--config=configs/l16_i21.py'), "did you mean 'configs/l16"),
+  (('evaluate', '--checkpoint=nowhere'), 'does not exist'),
+  (('convert', 'tiny.npz'), 'usage'),
   (('evaluate', 'tiny.npz'), 'usage: python -m vit_jax.evaluate'),
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
   (
@@ -87,11 +115,13 @@ def place(tmp_path_factory):
 @pytest.fixture
 def say(place, monkeypatch):
   """Returns a function: (command, arguments…) → message."""
+  assert records.ArrayRecords  # its import defines flags, which stay
   before = set(flags.FLAGS)
 
   def typed(command, *arguments):
     argv = ['program', *arguments]
     monkeypatch.chdir(place)
+    monkeypatch.setenv('TFDS_DATA_DIR', str(place / 'tfds'))
     monkeypatch.setattr(sys, 'argv', argv)
     module = importlib.import_module(f'vit_jax.{command}')
     with pytest.raises(UserError) as caught:

@@ -215,6 +215,7 @@ WITHOUT_TENSORFLOW = """
 """
 
 
+@pytest.mark.slow
 def test_own_builders_do_not_need_tensorflow(tmp_path):
   """TFDS's builders say what they need."""
   source = archives.write(tmp_path / 'fall11_whole.tar', archives.synsets(2))

@@ -186,12 +186,7 @@ def test_evaluation_matches_labels_by_class_name(tmp_path, trained):
 def test_a_removed_workdir_ends_the_run(tmp_path):
   """The next line raises one message, and the workdir is not created again."""
   workdir = tmp_path / 'run'
-  flags = cli.SMALL_L16 | {
-    'total': '100000 steps',
-    'checkpoint.every': '100000 steps',
-    'checkpoint.best': 'None',
-    'model.depth': 1,
-  }
+  flags = cli.ENDLESS | {'checkpoint.best': 'None'}
   process = cli.start(
     cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags))
   )

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import count, injected
+from tests.faults.counts import count, further, injected
 
-LONGER = {
-  'total': '60 steps',
+LONGER = cli.SMALL_L16 | {
+  'total': '16 steps',
   'batch_size': 64,
   'model.width': 128,
   'model.mlp_dim': 512,
@@ -28,26 +28,17 @@ def _evaluations(workdir) -> list[tuple[int, float]]:
   ]
 
 
-SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
-
-
-TWELVE = cli.SMALL_L16 | LONGER | {'total': '12 steps'}
-
-
-@pytest.fixture(scope='module')
-def straight(tmp_path_factory):
-  """Returns the workdir of twelve steps without an interruption."""
-  workdir = tmp_path_factory.mktemp('straight') / 'run'
-  cli.run(cli.command('train', *cli.flags(CONFIG, workdir, TWELVE)))
-  return workdir
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', SIGNALS * count(1, 3))
-def test_a_preempted_process_resumes_exactly(tmp_path, straight, number):
+@pytest.mark.parametrize(
+  'number', [*SIGNALS, *further(signal.SIGHUP, *SIGNALS)]
+)
+def test_a_preempted_process_resumes_exactly(tmp_path, number):
   """The exit code is 42; every step and evaluation occurs exactly once."""
-  stopped, changes = tmp_path / 'stopped', TWELVE
-  again = cli.command('train', *cli.flags(CONFIG, stopped, changes))
+  straight, stopped = cli.reference(**LONGER), tmp_path / 'stopped'
+  again = cli.train_command(stopped, **LONGER)
   process = cli.start(again)
   cli.wait_for_step(stopped, 4, [process])
   process.send_signal(number)
@@ -57,7 +48,7 @@ def test_a_preempted_process_resumes_exactly(tmp_path, straight, number):
   cli.run(again)
   assert cli.losses(stopped) == cli.losses(straight)
   assert _evaluations(stopped) == _evaluations(straight)
-  assert [step for step, _ in _evaluations(stopped)] == list(range(1, 13))
+  assert [step for step, _ in _evaluations(stopped)] == list(range(1, 17))
   theirs = cli.final_params(straight)
   for path, array in cli.final_params(stopped).items():
     np.testing.assert_array_equal(array, theirs[path], err_msg=path)
@@ -66,7 +57,7 @@ def test_a_preempted_process_resumes_exactly(tmp_path, straight, number):
 @pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(tmp_path):
   """While it saves or evaluates, another SIGTERM gives 128 + 15."""
-  changes = cli.SMALL_L16 | LONGER
+  changes = LONGER
   arguments = cli.flags(CONFIG, tmp_path / 'run', changes)
   process = cli.start(cli.command('train', *arguments))
   cli.wait_for_step(tmp_path / 'run', 2, [process])
@@ -122,14 +113,7 @@ def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
 @pytest.mark.parametrize('attempt', range(count(1, 3)))
 def test_a_signal_to_one_process_stops_both(tmp_path, attempt):
   """Both exit with 42 at one step; two, one and four devices resume."""
-  changes = (
-    cli.SMALL_L16
-    | LONGER
-    | {
-      'total': '16 steps',
-      'evals.val.every': '5 steps',
-    }
-  )
+  changes = LONGER | {'evals.val.every': '5 steps'}
   first = tmp_path / 'two'
   processes = cli.start_pair(first, changes, devices=2)
   cli.wait_for_step(first, 5 + attempt, processes)

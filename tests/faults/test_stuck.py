@@ -16,10 +16,7 @@ from vit_jax.processes import watchdog as watchdog_lib
 from vit_jax.processes.watchdog import EXIT_STUCK, Watchdog
 from vit_jax.run import stragglers
 
-LIMITS = {
-  'total': '100000 steps',
-  'evals.val.every': '100000 steps',
-  'checkpoint.every': '100000 steps',
+LIMITS = cli.ENDLESS | {
   'recovery.watchdog_min_s': 8,
   'recovery.watchdog_pause_s': 90,
 }
@@ -84,8 +81,6 @@ def test_slow_hosts_exceed_the_median(own, expected):
 
 ENDLESS_BATCH = {
   'source.name': 'tests.faults.hangs',
-  'model.depth': 1,
-  'schedule.warmup': '1 steps',
   'evals.val.every': '2 steps',
   'recovery.watchdog_eval_s': 20,  # includes compiling, in the first batch
 }

@@ -13,12 +13,6 @@ from tests import cli
 from tests.faults.counts import injected
 
 CONFIG = 'configs/l16_i21k.py'
-LONG = cli.SMALL_L16 | {
-  'total': '100000 steps',
-  'log.every': '1 steps',
-  'checkpoint.every': '100000 steps',
-  'evals.val.every': '100000 steps',
-}
 
 
 @contextlib.contextmanager
@@ -57,7 +51,7 @@ def _command(workdir, changes):
 def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
   """The message names the step, and what is saved and where."""
   checkpoints = tmp_path / 'run/checkpoints'
-  process = cli.start(_command(tmp_path / 'run', LONG))
+  process = cli.start(_command(tmp_path / 'run', cli.ENDLESS))
   cli.wait_for_step(tmp_path / 'run', 2, [process])
   with hindrance(checkpoints):
     injected('a signal, and no way to save')
@@ -75,7 +69,7 @@ def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
 @pytest.mark.slow
 def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
   """When the folder is restored, the same command finishes the run."""
-  changes = LONG | {'total': '12 steps', 'checkpoint.every': '4 steps'}
+  changes = cli.SMALL_L16 | {'total': '12 steps', 'checkpoint.every': '4 steps'}
   changes |= {'evals.val.every': '4 steps', 'schedule.warmup': '2 steps'}
   workdir = tmp_path / 'run'
   cli.run(_command(workdir, changes | {'total': '4 steps'}))

@@ -72,7 +72,7 @@ def test_bad_records_of_a_small_member_count_once(tmp_path):
     for key, value in cli.SMALL_L16.items()
     if not key.startswith('source.')
   }
-  settings |= source | {'evals.val.split': 'train', 'model.depth': 1}
+  settings |= source | {'evals.val.split': 'train'}
   for share, code in ((2 / 500, 0), (1 / 500, 2)):
     settings['reader.max_bad_share'] = share
     workdir, port = tmp_path / str(code), cli.free_port()

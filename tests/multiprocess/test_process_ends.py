@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 
 # JAX itself would wait 300 s at its shutdown barrier and end with 134. The test
 # fails if commands are still running after this time.
@@ -15,16 +15,12 @@ REFUSING = {
   'source.name': 'tests.multiprocess.failing_source',
   'source.num_examples': ...,
   'source.num_classes': ...,
-  'total': '400 steps',
-  'model.depth': 1,
-  'checkpoint.every': '400 steps',
-  'evals.val.every': '400 steps',
 }
 
 
 def _overrides(**changes):
   """Returns overrides of the small L/16 with a source that fails."""
-  values = cli.SMALL_L16 | REFUSING | changes
+  values = cli.ENDLESS | REFUSING | changes
   return {key: value for key, value in values.items() if value is not ...}
 
 
@@ -41,7 +37,7 @@ def _ends(monkeypatch, workdir, number, overrides, code, last=()):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('number', [2, 4])
+@pytest.mark.parametrize('number', [2, *further(4)])
 @pytest.mark.parametrize('stage', ['config', 'open', 'read'])
 def test_a_user_error_of_one_process_ends_all(
   tmp_path, monkeypatch, number, stage
@@ -67,8 +63,10 @@ def test_a_user_error_of_one_process_ends_all(
   ('flag', 'text'),
   [
     ('--config.seed=5', 'seed: 0 on process 0, 5 on process 1'),
-    ('--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"),
     ('--config.source.height=48', 'fingerprint: shape: '),
+    *further(
+      ['--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"]
+    ),
   ],
 )
 def test_processes_that_differ_are_refused(tmp_path, flag, text):
@@ -103,11 +101,7 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
   which `peers` changes into code 45.
   """
   workdir = tmp_path / 'run'
-  changes = {
-    'batch_size': 48,
-    'total': '4000 steps',
-    'checkpoint.every': '4000 steps',
-  }
+  changes = cli.ENDLESS | {'batch_size': 48}
   with cli.running_pair(workdir, changes, 2, 3) as processes:
     processes[killed].send_signal(signal.SIGKILL)
     injected('a dead peer')
@@ -125,8 +119,7 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
 def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
   """After 30 s the other one prints one message; so does the stopped one."""
   workdir = tmp_path / 'run'
-  changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
-  with cli.running_pair(workdir, changes, 1) as processes:
+  with cli.running_pair(workdir, cli.ENDLESS, 1) as processes:
     processes[stopped].send_signal(signal.SIGSTOP)
     injected('a stopped peer')
     for index in (1 - stopped, stopped):
@@ -141,8 +134,7 @@ def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
 def test_other_aborts_keep_their_code(tmp_path):
   """C++ code may abort for other reasons; the peers end with 45."""
   workdir = tmp_path / 'run'
-  changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
-  with cli.running_pair(workdir, changes, 1) as processes:
+  with cli.running_pair(workdir, cli.ENDLESS, 1) as processes:
     processes[1].send_signal(signal.SIGABRT)
     injected('an abort of one process')
     _, err = processes[1].communicate(timeout=WAIT_S)

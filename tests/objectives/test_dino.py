@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from tiny_vit import SIZES
 
+from tests.faults.counts import further
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.dino_head import Head
@@ -130,7 +131,7 @@ def tensors(params):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'crops, head',
-  [(8, {}), (0, {}), (3, dict(norm_last_layer=False))],
+  [(8, {}), (0, {}), *further([3, dict(norm_last_layer=False)])],
 )
 def test_loss_and_gradients_equal_the_original(crops, head):
   """All pairs but the same view twice: 18 with eight local crops."""
@@ -309,6 +310,7 @@ def test_a_new_teacher_equals_its_student():
   assert of.weights(params, extra)['teacher'] is extra['teacher']
 
 
+@pytest.mark.slow
 def test_drop_path_applies_to_the_student_only():
   """Its key changes the loss, but not the teacher's outputs."""
   of = objective(Model(0, **MODEL, drop_path=0.8))

@@ -168,6 +168,7 @@ def test_three_steps_equal_torch(keys, ours, theirs):
   )
 
 
+@pytest.mark.slow
 def test_the_backbone_is_not_trained():
   """It has no gradient, optimizer state or dropout."""
   of, states, _ = trained(MAE, optimizers.lars, steps=1)

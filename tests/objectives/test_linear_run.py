@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests import cli
+from tests.faults.counts import further
 from tests.objectives.test_masked_runs import FINETUNE, SMALL_MAE, TINY, train
 
 
@@ -14,8 +15,8 @@ from tests.objectives.test_masked_runs import FINETUNE, SMALL_MAE, TINY, train
 @pytest.mark.parametrize(
   'config',
   [
-    pytest.param('configs/linear_mae.py:model=B', marks=pytest.mark.long),
     'configs/linear_dino.py:model=B',
+    *further('configs/linear_mae.py:model=B'),
   ],
 )
 def test_a_probe_is_resumed_and_evaluated(config, tmp_path):

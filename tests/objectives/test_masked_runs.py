@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests import cli
+from tests.faults.counts import further
 
 TINY = {
   'source.name': 'synthetic',
@@ -17,6 +18,7 @@ TINY = {
   'batch_size': 16,
   'model.width': 16,
   'model.depth': 12,  # the depth of B, for its rules
+  'model.unroll': 1,
   'model.mlp_dim': 24,
   'model.num_heads': 2,
   'total': '8 steps',
@@ -54,12 +56,8 @@ def train(command, config, workdir, values):
   'objective, changes, tune, evaluation',
   [
     ('mae', SMALL_MAE, 'configs/finetune_mae.py:model=B', 'val'),
-    pytest.param(
-      'masked_patch',
-      {},
-      'configs/finetune.py:data=cifar10',
-      'test',
-      marks=pytest.mark.long,
+    *further(
+      ['masked_patch', {}, 'configs/finetune.py:data=cifar10', 'test'],
     ),
   ],
 )

@@ -77,6 +77,7 @@ def test_the_epsilon_counts_for_small_norms():
   np.testing.assert_allclose(updates['scalar'], 0.5e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_optimizers_clip_before_anything_else():
   """With SGD, the update shows the clipped gradient."""
   grads = gradients()

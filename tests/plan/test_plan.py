@@ -134,6 +134,7 @@ def test_keys_of_a_plan():
 
 @needs_libtpu
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_batch_that_does_not_fit():
   """The result states the memory that it needs and a batch that fits."""
   scanned = dict(model__attention='xla', model__unroll=1, mesh__zero1=False)

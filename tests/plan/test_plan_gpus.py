@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from tests import cli
+from tests.faults.counts import further
 from vit_jax.arrays.devices import GPUS
 from vit_jax.config import loading
 from vit_jax.errors import UserError
@@ -156,7 +157,7 @@ def compiler(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize('name', ['h100:1x8', 'a100-80gb:2x8'])
+@pytest.mark.parametrize('name', ['h100:1x8', *further('a100-80gb:2x8')])
 def test_a_step_is_compiled_for_absent_gpus(name, compiler, monkeypatch):
   """A small ViT: attention by cuDNN, exchanges, and a range of times."""
   monkeypatch.setenv('PYTHONPATH', str(compiler))

@@ -141,6 +141,7 @@ def test_source_returns_images_and_labels(file):
   assert source.fingerprint == opened(path).fingerprint
 
 
+@pytest.mark.slow
 def test_examples_that_training_leaves_out_are_not_labelled(
   weights, tmp_path, monkeypatch
 ):

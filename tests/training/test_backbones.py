@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 
 COMMON = {
   'source.name': 'synthetic',
@@ -44,7 +44,6 @@ KINDS = {
   'swin': ('swin', SHARDED, {'model.width': 24, 'model.drop_path': 0.2}),
   'axial_vit': ('axial_vit', ZERO1, SMALL | {'model.depth': 1}),
   'axial_resnet': ('axial_resnet', SHARDED, {}),
-  'options': ('vit', ZERO1, OPTIONS),
 }
 
 
@@ -56,18 +55,10 @@ def train(workdir, kind, changes, devices, code=0):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-  'name',
-  [
-    name
-    if name in ('resnet', 'options')
-    else pytest.param(name, marks=pytest.mark.long)
-    for name in KINDS
-  ],
-)
+@pytest.mark.parametrize('name', ['options', *further(*KINDS)])
 def test_killed_runs_and_other_meshes_give_the_same(tmp_path, name):
   """SIGKILL changes no bit; one device gives the same up to rounding."""
-  kind, mesh, sizes = KINDS[name]
+  kind, mesh, sizes = KINDS.get(name, ('vit', ZERO1, OPTIONS))
   whole, killed, alone = (tmp_path / each for each in ('whole', 'cut', 'alone'))
   train(whole, kind, mesh | sizes, 8)
   killing = {

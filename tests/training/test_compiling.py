@@ -89,6 +89,7 @@ def test_memory_of_a_cpu_is_shared_by_its_devices():
   assert memory.of_device(jax.devices()[0]) == total // jax.local_device_count()
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_residual_stream_is_stored_on_a_cpu():
   """XLA does not fuse it across branches."""
   depth = 3

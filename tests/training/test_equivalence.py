@@ -1,5 +1,6 @@
 """Tests that meshes and interruptions do not change the computation."""
 
+import shutil
 import signal
 
 import numpy as np
@@ -24,16 +25,15 @@ EVERYTHING = {
 @pytest.mark.slow
 def test_mesh_does_not_change_losses(tmp_path):
   """One device, data=8, data=8 with ZeRO-1, and data=2 fsdp=2 model=2."""
-  cli.train(tmp_path / 'one', devices=1)
-  cli.train(tmp_path / 'data', devices=8)
   mixed = dict(mesh__data=2, mesh__fsdp=2, mesh__model=2)
   cli.train(tmp_path / 'mixed', devices=8, **mixed)
   cli.train(tmp_path / 'zero1', devices=8, mesh__zero1=True)
-  one = cli.losses(tmp_path / 'one')
+  one = cli.losses(cli.reference())
   assert list(one) == list(range(1, 21))
   assert one[20] < 0.99 * one[1]
-  for other in ('data', 'mixed', 'zero1'):
-    losses = cli.losses(tmp_path / other)
+  workdirs = cli.reference(devices=8), tmp_path / 'mixed', tmp_path / 'zero1'
+  for other in workdirs:
+    losses = cli.losses(other)
     assert list(losses) == list(one)
     for step, loss in losses.items():
       assert loss == pytest.approx(one[step], rel=1e-5), (other, step)
@@ -42,17 +42,14 @@ def test_mesh_does_not_change_losses(tmp_path):
 @pytest.mark.slow
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   """SIGKILL at several steps: same losses, bit-identical parameters."""
-  straight, killed = tmp_path / 'straight', tmp_path / 'killed'
-  config = 'configs/l16_i21k.py'
-  changes = cli.SMALL_L16 | EVERYTHING
-  cli.run(cli.command('train', *cli.flags(config, straight, changes)))
-  again = cli.command('train', *cli.flags(config, killed, changes))
+  straight, killed = cli.reference(**EVERYTHING), tmp_path / 'killed'
+  again = cli.train_command(killed, **EVERYTHING)
   for kill_at in (3, 19, 38, 52):
     process = cli.start(again)
     cli.wait_for_step(killed, kill_at, [process])
     process.send_signal(signal.SIGKILL)
     process.communicate()
-  cli.run(again)
+  cli.run(again, forked=False)  # strings have other hashes
   assert cli.losses(killed) == cli.losses(straight)
   assert len(cli.losses(killed)) == 60
   evaluations = [
@@ -75,22 +72,13 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
 @pytest.mark.slow
 def test_resuming_on_another_mesh_gives_the_same_losses(tmp_path):
   """Ten steps on one device, then ten on data=2 fsdp=2."""
-  cli.train(tmp_path / 'one')
-  first = tmp_path / 'moved'
-  process = cli.start(
-    cli.command(
-      'train',
-      *cli.flags('configs/l16_i21k.py', first, cli.SMALL_L16),
-      '--config.checkpoint.keep=5',
-    )
-  )
-  cli.finish(process)
+  first = shutil.copytree(cli.reference(), tmp_path / 'moved')
   # Reset the run to step 10, as if it had been stopped there.
   for item in (first / 'checkpoints').iterdir():
     if item.name == '20':
       item.rename(first / 'step20')
-  cli.train(first, devices=4, mesh__data=2, mesh__fsdp=2, checkpoint__keep=5)
-  one, moved = cli.losses(tmp_path / 'one'), cli.losses(first)
+  cli.train(first, devices=4, mesh__data=2, mesh__fsdp=2)
+  one, moved = cli.losses(cli.reference()), cli.losses(first)
   assert list(moved) == list(one)
   for step in one:
     assert moved[step] == pytest.approx(one[step], rel=1e-5), step

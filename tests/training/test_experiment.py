@@ -40,6 +40,7 @@ def test_a_value_of_the_config_reaches_its_object(key, value, place):
   assert get(build()) != expected
 
 
+@pytest.mark.slow
 def test_keys_and_initial_parameters_depend_on_the_seed():
   """The same seed gives the same bits, and another seed gives others."""
   bits, starts = [], []

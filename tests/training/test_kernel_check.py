@@ -10,6 +10,7 @@ from etils import epath
 from minimal_config import completed
 
 from tests import cli
+from tests.faults.counts import further
 from tests.traced_for_gpu import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.config import loading
@@ -102,7 +103,7 @@ def gradient_of_queries_doubled(y_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('works', [True, False])
+@pytest.mark.parametrize('works', [False, *further(True)])
 def test_cudnn_is_compared_on_a_gpu(gpu, works, tmp_path, monkeypatch, caplog):
   """A wrong gradient is detected; the run continues with XLA's attention."""
   if not works:
@@ -141,7 +142,7 @@ WITHOUT_LABELS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'name, tokens',
-  [('mae', 1 + 2), ('dino', 1 + 4)],  # tokens, from nine patches
+  [('mae', 1 + 2), *further(['dino', 1 + 4])],  # tokens, from nine patches
 )
 def test_every_size_of_a_training_is_compared(
   name, tokens, tmp_path, monkeypatch

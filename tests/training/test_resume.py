@@ -56,6 +56,7 @@ def test_an_interval_of_the_log_continues_after_a_restart(workdir):
   assert lines(workdir) == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_computes_nothing(workdir, monkeypatch, caplog):
   """Its model is not built, its files do not change, and the log says so."""
   before = {path.name: path.read_bytes() for path in workdir.glob('*.json*')}
