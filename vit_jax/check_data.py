@@ -98,7 +98,7 @@ def run(
   sources[config.train.split] = train  # also if an evaluator has this split
   if against:  # errors that should not appear after hours of reading
     inspection.imagehash()
-    filters.positions(train)
+    filters.checked_rows(train)
   threads = build_section(config, 'reader').thread_count
   section = config.preprocess
   kind = (section.channels, section.bits) if 'channels' in section else (3, 8)
@@ -206,7 +206,7 @@ def _overlap(
   """Yields the lines of overlap.jsonl, see `data.exclusion`."""
   for split, each in copies.items():
     indices = np.array([copy.index for copy in each], np.int64)
-    entries = filters.described(train, indices)
+    entries = filters.list_entries(train, indices)
     for copy, line in zip(each, entries, strict=True):
       yield line | {
         'distance': copy.distance,
