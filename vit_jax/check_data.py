@@ -34,7 +34,7 @@ from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
 _MAX_PRINTED = 10  # number of classes
-_UNFINISHED = 'unfinished.jsonl'
+_UNFINISHED = 'unfinished.jsonl'  # results so far, removed at the end
 
 
 def define_flags() -> None:
@@ -74,12 +74,11 @@ def run(
   Returns:
     splits: {split: examples, bad, classes: {name: count}, heights and widths:
     [minimum, median, maximum], mean and std: of each channel, for pixels in
-    [0, 1]}; duplicates (number of groups of examples with
-    the same pixels), leaks (groups both in training and in evaluation),
-    other_label (groups with different labels), ignored (number of files);
-    overlap: {split of `against`: same_pixels and similar, numbers of training
-    examples}; remaining (number of training examples that are not in the
-    overlap).
+    [0, 1]}; duplicates (number of groups of examples with the same pixels),
+    leaks (groups both in training and in evaluation), other_label (groups with
+    different labels), ignored (number of files); overlap: {split of `against`:
+    same_pixels and similar, numbers of training examples}; remaining (number of
+    training examples that are not in the overlap).
 
   Raises:
     UserError: a split cannot be opened, files cannot be written, a name in
@@ -89,55 +88,61 @@ def run(
   folder = paths.locate(out)
   if paths.is_remote(folder):
     raise UserError(f'--out={out} is remote: give a local directory.')
-  path = folder / _UNFINISHED
-  whole = build_section(config, 'source', config.train.split)
-  train = filters.without_listed(whole, config.train.leave_out)
-  tests = _compared(config, against)
-  evaluated = _evaluated(config, config.evals)
-  sources = {config.train.split: train} | evaluated | tests
-  sources[config.train.split] = train  # also if an evaluator has this split
+  unfinished = folder / _UNFINISHED
+  all_train = build_section(config, 'source', config.train.split)
+  train = filters.without_listed(all_train, config.train.leave_out)
+  tests = _open_against(config, against)
+  # The training data come first, and replace those of an evaluator of the same
+  # split, in which no examples are left out.
+  first = {config.train.split: train}
+  sources = first | _open_evaluations(config, config.evals) | tests | first
   if against:  # errors that should not appear after hours of reading
     inspection.imagehash()
-    filters.positions(train)
+    filters.checked_rows(train)
   threads = build_section(config, 'reader').thread_count
-  section = config.preprocess
-  kind = (section.channels, section.bits) if 'channels' in section else (3, 8)
-  if against and kind != (3, 8):
+  channels, bits = 3, 8
+  if 'channels' in config.preprocess:
+    channels, bits = config.preprocess.channels, config.preprocess.bits
+  if against and (channels, bits) != (3, 8):
     raise UserError(
       '--against compares photographs, and preprocess.channels is '
-      f'{kind[0]} and preprocess.bits is {kind[1]}: omit --against.'
+      f'{channels} and preprocess.bits is {bits}: omit --against.'
     )
-  found = {}
+  results = {}
   for split, source in sources.items():
-    found[split] = inspection.inspect(
-      source, split, path, threads, kind, hashed=bool(against)
+    results[split] = inspection.inspect(
+      source, split, unfinished, threads, (channels, bits), bool(against)
     )
   groups = [
-    [_example(split, index, sources, found) for split, index in group]
-    for group in inspection.duplicates(found)
+    [_example(split, index, sources, results) for split, index in group]
+    for group in inspection.duplicates(results)
   ]
   copies = {
-    split: [*inspection.copies(found, config.train.split, split, max_distance)]
-    for split in tests
+    test: [*inspection.copies(results, config.train.split, test, max_distance)]
+    for test in tests
   }
-  listed = {copy.index for each in copies.values() for copy in each}
+  overlap = {copy.index for of_test in copies.values() for copy in of_test}
   ignored = sorted(
-    {path for each in (whole, *sources.values()) for path in _ignored(each)}
+    {
+      path
+      for source in (all_train, *sources.values())
+      for path in _ignored(source)
+    }
   )
   summary = {
     'splits': {
-      split: _summary(sources[split], found[split]) for split in found
+      split: _summary(sources[split], results[split]) for split in results
     },
     'duplicates': len(groups),
-    'leaks': sum(_leaks(group, config.train.split) for group in groups),
-    'other_label': sum(len({e['class'] for e in g}) > 1 for g in groups),
+    'leaks': sum(_is_leak(group, config.train.split) for group in groups),
+    'other_label': sum(_has_other_label(group) for group in groups),
     'ignored': len(ignored),
-    'overlap': {split: _counts(each) for split, each in copies.items()},
-    'remaining': len(train) - len(listed),
+    'overlap': {test: _counts(of_test) for test, of_test in copies.items()},
+    'remaining': len(train) - len(overlap),
   }
   bad = [
     {'split': split, **record._asdict()}
-    for split, result in found.items()
+    for split, result in results.items()
     for record in result.bad
   ]
   _write(folder / 'summary.json', [json.dumps(summary, indent=2)])
@@ -145,13 +150,15 @@ def run(
   _write(folder / 'duplicates.jsonl', map(json.dumps, groups))
   _write(folder / 'ignored.txt', ignored)
   if against:
-    lines = _overlap(train, sources, copies)
-    _write(folder / 'overlap.jsonl', map(json.dumps, lines))
-  path.unlink()
+    entries = _overlap(train, sources, copies)
+    _write(folder / 'overlap.jsonl', map(json.dumps, entries))
+  unfinished.unlink()
   return summary
 
 
-def _evaluated(config: Config, names: Iterable[str]) -> dict[str, Source]:
+def _open_evaluations(
+  config: Config, names: Iterable[str]
+) -> dict[str, Source]:
   """Opens the data of evaluators.
 
   Args:
@@ -172,11 +179,11 @@ def _evaluated(config: Config, names: Iterable[str]) -> dict[str, Source]:
   return sources
 
 
-def _compared(config: Config, against: Sequence[str]) -> dict[str, Source]:
+def _open_against(config: Config, against: Sequence[str]) -> dict[str, Source]:
   """Opens the data that --against specifies.
 
   Returns:
-    {split: source}, as in `_evaluated`; for another config, {name of the
+    {split: source}, as in `_open_evaluations`; for another config, {name of the
     source: source}.
 
   Raises:
@@ -185,10 +192,10 @@ def _compared(config: Config, against: Sequence[str]) -> dict[str, Source]:
   sources: dict[str, Source] = {}
   for value in against:
     if value in config.evals:
-      sources |= _evaluated(config, [value])
+      sources |= _open_evaluations(config, [value])
     elif re.search(r'\.(py|json)(:|$)', value):
       other = loading.load(value)
-      opened = _evaluated(other, other.evals).values()
+      opened = _open_evaluations(other, other.evals).values()
       sources |= {source.name: source for source in opened}
     else:
       raise UserError(
@@ -203,18 +210,18 @@ def _overlap(
   sources: dict[str, Source],
   copies: dict[str, list[inspection.Copy]],
 ) -> Iterator[dict[str, Any]]:
-  """Yields the lines of overlap.jsonl, see `data.exclusion`."""
-  for split, each in copies.items():
-    indices = np.array([copy.index for copy in each], np.int64)
-    entries = filters.described(train, indices)
-    for copy, line in zip(each, entries, strict=True):
-      yield line | {
+  """Yields the lines of overlap.jsonl, see `data.filters`."""
+  for test, of_test in copies.items():
+    indices = np.array([copy.index for copy in of_test], np.int64)
+    entries = filters.list_entries(train, indices)
+    for copy, entry in zip(of_test, entries, strict=True):
+      yield entry | {
         'distance': copy.distance,
         'same_pixels': copy.same_pixels,
         'copy_of': {
-          'split': split,
+          'split': test,
           'index': copy.other,
-          'where': contract.where(sources[split], copy.other),
+          'where': contract.where(sources[test], copy.other),
         },
       }
 
@@ -226,10 +233,10 @@ def _counts(copies: list[inspection.Copy]) -> dict[str, int]:
 
 
 def _example(
-  split: str, index: int, sources: dict[str, Any], found: dict[str, Any]
+  split: str, index: int, sources: dict[str, Any], results: dict[str, Any]
 ) -> dict[str, Any]:
   """Describes an example for duplicates.jsonl."""
-  source, label = sources[split], int(found[split].labels[index])
+  source, label = sources[split], int(results[split].labels[index])
   return {
     'split': split,
     'index': index,
@@ -243,7 +250,7 @@ def _ignored(source: Any) -> list[str]:
   return getattr(source, 'ignored', list)()
 
 
-def _leaks(group: list[dict[str, Any]], train: str) -> bool:
+def _is_leak(group: list[dict[str, Any]], train: str) -> bool:
   """Returns whether equal images are in the training data and elsewhere.
 
   Args:
@@ -254,47 +261,50 @@ def _leaks(group: list[dict[str, Any]], train: str) -> bool:
   return train in splits and len(splits) > 1
 
 
-def _summary(source: Any, found: inspection.Found) -> dict[str, Any]:
-  """Returns counts and sizes of a split."""
-  good = found.labels >= 0
-  counts = np.bincount(found.labels[good], minlength=source.num_classes)
-  sizes: dict[str, Any] = {
-    key: [int(f(values[good])) for f in (np.min, np.median, np.max)]
-    for key, values in (('heights', found.heights), ('widths', found.widths))
-    if good.any()
+def _has_other_label(group: list[dict[str, Any]]) -> bool:
+  """Returns whether examples with the same image have different labels."""
+  return len({example['class'] for example in group}) > 1
+
+
+def _summary(source: Any, result: inspection.Found) -> dict[str, Any]:
+  """Returns counts, sizes, mean and standard deviation of a split."""
+  good = result.labels >= 0
+  counts = np.bincount(result.labels[good], minlength=source.num_classes)
+  names = list(source.class_names)
+  summary: dict[str, Any] = {
+    'examples': len(source),
+    'bad': len(result.bad),
+    'classes': dict(zip(names, counts.tolist(), strict=False)),
   }
   if good.any():
-    sizes['mean'], sizes['std'] = found.mean_and_std()
-  names = list(source.class_names)
-  return {
-    'examples': len(source),
-    'bad': len(found.bad),
-    'classes': dict(zip(names, counts.tolist(), strict=False)),
-    **sizes,
-  }
+    for key, sides in (('heights', result.heights), ('widths', result.widths)):
+      functions = (np.min, np.median, np.max)
+      summary[key] = [int(function(sides[good])) for function in functions]
+    summary['mean'], summary['std'] = result.mean_and_std()
+  return summary
 
 
-def _write(path: epath.Path, lines: Any) -> None:
+def _write(path: epath.Path, lines: Iterable[str]) -> None:
+  """Writes a text file."""
   path.write_text(''.join(f'{line}\n' for line in lines))
 
 
 def _lines(summary: dict[str, Any], out: str) -> list[str]:
   """Formats the summary as text."""
   lines = []
-  for split, part in summary['splits'].items():
-    counts = sorted(part['classes'].items(), key=lambda item: item[1])
+  for split, values in summary['splits'].items():
+    counts = sorted(values['classes'].items(), key=lambda item: item[1])
     lines.append(
-      f'{split}: {part["examples"]:,} examples, {part["bad"]:,} bad, '
+      f'{split}: {values["examples"]:,} examples, {values["bad"]:,} bad, '
       f'{len(counts):,} classes'
     )
-    if 'heights' in part:
-      low, middle, high = (
-        f'{x}x{y}' for y, x in zip(part['heights'], part['widths'], strict=True)
-      )
+    if 'heights' in values:
+      sizes = zip(values['widths'], values['heights'], strict=True)
+      low, middle, high = (f'{width}x{height}' for width, height in sizes)
       lines.append(
         f'  width x height: smallest {low}, median {middle}, largest {high}'
       )
-      mean, std = (','.join(map(str, part[key])) for key in ('mean', 'std'))
+      mean, std = (','.join(map(str, values[key])) for key in ('mean', 'std'))
       lines.append(f'  mean of each channel: {mean}; std: {std}')
     texts = [f'{name} {count:,}' for name, count in counts]
     if len(texts) > _MAX_PRINTED:

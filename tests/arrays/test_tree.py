@@ -64,14 +64,16 @@ def test_size_counts_elements():
   assert tree.size({}) == 0
 
 
-def test_together_inverts_apart():
-  """`apart` splits named leaves into layers and keeps the others."""
+def test_stack_layers_inverts_unstack_layers():
+  """`unstack_layers` splits named leaves into layers and keeps the others."""
   fc1 = {'kernel': np.arange(24.0).reshape(3, 4, 2), 'bias': np.ones((3, 2))}
   params = {'layers': {'fc1': fc1}, 'head': {'kernel': np.ones((2, 5))}}
-  parts = tree.apart(params, ('fc1/kernel',))
-  layers = parts['layers']['fc1']['kernel']
+  unstacked = tree.unstack_layers(params, ('fc1/kernel',))
+  layers = unstacked['layers']['fc1']['kernel']
   assert [layer.shape for layer in layers] == [(1, 4, 2)] * 3
   np.testing.assert_array_equal(layers[1], fc1['kernel'][1:2])
-  assert parts['head']['kernel'] is params['head']['kernel']
-  assert tree.apart(params, ()) is params
-  jax.tree.map(np.testing.assert_array_equal, tree.together(parts), params)
+  assert unstacked['head']['kernel'] is params['head']['kernel']
+  assert tree.unstack_layers(params, ()) is params
+  jax.tree.map(
+    np.testing.assert_array_equal, tree.stack_layers(unstacked), params
+  )

@@ -44,7 +44,7 @@ def test_any_flipped_bit_is_detected(tmp_path, name):
     ),
     'metrics': (
       steps.metrics_item(120, {'val/accuracy': 0.75}),
-      lambda: steps.metrics(step),
+      lambda: steps.read_metrics(step),
     ),
   }[name]
   file = step / name / ('metrics' if name == 'metrics' else 'metadata')

@@ -10,9 +10,9 @@ from vit_jax.errors import UserError
 
 def test_names_of_steps():
   """Only names that `save` writes are steps."""
-  assert [steps.number(name) for name in ('0', '7', '120')] == [0, 7, 120]
+  assert [steps.parse_step(name) for name in ('0', '7', '120')] == [0, 7, 120]
   for name in ('000120', '²', '٣', '-1', '7.bad', 'notes', '1' * 20, ''):
-    assert steps.number(name) is None, name
+    assert steps.parse_step(name) is None, name
 
 
 def test_unknown_entries_are_left_alone(tmp_path, caplog):
@@ -120,7 +120,7 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
   )
   monkeypatch.setattr(
     steps,
-    'metrics',
+    'read_metrics',
     lambda step_dir: {'val/accuracy': values[int(step_dir.name)]},
   )
 

@@ -194,7 +194,7 @@ def test_examples_that_training_leaves_out_are_not_fitted(weights, tmp_path):
   _write(tmp_path / 'data/train', 4)
   _write(tmp_path / 'data/val', 2)
   source = folder_source.Source('train', path=str(tmp_path / 'data'))
-  lines = filters.described(source, np.array([0, 5]))
+  lines = filters.list_entries(source, np.array([0, 5]))
   listed = tmp_path / 'list.jsonl'
   listed.write_text('\n'.join(map(json.dumps, lines)))
   path = weights(

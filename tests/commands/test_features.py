@@ -255,7 +255,7 @@ def test_examples_that_training_leaves_out(weights, tmp_path, monkeypatch):
   )
   source = dict(name='tests.multiprocess.damaged', num_examples=53)
   whole = damaged.Source('train', num_examples=53)
-  lines = filters.described(whole, np.array([3, 7]))
+  lines = filters.list_entries(whole, np.array([3, 7]))
   listed = tmp_path / 'list.jsonl'
   listed.write_text('\n'.join(map(json.dumps, lines)))
   config = completed(**{'source': source, 'train.leave_out': str(listed)})

@@ -49,7 +49,7 @@ def sources(root):
 
 
 def write(path, source, indices):
-  lines = filters.described(source, np.array(indices))
+  lines = filters.list_entries(source, np.array(indices))
   path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
   return str(path)
 
@@ -69,7 +69,7 @@ def test_listed_examples_are_left_out_of_every_split(root, name, tmp_path):
     assert len(kept) < len(source)
     expected = [(examples[i]['image'], examples[i]['label']) for i in kept]
     contract.check(short, expected, [source.where(i) for i in kept])
-    parts = filters.positions(source), filters.positions(short)
+    parts = filters.checked_rows(source), filters.checked_rows(short)
     before, after = (
       [(part, row) for part, rows in each for row in rows.tolist()]
       for each in parts
@@ -193,7 +193,7 @@ def test_a_bad_record_is_listed_without_a_checksum(tmp_path):
       return super().__getitem__(index)
 
   source = Damaged('train', num_examples=6)
-  lines = filters.described(source, np.array([2, 3]))
+  lines = filters.list_entries(source, np.array([2, 3]))
   assert lines[1]['checksum'] is None and lines[0]['checksum']
   path = write(tmp_path / 'list.jsonl', source, [3])
   assert len(filters.without_listed(source, path)) == 5

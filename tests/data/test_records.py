@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from vit_jax.data.augment.transforms import DecodeError, EvalTransform
+from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline.loader import Loader, Share
 from vit_jax.data.sources import tfds
 from vit_jax.data.storage import index, records

@@ -11,7 +11,7 @@ hf = pytest.importorskip('datasets')  # an optional extra; see setup.py
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet  # noqa: E402
 
-from vit_jax.data.augment.transforms import DecodeError  # noqa: E402
+from vit_jax.data.images.headers import DecodeError  # noqa: E402
 from vit_jax.data.sources import huggingface  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 

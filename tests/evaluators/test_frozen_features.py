@@ -184,7 +184,7 @@ def test_examples_that_training_leaves_out_are_not_fitted(
 ):
   """They may be copies of evaluated images; other data is not affected."""
   whole = Split('train', SPLITS['train'])
-  lines = filters.described(whole, np.array([3, 150, 200]))
+  lines = filters.list_entries(whole, np.array([3, 150, 200]))
   path = tmp_path / 'overlap.jsonl'
   path.write_text('\n'.join(map(json.dumps, lines)))
   found = split_setting('train[0%:90%]')._replace(leave_out=str(path))

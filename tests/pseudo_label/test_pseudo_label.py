@@ -155,7 +155,7 @@ def test_examples_that_training_leaves_out_are_not_labelled(
   images = damaged.Source('train', **SOURCE)
   out = np.array([1, 17, 52])
   listed = tmp_path / 'list.jsonl'
-  lines = filters.described(images, out)
+  lines = filters.list_entries(images, out)
   listed.write_text('\n'.join(map(json.dumps, lines)))
   config = completed(
     **{

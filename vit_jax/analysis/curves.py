@@ -48,16 +48,16 @@ def draw(workdir: epath.Path) -> None:
   """
   series = read(workdir)
   accuracies = sorted(name for name in series if name.endswith('/accuracy'))
-  losses = ['loss', *sorted(name for name in series if name.endswith('/loss'))]
-  panels = [
-    plotting.Panel('step', title, {n: series[n] for n in names})
-    for title, names in (
-      ('loss', [name for name in losses if name in series]),
-      ('learning rate', ['lr'] if 'lr' in series else []),
-      ('accuracy', accuracies),
-    )
-    if names
-  ]
+  losses = sorted(name for name in series if name.endswith('/loss'))
+  panels = []
+  for title, names in (
+    ('loss', ['loss', *losses]),
+    ('learning rate', ['lr']),
+    ('accuracy', accuracies),
+  ):
+    lines = {name: series[name] for name in names if name in series}
+    if lines:
+      panels.append(plotting.Panel('step', title, lines))
   try:
     paths.write(workdir / NAME, plotting.png(plotting.draw(panels, 3)))
   except OSError as error:

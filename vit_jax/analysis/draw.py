@@ -14,10 +14,10 @@ from vit_jax.analysis.style import COLOURS
 from vit_jax.data.images import channels
 from vit_jax.data.images.decode import resize
 
-_HEADS = 12  # maximum number of heads drawn for a layer
-_COLUMNS = 8  # images are drawn side by side in up to so many columns
-_ROWS = 8  # maximum number of rows of a page
-_NAME = 20  # maximum number of characters below a photograph
+_MAX_HEADS = 12  # number of heads drawn for a layer
+_MAX_COLUMNS = 8  # number of images drawn side by side
+_MAX_ROWS = 8  # number of rows of a page
+_MAX_NAME = 20  # number of characters below a photograph
 _MAX_SIDE = 2048  # pixels; larger photographs are reduced, to save memory
 _SHAPES = 1 / 3, 2  # smallest and largest height / width of a row's cells
 
@@ -70,11 +70,10 @@ class Photograph(NamedTuple):
     top, left, height, width = self.box
     y = slice(round(top), round(top + height))
     x = slice(round(left), round(left + width))
-    seen = self.pixels[y, x]
+    inside = self.pixels[y, x]
+    mask = attention.image_mask(weights, inside.shape[:2])
     result = np.full_like(self.pixels, 255)
-    result[y, x] = (
-      attention.image_mask(weights, seen.shape[:2])[..., None] * seen
-    )
+    result[y, x] = mask[..., None] * inside
     return result
 
 
@@ -92,8 +91,7 @@ class Photographs(Sequence[Photograph]):
     Args:
       images: encoded files, or pixels.
       transform: preprocessing of the images, a `data.contract.Preprocess`.
-        Without a method `visible`, the
-        photographs are the results of `pixels`.
+        Without a method `visible`, the photographs are the results of `pixels`.
       names: name of each file; empty if there are none.
     """
     self._images, self._transform, self._names = images, transform, names
@@ -257,7 +255,7 @@ def heads(
   Reference: DINO, arXiv 2104.14294, Figures 1 and 3.
   """
   maps = findings.arrays['heads']
-  count = min(_HEADS, maps.shape[1])
+  count = min(_MAX_HEADS, maps.shape[1])
   query = 'the class token' if findings.by_token else 'the mean of all patches'
   shown = (
     '' if count == maps.shape[1] else f', {count} of {maps.shape[1]} heads'
@@ -314,8 +312,8 @@ def _photograph(axes: Any, photograph: Photograph) -> None:
   """Draws a photograph, and a frame around the part that the model receives."""
   axes.imshow(photograph.pixels)
   name = photograph.name
-  if len(name) > _NAME:
-    name = '…' + name[1 - _NAME :]
+  if len(name) > _MAX_NAME:
+    name = '…' + name[1 - _MAX_NAME :]
   axes.set_xlabel(name, fontsize=6, parse_math=False)
   if not photograph.whole:
     left, right, bottom, top = photograph.extent
@@ -369,10 +367,11 @@ def _pages(
     The Matplotlib figure of each page.
   """
   side = 1.5 if len(titles) <= 5 else 1.05  # width of a cell, inches
-  groups = max(1, min(count, _COLUMNS // len(titles)))  # side by side
-  size = groups * _ROWS
-  for start in range(0, count, size):
-    shown = [photographs[i] for i in range(start, min(start + size, count))]
+  groups = max(1, min(count, _MAX_COLUMNS // len(titles)))  # side by side
+  page_size = groups * _MAX_ROWS
+  for start in range(0, count, page_size):
+    stop = min(start + page_size, count)
+    shown = [photographs[i] for i in range(start, stop)]
     rows = [shown[i : i + groups] for i in range(0, len(shown), groups)]
     # A row is as high as its tallest photograph.
     shapes = [
@@ -387,8 +386,8 @@ def _pages(
       side * groups * len(titles) + 0.2,
       height + 0.5 + 0.16 * title.count('\n'),
     )
-    of_page = '' if count <= size else f', page {start // size + 1}'
-    figure.suptitle(f'{title}{of_page}', fontsize=10)
+    page = '' if count <= page_size else f', page {start // page_size + 1}'
+    figure.suptitle(f'{title}{page}', fontsize=10)
     grid = figure.subplots(
       len(rows), groups * len(titles), squeeze=False, height_ratios=shapes
     )
@@ -396,12 +395,13 @@ def _pages(
       axes.set_axis_off()  # until a photograph is drawn
     for column, text in enumerate(list(titles) * groups):
       grid[0, column].set_title(text, fontsize=8)
-    cells = grid.reshape(-1, len(titles)).tolist()
-    for number, photograph in enumerate(shown):
-      for axes in cells[number]:
+    cell_groups = grid.reshape(-1, len(titles))
+    for i, photograph in enumerate(shown):
+      cells = cell_groups[i].tolist()
+      for axes in cells:
         axes.set_axis_on()
         axes.set(xticks=[], yticks=[], anchor='N')
-      draw(cells[number], start + number, photograph)
+      draw(cells, start + i, photograph)
     yield figure
 
 

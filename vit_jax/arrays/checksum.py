@@ -47,20 +47,21 @@ def array_checksum(x: Shaped[Array, '...']) -> UInt32[Array, '']:
 
 
 @functools.cache
-def _jitted(sharding: Any) -> Any:
+def _compiled(sharding: Any) -> Any:
+  """Returns a function that computes checksums; cached, so it traces once."""
   return jax.jit(
     lambda leaves: [array_checksum(leaf) for leaf in leaves],
     out_shardings=sharding,
   )
 
 
-def checksums(state: PyTree, everywhere: Any) -> dict[str, int]:
+def checksums(state: PyTree, replicated: Any) -> dict[str, int]:
   """Returns a checksum of every leaf, by path.
 
   Args:
     state: global arrays.
-    everywhere: fully replicated sharding, for the results.
+    replicated: fully replicated sharding, for the results.
   """
   flat = tree.flatten(state)
-  values = jax.device_get(_jitted(everywhere)(list(flat.values())))
-  return {path: int(v) for path, v in zip(flat, values, strict=True)}
+  sums = jax.device_get(_compiled(replicated)(list(flat.values())))
+  return {path: int(value) for path, value in zip(flat, sums, strict=True)}

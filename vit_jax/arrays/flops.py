@@ -35,8 +35,8 @@ def of_training(loss: Callable[..., Any], params: PyTree, *others: Any) -> int:
   """
   closed = jax.make_jaxpr(loss)(params, *others)
   trained = len(jax.tree.leaves(params))
-  depends = [i < trained for i in range(len(closed.jaxpr.invars))]
-  return _count(closed.jaxpr, depends)[0]
+  depend = [i < trained for i in range(len(closed.jaxpr.invars))]
+  return _count(closed.jaxpr, depend)[0]
 
 
 def of_forward(function: Callable[..., Any], *arguments: Any) -> int:
@@ -50,51 +50,53 @@ def of_forward(function: Callable[..., Any], *arguments: Any) -> int:
   return _count(closed.jaxpr, [False] * len(closed.jaxpr.invars))[0]
 
 
-def _count(jaxpr: core.Jaxpr, depends: list[bool]) -> tuple[int, list[bool]]:
+def _count(jaxpr: core.Jaxpr, depend: list[bool]) -> tuple[int, list[bool]]:
   """Counts the FLOPs of a jaxpr.
 
   Args:
     jaxpr: traced function.
-    depends: whether each argument depends on a parameter.
+    depend: whether each argument depends on a parameter.
 
   Returns:
     FLOPs, and whether each result depends on a parameter.
   """
-  trained = dict(zip(jaxpr.invars, depends, strict=True))
-  same: dict[Any, Any] = {}  # variable → earlier variable of the same value
+  dependent = dict(zip(jaxpr.invars, depend, strict=True))
+  aliases: dict[Any, Any] = {}  # variable → earlier variable of the same value
   counted: dict[Any, list[Any]] = {}  # product → its results
   total = 0
 
-  def is_trained(variable: Any) -> bool:
-    return not _is_literal(variable) and trained.get(variable, False)
+  def depends(variable: Any) -> bool:
+    return not _is_literal(variable) and dependent.get(variable, False)
 
   def original(variable: Any) -> Any:
-    return variable if _is_literal(variable) else same.get(variable, variable)
+    if _is_literal(variable):  # cannot be hashed
+      return variable
+    return aliases.get(variable, variable)
 
   for equation in jaxpr.eqns:
     name = equation.primitive.name
-    flags = [is_trained(variable) for variable in equation.invars]
-    out = [any(flags) and name != 'stop_gradient'] * len(equation.outvars)
-    if name in _IDENTITIES and len(flags) == len(out):
-      out = flags
+    operands = [depends(variable) for variable in equation.invars]
+    is_differentiated = any(operands) and name != 'stop_gradient'
+    results = [is_differentiated] * len(equation.outvars)
+    if name in _IDENTITIES and len(operands) == len(results):
+      results = operands
       pairs = zip(equation.outvars, equation.invars, strict=True)
-      same |= {result: original(operand) for result, operand in pairs}
+      aliases |= {result: original(operand) for result, operand in pairs}
     elif name in _PRODUCTS:
-      # Literals cannot be hashed.
-      operands = (
+      factors = (
         id(v) if _is_literal(v) else original(v) for v in equation.invars
       )
-      key = (name, *operands, str(equation.params))
+      key = (name, *factors, str(equation.params))
       if key in counted:
-        same |= dict(zip(equation.outvars, counted[key], strict=True))
+        aliases |= dict(zip(equation.outvars, counted[key], strict=True))
       else:
         counted[key] = equation.outvars
-        total += _PRODUCTS[name](equation) * (1 + _BACKWARD * any(flags))
+        total += _PRODUCTS[name](equation) * (1 + _BACKWARD * any(operands))
     elif _inner(equation):
-      count, out = _count_inner(equation, flags)
+      count, results = _count_inner(equation, operands)
       total += count
-    trained |= dict(zip(equation.outvars, out, strict=True))
-  return total, [is_trained(variable) for variable in jaxpr.outvars]
+    dependent |= dict(zip(equation.outvars, results, strict=True))
+  return total, [depends(variable) for variable in jaxpr.outvars]
 
 
 def _is_literal(variable: Any) -> bool:
@@ -106,55 +108,56 @@ def _inner(equation: Any) -> list[core.Jaxpr]:
 
   If a function has a custom derivative, only its primal jaxpr is returned.
   """
-  values = equation.params
-  jaxprs = [
-    values[k] for k in ('jaxpr', 'call_jaxpr', 'fun_jaxpr') if k in values
-  ][:1]
-  jaxprs += values.get('branches', ())
-  jaxprs += [values[k] for k in ('body_jaxpr',) if k in values]
-  return [getattr(each, 'jaxpr', each) for each in jaxprs]
+  params = equation.params
+  if 'branches' in params:
+    jaxprs = params['branches']
+  else:
+    keys = ('jaxpr', 'call_jaxpr', 'fun_jaxpr', 'body_jaxpr')
+    jaxprs = [params[key] for key in keys if key in params][:1]
+  return [getattr(jaxpr, 'jaxpr', jaxpr) for jaxpr in jaxprs]
 
 
-def _count_inner(equation: Any, flags: list[bool]) -> tuple[int, list[bool]]:
+def _count_inner(equation: Any, depend: list[bool]) -> tuple[int, list[bool]]:
   """Counts the FLOPs of an equation that contains jaxprs.
 
   Args:
     equation: equation of a jaxpr.
-    flags: whether each operand depends on a parameter.
+    depend: whether each operand depends on a parameter.
 
   Returns:
     FLOPs, and whether each result depends on a parameter.
   """
-  values, name = equation.params, equation.primitive.name
+  params, name = equation.params, equation.primitive.name
   if name == 'cond':  # counts as its most expensive branch
     # The first operand is the index of the branch.
-    counts = [_count(inner, flags[1:]) for inner in _inner(equation)]
-    merged = [any(each) for each in zip(*(c[1] for c in counts), strict=True)]
-    return max(c[0] for c in counts), merged
+    branches = [_count(inner, depend[1:]) for inner in _inner(equation)]
+    counts, results = zip(*branches, strict=True)
+    return max(counts), [any(flags) for flags in zip(*results, strict=True)]
   (inner,) = _inner(equation)
   if name == 'while':  # counts as one iteration, as their number is unknown
-    flags = flags[values['cond_nconsts'] :]
-    consts = values['body_nconsts']
-    carry = len(flags) - consts
+    depend = depend[params['cond_nconsts'] :]
+    consts = params['body_nconsts']
+    carry = len(depend) - consts
   elif name == 'scan':
-    consts, carry = _scan_sizes(values)
+    consts, carry = _scan_sizes(params)
   else:
-    return _count(inner, flags)
+    return _count(inner, depend)
   # A carried value that depends on a parameter after one iteration can make
   # other values depend on it in the next. Repeat until nothing changes.
   while True:
-    count, out = _count(inner, flags)
-    grown = [a or b for a, b in zip(flags[consts:], out[:carry], strict=False)]
-    if grown == flags[consts : consts + carry]:
-      return values.get('length', 1) * count, out
-    flags = [*flags[:consts], *grown, *flags[consts + carry :]]
+    count, results = _count(inner, depend)
+    before = depend[consts : consts + carry]
+    after = [a or b for a, b in zip(before, results[:carry], strict=True)]
+    if after == before:
+      return params.get('length', 1) * count, results
+    depend = [*depend[:consts], *after, *depend[consts + carry :]]
 
 
-def _scan_sizes(values: dict[str, Any]) -> tuple[int, int]:
+def _scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
   """Returns the number of constants and of carried values of a scan."""
-  if 'num_consts' in values:
-    return values['num_consts'], values['num_carry']
-  consts, carry, _ = values['ft_in'].unpack()  # since JAX 0.11
+  if 'num_consts' in params:
+    return params['num_consts'], params['num_carry']
+  consts, carry, _ = params['ft_in'].unpack()  # since JAX 0.11
   return len(consts), len(carry)
 
 
@@ -172,31 +175,30 @@ def _convolution(equation: Any) -> int:
   Table 6, the results differ by -0.7 to 1.4 % from the FLOPs in the paper. With
   padding, they would be 3.5 to 5 % higher.
   """
-  image, kernel = (each.aval.shape for each in equation.invars)
+  image, kernel = (operand.aval.shape for operand in equation.invars)
   out = equation.outvars[0].aval.shape
-  settings, numbers = equation.params, equation.params['dimension_numbers']
+  params, numbers = equation.params, equation.params['dimension_numbers']
   dimensions = zip(
     [image[dim] for dim in numbers.lhs_spec[2:]],
     [kernel[dim] for dim in numbers.rhs_spec[2:]],
     [out[dim] for dim in numbers.out_spec[2:]],
-    settings['window_strides'],
-    settings['padding'],
-    settings['lhs_dilation'],
-    settings['rhs_dilation'],
+    params['window_strides'],
+    params['padding'],
+    params['lhs_dilation'],
+    params['rhs_dilation'],
     strict=True,
   )
   total = 2 * math.prod(out[dim] for dim in numbers.out_spec[:2])
   total *= kernel[numbers.rhs_spec[1]]  # input channels of one output
-  for size, taps, results, stride, (pad, _), dilation, spread in dimensions:
-    # Positions in the padded and dilated image, [results, taps].
-    at = stride * np.arange(results)[:, None] + spread * np.arange(taps)
-    at -= pad
-    inside = (at >= 0) & (at <= dilation * (size - 1)) & (at % dilation == 0)
+  for size, taps, results, stride, (pad, _), dilation, tap_step in dimensions:
+    # Position in the dilated image by result and tap, [results, taps].
+    x = stride * np.arange(results)[:, None] + tap_step * np.arange(taps) - pad
+    inside = (x >= 0) & (x <= dilation * (size - 1)) & (x % dilation == 0)
     total *= int(inside.sum())
   return total
 
 
-def _kernel(equation: Any) -> int:
+def _pallas_kernel(equation: Any) -> int:
   estimate = equation.params.get('cost_estimate')
   return estimate.flops if estimate else 0
 
@@ -204,5 +206,5 @@ def _kernel(equation: Any) -> int:
 _PRODUCTS = {
   'dot_general': _dot_general,
   'conv_general_dilated': _convolution,
-  'pallas_call': _kernel,
+  'pallas_call': _pallas_kernel,
 }

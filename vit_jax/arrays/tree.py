@@ -1,10 +1,7 @@
-"""Pytrees whose leaves have paths such as 'encoder/layers/mlp/fc1/kernel'.
-
-Tables as aligned text.
-"""
+"""Pytrees whose leaves have paths such as 'encoder/layers/mlp/fc1/kernel'."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,30 +40,30 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
   return tree
 
 
-def apart(tree: PyTree, ends: tuple[str, ...]) -> PyTree:
-  """Splits leaves into tuples along their first axis; `together` joins them.
+def unstack_layers(tree: PyTree, suffixes: tuple[str, ...]) -> PyTree:
+  """Splits stacked leaves into one array per layer; see `stack_layers`.
 
   Args:
     tree: arrays.
-    ends: path suffixes of the leaves to split.
+    suffixes: path suffixes of the leaves to split, `[layers, …]`.
 
   Returns:
     Tree with a tuple of `[1, …]` arrays in place of each of these leaves.
   """
 
-  def parts(path: str, leaf: Any) -> Any:
-    if not path.endswith(ends):
+  def split(path: str, leaf: Any) -> Any:
+    if not path.endswith(suffixes):
       return leaf
     return tuple(leaf[i : i + 1] for i in range(leaf.shape[0]))
 
-  return map_with_path(parts, tree) if ends else tree
+  return map_with_path(split, tree) if suffixes else tree
 
 
-def together(tree: PyTree) -> PyTree:
-  """Concatenates the tuples of `apart` along their first axis.
+def stack_layers(tree: PyTree) -> PyTree:
+  """Concatenates the tuples of `unstack_layers` along their first axis.
 
   Args:
-    tree: result of `apart`; it must not contain other plain tuples.
+    tree: result of `unstack_layers`; it must not contain other plain tuples.
   """
 
   def is_tuple(node: Any) -> bool:
@@ -82,20 +79,3 @@ def together(tree: PyTree) -> PyTree:
 def size(tree: PyTree) -> int:
   """Returns the total number of scalars in all leaves."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-
-
-def align(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-  """Pads cells so that columns line up, two spaces apart.
-
-  Args:
-    rows: rows of cells; all rows have the same length.
-    right: indices of the columns that are aligned to the right.
-  """
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-  def cell(text: str, column: int) -> str:
-    width = widths[column]
-    return text.rjust(width) if column in right else text.ljust(width)
-
-  lines = ['  '.join(cell(t, i) for i, t in enumerate(row)) for row in rows]
-  return '\n'.join(line.rstrip() for line in lines)

@@ -174,8 +174,10 @@ class Checkpointer:
     about = copy.deepcopy(self._about | (history or {}))
     run, seed = self._identity
     written = manifest.make(state, about, step=step, run=run, seed=seed)
-    arrays = items.split(state).items()
-    args = {k: ocp.args.StandardSave(v) for k, v in arrays}
+    args = {
+      name: ocp.args.StandardSave(arrays)
+      for name, arrays in items.split(state).items()
+    }
     args |= {
       'about': ocp.args.JsonSave(about),
       'manifest': ocp.args.JsonSave(written),
@@ -191,7 +193,10 @@ class Checkpointer:
   def _attempt(
     self, step: int, function: Callable[..., None], *arguments: Any
   ) -> bool:
-    """Calls a part of a save; returns whether all processes succeeded."""
+    """Calls one stage of a save; returns whether all processes succeeded.
+
+    A failure on any process is logged and counted.
+    """
     local_error = None
     try:
       function(*arguments)
@@ -219,9 +224,10 @@ class Checkpointer:
     """Waits until a step is committed; then removes old steps."""
     writer.wait_until_finished()
     if jax.process_index() == 0:
-      steps.apply(self._root, self._identity.run, self._keep, self.best)
+      steps.remove_old(self._root, self._identity.run, self._keep, self.best)
 
   def _add_metrics(self, step: int, best: dict[str, float] | None) -> None:
+    """Writes the best metric to a step that was saved without it."""
     if best and jax.process_index() == 0:
       steps.add_metrics(self._root / str(step), step, best)
 
@@ -262,7 +268,11 @@ class Checkpointer:
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
   def _describe(self, error: Exception | None) -> str:
-    """Returns the cause of a failed save; None is a failure elsewhere."""
+    """Returns the cause of a failed save.
+
+    Args:
+      error: error of this process; None if only another process failed.
+    """
     if error is None:
       return 'another process failed'
     if paths.cause(items.innermost(error)) is Cause.FULL:
@@ -275,13 +285,13 @@ class Checkpointer:
       return None
     try:
       candidates = steps.committed(self._root)
-      found, _ = steps.best_step(self._root, candidates, self.best)
+      best, _ = steps.best_step(self._root, candidates, self.best)
     except (OSError, StorageError) as error:  # must not end a finished run
       log.warning('the best step cannot be determined: %s', error)
       return None
-    if found is None:
+    if best is None:
       return None
-    step, value = found
+    step, value = best
     return (
       f'best {self.best} {value:.6g} at step {step}, kept in '
       f'{self._root / str(step)}; other commands take it by --step=best'

@@ -105,7 +105,7 @@ def make(state: PyTree, about: dict[str, Any], **origin: Any) -> dict[str, Any]:
 
 
 def read(step_dir: epath.Path) -> Manifest:
-  """Reads a step's manifest.
+  """Reads the manifest of a step.
 
   Args:
     step_dir: step directory.
@@ -127,7 +127,7 @@ def _is_leaf(entry: Any) -> bool:
   """Returns whether a JSON value is [shape, dtype, checksum]."""
   return (
     isinstance(entry, list)
-    and [type(part) for part in entry] == [list, str, int]
+    and [type(value) for value in entry] == [list, str, int]
     and all(type(size) is int for size in entry[0])
   )
 

@@ -21,14 +21,15 @@ from vit_jax.files import paths
 from vit_jax.files.paths import is_remote
 
 log = logging.getLogger('vit_jax')
-_ITEM = _FILE = 'metrics'  # item, and its file
+_METRICS = 'metrics'  # name of the item, a directory, and of the file in it
 
 _STEP = r'(?:0|[1-9][0-9]{0,8})'  # no leading zeros; a step is an int32
+_METADATA = '_CHECKPOINT_METADATA'  # Orbax writes it to every step it begins
 COMMITTED = 'commit_success.txt'  # on object stores, Orbax writes it last
 _UNFINISHED = '.orbax-checkpoint-tmp'  # suffix until a step is committed
 
 
-def number(name: str) -> int | None:
+def parse_step(name: str) -> int | None:
   """Converts a directory name to a step; None for '000120', '²' or 'notes'."""
   return int(name) if re.fullmatch(_STEP, name) else None
 
@@ -50,10 +51,10 @@ def check_path(path: epath.Path) -> None:
   Raises:
     UserError: the path contains [, * or ?.
   """
-  found = sorted(set('[*?') & set(str(path)))
-  if found:
+  special = sorted(set('[*?') & set(str(path)))
+  if special:
     raise UserError(
-      f'{path} contains {" ".join(found)}: Orbax would interpret it as a '
+      f'{path} contains {" ".join(special)}: Orbax would interpret it as a '
       'pattern and lose data. Give a path without [, * and ?.'
     )
 
@@ -97,9 +98,9 @@ def committed(root: epath.Path) -> list[int]:
   Raises:
     OSError: the directory cannot be listed.
   """
-  numbers = (number(name) for name in listing(root))
+  steps = (parse_step(name) for name in listing(root))
   return sorted(
-    step for step in numbers if step is not None and is_step(root / str(step))
+    step for step in steps if step is not None and is_step(root / str(step))
   )
 
 
@@ -133,15 +134,19 @@ def remove_unfinished(root: epath.Path) -> None:
     OSError: a directory cannot be listed or removed.
   """
   for name in listing(root):
-    path, is_ours = root / name, False
-    if re.fullmatch(f'{_STEP}{re.escape(_UNFINISHED)}.*', name):
-      is_ours = path.is_dir() and not os.path.islink(path)
-    elif is_remote(root) and number(name) is not None:
-      # On object stores, an unfinished step has its final name.
-      names = listing(path)
-      is_ours = '_CHECKPOINT_METADATA' in names and COMMITTED not in names
-    if is_ours:
-      path.rmtree()
+    if _is_unfinished(root / name):
+      (root / name).rmtree()
+
+
+def _is_unfinished(path: epath.Path) -> bool:
+  """Returns whether a path is a step that was not completely written."""
+  if re.fullmatch(f'{_STEP}{re.escape(_UNFINISHED)}.*', path.name):
+    return path.is_dir() and not os.path.islink(path)
+  if is_remote(path) and parse_step(path.name) is not None:
+    # On object stores, an unfinished step has its final name.
+    names = listing(path)
+    return _METADATA in names and COMMITTED not in names
+  return False
 
 
 def check_writable(root: epath.Path, step: int) -> None:
@@ -161,7 +166,7 @@ def check_writable(root: epath.Path, step: int) -> None:
   path = root / str(step)
   if is_remote(root):
     names = listing(path)
-    if names and '_CHECKPOINT_METADATA' not in names:
+    if names and _METADATA not in names:
       raise _name_is_taken(path)
     return
   if path.exists():
@@ -234,15 +239,15 @@ def add_metrics(
   Raises:
     OSError: the metrics cannot be written.
   """
-  folder = step_dir / _ITEM
-  if _FILE in listing(folder):
+  folder = step_dir / _METRICS
+  if _METRICS in listing(folder):
     return
   folder.mkdir(exist_ok=True)
   content = manifest.text_with_checksum({'step': step, **metrics})
-  paths.write(folder / _FILE, content)
+  paths.write(folder / _METRICS, content)
 
 
-def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
+def remove_old(root: epath.Path, run: str, keep: int, best: str | None) -> None:
   """Removes the run's steps that are neither among the newest nor the best.
 
   A step whose manifest or metrics cannot be read is kept. Failures are only
@@ -258,8 +263,8 @@ def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
     ours = [s for s in committed(root) if _is_ours(root / str(s), run)]
     kept = set(ours[-keep:])
     if best is not None:
-      found, unreadable = best_step(root, ours, best)
-      kept |= {found[0]} if found else set()
+      step_and_metric, unreadable = best_step(root, ours, best)
+      kept |= {step_and_metric[0]} if step_and_metric else set()
       for step, error in unreadable.items():
         log.warning(
           '%s is kept, because it may be the best step: %s',
@@ -302,7 +307,7 @@ def best_step(
   values, unreadable = [], {}
   for step in candidates:
     try:
-      value = metrics(root / str(step)).get(name)
+      value = read_metrics(root / str(step)).get(name)
     except CorruptError as error:
       unreadable[step] = error
       continue
@@ -314,8 +319,8 @@ def best_step(
   return (step, value), unreadable
 
 
-def metrics(step_dir: epath.Path) -> dict[str, Any]:
-  """Reads a step's metrics; {} if the step was not evaluated.
+def read_metrics(step_dir: epath.Path) -> dict[str, Any]:
+  """Reads the metrics of a step; {} if the step was not evaluated.
 
   Args:
     step_dir: step directory.
@@ -323,9 +328,9 @@ def metrics(step_dir: epath.Path) -> dict[str, Any]:
   Raises:
     CorruptError: the checksum of the metrics is wrong.
   """
-  if _FILE not in listing(step_dir / _ITEM):
+  if _METRICS not in listing(step_dir / _METRICS):
     return {}
-  content = items.read_json(step_dir / _ITEM, _FILE)
+  content = items.read_json(step_dir / _METRICS, _METRICS)
   if len(content) == 1:
     return content  # before format 3, without a checksum
-  return manifest.verified(content, str(step_dir / _ITEM))
+  return manifest.verified(content, str(step_dir / _METRICS))

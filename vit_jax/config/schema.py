@@ -34,6 +34,30 @@ from vit_jax.config import durations
 from vit_jax.errors import UserError, check_range, closest
 
 T = TypeVar('T')
+Section = Mapping[str, Any]
+Config = Any  # a completed ml_collections.ConfigDict
+
+# Constructors of the sections of a config.
+SECTIONS = {
+  'model': 'vit_jax.models.{name}:Model',
+  'objective': 'vit_jax.objectives.{name}:Objective',
+  'optimizer': 'vit_jax.optim.optimizers:{name}',
+  'schedule': 'vit_jax.optim.schedule:make_schedule',
+  'source': 'vit_jax.data.sources.{name}:Source',
+  'train': 'vit_jax.config.schema:train_data',
+  'augment': 'vit_jax.data.augment.{name}:TrainTransform',
+  'mix': 'vit_jax.objectives.mixing:DeviceAugment',
+  'preprocess': 'vit_jax.data.augment.{name}:EvalTransform',
+  'reader': 'vit_jax.data.pipeline.stream:Reader',
+  'mesh': 'vit_jax.arrays.sharding:make_mesh',
+  'checkpoint': 'vit_jax.checkpoint:Checkpointer',
+  'recovery': 'vit_jax.run.guards:Recovery',
+  'log': 'vit_jax.run.metrics:Log',
+}
+# Default names of sections whose `name` is optional.
+DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
+EVALS = 'vit_jax.evaluators.{name}:Evaluator'
+
 # Old path of a symbol, which configs still use, and its present path.
 MOVED = {
   'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.recorder:Figures',
@@ -51,6 +75,41 @@ REMOVED: dict[tuple[str, str | None], dict[str, Any]] = {
     'centre_momentum': 0.9,
     'position_offset': 0.1,
   },
+}
+
+# Larger than any real batch, but the row indices of a batch still fit into the
+# memory of a host.
+MAX_BATCH_SIZE = 2**26
+MAX_CLASSES = 2**31 - 1  # labels are int32
+# Names of other projects, and the corresponding flags.
+SYNONYMS = {
+  'lr': 'config.schedule.base_lr',
+  'learning_rate': 'config.schedule.base_lr',
+  'epochs': 'config.total',
+  'num_epochs': 'config.total',
+  'steps': 'config.total',
+  'wd': 'config.optimizer.weight_decay',
+  'workers': 'config.reader.threads',
+  'num_workers': 'config.reader.threads',
+  'output_dir': 'workdir',
+  'resume': 'workdir',
+}
+
+_PARSERS: dict[type, flags.ArgumentParser] = {
+  bool: flags.BooleanParser(),
+  int: flags.IntegerParser(),
+  float: flags.FloatParser(),
+}
+_EXAMPLES = {
+  int: ': give a whole number, such as 64',
+  float: ': give a number, such as 0.001',
+  bool: ': give true or false',
+}
+# Type of a tuple's members: its name in messages, and an example of a tuple.
+_MEMBERS = {
+  int: ('whole number', '(384, 512)'),
+  float: ('number', '(0.5, 0.1)'),
+  str: ('name in quotes', "('a', 'b')"),
 }
 
 
@@ -88,10 +147,8 @@ class Nested:
     """
     additional = config_keys(self.beside) if self.beside else {}
     own = config_keys(self.constructor(name))
-    return own | additional | own  # in this order, with its own defaults
-
-
-Section = Mapping[str, Any]
+    # A key of the constructor has precedence over an additional one.
+    return own | {key: additional[key] for key in additional if key not in own}
 
 
 def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
@@ -146,7 +203,7 @@ def names(pattern: str) -> list[str]:
       and config_keys(value)
     ]
   package = importlib.import_module(module_pattern.removesuffix('.{name}'))
-  found = []
+  result = []
   for info in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):
     if info.name.endswith('.contract'):  # its symbol is the Protocol
       continue
@@ -154,9 +211,10 @@ def names(pattern: str) -> list[str]:
       defines = hasattr(importlib.import_module(info.name), symbol)
     except ImportError:  # an optional package is absent
       defines = True
-    found += [info.name.rpartition('.')[2]] if defines else []
+    if defines:
+      result.append(info.name.rpartition('.')[2])
   moved = (path for path in MOVED if path.startswith(package.__name__ + '.'))
-  return found + [path.partition(':')[0].rpartition('.')[2] for path in moved]
+  return result + [path.partition(':')[0].rpartition('.')[2] for path in moved]
 
 
 def config_keys(
@@ -205,13 +263,15 @@ def keyed_by(config: type) -> Callable[[T], T]:
       for name, parameter in inspect.signature(marked).parameters.items()
       if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
-    fields = [
-      field
+    fields = {
+      name: field
       for name, field in config_keys(config).items()
       if name not in declared
-    ]
-    marked.__signature__ = inspect.Signature([*declared.values(), *fields])
-    marked.__annotations__ |= {x.name: x.annotation for x in fields}
+    }
+    marked.__signature__ = inspect.Signature([*(declared | fields).values()])
+    marked.__annotations__ |= {
+      name: field.annotation for name, field in fields.items()
+    }
     marked.OPERATIONAL = operational_keys(config)
     return constructor
 
@@ -233,7 +293,7 @@ def nested(annotation: Any) -> Nested | None:
 
 def value_type(annotation: Any) -> tuple[type, bool]:
   """Splits an annotation into (plain type, whether None is allowed)."""
-  plain, optional = _plain(annotation)
+  plain, optional = _without_marks(annotation)
   return typing.get_origin(plain) or plain, optional
 
 
@@ -242,11 +302,11 @@ def member_type(annotation: Any) -> type:
 
   It is `object` if the annotation does not specify it.
   """
-  return next(iter(typing.get_args(_plain(annotation)[0])), object)
+  return next(iter(typing.get_args(_without_marks(annotation)[0])), object)
 
 
-def _plain(annotation: Any) -> tuple[Any, bool]:
-  """Removes marks and None from an annotation.
+def _without_marks(annotation: Any) -> tuple[Any, bool]:
+  """Removes marks, such as `Nested`, and None from an annotation.
 
   Returns:
     The remaining type, and whether the annotation allows None.
@@ -256,7 +316,7 @@ def _plain(annotation: Any) -> tuple[Any, bool]:
   if typing.get_origin(annotation) in (types.UnionType, typing.Union):
     members = typing.get_args(annotation)
     plain = next(m for m in members if m is not types.NoneType)
-    return _plain(plain)[0], types.NoneType in members
+    return _without_marks(plain)[0], types.NoneType in members
   return annotation, False
 
 
@@ -280,6 +340,7 @@ def construct(
 
 
 def _plain_value(value: Any) -> Any:
+  """Converts sections to dicts, and lists to tuples, at any depth."""
   if isinstance(value, ConfigDict):
     return value.to_dict()
   if isinstance(value, list | tuple):
@@ -304,25 +365,6 @@ def evaluation(
   check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
 
 
-SECTIONS = {
-  'model': 'vit_jax.models.{name}:Model',
-  'objective': 'vit_jax.objectives.{name}:Objective',
-  'optimizer': 'vit_jax.optim.optimizers:{name}',
-  'schedule': 'vit_jax.optim.schedule:make_schedule',
-  'source': 'vit_jax.data.sources.{name}:Source',
-  'train': 'vit_jax.config.schema:train_data',
-  'augment': 'vit_jax.data.augment.{name}:TrainTransform',
-  'mix': 'vit_jax.objectives.mixing:DeviceAugment',
-  'preprocess': 'vit_jax.data.augment.{name}:EvalTransform',
-  'reader': 'vit_jax.data.pipeline.stream:Reader',
-  'mesh': 'vit_jax.arrays.sharding:make_mesh',
-  'checkpoint': 'vit_jax.checkpoint:Checkpointer',
-  'recovery': 'vit_jax.run.guards:Recovery',
-  'log': 'vit_jax.run.metrics:Log',
-}
-# Default names of sections whose `name` is optional.
-DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
-EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 MARKS = {section: Nested(pattern) for section, pattern in SECTIONS.items()}
 MARKS['evals'] = Nested(EVALS, many=True, beside=evaluation)
 
@@ -369,34 +411,16 @@ def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
   """
   values = dict(defaults)
   comma = rf',(?=\w+=|(?:{"|".join(map(re.escape, defaults))})?(?:,|$))'
-  for part in filter(None, re.split(comma, arg or '')):
-    key, equals, text = part.partition('=')
+  for argument in filter(None, re.split(comma, arg or '')):
+    key, equals, text = argument.partition('=')
     if key not in defaults or not equals:
       raise UserError(
-        f'config argument {part!r} is not key=value with a known key; '
+        f'config argument {argument!r} is not key=value with a known key; '
         f'{closest(key, defaults)}.'
       )
     name = f'config argument {key}'
     values[key] = typed(name, FlagText(text), type(defaults[key]))
   return types.SimpleNamespace(**values)
-
-
-_PARSERS: dict[type, flags.ArgumentParser] = {
-  bool: flags.BooleanParser(),
-  int: flags.IntegerParser(),
-  float: flags.FloatParser(),
-}
-_EXAMPLES = {
-  int: ': give a whole number, such as 64',
-  float: ': give a number, such as 0.001',
-  bool: ': give true or false',
-}
-# Type of a tuple's members: its name in messages, and an example of a tuple.
-_MEMBERS = {
-  int: ('whole number', '(384, 512)'),
-  float: ('number', '(0.5, 0.1)'),
-  str: ('name in quotes', "('a', 'b')"),
-}
 
 
 class FlagText(str):
@@ -426,7 +450,7 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   if kind is not tuple:
     return _converted(key, parsed, kind)
   with contextlib.suppress(UserError):
-    if parsed != value:
+    if parsed != value:  # the text is a Python literal
       return _converted(key, parsed, kind, member)
   name, example = _MEMBERS.get(member, ('value', '(…, …)'))
   raise UserError(
@@ -441,7 +465,7 @@ def is_none(value: Any) -> bool:
 
 
 def _parsed(text: FlagText, kind: type) -> Any:
-  """Parses the text of a flag; returns the text if it has another type."""
+  """Parses the text of a flag; returns the text if it cannot be parsed."""
   if kind is str:
     return str(text)
   parser = _PARSERS.get(kind)
@@ -451,6 +475,7 @@ def _parsed(text: FlagText, kind: type) -> Any:
 
 
 def _converted(key: str, value: Any, kind: type, member: type = object) -> Any:
+  """Converts an int to float and a value to a tuple, and checks the type."""
   if kind is tuple:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     return tuple(_converted(key, entry, member) for entry in values)
@@ -462,29 +487,6 @@ def _converted(key: str, value: Any, kind: type, member: type = object) -> Any:
       f'{_EXAMPLES.get(kind, "")}.'
     )
   return value
-
-  # for config files
-
-
-Config = Any  # a completed ml_collections.ConfigDict
-
-# Larger than any real batch, but the row indices of a batch still fit into the
-# memory of a host.
-MAX_BATCH_SIZE = 2**26
-MAX_CLASSES = 2**31 - 1  # labels are int32
-# Names of other projects, and the corresponding flags.
-SYNONYMS = {
-  'lr': 'config.schedule.base_lr',
-  'learning_rate': 'config.schedule.base_lr',
-  'epochs': 'config.total',
-  'num_epochs': 'config.total',
-  'steps': 'config.total',
-  'wd': 'config.optimizer.weight_decay',
-  'workers': 'config.reader.threads',
-  'num_workers': 'config.reader.threads',
-  'output_dir': 'workdir',
-  'resume': 'workdir',
-}
 
 
 @operational('early_stop_patience', 'paper_core_days', 'position_resize')
@@ -615,7 +617,7 @@ def complete_section(
   Raises:
     UserError: see `complete`.
   """
-  has_name = '{name}' in mark.pattern
+  has_name = '{name}' in mark.pattern  # the section selects a class by name
   if not isinstance(values, Mapping | ConfigDict):
     key = 'name' if has_name else 'KEY'
     if mark.many:
@@ -632,7 +634,7 @@ def complete_section(
         for name, section in values.items()
       }
     )
-  arguments, name, head = dict(values), '', {}
+  arguments, result, name = dict(values), {}, ''
   if has_name:
     name = arguments.pop('name', DEFAULT_NAMES.get(path))
     if not isinstance(name, str):
@@ -640,7 +642,7 @@ def complete_section(
         f'config.{path}.name is missing; it selects the class to build, for '
         f'example by --config.{path}.name=….'
       )
-    head = {'name': str(name)}
+    result['name'] = str(name)
   keys = mark.keys(name)
   if drop_unknown or isinstance(name, FlagText):
     arguments = {
@@ -648,7 +650,7 @@ def complete_section(
       for key, value in arguments.items()
       if key in keys or isinstance(value, FlagText)
     }
-  return ConfigDict(head | _completed(f'{path}.', keys, arguments))
+  return ConfigDict(result | _completed(f'{path}.', keys, arguments))
 
 
 def _completed(

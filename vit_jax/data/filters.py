@@ -32,16 +32,16 @@ from vit_jax.data.storage.splits import Concatenation
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
 
-UNLABELLED = 0  # placeholder label, because transforms require a label
 log = logging.getLogger('vit_jax')
 # Keys of a line of a list, and the types of their values.
 _KEYS = {'part': (str,), 'position': (int,), 'checksum': (str, type(None))}
-_SAMPLES = 8  # number of examples whose checksum is compared
+_SAMPLES = 8  # number of examples whose checksums are compared
+_NO_LABEL = 0  # label of examples without one, because transforms require it
 _OTHER_DATA = (
   'The list belongs to other data, or the data has changed: write it again '
   'with python -m vit_jax.check_data --against.'
 )
-_SHOWN = 5  # maximum number of class names in a message
+_MAX_NAMES = 5  # maximum number of class names in a message
 
 
 class Tail:
@@ -55,6 +55,7 @@ class Tail:
       start: index of the first remaining example.
     """
     self._source, self._start = source, start
+    # A source without labels has the single class of the label `_NO_LABEL`.
     self.name, self.num_classes = source.name, source.num_classes or 1
     self.class_names = source.class_names
 
@@ -62,7 +63,7 @@ class Tail:
     return len(self._source) - self._start
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return {'label': UNLABELLED, **self._source[self._start + index]}
+    return {'label': _NO_LABEL, **self._source[self._start + index]}
 
   def where(self, index: int) -> str:
     """Returns the location of an example, if the source provides it."""
@@ -107,9 +108,12 @@ class Remaining:
 
   @property
   def labels(self) -> Callable[[], Int[np.ndarray, ' n']]:
-    """Method of the source that returns all labels, if it has this method."""
-    of_all = cast(Any, self._source).labels
-    return lambda: np.delete(of_all(), self._left_out)
+    """Method that returns the remaining labels.
+
+    It is a property, so that it does not exist if the source has no `labels`.
+    """
+    all_labels = cast(Any, self._source).labels
+    return lambda: np.delete(all_labels(), self._left_out)
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -203,16 +207,16 @@ def listed(
   by_part = _read(paths.locate(path))
   if not strict and not list(getattr(source, 'rows', tuple)()):
     return np.zeros(0, np.int64)  # other data, without positions
-  parts = positions(source)
-  found, start = [np.zeros(0, np.int64)], 0
-  entries: list[dict[str, Any]] = []  # of each example that is left out
+  parts = checked_rows(source)
+  index_arrays, start = [np.zeros(0, np.int64)], 0
+  entries: list[dict[str, Any]] = []  # the line of each listed example
   for part, rows in parts:
-    of_part = by_part.get(part, {})  # a part can occur several times
-    hits = np.flatnonzero(np.isin(rows, list(of_part)))
-    found.append(start + hits)
-    entries += [of_part[position] for position in rows[hits].tolist()]
+    by_position = by_part.get(part, {})  # a part can occur several times
+    matches = np.flatnonzero(np.isin(rows, list(by_position)))
+    index_arrays.append(start + matches)
+    entries += [by_position[position] for position in rows[matches].tolist()]
     start += len(rows)
-  indices = np.concatenate(found)
+  indices = np.concatenate(index_arrays)
   problem = _other_data(source, path, by_part, dict(parts), indices, entries)
   if problem and strict:
     raise UserError(f'{problem} {_OTHER_DATA}')
@@ -247,9 +251,9 @@ def _other_data(
       f'{next(iter(by_part))!r}.'
     )
   count = min(len(indices), _SAMPLES)
-  for number in np.linspace(0, len(indices) - 1, count).round().astype(int):
-    index, entry = int(indices[number]), entries[number]
-    if checksum(source, index) != entry['checksum']:
+  for i in np.linspace(0, len(indices) - 1, count).round().astype(int):
+    index, entry = int(indices[i]), entries[i]
+    if fingerprint.image_checksum(source, index) != entry['checksum']:
       where = contract.where(source, index)
       return (
         f'{path} lists another image at the position {entry["position"]} of '
@@ -258,34 +262,37 @@ def _other_data(
   return ''
 
 
-def described(
+def list_entries(
   source: Source, indices: Int[np.ndarray, ' n']
 ) -> list[dict[str, Any]]:
-  """Returns the line of a list for each of some examples.
+  """Returns the lines of a list of examples, one for each example.
 
   Args:
     source: source of the examples.
-    indices: their indices.
+    indices: indices of the examples to list.
 
   Raises:
     UserError: the source does not have the method `rows`.
   """
-  parts = list(positions(source))
-  place = Concatenation(len(rows) for _, rows in parts)
-  lines = []
+  parts = checked_rows(source)
+  concatenation = Concatenation(len(rows) for _, rows in parts)
+  entries = []
   for index in indices.tolist():
-    number, row = place.find(index)
-    part, rows = parts[number]
-    values = (part, int(rows[row]), checksum(source, index))
-    lines.append(
-      dict(zip(_KEYS, values, strict=True))
-      | {'where': contract.where(source, index)}
+    part_index, row = concatenation.find(index)
+    part, rows = parts[part_index]
+    entries.append(
+      {
+        'part': part,
+        'position': int(rows[row]),
+        'checksum': fingerprint.image_checksum(source, index),
+        'where': contract.where(source, index),
+      }
     )
-  return lines
+  return entries
 
 
-def positions(source: Source) -> list[tuple[str, Int[np.ndarray, ' n']]]:
-  """Returns the rows of a source, checked; see `data.contract`.
+def checked_rows(source: Source) -> list[tuple[str, Int[np.ndarray, ' n']]]:
+  """Returns the rows of a source, see `data.contract`, and checks their number.
 
   Raises:
     UserError: the source does not have the method `rows`, or it does not return
@@ -303,21 +310,10 @@ def positions(source: Source) -> list[tuple[str, Int[np.ndarray, ' n']]]:
   return parts
 
 
-def checksum(source: Source, index: int) -> str | None:
-  """Computes a checksum of an encoded image; None for a bad record."""
-  try:
-    image = source[index]['image']
-  except DecodeError:
-    return None
-  if not isinstance(image, np.ndarray):
-    image = np.frombuffer(image, np.uint8)
-  return fingerprint.checksum(image)
-
-
 def _is_entry(entry: Any) -> TypeGuard[dict[str, Any]]:
   """Returns whether a line of a list has all keys, with values of their types.
 
-  A position that is a string, for example, would be found in no part.
+  A position that is a string, for example, would not match any example.
   """
   return (
     isinstance(entry, dict)
@@ -328,13 +324,13 @@ def _is_entry(entry: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
-  """Reads a list: {part: {position: its line}}."""
+  """Reads a list; returns {part: {position: content of the line}}."""
   if not path.exists():
     raise UserError(
       f'train.leave_out: {path} does not exist.{paths.nearest(path)} If the '
       'list was moved, give --config.train.leave_out=PATH.'
     )
-  listed: dict[str, dict[int, dict[str, Any]]] = {}
+  by_part: dict[str, dict[int, dict[str, Any]]] = {}
   for line, entry in jsonl.read(path):
     if not _is_entry(entry):
       text = line.decode(errors='replace').strip()
@@ -344,8 +340,8 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
         'integer of at least 0) and checksum (a string or null), as python -m '
         'vit_jax.check_data --against writes it.'
       )
-    listed.setdefault(entry['part'], {})[entry['position']] = entry
-  return listed
+    by_part.setdefault(entry['part'], {})[entry['position']] = entry
+  return by_part
 
 
 class Relabelled:
@@ -364,9 +360,10 @@ class Relabelled:
       source: source whose class names are a subset of `class_names`.
       class_names: class names in the order of the new labels.
     """
-    self._source, self._several = source, ''
-    index = {name: i for i, name in enumerate(class_names)}
-    self._labels = [index[name] for name in source.class_names]
+    self._source = source
+    self._labels_key = ''  # key of the list of all correct labels, if any
+    new_labels = {name: label for label, name in enumerate(class_names)}
+    self._new_labels = [new_labels[name] for name in source.class_names]
     self.name = source.name
     self.num_classes, self.class_names = len(class_names), list(class_names)
 
@@ -376,15 +373,15 @@ class Relabelled:
   def __getitem__(self, index: int) -> dict[str, Any]:
     example = self._source[index]
     mapped = {**example, 'label': self._mapped(example['label'])}
-    if self._several in example:
-      labels = example[self._several]
-      mapped[self._several] = [self._mapped(label) for label in labels]
+    if self._labels_key in example:
+      labels = example[self._labels_key]
+      mapped[self._labels_key] = [self._mapped(label) for label in labels]
     return mapped
 
   def with_labels(self, key: str) -> 'Relabelled':
     """Returns this source, whose examples also have a list of mapped labels."""
     other = copy.copy(self)
-    other._several = key
+    other._labels_key = key
     if hasattr(self._source, 'with_labels'):
       other._source = cast(Any, self._source).with_labels(key)
     return other
@@ -398,11 +395,11 @@ class Relabelled:
     return contract.where(self._source, index)
 
   def _mapped(self, label: Any) -> int:
-    label = int(label)
+    label, count = int(label), len(self._new_labels)
     # A negative label would be a valid index of the list.
-    if not 0 <= label < len(self._labels):
-      raise DecodeError(f'label {label}; allowed: 0 to {len(self._labels) - 1}')
-    return self._labels[label]
+    if not 0 <= label < count:
+      raise DecodeError(f'label {label}; allowed: 0 to {count - 1}')
+    return self._new_labels[label]
 
 
 def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
@@ -463,32 +460,35 @@ def numbered(class_names: Sequence[str]) -> bool:
 def names_differ(
   old: Iterable[str],
   new: Iterable[str],
-  places: tuple[str, str] = ('before', 'now'),
+  phrases: tuple[str, str] = ('before', 'now'),
 ) -> str:
   """Describes the differences between two lists of class names in one line.
 
   Args:
     old: first list.
     new: second list.
-    places: phrases that identify the first and the second list in the text, for
-      example ('in the head', 'in the data').
+    phrases: phrases that identify the first and the second list in the text,
+      for example ('in the head', 'in the data').
   """
   old, new = list(old), list(new)
-  parts = [
-    f'{len(only)} only {place} ({_some(only)})'
-    for place, only in (
-      (places[0], [name for name in old if name not in set(new)]),
-      (places[1], [name for name in new if name not in set(old)]),
+  differences = [
+    f'{len(only)} only {phrase} ({_first_names(only)})'
+    for phrase, only in (
+      (phrases[0], [name for name in old if name not in set(new)]),
+      (phrases[1], [name for name in new if name not in set(old)]),
     )
     if only
   ]
-  if not parts:
+  if not differences:
     moved = [name for i, name in enumerate(new) if old[i : i + 1] != [name]]
-    parts = [f'the same names in another order or repeated: {_some(moved)}']
-  counts = f'{len(old)} {places[0]}, {len(new)} {places[1]}'
-  return f'{counts}; {", ".join(parts)}'
+    differences = [
+      f'the same names in another order or repeated: {_first_names(moved)}'
+    ]
+  counts = f'{len(old)} {phrases[0]}, {len(new)} {phrases[1]}'
+  return f'{counts}; {", ".join(differences)}'
 
 
-def _some(names: list[str]) -> str:
-  more = ', …' if len(names) > _SHOWN else ''
-  return ', '.join(map(repr, names[:_SHOWN])) + more
+def _first_names(names: list[str]) -> str:
+  """Formats the first names of a list, for messages."""
+  more = ', …' if len(names) > _MAX_NAMES else ''
+  return ', '.join(map(repr, names[:_MAX_NAMES])) + more

@@ -49,19 +49,32 @@ def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
     including the first and the last, or None for bad records), `contents`
     (checksum of their images) and `more`.
   """
-  examples = [_example(source, row) for row in _spaced(len(source), _SAMPLES)]
-  images = [np.asarray([]) if e is None else _pixels(e) for e in examples]
+  records: list[Any] = []
+  images = []
+  for index in _spaced(len(source), _SAMPLES):
+    example = _example(source, index)
+    if example is None:
+      records.append(None)
+      images.append(np.asarray([]))
+    else:
+      image = _image_array(example)
+      label = example.get('label')  # None for a source without labels
+      records.append([image.nbytes, None if label is None else int(label)])
+      images.append(image)
   return {
     'size': len(source),
     'class_names': list(source.class_names),
     'listing': checksum(*listing) if listing else None,
-    'records': [
-      e if e is None else [image.nbytes, _label(e)]
-      for e, image in zip(examples, images, strict=True)
-    ],
+    'records': records,
     'contents': checksum(*images),
     **more,
   }
+
+
+def image_checksum(source: Any, index: int) -> str | None:
+  """Computes a checksum of an encoded image; None for a bad record."""
+  example = _example(source, index)
+  return None if example is None else checksum(_image_array(example))
 
 
 def file_sizes(count: int, path: Callable[[int], str]) -> str:
@@ -87,8 +100,8 @@ def comparable(current: Any, saved: Any) -> Any:
   """Removes the entries that an older version did not write.
 
   Args:
-    current: fingerprint, or a part of it.
-    saved: the same part of the fingerprint with which it will be compared.
+    current: fingerprint, or a value in it.
+    saved: fingerprint with which it will be compared, or the same value in it.
   """
   if isinstance(current, dict) and isinstance(saved, dict):
     return {
@@ -113,25 +126,21 @@ def checksum(*arrays: np.ndarray) -> str:
 
 def _spaced(count: int, limit: int) -> list[int]:
   """Returns evenly spaced indices, including the first and the last."""
-  chosen = np.linspace(0, count - 1, min(count, limit))
-  return chosen.round().astype(int).tolist()
+  indices = np.linspace(0, count - 1, min(count, limit))
+  return indices.round().astype(int).tolist()
 
 
-def _example(source: Any, row: int) -> dict[str, Any] | None:
+def _example(source: Any, index: int) -> dict[str, Any] | None:
+  """Returns an example; None for a bad record."""
   try:
-    return source[row]
+    return source[index]
   except DecodeError:
     return None
 
 
-def _pixels(example: dict[str, Any]) -> np.ndarray:
-  """Returns the image as an array; of an encoded image, its bytes."""
+def _image_array(example: dict[str, Any]) -> np.ndarray:
+  """Returns the pixels of an image, or the bytes of an encoded image."""
   image = example['image']
   if isinstance(image, np.ndarray):
     return image
   return np.frombuffer(image, np.uint8)
-
-
-def _label(example: dict[str, Any]) -> int | None:
-  label = example.get('label')  # None for a source without labels
-  return None if label is None else int(label)

@@ -65,7 +65,7 @@ class Setting(NamedTuple):
     train_split: training split of the run, which an evaluator fits on if its
       section does not contain another split.
     leave_out: list of examples that the training leaves out, see
-      `data.exclusion`; evaluators do not fit on them either.
+      `data.filters`; evaluators do not fit on them either.
   """
 
   open_source: Callable[[str], stream.Source]

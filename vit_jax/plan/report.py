@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.arrays import memory
-from vit_jax.arrays.tree import align
 from vit_jax.plan import gpu_cost
 from vit_jax.plan.compile import Plan
 from vit_jax.plan.environment import GPU_EXTRA
@@ -259,3 +258,22 @@ def choices(plans: Sequence[Plan]) -> str:
       )
     )
   return align(rows, right=(1, 2, 4, 5, 6))
+
+
+def align(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+  """Pads cells so that columns line up, two spaces apart.
+
+  Args:
+    rows: rows of cells; all rows have the same length.
+    right: indices of the columns that are aligned to the right.
+  """
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+  def cell(text: str, column: int) -> str:
+    width = widths[column]
+    return text.rjust(width) if column in right else text.ljust(width)
+
+  return '\n'.join(
+    '  '.join(cell(text, i) for i, text in enumerate(row)).rstrip()
+    for row in rows
+  )

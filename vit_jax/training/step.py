@@ -60,14 +60,14 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-  """The parts of a training step.
+  """Objective, optimizer and options of a training step.
 
   Attributes:
     objective: objective, which holds the model and the loss.
     optimizer: optax chain that ends with the learning rate.
     schedule: learning rate by the number of updates, for the log.
-    micro_batches: number of parts in which a batch is computed, one after the
-      other; their gradients are averaged.
+    micro_batches: number of micro-batches of a batch, which are computed one
+      after the other; their gradients are averaged.
     average_decay: decay of the average of the parameters; None for no average.
     spike_factor: a loss above this many times the mean of recent good losses
       is treated like one that is not finite; None for no such limit.
@@ -154,7 +154,7 @@ class Trainer:
       examples, and the metrics of the objective.
     """
     key = jax.random.fold_in(key, state.step)
-    loss, added, carry, grads = self._gradients(state, batch, key, frozen)
+    loss, aux_metrics, carry, grads = self._gradients(state, batch, key, frozen)
     # Without this constraint, the partitioner would shard the products that
     # compute gradients like the optimizer's state.
     grads = sharding.constrain_leaves(grads, self.objective.sharding_rules)
@@ -175,7 +175,7 @@ class Trainer:
       (params, opt_state, average, extra),
       (state.params, state.opt_state, state.average, state.extra),
     )
-    metrics = added | {
+    metrics = aux_metrics | {
       'loss': loss,
       'grad_norm': grad_norm,
       # Skipped steps advance neither the optimizer's count nor the schedule.
@@ -193,18 +193,18 @@ class Trainer:
   ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
     """Averages loss, metrics, carry and gradients over micro-batches."""
     loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
-    apart = self.objective.apart if self.micro_batches > 1 else ()
-
-    def part_gradients(part: PyTree, part_key: Key[Array, '']) -> PyTree:
-      inputs = Inputs(state.extra, part, part_key, state.step, frozen)
-      values, grads = loss_fn(state.params, inputs)
-      return values, tree.apart(grads, apart)
-
     # Gradients of separate layers are summed in place. A stack of all layers
     # would be written, and all-reduced, once for every micro-batch.
-    values, grads = accumulate(part_gradients, batch, key, self.micro_batches)
-    loss, (added, carry) = values
-    return loss, added, carry, tree.together(grads)
+    unstacked = self.objective.apart if self.micro_batches > 1 else ()
+
+    def gradients(micro_batch: PyTree, key: Key[Array, '']) -> PyTree:
+      inputs = Inputs(state.extra, micro_batch, key, state.step, frozen)
+      values, grads = loss_fn(state.params, inputs)
+      return values, tree.unstack_layers(grads, unstacked)
+
+    values, grads = accumulate(gradients, batch, key, self.micro_batches)
+    loss, (aux_metrics, carry) = values
+    return loss, aux_metrics, carry, tree.stack_layers(grads)
 
   def _check_step(
     self, guard: Guard, loss: Array, grad_norm: Array
@@ -240,45 +240,45 @@ def accumulate(
   function: Callable[[PyTree, Key[Array, '']], PyTree],
   batch: PyTree,
   key: Key[Array, ''],
-  parts: int,
+  count: int,
 ) -> PyTree:
-  """Averages the results of a function over the parts of a batch.
+  """Averages the results of a function over micro-batches.
 
-  Part i consists of the examples i, i + parts, …, so every device keeps its own
-  examples. Contiguous parts would be moved between devices.
+  Micro-batch i consists of the examples i, i + count, …, so every device keeps
+  its own examples. Contiguous micro-batches would be moved between devices.
 
   Args:
-    function: function (part of the batch, key of the part) → tree of arrays.
+    function: function (micro-batch, its random key) → tree of arrays.
     batch: arrays `[n, …]`.
-    key: random key, from which the key of each part is derived.
-    parts: number of parts.
+    key: random key, from which the key of each micro-batch is derived.
+    count: number of micro-batches.
 
   Returns:
     The mean of the results.
 
   Raises:
-    UserError: n is not divisible by the number of parts.
+    UserError: n is not divisible by the number of micro-batches.
   """
-  if parts == 1:
+  if count == 1:
     return function(batch, key)
   size = jax.tree.leaves(batch)[0].shape[0]
-  if size % parts:
+  if size % count:
     raise UserError(
       f'a batch of {size} examples is not divisible into micro_batches='
-      f'{parts} parts: set --config.micro_batches to a divisor.'
+      f'{count} parts: set --config.micro_batches to a divisor.'
     )
-  split = jax.tree.map(
-    lambda x: x.reshape(size // parts, parts, *x.shape[1:]).swapaxes(0, 1),
-    batch,  # [n, …] → [parts, n / parts, …]
+  micro_batches = jax.tree.map(
+    lambda x: x.reshape(size // count, count, *x.shape[1:]).swapaxes(0, 1),
+    batch,  # [n, …] → [count, n / count, …]
   )
-  keys = jax.random.split(key, parts)
+  keys = jax.random.split(key, count)
   shapes = jax.eval_shape(
-    function, jax.tree.map(lambda x: x[0], split), keys[0]
+    function, jax.tree.map(lambda x: x[0], micro_batches), keys[0]
   )
   zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-  def body(total: PyTree, part: tuple[PyTree, Array]) -> tuple[PyTree, None]:
-    return jax.tree.map(jnp.add, total, function(*part)), None
+  def add(total: PyTree, inputs: tuple[PyTree, Array]) -> tuple[PyTree, None]:
+    return jax.tree.map(jnp.add, total, function(*inputs)), None
 
-  total, _ = jax.lax.scan(body, zeros, (split, keys))
-  return jax.tree.map(lambda x: x / parts, total)
+  total, _ = jax.lax.scan(add, zeros, (micro_batches, keys))
+  return jax.tree.map(lambda x: x / count, total)

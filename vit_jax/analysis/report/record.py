@@ -25,9 +25,9 @@ from vit_jax.files import jsonl, paths
 from vit_jax.run import ledger
 
 PICTURES = 'report.json'  # written when a run ends and by the command `report`
-_FIGURE_BYTES = 2**20
-_SIDE = 160  # larger images are shrunk to this side length, pixels
-_LOSSLESS = 64  # up to this side length JPEG blocks would be visible, pixels
+_MAX_FIGURE_BYTES = 2**20  # larger figures are left out
+_MAX_SIDE = 160  # larger images are shrunk to this side length, pixels
+_MAX_PNG_SIDE = 64  # JPEG blocks would be visible in such small images, pixels
 
 
 class Record(NamedTuple):
@@ -69,8 +69,7 @@ class Record(NamedTuple):
   @property
   def command(self) -> list[str]:
     """Command line of the last start."""
-    command = self.run.get('command', [])
-    return [str(word) for word in command] if isinstance(command, list) else []
+    return _command(self.run)
 
   @property
   def changes(self) -> dict[str, str]:
@@ -99,7 +98,7 @@ def read(workdir: epath.Path) -> Record:
       'workdir of a run.'
     )
   series, nulls = curves.read_all(workdir)
-  record = Record(
+  return Record(
     name=os.path.basename(os.fspath(workdir).rstrip('/')),
     config=config,
     run=run,
@@ -110,25 +109,31 @@ def read(workdir: epath.Path) -> Record:
     figures=_figures(workdir / gallery.FOLDER),
     figures_of=gallery.about(workdir / gallery.FOLDER),
     total_steps=_total_steps(config),
-    expected='',
+    expected=_expected(_command(run)),
   )
-  return record._replace(expected=_expected(record.command))
+
+
+def _command(run: dict[str, Any]) -> list[str]:
+  """Returns the command line in the content of run.json; [] without one."""
+  command = run.get('command', [])
+  return [str(word) for word in command] if isinstance(command, list) else []
 
 
 def _figures(folder: epath.Path) -> dict[str, bytes]:
   """Reads the figures that were drawn last, all from the same weights."""
-  drawn, contents = gallery.about(folder).get('figures', FIGURES), {}
+  drawn = gallery.about(folder).get('figures', FIGURES)
+  contents = {}
   for name in FIGURES:
-    if name not in drawn:
-      continue
     file = folder / f'{name}.png'
-    content = file.read_bytes() if file.exists() else b''
-    if content and len(content) <= _FIGURE_BYTES:
-      contents[name] = content
+    if name in drawn and file.exists():
+      content = file.read_bytes()
+      if 0 < len(content) <= _MAX_FIGURE_BYTES:
+        contents[name] = content
   return contents
 
 
 def _total_steps(config: dict[str, Any]) -> int | None:
+  """Returns the length of the training; None if the config is incomplete."""
   try:
     return durations.to_steps(
       config['total'],
@@ -177,11 +182,11 @@ def picture(
   pixels: UInt8[np.ndarray, 'y x 3'], caption: list[str]
 ) -> dict[str, Any]:
   """Encodes an image for the page: `src` (a data URI) and `caption` (lines)."""
-  scale = _SIDE / max(pixels.shape[:2])
+  scale = _MAX_SIDE / max(pixels.shape[:2])
   if scale < 1:
     size = [max(1, round(side * scale)) for side in pixels.shape[1::-1]]
     pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-  kind = 'png' if max(pixels.shape) <= _LOSSLESS else 'jpeg'
+  kind = 'png' if max(pixels.shape) <= _MAX_PNG_SIDE else 'jpeg'
   done, data = cv2.imencode(f'.{kind}', pixels[..., ::-1])
   assert done
   return {'src': data_uri(kind, data.tobytes()), 'caption': caption}

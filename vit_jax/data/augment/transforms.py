@@ -23,13 +23,11 @@ from vit_jax.data.images.channels import BITS, MAX_CHANNELS, Pixels
 from vit_jax.data.images.decode import (
   INTERPOLATIONS,
   MAX_PIXELS,
+  Box,
   Plan,
   decode,
   decode_to_resize,
   resize,
-)
-from vit_jax.data.images.headers import (
-  DecodeError as DecodeError,  # for callers
 )
 from vit_jax.errors import UserError, check_choice, check_range
 
@@ -104,7 +102,8 @@ class _ImageAndLabel(abc.ABC):
 
     Args:
       image: encoded file or pixels, see `decode.decode`.
-      plan: see `decode.decode_to_resize`.
+      plan: function from the height and width of the image to the box and the
+        (height, width) to which it is resized, see `decode.decode_to_resize`.
 
     Raises:
       DecodeError: the image cannot be decoded, or the result would be too
@@ -115,7 +114,7 @@ class _ImageAndLabel(abc.ABC):
     )
     return resize(pixels, *size, self.interpolation)
 
-  def _check_kind(self, section: str) -> None:
+  def _check_channels_and_bits(self, section: str) -> None:
     """Checks the keys `channels` and `bits` of a config section."""
     check_range(
       f'{section}.channels', self.channels, at_least=1, at_most=MAX_CHANNELS
@@ -188,7 +187,7 @@ class TrainTransform(_ImageAndLabel):
   bits: int = 8
 
   def __post_init__(self):
-    self._check_kind('augment')
+    self._check_channels_and_bits('augment')
     check_choice('augment.crop', self.crop, _CROPS)
     check_choice('augment.interpolation', self.interpolation, INTERPOLATIONS)
     check_choice(
@@ -205,9 +204,9 @@ class TrainTransform(_ImageAndLabel):
       at_most=policies.MAX_MAGNITUDE[self.randaugment_policy],
     )
     check_range('augment.enlarge', self.enlarge, at_least=1, at_most=4)
-    for key, most in (('area', 1), ('aspect', math.inf)):
+    for key, limit in (('area', 1), ('aspect', math.inf)):
       low, high = getattr(self, f'min_{key}'), getattr(self, f'max_{key}')
-      check_range(f'augment.max_{key}', high, above=0, at_most=most)
+      check_range(f'augment.max_{key}', high, above=0, at_most=limit)
       check_range(f'augment.min_{key}', low, above=0, at_most=high)
     self._check_recoloring()
 
@@ -240,20 +239,11 @@ class TrainTransform(_ImageAndLabel):
 
   def _crop(self, image: Any, rng: np.random.Generator) -> Pixels:
     """Returns a crop of the image, resized to `image_size`."""
+    if self.crop not in ('squash', 'pad'):
+      return self._resized(
+        image, lambda y, x: (self._random_box(y, x, rng), self.image_size)
+      )
     height, width = self.image_size
-    if self.crop == 'inception':
-      return self._resized(
-        image, lambda y, x: (self._inception_box(y, x, rng), self.image_size)
-      )
-    if self.crop == 'torchvision':
-      area = self.min_area, self.max_area
-      aspect = self.min_aspect, self.max_aspect
-      return self._resized(
-        image,
-        lambda y, x: (random_box(y, x, area, rng, aspect), self.image_size),
-      )
-    if self.crop == 'none':
-      return self._resized(image, lambda y, x: ((0, 0, y, x), self.image_size))
     if self.crop == 'squash':
       larger = round(height * self.enlarge), round(width * self.enlarge)
       pixels = self._resized(image, lambda y, x: ((0, 0, y, x), larger))
@@ -270,7 +260,20 @@ class TrainTransform(_ImageAndLabel):
     x = int(rng.integers(0, pixels.shape[1] - width, endpoint=True))
     return pixels[y : y + height, x : x + width]
 
+  def _random_box(
+    self, height: int, width: int, rng: np.random.Generator
+  ) -> Box:
+    """Returns the box of an image that is resized to the result."""
+    if self.crop == 'none':
+      return 0, 0, height, width
+    if self.crop == 'inception':
+      return self._inception_box(height, width, rng)
+    area = self.min_area, self.max_area
+    aspect = self.min_aspect, self.max_aspect
+    return random_box(height, width, area, rng, aspect)
+
   def _recolor(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
+    """Applies the operations on colours to an RGB image."""
     if self.randaugment_layers:
       rand_augment = policies.RandAugment(
         self.randaugment_layers,
@@ -286,7 +289,7 @@ class TrainTransform(_ImageAndLabel):
 
   def _inception_box(
     self, height: int, width: int, rng: np.random.Generator
-  ) -> tuple[int, int, int, int]:
+  ) -> Box:
     """Draws a crop as TensorFlow's `sample_distorted_bounding_box` does.
 
     The aspect ratio is uniform in its range. The height is uniform among the
@@ -361,7 +364,7 @@ class EvalTransform(_ImageAndLabel):
   bits: int = 8
 
   def __post_init__(self):
-    self._check_kind('preprocess')
+    self._check_channels_and_bits('preprocess')
     check_choice('preprocess.resize', self.resize, _RESIZES)
     check_choice('preprocess.interpolation', self.interpolation, INTERPOLATIONS)
     height, width = self.image_size
@@ -392,11 +395,11 @@ class EvalTransform(_ImageAndLabel):
   ) -> tuple[float, float, float, float]:
     """Returns the box of an image that `pixels` shows; see `Preprocess`."""
     size = self._resized_size(height, width)
-    corner = self._corner(size)
+    top, left = self._corner(size)
     scale_y, scale_x = height / size[0], width / size[1]
     return (
-      corner[0] * scale_y,
-      corner[1] * scale_x,
+      top * scale_y,
+      left * scale_x,
       self.image_size[0] * scale_y,
       self.image_size[1] * scale_x,
     )

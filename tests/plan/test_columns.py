@@ -1,6 +1,6 @@
 """Tests of text tables."""
 
-from vit_jax.arrays.tree import align
+from vit_jax.plan.report import align
 
 
 def test_align_pads_columns():
