@@ -1,7 +1,8 @@
 """Position embeddings of a Transformer: learned, fixed, rotary or relative.
 
 A kind of positions has a row in `KINDS`, one in `IN_ATTENTION` if it changes
-attention, and a branch in `PositionEmbedding.__call__`.
+attention, and a branch in `PositionEmbedding.__call__`. Parameters with new
+names need a case in `resize`, even if they do not depend on the image size.
 """
 
 import math
@@ -81,7 +82,8 @@ class PositionEmbedding(nn.Module):
 
   Attributes:
     config: config with the fields `position`, `position_at`, `width`,
-      `head_dim`, `prefix` and `num_learned_prefix` of `vit.Config`.
+      `head_dim`, `prefix` and `num_learned_prefix` of `vit.Config`, and the
+      options of a kind of your own.
     learned_grid: grid of patches that the parameters were learned for; None for
       the grid of the images. For another grid, they are interpolated by
       `cubic`.
@@ -314,7 +316,8 @@ def resize(
   returns the values unchanged.
 
   Args:
-    name: name of the parameter. Offsets are interpolated as one axis, so that a
+    name: name of the parameter, the last part of its path: 'embedding', 'rows',
+      'columns' or 'offsets'. Offsets are interpolated as one axis, so that a
       distance of some rows becomes a distance that covers the same fraction of
       the image.
     table: parameter for `old_grid`; layers may be stacked in front.

@@ -3,7 +3,8 @@
 The file contains the sizes and the config, a layer (`Block`), the stack of
 layers (`Encoder`) and the model (`ViT`), from the images to the logits. A copy
 of it is a model of your own: edit the copy, and name its module in the config
-(docs/extending.md).
+(docs/extending.md). A new option is a field of `Config`, and a name in
+`ViT.determined` if the weights depend on it.
 
 Parameters are float32. Matrix products and the residual stream have the dtype
 of the config (bfloat16 on accelerators); products accumulate in float32.
@@ -152,9 +153,9 @@ class Config(backbone.BackboneConfig):
     fc_norm: whether features are the mean of the patch tokens (even for the
       pool 'token'), and the last LayerNorm is applied to this mean instead of
       the tokens (fine-tuning in MAE and BEiT). With the pool 'token' there is
-      still a class token, but it is not used for features. Fine-tuning does not
-      take the value of this key from the weights, and initializes this
-      LayerNorm from scratch.
+      still a class token, but it is not used for features. Fine-tuning takes
+      the value of this key from the weights if its config has the default. It
+      initializes this LayerNorm from scratch if the weights do not have it.
     pre_logits: whether a dense layer of `width` units with tanh precedes the
       head.
     dropout: dropout rate, applied as in section 4.1 and appendix B.1.
@@ -316,7 +317,7 @@ class Config(backbone.BackboneConfig):
 
   @property
   def attention_needs(self) -> list[str]:
-    """Options of attention that kernels may not support."""
+    """Options of attention that kernels, or a layer of your own, may lack."""
     needs = ['qk_norm'] if self.qk_norm else []
     if self.position in positions.IN_ATTENTION:
       needs.append(positions.IN_ATTENTION[self.position])
@@ -618,6 +619,8 @@ class ViT(Backbone):
 
   outputs = WANTED
   title = 'A Vision Transformer'
+  # Fine-tuning takes these keys from the weights. It takes those of `adopted`
+  # only if its config has the default, and all others from its config.
   determined = (
     *NAMES,
     'pool',
@@ -634,6 +637,8 @@ class ViT(Backbone):
     'prefix_positions',
   )
   adopted = ('fc_norm',)
+  # `adapt` passes all of these to `positions.resize`, also parameters that do
+  # not depend on the image size.
   sized = ('position/', 'encoder/layers/position/')
   fresh = ('head/', 'pre_logits/', 'head_distillation/')
 
