@@ -36,10 +36,11 @@ KINDS = {
 IN_ATTENTION = {'relative': 'relative positions', 'rope2d': 'rotary positions'}
 # Methods of interpolation. 'aligned': linear with aligned corners, as SciPy's
 # `zoom(order=1)` in the code of the paper's authors and big_vision. The others
-# are bicubic with half-pixel centers: 'bicubic' with antialiasing, as in timm;
-# 'bicubic_no_antialias' as in transformers, MAE, DeiT and Swin; 'dino' without
-# antialiasing, for an axis that is a tenth of an entry longer, see `cubic`.
-METHODS = ('aligned', 'bicubic', 'bicubic_no_antialias', 'dino')
+# have half-pixel centers: 'bicubic' with antialiasing, as in timm;
+# 'bicubic_no_antialias' as in transformers, MAE, DeiT and Swin; 'bilinear' with
+# antialiasing, as in SigLIP 2; 'dino' bicubic without antialiasing, for an axis
+# that is a tenth of an entry longer, see `cubic`.
+METHODS = ('aligned', 'bicubic', 'bicubic_no_antialias', 'bilinear', 'dino')
 DINO_OFFSET = 0.1
 _TEMPERATURE = 10_000.0
 _ROPE_BASE = 100.0
@@ -404,11 +405,12 @@ def _weights(old: int, new: int, method: str) -> Matrix:
   if method == 'aligned':
     at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
-  if method != 'bicubic':
+  if method not in ('bicubic', 'bilinear'):
     return cubic(old, new, DINO_OFFSET if method == 'dino' else 0.0)
   # The host computes products in float32; a TPU would round to bfloat16.
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
-    return np.asarray(jax.image.resize(jnp.eye(old), (new, old), 'cubic'))
+    kind = 'cubic' if method == 'bicubic' else 'linear'
+    return np.asarray(jax.image.resize(jnp.eye(old), (new, old), kind))
 
 
 def check_method(method: str) -> None:

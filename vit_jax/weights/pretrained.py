@@ -33,7 +33,8 @@ def _load_tensors(path: str, config: dict[str, Any]) -> Pretrained:
     path: path of a file or a directory.
     config: result of `tensors.read_config`.
   """
-  form = huggingface if 'model_type' in config else timm
+  is_timm = config.get('model_type', 'timm_wrapper') == 'timm_wrapper'
+  form = timm if is_timm else huggingface
   return form.load(path, config)
 
 

@@ -28,7 +28,13 @@ from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.foreign import ParsedWeights
-from vit_jax.weights.formats import swin, tensors, timm_models, vit
+from vit_jax.weights.formats import (
+  containers,
+  swin,
+  tensors,
+  timm_models,
+  vit,
+)
 from vit_jax.weights.formats.timm_models import Architecture
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import Joined, NameMap
@@ -78,16 +84,18 @@ _POOLS = {'token': 'token', 'avg': 'gap', 'map': 'map'}
 _CLIP_EPSILON = 1e-5  # PyTorch's default
 # (pattern, replacement) for names in repositories whose weights timm converts.
 _ALIASES = (
-  (r'^(module\.|backbone\.)+', ''),
+  (r'^blocks\.\d+\.(\d+)\.', r'blocks.\1.'),  # chunks for FSDP
   (r'^(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
   (r'^register_tokens$', 'reg_token'),
   (r'^(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
   (r'^(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
 )
 # {description: pattern} of arrays that an encoder does not use.
+_OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
   "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
   "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
+  _OTHER_HEAD: r'head\.(?!(weight|bias)$)',
 }
 
 
@@ -136,6 +144,18 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   if _NOTES in notes:
     # Notes contain all settings, so other sources are not needed.
     return foreign.imported(path, _parse_noted(path, arrays, notes[_NOTES]))
+  return containers.described(
+    path, arrays, lambda model: _described(path, model, config, architecture)
+  )
+
+
+def _described(
+  path: str,
+  arrays: Mapping[str, np.ndarray],
+  config: dict[str, Any],
+  architecture: Architecture | None,
+) -> Pretrained:
+  """Describes a model; see `load`."""
   if 'architecture' not in config:
     config = {}  # of another program
   config = metadata.validated(f'config.json of {path}', config)
@@ -328,7 +348,8 @@ def _renamed(
   for group, pattern in _LEFT_OUT.items():
     unused = [name for name in result if re.match(pattern, name)]
     if unused:
-      log.info('%s: left out %s, %d arrays', path, group, len(unused))
+      level = logging.WARNING if group == _OTHER_HEAD else logging.INFO
+      log.log(level, '%s: left out %s, %d arrays', path, group, len(unused))
     for name in unused:
       del result[name]
   return result
