@@ -30,6 +30,7 @@ from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import (
   containers,
+  projects,
   swin,
   tensors,
   timm_models,
@@ -156,6 +157,7 @@ def _described(
   architecture: Architecture | None,
 ) -> Pretrained:
   """Describes a model; see `load`."""
+  original, arrays = arrays, projects.with_timm_names(arrays)
   if 'architecture' not in config:
     config = {}  # of another program
   config = metadata.validated(f'config.json of {path}', config)
@@ -182,7 +184,7 @@ def _described(
   values = (
     _configured(path, config, architecture, size)
     if name or architecture
-    else timm_models.family_settings(path, arrays, size)
+    else timm_models.family_settings(path, {**original, **arrays}, size)
   )
   parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
   _warn_of_assumptions(path, parsed, settings)

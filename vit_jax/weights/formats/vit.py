@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.names import NameMap
+from vit_jax.weights.patch_embedding import RGB
 
 _LAYER = 'encoder/layers/'
 _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
@@ -72,6 +73,9 @@ def section(
   )
   if find('map/probe') is not None and find('cls') is None:
     model['pool'] = 'map'
+  channels = kernel[1 if names.torch else 2]
+  if channels != RGB:
+    model['channels'] = channels
   if units[-1] == 2 * mlp_dim:  # value and gate, joined
     model['gated'] = True
   if find('registers') is not None:
