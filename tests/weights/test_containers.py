@@ -188,7 +188,7 @@ def test_what_is_not_used_is_logged(tmp_path, states, caplog):
   assert 'left out a head that is not a single matrix' in caplog.text
   torch.save({'model': states[0], 'model_ema': states[1]}, path)
   load_pretrained(path, num_heads=HEADS)
-  assert 'contains the models params, ema' in caplog.text
+  assert 'weights are params; --weights selects ema' in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ TYPES = {
   'IJepaForImageClassification': ({}, logits, NONE),
   'DeiTForImageClassification': ({}, logits, IMAGENET),
   'Dinov2Model': ({}, pooled, IMAGENET),
+  'Dinov2ForImageClassification': ({}, logits, IMAGENET),
+  'Dinov2WithRegistersForImageClassification': ({}, logits, IMAGENET),
   'CLIPVisionModel': ({}, pooled, CLIP),
   'CLIPVisionModelWithProjection': (dict(projection_dim=24), embeds, CLIP),
   'CLIPModel': (dict(projection_dim=24, **TOWERS), embeds, CLIP),
@@ -144,4 +146,4 @@ def test_a_head_of_clip_that_does_not_fit_is_left_out(tmp_path, caplog):
   """Its input is the mean of patches before the last LayerNorm."""
   library_model('CLIPForImageClassification', TOWERS).save_pretrained(tmp_path)
   assert load_pretrained(str(tmp_path)).model.num_classes == 0
-  assert 'left out the head' in caplog.text
+  assert 'left out its classifier' in caplog.text

@@ -151,10 +151,11 @@ class Config(backbone.BackboneConfig):
     mlp_dim: hidden units of an MLP.
     num_heads: number of attention heads.
     pool: source of the features: 'token' (class token), 'gap' (mean of the
-      patch tokens), 'max' (their maximum), 'avgmax' (mean of both) or 'map'
-      (attention pooling).
-    class_token: whether there is a class token; None if only the pool 'token'
-      has one.
+      patch tokens), 'token_gap' (both, one after the other, as the classifiers
+      of DINOv2), 'max' (maximum of the patch tokens), 'avgmax' (mean of 'gap'
+      and 'max') or 'map' (attention pooling).
+    class_token: whether there is a class token; None if only the pools 'token'
+      and 'token_gap' have one.
     map_heads: number of heads of the attention pooling; None for `num_heads`.
     map_mlp_dim: hidden units of the attention pooling; None for `mlp_dim`.
     map_prefix: whether attention pooling includes the prefix tokens.
@@ -304,7 +305,7 @@ class Config(backbone.BackboneConfig):
     if self.stem is None:
       object.__setattr__(self, 'stem', stem_of(self.variant))
     self.check_choices(
-      pool=('token', 'gap', 'max', 'avgmax', 'map'),
+      pool=('token', 'gap', 'token_gap', 'max', 'avgmax', 'map'),
       gelu=ACTIVATIONS,
       norm=NORMS,
       qkv_bias=BIASES,
@@ -342,7 +343,7 @@ class Config(backbone.BackboneConfig):
   def has_class_token(self) -> bool:
     """Whether there is a class token."""
     if self.class_token is None:
-      return self.pool == 'token'
+      return self.pool in ('token', 'token_gap')
     return self.class_token
 
   @property
@@ -418,17 +419,17 @@ class Config(backbone.BackboneConfig):
         f'model.drop_path_first is {self.drop_path_first} and model.drop_path '
         'is 0: set both.'
       )
-    if self.class_token is False and self.pool == 'token':
+    if self.class_token is False and self.pool in ('token', 'token_gap'):
       raise UserError(
-        "model.pool='token' needs the class token: set model.class_token=True, "
-        "or model.pool='gap'."
+        f'model.pool={self.pool!r} needs the class token: set '
+        "model.class_token=True, or model.pool='gap'."
       )
     if self.distilled and (self.pool != 'token' or self.pre_logits):
       raise UserError(
         'model.distilled uses a class token and a distillation token: set '
         "model.pool='token' and model.pre_logits=False."
       )
-    if self.fc_norm and (self.pool == 'map' or self.distilled):
+    if self.fc_norm and (self.pool in ('map', 'token_gap') or self.distilled):
       raise UserError(
         'model.fc_norm uses the mean of the patch tokens: set '
         "model.pool='token' or 'gap', and model.distilled=False."
@@ -943,6 +944,8 @@ class ViT(Backbone):
       features = self.map(tokens if config.map_prefix else patches)
     elif config.pooling == 'gap':
       features = patches.mean(axis=1)
+    elif config.pooling == 'token_gap':
+      features = jnp.concatenate([tokens[:, 0], patches.mean(axis=1)], axis=-1)
     else:
       features = patches.max(axis=1)
       if config.pooling == 'avgmax':

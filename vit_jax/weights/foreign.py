@@ -128,25 +128,19 @@ def _statistics(
   Raises:
     UserError: the settings of RGB images do not have three numbers.
   """
-  repeated = [
+  mean, std = (
     tuple(values) * (channels if len(values) == 1 else 1)
     for values in (metadata.mean, metadata.std)
-  ]
-  mean, std = repeated
+  )
   if len(mean) == len(std) == channels:
     return mean, std
   if channels == patch_embedding.RGB:
     raise UserError(
-      f'{path}: mean is {mean} and std is {std}, but its images have '
-      f'{channels} channels: give a number for each of them.'
+      f'{path}: mean is {mean} and std is {std}; give a number for each of '
+      f'its {channels} channels.'
     )
   if not is_symmetric((mean, std)):
-    log.warning(
-      '%s: the mean and std of its %d channels are unknown: override them by '
-      'load_pretrained(…, mean=…, std=…)',
-      path,
-      channels,
-    )
+    log.warning('%s: mean and std of its channels are unknown', path)
   return symmetric(channels)
 
 

@@ -69,13 +69,8 @@ def described(
 
     return Pretrained(path, {}, load, sets=sets)
   if len(found) > 1:
-    log.info(
-      '%s: contains the models %s; used unless --weights=NAME selects another '
-      'one: %s',
-      path,
-      ', '.join(found),
-      default,
-    )
+    others = ', '.join(name for name in found if name != default)
+    log.info('%s: weights are %s; --weights selects %s', path, default, others)
   return dataclasses.replace(describe(found[default]), sets=sets)
 
 

@@ -1,6 +1,6 @@
 """Weights in Hugging Face directories: `config.json` and weight files.
 
-They are those of the library `transformers`; see `_TYPES`. Since its major
+They are those of the library `transformers`; see `TYPES`. Since its major
 version 5, transformers uses other names in memory, but files contain the older
 ones; both can be read.
 """
@@ -35,7 +35,6 @@ PyTree = Any
 Arrays = dict[str, np.ndarray]
 # Required keys of config.json.
 _VIT_KEYS = ('num_attention_heads', 'image_size')
-_TOWER_KEYS = ('num_attention_heads',)  # of NaFlex, without `image_size`
 _SWIN_KEYS = ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size')
 _SWIN_RULES = {**metadata.RULES, 'num_heads': metadata.COUNTS}
 _LAYER, _FOREIGN = 'encoder/layers/', 'encoder.layer.{i}.'
@@ -66,17 +65,16 @@ _VIT_NAMES = {
   'encoder/norm': 'layernorm',
   'pre_logits': 'pooler.dense',
   'head': 'classifier',
-  # CLIP and SigLIP
   'pre_norm': 'pre_layrnorm',
-  'map/probe': 'head.probe',
+  'map/norm': 'head.layernorm',
+  **{
+    f'map/{path}': f'head.{path.replace("/", ".")}'
+    for path in ('probe', 'attention/out', 'mlp/fc1', 'mlp/fc2')
+  },
   **{
     f'map/attention/{kind}': Joined('head.attention.in_proj', index, 3)
     for index, kind in enumerate(('query', 'key', 'value'))
   },
-  'map/attention/out': 'head.attention.out_proj',
-  'map/norm': 'head.layernorm',
-  'map/mlp/fc1': 'head.mlp.fc1',
-  'map/mlp/fc2': 'head.mlp.fc2',
 }
 _VIT_ALIASES = (
   (rf'^({containers.BASES})\.', ''),
@@ -92,6 +90,7 @@ _VIT_ALIASES = (
   (r'\.layer_norm2\.', '.layernorm_after.'),
   (r'^post_layernorm\.', 'layernorm.'),
   (r'^(head\.attention\.in_proj)_', r'\1.'),
+  (r'^(head\.attention\.out)_proj', r'\1'),
   (r'^visual_projection\.', 'classifier.'),
   (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
   (r'\.attention\.q_proj\.', '.attention.attention.query.'),
@@ -154,7 +153,6 @@ _ANTIALIASED = {
   'dinov2_with_registers': 'bicubic',
   'siglip2_vision_model': 'bilinear',
 }
-_TOWERS = ('clip_vision_model', 'siglip_vision_model', 'siglip2_vision_model')
 _KERNEL = f'{_PATCHES}.weight'
 _LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
 
@@ -179,13 +177,14 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
     config = {**config, **metadata.validated(file, config['vision_config'])}
   rules = _SWIN_RULES if kind == 'swin' else metadata.RULES
   metadata.validated(file, {'model_type': kind})
-  if kind not in _TYPES:
+  if kind not in TYPES:
     raise UserError(
       f'{path} contains a model of the type {kind!r}; supported types: '
-      f'{", ".join(_TYPES)}.'
+      f'{", ".join(TYPES)}.'
     )
-  config = _TYPES[kind].defaults | {k: v for k, v in config.items() if v}
-  config = metadata.validated(file, config, _TYPES[kind].required, rules)
+  given = {k: v for k, v in config.items() if v is not None}
+  config = {**TYPES[kind].defaults, **given}
+  config = metadata.validated(file, config, TYPES[kind].required, rules)
   arrays, _ = tensors.read(path)
   return containers.described(
     path, arrays, lambda model: _described(path, model, kind, config)
@@ -193,10 +192,10 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
 
 
 def _described(
-  path: str, arrays: Arrays, kind: str, config: Mapping[str, Any]
+  path: str, arrays: Arrays, kind: str, config: dict[str, Any]
 ) -> Pretrained:
   """Describes a model of a type, given its arrays and its config."""
-  parsed = _TYPES[kind].parse(path, arrays, config | {'model_type': kind})
+  parsed = TYPES[kind].parse(path, arrays, config | {'model_type': kind})
   folder = tensors.folder_of(path)
   file = folder / 'preprocessor_config.json'
   stored = metadata.validated(file, metadata.read(file))
@@ -245,7 +244,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     ending += 'WithTeacher'
   config: dict[str, Any] = dict(
     model_type=written.kind,
-    architectures=[_TYPES[written.kind].class_name + ending],
+    architectures=[TYPES[written.kind].class_name + ending],
     image_size=height if height == width else [height, width],
     num_channels=3,
     **written.config,
@@ -296,9 +295,8 @@ def _parse_vit(
   arrays = _used(path, arrays)
   if config['model_type'] in _TOWERS:
     arrays = _tower(path, arrays)
-    patch = arrays[_KERNEL].shape[-1]
-    side = math.isqrt(arrays[_POSITIONS].shape[1]) * patch
-    config = {'image_size': side, **config}
+    side = math.isqrt(arrays[_POSITIONS].shape[1]) * arrays[_KERNEL].shape[-1]
+    config = {**config, 'image_size': side}
   if 'distillation_classifier.weight' not in arrays and _DISTILLATION in arrays:
     # A token whose output is not used is a register.
     arrays[_REGISTERS] = arrays.pop(_DISTILLATION)
@@ -308,6 +306,9 @@ def _parse_vit(
   names = NameMap(_VIT_NAMES)
   model = vit.section(path, arrays, names, 'a Vision Transformer')
   model['num_heads'] = config['num_attention_heads']
+  head = arrays.get('classifier.weight')
+  if head is not None and head.shape[-1] == 2 * model['width']:
+    model['pool'] = 'token_gap'
   size, patch = metadata.pair(config['image_size']), model['patch_size']
   for key, value in (
     ('hidden_size', model['width']),
@@ -342,17 +343,8 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
       result[name] = np.array(result[name], ndmin=3)
   width = result.get('layernorm.weight', np.zeros(0)).shape[0]
   head = result.get('classifier.weight')
-  if head is None or head.shape[-1] != 2 * width:
-    return result
-  if not np.any(head[:, width:]):  # a head that `_completed` has padded
-    return result | {'classifier.weight': head[:, :width]}
-  for leaf in ('weight', 'bias'):
-    result.pop(f'classifier.{leaf}', None)
-  log.warning(
-    '%s: left out the head, whose input is the class token and the mean of '
-    'the patches; the model vit has no such head',
-    path,
-  )
+  if head is not None and not np.any(head[:, width:]):
+    result['classifier.weight'] = head[:, :width]  # padded by `_completed`
   return result
 
 
@@ -368,16 +360,12 @@ def _tower(path: str, arrays: Arrays) -> Arrays:
     kernel = kernel.reshape(width, side, side, -1).transpose(0, 3, 1, 2)
   arrays = {f'{_PATCHES}.bias': np.zeros(width, np.float32)} | arrays
   arrays[_KERNEL] = kernel
-  if 'classifier.bias' in arrays and _CLS in arrays:
-    log.warning(
-      '%s: left out the head, whose input is the mean of patches before the '
-      'last LayerNorm; the model vit has no such head',
-      path,
-    )
-    arrays.pop('classifier.weight')
-    arrays.pop('classifier.bias')
-  elif 'classifier.bias' in arrays:  # its input is the mean of the patches
-    arrays = {k: v for k, v in arrays.items() if not k.startswith('head.')}
+  if 'classifier.bias' in arrays:
+    unused = 'head.'  # the classifier's input is the mean of the patches,
+    if _CLS in arrays:  # in CLIP without the last LayerNorm
+      unused = 'classifier.'
+      log.warning('%s: left out its classifier, which the vit lacks', path)
+    arrays = {k: v for k, v in arrays.items() if not k.startswith(unused)}
   elif 'classifier.weight' in arrays:
     outputs = len(arrays['classifier.weight'])
     arrays['classifier.bias'] = np.zeros(outputs, np.float32)
@@ -398,6 +386,7 @@ def _written_vit(model: Any) -> _Written:
     )
   names = dict(_VIT_NAMES)
   kind, supported = 'vit', ()
+  is_joined = model.pool == 'token_gap'
   if model.distilled:
     kind, supported = 'deit', ('distilled',)
     names['head'] = 'cls_classifier'
@@ -407,7 +396,7 @@ def _written_vit(model: Any) -> _Written:
   elif model.registers:
     kind = 'dinov2_with_registers'
     supported = ('registers', 'layer_scale', 'gated')
-  elif model.layer_scale is not None or model.gated:
+  elif model.layer_scale is not None or model.gated or is_joined:
     kind, supported = 'dinov2', ('layer_scale', 'gated')
   options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
   options += ('pre_norm',)
@@ -416,7 +405,7 @@ def _written_vit(model: Any) -> _Written:
     for name in options
     if name not in supported and getattr(model, name) not in (None, 0, False)
   ]
-  if model.pool != 'token':
+  if model.pool != 'token' and not (is_joined and kind.startswith('dinov2')):
     unsupported.append(f'pool {model.pool!r}')
   if model.pre_logits and (model.num_classes or kind != 'vit'):
     unsupported.append('pre-logits before the head')
@@ -462,7 +451,7 @@ def _written_vit(model: Any) -> _Written:
       config['num_register_tokens'] = model.registers
   if unsupported:
     raise UserError(
-      f"Hugging Face's {_TYPES[kind].class_name} has no "
+      f"Hugging Face's {TYPES[kind].class_name} has no "
       f'{", ".join(unsupported)}, but this model has: it cannot be written as '
       'such a directory. A directory of vit_jax can contain every model.'
     )
@@ -507,7 +496,7 @@ def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
       name = (_FOREIGN + _SCALE.format(j)).format(i=i)
       arrays[name] = np.ones(width, np.float32)
   # The input of the head in transformers includes the mean of the patches.
-  if model.num_classes:
+  if model.num_classes and model.pool == 'token':
     head = arrays['classifier.weight']
     arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
   return arrays
@@ -617,26 +606,27 @@ _SIGLIP = dict(
   num_attention_heads=12, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6
 )
 _CLIP = dict(
-  num_attention_heads=12,
-  image_size=224,
-  hidden_act='quick_gelu',
-  layer_norm_eps=1e-5,
+  num_attention_heads=12, hidden_act='quick_gelu', layer_norm_eps=1e-5
 )
-
-_TYPES = {
-  'vit': _Type('ViT', _VIT_KEYS, _parse_vit),
-  'deit': _Type('DeiT', _VIT_KEYS, _parse_vit),
-  'dinov2': _Type('Dinov2', _VIT_KEYS, _parse_vit),
-  'dinov2_with_registers': _Type('Dinov2WithRegisters', _VIT_KEYS, _parse_vit),
-  'vit_mae': _Type('ViTMAE', _VIT_KEYS, _parse_vit),
-  'vit_msn': _Type('ViTMSN', _VIT_KEYS, _parse_vit, {'layer_norm_eps': 1e-6}),
-  'ijepa': _Type('IJepa', _VIT_KEYS, _parse_vit),
-  'clip_vision_model': _Type('CLIPVision', _VIT_KEYS, _parse_vit, _CLIP),
-  'siglip_vision_model': _Type(
-    'SiglipVision', _VIT_KEYS, _parse_vit, {**_SIGLIP, 'image_size': 224}
-  ),
-  'siglip2_vision_model': _Type(
-    'Siglip2Vision', _TOWER_KEYS, _parse_vit, _SIGLIP
-  ),
+# {type: (prefix of the library's classes, defaults)}
+_VITS = {
+  'vit': ('ViT', {}),
+  'deit': ('DeiT', {}),
+  'dinov2': ('Dinov2', {}),
+  'dinov2_with_registers': ('Dinov2WithRegisters', {}),
+  'vit_mae': ('ViTMAE', {}),
+  'vit_msn': ('ViTMSN', {'layer_norm_eps': 1e-6}),
+  'ijepa': ('IJepa', {}),
+}
+_TOWERS = {
+  'clip_vision_model': ('CLIPVision', _CLIP),
+  'siglip_vision_model': ('SiglipVision', _SIGLIP),
+  'siglip2_vision_model': ('Siglip2Vision', _SIGLIP),
+}
+TYPES = {
+  **{k: _Type(v[0], _VIT_KEYS, _parse_vit, v[1]) for k, v in _VITS.items()},
+  **{k: _Type(v[0], (), _parse_vit, v[1]) for k, v in _TOWERS.items()},
   'swin': _Type('Swin', _SWIN_KEYS, _parse_swin),
 }
+# Types that `save` writes.
+WRITTEN = ('vit', 'deit', 'dinov2', 'dinov2_with_registers', 'swin')

@@ -34,17 +34,13 @@ _FILES = ('model.safetensors', 'pytorch_model.bin')
 _INDEX = '.index.json'  # after the name of a file
 # {file in a directory: description of its weights, and how to convert them}
 _UNREADABLE = {
-  'adapter_config.json': 'an adapter of PEFT without its base model: merge the '
-  'two by `python -c "import peft, transformers as t; base = '
-  "t.AutoModelForImageClassification.from_pretrained('BASE', num_labels=N); "
-  "peft.PeftModel.from_pretrained(base, '{0}').merge_and_unload()"
-  ".save_pretrained('OUT')\"`, and open OUT",
-  '.metadata': 'a distributed checkpoint of PyTorch: convert it by `python -m '
-  'torch.distributed.checkpoint.format_utils dcp_to_torch {0} OUT.pth`, and '
-  'open OUT.pth',
+  'adapter_config.json': 'an adapter of PEFT, which needs its base model: '
+  'write both by `peft.PeftModel.from_pretrained(base, "{0}")'
+  '.merge_and_unload().save_pretrained("OUT")`',
+  '.metadata': 'a distributed checkpoint: convert it by `python -m '
+  'torch.distributed.checkpoint.format_utils dcp_to_torch {0} OUT`',
   'zero_to_fp32.py': 'a checkpoint of DeepSpeed: convert it by `python '
-  '{0}/zero_to_fp32.py {0} OUT`, and open OUT, or open '
-  'mp_rank_00_model_states.pt, without ZeRO-3',
+  '{0}/zero_to_fp32.py {0} OUT`',
 }
 # Types of safetensors that do not exist in NumPy, or have another name.
 _TYPES = {
@@ -120,12 +116,14 @@ def read_config(path: str) -> dict[str, Any] | None:
   if not config and (is_folder or file.name.startswith('adapter_model')):
     for name, advice in _UNREADABLE.items():
       if (folder / name).exists():
-        raise UserError(f'{path} contains {advice.format(folder)}.')
+        raise UserError(f'{path} contains {advice.format(folder)}; open OUT.')
   if is_folder and folder != file:
     log.info('%s: the newest checkpoint is %s', path, folder.name)
   if is_folder:
     return config if {'model_type', 'architecture'} & config.keys() else None
-  named = re.fullmatch(r'.*\.safetensors|pytorch_model.*\.bin', file.name)
+  named = re.fullmatch(
+    r'(?!open_clip).*\.safetensors|pytorch_model.*\.bin', file.name
+  )
   # Only such files belong to the config of a Hugging Face directory.
   return config if named or 'model_type' not in config else {}
 
