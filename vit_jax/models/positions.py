@@ -39,10 +39,19 @@ IN_ATTENTION = {'relative': 'relative positions', 'rope2d': 'rotary positions'}
 ROTATIONS = {'none': 0.0, 'centered': 100.0, 'index': 10_000.0, 'mixed': 10.0}
 # Methods of interpolation. 'aligned': linear with aligned corners, as SciPy's
 # `zoom(order=1)` in the code of the paper's authors and big_vision. The others
-# are bicubic with half-pixel centers: 'bicubic' with antialiasing, as in timm;
-# 'bicubic_no_antialias' as in transformers, MAE, DeiT and Swin; 'dino' without
-# antialiasing, for an axis that is a tenth of an entry longer, see `cubic`.
-METHODS = ('aligned', 'bicubic', 'bicubic_no_antialias', 'dino')
+# have half-pixel centers: 'bicubic' with antialiasing, as in timm;
+# 'bicubic_no_antialias' as in transformers, MAE, DeiT and Swin; 'bilinear' with
+# antialiasing, as in SigLIP 2; 'dino' bicubic without antialiasing, for an axis
+# that is a tenth of an entry longer, see `cubic`. 'bicubic_aligned' is bicubic
+# with aligned corners, as in torchvision.
+METHODS = (
+  'aligned',
+  'bicubic',
+  'bicubic_aligned',
+  'bicubic_no_antialias',
+  'bilinear',
+  'dino',
+)
 DINO_OFFSET = 0.1
 _TEMPERATURE = 10_000.0
 
@@ -482,11 +491,13 @@ def _weights(old: int, new: int, method: str) -> Matrix:
   if method == 'aligned':
     at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
-  if method != 'bicubic':
-    return cubic(old, new, DINO_OFFSET if method == 'dino' else 0.0)
+  if method not in ('bicubic', 'bilinear'):
+    offset = DINO_OFFSET if method == 'dino' else 0.0
+    return cubic(old, new, offset, method == 'bicubic_aligned')
   # The host computes products in float32; a TPU would round to bfloat16.
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
-    return np.asarray(jax.image.resize(jnp.eye(old), (new, old), 'cubic'))
+    kind = 'cubic' if method == 'bicubic' else 'linear'
+    return np.asarray(jax.image.resize(jnp.eye(old), (new, old), kind))
 
 
 def check_method(method: str) -> None:
@@ -498,7 +509,9 @@ def check_method(method: str) -> None:
   check_choice('position_resize', method, METHODS)
 
 
-def cubic(old: int, new: int, offset: float = 0.0) -> Matrix:
+def cubic(
+  old: int, new: int, offset: float = 0.0, aligned: bool = False
+) -> Matrix:
   """Returns weights of cubic interpolation without antialiasing.
 
   The kernel is Keys' with a = -3/4 over the four nearest entries; the last
@@ -511,6 +524,7 @@ def cubic(old: int, new: int, offset: float = 0.0) -> Matrix:
     old: number of entries.
     new: number of entries of the result.
     offset: addition to the new size; 0 spans the whole axis.
+    aligned: whether the first and the last entry stay where they are.
 
   Returns:
     The matrix `[new, old]`, float32, whose rows sum to 1.
@@ -519,6 +533,8 @@ def cubic(old: int, new: int, offset: float = 0.0) -> Matrix:
   `scale_factor=(new + offset) / old` is this matrix for rows and for columns.
   """
   at = (np.arange(new) + 0.5) * old / (new + offset) - 0.5
+  if aligned:
+    at = np.linspace(0, old - 1, new)
   near = np.floor(at)[:, None] + np.arange(-1, 3)
   x = np.abs(at[:, None] - near)
   close = (1.25 * x - 2.25) * x * x + 1

@@ -1,14 +1,15 @@
 """Weights in Hugging Face directories: `config.json` and weight files.
 
-They are those of the library `transformers`: ViT, DeiT, DINOv2 (with and
-without registers) and Swin; see `_TYPES`. Since its major version 5,
-transformers uses other names in memory, but files contain the older ones; both
-can be read.
+They are those of the library `transformers`; see `_TYPES`. Since its major
+version 5, transformers uses other names in memory, but files contain the older
+ones; both can be read.
 """
 
 import json
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,16 +24,18 @@ from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.formats import containers, swin, tensors, vit
 from vit_jax.weights.formats import huggingface_processor as processor
-from vit_jax.weights.formats import swin, tensors, vit
 from vit_jax.weights.metadata import ModelMetadata
-from vit_jax.weights.names import NameMap
+from vit_jax.weights.names import Joined, NameMap
+from vit_jax.weights.patch_embedding import RGB
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
 Arrays = dict[str, np.ndarray]
 # Required keys of config.json.
 _VIT_KEYS = ('num_attention_heads', 'image_size')
+_TOWER_KEYS = ('num_attention_heads',)  # of NaFlex, without `image_size`
 _SWIN_KEYS = ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size')
 _SWIN_RULES = {**metadata.RULES, 'num_heads': metadata.COUNTS}
 _LAYER, _FOREIGN = 'encoder/layers/', 'encoder.layer.{i}.'
@@ -40,11 +43,12 @@ _CLS, _POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
 _DISTILLATION = 'embeddings.distillation_token'
 _REGISTERS = 'embeddings.register_tokens'
 _MASK = 'embeddings.mask_token'
+_PATCHES = 'embeddings.patch_embeddings.projection'
 _SCALE = 'layer_scale{}.lambda1'
 _VIT_NAMES = {
   'cls': _CLS,
   'position/embedding': _POSITIONS,
-  'embedding': 'embeddings.patch_embeddings.projection',
+  'embedding': _PATCHES,
   **{
     f'{_LAYER}attention/{kind}': f'{_FOREIGN}attention.attention.{kind}'
     for kind in ('query', 'key', 'value')
@@ -62,9 +66,33 @@ _VIT_NAMES = {
   'encoder/norm': 'layernorm',
   'pre_logits': 'pooler.dense',
   'head': 'classifier',
+  # CLIP and SigLIP
+  'pre_norm': 'pre_layrnorm',
+  'map/probe': 'head.probe',
+  **{
+    f'map/attention/{kind}': Joined('head.attention.in_proj', index, 3)
+    for index, kind in enumerate(('query', 'key', 'value'))
+  },
+  'map/attention/out': 'head.attention.out_proj',
+  'map/norm': 'head.layernorm',
+  'map/mlp/fc1': 'head.mlp.fc1',
+  'map/mlp/fc2': 'head.mlp.fc2',
 }
 _VIT_ALIASES = (
-  (r'^(vit|deit|dinov2|dinov2_with_registers)\.', ''),
+  (rf'^({containers.BASES})\.', ''),
+  (
+    r'^embeddings\.patch_embedding\.',
+    'embeddings.patch_embeddings.projection.',
+  ),
+  (r'^embeddings\.class_embedding$', _CLS),
+  (r'^embeddings\.position_embedding\.weight$', _POSITIONS),
+  (r'\.self_attn\.out_proj\.', '.attention.output.dense.'),
+  (r'\.self_attn\.', '.attention.'),
+  (r'\.layer_norm1\.', '.layernorm_before.'),
+  (r'\.layer_norm2\.', '.layernorm_after.'),
+  (r'^post_layernorm\.', 'layernorm.'),
+  (r'^(head\.attention\.in_proj)_', r'\1.'),
+  (r'^visual_projection\.', 'classifier.'),
   (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
   (r'\.attention\.q_proj\.', '.attention.attention.query.'),
   (r'\.attention\.k_proj\.', '.attention.attention.key.'),
@@ -72,12 +100,17 @@ _VIT_ALIASES = (
   (r'\.attention\.o_proj\.', '.attention.output.dense.'),
   (r'\.norm1\.', '.layernorm_before.'),
   (r'\.norm2\.', '.layernorm_after.'),
-  (r'\.mlp\.(fc1|weights_in)\.', '.intermediate.dense.'),
-  (r'\.mlp\.(fc2|weights_out)\.', '.output.dense.'),
+  (r'^(encoder.*)\.mlp\.(fc1|weights_in)\.', r'\1.intermediate.dense.'),
+  (r'^(encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
   (r'^cls_classifier\.', 'classifier.'),
 )
+# Arrays that the model does not use: mask tokens, text towers, MAE's decoder.
+_LEFT_OUT = (
+  r'embeddings\.(mask_token|position_ids)|decoder\.|text_(model|projection)\.|'
+  r'logit_(scale|bias)'
+)
 _SWIN_NAMES = {
-  'embedding': 'embeddings.patch_embeddings.projection',
+  'embedding': _PATCHES,
   'embedding_norm': 'embeddings.norm',
   'norm': 'layernorm',
   'head': 'classifier',
@@ -116,6 +149,13 @@ _ACTIVATIONS = {
   'tanh': 'gelu_pytorch_tanh',
   'quick': 'quick_gelu',
 }
+# Types whose positions the library interpolates with antialiasing.
+_ANTIALIASED = {
+  'dinov2_with_registers': 'bicubic',
+  'siglip2_vision_model': 'bilinear',
+}
+_TOWERS = ('clip_vision_model', 'siglip_vision_model', 'siglip2_vision_model')
+_KERNEL = f'{_PATCHES}.weight'
 _LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
 
 
@@ -134,6 +174,9 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   file = folder / 'config.json'
   config = (tensors.read_config(path) if head is None else head) or {}
   kind = config.get('model_type')
+  if 'vision_config' in config:  # a model of images and texts
+    kind = f'{kind}_vision_model'
+    config = {**config, **metadata.validated(file, config['vision_config'])}
   rules = _SWIN_RULES if kind == 'swin' else metadata.RULES
   metadata.validated(file, {'model_type': kind})
   if kind not in _TYPES:
@@ -141,9 +184,20 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
       f'{path} contains a model of the type {kind!r}; supported types: '
       f'{", ".join(_TYPES)}.'
     )
+  config = _TYPES[kind].defaults | {k: v for k, v in config.items() if v}
   config = metadata.validated(file, config, _TYPES[kind].required, rules)
   arrays, _ = tensors.read(path)
-  parsed = _TYPES[kind].parse(path, arrays, config)
+  return containers.described(
+    path, arrays, lambda model: _described(path, model, kind, config)
+  )
+
+
+def _described(
+  path: str, arrays: Arrays, kind: str, config: Mapping[str, Any]
+) -> Pretrained:
+  """Describes a model of a type, given its arrays and its config."""
+  parsed = _TYPES[kind].parse(path, arrays, config | {'model_type': kind})
+  folder = tensors.folder_of(path)
   file = folder / 'preprocessor_config.json'
   stored = metadata.validated(file, metadata.read(file))
   values = stored or processor.DEFAULTS[kind]
@@ -240,6 +294,11 @@ def _parse_vit(
     UserError: the config contradicts the arrays.
   """
   arrays = _used(path, arrays)
+  if config['model_type'] in _TOWERS:
+    arrays = _tower(path, arrays)
+    patch = arrays[_KERNEL].shape[-1]
+    side = math.isqrt(arrays[_POSITIONS].shape[1]) * patch
+    config = {'image_size': side, **config}
   if 'distillation_classifier.weight' not in arrays and _DISTILLATION in arrays:
     # A token whose output is not used is a register.
     arrays[_REGISTERS] = arrays.pop(_DISTILLATION)
@@ -266,18 +325,21 @@ def _parse_vit(
     arrays = foreign.without_class_position(arrays, _CLS, _POSITIONS)
   if 'layer_scale' in model:
     model['layer_scale'] = _LAYER_SCALE
-  # The library uses antialiasing for one type of model only.
-  antialiased = config['model_type'] == 'dinov2_with_registers'
-  method = 'bicubic' if antialiased else 'bicubic_no_antialias'
+  method = _ANTIALIASED.get(config['model_type'], 'bicubic_no_antialias')
   properties = ModelMetadata(size, position_resize=method)
   return ParsedWeights(arrays, names, model, properties)
 
 
 def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
   """Returns the arrays that are used, with the names in files."""
-  result = names_lib.renamed(arrays, _VIT_ALIASES)
-  if result.pop(_MASK, None) is not None:
-    log.info('%s: left out the mask token', path)
+  renamed = names_lib.renamed(arrays, _VIT_ALIASES)
+  result = {k: v for k, v in renamed.items() if not re.match(_LEFT_OUT, k)}
+  if len(result) < len(renamed):
+    unused = [name for name in renamed if name not in result]
+    log.info('%s: left out %s, …', path, ', '.join(unused[:3]))
+  for name in (_CLS, _POSITIONS):  # one dimension fewer in CLIP and SigLIP
+    if name in result:
+      result[name] = np.array(result[name], ndmin=3)
   width = result.get('layernorm.weight', np.zeros(0)).shape[0]
   head = result.get('classifier.weight')
   if head is None or head.shape[-1] != 2 * width:
@@ -292,6 +354,34 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
     path,
   )
   return result
+
+
+def _tower(path: str, arrays: Arrays) -> Arrays:
+  """Returns the arrays of an image tower, completed by zeros.
+
+  A projection is the head of the model, and has no bias.
+  """
+  kernel = arrays[_KERNEL]
+  width = len(kernel)
+  if kernel.ndim == 2:  # NaFlex: [d, p * p * 3]
+    side = math.isqrt(kernel.shape[1] // RGB)
+    kernel = kernel.reshape(width, side, side, -1).transpose(0, 3, 1, 2)
+  arrays = {f'{_PATCHES}.bias': np.zeros(width, np.float32)} | arrays
+  arrays[_KERNEL] = kernel
+  if 'classifier.bias' in arrays and _CLS in arrays:
+    log.warning(
+      '%s: left out the head, whose input is the mean of patches before the '
+      'last LayerNorm; the model vit has no such head',
+      path,
+    )
+    arrays.pop('classifier.weight')
+    arrays.pop('classifier.bias')
+  elif 'classifier.bias' in arrays:  # its input is the mean of the patches
+    arrays = {k: v for k, v in arrays.items() if not k.startswith('head.')}
+  elif 'classifier.weight' in arrays:
+    outputs = len(arrays['classifier.weight'])
+    arrays['classifier.bias'] = np.zeros(outputs, np.float32)
+  return arrays
 
 
 def _written_vit(model: Any) -> _Written:
@@ -514,17 +604,39 @@ class _Type(NamedTuple):
     class_name: prefix of the names of its classes.
     required: required keys of config.json.
     parse: function from path, arrays and config to the parsed weights.
+    defaults: values of keys that are often left out in config.json.
   """
 
   class_name: str
   required: tuple[str, ...]
   parse: Callable[[str, Arrays, Mapping[str, Any]], ParsedWeights]
+  defaults: Mapping[str, Any] = {}
 
+
+_SIGLIP = dict(
+  num_attention_heads=12, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6
+)
+_CLIP = dict(
+  num_attention_heads=12,
+  image_size=224,
+  hidden_act='quick_gelu',
+  layer_norm_eps=1e-5,
+)
 
 _TYPES = {
   'vit': _Type('ViT', _VIT_KEYS, _parse_vit),
   'deit': _Type('DeiT', _VIT_KEYS, _parse_vit),
   'dinov2': _Type('Dinov2', _VIT_KEYS, _parse_vit),
   'dinov2_with_registers': _Type('Dinov2WithRegisters', _VIT_KEYS, _parse_vit),
+  'vit_mae': _Type('ViTMAE', _VIT_KEYS, _parse_vit),
+  'vit_msn': _Type('ViTMSN', _VIT_KEYS, _parse_vit, {'layer_norm_eps': 1e-6}),
+  'ijepa': _Type('IJepa', _VIT_KEYS, _parse_vit),
+  'clip_vision_model': _Type('CLIPVision', _VIT_KEYS, _parse_vit, _CLIP),
+  'siglip_vision_model': _Type(
+    'SiglipVision', _VIT_KEYS, _parse_vit, {**_SIGLIP, 'image_size': 224}
+  ),
+  'siglip2_vision_model': _Type(
+    'Siglip2Vision', _TOWER_KEYS, _parse_vit, _SIGLIP
+  ),
   'swin': _Type('Swin', _SWIN_KEYS, _parse_swin),
 }

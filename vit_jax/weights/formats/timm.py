@@ -29,6 +29,8 @@ from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import (
+  containers,
+  projects,
   swin,
   tensors,
   timm_layouts,
@@ -105,7 +107,7 @@ _TORCH_EPSILON = 1e-5  # PyTorch's default
 _DINOV3_SIZE = (256, 256)
 # (pattern, replacement) for names in repositories whose weights timm converts.
 _ALIASES = (
-  (r'^(module\.|backbone\.)+', ''),
+  (r'^blocks\.\d+\.(\d+)\.', r'blocks.\1.'),  # chunks for FSDP
   (r'^(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
   (r'^(register|storage)_tokens$', 'reg_token'),
   (r'^(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
@@ -116,10 +118,12 @@ _ALIASES = (
   (r'^(blocks\.\d+\.attn\.)inner_attn_ln\.', r'\1norm.'),
 )
 # {description: pattern} of arrays that an encoder does not use.
+_OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
   "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
   "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
   'a norm of local crops (DINOv3)': r'local_cls_norm\.',
+  _OTHER_HEAD: r'head\.(?!(weight|bias)$)',
 }
 
 
@@ -168,6 +172,19 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   if _NOTES in notes:
     # Notes contain all settings, so other sources are not needed.
     return foreign.imported(path, _parse_noted(path, arrays, notes[_NOTES]))
+  return containers.described(
+    path, arrays, lambda model: _described(path, model, config, architecture)
+  )
+
+
+def _described(
+  path: str,
+  arrays: Mapping[str, np.ndarray],
+  config: dict[str, Any],
+  architecture: Architecture | None,
+) -> Pretrained:
+  """Describes a model; see `load`."""
+  original, arrays = arrays, projects.with_timm_names(arrays)
   if 'architecture' not in config:
     config = {}  # of another program
   config = metadata.validated(f'config.json of {path}', config)
@@ -195,7 +212,7 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   values = (
     _configured(path, config, architecture, size)
     if name or architecture
-    else timm_models.family_settings(path, arrays, size)
+    else timm_models.family_settings(path, {**original, **arrays}, size)
   )
   parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
   _warn_of_assumptions(path, parsed, settings)
@@ -417,7 +434,8 @@ def _renamed(
   for group, pattern in _LEFT_OUT.items():
     unused = [name for name in result if re.match(pattern, name)]
     if unused:
-      log.info('%s: left out %s, %d arrays', path, group, len(unused))
+      level = logging.WARNING if group == _OTHER_HEAD else logging.INFO
+      log.log(level, '%s: left out %s, %d arrays', path, group, len(unused))
     for name in unused:
       del result[name]
   return result

@@ -214,6 +214,12 @@ def _timm(crop_fraction: float, normalization: Any) -> Preset:
 # come first. Each family has the crop of its repository, such as 224 of 256
 # pixels for `dino`; `swin`, `clip` and `vit` have that of timm.
 FAMILIES = {
+  'torchvision': Family(
+    r'^(vit_[blh]_\d\d|swin_[tsb])-',
+    r'^(conv_proj|features\.0\.0)\.',
+    PRESETS['dino']._replace(interpolation='bilinear_antialias'),
+    'bicubic_aligned',
+  ),
   'swin': Family(
     r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
   ),

@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax.models.attention.attention import BIASES
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.names import NameMap
+from vit_jax.weights.patch_embedding import RGB
 
 _LAYER = 'encoder/layers/'
 _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
@@ -78,6 +79,9 @@ def section(
     model['pool'] = 'map'
     if find('cls') is not None:
       model['class_token'] = True
+  channels = kernel[1 if names.torch else 2]
+  if channels != RGB:
+    model['channels'] = channels
   if (
     units[0] if names.torch else units[-1]
   ) == 2 * mlp_dim:  # value and gate, joined
