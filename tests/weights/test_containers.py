@@ -176,6 +176,12 @@ def test_several_models_without_a_default_are_listed(tmp_path, states):
   for keys in ({}, {'weights': 'teacher'}):
     with pytest.raises(UserError, match='encoder, target_encoder.*--weights'):
       load_pretrained(path, num_heads=HEADS, **keys)
+  torch.save(states[0] | under('other.', states[1]), path)
+  with pytest.raises(UserError, match='main, other.*--weights'):
+    load_pretrained(path, num_heads=HEADS)
+  _, params = load_pretrained(path, weights='main', num_heads=HEADS)
+  head = states[0]['head.bias'].numpy()
+  np.testing.assert_array_equal(params['head']['bias'], head)
 
 
 def test_what_is_not_used_is_logged(tmp_path, states, caplog):
@@ -188,7 +194,7 @@ def test_what_is_not_used_is_logged(tmp_path, states, caplog):
   assert 'left out a head that is not a single matrix' in caplog.text
   torch.save({'model': states[0], 'model_ema': states[1]}, path)
   load_pretrained(path, num_heads=HEADS)
-  assert 'weights are params; --weights selects ema' in caplog.text
+  assert "weights are 'model'; --weights selects ema" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ _WRAPPERS = re.compile(
 )
 # Words of a prefix that do not distinguish models.
 _NEUTRAL = re.compile(r'\b(module|state_dict|model|net|backbone)\.')
+_TOP = 'main'  # name of a model without a prefix, next to others
 _EMA = re.compile(r'(^|[._])ema($|[._])')
 
 
@@ -70,7 +71,8 @@ def described(
     return Pretrained(path, {}, load, sets=sets)
   if len(found) > 1:
     others = ', '.join(name for name in found if name != default)
-    log.info('%s: weights are %s; --weights selects %s', path, default, others)
+    log.info('%s: weights are %r; --weights selects %s', path, default, others)
+  sets.pop(_TOP, None)
   return dataclasses.replace(describe(found[default]), sets=sets)
 
 
@@ -108,27 +110,36 @@ def _models(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
     if array.size == 1 and not np.issubdtype(array.dtype, np.inexact)
   ]
   matches = [_FIRST.fullmatch(name) for name in arrays]
-  prefixes = [match['prefix'] for match in matches if match]
-  result = {
-    name: _below(prefix, arrays, counters)
-    for prefix, name in _named(prefixes or ['']).items()
+  prefixes = sorted({match['prefix'] for match in matches if match}) or ['']
+  unused = counters + [
+    name
+    for name in arrays
+    if not name.startswith((*prefixes, 'head.')) and '.head.' not in name
+  ]
+  if unused:
+    shown = ', '.join(unused[:3])
+    log.info('%s: left out %d other arrays, %s …', path, len(unused), shown)
+  arrays = {k: v for k, v in arrays.items() if k not in unused}
+  return {
+    name: _below(prefix, arrays, [p for p in prefixes if p not in (prefix, '')])
+    for prefix, name in _named(prefixes).items()
   }
-  left_out = len(arrays) - sum(map(len, result.values()))
-  if left_out:
-    unused = [n for n in arrays if not n.startswith(tuple(prefixes))]
-    shown = ', '.join([*counters, *unused][:3])
-    log.info('%s: left out %d other arrays, %s …', path, left_out, shown)
-  return result
 
 
 def _below(
-  prefix: str, arrays: Mapping[str, np.ndarray], unused: list[str]
+  prefix: str, arrays: Mapping[str, np.ndarray], others: Sequence[str]
 ) -> Arrays:
-  """Returns the arrays below a prefix, and a head that is next to it."""
+  """Returns the arrays of a model, and those of a head that is next to it.
+
+  Args:
+    prefix: prefix of the model.
+    arrays: arrays of all models.
+    others: prefixes of the other models.
+  """
   result = {
     name.removeprefix(prefix): array
     for name, array in arrays.items()
-    if name.startswith(prefix) and name not in unused
+    if name.startswith(prefix) and (prefix or not name.startswith((*others,)))
   }
   above = prefix.rpartition('.')[0].rpartition('.')[0]
   head = f'{above}.head.' if above else 'head.'
@@ -147,7 +158,7 @@ def _named(prefixes: list[str]) -> dict[str, str]:
   for prefix in prefixes:
     words = _NEUTRAL.sub('', prefix).strip('.')
     is_average = _EMA.search(prefix.strip('.'))
-    names[prefix] = 'ema' if is_average else words or 'params'
+    names[prefix] = 'ema' if is_average else words or prefix.strip('.') or _TOP
   if len(set(names.values())) < len(names):
-    return {prefix: prefix.strip('.') or 'params' for prefix in names}
+    return {prefix: prefix.strip('.') or _TOP for prefix in names}
   return names
