@@ -108,6 +108,11 @@ def state(model):
   return {k: v.numpy() for k, v in model.state_dict().items()}
 
 
+def jitted(model):
+  """Returns the compiled function from parameters and images to logits."""
+  return jax.jit(lambda params, x: model.apply({'params': params}, x))
+
+
 def agree(model, params, reference, size=SIZE, **normalization):
   """Checks that logits and every block's output differ by at most 1e-4."""
   x = images(size)

@@ -13,8 +13,6 @@ from vit_jax.weights.formats.timm_models import TABLE, Architecture
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The modules of timm whose array names `vit_jax.weights.formats.timm` reads.
-# Eva's are listed in order to be refused: their rotary embeddings are in no
-# array.
 MODULES = ('vision_transformer', 'deit', 'eva', 'swin_transformer')
 GELUS = {'GELU': 'exact', 'GELUTanh': 'tanh', 'QuickGELU': 'quick'}
 PIXELS = {
@@ -24,7 +22,15 @@ PIXELS = {
     (0.48145466, 0.4578275, 0.40821073),
     (0.26862954, 0.26130258, 0.27577711),
   ): 'clip',
+  ((0.43, 0.411, 0.296), (0.213, 0.156, 0.143)): 'satellite',
   ((0.0,) * 3, (1.0,) * 3): 'unit',
+}
+# `rope` by the class of timm's module
+ROPES = {
+  'NoneType': 'none',
+  'RotaryEmbeddingCat': 'index',
+  'RotaryEmbeddingMixed': 'mixed',
+  'RotaryEmbeddingDinoV3': 'centered',
 }
 
 
@@ -47,7 +53,8 @@ def describe(model):
     name = 'Swin' if regular and len(windows) == 1 else 'SwinOfOtherSizes'
     return (
       f'{name} {model.embed_dim} {sum(depths)} {heads[0]} exact '
-      f'{block.norm1.eps} avg {window}'
+      f'{block.norm1.eps} avg {model.patch_embed.img_size[0]} 1 0 0 none 0 0 0 '
+      f'halves {window}'
     )
   block = model.blocks[0]
   name = type(block).__name__
@@ -56,14 +63,38 @@ def describe(model):
   heads = getattr(attention, 'num_heads', 0)
   if type(norm).__name__ != 'LayerNorm' and name == 'Block':
     name = type(norm).__name__ + name
+  if type(attention).__name__ == 'DiffAttention':
+    name = 'DiffBlock'
   # Gated units have their own sigmoid and do not use the GELU.
   mlp = getattr(block, 'mlp', None)
   activation = type(getattr(mlp, 'act', None)).__name__
   gelu = GELUS.get(activation, 'exact' if activation == 'SiLU' else 'none')
+  size = 'x'.join(map(str, dict.fromkeys(model.patch_embed.img_size)))
+  norms = [type(model.norm).__name__, type(model.fc_norm).__name__]
+  pool = model.attn_pool
+  map_heads = pool.num_heads if pool and pool.num_heads != heads else 0
+  # Eva's attention pooling has no option, and includes all tokens.
+  map_prefix = int(bool(pool) and getattr(model, 'pool_include_prefix', True))
   return (
     f'{name} {model.embed_dim} {len(model.blocks)} {heads} {gelu} '
-    f'{getattr(norm, "eps", 0)} {model.global_pool or "none"} 0'
+    f'{getattr(norm, "eps", 0)} {model.global_pool or "none"} {size} '
+    f'{int(norms != ["Identity"] * 2)} {map_heads} {map_prefix} '
+    f'{rotations(getattr(model, "rope", None))} 0'
   )
+
+
+def rotations(rope):
+  """Returns the columns on rotations."""
+  kind = ROPES[type(rope).__name__]
+  if kind == 'none':
+    return 'none 0 0 0 halves'
+  order = {'ij': 'rows', 'xy': 'columns'}[rope.grid_indexing]
+  if getattr(rope, 'rotate_half', False):
+    assert order == 'rows'
+    order = 'halves'
+  grid = (getattr(rope, 'ref_feat_shape', None) or [0])[0]
+  offset = getattr(rope, 'grid_offset', 0)
+  return f'{kind} {rope.temperature:g} {grid} {offset:g} {order}'
 
 
 def lines(timm, torch, step=1):

@@ -24,6 +24,7 @@ from vit_jax.models import xla
 from vit_jax.models.init import ZEROS, Initializer
 
 EPSILON = 1e-6  # epsilon of the LayerNorms of the official JAX models
+ACTIVATIONS = ('tanh', 'exact', 'quick', 'relu', 'silu')
 REMAT = ('none', 'full', 'dots')
 # Coefficients of x² in `_centered_cdf`, the highest power first.
 _COEFFICIENTS = (8.656e-7, -3.99648e-4, 3.7281171e-2, 0.79713306)
@@ -79,6 +80,7 @@ class Linear(nn.Module):
       axis `model`; None if there is no such axis.
     kernel_init: initializer of the flattened kernel.
     bias_init: initializer of the bias.
+    use_bias: whether the layer has a bias.
     dtype: dtype of the computation.
     out_dtype: dtype of the result; None for `dtype`.
   """
@@ -90,6 +92,7 @@ class Linear(nn.Module):
   model_dim: int | None = None
   kernel_init: Initializer = nn.initializers.xavier_uniform()
   bias_init: Initializer = ZEROS
+  use_bias: bool = True
   dtype: jax.typing.DTypeLike = 'float32'
   out_dtype: jax.typing.DTypeLike | None = None
 
@@ -99,13 +102,17 @@ class Linear(nn.Module):
     Args:
       x: array whose last axes are `inputs`, or one axis of their product.
     """
-    return xla.plus_bias(*self.product(x))
+    y, bias = self.product(x)
+    return xla.plus_bias(y, bias) if self.use_bias else y
 
   @nn.compact
   def product(
     self, x: Float[Array, '...']
   ) -> tuple[Float[Array, '...'], Float[Array, '...']]:
-    """Returns the product with the kernel and the bias, without adding them."""
+    """Returns the product with the kernel and the bias, without adding them.
+
+    Without a bias, its values are zeros.
+    """
     inputs = self.inputs or x.shape[-self.input_axes :]
     matrix = math.prod(inputs), math.prod(self.features)
 
@@ -113,7 +120,9 @@ class Linear(nn.Module):
       return self.kernel_init(key, matrix).reshape(*inputs, *self.features)
 
     kernel = self.param('kernel', init)
-    bias = self.param('bias', self.bias_init, self.features)
+    bias = jnp.zeros(self.features)
+    if self.use_bias:
+      bias = self.param('bias', self.bias_init, self.features)
     spec: list[str | None] = [None] * kernel.ndim
     if self.model_dim is not None:
       spec[self.model_dim] = 'model'
@@ -199,6 +208,32 @@ class LayerNorm(nn.Module):
     return y.reshape(shape)
 
 
+class RmsNorm(nn.Module):
+  """Division of the last axis by its root mean square, in float32.
+
+  Attributes:
+    dtype: dtype of the result.
+    epsilon: value added to the mean square.
+
+  Reference: arXiv 1910.07467.
+  """
+
+  dtype: jnp.dtype
+  epsilon: float = EPSILON
+
+  @nn.compact
+  def __call__(self, x: Float[Array, '... d']) -> Float[Array, '... d']:
+    scale = self.param('scale', nn.initializers.ones_init(), (x.shape[-1],))
+    shape, x = x.shape, xla.as_rows(x)
+    wide = x.astype(jnp.float32)
+    square = jnp.square(wide).mean(axis=-1, keepdims=True)
+    y = wide * (_inverse_std(square, self.epsilon) * scale)
+    return y.astype(self.dtype).reshape(shape)
+
+
+NORMS = {'layer': LayerNorm, 'rms': RmsNorm}
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _inverse_std(
   variance: Float[Array, '...'], epsilon: float
@@ -229,10 +264,12 @@ class Mlp(nn.Module):
   Attributes:
     mlp_dim: number of hidden units.
     dropout: dropout rate of the hidden units.
-    activation: a kind of `gelu` ('tanh', 'exact' or 'quick') or 'swiglu'.
+    activation: one of `ACTIVATIONS` or 'swiglu'.
     dtype: dtype of the computation.
     kernel_init: initializer of both matrices.
     bias_init: initializer of both biases.
+    use_bias: whether both layers have a bias.
+    norm: constructor of a norm of the hidden units; None for no norm.
   """
 
   mlp_dim: int
@@ -241,6 +278,8 @@ class Mlp(nn.Module):
   dtype: jnp.dtype
   kernel_init: Initializer = nn.initializers.xavier_uniform()
   bias_init: Initializer = nn.initializers.normal(1e-6)
+  use_bias: bool = True
+  norm: Any = None
 
   @nn.compact
   def __call__(
@@ -250,6 +289,7 @@ class Mlp(nn.Module):
       Linear,
       kernel_init=self.kernel_init,
       bias_init=self.bias_init,
+      use_bias=self.use_bias,
       dtype=self.dtype,
     )
     has_gate = self.activation == 'swiglu'
@@ -263,14 +303,18 @@ class Mlp(nn.Module):
     else:
       y = gelu(y, self.activation)
     y = dropout(y, self.dropout, key)
+    if self.norm is not None:
+      y = self.norm(name='norm')(y)
     y = xla.stored_without_gradient(y)
     return dense(features=(x.shape[-1],), model_dim=-2, name='fc2')(y)
 
 
 def gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
-  """Computes GELU: 'exact', or approximated by 'tanh' or a sigmoid ('quick').
+  """Computes one of `ACTIVATIONS`.
 
-  In bfloat16 on TPUs, 'exact' is computed to the precision of bfloat16.
+  These are GELU ('exact', or approximated by 'tanh' or a sigmoid: 'quick'),
+  'relu' and 'silu'. In bfloat16 on TPUs, 'exact' is computed to the precision
+  of bfloat16.
   """
   return xla.recomputed(functools.partial(_gelu, kind=kind), x)
 
@@ -278,6 +322,8 @@ def gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
 def _gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
   if kind == 'quick':
     return x * jax.nn.sigmoid(1.702 * x)
+  if kind in ('relu', 'silu'):
+    return getattr(jax.nn, kind)(x)
   if kind == 'exact' and x.dtype == jnp.bfloat16:
     # `jax.nn.gelu` rounds intermediate results, with errors of up to 5 % for
     # negative values, and uses erfc, which is slower than erf on a TPU.

@@ -1,8 +1,10 @@
 """Position embeddings of a Transformer: learned, fixed, rotary or relative.
 
 A kind of positions has a row in `KINDS`, one in `IN_ATTENTION` if it changes
-attention, and a branch in `PositionEmbedding.__call__`. Parameters with new
-names need a case in `resize`, even if they do not depend on the image size.
+attention, and a branch in `PositionEmbedding.__call__`. Rotations of queries
+and keys (`ROTATIONS`) can be added to all kinds except 'relative'. Parameters
+with new names need a case in `resize`, even if they do not depend on the image
+size.
 """
 
 import math
@@ -35,33 +37,46 @@ KINDS = {
 }
 # Kinds that change attention, and what `attention.choose` calls them.
 IN_ATTENTION = {'relative': 'relative positions', 'rope2d': 'rotary positions'}
+# Kinds of rotations, and the default of `rope_base`: see `vit.Config.rope`.
+ROTATIONS = {'none': 0.0, 'centered': 100.0, 'index': 10_000.0, 'mixed': 10.0}
 # Methods of interpolation. 'aligned': linear with aligned corners, as SciPy's
 # `zoom(order=1)` in the code of the paper's authors and big_vision. The others
-# are bicubic with half-pixel centers: 'bicubic' with antialiasing, as in timm;
-# 'bicubic_no_antialias' as in transformers, MAE, DeiT and Swin; 'dino' without
-# antialiasing, for an axis that is a tenth of an entry longer, see `cubic`.
-METHODS = ('aligned', 'bicubic', 'bicubic_no_antialias', 'dino')
+# have half-pixel centers: 'bicubic' with antialiasing, as in timm;
+# 'bicubic_no_antialias' as in transformers, MAE, DeiT and Swin; 'bilinear' with
+# antialiasing, as in SigLIP 2; 'dino' bicubic without antialiasing, for an axis
+# that is a tenth of an entry longer, see `cubic`. 'bicubic_aligned' is bicubic
+# with aligned corners, as in torchvision.
+METHODS = (
+  'aligned',
+  'bicubic',
+  'bicubic_aligned',
+  'bicubic_no_antialias',
+  'bilinear',
+  'dino',
+)
 DINO_OFFSET = 0.1
 _TEMPERATURE = 10_000.0
-_ROPE_BASE = 100.0
 
 Grid = tuple[int, int]  # rows and columns of patches
 Matrix = Float[np.ndarray, 'new old']
 
 
 class Position(NamedTuple):
-  """Positions of all tokens, prefix tokens first; at most one is not None.
+  """Positions of all tokens, prefix tokens first.
 
   Attributes:
     added: embeddings that are added to the tokens, `[n or 1, t, d]`.
     rotation: sines and cosines of the angles by which queries and keys are
-      rotated, each `[n or 1, t, c]`.
+      rotated, each `[n or 1, t, c]`, or `[n or 1, t, h, c]` if heads differ.
+    coordinates: row and column of each token, `[n or 1, t, 2]`, from which each
+      layer computes its own `rotation` (`MixedRotation`).
     relative: embeddings of each pair of query and key, whose products with
       queries are added to the logits, `[q, k, c]` or `[n, q, k, c]`.
   """
 
   added: Any = None
   rotation: Any = None
+  coordinates: Any = None
   relative: Any = None
 
 
@@ -102,25 +117,15 @@ class PositionEmbedding(nn.Module):
       patches: the patches that the tokens belong to.
     """
     config, kind, grid = self.config, self.config.position, patches.grid
-    if kind == 'none':
-      return NO_POSITION
     if kind == 'relative':
       return Position(relative=self._relative(patches))
-    if kind == 'rope2d':
-      # An angle of 0, with sine 0 and cosine 1, leaves prefix tokens unchanged.
-      sines, cosines = rotations2d(grid, config.head_dim)
-      rotation = (
-        self._of_tokens(sines, patches, 0),
-        self._of_tokens(cosines, patches, 1),
-      )
-      return Position(rotation=rotation)
     if kind == 'learned':
       return Position(added=self._learned(patches))
     if kind == '2d':
       table = self._learned_by_axis(grid)
     else:
       table = sincos2d(grid, config.width, kind == 'sincos2d')
-    return Position(added=self._of_tokens(table, patches, 0))
+    return Position(added=_of_tokens(table, patches, config.prefix))
 
   def prefix(self) -> Float[Array, '1 p d']:
     """Returns the learned embeddings of the prefix tokens."""
@@ -141,7 +146,7 @@ class PositionEmbedding(nn.Module):
       rows = cubic(old[0], grid[0], self.offset)
       columns = cubic(old[1], grid[1], self.offset)
       x = _on_grid(x.reshape(*old, -1), rows, columns, _einsum)
-    return self._of_tokens(x, patches, 0, prefix)
+    return _of_tokens(x, patches, prefix if count else config.prefix)
 
   def _learned_by_axis(self, grid: Grid) -> Float[Array, 'p d']:
     """Returns the embeddings of row and column of each patch, side by side."""
@@ -181,31 +186,166 @@ class PositionEmbedding(nn.Module):
     # Gathered over the mesh axis `fsdp` once per layer.
     return sharding.constrain(table, *[None] * len(shape))
 
-  def _of_tokens(
-    self,
-    table: Float[Array | np.ndarray, 'p d'],
-    patches: Patches,
-    fill: float,
-    prefix: Any = None,
-  ) -> Float[Array, '#n t d']:
-    """Selects the rows of the tokens' patches, and prepends the prefix.
 
-    Args:
-      table: positions of all patches.
-      patches: the patches that the tokens belong to.
-      fill: position of a prefix token, if there is no `prefix`.
-      prefix: positions of the prefix tokens.
-    """
-    x = jnp.asarray(table)
-    x = x[None] if patches.index is None else x[patches.index]
-    n, _, width = x.shape
-    if prefix is None or not prefix.shape[1]:
-      prefix = jnp.full((1, self.config.prefix, width), fill, x.dtype)
-    prefix = jnp.broadcast_to(prefix, (n, *prefix.shape[1:]))
-    return jnp.concatenate([prefix, x], axis=1)
+def _of_tokens(
+  table: Float[Array | np.ndarray, 'p d'], patches: Patches, prefix: Any
+) -> Float[Array, '#n t d']:
+  """Selects the rows of the tokens' patches, and prepends the prefix.
+
+  Args:
+    table: positions of all patches.
+    patches: the patches that the tokens belong to.
+    prefix: positions of the prefix tokens `[1, prefix, d]`, or their number;
+      then they have the position 0.
+  """
+  x = jnp.asarray(table)
+  x = x[None] if patches.index is None else x[patches.index]
+  n, _, width = x.shape
+  if isinstance(prefix, int):
+    prefix = jnp.zeros((1, prefix, width), x.dtype)
+  prefix = jnp.broadcast_to(prefix, (n, *prefix.shape[1:]))
+  return jnp.concatenate([prefix, x], axis=1)
 
 
-# Positions without parameters
+# Rotations
+
+
+def rotary(config: Any, patches: Patches) -> Position:
+  """Returns the rotations of all tokens, or coordinates for mixed rotations.
+
+  The angle of a prefix token is 0, which leaves it unchanged, except for
+  registers with rotations of their own.
+
+  Args:
+    config: config with the fields `rotary` (a key of `ROTATIONS`), `rope_base`,
+      `rope_grid`, `rope_offset`, `rope_registers`, `registers`, `prefix` and
+      `head_dim` of `vit.Config`.
+    patches: the patches that the tokens belong to.
+  """
+  grid, reference = patches.grid, config.rope_grid
+  if config.rotary == 'centered':
+    # In (-1, 1), so that images of all sizes have the same range
+    axes = [2 * np.pi * (2 * (np.arange(n) + 0.5) / n - 1) for n in grid]
+  else:
+    axes = [
+      (np.arange(n) + config.rope_offset) * ((reference or n) / n) for n in grid
+    ]
+  coordinates = _pairs(*axes)
+  if config.rotary == 'mixed':
+    table = coordinates.astype(np.float32)
+    return Position(coordinates=_of_tokens(table, patches, config.prefix))
+  base = config.rope_base or ROTATIONS[config.rotary]
+  angles = axial_angles(coordinates, config.head_dim, base)
+  prefix = np.zeros((1, config.prefix, config.head_dim))
+  if config.rope_registers:
+    side = np.arange(square_grid(config.registers)[0])
+    prefix[:, -config.registers :] = axial_angles(
+      _pairs(side, side), config.head_dim, config.rope_registers
+    )
+  rotation = [
+    _of_tokens(
+      function(angles).astype(np.float32),
+      patches,
+      jnp.asarray(function(prefix), jnp.float32),
+    )
+    for function in (np.sin, np.cos)
+  ]
+  return Position(rotation=tuple(rotation))
+
+
+def _pairs(rows: np.ndarray, columns: np.ndarray) -> Float[np.ndarray, 'p 2']:
+  """Returns the coordinates of all positions of a grid, row by row."""
+  pairs = np.stack(np.meshgrid(rows, columns, indexing='ij'), axis=-1)
+  return pairs.reshape(-1, 2)
+
+
+def axial_angles(
+  coordinates: Float[np.ndarray, 'p 2'], channels: int, base: float
+) -> Float[np.ndarray, 'p c']:
+  """Returns the rotation angles of the planes of a head, for each position.
+
+  Channels i and i + channels/2 form a plane. The angles of the first quarter of
+  the channels are row / base^(i / (channels/4)), those of the second quarter
+  depend on the column.
+
+  Args:
+    coordinates: row and column of each position.
+    channels: channels of a head; a multiple of 4.
+    base: ratio of the largest to the smallest wavelength, about.
+
+  Reference: EVA-02 (arXiv 2303.11331) and DINOv3 (arXiv 2508.10104), without
+  the random coordinates of the latter.
+  """
+  count = channels // 4
+  wavelengths = base ** (np.arange(count) / count)
+  angles = coordinates[..., None] / wavelengths  # [p, 2, i]
+  return np.tile(angles.reshape(-1, channels // 2), 2)
+
+
+class MixedRotation(nn.Module):
+  """Rotations with learned frequencies of row and column for each head.
+
+  Reference: RoPE-Mixed, arXiv 2403.13298. The initial directions of the
+  frequencies are random, as in its code.
+
+  Attributes:
+    num_heads: number of heads.
+    channels: channels of a head; a multiple of 4.
+    base: base of the initial wavelengths.
+  """
+
+  num_heads: int
+  channels: int
+  base: float
+
+  @nn.compact
+  def __call__(self, coordinates: Float[Array, '#n t 2']) -> tuple[Any, Any]:
+    count = self.channels // 4
+
+    def init(key: Array) -> Float[Array, '2 h p']:
+      sizes = self.base ** -(jnp.arange(count) / count)
+      turn = jax.random.uniform(key, (self.num_heads, 1), maxval=2 * np.pi)
+      columns = [jnp.cos(turn), jnp.cos(turn + np.pi / 2)]
+      rows = [jnp.sin(turn), jnp.sin(turn + np.pi / 2)]
+      return jnp.stack(
+        [
+          jnp.concatenate([sizes * x for x in axis], -1)
+          for axis in (rows, columns)
+        ]
+      )
+
+    rows, columns = self.param('frequencies', init)
+    at = coordinates[..., None, None]  # [n, t, 2, 1, 1]
+    angles = at[:, :, 0] * rows + at[:, :, 1] * columns  # [n, t, h, c/2]
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return jnp.sin(angles), jnp.cos(angles)
+
+
+def rotate(
+  x: Float[Array, 'n t h c'],
+  sines: Float[Array, '#n t *h c'],
+  cosines: Float[Array, '#n t *h c'],
+) -> Float[Array, 'n t h c']:
+  """Rotates the planes (i, i + c/2) of every head, in float32.
+
+  Args:
+    x: queries or keys.
+    sines: sines of the angles, of all heads or of each.
+    cosines: cosines of the angles.
+
+  Returns:
+    The rotated array, in the dtype of `x`.
+  """
+  x32 = x.astype(jnp.float32)
+  first, second = jnp.split(x32, 2, axis=-1)
+  rotated = jnp.concatenate([-second, first], axis=-1)
+  if sines.ndim == 3:
+    sines, cosines = sines[:, :, None], cosines[:, :, None]
+  y = x32 * cosines + rotated * sines
+  return y.astype(x.dtype)
+
+
+# Fixed positions
 
 
 def sincos2d(
@@ -234,58 +374,6 @@ def sincos2d(
     angles = np.outer(position, frequencies)
     tables += [np.sin(angles), np.cos(angles)]
   return np.concatenate(tables, axis=1).astype(np.float32)
-
-
-def rotations2d(
-  grid: Grid, channels: int
-) -> tuple[Float[np.ndarray, 't c'], Float[np.ndarray, 't c']]:
-  """Returns sines and cosines of the rotation angles of queries and keys.
-
-  The center of a patch has coordinates in (-1, 1) on each axis, so that images
-  of all sizes have the same range. Channels i and i + channels/2 form a plane.
-  The angles of the first quarter of the channels depend on the row, those of
-  the second quarter on the column, with wavelengths 100^(i / (channels/4)).
-
-  Args:
-    grid: rows and columns of patches.
-    channels: channels of a head; a multiple of 4.
-
-  Returns:
-    Sines and cosines, each `[rows · columns, channels]`, float32.
-
-  Reference: DINOv3 (arXiv 2508.10104), without its random coordinates.
-  """
-  count = channels // 4
-  wavelengths = _ROPE_BASE ** (np.arange(count) / count)
-  centers = [2 * (np.arange(n) + 0.5) / n - 1 for n in grid]
-  coordinates = np.stack(np.meshgrid(*centers, indexing='ij'), axis=-1)
-  angles = (
-    2 * np.pi * coordinates[..., None] / wavelengths
-  )  # [rows, columns, 2, i]
-  angles = np.tile(angles.reshape(-1, channels // 2), 2)
-  return np.sin(angles).astype('float32'), np.cos(angles).astype('float32')
-
-
-def rotate(
-  x: Float[Array, 'n t h c'],
-  sines: Float[Array, '#n t c'],
-  cosines: Float[Array, '#n t c'],
-) -> Float[Array, 'n t h c']:
-  """Rotates the planes (i, i + c/2) of every head, in float32.
-
-  Args:
-    x: queries or keys.
-    sines: sines of the angles from `rotations2d`.
-    cosines: cosines of the angles from `rotations2d`.
-
-  Returns:
-    The rotated array, in the dtype of `x`.
-  """
-  x32 = x.astype(jnp.float32)
-  first, second = jnp.split(x32, 2, axis=-1)
-  rotated = jnp.concatenate([-second, first], axis=-1)
-  y = x32 * cosines[:, :, None] + rotated * sines[:, :, None]
-  return y.astype(x.dtype)
 
 
 # Interpolation for images of another size
@@ -407,11 +495,13 @@ def _weights(old: int, new: int, method: str) -> Matrix:
   if method == 'aligned':
     at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
-  if method != 'bicubic':
-    return cubic(old, new, DINO_OFFSET if method == 'dino' else 0.0)
+  if method not in ('bicubic', 'bilinear'):
+    offset = DINO_OFFSET if method == 'dino' else 0.0
+    return cubic(old, new, offset, method == 'bicubic_aligned')
   # The host computes products in float32; a TPU would round to bfloat16.
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
-    return np.asarray(jax.image.resize(jnp.eye(old), (new, old), 'cubic'))
+    kind = 'cubic' if method == 'bicubic' else 'linear'
+    return np.asarray(jax.image.resize(jnp.eye(old), (new, old), kind))
 
 
 def check_method(method: str) -> None:
@@ -423,7 +513,9 @@ def check_method(method: str) -> None:
   check_choice('position_resize', method, METHODS)
 
 
-def cubic(old: int, new: int, offset: float = 0.0) -> Matrix:
+def cubic(
+  old: int, new: int, offset: float = 0.0, aligned: bool = False
+) -> Matrix:
   """Returns weights of cubic interpolation without antialiasing.
 
   The kernel is Keys' with a = -3/4 over the four nearest entries; the last
@@ -436,6 +528,7 @@ def cubic(old: int, new: int, offset: float = 0.0) -> Matrix:
     old: number of entries.
     new: number of entries of the result.
     offset: addition to the new size; 0 spans the whole axis.
+    aligned: whether the first and the last entry stay where they are.
 
   Returns:
     The matrix `[new, old]`, float32, whose rows sum to 1.
@@ -444,6 +537,8 @@ def cubic(old: int, new: int, offset: float = 0.0) -> Matrix:
   `scale_factor=(new + offset) / old` is this matrix for rows and for columns.
   """
   at = (np.arange(new) + 0.5) * old / (new + offset) - 0.5
+  if aligned:
+    at = np.linspace(0, old - 1, new)
   near = np.floor(at)[:, None] + np.arange(-1, 3)
   x = np.abs(at[:, None] - near)
   close = (1.25 * x - 2.25) * x * x + 1

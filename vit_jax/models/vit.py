@@ -13,6 +13,7 @@ LayerNorm statistics and softmax are float32.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import flax.linen as nn
@@ -27,6 +28,7 @@ from vit_jax.config.schema import Nested, Section
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import backbone, positions, xla
 from vit_jax.models.attention.attention import (
+  BIASES,
   IMPLEMENTATIONS,
   Attention,
   choose,
@@ -36,8 +38,9 @@ from vit_jax.models.backbone import Backbone, Images, UncheckedImages
 from vit_jax.models.contract import WANTED, Leaves, Patches, Size
 from vit_jax.models.init import INIT, NORMAL, Init
 from vit_jax.models.layers import (
+  ACTIVATIONS,
   EPSILON,
-  LayerNorm,
+  NORMS,
   Linear,
   Mlp,
   cut_patches,
@@ -149,7 +152,14 @@ class Config(backbone.BackboneConfig):
     mlp_dim: hidden units of an MLP.
     num_heads: number of attention heads.
     pool: source of the features: 'token' (class token), 'gap' (mean of the
-      patch tokens) or 'map' (attention pooling).
+      patch tokens), 'token_gap' (both, one after the other, as the classifiers
+      of DINOv2), 'max' (maximum of the patch tokens), 'avgmax' (mean of 'gap'
+      and 'max') or 'map' (attention pooling).
+    class_token: whether there is a class token; None if only the pools 'token'
+      and 'token_gap' have one.
+    map_heads: number of heads of the attention pooling; None for `num_heads`.
+    map_mlp_dim: hidden units of the attention pooling; None for `mlp_dim`.
+    map_prefix: whether attention pooling includes the prefix tokens.
     fc_norm: whether features are the mean of the patch tokens (even for the
       pool 'token'), and the last LayerNorm is applied to this mean instead of
       the tokens (fine-tuning in MAE and BEiT). With the pool 'token' there is
@@ -163,13 +173,29 @@ class Config(backbone.BackboneConfig):
       depth.
     drop_path_first: drop-path rate of the first layer; equal to `drop_path` for
       one rate in all layers (DeiT-III).
-    gelu: 'tanh' (official JAX models), 'exact' (timm, Hugging Face) or 'quick'
-      (x·σ(1.702 x), the first CLIP models).
+    gelu: activation of the MLPs: GELU as 'tanh' (official JAX models), 'exact'
+      (timm, Hugging Face) or 'quick' (x·σ(1.702 x), the first CLIP models),
+      'relu' or 'silu'.
     gated: whether SwiGLU with `mlp_dim` hidden units replaces GELU (the largest
       model of DINOv2).
-    norm_eps: epsilon of all LayerNorms.
-    pre_norm: whether a LayerNorm precedes the first layer (CLIP).
-    qk_norm: whether a LayerNorm is applied to queries and keys of each head.
+    norm: 'layer' (LayerNorm) or 'rms' (RMSNorm: without mean and bias), for all
+      norms of the model.
+    norm_eps: epsilon of all norms.
+    patch_norm: whether a norm follows the patch embedding (AIMv2).
+    pre_norm: whether a norm precedes the first layer (CLIP).
+    post_norm: whether the norms of a layer are applied to the results of
+      attention and MLP, and not to their inputs (the largest EVA-02).
+    final_norm: whether a norm follows the last layer.
+    qk_norm: whether a norm is applied to queries and keys of each head.
+    attention_norm: whether a norm is applied to the joined outputs of the heads
+      (BEiT-3, EVA-02's CLIP).
+    mlp_norm: whether a norm is applied to the hidden units of the MLPs (BEiT-3,
+      EVA-02).
+    qkv_bias: projections with a bias: 'all' (queries, keys and values),
+      'query_value' (EVA; a bias of the keys has no effect without rotations)
+      or 'none'.
+    bias: whether the output of attention and both layers of the MLPs have a
+      bias.
     layer_scale: initial value of a factor per channel of each residual branch
       (1e-4 in DeiT-III, 1e-5 in DINOv2); None for no such factors.
     registers: number of extra tokens whose outputs are not used.
@@ -179,7 +205,7 @@ class Config(backbone.BackboneConfig):
     position: 'learned' (1-D), '2d' (learned, half of the channels for the row
       and half for the column), 'relative' (learned 1-D offsets, in attention),
       'sincos2d' (fixed, as in big_vision), 'sincos2d_mae' (fixed, as in MAE),
-      'rope2d' (rotations, as in DINOv3) or 'none'. Appendix D.4 compares
+      'rope2d' (none, and `rope='centered'`) or 'none'. Appendix D.4 compares
       'learned', '2d', 'relative' and 'none'.
     position_at: 'stem' (added once, before the first layer), 'layers' (every
       layer has its own) or 'shared' (all layers use the same); None for 'stem',
@@ -188,6 +214,18 @@ class Config(backbone.BackboneConfig):
       have learned positions; `no_embed_class` in timm is the opposite. These
       tokens have no positions of other kinds, except that relative offsets
       count all tokens.
+    rope: rotation of queries and keys by angles that depend on row and column,
+      in addition to `position`: 'none', 'centered' (coordinates from -1 to 1,
+      as in DINOv3), 'index' (rows and columns are counted, as in EVA-02) or
+      'mixed' (the same, with learned frequencies for each head and layer, as in
+      RoPE-Mixed). Prefix tokens are not rotated.
+    rope_base: base of the wavelengths; None for 100 ('centered'), 10,000
+      ('index') or 10 ('mixed', for the initial frequencies).
+    rope_grid: number of rows and of columns to which 'index' and 'mixed' scale
+      the grid of the image; None for no scaling.
+    rope_offset: number of the first row and column, before scaling.
+    rope_registers: base of the wavelengths of the registers' rotations, on a
+      square grid of registers (ViT-5); None if they are not rotated.
     remainder: treatment of pixels after the last whole patch: 'error' or 'drop'
       (H/14 at 384 pixels then has 27x27 patches and drops 6 pixels).
     start_values: initialization: 'authors' (official JAX models), 'mae' or
@@ -220,6 +258,10 @@ class Config(backbone.BackboneConfig):
   mlp_dim: backbone.Size = backbone.OF_VARIANT
   num_heads: backbone.Size = backbone.OF_VARIANT
   pool: str = 'token'
+  class_token: bool | None = None
+  map_heads: int | None = None
+  map_mlp_dim: int | None = None
+  map_prefix: bool = False
   fc_norm: bool = False
   pre_logits: bool = False
   dropout: float = 0.0
@@ -227,15 +269,28 @@ class Config(backbone.BackboneConfig):
   drop_path_first: float = 0.0
   gelu: str = 'tanh'
   gated: bool = False
+  norm: str = 'layer'
   norm_eps: float = EPSILON
+  patch_norm: bool = False
   pre_norm: bool = False
+  post_norm: bool = False
+  final_norm: bool = True
   qk_norm: bool = False
+  attention_norm: bool = False
+  mlp_norm: bool = False
+  qkv_bias: str = 'all'
+  bias: bool = True
   layer_scale: float | None = None
   registers: int = 0
   distilled: bool = False
   position: str = 'learned'
   position_at: str | None = None
   prefix_positions: bool = True
+  rope: str = 'none'
+  rope_base: float | None = None
+  rope_grid: int | None = None
+  rope_offset: float = 0.0
+  rope_registers: float | None = None
   remainder: str = 'error'
   start_values: str = 'authors'
   pixels: str = 'symmetric'
@@ -251,8 +306,11 @@ class Config(backbone.BackboneConfig):
     if self.stem is None:
       object.__setattr__(self, 'stem', stem_of(self.variant))
     self.check_choices(
-      pool=('token', 'gap', 'map'),
-      gelu=('tanh', 'exact', 'quick'),
+      pool=('token', 'gap', 'token_gap', 'max', 'avgmax', 'map'),
+      gelu=ACTIVATIONS,
+      norm=NORMS,
+      qkv_bias=BIASES,
+      rope=positions.ROTATIONS,
       remainder=('error', 'drop'),
       start_values=INIT,
       pixels=backbone.STATISTICS,
@@ -262,7 +320,9 @@ class Config(backbone.BackboneConfig):
     rates = 'dropout', 'drop_path', 'drop_path_first'
     self.check_range(*rates, at_least=0, below=1)
     self.check_range('norm_eps', above=0)
-    self.check_range('layer_scale', 'registers', at_least=0)
+    self.check_range('layer_scale', 'registers', 'rope_offset', at_least=0)
+    self.check_range('rope_base', 'rope_registers', above=1)
+    self.check_range('map_heads', 'map_mlp_dim', 'rope_grid', at_least=1)
     self._check_combinations()
     self._check_positions()
     allowed = positions.KINDS[self.position]
@@ -278,7 +338,19 @@ class Config(backbone.BackboneConfig):
   @property
   def prefix(self) -> int:
     """Number of tokens that precede the patch tokens."""
-    return (self.pool == 'token') + self.distilled + self.registers
+    return self.has_class_token + self.distilled + self.registers
+
+  @property
+  def has_class_token(self) -> bool:
+    """Whether there is a class token."""
+    if self.class_token is None:
+      return self.pool in ('token', 'token_gap')
+    return self.class_token
+
+  @property
+  def pooling(self) -> str:
+    """Value of `pool`, or 'gap' if `fc_norm` replaces the class token."""
+    return 'gap' if self.fc_norm and self.pool == 'token' else self.pool
 
   @property
   def num_learned_prefix(self) -> int:
@@ -287,12 +359,17 @@ class Config(backbone.BackboneConfig):
     return self.prefix if learned else 0
 
   @property
-  def position_in(self) -> str | None:
-    """Place of the positions: 'stem', 'layers' or 'shared'; None for none.
+  def rotary(self) -> str | None:
+    """Kind of the rotations; None for none."""
+    rope = 'centered' if self.position == 'rope2d' else self.rope
+    return None if rope == 'none' else rope
 
-    It differs from `position_at` for 'rope2d', which has no such key.
-    """
-    return 'shared' if self.position == 'rope2d' else self.position_at
+  @property
+  def new_norm(self) -> Callable[..., Any]:
+    """Constructor of a norm; the keyword `name` is that of the module."""
+    return functools.partial(
+      NORMS[self.norm], self.compute_dtype, self.norm_eps
+    )
 
   @property
   def activation(self) -> str:
@@ -318,10 +395,12 @@ class Config(backbone.BackboneConfig):
   @property
   def attention_needs(self) -> list[str]:
     """Options of attention that kernels, or a layer of your own, may lack."""
-    needs = ['qk_norm'] if self.qk_norm else []
-    if self.position in positions.IN_ATTENTION:
-      needs.append(positions.IN_ATTENTION[self.position])
-    return needs
+    needs = {
+      'qk_norm': self.qk_norm,
+      'rotary positions': self.rotary,
+      'relative positions': self.position == 'relative',
+    }
+    return [need for need, needed in needs.items() if needed]
 
   def attention_by(self, tokens: int) -> str:
     """Returns the implementation of attention; see `attention.choose`."""
@@ -341,12 +420,17 @@ class Config(backbone.BackboneConfig):
         f'model.drop_path_first is {self.drop_path_first} and model.drop_path '
         'is 0: set both.'
       )
+    if self.class_token is False and self.pool in ('token', 'token_gap'):
+      raise UserError(
+        f'model.pool={self.pool!r} needs the class token: set '
+        "model.class_token=True, or model.pool='gap'."
+      )
     if self.distilled and (self.pool != 'token' or self.pre_logits):
       raise UserError(
         'model.distilled uses a class token and a distillation token: set '
         "model.pool='token' and model.pre_logits=False."
       )
-    if self.fc_norm and (self.pool == 'map' or self.distilled):
+    if self.fc_norm and (self.pool in ('map', 'token_gap') or self.distilled):
       raise UserError(
         'model.fc_norm uses the mean of the patch tokens: set '
         "model.pool='token' or 'gap', and model.distilled=False."
@@ -373,21 +457,34 @@ class Config(backbone.BackboneConfig):
         'model.prefix_positions=False requires learned positions; '
         f'model.position is {kind!r}.'
       )
+    if self.rope != 'none' and kind in ('relative', 'rope2d'):
+      raise UserError(
+        f'model.rope is {self.rope!r} and model.position is {kind!r}: set '
+        "model.position='none', or another kind that is added to the tokens."
+      )
+    if self.rope_registers and self.rotary not in ('centered', 'index'):
+      raise UserError(
+        f'model.rope_registers is {self.rope_registers} and model.rope is '
+        f"{self.rope!r}: set model.rope='index' or 'centered'."
+      )
     # '2d' has two halves; the others have sines and cosines of two coordinates.
     for name, kinds, size, divisor in (
       ('width', ('2d',), self.width, 2),
       ('width', ('sincos2d', 'sincos2d_mae'), self.width, 4),
-      ('width of a head', ('rope2d',), self.head_dim, 4),
+      ('width of a head', (self.rotary and kind,), self.head_dim, 4),
     ):
       if kind in kinds and size % divisor:
+        key = (
+          f'rope={self.rope!r}' if self.rope != 'none' else f'position={kind!r}'
+        )
         raise UserError(
-          f'model.position={kind!r} needs a {name} that is a multiple of '
-          f'{divisor}; it is {size}.'
+          f'model.{key} needs a {name} that is a multiple of {divisor}; it is '
+          f'{size}.'
         )
 
 
 class Block(nn.Module):
-  """One pre-norm layer (equations 2 and 3), to be scanned.
+  """One layer (equations 2 and 3), to be scanned.
 
   Attributes:
     config: config of the model.
@@ -423,7 +520,6 @@ class Block(nn.Module):
       Tokens after the layer, and the results named in `want`.
     """
     config, dtype = self.config, self.config.compute_dtype
-    norm = functools.partial(LayerNorm, dtype, config.norm_eps)
     keys = [None] * 5
     if 'key' in per_layer:
       keys = list(jax.random.split(per_layer['key'], 5))
@@ -434,23 +530,34 @@ class Block(nn.Module):
     position, index = common
     if self.grid is not None:
       embedding = PositionEmbedding(config, *self.learned_for, name='position')
-      position = embedding(Patches(self.grid, index))
+      own = embedding(Patches(self.grid, index))
+      position = position._replace(added=own.added, relative=own.relative)
+    if position.coordinates is not None:
+      base = config.rope_base or positions.ROTATIONS['mixed']
+      heads = config.num_heads, config.head_dim
+      rotation = positions.MixedRotation(*heads, base, name='rotation')
+      position = position._replace(rotation=rotation(position.coordinates))
     if position.added is not None:
       x = x + position.added.astype(x.dtype)
     attend = Attention(
       config.num_heads,
       dtype,
       config.attention,
-      config.norm_eps if config.qk_norm else None,
+      config.new_norm if config.qk_norm else None,
       config.init,
       self.tokens,
+      config.qkv_bias,
+      config.bias,
+      config.new_norm if config.attention_norm else None,
       name='attention',
     )
+    first, second = (config.new_norm(name=f'norm{i}') for i in (1, 2))
     y, weights = attend(
-      norm(name='norm1')(x),
+      x if config.post_norm else first(x),
       want_weights='attention' in self.want,
       position=position,
     )
+    y = first(y) if config.post_norm else y
     x = x + self._branch('scale1', y, per_layer, *keys[:2])
     x = xla.stored(checkpoint_name(x, 'middle'))
 
@@ -461,9 +568,12 @@ class Block(nn.Module):
       dtype,
       config.init.matrix,
       config.init.mlp_bias,
+      config.bias,
+      config.new_norm if config.mlp_norm else None,
       name='mlp',
     )
-    y = mlp(norm(name='norm2')(x), keys[2])
+    y = mlp(x if config.post_norm else second(x), keys[2])
+    y = second(y) if config.post_norm else y
     x = x + self._branch('scale2', y, per_layer, *keys[3:])
     x = sharding.constrain(x, sharding.BATCH, None, None)
     results = {'layers': x, 'attention': weights}
@@ -483,7 +593,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Layers under one scan, then a LayerNorm (`norm`) unless `fc_norm` is set.
+  """Layers under one scan, then a norm (`norm`), unless `fc_norm` is set.
 
   Parameters are stacked: `layers/mlp/fc1/kernel` is `[depth, d, mlp_dim]`. Each
   layer gets its random key as a scanned input, so random values do not depend
@@ -498,12 +608,13 @@ class Encoder(nn.Module):
   learned_for: LearnedFor = (None, 0.0)
 
   def setup(self):
-    if not self.config.fc_norm:
-      self.norm = LayerNorm(self.config.compute_dtype, self.config.norm_eps)
+    self.has_norm = self.config.final_norm and not self.config.fc_norm
+    if self.has_norm:
+      self.norm = self.config.new_norm()
 
   def last_norm(self, x: Float[Array, '... d']) -> Float[Array, '... d']:
-    """Applies the last LayerNorm; returns `x` if `fc_norm` is set."""
-    return x if self.config.fc_norm else self.norm(x)
+    """Applies the last norm; returns `x` if the model has none."""
+    return self.norm(x) if self.has_norm else x
 
   @nn.compact
   def __call__(
@@ -529,7 +640,7 @@ class Encoder(nn.Module):
     """
     config, tokens, padded = self.config, x.shape[1], None
     grid = index = None
-    if config.position_in == 'layers':
+    if config.position_at == 'layers':
       assert patches is not None
       grid, index = patches
     # The attention of cuDNN needs an even number of tokens. One padding for all
@@ -579,13 +690,12 @@ class MapHead(nn.Module):
     init = config.init._replace(query_key_value=config.init.matrix)
     probe = self.param('probe', init.matrix, (1, 1, d))
     probe = jnp.broadcast_to(probe.astype(dtype), (n, 1, d))
-    attend = Attention(
-      config.num_heads, dtype, initializers=init, name='attention'
-    )
+    heads = config.map_heads or config.num_heads
+    attend = Attention(heads, dtype, initializers=init, name='attention')
     pooled, _ = attend(probe, x)
-    y = LayerNorm(dtype, config.norm_eps, name='norm')(pooled)
+    y = config.new_norm(name='norm')(pooled)
     mlp = Mlp(
-      config.mlp_dim,
+      config.map_mlp_dim or config.mlp_dim,
       0.0,
       config.gelu,
       dtype,
@@ -600,8 +710,8 @@ class ViT(Backbone):
   """A Vision Transformer; `Model` builds it from config keys.
 
   Parameters, with those of the layers stacked: `stem/…` (hybrids),
-  `embedding/{kernel,bias}`, `cls`, `distillation`, `registers`, `position/…`,
-  `pre_norm/…`, `encoder/{layers/…,norm}`, `map/…`, `fc_norm/…`,
+  `embedding/{kernel,bias}`, `patch_norm/…`, `cls`, `distillation`, `registers`,
+  `position/…`, `pre_norm/…`, `encoder/{layers/…,norm}`, `map/…`, `fc_norm/…`,
   `pre_logits/{kernel,bias}`, `head/{kernel,bias}`,
   `head_distillation/{kernel,bias}`.
 
@@ -624,17 +734,34 @@ class ViT(Backbone):
   determined = (
     *NAMES,
     'pool',
+    'class_token',
+    'map_heads',
+    'map_mlp_dim',
+    'map_prefix',
     'gelu',
     'gated',
+    'norm',
     'norm_eps',
-    'qk_norm',
+    'patch_norm',
     'pre_norm',
+    'post_norm',
+    'final_norm',
+    'qk_norm',
+    'attention_norm',
+    'mlp_norm',
+    'qkv_bias',
+    'bias',
     'layer_scale',
     'registers',
     'distilled',
     'position',
     'position_at',
     'prefix_positions',
+    'rope',
+    'rope_base',
+    'rope_grid',
+    'rope_offset',
+    'rope_registers',
   )
   adopted = ('fc_norm',)
   # `adapt` passes all of these to `positions.resize`, also parameters that do
@@ -644,7 +771,6 @@ class ViT(Backbone):
 
   def setup(self):
     config, dtype = self.config, self.config.compute_dtype
-    norm = functools.partial(LayerNorm, dtype, config.norm_eps)
     # Attributes cannot have the names of config keys, which are also attributes
     # of the model; `name` sets the paths of the parameters.
     if config.stem is not None:
@@ -656,10 +782,12 @@ class ViT(Backbone):
       bias_init=config.init.embedding_bias(3 * config.patch_size**2),
       dtype=dtype,
     )
+    if config.patch_norm:
+      self.norm_of_patches = config.new_norm(name='patch_norm')
     self.prefix_tokens = [
       self.param(name, init, (1, count, config.width))
       for name, count, init in (
-        ('cls', int(config.pool == 'token'), config.init.cls),
+        ('cls', int(config.has_class_token), config.init.cls),
         # DeiT, arXiv 2012.12877
         ('distillation', int(config.distilled), NORMAL),
         # "Vision Transformers Need Registers", arXiv 2309.16588. They need
@@ -670,13 +798,13 @@ class ViT(Backbone):
     ]
     learned_grid = self.grid(self.made_for) if self.made_for else None
     learned_for = learned_grid, self.position_offset
-    if config.position_in in ('stem', 'shared'):
+    if config.position_at in ('stem', 'shared'):
       self.positions = PositionEmbedding(config, *learned_for, name='position')
     if config.pre_norm:
-      self.first_norm = norm(name='pre_norm')
+      self.first_norm = config.new_norm(name='pre_norm')
     self.encoder = Encoder(config, learned_for)
     if config.fc_norm:
-      self.norm_of_mean = norm(name='fc_norm')
+      self.norm_of_mean = config.new_norm(name='fc_norm')
     if config.pool == 'map':
       self.map = MapHead(config)
     if config.pre_logits:
@@ -718,9 +846,11 @@ class ViT(Backbone):
     if self.config.stem is not None:
       x = self.stem_module(x)  # [n, y, x, c]
     x = self.embedding(cut_patches(x, grid, (side, side)))
+    if self.config.patch_norm:
+      x = self.norm_of_patches(x)
     # Prefix tokens come first, because they may also have positions.
     x = self._with_prefix(x)
-    if self.config.position_in == 'stem':
+    if self.config.position_at == 'stem':
       x = x + self.positions(Patches(grid)).added.astype(x.dtype)
     return x
 
@@ -752,13 +882,17 @@ class ViT(Backbone):
       UserError: `patches` is None, but every layer uses positions.
     """
     config, added = self.config, None
-    if config.position_in in ('layers', 'shared') and patches is None:
+    in_layers = config.position_at in ('layers', 'shared') or config.rotary
+    if in_layers and patches is None:
+      key = f'position={config.position!r}'
+      if config.rope != 'none':
+        key = f'rope={config.rope!r}'
       raise UserError(
-        f'model.position={config.position!r} acts in every layer of this '
-        'model, so encode needs the patches of the tokens: encode(tokens, key, '
+        f'model.{key} acts in every layer of this model, so encode needs the '
+        'patches of the tokens: encode(tokens, key, '
         'Patches(model.grid(image_size), index)).'
       )
-    if config.position_in == 'stem' and config.num_learned_prefix:
+    if config.position_at == 'stem' and config.num_learned_prefix:
       # `embed` has added the positions of patches, not those of the prefix.
       added = self.positions.prefix().astype(tokens.dtype)
     x = self._with_prefix(tokens, added)
@@ -778,8 +912,11 @@ class ViT(Backbone):
     x = dropout(x, self.config.dropout, embed_key)
     if self.config.pre_norm:
       x = self.first_norm(x)
-    shared = self.config.position_in == 'shared'
+    shared = self.config.position_at == 'shared'
     position = self.positions(patches) if shared else NO_POSITION
+    if self.config.rotary:
+      own = positions.rotary(self.config, patches)
+      position = own._replace(added=position.added)
     return self.encoder(x, encoder_key, want, position, patches)
 
   def last_norm(self, tokens: Float[Array, '... d']) -> Float[Array, '... d']:
@@ -806,14 +943,20 @@ class ViT(Backbone):
     and its two heads.
     """
     config, patches = self.config, tokens[:, self.config.prefix :]
-    if config.fc_norm:
-      features = self.norm_of_mean(patches.mean(axis=1))
-    elif config.pool == 'token':
+    if config.pooling == 'token':
       features = tokens[:, 0]
-    elif config.pool == 'gap':
+    elif config.pooling == 'map':
+      features = self.map(tokens if config.map_prefix else patches)
+    elif config.pooling == 'gap':
       features = patches.mean(axis=1)
+    elif config.pooling == 'token_gap':
+      features = jnp.concatenate([tokens[:, 0], patches.mean(axis=1)], axis=-1)
     else:
-      features = self.map(patches)
+      features = patches.max(axis=1)
+      if config.pooling == 'avgmax':
+        features = (features + patches.mean(axis=1)) / 2
+    if config.fc_norm:
+      features = self.norm_of_mean(features)
     if config.pre_logits:
       features = jnp.tanh(self.tanh_layer(features))
     logits = self._logits(features)
@@ -898,7 +1041,7 @@ class ViT(Backbone):
 
   @property
   def replaceable(self) -> tuple[str, ...]:
-    """LayerNorms before and after the mean, with `fc_norm`.
+    """Norms before and after the mean, with `fc_norm`.
 
     A model has only one of them.
     """

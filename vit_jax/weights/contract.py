@@ -1,7 +1,7 @@
 """Trained weights, and the interface of a format that stores them."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
-from vit_jax.errors import check_choice
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models.contract import Statistics
 from vit_jax.objectives.contract import Setting
 
@@ -37,6 +37,8 @@ class Pretrained:
       the weights contain no average.
     load_extra: the same function for the extra state of the objective, such as
       a teacher; None if the weights contain only parameters.
+    sets: functions that describe other models in the same file, by name. If
+      none of them is the default, `about` is empty.
   """
 
   path: str
@@ -44,6 +46,9 @@ class Pretrained:
   load: Callable[[PyTree], PyTree]
   load_average: Callable[[PyTree], PyTree] | None = None
   load_extra: Callable[[PyTree], PyTree] | None = None
+  sets: Mapping[str, Callable[[], 'Pretrained']] = dataclasses.field(
+    default_factory=dict
+  )
 
   @property
   def image_size(self) -> tuple[int, int]:
@@ -156,11 +161,20 @@ class Pretrained:
 
     Args:
       name: 'params' for the parameters themselves, 'ema' for their average, or
-        another key of `Objective.weights`, such as 'teacher'.
+        another key of `Objective.weights`, such as 'teacher', or of `sets`.
 
     Raises:
-      UserError: there is no set of that name.
+      UserError: there is no set of that name, or there are several models and
+        none of them is the default.
     """
+    if name in self.sets:
+      return self.sets[name]()
+    if not self.about:
+      raise UserError(
+        f'{self.path} contains several models, {", ".join(self.sets)}, and '
+        f'{name!r} is none of them: select one by --weights=NAME, or by '
+        'load_pretrained(…, weights=NAME).'
+      )
     if name == 'params':
       return self
     check_choice(f'the choice of weights of {self.path}', name, self._names())
@@ -177,7 +191,7 @@ class Pretrained:
     if jax.tree.leaves(extra) and self.load_extra is None:
       extra = None
     average = params if self.load_average else None
-    return [*jax.eval_shape(self._named, params, extra, average)]
+    return [*jax.eval_shape(self._named, params, extra, average), *self.sets]
 
 
 class Format(NamedTuple):

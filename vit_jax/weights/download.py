@@ -70,7 +70,7 @@ def local_copy(path: str, sleep: Sleep = time.sleep) -> str:
   """
   if path.startswith('hf:'):
     return _from_hub(path, sleep)
-  is_pickle = path.startswith('gs://') and path.endswith(damage.PICKLES)
+  is_pickle = path.startswith('gs://') and damage.is_pickle(path)
   if is_pickle or re.match('https?://', path):
     return _from_url(path, sleep)
   parent = os.path.dirname(path)
@@ -211,7 +211,7 @@ def _check_format(part: pathlib.Path, name: str) -> None:
         return
     except safetensors.SafetensorError as error:
       raise ValueError(f'it is not a .safetensors file ({error})') from error
-  is_pickle = name.endswith(damage.PICKLES)
+  is_pickle = damage.is_pickle(name)
   if not is_pickle and not name.endswith('.npz'):
     return
   with part.open('rb') as file:

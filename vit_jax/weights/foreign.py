@@ -16,7 +16,12 @@ from vit_jax.arrays import tree
 from vit_jax.arrays.sharding import place
 from vit_jax.config import schema
 from vit_jax.errors import UserError
-from vit_jax.models.contract import abstract_params
+from vit_jax.models.contract import (
+  Statistics,
+  abstract_params,
+  is_symmetric,
+  symmetric,
+)
 from vit_jax.models.layers import EPSILON
 from vit_jax.weights import names as names_lib
 from vit_jax.weights import patch_embedding
@@ -60,7 +65,11 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
       or the model of this package does not support an option.
   """
   arrays, names, metadata = parsed.arrays, parsed.names, parsed.metadata
-  statistics = metadata.mean, metadata.std
+  channels = parsed.model.get('channels', patch_embedding.RGB)
+  mean, std = statistics = _statistics(path, metadata, channels)
+  preprocess = dict(metadata.preprocess)
+  if channels != patch_embedding.RGB:
+    preprocess['channels'] = channels
   names_lib.check_floats(path, arrays)
   actual = {name: array.shape for name, array in arrays.items()}
   head = names.find('head/kernel')
@@ -72,9 +81,9 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
     'objective': {'name': 'supervised'},
     'num_classes': num_classes,
     'image_size': list(metadata.image_size),
-    'preprocess': dict(metadata.preprocess),
+    'preprocess': preprocess,
     'class_names': class_names(path, metadata.class_names, num_classes),
-    'normalization': {'mean': list(metadata.mean), 'std': list(metadata.std)},
+    'normalization': {'mean': list(mean), 'std': list(std)},
     'position_resize': metadata.position_resize,
     'other_patches': metadata.other_patches,
   }
@@ -102,10 +111,37 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
     metadata.known_from,
     metadata.gelu,
     metadata.norm_eps,
-    *(tuple(values) for values in statistics),
-    dict(metadata.preprocess) or '{}',
+    *statistics,
+    preprocess or '{}',
   )
   return source
+
+
+def _statistics(
+  path: str, metadata: ModelMetadata, channels: int
+) -> Statistics:
+  """Returns the mean and std of each channel.
+
+  A single number is that of all channels. Settings for RGB do not apply to
+  other images, which are then expected in [-1, 1].
+
+  Raises:
+    UserError: the settings of RGB images do not have three numbers.
+  """
+  mean, std = (
+    tuple(values) * (channels if len(values) == 1 else 1)
+    for values in (metadata.mean, metadata.std)
+  )
+  if len(mean) == len(std) == channels:
+    return mean, std
+  if channels == patch_embedding.RGB:
+    raise UserError(
+      f'{path}: mean is {mean} and std is {std}; give a number for each of '
+      f'its {channels} channels.'
+    )
+  if not is_symmetric((mean, std)):
+    log.warning('%s: mean and std of its channels are unknown', path)
+  return symmetric(channels)
 
 
 def _section(path: str, parsed: ParsedWeights) -> dict[str, Any]:

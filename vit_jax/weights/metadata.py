@@ -96,8 +96,8 @@ FLAG = Rule('true or false', lambda value: isinstance(value, bool))
 # The maximum prevents running out of memory.
 COUNT = number(1, 2**15, int)
 COUNTS = several(COUNT)
-_MEAN = several(number(-10, 10), 3)
-_STD = several(number(1e-3, 10), 3)
+_MEAN = several(number(-10, 10))  # one for each channel
+_STD = several(number(1e-3, 10))
 _SIZE = Rule(
   f'a number of pixels, a list of one or two, or {{height, width}}, each '
   f'{COUNT.allowed}',

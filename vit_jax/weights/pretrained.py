@@ -33,7 +33,8 @@ def _load_tensors(path: str, config: dict[str, Any]) -> Pretrained:
     path: path of a file or a directory.
     config: result of `tensors.read_config`.
   """
-  form = huggingface if 'model_type' in config else timm
+  is_timm = config.get('model_type', 'timm_wrapper') == 'timm_wrapper'
+  form = timm if is_timm else huggingface
   return form.load(path, config)
 
 
@@ -282,9 +283,9 @@ def load_pretrained(
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
     position_resize: method of interpolation, see `resizing.METHODS`; None for
       that of the project that the weights are from.
-    mean: mean of pixels in [0, 1] in the training of the weights, three
-      numbers; for files whose settings are missing or wrong.
-    std: standard deviation of the same pixels, three numbers.
+    mean: mean of pixels in [0, 1] in the training of the weights, a number for
+      each channel; for files whose settings are missing or wrong.
+    std: standard deviation of the same pixels, for each channel.
     **model: other keys of the model's config section, such as gelu='exact'.
 
   Returns:

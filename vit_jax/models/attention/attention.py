@@ -24,7 +24,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import xla
 from vit_jax.models.attention import cudnn, tpu
 from vit_jax.models.init import INIT, Init
-from vit_jax.models.layers import LayerNorm, Linear
+from vit_jax.models.layers import Linear
 from vit_jax.models.positions import NO_POSITION, Position, rotate
 
 # Names of the arrays that the backward pass needs, for rematerialization.
@@ -36,6 +36,12 @@ IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
 # and keys are normalized and rotated before cuDNN.
 _TPU_SUPPORTS = ('bias',)
 _GPU_SUPPORTS = ('qk_norm', 'rotary positions', 'context', 'weights')
+# Projections with a bias, by the value of `vit.Config.qkv_bias`.
+BIASES = {
+  'all': ('query', 'key', 'value'),
+  'query_value': ('query', 'value'),
+  'none': (),
+}
 _Residuals = tuple[Array, Array, Array, Array, Array]
 
 
@@ -271,19 +277,26 @@ class Attention(nn.Module):
     num_heads: number of heads.
     dtype: dtype of the computation.
     implementation: one of `IMPLEMENTATIONS`.
-    norm_epsilon: epsilon of the LayerNorms of queries and of keys over the
-      channels of a head, whose parameters all heads share (arXiv 2302.05442,
-      section 2); None if there are no such LayerNorms.
+    qk_norm: constructor of the norms of queries and of keys over the channels
+      of a head, whose parameters all heads share (arXiv 2302.05442, section 2);
+      None if there are no such norms.
     initializers: initializers of the matrices.
     tokens: number of tokens that are not padding; None if there is no padding.
+    qkv_bias: names of the layers that have a bias, see `BIASES`.
+    out_bias: whether the output layer has a bias.
+    out_norm: constructor of a norm of the output of all heads, before the
+      output layer; None if there is no such norm.
   """
 
   num_heads: int
   dtype: jnp.dtype
   implementation: str = 'auto'
-  norm_epsilon: float | None = None
+  qk_norm: Any = None
   initializers: Init = INIT['authors']
   tokens: int | None = None
+  qkv_bias: str = 'all'
+  out_bias: bool = True
+  out_norm: Any = None
 
   @nn.compact
   def __call__(
@@ -309,7 +322,7 @@ class Attention(nn.Module):
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
     needs = {
-      'qk_norm': self.norm_epsilon is not None,
+      'qk_norm': self.qk_norm is not None,
       'rotary positions': position.rotation is not None,
       'relative positions': position.relative is not None,
       'context': context is not None,
@@ -331,17 +344,19 @@ class Attention(nn.Module):
       dtype=self.dtype,
       kernel_init=self.initializers.query_key_value,
     )
-    layers = [project(name=name) for name in ('query', 'key', 'value')]
+    layers = [
+      project(name=name, use_bias=name in BIASES[self.qkv_bias])
+      for name in BIASES['all']
+    ]
     weights = None
     if by == 'kernels':
       y = attend_by_kernels(layers, x, self.num_heads)
     else:
       inputs = zip(layers, (x, context, context), strict=True)
       query, key, value = (layer(z) for layer, z in inputs)
-      if self.norm_epsilon is not None:
-        norm = functools.partial(LayerNorm, self.dtype, self.norm_epsilon)
-        query = norm(name='query_norm')(query)
-        key = norm(name='key_norm')(key)
+      if self.qk_norm is not None:
+        query = self.qk_norm(name='query_norm')(query)
+        key = self.qk_norm(name='key_norm')(key)
       if position.rotation is not None:
         query, key = (rotate(z, *position.rotation) for z in (query, key))
       if by == 'cuDNN':
@@ -353,12 +368,15 @@ class Attention(nn.Module):
         y = relative_attention(query, key, value, position.relative)
       if want_weights:
         weights = _weights(query, key, position.relative)
+    if self.out_norm is not None:
+      y = self.out_norm(name='norm')(y.reshape(x.shape))
     out = Linear(
       (width,),
       inputs=heads,
       model_dim=-3,
       dtype=self.dtype,
       kernel_init=self.initializers.matrix,
+      use_bias=self.out_bias,
       name='out',
     )
     return out(y), weights

@@ -36,6 +36,11 @@ _UNSUSPICIOUS_BYTES = 2**26
 _MAX_RATIO = 100
 
 
+def is_pickle(path: str) -> bool:
+  """Returns whether a path has an ending of PyTorch, in any case."""
+  return path.lower().endswith(PICKLES)
+
+
 @contextlib.contextmanager
 def reported(path: str, kind: str) -> Iterator[epath.Path]:
   """Yields a file to be read; turns errors of reading into a `UserError`.

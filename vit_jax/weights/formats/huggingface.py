@@ -1,14 +1,15 @@
 """Weights in Hugging Face directories: `config.json` and weight files.
 
-They are those of the library `transformers`: ViT, DeiT, DINOv2 (with and
-without registers) and Swin; see `_TYPES`. Since its major version 5,
-transformers uses other names in memory, but files contain the older ones; both
-can be read.
+They are those of the library `transformers`; see `TYPES`. Since its major
+version 5, transformers uses other names in memory, but files contain the older
+ones; both can be read.
 """
 
 import json
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,10 +24,11 @@ from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.formats import containers, swin, tensors, vit
 from vit_jax.weights.formats import huggingface_processor as processor
-from vit_jax.weights.formats import swin, tensors, vit
 from vit_jax.weights.metadata import ModelMetadata
-from vit_jax.weights.names import NameMap
+from vit_jax.weights.names import Joined, NameMap
+from vit_jax.weights.patch_embedding import RGB
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -40,11 +42,12 @@ _CLS, _POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
 _DISTILLATION = 'embeddings.distillation_token'
 _REGISTERS = 'embeddings.register_tokens'
 _MASK = 'embeddings.mask_token'
+_PATCHES = 'embeddings.patch_embeddings.projection'
 _SCALE = 'layer_scale{}.lambda1'
 _VIT_NAMES = {
   'cls': _CLS,
   'position/embedding': _POSITIONS,
-  'embedding': 'embeddings.patch_embeddings.projection',
+  'embedding': _PATCHES,
   **{
     f'{_LAYER}attention/{kind}': f'{_FOREIGN}attention.attention.{kind}'
     for kind in ('query', 'key', 'value')
@@ -62,9 +65,33 @@ _VIT_NAMES = {
   'encoder/norm': 'layernorm',
   'pre_logits': 'pooler.dense',
   'head': 'classifier',
+  'pre_norm': 'pre_layrnorm',
+  'map/norm': 'head.layernorm',
+  **{
+    f'map/{path}': f'head.{path.replace("/", ".")}'
+    for path in ('probe', 'attention/out', 'mlp/fc1', 'mlp/fc2')
+  },
+  **{
+    f'map/attention/{kind}': Joined('head.attention.in_proj', index, 3)
+    for index, kind in enumerate(('query', 'key', 'value'))
+  },
 }
 _VIT_ALIASES = (
-  (r'^(vit|deit|dinov2|dinov2_with_registers)\.', ''),
+  (rf'^({containers.BASES})\.', ''),
+  (
+    r'^embeddings\.patch_embedding\.',
+    'embeddings.patch_embeddings.projection.',
+  ),
+  (r'^embeddings\.class_embedding$', _CLS),
+  (r'^embeddings\.position_embedding\.weight$', _POSITIONS),
+  (r'\.self_attn\.out_proj\.', '.attention.output.dense.'),
+  (r'\.self_attn\.', '.attention.'),
+  (r'\.layer_norm1\.', '.layernorm_before.'),
+  (r'\.layer_norm2\.', '.layernorm_after.'),
+  (r'^post_layernorm\.', 'layernorm.'),
+  (r'^(head\.attention\.in_proj)_', r'\1.'),
+  (r'^(head\.attention\.out)_proj', r'\1'),
+  (r'^visual_projection\.', 'classifier.'),
   (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
   (r'\.attention\.q_proj\.', '.attention.attention.query.'),
   (r'\.attention\.k_proj\.', '.attention.attention.key.'),
@@ -72,12 +99,17 @@ _VIT_ALIASES = (
   (r'\.attention\.o_proj\.', '.attention.output.dense.'),
   (r'\.norm1\.', '.layernorm_before.'),
   (r'\.norm2\.', '.layernorm_after.'),
-  (r'\.mlp\.(fc1|weights_in)\.', '.intermediate.dense.'),
-  (r'\.mlp\.(fc2|weights_out)\.', '.output.dense.'),
+  (r'^(encoder.*)\.mlp\.(fc1|weights_in)\.', r'\1.intermediate.dense.'),
+  (r'^(encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
   (r'^cls_classifier\.', 'classifier.'),
 )
+# Arrays that the model does not use: mask tokens, text towers, MAE's decoder.
+_LEFT_OUT = (
+  r'embeddings\.(mask_token|position_ids)|decoder\.|text_(model|projection)\.|'
+  r'logit_(scale|bias)'
+)
 _SWIN_NAMES = {
-  'embedding': 'embeddings.patch_embeddings.projection',
+  'embedding': _PATCHES,
   'embedding_norm': 'embeddings.norm',
   'norm': 'layernorm',
   'head': 'classifier',
@@ -116,6 +148,12 @@ _ACTIVATIONS = {
   'tanh': 'gelu_pytorch_tanh',
   'quick': 'quick_gelu',
 }
+# Types whose positions the library interpolates with antialiasing.
+_ANTIALIASED = {
+  'dinov2_with_registers': 'bicubic',
+  'siglip2_vision_model': 'bilinear',
+}
+_KERNEL = f'{_PATCHES}.weight'
 _LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
 
 
@@ -134,16 +172,31 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   file = folder / 'config.json'
   config = (tensors.read_config(path) if head is None else head) or {}
   kind = config.get('model_type')
+  if 'vision_config' in config:  # a model of images and texts
+    kind = f'{kind}_vision_model'
+    config = {**config, **metadata.validated(file, config['vision_config'])}
   rules = _SWIN_RULES if kind == 'swin' else metadata.RULES
   metadata.validated(file, {'model_type': kind})
-  if kind not in _TYPES:
+  if kind not in TYPES:
     raise UserError(
       f'{path} contains a model of the type {kind!r}; supported types: '
-      f'{", ".join(_TYPES)}.'
+      f'{", ".join(TYPES)}.'
     )
-  config = metadata.validated(file, config, _TYPES[kind].required, rules)
+  given = {k: v for k, v in config.items() if v is not None}
+  config = {**TYPES[kind].defaults, **given}
+  config = metadata.validated(file, config, TYPES[kind].required, rules)
   arrays, _ = tensors.read(path)
-  parsed = _TYPES[kind].parse(path, arrays, config)
+  return containers.described(
+    path, arrays, lambda model: _described(path, model, kind, config)
+  )
+
+
+def _described(
+  path: str, arrays: Arrays, kind: str, config: dict[str, Any]
+) -> Pretrained:
+  """Describes a model of a type, given its arrays and its config."""
+  parsed = TYPES[kind].parse(path, arrays, config | {'model_type': kind})
+  folder = tensors.folder_of(path)
   file = folder / 'preprocessor_config.json'
   stored = metadata.validated(file, metadata.read(file))
   values = stored or processor.DEFAULTS[kind]
@@ -191,7 +244,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     ending += 'WithTeacher'
   config: dict[str, Any] = dict(
     model_type=written.kind,
-    architectures=[_TYPES[written.kind].class_name + ending],
+    architectures=[TYPES[written.kind].class_name + ending],
     image_size=height if height == width else [height, width],
     num_channels=3,
     **written.config,
@@ -240,6 +293,10 @@ def _parse_vit(
     UserError: the config contradicts the arrays.
   """
   arrays = _used(path, arrays)
+  if config['model_type'] in _TOWERS:
+    arrays = _tower(path, arrays)
+    side = math.isqrt(arrays[_POSITIONS].shape[1]) * arrays[_KERNEL].shape[-1]
+    config = {**config, 'image_size': side}
   if 'distillation_classifier.weight' not in arrays and _DISTILLATION in arrays:
     # A token whose output is not used is a register.
     arrays[_REGISTERS] = arrays.pop(_DISTILLATION)
@@ -249,6 +306,9 @@ def _parse_vit(
   names = NameMap(_VIT_NAMES)
   model = vit.section(path, arrays, names, 'a Vision Transformer')
   model['num_heads'] = config['num_attention_heads']
+  head = arrays.get('classifier.weight')
+  if head is not None and head.shape[-1] == 2 * model['width']:
+    model['pool'] = 'token_gap'
   size, patch = metadata.pair(config['image_size']), model['patch_size']
   for key, value in (
     ('hidden_size', model['width']),
@@ -266,32 +326,50 @@ def _parse_vit(
     arrays = foreign.without_class_position(arrays, _CLS, _POSITIONS)
   if 'layer_scale' in model:
     model['layer_scale'] = _LAYER_SCALE
-  # The library uses antialiasing for one type of model only.
-  antialiased = config['model_type'] == 'dinov2_with_registers'
-  method = 'bicubic' if antialiased else 'bicubic_no_antialias'
+  method = _ANTIALIASED.get(config['model_type'], 'bicubic_no_antialias')
   properties = ModelMetadata(size, position_resize=method)
   return ParsedWeights(arrays, names, model, properties)
 
 
 def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
   """Returns the arrays that are used, with the names in files."""
-  result = names_lib.renamed(arrays, _VIT_ALIASES)
-  if result.pop(_MASK, None) is not None:
-    log.info('%s: left out the mask token', path)
+  renamed = names_lib.renamed(arrays, _VIT_ALIASES)
+  result = {k: v for k, v in renamed.items() if not re.match(_LEFT_OUT, k)}
+  if len(result) < len(renamed):
+    unused = [name for name in renamed if name not in result]
+    log.info('%s: left out %s, …', path, ', '.join(unused[:3]))
+  for name in (_CLS, _POSITIONS):  # one dimension fewer in CLIP and SigLIP
+    if name in result:
+      result[name] = np.array(result[name], ndmin=3)
   width = result.get('layernorm.weight', np.zeros(0)).shape[0]
   head = result.get('classifier.weight')
-  if head is None or head.shape[-1] != 2 * width:
-    return result
-  if not np.any(head[:, width:]):  # a head that `_completed` has padded
-    return result | {'classifier.weight': head[:, :width]}
-  for leaf in ('weight', 'bias'):
-    result.pop(f'classifier.{leaf}', None)
-  log.warning(
-    '%s: left out the head, whose input is the class token and the mean of '
-    'the patches; the model vit has no such head',
-    path,
-  )
+  if head is not None and not np.any(head[:, width:]):
+    result['classifier.weight'] = head[:, :width]  # padded by `_completed`
   return result
+
+
+def _tower(path: str, arrays: Arrays) -> Arrays:
+  """Returns the arrays of an image tower, completed by zeros.
+
+  A projection is the head of the model, and has no bias.
+  """
+  kernel = arrays[_KERNEL]
+  width = len(kernel)
+  if kernel.ndim == 2:  # NaFlex: [d, p * p * 3]
+    side = math.isqrt(kernel.shape[1] // RGB)
+    kernel = kernel.reshape(width, side, side, -1).transpose(0, 3, 1, 2)
+  arrays = {f'{_PATCHES}.bias': np.zeros(width, np.float32)} | arrays
+  arrays[_KERNEL] = kernel
+  if 'classifier.bias' in arrays:
+    unused = 'head.'  # the classifier's input is the mean of the patches,
+    if _CLS in arrays:  # in CLIP without the last LayerNorm
+      unused = 'classifier.'
+      log.warning('%s: left out its classifier, which the vit lacks', path)
+    arrays = {k: v for k, v in arrays.items() if not k.startswith(unused)}
+  elif 'classifier.weight' in arrays:
+    outputs = len(arrays['classifier.weight'])
+    arrays['classifier.bias'] = np.zeros(outputs, np.float32)
+  return arrays
 
 
 def _written_vit(model: Any) -> _Written:
@@ -308,6 +386,7 @@ def _written_vit(model: Any) -> _Written:
     )
   names = dict(_VIT_NAMES)
   kind, supported = 'vit', ()
+  is_joined = model.pool == 'token_gap'
   if model.distilled:
     kind, supported = 'deit', ('distilled',)
     names['head'] = 'cls_classifier'
@@ -317,7 +396,7 @@ def _written_vit(model: Any) -> _Written:
   elif model.registers:
     kind = 'dinov2_with_registers'
     supported = ('registers', 'layer_scale', 'gated')
-  elif model.layer_scale is not None or model.gated:
+  elif model.layer_scale is not None or model.gated or is_joined:
     kind, supported = 'dinov2', ('layer_scale', 'gated')
   options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
   options += ('pre_norm',)
@@ -326,7 +405,7 @@ def _written_vit(model: Any) -> _Written:
     for name in options
     if name not in supported and getattr(model, name) not in (None, 0, False)
   ]
-  if model.pool != 'token':
+  if model.pool != 'token' and not (is_joined and kind.startswith('dinov2')):
     unsupported.append(f'pool {model.pool!r}')
   if model.pre_logits and (model.num_classes or kind != 'vit'):
     unsupported.append('pre-logits before the head')
@@ -372,7 +451,7 @@ def _written_vit(model: Any) -> _Written:
       config['num_register_tokens'] = model.registers
   if unsupported:
     raise UserError(
-      f"Hugging Face's {_TYPES[kind].class_name} has no "
+      f"Hugging Face's {TYPES[kind].class_name} has no "
       f'{", ".join(unsupported)}, but this model has: it cannot be written as '
       'such a directory. A directory of vit_jax can contain every model.'
     )
@@ -417,7 +496,7 @@ def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
       name = (_FOREIGN + _SCALE.format(j)).format(i=i)
       arrays[name] = np.ones(width, np.float32)
   # The input of the head in transformers includes the mean of the patches.
-  if model.num_classes:
+  if model.num_classes and model.pool == 'token':
     head = arrays['classifier.weight']
     arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
   return arrays
@@ -514,17 +593,40 @@ class _Type(NamedTuple):
     class_name: prefix of the names of its classes.
     required: required keys of config.json.
     parse: function from path, arrays and config to the parsed weights.
+    defaults: values of keys that are often left out in config.json.
   """
 
   class_name: str
   required: tuple[str, ...]
   parse: Callable[[str, Arrays, Mapping[str, Any]], ParsedWeights]
+  defaults: Mapping[str, Any] = {}
 
 
-_TYPES = {
-  'vit': _Type('ViT', _VIT_KEYS, _parse_vit),
-  'deit': _Type('DeiT', _VIT_KEYS, _parse_vit),
-  'dinov2': _Type('Dinov2', _VIT_KEYS, _parse_vit),
-  'dinov2_with_registers': _Type('Dinov2WithRegisters', _VIT_KEYS, _parse_vit),
+_SIGLIP = dict(
+  num_attention_heads=12, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6
+)
+_CLIP = dict(
+  num_attention_heads=12, hidden_act='quick_gelu', layer_norm_eps=1e-5
+)
+# {type: (prefix of the library's classes, defaults)}
+_VITS = {
+  'vit': ('ViT', {}),
+  'deit': ('DeiT', {}),
+  'dinov2': ('Dinov2', {}),
+  'dinov2_with_registers': ('Dinov2WithRegisters', {}),
+  'vit_mae': ('ViTMAE', {}),
+  'vit_msn': ('ViTMSN', {'layer_norm_eps': 1e-6}),
+  'ijepa': ('IJepa', {}),
+}
+_TOWERS = {
+  'clip_vision_model': ('CLIPVision', _CLIP),
+  'siglip_vision_model': ('SiglipVision', _SIGLIP),
+  'siglip2_vision_model': ('Siglip2Vision', _SIGLIP),
+}
+TYPES = {
+  **{k: _Type(v[0], _VIT_KEYS, _parse_vit, v[1]) for k, v in _VITS.items()},
+  **{k: _Type(v[0], (), _parse_vit, v[1]) for k, v in _TOWERS.items()},
   'swin': _Type('Swin', _SWIN_KEYS, _parse_swin),
 }
+# Types that `save` writes.
+WRITTEN = ('vit', 'deit', 'dinov2', 'dinov2_with_registers', 'swin')

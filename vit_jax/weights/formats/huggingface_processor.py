@@ -8,6 +8,7 @@ from vit_jax.data.augment.presets import IMAGENET, NONE
 from vit_jax.models.contract import Statistics
 from vit_jax.weights import metadata
 from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.patch_embedding import CLIP
 
 log = logging.getLogger('vit_jax')
 
@@ -37,6 +38,12 @@ DEFAULTS['dinov2'] = DEFAULTS['deit'] | {'size': {'shortest_edge': 256}}
 DEFAULTS['dinov2_with_registers'] = DEFAULTS['dinov2']
 DEFAULTS['swin'] = DEFAULTS['vit'] | dict(
   resample=3, image_mean=IMAGENET[0], image_std=IMAGENET[1]
+)
+DEFAULTS['vit_mae'] = DEFAULTS['vit_msn'] = DEFAULTS['vit']
+DEFAULTS['ijepa'] = DEFAULTS['siglip2_vision_model'] = DEFAULTS['vit']
+DEFAULTS['siglip_vision_model'] = DEFAULTS['vit'] | {'resample': 3}
+DEFAULTS['clip_vision_model'] = DEFAULTS['dinov2'] | dict(
+  size={'shortest_edge': 224}, image_mean=CLIP[0], image_std=CLIP[1]
 )
 # {Pillow's number of a filter: name here}. Pillow's filters antialias when an
 # image shrinks.

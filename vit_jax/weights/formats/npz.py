@@ -150,6 +150,7 @@ def _parse_vit(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
   model = vit.section(path, arrays, NameMap(names, torch=False), _KIND)
   side = model['patch_size']
   if _ROOT in arrays:
+    model.pop('channels', None)  # those of the map
     model['stem'] = _resnet_section(path, arrays, _ROOT)
     names |= _stem_names(model['stem']['depths'])
     side *= stride_of(model['stem']['depths'])  # in pixels of the image

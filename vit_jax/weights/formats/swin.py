@@ -20,6 +20,7 @@ from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import Joined, NameMap
+from vit_jax.weights.patch_embedding import RGB
 
 # Constants of the model; its config section has no keys for them.
 CONSTANTS = {'gelu': 'exact', 'norm_eps': LN_EPSILON}
@@ -159,14 +160,16 @@ def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   stages = 1 + max(stage for stage, _ in numbers)
   depths = tuple(sum(s == stage for s, _ in numbers) for stage in range(stages))
   patches = arrays.get('patch_embed.proj.weight', np.zeros(()))
-  square = (3, PATCH_SIZE, PATCH_SIZE)
+  channels = patches.shape[1] if patches.ndim == 4 else RGB
+  square = (channels, PATCH_SIZE, PATCH_SIZE)
   if patches.shape[1:] != square or any(d < 2 or d % 2 for d in depths):
     raise UserError(
       f'{path} contains patches of {list(patches.shape)} and {list(depths)} '
       f'blocks; a Swin has [width, {square}] and an even number in each stage.'
     )
   table = arrays[_TABLE]
-  return dict(
+  other = {} if channels == RGB else {'channels': channels}
+  return other | dict(
     name='swin',
     width=patches.shape[0],
     depths=depths,

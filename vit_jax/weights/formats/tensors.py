@@ -32,10 +32,16 @@ log = logging.getLogger('vit_jax')
 Arrays = dict[str, np.ndarray]
 _FILES = ('model.safetensors', 'pytorch_model.bin')
 _INDEX = '.index.json'  # after the name of a file
-# Keys under which training checkpoints store weights; the first existing one is
-# used. DINO's checkpoints contain 'student' and 'teacher'; its authors evaluate
-# the teacher.
-_KEYS = ('model', 'state_dict', 'teacher', 'student')
+# {file in a directory: description of its weights, and how to convert them}
+_UNREADABLE = {
+  'adapter_config.json': 'an adapter of PEFT, which needs its base model: '
+  'write both by `peft.PeftModel.from_pretrained(base, "{0}")'
+  '.merge_and_unload().save_pretrained("OUT")`',
+  '.metadata': 'a distributed checkpoint: convert it by `python -m '
+  'torch.distributed.checkpoint.format_utils dcp_to_torch {0} OUT`',
+  'zero_to_fp32.py': 'a checkpoint of DeepSpeed: convert it by `python '
+  '{0}/zero_to_fp32.py {0} OUT`',
+}
 # Types of safetensors that do not exist in NumPy, or have another name.
 _TYPES = {
   'BOOL': bool,
@@ -73,10 +79,21 @@ class _Ignored:
 
 
 def folder_of(path: str) -> epath.Path:
-  """Returns a directory of weights, or the one that contains a weight file."""
+  """Returns a directory of weights, or the one that contains a weight file.
+
+  The newest `checkpoint-N` stands for the output folder of a Trainer.
+  """
   place = paths.locate(path)
-  is_file = path.endswith(('.safetensors', *damage.PICKLES))
-  return place.parent if is_file and not place.is_dir() else place
+  is_file = path.endswith('.safetensors') or damage.is_pickle(path)
+  if not place.is_dir():
+    return place.parent if is_file else place
+  if (place / 'config.json').exists():
+    return place
+  steps = [
+    re.fullmatch(r'checkpoint-(\d+)', each.name) for each in place.iterdir()
+  ]
+  newest = max((int(step[1]) for step in steps if step), default=None)
+  return place if newest is None else place / f'checkpoint-{newest}'
 
 
 def read_config(path: str) -> dict[str, Any] | None:
@@ -88,12 +105,25 @@ def read_config(path: str) -> dict[str, Any] | None:
   Returns:
     The content; {} if there is none; None if the path is neither a file of
     tensors nor a directory with the config of another project.
+
+  Raises:
+    UserError: the config cannot be read, or the directory contains weights that
+      other programs have to convert.
   """
   folder, file = folder_of(path), paths.locate(path)
   config = metadata.read(folder / 'config.json')
-  if folder == file:
+  is_folder = folder != file.parent
+  if not config and (is_folder or file.name.startswith('adapter_model')):
+    for name, advice in _UNREADABLE.items():
+      if (folder / name).exists():
+        raise UserError(f'{path} contains {advice.format(folder)}; open OUT.')
+  if is_folder and folder != file:
+    log.info('%s: the newest checkpoint is %s', path, folder.name)
+  if is_folder:
     return config if {'model_type', 'architecture'} & config.keys() else None
-  named = re.fullmatch(r'.*\.safetensors|pytorch_model.*\.bin', file.name)
+  named = re.fullmatch(
+    r'(?!open_clip).*\.safetensors|pytorch_model.*\.bin', file.name
+  )
   # Only such files belong to the config of a Hugging Face directory.
   return config if named or 'model_type' not in config else {}
 
@@ -116,7 +146,7 @@ def read(path: str) -> tuple[Arrays, dict[str, str]]:
   """
   file = paths.locate(path)
   is_folder = file.is_dir()
-  folder = file if is_folder else file.parent
+  folder = folder_of(path) if is_folder else file.parent
   for name in _FILES:
     index = folder / f'{name}{_INDEX}'
     content = metadata.validated(index, metadata.read(index))
@@ -157,7 +187,7 @@ def _read_shards(index: Any, content: Mapping[str, Any]) -> Arrays:
 
 def _read_file(path: str) -> tuple[Arrays, dict[str, str]]:
   """Reads the tensors of one file; see `read`."""
-  if path.endswith(damage.PICKLES):
+  if damage.is_pickle(path):
     return _read_pickle(path), {}
   with damage.reported(path, 'a .safetensors file') as file:
     data = file.read_bytes()
@@ -231,32 +261,22 @@ def _read_pickle(path: str) -> Arrays:
           f'run. {found or damage.describe(path)} {damage.SUPPORTED}. If you '
           'trust the file, save only its state_dict, as .safetensors.'
         ) from error
-    tensors = _weights(path, content)
+    tensors = _flat(content)
+    if not tensors:
+      raise UserError(f'{path} contains no tensors in named dictionaries.')
     return {k: _array(torch, path, k, v) for k, v in tensors.items()}
 
 
-def _weights(path: str, content: Any) -> dict[str, Any]:
-  """Returns the tensors of a training checkpoint or of a plain state_dict.
-
-  Raises:
-    UserError: the file contains no named tensors.
-  """
-  while isinstance(content, Mapping):
-    key = next(
-      (key for key in _KEYS if isinstance(content.get(key), Mapping)), None
-    )
-    if key is None:
-      break
-    log.info('%s: weights are taken from its %r', path, key)
-    content = content[key]
-  entries = content if isinstance(content, Mapping) else {}
-  tensors = {str(k): v for k, v in entries.items() if hasattr(v, 'numpy')}
-  if not tensors:
-    raise UserError(
-      f'{path} contains no weights by name: there are no tensors at its top '
-      f'level or under {", ".join(_KEYS)}.'
-    )
-  return tensors
+def _flat(content: Any, prefix: str = '') -> dict[str, Any]:
+  """Returns all tensors in nested dictionaries, with names joined by dots."""
+  if hasattr(content, 'numpy'):
+    return {prefix.removesuffix('.'): content}
+  entries = content.items() if isinstance(content, Mapping) else ()
+  return {
+    name: tensor
+    for key, value in entries
+    for name, tensor in _flat(value, f'{prefix}{key}.').items()
+  }
 
 
 def _array(torch: Any, path: str, name: str, tensor: Any) -> np.ndarray:

@@ -28,7 +28,16 @@ from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.foreign import ParsedWeights
-from vit_jax.weights.formats import swin, tensors, timm_models, vit
+from vit_jax.weights.formats import (
+  containers,
+  projects,
+  swin,
+  tensors,
+  timm_layouts,
+  timm_models,
+  vit,
+)
+from vit_jax.weights.formats.timm_layouts import FREQUENCIES
 from vit_jax.weights.formats.timm_models import Architecture
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import Joined, NameMap
@@ -49,15 +58,19 @@ NAMES = NameMap(
     f'{_LAYER}attention/out': 'blocks.{i}.attn.proj',
     f'{_LAYER}attention/query_norm': 'blocks.{i}.attn.q_norm',
     f'{_LAYER}attention/key_norm': 'blocks.{i}.attn.k_norm',
+    f'{_LAYER}attention/norm': 'blocks.{i}.attn.norm',
+    f'{_LAYER}rotation/frequencies': f'blocks.{{i}}.{FREQUENCIES}',
     f'{_LAYER}norm1': 'blocks.{i}.norm1',
     f'{_LAYER}norm2': 'blocks.{i}.norm2',
     f'{_LAYER}mlp/fc1': 'blocks.{i}.mlp.fc1',
     f'{_LAYER}mlp/fc2': 'blocks.{i}.mlp.fc2',
+    f'{_LAYER}mlp/norm': 'blocks.{i}.mlp.norm',
     f'{_LAYER}scale1': 'blocks.{i}.ls1.gamma',
     f'{_LAYER}scale2': 'blocks.{i}.ls2.gamma',
     'distillation': 'dist_token',
     'registers': 'reg_token',
     'head_distillation': 'head_dist',
+    'patch_norm': 'patch_embed.norm',
     'pre_norm': 'norm_pre',
     'encoder/norm': 'norm',
     'fc_norm': 'fc_norm',
@@ -72,22 +85,45 @@ NAMES = NameMap(
     'head': 'head',
   }
 )
+# Names of models without a bias of the keys
+_WITHOUT_KEY_BIAS = NameMap(
+  {
+    **NAMES.names,
+    f'{_LAYER}attention/query/bias': 'blocks.{i}.attn.q_bias',
+    f'{_LAYER}attention/value/bias': 'blocks.{i}.attn.v_bias',
+  }
+)
 _KIND = "a Vision Transformer with timm's names"
 _PATCH_BIAS = 'patch_embed.proj.bias'
-_POOLS = {'token': 'token', 'avg': 'gap', 'map': 'map'}
-_CLIP_EPSILON = 1e-5  # PyTorch's default
+_POOLS = {
+  'token': 'token',
+  'avg': 'gap',
+  'max': 'max',
+  'avgmax': 'avgmax',
+  'map': 'map',
+}
+_TORCH_EPSILON = 1e-5  # PyTorch's default
+# Size of images of DINOv3, whose arrays do not depend on it
+_DINOV3_SIZE = (256, 256)
 # (pattern, replacement) for names in repositories whose weights timm converts.
 _ALIASES = (
-  (r'^(module\.|backbone\.)+', ''),
+  (r'^blocks\.\d+\.(\d+)\.', r'blocks.\1.'),  # chunks for FSDP
   (r'^(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
-  (r'^register_tokens$', 'reg_token'),
+  (r'^(register|storage)_tokens$', 'reg_token'),
   (r'^(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
+  (r'^(blocks\.\d+\.mlp\.)w1\.', r'\1fc1_g.'),
+  (r'^(blocks\.\d+\.mlp\.)w2\.', r'\1fc1_x.'),
   (r'^(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
+  (r'^(blocks\.\d+\.mlp\.)ffn_ln\.', r'\1norm.'),
+  (r'^(blocks\.\d+\.attn\.)inner_attn_ln\.', r'\1norm.'),
 )
 # {description: pattern} of arrays that an encoder does not use.
+_OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
   "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
   "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
+  'a norm of local crops (DINOv3)': r'local_cls_norm\.',
+  _OTHER_HEAD: r'head\.(?!(weight|bias)$)',
 }
 
 
@@ -136,6 +172,19 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   if _NOTES in notes:
     # Notes contain all settings, so other sources are not needed.
     return foreign.imported(path, _parse_noted(path, arrays, notes[_NOTES]))
+  return containers.described(
+    path, arrays, lambda model: _described(path, model, config, architecture)
+  )
+
+
+def _described(
+  path: str,
+  arrays: Mapping[str, np.ndarray],
+  config: dict[str, Any],
+  architecture: Architecture | None,
+) -> Pretrained:
+  """Describes a model; see `load`."""
+  original, arrays = arrays, projects.with_timm_names(arrays)
   if 'architecture' not in config:
     config = {}  # of another program
   config = metadata.validated(f'config.json of {path}', config)
@@ -143,11 +192,12 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   architecture = architecture or (
     timm_models.find(name) if name else timm_models.of_file(path)
   )
-  if architecture and architecture.block not in timm_models.SUPPORTED:
+  if architecture and architecture.block in timm_models.REFUSED:
     # Other blocks may have parameters of the same names.
+    reason = timm_models.REFUSED[architecture.block]
     raise UserError(
       f'{path} has the architecture {architecture.name}, whose blocks '
-      f'{architecture.block} are not supported: use another one.'
+      f'{architecture.block} are not supported: {reason}. Use another one.'
     )
   args = config.get('model_args', {})
   size = config.get('pretrained_cfg', {}).get('input_size')
@@ -162,7 +212,7 @@ def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
   values = (
     _configured(path, config, architecture, size)
     if name or architecture
-    else timm_models.family_settings(path, arrays, size)
+    else timm_models.family_settings(path, {**original, **arrays}, size)
   )
   parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
   _warn_of_assumptions(path, parsed, settings)
@@ -287,16 +337,30 @@ def _parse_vit(
   if 'norm_pre.weight' in arrays:  # CLIP's patch embedding has no bias
     width = arrays['norm_pre.weight'].shape
     arrays.setdefault(_PATCH_BIAS, np.zeros(width, np.float32))
-  model = vit.section(path, arrays, NAMES, _KIND)
-  names_lib.shape_of(path, arrays, 'pos_embed', 3, _KIND)
+  rotations = timm_layouts.rotations(arrays, settings.architecture)
+  arrays = timm_layouts.joined(arrays)
+  names = NAMES
+  if 'blocks.0.attn.q_bias' in arrays:
+    names = _WITHOUT_KEY_BIAS
+  model = vit.section(path, arrays, names, _KIND) | rotations
+  if 'pos_embed' in arrays or not rotations:
+    names_lib.shape_of(path, arrays, 'pos_embed', 3, _KIND)
   architecture = settings.fitting(model)
-  pool = 'gap' if 'fc_norm' in model else model['pool']
-  specified = settings.pool or (architecture and architecture.pool)
-  if specified and _POOLS.get(specified) != pool:
-    raise UserError(
-      f'the settings of {path} specify the pooling {specified!r}, but its '
-      f'arrays are those of {pool!r}: the model vit does not support this.'
+  pool = _set_pool(
+    path, model, settings.pool or getattr(architecture, 'pool', None)
+  )
+  if (named := settings.architecture) is not None:
+    options = dict(
+      final_norm=bool(named.final_norm),
+      post_norm='Post' in named.block,
     )
+    if pool == 'map':
+      options['map_heads'] = named.map_heads or None
+      options['map_prefix'] = bool(named.map_prefix)
+    defaults = dict(
+      final_norm=True, post_norm=False, map_heads=None, map_prefix=False
+    )
+    model |= {k: v for k, v in options.items() if v != defaults[k]}
   model['num_heads'] = (
     settings.args.get('num_heads')
     or model.get('num_heads')
@@ -305,19 +369,61 @@ def _parse_vit(
       model['width'], model['depth'], {'gap': 'avg'}.get(pool, pool)
     )
   )
-  others = _num_prefix_tokens(arrays, model)
-  patches = arrays['pos_embed'].shape[1] - others
-  arrays, image_size = _with_positions(path, arrays, model, settings.image_size)
+  order = (
+    settings.architecture.rope_order if settings.architecture else 'halves'
+  )
+  if model.get('rope') == 'mixed' and settings.architecture is None:
+    order = 'columns'
+  if order != 'halves':
+    arrays = timm_layouts.planes_apart(
+      arrays, model['num_heads'], model['rope'], order == 'columns'
+    )
+  patches, image_size = None, settings.image_size
+  if 'pos_embed' in arrays:
+    patches = arrays['pos_embed'].shape[1] - _num_prefix_tokens(arrays, model)
+    arrays, image_size = _with_positions(path, arrays, model, image_size)
+  else:
+    model['position'] = 'none'
+    named = settings.architecture
+    image_size = image_size or (named.size if named else _DINOV3_SIZE)
   # A square of patches without positions of the other tokens can be a grid that
   # is not square, with such positions.
   is_ambiguous = settings.image_size is None and 'prefix_positions' in model
+  from_torch = 'pre_norm' in model or model.get('rope') == 'centered'
   properties = ModelMetadata(
     image_size,
-    norm_eps=_CLIP_EPSILON if 'pre_norm' in model else EPSILON,
+    norm_eps=_TORCH_EPSILON if from_torch else EPSILON,
     position_resize='bicubic',
     other_patches=patches if is_ambiguous else None,
   )
-  return ParsedWeights(arrays, NAMES, model, properties)
+  return ParsedWeights(arrays, names, model, properties)
+
+
+def _set_pool(path: str, model: dict[str, Any], specified: str | None) -> str:
+  """Sets the pooling in the model's section, and returns it.
+
+  Args:
+    path: path of the file, for messages.
+    model: keys that the arrays determine.
+    specified: timm's `global_pool` according to the settings; None if unknown.
+
+  Raises:
+    UserError: the arrays are those of another pooling.
+  """
+  pool, fc_norm = model['pool'], 'fc_norm' in model
+  shown = 'gap' if fc_norm else pool
+  wanted = _POOLS.get(specified) if specified else shown
+  if wanted == shown:
+    return shown
+  if wanted in (None, 'token', 'map') or pool == 'map':
+    raise UserError(
+      f'the settings of {path} specify the pooling {specified!r}, but its '
+      f'arrays are those of {shown!r}: correct the settings.'
+    )
+  if pool == 'token':
+    model['class_token'] = True
+  model['pool'] = wanted
+  return wanted
 
 
 def _renamed(
@@ -328,7 +434,8 @@ def _renamed(
   for group, pattern in _LEFT_OUT.items():
     unused = [name for name in result if re.match(pattern, name)]
     if unused:
-      log.info('%s: left out %s, %d arrays', path, group, len(unused))
+      level = logging.WARNING if group == _OTHER_HEAD else logging.INFO
+      log.log(level, '%s: left out %s, %d arrays', path, group, len(unused))
     for name in unused:
       del result[name]
   return result

@@ -33,11 +33,27 @@ from vit_jax.weights.patch_embedding import CLIP
 log = logging.getLogger('vit_jax')
 TABLE = pathlib.Path(__file__).with_name('timm_table.csv')
 # Blocks that the models of this package support.
-SUPPORTED = ('Block', 'Swin')
+SUPPORTED = (
+  'Block',
+  'RmsNormBlock',
+  'ResPostBlock',
+  'EvaBlock',
+  'EvaBlockPostNorm',
+  'Swin',
+)
+# Other blocks, and why they are refused.
+REFUSED = {
+  'ParallelScalingBlock': 'attention and MLP of a layer have the same input',
+  'ParallelThingsBlock': 'a layer has two attentions and two MLPs',
+  'DiffBlock': 'attention is the difference of two softmaxes',
+  'DiffParallelScalingBlock': 'attention is the difference of two softmaxes',
+  'SwinOfOtherSizes': 'windows or heads of the stages are not regular',
+}
 _STATISTICS: dict[str, Statistics] = {
   'half': NONE,
   'imagenet': IMAGENET,
   'clip': CLIP,
+  'satellite': ((0.43, 0.411, 0.296), (0.213, 0.156, 0.143)),
   'unit': ((0.0,) * 3, (1.0,) * 3),
 }
 
@@ -54,6 +70,16 @@ class Architecture(NamedTuple):
     gelu: 'exact', 'tanh' or 'quick'; 'none' for unsupported blocks.
     norm_eps: epsilon of LayerNorm.
     pool: timm's `global_pool`: 'token', 'avg' or 'map'.
+    image_size: side of the images, pixels, or HEIGHTxWIDTH.
+    final_norm: 1 if a norm follows the last block or the pooling, else 0.
+    map_heads: number of heads of attention pooling if it differs, else 0.
+    map_prefix: 1 if attention pooling includes the prefix tokens, else 0.
+    rope: `vit.Config.rope`.
+    rope_base: `vit.Config.rope_base`; 0 for none.
+    rope_grid: `vit.Config.rope_grid`; 0 for none.
+    rope_offset: `vit.Config.rope_offset`.
+    rope_order: order of channels: 'halves' as in this package, or planes side
+      by side with rows first ('rows') or columns first ('columns').
     window_size: side of the windows of a Swin in tokens; 0 for other models.
     pixels: name of the mean and standard deviation in `_STATISTICS`.
     crop_pct: side of the center crop divided by the side of the resized image.
@@ -69,6 +95,15 @@ class Architecture(NamedTuple):
   gelu: str
   norm_eps: float
   pool: str
+  image_size: str
+  final_norm: int
+  map_heads: int
+  map_prefix: int
+  rope: str
+  rope_base: float
+  rope_grid: int
+  rope_offset: float
+  rope_order: str
   window_size: int
   pixels: str
   crop_pct: float
@@ -79,6 +114,12 @@ class Architecture(NamedTuple):
   def statistics(self) -> Statistics:
     """Mean and standard deviation of the channels of pixels in [0, 1]."""
     return _STATISTICS.get(self.pixels, NONE)
+
+  @property
+  def size(self) -> tuple[int, int]:
+    """Height and width of the images, pixels."""
+    sides = [int(side) for side in self.image_size.split('x')]
+    return sides[0], sides[-1]
 
 
 @functools.cache
@@ -173,6 +214,12 @@ def _timm(crop_fraction: float, normalization: Any) -> Preset:
 # come first. Each family has the crop of its repository, such as 224 of 256
 # pixels for `dino`; `swin`, `clip` and `vit` have that of timm.
 FAMILIES = {
+  'torchvision': Family(
+    r'^(vit_[blh]_\d\d|swin_[tsb])-',
+    r'^(conv_proj|features\.0\.0)\.',
+    PRESETS['dino']._replace(interpolation='bilinear_antialias'),
+    'bicubic_aligned',
+  ),
   'swin': Family(
     r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
   ),

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.models.attention.attention import BIASES
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.names import NameMap
+from vit_jax.weights.patch_embedding import RGB
 
 _LAYER = 'encoder/layers/'
 _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
@@ -20,6 +22,9 @@ _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
 _SHOWN_BY = {
   'distilled': 'distillation',
   'qk_norm': f'{_LAYER}attention/query_norm/scale',
+  'attention_norm': f'{_LAYER}attention/norm/scale',
+  'mlp_norm': f'{_LAYER}mlp/norm/scale',
+  'patch_norm': 'patch_norm/scale',
   'pre_norm': 'pre_norm/scale',
   'fc_norm': 'fc_norm/scale',  # in place of `encoder/norm`
   'pre_logits': 'pre_logits/kernel',
@@ -53,11 +58,11 @@ def section(
     return names_lib.shape_of(path, arrays, name, rank, kind)
 
   kernel = shape('embedding/kernel', 4)
-  entry = names.find(f'{_LAYER}mlp/fc1/bias')
+  entry = names.find(f'{_LAYER}mlp/fc1/kernel')
   assert entry is not None
   prefix, number, _ = entry.name.partition('{i}')
   is_stacked = not number  # one array contains all layers
-  units = shape(f'{_LAYER}mlp/fc1/bias', 1 + is_stacked)
+  units = shape(f'{_LAYER}mlp/fc1/kernel', 2 + is_stacked)
   mlp = shape(f'{_LAYER}mlp/fc2/kernel', 2 + is_stacked)
   mlp_dim = mlp[-1] if names.torch else mlp[-2]
   layers = [re.match(rf'{re.escape(prefix)}(\d+)[./]', name) for name in arrays]
@@ -70,14 +75,37 @@ def section(
     mlp_dim=mlp_dim,
     pool='gap' if find('cls') is None else 'token',
   )
-  if find('map/probe') is not None and find('cls') is None:
+  if find('map/probe') is not None:
     model['pool'] = 'map'
-  if units[-1] == 2 * mlp_dim:  # value and gate, joined
+    if find('cls') is not None:
+      model['class_token'] = True
+  channels = kernel[1 if names.torch else 2]
+  if channels != RGB:
+    model['channels'] = channels
+  if (
+    units[0] if names.torch else units[-1]
+  ) == 2 * mlp_dim:  # value and gate, joined
     model['gated'] = True
   if find('registers') is not None:
     model['registers'] = shape('registers', 3)[1]
   if find(f'{_LAYER}scale1') is not None:
     model['layer_scale'] = _LAYER_SCALE
+  if find(f'{_LAYER}norm1/bias') is None:
+    model['norm'] = 'rms'
+  if find(f'{_LAYER}attention/out/bias') is None:
+    model['bias'] = False
+  with_bias = tuple(
+    name
+    for name in BIASES['all']
+    if find(f'{_LAYER}attention/{name}/bias') is not None
+  )
+  for qkv_bias, projections in BIASES.items():
+    if with_bias == projections != BIASES['all']:
+      model['qkv_bias'] = qkv_bias
+  if model['pool'] == 'map':
+    pool_mlp = shape('map/mlp/fc2/kernel', 2)[-1 if names.torch else -2]
+    if pool_mlp != mlp_dim:
+      model['map_mlp_dim'] = pool_mlp
   norm = find(_SHOWN_BY['qk_norm'])
   if norm is not None:  # one scale for each channel of a head
     model['num_heads'] = model['width'] // max(norm.size, 1)

@@ -1,0 +1,149 @@
+"""Tests of each type of Hugging Face's models against the library."""
+
+import numpy as np
+import pytest
+import references
+from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch, transformers
+
+from vit_jax import load_pretrained
+from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.errors import UserError
+from vit_jax.weights.patch_embedding import CLIP
+
+SIZES = dict(
+  image_size=SIZE,
+  patch_size=PATCH,
+  hidden_size=WIDTH,
+  num_hidden_layers=DEPTH,
+  num_attention_heads=HEADS,
+  intermediate_size=2 * WIDTH,
+)
+TEXT = dict(
+  hidden_size=32,
+  num_hidden_layers=1,
+  num_attention_heads=4,
+  intermediate_size=64,
+  vocab_size=99,
+  bos_token_id=1,
+  eos_token_id=2,
+)
+TOWERS = dict(vision_config=SIZES, text_config=TEXT)
+OTHER = (12, 20)  # (height, width), smaller and not square
+
+
+def cls(outputs):
+  return outputs.last_hidden_state[:, 0]
+
+
+def pooled(outputs):
+  return outputs.pooler_output
+
+
+def logits(outputs):
+  return outputs.logits
+
+
+def embeds(outputs):
+  return outputs.image_embeds
+
+
+# {class: (config, result that equals ours, mean and std)}
+TYPES = {
+  'ViTModel': ({}, pooled, NONE),
+  'ViTMAEModel': (dict(mask_ratio=0.0), cls, NONE),
+  'ViTMAEForPreTraining': (
+    dict(
+      mask_ratio=0.0,
+      decoder_hidden_size=16,
+      decoder_num_hidden_layers=1,
+      decoder_num_attention_heads=2,
+      decoder_intermediate_size=32,
+    ),
+    cls,
+    NONE,
+  ),
+  'ViTMSNModel': ({}, cls, NONE),
+  'ViTMSNForImageClassification': ({}, logits, NONE),
+  'IJepaForImageClassification': ({}, logits, NONE),
+  'DeiTForImageClassification': ({}, logits, IMAGENET),
+  'Dinov2Model': ({}, pooled, IMAGENET),
+  'Dinov2ForImageClassification': ({}, logits, IMAGENET),
+  'Dinov2WithRegistersForImageClassification': ({}, logits, IMAGENET),
+  'CLIPVisionModel': ({}, pooled, CLIP),
+  'CLIPVisionModelWithProjection': (dict(projection_dim=24), embeds, CLIP),
+  'CLIPModel': (dict(projection_dim=24, **TOWERS), embeds, CLIP),
+  'SiglipVisionModel': ({}, pooled, NONE),
+  'SiglipModel': (TOWERS, embeds, NONE),
+  'SiglipForImageClassification': (TOWERS, logits, NONE),
+  'Siglip2VisionModel': (dict(num_patches=(SIZE // PATCH) ** 2), pooled, NONE),
+}
+
+
+def library_model(name, changes):
+  """Returns a small model of the library with random weights."""
+  kind = name
+  for ending in ('Model', 'For', 'WithProjection'):
+    kind = kind.partition(ending)[0] or kind
+  sizes = {} if 'vision_config' in changes else SIZES
+  torch.manual_seed(0)
+  config = getattr(transformers, f'{kind}Config')(**sizes, **changes)
+  return references.noisy(getattr(transformers, name)(config))
+
+
+def library_result(model, pixels, result):
+  """Returns the result of a model of the library for pixels `[n, c, y, x]`."""
+  name = type(model).__name__
+  keys = {'pixel_values': pixels, 'interpolate_pos_encoding': True}
+  if name.startswith('ViTMAE'):  # all patches, in order
+    count = pixels.shape[2] * pixels.shape[3] // PATCH**2
+    keys['noise'] = torch.arange(count).expand(len(pixels), -1)
+    model = getattr(model, 'vit', model)
+  if name in ('CLIPModel', 'SiglipModel'):
+    size = tuple(pixels.shape[2:])
+    if size == (SIZE, SIZE):
+      del keys['interpolate_pos_encoding']
+    outputs = model.get_image_features(**keys)
+    return outputs if torch.is_tensor(outputs) else outputs.pooler_output
+  if name == 'Siglip2VisionModel':  # NaFlex: patches as vectors
+    n, _, height, width = pixels.shape
+    grid = (height // PATCH, width // PATCH)
+    x = pixels.reshape(n, 3, grid[0], PATCH, grid[1], PATCH)
+    x = x.permute(0, 2, 4, 3, 5, 1).reshape(n, grid[0] * grid[1], -1)
+    mask = torch.ones(x.shape[:2], dtype=torch.int32)
+    return result(model(x, mask, torch.tensor([grid] * n)))
+  return result(model(**keys))
+
+
+@pytest.mark.parametrize('name', TYPES)
+def test_results_equal_the_library(tmp_path, name):
+  """At its own size to 1e-5, and at another one to 1e-4."""
+  changes, result, (mean, std) = TYPES[name]
+  reference = library_model(name, changes)
+  reference.save_pretrained(tmp_path)
+  for size, limit in (((SIZE, SIZE), 1e-5), (OTHER, 1e-4)):
+    x = references.images(SIZE)[:, : size[0], : size[1]]
+    x = np.tile(x, (1, 1, 2, 1))[:, :, : size[1]]
+    pixels = (((x + 1) / 2 - mean) / std).transpose(0, 3, 1, 2)
+    pixels = torch.from_numpy(pixels.astype(np.float32))
+    with torch.no_grad():
+      expected = library_result(reference, pixels, result).numpy()
+    model, params = load_pretrained(str(tmp_path), image_size=size)
+    ours = references.jitted(model)(params, x)
+    assert np.ptp(expected) > 0.1
+    assert np.abs(ours - expected).max() <= limit * np.abs(expected).max()
+
+
+@pytest.mark.parametrize('name', ['BeitModel', 'Data2VecVisionModel'])
+def test_other_types_are_refused_by_name(tmp_path, name):
+  """BEiT has relative positions in attention, which the ViT does not have."""
+  reference = library_model(name, {})
+  reference.save_pretrained(tmp_path)
+  with pytest.raises(UserError, match=f"'{reference.config.model_type}'"):
+    load_pretrained(str(tmp_path))
+
+
+def test_a_head_of_clip_that_does_not_fit_is_left_out(tmp_path, caplog):
+  """Its input is the mean of patches before the last LayerNorm."""
+  library_model('CLIPForImageClassification', TOWERS).save_pretrained(tmp_path)
+  assert load_pretrained(str(tmp_path)).model.num_classes == 0
+  assert 'left out its classifier' in caplog.text

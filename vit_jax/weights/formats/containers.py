@@ -1,0 +1,164 @@
+"""Models inside of the files of training scripts.
+
+Nested dictionaries are read as flat names, joined by dots (`tensors`), so that
+a key of a checkpoint ('state_dict') and a wrapper of a model ('module',
+'_orig_mod') are both prefixes. The name of its first layer shows where a model
+begins.
+"""
+
+import dataclasses
+import functools
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.weights.contract import Pretrained
+
+log = logging.getLogger('vit_jax')
+Arrays = dict[str, np.ndarray]
+# Base models of transformers, whose name precedes those of their parameters.
+BASES = (
+  'vit|deit|dinov2|dinov2_with_registers|dinov3_vit|ijepa|swin|vision_model'
+)
+# First layers of the projects whose names can be read: timm, torchvision's ViT
+# and Swin, open_clip (a LayerNorm, because a ResNet also has its convolution),
+# transformers.
+_FIRST = re.compile(
+  r'(?P<prefix>(?:.*?\.)??)(?:'
+  r'patch_embed\.proj|conv_proj|features\.0\.0|ln_pre'
+  rf'|(?:(?:{BASES})\.)*embeddings\.patch_embedding(?:s|s\.projection)?'
+  r')\.weight'
+)
+# Wrappers of modules inside of a model: torch.compile, FSDP, checkpointing.
+_WRAPPERS = re.compile(
+  r'\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.'
+)
+# Words of a prefix that do not distinguish models.
+_NEUTRAL = re.compile(r'\b(module|state_dict|model|net|backbone)\.')
+_TOP = 'main'  # name of a model without a prefix, next to others
+_EMA = re.compile(r'(^|[._])ema($|[._])')
+
+
+def described(
+  path: str,
+  arrays: Mapping[str, np.ndarray],
+  describe: Callable[[Arrays], Pretrained],
+) -> Pretrained:
+  """Describes the default model of a file, and lists the others in `sets`.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: all arrays of the file.
+    describe: function from the arrays of one model to its description.
+
+  Raises:
+    UserError: the arrays are flattened or empty, or `describe` raises it.
+  """
+  found = _models(path, arrays)
+  default = _default(found)
+  sets = {
+    name: functools.partial(describe, model) for name, model in found.items()
+  }
+  if default is None:
+
+    def load(abstract: Any) -> Any:
+      raise NotImplementedError(abstract)  # `chosen` selects one of `sets`
+
+    return Pretrained(path, {}, load, sets=sets)
+  if len(found) > 1:
+    others = ', '.join(name for name in found if name != default)
+    log.info('%s: weights are %r; --weights selects %s', path, default, others)
+  sets.pop(_TOP, None)
+  return dataclasses.replace(describe(found[default]), sets=sets)
+
+
+def _default(names: Mapping[str, Any]) -> str | None:
+  """Returns the model that is used unless another is selected, or None."""
+  others = [name for name in names if name != 'ema'] or ['ema']
+  # The authors of DINO evaluate the teacher.
+  if set(others) == {'student', 'teacher'}:
+    return 'teacher'
+  return others[0] if len(others) == 1 else None
+
+
+def _models(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
+  """Returns the arrays of each model in a file, without their prefix.
+
+  Raises:
+    UserError: the arrays of several layers are flattened into one, or are
+      empty.
+  """
+  arrays = {_WRAPPERS.sub('', name): array for name, array in arrays.items()}
+  if any(name.endswith('flat_param') for name in arrays):
+    raise UserError(
+      f'{path} contains the flattened parameters of FSDP: write it again with '
+      'StateDictType.FULL_STATE_DICT.'
+    )
+  if arrays and not any(array.size for array in arrays.values()):
+    raise UserError(
+      f'{path} contains empty arrays, because ZeRO-3 of DeepSpeed stores the '
+      'weights in other files: run `python zero_to_fp32.py . OUT` in the '
+      'directory above, and open OUT.'
+    )
+  counters = [
+    name
+    for name, array in arrays.items()
+    if array.size == 1 and not np.issubdtype(array.dtype, np.inexact)
+  ]
+  matches = [_FIRST.fullmatch(name) for name in arrays]
+  prefixes = sorted({match['prefix'] for match in matches if match}) or ['']
+  unused = counters + [
+    name
+    for name in arrays
+    if not name.startswith((*prefixes, 'head.')) and '.head.' not in name
+  ]
+  if unused:
+    shown = ', '.join(unused[:3])
+    log.info('%s: left out %d other arrays, %s …', path, len(unused), shown)
+  arrays = {k: v for k, v in arrays.items() if k not in unused}
+  return {
+    name: _below(prefix, arrays, [p for p in prefixes if p not in (prefix, '')])
+    for prefix, name in _named(prefixes).items()
+  }
+
+
+def _below(
+  prefix: str, arrays: Mapping[str, np.ndarray], others: Sequence[str]
+) -> Arrays:
+  """Returns the arrays of a model, and those of a head that is next to it.
+
+  Args:
+    prefix: prefix of the model.
+    arrays: arrays of all models.
+    others: prefixes of the other models.
+  """
+  result = {
+    name.removeprefix(prefix): array
+    for name, array in arrays.items()
+    if name.startswith(prefix) and (prefix or not name.startswith((*others,)))
+  }
+  above = prefix.rpartition('.')[0].rpartition('.')[0]
+  head = f'{above}.head.' if above else 'head.'
+  if prefix and not any(name.startswith('head.') for name in result):
+    result |= {
+      f'head.{name.removeprefix(head)}': array
+      for name, array in arrays.items()
+      if name.startswith(head)
+    }
+  return result
+
+
+def _named(prefixes: list[str]) -> dict[str, str]:
+  """Returns {prefix: name of the model}, with a different name for each."""
+  names = {}
+  for prefix in prefixes:
+    words = _NEUTRAL.sub('', prefix).strip('.')
+    is_average = _EMA.search(prefix.strip('.'))
+    names[prefix] = 'ema' if is_average else words or prefix.strip('.') or _TOP
+  if len(set(names.values())) < len(names):
+    return {prefix: prefix.strip('.') or _TOP for prefix in names}
+  return names

@@ -1,0 +1,138 @@
+"""Converts the layouts of timm's models to that of its `VisionTransformer`.
+
+timm stores the same parameters differently in its classes `Eva` and
+`VisionTransformer`: joined or separate, with planes of rotations side by side
+or half a head apart. The conversions do not change the function of a model.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.weights.formats.timm_models import Architecture
+
+# {array of a block: arrays that it joins along the first axis}
+_JOINED = {
+  f'{whole}.{leaf}': tuple(f'{part}.{leaf}' for part in parts)
+  for whole, parts in (
+    ('attn.qkv', ('attn.q_proj', 'attn.k_proj', 'attn.v_proj')),
+    ('mlp.fc1', ('mlp.fc1_g', 'mlp.fc1_x')),
+  )
+  for leaf in ('weight', 'bias')
+}
+FREQUENCIES = 'rope.freqs'
+_PERIODS = 'rope_embed.periods'  # of DINOv3's repository
+
+
+def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns arrays with joined matrices, and without options of one model.
+
+  - Keys and values of several heads in common (Sapiens2) are repeated.
+  - A LayerScale of attention only (Sapiens2) gets ones for the MLP.
+  - Masked biases (DINOv3's repository) are set to zero.
+
+  Args:
+    arrays: arrays with timm's names.
+  """
+  result = dict(arrays)
+  blocks = {match[0] for name in arrays if (match := _BLOCK.match(name))}
+  for block in blocks:
+    _repeat_heads(result, block)
+    for whole, parts in _JOINED.items():
+      names = [block + part for part in parts]
+      if all(name in result for name in names):
+        result[block + whole] = np.concatenate([result.pop(n) for n in names])
+    for kind in 'qv':  # without a bias of the keys
+      if f'{block}attn.{kind}_proj.bias' in result:
+        bias = result.pop(f'{block}attn.{kind}_proj.bias')
+        result[f'{block}attn.{kind}_bias'] = bias
+    mask = result.pop(f'{block}attn.qkv.bias_mask', None)
+    if mask is not None:
+      bias = result[f'{block}attn.qkv.bias']
+      result[f'{block}attn.qkv.bias'] = np.where(mask == 0, 0, bias)
+    scale = result.get(f'{block}ls1.gamma')
+    if scale is not None:
+      result.setdefault(f'{block}ls2.gamma', np.ones_like(scale))
+  return result
+
+
+_BLOCK = re.compile(r'blocks\.\d+\.')
+
+
+def _repeat_heads(arrays: dict[str, np.ndarray], block: str) -> None:
+  """Repeats keys and values for each head, if several heads have the same."""
+  query = arrays.get(f'{block}attn.q_proj.weight')
+  norm = arrays.get(f'{block}attn.q_norm.weight')
+  if query is None or norm is None:
+    return
+  for kind in 'kv':
+    for leaf in ('weight', 'bias'):
+      name = f'{block}attn.{kind}_proj.{leaf}'
+      if name in arrays:
+        array = arrays[name]
+        heads = array.reshape(-1, norm.size, *array.shape[1:])
+        heads = np.repeat(heads, len(query) // len(array), axis=0)
+        arrays[name] = heads.reshape(-1, *array.shape[1:])
+
+
+def rotations(
+  arrays: Mapping[str, np.ndarray], architecture: Architecture | None
+) -> dict[str, Any]:
+  """Returns the keys of the model's section for rotations; {} for none.
+
+  Args:
+    arrays: arrays with timm's names.
+    architecture: architecture of the weights, if it is known.
+  """
+  if architecture is None or architecture.rope == 'none':
+    if FREQUENCIES in arrays:
+      return dict(rope='mixed')
+    return dict(rope='centered') if _PERIODS in arrays else {}
+  keys = dict(
+    rope=architecture.rope,
+    rope_base=architecture.rope_base,
+    rope_grid=architecture.rope_grid or None,
+    rope_offset=architecture.rope_offset,
+  )
+  return {key: value for key, value in keys.items() if value}
+
+
+def planes_apart(
+  arrays: Mapping[str, np.ndarray],
+  num_heads: int,
+  rope: str,
+  columns_first: bool,
+) -> dict[str, np.ndarray]:
+  """Returns arrays in which planes of rotations are half a head apart.
+
+  The channels of queries and keys are permuted alike, so that their products
+  do not change: from planes (2i, 2i + 1) to (i, i + c/2), those of rows first.
+
+  Args:
+    arrays: arrays with joined queries, keys and values.
+    num_heads: number of heads.
+    rope: 'index' or 'mixed'; frequencies of 'mixed' are split into layers.
+    columns_first: whether columns come before rows in the arrays.
+  """
+  result = dict(arrays)
+  channels = arrays['blocks.0.attn.qkv.weight'].shape[1] // num_heads
+  planes = np.arange(channels // 2)
+  if rope == 'mixed':
+    frequencies = result.pop(FREQUENCIES)  # [2, depth, h, c/2]
+    order = -1 if columns_first else 1
+    for i, layer in enumerate(frequencies[::order].swapaxes(0, 1)):
+      result[f'blocks.{i}.{FREQUENCIES}'] = layer
+  elif columns_first:
+    planes = np.roll(planes, channels // 4)
+  index = np.concatenate([2 * planes, 2 * planes + 1])
+  for name, array in result.items():
+    if re.search(r'attn\.(qkv\.|q_bias$)', name):
+      # [1 or 3, heads, channels, inputs or 1]
+      parts = array.reshape(-1, num_heads, channels, *array.shape[1:]).copy()
+      parts[:2] = parts[:2, :, index]
+      result[name] = parts.reshape(array.shape)
+    elif re.search(r'attn\.[qk]_norm\.', name):
+      result[name] = array[index]
+  return result
