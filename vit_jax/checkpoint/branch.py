@@ -11,7 +11,6 @@ from vit_jax.errors import UserError
 from vit_jax.files import paths
 
 
-
 def origin(root: epath.Path) -> dict[str, Any] | None:
   """Returns where the run of a directory comes from; None for other runs.
 
