@@ -72,22 +72,23 @@ def compute(
     UserError: the result or its parts belong to other weights, data or
       settings, or cannot be read or written.
   """
-  found = from_main(lambda: _existing(out, about, form))
-  if found:
-    return found
+  existing = from_main(lambda: _existing(out, about, form))
+  if existing:
+    return existing
   parts = Parts(out)
-  rows, examples = about['batch_size'], about['examples']
+  examples = about['examples']
+  part_examples = size * about['batch_size']
   # Parts of another size begin at other examples.
-  part_about = about | {'part_examples': size * rows}
-  number = from_main(lambda: parts.open(part_about))
-  start = min(number * size * rows, examples)
-  if start:
-    log.info('continuing after %d of %d examples', start, examples)
+  part_about = about | {'part_examples': part_examples}
+  num_parts = from_main(lambda: parts.open(part_about))
+  done = min(num_parts * part_examples, examples)
+  if done:
+    log.info('continuing after %d of %d examples', done, examples)
   pending: list[Arrays] = []
-  for columns in batches(start) if start < examples else ():
+  for columns in batches(done) if done < examples else ():
     pending.append(columns)
-    start = min(start + rows, examples)
-    if len(pending) == size or start == examples:
+    done = min(done + about['batch_size'], examples)
+    if len(pending) == size or done == examples:
       if runtime.is_main():
         parts.append(pending)
       pending = []
@@ -133,8 +134,8 @@ class Parts:
     return (jsonl.parse(file.read_bytes()) if file.exists() else None) or {}
 
   def __len__(self) -> int:
-    """Returns the number of existing parts before the first gap."""
-    return next(n for n in itertools.count() if not self._path(n).exists())
+    """Returns the number of existing parts before the first missing one."""
+    return next(i for i in itertools.count() if not self._path(i).exists())
 
   def append(self, batches: list[Arrays]) -> None:
     """Writes the columns of several batches as the next part.
@@ -153,20 +154,20 @@ class Parts:
 
   def column(self, key: str) -> Iterator[np.ndarray]:
     """Yields a column, part by part."""
-    for number in range(len(self)):
-      yield self.read(number, [key])[key]
+    for index in range(len(self)):
+      yield self.read(index, [key])[key]
 
-  def read(self, number: int, keys: Collection[str] | None = None) -> Arrays:
+  def read(self, index: int, keys: Collection[str] | None = None) -> Arrays:
     """Reads one part.
 
     Args:
-      number: number of the part.
+      index: index of the part.
       keys: names of the columns to read; by default all of them.
 
     Raises:
       UserError: the file cannot be read.
     """
-    path = self._path(number)
+    path = self._path(index)
     try:
       with npz.opened(path) as arrays:
         # Earlier versions also stored the numbers of rows.
@@ -192,8 +193,8 @@ class Parts:
       self.folder.rmtree()
     return description
 
-  def _path(self, number: int) -> epath.Path:
-    return self.folder / f'{number:05}.npz'
+  def _path(self, index: int) -> epath.Path:
+    return self.folder / f'{index:05}.npz'
 
 
 def _existing(
@@ -206,34 +207,36 @@ def _existing(
   """
   if not out.exists():
     return {}
-  found = form.read(str(out))
-  compared = {key: found[key] for key in found if key not in form.results}
+  description = form.read(str(out))
+  compared = {
+    key: value for key, value in description.items() if key not in form.results
+  }
   _check_description(out, compared, about)
   log.info('%s exists already', out)
-  return found
+  return description
 
 
 def _check_description(
-  path: epath.Path, found: dict[str, Any], about: dict[str, Any]
+  path: epath.Path, existing: dict[str, Any], about: dict[str, Any]
 ) -> None:
   """Checks that an existing file or folder belongs to the same computation.
 
   Args:
     path: path of the file or folder.
-    found: description in the file or folder.
+    existing: description in the file or folder.
     about: description of the computation of this command.
 
   Raises:
     UserError: the descriptions differ.
   """
-  if 'fingerprint' in found and 'fingerprint' in about:
-    data = fingerprint.comparable(about['fingerprint'], found['fingerprint'])
+  if 'fingerprint' in existing and 'fingerprint' in about:
+    data = fingerprint.comparable(about['fingerprint'], existing['fingerprint'])
     about = about | {'fingerprint': data}
-  found, expected = flatten(found), flatten(about)
+  before, now = flatten(existing), flatten(about)
   differences = [
-    f'{key}: {found.get(key)!r} before, {expected.get(key)!r} now'
-    for key in {**expected, **found}
-    if found.get(key) != expected.get(key)
+    f'{key}: {before.get(key)!r} before, {now.get(key)!r} now'
+    for key in now | before
+    if before.get(key) != now.get(key)
   ]
   if differences:
     raise UserError(
