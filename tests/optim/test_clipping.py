@@ -133,7 +133,9 @@ def test_clip_by_module_equals_clip_grad_norm_of_each_module():
   ours = tree.flatten(ours)
   for module in (('mask', 'model'), ('head',), ('patch_head',)):
     paths = [path for path in flat if path.split('/')[0] in module]
-    leaves = [torch.nn.Parameter(torch.tensor(np.array(flat[p]))) for p in paths]
+    leaves = [
+      torch.nn.Parameter(torch.tensor(np.array(flat[p]))) for p in paths
+    ]
     for leaf in leaves:
       leaf.grad = leaf.detach().clone()
     torch.nn.utils.clip_grad_norm_(leaves, 3.0)
