@@ -135,8 +135,16 @@ RECIPES = {
   ),
 }
 DATA = {
-  'short': ('imagenet2012', 1_281_167),
-  'long': ('imagenet21k', 14_145_922),
+  'short': (
+    'imagenet2012',
+    dict(split='train', num_examples=1_281_167),
+    {},
+  ),
+  'long': (
+    'imagenet21k',
+    dict(split='train[51200:]', num_examples=14_145_922),
+    dict(source=dict(name='tfds', dataset='imagenet2012'), train_split='train'),
+  ),
 }
 
 
@@ -185,7 +193,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   side = (518 if patch == 14 else 512) if highres else 224
   size = SIZES[arg.model]
   local = 98 if patch == 14 else 96
-  dataset, num_examples = DATA[arg.recipe]
+  dataset, train, neighbours = DATA[arg.recipe]
 
   config = ConfigDict()
   config.total = steps(recipe.steps)
@@ -196,7 +204,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.position_resize = 'dino'
 
   config.source = dict(name='tfds', dataset=dataset)
-  config.train = dict(split='train', num_examples=num_examples)
+  config.train = train
   config.augment = dict(
     name='block_masks',
     patch_size=patch,
@@ -257,7 +265,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.mesh = dict(data=-1, fsdp=1, model=1, zero1=True)
 
   config.evals = dict(
-    knn=dict(name='neighbours', split='validation', every='20 %')
+    knn=dict(name='neighbours', split='validation', every='20 %', **neighbours)
   )
   config.checkpoint = dict(every=steps(1250), keep=3, best='knn_teacher/20nn')
   return complete(config)

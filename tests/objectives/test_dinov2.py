@@ -18,9 +18,8 @@ from vit_jax.data.augment.block_masks import TrainTransform
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives import dinov2
-from vit_jax.objectives.contract import Inputs, Setting
+from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.dinov2 import Objective
-from vit_jax.optim import optimizers
 from vit_jax.optim.schedule import make_schedule
 from vit_jax.training.step import Trainer
 
@@ -100,7 +99,7 @@ def initial(of):
   shapes, _ = jax.eval_shape(of.init, jax.random.key(0), None)
   rng = np.random.default_rng(0)
   params = jax.tree.map(
-    lambda leaf: np.asarray(rng.normal(0, 0.2, leaf.shape), np.float32), shapes
+    lambda leaf: jnp.array(rng.normal(0, 0.2, leaf.shape), jnp.float32), shapes
   )
   for head in ('head', 'patch_head'):
     if head in params:
@@ -211,3 +210,120 @@ def test_ten_steps_equal_an_independent_training(centring, separate, devices):
       assert (np.abs(last - params['head']['last']['kernel']).max() > 0) == (
         number >= EPOCH
       )
+
+
+def gradients_of(of, params, extra, batch):
+  trainer = Trainer(
+    of, *optimizer_of(), of.setting.transform.batches.parts, None
+  )
+  state = trainer.state_of(params, extra)
+  return jax.jit(trainer._gradients)(state, batch, jax.random.key(0), {})
+
+
+def test_a_mesh_and_micro_batches_use_the_same_groups():
+  """Losses with centring are means over groups, and the centres as well."""
+  batch = batch_of(3)
+  params, extra = initial(objective())
+  whole = gradients_of(objective(), params, extra, batch)
+  # Rows i, i + 2, … are a micro-batch, so its groups are those of the whole.
+  order = np.arange(N).reshape(2, -1).T.ravel()
+  shuffled = {name: leaf[order] for name, leaf in batch.items()}
+  parts = gradients_of(objective(parts=2), params, extra, shuffled)
+  for name in ('crop_loss', 'patch_loss', 'koleo', 'teacher_kl'):
+    assert float(parts[1][name]) == pytest.approx(float(whole[1][name]), 1e-5)
+  of = objective()
+  updated = [
+    of.update_extra(params, extra, carry, jnp.array(1))
+    for carry in (whole[2], parts[2])
+  ]
+  for name in ('centre', 'patch_centre'):
+    assert np.abs(updated[0][name]).max() > 1e-3
+    np.testing.assert_allclose(updated[0][name], updated[1][name], atol=1e-6)
+
+
+def test_sinkhorn_knopp_distributes_targets_equally():
+  """Padding has no influence, and large logits do not overflow."""
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(24, 6)).astype(np.float32)
+  expected = torch_dinov2.sinkhorn(torch.tensor(logits).double(), 1.0)
+  included = np.arange(24) < 20
+  ours = dinov2.sinkhorn_knopp(jnp.array(logits), jnp.ones(24, bool))
+  np.testing.assert_allclose(ours, expected, rtol=1e-4)
+  np.testing.assert_allclose(ours.sum(1), 1, rtol=1e-5)
+  some = dinov2.sinkhorn_knopp(jnp.array(logits), jnp.array(included))
+  expected = torch_dinov2.sinkhorn(torch.tensor(logits[:20]).double(), 1.0)
+  np.testing.assert_allclose(some[:20], expected, rtol=1e-4)
+  large = dinov2.sinkhorn_knopp(jnp.array(logits) + 300, jnp.array(included))
+  np.testing.assert_allclose(large[:20], some[:20], rtol=1e-3)
+
+
+def test_koleo_of_equal_features_has_a_finite_gradient():
+  """Images that occur twice in a batch have distance 0."""
+  x = jnp.ones((4, 3)).at[2:].set(jnp.array([[1.0, -1, 0], [0.0, 1, 2]]))
+  value, gradient = jax.value_and_grad(dinov2.koleo_loss)(x, 4)
+  assert np.isfinite(value) and np.isfinite(gradient).all()
+  expected = torch_dinov2.koleo(torch.tensor(np.asarray(x)).double())
+  assert float(value) == pytest.approx(expected.item(), rel=0.05)
+
+
+def test_the_teacher_and_unmasked_crops_do_not_see_the_mask_token():
+  """The token has a gradient, and only masked crops depend on it."""
+  of = objective()
+  params, _ = initial(of)
+  images = jnp.array(normalized(batch_of(0)['global'][:2, 0]), jnp.float32)
+  masks = jnp.zeros((2, 16), bool).at[0, 3].set(True)
+  other = params | {'mask': params['mask'] + 1}
+  plain, masked, changed = (
+    of._tokens(p, images, None, m)
+    for p, m in ((params, None), (params, masks), (other, masks))
+  )
+  for a, b, c in zip(plain, masked, changed, strict=True):
+    assert np.abs(a[0] - b[0]).max() > 1e-3 < np.abs(b[0] - c[0]).max()
+    np.testing.assert_allclose(a[1], b[1], atol=1e-5)
+    np.testing.assert_allclose(b[1], c[1], atol=1e-5)
+  # The pixels of a masked patch have no influence.
+  blind = of._tokens(params, images.at[0, :4, 12:].set(9.0), None, masks)
+  np.testing.assert_allclose(blind[1], masked[1], atol=1e-5)
+
+
+def test_a_new_run_and_one_from_weights():
+  """The mask token is 0, and the teacher starts from the student."""
+  of = objective(separate=True)
+  params, extra = jax.jit(of.init)(jax.random.key(0), None)
+  assert not params['mask'].any() and params['mask'].shape == (1, 16)
+  assert params['patch_head']['last']['kernel'].shape == (8, 32)
+  assert extra['centre'].shape == (48,) and extra['patch_centre'].shape == (32,)
+  given = jax.tree.map(lambda x: x + 1, params['model'])
+  started = of.start_params(params, given)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    of.start_extra(started, extra)['teacher'],
+    started,
+  )
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'masks': None}, "'dinov2' requires masks"),
+    ({'masks': ((2, 9), np.dtype(bool))}, r'\[2, 16\].*\[2, 9\].*patch_size=4'),
+  ],
+)
+def test_unsuitable_batches_are_refused(changes, message):
+  spec = transform().spec | changes
+  spec = {name: value for name, value in spec.items() if value}
+  with pytest.raises(UserError, match=message):
+    objective().check(spec)
+  objective().check(transform().spec)
+
+
+def test_settings_are_checked():
+  with pytest.raises(UserError, match='centre, sinkhorn_knopp'):
+    objective('sinkhorn')
+  with pytest.raises(UserError, match='objective.koleo'):
+    objective(koleo=-1.0)
+  single = Setting(
+    Model(0, **MODEL), SIZE, steps=steps, transform=transform(group=1)
+  )
+  with pytest.raises(UserError, match='augment.group is 1'):
+    Objective(single).check(transform().spec)

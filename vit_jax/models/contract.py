@@ -80,14 +80,15 @@ class Model(Protocol):
     UserError if it does not have one of these results.
   - `embed(images, masked=None)` returns the patch tokens, including positions
     that are added before the first layer; `masked`, a `Masked`, names patches
-    that are replaced by a mask token before positions are added. `encode(tokens, key, patches=None)` returns all
-    tokens after the last norm; `readout(tokens)` returns features and logits;
-    `last_norm(tokens)` applies the last norm to the tokens of any block. Only
-    models that process tokens have these four methods, which self-supervised
-    objectives use. Tokens may be left out between `embed` and
-    `encode`. Since positions may act in every layer, `patches` then specifies
-    the remaining tokens: `Patches(model.grid(image_size), index)`. A model with
-    such positions raises UserError without `patches`.
+    that are replaced by a mask token before positions are added.
+    `encode(tokens, key, patches=None)` returns all tokens after the last norm;
+    `readout(tokens)` returns features and logits; `last_norm(tokens)` applies
+    the last norm to the tokens of any block. Only models that process tokens
+    have these four methods, which self-supervised objectives use. Tokens may be
+    left out between `embed` and `encode`. Since positions may act in every
+    layer, `patches` then specifies the remaining tokens:
+    `Patches(model.grid(image_size), index)`. A model with such positions raises
+    UserError without `patches`.
   - `grid(image_size)` returns rows and columns of patches, and `patch_pixels`
     is the side of a patch in the image. Only models that process tokens have
     them; both are used directly, not through `apply`. Patch tokens are the last

@@ -53,8 +53,8 @@ class Objective(AroundModel):
   batch, for any number of devices and micro-batches: `update_extra` gets the
   mean over all micro-batches, which have equal sizes. Loss and gradients are
   also those of the whole batch, because all micro-batches use the centre from
-  before the step. Only the metrics of `health` are computed for each micro-batch
-  separately and then averaged.
+  before the step. Only the metrics of `health` are computed for each
+  micro-batch separately and then averaged.
 
   Attributes:
     name: name of the objective, for messages.
