@@ -272,7 +272,7 @@ def test_the_teacher_and_unmasked_crops_do_not_see_the_mask_token():
   params, _ = initial(of)
   images = jnp.array(normalized(batch_of(0)['global'][:2, 0]), jnp.float32)
   masks = jnp.zeros((2, 16), bool).at[0, 3].set(True)
-  other = params | {'mask': params['mask'] + 1}
+  other = params | {'mask': -params['mask']}
   plain, masked, changed = (
     of._tokens(p, images, None, m)
     for p, m in ((params, None), (params, masks), (other, masks))
