@@ -80,7 +80,7 @@ def test_a_run_killed_twice_equals_an_uninterrupted_one(tmp_path):
 
 
 def _continue_from_weights(trained, folder):
-  """The backbone is that of the weights, and the teacher equals the student."""
+  """Checks that backbone and teacher are those of the weights."""
   weights = folder / 'weights'
   cli.run(
     cli.command('convert', '--weights=teacher', str(trained), str(weights))
