@@ -283,6 +283,7 @@ def test_messages_of_wrong_config_arguments():
     ('noisy_student.py:data=cifar', "did you mean 'cifar10'"),
     ('noisy_student.py:labels=none.npz', 'not a file of pseudo-labels'),
     ('dino.py:recipe=boosted', "did you mean 'boost'"),
+    ('dinov2.py:recipe=shorter', "did you mean 'short'"),
     ('cifar10.py:objective=dinos', "did you mean 'dino'"),
     ('nothing.py', 'no config file'),
   ):

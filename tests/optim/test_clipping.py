@@ -105,12 +105,40 @@ def test_zero_gradients_stay_zero():
 @pytest.mark.parametrize(
   'settings, message',
   [
-    (dict(clip='layer'), 'global, tensor'),
+    (dict(clip='layer'), 'global, module, tensor'),
     (dict(clip='tensor', clip_joined=('(',)), 'regular expressions'),
-    (dict(clip_joined=(QKV,)), "optimizer.clip='tensor'"),
+    (dict(clip_joined=(QKV,)), "clip to 'tensor'"),
   ],
 )
 def test_messages_of_wrong_settings(settings, message):
   """They are raised before a step is built."""
   with pytest.raises(UserError, match=message):
     optimizers.adam(lambda _: 0.1, clip_norm=1.0, **settings)
+
+
+def test_clip_by_module_equals_clip_grad_norm_of_each_module():
+  """All layers of a stack count together, and the mask with the model."""
+  rng = np.random.default_rng(0)
+  flat = {
+    path: jnp.array(rng.normal(size=shape) * scale, jnp.float32)
+    for path, shape, scale in (
+      ('mask', (1, 4), 9.0),
+      ('model/encoder/layers/norm1/scale', (3, 4), 2.0),
+      ('model/embedding/kernel', (2, 4), 0.1),
+      ('head/fc1/kernel', (4, 4), 0.01),
+      ('patch_head/fc1/kernel', (4, 4), 5.0),
+    )
+  }
+  clip = optimizers.transformation(3.0, 'module', ('model|mask',))
+  ours, _ = clip.update(tree.unflatten(flat), clip.init(None))
+  ours = tree.flatten(ours)
+  for module in (('mask', 'model'), ('head',), ('patch_head',)):
+    paths = [path for path in flat if path.split('/')[0] in module]
+    leaves = [
+      torch.nn.Parameter(torch.tensor(np.array(flat[p]))) for p in paths
+    ]
+    for leaf in leaves:
+      leaf.grad = leaf.detach().clone()
+    torch.nn.utils.clip_grad_norm_(leaves, 3.0)
+    for path, leaf in zip(paths, leaves, strict=True):
+      np.testing.assert_allclose(ours[path], leaf.grad, rtol=1e-5)

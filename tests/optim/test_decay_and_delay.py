@@ -91,6 +91,34 @@ def test_delayed_parameters_start_with_their_first_update(clip):
   assert np.abs(history[START]['head/last/kernel'] - before).max() > LR / 2
 
 
+def test_a_rate_of_zero_at_the_start_keeps_moments_and_clipping():
+  """Torch's AdamW with its own group, whose rate is 0 at first (DINOv2)."""
+  optimizer = optimizers.adam(
+    lambda _: LR,
+    steps,
+    weight_decay=0.3,
+    clip_norm=2.0,
+    rules=(('head/last/.*', dict(lr_after='1 epochs')),),
+  )
+  history, _ = ours(optimizer)
+  tensors = {
+    path: torch.tensor(leaf, dtype=torch.float64, requires_grad=True)
+    for path, leaf in tree.flatten(params()).items()
+  }
+  groups = [dict(params=[t], path=path) for path, t in tensors.items()]
+  adam, expected = torch.optim.AdamW(groups, lr=LR, weight_decay=0.3), []
+  for step in range(STEPS):
+    for path, gradient in tree.flatten(gradients(step)).items():
+      tensors[path].grad = torch.tensor(gradient).double()
+    torch.nn.utils.clip_grad_norm_(tensors.values(), 2.0)
+    for group in adam.param_groups:
+      late = group['path'].startswith('head') and step < START
+      group['lr'] = 0.0 if late else LR
+    adam.step()
+    expected.append({k: t.detach().numpy().copy() for k, t in tensors.items()})
+  assert_close(history, expected)
+
+
 def test_gradients_of_delayed_parameters_are_ignored():
   """They do not count in the global norm for clipping, either."""
 

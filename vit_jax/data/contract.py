@@ -88,6 +88,10 @@ class Transform(Protocol):
   `EvalTransform(image_size, /, *, …)` for its `preprocess` section. The
   keyword-only parameters are the keys of the section. A transform must support
   pickling.
+
+  The method `in_batches(size, parts)` is optional for a TrainTransform: it
+  returns the transform for global batches of `size` examples that are computed
+  in `parts` micro-batches, of which micro-batch i has the rows i, i + parts, …
   """
 
   @property
@@ -107,7 +111,9 @@ class Transform(Protocol):
     """Transforms one example.
 
     Args:
-      example: example returned by the source.
+      example: example returned by the source; in training also `run_seed`, the
+        seed of the run, and `run_position`, the position of the example counted
+        from the start of training.
       rng: random generator, which depends only on the seed and the example's
         position in training, and must be the only source of randomness. None in
         evaluation.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.errors import UserError
 
@@ -30,6 +30,20 @@ class Patches(NamedTuple):
 
   grid: tuple[int, int]
   index: Int[Array, 'n t'] | None = None
+
+
+class Masked(NamedTuple):
+  """Patches whose embeddings are replaced by a mask token.
+
+  The token is a parameter of the objective, not of the model.
+
+  Attributes:
+    index: whether each patch is masked, bool `[n, p]`.
+    token: mask token, `[1, width]`.
+  """
+
+  index: Bool[Array, 'n p']
+  token: Float[Array, '1 d']
 
 
 def symmetric(channels: int) -> Statistics:
@@ -64,15 +78,17 @@ class Model(Protocol):
     num_classes]`, the logits of each head (a distilled model has one head for
     labels and one for its teacher, and `logits` is their mean). A model raises
     UserError if it does not have one of these results.
-  - `embed(images)` returns the patch tokens, including positions that are added
-    before the first layer; `encode(tokens, key, patches=None)` returns all
-    tokens after the last norm; `readout(tokens)` returns features and logits;
-    `last_norm(tokens)` applies the last norm to the tokens of any block. Only
-    models that process tokens have these four methods, which self-supervised
-    objectives use. Tokens may be left out between `embed` and
-    `encode`. Since positions may act in every layer, `patches` then specifies
-    the remaining tokens: `Patches(model.grid(image_size), index)`. A model with
-    such positions raises UserError without `patches`.
+  - `embed(images, masked=None)` returns the patch tokens, including positions
+    that are added before the first layer; `masked`, a `Masked`, names patches
+    that are replaced by a mask token before positions are added.
+    `encode(tokens, key, patches=None)` returns all tokens after the last norm;
+    `readout(tokens)` returns features and logits; `last_norm(tokens)` applies
+    the last norm to the tokens of any block. Only models that process tokens
+    have these four methods, which self-supervised objectives use. Tokens may be
+    left out between `embed` and `encode`. Since positions may act in every
+    layer, `patches` then specifies the remaining tokens:
+    `Patches(model.grid(image_size), index)`. A model with such positions raises
+    UserError without `patches`.
   - `grid(image_size)` returns rows and columns of patches, and `patch_pixels`
     is the side of a patch in the image. Only models that process tokens have
     them; both are used directly, not through `apply`. Patch tokens are the last

@@ -35,7 +35,7 @@ from vit_jax.models.attention.attention import (
 )
 from vit_jax.models.attention.attention import SAVED as SAVED_IN_ATTENTION
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
-from vit_jax.models.contract import WANTED, Leaves, Patches, Size
+from vit_jax.models.contract import WANTED, Leaves, Masked, Patches, Size
 from vit_jax.models.init import INIT, NORMAL, Init
 from vit_jax.models.layers import (
   ACTIVATIONS,
@@ -826,20 +826,23 @@ class ViT(Backbone):
     tokens, inner = self._encode(self._embed(images), key, patches, want)
     return inner | {'tokens': tokens} | self._read(tokens)
 
-  def embed(self, images: UncheckedImages) -> Tokens:
+  def embed(
+    self, images: UncheckedImages, masked: Masked | None = None
+  ) -> Tokens:
     """Computes the tokens of patches, row by row, before the first layer.
 
     Positions that are added before the first layer are included.
 
     Args:
       images: float images in [-1, 1], `[n, height, width, channels]`.
+      masked: patches to replace before positions are added; None for none.
 
     Raises:
       UserError: the images have a wrong dtype, shape or size.
     """
-    return self._embed(self._input(images))[:, self.config.prefix :]
+    return self._embed(self._input(images), masked)[:, self.config.prefix :]
 
-  def _embed(self, x: Images) -> Tokens:
+  def _embed(self, x: Images, masked: Masked | None = None) -> Tokens:
     """Computes all tokens before the first layer, prefix tokens first."""
     _, height, width, _ = x.shape
     grid, side = self.grid((height, width)), self.config.patch_size
@@ -848,6 +851,8 @@ class ViT(Backbone):
     x = self.embedding(cut_patches(x, grid, (side, side)))
     if self.config.patch_norm:
       x = self.norm_of_patches(x)
+    if masked is not None:
+      x = jnp.where(masked.index[..., None], masked.token.astype(x.dtype), x)
     # Prefix tokens come first, because they may also have positions.
     x = self._with_prefix(x)
     if self.config.position_at == 'stem':

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
-from vit_jax.data.contract import Spec
+from vit_jax.data.contract import Spec, Transform
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
 from vit_jax.objectives.mixing import DeviceAugment, normalize
@@ -56,6 +56,7 @@ class Setting(NamedTuple):
     open_frozen: function from the path of weights, in any format, to a `Frozen`
       that is not loaded yet. It raises UserError if the path contains no
       weights. The value is None outside of training.
+    transform: transform of the training examples; None outside of training.
   """
 
   model: Model
@@ -63,6 +64,7 @@ class Setting(NamedTuple):
   mix: DeviceAugment = DeviceAugment(0)
   steps: Callable[[str], int] = lambda duration: 0
   open_frozen: Callable[[str], Frozen] | None = None
+  transform: Transform | None = None
 
   def init_model(self, key: Key[Array, '']) -> PyTree:
     """Returns initial parameters of the model.

@@ -19,7 +19,6 @@ from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Size
-from vit_jax.models.dino_head import unit
 from vit_jax.objectives import patches
 from vit_jax.objectives.contract import (
   AroundModel,
@@ -28,6 +27,7 @@ from vit_jax.objectives.contract import (
   Loss,
   Setting,
 )
+from vit_jax.objectives.health import feature_metrics
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
@@ -53,9 +53,14 @@ class Objective(AroundModel):
   batch, for any number of devices and micro-batches: `update_extra` gets the
   mean over all micro-batches, which have equal sizes. Loss and gradients are
   also those of the whole batch, because all micro-batches use the centre from
-  before the step. Only the metric `feature_deviation` is computed for each
+  before the step. Only the metrics of `health` are computed for each
   micro-batch separately and then averaged.
+
+  Attributes:
+    name: name of the objective, for messages.
   """
+
+  name = 'dino'
 
   def __init__(
     self,
@@ -119,15 +124,15 @@ class Objective(AroundModel):
       UserError: crops are missing or have a wrong shape, or the model has a
         head or does not accept the local crops.
     """
-    require(spec, 'global', who="the objective 'dino'")
+    require(spec, 'global', who=f'the objective {self.name!r}')
     size = (*self.setting.image_size, self.setting.model.channels)
     shape, expected = spec['global'][0], (_GLOBAL, *size)
     if shape != expected:
       raise UserError(
-        f"the objective 'dino' expects global crops of the shape "
+        f'the objective {self.name!r} expects global crops of the shape '
         f'{list(expected)}, but the transform produces {list(shape)}.'
       )
-    patches.check_headless(self.setting, 'dino')
+    patches.check_headless(self.setting, self.name)
     if 'local' in spec:
       height, width = spec['local'][0][1:3]
       self.setting.model.check((height, width))
@@ -173,14 +178,13 @@ class Objective(AroundModel):
     - `entropy_share`: the same entropy as a fraction of its maximum, ln k.
     - `teacher_kl`: Kullback-Leibler divergence between teacher and student,
       nats.
-    - `feature_deviation`: standard deviation of the teacher's features of
-      global crops after scaling them to length 1. It is 1 if the features point
-      in all directions, and 0 if they are equal.
+    - `feature_deviation` and `effective_rank` of the teacher's features of
+      global crops, see `health`.
 
     If the outputs collapse and are the same for all images, `teacher_kl` tends
     to 0 and the entropy to 0 or ln k (the paper's Figure 7).
     """
-    n, views = len(inputs.batch['global']), self._views(inputs.batch)
+    views = self._views(inputs.batch)
     teacher = jax.lax.stop_gradient(inputs.extra['teacher'])
     teacher_features = self._features(teacher, views['global'], None)
     logits = self._logits(teacher, teacher_features)
@@ -188,27 +192,43 @@ class Objective(AroundModel):
     targets = jax.nn.softmax((logits - inputs.extra['centre']) / temperature)
     key = jax.random.fold_in(inputs.key, _STREAM)
     keys = jax.random.split(key, len(views))
-    width = teacher_features.shape[-1]
     features = [
-      self._features(params, images, view_key).reshape(n, -1, width)
+      self._features(params, images, view_key)
       for images, view_key in zip(views.values(), keys, strict=True)
     ]
-    features = jnp.concatenate(features, axis=1)  # [n, views, d]
-    outputs = self._logits(params, features.reshape(-1, width))
-    outputs = outputs.reshape(*features.shape[:2], -1)  # [n, views, k]
+    loss, metrics = self._crop_loss(params, features, targets)
+    metrics |= feature_metrics(teacher_features)
+    return loss, (metrics, {'centre': logits.mean(axis=0)})
+
+  def _crop_loss(
+    self,
+    params: PyTree,
+    features: list[Float[Array, '_ d']],
+    targets: Float[Array, 'm k'],
+  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+    """Computes the mean cross-entropy over all pairs, and its metrics.
+
+    Args:
+      params: parameters of the student.
+      features: features of the student, of global and of local crops.
+      targets: probabilities of the teacher for the global crops.
+    """
+    n = len(targets) // _GLOBAL
+    views = [x.reshape(n, -1, x.shape[-1]) for x in features]
+    x = jnp.concatenate(views, axis=1)  # [n, views, d]
+    outputs = self._logits(params, x.reshape(-1, x.shape[-1]))
+    outputs = outputs.reshape(*x.shape[:2], -1)  # [n, views, k]
     outputs = outputs / self.student_temperature
     pairs = cross_entropies(targets.reshape(n, _GLOBAL, -1), outputs)
     # Teacher and student are not compared on the same global crop.
     other = jnp.asarray(~np.eye(*pairs.shape[1:], dtype=bool))
     loss = jnp.sum(pairs.mean(axis=0) * other) / other.sum()
     entropy = jax.scipy.special.entr(targets).sum(axis=-1).mean()
-    metrics = {
+    return loss, {
       'teacher_entropy': entropy,
       'entropy_share': entropy / np.log(self.head.config.outputs),
       'teacher_kl': loss - entropy,
-      'feature_deviation': _unit_std(teacher_features),
     }
-    return loss, (metrics, {'centre': logits.mean(axis=0)})
 
   def _views(self, batch: Batch) -> dict[str, Float[Array, 'm y x c']]:
     """Returns the normalized crops of each size.
@@ -256,7 +276,7 @@ class Objective(AroundModel):
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
   ) -> PyTree:
-    """Returns the new moving averages: the teacher (with head) and the centre.
+    """Returns the new moving averages: the teacher (with head) and the centres.
 
     See `objectives.contract.Objective`.
     """
@@ -265,8 +285,11 @@ class Objective(AroundModel):
       lambda old, new: old + weight * (new - old), extra['teacher'], params
     )
     weight = 1 - self.centre_momentum
-    centre = extra['centre'] + weight * (carry['centre'] - extra['centre'])
-    return {'teacher': teacher, 'centre': centre}
+    centres = {
+      name: extra[name] + weight * (mean - extra[name])
+      for name, mean in carry.items()
+    }
+    return {'teacher': teacher} | centres
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns the student and the teacher; the teacher is usually better."""
@@ -293,8 +316,3 @@ def cross_entropies(
   )
   # As probabilities sum to 1, this is logsumexp(z) − Σ p z.
   return jax.nn.logsumexp(logits, axis=-1)[:, None] - products
-
-
-def _unit_std(features: Float[Array, 'm d']) -> Float[Array, '']:
-  """Scales features to length 1; returns √(sum of variances), in [0, 1]."""
-  return jnp.sqrt(jnp.var(unit(features, axis=-1), axis=0).sum())

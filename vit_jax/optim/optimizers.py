@@ -29,7 +29,7 @@ from vit_jax.optim import schedule as schedule_lib
 from vit_jax.optim.schedule import cosine
 
 PyTree = Any
-KINDS = ('global', 'tensor')
+KINDS = ('global', 'tensor', 'module')
 _EPSILON = 1e-6  # added to the norm, as in PyTorch
 _RMS = 0.2  # typical root mean square of a direction of Adam
 Decays = Callable[[PyTree], PyTree]  # parameters → whether each of them decays
@@ -65,13 +65,14 @@ def naming(key: str, joined: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def tensor_norms(
-  values: PyTree, name: Callable[[str], str]
+  values: PyTree, name: Callable[[str], str], by_layer: bool = True
 ) -> dict[str, Float[Array, '...']]:
   """Returns the norm of the tensor that contains each leaf, by path.
 
   Args:
     values: arrays.
     name: result of `naming`.
+    by_layer: whether each layer of a stack has a norm of its own.
 
   Returns:
     Arrays that can be broadcast to the leaves: `[layers, 1, …]` for a stack of
@@ -80,7 +81,7 @@ def tensor_norms(
   flat = tree.flatten(values)
   squares: dict[str, Array] = {}
   for path, leaf in flat.items():
-    first = int(sharding.STACKED in path)
+    first = int(by_layer and sharding.STACKED in path)
     own = jnp.sum(jnp.square(leaf), axis=tuple(range(first, leaf.ndim)))
     squares[name(path)] = squares.get(name(path), 0) + own
   return {
@@ -99,28 +100,29 @@ def transformation(
 
   Args:
     limit: largest norm, above 0.
-    kind: 'global' to limit the norm of all gradients together, or 'tensor' to
-      limit the norm of each tensor, see `by_tensor`.
-    joined: regular expressions that join leaves into one tensor, see
-      `naming`; for the kind 'tensor' only.
+    kind: 'global' to limit the norm of all gradients together, 'tensor' to
+      limit the norm of each tensor, or 'module' to limit that of each module,
+      see `by_tensor`.
+    joined: regular expressions that join leaves into one tensor, or modules
+      into one, see `naming`; not for the kind 'global'.
 
   Raises:
     UserError: the kind is unknown, a pattern is not a regular expression, or
       there are patterns and the kind is 'global'.
   """
   check_choice('optimizer.clip', kind, KINDS)
-  if kind == 'tensor':
-    return by_tensor(limit, joined)
+  if kind != 'global':
+    return by_tensor(limit, joined, by_module=kind == 'module')
   if joined:
     raise UserError(
       f'optimizer.clip_joined is {joined}, and optimizer.clip is {kind!r}. '
-      "Set optimizer.clip='tensor', or leave clip_joined empty."
+      "Set optimizer.clip to 'tensor' or 'module', or leave clip_joined empty."
     )
   return optax.clip_by_global_norm(limit)
 
 
 def by_tensor(
-  limit: float, joined: tuple[str, ...] = ()
+  limit: float, joined: tuple[str, ...] = (), by_module: bool = False
 ) -> optax.GradientTransformation:
   """Returns a transformation that clips each tensor by its own norm.
 
@@ -131,17 +133,24 @@ def by_tensor(
     limit: largest norm, above 0.
     joined: regular expressions that join leaves into one tensor, see
       `naming`.
+    by_module: whether all leaves of a module count as one tensor. The first
+      name of a path is the module, such as `model` or `head`; `joined` is
+      applied to this name.
 
   Raises:
     UserError: a pattern is not a regular expression.
 
-  Reference: the code of DINO (arXiv 2104.14294).
+  References: the code of DINO (arXiv 2104.14294); by module, that of DINOv2
+  (arXiv 2304.07193).
   """
-  name = naming('optimizer.clip_joined', joined)
+  tensor = naming('optimizer.clip_joined', joined)
+
+  def name(path: str) -> str:
+    return tensor(path.partition('/')[0] if by_module else path)
 
   def clipped(updates: PyTree, params: PyTree) -> PyTree:
     del params
-    norms = tensor_norms(updates, name)
+    norms = tensor_norms(updates, name, by_layer=not by_module)
     return tree.map_with_path(
       lambda path, leaf: (
         leaf * jnp.minimum(1, limit / (norms[path] + _EPSILON))
@@ -324,10 +333,11 @@ class Common:
 
   Attributes:
     clip_norm: largest norm of the gradient; None or 0 for no clipping.
-    clip: 'global' to limit the norm of all gradients together, or 'tensor' to
-      limit the norm of each tensor in each layer.
-    clip_joined: regular expressions that join leaves into one tensor for
-      clipping, see `naming`.
+    clip: 'global' to limit the norm of all gradients together, 'tensor' to
+      limit the norm of each tensor in each layer, or 'module' to limit the norm
+      of each module of an objective (such as `model` and `head`).
+    clip_joined: regular expressions that join leaves into one tensor, or
+      modules into one, for clipping; see `by_tensor`.
     weight_decay: decoupled weight decay, multiplied by the learning rate.
     weight_decay_end: weight decay at the end of training, reached along half a
       cosine; None for a constant weight decay.
@@ -386,12 +396,14 @@ class Common:
     if late:
       # The same holds for leaves until `Rule.after` has passed. The second
       # gate, after the rate, removes their weight decay.
-      gate = schedule_lib.gated(table, steps)
+      gate = schedule_lib.gated(table, lambda rule: steps(rule.after))
       clip, scale = (
         optax.chain(gate, clip),
         schedule_lib.delayed(table, steps, scale),
       )
       rate.append(gate)
+    if any(steps(rule.lr_after) for _, rule in table):
+      rate.append(schedule_lib.gated(table, lambda rule: steps(rule.lr_after)))
     last = adapt(self._decays(table)) if adapt else optax.identity()
     return optax.chain(clip, scale, self._decay(table, steps), last, *rate)
 

@@ -45,12 +45,16 @@ class Rule(NamedTuple):
       for clipping. Their moments, and the update count for the bias correction
       of the moments, start afterwards. PyTorch treats parameters without a
       gradient in the same way.
+    lr_after: duration at the start of training in which the learning rate is 0.
+      In contrast to `after`, moments are updated and gradients count in the
+      norm for clipping (DINOv2).
   """
 
   lr: float | tuple[float, ...] = 1.0
   decay: float = 1.0
   frozen: bool = False
   after: str = '0 steps'
+  lr_after: str = '0 steps'
 
 
 class Count(NamedTuple):
@@ -84,6 +88,7 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
     re.compile(pattern)
     result = Rule(**settings)
     durations.check('after', result.after)
+    durations.check('lr_after', result.lr_after)
     rates = result.lr if isinstance(result.lr, list | tuple) else (result.lr,)
     for factor in (*rates, result.decay):
       if type(factor) not in (int, float):
@@ -95,8 +100,9 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
     raise UserError(
       f'optimizer.rules contains {rule!r} ({str(error).rstrip(".")}); a rule '
       'is a pair of a regular expression and a dict of lr (a factor of 0 or '
-      'more, or one for each layer), decay (a factor), frozen (True or False) '
-      "and after (such as '5 epochs'), for example ('head/.*', dict(lr=10.0))."
+      'more, or one for each layer), decay (a factor), frozen (True or False), '
+      "after and lr_after (such as '5 epochs'), for example ('head/.*', "
+      'dict(lr=10.0)).'
     ) from error
   return pattern, result
 

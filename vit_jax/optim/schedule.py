@@ -176,13 +176,13 @@ def cosine(start: float, end: float, total_steps: int) -> optax.Schedule:
 
 
 def gated(
-  table: rules.Table, steps: Callable[[str], int]
+  table: rules.Table, start_of: Callable[[rules.Rule], int]
 ) -> optax.GradientTransformation:
-  """Returns a transformation that sets updates to 0 during `Rule.after`.
+  """Returns a transformation that sets updates to 0 until a rule's start.
 
   Args:
     table: rules of the optimizer.
-    steps: function that converts a duration ('1 epochs') to updates.
+    start_of: function from a rule to the number of updates before its start.
   """
 
   def update(
@@ -191,7 +191,7 @@ def gated(
     del params
 
     def gate(rule: rules.Rule, update: jax.Array) -> jax.Array:
-      start = steps(rule.after)
+      start = start_of(rule)
       return jnp.where(state.count >= start, update, 0) if start else update
 
     updates = jax.tree.map(

@@ -85,6 +85,8 @@ class Experiment:
     _check_batch(config, mesh)
     image_size = square(config.image_size)
     augment = build_section(config, 'augment', image_size)
+    if hasattr(augment, 'in_batches'):
+      augment = augment.in_batches(config.batch_size, config.micro_batches)
     recovery = build_section(config, 'recovery')
 
     model = build_section(config, 'model', config.num_classes)
@@ -95,6 +97,7 @@ class Experiment:
       mix=build_section(config, 'mix', config.num_classes),
       steps=functools.partial(_steps, config, total_steps=total),
       open_frozen=frozen.open_frozen,
+      transform=augment,
     )
     warmup = setting.steps(config.schedule.warmup)
     schedule = build_section(config, 'schedule', total, warmup)

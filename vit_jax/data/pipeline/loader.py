@@ -126,7 +126,8 @@ class Loader:
     for attempt in itertools.count():
       key, counter = [self.seed, position], [attempt, 0, 0, 0]
       rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
-      record = self._fill_row(batch, row, index, rng)
+      added = {'run_seed': self.seed, 'run_position': position}
+      record = self._fill_row(batch, row, index, rng, added)
       if record is None:
         batch['replaced'][row] = attempt
         return
@@ -150,16 +151,21 @@ class Loader:
   def _fill_eval(
     self, batch: HostBatch, row: int, index: int, bad: list[BadRecord]
   ) -> None:
-    record = self._fill_row(batch, row, index, None)
+    record = self._fill_row(batch, row, index, None, {})
     if record is not None:
       bad.append(record)
 
   def _fill_row(
-    self, batch: HostBatch, row: int, index: int, rng: Any
+    self,
+    batch: HostBatch,
+    row: int,
+    index: int,
+    rng: Any,
+    added: dict[str, int],
   ) -> BadRecord | None:
     """Loads one example; returns a description if it is a bad record."""
     try:
-      values = self.transform(self.source[index], rng)
+      values = self.transform(added | self.source[index], rng)
       contract.check_values(self.transform, values, self.spec)
       self._check_label(values)
     except DecodeError as error:

@@ -1,0 +1,169 @@
+"""Tests of block masks against a generator in plain Python."""
+
+import math
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from vit_jax.data.augment import block_masks, multicrop
+from vit_jax.data.augment.block_masks import TrainTransform
+from vit_jax.data.pipeline.loader import Loader, Share
+from vit_jax.data.sources import synthetic
+from vit_jax.errors import UserError
+
+GROUP, GRID = 16, (14, 14)
+SMALL = dict(local_crops=0, patch_size=2)
+DRAWS = 10_000
+
+
+def theirs(rows, columns, count):
+  """Draws a mask patch by patch, with Python's generator.
+
+  A rectangle is a set of patches, so that nothing is shared with the module.
+  """
+  masked, largest_area = set(), int(0.5 * rows * columns)
+  while len(masked) < count:
+    limit = min(count - len(masked), largest_area)
+    for _ in range(10):
+      area = random.uniform(4, limit)
+      ratio = math.exp(random.uniform(math.log(0.3), math.log(1 / 0.3)))
+      height, width = (
+        int(round(math.sqrt(each))) for each in (area * ratio, area / ratio)
+      )
+      if width >= columns or height >= rows:
+        continue
+      top = random.randint(0, rows - height)
+      left = random.randint(0, columns - width)
+      box = {
+        (y, x)
+        for y in range(top, top + height)
+        for x in range(left, left + width)
+      }
+      if 0 < len(box - masked) <= limit:
+        masked |= box
+        break
+    else:
+      break
+  return masked
+
+
+def their_group(n):
+  """Draws the masks of 2 n crops as one worker of the original does."""
+  count, patches = n, math.prod(GRID)
+  ends = np.linspace(0.1, 0.5, count + 1)
+  masks = []
+  for low, high in zip(ends, ends[1:], strict=False):
+    masks.append(theirs(*GRID, int(patches * random.uniform(low, high))))
+  masks += [set()] * n
+  random.shuffle(masks)
+  return masks
+
+
+def transform(group=GROUP, size=GROUP, parts=1, **keys):
+  keys = SMALL | keys
+  return TrainTransform((28, 28), group=group, **keys).in_batches(size, parts)
+
+
+def masks_of(of, positions, seed=0):
+  """Returns the masks of examples, `[n, 2, patches]`, without their crops."""
+  masks = []
+  for position in positions:
+    rng = np.random.default_rng([seed, position])
+    slots = of._slots(seed, position)
+    masks.append(
+      [
+        block_masks.block_mask(of.grid, of._count(s, rng), rng).ravel()
+        for s in slots
+      ]
+    )
+  return np.array(masks)
+
+
+def neighbours(masks):
+  """Returns the mean number of masked right neighbours of masked patches."""
+  masks = masks.reshape(-1, *GRID)
+  both = (masks[:, :, 1:] & masks[:, :, :-1]).sum()
+  return both / max(masks.sum(), 1)
+
+
+@pytest.mark.slow
+def test_the_law_of_the_masks_is_that_of_an_independent_generator():
+  """Numbers, sizes, shapes and places, over 10,000 masked crops each."""
+  groups = DRAWS // GROUP
+  ours = masks_of(transform(), range(GROUP * groups))
+  ours = ours.reshape(groups, 2 * GROUP, *GRID)
+  random.seed(1)
+  expected = np.zeros_like(ours)
+  for group in expected:
+    for mask, patches in zip(group, their_group(GROUP), strict=True):
+      for patch in patches:
+        mask[patch] = True
+  for masks in (ours, expected):
+    masked = masks.any((2, 3)).sum(axis=1)
+    np.testing.assert_array_equal(masked, GROUP)  # half of the crops
+  # Number k of a group, in the order of sizes: mean and spread over groups.
+  sizes, theirs_ = (np.sort(x.sum((2, 3)), axis=1) for x in (ours, expected))
+  error = np.sqrt(sizes.var(0) + theirs_.var(0) + 1e-9) / groups**0.5
+  assert np.all(np.abs(sizes.mean(0) - theirs_.mean(0)) < 5 * error + 1e-9)
+  np.testing.assert_allclose(sizes.std(0), theirs_.std(0), rtol=0.2, atol=0.3)
+  # Both crops of an image have the same chance, and every patch as well.
+  crops = ours.any((2, 3)).reshape(-1, 2).mean(0)
+  np.testing.assert_allclose(crops, 0.5, atol=0.02)
+  both = [x.reshape(-1, *GRID).mean(0) for x in (ours, expected)]
+  np.testing.assert_allclose(both[0], both[1], atol=0.015)
+  assert neighbours(ours) == pytest.approx(neighbours(expected), rel=0.01)
+
+
+def test_masks_of_groups_fit_the_bound():
+  """The largest number of masked patches is the sum over the intervals."""
+  of = transform()
+  masks = masks_of(of, range(20 * GROUP)).reshape(20, -1)
+  counts = masks.sum(axis=1)
+  ends = np.linspace(0.1, 0.5, GROUP + 1)[1:]
+  assert of.largest_count == sum(int(196 * end) for end in ends)
+  assert counts.max() <= of.largest_count
+  assert counts.min() > 0.8 * of.largest_count
+
+
+@pytest.mark.parametrize('parts', [1, 2, 4])
+def test_each_micro_batch_consists_of_whole_groups(parts):
+  """Rows i, i + parts, … of a batch; half of their crops are masked."""
+  of = transform(group=4, size=16, parts=parts)
+  for batch in range(3):
+    masks = masks_of(of, range(16 * batch, 16 * batch + 16))
+    for part in range(parts):
+      groups = masks[part::parts].reshape(-1, 8, 196)
+      np.testing.assert_array_equal(groups.any(2).sum(1), 4)
+
+
+def test_masks_depend_on_seed_and_position_only():
+  """Crops are those of `multicrop`; another process gets the same masks."""
+  source = synthetic.Source('train', num_examples=8)
+  of = transform(group=4, size=8, parts=1)
+  sizes = dict(local_crops=0)
+  plain = multicrop.TrainTransform((28, 28), **sizes)
+
+  def load(of, seed, positions):
+    positions = np.array(positions)
+    loader = pickle.loads(pickle.dumps(Loader(source, of, seed, 'error')))
+    batch = loader.buffers(len(positions))
+    loader.fill(batch, Share(positions % 8, positions), 0)
+    return batch
+
+  whole = load(of, 3, range(8))
+  assert whole['masks'].shape == (8, 2, 196) and whole['masks'].dtype == bool
+  some = load(of, 3, [6, 1])
+  np.testing.assert_array_equal(some['masks'], whole['masks'][[6, 1]])
+  np.testing.assert_array_equal(
+    whole['global'], load(plain, 3, range(8))['global']
+  )
+  for other in (load(of, 4, range(8)), load(of, 3, range(8, 16))):
+    assert (other['masks'].any(2) != whole['masks'].any(2)).any()
+
+
+def test_a_group_that_does_not_divide_a_micro_batch_is_refused():
+  with pytest.raises(UserError, match=r'augment.group is 16.*8 examples'):
+    transform(group=16, size=16, parts=2)
+  assert transform(group=None, size=16, parts=2).group == 8

@@ -1,0 +1,103 @@
+"""Tests of DINOv2 with the real commands."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests import cli
+from vit_jax import load_pretrained
+from vit_jax.arrays import tree
+
+CONFIG = 'configs/dinov2.py:recipe=short,model=S,patch=16'
+RULES = "(('(head|patch_head)/last/.*', {'lr_after': '8 steps'}),)"
+# A synthetic source, small sizes and float32; four epochs of four steps.
+SMALL = {
+  'source.name': 'synthetic',
+  'source.num_examples': 64,
+  'source.num_classes': 4,
+  'train.num_examples': 64,
+  'image_size': 16,
+  'augment.local_crops': 2,
+  'augment.local_size': 8,
+  'augment.patch_size': 4,
+  'augment.group': 4,
+  'batch_size': 16,
+  'micro_batches': 2,
+  'total': '16 steps',
+  'schedule.warmup': '2 steps',
+  'model.patch_size': 4,
+  'model.width': 16,
+  'model.depth': 2,
+  'model.mlp_dim': 32,
+  'model.num_heads': 2,
+  'model.dtype': 'float32',
+  'model.unroll': 1,
+  'objective.temperature_warmup': '8 steps',
+  'objective.head.outputs': 32,
+  'objective.head.hidden': 24,
+  'objective.head.bottleneck': 8,
+  'objective.head.dtype': 'float32',
+  'optimizer.rules': RULES,
+  'log.every': '1 steps',
+  'log.tensorboard': 'false',
+  'log.curves': 'false',
+  'log.report': 'false',
+  'evals.knn.every': '8 steps',
+  'evals.knn.ks': '5',
+  'checkpoint.every': '2 steps',
+  'checkpoint.best': 'knn_teacher/5nn',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_killed_twice_equals_an_uninterrupted_one(tmp_path):
+  """Once while the last layer is frozen, and once afterwards."""
+  straight, killed = tmp_path / 'straight', tmp_path / 'killed'
+  cli.run(cli.command('train', *cli.flags(CONFIG, straight, SMALL)))
+  again = cli.command('train', *cli.flags(CONFIG, killed, SMALL))
+  for step in (3, 11):
+    process = cli.start(again)
+    cli.wait_for_step(killed, step, [process])
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+  cli.run(again)
+  assert cli.lines(killed) == cli.lines(straight)
+  for one, other in zip(
+    *(tree.flatten(cli.final_params(x)).values() for x in (straight, killed)),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(one, other)
+  trained = [line for line in cli.lines(straight) if 'loss' in line]
+  assert [line['step'] for line in trained] == list(range(1, 17))
+  for line in trained:
+    assert 1 <= line['effective_rank'] <= 8  # images of a micro-batch, width
+    assert 0 < line['feature_deviation'] < 1 and line['teacher_kl'] > 0
+    total = line['crop_loss'] + line['patch_loss'] + 0.1 * line['koleo']
+    assert line['loss'] == pytest.approx(total, rel=1e-5)
+  _continue_from_weights(straight, tmp_path)
+
+
+def _continue_from_weights(trained, folder):
+  """Checks that backbone and teacher are those of the weights."""
+  weights = folder / 'weights'
+  cli.run(
+    cli.command('convert', '--weights=teacher', str(trained), str(weights))
+  )
+  expected = tree.flatten(load_pretrained(str(weights))[1])
+  continued = folder / 'continued'
+  still = {
+    'init_from': weights,
+    'total': '2 steps',
+    'schedule.warmup': '0 steps',
+    'schedule.base_lr': 0.0,
+    'schedule.end_lr': 0.0,
+    'evals.knn.every': '2 steps',
+  }
+  cli.run(cli.command('train', *cli.flags(CONFIG, continued, SMALL | still)))
+  ours = tree.flatten(cli.final_params(continued))
+  for path, leaf in expected.items():
+    np.testing.assert_array_equal(ours[f'model/{path}'], leaf, err_msg=path)
+  *_, last = (line for line in cli.lines(continued) if 'knn/5nn' in line)
+  assert last['knn/5nn'] == last['knn_teacher/5nn']

@@ -1,0 +1,170 @@
+"""Multi-crop augmentation with block masks of the global crops (DINOv2)."""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from vit_jax.data.augment import multicrop
+from vit_jax.data.contract import Example, Spec
+from vit_jax.data.pipeline import order
+from vit_jax.errors import UserError, check_range
+
+_CROPS = 2  # number of global crops of an image
+_MASKED = 0.5  # fraction of the global crops that are masked
+_RATIOS = (0.1, 0.5)  # fraction of the patches that are masked in such a crop
+_LARGEST = 0.5  # largest rectangle, as a fraction of all patches
+_SMALLEST = 4  # smallest rectangle, in patches
+_LOG_ASPECT = math.log(1 / 0.3)  # largest logarithm of height / width
+_TRIES = 10  # draws of each rectangle
+_SALT = 0x6D61736B  # separates the order of masks from that of the examples
+
+
+class Batches(NamedTuple):
+  """Sizes of the batches of a run.
+
+  Attributes:
+    size: number of examples of the global batch.
+    parts: number of micro-batches.
+  """
+
+  size: int
+  parts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTransform(multicrop.TrainTransform):
+  """The crops of `multicrop`, and masks of half of the global crops.
+
+  Masks are drawn for groups of examples, which stand for the batch of one GPU
+  in the authors' code. Of the 2 g global crops of a group, ⌊g⌋ are masked: the
+  ratio of number i of them is uniform in the i-th of equal intervals of [.1,
+  .5], and which crop has which number is a random permutation. All of this is a
+  function of the seed of the run and the position of the example in training,
+  so that hosts need no communication. A group consists of examples that are
+  adjacent in their micro-batch.
+
+  Attributes:
+    batches: sizes of the batches; see `in_batches`.
+    patch_size: side of a patch, pixels.
+    group: number of examples in a group, which must divide a micro-batch; None
+      for a whole micro-batch.
+
+  Reference: DINOv2 (arXiv 2304.07193), and its code for the distribution of the
+  ratios. The rectangles are those of BEiT (arXiv 2106.08254), Algorithm 1.
+  """
+
+  batches: Batches | None = None
+  _: dataclasses.KW_ONLY
+  patch_size: int = 16
+  group: int | None = None
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_range('augment.patch_size', self.patch_size, at_least=1)
+    check_range('augment.group', self.group, at_least=1)
+
+  def in_batches(self, size: int, parts: int) -> 'TrainTransform':
+    """Returns the transform for batches of this size; see `data.contract`.
+
+    Raises:
+      UserError: groups do not divide a micro-batch.
+    """
+    group = self.group or size // parts
+    if size // parts % group:
+      raise UserError(
+        f'augment.group is {group}, and a micro-batch has {size // parts} '
+        'examples (batch_size / micro_batches): set it to a divisor.'
+      )
+    batches = Batches(size, parts)
+    return dataclasses.replace(self, batches=batches, group=group)
+
+  @property
+  def spec(self) -> Spec:
+    """Spec of the crops, and of `masks`, bool `[2, patches]`."""
+    masks = (_CROPS, math.prod(self.grid)), np.dtype(bool)
+    return super().spec | {'masks': masks}
+
+  @property
+  def grid(self) -> tuple[int, int]:
+    """Rows and columns of patches of a global crop."""
+    height, width = self.image_size
+    return height // self.patch_size, width // self.patch_size
+
+  @functools.cached_property
+  def limits(self) -> Float[np.ndarray, ' k']:
+    """Ends of the intervals of the ratios of a group's masked crops."""
+    assert self.group is not None
+    return np.linspace(*_RATIOS, int(_MASKED * _CROPS * self.group) + 1)
+
+  @property
+  def largest_count(self) -> int:
+    """Largest number of masked patches of a group."""
+    patches = math.prod(self.grid)
+    return sum(int(patches * limit) for limit in self.limits[1:])
+
+  def __call__(
+    self, example: Example, rng: np.random.Generator
+  ) -> dict[str, np.ndarray]:
+    """Returns crops and masks; raises DecodeError as `multicrop` does."""
+    crops = super().__call__(example, rng)
+    slots = self._slots(example['run_seed'], example['run_position'])
+    masks = [block_mask(self.grid, self._count(i, rng), rng) for i in slots]
+    return crops | {'masks': np.stack(masks).reshape(_CROPS, -1)}
+
+  def _slots(self, seed: int, position: int) -> list[int]:
+    """Returns the number of each global crop in the order of its group."""
+    assert self.batches is not None and self.group is not None
+    size, parts = self.batches
+    batch, row = divmod(position, size)
+    # Rows i, i + parts, … are a micro-batch; they are numbered one after
+    # another, so that the numbers of a group are adjacent.
+    number = batch * size + row % parts * (size // parts) + row // parts
+    crops = _CROPS * number + np.arange(_CROPS)
+    return order.shuffled(crops, _CROPS * self.group, seed ^ _SALT).tolist()
+
+  def _count(self, slot: int, rng: np.random.Generator) -> int:
+    """Returns the number of patches to mask in a crop."""
+    if slot >= len(self.limits) - 1:
+      return 0
+    ratio = rng.uniform(*self.limits[slot : slot + 2])
+    return int(math.prod(self.grid) * ratio)
+
+
+def block_mask(
+  grid: tuple[int, int], count: int, rng: np.random.Generator
+) -> Bool[np.ndarray, 'rows columns']:
+  """Draws a mask that is a union of rectangles.
+
+  The area of each rectangle is uniform between 4 patches and the number that is
+  missing, at most half of all patches, and the logarithm of its aspect ratio is
+  uniform. A rectangle that adds no patch, or too many, is drawn again, ten
+  times at most; if none fits, the mask has fewer patches than `count`.
+
+  Args:
+    grid: rows and columns of patches.
+    count: number of patches to mask.
+    rng: random generator.
+  """
+  mask = np.zeros(grid, bool)
+  tries = 0
+  while (missing := count - int(mask.sum())) > 0 and tries < _TRIES:
+    tries += 1
+    largest = min(missing, int(_LARGEST * math.prod(grid)))
+    # If less than 4 patches are missing, the area is between these and 4.
+    area = _SMALLEST + (largest - _SMALLEST) * rng.random()
+    aspect = math.exp(rng.uniform(-_LOG_ASPECT, _LOG_ASPECT))
+    height = round(math.sqrt(area * aspect))
+    width = round(math.sqrt(area / aspect))
+    if height >= grid[0] or width >= grid[1]:
+      continue
+    y = rng.integers(grid[0] - height, endpoint=True)
+    x = rng.integers(grid[1] - width, endpoint=True)
+    box = mask[y : y + height, x : x + width]
+    if 0 < box.size - box.sum() <= largest:
+      box[:] = True
+      tries = 0
+  return mask

@@ -1,0 +1,337 @@
+"""DINOv2: self-distillation of crops and of masked patches.
+
+"DINOv2: Learning Robust Visual Features without Supervision", arXiv 2304.07193,
+section 4. The loss of DINO on class tokens is extended by that of iBOT (arXiv
+2111.07832) on masked patches and by the KoLeo regularizer (arXiv 1806.03198),
+which spreads the features.
+"""
+
+import math
+import types
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Nested, Section
+from vit_jax.data.contract import Spec, require
+from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.models.contract import Masked, Patches
+from vit_jax.models.dino_head import unit
+from vit_jax.objectives import dino, patches
+from vit_jax.objectives.contract import Inputs, Loss, Setting
+from vit_jax.objectives.health import feature_metrics
+
+PyTree = Any
+_HEAD = Nested('vit_jax.models.dino_head:Head')
+CENTRING = ('centre', 'sinkhorn_knopp')
+_GLOBAL = 2  # number of global crops, the inputs of the teacher
+_ITERATIONS = 3  # of Sinkhorn-Knopp
+_EPSILON = 1e-8  # added to distances
+_STREAM = 0x64696E32  # folded into the key of the step
+_ROWS = 8  # the number of gathered patches is a multiple of this
+
+
+class Objective(dino.Objective):
+  """Losses of DINO, iBOT and KoLeo; an `objectives.contract.Objective`.
+
+  Parameters: `model/…`, `mask` `[1, width]` (the mask token), `head/…` and, if
+  it is separate, `patch_head/…`. Extra state: `teacher`, the moving average of
+  the parameters, and with centring `centre` and `patch_centre` `[k]`. A batch
+  contains `global`, `local` and `masks` of the transform `block_masks`.
+
+  The teacher computes targets from the global crops without masks. Masked
+  patches are gathered for each group of examples, up to a fixed number, so that
+  shapes are static and a mesh moves no tokens between devices if it does not
+  split groups. Centres and Sinkhorn-Knopp use the whole micro-batch, on all
+  devices; a centre is updated with the mean over all micro-batches.
+  """
+
+  name = 'dinov2'
+
+  def __init__(
+    self,
+    setting: Setting,
+    /,
+    *,
+    student_temperature: float = 0.1,
+    teacher_temperature: float = 0.07,
+    warmup_temperature: float = 0.04,
+    temperature_warmup: str = '30 epochs',
+    momentum: float = 0.992,
+    centring: str = 'centre',
+    koleo: float = 0.1,
+    head: Annotated[Section, _HEAD] = types.MappingProxyType({}),
+    patch_head: Annotated[Section | None, _HEAD] = None,
+  ):
+    """Builds the heads.
+
+    Args:
+      setting: setting of the run, whose `model` has no head.
+      student_temperature: divisor of the student's logits, above 0.
+      teacher_temperature: divisor of the teacher's logits after the warm-up.
+      warmup_temperature: divisor of the teacher's logits in the first step.
+      temperature_warmup: duration of the warm-up, in which the temperature
+        changes linearly with each step.
+      momentum: weight of the old teacher in the first update; it rises to 1
+        along half a cosine.
+      centring: 'centre' (the moving average of the teacher's logits is
+        subtracted) or 'sinkhorn_knopp' (the targets of a micro-batch are
+        distributed equally over the prototypes).
+      koleo: weight of the KoLeo regularizer.
+      head: config section of the head of class tokens, see
+        `models.dino_head.Config`.
+      patch_head: config section of the head of patches; None for the same head.
+
+    Raises:
+      UserError: a value is outside its range, or the model has no tokens that
+        can be masked.
+    """
+    super().__init__(
+      setting,
+      student_temperature=student_temperature,
+      teacher_temperature=teacher_temperature,
+      warmup_temperature=warmup_temperature,
+      temperature_warmup=temperature_warmup,
+      momentum=momentum,
+      head=head,
+    )
+    check_choice('objective.centring', centring, CENTRING)
+    check_range('objective.koleo', koleo, at_least=0)
+    self.centring, self.koleo = centring, koleo
+    self.grid = patches.grid_of(setting, self.name)
+    self._warmup = warmup_temperature, setting.steps(temperature_warmup)
+    self._temperature = teacher_temperature
+    self.patch_head: Any = None
+    if patch_head is not None:
+      self.patch_head = schema.construct(_HEAD.constructor(''), patch_head)
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """Rules of the model, the heads and the centres."""
+    head = self.head.sharding_rules
+    patch_head = ((f'patch_head/{end}', dim) for end, dim in head)
+    return (*super().sharding_rules, *patch_head, ('patch_centre', -1))
+
+  def check(self, spec: Spec) -> None:
+    """Checks that batches have crops and masks that fit the model.
+
+    Raises:
+      UserError: crops or masks are missing or have a wrong shape, a group has
+        only one example, or the model has a head or does not accept the local
+        crops.
+    """
+    super().check(spec)
+    require(spec, 'masks', who=f'the objective {self.name!r}')
+    shape, expected = spec['masks'][0], (_GLOBAL, math.prod(self.grid))
+    if shape != expected:
+      side = self._model.patch_pixels
+      raise UserError(
+        f'the objective {self.name!r} expects masks of the shape '
+        f'{list(expected)}, but the transform produces {list(shape)}: set '
+        f'--config.augment.patch_size={side}.'
+      )
+    if self._transform.group < 2:
+      raise UserError(
+        'KoLeo compares the examples of a group, but augment.group is '
+        f'{self._transform.group}: set it to 2 or more.'
+      )
+
+  @property
+  def _model(self) -> Any:
+    """The model, with tokens that can be masked; see `patches.grid_of`."""
+    return self.setting.model
+
+  @property
+  def _transform(self) -> Any:
+    """The transform, with `group` and `largest_count` of `block_masks`."""
+    return self.setting.transform
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Returns initial parameters, and the extra state of `start_extra`."""
+    key, patch_key = jax.random.split(key)
+    params, _ = super().init(key, batch)
+    width = params['head']['fc1']['kernel'].shape[0]
+    params['mask'] = jnp.zeros((1, width))
+    if self.patch_head is not None:
+      variables = self.patch_head.init(patch_key, jnp.zeros((1, width)))
+      params['patch_head'] = variables['params']
+    return params, self.start_extra(params, {})
+
+  def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
+    """Returns a teacher that equals its student, and centres of zeros."""
+    if self.centring != 'centre':
+      return {'teacher': params}
+    outputs = (self.patch_head or self.head).config.outputs
+    centre = {'patch_centre': jnp.zeros(outputs)}
+    return super().start_extra(params, extra) | centre
+
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
+    """Computes the sum of the three losses.
+
+    Metrics are those of DINO, with `teacher_kl` of the class tokens, and
+    `crop_loss`, `patch_loss` and `koleo` (without its weight).
+    """
+    views, extra = self._views(inputs.batch), inputs.extra
+    masks = inputs.batch['masks'].reshape(-1, math.prod(self.grid))  # [2 n, p]
+    index, weights = self._masked(masks)
+    temperature = self.teacher_temperature(inputs.step)
+
+    teacher = jax.lax.stop_gradient(extra['teacher'])
+    teacher_features, tokens = self._tokens(teacher, views['global'], None)
+    logits = self._logits(teacher, teacher_features)
+    patch_logits = self._patch_logits(teacher, tokens, index)
+    is_patch = weights.reshape(-1) > 0  # others are padding
+    if self.centring == 'centre':
+      targets = jax.nn.softmax((logits - extra['centre']) / temperature)
+      patch_targets = jax.nn.softmax(
+        (patch_logits - extra['patch_centre']) / temperature
+      )
+    else:
+      every = jnp.ones(len(logits), bool)
+      targets = sinkhorn_knopp(logits / temperature, every)
+      patch_targets = sinkhorn_knopp(patch_logits / temperature, is_patch)
+
+    key = jax.random.fold_in(inputs.key, _STREAM)
+    global_key, local_key = jax.random.split(key)
+    features, tokens = self._tokens(params, views['global'], global_key, masks)
+    all_features = [features]
+    if 'local' in views:
+      all_features.append(self._features(params, views['local'], local_key))
+    crop_loss, metrics = self._crop_loss(params, all_features, targets)
+
+    outputs = self._patch_logits(params, tokens, index)
+    outputs = outputs / self.student_temperature
+    terms = dino.cross_entropies(patch_targets[:, None], outputs[:, None])
+    # A mean over the patches of a crop, then over all crops, also those
+    # without masked patches.
+    patch_loss = (weights.reshape(-1) * terms[:, 0, 0]).sum() / len(masks)
+    crops = features.reshape(-1, _GLOBAL, features.shape[-1])
+    koleo = sum(
+      koleo_loss(crops[:, i], self._transform.group) for i in range(_GLOBAL)
+    )
+    loss = crop_loss + patch_loss + self.koleo * koleo
+    metrics |= {
+      'crop_loss': crop_loss,
+      'patch_loss': patch_loss,
+      'koleo': jnp.asarray(koleo),
+    }
+    metrics |= feature_metrics(teacher_features)
+    carry = {}
+    if self.centring == 'centre':
+      # Micro-batches differ in the number of patches, so the mean is computed
+      # from the sums.
+      carry = {
+        'centre': logits.mean(axis=0),
+        'patch_sum': jnp.where(is_patch[:, None], patch_logits, 0).sum(axis=0),
+        'patch_count': is_patch.sum().astype(jnp.float32),
+      }
+    return loss, (metrics, carry)
+
+  def _tokens(
+    self,
+    params: PyTree,
+    images: Float[Array, 'm y x c'],
+    key: Key[Array, ''] | None,
+    masks: Bool[Array, 'm p'] | None = None,
+  ) -> tuple[Float[Array, 'm d'], Float[Array, 'm p d']]:
+    """Returns features and patch tokens of global crops."""
+    model, variables = self._model, {'params': params['model']}
+    masked = None if masks is None else Masked(masks, params['mask'])
+    x = model.apply(variables, images, masked, method='embed')
+    x = model.apply(variables, x, key, Patches(self.grid), method='encode')
+    features = model.apply(variables, x, method='readout')['features']
+    return features, x[:, -math.prod(self.grid) :]
+
+  def _masked(
+    self, masks: Bool[Array, 'm p']
+  ) -> tuple[Int[Array, 'groups k'], Float[Array, 'groups k']]:
+    """Returns the masked patches of each group, padded to a fixed number.
+
+    Returns:
+      Index of each patch among those of its group, and 1 / (number of masked
+      patches of its crop); 0 for padding.
+    """
+    count = -(-self._transform.largest_count // _ROWS) * _ROWS
+    weights = masks / jnp.maximum(masks.sum(axis=1, keepdims=True), 1)
+    weights = weights.reshape(
+      -1, _GLOBAL * self._transform.group * len(masks.T)
+    )
+    index = jnp.argsort(weights == 0, axis=1, stable=True)[:, :count]
+    return index, jnp.take_along_axis(weights, index, axis=1)
+
+  def _patch_logits(
+    self,
+    params: PyTree,
+    tokens: Float[Array, 'm p d'],
+    index: Int[Array, 'groups k'],
+  ) -> Float[Array, 'rows outputs']:
+    """Computes the logits of the gathered patches of all groups."""
+    width = tokens.shape[-1]
+    tokens = patches.take(tokens.reshape(len(index), -1, width), index)
+    tokens = tokens.reshape(-1, width)
+    if self.patch_head is None:
+      return self._logits(params, tokens)
+    return self.patch_head.apply({'params': params['patch_head']}, tokens)
+
+  def teacher_temperature(self, step: Int[Array, '']) -> Float[Array, '']:
+    """Returns the teacher's temperature after `step` updates."""
+    start, duration = self._warmup
+    if not duration:
+      return jnp.float32(self._temperature)
+    progress = jnp.minimum(step / max(duration - 1, 1), 1)
+    return start + (self._temperature - start) * progress
+
+  def update_extra(
+    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
+  ) -> PyTree:
+    """Returns the new moving averages: the teacher and the centres."""
+    if self.centring == 'centre':
+      mean = carry['patch_sum'] / jnp.maximum(carry['patch_count'], 1)
+      carry = {'centre': carry['centre'], 'patch_centre': mean}
+    return super().update_extra(params, extra, carry, step)
+
+
+def sinkhorn_knopp(
+  logits: Float[Array, 'b k'], included: Bool[Array, ' b']
+) -> Float[Array, 'b k']:
+  """Computes targets that are distributed equally over the prototypes.
+
+  exp(logits) is scaled three times such that all prototypes have the same sum,
+  and then that each row has the sum 1. Only the factors are computed, as
+  logarithms, so that large logits do not overflow.
+
+  Args:
+    logits: logits divided by the temperature.
+    included: whether each row takes part; others are padding.
+
+  Reference: SwAV (arXiv 2006.09882), Algorithm 1.
+  """
+  rows = jnp.zeros((len(logits), 1))
+  columns = jnp.zeros((1, logits.shape[1]))
+  for _ in range(_ITERATIONS):
+    scaled = jnp.where(included[:, None], logits + rows, -jnp.inf)
+    columns = -jax.nn.logsumexp(scaled, axis=0, keepdims=True)
+    rows = -jax.nn.logsumexp(logits + columns, axis=1, keepdims=True)
+  return jnp.exp(logits + rows + columns)
+
+
+def koleo_loss(features: Float[Array, 'n d'], group: int) -> Float[Array, '']:
+  """Computes −mean log(distance to the nearest other example of the group).
+
+  Args:
+    features: features of one crop of each example; they are scaled to length 1.
+    group: number of adjacent examples that are compared.
+
+  Reference: arXiv 1806.03198, section 4.
+  """
+  x = unit(features, axis=-1).reshape(-1, group, features.shape[-1])
+  similarity = jnp.einsum('gid,gjd->gij', x, x, precision='highest')
+  similarity = jnp.where(jnp.eye(group, dtype=bool), -jnp.inf, similarity)
+  nearest = similarity.argmax(axis=-1)
+  # The small constant makes the gradient of equal features finite.
+  difference = x - patches.take(x, nearest) + _EPSILON
+  distance = jnp.sqrt(jnp.square(difference).sum(axis=-1))
+  return -jnp.log(distance + _EPSILON).mean()
