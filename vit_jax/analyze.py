@@ -52,7 +52,8 @@ from vit_jax.weights.transfer import adapt
 
 log = logging.getLogger('vit_jax')
 _SHOWN = 8  # number of images of an evaluation split that are drawn
-_COMPARED = {'curves': runs.compare, 'sizes': sizes.compare}
+# Functions that draw the figures of several runs, by argument.
+_COMPARISONS = {'curves': runs.compare, 'sizes': sizes.compare}
 
 
 def define_flags() -> None:
@@ -119,7 +120,7 @@ def run(
     model.check(size)
   transform = schema.build('preprocess', source.about['preprocess'], size)
   if files:
-    images, originals = _read(files, transform)
+    images, originals = _read_images(files, transform)
     origin, shown = 'given as files', len(files)
     names = [file.rpartition('/')[2] for file in files]
   else:
@@ -134,22 +135,24 @@ def run(
   objective = source.objective(size)
   masked = figures.Masked.of(objective, objective.start_params(trained, params))
   with jax.set_mesh(mesh):
-    found = figures.examine(model, params, images, shown, masked)
-  for line in found.missing:
+    findings = figures.examine(model, params, images, shown, masked)
+  for line in findings.missing:
     log.info('no %s', line)
   if interactive:
     first = images[: attention_page.MAX_IMAGES]
     titles = files or [f'image {i + 1}' for i in range(len(images))]
     with jax.set_mesh(mesh):
-      text = _attention_page(model, params, first, titles[: len(first)], found)
+      text = _attention_page(
+        model, params, first, titles[: len(first)], findings
+      )
     _save(out / attention_page.NAME, text)
   title = source.path + ('' if weights == 'params' else f', {weights}')
-  about = {'weights': title, 'images': f'{len(images)} {origin}'}
+  metadata = {'weights': title, 'images': f'{len(images)} {origin}'}
   with paths.access(out, 'written'):
     photographs = Photographs(originals, transform, names)
-    for path in gallery.save(out, found, about, photographs, form):
+    for path in gallery.save(out, findings, metadata, photographs, form):
       log.info('wrote %s', path)
-  return found
+  return findings
 
 
 def _attention_page(
@@ -157,13 +160,13 @@ def _attention_page(
   params: Any,
   images: np.ndarray,
   names: list[str],
-  found: figures.Findings,
+  findings: figures.Findings,
 ) -> str:
   """Returns the page on which the attention of some images can be explored."""
-  if 'rollout' not in found.arrays:
+  if 'rollout' not in findings.arrays:
     raise UserError(
       '--interactive needs attention weights, which this model does not have: '
-      f'{"; ".join(found.missing)}. Omit --interactive.'
+      f'{"; ".join(findings.missing)}. Omit --interactive.'
     )
   attend = jax.jit(figures.attention_of(model))
   return attention_page.render(
@@ -171,13 +174,13 @@ def _attention_page(
     names,
     np.asarray(attend(params, images)),
     model.grid(images.shape[1:3]),
-    found.arrays.get('similarity'),
+    findings.arrays.get('similarity'),
     'The query is outlined; brighter patches have larger weights. Each map is '
     'scaled to its largest weight.',
   )
 
 
-def _read(
+def _read_images(
   files: list[str], transform: Preprocess
 ) -> tuple[np.ndarray, list[bytes]]:
   """Reads image files; returns preprocessed images and the files' content."""
@@ -220,39 +223,42 @@ def _evaluation_images(
 
 
 def _save(path: epath.Path, content: str | bytes) -> None:
+  """Writes a file and logs its path."""
   paths.save(path, content)
   log.info('wrote %s', path)
 
 
-def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
+def _report(workdirs: list[str], out: str | None, predictions: bool) -> None:
   """Writes the HTML report of each run.
 
   Args:
     workdirs: workdirs of the runs.
     out: directory for a report that compares the runs; None to omit it.
-    pictures: whether to draw images and predictions first.
+    predictions: whether to draw images and predictions first.
 
   Raises:
     UserError: a path is not a workdir, or cannot be written.
   """
   if not workdirs:
     raise process.usage('analyze report WORKDIR… [--out=DIR]')
-  found, folders = [], [paths.locate(workdir) for workdir in workdirs]
-  for path in folders:
-    record.read(path)  # raises UserError if the path is not a workdir
-    if pictures:
-      _pictures(path)
-    found.append(record.read(path))
-    _save(path / page.NAME, page.render(found[-1]))
+  folders = [paths.locate(workdir) for workdir in workdirs]
+  records = []
+  for folder in folders:
+    values = record.read(folder)  # raises UserError if it is not a workdir
+    if predictions:
+      _write_predictions(folder)
+      values = record.read(folder)
+    _save(folder / page.NAME, page.render(values))
+    records.append(values)
   if out is not None:
-    several = [
-      run._replace(name=name)
-      for run, name in zip(found, runs.names(folders), strict=True)
+    named = [
+      values._replace(name=name)
+      for values, name in zip(records, runs.names(folders), strict=True)
     ]
-    _save(paths.locate(out) / page.NAME, page.render_comparison(several))
+    _save(paths.locate(out) / page.NAME, page.render_comparison(named))
 
 
-def _pictures(workdir: epath.Path) -> None:
+def _write_predictions(workdir: epath.Path) -> None:
   """Writes training images of a run, and predictions of its newest weights."""
   try:
     weights = pretrained.find(str(workdir))
@@ -278,11 +284,11 @@ def _compare(
   if not workdirs or out is None:
     raise process.usage(f'analyze {kind} WORKDIR… --out=DIR')
   folders = _with_metrics([paths.locate(workdir) for workdir in workdirs])
-  found = [
+  results = [
     runs.read(folder)._replace(name=name)
     for folder, name in zip(folders, runs.names(folders), strict=True)
   ]
-  figure, arrays = _COMPARED[kind](found)
+  figure, arrays = _COMPARISONS[kind](results)
   (content,) = plotting.encode([figure], form)
   _save(paths.locate(out) / f'{kind}.{form.name}', content)
   _save(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
@@ -295,12 +301,14 @@ def _with_metrics(folders: list[epath.Path]) -> list[epath.Path]:
   path does not exist, or no folder contains metrics, all are returned, so that
   reading them reports the error.
   """
-  found = [each for each in folders if (each / 'metrics.jsonl').exists()]
+  kept = []
   for folder in folders:
-    if folder not in found:
+    if (folder / 'metrics.jsonl').exists():
+      kept.append(folder)
+    else:
       log.warning('%s is left out: it has no metrics.jsonl', folder)
-  all_exist = all(each.exists() for each in folders)
-  return found if found and all_exist else folders
+  all_exist = all(folder.exists() for folder in folders)
+  return kept if kept and all_exist else folders
 
 
 def _output_directory(checkpoint: str, out: str | None) -> epath.Path:
@@ -325,7 +333,7 @@ def main(arguments: list[str]) -> None:
   """Draws figures of weights, compares runs, or writes their reports."""
   values = flags.FLAGS
   form = plotting.Format(values.format, values.dpi)
-  if arguments and arguments[0] in _COMPARED:
+  if arguments and arguments[0] in _COMPARISONS:
     _compare(arguments[0], arguments[1:], values.out, form)
     return
   if arguments[:1] == ['report']:
@@ -338,7 +346,7 @@ def main(arguments: list[str]) -> None:
     )
   out = _output_directory(values.checkpoint, values.out)
   run(
-    shared_flags.path(values),
+    shared_flags.weights_path(values),
     out,
     values.images,
     values.num_images,

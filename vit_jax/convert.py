@@ -30,8 +30,8 @@ log = logging.getLogger('vit_jax')
 def define_flags() -> None:
   """Defines the flags of this command."""
   shared_flags.define('step', 'weights')
-  flags.DEFINE_bool('average', False, 'Writes the mean of several SRC to DST.')
-  flags.DEFINE_bool('overwrite', False, 'Replaces DST if it is a file.')
+  flags.DEFINE_bool('average', False, 'Write the mean of several SRC to DST.')
+  flags.DEFINE_bool('overwrite', False, 'Replace DST if it is a file.')
 
 
 def run(
@@ -62,7 +62,7 @@ def run(
       'a file.'
     )
   sources = [
-    pretrained.find(path, weights) for path in (source_path, *averaged_with)
+    pretrained.find(source, weights) for source in (source_path, *averaged_with)
   ]
   source = soup.average(sources) if averaged_with else sources[0]
   mesh = sharding.make_mesh(jax.local_devices()[:1])
@@ -78,12 +78,13 @@ def main(arguments: list[str]) -> None:
     arguments: [SRC, DST], or with --average [SRC, SRC, …, DST].
   """
   values = flags.FLAGS
-  if len(arguments) < 3 if values.average else len(arguments) != 2:
+  count = len(arguments)
+  if (count < 3) if values.average else (count != 2):
     raise process.usage(
       'convert SRC DST, or --average SRC SRC… DST with at least two SRC'
     )
   *sources, target = arguments
-  first, *others = [shared_flags.path(values, path) for path in sources]
+  first, *others = [shared_flags.weights_path(values, path) for path in sources]
   run(first, target, values.weights, values.overwrite, others)
 
 

@@ -335,7 +335,7 @@ def main(arguments: list[str]) -> None:
       'evaluate --checkpoint=PATH [--evaluator=NAME --dataset=NAME --split=S]'
     )
   process.start_process()
-  result = run(shared_flags.path(values), Request.of_flags())
+  result = run(shared_flags.weights_path(values), Request.of_flags())
   if not runtime.is_main():
     return
   if values.out:

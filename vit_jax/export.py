@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
       f'export --checkpoint=PATH --out=DIR --to={"|".join(artefacts.KINDS)}'
     )
   run(
-    shared_flags.path(values),
+    shared_flags.weights_path(values),
     values.out,
     values.to,
     values.weights,

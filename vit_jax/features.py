@@ -34,7 +34,7 @@ from absl import flags
 from vit_jax.cli import process, shared_flags
 from vit_jax.cli import request as request_lib
 from vit_jax.cli.output_parts import Arrays, Format, Parts
-from vit_jax.cli.shared_flags import images_of
+from vit_jax.cli.shared_flags import image_paths
 from vit_jax.config import overrides
 from vit_jax.config.schema import Config
 from vit_jax.data import filters, fingerprint
@@ -370,7 +370,7 @@ def _data(weights: Pretrained, request: Request) -> tuple[Config, Source]:
   if request.images:
     sections = request_lib.sections(weights)
     config = overrides.apply(sections, [*request.settings])
-    return config, Images(images_of(request.images))
+    return config, Images(image_paths(request.images))
   config, source, _, left_out = request_lib.open_data(weights, request)
   return config, filters.without(source, left_out)
 
@@ -387,7 +387,7 @@ def main(arguments: list[str]) -> None:
   process.start_process()
   layers = parse_layers(values.layers)
   request = Request.of_flags(images=arguments, layers=layers)
-  result = run(shared_flags.path(values), values.out, request)
+  result = run(shared_flags.weights_path(values), values.out, request)
   size = 'shape' if request.tokens or layers else 'width'
   request_lib.print_result(values.out, result, ('count', size))
 

@@ -26,7 +26,7 @@ from absl import flags
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
 from vit_jax.cli import request as request_lib
-from vit_jax.cli.shared_flags import images_of
+from vit_jax.cli.shared_flags import image_paths
 from vit_jax.config import overrides
 from vit_jax.config.schema import build_section
 from vit_jax.data.contract import Preprocess
@@ -158,13 +158,13 @@ def main(arguments: list[str]) -> None:
     raise process.usage(
       'predict --checkpoint=PATH [--top=5] [--json|--csv] IMAGE…'
     )
-  images = images_of(arguments)
+  images = image_paths(arguments)
   table = csv.writer(sys.stdout, lineterminator='\n')
   if values.csv:
     table.writerow(('image', 'class', 'probability'))
   failed = []
   request = Request.of_flags()
-  for prediction in run(shared_flags.path(values), images, request):
+  for prediction in run(shared_flags.weights_path(values), images, request):
     if prediction.error:
       failed.append(prediction)
       if len(images) > 1:

@@ -309,7 +309,9 @@ def main(arguments: list[str]) -> None:
       '--split=S or --config=FILE.py'
     )
   process.start_process()
-  result = run(shared_flags.path(values), values.out, Request.of_flags())
+  result = run(
+    shared_flags.weights_path(values), values.out, Request.of_flags()
+  )
   keys = ('seen', 'confident', 'distinct', 'count')
   request_lib.print_result(values.out, result, keys)
 

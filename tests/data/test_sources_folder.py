@@ -289,7 +289,7 @@ def test_predict_takes_the_images_of_the_source_folder(tmp_path):
   linked.mkdir()
   (linked / 'cat').symlink_to(store / 'cat')
   (linked / 'circle').symlink_to(linked)
-  assert predict.images_of([str(store)]) == [
+  assert predict.image_paths([str(store)]) == [
     f'{store}/{name}' for name in ('3.png', 'cat/1.jpg', 'dog/2.JPG')
   ]
-  assert predict.images_of([str(linked)]) == [f'{linked}/cat/1.jpg']
+  assert predict.image_paths([str(linked)]) == [f'{linked}/cat/1.jpg']

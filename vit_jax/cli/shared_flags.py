@@ -1,4 +1,4 @@
-"""Flags and arguments that commands share: weights, preprocessing, images."""
+"""Flags that commands share, and their conversion: weights, data, images."""
 
 import dataclasses
 import glob
@@ -23,161 +23,8 @@ from vit_jax.weights import transfer
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
-# Keys of the section `reader` that do not depend on the machine.
-_POLICY = ('on_bad_record', 'max_bad_share')
-
-
-def source_section(
-  about: dict[str, Any], dataset: str | None, data_dir: str | None
-) -> dict[str, Any]:
-  """Returns the config section of the data to evaluate on.
-
-  Args:
-    about: item `about` of the weights; by default, their data are used.
-    dataset: --dataset, a TFDS name or a kind of source.
-    data_dir: --data_dir, a directory or path of the data.
-
-  Raises:
-    UserError: the flags do not specify the data, or do not fit together.
-  """
-  section = dict(about.get('source', {'name': 'tfds'}))
-  if dataset and _is_source(dataset):
-    section = section if dataset == section['name'] else {'name': dataset}
-  elif dataset and dataset != section.get('dataset'):
-    section = {'name': 'tfds', 'dataset': dataset}
-  if data_dir:
-    keys = schema.config_keys(
-      schema.resolve(SECTIONS['source'], section['name'])
-    )
-    path_key = next((key for key in ('data_dir', 'path') if key in keys), None)
-    if path_key is None:
-      raise UserError(
-        f'--data_dir={data_dir} does not fit the source {section["name"]}; '
-        f'give --config.source.KEY=…, with KEY one of {", ".join(keys)}.'
-      )
-    section[path_key] = data_dir
-  if section['name'] == 'tfds' and not section.get('dataset'):
-    raise UserError(
-      'these weights do not contain the data to evaluate on. Give '
-      '--dataset=NAME of TFDS, or --dataset=folder and --data_dir=DIR.'
-    )
-  return section
-
-
-def _is_source(name: str) -> bool:
-  """Returns whether a name is a kind of source, and not a TFDS data set."""
-  return '.' in name or name in schema.names(SECTIONS['source'])
-
-
-def reader_section(about: dict[str, Any]) -> dict[str, Any]:
-  """Returns the settings for bad records of the run that wrote the weights."""
-  reader = about.get('config', {}).get('reader', {})
-  return {key: reader[key] for key in _POLICY if key in reader}
-
-
-def title(source: Any) -> str:
-  """Returns a readable name of the data of a source section."""
-  return source.get('dataset') or source.get('path') or source.name
-
-
-def setting(
-  weights: Pretrained,
-  config: Config,
-  open_source: Callable[[str], stream.Source],
-  mesh: Mesh,
-  batch_size: int,
-) -> Setting:
-  """Returns the `Setting` that applies a model to every example of a source.
-
-  Args:
-    weights: the model and its parameters.
-    config: config with the sections preprocess and reader.
-    open_source: function that opens a split.
-    mesh: mesh of the devices.
-    batch_size: images per batch; rounded up to a multiple of the number of
-      devices.
-  """
-  objective = weights.objective()
-  return Setting(
-    open_source=open_source,
-    transform=build_section(config, 'preprocess', weights.image_size),
-    predict=objective.predict,
-    num_classes=objective.num_classes,
-    mesh=mesh,
-    batch_size=-(-batch_size // mesh.size) * mesh.size,
-    reader=build_section(config, 'reader'),
-  )
-
-
-def with_preset(source: Pretrained, name: str | None) -> Pretrained:
-  """Returns the same weights with the preprocessing of a preset.
-
-  Mean and standard deviation change only for weights of another project,
-  because models trained by this program expect pixels in [-1, 1].
-
-  Args:
-    source: weights.
-    name: key of `presets.PRESETS`; None for the preprocessing of the weights.
-
-  Raises:
-    UserError: the preset is unknown.
-  """
-  if name is None:
-    return source
-  preset = presets.find(name)
-  # A preset determines neither the channels nor the bits of the images.
-  kind = {
-    key: value
-    for key, value in source.about.get('preprocess', {}).items()
-    if key in ('channels', 'bits')
-  }
-  section = preset.section(source.image_size) | kind
-  source = dataclasses.replace(
-    source, about={**source.about, 'preprocess': section}
-  )
-  old, new = source.normalization, preset.normalization
-  if (old or presets.NONE) == new:
-    return source
-  if old is None:
-    log.warning(
-      '%s expects pixels in [-1, 1], so the preset %s changes only the '
-      'resizing',
-      source.path,
-      name,
-    )
-    return source
-  return transfer.renormalized(source, *new)
-
-
-def describe(source: Pretrained, config: Config) -> dict[str, Any]:
-  """Returns all settings of the preprocessing of an image.
-
-  Args:
-    source: weights.
-    config: config with the completed section `preprocess`.
-  """
-  mean, std = source.normalization or source.model().normalization
-  return {
-    **config.preprocess.to_dict(),
-    'image_size': list(source.image_size),
-    'mean': list(mean),
-    'std': list(std),
-  }
-
-
-def line(description: dict[str, Any]) -> str:
-  """Formats a description as one line: 'resize=squash image_size=224,224 …'."""
-
-  def text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-      return ','.join(map(text, value))
-    return f'{value:.6g}' if isinstance(value, float) else str(value)
-
-  return ' '.join(f'{key}={text(value)}' for key, value in description.items())
-
-
-# Name, function that defines it, default and help of the flags that several
-# commands have.
+# (function that defines it, default, help) of each flag that several commands
+# have.
 FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
   'checkpoint': (
     flags.DEFINE_string,
@@ -233,6 +80,155 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
   ),
   'json': (flags.DEFINE_bool, False, 'Print JSON objects.'),
 }
+# Keys of the section `reader` that do not depend on the machine.
+_READER_KEYS = ('on_bad_record', 'max_bad_share')
+
+
+def source_section(
+  about: dict[str, Any], dataset: str | None, data_dir: str | None
+) -> dict[str, Any]:
+  """Returns the config section of the data to evaluate on.
+
+  Args:
+    about: item `about` of the weights; by default, their data are used.
+    dataset: --dataset, a TFDS name or a kind of source.
+    data_dir: --data_dir, a directory or path of the data.
+
+  Raises:
+    UserError: the flags do not specify the data, or do not fit together.
+  """
+  section = dict(about.get('source', {'name': 'tfds'}))
+  if dataset and _is_source(dataset):
+    if dataset != section['name']:
+      section = {'name': dataset}
+  elif dataset and dataset != section.get('dataset'):
+    section = {'name': 'tfds', 'dataset': dataset}
+  if data_dir:
+    keys = schema.config_keys(
+      schema.resolve(SECTIONS['source'], section['name'])
+    )
+    path_key = next((key for key in ('data_dir', 'path') if key in keys), None)
+    if path_key is None:
+      raise UserError(
+        f'--data_dir={data_dir} does not fit the source {section["name"]}; '
+        f'give --config.source.KEY=…, with KEY one of {", ".join(keys)}.'
+      )
+    section[path_key] = data_dir
+  if section['name'] == 'tfds' and not section.get('dataset'):
+    raise UserError(
+      'these weights do not contain the data to evaluate on. Give '
+      '--dataset=NAME of TFDS, or --dataset=folder and --data_dir=DIR.'
+    )
+  return section
+
+
+def _is_source(name: str) -> bool:
+  """Returns whether a name is a kind of source, and not a TFDS data set."""
+  return '.' in name or name in schema.names(SECTIONS['source'])
+
+
+def reader_section(about: dict[str, Any]) -> dict[str, Any]:
+  """Returns the settings for bad records of the run that wrote the weights."""
+  reader = about.get('config', {}).get('reader', {})
+  return {key: reader[key] for key in _READER_KEYS if key in reader}
+
+
+def title(source: Any) -> str:
+  """Returns a readable name of the data of a source section."""
+  return source.get('dataset') or source.get('path') or source.name
+
+
+def setting(
+  weights: Pretrained,
+  config: Config,
+  open_source: Callable[[str], stream.Source],
+  mesh: Mesh,
+  batch_size: int,
+) -> Setting:
+  """Returns the `Setting` that applies a model to every example of a source.
+
+  Args:
+    weights: the model and its parameters.
+    config: config with the sections preprocess and reader.
+    open_source: function that opens a split.
+    mesh: mesh of the devices.
+    batch_size: images per batch; rounded up to a multiple of the number of
+      devices.
+  """
+  objective = weights.objective()
+  return Setting(
+    open_source=open_source,
+    transform=build_section(config, 'preprocess', weights.image_size),
+    predict=objective.predict,
+    num_classes=objective.num_classes,
+    mesh=mesh,
+    batch_size=-(-batch_size // mesh.size) * mesh.size,
+    reader=build_section(config, 'reader'),
+  )
+
+
+def with_preset(source: Pretrained, name: str | None) -> Pretrained:
+  """Returns the same weights with the preprocessing of a preset.
+
+  Mean and standard deviation change only for weights of another project,
+  because models trained by this program expect pixels in [-1, 1].
+
+  Args:
+    source: weights.
+    name: key of `presets.PRESETS`; None for the preprocessing of the weights.
+
+  Raises:
+    UserError: the preset is unknown.
+  """
+  if name is None:
+    return source
+  preset = presets.find(name)
+  # A preset determines neither the channels nor the bits of the images.
+  own = source.about.get('preprocess', {})
+  kept = {key: own[key] for key in ('channels', 'bits') if key in own}
+  section = preset.section(source.image_size) | kept
+  source = dataclasses.replace(
+    source, about={**source.about, 'preprocess': section}
+  )
+  old, new = source.normalization, preset.normalization
+  if (old or presets.NONE) == new:
+    return source
+  if old is None:
+    log.warning(
+      '%s expects pixels in [-1, 1], so the preset %s changes only the '
+      'resizing',
+      source.path,
+      name,
+    )
+    return source
+  return transfer.renormalized(source, *new)
+
+
+def describe(source: Pretrained, config: Config) -> dict[str, Any]:
+  """Returns all settings of the preprocessing of an image.
+
+  Args:
+    source: weights.
+    config: config with the completed section `preprocess`.
+  """
+  mean, std = source.normalization or source.model().normalization
+  return {
+    **config.preprocess.to_dict(),
+    'image_size': list(source.image_size),
+    'mean': list(mean),
+    'std': list(std),
+  }
+
+
+def line(description: dict[str, Any]) -> str:
+  """Formats a description as one line: 'resize=squash image_size=224,224 …'."""
+
+  def text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+      return ','.join(map(text, value))
+    return f'{value:.6g}' if isinstance(value, float) else str(value)
+
+  return ' '.join(f'{key}={text(value)}' for key, value in description.items())
 
 
 def define(*names: str) -> None:
@@ -261,7 +257,7 @@ def image_size(values: Any) -> tuple[int, int] | None:
   return int(sides[0]), int(sides[-1])
 
 
-def path(values: Any, given: str | None = None) -> str:
+def weights_path(values: Any, given: str | None = None) -> str:
   """Returns the path of the weights, with the step if --step is given.
 
   Args:
@@ -281,7 +277,7 @@ def path(values: Any, given: str | None = None) -> str:
   return f'{checkpoint}@{values.step}'
 
 
-def images_of(arguments: Sequence[str]) -> list[str]:
+def image_paths(arguments: Sequence[str]) -> list[str]:
   """Returns the paths of all image files that arguments specify.
 
   Args:
@@ -290,7 +286,7 @@ def images_of(arguments: Sequence[str]) -> list[str]:
   Raises:
     UserError: a directory contains no images, or a pattern matches no file.
   """
-  found = []
+  paths = []
   for argument in arguments:
     if os.path.isdir(argument):
       files = sorted(class_folders.images(argument))
@@ -303,5 +299,5 @@ def images_of(arguments: Sequence[str]) -> list[str]:
         f'{argument} matches no image; give image files, a directory with '
         f'files that end in {", ".join(IMAGES)}, or a pattern.'
       )
-    found += files
-  return found
+    paths += files
+  return paths

@@ -8,15 +8,16 @@ from vit_jax.processes import interruption
 
 
 def begin(command: Sequence[str]) -> None:
-  """Handles signals and refuses unknown names if a process runs a command.
+  """Installs the signal handler, and refuses unknown names of commands.
 
-  It does nothing in a process that imports the library.
+  It does nothing in a process that only imports the library, which was not
+  started by `python -m vit_jax.COMMAND`.
 
   Args:
     command: `sys.orig_argv`.
   """
-  words = itertools.pairwise(command)
-  if not any(a == '-m' and b.startswith('vit_jax.') for a, b in words):
+  pairs = itertools.pairwise(command)
+  if not any(x == '-m' and y.startswith('vit_jax.') for x, y in pairs):
     return
   # Signals must be handled from the start, because importing JAX takes seconds.
   interruption.HANDLER.install()

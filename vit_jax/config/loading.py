@@ -20,7 +20,7 @@ from vit_jax.config.schema import Config, complete, without_removed
 from vit_jax.errors import UserError, closest
 
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
-# The function that a file defines, and the command that calls it.
+# Functions that a file can define, and the command that calls each of them.
 _COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
 T = TypeVar('T')
 
@@ -140,12 +140,10 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     spec.loader.exec_module(module)
   get = getattr(module, function, None)
   if not callable(get):
-    others = [name for name in _COMMANDS if hasattr(module, name)]
-    hint = (
-      f'use it with python -m vit_jax.{_COMMANDS[others[0]]} --config={path}'
-      if others
-      else 'it is not a config file'
-    )
+    hint = 'it is not a config file'
+    commands = [_COMMANDS[name] for name in _COMMANDS if hasattr(module, name)]
+    if commands:
+      hint = f'use it with python -m vit_jax.{commands[0]} --config={path}'
     raise UserError(f'{path} does not define {function}(): {hint}.')
   if arg and not inspect.signature(get).parameters:
     raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
@@ -155,9 +153,8 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
 
 def _similar(file: pathlib.Path) -> list[str]:
   """Returns paths of config files to suggest instead of a missing file."""
-  of_workdir = file / 'config.json'
-  if of_workdir.is_file():
-    return [str(of_workdir)]
+  if (file / 'config.json').is_file():  # the path is a workdir
+    return [str(file / 'config.json')]
   paths = {*map(str, file.parent.glob('*.py')), *shipped_paths()}
   same_name = [path for path in paths if pathlib.Path(path).stem == file.stem]
   return same_name or [*paths]

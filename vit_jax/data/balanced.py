@@ -37,20 +37,24 @@ class Balanced:
     Raises:
       UserError: the source has no labels, or an order of its own.
     """
-    own_order = hasattr(source, 'locate')
+    has_own_order = hasattr(source, 'locate')
     self.name, self.num_classes = source.name, source.num_classes
     self.class_names, self._source = source.class_names, source
-    usable = source.num_classes and not own_order
-    self._labels = labels(source) if usable else np.zeros(0, np.int64)
+    if source.num_classes and not has_own_order:
+      self._labels = labels(source)
+    else:
+      self._labels = np.zeros(0, np.int64)
     counts = np.bincount(
       self._labels[self._labels >= 0], minlength=source.num_classes
     )
     # Examples sorted by class; those without a valid label come first.
-    self._rows = np.argsort(self._labels, kind='stable')
-    self._starts = len(self._rows) - counts.sum() + np.cumsum(counts) - counts
+    self._by_class = np.argsort(self._labels, kind='stable')
+    # Index in `_by_class` of the first example of each class.
+    num_invalid = len(self._by_class) - counts.sum()
+    self._starts = num_invalid + np.cumsum(counts) - counts
     self._counts, self._classes = counts, np.flatnonzero(counts)
     if not len(self._classes):
-      reason = 'an order of its own' if own_order else 'no valid labels'
+      reason = 'an order of its own' if has_own_order else 'no valid labels'
       raise UserError(
         f'train.balanced is set, but {source.name} has {reason}: set it to '
         'False. (The weights of a mixture determine how often each member is '
@@ -84,7 +88,7 @@ class Balanced:
     """
     counts = self._counts[self._classes]
     group, row = order.balanced(positions, counts, seed)
-    return self._rows[self._starts[self._classes[group]] + row]
+    return self._by_class[self._starts[self._classes[group]] + row]
 
   def replacements(self, index: int) -> Int[np.ndarray, ' m']:
     """Returns the indices of all examples of the same class.
@@ -93,7 +97,7 @@ class Balanced:
     """
     label = self._labels[index]
     start = self._starts[label]
-    return self._rows[start : start + self._counts[label]]
+    return self._by_class[start : start + self._counts[label]]
 
 
 def labels(source: Source) -> Int[np.ndarray, ' n']:
@@ -106,17 +110,17 @@ def labels(source: Source) -> Int[np.ndarray, ' n']:
     source: any source with labels.
   """
   if hasattr(source, 'labels'):
-    found = np.asarray(cast(Any, source).labels(), np.int64)
+    values = np.asarray(cast(Any, source).labels(), np.int64)
   else:
     text = f'reading the labels of {source.name}'
-    rows = progress.shown(iter(range(len(source))), len(source), text)
-    found = np.array([_label(source, row) for row in rows], np.int64)
-  return np.where((found >= 0) & (found < source.num_classes), found, -1)
+    indices = progress.shown(iter(range(len(source))), len(source), text)
+    values = np.array([_label(source, index) for index in indices], np.int64)
+  return np.where((values >= 0) & (values < source.num_classes), values, -1)
 
 
-def _label(source: Source, row: int) -> int:
+def _label(source: Source, index: int) -> int:
   """Returns the label of an example; -1 for a bad record."""
   try:
-    return int(source[row]['label'])
+    return int(source[index]['label'])
   except DecodeError:
     return -1

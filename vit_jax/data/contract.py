@@ -20,7 +20,7 @@ Spec = dict[str, tuple[tuple[int, ...], np.dtype]]
 # Keys that the loader adds to those of a transform.
 MASK: Spec = {'mask': ((), np.dtype(bool))}
 REPLACED: Spec = {'replaced': ((), np.dtype(np.int32))}
-_KINDS = 'biuf'  # NumPy's kinds of booleans, integers and floating point
+_KINDS = 'biuf'  # NumPy's codes for booleans, integers and floating point
 _MAX_BYTES = 4  # JAX uses numbers of at most 32 bits
 
 
@@ -33,10 +33,11 @@ class Source(Protocol):
   processes receive a copy. The following methods are optional:
 
   - `where(index)` returns the file of an example, for messages.
-  - `rows()` yields (name of a part of the data, such as a file; positions of
-    the source's examples in this part), in the order of the examples, so that
-    two splits of the same data can be compared, and listed examples be left
-    out.
+  - `rows()` yields pairs (part, positions), in the order of the examples: the
+    name of a part of the stored data, such as a file, and the positions of the
+    source's examples in it, int64 `[n]`. They identify examples independently
+    of the split, so that two splits of the same data can be compared, and
+    listed examples can be left out.
   - `with_labels(key)` returns the same source whose examples also contain,
     under that key, a list of all correct labels, which may be empty.
   - `locate(positions, seed)` returns the indices (int64 `[n]`) of the examples
@@ -210,8 +211,8 @@ def check_values(
   ):
     actual = {key: (array.shape, array.dtype) for key, array in arrays.items()}
     raise UserError(
-      f'{_name(transform)} returned {_described(actual)}; its spec declares '
-      f'{_described(spec)}: both must be equal.'
+      f'{_name(transform)} returned {_format(actual)}; its spec declares '
+      f'{_format(spec)}: both must be equal.'
     )
 
 
@@ -248,11 +249,12 @@ def num_bytes(spec: Spec) -> int:
   )
 
 
-def _described(spec: Spec) -> str:
-  """Describes a spec: {'label': 'int32 []'}."""
+def _format(spec: Spec) -> str:
+  """Formats a spec for messages: {'label': 'int32 []'}."""
   return str({key: f'{d} {list(shape)}' for key, (shape, d) in spec.items()})
 
 
 def _name(transform: Transform) -> str:
+  """Returns the dotted name of the class of a transform."""
   kind = type(transform)
   return f'{kind.__module__}.{kind.__qualname__}'

@@ -15,8 +15,8 @@ import pathlib
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NamedTuple
 
 from vit_jax.errors import UserError
 from vit_jax.prepare.shards import Skipped
@@ -27,7 +27,7 @@ _BLOCK = 512  # bytes of a block of the tar format
 
 @dataclasses.dataclass(frozen=True)
 class Synset:
-  """The tar file of one synset: a part of a file, or bytes in memory.
+  """The tar file of one synset: a range of a file, or bytes in memory.
 
   Attributes:
     wnid: WordNet name of the class, for example 'n00004475'.
@@ -98,10 +98,10 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
 
 def num_bytes(source: pathlib.Path) -> int:
   """Returns the size of a source in bytes."""
-  return sum(size for _, size, _ in stamp(source))
+  return sum(size for _, size, _ in file_stats(source))
 
 
-def stamp(source: pathlib.Path) -> list[list[Any]]:
+def file_stats(source: pathlib.Path) -> list[list[Any]]:
   """Returns [path, size, time of the last change] of each file of a source.
 
   Sizes are in bytes, times in ns.
@@ -111,7 +111,10 @@ def stamp(source: pathlib.Path) -> list[list[Any]]:
   return [[str(path), s.st_size, s.st_mtime_ns] for path, s in stats]
 
 
-def _reader(source: pathlib.Path):
+def _reader(
+  source: pathlib.Path,
+) -> Callable[[pathlib.Path], Iterator[Synset]]:
+  """Returns the function that reads a directory or a kind of archive."""
   if source.is_dir():
     return _directory
   with source.open('rb') as file:
@@ -119,11 +122,13 @@ def _reader(source: pathlib.Path):
 
 
 def _directory(source: pathlib.Path) -> Iterator[Synset]:
+  """Yields the synsets of a directory of tar files; reads no files."""
   for path in _tars(source):
     yield Synset(path.stem, str(path), 0, path.stat().st_size)
 
 
 def _tars(source: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the tar files of synsets in a directory, sorted."""
   return [p for p in sorted(source.iterdir()) if _SYNSET.fullmatch(p.name)]
 
 
@@ -158,7 +163,7 @@ def _wnid(member: tarfile.TarInfo) -> str | None:
   return match[1] if match and member.isreg() else None
 
 
-def _check_end(file, offset: int) -> None:
+def _check_end(file: IO[bytes], offset: int) -> None:
   """Checks that the archive ends at an offset, in bytes.
 
   Python's tarfile regards a damaged header as the end of the archive.

@@ -128,7 +128,7 @@ def _read(
   """
   folder.mkdir(exist_ok=True)
   note = folder / 'complete.json'
-  stamp = [archive.stamp(source), part_bytes]
+  stamp = [archive.file_stats(source), part_bytes]
   if (shards.read_json(note) or {}).get('stamp') != stamp:
     parts = (
       _Part(_part_path(folder, number), synsets)
