@@ -358,7 +358,7 @@ def _parse_vit(
     path, model, settings.pool or getattr(architecture, 'pool', None)
   )
   if (named := settings.architecture) is not None:
-    options = dict(
+    options: dict[str, Any] = dict(
       final_norm=bool(named.final_norm),
       post_norm='Post' in named.block,
     )
