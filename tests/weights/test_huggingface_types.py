@@ -69,6 +69,11 @@ TYPES = {
   'Dinov2Model': ({}, pooled, IMAGENET),
   'Dinov2ForImageClassification': ({}, logits, IMAGENET),
   'Dinov2WithRegistersForImageClassification': ({}, logits, IMAGENET),
+  'DINOv3ViTModel': (
+    dict(num_register_tokens=2, use_gated_mlp=True, hidden_act='silu'),
+    pooled,
+    IMAGENET,
+  ),
   'CLIPVisionModel': ({}, pooled, CLIP),
   'CLIPVisionModelWithProjection': (dict(projection_dim=24), embeds, CLIP),
   'CLIPModel': (dict(projection_dim=24, **TOWERS), embeds, CLIP),

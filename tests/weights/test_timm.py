@@ -163,10 +163,23 @@ def test_finetuning_lists_differences_of_the_model(tmp_path):
 
 
 def test_a_pooling_that_contradicts_the_arrays_is_refused(tmp_path):
-  """A class token with mean pooling would give wrong results."""
-  config = dict(architecture='x', global_pool='avg')
-  with pytest.raises(UserError, match="'avg'.*'token'"):
-    pretrained.find(timm_file(tmp_path, timm_vit(), config))
+  for pool in ('map', 'unknown'):
+    config = dict(architecture='x', global_pool=pool)
+    with pytest.raises(UserError, match=f"'{pool}'.*'token'"):
+      pretrained.find(timm_file(tmp_path, timm_vit(), config))
+
+
+@pytest.mark.parametrize('pool', ['avg', 'max', 'avgmax'])
+def test_patches_are_pooled_after_the_norm(tmp_path, pool):
+  """With a class token that is not used."""
+  reference = timm_vit(global_pool=pool, fc_norm=False)
+  config = dict(
+    architecture='x', model_args={'num_heads': HEADS}, global_pool=pool
+  )
+  path = timm_file(tmp_path, reference, config)
+  model, params = load_pretrained(path, mean=(0.5,) * 3, std=(0.5,) * 3)
+  assert model.class_token and model.config.prefix == 1
+  references.agree(model, params, reference)
 
 
 @pytest.mark.parametrize('mode', ['center', 'squash'])

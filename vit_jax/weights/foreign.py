@@ -5,7 +5,7 @@ from the settings next to them; everything else is the same for all formats.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,22 @@ from vit_jax.weights.names import NameMap
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
+
+
+# Options of the ViT that few formats can contain, and their defaults
+_RARE = {
+  'rope': 'none',
+  'class_token': None,
+  'norm': 'layer',
+  'post_norm': False,
+  'final_norm': True,
+  'qkv_bias': 'all',
+  'bias': True,
+  'map_heads': None,
+  'map_mlp_dim': None,
+  'map_prefix': False,
+  'rope_registers': None,
+}
 
 
 class ParsedWeights(NamedTuple):
@@ -207,7 +223,10 @@ def opened_model(about: dict[str, Any]) -> Any:
 
 
 def native_params(
-  params: PyTree, about: dict[str, Any], positions: tuple[str, ...]
+  params: PyTree,
+  about: dict[str, Any],
+  positions: tuple[str, ...],
+  supported: Container[str] = (),
 ) -> dict[str, np.ndarray]:
   """Returns the parameters of a model by path, for pixels as in its project.
 
@@ -215,10 +234,12 @@ def native_params(
     params: parameters of the objective that `about` specifies.
     about: description of the weights, see `Pretrained.about`.
     positions: kinds of positions that the format supports.
+    supported: keys of `_RARE` that it supports.
 
   Raises:
-    UserError: the model has positions of another kind, or its normalization of
-      pixels cannot be converted.
+    UserError: the model has positions of another kind or an option that the
+      format does not support, or its normalization of pixels cannot be
+      converted.
   """
   source = Pretrained('', about, lambda abstract: None)
   model = source.model()
@@ -228,13 +249,24 @@ def native_params(
       f'this format allows positions of the kind {" or ".join(positions)}, but '
       f'the model has {position!r}: write a directory instead.'
     )
+  for key, default in _RARE.items():
+    value = getattr(model, key, default)
+    if value != default and key not in supported:
+      raise UserError(
+        f'this format cannot contain a model with model.{key}={value!r}: write '
+        'a directory instead.'
+      )
   flat = tree.flatten(source.backbone(params))
   arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
   return patch_embedding.converted(arrays, model.normalization)
 
 
 def exported(
-  params: PyTree, about: dict[str, Any], names: NameMap
+  params: PyTree,
+  about: dict[str, Any],
+  names: NameMap,
+  positions: tuple[str, ...] = ('learned',),
+  supported: Container[str] = (),
 ) -> dict[str, np.ndarray]:
   """Returns the parameters of a model with the names of another project.
 
@@ -245,11 +277,13 @@ def exported(
     params: parameters of the objective that `about` specifies.
     about: description of the weights, see `Pretrained.about`.
     names: names in the other project.
+    positions: see `native_params`.
+    supported: see `native_params`.
 
   Raises:
     UserError: some parameters do not have a name in the other project.
   """
-  flat = native_params(params, about, ('learned',))
+  flat = native_params(params, about, positions, supported)
   metadata = ModelMetadata.of(None, about)
   statistics = metadata.mean, metadata.std
   flat = patch_embedding.converted(flat, patch_embedding.NONE, statistics)

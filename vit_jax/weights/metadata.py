@@ -15,7 +15,7 @@ from vit_jax.data.augment.presets import NONE
 from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.models.layers import EPSILON
+from vit_jax.models.layers import ACTIVATIONS, EPSILON
 from vit_jax.models.positions import METHODS
 from vit_jax.models.swin import RULES as WINDOW_RULES
 
@@ -26,6 +26,17 @@ GELUS = {
   'gelu_pytorch_tanh': 'tanh',
   'gelu_tanh': 'tanh',
   'quick_gelu': 'quick',
+  'relu': 'relu',
+  'silu': 'silu',
+  'swish': 'silu',
+}
+# The other direction, for files of transformers
+ACTIVATION_NAMES = {
+  'exact': 'gelu',
+  'tanh': 'gelu_pytorch_tanh',
+  'quick': 'quick_gelu',
+  'relu': 'relu',
+  'silu': 'silu',
 }
 
 
@@ -110,7 +121,7 @@ _OBJECTS = ('model_args', 'pretrained_cfg', 'preprocess', 'vit_jax_preprocess')
 # config.json, preprocessor_config.json and index of shards. The same key has
 # the same meaning in all of them, except for `num_heads` of a Swin.
 RULES: Mapping[str, Rule] = {
-  'gelu': choice(('exact', 'tanh', 'quick')),
+  'gelu': choice(ACTIVATIONS),
   'norm_eps': number(0, 1),
   'epsilon': number(0, 1),  # the name of `norm_eps` in older files
   'class_names': several(TEXT),
@@ -134,6 +145,7 @@ RULES: Mapping[str, Rule] = {
   'model_type': TEXT,
   'hidden_act': _ACTIVATION,
   'layer_norm_eps': number(0, 1),
+  'rope_theta': number(1.001, 1e9),
   'id2label': Rule(
     'an object of class names, whose keys are numbers of up to 9 digits',
     lambda value: (

@@ -24,7 +24,7 @@ from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.foreign import ParsedWeights
-from vit_jax.weights.formats import containers, swin, tensors, vit
+from vit_jax.weights.formats import containers, dinov3, swin, tensors, vit
 from vit_jax.weights.formats import huggingface_processor as processor
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import Joined, NameMap
@@ -143,11 +143,6 @@ _SWIN_FIXED = {
   'qkv_bias': True,
   'use_absolute_embeddings': False,
 }
-_ACTIVATIONS = {
-  'exact': 'gelu',
-  'tanh': 'gelu_pytorch_tanh',
-  'quick': 'quick_gelu',
-}
 # Types whose positions the library interpolates with antialiasing.
 _ANTIALIASED = {
   'dinov2_with_registers': 'bicubic',
@@ -232,11 +227,18 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   model = foreign.opened_model(about)
   properties = ModelMetadata.of(model, about)
   is_swin = swin.is_swin(tree.flatten(params))
-  written = _written_swin(model) if is_swin else _written_vit(model)
-  exported = foreign.exported(params, about, written.names)
+  is_dinov3 = getattr(model.config, 'rotary', None) == 'centered'
+  if is_dinov3:
+    written = _Written('dinov3_vit', dinov3.NAMES, dinov3.written_config(model))
+    allowed = dinov3.POSITIONS, dinov3.SUPPORTED
+    exported = foreign.exported(params, about, dinov3.NAMES, *allowed)
+    exported = dinov3.completed(model, exported)
+  else:
+    written = _written_swin(model) if is_swin else _written_vit(model)
+    exported = foreign.exported(params, about, written.names)
   if is_swin:
     _check_windows(model, exported)
-  else:
+  elif not is_dinov3:
     exported = _completed(model, written.kind, exported)
   height, width = properties.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
@@ -416,7 +418,7 @@ def _written_vit(model: Any) -> _Written:
     hidden_size=model.width,
     num_hidden_layers=model.depth,
     num_attention_heads=model.num_heads,
-    hidden_act=_ACTIVATIONS[model.gelu],
+    hidden_act=metadata.ACTIVATION_NAMES[model.gelu],
     layer_norm_eps=model.norm_eps,
     qkv_bias=True,
   )
@@ -626,7 +628,17 @@ _TOWERS = {
 TYPES = {
   **{k: _Type(v[0], _VIT_KEYS, _parse_vit, v[1]) for k, v in _VITS.items()},
   **{k: _Type(v[0], (), _parse_vit, v[1]) for k, v in _TOWERS.items()},
+  'dinov3_vit': _Type(
+    'DINOv3ViT', _VIT_KEYS, dinov3.parse, {'layer_norm_eps': 1e-5}
+  ),
   'swin': _Type('Swin', _SWIN_KEYS, _parse_swin),
 }
 # Types that `save` writes.
-WRITTEN = ('vit', 'deit', 'dinov2', 'dinov2_with_registers', 'swin')
+WRITTEN = (
+  'vit',
+  'deit',
+  'dinov2',
+  'dinov2_with_registers',
+  'dinov3_vit',
+  'swin',
+)

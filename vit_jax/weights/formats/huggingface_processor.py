@@ -35,6 +35,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
   ),
 }
 DEFAULTS['dinov2'] = DEFAULTS['deit'] | {'size': {'shortest_edge': 256}}
+DEFAULTS['dinov3_vit'] = DEFAULTS['vit'] | dict(
+  image_mean=IMAGENET[0], image_std=IMAGENET[1]
+)
 DEFAULTS['dinov2_with_registers'] = DEFAULTS['dinov2']
 DEFAULTS['swin'] = DEFAULTS['vit'] | dict(
   resample=3, image_mean=IMAGENET[0], image_std=IMAGENET[1]

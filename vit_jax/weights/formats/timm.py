@@ -102,6 +102,8 @@ _POOLS = {
   'avgmax': 'avgmax',
   'map': 'map',
 }
+# Rare options that the arrays show
+_SHOWN = ('norm', 'qkv_bias', 'bias', 'map_mlp_dim')
 _TORCH_EPSILON = 1e-5  # PyTorch's default
 # Size of images of DINOv3, whose arrays do not depend on it
 _DINOV3_SIZE = (256, 256)
@@ -192,12 +194,12 @@ def _described(
   architecture = architecture or (
     timm_models.find(name) if name else timm_models.of_file(path)
   )
-  if architecture and architecture.block in timm_models.REFUSED:
-    # Other blocks may have parameters of the same names.
-    reason = timm_models.REFUSED[architecture.block]
+  # Other models may have parameters of the same names.
+  shown = architecture.name if architecture else name or ''
+  if reason := timm_models.refusal(shown):
     raise UserError(
-      f'{path} has the architecture {architecture.name}, whose blocks '
-      f'{architecture.block} are not supported: {reason}. Use another one.'
+      f'{path} has the architecture {shown}, which is not supported: {reason}. '
+      'Use another one.'
     )
   args = config.get('model_args', {})
   size = config.get('pretrained_cfg', {}).get('input_size')
@@ -343,14 +345,20 @@ def _parse_vit(
   if 'blocks.0.attn.q_bias' in arrays:
     names = _WITHOUT_KEY_BIAS
   model = vit.section(path, arrays, names, _KIND) | rotations
-  if 'pos_embed' in arrays or not rotations:
+  if 'pos_embed' in arrays:
     names_lib.shape_of(path, arrays, 'pos_embed', 3, _KIND)
+  elif not rotations:
+    raise UserError(
+      f'{path} has no pos_embed, and its arrays do not show which rotary '
+      'positions the model has instead: name its architecture, as in '
+      'timm:ARCHITECTURE:PATH.'
+    )
   architecture = settings.fitting(model)
   pool = _set_pool(
     path, model, settings.pool or getattr(architecture, 'pool', None)
   )
   if (named := settings.architecture) is not None:
-    options = dict(
+    options: dict[str, Any] = dict(
       final_norm=bool(named.final_norm),
       post_norm='Post' in named.block,
     )
@@ -519,7 +527,9 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     names, keys = swin.names(len(model.depths)), ('window_size', 'window_rule')
   else:
     names, keys = NAMES, ('num_heads',)
-  arrays = foreign.exported(params, about, names)
+    if model.qkv_bias == 'query_value':
+      names = _WITHOUT_KEY_BIAS
+  arrays = foreign.exported(params, about, names, supported=_SHOWN)
   # The patch embedding of CLIP has no bias in timm. Folding and unfolding the
   # mean of the pixels leaves a bias that is zero up to rounding.
   if getattr(model, 'pre_norm', False):

@@ -1,0 +1,74 @@
+"""Tests of DINOv3's weights with Hugging Face's names."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import safetensors.numpy
+from references import torch, transformers
+
+from vit_jax import load_pretrained
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+
+
+@pytest.mark.parametrize('gated', [False, True])
+def test_round_trip(tmp_path, gated):
+  """The arrays are equal, and so are the results of transformers."""
+  changes = dict(num_register_tokens=3, use_gated_mlp=gated, rope_theta=50.0)
+  changes['hidden_act'] = 'silu' if gated else 'gelu'
+  reference = references.huggingface('DINOv3ViT', 'Model', **changes)
+  first, second = str(tmp_path / 'first'), str(tmp_path / 'second')
+  reference.save_pretrained(first)
+  model, params = load_pretrained(first)
+  assert (model.rope, model.rope_base, model.qkv_bias) == (
+    'centered',
+    50,
+    'query_value',
+  )
+  pretrained.save(f'huggingface:{second}', params, pretrained.find(first).about)
+  arrays = [
+    safetensors.numpy.load_file(f'{path}/model.safetensors')
+    for path in (first, second)
+  ]
+  mask = 'embeddings.mask_token'  # which is not used, and not kept
+  assert arrays[0].pop(mask).shape == arrays[1].pop(mask).shape
+  assert arrays[0].keys() == arrays[1].keys()
+  for name, array in arrays[0].items():
+    np.testing.assert_allclose(arrays[1][name], array, atol=1e-6)
+  again = transformers.DINOv3ViTModel.from_pretrained(second).eval()
+  assert again.config.use_gated_mlp == gated
+  pixels = torch.from_numpy(references.images().transpose(0, 3, 1, 2))
+  with torch.no_grad():
+    expected, found = (each(pixels)[0].numpy() for each in (reference, again))
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_models_of_this_package_are_written(tmp_path):
+  """`rope2d` is the rotation of DINOv3; what it lacks is refused."""
+  sizes = dict(patch_size=4, width=32, depth=2, mlp_dim=64, num_heads=2)
+  section = dict(sizes, position='rope2d', dtype='float32', gelu='exact')
+  about = dict(
+    model=section,
+    objective=dict(name='supervised'),
+    num_classes=0,
+    image_size=[16, 16],
+    preprocess={},
+    class_names=[],
+  )
+  images = jnp.asarray(references.images())
+  model = Model(0, **section)
+  params = model.init(jax.random.key(0), images)['params']
+  path = str(tmp_path / 'out')
+  pretrained.save(f'huggingface:{path}', params, about)
+  theirs = transformers.DINOv3ViTModel.from_pretrained(path).eval()
+  pixels = torch.from_numpy(references.images().transpose(0, 3, 1, 2).copy())
+  with torch.no_grad():
+    expected = theirs(pixels).pooler_output.numpy()
+  ours = model.apply({'params': params}, images, None, method='predict')
+  np.testing.assert_allclose(ours['features'], expected, atol=1e-5)
+  other = about | {'model': section | dict(pool='gap')}
+  with pytest.raises(UserError, match="pool 'gap'"):
+    pretrained.save(f'huggingface:{tmp_path}/other', params, other)
