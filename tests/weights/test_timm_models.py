@@ -145,15 +145,29 @@ def test_unknown_architectures_get_a_suggestion(opened):
 def test_unsupported_architectures_are_refused(opened):
   """By the name of their blocks, with the reason."""
   name = 'vit_small_patch16_18x2_224'
-  with pytest.raises(UserError, match=f'{name}.*ParallelThings.*two attention'):
+  with pytest.raises(
+    UserError, match=f'{name}.*not supported: a layer has two'
+  ):
     opened(name, f'{name}.safetensors')
+
+
+@pytest.mark.parametrize(
+  'name', ['hiera_base_224', 'cait_s24_224.fb_dist_in1k']
+)
+def test_models_that_are_not_plain_are_refused(opened, tmp_path, name):
+  """By the name in config.json, before arrays are compared."""
+  config = dict(architecture=name.partition('.')[0])
+  path = timm_file(tmp_path, timm_vit(), config)
+  with pytest.raises(UserError, match='not a plain Vision Transformer'):
+    load_pretrained(path)
 
 
 def test_all_rows_are_supported_or_refused_by_name():
   """The same list is in docs/weights.md."""
   for row in timm_models.table().values():
-    in_both = row.block in timm_models.SUPPORTED
-    assert in_both != (row.block in timm_models.REFUSED), row
+    supported = row.block in timm_models.SUPPORTED
+    assert supported != (row.block in timm_models.REFUSED), row
+  assert write_timm_table.documented() in write_timm_table.PAGE.read_text()
 
 
 def test_rotary_positions_need_the_name(opened):

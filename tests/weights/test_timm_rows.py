@@ -9,6 +9,7 @@ import references
 from references import timm_file, torch
 
 from vit_jax import load_pretrained
+from vit_jax.models.contract import Patches
 from vit_jax.weights.formats import timm_models
 
 # One row for each combination of options
@@ -58,19 +59,27 @@ def small(name):
   return references.noisy(model), patch
 
 
-def check(folder, name):
-  theirs, patch = small(name)
-  config = dict(
+def settings(theirs, name):
+  """Returns the content of config.json."""
+  return dict(
     architecture=name,
     model_args=dict(num_heads=4),
     global_pool=theirs.global_pool,
     pretrained_cfg=dict(mean=(0.5,) * 3, std=(0.5,) * 3),
   )
-  path = timm_file(folder, theirs, config)
+
+
+def random_images(size):
+  images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3))
+  return images.astype(np.float32)
+
+
+def check(folder, name):
+  theirs, patch = small(name)
+  path = timm_file(folder, theirs, settings(theirs, name))
   own, other = (4 * patch, 4 * patch), (2 * patch, 3 * patch)
   for size, limit in ((own, 1e-5), (other, 1e-4)):
-    images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3))
-    images = images.astype(np.float32)
+    images = random_images(size)
     if size == other:
       theirs.set_input_size(img_size=size)
     ours, params = load_pretrained(path, image_size=size)
@@ -98,3 +107,40 @@ def test_logits_and_blocks_equal_timm(tmp_path, name):
 @pytest.mark.parametrize('name', [row.name for row in SUPPORTED])
 def test_all_rows_equal_timm(tmp_path, name):
   check(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'vit_small_patch16_dinov3',
+    'vit_small_patch16_rope_ape_224',
+    'vit_small_patch16_rope_mixed_224',
+  ],
+)
+def test_kept_patches_have_their_own_rotations(tmp_path, name):
+  """As in timm, whose dropped patches are those that are not kept here."""
+  theirs, patch = small(name)
+  index = np.array([[1, 3, 4, 11], [0, 2, 7, 15]])
+
+  def keep(x):
+    kept = torch.from_numpy(index)
+    prefix, patches = x.split([theirs.num_prefix_tokens, 16], dim=1)
+    patches = patches[torch.arange(2)[:, None], kept]
+    return torch.cat([prefix, patches], dim=1), kept
+
+  theirs.patch_drop = keep
+  path = timm_file(tmp_path, theirs, settings(theirs, name))
+  images = random_images((4 * patch, 4 * patch))
+  pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+  with torch.no_grad():
+    expected = theirs.forward_features(pixels).numpy()
+  model, params = load_pretrained(path)
+
+  def encode(model, images):
+    tokens = model.embed(images)[np.arange(2)[:, None], index]
+    return model.encode(tokens, None, Patches((4, 4), index))
+
+  run = jax.jit(lambda params: model.apply(params, images, method=encode))
+  found = run({'params': params})
+  difference = np.abs(found - expected).max()
+  assert difference < 1e-5 * np.abs(expected).max()

@@ -1,10 +1,9 @@
 """Position embeddings of a Transformer: learned, fixed, rotary or relative.
 
-A kind of positions has a row in `KINDS`, one in `IN_ATTENTION` if it changes
-attention, and a branch in `PositionEmbedding.__call__`. Rotations of queries
-and keys (`ROTATIONS`) can be added to all kinds except 'relative'. Parameters
-with new names need a case in `resize`, even if they do not depend on the image
-size.
+A kind of positions has a row in `KINDS` and a branch in
+`PositionEmbedding.__call__`. Rotations of queries and keys (`ROTATIONS`) can be
+added to all kinds except 'relative'. Parameters with new names need a case in
+`resize`, even if they do not depend on the image size.
 """
 
 import math
@@ -35,8 +34,6 @@ KINDS = {
   'rope2d': (),
   'none': (),
 }
-# Kinds that change attention, and what `attention.choose` calls them.
-IN_ATTENTION = {'relative': 'relative positions', 'rope2d': 'rotary positions'}
 # Kinds of rotations, and the default of `rope_base`: see `vit.Config.rope`.
 ROTATIONS = {'none': 0.0, 'centered': 100.0, 'index': 10_000.0, 'mixed': 10.0}
 # Methods of interpolation. 'aligned': linear with aligned corners, as SciPy's

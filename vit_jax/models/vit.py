@@ -889,12 +889,12 @@ class ViT(Backbone):
     config, added = self.config, None
     in_layers = config.position_at in ('layers', 'shared') or config.rotary
     if in_layers and patches is None:
-      key = f'position={config.position!r}'
+      option = f'position={config.position!r}'
       if config.rope != 'none':
-        key = f'rope={config.rope!r}'
+        option = f'rope={config.rope!r}'
       raise UserError(
-        f'model.{key} acts in every layer of this model, so encode needs the '
-        'patches of the tokens: encode(tokens, key, '
+        f'model.{option} acts in every layer of this model, so encode needs '
+        'the patches of the tokens: encode(tokens, key, '
         'Patches(model.grid(image_size), index)).'
       )
     if config.position_at == 'stem' and config.num_learned_prefix:

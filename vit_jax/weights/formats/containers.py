@@ -104,18 +104,15 @@ def _models(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
       'weights in other files: run `python zero_to_fp32.py . OUT` in the '
       'directory above, and open OUT.'
     )
-  counters = [
-    name
-    for name, array in arrays.items()
-    if array.size == 1 and not np.issubdtype(array.dtype, np.inexact)
-  ]
   matches = [_FIRST.fullmatch(name) for name in arrays]
   prefixes = sorted({match['prefix'] for match in matches if match}) or ['']
-  unused = counters + [
-    name
-    for name in arrays
-    if not name.startswith((*prefixes, 'head.')) and '.head.' not in name
-  ]
+
+  def is_used(name: str, array: np.ndarray) -> bool:
+    if array.size == 1 and not np.issubdtype(array.dtype, np.inexact):
+      return False  # a counter, such as `n_averaged`
+    return name.startswith((*prefixes, 'head.')) or '.head.' in name
+
+  unused = [name for name, array in arrays.items() if not is_used(name, array)]
   if unused:
     shown = ', '.join(unused[:3])
     log.info('%s: left out %d other arrays, %s …', path, len(unused), shown)

@@ -194,12 +194,12 @@ def _described(
   architecture = architecture or (
     timm_models.find(name) if name else timm_models.of_file(path)
   )
-  if architecture and architecture.block in timm_models.REFUSED:
-    # Other blocks may have parameters of the same names.
-    reason = timm_models.REFUSED[architecture.block]
+  # Other models may have parameters of the same names.
+  shown = architecture.name if architecture else name or ''
+  if reason := timm_models.refusal(shown):
     raise UserError(
-      f'{path} has the architecture {architecture.name}, whose blocks '
-      f'{architecture.block} are not supported: {reason}. Use another one.'
+      f'{path} has the architecture {shown}, which is not supported: {reason}. '
+      'Use another one.'
     )
   args = config.get('model_args', {})
   size = config.get('pretrained_cfg', {}).get('input_size')
@@ -358,7 +358,7 @@ def _parse_vit(
     path, model, settings.pool or getattr(architecture, 'pool', None)
   )
   if (named := settings.architecture) is not None:
-    options = dict(
+    options: dict[str, Any] = dict(
       final_norm=bool(named.final_norm),
       post_norm='Post' in named.block,
     )

@@ -49,6 +49,13 @@ REFUSED = {
   'DiffParallelScalingBlock': 'attention is the difference of two softmaxes',
   'SwinOfOtherSizes': 'windows or heads of the stages are not regular',
 }
+# Starts of the names of timm's models that are not plain Vision Transformers
+_OTHER = re.compile(
+  r'beit|cait|coat|convit|crossvit|davit|efficient(former|vit)|gcvit|hiera|'
+  r'levit|maxx?vit|mvit|naflexvit|nest|nextvit|pit_|pvt|repvit|samvit|'
+  r'sam2_hiera|swinv2|tiny_vit|tnt|twins|visformer|vit_s?relpos|vitamin|volo|'
+  r'xcit'
+)
 _STATISTICS: dict[str, Statistics] = {
   'half': NONE,
   'imagenet': IMAGENET,
@@ -145,6 +152,20 @@ def version() -> str:
 def source() -> str:
   """Returns the name of the table for messages."""
   return f'the table of timm {version()}'
+
+
+def refusal(name: str) -> str | None:
+  """Returns why models of a name are not supported; None if they may be.
+
+  Args:
+    name: timm's name, with or without a tag.
+  """
+  architecture = find(name)
+  if architecture is None:
+    return (
+      'it is not a plain Vision Transformer' if _OTHER.match(name) else None
+    )
+  return REFUSED.get(architecture.block)
 
 
 def find(name: str) -> Architecture | None:
