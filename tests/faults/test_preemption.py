@@ -9,7 +9,7 @@ from tests import cli
 from tests.faults.counts import count, further, injected
 
 LONGER = cli.SMALL_L16 | {
-  'total': '16 steps',
+  'total': '12 steps',
   'batch_size': 64,
   'model.width': 128,
   'model.mlp_dim': 512,
@@ -48,7 +48,7 @@ def test_a_preempted_process_resumes_exactly(tmp_path, number):
   cli.run(again)
   assert cli.losses(stopped) == cli.losses(straight)
   assert _evaluations(stopped) == _evaluations(straight)
-  assert [step for step, _ in _evaluations(stopped)] == list(range(1, 17))
+  assert [step for step, _ in _evaluations(stopped)] == list(range(1, 13))
   theirs = cli.final_params(straight)
   for path, array in cli.final_params(stopped).items():
     np.testing.assert_array_equal(array, theirs[path], err_msg=path)
@@ -113,7 +113,7 @@ def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
 @pytest.mark.parametrize('attempt', range(count(1, 3)))
 def test_a_signal_to_one_process_stops_both(tmp_path, attempt):
   """Both exit with 42 at one step; two, one and four devices resume."""
-  changes = LONGER | {'evals.val.every': '5 steps'}
+  changes = LONGER | {'total': '16 steps', 'evals.val.every': '5 steps'}
   first = tmp_path / 'two'
   processes = cli.start_pair(first, changes, devices=2)
   cli.wait_for_step(first, 5 + attempt, processes)
