@@ -256,6 +256,26 @@ def test_folder_config_counts_classes(tmp_path):
     loading.load('configs/folder.py')
 
 
+@pytest.mark.parametrize('model, gpus, batch', [('S', 1, 64), ('L', 8, 256)])
+def test_dinov2_on_a_folder(tmp_path, model, gpus, batch):
+  """The groups of masks are the images of one GPU."""
+  for name in ('cat', 'dog'):
+    (tmp_path / name).mkdir()
+    for i in range(10):
+      (tmp_path / name / f'{i}.png').write_bytes(b'not read here')
+  path = 'configs/dinov2_folder.py'
+  config = loading.load(f'{path}:path={tmp_path},model={model},gpus={gpus}')
+  experiment = Experiment.build(config, jax.devices()[:1])
+  assert config.batch_size == batch == gpus * config.augment.group
+  assert config.train.num_examples == 18
+  assert config.evals.knn.split == 'train[90%:]'
+  assert experiment.total_steps == 10_000
+  with pytest.raises(UserError, match='which folder'):
+    loading.load(path)
+  with pytest.raises(UserError, match='gpus=3'):
+    loading.load(f'{path}:path={tmp_path},gpus=3')
+
+
 def test_messages_of_wrong_config_arguments():
   """Unknown keys, rows and lengths are refused with what is allowed."""
   for argument, message in (
