@@ -90,7 +90,8 @@ def section(
     model['registers'] = shape('registers', 3)[1]
   if find(f'{_LAYER}scale1') is not None:
     model['layer_scale'] = _LAYER_SCALE
-  if find(f'{_LAYER}norm1/bias') is None:
+  norms = (f'{_LAYER}norm1', f'{_LAYER}norm2', 'encoder/norm')
+  if all(find(f'{norm}/bias') is None for norm in norms):
     model['norm'] = 'rms'
   if find(f'{_LAYER}attention/out/bias') is None:
     model['bias'] = False
