@@ -10,13 +10,13 @@ from vit_jax.objectives import health
 
 
 @pytest.mark.parametrize('n, d', [(40, 12), (7, 12), (600, 5)])
-def test_effective_rank_is_rankme(n, d):
-  """The exponential of the entropy of the singular values, by NumPy."""
+def test_effective_rank_equals_that_of_singular_values(n, d):
+  """The exponential of the entropy of order 2 of their squares, by NumPy."""
   x = np.random.default_rng(0).normal(size=(n, d)) * 3.0 ** -np.arange(d)
   used = x[::2][:256] if n == 600 else x
   values = np.linalg.svd(used, compute_uv=False)
-  shares = values / values.sum()
-  expected = np.exp(-(shares * np.log(shares)).sum())
+  fractions = values**2 / (values**2).sum()
+  expected = np.exp(-np.log((fractions**2).sum()))
   ours = jax.jit(health.effective_rank)(jnp.array(x, jnp.float32))
   assert float(ours) == pytest.approx(expected, rel=1e-4)
   mesh = sharding.make_mesh(jax.devices(), data=-1)
