@@ -209,7 +209,7 @@ def test_a_key_of_an_evaluator_of_a_config_without_evaluators(command_line):
     ('--config.modle.depth=2', ['config.modle.depth', "mean 'model.depth'"]),
     ('--config.batchsize=2', ['config.batchsize', "mean 'batch_size'"]),
     ('--config.evals.tset.split=x', ["mean 'evals.test.split'"]),
-    ('--config.schedule.name=x', ['allowed: base_lr, decay']),
+    ('--config.schedule.name=x', ['allowed: base_lr, cooldown']),
     ('--noconfig.augment.flop', ['augment.flop', "mean 'flip'"]),
     # a key of another source
     ('--config.source.height=4', ['source.height', 'dataset']),

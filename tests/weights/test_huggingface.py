@@ -303,8 +303,8 @@ def test_messages_of_unsupported_directories(tmp_path):
   config.write_text(good.replace('"vit"', '"beit"'))
   with pytest.raises(UserError, match="'beit'.*vit, deit"):
     load_pretrained(path)
-  config.write_text(good.replace('"gelu"', '"relu"'))
-  with pytest.raises(UserError, match="'relu'"):
+  config.write_text(good.replace('"gelu"', '"mish"'))
+  with pytest.raises(UserError, match="'mish'"):
     load_pretrained(path)
   config.write_text(good)
   _, params = load_pretrained(path)

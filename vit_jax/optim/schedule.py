@@ -79,8 +79,8 @@ def make_schedule(
   _check_decay_at(decay_at, decay, warmup_steps / total_steps)
   check_range('schedule.timescale', timescale, at_least=1)
   check_choice('schedule.cooldown_shape', cooldown_shape, _COOLDOWNS)
-  cooldown_steps = round(cooldown * total_steps)
   _check_cooldown(cooldown, decay, warmup_steps / total_steps)
+  cooldown_steps = round(cooldown * total_steps)
   decay_steps = total_steps - warmup_steps
   shapes = {
     'linear': optax.linear_schedule(base_lr, end_lr, decay_steps),
