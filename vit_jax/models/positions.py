@@ -235,7 +235,7 @@ def rotary(config: Any, patches: Patches) -> Position:
   angles = axial_angles(coordinates, config.head_dim, base)
   prefix = np.zeros((1, config.prefix, config.head_dim))
   if config.rope_registers:
-    side = np.arange(square_grid(config.registers)[0])
+    side = np.arange(square_grid(config.registers)[0], dtype=np.float64)
     prefix[:, -config.registers :] = axial_angles(
       _pairs(side, side), config.head_dim, config.rope_registers
     )
