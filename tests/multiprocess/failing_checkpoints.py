@@ -41,4 +41,4 @@ if __name__ == '__main__':
   items.read_arrays = read
   steps.check_writable = no_room
   del sys.argv[1:3]
-  process.run(train.main, process.define_flags)
+  process.run(train.main, train.define_flags)

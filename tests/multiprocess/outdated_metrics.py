@@ -19,4 +19,4 @@ def of_outdated_file(workdir, config):
 
 if __name__ == '__main__':
   guards.plateau = of_outdated_file
-  process.run(train.main, process.define_flags)
+  process.run(train.main, train.define_flags)
