@@ -121,7 +121,11 @@ def find_fit(
     micro-batches or full rematerialization make the config's batch fit. Both
     may be None.
   """
-  largest = largest_batch(config, target, refused, cache)
+  try:
+    largest = largest_batch(config, target, refused, cache)
+  except UserError as error:  # a transform may not allow every size
+    log.info('the search for the largest batch ends: %s', error)
+    largest = None
   result = {
     'largest_batch_size': largest.config.batch_size if largest else None,
     'changes_that_fit': None,
