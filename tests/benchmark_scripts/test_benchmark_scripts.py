@@ -65,6 +65,15 @@ def test_measurements_list_their_rows():
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_a_tiny_step_of_timm_is_measured(tmp_path):
+  flags = '--timm', '--toy', f'--out={tmp_path}'
+  assert run('benchmarks/gpu_measured.py', *flags).startswith('| timm vit_tiny')
+  [row] = map(json.loads, (tmp_path / 'timm.jsonl').read_text().splitlines())
+  assert row['batch_size'] == 2 and row['step_seconds'] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_tiny_step_is_measured_and_modelled(tmp_path):
   """Each instruction of the program has a modelled time."""
   out = run('benchmarks/gpu_measured.py', '--toy', f'--out={tmp_path}')
