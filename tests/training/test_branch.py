@@ -1,7 +1,6 @@
 """Tests of runs that begin from the whole state of a step of another run."""
 
 import json
-import pathlib
 import shutil
 
 import pytest
@@ -127,9 +126,9 @@ def test_wrong_branches_are_refused(constant, tmp_path):
 def test_a_damaged_step_does_not_begin_a_run(constant, tmp_path):
   """Its arrays are compared with the manifest when they are restored."""
   copy = epath.Path(shutil.copytree(constant, tmp_path / 'copy'))
-  for path in pathlib.Path(copy / 'checkpoints/4/params').glob('**/d/*'):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+  path = copy / 'checkpoints/4/manifest/metadata'
+  content = manifest.verified(json.loads(path.read_text()), 'the manifest')
+  content['leaves']['params/head/bias'][2] ^= 1
+  path.write_text(manifest.text_with_checksum(content))
   with pytest.raises(UserError, match='no checkpoint in .* is intact'):
     train(epath.Path(tmp_path) / 'new', f'{copy}@4', total='8 steps')
