@@ -11,8 +11,8 @@ PATTERN is a regular expression that device, model and program must contain.
 --jsonl adds the results to a file, whose rows are not computed again.
 
 "before" is the model of GPUs of 2026-11-24, whose rates were assumptions. The
-model of today was fitted to one row, B/16 on an H200, so all other rows show
-its error. The published programs are not this project's: PyTorch adds kernel
+model of today was fitted to the rows in `FITTED`, so all other rows show its
+error. The published programs are not this project's: PyTorch adds kernel
 launches and passes over memory that XLA fuses, and the trainings of big_vision
 include reading images and evaluation. A ratio outside [1/FLAG, FLAG] is marked:
 then a number or the description of its row is probably wrong.
@@ -33,7 +33,13 @@ ROWS = pathlib.Path(__file__).with_name('published.csv')
 FLAG = 1.5
 # The step of `plain_flax.py`, which is written like big_vision's.
 PLAIN = 'training in plain Flax'
-FITTED = ('h200:1x1', 'B/16', 'training')
+FITTED = (
+  ('h200:1x1', 'B/16', 'training'),
+  *(
+    ('rtx4090:1x1', model, 'inference')
+    for model in ('B/16', 'L/16', 'H/14', 'B/8')
+  ),
+)
 HEAD = (
   'device',
   'model',
@@ -147,13 +153,13 @@ def line(row: dict[str, str], result: dict[str, Any]) -> str:
 
 
 def summary(results: list[tuple[dict[str, str], dict[str, Any]]]) -> list[str]:
-  """Returns sentences with the errors of all rows but the fitted one."""
+  """Returns sentences with the errors of the rows that were not fitted."""
   sentences = []
   for program in ('inference', 'training', PLAIN):
     ratios = {
       key(row): result['now'] / float(row['images_per_s'])
       for row, result in results
-      if result and row['program'] == program and key(row) != FITTED
+      if result and row['program'] == program and key(row) not in FITTED
     }
     if not ratios:
       continue

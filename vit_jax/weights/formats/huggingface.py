@@ -226,19 +226,20 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     raise UserError(f'{path} exists: give a new directory.')
   model = foreign.opened_model(about)
   properties = ModelMetadata.of(model, about)
-  is_swin = swin.is_swin(tree.flatten(params))
-  is_dinov3 = getattr(model.config, 'rotary', None) == 'centered'
-  if is_dinov3:
-    written = _Written('dinov3_vit', dinov3.NAMES, dinov3.written_config(model))
-    allowed = dinov3.POSITIONS, dinov3.SUPPORTED
-    exported = foreign.exported(params, about, dinov3.NAMES, *allowed)
+  if swin.is_swin(tree.flatten(params)):
+    written = _written_swin(model)
+  elif getattr(model.config, 'rotary', None) == 'centered':
+    written = _written_dinov3(model)
+  else:
+    written = _written_vit(model)
+  exported = foreign.exported(
+    params, about, written.names, written.positions, written.supported
+  )
+  if written.kind == 'swin':
+    _check_windows(model, exported)
+  elif written.kind == 'dinov3_vit':
     exported = dinov3.completed(model, exported)
   else:
-    written = _written_swin(model) if is_swin else _written_vit(model)
-    exported = foreign.exported(params, about, written.names)
-  if is_swin:
-    _check_windows(model, exported)
-  elif not is_dinov3:
     exported = _completed(model, written.kind, exported)
   height, width = properties.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
@@ -279,11 +280,30 @@ class _Written(NamedTuple):
     kind: `model_type`.
     names: names of the parameters in files.
     config: sizes and options in config.json.
+    positions: kinds of positions that it may have.
+    supported: rare options that it may have, see `foreign.native_params`.
   """
 
   kind: str
   names: NameMap
   config: dict[str, Any]
+  positions: tuple[str, ...] = ('learned',)
+  supported: tuple[str, ...] = ()
+
+
+def _written_dinov3(model: Any) -> _Written:
+  """Returns the names and the config of a DINOv3.
+
+  Raises:
+    UserError: transformers has no equivalent model.
+  """
+  return _Written(
+    'dinov3_vit',
+    dinov3.NAMES,
+    dinov3.written_config(model),
+    dinov3.POSITIONS,
+    dinov3.SUPPORTED,
+  )
 
 
 def _parse_vit(

@@ -335,11 +335,12 @@ def _parse_vit(
     UserError: the arrays are not those of a Vision Transformer, or contradict
       the settings.
   """
+  named = settings.architecture
   arrays = _renamed(path, arrays)
   if 'norm_pre.weight' in arrays:  # CLIP's patch embedding has no bias
     width = arrays['norm_pre.weight'].shape
     arrays.setdefault(_PATCH_BIAS, np.zeros(width, np.float32))
-  rotations = timm_layouts.rotations(arrays, settings.architecture)
+  rotations = timm_layouts.rotations(arrays, named)
   arrays = timm_layouts.joined(arrays)
   names = NAMES
   if 'blocks.0.attn.q_bias' in arrays:
@@ -357,18 +358,8 @@ def _parse_vit(
   pool = _set_pool(
     path, model, settings.pool or getattr(architecture, 'pool', None)
   )
-  if (named := settings.architecture) is not None:
-    options: dict[str, Any] = dict(
-      final_norm=bool(named.final_norm),
-      post_norm='Post' in named.block,
-    )
-    if pool == 'map':
-      options['map_heads'] = named.map_heads or None
-      options['map_prefix'] = bool(named.map_prefix)
-    defaults = dict(
-      final_norm=True, post_norm=False, map_heads=None, map_prefix=False
-    )
-    model |= {k: v for k, v in options.items() if v != defaults[k]}
+  if named is not None:
+    model |= _options_of(named, pool)
   model['num_heads'] = (
     settings.args.get('num_heads')
     or model.get('num_heads')
@@ -377,11 +368,10 @@ def _parse_vit(
       model['width'], model['depth'], {'gap': 'avg'}.get(pool, pool)
     )
   )
-  order = (
-    settings.architecture.rope_order if settings.architecture else 'halves'
-  )
-  if model.get('rope') == 'mixed' and settings.architecture is None:
-    order = 'columns'
+  if named is not None:
+    order = named.rope_order
+  else:
+    order = 'columns' if model.get('rope') == 'mixed' else 'halves'
   if order != 'halves':
     arrays = timm_layouts.planes_apart(
       arrays, model['num_heads'], model['rope'], order == 'columns'
@@ -392,7 +382,6 @@ def _parse_vit(
     arrays, image_size = _with_positions(path, arrays, model, image_size)
   else:
     model['position'] = 'none'
-    named = settings.architecture
     image_size = image_size or (named.size if named else _DINOV3_SIZE)
   # A square of patches without positions of the other tokens can be a grid that
   # is not square, with such positions.
@@ -405,6 +394,25 @@ def _parse_vit(
     other_patches=patches if is_ambiguous else None,
   )
   return ParsedWeights(arrays, names, model, properties)
+
+
+def _options_of(named: Architecture, pool: str) -> dict[str, Any]:
+  """Returns options that arrays do not show, if they are not the defaults.
+
+  Args:
+    named: architecture of the weights.
+    pool: pooling of the model.
+  """
+  options: dict[str, Any] = {}
+  if not named.final_norm:
+    options['final_norm'] = False
+  if 'Post' in named.block:
+    options['post_norm'] = True
+  if pool == 'map' and named.map_heads:
+    options['map_heads'] = named.map_heads
+  if pool == 'map' and named.map_prefix:
+    options['map_prefix'] = True
+  return options
 
 
 def _set_pool(path: str, model: dict[str, Any], specified: str | None) -> str:

@@ -22,6 +22,7 @@ _JOINED = {
   )
   for leaf in ('weight', 'bias')
 }
+_BLOCK = re.compile(r'blocks\.\d+\.')
 FREQUENCIES = 'rope.freqs'
 _PERIODS = 'rope_embed.periods'  # of DINOv3's repository
 
@@ -56,9 +57,6 @@ def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if scale is not None:
       result.setdefault(f'{block}ls2.gamma', np.ones_like(scale))
   return result
-
-
-_BLOCK = re.compile(r'blocks\.\d+\.')
 
 
 def _repeat_heads(arrays: dict[str, np.ndarray], block: str) -> None:
