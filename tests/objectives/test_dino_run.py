@@ -7,46 +7,13 @@ import signal
 import numpy as np
 import pytest
 from etils import epath
+from small_dino import SMALL
 
 from tests import cli
 from vit_jax import analyze, load_pretrained
 from vit_jax.arrays import tree
 
 CONFIG = 'configs/dino.py'
-# A synthetic source, small sizes and float32; ten epochs.
-SMALL = {
-  'source.name': 'synthetic',
-  'source.num_examples': 64,
-  'source.num_classes': 4,
-  'train.num_examples': 64,
-  'image_size': 16,
-  'augment.local_crops': 2,
-  'augment.local_size': 8,
-  'batch_size': 16,
-  'micro_batches': 2,
-  'total': '40 steps',
-  'schedule.warmup': '2 steps',
-  'model.patch_size': 4,
-  'model.width': 16,
-  'model.depth': 2,
-  'model.mlp_dim': 32,
-  'model.num_heads': 2,
-  'model.dtype': 'float32',
-  'model.unroll': 1,
-  'objective.temperature_warmup': '2 epochs',
-  'objective.head.outputs': 32,
-  'objective.head.hidden': 24,
-  'objective.head.bottleneck': 8,
-  'objective.head.dtype': 'float32',
-  'log.every': '1 steps',
-  'log.tensorboard': 'false',
-  'log.curves': 'false',
-  'log.report': 'false',
-  'evals.knn.every': '20 steps',
-  'evals.knn.ks': '5',
-  'checkpoint.every': '5 steps',
-  'checkpoint.best': 'knn_teacher/5nn',
-}
 
 
 @pytest.mark.slow

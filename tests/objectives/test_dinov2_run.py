@@ -4,6 +4,7 @@ import signal
 
 import numpy as np
 import pytest
+import small_dino
 
 from tests import cli
 from vit_jax import load_pretrained
@@ -11,42 +12,15 @@ from vit_jax.arrays import tree
 
 CONFIG = 'configs/dinov2.py:recipe=short,model=S,patch=16'
 RULES = "(('(head|patch_head)/last/.*', {'lr_after': '8 steps'}),)"
-# A synthetic source, small sizes and float32; four epochs of four steps.
-SMALL = {
-  'source.name': 'synthetic',
-  'source.num_examples': 64,
-  'source.num_classes': 4,
-  'train.num_examples': 64,
-  'image_size': 16,
-  'augment.local_crops': 2,
-  'augment.local_size': 8,
+# Four epochs of four steps.
+SMALL = small_dino.SMALL | {
   'augment.patch_size': 4,
   'augment.group': 4,
-  'batch_size': 16,
-  'micro_batches': 2,
   'total': '16 steps',
-  'schedule.warmup': '2 steps',
-  'model.patch_size': 4,
-  'model.width': 16,
-  'model.depth': 2,
-  'model.mlp_dim': 32,
-  'model.num_heads': 2,
-  'model.dtype': 'float32',
-  'model.unroll': 1,
   'objective.temperature_warmup': '8 steps',
-  'objective.head.outputs': 32,
-  'objective.head.hidden': 24,
-  'objective.head.bottleneck': 8,
-  'objective.head.dtype': 'float32',
   'optimizer.rules': RULES,
-  'log.every': '1 steps',
-  'log.tensorboard': 'false',
-  'log.curves': 'false',
-  'log.report': 'false',
   'evals.knn.every': '8 steps',
-  'evals.knn.ks': '5',
   'checkpoint.every': '2 steps',
-  'checkpoint.best': 'knn_teacher/5nn',
 }
 
 
