@@ -128,15 +128,12 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
     return weights.step_directory(f'{tmp_path}{ending}').name
 
   assert [chosen(e) for e in ('', '@8', '@best')] == ['12', '8', '8']
-  for ending, message in (
-    ('@9', '@9 .*4, 8, 12'),
-    ('@bets', '@bets .*best or one of'),
-  ):
-    with pytest.raises(UserError, match=message):
+  for ending in ('@9', '@bets'):
+    with pytest.raises(UserError, match=f'{ending} .*4, 8, 12'):
       chosen(ending)
   values.update(dict.fromkeys(values, float('nan')))
-  with pytest.raises(UserError, match="4, 8, 12 has the metric 'val/accuracy'"):
+  with pytest.raises(UserError, match="@best .*4, 8, 12.*'val/accuracy'"):
     chosen('@best')
   section['best'] = None
-  with pytest.raises(UserError, match='checkpoint.best of this run is not set'):
+  with pytest.raises(UserError, match=r'None \(config.checkpoint.best\)'):
     chosen('@best')

@@ -233,7 +233,7 @@ SPEC = {
       ),
       "patch_mean=True.*pool='token'",
     ),
-    (lambda: objective(last_blocks=4).check(SPEC), 'last_blocks is 4.*3'),
+    (lambda: objective(last_blocks=4).check(SPEC), 'last_blocks=4.*blocks'),
     (
       lambda: objective().check(
         SPEC | {'label': ((CLASSES,), np.dtype(np.float32))}

@@ -132,17 +132,18 @@ def on_main(function: Callable[..., Any], *arguments: Any) -> Any:
   """Calls a function on the main process only.
 
   Args:
-    function: function to call.
+    function: function to call; its result must be JSON-able.
     *arguments: arguments of the function.
 
   Returns:
-    The result of the function; None on other processes.
+    The result of the function, on all processes.
 
   Raises:
     FailedError: on all processes, if the function raises.
   """
   is_main = jax.process_index() == 0
-  return on_all(lambda: function(*arguments) if is_main else None)
+  value = on_all(lambda: function(*arguments) if is_main else None)
+  return consensus.from_main(lambda: value)
 
 
 def on_all(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -97,8 +97,7 @@ def _newest_step(
       candidates = [step for step in candidates if step < below]
     return max(candidates, default=None)
 
-  found = items.with_retries(lambda: items.on_main(find), str(root), sleep)
-  return consensus.from_main(lambda: found)
+  return items.with_retries(lambda: items.on_main(find), str(root), sleep)
 
 
 def _restore(
@@ -203,11 +202,10 @@ def find(root: epath.Path) -> str:
     items.FailedError: the directory cannot be read.
   """
 
-  def existing(root: epath.Path) -> str | None:
-    return _read_file(root) or _read_newest_step(root)
+  def run() -> str:
+    return _read_file(root) or _read_newest_step(root) or uuid.uuid4().hex
 
-  run = items.on_main(existing, root) or uuid.uuid4().hex
-  return consensus.from_main(lambda: run)
+  return items.on_main(run)
 
 
 def _read_file(root: epath.Path) -> str | None:

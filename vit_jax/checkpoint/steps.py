@@ -205,20 +205,19 @@ def remove(root: epath.Path, step: int) -> None:
   path.rmtree()
 
 
-def quarantine(root: epath.Path, step: int) -> epath.Path:
+def quarantine(root: epath.Path, step: int) -> None:
   """Renames a damaged step to `<step>.bad`, which is never restored.
+
+  The name is `<step>.bad1` and so on if it is taken.
 
   Args:
     root: directory of checkpoints.
     step: damaged step.
-
-  Returns:
-    The new path; `<step>.bad1` and so on if the name is taken.
   """
   target, attempt = root / f'{step}.bad', 1
   while target.exists():
     target, attempt = root / f'{step}.bad{attempt}', attempt + 1
-  return (root / str(step)).rename(target)
+  (root / str(step)).rename(target)
 
 
 def metrics_item(step: int, metrics: dict[str, float]) -> dict[str, Any]:

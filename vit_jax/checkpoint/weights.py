@@ -52,29 +52,19 @@ def step_directory(path: str) -> epath.Path:
 def _select_step(workdir: str, step: str) -> epath.Path:
   """Returns the directory of a step that is given by number or as 'best'."""
   newest = step_directory(workdir)
-  folder = newest.parent
-  available = steps.committed(folder)
-  names = ', '.join(map(str, available))
-  if step == 'best':
-    metric = load_about(newest).get('config', {}).get('checkpoint', {})
-    metric = metric.get('best')
-    if metric is None:
-      raise UserError(
-        f'{workdir}@best: config.checkpoint.best of this run is not set, so no '
-        f'checkpoint is the best. Give one of its steps: {names}.'
-      )
-    found, _ = steps.best_step(folder, available, metric)
-    if found is None:
-      raise UserError(
-        f'{workdir}@best: none of the checkpoints {names} has the metric '
-        f'{metric!r} yet.'
-      )
-    return folder / str(found[0])
-  if not step.isdigit() or int(step) not in available:
+  available = steps.committed(newest.parent)
+  metric = load_about(newest).get('config', {}).get('checkpoint', {})
+  metric = metric.get('best')
+  best, _ = steps.best_step(newest.parent, available, metric)
+  if step == 'best' and best is not None:
+    step = str(best[0])
+  if step not in map(str, available):
     raise UserError(
-      f'{workdir}@{step} does not exist; give best or one of the steps {names}.'
+      f'{workdir}@{step} does not exist; give one of the steps '
+      f'{", ".join(map(str, available))}, or best for the step with the best '
+      f'{metric!r} (config.checkpoint.best), if it was evaluated.'
     )
-  return folder / step
+  return newest.parent / step
 
 
 def load_about(step_dir: epath.Path) -> dict[str, Any]:

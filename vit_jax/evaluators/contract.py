@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Int
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
 from vit_jax.data import progress
-from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError
-from vit_jax.evaluators.bad_record_count import BadRecordCount
+from vit_jax.data.pipeline import stream, workers
+from vit_jax.errors import UserError, closest
+from vit_jax.objectives.contract import metric_suffix
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -163,6 +164,65 @@ class Setting(NamedTuple):
       yield bad_records.fetch(*pending.popleft())
 
 
+class BadRecordCount:
+  """Number of bad records in one sweep over a source.
+
+  With a single process, the reader counts bad records, so nothing is counted
+  here. With several processes, the rows that the global mask leaves out are
+  counted, so that all processes stop at the same batch.
+  """
+
+  def __init__(
+    self,
+    source: stream.Source,
+    settings: workers.Reader,
+    mesh: Mesh,
+    batch_size: int,
+  ):
+    """Starts at zero.
+
+    Args:
+      source: source of the evaluation.
+      settings: reader settings with the policy for bad records.
+      mesh: mesh of the devices.
+      batch_size: size of the global batch.
+    """
+    self._source, self._settings = source, settings
+    self._batch_size, self._remaining, self._bad = batch_size, len(source), 0
+    self._sum = None
+    if jax.process_count() > 1 and settings.on_bad_record == 'skip':
+      replicated = sharding.replicated(mesh)
+      self._sum = jax.jit(lambda mask: mask.sum(), out_shardings=replicated)
+
+  def examples(self, batch: dict[str, Array]) -> Int[Array, ''] | None:
+    """Returns the number of usable examples in a batch, on the devices.
+
+    Returns None if bad records are not counted here.
+    """
+    return self._sum(batch['mask']) if self._sum else None
+
+  def fetch(self, result: PyTree, examples: Int[Array, ''] | None) -> PyTree:
+    """Fetches the result of a batch to the host, and counts its bad records.
+
+    Args:
+      result: result on the devices.
+      examples: number of usable examples of the same batch, from `examples`.
+
+    Raises:
+      UserError: more records are bad than `reader.max_bad_share` allows.
+    """
+    result, examples = jax.device_get((result, examples))
+    rows = min(self._batch_size, self._remaining)  # without padding
+    self._remaining -= rows
+    if examples is not None:
+      self._bad += rows - int(examples)
+      limit = self._settings.max_bad_share
+      workers.check_share(
+        self._bad, len(self._source), self._source.name, limit
+      )
+    return result
+
+
 def check_head(setting: Setting) -> None:
   """Checks that the model predicts classes.
 
@@ -199,3 +259,41 @@ def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
     for key, value in result.items():
       sums[key] += value.item()
   return sums
+
+
+def check_best(config: schema.Config, weights: Iterable[str]) -> None:
+  """Checks that the run computes the metric that selects its best checkpoint.
+
+  An evaluator lists in its attribute `higher_is_better` the metrics that can
+  be used; for an evaluator without it, any metric may be named.
+
+  Args:
+    config: completed config.
+    weights: names of the evaluated weights, see `Objective.weights`.
+
+  Raises:
+    UserError: no evaluator of the config computes the metric, or it is missing
+      although `early_stop_patience` needs it.
+  """
+  best = config.checkpoint.best
+  if best is None:
+    if config.early_stop_patience is not None:
+      raise UserError(
+        f'early_stop_patience={config.early_stop_patience} needs a metric: set '
+        '--config.checkpoint.best=EVALUATOR/METRIC, such as val/accuracy.'
+      )
+    return
+  metric = best.rpartition('/')[2]
+  allowed = [
+    f'{name}{metric_suffix(kind)}/{value}'
+    for name, section in config.evals.items()
+    for kind in weights
+    for value in getattr(
+      schema.resolve(schema.EVALS, section.name), 'higher_is_better', (metric,)
+    )
+  ]
+  if best not in allowed:
+    raise UserError(
+      f'checkpoint.best is {best!r}; {closest(best, allowed)}. Set it to a '
+      'metric of config.evals whose higher values are better, or to None.'
+    )

@@ -102,13 +102,7 @@ class Objective(AroundModel):
         f'objective.target {target!r} requires a patch size divisible '
         f"by {cells}; patches have {side} pixels: use 'mean_color' or 'pixels'."
       )
-    outputs = 3 * side**2 if target == 'pixels' else cells**2 * _COLORS
-    self._outputs = outputs
-
-  @property
-  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """Rules of the model and of the head of this objective."""
-    return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
+    self._outputs = 3 * side**2 if target == 'pixels' else cells**2 * _COLORS
 
   def check(self, spec: Spec) -> None:
     """Checks that batches have RGB images, and that the model has no head."""

@@ -22,7 +22,7 @@ from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
-from vit_jax.evaluators import best
+from vit_jax.evaluators.contract import check_best
 from vit_jax.models import positions
 from vit_jax.models.contract import Model
 from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
@@ -139,7 +139,7 @@ class Experiment:
     if config.checkpoint.best is not None:
       state = self.abstract_state()
       names = jax.eval_shape(self.trainer.weights, state)
-    best.check(config, names)
+    check_best(config, names)
 
   def _check_images(self) -> None:
     """Checks that the transforms return the images that the model receives.
