@@ -46,28 +46,13 @@ def test_rewind_moves_damaged_lines(tmp_path, log_text):
   foreign = ['[]', '{"loss": 1}', '{"step": "2"}', '{"step": true}', '{"st']
   path.write_text('\n'.join(foreign) + '\n' + path.read_text() + 'tail')
   writer = _writer(tmp_path)
-  writer.rewind(2, 2)
+  writer.rewind(2)
   writer.write(3, {'loss': 2.0})
   writer.close()
   assert _steps(tmp_path) == [1, 2, 3]
   aside = (tmp_path / 'metrics_set_aside.jsonl').read_text().splitlines()
   assert aside == [*foreign, '{"step": 3, "loss": 1.0}', 'tail']
   assert '6 damaged or foreign line(s)' in log_text()
-  assert 'training lines up to' not in log_text()
-
-
-def test_lost_training_lines_are_logged(tmp_path, log_text):
-  """The checkpoint contains the number of lines."""
-  writer = _written(tmp_path, [10, 20, 30])
-  writer.write(30, {'val/accuracy': 0.5})  # not a training line
-  assert writer.training_lines == 3
-  writer.close()
-  path = tmp_path / 'metrics.jsonl'
-  path.write_text(''.join(path.read_text().splitlines(keepends=True)[1:]))
-  writer = _writer(tmp_path)
-  writer.rewind(30, 3)
-  assert 'has 2 of the 3 training lines up to step 30' in log_text()
-  writer.close()
 
 
 def test_a_full_disk_is_reported(tmp_path):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
@@ -141,7 +140,25 @@ class Setting(NamedTuple):
     needed = max(min(self.batch_size, len(source)), 1)
     size = -(-needed // self.mesh.size) * self.mesh.size
     pending: collections.deque[PyTree] = collections.deque()
-    bad_records = BadRecordCount(source, self.reader, self.mesh, size)
+    # The reader of a single process counts bad records. With several processes,
+    # the rows that the global mask leaves out are counted, so that all
+    # processes stop at the same batch.
+    counted = jax.process_count() > 1 and self.reader.on_bad_record == 'skip'
+    usable = self.compiled(lambda _, batch: batch['mask'].sum())
+    bad, remaining = 0, len(source)
+
+    def fetch() -> PyTree:
+      """Fetches the oldest result, and counts the bad records of its batch."""
+      nonlocal bad, remaining
+      result, examples = jax.device_get(pending.popleft())
+      rows = min(size, remaining)  # without padding
+      remaining -= rows
+      if examples is not None:
+        bad += rows - int(examples)
+        limit = self.reader.max_bad_share
+        workers.check_share(bad, len(source), source.name, limit)
+      return result
+
     with stream.eval_batches(
       source,
       self.transform,
@@ -156,71 +173,13 @@ class Setting(NamedTuple):
         shown = progress.shown(batches, count, f'evaluating {source.name}')
       for batch in shown:
         self.check()
-        pending.append((function(weights, batch), bad_records.examples(batch)))
+        examples = usable(None, batch) if counted else None
+        pending.append((function(weights, batch), examples))
         # Fetching a result blocks, so later batches are dispatched first.
         if len(pending) > _IN_FLIGHT:
-          yield bad_records.fetch(*pending.popleft())
+          yield fetch()
     while pending:
-      yield bad_records.fetch(*pending.popleft())
-
-
-class BadRecordCount:
-  """Number of bad records in one sweep over a source.
-
-  With a single process, the reader counts bad records, so nothing is counted
-  here. With several processes, the rows that the global mask leaves out are
-  counted, so that all processes stop at the same batch.
-  """
-
-  def __init__(
-    self,
-    source: stream.Source,
-    settings: workers.Reader,
-    mesh: Mesh,
-    batch_size: int,
-  ):
-    """Starts at zero.
-
-    Args:
-      source: source of the evaluation.
-      settings: reader settings with the policy for bad records.
-      mesh: mesh of the devices.
-      batch_size: size of the global batch.
-    """
-    self._source, self._settings = source, settings
-    self._batch_size, self._remaining, self._bad = batch_size, len(source), 0
-    self._sum = None
-    if jax.process_count() > 1 and settings.on_bad_record == 'skip':
-      replicated = sharding.replicated(mesh)
-      self._sum = jax.jit(lambda mask: mask.sum(), out_shardings=replicated)
-
-  def examples(self, batch: dict[str, Array]) -> Int[Array, ''] | None:
-    """Returns the number of usable examples in a batch, on the devices.
-
-    Returns None if bad records are not counted here.
-    """
-    return self._sum(batch['mask']) if self._sum else None
-
-  def fetch(self, result: PyTree, examples: Int[Array, ''] | None) -> PyTree:
-    """Fetches the result of a batch to the host, and counts its bad records.
-
-    Args:
-      result: result on the devices.
-      examples: number of usable examples of the same batch, from `examples`.
-
-    Raises:
-      UserError: more records are bad than `reader.max_bad_share` allows.
-    """
-    result, examples = jax.device_get((result, examples))
-    rows = min(self._batch_size, self._remaining)  # without padding
-    self._remaining -= rows
-    if examples is not None:
-      self._bad += rows - int(examples)
-      limit = self._settings.max_bad_share
-      workers.check_share(
-        self._bad, len(self._source), self._source.name, limit
-      )
-    return result
+      yield fetch()
 
 
 def check_head(setting: Setting) -> None:

@@ -362,6 +362,12 @@ class Defaults:
     del params
     return model
 
+  def reconstruct(
+    self, params: PyTree, batch: Batch, key: Key[Array, '']
+  ) -> Pictures:
+    """Raises an error, because the objective does not mask patches."""
+    raise NotImplementedError
+
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns `{'params': params}`."""
     del extra

@@ -149,33 +149,25 @@ class Experiment:
         differs between training and evaluation, or random erasing is used with
         images that are not RGB with 8 bits.
     """
-    channels, dtypes = self.model.channels, {}
+    channels, images = self.model.channels, {}
     for section in ('augment', 'preprocess'):
-      transform = getattr(self, section)
-      shape, dtype = transform.spec.get('image', ((), None))
-      if len(shape) < 3:
-        continue
-      if dtype in (np.uint8, np.uint16):
-        dtypes[section] = dtype
-      if shape[-1] != channels:
-        raise UserError(
-          f'{section} makes images of {shape[-1]} channel(s), and '
-          f'model.channels is {channels}: set model.channels, augment.channels '
-          'and preprocess.channels to the number of channels of the images.'
-        )
-    if len(set(dtypes.values())) > 1:
+      shape, dtype = getattr(self, section).spec.get('image', ((), None))
+      if len(shape) >= 3:
+        images[section] = shape[-1], np.dtype(dtype).name
+    dtypes = {dtype for _, dtype in images.values() if dtype[:4] == 'uint'}
+    if len(dtypes) > 1 or {n for n, _ in images.values()} - {channels}:
       raise UserError(
-        'augment and preprocess make images of the types '
-        f'{dtypes["augment"]} and {dtypes["preprocess"]}: set augment.bits and '
-        'preprocess.bits to the number of bits per channel of the images.'
+        f'the images have the channels and types {images}, and model.channels '
+        f'is {channels}: set model.channels, augment.channels and preprocess.'
+        'channels to the number of channels of the images, and augment.bits '
+        'and preprocess.bits to their bits per channel.'
       )
-    other = channels != 3 or dtypes.get('augment') == np.uint16
     erasing = self.setting.mix.erasing
-    if erasing and other:
+    if erasing and (channels != 3 or 'uint16' in dtypes):
       raise UserError(
-        f'mix.erasing is {erasing}; it fills rectangles with '
-        'noise that looks like RGB images of 8 bits, but images have '
-        f'{channels} channel(s), {dtypes.get("augment")}: set mix.erasing=0.'
+        f'mix.erasing is {erasing}; it fills rectangles with noise that looks '
+        f'like RGB images of 8 bits, but the images are {images}: set '
+        'mix.erasing=0.'
       )
 
   @property

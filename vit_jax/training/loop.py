@@ -81,11 +81,11 @@ def run(
         # The state that is restored next needs the memory of this one.
         del state
         session.roll_back(error)
-  if session.experiment.log.report and runtime.is_main():
-    page.write(workdir)
-  if session.experiment.log.curves and runtime.is_main():
-    curves.draw(workdir)
   if runtime.is_main():
+    if session.experiment.log.report:
+      page.write(workdir)
+    if session.experiment.log.curves:
+      curves.draw(workdir)
     # The newest checkpoint is that of the last step, also after an early end.
     last = session.checkpoints.latest_step() or 0
     finished.record(session.ledger, last, results)
@@ -145,7 +145,7 @@ def _train(
   log.info('%s', recorder.summary(step, step - first_step, results))
   events = ledger.read(session.workdir / 'events.jsonl')
   log.info('%s', ledger.summarise(events).line())
-  if runtime.is_main() and (best := session.saving.best_line()):
+  if runtime.is_main() and (best := session.checkpoints.best_line()):
     log.info('%s', best)
   return results
 
@@ -185,7 +185,8 @@ def _between_steps(
   stop = session.preemption.reached()  # a signal may have ended the evaluation
   recorder.evaluations(step, fresh or {})
   # 4. The metric that selects the best step is added to the saved step.
-  if (fresh and saving.has_best_metric(fresh)) or (stop and not saved):
+  has_best = session.checkpoints.best in (fresh or {})
+  if has_best or (stop and not saved):
     saving.save(step, state, fresh)
   if fresh and step < session.experiment.total_steps:
     _write_report(session)

@@ -57,10 +57,6 @@ class Saving:
       lambda: time.monotonic() - self._saved_at >= 60 * minutes
     )
 
-  def has_best_metric(self, results: Results) -> bool:
-    """Returns whether results contain the metric of `checkpoint.best`."""
-    return self._checkpoints.best in results
-
   def save(
     self, step: int, state: PyTree, results: Results | None = None
   ) -> None:
@@ -97,16 +93,8 @@ class Saving:
       self._checkpoints.wait()
       if not self._checkpoints.is_committed(step):
         raise StorageError(
-          f'step {step} could not be saved; '
-          f'{self._checkpoints.describe_newest()}. The cause is: '
-          f'{self._checkpoints.last_failure}. Fix it, and run the same command.'
+          f'step {step} could not be saved; the newest saved step of '
+          f'{self._checkpoints.root} is {self._checkpoints.latest_step()}. The '
+          f'cause is: {self._checkpoints.last_failure}. Fix it, and run the '
+          'same command.'
         )
-
-  def best_line(self) -> str | None:
-    """Returns a log line about the best step; None if no step is the best."""
-    return self._checkpoints.best_line()
-
-  def wait(self) -> None:
-    """Waits until the current save has succeeded or failed."""
-    with self._timed('save'):
-      self._checkpoints.wait()

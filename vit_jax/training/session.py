@@ -233,7 +233,7 @@ class Session:
       )
       self._rollbacks = guards.rollbacks(saved.get('rollbacks', []), events)
       if runtime.is_main():
-        self._writer.rewind(step, saved.get('training_lines', 0))
+        self._writer.rewind(step)
     # The recorder is created outside the span, because it measures the first
     # throughput from its creation.
     self.recorder = Recorder(
@@ -281,7 +281,6 @@ class Session:
     """Returns the history of the run that is stored in a checkpoint."""
     return {
       'rollbacks': self._rollbacks,
-      'training_lines': self._writer.training_lines,
       'interval': self.recorder.interval(),
     }
 
@@ -295,7 +294,7 @@ class Session:
       step: number of updates completed.
     """
     is_last = step == self.experiment.total_steps
-    if is_last or not self.saving.has_best_metric(results or {}):
+    if is_last or self.checkpoints.best not in (results or {}):
       return False
     found = consensus.from_main(
       lambda: guards.plateau(self.workdir, self.experiment.config)
@@ -338,7 +337,8 @@ class Session:
       DivergedError: no more rollbacks are allowed.
     """
     log.warning('%s: rolling back to the last checkpoint', error)
-    self.saving.wait()
+    with self.timed('save'):
+      self.checkpoints.wait()
     fields = guards.rollback(
       error,
       self._rollbacks,
