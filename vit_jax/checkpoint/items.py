@@ -216,9 +216,8 @@ def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
       'renamed. Give this user the permission, and start again.'
     )
   raise StorageError(
-    f'{subject} cannot be read, tried {len(PAUSES_S) + 1} times: {failure}. '
-    'Nothing was renamed. Start again when the storage responds, or rename the '
-    'step to <step>.bad to resume from an older one.'
+    f'{subject} cannot be read: {failure}. Nothing was renamed. Start again '
+    'when the storage responds, or rename the step to <step>.bad.'
   )
 
 
@@ -261,14 +260,11 @@ def read_json(path: epath.Path, filename: str = 'metadata') -> dict[str, Any]:
   """
   try:
     content = json.loads((path / filename).read_text())
-  except (FileNotFoundError, NotADirectoryError) as error:
-    raise CorruptError(f'the item {path.name} is missing') from error
-  except ValueError as error:
-    raise CorruptError(
-      f'the item {path.name} is unreadable: {error}'
-    ) from error
-  if not isinstance(content, dict):
-    raise CorruptError(f'the item {path.name} is not a JSON object')
+    if not isinstance(content, dict):
+      raise ValueError('it is not a JSON object')
+  except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+    problem = f'missing or damaged ({paths.reason(error)})'
+    raise CorruptError(f'the item {path.name} is {problem}') from error
   return content
 
 

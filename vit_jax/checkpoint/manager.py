@@ -23,14 +23,13 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
-@schema.operational('every', 'every_minutes', 'keep', 'best')
+@schema.operational('every', 'keep', 'best')
 class Checkpointer:
   """Saves steps in `directory/<step>/`, and verifies them when restoring.
 
   Attributes:
     root: directory of the steps.
     every: duration between two saves.
-    every_minutes: number of minutes after which a save is also due, or None.
     best: name of the metric whose best step is kept, or None.
     failures: number of saves that failed.
     last_failure: cause of the last failure; '' before the first one.
@@ -43,7 +42,6 @@ class Checkpointer:
     /,
     *,
     every: str = '1 epochs',
-    every_minutes: float | None = None,
     keep: int = 2,
     best: str | None = None,
   ):
@@ -53,8 +51,6 @@ class Checkpointer:
       directory: usually WORKDIR/checkpoints; a local path or gs:// address.
       about: JSON-able item that is written with every step.
       every: duration between two saves.
-      every_minutes: number of minutes after which a save is also due; checked
-        at every log line. None for no such limit.
       keep: number of newest steps to keep, at least 2.
       best: name of a metric ('val/accuracy', higher is better) whose best step
         is kept, too. Every step at which the metric is computed is saved.
@@ -65,12 +61,11 @@ class Checkpointer:
       StorageError: the storage fails.
     """
     durations.check('checkpoint.every', every)
-    check_range('checkpoint.every_minutes', every_minutes, above=0)
     # A run can resume even if the newest step is damaged.
     check_range('checkpoint.keep', keep, at_least=2)
     self.root = paths.locate(directory)
     self._about, self._keep = about, keep
-    self.every, self.every_minutes, self.best = every, every_minutes, best
+    self.every, self.best = every, best
     self.failures, self.last_failure = 0, ''
     steps.check_path(self.root)
     try:

@@ -72,9 +72,9 @@ def newest(
   # Only a run that never had a checkpoint may start from scratch.
   if consensus.from_main(lambda: len(names)):
     raise UserError(
-      f'no checkpoint in {root} is intact ({", ".join(sorted(names))}); the '
-      'log contains the causes. Repair one and rename it to its step, or give '
-      'another --workdir to start from step 0.'
+      f'no checkpoint in {root} is intact ({", ".join(sorted(names))}), see '
+      'the log: repair one and rename it to its step, or give another --workdir'
+      ' to start from step 0.'
     )
   return None
 

@@ -43,8 +43,7 @@ def step_directory(path: str) -> epath.Path:
     raise UserError(f'{path} cannot be read: {error}.') from error
   problem = 'contains no checkpoint' if root.exists() else 'does not exist'
   raise UserError(
-    f'{path} {problem}; give a workdir (with checkpoints/<step>/ in it), a '
-    'step directory, or a file or directory of weights (see '
+    f'{path} {problem}; give a workdir, a step directory, or weights (see '
     f'README).{"" if root.exists() else paths.nearest(path)}'
   )
 
@@ -60,9 +59,8 @@ def _select_step(workdir: str, step: str) -> epath.Path:
     step = str(best[0])
   if step not in map(str, available):
     raise UserError(
-      f'{workdir}@{step} does not exist; give one of the steps '
-      f'{", ".join(map(str, available))}, or best for the step with the best '
-      f'{metric!r} (config.checkpoint.best), if it was evaluated.'
+      f'{workdir}@{step} does not exist; give one of the steps {available}, or '
+      f'best if {metric!r} (config.checkpoint.best) was evaluated.'
     )
   return newest.parent / step
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
-from vit_jax.data.contract import Spec, require
+from vit_jax.data.contract import Spec
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Masked, Patches
 from vit_jax.models.dino_head import unit
@@ -124,15 +124,9 @@ class Objective(dino.Objective):
         crops.
     """
     super().check(spec)
-    require(spec, 'masks', who=f'the objective {self.name!r}')
-    shape, expected = spec['masks'][0], (_GLOBAL, math.prod(self.grid))
-    if shape != expected:
-      side = self._model.patch_pixels
-      raise UserError(
-        f'the objective {self.name!r} expects masks of the shape '
-        f'{list(expected)}, but the transform produces {list(shape)}: set '
-        f'--config.augment.patch_size={side}.'
-      )
+    expected = (_GLOBAL, math.prod(self.grid))
+    advice = f'augment.patch_size={self._model.patch_pixels}'
+    self._check_shape(spec, 'masks', expected, advice)
     if self._transform.group < 2:
       raise UserError(
         'KoLeo compares the examples of a group, but augment.group is '

@@ -76,8 +76,7 @@ class Objective(supervised.Objective):
       if value != expected:
         raise UserError(
           f'objective.teacher: {key} of {self.teacher} is {value}, but that of '
-          f'this run is {expected}: use a teacher for the same images and '
-          'classes.'
+          f'this run is {expected}: use a teacher with the same value.'
         )
     return {'teacher': self._teacher}
 

@@ -109,10 +109,9 @@ class Objective(AroundModel):
     has_token = getattr(model, 'pool', None) == 'token' and not model.fc_norm
     if not has_token or self.last_blocks > model.depth:
       raise UserError(
-        f'linear_probe with last_blocks={self.last_blocks} and patch_mean='
-        f"{self.patch_mean} requires model.name='vit', pool='token', fc_norm="
-        'False and at least so many blocks: use such a model, or set '
-        'last_blocks=1 and patch_mean=False.'
+        f'last_blocks={self.last_blocks} and patch_mean={self.patch_mean} need '
+        "a ViT of at least so many blocks with model.pool='token' and fc_norm="
+        'False: use such a model, or set last_blocks=1 and patch_mean=False.'
       )
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:

@@ -91,11 +91,7 @@ class Objective(AroundModel):
     self.grid = patches.grid_of(setting, 'masked_patch')
     count = math.prod(self.grid)
     self.num_corrupted = max(round(count * corrupted), 1)
-    if self.num_corrupted >= count:
-      raise UserError(
-        f'objective.corrupted {corrupted} corrupts all {count} patches: use a '
-        'smaller fraction or a larger image.'
-      )
+    patches.check_hidden('corrupted', corrupted, self.num_corrupted, count)
     side, cells = setting.image_size[0] // self.grid[0], CELLS.get(target, 1)
     if side % cells:
       raise UserError(

@@ -207,9 +207,8 @@ def check() -> None:
   limit = resource.getrlimit(resource.RLIMIT_AS)[0]
   if limit != resource.RLIM_INFINITY and limit < _reserved() + _ADDRESS_BYTES:
     raise UserError(
-      f'the address space is limited to {limit >> 20} MiB, of which '
-      f'{_reserved() >> 20} MiB are used; a run needs at least '
-      f'{_ADDRESS_BYTES >> 20} MiB more: use `ulimit -v unlimited`.'
+      f'{_reserved() >> 20} of {limit >> 20} MiB of address space are used; a '
+      f'run needs {_ADDRESS_BYTES >> 20} MiB more: use `ulimit -v unlimited`.'
     )
   ended = threading.Event()
   threads = []
@@ -345,8 +344,7 @@ def _check_processes(
     raise UserError(
       f'got --coordinator_address={coordinator_address}, --num_processes='
       f'{num_processes} and --process_id={process_id}: give all three, with '
-      'the HOST:PORT of process 0 and a --process_id from 0 to N - 1, or none '
-      'to run one process.'
+      'the HOST:PORT of process 0 and a --process_id from 0 to N - 1, or none.'
     )
 
 

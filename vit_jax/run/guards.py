@@ -146,9 +146,8 @@ class Limits:
       )
       if limit.stop:
         raise DivergedError(
-          f'{text}, and config.recovery.limits.{name}.stop is set. metrics.'
-          'jsonl shows when the metric began to change: start again from a '
-          'checkpoint before that, or with other settings.'
+          f'{text}, and config.recovery.limits.{name}.stop is set: start again '
+          'from an earlier checkpoint, or with other settings.'
         )
 
 

@@ -65,9 +65,8 @@ def _begin(
       return
     if existing:
       raise UserError(
-        f'--branch_from starts a new run, and {workdir} has checkpoints '
-        f'already (step {existing[-1]}): give another --workdir, or omit '
-        '--branch_from to resume.'
+        f'{workdir} has checkpoints already (step {existing[-1]}): give '
+        'another --workdir, or omit --branch_from to resume.'
       )
     about = _read_about(source / 'checkpoints', step)
     changes = resume.config_changes(about['config'], config)

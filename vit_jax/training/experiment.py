@@ -158,16 +158,14 @@ class Experiment:
     if len(dtypes) > 1 or {n for n, _ in images.values()} - {channels}:
       raise UserError(
         f'the images have the channels and types {images}, and model.channels '
-        f'is {channels}: set model.channels, augment.channels and preprocess.'
-        'channels to the number of channels of the images, and augment.bits '
-        'and preprocess.bits to their bits per channel.'
+        f'is {channels}: set the keys channels of model, augment and '
+        'preprocess, and bits of augment and preprocess, to those of the data.'
       )
     erasing = self.setting.mix.erasing
     if erasing and (channels != 3 or 'uint16' in dtypes):
       raise UserError(
-        f'mix.erasing is {erasing}; it fills rectangles with noise that looks '
-        f'like RGB images of 8 bits, but the images are {images}: set '
-        'mix.erasing=0.'
+        f'mix.erasing is {erasing}; its noise looks like RGB images of 8 bits, '
+        f'but the images are {images}: set mix.erasing=0.'
       )
 
   @property
@@ -334,8 +332,7 @@ def _check_batch(config: Config, mesh: Mesh) -> None:
   parts = config.micro_batches
   if parts < 1 or config.batch_size % (split * parts):
     raise UserError(
-      f'batch_size is {config.batch_size}; it must be divisible by data x fsdp '
-      f'x micro_batches = {mesh.shape["data"]} x {mesh.shape["fsdp"]} x '
-      f'{parts}. Set --config.batch_size to a multiple of '
-      f'{split * max(parts, 1)}.'
+      f'batch_size is {config.batch_size}; data x fsdp = {split} devices and '
+      f'micro_batches={parts} must divide it: set --config.batch_size to a '
+      f'multiple of {split * max(parts, 1)}.'
     )

@@ -71,8 +71,7 @@ def find(config: Config, folder: epath.Path, total: int) -> Progress:
   if step is not None and step > total:
     raise UserError(
       f'{folder} is at step {step}, beyond the {total} steps of config.total='
-      f'{config.total!r}: give a longer total, or another --workdir to train '
-      'from the start.'
+      f'{config.total!r}: give a longer total, or another --workdir.'
     )
   if step == total:
     text, hint = f'finished: its newest checkpoint is that of step {step}', ''

@@ -1,12 +1,10 @@
 """Saves the checkpoints of a run when they are due."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.errors import StorageError
-from vit_jax.processes import consensus
 from vit_jax.run.ledger import Ledger
 from vit_jax.training.evaluations import Results, Schedule, Timed
 from vit_jax.training.experiment import Experiment
@@ -25,7 +23,7 @@ class Saving:
     timed: Timed,
     history: Callable[[], dict[str, Any]],
   ):
-    """Starts the clock of `checkpoint.every_minutes`.
+    """Stores the arguments.
 
     Args:
       experiment: experiment of the run.
@@ -35,27 +33,11 @@ class Saving:
       history: function that returns the history of the run, JSON-able; a
         checkpoint stores it next to the state.
     """
-    self._schedule = Schedule.of(checkpoints.every, experiment)
-    self._log_steps = experiment.steps(experiment.log.every)
+    # Whether a checkpoint is due after a number of updates.
+    self.due = Schedule.of(checkpoints.every, experiment).due
     self._checkpoints, self._ledger = checkpoints, ledger
     self._timed, self._history = timed, history
-    self._saved_at = time.monotonic()
     self._results: Results = {}  # evaluation results in the last save
-
-  def due(self, step: int) -> bool:
-    """Returns whether a checkpoint is due after `step` updates.
-
-    All processes must call it: the main process decides by its clock whether
-    `checkpoint.every_minutes` have passed.
-    """
-    minutes = self._checkpoints.every_minutes
-    # Minutes are checked only at logged steps, because the processes must
-    # communicate to agree.
-    if self._schedule.due(step) or minutes is None or step % self._log_steps:
-      return self._schedule.due(step)
-    return consensus.from_main(
-      lambda: time.monotonic() - self._saved_at >= 60 * minutes
-    )
 
   def save(
     self, step: int, state: PyTree, results: Results | None = None
@@ -73,7 +55,6 @@ class Saving:
     with self._timed('save'):
       if not self._checkpoints.save(step, state, results, self._history()):
         self._ledger.event('save_failed', step=step)
-    self._saved_at = time.monotonic()
 
   def finish(self, step: int, state: PyTree) -> None:
     """Waits for the last save, and repeats it if the step is not on disk.
@@ -93,8 +74,7 @@ class Saving:
       self._checkpoints.wait()
       if not self._checkpoints.is_committed(step):
         raise StorageError(
-          f'step {step} could not be saved; the newest saved step of '
-          f'{self._checkpoints.root} is {self._checkpoints.latest_step()}. The '
-          f'cause is: {self._checkpoints.last_failure}. Fix it, and run the '
-          'same command.'
+          f'step {step} could not be saved ({self._checkpoints.last_failure}); '
+          f'the newest saved step of {self._checkpoints.root} is '
+          f'{self._checkpoints.latest_step()}. Run the same command again.'
         )
