@@ -102,6 +102,9 @@ class Objective(dino.Objective):
     check_range('objective.koleo', koleo, at_least=0)
     self.centring, self.koleo = centring, koleo
     self.grid = patches.grid_of(setting, self.name)
+    self._model: Any = setting.model  # has tokens that can be masked
+    # Has `group` and `largest_count` of `block_masks`; None for evaluation.
+    self._transform: Any = setting.transform
     self._warmup = warmup_temperature, setting.steps(temperature_warmup)
     self._temperature = teacher_temperature
     self.patch_head: Any = None
@@ -132,16 +135,6 @@ class Objective(dino.Objective):
         'KoLeo compares the examples of a group, but augment.group is '
         f'{self._transform.group}: set it to 2 or more.'
       )
-
-  @property
-  def _model(self) -> Any:
-    """The model, with tokens that can be masked; see `patches.grid_of`."""
-    return self.setting.model
-
-  @property
-  def _transform(self) -> Any:
-    """The transform, with `group` and `largest_count` of `block_masks`."""
-    return self.setting.transform
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and the extra state of `start_extra`."""

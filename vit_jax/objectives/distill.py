@@ -59,8 +59,7 @@ class Objective(supervised.Objective):
   @functools.cached_property
   def _teacher(self) -> Frozen:
     open_frozen = self.setting.open_frozen
-    if open_frozen is None:
-      raise ValueError('the teacher is only available in a training')
+    assert open_frozen is not None, 'the teacher is only used in training'
     return open_frozen(self.teacher)._replace(judges_labels=True)
 
   def frozen(self) -> dict[str, Frozen]:

@@ -135,10 +135,9 @@ def _check_fractions(
     raise UserError(
       f'schedule.decay_at is {tuple(decay_at)} and schedule.cooldown is '
       f"{cooldown} with schedule.decay={decay!r}: 'step' needs decay_at, "
-      'ascending fractions of the training between the end of the warm-up '
-      f"({warmup:.3g}) and 1; 'wsd' needs a cooldown, a fraction above 0 that "
-      "begins after the warm-up, and 'rsqrt' may have one; other decays take "
-      'neither.'
+      f'ascending fractions of the training above {warmup:.3g} (the warm-up), '
+      "'wsd' needs a cooldown, a fraction that begins after the warm-up, "
+      "'rsqrt' may have one, and other decays take neither."
     )
 
 
