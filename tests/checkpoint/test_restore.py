@@ -122,7 +122,7 @@ def test_64_bit_types_are_a_user_error(saved):
     def abstract_state(self):
       return abstract
 
-  with pytest.raises(UserError, match='JAX_ENABLE_X64 unset'):
+  with pytest.raises(UserError, match='expected int64: set JAX_ENABLE_X64'):
     restore(saved, Wide64())
   assert _left(saved) == ['1', '2', 'run_id.json']
 

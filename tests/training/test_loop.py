@@ -37,11 +37,8 @@ class Recorded(Session):
     self.evaluations = SimpleNamespace(
       due=lambda step: ['val'] if evals.due(step) else [], run=self._evaluate
     )
-    self.saving = SimpleNamespace(
-      due=save.due,
-      save=self._save,
-      finish=lambda step, state: self.log.append(f'finish {step}'),
-    )
+    self.save_is_due, self.save = save.due, self._save
+    self.finish_saving = lambda step, state: self.log.append(f'finish {step}')
     self.checkpoints = SimpleNamespace(
       best=best,
       best_line=lambda: f'best step of {self.completed}' if best else None,

@@ -135,7 +135,7 @@ def _train(
   trace.update(step)
   # The last state must be on disk before the run reports its end: a run that is
   # killed from here on resumes without computing any step again.
-  session.saving.finish(step, state)
+  session.finish_saving(step, state)
   if not stop:
     _write_report(session, state, step)
   session.ledger.flush(step)
@@ -164,8 +164,8 @@ def _between_steps(
     Metrics of the evaluators that were due, or None if a signal prevented some
     of them; and whether the run must stop here because of a signal.
   """
-  recorder, saving = session.recorder, session.saving
-  evals, save_is_due = session.evaluations.due(step), saving.due(step)
+  recorder, save_is_due = session.recorder, session.save_is_due(step)
+  evals = session.evaluations.due(step)
   # All processes must call `reached` equally often, because they agree on the
   # number of the call at which they stop.
   stop = session.preemption.reached()
@@ -177,7 +177,7 @@ def _between_steps(
   # 2. The state is saved before it is evaluated, because evaluators may fail.
   saved = save_is_due or stop
   if saved:
-    saving.save(step, state)
+    session.save(step, state)
   # 3. Evaluators run, unless the machine is about to go away.
   fresh = {} if not evals else None
   if evals and not stop:
@@ -187,7 +187,7 @@ def _between_steps(
   # 4. The metric that selects the best step is added to the saved step.
   has_best = session.checkpoints.best in (fresh or {})
   if has_best or (stop and not saved):
-    saving.save(step, state, fresh)
+    session.save(step, state, fresh)
   if fresh and step < session.experiment.total_steps:
     _write_report(session)
   return fresh, stop
