@@ -14,7 +14,7 @@ from etils import epath
 
 from vit_jax.checkpoint import items, manifest, restore, steps, weights
 from vit_jax.config import durations, schema
-from vit_jax.errors import StorageError, UserError, check_range
+from vit_jax.errors import StorageError, check_range
 from vit_jax.files import paths
 from vit_jax.files.paths import Cause
 from vit_jax.processes import consensus
@@ -72,11 +72,9 @@ class Checkpointer:
       items.on_main(self._open_directory)
       self._run = restore.find(self.root)
     except items.FailedError as error:
-      kind = paths.cause(error.local_error or error)
-      raise (UserError if kind is Cause.USER else StorageError)(
-        f'checkpoints cannot be written to {directory}: {error}. Start again '
-        'when the storage can be written, or give another --workdir.'
-      ) from error
+      problem = 'its checkpoints cannot be opened'
+      cause = error.local_error or error
+      raise paths.workdir_error(self.root, problem, cause) from error
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
