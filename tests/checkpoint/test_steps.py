@@ -131,9 +131,11 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
   for ending in ('@9', '@bets'):
     with pytest.raises(UserError, match=f'{ending} .*4, 8, 12'):
       chosen(ending)
+  refused = pytest.raises(UserError, match='@best .*4, 8, 12.*checkpoint.best')
   values.update(dict.fromkeys(values, float('nan')))
-  with pytest.raises(UserError, match="@best .*4, 8, 12.*'val/accuracy'"):
+  with refused:
     chosen('@best')
+  values.update(dict.fromkeys(values, 1.0))
   section['best'] = None
-  with pytest.raises(UserError, match=r'None \(config.checkpoint.best\)'):
+  with refused:
     chosen('@best')

@@ -52,15 +52,15 @@ def _select_step(workdir: str, step: str) -> epath.Path:
   """Returns the directory of a step that is given by number or as 'best'."""
   newest = step_directory(workdir)
   available = steps.committed(newest.parent)
-  metric = load_about(newest).get('config', {}).get('checkpoint', {})
-  metric = metric.get('best')
-  best, _ = steps.best_step(newest.parent, available, metric)
-  if step == 'best' and best is not None:
-    step = str(best[0])
+  if step == 'best':
+    section = load_about(newest).get('config', {}).get('checkpoint', {})
+    metric = section.get('best')
+    best = metric and steps.best_step(newest.parent, available, metric)[0]
+    step = str(best[0]) if best else step
   if step not in map(str, available):
     raise UserError(
       f'{workdir}@{step} does not exist; give one of the steps {available}, or '
-      f'best if {metric!r} (config.checkpoint.best) was evaluated.'
+      'best if the metric of config.checkpoint.best was evaluated.'
     )
   return newest.parent / step
 
