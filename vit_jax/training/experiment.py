@@ -157,9 +157,9 @@ class Experiment:
     dtypes = {dtype for _, dtype in images.values() if dtype[:4] == 'uint'}
     if len(dtypes) > 1 or {n for n, _ in images.values()} - {channels}:
       raise UserError(
-        f'the images have the channels and types {images}, and model.channels '
-        f'is {channels}: set the keys channels of model, augment and '
-        'preprocess, and bits of augment and preprocess, to those of the data.'
+        f'the images are {images}, and model.channels is {channels}: set '
+        'model.channels, augment.channels, preprocess.channels, augment.bits '
+        'and preprocess.bits to those of the data.'
       )
     erasing = self.setting.mix.erasing
     if erasing and (channels != 3 or 'uint16' in dtypes):
