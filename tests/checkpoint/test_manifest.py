@@ -43,7 +43,7 @@ def test_any_flipped_bit_is_detected(tmp_path, name):
       lambda: manifest.read_about(step, manifest.Manifest({}, sums)),
     ),
     'metrics': (
-      steps.metrics_item(120, {'val/accuracy': 0.75}),
+      manifest.with_checksum({'step': 120, 'val/accuracy': 0.75}),
       lambda: steps.read_metrics(step),
     ),
   }[name]

@@ -72,7 +72,7 @@ def test_a_temporary_error_is_retried(
 @pytest.mark.parametrize(
   'number, error, message',
   [
-    (errno.EIO, StorageError, 'cannot be read, tried 6 times'),
+    (errno.EIO, StorageError, 'cannot be read: '),
     (errno.EACCES, UserError, 'permission'),
   ],
 )
@@ -122,7 +122,7 @@ def test_64_bit_types_are_a_user_error(saved):
     def abstract_state(self):
       return abstract
 
-  with pytest.raises(UserError, match='JAX_ENABLE_X64 unset'):
+  with pytest.raises(UserError, match='expected int64: set JAX_ENABLE_X64'):
     restore(saved, Wide64())
   assert _left(saved) == ['1', '2', 'run_id.json']
 
@@ -143,13 +143,11 @@ def test_a_renamed_step_is_refused(saved, move, old):
 
 
 def test_a_step_of_another_run_is_refused(saved, tmp_path):
-  """The shapes are equal; the message contains both seeds."""
+  """The shapes are equal; the message contains the other run's seed."""
   other = ABOUT | {'config': {'seed': 8}}
   save(tmp_path / 'other', 3, about=other)
   shutil.copytree(tmp_path / 'other/3', saved / '3')
-  with pytest.raises(
-    UserError, match='3 was written by another run .*seed 8.*seed 7'
-  ):
+  with pytest.raises(UserError, match='3 was written by another run .*seed 8'):
     restore(saved)
   assert (saved / '3').is_dir()
   # On purpose, as the message says.
@@ -157,15 +155,6 @@ def test_a_step_of_another_run_is_refused(saved, tmp_path):
     shutil.rmtree(saved / name)
   (saved / 'run_id.json').unlink()
   assert restore(saved)[1] == 3
-
-
-def test_another_seed_is_logged(saved, caplog):
-  """The comparison of configs decides whether the seed may change."""
-  assert restore(saved, about=ABOUT | {'config': {'seed': 8}})[1] == 2
-  assert 'was written with seed 7, but the config has 8' in caplog.text
-  caplog.clear()
-  assert restore(saved)[1] == 2
-  assert not caplog.text
 
 
 @pytest.mark.parametrize('text', ['', '{"run": "0"}', '{', '[]'])

@@ -36,7 +36,7 @@ def test_unknown_entries_are_left_alone(tmp_path, caplog):
 
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
   (tmp_path / 'checkpoints').write_text('')
-  with pytest.raises(UserError, match='checkpoints cannot be written to'):
+  with pytest.raises(UserError, match='its checkpoints cannot be opened'):
     Checkpointer(tmp_path / 'checkpoints', ABOUT)
   with pytest.raises(UserError, match='contains no checkpoint'):
     checkpoint.step_directory(str(tmp_path))
@@ -128,15 +128,14 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
     return weights.step_directory(f'{tmp_path}{ending}').name
 
   assert [chosen(e) for e in ('', '@8', '@best')] == ['12', '8', '8']
-  for ending, message in (
-    ('@9', '@9 .*4, 8, 12'),
-    ('@bets', '@bets .*best or one of'),
-  ):
-    with pytest.raises(UserError, match=message):
+  for ending in ('@9', '@bets'):
+    with pytest.raises(UserError, match=f'{ending} .*4, 8, 12'):
       chosen(ending)
+  refused = pytest.raises(UserError, match='@best .*4, 8, 12.*checkpoint.best')
   values.update(dict.fromkeys(values, float('nan')))
-  with pytest.raises(UserError, match="4, 8, 12 has the metric 'val/accuracy'"):
+  with refused:
     chosen('@best')
+  values.update(dict.fromkeys(values, 1.0))
   section['best'] = None
-  with pytest.raises(UserError, match='checkpoint.best of this run is not set'):
+  with refused:
     chosen('@best')

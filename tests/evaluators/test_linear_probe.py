@@ -16,7 +16,7 @@ from noise_source import (
 )
 from sklearn.linear_model import LogisticRegression
 
-from vit_jax.evaluators import linear_fit
+from vit_jax.evaluators import linear_probe
 from vit_jax.evaluators.features import Labelled
 from vit_jax.evaluators.linear_probe import Evaluator
 
@@ -35,10 +35,10 @@ def standardised(x, by):
 @pytest.mark.parametrize('size, l2', [(203, 1e-3), (203, 0.1), (9, 1e-2)])
 def test_regression_equals_scikit_learn(size, l2, monkeypatch):
   """Coefficients (about 5) agree to 5e-5; several blocks are used."""
-  monkeypatch.setattr(linear_fit, '_BLOCK', 64)
+  monkeypatch.setattr(linear_probe, '_BLOCK', 64)
   x, y = features_of(TRAIN, slice(size))
   test, labels = features_of(TEST)
-  found = linear_fit.fit(Labelled(x, y), l2)
+  found = linear_probe.fit(Labelled(x, y), l2)
   theirs, test_features = standardised(x, x), standardised(test, x)
   peer = peer_of(theirs, y, l2)
   np.testing.assert_array_equal(found.classes, peer.classes_)
@@ -57,14 +57,14 @@ def test_regression_equals_scikit_learn(size, l2, monkeypatch):
 
 def test_correlated_features_converge_in_50_steps(monkeypatch, caplog):
   """The spectrum spans five decades; plain L-BFGS takes 2,400 steps."""
-  monkeypatch.setattr(linear_fit, '_ITERATIONS', 50)
+  monkeypatch.setattr(linear_probe, '_ITERATIONS', 50)
   rng = np.random.default_rng(0)
   mixed = np.linalg.qr(rng.normal(size=(24, 24)))[0]
   z = rng.normal(size=(600, 24))
   x = ((z * np.logspace(0, -5, 24)) @ mixed).astype(np.float32)
   scores = z @ rng.normal(size=(24, 4)) + 2 * rng.gumbel(size=(600, 4))
   y = scores.argmax(axis=1).astype(np.int32)
-  found = linear_fit.fit(Labelled(x, y), 1e-5)
+  found = linear_probe.fit(Labelled(x, y), 1e-5)
   peer = peer_of(standardised(x, x), y, 1e-5)
   np.testing.assert_allclose(found.kernel, peer.coef_.T, rtol=0, atol=1e-5)
   assert np.abs(peer.coef_).max() > 10 and not caplog.text
@@ -74,7 +74,7 @@ def test_classes_without_examples_are_never_predicted():
   """They do not prevent convergence."""
   x, y = features_of(TRAIN)
   kept = np.isin(y, [1, 4, 3])
-  found = linear_fit.fit(Labelled(x[kept], y[kept]), 1e-3)
+  found = linear_probe.fit(Labelled(x[kept], y[kept]), 1e-3)
   assert found.classes.tolist() == [1, 3, 4]
   assert found.kernel.shape == (12, 3)
   right = found.accuracy(Labelled(x, y))
@@ -122,7 +122,7 @@ def test_the_first_of_equally_good_values_is_chosen(grid):
   kept = np.random.default_rng(0).permutation(203)
   fitted = Labelled(data.features[kept[41:]], data.labels[kept[41:]])
   held_out = Labelled(data.features[kept[:41]], data.labels[kept[:41]])
-  scores = {linear_fit.fit(fitted, l2).accuracy(held_out) for l2 in grid}
+  scores = {linear_probe.fit(fitted, l2).accuracy(held_out) for l2 in grid}
   assert len(scores) == 1
   assert evaluator.run(jnp.array(WEIGHTS))['l2'] == grid[0]
 
@@ -131,7 +131,9 @@ def test_the_lowest_of_equally_likely_classes_is_predicted():
   """Classes 2 and 5 have equal scores for every example, above class 7."""
   kernel, bias = np.zeros((3, 3)), np.array([1.0, 1.0, 0.0])
   classes = np.array([2, 5, 7])
-  fitted = linear_fit.Classifier(np.zeros(3), np.ones(3), kernel, bias, classes)
+  fitted = linear_probe.Classifier(
+    np.zeros(3), np.ones(3), kernel, bias, classes
+  )
   features = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
   labels = np.array([2, 5, 2, 7], np.int32)
   assert fitted.accuracy(Labelled(features, labels)) == 0.5
@@ -155,3 +157,31 @@ def test_evaluated_labels_do_not_affect_the_choice():
   assert found['l2'] in grid
   assert other.pop('accuracy') < 0.3 and found.pop('accuracy') > 0.4
   assert found == other
+
+
+@pytest.mark.parametrize('count', [0, 1, 4, 5, 8, 11])
+def test_blocks_cover_every_row_once_and_in_order(count, monkeypatch):
+  """The last block may be shorter."""
+  monkeypatch.setattr(linear_probe, '_BLOCK', 4)
+  blocks = [np.arange(count)[rows] for rows in linear_probe._blocks(count)]
+  assert all(1 <= len(block) <= 4 for block in blocks)
+  assert [row for block in blocks for row in block] == [*range(count)]
+
+
+def test_sums_over_blocks_are_those_of_all_rows(monkeypatch):
+  """Mean, standard deviation and accuracy use the rows of all blocks."""
+  monkeypatch.setattr(linear_probe, '_BLOCK', 4)
+  rng = np.random.default_rng(0)
+  features = rng.normal(3.0, 2.0, (11, 3)).astype(np.float32)
+  mean, scale = linear_probe.standardisation(features)
+  wide = features.astype(np.float64)
+  np.testing.assert_allclose(mean, wide.mean(0), rtol=1e-12)
+  np.testing.assert_allclose(scale, wide.std(0) + 1e-5, rtol=1e-12)
+  classes = np.array([2, 5, 7])
+  classifier = linear_probe.Classifier(
+    np.zeros(3), np.ones(3), np.eye(3), np.zeros(3), classes
+  )
+  labels = classes[features.argmax(1)].astype(np.int32)
+  labels[[0, 6, 10]] = 9  # one in each block
+  found = classifier.accuracy(Labelled(features, labels))
+  assert found == pytest.approx(8 / 11)

@@ -79,8 +79,8 @@ def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
     injected('a folder that nothing can be written to')
     _, err = cli.finish(cli.start(again), code=1)
   last = err.strip().splitlines()[-1]
-  assert last.startswith('storage failed: step 12 could not be saved; ')
-  assert f'the newest saved step is {folder / "4"}' in last
+  assert last.startswith('storage failed: step 12 could not be saved (')
+  assert f'the newest saved step of {folder} is 4' in last
   assert 'SAVING STEP 8 FAILED' in err and 'SAVING STEP 12 FAILED' in err
   assert 'Traceback' not in err
   cli.run(again)

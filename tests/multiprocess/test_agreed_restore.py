@@ -103,5 +103,5 @@ def test_a_failed_last_save_ends_both_with_1(saved, tmp_path):
   errors = _resume(saved, tmp_path / 'run', 'full', 1)
   for error in errors:
     last = error.strip().splitlines()[-1]
-    assert last.startswith('storage failed: step 12 could not be saved; the ')
+    assert last.startswith('storage failed: step 12 could not be saved (')
   assert _steps(tmp_path / 'run') == ['4', '8']

@@ -60,7 +60,7 @@ def theirs(grads, limit, joined):
 def test_clip_by_tensor_handles_each_layer_separately(joined):
   """A stack of layers is clipped as separate layers would be."""
   grads = gradients()
-  transformation = optimizers.by_tensor(3.0, joined)
+  transformation = optimizers.clipping(3.0, 'tensor', joined)
   ours, _ = jax.jit(transformation.update)(grads, transformation.init(grads))
   expected, changed = theirs(grads, 3.0, joined), 0
   for path, leaf in tree.flatten(ours).items():
@@ -72,7 +72,7 @@ def test_clip_by_tensor_handles_each_layer_separately(joined):
 def test_the_epsilon_counts_for_small_norms():
   """A norm of 1e-6 is halved at the limit 1e-6, as in the original."""
   grads = {'scalar': jnp.array(1e-6, jnp.float32)}
-  transformation = optimizers.by_tensor(1e-6)
+  transformation = optimizers.clipping(1e-6, 'tensor')
   updates, _ = transformation.update(grads, transformation.init(grads))
   np.testing.assert_allclose(updates['scalar'], 0.5e-6, rtol=1e-5)
 
@@ -97,7 +97,7 @@ def test_optimizers_clip_before_anything_else():
 def test_zero_gradients_stay_zero():
   """Division by a norm of zero does not give NaN."""
   zeros = jax.tree.map(jnp.zeros_like, gradients())
-  transformation = optimizers.by_tensor(1.0)
+  transformation = optimizers.clipping(1.0, 'tensor')
   updates, _ = transformation.update(zeros, transformation.init(zeros))
   assert not any(np.any(leaf) for leaf in jax.tree.leaves(updates))
 
@@ -129,7 +129,7 @@ def test_clip_by_module_equals_clip_grad_norm_of_each_module():
       ('patch_head/fc1/kernel', (4, 4), 5.0),
     )
   }
-  clip = optimizers.transformation(3.0, 'module', ('model|mask',))
+  clip = optimizers.clipping(3.0, 'module', ('model|mask',))
   ours, _ = clip.update(tree.unflatten(flat), clip.init(None))
   ours = tree.flatten(ours)
   for module in (('mask', 'model'), ('head',), ('patch_head',)):

@@ -116,7 +116,7 @@ def test_rates_per_layer_of_a_stack():
       ours['layers/kernel'][i], expected['layers/kernel'], rtol=1e-6
     )
   for path, words in (
-    ('layers', 'has 2 rates, one for each layer.*has 3 layers'),
+    ('layers', 'has 2 rates.*has 3 layers: give one'),
     ('blocks', 'no layer axis'),
   ):
     params = {path: stack['layers']}

@@ -72,23 +72,6 @@ def test_fractions_of_the_run_are_rounded(at):
   assert rates.index(pytest.approx(0.1)) == round(100 * at)
 
 
-@pytest.mark.parametrize(
-  'decay, decay_at',
-  [
-    ('step', ()),
-    ('cosine', (0.5,)),
-    ('step', (0.6, 0.3)),
-    ('step', (0.3, 0.3)),
-    ('step', (0.05, 0.5)),  # within the warm-up
-    ('step', (0.1, 0.5)),  # at its end
-    ('step', (0.5, 1.0)),
-  ],
-)
-def test_wrong_step_decay(decay, decay_at):
-  with pytest.raises(UserError, match=r'schedule\.decay_at'):
-    make_schedule(100, 10, base_lr=1.0, decay=decay, decay_at=decay_at)
-
-
 @pytest.mark.parametrize('warmup', [0, 4])
 @pytest.mark.parametrize(
   'shape, kept', [('linear', lambda p: 1 - p), ('sqrt', lambda p: 1 - p**0.5)]
@@ -125,12 +108,21 @@ def test_a_stable_rate_is_exactly_constant():
 @pytest.mark.parametrize(
   'keys',
   [
+    dict(decay='step'),
+    dict(decay='cosine', decay_at=(0.5,)),
+    dict(decay='step', decay_at=(0.6, 0.3)),
+    dict(decay='step', decay_at=(0.3, 0.3)),
+    dict(decay='step', decay_at=(0.05, 0.5)),  # within the warm-up
+    dict(decay='step', decay_at=(0.1, 0.5)),  # at its end
+    dict(decay='step', decay_at=(0.5, 1.0)),
     dict(decay='wsd'),
     dict(decay='wsd', cooldown=0.95),
     dict(decay='cosine', cooldown=0.1),
     dict(decay='rsqrt', cooldown=-0.1),
   ],
 )
-def test_wrong_cooldowns(keys):
-  with pytest.raises(UserError, match=r'schedule\.cooldown is'):
+def test_wrong_fractions_of_the_run(keys):
+  """The message contains both keys and their values."""
+  values = rf'decay_at is .*{keys.get("cooldown", 0)}'
+  with pytest.raises(UserError, match=values):
     make_schedule(100, 10, base_lr=1.0, **keys)

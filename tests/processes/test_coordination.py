@@ -43,7 +43,7 @@ def test_the_callback_is_passed_to_a_new_client(monkeypatch):
     bindings.get_distributed_runtime_client('host:1', node_id=3)
     raise ValueError
   bindings.get_distributed_runtime_client('host:2')
-  callback = dict(missed_heartbeat_callback=peers._on_loss)
+  callback = dict(missed_heartbeat_callback=peers.end_on_loss)
   assert made == [('host:1', {'node_id': 3} | callback), ('host:2', {})]
 
 
@@ -57,5 +57,5 @@ def test_other_internals_are_one_warning(monkeypatch, caplog):
   assert consensus.client() is None
   assert consensus.num_processes() == 1 and consensus.index() == 0
   peers.announce(ValueError('broken'))
-  peers.listen()
-  peers.shut_down()
+  peers.LISTENER.start()
+  consensus.shut_down()

@@ -47,32 +47,27 @@ def test_a_metric_out_of_bounds_gives_one_warning(watched, caplog):
   assert 'LIMIT EXCEEDED' in record.message and 'at least 0.5' in record.message
 
 
-def test_each_interval_out_of_bounds_gives_a_warning(watched):
-  """Each interval is counted from its start."""
-  limit = Limit(metric='entropy', at_most=2.0, during='2 steps')
-  events = watched(limit, [3, 3, 3, 2, 3, 1, 3, 3])
-  assert [event['step'] for event in events] == [2, 8]
-
-
-def test_values_within_bounds_give_no_warning(watched):
-  """Values on a bound and short intervals beyond it are allowed."""
-  limit = Limit(metric='entropy', at_least=0.0, at_most=1.0, during='2 steps')
-  assert watched(limit, [0, 1, 1.1, 0.5, -0.1, 0, 1, 2, 1] * 5) == []
-
-
-def test_nan_is_out_of_bounds(watched):
-  """Comparisons with NaN are false."""
-  for bound in (dict(at_least=0.0), dict(at_most=9.0)):
-    limit = Limit(metric='entropy', during='1 steps', **bound)
-    assert watched(limit, [np.nan])
-
-
-def test_steps_before_start_are_not_checked(watched):
-  limit = Limit(
-    metric='entropy', at_least=0.5, during='2 steps', start='1 epochs'
-  )
-  events = watched(limit, [0.0] * 14)
-  assert [event['step'] for event in events] == [12]
+@pytest.mark.parametrize(
+  'bounds, values, warned',
+  [
+    # Each interval is counted from its start.
+    (dict(at_most=2.0, during='2 steps'), [3, 3, 3, 2, 3, 1, 3, 3], [2, 8]),
+    # Values on a bound and short intervals beyond it are allowed.
+    (
+      dict(at_least=0.0, at_most=1.0, during='2 steps'),
+      [0, 1, 1.1, 0.5, -0.1, 0, 1, 2, 1] * 5,
+      [],
+    ),
+    # Comparisons with NaN are false.
+    (dict(at_least=0.0, during='1 steps'), [np.nan], [1]),
+    (dict(at_most=9.0, during='1 steps'), [np.nan], [1]),
+    # Steps before `start` are not checked.
+    (dict(at_least=0.5, during='2 steps', start='1 epochs'), [0] * 14, [12]),
+  ],
+)
+def test_steps_with_a_warning(watched, bounds, values, warned):
+  events = watched(Limit(metric='entropy', **bounds), values)
+  assert [event['step'] for event in events] == warned
 
 
 def test_stop_ends_the_run(watched):

@@ -7,9 +7,9 @@ import shutil
 import pytest
 from etils import epath
 
-from vit_jax.analysis import curves
+from vit_jax.analysis import curves, runs
 from vit_jax.errors import StorageError, UserError
-from vit_jax.run import metrics
+from vit_jax.run import guards, metrics
 
 
 @pytest.fixture
@@ -46,28 +46,13 @@ def test_rewind_moves_damaged_lines(tmp_path, log_text):
   foreign = ['[]', '{"loss": 1}', '{"step": "2"}', '{"step": true}', '{"st']
   path.write_text('\n'.join(foreign) + '\n' + path.read_text() + 'tail')
   writer = _writer(tmp_path)
-  writer.rewind(2, 2)
+  writer.rewind(2)
   writer.write(3, {'loss': 2.0})
   writer.close()
   assert _steps(tmp_path) == [1, 2, 3]
   aside = (tmp_path / 'metrics_set_aside.jsonl').read_text().splitlines()
   assert aside == [*foreign, '{"step": 3, "loss": 1.0}', 'tail']
   assert '6 damaged or foreign line(s)' in log_text()
-  assert 'training lines up to' not in log_text()
-
-
-def test_lost_training_lines_are_logged(tmp_path, log_text):
-  """The checkpoint contains the number of lines."""
-  writer = _written(tmp_path, [10, 20, 30])
-  writer.write(30, {'val/accuracy': 0.5})  # not a training line
-  assert writer.training_lines == 3
-  writer.close()
-  path = tmp_path / 'metrics.jsonl'
-  path.write_text(''.join(path.read_text().splitlines(keepends=True)[1:]))
-  writer = _writer(tmp_path)
-  writer.rewind(30, 3)
-  assert 'has 2 of the 3 training lines up to step 30' in log_text()
-  writer.close()
 
 
 def test_a_full_disk_is_reported(tmp_path):
@@ -119,3 +104,50 @@ def test_curves_of_a_damaged_file(tmp_path):
   )
   folder = epath.Path(tmp_path)
   assert curves.read(folder) == {'loss': ([1, 3], [2.5, 2])}
+
+
+FOREIGN = """7
+"text"
+[1, 2]
+null
+{"loss": 1.0}
+{"step": "1", "loss": 1.0}
+{"step": true, "loss": 1.0}
+{"step": 1000000000000000000000, "loss": 1.0}
+{"step": 1, "loss": "a", "lr": [1], "test/accuracy": {"a": 1}, "x": true}
+{"step": 2, "loss": 0.5, "test/accuracy": "b"}
+{"step": 3, "loss": null, "lr": 1e999, "x": 1HUGE}
+{"step": 4, "test/accuracy": 0.5}
+""".replace('HUGE', '0' * 400)
+
+
+@pytest.fixture
+def workdir(tmp_path):
+  (tmp_path / 'metrics.jsonl').write_text(FOREIGN)
+  return epath.Path(tmp_path)
+
+
+def test_only_numbers_are_metrics(workdir):
+  """Infinity and an integer above all floats are values that are not finite."""
+  assert [*metrics.read(workdir)] == [
+    (1, {}),
+    (2, {'loss': 0.5}),
+    (3, {'loss': None, 'lr': None, 'x': None}),
+    (4, {'test/accuracy': 0.5}),
+  ]
+
+
+def test_a_missing_file_has_no_metrics(tmp_path):
+  assert not [*metrics.read(epath.Path(tmp_path))]
+
+
+def test_readers_of_foreign_lines(workdir):
+  """Curves, comparisons and early stopping use the numbers that remain."""
+  series, nulls = curves.read_all(workdir)
+  assert series == {'loss': ([2], [0.5]), 'test/accuracy': ([4], [0.5])}
+  assert nulls == [(3, 'loss'), (3, 'lr'), (3, 'x')]
+  curves.draw(workdir)
+  assert (workdir / curves.NAME).exists()
+  assert runs.read(workdir).series == series
+  config = {'early_stop_patience': 1, 'checkpoint': {'best': 'test/accuracy'}}
+  assert guards.plateau(workdir, config) is None

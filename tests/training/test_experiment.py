@@ -109,8 +109,8 @@ def test_the_kind_of_images_reaches_batches_and_model():
   'changes, keys',
   [
     ({}, r'model\.channels is 3'),
-    ({'model.channels': 5, 'preprocess.channels': 4}, 'preprocess .* 4 '),
-    ({'model.channels': 5, 'preprocess.bits': 8}, r'uint16 .* uint8.*\.bits'),
+    ({'model.channels': 5, 'preprocess.channels': 4}, r'preprocess.*\(4, '),
+    ({'model.channels': 5, 'preprocess.bits': 8}, r'uint16.*uint8.*\.bits'),
     ({'model.channels': 5, 'mix.erasing': 0.5}, r'mix\.erasing is 0\.5'),
     (
       {'model.channels': 5, 'augment.color_jitter': 0.5},

@@ -37,11 +37,10 @@ class Recorded(Session):
     self.evaluations = SimpleNamespace(
       due=lambda step: ['val'] if evals.due(step) else [], run=self._evaluate
     )
-    self.saving = SimpleNamespace(
-      due=save.due,
-      has_best_metric=lambda results: best in results,
-      save=self._save,
-      finish=lambda step, state: self.log.append(f'finish {step}'),
+    self.save_is_due, self.save = save.due, self._save
+    self.finish_saving = lambda step, state: self.log.append(f'finish {step}')
+    self.checkpoints = SimpleNamespace(
+      best=best,
       best_line=lambda: f'best step of {self.completed}' if best else None,
     )
     self.preemption = SimpleNamespace(reached=self._reached)
@@ -180,7 +179,7 @@ class Measured(Recorded):
     return {'val/accuracy': self.values[step // 2 - 1]}
 
   def _write(self, step, results):
-    metrics.rewind(self.workdir, step)  # as a resumed run does
+    metrics.rewind(self.workdir / 'metrics.jsonl', step)  # as a resumed run
     with (self.workdir / 'metrics.jsonl').open('a') as file:
       file.write(json.dumps({'step': step, **results}) + '\n')
 

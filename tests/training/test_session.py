@@ -1,7 +1,6 @@
 """Tests of what a session derives from its config."""
 
 import contextlib
-from contextlib import nullcontext
 from unittest import mock
 
 import jax
@@ -11,35 +10,8 @@ from minimal_config import completed
 
 from vit_jax import finetune
 from vit_jax.run import lock
-from vit_jax.run.ledger import Ledger
-from vit_jax.training import saving
 from vit_jax.training import session as session_lib
-from vit_jax.training.experiment import Experiment
 from vit_jax.training.finished import Progress
-
-
-@pytest.mark.parametrize(
-  'minutes, step, saved_s_ago, due',
-  [
-    (None, 10, 1e6, False),
-    (2.0, 10, 121, True),
-    (2.0, 10, 119, False),
-    (2.0, 11, 1e6, False),  # checked at log lines only
-  ],
-)
-def test_every_minutes_makes_a_checkpoint_due(
-  monkeypatch, minutes, step, saved_s_ago, due
-):
-  """It is due at the first log line after `checkpoint.every_minutes`."""
-  config = completed(**{'total': '100 steps', 'log.every': '5 steps'})
-  experiment = Experiment.build(config, jax.devices()[:1])
-  monkeypatch.setattr(saving.time, 'monotonic', lambda: 1e7 - saved_s_ago)
-  checkpoints = mock.Mock(every='0 steps', every_minutes=minutes)
-  made = saving.Saving(
-    experiment, checkpoints, mock.Mock(spec=Ledger), nullcontext, dict
-  )
-  monkeypatch.setattr(saving.time, 'monotonic', lambda: 1e7)
-  assert made.due(step) is due
 
 
 def test_the_watchdog_gets_the_limits_of_the_config(tmp_path, monkeypatch):

@@ -274,11 +274,6 @@ def on_gpu() -> bool:
   return device().platform in ('gpu', 'cuda')
 
 
-def total(abstract: tree.PyTree) -> str:
-  """Formats the number of parameters as one line."""
-  return f'total {tree.size(abstract):,} parameters'
-
-
 def is_split(abstract: tree.PyTree) -> bool:
   """Returns whether any leaf is split over devices."""
   leaves = jax.tree.leaves(abstract)

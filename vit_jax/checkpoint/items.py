@@ -132,17 +132,18 @@ def on_main(function: Callable[..., Any], *arguments: Any) -> Any:
   """Calls a function on the main process only.
 
   Args:
-    function: function to call.
+    function: function to call; its result must be JSON-able.
     *arguments: arguments of the function.
 
   Returns:
-    The result of the function; None on other processes.
+    The result of the function, on all processes.
 
   Raises:
     FailedError: on all processes, if the function raises.
   """
   is_main = jax.process_index() == 0
-  return on_all(lambda: function(*arguments) if is_main else None)
+  value = on_all(lambda: function(*arguments) if is_main else None)
+  return consensus.from_main(lambda: value)
 
 
 def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -215,9 +216,8 @@ def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
       'renamed. Give this user the permission, and start again.'
     )
   raise StorageError(
-    f'{subject} cannot be read, tried {len(PAUSES_S) + 1} times: {failure}. '
-    'Nothing was renamed. Start again when the storage responds, or rename the '
-    'step to <step>.bad to resume from an older one.'
+    f'{subject} cannot be read: {failure}. Nothing was renamed. Start again '
+    'when the storage responds, or rename the step to <step>.bad.'
   )
 
 
@@ -260,14 +260,11 @@ def read_json(path: epath.Path, filename: str = 'metadata') -> dict[str, Any]:
   """
   try:
     content = json.loads((path / filename).read_text())
-  except (FileNotFoundError, NotADirectoryError) as error:
-    raise CorruptError(f'the item {path.name} is missing') from error
-  except ValueError as error:
-    raise CorruptError(
-      f'the item {path.name} is unreadable: {error}'
-    ) from error
-  if not isinstance(content, dict):
-    raise CorruptError(f'the item {path.name} is not a JSON object')
+    if not isinstance(content, dict):
+      raise ValueError('it is not a JSON object')
+  except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+    problem = f'missing or damaged ({paths.reason(error)})'
+    raise CorruptError(f'the item {path.name} is {problem}') from error
   return content
 
 

@@ -14,7 +14,7 @@ from etils import epath
 
 from vit_jax.checkpoint import items, manifest, restore, steps, weights
 from vit_jax.config import durations, schema
-from vit_jax.errors import StorageError, UserError, check_range
+from vit_jax.errors import StorageError, check_range
 from vit_jax.files import paths
 from vit_jax.files.paths import Cause
 from vit_jax.processes import consensus
@@ -23,13 +23,13 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
-@schema.operational('every', 'every_minutes', 'keep', 'best')
+@schema.operational('every', 'keep', 'best')
 class Checkpointer:
   """Saves steps in `directory/<step>/`, and verifies them when restoring.
 
   Attributes:
+    root: directory of the steps.
     every: duration between two saves.
-    every_minutes: number of minutes after which a save is also due, or None.
     best: name of the metric whose best step is kept, or None.
     failures: number of saves that failed.
     last_failure: cause of the last failure; '' before the first one.
@@ -42,7 +42,6 @@ class Checkpointer:
     /,
     *,
     every: str = '1 epochs',
-    every_minutes: float | None = None,
     keep: int = 2,
     best: str | None = None,
   ):
@@ -52,8 +51,6 @@ class Checkpointer:
       directory: usually WORKDIR/checkpoints; a local path or gs:// address.
       about: JSON-able item that is written with every step.
       every: duration between two saves.
-      every_minutes: number of minutes after which a save is also due; checked
-        at every log line. None for no such limit.
       keep: number of newest steps to keep, at least 2.
       best: name of a metric ('val/accuracy', higher is better) whose best step
         is kept, too. Every step at which the metric is computed is saved.
@@ -64,38 +61,35 @@ class Checkpointer:
       StorageError: the storage fails.
     """
     durations.check('checkpoint.every', every)
-    check_range('checkpoint.every_minutes', every_minutes, above=0)
     # A run can resume even if the newest step is damaged.
     check_range('checkpoint.keep', keep, at_least=2)
-    self._root = paths.locate(directory)
+    self.root = paths.locate(directory)
     self._about, self._keep = about, keep
-    self.every, self.every_minutes, self.best = every, every_minutes, best
+    self.every, self.best = every, best
     self.failures, self.last_failure = 0, ''
-    steps.check_path(self._root)
+    steps.check_path(self.root)
     try:
       items.on_main(self._open_directory)
-      run = restore.find(self._root)
+      self._run = restore.find(self.root)
     except items.FailedError as error:
-      kind = paths.cause(error.local_error or error)
-      raise (UserError if kind is Cause.USER else StorageError)(
-        f'checkpoints cannot be written to {directory}: {error}. Start again '
-        'when the storage can be written, or give another --workdir.'
-      ) from error
-    seed = about.get('config', {}).get('seed')
-    self._identity = restore.RunIdentity(run, seed)
+      problem = 'its checkpoints cannot be opened'
+      cause = error.local_error or error
+      raise paths.workdir_error(self.root, problem, cause) from error
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
 
   def _open_directory(self) -> None:
-    self._root.mkdir(parents=True, exist_ok=True)
-    steps.remove_unfinished(self._root)
-    for name in steps.numeric_non_steps(self._root):
-      log.warning(
-        '%s is not a checkpoint of this program. It is not changed, and a step '
-        'of that name cannot be saved.',
-        self._root / name,
-      )
+    self.root.mkdir(parents=True, exist_ok=True)
+    steps.remove_unfinished(self.root)
+    known = {str(step) for step in steps.committed(self.root)}
+    for name in sorted(steps.listing(self.root) - known):
+      if name.strip().isnumeric():
+        log.warning(
+          '%s is not a checkpoint of this program. It is not changed, and a '
+          'step of that name cannot be saved.',
+          self.root / name,
+        )
 
   def _open_writer(self) -> ocp.AsyncCheckpointer:
     """Opens a writer of steps.
@@ -122,20 +116,20 @@ class Checkpointer:
     Raises:
       StorageError: the directory cannot be listed.
     """
-    return steps.latest(self._root)
+    return steps.latest(self.root)
 
   def read_about(self, step: int) -> dict[str, Any]:
     """Reads the item `about` of a step; see `weights.load_about`."""
-    return weights.load_about(self._root / str(step))
+    return weights.load_about(self.root / str(step))
 
   def is_committed(self, step: int) -> bool:
     """Returns whether a step is committed, according to the main process."""
 
     def is_step() -> bool:
       try:
-        return steps.is_step(self._root / str(step))
+        return steps.is_step(self.root / str(step))
       except OSError as error:
-        log.error('%s cannot be listed: %s', self._root, error)
+        log.error('%s cannot be listed: %s', self.root, error)
         return False
 
     return consensus.from_main(is_step)
@@ -172,8 +166,8 @@ class Checkpointer:
     # Orbax writes in the background, while the run may change objects in
     # `history`. The copy agrees with the checksum in the manifest.
     about = copy.deepcopy(self._about | (history or {}))
-    run, seed = self._identity
-    written = manifest.make(state, about, step=step, run=run, seed=seed)
+    seed = about.get('config', {}).get('seed')
+    written = manifest.make(state, about, step=step, run=self._run, seed=seed)
     args = {
       name: ocp.args.StandardSave(arrays)
       for name, arrays in items.split(state).items()
@@ -183,7 +177,8 @@ class Checkpointer:
       'manifest': ocp.args.JsonSave(written),
     }
     if best:
-      args['metrics'] = ocp.args.JsonSave(steps.metrics_item(step, best))
+      content = manifest.with_checksum({'step': step, **best})
+      args['metrics'] = ocp.args.JsonSave(content)
     # A process that cannot write must not begin, because the others would wait
     # for it at Orbax's barriers.
     if not self._attempt(step, self._prepare, step):
@@ -210,13 +205,13 @@ class Checkpointer:
   def _prepare(self, step: int) -> None:
     """Checks that the step can be written, and writes the id of the run."""
     if jax.process_index() == 0:
-      steps.check_writable(self._root, step)
-      restore.record(self._root, self._identity.run)
+      steps.check_writable(self.root, step)
+      restore.record(self.root, self._run)
 
   def _start_writing(self, step: int, args: dict[str, Any]) -> None:
     """Copies the arrays to the host, and starts writing them."""
     composite = ocp.args.Composite(**args)
-    self._writer.save(self._root / str(step), args=composite)
+    self._writer.save(self.root / str(step), args=composite)
     finished = self._thread.submit(self._finish, self._writer)
     self._pending = step, finished
 
@@ -224,12 +219,12 @@ class Checkpointer:
     """Waits until a step is committed; then removes old steps."""
     writer.wait_until_finished()
     if jax.process_index() == 0:
-      steps.remove_old(self._root, self._identity.run, self._keep, self.best)
+      steps.remove_old(self.root, self._run, self._keep, self.best)
 
   def _add_metrics(self, step: int, best: dict[str, float] | None) -> None:
     """Writes the best metric to a step that was saved without it."""
     if best and jax.process_index() == 0:
-      steps.add_metrics(self._root / str(step), step, best)
+      steps.add_metrics(self.root / str(step), step, best)
 
   def wait(self) -> bool:
     """Waits until the current save has finished.
@@ -248,13 +243,22 @@ class Checkpointer:
     # to free its space.
     if jax.process_index() == 0:
       with contextlib.suppress(OSError):
-        steps.remove_unfinished(self._root)
+        steps.remove_unfinished(self.root)
     return False
 
   def _handle_failure(self, step: int, error: Exception | None) -> None:
-    """Logs and counts a failed save, and opens a new writer."""
+    """Logs and counts a failed save, and opens a new writer.
+
+    Args:
+      step: number of updates completed.
+      error: error of this process; None if only another process failed.
+    """
     self.failures += 1
-    self.last_failure = self._describe(error)
+    self.last_failure = 'another process failed'
+    if error is not None:
+      self.last_failure = items.root_cause(error)
+      if paths.cause(items.innermost(error)) is Cause.FULL:
+        self.last_failure = f'the disk of {self.root} is full'
     log.error(
       'SAVING STEP %s FAILED (%d failure(s) so far): %s. Steps saved earlier '
       'are not affected, and the next save will be made when it is due.',
@@ -267,25 +271,13 @@ class Checkpointer:
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
-  def _describe(self, error: Exception | None) -> str:
-    """Returns the cause of a failed save.
-
-    Args:
-      error: error of this process; None if only another process failed.
-    """
-    if error is None:
-      return 'another process failed'
-    if paths.cause(items.innermost(error)) is Cause.FULL:
-      return f'the disk of {self._root} is full'
-    return items.root_cause(error)
-
   def best_line(self) -> str | None:
     """Returns a log line about the best step; None if no step is the best."""
     if self.best is None:
       return None
     try:
-      candidates = steps.committed(self._root)
-      best, _ = steps.best_step(self._root, candidates, self.best)
+      candidates = steps.committed(self.root)
+      best, _ = steps.best_step(self.root, candidates, self.best)
     except (OSError, StorageError) as error:  # must not end a finished run
       log.warning('the best step cannot be determined: %s', error)
       return None
@@ -294,18 +286,8 @@ class Checkpointer:
     step, value = best
     return (
       f'best {self.best} {value:.6g} at step {step}, kept in '
-      f'{self._root / str(step)}; other commands take it by --step=best'
+      f'{self.root / str(step)}; other commands take it by --step=best'
     )
-
-  def describe_newest(self) -> str:
-    """Returns a description of the newest step on disk, for messages."""
-    try:
-      latest = self.latest_step()
-    except StorageError as error:
-      return str(error).rstrip('.')
-    if latest is None:
-      return f'{self._root} contains no step'
-    return f'the newest saved step is {self._root / str(latest)}'
 
   def restore_latest(
     self, abstract: PyTree, sleep: Callable[[float], None] = time.sleep
@@ -331,7 +313,7 @@ class Checkpointer:
         Only damaged steps are renamed.
       StorageError: the newest step cannot be read, even after retries.
     """
-    return restore.newest(self._root, abstract, self._identity, sleep)
+    return restore.newest(self.root, abstract, self._run, sleep)
 
   def close(self) -> None:
     """Waits for the current save, without communicating with other processes.

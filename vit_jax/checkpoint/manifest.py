@@ -169,8 +169,7 @@ def check_leaves(
     if str(leaf.dtype) != written[path][1]:
       raise UserError(
         f'{step_dir} contains {path} as {written[path][1]}, expected '
-        f'{leaf.dtype}: use the environment in which the run was started '
-        '(JAX_ENABLE_X64 unset, the same version of vit_jax).'
+        f'{leaf.dtype}: set JAX_ENABLE_X64 as when the run was started.'
       )
 
 

@@ -11,10 +11,11 @@ another run is recognized.
 
 import errno
 import logging
+import math
 import re
 import time
 import uuid
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from etils import epath
@@ -33,31 +34,32 @@ PyTree = Any
 FILE = 'run_id.json'
 
 
-class RunIdentity(NamedTuple):
-  """Identity of the resuming run, compared with the manifest of a step.
-
-  Attributes:
-    run: id of the run; a step with another id is refused.
-    seed: seed of the run's config; a step with another seed is used, with a
-      warning.
-  """
-
-  run: str
-  seed: int | None
-
-
 def newest(
-  root: epath.Path,
-  abstract: PyTree,
-  identity: RunIdentity,
-  sleep: Sleep = time.sleep,
+  root: epath.Path, abstract: PyTree, run: str, sleep: Sleep = time.sleep
 ) -> tuple[PyTree, int] | None:
-  """Restores the newest intact step; see `Checkpointer.restore_latest`."""
-  below = None
-  while (step := _newest_step(root, below, sleep)) is not None:
+  """Restores the newest intact step; see `Checkpointer.restore_latest`.
+
+  Args:
+    root: directory of checkpoints.
+    abstract: shapes, dtypes and shardings of the state.
+    run: id of the run; a step with another id is refused.
+    sleep: function that waits for some seconds.
+  """
+  below = math.inf
+
+  def newest_below() -> int | None:
+    candidates = [step for step in steps.committed(root) if step < below]
+    return max(candidates, default=None)
+
+  while True:
+    step = items.with_retries(
+      lambda: items.on_main(newest_below), str(root), sleep
+    )
+    if step is None:
+      break
     path = root / str(step)
     try:
-      return _restore(path, step, abstract, identity, sleep), step
+      return _restore(path, step, abstract, run, sleep), step
     except CorruptError as error:
       log.error('checkpoint %s is damaged and moved to *.bad: %s', path, error)
       items.with_retries(
@@ -70,43 +72,15 @@ def newest(
   # Only a run that never had a checkpoint may start from scratch.
   if consensus.from_main(lambda: len(names)):
     raise UserError(
-      f'no checkpoint in {root} is intact ({", ".join(sorted(names))}); the '
-      'log contains the causes. Repair one and rename it to its step, or give '
-      'another --workdir to start from step 0.'
+      f'no checkpoint in {root} is intact ({", ".join(sorted(names))}), see '
+      'the log: repair one and rename it to its step, or give another --workdir'
+      ' to start from step 0.'
     )
   return None
 
 
-def _newest_step(
-  root: epath.Path, below: int | None, sleep: Sleep
-) -> int | None:
-  """Returns the newest step below a limit, according to the main process.
-
-  Args:
-    root: directory of checkpoints.
-    below: step that was tried before, as an exclusive limit; None for no limit.
-    sleep: function that waits for some seconds.
-
-  Returns:
-    The step; None if there is none.
-  """
-
-  def find() -> int | None:
-    candidates = steps.committed(root)
-    if below is not None:
-      candidates = [step for step in candidates if step < below]
-    return max(candidates, default=None)
-
-  found = items.with_retries(lambda: items.on_main(find), str(root), sleep)
-  return consensus.from_main(lambda: found)
-
-
 def _restore(
-  path: epath.Path,
-  step: int,
-  abstract: PyTree,
-  identity: RunIdentity,
-  sleep: Sleep,
+  path: epath.Path, step: int, abstract: PyTree, run: str, sleep: Sleep
 ) -> PyTree:
   """Restores one step.
 
@@ -116,26 +90,19 @@ def _restore(
   """
 
   def attempt() -> PyTree:
-    written, state = items.on_all(_read, path, step, abstract, identity)
+    written, state = items.on_all(_read, path, step, abstract, run)
     # The checksums are a collective on all devices, so they are computed after
     # every process has read its part.
-    actual = manifest.leaves(state)
-    items.on_all(_compare, path, step, state, actual, written)
-    if written.seed not in (None, identity.seed):
-      log.warning(
-        '%s was written with seed %s, but the config has %s: batches and '
-        'dropout from here on are those of the new seed.',
-        path,
-        written.seed,
-        identity.seed,
-      )
+    items.on_all(manifest.compare, manifest.leaves(state), written.leaves)
+    leaf = tree.flatten(state).get('step', step)
+    items.on_all(_check_step, path, step, int(jax.device_get(leaf)))
     return state
 
   return items.with_retries(attempt, str(path), sleep)
 
 
 def _read(
-  path: epath.Path, step: int, abstract: PyTree, identity: RunIdentity
+  path: epath.Path, step: int, abstract: PyTree, run: str
 ) -> tuple[Manifest, PyTree]:
   """Reads this process's part of a step, without verifying its arrays.
 
@@ -147,14 +114,12 @@ def _read(
     text = 'only the main process sees it (do all have the same file system?)'
     raise OSError(errno.ESTALE, text, str(path))
   written = manifest.read(path)
-  if written.step not in (None, step):
-    raise _renamed(path, step, written.step)
-  if written.run not in (None, identity.run):
+  _check_step(path, step, written.step)
+  if written.run not in (None, run):
     raise UserError(
       f'{path} was written by another run (id {written.run}, seed '
-      f'{written.seed}) than its directory (id {identity.run}, seed '
-      f'{identity.seed}). Move it away; or, to resume from it, remove '
-      f'{path.parent / FILE} and the other steps.'
+      f'{written.seed}) than its directory (id {run}). Move it away; or, to '
+      f'resume from it, remove {path.parent / FILE} and the other steps.'
     )
   manifest.check_leaves(path, written.leaves, abstract)
   manifest.read_about(path, written)
@@ -165,30 +130,17 @@ def _read(
   return written, items.join(restored, abstract)
 
 
-def _compare(
-  path: epath.Path,
-  step: int,
-  state: PyTree,
-  actual: dict[str, Any],
-  written: Manifest,
-) -> None:
-  """Compares a restored state with its manifest and its directory's name.
+def _check_step(path: epath.Path, step: int, inside: int | None) -> None:
+  """Checks that a directory contains the step of its name.
 
   Raises:
-    CorruptError: a checksum differs.
-    UserError: the state belongs to another step.
+    UserError: it contains another step.
   """
-  manifest.compare(actual, written.leaves)
-  leaf = tree.flatten(state).get('step')
-  if leaf is not None and int(jax.device_get(leaf)) != step:
-    raise _renamed(path, step, int(jax.device_get(leaf)))
-
-
-def _renamed(path: epath.Path, step: int, inside: int | None) -> UserError:
-  return UserError(
-    f'{path} contains step {inside}, not {step}: it was renamed or copied. '
-    f'Rename it to {path.parent / str(inside)}, or move it away.'
-  )
+  if inside not in (None, step):
+    raise UserError(
+      f'{path} contains step {inside}, not {step}: it was renamed or copied. '
+      f'Rename it to {path.parent / str(inside)}, or move it away.'
+    )
 
 
 def find(root: epath.Path) -> str:
@@ -203,11 +155,10 @@ def find(root: epath.Path) -> str:
     items.FailedError: the directory cannot be read.
   """
 
-  def existing(root: epath.Path) -> str | None:
-    return _read_file(root) or _read_newest_step(root)
+  def run() -> str:
+    return _read_file(root) or _read_newest_step(root) or uuid.uuid4().hex
 
-  run = items.on_main(existing, root) or uuid.uuid4().hex
-  return consensus.from_main(lambda: run)
+  return items.on_main(run)
 
 
 def _read_file(root: epath.Path) -> str | None:

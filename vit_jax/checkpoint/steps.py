@@ -116,14 +116,6 @@ def latest(root: epath.Path) -> int | None:
     raise StorageError(f'{root} cannot be listed: {error}.') from error
 
 
-def numeric_non_steps(root: epath.Path) -> list[str]:
-  """Returns the numeric names that are not steps, such as '000120'."""
-  steps = {str(step) for step in committed(root)}
-  return sorted(
-    name for name in listing(root) - steps if name.strip().isnumeric()
-  )
-
-
 def remove_unfinished(root: epath.Path) -> None:
   """Removes the incomplete steps of saves that were killed or failed.
 
@@ -205,25 +197,19 @@ def remove(root: epath.Path, step: int) -> None:
   path.rmtree()
 
 
-def quarantine(root: epath.Path, step: int) -> epath.Path:
+def quarantine(root: epath.Path, step: int) -> None:
   """Renames a damaged step to `<step>.bad`, which is never restored.
+
+  The name is `<step>.bad1` and so on if it is taken.
 
   Args:
     root: directory of checkpoints.
     step: damaged step.
-
-  Returns:
-    The new path; `<step>.bad1` and so on if the name is taken.
   """
   target, attempt = root / f'{step}.bad', 1
   while target.exists():
     target, attempt = root / f'{step}.bad{attempt}', attempt + 1
-  return (root / str(step)).rename(target)
-
-
-def metrics_item(step: int, metrics: dict[str, float]) -> dict[str, Any]:
-  """Returns the content of the item `metrics` of a step."""
-  return manifest.with_checksum({'step': step, **metrics})
+  (root / str(step)).rename(target)
 
 
 def add_metrics(

@@ -43,8 +43,7 @@ def step_directory(path: str) -> epath.Path:
     raise UserError(f'{path} cannot be read: {error}.') from error
   problem = 'contains no checkpoint' if root.exists() else 'does not exist'
   raise UserError(
-    f'{path} {problem}; give a workdir (with checkpoints/<step>/ in it), a '
-    'step directory, or a file or directory of weights (see '
+    f'{path} {problem}; give a workdir, a step directory, or weights (see '
     f'README).{"" if root.exists() else paths.nearest(path)}'
   )
 
@@ -52,29 +51,18 @@ def step_directory(path: str) -> epath.Path:
 def _select_step(workdir: str, step: str) -> epath.Path:
   """Returns the directory of a step that is given by number or as 'best'."""
   newest = step_directory(workdir)
-  folder = newest.parent
-  available = steps.committed(folder)
-  names = ', '.join(map(str, available))
+  available = steps.committed(newest.parent)
   if step == 'best':
-    metric = load_about(newest).get('config', {}).get('checkpoint', {})
-    metric = metric.get('best')
-    if metric is None:
-      raise UserError(
-        f'{workdir}@best: config.checkpoint.best of this run is not set, so no '
-        f'checkpoint is the best. Give one of its steps: {names}.'
-      )
-    found, _ = steps.best_step(folder, available, metric)
-    if found is None:
-      raise UserError(
-        f'{workdir}@best: none of the checkpoints {names} has the metric '
-        f'{metric!r} yet.'
-      )
-    return folder / str(found[0])
-  if not step.isdigit() or int(step) not in available:
+    section = load_about(newest).get('config', {}).get('checkpoint', {})
+    metric = section.get('best')
+    best = metric and steps.best_step(newest.parent, available, metric)[0]
+    step = str(best[0]) if best else step
+  if step not in map(str, available):
     raise UserError(
-      f'{workdir}@{step} does not exist; give best or one of the steps {names}.'
+      f'{workdir}@{step} does not exist; give one of the steps {available}, or '
+      'best if the metric of config.checkpoint.best was evaluated.'
     )
-  return folder / step
+  return newest.parent / step
 
 
 def load_about(step_dir: epath.Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vit_jax.errors import (
   UserError,
 )
 from vit_jax.files import paths
-from vit_jax.processes import interruption, peers, runtime
+from vit_jax.processes import consensus, interruption, peers, runtime
 from vit_jax.run import resume, workdir
 
 log = logging.getLogger('vit_jax')
@@ -182,7 +182,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
 
 def _shut_down() -> None:
   """Waits for the other processes, and ignores signals afterwards."""
-  peers.shut_down()
+  consensus.shut_down()
   if interruption.HANDLER.installed:
     interruption.HANDLER.ignore()
 
@@ -241,7 +241,7 @@ def _join_to_report() -> bool:
   define_distributed_flags(values)
   try:
     values(sys.argv, known_only=True)
-    return runtime.join(
+    return runtime.start_distributed(
       values.coordinator_address,
       values.num_processes,
       values.process_id,

@@ -70,6 +70,7 @@ MOVED = {
 # with these values can still be read.
 REMOVED: dict[tuple[str, str | None], dict[str, Any]] = {
   ('recovery', None): {'sdc_every': ...},
+  ('checkpoint', None): {'every_minutes': ...},
   ('objective', 'dino'): {
     'temperature_every': '1 epochs',
     'centre_momentum': 0.9,

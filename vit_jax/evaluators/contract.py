@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
 from vit_jax.data import progress
-from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError
-from vit_jax.evaluators.bad_record_count import BadRecordCount
+from vit_jax.data.pipeline import stream, workers
+from vit_jax.errors import UserError, closest
+from vit_jax.objectives.contract import metric_suffix
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -140,7 +140,25 @@ class Setting(NamedTuple):
     needed = max(min(self.batch_size, len(source)), 1)
     size = -(-needed // self.mesh.size) * self.mesh.size
     pending: collections.deque[PyTree] = collections.deque()
-    bad_records = BadRecordCount(source, self.reader, self.mesh, size)
+    # The reader of a single process counts bad records. With several processes,
+    # the rows that the global mask leaves out are counted, so that all
+    # processes stop at the same batch.
+    counted = jax.process_count() > 1 and self.reader.on_bad_record == 'skip'
+    usable = self.compiled(lambda _, batch: batch['mask'].sum())
+    bad, remaining = 0, len(source)
+
+    def fetch() -> PyTree:
+      """Fetches the oldest result, and counts the bad records of its batch."""
+      nonlocal bad, remaining
+      result, examples = jax.device_get(pending.popleft())
+      rows = min(size, remaining)  # without padding
+      remaining -= rows
+      if examples is not None:
+        bad += rows - int(examples)
+        limit = self.reader.max_bad_share
+        workers.check_share(bad, len(source), source.name, limit)
+      return result
+
     with stream.eval_batches(
       source,
       self.transform,
@@ -155,12 +173,13 @@ class Setting(NamedTuple):
         shown = progress.shown(batches, count, f'evaluating {source.name}')
       for batch in shown:
         self.check()
-        pending.append((function(weights, batch), bad_records.examples(batch)))
+        examples = usable(None, batch) if counted else None
+        pending.append((function(weights, batch), examples))
         # Fetching a result blocks, so later batches are dispatched first.
         if len(pending) > _IN_FLIGHT:
-          yield bad_records.fetch(*pending.popleft())
+          yield fetch()
     while pending:
-      yield bad_records.fetch(*pending.popleft())
+      yield fetch()
 
 
 def check_head(setting: Setting) -> None:
@@ -199,3 +218,41 @@ def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
     for key, value in result.items():
       sums[key] += value.item()
   return sums
+
+
+def check_best(config: schema.Config, weights: Iterable[str]) -> None:
+  """Checks that the run computes the metric that selects its best checkpoint.
+
+  An evaluator lists in its attribute `higher_is_better` the metrics that can
+  be used; for an evaluator without it, any metric may be named.
+
+  Args:
+    config: completed config.
+    weights: names of the evaluated weights, see `Objective.weights`.
+
+  Raises:
+    UserError: no evaluator of the config computes the metric, or it is missing
+      although `early_stop_patience` needs it.
+  """
+  best = config.checkpoint.best
+  if best is None:
+    if config.early_stop_patience is not None:
+      raise UserError(
+        f'early_stop_patience={config.early_stop_patience} needs a metric: set '
+        '--config.checkpoint.best=EVALUATOR/METRIC, such as val/accuracy.'
+      )
+    return
+  metric = best.rpartition('/')[2]
+  allowed = [
+    f'{name}{metric_suffix(kind)}/{value}'
+    for name, section in config.evals.items()
+    for kind in weights
+    for value in getattr(
+      schema.resolve(schema.EVALS, section.name), 'higher_is_better', (metric,)
+    )
+  ]
+  if best not in allowed:
+    raise UserError(
+      f'checkpoint.best is {best!r}; {closest(best, allowed)}. Set it to a '
+      'metric of config.evals whose higher values are better, or to None.'
+    )

@@ -141,9 +141,8 @@ def locate(path: str | epath.PathLike) -> epath.Path:
     return epath.Path(text).expanduser().absolute()
   if not re.match(r'gs://[^/]', text):
     raise UserError(
-      f'{text} cannot be used as a path; allowed are local paths and '
-      'gs://BUCKET/PATH. Mount other stores as a directory (a local directory '
-      f'of that name is ./{text}).'
+      f'{text} cannot be used as a path; allowed are local paths (./{text}) '
+      'and gs://BUCKET/PATH: mount other stores as a directory.'
     )
   return epath.Path(text)
 

@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec, Transform
-from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
 from vit_jax.objectives.mixing import DeviceAugment, normalize
 
@@ -366,12 +365,8 @@ class Defaults:
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Raises UserError, because the objective does not mask patches."""
-    del params, batch, key
-    raise UserError(
-      f'the objective {type(self).__module__.rpartition(".")[2]!r} does '
-      "not reconstruct images: use objective.name='mae' or 'masked_patch'."
-    )
+    """Raises an error, because the objective does not mask patches."""
+    raise NotImplementedError
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns `{'params': params}`."""
@@ -386,6 +381,11 @@ class AroundModel(Defaults):
   decoder or a head, are next to them. A subclass sets `setting` and defines
   `init` and `loss`.
   """
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """Rules of the model; a linear layer `head` is split along its outputs."""
+    return (*super().sharding_rules, (r'head/(kernel|bias)', -1))
 
   def backbone(self, params: PyTree) -> PyTree:
     """Returns the parameters of the model."""

@@ -124,19 +124,35 @@ class Objective(AroundModel):
       UserError: crops are missing or have a wrong shape, or the model has a
         head or does not accept the local crops.
     """
-    require(spec, 'global', who=f'the objective {self.name!r}')
     size = (*self.setting.image_size, self.setting.model.channels)
-    shape, expected = spec['global'][0], (_GLOBAL, *size)
-    if shape != expected:
-      raise UserError(
-        f'the objective {self.name!r} expects global crops of the shape '
-        f'{list(expected)}, but the transform produces {list(shape)}.'
-      )
+    self._check_shape(spec, 'global', (_GLOBAL, *size), 'image_size')
     patches.check_headless(self.setting, self.name)
     if 'local' in spec:
       height, width = spec['local'][0][1:3]
       self.setting.model.check((height, width))
       self._any_size_model()  # raises if the model has a fixed size
+
+  def _check_shape(
+    self, spec: Spec, entry: str, expected: tuple[int, ...], advice: str
+  ) -> None:
+    """Checks the shape of an entry of the batches.
+
+    Args:
+      spec: spec of the training transform.
+      entry: name of the entry.
+      expected: expected shape of an example.
+      advice: key of the config to change, or its right value.
+
+    Raises:
+      UserError: the entry is missing or has another shape.
+    """
+    require(spec, entry, who=f'the objective {self.name!r}')
+    if spec[entry][0] != expected:
+      raise UserError(
+        f'the objective {self.name!r} expects {entry!r} of the shape '
+        f'{list(expected)}, but the transform produces {list(spec[entry][0])}: '
+        f'set --config.{advice}.'
+      )
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns the pass over local crops, if there are any."""

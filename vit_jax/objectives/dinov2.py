@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
-from vit_jax.data.contract import Spec, require
+from vit_jax.data.contract import Spec
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Masked, Patches
 from vit_jax.models.dino_head import unit
@@ -102,6 +102,9 @@ class Objective(dino.Objective):
     check_range('objective.koleo', koleo, at_least=0)
     self.centring, self.koleo = centring, koleo
     self.grid = patches.grid_of(setting, self.name)
+    self._model: Any = setting.model  # has tokens that can be masked
+    # Has `group` and `largest_count` of `block_masks`; None for evaluation.
+    self._transform: Any = setting.transform
     self._warmup = warmup_temperature, setting.steps(temperature_warmup)
     self._temperature = teacher_temperature
     self.patch_head: Any = None
@@ -124,30 +127,14 @@ class Objective(dino.Objective):
         crops.
     """
     super().check(spec)
-    require(spec, 'masks', who=f'the objective {self.name!r}')
-    shape, expected = spec['masks'][0], (_GLOBAL, math.prod(self.grid))
-    if shape != expected:
-      side = self._model.patch_pixels
-      raise UserError(
-        f'the objective {self.name!r} expects masks of the shape '
-        f'{list(expected)}, but the transform produces {list(shape)}: set '
-        f'--config.augment.patch_size={side}.'
-      )
+    expected = (_GLOBAL, math.prod(self.grid))
+    advice = f'augment.patch_size={self._model.patch_pixels}'
+    self._check_shape(spec, 'masks', expected, advice)
     if self._transform.group < 2:
       raise UserError(
         'KoLeo compares the examples of a group, but augment.group is '
         f'{self._transform.group}: set it to 2 or more.'
       )
-
-  @property
-  def _model(self) -> Any:
-    """The model, with tokens that can be masked; see `patches.grid_of`."""
-    return self.setting.model
-
-  @property
-  def _transform(self) -> Any:
-    """The transform, with `group` and `largest_count` of `block_masks`."""
-    return self.setting.transform
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and the extra state of `start_extra`."""

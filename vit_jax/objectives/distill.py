@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from vit_jax.data.contract import Spec
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.objectives import supervised
 from vit_jax.objectives.contract import Frozen, Inputs, Loss
@@ -53,15 +52,14 @@ class Objective(supervised.Objective):
     super().__post_init__()
     check_choice('objective.kind', self.kind, KINDS)
     check_range(
-      'objective.teacher_weight', self.teacher_weight, at_least=0, at_most=1
+      'objective.teacher_weight', self.teacher_weight, above=0, at_most=1
     )
     check_range('objective.temperature', self.temperature, above=0)
 
   @functools.cached_property
   def _teacher(self) -> Frozen:
     open_frozen = self.setting.open_frozen
-    if open_frozen is None:
-      raise ValueError('the teacher is only available in a training')
+    assert open_frozen is not None, 'the teacher is only used in training'
     return open_frozen(self.teacher)._replace(judges_labels=True)
 
   def frozen(self) -> dict[str, Frozen]:
@@ -77,23 +75,9 @@ class Objective(supervised.Objective):
       if value != expected:
         raise UserError(
           f'objective.teacher: {key} of {self.teacher} is {value}, but that of '
-          f'this run is {expected}: use a teacher for the same images and '
-          'classes.'
+          f'this run is {expected}: use a teacher with the same value.'
         )
     return {'teacher': self._teacher}
-
-  def check(self, spec: Spec) -> None:
-    """Checks the labels, and that the teacher has a weight above 0.
-
-    Raises:
-      UserError: the weight is 0; or see `supervised.Objective.check`.
-    """
-    super().check(spec)
-    if not self.teacher_weight:
-      raise UserError(
-        'objective.teacher_weight is 0, so the teacher would not be used: '
-        "set it above 0, or set objective.name='supervised'."
-      )
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean loss.

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
+from vit_jax.objectives import patches
 from vit_jax.objectives.contract import (
   AroundModel,
   Batch,
@@ -86,11 +87,6 @@ class Objective(AroundModel):
     """Number of outputs of the linear layer; the model has no head."""
     return self._num_classes
 
-  @property
-  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """Rules of the model; the linear layer is split along its classes."""
-    return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
-
   def check(self, spec: Spec) -> None:
     """Checks the labels, and that the model provides the features.
 
@@ -106,26 +102,16 @@ class Objective(AroundModel):
         f'augment makes labels of the shape {shape}; linear_probe expects one '
         'class per image: set --config.augment.name=transforms.'
       )
-    model: Any = self.setting.model
-    if model.num_classes:
-      raise UserError(
-        f'config.num_classes is {model.num_classes}, but linear_probe has a '
-        'linear layer of its own: set --config.num_classes=0 and '
-        f'--config.objective.num_classes={model.num_classes}.'
-      )
+    patches.check_headless(self.setting, 'linear_probe')
     if self.last_blocks == 1 and not self.patch_mean:
       return
-    keys = f'last_blocks={self.last_blocks}, patch_mean={self.patch_mean}'
-    if getattr(model, 'pool', None) != 'token' or model.fc_norm:
+    model: Any = self.setting.model
+    has_token = getattr(model, 'pool', None) == 'token' and not model.fc_norm
+    if not has_token or self.last_blocks > model.depth:
       raise UserError(
-        f"linear_probe with {keys} requires model.name='vit', pool='token' "
-        'and fc_norm=False: set last_blocks=1 and patch_mean=False to use the '
-        f'features of {type(model).__name__}.'
-      )
-    if self.last_blocks > model.depth:
-      raise UserError(
-        f'objective.last_blocks is {self.last_blocks}, but the model has '
-        f'{model.depth} blocks: set it to {model.depth} or less.'
+        f'last_blocks={self.last_blocks} and patch_mean={self.patch_mean} need '
+        "a ViT of at least so many blocks with model.pool='token' and fc_norm="
+        'False: use such a model, or set last_blocks=1 and patch_mean=False.'
       )
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
@@ -218,8 +204,8 @@ class Objective(AroundModel):
       normed = model.apply({'params': params}, layers, method='last_norm')
       parts = [normed.reshape(len(images), -1), *parts]
     if self.patch_mean:
-      patches = math.prod(model.grid(images.shape[1:3]))
-      parts.append(tokens[:, -patches:].mean(axis=1))
+      count = math.prod(model.grid(images.shape[1:3]))
+      parts.append(tokens[:, -count:].mean(axis=1))
     return jnp.concatenate(parts, axis=-1)
 
 

@@ -17,7 +17,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
 from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.data.contract import Spec, require
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import check_range
 from vit_jax.models.contract import Model, Patches, Size, is_symmetric
 from vit_jax.objectives import patches
 from vit_jax.objectives.contract import (
@@ -81,11 +81,8 @@ class Objective(AroundModel):
     self.grid = patches.grid_of(setting, 'mae')
     count = self.grid[0] * self.grid[1]
     self.num_visible = int(count * (1 - mask_ratio))
-    if not 0 < self.num_visible < count:
-      raise UserError(
-        f'objective.mask_ratio {mask_ratio} hides {count - self.num_visible} '
-        f'of {count} patches: at least one must be hidden and one visible.'
-      )
+    hidden = count - self.num_visible
+    patches.check_hidden('mask_ratio', mask_ratio, hidden, count)
     height, width = setting.image_size
     self.decoder = schema.construct(
       _DECODER.constructor(''),

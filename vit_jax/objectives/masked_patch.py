@@ -91,24 +91,14 @@ class Objective(AroundModel):
     self.grid = patches.grid_of(setting, 'masked_patch')
     count = math.prod(self.grid)
     self.num_corrupted = max(round(count * corrupted), 1)
-    if self.num_corrupted >= count:
-      raise UserError(
-        f'objective.corrupted {corrupted} corrupts all {count} patches: use a '
-        'smaller fraction or a larger image.'
-      )
+    patches.check_hidden('corrupted', corrupted, self.num_corrupted, count)
     side, cells = setting.image_size[0] // self.grid[0], CELLS.get(target, 1)
     if side % cells:
       raise UserError(
         f'objective.target {target!r} requires a patch size divisible '
         f"by {cells}; patches have {side} pixels: use 'mean_color' or 'pixels'."
       )
-    outputs = 3 * side**2 if target == 'pixels' else cells**2 * _COLORS
-    self._outputs = outputs
-
-  @property
-  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """Rules of the model and of the head of this objective."""
-    return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
+    self._outputs = 3 * side**2 if target == 'pixels' else cells**2 * _COLORS
 
   def check(self, spec: Spec) -> None:
     """Checks that batches have RGB images, and that the model has no head."""

@@ -114,16 +114,12 @@ class DeviceAugment:
     weights, label_weight = self._weights(images.shape, mix_key)
     partners = jnp.roll(images, 1, axis=0)
     mixed = weights * images + (1 - weights) * partners
-    own = self._probabilities(labels)
+    own = labels
+    if labels.ndim == 1:
+      own = jax.nn.one_hot(labels, self.num_classes)
     targets = label_weight[:, None] * own
     targets += (1 - label_weight[:, None]) * jnp.roll(own, 1, axis=0)
     return normalize(mixed, images.dtype), targets
-
-  def _probabilities(self, labels: Labels) -> Float[Array, 'n k']:
-    """Returns labels as probabilities of the classes."""
-    if labels.ndim == 2:
-      return labels
-    return jax.nn.one_hot(labels, self.num_classes)
 
   def _weights(
     self, shape: tuple[int, ...], key: Key[Array, '']

@@ -45,6 +45,25 @@ def grid_of(setting: Setting, who: str) -> Grid:
   return rows, columns
 
 
+def check_hidden(key: str, fraction: float, hidden: int, total: int) -> None:
+  """Checks that some of the patches are hidden, and some are not.
+
+  Args:
+    key: key of the config's section `objective`, for messages.
+    fraction: value of the key.
+    hidden: number of hidden patches of an image.
+    total: number of patches of an image.
+
+  Raises:
+    UserError: no patch is hidden, or all are.
+  """
+  if not 0 < hidden < total:
+    raise UserError(
+      f'objective.{key} {fraction} hides {hidden} of {total} patches: at least '
+      'one must be hidden and one visible; use another fraction or image size.'
+    )
+
+
 def check_headless(setting: Setting, who: str) -> None:
   """Checks that the model has no head, because it would not be trained.
 

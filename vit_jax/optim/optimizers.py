@@ -93,57 +93,39 @@ def tensor_norms(
   }
 
 
-def transformation(
-  limit: float, kind: str, joined: tuple[str, ...]
+def clipping(
+  limit: float, kind: str, joined: tuple[str, ...] = ()
 ) -> optax.GradientTransformation:
   """Returns a transformation that clips gradients by their norm.
+
+  With 'tensor' and 'module', the gradient g of a tensor becomes g · min(1,
+  limit / (|g| + 1e-6)). Each layer of a stack is a separate tensor. All leaves
+  of a module, which is the first name of a path (`model` or `head`), count as
+  one tensor.
 
   Args:
     limit: largest norm, above 0.
     kind: 'global' to limit the norm of all gradients together, 'tensor' to
-      limit the norm of each tensor, or 'module' to limit that of each module,
-      see `by_tensor`.
+      limit the norm of each tensor, or 'module' to limit that of each module.
     joined: regular expressions that join leaves into one tensor, or modules
       into one, see `naming`; not for the kind 'global'.
 
   Raises:
     UserError: the kind is unknown, a pattern is not a regular expression, or
       there are patterns and the kind is 'global'.
-  """
-  check_choice('optimizer.clip', kind, KINDS)
-  if kind != 'global':
-    return by_tensor(limit, joined, by_module=kind == 'module')
-  if joined:
-    raise UserError(
-      f'optimizer.clip_joined is {joined}, and optimizer.clip is {kind!r}. '
-      "Set optimizer.clip to 'tensor' or 'module', or leave clip_joined empty."
-    )
-  return optax.clip_by_global_norm(limit)
-
-
-def by_tensor(
-  limit: float, joined: tuple[str, ...] = (), by_module: bool = False
-) -> optax.GradientTransformation:
-  """Returns a transformation that clips each tensor by its own norm.
-
-  The gradient g of a tensor becomes g · min(1, limit / (|g| + 1e-6)). Each
-  layer of a stack is a separate tensor.
-
-  Args:
-    limit: largest norm, above 0.
-    joined: regular expressions that join leaves into one tensor, see
-      `naming`.
-    by_module: whether all leaves of a module count as one tensor. The first
-      name of a path is the module, such as `model` or `head`; `joined` is
-      applied to this name.
-
-  Raises:
-    UserError: a pattern is not a regular expression.
 
   References: the code of DINO (arXiv 2104.14294); by module, that of DINOv2
   (arXiv 2304.07193).
   """
-  tensor = naming('optimizer.clip_joined', joined)
+  check_choice('optimizer.clip', kind, KINDS)
+  tensor, by_module = naming('optimizer.clip_joined', joined), kind == 'module'
+  if kind == 'global' and joined:
+    raise UserError(
+      f'optimizer.clip_joined is {joined}, and optimizer.clip is {kind!r}. '
+      "Set optimizer.clip to 'tensor' or 'module', or leave clip_joined empty."
+    )
+  if kind == 'global':
+    return optax.clip_by_global_norm(limit)
 
   def name(path: str) -> str:
     return tensor(path.partition('/')[0] if by_module else path)
@@ -229,7 +211,8 @@ def directions(
     ),
     optax.stateless(_scale_like_adam),
   )
-  return optax.partition({True: matrices, False: others}, _are_matrices)
+  are_matrices = functools.partial(tree.map_with_path, _is_matrix)
+  return optax.partition({True: matrices, False: others}, are_matrices)
 
 
 def dimension_numbers(params: PyTree) -> PyTree:
@@ -251,8 +234,7 @@ def dimension_numbers(params: PyTree) -> PyTree:
   def numbers(path: str, leaf: Any) -> contrib.MuonDimensionNumbers | None:
     if not _is_matrix(path, leaf):
       return None
-    rows, columns = _rows_and_columns(path, leaf)
-    return contrib.MuonDimensionNumbers(rows, columns)
+    return contrib.MuonDimensionNumbers(*_rows_and_columns(path, leaf))
 
   return tree.map_with_path(numbers, params)
 
@@ -262,10 +244,6 @@ def _is_matrix(path: str, leaf: Any) -> bool:
   return (
     stacked and path.rpartition('/')[2] == 'kernel' and len(leaf.shape) >= 3
   )
-
-
-def _are_matrices(params: PyTree) -> PyTree:
-  return tree.map_with_path(_is_matrix, params)
 
 
 def _rows_and_columns(
@@ -337,7 +315,7 @@ class Common:
       limit the norm of each tensor in each layer, or 'module' to limit the norm
       of each module of an objective (such as `model` and `head`).
     clip_joined: regular expressions that join leaves into one tensor, or
-      modules into one, for clipping; see `by_tensor`.
+      modules into one, for clipping; see `clipping`.
     weight_decay: decoupled weight decay, multiplied by the learning rate.
     weight_decay_end: weight decay at the end of training, reached along half a
       cosine; None for a constant weight decay.
@@ -381,9 +359,7 @@ class Common:
     """
     check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
     table = rules_lib.parse(self.rules)
-    clip = transformation(
-      self.clip_norm or math.inf, self.clip, self.clip_joined
-    )
+    clip = clipping(self.clip_norm or math.inf, self.clip, self.clip_joined)
     clip = clip if self.clip_norm else optax.identity()
     late = any(steps(rule.after) for _, rule in table)
     rate = [optax.scale_by_learning_rate(schedule)]

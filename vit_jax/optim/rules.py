@@ -99,10 +99,9 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
   except (re.error, TypeError, ValueError, UserError) as error:
     raise UserError(
       f'optimizer.rules contains {rule!r} ({str(error).rstrip(".")}); a rule '
-      'is a pair of a regular expression and a dict of lr (a factor of 0 or '
-      'more, or one for each layer), decay (a factor), frozen (True or False), '
-      "after and lr_after (such as '5 epochs'), for example ('head/.*', "
-      'dict(lr=10.0)).'
+      "is a pair such as ('head/.*', dict(lr=10.0)), with factors of 0 or more "
+      'for lr (also one for each layer) and decay, frozen=True or False, and '
+      "durations such as '5 epochs' for after and lr_after."
     ) from error
   return pattern, result
 
@@ -129,9 +128,9 @@ def apply(table: Table, params: PyTree) -> PyTree:
   if unused:
     paths = list(tree.flatten(params))
     raise UserError(
-      f'optimizer.rules: {unused[0]!r} applies to no parameter (it matches '
-      'none, or earlier rules match the same ones); a pattern must match a '
-      f'whole path, such as {paths[0]!r} or {paths[-1]!r}.'
+      f'optimizer.rules: {unused[0]!r} applies to no parameter, or only to '
+      'those of earlier rules; a pattern must match a whole path, such as '
+      f'{paths[0]!r} or {paths[-1]!r}.'
     )
   return result
 
@@ -149,9 +148,8 @@ def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
   if not stacked or shape[0] != len(rule.lr):
     layers = f'{shape[0]} layers' if stacked else 'no layer axis'
     raise UserError(
-      f'optimizer.rules: {pattern!r} has {len(rule.lr)} rates, one for each '
-      f'layer, and {path!r} has {layers}: give one rate per layer, or a single '
-      'number.'
+      f'optimizer.rules: {pattern!r} has {len(rule.lr)} rates, and {path!r} '
+      f'has {layers}: give one rate per layer, or a single number.'
     )
 
 

@@ -76,10 +76,9 @@ def make_schedule(
       f'a warm-up of {warmup!r} ({warmup_steps} steps) does not fit a training '
       f'of {total_steps} steps: shorten schedule.warmup or lengthen total.'
     )
-  _check_decay_at(decay_at, decay, warmup_steps / total_steps)
   check_range('schedule.timescale', timescale, at_least=1)
   check_choice('schedule.cooldown_shape', cooldown_shape, _COOLDOWNS)
-  _check_cooldown(cooldown, decay, warmup_steps / total_steps)
+  _check_fractions(decay, decay_at, cooldown, warmup_steps / total_steps)
   cooldown_steps = round(cooldown * total_steps)
   decay_steps = total_steps - warmup_steps
   shapes = {
@@ -113,49 +112,32 @@ def make_schedule(
   return with_cooldown
 
 
-def _check_decay_at(
-  decay_at: tuple[float, ...], decay: str, warmup: float
+def _check_fractions(
+  decay: str, decay_at: tuple[float, ...], cooldown: float, warmup: float
 ) -> None:
-  """Checks that `decay_at` is valid for 'step', and empty for other decays.
+  """Checks that the decay takes `decay_at` and `cooldown`, and that they fit.
 
   Args:
-    decay_at: see `make_schedule`.
     decay: see `make_schedule`.
+    decay_at: see `make_schedule`.
+    cooldown: see `make_schedule`.
     warmup: duration of the warm-up, as a fraction of the run.
 
   Raises:
-    UserError: `decay_at` is not valid for this decay.
+    UserError: a value is missing, not possible for this decay, or too long.
   """
+  fits = not decay_at
   if decay == 'step':
     ascending = [*decay_at] == sorted({*decay_at})
     fits = decay_at and ascending and warmup < decay_at[0] and decay_at[-1] < 1
-  else:
-    fits = not decay_at
-  if not fits:
-    raise UserError(
-      f'schedule.decay_at is {tuple(decay_at)} with schedule.decay={decay!r}: '
-      "'step' needs ascending fractions of the training between the end of the "
-      f'warm-up ({warmup:.3g}) and 1; other decays take none.'
-    )
-
-
-def _check_cooldown(cooldown: float, decay: str, warmup: float) -> None:
-  """Checks that the cool-down fits the decay and the length of the run.
-
-  Args:
-    cooldown: see `make_schedule`.
-    decay: see `make_schedule`.
-    warmup: duration of the warm-up, as a fraction of the run.
-
-  Raises:
-    UserError: the cool-down is missing, not possible, or too long.
-  """
   allowed = {'wsd': cooldown > 0, 'rsqrt': True}.get(decay, cooldown == 0)
-  if not allowed or not 0 <= cooldown <= 1 - warmup:
+  if not (fits and allowed and 0 <= cooldown <= 1 - warmup):
     raise UserError(
-      f'schedule.cooldown is {cooldown} with schedule.decay={decay!r}: '
-      "'wsd' needs a fraction of the training above 0, after the end of the "
-      f"warm-up ({warmup:.3g}); 'rsqrt' may have one; other decays take none."
+      f'schedule.decay_at is {tuple(decay_at)} and schedule.cooldown is '
+      f"{cooldown} with schedule.decay={decay!r}: 'step' needs decay_at, "
+      f'ascending fractions of the training above {warmup:.3g} (the warm-up), '
+      "'wsd' needs a cooldown, a fraction that begins after the warm-up, "
+      "'rsqrt' may have one, and other decays take neither."
     )
 
 

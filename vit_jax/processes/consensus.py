@@ -60,8 +60,8 @@ def num_processes() -> int:
 
 
 def shut_down() -> None:
-  """Waits at JAX's shutdown barrier for the other processes."""
-  if _INTERNALS is not None:
+  """Waits at JAX's shutdown barrier for the other processes, if any."""
+  if _INTERNALS is not None and client() is not None:
     _INTERNALS[0].shutdown()
 
 

@@ -53,20 +53,16 @@ def handle_lost_peers() -> contextlib.AbstractContextManager[None]:
   `jax.distributed.initialize` must be called in the body.
   """
   ctypes.CDLL(None).signal(signal.SIGABRT, _ABORT_HANDLER)
-  return consensus.calling_on_loss(_on_loss)
-
-
-def _on_loss(status: object) -> None:
-  end_on_loss(str(status))
+  return consensus.calling_on_loss(end_on_loss)
 
 
 def _on_abort(number: int) -> None:
   """Handles an abort of this process by C++ code.
 
-  If a peer no longer responds, JAX (0.10 to 0.12) calls `_on_loss` with a value
-  that it cannot convert to Python, and aborts while it holds a lock of its
-  client. Then calls of the client do not return. Other aborts end the process
-  as without this handler.
+  If a peer no longer responds, JAX (0.10 to 0.12) calls `end_on_loss` with a
+  value that it cannot convert to Python, and aborts while it holds a lock of
+  its client. Then calls of the client do not return. Other aborts end the
+  process as without this handler.
 
   Args:
     number: signal, SIGABRT.
@@ -91,17 +87,17 @@ def _on_abort(number: int) -> None:
 _ABORT_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_on_abort)
 
 
-def end_on_loss(reason: str) -> None:
+def end_on_loss(reason: object) -> None:
   """Ends this process, and all others that can be reached, with code 45.
 
   Args:
-    reason: error of the coordination service or of a collective.
+    reason: status or error of the coordination service or of a collective.
   """
   with contextlib.suppress(Exception):
     found = message_of_peer()
     if found is not None:  # the peer published its exit code and reason
       exit_now(found['code'], _of_peer(found))
-  message = _loss((reason.splitlines() or [''])[0][:300])
+  message = _loss((str(reason).splitlines() or [''])[0][:300])
   publish_end(EXIT_PEER_LOST, message)
   exit_now(EXIT_PEER_LOST, message)
 
@@ -213,12 +209,6 @@ def announce(error: Exception) -> None:
   exit_soon(code)
 
 
-def shut_down() -> None:
-  """Waits at JAX's shutdown barrier for the other processes."""
-  if client() is not None:
-    consensus.shut_down()
-
-
 def exit_soon(code: int) -> None:
   """Ends this process if closing takes longer than ten seconds."""
 
@@ -248,10 +238,10 @@ def _of_peer(message: dict[str, Any]) -> str:
   return f'{kind}{colon}process {message["process"]}: {text}'
 
 
-class _Listener:
+class Listener:
   """Thread that polls the messages of other processes.
 
-  The only instance is `_LISTENER`.
+  The only instance is `LISTENER`.
 
   Attributes:
     on_stop: function that is called once, after `publish_stop` of any process.
@@ -262,8 +252,9 @@ class _Listener:
     self._stopped = False
 
   def start(self) -> None:
-    """Starts the thread."""
-    threading.Thread(target=self._listen, daemon=True, name='peers').start()
+    """Starts the thread, if there are other processes."""
+    if client() is not None:
+      threading.Thread(target=self._listen, daemon=True, name='peers').start()
 
   def _listen(self) -> None:
     failures = 0
@@ -299,19 +290,4 @@ class _Listener:
         )
 
 
-_LISTENER = _Listener()
-
-
-def listen() -> None:
-  """Starts polling the messages of other processes, if there are any."""
-  if client() is not None:
-    _LISTENER.start()
-
-
-def on_stop(agree: Callable[[], None]) -> None:
-  """Sets the function to call, once, after `publish_stop` of any process.
-
-  Args:
-    agree: function that agrees on a step with the other processes.
-  """
-  _LISTENER.on_stop = agree
+LISTENER = Listener()

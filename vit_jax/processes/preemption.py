@@ -46,7 +46,7 @@ class Preemption:
     self._earlier_reaction = HANDLER.react
     HANDLER.react = self._react
     if not self._is_single:
-      peers.on_stop(self._agree)
+      peers.LISTENER.on_stop = self._agree
 
   def reached(self) -> bool:
     """Returns whether all processes stop now.

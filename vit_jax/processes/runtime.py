@@ -29,7 +29,7 @@ from absl import logging as absl_logging
 from etils import epath
 
 from vit_jax.errors import UserError, check_range
-from vit_jax.processes import peers
+from vit_jax.processes import consensus, peers
 from vit_jax.processes.interruption import HANDLER
 
 log = logging.getLogger('vit_jax')
@@ -207,9 +207,8 @@ def check() -> None:
   limit = resource.getrlimit(resource.RLIMIT_AS)[0]
   if limit != resource.RLIM_INFINITY and limit < _reserved() + _ADDRESS_BYTES:
     raise UserError(
-      f'the address space is limited to {limit >> 20} MiB, of which '
-      f'{_reserved() >> 20} MiB are used; a run needs at least '
-      f'{_ADDRESS_BYTES >> 20} MiB more: use `ulimit -v unlimited`.'
+      f'{_reserved() >> 20} of {limit >> 20} MiB of address space are used; a '
+      f'run needs {_ADDRESS_BYTES >> 20} MiB more: use `ulimit -v unlimited`.'
     )
   ended = threading.Event()
   threads = []
@@ -288,8 +287,9 @@ def start_distributed(
   coordinator_address: str | None = None,
   num_processes: int | None = None,
   process_id: int | None = None,
-) -> None:
-  """Connects the processes of a run, if there are several.
+  timeout_s: int = 300,
+) -> bool:
+  """Connects the processes of a run, and starts polling their messages.
 
   The arguments specify the processes. Without arguments, JAX finds them under
   SLURM with several tasks and on Cloud TPU; otherwise this is the only process.
@@ -298,33 +298,15 @@ def start_distributed(
     coordinator_address: 'HOST:PORT' of process 0.
     num_processes: number of processes.
     process_id: index of this process.
+    timeout_s: time for the other processes to start.
+
+  Returns:
+    Whether there are other processes.
 
   Raises:
     UserError: the flags are inconsistent.
   """
   _check_processes(coordinator_address, num_processes, process_id)
-  joined = join(coordinator_address, num_processes, process_id)
-  if joined and jax.process_count() > 1:
-    log.info('process %d of %d', jax.process_index(), jax.process_count())
-
-
-def join(
-  coordinator_address: str | None,
-  num_processes: int | None,
-  process_id: int | None,
-  timeout_s: int = 300,
-) -> bool:
-  """Connects to the other processes, and starts polling their messages.
-
-  Args:
-    coordinator_address: 'HOST:PORT' of process 0; None to let JAX find it.
-    num_processes: number of processes.
-    process_id: index of this process.
-    timeout_s: time for the other processes to start.
-
-  Returns:
-    Whether there are other processes.
-  """
   if coordinator_address is None and not _found_by_jax():
     return False
   with peers.handle_lost_peers():
@@ -338,7 +320,9 @@ def join(
   if HANDLER.installed or peers.client() is not None:
     HANDLER.install()  # JAX has replaced the handler of SIGTERM
     HANDLER.react = peers.exit_interrupted
-  peers.listen()
+  peers.LISTENER.start()
+  if peers.client() is not None:
+    log.info('process %d of %d', peers.index(), consensus.num_processes())
   return True
 
 
@@ -360,8 +344,7 @@ def _check_processes(
     raise UserError(
       f'got --coordinator_address={coordinator_address}, --num_processes='
       f'{num_processes} and --process_id={process_id}: give all three, with '
-      'the HOST:PORT of process 0 and a --process_id from 0 to N - 1, or none '
-      'to run one process.'
+      'the HOST:PORT of process 0 and a --process_id from 0 to N - 1, or none.'
     )
 
 

@@ -134,29 +134,21 @@ class Limits:
         self._streaks[name] = 0
         continue
       self._streaks[name] += 1
-      if self._streaks[name] == self._steps(limit.during):
-        self._report(name, limit, step, value)
-
-  def _report(self, name: str, limit: Limit, step: int, value: float) -> None:
-    """Reports a metric that has been out of bounds for `during`.
-
-    Raises:
-      DivergedError: `stop` is set.
-    """
-    text = (
-      f'{name}: {limit.metric} is {value:.6g} at step {step} and has been '
-      f'out of bounds ({limit}) for {limit.during}'
-    )
-    log.warning('LIMIT EXCEEDED. %s', text)
-    self._ledger.event(
-      'limit', name=name, metric=limit.metric, value=value, step=step
-    )
-    if limit.stop:
-      raise DivergedError(
-        f'{text}, and config.recovery.limits.{name}.stop is set. metrics.jsonl '
-        'shows when the metric began to change: start again from a checkpoint '
-        'before that, or with other settings.'
+      if self._streaks[name] != self._steps(limit.during):
+        continue
+      text = (
+        f'{name}: {limit.metric} is {value:.6g} at step {step} and has been '
+        f'out of bounds ({limit}) for {limit.during}'
       )
+      log.warning('LIMIT EXCEEDED. %s', text)
+      self._ledger.event(
+        'limit', name=name, metric=limit.metric, value=value, step=step
+      )
+      if limit.stop:
+        raise DivergedError(
+          f'{text}, and config.recovery.limits.{name}.stop is set: start again '
+          'from an earlier checkpoint, or with other settings.'
+        )
 
 
 # {from: last bad step, step: restored step, skip: indices of batches}

@@ -131,6 +131,11 @@ class Ledger:
     """Returns the seconds since this ledger was opened."""
     return time.perf_counter() - self._start
 
+  def steps_s(self) -> float:
+    """Returns the seconds spent on steps, including the wait for data."""
+    others = (s for kind, s in self.totals.items() if kind != 'data_wait')
+    return self.elapsed_s() - sum(others)
+
 
 @dataclasses.dataclass(frozen=True)
 class Summary:

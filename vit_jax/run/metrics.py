@@ -179,9 +179,6 @@ class Writer:
 
   Each line is one JSON object: {"step": 100, "loss": …}. Numbers that are not
   finite are written as null. Only the main process writes.
-
-  Attributes:
-    training_lines: number of lines of training metrics in the file.
   """
 
   def __init__(
@@ -197,10 +194,8 @@ class Writer:
       active: whether this is the main process.
       trackers: trackers that receive every line.
     """
-    self._workdir, self._trackers = workdir, trackers
-    self._path = workdir / 'metrics.jsonl'
+    self._path, self._trackers = workdir / 'metrics.jsonl', trackers
     self._active = active
-    self.training_lines = 0
     if active:
       self._open()
 
@@ -226,26 +221,14 @@ class Writer:
       self._active = False
       raise
 
-  def rewind(self, step: int, expected: int = 0) -> None:
+  def rewind(self, step: int) -> None:
     """Makes metrics.jsonl agree with a state restored at `step`.
 
     Args:
       step: number of updates completed.
-      expected: number of training lines that the file had when the state was
-        saved. A warning is logged if it has fewer now.
     """
     with self._stops_at_errors():
-      self.training_lines = rewind(self._workdir, step)
-    if self.training_lines < expected:
-      log.warning(
-        '%s has %d of the %d training lines up to step %d: the others were '
-        'lost or damaged after the checkpoint was saved. Training is not '
-        'affected, but curves have a gap',
-        self._path,
-        self.training_lines,
-        expected,
-        step,
-      )
+      rewind(self._path, step)
     self._open()  # rewinding may have replaced the file
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -268,7 +251,6 @@ class Writer:
     with self._stops_at_errors():
       self._check_file()
       self._file.append({'step': step, **finite})
-    self.training_lines += 'loss' in values
     for tracker in self._trackers:
       tracker.write(step, dict(values))
 
@@ -321,7 +303,7 @@ def open_writer(settings: Log, run: tracking.Run, active: bool) -> Writer:
   return Writer(run.workdir, active, trackers)
 
 
-def rewind(workdir: epath.Path, step: int) -> int:
+def rewind(path: epath.Path, step: int) -> None:
   """Makes metrics.jsonl agree with a state restored at `step`.
 
   Training lines up to the step, and evaluations before it, are kept. The
@@ -329,22 +311,15 @@ def rewind(workdir: epath.Path, step: int) -> int:
   moved to metrics_set_aside.jsonl.
 
   Args:
-    workdir: directory of the run.
+    path: path of metrics.jsonl.
     step: number of updates completed.
-
-  Returns:
-    The number of training lines that are kept.
   """
-  path, lines = workdir / 'metrics.jsonl', 0
-
-  def is_kept(record: dict[str, Any]) -> bool:
-    nonlocal lines
-    kept = is_before(record, step)
-    lines += kept and 'loss' in record
-    return kept
-
-  removed = jsonl.keep(path, is_kept)
-  damaged = [line for line in removed if not _is_record(jsonl.parse(line))]
+  removed = jsonl.keep(path, lambda record: is_before(record, step))
+  damaged = [
+    line
+    for line in removed
+    if type((jsonl.parse(line) or {}).get('step')) is not int
+  ]
   if damaged:
     log.warning(
       '%s: %d damaged or foreign line(s) moved to metrics_set_aside.jsonl, the '
@@ -353,7 +328,6 @@ def rewind(workdir: epath.Path, step: int) -> int:
       len(damaged),
       damaged[0][:100],
     )
-  return lines
 
 
 def is_before(record: dict[str, Any], step: int) -> bool:
@@ -363,7 +337,3 @@ def is_before(record: dict[str, Any], step: int) -> bool:
   """
   at = record.get('step')
   return type(at) is int and (at < step or (at == step and 'loss' in record))
-
-
-def _is_record(record: dict[str, Any] | None) -> bool:
-  return record is not None and type(record.get('step')) is int

@@ -413,7 +413,10 @@ def _short(value: Any) -> str:
 
 def digests(changes: Changes) -> dict[str, str]:
   """Returns digests of the new values, as in the event `config_change`."""
-  return {key: _digest(pair[1]) for key, pair in changes.items()}
+  return {
+    key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    for key, (_, value) in changes.items()
+  }
 
 
 def check_branch(origin: str, changes: Changes) -> None:
@@ -437,10 +440,6 @@ def check_branch(origin: str, changes: Changes) -> None:
       f'config.schedule only:{_format(other)}\nGive these keys the values of '
       'the other run, or start from its parameters alone by --config.init_from.'
     )
-
-
-def _digest(value: Any) -> str:
-  return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 class Comparison:

@@ -52,8 +52,7 @@ class HostTimes:
     """Starts measuring.
 
     Args:
-      ledger: account of time, whose spans except data_wait are subtracted from
-        the time of steps; also the destination of the event `slow_hosts`.
+      ledger: account of time; also the destination of the event `slow_hosts`.
       every_steps: interval between two comparisons; 0 for none.
     """
     self._ledger, self._every_steps = ledger, every_steps
@@ -61,12 +60,8 @@ class HostTimes:
     self._reset()
 
   def _reset(self) -> None:
-    self._start, self._steps = time.perf_counter(), 0
-    self._waited_s, self._paused_s = 0.0, self._pauses()
-
-  def _pauses(self) -> float:
-    totals = self._ledger.totals
-    return sum(s for kind, s in totals.items() if kind != 'data_wait')
+    self._start, self._steps = self._ledger.steps_s(), 0
+    self._waited_s = 0.0
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
@@ -86,8 +81,7 @@ class HostTimes:
     self._steps += 1
     if not self._active or step % self._every_steps:
       return
-    elapsed = time.perf_counter() - self._start
-    elapsed -= self._pauses() - self._paused_s
+    elapsed = self._ledger.steps_s() - self._start
     local = [(elapsed - self._waited_s) / self._steps, elapsed / self._steps]
     times = multihost_utils.process_allgather(np.array(local, np.float32))
     self._reset()
@@ -99,10 +93,9 @@ class HostTimes:
       ]
       log.warning(
         'slow host(s) up to step %d: %s spent on data and Python code; the '
-        'median process needs %.0f ms of the %.0f ms of a step',
+        'median process needs %.0f ms',
         step,
         ', '.join(named),
         1000 * statistics.median_low(host_s),
-        1000 * statistics.median_low(step_s),
       )
       self._ledger.event('slow_hosts', step=step, processes=slow, own_s=host_s)

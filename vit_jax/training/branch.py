@@ -10,10 +10,13 @@ the two schedules agree up to the step.
 
 import re
 import time
+import uuid
+from typing import Any
 
 from etils import epath
 
-from vit_jax.checkpoint import branch, items, steps
+from vit_jax.checkpoint import items, manifest, restore, steps
+from vit_jax.checkpoint.items import CorruptError
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
@@ -57,16 +60,15 @@ def _begin(
   origin = {'workdir': str(source), 'step': step}
   paths.check_writable(workdir)
   with lock.hold(workdir):
-    existing, known = steps.committed(root), branch.origin(root) or {}
-    if existing and {k: known.get(k) for k in origin} == origin:
+    existing = steps.committed(root)
+    if existing and (_origin(root) or {}).items() >= origin.items():
       return
     if existing:
       raise UserError(
-        f'--branch_from starts a new run, and {workdir} has checkpoints '
-        f'already (step {existing[-1]}): give another --workdir, or omit '
-        '--branch_from to resume.'
+        f'{workdir} has checkpoints already (step {existing[-1]}): give '
+        'another --workdir, or omit --branch_from to resume.'
       )
-    about = branch.read_about(source / 'checkpoints', step)
+    about = _read_about(source / 'checkpoints', step)
     changes = resume.config_changes(about['config'], config)
     resume.check_branch(f'{source}@{step}', changes)
     if step >= (total := total_steps(config)):
@@ -77,14 +79,88 @@ def _begin(
     events = ledger.Ledger(workdir / 'events.jsonl')
     events.event('branch', **origin)
     events.event('config_change', changes=resume.digests(changes))
-    _copy_metrics(source, workdir, step)
-    branch.copy_step(source / 'checkpoints', step, root, origin)
+    lines = [
+      line
+      for line, record in jsonl.read(source / 'metrics.jsonl')
+      if record is not None and metrics.is_before(record, step)
+    ]
+    paths.write(workdir / 'metrics.jsonl', b''.join(lines))
+    _copy_step(source / 'checkpoints', step, root, origin)
 
 
-def _copy_metrics(source: epath.Path, workdir: epath.Path, step: int) -> None:
-  lines = [
-    line
-    for line, record in jsonl.read(source / 'metrics.jsonl')
-    if record is not None and metrics.is_before(record, step)
-  ]
-  paths.write(workdir / 'metrics.jsonl', b''.join(lines))
+def _origin(root: epath.Path) -> dict[str, Any] | None:
+  """Returns where the run of a directory comes from; None for other runs.
+
+  Args:
+    root: directory of checkpoints.
+
+  Returns:
+    `workdir`, `step` and `run` (the id) of the run that was branched.
+  """
+  if restore.FILE not in steps.listing(root):
+    return None
+  return items.read_json(root, restore.FILE).get('origin')
+
+
+def _read_about(root: epath.Path, step: int) -> dict[str, Any]:
+  """Reads the item `about` of the step of another run.
+
+  Raises:
+    UserError: there is no such step, or it is damaged.
+    OSError: the directory cannot be read.
+  """
+  try:
+    if not steps.is_step(path := root / str(step)):
+      raise CorruptError('there is no such step')
+    return manifest.read_about(path, manifest.read(path))
+  except CorruptError as error:
+    existing = ', '.join(map(str, steps.committed(root))) or 'none'
+    raise UserError(
+      f'{path} cannot be branched: {error}. The steps of the run are '
+      f'{existing}: give another.'
+    ) from error
+
+
+def _copy_step(
+  source: epath.Path, step: int, root: epath.Path, origin: dict[str, Any]
+) -> None:
+  """Copies a step, which belongs to a new run from then on.
+
+  The manifest of the copy contains a new id of the run, and `origin`. The
+  arrays are compared with its checksums when they are restored.
+
+  Args:
+    source: directory of checkpoints of the other run.
+    step: number of updates completed.
+    root: directory of checkpoints of the new run.
+    origin: `workdir` and `step`, to which the id of the other run is added.
+
+  Raises:
+    CorruptError: the manifest is damaged.
+    OSError: a file cannot be read or written.
+  """
+  content = manifest.verified(
+    items.read_json(source / str(step) / 'manifest'), 'the manifest'
+  )
+  run, origin = uuid.uuid4().hex, origin | {'run': content.get('run')}
+  content |= {'run': run, 'origin': origin}
+  identity = manifest.text_with_checksum({'run': run, 'origin': origin})
+  paths.save(root / restore.FILE, identity)
+  with paths.new_folder(root / str(step)) as folder:
+    _copy_folder(source / str(step), folder)
+    path = folder / 'manifest' / 'metadata'
+    path.write_text(manifest.text_with_checksum(content))
+    # An object store has no directories to rename, so this file is the last.
+    mark = source / str(step) / steps.COMMITTED
+    if mark.exists():
+      mark.copy(folder / mark.name)
+
+
+def _copy_folder(source: epath.Path, target: epath.Path) -> None:
+  """Copies a directory, without the mark of a committed step."""
+  target.mkdir(parents=True, exist_ok=True)
+  for path in source.iterdir():
+    if path.is_dir():
+      _copy_folder(path, target / path.name)
+    elif path.name != steps.COMMITTED:
+      path.copy(target / path.name)

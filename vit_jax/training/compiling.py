@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from clu import parameter_overview
 
-from vit_jax.arrays import memory, sharding
+from vit_jax.arrays import memory, sharding, tree
 from vit_jax.config import durations
 from vit_jax.errors import UserError
 from vit_jax.training import frozen
@@ -97,43 +97,25 @@ def _too_large(
   experiment: Experiment, needed: int | None, limit: int | None
 ) -> UserError:
   """Returns the error for a step that needs too much memory, with advice."""
-  available = 'less' if limit is None else memory.text(limit)
+  config, shape = experiment.config, experiment.mesh.shape
+  state = memory.tree_bytes(experiment.abstract_state())
   advice = 'Set'
-  for parts, left in _parts_that_fit(experiment, needed, limit)[:1]:
-    advice = (
-      f'With --config.micro_batches={parts} the batch is computed in parts and '
-      f'needs about {memory.text(left)}. Or set'
-    )
+  for parts in batch_parts(config.batch_size, shape['data'] * shape['fsdp']):
+    # All memory but that of the state is assumed to be proportional to the size
+    # of a micro-batch.
+    left = state + ((needed or 0) - state) * config.micro_batches / parts
+    known = None not in (needed, limit) and parts > config.micro_batches
+    if known and left <= _USABLE * (limit or 0):
+      advice = (
+        f'With --config.micro_batches={parts} the batch is computed in parts '
+        f'and needs about {memory.text(left)}. Or set'
+      )
+      break
   return UserError(
     f'The training step needs {memory.text(needed)} of memory per device, and '
-    f'a device has {available}. {advice} a smaller batch_size, image_size or '
-    'model.'
+    f'a device has {memory.text(limit)}. {advice} a smaller batch_size, '
+    'image_size or model.'
   )
-
-
-def _parts_that_fit(
-  experiment: Experiment, needed: int | None, limit: int | None
-) -> list[tuple[int, float]]:
-  """Returns the numbers of micro-batches that would fit, ascending.
-
-  All memory but that of the state is assumed to be proportional to the size of
-  a micro-batch.
-
-  Returns:
-    Pairs (number of micro-batches, bytes that the step then needs).
-  """
-  if needed is None or limit is None:
-    return []
-  now, shape = experiment.config.micro_batches, experiment.mesh.shape
-  state = memory.tree_bytes(experiment.abstract_state())
-  left = {
-    parts: state + (needed - state) * now / parts
-    for parts in batch_parts(
-      experiment.config.batch_size, shape['data'] * shape['fsdp']
-    )
-    if parts > now
-  }
-  return [item for item in left.items() if item[1] <= _USABLE * limit]
 
 
 def describe(experiment: Experiment, abstract_state: PyTree) -> None:
@@ -155,7 +137,7 @@ def describe(experiment: Experiment, abstract_state: PyTree) -> None:
     )
     log.info('%s', table)
   else:
-    log.info('%s', sharding.total(params))
+    log.info('total %s parameters', f'{tree.size(params):,}')
   log.info(
     'mesh %s of %d %s device(s) on %d process(es)',
     'x'.join(f'{axis}={n}' for axis, n in mesh.shape.items()),

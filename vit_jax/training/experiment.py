@@ -22,7 +22,7 @@ from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
-from vit_jax.evaluators import best
+from vit_jax.evaluators.contract import check_best
 from vit_jax.models import positions
 from vit_jax.models.contract import Model
 from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
@@ -139,7 +139,7 @@ class Experiment:
     if config.checkpoint.best is not None:
       state = self.abstract_state()
       names = jax.eval_shape(self.trainer.weights, state)
-    best.check(config, names)
+    check_best(config, names)
 
   def _check_images(self) -> None:
     """Checks that the transforms return the images that the model receives.
@@ -149,33 +149,23 @@ class Experiment:
         differs between training and evaluation, or random erasing is used with
         images that are not RGB with 8 bits.
     """
-    channels, dtypes = self.model.channels, {}
+    channels, images = self.model.channels, {}
     for section in ('augment', 'preprocess'):
-      transform = getattr(self, section)
-      shape, dtype = transform.spec.get('image', ((), None))
-      if len(shape) < 3:
-        continue
-      if dtype in (np.uint8, np.uint16):
-        dtypes[section] = dtype
-      if shape[-1] != channels:
-        raise UserError(
-          f'{section} makes images of {shape[-1]} channel(s), and '
-          f'model.channels is {channels}: set model.channels, augment.channels '
-          'and preprocess.channels to the number of channels of the images.'
-        )
-    if len(set(dtypes.values())) > 1:
+      shape, dtype = getattr(self, section).spec.get('image', ((), None))
+      if len(shape) >= 3:
+        images[section] = shape[-1], np.dtype(dtype).name
+    dtypes = {dtype for _, dtype in images.values() if dtype[:4] == 'uint'}
+    if len(dtypes) > 1 or {n for n, _ in images.values()} - {channels}:
       raise UserError(
-        'augment and preprocess make images of the types '
-        f'{dtypes["augment"]} and {dtypes["preprocess"]}: set augment.bits and '
-        'preprocess.bits to the number of bits per channel of the images.'
+        f'the images are {images}, and model.channels is {channels}: set '
+        'model.channels, augment.channels, preprocess.channels, augment.bits '
+        'and preprocess.bits to those of the data.'
       )
-    other = channels != 3 or dtypes.get('augment') == np.uint16
     erasing = self.setting.mix.erasing
-    if erasing and other:
+    if erasing and (channels != 3 or 'uint16' in dtypes):
       raise UserError(
-        f'mix.erasing is {erasing}; it fills rectangles with '
-        'noise that looks like RGB images of 8 bits, but images have '
-        f'{channels} channel(s), {dtypes.get("augment")}: set mix.erasing=0.'
+        f'mix.erasing is {erasing}; its noise looks like RGB images of 8 bits, '
+        f'but the images are {images}: set mix.erasing=0.'
       )
 
   @property
@@ -342,8 +332,7 @@ def _check_batch(config: Config, mesh: Mesh) -> None:
   parts = config.micro_batches
   if parts < 1 or config.batch_size % (split * parts):
     raise UserError(
-      f'batch_size is {config.batch_size}; it must be divisible by data x fsdp '
-      f'x micro_batches = {mesh.shape["data"]} x {mesh.shape["fsdp"]} x '
-      f'{parts}. Set --config.batch_size to a multiple of '
-      f'{split * max(parts, 1)}.'
+      f'batch_size is {config.batch_size}; data x fsdp = {split} devices and '
+      f'micro_batches={parts} must divide it: set --config.batch_size to a '
+      f'multiple of {split * max(parts, 1)}.'
     )

@@ -71,8 +71,7 @@ def find(config: Config, folder: epath.Path, total: int) -> Progress:
   if step is not None and step > total:
     raise UserError(
       f'{folder} is at step {step}, beyond the {total} steps of config.total='
-      f'{config.total!r}: give a longer total, or another --workdir to train '
-      'from the start.'
+      f'{config.total!r}: give a longer total, or another --workdir.'
     )
   if step == total:
     text, hint = f'finished: its newest checkpoint is that of step {step}', ''
@@ -101,13 +100,12 @@ def _read(
   if not step:
     return step, '', None
   plateau = guards.plateau(folder, config)
-  ended_early = plateau is not None and plateau.step == step
-  text = str(plateau) if ended_early else ''
+  text = str(plateau) if plateau and plateau.step == step else ''
   return step, text, _results(config, folder, step)
 
 
 def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
-  """Returns the last metrics; None if something is left to do."""
+  """Returns the metrics at `step`; None if something is left to do."""
   # The event is written last. A later start would follow it, even one that was
   # killed at once.
   events: list[dict[str, Any]] = [
@@ -117,6 +115,11 @@ def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
   ]
   last = workdir.last_config(folder) or {}
   files = ((config.log.curves, curves.NAME), (config.log.report, page.NAME))
+  results: Results = {}
+  for line_step, metrics in metrics_lib.read(folder):
+    if line_step == step and 'loss' not in metrics:
+      for name, value in metrics.items():
+        results[name] = math.nan if value is None else value
   is_complete = (
     events
     and events[-1]['event'] == _EVENT
@@ -124,17 +127,6 @@ def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
     and schema.without_removed(last) == json.loads(schema.to_json(config))
     and all((folder / name).exists() for enabled, name in files if enabled)
   )
-  results = _evaluation(folder, step)
   if not is_complete or not results.keys() >= set(events[-1]['metrics']):
     return None
-  return results
-
-
-def _evaluation(folder: epath.Path, step: int) -> Results:
-  """Reads the metrics of the evaluators after `step` updates."""
-  results: Results = {}
-  for line_step, metrics in metrics_lib.read(folder):
-    if line_step == step and 'loss' not in metrics:
-      for name, value in metrics.items():
-        results[name] = math.nan if value is None else value
   return results

@@ -69,8 +69,7 @@ def check_classes(models: dict[str, Frozen], source: Source) -> None:
       raise UserError(
         f'the frozen model {name!r} has other classes than {source.name}: '
         f'{filters.names_differ(model_names, data_names, _SIDES)}. Rename the '
-        "data's classes (source.class_map), or fine-tune the model on these "
-        'data first.'
+        "data's classes (source.class_map), or fine-tune the model first."
       )
 
 

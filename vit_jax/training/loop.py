@@ -81,11 +81,11 @@ def run(
         # The state that is restored next needs the memory of this one.
         del state
         session.roll_back(error)
-  if session.experiment.log.report and runtime.is_main():
-    page.write(workdir)
-  if session.experiment.log.curves and runtime.is_main():
-    curves.draw(workdir)
   if runtime.is_main():
+    if session.experiment.log.report:
+      page.write(workdir)
+    if session.experiment.log.curves:
+      curves.draw(workdir)
     # The newest checkpoint is that of the last step, also after an early end.
     last = session.checkpoints.latest_step() or 0
     finished.record(session.ledger, last, results)
@@ -135,7 +135,7 @@ def _train(
   trace.update(step)
   # The last state must be on disk before the run reports its end: a run that is
   # killed from here on resumes without computing any step again.
-  session.saving.finish(step, state)
+  session.finish_saving(step, state)
   if not stop:
     _write_report(session, state, step)
   session.ledger.flush(step)
@@ -145,7 +145,7 @@ def _train(
   log.info('%s', recorder.summary(step, step - first_step, results))
   events = ledger.read(session.workdir / 'events.jsonl')
   log.info('%s', ledger.summarise(events).line())
-  if runtime.is_main() and (best := session.saving.best_line()):
+  if runtime.is_main() and (best := session.checkpoints.best_line()):
     log.info('%s', best)
   return results
 
@@ -164,8 +164,8 @@ def _between_steps(
     Metrics of the evaluators that were due, or None if a signal prevented some
     of them; and whether the run must stop here because of a signal.
   """
-  recorder, saving = session.recorder, session.saving
-  evals, save_is_due = session.evaluations.due(step), saving.due(step)
+  recorder, save_is_due = session.recorder, session.save_is_due(step)
+  evals = session.evaluations.due(step)
   # All processes must call `reached` equally often, because they agree on the
   # number of the call at which they stop.
   stop = session.preemption.reached()
@@ -177,7 +177,7 @@ def _between_steps(
   # 2. The state is saved before it is evaluated, because evaluators may fail.
   saved = save_is_due or stop
   if saved:
-    saving.save(step, state)
+    session.save(step, state)
   # 3. Evaluators run, unless the machine is about to go away.
   fresh = {} if not evals else None
   if evals and not stop:
@@ -185,8 +185,9 @@ def _between_steps(
   stop = session.preemption.reached()  # a signal may have ended the evaluation
   recorder.evaluations(step, fresh or {})
   # 4. The metric that selects the best step is added to the saved step.
-  if (fresh and saving.has_best_metric(fresh)) or (stop and not saved):
-    saving.save(step, state, fresh)
+  has_best = session.checkpoints.best in (fresh or {})
+  if has_best or (stop and not saved):
+    session.save(step, state, fresh)
   if fresh and step < session.experiment.total_steps:
     _write_report(session)
   return fresh, stop

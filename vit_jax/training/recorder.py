@@ -8,7 +8,6 @@ enables them; it computes no metrics.
 import collections
 import functools
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -128,21 +127,15 @@ class Meter:
 
     Args:
       experiment: experiment of the run.
-      ledger: account of time; the time of all its spans except data_wait is
-        subtracted.
+      ledger: account of time.
     """
     self._experiment, self._ledger = experiment, ledger
-    self.reset()
+    self._reset()
 
-  def reset(self) -> None:
-    """Starts a new window of time."""
-    self._start = time.perf_counter()
-    self._totals_at_start = dict(self._ledger.totals)
-    self._steps = 0
-
-  def step(self) -> None:
-    """Counts one more step that has finished."""
-    self._steps += 1
+  def _reset(self) -> None:
+    self.steps = 0  # steps that have finished
+    self._start = self._ledger.steps_s()
+    self._waited_s = self._ledger.totals.get('data_wait', 0.0)
 
   def read(self) -> dict[str, float]:
     """Computes the throughput of the window, and starts a new one.
@@ -151,22 +144,17 @@ class Meter:
       img_per_sec, data_wait (fraction of the time) and, if the peak FLOPs of
       the device are known, mfu (model FLOPs utilization).
     """
-    spent = {
-      kind: total - self._totals_at_start.get(kind, 0.0)
-      for kind, total in self._ledger.totals.items()
-    }
-    waited = spent.pop('data_wait', 0.0)
-    elapsed = time.perf_counter() - self._start - sum(spent.values())
-    elapsed = max(elapsed, 1e-9)
+    waited = self._ledger.totals.get('data_wait', 0.0) - self._waited_s
+    elapsed = max(self._ledger.steps_s() - self._start, 1e-9)
     experiment = self._experiment
-    rate = self._steps * experiment.config.batch_size / elapsed
+    rate = self.steps * experiment.config.batch_size / elapsed
     values = {'img_per_sec': rate, 'data_wait': waited / elapsed}
     devices = experiment.mesh.devices
     peak = peak_flops(devices.flat[0].device_kind)
     if peak is not None:
       flops = rate * experiment.image_flops / devices.size
       values['mfu'] = flops / peak
-    self.reset()
+    self._reset()
     return values
 
 
@@ -248,7 +236,7 @@ class Recorder:
     step, arrays = self._pending.popleft()
     with self._host_times.waiting():
       values = {k: v.item() for k, v in jax.device_get(arrays).items()}
-    self._meter.step()
+    self._meter.steps += 1
     self._watchdog.step()
     self._host_times.step(step)
     if values['skipped']:

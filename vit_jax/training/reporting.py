@@ -25,10 +25,9 @@ from vit_jax.data.contract import require
 from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError
 from vit_jax.evaluators import confusion, contract
 from vit_jax.evaluators.contract import Batch, Setting
-from vit_jax.evaluators.features import Spread, own_splits
+from vit_jax.evaluators.features import Spread, open_split, own_splits
 from vit_jax.processes.consensus import from_main
 from vit_jax.processes.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
@@ -115,19 +114,15 @@ def predict_examples(
     UserError: the model has no head, the data have no labels, or no example
       can be read.
   """
-  if not setting.num_classes:
-    raise UserError('the model has no head, so it predicts no classes')
+  contract.check_head(setting)
   require(setting.transform.spec, 'image', 'label', who='the report')
-  full_split = setting.open_source(split)
+  full_split = open_split(setting, split)
   source = Spread(full_split, count)
   function = setting.compiled(functools.partial(_predict, setting.predict))
-  results = list(setting.sweep(weights, source, function))
-  if not results:
-    raise UserError(f'{source.name} is empty')
-  joined = contract.joined(results)
+  joined = contract.joined(setting.sweep(weights, source, function))
   kept = np.flatnonzero(joined.pop('mask'))  # neither padding nor bad records
   if not len(kept):
-    raise UserError(f'{source.name} has no example that can be used')
+    raise contract.no_example_error(source)
   values = {name: array[kept] for name, array in joined.items()}
   wrong = values['predicted'] != values['label']
   order = np.argsort(-values['confidence'], kind='stable')

@@ -14,6 +14,7 @@ from vit_jax import checkpoint
 from vit_jax.config.schema import Config, build_section, flatten
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.stream import BadRecordLimit
+from vit_jax.errors import StorageError
 from vit_jax.files import paths
 from vit_jax.processes import consensus, peers, runtime
 from vit_jax.processes.preemption import Preemption
@@ -30,11 +31,10 @@ from vit_jax.training import (
   kernel_check,
   reporting,
 )
-from vit_jax.training.evaluations import Evaluations, Results
+from vit_jax.training.evaluations import Evaluations, Results, Schedule
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.finished import Progress
 from vit_jax.training.recorder import Recorder
-from vit_jax.training.saving import Saving
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -52,7 +52,8 @@ class Session:
     host_times: work and waiting times of this host, to find slow hosts.
     evaluations: evaluators and figures, with their schedules.
     checkpoints: checkpoints of the run.
-    saving: schedule of the checkpoints.
+    save_is_due: function that returns whether a checkpoint is due after a
+      number of updates.
     fixed: arguments of the compiled step after state and batch: the random key
       of the run, and the parameters of frozen models.
     recorder: destination of each step's metrics; each `start` replaces it.
@@ -149,9 +150,9 @@ class Session:
       config, 'checkpoint', self.workdir / 'checkpoints', about
     )
     stack.callback(self.checkpoints.close)
-    self.saving = Saving(
-      self.experiment, self.checkpoints, self.ledger, self.timed, self._history
-    )
+    schedule = Schedule.of(self.checkpoints.every, self.experiment)
+    self.save_is_due = schedule.due
+    self._saved_results: Results = {}  # evaluation results in the last save
     resume.check_processes(about, config)
     self._comparison = resume.Comparison(
       self.workdir,
@@ -233,7 +234,7 @@ class Session:
       )
       self._rollbacks = guards.rollbacks(saved.get('rollbacks', []), events)
       if runtime.is_main():
-        self._writer.rewind(step, saved.get('training_lines', 0))
+        self._writer.rewind(step)
     # The recorder is created outside the span, because it measures the first
     # throughput from its creation.
     self.recorder = Recorder(
@@ -277,13 +278,50 @@ class Session:
       self._bad_record_limit,
     )
 
-  def _history(self) -> dict[str, Any]:
-    """Returns the history of the run that is stored in a checkpoint."""
-    return {
+  def save(
+    self, step: int, state: PyTree, results: Results | None = None
+  ) -> None:
+    """Starts saving a step, or adds results to a step that is already saved.
+
+    A failure is logged and does not end the run: the next save may succeed.
+
+    Args:
+      step: number of updates completed.
+      state: state after these updates.
+      results: metrics of the evaluation after these updates.
+    """
+    self._saved_results = results = results or {}
+    history = {
       'rollbacks': self._rollbacks,
-      'training_lines': self._writer.training_lines,
       'interval': self.recorder.interval(),
     }
+    with self.timed('save'):
+      if not self.checkpoints.save(step, state, results, history):
+        self.ledger.event('save_failed', step=step)
+
+  def finish_saving(self, step: int, state: PyTree) -> None:
+    """Waits for the last save, and repeats it if the step is not on disk.
+
+    Args:
+      step: number of updates completed.
+      state: state after these updates.
+
+    Raises:
+      StorageError: the step could not be saved.
+    """
+    with self.timed('save'):
+      self.checkpoints.wait()
+    if self.checkpoints.is_committed(step):
+      return
+    self.save(step, state, self._saved_results)
+    with self.timed('save'):
+      self.checkpoints.wait()
+    if not self.checkpoints.is_committed(step):
+      raise StorageError(
+        f'step {step} could not be saved ({self.checkpoints.last_failure}); '
+        f'the newest saved step of {self.checkpoints.root} is '
+        f'{self.checkpoints.latest_step()}. Run the same command again.'
+      )
 
   def ends_early(self, results: Results | None, step: int) -> bool:
     """Returns whether the run ends because its best metric is old.
@@ -295,7 +333,7 @@ class Session:
       step: number of updates completed.
     """
     is_last = step == self.experiment.total_steps
-    if is_last or not self.saving.has_best_metric(results or {}):
+    if is_last or self.checkpoints.best not in (results or {}):
       return False
     found = consensus.from_main(
       lambda: guards.plateau(self.workdir, self.experiment.config)
@@ -338,7 +376,8 @@ class Session:
       DivergedError: no more rollbacks are allowed.
     """
     log.warning('%s: rolling back to the last checkpoint', error)
-    self.saving.wait()
+    with self.timed('save'):
+      self.checkpoints.wait()
     fields = guards.rollback(
       error,
       self._rollbacks,

@@ -125,8 +125,7 @@ class Trainer:
     if 'params' not in weights:
       raise UserError(
         "the objective's method `weights` returns the sets of weights "
-        f"{', '.join(map(repr, weights))}; one of them must be 'params', the "
-        'trained ones.'
+        f"{[*weights]}; one of them must be 'params', the trained ones."
       )
     if state.average is not None:
       mean = self.objective.weights(state.average.mean, state.extra)
@@ -251,22 +250,14 @@ def accumulate(
     function: function (micro-batch, its random key) → tree of arrays.
     batch: arrays `[n, …]`.
     key: random key, from which the key of each micro-batch is derived.
-    count: number of micro-batches.
+    count: number of micro-batches, a divisor of n.
 
   Returns:
     The mean of the results.
-
-  Raises:
-    UserError: n is not divisible by the number of micro-batches.
   """
   if count == 1:
     return function(batch, key)
   size = jax.tree.leaves(batch)[0].shape[0]
-  if size % count:
-    raise UserError(
-      f'a batch of {size} examples is not divisible into micro_batches='
-      f'{count} parts: set --config.micro_batches to a divisor.'
-    )
   micro_batches = jax.tree.map(
     lambda x: x.reshape(size // count, count, *x.shape[1:]).swapaxes(0, 1),
     batch,  # [n, …] → [count, n / count, …]
