@@ -172,8 +172,7 @@ def _parquet_files(path: str) -> dict[str, Any]:
     totals = {int(match[2]) for match in matches if match}
     if len(folders) > 1 or totals - {len(paths)}:
       raise ValueError(
-        f'the split {split} has {len(paths)} Parquet files in {folders}, not '
-        'as many as their names specify in one folder'
+        f'{split} has {len(paths)} Parquet files in {folders}, not {totals}'
       )
   return by_split
 
@@ -243,8 +242,7 @@ def _classes(
   names, kind = described[0]
   if any(each != (names, kind) for each in described):
     raise UserError(
-      f'the splits of {path} have different classes or types of {key!r}: read '
-      'one of them, or save the data set again.'
+      f'the splits of {path} have different classes or types of {key!r}.'
     )
   if kind == 'bool':
     return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}

@@ -72,10 +72,8 @@ class Source(splits.Selected):
       if missing:
         raise UserError(f'the classes {sorted(missing)[:3]}, … have no images.')
     except UserError as error:
-      raise UserError(
-        f'{error} Unpack objectnet-1.0.zip of objectnet.dev into '
-        'source.data_dir (--data_dir).'
-      ) from error
+      advice = 'Unpack objectnet-1.0.zip of objectnet.dev into source.data_dir.'
+      raise UserError(f'{error} {advice}') from error
     folders = np.repeat(np.array(listing.classes), listing.counts)
     used = np.isin(folders, list(IMAGENET_CLASSES))
     self._paths, self._folders = listing.paths[used], folders[used]

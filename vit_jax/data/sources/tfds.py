@@ -22,7 +22,7 @@ from vit_jax.data import fingerprint
 from vit_jax.data.sources import digits
 from vit_jax.data.storage import files, records, splits
 from vit_jax.data.storage.class_folders import BOOLEANS, UNLABELLED
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError, check_choice, closest
 from vit_jax.files import paths
 
 _KEY = 'source.data_dir'
@@ -137,11 +137,7 @@ class Source(Records):
       UserError: the feature does not exist, or has other classes.
     """
     allowed = [k for k, v in self.features.items() if self._has_labels(v)]
-    if key not in allowed:
-      raise UserError(
-        f'{key!r} of {self.name} must be a sequence of the same classes as '
-        f'{self._keys[1]!r}; {closest(key, allowed)}.'
-      )
+    check_choice(f'the sequence of labels in {self.name}', key, allowed)
     other = copy.copy(self)
     other._keys = (*self._keys[:2], key)
     return other

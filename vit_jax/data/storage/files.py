@@ -69,8 +69,7 @@ def local(path: str, what: str) -> str:
   """
   if is_remote(path):
     raise UserError(
-      f'{path} is remote, but {what} needs a local path: mount (gcsfuse) or '
-      'copy it.'
+      f'{path} is remote; {what} needs a local path: mount it (gcsfuse).'
     )
   return os.path.expanduser(path)
 
