@@ -28,7 +28,7 @@ class Preset(NamedTuple):
 
   Attributes:
     resize: see `EvalTransform`.
-    interpolation: see `resampling.resize`.
+    interpolation: see `decode.resize`.
     normalization: mean and std of pixels in [0, 1].
     larger: function from the side of the result to the side of the resized
       image, pixels.

@@ -145,7 +145,7 @@ class TrainTransform(_ImageAndLabel):
     enlarge: ratio of the resized image's side to the result's, for crop
       'squash'; with 7/6, 384 pixels are cut out of 448.
     pad: number of pixels added on each side, for crop 'pad'.
-    interpolation: filter, see `resampling.resize`.
+    interpolation: filter, see `decode.resize`.
     scaled_decoding: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size
       where the crop then still is at least as large as the result. This is
       faster for photographs much larger than the result, and changes pixels,
@@ -344,7 +344,7 @@ class EvalTransform(_ImageAndLabel):
     central_fraction: ratio of the centre's side to the resized image's side:
       with 0.875, 224 pixels are cut out of 256. With 1, 'central' cuts out the
       largest possible centre.
-    interpolation: filter, see `resampling.resize`.
+    interpolation: filter, see `decode.resize`.
     scaled_decoding: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size
       where they then still are at least as large as the resized image. This is
       faster for large photographs and changes pixels, see docs/performance.md.

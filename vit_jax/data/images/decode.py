@@ -149,12 +149,12 @@ def decode(
   the upper 8 of 16 bits are kept; palettes are looked up; transparency is
   dropped, and the colours remain as stored; CMYK is converted without its
   profile; the EXIF orientation is applied. Otherwise, and for .npy files,
-  nothing is converted: see `multichannel.decode`. JPEG files are then allowed
+  nothing is converted: see `channels.decode`. JPEG files are then allowed
   only if they are grey, for one channel of 8 bits.
 
   Args:
     image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`;
-      see `multichannel.decode` for other channels and bits.
+      see `channels.decode` for other channels and bits.
     channels: number of channels of the result.
     bits: number of bits per channel, 8 or 16.
 

@@ -1,7 +1,7 @@
 """Reads TIFF files: the kind of image from the tags, then its pixels.
 
 OpenCV decodes pictures to RGB, and tifffile other images to their channels
-(`multichannel.py`). Both return other pictures for some kinds, or allocate more
+(`channels.py`). Both return other pictures for some kinds, or allocate more
 memory than the image has, and are therefore given only files whose tags have
 been checked here.
 """

@@ -168,7 +168,7 @@ class Source(splits.Labelled):
     Raises:
       UserError: the file or split does not exist, a line does not have an image
         and a label, or the labels do not determine the classes (see
-        `classes.number`).
+        `class_folders.number`).
     """
     path = files.place(path, 'source.path')
     rows = read(path)
