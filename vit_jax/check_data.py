@@ -105,8 +105,7 @@ def run(
     channels, bits = config.preprocess.channels, config.preprocess.bits
   if against and (channels, bits) != (3, 8):
     raise UserError(
-      '--against compares photographs, and preprocess.channels is '
-      f'{channels} and preprocess.bits is {bits}: omit --against.'
+      f'--against needs preprocess.channels=3, bits=8, not {channels}, {bits}.'
     )
   results = {}
   for split, source in sources.items():
@@ -122,20 +121,24 @@ def run(
     for test in tests
   }
   overlap = {copy.index for of_test in copies.values() for copy in of_test}
-  ignored = sorted(
-    {
-      path
-      for source in (all_train, *sources.values())
-      for path in _ignored(source)
-    }
-  )
+  # Files that a source leaves out, if it lists them.
+  lists = [
+    getattr(s, 'ignored', list)() for s in (all_train, *sources.values())
+  ]
+  ignored = sorted(set().union(*lists))
   summary = {
     'splits': {
       split: _summary(sources[split], results[split]) for split in results
     },
     'duplicates': len(groups),
-    'leaks': sum(_is_leak(group, config.train.split) for group in groups),
-    'other_label': sum(_has_other_label(group) for group in groups),
+    # Images that are both in the training data and elsewhere.
+    'leaks': sum(
+      config.train.split in splits and len(splits) > 1
+      for splits in ({each['split'] for each in group} for group in groups)
+    ),
+    'other_label': sum(
+      len({each['class'] for each in group}) > 1 for group in groups
+    ),
     'ignored': len(ignored),
     'overlap': {test: _counts(of_test) for test, of_test in copies.items()},
     'remaining': len(train) - len(overlap),
@@ -243,27 +246,6 @@ def _example(
     'where': contract.where(source, index),
     'class': source.class_names[label],
   }
-
-
-def _ignored(source: Any) -> list[str]:
-  """Returns the files that a source leaves out, if it lists them."""
-  return getattr(source, 'ignored', list)()
-
-
-def _is_leak(group: list[dict[str, Any]], train: str) -> bool:
-  """Returns whether equal images are in the training data and elsewhere.
-
-  Args:
-    group: examples with the same image; each has a `split`.
-    train: name of the training split.
-  """
-  splits = {example['split'] for example in group}
-  return train in splits and len(splits) > 1
-
-
-def _has_other_label(group: list[dict[str, Any]]) -> bool:
-  """Returns whether examples with the same image have different labels."""
-  return len({example['class'] for example in group}) > 1
 
 
 def _summary(source: Any, result: inspection.Found) -> dict[str, Any]:

@@ -85,8 +85,7 @@ def parse_layers(numbers: Sequence[str]) -> list[int]:
     return [int(number) for number in numbers]
   except ValueError as error:
     raise UserError(
-      f'--layers={",".join(numbers)} is not a list of integers: give the '
-      'indices of blocks, such as --layers=-1,-4.'
+      f'--layers={",".join(numbers)} must be integers, such as --layers=-1,-4.'
     ) from error
 
 
@@ -118,8 +117,8 @@ def predictor(
   model, objective = weights.model(), weights.objective()
   if layers and not hasattr(model, 'last_norm'):
     raise UserError(
-      f'--layers={",".join(map(str, layers))} needs a Vision Transformer or a '
-      f'hybrid, not a {weights.about["model"]["name"]}: leave it out.'
+      f'--layers={",".join(map(str, layers))} needs a Vision Transformer, not '
+      f'a {weights.about["model"]["name"]}: leave it out.'
     )
 
   def predict(params: PyTree, batch: Batch) -> dict[str, jax.Array]:
@@ -149,8 +148,7 @@ def _check_layers(layers: Sequence[int], depth: int) -> None:
   wrong = [index for index in layers if not -depth <= index < depth]
   if wrong:
     raise UserError(
-      f'--layers contains {wrong[0]}, but the model has {depth} blocks: give '
-      f'indices from 0 to {depth - 1}, or from -{depth} to -1.'
+      f'--layers contains {wrong[0]}; allowed: {-depth} to {depth - 1}.'
     )
 
 
@@ -279,8 +277,7 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
   count = sum(n for n, *_ in shapes)
   if not count:
     raise UserError(
-      f'{about["data"]}: none of the {about["examples"]} examples could be '
-      'used. The log lists the reason for each of them.'
+      f'none of the examples of {about["data"]} can be used; see the log.'
     )
   shape = [count, *shapes[0][1:]]
   description = about | {'count': count, 'shape': shape, 'width': shape[-1]}

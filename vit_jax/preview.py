@@ -133,7 +133,7 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
 def _tile(
   image: Pixels, target: np.ndarray, names: list[str]
 ) -> UInt8[np.ndarray, 'h w 3']:
-  """Returns an image as RGB (see `display.rgb`), with its label above."""
+  """Returns an image as RGB (see `channels.rgb`), with its label above."""
   pixels = channels.rgb(image)
   scale = max(1, -(-_MIN_SIDE // min(pixels.shape[:2])))
   pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)

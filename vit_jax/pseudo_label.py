@@ -291,8 +291,7 @@ def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
   outputs = weights.about['num_classes']
   if not outputs:
     raise UserError(
-      f'the model in {weights.path} does not have a head and cannot predict '
-      'classes: use a teacher that was trained or fine-tuned with labels.'
+      f'the model in {weights.path} has no head: use another teacher.'
     )
   for names in (weights.about.get('class_names') or (), source.class_names):
     if len(names) == outputs:

@@ -136,8 +136,8 @@ def test_image_and_label_are_what_the_transforms_declare():
 @pytest.mark.parametrize(
   'spec, text',
   [
-    (declared('mask'), "'mask'.*loader"),
-    (declared('replaced'), "'replaced'.*loader"),
+    (declared('mask'), "'mask'.*replaced"),
+    (declared('replaced'), "'replaced'.*keys other"),
     (declared('place', dtype=np.int64), 'int64 .*32 bits'),
     (declared('name', dtype='S8'), r'\|S8 .*32 bits'),
     (declared('crops', (0, 4, 4, 3)), r'\[0, 4, 4, 3\].*at least 1'),
@@ -154,7 +154,7 @@ def test_invalid_specs(spec, text):
 @pytest.mark.parametrize(
   'values, text',
   [
-    ({}, "{}; its spec declares {'place': "),
+    ({}, "{}; its spec is {'place': "),
     ({'place': np.zeros(4), 'more': 1}, "'more': 'int64"),
     ({'place': np.zeros(1, np.int32)}, r'int32 \[1\].*its spec .*int32 \[4\]'),
     ({'place': np.zeros(4)}, r'float64 \[4\].*its spec'),

@@ -9,7 +9,7 @@ from pillow_files import opened, saved, turned
 from sample_images import encode, noise, smooth
 
 from vit_jax.data.images import turbojpeg
-from vit_jax.data.images.decode import decode, decode_box
+from vit_jax.data.images.decode import decode, decode_to_resize
 from vit_jax.data.images.headers import DecodeError
 
 
@@ -20,6 +20,11 @@ def no_turbojpeg(monkeypatch):
 
 
 # Boxes of JPEGs
+
+
+def decode_box(data, box_of):
+  """Decodes the box `box_of(height, width)`."""
+  return decode_to_resize(data, lambda y, x: (box_of(y, x), (y, x)))[0]
 
 
 def jpegs(height, width):

@@ -43,7 +43,7 @@ from vit_jax.errors import UserError
     (
       'x.csv',
       'image,label\na,x\na,x\na,y\n',
-      ['line 2', 'line 4', 'a label'],
+      ['lines 2 and 4', 'a label'],
     ),
     ('x.csv', f'image,label\na,0\nb,{10**11}\n', ['line 3', '0 to 999,999']),
     ('x.csv', 'image,label\na,1.0\n', ['line 2', 'integers']),

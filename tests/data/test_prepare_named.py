@@ -1,6 +1,6 @@
 """Tests of preparing TFDS datasets by name."""
 
-import json
+import logging
 import os
 import subprocess
 import sys
@@ -15,129 +15,20 @@ from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
 from vit_jax.prepare import folder, named
 
-# Writes the tfrecord files of a data set from its array_record files.
-TO_TFRECORD = """
-  import pathlib, sys
-  import tensorflow as tf
-  from array_record.python.array_record_module import ArrayRecordReader
 
-  for path in pathlib.Path(sys.argv[1]).glob('*.array_record-*'):
-    other = str(path).replace('.array_record-', '.tfrecord-')
-    with tf.io.TFRecordWriter(other) as writer:
-      for record in ArrayRecordReader(str(path)).read_all():
-        writer.write(record)
-    path.unlink()
-"""
-
-
-@pytest.fixture(scope='module')
-def as_tfrecord(tmp_path_factory):
-  """Prepares a dataset named cifar10 as tfrecord; returns its directory."""
-  return _prepared(tmp_path_factory.mktemp('named'), 'cifar10')
-
-
-def _prepared(root, name):
-  for split in ('train', 'test'):
-    fill(root / 'in' / split, ['a', 'b'], 10, len(split))
-  folder.prepare(root / 'in', root / 'tfds', name, shard_bytes=2_000)
-  version = root / 'tfds' / name / '1.0.0'
-  subprocess.run(
-    [sys.executable, '-c', textwrap.dedent(TO_TFRECORD), version], check=True
-  )
-  path = version / 'dataset_info.json'
-  info = json.loads(path.read_text()) | {'fileFormat': 'tfrecord'}
-  path.write_text(json.dumps(info))
-  return version
-
-
-def contents(data_dir, split, name='cifar10'):
-  source = tfds.Source(split, dataset=name, data_dir=str(data_dir))
-  return [(source[i]['image'], source[i]['label']) for i in range(len(source))]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_tfrecord_datasets_are_converted(tmp_path, as_tfrecord):
-  """To another directory and in place; the old files do not change."""
-  expected = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}
-  before = archives.tree(as_tfrecord)
-  command = cli.command(
-    'prepare',
-    'cifar10',
-    f'--source={as_tfrecord.parents[1]}',
-    f'--data_dir={tmp_path}',
-    '--workers=2',
-  )
-  cli.run(command)
-  assert archives.tree(as_tfrecord) == before
-  copied = tmp_path / 'cifar10/1.0.0'
-  assert named.formats(copied) == ['array_record']
-  assert not list(copied.glob('*tfrecord*'))
-  assert {s: contents(tmp_path, s) for s in expected} == expected
-
-  named.prepare('cifar10', as_tfrecord.parents[1])
-  after = archives.tree(as_tfrecord)
-  assert {k: after[k] for k in before if k != 'dataset_info.json'} == {
-    k: v for k, v in before.items() if k != 'dataset_info.json'
-  }
-  assert named.formats(as_tfrecord) == ['tfrecord', 'array_record']
-  for name in ('cifar10-train', 'cifar10-test'):
-    first = f'{name}.array_record-00000-of-'
-    pair = [
-      next(p for k, p in archives.tree(d).items() if k.startswith(first))
-      for d in (copied, as_tfrecord)
-    ]
-    assert pair[0] == pair[1]
-  before = archives.tree(as_tfrecord)
-  named.prepare('cifar10', as_tfrecord.parents[1])  # already done
-  assert archives.tree(as_tfrecord) == before
-
-
-@pytest.mark.slow
-def test_datasets_of_own_builders_are_converted(tmp_path):
-  """From elsewhere and in place, with a name that TFDS does not know."""
-  version = _prepared(tmp_path, 'mine')
-  expected = contents(tmp_path / 'tfds', 'train', 'mine')
-  for number, source in enumerate((version, version.parents[1])):
-    target = tmp_path / f'new{number}'
-    named.prepare('mine', target, source=source)
-    assert named.formats(target / 'mine/1.0.0') == ['array_record']
-    assert contents(target, 'train', 'mine') == expected
-  for source in (version, version.parents[1]):
-    with pytest.raises(UserError, match='--source.* min;'):
-      named.prepare('min', tmp_path / 'new', source=source)
-  named.prepare('mine', tmp_path / 'tfds')
-  assert named.formats(version) == ['tfrecord', 'array_record']
-
-
-@pytest.mark.slow
-def test_damaged_tfrecord_files_are_refused(tmp_path, as_tfrecord):
-  """Checksums are compared, records counted, missing shards named."""
-  copy = tmp_path / 'cifar10/1.0.0'
-  copy.mkdir(parents=True)
-  for name, content in archives.tree(as_tfrecord).items():
-    if 'array_record' not in name and '/' not in name:
-      (copy / name).write_bytes(content)
-  info = json.loads((copy / 'dataset_info.json').read_text())
-  info.pop('alternativeFileFormats', None)
-  (copy / 'dataset_info.json').write_text(json.dumps(info))
-  shard = sorted(copy.glob('*test.tfrecord*'))[0]
-  whole = shard.read_bytes()
-  flipped = bytearray(whole)
-  flipped[len(whole) // 2] ^= 1
-  length = int.from_bytes(whole[:8], 'little')
-  for content, message in (
-    (bytes(flipped), 'cannot be read'),
-    (whole[: length + 16], r'\d+ whole records, not'),
-    (None, 'cannot be read'),
-  ):
-    shard.write_bytes(content) if content else shard.unlink()
-    with pytest.raises(UserError, match=message):
-      named.prepare('cifar10', tmp_path)
-  assert named.formats(copy) == ['tfrecord']
-  shard.write_bytes(whole)
-  named.prepare('cifar10', tmp_path)
-  assert contents(tmp_path, 'test') == contents(as_tfrecord.parents[1], 'test')
+def test_prepared_datasets_are_left_as_they_are(tmp_path, caplog, monkeypatch):
+  """Those of TFDS, and those of the user's own builders."""
+  monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
+  caplog.set_level(logging.INFO, 'vit_jax')
+  fill(tmp_path / 'in', ['a', 'b'], 2)
+  for name in ('cifar10', 'mine'):
+    folder.prepare(tmp_path / 'in', tmp_path / 'tfds', name)
+    before = archives.tree(tmp_path / 'tfds')
+    named.prepare(name, tmp_path / 'tfds')
+    assert archives.tree(tmp_path / 'tfds') == before
+    assert f'{name} is already prepared' in caplog.text
+  with pytest.raises(UserError, match='min.* is not a known data set'):
+    named.prepare('min', tmp_path / 'tfds')
 
 
 @pytest.mark.slow

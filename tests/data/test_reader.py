@@ -174,17 +174,15 @@ def test_processes_compare_records_only_near_the_limit(hosts, monkeypatch):
   assert exchange.call_count == 2
 
 
-@pytest.mark.parametrize('share', [-0.1, 1.01, 40, float('nan')])
-def test_max_bad_share_is_a_fraction(share):
-  """Counts and percentages are refused."""
-  with pytest.raises(
-    UserError, match='max_bad_share is .*at least 0 and at most 1'
-  ):
-    Reader(max_bad_share=share)
-
-
-@pytest.mark.parametrize('settings', [dict(threads=-1), dict(prefetch=0)])
-def test_messages_of_wrong_reader_settings(settings):
-  """They are raised when the reader is created."""
-  with pytest.raises(UserError, match='reader'):
-    Reader(**settings)
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    *(('max_bad_share', share) for share in (-0.1, 1.01, 40, float('nan'))),
+    ('threads', -1),
+    ('prefetch', 0),
+  ],
+)
+def test_messages_of_wrong_reader_settings(key, value):
+  """Counts and percentages of bad records are refused, too."""
+  with pytest.raises(UserError, match=f'reader.{key} is .*at least'):
+    Reader(**{key: value})

@@ -228,14 +228,14 @@ def test_splits_of_members(tmp_path):
     (dict(d=member(5, 0.0)), ['members.d.weight is 0.0', 'above 0']),
     (dict(d=member(5, 'x')), ["'x'"]),
     (dict(d=dict(name='synthetic')), ['members.d.weight is missing']),
-    (dict(d=member(5, 0.004)), ["'d'", 'less than 1/1000']),
+    (dict(d=member(5, 0.004)), ["'d'", 'at least 1/1000']),
     (dict(d=dict(weight=1.0)), ['members.d.name is missing']),
     (dict(d=dict(name='syntetic', weight=1.0)), ["did you mean 'synthetic'"]),
     (dict(d=member(5, 1.0, hight=3)), ['d.hight', "did you mean 'height'"]),
     (dict(d=dict(name='folder', weight=1.0)), ['d.path is missing']),
     (
       dict(d=member(5, 1.0, num_classes=9)),
-      ['10 classes', ' 9,', 'same classes'],
+      ['10 classes', ' 9 ', 'same classes'],
     ),
   ],
 )

@@ -181,9 +181,7 @@ def test_labels_in_json_members(tmp_path):
   assert [source[i]['label'] for i in range(3)] == [2, 1, 0]
   plain = tmp_path / 'plain.txt'
   plain.write_text('person\nbicycle\n')
-  with pytest.raises(
-    UserError, match='x.tar @ .*label .12.* 0 to 1 .positions'
-  ):
+  with pytest.raises(UserError, match='x.tar @ .*label .12.* 0 to 1'):
     tar.Source(
       'train', path=str(tmp_path), label_key='fine', class_map=str(plain)
     )
@@ -209,8 +207,7 @@ def test_labels_in_json_members(tmp_path):
     ([('1.jpg', b'x'), ('1.json', b'{')], ["'label' in .json"]),
     ([('1.jpg', b'x'), ('1.json', b'{"label": 0.5}')], ["'label' in .json"]),
     ([('1.jpg', b'x'), ('1.json', b'[' * 100000)], ["'label' in .json"]),
-    ([('1.jpg', b'x'), ('1.cls', b'3' * 1001)], ['an integer or a name']),
-    ([('1.jpg', b'x'), ('1.JPG', b'y'), ('1.cls', b'3')], ['each ending once']),
+    ([('1.jpg', b'x'), ('1.JPG', b'y'), ('1.cls', b'3')], ['1.JPG @ ']),
     (
       [('1.jpg', b'x'), ('1.cls', b'3'), ('1.jpg', b'y'), ('1.cls', b'4')],
       ["example '1'", '1.jpg @ 2048', '1.jpg @ 4096'],

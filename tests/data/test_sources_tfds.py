@@ -188,7 +188,7 @@ def test_a_dataset_with_configs_is_refused(damaged):
   for config in ('.config', 'big', 'small'):
     (folder / 'configured' / config).mkdir(parents=True)
   shutil.move(shard.parent, folder / 'configured' / 'small' / '1.0.0')
-  with pytest.raises(UserError, match='allowed: configured/small;'):
+  with pytest.raises(UserError, match='allowed: configured/small'):
     tfds.Source('train', dataset='configured', data_dir=str(folder))
   shutil.rmtree(folder / 'configured' / 'small')
   with pytest.raises(UserError, match='vit_jax.prepare configured'):
@@ -217,10 +217,10 @@ def test_datasets_of_old_tfds_are_read(damaged):
     (dict(split='vaild'), ["no split 'vaild'", 'test, train']),
     (dict(split='train[:41]'), ['train (40 examples)']),
     (dict(split='train[5:5]'), ['without examples']),
-    (dict(image_key='imag'), ["feature 'imag'", "did you mean 'image'"]),
-    (dict(image_key='file_name'), ['Text, not an Image', 'allowed: image']),
+    (dict(image_key='imag'), ["image_key is 'imag'", "did you mean 'image'"]),
+    (dict(image_key='file_name'), ['file_name: Text', 'allowed: image']),
     (dict(label_key='file_name'), ['Text', 'allowed: coarse, even, label']),
-    (dict(label_key='number'), ['Scalar of uint8', 'label_key=None']),
+    (dict(label_key='number'), ['number: Scalar', 'None for images']),
     (dict(on_bad_shard='x'), ['error, skip']),
   ],
 )

@@ -195,7 +195,7 @@ def test_other_images_are_refused(file, tmp_path):
   other = tmp_path / 'other.npz'
   np.savez(other, features=np.zeros(3))
   for wrong in (other, tmp_path / 'none.npz'):
-    with pytest.raises(UserError, match='not a file of pseudo-labels'):
+    with pytest.raises(UserError, match='cannot be read as pseudo-labels'):
       opened(str(wrong))
 
 
@@ -205,7 +205,7 @@ def test_damaged_files_are_refused(file, tmp_path):
   content[pseudo_labels.npz.Mapped(file[0], 'soft')._rows.offset + 5] ^= 1
   damaged = tmp_path / 'damaged.npz'
   damaged.write_bytes(content)
-  with pytest.raises(UserError, match='damaged.npz is damaged.*checksum'):
+  with pytest.raises(UserError, match='damaged.npz cannot be read.*checksum'):
     opened(str(damaged))
 
 

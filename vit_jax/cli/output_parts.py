@@ -174,8 +174,7 @@ class Parts:
         return {k: arrays[k] for k in keys or arrays.files if k != '_rows'}
     except (OSError, ValueError) as error:
       raise UserError(
-        f'{path} cannot be read ({error}). Delete this part and all later '
-        'ones, and run the same command again.'
+        f'{path} cannot be read ({error}): delete this part and all later ones.'
       ) from error
 
   def join(self, about: dict[str, Any], write: Any) -> dict[str, Any]:

@@ -57,8 +57,7 @@ class Balanced:
       reason = 'an order of its own' if has_own_order else 'no valid labels'
       raise UserError(
         f'train.balanced is set, but {source.name} has {reason}: set it to '
-        'False. (The weights of a mixture determine how often each member is '
-        'used.)'
+        'False; for a mixture, set weights.'
       )
 
   def __getattr__(self, name: str) -> Any:

@@ -168,10 +168,9 @@ def check_spec(transform: Transform) -> Spec:
     is_number = kind.kind in _KINDS and kind.itemsize <= _MAX_BYTES
     if key in MASK | REPLACED or not is_number or min(shape, default=1) < 1:
       raise UserError(
-        f'{name} declares {key!r} as {kind} {list(shape)}; allowed: booleans, '
-        'integers and floating-point numbers of at most 32 bits, with '
-        'dimensions of at least 1, under keys other than those of the loader, '
-        f'{" and ".join(MASK | REPLACED)}.'
+        f'{name} declares {key!r} as {kind} {list(shape)}; allowed: bool, int '
+        'and float of at most 32 bits, dimensions of at least 1, and keys '
+        f'other than {" and ".join(MASK | REPLACED)}.'
       )
   return {key: (tuple(s), np.dtype(d)) for key, (s, d) in spec.items()}
 
@@ -211,7 +210,7 @@ def check_values(
   ):
     actual = {key: (array.shape, array.dtype) for key, array in arrays.items()}
     raise UserError(
-      f'{_name(transform)} returned {_format(actual)}; its spec declares '
+      f'{_name(transform)} returned {_format(actual)}; its spec is '
       f'{_format(spec)}: both must be equal.'
     )
 
@@ -232,8 +231,7 @@ def require(keys: Iterable[str], *required: str, who: str) -> None:
     raise UserError(
       f'{who} requires {", ".join(missing)} in a batch, but the transform '
       f'declares only {", ".join(keys)}: set augment.name or preprocess.name '
-      'to a transform that declares the missing keys, or use an objective or '
-      'evaluator that does not require them.'
+      'to another transform.'
     )
 
 

@@ -19,7 +19,7 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import numpy as np
 from etils import epath
@@ -44,7 +44,35 @@ _OTHER_DATA = (
 _MAX_NAMES = 5  # maximum number of class names in a message
 
 
-class Tail:
+class _Wrapped:
+  """Base class of sources that read the examples of another source.
+
+  Attributes:
+    name: name of the source.
+    num_classes: number of classes of the source.
+    class_names: class names of the source.
+  """
+
+  def __init__(self, source: Source):
+    self._source, self.name = source, source.name
+    self.num_classes, self.class_names = source.num_classes, source.class_names
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return self._source[self._find(index)]
+
+  def where(self, index: int) -> str:
+    """Returns the location of an example, if the source provides it."""
+    return contract.where(self._source, self._find(index))
+
+  def _find(self, index: int) -> int:
+    """Returns the index of an example in the source."""
+    return index
+
+
+class Tail(_Wrapped):
   """The examples of a source whose index is at least `start`."""
 
   def __init__(self, source: Source, start: int):
@@ -54,30 +82,22 @@ class Tail:
       source: source of all examples.
       start: index of the first remaining example.
     """
-    self._source, self._start = source, start
+    super().__init__(source)
     # A source without labels has the single class of the label `_NO_LABEL`.
-    self.name, self.num_classes = source.name, source.num_classes or 1
-    self.class_names = source.class_names
+    self.num_classes, self._start = source.num_classes or 1, start
 
   def __len__(self) -> int:
     return len(self._source) - self._start
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return {'label': _NO_LABEL, **self._source[self._start + index]}
+    return {'label': _NO_LABEL, **super().__getitem__(index)}
 
-  def where(self, index: int) -> str:
-    """Returns the location of an example, if the source provides it."""
-    return contract.where(self._source, self._start + index)
+  def _find(self, index: int) -> int:
+    return self._start + index
 
 
-class Remaining:
-  """A source without some of its examples.
-
-  Attributes:
-    name: name of the source.
-    num_classes: number of classes of the source.
-    class_names: class names of the source.
-  """
+class Remaining(_Wrapped):
+  """A source without some of its examples."""
 
   def __init__(self, source: Source, indices: Int[np.ndarray, ' n']):
     """Leaves examples out; the order of the others is that of the source.
@@ -86,17 +106,13 @@ class Remaining:
       source: source of all examples.
       indices: indices of the examples to leave out, ascending.
     """
-    self._source, self._left_out = source, indices
+    super().__init__(source)
+    self._left_out = indices
     # Number of remaining examples before each example that is left out.
     self._before = indices - np.arange(len(indices))
-    self.name, self.num_classes = source.name, source.num_classes
-    self.class_names = source.class_names
 
   def __len__(self) -> int:
     return len(self._source) - len(self._left_out)
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    return self._source[self._find(index)]
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the remaining rows of the source; see `data.contract`."""
@@ -127,12 +143,7 @@ class Remaining:
       'left_out': fingerprint.checksum(self._left_out),
     }
 
-  def where(self, index: int) -> str:
-    """Returns the location of an example, if the source provides it."""
-    return contract.where(self._source, self._find(index))
-
   def _find(self, index: int) -> int:
-    """Returns the index of an example in the source."""
     if not 0 <= index < len(self):
       raise IndexError(f'index {index} of {len(self)} examples')
     return index + int(np.searchsorted(self._before, index, 'right'))
@@ -153,17 +164,14 @@ def without(source: Source, indices: Int[np.ndarray, ' n']) -> Source:
     return source
   if len(indices) == len(source):
     raise UserError(
-      f'all {len(source)} examples of {source.name} are left out: use a '
-      'shorter list, or other data.'
+      f'train.leave_out lists all {len(source)} examples of {source.name}.'
     )
   own: Any = getattr(source, 'without', None)
   if own is not None:
     return own(indices)
   if hasattr(source, 'locate') or hasattr(source, 'replacements'):
     raise UserError(
-      f'{source.name} defines its own order of the examples, so examples can '
-      'be left out only by a method `without` of its class '
-      f'{type(source).__qualname__}; see vit_jax.data.contract.'
+      f'{type(source).__qualname__} has its own order, so it needs `without`.'
     )
   return Remaining(source, indices)
 
@@ -303,55 +311,38 @@ def checked_rows(source: Source) -> list[tuple[str, Int[np.ndarray, ' n']]]:
   count = sum(len(part_rows) for _, part_rows in parts)
   if count != len(source):
     raise UserError(
-      f'examples of {source.name} cannot be listed or left out, because '
-      f'`rows` of its class {type(source).__qualname__} returns the positions '
-      f'of {count} of its {len(source)} examples; see vit_jax.data.contract.'
+      f'{source.name} cannot be listed or left out: `rows` of its class '
+      f'{type(source).__qualname__} has {count} of {len(source)} positions.'
     )
   return parts
-
-
-def _is_entry(entry: Any) -> TypeGuard[dict[str, Any]]:
-  """Returns whether a line of a list has all keys, with values of their types.
-
-  A position that is a string, for example, would not match any example.
-  """
-  return (
-    isinstance(entry, dict)
-    and entry.keys() >= _KEYS.keys()
-    and all(type(entry[key]) in kinds for key, kinds in _KEYS.items())
-    and entry['position'] >= 0
-  )
 
 
 def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
   """Reads a list; returns {part: {position: content of the line}}."""
   if not path.exists():
     raise UserError(
-      f'train.leave_out: {path} does not exist.{paths.nearest(path)} If the '
-      'list was moved, give --config.train.leave_out=PATH.'
+      f'--config.train.leave_out={path} does not exist.{paths.nearest(path)}'
     )
   by_part: dict[str, dict[int, dict[str, Any]]] = {}
   for line, entry in jsonl.read(path):
-    if not _is_entry(entry):
-      text = line.decode(errors='replace').strip()
+    values = entry if isinstance(entry, dict) else {}
+    # A position that is a string, for example, would not match any example.
+    if (
+      not all(type(values.get(key)) in kinds for key, kinds in _KEYS.items())
+      or 'checksum' not in values
+      or values['position'] < 0
+    ):
       raise UserError(
-        f'train.leave_out: {path} contains the line {text!r:.100}; each line '
-        'must be a JSON object with the keys part (a string), position (an '
-        'integer of at least 0) and checksum (a string or null), as python -m '
-        'vit_jax.check_data --against writes it.'
+        f'train.leave_out: {path} contains the line {line!r:.100}, which '
+        'python -m vit_jax.check_data --against did not write: each has part '
+        '(text), position (at least 0) and checksum (text or null).'
       )
-    by_part.setdefault(entry['part'], {})[entry['position']] = entry
+    by_part.setdefault(values['part'], {})[values['position']] = values
   return by_part
 
 
-class Relabelled:
-  """A source whose labels are mapped to another list of class names.
-
-  Attributes:
-    name: name of the source.
-    num_classes: number of classes of the other list.
-    class_names: class names of the other list.
-  """
+class Relabelled(_Wrapped):
+  """A source whose labels are mapped to another list of class names."""
 
   def __init__(self, source: Source, class_names: Sequence[str]):
     """Maps labels by name.
@@ -360,15 +351,11 @@ class Relabelled:
       source: source whose class names are a subset of `class_names`.
       class_names: class names in the order of the new labels.
     """
-    self._source = source
+    super().__init__(source)
     self._labels_key = ''  # key of the list of all correct labels, if any
     new_labels = {name: label for label, name in enumerate(class_names)}
     self._new_labels = [new_labels[name] for name in source.class_names]
-    self.name = source.name
     self.num_classes, self.class_names = len(class_names), list(class_names)
-
-  def __len__(self) -> int:
-    return len(self._source)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     example = self._source[index]
@@ -389,10 +376,6 @@ class Relabelled:
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the rows of the source if it has any; see `data.contract`."""
     yield from getattr(self._source, 'rows', tuple)()
-
-  def where(self, index: int) -> str:
-    """Returns the location of an example, if the source provides it."""
-    return contract.where(self._source, index)
 
   def _mapped(self, label: Any) -> int:
     label, count = int(label), len(self._new_labels)
@@ -432,11 +415,11 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
     return source
   unique = len(set(own)) == len(own) and len(set(known)) == len(known)
   if not unique or not set(own) <= set(known):
+    names = names_differ(known, own, ('in the head', 'in the data'))
     raise UserError(
-      f'the classes of {source.name} differ from those of {head}: '
-      f'{names_differ(known, own, ("in the head", "in the data"))}. Use data '
-      'with the same classes, rename the classes (by source.class_map for '
-      'most sources), or fine-tune on this data first.'
+      f'the classes of {source.name} differ from those of {head}: {names}. Use '
+      'data with the same classes, rename them (source.class_map of most '
+      'sources), or fine-tune on this data first.'
     )
   log.warning(
     '%s: the order of the %d classes differs from that of the %d classes of '

@@ -31,7 +31,7 @@ from vit_jax.data import contract, fingerprint, progress
 from vit_jax.data.contract import Source
 from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, required
 from vit_jax.files import jsonl, paths
 
 _CHUNK = 64  # examples per chunk, which is one line of the file
@@ -130,9 +130,7 @@ def inspect(
       or cannot be written.
   """
   if not len(source):
-    raise UserError(
-      f'{source.name} has no examples to inspect: give another split or path.'
-    )
+    raise UserError(f'{source.name} has no examples: give another split.')
   known = _known(source, split, path, kind, hashed)
   starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
@@ -193,9 +191,8 @@ def _known(
     _append(path, {'split': split, 'fingerprint': current})
   elif lines[0].get('fingerprint') != current:
     raise UserError(
-      f'{path} contains the results of an unfinished inspection of {split}, '
-      'but the data, its channels or its bits have changed since then: remove '
-      'the file to start again.'
+      f'{path} belongs to an unfinished inspection of {split} with other data, '
+      'channels or bits: remove it.'
     )
   return {
     line['start']: _found(line)
@@ -252,9 +249,7 @@ def _measure(
   example = source[index]
   label = int(example['label'])
   if not 0 <= label < source.num_classes:
-    raise decode.DecodeError(
-      f'label {label}; allowed: 0 to {source.num_classes - 1}'
-    )
+    raise decode.DecodeError(f'label {label} of {source.num_classes} classes')
   pixels = np.ascontiguousarray(decode.decode(example['image'], *kind))
   height, width, _ = pixels.shape
   digest = hashlib.blake2b(f'{height} {width}'.encode(), digest_size=8)
@@ -337,14 +332,7 @@ def imagehash() -> types.ModuleType:
   Raises:
     UserError: it is not installed.
   """
-  try:
-    import imagehash
-  except ModuleNotFoundError as error:
-    raise UserError(
-      'comparing images requires the package imagehash, which is not '
-      "installed: pip install 'vit_jax[duplicates]'."
-    ) from error
-  return imagehash
+  return required('imagehash', 'comparing images', 'vit_jax[duplicates]')
 
 
 def perceptual_hash(pixels: UInt8[np.ndarray, 'y x 3']) -> int:
@@ -387,7 +375,9 @@ def nearest(
   values, first = np.unique(references, return_index=True)
   none = (max_distance + 1) << _SHIFT
   best = np.full(len(queries), none, np.int64)  # distance and reference
-  for low, high in _blocks(max_distance + 1):
+  # Blocks of similar size: first bit, and bit after the last.
+  ends = [_BITS * i // (max_distance + 1) for i in range(max_distance + 2)]
+  for low, high in itertools.pairwise(ends):
     for rows, columns in _equal_in_block(queries, values, low, high):
       different = np.bitwise_count(queries[rows] ^ values[columns])
       near = np.flatnonzero(different <= max_distance)
@@ -398,12 +388,6 @@ def nearest(
   distances, indices = best >> _SHIFT, best & ((1 << _SHIFT) - 1)
   far = best == none
   return np.where(far, _NONE, indices), np.where(far, _NONE, distances)
-
-
-def _blocks(count: int) -> Iterator[tuple[int, int]]:
-  """Yields (first bit, bit after the last) of blocks of similar size."""
-  ends = [_BITS * number // count for number in range(count + 1)]
-  yield from zip(ends[:-1], ends[1:], strict=True)
 
 
 def _equal_in_block(

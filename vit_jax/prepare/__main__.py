@@ -4,15 +4,14 @@ NAME is one of:
   imagenet21k      made from the public archive (--source)
   folder           made from a folder of images by class (--source, --name)
   digits           the handwritten digits of scikit-learn
-  any data set of TFDS, which is downloaded, or converted to array_record if it
-  exists as tfrecord; --source is the TFDS directory of a data set that your
-  own builder has prepared
+  any data set of TFDS, which is downloaded
 Without NAME, the command lists the known data sets.
 """
 
 import errno
 import logging
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -32,8 +31,7 @@ from vit_jax.prepare import (
 from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
-# Flags that have an effect for each data set that this package builds; data
-# sets of TFDS use --source.
+# Flags that have an effect for each data set that this package builds.
 _USED = {
   digits.NAME: (),
   imagenet21k.NAME: ('source', 'class_list'),
@@ -47,9 +45,7 @@ _SOURCES = {
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  flags.DEFINE_string(
-    'source', None, 'Archive, folder of images, or TFDS directory.'
-  )
+  flags.DEFINE_string('source', None, 'Archive, or folder of images.')
   flags.DEFINE_string(
     'data_dir', None, 'TFDS directory; default $TFDS_DATA_DIR.'
   )
@@ -74,7 +70,7 @@ def run(
   Args:
     name: name of the data set, or 'folder'.
     data_dir: TFDS directory; see `sources.tfds.default_data_dir`.
-    source: archive, folder or other TFDS directory.
+    source: archive or folder.
     set_name: name of a data set made from a folder.
     class_list: file of synsets in the order of labels, for imagenet21k.
     workers: number of processes; 0 for one per core, limited by memory.
@@ -90,8 +86,8 @@ def run(
   for flag, path in (('data_dir', root), ('source', source)):
     if path is not None and paths.is_remote(path):
       raise UserError(
-        f'--{flag} is {path!r}, which is remote; give a directory DIR of this '
-        f'machine, and copy it: gcloud storage cp -r DIR/{result} {root}/'
+        f'--{flag} is {path!r}, which is remote; give a local directory DIR, '
+        f'and copy it: gcloud storage cp -r DIR/{result} {root}/'
       )
   directory = pathlib.Path(root)
   origin = pathlib.Path(source).expanduser() if source else None
@@ -104,7 +100,7 @@ def run(
       digits.prepare(root)
       log.info('%s is prepared: %s', name, directory / name)
     elif name not in _USED:
-      named.prepare(name, directory, source=origin, workers=workers)
+      named.prepare(name, directory)
     elif origin is None:
       raise UserError(f'--source is missing; give --source={_SOURCES[name]}.')
     elif name == folder.NAME:
@@ -113,7 +109,10 @@ def run(
       listed = pathlib.Path(class_list) if class_list else None
       imagenet21k.prepare(origin, directory, class_list=listed, workers=workers)
   except OSError as error:
-    raise UserError(_message(error, directory)) from error
+    advice = 'fix the cause and run the same command again, which continues.'
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+      advice = 'the disk is full: free some space, or give another --data_dir.'
+    raise UserError(f'{error} (in {directory}): {advice}') from error
 
 
 def _check_flags(
@@ -130,7 +129,7 @@ def _check_flags(
   Raises:
     UserError: a flag is missing, invalid or without effect.
   """
-  used = _USED.get(name, ('source',))
+  used = _USED.get(name, ())
   for flag, value in values.items():
     if value is not None and flag not in used:
       raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
@@ -139,41 +138,19 @@ def _check_flags(
   check_range('--workers', workers, at_least=0)
 
 
-def _message(error: OSError, directory: pathlib.Path) -> str:
-  """Returns the message for a failed operation on a file."""
-  if error.errno in (errno.ENOSPC, errno.EDQUOT):
-    return (
-      f'the disk of {directory} is full. Free some space and run the same '
-      'command again, which continues; or give a --data_dir on a larger disk.'
-    )
-  return (
-    f'{error.filename or directory} cannot be read or written: '
-    f'{error.strerror or error}.'
-  )
-
-
 def main(arguments: list[str]) -> None:
   """Prepares a data set; without arguments, lists the known data sets."""
-  values = flags.FLAGS
   if not arguments:
     print(catalog.listing())
     return
   if len(arguments) > 1:
-    raise UserError(
-      'usage: python -m vit_jax.prepare NAME [--source=PATH] [--data_dir=DIR]; '
-      f'got {len(arguments)} names: {" ".join(arguments)}.'
-    )
+    raise process.usage('prepare NAME [--source=PATH] [--data_dir=DIR]')
   # Ctrl-C must raise KeyboardInterrupt, so that worker processes are stopped.
   interruption.HANDLER.release()
+  keys = ('data_dir', 'source', 'class_list', 'workers')
+  values: dict[str, Any] = {key: flags.FLAGS[key].value for key in keys}
   try:
-    run(
-      arguments[0],
-      data_dir=values.data_dir,
-      source=values.source,
-      set_name=values.name,
-      class_list=values.class_list,
-      workers=values.workers,
-    )
+    run(arguments[0], set_name=flags.FLAGS.name, **values)
   except KeyboardInterrupt:
     raise UserError('interrupted; the same command continues.') from None
 

@@ -79,20 +79,12 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
       yield synset
     if not count:
       raise EOFError('it contains no nXXXXXXXX.tar')
-  except (
-    FileNotFoundError,
-    tarfile.TarError,
-    EOFError,
-    zlib.error,
-    gzip.BadGzipFile,
-  ) as error:
+  except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
     raise UserError(
       f'--source={source} is not a complete archive ({error}); {count} synsets '
-      'were read. Give fall11_whole.tar or winter21_whole.tar.gz from '
-      'image-net.org, or a directory of its nXXXXXXXX.tar files. If a download '
-      'is incomplete, finish it and run the same command again, which '
-      'continues. For a folder of images by class, use: python -m '
-      'vit_jax.prepare folder'
+      'were read. Give the whole fall11_whole.tar or winter21_whole.tar.gz of '
+      'image-net.org, or a directory of its nXXXXXXXX.tar files (for a folder '
+      'of images by class: python -m vit_jax.prepare folder).'
     ) from error
 
 

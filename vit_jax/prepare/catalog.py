@@ -89,9 +89,8 @@ def require_manual_files(builder: Any, data_dir: pathlib.Path) -> None:
   if not files and not (folder.is_dir() and any(folder.iterdir())):
     missing = ['the files that TFDS requires']
   if missing:
+    instructions = ' '.join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
     raise UserError(
       f'{builder.name} has to be downloaded by hand; missing in {folder}: '
-      f'{" and ".join(missing)}. '
-      f'{" ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())} Then run the '
-      'same command again.'
+      f'{" and ".join(missing)}. {instructions}'
     )

@@ -73,7 +73,7 @@ def prepare(
   with shards.locked(data_dir, name) as work:
     size = sum(f.size for files in splits.values() for f in files)
     shards.require_space(work, size)
-    shards.prepared_result(work, plan)
+    shards.start(work, plan)
     for split, files in splits.items():
       sources = _shards(split, files, labels, shard_bytes)
       written[split] = shards.write_split(work, name, split, sources, workers)
@@ -99,8 +99,7 @@ def check_name(name: str) -> None:
   """
   if not _NAME.fullmatch(name):
     raise UserError(
-      f'--name is {name!r}; allowed are lower-case letters, digits and _, '
-      'starting with a letter, as in --name=my_set.'
+      f'--name is {name!r}; give lower-case letters, digits and _: my_set.'
     )
 
 
@@ -116,8 +115,7 @@ def _listings(source: str) -> dict[str, class_folders.Listing]:
     split = _SPLITS.get(folder.lower(), folder.lower())
     if split in listings:
       raise UserError(
-        f'{root} and {listings[split].root} are both the split {split!r}; '
-        'rename or merge them.'
+        f'{root} and {listings[split].root} are both {split!r}; merge them.'
       )
     listings[split] = class_folders.listing(root)
     class_folders.report(listings[split])
@@ -132,9 +130,7 @@ def _files(listing: class_folders.Listing) -> list[_File]:
   """
   for name in listing.classes:
     if not name.isprintable():
-      raise UserError(
-        f'{listing.root}/{name!r} is not allowed as a class name; rename it.'
-      )
+      raise UserError(f'{listing.root}/{name!r}: rename it as a class name.')
   files = []
   for name in map(os.fsdecode, listing.paths):
     path = f'{listing.root}/{name}'

@@ -187,7 +187,7 @@ def _read_part(part: _Part) -> None:
         num_bytes += len(item.data)
   records.sort(key=lambda pair: pair[0])  # stable: equal names stay in order
   data = (record for _, record in records)
-  shards.write_records(part.path, data, shards.OPTIONS)
+  shards.write_records(part.path, data)
   keys = np.array([key for key, _ in records], np.uint64)
   np.save(part.path.with_suffix('.npy'), keys)
   about = dict(members=members, num_bytes=num_bytes, skipped=skipped)
@@ -209,7 +209,7 @@ def _write(
     raise UserError('none of the images of the archive can be decoded.')
   num_bytes = sum(part['num_bytes'] for part in parts)
   count = min(1 + num_bytes // shard_bytes, len(ordered))
-  shards.prepared_result(work, {'parts': parts, 'names': names, 'count': count})
+  shards.start(work, {'parts': parts, 'names': names, 'count': count})
   cuts = ordered[np.arange(1, count) * len(ordered) // count]
   bounds = np.array(
     [[0, *np.searchsorted(each, cuts), len(each)] for each in keys], np.int32
@@ -271,8 +271,7 @@ def _class_names(
   if missing:
     raise UserError(
       f'--class_list lacks {len(missing):,} of the {len(in_archive):,} synsets '
-      f'of the archive: {", ".join(missing[:3])}, … Give a complete list, or '
-      'remove --class_list to number the synsets by their names.'
+      f'of the archive: {", ".join(missing[:3])}, … Complete or remove it.'
     )
   return listed
 

@@ -61,8 +61,8 @@ def unordered(
       yield future.result()
   except BrokenProcessPool as error:
     raise UserError(
-      'a worker process was killed, probably because of too little memory. '
-      f'Run the same command with fewer --workers than {workers}; it continues.'
+      'a worker process was killed, probably for lack of memory: run the same '
+      f'command with fewer --workers than {workers}; it continues.'
     ) from error
   finally:
     pool.shutdown(wait=True, cancel_futures=True)

@@ -39,7 +39,7 @@ _FORMAT = 'array_record'
 _FOLDER = '.prepare'
 # One record per group, as in TFDS, for random access. Compression does not make
 # JPEGs smaller.
-OPTIONS = 'group_size:1,uncompressed'
+_OPTIONS = 'group_size:1,uncompressed'
 
 
 class Skipped(NamedTuple):
@@ -146,8 +146,7 @@ def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
       raise UserError(
-        f'another process is preparing {name} in {data_dir}; wait for it, or '
-        'end it and run the same command again, which continues.'
+        f'another process is preparing {name} in {data_dir}: wait for it.'
       ) from error
     work = root / name
     work.mkdir(mode=0o700, exist_ok=True)
@@ -168,14 +167,13 @@ def require_space(work: pathlib.Path, num_bytes: int) -> None:
   free = shutil.disk_usage(work).free
   if free < num_bytes - existing:
     raise UserError(
-      f'the disk of {work.parent.parent} has {free / 1e9:,.1f} GB free; '
-      f'{(num_bytes - existing) / 1e9:,.1f} GB are needed. Free some space, or '
-      'give a --data_dir on a larger disk.'
+      f'the disk of --data_dir={work.parent.parent} has {free / 1e9:,.1f} GB '
+      f'free; {(num_bytes - existing) / 1e9:,.1f} GB are needed.'
     )
 
 
-def prepared_result(work: pathlib.Path, plan: Any) -> pathlib.Path:
-  """Returns the directory of the result, emptied if the plan has changed.
+def start(work: pathlib.Path, plan: Any) -> None:
+  """Creates the directory of the result, empty if the plan has changed.
 
   Args:
     work: working directory.
@@ -188,7 +186,6 @@ def prepared_result(work: pathlib.Path, plan: Any) -> pathlib.Path:
     write_json(work / 'plan.json', plan)
   result.mkdir(exist_ok=True)
   (work / 'notes').mkdir(exist_ok=True)
-  return result
 
 
 class _Shard(NamedTuple):
@@ -250,34 +247,30 @@ def _write(shard: _Shard) -> None:
         sizes.append(len(item))
         yield item
 
-  write_records(shard.path, records(), OPTIONS)
+  write_records(shard.path, records())
   note = dict(length=len(sizes), num_bytes=sum(sizes), skipped=skipped)
   write_json(shard.note, note)
 
 
-def write_records(
-  path: pathlib.Path, records: Iterable[bytes], options: str
-) -> None:
+def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
   """Writes an array_record file atomically.
 
   Args:
     path: path of the file.
     records: records of the file.
-    options: options of the array_record writer.
 
   Raises:
     UserError: the file cannot be written, for example because the disk is full.
   """
   temporary = path.with_name(f'{path.name}.tmp')
   try:
-    writer = ArrayRecordWriter(str(temporary), options)
+    writer = ArrayRecordWriter(str(temporary), _OPTIONS)
     for record in records:
       writer.write(record)
     writer.close()
   except RuntimeError as error:  # raised by the writer for all errors
     raise UserError(
-      f'{path} cannot be written: {error}. Fix the cause and run the same '
-      'command again, which continues.'
+      f'{path} cannot be written: {error}. The same command continues.'
     ) from error
   os.replace(temporary, path)
 
@@ -337,22 +330,12 @@ def finish(
     supervised_keys=('image', 'label'),
   )
   target = work.parent.parent / name / VERSION
-  publish(work, target)
-  return target
-
-
-def publish(work: pathlib.Path, target: pathlib.Path) -> None:
-  """Moves the result to its final path and removes the working directory.
-
-  Raises:
-    UserError: the target exists.
-  """
   target.parent.mkdir(parents=True, exist_ok=True)
   try:
-    os.rename(work / 'result', target)
+    os.rename(result, target)
   except OSError as error:
     raise UserError(
-      f'{target} exists and is not a complete data set; move it elsewhere, '
-      'then run the same command again.'
+      f'{target} exists and is not a complete data set: move it elsewhere.'
     ) from error
   shutil.rmtree(work)
+  return target

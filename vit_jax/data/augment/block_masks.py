@@ -76,8 +76,7 @@ class TrainTransform(multicrop.TrainTransform):
     group = self.group or size // parts
     if size // parts % group:
       raise UserError(
-        f'augment.group is {group}, and a micro-batch has {size // parts} '
-        'examples (batch_size / micro_batches): set it to a divisor.'
+        f'augment.group is {group}; it must divide {size // parts} examples.'
       )
     batches = Batches(size, parts)
     return dataclasses.replace(self, batches=batches, group=group)

@@ -65,8 +65,7 @@ class TrainTransform:
       area = getattr(self, key)
       if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
         raise UserError(
-          f'augment.{key} is {area}: give the smallest and the largest '
-          'fraction of the image area, 0 < smallest <= largest <= 1.'
+          f'augment.{key} is {area}; allowed: 0 < smallest <= largest <= 1.'
         )
     for key, count in (('color_jitter', 4), ('blur', 3)):
       values = getattr(self, key)

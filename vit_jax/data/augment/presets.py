@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import check_choice
 
 Channels = tuple[float, ...]
 # (mean, std) of each channel of pixels in [0, 1].
@@ -28,7 +28,7 @@ class Preset(NamedTuple):
 
   Attributes:
     resize: see `EvalTransform`.
-    interpolation: see `resampling.resize`.
+    interpolation: see `decode.resize`.
     normalization: mean and std of pixels in [0, 1].
     larger: function from the side of the result to the side of the resized
       image, pixels.
@@ -94,10 +94,7 @@ def find(name: str) -> Preset:
   Raises:
     UserError: a preset of that name does not exist.
   """
-  if name not in PRESETS:
-    raise UserError(
-      f'{name!r} is not a preset of preprocessing; {closest(name, PRESETS)}.'
-    )
+  check_choice('the preset of preprocessing', name, PRESETS)
   return PRESETS[name]
 
 
@@ -118,11 +115,7 @@ def fine_tuning_crop(name: str) -> dict[str, Any]:
   Raises:
     UserError: a crop of that name does not exist.
   """
-  if name not in _FINE_TUNING:
-    raise UserError(
-      f'crop={name!r} is not a crop for fine-tuning; '
-      f'{closest(name, _FINE_TUNING)}.'
-    )
+  check_choice('crop', name, _FINE_TUNING)
   return _FINE_TUNING[name]
 
 

@@ -54,9 +54,8 @@ class TrainTransform(transforms.TrainTransform):
     soft: np.ndarray = np.asarray(example[SOFT], np.float32)
     if soft.shape != (self.num_classes,):
       raise UserError(
-        f'the shape of soft labels is {list(soft.shape)}, but '
-        f'augment.num_classes is {self.num_classes}: set it to the number of '
-        'classes of the data.'
+        f'soft labels are {list(soft.shape)}, but augment.num_classes is '
+        f'{self.num_classes}: set it to their size.'
       )
     return result | {'label': soft}
 

@@ -46,8 +46,7 @@ def square(image_size: tuple[int, ...]) -> tuple[int, int]:
   """
   if len(image_size) not in (1, 2) or min(image_size) < 1:
     raise UserError(
-      f'image_size is {image_size}: give one positive number or (height, '
-      'width), in pixels.'
+      f'image_size is {image_size}: give one positive number or two, in pixels.'
     )
   height, width = image_size[0], image_size[-1]
   check_range(
@@ -90,9 +89,8 @@ class _ImageAndLabel(abc.ABC):
     if 'label' not in example:
       raise UserError(
         f'the examples of the source contain {", ".join(example)}, but not '
-        'label, which this transform requires: use a source with labels, or a '
-        'transform that does not declare label, for example with '
-        '--config.augment.name=my_lab.my_transform.'
+        'label: use a source with labels, or a transform that does not declare '
+        'label (--config.augment.name).'
       )
     pixels = self.pixels(example['image'], rng)
     return {'image': pixels, 'label': int(example['label'])}
@@ -147,7 +145,7 @@ class TrainTransform(_ImageAndLabel):
     enlarge: ratio of the resized image's side to the result's, for crop
       'squash'; with 7/6, 384 pixels are cut out of 448.
     pad: number of pixels added on each side, for crop 'pad'.
-    interpolation: filter, see `resampling.resize`.
+    interpolation: filter, see `decode.resize`.
     scaled_decoding: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size
       where the crop then still is at least as large as the result. This is
       faster for photographs much larger than the result, and changes pixels,
@@ -220,9 +218,8 @@ class TrainTransform(_ImageAndLabel):
     used = [f'augment.{key}' for key in keys if getattr(self, key)]
     if used and (self.channels, self.bits) != (3, 8):
       raise UserError(
-        f'{" and ".join(used)} would change colours, which requires RGB images '
-        f'of 8 bits, but augment.channels is {self.channels} and augment.bits '
-        f'is {self.bits}: set {" and ".join(used)} to 0.'
+        f'{" and ".join(used)} must be 0 unless images are RGB of 8 bits, but '
+        f'augment.channels is {self.channels} and augment.bits is {self.bits}.'
       )
 
   def pixels(
@@ -244,14 +241,16 @@ class TrainTransform(_ImageAndLabel):
         image, lambda y, x: (self._random_box(y, x, rng), self.image_size)
       )
     height, width = self.image_size
-    if self.crop == 'squash':
-      larger = round(height * self.enlarge), round(width * self.enlarge)
-      pixels = self._resized(image, lambda y, x: ((0, 0, y, x), larger))
-    else:
-      pixels = self._resized(
-        image,
-        lambda y, x: ((0, 0, y, x), covering_size(y, x, height, width)),
-      )
+    larger = round(height * self.enlarge), round(width * self.enlarge)
+    squash = self.crop == 'squash'
+    pixels = self._resized(
+      image,
+      lambda y, x: (
+        (0, 0, y, x),
+        larger if squash else covering_size(y, x, height, width),
+      ),
+    )
+    if not squash:
       pixels = cv2.copyMakeBorder(
         pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
       )
@@ -345,7 +344,7 @@ class EvalTransform(_ImageAndLabel):
     central_fraction: ratio of the centre's side to the resized image's side:
       with 0.875, 224 pixels are cut out of 256. With 1, 'central' cuts out the
       largest possible centre.
-    interpolation: filter, see `resampling.resize`.
+    interpolation: filter, see `decode.resize`.
     scaled_decoding: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size
       where they then still are at least as large as the resized image. This is
       faster for large photographs and changes pixels, see docs/performance.md.

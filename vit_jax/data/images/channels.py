@@ -91,8 +91,8 @@ class _Expected(NamedTuple):
 
   def __str__(self) -> str:
     return (
-      f'expected: uint{self.bits} [y, x, {self.channels}], according to the '
-      f'config keys channels={self.channels} and bits={self.bits}'
+      f'expected: uint{self.bits} [y, x, {self.channels}], as config keys '
+      f'channels={self.channels} and bits={self.bits}'
     )
 
   def check(self, dtype: np.dtype | str, shape: Sequence[int]) -> None:
@@ -115,8 +115,7 @@ class _Expected(NamedTuple):
       or math.prod(shape) * self.bits > 8 * _MAX_BYTES
     ):
       raise DecodeError(
-        f'the image is {name} {list(shape)}; {self}, and at most '
-        f'{_MAX_BYTES} bytes'
+        f'the image is {name} {list(shape)}; {self}, up to {_MAX_BYTES} bytes'
       )
 
 
@@ -131,8 +130,7 @@ def _npy(data: bytes, expected: _Expected) -> np.ndarray:
   start, size = file.tell(), math.prod(shape)
   if len(data) != start + size * dtype.itemsize:
     raise DecodeError(
-      f'the .npy file has {len(data)} bytes, but its header declares '
-      f'{start + size * dtype.itemsize}'
+      f'{len(data)} bytes, but header: {start + size * dtype.itemsize}'
     )
   # Not `np.load`, which could unpickle objects.
   values = np.frombuffer(data, dtype, size, start)

@@ -149,12 +149,12 @@ def decode(
   the upper 8 of 16 bits are kept; palettes are looked up; transparency is
   dropped, and the colours remain as stored; CMYK is converted without its
   profile; the EXIF orientation is applied. Otherwise, and for .npy files,
-  nothing is converted: see `multichannel.decode`. JPEG files are then allowed
+  nothing is converted: see `channels.decode`. JPEG files are then allowed
   only if they are grey, for one channel of 8 bits.
 
   Args:
     image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`;
-      see `multichannel.decode` for other channels and bits.
+      see `channels.decode` for other channels and bits.
     channels: number of channels of the result.
     bits: number of bits per channel, 8 or 16.
 
@@ -166,34 +166,8 @@ def decode(
       the image has more than MAX_PIXELS pixels, or the dtype or shape of an
       array is not allowed.
   """
-  return decode_box(
-    image, lambda height, width: (0, 0, height, width), channels, bits
-  )
-
-
-def decode_box(
-  image: bytes | np.ndarray,
-  box_of: Callable[[int, int], Box],
-  channels: int = 3,
-  bits: int = 8,
-) -> Pixels:
-  """Decodes the part of an image that `box_of(height, width)` returns.
-
-  Args:
-    image: see `decode`.
-    box_of: function from the height and width of the upright image, pixels, to
-      the box.
-    channels: number of channels of the result.
-    bits: number of bits per channel, 8 or 16.
-
-  Returns:
-    Pixels of `decode(image, channels, bits)` in the box.
-
-  Raises:
-    DecodeError: the image cannot be decoded, see `decode`.
-  """
-  plan: Plan = lambda y, x: (box_of(y, x), (y, x))  # noqa: E731
-  return decode_to_resize(image, plan, channels, bits)[0]
+  whole: Plan = lambda y, x: ((0, 0, y, x), (y, x))  # noqa: E731
+  return decode_to_resize(image, whole, channels, bits)[0]
 
 
 def decode_to_resize(

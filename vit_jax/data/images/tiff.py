@@ -1,7 +1,7 @@
 """Reads TIFF files: the kind of image from the tags, then its pixels.
 
 OpenCV decodes pictures to RGB, and tifffile other images to their channels
-(`multichannel.py`). Both return other pictures for some kinds, or allocate more
+(`channels.py`). Both return other pictures for some kinds, or allocate more
 memory than the image has, and are therefore given only files whose tags have
 been checked here.
 """
@@ -13,7 +13,7 @@ import lzma
 import math
 import struct
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cv2
@@ -50,6 +50,11 @@ _UNPACKERS: dict[int, Callable[[], Any]] = {
   32946: zlib.decompressobj,
   34925: lzma.LZMADecompressor,
 }
+_SUPPORTED = (
+  'unsigned samples of 8 bits (grey and palettes also 1, grey and RGB also 16) '
+  'in grey, RGB, palettes, CMYK and YCbCr; no compression, LZW, deflate, JPEG, '
+  f'PackBits and CCITT; strips, and tiles of a multiple of {_TILE_BYTES} bytes'
+)
 _LIMITED = importlib.util.find_spec('imagecodecs') is not None
 
 
@@ -95,8 +100,7 @@ def rgb(
   return jpeg.opencv(
     data,
     cv2.IMREAD_COLOR_RGB,
-    'the TIFF file cannot be decoded: it is truncated, damaged or of an '
-    'unusual kind',
+    'the TIFF file is truncated, damaged or of an unusual kind',
   )
 
 
@@ -115,8 +119,7 @@ def check_segments(data: bytes, pages: Sequence[Any], max_bytes: int) -> None:
   size = math.prod(page.chunks) * page.dtype.itemsize
   if size > max_bytes:
     raise DecodeError(
-      f'a strip or tile of the TIFF file has {size} bytes; allowed: at most '
-      f'{max_bytes}'
+      f'a strip or tile of the TIFF file has {size} bytes; at most: {max_bytes}'
     )
   unpacker = _UNPACKERS.get(page.compression)
   if unpacker is None or _LIMITED:
@@ -127,8 +130,7 @@ def check_segments(data: bytes, pages: Sequence[Any], max_bytes: int) -> None:
       unpacked = unpacker().decompress(data[at : at + count], size + 1)
       if len(unpacked) > size:
         raise DecodeError(
-          f'a strip or tile of the TIFF file unpacks to more than the {size} '
-          'bytes that its tags state'
+          f'a strip or tile of the TIFF file unpacks to more than {size} bytes'
         )
 
 
@@ -142,48 +144,33 @@ def _check_kind(page: Any) -> None:
   few, many, bits = _COLORS.get(page.photometric, (0, 0, ()))
   # Samples of different bits are a tuple.
   tile = math.prod(page.chunks) * int(np.max(page.bitspersample)) // 8
-  for supported, given, allowed in (
-    (
-      page.photometric in _COLORS,
-      f'the colour space {color}',
-      'grey, RGB, palettes, CMYK and YCbCr',
-    ),
+  for supported, given in (
+    (page.photometric in _COLORS, f'the colour space {color}'),
     (
       form == 'unsigned' and page.bitspersample in bits,
       f'{form} {page.bitspersample}-bit samples ({color})',
-      f'unsigned, of {_listed(bits)} bits',
     ),
     (
       few <= page.samplesperpixel <= many,
       f'{page.samplesperpixel} samples per pixel ({color})',
-      f'{_listed({few, many})}, and others by config keys channels and bits',
     ),
     (
       page.planarconfig == _INTERLEAVED
       or page.samplesperpixel != 2
       or page.photometric == _BLACK_IS_ZERO,
       f'opacity in its own plane ({color})',
-      'interleaved samples',
     ),
-    (
-      page.compression in _COMPRESSIONS,
-      f'the compression {packing}',
-      'none, LZW, deflate, JPEG, PackBits and CCITT',
-    ),
+    (page.compression in _COMPRESSIONS, f'the compression {packing}'),
     (
       not page.is_tiled or page.compression != 1 or tile % _TILE_BYTES == 0,
       f'uncompressed tiles of {tile} bytes',
-      f'tiles of a multiple of {_TILE_BYTES} bytes, strips, and compression',
     ),
   ):
     if not supported:
       raise DecodeError(
-        f'a TIFF with {given}; supported are {allowed}: convert the file'
+        f'a TIFF with {given}; supported are {_SUPPORTED}: convert the file, '
+        'or set the config keys channels and bits'
       )
-
-
-def _listed(numbers: Collection[int]) -> str:
-  return ' or '.join(map(str, sorted(numbers)))
 
 
 def _with_associated_alpha(data: bytes, page: Any) -> bytes:

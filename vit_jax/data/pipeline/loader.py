@@ -112,7 +112,8 @@ class Loader:
         position = int(share.positions[offset])
         self._fill_train(batch, row, index, position, bad)
       elif index < len(self.source):
-        self._fill_eval(batch, row, index, bad)
+        record = self._fill_row(batch, row, index, None, {})
+        bad += [] if record is None else [record]
     return bad
 
   def _fill_train(
@@ -134,9 +135,9 @@ class Loader:
       bad.append(record)
       if attempt == _MAX_ATTEMPTS:
         raise UserError(
-          f'{self.source.name}: {_MAX_ATTEMPTS} records drawn one after '
-          f'another cannot be used, the last one at index {index}: '
-          f'{record.reason}. Check the data with python -m vit_jax.check_data.'
+          f'{self.source.name}: {_MAX_ATTEMPTS} records in a row cannot be '
+          f'used, the last at index {index} ({record.reason}): check the data '
+          'with python -m vit_jax.check_data.'
         )
       allowed = self._replacements(index)
       number = order.replacement(position, attempt + 1, len(allowed), self.seed)
@@ -147,13 +148,6 @@ class Loader:
     if hasattr(self.source, 'replacements'):
       return cast(Any, self.source).replacements(index)
     return range(len(self.source))
-
-  def _fill_eval(
-    self, batch: HostBatch, row: int, index: int, bad: list[BadRecord]
-  ) -> None:
-    record = self._fill_row(batch, row, index, None, {})
-    if record is not None:
-      bad.append(record)
 
   def _fill_row(
     self,

@@ -151,9 +151,8 @@ class Processes:
         if restarts == _MAX_RESTARTS:
           raise UserError(
             f'reader processes were killed {restarts + 1} times while loading '
-            'the same examples, usually because the host ran out of memory '
-            '(see dmesg): reduce reader.processes or reader.prefetch, or use '
-            'threads with --config.reader.processes=0.'
+            'the same examples, usually for lack of memory (see dmesg): reduce '
+            'reader.prefetch or reader.processes (0 for threads).'
           ) from error
       restarts += 1
       self._load_again(task)
@@ -283,8 +282,7 @@ class Reader:
       raise UserError(
         f'prefetching batches requires {need / 2**30:.1f} GiB of host memory, '
         f'but this process may use {whole / 2**30:.1f} GiB: reduce '
-        f'reader.prefetch (currently {self.prefetch}), batch_size or '
-        'image_size, or use more hosts.'
+        f'reader.prefetch ({self.prefetch}), batch_size or image_size.'
       )
 
 
@@ -315,10 +313,9 @@ def check_share(
   """
   if bad > allowed_bad(max_share, num_examples):
     raise UserError(
-      f'{bad} of the {num_examples} records of {name} cannot be used, which is '
-      f'more than reader.max_bad_share allows ({max_share:.3%}). They are '
-      f'listed in {where}. Repair or remove them, or increase '
-      'reader.max_bad_share.'
+      f'{bad} of the {num_examples} records of {name} cannot be used, more '
+      f'than reader.max_bad_share allows ({max_share:.3%}): repair or remove '
+      f'those listed in {where}, or increase it.'
     )
 
 

@@ -7,7 +7,7 @@ images.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from vit_jax.errors import UserError
 
 
 @schema.operational('path')
-class Source(splits.Selected):
+class Source(splits.Labelled):
   """One split of a local directory with a folder for each class.
 
   Attributes:
@@ -68,21 +68,27 @@ class Source(splits.Selected):
     self.num_classes = len(self._classes.keys)
     self.class_names = self._classes.names
     roots = splits.with_alias(roots, split)
-    self._listings = {
-      name: self._list(roots[name], endings, allow_empty)
-      for name in splits.named(split, roots)
-    }
-    for name, listing in self._listings.items():
+    self._listings, self._labels = {}, {}
+    for name in splits.named(split, roots):
+      listing = class_folders.listing(
+        roots[name], endings=endings, allow_empty=allow_empty
+      )
+      class_folders.report(listing)
+      labels = [
+        self._classes.label(folder, f'the folder {listing.root}/{folder}')
+        for folder in listing.classes
+      ]
       if class_map and not allow_empty and splits.kind(name) == 'train':
-        self._check_all_present(listing, class_map)
-    lengths = {name: len(each.paths) for name, each in self._listings.items()}
+        self._check_all_present(labels, listing.root, class_map)
+      self._listings[name] = listing
+      self._labels[name] = np.repeat(np.array(labels, np.int64), listing.counts)
+    lengths = {name: len(each) for name, each in self._labels.items()}
     self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    root, path = self._find(index)
-    full_path = f'{root}/{path}'
-    label = self._classes.label(path.partition('/')[0], full_path)
-    return {'image': files.read_image(full_path), 'label': label}
+    split, position = self._selection[index]
+    label = int(self._labels[split][position])
+    return {'image': files.read_image(self.where(index)), 'label': label}
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -98,18 +104,12 @@ class Source(splits.Selected):
 
   def where(self, index: int) -> str:
     """Returns the file of an example."""
-    return '/'.join(self._find(index))
+    split, position = self._selection[index]
+    listing = self._listings[split]
+    return f'{listing.root}/{os.fsdecode(listing.paths[position])}'
 
-  def labels(self) -> Int[np.ndarray, ' n']:
-    """Returns the labels of all examples."""
-    found = []
-    for split, rows in self._selection.rows():
-      listing = self._listings[split]
-      own = [
-        self._classes.label(name, listing.root) for name in listing.classes
-      ]
-      found.append(np.repeat(np.array(own, np.int64), listing.counts)[rows])
-    return np.concatenate(found)
+  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
+    return self._labels[split]
 
   def ignored(self) -> list[str]:
     """Returns the files below the directory that are not examples."""
@@ -119,44 +119,22 @@ class Source(splits.Selected):
       for path in class_folders.ignored(listing)
     ]
 
-  def _find(self, index: int) -> tuple[str, str]:
-    """Returns (directory of the split, path in it) of an example."""
-    split, position = self._selection[index]
-    listing = self._listings[split]
-    return listing.root, os.fsdecode(listing.paths[position])
-
-  def _list(
-    self, root: str, endings: tuple[str, ...], allow_empty: bool
-  ) -> class_folders.Listing:
-    """Lists the images of a split, and checks the names of its classes."""
-    listing = class_folders.listing(
-      root,
-      endings=endings,
-      allow_empty=allow_empty,
-      option=', or set --config.source.allow_empty',
-    )
-    for name in listing.classes:
-      self._classes.label(name, f'the folder {root}/{name}')
-    class_folders.report(listing)
-    return listing
-
   def _cut_order(self, split: str) -> np.ndarray:
+    # By folder, not by label: folders may have the same label.
     listing = self._listings[split]
-    labels = np.repeat(np.arange(len(listing.counts)), listing.counts)
-    return files.by_class(listing.paths, labels)
+    folders = np.repeat(np.arange(len(listing.counts)), listing.counts)
+    return files.by_class(listing.paths, folders)
 
   def _check_all_present(
-    self, listing: class_folders.Listing, class_map: str
+    self, labels: Collection[int], root: str, class_map: str
   ) -> None:
     """Checks that each class of the list has a folder."""
-    where = f'the folder {listing.root}'
-    present = {self._classes.label(name, where) for name in listing.classes}
     keys = enumerate(self._classes.keys)
-    absent = sorted(key for label, key in keys if label not in present)
+    absent = sorted(key for label, key in keys if label not in labels)
     if absent:
       raise UserError(
-        f'{class_map} lists the class {absent[0]!r} and {len(absent) - 1} '
-        f'others without a folder in {listing.root}: correct the list, or set '
+        f'{class_map} lists {len(absent)} classes without a folder in {root}, '
+        f'such as {absent[0]!r}: correct it, or set '
         '--config.source.allow_empty.'
       )
 
@@ -190,9 +168,8 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
     )
     actual = 'no labels' if unlabelled else f'one class, {class_names[0]!r}'
     raise UserError(
-      f'{where} has {actual}, but a classifier needs at least two classes: put '
-      'the images of each class into a separate folder, use data with labels, '
-      'or train without labels (configs/mae.py, dino.py or masked_patch.py).'
+      f'{where} has {actual}, but a classifier needs two or more: use one '
+      'folder per class, other data, or train without labels (configs/mae.py).'
     )
 
 
@@ -240,7 +217,6 @@ def divide(path: str, endings: tuple[str, ...] = files.IMAGES) -> Division:
   if not num_classes <= num_examples < images:
     raise UserError(
       f'{listing.root} contains {images} images of {num_classes} classes: too '
-      'few to hold out a tenth and still train on every class. Add images, or '
-      'put them into train/ and val/ yourself.'
+      'few to hold out a tenth. Add images, or use folders train/ and val/.'
     )
   return Division(train, held_out, num_examples, num_classes)

@@ -26,7 +26,7 @@ _KIND = re.compile(r'u?(int)\d+|(bool)|(?:large_)?(string)')
 
 
 @schema_lib.operational('path')
-class Source(splits.Selected):
+class Source(splits.Labelled):
   """One split of a local dataset of the package `datasets`.
 
   Attributes:
@@ -83,14 +83,12 @@ class Source(splits.Selected):
     image, label = (column[position].as_py() for column in columns)
     if self._numbers is not None:
       label = self._numbers.get(label)
-    if image is None or label is None:
-      raise DecodeError('no image or no label')
-    if image['bytes'] is not None:
-      return {'image': image['bytes'], 'label': label}
-    if not image['path']:
-      raise DecodeError('neither the bytes of an image nor a path')
-    path = files.join(self._path, image['path'])
-    return {'image': files.read_image(path), 'label': label}
+    if label is None or not (image and any(image.values())):
+      raise DecodeError('no image (bytes or path), or no label')
+    data = image['bytes']
+    if data is None:
+      data = files.read_image(files.join(self._path, image['path']))
+    return {'image': data, 'label': label}
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -109,17 +107,13 @@ class Source(splits.Selected):
     split, position = self._selection[index]
     return f'{self._path}, split {split}, row {position}'
 
-  def labels(self) -> Int[np.ndarray, ' n']:
-    """Returns the labels of all examples; -1 for those without a label."""
-    found = []
-    for split, rows in self._selection.rows():
-      _, column = self._tables[split].data.columns
-      values = column.to_pylist()
-      if self._numbers is not None:
-        values = map(self._numbers.get, values)
-      labels = [-1 if value is None else value for value in values]
-      found.append(np.array(labels, np.int64)[rows])
-    return np.concatenate(found)
+  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
+    _, column = self._tables[split].data.columns
+    values = column.to_pylist()
+    if self._numbers is not None:
+      values = map(self._numbers.get, values)
+    labels = [-1 if value is None else value for value in values]
+    return np.array(labels, np.int64)
 
   def _cut_order(self, split: str) -> np.ndarray:
     # By the rows only, because names of converted files depend on their path.
@@ -150,10 +144,9 @@ def _load(path: str) -> dict[str, datasets.Dataset]:
           _check_end(file['filename'])
   except Exception as error:  # noqa: BLE001 (the library raises many kinds)
     raise UserError(
-      f'source.path is {path!r}, which cannot be read as a data set '
-      f'({error.__cause__ or error}): give a directory that '
-      'datasets.load_dataset(…).save_to_disk wrote or one of Parquet files, or '
-      'copy or save it again.'
+      f'source.path is {path!r}, which cannot be read ('
+      f'{error.__cause__ or error}): give a directory of Parquet files, or one '
+      'that datasets.load_dataset(…).save_to_disk wrote.'
     ) from error
   return dict(loaded)
 
@@ -179,9 +172,7 @@ def _parquet_files(path: str) -> dict[str, Any]:
     totals = {int(match[2]) for match in matches if match}
     if len(folders) > 1 or totals - {len(paths)}:
       raise ValueError(
-        f'the split {split} has {len(paths)} Parquet files in '
-        f'{" and ".join(folders)}; it must be in one folder, with as many '
-        'files as their names specify'
+        f'{split} has {len(paths)} Parquet files in {folders}, not {totals}'
       )
   return by_split
 
@@ -215,11 +206,9 @@ def _columns(
     return chosen.cast_column(image_key, datasets.Image(decode=False))
   except (TypeError, ValueError, NotImplementedError) as error:
     raise UserError(
-      f'{path} cannot be read with source.image_key={image_key!r}, an image '
-      '(bytes, or a struct with bytes), and '
-      f'source.label_key={label_key!r}, an integer, a boolean or text '
-      f'({error}). Choose other columns ({", ".join(table.features)}), or '
-      'convert these with datasets.Dataset.cast_column.'
+      f'{path} cannot be read with source.image_key={image_key!r} (images) '
+      f'and source.label_key={label_key!r} (integers, booleans or text): '
+      f'{error}. Its columns are {", ".join(table.features)}.'
     ) from error
 
 
@@ -253,8 +242,7 @@ def _classes(
   names, kind = described[0]
   if any(each != (names, kind) for each in described):
     raise UserError(
-      f'the splits of {path} have different lists of classes or types of '
-      f'{key!r}: read one of them, or save the data set again.'
+      f'the splits of {path} have different classes or types of {key!r}.'
     )
   if kind == 'bool':
     return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}

@@ -22,6 +22,8 @@ from vit_jax.data import fingerprint
 from vit_jax.data.storage import class_folders, files, splits
 from vit_jax.errors import UserError
 
+_SHOWN = 160  # maximum number of characters of a line in a message
+
 
 class Row(NamedTuple):
   """One image of a list.
@@ -89,7 +91,7 @@ def _csv(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
       if not any(each.strip() for each in values if isinstance(each, str)):
         continue  # a blank line
       if None in fields or None in values:  # too many fields, or too few
-        raise csv.Error(_short(values))
+        raise csv.Error(str(values)[:_SHOWN])
       yield reader.line_num, fields
   except csv.Error as error:
     line = reader.reader.line_num
@@ -114,11 +116,14 @@ def _row(line: int, fields: dict[str, Any]) -> Row:
   label = class_folders.text_of(fields.get('label'))
   if fields.keys() <= {'image', 'split'}:
     label = ''
-  image = image.strip() if isinstance(image, str) else ''
-  remote = files.is_remote(image) and not image.startswith('gs://')
-  if not image or remote or label is None or not isinstance(split, str | None):
-    raise ValueError(f'line {line} has {_short(fields)}')
-  return Row(image, label, (split or '').strip(), line)
+  if (
+    label is None
+    or not isinstance(split, str | None)
+    or not (isinstance(image, str) and image.strip())
+    or (files.is_remote(image) and not image.strip().startswith('gs://'))
+  ):
+    raise ValueError(f'line {line} has {str(fields)[:_SHOWN]}')
+  return Row(image.strip(), label, (split or '').strip(), line)
 
 
 def _check_same(rows: list[Row]) -> None:
@@ -131,19 +136,12 @@ def _check_same(rows: list[Row]) -> None:
       raise ValueError(f'line {row.line} lacks a field, or others do')
     before = first.setdefault((row.split, row.image), row)
     if before.label != row.label:
-      raise ValueError(
-        f'{row.image} is {before.label!r} in line {before.line} and '
-        f'{row.label!r} in line {row.line}'
-      )
-
-
-def _short(value: Any) -> str:
-  text = str(value)
-  return text if len(text) < 160 else f'{text[:160]}…'
+      lines = f'lines {before.line} and {row.line}'
+      raise ValueError(f'{lines} have other labels of {row.image}')
 
 
 @schema.operational('path')
-class Source(splits.Selected):
+class Source(splits.Labelled):
   """One split of a manifest; images may be local or on gs://.
 
   Attributes:
@@ -170,7 +168,7 @@ class Source(splits.Selected):
     Raises:
       UserError: the file or split does not exist, a line does not have an image
         and a label, or the labels do not determine the classes (see
-        `classes.number`).
+        `class_folders.number`).
     """
     path = files.place(path, 'source.path')
     rows = read(path)
@@ -213,12 +211,8 @@ class Source(splits.Selected):
     image, _, line = self._row(index)
     return f'{image} ({self._path}, line {line})'
 
-  def labels(self) -> Int[np.ndarray, ' n']:
-    """Returns the labels of all examples."""
-    parts = self._selection.rows()
-    return np.concatenate(
-      [self._columns[split][1][rows] for split, rows in parts]
-    )
+  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
+    return self._columns[split][1]
 
   def _row(self, index: int) -> tuple[str, int, int]:
     split, position = self._selection[index]

@@ -84,10 +84,9 @@ class Source:
     for member in self._members[1:]:
       if member.class_names != self.class_names:
         raise UserError(
-          f'{self._members[0].name} has {self.num_classes} classes and '
-          f'{member.name} {member.num_classes}, or in another order, or with '
-          'other names: members of a mixture must have the same classes (most '
-          'sources take a list of them as class_map).'
+          f'the {self.num_classes} classes of {self._members[0].name} differ '
+          f'from the {member.num_classes} of {member.name}: members need the '
+          'same classes in the same order (most sources have class_map).'
         )
 
   def __len__(self) -> int:
@@ -203,8 +202,8 @@ def slot_counts(weights: Mapping[str, float]) -> list[int]:
   if counts.min() < 1:
     name = list(weights)[int(counts.argmin())]
     raise UserError(
-      f'the weight {weights[name]} of {name!r} is less than 1/{SLOTS} of the '
-      f'sum {sum(weights.values())}: raise it, or leave the member out.'
+      f'the weight {weights[name]} of {name!r} must be at least 1/{SLOTS} of '
+      f'the sum {sum(weights.values())}.'
     )
   return counts.tolist()
 
@@ -222,9 +221,8 @@ def _chosen(split: str, names: list[str]) -> dict[str, str]:
     name, _, spec = piece.strip().partition('/')
     if name not in names or not spec or name in chosen:
       raise UserError(
-        f'the split {split!r} of a mixture has the part {piece!r}; give one '
-        'split for all source.members, or member/split once for each of some '
-        f'members, separated by commas; {closest(name, names)}.'
+        f'{piece!r} in the split {split!r} of a mixture is neither a split of '
+        f'all source.members nor, once, MEMBER/SPLIT; {closest(name, names)}.'
       )
     chosen[name] = spec
   return {name: chosen[name] for name in names if name in chosen}

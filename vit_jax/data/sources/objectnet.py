@@ -72,11 +72,8 @@ class Source(splits.Selected):
       if missing:
         raise UserError(f'the classes {sorted(missing)[:3]}, … have no images.')
     except UserError as error:
-      raise UserError(
-        f'{error} Unpack objectnet-1.0.zip of objectnet.dev, and set '
-        'source.data_dir (--data_dir) to the directory that contains '
-        'objectnet-1.0.'
-      ) from error
+      advice = 'Unpack objectnet-1.0.zip of objectnet.dev into source.data_dir.'
+      raise UserError(f'{error} {advice}') from error
     folders = np.repeat(np.array(listing.classes), listing.counts)
     used = np.isin(folders, list(IMAGENET_CLASSES))
     self._paths, self._folders = listing.paths[used], folders[used]
@@ -100,10 +97,7 @@ class Source(splits.Selected):
     pixels = decode(files.read_image(self.where(index)))
     inner = pixels[_BORDER:-_BORDER, _BORDER:-_BORDER]
     if not inner.size:
-      raise DecodeError(
-        f'{pixels.shape[1]} x {pixels.shape[0]} pixels; there must be at least '
-        'one within the border of 1 pixel'
-      )
+      raise DecodeError(f'{pixels.shape} is only a border of 1 pixel')
     labels = IMAGENET_CLASSES[str(self._folders[position])]
     return {
       'image': np.ascontiguousarray(inner),

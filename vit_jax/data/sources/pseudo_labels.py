@@ -128,10 +128,9 @@ class Source(splits.Selected):
         if current.get(key) != labelled.get(key)
       ]
       raise UserError(
-        f'{path} contains labels of other images than {self._images.name}: '
-        f'{", ".join(differing)} differ. Set source.images to the source of '
-        'the labelled images, or label the current ones with python -m '
-        'vit_jax.pseudo_label.'
+        f'{path} contains labels of other images than {self._images.name} '
+        f'({", ".join(differing)} differ): set source.images to the labelled '
+        'images, or label these with python -m vit_jax.pseudo_label.'
       )
 
 
@@ -173,7 +172,6 @@ def about_of(path: str) -> dict[str, Any]:
 
 def _unreadable(path: str, error: Exception) -> UserError:
   return UserError(
-    f'{path} is damaged or not a file of pseudo-labels ({error}): copy it '
-    'again, or remove it and write it again with python -m '
-    'vit_jax.pseudo_label.'
+    f'{path} cannot be read as pseudo-labels ({error}): copy it again, or '
+    'write it again with python -m vit_jax.pseudo_label.'
   )

@@ -8,6 +8,7 @@ in that of its folder ('imagenet-train-000123.tar', 'val/000.tar'); if no shard
 has one, everything is 'train'.
 """
 
+import itertools
 import json
 import os
 import re
@@ -26,7 +27,6 @@ from vit_jax.errors import UserError
 
 _BLOCK = 512  # bytes of a tar header
 _CHUNK = 2**20  # bytes that are read at once after the last member
-_LONGEST = 1000  # maximum size of a label, bytes
 _BOM = b'\xef\xbb\xbf'
 _BRACES = re.compile(r'\{([^{}]*)\}')
 _WILDCARD = re.compile(r'[*?]')
@@ -117,7 +117,7 @@ def _example(
   Raises:
     UserError: the members are not one image and its label.
   """
-  parts = {'.' + _name(m).partition('.')[2].lower(): m for m in group}
+  parts = {f'.{_name(m).partition(".")[2].lower()}': m for m in group}
   images = [part for end, part in parts.items() if end in files.IMAGES]
   own_bytes = all(each.isreg() and not each.issparse() for each in group)
   text = _label(file, parts, label_key) if own_bytes else None
@@ -126,10 +126,8 @@ def _example(
     raise UserError(
       f'{path}: the example {_key(group[0])!r} has the members {members}; it '
       f'must have one image ({" ".join(files.IMAGES)}) and its label, an '
-      f'integer or a name, as .cls or as {label_key!r} in .json (for images '
-      'without labels: --config.source.label_key=None), each ending once, and '
-      'none as a link or sparse file. The key of an example ends at the first '
-      'dot of a name. Pack the shard again.'
+      f'integer or a name, as .cls or as {label_key!r} in .json (without '
+      'labels: --config.source.label_key=None). Pack the shard again.'
     )
   return images[0].offset_data, images[0].size, text
 
@@ -146,15 +144,11 @@ def _label(
   if label_key is None:
     return b''
   if '.cls' in parts:
-    if parts['.cls'].size > _LONGEST:
-      return None
     return content(parts['.cls']).removeprefix(_BOM).strip() or None
-  if '.json' not in parts:
-    return None
   try:
     found = json.loads(content(parts['.json']).removeprefix(_BOM))
     text = class_folders.text_of(found[label_key])
-    return text.encode() if text and len(text) <= _LONGEST else None
+    return text.encode() if text else None
   except (ValueError, KeyError, TypeError, RecursionError):
     return None
 
@@ -176,12 +170,9 @@ class _Split(NamedTuple):
   size: np.ndarray
   label: np.ndarray
 
-  def cut_order(self) -> np.ndarray:
-    return files_lib.by_place(self.files.paths, self.shard, self.offset)
-
 
 @schema.operational('path')
-class Source(splits.Selected):
+class Source(splits.Labelled):
   """One split of tar shards, local or on gs://.
 
   Attributes:
@@ -230,9 +221,8 @@ class Source(splits.Selected):
       for name in splits.named(split, shards)
     }
     lengths = {name: len(each.size) for name, each in opened.items()}
-    self._selection = splits.Selection(
-      split, lengths, lambda name: opened[name].cut_order()
-    )
+    self._splits = opened
+    self._selection = splits.Selection(split, lengths, self._cut_order)
     all_classes, self._splits = _number(opened, listed)
     self.name = f'{path}/{split}'
     self.num_classes = len(all_classes.keys)
@@ -264,12 +254,12 @@ class Source(splits.Selected):
     part, row = self._row(index)
     return f'{part.files.paths[part.shard[row]]} @ {part.offset[row]}'
 
-  def labels(self) -> Int[np.ndarray, ' n']:
-    """Returns the labels of all examples."""
-    parts = self._selection.rows()
-    return np.concatenate(
-      [self._splits[split].label[rows] for split, rows in parts]
-    )
+  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
+    return self._splits[split].label
+
+  def _cut_order(self, split: str) -> np.ndarray:
+    part = self._splits[split]
+    return files_lib.by_place(part.files.paths, part.shard, part.offset)
 
   def _row(self, index: int) -> tuple[_Split, int]:
     split, row = self._selection[index]
@@ -286,58 +276,49 @@ def _expand(pattern: str) -> list[str]:
   braces = _BRACES.search(pattern)
   if braces:
     head, tail = pattern[: braces.start()], pattern[braces.end() :]
-    return [
-      path
-      for choice in _choices(braces[1], pattern)
-      for path in _expand(head + choice + tail)
-    ]
-  if _WILDCARD.search(pattern):
-    patterns = [pattern]
+    paths = [_expand(head + choice + tail) for choice in _choices(braces[1])]
+    shards = list(itertools.chain(*paths))
+  elif _WILDCARD.search(pattern):
+    shards = _matching(pattern)
   elif pattern.endswith('.tar'):
-    return [pattern]
+    shards = [pattern]
   else:
     folders = ('', *(f'{name}/' for name in splits.NAMES))
     patterns = [f'{pattern.rstrip("/")}/{folder}*.tar' for folder in folders]
-  shards = sorted(path for each in patterns for path in _matching(each))
+    shards = sorted(path for each in patterns for path in _matching(each))
   if not shards:
-    raise _no_shards(pattern)
+    raise UserError(
+      f'source.path is {pattern!r}, but no .tar file matches it: set it to a '
+      'directory of shards or a pattern such as train-{000..009}.tar '
+      '(the smaller number first), {train,val}.tar or train-*.tar; gunzip '
+      'compressed shards (.tar.gz).'
+    )
   return shards
 
 
-def _no_shards(pattern: str) -> UserError:
-  return UserError(
-    f'source.path is {pattern!r}, but no .tar file matches it: set it to a '
-    'directory of shards or a pattern such as train-{000..009}.tar (the '
-    'smaller number first), {train,val}.tar or train-*.tar. Compressed shards '
-    '(.tar.gz) do not have random access: gunzip them.'
-  )
-
-
 def _matching(pattern: str) -> list[str]:
-  """Returns the shards that match a pattern with * or ?, local or remote."""
+  """Returns the sorted shards that match * or ?, local or remote."""
   folder = _WILDCARD.split(pattern, maxsplit=1)[0].rpartition('/')[0]
   # Only * and ? are wildcards: brackets in a name are literal characters.
   name = pattern.removeprefix(f'{folder}/').replace('[', '[[]')
-  return [
+  return sorted(
     os.fspath(path)
     for path in epath.Path(folder).glob(name)
     if path.name.endswith('.tar') and not path.name.startswith('.')
-  ]
+  )
 
 
-def _choices(text: str, pattern: str) -> list[str]:
+def _choices(text: str) -> list[str]:
   """Returns the alternatives in braces: 000, 001 of '000..001'; a, b of 'a,b'.
 
-  Raises:
-    UserError: the text is neither a range nor a list.
+  There are none if the text is neither a range nor a list, or if the larger
+  number comes first.
   """
   span = re.fullmatch(r'(\d+)\.\.(\d+)', text)
-  if span and int(span[1]) <= int(span[2]):
-    numbers = range(int(span[1]), int(span[2]) + 1)
-    return [f'{number:0{len(span[1])}d}' for number in numbers]
-  if ',' in text:
-    return text.split(',')
-  raise _no_shards(pattern)
+  if span is None:
+    return text.split(',') if ',' in text else []
+  numbers = range(int(span[1]), int(span[2]) + 1)
+  return [f'{number:0{len(span[1])}d}' for number in numbers]
 
 
 def _by_split(paths: list[str]) -> dict[str, list[str]]:

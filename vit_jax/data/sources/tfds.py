@@ -22,7 +22,7 @@ from vit_jax.data import fingerprint
 from vit_jax.data.sources import digits
 from vit_jax.data.storage import files, records, splits
 from vit_jax.data.storage.class_folders import BOOLEANS, UNLABELLED
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError, check_choice, closest
 from vit_jax.files import paths
 
 _KEY = 'source.data_dir'
@@ -137,11 +137,7 @@ class Source(Records):
       UserError: the feature does not exist, or has other classes.
     """
     allowed = [k for k, v in self.features.items() if self._has_labels(v)]
-    if key not in allowed:
-      raise UserError(
-        f'{self.name} has no feature {key!r} that is a sequence of labels of '
-        f'the same classes as {self._keys[1]!r}; {closest(key, allowed)}.'
-      )
+    check_choice(f'the sequence of labels in {self.name}', key, allowed)
     other = copy.copy(self)
     other._keys = (*self._keys[:2], key)
     return other
@@ -177,8 +173,7 @@ def _info(folder: epath.Path) -> Any:
   except (OSError, ValueError, KeyError, ParseError) as error:
     raise UserError(
       f'dataset_info.json or features.json of {folder} cannot be read '
-      f'({str(error).strip().splitlines()[0][:200]}): prepare or copy the data '
-      'set again.'
+      f'({paths.reason(error)}): prepare or copy the data set again.'
     ) from error
 
 
@@ -191,17 +186,16 @@ def _check_features(
     UserError: a feature does not exist, or has another type.
   """
   checks: list[tuple[str | None, str, Callable[[Any], Any]]] = [
-    (image_key, 'an Image', lambda f: isinstance(f, tfds.features.Image)),
-    (label_key, 'a ClassLabel or a boolean', _class_names),
+    (image_key, 'image_key', lambda f: isinstance(f, tfds.features.Image)),
+    (label_key, 'label_key', _class_names),
   ]
-  for key, kind, check in checks:
-    if key is not None and not (key in features and check(features[key])):
-      actual = _described(features[key]) if key in features else 'missing'
-      allowed = [k for k, feature in features.items() if check(feature)]
+  for key, name, check in checks:
+    allowed = [k for k, feature in features.items() if check(feature)]
+    if key not in (*allowed, None):
       raise UserError(
-        f'the feature {key!r} of {dataset} is {actual}, not {kind} '
-        f'(source.image_key, label_key); {closest(key, allowed)}. Images are '
-        'read without labels by --config.source.label_key=None.'
+        f'source.{name} is {key!r}, but must be an Image (image_key), or a '
+        'ClassLabel or a boolean (label_key; None for images without labels): '
+        f'{dataset} has {_described(features)}; {closest(key, allowed)}.'
       )
   return (
     [UNLABELLED] if label_key is None else _class_names(features[label_key])
@@ -219,11 +213,9 @@ def _class_names(feature: Any) -> list[str]:
   return BOOLEANS if is_boolean else []
 
 
-def _described(feature: Any) -> str:
-  """Returns the type of a feature for messages: 'Scalar of int32'."""
-  name = type(feature).__name__
-  is_number = type(feature) in (tfds.features.Scalar, tfds.features.Tensor)
-  return f'{name} of {np.dtype(feature.np_dtype)}' if is_number else name
+def _described(features: Any) -> str:
+  """Returns the types of features for messages: 'label: ClassLabel'."""
+  return ', '.join(f'{k}: {type(f).__name__}' for k, f in features.items())
 
 
 def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
@@ -240,8 +232,7 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
   if chosen is None:
     raise UserError(
       f'{dataset} is prepared as {", ".join(sorted(formats))}; array_record '
-      f'and tfrecord can be read. python -m vit_jax.prepare {dataset} writes '
-      'array_record.'
+      f'(python -m vit_jax.prepare {dataset}) and tfrecord can be read.'
     )
   if info.file_format.value != chosen:
     info.set_file_format(chosen, override=True, override_if_initialized=True)
@@ -249,10 +240,10 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
   splits.named(split, lengths)
   try:
     instructions = info.splits[split].file_instructions
+    if not instructions or any(part.take < 1 for part in instructions):
+      raise ValueError('a part has no examples')
   except (ValueError, KeyError, NotImplementedError) as error:
     raise splits.bad_spec(split, lengths) from error
-  if not instructions or any(part.take < 1 for part in instructions):
-    raise splits.bad_spec(split, lengths)
   if chosen == 'array_record':
     return records.ArrayRecords(instructions, on_bad_shard)
   shards = [
@@ -280,17 +271,16 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
     return root / name / chosen
   configs = [p.name for p in paths.entries(root / name) if versions(p)]
   prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
-  hint = f' {closest(dataset, prepared)};' if prepared else ''
   source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
   prepare = (
     'JFT-300M is not public: set --config.source.dataset to another data set'
     if name.startswith('jft')
-    else 'to prepare it, run python -m vit_jax.prepare '
-    f'{dataset} --data_dir={root}{source}'
+    else f'python -m vit_jax.prepare {dataset} --data_dir={root}{source}'
   )
   raise UserError(
-    f'the data set {dataset!r} is not prepared in {root};{hint} if it is '
-    f'elsewhere, set --config.source.data_dir (or TFDS_DATA_DIR); {prepare}'
+    f'the data set {dataset!r} is not in {root} ({closest(dataset, prepared)})'
+    f': set --config.source.data_dir (or TFDS_DATA_DIR), or prepare it: '
+    f'{prepare}'
   )
 
 

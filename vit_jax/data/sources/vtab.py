@@ -161,10 +161,8 @@ class Source(tfds.Records):
     super().__init__(TASKS[task].dataset, split, data_dir, on_bad_shard)
     if missing := [key for key in needs if key not in self.features]:
       raise UserError(
-        f'{self.name} has no feature {missing[0]!r}, from which the label of '
-        f'source.task={task!r} is computed; its features are '
-        f'{", ".join(self.features)}. Prepare {TASKS[task].dataset} with '
-        'python -m vit_jax.prepare.'
+        f'{self.name} has the features {", ".join(self.features)}, and not '
+        f'{missing[0]!r}, which source.task={task!r} needs: prepare it again.'
       )
     self.name = f'{task}/{split}'
     self.class_names = list(TASKS[task].class_names)

@@ -34,6 +34,7 @@ _REMEDY = (
   'line: the label, a tab, a name.'
 )
 log = logging.getLogger('vit_jax')
+_SHOWN_CHARACTERS = 50  # maximum number of characters of a label in a message
 _SHOWN = 8  # maximum number of folders or kinds of files in a message
 # The root itself, as the only class of a directory of images without folders.
 WHOLE = '.'
@@ -52,8 +53,11 @@ class Classes:
     self.keys = list(keys)
     self.names = list(self.keys if names is None else names)
     # macOS may store names in another normal form of Unicode than Linux.
-    self._index = {_composed(key): i for i, key in enumerate(self.keys)}
-    self._index |= {key: i for i, key in enumerate(self.keys)}
+    self._index = {
+      name: label
+      for form in (lambda key: unicodedata.normalize('NFC', key), str)
+      for label, name in enumerate(map(form, self.keys))
+    }
 
   def label(self, key: str, where: str) -> int:
     """Returns the label of a class.
@@ -65,19 +69,13 @@ class Classes:
     Raises:
       UserError: the class does not exist.
     """
-    label = self._index.get(key, self._index.get(_composed(key)))
-    if label is None:
-      raise UserError(
-        f'{where} has the class {key!r}, which is not one of the '
-        f'{len(self.keys)} classes; {closest(key, self.keys)}. Correct it, or '
-        'the list of classes.'
-      )
-    return label
-
-
-def _composed(name: str) -> str:
-  """Returns a name in Unicode's composed normal form (NFC)."""
-  return unicodedata.normalize('NFC', name)
+    for name in (key, unicodedata.normalize('NFC', key)):
+      if name in self._index:
+        return self._index[name]
+    raise UserError(
+      f'{where} has the class {key!r}, which is not one of the '
+      f'{len(self.keys)} classes; {closest(key, self.keys)}.'
+    )
 
 
 def of_unlabelled(key: str) -> Classes:
@@ -111,10 +109,7 @@ def load(path: str) -> Classes:
   repeated = [key for key, n in collections.Counter(keys).items() if n > 1]
   if not keys or repeated:
     problem = f'{repeated[0]} more than once' if repeated else 'no class'
-    raise UserError(
-      f'{path} lists {problem}: give one class per line, in the order of the '
-      'labels.'
-    )
+    raise UserError(f'{path} lists {problem}: give each class one line.')
   return Classes(keys, [row[-1] for row in rows])
 
 
@@ -166,7 +161,12 @@ def number(
   """
   texts = sorted(texts)
   names = [text for text in texts if not text.isdecimal()]
-  values = {t: _value(t) for t in texts if t.isdecimal()}
+  # More than 18 digits give 10^18, to fit into int64.
+  values = {
+    text: int(text) if len(text) <= _DIGITS else 10**_DIGITS
+    for text in texts
+    if text.isdecimal()
+  }
   if known and (names or any(key.isdecimal() for key in known.keys)):
     return known, {text: known.label(text, where(text)) for text in texts}
   if whole and not values and not any(map(_NUMBER.fullmatch, names)):
@@ -177,23 +177,14 @@ def number(
     numeric = next(filter(_NUMBER.fullmatch, names), largest)
     found = dict.fromkeys(text for text in (*names[:1], numeric) if text)
     listed = ' and '.join(
-      f'{where(text)} has the label {_short(text)!r}' for text in found
+      f'{where(text)} has the label {text[:_SHOWN_CHARACTERS]!r}'
+      for text in found
     )
     raise UserError(
-      f'{listed}; labels must be integers, 0 to {count - 1:,}'
-      f'{" (positions in source.class_map)" if known else ""}, or names in a '
+      f'{listed}; labels must be integers, 0 to {count - 1:,}, or names in a '
       f'list of classes or of all images. {remedy}'
     )
   return known or Classes(map(str, range(values[largest] + 1))), values
-
-
-def _value(text: str) -> int:
-  """Parses an integer; more than 18 digits give 10^18, to fit into int64."""
-  return int(text) if len(text) <= _DIGITS else 10**_DIGITS
-
-
-def _short(text: str) -> str:
-  return text if len(text) < 50 else f'{text[:50]}…'
 
 
 class Listing(NamedTuple):
@@ -233,8 +224,8 @@ def roots(path: str, key: str) -> dict[str, str]:
   """
   if not os.path.isdir(path):  # also if it is too long or contains NUL
     raise UserError(
-      f'{key} is {path!r}, which is not a directory: set it to one with '
-      'a folder for each class, or with such folders in train/ and val/.'
+      f'{key} is {path!r}, which is not a directory: give one with a folder '
+      'for each class, or with such folders in train/ and val/.'
     )
   folders = _folders(path)
   names = [n for n in folders if splits.kind(n) and _folders(f'{path}/{n}')]
@@ -276,17 +267,17 @@ def names(root: str, endings: tuple[str, ...] = files.IMAGES) -> list[str]:
       read.
   """
   folders = _folders(root)
-  if not folders and any(
+  if folders:
+    return folders
+  if any(
     kind == _FILE and name.lower().endswith(endings)
     for name, kind in _entries(root)
   ):
     return [WHOLE]
-  if not folders:
-    raise UserError(
-      f'{root} contains no folders: each class needs one with its images. For '
-      "images with a list of labels, use config.source.name='manifest'."
-    )
-  return folders
+  raise UserError(
+    f'{root} contains no folders: each class needs one with its images. For a '
+    "list of images and labels, use config.source.name='manifest'."
+  )
 
 
 def listing(
@@ -294,7 +285,6 @@ def listing(
   *,
   endings: tuple[str, ...] = files.IMAGES,
   allow_empty: bool = False,
-  option: str = '',
 ) -> Listing:
   """Finds the images in the class folders of a directory.
 
@@ -306,8 +296,6 @@ def listing(
     root: directory of the class folders.
     endings: endings of the image files, in lower case.
     allow_empty: whether class folders may have no images.
-    option: end of the message about a class folder without images, for example
-      ', or set --config.source.allow_empty'.
 
   Raises:
     UserError: there is no class folder, or one without images; an image or a
@@ -325,9 +313,9 @@ def listing(
       images = sorted(_images(root, name, endings, above, own))
       if not images and not allow_empty:
         raise UserError(
-          f'the class folder {root}/{name} contains no image (endings: '
-          f'{" ".join(endings)}), but {_kinds(own) or "nothing"}: fill or '
-          f'remove it{option}.'
+          f'the class folder {root}/{name} contains no image '
+          f'({" ".join(endings)}), but {_kinds(own) or "nothing"}: fill or '
+          'remove it, or train with --config.source.allow_empty.'
         )
       paths += map(os.fsencode, images)
       counts.append(len(images))

@@ -35,7 +35,7 @@ _NO_FILE = (  # errors of a single file; others concern the disk or network
   NotADirectoryError,
 )
 _SOURCES = 8  # sources among which the limit on open files is divided
-_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+_NO_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP)
 _CHUNK = 1 << 20  # names hashed at once
 
 
@@ -52,8 +52,7 @@ def place(path: str, key: str) -> str:
   remote = is_remote(path)
   if '\0' in path or (remote and not path.startswith('gs://')):
     raise UserError(
-      f'--config.{key} is {path!r}; it must be a local path or begin with '
-      'gs://: mount or copy data that is elsewhere.'
+      f'--config.{key} is {path!r}; allowed: a local path or gs://BUCKET/PATH.'
     )
   return path if remote else os.path.expanduser(path)
 
@@ -70,8 +69,7 @@ def local(path: str, what: str) -> str:
   """
   if is_remote(path):
     raise UserError(
-      f'{path} is remote, but {what} needs a local directory: mount the bucket '
-      '(gcsfuse), or copy the data.'
+      f'{path} is remote; {what} needs a local path: mount it (gcsfuse).'
     )
   return os.path.expanduser(path)
 
@@ -107,12 +105,12 @@ def read_image(path: str) -> bytes:
   """
   try:
     return read(path)
-  except OSError as error:
-    if not isinstance(error, _NO_FILE) and error.errno not in _NO_PATH:
+  except (OSError, ValueError) as error:  # ValueError: NUL in the path
+    number = getattr(error, 'errno', errno.ENOENT)
+    if not isinstance(error, _NO_FILE) and number not in _NO_PATH:
       raise
-    raise DecodeError(f'no file to read: {error.strerror or error}') from error
-  except ValueError as error:  # NUL in the path
-    raise DecodeError(f'no file to read: {error}') from error
+    reason = getattr(error, 'strerror', None) or error
+    raise DecodeError(f'no file to read: {reason}') from error
 
 
 def read_text(path: str, key: str) -> str:
@@ -127,13 +125,10 @@ def read_text(path: str, key: str) -> str:
   """
   try:
     return read(place(path, key)).decode('utf-8-sig')
-  except OSError as error:
+  except (OSError, UnicodeDecodeError) as error:
     raise UserError(
-      f'{path} cannot be read ({error.strerror or error}); --config.{key} '
-      'refers to it.'
+      f'--config.{key} is {path}, which cannot be read as UTF-8 text: {error}.'
     ) from error
-  except UnicodeDecodeError as error:
-    raise UserError(f'{path} is not UTF-8 text: {error}.') from error
 
 
 class _Descriptor:
@@ -188,10 +183,7 @@ class Files:
       descriptor = self._opened(path)  # stays open while it is referenced
       data = os.pread(descriptor.number, size, offset)
     if len(data) != size:
-      raise DecodeError(
-        f'the file ends within the {size} bytes at {offset}: it was changed '
-        'after it was indexed'
-      )
+      raise DecodeError(f'changed after indexing: no {size} bytes at {offset}')
     return data
 
   def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:

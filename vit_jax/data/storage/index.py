@@ -28,6 +28,7 @@ from vit_jax.files import paths as paths_lib
 
 log = logging.getLogger('vit_jax')
 FOLDER = '.vit_jax_index'
+BAD_SHARD_POLICIES = ('error', 'skip')
 WHOLE = -1  # value of `cut` for a shard without an incomplete record
 _VERSION = 1
 _THREADS = 32  # scanning mostly waits for the disk or the network
@@ -88,7 +89,7 @@ def load(
     UserError: a shard does not exist, cannot be read or was cut short;
       `on_bad_shard` is invalid; or `scan` raises it.
   """
-  check_policy(on_bad_shard)
+  check_choice('source.on_bad_shard', on_bad_shard, BAD_SHARD_POLICIES)
   current = stamps(paths)
   cache_paths = _cache_paths(paths, kind)
   cached = (_cached(path, current) for path in cache_paths)
@@ -99,20 +100,10 @@ def load(
   for path, cut, (size, _) in zip(paths, index.cuts, current, strict=True):
     if cut != WHOLE and on_bad_shard == 'error':
       raise UserError(
-        f'{path} is cut short or damaged: no complete record at offset {cut} '
-        f'of {size} bytes. {remedy} or set --config.source.on_bad_shard=skip '
-        'to use the records before it.'
+        f'{path} is cut short or damaged at offset {cut} of {size} bytes. '
+        f'{remedy} or set --config.source.on_bad_shard=skip to use the others.'
       )
   return index
-
-
-def check_policy(on_bad_shard: str) -> None:
-  """Checks that `on_bad_shard` is 'error' or 'skip'.
-
-  Raises:
-    UserError: it has another value.
-  """
-  check_choice('source.on_bad_shard', on_bad_shard, ('error', 'skip'))
 
 
 def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
@@ -142,8 +133,8 @@ def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
 def _unreadable(path: str, error: Exception) -> UserError:
   reason = getattr(error, 'strerror', None) or error
   return UserError(
-    f'the shard {path!r} cannot be read ({reason}): check its path and '
-    'permissions, or copy the data set again.'
+    f'the shard {path!r} cannot be read ({reason}): check its path, or copy '
+    'the data set again.'
   )
 
 
@@ -178,17 +169,10 @@ def _save(cache_paths: Sequence[str], index: Index, stamp: np.ndarray) -> None:
   reasons = []
   for path in map(epath.Path, cache_paths):
     try:
-      if files.is_remote(path):
-        path.write_bytes(content.getvalue())  # atomic on gs://
-      else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-          paths_lib.replacing(path) as temporary,
-          open(temporary, 'wb') as file,
-        ):
-          file.write(content.getvalue())
+      path.parent.mkdir(parents=True, exist_ok=True)
+      paths_lib.write(path, content.getvalue())
       return
-    except Exception as error:  # noqa: BLE001 (TensorFlow raises its own kinds)
+    except Exception as error:  # noqa: BLE001 (object stores raise many kinds)
       reasons.append(f'{path}: {error}')
   log.warning(
     'the index of the data set cannot be stored and is built at each start '

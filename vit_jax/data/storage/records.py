@@ -27,7 +27,7 @@ from vit_jax.data import progress
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import files, index
 from vit_jax.data.storage.splits import Concatenation
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 
 _PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
 _HEADER = struct.Struct('<QI')
@@ -137,16 +137,15 @@ def example(
     DecodeError: the record is not an Example, or does not have one image and
       one label.
   """
-  values = features(record)
-  keys = [key for key in (image_key, label_key) if key is not None]
-  if not values.keys() >= {*keys}:
-    raise DecodeError(f'features {sorted(values)}, not {" and ".join(keys)}')
-  images = values[image_key].bytes_list.value
-  labels = [0]
+  values = features(record)  # a missing feature would be created as empty
+  images, labels = [], [0]
+  if image_key in values:
+    images = values[image_key].bytes_list.value
   if label_key is not None:
-    labels = values[label_key].int64_list.value
+    labels = values[label_key].int64_list.value if label_key in values else []
   if len(images) != 1 or len(labels) != 1:
-    raise DecodeError(f'{len(images)} images and {len(labels)} labels, not one')
+    keys = f'{image_key!r}, {label_key!r}'
+    raise DecodeError(f'{len(images)} and {len(labels)} of {keys}, not one')
   parsed = {'image': images[0], 'label': labels[0]}
   if several_key:
     parsed[several_key] = list(values[several_key].int64_list.value)
@@ -168,7 +167,8 @@ class ArrayRecords:
       UserError: a file is missing, or was cut short and the policy is 'error';
         numbers of records differ from those of TFDS; or no file can be read.
     """
-    index.check_policy(on_bad_shard)
+    policies = index.BAD_SHARD_POLICIES
+    check_choice('source.on_bad_shard', on_bad_shard, policies)
     paths = [part.filename for part in instructions]
     index.stamps(paths)  # checks that the files exist
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -218,12 +218,11 @@ def _fault(part: Any) -> str:
   """
   reader = _Reader(part.filename)
   try:
-    if reader.ok():
-      expected = part.examples_in_shard
-      _check_count(part.filename, reader.num_records(), expected, index.WHOLE)
-      return ''
-    reader.read([0])
-    return 'it cannot be opened'
+    if not reader.ok():
+      reader.read([0])  # raises the reason
+    expected = part.examples_in_shard
+    _check_count(part.filename, reader.num_records(), expected, index.WHOLE)
+    return ''
   except RuntimeError as error:
     return str(error)
   finally:
@@ -302,6 +301,5 @@ def _check_count(path: str, actual: int, expected: int, cut: int) -> None:
   if actual > expected or (actual < expected and cut == index.WHOLE):
     raise UserError(
       f'{path} contains {actual} records, but dataset_info.json specifies '
-      f'{expected}: they come from different preparations. Prepare or copy the '
-      'data set again.'
+      f'{expected}: prepare or copy the data set again.'
     )

@@ -59,20 +59,6 @@ class Concatenation:
     return number, index - (self._ends[number - 1] if number else 0)
 
 
-class Part(NamedTuple):
-  """A range of the examples of a split.
-
-  Attributes:
-    split: name of the split.
-    start: index of the first example.
-    stop: index after the last example.
-  """
-
-  split: str
-  start: int
-  stop: int
-
-
 class Selection(Sequence[tuple[str, int]]):
   """The examples of all parts of a spec, such as 'train[:10%]+test[5:7]'.
 
@@ -99,11 +85,10 @@ class Selection(Sequence[tuple[str, int]]):
       UserError: see `resolve`.
     """
     self._parts: list[tuple[str, range | np.ndarray]] = []
-    for part in resolve(spec, lengths):
-      rows = range(part.start, part.stop)
-      if cut is not None and len(rows) < lengths[part.split]:
-        rows = np.sort(cut(part.split)[part.start : part.stop])
-      self._parts.append((part.split, rows))
+    for split, rows in resolve(spec, lengths):
+      if cut is not None and len(rows) < lengths[split]:
+        rows = np.sort(cut(split)[rows.start : rows.stop])
+      self._parts.append((split, rows))
     self._index = Concatenation(len(rows) for _, rows in self._parts)
 
   def __len__(self) -> int:
@@ -133,6 +118,21 @@ class Selected:
     yield from self._selection.rows()
 
 
+class Labelled(Selected):
+  """Base class of such sources that know labels without reading images."""
+
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples; -1 for those without a label."""
+    parts = self._selection.rows()
+    return np.concatenate(
+      [self._labels_of(split)[rows] for split, rows in parts]
+    )
+
+  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
+    """Returns the labels of a whole split."""
+    raise NotImplementedError
+
+
 class _Length(NamedTuple):
   """Properties of a split that TFDS needs to interpret a spec."""
 
@@ -158,10 +158,9 @@ def named(spec: str, there: Collection[str]) -> list[str]:
     elif name in there:
       names.append(name)
     else:
-      where = '' if name == spec else f' (in {spec!r})'
       raise UserError(
-        f'there is no split {name!r}{where}; {closest(name, there)}, and parts '
-        f'such as {_PARTS}.'
+        f'there is no split {name!r} (given: {spec!r}); '
+        f'{closest(name, there)}; parts: {_PARTS}.'
       )
   return list(dict.fromkeys(names))
 
@@ -207,8 +206,8 @@ def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
   return {**found, **added}
 
 
-def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
-  """Converts a spec to ranges of examples, rounded as in TFDS.
+def resolve(spec: str, lengths: Mapping[str, int]) -> list[tuple[str, range]]:
+  """Converts a spec to splits and ranges of their examples, rounded as in TFDS.
 
   Args:
     spec: split as in TFDS, 'train[:10%]+test[5:7]', or 'all'.
@@ -228,14 +227,10 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
   except (ValueError, NotImplementedError, AttributeError) as error:
     raise bad_spec(spec, lengths) from error
   parts = [
-    Part(
-      part.splitname,
-      part.from_ or 0,
-      lengths[part.splitname] if part.to is None else part.to,
-    )
+    (part.splitname, range(lengths[part.splitname])[part.from_ : part.to])
     for part in absolute
   ]
-  if any(part.start >= part.stop for part in parts):
+  if not all(rows for _, rows in parts):
     raise bad_spec(spec, lengths)
   return parts
 
@@ -249,7 +244,6 @@ def bad_spec(spec: str, lengths: Mapping[str, int]) -> UserError:
   """
   sizes = [f'{name} ({n} examples)' for name, n in lengths.items()]
   return UserError(
-    f'the split {spec!r} cannot be resolved, or has a part without examples; '
-    f'there are {", ".join(sizes)}, and parts such as {_PARTS}. (Only splits '
-    'of TFDS can be cut by shards.)'
+    f'the split {spec!r} is not valid or has a part without examples; there '
+    f'are {", ".join(sizes)}; parts: {_PARTS}.'
   )
