@@ -160,6 +160,10 @@ def test_finetuning_lists_differences_of_the_model(tmp_path):
   adopted = finetune.adopt_architecture(config, source)
   assert adopted.model.width == 32
   assert adopted.model.gelu == 'exact'
+  with config.unlocked():
+    config.model.name = 'my_lab.vit'
+  with pytest.raises(UserError, match="vit_jax.train.*'my_lab.vit'"):
+    finetune.adopt_architecture(config, source)
 
 
 def test_a_pooling_that_contradicts_the_arrays_is_refused(tmp_path):

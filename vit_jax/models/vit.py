@@ -462,6 +462,11 @@ class Config(backbone.BackboneConfig):
         f'model.rope is {self.rope!r} and model.position is {kind!r}: set '
         "model.position='none', or another kind that is added to the tokens."
       )
+    if not positions.KINDS[kind] and kind != 'none' and not self.rotary:
+      raise UserError(
+        f'model.position is {kind!r}, which acts nowhere: give its row in '
+        '`positions.KINDS` the values of position_at.'
+      )
     if self.rope_registers and self.rotary not in ('centered', 'index'):
       raise UserError(
         f'model.rope_registers is {self.rope_registers} and model.rope is '
@@ -1018,7 +1023,11 @@ class ViT(Backbone):
   ) -> Leaves:
     """Interpolates learned positions; see `positions.resize`."""
     grids = self.grid(old_size), self.grid(new_size)
-    return positions.resize_leaves(leaves, *grids, method)
+    names = {path: path.rpartition('/')[2] for path in leaves}
+    return {
+      path: positions.resize(names[path], leaf, *grids, method or 'aligned')
+      for path, leaf in leaves.items()
+    }
 
   @nn.nowrap
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'ViT':
