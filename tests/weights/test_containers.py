@@ -22,6 +22,14 @@ def states():
   return state, {name: 2 * leaf for name, leaf in state.items()}
 
 
+@pytest.fixture(scope='module')
+def plain(states, tmp_path_factory):
+  """The parameters of the same weights in a plain file, by path."""
+  path = str(tmp_path_factory.mktemp('plain') / 'plain.pth')
+  torch.save(states[0], path)
+  return tree.flatten(load_pretrained(path, num_heads=HEADS).params)
+
+
 def under(prefix, state):
   return {f'{prefix}{name}': leaf for name, leaf in state.items()}
 
@@ -155,17 +163,15 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize('name', CONTAINERS)
-def test_the_model_in_a_container_is_read(tmp_path, states, name):
+def test_the_model_in_a_container_is_read(tmp_path, states, plain, name):
   """Its arrays are those of the same weights in a plain file."""
   make, ending, keys = CONTAINERS[name]
   path = str(tmp_path / f'checkpoint.{ending}')
   torch.save(make(*states), path)
   _, params = load_pretrained(path, num_heads=HEADS, **keys)
-  torch.save(states[0], tmp_path / 'plain.pth')
-  _, plain = load_pretrained(f'{tmp_path}/plain.pth', num_heads=HEADS)
-  actual, expected = tree.flatten(params), tree.flatten(plain)
-  assert actual.keys() == expected.keys()
-  for path, leaf in expected.items():
+  actual = tree.flatten(params)
+  assert actual.keys() == plain.keys()
+  for path, leaf in plain.items():
     if not ('num_classes' in keys and path.startswith('head/')):
       np.testing.assert_array_equal(actual[path], leaf)
 

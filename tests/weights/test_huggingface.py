@@ -431,10 +431,10 @@ def test_options_are_written(tmp_path, name):
 @pytest.mark.parametrize(
   'keys, words',
   [
-    (dict(qk_norm=True), 'ViT has no qk_norm'),
+    (dict(qk_norm=True), 'qk_norm, as ViT has none'),
     (dict(gated=True, mlp_dim=40), 'MLP of 40 units for a width of 32'),
     (dict(layer_scale=1.0, mlp_dim=40), 'MLP of 40 units for a width of 32'),
-    (dict(distilled=True, registers=1), 'DeiT has no registers'),
+    (dict(distilled=True, registers=1), 'registers, as DeiT has none'),
     (dict(position='none'), "learned.*'none'"),
   ],
 )

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError, check_choice
-from vit_jax.models.contract import Patches
+from vit_jax.models.contract import Leaves, Patches
 from vit_jax.models.init import NORMAL
 from vit_jax.models.layers import sized_parameter
 
@@ -381,13 +381,25 @@ def sincos2d(
 # Interpolation for images of another size
 
 
+def resize_leaves(
+  leaves: Leaves, old_grid: Grid, new_grid: Grid, method: str | None
+) -> Leaves:
+  """Interpolates parameters by path; `method` is 'aligned' by default."""
+  return {
+    path: resize(
+      path.rpartition('/')[2], leaf, old_grid, new_grid, method or 'aligned'
+    )
+    for path, leaf in leaves.items()
+  }
+
+
 def resize(
   name: str,
-  table: Float[Array | np.ndarray, '...'],
+  table: Any,
   old_grid: Grid,
   new_grid: Grid,
   method: str = 'aligned',
-) -> Float[Array | np.ndarray, '...']:
+) -> Any:
   """Interpolates a parameter of `PositionEmbedding` on the host.
 
   The embeddings of prefix tokens do not change. Interpolation to the same grid
@@ -429,11 +441,35 @@ def resize(
       f'not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: check the '
       'image size and the patch size that belong to the weights.'
     )
+  return _resized(table, old, new, method)
+
+
+def resize_axis(
+  table: Float[Array | np.ndarray, '... old d'], new: int, method: str
+) -> Float[np.ndarray, '... new d']:
+  """Interpolates the second-to-last axis of a table on the host; float32.
+
+  Args:
+    table: one embedding per row of patches, per column, or per offset.
+    new: number of embeddings of the result.
+    method: one of `METHODS`.
+  """
+  check_method(method)
+  return _resized(table, (table.shape[-2],), (new,), method)
+
+
+def _resized(
+  table: Float[Array | np.ndarray, '... old d'],
+  old: tuple[int, ...],
+  new: tuple[int, ...],
+  method: str,
+) -> Float[np.ndarray, '... new d']:
+  """Interpolates the last embeddings, which are those of an axis or a grid."""
   x32 = np.asarray(table, np.float32)
   if old == new:  # rounding would change the values
     return x32
-  weights = [_weights(*axis, method) for axis in zip(old, new, strict=True)]
-  prefix, x = np.split(x32, [num_prefix], axis=-2)
+  weights = [_weights(*sizes, method) for sizes in zip(old, new, strict=True)]
+  prefix, x = np.split(x32, [x32.shape[-2] - math.prod(old)], axis=-2)
   x = x.reshape(*x.shape[:-2], *old, -1)
   x = _interpolated(x, weights, np.einsum).astype(np.float32)
   return np.concatenate([prefix, x], axis=-2)

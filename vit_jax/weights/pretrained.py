@@ -18,15 +18,17 @@ from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
 from vit_jax.objectives.mixing import largest
 from vit_jax.weights import download
-from vit_jax.weights.contract import Format, Pretrained
+from vit_jax.weights.contract import Format, Pretrained, SeveralModels
 from vit_jax.weights.formats import huggingface, native, npz, tensors, timm
-from vit_jax.weights.names import ShapeError
+from vit_jax.weights.names import ShapeError, not_writable
 from vit_jax.weights.transfer import adapt, renormalized, replace_head, resized
 
 PyTree = Any
 
 
-def _load_tensors(path: str, config: dict[str, Any]) -> Pretrained:
+def _load_tensors(
+  path: str, config: dict[str, Any]
+) -> Pretrained | SeveralModels:
   """Describes PyTorch weights, whose names depend on the config next to them.
 
   Args:
@@ -178,11 +180,11 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """
   form, local_path, _ = format_of(path)
   if form in FORMATS.values() and form is not FORMATS['checkpoint']:
-    _check_rgb(path, about)
+    _check_rgb(about)
   form.save(local_path, params, about)
 
 
-def _check_rgb(path: str, about: dict[str, Any]) -> None:
+def _check_rgb(about: dict[str, Any]) -> None:
   """Checks that weights to write are for RGB images of 8 bits.
 
   Raises:
@@ -192,9 +194,9 @@ def _check_rgb(path: str, about: dict[str, Any]) -> None:
   channels = about.get('model', {}).get('channels', 3)
   bits = about.get('preprocess', {}).get('bits', 8)
   if (channels, bits) != (3, 8):
-    raise UserError(
-      f'{path}: this format is for RGB images of 8 bits, not of {channels} '
-      f'channel(s) of {bits} bits: write a directory instead.'
+    raise not_writable(
+      f'images other than RGB of 8 bits, here {channels} channel(s) of {bits} '
+      'bits'
     )
 
 

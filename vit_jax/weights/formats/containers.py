@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.contract import Pretrained, SeveralModels
 
 log = logging.getLogger('vit_jax')
 Arrays = dict[str, np.ndarray]
@@ -47,7 +47,7 @@ def described(
   path: str,
   arrays: Mapping[str, np.ndarray],
   describe: Callable[[Arrays], Pretrained],
-) -> Pretrained:
+) -> Pretrained | SeveralModels:
   """Describes the default model of a file, and lists the others in `sets`.
 
   Args:
@@ -58,22 +58,18 @@ def described(
   Raises:
     UserError: the arrays are flattened or empty, or `describe` raises it.
   """
-  found = _models(path, arrays)
-  default = _default(found)
+  models = _models(path, arrays)
+  default = _default(models)
   sets = {
-    name: functools.partial(describe, model) for name, model in found.items()
+    name: functools.partial(describe, model) for name, model in models.items()
   }
   if default is None:
-
-    def load(abstract: Any) -> Any:
-      raise NotImplementedError(abstract)  # `chosen` selects one of `sets`
-
-    return Pretrained(path, {}, load, sets=sets)
-  if len(found) > 1:
-    others = ', '.join(name for name in found if name != default)
+    return SeveralModels(path, sets)
+  if len(models) > 1:
+    others = ', '.join(name for name in models if name != default)
     log.info('%s: weights are %r; --weights selects %s', path, default, others)
   sets.pop(_TOP, None)
-  return dataclasses.replace(describe(found[default]), sets=sets)
+  return dataclasses.replace(describe(models[default]), sets=sets)
 
 
 def _default(names: Mapping[str, Any]) -> str | None:

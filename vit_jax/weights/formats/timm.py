@@ -26,11 +26,10 @@ from vit_jax.errors import UserError, closest
 from vit_jax.models.layers import EPSILON
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
-from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.contract import Pretrained, SeveralModels
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import (
   containers,
-  projects,
   swin,
   tensors,
   timm_layouts,
@@ -156,7 +155,9 @@ class _Settings:
     return found if found and (found.width, found.depth) == sizes else None
 
 
-def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
+def load(
+  path: str, head: dict[str, Any] | None = None
+) -> Pretrained | SeveralModels:
   """Describes the weights in a file, or in a folder with a config.json.
 
   Args:
@@ -186,7 +187,7 @@ def _described(
   architecture: Architecture | None,
 ) -> Pretrained:
   """Describes a model; see `load`."""
-  original, arrays = arrays, projects.with_timm_names(arrays)
+  original, arrays = arrays, timm_layouts.with_timm_names(arrays)
   if 'architecture' not in config:
     config = {}  # of another program
   config = metadata.validated(f'config.json of {path}', config)
