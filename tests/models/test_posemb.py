@@ -55,25 +55,16 @@ def test_bicubic_resize_equals_torch(old, new):
 
 
 @pytest.mark.parametrize('method', positions.METHODS)
-@pytest.mark.parametrize('prefix', [0, 1, 2])
-def test_prefix_embeddings_do_not_change(method, prefix):
-  slots = embedding((4, 6), prefix)
-  result = positions.resize('embedding', slots, (4, 6), (5, 5), method)
-  assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
-  np.testing.assert_array_equal(result[:, :prefix], slots[:, :prefix])
-
-
-@pytest.mark.parametrize('method', positions.METHODS)
-def test_resize_to_the_same_grid_is_the_identity(method):
-  slots = embedding((4, 6))
-  np.testing.assert_array_equal(
-    positions.resize('embedding', slots, (4, 6), (4, 6), method), slots
-  )
-
-
-@pytest.mark.parametrize('method', positions.METHODS)
-def test_constant_embeddings_stay_constant(method):
-  """Interpolation weights sum to one everywhere, also at the edges."""
+def test_properties_of_all_methods(method):
+  """Prefix embeddings, the same grid, and constants do not change."""
+  for prefix in (0, 1, 2):
+    slots = embedding((4, 6), prefix)
+    result = positions.resize('embedding', slots, (4, 6), (5, 5), method)
+    assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
+    np.testing.assert_array_equal(result[:, :prefix], slots[:, :prefix])
+    same = positions.resize('embedding', slots, (4, 6), (4, 6), method)
+    np.testing.assert_array_equal(same, slots)
+  # Interpolation weights sum to one everywhere, also at the edges.
   slots = np.full((1, 1 + 24, 2), 0.7, np.float32)
   result = positions.resize('embedding', slots, (4, 6), (11, 3), method)
   np.testing.assert_allclose(result, 0.7, rtol=1e-5)

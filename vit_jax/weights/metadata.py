@@ -19,25 +19,19 @@ from vit_jax.models.layers import ACTIVATIONS, EPSILON
 from vit_jax.models.positions import METHODS
 from vit_jax.models.swin import RULES as WINDOW_RULES
 
-# Kind of GELU by its name in configs of other projects.
+# Kind of GELU by its name in configs of other projects. The last name of a kind
+# is that of transformers, which is written.
 GELUS = {
   'gelu': 'exact',
   'gelu_new': 'tanh',
-  'gelu_pytorch_tanh': 'tanh',
   'gelu_tanh': 'tanh',
+  'gelu_pytorch_tanh': 'tanh',
   'quick_gelu': 'quick',
   'relu': 'relu',
-  'silu': 'silu',
   'swish': 'silu',
-}
-# The other direction, for files of transformers
-ACTIVATION_NAMES = {
-  'exact': 'gelu',
-  'tanh': 'gelu_pytorch_tanh',
-  'quick': 'quick_gelu',
-  'relu': 'relu',
   'silu': 'silu',
 }
+ACTIVATION_NAMES = {kind: name for name, kind in GELUS.items()}
 
 
 class Rule(NamedTuple):

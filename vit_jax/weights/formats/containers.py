@@ -89,17 +89,20 @@ def _models(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
       empty.
   """
   arrays = {_WRAPPERS.sub('', name): array for name, array in arrays.items()}
+  unreadable = None
   if any(name.endswith('flat_param') for name in arrays):
-    raise UserError(
-      f'{path} contains the flattened parameters of FSDP: write it again with '
-      'StateDictType.FULL_STATE_DICT.'
+    unreadable = (
+      'the flattened parameters of FSDP: write it again with '
+      'StateDictType.FULL_STATE_DICT'
     )
-  if arrays and not any(array.size for array in arrays.values()):
-    raise UserError(
-      f'{path} contains empty arrays, because ZeRO-3 of DeepSpeed stores the '
-      'weights in other files: run `python zero_to_fp32.py . OUT` in the '
-      'directory above, and open OUT.'
+  elif arrays and not any(array.size for array in arrays.values()):
+    unreadable = (
+      'empty arrays, because ZeRO-3 of DeepSpeed stores the weights in other '
+      'files: run `python zero_to_fp32.py . OUT` in the directory above, and '
+      'open OUT'
     )
+  if unreadable:
+    raise UserError(f'{path} contains {unreadable}.')
   matches = [_FIRST.fullmatch(name) for name in arrays]
   prefixes = sorted({match['prefix'] for match in matches if match}) or ['']
 
