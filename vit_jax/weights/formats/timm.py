@@ -94,13 +94,6 @@ _WITHOUT_KEY_BIAS = NameMap(
 )
 _KIND = "a Vision Transformer with timm's names"
 _PATCH_BIAS = 'patch_embed.proj.bias'
-_POOLS = {
-  'token': 'token',
-  'avg': 'gap',
-  'max': 'max',
-  'avgmax': 'avgmax',
-  'map': 'map',
-}
 # Rare options that the arrays show
 _SHOWN = ('norm', 'qkv_bias', 'bias', 'map_mlp_dim')
 _TORCH_EPSILON = 1e-5  # PyTorch's default
@@ -429,10 +422,10 @@ def _set_pool(path: str, model: dict[str, Any], specified: str | None) -> str:
   """
   pool, fc_norm = model['pool'], 'fc_norm' in model
   shown = 'gap' if fc_norm else pool
-  wanted = _POOLS.get(specified) if specified else shown
+  wanted = 'gap' if specified == 'avg' else specified or shown
   if wanted == shown:
     return shown
-  if wanted in (None, 'token', 'map') or pool == 'map':
+  if wanted not in ('gap', 'max', 'avgmax') or pool == 'map':
     raise UserError(
       f'the settings of {path} specify the pooling {specified!r}, but its '
       f'arrays are those of {shown!r}: correct the settings.'
