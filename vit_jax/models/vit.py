@@ -78,6 +78,21 @@ STEMS = {
   ('R26', '32'): ((2, 2, 2, 2), 1),
   ('R', '16'): ((), 8),
 }
+# Units of the stages of each hybrid
+HYBRIDS = {
+  f'{stem}+{size}/{patch}': depths
+  for (stem, patch), (depths, _) in STEMS.items()
+  for size in SIZES
+}
+VARIANTS = {
+  f'{size}/{patch}': dict(patch_size=patch, **SIZES[size])
+  for size in SIZES
+  for patch in PATCH_SIZES
+} | {
+  f'{stem}+{size}/{patch}': dict(patch_size=side, **SIZES[size])
+  for (stem, patch), (_, side) in STEMS.items()
+  for size in SIZES
+}
 NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
 POOLS_WITHOUT_CLASS_TOKEN = ('gap', 'max', 'avgmax', 'map')
 STEM = Nested('vit_jax.models.{name}:Stem')
@@ -102,36 +117,8 @@ def of_variant(variant: str | None) -> dict[str, int]:
   """
   if variant is None:
     return {}
-  stem, size, patch = _parts(variant)
-  known = (stem, patch) in STEMS if stem else patch in map(str, PATCH_SIZES)
-  if size not in SIZES or not known:
-    hybrids = ', '.join(f'{stem}+…/{patch}' for stem, patch in STEMS)
-    raise UserError(
-      f'model.variant is {variant!r}; allowed: one of {"|".join(SIZES)}, a '
-      f'slash and one of {"|".join(map(str, PATCH_SIZES))}, such as L/16; or '
-      f'a hybrid, {hybrids}, such as R50+B/16.'
-    )
-  side = STEMS[stem, patch][1] if stem else int(patch)
-  return dict(patch_size=side, **SIZES[size])
-
-
-def stem_of(variant: str | None) -> dict[str, Any] | None:
-  """Returns the config section of a variant's stem; None without a stem.
-
-  Args:
-    variant: name of a variant, or None.
-  """
-  stem, _, patch = _parts(variant or '')
-  if (stem, patch) not in STEMS:
-    return None
-  return dict(name='resnet', depths=STEMS[stem, patch][0])
-
-
-def _parts(variant: str) -> tuple[str, str, str]:
-  """Splits 'R50+B/16' into ('R50', 'B', '16'); 'R50' is '' without a stem."""
-  body, _, patch = variant.partition('/')
-  stem, _, size = body.rpartition('+')
-  return stem, size, patch
+  check_choice('model.variant', variant, VARIANTS)
+  return VARIANTS[variant]
 
 
 @schema.operational('remat', 'unroll', 'attention')
@@ -328,8 +315,9 @@ class Config(backbone.BackboneConfig):
   def __post_init__(self):
     super().__post_init__()
     self.complete(NAMES, of_variant(self.variant), 'B/16')
-    if self.stem is None:
-      object.__setattr__(self, 'stem', stem_of(self.variant))
+    if self.stem is None and self.variant in HYBRIDS:
+      stem = dict(name='resnet', depths=HYBRIDS[self.variant])
+      object.__setattr__(self, 'stem', stem)
     self.check_choices(
       pool=(*POOLS_WITHOUT_CLASS_TOKEN, 'token', 'token_gap'),
       gelu=ACTIVATIONS,
