@@ -116,8 +116,9 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   source = Pretrained(path, about, put)
   # Shapes are compared here, and not only in `put`, so that an error is raised
   # before anything is allocated on a device.
+  options = {k: v for k, v in about['model'].items() if k != 'name'}
   try:
-    model = source.model()
+    model = source.model(**options)  # which checks the keys
   except UserError as error:
     raise UserError(
       f'{path} contains a model that is not supported: {error}'
