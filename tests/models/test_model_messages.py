@@ -45,7 +45,7 @@ VIT = (
 CASES = [
   *((vit, SIZES | keys, words) for keys, words in VIT),
   (vit, dict(variant='B/17'), "'B/17'"),
-  (vit, dict(variant='X/16'), "'X/16'; nearest of 48: "),
+  (vit, dict(variant='X/16'), 'nearest of 48: '),
   (vit, dict(variant='B'), "'B'"),
   (vit, dict(), 'patch_size, width, depth'),
   (vit, dict(variant='R50+B/14'), "did you mean 'R50+B/16'"),
