@@ -15,7 +15,8 @@ KEY = jax.random.key(0)
 
 def abstract(model, image_size=(224, 224)):
   """Returns the shapes of the parameters for images of this size."""
-  images = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
+  shape = (1, *image_size, model.channels)
+  images = jax.ShapeDtypeStruct(shape, jnp.float32)
   return jax.eval_shape(model.init, KEY, images)['params']
 
 

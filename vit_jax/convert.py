@@ -22,7 +22,7 @@ from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.weights import pretrained, soup
+from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
 
@@ -64,7 +64,7 @@ def run(
   sources = [
     pretrained.find(source, weights) for source in (source_path, *averaged_with)
   ]
-  source = soup.average(sources) if averaged_with else sources[0]
+  source = pretrained.average(sources) if averaged_with else sources[0]
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
   pretrained.save(target_path, params, source.about)

@@ -40,9 +40,15 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
   section, loaded = config.model, source.model()
   name = source.about['model'].get('name', 'vit')
   if section.name != name:
+    advice = f'set --config.model.name={name}'
+    if 'config' not in source.about:  # not a checkpoint of a run
+      advice += (
+        f'; or start python -m vit_jax.train from these weights, which gives '
+        f'{section.name!r} all parameters that fit'
+      )
     raise UserError(
       f'{source.path} contains a model {name!r}, but config.model.name is '
-      f'{section.name!r}: set --config.model.name={name}.'
+      f'{section.name!r}: {advice}.'
     )
   constructor = schema.constructor('model', section)
   # Keys whose default is None; the weights determine them.

@@ -44,7 +44,7 @@ def interpolated_by_us(table, new, offset):
   """Interpolates the embeddings of a 7x7 grid inside the program."""
   rows, columns = (positions.cubic(7, n, offset) for n in new)
   grid = table.reshape(7, 7, -1)
-  return positions._on_grid(grid, rows, columns, positions._einsum)
+  return positions._interpolated(grid, [rows, columns], positions._einsum)
 
 
 def for_other(params, offset):

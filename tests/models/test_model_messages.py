@@ -45,10 +45,10 @@ VIT = (
 CASES = [
   *((vit, SIZES | keys, words) for keys, words in VIT),
   (vit, dict(variant='B/17'), "'B/17'"),
-  (vit, dict(variant='X/16'), 'Ti|S|B|L|H'),
+  (vit, dict(variant='X/16'), 'nearest of 48: '),
   (vit, dict(variant='B'), "'B'"),
   (vit, dict(), 'patch_size, width, depth'),
-  (vit, dict(variant='R50+B/14'), 'R50+…/16'),
+  (vit, dict(variant='R50+B/14'), "did you mean 'R50+B/16'"),
   (vit, dict(variant='R50+X/16'), "'R50+X/16'"),
   (vit, dict(variant='R+Ti/16', pixels='imagenet'), 'model.pixels'),
   (swin, dict(variant='H'), "'H'"),

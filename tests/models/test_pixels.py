@@ -1,7 +1,6 @@
 """Units of pixels: `model.pixels='imagenet'` normalizes in the model."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_vit
@@ -55,10 +54,7 @@ def test_mean_and_std_of_any_channels(make, sizes, channels):
   keys = dict(mean=tuple(mean.tolist()), std=tuple(std.tolist()))
   plain = make(5, **sizes, channels=channels)
   scaled = make(5, **sizes, channels=channels, **keys)
-  images = np.zeros((1, 16, 16, channels), np.float32)
-  shapes = jax.eval_shape(plain.init, tiny_vit.KEY, images)['params']
-  params = jax.tree.map(lambda s: rng.normal(0, 0.3, s.shape), shapes)
-  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+  params = tiny_vit.noise_params(plain, (16, 16))
   np.testing.assert_allclose(
     scaled.apply({'params': params}, np.float32(2 * pixels - 1)),
     plain.apply({'params': params}, np.float32((pixels - mean) / std)),

@@ -1,12 +1,14 @@
 """Tests of resized position embeddings against SciPy and torch."""
 
+import jax
 import numpy as np
 import pytest
 import scipy.ndimage
+import tiny_vit
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.models import positions
+from vit_jax.models import positions, vit
 
 GRIDS = [
   ((14, 14), (24, 24)),
@@ -53,25 +55,16 @@ def test_bicubic_resize_equals_torch(old, new):
 
 
 @pytest.mark.parametrize('method', positions.METHODS)
-@pytest.mark.parametrize('prefix', [0, 1, 2])
-def test_prefix_embeddings_do_not_change(method, prefix):
-  slots = embedding((4, 6), prefix)
-  result = positions.resize('embedding', slots, (4, 6), (5, 5), method)
-  assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
-  np.testing.assert_array_equal(result[:, :prefix], slots[:, :prefix])
-
-
-@pytest.mark.parametrize('method', positions.METHODS)
-def test_resize_to_the_same_grid_is_the_identity(method):
-  slots = embedding((4, 6))
-  np.testing.assert_array_equal(
-    positions.resize('embedding', slots, (4, 6), (4, 6), method), slots
-  )
-
-
-@pytest.mark.parametrize('method', positions.METHODS)
-def test_constant_embeddings_stay_constant(method):
-  """Interpolation weights sum to one everywhere, also at the edges."""
+def test_properties_of_all_methods(method):
+  """Prefix embeddings, the same grid, and constants do not change."""
+  for prefix in (0, 1, 2):
+    slots = embedding((4, 6), prefix)
+    result = positions.resize('embedding', slots, (4, 6), (5, 5), method)
+    assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
+    np.testing.assert_array_equal(result[:, :prefix], slots[:, :prefix])
+    same = positions.resize('embedding', slots, (4, 6), (4, 6), method)
+    np.testing.assert_array_equal(same, slots)
+  # Interpolation weights sum to one everywhere, also at the edges.
   slots = np.full((1, 1 + 24, 2), 0.7, np.float32)
   result = positions.resize('embedding', slots, (4, 6), (11, 3), method)
   np.testing.assert_allclose(result, 0.7, rtol=1e-5)
@@ -89,6 +82,20 @@ def test_messages_of_wrong_grids_and_methods():
     positions.resize('embedding', embedding((4, 6)), (4, 7), (2, 2))
   with pytest.raises(UserError, match='aligned'):
     positions.resize('embedding', embedding((4, 6)), (4, 6), (2, 2), 'nearest')
+
+
+def test_parameters_with_other_names_are_returned_unchanged():
+  kernel = np.ones(3, np.float64)
+  assert positions.resize('frequencies', kernel, (4, 6), (2, 2)) is kernel
+
+
+@pytest.mark.parametrize('places', [('stem',), ()])
+def test_kinds_without_a_branch_are_refused(monkeypatch, places):
+  """They are not computed as another kind, or left out."""
+  monkeypatch.setitem(positions.KINDS, 'spiral', places)
+  with pytest.raises(UserError, match="model.position is 'spiral'"):
+    model = vit.Model(5, **tiny_vit.SIZES, position='spiral')
+    jax.eval_shape(model.init, jax.random.key(0), tiny_vit.images_of(1, 8, 8))
 
 
 def test_square_grid():

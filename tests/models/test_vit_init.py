@@ -79,7 +79,8 @@ def test_initial_standard_deviations(initial, path, deviation):
   assert values.std() == pytest.approx(deviation, rel=tolerance)
 
 
-def test_truncated_normal_initialization():
+@pytest.mark.parametrize('options', [dict(distilled=True), dict(pool='map')])
+def test_truncated_normal_initialization(options):
   """DeiT: N(0, .02) for all matrices and tokens, zeros for all biases.
 
   The patch embedding is uniform within ±1 / √inputs, as PyTorch initializes a
@@ -88,7 +89,7 @@ def test_truncated_normal_initialization():
   model = Model(
     100,
     **SIZES | dict(width=64, mlp_dim=128, num_heads=4),
-    distilled=True,
+    **options,
     start_values='trunc_normal',
   )
   init = jax.jit(model.init)
@@ -104,18 +105,3 @@ def test_truncated_normal_initialization():
       # The relative error of a standard deviation from n values is 1 / √(2 n).
       tolerance = 5 / np.sqrt(2 * values.size)
       assert values.std() == pytest.approx(0.02, rel=tolerance), path
-
-
-def test_truncated_normal_of_attention_pooling():
-  """The initialization applies to all matrices of the pooling head too."""
-  sizes = SIZES | dict(width=64, mlp_dim=128, num_heads=4, depth=1)
-  model = Model(0, **sizes, pool='map', start_values='trunc_normal')
-  init = jax.jit(model.init)
-  params = tree.flatten(init(KEY, jnp.zeros((1, 8, 8, 3)))['params'])
-  for path in (
-    'attention/query/kernel',
-    'attention/out/kernel',
-    'mlp/fc2/kernel',
-  ):
-    assert np.std(params[f'map/{path}']) == pytest.approx(0.02, rel=0.1), path
-  assert not np.any(params['map/mlp/fc1/bias'])

@@ -8,6 +8,8 @@ import pytest
 import safetensors.numpy
 
 from benchmarks import peers
+from vit_jax import load_pretrained
+from vit_jax.data.augment.presets import NONE
 
 torch = pytest.importorskip('torch')
 timm = peers.import_timm()
@@ -111,6 +113,29 @@ def state(model):
 def jitted(model):
   """Returns the compiled function from parameters and images to logits."""
   return jax.jit(lambda params, x: model.apply({'params': params}, x))
+
+
+def same_results(path, reference, size, statistics=NONE, limit=1e-4, **keys):
+  """Checks our results for images of a size against a function of pixels.
+
+  Args:
+    path: path of the weights.
+    reference: function from pixels `[n, c, y, x]` to results.
+    size: (height, width) of the images, to which our weights are resized.
+    statistics: mean and std by which the pixels of `reference` are normalized.
+    limit: largest difference, relative to the largest result.
+    **keys: arguments of `load_pretrained`.
+  """
+  mean, std = (np.array(values) for values in statistics)
+  x = np.random.default_rng(0).uniform(-1, 1, (3, *size, 3))
+  pixels = (((x + 1) / 2 - mean) / std).transpose(0, 3, 1, 2)
+  with torch.no_grad():
+    expected = reference(torch.from_numpy(pixels.astype(np.float32)))
+  expected = getattr(expected, 'logits', expected).numpy()
+  model, params = load_pretrained(path, image_size=size, **keys)
+  ours = jitted(model)(params, x.astype(np.float32))
+  assert np.ptp(expected) > 0.1
+  assert np.abs(ours - expected).max() <= limit * np.abs(expected).max()
 
 
 def agree(model, params, reference, size=SIZE, **normalization):

@@ -22,6 +22,14 @@ def states():
   return state, {name: 2 * leaf for name, leaf in state.items()}
 
 
+@pytest.fixture(scope='module')
+def plain(states, tmp_path_factory):
+  """The parameters of the same weights in a plain file, by path."""
+  path = str(tmp_path_factory.mktemp('plain') / 'plain.pth')
+  torch.save(states[0], path)
+  return tree.flatten(load_pretrained(path, num_heads=HEADS).params)
+
+
 def under(prefix, state):
   return {f'{prefix}{name}': leaf for name, leaf in state.items()}
 
@@ -34,48 +42,44 @@ def without_head(state):
   return {k: v for k, v in state.items() if not k.startswith('head.')}
 
 
-# {name: (function from weights and average to a file, ending, arguments)}
+def row(make, ending='pth', **keys):
+  """Returns a function from weights and average to a file, and its use."""
+  return make, ending, keys
+
+
 CONTAINERS = {
-  'DistributedDataParallel': (lambda a, b: under('module.', a), 'pth', {}),
-  'compiled': (lambda a, b: under('_orig_mod.', a), 'pth', {}),
-  'compiled, DDP': (lambda a, b: under('module._orig_mod.', a), 'pt', {}),
-  'DDP, compiled': (lambda a, b: under('_orig_mod.module.', a), 'bin', {}),
-  'net': (lambda a, b: under('net.', a), 'pth', {}),
-  'backbone': (lambda a, b: {'model': under('backbone.', a)}, 'pth', {}),
-  'encoder, and another layer': (
-    lambda a, b: under('model.encoder.', a) | projector('model.', 'fc'),
-    'pth',
-    {},
+  'DistributedDataParallel': row(lambda a, b: under('module.', a)),
+  'compiled': row(lambda a, b: under('_orig_mod.', a)),
+  'compiled, DDP': row(lambda a, b: under('module._orig_mod.', a), 'pt'),
+  'DDP, compiled': row(lambda a, b: under('_orig_mod.module.', a), 'bin'),
+  'net': row(lambda a, b: under('net.', a)),
+  'backbone': row(lambda a, b: {'model': under('backbone.', a)}),
+  'encoder, and another layer': row(
+    lambda a, b: under('model.encoder.', a) | projector('model.', 'fc')
   ),
-  'head next to the backbone': (
+  'head next to the backbone': row(
     lambda a, b: (
       under('backbone.', without_head(a))
       | {'head.weight': a['head.weight'], 'head.bias': a['head.bias']}
-    ),
-    'pth',
-    {},
+    )
   ),
-  'Lightning': (
+  'Lightning': row(
     lambda a, b: {'state_dict': under('model.', a), 'epoch': 3, 'loops': {}},
     'ckpt',
-    {},
   ),
-  'arguments': (
+  'arguments': row(
     lambda a, b: {'state_dict': a, 'args': argparse.Namespace(lr=0.1)},
     'pth.tar',
-    {},
   ),
-  'capitals': (lambda a, b: {'model': a}, 'PTH', {}),
-  'optimizer': (
+  'capitals': row(lambda a, b: {'model': a}, 'PTH'),
+  'optimizer': row(
     lambda a, b: {
       'optimizer': {'state': {0: {'exp_avg': torch.zeros(3)}}},
       'model': a,
-    },
-    'pth',
-    {},
+    }
   ),
-  'DeepSpeed': (lambda a, b: {'module': a, 'optimizer': None}, 'pt', {}),
-  'FSDP': (
+  'DeepSpeed': row(lambda a, b: {'module': a, 'optimizer': None}, 'pt'),
+  'FSDP': row(
     lambda a, b: {
       f'_fsdp_wrapped_module.{k}'.replace(
         'blocks.0.', 'blocks.0._checkpoint_wrapped_module.'
@@ -83,50 +87,39 @@ CONTAINERS = {
       for k, v in a.items()
     },
     'pt',
-    {},
   ),
-  'AveragedModel': (
-    lambda a, b: under('module.', a) | {'n_averaged': torch.tensor(5)},
-    'pth',
-    {},
+  'AveragedModel': row(
+    lambda a, b: under('module.', a) | {'n_averaged': torch.tensor(5)}
   ),
-  'weights and average': (
-    lambda a, b: {'state_dict': a, 'state_dict_ema': b},
-    'pth',
-    {},
+  'weights and average': row(
+    lambda a, b: {'state_dict': a, 'state_dict_ema': b}
   ),
-  'average': (
-    lambda a, b: {'state_dict': b, 'state_dict_ema': a},
-    'pth',
-    {'weights': 'ema'},
+  'average': row(
+    lambda a, b: {'state_dict': b, 'state_dict_ema': a}, weights='ema'
   ),
-  'average in a module': (
-    lambda a, b: {'model': b, 'model_ema': under('module.', a)},
-    'pth',
-    {'weights': 'ema'},
+  'average in a module': row(
+    lambda a, b: {'model': b, 'model_ema': under('module.', a)}, weights='ema'
   ),
-  'DINO': (
+  'DINO': row(
     lambda a, b: {
       'student': under('module.backbone.', b) | projector('module.'),
       'teacher': under('backbone.', a) | projector('', 'head.mlp.0'),
     },
-    'pth',
-    {'num_classes': 7},
+    num_classes=7,
   ),
-  'student of DINO': (
+  'student of DINO': row(
     lambda a, b: {
       'teacher': under('backbone.', b),
       'student': under('module.backbone.', a),
     },
-    'pth',
-    {'weights': 'student'},
+    weights='student',
   ),
-  'flat student': (
+  'flat student': row(
     lambda a, b: under('student.', a) | under('teacher.', b),
     'ckpt',
-    {'weights': 'student'},
+    weights='student',
   ),
-  'MoCo v3': (
+  'MoCo v3': row(
     lambda a, b: {
       'state_dict': under('module.base_encoder.', without_head(a))
       | projector('module.base_encoder.')
@@ -134,38 +127,31 @@ CONTAINERS = {
       | projector('module.predictor.', '0')
     },
     'pth.tar',
-    {'weights': 'base_encoder', 'num_classes': 7},
+    weights='base_encoder',
+    num_classes=7,
   ),
-  'head of several layers': (
-    lambda a, b: without_head(a) | projector('', 'head.1'),
-    'pth',
-    {'num_classes': 7},
+  'head of several layers': row(
+    lambda a, b: without_head(a) | projector('', 'head.1'), num_classes=7
   ),
-  'head with a name': (
-    lambda a, b: without_head(a) | projector('', 'head.fc'),
-    'pth',
-    {'num_classes': 7},
+  'head with a name': row(
+    lambda a, b: without_head(a) | projector('', 'head.fc'), num_classes=7
   ),
-  'chunks': (
-    lambda a, b: {k.replace('blocks.', 'blocks.0.'): v for k, v in a.items()},
-    'pth',
-    {},
+  'chunks': row(
+    lambda a, b: {k.replace('blocks.', 'blocks.0.'): v for k, v in a.items()}
   ),
 }
 
 
 @pytest.mark.parametrize('name', CONTAINERS)
-def test_the_model_in_a_container_is_read(tmp_path, states, name):
+def test_the_model_in_a_container_is_read(tmp_path, states, plain, name):
   """Its arrays are those of the same weights in a plain file."""
   make, ending, keys = CONTAINERS[name]
   path = str(tmp_path / f'checkpoint.{ending}')
   torch.save(make(*states), path)
   _, params = load_pretrained(path, num_heads=HEADS, **keys)
-  torch.save(states[0], tmp_path / 'plain.pth')
-  _, plain = load_pretrained(f'{tmp_path}/plain.pth', num_heads=HEADS)
-  actual, expected = tree.flatten(params), tree.flatten(plain)
-  assert actual.keys() == expected.keys()
-  for path, leaf in expected.items():
+  actual = tree.flatten(params)
+  assert actual.keys() == plain.keys()
+  for path, leaf in plain.items():
     if not ('num_classes' in keys and path.startswith('head/')):
       np.testing.assert_array_equal(actual[path], leaf)
 

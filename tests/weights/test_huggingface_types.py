@@ -1,10 +1,10 @@
 """Tests of each type of Hugging Face's models against the library."""
 
-import numpy as np
 import pytest
 import references
 from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch, transformers
 
+from tests.faults.counts import further
 from vit_jax import load_pretrained
 from vit_jax.data.augment.presets import IMAGENET, NONE
 from vit_jax.errors import UserError
@@ -119,23 +119,34 @@ def library_result(model, pixels, result):
   return result(model(**keys))
 
 
-@pytest.mark.parametrize('name', TYPES)
+# Other classes of the same types, whose names differ by a prefix
+FURTHER = (
+  'ViTMAEModel',
+  'ViTMSNModel',
+  'Dinov2Model',
+  'CLIPVisionModel',
+  'CLIPVisionModelWithProjection',
+  'SiglipVisionModel',
+  'SiglipModel',
+)
+
+
+@pytest.mark.parametrize(
+  'name', [*(n for n in TYPES if n not in FURTHER), *further(*FURTHER)]
+)
 def test_results_equal_the_library(tmp_path, name):
   """At its own size to 1e-5, and at another one to 1e-4."""
-  changes, result, (mean, std) = TYPES[name]
+  changes, result, statistics = TYPES[name]
   reference = library_model(name, changes)
   reference.save_pretrained(tmp_path)
   for size, limit in (((SIZE, SIZE), 1e-5), (OTHER, 1e-4)):
-    x = references.images(SIZE)[:, : size[0], : size[1]]
-    x = np.tile(x, (1, 1, 2, 1))[:, :, : size[1]]
-    pixels = (((x + 1) / 2 - mean) / std).transpose(0, 3, 1, 2)
-    pixels = torch.from_numpy(pixels.astype(np.float32))
-    with torch.no_grad():
-      expected = library_result(reference, pixels, result).numpy()
-    model, params = load_pretrained(str(tmp_path), image_size=size)
-    ours = references.jitted(model)(params, x)
-    assert np.ptp(expected) > 0.1
-    assert np.abs(ours - expected).max() <= limit * np.abs(expected).max()
+    references.same_results(
+      str(tmp_path),
+      lambda pixels: library_result(reference, pixels, result),
+      size,
+      statistics,
+      limit,
+    )
 
 
 @pytest.mark.parametrize('name', ['BeitModel', 'Data2VecVisionModel'])

@@ -1,5 +1,6 @@
 """Tests of weights at other sizes against the projects that they are from."""
 
+import functools
 import logging
 import math
 
@@ -9,26 +10,27 @@ import pytest
 import references
 import safetensors.numpy
 import scipy.ndimage
-from references import PATCH, SIZE, huggingface, timm, timm_file, timm_vit
-from test_huggingface import IMAGENET_STATISTICS, written
+from references import (
+  PATCH,
+  SIZE,
+  huggingface,
+  same_results,
+  timm,
+  timm_file,
+  timm_vit,
+)
+from test_huggingface import written
 
+from tests.faults.counts import further
 from vit_jax import load_pretrained
+from vit_jax.data.augment.presets import IMAGENET, NONE
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
 
 torch = references.torch
-SIZES = [(12, 12), (24, 24), (28, 16)]  # height, width
+# (height, width): larger and not square, larger, smaller
+SIZES = [(28, 16), *further([(24, 24)], [(12, 12)])]
 GRID = SIZE // PATCH
-
-
-def images_of(height, width):
-  rng = np.random.default_rng(0)
-  return rng.uniform(-1, 1, (3, height, width, 3)).astype(np.float32)
-
-
-def torch_pixels(x, mean=(0.5,) * 3, std=(0.5,) * 3):
-  pixels = ((x + 1) / 2 - np.array(mean)) / np.array(std)
-  return torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
 
 
 @pytest.mark.parametrize('size', SIZES)
@@ -40,31 +42,23 @@ def test_timms_weights_have_timms_logits(tmp_path, size):
     timm_vit().state_dict(), there
   )
   there.load_state_dict(state)
-  loaded = load_pretrained(path, image_size=size, num_heads=references.HEADS)
-  x = images_of(*size)
-  with torch.no_grad():
-    expected = there(torch_pixels(x)).numpy()
-  ours = loaded.model.apply({'params': loaded.params}, x)
-  np.testing.assert_allclose(ours, expected, atol=1e-4)
+  same_results(path, there, size, num_heads=references.HEADS)
 
 
 @pytest.mark.parametrize('size', SIZES)
-@pytest.mark.parametrize(
-  'kind', ['ViT', 'DeiT', 'Dinov2', 'Dinov2WithRegisters']
-)
+@pytest.mark.parametrize('kind', ['ViT', 'Dinov2WithRegisters'])
 def test_weights_of_transformers_have_its_features(tmp_path, kind, size):
+  """Smaller sizes of all types are in test_huggingface_types."""
   dino = kind.startswith('Dinov2')
   changes = dict(intermediate_size=None, mlp_ratio=2) if dino else {}
   reference = huggingface(kind, **changes)
-  loaded = load_pretrained(written(tmp_path, reference), image_size=size)
-  x = images_of(*size)
-  statistics = {} if kind == 'ViT' else IMAGENET_STATISTICS
   options = {} if dino else dict(interpolate_pos_encoding=True)
-  with torch.no_grad():
-    out = reference(torch_pixels(x, **statistics), **options)
-  expected = out.logits.numpy()
-  ours = loaded.model.apply({'params': loaded.params}, x)
-  np.testing.assert_allclose(ours, expected, atol=1e-4)
+  same_results(
+    written(tmp_path, reference),
+    functools.partial(reference, **options),
+    size,
+    IMAGENET if dino else NONE,
+  )
 
 
 def resized(table, image_size, **options):
@@ -186,12 +180,7 @@ def test_a_rectangle_is_not_taken_for_a_square(tmp_path):
   remedy = str(error.value)
   config = remedy[remedy.index('{') : remedy.rindex('}') + 1]
   (tmp_path / 'config.json').write_text(config)
-  loaded = load_pretrained(path, num_heads=references.HEADS)
-  x = images_of(*size)
-  with torch.no_grad():
-    expected = reference(torch_pixels(x)).numpy()
-  ours = loaded.model.apply({'params': loaded.params}, x)
-  np.testing.assert_allclose(ours, expected, atol=1e-4)
+  same_results(path, reference, size, num_heads=references.HEADS)
 
 
 def test_a_square_without_positions_of_other_tokens_is_resized(tmp_path):

@@ -5,7 +5,16 @@ import collections
 import numpy as np
 import pytest
 import references
-from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, timm_vit, torch
+from references import (
+  DEPTH,
+  HEADS,
+  PATCH,
+  SIZE,
+  WIDTH,
+  same_results,
+  timm_vit,
+  torch,
+)
 
 from vit_jax import load_pretrained
 from vit_jax.data.augment.presets import IMAGENET, NONE
@@ -14,19 +23,6 @@ from vit_jax.weights.patch_embedding import CLIP
 torchvision = pytest.importorskip('torchvision')
 nn = torch.nn
 OTHER = (12, 20)  # (height, width), smaller and not square
-
-
-def agree(path, reference, statistics, size, limit, **keys):
-  """Checks our results against those of a model with another library."""
-  mean, std = (np.array(values) for values in statistics)
-  x = np.tile(references.images(SIZE), (1, 4, 4, 1))[:, : size[0], : size[1]]
-  pixels = (((x + 1) / 2 - mean) / std).transpose(0, 3, 1, 2)
-  with torch.no_grad():
-    expected = reference(torch.from_numpy(pixels.astype(np.float32))).numpy()
-  model, params = load_pretrained(path, image_size=size, **keys)
-  ours = references.jitted(model)(params, x)
-  assert np.ptp(expected) > 0.1
-  assert np.abs(ours - expected).max() <= limit * np.abs(expected).max()
 
 
 def torchvision_vit(size=SIZE):
@@ -49,12 +45,12 @@ def test_vits_of_torchvision(tmp_path):
   path = str(tmp_path / 'vit_b_16-c867db91.pth')
   reference = torchvision_vit()
   torch.save(reference.state_dict(), path)
-  agree(path, reference, IMAGENET, (SIZE, SIZE), 1e-5, num_heads=HEADS)
+  same_results(path, reference, (SIZE, SIZE), IMAGENET, 1e-5, num_heads=HEADS)
   resize = torchvision.models.vision_transformer.interpolate_embeddings
   state = collections.OrderedDict(reference.state_dict())
   larger = torchvision_vit(24)
   larger.load_state_dict(resize(24, PATCH, state))
-  agree(path, larger, IMAGENET, (24, 24), 1e-4, num_heads=HEADS)
+  same_results(path, larger, (24, 24), IMAGENET, num_heads=HEADS)
 
 
 @pytest.mark.parametrize('size, limit', [((64, 64), 1e-5), ((64, 96), 1e-4)])
@@ -72,7 +68,7 @@ def test_swins_of_torchvision(tmp_path, size, limit):
   )
   path = str(tmp_path / 'swin_t-704ceda3.pth')
   torch.save({'model': reference.state_dict()}, path)
-  agree(path, reference, IMAGENET, size, limit)
+  same_results(path, reference, size, IMAGENET, limit)
 
 
 class CLIPTower(nn.Module):
@@ -131,7 +127,7 @@ def test_image_towers_of_open_clip(tmp_path):
   model.visual, model.token_embedding = reference, nn.Embedding(9, 8)
   path = str(tmp_path / 'open_clip_pytorch_model.bin')
   torch.save(model.state_dict(), path)
-  agree(path, reference, CLIP, (SIZE, SIZE), 1e-5, num_heads=HEADS)
+  same_results(path, reference, (SIZE, SIZE), CLIP, 1e-5, num_heads=HEADS)
 
 
 @pytest.mark.parametrize('size, limit', [((SIZE, SIZE), 1e-5), (OTHER, 1e-4)])
@@ -153,7 +149,7 @@ def test_teachers_of_dinov2_in_chunks(tmp_path, size, limit):
   torch.save({'teacher': teacher}, path)
   # timm interpolates with antialiasing, and the authors do not.
   keys = dict(num_heads=HEADS, position_resize='bicubic')
-  agree(path, reference, IMAGENET, size, limit, **keys)
+  same_results(path, reference, size, IMAGENET, limit, **keys)
 
 
 @pytest.mark.parametrize('channels', [1, 5])

@@ -6,6 +6,7 @@ import random
 import pytest
 from references import HEADS, huggingface, timm_file, timm_vit
 
+from tests.faults.counts import count
 from vit_jax.errors import UserError
 from vit_jax.weights import metadata, pretrained
 
@@ -55,43 +56,46 @@ def check_all(file, path, limit):
   assert refused > 10
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['config', 'preprocessor_config'])
-def test_mutated_hugging_face_settings(tmp_path, name):
-  """config.json and preprocessor_config.json, key by key."""
-  huggingface().save_pretrained(tmp_path)
-  content = dict(
-    do_normalize=True,
-    do_center_crop=True,
-    size={'height': 20, 'width': 20},
-    crop_size={'height': 16, 'width': 16},
-    resample=3,
-    image_mean=[0.5] * 3,
-    image_std=[0.5] * 3,
-  )
-  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(content))
-  check_all(tmp_path / f'{name}.json', str(tmp_path), 250)
+PROCESSOR = dict(
+  do_normalize=True,
+  do_center_crop=True,
+  size={'height': 20, 'width': 20},
+  crop_size={'height': 16, 'width': 16},
+  resample=3,
+  image_mean=[0.5] * 3,
+  image_std=[0.5] * 3,
+)
+TIMM = dict(
+  architecture='vit_base_patch16_224',
+  global_pool='token',
+  model_args=dict(num_heads=HEADS, act_layer='gelu'),
+  label_names=list('abcdefg'),
+  pretrained_cfg=dict(
+    input_size=[3, 16, 16],
+    mean=[0.5] * 3,
+    std=[0.5] * 3,
+    crop_pct=0.9,
+    interpolation='bicubic',
+    crop_mode='center',
+  ),
+)
 
 
 @pytest.mark.slow
-def test_mutated_timm_settings(tmp_path):
-  """timm's config.json."""
-  config = dict(
-    architecture='vit_base_patch16_224',
-    global_pool='token',
-    model_args=dict(num_heads=HEADS, act_layer='gelu'),
-    label_names=list('abcdefg'),
-    pretrained_cfg=dict(
-      input_size=[3, 16, 16],
-      mean=[0.5] * 3,
-      std=[0.5] * 3,
-      crop_pct=0.9,
-      interpolation='bicubic',
-      crop_mode='center',
-    ),
-  )
-  path = timm_file(tmp_path, timm_vit(), config)
-  check_all(tmp_path / 'config.json', path, 250)
+@pytest.mark.parametrize(
+  'project, name',
+  [('transformers', 'config'), ('transformers', 'preprocessor_config')]
+  + [('timm', 'config')],
+)
+def test_mutated_settings(tmp_path, project, name):
+  """Each is accepted, or refused by one message, key by key."""
+  if project == 'timm':
+    path = timm_file(tmp_path, timm_vit(), TIMM)
+  else:
+    path = str(tmp_path)
+    huggingface().save_pretrained(path)
+    (tmp_path / 'preprocessor_config.json').write_text(json.dumps(PROCESSOR))
+  check_all(tmp_path / f'{name}.json', path, count(60, 250))
 
 
 WRONG = [

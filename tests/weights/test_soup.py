@@ -12,7 +12,7 @@ from vit_jax import convert, load_pretrained, save_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.weights import pretrained, soup
+from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 
 NAMES = ['ant', 'bee', 'cat']
@@ -57,10 +57,10 @@ def in_memory(path, **model):
 def test_weights_for_other_units_of_pixels_are_refused(units):
   """The shapes of all parameters are equal."""
   plain, other = in_memory('plain'), in_memory('other', **units)
-  soup.average([other, in_memory('same', **units)])
+  pretrained.average([other, in_memory('same', **units)])
   for pair in ([plain, other], [other, plain]):
     with pytest.raises(UserError, match='mean and std of pixels'):
-      soup.average(pair)
+      pretrained.average(pair)
 
 
 def test_the_mean_of_three_weights():
@@ -75,7 +75,7 @@ def test_the_mean_of_three_weights():
       in_memory(str(value)), load=load, load_average=load, load_extra=load
     )
 
-  mixed = soup.average([weights(1.0), weights(2.0), weights(6.0)])
+  mixed = pretrained.average([weights(1.0), weights(2.0), weights(6.0)])
   np.testing.assert_array_equal(mixed.load({'w': (2, 3)})['w'], 3.0)
   assert mixed.load_average is None and mixed.load_extra is None
 
@@ -118,9 +118,9 @@ def test_sums_that_overflow_are_refused(tmp_path):
 
   large = dataclasses.replace(source, path='large', load=load)
   abstract = source.abstract_params(sharding.make_mesh(jax.devices()[:1]))
-  soup.average([source, large]).load(abstract)
+  pretrained.average([source, large]).load(abstract)
   with pytest.raises(UserError, match=r'sum of large, large .*head/bias \(3'):
-    soup.average([large, large]).load(abstract)
+    pretrained.average([large, large]).load(abstract)
 
 
 @pytest.mark.slow
@@ -147,4 +147,4 @@ def test_weights_for_another_image_size_are_refused():
   about = plain.about | {'image_size': [12, 12]}
   other = dataclasses.replace(plain, path='other', about=about)
   with pytest.raises(UserError, match=r'image_size is \(12, 12\)'):
-    soup.average([plain, other])
+    pretrained.average([plain, other])

@@ -326,9 +326,9 @@ def test_unsupported_configs_are_refused(tmp_path):
     load(mlp_ratio=2.0)
   with pytest.raises(UserError, match=r'\[2, 2, 2\].* \[2, 4, 8\]'):
     load(num_heads=[2, 2, 2])
-  with pytest.raises(UserError, match='norm_eps=0.01'):
+  with pytest.raises(UserError, match='model.norm_eps'):
     load(layer_norm_eps=0.01)
-  with pytest.raises(UserError, match='relu'):
+  with pytest.raises(UserError, match='model.gelu'):
     load(hidden_act='relu')
 
 

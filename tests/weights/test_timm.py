@@ -121,17 +121,6 @@ def test_mean_and_standard_deviation_are_folded(tmp_path, given_by):
       )
 
 
-def test_positions_are_resized_as_in_timm(tmp_path):
-  path = timm_file(tmp_path, timm_vit())
-  large = timm_vit(img_size=24)
-  state = timm_vit().state_dict()
-  resample = references.timm.layers.resample_abs_pos_embed
-  state['pos_embed'] = resample(state['pos_embed'], (6, 6))
-  large.load_state_dict(state)
-  model, params = loaded(path, image_size=24, position_resize='bicubic')
-  references.agree(model, params, large, size=24)
-
-
 def test_num_classes_initializes_a_new_head(tmp_path, caplog):
   """It is zero; the log says so."""
   caplog.set_level('INFO', 'vit_jax')
@@ -160,6 +149,10 @@ def test_finetuning_lists_differences_of_the_model(tmp_path):
   adopted = finetune.adopt_architecture(config, source)
   assert adopted.model.width == 32
   assert adopted.model.gelu == 'exact'
+  with config.unlocked():
+    config.model.name = 'my_lab.vit'
+  with pytest.raises(UserError, match="vit_jax.train.*'my_lab.vit'"):
+    finetune.adopt_architecture(config, source)
 
 
 def test_a_pooling_that_contradicts_the_arrays_is_refused(tmp_path):

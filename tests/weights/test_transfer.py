@@ -49,6 +49,12 @@ def experiment(image_size, **changes):
   return Experiment.build(config, jax.devices()[:1])
 
 
+def moved_to(target, source):
+  """Returns the parameters of a source for a fine-tuning."""
+  with jax.set_mesh(target.mesh):
+    return transfer.transfer(source, target, 'aligned')
+
+
 def zoomed(params, old, new):
   """Zooms the position embedding to another grid as the authors' code does."""
   embedding = np.asarray(params['position']['embedding'])
@@ -73,8 +79,7 @@ def test_finetuning_loads_all_but_the_head(old, new):
   """Parameters are the same bit for bit; the head is initialized."""
   source, params = weights(old)
   target = experiment(new)
-  with jax.set_mesh(target.mesh):
-    result = tree.flatten(transfer.transfer(source, target, 'aligned'))
+  result = tree.flatten(moved_to(target, source))
   expected = tree.flatten(target.abstract_state().params)
   assert {k: v.shape for k, v in result.items()} == {
     k: v.shape for k, v in expected.items()
@@ -102,8 +107,7 @@ def test_a_larger_image_of_equal_patches_gives_the_same():
   rows = np.broadcast_to(rows, (2, 2, 16)).reshape(1, 4, 16)
   params['position']['embedding'] = jax.device_put(np.float32(rows))
   target = experiment((8, 16), pool='gap')
-  with jax.set_mesh(target.mesh):
-    moved = transfer.transfer(source, target, 'aligned')
+  moved = moved_to(target, source)
   image = np.random.default_rng(1).uniform(-1, 1, (1, 2, 1, 4, 4, 3))
   params, moved = (dict(p, head=params['head']) for p in (params, moved))
 
@@ -124,8 +128,7 @@ def test_fine_tuning_converts_units_of_pixels(before, after):
   """The function of an image stays the same if `model.pixels` changes."""
   source, params = weights((8, 8), pixels=before)
   target = experiment((8, 8), pixels=after)
-  with jax.set_mesh(target.mesh):
-    moved = transfer.transfer(source, target, 'aligned')
+  moved = moved_to(target, source)
   images = np.random.default_rng(1).uniform(-1, 1, (2, 8, 8, 3))
 
   def features(pixels, params):
@@ -161,13 +164,9 @@ def test_another_body_is_refused():
   """The message names the leaf and both shapes."""
   source, _ = weights((8, 8))
   target = experiment((8, 8), mlp_dim=32)
-  with (
-    jax.set_mesh(target.mesh),
-    pytest.raises(
-      UserError, match=r'mlp/fc1/bias: file \(2, 24\), .*\(2, 32\)'
-    ),
-  ):
-    transfer.transfer(source, target, 'aligned')
+  words = r'mlp/fc1/bias: file \(2, 24\), .*\(2, 32\)'
+  with pytest.raises(UserError, match=words):
+    moved_to(target, source)
 
 
 def test_init_from_loads_all_that_fits(caplog):
@@ -286,8 +285,7 @@ def test_channels_are_adapted_like_timm(channels):
   """The kernel is that of timm's `adapt_input_conv`."""
   source, params = weights((8, 8))
   target = experiment((8, 8), channels=channels)
-  with jax.set_mesh(target.mesh):
-    moved = transfer.transfer(source, target, 'aligned')
+  moved = moved_to(target, source)
   kernel = np.array(params['embedding']['kernel']).transpose(3, 2, 0, 1)
   peers.import_timm()
   from timm.models._manipulate import adapt_input_conv
@@ -336,8 +334,7 @@ def test_normalized_images_get_the_kernel_of_normalized_images(
   source, params = weights((8, 8), **before)
   statistics = dict(mean=(0.01,) * channels, std=(0.02,) * channels)
   target = experiment((8, 8), channels=channels, **statistics)
-  with jax.set_mesh(target.mesh):
-    moved = transfer.transfer(source, target, 'aligned')
+  moved = moved_to(target, source)
   kernel = np.array(params['embedding']['kernel'])
   np.testing.assert_allclose(
     moved['embedding']['kernel'],
@@ -349,22 +346,10 @@ def test_normalized_images_get_the_kernel_of_normalized_images(
 
 def test_only_rgb_weights_are_adapted():
   """The message names both numbers of channels."""
-  about = ABOUT | {'image_size': (8, 8)}
-  about['model'] = about['model'] | {'channels': 5}
-  model = Model(7, **SIZES, dtype='float32', channels=5)
-  images = np.zeros((1, 8, 8, 5), np.float32)
-  params = model.init(tiny_vit.KEY, images)['params']
-
-  def load(abstract):
-    return jax.tree.map(sharding.place, jax.device_get(params), abstract)
-
-  source = contract.Pretrained('here', about, load)
+  source, _ = weights((8, 8), channels=5)
   target = experiment((8, 8), channels=4)
-  with (
-    jax.set_mesh(target.mesh),
-    pytest.raises(UserError, match=r'model\.channels is 4.* for 5'),
-  ):
-    transfer.transfer(source, target, 'aligned')
+  with pytest.raises(UserError, match=r'model\.channels is 4.* for 5'):
+    moved_to(target, source)
 
 
 def test_other_projects_have_rgb_files_only():

@@ -8,7 +8,12 @@ address here is an error. Run it after a change and commit the page.
 
 import pathlib
 
-from vit_jax.weights.formats import damage, huggingface, projects, timm_models
+from vit_jax.weights.formats import (
+  damage,
+  huggingface,
+  timm_layouts,
+  timm_models,
+)
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'weights.md'
 START, END = '<!-- weights -->\n\n', '\n<!-- end of weights -->'
@@ -115,7 +120,7 @@ def rows():
       TIMM,
     ),
   ]
-  for first in projects.PROJECTS:
+  for first in timm_layouts.PROJECTS:
     name, address, library = PROJECTS[first]
     result.append((name, '', address, library))
   for kind in huggingface.TYPES:

@@ -479,17 +479,14 @@ def check_images(images: Any, channels: int) -> None:
     UserError: the images are not floating-point numbers `[n, y, x, channels]`.
   """
   shape, dtype = tuple(np.shape(images)), jnp.result_type(images)
-  if not jnp.issubdtype(dtype, jnp.floating):
+  fits = len(shape) == 4 and shape[-1] == channels
+  if not fits or not jnp.issubdtype(dtype, jnp.floating):
     raise UserError(
-      f'the images have the dtype {dtype}; a model takes floating-point images '
-      'in [-1, 1]. Convert pixels from 0 to 255 by images / 127.5 - 1, or as '
-      'the preprocessing of the weights specifies.'
-    )
-  if len(shape) != 4 or shape[-1] != channels:
-    raise UserError(
-      f'the images have the shape {list(shape)}; this model takes a batch '
-      f'[n, height, width, {channels}], with the channels last. Add the batch '
-      'dimension of a single image by images[None].'
+      f'the images have the dtype {dtype} and the shape {list(shape)}; a model '
+      'takes floating-point images in [-1, 1] of the shape [n, height, width, '
+      f'{channels}], with the channels last. Convert pixels from 0 to 255 by '
+      'images / 127.5 - 1, or as the preprocessing of the weights specifies, '
+      'and add the batch dimension of a single image by images[None].'
     )
 
 

@@ -2,12 +2,12 @@
 
 A kind of positions has a row in `KINDS` and a branch in
 `PositionEmbedding.__call__`. Rotations of queries and keys (`ROTATIONS`) can be
-added to all kinds except 'relative'. Parameters with new names need a case in
-`resize`, even if they do not depend on the image size.
+added to all kinds except 'relative'. Parameters with new names that depend on
+the image size need a case in `resize`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -120,8 +120,13 @@ class PositionEmbedding(nn.Module):
       return Position(added=self._learned(patches))
     if kind == '2d':
       table = self._learned_by_axis(grid)
-    else:
+    elif kind in ('sincos2d', 'sincos2d_mae'):
       table = sincos2d(grid, config.width, kind == 'sincos2d')
+    else:
+      raise UserError(
+        f'model.position is {kind!r}, which has a row in KINDS but no branch '
+        'in PositionEmbedding.__call__: add one that computes these positions.'
+      )
     return Position(added=_of_tokens(table, patches, config.prefix))
 
   def prefix(self) -> Float[Array, '1 p d']:
@@ -142,7 +147,7 @@ class PositionEmbedding(nn.Module):
     if old != grid:
       rows = cubic(old[0], grid[0], self.offset)
       columns = cubic(old[1], grid[1], self.offset)
-      x = _on_grid(x.reshape(*old, -1), rows, columns, _einsum)
+      x = _interpolated(x.reshape(*old, -1), [rows, columns], _einsum)
     return _of_tokens(x, patches, prefix if count else config.prefix)
 
   def _learned_by_axis(self, grid: Grid) -> Float[Array, 'p d']:
@@ -152,7 +157,7 @@ class PositionEmbedding(nn.Module):
     for name, old, new in zip(('rows', 'columns'), old_grid, grid, strict=True):
       table = self._table(name, old, half)
       if old != new:
-        table = _on_axis(table, cubic(old, new, self.offset), _einsum)
+        table = _interpolated(table, [cubic(old, new, self.offset)], _einsum)
       axes.append(table)
     rows = jnp.broadcast_to(axes[0][:, None], (*grid, half))
     columns = jnp.broadcast_to(axes[1], rows.shape)
@@ -390,11 +395,11 @@ def resize_leaves(
 
 def resize(
   name: str,
-  table: Float[Array | np.ndarray, '...'],
+  table: Any,
   old_grid: Grid,
   new_grid: Grid,
   method: str = 'aligned',
-) -> Float[np.ndarray, '...']:
+) -> Any:
   """Interpolates a parameter of `PositionEmbedding` on the host.
 
   The embeddings of prefix tokens do not change. Interpolation to the same grid
@@ -404,7 +409,7 @@ def resize(
     name: name of the parameter, the last part of its path: 'embedding', 'rows',
       'columns' or 'offsets'. Offsets are interpolated as one axis, so that a
       distance of some rows becomes a distance that covers the same fraction of
-      the image.
+      the image. A parameter with another name is returned unchanged.
     table: parameter for `old_grid`; layers may be stacked in front.
     old_grid: rows and columns of patches of the parameter.
     new_grid: rows and columns of patches of the result.
@@ -419,33 +424,24 @@ def resize(
 
   Reference: section 3.2 of the paper, "2D interpolation".
   """
+  check_method(method)
+  rows, columns = zip(old_grid, new_grid, strict=True)
+  axes = {'embedding': [rows, columns], 'rows': [rows], 'columns': [columns]}
+  if name != 'offsets' and name not in axes:
+    return table
   count, patches = table.shape[-2], math.prod(old_grid)
-  axis = {'rows': 0, 'columns': 1}.get(name)
-  old, new = count, count
-  if axis is not None:
-    old, new = old_grid[axis], new_grid[axis]
-  elif name == 'offsets':  # numbered along the sequence with the prefix tokens
-    new += 2 * (math.prod(new_grid) - patches)
-    patches = 2 * patches - 1
-  if count != old or (axis is None and count < patches):
+  # Offsets are numbered along the sequence, which includes the prefix tokens.
+  grown = count + 2 * (math.prod(new_grid) - patches)
+  old, new = zip(*axes.get(name, [(count, grown)]), strict=True)
+  num_prefix = count - math.prod(old)
+  fits = num_prefix >= 0 if name == 'embedding' else num_prefix == 0
+  if not fits or (name == 'offsets' and count < 2 * patches - 1):
     raise UserError(
       f'the positions {name!r} have the shape {list(table.shape)}, which does '
       f'not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: check the '
       'image size and the patch size that belong to the weights.'
     )
-  if name != 'embedding':
-    return resize_axis(table, new, method)
-  rows, columns = (
-    _weights(old, new, method)
-    for old, new in zip(old_grid, new_grid, strict=True)
-  )
-  x32 = np.asarray(table, np.float32)
-  if tuple(old_grid) == tuple(new_grid):  # rounding would change the values
-    return x32
-  prefix, x = np.split(x32, [count - patches], axis=-2)
-  x = x.reshape(*x.shape[:-2], *old_grid, -1)
-  x = _on_grid(x, rows, columns, np.einsum).astype(np.float32)
-  return np.concatenate([prefix, x], axis=-2)
+  return _resized(table, old, new, method)
 
 
 def resize_axis(
@@ -458,27 +454,40 @@ def resize_axis(
     new: number of embeddings of the result.
     method: one of `METHODS`.
   """
-  old, x32 = table.shape[-2], np.asarray(table, np.float32)
-  weights = _weights(old, new, method)
-  if old == new:
+  check_method(method)
+  return _resized(table, (table.shape[-2],), (new,), method)
+
+
+def _resized(
+  table: Float[Array | np.ndarray, '... old d'],
+  old: tuple[int, ...],
+  new: tuple[int, ...],
+  method: str,
+) -> Float[np.ndarray, '... new d']:
+  """Interpolates the last embeddings, which are those of an axis or a grid."""
+  x32 = np.asarray(table, np.float32)
+  if old == new:  # rounding would change the values
     return x32
-  return _on_axis(x32, weights, np.einsum).astype(np.float32)
+  weights = [_weights(*sizes, method) for sizes in zip(old, new, strict=True)]
+  prefix, x = np.split(x32, [x32.shape[-2] - math.prod(old)], axis=-2)
+  x = x.reshape(*x.shape[:-2], *old, -1)
+  x = _interpolated(x, weights, np.einsum).astype(np.float32)
+  return np.concatenate([prefix, x], axis=-2)
 
 
-def _on_axis(x: Any, weights: Matrix, einsum: Callable[..., Any]) -> Any:
-  """Applies weights to one axis: `[…, old, d]` to `[…, new, d]`."""
-  return einsum('yi,...id->...yd', weights, x)
-
-
-def _on_grid(
-  x: Any,
-  rows: Float[np.ndarray, 'y i'],
-  columns: Float[np.ndarray, 'x j'],
-  einsum: Callable[..., Any],
+def _interpolated(
+  x: Any, weights: Sequence[Matrix], einsum: Callable[..., Any]
 ) -> Any:
-  """Applies weights to both axes: `[…, rows, columns, d]` to `[…, new, d]`."""
-  y = einsum('yi,xj,...ijd->...yxd', rows, columns, x)
-  return y.reshape(*x.shape[:-3], -1, x.shape[-1])
+  """Applies weights to the axes before the last one, and merges these axes.
+
+  Args:
+    x: table `[…, old, d]`, or `[…, rows, columns, d]` for two matrices.
+    weights: weights of each axis.
+    einsum: `np.einsum` or `_einsum`.
+  """
+  equation = ('yi,...id->...yd', 'yi,xj,...ijd->...yxd')[len(weights) - 1]
+  y = einsum(equation, *weights, x)
+  return y.reshape(*x.shape[: -len(weights) - 1], -1, x.shape[-1])
 
 
 def _einsum(*operands: Any) -> Array:
@@ -488,7 +497,6 @@ def _einsum(*operands: Any) -> Array:
 
 def _weights(old: int, new: int, method: str) -> Matrix:
   """Returns the weights of an interpolation along one axis; see `METHODS`."""
-  check_method(method)
   if method == 'aligned':
     at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))

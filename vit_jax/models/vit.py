@@ -3,8 +3,8 @@
 The file contains the sizes and the config, a layer (`Block`), the stack of
 layers (`Encoder`) and the model (`ViT`), from the images to the logits. A copy
 of it is a model of your own: edit the copy, and name its module in the config
-(docs/extending.md). A new option is a field of `Config`, and a name in
-`ViT.determined` if the weights depend on it.
+(docs/extending.md). A new option is a field of `Config` and its use, and a name
+in `OF_RUN` if weights do not depend on it.
 
 Parameters are float32. Matrix products and the residual stream have the dtype
 of the config (bfloat16 on accelerators); products accumulate in float32.
@@ -78,7 +78,23 @@ STEMS = {
   ('R26', '32'): ((2, 2, 2, 2), 1),
   ('R', '16'): ((), 8),
 }
+# Units of the stages of each hybrid
+HYBRIDS = {
+  f'{stem}+{size}/{patch}': depths
+  for (stem, patch), (depths, _) in STEMS.items()
+  for size in SIZES
+}
+VARIANTS = {
+  f'{size}/{patch}': dict(patch_size=patch, **SIZES[size])
+  for size in SIZES
+  for patch in PATCH_SIZES
+} | {
+  f'{stem}+{size}/{patch}': dict(patch_size=side, **SIZES[size])
+  for (stem, patch), (_, side) in STEMS.items()
+  for size in SIZES
+}
 NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+POOLS_WITHOUT_CLASS_TOKEN = ('gap', 'max', 'avgmax', 'map')
 STEM = Nested('vit_jax.models.{name}:Stem')
 # Names of the arrays that `remat='dots'` keeps.
 SAVED = (*SAVED_IN_ATTENTION, 'statistics', 'middle', 'hidden')
@@ -101,42 +117,28 @@ def of_variant(variant: str | None) -> dict[str, int]:
   """
   if variant is None:
     return {}
-  stem, size, patch = _parts(variant)
-  known = (stem, patch) in STEMS if stem else patch in map(str, PATCH_SIZES)
-  if size not in SIZES or not known:
-    hybrids = ', '.join(f'{stem}+…/{patch}' for stem, patch in STEMS)
-    raise UserError(
-      f'model.variant is {variant!r}; allowed: one of {"|".join(SIZES)}, a '
-      f'slash and one of {"|".join(map(str, PATCH_SIZES))}, such as L/16; or '
-      f'a hybrid, {hybrids}, such as R50+B/16.'
-    )
-  side = STEMS[stem, patch][1] if stem else int(patch)
-  return dict(patch_size=side, **SIZES[size])
-
-
-def stem_of(variant: str | None) -> dict[str, Any] | None:
-  """Returns the config section of a variant's stem; None without a stem.
-
-  Args:
-    variant: name of a variant, or None.
-  """
-  stem, _, patch = _parts(variant or '')
-  if (stem, patch) not in STEMS:
-    return None
-  return dict(name='resnet', depths=STEMS[stem, patch][0])
-
-
-def _parts(variant: str) -> tuple[str, str, str]:
-  """Splits 'R50+B/16' into ('R50', 'B', '16'); 'R50' is '' without a stem."""
-  body, _, patch = variant.partition('/')
-  stem, _, size = body.rpartition('+')
-  return stem, size, patch
+  check_choice('model.variant', variant, VARIANTS)
+  return VARIANTS[variant]
 
 
 @schema.operational('remat', 'unroll', 'attention')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(backbone.BackboneConfig):
   """Keys of the config's `model` section for a Vision Transformer.
+
+  | group | keys |
+  |---|---|
+  | sizes | `variant`, or `patch_size`, `width`, `depth`, … |
+  | stem of a hybrid | `stem` |
+  | pooling and head | `pool`, `class_token`, `map_*`, `fc_norm`, `pre_logits` |
+  | regularization | `dropout`, `drop_path`, `drop_path_first` |
+  | MLPs | `gelu`, `gated` |
+  | norms | `norm`, `norm_eps`, `*_norm` for the places of further norms |
+  | biases and scales | `qkv_bias`, `bias`, `layer_scale` |
+  | further tokens | `registers`, `distilled` |
+  | positions | `position`, `position_at`, `prefix_positions` |
+  | rotations | `rope`, `rope_*` |
+  | images and training | `remainder`, `pixels`, `start_values`, `attention` |
 
   Attributes:
     variant: name such as 'L/16' (Table 1): Ti, S, B, L, H or g, and a patch
@@ -247,6 +249,7 @@ class Config(backbone.BackboneConfig):
       out of range, or options exclude each other.
   """
 
+  # Sizes
   variant: str | None = None
   # A section is a dict, which cannot be hashed.
   stem: Annotated[Section | None, STEM] = dataclasses.field(
@@ -257,6 +260,7 @@ class Config(backbone.BackboneConfig):
   depth: backbone.Size = backbone.OF_VARIANT
   mlp_dim: backbone.Size = backbone.OF_VARIANT
   num_heads: backbone.Size = backbone.OF_VARIANT
+  # Pooling and head
   pool: str = 'token'
   class_token: bool | None = None
   map_heads: int | None = None
@@ -264,11 +268,14 @@ class Config(backbone.BackboneConfig):
   map_prefix: bool = False
   fc_norm: bool = False
   pre_logits: bool = False
+  # Regularization
   dropout: float = 0.0
   drop_path: float = 0.0
   drop_path_first: float = 0.0
+  # MLPs
   gelu: str = 'tanh'
   gated: bool = False
+  # Norms
   norm: str = 'layer'
   norm_eps: float = EPSILON
   patch_norm: bool = False
@@ -278,24 +285,29 @@ class Config(backbone.BackboneConfig):
   qk_norm: bool = False
   attention_norm: bool = False
   mlp_norm: bool = False
+  # Biases and scales
   qkv_bias: str = 'all'
   bias: bool = True
   layer_scale: float | None = None
+  # Further tokens
   registers: int = 0
   distilled: bool = False
+  # Positions
   position: str = 'learned'
   position_at: str | None = None
   prefix_positions: bool = True
+  # Rotations
   rope: str = 'none'
   rope_base: float | None = None
   rope_grid: int | None = None
   rope_offset: float = 0.0
   rope_registers: float | None = None
+  # Images and training
   remainder: str = 'error'
   start_values: str = 'authors'
   pixels: str = 'symmetric'
   attention: str = 'auto'
-  # The `contract.Stem` that `stem` describes
+  # The `contract.Stem` that `stem` describes, not a key
   stem_layers: Any = dataclasses.field(
     default=None, init=False, repr=False, compare=False
   )
@@ -303,10 +315,11 @@ class Config(backbone.BackboneConfig):
   def __post_init__(self):
     super().__post_init__()
     self.complete(NAMES, of_variant(self.variant), 'B/16')
-    if self.stem is None:
-      object.__setattr__(self, 'stem', stem_of(self.variant))
+    if self.stem is None and self.variant in HYBRIDS:
+      stem = dict(name='resnet', depths=HYBRIDS[self.variant])
+      object.__setattr__(self, 'stem', stem)
     self.check_choices(
-      pool=('token', 'gap', 'token_gap', 'max', 'avgmax', 'map'),
+      pool=(*POOLS_WITHOUT_CLASS_TOKEN, 'token', 'token_gap'),
       gelu=ACTIVATIONS,
       norm=NORMS,
       qkv_bias=BIASES,
@@ -420,20 +433,21 @@ class Config(backbone.BackboneConfig):
         f'model.drop_path_first is {self.drop_path_first} and model.drop_path '
         'is 0: set both.'
       )
-    if self.class_token is False and self.pool in ('token', 'token_gap'):
+    for key, is_set, pools in (
+      ('class_token', self.class_token is False, POOLS_WITHOUT_CLASS_TOKEN),
+      ('distilled', self.distilled, ('token',)),
+      ('fc_norm', self.fc_norm, ('token', 'gap', 'max', 'avgmax')),
+    ):
+      if is_set and self.pool not in pools:
+        raise UserError(
+          f'model.pool is {self.pool!r} and model.{key} is '
+          f'{getattr(self, key)}, which allows model.pool='
+          f'{" or ".join(map(repr, pools))}: change one of them.'
+        )
+    if self.distilled and (self.pre_logits or self.fc_norm):
       raise UserError(
-        f'model.pool={self.pool!r} needs the class token: set '
-        "model.class_token=True, or model.pool='gap'."
-      )
-    if self.distilled and (self.pool != 'token' or self.pre_logits):
-      raise UserError(
-        'model.distilled uses a class token and a distillation token: set '
-        "model.pool='token' and model.pre_logits=False."
-      )
-    if self.fc_norm and (self.pool in ('map', 'token_gap') or self.distilled):
-      raise UserError(
-        'model.fc_norm uses the mean of the patch tokens: set '
-        "model.pool='token' or 'gap', and model.distilled=False."
+        'model.distilled has a head for each of its tokens: set '
+        'model.pre_logits=False and model.fc_norm=False.'
       )
     if self.stem is not None and self.pixels != 'symmetric':
       # Such weights could not be converted to pixels in [-1, 1]: a stem pads
@@ -446,11 +460,16 @@ class Config(backbone.BackboneConfig):
   def _check_positions(self) -> None:
     kind, at = self.position, self.position_at
     check_choice('model.position', kind, positions.KINDS)
-    if at is not None and at not in positions.KINDS[kind]:
-      allowed = f'allowed: {", ".join(positions.KINDS[kind])}'
+    places = positions.KINDS[kind]
+    if at is not None and at not in places:
       raise UserError(
         f'model.position_at is {at!r} and model.position is {kind!r}; '
-        f'{allowed if positions.KINDS[kind] else "leave position_at out"}.'
+        f'allowed: {", ".join(places) or "no position_at"}.'
+      )
+    if not places and kind != 'none' and not self.rotary:
+      raise UserError(
+        f'model.position is {kind!r}, which acts nowhere: give its row in '
+        '`positions.KINDS` the values of position_at.'
       )
     if not self.prefix_positions and kind != 'learned':
       raise UserError(
@@ -468,19 +487,29 @@ class Config(backbone.BackboneConfig):
         f"{self.rope!r}: set model.rope='index' or 'centered'."
       )
     # '2d' has two halves; the others have sines and cosines of two coordinates.
-    for name, kinds, size, divisor in (
-      ('width', ('2d',), self.width, 2),
-      ('width', ('sincos2d', 'sincos2d_mae'), self.width, 4),
-      ('width of a head', (self.rotary and kind,), self.head_dim, 4),
+    of_width = {'2d': 2, 'sincos2d': 4, 'sincos2d_mae': 4}.get(kind, 1)
+    rope = (
+      f'rope={self.rope!r}' if self.rope != 'none' else f'position={kind!r}'
+    )
+    for key, name, size, divisor in (
+      (f'position={kind!r}', 'width', self.width, of_width),
+      (rope, 'width of a head', self.head_dim, 4 if self.rotary else 1),
     ):
-      if kind in kinds and size % divisor:
-        key = (
-          f'rope={self.rope!r}' if self.rope != 'none' else f'position={kind!r}'
-        )
+      if size % divisor:
         raise UserError(
           f'model.{key} needs a {name} that is a multiple of {divisor}; it is '
           f'{size}.'
         )
+
+
+# Keys that fine-tuning does not take from the weights: those of every backbone,
+# of a variant, of heads, of training, and of the images.
+OF_RUN = {
+  *backbone.BackboneConfig.__dataclass_fields__,
+  *('variant', 'stem', 'stem_layers', 'fc_norm', 'pre_logits'),
+  *('dropout', 'drop_path', 'drop_path_first'),
+  *('remainder', 'start_values', 'pixels', 'attention'),
+}
 
 
 class Block(nn.Module):
@@ -731,37 +760,10 @@ class ViT(Backbone):
   title = 'A Vision Transformer'
   # Fine-tuning takes these keys from the weights. It takes those of `adopted`
   # only if its config has the default, and all others from its config.
-  determined = (
-    *NAMES,
-    'pool',
-    'class_token',
-    'map_heads',
-    'map_mlp_dim',
-    'map_prefix',
-    'gelu',
-    'gated',
-    'norm',
-    'norm_eps',
-    'patch_norm',
-    'pre_norm',
-    'post_norm',
-    'final_norm',
-    'qk_norm',
-    'attention_norm',
-    'mlp_norm',
-    'qkv_bias',
-    'bias',
-    'layer_scale',
-    'registers',
-    'distilled',
-    'position',
-    'position_at',
-    'prefix_positions',
-    'rope',
-    'rope_base',
-    'rope_grid',
-    'rope_offset',
-    'rope_registers',
+  determined = tuple(
+    field.name
+    for field in dataclasses.fields(Config)
+    if field.name not in OF_RUN
   )
   adopted = ('fc_norm',)
   # `adapt` passes all of these to `positions.resize`, also parameters that do

@@ -37,8 +37,7 @@ class Pretrained:
       the weights contain no average.
     load_extra: the same function for the extra state of the objective, such as
       a teacher; None if the weights contain only parameters.
-    sets: functions that describe other models in the same file, by name. If
-      none of them is the default, `about` is empty.
+    sets: functions that describe other models in the same file, by name.
   """
 
   path: str
@@ -164,17 +163,10 @@ class Pretrained:
         another key of `Objective.weights`, such as 'teacher', or of `sets`.
 
     Raises:
-      UserError: there is no set of that name, or there are several models and
-        none of them is the default.
+      UserError: there is no set of that name.
     """
     if name in self.sets:
       return self.sets[name]()
-    if not self.about:
-      raise UserError(
-        f'{self.path} contains several models, {", ".join(self.sets)}, and '
-        f'{name!r} is none of them: select one by --weights=NAME, or by '
-        'load_pretrained(…, weights=NAME).'
-      )
     if name == 'params':
       return self
     check_choice(f'the choice of weights of {self.path}', name, self._names())
@@ -192,6 +184,32 @@ class Pretrained:
       extra = None
     average = params if self.load_average else None
     return [*jax.eval_shape(self._named, params, extra, average), *self.sets]
+
+
+class SeveralModels(NamedTuple):
+  """A file with several models, none of which is the default.
+
+  Attributes:
+    path: path of the file.
+    sets: functions that describe the models, by name.
+  """
+
+  path: str
+  sets: Mapping[str, Callable[[], Pretrained]]
+
+  def chosen(self, name: str) -> Pretrained:
+    """Returns the model of a name.
+
+    Raises:
+      UserError: there is no model of that name.
+    """
+    if name not in self.sets:
+      raise UserError(
+        f'{self.path} contains several models, {", ".join(self.sets)}, and '
+        f'{name!r} is none of them: select one by --weights=NAME, or by '
+        'load_pretrained(…, weights=NAME).'
+      )
+    return self.sets[name]()
 
 
 class Format(NamedTuple):
@@ -214,7 +232,7 @@ class Format(NamedTuple):
   """
 
   matches: Callable[[str], Any]
-  load: Callable[[str, Any], Pretrained]
+  load: Callable[[str, Any], Pretrained | SeveralModels]
   save: Callable[[str, PyTree, dict[str, Any]], None]
 
   @classmethod

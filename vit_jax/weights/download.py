@@ -193,34 +193,22 @@ def _check(part: pathlib.Path, name: str) -> None:
   Raises:
     Exception: it is not.
   """
-  expected = _HASH.search(name)
-  if expected is None:
-    return _check_format(part, name)
-  with part.open('rb') as opened:
-    digest = hashlib.file_digest(opened, 'sha256').hexdigest()
-  if not digest.startswith(expected[1]):
-    raise OSError(f'its checksum is {digest[:8]}, not the one in its name')
-
-
-def _check_format(part: pathlib.Path, name: str) -> None:
-  """Checks that a file is intact and has the format of its ending."""
-  if name.endswith('.safetensors'):
-    try:
+  expected, is_pickle = _HASH.search(name), damage.is_pickle(name)
+  with part.open('rb') as file:
+    if expected:
+      digest = hashlib.file_digest(file, 'sha256').hexdigest()
+      if not digest.startswith(expected[1]):
+        raise OSError(f'its checksum is {digest[:8]}, not the one in its name')
+    elif name.endswith('.safetensors'):
       # Compares the positions in the header with the size of the file.
       with safetensors.safe_open(part, 'numpy'):
-        return
-    except safetensors.SafetensorError as error:
-      raise ValueError(f'it is not a .safetensors file ({error})') from error
-  is_pickle = damage.is_pickle(name)
-  if not is_pickle and not name.endswith('.npz'):
-    return
-  with part.open('rb') as file:
-    start = file.read(2)
-    if zipfile.is_zipfile(file):
-      damage.check_contents(file, part.stat().st_size)
-    elif not is_pickle or start[:1] != pickle.PROTO:
-      kind = 'a complete zip file' if start == b'PK' else 'a file of weights'
-      raise ValueError(f'it is not {kind}')
+        pass
+    elif is_pickle or name.endswith('.npz'):
+      start = file.read(1)
+      if zipfile.is_zipfile(file):
+        damage.check_contents(file, part.stat().st_size)
+      elif not is_pickle or start != pickle.PROTO:
+        raise ValueError('it is not a complete file of weights')
 
 
 def _with_retries(path: str, fetch: Callable[[], T], sleep: Sleep) -> T:

@@ -14,7 +14,6 @@ import numpy as np
 from vit_jax import checkpoint
 from vit_jax.arrays import tree
 from vit_jax.arrays.sharding import place
-from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models.contract import (
   Statistics,
@@ -93,7 +92,7 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   num_classes = (actual.get(head.name) or (0,))[0 if names.torch else -1]
   about = {
     'format': checkpoint.FORMAT,
-    'model': _section(path, parsed),
+    'model': _section(parsed),
     'objective': {'name': 'supervised'},
     'num_classes': num_classes,
     'image_size': list(metadata.image_size),
@@ -117,7 +116,14 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   source = Pretrained(path, about, put)
   # Shapes are compared here, and not only in `put`, so that an error is raised
   # before anything is allocated on a device.
-  checked_shapes(abstract_params(source.model(), metadata.image_size))
+  options = {k: v for k, v in about['model'].items() if k != 'name'}
+  try:
+    model = source.model(**options)  # which checks the keys
+  except UserError as error:
+    raise UserError(
+      f'{path} contains a model that is not supported: {error}'
+    ) from error
+  checked_shapes(abstract_params(model, metadata.image_size))
   log.log(
     logging.WARNING if metadata.assumed else logging.INFO,
     '%s: settings that its arrays do not determine are those of %s: gelu %s, '
@@ -160,24 +166,11 @@ def _statistics(
   return symmetric(channels)
 
 
-def _section(path: str, parsed: ParsedWeights) -> dict[str, Any]:
-  """Returns the config section of the model.
-
-  Raises:
-    UserError: the model does not have one of the options.
-  """
+def _section(parsed: ParsedWeights) -> dict[str, Any]:
+  """Returns the config section of the model."""
   options = {key: getattr(parsed.metadata, key) for key in ('gelu', 'norm_eps')}
   options = {k: v for k, v in options.items() if v != parsed.defaults.get(k)}
-  section = {'name': 'vit', 'dtype': 'float32', **options, **parsed.model}
-  allowed = {'name', *schema.config_keys(schema.constructor('model', section))}
-  unknown = {k: v for k, v in section.items() if k not in allowed}
-  if unknown:
-    shown = ', '.join(f'{key}={value}' for key, value in unknown.items())
-    raise UserError(
-      f'{path} contains a model with {shown}; the model {section["name"]} does '
-      'not support this.'
-    )
-  return section
+  return {'name': 'vit', 'dtype': 'float32', **options, **parsed.model}
 
 
 def class_names(path: str, names: Sequence[str], num_classes: int) -> list[str]:
@@ -245,17 +238,13 @@ def native_params(
   model = source.model()
   position = getattr(model, 'position', 'learned')
   if position not in positions:
-    raise UserError(
-      f'this format allows positions of the kind {" or ".join(positions)}, but '
-      f'the model has {position!r}: write a directory instead.'
+    raise names_lib.not_writable(
+      f'positions other than {" or ".join(positions)}, here {position!r}'
     )
   for key, default in _RARE.items():
     value = getattr(model, key, default)
     if value != default and key not in supported:
-      raise UserError(
-        f'this format cannot contain a model with model.{key}={value!r}: write '
-        'a directory instead.'
-      )
+      raise names_lib.not_writable(f'model.{key}={value!r}')
   flat = tree.flatten(source.backbone(params))
   arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
   return patch_embedding.converted(arrays, model.normalization)

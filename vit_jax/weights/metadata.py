@@ -19,25 +19,19 @@ from vit_jax.models.layers import ACTIVATIONS, EPSILON
 from vit_jax.models.positions import METHODS
 from vit_jax.models.swin import RULES as WINDOW_RULES
 
-# Kind of GELU by its name in configs of other projects.
+# Kind of GELU by its name in configs of other projects. The last name of a kind
+# is that of transformers, which is written.
 GELUS = {
   'gelu': 'exact',
   'gelu_new': 'tanh',
-  'gelu_pytorch_tanh': 'tanh',
   'gelu_tanh': 'tanh',
+  'gelu_pytorch_tanh': 'tanh',
   'quick_gelu': 'quick',
   'relu': 'relu',
-  'silu': 'silu',
   'swish': 'silu',
-}
-# The other direction, for files of transformers
-ACTIVATION_NAMES = {
-  'exact': 'gelu',
-  'tanh': 'gelu_pytorch_tanh',
-  'quick': 'quick_gelu',
-  'relu': 'relu',
   'silu': 'silu',
 }
+ACTIVATION_NAMES = {kind: name for name, kind in GELUS.items()}
 
 
 class Rule(NamedTuple):
@@ -70,14 +64,12 @@ def choice(names: Iterable[str]) -> Rule:
   return Rule(f'one of {", ".join(names)}', lambda value: value in names)
 
 
-def several(rule: Rule, length: int | None = None) -> Rule:
-  """Returns a rule for lists, of any length if `length` is None."""
+def several(rule: Rule) -> Rule:
+  """Returns a rule for lists of any length."""
   return Rule(
-    f'a list of {length or "any number of"} elements, each {rule.allowed}',
+    f'a list of elements, each {rule.allowed}',
     lambda value: (
-      isinstance(value, list | tuple)
-      and len(value) == (length or len(value))
-      and all(map(rule.holds, value))
+      isinstance(value, list | tuple) and all(map(rule.holds, value))
     ),
   )
 
@@ -91,11 +83,11 @@ def pair(size: Any) -> tuple[int, int]:
 
 
 def _is_size(value: Any) -> bool:
-  try:
-    is_long = isinstance(value, list) and len(value) > 2
-    return not is_long and all(map(COUNT.holds, pair(value)))
-  except (KeyError, IndexError, TypeError):
-    return False
+  """Returns whether `pair` can convert a value."""
+  if isinstance(value, dict):
+    value = [value.get('height'), value.get('width')]
+  sides = value if isinstance(value, list | tuple) else [value]
+  return len(sides) in (1, 2) and all(map(COUNT.holds, sides))
 
 
 def _are_texts(value: Any) -> bool:
@@ -107,62 +99,43 @@ FLAG = Rule('true or false', lambda value: isinstance(value, bool))
 # The maximum prevents running out of memory.
 COUNT = number(1, 2**15, int)
 COUNTS = several(COUNT)
-_MEAN = several(number(-10, 10))  # one for each channel
-_STD = several(number(1e-3, 10))
 _SIZE = Rule(
   f'a number of pixels, a list of one or two, or {{height, width}}, each '
   f'{COUNT.allowed}',
   _is_size,
 )
-_ACTIVATION = choice(GELUS)
 # Objects whose keys are validated, too.
 _OBJECTS = ('model_args', 'pretrained_cfg', 'preprocess', 'vit_jax_preprocess')
 # Keys of this package's notes, of timm's config.json, and of Hugging Face's
 # config.json, preprocessor_config.json and index of shards. The same key has
 # the same meaning in all of them, except for `num_heads` of a Swin.
+_KEYS: tuple[tuple[Rule, tuple[str, ...]], ...] = (
+  (TEXT, ('architecture', 'model_type', 'global_pool')),
+  (TEXT, ('crop_mode', 'interpolation', 'resize')),
+  (several(TEXT), ('class_names', 'label_names')),
+  (FLAG, ('do_rescale', 'do_normalize', 'do_center_crop')),
+  (COUNT, ('num_heads', 'num_attention_heads', 'window_size', 'embed_dim')),
+  (COUNTS, ('depths',)),
+  (_SIZE, ('image_size', 'crop_size')),
+  # `epsilon` is the name of `norm_eps` in older files.
+  (number(0, 1), ('norm_eps', 'epsilon', 'layer_norm_eps')),
+  (number(0.01, 1), ('crop_pct', 'central_fraction')),
+  (number(1.001, 1e9), ('rope_theta',)),
+  (number(1e-6, 1e6), ('rescale_factor',)),
+  (number(0, 5, int), ('resample',)),
+  (several(number(-10, 10)), ('mean', 'image_mean')),  # one for each channel
+  (several(number(1e-3, 10)), ('std', 'image_std')),
+  (choice(ACTIVATIONS), ('gelu',)),
+  (choice(GELUS), ('act_layer', 'hidden_act')),
+  (choice(METHODS), ('position_resize',)),
+  (choice(WINDOW_RULES), ('window_rule',)),
+)
 RULES: Mapping[str, Rule] = {
-  'gelu': choice(ACTIVATIONS),
-  'norm_eps': number(0, 1),
-  'epsilon': number(0, 1),  # the name of `norm_eps` in older files
-  'class_names': several(TEXT),
-  'position_resize': choice(METHODS),
-  'window_rule': choice(WINDOW_RULES),
-  'image_size': _SIZE,
-  'mean': _MEAN,
-  'std': _STD,
-  'num_heads': COUNT,
-  'window_size': COUNT,
-  'architecture': TEXT,
-  'global_pool': TEXT,
-  'act_layer': _ACTIVATION,
-  'label_names': several(TEXT),
-  'input_size': several(COUNT, 3),
-  'crop_pct': number(0.1, 1),
-  'crop_mode': TEXT,
-  'interpolation': TEXT,
-  'resize': TEXT,
-  'central_fraction': number(0.01, 1),
-  'model_type': TEXT,
-  'hidden_act': _ACTIVATION,
-  'layer_norm_eps': number(0, 1),
-  'rope_theta': number(1.001, 1e9),
-  'id2label': Rule(
-    'an object of class names, whose keys are numbers of up to 9 digits',
-    lambda value: (
-      _are_texts(value)
-      and all(key.isdecimal() and len(key) < 10 for key in value)
-    ),
+  **{key: rule for rule, keys in _KEYS for key in keys},
+  'input_size': Rule(
+    'a list of channels, height and width',
+    lambda value: COUNTS.holds(value) and len(value) == 3,
   ),
-  'num_attention_heads': COUNT,
-  'embed_dim': COUNT,
-  'depths': COUNTS,
-  'do_rescale': FLAG,
-  'rescale_factor': number(1e-6, 1e6),
-  'do_normalize': FLAG,
-  'do_center_crop': FLAG,
-  'image_mean': _MEAN,
-  'image_std': _STD,
-  'resample': number(0, 5, int),
   'size': Rule(
     f'{_SIZE.allowed}, or {{shortest_edge}}',
     lambda value: (
@@ -171,7 +144,13 @@ RULES: Mapping[str, Rule] = {
       and COUNT.holds(value.get('shortest_edge'))
     ),
   ),
-  'crop_size': _SIZE,
+  'id2label': Rule(
+    'an object of class names, whose keys are numbers of up to 9 digits',
+    lambda value: (
+      _are_texts(value)
+      and all(key.isdecimal() and len(key) < 10 for key in value)
+    ),
+  ),
   'weight_map': Rule(
     'an object of file names, without directories',
     lambda value: (

@@ -29,6 +29,18 @@ class ShapeError(UserError):
   """The arrays of a file are not those of the model."""
 
 
+def not_writable(what: str) -> UserError:
+  """Returns the error for a model that a format of files cannot contain.
+
+  Args:
+    what: property of the model, which follows "a model with".
+  """
+  return UserError(
+    f'this format cannot contain a model with {what}: write a directory of '
+    'vit_jax, which can contain every model.'
+  )
+
+
 class Joined(NamedTuple):
   """One of several arrays that a file joins along the first axis.
 
@@ -94,10 +106,7 @@ class NameMap(NamedTuple):
       else:
         groups.setdefault(entry.name, {})[entry.index] = path
     if nameless:
-      raise UserError(
-        f'this format has no names for {", ".join(nameless)}: write another '
-        'one, or a directory of vit_jax, which can contain every model.'
-      )
+      raise not_writable(f'{", ".join(nameless)}, for which it has no names')
     for name, paths in groups.items():
       stacked = _NUMBER.search(name) is not None
       for i in range(len(flat[paths[0]]) if stacked else 1):

@@ -1,4 +1,4 @@
-"""Loads and saves trained weights in any format."""
+"""Loads, averages and saves trained weights in any format."""
 
 import dataclasses
 import importlib
@@ -18,15 +18,17 @@ from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
 from vit_jax.objectives.mixing import largest
 from vit_jax.weights import download
-from vit_jax.weights.contract import Format, Pretrained
+from vit_jax.weights.contract import Format, Pretrained, SeveralModels
 from vit_jax.weights.formats import huggingface, native, npz, tensors, timm
-from vit_jax.weights.names import ShapeError
+from vit_jax.weights.names import ShapeError, not_writable
 from vit_jax.weights.transfer import adapt, renormalized, replace_head, resized
 
 PyTree = Any
 
 
-def _load_tensors(path: str, config: dict[str, Any]) -> Pretrained:
+def _load_tensors(
+  path: str, config: dict[str, Any]
+) -> Pretrained | SeveralModels:
   """Describes PyTorch weights, whose names depend on the config next to them.
 
   Args:
@@ -178,11 +180,11 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """
   form, local_path, _ = format_of(path)
   if form in FORMATS.values() and form is not FORMATS['checkpoint']:
-    _check_rgb(path, about)
+    _check_rgb(about)
   form.save(local_path, params, about)
 
 
-def _check_rgb(path: str, about: dict[str, Any]) -> None:
+def _check_rgb(about: dict[str, Any]) -> None:
   """Checks that weights to write are for RGB images of 8 bits.
 
   Raises:
@@ -192,9 +194,9 @@ def _check_rgb(path: str, about: dict[str, Any]) -> None:
   channels = about.get('model', {}).get('channels', 3)
   bits = about.get('preprocess', {}).get('bits', 8)
   if (channels, bits) != (3, 8):
-    raise UserError(
-      f'{path}: this format is for RGB images of 8 bits, not of {channels} '
-      f'channel(s) of {bits} bits: write a directory instead.'
+    raise not_writable(
+      f'images other than RGB of 8 bits, here {channels} channel(s) of {bits} '
+      'bits'
     )
 
 
@@ -242,6 +244,68 @@ def check_finite(path: str, params: PyTree) -> None:
       f'{path} contains weights that are NaN or infinite: '
       f'{", ".join(shown[:3])}{more}. Use another step or file.'
     )
+
+
+def average(sources: Sequence[Pretrained]) -> Pretrained:
+  """Returns the mean of several weights, with the description of the first.
+
+  The weights are read when the mean is loaded, one after another, and added in
+  float32, so that two of them are in memory at a time.
+
+  Args:
+    sources: at least one description of weights.
+
+  Raises:
+    UserError: the weights differ in architecture, image size or classes. The
+      message contains the first difference. The mean raises it when it is
+      loaded if a sum is not finite.
+
+  Reference: uniform soup, Wortsman et al., arXiv 2203.05482, Table 2.
+  """
+  first = sources[0]
+  expected = _properties(first)
+  for other in sources[1:]:
+    actual = _properties(other)
+    for key in {**expected, **actual}:
+      if actual.get(key) != expected.get(key):
+        raise UserError(
+          f'{other.path} cannot be averaged with {first.path}: its {key} is '
+          f'{actual.get(key)!r}, not {expected.get(key)!r}.'
+        )
+
+  paths = ', '.join(source.path for source in sources)
+
+  def load(abstract: PyTree) -> PyTree:
+    total = first.load(abstract)
+    for other in sources[1:]:
+      total = jax.tree.map(jnp.add, total, other.load(abstract))
+    check_finite(f'the float32 sum of {paths}', total)
+    return jax.tree.map(lambda leaf: leaf / len(sources), total)
+
+  return dataclasses.replace(
+    first,
+    path=f'the average of {paths}',
+    load=load,
+    load_average=None,
+    load_extra=None,
+  )
+
+
+def _properties(source: Pretrained) -> dict[str, Any]:
+  """Returns the properties that averaged weights must share, in this order."""
+  about, model = source.about, source.model()
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = tree.flatten(source.abstract_params(mesh))
+  names = enumerate(about.get('class_names', ()))
+  return {
+    'model.name': about['model'].get('name', 'vit'),
+    **{f'model.{key}': value for key, value in model.architecture.items()},
+    'mean and std of pixels': model.normalization,
+    'num_classes': about['num_classes'],
+    'image_size': source.image_size,
+    **{f'name of class {i}': name for i, name in names},
+    **{f'shape of {path}': leaf.shape for path, leaf in params.items()},
+  }
 
 
 def load_pretrained(

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,40 +16,12 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place, to_host
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size, abstract_params
-from vit_jax.objectives.contract import Objective
 from vit_jax.weights import patch_embedding
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-
-
-class Target(Protocol):
-  """A training run that is initialized with weights."""
-
-  @property
-  def mesh(self) -> Mesh: ...
-
-  @property
-  def model(self) -> Model: ...
-
-  @property
-  def image_size(self) -> Size: ...
-
-  @property
-  def objective(self) -> Objective: ...
-
-  def abstract_state(self) -> Any:
-    """Returns shapes and shardings of the state, including `params`."""
-    ...
-
-  def init_state(self, key: jax.Array) -> Any:
-    """Returns the initial state; it is called inside `jax.jit`."""
-    ...
-
-  def key(self) -> jax.Array:
-    """Returns the random key of the run."""
-    ...
+Target = Any  # `training.experiment.Experiment`, of a higher package
 
 
 def adapt(
@@ -368,38 +340,23 @@ def _fit_first_layer(
   if old == new and not other_channels:
     return flat
   first = patch_embedding.KERNEL
-  is_patch_embedding = first in flat and (
-    flat[first].shape[-2] == before.channels
-  )
   if other_channels:
     kernel = _first_kernel(flat, before, target)
     if kernel is None:
       return flat  # the model differs in more than the channels
     first = kernel
-  elif patch_embedding.is_own(new) and not (
-    is_patch_embedding or patch_embedding.is_own(old)
-  ):
-    return flat  # scales are normalized after the first convolution
+  elif patch_embedding.is_own(new) and not patch_embedding.is_own(old):
+    if first not in flat or flat[first].shape[-2] != before.channels:
+      return flat  # scales are normalized after the first convolution
   paths = {first, patch_embedding.BIAS} & flat.keys()
   arrays = {path: to_host(flat[path], mesh) for path in paths}
   if first == patch_embedding.KERNEL:
     statistics = patch_embedding.statistics_for(before, model)
     arrays = patch_embedding.converted(arrays, old, statistics)
-    log.info(
-      'the patch embedding is converted to pixels normalized by mean %s, std '
-      '%s',
-      *statistics,
-    )
+    log.info('%s converted to pixels normalized by %s', first, statistics)
   if other_channels:
     arrays[first] = patch_embedding.repeated(arrays[first], model.channels)
-    log.info(
-      '%s adapted from 3 to %d channels: %s',
-      first,
-      model.channels,
-      'the sum of the three'
-      if model.channels == 1
-      else f'the three in turn, times 3/{model.channels}',
-    )
+    log.info('%s adapted from 3 to %d channels', first, model.channels)
   return flat | _placed(arrays, flat, model, mesh)
 
 
@@ -415,8 +372,8 @@ def _first_kernel(
   if before.channels != patch_embedding.RGB:
     raise UserError(
       f'model.channels is {channels}, but the weights are for '
-      f'{before.channels}: set model.channels, augment.channels and '
-      'preprocess.channels to this. Only weights for RGB are adapted.'
+      f'{before.channels}, and only weights for RGB are adapted: set '
+      'model.channels, augment.channels and preprocess.channels to this.'
     )
   expected = _shapes(_model_shapes(target))
   kernels = [

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.contract import Pretrained, SeveralModels
 
 log = logging.getLogger('vit_jax')
 Arrays = dict[str, np.ndarray]
@@ -47,7 +47,7 @@ def described(
   path: str,
   arrays: Mapping[str, np.ndarray],
   describe: Callable[[Arrays], Pretrained],
-) -> Pretrained:
+) -> Pretrained | SeveralModels:
   """Describes the default model of a file, and lists the others in `sets`.
 
   Args:
@@ -58,22 +58,18 @@ def described(
   Raises:
     UserError: the arrays are flattened or empty, or `describe` raises it.
   """
-  found = _models(path, arrays)
-  default = _default(found)
+  models = _models(path, arrays)
+  default = _default(models)
   sets = {
-    name: functools.partial(describe, model) for name, model in found.items()
+    name: functools.partial(describe, model) for name, model in models.items()
   }
   if default is None:
-
-    def load(abstract: Any) -> Any:
-      raise NotImplementedError(abstract)  # `chosen` selects one of `sets`
-
-    return Pretrained(path, {}, load, sets=sets)
-  if len(found) > 1:
-    others = ', '.join(name for name in found if name != default)
+    return SeveralModels(path, sets)
+  if len(models) > 1:
+    others = ', '.join(name for name in models if name != default)
     log.info('%s: weights are %r; --weights selects %s', path, default, others)
   sets.pop(_TOP, None)
-  return dataclasses.replace(describe(found[default]), sets=sets)
+  return dataclasses.replace(describe(models[default]), sets=sets)
 
 
 def _default(names: Mapping[str, Any]) -> str | None:
@@ -93,17 +89,20 @@ def _models(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
       empty.
   """
   arrays = {_WRAPPERS.sub('', name): array for name, array in arrays.items()}
+  unreadable = None
   if any(name.endswith('flat_param') for name in arrays):
-    raise UserError(
-      f'{path} contains the flattened parameters of FSDP: write it again with '
-      'StateDictType.FULL_STATE_DICT.'
+    unreadable = (
+      'the flattened parameters of FSDP: write it again with '
+      'StateDictType.FULL_STATE_DICT'
     )
-  if arrays and not any(array.size for array in arrays.values()):
-    raise UserError(
-      f'{path} contains empty arrays, because ZeRO-3 of DeepSpeed stores the '
-      'weights in other files: run `python zero_to_fp32.py . OUT` in the '
-      'directory above, and open OUT.'
+  elif arrays and not any(array.size for array in arrays.values()):
+    unreadable = (
+      'empty arrays, because ZeRO-3 of DeepSpeed stores the weights in other '
+      'files: run `python zero_to_fp32.py . OUT` in the directory above, and '
+      'open OUT'
     )
+  if unreadable:
+    raise UserError(f'{path} contains {unreadable}.')
   matches = [_FIRST.fullmatch(name) for name in arrays]
   prefixes = sorted({match['prefix'] for match in matches if match}) or ['']
 

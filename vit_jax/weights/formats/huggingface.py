@@ -1,158 +1,125 @@
 """Weights in Hugging Face directories: `config.json` and weight files.
 
-They are those of the library `transformers`; see `TYPES`. Since its major
-version 5, transformers uses other names in memory, but files contain the older
-ones; both can be read.
+They are those of the library `transformers`; see `TYPES`. The preprocessing is
+that of `preprocessor_config.json`.
 """
 
 import json
 import logging
-import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.arrays import tree
+from vit_jax.data.augment.presets import IMAGENET, NONE
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE, window_of
-from vit_jax.models.vit import ViT
+from vit_jax.models.contract import Statistics
 from vit_jax.weights import foreign, metadata
-from vit_jax.weights import names as names_lib
-from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.contract import Pretrained, SeveralModels
 from vit_jax.weights.foreign import ParsedWeights
-from vit_jax.weights.formats import containers, dinov3, swin, tensors, vit
-from vit_jax.weights.formats import huggingface_processor as processor
+from vit_jax.weights.formats import containers, swin, tensors
+from vit_jax.weights.formats import huggingface_models as models
 from vit_jax.weights.metadata import ModelMetadata
-from vit_jax.weights.names import Joined, NameMap
-from vit_jax.weights.patch_embedding import RGB
+from vit_jax.weights.patch_embedding import CLIP
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
 Arrays = dict[str, np.ndarray]
-# Required keys of config.json.
-_VIT_KEYS = ('num_attention_heads', 'image_size')
-_SWIN_KEYS = ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size')
 _SWIN_RULES = {**metadata.RULES, 'num_heads': metadata.COUNTS}
-_LAYER, _FOREIGN = 'encoder/layers/', 'encoder.layer.{i}.'
-_CLS, _POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
-_DISTILLATION = 'embeddings.distillation_token'
-_REGISTERS = 'embeddings.register_tokens'
-_MASK = 'embeddings.mask_token'
-_PATCHES = 'embeddings.patch_embeddings.projection'
-_SCALE = 'layer_scale{}.lambda1'
-_VIT_NAMES = {
-  'cls': _CLS,
-  'position/embedding': _POSITIONS,
-  'embedding': _PATCHES,
-  **{
-    f'{_LAYER}attention/{kind}': f'{_FOREIGN}attention.attention.{kind}'
-    for kind in ('query', 'key', 'value')
-  },
-  f'{_LAYER}attention/out': f'{_FOREIGN}attention.output.dense',
-  f'{_LAYER}norm1': f'{_FOREIGN}layernorm_before',
-  f'{_LAYER}norm2': f'{_FOREIGN}layernorm_after',
-  f'{_LAYER}mlp/fc1': f'{_FOREIGN}intermediate.dense',
-  f'{_LAYER}mlp/fc2': f'{_FOREIGN}output.dense',
-  f'{_LAYER}scale1': _FOREIGN + _SCALE.format(1),
-  f'{_LAYER}scale2': _FOREIGN + _SCALE.format(2),
-  'distillation': _DISTILLATION,
-  'registers': _REGISTERS,
-  'head_distillation': 'distillation_classifier',
-  'encoder/norm': 'layernorm',
-  'pre_logits': 'pooler.dense',
-  'head': 'classifier',
-  'pre_norm': 'pre_layrnorm',
-  'map/norm': 'head.layernorm',
-  **{
-    f'map/{path}': f'head.{path.replace("/", ".")}'
-    for path in ('probe', 'attention/out', 'mlp/fc1', 'mlp/fc2')
-  },
-  **{
-    f'map/attention/{kind}': Joined('head.attention.in_proj', index, 3)
-    for index, kind in enumerate(('query', 'key', 'value'))
-  },
+
+
+class _Type(NamedTuple):
+  """A type of models in transformers.
+
+  Attributes:
+    class_name: prefix of the names of its classes.
+    processor: preprocessing without a preprocessor_config.json, as its keys.
+    required: required keys of config.json.
+    parse: function from path, arrays and config to the parsed weights.
+    defaults: values of keys that are often left out in config.json.
+  """
+
+  class_name: str
+  processor: Mapping[str, Any]
+  required: tuple[str, ...] = ('num_attention_heads', 'image_size')
+  parse: Callable[[str, Arrays, Mapping[str, Any]], ParsedWeights] = (
+    models.parse_vit
+  )
+  defaults: Mapping[str, Any] = {}
+
+
+_HALF = dict(
+  size={'height': 224, 'width': 224},
+  resample=2,
+  image_mean=NONE[0],
+  image_std=NONE[1],
+)
+_IMAGENET = dict(image_mean=IMAGENET[0], image_std=IMAGENET[1])
+_DEIT = dict(
+  size={'height': 256, 'width': 256},
+  crop_size={'height': 224, 'width': 224},
+  do_center_crop=True,
+  resample=3,
+  **_IMAGENET,
+)
+_DINOV2 = {**_DEIT, 'size': {'shortest_edge': 256}}
+_CLIP = {
+  **_DEIT,
+  'size': {'shortest_edge': 224},
+  'image_mean': CLIP[0],
+  'image_std': CLIP[1],
 }
-_VIT_ALIASES = (
-  (rf'^({containers.BASES})\.', ''),
-  (
-    r'^embeddings\.patch_embedding\.',
-    'embeddings.patch_embeddings.projection.',
+_SIGLIP_KEYS = dict(
+  num_attention_heads=12, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6
+)
+_CLIP_KEYS = dict(
+  num_attention_heads=12, hidden_act='quick_gelu', layer_norm_eps=1e-5
+)
+TYPES = {
+  'vit': _Type('ViT', _HALF),
+  'deit': _Type('DeiT', _DEIT),
+  'dinov2': _Type('Dinov2', _DINOV2),
+  'dinov2_with_registers': _Type('Dinov2WithRegisters', _DINOV2),
+  'vit_mae': _Type('ViTMAE', _HALF),
+  'vit_msn': _Type('ViTMSN', _HALF, defaults={'layer_norm_eps': 1e-6}),
+  'ijepa': _Type('IJepa', _HALF),
+  'clip_vision_model': _Type('CLIPVision', _CLIP, (), defaults=_CLIP_KEYS),
+  'siglip_vision_model': _Type(
+    'SiglipVision', _HALF | {'resample': 3}, (), defaults=_SIGLIP_KEYS
   ),
-  (r'^embeddings\.class_embedding$', _CLS),
-  (r'^embeddings\.position_embedding\.weight$', _POSITIONS),
-  (r'\.self_attn\.out_proj\.', '.attention.output.dense.'),
-  (r'\.self_attn\.', '.attention.'),
-  (r'\.layer_norm1\.', '.layernorm_before.'),
-  (r'\.layer_norm2\.', '.layernorm_after.'),
-  (r'^post_layernorm\.', 'layernorm.'),
-  (r'^(head\.attention\.in_proj)_', r'\1.'),
-  (r'^(head\.attention\.out)_proj', r'\1'),
-  (r'^visual_projection\.', 'classifier.'),
-  (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
-  (r'\.attention\.q_proj\.', '.attention.attention.query.'),
-  (r'\.attention\.k_proj\.', '.attention.attention.key.'),
-  (r'\.attention\.v_proj\.', '.attention.attention.value.'),
-  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
-  (r'\.norm1\.', '.layernorm_before.'),
-  (r'\.norm2\.', '.layernorm_after.'),
-  (r'^(encoder.*)\.mlp\.(fc1|weights_in)\.', r'\1.intermediate.dense.'),
-  (r'^(encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
-  (r'^cls_classifier\.', 'classifier.'),
+  'siglip2_vision_model': _Type(
+    'Siglip2Vision', _HALF, (), defaults=_SIGLIP_KEYS
+  ),
+  'dinov3_vit': _Type(
+    'DINOv3ViT',
+    _HALF | _IMAGENET,
+    parse=models.parse_dinov3,
+    defaults={'layer_norm_eps': 1e-5},
+  ),
+  'swin': _Type(
+    'Swin',
+    _HALF | _IMAGENET | {'resample': 3},
+    ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size'),
+    models.parse_swin,
+  ),
+}
+# Types that `save` writes
+WRITTEN = (
+  'vit',
+  'deit',
+  'dinov2',
+  'dinov2_with_registers',
+  'dinov3_vit',
+  'swin',
 )
-# Arrays that the model does not use: mask tokens, text towers, MAE's decoder.
-_LEFT_OUT = (
-  r'embeddings\.(mask_token|position_ids)|decoder\.|text_(model|projection)\.|'
-  r'logit_(scale|bias)'
-)
-_SWIN_NAMES = {
-  'embedding': _PATCHES,
-  'embedding_norm': 'embeddings.norm',
-  'norm': 'layernorm',
-  'head': 'classifier',
-}
-_SWIN_BLOCK = {
-  'norm1': 'layernorm_before',
-  'norm2': 'layernorm_after',
-  **{
-    f'attention/{kind}': f'attention.self.{kind}'
-    for kind in ('query', 'key', 'value')
-  },
-  'attention/bias_table': 'attention.self.relative_position_bias_table',
-  'attention/out': 'attention.output.dense',
-  'mlp/fc1': 'intermediate.dense',
-  'mlp/fc2': 'output.dense',
-}
-_SWIN_ALIASES = (
-  (r'^swin\.', ''),
-  (r'\.attention\.q_proj\.', '.attention.self.query.'),
-  (r'\.attention\.k_proj\.', '.attention.self.key.'),
-  (r'\.attention\.v_proj\.', '.attention.self.value.'),
-  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
-  (r'\.attention\.relative_position_bias\.', '.attention.self.'),
-  (r'\.mlp\.fc1\.', '.intermediate.dense.'),
-  (r'\.mlp\.fc2\.', '.output.dense.'),
-)
-# Constants of the model; other values in a config are an error.
-_SWIN_FIXED = {
-  'patch_size': PATCH_SIZE,
-  'mlp_ratio': float(MLP_RATIO),
-  'qkv_bias': True,
-  'use_absolute_embeddings': False,
-}
-# Types whose positions the library interpolates with antialiasing.
-_ANTIALIASED = {
-  'dinov2_with_registers': 'bicubic',
-  'siglip2_vision_model': 'bilinear',
-}
-_KERNEL = f'{_PATCHES}.weight'
-_LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
 
 
-def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
+def load(
+  path: str, head: dict[str, Any] | None = None
+) -> Pretrained | SeveralModels:
   """Describes the weights in a directory with one or several weight files.
 
   Args:
@@ -194,8 +161,8 @@ def _described(
   folder = tensors.folder_of(path)
   file = folder / 'preprocessor_config.json'
   stored = metadata.validated(file, metadata.read(file))
-  values = stored or processor.DEFAULTS[kind]
-  mean, std = processor.statistics(values)
+  values = stored or TYPES[kind].processor
+  mean, std = _statistics(values)
   names = config.get('id2label', {})
   properties = parsed.metadata.updated(
     known_from='config.json and '
@@ -204,7 +171,7 @@ def _described(
     norm_eps=config.get('layer_norm_eps', 1e-12),
     mean=mean,
     std=std,
-    preprocess=processor.read(values),
+    preprocess=_preprocess(values),
     class_names=[names[key] for key in sorted(names, key=int)],
   )
   return foreign.imported(path, parsed._replace(metadata=properties))
@@ -227,20 +194,16 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   model = foreign.opened_model(about)
   properties = ModelMetadata.of(model, about)
   if swin.is_swin(tree.flatten(params)):
-    written = _written_swin(model)
+    written = models.written_swin(model)
   elif getattr(model.config, 'rotary', None) == 'centered':
-    written = _written_dinov3(model)
+    written = models.written_dinov3(model)
   else:
-    written = _written_vit(model)
-  exported = foreign.exported(
-    params, about, written.names, written.positions, written.supported
+    written = models.written_vit(model)
+  exported = written.complete(
+    foreign.exported(
+      params, about, written.names, written.positions, written.supported
+    )
   )
-  if written.kind == 'swin':
-    _check_windows(model, exported)
-  elif written.kind == 'dinov3_vit':
-    exported = dinov3.completed(model, exported)
-  else:
-    exported = _completed(model, written.kind, exported)
   height, width = properties.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
   if getattr(model, 'distilled', False):
@@ -262,7 +225,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     config['label2id'] = {name: i for i, name in labels.items()}
   files = {
     'config.json': config,
-    'preprocessor_config.json': processor.written(properties),
+    'preprocessor_config.json': _processor(properties),
   }
   try:
     with paths.new_folder(folder) as unfinished:
@@ -273,392 +236,104 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     raise UserError(f'{path} cannot be written: {error}.') from error
 
 
-class _Written(NamedTuple):
-  """A model as transformers describes it.
+# Preprocessing
 
-  Attributes:
-    kind: `model_type`.
-    names: names of the parameters in files.
-    config: sizes and options in config.json.
-    positions: kinds of positions that it may have.
-    supported: rare options that it may have, see `foreign.native_params`.
+# Key of a section that only this package reads. It is written for interpolation
+# filters that transformers does not have.
+_OWN = 'vit_jax_preprocess'
+# {Pillow's number of a filter: name here}. Pillow's filters antialias when an
+# image shrinks.
+_FILTERS = {2: 'bilinear_antialias', 3: 'bicubic'}
+_NUMBERS = {name: number for number, name in _FILTERS.items()}
+
+
+def _statistics(given: Mapping[str, Any]) -> Statistics:
+  """Returns the mean and std of pixels in [0, 1] that a processor subtracts.
+
+  Pixels from 0 to 255 are multiplied by `rescale_factor` and then normalized;
+  each step can be switched off. If their values are not in [0, 1] after the
+  first step, mean and std are converted.
+
+  Args:
+    given: content of preprocessor_config.json.
   """
+  mean = given.get('image_mean', NONE[0])
+  std = given.get('image_std', NONE[1])
+  if not given.get('do_normalize', True):
+    mean, std = (0.0,) * 3, (1.0,) * 3
+  factor = given.get('rescale_factor', 1 / 255)
+  largest = 255 * factor if given.get('do_rescale', True) else 255.0
+  if abs(largest - 1) < 1e-6:  # 0.00392156862745098 in most files
+    return tuple(mean), tuple(std)
+  return tuple(x / largest for x in mean), tuple(x / largest for x in std)
 
-  kind: str
-  names: NameMap
-  config: dict[str, Any]
-  positions: tuple[str, ...] = ('learned',)
-  supported: tuple[str, ...] = ()
 
+def _preprocess(given: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the config section that is equivalent to transformers' processor.
 
-def _written_dinov3(model: Any) -> _Written:
-  """Returns the names and the config of a DINOv3.
-
-  Raises:
-    UserError: transformers has no equivalent model.
+  Args:
+    given: content of preprocessor_config.json.
   """
-  return _Written(
-    'dinov3_vit',
-    dinov3.NAMES,
-    dinov3.written_config(model),
-    dinov3.POSITIONS,
-    dinov3.SUPPORTED,
-  )
+  if _OWN in given:
+    return dict(given[_OWN])
+  number = given.get('resample', 2)
+  if number not in _FILTERS:
+    log.warning("images are resized by bicubic, not Pillow's filter %s", number)
+  section = {'interpolation': _FILTERS.get(number, 'bicubic')}
+  size = given.get('size', 224)
+  cropped = given.get('do_center_crop', False)
+  shorter = size.get('shortest_edge') if isinstance(size, Mapping) else None
+  if not cropped:
+    return section | {'resize': 'squash'}
+  larger = shorter or metadata.pair(size)[0]
+  # transformers pads a crop that is larger than the image; here, the crop is
+  # limited to the image.
+  fraction = min(metadata.pair(given.get('crop_size', larger))[0] / larger, 1.0)
+  resize = 'torchvision' if shorter else 'squash_central'
+  return section | {'resize': resize, 'central_fraction': fraction}
 
 
-def _parse_vit(
-  path: str, arrays: Arrays, config: Mapping[str, Any]
-) -> ParsedWeights:
-  """Parses a Vision Transformer.
+def _processor(properties: ModelMetadata) -> dict[str, Any]:
+  """Returns the preprocessor_config.json for the preprocessing of weights.
 
-  Raises:
-    UserError: the config contradicts the arrays.
+  Args:
+    properties: properties of the weights.
   """
-  arrays = _used(path, arrays)
-  if config['model_type'] in _TOWERS:
-    arrays = _tower(path, arrays)
-    side = math.isqrt(arrays[_POSITIONS].shape[1]) * arrays[_KERNEL].shape[-1]
-    config = {**config, 'image_size': side}
-  if 'distillation_classifier.weight' not in arrays and _DISTILLATION in arrays:
-    # A token whose output is not used is a register.
-    arrays[_REGISTERS] = arrays.pop(_DISTILLATION)
-    has_positions = True
-  else:  # registers of DINOv2
-    has_positions = _REGISTERS not in arrays
-  names = NameMap(_VIT_NAMES)
-  model = vit.section(path, arrays, names, 'a Vision Transformer')
-  model['num_heads'] = config['num_attention_heads']
-  head = arrays.get('classifier.weight')
-  if head is not None and head.shape[-1] == 2 * model['width']:
-    model['pool'] = 'token_gap'
-  size, patch = metadata.pair(config['image_size']), model['patch_size']
-  for key, value in (
-    ('hidden_size', model['width']),
-    ('num_hidden_layers', model['depth']),
-    ('patch_size', patch),
-    ('image_size', config['image_size'] if min(size) >= patch else f'≥{patch}'),
-  ):
-    if config.get(key, value) != value:
-      raise UserError(
-        f'config.json of {path}: {key} is {config[key]!r}, but its arrays are '
-        f'those of {value}. Fetch all files of one version again.'
-      )
-  if not has_positions:
-    model['prefix_positions'] = False
-    arrays = foreign.without_class_position(arrays, _CLS, _POSITIONS)
-  if 'layer_scale' in model:
-    model['layer_scale'] = _LAYER_SCALE
-  method = _ANTIALIASED.get(config['model_type'], 'bicubic_no_antialias')
-  properties = ModelMetadata(size, position_resize=method)
-  return ParsedWeights(arrays, names, model, properties)
-
-
-def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
-  """Returns the arrays that are used, with the names in files."""
-  renamed = names_lib.renamed(arrays, _VIT_ALIASES)
-  result = {k: v for k, v in renamed.items() if not re.match(_LEFT_OUT, k)}
-  if len(result) < len(renamed):
-    unused = [name for name in renamed if name not in result]
-    log.info('%s: left out %s, …', path, ', '.join(unused[:3]))
-  for name in (_CLS, _POSITIONS):  # one dimension fewer in CLIP and SigLIP
-    if name in result:
-      result[name] = np.array(result[name], ndmin=3)
-  width = result.get('layernorm.weight', np.zeros(0)).shape[0]
-  head = result.get('classifier.weight')
-  if head is not None and not np.any(head[:, width:]):
-    result['classifier.weight'] = head[:, :width]  # padded by `_completed`
-  return result
-
-
-def _tower(path: str, arrays: Arrays) -> Arrays:
-  """Returns the arrays of an image tower, completed by zeros.
-
-  A projection is the head of the model, and has no bias.
-  """
-  kernel = arrays[_KERNEL]
-  width = len(kernel)
-  if kernel.ndim == 2:  # NaFlex: [d, p * p * 3]
-    side = math.isqrt(kernel.shape[1] // RGB)
-    kernel = kernel.reshape(width, side, side, -1).transpose(0, 3, 1, 2)
-  arrays = {f'{_PATCHES}.bias': np.zeros(width, np.float32)} | arrays
-  arrays[_KERNEL] = kernel
-  if 'classifier.bias' in arrays:
-    unused = 'head.'  # the classifier's input is the mean of the patches,
-    if _CLS in arrays:  # in CLIP without the last LayerNorm
-      unused = 'classifier.'
-      log.warning('%s: left out its classifier, which the vit lacks', path)
-    arrays = {k: v for k, v in arrays.items() if not k.startswith(unused)}
-  elif 'classifier.weight' in arrays:
-    outputs = len(arrays['classifier.weight'])
-    arrays['classifier.bias'] = np.zeros(outputs, np.float32)
-  return arrays
-
-
-def _written_vit(model: Any) -> _Written:
-  """Returns the names and the config of a Vision Transformer.
-
-  Raises:
-    UserError: transformers has no equivalent type; the message lists the
-      options that it lacks.
-  """
-  if not isinstance(model, ViT):
-    raise UserError(
-      f"a {type(model).__name__} cannot be written with Hugging Face's names, "
-      'only Vision Transformers and Swins. Write a directory of vit_jax.'
-    )
-  names = dict(_VIT_NAMES)
-  kind, supported = 'vit', ()
-  is_joined = model.pool == 'token_gap'
-  if model.distilled:
-    kind, supported = 'deit', ('distilled',)
-    names['head'] = 'cls_classifier'
-  elif _is_deit(model):
-    kind, supported = 'deit', ('registers',)
-    names['registers'] = _DISTILLATION
-  elif model.registers:
-    kind = 'dinov2_with_registers'
-    supported = ('registers', 'layer_scale', 'gated')
-  elif model.layer_scale is not None or model.gated or is_joined:
-    kind, supported = 'dinov2', ('layer_scale', 'gated')
-  options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
-  options += ('pre_norm',)
-  unsupported = [
-    name
-    for name in options
-    if name not in supported and getattr(model, name) not in (None, 0, False)
-  ]
-  if model.pool != 'token' and not (is_joined and kind.startswith('dinov2')):
-    unsupported.append(f'pool {model.pool!r}')
-  if model.pre_logits and (model.num_classes or kind != 'vit'):
-    unsupported.append('pre-logits before the head')
-  if model.distilled and not model.num_classes:
-    unsupported.append('distillation token without a head')
+  height, width = properties.image_size
+  section = {'resize': 'squash', 'central_fraction': 0.875}
+  section |= {'interpolation': 'bilinear', **properties.preprocess}
   config = dict(
-    patch_size=model.patch_size,
-    hidden_size=model.width,
-    num_hidden_layers=model.depth,
-    num_attention_heads=model.num_heads,
-    hidden_act=metadata.ACTIVATION_NAMES[model.gelu],
-    layer_norm_eps=model.norm_eps,
-    qkv_bias=True,
+    image_processor_type='ViTImageProcessor',
+    do_resize=True,
+    size={'height': height, 'width': width},
+    resample=_NUMBERS.get(section['interpolation'], 2),
+    do_rescale=True,
+    rescale_factor=1 / 255,
+    do_normalize=True,
+    image_mean=list(properties.mean),
+    image_std=list(properties.std),
   )
-  if kind in ('vit', 'deit'):
-    config |= dict(
-      intermediate_size=model.mlp_dim,
-      pooler_act='tanh',
-      pooler_output_size=model.width,
-    )
-  else:
-    mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
-    names |= {
-      f'{_LAYER}norm1': f'{_FOREIGN}norm1',
-      f'{_LAYER}norm2': f'{_FOREIGN}norm2',
-      f'{_LAYER}mlp/fc1': f'{_FOREIGN}mlp.{mlp[0]}',
-      f'{_LAYER}mlp/fc2': f'{_FOREIGN}mlp.{mlp[1]}',
-    }
-    ratio = round(model.mlp_dim * (1.5 if model.gated else 1) / model.width)
-    units = ratio * model.width
-    if model.gated:  # two thirds, rounded up to a multiple of 8
-      units = (units * 2 // 3 + 7) // 8 * 8
-    if units != model.mlp_dim:
-      unsupported.append(
-        f'MLP of {model.mlp_dim} units for a width of {model.width}'
-      )
-    config |= dict(
-      mlp_ratio=ratio,
-      use_swiglu_ffn=model.gated,
-      layerscale_value=1.0 if model.layer_scale is None else model.layer_scale,
-    )
-    if model.registers:
-      config['num_register_tokens'] = model.registers
-  if unsupported:
-    raise UserError(
-      f"Hugging Face's {TYPES[kind].class_name} has no "
-      f'{", ".join(unsupported)}, but this model has: it cannot be written as '
-      'such a directory. A directory of vit_jax can contain every model.'
-    )
-  return _Written(kind, NameMap(names), config)
-
-
-def _is_deit(model: Any) -> bool:
-  """Returns whether a model is a DeiT whose distillation token is not used.
-
-  Here, this token is a register with a position; registers of
-  Dinov2WithRegisters have no position.
-  """
-  return (
-    model.registers == 1
-    and model.prefix_positions
-    and model.layer_scale is None
-    and not model.gated
-    and not model.distilled
-  )
-
-
-def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
-  """Adds the arrays that the type of a model requires in transformers.
-
-  The additional arrays (positions, LayerScale, half of a head) are zeros or
-  ones, which have no effect in the model.
-  """
-  width, table = model.width, np.asarray(arrays[_POSITIONS])
-  if not model.prefix_positions:  # the class token requires a position
-    table = np.pad(table, ((0, 0), (1 + model.distilled, 0), (0, 0)))
-  elif kind == 'dinov2_with_registers':
-    # Registers have no positions in transformers: ours are added to the tokens.
-    cls, positions, patches = np.split(table, [1, 1 + model.registers], axis=1)
-    arrays = arrays | {_REGISTERS: arrays[_REGISTERS] + positions}
-    table = np.concatenate([cls, patches], axis=1)
-  arrays = arrays | {_POSITIONS: table}
-  if kind in ('vit', 'deit'):
-    return arrays
-  arrays[_MASK] = np.zeros((1, width), np.float32)
-  for i in range(model.depth if model.layer_scale is None else 0):
-    for j in (1, 2):
-      name = (_FOREIGN + _SCALE.format(j)).format(i=i)
-      arrays[name] = np.ones(width, np.float32)
-  # The input of the head in transformers includes the mean of the patches.
-  if model.num_classes and model.pool == 'token':
-    head = arrays['classifier.weight']
-    arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
-  return arrays
-
-
-def _parse_swin(
-  path: str, arrays: Arrays, config: Mapping[str, Any]
-) -> ParsedWeights:
-  """Parses a Swin.
-
-  Raises:
-    UserError: the config describes a Swin that is not supported.
-  """
-  heads, depths = list(config['num_heads']), tuple(config['depths'])
-  expected = _SWIN_FIXED | {
-    'num_heads': [heads[0] * 2**i for i in range(len(depths))]
-    if heads
-    else 'one for each stage'
-  }
-  other = {k: config[k] for k, v in expected.items() if config.get(k, v) != v}
-  if other:
-    allowed = {key: expected[key] for key in other}
-    raise UserError(
-      f'config.json of {path} has {other}; the model swin supports {allowed}.'
-    )
-  model = dict(
-    name='swin',
-    width=config['embed_dim'],
-    depths=depths,
-    num_heads=heads[0],
-    window_size=config['window_size'],
-  )
-  used = {
-    name: array
-    for name, array in names_lib.renamed(arrays, _SWIN_ALIASES).items()
-    if not name.endswith('.relative_position_index')  # follows from the sizes
-  }
-  properties = ModelMetadata(
-    metadata.pair(config['image_size']), position_resize='bicubic_no_antialias'
-  )
-  names = _swin_names(len(depths))
-  return ParsedWeights(used, names, model, properties, swin.CONSTANTS)
-
-
-def _swin_names(stages: int) -> NameMap:
-  """Returns the names of a Swin's parameters in files."""
-  return swin.stacked_names(
-    _SWIN_NAMES, _SWIN_BLOCK, 'encoder.layers.', stages, merging_of=-1
-  )
-
-
-def _written_swin(model: Any) -> _Written:
-  """Returns the names and the config of a Swin."""
-  if model.window_rule != 'authors':
+  if section['interpolation'] not in _NUMBERS:
     log.warning(
-      "model.window_rule=%r is not stored: Hugging Face's Swin uses the rule "
-      "'authors', with other results at image sizes that windows do not fill",
-      model.window_rule,
+      'Hugging Face has no interpolation %r: its library will resize images by '
+      'bilinear with antialiasing, and vit_jax by %r as before',
+      section['interpolation'],
+      section['interpolation'],
     )
-  stages = len(model.depths)
-  config = _SWIN_FIXED | dict(
-    embed_dim=model.width,
-    depths=list(model.depths),
-    num_heads=[model.num_heads * 2**i for i in range(stages)],
-    window_size=model.window_size,
-    hidden_act='gelu',
-    layer_norm_eps=model.norm_eps,
-    drop_path_rate=model.drop_path,
+    config[_OWN] = dict(properties.preprocess)
+  if section['resize'] == 'squash':
+    return config
+  fraction = section['central_fraction']
+  is_squashed = section['resize'] == 'squash_central'
+  larger = {
+    'height': round(height / fraction),
+    'width': round(width / fraction),
+  }
+  shorter = {'shortest_edge': round(max(height, width) / fraction)}
+  return config | dict(
+    image_processor_type=f'{"DeiT" if is_squashed else "Bit"}ImageProcessor',
+    size=larger if is_squashed else shorter,
+    do_center_crop=True,
+    crop_size={'height': height, 'width': width},
+    do_convert_rgb=True,
   )
-  return _Written('swin', _swin_names(stages), config)
-
-
-def _check_windows(model: Any, arrays: Arrays) -> None:
-  """Checks that the windows of all stages of a Swin have the same size.
-
-  Raises:
-    UserError: a stage has smaller windows than the config, because its map is
-      small.
-  """
-  for name, array in arrays.items():
-    if name.endswith('relative_position_bias_table'):
-      window = window_of(len(array))
-      if window != model.window_size:
-        raise UserError(
-          f"Hugging Face's Swin needs windows of {model.window_size} tokens in "
-          f'all stages, but {name} has {window}: write .safetensors instead.'
-        )
-
-
-class _Type(NamedTuple):
-  """A type of models in transformers.
-
-  Attributes:
-    class_name: prefix of the names of its classes.
-    required: required keys of config.json.
-    parse: function from path, arrays and config to the parsed weights.
-    defaults: values of keys that are often left out in config.json.
-  """
-
-  class_name: str
-  required: tuple[str, ...]
-  parse: Callable[[str, Arrays, Mapping[str, Any]], ParsedWeights]
-  defaults: Mapping[str, Any] = {}
-
-
-_SIGLIP = dict(
-  num_attention_heads=12, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6
-)
-_CLIP = dict(
-  num_attention_heads=12, hidden_act='quick_gelu', layer_norm_eps=1e-5
-)
-# {type: (prefix of the library's classes, defaults)}
-_VITS = {
-  'vit': ('ViT', {}),
-  'deit': ('DeiT', {}),
-  'dinov2': ('Dinov2', {}),
-  'dinov2_with_registers': ('Dinov2WithRegisters', {}),
-  'vit_mae': ('ViTMAE', {}),
-  'vit_msn': ('ViTMSN', {'layer_norm_eps': 1e-6}),
-  'ijepa': ('IJepa', {}),
-}
-_TOWERS = {
-  'clip_vision_model': ('CLIPVision', _CLIP),
-  'siglip_vision_model': ('SiglipVision', _SIGLIP),
-  'siglip2_vision_model': ('Siglip2Vision', _SIGLIP),
-}
-TYPES = {
-  **{k: _Type(v[0], _VIT_KEYS, _parse_vit, v[1]) for k, v in _VITS.items()},
-  **{k: _Type(v[0], (), _parse_vit, v[1]) for k, v in _TOWERS.items()},
-  'dinov3_vit': _Type(
-    'DINOv3ViT', _VIT_KEYS, dinov3.parse, {'layer_norm_eps': 1e-5}
-  ),
-  'swin': _Type('Swin', _SWIN_KEYS, _parse_swin),
-}
-# Types that `save` writes.
-WRITTEN = (
-  'vit',
-  'deit',
-  'dinov2',
-  'dinov2_with_registers',
-  'dinov3_vit',
-  'swin',
-)

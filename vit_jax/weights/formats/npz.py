@@ -382,9 +382,9 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   if about:
     model = foreign.opened_model(about)
     if not getattr(model, 'prefix_positions', True):
-      raise UserError(
-        'official .npz files have a position for the class token, but this '
-        'model has none: write a directory, or big_vision:FILE.npz.'
+      raise names_lib.not_writable(
+        'positions of patches only, because official files also have a '
+        'position for the class token (those of big_vision do not)'
       )
     flat = foreign.native_params(params, about, ('learned',))
   if 'block1/unit1/conv1/kernel' in flat:

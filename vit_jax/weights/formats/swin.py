@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
 from vit_jax.models.swin import LN_EPSILON, PATCH_SIZE, window_of
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
@@ -153,25 +152,19 @@ def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """Returns the model's sizes.
 
   Raises:
-    UserError: the patches or the numbers of blocks are not those of a Swin.
+    UserError: the patch embedding is not that of a Swin.
   """
   matches = [re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', k) for k in arrays]
   numbers = {(int(match[1]), int(match[2])) for match in matches if match}
   stages = 1 + max(stage for stage, _ in numbers)
   depths = tuple(sum(s == stage for s, _ in numbers) for stage in range(stages))
-  patches = arrays.get('patch_embed.proj.weight', np.zeros(()))
-  channels = patches.shape[1] if patches.ndim == 4 else RGB
-  square = (channels, PATCH_SIZE, PATCH_SIZE)
-  if patches.shape[1:] != square or any(d < 2 or d % 2 for d in depths):
-    raise UserError(
-      f'{path} contains patches of {list(patches.shape)} and {list(depths)} '
-      f'blocks; a Swin has [width, {square}] and an even number in each stage.'
-    )
+  name = 'patch_embed.proj.weight'
+  width, channels, *_ = names_lib.shape_of(path, arrays, name, 4, 'a Swin')
   table = arrays[_TABLE]
   other = {} if channels == RGB else {'channels': channels}
   return other | dict(
     name='swin',
-    width=patches.shape[0],
+    width=width,
     depths=depths,
     num_heads=table.shape[-1] if table.ndim else 1,
     window_size=_window(table),

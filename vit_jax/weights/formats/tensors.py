@@ -155,12 +155,7 @@ def read(path: str) -> tuple[Arrays, dict[str, str]]:
       return _read_shards(index, content), {}
     if is_folder and (folder / name).exists():
       return _read_file(os.fspath(folder / name))
-  if is_folder:
-    raise UserError(
-      f'{path} contains no weights: a directory with a config.json needs '
-      f'{" or ".join(_FILES)}, or shards and {_FILES[0]}{_INDEX}.'
-    )
-  return _read_file(path)
+  return _read_file(os.fspath(folder / _FILES[0]) if is_folder else path)
 
 
 def _read_shards(index: Any, content: Mapping[str, Any]) -> Arrays:

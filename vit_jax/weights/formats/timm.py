@@ -26,11 +26,10 @@ from vit_jax.errors import UserError, closest
 from vit_jax.models.layers import EPSILON
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
-from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.contract import Pretrained, SeveralModels
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import (
   containers,
-  projects,
   swin,
   tensors,
   timm_layouts,
@@ -95,13 +94,6 @@ _WITHOUT_KEY_BIAS = NameMap(
 )
 _KIND = "a Vision Transformer with timm's names"
 _PATCH_BIAS = 'patch_embed.proj.bias'
-_POOLS = {
-  'token': 'token',
-  'avg': 'gap',
-  'max': 'max',
-  'avgmax': 'avgmax',
-  'map': 'map',
-}
 # Rare options that the arrays show
 _SHOWN = ('norm', 'qkv_bias', 'bias', 'map_mlp_dim')
 _TORCH_EPSILON = 1e-5  # PyTorch's default
@@ -156,7 +148,9 @@ class _Settings:
     return found if found and (found.width, found.depth) == sizes else None
 
 
-def load(path: str, head: dict[str, Any] | None = None) -> Pretrained:
+def load(
+  path: str, head: dict[str, Any] | None = None
+) -> Pretrained | SeveralModels:
   """Describes the weights in a file, or in a folder with a config.json.
 
   Args:
@@ -186,7 +180,7 @@ def _described(
   architecture: Architecture | None,
 ) -> Pretrained:
   """Describes a model; see `load`."""
-  original, arrays = arrays, projects.with_timm_names(arrays)
+  original, arrays = arrays, timm_layouts.with_timm_names(arrays)
   if 'architecture' not in config:
     config = {}  # of another program
   config = metadata.validated(f'config.json of {path}', config)
@@ -428,10 +422,10 @@ def _set_pool(path: str, model: dict[str, Any], specified: str | None) -> str:
   """
   pool, fc_norm = model['pool'], 'fc_norm' in model
   shown = 'gap' if fc_norm else pool
-  wanted = _POOLS.get(specified) if specified else shown
+  wanted = 'gap' if specified == 'avg' else specified or shown
   if wanted == shown:
     return shown
-  if wanted in (None, 'token', 'map') or pool == 'map':
+  if wanted not in ('gap', 'max', 'avgmax') or pool == 'map':
     raise UserError(
       f'the settings of {path} specify the pooling {specified!r}, but its '
       f'arrays are those of {shown!r}: correct the settings.'

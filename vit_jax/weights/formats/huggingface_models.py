@@ -1,0 +1,610 @@
+"""Vision Transformers, DINOv3 and Swin as the library transformers names them.
+
+Each of them has a function that parses arrays and config.json, and one that
+returns what is written (`Written`). Since its major version 5, transformers
+uses other names in memory, but files contain the older ones; both can be read.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models.attention.attention import BIASES
+from vit_jax.models.positions import ROTATIONS
+from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE, window_of
+from vit_jax.models.vit import ViT
+from vit_jax.weights import foreign, metadata
+from vit_jax.weights import names as names_lib
+from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.formats import containers, swin, vit
+from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.names import Joined, NameMap
+from vit_jax.weights.patch_embedding import RGB
+
+log = logging.getLogger('vit_jax')
+Arrays = dict[str, np.ndarray]
+Config = Mapping[str, Any]
+
+
+class Written(NamedTuple):
+  """A model as transformers describes it.
+
+  Attributes:
+    kind: `model_type`.
+    names: names of the parameters in files.
+    config: sizes and options in config.json.
+    complete: function that adds the arrays that transformers requires.
+    positions: kinds of positions that it may have.
+    supported: rare options that it may have, see `foreign.exported`.
+  """
+
+  kind: str
+  names: NameMap
+  config: dict[str, Any]
+  complete: Callable[[Arrays], Arrays]
+  positions: tuple[str, ...] = ('learned',)
+  supported: tuple[str, ...] = ()
+
+
+def _refuse(class_name: str, missing: list[str]) -> None:
+  """Refuses to write a model with options that its class does not have.
+
+  Raises:
+    UserError: the list is not empty.
+  """
+  if missing:
+    options = ' and '.join(missing)
+    raise names_lib.not_writable(f'{options}, as {class_name} has none')
+
+
+# Vision Transformers
+
+_LAYER, _FOREIGN = 'encoder/layers/', 'encoder.layer.{i}.'
+_CLS, _POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
+_DISTILLATION = 'embeddings.distillation_token'
+_REGISTERS = 'embeddings.register_tokens'
+_MASK = 'embeddings.mask_token'
+_PATCHES = 'embeddings.patch_embeddings.projection'
+_SCALE = 'layer_scale{}.lambda1'
+_VIT_NAMES = {
+  'cls': _CLS,
+  'position/embedding': _POSITIONS,
+  'embedding': _PATCHES,
+  **{
+    f'{_LAYER}attention/{kind}': f'{_FOREIGN}attention.attention.{kind}'
+    for kind in ('query', 'key', 'value')
+  },
+  f'{_LAYER}attention/out': f'{_FOREIGN}attention.output.dense',
+  f'{_LAYER}norm1': f'{_FOREIGN}layernorm_before',
+  f'{_LAYER}norm2': f'{_FOREIGN}layernorm_after',
+  f'{_LAYER}mlp/fc1': f'{_FOREIGN}intermediate.dense',
+  f'{_LAYER}mlp/fc2': f'{_FOREIGN}output.dense',
+  f'{_LAYER}scale1': _FOREIGN + _SCALE.format(1),
+  f'{_LAYER}scale2': _FOREIGN + _SCALE.format(2),
+  'distillation': _DISTILLATION,
+  'registers': _REGISTERS,
+  'head_distillation': 'distillation_classifier',
+  'encoder/norm': 'layernorm',
+  'pre_logits': 'pooler.dense',
+  'head': 'classifier',
+  'pre_norm': 'pre_layrnorm',
+  'map/norm': 'head.layernorm',
+  **{
+    f'map/{path}': f'head.{path.replace("/", ".")}'
+    for path in ('probe', 'attention/out', 'mlp/fc1', 'mlp/fc2')
+  },
+  **{
+    f'map/attention/{kind}': Joined('head.attention.in_proj', index, 3)
+    for index, kind in enumerate(('query', 'key', 'value'))
+  },
+}
+_VIT_ALIASES = (
+  (rf'^({containers.BASES})\.', ''),
+  (
+    r'^embeddings\.patch_embedding\.',
+    'embeddings.patch_embeddings.projection.',
+  ),
+  (r'^embeddings\.class_embedding$', _CLS),
+  (r'^embeddings\.position_embedding\.weight$', _POSITIONS),
+  (r'\.self_attn\.out_proj\.', '.attention.output.dense.'),
+  (r'\.self_attn\.', '.attention.'),
+  (r'\.layer_norm1\.', '.layernorm_before.'),
+  (r'\.layer_norm2\.', '.layernorm_after.'),
+  (r'^post_layernorm\.', 'layernorm.'),
+  (r'^(head\.attention\.in_proj)_', r'\1.'),
+  (r'^(head\.attention\.out)_proj', r'\1'),
+  (r'^visual_projection\.', 'classifier.'),
+  (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
+  (r'\.attention\.q_proj\.', '.attention.attention.query.'),
+  (r'\.attention\.k_proj\.', '.attention.attention.key.'),
+  (r'\.attention\.v_proj\.', '.attention.attention.value.'),
+  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
+  (r'\.norm1\.', '.layernorm_before.'),
+  (r'\.norm2\.', '.layernorm_after.'),
+  (r'^(encoder.*)\.mlp\.(fc1|weights_in)\.', r'\1.intermediate.dense.'),
+  (r'^(encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
+  (r'^cls_classifier\.', 'classifier.'),
+)
+# Arrays that the model does not use: mask tokens, text towers, MAE's decoder.
+_LEFT_OUT = (
+  r'embeddings\.(mask_token|position_ids)|decoder\.|text_(model|projection)\.|'
+  r'logit_(scale|bias)'
+)
+# Types whose positions the library interpolates with antialiasing.
+_ANTIALIASED = {
+  'dinov2_with_registers': 'bicubic',
+  'siglip2_vision_model': 'bilinear',
+}
+# Types that are image towers, whose arrays determine the image size
+TOWERS = ('clip_vision_model', 'siglip_vision_model', 'siglip2_vision_model')
+_KERNEL = f'{_PATCHES}.weight'
+_LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
+
+
+def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
+  """Parses a Vision Transformer.
+
+  Raises:
+    UserError: the config contradicts the arrays.
+  """
+  arrays = _used(path, arrays)
+  if config['model_type'] in TOWERS:
+    arrays = _tower(path, arrays)
+    side = math.isqrt(arrays[_POSITIONS].shape[1]) * arrays[_KERNEL].shape[-1]
+    config = {**config, 'image_size': side}
+  if 'distillation_classifier.weight' not in arrays and _DISTILLATION in arrays:
+    # A token whose output is not used is a register.
+    arrays[_REGISTERS] = arrays.pop(_DISTILLATION)
+    has_positions = True
+  else:  # registers of DINOv2
+    has_positions = _REGISTERS not in arrays
+  names = NameMap(_VIT_NAMES)
+  model = vit.section(path, arrays, names, 'a Vision Transformer')
+  model['num_heads'] = config['num_attention_heads']
+  head = arrays.get('classifier.weight')
+  if head is not None and head.shape[-1] == 2 * model['width']:
+    model['pool'] = 'token_gap'
+  size, patch = metadata.pair(config['image_size']), model['patch_size']
+  for key, value in (
+    ('hidden_size', model['width']),
+    ('num_hidden_layers', model['depth']),
+    ('patch_size', patch),
+    ('image_size', config['image_size'] if min(size) >= patch else f'≥{patch}'),
+  ):
+    if config.get(key, value) != value:
+      raise UserError(
+        f'config.json of {path}: {key} is {config[key]!r}, but its arrays are '
+        f'those of {value}. Fetch all files of one version again.'
+      )
+  if not has_positions:
+    model['prefix_positions'] = False
+    arrays = foreign.without_class_position(arrays, _CLS, _POSITIONS)
+  if 'layer_scale' in model:
+    model['layer_scale'] = _LAYER_SCALE
+  method = _ANTIALIASED.get(config['model_type'], 'bicubic_no_antialias')
+  properties = ModelMetadata(size, position_resize=method)
+  return ParsedWeights(arrays, names, model, properties)
+
+
+def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
+  """Returns the arrays that are used, with the names in files."""
+  renamed = names_lib.renamed(arrays, _VIT_ALIASES)
+  result = {k: v for k, v in renamed.items() if not re.match(_LEFT_OUT, k)}
+  if len(result) < len(renamed):
+    unused = [name for name in renamed if name not in result]
+    log.info('%s: left out %s, …', path, ', '.join(unused[:3]))
+  for name in (_CLS, _POSITIONS):  # one dimension fewer in CLIP and SigLIP
+    if name in result:
+      result[name] = np.array(result[name], ndmin=3)
+  width = result.get('layernorm.weight', np.zeros(0)).shape[0]
+  head = result.get('classifier.weight')
+  if head is not None and not np.any(head[:, width:]):
+    result['classifier.weight'] = head[:, :width]  # padded by `_completed`
+  return result
+
+
+def _tower(path: str, arrays: Arrays) -> Arrays:
+  """Returns the arrays of an image tower, completed by zeros.
+
+  A projection is the head of the model, and has no bias.
+  """
+  kernel = arrays[_KERNEL]
+  width = len(kernel)
+  if kernel.ndim == 2:  # NaFlex: [d, p * p * 3]
+    side = math.isqrt(kernel.shape[1] // RGB)
+    kernel = kernel.reshape(width, side, side, -1).transpose(0, 3, 1, 2)
+  arrays = {f'{_PATCHES}.bias': np.zeros(width, np.float32)} | arrays
+  arrays[_KERNEL] = kernel
+  if 'classifier.bias' in arrays:
+    unused = 'head.'  # the classifier's input is the mean of the patches,
+    if _CLS in arrays:  # in CLIP without the last LayerNorm
+      unused = 'classifier.'
+      log.warning('%s: left out its classifier, which the vit lacks', path)
+    arrays = {k: v for k, v in arrays.items() if not k.startswith(unused)}
+  elif 'classifier.weight' in arrays:
+    outputs = len(arrays['classifier.weight'])
+    arrays['classifier.bias'] = np.zeros(outputs, np.float32)
+  return arrays
+
+
+def written_vit(model: Any) -> Written:
+  """Returns the names and the config of a Vision Transformer.
+
+  Raises:
+    UserError: transformers has no equivalent type; the message lists the
+      options that it lacks.
+  """
+  if not isinstance(model, ViT):
+    raise names_lib.not_writable(f'the layers of a {type(model).__name__}')
+  names, is_joined = dict(_VIT_NAMES), model.pool == 'token_gap'
+  kind, class_name, supported = 'vit', 'ViT', ()
+  if model.distilled:
+    kind, class_name, supported = 'deit', 'DeiT', ('distilled',)
+    names['head'] = 'cls_classifier'
+  elif _is_deit(model):
+    kind, class_name, supported = 'deit', 'DeiT', ('registers',)
+    names['registers'] = _DISTILLATION
+  elif model.registers:
+    kind, class_name = 'dinov2_with_registers', 'Dinov2WithRegisters'
+    supported = ('registers', 'layer_scale', 'gated')
+  elif model.layer_scale is not None or model.gated or is_joined:
+    kind, class_name = 'dinov2', 'Dinov2'
+    supported = ('layer_scale', 'gated')
+  is_dino = kind.startswith('dinov2')
+  options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
+  missing = [
+    name
+    for name in (*options, 'pre_norm')
+    if name not in supported and getattr(model, name) not in (None, 0, False)
+  ]
+  if model.pool != 'token' and not (is_joined and is_dino):
+    missing.append(f'pool {model.pool!r}')
+  if model.pre_logits and (model.num_classes or kind != 'vit'):
+    missing.append('pre-logits before the head')
+  if model.distilled and not model.num_classes:
+    missing.append('distillation token without a head')
+  config = _sizes(model) | dict(qkv_bias=True)
+  if is_dino:
+    names |= _dinov2_names(model.gated)
+    # Two thirds of the units of a gated MLP, rounded up to a multiple of 8
+    ratio = round(model.mlp_dim * (1.5 if model.gated else 1) / model.width)
+    units = ratio * model.width
+    if model.gated:
+      units = (units * 2 // 3 + 7) // 8 * 8
+    if units != model.mlp_dim:
+      missing.append(
+        f'MLP of {model.mlp_dim} units for a width of {model.width}'
+      )
+    config |= dict(
+      mlp_ratio=ratio,
+      use_swiglu_ffn=model.gated,
+      layerscale_value=1.0 if model.layer_scale is None else model.layer_scale,
+    )
+    if model.registers:
+      config['num_register_tokens'] = model.registers
+  else:
+    config |= dict(
+      intermediate_size=model.mlp_dim,
+      pooler_act='tanh',
+      pooler_output_size=model.width,
+    )
+  _refuse(class_name, missing)
+
+  def complete(arrays: Arrays) -> Arrays:
+    return _completed(model, kind, arrays)
+
+  return Written(kind, NameMap(names), config, complete)
+
+
+def _sizes(model: Any) -> dict[str, Any]:
+  """Returns the keys that config.json has for every Vision Transformer."""
+  return dict(
+    patch_size=model.patch_size,
+    hidden_size=model.width,
+    num_hidden_layers=model.depth,
+    num_attention_heads=model.num_heads,
+    hidden_act=metadata.ACTIVATION_NAMES[model.gelu],
+    layer_norm_eps=model.norm_eps,
+  )
+
+
+def _dinov2_names(gated: bool) -> dict[str, str]:
+  """Returns the names in a layer of DINOv2 that differ from those of a ViT."""
+  mlp = ('weights_in', 'weights_out') if gated else ('fc1', 'fc2')
+  return {
+    f'{_LAYER}norm1': f'{_FOREIGN}norm1',
+    f'{_LAYER}norm2': f'{_FOREIGN}norm2',
+    f'{_LAYER}mlp/fc1': f'{_FOREIGN}mlp.{mlp[0]}',
+    f'{_LAYER}mlp/fc2': f'{_FOREIGN}mlp.{mlp[1]}',
+  }
+
+
+def _is_deit(model: Any) -> bool:
+  """Returns whether a model is a DeiT whose distillation token is not used.
+
+  Here, this token is a register with a position; registers of
+  Dinov2WithRegisters have no position.
+  """
+  return (
+    model.registers == 1
+    and model.prefix_positions
+    and model.layer_scale is None
+    and not model.gated
+    and not model.distilled
+  )
+
+
+def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
+  """Adds the arrays that the type of a model requires in transformers.
+
+  The additional arrays (positions, LayerScale, half of a head) are zeros or
+  ones, which have no effect in the model.
+  """
+  width, table = model.width, np.asarray(arrays[_POSITIONS])
+  if not model.prefix_positions:  # the class token requires a position
+    table = np.pad(table, ((0, 0), (1 + model.distilled, 0), (0, 0)))
+  elif kind == 'dinov2_with_registers':
+    # Registers have no positions in transformers: ours are added to the tokens.
+    cls, positions, patches = np.split(table, [1, 1 + model.registers], axis=1)
+    arrays = arrays | {_REGISTERS: arrays[_REGISTERS] + positions}
+    table = np.concatenate([cls, patches], axis=1)
+  arrays = arrays | {_POSITIONS: table}
+  if kind in ('vit', 'deit'):
+    return arrays
+  arrays[_MASK] = np.zeros((1, width), np.float32)
+  arrays = _ones(_FOREIGN + _SCALE, model) | arrays
+  # The input of the head in transformers includes the mean of the patches.
+  if model.num_classes and model.pool == 'token':
+    head = arrays['classifier.weight']
+    arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
+  return arrays
+
+
+def _ones(name: str, model: Any) -> Arrays:
+  """Returns LayerScales that have no effect; `name` has the layer as {i}."""
+  return {
+    name.format(j, i=i): np.ones(model.width, np.float32)
+    for i in range(model.depth)
+    for j in (1, 2)
+  }
+
+
+# DINOv3
+
+_D3_GATE, _D3_UP = '.mlp.gate_proj.', '.mlp.up_proj.'
+_D3_SCALE = 'layer.{i}.layer_scale{}.lambda1'
+_D3_NAMES = NameMap(
+  {
+    'cls': _CLS,
+    'registers': _REGISTERS,
+    'embedding': 'embeddings.patch_embeddings',
+    f'{_LAYER}attention/query': 'layer.{i}.attention.q_proj',
+    f'{_LAYER}attention/key': 'layer.{i}.attention.k_proj',
+    f'{_LAYER}attention/value': 'layer.{i}.attention.v_proj',
+    f'{_LAYER}attention/out': 'layer.{i}.attention.o_proj',
+    f'{_LAYER}norm1': 'layer.{i}.norm1',
+    f'{_LAYER}norm2': 'layer.{i}.norm2',
+    f'{_LAYER}mlp/fc1': 'layer.{i}.mlp.up_proj',
+    f'{_LAYER}mlp/fc2': 'layer.{i}.mlp.down_proj',
+    f'{_LAYER}scale1': 'layer.{i}.layer_scale1.lambda1',
+    f'{_LAYER}scale2': 'layer.{i}.layer_scale2.lambda1',
+    'encoder/norm': 'norm',
+    'head': 'classifier',  # which transformers does not have
+  }
+)
+
+
+def parse_dinov3(
+  path: str, arrays: Mapping[str, np.ndarray], config: Config
+) -> ParsedWeights:
+  """Parses a DINOv3.
+
+  Args:
+    path: path of the directory, for messages.
+    arrays: arrays of the files.
+    config: config.json.
+
+  Raises:
+    UserError: arrays that every DINOv3 has are missing, or the activation is
+      not supported.
+  """
+  names = [re.sub(r'^model\.', '', name) for name in arrays]
+  result = dict(zip(names, arrays.values(), strict=True))
+  result.pop(_MASK, None)
+  for name in names:
+    if _D3_GATE in name:  # the gate comes first in the joined array
+      up = name.replace(_D3_GATE, _D3_UP)
+      result[up] = np.concatenate([result.pop(name), result[up]])
+  if _REGISTERS in result and not result[_REGISTERS].size:
+    del result[_REGISTERS]
+  model = vit.section(path, result, _D3_NAMES, 'a DINOv3')
+  activation = config.get('hidden_act')
+  if model.get('gated') and activation != 'silu':
+    raise UserError(
+      f'config.json of {path}: hidden_act is {activation!r}; for gated MLPs, '
+      "the model vit supports 'silu'."
+    )
+  model |= dict(
+    num_heads=config['num_attention_heads'], position='none', rope='centered'
+  )
+  base = float(config.get('rope_theta', ROTATIONS['centered']))
+  if base != ROTATIONS['centered']:
+    model['rope_base'] = base
+  size = metadata.pair(config['image_size'])
+  return ParsedWeights(result, _D3_NAMES, model, ModelMetadata(size))
+
+
+def written_dinov3(model: Any) -> Written:
+  """Returns the names and the config of a DINOv3.
+
+  Raises:
+    UserError: transformers has no equivalent model.
+  """
+  missing = [f'pool {model.pool!r}'] if model.pool != 'token' else []
+  missing += ['a head'] if model.num_classes else []
+  _refuse('DINOv3ViT', missing)
+  biases = BIASES[model.qkv_bias]
+  config = _sizes(model) | dict(
+    intermediate_size=model.mlp_dim,
+    num_register_tokens=model.registers,
+    use_gated_mlp=model.gated,
+    rope_theta=model.rope_base or ROTATIONS['centered'],
+    proj_bias=model.bias,
+    mlp_bias=model.bias,
+    **{f'{name}_bias': name in biases for name in BIASES['all']},
+  )
+  if model.gated:
+    config['hidden_act'] = 'silu'
+
+  def complete(arrays: Arrays) -> Arrays:
+    """Splits gated matrices, and adds arrays that transformers requires."""
+    width = model.width
+    required = {
+      _MASK: np.zeros((1, 1, width), np.float32),
+      _REGISTERS: np.zeros((1, 0, width), np.float32),
+      **_ones(_D3_SCALE, model),
+    }
+    arrays = required | arrays
+    for name in [name for name in arrays if _D3_UP in name and model.gated]:
+      gate, up = np.split(arrays[name], 2)
+      arrays |= {name.replace(_D3_UP, _D3_GATE): gate, name: up}
+    return arrays
+
+  return Written(
+    'dinov3_vit',
+    _D3_NAMES,
+    config,
+    complete,
+    positions=('none', 'rope2d'),
+    supported=('rope', 'qkv_bias', 'bias'),
+  )
+
+
+# Swin
+
+_SWIN_NAMES = {
+  'embedding': _PATCHES,
+  'embedding_norm': 'embeddings.norm',
+  'norm': 'layernorm',
+  'head': 'classifier',
+}
+_SWIN_BLOCK = {
+  'norm1': 'layernorm_before',
+  'norm2': 'layernorm_after',
+  **{
+    f'attention/{kind}': f'attention.self.{kind}'
+    for kind in ('query', 'key', 'value')
+  },
+  'attention/bias_table': 'attention.self.relative_position_bias_table',
+  'attention/out': 'attention.output.dense',
+  'mlp/fc1': 'intermediate.dense',
+  'mlp/fc2': 'output.dense',
+}
+_SWIN_ALIASES = (
+  (r'^swin\.', ''),
+  (r'\.attention\.q_proj\.', '.attention.self.query.'),
+  (r'\.attention\.k_proj\.', '.attention.self.key.'),
+  (r'\.attention\.v_proj\.', '.attention.self.value.'),
+  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
+  (r'\.attention\.relative_position_bias\.', '.attention.self.'),
+  (r'\.mlp\.fc1\.', '.intermediate.dense.'),
+  (r'\.mlp\.fc2\.', '.output.dense.'),
+)
+# Constants of the model; other values in a config are an error.
+_SWIN_FIXED = {
+  'patch_size': PATCH_SIZE,
+  'mlp_ratio': float(MLP_RATIO),
+  'qkv_bias': True,
+  'use_absolute_embeddings': False,
+}
+
+
+def parse_swin(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
+  """Parses a Swin.
+
+  Raises:
+    UserError: the config describes a Swin that is not supported.
+  """
+  heads, depths = list(config['num_heads']), tuple(config['depths'])
+  expected = _SWIN_FIXED | {
+    'num_heads': [heads[0] * 2**i for i in range(len(depths))]
+    if heads
+    else 'one for each stage'
+  }
+  other = {k: config[k] for k, v in expected.items() if config.get(k, v) != v}
+  if other:
+    allowed = {key: expected[key] for key in other}
+    raise UserError(
+      f'config.json of {path} has {other}; the model swin supports {allowed}.'
+    )
+  model = dict(
+    name='swin',
+    width=config['embed_dim'],
+    depths=depths,
+    num_heads=heads[0],
+    window_size=config['window_size'],
+  )
+  used = {
+    name: array
+    for name, array in names_lib.renamed(arrays, _SWIN_ALIASES).items()
+    if not name.endswith('.relative_position_index')  # follows from the sizes
+  }
+  properties = ModelMetadata(
+    metadata.pair(config['image_size']), position_resize='bicubic_no_antialias'
+  )
+  names = _swin_names(len(depths))
+  return ParsedWeights(used, names, model, properties, swin.CONSTANTS)
+
+
+def _swin_names(stages: int) -> NameMap:
+  """Returns the names of a Swin's parameters in files."""
+  return swin.stacked_names(
+    _SWIN_NAMES, _SWIN_BLOCK, 'encoder.layers.', stages, merging_of=-1
+  )
+
+
+def written_swin(model: Any) -> Written:
+  """Returns the names and the config of a Swin."""
+  if model.window_rule != 'authors':
+    log.warning(
+      "model.window_rule=%r is not stored: Hugging Face's Swin uses the rule "
+      "'authors', with other results at image sizes that windows do not fill",
+      model.window_rule,
+    )
+  stages = len(model.depths)
+  config = _SWIN_FIXED | dict(
+    embed_dim=model.width,
+    depths=list(model.depths),
+    num_heads=[model.num_heads * 2**i for i in range(stages)],
+    window_size=model.window_size,
+    hidden_act='gelu',
+    layer_norm_eps=model.norm_eps,
+    drop_path_rate=model.drop_path,
+  )
+
+  def complete(arrays: Arrays) -> Arrays:
+    _check_windows(model, arrays)
+    return arrays
+
+  return Written('swin', _swin_names(stages), config, complete)
+
+
+def _check_windows(model: Any, arrays: Arrays) -> None:
+  """Checks that the windows of all stages of a Swin have the same size.
+
+  Raises:
+    UserError: a stage has smaller windows than the config, because its map is
+      small.
+  """
+  for name, array in arrays.items():
+    if name.endswith('relative_position_bias_table'):
+      window = window_of(len(array))
+      if window != model.window_size:
+        raise names_lib.not_writable(
+          f'windows of {model.window_size} tokens, but {window} in {name}'
+        )
