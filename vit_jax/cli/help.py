@@ -1,10 +1,11 @@
-"""Help of the commands: their list, and the purpose and the flags of each one.
+"""Start and help of the commands: their list, purpose and flags.
 
 absl's own help omits flags that are defined in other modules than the
 command's, and exits with 1.
 """
 
 import ast
+import itertools
 import pathlib
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from absl import flags
 
 import vit_jax
 from vit_jax.errors import EXIT_USER_ERROR, closest
+from vit_jax.processes import interruption
 
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
@@ -34,6 +36,23 @@ def descriptions() -> dict[str, str]:
       header = ast.get_docstring(ast.parse(text)) or ''
       found[name] = header.partition('\n')[0]
   return found
+
+
+def begin(command: Sequence[str]) -> None:
+  """Installs the signal handler, and refuses unknown names of commands.
+
+  It does nothing in a process that only imports the library, which was not
+  started by `python -m vit_jax.COMMAND`.
+
+  Args:
+    command: `sys.orig_argv`.
+  """
+  pairs = itertools.pairwise(command)
+  if not any(x == '-m' and y.startswith('vit_jax.') for x, y in pairs):
+    return
+  # Signals must be handled from the start, because importing JAX takes seconds.
+  interruption.HANDLER.install()
+  refuse_unknown(command)
 
 
 def refuse_arguments(arguments: Sequence[str]) -> None:
@@ -79,13 +98,12 @@ def _refuse(message: str) -> NoReturn:
   sys.exit(EXIT_USER_ERROR)
 
 
-WORDS = ('-h', '-help', '--help')
 _SET_ELSEWHERE = 'Set by '  # help of flags that users do not set directly
 
 
 def is_requested(argv: Sequence[str]) -> bool:
   """Returns whether a command line contains -h, -help or --help."""
-  return any(word in WORDS for word in argv[1:])
+  return any(word in ('-h', '-help', '--help') for word in argv[1:])
 
 
 def text(header: str, values: flags.FlagValues) -> str:

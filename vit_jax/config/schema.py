@@ -167,25 +167,19 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
     module_name = name
   target = f'{module_name}:{symbol}'.format(name=name)
   path, symbol = MOVED.get(target, target).split(':')
-  reason = f'the module {path} does not define {symbol}'
+  reason = f'{path} does not define {symbol}'
   try:
     module = importlib.import_module(path)
     if hasattr(module, symbol):
       return getattr(module, symbol)
   except ModuleNotFoundError as error:
     if not f'{path}.'.startswith(f'{error.name}.'):
-      raise UserError(
-        f'{path} needs the package {error.name!r}, which is not '
-        f'installed: pip install {error.name}.'
-      ) from error
-    if '.' in name:
-      reason = (
-        f'there is no module {path} in the current directory or in PYTHONPATH'
-      )
+      raise UserError(f'{path} needs: pip install {error.name}.') from error
+    reason = f'there is no module {path} in PYTHONPATH'
   raise UserError(
     f'the name {name!r} is unknown, because {reason}; '
-    f'{closest(name, names(pattern))}; or give the dotted path of a module of '
-    f'your own that defines {symbol}.'
+    f'{closest(name, names(pattern))}; or the dotted path of a module of your '
+    f'own that defines {symbol}.'
   )
 
 
@@ -623,8 +617,7 @@ def complete_section(
     if mark.many:
       key = f'NAME.{key}'
     raise UserError(
-      f'config.{path} is {values!r}; it is a section: dict(key=value, …) in a '
-      f'config file, and --config.{path}.{key}=… as a flag.'
+      f'config.{path} is {values!r}; it is a section: --config.{path}.{key}=….'
     )
   if mark.many:
     member = dataclasses.replace(mark, many=False)
@@ -639,8 +632,7 @@ def complete_section(
     name = arguments.pop('name', DEFAULT_NAMES.get(path))
     if not isinstance(name, str):
       raise UserError(
-        f'config.{path}.name is missing; it selects the class to build, for '
-        f'example by --config.{path}.name=….'
+        f'config.{path}.name is missing; it selects the class to build.'
       )
     result['name'] = str(name)
   keys = mark.keys(name)
@@ -697,11 +689,9 @@ def unknown_key(prefix: str, key: str, known: Iterable[str]) -> UserError:
     key: path of the key within the section.
     known: keys of the section.
   """
+  # A similar spelling in this section would mislead if there is a synonym.
   synonym = SYNONYMS.get(key.rpartition('.')[2])
-  if synonym:  # a similar spelling in this section would mislead
-    hint = f'did you mean --{synonym}?'
-  else:
-    hint = f'{closest(key, known)}.'
+  hint = f'did you mean --{synonym}?' if synonym else f'{closest(key, known)}.'
   return UserError(f'config.{prefix}{key} is not a key; {hint}')
 
 
