@@ -42,17 +42,23 @@ def begin(command: Sequence[str]) -> None:
   """Installs the signal handler, and refuses unknown names of commands.
 
   It does nothing in a process that only imports the library, which was not
-  started by `python -m vit_jax.COMMAND`.
+  started by `python -m vit_jax.COMMAND`. If there is no such command, the
+  process ends with code 2: Python's own message does not list the commands, and
+  its exit code is 1.
 
   Args:
     command: `sys.orig_argv`.
   """
-  pairs = itertools.pairwise(command)
-  if not any(x == '-m' and y.startswith('vit_jax.') for x, y in pairs):
+  modules = [y for x, y in itertools.pairwise(command) if x == '-m']
+  package, _, name = ''.join(modules[:1]).partition('.')
+  if package != 'vit_jax' or not name:
     return
   # Signals must be handled from the start, because importing JAX takes seconds.
   interruption.HANDLER.install()
-  refuse_unknown(command)
+  path = _PACKAGE.joinpath(*name.split('.'))
+  if not path.is_dir() and not path.with_suffix('.py').exists():
+    near = closest(name, descriptions())
+    _refuse(f'vit_jax.{name} is not a command; {near}.')
 
 
 def refuse_arguments(arguments: Sequence[str]) -> None:
@@ -73,23 +79,6 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
     else f'{closest(name, commands)}; write python -m vit_jax.COMMAND'
   )
   _refuse(f'python -m vit_jax takes no arguments, but got {name!r}; {hint}.')
-
-
-def refuse_unknown(command: Sequence[str]) -> None:
-  """Ends the process with code 2 if the module `vit_jax.NAME` does not exist.
-
-  Python's own message does not list the commands, and its exit code is 1.
-
-  Args:
-    command: `sys.orig_argv`.
-  """
-  after = [*command].index('-m') + 1 if '-m' in command else len(command)
-  package, _, name = ''.join(command[after : after + 1]).partition('.')
-  path = _PACKAGE.joinpath(*name.split('.'))
-  if package != 'vit_jax' or path.is_dir() or path.with_suffix('.py').exists():
-    return
-  near = closest(name, descriptions())
-  _refuse(f'vit_jax.{name} is not a command; {near}.')
 
 
 def _refuse(message: str) -> NoReturn:

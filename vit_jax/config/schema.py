@@ -285,33 +285,22 @@ def nested(annotation: Any) -> Nested | None:
   return next((mark for mark in marks if isinstance(mark, Nested)), None)
 
 
-def value_type(annotation: Any) -> tuple[type, bool]:
-  """Splits an annotation into (plain type, whether None is allowed)."""
-  plain, optional = _without_marks(annotation)
-  return typing.get_origin(plain) or plain, optional
-
-
-def member_type(annotation: Any) -> type:
-  """Returns the type of the members of a tuple.
-
-  It is `object` if the annotation does not specify it.
-  """
-  return next(iter(typing.get_args(_without_marks(annotation)[0])), object)
-
-
-def _without_marks(annotation: Any) -> tuple[Any, bool]:
-  """Removes marks, such as `Nested`, and None from an annotation.
+def value_type(annotation: Any) -> tuple[type, type, bool]:
+  """Splits an annotation into its type and what it allows.
 
   Returns:
-    The remaining type, and whether the annotation allows None.
+    The type without marks, such as `Nested`, and without None; the type of the
+    members of a tuple (`object` if it is not specified); and whether None is
+    allowed.
   """
   if typing.get_origin(annotation) is typing.Annotated:
     annotation = typing.get_args(annotation)[0]
   if typing.get_origin(annotation) in (types.UnionType, typing.Union):
     members = typing.get_args(annotation)
     plain = next(m for m in members if m is not types.NoneType)
-    return _without_marks(plain)[0], types.NoneType in members
-  return annotation, False
+    return *value_type(plain)[:2], types.NoneType in members
+  member = next(iter(typing.get_args(annotation)), object)
+  return typing.get_origin(annotation) or annotation, member, False
 
 
 def construct(
@@ -434,8 +423,7 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   Raises:
     UserError: the value has another type.
   """
-  kind, optional = value_type(annotation)
-  member = member_type(annotation)
+  kind, member, optional = value_type(annotation)
   if optional and is_none(value):
     return None
   if not isinstance(value, FlagText):
@@ -669,7 +657,7 @@ def _completed(
     if value is parameter.empty:
       raise UserError(f'config.{prefix}{key} is missing: it has no default.')
     mark = nested(parameter.annotation)
-    kind, optional = value_type(parameter.annotation)
+    kind, _, optional = value_type(parameter.annotation)
     if mark is None:
       value = typed(f'config.{prefix}{key}', value, parameter.annotation)
       result[key] = config_dict.placeholder(kind) if value is None else value
