@@ -269,11 +269,7 @@ def _compare(
   if not workdirs or out is None:
     raise process.usage(f'analyze {kind} WORKDIR… --out=DIR')
   folders = _with_metrics([paths.locate(workdir) for workdir in workdirs])
-  results = [
-    curves.read_run(folder)._replace(name=name)
-    for folder, name in zip(folders, curves.names(folders), strict=True)
-  ]
-  figure, arrays = _COMPARISONS[kind](results)
+  figure, arrays = _COMPARISONS[kind](curves.read_runs(folders))
   (content,) = plotting.encode([figure], form)
   _save(paths.locate(out) / f'{kind}.{form.name}', content)
   _save(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))

@@ -116,10 +116,11 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
           prefix = '' if kind == 'params' else f'{kind}/'
         scores = built[name].run(params)
         if request.tables and hasattr(built[name], 'tables'):
-          tables = built[name].tables()  # a computation of all processes
-          for file, text in tables.items() if runtime.is_main() else ():
-            path = f'{name}{metric_suffix(kind)}_{file}'
-            paths.save(paths.locate(request.tables) / path, text)
+          tables = built[name].tables()
+          if runtime.is_main():
+            for file, text in tables.items():
+              path = f'{name}{metric_suffix(kind)}_{file}'
+              paths.save(paths.locate(request.tables) / path, text)
         result |= {prefix + key: value for key, value in scores.items()}
   return result
 

@@ -70,7 +70,7 @@ def test_grid_combines_all_settings_and_seeds():
   'changes, message',
   [
     (dict(command='tune'), "command is 'tune'"),
-    (dict(dev=None), 'dev is None'),
+    (dict(dev=None), 'settings needs a stage dev'),
     (dict(grid={'a': ()}), "'a': .*one value"),
     (dict(final=Stage(CONFIG, 'm', seeds=())), 'seeds are .*one value'),
   ],

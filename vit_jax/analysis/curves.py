@@ -150,6 +150,14 @@ def read_run(workdir: epath.Path) -> Run:
   )
 
 
+def read_runs(workdirs: Sequence[epath.Path]) -> list[Run]:
+  """Reads several runs, with the names of `names`; see `read_run`."""
+  return [
+    read_run(workdir)._replace(name=name)
+    for workdir, name in zip(workdirs, names(workdirs), strict=True)
+  ]
+
+
 def names(workdirs: Sequence[epath.Path]) -> list[str]:
   """Returns short names of several workdirs: paths without their common parts.
 

@@ -52,7 +52,7 @@ def check_curable(command: str, error: str) -> None:
   if _PERMANENT.search(error):
     raise UserError(
       f'{command} failed, and would fail again: {" ".join(error.split())[:500]}'
-      '\nFix the cause, then run the same command again.'
+      '\nFix the cause (for example with `gcloud auth login`) and try again.'
     )
 
 

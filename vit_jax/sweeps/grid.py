@@ -80,7 +80,7 @@ class Task:
       )
     if self.dev is None and len(self.settings) > 1:
       raise UserError(
-        f'dev is None, but the grid has {len(self.settings)} settings.'
+        f'a grid of {len(self.settings)} settings needs a stage dev, not None.'
       )
 
   @property
