@@ -105,7 +105,7 @@ def examine(
     findings.arrays['filter_shares'] = found.fractions
   grid = model.grid(size) if hasattr(model, 'grid') else None
   table = positions(leaves, grid) if grid else None
-  if table is None:
+  if grid is None or table is None:
     findings.missing.append(
       'position similarity: this model adds no learned positions to tokens in '
       'a grid'
