@@ -620,7 +620,7 @@ def complete_section(
     name = arguments.pop('name', DEFAULT_NAMES.get(path))
     if not isinstance(name, str):
       raise UserError(
-        f'config.{path}.name is missing; it selects the class to build.'
+        f'config.{path}.name is missing: give --config.{path}.name=….'
       )
     result['name'] = str(name)
   keys = mark.keys(name)
