@@ -44,6 +44,8 @@ setuptools.setup(
       'commit.txt',
       'analysis/attention_page.html',
       'analysis/report/template.html',
+      'arrays/gpus.csv',
+      'arrays/tpus.csv',
       'data/sources/objectnet.json',
       'weights/formats/timm_table.csv',
     ]

@@ -169,9 +169,9 @@ def _main() -> None:
   sys.orig_argv[:] = arguments
   sys.argv[:] = arguments[2:]
 
-  from vit_jax.cli import startup
+  from vit_jax.cli import help
 
-  startup.begin(arguments)
+  help.begin(arguments)
   runpy.run_module(arguments[2], run_name='__main__', alter_sys=True)
 
 

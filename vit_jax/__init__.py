@@ -46,9 +46,9 @@ _PUBLIC = {
 # reported with the list of commands. Programs that import the library are not
 # affected.
 if '-m' in sys.orig_argv:
-  from vit_jax.cli import startup
+  from vit_jax.cli import help
 
-  startup.begin(sys.orig_argv)
+  help.begin(sys.orig_argv)
 
 
 def __getattr__(name: str) -> Any:

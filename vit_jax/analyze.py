@@ -27,13 +27,11 @@ from etils import epath
 
 from vit_jax.analysis import (
   attention_page,
+  curves,
   figures,
   gallery,
   plotting,
-  runs,
-  sizes,
 )
-from vit_jax.analysis.draw import Photographs
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
@@ -53,7 +51,10 @@ from vit_jax.weights.transfer import adapt
 log = logging.getLogger('vit_jax')
 _SHOWN = 8  # number of images of an evaluation split that are drawn
 # Functions that draw the figures of several runs, by argument.
-_COMPARISONS = {'curves': runs.compare, 'sizes': sizes.compare}
+_COMPARISONS = {
+  'curves': curves.compare,
+  'sizes': curves.compare_sizes,
+}
 
 
 def define_flags() -> None:
@@ -136,48 +137,32 @@ def run(
   masked = figures.Masked.of(objective, objective.start_params(trained, params))
   with jax.set_mesh(mesh):
     findings = figures.examine(model, params, images, shown, masked)
+    if interactive:
+      first = images[: attention_page.MAX_IMAGES]
+      titles = files or [f'image {i + 1}' for i in range(len(images))]
+      if 'rollout' not in findings.arrays:
+        raise UserError(
+          '--interactive needs attention weights, which this model does not '
+          f'have: {"; ".join(findings.missing)}. Omit --interactive.'
+        )
+      attend = jax.jit(figures.attention_of(model))
+      text = attention_page.render(
+        channels.rgb(first),
+        titles[: len(first)],
+        np.asarray(attend(params, first)),
+        model.grid(size),
+        findings.arrays.get('similarity'),
+      )
+      _save(out / attention_page.NAME, text)
   for line in findings.missing:
     log.info('no %s', line)
-  if interactive:
-    first = images[: attention_page.MAX_IMAGES]
-    titles = files or [f'image {i + 1}' for i in range(len(images))]
-    with jax.set_mesh(mesh):
-      text = _attention_page(
-        model, params, first, titles[: len(first)], findings
-      )
-    _save(out / attention_page.NAME, text)
   title = source.path + ('' if weights == 'params' else f', {weights}')
   metadata = {'weights': title, 'images': f'{len(images)} {origin}'}
   with paths.access(out, 'written'):
-    photographs = Photographs(originals, transform, names)
+    photographs = gallery.Photographs(originals, transform, names)
     for path in gallery.save(out, findings, metadata, photographs, form):
       log.info('wrote %s', path)
   return findings
-
-
-def _attention_page(
-  model: Any,
-  params: Any,
-  images: np.ndarray,
-  names: list[str],
-  findings: figures.Findings,
-) -> str:
-  """Returns the page on which the attention of some images can be explored."""
-  if 'rollout' not in findings.arrays:
-    raise UserError(
-      '--interactive needs attention weights, which this model does not have: '
-      f'{"; ".join(findings.missing)}. Omit --interactive.'
-    )
-  attend = jax.jit(figures.attention_of(model))
-  return attention_page.render(
-    channels.rgb(images),
-    names,
-    np.asarray(attend(params, images)),
-    model.grid(images.shape[1:3]),
-    findings.arrays.get('similarity'),
-    'The query is outlined; brighter patches have larger weights. Each map is '
-    'scaled to its largest weight.',
-  )
 
 
 def _read_images(
@@ -253,7 +238,7 @@ def _report(workdirs: list[str], out: str | None, predictions: bool) -> None:
   if out is not None:
     named = [
       values._replace(name=name)
-      for values, name in zip(records, runs.names(folders), strict=True)
+      for values, name in zip(records, curves.names(folders), strict=True)
     ]
     _save(paths.locate(out) / page.NAME, page.render_comparison(named))
 
@@ -284,11 +269,7 @@ def _compare(
   if not workdirs or out is None:
     raise process.usage(f'analyze {kind} WORKDIR… --out=DIR')
   folders = _with_metrics([paths.locate(workdir) for workdir in workdirs])
-  results = [
-    runs.read(folder)._replace(name=name)
-    for folder, name in zip(folders, runs.names(folders), strict=True)
-  ]
-  figure, arrays = _COMPARISONS[kind](results)
+  figure, arrays = _COMPARISONS[kind](curves.read_runs(folders))
   (content,) = plotting.encode([figure], form)
   _save(paths.locate(out) / f'{kind}.{form.name}', content)
   _save(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))

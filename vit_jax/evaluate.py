@@ -11,7 +11,6 @@ is part of the result. If the checkpoint contains an average of the weights or a
 teacher, these are evaluated, too.
 """
 
-import dataclasses
 import functools
 import json
 import logging
@@ -22,7 +21,7 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
-from vit_jax.cli import request as request_lib
+from vit_jax.cli.shared_flags import Request
 from vit_jax.config import overrides, schema
 from vit_jax.config.schema import (
   EVALS,
@@ -43,25 +42,9 @@ log = logging.getLogger('vit_jax')
 _DEFAULTS = {'name': 'classification', 'split': ''}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request(request_lib.Request):
-  """Data, and evaluators of the command.
-
-  Attributes:
-    evaluator: name in the run's `config.evals`, or a kind of evaluator; by
-      default all evaluators of the run, see `_applicable`.
-    tables: directory for the evaluators' tables. The files are named
-      <evaluator>_<table>.csv, and <evaluator>_ema_<table>.csv for an average of
-      the weights.
-  """
-
-  evaluator: str | None = None
-  tables: str | None = None
-
-
 def define_flags() -> None:
   """Defines the flags of this command."""
-  request_lib.define_flags(
+  shared_flags.define_flags(
     'source, reader, preprocess and evals.NAME, and for train.leave_out'
   )
   flags.DEFINE_string(
@@ -96,12 +79,12 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   Raises:
     UserError: the checkpoint or data does not exist, or no evaluator applies.
   """
-  weights, split = request_lib.open_weights(checkpoint, request), request.split
+  weights, split = shared_flags.open_weights(checkpoint, request), request.split
   about = weights.about
   candidates = _evaluator_sections(about, request.evaluator)
   override = {'split': split} if split else {}
   sections = {
-    **request_lib.sections(weights),
+    **shared_flags.sections(weights),
     'source': shared_flags.source_section(
       about, request.dataset, request.data_dir
     ),
@@ -114,12 +97,13 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   names = _applicable(config, about, split)
   chosen = {name: _choose_split(config, name, about, split) for name in names}
   mesh = sharding.make_mesh(jax.devices())
-  rows = request.batch_size or request_lib.fitting(weights, mesh)
+  rows = request.batch_size or shared_flags.fitting(weights, mesh)
   built = {name: _build(weights, config, name, mesh, rows) for name in names}
   several = len(names) > 1
-  head = {'checkpoint': weights.path}
-  described = {'preprocess': shared_flags.describe(weights, config)}
-  result: dict[str, Any] = {}
+  result: dict[str, Any] = {
+    'checkpoint': weights.path,
+    'preprocess': shared_flags.describe(weights, config),
+  }
   with jax.set_mesh(mesh):
     for name in names:
       source = config.evals[name].get('source') or config.source
@@ -132,10 +116,13 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
           prefix = '' if kind == 'params' else f'{kind}/'
         scores = built[name].run(params)
         if request.tables and hasattr(built[name], 'tables'):
-          file_name = name + metric_suffix(kind)
-          _write_tables(request.tables, file_name, built[name].tables())
+          tables = built[name].tables()
+          if runtime.is_main():
+            for file, text in tables.items():
+              path = f'{name}{metric_suffix(kind)}_{file}'
+              paths.save(paths.locate(request.tables) / path, text)
         result |= {prefix + key: value for key, value in scores.items()}
-  return head | described | result
+  return result
 
 
 def _applicable(
@@ -184,7 +171,9 @@ def _build(
     UserError: the evaluator draws figures, or cannot be built.
   """
   open_source = functools.partial(_open, config, weights)
-  setting = shared_flags.setting(weights, config, open_source, mesh, batch_size)
+  setting = shared_flags.evaluation_setting(
+    weights, config, open_source, mesh, batch_size
+  )
   setting = setting._replace(leave_out=_leave_out(config, weights.about))
   section = config.evals[name]
   kind = schema.resolve(EVALS, section.name)
@@ -263,14 +252,9 @@ def _choose_split(
     section.split = next(filter(None, splits), '')
   is_default = not split and section.split == run_split
   if not section.split or (not is_run_data and is_default):
-    hint = (
-      f' (on its own data, the run uses {run_split!r} for {name})'
-      if run_split
-      else ''
-    )
     raise UserError(
-      '--split is missing: give the split to evaluate on, for example '
-      f'--split=test{hint}.'
+      f'--split is missing, as in --split=test. {name} of the run uses '
+      f'{run_split!r} of its own data.'
     )
   return section.split
 
@@ -318,13 +302,6 @@ def _open(
     )
   names = weights.about['class_names']
   return filters.matched(source, names, weights.path)
-
-
-def _write_tables(directory: str, name: str, tables: dict[str, str]) -> None:
-  """Writes the tables of an evaluator, on the main process only."""
-  if runtime.is_main():
-    for file, text in tables.items():
-      paths.save(paths.locate(directory) / f'{name}_{file}', text)
 
 
 def main(arguments: list[str]) -> None:

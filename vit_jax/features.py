@@ -32,7 +32,6 @@ import numpy as np
 from absl import flags
 
 from vit_jax.cli import process, shared_flags
-from vit_jax.cli import request as request_lib
 from vit_jax.cli.output_parts import Arrays, Format, Parts
 from vit_jax.cli.shared_flags import image_paths
 from vit_jax.config import overrides
@@ -286,7 +285,7 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request(request_lib.Request):
+class Request(shared_flags.Request):
   """Settings of the command.
 
   Attributes:
@@ -303,7 +302,7 @@ class Request(request_lib.Request):
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  request_lib.define_output_flags('.npz or .parquet')
+  shared_flags.define_output_flags('.npz or .parquet')
   flags.DEFINE_bool(
     'tokens', False, 'Write patch tokens, [images, tokens, width].'
   )
@@ -331,10 +330,10 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     UserError: the checkpoint or the data does not exist, a record is bad, or
       the file exists and was written with other weights, data or settings.
   """
-  out = request_lib.output_file(out_path, FORMATS)
+  out = shared_flags.output_file(out_path, FORMATS)
   if out.suffix == '.parquet':
     _pyarrow('pyarrow.parquet')  # raises UserError if it is not installed
-  weights = request_lib.open_weights(checkpoint, request)
+  weights = shared_flags.open_weights(checkpoint, request)
   config, source = _data(weights, request)
   # Only keys that are set, so that files without them remain valid.
   chosen: dict[str, Any] = {}
@@ -342,7 +341,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     chosen['layers'] = [*request.layers]
   if request.tokens:
     chosen['tokens'] = True
-  return request_lib.compute(
+  return shared_flags.compute(
     out,
     weights,
     request,
@@ -365,10 +364,10 @@ def _data(weights: Pretrained, request: Request) -> tuple[Config, Source]:
     UserError: the data or the split does not exist or is empty.
   """
   if request.images:
-    sections = request_lib.sections(weights)
+    sections = shared_flags.sections(weights)
     config = overrides.apply(sections, [*request.settings])
     return config, Images(image_paths(request.images))
-  config, source, _, left_out = request_lib.open_data(weights, request)
+  config, source, _, left_out = shared_flags.open_data(weights, request)
   return config, filters.without(source, left_out)
 
 
@@ -386,7 +385,7 @@ def main(arguments: list[str]) -> None:
   request = Request.of_flags(images=arguments, layers=layers)
   result = run(shared_flags.weights_path(values), values.out, request)
   size = 'shape' if request.tokens or layers else 'width'
-  request_lib.print_result(values.out, result, ('count', size))
+  shared_flags.print_result(values.out, result, ('count', size))
 
 
 if __name__ == '__main__':

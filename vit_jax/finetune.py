@@ -65,10 +65,9 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
       if key in open_keys and built.architecture[key] != value
     ]
     if differing:
-      first = next(key for key in open_keys if section[key] is not None)
       raise UserError(
         f'{source.path} has another architecture: {"; ".join(differing)}. '
-        f'Leave config.model.{first} out to use that of the weights.'
+        'Leave these keys of config.model out to use that of the weights.'
       )
   adopted = config.copy_and_resolve_references()
   with adopted.unlocked():
@@ -87,8 +86,7 @@ def main(arguments: list[str]) -> None:
   config: Config = flags.FLAGS.config
   if not config.init_from:
     raise UserError(
-      '--config.init_from=PATH is missing: a workdir, a step directory or '
-      'weights of another project to start from.'
+      '--config.init_from=PATH is missing: the weights to start from.'
     )
   try:
     source = pretrained.find(config.init_from, config.init_weights)

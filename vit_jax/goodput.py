@@ -24,16 +24,12 @@ def main(arguments: list[str]) -> None:
     raise UserError(f'{path} does not exist: give the workdir of a run.')
   summary = ledger.summarise(ledger.read(path))
   if flags.FLAGS.json:
-    seconds = {k: round(v, 3) for k, v in summary.seconds.items()}
-    print(
-      json.dumps(
-        {
-          'goodput': summary.goodput,
-          'starts': summary.starts,
-          'seconds': seconds,
-        }
-      )
-    )
+    result = {
+      'goodput': summary.goodput,
+      'starts': summary.starts,
+      'seconds': {k: round(v, 3) for k, v in summary.seconds.items()},
+    }
+    print(json.dumps(result))
   else:
     print(summary.line())
 

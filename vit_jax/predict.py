@@ -11,7 +11,6 @@ Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 
 import concurrent.futures
 import csv
-import dataclasses
 import json
 import logging
 import os
@@ -25,8 +24,7 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
-from vit_jax.cli import request as request_lib
-from vit_jax.cli.shared_flags import image_paths
+from vit_jax.cli.shared_flags import Request
 from vit_jax.config import overrides
 from vit_jax.config.schema import build_section
 from vit_jax.data.contract import Preprocess
@@ -66,17 +64,6 @@ def define_flags() -> None:
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request(request_lib.Request):
-  """Weights and preprocessing.
-
-  Attributes:
-    top: number of classes per image.
-  """
-
-  top: int = 5
-
-
 def run(
   checkpoint: str, images: Sequence[str], request: Request
 ) -> Iterator[Prediction]:
@@ -93,11 +80,11 @@ def run(
   Raises:
     UserError: the checkpoint does not exist, or a setting is invalid.
   """
-  source = request_lib.open_weights(checkpoint, request)
+  source = shared_flags.open_weights(checkpoint, request)
   names = source.about['class_names']
   if not source.about['num_classes']:
     raise UserError(f'{checkpoint} has no head, so it cannot predict classes.')
-  sections = request_lib.sections(source)
+  sections = shared_flags.sections(source)
   config = overrides.apply(
     {'preprocess': sections['preprocess']}, [*request.settings]
   )
@@ -106,7 +93,7 @@ def run(
   transform = build_section(config, 'preprocess', source.image_size)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
-  batch_size = request_lib.fitting(
+  batch_size = shared_flags.fitting(
     source, mesh, _BATCH_SIZE, examples=len(images)
   )
   predict = jax.jit(source.objective().predict)
@@ -158,7 +145,7 @@ def main(arguments: list[str]) -> None:
     raise process.usage(
       'predict --checkpoint=PATH [--top=5] [--json|--csv] IMAGE…'
     )
-  images = image_paths(arguments)
+  images = shared_flags.image_paths(arguments)
   table = csv.writer(sys.stdout, lineterminator='\n')
   if values.csv:
     table.writerow(('image', 'class', 'probability'))

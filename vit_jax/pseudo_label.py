@@ -26,7 +26,6 @@ from absl import flags
 from jaxtyping import Float, Int
 
 from vit_jax.cli import process, shared_flags
-from vit_jax.cli import request as request_lib
 from vit_jax.cli.output_parts import Arrays, Format, Parts
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
@@ -195,7 +194,7 @@ def _warn_of_empty(class_names: list[str], of_class: np.ndarray) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request(request_lib.Request):
+class Request(shared_flags.Request):
   """Data to be labelled, and settings of the selection of examples.
 
   Attributes:
@@ -219,7 +218,7 @@ class Request(request_lib.Request):
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  request_lib.define_output_flags('.npz')
+  shared_flags.define_output_flags('.npz')
   flags.DEFINE_float(
     'min_confidence', 0.3, 'Smallest probability of the most likely class.'
   )
@@ -252,9 +251,9 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       have a head, a record is bad, or the file exists and was written with
       other weights, data or settings.
   """
-  out = request_lib.output_file(out_path, ['.npz'])
-  weights = request_lib.open_weights(checkpoint, request)
-  config, source, split, left_out = request_lib.open_data(weights, request)
+  out = shared_flags.output_file(out_path, ['.npz'])
+  weights = shared_flags.open_weights(checkpoint, request)
+  config, source, split, left_out = shared_flags.open_data(weights, request)
   about = {
     'source': config.source.to_dict(),
     'split': split,
@@ -267,7 +266,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   if len(left_out):  # files without this key remain valid
     about['left_out'] = fingerprint.checksum(left_out)
   threshold = np.float32(request.min_confidence)
-  return request_lib.compute(
+  return shared_flags.compute(
     out,
     weights,
     request,
@@ -312,7 +311,7 @@ def main(arguments: list[str]) -> None:
     shared_flags.weights_path(values), values.out, Request.of_flags()
   )
   keys = ('seen', 'confident', 'distinct', 'count')
-  request_lib.print_result(values.out, result, keys)
+  shared_flags.print_result(values.out, result, keys)
 
 
 if __name__ == '__main__':

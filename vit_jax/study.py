@@ -29,18 +29,17 @@ from absl import flags
 
 from vit_jax.analysis import gallery, plotting
 from vit_jax.arrays import devices, memory
-from vit_jax.cli import plan_process, process
+from vit_jax.cli import process
 from vit_jax.errors import UserError, check_choice
-from vit_jax.files import paths
-from vit_jax.sweeps import chart, command, execution, grid, jobs, tables
+from vit_jax.sweeps import chart, execution, grid, jobs, tables
 from vit_jax.sweeps.jobs import Graph
 
 log = logging.getLogger('vit_jax')
 
 
 def define_flags() -> None:
-  """Defines the flags of this command."""
-  command.define_flags('study', 'studies')
+  """Defines the flags of this execution."""
+  execution.define_flags('study', 'studies')
   flags.DEFINE_multi_string(
     'weights', [], 'ROW=PATH: weights instead of pre-training; repeatable.'
   )
@@ -95,21 +94,22 @@ def run(
       ', '.join(missing),
     )
 
-  def write(graph: Graph) -> None:
-    folder = paths.locate(workdir)
-    paths.save(folder / 'results.csv', tables.csv_of_study(study, graph))
-    paths.save(folder / 'results.md', tables.markdown_of_study(study, graph))
+  def results(graph: Graph) -> dict[str, str | bytes]:
+    files: dict[str, str | bytes] = {
+      'results.csv': tables.csv_of_study(study, graph),
+      'results.md': tables.markdown_of_study(study, graph),
+    }
     if study.figure is not None and (arrays := chart.arrays(study, graph)):
-      paths.save(folder / 'figure.npz', gallery.archive(arrays))
-      figure = plotting.png(chart.figure(study, arrays))
-      paths.save(folder / 'figure.png', figure)
+      files['figure.npz'] = gallery.archive(arrays)
+      files['figure.png'] = plotting.png(chart.figure(study, arrays))
+    return files
 
   def load() -> Graph:
     return jobs.of_study(
       study, workdir, extra_flags, pretrain_flags, weights or {}
     )
 
-  return execution.execute(load, write, workdir, print_jobs)
+  return execution.execute(load, results, workdir, print_jobs)
 
 
 def _weights(study: grid.Study, values: Sequence[str]) -> dict[str, str]:
@@ -141,7 +141,7 @@ def _print_cost(graph: Graph, topology: str) -> None:
       continue
     log.info('planning the row %s', name)
     words = [f for f in pretrain[0].flags if not f.startswith('--workdir=')]
-    plan = plan_process.predict([*words, f'--topology={topology}'])
+    plan = process.plan([*words, f'--topology={topology}'])
     seconds, days = plan['predicted_step_seconds'], plan['predicted_core_days']
     step = cost = '–'  # on this machine, or without a compiler for GPUs
     if days is not None:
@@ -156,7 +156,7 @@ def _print_cost(graph: Graph, topology: str) -> None:
 def main(arguments: list[str]) -> None:
   """Executes a study and prints its table, or prints its predicted cost."""
   values = flags.FLAGS
-  study, workdir = command.load(arguments, 'studies', grid.load_study)
+  study, workdir = execution.load(arguments, 'studies', grid.load_study)
   weights = _weights(study, values.weights)
   extra_flags, pretrain_flags = values.overrides, values.pretrain
   if values.plan is not None:
@@ -164,7 +164,7 @@ def main(arguments: list[str]) -> None:
     _print_cost(graph, values.plan)
     return
   run(study, workdir, extra_flags, pretrain_flags, weights, values.print_jobs)
-  command.print_table(workdir)
+  execution.print_table(workdir)
 
 
 if __name__ == '__main__':

@@ -19,14 +19,13 @@ from collections.abc import Sequence
 from absl import flags
 
 from vit_jax.cli import process
-from vit_jax.files import paths
-from vit_jax.sweeps import command, execution, grid, jobs, tables
+from vit_jax.sweeps import execution, grid, jobs, tables
 from vit_jax.sweeps.jobs import Graph
 
 
 def define_flags() -> None:
-  """Defines the flags of this command."""
-  command.define_flags('sweep', 'sweeps')
+  """Defines the flags of this execution."""
+  execution.define_flags('sweep', 'sweeps')
 
 
 def run(
@@ -47,23 +46,24 @@ def run(
     The jobs at the end, see `execution.execute`, which also lists the errors.
   """
 
-  def write(graph: Graph) -> None:
-    folder = paths.locate(workdir)
-    paths.save(folder / 'results.csv', tables.csv_of_sweep(sweep, graph))
-    paths.save(folder / 'results.md', tables.markdown_of_sweep(sweep, graph))
+  def results(graph: Graph) -> dict[str, str]:
+    return {
+      'results.csv': tables.csv_of_sweep(sweep, graph),
+      'results.md': tables.markdown_of_sweep(sweep, graph),
+    }
 
   def load() -> Graph:
     return jobs.of_sweep(sweep, workdir, extra_flags)
 
-  return execution.execute(load, write, workdir, print_jobs)
+  return execution.execute(load, results, workdir, print_jobs)
 
 
 def main(arguments: list[str]) -> None:
   """Executes a sweep and prints its table of results."""
   values = flags.FLAGS
-  sweep, workdir = command.load(arguments, 'sweeps', grid.load_sweep)
+  sweep, workdir = execution.load(arguments, 'sweeps', grid.load_sweep)
   run(sweep, workdir, values.overrides, values.print_jobs)
-  command.print_table(workdir)
+  execution.print_table(workdir)
 
 
 if __name__ == '__main__':

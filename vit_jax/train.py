@@ -14,7 +14,6 @@ from vit_jax.cli import process
 from vit_jax.config.schema import Config
 from vit_jax.training import branch, loop
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.session import InitialParams
 from vit_jax.weights import pretrained, transfer
 
 
@@ -39,20 +38,9 @@ def main(arguments: list[str]) -> None:
   options = process.run_options(config)
   if flags.FLAGS.branch_from:
     branch.begin(flags.FLAGS.branch_from, config, options['workdir'])
-  loop.run(config, initial_params=_initial_params(config), **options)
-
-
-def _initial_params(config: Config) -> InitialParams:
-  """Returns a function that loads the weights of `init_from`.
-
-  A run that resumes does not call it.
-
-  Returns:
-    The function; None if the config starts from random weights.
-  """
-  if config.init_from is None:
-    return None
-  return _load
+  # A run that resumes does not call the function.
+  initial_params = None if config.init_from is None else _load
+  loop.run(config, initial_params=initial_params, **options)
 
 
 def _load(experiment: Experiment) -> object:

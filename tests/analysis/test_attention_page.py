@@ -11,7 +11,7 @@ from PIL import Image
 from test_browser import CHROMIUM, run_page
 
 from vit_jax.analysis import attention_page
-from vit_jax.analysis.attention import rollout
+from vit_jax.analysis.figures import rollout
 
 GRID = (2, 3)
 PATCHES, PREFIX, LAYERS, HEADS = 6, 1, 2, 2
@@ -34,7 +34,6 @@ def render(names=('a', 'b'), similarity=True):
     weights(),
     GRID,
     table if similarity else None,
-    'about this page',
   )
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax.analysis.attention import head_distances, patch_distances
+from vit_jax.analysis.figures import head_distances, patch_distances
 
 
 def shifted(grid, offset, prefix=0):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tiny_vit import SIZES, images_of, noise_params
 
-from vit_jax.analysis import draw, figures, plotting
+from vit_jax.analysis import figures, gallery, plotting
 from vit_jax.arrays import sharding
 from vit_jax.models import resnet
 from vit_jax.models.vit import Model as vit_model
@@ -107,7 +107,7 @@ def test_all_arrays_of_a_model_with_a_class_token(small, monkeypatch):
 
 
 def test_saved_figures_can_be_opened(small):
-  pictures = draw.all_figures(figures.examine(*small, pixels(2)))
+  pictures = gallery.all_figures(figures.examine(*small, pixels(2)))
   assert sorted(pictures) == [
     'attention_distance',
     'filters',
@@ -127,7 +127,7 @@ def test_a_resnet_has_filters_and_lists_missing_figures():
   params = noise_params(model, (32, 32), 0.1)
   found = figures.examine(model, params, pixels(2, (32, 32)))
   assert found.arrays['filters'].shape == (28, 7, 7, 3)
-  assert sorted(draw.all_figures(found)) == ['filters']
+  assert sorted(gallery.all_figures(found)) == ['filters']
   assert [line.partition(':')[0] for line in found.missing] == [
     'position similarity',
     'rollout, heads and attention distance',
@@ -140,7 +140,7 @@ def test_a_model_without_grid_and_patch_pixels(small):
     apply = small[0].apply
 
   found = figures.examine(Other(), small[1], pixels(2))
-  assert sorted(draw.all_figures(found)) == ['filters']
+  assert sorted(gallery.all_figures(found)) == ['filters']
   assert '`grid` and `patch_pixels`' in found.missing[1]
 
 

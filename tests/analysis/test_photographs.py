@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sample_images import encode, noise, smooth
 
-from vit_jax.analysis import draw, plotting
-from vit_jax.analysis.draw import Photograph, Photographs
+from vit_jax.analysis import gallery, plotting
 from vit_jax.analysis.figures import Findings
+from vit_jax.analysis.gallery import Photograph, Photographs
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.images import channels
 
@@ -81,7 +81,7 @@ def test_all_photographs_are_drawn():
   images = [smooth(*size) for size in sizes]
   photographs = Photographs(images, EvalTransform((32, 32)), names)
   found = findings(19)
-  pages = list(draw.rollouts(found, photographs))
+  pages = list(gallery.rollouts(found, photographs))
   drawn = [
     [
       (axes.get_xlabel(), axes.images[0].get_array().shape[:2])
@@ -105,7 +105,7 @@ def test_all_photographs_are_drawn():
 def test_maps_lie_on_the_visible_box():
   """Axes of maps have the photograph's limits, and the map the box's."""
   photographs = Photographs([smooth(80, 160)], CENTRE)
-  (page,) = draw.heads(findings(1), photographs)
+  (page,) = gallery.heads(findings(1), photographs)
   image, head = page.axes
   assert image.get_xlim() == head.get_xlim() == (-0.5, 159.5)
   assert image.get_ylim() == head.get_ylim() == (79.5, -0.5)
@@ -118,7 +118,7 @@ def test_maps_lie_on_the_visible_box():
 def test_formats(name):
   """PDF has all pages in one file; vector formats keep the resolution."""
   photograph = Photograph.of_input(noise(300, 400))
-  pages = [*draw.heads(findings(1), [photograph])] * 2
+  pages = [*gallery.heads(findings(1), [photograph])] * 2
   contents = plotting.encode(pages, plotting.Format(name, dpi=30))
   assert len(contents) == (1 if name == 'pdf' else 2)
   start = {'png': b'\x89PNG', 'pdf': b'%PDF', 'svg': b'<?xml'}[name]

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
+from vit_jax.analysis.plotting import COLOURS
 from vit_jax.analysis.report import page, record
-from vit_jax.analysis.style import COLOURS
 
 
 @pytest.mark.parametrize(

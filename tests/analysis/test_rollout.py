@@ -5,7 +5,7 @@ import pytest
 import scipy.ndimage
 from PIL import Image
 
-from vit_jax.analysis.attention import image_mask, on_patches, rollout
+from vit_jax.analysis.figures import image_mask, on_patches, rollout
 
 
 def random_attention(*shape):

@@ -1,11 +1,15 @@
-"""Tests of curves of several runs on several axes."""
+"""Tests of curves of several runs, and of their results over data size."""
 
+import io
 import json
 
+import numpy as np
 import pytest
 from etils import epath
+from PIL import Image
 
-from vit_jax.analysis import runs
+from vit_jax import analyze
+from vit_jax.analysis import curves, plotting
 from vit_jax.errors import UserError
 
 TIME = '2030-01-01T00:00:00+00:00'
@@ -19,7 +23,7 @@ def make(path, metrics, run, events=(), config=CONFIG):
   for name, lines in (('metrics', metrics), ('events', events)):
     text = ''.join(json.dumps(line) + '\n' for line in lines)
     (path / f'{name}.jsonl').write_text(text)
-  return runs.read(epath.Path(path))
+  return curves.read_run(epath.Path(path))
 
 
 def spans(step, seconds):
@@ -44,7 +48,7 @@ def run(tmp_path):
 
 def test_values_of_each_axis(run):
   """Steps, epochs, images, core-days and exaFLOPs."""
-  values = {axis: run.over(axis, 'loss')[0].tolist() for axis in runs.AXES}
+  values = {axis: run.over(axis, 'loss')[0].tolist() for axis in curves.AXES}
   assert values['steps'] == [20, 40, 70, 100]
   assert values['epochs'] == pytest.approx([0.4, 0.8, 1.4, 2])
   assert values['images'] == pytest.approx([0.02, 0.04, 0.07, 0.1])  # millions
@@ -57,19 +61,87 @@ def test_values_of_each_axis(run):
 def test_runs_without_metrics_are_refused(tmp_path):
   run = make(tmp_path / 'unlogged', [], {})
   with pytest.raises(UserError, match='loss.*: unlogged'):
-    runs.compare([run])
+    curves.compare([run])
   with pytest.raises(UserError, match=f'{tmp_path}.*metrics.jsonl'):
-    runs.read(epath.Path(tmp_path))
+    curves.read_run(epath.Path(tmp_path))
 
 
 def test_names_distinguish_runs():
   """Directories that all paths have in common are removed at both ends."""
 
   def names(*paths):
-    return runs.names([epath.Path(path) for path in paths])
+    return curves.names([epath.Path(path) for path in paths])
 
   assert names('/a/vit/final', '/a/resnet/final/') == ['vit', 'resnet']
   assert names('/a/x/1', '/a/y/2') == ['x/1', 'y/2']
   assert names('/a/run') == ['run']
   assert names('gs://b/run', 'gs://b/run') == ['run', 'run']
   assert names('/a', '/a/b') == ['a', 'a/b']
+
+
+VIT = {'name': 'vit', 'depth': 3, 'patch_size': 4}
+
+
+def run_of(path, examples, model, *values):
+  config = {'batch_size': 8, 'train': {'num_examples': examples}}
+  config |= {'model': model} if model else {}
+  lines = [
+    {'step': step, 'loss': 1.0, 'test/accuracy': value, 'test/count': 100}
+    for step, value in enumerate(values)
+  ]
+  return make(path, lines, {}, config=config)
+
+
+@pytest.fixture
+def several(tmp_path):
+  wide = VIT | {'patch_size': 8}
+  cases = [
+    (50_000, VIT, 0.2, 0.7),
+    (2_500, VIT, 0.3),
+    (2_500, VIT, 0.5),
+    (2_500, wide, 0.4),
+    (50_000, {'name': 'resnet', 'depths': [1]}, 0.6),
+    (10, None, 0.1),
+  ]
+  return [
+    run_of(tmp_path / str(number), *case) for number, case in enumerate(cases)
+  ]
+
+
+def test_the_last_result_of_each_run_at_its_data_size(several):
+  """Labels are model names, and keys in which models of one name differ."""
+  found = curves.lines_by_size(several)
+  assert list(found) == ['test/accuracy']  # no count, no training loss
+  points = {k: v.T.tolist() for k, v in found['test/accuracy'].items()}
+  assert points == {
+    'resnet': [[50_000, 0.6]],
+    'vit patch_size=4': [[2_500, 0.3], [2_500, 0.5], [50_000, 0.7]],
+    'vit patch_size=8': [[2_500, 0.4]],
+  }
+
+
+def test_the_points_of_the_picture_are_returned(several):
+  figure, arrays = curves.compare_sizes(several)
+  Image.open(io.BytesIO(plotting.png(figure))).load()
+  assert arrays['resnet/test/accuracy'].tolist() == [[50_000], [0.6]]
+  assert len(arrays) == 3
+
+
+def test_runs_without_model_or_examples_are_refused(several):
+  with pytest.raises(UserError, match='model.*num_examples.*5'):
+    curves.compare_sizes(several[-1:])
+
+
+def test_workdirs_without_metrics_are_left_out(several, tmp_path, caplog):
+  """A run that was refused at its start leaves an empty directory."""
+  del several
+  out, empty = str(tmp_path / 'out'), tmp_path / 'refused'
+  empty.mkdir()
+  paths = [str(tmp_path / name) for name in ('0', 'refused', '1')]
+  with caplog.at_level('WARNING', 'vit_jax'):
+    analyze._compare('sizes', paths, out)
+  assert str(empty) in caplog.text and 'metrics.jsonl' in caplog.text
+  assert np.load(f'{out}/sizes.npz')['vit/test/accuracy'].shape == (2, 2)
+  for wrong in ([*paths, str(tmp_path / '9')], [str(empty)]):
+    with pytest.raises(UserError, match='refused.*metrics.jsonl'):
+      analyze._compare('sizes', wrong, out)

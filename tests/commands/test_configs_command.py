@@ -157,6 +157,7 @@ def test_a_wheel_contains_configs_and_launch_scripts(tmp_path):
   assert (target / 'vit_jax/shipped/configs/predicted.json').is_file()
   assert (target / 'vit_jax/analysis/attention_page.html').is_file()
   assert (target / 'vit_jax/weights/formats/timm_table.csv').is_file()
+  assert (target / 'vit_jax/arrays/gpus.csv').is_file()
   code = (
     'import vit_jax; from vit_jax.config import loading; '
     'print(vit_jax.__file__, loading.load("configs/vit.py").total)'

@@ -225,7 +225,9 @@ def test_examples_that_training_leaves_out_are_not_fitted(weights, tmp_path):
 def test_data_dir_selects_other_data(trained, weights, tmp_path):
   """Folders, manifests and TFDS datasets are accepted, and need a --split."""
   other = _write(tmp_path / 'other', 3)
-  with pytest.raises(UserError, match="--split is missing.*'train' for again"):
+  with pytest.raises(
+    UserError, match="--split is missing.*again of the run uses 'train'"
+  ):
     _run(trained, data_dir=str(other))
   assert _run(trained, data_dir=str(other), split='train')['count'] == 6
   lines = [

@@ -18,7 +18,7 @@ from vit_jax import (
   predict,
 )
 from vit_jax.arrays import memory, sharding
-from vit_jax.cli import request as request_lib
+from vit_jax.cli import shared_flags
 from vit_jax.errors import UserError
 from vit_jax.models.resnet import Model as ResNet
 from vit_jax.models.swin import Model as Swin
@@ -145,9 +145,9 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
   mesh = sharding.make_mesh(jax.devices()[:1])
   limit = 10**12
   monkeypatch.setattr(memory, 'of_device', lambda device: limit)
-  assert request_lib.fitting(source, mesh, 32) == 32
-  monkeypatch.setattr(request_lib, '_SMALL', 0)
-  assert request_lib.fitting(source, mesh, 32) == 32
+  assert shared_flags.fitting(source, mesh, 32) == 32
+  monkeypatch.setattr(shared_flags, '_SMALL', 0)
+  assert shared_flags.fitting(source, mesh, 32) == 32
   peaks = []
   program_bytes = memory.program_bytes
 
@@ -156,24 +156,24 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
     return {'peak': peaks[-1]}
 
   monkeypatch.setattr(memory, 'program_bytes', recorded)
-  request_lib.fitting(source, mesh, 8)
+  shared_flags.fitting(source, mesh, 8)
   limit = int(peaks[0] / 0.6) + 1
   with caplog.at_level('INFO', 'vit_jax'):
-    assert request_lib.fitting(source, mesh, 32) == 8
+    assert shared_flags.fitting(source, mesh, 32) == 8
   assert '8 instead of 32 images of 64x64' in caplog.text
   limit = 1
-  assert request_lib.fitting(source, mesh, 32) == 1
+  assert shared_flags.fitting(source, mesh, 32) == 1
   three = sharding.make_mesh(jax.devices()[:3])
-  assert request_lib.fitting(source, three, 32) == 3
+  assert shared_flags.fitting(source, three, 32) == 3
   limit = 10**12
-  assert request_lib.fitting(source, three, 32) == 32
+  assert shared_flags.fitting(source, three, 32) == 32
 
 
 def test_features_are_compiled_for_the_tokens_and_examples(
   weights, photos, tmp_path, monkeypatch
 ):
   """Batches are chosen for the program that is run, of at most all images."""
-  monkeypatch.setattr(request_lib, '_SMALL', 0)
+  monkeypatch.setattr(shared_flags, '_SMALL', 0)
   mesh = sharding.make_mesh(jax.devices()[:1])
   monkeypatch.setattr(sharding, 'make_mesh', lambda devices: mesh)
   checked = []
@@ -183,7 +183,7 @@ def test_features_are_compiled_for_the_tokens_and_examples(
     checked.append(outputs['features'].shape)
     return 0
 
-  monkeypatch.setattr(request_lib, '_bytes', no_bytes)
+  monkeypatch.setattr(shared_flags, '_bytes', no_bytes)
   request = features.Request(images=[str(photos)], tokens=True)
   path = tmp_path / 'tokens.npz'
   result = features.run(weights, str(path), request)

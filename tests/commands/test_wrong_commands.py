@@ -153,14 +153,15 @@ def test_a_key_of_another_project_gets_one_suggestion(say):
   assert message.count('did you mean') == 1 and 'clip' not in message
 
 
-def test_a_mistyped_command_lists_the_commands(capsys):
+def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):
   """Python itself would only say that the module does not exist."""
-  help.refuse_unknown(['python', '-m', 'vit_jax.train', '--config=x'])
-  help.refuse_unknown(['python', '-m', 'vit_jax'])
-  help.refuse_unknown(['python', '-m', 'pytest'])
-  help.refuse_unknown(['python', 'script.py'])
+  monkeypatch.setattr(help.interruption.HANDLER, 'install', lambda: None)
+  help.begin(['python', '-m', 'vit_jax.train', '--config=x'])
+  help.begin(['python', '-m', 'vit_jax'])
+  help.begin(['python', '-m', 'pytest'])
+  help.begin(['python', 'script.py'])
   with pytest.raises(SystemExit) as ended:
-    help.refuse_unknown(['python', '-X', 'dev', '-m', 'vit_jax.trian'])
+    help.begin(['python', '-X', 'dev', '-m', 'vit_jax.trian'])
   assert ended.value.code == 2
   assert "did you mean 'train'?" in capsys.readouterr().err
 

@@ -188,13 +188,13 @@ def test_a_key_of_an_evaluator_that_the_config_lacks(command_line, flag):
   with pytest.raises(UserError) as error:
     command_line('--config=configs/quickstart.py', flag)
   message = str(error.value)
-  assert "no evaluator 'fewshot'" in message and ': test.' in message
-  assert 'config.evals.fewshot = dict(' in message
-  assert 'did you mean' not in message
+  assert 'config.evals.fewshot is not a key; allowed: test.' in message
 
 
 def test_a_key_of_an_evaluator_of_a_config_without_evaluators(command_line):
-  with pytest.raises(UserError, match='Evaluators of this config: none'):
+  with pytest.raises(
+    UserError, match='evals.test is not a key; allowed: nothing'
+  ):
     command_line(
       '--config=configs/quickstart.py',
       '--config.evals.test=None',
@@ -208,7 +208,7 @@ def test_a_key_of_an_evaluator_of_a_config_without_evaluators(command_line):
     ('--config.model.dpth=2', ['config.model.dpth', "mean 'depth'"]),
     ('--config.modle.depth=2', ['config.modle.depth', "mean 'model.depth'"]),
     ('--config.batchsize=2', ['config.batchsize', "mean 'batch_size'"]),
-    ('--config.evals.tset.split=x', ["mean 'evals.test.split'"]),
+    ('--config.evals.tset.split=x', ["mean 'test'"]),
     ('--config.schedule.name=x', ['allowed: base_lr, cooldown']),
     ('--noconfig.augment.flop', ['augment.flop', "mean 'flip'"]),
     # a key of another source

@@ -131,19 +131,19 @@ def test_keyword_only_fields_are_keys():
 @pytest.mark.parametrize(
   'annotation, expected',
   [
-    (int, (int, False)),
-    (int | None, (int, True)),
-    (None | str, (str, True)),
-    (tuple[int, ...], (tuple, False)),
-    (tuple[int, ...] | None, (tuple, True)),
+    (int, (int, object, False)),
+    (int | None, (int, object, True)),
+    (None | str, (str, object, True)),
+    (tuple[int, ...], (tuple, int, False)),
+    (tuple[int, ...] | None, (tuple, int, True)),
     pytest.param(
       Optional[int],  # noqa: UP045 (a plug-in of somebody's own may say so)
-      (int, True),
+      (int, object, True),
     ),
   ],
 )
 def test_value_type_of_annotations(annotation, expected):
-  """The result is the plain type, and whether None is allowed."""
+  """The result is the type, that of members, and whether None is allowed."""
   assert schema.value_type(annotation) == expected
 
 

@@ -61,12 +61,12 @@ def numeric_keys():
     for values, keys in sections(config):
       prefix = next(name for name, each in named.items() if each is values)
       for leaf, parameter in keys.items():
-        kind, _ = schema.value_type(parameter.annotation)
+        kind, _, _ = schema.value_type(parameter.annotation)
         if kind in (int, float):
           found[f'{prefix}.{leaf}'] = kind, changes
   top = schema.config_keys(schema.resolve('vit_jax.config.schema:top_level'))
   for leaf, parameter in top.items():
-    kind, _ = schema.value_type(parameter.annotation)
+    kind, _, _ = schema.value_type(parameter.annotation)
     if kind in (int, float):
       found[leaf] = kind, {}
   return [(key, *rest) for key, rest in sorted(found.items())]

@@ -17,7 +17,7 @@ from vit_jax.arrays.devices import GPUS
 from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.plan import compile, environment, topology
-from vit_jax.plan.report import breakdown, costliest, summary
+from vit_jax.plan.report import align, breakdown, costliest, summary
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +31,16 @@ def compiled(monkeypatch):
   """Returns a function that plans a config with a small program for GPUs."""
   text = (pathlib.Path(__file__).parent / 'small_gpu.hlo').read_text()
   program = compile.Program(text, None, 1.0)
-  monkeypatch.setattr(compile, 'compile_step', lambda *_: program)
 
-  def plan(config):
+  def compile_step(experiment, options, name, cache):
+    plan.options = options
+    return program
+
+  def plan(config, *options):
     target = dataclasses.replace(topology.find('h100:2x4'), compiles=True)
-    return compile.plan(config, target)
+    return compile.plan(config, target, *options)
 
+  monkeypatch.setattr(compile, 'compile_step', compile_step)
   return plan
 
 
@@ -213,3 +217,23 @@ def test_configs_for_gpu_memory_keep_the_recipe(name):
 def test_other_memory_sizes_are_refused(name, value):
   with pytest.raises(UserError, match=f'gpu={value}.*24, 40 or 80'):
     loading.load(f'configs/{name}')
+
+
+def test_a_step_is_compiled_without_kernels_that_need_autotuning(compiled):
+  """The options of the user take precedence."""
+  compiled(config(), {'xla_gpu_autotune_level': '4', 'other': 1})
+  assert compiled.options == {
+    'xla_gpu_autotune_level': '4',
+    'xla_gpu_enable_triton_gemm': False,
+    'other': 1,
+  }
+
+
+def test_align_pads_columns():
+  """Numbers are right-aligned, text is left-aligned."""
+  rows = [('name', 'count', ''), ('a', '1,000', 'note'), ('long name', '5', '')]
+  assert align(rows, right=(1,)).splitlines() == [
+    'name       count',
+    'a          1,000  note',
+    'long name      5',
+  ]

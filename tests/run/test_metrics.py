@@ -7,7 +7,7 @@ import shutil
 import pytest
 from etils import epath
 
-from vit_jax.analysis import curves, runs
+from vit_jax.analysis import curves
 from vit_jax.errors import StorageError, UserError
 from vit_jax.run import guards, metrics
 
@@ -148,6 +148,6 @@ def test_readers_of_foreign_lines(workdir):
   assert nulls == [(3, 'loss'), (3, 'lr'), (3, 'x')]
   curves.draw(workdir)
   assert (workdir / curves.NAME).exists()
-  assert runs.read(workdir).series == series
+  assert curves.read_run(workdir).series == series
   config = {'early_stop_patience': 1, 'checkpoint': {'best': 'test/accuracy'}}
   assert guards.plateau(workdir, config) is None

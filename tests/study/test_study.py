@@ -213,7 +213,7 @@ def test_the_predicted_cost(monkeypatch, capsys):
     planned.append(flags)
     return answers[len(planned) - 1]
 
-  monkeypatch.setattr(command.plan_process, 'predict', predict)
+  monkeypatch.setattr(command.process, 'plan', predict)
   graph = graph_of(Study(title='s', rows=rows), '', ['given'])
   command._print_cost(graph, 'v3:2x2')
   assert planned[0] == [
@@ -583,3 +583,31 @@ def test_figure_10_draws_position_embeddings():
   assert values['evals'].pop('figures')['name'] == 'figures'
   plain = loading.load('configs/vit.py:variant=L/16,data=jft')
   assert values == plain.to_dict()
+
+
+def test_rows_of_self_supervision_depend_on_the_arguments(tmp_path):
+  """A teacher and a file of labels add a row each; there are three seeds."""
+  always = ['from scratch', 'from scratch, 10 %', 'masked patch', 'MAE', 'DINO']
+  config = 'configs/studies/self_supervised.py'
+  study = grid.load_study(config)
+  assert [*study.rows] == always
+  path = tmp_path / 'labels.npz'
+  about = json.dumps(dict(count=45_000))
+  np.savez(path, soft=np.zeros((1, 10)), copies=[1], index=[0], about=about)
+  study = grid.load_study(f'{config}:seeds=4,teacher=runs/big,labels={path}')
+  assert [*study.rows] == [*always, 'DeiT', 'Noisy Student, 10 %']
+  assert study.rows['DeiT'].pretrain.flags['objective.teacher'] == 'runs/big'
+  expected = ['neighbours', 'linear probe', '10 % labels', '100 % labels']
+  for name, row in study.rows.items():
+    assert row.pretrain.seeds == (0, 1, 2, 3)
+    assert [*row.transfers] == (expected if name in always[2:] else [])
+    for each in row.transfers.values():  # a model's sizes come with its weights
+      if isinstance(each, grid.Task):
+        keys = {key for key in each.final.flags if key.startswith('model.')}
+        assert keys == {'model.dtype'}
+    config = loading.load(row.pretrain.config)
+    evals = config.evals
+    unknown = {*row.pretrain.flags} - {*flatten(config)}
+    assert unknown <= {'objective.teacher'}  # known once the name is 'distill'
+    evaluator = row.pretrain.metric.partition('/')[0]
+    assert evaluator.removesuffix('_ema').removesuffix('_teacher') in evals

@@ -19,7 +19,7 @@ from vit_jax.errors import PreemptedError, UserError
 from vit_jax.processes import interruption
 from vit_jax.run import lock
 from vit_jax.sweeps import execution, grid, jobs, outcome, tables
-from vit_jax.sweeps.command import default_workdir
+from vit_jax.sweeps.execution import default_workdir
 from vit_jax.sweeps.grid import Stage, Sweep, Task
 
 CONFIG = 'configs/quickstart.py'
@@ -70,9 +70,9 @@ def test_grid_combines_all_settings_and_seeds():
   'changes, message',
   [
     (dict(command='tune'), "command is 'tune'"),
-    (dict(dev=None), 'dev is None'),
-    (dict(grid={'a': ()}), "'a': .*one value for each key"),
-    (dict(final=Stage(CONFIG, 'm', seeds=())), 'seeds are .*one seed or more'),
+    (dict(dev=None), 'settings needs a stage dev'),
+    (dict(grid={'a': ()}), "'a': .*one value"),
+    (dict(final=Stage(CONFIG, 'm', seeds=())), 'seeds are .*one value'),
   ],
 )
 def test_messages_of_wrong_tasks(changes, message):

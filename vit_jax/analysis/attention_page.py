@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vit_jax.analysis.attention import rollout
+from vit_jax.analysis.figures import rollout
 
 NAME = 'attention.html'
 MAX_IMAGES = 4  # about 5 MB per image for B/16, 12 MB for L/16
@@ -29,7 +29,6 @@ def render(
   attention: Float[np.ndarray, 'n l h t t'],
   grid: tuple[int, int],
   similarity: Float[np.ndarray, 'r c r c'] | None,
-  about: str,
 ) -> str:
   """Renders the page as HTML.
 
@@ -41,7 +40,6 @@ def render(
     grid: rows and columns of patches.
     similarity: cosine similarity of learned position embeddings; None if the
       model has none.
-    about: line of text below the title.
 
   Returns:
     Content of the HTML file.
@@ -49,7 +47,8 @@ def render(
   _, layers, heads, tokens, _ = attention.shape
   patches = grid[0] * grid[1]
   data: dict[str, Any] = {
-    'about': about,
+    'about': 'The query is outlined; brighter patches have larger weights. '
+    'Each map is scaled to its largest weight.',
     'grid': grid,
     'prefix': tokens - patches,
     'layers': layers,

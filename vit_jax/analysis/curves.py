@@ -1,16 +1,35 @@
-"""Training curves of a run, read from metrics.jsonl and drawn to curves.png."""
+"""Curves and last results of runs, read from their workdirs and drawn."""
 
+import itertools
 import logging
+import os
+import types
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
+from jaxtyping import Float
 
 from vit_jax.analysis import plotting
-from vit_jax.files import paths
+from vit_jax.errors import UserError
+from vit_jax.files import jsonl, paths
+from vit_jax.run import ledger
 from vit_jax.run import metrics as metrics_lib
 
 log = logging.getLogger('vit_jax')
 NAME = 'curves.png'
 Series = dict[str, tuple[list[int], list[float]]]  # (steps, values) by metric
+Points = Float[np.ndarray, '2 n']  # training examples, last values
+# Labels of the x axes over which the metrics are drawn.
+AXES = {
+  'steps': 'steps',
+  'epochs': 'epochs',
+  'images': 'images seen (millions)',
+  'core_days': 'core-days (devices × days of training)',
+  'exaflops': 'exaFLOPs of training',
+}
 
 
 def read(workdir: epath.Path) -> Series:
@@ -62,3 +81,210 @@ def draw(workdir: epath.Path) -> None:
     paths.write(workdir / NAME, plotting.png(plotting.draw(panels, 3)))
   except OSError as error:
     log.warning('%s could not be written: %s', NAME, error)
+
+
+class Run(NamedTuple):
+  """The curves of a workdir.
+
+  Attributes:
+    name: name of the directory.
+    series: (steps, values) of each metric.
+    scales: for each axis of `AXES`, points (steps, positions on the axis),
+      which are interpolated linearly. Axes that the workdir does not determine
+      are left out.
+    examples: number of training examples; None if config.json does not contain
+      it.
+    model: the section `model` of the config; {} if config.json is missing.
+  """
+
+  name: str
+  series: dict[str, tuple[list[int], list[float]]]
+  scales: dict[str, tuple[list[float], list[float]]]
+  examples: int | None = None
+  model: Mapping[str, Any] = types.MappingProxyType({})
+
+  def over(self, axis: str, metric: str) -> Float[np.ndarray, '2 n']:
+    """Returns the points of a metric: positions on the axis, and values."""
+    steps, values = self.series[metric]
+    positions = np.interp(steps, *self.scales[axis])
+    return np.array([positions, values], np.float64)
+
+
+def read_run(workdir: epath.Path) -> Run:
+  """Reads a run from metrics.jsonl, events.jsonl, config.json and run.json.
+
+  Raises:
+    UserError: the workdir does not contain metrics.jsonl, or a file cannot be
+      read.
+  """
+  if not (workdir / 'metrics.jsonl').exists():
+    raise UserError(
+      f'{workdir} does not contain metrics.jsonl: give the workdir of a run.'
+    )
+  series = read(workdir)
+  config = jsonl.read_object(workdir / 'config.json')
+  run = jsonl.read_object(workdir / 'run.json')
+  last = float(max((max(s) for s, _ in series.values()), default=1) or 1)
+  scales = {'steps': ([0.0, last], [0.0, last])}
+
+  def linear(axis: str, *factors: Any) -> None:
+    """Adds an axis on which the length of a step is a product of factors."""
+    if all(isinstance(f, int | float) and f > 0 for f in factors):
+      scales[axis] = ([0.0, last], [0.0, float(last * np.prod(factors))])
+
+  batch = config.get('batch_size')
+  examples = config.get('train', {}).get('num_examples')
+  flops = run.get('train_flops_per_image')
+  if isinstance(batch, int) and examples:
+    linear('epochs', batch / examples)
+  linear('images', batch, 1e-6)
+  linear('exaflops', batch, flops, 1e-18)
+  events = ledger.read(workdir / 'events.jsonl')
+  spans, devices = ledger.training_spans(events), run.get('num_devices')
+  if spans and isinstance(devices, int):
+    steps, seconds = np.array(spans, np.float64).T
+    days = np.cumsum(seconds) * devices / 86400
+    scales['core_days'] = ([0.0, *steps.tolist()], [0.0, *days.tolist()])
+  return Run(
+    workdir.name, series, scales, examples or None, config.get('model', {})
+  )
+
+
+def read_runs(workdirs: Sequence[epath.Path]) -> list[Run]:
+  """Reads several runs, with the names of `names`; see `read_run`."""
+  return [
+    read_run(workdir)._replace(name=name)
+    for workdir, name in zip(workdirs, names(workdirs), strict=True)
+  ]
+
+
+def names(workdirs: Sequence[epath.Path]) -> list[str]:
+  """Returns short names of several workdirs: paths without their common parts.
+
+  The names of 'study/A/final' and 'study/B/final' are 'A' and 'B'. The name of
+  a single workdir is that of its directory.
+  """
+  if len(workdirs) < 2:
+    return [workdir.name for workdir in workdirs]
+  parts = [os.fspath(workdir).rstrip('/').split('/') for workdir in workdirs]
+  for end in (0, -1):
+    while min(map(len, parts)) > 1 and len({path[end] for path in parts}) == 1:
+      for path in parts:
+        del path[end]
+  return ['/'.join(path) for path in parts]
+
+
+def is_result(name: str) -> bool:
+  """Returns whether a metric is an evaluator's result other than a count."""
+  return '/' in name and not name.endswith('/count')
+
+
+def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
+  """Draws every metric over every axis, with one line per run.
+
+  Args:
+    runs: runs, at least one of which has a loss or a result.
+
+  Returns:
+    The Matplotlib figure, and its arrays `[2, n]` by 'run/metric/axis'.
+
+  Raises:
+    UserError: none of the runs has a loss or a result.
+  """
+  found = sorted({name for run in runs for name in run.series})
+  results = [name for name in found if is_result(name)]
+  losses = [name for name in results if name.endswith('/loss')]
+  loss = ['loss'] if 'loss' in found else []
+  metrics = list(dict.fromkeys([*loss, *losses, *results]))
+  axes_names = [a for a in AXES if any(a in run.scales for run in runs)]
+  if not metrics:
+    raise UserError(
+      'none of these runs has logged a loss or a result yet: '
+      f'{", ".join(run.name for run in runs)}.'
+    )
+  charts, arrays = [], {}
+  for metric, axis in itertools.product(metrics, axes_names):
+    lines = {
+      f'{number}: {run.name}': run.over(axis, metric)
+      for number, run in enumerate(runs, 1)
+      if metric in run.series and axis in run.scales
+    }
+    charts.append(plotting.Panel(AXES[axis], metric, lines))
+    arrays |= {f'{label}/{metric}/{axis}': lines[label] for label in lines}
+  return plotting.draw(charts, len(axes_names)), arrays
+
+
+def lines_by_size(runs: Sequence[Run]) -> dict[str, dict[str, Points]]:
+  """Returns the points of each line by result and label, ordered by data size.
+
+  Runs of the same model form one line; if several of them have the same data
+  size, the line has several points there. A label is the model's name and, if
+  names are not enough, the keys in which the models differ.
+
+  Args:
+    runs: runs; those without a model, a number of examples or results are left
+      out.
+  """
+  complete = [run for run in runs if run.examples and run.model.get('name')]
+  labels = _labels([run.model for run in complete])
+  lists: dict[str, dict[str, list[Any]]] = defaultdict(
+    lambda: defaultdict(list)
+  )
+  for run, label in zip(complete, labels, strict=True):
+    for metric in filter(is_result, run.series):
+      lists[metric][label].append((run.examples, run.series[metric][1][-1]))
+  return {
+    metric: {
+      label: np.array(sorted(points), np.float64).T
+      for label, points in sorted(by_label.items())
+    }
+    for metric, by_label in sorted(lists.items())
+  }
+
+
+def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Labels each model by its name and the keys that differ for this name."""
+  labels = []
+  for model in models:
+    same_name = [other for other in models if other['name'] == model['name']]
+    differing = [
+      f' {key}={value.get("name", value) if isinstance(value, dict) else value}'
+      for key, value in sorted(model.items())
+      if value is not None and any(o.get(key) != value for o in same_name)
+    ]
+    labels.append(''.join([str(model['name']), *differing]))
+  return labels
+
+
+def compare_sizes(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
+  """Draws one panel per result: all runs as points, lines through means.
+
+  Returns:
+    The Matplotlib figure, and its points `[2, n]` by 'label/metric'.
+
+  Raises:
+    UserError: no run has a model, a number of examples and a result.
+
+  Reference: arXiv 2010.11929, Figures 3 and 4, which have the same form.
+  """
+  results = lines_by_size(runs)
+  if not results:
+    raise UserError(
+      'no run has a model, train.num_examples and results: '
+      f'{", ".join(run.name for run in runs)}; give other workdirs.'
+    )
+  panels = []
+  for metric, by_label in results.items():
+    ticks = np.unique(np.concatenate([x for x, _ in by_label.values()]))
+    result = f'{metric}, last value of each run'
+    panels.append(
+      plotting.Panel(
+        'training examples', result, by_label, ticks=ticks.tolist(), means=True
+      )
+    )
+  arrays = {
+    f'{label}/{metric}': points
+    for metric, by_label in results.items()
+    for label, points in by_label.items()
+  }
+  return plotting.draw(panels, 3), arrays

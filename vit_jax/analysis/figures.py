@@ -1,6 +1,8 @@
-"""Computes the arrays from which the figures of trained weights are drawn."""
+"""Computes the arrays from which the figures of trained weights are drawn.
 
-import functools
+They include attention rollout and mean attention distance.
+"""
+
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
+from PIL import Image, ImageFilter
 
-from vit_jax.analysis import attention
 from vit_jax.arrays import tree
 from vit_jax.data.images import channels
 from vit_jax.errors import UserError
@@ -47,6 +49,11 @@ class Findings(NamedTuple):
   missing: list[str]
   by_token: bool
   reconstructs: str = ''
+
+  @property
+  def query(self) -> str:
+    """Name of the query of the attention maps."""
+    return 'the class token' if self.by_token else 'the mean of all patches'
 
 
 class Masked(NamedTuple):
@@ -88,16 +95,23 @@ def examine(
   target = masked.objective.reconstructs if masked else ''
   pictures = {'images': channels.rgb(images[:shown])}
   findings = Findings(pictures, [], 'cls' in leaves, target)
-  _filters(findings, leaves)
-  grid = None
-  if hasattr(model, 'grid'):
-    grid = model.grid(size)
-    _similarity(findings, leaves, grid)
-  else:
+  if (kernel := first_kernel(leaves)) is None:
     findings.missing.append(
-      'position similarity: the tokens of this model do not have fixed '
-      'positions in a grid'
+      'filters: this model does not have a convolution of RGB pixels'
     )
+  else:
+    found = components(kernel)
+    findings.arrays['filters'] = found.filters
+    findings.arrays['filter_shares'] = found.fractions
+  grid = model.grid(size) if hasattr(model, 'grid') else None
+  table = positions(leaves, grid) if grid else None
+  if grid is None or table is None:
+    findings.missing.append(
+      'position similarity: this model adds no learned positions to tokens in '
+      'a grid'
+    )
+  else:
+    findings.arrays['similarity'] = similarity(table, grid)
   _attention(findings, model, params, images, grid, shown)
   if masked:
     findings.arrays.update(reconstructed(masked, images[:shown]))
@@ -119,30 +133,6 @@ def reconstructed(
   arrays = {k: np.asarray(v) for k, v in pictures._asdict().items()}
   del arrays['image']  # the same as `images`
   return arrays
-
-
-def _filters(findings: Findings, leaves: Mapping[str, Any]) -> None:
-  kernel = first_kernel(leaves)
-  if kernel is None:
-    findings.missing.append(
-      'filters: this model does not have a convolution of RGB pixels'
-    )
-    return
-  result = components(kernel)
-  findings.arrays['filters'] = result.filters
-  findings.arrays['filter_shares'] = result.fractions
-
-
-def _similarity(
-  findings: Findings, leaves: Mapping[str, Any], grid: Grid
-) -> None:
-  table = positions(leaves, grid)
-  if table is None:
-    findings.missing.append(
-      'position similarity: this model adds no learned positions to its tokens'
-    )
-    return
-  findings.arrays['similarity'] = similarity(table, grid)
 
 
 def _attention(
@@ -174,29 +164,20 @@ def _attention(
     rows = len(batch)
     padded = np.concatenate([batch, np.repeat(batch[-1:], size - rows, 0)])
     weights = np.asarray(compiled(params, padded))[:rows]
-    distances = attention.head_distances(weights, grid, model.patch_pixels)
+    distances = head_distances(weights, grid, model.patch_pixels)
     weights = weights[: max(0, shown - start)]
-    parts.append(_maps(weights, grid, findings.by_token))
+    maps = {
+      'rollout': rollout(weights),
+      'rollout_plain': rollout(weights, residual=False),
+      'heads': weights[:, -1].astype(np.float64),
+    }
+    parts.append(
+      {k: on_patches(v, grid, findings.by_token) for k, v in maps.items()}
+    )
     parts[-1]['distance'] = distances
   findings.arrays.update(
     {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
   )
-
-
-def _maps(
-  weights: Float[np.ndarray, 'n l h t t'],
-  grid: Grid,
-  by_token: bool,
-) -> dict[str, np.ndarray]:
-  """Computes rollout with and without the identity, and maps of heads."""
-  on_patches = functools.partial(
-    attention.on_patches, grid=grid, by_token=by_token
-  )
-  return {
-    'rollout': on_patches(attention.rollout(weights)),
-    'rollout_plain': on_patches(attention.rollout(weights, residual=False)),
-    'heads': on_patches(weights[:, -1].astype(np.float64)),
-  }
 
 
 def attention_of(
@@ -323,3 +304,116 @@ def similarity(
   lengths = np.linalg.norm(table, axis=1, keepdims=True)
   unit = table / np.maximum(lengths, 1e-30)
   return (unit @ unit.T).reshape(*grid, *grid)
+
+
+def rollout(
+  attention: Float[np.ndarray, 'n l h t t'], residual: bool = True
+) -> Float[np.ndarray, 'n t t']:
+  """Multiplies the attention of all layers, the last layer on the left.
+
+  Args:
+    attention: weights by image, layer, head, query and key; rows sum to 1.
+    residual: whether to add the identity, which represents the residual
+      connections, to each layer's mean over heads, and to renormalize.
+
+  Returns:
+    Weights by image, token after the last layer and input token; rows sum to 1.
+
+  Reference: arXiv 2010.11929, appendix D.8 (Figures 6 and 14), after arXiv
+  2005.00928. The paper does not mention the identity; its authors do.
+  """
+  layers = attention.mean(axis=2, dtype=np.float64)  # [n, l, t, t]
+  if residual:
+    layers = layers + np.eye(layers.shape[-1])
+  layers = layers / layers.sum(axis=-1, keepdims=True)
+  rolled = layers[:, 0]
+  for index in range(1, layers.shape[1]):
+    rolled = layers[:, index] @ rolled
+  return rolled
+
+
+def on_patches(
+  weights: Float[np.ndarray, '*n t t'], grid: Grid, by_token: bool
+) -> Float[np.ndarray, '*n r c']:
+  """Returns the attention to the patches, of the class token or on average.
+
+  Args:
+    weights: weights by query and key; the tokens of patches come last, row by
+      row.
+    grid: rows and columns of patches.
+    by_token: whether the query is the first token (a class token); otherwise,
+      the mean over the queries of all patches is returned.
+  """
+  prefix = weights.shape[-1] - grid[0] * grid[1]
+  queries = weights[..., :1, :] if by_token else weights[..., prefix:, :]
+  patches = queries.mean(axis=-2)[..., prefix:]
+  return patches.reshape(*patches.shape[:-1], *grid)
+
+
+def image_mask(
+  weights: Float[np.ndarray, 'r c'], size: Grid
+) -> Float[np.ndarray, 'y x']:
+  """Resizes a map of patches to a smooth mask of the image, from 0 to 1.
+
+  The map is divided by its maximum, resized by Lanczos, blurred by a Gaussian
+  whose σ is the size of a patch along each axis, and stretched to [0, 1]. A
+  constant map gives ones.
+
+  Args:
+    weights: weights of the patches, at least 0.
+    size: (height, width) of the image in pixels.
+
+  Reference: google-research/vision_transformer, issue 27, where the authors
+  describe how they drew Figure 6.
+  """
+  height, width = size
+  scaled = weights / max(float(weights.max()), 1e-30)
+  picture = Image.fromarray((255 * scaled).astype(np.float32))
+  picture = picture.resize((width, height), Image.Resampling.LANCZOS)
+  pixels = np.clip(np.asarray(picture), 0, 255).astype(np.uint8)
+  rows, columns = weights.shape
+  blur = ImageFilter.GaussianBlur((width / columns, height / rows))
+  smooth = np.asarray(Image.fromarray(pixels).filter(blur), np.float64)
+  low, high = smooth.min(), smooth.max()
+  if high == low:
+    return np.ones(size)
+  return (smooth - low) / (high - low)
+
+
+def patch_distances(grid: Grid, patch_pixels: int) -> Float[np.ndarray, 'p p']:
+  """Returns the distances between the centres of all patches, in pixels.
+
+  Patches are numbered row by row.
+
+  Args:
+    grid: rows and columns of patches.
+    patch_pixels: side length of a patch, pixels.
+  """
+  rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+  return patch_pixels * np.hypot(
+    rows[:, None] - rows, columns[:, None] - columns
+  )
+
+
+def head_distances(
+  attention: Float[np.ndarray, 'n l h t t'], grid: Grid, patch_pixels: int
+) -> Float[np.ndarray, 'n l h']:
+  """Returns the mean over queries i of Σ_j A_ij · distance(i, j) per head.
+
+  Tokens that precede the patch tokens (a class token) are ignored, both as
+  queries and as keys. The rows are not renormalised afterwards, so attention to
+  such tokens contributes a distance of 0. The paper does not state whether its
+  authors renormalised.
+
+  Args:
+    attention: weights by image, layer, head, query and key.
+    grid: rows and columns of patches, whose tokens come last.
+    patch_pixels: side length of a patch, pixels.
+
+  Reference: arXiv 2010.11929, section 4.5, Figures 7 (right) and 11.
+  """
+  distances = patch_distances(grid, patch_pixels)
+  prefix = attention.shape[-1] - len(distances)
+  patches = attention[..., prefix:, prefix:]
+  total = np.einsum('nlhqk,qk->nlh', patches, distances, dtype=np.float64)
+  return total / len(distances)

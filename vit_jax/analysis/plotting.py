@@ -9,9 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.analysis.style import COLOURS
-
 FORMATS = ('png', 'pdf', 'svg')
+# The palette of Okabe and Ito, which colour-blind people can distinguish.
+COLOURS = (
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+  '#F0E442',
+)
 _DASHES = ('-', '--', ':')  # the next one is used after all colours
 _MARKED = 40  # maximum number of points of a line with markers
 
@@ -115,6 +124,8 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
   Returns:
     The Matplotlib figure.
   """
+  from matplotlib import ticker
+
   columns = max(1, min(columns, len(panels)))
   rows = max(1, -(-len(panels) // columns))
   figure = new_figure(4 * columns, 3 * rows + 0.5)
@@ -126,7 +137,13 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
   for axes, panel in zip(grid, panels, strict=False):
     describe(axes, panel.x, panel.y)
     if panel.ticks is not None:
-      _logarithmic(axes, panel.ticks)
+      axes.set_xscale('log')
+      if panel.ticks:
+        axes.set_xticks(panel.ticks, map(tick_label, panel.ticks))
+      else:
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter('{x:,g}')
+      axes.minorticks_off()
     else:
       axes.locator_params(axis='x', nbins=4)
       axes.ticklabel_format(axis='x', style='sci', scilimits=(-2, 5))
@@ -144,28 +161,15 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
         line(axes, (sizes, means), number, label, marker='')
       else:
         line(axes, (x, y), number, label)
+    style = dict(linestyle=':', marker='o', markerfacecolor='none')
     for label, points in panel.published.items():
       number = labels.index(label)
-      style = dict(linestyle=':', marker='o', markerfacecolor='none')
       line(axes, points[:2], number, f'{label} (paper)', **style)
   for axes in grid[len(panels) :]:
     axes.set_visible(False)
   if len(labels) > 1:
     legend(figure, 'outside lower center', 4)
   return figure
-
-
-def _logarithmic(axes: Any, ticks: Sequence[float]) -> None:
-  """Makes the x axis logarithmic and sets its ticks."""
-  from matplotlib import ticker
-
-  axes.set_xscale('log')
-  if ticks:
-    axes.set_xticks(ticks, map(tick_label, ticks))
-  else:
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter('{x:,g}')
-  axes.minorticks_off()
 
 
 def tick_label(count: float) -> str:

@@ -1,4 +1,4 @@
-"""Rates and sizes of TPUs and GPUs: the only table of devices.
+"""Rates and sizes of TPUs and GPUs, from tpus.csv and gpus.csv.
 
 Runs use the peak rates for their MFU, and `plan` uses all columns. What Google
 Cloud offers (slices and their names) is in `launch`, which needs no rates.
@@ -46,14 +46,14 @@ Sources for GPUs. FLOP/s are without sparsity, with accumulation in float32.
   assumed.
 """
 
+import csv
 import dataclasses
+import pathlib
 import re
-from typing import Any
 
 from vit_jax.errors import UserError
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
-GB = 10**9
+_UNITS = {'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30, 'GB': 10**9}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +64,13 @@ class Tpu:
     exponentials_per_cycle: exponentials per cycle in a custom kernel, including
       the vector operations that accompany each of them.
     cores: number of TensorCores of a JAX device, for core-days.
-    options: options of `get_topology_desc`.
+    chip_config: option `chip_config_name` of `get_topology_desc`; '' for the
+      default.
   """
 
   exponentials_per_cycle: float
   cores: int = 1
-  options: tuple[tuple[str, Any], ...] = ()
+  chip_config: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,104 +128,55 @@ class Device:
   gpu: Gpu | None = None
 
 
-_V6E = Tpu(130)
-_V5P = Tpu(454, cores=2)
-_V4 = Tpu(264, cores=2, options=(('chip_config_name', 'megacore'),))
-_A100 = Gpu((8, 0), 108, 40 * MIB, 164 * KIB, 0.86, 0.70)
-_HOPPER = Gpu((9, 0), 132, 50 * MIB, 228 * KIB, 0.80, 0.33)
-_B200 = Gpu((10, 0), 148, 126 * MIB, 228 * KIB, 0.80, 0.33)
-_T4 = Gpu((7, 5), 40, 4 * MIB, 64 * KIB, 0.77, 0.70, float32=1.0)
-_A10G = Gpu((8, 6), 80, 6 * MIB, 100 * KIB, 0.77, 0.70)
-_L4 = Gpu((8, 9), 58, 48 * MIB, 100 * KIB, 0.77, 0.70)
-_L40S = Gpu((8, 9), 142, 96 * MIB, 100 * KIB, 0.77, 0.70)
-_RTX3090 = Gpu((8, 6), 82, 6 * MIB, 100 * KIB, 0.90, 0.85)
-_RTX4090 = Gpu((8, 9), 128, 72 * MIB, 100 * KIB, 0.90, 0.85)
-_RTX5090 = Gpu((12, 0), 170, 96 * MIB, 100 * KIB, 0.90, 0.85)
+def _rows(file: str) -> dict[str, dict[str, str]]:
+  """Returns the rows of a table by the name of the device."""
+  path = pathlib.Path(__file__).with_name(file)
+  rows = csv.DictReader(path.read_text().splitlines())
+  return {row.pop('name'): row for row in rows}
 
-# Columns: kind, FLOP/s, memory; bandwidths of memory, links and network; clock;
-# other properties.
-TPUS = {
-  'v2': Device(
-    'TPU v2', 23e12, int(7.48 * GIB), 350e9, 124e9, 1.5625e9, 0.70e9, Tpu(1900)
-  ),
-  'v3': Device(
-    'TPU v3', 61.5e12, int(15.48 * GIB), 450e9, 164e9, 1.5625e9, 0.94e9, Tpu(80)
-  ),
-  'v4': Device(
-    'TPU v4', 275e12, int(30.75 * GIB), 1200e9, 300e9, 3.125e9, 1.05e9, _V4
-  ),
-  'v5e': Device(
-    'TPU v5e', 197e12, int(15.75 * GIB), 819e9, 200e9, 3.125e9, 1.50e9, Tpu(242)
-  ),
-  'v5p': Device(
-    'TPU v5p', 459e12, int(95.73 * GIB), 2765e9, 600e9, 3.125e9, 1.75e9, _V5P
-  ),
-  'v6e': Device(
-    'TPU v6e', 918e12, int(31.24 * GIB), 1640e9, 400e9, 3.125e9, 1.75e9, _V6E
-  ),
-  'tpu7x': Device(
-    'TPU7x', 1153.5e12, int(94.74 * GIB), 3690e9, 300e9, 1.5625e9, 2.2e9, _V6E
-  ),
-}
-GPUS = {
-  'a100-40gb': Device(
-    'NVIDIA A100', 312e12, 40 * GIB, 1.555e12, 300e9, 25e9, 1.41e9, gpu=_A100
-  ),
-  'a100-80gb': Device(
-    'NVIDIA A100', 312e12, 80 * GIB, 2.039e12, 300e9, 25e9, 1.41e9, gpu=_A100
-  ),
-  'h100': Device(
-    'NVIDIA H100', 989e12, 80 * GIB, 3.352e12, 450e9, 50e9, 1.98e9, gpu=_HOPPER
-  ),
-  'h200': Device(
-    'NVIDIA H200', 989e12, 141 * GB, 4.8e12, 450e9, 50e9, 1.98e9, gpu=_HOPPER
-  ),
-  'b200': Device(
-    'NVIDIA B200', 2250e12, 180 * GB, 7.672e12, 900e9, 50e9, 1.965e9, gpu=_B200
-  ),
-  't4': Device(
-    'Tesla T4', 8.1e12, 16 * GB, 320e9, 16e9, 3.125e9, 1.59e9, gpu=_T4
-  ),
-  'a10g': Device(
-    'NVIDIA A10G', 70e12, 24 * GB, 600e9, 32e9, 3.125e9, 1.71e9, gpu=_A10G
-  ),
-  'l4': Device(
-    'NVIDIA L4', 121e12, 24 * GB, 300e9, 32e9, 3.125e9, 2.04e9, gpu=_L4
-  ),
-  'l40s': Device(
-    'NVIDIA L40S', 362e12, 48 * GB, 864e9, 32e9, 3.125e9, 2.52e9, gpu=_L40S
-  ),
-  'rtx3090': Device(
-    kind='NVIDIA GeForce RTX 3090',
-    peak_flops=71e12,
-    memory_bytes=24 * GIB,
-    bytes_per_s=936e9,
-    link_bytes_per_s=32e9,
-    network_bytes_per_s=3.125e9,
-    clock_hz=1.695e9,
-    gpu=_RTX3090,
-  ),
-  'rtx4090': Device(
-    kind='NVIDIA GeForce RTX 4090',
-    peak_flops=165.2e12,
-    memory_bytes=24 * GIB,
-    bytes_per_s=1.008e12,
-    link_bytes_per_s=32e9,
-    network_bytes_per_s=3.125e9,
-    clock_hz=2.52e9,
-    gpu=_RTX4090,
-  ),
-  'rtx5090': Device(
-    kind='NVIDIA GeForce RTX 5090',
-    peak_flops=209.5e12,
-    memory_bytes=32 * GIB,
-    bytes_per_s=1.792e12,
-    link_bytes_per_s=64e9,
-    network_bytes_per_s=3.125e9,
-    clock_hz=2.407e9,
-    gpu=_RTX5090,
-  ),
-}
+
+def _bytes(size: str) -> int:
+  """Returns the bytes of a size such as '7.48 GiB'."""
+  number, unit = size.split()
+  return int(float(number) * _UNITS[unit])
+
+
+def _device(row: dict[str, str], tpu: Tpu | None, gpu: Gpu | None) -> Device:
+  return Device(
+    kind=row['kind'],
+    peak_flops=float(row['peak_flops']),
+    memory_bytes=_bytes(row['memory']),
+    bytes_per_s=float(row['bytes_per_s']),
+    link_bytes_per_s=float(row['link_bytes_per_s']),
+    network_bytes_per_s=float(row['network_bytes_per_s']),
+    clock_hz=float(row['clock_hz']),
+    tpu=tpu,
+    gpu=gpu,
+  )
+
+
+def _tpu(row: dict[str, str]) -> Device:
+  exponentials = float(row['exponentials_per_cycle'])
+  tpu = Tpu(exponentials, int(row['cores']), row['chip_config'])
+  return _device(row, tpu, None)
+
+
+def _gpu(row: dict[str, str]) -> Device:
+  major, minor = row['capability'].split('.')
+  gpu = Gpu(
+    capability=(int(major), int(minor)),
+    processors=int(row['processors']),
+    l2_bytes=_bytes(row['l2']),
+    shared_bytes=_bytes(row['shared']),
+    product=float(row['product']),
+    attention=float(row['attention']),
+    float32=float(row['float32']),
+  )
+  return _device(row, None, gpu)
+
+
+TPUS = {name: _tpu(row) for name, row in _rows('tpus.csv').items()}
+GPUS = {name: _gpu(row) for name, row in _rows('gpus.csv').items()}
 # Other names that JAX uses for TPUs of the table.
 _ALIASES = {
   'TPU v5': 'TPU v5p',

@@ -1,10 +1,11 @@
-"""Help of the commands: their list, and the purpose and the flags of each one.
+"""Start and help of the commands: their list, purpose and flags.
 
 absl's own help omits flags that are defined in other modules than the
 command's, and exits with 1.
 """
 
 import ast
+import itertools
 import pathlib
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from absl import flags
 
 import vit_jax
 from vit_jax.errors import EXIT_USER_ERROR, closest
+from vit_jax.processes import interruption
 
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
@@ -34,6 +36,29 @@ def descriptions() -> dict[str, str]:
       header = ast.get_docstring(ast.parse(text)) or ''
       found[name] = header.partition('\n')[0]
   return found
+
+
+def begin(command: Sequence[str]) -> None:
+  """Installs the signal handler, and refuses unknown names of commands.
+
+  It does nothing in a process that only imports the library, which was not
+  started by `python -m vit_jax.COMMAND`. If there is no such command, the
+  process ends with code 2: Python's own message does not list the commands, and
+  its exit code is 1.
+
+  Args:
+    command: `sys.orig_argv`.
+  """
+  modules = [y for x, y in itertools.pairwise(command) if x == '-m']
+  package, _, name = ''.join(modules[:1]).partition('.')
+  if package != 'vit_jax' or not name:
+    return
+  # Signals must be handled from the start, because importing JAX takes seconds.
+  interruption.HANDLER.install()
+  path = _PACKAGE.joinpath(*name.split('.'))
+  if not path.is_dir() and not path.with_suffix('.py').exists():
+    near = closest(name, descriptions())
+    _refuse(f'vit_jax.{name} is not a command; {near}.')
 
 
 def refuse_arguments(arguments: Sequence[str]) -> None:
@@ -56,36 +81,18 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
   _refuse(f'python -m vit_jax takes no arguments, but got {name!r}; {hint}.')
 
 
-def refuse_unknown(command: Sequence[str]) -> None:
-  """Ends the process with code 2 if the module `vit_jax.NAME` does not exist.
-
-  Python's own message does not list the commands, and its exit code is 1.
-
-  Args:
-    command: `sys.orig_argv`.
-  """
-  after = [*command].index('-m') + 1 if '-m' in command else len(command)
-  package, _, name = ''.join(command[after : after + 1]).partition('.')
-  path = _PACKAGE.joinpath(*name.split('.'))
-  if package != 'vit_jax' or path.is_dir() or path.with_suffix('.py').exists():
-    return
-  near = closest(name, descriptions())
-  _refuse(f'vit_jax.{name} is not a command; {near}.')
-
-
 def _refuse(message: str) -> NoReturn:
   """Ends the process with code 2; no command has started yet."""
   print(f'error: {message}', file=sys.stderr)
   sys.exit(EXIT_USER_ERROR)
 
 
-WORDS = ('-h', '-help', '--help')
 _SET_ELSEWHERE = 'Set by '  # help of flags that users do not set directly
 
 
 def is_requested(argv: Sequence[str]) -> bool:
   """Returns whether a command line contains -h, -help or --help."""
-  return any(word in WORDS for word in argv[1:])
+  return any(word in ('-h', '-help', '--help') for word in argv[1:])
 
 
 def text(header: str, values: flags.FlagValues) -> str:

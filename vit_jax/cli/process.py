@@ -1,11 +1,13 @@
 """Runs a command: start, error messages, exit codes, and flags of training."""
 
+import json
 import logging
 import os
 import shlex
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -275,3 +277,21 @@ def start_process() -> None:
   runtime.start_distributed(
     values.coordinator_address, values.num_processes, values.process_id
   )
+
+
+def plan(flags: Sequence[str]) -> dict[str, Any]:
+  """Returns the output of `python -m vit_jax.plan --json`.
+
+  Commands do not import each other, so it is a process.
+
+  Args:
+    flags: flags of the command: --config, its keys, and --topology.
+
+  Raises:
+    UserError: the config cannot be planned; `plan` has printed the reason.
+  """
+  command = [sys.executable, '-m', 'vit_jax.plan', '--json', *flags]
+  done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+  if done.returncode:
+    raise UserError(f'plan failed (see above): exit code {done.returncode}.')
+  return json.loads(done.stdout.splitlines()[-1])

@@ -10,7 +10,7 @@ import json
 import pathlib
 import traceback
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -22,7 +22,6 @@ from vit_jax.errors import UserError, closest
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 # Functions that a file can define, and the command that calls each of them.
 _COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
-T = TypeVar('T')
 
 
 def directory(name: str = 'configs') -> pathlib.Path:
@@ -70,14 +69,12 @@ def load(path_and_arg: str) -> Config:
     values, origin = call(path_and_arg), f'get_config() of {path}'
   if not isinstance(values, dict | ConfigDict):
     raise UserError(
-      f'{origin} returns {values!r:.100}; it must be a ConfigDict, as in '
-      'configs/quickstart.py, or a dict.'
+      f'{origin} returns {values!r:.100}; it must be a ConfigDict or a dict.'
     )
   try:
     config = values if isinstance(values, ConfigDict) else ConfigDict(values)
   except (TypeError, ValueError) as error:  # such as a key with a dot
-    reason = str(error).rstrip('.')
-    raise UserError(f'{origin} is not a config: {reason}.') from error
+    raise UserError(f'{origin} is not a config: {error}') from error
   return complete(config)  # does not change a completed config
 
 
@@ -88,29 +85,6 @@ def _read_json(path: str) -> Any:
   except (OSError, ValueError) as error:
     raise UserError(f'the config {path} cannot be read: {error}.') from error
   return without_removed(values) if isinstance(values, dict) else values
-
-
-def call_typed(
-  path_and_arg: str, function: str, kind: type[T], example: str
-) -> T:
-  """Calls a function of a Python file and checks the type of its result.
-
-  Args:
-    path_and_arg: path of the file, and the function's argument after a colon.
-    function: name of the function.
-    kind: type that the result must have.
-    example: path of a shipped file with such a function, for the message.
-
-  Raises:
-    UserError: the result has another type, or `call` raises.
-  """
-  result = call(path_and_arg, function)
-  if not isinstance(result, kind):
-    raise UserError(
-      f'{function}() of {path_and_arg} returns {result!r:.100}; it must be a '
-      f'{kind.__module__}.{kind.__name__}, as in {example}.'
-    )
-  return result
 
 
 def call(path_and_arg: str, function: str = 'get_config') -> Any:
@@ -179,8 +153,5 @@ def _errors_located(file: str) -> Iterator[None]:
     raised_in = ''
     if lines and frames[-1].filename != file:
       raised_in = f' ({frames[-1].filename}, line {frames[-1].lineno})'
-    text = ' '.join(str(error).split())
-    raise UserError(
-      f'the config file {file}{suffix}: {type(error).__name__}: '
-      f'{text}{raised_in}.'
-    ) from error
+    text = f'{type(error).__name__}: {" ".join(str(error).split())}'
+    raise UserError(f'{file}{suffix}: {text}{raised_in}.') from error

@@ -49,10 +49,13 @@ def define_flag(argv: list[str]) -> None:
     flags.DEFINE_string('config', None, 'Path of a config file[:arguments].')
     return
   if len(given) != 1:
+    # A config file without --config=.
+    pattern = re.compile(r'(?:--?\w+=)?([^-=].*\.(?:py|json)(?::.*)?)')
+    files = [m[1] for arg in argv[1:] if (m := pattern.fullmatch(arg))]
+    hint = f' Did you mean --config={files[0]}?' if files and not given else ''
     raise UserError(
       f'--config=FILE.py must be given once; it was given {len(given)} times.'
-      f'{_suggest_config(argv) if not given else ""} `python -m '
-      'vit_jax.configs` lists the shipped configs.'
+      f'{hint} `python -m vit_jax.configs` lists the shipped configs.'
     )
   at = argv.index(given[0])
   path = given[0].partition('=')[2]
@@ -65,15 +68,6 @@ def define_flag(argv: list[str]) -> None:
   help_text = 'Path of a config file[:arguments].'
   flags.DEFINE(_ConfigParser(), 'config', config, help_text)
   flags.DEFINE_string('config_path', path, 'Set by --config.')
-
-
-def _suggest_config(argv: list[str]) -> str:
-  """Returns a hint if an argument is a config file without --config=."""
-  for arg in argv[1:]:
-    path = re.fullmatch(r'(?:--?\w+=)?([^-=].*\.(?:py|json)(?::.*)?)', arg)
-    if path:
-      return f' Did you mean --config={path[1]}?'
-  return ''
 
 
 def extract(argv: list[str]) -> list[str]:
@@ -106,10 +100,7 @@ def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
       missing, or a value is invalid.
   """
   if any(text.startswith('--config.image_size') for text in args):
-    raise UserError(
-      'config.image_size belongs to the training of the weights; give '
-      '--image_size to use images of another size.'
-    )
+    raise UserError('config.image_size is not used here: give --image_size.')
   values = copy.deepcopy({'evals': {}, **sections})
   _set_flags(values, args)
   config = ConfigDict()
@@ -152,7 +143,7 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
       inner = section.get(part)
       if not isinstance(inner, dict):
         if section is values.get('evals'):
-          raise _unknown_evaluator(match[2], list(section))
+          raise unknown_key('evals.', part, section)
         raise unknown_key('', match[2], keys)
       section = inner
     if not outer and last not in values:
@@ -161,23 +152,6 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
       section.pop(last, None)
     else:
       section[last] = FlagText(text)
-
-
-def _unknown_evaluator(key: str, names: list[str]) -> UserError:
-  """Returns the error for a key of an evaluator that the config lacks.
-
-  Args:
-    key: path of the key, 'evals.NAME.KEY'.
-    names: names of the evaluators of the config.
-  """
-  _, name, last = key.split('.', 2)
-  near = difflib.get_close_matches(name, names, n=1)
-  hint = f"; did you mean 'evals.{near[0]}.{last}'?" if near else '.'
-  return UserError(
-    f'config.{key} is not a key, because the config has no evaluator {name!r}'
-    f'{hint} Evaluators of this config: {", ".join(names) or "none"}. To add '
-    f'one, set config.evals.{name} = dict(name=…, split=…) in the config file.'
-  )
 
 
 def unknown_flag_message(error: flags.Error) -> str:

@@ -168,25 +168,19 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
     module_name = name
   target = f'{module_name}:{symbol}'.format(name=name)
   path, symbol = MOVED.get(target, target).split(':')
-  reason = f'the module {path} does not define {symbol}'
+  reason = f'{path} does not define {symbol}'
   try:
     module = importlib.import_module(path)
     if hasattr(module, symbol):
       return getattr(module, symbol)
   except ModuleNotFoundError as error:
     if not f'{path}.'.startswith(f'{error.name}.'):
-      raise UserError(
-        f'{path} needs the package {error.name!r}, which is not '
-        f'installed: pip install {error.name}.'
-      ) from error
-    if '.' in name:
-      reason = (
-        f'there is no module {path} in the current directory or in PYTHONPATH'
-      )
+      raise UserError(f'{path} needs: pip install {error.name}.') from error
+    reason = f'there is no module {path} in PYTHONPATH'
   raise UserError(
     f'the name {name!r} is unknown, because {reason}; '
-    f'{closest(name, names(pattern))}; or give the dotted path of a module of '
-    f'your own that defines {symbol}.'
+    f'{closest(name, names(pattern))}; or the dotted path of a module of your '
+    f'own that defines {symbol}.'
   )
 
 
@@ -292,33 +286,22 @@ def nested(annotation: Any) -> Nested | None:
   return next((mark for mark in marks if isinstance(mark, Nested)), None)
 
 
-def value_type(annotation: Any) -> tuple[type, bool]:
-  """Splits an annotation into (plain type, whether None is allowed)."""
-  plain, optional = _without_marks(annotation)
-  return typing.get_origin(plain) or plain, optional
-
-
-def member_type(annotation: Any) -> type:
-  """Returns the type of the members of a tuple.
-
-  It is `object` if the annotation does not specify it.
-  """
-  return next(iter(typing.get_args(_without_marks(annotation)[0])), object)
-
-
-def _without_marks(annotation: Any) -> tuple[Any, bool]:
-  """Removes marks, such as `Nested`, and None from an annotation.
+def value_type(annotation: Any) -> tuple[type, type, bool]:
+  """Splits an annotation into its type and what it allows.
 
   Returns:
-    The remaining type, and whether the annotation allows None.
+    The type without marks, such as `Nested`, and without None; the type of the
+    members of a tuple (`object` if it is not specified); and whether None is
+    allowed.
   """
   if typing.get_origin(annotation) is typing.Annotated:
     annotation = typing.get_args(annotation)[0]
   if typing.get_origin(annotation) in (types.UnionType, typing.Union):
     members = typing.get_args(annotation)
     plain = next(m for m in members if m is not types.NoneType)
-    return _without_marks(plain)[0], types.NoneType in members
-  return annotation, False
+    return *value_type(plain)[:2], types.NoneType in members
+  member = next(iter(typing.get_args(annotation)), object)
+  return typing.get_origin(annotation) or annotation, member, False
 
 
 def construct(
@@ -441,8 +424,7 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   Raises:
     UserError: the value has another type.
   """
-  kind, optional = value_type(annotation)
-  member = member_type(annotation)
+  kind, member, optional = value_type(annotation)
   if optional and is_none(value):
     return None
   if not isinstance(value, FlagText):
@@ -624,8 +606,7 @@ def complete_section(
     if mark.many:
       key = f'NAME.{key}'
     raise UserError(
-      f'config.{path} is {values!r}; it is a section: dict(key=value, …) in a '
-      f'config file, and --config.{path}.{key}=… as a flag.'
+      f'config.{path} is {values!r}; it is a section: --config.{path}.{key}=….'
     )
   if mark.many:
     member = dataclasses.replace(mark, many=False)
@@ -640,8 +621,7 @@ def complete_section(
     name = arguments.pop('name', DEFAULT_NAMES.get(path))
     if not isinstance(name, str):
       raise UserError(
-        f'config.{path}.name is missing; it selects the class to build, for '
-        f'example by --config.{path}.name=….'
+        f'config.{path}.name is missing: give --config.{path}.name=….'
       )
     result['name'] = str(name)
   keys = mark.keys(name)
@@ -678,7 +658,7 @@ def _completed(
     if value is parameter.empty:
       raise UserError(f'config.{prefix}{key} is missing: it has no default.')
     mark = nested(parameter.annotation)
-    kind, optional = value_type(parameter.annotation)
+    kind, _, optional = value_type(parameter.annotation)
     if mark is None:
       value = typed(f'config.{prefix}{key}', value, parameter.annotation)
       result[key] = config_dict.placeholder(kind) if value is None else value
@@ -698,11 +678,9 @@ def unknown_key(prefix: str, key: str, known: Iterable[str]) -> UserError:
     key: path of the key within the section.
     known: keys of the section.
   """
+  # A similar spelling in this section would mislead if there is a synonym.
   synonym = SYNONYMS.get(key.rpartition('.')[2])
-  if synonym:  # a similar spelling in this section would mislead
-    hint = f'did you mean --{synonym}?'
-  else:
-    hint = f'{closest(key, known)}.'
+  hint = f'did you mean --{synonym}?' if synonym else f'{closest(key, known)}.'
   return UserError(f'config.{prefix}{key} is not a key; {hint}')
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 import vit_jax
-from vit_jax.cli import plan_process, process
+from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.errors import UserError, check_choice
 from vit_jax.launch import gke, slurm, tpu
@@ -89,12 +89,8 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   """
   target = _SYNONYMS.get(values.target, values.target or '')
   check_choice('--target', target, TARGETS)
-  not_flags = [text for text in arguments if not text.startswith('--')]
-  if not_flags:
-    raise UserError(
-      f'got the argument {not_flags[0]!r}; only flags are allowed. Flags of '
-      'train follow after --, for example: -- --profile=10:15.'
-    )
+  # Flags of train follow after --.
+  process.refuse_arguments([a for a in arguments if not a.startswith('--')])
   fields = {name: values[name].value for name in FLAGS}
   fields['name'] = fields['name'] or default_name(values.config_path)
   fields['submit_flags'] = tuple(fields['submit_flags'])
@@ -110,34 +106,6 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   return job
 
 
-def summary(plan: dict[str, Any]) -> str:
-  """Formats whether a planned job fits into memory, its duration and cost."""
-  sizes = (plan['peak_bytes_per_device'], plan['hbm_bytes_per_device'])
-  peak, limit = (f'{n / 2**30:.1f} GiB' if n else 'unknown' for n in sizes)
-  lines = [
-    f'{"fits" if plan["fits"] else "DOES NOT FIT"} on {plan["topology"]}, '
-    f'{plan["devices"]} devices: {peak} of {limit} per device'
-  ]
-  if (seconds := plan['predicted_step_seconds']) is not None:
-    unit = 'GPU-days' if plan.get('kernels') else 'core-days'
-    paper = plan['paper_core_days']
-    lines.append(
-      f'{plan["total_steps"]:,} steps of {seconds:.3f} s at '
-      f'{plan["predicted_mfu"]:.0%} MFU: {plan["predicted_days"]:,.1f} days, '
-      f'{plan["predicted_core_days"]:,.0f} {unit}'
-      + (f' (paper: {paper:,.0f} TPUv3 core-days)' if paper else '')
-    )
-  if plan['least_days'] is not None:
-    lines.append(
-      'without a compiler for GPUs: only state and batch are counted; at least '
-      f'{plan["least_days"]:,.1f} days, expect two or three times as many'
-    )
-  for key in ('changes_that_fit', 'largest_batch_size'):
-    if plan.get(key):
-      lines.append(f'{key.replace("_", " ")}: {plan[key]}')
-  return '\n'.join(f'plan: {line}' for line in lines)
-
-
 def check_fit(job: Job, shell: Shell) -> None:
   """Plans a job, prints a summary of the plan, and checks that it fits.
 
@@ -145,14 +113,12 @@ def check_fit(job: Job, shell: Shell) -> None:
     UserError: the job does not fit or cannot be planned.
   """
   options = [f'--topology={job.topology}', f'--slices={job.slices}']
-  plan = plan_process.predict(
-    [f'--config={job.config}', *job.overrides, *options]
-  )
-  shell.note(summary(plan))
+  plan = process.plan([f'--config={job.config}', *job.overrides, *options])
+  shell.note(plan['summary'])
   if not plan['fits']:
     raise UserError(
-      'the run does not fit into the memory of the devices (see above), so '
-      'nothing was started. Change the config or --topology.'
+      'the run does not fit into memory (see above). Change the config or '
+      '--topology.'
     )
 
 
@@ -208,8 +174,7 @@ def run_until_done(
     outages = 0 if state else outages + 1
     if outages == _MAX_OUTAGES:
       raise UserError(
-        f'{outages} commands failed in a row (see above). Fix the cause; the '
-        'same command continues.'
+        f'{outages} commands failed (see above). The same command continues.'
       )
     pause(POLL_S)
 
@@ -248,8 +213,7 @@ def main(arguments: list[str]) -> None:
     code = run_until_done(job, shell)
   except KeyboardInterrupt:
     raise UserError(
-      'interrupted; the job continues on its machines. Run the same command to '
-      'follow it again.'
+      'interrupted; the job continues. The same command follows it again.'
     ) from None
   if code:
     sys.exit(code)

@@ -67,9 +67,8 @@ def state(job: Job, shell: Shell) -> State:
   answer = shell.query('kubectl', 'get', 'jobset', job.name, *options)
   if answer is None:
     raise UserError(
-      'kubectl cannot reach the cluster (see above). Select a cluster with '
-      '`gcloud container clusters get-credentials`; it needs JobSet 0.10 or '
-      'newer.'
+      'kubectl cannot reach a cluster with JobSet 0.10 or newer (see above): '
+      'select one by `gcloud container clusters get-credentials`.'
     )
   name, _, end = answer.partition('=')
   if not name:

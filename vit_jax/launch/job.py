@@ -241,20 +241,19 @@ def check(job: Job) -> None:
   """
   for key, field in FLAGS.items():
     value, flag = getattr(job, key), field.metadata
+    problem = ''
     if job.target not in flag['targets'].split():
       if value != field.default:
-        raise UserError(
-          f'--{key} has no effect with --target={job.target}; remove it.'
-        )
+        problem = f'has no effect with --target={job.target}; remove it'
     elif flag['example'] and not value:
-      raise UserError(
-        f'--target={job.target} needs --{key}; add --{key}={flag["example"]}.'
-      )
+      problem = f'is missing; add --{key}={flag["example"]}'
     elif value and isinstance(value, str):
       pattern, allowed = flag['rule']
       is_local = value.startswith('/') and job.target != 'slurm'
       if is_local or not re.fullmatch(pattern, value, re.ASCII | re.DOTALL):
-        raise UserError(f'--{key} is {value!r}; allowed: {allowed}.')
+        problem = f'is {value!r}; allowed: {allowed}'
+    if problem:
+      raise UserError(f'--{key} {problem}.')
   check_range('--slices', job.slices, at_least=1)
   check_range('--max_restarts', job.max_restarts, at_least=0)
   _ = job.machines  # raises if they do not exist
@@ -273,21 +272,20 @@ def commit_of(root: pathlib.Path, config: str) -> str:
   """
   git = Shell(root, dry_run=False, echo=lambda line: None)
   commit = git.query('git', 'rev-parse', 'HEAD')
+  file = pathlib.PurePath(config.partition(':')[0]).as_posix()
   # An installed package may be inside of the checkout of another project.
-  if commit is None or not (root / 'launch/jobset.template').is_file():
+  if not (commit and (root / 'launch/jobset.template').is_file()):
     raise UserError(
-      f'{root} is not a git checkout of this project. A launch installs a '
-      'commit: clone the repository and launch from the clone.'
+      f'{root} is not a git checkout of this project: launch from a clone of '
+      'the repository.'
+    )
+  if git.query('git', 'cat-file', '-e', f'{commit}:{file}') is None:
+    raise UserError(
+      f'--config is {config!r}, which is not in the commit to install, '
+      f'{commit[:12]} of {root}. Commit it, and give its path in it.'
     )
   if git.query('git', 'status', '--porcelain', '--untracked-files=no'):
     print('note: uncommitted changes are not installed', file=sys.stderr)
-  file = pathlib.PurePath(config.partition(':')[0]).as_posix()
-  if git.query('git', 'cat-file', '-e', f'{commit}:{file}') is None:
-    raise UserError(
-      f'--config is {config!r}, which is not in the commit that is installed '
-      f'on the hosts, {commit[:12]} of {root}. Commit it, and give its path '
-      'inside of the checkout, such as configs/l16_i21k.py.'
-    )
   return commit
 
 

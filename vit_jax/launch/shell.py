@@ -52,8 +52,7 @@ def check_curable(command: str, error: str) -> None:
   if _PERMANENT.search(error):
     raise UserError(
       f'{command} failed, and would fail again: {" ".join(error.split())[:500]}'
-      '\nFix the cause (for example with `gcloud auth login`, or by another '
-      '--zone, --project or --topology), then run the same command again.'
+      '\nFix the cause (for example with `gcloud auth login`) and try again.'
     )
 
 
@@ -93,8 +92,7 @@ class Shell:
     """
     if code := self.run(*words):
       raise UserError(
-        f'`{shlex.join(words)}` failed with exit code {code} (see its message '
-        'above). Fix the cause and launch again.'
+        f'`{shlex.join(words)}` failed with exit code {code} (see above).'
       )
 
   def query(self, *words: str, absent: str | None = None) -> str | None:
@@ -136,8 +134,7 @@ class Shell:
       return subprocess.run(words, **options)
     except FileNotFoundError as error:
       raise UserError(
-        f'{words[0]} is not installed; install it, or print the commands with '
-        '--dry_run.'
+        f'{words[0]} is not installed; --dry_run only prints the commands.'
       ) from error
 
   def archive(self, folder: str, commit: str) -> str:

@@ -32,16 +32,9 @@ _IS_RUNNING = (
 
 def _queued(job: Job, command: str, *words: str) -> list[str]:
   """Returns a command of gcloud for queued resources, with its location."""
-  where = [f'--zone={job.zone}', f'--project={job.project}']
-  return [
-    'gcloud',
-    'compute',
-    'tpus',
-    'queued-resources',
-    command,
-    *words,
-    *where,
-  ]
+  location = [f'--zone={job.zone}', f'--project={job.project}']
+  start = 'gcloud compute tpus queued-resources'.split()
+  return [*start, command, *words, *location]
 
 
 def _hosts(index: str) -> list[str]:

@@ -22,7 +22,7 @@ import os
 import pathlib
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -322,10 +322,10 @@ def _with_cost(planned: Plan, total: Cost, target: Target) -> Plan:
     'uncertain_seconds': total.uncertain_seconds,
     'collectives': {kind: sums.count for kind, sums in exchanged},
     'collective_bytes': {k: v.bytes for k, v in total.collectives.items()},
-    'collective_seconds': _plain(total.collectives.items()),
+    'collective_seconds': _plain(total.collectives),
     'exposed_collective_seconds': total.exposed_seconds,
-    'kernels': _plain(total.kernels.items()),
-    'uncounted': _plain(uncounted),
+    'kernels': _plain(total.kernels),
+    'uncounted': _plain(dict(uncounted)),
   }
   if total.estimated_cycles is not None:
     changes['estimated_cycles'] = total.estimated_cycles or None
@@ -346,8 +346,8 @@ def _with_cost(planned: Plan, total: Cost, target: Target) -> Plan:
   return dataclasses.replace(planned, **changes)
 
 
-def _plain(sums: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
-  return {kind: dataclasses.asdict(each) for kind, each in sums}
+def _plain(sums: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  return {kind: dataclasses.asdict(each) for kind, each in sums.items()}
 
 
 def default_cache() -> epath.Path:

@@ -292,7 +292,9 @@ def _library_call(op: Op, computation: Computation) -> Kernel:
   results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]
   moved = hlo.num_bytes((*operands, *results))
   if name.startswith('__cublas'):
-    flops = _product_flops(op, operands, results)
+    # 2·m·n·k, from the result and the contracted dimensions.
+    contracted = _size(op, 'contracting', operands[0])
+    flops = 2 * math.prod(results[0].dims) * contracted
     tiles = _tiles(op, operands, results[0])
     dtype = operands[0].dtype
     return Kernel('product', flops, moved, tiles=tiles, dtype=dtype)
@@ -303,12 +305,6 @@ def _library_call(op: Op, computation: Computation) -> Kernel:
     flops, tokens = _attention_flops(name, operands), operands[1].dims[1]
     return Kernel('attention', flops, moved, tokens)
   return Kernel('memory', 0, moved)
-
-
-def _product_flops(op: Op, operands: list[Shape], results: list[Shape]) -> int:
-  """Returns 2·m·n·k, from the result and the contracted dimensions."""
-  contracted = _size(op, 'contracting', operands[0])
-  return 2 * math.prod(results[0].dims) * contracted
 
 
 def _tiles(op: Op, operands: list[Shape], result: Shape) -> int:

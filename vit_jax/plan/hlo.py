@@ -216,14 +216,10 @@ def bytes_moved(op: Op, computation: Computation) -> int:
 
 def matrix_flops(op: Op, computation: Computation) -> int:
   """Returns the FLOPs of a matrix product or convolution, else 0."""
-  if op.opcode == 'dot':
-    return _dot(op, computation)
   if op.opcode == 'convolution':
     return _convolution(op, computation)
-  return 0
-
-
-def _dot(op: Op, computation: Computation) -> int:
+  if op.opcode != 'dot':
+    return 0
   left = operand_shapes(op, computation)[0]
   match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', op.attributes)
   axes = [int(axis) for axis in match[1].split(',') if axis] if match else []
@@ -371,10 +367,8 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
     if state == previous:
       break
   raise UserError(
-    f'The number of iterations of the loop {loop.name} '
-    f'({loop.path or "no name"}) cannot be computed from its condition, so the '
-    'cost of the program is unknown. Use only loops with a fixed number of '
-    'iterations.'
+    f'The loop {loop.name} ({loop.path or "no name"}) has no fixed number of '
+    'iterations, so the cost of the program is unknown.'
   )
 
 

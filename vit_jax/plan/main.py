@@ -63,20 +63,15 @@ def main(arguments: list[str]) -> None:
   values = flags.FLAGS
   process.refuse_arguments(arguments)
   if not values.topology:
-    raise UserError(
-      '--topology is missing: give a TPU slice in chips such as v3:4x4, GPUs '
-      'such as h100:1x8, or local.'
-    )
+    raise UserError('--topology is missing: give v3:4x4, h100:1x8 or local.')
   target = topology.find(values.topology, values.slices)
   if values.search and not target.compiles:
     raise UserError(
-      f'--search needs a compiler for {target.name}, which is not installed. '
-      f'Install it by {environment.GPU_EXTRA}, or omit --search.'
+      f'--search needs a compiler for {target.name}: {environment.GPU_EXTRA}.'
     )
   if values.measure and not target.is_local:
     raise UserError(
-      f'--measure runs the step on this machine, and --topology is '
-      f'{target.name}: give --topology=local, or omit --measure.'
+      f'--measure needs --topology=local, and --topology is {target.name}.'
     )
   # Programs for this machine depend on its processor and are compiled quickly.
   is_cached = values.cache and not target.is_local
@@ -94,12 +89,13 @@ def main(arguments: list[str]) -> None:
   if values.hlo and planned.text:
     with open(values.hlo, 'w') as file:
       file.write(planned.text)
+  summary = report.summary(planned, added)
   if values.json:
     if values.breakdown:
       added['breakdown'] = report.costliest(planned)
-    print(json.dumps(planned.to_dict() | added))
+    print(json.dumps(planned.to_dict() | added | {'summary': summary}))
   else:
-    print('\n\n'.join([report.summary(planned, added), *tables]))
+    print('\n\n'.join([summary, *tables]))
 
 
 def _measure(planned: Plan, file: str) -> dict[str, Any]:

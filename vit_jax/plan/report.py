@@ -50,7 +50,8 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
     added: results of searches and measurements, see `search.find_fit` and
       `measure.measured`.
   """
-  tables = [align([*_setting(plan), *_memory(plan, added or {})])]
+  added = added or {}
+  tables = [align(_memory(plan, added))]
   if plan.cost is not None:
     # Kinds that take almost no time are left out.
     threshold = MIN_FRACTION * (plan.estimated_cycles or 0)
@@ -60,16 +61,19 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
       if sums['cycles'] >= threshold
     }
     tables += [
-      align([*_time(plan), *_measured(plan, added or {})]),
+      align([*_time(plan), *_measured(plan, added)]),
       _sums('modelled', plan.kernels),
       _sums('collective', dict(sorted(plan.collective_seconds.items()))),
       _sums('without an estimate', uncounted),
-      _assumptions(plan),
     ]
+    if plan.predicted_step_seconds is not None:
+      text = _GPU_ASSUMPTIONS if plan.kernels else _TPU_ASSUMPTIONS
+      tables.append(text.format(**gpu_cost.EXPECTED._asdict()))
   return '\n\n'.join(table for table in tables if table)
 
 
-def _setting(plan: Plan) -> list[tuple[str, str]]:
+def _memory(plan: Plan, added: Mapping[str, Any]) -> list[tuple[str, str]]:
+  """Returns rows about the devices, the batch and the memory."""
   mesh = ' '.join(f'{axis}={n}' for axis, n in plan.mesh.items())
   batch = (
     f'{plan.batch_size} images: {plan.images_per_device:g} per device in '
@@ -82,17 +86,13 @@ def _setting(plan: Plan) -> list[tuple[str, str]]:
   ]
   if plan.computed_by is not None:
     rows.append(('computed by', plan.computed_by))
-  return rows
-
-
-def _memory(plan: Plan, added: Mapping[str, Any]) -> list[tuple[str, str]]:
   size, days = memory.text, plan.least_days
   fits = 'fits' if plan.fits else 'DOES NOT FIT'
   if days is not None and plan.fits:
     fits = 'state and batch fit, temporaries are unknown'
   peak, limit = plan.peak_bytes_per_device, plan.hbm_bytes_per_device
   parts = [f'{name} {size(n)}' for name, n in plan.bytes.items() if n]
-  rows = [
+  rows += [
     ('memory', f'{fits}: {size(peak)} of {size(limit)} per device'),
     ('  of which', ', '.join(parts)),
   ]
@@ -194,18 +194,6 @@ def _sums(title: str, sums: Mapping[str, Mapping[str, Any]]) -> str:
     cells = [_COLUMNS[key][1](values[key]) for key in columns]
     rows.append([_KERNELS.get(kind, kind), *cells])
   return align(rows, right=range(1, len(rows[0])))
-
-
-def _assumptions(plan: Plan) -> str:
-  """Returns the assumptions about the predicted time, as text."""
-  if plan.predicted_step_seconds is None:
-    return ''
-  if not plan.kernels:
-    return _TPU_ASSUMPTIONS
-  rates = gpu_cost.EXPECTED
-  return _GPU_ASSUMPTIONS.format(
-    reduction=rates.reduction, memory=rates.memory, link=rates.link
-  )
 
 
 def costliest(plan: Plan) -> list[dict[str, Any]]:

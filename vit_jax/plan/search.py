@@ -132,7 +132,7 @@ def find_fit(
   }
   attempts: list[dict] = []
   if largest is not None:
-    splits = _splits(config, target)
+    splits = batch_parts(config.batch_size, _split(config, target))
     max_images = largest.config.batch_size // config.micro_batches
     fitting = [k for k in splits if config.batch_size // k <= max_images]
     attempts += [{'micro_batches': k} for k in fitting[:2]]
@@ -142,11 +142,6 @@ def find_fit(
     if _attempt(changed(config, **changes), target, cache).fits:
       return result | {'changes_that_fit': changes}
   return result
-
-
-def _splits(config: Config, target: Target) -> list[int]:
-  """Returns the numbers of micro-batches that divide a device's images."""
-  return batch_parts(config.batch_size, _split(config, target))
 
 
 def search(config: Config, target: Target) -> list[Plan]:
@@ -162,10 +157,12 @@ def search(config: Config, target: Target) -> list[Plan]:
   """
   found: list[Plan] = []
   remats = [{'model__remat': name} for name in REMAT]
+  # Numbers of micro-batches that divide a device's images.
+  splits = batch_parts(config.batch_size, _split(config, target))
   for mesh in _meshes(config):
     for remat in remats if 'remat' in config.model else [{}]:
       fitting = []
-      for parts in _splits(config, target):
+      for parts in splits:
         if parts & (parts - 1):
           continue  # only powers of two are tried
         other = changed(config, micro_batches=parts, **mesh, **remat)
@@ -178,9 +175,8 @@ def search(config: Config, target: Target) -> list[Plan]:
       found += fitting
   if not found:
     raise UserError(
-      f'A batch of {config.batch_size} does not fit on {target.name} with any '
-      'mesh, rematerialization or number of micro-batches. Use a smaller '
-      'batch_size or more devices.'
+      f'No setting fits on {target.name}: use a batch_size below '
+      f'{config.batch_size}, or more devices.'
     )
   found.sort(key=lambda choice: choice.seconds)
   if 'unroll' in config.model:

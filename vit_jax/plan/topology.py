@@ -17,7 +17,7 @@ from jax.experimental import topologies
 
 from vit_jax.arrays import memory
 from vit_jax.arrays.devices import GPUS, TPUS, Device, of_kind, parse_gpus
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError, check_range, closest
 from vit_jax.plan import environment
 from vit_jax.plan.environment import GPU_EXTRA, LOCAL
 from vit_jax.processes import runtime
@@ -79,41 +79,36 @@ def find(name: str, slices: int = 1) -> Target:
   gpus = parse_gpus(name)
   if slices != 1 and (name == LOCAL or gpus):
     raise UserError(
-      f'--slices is {slices}, and --topology={name} is one slice; only TPUs '
-      'have several. The number of GPU nodes is part of the topology, as in '
-      'h100:4x8.'
+      f'--slices is {slices}, but --topology={name} is one slice; give the '
+      'number of GPU nodes in --topology, as in h100:4x8.'
     )
   if name == LOCAL:
     devices = tuple(jax.local_devices())
-    device, limit = (
-      of_kind(devices[0].device_kind),
-      memory.of_device(devices[0]),
-    )
+    device = of_kind(devices[0].device_kind)
+    limit = memory.of_device(devices[0])
     return Target(LOCAL, devices, device, hbm_bytes=limit)
   if gpus:
     return _gpus(name, *gpus)
   version, _, shape = name.partition(':')
   if version not in TPUS or not re.fullmatch(r'\d+(x\d+){1,2}', shape):
     raise UserError(
-      f'--topology is {name!r}; give VERSION:SHAPE in chips, such as v3:4x4 or '
-      'v5p:4x4x4 (v3-32, a name that counts cores, is v3:4x4), GPUs such as '
-      f'h100:4x8, or {LOCAL!r} for this machine. The version is {version!r}; '
-      f'{closest(version, [*TPUS, *GPUS])}.'
+      f'--topology is {name!r}; give VERSION:SHAPE in chips (v3-32, which '
+      f'counts cores, is v3:4x4), GPUs such as h100:4x8, or {LOCAL!r}. The '
+      f'version is {version!r}; {closest(version, [*TPUS, *GPUS])}.'
     )
-  if slices < 1:
-    raise UserError(f'--slices is {slices}; it must be at least 1.')
+  check_range('--slices', slices, at_least=1)
   if importlib.util.find_spec('libtpu') is None:
     raise UserError(
-      f'--topology={name} needs the TPU compiler, libtpu, which is not '
-      'installed: pip install "vit_jax[plan]" or pip install libtpu, or plan '
-      f'for this machine with --topology={LOCAL}.'
+      f'--topology={name} needs the TPU compiler: pip install "vit_jax[plan]".'
     )
   device = TPUS[version]
   assert device.tpu is not None
-  several = {'num_slices': slices} if slices > 1 else {}
+  options: dict[str, Any] = {'num_slices': slices} if slices > 1 else {}
+  if device.tpu.chip_config:
+    options['chip_config_name'] = device.tpu.chip_config
   return Target(
     f'{slices} slices of {name}' if slices > 1 else name,
-    _described('tpu', name, dict(device.tpu.options) | several),
+    _described('tpu', name, options),
     device,
     slices,
     device.memory_bytes,
@@ -134,13 +129,11 @@ def _described(
       platform=platform, topology_name=name, **options
     )
   except Exception as error:  # its type depends on the compiler's version
-    first_line = str(error).splitlines()[0]
     advice = 'Give the shape in chips, such as v3:4x4 or v4:2x2x2.'
     if platform == 'cuda':
       advice = f'Install the version for the installed JAX: {GPU_EXTRA}.'
-    raise UserError(
-      f'The compiler does not support {name}: {first_line}. {advice}'
-    ) from error
+    reason = str(error).splitlines()[0]
+    raise UserError(f'{name} is not supported: {reason}. {advice}') from error
   return tuple(description.devices)
 
 

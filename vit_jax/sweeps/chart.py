@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.analysis import plotting
-from vit_jax.analysis import runs as curves
+from vit_jax.analysis import curves, plotting
 from vit_jax.sweeps import jobs, tables
 from vit_jax.sweeps.grid import AXES, UPSTREAM, Row, Study
 from vit_jax.sweeps.jobs import Columns, Graph
@@ -63,7 +62,7 @@ def x_position(x: str, row: Row, columns: Columns) -> float | None:
   costs = [
     scale[1][-1]
     for job in jobs.finished(pretrain)
-    if (scale := curves.read(epath.Path(job.workdir)).scales.get(x))
+    if (scale := curves.read_run(epath.Path(job.workdir)).scales.get(x))
   ]
   if not costs or not jobs.complete(pretrain):
     return None
@@ -76,7 +75,7 @@ def _over_epochs(study: Study, graph: Graph) -> Arrays:
   found = {}
   for name in study.rows:
     runs = [
-      curves.read(epath.Path(job.workdir))
+      curves.read_run(epath.Path(job.workdir))
       for job in jobs.finished(graph[name].get(UPSTREAM, ()))
     ]
     for metric in study.figure.columns:

@@ -1,16 +1,25 @@
-"""Executes the jobs of a sweep or study on this machine, one after another."""
+"""Executes the jobs of a sweep or study on this machine, one after another.
+
+It also contains the flags of both commands.
+"""
 
 import dataclasses
 import json
 import logging
 import os
+import pathlib
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+from absl import flags
+
+from vit_jax.config import overrides
 from vit_jax.errors import (
   EXIT_DIVERGED,
   EXIT_PREEMPTED,
@@ -24,6 +33,7 @@ from vit_jax.sweeps import outcome
 from vit_jax.sweeps.jobs import Graph, Job
 
 log = logging.getLogger('vit_jax')
+T = TypeVar('T')
 _ENDED_BY_SIGNAL = {
   EXIT_PREEMPTED,
   *(-number for number in interruption.SIGNALS),
@@ -33,7 +43,7 @@ _LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
 
 def execute(
   load: Callable[[], Graph],
-  write: Callable[[Graph], None],
+  results: Callable[[Graph], Mapping[str, str | bytes]],
   workdir: str,
   print_jobs: bool = False,
 ) -> Graph:
@@ -44,7 +54,7 @@ def execute(
 
   Args:
     load: function that returns the jobs as they are now.
-    write: function that writes tables of the jobs.
+    results: function that returns the files of results: content by name.
     workdir: local directory of all runs.
     print_jobs: whether to print the commands of the jobs that can start now
       instead of executing them.
@@ -67,7 +77,8 @@ def execute(
     }
     known = [job for _, job in jobs.values() if job.is_known]
     check_flags(workdir, known)
-    write(graph)
+    for file, content in results(graph).items():
+      paths.save(paths.locate(workdir) / file, content)
     ready = [
       (name, job)
       for name, job in jobs.values()
@@ -112,8 +123,8 @@ def check_flags(workdir: str, jobs: Sequence[Job]) -> None:
     differing = sorted(_effective(previous) ^ _effective(job.flags))
     if differing:
       raise UserError(
-        f'{workdir} contains {job.name} with other flags '
-        f'({" ".join(differing)}). Give the same flags, or another --workdir.'
+        f'{job.name} was started with other flags ({" ".join(differing)}): '
+        f'give the same flags, or another --workdir than {workdir}.'
       )
   paths.save(file, json.dumps(recorded, indent=1))
 
@@ -160,9 +171,7 @@ def _execute(job: Job) -> None:
   log.info('%s: %s %s', job.name, metric, job.value)
   if signalled:
     # The run had already written its results, so it ended with code 0.
-    raise PreemptedError(
-      f'stopped after {job.name}; the same command continues with the next run'
-    )
+    raise PreemptedError(f'stopped after {job.name}; start again to continue')
 
 
 def _wait_for_lock(job: Job) -> None:
@@ -208,3 +217,67 @@ def _wait(process: subprocess.Popen) -> tuple[int, bool]:
     raise
   finally:
     interruption.HANDLER.react = earlier_reaction
+
+
+def define_flags(kind: str, folder: str) -> None:
+  """Defines the flags of `sweep` and `study`.
+
+  Args:
+    kind: 'sweep' or 'study'.
+    folder: folder of the configs, 'sweeps' or 'studies'.
+  """
+  flags.DEFINE_string('config', None, f'Path of the {kind}, with its argument.')
+  flags.DEFINE_string(
+    'workdir', None, f'Directory of all runs; default runs/{folder}/NAME.'
+  )
+  flags.DEFINE_bool(
+    'print_jobs', False, 'Print the commands instead of running them.'
+  )
+  flags.DEFINE_multi_string(
+    'overrides', overrides.extract(sys.argv), 'Set by --config.KEY=….'
+  )
+
+
+def load(
+  arguments: list[str], folder: str, function: Callable[[str], T]
+) -> tuple[T, str]:
+  """Loads the sweep or study that the flags specify.
+
+  Args:
+    arguments: arguments that are not flags; there must be none.
+    folder: folder of the configs, 'sweeps' or 'studies'.
+    function: function that loads the content of a config.
+
+  Returns:
+    The content of the config, and the workdir.
+
+  Raises:
+    UserError: there are arguments, --config is missing, or the workdir is
+      remote.
+  """
+  values = flags.FLAGS
+  if arguments or not values.config:
+    raise UserError(
+      f'give --config=configs/{folder}/NAME.py; got {arguments or "no config"}.'
+    )
+  content = function(values.config)
+  workdir = values.workdir or default_workdir(folder, values.config)
+  if paths.is_remote(workdir):
+    raise UserError(f'--workdir is {workdir!r}; give a local directory.')
+  return content, workdir
+
+
+def default_workdir(folder: str, path: str) -> str:
+  """Returns runs/FOLDER/NAME, with the argument of the config if it has one."""
+  file, _, argument = path.partition(':')
+  name = pathlib.Path(file).stem
+  if argument:
+    name += '-' + re.sub(r'[^\w.=-]', '-', argument.replace('/', ''))
+  return f'runs/{folder}/{name}'
+
+
+def print_table(workdir: str) -> None:
+  """Prints the table of results, unless --print_jobs is set."""
+  if not flags.FLAGS.print_jobs:
+    print((paths.locate(workdir) / 'results.md').read_text())
+  log.info('tables in %s', workdir)

@@ -11,11 +11,12 @@ argument is the text after a colon, as in
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.config import loading
 from vit_jax.errors import UserError, check_choice
 
+T = TypeVar('T')
 DEV, FINAL = 'dev', 'final'
 COMMANDS = ('train', 'finetune')
 UPSTREAM = 'pre-training'  # column of the metric of the pre-trainings
@@ -75,13 +76,11 @@ class Task:
     ):
       raise UserError(
         f'{self.final.config}: grid is {dict(self.grid)} and seeds are '
-        f'{[[*stage.seeds] for stage in stages]}; give at least one value for '
-        'each key, and one seed or more for each stage.'
+        f'{[[*stage.seeds] for stage in stages]}; all need at least one value.'
       )
     if self.dev is None and len(self.settings) > 1:
       raise UserError(
-        f'grid has {len(self.settings)} settings, but dev is None, so the best '
-        'one cannot be selected. Give a dev stage, or only one setting.'
+        f'a grid of {len(self.settings)} settings needs a stage dev, not None.'
       )
 
   @property
@@ -271,12 +270,21 @@ class Study:
 
 
 def load_sweep(path: str) -> Sweep:
-  """Loads the sweep of a file; see `loading.call_typed`."""
-  example = 'configs/sweeps/digits.py'
-  return loading.call_typed(path, 'get_sweep', Sweep, example)
+  """Loads the sweep of a file, the result of its `get_sweep`."""
+  return _load(path, 'get_sweep', Sweep)
 
 
 def load_study(path: str) -> Study:
-  """Loads the study of a file; see `loading.call_typed`."""
-  example = 'configs/studies/cifar10.py'
-  return loading.call_typed(path, 'get_study', Study, example)
+  """Loads the study of a file, the result of its `get_study`."""
+  return _load(path, 'get_study', Study)
+
+
+def _load(path: str, function: str, kind: type[T]) -> T:
+  """Calls a function of a file, see `loading.call`, and checks the type."""
+  result = loading.call(path, function)
+  if not isinstance(result, kind):
+    raise UserError(
+      f'{function}() of {path} returns {result!r:.100}; it must be a '
+      f'{kind.__module__}.{kind.__name__}.'
+    )
+  return result

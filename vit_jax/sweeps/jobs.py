@@ -19,8 +19,7 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.sweeps import grid, outcome
 from vit_jax.sweeps.grid import DEV, FINAL, Evaluation, OtherMetric, Task
-from vit_jax.sweeps.outcome import DIVERGED, Metrics
-from vit_jax.sweeps.spread import Spread
+from vit_jax.sweeps.outcome import DIVERGED, Metrics, Spread
 
 # Flags that `evaluate` accepts, too.
 _DATA_FLAG = re.compile(r'--?config\.(source|reader)\.')
@@ -103,9 +102,8 @@ class Job:
       return DIVERGED
     if metric not in self.metrics:
       raise UserError(
-        f'{self.workdir} is finished, but does not contain the metric '
-        f'{metric!r}. Correct the metric in the config; available: '
-        f'{", ".join(sorted(self.metrics))}.'
+        f'{self.workdir} is finished without the metric {metric!r} of the '
+        f'config; available: {", ".join(sorted(self.metrics))}.'
       )
     value = self.metrics[metric]
     return DIVERGED if value is None else float(value)

@@ -13,7 +13,7 @@ from typing import Any
 from vit_jax.sweeps import jobs
 from vit_jax.sweeps.grid import DEV, FINAL, UPSTREAM, Row, Study, Sweep
 from vit_jax.sweeps.jobs import Columns, Graph, Job
-from vit_jax.sweeps.spread import Spread
+from vit_jax.sweeps.outcome import Spread
 
 
 def markdown_of_sweep(sweep: Sweep, graph: Graph) -> str:

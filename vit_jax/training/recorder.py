@@ -15,7 +15,6 @@ import jax
 from etils import epath
 
 from vit_jax.analysis import gallery
-from vit_jax.analysis.draw import Photographs
 from vit_jax.analysis.figures import Masked, examine
 from vit_jax.arrays.devices import peak_flops
 from vit_jax.arrays.tree import PyTree
@@ -115,7 +114,7 @@ class Figures:
       'weights': title,
       'images': f'{len(images)} of {self._source.name}',
     }
-    photographs = Photographs(originals, transform)
+    photographs = gallery.Photographs(originals, transform)
     gallery.save(self._workdir / gallery.FOLDER, found, about, photographs)
 
 

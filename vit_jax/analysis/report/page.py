@@ -5,6 +5,7 @@ page.
 """
 
 import io
+import itertools
 import json
 import logging
 import pathlib
@@ -17,9 +18,10 @@ import numpy as np
 from etils import epath
 
 from vit_jax.analysis import plotting
+from vit_jax.analysis.gallery import FIGURES
+from vit_jax.analysis.plotting import COLOURS
 from vit_jax.analysis.report import record
 from vit_jax.analysis.report.record import Record
-from vit_jax.analysis.style import COLOURS, FIGURES
 from vit_jax.config.schema import flatten
 from vit_jax.files import paths
 from vit_jax.run import ledger
@@ -187,12 +189,8 @@ def draw_chart(
     axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
     file = io.BytesIO()
     figure.savefig(file, format='svg')
-  lines = [(name, _colour(index)) for index, name in enumerate(series)]
+  lines = list(zip(series, itertools.cycle(COLOURS), strict=False))
   return Chart(title, record.data_uri('svg+xml', file.getvalue()), lines)
-
-
-def _colour(index: int) -> str:
-  return COLOURS[index % len(COLOURS)]
 
 
 def _number(value: float, digits: int = 5) -> str:
@@ -294,8 +292,10 @@ def _times(seconds: Mapping[str, float]) -> list[tuple[str, float, float, str]]:
   positive = [(name, value) for name, value in seconds.items() if value > 0]
   ordered = sorted(positive, key=lambda item: (item[0] != 'step', -item[1]))
   return [
-    (_SPAN_LABELS.get(name, name), value, 100 * value / total, _colour(index))
-    for index, (name, value) in enumerate(ordered)
+    (_SPAN_LABELS.get(name, name), value, 100 * value / total, colour)
+    for (name, value), colour in zip(
+      ordered, itertools.cycle(COLOURS), strict=False
+    )
   ]
 
 

@@ -18,7 +18,7 @@ from etils import epath
 from jaxtyping import UInt8
 
 from vit_jax.analysis import curves, gallery
-from vit_jax.analysis.style import FIGURES
+from vit_jax.analysis.gallery import FIGURES
 from vit_jax.config import durations
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
