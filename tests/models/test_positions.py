@@ -11,6 +11,7 @@ import torch
 from tiny_vit import abstract, images_of, noise_params
 
 from benchmarks.peers import import_timm
+from tests.faults.counts import further
 from vit_jax.arrays import flops, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import positions
@@ -342,7 +343,7 @@ def test_tables_of_another_grid_are_refused():
 
 
 EVERYTHING = dict(layer_scale=0.5, qk_norm=True)
-HARDEST = [('relative', 'layers'), ('rope2d', None)]
+HARDEST = [('relative', 'layers'), *further(['rope2d', None])]
 
 
 @pytest.mark.slow

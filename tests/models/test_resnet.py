@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tiny_vit import KEY, abstract, images_of, noise_params
 
+from tests.faults.counts import further
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models import resnet, vit
@@ -211,7 +212,7 @@ def test_predict_returns_the_last_map():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('remat', ['full', 'dots'])
+@pytest.mark.parametrize('remat', ['full', *further('dots')])
 def test_the_reference_is_the_same_function(remat):
   """Gradients do not depend on unrolling and rematerialization."""
   model = resnet.Model(3, **TINY, remat=remat, unroll=9)
