@@ -39,14 +39,14 @@ _RACES = ('tests/faults/', 'tests/multiprocess/')
 
 
 def pytest_collection_modifyitems(config, items):
-  """Begins with the longest files; repeats failing tests that kill processes.
+  """Begins with slow files; repeats failing tests that kill processes.
 
-  Otherwise, one of two workers could be left with a long file at the end.
+  Otherwise, a worker could be left with a slow test when the others have ended.
   """
   if FIRST:
     _keep_first_cases(config, items)
-  long = {item.path for item in items if item.get_closest_marker('long')}
-  items.sort(key=lambda item: item.path not in long)
+  slow = {item.path for item in items if item.get_closest_marker('slow')}
+  items.sort(key=lambda item: item.path not in slow)
   for item in items:
     races = item.nodeid.startswith(_RACES) and item.get_closest_marker('slow')
     if races or item.get_closest_marker('long'):

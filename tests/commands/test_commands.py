@@ -10,6 +10,7 @@ import pytest
 import scipy.ndimage
 
 from tests import cli, tiny_vit
+from tests.faults.counts import further
 from vit_jax.config import loading, schema
 from vit_jax.processes import runtime
 
@@ -33,7 +34,6 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('--config.batch_sise=3', "did you mean 'batch_size'"),
     ('--config.mesh.data=3', 'does not fit 1 devices'),
     ('stray', 'is not a flag'),
   ],
@@ -181,7 +181,7 @@ def test_files_of_a_workdir(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 3])
+@pytest.mark.parametrize('devices', [3, *further(1)])
 def test_evaluate_repeats_the_results_of_the_run(trained, devices):
   """The result does not depend on the batch size and the number of devices."""
   out, _ = cli.run(
@@ -294,6 +294,7 @@ def test_a_fine_tuning_resumes_without_init_from(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_can_prepare_digits_at_once(tmp_path):
   """Both start with an empty TFDS directory, and both train."""
   processes = []

@@ -67,6 +67,7 @@ def test_a_failed_save_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_save_on_a_full_disk_is_reported(tmp_path):
   """The run continues, and later saves succeed."""
   disk = tmp_path / 'disk'

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 from vit_jax.data.pipeline import order
 
 N, BATCH, SEED = 256, 32, 0
@@ -56,7 +56,7 @@ def _events(workdir, kind: str) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('harm', ['loss', 'gradient'])
+@pytest.mark.parametrize('harm', ['gradient', *further('loss')])
 def test_one_bad_step_is_skipped(tmp_path, harm):
   """Only steps whose batch contains the mark are skipped."""
   marked = 17
@@ -104,6 +104,7 @@ def test_too_many_bad_steps_roll_back(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_spike_rolls_back(tmp_path):
   """A loss far above its recent mean counts as a bad step."""
   examples = 1024  # an epoch is longer than the run
@@ -136,6 +137,7 @@ def test_a_diverging_run_ends_with_code_43(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_damaged_event_of_a_rollback_changes_no_batch(tmp_path):
   """The checkpoint contains the skip list."""
   indices = order.shuffled(np.arange(N), N, SEED)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 
 # Stops at the import of a module, or at the end of a run, until 'go' exists.
 HOLD = """
@@ -57,9 +57,9 @@ def _held(tmp_path, where, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+  'number', [signal.SIGTERM, *further(signal.SIGINT, signal.SIGHUP)]
 )
-@pytest.mark.parametrize('where', ['jax', 'orbax.checkpoint'])
+@pytest.mark.parametrize('where', ['orbax.checkpoint', *further('jax')])
 def test_a_signal_during_imports_ends_with_42(tmp_path, number, where):
   """There is one message, without a traceback of the import."""
   process = _held(tmp_path, where)
@@ -72,7 +72,7 @@ def test_a_signal_during_imports_ends_with_42(tmp_path, number, where):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize('number', [signal.SIGINT, *further(signal.SIGHUP)])
 def test_a_signal_after_the_end_keeps_the_exit_code(tmp_path, number):
   process = _held(tmp_path, 'the end', **SHORT)
   process.send_signal(number)

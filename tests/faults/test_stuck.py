@@ -42,6 +42,7 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_slow_host_is_logged(tmp_path):
   """The log and the events name the process that others wait for."""
@@ -87,6 +88,7 @@ ENDLESS_BATCH = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_hanging_evaluation_ends_with_44(tmp_path):
   """The limit of a batch of an evaluation applies."""
@@ -110,6 +112,7 @@ time.sleep(100)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_time_while_stopped_is_not_a_stall(tmp_path):
   """After Ctrl-Z and `fg`, a process has the rest of its time limit."""
   process = subprocess.Popen(

@@ -13,6 +13,7 @@ ARGUMENTS = ('--config=tests/sweep/small_digits.py',)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_killed_sweep_runs_everything_once(tmp_path):
   """It is killed during the first run, and while the third one starts."""

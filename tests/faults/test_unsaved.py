@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 
 CONFIG = 'configs/l16_i21k.py'
 
@@ -47,7 +47,7 @@ def _command(workdir, changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('hindrance', [_immutable, _replaced])
+@pytest.mark.parametrize('hindrance', [_replaced, *further(_immutable)])
 def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
   """The message names the step, and what is saved and where."""
   checkpoints = tmp_path / 'run/checkpoints'
@@ -67,6 +67,7 @@ def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
   """When the folder is restored, the same command finishes the run."""
   changes = cli.SMALL_L16 | {'total': '12 steps', 'checkpoint.every': '4 steps'}

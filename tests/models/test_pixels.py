@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_vit
 
+from tests.faults.counts import further
 from vit_jax.errors import UserError
 from vit_jax.models.swin import Model as Swin
 from vit_jax.models.vit import Model as ViT
@@ -17,8 +18,10 @@ SWIN = dict(width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'make, sizes, method',
-  [(ViT, VIT, None), (ViT, VIT, 'embed'), (Swin, SWIN, None)]
-  + [(Swin, SWIN, 'stages')],
+  [
+    (ViT, VIT, None),
+    *further([ViT, VIT, 'embed'], [Swin, SWIN, None], [Swin, SWIN, 'stages']),
+  ],
 )
 def test_imagenet_equals_normalized_input(make, sizes, method):
   """Equals a model without the key whose input is normalized outside."""

@@ -147,6 +147,7 @@ def test_a_batch_that_does_not_fit():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_plan_for_the_local_backend():
   """A CPU has no predicted times, but memory and FLOPs.
 
