@@ -49,7 +49,7 @@ def test_imagenet_equals_normalized_input(make, sizes, method):
 
 
 @pytest.mark.parametrize('make, sizes', [(ViT, VIT), (Swin, SWIN)])
-@pytest.mark.parametrize('channels', [1, 5])
+@pytest.mark.parametrize('channels', [5, *further(1)])
 def test_mean_and_std_of_any_channels(make, sizes, channels):
   """Equals a model without them whose input is normalized outside."""
   rng = np.random.default_rng(0)

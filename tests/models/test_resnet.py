@@ -24,12 +24,14 @@ SIZES = dict(width=64, depth=1, mlp_dim=64, num_heads=2, dtype='float32')
   'variant, expected',
   [
     ('R50x1', 23_500_352),
-    ('R152x2', 232_238_208),
-    ('R200x3', 562_488_000),
     ('R50+B/16', 97_890_112),
-    ('R50+B/32', 110_176_832),
-    ('R50+L/16', 315_458_624),
-    ('R50+L/32', 327_969_856),
+    *further(
+      ['R152x2', 232_238_208],
+      ['R200x3', 562_488_000],
+      ['R50+B/32', 110_176_832],
+      ['R50+L/16', 315_458_624],
+      ['R50+L/32', 327_969_856],
+    ),
   ],
 )
 def test_parameter_counts(variant, expected):
@@ -41,12 +43,13 @@ def test_parameter_counts(variant, expected):
 @pytest.mark.parametrize(
   'variant, size, grid',
   [
-    ('R50+B/16', (224, 224), (14, 14)),
-    ('R50+L/32', (224, 384), (7, 12)),
-    ('R26+S/32', (224, 224), (7, 7)),
-    ('R26+B/32', (224, 224), (7, 7)),
     ('R+Ti/16', (384, 224), (12, 7)),  # effectively patches of 32 pixels
     ('R50+B/16', (225, 224), (15, 14)),  # SAME rounds up
+    *further(
+      ['R50+L/32', (224, 384), (7, 12)],
+      ['R26+S/32', (224, 224), (7, 7)],
+      ['R26+B/32', (224, 224), (7, 7)],
+    ),
   ],
 )
 def test_grids_of_hybrids(variant, size, grid):

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from tiny_vit import KEY, abstract, images_of, noise_params
 
+from tests.faults.counts import further
 from vit_jax.arrays import flops, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import layers
@@ -33,9 +34,7 @@ def run(model, params, *inputs, **settings):
   'variant, expected',
   [
     ('T', 28_288_354),
-    ('S', 49_606_258),
-    ('B', 87_768_224),
-    ('L', 196_532_476),
+    *further(['S', 49_606_258], ['B', 87_768_224], ['L', 196_532_476]),
   ],
 )
 def test_parameter_counts(variant, expected):

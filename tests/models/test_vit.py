@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_vit import KEY, SIZES, abstract, images_of, noise_params
 
+from tests.faults.counts import further
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -176,7 +177,7 @@ def test_remainder_drop_ignores_the_last_pixels():
 # Parts and intermediate results
 
 
-@pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
+@pytest.mark.parametrize('pool', ['token', *further('gap', 'map')])
 def test_embed_encode_and_readout_give_predict(pool):
   """The parameters are the same."""
   model = Model(5, **SIZES, pool=pool, pre_logits=True, dropout=0.5)

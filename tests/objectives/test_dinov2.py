@@ -221,6 +221,7 @@ def gradients_of(of, params, extra, batch):
   return jax.jit(trainer._gradients)(state, batch, jax.random.key(0), {})
 
 
+@pytest.mark.slow
 def test_a_mesh_and_micro_batches_use_the_same_groups():
   """Losses with centring are means over groups, and the centres as well."""
   batch = batch_of(3)

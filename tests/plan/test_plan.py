@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests import cli
+from tests.faults.counts import further
 from vit_jax.files import paths
 
 needs_libtpu = pytest.mark.skipif(
@@ -189,11 +190,13 @@ def test_without_libtpu_the_message_names_the_package():
 @pytest.mark.parametrize(
   'topology, more, message',
   [
-    ('v3-32', (), 'VERSION:SHAPE'),
     ('v33:4x4', (), "did you mean 'v3'"),
-    ('v3:4x4', ('--slices=0',), 'at least 1'),
-    ('local', ('--slices=2',), 'one slice'),
-    ('h100:1x8', ('--measure=f',), 'give --topology=local'),
+    *further(
+      ['v3-32', (), 'VERSION:SHAPE'],
+      ['v3:4x4', ('--slices=0',), 'at least 1'],
+      ['local', ('--slices=2',), 'one slice'],
+      ['h100:1x8', ('--measure=f',), 'give --topology=local'],
+    ),
   ],
 )
 def test_messages_of_wrong_topologies(topology, more, message):
