@@ -36,6 +36,7 @@ def trained(tmp_path_factory):
   [
     ('--config.mesh.data=3', 'does not fit 1 devices'),
     ('stray', 'is not a flag'),
+    ('--wrkdir=x', '--workdir'),
   ],
 )
 def test_messages_of_wrong_configs(tmp_path, flag, message):

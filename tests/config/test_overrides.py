@@ -368,34 +368,6 @@ def test_messages_of_paths_that_are_not_configs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'argument, words',
-  [
-    ('--wrkdir=x', '--workdir'),
-    ('--config.model.dpth=3', 'config.model.dpth is not a key'),
-  ],
-)
-def test_a_user_error_ends_with_code_2(argument, words):
-  """There is one message and no traceback."""
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'vit_jax.train',
-      '--config=configs/quickstart.py',
-      argument,
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
-  assert done.returncode == 2, done.stderr
-  assert 'Traceback' not in done.stderr
-  assert words in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
   'flag, meant',
   [
     ('--lr=0.1', 'config.schedule.base_lr'),

@@ -48,7 +48,7 @@ def _wait_for_step(store, step, process):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_in_a_bucket_equals_a_local_run(store, tmp_path, monkeypatch):
-  """It is stopped and resumed; every command finds its checkpoints."""
+  """It is stopped and resumed; a command evaluates its checkpoint."""
   monkeypatch.chdir(tmp_path)
   again = cli.command('train', *cli.flags(CONFIG, WORKDIR, CHANGES))
   process = cli.start(again)
@@ -75,16 +75,6 @@ def test_a_run_in_a_bucket_equals_a_local_run(store, tmp_path, monkeypatch):
   assert not list(cli.ROOT.glob('gs:*'))
   out, _ = cli.run(cli.command('evaluate', f'--checkpoint={WORKDIR}', '--json'))
   assert json.loads(out)['count'] == 256
-  tune = CHANGES | {
-    'init_from': f'{WORKDIR}/checkpoints/8',
-    'total': '2 steps',
-    'checkpoint.every': '2 steps',
-  }
-  tuned = f'gs://{object_store.BUCKET}/tuned'
-  flags = cli.flags(CONFIG, tuned, tune)
-  cli.run(cli.command('finetune', *flags))
-  out, _ = cli.run(cli.command('goodput', tuned, '--json'))
-  assert json.loads(out)['starts'] == 1
 
 
 @pytest.mark.slow
