@@ -286,9 +286,7 @@ def test_fixed_tables_equal_timm():
 
 
 @pytest.mark.parametrize('kind, at', KINDS)
-@pytest.mark.parametrize(
-  'method', [*positions.METHODS[:1], *further(*positions.METHODS[1:])]
-)
+@pytest.mark.parametrize('method', positions.METHODS)
 def test_adapt_gives_the_shapes_of_the_new_size(kind, at, method):
   model, new = model_of(kind, at), (16, 8)
   old = tree.flatten(abstract(model, SIZE))

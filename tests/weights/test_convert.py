@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tiny_vit
 
-from tests.faults.counts import further
 from vit_jax import convert, load_pretrained, save_pretrained
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
@@ -34,11 +33,7 @@ def source(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'target',
-  [
-    'huggingface:a',
-    *further('a.npz', 'a.safetensors', 'big_vision:a.npz', 'a'),
-  ],
+  'target', ['a.npz', 'a.safetensors', 'big_vision:a.npz', 'a', 'huggingface:a']
 )
 def test_conversion_keeps_names_and_preprocessing(tmp_path, source, target):
   """Through every format, and back to the first."""
@@ -56,11 +51,7 @@ def test_conversion_keeps_names_and_preprocessing(tmp_path, source, target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'target',
-  [
-    'huggingface:a',
-    *further('a.npz', 'a.safetensors', 'big_vision:a.npz', 'a'),
-  ],
+  'target', ['a.npz', 'a.safetensors', 'big_vision:a.npz', 'a', 'huggingface:a']
 )
 def test_conversion_keeps_the_function_of_other_units_of_pixels(
   tmp_path, source, target
