@@ -24,10 +24,11 @@ RUN = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_run_killed_at_random_moments_is_exact(tmp_path):
   """Its parameters and metrics equal those of an uninterrupted run."""
-  kills = count(3, 50)
+  kills = count(5, 50)
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
   config, changes = 'configs/l16_i21k.py', cli.SMALL_L16 | RUN
   cli.run(cli.command('train', *cli.flags(config, straight, changes)))
@@ -38,7 +39,7 @@ def test_a_run_killed_at_random_moments_is_exact(tmp_path):
     process = cli.start(again)
     try:
       # Kills occur during the start, and during steps and saves.
-      process.wait(timeout=rng.uniform(3, 10))
+      process.wait(timeout=rng.uniform(4, 14))
       finished = cli.finish(process)  # it finished, so steps are removed
       _take_back(killed)
     except subprocess.TimeoutExpired:

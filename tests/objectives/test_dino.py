@@ -397,6 +397,7 @@ def test_zero_features_give_no_nan():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_step_is_the_same_on_a_mesh():
   """One device, and data=2, fsdp=2, model=2."""
   of = objective(**FOLLOWING)

@@ -72,6 +72,7 @@ def planned(*more, **overrides):
 
 @needs_libtpu
 @pytest.mark.slow
+@pytest.mark.long
 def test_scanned_and_unrolled_layers_cost_the_same():
   """A scanned layer, times its trip count, costs as much as unrolled ones.
 
