@@ -166,6 +166,8 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
   assert request_lib.fitting(source, mesh, 32) == 1
   three = sharding.make_mesh(jax.devices()[:3])
   assert request_lib.fitting(source, three, 32) == 3
+  limit = 10**12
+  assert request_lib.fitting(source, three, 32) == 32
 
 
 def test_features_are_compiled_for_the_tokens_and_examples(

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests import cli
-from tests.faults.counts import further
 from vit_jax.files import paths
 
 needs_libtpu = pytest.mark.skipif(
@@ -188,16 +187,15 @@ def test_without_libtpu_the_message_names_the_package():
   assert 'vit_jax[plan]' in done.stderr and 'Traceback' not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'topology, more, message',
   [
+    ('v3-32', (), 'VERSION:SHAPE'),
     ('v33:4x4', (), "did you mean 'v3'"),
-    *further(
-      ['v3-32', (), 'VERSION:SHAPE'],
-      ['v3:4x4', ('--slices=0',), 'at least 1'],
-      ['local', ('--slices=2',), 'one slice'],
-      ['h100:1x8', ('--measure=f',), 'give --topology=local'],
-    ),
+    ('v3:4x4', ('--slices=0',), 'at least 1'),
+    ('local', ('--slices=2',), 'one slice'),
+    ('h100:1x8', ('--measure=f',), 'give --topology=local'),
   ],
 )
 def test_messages_of_wrong_topologies(topology, more, message):
