@@ -138,9 +138,7 @@ def test_changed_settings_of_jax_are_refused(tmp_path, trained, monkeypatch):
   _, err = cli.run(_train(workdir, pets, '--allow_config_change'))
   assert 'resumed with changes' in err
   _, err = cli.run(_train(workdir, pets))  # it stays allowed
-  lines = (workdir / 'events.jsonl').read_text().splitlines()
-  kinds = [json.loads(line)['event'] for line in lines]
-  assert kinds.count('config_change') == 1
+  assert len(cli.events(workdir, 'config_change')) == 1
 
 
 @pytest.mark.slow
@@ -151,12 +149,7 @@ def test_a_changed_evaluation_split_is_noted(tmp_path, trained):
   for expected in (True, False):  # only the first time
     _, err = cli.run(changed)
     assert ('evals.val has other settings' in err) is expected
-  lines = (workdir / 'events.jsonl').read_text().splitlines()
-  (event,) = [
-    event
-    for event in map(json.loads, lines)
-    if event['event'] == 'evaluator_change'
-  ]
+  (event,) = cli.events(workdir, 'evaluator_change')
   assert event['changes'] == {'split': ['val', 'train']} and event['step'] == 4
 
 

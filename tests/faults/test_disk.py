@@ -85,10 +85,8 @@ def test_a_save_on_a_full_disk_is_reported(tmp_path):
     process = cli.start(
       cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags))
     )
+    cli.wait_until((workdir / 'checkpoints/100').exists, process)
     deadline = time.monotonic() + 200
-    while not (workdir / 'checkpoints/100').exists():
-      assert process.poll() is None and time.monotonic() < deadline
-      time.sleep(0.02)
     injected('a disk that fills')
     with contextlib.suppress(OSError), filler.open('wb') as file:
       while True:  # to the last byte
@@ -123,10 +121,7 @@ def test_a_disk_that_stays_full_ends_with_one_message(tmp_path):
       cli.ENDLESS | {'checkpoint.every': '20 steps', 'log.tensorboard': 'true'},
     )
     process = cli.start(cli.command('train', *flags))
-    deadline = time.monotonic() + 200
-    while not (disk / 'run/checkpoints/20').exists():
-      assert process.poll() is None and time.monotonic() < deadline
-      time.sleep(0.02)
+    cli.wait_until((disk / 'run/checkpoints/20').exists, process)
     injected('a disk that stays full')
     with contextlib.suppress(OSError), (disk / 'filler').open('wb') as file:
       while True:  # to the last byte
@@ -157,10 +152,7 @@ def test_a_second_run_in_a_workdir_is_refused(tmp_path):
     'train', *cli.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
   )
   first = cli.start(again)
-  deadline = time.monotonic() + 120
-  while not (tmp_path / 'run/metrics.jsonl').exists():
-    assert first.poll() is None and time.monotonic() < deadline
-    time.sleep(0.05)
+  cli.wait_until((tmp_path / 'run/metrics.jsonl').exists, first)
   injected('two runs on one workdir')
   _, err = cli.run(again, code=2)
   assert str(tmp_path / 'run') in err and '"pid"' in err

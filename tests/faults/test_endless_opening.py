@@ -1,7 +1,6 @@
 """Tests of data whose opening does not end."""
 
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -44,11 +43,7 @@ def test_opening_ends_after_the_time_limit(tmp_path):
 def test_a_signal_during_the_opening_ends_the_process(tmp_path, number):
   process = cli.start(_command(tmp_path))
   try:
-    deadline = time.monotonic() + 200
-    while not (tmp_path / 'mark').exists():
-      assert process.poll() is None, process.communicate()[1][-3000:]
-      assert time.monotonic() < deadline
-      time.sleep(0.05)
+    cli.wait_until((tmp_path / 'mark').exists, process)
     process.send_signal(number)
     _, err = cli.finish(process, code=EXIT_PREEMPTED)
   finally:

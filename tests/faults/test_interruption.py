@@ -47,11 +47,7 @@ def _held(tmp_path, where, **changes):
   process = cli.start(
     [sys.executable, '-c', HOLD, where, str(tmp_path), *flags]
   )
-  deadline = time.monotonic() + 200
-  while not (tmp_path / 'there').exists():
-    assert process.poll() is None, process.communicate()[1][-3000:]
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
+  cli.wait_until((tmp_path / 'there').exists, process)
   return process
 
 

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 
 import pytest
 
@@ -36,13 +35,8 @@ def _losses(text: bytes) -> dict[int, float]:
 
 
 def _wait_for_step(store, step, process):
-  deadline = time.monotonic() + 240
-  while f'"step": {step},'.encode() not in (
-    store.read('deep/run/metrics.jsonl') or b''
-  ):
-    assert process.poll() is None, process.communicate()[1][-3000:]
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
+  line, path = f'"step": {step},'.encode(), 'deep/run/metrics.jsonl'
+  cli.wait_until(lambda: line in (store.read(path) or b''), process)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Tests of stuck and slow processes."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -60,8 +59,7 @@ def test_a_slow_host_is_logged(tmp_path):
   processes = cli.start_pair(workdir, slow, devices=2)
   errors = [cli.finish(process)[1] for process in processes]
   assert 'slow host(s) up to step 12: process 1 (' in errors[0]
-  lines = (workdir / 'events.jsonl').read_text().splitlines()
-  events = [e for e in map(json.loads, lines) if e['event'] == 'slow_hosts']
+  events = cli.events(workdir, 'slow_hosts')
   assert events and all(event['processes'] == [1] for event in events)
 
 

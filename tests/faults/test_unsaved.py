@@ -1,7 +1,6 @@
 """Tests that a run whose last step is not on disk does not claim success."""
 
 import contextlib
-import json
 import pathlib
 import shutil
 import signal
@@ -87,11 +86,5 @@ def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
   cli.run(again)
   assert list(cli.losses(workdir)) == list(range(1, 13))
   assert (folder / '12').is_dir()
-  starts = [
-    event['step']
-    for event in map(
-      json.loads, (workdir / 'events.jsonl').read_text().splitlines()
-    )
-    if event['event'] == 'start'
-  ]
+  starts = [event['step'] for event in cli.events(workdir, 'start')]
   assert starts == [0, 4, 4]
