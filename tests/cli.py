@@ -149,14 +149,14 @@ def run(
 
 
 def train_command(workdir: Any, **overrides: Any) -> list[str]:
-  """Returns the command of the small L/16; keys have '__' for '.'."""
+  """Returns the command of the small L/16; keys may have '__' for '.'."""
   changes = {key.replace('__', '.'): value for key, value in overrides.items()}
   config = flags('configs/l16_i21k.py', workdir, SMALL_L16 | changes)
   return command('train', *config)
 
 
 def train(workdir: Any, devices: int = 1, **overrides: Any) -> None:
-  """Runs the small L/16; keys of overrides have '__' for '.'."""
+  """Runs the small L/16; keys of overrides may have '__' for '.'."""
   run(train_command(workdir, **overrides), devices)
 
 

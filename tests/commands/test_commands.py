@@ -97,14 +97,13 @@ def test_a_changed_config_is_refused(tmp_path, trained):
   """Operational keys may change; others need --allow_config_change."""
   workdir = tmp_path / 'copy'
   shutil.copytree(trained, workdir)
-  changes = cli.SMALL_L16 | {
+  changes = {
     'average_decay': 0.9,
     'source.height': 48,
     'model.dropout': 0.2,
     'total': '22 steps',
   }
-  arguments = cli.flags('configs/l16_i21k.py', workdir, changes)
-  again = cli.command('train', *arguments)
+  again = cli.train_command(workdir, **changes)
   _, err = cli.run(again, code=2)
   assert 'model.dropout: 0.1 before, 0.2 now' in err
   assert "total: '20 steps' before, '22 steps' now" in err
@@ -317,7 +316,6 @@ def test_two_runs_can_prepare_digits_at_once(tmp_path):
 @pytest.mark.slow
 def test_profile_writes_a_trace(tmp_path):
   run = tmp_path / 'run'
-  command = cli.flags('configs/l16_i21k.py', run, cli.SMALL_L16)
-  _, err = cli.run(cli.command('train', *command, '--profile=3:5'))
+  _, err = cli.run([*cli.train_command(run), '--profile=3:5'])
   assert 'trace of steps 3 to 5' in err
   assert list((run / 'profile').rglob('*.xplane.pb'))

@@ -41,9 +41,7 @@ SHORT |= {'log.curves': 'true'}  # the last thing that a run does
 
 def _held(tmp_path, where, **changes):
   """Starts a training that stops at a position; returns when it is there."""
-  flags = cli.flags(
-    'configs/l16_i21k.py', tmp_path / 'run', cli.SMALL_L16 | changes
-  )
+  _, _, _, *flags = cli.train_command(tmp_path / 'run', **changes)
   process = cli.start(
     [sys.executable, '-c', HOLD, where, str(tmp_path), *flags]
   )

@@ -17,7 +17,6 @@ LONGER = cli.SMALL_L16 | {
   'evals.val.every': '1 steps',  # due at any step at which the signal arrives
   'checkpoint.every': '1000 steps',
 }
-CONFIG = 'configs/l16_i21k.py'
 
 
 def _evaluations(workdir) -> list[tuple[int, float]]:
@@ -54,9 +53,7 @@ def test_a_preempted_process_resumes_exactly(tmp_path, number):
 @pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(tmp_path):
   """While it saves or evaluates, another SIGTERM gives 128 + 15."""
-  changes = LONGER
-  arguments = cli.flags(CONFIG, tmp_path / 'run', changes)
-  process = cli.start(cli.command('train', *arguments))
+  process = cli.start(cli.train_command(tmp_path / 'run', **LONGER))
   cli.wait_for_step(tmp_path / 'run', 2, [process])
   process.send_signal(signal.SIGTERM)
   process.send_signal(signal.SIGTERM)
@@ -85,12 +82,10 @@ ENDLESS = {  # an evaluation after the first step that takes hours
 def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
   """The resumed run repeats the evaluation."""
   workdir = tmp_path / 'run'
-  changes = cli.SMALL_L16 | ENDLESS
   if processes == 1:
-    arguments = cli.flags(CONFIG, workdir, changes)
-    started = [cli.start(cli.command('train', *arguments))]
+    started = [cli.start(cli.train_command(workdir, **ENDLESS))]
   else:
-    started = cli.start_pair(workdir, changes, devices=2)
+    started = cli.start_pair(workdir, ENDLESS, devices=2)
   cli.wait_for_step(workdir, 1, started)
   started[-1].send_signal(signal.SIGTERM)
   injected('SIGTERM in an evaluation')
@@ -99,9 +94,9 @@ def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
     assert 'preempted: stopped at step 1 of 20' in err
   assert not _evaluations(workdir)
   # The evaluation is still due.
-  soon = changes | {'source.num_examples': 64, 'train.num_examples': 64}
-  arguments = cli.flags(CONFIG, workdir, soon | {'total': '2 steps'})
-  cli.run(cli.command('train', *arguments, '--allow_config_change'))
+  soon = ENDLESS | {'source.num_examples': 64, 'train.num_examples': 64}
+  again = cli.train_command(workdir, **soon | {'total': '2 steps'})
+  cli.run([*again, '--allow_config_change'])
   assert [step for step, _ in _evaluations(workdir)] == [1, 2]
 
 

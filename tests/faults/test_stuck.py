@@ -90,11 +90,9 @@ ENDLESS_BATCH = {
 @pytest.mark.timeout(600)
 def test_a_hanging_evaluation_ends_with_44(tmp_path):
   """The limit of a batch of an evaluation applies."""
-  flags = cli.flags(
-    'configs/l16_i21k.py', tmp_path / 'run', cli.SMALL_L16 | ENDLESS_BATCH
-  )
   injected('an evaluation that hangs')
-  _, err = cli.run(cli.command('train', *flags), code=EXIT_STUCK)
+  command = cli.train_command(tmp_path / 'run', **ENDLESS_BATCH)
+  _, err = cli.run(command, code=EXIT_STUCK)
   assert 'within 20.0 s' in err
   assert 'classification.py' in (tmp_path / 'run/stacks.txt').read_text()
 

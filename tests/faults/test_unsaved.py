@@ -11,8 +11,6 @@ import pytest
 from tests import cli
 from tests.faults.counts import further, injected
 
-CONFIG = 'configs/l16_i21k.py'
-
 
 @contextlib.contextmanager
 def _immutable(folder: pathlib.Path):
@@ -41,16 +39,12 @@ def _replaced(folder: pathlib.Path):
     aside.rename(folder)
 
 
-def _command(workdir, changes):
-  return cli.command('train', *cli.flags(CONFIG, workdir, changes))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('hindrance', [_replaced, *further(_immutable)])
 def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
   """The message names the step, and what is saved and where."""
   checkpoints = tmp_path / 'run/checkpoints'
-  process = cli.start(_command(tmp_path / 'run', cli.ENDLESS))
+  process = cli.start(cli.train_command(tmp_path / 'run', **cli.ENDLESS))
   cli.wait_for_step(tmp_path / 'run', 2, [process])
   with hindrance(checkpoints):
     injected('a signal, and no way to save')
@@ -69,12 +63,12 @@ def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
 @pytest.mark.long
 def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
   """When the folder is restored, the same command finishes the run."""
-  changes = cli.SMALL_L16 | {'total': '12 steps', 'checkpoint.every': '4 steps'}
+  changes = {'total': '12 steps', 'checkpoint.every': '4 steps'}
   changes |= {'evals.val.every': '4 steps', 'schedule.warmup': '2 steps'}
   workdir = tmp_path / 'run'
-  cli.run(_command(workdir, changes | {'total': '4 steps'}))
+  cli.train(workdir, **changes | {'total': '4 steps'})
   folder = workdir / 'checkpoints'
-  again = [*_command(workdir, changes), '--allow_config_change']
+  again = [*cli.train_command(workdir, **changes), '--allow_config_change']
   with _immutable(folder):
     injected('a folder that nothing can be written to')
     _, err = cli.finish(cli.start(again), code=1)
