@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_vit
 
+from tests.faults.counts import further
 from vit_jax import (
   checkpoint,
   evaluate,
@@ -49,7 +50,7 @@ def photos(tmp_path_factory):
   return folder
 
 
-@pytest.fixture(scope='module', params=MODELS)
+@pytest.fixture(scope='module', params=['vit', *further('swin', 'resnet')])
 def weights(request, tmp_path_factory):
   """Returns the path of weights for images of 16 pixels."""
   name = request.param
