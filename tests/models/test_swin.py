@@ -34,7 +34,11 @@ def run(model, params, *inputs, **settings):
   'variant, expected',
   [
     ('T', 28_288_354),
-    *further(['S', 49_606_258], ['B', 87_768_224], ['L', 196_532_476]),
+    *further(
+      ['S', 49_606_258],
+      ['B', 87_768_224],
+      ['L', 196_532_476],
+    ),
   ],
 )
 def test_parameter_counts(variant, expected):
