@@ -30,7 +30,8 @@ from tests.command_line import command_line as command_line  # noqa: E402
 
 # Created before worker processes start, so that tests share compiled programs.
 jax.config.update('jax_compilation_cache_dir', cli.compilation_cache())
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+# Writing and finding the programs of single operations would take longer.
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
 # The signals of these tests race with processes on a busy machine. A test that
