@@ -20,7 +20,11 @@ if [[ "${1-}" == --mutants ]]; then
 fi
 ruff format --check .
 ruff check .
-pyright
+# Types are checked next to the tests, which leave a core idle now and then.
+report="$(mktemp)"
+pyright >"$report" 2>&1 &
+types=$!
+trap 'kill "$types" 2>/dev/null || true; rm -f "$report"' EXIT
 chosen=(-m 'not slow and not long')
 if [[ "${1-}" == --ci ]]; then
   chosen=(-m 'not long')
@@ -31,5 +35,9 @@ elif [[ "${1-}" == --all ]]; then
   shift
 fi
 # Two processes, because most tests use a single thread half of the time.
-python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder \
-  ${chosen[@]+"${chosen[@]}"} "$@"
+code=0
+python -m pytest -n 2 --dist=worksteal ${chosen[@]+"${chosen[@]}"} "$@" ||
+  code=$?
+wait "$types" || code=$?
+cat "$report"
+exit "$code"

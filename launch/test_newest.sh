@@ -2,9 +2,10 @@
 # Runs the fast tests that compare with no other project on Python 3.13, with
 # the newest tested packages (constraints-3.13.txt).
 #
-# Usage: bash launch/test_newest.sh [--ci] [pytest arguments]
-#   --ci                  only the first case of each test, and no tests of
-#     packages that depend on neither JAX's nor Python's version, as in CI
+# Usage: bash launch/test_newest.sh [--install | --ci] [pytest arguments]
+#   --install             only creates the environment
+#   --ci                  only the first case of each test, of the packages that
+#     depend most on the versions of JAX, Flax, Optax, Orbax and Python, as in CI
 #   PYTHON                interpreter (default: python3.13, also one of pyenv)
 #   VIT_JAX_VENV_NEWEST   directory of the environment (default .venv-newest)
 set -euo pipefail
@@ -25,19 +26,20 @@ if [[ -z "${found-}" ]]; then
 fi
 VIT_JAX_VENV="${VIT_JAX_VENV_NEWEST:-.venv-newest}" PYTHON="$found" \
   make_environment requirements-test.txt requirements-tensorflow.txt
+if [[ "${1-}" == --install ]]; then exit; fi
 export JAX_PLATFORMS=cpu
 # Tests that import another project, or read the programs of one compiler, run
 # only with the versions in constraints.txt. TensorFlow 2.21, for example, cannot
 # run the programs of JAX 0.12, so SavedModels need an older JAX.
-leave_out='docs|mutants'
+folders=(tests)
 if [[ "${1-}" == --ci ]]; then
   export VIT_JAX_TESTS=first
-  leave_out+='|analysis|benchmark_scripts|launch|plan|pseudo_label|study|sweep'
-  leave_out+='|weights'
+  folders=(tests/{arrays,checkpoint,config,data,evaluators,models,objectives}
+    tests/{optim,processes,run,training})
   shift
 fi
 readarray -t files < <(grep -rLE --include='test_*.py' \
-  'torch|timm|transformers|references|bit_peer|libtpu|tensorflow' tests |
-  grep -vE "^tests/($leave_out)/" | sort)
-python -m pytest -n 2 --dist=loadfile -m 'not slow and not long' \
+  'torch|timm|transformers|references|bit_peer|libtpu|tensorflow' \
+  "${folders[@]}" | grep -vE '^tests/(docs|mutants)/' | sort)
+python -m pytest -n 2 --dist=worksteal -m 'not slow and not long' \
   "${files[@]}" "$@"

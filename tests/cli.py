@@ -149,14 +149,14 @@ def run(
 
 
 def train_command(workdir: Any, **overrides: Any) -> list[str]:
-  """Returns the command of the small L/16; keys have '__' for '.'."""
+  """Returns the command of the small L/16; keys may have '__' for '.'."""
   changes = {key.replace('__', '.'): value for key, value in overrides.items()}
   config = flags('configs/l16_i21k.py', workdir, SMALL_L16 | changes)
   return command('train', *config)
 
 
 def train(workdir: Any, devices: int = 1, **overrides: Any) -> None:
-  """Runs the small L/16; keys of overrides have '__' for '.'."""
+  """Runs the small L/16; keys of overrides may have '__' for '.'."""
   run(train_command(workdir, **overrides), devices)
 
 
@@ -233,14 +233,23 @@ def wait_for_step(
 ) -> None:
   """Waits until metrics.jsonl contains the step; all processes must run."""
   path = pathlib.Path(workdir) / 'metrics.jsonl'
-  deadline = time.monotonic() + 240
-  while time.monotonic() < deadline:
+  wait_until(
+    lambda: path.exists() and f'"step": {step},' in path.read_text(), *processes
+  )
+
+
+def wait_until(
+  seen: Callable[[], bool],
+  *processes: subprocess.Popen,
+  timeout_s: float = 240,
+) -> None:
+  """Waits until a condition holds, while all processes must run."""
+  deadline = time.monotonic() + timeout_s
+  while not seen():
     for process in processes:
       assert process.poll() is None, process.communicate()[1][-3000:]
-    if path.exists() and f'"step": {step},' in path.read_text():
-      return
-    time.sleep(0.01)
-  raise TimeoutError(f'step {step} was not reached')
+    assert time.monotonic() < deadline, f'not within {timeout_s} s'
+    time.sleep(0.005)
 
 
 def kill_when(
@@ -260,11 +269,7 @@ def kill_when(
     with_children: whether the processes that it started are killed too.
   """
   process = start(arguments)
-  deadline = time.monotonic() + timeout_s
-  while not seen():
-    assert process.poll() is None, process.communicate()[1][-3000:]
-    assert time.monotonic() < deadline
-    time.sleep(0.005)
+  wait_until(seen, process, timeout_s=timeout_s)
   children = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children')
   killed = map(int, children.read_text().split() if with_children else [])
   for each in [process.pid, *killed]:
@@ -277,6 +282,12 @@ def records(workdir: Any) -> list[dict[str, Any]]:
   """Returns the lines of metrics.jsonl."""
   text = (pathlib.Path(workdir) / 'metrics.jsonl').read_text()
   return [json.loads(line) for line in text.splitlines()]
+
+
+def events(workdir: Any, kind: str) -> list[dict[str, Any]]:
+  """Returns the lines of events.jsonl of one kind."""
+  lines = (pathlib.Path(workdir) / 'events.jsonl').read_text().splitlines()
+  return [event for event in map(json.loads, lines) if event['event'] == kind]
 
 
 def lines(workdir: Any) -> list[dict[str, Any]]:

@@ -30,7 +30,8 @@ from tests.command_line import command_line as command_line  # noqa: E402
 
 # Created before worker processes start, so that tests share compiled programs.
 jax.config.update('jax_compilation_cache_dir', cli.compilation_cache())
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+# Writing and finding the programs of single operations would take longer.
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
 # The signals of these tests race with processes on a busy machine. A test that
@@ -39,14 +40,14 @@ _RACES = ('tests/faults/', 'tests/multiprocess/')
 
 
 def pytest_collection_modifyitems(config, items):
-  """Begins with the longest files; repeats failing tests that kill processes.
+  """Begins with slow files; repeats failing tests that kill processes.
 
-  Otherwise, one of two workers could be left with a long file at the end.
+  Otherwise, a worker could be left with a slow test when the others have ended.
   """
   if FIRST:
     _keep_first_cases(config, items)
-  long = {item.path for item in items if item.get_closest_marker('long')}
-  items.sort(key=lambda item: item.path not in long)
+  slow = {item.path for item in items if item.get_closest_marker('slow')}
+  items.sort(key=lambda item: item.path not in slow)
   for item in items:
     races = item.nodeid.startswith(_RACES) and item.get_closest_marker('slow')
     if races or item.get_closest_marker('long'):

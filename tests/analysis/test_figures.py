@@ -64,6 +64,7 @@ def test_attention_times_values_gives_the_layers(small):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_kernels_and_plain_attention_give_the_same_figures():
   """Figures of both are equal for equal parameters, as are the logits."""
   sizes = SIZES | dict(width=128, num_heads=2, depth=2)

@@ -163,11 +163,11 @@ def test_training_flops_agree_with_published_values(variant, train_gflops):
 @pytest.mark.parametrize(
   'variant, epochs, exaflops',
   [
-    ('B/32', 7, 55),
     ('L/16', 7, 783),
     ('R50+B/16', 7, 274),
-    ('R50x1', 7, 50),
     *further(
+      ['B/32', 7, 55],
+      ['R50x1', 7, 50],
       ['B/16', 7, 224],
       ['L/32', 7, 196],
       ['H/14', 14, 4262],

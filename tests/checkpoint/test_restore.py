@@ -16,6 +16,7 @@ from tests.checkpoint.states import (
   save,
   state,
 )
+from tests.faults.counts import further
 from vit_jax.checkpoint import items
 from vit_jax.errors import StorageError, UserError
 from vit_jax.files import paths
@@ -48,9 +49,9 @@ def _failing(monkeypatch, number):
 
 
 @pytest.mark.parametrize(
-  'number', [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES]
+  'number', [errno.EIO, *further(errno.ESTALE, errno.EMFILE, errno.EACCES)]
 )
-@pytest.mark.parametrize('failures_before', [1, 5])
+@pytest.mark.parametrize('failures_before', [5, *further(1)])
 def test_a_temporary_error_is_retried(
   saved, monkeypatch, number, failures_before
 ):

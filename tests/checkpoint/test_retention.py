@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tests.checkpoint.states import ABOUT, restore, save, state
+from tests.faults.counts import further
 from vit_jax.checkpoint import Checkpointer
 
 NAME = 'val/accuracy'
@@ -34,7 +35,7 @@ DAMAGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('damage', DAMAGES)
+@pytest.mark.parametrize('damage', [*DAMAGES][:1] + further(*[*DAMAGES][1:]))
 def test_a_step_with_damaged_metrics_is_kept(tmp_path, damage, caplog):
   """Later saves and starts work."""
   _save(tmp_path, (1, 0.1), (2, 0.9))

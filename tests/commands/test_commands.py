@@ -10,6 +10,7 @@ import pytest
 import scipy.ndimage
 
 from tests import cli, tiny_vit
+from tests.faults.counts import further
 from vit_jax.config import loading, schema
 from vit_jax.processes import runtime
 
@@ -33,9 +34,9 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('--config.batch_sise=3', "did you mean 'batch_size'"),
     ('--config.mesh.data=3', 'does not fit 1 devices'),
     ('stray', 'is not a flag'),
+    ('--wrkdir=x', '--workdir'),
   ],
 )
 def test_messages_of_wrong_configs(tmp_path, flag, message):
@@ -96,14 +97,13 @@ def test_a_changed_config_is_refused(tmp_path, trained):
   """Operational keys may change; others need --allow_config_change."""
   workdir = tmp_path / 'copy'
   shutil.copytree(trained, workdir)
-  changes = cli.SMALL_L16 | {
+  changes = {
     'average_decay': 0.9,
     'source.height': 48,
     'model.dropout': 0.2,
     'total': '22 steps',
   }
-  arguments = cli.flags('configs/l16_i21k.py', workdir, changes)
-  again = cli.command('train', *arguments)
+  again = cli.train_command(workdir, **changes)
   _, err = cli.run(again, code=2)
   assert 'model.dropout: 0.1 before, 0.2 now' in err
   assert "total: '20 steps' before, '22 steps' now" in err
@@ -181,7 +181,7 @@ def test_files_of_a_workdir(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 3])
+@pytest.mark.parametrize('devices', [3, *further(1)])
 def test_evaluate_repeats_the_results_of_the_run(trained, devices):
   """The result does not depend on the batch size and the number of devices."""
   out, _ = cli.run(
@@ -294,6 +294,7 @@ def test_a_fine_tuning_resumes_without_init_from(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_can_prepare_digits_at_once(tmp_path):
   """Both start with an empty TFDS directory, and both train."""
   processes = []
@@ -315,7 +316,6 @@ def test_two_runs_can_prepare_digits_at_once(tmp_path):
 @pytest.mark.slow
 def test_profile_writes_a_trace(tmp_path):
   run = tmp_path / 'run'
-  command = cli.flags('configs/l16_i21k.py', run, cli.SMALL_L16)
-  _, err = cli.run(cli.command('train', *command, '--profile=3:5'))
+  _, err = cli.run([*cli.train_command(run), '--profile=3:5'])
   assert 'trace of steps 3 to 5' in err
   assert list((run / 'profile').rglob('*.xplane.pb'))

@@ -134,6 +134,7 @@ def test_shipped_predictions_are_current():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_wheel_contains_configs_and_launch_scripts(tmp_path):
   """`vit_jax.configs` and the configs work without a checkout."""
   tree = tmp_path / 'tree'  # setuptools writes build files into the tree

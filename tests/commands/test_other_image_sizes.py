@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_vit
 
+from tests.faults.counts import further
 from vit_jax import (
   checkpoint,
   evaluate,
@@ -49,7 +50,7 @@ def photos(tmp_path_factory):
   return folder
 
 
-@pytest.fixture(scope='module', params=MODELS)
+@pytest.fixture(scope='module', params=['vit', *further('swin', 'resnet')])
 def weights(request, tmp_path_factory):
   """Returns the path of weights for images of 16 pixels."""
   name = request.param
@@ -139,6 +140,7 @@ def test_the_key_of_the_config_names_the_flag(weights, photos):
     next(predict.run(weights, [], predict.Request(settings=settings)))
 
 
+@pytest.mark.slow
 def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
   """They are halved until the program fits; small images are not compiled."""
   source = pretrained.find(weights, image_size=(64, 64))

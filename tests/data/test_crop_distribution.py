@@ -5,6 +5,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
+from tests.faults.counts import further
 from vit_jax.data.augment import transforms
 from vit_jax.data.augment.transforms import TrainTransform
 
@@ -54,7 +55,9 @@ def place(start, length, whole, rng, slack):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size, settings', SETTINGS)
+@pytest.mark.parametrize(
+  'size, settings', SETTINGS[:2] + further(*map(list, SETTINGS[2:]))
+)
 def test_boxes_have_tensorflows_distribution(size, settings):
   """Compares sizes, positions and their combinations (Kolmogorov-Smirnov).
 

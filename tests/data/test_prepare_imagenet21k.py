@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from tests import archives
+from tests.faults.counts import further
 from vit_jax.data.images.decode import decode
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
@@ -78,10 +79,12 @@ def test_images_are_shuffled_over_classes(prepared):
 @pytest.mark.parametrize(
   'kind, settings',
   [
-    ('fall11_whole.tar', dict(part_bytes=2**20)),
     ('fall11_whole.tar', dict(part_bytes=30_000, workers=2)),
     ('winter21_whole.tar.gz', dict(part_bytes=1)),
-    ('winter21_whole.tar.gz', dict(part_bytes=1, workers=2)),
+    *further(
+      ['fall11_whole.tar', dict(part_bytes=2**20)],
+      ['winter21_whole.tar.gz', dict(part_bytes=1, workers=2)],
+    ),
   ],
 )
 def test_files_do_not_depend_on_the_settings(

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.faults.counts import further
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline.loader import Loader, Share
@@ -55,7 +56,7 @@ def outcome(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
+@pytest.mark.parametrize('kind', ['array_record', *further('tfrecord')])
 def test_no_flipped_bit_changes_an_example(copy, kind):
   """The shard is refused, a record is unreadable, or all are correct.
 

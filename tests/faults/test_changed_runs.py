@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 
 RUN = {
   **{k: v for k, v in cli.SMALL_L16.items() if not k.startswith('source')},
@@ -77,7 +77,7 @@ def _rename_file(pets):
   'change, message',
   [
     (_rename_class, "1 only before ('cat'), 1 only now ('zcat')"),
-    (_rename_file, 'data: listing:'),
+    *further([_rename_file, 'data: listing:']),
   ],
 )
 def test_changed_data_are_refused(tmp_path, trained, change, message):
@@ -92,7 +92,7 @@ def test_changed_data_are_refused(tmp_path, trained, change, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('item', ['about', 'manifest'])
+@pytest.mark.parametrize('item', ['manifest', *further('about')])
 def test_the_restored_step_is_compared(tmp_path, trained, item):
   """Falling back to an older step does not skip the comparison of the data.
 
@@ -127,6 +127,7 @@ def test_moved_data_are_accepted(tmp_path, trained):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_changed_settings_of_jax_are_refused(tmp_path, trained, monkeypatch):
   """Another generator would give other dropout and other initial values."""
   workdir, pets = _copy(trained, tmp_path)
@@ -137,9 +138,7 @@ def test_changed_settings_of_jax_are_refused(tmp_path, trained, monkeypatch):
   _, err = cli.run(_train(workdir, pets, '--allow_config_change'))
   assert 'resumed with changes' in err
   _, err = cli.run(_train(workdir, pets))  # it stays allowed
-  lines = (workdir / 'events.jsonl').read_text().splitlines()
-  kinds = [json.loads(line)['event'] for line in lines]
-  assert kinds.count('config_change') == 1
+  assert len(cli.events(workdir, 'config_change')) == 1
 
 
 @pytest.mark.slow
@@ -150,12 +149,7 @@ def test_a_changed_evaluation_split_is_noted(tmp_path, trained):
   for expected in (True, False):  # only the first time
     _, err = cli.run(changed)
     assert ('evals.val has other settings' in err) is expected
-  lines = (workdir / 'events.jsonl').read_text().splitlines()
-  (event,) = [
-    event
-    for event in map(json.loads, lines)
-    if event['event'] == 'evaluator_change'
-  ]
+  (event,) = cli.events(workdir, 'evaluator_change')
   assert event['changes'] == {'split': ['val', 'train']} and event['step'] == 4
 
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from tests.checkpoint.states import experiment, restore, same, save, state, wide
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.errors import UserError
@@ -98,7 +98,7 @@ DAMAGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('replace', [_empty, _replace_by_file])
+@pytest.mark.parametrize('replace', [_empty, *further(_replace_by_file)])
 def test_an_emptied_step_is_left_alone_and_logged(saved, replace, caplog):
   """It cannot be distinguished from a directory of the user."""
   replace(saved / '2')
@@ -161,7 +161,7 @@ def test_a_config_of_another_model_is_a_user_error(saved):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices, fsdp', [(4, 1), (8, 4), (2, 2)])
+@pytest.mark.parametrize('devices, fsdp', [(8, 4), *further([4, 1], [2, 2])])
 def test_a_step_is_restored_on_any_mesh(saved, devices, fsdp):
   other = experiment(devices, fsdp)
   restored, step = restore(saved, other)
@@ -203,7 +203,7 @@ def test_retention_keeps_newest_and_best(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('late', [False, True])
+@pytest.mark.parametrize('late', [True, *further(False)])
 def test_the_best_step_is_kept_after_a_restart(tmp_path, late):
   """A metric may be written when an interrupted evaluation is repeated."""
   for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.2, 0.4), start=1):

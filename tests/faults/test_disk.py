@@ -67,12 +67,13 @@ def test_a_failed_save_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_save_on_a_full_disk_is_reported(tmp_path):
   """The run continues, and later saves succeed."""
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=16m'):
     workdir = disk / 'run'
-    flags = cli.SMALL_L16 | {
+    changes = {
       'total': '400 steps',
       'log.every': '10 steps',
       'checkpoint.every': '100 steps',
@@ -81,13 +82,10 @@ def test_a_save_on_a_full_disk_is_reported(tmp_path):
       'image_size': 64,
     }
     filler = disk / 'filler'
-    process = cli.start(
-      cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags))
-    )
+    again = cli.train_command(workdir, **changes)
+    process = cli.start(again)
+    cli.wait_until((workdir / 'checkpoints/100').exists, process)
     deadline = time.monotonic() + 200
-    while not (workdir / 'checkpoints/100').exists():
-      assert process.poll() is None and time.monotonic() < deadline
-      time.sleep(0.02)
     injected('a disk that fills')
     with contextlib.suppress(OSError), filler.open('wb') as file:
       while True:  # to the last byte
@@ -103,9 +101,7 @@ def test_a_save_on_a_full_disk_is_reported(tmp_path):
     if process.returncode == 0:
       assert cli.final_params(workdir)
     # Whatever happened to the run, the steps saved before are intact.
-    cli.run(
-      cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags))
-    )
+    cli.run(again)
     assert list(cli.losses(workdir))[-1] == 400
     for array in cli.final_params(workdir).values():
       assert np.isfinite(array).all()
@@ -116,16 +112,11 @@ def test_a_disk_that_stays_full_ends_with_one_message(tmp_path):
   """Launchers restart the run after its exit code."""
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=8m'):
-    flags = cli.flags(
-      'configs/l16_i21k.py',
-      disk / 'run',
-      cli.ENDLESS | {'checkpoint.every': '20 steps', 'log.tensorboard': 'true'},
+    changes = {'checkpoint.every': '20 steps', 'log.tensorboard': 'true'}
+    process = cli.start(
+      cli.train_command(disk / 'run', **cli.ENDLESS | changes)
     )
-    process = cli.start(cli.command('train', *flags))
-    deadline = time.monotonic() + 200
-    while not (disk / 'run/checkpoints/20').exists():
-      assert process.poll() is None and time.monotonic() < deadline
-      time.sleep(0.02)
+    cli.wait_until((disk / 'run/checkpoints/20').exists, process)
     injected('a disk that stays full')
     with contextlib.suppress(OSError), (disk / 'filler').open('wb') as file:
       while True:  # to the last byte
@@ -142,24 +133,18 @@ def test_a_read_only_workdir_ends_with_code_2(tmp_path):
   """There is one message."""
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=1m,ro'):
-    flags = cli.flags('configs/l16_i21k.py', disk / 'run', cli.SMALL_L16)
     injected('a read-only workdir')
-    _, err = cli.run(cli.command('train', *flags), code=2)
+    _, err = cli.run(cli.train_command(disk / 'run'), code=2)
   assert 'cannot be written' in err and 'Traceback' not in err
 
 
 @pytest.mark.slow
 def test_a_second_run_in_a_workdir_is_refused(tmp_path):
   """It is accepted after SIGKILL of the first."""
-  flags = cli.ENDLESS | {'checkpoint.best': 'None'}
-  again = cli.command(
-    'train', *cli.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
-  )
+  changes = {'checkpoint.best': 'None'}
+  again = cli.train_command(tmp_path / 'run', **cli.ENDLESS | changes)
   first = cli.start(again)
-  deadline = time.monotonic() + 120
-  while not (tmp_path / 'run/metrics.jsonl').exists():
-    assert first.poll() is None and time.monotonic() < deadline
-    time.sleep(0.05)
+  cli.wait_until((tmp_path / 'run/metrics.jsonl').exists, first)
   injected('two runs on one workdir')
   _, err = cli.run(again, code=2)
   assert str(tmp_path / 'run') in err and '"pid"' in err

@@ -1,13 +1,12 @@
 """Tests of bad steps: skipped, rolled back, and never in the parameters."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 from vit_jax.data.pipeline import order
 
 N, BATCH, SEED = 256, 32, 0
@@ -50,13 +49,8 @@ def _finite(workdir) -> None:
   assert np.isfinite(last['val/loss']) and np.isfinite(last['val_ema/loss'])
 
 
-def _events(workdir, kind: str) -> list[dict]:
-  lines = (workdir / 'events.jsonl').read_text().splitlines()
-  return [e for e in map(json.loads, lines) if e['event'] == kind]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('harm', ['loss', 'gradient'])
+@pytest.mark.parametrize('harm', ['gradient', *further('loss')])
 def test_one_bad_step_is_skipped(tmp_path, harm):
   """Only steps whose batch contains the mark are skipped."""
   marked = 17
@@ -72,7 +66,7 @@ def test_one_bad_step_is_skipped(tmp_path, harm):
   name = 'loss' if harm == 'loss' else 'grad_norm'
   assert all(r[name] is None for r in bad)
   assert all(r[name] is not None for r in lines if not r['skipped'])
-  assert not _events(tmp_path / 'run', 'rollback')
+  assert not cli.events(tmp_path / 'run', 'rollback')
   # The schedule does not count a skipped step.
   after = [r for r in lines if r['step'] == expected[0] + 1][0]
   assert after['lr'] == pytest.approx(bad[0]['lr'])
@@ -91,7 +85,7 @@ def test_too_many_bad_steps_roll_back(tmp_path):
   }
   injected('bad batches in a row')
   cli.run(_config(tmp_path / 'run', 'loss', marked, **changes))
-  (event,) = _events(tmp_path / 'run', 'rollback')
+  (event,) = cli.events(tmp_path / 'run', 'rollback')
   assert event['from'] == 7 and event['step'] == 4
   assert event['skip'] == [5, 6]
   lines = [r for r in cli.records(tmp_path / 'run') if 'loss' in r]
@@ -104,6 +98,7 @@ def test_too_many_bad_steps_roll_back(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_spike_rolls_back(tmp_path):
   """A loss far above its recent mean counts as a bad step."""
   examples = 1024  # an epoch is longer than the run
@@ -117,7 +112,7 @@ def test_a_spike_rolls_back(tmp_path):
   }
   injected('a spike of the loss')
   cli.run(_config(tmp_path / 'run', 'spike', [marked], **changes))
-  events = _events(tmp_path / 'run', 'rollback')
+  events = cli.events(tmp_path / 'run', 'rollback')
   assert [e['skip'] for e in events] == [[25]]
   assert list(cli.losses(tmp_path / 'run')) == list(range(1, 31))
   _finite(tmp_path / 'run')
@@ -131,11 +126,12 @@ def test_a_diverging_run_ends_with_code_43(tmp_path):
   injected('a run that diverges')
   _, err = cli.run(_config(tmp_path / 'run', 'loss', every, **changes), code=43)
   assert 'diverged:' in err and 'after 2 rollback(s)' in err
-  assert len(_events(tmp_path / 'run', 'rollback')) == 2
+  assert len(cli.events(tmp_path / 'run', 'rollback')) == 2
   assert 'Traceback' not in err
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_damaged_event_of_a_rollback_changes_no_batch(tmp_path):
   """The checkpoint contains the skip list."""
   indices = order.shuffled(np.arange(N), N, SEED)
@@ -149,7 +145,7 @@ def test_a_damaged_event_of_a_rollback_changes_no_batch(tmp_path):
   }
   command = _config(whole, 'loss', marked, **changes)
   cli.run(command)
-  (event,) = _events(whole, 'rollback')
+  (event,) = cli.events(whole, 'rollback')
   # The first of both bad steps is in the checkpoint already.
   assert event['step'] == 4 and event['from'] == 5 and event['skip'] == [4]
   shutil.copytree(whole, damaged)

@@ -1,13 +1,12 @@
 """Tests of data whose opening does not end."""
 
 import signal
-import time
 
 import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 from vit_jax.data import progress
 from vit_jax.data.storage import index
 from vit_jax.errors import EXIT_PREEMPTED, EXIT_STUCK
@@ -40,15 +39,11 @@ def test_opening_ends_after_the_time_limit(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, *further(signal.SIGINT)])
 def test_a_signal_during_the_opening_ends_the_process(tmp_path, number):
   process = cli.start(_command(tmp_path))
   try:
-    deadline = time.monotonic() + 200
-    while not (tmp_path / 'mark').exists():
-      assert process.poll() is None, process.communicate()[1][-3000:]
-      assert time.monotonic() < deadline
-      time.sleep(0.05)
+    cli.wait_until((tmp_path / 'mark').exists, process)
     process.send_signal(number)
     _, err = cli.finish(process, code=EXIT_PREEMPTED)
   finally:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 
 # Stops at the import of a module, or at the end of a run, until 'go' exists.
 HOLD = """
@@ -41,25 +41,19 @@ SHORT |= {'log.curves': 'true'}  # the last thing that a run does
 
 def _held(tmp_path, where, **changes):
   """Starts a training that stops at a position; returns when it is there."""
-  flags = cli.flags(
-    'configs/l16_i21k.py', tmp_path / 'run', cli.SMALL_L16 | changes
-  )
+  _, _, _, *flags = cli.train_command(tmp_path / 'run', **changes)
   process = cli.start(
     [sys.executable, '-c', HOLD, where, str(tmp_path), *flags]
   )
-  deadline = time.monotonic() + 200
-  while not (tmp_path / 'there').exists():
-    assert process.poll() is None, process.communicate()[1][-3000:]
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
+  cli.wait_until((tmp_path / 'there').exists, process)
   return process
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+  'number', [signal.SIGTERM, *further(signal.SIGINT, signal.SIGHUP)]
 )
-@pytest.mark.parametrize('where', ['jax', 'orbax.checkpoint'])
+@pytest.mark.parametrize('where', ['orbax.checkpoint', *further('jax')])
 def test_a_signal_during_imports_ends_with_42(tmp_path, number, where):
   """There is one message, without a traceback of the import."""
   process = _held(tmp_path, where)
@@ -72,7 +66,7 @@ def test_a_signal_during_imports_ends_with_42(tmp_path, number, where):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize('number', [signal.SIGINT, *further(signal.SIGHUP)])
 def test_a_signal_after_the_end_keeps_the_exit_code(tmp_path, number):
   process = _held(tmp_path, 'the end', **SHORT)
   process.send_signal(number)

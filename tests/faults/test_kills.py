@@ -24,14 +24,14 @@ RUN = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_run_killed_at_random_moments_is_exact(tmp_path):
   """Its parameters and metrics equal those of an uninterrupted run."""
   kills = count(5, 50)
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
-  config, changes = 'configs/l16_i21k.py', cli.SMALL_L16 | RUN
-  cli.run(cli.command('train', *cli.flags(config, straight, changes)))
-  again = cli.command('train', *cli.flags(config, killed, changes))
+  cli.train(straight, **RUN)
+  again = cli.train_command(killed, **RUN)
   rng, done = random.Random(0), 0
   finished = None
   while done < kills:

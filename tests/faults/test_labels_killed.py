@@ -10,6 +10,7 @@ SOURCE = dict(num_examples=1600, num_classes=3, height=8, width=8)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_killed_labelling_writes_the_same_file(tmp_path):
   """Parts that were written before are not computed again."""

@@ -17,7 +17,6 @@ LONGER = cli.SMALL_L16 | {
   'evals.val.every': '1 steps',  # due at any step at which the signal arrives
   'checkpoint.every': '1000 steps',
 }
-CONFIG = 'configs/l16_i21k.py'
 
 
 def _evaluations(workdir) -> list[tuple[int, float]]:
@@ -28,12 +27,9 @@ def _evaluations(workdir) -> list[tuple[int, float]]:
   ]
 
 
-SIGNALS = [signal.SIGTERM, signal.SIGINT]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'number', [*SIGNALS, *further(signal.SIGHUP, *SIGNALS)]
+  'number', [signal.SIGTERM, *further(signal.SIGINT, signal.SIGHUP)]
 )
 def test_a_preempted_process_resumes_exactly(tmp_path, number):
   """The exit code is 42; every step and evaluation occurs exactly once."""
@@ -57,9 +53,7 @@ def test_a_preempted_process_resumes_exactly(tmp_path, number):
 @pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(tmp_path):
   """While it saves or evaluates, another SIGTERM gives 128 + 15."""
-  changes = LONGER
-  arguments = cli.flags(CONFIG, tmp_path / 'run', changes)
-  process = cli.start(cli.command('train', *arguments))
+  process = cli.start(cli.train_command(tmp_path / 'run', **LONGER))
   cli.wait_for_step(tmp_path / 'run', 2, [process])
   process.send_signal(signal.SIGTERM)
   process.send_signal(signal.SIGTERM)
@@ -84,16 +78,14 @@ ENDLESS = {  # an evaluation after the first step that takes hours
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('processes', [1, 2])
+@pytest.mark.parametrize('processes', [1, *further(2)])
 def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
   """The resumed run repeats the evaluation."""
   workdir = tmp_path / 'run'
-  changes = cli.SMALL_L16 | ENDLESS
   if processes == 1:
-    arguments = cli.flags(CONFIG, workdir, changes)
-    started = [cli.start(cli.command('train', *arguments))]
+    started = [cli.start(cli.train_command(workdir, **ENDLESS))]
   else:
-    started = cli.start_pair(workdir, changes, devices=2)
+    started = cli.start_pair(workdir, ENDLESS, devices=2)
   cli.wait_for_step(workdir, 1, started)
   started[-1].send_signal(signal.SIGTERM)
   injected('SIGTERM in an evaluation')
@@ -102,9 +94,9 @@ def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
     assert 'preempted: stopped at step 1 of 20' in err
   assert not _evaluations(workdir)
   # The evaluation is still due.
-  soon = changes | {'source.num_examples': 64, 'train.num_examples': 64}
-  arguments = cli.flags(CONFIG, workdir, soon | {'total': '2 steps'})
-  cli.run(cli.command('train', *arguments, '--allow_config_change'))
+  soon = ENDLESS | {'source.num_examples': 64, 'train.num_examples': 64}
+  again = cli.train_command(workdir, **soon | {'total': '2 steps'})
+  cli.run([*again, '--allow_config_change'])
   assert [step for step, _ in _evaluations(workdir)] == [1, 2]
 
 
@@ -112,34 +104,19 @@ def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('attempt', range(count(1, 3)))
 def test_a_signal_to_one_process_stops_both(tmp_path, attempt):
-  """Both exit with 42 at one step; two, one and four devices resume."""
-  changes = LONGER | {'total': '16 steps', 'evals.val.every': '5 steps'}
+  """Both exit with 42 at one step; two processes resume as one would."""
   first = tmp_path / 'two'
-  processes = cli.start_pair(first, changes, devices=2)
-  cli.wait_for_step(first, 5 + attempt, processes)
+  processes = cli.start_pair(first, LONGER, devices=2)
+  cli.wait_for_step(first, 3 + attempt, processes)
   processes[1].send_signal(signal.SIGTERM)  # not the process that writes files
   injected('SIGTERM to one of two processes')
   errors = [cli.finish(process, code=42)[1] for process in processes]
   steps = {err.rpartition('stopped at step ')[2].split()[0] for err in errors}
   assert len(steps) == 1, errors
-  copies = {}
-  for name in ('one', 'four'):
-    copies[name] = tmp_path / name
-    cli.run(['cp', '-r', str(first), str(copies[name])])
-  for process in cli.start_pair(first, changes, devices=2):
+  for process in cli.start_pair(first, LONGER, devices=2):
     cli.finish(process)
-  again = cli.flags(CONFIG, copies['one'], changes)
-  cli.run(cli.command('train', *again), devices=1)
-  again = cli.flags(CONFIG, copies['four'], changes)
-  cli.run(cli.command('train', *again), devices=4)
-  straight = tmp_path / 'straight'
-  cli.run(
-    cli.command('train', *cli.flags(CONFIG, straight, changes)), devices=4
-  )
-  expected = cli.losses(straight)
-  for workdir in (first, copies['one'], copies['four']):
-    losses = cli.losses(workdir)
-    assert list(losses) == list(expected)
-    for step, loss in losses.items():
-      assert loss == pytest.approx(expected[step], rel=1e-5), (workdir, step)
-    assert [step for step, _ in _evaluations(workdir)] == [5, 10, 15, 16]
+  losses, expected = cli.losses(first), cli.losses(cli.reference(**LONGER))
+  assert list(losses) == list(expected)
+  for step, loss in losses.items():
+    assert loss == pytest.approx(expected[step], rel=1e-5), step
+  assert [step for step, _ in _evaluations(first)] == list(range(1, 13))

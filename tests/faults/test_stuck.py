@@ -1,6 +1,5 @@
 """Tests of stuck and slow processes."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -42,6 +41,7 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_slow_host_is_logged(tmp_path):
   """The log and the events name the process that others wait for."""
@@ -59,8 +59,7 @@ def test_a_slow_host_is_logged(tmp_path):
   processes = cli.start_pair(workdir, slow, devices=2)
   errors = [cli.finish(process)[1] for process in processes]
   assert 'slow host(s) up to step 12: process 1 (' in errors[0]
-  lines = (workdir / 'events.jsonl').read_text().splitlines()
-  events = [e for e in map(json.loads, lines) if e['event'] == 'slow_hosts']
+  events = cli.events(workdir, 'slow_hosts')
   assert events and all(event['processes'] == [1] for event in events)
 
 
@@ -87,14 +86,13 @@ ENDLESS_BATCH = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_hanging_evaluation_ends_with_44(tmp_path):
   """The limit of a batch of an evaluation applies."""
-  flags = cli.flags(
-    'configs/l16_i21k.py', tmp_path / 'run', cli.SMALL_L16 | ENDLESS_BATCH
-  )
   injected('an evaluation that hangs')
-  _, err = cli.run(cli.command('train', *flags), code=EXIT_STUCK)
+  command = cli.train_command(tmp_path / 'run', **ENDLESS_BATCH)
+  _, err = cli.run(command, code=EXIT_STUCK)
   assert 'within 20.0 s' in err
   assert 'classification.py' in (tmp_path / 'run/stacks.txt').read_text()
 
@@ -110,6 +108,7 @@ time.sleep(100)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_time_while_stopped_is_not_a_stall(tmp_path):
   """After Ctrl-Z and `fg`, a process has the rest of its time limit."""
   process = subprocess.Popen(

@@ -3,7 +3,6 @@
 import csv
 import json
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -32,9 +31,7 @@ def test_a_killed_study_runs_everything_once(tmp_path):
   )
   process = cli.start(arguments)
   second = tmp_path / 'depth-2/pretrain/final/seed=0/checkpoints/8'
-  while not second.exists():
-    assert process.poll() is None, process.communicate()[1][-3000:]
-    time.sleep(0.005)
+  cli.wait_until(second.exists, process)
   process.send_signal(signal.SIGTERM)
   assert 'the same command' in cli.finish(process, code=42)[1]
   cli.injected('SIGTERM of a study')

@@ -1,7 +1,6 @@
 """Tests of `sweep` after SIGKILL."""
 
 import csv
-import json
 import pathlib
 import statistics
 
@@ -13,6 +12,7 @@ ARGUMENTS = ('--config=tests/sweep/small_digits.py',)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_killed_sweep_runs_everything_once(tmp_path):
   """It is killed during the first run, and while the third one starts."""
@@ -35,12 +35,8 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
   starts, accuracies = {}, {}
   final = tmp_path / f'digits/final/{names[2]}'
   for path in [*(dev / name for name in names), final]:
-    events = (path / 'events.jsonl').read_text().splitlines()
-    starts[path.name, path.parent.name] = [
-      event['step']
-      for event in map(json.loads, events)
-      if event['event'] == 'start'
-    ]
+    steps = [event['step'] for event in cli.events(path, 'start')]
+    starts[path.name, path.parent.name] = steps
     assert list(cli.losses(path)) == list(range(1, 25))
     evaluated = [r for r in cli.records(path) if 'test/accuracy' in r]
     assert [r['step'] for r in evaluated] == [24]
@@ -85,10 +81,5 @@ def test_the_run_of_a_killed_sweep_ends(tmp_path):
   )
   cli.run(arguments)
   assert list(cli.losses(first)) == list(range(1, 25))
-  lines = (first / 'events.jsonl').read_text().splitlines()
-  starts = [
-    event['step']
-    for event in map(json.loads, lines)
-    if event['event'] == 'start'
-  ]
+  starts = [event['step'] for event in cli.events(first, 'start')]
   assert len(starts) == 2 and starts[1] >= 8

@@ -1,7 +1,6 @@
 """Tests that a run whose last step is not on disk does not claim success."""
 
 import contextlib
-import json
 import pathlib
 import shutil
 import signal
@@ -10,9 +9,7 @@ import subprocess
 import pytest
 
 from tests import cli
-from tests.faults.counts import injected
-
-CONFIG = 'configs/l16_i21k.py'
+from tests.faults.counts import further, injected
 
 
 @contextlib.contextmanager
@@ -42,16 +39,12 @@ def _replaced(folder: pathlib.Path):
     aside.rename(folder)
 
 
-def _command(workdir, changes):
-  return cli.command('train', *cli.flags(CONFIG, workdir, changes))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('hindrance', [_immutable, _replaced])
+@pytest.mark.parametrize('hindrance', [_replaced, *further(_immutable)])
 def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
   """The message names the step, and what is saved and where."""
   checkpoints = tmp_path / 'run/checkpoints'
-  process = cli.start(_command(tmp_path / 'run', cli.ENDLESS))
+  process = cli.start(cli.train_command(tmp_path / 'run', **cli.ENDLESS))
   cli.wait_for_step(tmp_path / 'run', 2, [process])
   with hindrance(checkpoints):
     injected('a signal, and no way to save')
@@ -67,14 +60,15 @@ def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
   """When the folder is restored, the same command finishes the run."""
-  changes = cli.SMALL_L16 | {'total': '12 steps', 'checkpoint.every': '4 steps'}
+  changes = {'total': '12 steps', 'checkpoint.every': '4 steps'}
   changes |= {'evals.val.every': '4 steps', 'schedule.warmup': '2 steps'}
   workdir = tmp_path / 'run'
-  cli.run(_command(workdir, changes | {'total': '4 steps'}))
+  cli.train(workdir, **changes | {'total': '4 steps'})
   folder = workdir / 'checkpoints'
-  again = [*_command(workdir, changes), '--allow_config_change']
+  again = [*cli.train_command(workdir, **changes), '--allow_config_change']
   with _immutable(folder):
     injected('a folder that nothing can be written to')
     _, err = cli.finish(cli.start(again), code=1)
@@ -86,11 +80,5 @@ def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
   cli.run(again)
   assert list(cli.losses(workdir)) == list(range(1, 13))
   assert (folder / '12').is_dir()
-  starts = [
-    event['step']
-    for event in map(
-      json.loads, (workdir / 'events.jsonl').read_text().splitlines()
-    )
-    if event['event'] == 'start'
-  ]
+  starts = [event['step'] for event in cli.events(workdir, 'start')]
   assert starts == [0, 4, 4]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.faults.counts import further
 from tests.traced_for_gpu import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
@@ -19,13 +20,13 @@ SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
   'options',
   [
     {},
-    pytest.param({'pool': 'gap'}, marks=pytest.mark.long),  # an even number
-    pytest.param({'qk_norm': True, 'gelu': 'exact'}, marks=pytest.mark.long),
-    pytest.param(
-      {'position': 'rope2d', 'gelu': 'quick'}, marks=pytest.mark.long
-    ),
-    pytest.param({'remat': 'dots'}, marks=pytest.mark.long),
     {'layer_scale': 0.1, 'distilled': True, 'unroll': 3},
+    *further(
+      {'pool': 'gap'},  # an even number of tokens
+      {'qk_norm': True, 'gelu': 'exact'},
+      {'position': 'rope2d', 'gelu': 'quick'},
+      {'remat': 'dots'},
+    ),
   ],
 )
 def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):

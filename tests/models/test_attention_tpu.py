@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import count
+from tests.faults.counts import count, further
 from tests.models import compile_kernels
 from tests.plan.test_plan import needs_libtpu
 from vit_jax.arrays import sharding
@@ -23,22 +23,24 @@ from vit_jax.models.attention.attention import (
 SHAPES = [  # n, tokens, heads, channels of a head
   (2, 7, 2, 64),  # one register of rows, partly filled
   (1, 197, 4, 64),  # two groups of heads
-  (4, 50, 2, 64),  # several examples at once; MAE's visible patches
-  (2, 37, 2, 64),  # DINO's local crops
-  (1, 24, 8, 32),  # four heads per group, full rows
-  (2, 9, 1, 128),
   (2, 9, 3, 64),  # a block with one head of zeros; Ti/16
 ]
 SLOW = [
   (2, 37, 8, 80),  # H/14: heads begin within a register
-  (1, 17, 16, 88),  # g/14
   (1, 700, 2, 64),  # two tiles of queries
-  (1, 600, 4, 32),  # three tiles of queries, the last partly filled
-  (1, 1025, 1, 128),
-  (1, 750, 2, 64),  # too many tokens for two heads together
   (2, 250, 10, 80),  # operands are loaded by columns, and six heads are zeros
 ]
 SHAPES += [pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW]
+SHAPES += further(
+  (4, 50, 2, 64),  # several examples at once; MAE's visible patches
+  (2, 37, 2, 64),  # DINO's local crops
+  (1, 24, 8, 32),  # four heads per group, full rows
+  (2, 9, 1, 128),
+  (1, 17, 16, 88),  # g/14
+  (1, 600, 4, 32),  # three tiles of queries, the last partly filled
+  (1, 1025, 1, 128),
+  (1, 750, 2, 64),  # too many tokens for two heads together
+)
 NAMES = (
   'y',
   'd_query',
@@ -126,11 +128,15 @@ def test_tiles_of_queries_equal_the_formula(heads, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  # The last two are computed by one head at a time, in tiles of 128 queries.
   'shape',
-  SHAPES[1:4] + SHAPES[-6:-3] + [(1, 1500, 2, 64), (1, 500, 8, 80)],
+  [
+    SHAPES[1],
+    SLOW[0],
+    (1, 500, 8, 80),  # one head at a time, in tiles of 128 queries
+    *further((4, 50, 2, 64), SLOW[1], (1, 17, 16, 88), (1, 1500, 2, 64)),
+  ],
 )
-@pytest.mark.parametrize('size', [0.3, 1.0])
+@pytest.mark.parametrize('size', [0.3, *further(1.0)])
 def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
   arrays, dy = inputs(shape, 'bfloat16', size)
   exact = exactly(arrays, dy, shape[2])
@@ -147,14 +153,10 @@ def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
   [
     (2, 4, 49, 4, 32),  # four windows of an image in a block
     (2, 4, 9, 3, 32),  # first stage of Swin-T: one head of four is zeros
-    pytest.param((3, 4, 9, 8, 32), marks=pytest.mark.slow),
-    pytest.param((2, 3, 49, 3, 128), marks=pytest.mark.slow),
-    pytest.param((1, 1, 144, 8, 80), marks=pytest.mark.slow),
+    *further((3, 4, 9, 8, 32), (2, 3, 49, 3, 128), (1, 1, 144, 8, 80)),
   ],
 )
-@pytest.mark.parametrize(
-  'masked', [True, pytest.param(False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('masked', [True, *further(False)])
 def test_offsets_equal_the_formula(shape, masked):
   """Offsets of heads, with gradients, and masks of windows (Swin)."""
   n, windows, tokens, heads, channels = shape

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tiny_vit
 
+from tests.faults.counts import further
 from vit_jax.errors import UserError
 from vit_jax.models.swin import Model as Swin
 from vit_jax.models.vit import Model as ViT
@@ -16,8 +17,10 @@ SWIN = dict(width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32')
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'make, sizes, method',
-  [(ViT, VIT, None), (ViT, VIT, 'embed'), (Swin, SWIN, None)]
-  + [(Swin, SWIN, 'stages')],
+  [
+    (ViT, VIT, None),
+    *further([ViT, VIT, 'embed'], [Swin, SWIN, None], [Swin, SWIN, 'stages']),
+  ],
 )
 def test_imagenet_equals_normalized_input(make, sizes, method):
   """Equals a model without the key whose input is normalized outside."""
@@ -45,7 +48,7 @@ def test_imagenet_equals_normalized_input(make, sizes, method):
 
 
 @pytest.mark.parametrize('make, sizes', [(ViT, VIT), (Swin, SWIN)])
-@pytest.mark.parametrize('channels', [1, 5])
+@pytest.mark.parametrize('channels', [5, *further(1)])
 def test_mean_and_std_of_any_channels(make, sizes, channels):
   """Equals a model without them whose input is normalized outside."""
   rng = np.random.default_rng(0)

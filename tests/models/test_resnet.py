@@ -43,12 +43,13 @@ def test_parameter_counts(variant, expected):
 @pytest.mark.parametrize(
   'variant, size, grid',
   [
-    ('R50+B/16', (224, 224), (14, 14)),
-    ('R50+L/32', (224, 384), (7, 12)),
-    ('R26+S/32', (224, 224), (7, 7)),
-    ('R26+B/32', (224, 224), (7, 7)),
     ('R+Ti/16', (384, 224), (12, 7)),  # effectively patches of 32 pixels
     ('R50+B/16', (225, 224), (15, 14)),  # SAME rounds up
+    *further(
+      ['R50+L/32', (224, 384), (7, 12)],
+      ['R26+S/32', (224, 224), (7, 7)],
+      ['R26+B/32', (224, 224), (7, 7)],
+    ),
   ],
 )
 def test_grids_of_hybrids(variant, size, grid):
@@ -214,7 +215,7 @@ def test_predict_returns_the_last_map():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('remat', ['full', 'dots'])
+@pytest.mark.parametrize('remat', ['full', *further('dots')])
 def test_the_reference_is_the_same_function(remat):
   """Gradients do not depend on unrolling and rematerialization."""
   model = resnet.Model(3, **TINY, remat=remat, unroll=9)

@@ -345,6 +345,7 @@ def with_gradients(model, params, images):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_kernels_compute_the_same():
   """Plain and shifted windows, alone and on a mesh that splits heads.
 

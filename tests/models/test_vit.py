@@ -179,7 +179,7 @@ def test_remainder_drop_ignores_the_last_pixels():
 # Parts and intermediate results
 
 
-@pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
+@pytest.mark.parametrize('pool', ['token', *further('gap', 'map')])
 def test_embed_encode_and_readout_give_predict(pool):
   """The parameters are the same."""
   model = Model(5, **SIZES, pool=pool, pre_logits=True, dropout=0.5)

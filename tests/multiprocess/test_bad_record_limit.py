@@ -59,6 +59,7 @@ def test_bad_records_of_all_processes_are_summed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_bad_records_of_a_small_member_count_once(tmp_path):
   """They are read many times."""
   source = {

@@ -49,9 +49,7 @@ def test_any_number_of_hosts_gives_the_same_batches(tmp_path):
   assert list(one) == list(range(STEPS))
   assert sum(batch['replaced'].sum() for batch in one.values()) > 0
   for name, settings in {
-    'two': dict(hosts=2),
     'four': dict(hosts=4),
-    'four, from the middle': dict(hosts=4, start=3),
     'two, from the middle, by processes': dict(hosts=2, start=2, workers=2),
   }.items():
     several = _batches(tmp_path / name, **settings)
@@ -65,6 +63,7 @@ def test_any_number_of_hosts_gives_the_same_batches(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_hosts_read_a_balanced_source_like_one(tmp_path):
   """The same examples at the same positions, also in place of bad records."""
   one, two = (

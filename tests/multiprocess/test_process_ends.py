@@ -38,7 +38,7 @@ def _ends(monkeypatch, workdir, number, overrides, code, last=()):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('number', [2, *further(4)])
-@pytest.mark.parametrize('stage', ['config', 'open', 'read'])
+@pytest.mark.parametrize('stage', ['read', *further('config', 'open')])
 def test_a_user_error_of_one_process_ends_all(
   tmp_path, monkeypatch, number, stage
 ):
@@ -63,9 +63,9 @@ def test_a_user_error_of_one_process_ends_all(
   ('flag', 'text'),
   [
     ('--config.seed=5', 'seed: 0 on process 0, 5 on process 1'),
-    ('--config.source.height=48', 'fingerprint: shape: '),
     *further(
-      ['--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"]
+      ['--config.source.height=48', 'fingerprint: shape: '],
+      ['--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"],
     ),
   ],
 )
@@ -81,6 +81,7 @@ def test_processes_that_differ_are_refused(tmp_path, flag, text):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_crash_of_one_process_ends_all(tmp_path, monkeypatch):
   """The exit code is 1 everywhere; only the crashed one has a traceback."""
@@ -93,7 +94,7 @@ def test_a_crash_of_one_process_ends_all(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('killed', [0, 1])
+@pytest.mark.parametrize('killed', [0, *further(1)])
 def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
   """Any process may be killed; the others print one message.
 
@@ -115,7 +116,7 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('stopped', [0, 1])
+@pytest.mark.parametrize('stopped', further(0, 1))
 def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
   """After 30 s the other one prints one message; so does the stopped one."""
   workdir = tmp_path / 'run'
@@ -130,6 +131,7 @@ def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_other_aborts_keep_their_code(tmp_path):
   """C++ code may abort for other reasons; the peers end with 45."""

@@ -76,11 +76,6 @@ def _train(workdir, processes):
       process.kill()
 
 
-def _events(workdir):
-  lines = (workdir / 'events.jsonl').read_text().splitlines()
-  return [json.loads(line) for line in lines]
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
@@ -91,11 +86,7 @@ def test_two_processes_end_early_like_one(tmp_path):
   """
   for number, name in ((1, 'one'), (2, 'two')):
     _train(tmp_path / name, number)
-    [early] = [
-      event
-      for event in _events(tmp_path / name)
-      if event['event'] == 'early_stop'
-    ]
+    [early] = cli.events(tmp_path / name, 'early_stop')
     assert (early['step'], early['best_step'], early['evaluations']) == (
       6,
       2,

@@ -131,7 +131,7 @@ def tensors(params):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'crops, head',
-  [(8, {}), (0, {}), *further([3, dict(norm_last_layer=False)])],
+  [(8, {}), *further([0, {}], [3, dict(norm_last_layer=False)])],
 )
 def test_loss_and_gradients_equal_the_original(crops, head):
   """All pairs but the same view twice: 18 with eight local crops."""
@@ -235,7 +235,7 @@ def three_steps(micro_batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('micro_batches', [1, 2])
+@pytest.mark.parametrize('micro_batches', [2, *further(1)])
 def test_teacher_and_centre_after_three_steps(micro_batches):
   """The centre is updated by the whole batch after the loss."""
   states, batches = three_steps(micro_batches)
@@ -264,6 +264,7 @@ def test_teacher_and_centre_after_three_steps(micro_batches):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_micro_batches_give_the_same_update():
   """Every part uses the centre from before the step."""
   whole, parts = (three_steps(count)[0][1] for count in (1, 2))
@@ -326,6 +327,7 @@ def test_drop_path_applies_to_the_student_only():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_global_and_local_crops_drop_different_paths(monkeypatch):
   """Equal crops of equal size have different features in the two passes."""
   of = objective(Model(0, **MODEL, drop_path=0.5))
@@ -395,6 +397,7 @@ def test_zero_features_give_no_nan():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_step_is_the_same_on_a_mesh():
   """One device, and data=2, fsdp=2, model=2."""
   of = objective(**FOLLOWING)

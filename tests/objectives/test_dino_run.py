@@ -101,6 +101,5 @@ def test_a_limit_ends_the_run(tmp_path):
   )
   _, err = cli.run(command, code=43)
   assert 'alike: feature_deviation is' in err and 'Traceback' not in err
-  events = (tmp_path / 'run' / 'events.jsonl').read_text().splitlines()
-  (event,) = (e for e in map(json.loads, events) if e['event'] == 'limit')
+  (event,) = cli.events(tmp_path / 'run', 'limit')
   assert (event['metric'], event['step']) == ('feature_deviation', 3)

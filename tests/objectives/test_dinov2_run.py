@@ -25,6 +25,7 @@ SMALL = small_dino.SMALL | {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_killed_twice_equals_an_uninterrupted_one(tmp_path):
   """Once while the last layer is frozen, and once afterwards."""

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import further
 from tests.objectives.test_masked_runs import FINETUNE, SMALL_MAE, TINY, train
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
   'config',
   [
     'configs/linear_dino.py:model=B',
-    *further('configs/linear_mae.py:model=B'),
+    'configs/linear_mae.py:model=B',
   ],
 )
 def test_a_probe_is_resumed_and_evaluated(config, tmp_path):

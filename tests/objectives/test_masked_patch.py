@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tiny_vit import SIZES
 
 from examples import axial_vit
+from tests.faults.counts import further
 from tests.objectives import torch_vit
 from tests.objectives.hidden_patches import (
   COUNT,
@@ -161,7 +162,9 @@ def official(tensors, examples, corrupted, hidden, seen, target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('target', ['mean_color', 'small_patch', 'pixels'])
+@pytest.mark.parametrize(
+  'target', ['mean_color', *further('small_patch', 'pixels')]
+)
 def test_loss_and_gradients_equal_the_paper(target):
   """Gradients agree to 1e-5 of their largest entry."""
   of, examples = objective(target=target), batch()
@@ -225,6 +228,7 @@ def test_only_corrupted_patches_have_a_loss():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_step_on_eight_devices_equals_one_device(monkeypatch):
   """The loss starts at ln 512 and falls.
 

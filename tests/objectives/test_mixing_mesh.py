@@ -6,6 +6,7 @@ import optax
 import pytest
 import tiny_vit
 
+from tests.faults.counts import further
 from vit_jax.arrays import sharding
 from vit_jax.models import vit
 from vit_jax.objectives.contract import Setting
@@ -49,7 +50,7 @@ def train(objective, mesh, steps=4):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('settings', MIXES)
+@pytest.mark.parametrize('settings', [ALL, *further(*MIXES[:2])])
 def test_mixing_is_the_same_on_any_mesh(settings):
   """One device, data=8 and data=2 fsdp=2 model=2: the same bits."""
   results = []
@@ -84,6 +85,7 @@ def test_mixing_moves_one_example_between_devices():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings('ignore:optax.global_norm:DeprecationWarning')
 def test_training_with_mixing_is_the_same_on_any_mesh():
   """Steps of a whole trainer in two micro-batches have equal losses."""

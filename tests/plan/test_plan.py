@@ -71,6 +71,7 @@ def planned(*more, **overrides):
 
 @needs_libtpu
 @pytest.mark.slow
+@pytest.mark.long
 def test_scanned_and_unrolled_layers_cost_the_same():
   """A scanned layer, times its trip count, costs as much as unrolled ones.
 
@@ -147,6 +148,7 @@ def test_a_batch_that_does_not_fit():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_plan_for_the_local_backend():
   """A CPU has no predicted times, but memory and FLOPs.
 
@@ -185,6 +187,7 @@ def test_without_libtpu_the_message_names_the_package():
   assert 'vit_jax[plan]' in done.stderr and 'Traceback' not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'topology, more, message',
   [

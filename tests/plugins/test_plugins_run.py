@@ -177,6 +177,7 @@ def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_frozen_teacher_is_not_saved_and_must_not_change(lab, tmp_path):
   """Checkpoints contain its checksum, and a run with another one is refused."""
   teacher, run = tmp_path / 'teacher', tmp_path / 'run'

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.faults.counts import further
 from vit_jax.errors import UserError
 from vit_jax.processes import runtime
 
@@ -66,14 +67,13 @@ def test_too_little_address_space_is_one_message():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('hanging', ['thread', 'exit'])
+@pytest.mark.parametrize('hanging', ['thread', *further('exit')])
 @pytest.mark.parametrize(
   'error, code',
   [
     ('ValueError', 1),
-    ('errors.UserError', 2),
     ('errors.PreemptedError', 42),
-    ('errors.DivergedError', 43),
+    *further(['errors.UserError', 2], ['errors.DivergedError', 43]),
   ],
 )
 def test_a_process_that_hangs_keeps_its_exit_code(hanging, error, code):

@@ -55,7 +55,7 @@ def train(workdir, kind, changes, devices, code=0):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize('name', ['options', *further(*KINDS)])
+@pytest.mark.parametrize('name', further('options', *KINDS))
 def test_killed_runs_and_other_meshes_give_the_same(tmp_path, name):
   """SIGKILL changes no bit; one device gives the same up to rounding."""
   kind, mesh, sizes = KINDS.get(name, ('vit', ZERO1, OPTIONS))

@@ -7,6 +7,7 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
+from tests.faults.counts import further
 from vit_jax.checkpoint import manifest
 from vit_jax.errors import UserError
 from vit_jax.training import branch, loop
@@ -59,8 +60,10 @@ def metrics(folder):
   'at, changes',
   [
     (4, {'total': '8 steps', **COOLED}),
-    (2, {'total': '4 steps', **COOLED, 'schedule.cooldown_shape': 'sqrt'}),
-    (6, {'total': '8 steps'}),  # a finished run is continued
+    *further(
+      [2, {'total': '4 steps', **COOLED, 'schedule.cooldown_shape': 'sqrt'}],
+      [6, {'total': '8 steps'}],  # a finished run is continued
+    ),
   ],
 )
 def test_a_branch_equals_a_run_with_its_schedule(
@@ -76,6 +79,7 @@ def test_a_branch_equals_a_run_with_its_schedule(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_branch_of_a_branch_that_was_killed(constant, tmp_path):
   """The same command goes on after a kill; manifests contain the origin."""
   path = epath.Path(tmp_path)

@@ -60,6 +60,7 @@ def losses(workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_five_channels(images, tmp_path):
   """A resumed run repeats its losses; the commands read the same images."""
   config = completed(source={'name': 'folder', 'path': str(images)}, **CHANGES)

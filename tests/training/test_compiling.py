@@ -8,6 +8,7 @@ import jax
 import pytest
 from minimal_config import completed
 
+from tests.faults.counts import further
 from vit_jax.arrays import memory, tree
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -41,7 +42,7 @@ def test_the_parameter_table_is_logged_if_parameters_are_split(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 2])
+@pytest.mark.parametrize('devices', [2, *further(1)])
 def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
   """The message has the smallest number of micro-batches that fits."""
   chosen = jax.devices()[:devices]

@@ -71,8 +71,8 @@ def unmasked(_):
 @pytest.mark.parametrize(
   'name, wrong',
   [
-    ('_soft_max', unmasked),
     ('_side_by_side', halved),  # only in the backward pass
+    *further(['_soft_max', unmasked]),
   ],
 )
 def test_wrong_kernels_are_disabled(name, wrong, tmp_path, monkeypatch, caplog):
@@ -103,7 +103,7 @@ def gradient_of_queries_doubled(y_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('works', [False, *further(True)])
+@pytest.mark.parametrize('works', further(False, True))
 def test_cudnn_is_compared_on_a_gpu(gpu, works, tmp_path, monkeypatch, caplog):
   """A wrong gradient is detected; the run continues with XLA's attention."""
   if not works:
@@ -142,7 +142,7 @@ WITHOUT_LABELS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'name, tokens',
-  [('mae', 1 + 2), *further(['dino', 1 + 4])],  # tokens, from nine patches
+  further(['mae', 1 + 2], ['dino', 1 + 4]),  # tokens, from nine patches
 )
 def test_every_size_of_a_training_is_compared(
   name, tokens, tmp_path, monkeypatch
@@ -165,6 +165,7 @@ def test_every_size_of_a_training_is_compared(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_decoder_is_compared(tmp_path, monkeypatch):
   """Its heads have 32 channels; if its kernels fail, the model uses none."""
   right, wide = tpu_kernels._soft_max, []

@@ -79,6 +79,7 @@ def test_figures_are_drawn_at_the_end(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_reconstructions_are_drawn(tmp_path):
   """Hidden patches are grey; the caption says what was predicted."""
   objective = dict(name='mae', mask_ratio=0.5, decoder=DECODER)

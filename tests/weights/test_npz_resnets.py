@@ -10,6 +10,7 @@ import pytest
 from bit_peer import bit, hybrid, nchw, nhwc, randomized, torch
 from tiny_vit import images_of, noise_params
 
+from tests.faults.counts import further
 from vit_jax import finetune, load_pretrained
 from vit_jax.arrays import tree
 from vit_jax.config import loading
@@ -71,7 +72,8 @@ def test_bit_equals_timm(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'depths, patch_size, size', [((2, 1), 1, (30, 45)), ((), 4, (64, 32))]
+  'depths, patch_size, size',
+  [((2, 1), 1, (30, 45)), *further([(), 4, (64, 32)])],
 )
 def test_hybrids_equal_timm(tmp_path, depths, patch_size, size):
   """The stem's map, every block's tokens and the logits."""
@@ -101,7 +103,7 @@ def test_hybrids_equal_timm(tmp_path, depths, patch_size, size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['bit', 'hybrid'])
+@pytest.mark.parametrize('kind', ['hybrid', *further('bit')])
 def test_gradients_equal_torch(tmp_path, kind):
   """A unit that changes the shape and one that does not, and other layers.
 

@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 from references import timm, timm_file, torch, transformers
 
+from tests.faults.counts import further
 from vit_jax import finetune, load_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.data.augment.presets import IMAGENET
@@ -118,7 +119,9 @@ def check_all(model, params, images, logits, outputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', [(48, 48), (24, 24), (68, 68), (76, 92)])
+@pytest.mark.parametrize(
+  'size', [(76, 92), *further((48, 48), (24, 24), (68, 68))]
+)
 def test_timm_files_give_timms_results(tmp_path, size):
   """Maps that windows fill, do not fill, and small ones.
 

@@ -9,6 +9,7 @@ import references
 import safetensors.numpy
 from references import HEADS, SIZE, timm_file, timm_vit, torch
 
+from tests.faults.counts import further
 from vit_jax import features, finetune, load_pretrained
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.presets import IMAGENET
@@ -54,7 +55,7 @@ def loaded(path, **keys):
 
 @pytest.mark.parametrize(
   'kind',
-  [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OPTIONS)],
+  [*KINDS, *further(*OPTIONS)],
 )
 def test_logits_and_blocks_equal_timm(tmp_path, kind):
   """Weights are read from timm, and written into the same architecture."""
