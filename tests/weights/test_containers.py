@@ -24,7 +24,7 @@ def states():
 
 @pytest.fixture(scope='module')
 def plain(states, tmp_path_factory):
-  """The parameters of the same weights in a plain file, by path."""
+  """Returns the parameters of the same weights in a plain file, by path."""
   path = str(tmp_path_factory.mktemp('plain') / 'plain.pth')
   torch.save(states[0], path)
   return tree.flatten(load_pretrained(path, num_heads=HEADS).params)
