@@ -99,9 +99,9 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
   except (re.error, TypeError, ValueError, UserError) as error:
     raise UserError(
       f'optimizer.rules contains {rule!r} ({str(error).rstrip(".")}); a rule '
-      "is a regular expression and a dict, as in ('head/.*', dict(lr=10.0)), of "
-      'factors lr (also one for each layer) and decay, frozen=True or False, '
-      "and durations after and lr_after, such as '5 epochs'."
+      'is a pair of a regular expression and a dict: factors of 0 or more lr '
+      '(also one for each layer) and decay, frozen=True or False, durations '
+      "after and lr_after ('5 epochs'), as in ('head/.*', dict(lr=10.0))."
     ) from error
   return pattern, result
 
