@@ -99,9 +99,9 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
   except (re.error, TypeError, ValueError, UserError) as error:
     raise UserError(
       f'optimizer.rules contains {rule!r} ({str(error).rstrip(".")}); a rule '
-      "is a pair such as ('head/.*', dict(lr=10.0)), with factors of 0 or more "
-      'for lr (also one for each layer) and decay, frozen=True or False, and '
-      "durations such as '5 epochs' for after and lr_after."
+      'is a pair of a regular expression and a dict: factors of 0 or more lr '
+      '(also one for each layer) and decay, frozen=True or False, durations '
+      "after and lr_after ('5 epochs'), as in ('head/.*', dict(lr=10.0))."
     ) from error
   return pattern, result
 
