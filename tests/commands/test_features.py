@@ -316,7 +316,7 @@ def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
     ('gs://a/f.npz', {}, '--out=gs://a/f.npz'),
     (out, dict(split=None), '--split is missing'),
     (out, dict(weights='ema'), "'ema'.*params"),
-    (out, dict(preprocess='moe'), "'moe'.*preset"),
+    (out, dict(preprocess='moe'), "preset .*'moe'"),
     (out, dict(batch_size=0), '--batch_size is 0'),
     (out, dict(layers=(0, 3)), '--layers contains 3.*-3 to 2'),
   ]:

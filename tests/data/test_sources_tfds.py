@@ -65,7 +65,7 @@ def test_examples_with_several_labels(prepared, kind):
   )
   assert set(found) == {(), (0,), (0, 1), (0, 1, 2)}
   for wrong in ('label', 'file_name', 'other'):
-    with pytest.raises(UserError, match="'label'; .*allowed: several"):
+    with pytest.raises(UserError, match=f"'{wrong}'; .*allowed: several"):
       plain.with_labels(wrong)
 
 

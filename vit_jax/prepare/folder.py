@@ -99,7 +99,8 @@ def check_name(name: str) -> None:
   """
   if not _NAME.fullmatch(name):
     raise UserError(
-      f'--name is {name!r}; give lower-case letters, digits and _: my_set.'
+      f'--name is {name!r}; allowed: lower-case letters, digits and _, as in '
+      '--name=my_set.'
     )
 
 

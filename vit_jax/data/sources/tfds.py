@@ -137,7 +137,7 @@ class Source(Records):
       UserError: the feature does not exist, or has other classes.
     """
     allowed = [k for k, v in self.features.items() if self._has_labels(v)]
-    check_choice(f'the sequence of labels in {self.name}', key, allowed)
+    check_choice(f'a sequence of labels of {self.name}', key, allowed)
     other = copy.copy(self)
     other._keys = (*self._keys[:2], key)
     return other
