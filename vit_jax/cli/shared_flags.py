@@ -142,7 +142,7 @@ def source_section(
     section[path_key] = data_dir
   if section['name'] == 'tfds' and not section.get('dataset'):
     raise UserError(
-      'these weights do not name their data: give --dataset=NAME of TFDS, or '
+      'these weights do not name their data. Give --dataset=NAME of TFDS, or '
       '--dataset=folder and --data_dir=DIR.'
     )
   return section
