@@ -276,6 +276,28 @@ def heads(
   )
 
 
+def components(
+  findings: Findings, photographs: Sequence[Photograph]
+) -> Iterator[Any]:
+  """Draws photographs and the principal components of their patches.
+
+  Reference: DINOv2, arXiv 2304.07193, Figure 1.
+  """
+  maps = findings.arrays['components']
+
+  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
+    _photograph(cells[0], photograph)
+    _map(cells[1], maps[index], photograph)
+
+  return _pages(
+    photographs,
+    len(maps),
+    'Patch tokens: the first three principal components as RGB',
+    ('image', 'components'),
+    draw,
+  )
+
+
 def reconstructions(findings: Findings) -> Iterator[Any]:
   """Draws inputs, visible patches and predictions.
 
@@ -327,9 +349,11 @@ def _photograph(axes: Any, photograph: Photograph) -> None:
 
 
 def _map(
-  axes: Any, weights: Float[np.ndarray, 'r c'], photograph: Photograph
+  axes: Any,
+  weights: Float[np.ndarray, 'r c'] | Float[np.ndarray, 'r c 3'],
+  photograph: Photograph,
 ) -> None:
-  """Draws weights of patches at their positions in the photograph."""
+  """Draws weights or colours of patches at their positions."""
   axes.imshow(
     weights,
     vmin=0,
@@ -432,6 +456,8 @@ def all_figures(
     figures['attention_distance'] = [distances(arrays['distance'], size)]
     figures['rollout'] = rollouts(findings, photographs)
     figures['heads'] = heads(findings, photographs)
+  if 'components' in arrays:
+    figures['components'] = components(findings, photographs)
   if 'predicted' in arrays:
     figures['reconstructions'] = reconstructions(findings)
   return figures

@@ -18,5 +18,6 @@ FIGURES = {
   'attention_distance': 'Attention distance (Figures 7, right, and 11)',
   'rollout': 'Attention rollout (Figures 6 and 14)',
   'heads': 'Single heads of the last layer',
+  'components': 'Principal components of patch tokens (DINOv2, Figure 1)',
   'reconstructions': 'Masked patches and their predictions',
 }
