@@ -272,7 +272,7 @@ def steps(weights: str, data_dir: str) -> None:
       '--config.schedule.warmup=0 steps',
       f'--config.schedule.base_lr={RATE}',
       '--config.model.dtype=float32',
-      f'--config.evals.test.split={TEST}',
+      '--config.evals.test.split=test[:16]',
       '--config.evals.test.every=100 %',
       '--config.log.every=1 steps',
       '--config.log.report=False',
@@ -297,7 +297,8 @@ def by_pytorch(weights: str, config: Any) -> list[float]:
   embeddings = model.embeddings
   # vit_jax interpolates the positions once and trains those of this size.
   with torch.no_grad():
-    empty = torch.zeros(1, 1 + (CIFAR // model.config.patch_size) ** 2, 1)
+    patches = (CIFAR // model.config.patch_size) ** 2
+    empty = torch.zeros(1, 1 + patches, model.config.hidden_size)
     table = embeddings.interpolate_pos_encoding(empty, CIFAR, CIFAR)
   embeddings.position_embeddings = torch.nn.Parameter(table.clone())
   head = torch.nn.Linear(model.config.hidden_size, config.num_classes)
