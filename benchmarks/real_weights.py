@@ -272,6 +272,8 @@ def steps(weights: str, data_dir: str) -> None:
       '--config.schedule.warmup=0 steps',
       f'--config.schedule.base_lr={RATE}',
       '--config.model.dtype=float32',
+      # As in PyTorch; otherwise, the patch embedding is converted.
+      '--config.model.pixels=imagenet',
       '--config.evals.test.split=test[:16]',
       '--config.evals.test.every=100 %',
       '--config.log.every=1 steps',
