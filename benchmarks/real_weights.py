@@ -128,7 +128,7 @@ def normalized(images: np.ndarray) -> Any:
   """Returns the input of transformers, float32 `[n, 3, y, x]`."""
   import torch
 
-  mean, std = (np.float32(values) for values in IMAGENET)
+  mean, std = (np.array(values, np.float32) for values in IMAGENET)
   pixels = (np.float32(images) / 255 - mean) / std
   return torch.tensor(np.moveaxis(pixels, -1, 1))
 
