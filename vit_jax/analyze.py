@@ -1,13 +1,13 @@
 """Draws figures of weights: python -m vit_jax.analyze --checkpoint=P --out=DIR.
 
 The figures are those of the paper: filters, similarity of position embeddings,
-attention distance, attention rollout and single heads. They are written as PNG,
-or as --format=pdf or svg, and their arrays as .npz. The images are
---images=FILE,…, all of which are drawn, or images of the run's evaluation
-split, preprocessed as in the evaluation. Without --out, the figures are written
-to the workdir and shown in its HTML report. --interactive also writes
-attention.html, on which the attention of every patch, layer and head can be
-explored.
+attention distance, attention rollout and single heads; and DINOv2's principal
+components of patch tokens. They are written as PNG, or as --format=pdf or svg,
+and their arrays as .npz. The images are --images=FILE,…, all of which are
+drawn, or images of the run's evaluation split, preprocessed as in the
+evaluation. Without --out, the figures are written to the workdir and shown in
+its HTML report. --interactive also writes attention.html, on which the
+attention of every patch, layer and head can be explored.
 
 `python -m vit_jax.analyze curves WORKDIR… --out=DIR` draws the curves of
 several runs over steps, epochs, images, core-days and exaFLOPs. `sizes` instead

@@ -45,7 +45,7 @@ def test_analyze_accepts_another_resolution(weights, tmp_path):
   np.testing.assert_allclose(saved['filters'], filters, atol=1e-5)
   for picture in out.glob('*.png'):
     assert cv2.imread(str(picture)) is not None
-  assert len(list(out.glob('*.png'))) == 5
+  assert len(list(out.glob('*.png'))) == 6
 
 
 @pytest.mark.slow
@@ -58,9 +58,11 @@ def test_all_files_are_drawn_in_the_given_format(weights, tmp_path):
   files = [str(folder / name) for name in ('a.png', 'b.png')] * 5
   pdf = plotting.Format('pdf', 50)
   found = analyze.run(str(folder / 'small.npz'), out, files, form=pdf)
-  for name in ('images', 'rollout', 'rollout_plain', 'heads'):
+  for name in ('images', 'rollout', 'rollout_plain', 'heads', 'components'):
     assert len(found.arrays[name]) == 10, name
-  names = 'attention_distance filters heads positions rollout'.split()
+  names = (
+    'attention_distance components filters heads positions rollout'.split()
+  )
   assert sorted(path.name for path in out.iterdir()) == sorted(
     ['figures.npz', 'figures.json', *(f'{name}.pdf' for name in names)]
   )

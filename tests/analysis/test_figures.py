@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.decomposition import PCA
 from tiny_vit import SIZES, images_of, noise_params
 
 from vit_jax.analysis import figures, gallery, plotting
@@ -98,6 +99,7 @@ def test_all_arrays_of_a_model_with_a_class_token(small, monkeypatch):
     'rollout': (3, 2, 3),
     'rollout_plain': (3, 2, 3),
     'heads': (3, 2, 2, 3),
+    'components': (3, 2, 3, 3),
     'distance': (5, 3, 2),
   }
   one_image = 4 * 3 * 2 * 7 * 7
@@ -107,10 +109,27 @@ def test_all_arrays_of_a_model_with_a_class_token(small, monkeypatch):
     np.testing.assert_allclose(parts.arrays[name], array, atol=1e-6)
 
 
+def test_components_of_patches_equal_those_of_scikit_learn(small):
+  """Of the patches of all images; each scaled to [0, 1]."""
+  model, params = small
+  images = pixels(4)
+  found = figures.examine(model, params, images).arrays['components']
+  inputs = np.float32(images) / 127.5 - 1
+  want = ('tokens',)
+  outputs = model.apply({'params': params}, inputs, method='predict', want=want)
+  tokens = np.asarray(outputs['tokens'], np.float64)[:, 1:].reshape(24, -1)
+  expected = PCA(3).fit_transform(tokens)
+  expected = (expected - expected.min(0)) / np.ptp(expected, axis=0)
+  for ours, theirs in zip(found.reshape(24, 3).T, expected.T, strict=True):
+    same = np.allclose(ours, theirs, atol=1e-4)
+    assert same or np.allclose(1 - ours, theirs, atol=1e-4)  # the sign is free
+
+
 def test_saved_figures_can_be_opened(small):
   pictures = gallery.all_figures(figures.examine(*small, pixels(2)))
   assert sorted(pictures) == [
     'attention_distance',
+    'components',
     'filters',
     'heads',
     'positions',

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import pytest
 
-from benchmarks import expected_losses, kernels
+from benchmarks import expected_losses, kernels, peers, real_weights
 from tests import cli
 from tests.faults.counts import ALL
 from vit_jax.plan import environment, topology
@@ -336,3 +336,21 @@ def test_expected_losses_of_the_faq():
   assert table in (cli.ROOT / 'docs/faq.md').read_text()
   # Nothing is started, because all runs are in the file.
   assert run('benchmarks/expected_losses.py').strip() == table
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_tokens_of_a_tiny_model_equal_those_of_transformers(tmp_path):
+  pytest.importorskip('torch')
+  peers.import_timm()
+  from transformers import Dinov2Config, Dinov2Model
+
+  sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+  config = Dinov2Config(**real_weights.ARCHITECTURE | sizes)
+  Dinov2Model(config).save_pretrained(tmp_path)
+  preprocessing = json.dumps(real_weights.PREPROCESSING)
+  (tmp_path / 'preprocessor_config.json').write_text(preprocessing)
+  out = run('-m', 'benchmarks.real_weights', 'tokens', str(tmp_path))
+  rows = [line.split('|') for line in out.splitlines()[2:]]
+  assert [row[1].strip() for row in rows] == ['518x518', '224x224', '112x168']
+  assert all(float(row[2]) < 1e-5 for row in rows)

@@ -16,7 +16,7 @@ from vit_jax.arrays import tree
 from vit_jax.data.images import channels
 from vit_jax.errors import UserError
 from vit_jax.objectives.contract import Objective
-from vit_jax.objectives.mixing import largest
+from vit_jax.objectives.mixing import largest, normalize
 
 PyTree = Any
 Grid = tuple[int, int]
@@ -35,8 +35,8 @@ class Findings(NamedTuple):
       cosine similarity of the learned position embeddings; `distance`
       `[n, layers, heads]`, attention distance in pixels; `rollout` and
       `rollout_plain` `[n, r, c]`, attention rollout with and without the
-      identity; and `heads` `[n, heads, r, c]`, attention of the
-      last layer's heads to the patches.
+      identity; `heads` `[n, heads, r, c]`, attention of the last layer's heads
+      to the patches; and `components` `[n, r, c, 3]`, see `patch_components`.
     missing: one line for each figure that this model does not support.
     by_token: whether the query of the attention maps is the class token;
       otherwise they are means over the queries of all patches.
@@ -85,8 +85,8 @@ def examine(
     params: parameters of the model.
     images: images preprocessed as for evaluation; attention distance is
       computed for all of them.
-    shown: number of images for which rollout, maps of single heads and
-      reconstructions are kept.
+    shown: number of images for which rollout, maps of single heads, components
+      of patches and reconstructions are kept.
     masked: training objective for images of this size, with its parameters;
       None if it does not hide patches.
   """
@@ -113,6 +113,9 @@ def examine(
   else:
     findings.arrays['similarity'] = similarity(table, grid)
   _attention(findings, model, params, images, grid, shown)
+  if grid and 'rollout' in findings.arrays:  # tokens are those of the patches
+    tokens = patch_tokens(model, params, images[:shown], grid)
+    findings.arrays['components'] = patch_components(tokens)
   if masked:
     findings.arrays.update(reconstructed(masked, images[:shown]))
   return findings
@@ -199,6 +202,47 @@ def attention_of(
     return outputs['attention']
 
   return attend
+
+
+def patch_tokens(
+  model: Any,
+  params: PyTree,
+  images: Integer[np.ndarray, 'n y x c'],
+  grid: Grid,
+) -> Float[np.ndarray, 'n rows columns d']:
+  """Computes the tokens of the patches after the last LayerNorm."""
+
+  def compute(params: PyTree, images: Any) -> Float[Array, 'n p d']:
+    outputs = model.apply(
+      {'params': params}, normalize(images), method='predict', want=('tokens',)
+    )
+    return outputs['tokens'][:, -grid[0] * grid[1] :]
+
+  compiled = jax.jit(compute)
+  tokens = [np.asarray(compiled(params, image[None])) for image in images]
+  return np.concatenate(tokens).reshape(len(images), *grid, -1)
+
+
+def patch_components(
+  tokens: Float[np.ndarray, 'n r c d'],
+) -> Float[np.ndarray, 'n r c 3']:
+  """Computes the first three principal components of tokens of patches.
+
+  The components are those of the patches of all images together, so that
+  similar patches have similar values in all of them. Each component is mapped
+  to [0, 1]; the entry of its direction with the largest magnitude is positive.
+
+  Reference: arXiv 2304.07193, Figure 1, without its removal of backgrounds.
+  """
+  flat = tokens.reshape(-1, tokens.shape[-1]).astype(np.float64)
+  flat = flat - flat.mean(0)
+  vectors = np.linalg.svd(flat, full_matrices=False)[2][:3]
+  largest = np.abs(vectors).argmax(axis=1)
+  signs = np.sign(vectors[np.arange(len(vectors)), largest])
+  values = flat @ (signs[:, None] * vectors).T
+  low, high = values.min(0), values.max(0)
+  scaled = (values - low) / np.maximum(high - low, 1e-30)
+  return scaled.reshape(*tokens.shape[:-1], -1)
 
 
 class Components(NamedTuple):
