@@ -36,6 +36,7 @@ FIGURES = {
   'attention_distance': 'Attention distance (Figures 7, right, and 11)',
   'rollout': 'Attention rollout (Figures 6 and 14)',
   'heads': 'Single heads of the last layer',
+  'components': 'Principal components of patch tokens (DINOv2, Figure 1)',
   'reconstructions': 'Masked patches and their predictions',
 }
 _MAX_HEADS = 12  # number of heads drawn for a layer
@@ -295,6 +296,28 @@ def heads(
   )
 
 
+def components(
+  findings: Findings, photographs: Sequence[Photograph]
+) -> Iterator[Any]:
+  """Draws photographs and the principal components of their patches.
+
+  Reference: DINOv2, arXiv 2304.07193, Figure 1.
+  """
+  maps = findings.arrays['components']
+
+  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
+    _photograph(cells[0], photograph)
+    _map(cells[1], maps[index], photograph)
+
+  return _pages(
+    photographs,
+    len(maps),
+    'Patch tokens: the first three principal components as RGB',
+    ('image', 'components'),
+    draw,
+  )
+
+
 def reconstructions(findings: Findings) -> Iterator[Any]:
   """Draws inputs, visible patches and predictions.
 
@@ -341,9 +364,11 @@ def _photograph(axes: Any, photograph: Photograph) -> None:
 
 
 def _map(
-  axes: Any, weights: Float[np.ndarray, 'r c'], photograph: Photograph
+  axes: Any,
+  weights: Float[np.ndarray, 'r c'] | Float[np.ndarray, 'r c 3'],
+  photograph: Photograph,
 ) -> None:
-  """Draws weights of patches at their positions in the photograph."""
+  """Draws weights or colours of patches at their positions."""
   axes.imshow(
     weights,
     vmin=0,
@@ -438,6 +463,8 @@ def all_figures(
     drawn['attention_distance'] = [distances(arrays['distance'], size)]
     drawn['rollout'] = rollouts(findings, photographs)
     drawn['heads'] = heads(findings, photographs)
+  if 'components' in arrays:
+    drawn['components'] = components(findings, photographs)
   if 'predicted' in arrays:
     drawn['reconstructions'] = reconstructions(findings)
   return drawn
