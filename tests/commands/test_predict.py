@@ -11,6 +11,7 @@ from PIL import Image
 from tiny_vit import save_classifier
 
 from vit_jax import predict
+from vit_jax.cli import shared_flags
 from vit_jax.errors import UserError
 
 
@@ -53,20 +54,20 @@ def command(tmp_path, capsys):
 
 def test_images_of_files_directories_and_patterns(photos):
   """They are sorted within each argument; other extensions are left out."""
-  everything = predict.image_paths([str(photos)])
+  everything = shared_flags.image_paths([str(photos)])
   assert len(everything) == 40 and everything == sorted(everything)
   pattern = f'{photos}/b/0*'
-  assert predict.image_paths([pattern]) == [
+  assert shared_flags.image_paths([pattern]) == [
     f'{photos}/b/{i:02d}.PNG' for i in (1, 3, 5, 7, 9)
   ]
   odd = photos / 'x[1].png'
   odd.write_bytes(b'')
-  assert predict.image_paths([str(odd), 'gs://b/y.png']) == [
+  assert shared_flags.image_paths([str(odd), 'gs://b/y.png']) == [
     str(odd),
     'gs://b/y.png',
   ]
   with pytest.raises(UserError, match=r'\*\.jpg matches no image'):
-    predict.image_paths([f'{photos}/*.jpg'])
+    shared_flags.image_paths([f'{photos}/*.jpg'])
 
 
 def test_predict_continues_after_a_bad_file(photos, command):
@@ -75,7 +76,7 @@ def test_predict_continues_after_a_bad_file(photos, command):
   lines = [json.loads(line) for line in out.splitlines()]
   bad = f'{photos}/a/38.PNG'
   expected = [
-    path for path in predict.image_paths([str(photos)]) if path != bad
+    path for path in shared_flags.image_paths([str(photos)]) if path != bad
   ]
   assert [line['image'] for line in lines] == expected
   assert '1 of 40 images' in error and f'{bad} is not an image' in error
