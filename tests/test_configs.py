@@ -367,7 +367,7 @@ def test_finetuning_crops(config):
   assert (default.crop, default.min_area) == ('inception', 0.05)
   bits = loading.load(f'configs/{config},crop=bit').augment
   assert bits.crop == 'squash' and round(384 * bits.enlarge) == 448
-  with pytest.raises(UserError, match="crop='bat'.*bit"):
+  with pytest.raises(UserError, match="crop is 'bat'.*bit"):
     loading.load(f'configs/{config},crop=bat')
 
 

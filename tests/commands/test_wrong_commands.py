@@ -45,7 +45,7 @@ ROWS = [
     "model.widht is not a key; did you mean 'width'",
   ),
   ((*QUICK, '--config.batch_size=many'), "batch_size is 'many'"),
-  ((*QUICK, '--config.model.variant=Q/16'), 'Ti|S|B|L|H|g'),
+  ((*QUICK, '--config.model.variant=Q/16'), 'g/16, S/16'),
   ((*QUICK, '--config.image_size=17'), 'not divisible by the patch size 4'),
   ((*QUICK, '--config.micro_batches=3'), 'a multiple of 24'),
   ((*QUICK, '--config.total=20'), 'steps, epochs'),

@@ -175,7 +175,11 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
       return getattr(module, symbol)
   except ModuleNotFoundError as error:
     if not f'{path}.'.startswith(f'{error.name}.'):
-      raise UserError(f'{path} needs: pip install {error.name}.') from error
+      package = str(error.name).partition('.')[0]
+      raise UserError(
+        f'{path} needs {error.name!r}, which is not installed: pip install '
+        f'{package}.'
+      ) from error
     reason = f'there is no module {path} in PYTHONPATH'
   raise UserError(
     f'the name {name!r} is unknown, because {reason}; '

@@ -144,8 +144,10 @@ def example(
   if label_key is not None:
     labels = values[label_key].int64_list.value if label_key in values else []
   if len(images) != 1 or len(labels) != 1:
-    keys = f'{image_key!r}, {label_key!r}'
-    raise DecodeError(f'{len(images)} and {len(labels)} of {keys}, not one')
+    raise DecodeError(
+      f'has {len(images)} images ({image_key!r}) and {len(labels)} labels '
+      f'({label_key!r}), not one of each'
+    )
   parsed = {'image': images[0], 'label': labels[0]}
   if several_key:
     parsed[several_key] = list(values[several_key].int64_list.value)
