@@ -58,10 +58,9 @@ def _select_step(workdir: str, step: str) -> epath.Path:
     best = metric and steps.best_step(newest.parent, available, metric)[0]
     step = str(best[0]) if best else step
   if step not in map(str, available):
-    names = ', '.join(map(str, available))
     raise UserError(
-      f'{workdir}@{step} does not exist; give one of the steps {names}, or best '
-      'if the run has evaluated the metric of config.checkpoint.best.'
+      f'{workdir}@{step} does not exist; give one of the steps {available}, or '
+      'best if the metric of config.checkpoint.best was evaluated.'
     )
   return newest.parent / step
 
