@@ -127,6 +127,8 @@ def _weights(study: grid.Study, values: Sequence[str]) -> dict[str, str]:
 def _print_cost(graph: Graph, topology: str) -> None:
   """Prints the predicted cost of the pre-trainings of each row as a table.
 
+  A run that branches from another one costs its own steps only.
+
   Args:
     graph: jobs of the study.
     topology: devices of each run, as in `plan --topology`.
@@ -140,11 +142,16 @@ def _print_cost(graph: Graph, topology: str) -> None:
     if not pretrain:
       continue
     log.info('planning the row %s', name)
-    words = [f for f in pretrain[0].flags if not f.startswith('--workdir=')]
+    words = [
+      flag
+      for flag in pretrain[0].flags
+      if not flag.startswith(('--workdir=', '--branch_from='))
+    ]
     plan = process.plan([*words, f'--topology={topology}'])
     seconds, days = plan['predicted_step_seconds'], plan['predicted_core_days']
     step = cost = '–'  # on this machine, or without a compiler for GPUs
     if days is not None:
+      days *= 1 - (pretrain[0].branch_step or 0) / plan['total_steps']
       step, cost = f'{seconds:.4f}', f'{len(pretrain) * days:,.1f}'
       total += len(pretrain) * days if plan['fits'] else 0
     fits = 'yes' if plan['fits'] else 'no'

@@ -18,6 +18,7 @@ from vit_jax.config.schema import flatten
 from vit_jax.errors import UserError
 from vit_jax.sweeps import chart, execution, grid, jobs, tables
 from vit_jax.sweeps.grid import (
+  Branch,
   Derived,
   Evaluation,
   Figure,
@@ -158,6 +159,43 @@ def test_transfers_follow_their_pretraining(tmp_path, capsys):
     command.run(one, str(tmp_path), print_jobs=True)
 
 
+def test_branches_start_from_steps_of_another_run(tmp_path):
+  """Each seed branches from its own run, when that is finished."""
+  seeds = (0, 1)
+  rows = {'long': row(seeds), 'short': row(seeds, branch=Branch('long', 3))}
+  study = Study(title='s', rows=rows)
+
+  def ready():
+    graph = graph_of(study, tmp_path)
+    return [job for job in ready_jobs(graph) if job.command == 'train']
+
+  trunks = ready()
+  assert [job.directory for job in trunks] == ['long/pretrain'] * 2
+  for job in trunks:
+    finish(job, 0.5)
+  branches = ready()
+  assert [job.directory for job in branches] == ['short/pretrain'] * 2
+  for trunk, job in zip(trunks, branches, strict=True):
+    assert job.flags[-1] == f'--branch_from={trunk.workdir}@3'
+    assert not any('init_from' in flag for flag in job.flags)
+  given = graph_of(study, tmp_path / 'given', ['long'])['short']
+  assert given[grid.UPSTREAM][0].flags[-1] == '--branch_from=w@3'
+
+
+def test_lengths_branch_at_their_cooldowns():
+  """Each branch begins where its cool-down does, at a step that is saved."""
+  for model in ('digits', 'B/16'):
+    rows = grid.load_study(f'configs/studies/lengths.py:model={model}').rows
+    keys = rows.pop('constant').pretrain.flags
+    every = int(keys['checkpoint.every'].split()[0])
+    for row_of_length in rows.values():
+      flags, step = row_of_length.pretrain.flags, row_of_length.branch.step
+      total = int(flags['total'].split()[0])
+      assert step == total - round(flags['schedule.cooldown'] * total)
+      assert step % every == 0 and step // every <= keys['checkpoint.keep']
+      assert step <= int(keys['total'].split()[0])
+
+
 def test_given_weights_replace_a_pretraining(tmp_path, caplog):
   """Nothing is trained for the row; rows without weights are left out."""
   rows = {'a': row(), 'b': row(), 'c': Row(pretrain=None, transfers=TRANSFERS)}
@@ -203,10 +241,13 @@ def test_progress_counts_the_whole_study(tmp_path, monkeypatch, caplog):
 def test_the_predicted_cost(monkeypatch, capsys):
   """It is multiplied by the seeds; what does not fit is not in the total."""
   rows = {'a': row(seeds=(0, 1)), 'big': row(), 'given': row()}
+  rows['short'] = row(branch=Branch('a', 3))
   plan = {'peak_bytes_per_device': 3 * 2**30, 'predicted_step_seconds': 0.5}
+  plan['total_steps'] = 4
   answers = [
     plan | {'fits': True, 'predicted_core_days': 2},
     plan | {'fits': False, 'predicted_core_days': 7},
+    plan | {'fits': True, 'predicted_core_days': 2},
   ]
   planned = []
 
@@ -227,7 +268,8 @@ def test_the_predicted_cost(monkeypatch, capsys):
   assert lines[2:] == [
     '| a | 2 | yes | 3.00 GiB | 0.5000 | 4.0 |',
     '| big | 1 | no | 3.00 GiB | 0.5000 | 7.0 |',
-    '| total of what fits |  |  |  |  | 4.0 |',
+    '| short | 1 | yes | 3.00 GiB | 0.5000 | 0.5 |',
+    '| total of what fits |  |  |  |  | 4.5 |',
   ]
 
 
@@ -452,6 +494,16 @@ def test_figure_orders_points_by_x(tmp_path):
     (lambda: row(derived={'d': Derived('A', max)}), "'d' is 'A'"),
     (lambda: Study(title='s', rows={}), 'has no rows'),
     (
+      lambda: Study(title='s', rows={'a': row(branch=Branch('b', 1))}),
+      "Row.branch of 'a'",
+    ),
+    (
+      lambda: Study(
+        title='s', rows={'a': row(), 'b': row((0, 1), branch=Branch('a', 1))}
+      ),
+      r"seeds of 'b' are \[0, 1\]",
+    ),
+    (
       lambda: Row(pretrain=None, transfers={'B': OtherMetric('A', 'x/y')}),
       "x/y is 'A'",
     ),
@@ -499,6 +551,8 @@ SHIPPED = [
   ('fewshot.py:figure=13', 6, {}),
   ('fewshot.py:figure=13,x=speed', 6, {}),
   ('position_similarity.py', 3, {}),
+  ('lengths.py', 4, {}),
+  ('lengths.py:model=L/16,separate=1', 2, {}),
 ]
 
 

@@ -182,6 +182,18 @@ class Published(NamedTuple):
   place: float | None = None
 
 
+class Branch(NamedTuple):
+  """A step of another row's pre-training, see `train --branch_from`.
+
+  Attributes:
+    row: name of the other row, which stands before this one.
+    step: number of its updates.
+  """
+
+  row: str
+  step: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
   """A pre-training, and the transfers of its weights.
@@ -189,6 +201,8 @@ class Row:
   Attributes:
     pretrain: config and seeds of the pre-training; its metric is the column
       `UPSTREAM`. None if --weights must specify the weights.
+    branch: the step at which the pre-training begins, with the whole state of
+      another row's run; None for a run from the start.
     transfers: transfers by column, or by 'COLUMN/NAME'. The transfers of a
       column, for example 'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
     derived: columns that are computed from the transfers, by column.
@@ -204,6 +218,7 @@ class Row:
   """
 
   pretrain: Stage | None
+  branch: Branch | None = None
   transfers: Mapping[str, Transfer] = dataclasses.field(default_factory=dict)
   derived: Mapping[str, Derived] = dataclasses.field(default_factory=dict)
   paper: Mapping[str, Number] = dataclasses.field(default_factory=dict)
@@ -267,6 +282,18 @@ class Study:
       )
     if self.figure is not None:
       check_choice('Figure.x', self.figure.x, AXES)
+    seeds: dict[str, Sequence[int]] = {}  # of the rows before
+    for name, row in self.rows.items():
+      if row.branch is not None:
+        check_choice(f'Row.branch of {name!r}', row.branch.row, seeds)
+      if row.pretrain is None:
+        continue
+      seeds[name] = row.pretrain.seeds
+      if row.branch and not {*seeds[name]} <= {*seeds[row.branch.row]}:
+        raise UserError(
+          f'the seeds of {name!r} are {[*seeds[name]]}, but the run that it '
+          f'branches from has {[*seeds[row.branch.row]]}: give it these, too.'
+        )
 
 
 def load_sweep(path: str) -> Sweep:

@@ -43,6 +43,8 @@ class Job:
     dev: jobs of the dev stage, whose best setting is used.
     weights: pre-training whose weights are transferred, or their path; None for
       initial weights.
+    branch_step: step of the run `weights` whose whole state the run starts
+      from; None if only weights are transferred.
     early_stopping: whether transfers of this job's weights start from its best
       checkpoint instead of the last one.
   """
@@ -57,6 +59,7 @@ class Job:
   seed: int = 0
   dev: Sequence['Job'] = ()
   weights: 'Job | str | None' = None
+  branch_step: int | None = None
   early_stopping: bool = False
 
   @property
@@ -141,7 +144,8 @@ class Job:
     """All flags of the command, including the workdir."""
     weights, definition = self.weights, self.definition
     if isinstance(weights, Job):
-      weights = weights.trained
+      is_branch = self.branch_step is not None
+      weights = weights.workdir if is_branch else weights.trained
     if isinstance(definition, Evaluation):
       flags = [f'--checkpoint={weights}', f'--evaluator={definition.evaluator}']
       flags += [f'--dataset={definition.dataset}'] * bool(definition.dataset)
@@ -153,7 +157,9 @@ class Job:
       keys = {**definition.flags, **self.setting, 'seed': self.seed}
     flags += [f'--config.{key}={value}' for key, value in keys.items()]
     flags += self.extra_flags
-    if weights is not None and not isinstance(definition, Evaluation):
+    if self.branch_step is not None:
+      flags.append(f'--branch_from={weights}@{self.branch_step}')
+    elif weights is not None and not isinstance(definition, Evaluation):
       flags.append(f'--config.init_from={weights}')
     return flags
 
@@ -246,7 +252,7 @@ def of_study(
     pretrain_flags: flags '--config.KEY=value' for pre-trainings only.
     weights: paths of weights that replace pre-trainings, by row.
   """
-  graph = {}
+  graph: dict[str, dict[str, list[Job]]] = {}
   for name, row in study.rows.items():
     folder, columns = directory(name), {}
     sources: dict[str, Job | str] = {}
@@ -255,7 +261,7 @@ def of_study(
     elif row.pretrain is not None:
       task = Task(command='train', final=row.pretrain)
       columns[grid.UPSTREAM] = [
-        dataclasses.replace(job, early_stopping=row.early_stopping)
+        _begun(job, row, graph, weights)
         for job in _of_task(
           root, f'{folder}/pretrain', task, [*flags, *pretrain_flags]
         )
@@ -272,6 +278,29 @@ def of_study(
       ]
     graph[name] = columns
   return graph
+
+
+def _begun(
+  job: Job, row: grid.Row, graph: Graph, weights: Mapping[str, str]
+) -> Job:
+  """Returns the pre-training of a row with the run that it branches from.
+
+  Args:
+    job: pre-training from the start.
+    row: its row.
+    graph: jobs of the rows before.
+    weights: paths that replace pre-trainings, by row.
+  """
+  job = dataclasses.replace(job, early_stopping=row.early_stopping)
+  if row.branch is None:
+    return job
+  runs = graph[row.branch.row].get(grid.UPSTREAM, ())
+  trunk = {run.seed: run for run in runs}
+  return dataclasses.replace(
+    job,
+    weights=trunk[job.seed] if trunk else weights[row.branch.row],
+    branch_step=row.branch.step,
+  )
 
 
 def _of_transfer(
