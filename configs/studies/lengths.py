@@ -53,6 +53,7 @@ def get_study(argument: str | None = None) -> Study:
       'total': f'{starts[-1]} steps',
       'checkpoint.every': f'{every} steps',
       'checkpoint.keep': starts[-1] // every,
+      'checkpoint.best': None,  # otherwise, steps of evaluations count, too
     }
     rows['constant'] = Row(pretrain=Stage(path, metric, flags | keys))
   for length, start in zip(lengths, starts, strict=True):

@@ -188,6 +188,7 @@ def test_lengths_branch_at_their_cooldowns():
     rows = grid.load_study(f'configs/studies/lengths.py:model={model}').rows
     keys = rows.pop('constant').pretrain.flags
     every = int(keys['checkpoint.every'].split()[0])
+    assert keys['checkpoint.best'] is None  # whose steps count in `keep`
     for row_of_length in rows.values():
       flags, step = row_of_length.pretrain.flags, row_of_length.branch.step
       total = int(flags['total'].split()[0])
