@@ -118,6 +118,16 @@ class Checkpointer:
     """
     return steps.latest(self.root)
 
+  def describe_newest(self) -> str:
+    """Returns a description of the newest step on disk, for messages."""
+    try:
+      latest = self.latest_step()
+    except StorageError as error:
+      return str(error).rstrip('.')
+    if latest is None:
+      return f'{self.root} contains no step'
+    return f'the newest saved step of {self.root} is {latest}'
+
   def read_about(self, step: int) -> dict[str, Any]:
     """Reads the item `about` of a step; see `weights.load_about`."""
     return weights.load_about(self.root / str(step))
