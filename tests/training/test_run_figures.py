@@ -62,6 +62,7 @@ def test_figures_are_drawn_at_the_end(tmp_path):
     'images': f'5 of {setting.open_source("test").name}',
     'figures': [
       'attention_distance',
+      'components',
       'filters',
       'heads',
       'positions',

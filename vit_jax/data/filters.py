@@ -321,8 +321,8 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
   """Reads a list; returns {part: {position: content of the line}}."""
   if not path.exists():
     raise UserError(
-      f'{path} does not exist.{paths.nearest(path)} If the list was moved, give '
-      '--config.train.leave_out=PATH.'
+      f'{path} does not exist.{paths.nearest(path)} If the list was moved, '
+      'give --config.train.leave_out=PATH.'
     )
   by_part: dict[str, dict[int, dict[str, Any]]] = {}
   for line, entry in jsonl.read(path):
