@@ -83,7 +83,10 @@ def test_kernels_and_plain_attention_give_the_same_figures():
     ]
   np.testing.assert_allclose(*logits, atol=1e-4)
   for name, array in found[0].arrays.items():
-    np.testing.assert_array_equal(array, found[1].arrays[name], name)
+    # Attention maps are computed without kernels, tokens with them.
+    atol = 1e-5 if name == 'components' else 0
+    other = found[1].arrays[name]
+    np.testing.assert_allclose(array, other, rtol=0, atol=atol, err_msg=name)
 
 
 def test_all_arrays_of_a_model_with_a_class_token(small, monkeypatch):
