@@ -38,7 +38,7 @@ log = logging.getLogger('vit_jax')
 
 
 def define_flags() -> None:
-  """Defines the flags of this execution."""
+  """Defines the flags of this command."""
   execution.define_flags('study', 'studies')
   flags.DEFINE_multi_string(
     'weights', [], 'ROW=PATH: weights instead of pre-training; repeatable.'

@@ -24,7 +24,7 @@ from vit_jax.sweeps.jobs import Graph
 
 
 def define_flags() -> None:
-  """Defines the flags of this execution."""
+  """Defines the flags of this command."""
   execution.define_flags('sweep', 'sweeps')
 
 

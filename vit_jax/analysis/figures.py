@@ -230,16 +230,13 @@ def patch_components(
 
   The components are those of the patches of all images together, so that
   similar patches have similar values in all of them. Each component is mapped
-  to [0, 1]; the entry of its direction with the largest magnitude is positive.
+  to [0, 1].
 
   Reference: arXiv 2304.07193, Figure 1, without its removal of backgrounds.
   """
   flat = tokens.reshape(-1, tokens.shape[-1]).astype(np.float64)
-  flat = flat - flat.mean(0)
-  vectors = np.linalg.svd(flat, full_matrices=False)[2][:3]
-  largest = np.abs(vectors).argmax(axis=1)
-  signs = np.sign(vectors[np.arange(len(vectors)), largest])
-  values = flat @ (signs[:, None] * vectors).T
+  directions, _ = _principal(flat)
+  values = (flat - flat.mean(0)) @ directions[:3].T
   low, high = values.min(0), values.max(0)
   scaled = (values - low) / np.maximum(high - low, 1e-30)
   return scaled.reshape(*tokens.shape[:-1], -1)
@@ -271,14 +268,23 @@ def components(
   """
   *shape, width = kernel.shape
   filters = kernel.reshape(-1, width).T.astype(np.float64)  # [d, y x 3]
-  _, sizes, vectors = np.linalg.svd(filters - filters.mean(0), False)
-  vectors, variances = vectors[:count], sizes**2
+  directions, variances = _principal(filters)
+  fractions = variances / max(variances.sum(), 1e-300)
+  return Components(directions[:count].reshape(-1, *shape), fractions[:count])
+
+
+def _principal(
+  rows: Float[np.ndarray, 'n d'],
+) -> tuple[Float[np.ndarray, 'k d'], Float[np.ndarray, ' k']]:
+  """Returns the principal directions of rows, and variances times n.
+
+  Directions have norm 1 and are in descending order of variance; the entry of
+  each with the largest magnitude is positive.
+  """
+  _, sizes, vectors = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
   largest = np.abs(vectors).argmax(axis=1)
   signs = np.sign(vectors[np.arange(len(vectors)), largest])
-  fractions = variances / max(variances.sum(), 1e-300)
-  return Components(
-    (vectors * signs[:, None]).reshape(-1, *shape), fractions[: len(vectors)]
-  )
+  return vectors * signs[:, None], sizes**2
 
 
 def first_kernel(

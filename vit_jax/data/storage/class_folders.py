@@ -53,11 +53,8 @@ class Classes:
     self.keys = list(keys)
     self.names = list(self.keys if names is None else names)
     # macOS may store names in another normal form of Unicode than Linux.
-    self._index = {
-      name: label
-      for form in (lambda key: unicodedata.normalize('NFC', key), str)
-      for label, name in enumerate(map(form, self.keys))
-    }
+    self._index = {_composed(key): i for i, key in enumerate(self.keys)}
+    self._index |= {key: i for i, key in enumerate(self.keys)}
 
   def label(self, key: str, where: str) -> int:
     """Returns the label of a class.
@@ -69,13 +66,18 @@ class Classes:
     Raises:
       UserError: the class does not exist.
     """
-    for name in (key, unicodedata.normalize('NFC', key)):
-      if name in self._index:
-        return self._index[name]
-    raise UserError(
-      f'{where} has the class {key!r}, which is not one of the '
-      f'{len(self.keys)} classes; {closest(key, self.keys)}.'
-    )
+    label = self._index.get(key, self._index.get(_composed(key)))
+    if label is None:
+      raise UserError(
+        f'{where} has the class {key!r}, which is not one of the '
+        f'{len(self.keys)} classes; {closest(key, self.keys)}.'
+      )
+    return label
+
+
+def _composed(name: str) -> str:
+  """Returns a name in Unicode's composed normal form (NFC)."""
+  return unicodedata.normalize('NFC', name)
 
 
 def of_unlabelled(key: str) -> Classes:

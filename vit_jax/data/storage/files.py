@@ -35,7 +35,7 @@ _NO_FILE = (  # errors of a single file; others concern the disk or network
   NotADirectoryError,
 )
 _SOURCES = 8  # sources among which the limit on open files is divided
-_NO_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP)
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _CHUNK = 1 << 20  # names hashed at once
 
 
@@ -105,12 +105,12 @@ def read_image(path: str) -> bytes:
   """
   try:
     return read(path)
-  except (OSError, ValueError) as error:  # ValueError: NUL in the path
-    number = getattr(error, 'errno', errno.ENOENT)
-    if not isinstance(error, _NO_FILE) and number not in _NO_PATH:
+  except OSError as error:
+    if not isinstance(error, _NO_FILE) and error.errno not in _NO_PATH:
       raise
-    reason = getattr(error, 'strerror', None) or error
-    raise DecodeError(f'no file to read: {reason}') from error
+    raise DecodeError(f'no file to read: {error.strerror or error}') from error
+  except ValueError as error:  # NUL in the path
+    raise DecodeError(f'no file to read: {error}') from error
 
 
 def read_text(path: str, key: str) -> str:
