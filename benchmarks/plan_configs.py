@@ -3,7 +3,8 @@
   python benchmarks/plan_configs.py [PATTERN]
 
 `python -m vit_jax.configs` shows these rows next to the published results. Each
-row is one config as it is shipped, compiled for one topology (minutes per row).
+row is one config as it is shipped, compiled for one topology (minutes per row;
+GPUs need the extra `plan-gpu`).
 PATTERN is a regular expression that `CONFIG TOPOLOGY` must contain; --list
 shows
 them. A row that exists for the same config and compiler is kept, except with
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from typing import Any
 
+from vit_jax.arrays import devices
 from vit_jax.plan import environment
 
 VIT = 'configs/vit.py:variant='
@@ -43,13 +45,48 @@ ROWS = [
   f'{VIT}L/32,data=i21k v3:4x4',
   'configs/deit.py:model=Ti v3:4x4',
   'configs/masked_patch.py v3:4x4',
+  'configs/dinov2.py:recipe=short,model=L v3:4x4',
+  'configs/dinov2.py:recipe=short,model=L v5e:8x8',
+  'configs/dinov2.py:recipe=long,model=L v5e:8x8',
+  'configs/vit5.py:model=B v3:4x4',
+  *(
+    f'configs/{name} h100:1x8'
+    for name in (
+      'augreg.py:model=B/16,data=i21k',
+      'deit.py:model=B',
+      'deit.py:model=S',
+      'deit3.py:model=B',
+      'dino.py:recipe=released,variant=S/16',
+      'dino.py:recipe=vanilla,variant=S/16',
+      'dinov2.py:recipe=short,model=L',
+      'dinov2.py:recipe=long,model=L',
+      'finetune_imagenet.py',
+      'finetune_mae.py',
+      'l16_i21k.py',
+      'mae.py:model=B,gpu=80',
+      'mae.py:model=L,gpu=80',
+      'masked_patch.py',
+      'noisy_student.py',
+      'resnet.py:variant=R50x1',
+      's16_i1k.py:epochs=90',
+      'swin_i1k.py:variant=T',
+      'vit.py:variant=B/16,data=i21k,gpu=80',
+      'vit.py:variant=B/32,data=i21k,gpu=80',
+      'vit.py:variant=H/14,data=jft,gpu=80',
+      'vit.py:variant=L/16,data=i21k,gpu=80',
+      'vit5.py:model=B',
+    )
+  ),
+  'configs/cifar10.py h100:1x1',
 ]
-PACKAGES = ('jax', 'libtpu')
 
 
-def made_by() -> dict[str, str]:
+def made_by(target: str) -> dict[str, str]:
   """Returns the compiler's versions; rows of other versions are stale."""
-  return {name: importlib.metadata.version(name) for name in PACKAGES}
+  gpus = devices.parse_gpus(target) is not None
+  compiler = 'jax-cuda12-plugin' if gpus else 'libtpu'
+  version = importlib.metadata.version
+  return {'jax': version('jax'), 'compiler': f'{compiler} {version(compiler)}'}
 
 
 def commit() -> str:
@@ -82,19 +119,24 @@ def row(name: str, target: str, resolved: Any) -> dict[str, Any]:
     'gib': _rounded(made.peak_bytes_per_device / 2**30),
     'date': datetime.date.today().isoformat(),
     'commit': commit(),
-  } | made_by()
+  } | made_by(target)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
   """Returns the rows as the Markdown table of docs/paper.md."""
-  head = 'config | topology | core-days | MFU, % | images/s | GiB per device'
+  from vit_jax.config import predicted
+
+  head = (
+    'config | topology | core-days or GPU-days | MFU, % | images/s | '
+    'GiB per device'
+  )
   lines = [f'| {head} |', '|' + '---|' * 6]
   for row in rows:
     name = row['config'].removeprefix('configs/')
     cells = (
       f'`{name}`',
       row['topology'],
-      f'{row["core_days"]:,.0f}',
+      predicted.days(row),
       f'{row["mfu"]:.0%}'.rstrip('%'),
       f'{row["images_per_second"]:,.0f}',
       f'{row["gib"]:.1f}',
@@ -129,7 +171,7 @@ def main() -> None:
   for name, target in map(str.split, wanted):
     config = loading.load(name)
     key = {'config': name, 'topology': target}
-    key |= made_by() | {'hash': predicted.fingerprint(config)}
+    key |= made_by(target) | {'hash': predicted.fingerprint(config)}
     if not arguments.again and any(
       key.items() <= r.items() for r in predicted.read()
     ):

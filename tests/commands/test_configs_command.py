@@ -62,7 +62,7 @@ def test_predicted_costs_are_shown(capsys, monkeypatch, tmp_path):
   known = predicted.fingerprint(loading.load(name))
   row = dict(config=name, topology='v3:4x4', core_days=1234.5, mfu=0.456)
   row |= dict(images_per_second=9876.0, gib=7.25, hash=known)
-  row |= dict(date='2026-01-02', libtpu='0.0.1')
+  row |= dict(date='2026-01-02', compiler='libtpu 0.0.1')
   lost = row | {'config': 'configs/deit.py:model=X'}
   rows = [row, row | {'hash': 'other'}, row | {'core_days': None}, lost]
   (tmp_path / 'predicted.json').write_text(json.dumps(rows))
@@ -130,7 +130,7 @@ def test_shipped_predictions_are_current():
   assert rows
   for row in rows:
     assert predicted.is_current(row), (row['config'], row['topology'])
-    assert {'topology', 'hash', 'commit', 'jax', 'libtpu', 'date'} <= row.keys()
+    assert {'topology', 'hash', 'commit', 'jax', 'compiler', 'date'} <= row.keys()
 
 
 @pytest.mark.slow

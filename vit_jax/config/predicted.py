@@ -94,11 +94,17 @@ def line(row: dict[str, Any]) -> str:
     return f'  {run}: the config has changed since it was planned; run plan'
   if row['core_days'] is None:
     return f'  {run}: does not fit'
+  unit = 'core-days' if row['compiler'].startswith('libtpu') else 'GPU-days'
   return (
-    f'  {run}: {row["core_days"]:,.0f} core-days, {row["mfu"]:.0%} MFU, '
+    f'  {run}: {days(row)} {unit}, {row["mfu"]:.0%} MFU, '
     f'{row["images_per_second"]:,.0f} images/s, {row["gib"]:.1f} GiB per '
-    f'device ({row["date"]}, libtpu {row["libtpu"]})'
+    f'device ({row["date"]}, {row["compiler"]})'
   )
+
+
+def days(row: dict[str, Any]) -> str:
+  """Returns the days of TensorCores or GPUs, with two digits at least."""
+  return f'{row["core_days"]:,.{0 if row["core_days"] >= 10 else 1}f}'
 
 
 def is_current(row: dict[str, Any]) -> bool:
