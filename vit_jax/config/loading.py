@@ -15,11 +15,10 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-import vit_jax
 from vit_jax.config.schema import Config, complete, without_removed
 from vit_jax.errors import UserError, closest
 
-_PACKAGE = pathlib.Path(vit_jax.__file__).parent
+_PACKAGE = pathlib.Path(__file__).parents[1]
 # Functions that a file can define, and the command that calls each of them.
 _COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
 

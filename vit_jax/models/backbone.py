@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from vit_jax.arrays.pixels import IMAGENET, MAX_CHANNELS, NONE
 from vit_jax.config import schema
-from vit_jax.data.augment import presets
-from vit_jax.data.images.channels import MAX_CHANNELS
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.attention.attention import unsupported
 from vit_jax.models.contract import (
@@ -41,8 +40,8 @@ OF_VARIANT: Any = None
 DTYPES = ('bfloat16', 'float32')
 # Units of the pixels that a patch embedding receives (`model.pixels`).
 STATISTICS: dict[str, Statistics] = {
-  'symmetric': presets.NONE,
-  'imagenet': presets.IMAGENET,
+  'symmetric': NONE,
+  'imagenet': IMAGENET,
 }
 MAX_SIZE = 2**31 - 1  # the largest dimension of an XLA array
 

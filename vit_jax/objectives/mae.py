@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
-from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import check_range
 from vit_jax.models.contract import Model, Patches, Size, is_symmetric

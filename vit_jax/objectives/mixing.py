@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt16
 from scipy.special import betaincinv
 
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import check_range
 
 Images = UInt8[Array, 'n y x c'] | UInt16[Array, 'n y x c']

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax import checkpoint
 from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
+from vit_jax.checkpoint import latest_step
 from vit_jax.config import schema
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
@@ -96,7 +96,7 @@ def _read(
   config: Config, folder: epath.Path
 ) -> tuple[int | None, str, Results | None]:
   """Returns the newest step, the plateau at which the run ended, `results`."""
-  step = checkpoint.latest_step(folder / 'checkpoints')
+  step = latest_step(folder / 'checkpoints')
   if not step:
     return step, '', None
   plateau = guards.plateau(folder, config)

@@ -10,7 +10,7 @@ import jax
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax import checkpoint
+from vit_jax.checkpoint import Checkpointer
 from vit_jax.config.schema import Config, build_section, flatten
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.stream import BadRecordLimit
@@ -146,7 +146,7 @@ class Session:
     frozen.check_classes(self.experiment.frozen, self._source)
     models = frozen.load(self.experiment.frozen, self.experiment.mesh)
     about = self.experiment.about(self._source, models)
-    self.checkpoints: checkpoint.Checkpointer = build_section(
+    self.checkpoints: Checkpointer = build_section(
       config, 'checkpoint', self.workdir / 'checkpoints', about
     )
     stack.callback(self.checkpoints.close)

@@ -15,12 +15,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from vit_jax.arrays.pixels import IMAGENET, NONE, Channels
 from vit_jax.errors import check_choice
-
-Channels = tuple[float, ...]
-# (mean, std) of each channel of pixels in [0, 1].
-NONE = ((0.5,) * 3, (0.5,) * 3)  # normalizes pixels to [-1, 1]
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Preset(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from vit_jax.arrays.pixels import MAX_CHANNELS
 from vit_jax.data.augment import policies
 from vit_jax.data.augment.cutting import (
   covering_size,
@@ -19,7 +20,7 @@ from vit_jax.data.augment.cutting import (
   shorter_side_size,
 )
 from vit_jax.data.contract import Example, Spec
-from vit_jax.data.images.channels import BITS, MAX_CHANNELS, Pixels
+from vit_jax.data.images.channels import BITS, Pixels
 from vit_jax.data.images.decode import (
   INTERPOLATIONS,
   MAX_PIXELS,

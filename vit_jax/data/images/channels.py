@@ -29,7 +29,6 @@ from vit_jax.data.images.headers import DecodeError
 # then require those of arguments and results of a function to be equal.
 Pixels = UInt8[np.ndarray, '_ _ c'] | UInt16[np.ndarray, '_ _ c']
 
-MAX_CHANNELS = 16
 BITS = (8, 16)
 _MAX_BYTES = 3 * 2**27  # as many as in the largest RGB image of `decode`
 _NPY_HEADERS = {
