@@ -99,19 +99,14 @@ def run(
   if against:  # errors that should not appear after hours of reading
     inspection.imagehash()
     filters.checked_rows(train)
+  pixels = _channels_and_bits(config, bool(against))
   threads = build_section(config, 'reader').thread_count
-  channels, bits = 3, 8
-  if 'channels' in config.preprocess:
-    channels, bits = config.preprocess.channels, config.preprocess.bits
-  if against and (channels, bits) != (3, 8):
-    raise UserError(
-      f'--against needs preprocess.channels=3, bits=8, not {channels}, {bits}.'
+  results = {
+    split: inspection.inspect(
+      source, split, unfinished, threads, pixels, bool(against)
     )
-  results = {}
-  for split, source in sources.items():
-    results[split] = inspection.inspect(
-      source, split, unfinished, threads, (channels, bits), bool(against)
-    )
+    for split, source in sources.items()
+  }
   groups = [
     [_example(split, index, sources, results) for split, index in group]
     for group in inspection.duplicates(results)
@@ -130,15 +125,7 @@ def run(
     'splits': {
       split: _summary(sources[split], results[split]) for split in results
     },
-    'duplicates': len(groups),
-    # Images that are both in the training data and elsewhere.
-    'leaks': sum(
-      config.train.split in splits and len(splits) > 1
-      for splits in ({each['split'] for each in group} for group in groups)
-    ),
-    'other_label': sum(
-      len({each['class'] for each in group}) > 1 for group in groups
-    ),
+    **_group_counts(groups, config.train.split),
     'ignored': len(ignored),
     'overlap': {test: _counts(of_test) for test, of_test in copies.items()},
     'remaining': len(train) - len(overlap),
@@ -157,6 +144,44 @@ def run(
     _write(folder / 'overlap.jsonl', map(json.dumps, entries))
   unfinished.unlink()
   return summary
+
+
+def _channels_and_bits(config: Config, compared: bool) -> tuple[int, int]:
+  """Returns the channels and bits that all images must have.
+
+  Args:
+    config: completed config.
+    compared: whether images are compared by perceptual hashes.
+
+  Raises:
+    UserError: the images cannot be compared.
+  """
+  keys = config.preprocess
+  pixels = (keys.get('channels', 3), keys.get('bits', 8))
+  if compared and pixels != (3, 8):
+    raise UserError(
+      f'--against needs preprocess.channels=3, bits=8, not {pixels[0]}, '
+      f'{pixels[1]}.'
+    )
+  return pixels
+
+
+def _group_counts(
+  groups: list[list[dict[str, Any]]], train: str
+) -> dict[str, int]:
+  """Counts the groups of equal images, see `run`.
+
+  Args:
+    groups: results of `_example`.
+    train: split of the training data.
+  """
+  splits = [{each['split'] for each in group} for group in groups]
+  classes = [{each['class'] for each in group} for group in groups]
+  return {
+    'duplicates': len(groups),
+    'leaks': sum(train in names and len(names) > 1 for names in splits),
+    'other_label': sum(len(names) > 1 for names in classes),
+  }
 
 
 def _open_evaluations(
