@@ -46,8 +46,10 @@ def get_config(argument: str | None = None) -> ConfigDict:
   path = files.local(arg.path, 'the source folder').rstrip('/') or '/'
   found = folder.divide(path)
 
-  config = load(f'configs/dinov2.py:recipe=short,model={arg.model},patch=14')
+  recipe = f'recipe=short,model={arg.model},patch=14,gpu=80'
+  config = load(f'configs/dinov2.py:{recipe}')
   with config.unlocked():
+    config.micro_batches = 1
     config.total = '10000 steps'
     config.batch_size = BATCHES[arg.model] * arg.gpus
     config.source = dict(name='folder', path=path)
