@@ -71,6 +71,7 @@ MODELS = ('S', 'B', 'L')
 HIGHRES_STEPS = 10_000
 # What fits 32 v3 cores; L also fits 64 v5e chips with 'dots' and is faster.
 REMAT = {'S': 'dots', 'B': 'full', 'L': 'full'}
+REMAT_GPU = {'S': 'none', 'B': 'none', 'L': 'dots'}  # 80 GB
 
 
 class Recipe(NamedTuple):
@@ -204,7 +205,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   size = SIZES[arg.model]
   local = 98 if patch == 14 else 96
   dataset, train, neighbours = DATA[arg.recipe]
-  remat = 'none' if arg.gpu and not highres else REMAT[arg.model]
+  remat = (REMAT_GPU if arg.gpu and not highres else REMAT)[arg.model]
 
   config = ConfigDict()
   config.total = steps(recipe.steps)

@@ -55,6 +55,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.source = dict(name='folder', path=path)
     config.train = dict(split=found.train, num_examples=found.num_examples)
     config.augment.group = BATCHES[arg.model]
+    config.model.update(remat='none', unroll=12)
     config.model.drop_path = config.model.drop_path_first = 0.1
     config.objective.momentum = 0.998
     config.objective.temperature_warmup = '3000 steps'

@@ -79,5 +79,5 @@ def test_dinov2_at_high_resolution_compresses_the_schedules(recipe, side):
 @pytest.mark.parametrize('recipe, count', [('short', 4), ('long', 12)])
 def test_a_micro_batch_of_eight_gpus_has_a_group_for_each(recipe, count):
   config = loading.load(f'configs/dinov2.py:recipe={recipe},gpu=80')
-  assert config.micro_batches == count and config.model.remat == 'none'
+  assert config.micro_batches == count and config.model.remat == 'dots'
   assert config.batch_size == count * 8 * config.augment.group
