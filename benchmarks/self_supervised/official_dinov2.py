@@ -18,6 +18,7 @@ empty ones. Each command prints a Markdown table for benchmarks/RESULTS.md:
 import argparse
 import functools
 import importlib
+import importlib.util
 import pathlib
 import random
 import sys
@@ -84,7 +85,10 @@ class BlockDiagonalMask:
     ones = [torch.ones(n, n, dtype=torch.bool) for n in lengths]
     self.allowed = torch.block_diag(*ones)
 
-  from_seqlens = classmethod(lambda cls, lengths: cls(lengths))
+  @classmethod
+  def from_seqlens(cls, lengths: list[int]) -> Any:
+    """Returns the mask for sequences of these lengths."""
+    return cls(lengths)
 
   @classmethod
   def from_tensor_list(cls, tensors: list[Any]) -> tuple[Any, Any]:
@@ -119,14 +123,11 @@ def attention(q: Any, k: Any, v: Any, attn_bias: Any = None) -> Any:
   return x.transpose(1, 2)
 
 
-def import_authors(code: pathlib.Path) -> tuple[Any, Any]:
-  """Imports the authors' code.
+def import_authors(code: pathlib.Path) -> Any:
+  """Returns the authors' module `dinov2.train.train`.
 
   Args:
     code: folder of their repository.
-
-  Returns:
-    The modules `dinov2.train.train` and `dinov2.models.vision_transformer`.
   """
   import torch
 
@@ -142,16 +143,17 @@ def import_authors(code: pathlib.Path) -> tuple[Any, Any]:
     setattr(ops, name, value)
   sys.modules['xformers.ops'] = ops
   sys.modules |= {name: mock.MagicMock() for name in UNUSED}
-  sys.modules['dinov2.fsdp'].get_fsdp_modules = lambda module: [
+  fsdp: Any = sys.modules['dinov2.fsdp']
+  fsdp.get_fsdp_modules = lambda module: [
     types.SimpleNamespace(params=list(module.parameters()))
   ]
   sys.path.insert(0, str(code))
   # Their code moves batches to a GPU, and sums over all processes.
-  torch.Tensor.cuda = lambda tensor, **_: tensor
+  mock.patch.object(torch.Tensor, 'cuda', lambda x, **_: x).start()
   torch.distributed.init_process_group(
     'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1
   )
-  vits = importlib.import_module('dinov2.models.vision_transformer')
+  vits: Any = importlib.import_module('dinov2.models.vision_transformer')
   vits.vit_tiny = functools.partial(
     vits.DinoVisionTransformer,
     embed_dim=WIDTH,
@@ -159,7 +161,7 @@ def import_authors(code: pathlib.Path) -> tuple[Any, Any]:
     num_heads=HEADS,
     block_fn=functools.partial(vits.Block, attn_class=vits.MemEffAttention),
   )
-  return importlib.import_module('dinov2.train.train'), vits
+  return importlib.import_module('dinov2.train.train')
 
 
 def data_module(code: pathlib.Path, name: str) -> Any:
@@ -200,30 +202,26 @@ def settings_of(code: pathlib.Path, centring: str, separate: bool) -> Section:
   return cfg
 
 
-def batches_of(code: pathlib.Path, cfg: Section) -> list[dict[str, Any]]:
-  """Returns random crops, with masks of the authors' generator."""
+def collated(
+  code: pathlib.Path, cfg: Section, side: int, batches: list[Any]
+) -> list[dict[str, Any]]:
+  """Returns batches with masks of the authors' generator.
+
+  Args:
+    code: folder of their repository.
+    cfg: their settings.
+    side: rows and columns of patches.
+    batches: list of lists of examples.
+  """
   import torch
 
-  masking = data_module(code, 'masking')
-  collate = data_module(code, 'collate').collate_data_and_cast
-  side = SIZE // SIDE
-  generator = masking.MaskingGenerator(
+  generator = data_module(code, 'masking').MaskingGenerator(
     input_size=(side, side), max_num_patches=0.5 * side * side
   )
-  rng = np.random.default_rng(0)
+  collate = data_module(code, 'collate').collate_data_and_cast
   random.seed(0)
-
-  def crops(count: int, size: int) -> list[Any]:
-    pixels = rng.integers(0, 256, (count, 3, size, size))
-    return list(torch.tensor(pixels).float() / 127.5 - 1)
-
-  batches = []
-  for _ in range(STEPS):
-    examples = [
-      dict(global_crops=crops(2, SIZE), local_crops=crops(3, LOCAL_SIZE))
-      for _ in range(GROUP)
-    ]
-    batch = collate(
+  return [
+    collate(
       [(example, None) for example in examples],
       tuple(cfg.ibot.mask_ratio_min_max),
       cfg.ibot.mask_sample_probability,
@@ -231,8 +229,32 @@ def batches_of(code: pathlib.Path, cfg: Section) -> list[dict[str, Any]]:
       n_tokens=side * side,
       mask_generator=generator,
     )
-    batches.append(batch)
-  return batches
+    for examples in batches
+  ]
+
+
+def batches_of(code: pathlib.Path, cfg: Section) -> list[dict[str, Any]]:
+  """Returns random crops with masks.
+
+  Crops have random colours and contrasts. With noise only, features would be so
+  similar that rounding would determine the nearest neighbours of KoLeo.
+  """
+  import torch
+
+  rng = np.random.default_rng(0)
+
+  def crops(count: int, size: int) -> list[Any]:
+    low, high = np.sort(rng.integers(0, 256, (2, count, 3, 1, 1)), axis=0)
+    shape = (count, 3, size, size)
+    pixels = rng.integers(low, high, shape, endpoint=True)
+    return list(torch.tensor(pixels).float() / 127.5 - 1)
+
+  def example() -> dict[str, Any]:
+    local = crops(LOCAL_CROPS, LOCAL_SIZE)
+    return dict(global_crops=crops(2, SIZE), local_crops=local)
+
+  examples = [[example() for _ in range(GROUP)] for _ in range(STEPS)]
+  return collated(code, cfg, SIZE // SIDE, examples)
 
 
 def converted_batch(batch: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -351,7 +373,7 @@ def objective_of(centring: str, separate: bool) -> Any:
     pool='token',
     dtype='float32',
   )
-  transform = TrainTransform(
+  transform: Any = TrainTransform(
     (SIZE, SIZE),
     patch_size=SIDE,
     local_crops=LOCAL_CROPS,
@@ -402,7 +424,9 @@ def relative(ours: Any, theirs: Any) -> float:
   """
   flat = tree.flatten(theirs)
   return max(
-    float(np.abs(np.asarray(leaf) - flat[path]).max() / np.abs(flat[path]).max())
+    float(
+      np.abs(np.asarray(leaf) - flat[path]).max() / np.abs(flat[path]).max()
+    )
     for path, leaf in tree.flatten(ours).items()
     if not path.endswith('key/bias')
   )
@@ -455,7 +479,7 @@ def differences(
 def steps(code: pathlib.Path) -> None:
   """Compares ten steps."""
   jax.config.update('jax_num_cpu_devices', max(DEVICES))
-  train, _ = import_authors(code)
+  train = import_authors(code)
   rows = []
   for centring in dinov2.CENTRING:
     for separate in (False, True):
@@ -487,24 +511,10 @@ def their_masks(code: pathlib.Path, groups: int) -> np.ndarray:
   import torch
 
   cfg = settings_of(code, 'centre', False)
-  generator = data_module(code, 'masking').MaskingGenerator(
-    input_size=(GRID, GRID), max_num_patches=0.5 * GRID * GRID
-  )
   empty = [torch.zeros(1)]
-  example = dict(global_crops=2 * empty, local_crops=empty), None
-  collate = data_module(code, 'collate').collate_data_and_cast
-  random.seed(0)
-  masks = [
-    collate(
-      MASK_GROUP * [example],
-      tuple(cfg.ibot.mask_ratio_min_max),
-      cfg.ibot.mask_sample_probability,
-      torch.float32,
-      n_tokens=GRID * GRID,
-      mask_generator=generator,
-    )['collated_masks'].numpy()
-    for _ in range(groups)
-  ]
+  example = dict(global_crops=2 * empty, local_crops=empty)
+  batches = collated(code, cfg, GRID, groups * [MASK_GROUP * [example]])
+  masks = [batch['collated_masks'].numpy() for batch in batches]
   return np.array(masks).reshape(groups, -1, GRID, GRID)
 
 
@@ -516,7 +526,7 @@ def statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
   """
   found = {'masked crops of a group': masks.any((2, 3)).sum(1)}
   masked = masks[masks.any((2, 3))]
-  blocks = [scipy.ndimage.label(mask) for mask in masked]
+  blocks: Any = [scipy.ndimage.label(mask) for mask in masked]
   boxes = [
     box for labels, _ in blocks for box in scipy.ndimage.find_objects(labels)
   ]
@@ -533,9 +543,8 @@ def statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
     'height of a block': height,
     'width of a block': width,
     'ln(height / width) of a block': np.log(height / width),
-    'masked crops, first row of patches, %': 100 * masked[:, 0].mean(1),
-    'masked crops, middle row of patches, %': 100
-    * masked[:, GRID // 2].mean(1),
+    'masked patches of the first row, %': 100 * masked[:, 0].mean(1),
+    'masked patches of the middle row, %': 100 * masked[:, GRID // 2].mean(1),
   }
 
 
@@ -544,14 +553,13 @@ def masks(code: pathlib.Path) -> None:
   groups = -(-DRAWS // MASK_GROUP)
   ours = statistics(our_masks(groups))
   theirs = statistics(their_masks(code, groups))
-  rows = [
-    [
-      name,
-      *(f'{x[name].mean():.3f} ± {x[name].std():.3f}' for x in (ours, theirs)),
-      f'{scipy.stats.ks_2samp(ours[name], theirs[name]).statistic:.4f}',
-    ]
-    for name in ours
-  ]
+  rows = []
+  for name, values in ours.items():
+    both = values, theirs[name]
+    # The largest difference of the two distribution functions.
+    distance: Any = scipy.stats.ks_2samp(*both)
+    numbers = [f'{x.mean():.2f} ± {x.std():.2f}' for x in both]
+    rows.append([name, *numbers, f'{distance.statistic:.4f}'])
   print_table(['statistic', 'vit_jax', 'authors', 'distance'], rows)
 
 
