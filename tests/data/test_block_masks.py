@@ -116,6 +116,31 @@ def test_the_law_of_the_masks_is_that_of_an_independent_generator():
   assert neighbours(ours) == pytest.approx(neighbours(expected), rel=0.01)
 
 
+@pytest.mark.parametrize('count', [3, 7])
+def test_the_law_of_small_masks_is_that_of_an_independent_generator(count):
+  """Numbers of patches, heights and widths, of one or two rectangles each."""
+  draws, rng = 4000, np.random.default_rng(0)
+  random.seed(0)
+
+  def sizes(patches):
+    return (
+      len(patches),
+      len({y for y, _ in patches}),
+      len({x for _, x in patches}),
+    )
+
+  ours = [
+    sizes(np.argwhere(block_masks.block_mask(GRID, count, rng)))
+    for _ in range(draws)
+  ]
+  expected = [sizes(theirs(*GRID, count)) for _ in range(draws)]
+  for one, other in zip(np.array(ours).T, np.array(expected).T, strict=True):
+    found, wanted = (np.bincount(x, minlength=15) for x in (one, other))
+    # Half the sum is the distance of two distributions, in [0, 1]; other
+    # smallest rectangles or numbers of tries have .1 or more.
+    assert np.abs(found - wanted).sum() / 2 / draws < 0.05
+
+
 def test_masks_of_groups_fit_the_bound():
   """The largest number of masked patches is the sum over the intervals."""
   of = transform()
