@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.data.augment import block_masks, multicrop
 from vit_jax.data.augment.block_masks import TrainTransform
+from vit_jax.data.pipeline import order
 from vit_jax.data.pipeline.loader import Loader, Share
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
@@ -190,6 +191,9 @@ def test_masks_depend_on_seed_and_position_only():
   )
   for other in (load(of, 4, range(8)), load(of, 3, range(8, 16))):
     assert (other['masks'].any(2) != whole['masks'].any(2)).any()
+  # The permutations are not those that shuffle the examples.
+  examples = order.shuffled(np.arange(8), 8, 3)
+  assert [of._slots(3, i) for i in range(4)] != examples.reshape(4, 2).tolist()
 
 
 def test_a_group_that_does_not_divide_a_micro_batch_is_refused():
