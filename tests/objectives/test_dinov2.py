@@ -27,6 +27,7 @@ from vit_jax.training.step import Trainer
 SIZE, LOCAL, N, GROUP, TOTAL, EPOCH = (16, 16), (8, 12), 8, 4, 40, 4
 SIDE, GRID = 4, (4, 4)
 DEPTH, LR, WARMUP = 2, 1e-3, 2
+CLIP = 0.5  # below the norms of all modules
 MODEL = SIZES | dict(
   depth=DEPTH, width=16, patch_size=SIDE, gelu='exact', layer_scale=0.1
 )
@@ -84,6 +85,7 @@ def optimizer_of():
   config = loading.load('configs/dinov2.py:recipe=short,model=S')
   with config.unlocked():
     config.optimizer.rules = rules_of('configs/dinov2.py')(DEPTH, 0.9, EPOCH)
+    config.optimizer.clip_norm = CLIP
   schedule = make_schedule(
     TOTAL, WARMUP, base_lr=LR, decay='cosine', end_lr=1e-6
   )
@@ -129,7 +131,7 @@ def reference(params, centring, batches):
       frozen=EPOCH,
       temperature_warmup=2 * EPOCH,
       momentum=0.9,
-      clip=3.0,
+      clip=CLIP,
     ),
   )
   for batch in batches:
