@@ -45,7 +45,9 @@ the last layer of each head 0 in the first 1,250 steps; gradients of backbone
 with the same rate in all layers. The authors count epochs of 1,250 steps.
 
 Expected ImageNet top-1, the authors', of the teacher: see the table. None of
-them has been repeated with this code.
+them has been repeated with this code. Except for the differences below, ten
+steps of a small model equal those of the authors' code to 1e-5
+(benchmarks/RESULTS.md).
 
 Differences: the batch of one GPU in the authors' code, for masks and for the
 neighbours of KoLeo, is a group of adjacent examples here (augment.group), for

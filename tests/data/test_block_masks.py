@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.data.augment import block_masks, multicrop
 from vit_jax.data.augment.block_masks import TrainTransform
+from vit_jax.data.pipeline import order
 from vit_jax.data.pipeline.loader import Loader, Share
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
@@ -116,6 +117,35 @@ def test_the_law_of_the_masks_is_that_of_an_independent_generator():
   assert neighbours(ours) == pytest.approx(neighbours(expected), rel=0.01)
 
 
+@pytest.mark.parametrize(
+  'grid, count', [(GRID, 3), (GRID, 7), ((3, 20), 12), ((20, 3), 12)]
+)
+def test_the_law_of_small_masks_is_that_of_an_independent_generator(
+  grid, count
+):
+  """Numbers of patches, heights and widths, of few rectangles each.
+
+  No rectangle has all rows or all columns, which matters for narrow grids.
+  """
+  draws, rng = 4000, np.random.default_rng(0)
+  random.seed(0)
+
+  def sizes(patches):
+    rows, columns = {y for y, _ in patches}, {x for _, x in patches}
+    return len(patches), len(rows), len(columns)
+
+  ours = [
+    sizes(np.argwhere(block_masks.block_mask(grid, count, rng)))
+    for _ in range(draws)
+  ]
+  expected = [sizes(theirs(*grid, count)) for _ in range(draws)]
+  for one, other in zip(np.array(ours).T, np.array(expected).T, strict=True):
+    ours_, theirs_ = (np.bincount(x, minlength=21) for x in (one, other))
+    # Half the sum is the distance of two distributions, in [0, 1]; other
+    # smallest rectangles or numbers of tries have .1 or more.
+    assert np.abs(ours_ - theirs_).sum() / 2 / draws < 0.05
+
+
 def test_masks_of_groups_fit_the_bound():
   """The largest number of masked patches is the sum over the intervals."""
   of = transform()
@@ -161,6 +191,9 @@ def test_masks_depend_on_seed_and_position_only():
   )
   for other in (load(of, 4, range(8)), load(of, 3, range(8, 16))):
     assert (other['masks'].any(2) != whole['masks'].any(2)).any()
+  # The permutations are not those that shuffle the examples.
+  examples = order.shuffled(np.arange(8), 8, 3)
+  assert [of._slots(3, i) for i in range(4)] != examples.reshape(4, 2).tolist()
 
 
 def test_a_group_that_does_not_divide_a_micro_batch_is_refused():

@@ -19,7 +19,7 @@ from vit_jax.data.augment.block_masks import TrainTransform
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives import dinov2
-from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.dinov2 import Objective
 from vit_jax.optim.schedule import make_schedule
 from vit_jax.training.step import Trainer
@@ -27,6 +27,7 @@ from vit_jax.training.step import Trainer
 SIZE, LOCAL, N, GROUP, TOTAL, EPOCH = (16, 16), (8, 12), 8, 4, 40, 4
 SIDE, GRID = 4, (4, 4)
 DEPTH, LR, WARMUP = 2, 1e-3, 2
+CLIP = 0.5  # below the norms of all modules
 MODEL = SIZES | dict(
   depth=DEPTH, width=16, patch_size=SIDE, gelu='exact', layer_scale=0.1
 )
@@ -84,6 +85,7 @@ def optimizer_of():
   config = loading.load('configs/dinov2.py:recipe=short,model=S')
   with config.unlocked():
     config.optimizer.rules = rules_of('configs/dinov2.py')(DEPTH, 0.9, EPOCH)
+    config.optimizer.clip_norm = CLIP
   schedule = make_schedule(
     TOTAL, WARMUP, base_lr=LR, decay='cosine', end_lr=1e-6
   )
@@ -129,7 +131,7 @@ def reference(params, centring, batches):
       frozen=EPOCH,
       temperature_warmup=2 * EPOCH,
       momentum=0.9,
-      clip=3.0,
+      clip=CLIP,
     ),
   )
   for batch in batches:
@@ -293,6 +295,30 @@ def test_the_teacher_and_unmasked_crops_do_not_see_the_mask_token():
   # The pixels of a masked patch have no influence.
   blind = of._tokens(params, images.at[0, :4, 12:].set(9.0), None, masks)
   np.testing.assert_allclose(blind[1], masked[1], atol=1e-5)
+
+
+def test_only_the_student_drops_paths(monkeypatch):
+  """The keys of its global and local crops differ, and those of steps too."""
+  of, passes = objective(), []
+  params, extra = initial(of)
+
+  def tokens(params, images, key, masks=None):
+    passes.append(key)
+    n = len(images)
+    return jnp.eye(n, MODEL['width']), jnp.ones((n, 16, MODEL['width']))
+
+  monkeypatch.setattr(of, '_tokens', tokens)
+  monkeypatch.setattr(of, '_features', lambda *args: tokens(*args)[0])
+  batch = {name: jnp.asarray(x) for name, x in batch_of(0).items()}
+  for step_key in (0, 1):
+    key = jax.random.key(step_key)
+    of.loss(params, Inputs(extra, batch, key, jnp.array(0), {}))
+  teacher, *_ = passes
+  students = passes[1:3] + passes[4:6]
+  assert teacher is None is passes[3]
+  assert (
+    len({tuple(jax.random.key_data(key).tolist()) for key in students}) == 4
+  )
 
 
 def test_a_new_run_and_one_from_weights():

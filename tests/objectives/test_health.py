@@ -1,12 +1,19 @@
 """Tests of the metrics of features."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_vit import SIZES
 
+from tests.objectives.hidden_patches import KEY, SIZE, batch, noisy
 from vit_jax.arrays import sharding
+from vit_jax.models.vit import Model
 from vit_jax.objectives import health
+from vit_jax.objectives.contract import Inputs, Setting
+from vit_jax.objectives.mixing import normalize
 
 
 @pytest.mark.parametrize('n, d', [(40, 12), (7, 12), (600, 5)])
@@ -39,3 +46,30 @@ def test_metrics_of_collapsed_and_of_spread_features():
   metrics = health.feature_metrics(spread)
   assert float(metrics['effective_rank']) == pytest.approx(6, rel=1e-5)
   assert float(metrics['feature_deviation']) == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize('name', ['mae', 'masked_patch'])
+def test_metrics_of_objectives_that_mask_patches(name):
+  """They are those of the mean tokens of the patches that the model sees."""
+  module = importlib.import_module(f'vit_jax.objectives.{name}')
+  of = module.Objective(Setting(Model(0, **SIZES), SIZE))
+  examples = batch(12)
+  params, images = noisy(of, examples), normalize(examples['image'])
+  inputs = Inputs({}, examples, KEY, jnp.array(0), {})
+  _, (metrics, carry) = jax.jit(of.loss)(params, inputs)
+  assert carry == {}
+  if name == 'mae':
+    order = of._order(examples, KEY)
+    tokens = of._encode(params['model'], images, order, None)
+    assert tokens.shape[1] == 1 + of.num_visible
+    tokens = tokens[:, 1:]
+  else:
+    _, hidden, images = of._corrupt(examples['image'], KEY)
+    tokens = of._tokens(params, hidden, images, None)
+  features = np.asarray(tokens).mean(1)
+  values = np.linalg.svd(features, compute_uv=False) ** 2
+  expected = values.sum() ** 2 / np.square(values).sum()
+  assert float(metrics['effective_rank']) == pytest.approx(expected, rel=1e-4)
+  unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+  spread = np.sqrt(unit.var(0).sum())
+  assert float(metrics['feature_deviation']) == pytest.approx(spread, rel=1e-3)

@@ -30,6 +30,18 @@ def feature_metrics(features: Float[Array, 'n d']) -> dict[str, Array]:
   }
 
 
+def token_metrics(tokens: Float[Array, 'n p d']) -> dict[str, Array]:
+  """Returns `feature_metrics` of the mean token of each image.
+
+  Objectives that mask patches train their tokens, and the class token at most
+  indirectly.
+
+  Args:
+    tokens: encoded tokens of patches.
+  """
+  return feature_metrics(tokens.mean(axis=1, dtype=jnp.float32))
+
+
 def effective_rank(features: Float[Array, 'n d']) -> Float[Array, '']:
   """Computes (Σ σ²)² / Σ σ⁴ of the singular values σ, the participation ratio.
 

@@ -28,6 +28,7 @@ from vit_jax.objectives.contract import (
   Pictures,
   Setting,
 )
+from vit_jax.objectives.health import token_metrics
 from vit_jax.objectives.mixing import largest, normalize
 
 PyTree = Any
@@ -133,13 +134,20 @@ class Objective(AroundModel):
     return {'model': model, 'decoder': decoder['params']}, {}
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
-    """Computes the mean error over the pixels of all masked patches."""
+    """Computes the mean error over the pixels of all masked patches.
+
+    Metrics are `feature_deviation` and `effective_rank` of the means of the
+    visible patches' tokens, see `health`.
+    """
     images, order = inputs.batch['image'], self._order(inputs.batch, inputs.key)
-    predicted = self._predict_patches(params, images, order, inputs.key)
+    pixels = normalize(images)
+    tokens = self._encode(params['model'], pixels, order, inputs.key)
+    predicted = self._decode(params['decoder'], tokens, order)
     target, _ = self._target(images)
     errors = jnp.square(predicted - target).mean(axis=-1)
     hidden = self._is_hidden(order)
-    return jnp.where(hidden, errors, 0).sum() / hidden.sum(), ({}, {})
+    metrics = token_metrics(tokens[:, -self.num_visible :])
+    return jnp.where(hidden, errors, 0).sum() / hidden.sum(), (metrics, {})
 
   @property
   def reconstructs(self) -> str:
@@ -161,7 +169,8 @@ class Objective(AroundModel):
     of the patch in the image, because the prediction does not contain them.
     """
     images, order = batch['image'], self._order(batch, key)
-    predicted = self._predict_patches(params, images, order, None)
+    tokens = self._encode(params['model'], normalize(images), order, None)
+    predicted = self._decode(params['decoder'], tokens, order)
     _, (mean, std) = self._target(images)
     predicted = patches.join(
       predicted * std + mean, self.grid, self.setting.image_size
@@ -233,17 +242,15 @@ class Objective(AroundModel):
       return self.decoder.replace(attention='xla')
     return self.decoder
 
-  def _predict_patches(
-    self, params: PyTree, images: Any, order: Any, key: Any
+  def _decode(
+    self,
+    params: PyTree,
+    tokens: Float[Array, 'n s width'],
+    order: Int[Array, 'n p'],
   ) -> Float[Array, 'n p d']:
     """Returns the predictions for all patches, in the units of the target."""
-    tokens = self._encode(params['model'], normalize(images), order, key)
     return self._decoder().apply(
-      {'params': params['decoder']},
-      tokens,
-      order,
-      self.grid,
-      self.num_visible,
+      {'params': params}, tokens, order, self.grid, self.num_visible
     )
 
   def _target(self, images: Any) -> tuple[Any, tuple[Any, Any]]:

@@ -34,6 +34,7 @@ from vit_jax.objectives.contract import (
   Pictures,
   Setting,
 )
+from vit_jax.objectives.health import token_metrics
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
@@ -135,12 +136,17 @@ class Objective(AroundModel):
     return params, {}
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
-    """Computes the mean of the loss terms of all corrupted patches."""
+    """Computes the mean of the loss terms of all corrupted patches.
+
+    Metrics are `feature_deviation` and `effective_rank` of the means of the
+    patches' tokens, see `health`.
+    """
     images = inputs.batch['image']
     indices, hidden, corrupted = self._corrupt(images, inputs.key)
     tokens = self._tokens(params, hidden, corrupted, inputs.key)
     predicted = self._predict(params, patches.take(tokens, indices))
-    return self._errors(predicted, images, indices).mean(), ({}, {})
+    loss = self._errors(predicted, images, indices).mean()
+    return loss, (token_metrics(tokens), {})
 
   @property
   def reconstructs(self) -> str:
