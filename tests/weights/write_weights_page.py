@@ -40,7 +40,7 @@ HUGGING_FACE = {
   'swin': 'microsoft/swin-tiny-patch4-window7-224',
 }
 NOTES = {
-  'vit_mae': 'the encoder',
+  'vit_mae': 'also the decoder',
   'clip_vision_model': 'also in `clip`; the projection is the head',
   'siglip_vision_model': 'also in `siglip`, as most of SigLIP 2',
   'siglip2_vision_model': 'NaFlex, for square images; also in `siglip2`',
@@ -98,7 +98,7 @@ def rows():
       'hf:timm/vit_base_patch16_224.augreg2_in21k_ft_in1k',
       TIMM,
     ),
-    ('MAE', '', MAE, TIMM),
+    ('MAE, also the decoder', '', MAE, f'{TIMM}, {TRANSFORMERS}'),
     (
       'DINO',
       '',

@@ -119,18 +119,22 @@ _VIT_ALIASES = (
   (r'^(head\.attention\.in_proj)_', r'\1.'),
   (r'^(head\.attention\.out)_proj', r'\1'),
   (r'^visual_projection\.', 'classifier.'),
-  (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
+  (r'^decoder\.(mask_token|decoder_)', r'\1'),
+  (r'^(decoder_)?(encoder\.)?layers?\.', r'\1encoder.layer.'),
   (r'\.attention\.q_proj\.', '.attention.attention.query.'),
   (r'\.attention\.k_proj\.', '.attention.attention.key.'),
   (r'\.attention\.v_proj\.', '.attention.attention.value.'),
   (r'\.attention\.o_proj\.', '.attention.output.dense.'),
   (r'\.norm1\.', '.layernorm_before.'),
   (r'\.norm2\.', '.layernorm_after.'),
-  (r'^(encoder.*)\.mlp\.(fc1|weights_in)\.', r'\1.intermediate.dense.'),
-  (r'^(encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
+  (
+    r'^((decoder_)?encoder.*)\.mlp\.(fc1|weights_in)\.',
+    r'\1.intermediate.dense.',
+  ),
+  (r'^((decoder_)?encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
   (r'^cls_classifier\.', 'classifier.'),
 )
-# Arrays that the model does not use: mask tokens, text towers, MAE's decoder.
+# Arrays that the model does not use: mask tokens, text towers, decoders
 _LEFT_OUT = (
   r'embeddings\.(mask_token|position_ids)|decoder\.|text_(model|projection)\.|'
   r'logit_(scale|bias)'

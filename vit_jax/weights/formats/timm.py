@@ -114,7 +114,6 @@ _ALIASES = (
 # {description: pattern} of arrays that an encoder does not use.
 _OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
-  "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
   "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
   'a norm of local crops (DINOv3)': r'local_cls_norm\.',
   _OTHER_HEAD: r'head\.(?!(weight|bias)$)',
@@ -211,6 +210,9 @@ def _described(
     else timm_models.family_settings(path, {**original, **arrays}, size)
   )
   parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
+  # The authors' models with 'visualize' in their name predict plain pixels.
+  norm_pixels = 'visualize' not in path
+  parsed = vit.with_decoder(path, parsed, norm_pixels=norm_pixels)
   _warn_of_assumptions(path, parsed, settings)
   return foreign.imported(path, parsed)
 

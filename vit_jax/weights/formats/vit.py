@@ -5,18 +5,25 @@ determines under which name a parameter is stored, and a parameter that exists
 in a file shows its option.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.models.attention.attention import BIASES
+from vit_jax.models.positions import sincos2d
 from vit_jax.weights import names as names_lib
-from vit_jax.weights.names import NameMap
+from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.names import Joined, NameMap
 from vit_jax.weights.patch_embedding import RGB
 
+log = logging.getLogger('vit_jax')
 _LAYER = 'encoder/layers/'
+# Arrays of MAE's decoder, and mask tokens
+_DECODER = re.compile(r'decoder_|mask_token$')
 _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
 # {option of the model: parameter that exists if the option is set}
 _SHOWN_BY = {
@@ -117,3 +124,73 @@ def section(
     key: True for key, name in _SHOWN_BY.items() if find(name) is not None
   }
   return model | shown
+
+
+def with_decoder(
+  path: str,
+  parsed: ParsedWeights,
+  num_heads: int | None = None,
+  norm_pixels: bool = True,
+) -> ParsedWeights:
+  """Returns an encoder with the decoder in its file if both are those of MAE.
+
+  Arrays of other decoders and mask tokens are left out. Layers of the decoder
+  have the names of the encoder's layers after 'decoder_'.
+
+  Args:
+    path: path of the file, for messages.
+    parsed: all arrays, and the properties of the encoder.
+    num_heads: attention heads of the decoder; None for heads of 32 channels, as
+      in the models of MAE's authors.
+    norm_pixels: key of the objective `mae`.
+  """
+  decoder = {k: v for k, v in parsed.arrays.items() if _DECODER.match(k)}
+  if not decoder:
+    return parsed
+  arrays = {k: v for k, v in parsed.arrays.items() if k not in decoder}
+  encoder = parsed._replace(arrays=arrays)
+  names: dict[str, Any] = {
+    'decoder/embedding': 'decoder_embed',
+    'decoder/mask': 'mask_token',
+    'decoder/blocks/norm': 'decoder_norm',
+    'decoder/prediction': 'decoder_pred',
+  }
+  for key, entry in parsed.names.names.items():
+    if key.startswith(_LAYER):
+      entry = entry if isinstance(entry, Joined) else Joined(entry)
+      entry = entry._replace(name=f'decoder_{entry.name}')
+      names[key.replace('encoder/', 'decoder/blocks/')] = entry
+  biases = names['decoder/blocks/layers/mlp/fc1'].name.replace('{i}', r'\d+')
+  hidden = [v for k, v in decoder.items() if re.fullmatch(f'{biases}.bias', k)]
+  table, metadata = decoder.pop('decoder_pos_embed', None), parsed.metadata
+  if table is None or not hidden or 'mask_token' not in decoder:
+    log.info(
+      "%s: left out a decoder and its mask token (MAE's), %d arrays",
+      path,
+      len(parsed.arrays) - len(arrays),
+    )
+    return encoder
+  width, patch_size = table.shape[-1], parsed.model['patch_size']
+  rows, columns = (side // patch_size for side in metadata.image_size)
+  fixed = sincos2d((rows, columns), width, last_included=False)
+  if (
+    (tuple(metadata.mean), tuple(metadata.std)) != IMAGENET
+    or metadata.gelu != 'exact'
+    or table[0, 1:].shape != fixed.shape
+    or not np.allclose(table[0, 1:], fixed, atol=0.01)
+  ):
+    log.warning(
+      "%s: left out its decoder, which is not MAE's: that of vit_jax predicts "
+      "pixels normalized by ImageNet's mean and std, and has exact GELU and "
+      'fixed positions',
+      path,
+    )
+    return encoder
+  sizes = dict(width=width, depth=len(hidden), mlp_dim=hidden[0].size)
+  heads = num_heads or max(width // 32, 1)
+  section = sizes | dict(num_heads=heads, dtype='float32')
+  return encoder._replace(
+    arrays=arrays | decoder,
+    names=parsed.names._replace(names={**parsed.names.names, **names}),
+    objective=dict(name='mae', norm_pixels=norm_pixels, decoder=section),
+  )
