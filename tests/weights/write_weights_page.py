@@ -28,6 +28,8 @@ SWIN = 'https://github.com/SwinTransformer/storage/releases/download'
 HUGGING_FACE = {
   'vit': 'google/vit-base-patch16-224',
   'deit': 'facebook/deit-base-distilled-patch16-224',
+  'beit': 'microsoft/beit-base-patch16-224-pt22k-ft22k',
+  'data2vec-vision': 'facebook/data2vec-vision-base',
   'dinov2': 'facebook/dinov2-base',
   'dinov2_with_registers': 'facebook/dinov2-with-registers-base',
   'dinov3_vit': 'facebook/dinov3-vitb16-pretrain-lvd1689m',
@@ -44,6 +46,7 @@ NOTES = {
   'clip_vision_model': 'also in `clip`; the projection is the head',
   'siglip_vision_model': 'also in `siglip`, as most of SigLIP 2',
   'siglip2_vision_model': 'NaFlex, for square images; also in `siglip2`',
+  'beit': 'without absolute positions next to relative ones',
   'dinov2': 'also the classifiers',
   'dinov2_with_registers': 'also the classifiers',
 }

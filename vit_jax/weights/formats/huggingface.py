@@ -81,6 +81,8 @@ _CLIP_KEYS = dict(
 TYPES = {
   'vit': _Type('ViT', _HALF),
   'deit': _Type('DeiT', _DEIT),
+  'beit': _Type('Beit', _HALF | {'resample': 3}),
+  'data2vec-vision': _Type('Data2VecVision', _HALF | {'resample': 3}),
   'dinov2': _Type('Dinov2', _DINOV2),
   'dinov2_with_registers': _Type('Dinov2WithRegisters', _DINOV2),
   'vit_mae': _Type('ViTMAE', _HALF),

@@ -95,6 +95,9 @@ def section(
     model['gated'] = True
   if find('registers') is not None:
     model['registers'] = shape('registers', 3)[1]
+  for where, at in ((_LAYER, 'layers'), ('', 'shared')):
+    if find(f'{where}position/biases') is not None:
+      model |= dict(position='relative_bias', position_at=at)
   if find(f'{_LAYER}scale1') is not None:
     model['layer_scale'] = _LAYER_SCALE
   norms = (f'{_LAYER}norm1', f'{_LAYER}norm2', 'encoder/norm')
