@@ -62,10 +62,10 @@ PROJECTS = {
     'https://download.pytorch.org/models/swin_t-704ceda3.pth',
     TORCHVISION,
   ),
-  'ln_pre.weight': (
-    'open_clip and CLIP, image towers',
+  'ln_post.weight': (
+    'open_clip and CLIP, image towers, also those of timm',
     'hf:laion/CLIP-ViT-B-32-laion2B-s34B-b79K/open_clip_pytorch_model.bin',
-    'a model with the same names, from layers of torch 2.13',
+    'open_clip 3.3',
   ),
 }
 

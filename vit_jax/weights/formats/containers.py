@@ -30,7 +30,7 @@ BASES = (
 # transformers.
 _FIRST = re.compile(
   r'(?P<prefix>(?:.*?\.)??)(?:'
-  r'patch_embed\.proj|conv_proj|features\.0\.0|ln_pre'
+  r'patch_embed\.proj|conv_proj|features\.0\.0|ln_post'
   rf'|(?:(?:{BASES})\.)*embeddings\.patch_embedding(?:s|s\.projection)?'
   r')\.weight'
 )

@@ -168,19 +168,24 @@ _NAMES = (
   (r'^heads\.head\.', 'head.'),
 )
 # Arrays that only files of torchvision's ViTs, its Swins, and open_clip contain
-PROJECTS = ('conv_proj.weight', 'features.0.0.weight', 'ln_pre.weight')
+PROJECTS = ('conv_proj.weight', 'features.0.0.weight', 'ln_post.weight')
 
 
 def with_timm_names(arrays: Mapping[str, np.ndarray]) -> Arrays:
   """Returns the arrays of a model with the names and shapes of timm."""
-  if not any(first in arrays for first in PROJECTS):
-    return dict(arrays)
-  result = renamed(arrays, _NAMES)
-  for name in ('cls_token', 'pos_embed'):  # fewer dimensions in open_clip
-    if name in result:
-      result[name] = np.array(result[name], ndmin=3)
+  result = dict(arrays)
+  if any(first in arrays for first in PROJECTS):
+    result = renamed(arrays, _NAMES)
+    for name in ('cls_token', 'pos_embed'):  # fewer dimensions in open_clip
+      if name in result:
+        result[name] = np.array(result[name], ndmin=3)
   if _PROJECTION in result:
-    result['head.weight'] = result.pop(_PROJECTION).T
-    outputs = len(result['head.weight'])
-    result['head.bias'] = np.zeros(outputs, np.float32)
+    width = len(result['patch_embed.proj.weight'])
+    result['patch_embed.proj.bias'] = np.zeros(width, np.float32)
+    result['head.proj.weight'] = result.pop(_PROJECTION).T
+  kernel = result.pop('head.proj.weight', None)  # also of timm's towers
+  if kernel is not None:
+    bias = np.zeros(len(kernel), np.float32)
+    result['head.weight'] = kernel
+    result['head.bias'] = result.pop('head.proj.bias', bias)
   return result
