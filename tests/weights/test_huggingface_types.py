@@ -8,6 +8,7 @@ from tests.faults.counts import further
 from vit_jax import load_pretrained
 from vit_jax.data.augment.presets import IMAGENET, NONE
 from vit_jax.errors import UserError
+from vit_jax.weights.formats import huggingface
 from vit_jax.weights.patch_embedding import CLIP
 
 SIZES = dict(
@@ -28,6 +29,14 @@ TEXT = dict(
   eos_token_id=2,
 )
 TOWERS = dict(vision_config=SIZES, text_config=TEXT)
+SWIN = dict(
+  image_size=SIZE,
+  patch_size=PATCH,
+  embed_dim=16,
+  depths=[2, 2],
+  num_heads=[2, 4],
+  window_size=2,
+)
 OTHER = (12, 20)  # (height, width), smaller and not square
 
 
@@ -101,18 +110,23 @@ TYPES = {
   'SiglipVisionModel': ({}, pooled, NONE),
   'SiglipModel': (TOWERS, embeds, NONE),
   'SiglipForImageClassification': (TOWERS, logits, NONE),
+  'SwinForImageClassification': (SWIN, logits, IMAGENET),
   'Siglip2VisionModel': (dict(num_patches=(SIZE // PATCH) ** 2), pooled, NONE),
 }
 
 
+def config_class(name):
+  """Returns the class of the configs of a class of models."""
+  for ending in ('Model', 'For'):
+    name = name.partition(ending)[0] or name
+  return getattr(transformers, f'{name}Config')
+
+
 def library_model(name, changes):
   """Returns a small model of the library with random weights."""
-  kind = name
-  for ending in ('Model', 'For', 'WithProjection'):
-    kind = kind.partition(ending)[0] or kind
-  sizes = {} if 'vision_config' in changes else SIZES
+  sizes = {} if {'vision_config', 'embed_dim'} & changes.keys() else SIZES
   torch.manual_seed(0)
-  config = getattr(transformers, f'{kind}Config')(**sizes, **changes)
+  config = config_class(name)(**sizes, **changes)
   return references.noisy(getattr(transformers, name)(config))
 
 
@@ -171,6 +185,11 @@ def test_results_equal_the_library(tmp_path, name):
       statistics,
       limit,
     )
+
+
+def test_every_type_is_compared():
+  compared = {config_class(name).model_type for name in TYPES}
+  assert not huggingface.TYPES.keys() - compared
 
 
 @pytest.mark.parametrize('name', ['PixioModel', 'VideoMAEModel'])

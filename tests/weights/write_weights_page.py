@@ -115,6 +115,12 @@ def rows():
       'dinov2_vitb14_pretrain.pth',
       TIMM,
     ),
+    (
+      "DINOv3, the authors' files, also teachers",
+      '',
+      'dinov3_vitb16_pretrain_lvd1689m-73cec8be.pth',
+      TIMM,
+    ),
     ('DeiT', '', f'{DEIT}/deit_base_patch16_224-b5f2ef4d.pth', TIMM),
     (
       "Swin, the authors' files",

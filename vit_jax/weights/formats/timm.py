@@ -307,8 +307,11 @@ def _warn_of_assumptions(
   """Warns if arrays and settings do not determine the whole model."""
   model = parsed.model
   is_determined = settings.architecture and 'num_heads' in settings.args
-  # The arrays of a Swin determine its heads and windows.
-  if model.get('name') == 'swin' or settings.fitting(model) or is_determined:
+  # The arrays of a Swin determine its heads and windows, those of a DINOv3 the
+  # heads.
+  if model.get('name') == 'swin' or model.get('rope') == 'centered':
+    return
+  if settings.fitting(model) or is_determined:
     return
   log.warning(
     '%s does not name an architecture of timm with its sizes; assumed: '

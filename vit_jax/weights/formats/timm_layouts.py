@@ -38,12 +38,13 @@ def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
   - Keys and values of several heads in common (Sapiens2) are repeated.
   - A LayerScale of attention only (Sapiens2) gets ones for the MLP.
-  - Masked biases (DINOv3's repository) are set to zero.
+  - Masked biases (DINOv3's repository) are set to zero, and constants of its
+    rotations are left out.
 
   Args:
     arrays: arrays with timm's names.
   """
-  result = dict(arrays)
+  result = {name: arrays[name] for name in arrays if name != _PERIODS}
   blocks = {match[0] for name in arrays if (match := _BLOCK.match(name))}
   for block in blocks:
     _repeat_heads(result, block)
@@ -93,7 +94,11 @@ def rotations(
   if architecture is None or architecture.rope == 'none':
     if FREQUENCIES in arrays:
       return dict(rope='mixed')
-    return dict(rope='centered') if _PERIODS in arrays else {}
+    if _PERIODS not in arrays:
+      return {}
+    channels = 4 * arrays[_PERIODS].size  # of a head
+    width = len(arrays['patch_embed.proj.weight'])
+    return dict(rope='centered', num_heads=width // channels)
   keys = dict(
     rope=architecture.rope,
     rope_base=architecture.rope_base,
