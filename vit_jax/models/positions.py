@@ -103,8 +103,8 @@ class PositionEmbedding(nn.Module):
 
   Attributes:
     config: config with the fields `position`, `position_at`, `width`,
-      `num_heads`, `head_dim`, `prefix` and `num_learned_prefix` of `vit.Config`, and the
-      options of a kind of your own.
+      `num_heads`, `head_dim`, `prefix` and `num_learned_prefix` of
+      `vit.Config`, and the options of a kind of your own.
     learned_grid: grid of patches that the parameters were learned for; None for
       the grid of the images. For another grid, they are interpolated by
       `cubic`.
@@ -444,7 +444,8 @@ def resize(
     name: name of the parameter, the last part of its path: 'embedding', 'rows',
       'columns', 'biases' or 'offsets'. Offsets are interpolated as one axis, so
       that a distance of some rows becomes a distance that covers the same
-      fraction of the image. A parameter with another name is returned unchanged.
+      fraction of the image. A parameter with another name is returned
+      unchanged.
     table: parameter for `old_grid`; layers may be stacked in front.
     old_grid: rows and columns of patches of the parameter.
     new_grid: rows and columns of patches of the result.

@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models.contract import (
   Statistics,
@@ -53,8 +54,7 @@ class ParsedWeights(NamedTuple):
   Attributes:
     arrays: all arrays of the model, {foreign name: array}.
     names: names of the parameters in the other project.
-    model: keys of the config's `model` section; options only where they differ
-      from the model's defaults.
+    model: keys of the config's `model` section, with or without defaults.
     metadata: properties that the arrays do not determine.
     defaults: values of `gelu` and `norm_eps` that the model uses unless its
       section sets others.
@@ -176,10 +176,17 @@ def _statistics(
 
 
 def _section(parsed: ParsedWeights) -> dict[str, Any]:
-  """Returns the config section of the model."""
+  """Returns the config section of the model, without defaults."""
   options = {key: getattr(parsed.metadata, key) for key in ('gelu', 'norm_eps')}
   options = {k: v for k, v in options.items() if v != parsed.defaults.get(k)}
-  return {'name': 'vit', 'dtype': 'float32', **options, **parsed.model}
+  section = {'name': 'vit', **parsed.model}
+  keys = schema.config_keys(schema.constructor('model', section))
+  section = {
+    key: value
+    for key, value in section.items()
+    if key not in keys or value != keys[key].default
+  }
+  return {'dtype': 'float32', **options, **section}
 
 
 def class_names(path: str, names: Sequence[str], num_classes: int) -> list[str]:

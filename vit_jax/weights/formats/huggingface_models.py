@@ -183,7 +183,8 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   names = NameMap(_VIT_NAMES | _BEIT_NAMES)
   model = vit.section(path, arrays, names, 'a Vision Transformer')
   model['num_heads'] = config['num_attention_heads']
-  if _POSITIONS not in arrays and 'position' not in model:
+  used = [v for k, v in config.items() if re.match(r'use_.*position', k)]
+  if used and not any(used):  # BEiT
     model['position'] = 'none'
   if config.get('use_mean_pooling') and 'fc_norm' not in model:
     model['final_norm'] = 'layernorm.weight' in arrays
@@ -456,8 +457,7 @@ def parse_dinov3(
     num_heads=config['num_attention_heads'], position='none', rope='centered'
   )
   base = float(config.get('rope_theta', ROTATIONS['centered']))
-  if base != ROTATIONS['centered']:
-    model['rope_base'] = base
+  model['rope_base'] = None if base == ROTATIONS['centered'] else base
   size = metadata.pair(config['image_size'])
   return ParsedWeights(result, _D3_NAMES, model, ModelMetadata(size))
 

@@ -396,21 +396,18 @@ def _parse_vit(
 
 
 def _options_of(named: Architecture, pool: str) -> dict[str, Any]:
-  """Returns options that arrays do not show, if they are not the defaults.
+  """Returns options that arrays do not show.
 
   Args:
     named: architecture of the weights.
     pool: pooling of the model.
   """
-  options: dict[str, Any] = {}
-  if not named.final_norm:
-    options['final_norm'] = False
-  if 'Post' in named.block:
-    options['post_norm'] = True
-  if pool == 'map' and named.map_heads:
-    options['map_heads'] = named.map_heads
-  if pool == 'map' and named.map_prefix:
-    options['map_prefix'] = True
+  options: dict[str, Any] = dict(
+    final_norm=bool(named.final_norm), post_norm='Post' in named.block
+  )
+  if pool == 'map':
+    options['map_heads'] = named.map_heads or None
+    options['map_prefix'] = bool(named.map_prefix)
   return options
 
 

@@ -99,13 +99,12 @@ def rotations(
     channels = 4 * arrays[_PERIODS].size  # of a head
     width = len(arrays['patch_embed.proj.weight'])
     return dict(rope='centered', num_heads=width // channels)
-  keys = dict(
+  return dict(
     rope=architecture.rope,
-    rope_base=architecture.rope_base,
+    rope_base=architecture.rope_base or None,
     rope_grid=architecture.rope_grid or None,
     rope_offset=architecture.rope_offset,
   )
-  return {key: value for key, value in keys.items() if value}
 
 
 def planes_apart(

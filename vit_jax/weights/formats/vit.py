@@ -18,7 +18,6 @@ from vit_jax.models.positions import sincos2d
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.names import Joined, NameMap
-from vit_jax.weights.patch_embedding import RGB
 
 log = logging.getLogger('vit_jax')
 _LAYER = 'encoder/layers/'
@@ -44,6 +43,8 @@ def section(
   """Returns the keys of the `model` section that the arrays determine.
 
   They do not determine `num_heads` in PyTorch's layout without `qk_norm`.
+
+  Options may have their defaults.
 
   Args:
     path: path of the file, for messages.
@@ -80,19 +81,15 @@ def section(
     if is_stacked
     else max((int(layer[1]) + 1 for layer in layers if layer), default=0),
     mlp_dim=mlp_dim,
+    channels=kernel[1 if names.torch else 2],
     pool='gap' if find('cls') is None else 'token',
+    # Value and gate are joined.
+    gated=(units[0] if names.torch else units[-1]) == 2 * mlp_dim,
+    bias=find(f'{_LAYER}attention/out/bias') is not None,
   )
   if find('map/probe') is not None:
     model['pool'] = 'map'
-    if find('cls') is not None:
-      model['class_token'] = True
-  channels = kernel[1 if names.torch else 2]
-  if channels != RGB:
-    model['channels'] = channels
-  if (
-    units[0] if names.torch else units[-1]
-  ) == 2 * mlp_dim:  # value and gate, joined
-    model['gated'] = True
+    model['class_token'] = find('cls') is not None or None
   if find('registers') is not None:
     model['registers'] = shape('registers', 3)[1]
   for where, at in ((_LAYER, 'layers'), ('', 'shared')):
@@ -103,15 +100,13 @@ def section(
   norms = (f'{_LAYER}norm1', f'{_LAYER}norm2', 'encoder/norm')
   if all(find(f'{norm}/bias') is None for norm in norms):
     model['norm'] = 'rms'
-  if find(f'{_LAYER}attention/out/bias') is None:
-    model['bias'] = False
   with_bias = tuple(
     name
     for name in BIASES['all']
     if find(f'{_LAYER}attention/{name}/bias') is not None
   )
   for qkv_bias, projections in BIASES.items():
-    if with_bias == projections != BIASES['all']:
+    if with_bias == projections:
       model['qkv_bias'] = qkv_bias
   if model['pool'] == 'map':
     pool_mlp = shape('map/mlp/fc2/kernel', 2)[-1 if names.torch else -2]
@@ -163,30 +158,28 @@ def with_decoder(
       entry = entry if isinstance(entry, Joined) else Joined(entry)
       entry = entry._replace(name=f'decoder_{entry.name}')
       names[key.replace('encoder/', 'decoder/blocks/')] = entry
-  biases = names['decoder/blocks/layers/mlp/fc1'].name.replace('{i}', r'\d+')
-  hidden = [v for k, v in decoder.items() if re.fullmatch(f'{biases}.bias', k)]
-  table, metadata = decoder.pop('decoder_pos_embed', None), parsed.metadata
-  if table is None or not hidden or 'mask_token' not in decoder:
-    log.info(
-      "%s: left out a decoder and its mask token (MAE's), %d arrays",
-      path,
-      len(parsed.arrays) - len(arrays),
-    )
-    return encoder
-  width, patch_size = table.shape[-1], parsed.model['patch_size']
+  entry = parsed.names.find(f'{_LAYER}mlp/fc1/bias') or Joined('')
+  biases = f'decoder_{entry.name}'.replace('{i}', r'\d+')
+  hidden = [v for k, v in decoder.items() if re.fullmatch(biases, k)]
+  metadata = parsed.metadata
+  table = decoder.pop('decoder_pos_embed', np.zeros((1, 1, 4)))
+  width, patch_size = table.shape[-1], parsed.model.get('patch_size', 1)
   rows, columns = (side // patch_size for side in metadata.image_size)
   fixed = sincos2d((rows, columns), width, last_included=False)
-  if (
-    (tuple(metadata.mean), tuple(metadata.std)) != IMAGENET
-    or metadata.gelu != 'exact'
-    or table[0, 1:].shape != fixed.shape
-    or not np.allclose(table[0, 1:], fixed, atol=0.01)
+  if not (
+    hidden
+    and (tuple(metadata.mean), tuple(metadata.std)) == IMAGENET
+    and metadata.gelu == 'exact'
+    and table[0, 1:].shape == fixed.shape
+    and np.allclose(table[0, 1:], fixed, atol=0.01)
   ):
-    log.warning(
-      "%s: left out its decoder, which is not MAE's: that of vit_jax predicts "
-      "pixels normalized by ImageNet's mean and std, and has exact GELU and "
-      'fixed positions',
+    log.log(
+      logging.WARNING if hidden else logging.INFO,
+      "%s: left out a decoder and its mask token (MAE's), %d arrays; supported "
+      "are pixels normalized by ImageNet's mean and std, exact GELU and fixed "
+      'positions',
       path,
+      len(parsed.arrays) - len(arrays),
     )
     return encoder
   sizes = dict(width=width, depth=len(hidden), mlp_dim=hidden[0].size)
