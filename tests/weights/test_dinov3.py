@@ -9,6 +9,7 @@ import safetensors.numpy
 from references import torch, transformers
 
 from vit_jax import load_pretrained
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
@@ -44,6 +45,50 @@ def test_round_trip(tmp_path, gated):
   with torch.no_grad():
     expected, found = (each(pixels)[0].numpy() for each in (reference, again))
   np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['small', 'small_plus'])
+def test_files_of_the_authors(tmp_path, caplog, name):
+  """Masked biases of keys are not used; a teacher is next to its head."""
+  width, patch = 32, 4
+  reference = references.timm_vit(
+    f'vit_{name}_patch16_dinov3_qkvb',
+    patch_size=patch,
+    num_classes=0,
+    global_pool='token',
+    dynamic_img_size=True,
+  )
+  teacher = {
+    'backbone.mask_token': torch.ones(1, width),
+    'backbone.rope_embed.periods': torch.ones(2),
+    'backbone.local_cls_norm.weight': torch.ones(width),
+    'dino_head.mlp.0.weight': torch.ones(3, 3),
+  }
+  for key, array in reference.state_dict().items():
+    for timms, authors in (
+      ('reg_token', 'storage_tokens'),
+      ('gamma_1', 'ls1.gamma'),
+      ('gamma_2', 'ls2.gamma'),
+      ('mlp.fc1_g', 'mlp.w1'),
+      ('mlp.fc1_x', 'mlp.w2'),
+    ):
+      key = key.replace(timms, authors)
+    if 'plus' in name:
+      key = key.replace('mlp.fc2', 'mlp.w3')
+    teacher[f'backbone.{key}'] = array
+  for key in [key for key in teacher if key.endswith('attn.q_bias')]:
+    query = teacher.pop(key)
+    value = teacher.pop(key.replace('q_bias', 'v_bias'))
+    bias = key.replace('q_bias', 'qkv.bias')
+    teacher[bias] = torch.cat([query, torch.ones(width), value])
+    mask = torch.ones(3, width)
+    mask[1] = 0
+    teacher[f'{bias}_mask'] = mask.reshape(-1)
+  path = str(tmp_path / 'dinov3_vits16_pretrain_lvd1689m-08c60483.pth')
+  torch.save({'teacher': teacher}, path)
+  for size, limit in (((16, 16), 1e-5), ((12, 20), 1e-4)):
+    references.same_results(path, reference, size, IMAGENET, limit)
+  assert not caplog.records
 
 
 def test_models_of_this_package_are_written(tmp_path):

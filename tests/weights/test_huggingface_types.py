@@ -8,6 +8,7 @@ from tests.faults.counts import further
 from vit_jax import load_pretrained
 from vit_jax.data.augment.presets import IMAGENET, NONE
 from vit_jax.errors import UserError
+from vit_jax.weights.formats import huggingface
 from vit_jax.weights.patch_embedding import CLIP
 
 SIZES = dict(
@@ -28,6 +29,14 @@ TEXT = dict(
   eos_token_id=2,
 )
 TOWERS = dict(vision_config=SIZES, text_config=TEXT)
+SWIN = dict(
+  image_size=SIZE,
+  patch_size=PATCH,
+  embed_dim=16,
+  depths=[2, 2],
+  num_heads=[2, 4],
+  window_size=2,
+)
 OTHER = (12, 20)  # (height, width), smaller and not square
 
 
@@ -66,6 +75,27 @@ TYPES = {
   'ViTMSNForImageClassification': ({}, logits, NONE),
   'IJepaForImageClassification': ({}, logits, NONE),
   'DeiTForImageClassification': ({}, logits, IMAGENET),
+  'BeitModel': (dict(use_shared_relative_position_bias=True), pooled, NONE),
+  'BeitForImageClassification': (
+    dict(use_relative_position_bias=True, layer_scale_init_value=0.0),
+    logits,
+    NONE,
+  ),
+  'BeitForMaskedImageModeling': (
+    dict(use_relative_position_bias=True, use_mask_token=True, vocab_size=9),
+    cls,
+    NONE,
+  ),
+  'Data2VecVisionModel': (
+    dict(use_absolute_position_embeddings=True, use_mean_pooling=False),
+    cls,
+    NONE,
+  ),
+  'Data2VecVisionForImageClassification': (
+    dict(use_relative_position_bias=True),
+    logits,
+    NONE,
+  ),
   'Dinov2Model': ({}, pooled, IMAGENET),
   'Dinov2ForImageClassification': ({}, logits, IMAGENET),
   'Dinov2WithRegistersForImageClassification': ({}, logits, IMAGENET),
@@ -80,18 +110,23 @@ TYPES = {
   'SiglipVisionModel': ({}, pooled, NONE),
   'SiglipModel': (TOWERS, embeds, NONE),
   'SiglipForImageClassification': (TOWERS, logits, NONE),
+  'SwinForImageClassification': (SWIN, logits, IMAGENET),
   'Siglip2VisionModel': (dict(num_patches=(SIZE // PATCH) ** 2), pooled, NONE),
 }
 
 
+def config_class(name):
+  """Returns the class of the configs of a class of models."""
+  for ending in ('Model', 'For'):
+    name = name.partition(ending)[0] or name
+  return getattr(transformers, f'{name}Config')
+
+
 def library_model(name, changes):
   """Returns a small model of the library with random weights."""
-  kind = name
-  for ending in ('Model', 'For', 'WithProjection'):
-    kind = kind.partition(ending)[0] or kind
-  sizes = {} if 'vision_config' in changes else SIZES
+  sizes = {} if {'vision_config', 'embed_dim'} & changes.keys() else SIZES
   torch.manual_seed(0)
-  config = getattr(transformers, f'{kind}Config')(**sizes, **changes)
+  config = config_class(name)(**sizes, **changes)
   return references.noisy(getattr(transformers, name)(config))
 
 
@@ -116,6 +151,9 @@ def library_result(model, pixels, result):
     x = x.permute(0, 2, 4, 3, 5, 1).reshape(n, grid[0] * grid[1], -1)
     mask = torch.ones(x.shape[:2], dtype=torch.int32)
     return result(model(x, mask, torch.tensor([grid] * n)))
+  if name == 'BeitForMaskedImageModeling':  # whose output lacks the class token
+    hidden = model.beit(**keys).last_hidden_state
+    return model.layernorm(hidden)[:, 0]
   return result(model(**keys))
 
 
@@ -149,9 +187,14 @@ def test_results_equal_the_library(tmp_path, name):
     )
 
 
-@pytest.mark.parametrize('name', ['BeitModel', 'Data2VecVisionModel'])
+def test_every_type_is_compared():
+  compared = {config_class(name).model_type for name in TYPES}
+  assert not huggingface.TYPES.keys() - compared
+
+
+@pytest.mark.parametrize('name', ['PixioModel', 'VideoMAEModel'])
 def test_other_types_are_refused_by_name(tmp_path, name):
-  """BEiT has relative positions in attention, which the ViT does not have."""
+  """They are not plain Vision Transformers."""
   reference = library_model(name, {})
   reference.save_pretrained(tmp_path)
   with pytest.raises(UserError, match=f"'{reference.config.model_type}'"):

@@ -18,6 +18,7 @@ from references import (
 
 from vit_jax import load_pretrained
 from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.errors import UserError
 from vit_jax.weights.patch_embedding import CLIP
 
 torchvision = pytest.importorskip('torchvision')
@@ -72,10 +73,9 @@ def test_swins_of_torchvision(tmp_path, size, limit):
 
 
 class CLIPTower(nn.Module):
-  """The image tower of open_clip, written from its parameters' names.
+  """The image tower of open_clip, for tests without this library.
 
-  open_clip is not installed here; layers are PyTorch's own, in which attention
-  is `nn.MultiheadAttention`.
+  Layers are PyTorch's own, in which attention is `nn.MultiheadAttention`.
   """
 
   def __init__(self):
@@ -128,6 +128,106 @@ def test_image_towers_of_open_clip(tmp_path):
   path = str(tmp_path / 'open_clip_pytorch_model.bin')
   torch.save(model.state_dict(), path)
   same_results(path, reference, (SIZE, SIZE), CLIP, 1e-5, num_heads=HEADS)
+
+
+def open_clip_model(timm_sizes=None, custom=False, quick_gelu=False, **keys):
+  """Returns a small model of images and texts of the library."""
+  open_clip = pytest.importorskip('open_clip')
+  sizes = dict(layers=DEPTH, width=WIDTH, head_width=WIDTH // HEADS)
+  sizes |= dict(patch_size=PATCH, image_size=SIZE, mlp_ratio=2.0)
+  text = dict(context_length=7, vocab_size=9, width=32, heads=4, layers=1)
+  create = references.timm.create_model
+  kind = open_clip.model.CustomTextCLIP if custom else open_clip.model.CLIP
+  torch.manual_seed(0)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      open_clip.timm_model.timm,
+      'create_model',
+      lambda name, **options: create(name, **options, **timm_sizes),
+    )
+    return references.noisy(kind(24, sizes | keys, text, quick_gelu))
+
+
+def open_clip_file(folder, model):
+  path = str(folder / 'open_clip_pytorch_model.bin')
+  torch.save(model.state_dict(), path)
+  return path
+
+
+GAP = dict(pool='gap', class_token=True)
+
+
+@pytest.mark.parametrize(
+  'changes, keys',
+  [
+    ({}, {}),
+    (dict(custom=True), {}),  # another place of the text tower
+    (dict(quick_gelu=True), dict(gelu='quick')),
+    (dict(pool_type='avg'), GAP),
+    (dict(final_ln_after_pool=True), {}),
+    (dict(ls_init_value=0.1), {}),
+    (dict(patch_dropout=0.5), {}),
+    (dict(no_ln_pre=True, pool_type='avg'), GAP | dict(norm_eps=1e-5)),
+  ],
+)
+def test_towers_of_open_clip(tmp_path, changes, keys):
+  """At the own size, and with the library's interpolation at another one."""
+  reference, larger = (
+    open_clip_model(**changes),
+    open_clip_model(**changes, image_size=OTHER),
+  )
+  from open_clip.model import resize_pos_embed
+
+  path = open_clip_file(tmp_path, reference)
+  keys = dict(num_heads=HEADS) | keys
+  same_results(path, reference.visual, (SIZE, SIZE), CLIP, 1e-5, **keys)
+  state = dict(reference.state_dict())
+  resize_pos_embed(state, larger)
+  larger.load_state_dict(state)
+  same_results(path, larger.visual, OTHER, CLIP, 1e-4, **keys)
+
+
+TIMM_SIZES = dict(embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS)
+TIMM_SIZES |= dict(patch_size=PATCH, dynamic_img_size=True)
+
+
+@pytest.mark.parametrize(
+  'name, pool, projection, bias',
+  [
+    ('vit_base_patch16_siglip_224', 'map', 'none', False),
+    ('vit_base_patch16_224', 'token', 'linear', False),
+    ('vit_base_patch16_224', '', 'linear', True),
+    ('vit_medium_patch16_gap_256', 'avg', 'linear', False),
+  ],
+)
+def test_towers_of_timm_in_open_clip(tmp_path, name, pool, projection, bias):
+  """The projection is the head."""
+  reference = open_clip_model(
+    TIMM_SIZES,
+    custom=True,
+    timm_model_name=name,
+    timm_pool=pool,
+    timm_proj=projection,
+    timm_proj_bias=bias,
+  )
+  path = open_clip_file(tmp_path, reference)
+  keys = dict(num_heads=HEADS, mean=CLIP[0], std=CLIP[1])
+  same_results(path, reference.visual, (SIZE, SIZE), CLIP, 1e-5, **keys)
+  same_results(path, reference.visual, OTHER, CLIP, 1e-4, **keys)
+
+
+@pytest.mark.parametrize(
+  'changes, array',
+  [
+    (dict(attentional_pool=True, attn_pooler_heads=4), 'attn_pool.query'),
+    (dict(scale_heads=True), 'attn.head_scale'),
+    (dict(scale_attn=True), 'ln_attn.weight'),
+  ],
+)
+def test_other_towers_of_open_clip_are_refused(tmp_path, changes, array):
+  path = open_clip_file(tmp_path, open_clip_model(**changes))
+  with pytest.raises(UserError, match=array):
+    load_pretrained(path, num_heads=HEADS)
 
 
 @pytest.mark.parametrize('size, limit', [((SIZE, SIZE), 1e-5), (OTHER, 1e-4)])

@@ -301,6 +301,7 @@ def test_files_of_the_authors_are_read(tmp_path):
     renamed[name] = array
   mask, index = np.zeros((49, 16, 16)), np.zeros((16, 16))
   renamed['layers.0.blocks.1.attn_mask'] = mask
+  renamed['mask_token'] = np.zeros((1, 1, 16))  # of SimMIM
   renamed['layers.0.blocks.0.attn.relative_position_index'] = index
   path = tmp_path / 'authors.pth'
   torch.save({'model': {k: torch.tensor(v) for k, v in renamed.items()}}, path)

@@ -28,6 +28,8 @@ SWIN = 'https://github.com/SwinTransformer/storage/releases/download'
 HUGGING_FACE = {
   'vit': 'google/vit-base-patch16-224',
   'deit': 'facebook/deit-base-distilled-patch16-224',
+  'beit': 'microsoft/beit-base-patch16-224-pt22k-ft22k',
+  'data2vec-vision': 'facebook/data2vec-vision-base',
   'dinov2': 'facebook/dinov2-base',
   'dinov2_with_registers': 'facebook/dinov2-with-registers-base',
   'dinov3_vit': 'facebook/dinov3-vitb16-pretrain-lvd1689m',
@@ -40,10 +42,11 @@ HUGGING_FACE = {
   'swin': 'microsoft/swin-tiny-patch4-window7-224',
 }
 NOTES = {
-  'vit_mae': 'the encoder',
+  'vit_mae': 'also the decoder',
   'clip_vision_model': 'also in `clip`; the projection is the head',
   'siglip_vision_model': 'also in `siglip`, as most of SigLIP 2',
   'siglip2_vision_model': 'NaFlex, for square images; also in `siglip2`',
+  'beit': 'without absolute positions next to relative ones',
   'dinov2': 'also the classifiers',
   'dinov2_with_registers': 'also the classifiers',
 }
@@ -59,10 +62,10 @@ PROJECTS = {
     'https://download.pytorch.org/models/swin_t-704ceda3.pth',
     TORCHVISION,
   ),
-  'ln_pre.weight': (
-    'open_clip and CLIP, image towers',
+  'ln_post.weight': (
+    'open_clip and CLIP, image towers, also those of timm',
     'hf:laion/CLIP-ViT-B-32-laion2B-s34B-b79K/open_clip_pytorch_model.bin',
-    'a model with the same names, from layers of torch 2.13',
+    'open_clip 3.3',
   ),
 }
 
@@ -98,7 +101,7 @@ def rows():
       'hf:timm/vit_base_patch16_224.augreg2_in21k_ft_in1k',
       TIMM,
     ),
-    ('MAE', '', MAE, TIMM),
+    ('MAE, also the decoder', '', MAE, f'{TIMM}, {TRANSFORMERS}'),
     (
       'DINO',
       '',
@@ -110,6 +113,12 @@ def rows():
       '',
       'https://dl.fbaipublicfiles.com/dinov2/dinov2_vitb14/'
       'dinov2_vitb14_pretrain.pth',
+      TIMM,
+    ),
+    (
+      "DINOv3, the authors' files, also teachers",
+      '',
+      'dinov3_vitb16_pretrain_lvd1689m-73cec8be.pth',
       TIMM,
     ),
     ('DeiT', '', f'{DEIT}/deit_base_patch16_224-b5f2ef4d.pth', TIMM),

@@ -29,26 +29,31 @@ KINDS = {
   'learned': ('stem', 'layers', 'shared'),
   '2d': ('stem', 'layers', 'shared'),
   'relative': ('layers', 'shared'),
+  'relative_bias': ('layers', 'shared'),
   'sincos2d': ('stem',),
   'sincos2d_mae': ('stem',),
   'rope2d': (),
   'none': (),
 }
+# Kinds that act on the logits of attention, see `Position`
+IN_ATTENTION = ('relative', 'relative_bias')
 # Kinds of rotations, and the default of `rope_base`: see `vit.Config.rope`.
 ROTATIONS = {'none': 0.0, 'centered': 100.0, 'index': 10_000.0, 'mixed': 10.0}
 # Methods of interpolation. 'aligned': linear with aligned corners, as SciPy's
 # `zoom(order=1)` in the code of the paper's authors and big_vision. The others
 # have half-pixel centers: 'bicubic' with antialiasing, as in timm;
 # 'bicubic_no_antialias' as in transformers, MAE, DeiT and Swin; 'bilinear' with
-# antialiasing, as in SigLIP 2; 'dino' bicubic without antialiasing, for an axis
-# that is a tenth of an entry longer, see `cubic`. 'bicubic_aligned' is bicubic
-# with aligned corners, as in torchvision.
+# antialiasing, as in SigLIP 2; 'bilinear_no_antialias' as for BEiT in
+# transformers; 'dino' bicubic without antialiasing, for an axis that is a tenth
+# of an entry longer, see `cubic`. 'bicubic_aligned' is bicubic with aligned
+# corners, as in torchvision.
 METHODS = (
   'aligned',
   'bicubic',
   'bicubic_aligned',
   'bicubic_no_antialias',
   'bilinear',
+  'bilinear_no_antialias',
   'dino',
 )
 DINO_OFFSET = 0.1
@@ -69,12 +74,15 @@ class Position(NamedTuple):
       layer computes its own `rotation` (`MixedRotation`).
     relative: embeddings of each pair of query and key, whose products with
       queries are added to the logits, `[q, k, c]` or `[n, q, k, c]`.
+    bias: numbers that are added to the logits of each head, `[h, q, k]` or `[n,
+      h, q, k]`.
   """
 
   added: Any = None
   rotation: Any = None
   coordinates: Any = None
   relative: Any = None
+  bias: Any = None
 
 
 NO_POSITION = Position()
@@ -86,7 +94,8 @@ class PositionEmbedding(nn.Module):
   Parameters by kind: 'learned' has `embedding` `[1, prefix + patches, d]`; '2d'
   has `rows` `[rows, d/2]` and `columns` `[columns, d/2]`; 'relative' has
   `offsets` `[2t − 1, c]` for t tokens and heads of c channels, shared by the
-  heads. All of them are initialized by N(0, 0.02).
+  heads; 'relative_bias' has `biases` `[3 + (2 rows − 1)·(2 columns − 1), h]`.
+  All of them are initialized by N(0, 0.02).
 
   Reference: section 3.1, and appendix D.4 with Table 8. The paper does not
   specify the position of the class token in two dimensions, nor whether heads
@@ -94,8 +103,8 @@ class PositionEmbedding(nn.Module):
 
   Attributes:
     config: config with the fields `position`, `position_at`, `width`,
-      `head_dim`, `prefix` and `num_learned_prefix` of `vit.Config`, and the
-      options of a kind of your own.
+      `num_heads`, `head_dim`, `prefix` and `num_learned_prefix` of
+      `vit.Config`, and the options of a kind of your own.
     learned_grid: grid of patches that the parameters were learned for; None for
       the grid of the images. For another grid, they are interpolated by
       `cubic`.
@@ -116,6 +125,8 @@ class PositionEmbedding(nn.Module):
     config, kind, grid = self.config, self.config.position, patches.grid
     if kind == 'relative':
       return Position(relative=self._relative(patches))
+    if kind == 'relative_bias':
+      return Position(bias=self._bias(patches))
     if kind == 'learned':
       return Position(added=self._learned(patches))
     if kind == '2d':
@@ -180,6 +191,30 @@ class PositionEmbedding(nn.Module):
       index = jnp.concatenate([first, prefix + patches.index], axis=1)
     difference = index[..., :, None] - index[..., None, :] + count - 1
     return offsets[difference]
+
+  def _bias(self, patches: Patches) -> Float[Array, '... h q k']:
+    """Returns the bias of each pair of tokens, for each head.
+
+    A pair of patches has the bias of its offset (query − key) in rows and
+    columns. The first three rows of the table are those of pairs with prefix
+    tokens: prefix to patch, patch to prefix, and prefix to prefix.
+
+    Reference: BEiT, arXiv 2106.08254, and the code of its authors.
+    """
+    (rows, columns), prefix = patches.grid, self.config.prefix
+    span = 2 * columns - 1
+    count = (2 * rows - 1) * span
+    table = self._table('biases', 3 + count, self.config.num_heads)
+    index = patches.index
+    index = jnp.arange(rows * columns) if index is None else index
+    at = index // columns * span + index % columns
+    # The offset (0, 0) is in the middle.
+    pairs = at[..., :, None] - at[..., None, :] + 3 + count // 2
+    others = [(0, 0)] * (pairs.ndim - 2)
+    pairs = jnp.pad(pairs, [*others, (prefix, 0), (0, 0)], constant_values=0)
+    pairs = jnp.pad(pairs, [*others, (0, 0), (prefix, 0)], constant_values=1)
+    pairs = pairs.at[..., :prefix, :prefix].set(2)
+    return jnp.moveaxis(table[pairs], -1, -3)
 
   def _table(self, name: str, *shape: int) -> Any:
     table = sized_parameter(self, name, NORMAL, shape)
@@ -407,9 +442,10 @@ def resize(
 
   Args:
     name: name of the parameter, the last part of its path: 'embedding', 'rows',
-      'columns' or 'offsets'. Offsets are interpolated as one axis, so that a
-      distance of some rows becomes a distance that covers the same fraction of
-      the image. A parameter with another name is returned unchanged.
+      'columns', 'biases' or 'offsets'. Offsets are interpolated as one axis, so
+      that a distance of some rows becomes a distance that covers the same
+      fraction of the image. A parameter with another name is returned
+      unchanged.
     table: parameter for `old_grid`; layers may be stacked in front.
     old_grid: rows and columns of patches of the parameter.
     new_grid: rows and columns of patches of the result.
@@ -427,6 +463,7 @@ def resize(
   check_method(method)
   rows, columns = zip(old_grid, new_grid, strict=True)
   axes = {'embedding': [rows, columns], 'rows': [rows], 'columns': [columns]}
+  axes['biases'] = [(2 * a - 1, 2 * b - 1) for a, b in (rows, columns)]
   if name != 'offsets' and name not in axes:
     return table
   count, patches = table.shape[-2], math.prod(old_grid)
@@ -434,7 +471,8 @@ def resize(
   grown = count + 2 * (math.prod(new_grid) - patches)
   old, new = zip(*axes.get(name, [(count, grown)]), strict=True)
   num_prefix = count - math.prod(old)
-  fits = num_prefix >= 0 if name == 'embedding' else num_prefix == 0
+  fits = num_prefix == (3 if name == 'biases' else 0)
+  fits |= name == 'embedding' and num_prefix >= 0
   if not fits or (name == 'offsets' and count < 2 * patches - 1):
     raise UserError(
       f'the positions {name!r} have the shape {list(table.shape)}, which does '
@@ -497,8 +535,10 @@ def _einsum(*operands: Any) -> Array:
 
 def _weights(old: int, new: int, method: str) -> Matrix:
   """Returns the weights of an interpolation along one axis; see `METHODS`."""
-  if method == 'aligned':
+  if method in ('aligned', 'bilinear_no_antialias'):
     at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+    if method != 'aligned':
+      at = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
   if method not in ('bicubic', 'bilinear'):
     offset = DINO_OFFSET if method == 'dino' else 0.0

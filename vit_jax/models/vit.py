@@ -206,12 +206,14 @@ class Config(backbone.BackboneConfig):
       heads; `want=('heads',)` returns each.
     position: 'learned' (1-D), '2d' (learned, half of the channels for the row
       and half for the column), 'relative' (learned 1-D offsets, in attention),
-      'sincos2d' (fixed, as in big_vision), 'sincos2d_mae' (fixed, as in MAE),
-      'rope2d' (none, and `rope='centered'`) or 'none'. Appendix D.4 compares
-      'learned', '2d', 'relative' and 'none'.
+      'relative_bias' (a learned number for each head and each offset of row
+      and column, in attention, as in BEiT), 'sincos2d' (fixed, as in
+      big_vision), 'sincos2d_mae' (fixed, as in MAE), 'rope2d' (none, and
+      `rope='centered'`) or 'none'. Appendix D.4 compares 'learned', '2d',
+      'relative' and 'none'.
     position_at: 'stem' (added once, before the first layer), 'layers' (every
       layer has its own) or 'shared' (all layers use the same); None for 'stem',
-      or 'layers' if `position` is 'relative'.
+      or 'layers' for relative positions.
     prefix_positions: whether class token, distillation token and registers also
       have learned positions; `no_embed_class` in timm is the opposite. These
       tokens have no positions of other kinds, except that relative offsets
@@ -411,7 +413,7 @@ class Config(backbone.BackboneConfig):
     needs = {
       'qk_norm': self.qk_norm,
       'rotary positions': self.rotary,
-      'relative positions': self.position == 'relative',
+      'relative positions': self.position in positions.IN_ATTENTION,
     }
     return [need for need, needed in needs.items() if needed]
 
@@ -476,7 +478,7 @@ class Config(backbone.BackboneConfig):
         'model.prefix_positions=False requires learned positions; '
         f'model.position is {kind!r}.'
       )
-    if self.rope != 'none' and kind in ('relative', 'rope2d'):
+    if self.rope != 'none' and kind in (*positions.IN_ATTENTION, 'rope2d'):
       raise UserError(
         f'model.rope is {self.rope!r} and model.position is {kind!r}: set '
         "model.position='none', or another kind that is added to the tokens."
@@ -560,7 +562,10 @@ class Block(nn.Module):
     if self.grid is not None:
       embedding = PositionEmbedding(config, *self.learned_for, name='position')
       own = embedding(Patches(self.grid, index))
-      position = position._replace(added=own.added, relative=own.relative)
+      own = own._asdict()
+      position = position._replace(
+        **{key: own[key] for key in ('added', 'relative', 'bias')}
+      )
     if position.coordinates is not None:
       base = config.rope_base or positions.ROTATIONS['mixed']
       heads = config.num_heads, config.head_dim
@@ -1031,12 +1036,11 @@ class ViT(Backbone):
     `models.contract.Model.at_sizes`.
 
     Raises:
-      UserError: positions are relative; these are numbered along the sequence
-        of one grid.
+      UserError: positions are relative; these are numbered in one grid.
     """
-    if self.config.position == 'relative':
+    if self.config.position in positions.IN_ATTENTION:
       raise UserError(
-        "model.position='relative' numbers offsets along the sequence of one "
+        f'model.position={self.config.position!r} numbers offsets in one '
         f'grid, that of {made_for[0]}x{made_for[1]} pixels, and this training '
         "has images of several sizes: set model.position to 'learned', '2d', "
         "'sincos2d', 'sincos2d_mae', 'rope2d' or 'none'."

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from vit_jax import checkpoint
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models.contract import (
   Statistics,
-  abstract_params,
   is_symmetric,
   symmetric,
 )
@@ -54,11 +54,12 @@ class ParsedWeights(NamedTuple):
   Attributes:
     arrays: all arrays of the model, {foreign name: array}.
     names: names of the parameters in the other project.
-    model: keys of the config's `model` section; options only where they differ
-      from the model's defaults.
+    model: keys of the config's `model` section, with or without defaults.
     metadata: properties that the arrays do not determine.
     defaults: values of `gelu` and `norm_eps` that the model uses unless its
       section sets others.
+    objective: section `objective` of the config. If its parameters are more
+      than those of the model, the names of the others have the same paths.
   """
 
   arrays: dict[str, np.ndarray]
@@ -66,6 +67,7 @@ class ParsedWeights(NamedTuple):
   model: Mapping[str, Any]
   metadata: ModelMetadata
   defaults: Mapping[str, Any] = {'norm_eps': EPSILON}
+  objective: Mapping[str, Any] = {'name': 'supervised'}
 
 
 def imported(path: str, parsed: ParsedWeights) -> Pretrained:
@@ -93,7 +95,7 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   about = {
     'format': checkpoint.FORMAT,
     'model': _section(parsed),
-    'objective': {'name': 'supervised'},
+    'objective': dict(parsed.objective),
     'num_classes': num_classes,
     'image_size': list(metadata.image_size),
     'preprocess': preprocess,
@@ -104,13 +106,19 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   }
 
   def checked_shapes(params: PyTree) -> dict[str, tuple[int, ...]]:
-    expected = {k: v.shape for k, v in tree.flatten(params).items()}
+    # Names do not depend on whether the objective has other parameters.
+    expected = {
+      path.removeprefix('model/'): leaf.shape
+      for path, leaf in tree.flatten(params).items()
+    }
     names_lib.check_shapes(path, actual, names.shapes(expected))
     return expected
 
   def put(abstract: PyTree) -> PyTree:
     flat = names.native(arrays, checked_shapes(abstract))
     flat = patch_embedding.converted(flat, statistics)
+    paths = tree.flatten(abstract)
+    flat = {path: flat[path.removeprefix('model/')] for path in paths}
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
   source = Pretrained(path, about, put)
@@ -118,12 +126,13 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   # before anything is allocated on a device.
   options = {k: v for k, v in about['model'].items() if k != 'name'}
   try:
-    model = source.model(**options)  # which checks the keys
+    source.model(**options)  # which checks the keys
   except UserError as error:
     raise UserError(
       f'{path} contains a model that is not supported: {error}'
     ) from error
-  checked_shapes(abstract_params(model, metadata.image_size))
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  checked_shapes(source.abstract_params(mesh))
   log.log(
     logging.WARNING if metadata.assumed else logging.INFO,
     '%s: settings that its arrays do not determine are those of %s: gelu %s, '
@@ -167,10 +176,17 @@ def _statistics(
 
 
 def _section(parsed: ParsedWeights) -> dict[str, Any]:
-  """Returns the config section of the model."""
+  """Returns the config section of the model, without defaults."""
   options = {key: getattr(parsed.metadata, key) for key in ('gelu', 'norm_eps')}
   options = {k: v for k, v in options.items() if v != parsed.defaults.get(k)}
-  return {'name': 'vit', 'dtype': 'float32', **options, **parsed.model}
+  section = {'name': 'vit', **parsed.model}
+  keys = schema.config_keys(schema.constructor('model', section))
+  section = {
+    key: value
+    for key, value in section.items()
+    if key not in keys or value != keys[key].default
+  }
+  return {'dtype': 'float32', **options, **section}
 
 
 def class_names(path: str, names: Sequence[str], num_classes: int) -> list[str]:

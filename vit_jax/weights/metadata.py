@@ -113,8 +113,9 @@ _KEYS: tuple[tuple[Rule, tuple[str, ...]], ...] = (
   (TEXT, ('architecture', 'model_type', 'global_pool')),
   (TEXT, ('crop_mode', 'interpolation', 'resize')),
   (several(TEXT), ('class_names', 'label_names')),
-  (FLAG, ('do_rescale', 'do_normalize', 'do_center_crop')),
-  (COUNT, ('num_heads', 'num_attention_heads', 'window_size', 'embed_dim')),
+  (FLAG, ('do_rescale', 'do_normalize', 'do_center_crop', 'norm_pix_loss')),
+  (COUNT, ('num_heads', 'num_attention_heads', 'decoder_num_attention_heads')),
+  (COUNT, ('window_size', 'embed_dim')),
   (COUNTS, ('depths',)),
   (_SIZE, ('image_size', 'crop_size')),
   # `epsilon` is the name of `norm_eps` in older files.

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -262,7 +262,7 @@ def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
     UserError: the other parameters do not fit the model of the target.
   """
   expected = _model_shapes(target)
-  actual = _model_params(source, target, method)
+  actual, _ = _model_params(source, target, method)
   missing = [
     prefix
     for prefix in target.model.replaceable
@@ -278,6 +278,9 @@ def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
 def start(source: Pretrained, target: Target, method: str | None) -> PyTree:
   """Returns initial parameters, with all that fit taken from the source.
 
+  Parameters next to those of the model, such as a decoder, are taken if the
+  objective of the weights is that of the run.
+
   Args:
     source: description of the weights.
     target: run; parameters that are missing in the source, or have another
@@ -288,34 +291,58 @@ def start(source: Pretrained, target: Target, method: str | None) -> PyTree:
   Raises:
     UserError: no parameter fits.
   """
-  expected = _model_shapes(target)
-  actual = _model_params(source, target, method)
-  shapes = _shapes(expected)
-  fitting = {k: v for k, v in actual.items() if shapes.get(k) == v.shape}
+  expected = _shapes(_model_shapes(target))
+  actual, others = _model_params(source, target, method)
+  fitting, unused = _fitting(actual, expected)
   if not fitting:
     raise UserError(
       f'no parameter of {source.path} ({", ".join(sorted(actual)[:3])}, …) '
       f'fits the model ({", ".join(sorted(expected)[:3])}, …): set another '
       'config.init_from.'
     )
+  if type(source.objective()) is not type(target.objective):
+    others = {}
+  of_run = _shapes(tree.flatten(target.abstract_state().params))
+  others, others_unused = _fitting(others, of_run)
+  if unused := unused + others_unused:
+    log.warning('not taken over from %s: %s', source.path, ', '.join(unused))
+  return _initialized(fitting, target, others)
+
+
+def _fitting(
+  flat: dict[str, Any], expected: dict[str, tuple[int, ...]]
+) -> tuple[dict[str, Any], list[str]]:
+  """Returns the parameters that have an expected shape; describes the others.
+
+  Args:
+    flat: parameters by path.
+    expected: shapes by path.
+  """
+  fitting = {k: v for k, v in flat.items() if expected.get(k) == v.shape}
   unused = [
-    f'{k} {leaf.shape} (in the model: {shapes.get(k, "none")})'
-    for k, leaf in actual.items()
+    f'{k} {leaf.shape} (in the model: {expected.get(k, "none")})'
+    for k, leaf in flat.items()
     if k not in fitting
   ]
-  if unused:
-    log.warning('not taken over from %s: %s', source.path, ', '.join(unused))
-  return _initialized(fitting, target)
+  return fitting, unused
 
 
 def _model_params(
   source: Pretrained, target: Target, method: str | None
-) -> dict[str, Any]:
-  """Returns a source's model parameters, adapted to the images of a target."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns a source's model parameters, and those of its objective.
+
+  The former are adapted to the images of a target.
+  """
   mesh = target.mesh
-  params = source.backbone(source.load(source.abstract_params(mesh)))
+  loaded = source.load(source.abstract_params(mesh))
+  params = source.backbone(loaded)
+  of_model = {id(leaf) for leaf in jax.tree.leaves(params)}
+  flat = tree.flatten(loaded)
+  others = {k: leaf for k, leaf in flat.items() if id(leaf) not in of_model}
   params = adapt(params, target.model, source, target.image_size, method, mesh)
-  return _fit_first_layer(tree.flatten(params), source.model(), target)
+  adapted = _fit_first_layer(tree.flatten(params), source.model(), target)
+  return adapted, others
 
 
 def _fit_first_layer(
@@ -411,28 +438,34 @@ def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
   return {path: tuple(leaf.shape) for path, leaf in flat.items()}
 
 
-def _initialized(taken: dict[str, jax.Array], target: Target) -> PyTree:
+def _initialized(
+  taken: dict[str, jax.Array],
+  target: Target,
+  others: Mapping[str, jax.Array] = {},
+) -> PyTree:
   """Returns the objective's initial parameters, some of them replaced.
 
   Args:
     taken: parameters of the model that replace initial ones, by path.
     target: run that is initialized.
+    others: parameters of the objective next to those of the model, by path.
   """
   objective = target.objective
 
-  def init(taken: dict[str, jax.Array], key: jax.Array) -> PyTree:
-    params = target.init_state(key).params
+  def init(taken: Any, others: Any, key: jax.Array) -> PyTree:
+    params = tree.flatten(target.init_state(key).params) | others
+    params = tree.unflatten(params)
     model = tree.flatten(objective.backbone(params)) | taken
     return objective.start_params(params, tree.unflatten(model))
 
   fresh = [path for path in _model_shapes(target) if path not in taken]
   log.info(
     'weights taken over: %s; fresh: %s',
-    f'{tree.size(taken):,}',
+    f'{tree.size(taken) + tree.size(others):,}',
     ', '.join(fresh) or 'none',
   )
   state = target.abstract_state().params
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   # Donated, so that a large model is not twice in memory.
-  started = jax.jit(init, donate_argnums=0, out_shardings=shardings)
-  return started(taken, target.key())
+  started = jax.jit(init, donate_argnums=(0, 1), out_shardings=shardings)
+  return started(taken, dict(others), target.key())

@@ -219,9 +219,10 @@ def relative_attention(
   query: Float[Array, 'n q h c'],
   key: Float[Array, 'n k h c'],
   value: Float[Array, 'n k h c'],
-  relative: Float[Array, '... q k c'],
+  relative: Float[Array, '... q k c'] | None,
+  bias: Float[Array, '... h q k'] | None = None,
 ) -> Float[Array, 'n q h c']:
-  """Computes softmax(q·(k + r) / √c) v with relative position embeddings r.
+  """Computes softmax(q·(k + r) / √c + b) v with relative positions r and b.
 
   The backward pass recomputes everything except the inputs.
 
@@ -230,7 +231,9 @@ def relative_attention(
     key: keys of all heads.
     value: values of all heads.
     relative: embedding of each pair of query and key, `[q, k, c]` or
-      `[n, q, k, c]`.
+      `[n, q, k, c]`; None for none.
+    bias: bias of each pair for each head, `[h, q, k]` or `[n, h, q, k]`; None
+      for none.
 
   Returns:
     Output for each query, in the dtype of the values.
@@ -238,14 +241,15 @@ def relative_attention(
   Reference: appendix D.4.
   """
   inputs = map(checkpoint_name, (query, key, value), SAVED[:3])
-  return checkpoint_name(_relative_attention(*inputs, relative), SAVED[3])
+  y = _relative_attention(*inputs, relative, bias)
+  return checkpoint_name(y, SAVED[3])
 
 
 @jax.checkpoint
 def _relative_attention(
-  query: Array, key: Array, value: Array, relative: Array
+  query: Array, key: Array, value: Array, relative: Any, bias: Any
 ) -> Array:
-  weights = _weights(query, key, relative).astype(value.dtype)
+  weights = _weights(query, key, relative, bias).astype(value.dtype)
   y = jnp.einsum(
     'nhqk,nkhc->nqhc', weights, value, preferred_element_type=jnp.float32
   )
@@ -256,6 +260,7 @@ def _weights(
   query: Float[Array, 'n q h c'],
   key: Float[Array, 'n k h c'],
   relative: Float[Array, '... q k c'] | None,
+  bias: Float[Array, '... h q k'] | None = None,
 ) -> Float[Array, 'n h q k']:
   """Computes the attention weights, float32."""
   query = _scaled(query)
@@ -267,7 +272,7 @@ def _weights(
       relative.astype(query.dtype),
       preferred_element_type=jnp.float32,
     )
-  return jax.nn.softmax(logits)
+  return jax.nn.softmax(logits if bias is None else logits + bias)
 
 
 class Attention(nn.Module):
@@ -313,18 +318,20 @@ class Attention(nn.Module):
       context: key and value tokens; None for `x`.
       want_weights: whether to return the weights. TPU kernels are not used
         then, because they do not return them.
-      position: positions of the tokens, of which `rotation` and `relative` are
-        used.
+      position: positions of the tokens, of which `rotation`, `relative` and
+        `bias` are used.
 
     Returns:
       Output tokens, and the weights or None.
     """
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
+    relative = position.relative, position.bias
+    is_relative = any(each is not None for each in relative)
     needs = {
       'qk_norm': self.qk_norm is not None,
       'rotary positions': position.rotation is not None,
-      'relative positions': position.relative is not None,
+      'relative positions': is_relative,
       'context': context is not None,
       'weights': want_weights,
     }
@@ -362,12 +369,12 @@ class Attention(nn.Module):
       if by == 'cuDNN':
         named = map(checkpoint_name, (query, key, value), SAVED[:3])
         y = cudnn.attend(*named, tokens=self.tokens)
-      elif position.relative is None:
-        y = dot_product_attention(query, key, value)
+      elif is_relative:
+        y = relative_attention(query, key, value, *relative)
       else:
-        y = relative_attention(query, key, value, position.relative)
+        y = dot_product_attention(query, key, value)
       if want_weights:
-        weights = _weights(query, key, position.relative)
+        weights = _weights(query, key, *relative)
     if self.out_norm is not None:
       y = self.out_norm(name='norm')(y.reshape(x.shape))
     out = Linear(

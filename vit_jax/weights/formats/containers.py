@@ -22,14 +22,15 @@ log = logging.getLogger('vit_jax')
 Arrays = dict[str, np.ndarray]
 # Base models of transformers, whose name precedes those of their parameters.
 BASES = (
-  'vit|deit|dinov2|dinov2_with_registers|dinov3_vit|ijepa|swin|vision_model'
+  'vit|deit|beit|data2vec_vision|dinov2|dinov2_with_registers|dinov3_vit|ijepa|'
+  'swin|vision_model'
 )
 # First layers of the projects whose names can be read: timm, torchvision's ViT
 # and Swin, open_clip (a LayerNorm, because a ResNet also has its convolution),
 # transformers.
 _FIRST = re.compile(
   r'(?P<prefix>(?:.*?\.)??)(?:'
-  r'patch_embed\.proj|conv_proj|features\.0\.0|ln_pre'
+  r'patch_embed\.proj|conv_proj|features\.0\.0|ln_post'
   rf'|(?:(?:{BASES})\.)*embeddings\.patch_embedding(?:s|s\.projection)?'
   r')\.weight'
 )

@@ -20,7 +20,7 @@ from vit_jax.models.contract import Statistics
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights.contract import Pretrained, SeveralModels
 from vit_jax.weights.foreign import ParsedWeights
-from vit_jax.weights.formats import containers, swin, tensors
+from vit_jax.weights.formats import containers, swin, tensors, vit
 from vit_jax.weights.formats import huggingface_models as models
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.patch_embedding import CLIP
@@ -81,6 +81,8 @@ _CLIP_KEYS = dict(
 TYPES = {
   'vit': _Type('ViT', _HALF),
   'deit': _Type('DeiT', _DEIT),
+  'beit': _Type('Beit', _HALF | {'resample': 3}),
+  'data2vec-vision': _Type('Data2VecVision', _HALF | {'resample': 3}),
   'dinov2': _Type('Dinov2', _DINOV2),
   'dinov2_with_registers': _Type('Dinov2WithRegisters', _DINOV2),
   'vit_mae': _Type('ViTMAE', _HALF),
@@ -174,7 +176,13 @@ def _described(
     preprocess=_preprocess(values),
     class_names=[names[key] for key in sorted(names, key=int)],
   )
-  return foreign.imported(path, parsed._replace(metadata=properties))
+  parsed = vit.with_decoder(
+    path,
+    parsed._replace(metadata=properties),
+    config.get('decoder_num_attention_heads'),
+    config.get('norm_pix_loss', False),
+  )
+  return foreign.imported(path, parsed)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:

@@ -103,6 +103,13 @@ _VIT_NAMES = {
     for index, kind in enumerate(('query', 'key', 'value'))
   },
 }
+# Names of BEiT's parameters that other types do not have
+_BIASES = 'relative_position_bias.relative_position_bias_table'
+_BEIT_NAMES = {
+  f'{_LAYER}position/biases': _FOREIGN + _BIASES,
+  'position/biases': f'encoder.{_BIASES}',
+  'fc_norm': 'pooler.layernorm',
+}
 _VIT_ALIASES = (
   (rf'^({containers.BASES})\.', ''),
   (
@@ -119,21 +126,28 @@ _VIT_ALIASES = (
   (r'^(head\.attention\.in_proj)_', r'\1.'),
   (r'^(head\.attention\.out)_proj', r'\1'),
   (r'^visual_projection\.', 'classifier.'),
-  (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
+  (r'^decoder\.(mask_token|decoder_)', r'\1'),
+  (r'^(decoder_)?(encoder\.)?layers?\.', r'\1encoder.layer.'),
   (r'\.attention\.q_proj\.', '.attention.attention.query.'),
   (r'\.attention\.k_proj\.', '.attention.attention.key.'),
   (r'\.attention\.v_proj\.', '.attention.attention.value.'),
   (r'\.attention\.o_proj\.', '.attention.output.dense.'),
   (r'\.norm1\.', '.layernorm_before.'),
   (r'\.norm2\.', '.layernorm_after.'),
-  (r'^(encoder.*)\.mlp\.(fc1|weights_in)\.', r'\1.intermediate.dense.'),
-  (r'^(encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
+  (
+    r'^((decoder_)?encoder.*)\.mlp\.(fc1|weights_in)\.',
+    r'\1.intermediate.dense.',
+  ),
+  (r'^((decoder_)?encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
   (r'^cls_classifier\.', 'classifier.'),
+  (r'\.attention\.attention\.(relative_position)', r'.\1'),
+  (r'^shared_position_bias\.', 'encoder.relative_position_bias.'),
+  (r'\.lambda_([12])$', r'.layer_scale\1.lambda1'),
 )
-# Arrays that the model does not use: mask tokens, text towers, MAE's decoder.
+# Arrays that the model does not use: mask tokens, text towers, decoders
 _LEFT_OUT = (
   r'embeddings\.(mask_token|position_ids)|decoder\.|text_(model|projection)\.|'
-  r'logit_(scale|bias)'
+  r'logit_(scale|bias)|lm_head\.|.*relative_position_index$'
 )
 # Types whose positions the library interpolates with antialiasing.
 _ANTIALIASED = {
@@ -163,9 +177,17 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
     has_positions = True
   else:  # registers of DINOv2
     has_positions = _REGISTERS not in arrays
-  names = NameMap(_VIT_NAMES)
+  for name in [name for name in arrays if name.endswith(_BIASES)]:
+    # The rows of the class token are the last ones, and here the first ones.
+    arrays[name] = np.roll(arrays[name], 3, axis=0)
+  names = NameMap(_VIT_NAMES | _BEIT_NAMES)
   model = vit.section(path, arrays, names, 'a Vision Transformer')
   model['num_heads'] = config['num_attention_heads']
+  used = [v for k, v in config.items() if re.match(r'use_.*position', k)]
+  if used and not any(used):  # BEiT
+    model['position'] = 'none'
+  if config.get('use_mean_pooling') and 'fc_norm' not in model:
+    model['final_norm'] = 'layernorm.weight' in arrays
   head = arrays.get('classifier.weight')
   if head is not None and head.shape[-1] == 2 * model['width']:
     model['pool'] = 'token_gap'
@@ -187,6 +209,8 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   if 'layer_scale' in model:
     model['layer_scale'] = _LAYER_SCALE
   method = _ANTIALIASED.get(config['model_type'], 'bicubic_no_antialias')
+  if model.get('position') == 'relative_bias':
+    method = 'bilinear_no_antialias'
   properties = ModelMetadata(size, position_resize=method)
   return ParsedWeights(arrays, names, model, properties)
 
@@ -203,7 +227,7 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
       result[name] = np.array(result[name], ndmin=3)
   width = result.get('layernorm.weight', np.zeros(0)).shape[0]
   head = result.get('classifier.weight')
-  if head is not None and not np.any(head[:, width:]):
+  if head is not None and width and not np.any(head[:, width:]):
     result['classifier.weight'] = head[:, :width]  # padded by `_completed`
   return result
 
@@ -433,8 +457,7 @@ def parse_dinov3(
     num_heads=config['num_attention_heads'], position='none', rope='centered'
   )
   base = float(config.get('rope_theta', ROTATIONS['centered']))
-  if base != ROTATIONS['centered']:
-    model['rope_base'] = base
+  model['rope_base'] = None if base == ROTATIONS['centered'] else base
   size = metadata.pair(config['image_size'])
   return ParsedWeights(result, _D3_NAMES, model, ModelMetadata(size))
 

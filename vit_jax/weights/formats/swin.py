@@ -19,7 +19,6 @@ from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import Joined, NameMap
-from vit_jax.weights.patch_embedding import RGB
 
 # Constants of the model; its config section has no keys for them.
 CONSTANTS = {'gelu': 'exact', 'norm_eps': LN_EPSILON}
@@ -117,8 +116,8 @@ def parse(
   # If a map is smaller than a window, its bias table has the size of the map,
   # and only the settings contain the size of the window.
   model['window_size'] = args.get('window_size', model['window_size'])
-  if args.get('window_rule', 'authors' if of_authors else 'timm') == 'timm':
-    model['window_rule'] = 'timm'
+  rule = 'authors' if of_authors else 'timm'
+  model['window_rule'] = args.get('window_rule', rule)
   if image_size is None:
     last = _TABLE.replace('layers.0', f'layers.{stages - 1}')
     side = _window(arrays.get(last, original[_TABLE])) * 2 ** (stages - 1)
@@ -161,9 +160,9 @@ def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   name = 'patch_embed.proj.weight'
   width, channels, *_ = names_lib.shape_of(path, arrays, name, 4, 'a Swin')
   table = arrays[_TABLE]
-  other = {} if channels == RGB else {'channels': channels}
-  return other | dict(
+  return dict(
     name='swin',
+    channels=channels,
     width=width,
     depths=depths,
     num_heads=table.shape[-1] if table.ndim else 1,

@@ -114,7 +114,6 @@ _ALIASES = (
 # {description: pattern} of arrays that an encoder does not use.
 _OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
-  "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
   "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
   'a norm of local crops (DINOv3)': r'local_cls_norm\.',
   _OTHER_HEAD: r'head\.(?!(weight|bias)$)',
@@ -211,6 +210,9 @@ def _described(
     else timm_models.family_settings(path, {**original, **arrays}, size)
   )
   parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
+  # The authors' models with 'visualize' in their name predict plain pixels.
+  norm_pixels = 'visualize' not in path
+  parsed = vit.with_decoder(path, parsed, norm_pixels=norm_pixels)
   _warn_of_assumptions(path, parsed, settings)
   return foreign.imported(path, parsed)
 
@@ -305,8 +307,11 @@ def _warn_of_assumptions(
   """Warns if arrays and settings do not determine the whole model."""
   model = parsed.model
   is_determined = settings.architecture and 'num_heads' in settings.args
-  # The arrays of a Swin determine its heads and windows.
-  if model.get('name') == 'swin' or settings.fitting(model) or is_determined:
+  # The arrays of a Swin determine its heads and windows, those of a DINOv3 the
+  # heads.
+  if model.get('name') == 'swin' or model.get('rope') == 'centered':
+    return
+  if settings.fitting(model) or is_determined:
     return
   log.warning(
     '%s does not name an architecture of timm with its sizes; assumed: '
@@ -391,21 +396,18 @@ def _parse_vit(
 
 
 def _options_of(named: Architecture, pool: str) -> dict[str, Any]:
-  """Returns options that arrays do not show, if they are not the defaults.
+  """Returns options that arrays do not show.
 
   Args:
     named: architecture of the weights.
     pool: pooling of the model.
   """
-  options: dict[str, Any] = {}
-  if not named.final_norm:
-    options['final_norm'] = False
-  if 'Post' in named.block:
-    options['post_norm'] = True
-  if pool == 'map' and named.map_heads:
-    options['map_heads'] = named.map_heads
-  if pool == 'map' and named.map_prefix:
-    options['map_prefix'] = True
+  options: dict[str, Any] = dict(
+    final_norm=bool(named.final_norm), post_norm='Post' in named.block
+  )
+  if pool == 'map':
+    options['map_heads'] = named.map_heads or None
+    options['map_prefix'] = bool(named.map_prefix)
   return options
 
 

@@ -38,12 +38,13 @@ def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
   - Keys and values of several heads in common (Sapiens2) are repeated.
   - A LayerScale of attention only (Sapiens2) gets ones for the MLP.
-  - Masked biases (DINOv3's repository) are set to zero.
+  - Masked biases (DINOv3's repository) are set to zero, and constants of its
+    rotations are left out.
 
   Args:
     arrays: arrays with timm's names.
   """
-  result = dict(arrays)
+  result = {name: arrays[name] for name in arrays if name != _PERIODS}
   blocks = {match[0] for name in arrays if (match := _BLOCK.match(name))}
   for block in blocks:
     _repeat_heads(result, block)
@@ -93,14 +94,17 @@ def rotations(
   if architecture is None or architecture.rope == 'none':
     if FREQUENCIES in arrays:
       return dict(rope='mixed')
-    return dict(rope='centered') if _PERIODS in arrays else {}
-  keys = dict(
+    if _PERIODS not in arrays:
+      return {}
+    channels = 4 * arrays[_PERIODS].size  # of a head
+    width = len(arrays['patch_embed.proj.weight'])
+    return dict(rope='centered', num_heads=width // channels)
+  return dict(
     rope=architecture.rope,
-    rope_base=architecture.rope_base,
+    rope_base=architecture.rope_base or None,
     rope_grid=architecture.rope_grid or None,
     rope_offset=architecture.rope_offset,
   )
-  return {key: value for key, value in keys.items() if value}
 
 
 def planes_apart(
@@ -168,19 +172,24 @@ _NAMES = (
   (r'^heads\.head\.', 'head.'),
 )
 # Arrays that only files of torchvision's ViTs, its Swins, and open_clip contain
-PROJECTS = ('conv_proj.weight', 'features.0.0.weight', 'ln_pre.weight')
+PROJECTS = ('conv_proj.weight', 'features.0.0.weight', 'ln_post.weight')
 
 
 def with_timm_names(arrays: Mapping[str, np.ndarray]) -> Arrays:
   """Returns the arrays of a model with the names and shapes of timm."""
-  if not any(first in arrays for first in PROJECTS):
-    return dict(arrays)
-  result = renamed(arrays, _NAMES)
-  for name in ('cls_token', 'pos_embed'):  # fewer dimensions in open_clip
-    if name in result:
-      result[name] = np.array(result[name], ndmin=3)
+  result = dict(arrays)
+  if any(first in arrays for first in PROJECTS):
+    result = renamed(arrays, _NAMES)
+    for name in ('cls_token', 'pos_embed'):  # fewer dimensions in open_clip
+      if name in result:
+        result[name] = np.array(result[name], ndmin=3)
   if _PROJECTION in result:
-    result['head.weight'] = result.pop(_PROJECTION).T
-    outputs = len(result['head.weight'])
-    result['head.bias'] = np.zeros(outputs, np.float32)
+    width = len(result['patch_embed.proj.weight'])
+    result['patch_embed.proj.bias'] = np.zeros(width, np.float32)
+    result['head.proj.weight'] = result.pop(_PROJECTION).T
+  kernel = result.pop('head.proj.weight', None)  # also of timm's towers
+  if kernel is not None:
+    bias = np.zeros(len(kernel), np.float32)
+    result['head.weight'] = kernel
+    result['head.bias'] = result.pop('head.proj.bias', bias)
   return result

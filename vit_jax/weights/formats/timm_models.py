@@ -244,7 +244,7 @@ FAMILIES = {
   'swin': Family(
     r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
   ),
-  'clip': Family(r'clip', r'norm_pre\.weight$', _timm(0.9, CLIP)),
+  'clip': Family(r'clip', r'(norm_pre|ln_post)\.weight$', _timm(0.9, CLIP)),
   'dinov2': Family(r'dinov2', r'register_tokens$', PRESETS['dino'], 'dino'),
   'dino': Family(r'dino', r'head\.last_layer', PRESETS['dino'], 'dino'),
   'mae': Family(

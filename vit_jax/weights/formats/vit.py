@@ -5,18 +5,24 @@ determines under which name a parameter is stored, and a parameter that exists
 in a file shows its option.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.models.attention.attention import BIASES
+from vit_jax.models.positions import sincos2d
 from vit_jax.weights import names as names_lib
-from vit_jax.weights.names import NameMap
-from vit_jax.weights.patch_embedding import RGB
+from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.names import Joined, NameMap
 
+log = logging.getLogger('vit_jax')
 _LAYER = 'encoder/layers/'
+# Arrays of MAE's decoder, and mask tokens
+_DECODER = re.compile(r'decoder_|mask_token$')
 _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
 # {option of the model: parameter that exists if the option is set}
 _SHOWN_BY = {
@@ -37,6 +43,8 @@ def section(
   """Returns the keys of the `model` section that the arrays determine.
 
   They do not determine `num_heads` in PyTorch's layout without `qk_norm`.
+
+  Options may have their defaults.
 
   Args:
     path: path of the file, for messages.
@@ -73,35 +81,32 @@ def section(
     if is_stacked
     else max((int(layer[1]) + 1 for layer in layers if layer), default=0),
     mlp_dim=mlp_dim,
+    channels=kernel[1 if names.torch else 2],
     pool='gap' if find('cls') is None else 'token',
+    # Value and gate are joined.
+    gated=(units[0] if names.torch else units[-1]) == 2 * mlp_dim,
+    bias=find(f'{_LAYER}attention/out/bias') is not None,
   )
   if find('map/probe') is not None:
     model['pool'] = 'map'
-    if find('cls') is not None:
-      model['class_token'] = True
-  channels = kernel[1 if names.torch else 2]
-  if channels != RGB:
-    model['channels'] = channels
-  if (
-    units[0] if names.torch else units[-1]
-  ) == 2 * mlp_dim:  # value and gate, joined
-    model['gated'] = True
+    model['class_token'] = find('cls') is not None or None
   if find('registers') is not None:
     model['registers'] = shape('registers', 3)[1]
+  for where, at in ((_LAYER, 'layers'), ('', 'shared')):
+    if find(f'{where}position/biases') is not None:
+      model |= dict(position='relative_bias', position_at=at)
   if find(f'{_LAYER}scale1') is not None:
     model['layer_scale'] = _LAYER_SCALE
   norms = (f'{_LAYER}norm1', f'{_LAYER}norm2', 'encoder/norm')
   if all(find(f'{norm}/bias') is None for norm in norms):
     model['norm'] = 'rms'
-  if find(f'{_LAYER}attention/out/bias') is None:
-    model['bias'] = False
   with_bias = tuple(
     name
     for name in BIASES['all']
     if find(f'{_LAYER}attention/{name}/bias') is not None
   )
   for qkv_bias, projections in BIASES.items():
-    if with_bias == projections != BIASES['all']:
+    if with_bias == projections:
       model['qkv_bias'] = qkv_bias
   if model['pool'] == 'map':
     pool_mlp = shape('map/mlp/fc2/kernel', 2)[-1 if names.torch else -2]
@@ -117,3 +122,71 @@ def section(
     key: True for key, name in _SHOWN_BY.items() if find(name) is not None
   }
   return model | shown
+
+
+def with_decoder(
+  path: str,
+  parsed: ParsedWeights,
+  num_heads: int | None = None,
+  norm_pixels: bool = True,
+) -> ParsedWeights:
+  """Returns an encoder with the decoder in its file if both are those of MAE.
+
+  Arrays of other decoders and mask tokens are left out. Layers of the decoder
+  have the names of the encoder's layers after 'decoder_'.
+
+  Args:
+    path: path of the file, for messages.
+    parsed: all arrays, and the properties of the encoder.
+    num_heads: attention heads of the decoder; None for heads of 32 channels, as
+      in the models of MAE's authors.
+    norm_pixels: key of the objective `mae`.
+  """
+  decoder = {k: v for k, v in parsed.arrays.items() if _DECODER.match(k)}
+  if not decoder:
+    return parsed
+  arrays = {k: v for k, v in parsed.arrays.items() if k not in decoder}
+  encoder = parsed._replace(arrays=arrays)
+  names: dict[str, Any] = {
+    'decoder/embedding': 'decoder_embed',
+    'decoder/mask': 'mask_token',
+    'decoder/blocks/norm': 'decoder_norm',
+    'decoder/prediction': 'decoder_pred',
+  }
+  for key, entry in parsed.names.names.items():
+    if key.startswith(_LAYER):
+      entry = entry if isinstance(entry, Joined) else Joined(entry)
+      entry = entry._replace(name=f'decoder_{entry.name}')
+      names[key.replace('encoder/', 'decoder/blocks/')] = entry
+  entry = parsed.names.find(f'{_LAYER}mlp/fc1/bias') or Joined('')
+  biases = f'decoder_{entry.name}'.replace('{i}', r'\d+')
+  hidden = [v for k, v in decoder.items() if re.fullmatch(biases, k)]
+  metadata = parsed.metadata
+  table = decoder.pop('decoder_pos_embed', np.zeros((1, 1, 4)))
+  width, patch_size = table.shape[-1], parsed.model.get('patch_size', 1)
+  rows, columns = (side // patch_size for side in metadata.image_size)
+  fixed = sincos2d((rows, columns), width, last_included=False)
+  if not (
+    hidden
+    and (tuple(metadata.mean), tuple(metadata.std)) == IMAGENET
+    and metadata.gelu == 'exact'
+    and table[0, 1:].shape == fixed.shape
+    and np.allclose(table[0, 1:], fixed, atol=0.01)
+  ):
+    log.log(
+      logging.WARNING if hidden else logging.INFO,
+      "%s: left out a decoder and its mask token (MAE's), %d arrays; supported "
+      "are pixels normalized by ImageNet's mean and std, exact GELU and fixed "
+      'positions',
+      path,
+      len(parsed.arrays) - len(arrays),
+    )
+    return encoder
+  sizes = dict(width=width, depth=len(hidden), mlp_dim=hidden[0].size)
+  heads = num_heads or max(width // 32, 1)
+  section = sizes | dict(num_heads=heads, dtype='float32')
+  return encoder._replace(
+    arrays=arrays | decoder,
+    names=parsed.names._replace(names={**parsed.names.names, **names}),
+    objective=dict(name='mae', norm_pixels=norm_pixels, decoder=section),
+  )
