@@ -136,11 +136,3 @@ def test_files_that_are_not_lists_are_refused(tmp_path, text, word):
   """Otherwise their lines would become classes."""
   with pytest.raises(UserError, match=word):
     listed(tmp_path, text)
-
-
-def test_text_of_labels():
-  """Whole numbers and names, without surrounding blanks."""
-  found = [class_folders.text_of(v) for v in (7, -1, ' cat\n', '7')]
-  assert found == ['7', '-1', 'cat', '7']
-  for value in (True, 0.5, None, '', ' ', [1], {}):
-    assert class_folders.text_of(value) is None

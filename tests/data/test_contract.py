@@ -121,18 +121,6 @@ def test_all_keys_are_padded():
   np.testing.assert_array_equal(batch['shares'].sum(axis=1), expected)
 
 
-def test_image_and_label_are_what_the_transforms_declare():
-  """Supervised batches consist of uint8 pixels and int32 labels."""
-  for transform in (TrainTransform((9, 7)), EvalTransform((9, 7))):
-    values = transform(Numbered(3)[2], np.random.default_rng(0))
-    contract.check_values(transform, values, transform.spec)
-    assert transform.spec == {
-      'image': ((9, 7, 3), np.uint8),
-      'label': ((), np.int32),
-    }
-    assert values['label'] == 2
-
-
 @pytest.mark.parametrize(
   'spec, text',
   [
@@ -175,20 +163,6 @@ def test_labels_out_of_range_are_bad_records(label):
   transform = Made(declared('label', shape), values)
   with pytest.raises(UserError, match='label .*; allowed: 0 to 7'):
     train(Numbered(8), 8, 1, transform=transform)
-
-
-def test_soft_labels_are_not_checked_as_classes():
-  """Labels of floating-point numbers can have any value."""
-  values = {'label': np.full(8, 1e3, np.float32)}
-  transform = Made(declared('label', (8,), np.float32), values)
-  [batch] = train(Numbered(8), 8, 1, transform=transform)
-  np.testing.assert_array_equal(batch['label'], np.full((8, 8), 1e3))
-
-
-def test_a_source_without_labels_is_refused_if_labels_are_needed():
-  """The error is a UserError instead of a KeyError."""
-  with pytest.raises(UserError, match='label.*augment.name'):
-    train(unlabelled.Source('train'), 8, 1, transform=PLAIN)
 
 
 def test_an_objective_without_its_keys_is_refused():

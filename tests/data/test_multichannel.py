@@ -113,12 +113,6 @@ def test_one_channel():
   np.testing.assert_array_equal(decode(jpeg, 1, 8), decode(jpeg)[..., :1])
 
 
-def test_rgb_arrays_in_files():
-  """A .npy file of RGB pixels needs no keys."""
-  pixels = noise(3, 8)
-  np.testing.assert_array_equal(decode(npy(pixels)), pixels, strict=True)
-
-
 WHOLE = noise(5, 16)
 OTHERS = {
   'channels': npy(noise(4, 16)),
@@ -244,18 +238,6 @@ def test_operations_on_colours_are_refused(key, value, kind):
   with pytest.raises(UserError, match=rf'augment\.{key}.*augment\.{other}'):
     TrainTransform((8, 8), **{key: value}, **kind)
   TrainTransform((8, 8), **{key: value})
-
-
-@pytest.mark.parametrize('kind', [dict(channels=17), dict(bits=12)])
-def test_unsupported_kinds(kind):
-  """Channels and bits are limited."""
-  (key,) = kind
-  for make, section in (
-    (TrainTransform, 'augment'),
-    (EvalTransform, 'preproc'),
-  ):
-    with pytest.raises(UserError, match=rf'{section}.*\.{key}.*{kind[key]}'):
-      make((8, 8), **kind)
 
 
 def test_pictures():

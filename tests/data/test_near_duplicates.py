@@ -84,10 +84,3 @@ def test_nearest_agrees_with_comparing_all_pairs(max_distance, monkeypatch):
     distances, np.where(best <= max_distance, best, -1)
   )
   assert 5 < (rows < 0).sum() < len(rows) - 5
-
-
-def test_nearest_of_nothing():
-  empty, some = np.zeros(0, np.uint64), np.arange(3, dtype=np.uint64)
-  assert [x.tolist() for x in inspection.nearest(empty, some)] == [[], []]
-  rows, distances = inspection.nearest(some, empty)
-  assert rows.tolist() == distances.tolist() == [-1] * 3

@@ -154,16 +154,6 @@ def test_timm_policy_applies_half_of_the_operations(monkeypatch):
   assert levels.std() == pytest.approx(0.05, abs=0.005)
 
 
-def test_magnitudes_stay_in_range(monkeypatch):
-  """Levels with noise stay within 0 and 1."""
-  recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
-  for magnitude in (0.0, 10.0):
-    policy = policies.RandAugment(4, magnitude, 'timm')
-    for _ in range(50):
-      policy(IMAGE, rng)
-  assert recorder.levels().min() == 0 and recorder.levels().max() == 1
-
-
 def test_three_augment_applies_one_of_three():
   """Greyscale, solarization and blur have probability 1/3 each."""
   rng, counts = np.random.default_rng(0), collections.Counter()
@@ -188,13 +178,3 @@ def test_color_jitter_stays_in_its_range():
   flat = np.full((4, 4, 3), 100, np.uint8)  # only brightness has an effect
   values = [policies.jitter(flat, (0.3,) * 3, rng)[0, 0, 0] for _ in range(300)]
   assert 69 <= min(values) < 75 and 125 < max(values) <= 131
-
-
-@pytest.mark.parametrize('name', ['rotate', 'shear_x', 'translate_y'])
-def test_fill_colours(name):
-  """timm fills with ImageNet's mean, the authors' code with grey."""
-  image = np.full((20, 30, 3), (255, 0, 255), np.uint8)
-  for policy, colour in (('timm', (124, 116, 104)), ('authors', (128,) * 3)):
-    operation = policies.POLICIES[policy][name]
-    changed = operation(image, 1.0, np.random.default_rng(0))
-    assert (changed == colour).all(axis=-1).any(), policy

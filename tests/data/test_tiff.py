@@ -82,15 +82,6 @@ def test_other_kinds_are_named(name):
   assert 'supported are' in str(caught.value)
 
 
-def test_samples_of_different_bits_are_named():
-  data = bytearray(tiff(RGB))
-  with tifffile.TiffFile(io.BytesIO(bytes(data))) as file:
-    at = file.pages.first.tags['BitsPerSample'].valueoffset
-  data[at : at + 6] = struct.pack('<3H', 5, 6, 5)
-  with pytest.raises(DecodeError, match=r'a TIFF with unsigned \(5, 6, 5\)'):
-    decode(bytes(data))
-
-
 @pytest.mark.parametrize('rows', [96, 2**32 - 1])
 @pytest.mark.parametrize('channels', [3, 4])
 def test_strips_may_state_more_rows_than_the_image(rows, channels):
@@ -170,11 +161,3 @@ def test_huge_tiles_are_not_decoded(channels, monkeypatch):
   data = unpacking_to(100, side=16, tile=2**14, samples=channels)
   with pytest.raises(DecodeError, match='16384 x 16384|1073741824 bytes'):
     decode(data, channels)
-
-
-def test_large_strips_that_are_no_bombs():
-  """Whole files in one compressed strip are decoded as before."""
-  pixels = np.dstack([RGBA, OPACITY])
-  keys = dict(planarconfig='contig', compression='deflate', predictor=True)
-  data = tiff(pixels, 'minisblack', **keys)
-  np.testing.assert_array_equal(decode(data, 5), pixels)

@@ -155,16 +155,6 @@ def test_extreme_aspect_ratios_are_refused():
   assert EvalTransform((224, 224)).pixels(image).shape == (224, 224, 3)
 
 
-def test_eval_transform_needs_no_generator():
-  """It is deterministic, and images of the result's size are unchanged."""
-  image = noise(16, 24)
-  np.testing.assert_array_equal(EvalTransform((16, 24)).pixels(image), image)
-  rng = np.random.default_rng(0)
-  before = rng.bit_generator.state
-  EvalTransform((8, 8)).pixels(image, rng)
-  assert rng.bit_generator.state == before
-
-
 @pytest.mark.parametrize(
   'settings',
   [
