@@ -45,14 +45,6 @@ def test_a_positive_duration_is_at_least_one_step(unit):
   assert to_steps(f'0 {unit}', **size) == 0
 
 
-def test_epochs_and_examples_agree():
-  """k epochs equal k times the number of examples of the dataset."""
-  for epochs in (1, 7, 14, 90, 300):
-    examples = epochs * IMAGENET['num_examples']
-    by_epochs = to_steps(f'{epochs} epochs', **IMAGENET)
-    assert by_epochs == to_steps(f'{examples} examples', **IMAGENET)
-
-
 @pytest.mark.parametrize(
   'duration',
   ['', 'steps', '90', '90 weeks', '-1 steps', 'nan epochs', '1 2 steps', '%'],

@@ -71,7 +71,7 @@ def scans(monkeypatch):
 
 
 def test_the_index_is_cached(tmp_path, scans):
-  """The second time it is read from the folder of the data, with empty shards."""
+  """The second time it is read from the folder of the data."""
   paths, records = write_shards(tmp_path, [3, 0, 4])
   load(paths)
   assert sorted(scans) == paths
