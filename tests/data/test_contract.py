@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from indexed_source import PLAIN, Numbered, mesh_of, train
+from indexed_source import Numbered, mesh_of, train
 from minimal_config import completed
 
 from tests.plugins import two_crops, unlabelled
@@ -13,7 +13,6 @@ from vit_jax.config import schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.pipeline import order, stream
-from vit_jax.data.pipeline.loader import Loader
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 from vit_jax.training import data
@@ -92,18 +91,6 @@ def test_a_step_without_labels_is_trained():
 
 
 # Uses of the spec
-
-
-@pytest.mark.parametrize('transform', [PLAIN, CROPS])
-def test_memory_is_counted_from_the_spec(transform):
-  """A batch contains the transform's keys, `mask` and `replaced`."""
-  loader = Loader(unlabelled.Source('train'), transform, 0, 'error')
-  buffers = loader.buffers(5)
-  need = sum(array.nbytes for array in buffers.values())
-  reader = Reader(prefetch=2)  # 3 on the host, 3 in transfer
-  assert reader.memory_bytes(loader, 5) == 6 * need
-  image = next(iter(transform.spec))
-  assert buffers[image].nbytes == 5 * np.prod(transform.spec[image][0])
 
 
 def test_all_keys_are_padded():
