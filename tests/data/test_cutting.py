@@ -41,6 +41,13 @@ def test_the_shorter_side_is_the_quotient_of_whole_numbers():
       assert found == (resized, resized)
 
 
+@pytest.mark.parametrize('height, width', [(96, 224), (224, 96)])
+def test_the_centre_fits_with_its_longer_side(height, width):
+  """The image is resized to 256 pixels for a centre that is not square."""
+  found = cutting.shorter_side_size(300, 400, height, width, 224 / 256)
+  assert found == (256, 341)
+
+
 @pytest.mark.parametrize(
   'fraction, expected',
   [(1.0, (224, 224)), (0.875, (256, 256)), (0.9, (249, 249))],

@@ -76,6 +76,20 @@ def test_listed_examples_are_left_out_of_every_split(root, name, tmp_path):
     assert after == [before[i] for i in kept]
 
 
+def test_rows_of_several_parts():
+  """Indices count through all parts, and a part may occur twice."""
+  parts = [('a', [4, 5, 6]), ('b', [0, 2]), ('a', [9, 1, 3, 8]), ('c', [7])]
+
+  class Parts(synthetic.Source):
+    def rows(self):
+      return ((part, np.array(rows)) for part, rows in parts)
+
+  source = Parts('train', num_examples=10)
+  short = filters.Remaining(source, np.array([1, 3, 4, 6, 8]))
+  found = [(part, rows.tolist()) for part, rows in short.rows()]
+  assert found == [('a', [4, 6]), ('b', []), ('a', [9, 3]), ('c', [7])]
+
+
 def test_an_example_is_in_a_mixture_as_often_as_before(root, tmp_path):
   """Members keep their weights, and are read in whole epochs."""
   source = sources(root)['mixture']('train')

@@ -14,12 +14,6 @@ def _batch_of(position: int) -> int:
   return position // BATCH
 
 
-def _first_positions(index: int) -> int:
-  """Returns the position at which an example comes first."""
-  positions = np.arange(N)
-  return int(positions[order.shuffled(positions, N, SEED) == index][0])
-
-
 def _config(workdir, harm: str, marked: list[int], **changes):
   overrides = {
     **{k: v for k, v in cli.SMALL_L16.items() if not k.startswith('source')},

@@ -127,6 +127,19 @@ def test_the_mask_separates_shifted_windows(grid, size):
   np.testing.assert_array_equal(windows.mask(), np.where(same, 0, -100))
 
 
+def test_pairs_with_equal_offsets_share_a_bias():
+  """Pairs with the same offset share a row, and no others do."""
+  index = bias_index(3)
+  y, x = np.divmod(np.arange(9), 3)
+  offsets = {}
+  for q, k in np.ndindex(9, 9):
+    offsets.setdefault((y[q] - y[k], x[q] - x[k]), set()).add(index[q, k])
+  assert all(len(rows) == 1 for rows in offsets.values())
+  assert {row for rows in offsets.values() for row in rows} == {*range(25)}
+  assert offsets[-2, -2] == {0} and offsets[-2, -1] == {1}
+  assert offsets[2, 2] == {24}
+
+
 def test_bias_tables_are_resized_with_the_window():
   """Only the method 'bicubic' is allowed."""
   small, large = Model(0, **TINY), Model(0, **TINY | dict(window_size=4))
