@@ -13,7 +13,7 @@ from tests.faults.counts import further
 from vit_jax.arrays import flops, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import layers
-from vit_jax.models.swin import Model, Windows
+from vit_jax.models.swin import Model, Windows, bias_index
 
 TINY = dict(width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32')
 
