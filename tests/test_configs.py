@@ -309,17 +309,6 @@ def test_messages_of_wrong_config_arguments():
       loading.load(f'configs/{argument}')
 
 
-def test_deit_with_a_teacher():
-  """The distillation token learns from the teacher's class (hard)."""
-  taught = loading.load('configs/deit.py:model=S,teacher=somewhere')
-  assert taught.model.distilled and taught.objective.name == 'distill'
-  assert taught.objective.teacher == 'somewhere'
-  assert (taught.objective.kind, taught.objective.teacher_weight) == (
-    'hard',
-    0.5,
-  )
-
-
 def test_s16_config_equals_better_plain_baselines():
   """S/16 of arXiv 2205.01580, with the number of steps of 90 epochs."""
   config = loading.load('configs/s16_i1k.py')
@@ -369,12 +358,6 @@ def test_finetuning_crops(config):
   assert bits.crop == 'squash' and round(384 * bits.enlarge) == 448
   with pytest.raises(UserError, match="crop is 'bat'.*bit"):
     loading.load(f'configs/{config},crop=bat')
-
-
-def test_noisy_student_has_the_authors_length():
-  """350 epochs of labelled images: 109,474 steps of 4,096."""
-  teacher = loading.load('configs/noisy_student.py')
-  assert teacher.total == '109474 steps'
 
 
 def test_cifar10_chooses_checkpoints_by_held_out_images():

@@ -73,13 +73,6 @@ def test_masked_patch_config_equals_appendix_b12():
   assert public.objective.target == 'pixels'
 
 
-@pytest.mark.parametrize('objective', ['mae', 'masked_patch'])
-def test_small_self_supervised_configs_build(objective):
-  config = loading.load(f'configs/cifar10.py:objective={objective}')
-  assert config.num_classes == 0
-  assert Experiment.build(config, jax.devices()).total_steps > 0
-
-
 def test_messages_of_wrong_arguments():
   for argument, words in (
     ('mae.py:model=S', 'not a row of the paper'),

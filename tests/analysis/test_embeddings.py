@@ -55,9 +55,3 @@ def test_position_similarity_of_rows_and_columns():
   }
   found = figures.positions(leaves, (2, 3))
   assert found.tolist() == [[1, 3], [1, 4], [1, 5], [2, 3], [2, 4], [2, 5]]
-
-
-def test_models_without_learned_positions_have_no_similarity():
-  offsets = {'encoder/layers/position/offsets': np.zeros((2, 5, 4))}
-  assert figures.positions(offsets, (1, 3)) is None
-  assert figures.positions({}, (1, 3)) is None

@@ -11,7 +11,6 @@ from sklearn.decomposition import PCA
 from tiny_vit import SIZES, images_of, noise_params
 
 from vit_jax.analysis import figures, gallery, plotting
-from vit_jax.arrays import sharding
 from vit_jax.models import resnet
 from vit_jax.models.vit import Model as vit_model
 
@@ -62,31 +61,6 @@ def test_attention_times_values_gives_the_layers(small):
     y = np.asarray(jax.nn.gelu(jnp.asarray(y)))
     x = x + y @ mlp['fc2']['kernel'][index] + mlp['fc2']['bias'][index]
     np.testing.assert_allclose(x, got['layers'][:, index], atol=2e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_kernels_and_plain_attention_give_the_same_figures():
-  """Figures of both are equal for equal parameters, as are the logits."""
-  sizes = SIZES | dict(width=128, num_heads=2, depth=2)
-  kernel = vit_model(5, **sizes, attention='kernel')
-  plain = vit_model(5, **sizes, attention='xla')
-  params = noise_params(plain, SIZE, 0.1)
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  with jax.set_mesh(mesh):
-    logits = [
-      jax.jit(model.apply)({'params': params}, images_of(2, *SIZE))
-      for model in (kernel, plain)
-    ]
-    found = [
-      figures.examine(model, params, pixels(2)) for model in (kernel, plain)
-    ]
-  np.testing.assert_allclose(*logits, atol=1e-4)
-  for name, array in found[0].arrays.items():
-    # Attention maps are computed without kernels, tokens with them.
-    atol = 1e-5 if name == 'components' else 0
-    other = found[1].arrays[name]
-    np.testing.assert_allclose(array, other, rtol=0, atol=atol, err_msg=name)
 
 
 def test_all_arrays_of_a_model_with_a_class_token(small, monkeypatch):
@@ -156,15 +130,6 @@ def test_a_resnet_has_filters_and_lists_missing_figures():
     'rollout, heads and attention distance',
   ]
   assert 'ResNet has no attention' in found.missing[1]
-
-
-def test_a_model_without_grid_and_patch_pixels(small):
-  class Other:
-    apply = small[0].apply
-
-  found = figures.examine(Other(), small[1], pixels(2))
-  assert sorted(gallery.all_figures(found)) == ['filters']
-  assert '`grid` and `patch_pixels`' in found.missing[1]
 
 
 def test_mean_pooling_and_no_learned_positions():

@@ -10,7 +10,6 @@ from vit_jax.analysis import gallery, plotting
 from vit_jax.analysis.figures import Findings
 from vit_jax.analysis.gallery import Photograph, Photographs
 from vit_jax.data.augment.transforms import EvalTransform
-from vit_jax.data.images import channels
 
 CENTRE = EvalTransform((32, 32), resize='central', central_fraction=0.5)
 
@@ -59,21 +58,6 @@ def test_whole_photographs_keep_their_resolution():
   np.testing.assert_array_equal(uniform, image)
 
 
-def test_transforms_without_a_visible_box_show_their_result():
-  class Other:
-    spec = {}
-
-    def __call__(self, example, rng):
-      raise NotImplementedError
-
-    def pixels(self, image):
-      return image[:8, :8]
-
-  (photograph,) = Photographs([smooth(20, 20)], Other())
-  np.testing.assert_array_equal(photograph.pixels, smooth(8, 8))
-  assert photograph.whole
-
-
 def test_all_photographs_are_drawn():
   """Each is drawn once, with its name, on the page of its index."""
   names = [f'{index}.png' for index in range(19)]
@@ -102,18 +86,6 @@ def test_all_photographs_are_drawn():
   np.testing.assert_array_equal(np.stack(maps), found.arrays['rollout'])
 
 
-def test_maps_lie_on_the_visible_box():
-  """Axes of maps have the photograph's limits, and the map the box's."""
-  photographs = Photographs([smooth(80, 160)], CENTRE)
-  (page,) = gallery.heads(findings(1), photographs)
-  image, head = page.axes
-  assert image.get_xlim() == head.get_xlim() == (-0.5, 159.5)
-  assert image.get_ylim() == head.get_ylim() == (79.5, -0.5)
-  np.testing.assert_allclose(
-    head.images[0].get_extent(), (59.5, 99.5, 59.5, 19.5)
-  )
-
-
 @pytest.mark.parametrize('name', plotting.FORMATS)
 def test_formats(name):
   """PDF has all pages in one file; vector formats keep the resolution."""
@@ -126,12 +98,3 @@ def test_formats(name):
   if name == 'pdf':
     assert len(re.findall(rb'/Type /Page\b', contents[0])) == 2
     assert b'/Width 400' in contents[0] and b'/Height 300' in contents[0]
-
-
-def test_photographs_of_other_channels_are_shown_in_rgb():
-  """The whole image is drawn, with its first three channels."""
-  pixels = noise(20, 60, 5).astype(np.uint16)
-  transform = EvalTransform((32, 32), channels=5, bits=16)
-  (photograph,) = Photographs([pixels], transform)
-  assert photograph.pixels.shape == (20, 60, 3) and photograph.whole
-  np.testing.assert_array_equal(photograph.pixels, channels.rgb(pixels))

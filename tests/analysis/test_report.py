@@ -5,6 +5,7 @@ import html.parser
 import json
 import re
 
+import cv2
 import numpy as np
 import pytest
 from etils import epath
@@ -305,3 +306,18 @@ def test_report_of_several_runs(tmp_path):
   after = text.partition('Config differences')[2]
   assert 'seed' in after and 'model.depth' in after
   assert 'batch_size' not in after
+
+
+@pytest.mark.parametrize(
+  ('side', 'kind', 'error'), [(20, 'png', 0), (400, 'jpeg', 6)]
+)
+def test_pictures_keep_their_colours(side, kind, error):
+  pixels = np.zeros((side, side, 3), np.uint8)
+  pixels[:] = 200, 100, 20
+  src = record.picture(pixels, ['x'])['src']
+  head, _, data = src.partition(',')
+  assert head == f'data:image/{kind};base64'
+  array = np.frombuffer(base64.b64decode(data), np.uint8)
+  decoded = cv2.imdecode(array, cv2.IMREAD_COLOR_RGB)
+  assert max(decoded.shape) == min(side, 160)
+  assert np.abs(decoded.astype(int) - [200, 100, 20]).max() <= error

@@ -51,16 +51,6 @@ def test_patches_are_numbered_row_by_row():
   assert np.argwhere(patches).tolist() == [[1, 2]]
 
 
-def test_mask_is_brightest_where_the_weight_is():
-  weights = np.zeros((4, 6))
-  weights[1, 4] = 0.3
-  mask = image_mask(weights, (32, 48))
-  assert mask.shape == (32, 48)
-  assert (mask.min(), mask.max()) == (0, 1)
-  y, x = np.argwhere(mask == 1).mean(0)
-  assert abs(y - 11.5) < 1 and abs(x - 35.5) < 1  # the centre of that patch
-
-
 @pytest.mark.parametrize('grid, side', [((8, 8), 8), ((6, 8), 16)])
 def test_mask_is_blurred_by_the_side_of_a_patch(grid, side):
   """Pillow approximates the Gaussian filter of SciPy, the reference."""

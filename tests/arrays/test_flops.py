@@ -1,7 +1,5 @@
 """Tests of FLOPs counted in traced programs against published values."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -187,10 +185,3 @@ def test_pretraining_compute_agrees_with_table_6(variant, epochs, exaflops):
   build = Model if '/' in variant else resnet.Model
   training = counted(build(18291, variant=variant), (224, 224))[1]
   assert training * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=0.03)
-
-
-def test_scan_sizes_for_old_and_new_jax():
-  """JAX 0.11 stores trees of a scan's operands instead of their numbers."""
-  trees = types.SimpleNamespace(unpack=lambda: ([None] * 2, [None], []))
-  assert flops._scan_sizes({'ft_in': trees}) == (2, 1)
-  assert flops._scan_sizes({'num_consts': 2, 'num_carry': 1}) == (2, 1)

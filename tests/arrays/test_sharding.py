@@ -212,32 +212,12 @@ def test_zero1_splits_only_the_optimizer_state():
   assert held('average') == held('opt_state')
 
 
-def test_with_shardings_keeps_shapes_and_types():
-  """Only the shardings of the abstract tree change."""
-  params = abstract_params()
-  result = sharding.with_shardings(params, mesh_of(fsdp=8), RULES)
-  assert jax.tree.structure(result) == jax.tree.structure(params)
-  for before, after in zip(
-    jax.tree.leaves(params), jax.tree.leaves(result), strict=True
-  ):
-    assert (before.shape, before.dtype) == (after.shape, after.dtype)
-    assert after.sharding is not None
-
-
 def test_a_batch_is_split_over_data_and_fsdp():
   """Devices along the model axis hold copies of the same rows."""
   mesh = mesh_of(2, 2, 2)
   split = sharding.batch_sharding(mesh)
   assert split.shard_shape((16, 3)) == (4, 3)
   assert sharding.replicated(mesh).shard_shape((16, 3)) == (16, 3)
-
-
-def test_constrain_without_a_mesh_returns_its_argument():
-  """Outside `jax.set_mesh`, or on one device, the same array is returned."""
-  x = jnp.ones((4, 4))
-  assert sharding.constrain(x, 'model', None) is x
-  with jax.set_mesh(mesh_of()):
-    assert sharding.constrain(x, 'model', None) is x
 
 
 @pytest.mark.parametrize(
@@ -257,15 +237,3 @@ def test_constrain_drops_axes_that_do_not_divide(shape, spec, shard):
       jnp.zeros(shape)
     )
   assert result.sharding.shard_shape(shape) == shard
-
-
-def test_is_split():
-  """Parameters are split by the fsdp and model axes, but not by data."""
-  for shape, split in (
-    ((8, 1, 1), False),
-    ((4, 2, 1), True),
-    ((4, 1, 2), True),
-  ):
-    mesh = mesh_of(*shape)
-    params = sharding.with_shardings(abstract_params(), mesh, RULES)
-    assert sharding.is_split(params) == split

@@ -49,21 +49,6 @@ def test_unflatten_inverts_flatten():
   assert tree.flatten(tree.unflatten(flat)) == flat
 
 
-def test_map_with_path_passes_each_leaf_and_its_path():
-  """The result has the same structure."""
-  mapped = tree.map_with_path(lambda path, leaf: (path, leaf.shape), STATE)
-  assert mapped.params['head']['kernel'] == ('params/head/kernel', (2, 3))
-  assert mapped.moments[0].mu['w'] == ('moments/0/mu/w', (5,))
-
-
-def test_size_counts_elements():
-  """Also of abstract shapes; a scalar counts as one."""
-  assert tree.size(STATE) == 6 + 3 + 5 + 1
-  abstract = {'a': jax.ShapeDtypeStruct((4, 5), np.float32)}
-  assert tree.size(abstract) == 20
-  assert tree.size({}) == 0
-
-
 def test_stack_layers_inverts_unstack_layers():
   """`unstack_layers` splits named leaves into layers and keeps the others."""
   fc1 = {'kernel': np.arange(24.0).reshape(3, 4, 2), 'bias': np.ones((3, 2))}

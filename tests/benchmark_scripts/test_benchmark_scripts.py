@@ -1,15 +1,11 @@
 """Tests that every script in benchmarks/ runs, at its smallest size."""
 
 import csv
-import datetime
 import importlib.util
 import json
 import math
-import runpy
 import subprocess
 import sys
-import types
-from contextlib import nullcontext
 
 import cv2
 import numpy as np
@@ -18,7 +14,7 @@ import pytest
 from benchmarks import expected_losses, kernels, peers, real_weights
 from tests import cli
 from tests.faults.counts import ALL
-from vit_jax.plan import environment, topology
+from vit_jax.plan import environment
 
 
 def write(path, seed):
@@ -147,15 +143,6 @@ def test_gpu_flags_run():
   assert '| none |' in run(*words)
 
 
-@pytest.mark.skipif(
-  environment.has_gpu_compiler(), reason='has the extra plan-gpu'
-)
-@pytest.mark.parametrize('name', ['gpu_flags', 'gpu_plans'])
-def test_a_missing_compiler_is_one_message(name):
-  _, err = cli.run([sys.executable, f'benchmarks/{name}.py'], code=2)
-  assert environment.GPU_EXTRA in err and 'Traceback' not in err
-
-
 @pytest.mark.parametrize(
   'name', ['scaling', 'compile_time', 'gpu_flags', 'inference']
 )
@@ -163,160 +150,6 @@ def test_slow_scripts_can_be_imported(name):
   """Their imports and flags are checked; tests/plan tests what they compile."""
   out = run('-c', f'import runpy; runpy.run_path("benchmarks/{name}.py")')
   assert out == ''
-
-
-@pytest.mark.parametrize(
-  ('memory', 'largest'),
-  [
-    (89, 0),
-    (90, 1),
-    (539, 8),
-    (540, 16),
-    (850, 32),
-    (9_000, 256),
-    (10**9, 2**14),
-  ],
-)
-def test_the_largest_batch_of_inference(memory, largest, monkeypatch):
-  """It is the largest power of two that fits, in a few compilations.
-
-  A program that needs up to 1.2 times the memory is reduced until it fits: 32
-  images need 1,020 bytes and fit into 850.
-  """
-  inference = runpy.run_path(f'{cli.ROOT}/benchmarks/inference.py')
-  tried = []
-
-  def predict(config, target, per_core):
-    tried.append(per_core)
-    assert config.image_size == (210, 210)  # a multiple of H/14's patches
-    peak = 60 + 30 * per_core
-    if per_core == 32 and memory < peak <= 1.2 * memory:
-      peak = memory
-    if peak > memory:
-      return None
-    return {'rate': 7 - abs(per_core - 16), 'peak': peak, 'weights': 40}
-
-  monkeypatch.setitem(inference['row'].__globals__, 'predict', predict)
-  target = types.SimpleNamespace(name='v3:1x1', hbm_bytes=memory)
-  row = inference['row']('ViT-H/14', 223, target)
-  assert row['largest_batch'] == largest
-  assert len(tried) == len({*tried}) <= 5
-  rates = {size: 7 - abs(size - 16) for size in tried if size <= largest}
-  assert row['at_batch'] == max(rates, key=rates.get, default=0)
-  text = inference['table']([row | {'images_per_second': 1234}])
-  date = datetime.date.today().isoformat()
-  assert text.splitlines()[-1] == f'| ViT-H/14 | 1,234; {largest:,} | {date} |'
-
-
-def test_inference_replaces_rows_of_earlier_days(tmp_path, monkeypatch, capsys):
-  """With --again; a row of the table has the date of its oldest cell."""
-  inference = runpy.run_path(f'{cli.ROOT}/benchmarks/inference.py')
-  variables = inference['main'].__globals__
-  today = datetime.date.today().isoformat()
-  path = tmp_path / 'rows.csv'
-  rows = [('a', 64, today), ('a', 128, '2020-01-02'), ('b', 64, '2020-01-01')]
-  head = ','.join(inference['COLUMNS'])
-  lines = [f'chip,{name},{size},7,8,8,1,{date}' for name, size, date in rows]
-  path.write_text('\n'.join([head, *lines]) + '\n')
-
-  def computed(name, pixels, target):
-    values = (target.name, name, pixels, 9, 8, 8, 1, today)
-    return dict(zip(inference['COLUMNS'], values, strict=True))
-
-  def run(*flags):
-    words = ['inference.py', f'--csv={path}', '--models=a', '--sizes=64,128']
-    monkeypatch.setattr(sys, 'argv', [*words, *flags])
-    inference['main']()
-    return capsys.readouterr().out.splitlines()[-2:]
-
-  found = types.SimpleNamespace(name='chip', compiles=True)
-  monkeypatch.setattr(topology, 'find', lambda name: found)
-  monkeypatch.setitem(variables, 'row', computed)
-  other = '| b | 7; 8 |  | 2020-01-01 |'
-  assert run() == ['| a | 7; 8 | 7; 8 | 2020-01-02 |', other]
-  assert run('--again') == [f'| a | 7; 8 | 9; 8 | {today} |', other]
-
-
-def test_plain_flax_is_compared():
-  """Ratios below 1 mean that this project needs less."""
-  plans = runpy.run_path(f'{cli.ROOT}/benchmarks/gpu_plans.py')
-  plain = {'peak_bytes_per_device': 4e9, 'predicted_step_seconds': 0.1}
-  ours = {'peak_bytes_per_device': 3e9, 'predicted_step_seconds': 0.06}
-  row = plans['compared'](
-    plans['Row']('B/16', 'h100:1x1', ''),
-    plain,
-    ours | {'images_per_device': 256.0},
-  )
-  assert row == (
-    '| B/16 | h100:1x1 | 256 | 4.0, 3.0 | 0.75 | 100.0, 60.0 | 0.60 |'
-  )
-
-
-def test_scaling_is_relative_to_the_first_row_that_fits():
-  """A slice that does not fit has no predicted time."""
-  scaling = runpy.run_path(f'{cli.ROOT}/benchmarks/scaling.py')
-  row = {'batch_size': 64, 'micro_batches': 1, 'peak_bytes_per_device': 2**30}
-  fits = {'predicted_step_seconds': 1.0, 'exposed_collective_seconds': 0.5}
-  rows = [
-    row | {'cores': 8, 'fits': False, 'predicted_step_seconds': None},
-    *(
-      row
-      | fits
-      | {
-        'cores': cores,
-        'fits': True,
-        'predicted_images_per_second': rate,
-        'collectives': {'all-reduce': 3},
-      }
-      for cores, rate in ((16, 160), (32, 240))
-    ),
-  ]
-  first, *others = scaling['lines'](rows, '64 in total')
-  assert first == '| 64 in total | 8 | 64 | 1 | no | 1.00 |  |  |  |  |  |'
-  for line, efficiency in zip(others, ('100.0', '75.0'), strict=True):
-    cells = [cell.strip() for cell in line[1:-1].split('|')]
-    found = dict(zip(scaling['COLUMNS'], cells, strict=True))
-    assert (found['efficiency %'], found['step ms']) == (efficiency, '1,000.0')
-
-
-# Logs a loss every 50 steps, and stops at SIGTERM like a training.
-_TRAINING = """
-import json, pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))
-workdir = pathlib.Path(sys.argv[-1].partition('=')[2])
-workdir.mkdir()
-file = open(workdir / 'metrics.jsonl', 'w')
-for step in range(50, {last} + 1, 50):
-  print(json.dumps(dict(step=step, loss=step / 100)), file=file)
-  print(json.dumps({{'step': step, 'test/loss': 9}}), file=file, flush=True)
-  time.sleep(0.7 * (step == 50))
-print('{{"step": 999, "lo', end='', file=file, flush=True)
-time.sleep({wait})
-"""
-
-
-@pytest.mark.parametrize(
-  ('last', 'code', 'wait', 'error'),
-  [(200, 42, 60, ''), (200, 1, 60, 'code 1'), (150, 42, 0, 'code 0')],
-)
-def test_expected_losses_stops_a_run(
-  tmp_path, monkeypatch, last, code, wait, error
-):
-  """It is stopped once the last step is logged; other ends are errors."""
-  script = _TRAINING.format(last=last, code=code, wait=wait)
-
-  def command(flags):
-    assert flags == ('--config=x', f'--workdir={tmp_path}/w')
-    return [sys.executable, '-c', script, *flags]
-
-  monkeypatch.setattr(expected_losses, 'command', command)
-  with pytest.raises(SystemExit, match=error) if error else nullcontext():
-    expected_losses.train(tmp_path / 'w', ('--config=x',), 200)
-  if last == 200:  # nothing is started again
-    monkeypatch.delattr(expected_losses, 'command')
-    expected_losses.train(tmp_path / 'w', ('--config=x',), 200)
-  logged = expected_losses.losses(tmp_path / 'w')
-  assert logged == {step: step / 100 for step in range(50, last + 1, 50)}
 
 
 def test_expected_losses_of_the_faq():

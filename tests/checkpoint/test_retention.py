@@ -63,27 +63,6 @@ def test_nan_is_not_the_best(tmp_path):
   assert _steps(tmp_path) == [2, 4, 5]
 
 
-def test_best_line_names_the_best_step(tmp_path):
-  """Of two equal steps, it is the later one."""
-  _save(tmp_path, (1, 0.25), (2, 0.75), (3, 0.75), (4, 0.5))
-  with contextlib.closing(
-    Checkpointer(tmp_path, ABOUT, best=NAME)
-  ) as checkpoints:
-    line = checkpoints.best_line()
-  assert line and f'{NAME} 0.75 at step 3' in line
-  assert str(tmp_path / '3') in line and '--step=best' in line
-
-
-def test_best_line_is_none_without_a_metric(tmp_path):
-  """That is the case without `checkpoint.best`, and before an evaluation."""
-  save(tmp_path, 3)
-  for best in (None, NAME):
-    with contextlib.closing(
-      Checkpointer(tmp_path, ABOUT, best=best)
-    ) as checkpoints:
-      assert checkpoints.best_line() is None
-
-
 def test_retention_removes_only_steps_of_the_run(tmp_path):
   """Directories of the user and steps of other runs stay."""
   save(tmp_path / 'other', 3)

@@ -100,14 +100,6 @@ def test_paths_with_glob_characters_are_refused(tmp_path, name):
     checkpoint.export_params(tmp_path / name, state(1).params, ABOUT)
 
 
-def test_a_step_can_be_read_from_a_path_with_glob_characters(tmp_path):
-  """It may have been copied there."""
-  save(tmp_path / 'c', 1)
-  (tmp_path / 'c').rename(tmp_path / 'a[1]')
-  step_dir = checkpoint.step_directory(str(tmp_path / 'a[1]'))
-  assert checkpoint.load_about(step_dir) == ABOUT
-
-
 def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
   """WORKDIR is its newest step, WORKDIR@best the best, and WORKDIR@8 step 8."""
   values = {4: 0.5, 8: 0.9, 12: 0.7}

@@ -213,19 +213,6 @@ def test_training_without_the_listed_images(leaking, tmp_path):
   assert (tmp_path / 'again/overlap.jsonl').read_text() == ''
 
 
-def test_hashes_are_added_to_an_interrupted_check(
-  leaking, tmp_path, monkeypatch
-):
-  """Results without hashes are not used if --against requires hashes."""
-  (config, _), out = _against(leaking), tmp_path / 'out'
-  with monkeypatch.context() as patch:
-    patch.setattr(check_data, '_summary', None)  # fails before the end
-    with pytest.raises(TypeError):
-      check_data.run(config, str(out))
-  summary = check_data.run(config, str(out), ['test'])
-  assert summary['overlap'] == {'test': {'same_pixels': 1, 'similar': 2}}
-
-
 def test_against_names_an_evaluator_or_a_config(leaking, tmp_path):
   config, _ = _against(leaking)
   for value in ('tset', 'lost.py'):

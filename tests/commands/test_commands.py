@@ -35,8 +35,7 @@ def trained(tmp_path_factory):
   ('flag', 'message'),
   [
     ('--config.mesh.data=3', 'does not fit 1 devices'),
-    ('stray', 'is not a flag'),
-    ('--wrkdir=x', '--workdir'),
+    *further(['stray', 'is not a flag'], ['--wrkdir=x', '--workdir']),
   ],
 )
 def test_messages_of_wrong_configs(tmp_path, flag, message):
@@ -314,6 +313,7 @@ def test_two_runs_can_prepare_digits_at_once(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_profile_writes_a_trace(tmp_path):
   run = tmp_path / 'run'
   _, err = cli.run([*cli.train_command(run), '--profile=3:5'])

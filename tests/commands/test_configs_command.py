@@ -1,6 +1,5 @@
 """Tests of the list of configs, in a checkout and installed from a wheel."""
 
-import inspect
 import json
 import pathlib
 import shutil
@@ -11,7 +10,7 @@ import zipfile
 import pytest
 
 from vit_jax import configs
-from vit_jax.config import loading, predicted, schema
+from vit_jax.config import loading, predicted
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -83,15 +82,10 @@ def test_predicted_costs_are_shown(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
   'key, value, same',
   [
-    ('model.dropout', 0.5, False),
     ('batch_size', 2048, False),
     ('train.num_examples', 5, False),
-    ('optimizer.weight_decay', 0.0, False),
     ('model.pixels', 'symmetric', True),
     ('augment.min_area', 0.5, True),
-    ('train.split', 'train[:5]', True),
-    ('evals.val.every', '1 steps', True),
-    ('checkpoint.keep', 9, True),
     ('log.every', '7 steps', True),
     ('seed', 3, True),
   ],
@@ -102,26 +96,6 @@ def test_predictions_depend_on_the_compiled_step(key, value, same):
   known = predicted.fingerprint(config)
   config.update_from_flattened_dict({key: value})
   assert (predicted.fingerprint(config) == known) == same
-
-
-def test_a_new_key_keeps_predictions_valid(monkeypatch):
-  """A new key at its default does not change the program."""
-  config = loading.load('configs/deit.py:model=S')
-  known = predicted.fingerprint(config)
-  keys = schema.config_keys
-
-  def with_new_key(constructor):
-    new = inspect.Parameter(
-      'brand_new', inspect.Parameter.KEYWORD_ONLY, default=1.5
-    )
-    return keys(constructor) | {'brand_new': new}
-
-  monkeypatch.setattr(schema, 'config_keys', with_new_key)
-  with config.unlocked():
-    config.model.brand_new = 1.5
-  assert predicted.fingerprint(config) == known
-  config.model.brand_new = 2.5
-  assert predicted.fingerprint(config) != known
 
 
 def test_shipped_predictions_are_current():

@@ -11,7 +11,6 @@ import tiny_vit
 
 from vit_jax import checkpoint, evaluate, predict
 from vit_jax.arrays import sharding
-from vit_jax.config import overrides
 from vit_jax.data import filters
 from vit_jax.data.sources import folder as folder_source
 from vit_jax.data.sources import objectnet
@@ -316,26 +315,6 @@ def test_preprocessing_flags(trained, tmp_path):
   assert third not in (first, second)
   with pytest.raises(UserError, match="not a key; did you mean 'resize'"):
     _predict(trained, image, settings=['--config.preprocess.resiz=1'])
-
-
-def test_take_separates_config_flags():
-  """They are applied to the config of the checkpoint."""
-  argv = ['evaluate', '--checkpoint=x', '--config.source.path', 'a b', '--json']
-  assert overrides.extract(argv) == ['--config.source.path=a b']
-  assert argv == ['evaluate', '--checkpoint=x', '--json']
-
-
-def test_figures_are_not_evaluated_by_default():
-  evals = {
-    'figures': {'name': 'figures', 'split': 'test'},
-    'dev': {'name': 'classification', 'split': 'train[98%:]'},
-    'test': {'name': 'classification', 'split': 'test'},
-  }
-  about = {'config': {'evals': evals}}
-  sections = evaluate._evaluator_sections(about, None)
-  assert list(sections) == ['dev', 'test']
-  assert sections['dev']['split'] == 'train[98%:]'
-  assert list(evaluate._evaluator_sections({}, None)) == ['classification']
 
 
 def test_objectnet_counts_any_of_the_corresponding_classes(tmp_path):

@@ -16,7 +16,6 @@ from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import features as features_lib
 from vit_jax import load_pretrained
-from vit_jax.cli import output_parts
 from vit_jax.data import filters
 from vit_jax.data.filters import Tail
 from vit_jax.data.sources import tfds
@@ -192,30 +191,6 @@ def test_patch_tokens_of_blocks(weights, tmp_path):
   other = dataclasses.replace(request, layers=(-3, 2))
   with pytest.raises(UserError, match='layers'):
     features_lib.run(weights, str(tmp_path / 'f.parquet'), other)
-
-
-def test_parts_do_not_grow_with_the_number_of_vectors(
-  weights, tmp_path, monkeypatch
-):
-  """A part contains `part_examples` vectors: the class tokens of blocks."""
-  sizes, append = [], output_parts.Parts.append
-
-  def append_part(self, batches):
-    sizes.append(sum(len(batch['features']) for batch in batches))
-    append(self, batches)
-
-  monkeypatch.setattr(output_parts.Parts, 'append', append_part)
-  request = Request(**DATA, settings=SETTINGS, part_examples=32, layers=(2, 0))
-  features_lib.run(weights, str(tmp_path / 'f.npz'), request)
-  # Two vectors per image: two batches of eight images per part.
-  assert len(sizes) == 4 and sum(sizes) == 42
-  found = held(tmp_path / 'f.npz')
-  source = damaged.Source('train', num_examples=53, height=9, num_classes=3)
-  preprocess = pretrained.find(weights).preprocess()
-  rows = found['index'][:3].tolist()
-  images = np.stack([preprocess.pixels(source[i]['image']) for i in rows])
-  expected = blocks(weights, images)[:, (2, 0), 0]
-  np.testing.assert_allclose(found['features'][:3], expected, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -169,27 +169,3 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
   assert shared_flags.fitting(source, three, 32) == 3
   limit = 10**12
   assert shared_flags.fitting(source, three, 32) == 32
-
-
-def test_features_are_compiled_for_the_tokens_and_examples(
-  weights, photos, tmp_path, monkeypatch
-):
-  """Batches are chosen for the program that is run, of at most all images."""
-  monkeypatch.setattr(shared_flags, '_SMALL', 0)
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  monkeypatch.setattr(sharding, 'make_mesh', lambda devices: mesh)
-  checked = []
-
-  def no_bytes(program, params, image, mesh):
-    outputs = jax.eval_shape(program, params, {'image': image})
-    checked.append(outputs['features'].shape)
-    return 0
-
-  monkeypatch.setattr(shared_flags, '_bytes', no_bytes)
-  request = features.Request(images=[str(photos)], tokens=True)
-  path = tmp_path / 'tokens.npz'
-  result = features.run(weights, str(path), request)
-  count, tokens, width = checked[0]
-  assert count == result['count'] == 6
-  with np.load(path) as written:
-    assert written['features'].shape == (6, tokens, width)

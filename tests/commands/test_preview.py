@@ -19,19 +19,6 @@ def test_captions_shorten_names_not_fractions():
   assert caption(np.array(0), NAMES, 16) == ['a very long name']
 
 
-@pytest.mark.parametrize('mixed', [False, True])
-def test_tiles_fit_their_captions(mixed):
-  """All tiles have the same size, and the last letter fits."""
-  image = np.full((32, 32, 3), 255, np.uint8)
-  wide = ['n' * 50] * 2
-  targets = [np.array(0), np.array(1)]
-  if mixed:
-    targets = [np.array([1.0, 0.0]), np.array([0.4, 0.6])]
-  tiles = [preview._tile(image, target, wide) for target in targets]
-  assert tiles[0].shape == tiles[1].shape == ((164 if mixed else 146), 128, 3)
-  assert (tiles[1][:18] < 255).any() and (tiles[1][:18, -1] == 255).all()
-
-
 def test_preview_of_an_evaluator(tmp_path, caplog):
   """It shows the evaluator's split and transform, without bad images."""
   caplog.set_level('INFO', 'vit_jax')
@@ -65,10 +52,3 @@ def test_preview_of_an_evaluator(tmp_path, caplog):
     preview.run_evaluation(config, 'vla', 32)
   preview.run_evaluation(config, 'other', 32)
   assert '3 examples, 2 classes' in caplog.text.splitlines()[-1]
-
-
-@pytest.mark.parametrize('out', ['grid', 'grid.docx', 'absent/grid.png'])
-def test_wrong_output_paths_are_refused(out):
-  """The message comes before anything is computed."""
-  with pytest.raises(UserError, match=f'--out={out}'):
-    preview._check_output(out)

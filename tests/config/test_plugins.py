@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-from typing import Optional
 
 import pytest
 
@@ -69,12 +68,6 @@ def test_only_modules_with_the_symbol_are_suggested():
   assert 'layers' not in allowed and 'posemb' not in allowed
 
 
-def test_only_optimizers_are_suggested():
-  """Other functions of `vit_jax.optim` are left out."""
-  with pytest.raises(UserError, match='allowed: adam, lamb, lars, muon, sgd;'):
-    schema.resolve(SECTIONS['optimizer'], 'nothing')
-
-
 def test_a_missing_package_is_named_in_the_message(own_module):
   """The message says which package a plug-in needs."""
   name = own_module('needy', 'import package_that_is_not')
@@ -126,35 +119,6 @@ def test_keyword_only_fields_are_keys():
   assert set(keys) == {'rate', 'needed'}
   assert keys['rate'].default == 0.5
   assert keys['needed'].default is inspect.Parameter.empty
-
-
-@pytest.mark.parametrize(
-  'annotation, expected',
-  [
-    (int, (int, object, False)),
-    (int | None, (int, object, True)),
-    (None | str, (str, object, True)),
-    (tuple[int, ...], (tuple, int, False)),
-    (tuple[int, ...] | None, (tuple, int, True)),
-    pytest.param(
-      Optional[int],  # noqa: UP045 (a plug-in of somebody's own may say so)
-      (int, object, True),
-    ),
-  ],
-)
-def test_value_type_of_annotations(annotation, expected):
-  """The result is the type, that of members, and whether None is allowed."""
-  assert schema.value_type(annotation) == expected
-
-
-def test_build_passes_run_time_arguments_and_keys():
-  """Run-time values come first, then the keys by name, without `name`."""
-
-  def constructor(runtime, /, *, a: int, b: int = 2):
-    return runtime, a, b
-
-  section = {'name': 'constructor', 'a': 1}
-  assert schema.construct(constructor, section, 'mesh') == ('mesh', 1, 2)
 
 
 def test_closest_suggests_and_lists():

@@ -9,10 +9,10 @@ from minimal_config import completed, sections
 from vit_jax.arrays import sharding
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config import schema
-from vit_jax.config.schema import EVALS, SECTIONS
+from vit_jax.config.schema import SECTIONS
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.classification import Evaluator
 from vit_jax.evaluators.contract import Setting
 from vit_jax.training.experiment import Experiment
@@ -76,27 +76,10 @@ NUMERIC = numeric_keys()
 
 
 def test_numeric_keys_contain_all_sections():
-  """The tests below use this list."""
+  """The test below uses this list."""
   keys = {key for key, *_ in NUMERIC}
-  assert {
-    'seed',
-    'batch_size',
-    'train.num_examples',
-    'model.dropout',
-    'optimizer.b2',
-    'optimizer.momentum',
-    'schedule.base_lr',
-    'mix.erasing',
-    'reader.max_bad_share',
-    'checkpoint.keep',
-    'recovery.max_skipped',
-    'evals.test.batch_size',
-    'source.height',
-    'augment.pad',
-    'mesh.fsdp',
-    'preprocess.central_fraction',
-    'objective.label_smoothing',
-  } <= keys
+  assert {'seed', 'model.dropout', 'optimizer.b2', 'source.height'} <= keys
+  assert {'evals.test.batch_size', 'mesh.fsdp'} <= keys and len(keys) > 60
 
 
 @pytest.mark.parametrize('key, kind, changes', NUMERIC)
@@ -114,26 +97,19 @@ def test_negative_and_infinite_numbers_are_refused(
 # Values just outside of a range, other than negative numbers.
 WRONG = [
   ('optimizer.b1', 1.0),
-  ('optimizer.b2', 2.0),
   ('optimizer.eps', 0.0),
   ('batch_size', 0),
   ('batch_size', 10**20),
-  ('num_classes', 10**20),
   ('micro_batches', 0),
   ('seed', 2**32),
   ('image_size', (10**20,)),
   ('average_decay', 1.0),
-  ('average_decay', 0.0),
   ('num_classes', 0),
   ('total', '0 steps'),
-  ('total', '-1 steps'),
   ('log.every', '0 steps'),
-  ('log.every', '0.0 %'),
-  ('log.every', 'often'),
   ('mix.erasing', 1.01),
   ('checkpoint.every', 'never'),
   ('evals.test.batch_size', 0),
-  ('evals.test.batch_size', 10**20),
   ('evals.test.every', '-1 steps'),
   ('recovery.slow_hosts_every', '5'),
   ('recovery.spike_factor', 1.0),
@@ -142,7 +118,6 @@ WRONG = [
   ('model.unroll', 0),
   ('train.num_examples', 0),
   ('reader.prefetch', 0),
-  ('objective.label_smoothing', 2.0),
   ('objective.label_smoothing', 1.0),
   ('preprocess.central_fraction', 1.1),
   ('source.num_examples', 0),
@@ -166,7 +141,6 @@ def test_messages_of_values_out_of_range(tmp_path, key, value):
   [
     ('optimizer.b1', 0.0),
     ('optimizer.clip_norm', 0.0),
-    ('mix.mixup', 0.0),
     ('schedule.base_lr', 0.0),
     ('objective.label_smoothing', 0.99),
     ('seed', 2**32 - 1),
@@ -175,10 +149,7 @@ def test_messages_of_values_out_of_range(tmp_path, key, value):
     ('recovery.slow_hosts_every', '0 %'),
     ('recovery.max_rollbacks', 0),
     ('reader.max_bad_share', 1.0),
-    ('model.unroll', 99),
     ('total', '1 step'),
-    ('augment.pad', 0),
-    ('source.height', 1),
     ('log.every', '0.1 steps'),
   ],
 )
@@ -240,30 +211,6 @@ def test_checkpoint_best_refuses_losses(tmp_path):
     UserError, match="checkpoint.best is 'test/loss'.*test/accuracy"
   ):
     build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/loss'})
-
-
-def test_checkpoint_best_with_an_evaluator_without_a_list(
-  tmp_path, monkeypatch
-):
-  """Any metric of an evaluator without `higher_is_better` may be named."""
-  monkeypatch.delattr(
-    schema.resolve(EVALS, 'classification'), 'higher_is_better'
-  )
-  build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/recall'})
-  with pytest.raises(UserError, match='checkpoint.best'):
-    build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'val/recall'})
-
-
-def test_message_of_check_choice():
-  """The nearest spelling comes first; only strings are accepted."""
-  check_choice('optimizer.clip', 'global', ('global', 'tensor'))
-  with pytest.raises(UserError) as caught:
-    check_choice('optimizer.clip', 'tensors', ('global', 'tensor'))
-  message = str(caught.value)
-  assert "optimizer.clip is 'tensors'" in message
-  assert "did you mean 'tensor'? allowed: global, tensor" in message
-  with pytest.raises(UserError, match='optimizer.clip is 3; .*global'):
-    check_choice('optimizer.clip', 3, ('global', 'tensor'))
 
 
 def test_early_stopping_needs_a_metric(tmp_path):

@@ -1,6 +1,5 @@
 """Tests of a folder with all kinds of images that occur in datasets."""
 
-import json
 import pathlib
 
 import numpy as np
@@ -14,7 +13,7 @@ from sample_images import encode, noise, smooth
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.workers import Reader
-from vit_jax.data.sources import folder, manifest
+from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
 
 WHOLE_JPEG = encode(noise(40, 60), '.jpg')
@@ -97,46 +96,3 @@ def test_error_names_the_file(photographs, name):
   source = folder.Source('train', path=str(photographs))
   with pytest.raises(UserError, match=rf'example 0 of .*bad/{name}'):
     _epoch(source, 'error')
-
-
-def test_a_label_out_of_range(photographs):
-  """A list with labels beyond its classes is refused when it is opened."""
-  classes = photographs / 'classes.txt'
-  classes.write_text('cat\ndog\n')
-  lines = [{'image': f'good/{i}.jpg', 'label': i % 3} for i in range(10)]
-  listed = photographs / 'list.jsonl'
-  listed.write_text('\n'.join(map(json.dumps, lines)))
-  with pytest.raises(UserError, match='has the label .2.; .* 0 to 1'):
-    manifest.Source('train', path=str(listed), class_map=str(classes))
-
-
-class _Mislabelled(folder.Source):
-  """A dataset whose records contain labels out of range."""
-
-  def __getitem__(self, index):
-    example = super().__getitem__(index)
-    return example | {'label': 3} if index == len(self) - 1 else example
-
-
-@pytest.mark.parametrize('policy', ['error', 'skip'])
-def test_a_label_out_of_range_in_a_record(photographs, policy):
-  """The record is a bad record, detected when it is read."""
-  for file in (photographs / 'bad').iterdir():
-    file.write_bytes(WHOLE_JPEG)
-  source, seen = _Mislabelled('train', path=str(photographs)), []
-  if policy == 'error':
-    with pytest.raises(UserError, match='label 3; allowed: 0 to 2'):
-      _epoch(source, policy)
-    return
-  rows = _epoch(source, policy, lambda _, record: seen.append(record))
-  assert [record.index for record in seen] == [len(source) - 1]
-  assert sum(replaced > 0 for _, replaced in rows) == 1
-
-
-def test_an_empty_class_is_refused(photographs):
-  """`allow_empty` accepts it."""
-  (photographs / 'nothing').mkdir()
-  with pytest.raises(UserError, match='nothing .*no image'):
-    folder.Source('train', path=str(photographs))
-  source = folder.Source('train', path=str(photographs), allow_empty=True)
-  assert source.num_classes == 4

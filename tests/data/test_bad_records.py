@@ -61,12 +61,6 @@ def _same(ours, theirs) -> None:
       np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
-def test_error_names_file_and_index():
-  """By default, a run ends at the first bad record."""
-  with pytest.raises(UserError, match=r'example \d+ of .*\(file\d+\)'):
-    _batches(Damaged(), 0, N // BATCH, reader=stream.Reader())
-
-
 def test_skip_is_a_function_of_the_position():
   """Replacements do not depend on mesh or restarts; each is reported once."""
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.2)
@@ -99,14 +93,6 @@ def test_too_many_bad_records_end_the_run():
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
   with pytest.raises(UserError, match='max_bad_share'):
     _batches(Damaged(), 0, N // BATCH, reader=reader)
-
-
-def test_one_process_of_several_does_not_end_the_run(monkeypatch):
-  """With several processes, `BadRecordLimit` checks the sum over all."""
-  monkeypatch.setattr(jax, 'process_count', lambda: 2)
-  reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
-  batches = _batches(Damaged(), 0, N // BATCH, reader=reader)
-  assert sum((batch['replaced'] > 0).sum() for batch in batches) == len(BAD)
 
 
 def test_replacements_are_those_of_earlier_versions():

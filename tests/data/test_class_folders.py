@@ -8,7 +8,7 @@ import pytest
 from test_sources_folder import fill, open_folder, paths_of
 
 from vit_jax.data.sources import folder, tfds
-from vit_jax.data.storage import class_folders, splits
+from vit_jax.data.storage import class_folders
 from vit_jax.errors import UserError
 from vit_jax.prepare import folder as builder
 
@@ -45,16 +45,6 @@ def test_common_names_of_splits_are_found(tmp_path, layout):
   assert (found.train, found.held_out) == ('train', 'val')
 
 
-def test_two_folders_for_one_split_need_their_own_names(tmp_path):
-  """A third name would be ambiguous."""
-  fill(tmp_path, 'train/a/1.jpg', 'val/a/2.jpg', 'valid/a/3.jpg')
-  for name in ('val', 'valid'):
-    [path] = paths_of(open_folder(tmp_path, name), tmp_path)
-    assert path.startswith(f'{name}/')
-  with pytest.raises(UserError, match="no split 'dev'.*val, valid"):
-    open_folder(tmp_path, 'dev')
-
-
 def test_classes_may_have_names_of_splits(tmp_path, log_text):
   """A folder 'train' is a class unless it contains folders."""
   fill(tmp_path, 'train/1.jpg', 'bus/1.jpg', 'test/1.jpg')
@@ -67,13 +57,6 @@ def test_classes_may_have_names_of_splits(tmp_path, log_text):
   fill(tmp_path, 'train/steam/1.jpg')
   with pytest.raises(UserError, match="one class, 'steam'"):
     folder.divide(str(tmp_path))
-
-
-def test_folders_next_to_splits_are_left_out(tmp_path, log_text):
-  """A warning names the folders that are left out."""
-  fill(tmp_path, 'train/a/1.jpg', 'val/a/2.jpg', 'raw/x/3.jpg', 'test/4.jpg')
-  assert open_folder(tmp_path).class_names == ['a']
-  assert 'train, val; its other folders are left out: raw, test' in log_text()
 
 
 def test_ignored_files_are_counted_by_kind(tmp_path, log_text):
@@ -92,22 +75,6 @@ def test_ignored_files_are_counted_by_kind(tmp_path, log_text):
   ):
     assert words in log_text()
   assert 'a single class' not in log_text()
-
-
-def test_a_class_with_only_heic_files_is_refused(tmp_path):
-  """The message says what to do."""
-  fill(tmp_path, 'a/1.jpg')
-  (tmp_path / 'b').mkdir()
-  (tmp_path / 'b' / '1.heic').touch()
-  with pytest.raises(UserError, match='/b .*no image.*1 .heic.*mogrify'):
-    open_folder(tmp_path)
-
-
-def test_a_single_class_is_logged(tmp_path, log_text):
-  """The path is often one level too high or too low."""
-  fill(tmp_path, 'photos/cat/1.jpg', 'photos/dog/1.jpg')
-  assert open_folder(tmp_path).class_names == ['photos']
-  assert "a single class, 'photos'" in log_text()
 
 
 def test_prepare_uses_the_same_files(tmp_path):
@@ -162,20 +129,6 @@ def test_a_class_that_is_a_broken_link_is_refused(tmp_path):
     open_folder(tmp_path)
 
 
-def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
-  fill(tmp_path, 'a/1.jpg', 'b/1.jpg')
-  scandir = os.scandir
-
-  def denied(path):
-    if path == f'{tmp_path}/b':
-      raise PermissionError(13, 'Permission denied', path)
-    return scandir(path)
-
-  monkeypatch.setattr(os, 'scandir', denied)
-  with pytest.raises(UserError, match='/b cannot be read .Permission denied'):
-    open_folder(tmp_path)
-
-
 @pytest.mark.parametrize('name', ['absent', 'file/below', 'x' * 5000, 'a\0b'])
 def test_invalid_paths_are_refused(tmp_path, name):
   """Missing, below a file, too long, or with a null byte."""
@@ -206,10 +159,3 @@ def test_divide_refuses_too_few_images(tmp_path, count):
     UserError, match=f'{count} images of {count} classes: too'
   ):
     folder.divide(str(tmp_path))
-
-
-def test_names_of_splits_are_unambiguous():
-  names = [name for names in splits.KINDS.values() for name in names]
-  assert len(names) == len(set(names))
-  assert splits.kind('VALID') == 'validation'
-  assert splits.kind('trains') is None

@@ -24,11 +24,8 @@ def number(labels, known=None, whole=True):
   'text, labels',
   [
     (COCO, {'1': 0, '2': 1, '44': 2}),
-    (COCO, {'44': 2}),
     ('001\ta\n1\tb\n2\tc\n', {'1': 1, '001': 0}),
-    ('0\ta\n1\tb\n', {'0': 0, '1': 1}),
     ('1\ta\n0\tb\n', {'0': 1, '1': 0}),
-    ('cat\n7\ndog\n', {'7': 1}),
     ('cat\n7\ndog\n', {'7': 1, 'cat': 0}),
     ('cat\tthe cat\ndog\n', {'cat': 0}),
     ('cat\tthe cat\ndog\n', {'1': 1, '0': 0}),
@@ -51,8 +48,6 @@ def test_labels_refer_to_keys_or_positions(tmp_path, text, labels):
     (COCO, ['0'], ["line of 0 has the class '0'", 'allowed: 1, 2, 44']),
     (COCO, ['1', '3'], ["'3'", 'the 3 classes']),
     (COCO, ['1', 'person'], ["'person'"]),
-    (COCO, ['01'], ["'01'", 'allowed: 1, 2, 44']),
-    ('cat\n7\n', ['0'], ["'0'", '2 classes']),
     ('cat\ndog\n', ['2'], ["label '2'", '0 to 1', 'class_map', 'tab']),
     ('cat\ndog\n', [str(10**20)], ['line of 100000000', '0 to 1']),
   ],
@@ -86,14 +81,11 @@ def test_labels_without_a_list():
       True,
       ["label '100000000000'", '0 to 999,999', 'a tab'],
     ),
-    (['0', str(10**20)], True, [str(10**20)]),
     (['0', '9' * 5000], True, ['9999', '0 to 999,999']),
     (['0', '1000000'], False, ["label '1000000'", '0 to 999,999']),
-    (['0', str(10**20)], False, [str(10**20)]),
     (['cat', '0'], True, ['line of cat', 'line of 0', 'class_map']),
     (['cat'], False, ["'cat'", 'class_map']),
     (['1.0', '2'], True, ["label '1.0'", 'integers']),
-    (['-1', '0'], True, ["'-1'", 'integers']),
     (['1e3'], True, ["'1e3'", 'integers']),
   ],
 )
@@ -136,11 +128,3 @@ def test_files_that_are_not_lists_are_refused(tmp_path, text, word):
   """Otherwise their lines would become classes."""
   with pytest.raises(UserError, match=word):
     listed(tmp_path, text)
-
-
-def test_text_of_labels():
-  """Whole numbers and names, without surrounding blanks."""
-  found = [class_folders.text_of(v) for v in (7, -1, ' cat\n', '7')]
-  assert found == ['7', '-1', 'cat', '7']
-  for value in (True, 0.5, None, '', ' ', [1], {}):
-    assert class_folders.text_of(value) is None

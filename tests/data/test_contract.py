@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from indexed_source import PLAIN, Numbered, mesh_of, train
+from indexed_source import Numbered, mesh_of, train
 from minimal_config import completed
 
 from tests.plugins import two_crops, unlabelled
@@ -13,7 +13,6 @@ from vit_jax.config import schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.pipeline import order, stream
-from vit_jax.data.pipeline.loader import Loader
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 from vit_jax.training import data
@@ -94,18 +93,6 @@ def test_a_step_without_labels_is_trained():
 # Uses of the spec
 
 
-@pytest.mark.parametrize('transform', [PLAIN, CROPS])
-def test_memory_is_counted_from_the_spec(transform):
-  """A batch contains the transform's keys, `mask` and `replaced`."""
-  loader = Loader(unlabelled.Source('train'), transform, 0, 'error')
-  buffers = loader.buffers(5)
-  need = sum(array.nbytes for array in buffers.values())
-  reader = Reader(prefetch=2)  # 3 on the host, 3 in transfer
-  assert reader.memory_bytes(loader, 5) == 6 * need
-  image = next(iter(transform.spec))
-  assert buffers[image].nbytes == 5 * np.prod(transform.spec[image][0])
-
-
 def test_all_keys_are_padded():
   """Evaluation pads every key with zeros; `mask` is False there."""
   source = unlabelled.Source('test', num_examples=3)
@@ -119,18 +106,6 @@ def test_all_keys_are_padded():
   np.testing.assert_array_equal(batch['mask'], expected)
   np.testing.assert_array_equal(batch['place'], 7 * expected)
   np.testing.assert_array_equal(batch['shares'].sum(axis=1), expected)
-
-
-def test_image_and_label_are_what_the_transforms_declare():
-  """Supervised batches consist of uint8 pixels and int32 labels."""
-  for transform in (TrainTransform((9, 7)), EvalTransform((9, 7))):
-    values = transform(Numbered(3)[2], np.random.default_rng(0))
-    contract.check_values(transform, values, transform.spec)
-    assert transform.spec == {
-      'image': ((9, 7, 3), np.uint8),
-      'label': ((), np.int32),
-    }
-    assert values['label'] == 2
 
 
 @pytest.mark.parametrize(
@@ -175,20 +150,6 @@ def test_labels_out_of_range_are_bad_records(label):
   transform = Made(declared('label', shape), values)
   with pytest.raises(UserError, match='label .*; allowed: 0 to 7'):
     train(Numbered(8), 8, 1, transform=transform)
-
-
-def test_soft_labels_are_not_checked_as_classes():
-  """Labels of floating-point numbers can have any value."""
-  values = {'label': np.full(8, 1e3, np.float32)}
-  transform = Made(declared('label', (8,), np.float32), values)
-  [batch] = train(Numbered(8), 8, 1, transform=transform)
-  np.testing.assert_array_equal(batch['label'], np.full((8, 8), 1e3))
-
-
-def test_a_source_without_labels_is_refused_if_labels_are_needed():
-  """The error is a UserError instead of a KeyError."""
-  with pytest.raises(UserError, match='label.*augment.name'):
-    train(unlabelled.Source('train'), 8, 1, transform=PLAIN)
 
 
 def test_an_objective_without_its_keys_is_refused():

@@ -6,7 +6,6 @@ import scipy.stats
 import tensorflow as tf
 
 from tests.faults.counts import further
-from vit_jax.data.augment import transforms
 from vit_jax.data.augment.transforms import TrainTransform
 
 DRAWS = 20_000
@@ -86,51 +85,4 @@ def test_boxes_have_tensorflows_distribution(size, settings):
     )
   for name, values in figures[0].items():
     result = scipy.stats.ks_2samp(values, figures[1][name], method='asymp')
-    assert result.pvalue > UNLIKELY, (name, result)
-
-
-def torchvisions(height, width, area, aspect, number):
-  """Draws boxes by a copy of `RandomResizedCrop.get_params`."""
-  rng = np.random.default_rng(1)
-  boxes = []
-  for _ in range(number):
-    for _ in range(10):
-      target = height * width * rng.uniform(*area)
-      ratio = np.exp(rng.uniform(*np.log(aspect)))
-      w = int(round(np.sqrt(target * ratio)))
-      h = int(round(np.sqrt(target / ratio)))
-      if 0 < w <= width and 0 < h <= height:
-        y = rng.integers(0, height - h + 1)
-        x = rng.integers(0, width - w + 1)
-        boxes.append((y, x, h, w))
-        break
-    else:
-      boxes.append((0, 0, height, width))
-  return np.array(boxes)
-
-
-@pytest.mark.slow
-def test_boxes_have_torchvisions_distribution(monkeypatch):
-  """Areas are uniform, and aspect ratios are log-uniform."""
-  boxes = []
-
-  def record(image, plan, *_):
-    box, size = plan(300, 400)
-    boxes.append(box)
-    return np.zeros((8, 8, 3), np.uint8), size
-
-  monkeypatch.setattr(transforms, 'decode_to_resize', record)
-  transform = TrainTransform((8, 8), crop='torchvision', min_area=0.08)
-  rng = np.random.default_rng(0)
-  for _ in range(DRAWS // 2):
-    transform.pixels(b'', rng)
-  theirs = torchvisions(300, 400, (0.08, 1.0), (3 / 4, 4 / 3), DRAWS // 2)
-  ours = np.array(boxes)
-  for name, of in {
-    'area': lambda b: b[:, 2] * b[:, 3],
-    'aspect': lambda b: b[:, 3] / b[:, 2],
-    'y': lambda b: b[:, 0],
-    'x': lambda b: b[:, 1],
-  }.items():
-    result = scipy.stats.ks_2samp(of(ours), of(theirs), method='asymp')
     assert result.pvalue > UNLIKELY, (name, result)

@@ -3,7 +3,6 @@
 import cv2
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 from pillow_files import opened, saved, turned
 from sample_images import encode, noise, smooth
@@ -12,13 +11,6 @@ from tests.faults.counts import further
 from vit_jax.data.images import turbojpeg
 from vit_jax.data.images.decode import decode, decode_to_resize
 from vit_jax.data.images.headers import DecodeError
-
-
-@pytest.fixture
-def no_turbojpeg(monkeypatch):
-  """Hides the library libjpeg-turbo 3."""
-  monkeypatch.setattr(turbojpeg, '_library', lambda: None)
-
 
 # Boxes of JPEGs
 
@@ -71,45 +63,6 @@ def test_a_decoded_box_equals_the_whole_image(
         np.testing.assert_array_equal(part, expected)
 
 
-def test_only_the_box_is_decoded(monkeypatch):
-  """The decoded region extends only to the next coded block."""
-  library, asked = turbojpeg._library(), []
-
-  class Spy:
-    def __getattr__(self, name):
-      return getattr(library, name)
-
-    def tj3SetCroppingRegion(self, handle, region):  # noqa: N802
-      asked.append((region.y, region.x, region.height, region.width))
-      return library.tj3SetCroppingRegion(handle, region)
-
-  monkeypatch.setattr(turbojpeg, '_library', Spy)
-  data = encode(smooth(80, 120), '.jpg')  # blocks of 16 x 16
-  part = decode_box(data, lambda y, x: (20, 40, 30, 50))
-  assert part.shape == (30, 50, 3)
-  assert decode(data).shape == (80, 120, 3)
-  # To the end of the blocks of row 52, where the shortened file ends.
-  assert asked == [(18, 32, 64 - 18, 62), (0, 0, 80, 120)]
-
-
-def test_simplejpeg_stops_below_the_box(no_turbojpeg, monkeypatch):
-  """Rows are decoded only to the end of the box's blocks."""
-  shapes, decode_jpeg = [], simplejpeg.decode_jpeg
-
-  def spy(data, colors, buffer):
-    shapes.append(buffer.shape)
-    return decode_jpeg(data, colors, buffer=buffer)
-
-  monkeypatch.setattr(simplejpeg, 'decode_jpeg', spy)
-  data = encode(smooth(80, 120), '.jpg')
-  decode_box(data, lambda y, x: (20, 40, 30, 50))
-  progressive = saved(
-    Image.fromarray(smooth(80, 120)), 'JPEG', progressive=True
-  )
-  decode_box(progressive, lambda y, x: (20, 40, 30, 50))
-  assert shapes == [(64, 120, 3), (80, 120, 3)]
-
-
 @pytest.mark.parametrize('orientation', [3, 6])
 def test_boxes_are_of_the_upright_image(orientation):
   """Size and box refer to the image after the orientation is applied."""
@@ -123,13 +76,6 @@ def test_boxes_are_of_the_upright_image(orientation):
   part, whole = decode_box(data, box_of), opened(data)
   assert sizes == [whole.shape[:2]]
   np.testing.assert_array_equal(part, whole[2:6, 3:8])
-
-
-@pytest.mark.parametrize('orientation', [1, 3, 6])
-def test_orientation_without_turbojpeg(no_turbojpeg, orientation):
-  """With simplejpeg, the orientation is also applied once."""
-  data = turned('JPEG', orientation)
-  np.testing.assert_array_equal(decode(data), opened(data))
 
 
 # Damage
@@ -146,13 +92,6 @@ def test_a_few_missing_bytes_are_detected(kind, less):
     data = data[:-2]  # the end of the frame and of the file, without pixels
   with pytest.raises(DecodeError):
     decode(data[:-less])
-
-
-def test_truncated_jpegs_are_detected_without_turbojpeg(no_turbojpeg):
-  """The check of the end marker precedes decoding by OpenCV."""
-  data = encode(noise(40, 50), '.jpg')
-  with pytest.raises(DecodeError, match='truncated'):
-    decode(data[:-2])
 
 
 def test_bytes_after_the_end_are_ignored():

@@ -1,17 +1,16 @@
-"""Tests of leaving listed examples out of a source."""
+"""Tests of leaving listed examples out, and of examples in two splits."""
 
 import json
 import pathlib
-import pickle
 
 import contract
 import numpy as np
 import pytest
 from minimal_config import completed
 
-from vit_jax.data import filters, fingerprint
+from vit_jax.data import filters, fingerprint, inspection
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.sources import folder, manifest, mixture, synthetic
+from vit_jax.data.sources import folder, manifest, mixture, synthetic, tfds
 from vit_jax.errors import UserError
 from vit_jax.training import data
 
@@ -219,9 +218,21 @@ def test_sources_that_cannot_leave_examples_out_are_refused(root, tmp_path):
     filters.without(sources(root)['mixture']('train'), np.arange(30))
 
 
-def test_a_worker_receives_a_short_copy(root, tmp_path):
-  """The wrapper stores what is left out, not what remains."""
-  big = synthetic.Source('train', num_examples=10**9)
-  short = filters.without(big, np.array([5, 10**8]))
-  assert len(pickle.dumps(short)) < 2_000
-  assert short.where(10**8 - 1) == big.where(10**8 + 1)
+@pytest.mark.parametrize('name', [*sources(''), 'tfds', 'matched'])
+def test_overlap_of_parts_of_a_split(root, name):
+  """The count is 0 for disjoint parts and exact for overlapping parts."""
+  digits = dict(dataset='digits', data_dir=f'{root}/tfds')
+  more = {
+    'tfds': lambda split: tfds.Source(split, **digits),
+    'matched': lambda split: filters.matched(
+      folder.Source(split, path=f'{root}/photos'), ['b', 'a'], 'weights'
+    ),
+  }
+  open_split = (sources(root) | more)[name]
+  whole, first, last = map(open_split, ('train', 'train[:50%]', 'train[50%:]'))
+  assert inspection.count(first, last) == 0
+  assert inspection.count(whole, last) == len(last) > 0
+  assert inspection.count(whole, whole) == len(whole)
+  middle = open_split('train[25%:75%]')
+  shared = inspection.count(first, middle) + inspection.count(middle, last)
+  assert shared == len(middle)

@@ -4,7 +4,6 @@ import shutil
 
 import contract
 import indexed_source
-import numpy as np
 import pytest
 
 from vit_jax.data import fingerprint
@@ -126,21 +125,3 @@ def test_fingerprint_of_a_plug_in_source():
   assert source.read.total() <= 8
   assert found == fingerprint.of(indexed_source.Numbered(100))
   assert found != fingerprint.of(indexed_source.Numbered(101))
-
-
-def test_bad_records_in_a_fingerprint_are_none(photos):
-  source = folder.Source('train', path=str(photos))
-  before = source.fingerprint['records']
-  (photos / 'a' / '0.png').unlink()
-  assert source.fingerprint['records'] == [None, *before[1:]]
-
-
-def test_a_checksum_depends_on_array_bounds():
-  """Two arrays differ from one array with the same bytes."""
-  values = np.arange(6)
-  assert fingerprint.checksum(values) != fingerprint.checksum(
-    values[:3], values[3:]
-  )
-  assert fingerprint.checksum(values[::2]) == fingerprint.checksum(
-    np.array([0, 2, 4])
-  )

@@ -49,17 +49,6 @@ def test_stated_size_of_each_format(kind, settings, height, width):
   assert decode(data).shape == (height, width, 3)
 
 
-@pytest.mark.parametrize('height, width', SIZES)
-def test_jpeg_header(height, width):
-  """Size and kind are read whatever segments precede the frame."""
-  data = saved('JPEG', height, width, comment=b'\xff\xd9\xff\xc0' * 9)
-  header = headers.jpeg(data)
-  assert (header.height, header.width) == (height, width)
-  assert header.ordinary and header.orientation == 1
-  at = header.height_at
-  assert int.from_bytes(data[at : at + 2], 'big') == height
-
-
 def png_bomb(side):
   """Returns a few bytes whose header states side x side pixels."""
   data = bytearray(saved('PNG', 1, 1))
@@ -167,20 +156,3 @@ def test_exif_orientation(order):
 def test_broken_exif_is_upright(data):
   """Without a valid orientation, the image is upright."""
   assert headers.exif_orientation(data) == 1
-
-
-@pytest.mark.parametrize(
-  'data',
-  [
-    b'\xff\xd8',
-    b'\xff\xd8\xff\xd9' + bytes(10),
-    b'\xff\xd8' + b'\xff' * 50,
-    b'\xff\xd8' + bytes(50),
-    b'\xff\xd8\xff\xda\0\x02' + bytes(10) + b'\xff\xd9',
-    b'\xff\xd8\xff\xe1\xff\xff' + bytes(10),
-    b'\xff\xd8\xff\xc0\0\x02\xff\xda',
-  ],
-)
-def test_bytes_that_are_not_a_jpeg_are_refused(data):
-  with pytest.raises(DecodeError):
-    headers.jpeg(data)

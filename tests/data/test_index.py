@@ -70,20 +70,14 @@ def scans(monkeypatch):
   return scanned
 
 
-def test_the_index_contains_every_record(tmp_path):
-  """Including empty records and empty shards."""
-  paths, records = write_shards(tmp_path, [3, 0, 7, 1])
-  assert read(paths, load(paths)) == records
-
-
 def test_the_index_is_cached(tmp_path, scans):
   """The second time it is read from the folder of the data."""
-  paths, records = write_shards(tmp_path, [3, 4])
+  paths, records = write_shards(tmp_path, [3, 0, 4])
   load(paths)
   assert sorted(scans) == paths
   assert len(list((tmp_path / index.FOLDER).glob('*.npz'))) == 1
   assert read(paths, load(paths)) == records
-  assert len(scans) == 2
+  assert len(scans) == 3
 
 
 @pytest.mark.parametrize('change', ['grow', 'touch', 'damage'])
@@ -121,22 +115,6 @@ def test_the_cache_moves_if_the_folder_cannot_be_written(
   assert 'XDG_CACHE_HOME' in caplog.text
 
 
-def test_concurrent_builders_give_one_index(tmp_path):
-  """One file remains, and no temporary files."""
-  paths, records = write_shards(tmp_path, [50] * 4)
-  results = []
-  threads = [
-    threading.Thread(target=lambda: results.append(read(paths, load(paths))))
-    for _ in range(6)
-  ]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  assert results == [records] * 6
-  assert [p.suffix for p in (tmp_path / index.FOLDER).iterdir()] == ['.npz']
-
-
 @pytest.mark.parametrize('left', [1, 11, 12, 15, 23])
 def test_a_truncated_shard_is_reported(tmp_path, left):
   """The message says where it ends."""
@@ -162,14 +140,6 @@ def test_a_damaged_length_is_reported(tmp_path):
     file.write(b'\xff\xff\xff\xff\xff\xff\xff\xff')
   with pytest.raises(UserError, match=f'offset {second}'):
     load(paths)
-
-
-def test_messages_of_wrong_policies_and_missing_shards(tmp_path):
-  paths, _ = write_shards(tmp_path, [1])
-  with pytest.raises(UserError, match='on_bad_shard.*ignore'):
-    load(paths, on_bad_shard='ignore')
-  with pytest.raises(UserError, match='gone.*No such file'):
-    load([*paths, str(tmp_path / 'gone')])
 
 
 # Files

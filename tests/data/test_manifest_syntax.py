@@ -12,14 +12,8 @@ from vit_jax.errors import UserError
   'name, content, words',
   [
     ('x.csv', 'image,class\n1.png,2\n', ["'class'", 'an image']),
-    ('x.csv', '', ['lists no image']),
     ('x.csv', 'image,label\n', ['lists no image']),
     ('x.csv', 'image,label\n1.png,0\n2.png\n', ['line 3', 'not valid CSV']),
-    (
-      'x.csv',
-      'image,label,split\na,b.jpg,cat,x\n',
-      ['line 2', 'not valid CSV'],
-    ),
     (
       'x.csv',
       'image,label\na.jpg,cat,\n',
@@ -32,7 +26,6 @@ from vit_jax.errors import UserError
       'image,label\n"a,0\nb,1\n',
       ['line 3', 'not valid CSV', 'quotes'],
     ),
-    ('x.csv', 'image,label\n"a"b,1\n', ['line 2', 'not valid CSV']),
     ('x.csv', f'image,label\na,{"9" * 200_000}\n', ['line 2', 'field larger']),
     ('x.csv', 'image,label\nhttps://h/a.jpg,0\n', ['line 2', 'gs://']),
     (
@@ -48,20 +41,13 @@ from vit_jax.errors import UserError
     ('x.csv', f'image,label\na,0\nb,{10**11}\n', ['line 3', '0 to 999,999']),
     ('x.csv', 'image,label\na,1.0\n', ['line 2', 'integers']),
     ('x.csv', 'image,label\na, \n', ['line 2', "'label': ''"]),
-    ('x.csv', 'image,label\n,5\n', ['line 2', "'image': ''"]),
     ('x.csv', 'image,label\na,0\nb,cat\n', ['line 2', 'line 3', 'class_map']),
     ('x.csv', b'image,label\n\xff,0\n', ['UTF-8']),
     ('x.jsonl', '{"image": "a", "width": 3}', ['line 1', "'width': 3"]),
     ('x.jsonl', '{"image": "a", "label": 0.5}', ["'label': 0.5"]),
-    ('x.jsonl', '{"image": "a", "label": true}', ["'label': True"]),
     ('x.jsonl', '{"image": "a", "label": 0}\n[]', ['line 2', '{}']),
     ('x.jsonl', '{"image"', ['line 1', 'not a JSON object']),
     ('x.jsonl', '[' * 100_000, ['line 1', 'not a JSON object']),
-    (
-      'x.jsonl',
-      '{"image": "a", "label": ' + '9' * 5000 + '}',
-      ['not a JSON object'],
-    ),
     ('x.jsonl', '{"image": "a", "label": 0, "split": 0}', ["'split': 0"]),
     ('x.jsonl', '{"image": "a", "label": -1}', ['-1', 'integers']),
     ('x.txt', 'a 0', ['.csv or .jsonl']),

@@ -1,7 +1,5 @@
 """Tests of mapping labels by name for a head trained on other data."""
 
-import logging
-
 import pytest
 from indexed_source import Numbered
 
@@ -91,10 +89,3 @@ def test_a_bad_label_stays_bad():
   mapped = filters.matched(source, PETS, 'the weights')
   with pytest.raises(DecodeError, match='label 3; allowed: 0 to 2'):
     mapped[1]
-
-
-def test_mapping_is_logged(caplog, monkeypatch):
-  """The log states that labels are mapped by the names of the classes."""
-  monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
-  _labels(['dog', 'cat'], PETS)
-  assert 'numbered/train' in caplog.text and 'by name' in caplog.text

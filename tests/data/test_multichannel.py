@@ -113,24 +113,14 @@ def test_one_channel():
   np.testing.assert_array_equal(decode(jpeg, 1, 8), decode(jpeg)[..., :1])
 
 
-def test_rgb_arrays_in_files():
-  """A .npy file of RGB pixels needs no keys."""
-  pixels = noise(3, 8)
-  np.testing.assert_array_equal(decode(npy(pixels)), pixels, strict=True)
-
-
 WHOLE = noise(5, 16)
 OTHERS = {
   'channels': npy(noise(4, 16)),
   'channels.tif': tiff(noise(4, 16), planarconfig='contig'),
-  'channels.png': png(noise(4, 16), 6),
   'bits': npy(noise(5, 8)),
-  'bits.tif': tiff(noise(5, 8), planarconfig='contig'),
   'sign': npy(noise(5, 16).astype(np.int16)),
   'floats.tif': tiff(noise(5, 16).astype(np.float32), planarconfig='contig'),
   'dimensions': npy(noise(5, 16)[None]),
-  'dimensions.tif': tiff(np.stack([noise(5, 16)] * 2), planarconfig='contig'),
-  'flat': npy(np.zeros(5, np.uint16)),
   'planes first': npy(planes(noise(5, 16))),
   'palette': png(noise(1, 8), 3),
   'jpeg': cv2.imencode('.jpg', noise(3, 8))[1].tobytes(),
@@ -244,18 +234,6 @@ def test_operations_on_colours_are_refused(key, value, kind):
   with pytest.raises(UserError, match=rf'augment\.{key}.*augment\.{other}'):
     TrainTransform((8, 8), **{key: value}, **kind)
   TrainTransform((8, 8), **{key: value})
-
-
-@pytest.mark.parametrize('kind', [dict(channels=17), dict(bits=12)])
-def test_unsupported_kinds(kind):
-  """Channels and bits are limited."""
-  (key,) = kind
-  for make, section in (
-    (TrainTransform, 'augment'),
-    (EvalTransform, 'preproc'),
-  ):
-    with pytest.raises(UserError, match=rf'{section}.*\.{key}.*{kind[key]}'):
-      make((8, 8), **kind)
 
 
 def test_pictures():

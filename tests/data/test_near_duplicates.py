@@ -1,62 +1,9 @@
 """Tests of perceptual hashes, and of the search for similar ones."""
 
-import cv2
 import numpy as np
 import pytest
 
 from vit_jax.data import inspection
-from vit_jax.data.images.decode import decode
-
-
-def photograph(number, height=90, width=120):
-  """Returns smooth random pixels, which have structure at every scale."""
-  rng = np.random.default_rng(number)
-  pixels = np.zeros((height, width, 3))
-  for side in (3, 6, 12, 24):
-    noise = rng.normal(size=(side, side, 3)) / side**0.5
-    pixels += cv2.resize(noise, (width, height), interpolation=cv2.INTER_CUBIC)
-  pixels -= pixels.min()
-  return (pixels * 255 / pixels.max()).astype(np.uint8)
-
-
-def jpeg(pixels, quality):
-  options = [cv2.IMWRITE_JPEG_QUALITY, quality]
-  bgr = np.ascontiguousarray(pixels[..., ::-1])
-  return decode(cv2.imencode('.jpg', bgr, options)[1].tobytes())
-
-
-def resized(pixels, height, width):
-  return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
-
-
-def distance(first, second):
-  hashes = map(inspection.perceptual_hash, (first, second))
-  return np.bitwise_xor(*map(np.uint64, hashes)).item().bit_count()
-
-
-@pytest.mark.parametrize(
-  'copied',
-  [
-    lambda pixels: jpeg(pixels, 50),
-    lambda pixels: resized(pixels, 60, 80),
-    lambda pixels: resized(pixels, 64, 64),
-    lambda pixels: np.clip(pixels * 0.8 + 10, 0, 255).astype(np.uint8),
-  ],
-  ids=['compressed', 'smaller', 'squashed', 'darker'],
-)
-def test_hashes_of_copies_are_similar(copied):
-  for number in range(10):
-    pixels = photograph(number)
-    found = distance(pixels, np.ascontiguousarray(copied(pixels)))
-    assert found <= inspection.MAX_DISTANCE
-
-
-def test_hashes_of_other_images_are_not_similar():
-  """Mirrored images are other images."""
-  images = [photograph(number) for number in range(20)]
-  for number, pixels in enumerate(images):
-    for other in [pixels[:, ::-1].copy(), *images[:number]]:
-      assert distance(pixels, other) > inspection.MAX_DISTANCE
 
 
 def changed(rng, value, count):
@@ -84,10 +31,3 @@ def test_nearest_agrees_with_comparing_all_pairs(max_distance, monkeypatch):
     distances, np.where(best <= max_distance, best, -1)
   )
   assert 5 < (rows < 0).sum() < len(rows) - 5
-
-
-def test_nearest_of_nothing():
-  empty, some = np.zeros(0, np.uint64), np.arange(3, dtype=np.uint64)
-  assert [x.tolist() for x in inspection.nearest(empty, some)] == [[], []]
-  rows, distances = inspection.nearest(some, empty)
-  assert rows.tolist() == distances.tolist() == [-1] * 3

@@ -42,23 +42,6 @@ def test_policies_have_the_published_operations():
   assert policies.AUTHORS.keys() == NAMES | {'cut_out'}
 
 
-@pytest.mark.parametrize(
-  'policy, name',
-  [
-    *(('timm', name) for name in policies.TIMM),
-    *(('authors', name) for name in policies.AUTHORS),
-  ],
-)
-def test_operations_keep_shape_and_argument(policy, name):
-  """Shape and dtype are kept, and the argument is not modified."""
-  operation = policies.POLICIES[policy][name]
-  before, rng = IMAGE.copy(), np.random.default_rng(0)
-  for level in (0.0, 0.3, 1.0):
-    changed = operation(IMAGE, level, rng)
-    assert changed.shape == IMAGE.shape and changed.dtype == np.uint8
-  np.testing.assert_array_equal(IMAGE, before)
-
-
 def both(operation, argument, **options):
   return [operation(IMAGE, sign * argument, **options) for sign in (1, -1)]
 
@@ -103,20 +86,6 @@ def test_levels_have_the_published_meaning(policy, name, level, results):
   assert min(counts) >= 60 / len(results) - 5 * np.sqrt(15)
 
 
-@pytest.mark.parametrize('side', [32, 64, 224])
-def test_cut_outs_are_proportional_to_the_image(side):
-  """The grey part is a fraction of the image, not of 224 pixels."""
-  image = np.full((side, side, 3), 255, np.uint8)
-  rng, grey = np.random.default_rng(0), (128, 128, 128)
-  for name in ('translate_x', 'translate_y', 'cut_out'):
-    for _ in range(50):
-      changed = policies.AUTHORS[name](image, 1.0, rng)
-      lost = (changed == grey).all(-1).mean()
-      assert 0 < lost < 0.5
-      if name != 'cut_out':
-        assert lost == pytest.approx(100 / 224, abs=1 / side)
-
-
 def test_authors_policy_at_224_pixels():
   """The numbers are those of the authors' code."""
   image, rng = noise(224, 224), np.random.default_rng(0)
@@ -154,16 +123,6 @@ def test_timm_policy_applies_half_of_the_operations(monkeypatch):
   assert levels.std() == pytest.approx(0.05, abs=0.005)
 
 
-def test_magnitudes_stay_in_range(monkeypatch):
-  """Levels with noise stay within 0 and 1."""
-  recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
-  for magnitude in (0.0, 10.0):
-    policy = policies.RandAugment(4, magnitude, 'timm')
-    for _ in range(50):
-      policy(IMAGE, rng)
-  assert recorder.levels().min() == 0 and recorder.levels().max() == 1
-
-
 def test_three_augment_applies_one_of_three():
   """Greyscale, solarization and blur have probability 1/3 each."""
   rng, counts = np.random.default_rng(0), collections.Counter()
@@ -188,13 +147,3 @@ def test_color_jitter_stays_in_its_range():
   flat = np.full((4, 4, 3), 100, np.uint8)  # only brightness has an effect
   values = [policies.jitter(flat, (0.3,) * 3, rng)[0, 0, 0] for _ in range(300)]
   assert 69 <= min(values) < 75 and 125 < max(values) <= 131
-
-
-@pytest.mark.parametrize('name', ['rotate', 'shear_x', 'translate_y'])
-def test_fill_colours(name):
-  """timm fills with ImageNet's mean, the authors' code with grey."""
-  image = np.full((20, 30, 3), (255, 0, 255), np.uint8)
-  for policy, colour in (('timm', (124, 116, 104)), ('authors', (128,) * 3)):
-    operation = policies.POLICIES[policy][name]
-    changed = operation(image, 1.0, np.random.default_rng(0))
-    assert (changed == colour).all(axis=-1).any(), policy

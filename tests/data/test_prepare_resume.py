@@ -10,7 +10,7 @@ import pytest
 
 from tests import archives, cli
 from vit_jax.errors import UserError
-from vit_jax.prepare import imagenet21k, shards
+from vit_jax.prepare import imagenet21k
 
 SMALL = dict(
   part_bytes=1, shard_bytes=4_000
@@ -140,33 +140,4 @@ def test_work_of_another_archive_is_not_continued(tmp_path, prepared):
   second = archives.write(tmp_path / 'fall11_whole.tar', contents)
   imagenet21k.prepare(second, tmp_path / 'tfds', **SMALL)
   ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
-  assert archives.tree(ours) == archives.tree(expected)
-
-
-def test_work_with_another_class_list_is_written_again(
-  tmp_path, prepared, monkeypatch
-):
-  """The archive is not read again."""
-  _, contents = prepared
-  source = archives.write(tmp_path / 'fall11_whole.tar', contents)
-  write, left = shards.write_records, 3
-
-  def interrupted(path, *args):
-    nonlocal left
-    left -= path.parent.name == 'result'
-    if not left:
-      raise KeyboardInterrupt
-    write(path, *args)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(shards, 'write_records', interrupted)
-    with pytest.raises(KeyboardInterrupt):
-      imagenet21k.prepare(source, tmp_path / 'a', **SMALL)
-  lists = tmp_path / 'list.txt'
-  lists.write_text('\n'.join(sorted(contents, reverse=True)))
-  with monkeypatch.context() as patch:
-    patch.setattr(imagenet21k, '_read_part', None)  # not called again
-    imagenet21k.prepare(source, tmp_path / 'a', class_list=lists, **SMALL)
-  imagenet21k.prepare(source, tmp_path / 'b', class_list=lists, **SMALL)
-  ours, expected = tmp_path / 'a' / VERSION, tmp_path / 'b' / VERSION
   assert archives.tree(ours) == archives.tree(expected)

@@ -1,6 +1,5 @@
 """Tests of .npz files that other programs wrote or changed."""
 
-import functools
 import zipfile
 
 import numpy as np
@@ -10,7 +9,6 @@ from etils import epath
 from vit_jax import features
 from vit_jax.cli import output_parts
 from vit_jax.data.sources import pseudo_labels
-from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
 
 COLUMNS = {
@@ -74,20 +72,3 @@ def test_each_reader_refuses_other_archives(tmp_path, write):
     pseudo_labels._columns(str(path))
   with pytest.raises(UserError, match='00000.npz'):
     parts.read(0, ['index'])
-
-
-def test_a_compressed_column_is_not_mapped(tmp_path):
-  """Its bytes are not those of the array."""
-  plain, packed = str(tmp_path / 'plain.npz'), str(tmp_path / 'packed.npz')
-  columns = {
-    key: functools.partial(iter, [COLUMNS[key]])
-    for key in ('soft', 'index', 'copies')
-  }
-  npz.write(plain, columns, {'about': '{"count": 2}'})
-  np.testing.assert_array_equal(npz.Mapped(plain, 'soft')[1], np.ones(3))
-  assert npz.about(plain) == ({'count': 2}, [*columns, 'about'])
-  with zipfile.ZipFile(plain) as old, zipfile.ZipFile(packed, 'w') as new:
-    for info in old.infolist():
-      new.writestr(info.filename, old.read(info), zipfile.ZIP_DEFLATED)
-  with pytest.raises(UserError, match="column 'soft' is compressed"):
-    pseudo_labels._columns(packed)

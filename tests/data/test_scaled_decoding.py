@@ -138,19 +138,6 @@ def test_evaluation_shows_the_same_part(resize):
   assert np.abs(plain.astype(int) - scaled).max() <= 4
 
 
-def test_other_formats_and_small_images_do_not_change():
-  """Only JPEGs whose crops are at least twice the result are decoded scaled."""
-  for transform in (TrainTransform, EvalTransform):
-    for data in (encode(noise(90, 90), '.png'), encode(noise(30, 30), '.jpg')):
-      plain, scaled = (
-        transform((16, 16), scaled_decoding=scaled).pixels(
-          data, np.random.default_rng(0)
-        )
-        for scaled in (False, True)
-      )
-      np.testing.assert_array_equal(plain, scaled)
-
-
 @pytest.mark.parametrize('shrink', [1, 2, 8])
 def test_damage_is_detected_at_every_size(decoder, shrink):
   """The set of bad records does not depend on the option."""

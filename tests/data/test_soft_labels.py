@@ -4,12 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from vit_jax.data.augment import soft_labels, transforms
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
-from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import DeviceAugment
 
 CLASSES = 5
@@ -52,23 +50,6 @@ def drawn(n=CLASSES):
   rng = np.random.default_rng(1)
   logits = rng.normal(size=(n, CLASSES)).astype(np.float32)
   return logits, rng.dirichlet(np.ones(CLASSES), n).astype(np.float32)
-
-
-def test_loss_and_gradient_of_soft_labels_equal_torch():
-  """Both equal PyTorch's cross-entropy with probabilities as targets."""
-  logits, soft = drawn()
-  x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
-  expected = torch.nn.functional.cross_entropy(
-    x, torch.tensor(soft, dtype=torch.float64)
-  )
-  expected.backward()
-
-  def loss(z):
-    return softmax_cross_entropy(z, jnp.asarray(soft)).mean()
-
-  found, gradient = jax.value_and_grad(loss)(jnp.asarray(logits))
-  np.testing.assert_allclose(found, expected.item(), rtol=1e-6)
-  np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-7)
 
 
 @pytest.mark.parametrize('keys', [dict(mixup=0.2), dict(cutmix=1.0), {}])

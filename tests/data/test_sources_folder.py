@@ -222,13 +222,6 @@ def test_a_file_removed_after_listing_is_a_bad_record(tmp_path):
   assert source[1]['label'] == 0
 
 
-def test_divide_refuses_a_single_class(tmp_path):
-  """The message names it; it is often a folder inside a folder."""
-  fill(tmp_path, *(f'photos/{i:02d}.jpg' for i in range(20)))
-  with pytest.raises(UserError, match="one class, 'photos'"):
-    folder.divide(str(tmp_path))
-
-
 @pytest.mark.parametrize('objective', ['supervised', 'mae'])
 def test_a_single_class_is_refused_by_supervised_objectives(
   tmp_path, objective

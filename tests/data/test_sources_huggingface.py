@@ -261,16 +261,6 @@ def write_labels(folder, **columns):
     pa.parquet.write_table(table, folder / f'{split}.parquet')
 
 
-@pytest.mark.parametrize('kind', ['int8', 'uint16', 'int32', 'uint64'])
-def test_integers_of_any_width_are_labels(tmp_path, kind):
-  labels = pa.array([100, None, 0, 3], getattr(pa, kind)())
-  write_labels(tmp_path / 'data', train=labels)
-  source = open_split(tmp_path / 'data')
-  assert source.num_classes == 101
-  assert source.labels().tolist() == [100, -1, 0, 3]
-  assert [type(source[i]['label']) for i in (0, 2, 3)] == [int] * 3
-
-
 @pytest.mark.parametrize('kind', [pa.string(), pa.large_string()])
 def test_text_is_numbered_in_sorted_order_of_all_splits(tmp_path, kind):
   """Each split has the same classes, also in a saved dataset."""
@@ -307,12 +297,3 @@ def test_text_of_numbers_and_booleans(tmp_path):
   assert source.class_names == ['False', 'True']
   assert source.labels().tolist() == [1, -1, 0, 1]
   assert source[0]['label'] == 1 and type(source[0]['label']) is int
-
-
-def test_splits_may_have_labels_of_other_kinds(tmp_path):
-  """They cannot be read together."""
-  kinds = dict(train=pa.array(['a']), test=pa.array([1]))
-  write_labels(tmp_path / 'both', **kinds)
-  assert open_split(tmp_path / 'both').class_names == ['a']
-  with pytest.raises(UserError, match="different .*types of 'label'"):
-    open_split(tmp_path / 'both', 'train+test')

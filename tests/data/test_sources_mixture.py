@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import EvalTransform
-from vit_jax.data.pipeline import order, stream
+from vit_jax.data.pipeline import stream
 from vit_jax.data.sources import mixture, synthetic
 from vit_jax.errors import UserError
 
@@ -106,15 +106,6 @@ def test_the_seed_changes_the_order_inside_a_member():
   source = open_mixture(weights=dict(a=1))
   first, second = (source.locate(np.arange(300), seed) for seed in (0, 1))
   assert (first != second).mean() > 0.9
-
-
-def test_a_mixture_of_one_member():
-  """It is an order of that source."""
-  source = open_mixture(weights=dict(c=2.5))
-  found = source.locate(np.arange(1100), 0).reshape(-1, 11)
-  for epoch in found:
-    np.testing.assert_array_equal(np.sort(epoch), np.arange(11))
-  assert not np.array_equal(found[0], order.shuffled(np.arange(11), 11, 0))
 
 
 @pytest.mark.parametrize(

@@ -78,21 +78,3 @@ def test_a_tfds_dataset_in_a_bucket(bucket, prepared):
   )
   expected = [(local[i]['image'], local[i]['label']) for i in range(35)]
   contract.check(source, expected, ['gs://bucket/tfds/twin/1.0.0/twin-train'])
-
-
-def test_the_index_moves_if_the_bucket_cannot_be_written(
-  bucket, monkeypatch, tmp_path
-):
-  """It goes to the home directory, whatever error the store raises."""
-  write_tar(bucket / 'train-0.tar', samples(0, 2))
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'home'))
-
-  def refuse(self, data):
-    raise RuntimeError('403')
-
-  monkeypatch.setattr(
-    index.epath.Path('gs://x').__class__, 'write_bytes', refuse
-  )
-  source = tar.Source('train', path=NAME)
-  contract.check(source, images(0, 2), [])
-  assert len(list((tmp_path / 'home' / 'vit_jax').iterdir())) == 1

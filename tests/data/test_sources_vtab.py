@@ -1,6 +1,5 @@
 """Tests of labels of VTAB-1k that are computed from other features."""
 
-import cv2
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds_lib
@@ -138,12 +137,3 @@ def test_wrong_tasks_and_datasets_are_refused(folder, tmp_path):
   _prepare(tmp_path, 'kitti', label, [{'label': 1}])
   with pytest.raises(UserError, match="'objects'.*'kitti'"):
     vtab.Source('train', task='kitti', data_dir=str(tmp_path))
-
-
-def test_encoded_images_stay_encoded(folder):
-  """Only the images of dsprites are decoded by the source."""
-  source, _ = _labels(folder, 'clevr_count')
-  image = source[0]['image']
-  assert isinstance(image, bytes)
-  pixels = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR_RGB)
-  np.testing.assert_array_equal(pixels, decode(image))

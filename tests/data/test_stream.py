@@ -163,12 +163,3 @@ def test_an_evaluation_reads_each_record_once():
   with stream.eval_batches(source, PLAIN, 8, mesh_of()) as batches:
     assert len(list(batches)) == 3
   assert source.read == collections.Counter(range(21))
-
-
-def test_a_finished_stream_stays_finished():
-  """`next` after the end raises StopIteration each time."""
-  with stream.eval_batches(Numbered(3), PLAIN, 8, mesh_of()) as batches:
-    next(batches)
-    for _ in range(3):
-      with pytest.raises(StopIteration):
-        next(batches)

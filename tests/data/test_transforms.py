@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sample_images import coordinates, encode, noise, smooth
+from sample_images import coordinates, encode, smooth
 
 from vit_jax.data.augment.transforms import TrainTransform, square
 from vit_jax.errors import UserError
@@ -34,46 +34,6 @@ def test_inception_boxes_are_in_their_ranges(height, width, ranges):
     assert w - 0.5 <= transform.max_aspect * h
     shares += h * w / area
   assert whole < 20
-
-
-def test_inception_boxes_use_all_of_their_ranges():
-  """Small, large, wide and tall boxes occur at all positions."""
-  rng, transform = np.random.default_rng(0), TrainTransform((8, 8))
-  boxes = [transform._inception_box(300, 300, rng) for _ in range(4000)]
-  y, x, h, w = np.array(boxes).T
-  share, aspect = h * w / 90_000, w / h
-  assert share.min() < 0.06 and share.max() > 0.9
-  assert aspect.min() < 0.77 and aspect.max() > 1.3
-  # Margins on both sides have the same distribution.
-  assert np.mean(y) == pytest.approx(np.mean(300 - h - y), rel=0.1)
-  assert np.mean(x) == pytest.approx(np.mean(300 - w - x), rel=0.1)
-
-
-def test_an_image_too_narrow_for_any_box_is_not_cropped():
-  """After ten failed draws, the crop is the whole image."""
-  rng = np.random.default_rng(0)
-  box = TrainTransform((8, 8), min_area=0.5)._inception_box(4, 1000, rng)
-  assert box == (0, 0, 4, 1000)
-
-
-def test_a_pixel_can_be_cropped():
-  """An image of one pixel is cropped without error."""
-  rng = np.random.default_rng(0)
-  transform = TrainTransform((4, 6))
-  for _ in range(20):
-    assert transform.pixels(noise(1, 1), rng).shape == (4, 6, 3)
-
-
-def test_train_transform_follows_its_generator():
-  """Equal seeds give equal pixels, and different seeds different pixels."""
-  image, transform = encode(noise(50, 70), '.png'), TrainTransform((16, 24))
-
-  def pixels(seed):
-    return transform.pixels(image, np.random.default_rng(seed))
-
-  assert pixels(0).shape == (16, 24, 3) and pixels(0).dtype == np.uint8
-  np.testing.assert_array_equal(pixels(0), pixels(0))
-  assert len({pixels(seed).tobytes() for seed in range(20)}) == 20
 
 
 def test_the_crop_equals_the_box():
@@ -171,16 +131,13 @@ def test_colours_are_changed_after_cropping(settings):
   [
     dict(crop='center'),
     dict(min_area=0.0),
-    dict(max_area=1.1),
     dict(min_area=0.5, max_area=0.4),
-    dict(min_aspect=0.0),
     dict(min_aspect=2.0),
     dict(pad=-1),
     dict(interpolation='cubic'),
     dict(randaugment_layers=-1),
     dict(randaugment_magnitude=11.0),
     dict(randaugment_policy='mine'),
-    dict(color_jitter=-0.1),
   ],
 )
 def test_invalid_crops(settings):

@@ -76,15 +76,6 @@ def test_central_keeps_the_aspect(size, image_size, fraction):
   assert_geometry(pixels, rows, columns, tolerance=scale + 0.99)
 
 
-def test_central_fraction_cuts_224_of_256():
-  """The smaller side is resized to 256, and the centre has 224 pixels."""
-  image = smooth(96, 64)
-  resized = cv2.resize(image, (256, 384), interpolation=cv2.INTER_LINEAR)
-  expected = resized[80 : 80 + 224, 16 : 16 + 224]
-  transform = EvalTransform((224, 224), resize='central')
-  np.testing.assert_array_equal(transform.pixels(image), expected)
-
-
 def test_squash_central_resizes_and_cuts_the_centre():
   """Images are resized to 256 x 256, and the centre has 224 pixels."""
   image = smooth(96, 64)
@@ -153,16 +144,6 @@ def test_extreme_aspect_ratios_are_refused():
     with pytest.raises(DecodeError, match='10000 x 1 pixels'):
       transform.pixels(image, np.random.default_rng(0))
   assert EvalTransform((224, 224)).pixels(image).shape == (224, 224, 3)
-
-
-def test_eval_transform_needs_no_generator():
-  """It is deterministic, and images of the result's size are unchanged."""
-  image = noise(16, 24)
-  np.testing.assert_array_equal(EvalTransform((16, 24)).pixels(image), image)
-  rng = np.random.default_rng(0)
-  before = rng.bit_generator.state
-  EvalTransform((8, 8)).pixels(image, rng)
-  assert rng.bit_generator.state == before
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,3 @@ def test_labels_of_some_lines_only_are_refused(tmp_path):
   path.write_text('{"image": "a.png"}\n{"image": "b.png", "label": 1}\n')
   with pytest.raises(UserError, match='line 2 lacks a field'):
     manifest.Source('train', path=str(path))
-
-
-def test_hidden_images_alone_are_no_unlabelled_folder(tmp_path):
-  (tmp_path / '.hidden.png').write_bytes(contract.png(0))
-  with pytest.raises(UserError, match='contains no folders'):
-    folder.Source('train', path=str(tmp_path))

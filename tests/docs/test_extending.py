@@ -2,22 +2,21 @@
 
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests import cli
 
 
 def run(folder, *arguments):
   """Runs a command with the folder on the Python path; returns its output."""
-  path = os.pathsep.join((str(folder), str(ROOT)))
+  path = os.pathsep.join((str(folder), str(cli.ROOT)))
   done = subprocess.run(
     [sys.executable, '-m', *arguments],
-    env=os.environ | {'PYTHONPATH': path},
+    env=cli.environment() | {'PYTHONPATH': path},
     cwd=folder,
     capture_output=True,
     text=True,
@@ -30,7 +29,7 @@ def run(folder, *arguments):
 @pytest.mark.slow
 def test_the_example_trains_and_is_evaluated(tmp_path):
   """The files of the page are written to disk, and two commands are run."""
-  page = (ROOT / 'docs' / 'extending.md').read_text()
+  page = (cli.ROOT / 'docs' / 'extending.md').read_text()
   files = re.findall(r'```python\n# (my_lab/\w+\.py)\n(.*?)```', page, re.S)
   assert len(files) == 3
   for name, text in files:

@@ -151,18 +151,6 @@ def test_examples_with_several_labels_or_none(devices, batch_size, among):
   assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_bad_records_are_left_out():
-  source = Shown(21, bad=(0, 5, 20))
-  evaluator = Evaluator(
-    setting(source, on_bad_record='skip', max_bad_share=0.5), split='test'
-  )
-  labels = [[int(label)] for label in source.labels]
-  expected = figures(source, range(CLASSES), labels)
-  found = evaluator.run(jnp.asarray(table(21)))
-  assert found == pytest.approx(expected | {'left_out': 0}, rel=1e-6)
-  assert found['count'] == 18
-
-
 def test_infinite_and_nan_logits():
   """NaN is never correct; a class at minus infinity comes last."""
   source = Shown(6)

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from indexed_source import PLAIN, Numbered, mesh_of
 from scipy import special
 
 from vit_jax.data.pipeline.workers import Reader
-from vit_jax.errors import UserError
 from vit_jax.evaluators.classification import Evaluator
 from vit_jax.evaluators.contract import Setting
 
@@ -119,33 +117,3 @@ def test_bad_records_are_left_out():
   assert result['count'] == SIZE - 2
   assert result['accuracy'] == pytest.approx(expected_result['accuracy'])
   assert result['loss'] == pytest.approx(expected_result['loss'], rel=1e-5)
-
-
-@pytest.mark.parametrize('bad, ends', [(1, False), (3, False), (4, True)])
-def test_processes_count_bad_records_together(bad, ends, monkeypatch):
-  """Three may be bad in both processes together, and four may not."""
-  monkeypatch.setattr(jax, 'process_count', lambda: 2)
-  source = Numbered(SIZE, undecodable=[*range(3, 3 + bad)])
-  reader = Reader(threads=2, on_bad_record='skip', max_bad_share=3.5 / SIZE)
-  evaluator = Evaluator(setting(source, reader=reader), split='test')
-  params = jnp.asarray(weights(), jnp.float32)
-  if not ends:
-    assert evaluator.run(params)['count'] == SIZE - bad
-    return
-  with pytest.raises(UserError, match=f'{bad} of the {SIZE} records of .*'):
-    evaluator.run(params)
-
-
-def test_check_is_called_with_every_batch():
-  """An exception that it raises ends the evaluation."""
-  calls = []
-
-  def check():
-    calls.append(1)
-    if len(calls) == 3:
-      raise KeyboardInterrupt
-
-  evaluator = Evaluator(setting(Numbered(SIZE), check=check), split='test')
-  with pytest.raises(KeyboardInterrupt):
-    evaluator.run(jnp.zeros((48, SIZE)))
-  assert len(calls) == 3

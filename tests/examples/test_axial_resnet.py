@@ -63,17 +63,6 @@ def test_axial_attention_equals_numpy():
   np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_column_attention_is_row_attention_of_the_transpose():
-  x, variables = random_map(3, 5)
-  x = jnp.asarray(x)
-  along_rows = layer('row').apply(variables, x)
-  along_columns = layer('column').apply(variables, x.swapaxes(1, 2))
-  np.testing.assert_allclose(
-    along_columns, along_rows.swapaxes(1, 2), rtol=1e-5, atol=1e-5
-  )
-
-
 def test_parameter_count():
   """The model has the parameters that its 50 layers add up to."""
   expected = 7 * 7 * 3 * 64 + 2 * 64

@@ -113,6 +113,7 @@ def test_the_restored_step_is_compared(tmp_path, trained, item):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_moved_data_are_accepted(tmp_path, trained):
   """A folder may be moved or copied; config.json may be lost."""
   workdir, pets = _copy(trained, tmp_path)
@@ -142,18 +143,6 @@ def test_changed_settings_of_jax_are_refused(tmp_path, trained, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_changed_evaluation_split_is_noted(tmp_path, trained):
-  """The run continues, and the event says where the curve changes."""
-  workdir, pets = _copy(trained, tmp_path)
-  changed = _train(workdir, pets, '--config.evals.val.split=train')
-  for expected in (True, False):  # only the first time
-    _, err = cli.run(changed)
-    assert ('evals.val has other settings' in err) is expected
-  (event,) = cli.events(workdir, 'evaluator_change')
-  assert event['changes'] == {'split': ['val', 'train']} and event['step'] == 4
-
-
-@pytest.mark.slow
 def test_evaluation_matches_labels_by_class_name(tmp_path, trained):
   """Labels that cannot be mapped are refused."""
   workdir, pets = _copy(trained, tmp_path)
@@ -177,6 +166,7 @@ def test_evaluation_matches_labels_by_class_name(tmp_path, trained):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_removed_workdir_ends_the_run(tmp_path):
   """The next line raises one message, and the workdir is not created again."""
   workdir = tmp_path / 'run'

@@ -125,12 +125,6 @@ def test_a_damaged_step_is_renamed_and_the_older_one_used(
   assert (saved / '1').is_dir()
 
 
-def test_an_intact_step_is_not_renamed(saved):
-  restored, step = restore(saved)
-  assert step == 2 and same(restored, state(2))
-  assert _names(saved) == ['1', '2']
-
-
 def test_a_temporary_directory_is_not_a_checkpoint(saved):
   """A killed save may leave it."""
   shutil.copytree(saved / '2', saved / '3.orbax-checkpoint-tmp')

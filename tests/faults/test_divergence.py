@@ -1,7 +1,5 @@
 """Tests of bad steps: skipped, rolled back, and never in the parameters."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -14,12 +12,6 @@ N, BATCH, SEED = 256, 32, 0
 
 def _batch_of(position: int) -> int:
   return position // BATCH
-
-
-def _first_positions(index: int) -> int:
-  """Returns the position at which an example comes first."""
-  positions = np.arange(N)
-  return int(positions[order.shuffled(positions, N, SEED) == index][0])
 
 
 def _config(workdir, harm: str, marked: list[int], **changes):
@@ -128,36 +120,3 @@ def test_a_diverging_run_ends_with_code_43(tmp_path):
   assert 'diverged:' in err and 'after 2 rollback(s)' in err
   assert len(cli.events(tmp_path / 'run', 'rollback')) == 2
   assert 'Traceback' not in err
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_damaged_event_of_a_rollback_changes_no_batch(tmp_path):
-  """The checkpoint contains the skip list."""
-  indices = order.shuffled(np.arange(N), N, SEED)
-  marked = [int(indices[b * BATCH]) for b in (3, 4)]
-  whole, damaged = tmp_path / 'whole', tmp_path / 'damaged'
-  changes = {
-    'recovery.max_skipped': 1,
-    'total': '12 steps',
-    'schedule.warmup': '2 steps',
-    'model.depth': 1,
-  }
-  command = _config(whole, 'loss', marked, **changes)
-  cli.run(command)
-  (event,) = cli.events(whole, 'rollback')
-  # The first of both bad steps is in the checkpoint already.
-  assert event['step'] == 4 and event['from'] == 5 and event['skip'] == [4]
-  shutil.copytree(whole, damaged)
-  for workdir in (whole, damaged):
-    shutil.rmtree(workdir / 'checkpoints/12')
-  path = damaged / 'events.jsonl'
-  path.write_text(path.read_text().replace('"skip": [4]', '"skip": [7]'))
-  injected('a damaged rollback line')
-  cli.run(command)
-  _, err = cli.run(_config(damaged, 'loss', marked, **changes))
-  assert 'damaged line(s) moved' in err and 'lacks rollbacks' in err
-  assert cli.losses(damaged) == cli.losses(whole)
-  assert list(cli.losses(damaged)) == list(range(1, 13))
-  for key, array in cli.final_params(whole).items():
-    np.testing.assert_array_equal(cli.final_params(damaged)[key], array)

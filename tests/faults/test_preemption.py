@@ -8,12 +8,8 @@ import pytest
 from tests import cli
 from tests.faults.counts import count, further, injected
 
+# The programs of SMALL_L16, with long evaluations.
 LONGER = cli.SMALL_L16 | {
-  'total': '12 steps',
-  'batch_size': 64,
-  'model.width': 128,
-  'model.mlp_dim': 512,
-  'image_size': 64,
   'evals.val.every': '1 steps',  # due at any step at which the signal arrives
   'checkpoint.every': '1000 steps',
 }
@@ -44,7 +40,7 @@ def test_a_preempted_process_resumes_exactly(tmp_path, number):
   cli.run(again)
   assert cli.losses(stopped) == cli.losses(straight)
   assert _evaluations(stopped) == _evaluations(straight)
-  assert [step for step, _ in _evaluations(stopped)] == list(range(1, 13))
+  assert [step for step, _ in _evaluations(stopped)] == list(range(1, 21))
   theirs = cli.final_params(straight)
   for path, array in cli.final_params(stopped).items():
     np.testing.assert_array_equal(array, theirs[path], err_msg=path)
@@ -119,4 +115,4 @@ def test_a_signal_to_one_process_stops_both(tmp_path, attempt):
   assert list(losses) == list(expected)
   for step, loss in losses.items():
     assert loss == pytest.approx(expected[step], rel=1e-5), step
-  assert [step for step, _ in _evaluations(first)] == list(range(1, 13))
+  assert [step for step, _ in _evaluations(first)] == list(range(1, 21))

@@ -3,8 +3,7 @@
 import pytest
 from etils import epath
 
-from vit_jax.errors import UserError
-from vit_jax.files import jsonl, paths
+from vit_jax.files import jsonl
 
 BAD = [
   b'{"step": 1, "lo\n',
@@ -38,18 +37,3 @@ def test_keep_adds_a_missing_newline_at_the_end(tmp_path):
   assert jsonl.keep(path, lambda record: True) == []
   assert path.read_bytes() == b'{"a": 1}\n{"b": 2}\n'
   assert not (tmp_path / 'x_set_aside.jsonl').exists()
-
-
-def test_reading_a_directory_raises_a_user_error(tmp_path):
-  """A path that does not exist is read as an empty file."""
-  (tmp_path / 'x.jsonl').mkdir()
-  with pytest.raises(UserError, match='x.jsonl cannot be read: Is a directory'):
-    list(jsonl.read(epath.Path(tmp_path) / 'x.jsonl'))
-  assert not list(jsonl.read(epath.Path(tmp_path) / 'absent.jsonl'))
-
-
-def test_access_converts_only_file_errors(tmp_path):
-  """Other exceptions keep their traceback."""
-  with pytest.raises(ZeroDivisionError):
-    with paths.access(epath.Path(tmp_path), 'written'):
-      _ = 1 / 0

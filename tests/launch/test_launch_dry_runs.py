@@ -74,15 +74,6 @@ def test_kubernetes_passes_the_given_words():
   assert failure_policy.expanded(container['env'][0]['value']) == 'gs://$(x)'
 
 
-def test_a_manifest_needs_no_optional_values():
-  job = launch_jobs.changed(
-    'gke', spot=False, data_dir='', service_account='default'
-  )
-  pod = _job(job)['template']['spec']
-  assert 'cloud.google.com/gke-spot' not in pod['nodeSelector']
-  assert (pod['tolerations'], pod['containers'][0]['env']) == ([], [])
-
-
 _REQUEUED = [['scontrol', 'requeue', '7']]
 
 

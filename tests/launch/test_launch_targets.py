@@ -243,15 +243,6 @@ def test_a_missing_program_is_named(programs):
     launch_jobs.run(launch_jobs.JOBS['gke'], programs.shell)
 
 
-@pytest.mark.parametrize('name', launch_jobs.JOBS)
-def test_submit_flags_reach_the_command_that_requests_machines(name):
-  job = launch_jobs.changed(name, submit_flags=('--a=1', '--b c'))
-  lines = launch_jobs.dry_run(job).splitlines()
-  (line,) = [line for line in lines if " --a=1 '--b c'" in line]
-  submitting = {'gke': 'kubectl apply', 'slurm': 'sbatch '}
-  assert submitting.get(name, 'queued-resources create') in line
-
-
 @pytest.mark.parametrize(
   ('name', 'expected'),
   [

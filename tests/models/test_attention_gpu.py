@@ -1,9 +1,12 @@
 """Tests of attention by cuDNN: when it is used, and its padding on a CPU."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_vit import images_of, noise_params
 
 from tests.faults.counts import further
 from tests.traced_for_gpu import gpu as gpu
@@ -11,11 +14,10 @@ from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 
-pytestmark = pytest.mark.slow
-
 SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'options',
   [
@@ -32,21 +34,22 @@ SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
 def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):
   """Logits and gradients agree with the CPU's to bfloat16's rounding."""
   model = Model(5, **SIZES, **options)
-  images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 16, 16, 3)))
-  params = model.init(jax.random.key(0), images)['params']
-  params = jax.tree.map(
-    lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params
-  )
+  images = images_of(2, 16, 16)
+  params = noise_params(model, (16, 16), 0.1)
 
-  def loss(params):
-    logits = model.apply({'params': params}, images)
-    return jnp.square(logits).sum(), logits
+  def computed():
+    def loss(params):
+      logits = model.apply({'params': params}, images)
+      return jnp.square(logits).sum(), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    return logits, grads
 
   gpu.clear()
-  (_, ours), our_gradients = jax.value_and_grad(loss, has_aux=True)(params)
+  ours, our_gradients = computed()
   assert gpu and 'cuDNN' in model.computed_by((16, 16))
   monkeypatch.setattr(sharding, 'on_gpu', lambda: False)
-  (_, plain), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+  plain, gradients = computed()
   np.testing.assert_allclose(ours, plain, atol=0.03 * abs(plain).max())
   for a, b in zip(
     jax.tree.leaves(our_gradients), jax.tree.leaves(gradients), strict=True
@@ -55,14 +58,19 @@ def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):
     assert np.linalg.norm(a - b) / scale < 0.1
 
 
+def trace(model, **options):
+  """Traces a model without compiling or computing anything."""
+  init = functools.partial(model.init, **options)
+  return jax.eval_shape(init, jax.random.key(0), jnp.zeros((2, 16, 16, 3)))
+
+
 def test_tokens_are_padded_once_for_all_layers(gpu):
   """Seventeen tokens are padded once; each layer gets eighteen."""
-  images = jnp.zeros((2, 16, 16, 3))
   model = Model(5, **SIZES, unroll=3)
-  model.init(jax.random.key(0), images)
+  trace(model)
   assert {shape[1] for shape in gpu} == {18}
   gpu.clear()
-  model.init(jax.random.key(0), images, want=('layers',), method='predict')
+  trace(model, want=('layers',), method='predict')
   assert {shape[1] for shape in gpu} == {17}
 
 
@@ -83,7 +91,7 @@ def test_when_cudnn_is_used(gpu, options, used):
   model = Model(5, **(SIZES | options))
   assert (model.kernels is not None) == used
   assert ('cuDNN' in model.computed_by((16, 16))) == used
-  model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  trace(model)
   assert bool(gpu) == used
 
 
@@ -91,4 +99,4 @@ def test_kernels_that_do_not_apply_are_refused(gpu):
   """The message names the key, the heads and the dtype."""
   model = Model(5, **SIZES, attention='kernel', dtype='float32')
   with pytest.raises(UserError, match=r"attention='kernel'.*8 .*float32"):
-    model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+    trace(model)

@@ -12,10 +12,9 @@ from tiny_vit import abstract, images_of, noise_params
 
 from benchmarks.peers import import_timm
 from tests.faults.counts import further
-from vit_jax.arrays import flops, sharding, tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import positions
-from vit_jax.models.attention import attention
 from vit_jax.models.contract import Patches
 from vit_jax.models.vit import Model
 
@@ -273,14 +272,6 @@ def test_models_without_prefix_tokens(kind, at):
   assert (encoded.shape, logits.shape) == ((2, 3, 32), (2, 5))
 
 
-def test_encode_without_places_is_refused():
-  """The message names `Patches`."""
-  model = model_of('learned', 'shared')
-  params, tokens = noise_params(model, SIZE), jnp.zeros((1, 3, 32))
-  with pytest.raises(UserError, match=r'encode.*Patches'):
-    model.apply({'params': params}, tokens, method='encode')
-
-
 def test_fixed_tables_equal_timm():
   """MAE's is timm's with rows and columns exchanged; DINOv3's rotations."""
   import_timm()
@@ -325,24 +316,6 @@ def test_adapt_gives_the_shapes_of_the_new_size(kind, at):
       np.testing.assert_array_equal(leaf, leaves[path])
 
 
-@pytest.mark.parametrize('method', positions.METHODS)
-def test_a_stack_is_resized_layer_by_layer(method):
-  rng = np.random.default_rng(0)
-  for name, shape in (
-    ('embedding', (1, 8, 4)),
-    ('offsets', (15, 4)),
-    ('biases', (18, 4)),
-  ):
-    stack = rng.normal(size=(3, *shape)).astype(np.float32)
-    both = [
-      positions.resize(name, x, (2, 3), (4, 3), method) for x in (stack, *stack)
-    ]
-    # Sums of numbers near 1, whose order depends on the shapes and the machine.
-    np.testing.assert_allclose(
-      both[0], np.stack(both[1:]), rtol=1e-6, atol=1e-6
-    )
-
-
 def test_rows_and_columns_are_stretched_to_their_ends():
   """A ramp stays a ramp, and an offset of zero stays zero."""
   ramp = np.linspace(0, 1, 3)[:, None]
@@ -358,13 +331,6 @@ def test_rows_and_columns_are_stretched_to_their_ends():
   for method in positions.METHODS[:3]:  # DINO's axis is not symmetric
     middle = positions.resize('offsets', signed, (2, 3), (4, 3), method)
     assert abs(middle[13, 0]) < 1e-6
-
-
-def test_tables_of_another_grid_are_refused():
-  """The message contains the value that was given."""
-  for name, length in (('rows', 4), ('offsets', 9), ('biases', 15)):
-    with pytest.raises(UserError, match='2x3 grid'):
-      positions.resize(name, np.zeros((length, 2)), GRID, (4, 4), 'aligned')
 
 
 # Programs
@@ -405,20 +371,6 @@ def test_remat_unrolling_and_meshes_give_the_same(kind, at, monkeypatch):
     np.testing.assert_allclose(tree.flatten(found[1])[path], leaf, atol=atol)
 
 
-def test_flops_include_relative_positions():
-  """Logits contain the product of queries and relative embeddings."""
-
-  def count(model):
-    params = abstract(model, SIZE)
-    images = jax.ShapeDtypeStruct((1, *SIZE, 3), np.float32)
-    return flops.of_forward(
-      lambda p, x: model.apply({'params': p}, x), params, images
-    )
-
-  more = count(model_of('relative', 'layers')) - count(model_of('none', None))
-  assert more == 2 * 2 * 8 * 8 * 32  # layers, multiply and add, q, k, heads · c
-
-
 def pallas_calls(model, monkeypatch):
   monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   params = abstract(model, SIZE)
@@ -453,17 +405,3 @@ def test_options_that_kernels_do_not_support_use_xla(
     assert next(iter(options)) in text
     with pytest.raises(UserError, match='kernel.*support'):
       Model(5, **sizes, **options, attention='kernel').computed_by(SIZE)
-
-
-def test_returned_attention_weights_include_relative_positions():
-  """The weights of `want=('attention',)`, times the values, are the output."""
-  rng = np.random.default_rng(0)
-  query, key, value = rng.normal(size=(3, 2, 4, 2, 8)).astype(np.float32)
-  relative = rng.normal(size=(4, 4, 8)).astype(np.float32)
-  arguments = [jnp.array(x) for x in (query, key, value, relative)]
-  weights = attention._weights(arguments[0], arguments[1], arguments[3])
-  np.testing.assert_allclose(
-    attention.relative_attention(*arguments),
-    np.einsum('nhqk,nkhc->nqhc', weights, value),
-    atol=1e-5,
-  )

@@ -11,7 +11,6 @@ from tests.faults.counts import further
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models import resnet, vit
-from vit_jax.models.resnet import GroupNorm
 
 TINY = dict(depths=(3,), width_factor=1, dtype='float32')
 STEM = dict(name='resnet', depths=(1, 1))
@@ -81,38 +80,6 @@ def test_adapt_interpolates_the_positions_of_a_hybrid():
 
 
 @pytest.mark.parametrize(
-  'dtype, tolerance', [('float32', 1e-5), ('bfloat16', 0.02)]
-)
-def test_group_norm_normalizes_groups_of_channels(dtype, tolerance):
-  """Each group has mean 0 and standard deviation 1 over all positions."""
-  rng = np.random.default_rng(0)
-  x = rng.normal(3, 5, (2, 3, 4, 96)).astype(dtype)
-  layer = GroupNorm(1e-5, jnp.dtype(dtype))
-  scale, bias = rng.normal(size=(2, 96)).astype(np.float32)
-  y = layer.apply({'params': dict(scale=scale, bias=bias)}, jnp.asarray(x))
-  groups = x.astype(np.float64).reshape(2, 12, 32, 3)
-  groups = groups - groups.mean((1, 3), keepdims=True)
-  groups /= np.sqrt((groups**2).mean((1, 3), keepdims=True) + 1e-5)
-  expected = groups.reshape(x.shape) * scale + bias
-  np.testing.assert_allclose(
-    np.asarray(y, np.float32), expected, rtol=tolerance, atol=tolerance
-  )
-
-
-@pytest.mark.parametrize('standardize', [resnet.by_variance, resnet.by_std])
-def test_standardized_kernels(standardize):
-  """Each output has mean 0 and std 1, whatever was added or multiplied."""
-  kernel = jax.random.normal(KEY, (3, 3, 8, 5))
-  standard = standardize(kernel)
-  np.testing.assert_allclose(standard.mean((0, 1, 2)), np.zeros(5), atol=1e-6)
-  np.testing.assert_allclose(standard.std((0, 1, 2)), np.ones(5), rtol=2e-5)
-  again = standardize(3 * kernel + jnp.arange(5))
-  np.testing.assert_allclose(again, standard, rtol=1e-3, atol=1e-4)
-  constant = jax.grad(lambda k: standardize(k).sum())(jnp.ones((1, 1, 8, 5)))
-  assert np.all(np.isfinite(constant))
-
-
-@pytest.mark.parametrize(
   'activation, epsilon', [('before', 1e-5), ('after', 1e-6)]
 )
 def test_epsilon_of_the_official_codes(activation, epsilon):
@@ -148,15 +115,6 @@ def test_weight_standardization_of_the_official_codes(activation):
     'after': jnp.sqrt(variance) + 1e-5,
   }[activation]
   np.testing.assert_allclose(y[0, :, 0], centered / divisor, rtol=1e-3)
-
-
-def test_max_pooling_of_bit_pads_with_zeros():
-  """The hybrids' code does not."""
-  negative = jnp.full((1, 4, 4, 1), -2.0)
-  fixed = resnet.max_pool(negative, 'fixed')[0, ..., 0]
-  np.testing.assert_array_equal(fixed, [[0, 0], [0, -2]])
-  same = resnet.max_pool(negative, 'same')
-  np.testing.assert_array_equal(same, np.full((1, 2, 2, 1), -2.0))
 
 
 @pytest.mark.parametrize('sides', [(6, 7), (7, 6), (1, 2)])
@@ -234,12 +192,3 @@ def test_the_reference_is_the_same_function(remat):
     size = np.abs(theirs[path]).max()
     assert size > 0, path
     np.testing.assert_allclose(leaf / size, theirs[path] / size, atol=1e-4)
-
-
-def test_a_hybrids_reference_has_a_plain_stem():
-  settings = dict(patch_size=1, stem=STEM, remat='dots', unroll=4)
-  model = vit.Model(0, **SIZES, **settings)
-  stem = model.config.stem_layers
-  assert (stem.remat, stem.unroll) == ('dots', 4)
-  plain = model.reference.config.stem_layers
-  assert (plain.remat, plain.unroll) == ('none', 1)

@@ -1,7 +1,6 @@
 """Tests of Swin Transformers."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -76,22 +75,6 @@ def test_rectangular_windows_are_refused():
   Model(5, **sizes).check((12, 32))
 
 
-def test_predict_returns_tokens_and_features():
-  """Features are the mean of the tokens, and the input of the head."""
-  model = Model(5, **TINY)
-  params, images = noise_params(model, (16, 24)), images_of(2, 16, 24)
-  out = run(model, params, images, want=('tokens',), method='predict')
-  assert out['tokens'].shape == (2, 2 * 3, 16)
-  np.testing.assert_allclose(out['features'], out['tokens'].mean(1), rtol=1e-5)
-  head = params['head']
-  np.testing.assert_allclose(
-    out['logits'], out['features'] @ head['kernel'] + head['bias'], rtol=1e-4
-  )
-  headless = Model(0, **TINY, drop_path=0.9)  # which needs a key
-  body = {k: v for k, v in params.items() if k != 'head'}
-  np.testing.assert_array_equal(run(headless, body, images), out['features'])
-
-
 @pytest.mark.slow
 def test_initial_values():
   """N(0, 0.02), and PyTorch's ±1/√inputs for the patch embedding."""
@@ -115,27 +98,6 @@ def test_initial_values():
 
 
 # Windows
-
-
-@pytest.mark.parametrize('shifted', [False, True])
-@pytest.mark.parametrize(
-  'grid, rule',
-  [
-    *itertools.product([(8, 8), (4, 12), (7, 9), (3, 8)], ['authors']),
-    *itertools.product([(8, 8), (4, 11), (7, 9), (3, 3)], ['timm']),
-  ],
-)
-def test_join_inverts_cut(grid, rule, shifted):
-  """Windows contain neighbours, shifted or not."""
-  windows = Windows.of(grid, 4, shifted, rule)
-  x = jnp.arange(2 * grid[0] * grid[1] * 3.0).reshape(2, -1, 3)
-  cut = windows.cut(x)
-  assert cut.shape[2:] == (windows.size**2, 3)
-  np.testing.assert_array_equal(windows.join(cut), x)
-  if max(grid) <= 4 or (min(grid) <= 4 and rule == 'authors'):
-    # The window is as large as the map: it is not shifted.
-    assert (windows.size, windows.shift) == (min(grid), (0, 0))
-    assert windows.mask() is None
 
 
 @pytest.mark.parametrize(
@@ -361,17 +323,3 @@ def test_kernels_compute_the_same():
   with jax.set_mesh(mesh):
     split = jax.device_put(images, sharding.replicated(mesh))
     jax.tree.map(check, with_gradients(model, params, split), theirs)
-
-
-def test_which_stages_have_kernels():
-  """All tokens of a window must be in one tile of the kernels."""
-  assert Model(5, variant='B').computed_by((224, 224)) == 'attention by XLA'
-  cases = [('T', 7, 224, '1, 2, 3, 4'), ('B', 7, 224, '1, 2, 3, 4')]
-  cases.append(('T', 20, 576, '4'))  # windows of 400 tokens, a map of 18x18
-  for variant, side, image, stages in cases:
-    options = dict(window_size=side, attention='kernel', dtype='bfloat16')
-    model = Model(5, variant=variant, **options)
-    found = model.computed_by((image, image))
-    assert found == f'attention by kernels in stages {stages}'
-    assert model.kernels.plain.kernels is None
-    assert model.kernels.probe.config.depths == (2, 2, 2, 2)

@@ -45,12 +45,6 @@ def test_parameter_counts(variant, classes, pre_logits, side, expected):
   assert tree.size(abstract(model, (side, side))) == expected
 
 
-def test_explicit_sizes_replace_those_of_the_variant():
-  model = Model(0, variant='B/16', depth=2, mlp_dim=100)
-  shapes = tree.flatten(abstract(model))
-  assert shapes['encoder/layers/mlp/fc1/kernel'].shape == (2, 768, 100)
-
-
 # Images and pooling
 
 
@@ -72,17 +66,6 @@ def test_each_pooling_has_its_parameters(pool):
   np.testing.assert_allclose(
     out['logits'], out['features'] @ head['kernel'] + head['bias'], rtol=1e-4
   )
-
-
-def test_without_a_head_logits_are_features():
-  """With zero classes the model is a feature extractor."""
-  model = Model(0, **SIZES)
-  params = noise_params(model, (8, 8))
-  out = model.apply(
-    {'params': params}, images_of(2, 8, 8), method=model.predict
-  )
-  np.testing.assert_array_equal(out['features'], out['logits'])
-  assert out['logits'].shape == (2, 16)
 
 
 @pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
@@ -138,14 +121,6 @@ def test_patches_are_numbered_row_by_row():
   assert np.abs(here - others[0]).max() > 1e-2
 
 
-@pytest.mark.parametrize(
-  'size, grid', [((224, 224), (16, 16)), ((140, 280), (10, 20))]
-)
-def test_grid_of_patches(size, grid):
-  """Rows and columns of patches, square or not."""
-  assert Model(0, variant='H/14').grid(size) == grid
-
-
 def test_an_image_that_patches_do_not_fill_is_refused():
   """The error contains the patch size, at `grid` and at the images."""
   model = Model(0, variant='H/14')
@@ -193,21 +168,6 @@ def test_embed_encode_and_readout_give_predict(pool):
     out, whole = part('readout', tokens), part('predict', images, key)
     for name in ('features', 'logits'):
       np.testing.assert_array_equal(out[name], whole[name])
-
-
-def test_encode_of_some_patches_ignores_the_others():
-  model = Model(5, **SIZES)
-  params, images = noise_params(model, (8, 12)), images_of(2, 8, 12)
-  other = images.at[:, 4:, 8:].set(0.7)  # the last patch, number 5
-
-  def tokens(images, kept):
-    embedded = model.apply({'params': params}, images, method='embed')
-    return model.apply({'params': params}, embedded[:, kept], method='encode')
-
-  kept = np.array([0, 2, 4])
-  assert tokens(images, kept).shape == (2, 1 + 3, 16)
-  np.testing.assert_array_equal(tokens(images, kept), tokens(other, kept))
-  assert np.any(tokens(images, np.array([5])) != tokens(other, np.array([5])))
 
 
 @pytest.mark.parametrize('attention', ['xla', 'kernel'])

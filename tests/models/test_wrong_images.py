@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_vit import KEY, SIZES, abstract
+from tiny_vit import SIZES, abstract
 
 from examples import axial_resnet, axial_vit
 from vit_jax.errors import UserError
@@ -73,16 +73,3 @@ def test_all_methods_check_images(name, method):
   if name == 'vit':
     with pytest.raises(UserError, match='position/embedding'):
       trace(name, images(2, 32, 32, 3), method)
-
-
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
-def test_all_floating_point_images_are_allowed(dtype):
-  """Images of every floating-point dtype give float32 logits."""
-  given = images(2, 16, 16, 3, dtype=dtype)
-  logits = trace('vit', given, size=(16, 16))
-  assert (logits.shape, logits.dtype) == ((2, 3), jnp.float32)
-
-
-def test_init_checks_images():
-  with pytest.raises(UserError, match='uint8'):
-    MODELS['vit'].init(KEY, jnp.zeros((1, 8, 8, 3), jnp.uint8))

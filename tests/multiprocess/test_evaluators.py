@@ -67,6 +67,13 @@ def test_two_processes_evaluate_like_one(tmp_path):
     # After two steps, weights differ by rounding; no decision depends on it.
     assert two[key] == pytest.approx(value, rel=1e-4), key
   _same_pictures(*(tmp_path / str(processes) for processes in (1, 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_two_processes_compute_features_like_one(tmp_path):
+  """The examples are in the same order."""
+  _figures(tmp_path / '1', 1)
   written, again = (_features(tmp_path / '1', n) for n in (1, 2))
   assert again.keys() == written.keys()
   np.testing.assert_array_equal(again['index'], written['index'])

@@ -263,20 +263,6 @@ def test_teacher_and_centre_after_three_steps(micro_batches):
       np.testing.assert_allclose(leaf, teacher[path], atol=1e-5, err_msg=path)
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_micro_batches_give_the_same_update():
-  """Every part uses the centre from before the step."""
-  whole, parts = (three_steps(count)[0][1] for count in (1, 2))
-  for one, other in zip(
-    *map(jax.tree.leaves, (whole.params, parts.params)), strict=True
-  ):
-    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(
-    whole.extra['centre'], parts.extra['centre'], atol=1e-6
-  )
-
-
 def test_schedules_equal_the_original():
   """Momentum changes by step, and temperature by epoch."""
   of = objective(
@@ -394,34 +380,6 @@ def test_zero_features_give_no_nan():
 
 
 # Shardings on a mesh
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_step_is_the_same_on_a_mesh():
-  """One device, and data=2, fsdp=2, model=2."""
-  of = objective(**FOLLOWING)
-  (start, expected, *_), (batch, *_) = three_steps(2)
-  built = trainer(of, micro_batches=2)
-  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
-  with jax.set_mesh(mesh):
-    places = sharding.shardings(start, mesh, of.sharding_rules)
-    split = sharding.batch_sharding(mesh)
-    ours, others = jax.jit(built.train_step, out_shardings=(places, None))(
-      jax.device_put(start, places),
-      jax.device_put(batch, split),
-      jax.random.key(0),
-      {},
-    )
-  assert 0 < float(others['feature_deviation']) < 1
-  for path, leaf in tree.flatten(ours).items():
-    np.testing.assert_allclose(
-      leaf, tree.flatten(expected)[path], rtol=1e-4, atol=1e-5, err_msg=path
-    )
-  flat = tree.flatten(ours)
-  for path in ('params/head/last/kernel', 'extra/teacher/head/last/kernel'):
-    assert flat[path].sharding.spec[1] == 'model'
-  assert flat['extra/centre'].sharding.spec[0] == 'model'
 
 
 def test_the_last_layer_is_split_over_model_and_fsdp():

@@ -50,12 +50,15 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   scores = json.loads(out)
   assert scores['5nn'] == last['knn/5nn']
   assert scores['teacher/5nn'] == last['knn_teacher/5nn']
-  _use_the_teacher(straight, tmp_path)
 
 
-def _use_the_teacher(trained, folder):
+@pytest.mark.slow
+@pytest.mark.long
+def test_commands_use_the_teacher(tmp_path):
   """Fine-tunes, converts and draws the teacher's weights."""
-  tuned, exported = folder / 'tuned', folder / 'exported'
+  trained = tmp_path / 'trained'
+  cli.run(cli.command('train', *cli.flags(CONFIG, trained, SMALL)))
+  tuned, exported = tmp_path / 'tuned', tmp_path / 'exported'
   keys = {
     **{
       k: v for k, v in SMALL.items() if k.startswith(('source', 'train', 'log'))
@@ -79,7 +82,7 @@ def _use_the_teacher(trained, folder):
   body = cli.final_params(tuned)
   for path, leaf in taught.items():
     np.testing.assert_array_equal(body[path], leaf, err_msg=path)
-  arguments = str(trained), epath.Path(folder / 'drawn'), [], 4
+  arguments = str(trained), epath.Path(tmp_path / 'drawn'), [], 4
   drawn = analyze.run(*arguments, weights='teacher').arrays
   of_file = analyze.run(str(exported), *arguments[1:]).arrays
   students = analyze.run(*arguments).arrays

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
-from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Inputs, Setting
@@ -89,19 +88,6 @@ def test_predict_does_not_mix_or_drop():
   np.testing.assert_allclose(
     out['logits'], logits_of(batch), rtol=1e-5, atol=1e-5
   )
-
-
-def test_initial_parameters_depend_on_the_key():
-  """There is no extra state."""
-  objective = Objective(SETTING)
-  init = jax.jit(objective.init)
-  (first, extra), (again, _), (other, _) = (
-    init(jax.random.key(seed), examples()) for seed in (0, 0, 1)
-  )
-  assert extra == {} and tree.size(first) == tree.size(PARAMS)
-  jax.tree.map(np.testing.assert_array_equal, first, again)
-  kernels = (params['embedding']['kernel'] for params in (first, other))
-  assert np.abs(np.subtract(*kernels)).max() > 0.1
 
 
 def test_an_unknown_loss_is_refused():

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from vit_jax.arrays import tree
+
 EPSILON = 1e-6
 
 
@@ -81,3 +83,17 @@ def sincos(rows, columns, width):
           table[y, x, 2 * half * quarter + i] = np.sin(angle)
           table[y, x, (2 * half + 1) * quarter + i] = np.cos(angle)
   return torch.tensor(table.reshape(-1, width))
+
+
+def assert_gradients(found, tensors):
+  """Checks that gradients agree to 1e-5 of their largest entry."""
+  expected, found = tree.flatten(gradients(tensors)), tree.flatten(found)
+  assert expected.keys() == found.keys()
+  for path, leaf in found.items():
+    # Keys have no bias gradient, because it shifts all logits of a row equally.
+    known = path.replace('key', 'query') if 'key/bias' in path else path
+    scale = np.abs(expected[known]).max()
+    assert scale > 0, path
+    np.testing.assert_allclose(
+      leaf, expected[path], rtol=0, atol=1e-5 * scale, err_msg=path
+    )

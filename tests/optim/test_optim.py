@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.optim import average as average_lib
 from vit_jax.optim import optimizers
@@ -176,12 +175,6 @@ def test_decay_masks(pool, name):
   assert not {'cls', 'map/probe', 'position/embedding'} & kernels
 
 
-def test_an_unknown_decay_mask_is_refused():
-  """The message lists the masks."""
-  with pytest.raises(UserError, match='all, kernels'):
-    optimizers.adam(lambda _: 0.1, decay_mask='weights')
-
-
 @pytest.mark.parametrize('clip_norm', [None, 0.5, 1e6])
 def test_clip_by_global_norm(params, clip_norm):
   """All leaves shrink by one factor, and only if the norm is too large."""
@@ -237,12 +230,6 @@ def test_average_is_a_weighted_mean(decay, length):
   weights = decay ** np.arange(length)[::-1]
   expected = np.average(values.astype(np.float64), axis=0, weights=weights)
   np.testing.assert_allclose(result['w'], expected, rtol=1e-5)
-
-
-def test_average_after_one_update_is_the_parameters():
-  """Without debiasing, it would be (1 − d) times the parameters."""
-  params = {'w': jnp.array([1.0, -2.0, 3.0])}
-  assert_close(averaged([params], 0.9), params)
 
 
 @pytest.mark.parametrize('length', [1, 100, 20_000])

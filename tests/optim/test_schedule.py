@@ -29,14 +29,6 @@ def test_schedule_equals_its_formula(decay, end, warmup):
     )
 
 
-def test_schedule_peaks_after_the_warm_up():
-  """The base rate is reached exactly at the end of the warm-up."""
-  schedule = make_schedule(100, 10, base_lr=1.0, decay='linear')
-  rates = [float(schedule(step)) for step in range(101)]
-  assert int(np.argmax(rates)) == 10 and max(rates) == 1.0
-  assert rates[0] == 0.0 and rates[100] == pytest.approx(0.0, abs=1e-6)
-
-
 @pytest.mark.parametrize('decay', ['linear', 'cosine', 'constant'])
 def test_a_rate_of_zero_stays_zero(decay):
   """The end of the cosine is not divided by the base rate of zero."""

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests import cli
-from vit_jax.files import paths
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
@@ -147,32 +146,6 @@ def test_a_batch_that_does_not_fit():
   assert result['changes_that_fit'] is not None
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_plan_for_the_local_backend():
-  """A CPU has no predicted times, but memory and FLOPs.
-
-  The memory limit is the one of a training.
-  """
-  result = planned(
-    topology='local',
-    model__width=32,
-    model__mlp_dim=32,
-    model__dtype='float32',
-    image_size=32,
-    batch_size=16,
-  )
-  assert set(result) >= KEYS and result['fits']
-  assert result['devices'] == 8 and result['collectives']['all-reduce'] > 0
-  assert result['predicted_step_seconds'] is None
-  assert result['peak_bytes_per_device'] > 0
-  # The gradient of the pixels is not needed: 4 patches, 16 x 16 x 3 to 32.
-  pixels = 2 * 4 * (16 * 16 * 3) * 32
-  expected = 2 * (result['model_flops_per_image'] - pixels)  # 2 images a device
-  assert result['flops_per_device'] == pytest.approx(expected, rel=0.05)
-  assert result['hbm_bytes_per_device'] == paths.memory_bytes() // 8
-
-
 def test_without_libtpu_the_message_names_the_package():
   """The exit code is 2."""
   start = (
@@ -188,39 +161,31 @@ def test_without_libtpu_the_message_names_the_package():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'topology, more, message',
-  [
-    ('v3-32', (), 'VERSION:SHAPE'),
-    ('v33:4x4', (), "did you mean 'v3'"),
-    ('v3:4x4', ('--slices=0',), 'at least 1'),
-    ('local', ('--slices=2',), 'one slice'),
-    ('h100:1x8', ('--measure=f',), 'needs --topology=local'),
-  ],
-)
-def test_messages_of_wrong_topologies(topology, more, message):
-  """The exit code is 2."""
-  _, err = cli.run(arguments(*more, topology=topology), code=2)
-  assert message in err and 'Traceback' not in err
-
-
-@pytest.mark.slow
 def test_measured_steps_are_appended_to_a_file(tmp_path):
-  """Each line contains the measured seconds, the device and the config."""
+  """Each line contains the measured seconds, the device and the config.
+
+  A CPU has no predicted times, but memory and FLOPs.
+  """
   out = tmp_path / 'rows.jsonl'
-  for _ in range(2):
-    result = planned(
-      f'--measure={out}',
-      topology='local',
-      model__width=32,
-      model__mlp_dim=32,
-      model__dtype='float32',
-      image_size=32,
-      batch_size=16,
-    )
+  out.write_text('{"batch_size": 8}\n')
+  result = planned(
+    f'--measure={out}',
+    topology='local',
+    model__width=32,
+    model__mlp_dim=32,
+    model__dtype='float32',
+    image_size=32,
+    batch_size=16,
+  )
   assert result['measured_step_seconds'] > 0
   rows = [json.loads(line) for line in out.read_text().splitlines()]
-  assert [row['batch_size'] for row in rows] == [16, 16]
+  assert [row['batch_size'] for row in rows] == [8, 16]
   assert rows[1]['measured_step_seconds'] == result['measured_step_seconds']
   assert rows[1]['config']['model']['width'] == 32
   assert rows[1]['device'] == 'cpu' and 'jax' in rows[1]
+  assert set(result) >= KEYS and result['fits']
+  assert result['predicted_step_seconds'] is None
+  # The gradient of the pixels is not needed: 4 patches, 16 x 16 x 3 to 32.
+  pixels = 2 * 4 * (16 * 16 * 3) * 32
+  expected = 2 * (result['model_flops_per_image'] - pixels)  # 2 images a device
+  assert result['flops_per_device'] == pytest.approx(expected, rel=0.05)

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from etils import epath
 
 from tests.minimal_config import completed
 from vit_jax.arrays.devices import TPUS
@@ -116,16 +115,3 @@ def test_find_fit_proposes_changes(target, attempts):
   assert 72 <= answer['largest_batch_size'] <= 80
   assert answer['changes_that_fit'] == {'micro_batches': 2}
   assert len(attempts) <= search.MAX_TRIES + 4
-
-
-def test_find_fit_uses_cached_programs(target, attempts, monkeypatch):
-  formula, caches = search.plan, []
-
-  def plan(config, target, cache=None):
-    caches.append(cache)
-    return formula(config, target)
-
-  monkeypatch.setattr(search, 'plan', plan)
-  folder = epath.Path('folder')
-  search.find_fit(config(160), target, formula(config(160), target), folder)
-  assert set(caches) == {folder}

@@ -63,21 +63,6 @@ def test_operational_keys_exist():
   assert marked > 20
 
 
-def test_a_plug_in_marks_its_own_keys(tmp_path, monkeypatch):
-  """The keys are found by the dotted name, like the constructor."""
-  (tmp_path / 'my_marked_lab').mkdir()
-  (tmp_path / 'my_marked_lab/model.py').write_text(
-    'from vit_jax.config import schema\n'
-    "@schema.operational('threads')\n"
-    'def Model(num_classes, /, *, width: int = 1, threads: int = 1):\n'
-    '  return None\n'
-  )
-  monkeypatch.syspath_prepend(tmp_path)
-  config = completed(model={'name': 'my_marked_lab.model'})
-  keys = resume.identity(config)
-  assert 'model.width' in keys and 'model.threads' not in keys
-
-
 def test_members_of_a_mixture_may_move():
   """The paths of the members do not count, only their content."""
   members = {
@@ -150,15 +135,6 @@ def test_an_allowed_change_stays_allowed():
   assert _check(before, events=[event], config=config) == []
   with pytest.raises(UserError, match='seed: 0 before, 4 now'):
     _check(before, events=[event], config=completed(seed=4))
-
-
-def test_other_versions_are_noted():
-  """Other versions may change the last bits; the run continues."""
-  before = _about()
-  before['record']['versions']['jax'] = '0.1'
-  (note,) = _check(before)
-  assert note.kind == 'versions' and "jax: '0.1' before" in note.text
-  assert list(note.fields['changes']) == ['jax']
 
 
 def test_unrecorded_values_are_not_compared():

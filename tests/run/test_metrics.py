@@ -68,16 +68,6 @@ def test_a_full_disk_is_reported(tmp_path):
   writer.close()
 
 
-def test_closing_after_a_failed_rewind(tmp_path):
-  """The cause is raised, not the closed file."""
-  writer = _written(tmp_path, [1])
-  (tmp_path / 'metrics.jsonl').unlink()
-  (tmp_path / 'metrics.jsonl').mkdir()
-  with pytest.raises(UserError, match='Is a directory'):
-    writer.rewind(1)
-  writer.close()
-
-
 @pytest.mark.parametrize('moved', [False, True])
 def test_a_removed_or_replaced_workdir_is_reported(tmp_path, moved):
   """The next line is not written into the file of another run."""
@@ -135,10 +125,6 @@ def test_only_numbers_are_metrics(workdir):
     (3, {'loss': None, 'lr': None, 'x': None}),
     (4, {'test/accuracy': 0.5}),
   ]
-
-
-def test_a_missing_file_has_no_metrics(tmp_path):
-  assert not [*metrics.read(epath.Path(tmp_path))]
 
 
 def test_readers_of_foreign_lines(workdir):

@@ -1,6 +1,6 @@
 """A study of two small models on digits."""
 
-from vit_jax.sweeps.grid import Evaluation, Figure, Row, Stage, Study, Task
+from vit_jax.sweeps.grid import Evaluation, Figure, Row, Stage, Study
 
 _QUIET = {
   'log.every': '1 steps',
@@ -20,16 +20,6 @@ _FEW = {'evals.fewshot.train_split': 'train', 'evals.fewshot.shots': '(1,5)'}
 
 def get_study() -> Study:
   few = Evaluation('fewshot', '5shot', 'test', flags=_FEW)
-  tuning = {
-    'total': '4 steps',
-    'image_size': '(16, 16)',
-    'batch_size': 16,
-    'schedule.warmup': '1 steps',
-    'evals.test.every': '4 steps',
-  }
-  final = Stage(
-    'configs/finetune_quickstart.py', 'test/accuracy', tuning | _QUIET
-  )
   rows = {}
   for depth in (1, 2):
     flags = {
@@ -43,10 +33,7 @@ def get_study() -> Study:
       pretrain=Stage(
         'configs/quickstart.py', 'test/accuracy', flags | _SIZES | _QUIET
       ),
-      transfers={'1-shot': few._replace(metric='1shot'), '5-shot': few}
-      | (
-        {'tuned': Task(command='finetune', final=final)} if depth == 1 else {}
-      ),
+      transfers={'1-shot': few._replace(metric='1shot'), '5-shot': few},
       lines=('ViT',),
     )
   figure = Figure('exaflops', ('5-shot',))

@@ -221,24 +221,6 @@ def test_given_weights_replace_a_pretraining(tmp_path, caplog):
   assert argv == ['study', '--pretrain', '--workdir=w']
 
 
-def test_progress_counts_the_whole_study(tmp_path, monkeypatch, caplog):
-  """Runs that are not known yet count, and shared evaluations count once."""
-
-  def execute(job):
-    finish(job, 0.5)
-    if job.command == 'evaluate':
-      result = pathlib.Path(job.workdir) / 'result.json'
-      result.write_text('{"5shot": 0.2, "10shot": 0.3}')
-
-  monkeypatch.setattr(execution, '_execute', execute)
-  caplog.set_level('INFO', 'vit_jax')
-  study = Study(title='s', rows={'a': row(seeds=(0, 1)), 'b': row()})
-  command.run(study, str(tmp_path), weights={'b': 'x/B_16.npz'})
-  # One evaluation, two settings and two final runs for each of three starts.
-  progress = [text.partition(': ')[0] for text in caplog.messages]
-  assert progress == [f'{number} of 17' for number in range(1, 18)]
-
-
 def test_the_predicted_cost(monkeypatch, capsys):
   """It is multiplied by the seeds; what does not fit is not in the total."""
   rows = {'a': row(seeds=(0, 1)), 'big': row(), 'given': row()}

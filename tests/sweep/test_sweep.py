@@ -226,22 +226,6 @@ def test_a_failing_task_does_not_stop_the_others(tmp_path, monkeypatch):
   assert [line.partition('/w/')[2][:2] for line in tried] == ['a/', 'b/']
 
 
-def test_same_runs_have_the_same_flags(tmp_path):
-  """The last value of each flag counts."""
-  for flags, differs in [
-    (['--a=1', '--a=2'], None),
-    (['--a=2'], None),
-    (['--a=2', '--a=1'], '--a=1'),
-    (['--b=1', '--a=2'], '--b=1'),
-  ]:
-    one = all_jobs(tmp_path, flags=flags)[:1]
-    if differs is None:
-      execution.check_flags(str(tmp_path), one)
-    else:
-      with pytest.raises(UserError, match=differs):
-        execution.check_flags(str(tmp_path), one)
-
-
 def test_which_runs_are_finished(tmp_path):
   """A run that ended early is, one without its last evaluation is not."""
 

@@ -10,29 +10,23 @@ from tests import cli
 
 # Dropout, averages, accumulation, several epochs inside the run.
 EVERYTHING = {
-  'total': '60 steps',
-  'batch_size': 64,
+  'total': '30 steps',
   'micro_batches': 2,
   'average_decay': 0.99,
-  'model.width': 128,
-  'model.mlp_dim': 512,
-  'image_size': 64,
-  'evals.val.every': '20 steps',
+  'evals.val.every': '10 steps',
   'checkpoint.every': '7 steps',
 }
 
 
 @pytest.mark.slow
 def test_mesh_does_not_change_losses(tmp_path):
-  """One device, data=8, data=8 with ZeRO-1, and data=2 fsdp=2 model=2."""
-  mixed = dict(mesh__data=2, mesh__fsdp=2, mesh__model=2)
+  """One device, data=8, and data=2 fsdp=2 model=2 with ZeRO-1."""
+  mixed = dict(mesh__data=2, mesh__fsdp=2, mesh__model=2, mesh__zero1=True)
   cli.train(tmp_path / 'mixed', devices=8, **mixed)
-  cli.train(tmp_path / 'zero1', devices=8, mesh__zero1=True)
   one = cli.losses(cli.reference())
   assert list(one) == list(range(1, 21))
   assert one[20] < 0.99 * one[1]
-  workdirs = cli.reference(devices=8), tmp_path / 'mixed', tmp_path / 'zero1'
-  for other in workdirs:
+  for other in (cli.reference(devices=8), tmp_path / 'mixed'):
     losses = cli.losses(other)
     assert list(losses) == list(one)
     for step, loss in losses.items():
@@ -44,14 +38,14 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   """SIGKILL at several steps: same losses, bit-identical parameters."""
   straight, killed = cli.reference(**EVERYTHING), tmp_path / 'killed'
   again = cli.train_command(killed, **EVERYTHING)
-  for kill_at in (3, 19, 52):
+  for kill_at in (3, 19):
     process = cli.start(again)
     cli.wait_for_step(killed, kill_at, [process])
     process.send_signal(signal.SIGKILL)
     process.communicate()
   cli.run(again, forked=False)  # strings have other hashes
   assert cli.losses(killed) == cli.losses(straight)
-  assert len(cli.losses(killed)) == 60
+  assert len(cli.losses(killed)) == 30
   evaluations = [
     [
       {k: v for k, v in record.items() if not k.endswith('_per_sec')}
@@ -61,7 +55,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
     for workdir in (straight, killed)
   ]
   assert evaluations[0] == evaluations[1]
-  assert [r['step'] for r in evaluations[0]] == [20, 40, 60]
+  assert [r['step'] for r in evaluations[0]] == [10, 20, 30]
   assert 'val_ema/accuracy' in evaluations[0][0]
   ours, theirs = cli.final_params(killed), cli.final_params(straight)
   assert ours.keys() == theirs.keys()

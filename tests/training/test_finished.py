@@ -104,14 +104,6 @@ def test_a_new_run_is_not_finished(tmp_path, config):
   assert finished.find(config, new, 6) == (None, False, None)
 
 
-def test_files_that_the_config_does_not_want_may_be_missing(run):
-  config = completed(**{'log.report': False, 'log.curves': False})
-  (run / 'config.json').write_text(schema.to_json(config))
-  for name in ('curves.png', 'report.html'):
-    (run / name).unlink()
-  assert finished.find(config, run, 6).results is not None
-
-
 def test_a_run_at_its_last_step_is_over(run, config):
   """With another config, only its evaluators run again."""
   other_evaluators(run)
@@ -119,10 +111,3 @@ def test_a_run_at_its_last_step_is_over(run, config):
   assert finished.find(config, run, 7) == (6, False, None)
   with pytest.raises(UserError, match='at step 6, beyond the 5 steps'):
     finished.find(config, run, 5)
-
-
-def test_keys_of_earlier_versions_are_ignored(run, config):
-  values = json.loads((run / 'config.json').read_text())
-  values['recovery']['sdc_every'] = '500 steps'
-  (run / 'config.json').write_text(json.dumps(values))
-  assert finished.find(config, run, 6).results is not None

@@ -1,14 +1,12 @@
 """Tests of the order of events in the training loop."""
 
 import contextlib
-import json
 from types import SimpleNamespace
 
 import pytest
 from etils import epath
 
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.run import metrics
 from vit_jax.run.profiling import Profile
 from vit_jax.training import loop
 from vit_jax.training.evaluations import Schedule
@@ -93,9 +91,6 @@ def train(session, step=0):
   return loop._train(session, f'params {step}', step, profile)
 
 
-NAMES = "['val/accuracy']"
-
-
 def evaluation(step, saved=False):
   """Returns the calls of an evaluation, with a save if it is due."""
   return [
@@ -128,97 +123,11 @@ def test_metrics_are_fetched_before_saving_and_evaluating():
   assert results == {'val/accuracy': 7.0}
 
 
-def test_metrics_are_fetched_before_saving_without_evaluations():
-  session = Recorded(total=4, evals=0, save=2)
-  train(session)
-  assert session.log[:4] == ['metrics 1', 'metrics 2', 'drain', 'save 2 []']
-
-
 def test_a_resumed_run_repeats_what_was_due():
   """A crash may have lost the step's evaluation and its save."""
   session = Recorded(total=5, evals=2, save=2)
   train(session, step=2)
   assert session.log[:5] == [*evaluation(2, saved=True), 'metrics 3']
-
-
-def test_every_evaluation_updates_the_best_step(caplog):
-  """Even if no save is due; if one is, only the metric is added."""
-  session = Recorded(total=4, evals=2, save=4, best='val/accuracy')
-  with caplog.at_level('INFO', logger='vit_jax'):
-    train(session)
-  assert caplog.messages[-1] == 'best step of 4'
-  assert session.log == [
-    'metrics 1',
-    'metrics 2',
-    *evaluation(2),
-    f'save 2 {NAMES}',
-    'metrics 3',
-    'metrics 4',
-    *evaluation(4, saved=True),
-    f'save 4 {NAMES}',
-    'finish 4',
-    'flush 4',
-  ]
-
-
-class Measured(Recorded):
-  """A session whose evaluations are in metrics.jsonl."""
-
-  def __init__(self, workdir, values, patience, stop_at=None):
-    super().__init__(
-      total=20, evals=2, save=20, stop_at=stop_at, best='val/accuracy'
-    )
-    self.workdir, self.values, self.events = epath.Path(workdir), values, []
-    self.experiment.config = dict(
-      early_stop_patience=patience, checkpoint=dict(best='val/accuracy')
-    )
-    self.ledger.event = lambda kind, **fields: self.events.append(kind)
-
-  def _evaluate(self, names, state, step):
-    super()._evaluate(names, state, step)
-    return {'val/accuracy': self.values[step // 2 - 1]}
-
-  def _write(self, step, results):
-    metrics.rewind(self.workdir / 'metrics.jsonl', step)  # as a resumed run
-    with (self.workdir / 'metrics.jsonl').open('a') as file:
-      file.write(json.dumps({'step': step, **results}) + '\n')
-
-
-def test_a_run_ends_early(tmp_path, caplog):
-  """After two evaluations without a new best; a resumed run ends there, too.
-
-  A run that has ended does not continue, unless the patience is larger now.
-  """
-  values = [0.5, 0.7, 0.6, 0.7, 0.6, 0.9, 0.8, 0.8, 0.8, 0.8]
-  session = Measured(tmp_path, values, 2)
-  with caplog.at_level('INFO', logger='vit_jax'):
-    train(session)
-  assert session.log[-3:] == [f'save 8 {NAMES}', 'finish 8', 'flush 8']
-  assert session.events == ['early_stop']
-  assert 'early at step 8 of 20' in caplog.text and 'step 4,' in caplog.text
-  resumed = Measured(tmp_path, values, 2)
-  train(resumed, step=6)
-  assert resumed.completed == 8
-  again = Measured(tmp_path, values, 2)
-  assert train(again, step=8) == {'val/accuracy': 0.7}
-  assert again.completed == 8 and 'metrics 9' not in again.log
-  longer = Measured(tmp_path, values, 3)
-  train(longer, step=8)
-  assert longer.completed == 10
-  endless = Measured(tmp_path, values, None)
-  train(endless, step=8)
-  assert endless.completed == 20 and endless.events == []
-
-
-def test_a_signal_before_the_early_end(tmp_path):
-  """The resumed run evaluates, and ends."""
-  values = [0.5, 0.4, 0.4]
-  session = Measured(tmp_path, values, 2, stop_at=6)
-  with pytest.raises(PreemptedError, match='step 6 of 20'):
-    train(session)
-  resumed = Measured(tmp_path, values, 2)
-  train(resumed, step=6)
-  assert resumed.completed == 6 and resumed.events == ['early_stop']
 
 
 def test_a_failing_evaluator_ends_the_run_after_the_save():
@@ -282,10 +191,3 @@ def test_a_rounded_interval_is_not_due_just_before_the_end(every, total, due):
   """The last multiple is left out if only rounding put it there."""
   schedule = Schedule(every, total, is_rounded=True)
   assert [step for step in range(total + 1) if schedule.due(step)] == due
-
-
-def test_exact_intervals_are_due_just_before_the_end():
-  """An interval of two steps that was given in steps is exact."""
-  schedule = Schedule(112, 225)
-  due = [step for step in range(226) if schedule.due(step)]
-  assert due == [112, 224, 225]

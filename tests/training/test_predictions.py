@@ -73,13 +73,6 @@ def test_examples_are_spread_over_a_large_split(setting):
   assert (found['count'], found['total']) == (5, 50)
 
 
-def test_examples_in_large_files_are_titled_by_number():
-  source = Colours()
-  for where in ('test.array_record-00000, record 7', 'a.tar @ 512', ''):
-    source.where = lambda index, where=where: where
-    assert features.Spread(source, 5).title(1) == 'example 12'
-
-
 def test_a_model_without_a_head_is_refused(setting):
   with pytest.raises(UserError, match='no head'):
     reporting.predict_examples(

@@ -10,11 +10,8 @@ import pytest
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.data.pipeline.loader import BadRecord
 from vit_jax.data.pipeline.stream import BadRecordLimit
-from vit_jax.errors import UserError
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import metrics as metrics_lib
 from vit_jax.run.guards import Recovery, RollbackError
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.metrics import Log, Writer
@@ -123,26 +120,6 @@ def test_an_interval_of_bad_steps_only(made):
   assert [line['loss'] for line in lines()] == [None] * 5
 
 
-def test_an_interval_continues_after_a_restart(made):
-  """Its line is the same as that of a run that was not interrupted."""
-  recorder, lines = made
-  for step in range(1, 11):
-    recorder.append(step, metrics(step, loss=0.1 * step, bad_records=step))
-  recorder.drain()
-  first = lines()
-  for step in range(1, 8):
-    recorder.append(step, metrics(step, loss=0.1 * step, bad_records=step))
-  recorder.drain()
-  stored = json.loads(json.dumps(recorder.interval()))
-  recorder._interval = metrics_lib.Interval(stored)
-  for step in range(8, 11):
-    recorder.append(step, metrics(step, loss=0.1 * step, bad_records=step))
-  recorder.drain()
-  assert lines()[-1]['step'] == 10
-  for key in ('loss', 'grad_norm', 'lr', 'bad_records', 'skipped'):
-    assert lines()[-1][key] == first[-1][key]
-
-
 def test_bad_records_are_summed_between_lines(made):
   """Counts of steps without a line are added to the next line."""
   recorder, lines = made
@@ -158,57 +135,3 @@ def test_evaluations_have_their_own_line(made):
   recorder.evaluations(5, {})
   recorder.evaluations(6, {'val/accuracy': 0.5})
   assert lines() == [{'step': 6, 'val/accuracy': 0.5}]
-
-
-@pytest.mark.parametrize(
-  'seconds, text',
-  [
-    (9.4, '9s'),
-    (250, '4m10s'),
-    (3600, '1h00m'),
-    (11_100, '3h05m'),
-    (183_600, '2d03h'),
-  ],
-)
-def test_duration_has_its_two_largest_units(seconds, text):
-  assert recorder_lib.duration(seconds) == text
-
-
-def silent_recorder(limit):
-  """Returns a recorder without outputs."""
-  return recorder_lib.Recorder(
-    experiment_of(total_steps=1000, every='100 steps'),
-    mock.Mock(spec=Writer),
-    mock.Mock(spec=Ledger, totals={}),
-    mock.Mock(spec=Watchdog),
-    mock.MagicMock(spec=HostTimes),
-    limit,
-  )
-
-
-def test_too_many_bad_records_end_the_run():
-  """The sum over all processes is checked before anything is saved."""
-  values = {'skipped': jnp.array(0), 'bad_records': jnp.array(1)}
-  limits = [BadRecordLimit(fraction, 64) for fraction in (0.05, 0.1)]
-  for limit in limits:
-    noted = limit.reporting(None)
-    for index in range(4):
-      noted('data', BadRecord(index, '', 'broken'))
-  taken, allowed = map(silent_recorder, limits)
-  for step in range(1, 5):  # the last call fetches the second step
-    taken.append(step, values)
-    allowed.append(step, values)
-  with pytest.raises(UserError, match='4 of the 64 records'):
-    taken.drain()  # 3 are allowed
-  allowed.drain()
-
-
-@pytest.mark.parametrize('devices', [1, 2])
-def test_the_rate_per_chip_is_shown_with_several_chips(devices):
-  """With a single chip, it equals the rate of the run."""
-  values = {'loss': 1.0, 'lr': 0.1, 'img_per_sec': 50.0, 'data_wait': 0.0}
-  experiment = experiment_of(10, '5 steps', devices=devices)
-  line = recorder_lib.console_line(5, values, experiment)
-  assert '50 img/s  ' in line
-  assert ('25.0 img/s/chip' in line) == (devices == 2)
-  assert ('img/s/chip' in line) == (devices == 2)

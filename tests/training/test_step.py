@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from vit_jax.errors import UserError
 from vit_jax.models import contract, layers
 from vit_jax.objectives import contract as objective_contract
 from vit_jax.objectives.contract import Setting
@@ -400,16 +399,3 @@ def test_weights_contain_those_of_the_objective_and_the_average():
   without = trainer(Teaching())
   state = without.init_state(jax.random.key(0), None)
   assert list(without.weights(state)) == ['params', 'teacher']
-
-
-def test_weights_without_params_are_refused():
-  """All evaluators and commands need the trained weights by this name."""
-
-  class Unnamed(Teaching):
-    def weights(self, params, extra):
-      return {'': params, '_teacher': extra['teacher']}
-
-  of = trainer(Unnamed())
-  state = of.init_state(jax.random.key(0), None)
-  with pytest.raises(UserError, match="'', '_teacher'.*must be 'params'"):
-    jax.eval_shape(of.weights, state)
