@@ -36,8 +36,8 @@ from sklearn.datasets import load_sample_images
 
 from benchmarks import peers
 from vit_jax import load_pretrained
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.config import loading
-from vit_jax.data.augment.presets import IMAGENET
 from vit_jax.data.images.decode import resize
 from vit_jax.evaluators import fewshot
 from vit_jax.training import data

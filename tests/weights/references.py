@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from benchmarks import peers
 from vit_jax import load_pretrained
-from vit_jax.data.augment.presets import NONE
+from vit_jax.arrays.pixels import NONE
 
 torch = pytest.importorskip('torch')
 timm = peers.import_timm()

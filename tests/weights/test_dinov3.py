@@ -9,7 +9,7 @@ import safetensors.numpy
 from references import torch, transformers
 
 from vit_jax import load_pretrained
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained

@@ -14,7 +14,7 @@ from references import CLASSES, SIZE, huggingface, transformers
 from tests.faults.counts import further
 from vit_jax import load_pretrained
 from vit_jax.arrays import tree
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params

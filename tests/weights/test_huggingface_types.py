@@ -6,7 +6,7 @@ from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch, transformers
 
 from tests.faults.counts import further
 from vit_jax import load_pretrained
-from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.patch_embedding import CLIP

@@ -12,7 +12,7 @@ from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch
 
 from vit_jax import load_pretrained
 from vit_jax.arrays import sharding
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained, transfer
 

@@ -23,7 +23,7 @@ from test_huggingface import written
 
 from tests.faults.counts import further
 from vit_jax import load_pretrained
-from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
 

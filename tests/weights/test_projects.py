@@ -17,7 +17,7 @@ from references import (
 )
 
 from vit_jax import load_pretrained
-from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError
 from vit_jax.weights.patch_embedding import CLIP
 

@@ -13,7 +13,7 @@ from references import timm, timm_file, torch, transformers
 from tests.faults.counts import further
 from vit_jax import finetune, load_pretrained
 from vit_jax.arrays import sharding, tree
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.models.swin import Model, resize_bias

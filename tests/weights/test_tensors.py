@@ -13,7 +13,7 @@ from references import CLASSES, HEADS, timm_vit, torch
 
 from tests.faults.counts import injected
 from vit_jax import load_pretrained
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.weights.formats import tensors, timm
 

@@ -12,7 +12,7 @@ from references import HEADS, SIZE, timm_file, timm_vit, torch
 from tests.faults.counts import further
 from vit_jax import features, finetune, load_pretrained
 from vit_jax.arrays import sharding
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.vit import NAMES
 from vit_jax.training.experiment import Experiment

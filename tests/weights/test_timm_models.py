@@ -10,7 +10,7 @@ from references import HEADS, timm_file, timm_vit, torch
 
 from tests.faults.counts import count
 from vit_jax import load_pretrained
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.weights.formats import tensors, timm, timm_models
 from vit_jax.weights.patch_embedding import CLIP

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place
+from vit_jax.checkpoint import (
+  FORMAT,
+)
 from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models.contract import (
@@ -93,7 +95,7 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   assert head is not None
   num_classes = (actual.get(head.name) or (0,))[0 if names.torch else -1]
   about = {
-    'format': checkpoint.FORMAT,
+    'format': FORMAT,
     'model': _section(parsed),
     'objective': dict(parsed.objective),
     'num_classes': num_classes,

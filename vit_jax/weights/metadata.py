@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.data.augment.presets import NONE
+from vit_jax.arrays.pixels import NONE
 from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
 from vit_jax.files import paths

@@ -9,7 +9,7 @@ difference, up to rounding.
 import numpy as np
 from jaxtyping import Float
 
-from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Statistics, is_symmetric
 

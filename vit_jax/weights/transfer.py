@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place, to_host
+from vit_jax.checkpoint import (
+  check_shapes,
+)
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size, abstract_params
 from vit_jax.weights import patch_embedding
@@ -130,7 +132,7 @@ def resized(source: Pretrained, image_size: Size) -> Pretrained:
       params = load(source.abstract_params(mesh))
       params = _adapted(source, params, image_size, mesh)
       actual, expected = tree.flatten(params), tree.flatten(abstract)
-      checkpoint.check_shapes(source.path, _shapes(actual), _shapes(expected))
+      check_shapes(source.path, _shapes(actual), _shapes(expected))
       return params
 
     return load_and_adapt
@@ -225,7 +227,7 @@ def replace_head(
     if path not in fresh
     and (path in expected or not path.startswith(model.fresh))
   }
-  checkpoint.check_shapes(
+  check_shapes(
     'the weights',
     {path: leaf.shape for path, leaf in kept.items()},
     {path: leaf.shape for path, leaf in expected.items() if path not in fresh},
@@ -271,7 +273,7 @@ def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
   fresh = (*target.model.fresh, *missing)
   body = {k: v for k, v in actual.items() if not k.startswith(fresh)}
   of_model = {k: v for k, v in expected.items() if not k.startswith(fresh)}
-  checkpoint.check_shapes(source.path, _shapes(body), _shapes(of_model))
+  check_shapes(source.path, _shapes(body), _shapes(of_model))
   return _initialized(body, target)
 
 

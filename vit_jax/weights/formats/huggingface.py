@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.arrays import tree
-from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.models.contract import Statistics

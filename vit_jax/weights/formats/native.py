@@ -4,7 +4,16 @@ import functools
 import logging
 from typing import Any
 
-from vit_jax import checkpoint
+from vit_jax.checkpoint import (
+  READABLE,
+  export_params,
+  list_items,
+  load_about,
+  load_average,
+  load_extra,
+  load_params,
+  step_directory,
+)
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights.contract import Pretrained
@@ -41,15 +50,15 @@ def load(path: str, head: Any = None) -> Pretrained:
       f'{path} has an unknown ending. {damage.describe(path)} '
       f'{damage.SUPPORTED}.'
     )
-  step_dir = checkpoint.step_directory(path)
-  about = checkpoint.load_about(step_dir)
-  if about.get('format') not in checkpoint.READABLE:
+  step_dir = step_directory(path)
+  about = load_about(step_dir)
+  if about.get('format') not in READABLE:
     raise UserError(
       f'{step_dir} has the format {about.get("format")!r}; this version reads '
-      f'{checkpoint.READABLE}: use the version of vit_jax that wrote it.'
+      f'{READABLE}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
-  items = checkpoint.list_items(step_dir)
+  items = list_items(step_dir)
 
   def loader(item: str, load: Any) -> Any:
     return functools.partial(load, step_dir) if item in items else None
@@ -57,9 +66,9 @@ def load(path: str, head: Any = None) -> Pretrained:
   return Pretrained(
     str(step_dir),
     about,
-    functools.partial(checkpoint.load_params, step_dir),
-    load_average=loader('average', checkpoint.load_average),
-    load_extra=loader('extra', checkpoint.load_extra),
+    functools.partial(load_params, step_dir),
+    load_average=loader('average', load_average),
+    load_extra=loader('extra', load_extra),
   )
 
 
@@ -81,4 +90,4 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
       '.safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
       'without such an ending. For servers: python -m vit_jax.export.'
     )
-  checkpoint.export_params(path, params, about)
+  export_params(path, params, about)

@@ -19,13 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.augment.presets import (
-  IMAGENET,
-  NONE,
-  PRESETS,
-  Preset,
-  cropped,
-)
+from vit_jax.arrays.pixels import IMAGENET, NONE
+from vit_jax.data.augment.presets import PRESETS, Preset, cropped
 from vit_jax.models.contract import Statistics
 from vit_jax.models.vit import SIZES
 from vit_jax.weights.patch_embedding import CLIP

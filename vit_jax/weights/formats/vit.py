@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.augment.presets import IMAGENET
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.models.attention.attention import BIASES
 from vit_jax.models.positions import sincos2d
 from vit_jax.weights import names as names_lib
