@@ -58,7 +58,7 @@ class token is drawn from N(0, .02), the authors' from N(0, 1e-6). The warm-up
 reaches its peak one step later. bfloat16 instead of float16. ImageNet-21k as in
 TFDS instead of ImageNet-22k. For highres, the paper compresses all schedules
 into the 10,000 steps, as here, and reduces the learning rate, without a number:
-a tenth is our choice; the heads start from scratch, the authors' continue.
+a tenth is our choice.
 """
 
 from typing import Any, NamedTuple

@@ -13,9 +13,7 @@ import numpy as np
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place
-from vit_jax.checkpoint import (
-  FORMAT,
-)
+from vit_jax.checkpoint import FORMAT
 from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models.contract import (

@@ -13,9 +13,7 @@ from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place, to_host
-from vit_jax.checkpoint import (
-  check_shapes,
-)
+from vit_jax.checkpoint import check_shapes
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size, abstract_params
 from vit_jax.weights import patch_embedding
