@@ -211,7 +211,7 @@ def _described(
   )
   parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
   # The authors' models with 'visualize' in their name predict plain pixels.
-  norm_pixels = 'visualize' not in path
+  norm_pixels = 'visualize' not in path.rpartition('/')[2]
   parsed = vit.with_decoder(path, parsed, norm_pixels=norm_pixels)
   _warn_of_assumptions(path, parsed, settings)
   return foreign.imported(path, parsed)
