@@ -44,6 +44,10 @@ the last layer of each head 0 in the first 1,250 steps; gradients of backbone
 .07 in the first 37,500 steps; KoLeo with weight 0.1; LayerScale 1e-5; drop path
 with the same rate in all layers. The authors count epochs of 1,250 steps.
 
+Cost of recipe=short,model=L, predicted by `plan`: 147 core-days on v3:4x4 (9.7
+GiB per core, 50 % MFU); 63 on v5e:8x8 with --config.model.remat=dots (15.0
+GiB, 37 % MFU); 16 GPU-days on 8 H100 with gpu=80 (26.9 GiB, 29 % MFU).
+
 Expected ImageNet top-1, the authors', of the teacher: see the table. None of
 them has been repeated with this code. Except for the differences below, ten
 steps of a small model equal those of the authors' code to 1e-5
