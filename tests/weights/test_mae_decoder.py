@@ -13,6 +13,7 @@ from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch
 from vit_jax import load_pretrained
 from vit_jax.arrays import sharding
 from vit_jax.arrays.pixels import IMAGENET
+from vit_jax.objectives.mixing import normalize
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained, transfer
 
@@ -92,11 +93,13 @@ def same_predictions(model, objective, params):
   hidden = expected.mask.numpy() > 0
   assert hidden.sum() == 3 * COUNT * 3 // 4
   logits = expected.logits.numpy()[hidden]
-  predict = jax.jit(
-    lambda params: objective._predict_patches(
-      params, batch['image'], order, None
-    )
-  )
+
+  @jax.jit
+  def predict(params):
+    pixels = normalize(batch['image'])
+    tokens = objective._encode(params['model'], pixels, order, None)
+    return objective._decode(params['decoder'], tokens, order)
+
   ours = np.asarray(predict(params))[hidden]
   assert np.ptp(logits) > 0.5
   assert np.abs(ours - logits).max() <= 1e-5 * np.abs(logits).max()
