@@ -71,7 +71,7 @@ ROWS = [
       's16_i1k.py:epochs=90',
       'swin_i1k.py:variant=T',
       'vit.py:variant=B/16,data=i21k,gpu=80',
-      'vit.py:variant=B/32,data=i21k,gpu=80',
+      'vit.py:variant=B/32,data=i21k',
       'vit.py:variant=H/14,data=jft,gpu=80',
       'vit.py:variant=L/16,data=i21k,gpu=80',
       'vit5.py:model=B',
