@@ -60,8 +60,6 @@ ROWS = [
       'dino.py:recipe=vanilla,variant=S/16',
       'dinov2.py:recipe=short,model=L,gpu=80',
       'dinov2.py:recipe=long,model=L,gpu=80',
-      'finetune_imagenet.py',
-      'finetune_mae.py',
       'l16_i21k.py',
       'mae.py:model=B,gpu=80',
       'mae.py:model=L,gpu=80',
