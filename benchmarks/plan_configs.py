@@ -46,8 +46,6 @@ ROWS = [
   'configs/deit.py:model=Ti v3:4x4',
   'configs/masked_patch.py v3:4x4',
   'configs/dinov2.py:recipe=short,model=L v3:4x4',
-  'configs/dinov2.py:recipe=short,model=L v5e:8x8',
-  'configs/dinov2.py:recipe=long,model=L v5e:8x8',
   'configs/vit5.py:model=B v3:4x4',
   *(
     f'configs/{name} h100:1x8'
