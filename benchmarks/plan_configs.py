@@ -63,6 +63,7 @@ ROWS = [
       'mae.py:model=L,gpu=80',
       'masked_patch.py',
       'noisy_student.py',
+      'positions.py',
       'resnet.py:variant=R50x1',
       's16_i1k.py:epochs=90',
       'swin_i1k.py:variant=T',
