@@ -562,9 +562,8 @@ class Block(nn.Module):
     if self.grid is not None:
       embedding = PositionEmbedding(config, *self.learned_for, name='position')
       own = embedding(Patches(self.grid, index))
-      own = own._asdict()
       position = position._replace(
-        **{key: own[key] for key in ('added', 'relative', 'bias')}
+        added=own.added, relative=own.relative, bias=own.bias
       )
     if position.coordinates is not None:
       base = config.rope_base or positions.ROTATIONS['mixed']
