@@ -76,8 +76,8 @@ from vit_jax.models.vit import SIZES
 
 MODELS = ('S', 'B', 'L')
 HIGHRES_STEPS = 10_000
-# According to `plan`, the short recipe fits 32 v3 cores and 8 GPUs of 80 GB, and
-# L also 64 v5e chips with 'dots'. S was not planned for GPUs.
+# According to `plan`, the short recipe fits 32 v3 cores and 8 GPUs of 80 GB,
+# and L also 64 v5e chips with 'dots'. S was not planned for GPUs.
 REMAT = {'S': 'dots', 'B': 'full', 'L': 'full'}
 REMAT_GPU = {'S': 'none', 'B': 'none', 'L': 'dots'}
 
