@@ -37,7 +37,7 @@ setuptools.setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11',
-  packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+  packages=setuptools.find_namespace_packages(include=['vit_jax*']),
   cmdclass={'build_py': Build},
   package_data={
     'vit_jax': [
