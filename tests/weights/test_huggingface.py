@@ -294,7 +294,7 @@ def test_shards_must_be_those_of_the_index(tmp_path):
     (lambda weight_map: weight_map.pop(name), name),
     (
       lambda weight_map: weight_map.update({name: f'../{first}'}),
-      'directories',
+      'weight_map',
     ),
   ):
     content = json.loads(good)

@@ -131,7 +131,7 @@ def test_validated_treats_null_as_absent():
   assert metadata.validated('f', {'gelu': None, 'd': 1}) == {'d': 1}
   for given, words in (
     ({'model_args': {'num_heads': 'x'}}, "model_args.num_heads is 'x'"),
-    ({'model_args': 3}, 'model_args is 3.*an object'),
+    ({'model_args': 3}, 'model_args is 3.*dictionary'),
     ({'num_heads': True}, 'num_heads is True'),
     ({'crop_size': {'shortest_edge': 3}}, 'crop_size is'),
   ):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import pydantic
 
 from vit_jax.arrays import tree
 from vit_jax.arrays.pixels import IMAGENET, NONE
@@ -28,7 +29,11 @@ from vit_jax.weights.patch_embedding import CLIP
 log = logging.getLogger('vit_jax')
 PyTree = Any
 Arrays = dict[str, np.ndarray]
-_SWIN_RULES = {**metadata.RULES, 'num_heads': metadata.COUNTS}
+_SWIN_SETTINGS = pydantic.create_model(
+  'SwinSettings',
+  __base__=metadata.SETTINGS,
+  num_heads=(list[metadata.Count], None),
+)
 
 
 class _Type(NamedTuple):
@@ -136,19 +141,18 @@ def load(
   file = folder / 'config.json'
   config = (tensors.read_config(path) if head is None else head) or {}
   kind = config.get('model_type')
+  settings = _SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
+  config = metadata.validated(file, config, settings=settings)
   if 'vision_config' in config:  # a model of images and texts
     kind = f'{kind}_vision_model'
-    config = {**config, **metadata.validated(file, config['vision_config'])}
-  rules = _SWIN_RULES if kind == 'swin' else metadata.RULES
-  metadata.validated(file, {'model_type': kind})
+    config |= config['vision_config']
   if kind not in TYPES:
     raise UserError(
       f'{path} contains a model of the type {kind!r}; supported types: '
       f'{", ".join(TYPES)}.'
     )
-  given = {k: v for k, v in config.items() if v is not None}
-  config = {**TYPES[kind].defaults, **given}
-  config = metadata.validated(file, config, TYPES[kind].required, rules)
+  config = {**TYPES[kind].defaults, **config}
+  config = metadata.validated(file, config, TYPES[kind].required, settings)
   arrays, _ = tensors.read(path)
   return containers.described(
     path, arrays, lambda model: _described(path, model, kind, config)

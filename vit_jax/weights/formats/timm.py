@@ -250,8 +250,8 @@ def _parse_noted(
 ) -> ParsedWeights:
   """Parses a file with the notes of `save`."""
   where = f'the metadata of {path}'
-  values = metadata.read_notes(where, metadata.parse(where, text))
-  metadata.validated(where, values, required=('image_size',))
+  notes = metadata.parse(where, text)
+  values = metadata.read_notes(where, notes, required=('image_size',))
   # Older notes do not contain the rule of windows, which was that of the
   # authors.
   args = {'window_rule': 'authors'} | values.pop('model_args', {})
