@@ -107,18 +107,14 @@ _TYPES: tuple[tuple[Any, tuple[str, ...]], ...] = (
   # Names of files, without directories
   (dict[str, Annotated[str, Field(pattern='^[^/]*$')]], ('weight_map',)),
 )
-_CONFIG = pydantic.ConfigDict(
-  strict=True, extra='allow', allow_inf_nan=False, protected_namespaces=()
+_FIELDS: Any = {key: (kind, None) for kind, keys in _TYPES for key in keys}
+SETTINGS = pydantic.create_model(
+  'Settings',
+  __config__=pydantic.ConfigDict(
+    strict=True, extra='allow', allow_inf_nan=False, protected_namespaces=()
+  ),
+  **_FIELDS,
 )
-
-
-def _schema(**types: Any) -> type[pydantic.BaseModel]:
-  """Returns a model of pydantic with optional fields of some types."""
-  fields = {name: (kind, None) for name, kind in types.items()}
-  return pydantic.create_model('Settings', __config__=_CONFIG, **fields)
-
-
-SETTINGS = _schema(**{key: kind for kind, keys in _TYPES for key in keys})
 
 
 def pair(size: Any) -> tuple[int, int]:

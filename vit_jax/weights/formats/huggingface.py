@@ -7,7 +7,7 @@ that of `preprocessor_config.json`.
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from vit_jax.files import paths
 from vit_jax.models.contract import Statistics
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights.contract import Pretrained, SeveralModels
-from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import containers, swin, tensors, vit
 from vit_jax.weights.formats import huggingface_models as models
 from vit_jax.weights.metadata import ModelMetadata
@@ -43,16 +42,12 @@ class _Type(NamedTuple):
     class_name: prefix of the names of its classes.
     processor: preprocessing without a preprocessor_config.json, as its keys.
     required: required keys of config.json.
-    parse: function from path, arrays and config to the parsed weights.
     defaults: values of keys that are often left out in config.json.
   """
 
   class_name: str
   processor: Mapping[str, Any]
   required: tuple[str, ...] = ('num_attention_heads', 'image_size')
-  parse: Callable[[str, Arrays, Mapping[str, Any]], ParsedWeights] = (
-    models.parse_vit
-  )
   defaults: Mapping[str, Any] = {}
 
 
@@ -103,25 +98,14 @@ TYPES = {
   'dinov3_vit': _Type(
     'DINOv3ViT',
     _HALF | _IMAGENET,
-    parse=models.parse_dinov3,
     defaults={'layer_norm_eps': 1e-5},
   ),
   'swin': _Type(
     'Swin',
     _HALF | _IMAGENET | {'resample': 3},
     ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size'),
-    models.parse_swin,
   ),
 }
-# Types that `save` writes
-WRITTEN = (
-  'vit',
-  'deit',
-  'dinov2',
-  'dinov2_with_registers',
-  'dinov3_vit',
-  'swin',
-)
 
 
 def load(
@@ -163,7 +147,8 @@ def _described(
   path: str, arrays: Arrays, kind: str, config: dict[str, Any]
 ) -> Pretrained:
   """Describes a model of a type, given its arrays and its config."""
-  parsed = TYPES[kind].parse(path, arrays, config | {'model_type': kind})
+  parse = models.parse_swin if kind == 'swin' else models.parse_vit
+  parsed = parse(path, arrays, config | {'model_type': kind})
   folder = tensors.folder_of(path)
   file = folder / 'preprocessor_config.json'
   stored = metadata.validated(file, metadata.read(file))
@@ -239,13 +224,10 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     'config.json': config,
     'preprocessor_config.json': _processor(properties),
   }
-  try:
-    with paths.new_folder(folder) as unfinished:
-      for name, content in files.items():
-        (unfinished / name).write_text(json.dumps(content, indent=2))
-      tensors.write(os.fspath(unfinished / 'model.safetensors'), exported, {})
-  except OSError as error:
-    raise UserError(f'{path} cannot be written: {error}.') from error
+  with paths.new_folder(folder) as unfinished:
+    for name, content in files.items():
+      (unfinished / name).write_text(json.dumps(content, indent=2))
+    tensors.write(os.fspath(unfinished / 'model.safetensors'), exported, {})
 
 
 # Preprocessing
