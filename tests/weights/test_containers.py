@@ -126,7 +126,7 @@ def test_several_models_without_a_default_are_listed(tmp_path):
   path = str(tmp_path / 'a.pth')
   torch.save(A | under('other.', B), path)
   for keys in ({}, {'weights': 'teacher'}):
-    with pytest.raises(UserError, match='--weights=NAME.*main, other'):
+    with pytest.raises(UserError, match='--weights=NAME is .*main, other'):
       load_pretrained(path, num_heads=HEADS, **keys)
   params = load_pretrained(path, weights='main', num_heads=HEADS).params
   head = A['head.bias'].numpy()

@@ -203,10 +203,8 @@ class SeveralModels(NamedTuple):
     Raises:
       UserError: there is no model of that name.
     """
-    option = (
-      f'--weights=NAME, or load_pretrained(…, weights=NAME), of {self.path}'
-    )
-    check_choice(option, name, self.sets)
+    several = f'{self.path} contains several models: that of --weights=NAME'
+    check_choice(several, name, self.sets)
     return self.sets[name]()
 
 

@@ -1,6 +1,7 @@
 """Adapts weights to other images and heads, and initializes runs with them."""
 
 import dataclasses
+import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -58,13 +59,14 @@ def adapt(
   other_patches = source.about.get('other_patches')
   grid: Any = getattr(model, 'grid', None)  # models that process tokens
   if other_patches and math.prod(grid(new_size)) == other_patches:
-    (height, width), (old_height, old_width) = new_size, old_size
-    size = f'[3, {height}, {width}]'
+    config = {
+      'architecture': 'vit',
+      'pretrained_cfg': {'input_size': [3, *new_size]},
+    }
     raise UserError(
-      f'the positions in {source.path} fit images of '
-      f'{old_height}x{old_width} and of {height}x{width} pixels. Write the '
-      'right size into a config.json next to it: '
-      f'{{"architecture": "vit", "pretrained_cfg": {{"input_size": {size}}}}}.'
+      f'the positions in {source.path} fit images of {old_size} and of '
+      f'{new_size} pixels. Write the right size into a config.json next to it: '
+      f'{json.dumps(config)}.'
     )
   flat = tree.flatten(params)
   sized = {

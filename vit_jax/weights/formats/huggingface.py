@@ -15,7 +15,7 @@ import pydantic
 
 from vit_jax.arrays import tree
 from vit_jax.arrays.pixels import IMAGENET, NONE
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 from vit_jax.files import paths
 from vit_jax.models.contract import Statistics
 from vit_jax.weights import foreign, metadata
@@ -130,11 +130,7 @@ def load(
   if 'vision_config' in config:  # a model of images and texts
     kind = f'{kind}_vision_model'
     config |= config['vision_config']
-  if kind not in TYPES:
-    raise UserError(
-      f'{path} contains a model of the type {kind!r}; supported types: '
-      f'{", ".join(TYPES)}.'
-    )
+  check_choice(f'the type of the model in {path}', kind, TYPES)
   config = {**TYPES[kind].defaults, **config}
   config = metadata.validated(file, config, TYPES[kind].required, settings)
   arrays, _ = tensors.read(path)

@@ -286,7 +286,14 @@ def written_vit(model: Any) -> Written:
   if model.distilled:
     kind, supported = 'deit', ('distilled',)
     names['head'] = 'cls_classifier'
-  elif _is_deit(model):
+  elif (
+    model.registers == 1
+    and model.prefix_positions
+    and model.layer_scale is None
+    and not model.gated
+  ):
+    # A register with a position is a distillation token that is not used;
+    # registers of Dinov2WithRegisters have no position.
     kind, supported = 'deit', ('registers',)
     names['registers'] = _DISTILLATION
   elif model.registers:
@@ -309,7 +316,10 @@ def written_vit(model: Any) -> Written:
     missing.append('distillation token without a head')
   config = _sizes(model) | dict(qkv_bias=True)
   if is_dino:
-    names |= _dinov2_names(model.gated)
+    mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
+    for i in (1, 2):
+      names[f'{_LAYER}norm{i}'] = f'{_FOREIGN}norm{i}'
+      names[f'{_LAYER}mlp/fc{i}'] = f'{_FOREIGN}mlp.{mlp[i - 1]}'
     # Two thirds of the units of a gated MLP, rounded up to a multiple of 8
     ratio = round(model.mlp_dim * (1.5 if model.gated else 1) / model.width)
     units = ratio * model.width
@@ -349,32 +359,6 @@ def _sizes(model: Any) -> dict[str, Any]:
     num_attention_heads=model.num_heads,
     hidden_act=metadata.ACTIVATION_NAMES[model.gelu],
     layer_norm_eps=model.norm_eps,
-  )
-
-
-def _dinov2_names(gated: bool) -> dict[str, str]:
-  """Returns the names in a layer of DINOv2 that differ from those of a ViT."""
-  mlp = ('weights_in', 'weights_out') if gated else ('fc1', 'fc2')
-  return {
-    f'{_LAYER}norm1': f'{_FOREIGN}norm1',
-    f'{_LAYER}norm2': f'{_FOREIGN}norm2',
-    f'{_LAYER}mlp/fc1': f'{_FOREIGN}mlp.{mlp[0]}',
-    f'{_LAYER}mlp/fc2': f'{_FOREIGN}mlp.{mlp[1]}',
-  }
-
-
-def _is_deit(model: Any) -> bool:
-  """Returns whether a model is a DeiT whose distillation token is not used.
-
-  Here, this token is a register with a position; registers of
-  Dinov2WithRegisters have no position.
-  """
-  return (
-    model.registers == 1
-    and model.prefix_positions
-    and model.layer_scale is None
-    and not model.gated
-    and not model.distilled
   )
 
 

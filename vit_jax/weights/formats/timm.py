@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models.layers import EPSILON
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
@@ -224,14 +224,12 @@ def _split(path: str) -> tuple[str, Architecture | None]:
   match = re.match(r'([\w.]+):(?!//)(.+)', path)
   if match is None:
     return path, None
-  architecture = timm_models.find(match[1])
-  if architecture is None:
-    names = {name.partition('.')[0] for name in timm_models.table()}
-    raise UserError(
-      f'{match[1]} in {path} is not in {timm_models.source()}; '
-      f'{closest(match[1], names)}.'
-    )
-  return match[2], architecture
+  names = {name.partition('.')[0] for name in timm_models.table()}
+  name, place = match[1].partition('.')[0], timm_models.source()
+  check_choice(
+    f'the architecture in {path}, according to {place},', name, names
+  )
+  return match[2], timm_models.find(match[1])
 
 
 def _parse_noted(
