@@ -230,7 +230,8 @@ def _with_retries(path: str, fetch: Callable[[], T], sleep: Sleep) -> T:
       if not temporary or pause_s is None:
         raise failure from error
       pause_s = max(pause_s, min(_retry_after_s(error), MAX_PAUSE_S))
-      log.warning('%s Trying again in %g s.', failure, pause_s)
+      reason = paths.reason(error)
+      log.warning('%s: %s. Trying again in %g s.', path, reason, pause_s)
     sleep(pause_s)
   raise AssertionError('unreachable')
 
