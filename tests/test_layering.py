@@ -9,48 +9,11 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 
-# Packages from the top down: each imports only packages below it. A command is
-# a file next to them; commands do not import each other.
-COMMANDS = (
-  'analyze',
-  'train',
-  'finetune',
-  'evaluate',
-  'predict',
-  'convert',
-  'preview',
-  'goodput',
-  'check_data',
-  'plan',
-  'prepare',
-  'export',
-  'features',
-  'pseudo_label',
-  'sweep',
-  'study',
-  'configs',
-  'launch',
-  '__main__',
-)
-PACKAGES = (
-  'cli',
-  'sweeps',
-  'training',
-  'evaluators',
-  'weights',
-  'analysis',
-  'checkpoint',
-  'run',
-  'objectives',
-  'optim',
-  'models',
-  'data',
-  'arrays',
-  'config',
-  'files',
-  'processes',
-  'errors',
-)
+# Packages from the top down: each imports only packages below it. All others
+# are commands, which do not import each other.
+_TABLE = (PACKAGE.parent / 'ARCHITECTURE.md').read_text()
+_TABLE = _TABLE.partition('## Packages')[2].partition('\n## ')[0]
+PACKAGES = re.findall(r'^\| `(\w+)(?:/|\.py)` \|', _TABLE, flags=re.MULTILINE)
 MODULES = {
   '.'.join(path.relative_to(PACKAGE.parent).with_suffix('').parts): path
   for path in PACKAGE.rglob('*.py')
@@ -93,9 +56,9 @@ def outside(package):
   }
 
 
-def test_every_module_is_in_a_listed_package():
-  """A new package has to be listed here and in ARCHITECTURE.md."""
-  assert {package(module) for module in MODULES} <= {*PACKAGES, *COMMANDS}
+def test_architecture_lists_packages_that_exist():
+  assert len(PACKAGES) > 10
+  assert {*PACKAGES} <= {package(module) for module in MODULES}
 
 
 @pytest.mark.parametrize('module', sorted(MODULES))
@@ -103,17 +66,10 @@ def test_imports_point_downwards(module):
   """No module imports a package above its own; no command imports another."""
   here = package(module)
   for other in set(map(package, internal(MODULES[module]))) - {here}:
-    assert other not in COMMANDS, f'{module} imports the command {other}'
+    assert other in PACKAGES, f'{module} imports the command {other}'
     if here in PACKAGES:
       below = PACKAGES[PACKAGES.index(here) + 1 :]
       assert other in below, f'{module} imports {other}, which is above it'
-
-
-def test_architecture_lists_the_packages_in_this_order():
-  text = (PACKAGE.parent / 'ARCHITECTURE.md').read_text()
-  table = text.partition('## Packages')[2].partition('\n## ')[0]
-  rows = re.findall(r'^\| `(\w+)(?:/|\.py)` \|', table, flags=re.MULTILINE)
-  assert tuple(rows) == PACKAGES
 
 
 def test_modules_do_not_import_each_other_in_cycles():

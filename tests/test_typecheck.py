@@ -29,22 +29,17 @@ def test_flax_modules_check_shapes():
 
 
 @typechecked
-def checked(
-  a: int, *more: float, b: list[int] | None = None, **named: str
-) -> bool:
+def checked(a: int, *more: float, b: list[int] | None = None, **named: str):
   return a == 0
 
 
-@pytest.mark.parametrize(
-  ('args', 'kwargs'),
-  [
+def test_values_of_other_types_are_refused():
+  assert checked(0, 1.0, b=[0], c='a')
+  for args, kwargs in (
     (('0',), {}),
     ((0, 1.0, 'a'), {}),
     ((0,), {'b': ['a']}),
     ((0,), {'c': 1}),
-    ((), {'a': '0'}),
-  ],
-)
-def test_values_of_other_types_are_refused(args, kwargs):
-  with pytest.raises(typeguard.TypeCheckError):
-    checked(*args, **kwargs)
+  ):
+    with pytest.raises(typeguard.TypeCheckError):
+      checked(*args, **kwargs)

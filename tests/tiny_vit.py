@@ -35,7 +35,7 @@ def noise_params(model, image_size, scale=0.3):
 
 
 def save_classifier(path):
-  """Writes weights of three classes for images of 32 pixels, as .npz."""
+  """Writes weights of three classes for images of 32 pixels; returns them."""
   sizes = dict(patch_size=16, width=16, depth=1, mlp_dim=8, num_heads=2)
   about = dict(
     model=dict(name='vit', dtype='float32', **sizes),
@@ -46,4 +46,6 @@ def save_classifier(path):
     class_names=[],
   )
   model = Model(3, dtype='float32', **sizes)
-  pretrained.save(path, noise_params(model, (32, 32)), about)
+  params = noise_params(model, (32, 32))
+  pretrained.save(path, params, about)
+  return params

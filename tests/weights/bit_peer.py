@@ -1,20 +1,12 @@
 """timm's ResNets with the official constants, and official files of them."""
 
 import functools
-import importlib.util
 
 import numpy as np
-import pytest
-
-from benchmarks import peers
-
-torch = pytest.importorskip('torch')
-if importlib.util.find_spec('timm') is None:
-  pytest.skip('timm is not installed', allow_module_level=True)
-timm = peers.import_timm()
-from timm.layers import GroupNormAct, StdConv2d, StdConv2dSame  # noqa: E402
-from timm.models import resnetv2, vision_transformer  # noqa: E402
-from timm.models.vision_transformer_hybrid import HybridEmbed  # noqa: E402
+from references import timm, torch
+from timm.layers import GroupNormAct, StdConv2d, StdConv2dSame
+from timm.models import resnetv2, vision_transformer
+from timm.models.vision_transformer_hybrid import HybridEmbed
 
 
 class _ByDeviation(StdConv2dSame):
@@ -53,16 +45,13 @@ def bit(depths, num_classes, width_factor=1):
   )
 
 
-def hybrid(depths, patch_size, image_size, num_classes, official=True, **sizes):
-  """Returns a hybrid with the official code's constants, or with timm's."""
-  conv = functools.partial(StdConv2dSame, eps=1e-8)
+def hybrid(depths, patch_size, image_size, num_classes, **sizes):
+  """Returns a hybrid with the official code's constants."""
   settings = dict(
     stem_type='same',
     preact=False,
-    conv_layer=_ByDeviation if official else conv,
-    norm_layer=functools.partial(
-      GroupNormAct, num_groups=32, eps=1e-6 if official else 1e-5
-    ),
+    conv_layer=_ByDeviation,
+    norm_layer=functools.partial(GroupNormAct, num_groups=32, eps=1e-6),
   )
   if depths:
     backbone = resnetv2.ResNetV2(

@@ -52,9 +52,16 @@ def timm_file(folder, model, config=None, name='model.safetensors'):
   return str(folder / name)
 
 
-def huggingface(kind='ViT', head='ForImageClassification', **changes):
-  """Returns a small model of the library's class."""
-  config = dict(
+def config_class(name):
+  """Returns the class of the configs of a class of models of transformers."""
+  for ending in ('Model', 'For'):
+    name = name.partition(ending)[0] or name
+  return getattr(transformers, f'{name}Config')
+
+
+def huggingface(name='ViTForImageClassification', **changes):
+  """Returns a small model of a class of transformers."""
+  sizes = dict(
     image_size=SIZE,
     patch_size=PATCH,
     hidden_size=WIDTH,
@@ -62,47 +69,18 @@ def huggingface(kind='ViT', head='ForImageClassification', **changes):
     num_attention_heads=HEADS,
     intermediate_size=2 * WIDTH,
     num_labels=CLASSES,
-    layer_norm_eps=1e-6,
-    attn_implementation='eager',
   )
+  if {'vision_config', 'embed_dim'} & changes.keys():  # has other keys
+    sizes = {}
   torch.manual_seed(0)
-  config = getattr(transformers, f'{kind}Config')(**(config | changes))
-  return noisy(getattr(transformers, f'{kind}{head}')(config))
+  config = config_class(name)(**(sizes | changes))
+  return noisy(getattr(transformers, name)(config))
 
 
 def images(size=SIZE, n=3):
   """Returns images in [-1, 1]."""
   rng = np.random.default_rng(0)
   return rng.uniform(-1, 1, (n, size, size, 3)).astype(np.float32)
-
-
-def run(model, images, mean=(0.5,) * 3, std=(0.5,) * 3):
-  """Returns logits, and every block's output `[n, l, t, d]`.
-
-  Images are in [-1, 1]. The model gets (u - mean) / std of pixels u in [0, 1].
-  """
-  pixels = ((images + 1) / 2 - np.array(mean)) / np.array(std)
-  pixels = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
-  blocks = model.blocks if hasattr(model, 'blocks') else _layers(model)
-  found = []
-  hooks = [
-    block.register_forward_hook(
-      lambda _, __, out: found.append(out if torch.is_tensor(out) else out[0])
-    )
-    for block in blocks
-  ]
-  with torch.no_grad():
-    out = model(pixels)
-  for hook in hooks:
-    hook.remove()
-  logits = out if torch.is_tensor(out) else out.logits
-  return logits.numpy(), torch.stack(found, dim=1).numpy()
-
-
-def _layers(model):
-  """Returns the encoder's layers of a Hugging Face model."""
-  lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-  return next(each for each in lists if len(each) == DEPTH)
 
 
 def state(model):
@@ -115,12 +93,13 @@ def jitted(model):
   return jax.jit(lambda params, x: model.apply({'params': params}, x))
 
 
-def same_results(path, reference, size, statistics=NONE, limit=1e-4, **keys):
+def same_results(weights, reference, size, statistics=NONE, limit=1e-4, **keys):
   """Checks our results for images of a size against a function of pixels.
 
   Args:
-    path: path of the weights.
-    reference: function from pixels `[n, c, y, x]` to results.
+    weights: path of the weights, or a model and its parameters.
+    reference: function from pixels `[n, c, y, x]` to results. Its blocks are
+      compared, too, if it is a model of timm.
     size: (height, width) of the images, to which our weights are resized.
     statistics: mean and std by which the pixels of `reference` are normalized.
     limit: largest difference, relative to the largest result.
@@ -128,26 +107,29 @@ def same_results(path, reference, size, statistics=NONE, limit=1e-4, **keys):
   """
   mean, std = (np.array(values) for values in statistics)
   x = np.random.default_rng(0).uniform(-1, 1, (3, *size, 3))
+  x = x.astype(np.float32)
   pixels = (((x + 1) / 2 - mean) / std).transpose(0, 3, 1, 2)
+  outputs = []
+  hooks = [
+    block.register_forward_hook(lambda _, __, out: outputs.append(out))
+    for block in getattr(reference, 'blocks', ())
+  ]
   with torch.no_grad():
     expected = reference(torch.from_numpy(pixels.astype(np.float32)))
+  for hook in hooks:
+    hook.remove()
   expected = getattr(expected, 'logits', expected).numpy()
-  model, params = load_pretrained(path, image_size=size, **keys)
-  ours = jitted(model)(params, x.astype(np.float32))
-  assert np.ptp(expected) > 0.1
-  assert np.abs(ours - expected).max() <= limit * np.abs(expected).max()
-
-
-def agree(model, params, reference, size=SIZE, **normalization):
-  """Checks that logits and every block's output differ by at most 1e-4."""
-  x = images(size)
-  predict = jax.jit(
-    lambda params: model.apply(
-      {'params': params}, x, None, ('layers',), method='predict'
-    )
-  )
-  ours = predict(params)
-  logits, layers = run(reference, x, **normalization)
-  assert np.ptp(logits) > 0.5
-  np.testing.assert_allclose(ours['logits'], logits, atol=1e-4, rtol=0)
-  np.testing.assert_allclose(ours['layers'], layers, atol=1e-4, rtol=0)
+  if isinstance(weights, str):
+    weights = load_pretrained(weights, image_size=size, **keys)
+  model, params = weights
+  pairs = [(jitted(model)(params, x), expected)]
+  if outputs:
+    found = jax.jit(
+      lambda params: model.apply(
+        {'params': params}, x, None, ('layers',), method='predict'
+      )
+    )(params)
+    pairs.append((found['layers'], torch.stack(outputs, dim=1).numpy()))
+  for ours, theirs in pairs:
+    assert np.ptp(theirs) > 0.1
+    assert np.abs(ours - theirs).max() <= limit * np.abs(theirs).max()

@@ -11,17 +11,14 @@ import tiny_vit
 from vit_jax import export
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
-from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
-from vit_jax.weights.formats import npz
 
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
   """Returns the path of a small model with random weights."""
   path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
-  model = Model(5, **tiny_vit.SIZES)
-  npz.save(path, tiny_vit.noise_params(model, (8, 8)), {})
+  tiny_vit.save_classifier(path)
   return path
 
 
@@ -36,7 +33,7 @@ def expected(path, images):
 
 def images(n):
   rng = np.random.default_rng(n)
-  return rng.integers(0, 256, (n, 8, 8, 3), np.uint8)
+  return rng.integers(0, 256, (n, 32, 32, 3), np.uint8)
 
 
 def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
@@ -50,10 +47,10 @@ def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
     assert np.ptp(logits) > 0.1
     np.testing.assert_allclose(logits, expected(weights, images(n)), atol=1e-5)
   about = json.loads((tmp_path / 'out' / 'description.json').read_text())
-  assert about['input']['shape'] == ['n', 8, 8, 3]
+  assert about['input']['shape'] == ['n', 32, 32, 3]
   assert about['preprocess']['resize'] == 'squash'
   assert about['preprocess']['interpolation'] == 'bilinear'
-  assert about['class_names'] == [f'class {i}' for i in range(5)]
+  assert about['class_names'] == [f'class {i}' for i in range(3)]
 
 
 def test_exported_saved_model_gives_the_same_logits(weights, tmp_path):
@@ -79,7 +76,7 @@ def test_a_saved_model_that_tensorflow_cannot_run_is_refused(
   def refuse(images):
     refusal = tf.debugging.assert_less(tf.shape(images)[0], 0)
     with tf.control_dependencies([refusal]):
-      return tf.zeros((1, 5))
+      return tf.zeros((1, 3))
 
   monkeypatch.setattr(jax2tf, 'convert', lambda *_, **__: refuse)
   with pytest.raises(
@@ -89,15 +86,10 @@ def test_a_saved_model_that_tensorflow_cannot_run_is_refused(
   assert not (tmp_path / 'out').exists()
 
 
-def test_a_saved_model_without_tensorflow_is_refused(
-  weights, tmp_path, monkeypatch
-):
-  """The message contains the command that installs it."""
+def test_what_cannot_be_written_is_refused(weights, tmp_path, monkeypatch):
+  """The message contains the directory, or the command that installs it."""
+  with pytest.raises(UserError, match='exists'):
+    export.run(weights, str(tmp_path), 'stablehlo')
   monkeypatch.setitem(sys.modules, 'tensorflow', None)
   with pytest.raises(UserError, match=r"pip install 'vit_jax\[tensorflow\]'"):
     export.run(weights, str(tmp_path / 'out'), 'savedmodel')
-
-
-def test_existing_directories_are_refused(weights, tmp_path):
-  with pytest.raises(UserError, match='exists'):
-    export.run(weights, str(tmp_path), 'stablehlo')

@@ -1,14 +1,27 @@
 """Tests of each type of Hugging Face's models against the library."""
 
+import re
+
+import numpy as np
 import pytest
 import references
-from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch, transformers
+import safetensors.numpy
+from references import (
+  DEPTH,
+  HEADS,
+  PATCH,
+  SIZE,
+  WIDTH,
+  huggingface,
+  torch,
+)
 
 from tests.faults.counts import further
 from vit_jax import load_pretrained
 from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError
-from vit_jax.weights.formats import huggingface
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats.huggingface import TYPES as SUPPORTED
 from vit_jax.weights.patch_embedding import CLIP
 
 SIZES = dict(
@@ -59,6 +72,15 @@ def embeds(outputs):
 # {class: (config, result that equals ours, mean and std)}
 TYPES = {
   'ViTModel': ({}, pooled, NONE),
+  'ViTForImageClassification': (
+    dict(
+      hidden_act='gelu_pytorch_tanh',
+      layer_norm_eps=1e-3,
+      id2label=dict(enumerate('abcdefg')),
+    ),
+    logits,
+    NONE,
+  ),
   'ViTMAEModel': (dict(mask_ratio=0.0), cls, NONE),
   'ViTMAEForPreTraining': (
     dict(
@@ -75,6 +97,7 @@ TYPES = {
   'ViTMSNForImageClassification': ({}, logits, NONE),
   'IJepaForImageClassification': ({}, logits, NONE),
   'DeiTForImageClassification': ({}, logits, IMAGENET),
+  'DeiTForImageClassificationWithTeacher': ({}, logits, IMAGENET),
   'BeitModel': (dict(use_shared_relative_position_bias=True), pooled, NONE),
   'BeitForImageClassification': (
     dict(use_relative_position_bias=True, layer_scale_init_value=0.0),
@@ -98,9 +121,18 @@ TYPES = {
   ),
   'Dinov2Model': ({}, pooled, IMAGENET),
   'Dinov2ForImageClassification': ({}, logits, IMAGENET),
-  'Dinov2WithRegistersForImageClassification': ({}, logits, IMAGENET),
+  'Dinov2WithRegistersForImageClassification': (
+    dict(use_swiglu_ffn=True),
+    logits,
+    IMAGENET,
+  ),
   'DINOv3ViTModel': (
-    dict(num_register_tokens=2, use_gated_mlp=True, hidden_act='silu'),
+    dict(
+      num_register_tokens=2,
+      use_gated_mlp=True,
+      hidden_act='silu',
+      rope_theta=50.0,
+    ),
     pooled,
     IMAGENET,
   ),
@@ -113,21 +145,6 @@ TYPES = {
   'SwinForImageClassification': (SWIN, logits, IMAGENET),
   'Siglip2VisionModel': (dict(num_patches=(SIZE // PATCH) ** 2), pooled, NONE),
 }
-
-
-def config_class(name):
-  """Returns the class of the configs of a class of models."""
-  for ending in ('Model', 'For'):
-    name = name.partition(ending)[0] or name
-  return getattr(transformers, f'{name}Config')
-
-
-def library_model(name, changes):
-  """Returns a small model of the library with random weights."""
-  sizes = {} if {'vision_config', 'embed_dim'} & changes.keys() else SIZES
-  torch.manual_seed(0)
-  config = config_class(name)(**sizes, **changes)
-  return references.noisy(getattr(transformers, name)(config))
 
 
 def library_result(model, pixels, result):
@@ -175,7 +192,7 @@ FURTHER = (
 def test_results_equal_the_library(tmp_path, name):
   """At its own size to 1e-5, and at another one to 1e-4."""
   changes, result, statistics = TYPES[name]
-  reference = library_model(name, changes)
+  reference = huggingface(name, **changes)
   reference.save_pretrained(tmp_path)
   for size, limit in (((SIZE, SIZE), 1e-5), (OTHER, 1e-4)):
     references.same_results(
@@ -187,15 +204,66 @@ def test_results_equal_the_library(tmp_path, name):
     )
 
 
+# Classes whose types are written, too
+WRITTEN = (
+  'ViTModel',
+  'ViTForImageClassification',
+  'DeiTForImageClassificationWithTeacher',
+  'Dinov2ForImageClassification',
+  'Dinov2WithRegistersForImageClassification',
+  'DINOv3ViTModel',
+  'SwinForImageClassification',
+)
+
+
+@pytest.mark.parametrize('name', WRITTEN)
+def test_written_directories_open_in_the_library(tmp_path, name):
+  """They have the same arrays, results and classes."""
+  changes, result, _ = TYPES[name]
+  reference = huggingface(name, **changes)
+  first, second = str(tmp_path / 'first'), str(tmp_path / 'second')
+  reference.save_pretrained(first)
+  params, about = load_pretrained(first).params, pretrained.find(first).about
+  pretrained.save(f'huggingface:{second}', params, about)
+  for key in ('model', 'image_size', 'class_names'):
+    assert pretrained.find(second).about[key] == about[key]
+  with pytest.raises(UserError, match='exists'):
+    pretrained.save(f'huggingface:{second}', params, about)
+  again = type(reference).from_pretrained(second, local_files_only=True)
+  if about['num_classes']:
+    assert again.config.id2label == dict(enumerate(about['class_names']))
+  for key in ('layer_norm_eps', 'hidden_act'):
+    assert getattr(again.config, key) == getattr(reference.config, key)
+  pixels = torch.from_numpy(references.images().transpose(0, 3, 1, 2).copy())
+  with torch.no_grad():
+    expected, found = (
+      library_result(model, pixels, result).numpy()
+      for model in (reference, again.eval())
+    )
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  original, copy = (
+    safetensors.numpy.load_file(f'{path}/model.safetensors')
+    for path in (first, second)
+  )
+  # Derived arrays; DINOv2's position of the class token is added to the token.
+  other = 'position_index'
+  if 'DINO' in name.upper():
+    other += '|mask_token|cls_token|position'
+  assert {n for n in original if 'position_index' not in n} == copy.keys()
+  for key in copy:
+    if not re.search(other, key):
+      np.testing.assert_allclose(copy[key], original[key], atol=1e-5)
+
+
 def test_every_type_is_compared():
-  compared = {config_class(name).model_type for name in TYPES}
-  assert not huggingface.TYPES.keys() - compared
+  compared = {references.config_class(name).model_type for name in TYPES}
+  assert not SUPPORTED.keys() - compared
 
 
 @pytest.mark.parametrize('name', ['PixioModel', 'VideoMAEModel'])
 def test_other_types_are_refused_by_name(tmp_path, name):
   """They are not plain Vision Transformers."""
-  reference = library_model(name, {})
+  reference = huggingface(name)
   reference.save_pretrained(tmp_path)
   with pytest.raises(UserError, match=f"'{reference.config.model_type}'"):
     load_pretrained(str(tmp_path))
@@ -203,6 +271,6 @@ def test_other_types_are_refused_by_name(tmp_path, name):
 
 def test_a_head_of_clip_that_does_not_fit_is_left_out(tmp_path, caplog):
   """Its input is the mean of patches before the last LayerNorm."""
-  library_model('CLIPForImageClassification', TOWERS).save_pretrained(tmp_path)
+  huggingface('CLIPForImageClassification', **TOWERS).save_pretrained(tmp_path)
   assert load_pretrained(str(tmp_path)).model.num_classes == 0
   assert 'left out its classifier' in caplog.text

@@ -25,9 +25,9 @@ MESH = sharding.make_mesh(jax.devices()[:1])
 def reference(**changes):
   """Returns a model of the library with random weights."""
   return references.huggingface(
-    'ViTMAE',
-    'ForPreTraining',
+    'ViTMAEForPreTraining',
     **{
+      'layer_norm_eps': 1e-6,
       'decoder_hidden_size': DECODER['width'],
       'decoder_num_hidden_layers': DECODER['depth'],
       'decoder_num_attention_heads': DECODER['num_heads'],

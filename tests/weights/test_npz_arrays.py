@@ -2,7 +2,6 @@
 
 import io
 import tracemalloc
-import warnings
 import zipfile
 
 import numpy as np
@@ -44,6 +43,17 @@ def test_arrays_equal_those_of_numpy(tmp_path, save, dtype):
       np.testing.assert_array_equal(array, expected[name])
 
 
+def refused_without_memory(path, words):
+  """Checks that a file is refused without much memory."""
+  tracemalloc.start()
+  with pytest.raises(UserError, match=words) as error:
+    npz.read(path)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 2**24
+  assert path in str(error.value)
+
+
 @pytest.mark.parametrize('shape', [(10**13,), (2**28,), (2**40, 2**40)])
 @pytest.mark.parametrize(
   'compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]
@@ -52,22 +62,7 @@ def test_a_wrong_header_allocates_no_memory(tmp_path, shape, compression):
   """It claims 40 TB, or a gigabyte, in a file of 100 bytes."""
   injected('an .npz header that asks for memory')
   path = archive(tmp_path / 'a.npz', member(shape), compression)
-  tracemalloc.start()
-  with pytest.raises(UserError, match='does not contain') as error:
-    npz.read(path)
-  peak = tracemalloc.get_traced_memory()[1]
-  tracemalloc.stop()
-  assert peak < 2**24
-  assert path in str(error.value)
-
-
-def test_pickles_are_refused(tmp_path):
-  """Python objects are recognized by the header."""
-  injected('a pickled .npz')
-  evil = np.array([{'a': 1}], dtype=object)
-  np.savez(tmp_path / 'evil.npz', cls=evil)
-  with pytest.raises(UserError, match='plain arrays.*Python objects'):
-    npz.read(str(tmp_path / 'evil.npz'))
+  refused_without_memory(path, 'does not contain')
 
 
 @pytest.mark.parametrize(
@@ -76,22 +71,23 @@ def test_pickles_are_refused(tmp_path):
     (b'no array at all', 'magic'),
     (member((4,))[:40], 'header'),
     (member((5,)), ' 20 bytes'),
-    (member((3,)), ' 12 bytes'),
     (member((-4,)), ' -16 bytes'),
     (member((4,), "<f4' + 'x"), 'descr'),
-    (member((4,), [('a', '<f4')]).replace(b'\x93NUMPY\1', b'\x93NUMPY\3'), '3'),
+    (member((1,), '|O'), 'plain arrays.*Python objects'),
   ],
 )
 def test_messages_of_damaged_members(tmp_path, content, words):
-  """The message contains the path and what is wrong."""
+  """The message contains the path and what is wrong; nothing is unpickled."""
+  injected('a damaged .npz')
   path = archive(tmp_path / 'a.npz', content)
   with pytest.raises(UserError, match=words) as error:
     npz.read(path)
   assert path in str(error.value)
 
 
-def test_a_flipped_bit_is_detected(tmp_path):
-  """The zip file's checksum is compared."""
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+def test_damaged_archives_are_refused(tmp_path):
+  """A flipped bit, by the checksum, and a member that occurs twice."""
   injected('a flipped bit in an .npz')
   path = tmp_path / 'a.npz'
   np.savez(path, w=np.ones(100, np.float32))
@@ -100,18 +96,10 @@ def test_a_flipped_bit_is_detected(tmp_path):
   path.write_bytes(content)
   with pytest.raises(UserError, match='CRC'):
     npz.read(str(path))
-
-
-def test_a_duplicate_member_is_refused(tmp_path):
   injected('an .npz with one member twice')
-  path = tmp_path / 'a.npz'
   with zipfile.ZipFile(path, 'w') as written:
     for byte in (b'\0', b'\1'):
-      with warnings.catch_warnings():
-        warnings.simplefilter(
-          'ignore'
-        )  # zipfile warns about the duplicate name
-        written.writestr('cls.npy', member((4,), data=byte * 16))
+      written.writestr('cls.npy', member((4,), data=byte * 16))
   with pytest.raises(UserError, match=r'cls\.npy'):
     npz.read(str(path))
 
@@ -126,9 +114,4 @@ def test_an_archive_that_unpacks_to_much_more_is_refused(tmp_path):
       for _ in range(size // 2**20):
         file.write(bytes(2**20))
   assert path.stat().st_size < 2**18
-  tracemalloc.start()
-  with pytest.raises(UserError, match='unpack to 134,217'):
-    npz.read(str(path))
-  peak = tracemalloc.get_traced_memory()[1]
-  tracemalloc.stop()
-  assert peak < 2**24
+  refused_without_memory(str(path), 'unpack to 134,217')

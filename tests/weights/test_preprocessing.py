@@ -1,9 +1,7 @@
 """Tests of weights evaluated with the preset of another family."""
 
 import jax
-import numpy as np
-import references
-from references import HEADS, timm_file, timm_vit
+from references import HEADS, SIZE, same_results, timm_file, timm_vit
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import shared_flags
@@ -25,32 +23,19 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   for name in (None, 'timm', 'mae'):
     source = shared_flags.with_preset(found, name)
     params = source.load(source.abstract_params(mesh))
-    mean, std = presets.PRESETS[name or 'timm'].normalization
-    statistics = dict(mean=mean, std=std)
-    references.agree(source.model(), params, reference, **statistics)
-  description = shared_flags.describe(
-    source,
-    overrides.apply(
-      {'preprocess': {'name': 'transforms', **source.about['preprocess']}},
-      ['--config.preprocess.interpolation=area'],
-    ),
-  )
-  assert description['mean'] == [0.485, 0.456, 0.406] and description[
-    'resize'
-  ] == ('torchvision')
-  line = shared_flags.line(description)
-  assert 'interpolation=area' in line and 'std=0.229,0.224,0.225' in line
-  ours = source.about.copy()
-  del ours['normalization']
-  kept = shared_flags.with_preset(
-    pretrained.Pretrained('ours', ours, found.load), 'dino'
-  )
+    statistics = presets.PRESETS[name or 'timm'].normalization
+    same_results((source.model(), params), reference, (SIZE, SIZE), statistics)
+  del source.about['normalization']
+  ours = pretrained.Pretrained('ours', source.about, found.load)
+  kept = shared_flags.with_preset(ours, 'dino')
   assert kept.load is found.load and 'resizing' in caplog.text
   assert kept.about['preprocess']['resize'] == 'torchvision'
-  assert (
-    shared_flags.describe(
-      kept, overrides.apply({'preprocess': {'name': 'transforms'}}, [])
-    )['mean']
-    == [0.5] * 3
-  )
-  np.testing.assert_equal(found.about['normalization']['mean'], [0.5] * 3)
+  for weights in (found, kept):
+    config = overrides.apply(
+      {'preprocess': {'name': 'transforms', **weights.about['preprocess']}},
+      ['--config.preprocess.interpolation=area'],
+    )
+    description = shared_flags.describe(weights, config)
+    assert description['mean'] == [0.5] * 3
+    assert description['resize'] == 'torchvision'
+    assert 'interpolation=area' in shared_flags.line(description)

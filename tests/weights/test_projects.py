@@ -1,4 +1,4 @@
-"""Tests of the files of torchvision, open_clip, DINOv2 and DINO."""
+"""Tests of the files of torchvision, open_clip, DINOv2 and DINOv3."""
 
 import collections
 
@@ -17,7 +17,7 @@ from references import (
 )
 
 from vit_jax import load_pretrained
-from vit_jax.arrays.pixels import IMAGENET, NONE
+from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.weights.patch_embedding import CLIP
 
@@ -72,61 +72,37 @@ def test_swins_of_torchvision(tmp_path, size, limit):
   same_results(path, reference, size, IMAGENET, limit)
 
 
-class CLIPTower(nn.Module):
-  """The image tower of open_clip, for tests without this library.
-
-  Layers are PyTorch's own, in which attention is `nn.MultiheadAttention`.
-  """
-
-  def __init__(self):
-    super().__init__()
-    self.conv1 = nn.Conv2d(3, WIDTH, PATCH, PATCH, bias=False)
-    self.class_embedding = nn.Parameter(torch.randn(WIDTH))
-    count = (SIZE // PATCH) ** 2
-    self.positional_embedding = nn.Parameter(torch.randn(count + 1, WIDTH))
-    self.ln_pre, self.ln_post = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-    self.proj = nn.Parameter(torch.randn(WIDTH, 5))
-    self.transformer = nn.Module()
-    self.transformer.resblocks = nn.ModuleList(
-      nn.ModuleDict(
-        dict(
-          ln_1=nn.LayerNorm(WIDTH),
-          attn=nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
-          ln_2=nn.LayerNorm(WIDTH),
-          mlp=nn.ModuleDict(
-            dict(
-              c_fc=nn.Linear(WIDTH, 2 * WIDTH),
-              gelu=nn.GELU(),
-              c_proj=nn.Linear(2 * WIDTH, WIDTH),
-            )
-          ),
-        )
-      )
-      for _ in range(DEPTH)
-    )
-
-  def forward(self, x):
-    x = self.conv1(x).flatten(2).transpose(1, 2)
-    cls = self.class_embedding.expand(len(x), 1, -1)
-    x = self.ln_pre(torch.cat([cls, x], dim=1) + self.positional_embedding)
-    for block in self.transformer.resblocks:
-      y = block['ln_1'](x)
-      x = x + block['attn'](y, y, y, need_weights=False)[0]
-      y = block['ln_2'](x)
-      for layer in block['mlp'].values():
-        y = layer(y)
-      x = x + y
-    return self.ln_post(x[:, 0]) @ self.proj
+# Names of open_clip for those of timm, whose model computes the same
+OPEN_CLIP = {
+  'cls_token': 'class_embedding',
+  'pos_embed': 'positional_embedding',
+  'patch_embed.proj': 'conv1',
+  'norm_pre': 'ln_pre',
+  'blocks': 'transformer.resblocks',
+  'norm1': 'ln_1',
+  'norm2': 'ln_2',
+  'attn.qkv.': 'attn.in_proj_',
+  'attn.proj': 'attn.out_proj',
+  'mlp.fc1': 'mlp.c_fc',
+  'mlp.fc2': 'mlp.c_proj',
+}
 
 
 def test_image_towers_of_open_clip(tmp_path):
   """Next to a text tower; the projection is the head."""
-  torch.manual_seed(0)
-  reference = references.noisy(CLIPTower())
-  model = nn.Module()
-  model.visual, model.token_embedding = reference, nn.Embedding(9, 8)
+  reference = timm_vit('vit_base_patch16_clip_224')
+  nn.init.zeros_(reference.head.bias)
+  state = {'token_embedding.weight': torch.ones(9, 8)}
+  for name, leaf in reference.state_dict().items():
+    for timms, theirs in OPEN_CLIP.items():
+      name = name.replace(timms, theirs)
+    name = f'visual.{name}'.replace('visual.norm.', 'visual.ln_post.')
+    state[name] = leaf[0] if name.endswith('_embedding') else leaf
+  state['visual.class_embedding'] = reference.cls_token[0, 0]
+  state['visual.proj'] = state.pop('visual.head.weight').T
+  del state['visual.head.bias']
   path = str(tmp_path / 'open_clip_pytorch_model.bin')
-  torch.save(model.state_dict(), path)
+  torch.save(state, path)
   same_results(path, reference, (SIZE, SIZE), CLIP, 1e-5, num_heads=HEADS)
 
 
@@ -252,21 +228,60 @@ def test_teachers_of_dinov2_in_chunks(tmp_path, size, limit):
   same_results(path, reference, size, IMAGENET, limit, **keys)
 
 
+@pytest.mark.parametrize('name', ['small', 'small_plus'])
+def test_teachers_of_dinov3(tmp_path, caplog, name):
+  """Masked biases of keys are not used; a teacher is next to its head."""
+  width = WIDTH
+  reference = references.timm_vit(
+    f'vit_{name}_patch16_dinov3_qkvb',
+    num_classes=0,
+    global_pool='token',
+    dynamic_img_size=True,
+  )
+  teacher = {
+    'backbone.mask_token': torch.ones(1, width),
+    'backbone.rope_embed.periods': torch.ones(2),
+    'backbone.local_cls_norm.weight': torch.ones(width),
+    'dino_head.mlp.0.weight': torch.ones(3, 3),
+  }
+  for key, array in reference.state_dict().items():
+    for timms, authors in (
+      ('reg_token', 'storage_tokens'),
+      ('gamma_1', 'ls1.gamma'),
+      ('gamma_2', 'ls2.gamma'),
+      ('mlp.fc1_g', 'mlp.w1'),
+      ('mlp.fc1_x', 'mlp.w2'),
+    ):
+      key = key.replace(timms, authors)
+    if 'plus' in name:
+      key = key.replace('mlp.fc2', 'mlp.w3')
+    teacher[f'backbone.{key}'] = array
+  for key in [key for key in teacher if key.endswith('attn.q_bias')]:
+    query = teacher.pop(key)
+    value = teacher.pop(key.replace('q_bias', 'v_bias'))
+    bias = key.replace('q_bias', 'qkv.bias')
+    teacher[bias] = torch.cat([query, torch.ones(width), value])
+    mask = torch.ones(3, width)
+    mask[1] = 0
+    teacher[f'{bias}_mask'] = mask.reshape(-1)
+  path = str(tmp_path / 'dinov3_vits16_pretrain_lvd1689m-08c60483.pth')
+  torch.save({'teacher': teacher}, path)
+  for size, limit in (((16, 16), 1e-5), ((12, 20), 1e-4)):
+    references.same_results(path, reference, size, IMAGENET, limit)
+  assert not caplog.records
+
+
 @pytest.mark.parametrize('channels', [1, 5])
 @pytest.mark.parametrize('name', ['vit', 'swin'])
 def test_images_with_other_channels(tmp_path, channels, name):
   """One mean for all channels, or [-1, 1]."""
-  if name == 'vit':
-    reference = timm_vit(in_chans=channels)
-  else:
-    sizes = dict(embed_dim=16, depths=(2, 2), num_heads=(2, 4), window_size=4)
-    torch.manual_seed(0)
-    reference = references.noisy(
-      references.timm.create_model(
-        'swin_tiny_patch4_window7_224', img_size=64, in_chans=channels, **sizes
-      )
-    )
-  size = SIZE if name == 'vit' else 64
+  size, sizes = SIZE, dict(in_chans=channels)
+  architecture = 'vit_base_patch16_224'
+  if name == 'swin':
+    size, architecture = 64, 'swin_tiny_patch4_window7_224'
+    sizes |= dict(img_size=64, embed_dim=16, depths=(2, 2), num_heads=(2, 4))
+    sizes |= dict(window_size=4, patch_size=4, depth=None)
+  reference = timm_vit(architecture, **sizes)
   config = dict(
     architecture='x',
     model_args={'num_heads': HEADS} if name == 'vit' else {},
@@ -288,7 +303,7 @@ def test_images_with_other_channels(tmp_path, channels, name):
 
 
 def test_statistics_of_rgb_do_not_apply_to_other_channels(tmp_path, caplog):
-  """The log says so, and three numbers are required for RGB."""
+  """The log says so."""
   reference = timm_vit(in_chans=1)
   config = dict(
     architecture='vit_base_patch16_224',
@@ -298,4 +313,3 @@ def test_statistics_of_rgb_do_not_apply_to_other_channels(tmp_path, caplog):
   loaded = load_pretrained(path, num_heads=HEADS)
   assert loaded.model.normalization == ((0.5,), (0.5,))
   assert 'mean and std of its channels are unknown' in caplog.text
-  assert NONE[0] == (0.5,) * 3

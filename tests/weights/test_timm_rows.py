@@ -1,7 +1,5 @@
 """Tests of every row of the table of timm against a small model of the row."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -65,11 +63,6 @@ def settings(theirs, name):
   )
 
 
-def random_images(size):
-  images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3))
-  return images.astype(np.float32)
-
-
 @pytest.mark.parametrize(
   'name',
   [*SAMPLE, *further(*(r.name for r in SUPPORTED if r.name not in SAMPLE))],
@@ -81,23 +74,9 @@ def test_logits_and_blocks_equal_timm(tmp_path, name):
   # Ten prefix tokens and 2 x 3 patches have as many tokens as 4 x 4 patches.
   columns = 4 if 'radio_v4' in name else 3
   own, other = (4 * patch, 4 * patch), (2 * patch, columns * patch)
-  for size, limit in ((own, 1e-5), (other, 1e-4)):
-    images = random_images(size)
-    if size == other:
-      theirs.set_input_size(img_size=size)
-    ours, params = load_pretrained(path, image_size=size)
-    run = functools.partial(ours.apply, method='predict')
-    found = jax.jit(run, static_argnums=(2, 3))(
-      {'params': params}, images, None, ('layers',)
-    )
-    logits, layers = references.run(theirs, images)
-    assert np.ptp(logits) > 0.1
-    for actual, expected in (
-      (found['layers'], layers),
-      (found['logits'], logits),
-    ):
-      difference = np.abs(actual - expected).max() / np.abs(expected).max()
-      assert difference < limit, (name, size)
+  references.same_results(path, theirs, own, limit=1e-5)
+  theirs.set_input_size(img_size=other)
+  references.same_results(path, theirs, other, limit=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +100,7 @@ def test_kept_patches_have_their_own_rotations(tmp_path, name):
 
   theirs.patch_drop = keep
   path = timm_file(tmp_path, theirs, settings(theirs, name))
-  images = random_images((4 * patch, 4 * patch))
+  images = references.images(4 * patch, 2)
   pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
   with torch.no_grad():
     expected = theirs.forward_features(pixels).numpy()

@@ -2,45 +2,19 @@
 
 Usage: python tests/weights/write_timm_table.py
 
-Run it after an update of timm and commit the results,
-vit_jax/weights/formats/timm_table.csv and the table in docs/weights.md; with
---page, only the latter is written.
+Run it after an update of timm, commit vit_jax/weights/formats/timm_table.csv,
+and correct the table in docs/weights.md (test_weights_page.py compares it).
 """
 
-import collections
 import pathlib
-import re
 import sys
 
-from vit_jax.weights.formats.timm_models import (
-  REFUSED,
-  TABLE,
-  Architecture,
-  table,
-)
+from vit_jax.weights.formats import timm_models
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / 'docs' / 'weights.md'
-START, END = '<!-- timm: start -->', '<!-- timm: end -->'
-# Parts of names that are sizes
-SIZES = (
-  'test|tiny|pwee|dpwee|dwee|wee|dlittle|little|small|medium|mediumd|betwixt|'
-  'base|large|huge|giant|giantopt|gigantic|enormous|so150m2?|so400m|intern300m|'
-  r'[137]b|5b|d?[0-9]+|patch[0-9]+|xsmall'
-)
 # The modules of timm whose array names `vit_jax.weights.formats.timm` reads.
 MODULES = ('vision_transformer', 'deit', 'eva', 'swin_transformer')
 GELUS = {'GELU': 'exact', 'GELUTanh': 'tanh', 'QuickGELU': 'quick'}
-PIXELS = {
-  ((0.5,) * 3, (0.5,) * 3): 'half',
-  ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)): 'imagenet',
-  (
-    (0.48145466, 0.4578275, 0.40821073),
-    (0.26862954, 0.26130258, 0.27577711),
-  ): 'clip',
-  ((0.43, 0.411, 0.296), (0.213, 0.156, 0.143)): 'satellite',
-  ((0.0,) * 3, (1.0,) * 3): 'unit',
-}
+PIXELS = {pixels: name for name, pixels in timm_models._STATISTICS.items()}
 # `rope` by the class of timm's module
 ROPES = {
   'NoneType': 'none',
@@ -129,44 +103,16 @@ def lines(timm, torch, step=1):
 
 def text(timm, torch, step=1):
   """Returns the table of the installed timm; see `lines`."""
-  columns = ' '.join(Architecture._fields)
+  columns = ' '.join(timm_models.Architecture._fields)
   rows = [columns, *sorted(set(lines(timm, torch, step)))]
   table = '\n'.join(row.replace(' ', ',') for row in rows)
   return f'# timm {timm.__version__}\n{table}\n'
 
 
-def documented():
-  """Returns the table of supported and refused models for docs/weights.md."""
-  groups = collections.defaultdict(list)
-  for row in table().values():
-    if '.' not in row.name:
-      reason = REFUSED.get(row.block)
-      kind = re.sub(rf'(?<=_)({SIZES})(?=_|$)', '*', row.name)
-      kind = re.sub(r'(\*_)+\*', '*', kind)
-      groups[reason or 'yes', kind].append(row.name)
-  lines = ['| models of timm | number | opens |', '|---|---|---|']
-  for (state, kind), names in sorted(groups.items()):
-    shown = [kind] if state == 'yes' and len(names) > 1 else names
-    opens = 'yes' if state == 'yes' else f'no: {state}'
-    text = ', '.join(f'`{name}`' for name in shown)
-    lines.append(f'| {text} | {len(names)} | {opens} |')
-  return '\n'.join(lines)
-
-
-def write_page():
-  """Replaces the table between the marks in docs/weights.md."""
-  before, rest = PAGE.read_text().split(START)
-  after = rest.split(END)[1]
-  PAGE.write_text(f'{before}{START}\n{documented()}\n{END}{after}')
-
-
 if __name__ == '__main__':
-  sys.path.insert(0, str(ROOT))
+  sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
   import torch
 
   from benchmarks import peers
 
-  if '--page' not in sys.argv:
-    TABLE.write_text(text(peers.import_timm(), torch))
-    table.cache_clear()
-  write_page()
+  timm_models.TABLE.write_text(text(peers.import_timm(), torch))

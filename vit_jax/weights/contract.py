@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import check_choice
 from vit_jax.models.contract import Statistics
 from vit_jax.objectives.contract import Setting
 
@@ -203,12 +203,8 @@ class SeveralModels(NamedTuple):
     Raises:
       UserError: there is no model of that name.
     """
-    if name not in self.sets:
-      raise UserError(
-        f'{self.path} contains several models, {", ".join(self.sets)}, and '
-        f'{name!r} is none of them: select one by --weights=NAME, or by '
-        'load_pretrained(…, weights=NAME).'
-      )
+    several = f'{self.path} contains several models: that of --weights=NAME'
+    check_choice(several, name, self.sets)
     return self.sets[name]()
 
 
@@ -228,7 +224,8 @@ class Format(NamedTuple):
     save: function of (path, parameters, about) that writes weights: the
       parameters of the objective that `about` specifies (see
       `Pretrained.about`), in the layout of this package. It raises UserError if
-      they cannot be stored in this format or cannot be written.
+      they cannot be stored in this format, and OSError if they cannot be
+      written.
   """
 
   matches: Callable[[str], Any]

@@ -8,7 +8,6 @@ $XDG_CACHE_HOME/vit_jax/weights (~/.cache/vit_jax/weights).
 
 import functools
 import hashlib
-import http.client
 import logging
 import os
 import pathlib
@@ -19,7 +18,7 @@ import time
 import urllib.parse
 import zipfile
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import fsspec
 import safetensors
@@ -37,7 +36,6 @@ MAX_PAUSE_S = 30.0  # limit for the pause that a server requests (Retry-After)
 TIMEOUT_S = 30.0  # longest time for a connection, and without any data
 # HTTP: time-out, too early, too many requests. All from 500 are temporary, too.
 _TEMPORARY_STATUS = {408, 425, 429}
-_ABSENT_STATUS = {401, 403, 404, 410}
 # Errors of aiohttp and huggingface_hub for addresses that cannot exist.
 _WRONG_ADDRESS = {'InvalidUrlClientError', 'InvalidURL', 'HFValidationError'}
 # What to do if an address does not exist or is not public.
@@ -149,7 +147,15 @@ def _from_url(url: str, sleep: Sleep) -> str:
 
   def fetch() -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    system, source = fsspec.core.url_to_fs(url, **_options(url))
+    options = {}  # gcsfs has time-outs and retries of its own
+    if not url.startswith('gs://'):
+      import aiohttp  # fsspec needs it for http:// and https://
+
+      timeout = aiohttp.ClientTimeout(
+        total=None, connect=TIMEOUT_S, sock_read=TIMEOUT_S
+      )
+      options = {'client_kwargs': {'timeout': timeout}}
+    system, source = fsspec.core.url_to_fs(url, **options)
     # The bar is shown on a terminal only.
     bar = dict(unit='B', unit_scale=True, desc=name, disable=None)
     with TqdmCallback(tqdm_kwargs=bar) as callback:
@@ -170,18 +176,6 @@ def _from_url(url: str, sleep: Sleep) -> str:
   finally:
     part.unlink(missing_ok=True)
   return str(target)
-
-
-def _options(url: str) -> dict[str, Any]:
-  """Returns the options of the file system for an address."""
-  if url.startswith('gs://'):
-    return {}  # gcsfs has time-outs and retries of its own
-  import aiohttp  # fsspec needs it for http:// and https://
-
-  timeout = aiohttp.ClientTimeout(
-    total=None, connect=TIMEOUT_S, sock_read=TIMEOUT_S
-  )
-  return {'client_kwargs': {'timeout': timeout}}
 
 
 def _check(part: pathlib.Path, name: str) -> None:
@@ -226,70 +220,55 @@ def _with_retries(path: str, fetch: Callable[[], T], sleep: Sleep) -> T:
     UserError: the address is wrong or may not be read.
     DownloadError: the download keeps failing.
   """
-  pauses_s = list(PAUSES_S)
-  while True:
+  for pause_s in (*PAUSES_S, None):
     try:
       return fetch()
     except UserError:
       raise
     except Exception as error:  # network errors, which many libraries raise
       failure, temporary = _failure(path, error)
-      if not temporary or not pauses_s:
+      if not temporary or pause_s is None:
         raise failure from error
-      pause_s = max(pauses_s.pop(0), min(_retry_after_s(error), MAX_PAUSE_S))
-      log.warning(
-        '%s: %s. Trying again in %g s.', path, _reason(error), pause_s
-      )
+      pause_s = max(pause_s, min(_retry_after_s(error), MAX_PAUSE_S))
+      reason = paths.reason(error)
+      log.warning('%s: %s. Trying again in %g s.', path, reason, pause_s)
     sleep(pause_s)
+  raise AssertionError('unreachable')
 
 
 def _failure(
   path: str, error: Exception
 ) -> tuple[UserError | DownloadError, bool]:
   """Returns the error to report, and whether the failure may pass."""
-  status, reason = _status(error), _reason(error)
-  scheme = path.partition(':')[0]
-  if status in _ABSENT_STATUS:
-    remedy = _REMEDIES.get(scheme, 'check the address')
-    return UserError(
-      f'{path} does not exist, or it is not public ({reason}): {remedy}.'
-    ), False
-  message = f'{path} cannot be downloaded: {reason}. '
-  kind = paths.cause(error) if status is None else None
+  response = getattr(error, 'response', None)
+  numbers = (
+    getattr(response, 'status_code', None),  # huggingface_hub
+    getattr(error, 'status', None),  # aiohttp
+    getattr(error, 'code', None),  # gcsfs
+  )
+  status = next((each for each in numbers if isinstance(each, int)), None)
+  if isinstance(error, FileNotFoundError) and error.errno is None:
+    status = 404  # fsspec raises it without a number, and the system with one
+  reason, kind = f'HTTP {status}', None
+  if status is None:
+    reason, kind = paths.reason(error), paths.cause(error)
+    if isinstance(error, TimeoutError):
+      reason = f'the server sent no data for {TIMEOUT_S:g} s'
+  message = f'{path} cannot be downloaded: {reason}'
   if kind is paths.Cause.FULL:
-    return DownloadError(f'{message}Free some space and start again.'), False
+    return DownloadError(f'{message}. Free some space and start again.'), False
   wrong = type(error).__name__ in _WRONG_ADDRESS or kind is paths.Cause.USER
   if wrong or (status and status < 500 and status not in _TEMPORARY_STATUS):
-    return UserError(f'{message}Check the address and permissions.'), False
+    remedy = _REMEDIES.get(
+      path.partition(':')[0], 'check the address and permissions'
+    )
+    return UserError(
+      f'{message}. It may not exist or not be public: {remedy}.'
+    ), False
   return DownloadError(
-    f'{message}Check the address and the network, and start again when the '
+    f'{message}. Check the address and the network, and start again when the '
     'server responds.'
   ), True
-
-
-def _status(error: Exception) -> int | None:
-  """Returns the HTTP status of the response that caused an error, or None."""
-  response = getattr(error, 'response', None)
-  for holder, name in (
-    (response, 'status_code'),  # huggingface_hub
-    (error, 'status'),  # aiohttp
-    (error, 'code'),  # gcsfs
-  ):
-    if isinstance(status := getattr(holder, name, None), int):
-      return status
-  # fsspec raises it without a number for a 404, and the system with one.
-  is_absent = isinstance(error, FileNotFoundError) and error.errno is None
-  return 404 if is_absent else None
-
-
-def _reason(error: Exception) -> str:
-  """Returns the cause of a failed download in one line."""
-  status = _status(error)
-  if status is not None:
-    return f'HTTP {status} {http.client.responses.get(status, "")}'.rstrip()
-  if isinstance(error, TimeoutError):
-    return f'the server sent no data for {TIMEOUT_S:g} s'
-  return paths.reason(error)
 
 
 def _retry_after_s(error: Exception) -> float:

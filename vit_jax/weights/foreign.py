@@ -5,7 +5,7 @@ from the settings next to them; everything else is the same for all formats.
 """
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -92,6 +92,16 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   head = names.find('head/kernel')
   assert head is not None
   num_classes = (actual.get(head.name) or (0,))[0 if names.torch else -1]
+  names_of_classes = list(metadata.class_names)
+  if len(names_of_classes) != num_classes:
+    if names_of_classes and num_classes:
+      log.warning(
+        '%s: left out its %d class names, because its head has %d outputs',
+        path,
+        len(names_of_classes),
+        num_classes,
+      )
+    names_of_classes = [f'class {i}' for i in range(num_classes)]
   about = {
     'format': FORMAT,
     'model': _section(parsed),
@@ -99,7 +109,7 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
     'num_classes': num_classes,
     'image_size': list(metadata.image_size),
     'preprocess': preprocess,
-    'class_names': class_names(path, metadata.class_names, num_classes),
+    'class_names': names_of_classes,
     'normalization': {'mean': list(mean), 'std': list(std)},
     'position_resize': metadata.position_resize,
     'other_patches': metadata.other_patches,
@@ -189,29 +199,6 @@ def _section(parsed: ParsedWeights) -> dict[str, Any]:
   return {'dtype': 'float32', **options, **section}
 
 
-def class_names(path: str, names: Sequence[str], num_classes: int) -> list[str]:
-  """Returns a name for each output of the head.
-
-  If the given names are empty, or their number is not the number of outputs,
-  the names are 'class 0', 'class 1' and so on.
-
-  Args:
-    path: path of the weights, for messages.
-    names: names that belong to the weights; empty if unknown.
-    num_classes: number of outputs, 0 without a head.
-  """
-  if names and num_classes and len(names) != num_classes:
-    log.warning(
-      '%s: left out its %d class names, because its head has %d outputs',
-      path,
-      len(names),
-      num_classes,
-    )
-  if len(names) != num_classes:
-    return [f'class {i}' for i in range(num_classes)]
-  return list(names)
-
-
 def without_class_position(
   arrays: dict[str, np.ndarray], cls: str, table: str
 ) -> dict[str, np.ndarray]:
@@ -293,27 +280,3 @@ def exported(
   statistics = metadata.mean, metadata.std
   flat = patch_embedding.converted(flat, patch_embedding.NONE, statistics)
   return dict(names.export(flat))
-
-
-def warn_of_defaults(path: str, model: Any) -> None:
-  """Warns if other programs would use other constants than a model.
-
-  Args:
-    path: path of the file that is written.
-    model: model whose GELU and epsilon are compared with those of the official
-      JAX models, which other programs use because the file does not contain
-      any.
-  """
-  defaults = {'gelu': 'tanh', 'norm_eps': EPSILON}
-  other = [
-    f'{key}={getattr(model, key)!r} (and not {value!r})'
-    for key, value in defaults.items()
-    if getattr(model, key, value) != value
-  ]
-  if other:
-    log.warning(
-      '%s cannot contain the settings of this model; other programs that read '
-      'it need %s',
-      path,
-      ' and '.join(other),
-    )

@@ -1,15 +1,18 @@
 """Properties of weights that their arrays do not determine, and JSON settings.
 
 The settings of other projects and the notes that this package stores next to
-weights are not trusted. A table of rules contains the allowed values of each
-key, so that other modules do not have to check them.
+weights are not trusted. A table contains the type of each key, so that other
+modules do not have to check the values.
 """
 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import Field
 
 from vit_jax.arrays.pixels import NONE
 from vit_jax.data.augment.transforms import square
@@ -34,44 +37,84 @@ GELUS = {
 ACTIVATION_NAMES = {kind: name for name, kind in GELUS.items()}
 
 
-class Rule(NamedTuple):
-  """Condition for the value of one key.
-
-  Attributes:
-    allowed: description of the allowed values, which follows "it must be".
-    holds: function that returns whether a value is allowed.
-  """
-
-  allowed: str
-  holds: Callable[[Any], bool]
+# The maximum prevents running out of memory.
+Count = Annotated[int, Field(ge=1, le=2**15)]
 
 
-def number(low: float, high: float, kind: Any = int | float) -> Rule:
-  """Returns a rule for numbers in [low, high]; `kind=int` for integers."""
-  return Rule(
-    f'{"an integer" if kind is int else "a number"} from {low:g} to {high:g}',
-    lambda value: (
-      isinstance(value, kind)
-      and not isinstance(value, bool)
-      and low <= value <= high
-    ),
-  )
+class _Sides(pydantic.BaseModel):
+  """Sides of an image in pixels."""
+
+  height: Count
+  width: Count
 
 
-def choice(names: Iterable[str]) -> Rule:
-  """Returns a rule for one of several strings."""
-  names = tuple(names)
-  return Rule(f'one of {", ".join(names)}', lambda value: value in names)
+class _Shortest(pydantic.BaseModel):
+  """Length of the shorter side of an image in pixels."""
+
+  shortest_edge: Count
 
 
-def several(rule: Rule) -> Rule:
-  """Returns a rule for lists of any length."""
-  return Rule(
-    f'a list of elements, each {rule.allowed}',
-    lambda value: (
-      isinstance(value, list | tuple) and all(map(rule.holds, value))
-    ),
-  )
+_Size = (
+  Count | Annotated[list[Count], Field(min_length=1, max_length=2)] | _Sides
+)
+
+
+def _number(low: float, high: float) -> Any:
+  return Annotated[float, Field(ge=low, le=high)]
+
+
+def _choice(names: Iterable[str]) -> Any:
+  return Annotated[str, Field(pattern=f'^({"|".join(names)})$')]
+
+
+# Objects whose keys are validated, too.
+_OBJECTS = (
+  'model_args',
+  'pretrained_cfg',
+  'preprocess',
+  'vision_config',
+  'vit_jax_preprocess',
+)
+# Types of the keys of this package's notes, of timm's config.json, and of
+# Hugging Face's config.json, preprocessor_config.json and index of shards. The
+# same key has the same meaning in all of them, except for `num_heads` of a
+# Swin.
+_TYPES: tuple[tuple[Any, tuple[str, ...]], ...] = (
+  (dict, _OBJECTS),
+  (str, ('architecture', 'model_type', 'global_pool')),
+  (str, ('crop_mode', 'interpolation', 'resize')),
+  (list[str], ('class_names', 'label_names')),
+  (bool, ('do_rescale', 'do_normalize', 'do_center_crop', 'norm_pix_loss')),
+  (Count, ('num_heads', 'num_attention_heads', 'decoder_num_attention_heads')),
+  (Count, ('window_size', 'embed_dim')),
+  (list[Count], ('depths',)),
+  (_Size, ('image_size', 'crop_size')),
+  (_Size | _Shortest, ('size',)),
+  (Annotated[list[Count], Field(min_length=3, max_length=3)], ('input_size',)),
+  # `epsilon` is the name of `norm_eps` in older files.
+  (_number(0, 1), ('norm_eps', 'epsilon', 'layer_norm_eps')),
+  (_number(0.01, 1), ('crop_pct', 'central_fraction')),
+  (_number(1.001, 1e9), ('rope_theta',)),
+  (_number(1e-6, 1e6), ('rescale_factor',)),
+  (Annotated[int, Field(ge=0, le=5)], ('resample',)),
+  (list[_number(-10, 10)], ('mean', 'image_mean')),  # one for each channel
+  (list[_number(1e-3, 10)], ('std', 'image_std')),
+  (_choice(ACTIVATIONS), ('gelu',)),
+  (_choice(GELUS), ('act_layer', 'hidden_act')),
+  (_choice(METHODS), ('position_resize',)),
+  (_choice(WINDOW_RULES), ('window_rule',)),
+  (dict[Annotated[str, Field(pattern='^[0-9]{1,9}$')], str], ('id2label',)),
+  # Names of files, without directories
+  (dict[str, Annotated[str, Field(pattern='^[^/]*$')]], ('weight_map',)),
+)
+_FIELDS: Any = {key: (kind, None) for kind, keys in _TYPES for key in keys}
+SETTINGS = pydantic.create_model(
+  'Settings',
+  __config__=pydantic.ConfigDict(
+    strict=True, extra='allow', allow_inf_nan=False, protected_namespaces=()
+  ),
+  **_FIELDS,
+)
 
 
 def pair(size: Any) -> tuple[int, int]:
@@ -82,127 +125,52 @@ def pair(size: Any) -> tuple[int, int]:
   return sides[0], sides[-1]
 
 
-def _is_size(value: Any) -> bool:
-  """Returns whether `pair` can convert a value."""
-  if isinstance(value, dict):
-    value = [value.get('height'), value.get('width')]
-  sides = value if isinstance(value, list | tuple) else [value]
-  return len(sides) in (1, 2) and all(map(COUNT.holds, sides))
-
-
-def _are_texts(value: Any) -> bool:
-  return isinstance(value, dict) and all(map(TEXT.holds, value.values()))
-
-
-TEXT = Rule('a string', lambda value: isinstance(value, str))
-FLAG = Rule('true or false', lambda value: isinstance(value, bool))
-# The maximum prevents running out of memory.
-COUNT = number(1, 2**15, int)
-COUNTS = several(COUNT)
-_SIZE = Rule(
-  f'a number of pixels, a list of one or two, or {{height, width}}, each '
-  f'{COUNT.allowed}',
-  _is_size,
-)
-# Objects whose keys are validated, too.
-_OBJECTS = ('model_args', 'pretrained_cfg', 'preprocess', 'vit_jax_preprocess')
-# Keys of this package's notes, of timm's config.json, and of Hugging Face's
-# config.json, preprocessor_config.json and index of shards. The same key has
-# the same meaning in all of them, except for `num_heads` of a Swin.
-_KEYS: tuple[tuple[Rule, tuple[str, ...]], ...] = (
-  (TEXT, ('architecture', 'model_type', 'global_pool')),
-  (TEXT, ('crop_mode', 'interpolation', 'resize')),
-  (several(TEXT), ('class_names', 'label_names')),
-  (FLAG, ('do_rescale', 'do_normalize', 'do_center_crop', 'norm_pix_loss')),
-  (COUNT, ('num_heads', 'num_attention_heads', 'decoder_num_attention_heads')),
-  (COUNT, ('window_size', 'embed_dim')),
-  (COUNTS, ('depths',)),
-  (_SIZE, ('image_size', 'crop_size')),
-  # `epsilon` is the name of `norm_eps` in older files.
-  (number(0, 1), ('norm_eps', 'epsilon', 'layer_norm_eps')),
-  (number(0.01, 1), ('crop_pct', 'central_fraction')),
-  (number(1.001, 1e9), ('rope_theta',)),
-  (number(1e-6, 1e6), ('rescale_factor',)),
-  (number(0, 5, int), ('resample',)),
-  (several(number(-10, 10)), ('mean', 'image_mean')),  # one for each channel
-  (several(number(1e-3, 10)), ('std', 'image_std')),
-  (choice(ACTIVATIONS), ('gelu',)),
-  (choice(GELUS), ('act_layer', 'hidden_act')),
-  (choice(METHODS), ('position_resize',)),
-  (choice(WINDOW_RULES), ('window_rule',)),
-)
-RULES: Mapping[str, Rule] = {
-  **{key: rule for rule, keys in _KEYS for key in keys},
-  'input_size': Rule(
-    'a list of channels, height and width',
-    lambda value: COUNTS.holds(value) and len(value) == 3,
-  ),
-  'size': Rule(
-    f'{_SIZE.allowed}, or {{shortest_edge}}',
-    lambda value: (
-      _is_size(value)
-      or isinstance(value, dict)
-      and COUNT.holds(value.get('shortest_edge'))
-    ),
-  ),
-  'id2label': Rule(
-    'an object of class names, whose keys are numbers of up to 9 digits',
-    lambda value: (
-      _are_texts(value)
-      and all(key.isdecimal() and len(key) < 10 for key in value)
-    ),
-  ),
-  'weight_map': Rule(
-    'an object of file names, without directories',
-    lambda value: (
-      _are_texts(value) and not any('/' in file for file in value.values())
-    ),
-  ),
-}
-
-
 def validated(
   path: str | os.PathLike,
-  values: Any,
+  values: Mapping[str, Any],
   required: Sequence[str] = (),
-  rules: Mapping[str, Rule] = RULES,
+  settings: type[pydantic.BaseModel] = SETTINGS,
   prefix: str = '',
 ) -> dict[str, Any]:
   """Checks settings, and returns them without keys whose value is null.
 
   Args:
     path: path of the file, for messages.
-    values: settings; the values of keys without a rule are not checked.
+    values: settings; the values of unknown keys are not checked.
     required: keys that must be present.
-    rules: conditions by key.
+    settings: types of the keys.
     prefix: start of the keys' names in messages.
 
   Raises:
     UserError: a value is not allowed, or a required key is missing.
   """
-  if not isinstance(values, Mapping):
-    raise _wrong(path, prefix.rstrip('.') or 'the content', values, 'an object')
   present = {key: value for key, value in values.items() if value is not None}
   missing = [key for key in required if key not in present]
   if missing:
     raise UserError(f'{path} lacks {", ".join(missing)}.')
-  for key, value in present.items():
+  try:
+    settings.model_validate(present)
+  except pydantic.ValidationError as error:
+    key = error.errors()[0]['loc'][0]
+    reasons = [e['msg'] for e in error.errors() if e['loc'][0] == key]
     name = f'{prefix}{key}'
-    if key in _OBJECTS:
-      present[key] = validated(path, value, (), rules, f'{name}.')
-    elif key in rules and not rules[key].holds(value):
-      raise _wrong(path, name, value, rules[key].allowed)
+    raise _wrong(
+      path, name, present[str(key)], ', or: '.join(reasons)
+    ) from None
+  for key in present.keys() & _OBJECTS:
+    inner = f'{prefix}{key}.'
+    present[key] = validated(path, present[key], (), settings, inner)
   return present
 
 
 def _wrong(
-  path: str | os.PathLike, key: str, value: Any, allowed: str
+  path: str | os.PathLike, key: str, value: Any, reason: str
 ) -> UserError:
   text = repr(value)
   shown = text if len(text) <= 60 else f'{text[:57]}...'
   return UserError(
-    f'{path}: {key} is {shown}; it must be {allowed}. Correct the file, or '
-    'fetch it again.'
+    f'{path}: {key} is {shown}. {reason[:300]}. Correct the file, or fetch it '
+    'again.'
   )
 
 
@@ -217,9 +185,12 @@ def parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
     UserError: the text is not a JSON object.
   """
   try:
-    return validated(path, json.loads(text), rules={})
+    values = json.loads(text)
   except (ValueError, RecursionError) as error:
     raise UserError(f'{path} is not valid JSON: {error}.') from error
+  if not isinstance(values, dict):
+    raise _wrong(path, 'the content', values, 'Input should be an object')
+  return values
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
@@ -308,7 +279,9 @@ class ModelMetadata:
     }
 
 
-def read_notes(path: str, notes: Mapping[str, Any]) -> dict[str, Any]:
+def read_notes(
+  path: str, notes: Mapping[str, Any], required: Sequence[str] = ()
+) -> dict[str, Any]:
   """Returns the values in notes, by the names of `ModelMetadata`'s fields.
 
   The key `model_args` contains keys of the model's section.
@@ -316,11 +289,12 @@ def read_notes(path: str, notes: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     path: path of the file with the notes, for messages.
     notes: content of the notes.
+    required: keys that must be present.
 
   Raises:
     UserError: a value is not allowed, or a key is unknown.
   """
-  values = validated(path, notes)
+  values = validated(path, notes, required)
   allowed = {each.name for each in dataclasses.fields(ModelMetadata)}
   unknown = sorted(values.keys() - allowed - {'epsilon', 'model_args'})
   if unknown:

@@ -40,9 +40,8 @@ def _load_tensors(
   return form.load(path, config)
 
 
-def _by_name(path: str) -> None:
+def _no_path(path: str) -> None:
   """Matches no path, because the format is selected by its name."""
-  del path
 
 
 # The first format that matches a path is used.
@@ -50,9 +49,9 @@ FORMATS = {
   'npz': Format.of(npz),
   'tensors': Format(tensors.read_config, _load_tensors, timm.save),
   'checkpoint': Format.of(native),  # matches all other paths
-  'big_vision': Format(_by_name, npz.load, npz.save_big_vision),
-  'huggingface': Format(_by_name, huggingface.load, huggingface.save),
-  'timm': Format(_by_name, timm.load, timm.save),
+  'big_vision': Format(_no_path, npz.load, npz.save_big_vision),
+  'huggingface': Format(_no_path, huggingface.load, huggingface.save),
+  'timm': Format(_no_path, timm.load, timm.save),
 }
 
 
@@ -180,24 +179,17 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """
   form, local_path, _ = format_of(path)
   if form in FORMATS.values() and form is not FORMATS['checkpoint']:
-    _check_rgb(about)
-  form.save(local_path, params, about)
-
-
-def _check_rgb(about: dict[str, Any]) -> None:
-  """Checks that weights to write are for RGB images of 8 bits.
-
-  Raises:
-    UserError: they are for other images, which the formats of other projects
-      could not describe.
-  """
-  channels = about.get('model', {}).get('channels', 3)
-  bits = about.get('preprocess', {}).get('bits', 8)
-  if (channels, bits) != (3, 8):
-    raise not_writable(
-      f'images other than RGB of 8 bits, here {channels} channel(s) of {bits} '
-      'bits'
-    )
+    channels = about.get('model', {}).get('channels', 3)
+    bits = about.get('preprocess', {}).get('bits', 8)
+    if (channels, bits) != (3, 8):
+      raise not_writable(
+        f'images other than RGB of 8 bits, here {channels} channel(s) of '
+        f'{bits} bits'
+      )
+  try:
+    form.save(local_path, params, about)
+  except OSError as error:
+    raise UserError(f'{local_path} cannot be written: {error}.') from error
 
 
 def _checked(source: Pretrained) -> Pretrained:
@@ -374,11 +366,10 @@ def load_pretrained(
     params = source.backbone(source.load(source.abstract_params(mesh)))
   except ShapeError as error:
     of_file = found.model()
-    changed = {k: v for k, v in model.items() if getattr(of_file, k, None) != v}
-    stored = {key: getattr(of_file, key, None) for key in changed}
+    stored = {key: getattr(of_file, key, None) for key in model}
     raise UserError(
-      f'{path} has {_shown(stored)}, which {_shown(changed)} does not fit: '
-      'leave this out. (Fine-tuning can resize windows.)'
+      f'{path} has {stored}, which {model} does not fit: leave out what '
+      'differs. (Fine-tuning can resize windows.)'
     ) from error
   about = source.about | {'image_size': list(size)}
   params = adapt(params, built, source, size, position_resize, mesh)
@@ -388,7 +379,3 @@ def load_pretrained(
     built = dataclasses.replace(source, about=about).model()
     params = replace_head(params, built, size, mesh)
   return LoadedModel(built, params, dataclasses.replace(source, about=about))
-
-
-def _shown(keys: dict[str, Any]) -> str:
-  return ', '.join(f'{key}={value!r}' for key, value in keys.items())

@@ -1,9 +1,10 @@
 """Adapts weights to other images and heads, and initializes runs with them."""
 
 import dataclasses
+import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,13 +59,14 @@ def adapt(
   other_patches = source.about.get('other_patches')
   grid: Any = getattr(model, 'grid', None)  # models that process tokens
   if other_patches and math.prod(grid(new_size)) == other_patches:
-    (height, width), (old_height, old_width) = new_size, old_size
-    size = f'[3, {height}, {width}]'
+    config = {
+      'architecture': 'vit',
+      'pretrained_cfg': {'input_size': [3, *new_size]},
+    }
     raise UserError(
-      f'the positions in {source.path} fit images of '
-      f'{old_height}x{old_width} and of {height}x{width} pixels. Write the '
-      'right size into a config.json next to it: '
-      f'{{"architecture": "vit", "pretrained_cfg": {{"input_size": {size}}}}}.'
+      f'the positions in {source.path} fit images of {old_size} and of '
+      f'{new_size} pixels. Write the right size into a config.json next to it: '
+      f'{json.dumps(config)}.'
     )
   flat = tree.flatten(params)
   sized = {
@@ -77,14 +79,14 @@ def adapt(
     if np.array_equal(array, sized[path]):
       continue  # for example a table of Swin whose windows stay the same
     log.info(
-      '%s interpolated (%s: %s) from %dx%d to %dx%d pixels, %s to %s',
+      '%s interpolated (%s: %s) from %s to %s, for %s instead of %s pixels',
       path,
       reason,
       method or "the model's method",
-      *old_size,
-      *new_size,
-      'x'.join(map(str, sized[path].shape)),
-      'x'.join(map(str, array.shape)),
+      sized[path].shape,
+      array.shape,
+      new_size,
+      old_size,
     )
   return tree.unflatten(flat | _placed(adapted, flat, model, mesh))
 
@@ -101,12 +103,20 @@ class _Resized(Pretrained):
 
   def weights(self, mesh: Mesh) -> dict[str, PyTree]:
     """Loads all sets of weights; see `Pretrained.weights`."""
-    if self.original.load_extra is None:
-      return super().weights(mesh)
-    return {
-      name: _adapted(self.original, params, self.image_size, mesh)
-      for name, params in self.original.weights(mesh).items()
-    }
+    sets = self.original.weights(mesh)
+    return {name: self._adapted(sets[name], mesh) for name in sets}
+
+  def _adapted(self, params: PyTree, mesh: Mesh) -> PyTree:
+    """Returns parameters of the objective for the new image size."""
+    source, objective = self.original, self.original.objective()
+    model, size = source.model(), self.image_size
+    params = objective.start_params(
+      params,
+      adapt(objective.backbone(params), model, source, size, None, mesh),
+    )
+    expected = tree.flatten(self.abstract_params(mesh))
+    check_shapes(self.path, _shapes(tree.flatten(params)), _shapes(expected))
+    return params
 
 
 def resized(source: Pretrained, image_size: Size) -> Pretrained:
@@ -124,25 +134,14 @@ def resized(source: Pretrained, image_size: Size) -> Pretrained:
   if tuple(image_size) == tuple(source.image_size):
     return source
 
-  def adapting(load: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
-    def load_and_adapt(abstract: PyTree) -> PyTree:
-      mesh = jax.tree.leaves(abstract)[0].sharding.mesh
-      params = load(source.abstract_params(mesh))
-      params = _adapted(source, params, image_size, mesh)
-      actual, expected = tree.flatten(params), tree.flatten(abstract)
-      check_shapes(source.path, _shapes(actual), _shapes(expected))
-      return params
+  def load(abstract: PyTree) -> PyTree:
+    mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+    params = source.load(source.abstract_params(mesh))
+    return result._adapted(params, mesh)
 
-    return load_and_adapt
-
-  return _Resized(
-    path=source.path,
-    about=source.about | {'image_size': list(image_size)},
-    load=adapting(source.load),
-    load_average=source.load_average and adapting(source.load_average),
-    load_extra=None,
-    original=source,
-  )
+  about = source.about | {'image_size': list(image_size)}
+  result = _Resized(source.path, about, load, original=source)
+  return result
 
 
 def renormalized(
@@ -183,17 +182,6 @@ def renormalized(
   return dataclasses.replace(source, about=about, load=load)
 
 
-def _adapted(
-  source: Pretrained, params: PyTree, image_size: Size, mesh: Mesh
-) -> PyTree:
-  """Returns parameters of the objective for images of another size."""
-  objective = source.objective()
-  model = adapt(
-    objective.backbone(params), source.model(), source, image_size, None, mesh
-  )
-  return objective.start_params(params, model)
-
-
 def replace_head(
   params: PyTree, model: Model, image_size: Size, mesh: Mesh
 ) -> PyTree:
@@ -206,38 +194,22 @@ def replace_head(
     model: model with the new head.
     image_size: (height, width) of the images of both models, pixels.
     mesh: mesh of the devices.
-
-  Raises:
-    UserError: the models differ in more than the parameters that `model.fresh`
-      lists.
   """
   expected = tree.flatten(abstract_params(model, image_size))
   flat = tree.flatten(params)
-  fresh = [
-    path
-    for path, leaf in expected.items()
-    if path.startswith(model.fresh)
-    and (path not in flat or flat[path].shape != leaf.shape)
-  ]
-  kept = {
+  fresh = {
     path: leaf
-    for path, leaf in flat.items()
-    if path not in fresh
-    and (path in expected or not path.startswith(model.fresh))
+    for path, leaf in expected.items()
+    if path not in flat or flat[path].shape != leaf.shape
   }
-  check_shapes(
-    'the weights',
-    {path: leaf.shape for path, leaf in kept.items()},
-    {path: leaf.shape for path, leaf in expected.items() if path not in fresh},
-  )
+  kept = {path: flat[path] for path in expected if path not in fresh}
 
   def init(key: jax.Array) -> dict[str, jax.Array]:
     images = jnp.zeros((1, *image_size, model.channels))
     initial = tree.flatten(model.init(key, images)['params'])
     return {path: initial[path] for path in fresh}
 
-  shapes = {path: expected[path] for path in fresh}
-  placed = sharding.with_shardings(shapes, mesh, model.sharding_rules)
+  placed = sharding.with_shardings(fresh, mesh, model.sharding_rules)
   shardings = {path: leaf.sharding for path, leaf in placed.items()}
   initial = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
   log.info(
@@ -271,7 +243,7 @@ def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
   fresh = (*target.model.fresh, *missing)
   body = {k: v for k, v in actual.items() if not k.startswith(fresh)}
   of_model = {k: v for k, v in expected.items() if not k.startswith(fresh)}
-  check_shapes(source.path, _shapes(body), _shapes(of_model))
+  check_shapes(source.path, _shapes(body), of_model)
   return _initialized(body, target)
 
 
@@ -291,7 +263,7 @@ def start(source: Pretrained, target: Target, method: str | None) -> PyTree:
   Raises:
     UserError: no parameter fits.
   """
-  expected = _shapes(_model_shapes(target))
+  expected = _model_shapes(target)
   actual, others = _model_params(source, target, method)
   fitting, unused = _fitting(actual, expected)
   if not fitting:
@@ -363,17 +335,30 @@ def _fit_first_layer(
   """
   model, mesh = target.model, target.mesh
   old, new = before.normalization, model.normalization
-  other_channels = model.channels != before.channels
-  if old == new and not other_channels:
+  channels = model.channels
+  if old == new and channels == before.channels:
     return flat
   first = patch_embedding.KERNEL
-  if other_channels:
-    kernel = _first_kernel(flat, before, target)
-    if kernel is None:
+  if channels != before.channels:
+    if before.channels != patch_embedding.RGB:
+      raise UserError(
+        f'model.channels is {channels}, but the weights are for '
+        f'{before.channels}, and only weights for RGB are adapted: set '
+        'model.channels, augment.channels and preprocess.channels to this.'
+      )
+    shapes = _model_shapes(target)
+    kernels = [
+      path
+      for path, leaf in flat.items()
+      if leaf.ndim == 4
+      and leaf.shape[2] == patch_embedding.RGB
+      and shapes.get(path) == (*leaf.shape[:2], channels, leaf.shape[3])
+    ]
+    if len(kernels) != 1:
       return flat  # the model differs in more than the channels
-    first = kernel
+    first = kernels[0]
   elif patch_embedding.is_own(new) and not patch_embedding.is_own(old):
-    if first not in flat or flat[first].shape[-2] != before.channels:
+    if first not in flat or flat[first].shape[-2] != channels:
       return flat  # scales are normalized after the first convolution
   paths = {first, patch_embedding.BIAS} & flat.keys()
   arrays = {path: to_host(flat[path], mesh) for path in paths}
@@ -381,36 +366,10 @@ def _fit_first_layer(
     statistics = patch_embedding.statistics_for(before, model)
     arrays = patch_embedding.converted(arrays, old, statistics)
     log.info('%s converted to pixels normalized by %s', first, statistics)
-  if other_channels:
-    arrays[first] = patch_embedding.repeated(arrays[first], model.channels)
-    log.info('%s adapted from 3 to %d channels', first, model.channels)
+  if channels != before.channels:
+    arrays[first] = patch_embedding.repeated(arrays[first], channels)
+    log.info('%s adapted from 3 to %d channels', first, channels)
   return flat | _placed(arrays, flat, model, mesh)
-
-
-def _first_kernel(
-  flat: dict[str, jax.Array], before: Model, target: Target
-) -> str | None:
-  """Returns the path of the kernel that receives the channels of images.
-
-  Raises:
-    UserError: the parameters are not for RGB images.
-  """
-  channels = target.model.channels
-  if before.channels != patch_embedding.RGB:
-    raise UserError(
-      f'model.channels is {channels}, but the weights are for '
-      f'{before.channels}, and only weights for RGB are adapted: set '
-      'model.channels, augment.channels and preprocess.channels to this.'
-    )
-  expected = _shapes(_model_shapes(target))
-  kernels = [
-    path
-    for path, leaf in flat.items()
-    if leaf.ndim == 4
-    and leaf.shape[2] == patch_embedding.RGB
-    and expected.get(path) == (*leaf.shape[:2], channels, leaf.shape[3])
-  ]
-  return kernels[0] if len(kernels) == 1 else None
 
 
 def _placed(
@@ -428,10 +387,11 @@ def _placed(
   return {path: place(a, shardings[path]) for path, a in arrays.items()}
 
 
-def _model_shapes(target: Target) -> dict[str, Any]:
+def _model_shapes(target: Target) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of the target's model parameters by path."""
   params = target.abstract_state().params
-  return tree.flatten(jax.eval_shape(target.objective.backbone, params))
+  model = jax.eval_shape(target.objective.backbone, params)
+  return _shapes(tree.flatten(model))
 
 
 def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -7,19 +7,19 @@ that of `preprocessor_config.json`.
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import pydantic
 
 from vit_jax.arrays import tree
 from vit_jax.arrays.pixels import IMAGENET, NONE
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 from vit_jax.files import paths
 from vit_jax.models.contract import Statistics
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights.contract import Pretrained, SeveralModels
-from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import containers, swin, tensors, vit
 from vit_jax.weights.formats import huggingface_models as models
 from vit_jax.weights.metadata import ModelMetadata
@@ -28,7 +28,11 @@ from vit_jax.weights.patch_embedding import CLIP
 log = logging.getLogger('vit_jax')
 PyTree = Any
 Arrays = dict[str, np.ndarray]
-_SWIN_RULES = {**metadata.RULES, 'num_heads': metadata.COUNTS}
+_SWIN_SETTINGS = pydantic.create_model(
+  'SwinSettings',
+  __base__=metadata.SETTINGS,
+  num_heads=(list[metadata.Count], None),
+)
 
 
 class _Type(NamedTuple):
@@ -38,16 +42,12 @@ class _Type(NamedTuple):
     class_name: prefix of the names of its classes.
     processor: preprocessing without a preprocessor_config.json, as its keys.
     required: required keys of config.json.
-    parse: function from path, arrays and config to the parsed weights.
     defaults: values of keys that are often left out in config.json.
   """
 
   class_name: str
   processor: Mapping[str, Any]
   required: tuple[str, ...] = ('num_attention_heads', 'image_size')
-  parse: Callable[[str, Arrays, Mapping[str, Any]], ParsedWeights] = (
-    models.parse_vit
-  )
   defaults: Mapping[str, Any] = {}
 
 
@@ -98,25 +98,14 @@ TYPES = {
   'dinov3_vit': _Type(
     'DINOv3ViT',
     _HALF | _IMAGENET,
-    parse=models.parse_dinov3,
     defaults={'layer_norm_eps': 1e-5},
   ),
   'swin': _Type(
     'Swin',
     _HALF | _IMAGENET | {'resample': 3},
     ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size'),
-    models.parse_swin,
   ),
 }
-# Types that `save` writes
-WRITTEN = (
-  'vit',
-  'deit',
-  'dinov2',
-  'dinov2_with_registers',
-  'dinov3_vit',
-  'swin',
-)
 
 
 def load(
@@ -136,19 +125,14 @@ def load(
   file = folder / 'config.json'
   config = (tensors.read_config(path) if head is None else head) or {}
   kind = config.get('model_type')
+  settings = _SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
+  config = metadata.validated(file, config, settings=settings)
   if 'vision_config' in config:  # a model of images and texts
     kind = f'{kind}_vision_model'
-    config = {**config, **metadata.validated(file, config['vision_config'])}
-  rules = _SWIN_RULES if kind == 'swin' else metadata.RULES
-  metadata.validated(file, {'model_type': kind})
-  if kind not in TYPES:
-    raise UserError(
-      f'{path} contains a model of the type {kind!r}; supported types: '
-      f'{", ".join(TYPES)}.'
-    )
-  given = {k: v for k, v in config.items() if v is not None}
-  config = {**TYPES[kind].defaults, **given}
-  config = metadata.validated(file, config, TYPES[kind].required, rules)
+    config |= config['vision_config']
+  check_choice(f'the type of the model in {path}', kind, TYPES)
+  config = {**TYPES[kind].defaults, **config}
+  config = metadata.validated(file, config, TYPES[kind].required, settings)
   arrays, _ = tensors.read(path)
   return containers.described(
     path, arrays, lambda model: _described(path, model, kind, config)
@@ -159,7 +143,8 @@ def _described(
   path: str, arrays: Arrays, kind: str, config: dict[str, Any]
 ) -> Pretrained:
   """Describes a model of a type, given its arrays and its config."""
-  parsed = TYPES[kind].parse(path, arrays, config | {'model_type': kind})
+  parse = models.parse_swin if kind == 'swin' else models.parse_vit
+  parsed = parse(path, arrays, config | {'model_type': kind})
   folder = tensors.folder_of(path)
   file = folder / 'preprocessor_config.json'
   stored = metadata.validated(file, metadata.read(file))
@@ -235,13 +220,10 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     'config.json': config,
     'preprocessor_config.json': _processor(properties),
   }
-  try:
-    with paths.new_folder(folder) as unfinished:
-      for name, content in files.items():
-        (unfinished / name).write_text(json.dumps(content, indent=2))
-      tensors.write(os.fspath(unfinished / 'model.safetensors'), exported, {})
-  except OSError as error:
-    raise UserError(f'{path} cannot be written: {error}.') from error
+  with paths.new_folder(folder) as unfinished:
+    for name, content in files.items():
+      (unfinished / name).write_text(json.dumps(content, indent=2))
+    tensors.write(os.fspath(unfinished / 'model.safetensors'), exported, {})
 
 
 # Preprocessing

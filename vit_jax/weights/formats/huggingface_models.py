@@ -51,15 +51,15 @@ class Written(NamedTuple):
   supported: tuple[str, ...] = ()
 
 
-def _refuse(class_name: str, missing: list[str]) -> None:
-  """Refuses to write a model with options that its class does not have.
+def _refuse(kind: str, missing: list[str]) -> None:
+  """Refuses to write a model with options that its type does not have.
 
   Raises:
     UserError: the list is not empty.
   """
   if missing:
     options = ' and '.join(missing)
-    raise names_lib.not_writable(f'{options}, as {class_name} has none')
+    raise names_lib.not_writable(f'{options}, as the type {kind} has none')
 
 
 # Vision Transformers
@@ -71,6 +71,7 @@ _REGISTERS = 'embeddings.register_tokens'
 _MASK = 'embeddings.mask_token'
 _PATCHES = 'embeddings.patch_embeddings.projection'
 _SCALE = 'layer_scale{}.lambda1'
+_D3_GATE, _D3_UP = '.mlp.gate_proj.', '.mlp.up_proj.'  # of DINOv3
 _VIT_NAMES = {
   'cls': _CLS,
   'position/embedding': _POSITIONS,
@@ -111,18 +112,15 @@ _BEIT_NAMES = {
   'fc_norm': 'pooler.layernorm',
 }
 _VIT_ALIASES = (
-  (rf'^({containers.BASES})\.', ''),
-  (
-    r'^embeddings\.patch_embedding\.',
-    'embeddings.patch_embeddings.projection.',
-  ),
+  (rf'^({containers.BASES}|model)\.', ''),
+  (r'^embeddings\.patch_embeddings?\.(projection\.)?', f'{_PATCHES}.'),
   (r'^embeddings\.class_embedding$', _CLS),
   (r'^embeddings\.position_embedding\.weight$', _POSITIONS),
-  (r'\.self_attn\.out_proj\.', '.attention.output.dense.'),
+  (r'\.(self_attn\.out|attention\.o)_proj\.', '.attention.output.dense.'),
   (r'\.self_attn\.', '.attention.'),
-  (r'\.layer_norm1\.', '.layernorm_before.'),
-  (r'\.layer_norm2\.', '.layernorm_after.'),
-  (r'^post_layernorm\.', 'layernorm.'),
+  (r'\.(layer_)?norm1\.', '.layernorm_before.'),
+  (r'\.(layer_)?norm2\.', '.layernorm_after.'),
+  (r'^(post_layer)?norm\.', 'layernorm.'),
   (r'^(head\.attention\.in_proj)_', r'\1.'),
   (r'^(head\.attention\.out)_proj', r'\1'),
   (r'^visual_projection\.', 'classifier.'),
@@ -131,14 +129,14 @@ _VIT_ALIASES = (
   (r'\.attention\.q_proj\.', '.attention.attention.query.'),
   (r'\.attention\.k_proj\.', '.attention.attention.key.'),
   (r'\.attention\.v_proj\.', '.attention.attention.value.'),
-  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
-  (r'\.norm1\.', '.layernorm_before.'),
-  (r'\.norm2\.', '.layernorm_after.'),
   (
-    r'^((decoder_)?encoder.*)\.mlp\.(fc1|weights_in)\.',
+    r'^((decoder_)?encoder.*)\.mlp\.(fc1|weights_in|up_proj)\.',
     r'\1.intermediate.dense.',
   ),
-  (r'^((decoder_)?encoder.*)\.mlp\.(fc2|weights_out)\.', r'\1.output.dense.'),
+  (
+    r'^((decoder_)?encoder.*)\.mlp\.(fc2|weights_out|down_proj)\.',
+    r'\1.output.dense.',
+  ),
   (r'^cls_classifier\.', 'classifier.'),
   (r'\.attention\.attention\.(relative_position)', r'.\1'),
   (r'^shared_position_bias\.', 'encoder.relative_position_bias.'),
@@ -149,10 +147,12 @@ _LEFT_OUT = (
   r'embeddings\.(mask_token|position_ids)|decoder\.|text_(model|projection)\.|'
   r'logit_(scale|bias)|lm_head\.|.*relative_position_index$'
 )
-# Types whose positions the library interpolates with antialiasing.
-_ANTIALIASED = {
+# Types whose positions the library interpolates with antialiasing, or that have
+# none.
+_METHODS = {
   'dinov2_with_registers': 'bicubic',
   'siglip2_vision_model': 'bilinear',
+  'dinov3_vit': None,
 }
 # Types that are image towers, whose arrays determine the image size
 TOWERS = ('clip_vision_model', 'siglip_vision_model', 'siglip2_vision_model')
@@ -164,7 +164,8 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   """Parses a Vision Transformer.
 
   Raises:
-    UserError: the config contradicts the arrays.
+    UserError: the config contradicts the arrays, or describes an activation
+      that is not supported.
   """
   arrays = _used(path, arrays)
   if config['model_type'] in TOWERS:
@@ -203,12 +204,21 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
         f'config.json of {path}: {key} is {config[key]!r}, but its arrays are '
         f'those of {value}. Fetch all files of one version again.'
       )
-  if not has_positions:
+  if config['model_type'] == 'dinov3_vit':
+    if model['gated'] and config.get('hidden_act') != 'silu':
+      raise UserError(
+        f'config.json of {path}: hidden_act is {config.get("hidden_act")!r}; '
+        "for gated MLPs, the model vit supports 'silu'."
+      )
+    base = float(config.get('rope_theta', ROTATIONS['centered']))
+    model['rope_base'] = None if base == ROTATIONS['centered'] else base
+    model |= dict(position='none', rope='centered')
+  elif not has_positions:
     model['prefix_positions'] = False
     arrays = foreign.without_class_position(arrays, _CLS, _POSITIONS)
   if 'layer_scale' in model:
     model['layer_scale'] = _LAYER_SCALE
-  method = _ANTIALIASED.get(config['model_type'], 'bicubic_no_antialias')
+  method = _METHODS.get(config['model_type'], 'bicubic_no_antialias')
   if model.get('position') == 'relative_bias':
     method = 'bilinear_no_antialias'
   properties = ModelMetadata(size, position_resize=method)
@@ -217,11 +227,17 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
 
 def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
   """Returns the arrays that are used, with the names in files."""
+  arrays = dict(arrays)
+  for name in [name for name in arrays if _D3_GATE in name]:
+    up = name.replace(_D3_GATE, _D3_UP)  # the gate comes first
+    arrays[up] = np.concatenate([arrays.pop(name), arrays[up]])
   renamed = names_lib.renamed(arrays, _VIT_ALIASES)
   result = {k: v for k, v in renamed.items() if not re.match(_LEFT_OUT, k)}
   if len(result) < len(renamed):
     unused = [name for name in renamed if name not in result]
     log.info('%s: left out %s, …', path, ', '.join(unused[:3]))
+  if _REGISTERS in result and not result[_REGISTERS].size:
+    del result[_REGISTERS]
   for name in (_CLS, _POSITIONS):  # one dimension fewer in CLIP and SigLIP
     if name in result:
       result[name] = np.array(result[name], ndmin=3)
@@ -266,19 +282,25 @@ def written_vit(model: Any) -> Written:
   if not isinstance(model, ViT):
     raise names_lib.not_writable(f'the layers of a {type(model).__name__}')
   names, is_joined = dict(_VIT_NAMES), model.pool == 'token_gap'
-  kind, class_name, supported = 'vit', 'ViT', ()
+  kind, supported = 'vit', ()
   if model.distilled:
-    kind, class_name, supported = 'deit', 'DeiT', ('distilled',)
+    kind, supported = 'deit', ('distilled',)
     names['head'] = 'cls_classifier'
-  elif _is_deit(model):
-    kind, class_name, supported = 'deit', 'DeiT', ('registers',)
+  elif (
+    model.registers == 1
+    and model.prefix_positions
+    and model.layer_scale is None
+    and not model.gated
+  ):
+    # A register with a position is a distillation token that is not used;
+    # registers of Dinov2WithRegisters have no position.
+    kind, supported = 'deit', ('registers',)
     names['registers'] = _DISTILLATION
   elif model.registers:
-    kind, class_name = 'dinov2_with_registers', 'Dinov2WithRegisters'
+    kind = 'dinov2_with_registers'
     supported = ('registers', 'layer_scale', 'gated')
   elif model.layer_scale is not None or model.gated or is_joined:
-    kind, class_name = 'dinov2', 'Dinov2'
-    supported = ('layer_scale', 'gated')
+    kind, supported = 'dinov2', ('layer_scale', 'gated')
   is_dino = kind.startswith('dinov2')
   options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
   missing = [
@@ -294,7 +316,10 @@ def written_vit(model: Any) -> Written:
     missing.append('distillation token without a head')
   config = _sizes(model) | dict(qkv_bias=True)
   if is_dino:
-    names |= _dinov2_names(model.gated)
+    mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
+    for i in (1, 2):
+      names[f'{_LAYER}norm{i}'] = f'{_FOREIGN}norm{i}'
+      names[f'{_LAYER}mlp/fc{i}'] = f'{_FOREIGN}mlp.{mlp[i - 1]}'
     # Two thirds of the units of a gated MLP, rounded up to a multiple of 8
     ratio = round(model.mlp_dim * (1.5 if model.gated else 1) / model.width)
     units = ratio * model.width
@@ -317,7 +342,7 @@ def written_vit(model: Any) -> Written:
       pooler_act='tanh',
       pooler_output_size=model.width,
     )
-  _refuse(class_name, missing)
+  _refuse(kind, missing)
 
   def complete(arrays: Arrays) -> Arrays:
     return _completed(model, kind, arrays)
@@ -334,32 +359,6 @@ def _sizes(model: Any) -> dict[str, Any]:
     num_attention_heads=model.num_heads,
     hidden_act=metadata.ACTIVATION_NAMES[model.gelu],
     layer_norm_eps=model.norm_eps,
-  )
-
-
-def _dinov2_names(gated: bool) -> dict[str, str]:
-  """Returns the names in a layer of DINOv2 that differ from those of a ViT."""
-  mlp = ('weights_in', 'weights_out') if gated else ('fc1', 'fc2')
-  return {
-    f'{_LAYER}norm1': f'{_FOREIGN}norm1',
-    f'{_LAYER}norm2': f'{_FOREIGN}norm2',
-    f'{_LAYER}mlp/fc1': f'{_FOREIGN}mlp.{mlp[0]}',
-    f'{_LAYER}mlp/fc2': f'{_FOREIGN}mlp.{mlp[1]}',
-  }
-
-
-def _is_deit(model: Any) -> bool:
-  """Returns whether a model is a DeiT whose distillation token is not used.
-
-  Here, this token is a register with a position; registers of
-  Dinov2WithRegisters have no position.
-  """
-  return (
-    model.registers == 1
-    and model.prefix_positions
-    and model.layer_scale is None
-    and not model.gated
-    and not model.distilled
   )
 
 
@@ -400,7 +399,6 @@ def _ones(name: str, model: Any) -> Arrays:
 
 # DINOv3
 
-_D3_GATE, _D3_UP = '.mlp.gate_proj.', '.mlp.up_proj.'
 _D3_SCALE = 'layer.{i}.layer_scale{}.lambda1'
 _D3_NAMES = NameMap(
   {
@@ -418,48 +416,8 @@ _D3_NAMES = NameMap(
     f'{_LAYER}scale1': 'layer.{i}.layer_scale1.lambda1',
     f'{_LAYER}scale2': 'layer.{i}.layer_scale2.lambda1',
     'encoder/norm': 'norm',
-    'head': 'classifier',  # which transformers does not have
   }
 )
-
-
-def parse_dinov3(
-  path: str, arrays: Mapping[str, np.ndarray], config: Config
-) -> ParsedWeights:
-  """Parses a DINOv3.
-
-  Args:
-    path: path of the directory, for messages.
-    arrays: arrays of the files.
-    config: config.json.
-
-  Raises:
-    UserError: arrays that every DINOv3 has are missing, or the activation is
-      not supported.
-  """
-  names = [re.sub(r'^model\.', '', name) for name in arrays]
-  result = dict(zip(names, arrays.values(), strict=True))
-  result.pop(_MASK, None)
-  for name in names:
-    if _D3_GATE in name:  # the gate comes first in the joined array
-      up = name.replace(_D3_GATE, _D3_UP)
-      result[up] = np.concatenate([result.pop(name), result[up]])
-  if _REGISTERS in result and not result[_REGISTERS].size:
-    del result[_REGISTERS]
-  model = vit.section(path, result, _D3_NAMES, 'a DINOv3')
-  activation = config.get('hidden_act')
-  if model.get('gated') and activation != 'silu':
-    raise UserError(
-      f'config.json of {path}: hidden_act is {activation!r}; for gated MLPs, '
-      "the model vit supports 'silu'."
-    )
-  model |= dict(
-    num_heads=config['num_attention_heads'], position='none', rope='centered'
-  )
-  base = float(config.get('rope_theta', ROTATIONS['centered']))
-  model['rope_base'] = None if base == ROTATIONS['centered'] else base
-  size = metadata.pair(config['image_size'])
-  return ParsedWeights(result, _D3_NAMES, model, ModelMetadata(size))
 
 
 def written_dinov3(model: Any) -> Written:
@@ -470,7 +428,7 @@ def written_dinov3(model: Any) -> Written:
   """
   missing = [f'pool {model.pool!r}'] if model.pool != 'token' else []
   missing += ['a head'] if model.num_classes else []
-  _refuse('DINOv3ViT', missing)
+  _refuse('dinov3_vit', missing)
   biases = BIASES[model.qkv_bias]
   config = _sizes(model) | dict(
     intermediate_size=model.mlp_dim,
@@ -610,24 +568,15 @@ def written_swin(model: Any) -> Written:
     drop_path_rate=model.drop_path,
   )
 
-  def complete(arrays: Arrays) -> Arrays:
-    _check_windows(model, arrays)
+  def checked(arrays: Arrays) -> Arrays:
+    """Checks that the windows of all stages have the same size."""
+    for name, array in arrays.items():
+      if name.endswith('relative_position_bias_table'):
+        window = window_of(len(array))
+        if window != model.window_size:
+          raise names_lib.not_writable(
+            f'windows of {model.window_size} tokens, but {window} in {name}'
+          )
     return arrays
 
-  return Written('swin', _swin_names(stages), config, complete)
-
-
-def _check_windows(model: Any, arrays: Arrays) -> None:
-  """Checks that the windows of all stages of a Swin have the same size.
-
-  Raises:
-    UserError: a stage has smaller windows than the config, because its map is
-      small.
-  """
-  for name, array in arrays.items():
-    if name.endswith('relative_position_bias_table'):
-      window = window_of(len(array))
-      if window != model.window_size:
-        raise names_lib.not_writable(
-          f'windows of {model.window_size} tokens, but {window} in {name}'
-        )
+  return Written('swin', _swin_names(stages), config, checked)

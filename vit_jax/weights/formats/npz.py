@@ -20,8 +20,8 @@ import logging
 import math
 import re
 import zipfile
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -80,11 +80,7 @@ def load(path: str, head: Any = None) -> Pretrained:
   del head
   stored, digest = read(path)
   arrays = _weights(path, stored)
-  parsed = (
-    _parse_bit(path, arrays)
-    if _BIT_ROOT in arrays
-    else _parse_vit(path, arrays)
-  )
+  parsed = _parsed(path, arrays)
   values = _read_notes(path, digest)
   parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
   source = foreign.imported(path, parsed)
@@ -118,41 +114,33 @@ def _weights(
   return {name: flat(name, array) for name, array in arrays.items()}
 
 
-def _metadata(image_size: tuple[int, int]) -> ModelMetadata:
-  """Returns the properties of the authors' models."""
-  return ModelMetadata(
-    image_size,
-    known_from="the authors' JAX code",
-    gelu='tanh',
-    position_resize='aligned',
-  )
-
-
-def _parse_bit(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
-  """Parses a BiT ResNet."""
-  model = _resnet_section(path, arrays, _BIT_ROOT)
-  properties = _metadata((_DEFAULT_SIZE, _DEFAULT_SIZE))
-  names = _bit_names(model['depths'])
-  return ParsedWeights(arrays, names, model, properties, _DEFAULTS)
-
-
-def _parse_vit(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
-  """Parses a Vision Transformer, with or without a ResNet as its stem.
+def _parsed(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
+  """Parses a BiT ResNet, or a Vision Transformer, optionally with a stem.
 
   Raises:
     UserError: an array that determines a size is missing or has another rank.
   """
-  is_original = any(f'/{_ORIGINAL.attention}/' in name for name in arrays)
-  numbering = _ORIGINAL if is_original else _LATER
+  properties = ModelMetadata(
+    (_DEFAULT_SIZE, _DEFAULT_SIZE),
+    known_from="the authors' JAX code",
+    gelu='tanh',
+    position_resize='aligned',
+  )
+  if _BIT_ROOT in arrays:
+    model = _resnet_section(path, arrays, _BIT_ROOT)
+    return ParsedWeights(arrays, _BIT, model, properties, _DEFAULTS)
+  is_original = any('/MultiHeadDotProductAttention_1/' in n for n in arrays)
   is_stacked = f'{_BLOCK}/LayerNorm_0/scale' in arrays
-  block = _BLOCK if is_stacked else f'{_BLOCK}_{{i}}'
-  names = _vit_names(block, numbering) | _POOLING
-  model = vit.section(path, arrays, NameMap(names, torch=False), _KIND)
+  names = _names(
+    _ORIGINAL if is_original else _LATER,
+    _POOLING | _STEM,
+    block=_BLOCK if is_stacked else f'{_BLOCK}_{{i}}',
+  )
+  model = vit.section(path, arrays, names, _KIND)
   side = model['patch_size']
   if _ROOT in arrays:
     model.pop('channels', None)  # those of the map
     model['stem'] = _resnet_section(path, arrays, _ROOT)
-    names |= _stem_names(model['stem']['depths'])
     side *= stride_of(model['stem']['depths'])  # in pixels of the image
   grid = (_DEFAULT_SIZE // side,) * 2
   prefix = int(model['pool'] == 'token')
@@ -167,155 +155,118 @@ def _parse_vit(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
     arrays = arrays | {_OFFICIAL_POSITION: table}
   else:
     model['position'] = 'sincos2d'
-  properties = _metadata((grid[0] * side, grid[1] * side))
-  name_map = NameMap(names, torch=False)
-  return ParsedWeights(arrays, name_map, model, properties, _DEFAULTS)
+  size = (grid[0] * side, grid[1] * side)
+  properties = dataclasses.replace(properties, image_size=size)
+  return ParsedWeights(arrays, names, model, properties, _DEFAULTS)
 
 
-class _Numbering(NamedTuple):
-  """Names of the submodules of a layer that depend on Flax's numbering.
-
-  The original numbering counts all submodules together, the later one each kind
-  separately.
-  """
-
-  norm: str
-  attention: str
-  mlp: str
-
-
-_LATER = _Numbering(
-  'LayerNorm_1', 'MultiHeadDotProductAttention_0', 'MlpBlock_0'
+# Numbers of a layer's second norm, attention and MLP in Flax's original
+# numbering, which counts all submodules together, and in the later one, which
+# counts each kind separately.
+_ORIGINAL, _LATER = (2, 1, 3), (1, 0, 0)
+# ResNets: stems of hybrids, and BiT. The first unit of a stage is separate both
+# here and in the files. The others, which have equal shapes, are stacked as
+# `layers/…` here, and numbered from 2 in the files.
+_STAGES = range(1, 10)  # more than any model has
+_UNIT = (
+  *(f'conv{i}/kernel' for i in (1, 2, 3)),
+  *(f'gn{i}/{leaf}' for i in (1, 2, 3) for leaf in ('scale', 'bias')),
 )
-_ORIGINAL = _Numbering(
-  'LayerNorm_2', 'MultiHeadDotProductAttention_1', 'MlpBlock_3'
-)
+# Leaves that only the first unit of a stage has.
+_PROJECTION = ('conv_proj/kernel', 'gn_proj/scale', 'gn_proj/bias')
+# {native path: name in files} of the units of a hybrid's stem
+_UNITS = {
+  f'block{stage}/{unit}/{leaf}': f'block{stage}/{name}/{leaf}'
+  for stage in _STAGES
+  for unit, name, leaves in (
+    ('unit1', 'unit1', (*_UNIT, *_PROJECTION)),
+    ('layers', 'unit{i+2}', _UNIT),
+  )
+  for leaf in leaves
+}
+_STEM = {f'stem/{path}': name for path, name in _UNITS.items()} | {
+  f'stem/{leaf}': leaf for leaf in (_ROOT, 'gn_root/scale', 'gn_root/bias')
+}
 
 
-def _vit_names(
-  block: str, numbering: _Numbering, position: str = _OFFICIAL_POSITION
+def _attention_and_mlp(
+  path: str, module: str, attention: int, mlp: int
 ) -> dict[str, str]:
-  """Returns the names of a plain Vision Transformer's modules.
-
-  Args:
-    block: name of a layer, which contains `{i}`, or name of the stacked layers.
-    numbering: names of a layer's second norm, its attention and its MLP.
-    position: name of the position embedding.
-  """
-  layer = {
-    'norm1': 'LayerNorm_0',
-    'norm2': numbering.norm,
-    **_attention_and_mlp(numbering),
+  names = {
+    f'{path}/attention/{kind}': (
+      f'{module}/MultiHeadDotProductAttention_{attention}/{kind}'
+    )
+    for kind in ('query', 'key', 'value', 'out')
   }
-  return {
-    'cls': 'cls',
-    'position/embedding': position,
-    'embedding': 'embedding',
-    'encoder/norm': 'Transformer/encoder_norm',
-    'pre_logits': 'pre_logits',
-    'head': 'head',
-    **{f'encoder/layers/{k}': f'{block}/{v}' for k, v in layer.items()},
-  }
-
-
-def _attention_and_mlp(numbering: _Numbering) -> dict[str, str]:
-  return {
-    'mlp/fc1': f'{numbering.mlp}/Dense_0',
-    'mlp/fc2': f'{numbering.mlp}/Dense_1',
-    **{
-      f'attention/{kind}': f'{numbering.attention}/{kind}'
-      for kind in ('query', 'key', 'value', 'out')
-    },
-  }
+  for i in (1, 2):
+    names[f'{path}/mlp/fc{i}'] = f'{module}/MlpBlock_{mlp}/Dense_{i - 1}'
+  return names
 
 
 _POOLING = {
   'map/probe': _PROBE,
   'map/norm': 'MAPHead_0/LayerNorm_0',
-  **{
-    f'map/{k}': f'MAPHead_0/{v}' for k, v in _attention_and_mlp(_LATER).items()
-  },
+  **_attention_and_mlp('map', 'MAPHead_0', *_LATER[1:]),
 }
-_BIG_VISION = NameMap(
-  _POOLING | _vit_names(f'{_BLOCK}_{{i}}', _LATER, _POSITION), torch=False
-)
 
-# ResNets: stems of hybrids, and BiT. The first unit of a stage is separate both
-# here and in the files. The others, which have equal shapes, are stacked as
-# `layers/…` here, and numbered from 2 in the files.
-_UNIT = tuple(
-  f'{layer}/{leaf}'
-  for i in (1, 2, 3)
-  for layer, leaf in (
-    (f'conv{i}', 'kernel'),
-    (f'gn{i}', 'scale'),
-    (f'gn{i}', 'bias'),
-  )
-)
-# Leaves that only the first unit of a stage has.
-_PROJECTION = ('conv_proj/kernel', 'gn_proj/scale', 'gn_proj/bias')
-_BIT_LAYERS = {'1': 'a', '2': 'b', '3': 'c'}
+
+def _names(
+  numbering: tuple[int, int, int],
+  others: dict[str, str],
+  position: str = _OFFICIAL_POSITION,
+  block: str = f'{_BLOCK}_{{i}}',
+) -> NameMap:
+  """Returns the names of a Vision Transformer.
+
+  Args:
+    numbering: numbers of a layer's second norm, its attention and its MLP.
+    others: names of the stem or of attention pooling.
+    position: name of the position embedding.
+    block: name of a layer, which contains `{i}`, or name of the stacked layers.
+  """
+  second_norm, attention, mlp = numbering
+  plain = {
+    'cls': 'cls',
+    'position/embedding': position,
+    'embedding': 'embedding',
+    'encoder/norm': 'Transformer/encoder_norm',
+    'encoder/layers/norm1': f'{block}/LayerNorm_0',
+    'encoder/layers/norm2': f'{block}/LayerNorm_{second_norm}',
+    'pre_logits': 'pre_logits',
+    'head': 'head',
+    **_attention_and_mlp('encoder/layers', block, attention, mlp),
+  }
+  return NameMap(plain | others, torch=False)
+
+
 _BIT_LEAVES = {
   'kernel': 'standardized_conv2d/kernel',
   'scale': 'group_norm/gamma',
   'bias': 'group_norm/beta',
 }
+_BIT_BRANCHES = {'1': 'a', '2': 'b', '3': 'c'}
 
 
-def _unit_names(
-  prefix: str,
-  depths: tuple[int, ...],
-  first: tuple[str, ...],
-  name: Callable[[int, str, str], str],
-) -> dict[str, str]:
-  """Returns the names of all units of a ResNet.
-
-  Args:
-    prefix: prefix of the native paths.
-    depths: number of units in each stage.
-    first: leaves that only the first unit of a stage has.
-    name: function from stage, number of the unit and leaf to the name.
-  """
-  names = {}
-  for stage, depth in enumerate(depths, start=1):
-    for leaf in (*_UNIT, *first):
-      names[f'{prefix}block{stage}/unit1/{leaf}'] = name(stage, '1', leaf)
-    for leaf in _UNIT if depth > 1 else ():
-      path = f'{prefix}block{stage}/layers/{leaf}'
-      names[path] = name(stage, '{i+2}', leaf)
-  return names
+def _bit_name(name: str) -> str:
+  """Returns BiT's name of a leaf for that in the stem of a hybrid."""
+  block, unit, layer, leaf = name.split('/')
+  # The numbers of units have two digits in BiT.
+  unit = unit.replace('unit1', 'unit01').replace('}', ':02}')
+  branch = 'a/proj' if layer == 'conv_proj' else _BIT_BRANCHES[layer[-1]]
+  return f'resnet/{block}/{unit}/{branch}/{_BIT_LEAVES[leaf]}'
 
 
-def _stem_names(depths: tuple[int, ...]) -> dict[str, str]:
-  """Returns the names of a hybrid's stem with these numbers of units."""
-  leaves = (_ROOT, 'gn_root/scale', 'gn_root/bias')
-  return {f'stem/{leaf}': leaf for leaf in leaves} | _unit_names(
-    'stem/',
-    depths,
-    _PROJECTION,
-    lambda stage, unit, leaf: f'block{stage}/unit{unit}/{leaf}',
-  )
-
-
-def _bit_names(depths: tuple[int, ...]) -> NameMap:
-  """Returns the names of a BiT ResNet with these numbers of units."""
-
-  def name(stage: int, unit: str, leaf: str) -> str:
-    layer, _, last = leaf.partition('/')
-    branch = 'a/proj' if layer == 'conv_proj' else _BIT_LAYERS[layer[-1]]
-    # The numbers of units have two digits in BiT.
-    unit = f'0{unit}' if unit == '1' else unit.replace('}', ':02}')
-    return f'resnet/block{stage}/unit{unit}/{branch}/{_BIT_LEAVES[last]}'
-
-  names = {
+_BIT = NameMap(
+  {
     'conv_root/kernel': _BIT_ROOT,
-    'norm/scale': f'resnet/{_BIT_LEAVES["scale"]}',
-    'norm/bias': f'resnet/{_BIT_LEAVES["bias"]}',
+    'norm/scale': 'resnet/group_norm/gamma',
+    'norm/bias': 'resnet/group_norm/beta',
     'head/kernel': _BIT_HEAD,
     'head/bias': 'resnet/head/conv2d/bias',
-    **_unit_names('', depths, ('conv_proj/kernel',), name),
-  }
-  return NameMap(names, torch=False)
+    **{path: _bit_name(n) for path, n in _UNITS.items() if 'gn_proj' not in n},
+  },
+  torch=False,
+)
 
 
 def _resnet_section(
@@ -351,20 +302,6 @@ def _resnet_section(
   return dict(name='resnet', depths=counts, width_factor=factor)
 
 
-def _stacked_depths(flat: Mapping[str, Any], prefix: str) -> tuple[int, ...]:
-  """Returns the number of units in each stage of a model of this package.
-
-  Args:
-    flat: parameters of the model by path.
-    prefix: prefix of the ResNet's paths, 'stem/' or ''.
-  """
-  depths: list[int] = []
-  while f'{prefix}block{len(depths) + 1}/unit1/conv1/kernel' in flat:
-    later = f'{prefix}block{len(depths) + 1}/layers/conv1/kernel'
-    depths.append(1 + (len(flat[later]) if later in flat else 0))
-  return tuple(depths)
-
-
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """Writes parameters with the official names, and notes next to the file.
 
@@ -376,7 +313,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
       are those of the model, and no notes are written.
 
   Raises:
-    UserError: a parameter has no official name, or a file cannot be written.
+    UserError: a parameter has no official name.
+    OSError: a file cannot be written.
   """
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
   if about:
@@ -387,12 +325,9 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
         'position for the class token (those of big_vision do not)'
       )
     flat = foreign.native_params(params, about, ('learned',))
-  if 'block1/unit1/conv1/kernel' in flat:
-    names = _bit_names(_stacked_depths(flat, ''))
-  else:
-    table = _vit_names(f'{_BLOCK}_{{i}}', _ORIGINAL)
-    stem = _stem_names(_stacked_depths(flat, 'stem/'))
-    names = NameMap(table | stem, torch=False)
+  names = _BIT
+  if 'block1/unit1/conv1/kernel' not in flat:
+    names = _names(_ORIGINAL, _STEM)
 
   def full(name: str, array: np.ndarray) -> np.ndarray:
     """Adds the dimensions of 1 that arrays in official files have."""
@@ -415,8 +350,8 @@ def save_big_vision(path: str, params: PyTree, about: dict[str, Any]) -> None:
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: big_vision has no name for a parameter, or a file cannot be
-      written.
+    UserError: big_vision has no name for a parameter.
+    OSError: a file cannot be written.
   """
   model = foreign.opened_model(about)
   flat = foreign.native_params(params, about, ('learned', 'sincos2d'))
@@ -424,7 +359,7 @@ def save_big_vision(path: str, params: PyTree, about: dict[str, Any]) -> None:
   if has_learned and model.pool == 'token' and model.prefix_positions:
     # big_vision's class token has no position: ours is added to the token.
     flat = foreign.without_class_position(flat, 'cls', 'position/embedding')
-  exported = _BIG_VISION.export(flat)
+  exported = _names(_LATER, _POOLING, _POSITION).export(flat)
   _write(path, {f'params/{name}': array for name, array in exported}, about)
 
 
@@ -434,29 +369,34 @@ def _write(
   """Writes an .npz file, and notes next to it unless `about` is {}.
 
   Raises:
-    UserError: a file cannot be written.
+    OSError: a file cannot be written.
   """
   place = paths.locate(path)
-  try:
-    with contextlib.ExitStack() as stack:
-      if not paths.is_remote(place):
-        place = epath.Path(stack.enter_context(paths.replacing(place)))
-      with place.open('wb') as file:
-        np.savez(file, allow_pickle=False, **arrays)
-    if not about:
-      return
-    model = foreign.opened_model(about)
-    foreign.warn_of_defaults(path, model)
-    notes = ModelMetadata.of(model, about).notes()
-    with (
-      paths.locate(path).open('rb') as file,
-      zipfile.ZipFile(file) as archive,
-    ):
-      notes[_DIGEST] = _digest(archive)
-    del notes['mean'], notes['std']  # they are 0.5 in such files
-    paths.write(paths.locate(f'{path}.json'), json.dumps(notes, indent=2))
-  except OSError as error:
-    raise UserError(f'{path} cannot be written: {error}.') from error
+  with contextlib.ExitStack() as stack:
+    if not paths.is_remote(place):
+      place = epath.Path(stack.enter_context(paths.replacing(place)))
+    with place.open('wb') as file:
+      np.savez(file, allow_pickle=False, **arrays)
+  if not about:
+    return
+  model = foreign.opened_model(about)
+  values = {key: getattr(model, key, _DEFAULTS[key]) for key in _DEFAULTS}
+  if values != _DEFAULTS:
+    log.warning(
+      '%s cannot contain settings of this model; other programs that read it '
+      'assume %s instead of %s',
+      path,
+      _DEFAULTS,
+      values,
+    )
+  notes = ModelMetadata.of(model, about).notes()
+  with (
+    paths.locate(path).open('rb') as file,
+    zipfile.ZipFile(file) as archive,
+  ):
+    notes[_DIGEST] = _digest(archive)
+  del notes['mean'], notes['std']  # they are 0.5 in such files
+  paths.write(paths.locate(f'{path}.json'), json.dumps(notes, indent=2))
 
 
 def _read_notes(path: str, digest: str) -> dict[str, Any]:

@@ -138,13 +138,13 @@ def _renamed(
   """Returns arrays with timm's names, except those that sizes determine."""
   aliases: list[tuple[str, Any]] = [(r'^head\.(weight|bias)$', r'head.fc.\1')]
   if of_authors:  # the authors' stages end with a merging of patches
-    aliases.append((r'layers\.(\d+)\.downsample', _next_stage))
+
+    def next_stage(match: re.Match[str]) -> str:
+      return f'layers.{int(match[1]) + 1}.downsample'
+
+    aliases.append((r'layers\.(\d+)\.downsample', next_stage))
   renamed = names_lib.renamed(arrays, aliases)
   return {k: v for k, v in renamed.items() if not re.fullmatch(_DERIVED, k)}
-
-
-def _next_stage(match: re.Match[str]) -> str:
-  return f'layers.{int(match[1]) + 1}.downsample'
 
 
 def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

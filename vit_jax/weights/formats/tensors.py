@@ -192,7 +192,8 @@ def _read_file(path: str) -> tuple[Arrays, dict[str, str]]:
       )
       for name, tensor in safetensors.deserialize(data)
     }
-    notes = _metadata_of(data)
+    (size,) = struct.unpack('<Q', data[:8])  # of the header
+    notes = json.loads(data[8 : 8 + size]).get('__metadata__') or {}
     # Files of other projects have no checksum.
     if _CHECKSUM in notes and notes.pop(_CHECKSUM) != _checksum(arrays, notes):
       raise UserError(
@@ -209,12 +210,6 @@ def _dtype(name: str) -> np.dtype:
   if not re.fullmatch(r'F(16|32|64)|[IU](8|16|32|64)', name):
     raise ValueError(f'tensors of the type {name} are not supported')
   return np.dtype(f'{name[0].lower()}{int(name[1:]) // 8}')
-
-
-def _metadata_of(data: bytes) -> dict[str, str]:
-  """Returns the metadata in the header of a .safetensors file."""
-  (size,) = struct.unpack('<Q', data[:8])
-  return json.loads(data[8 : 8 + size]).get('__metadata__') or {}
 
 
 def _checksum(
@@ -310,12 +305,9 @@ def write(
     notes: strings for the metadata in the file's header.
 
   Raises:
-    UserError: the file cannot be written.
+    OSError: the file cannot be written.
   """
   notes = {'format': 'pt', **notes}
   notes[_CHECKSUM] = _checksum(arrays, notes)
   data = safetensors.numpy.save(dict(arrays), notes)
-  try:
-    paths.write(paths.locate(path), data)
-  except OSError as error:
-    raise UserError(f'{path} cannot be written: {error}.') from error
+  paths.write(paths.locate(path), data)

@@ -15,14 +15,15 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models.layers import EPSILON
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
@@ -59,11 +60,10 @@ NAMES = NameMap(
     f'{_LAYER}attention/key_norm': 'blocks.{i}.attn.k_norm',
     f'{_LAYER}attention/norm': 'blocks.{i}.attn.norm',
     f'{_LAYER}rotation/frequencies': f'blocks.{{i}}.{FREQUENCIES}',
-    f'{_LAYER}norm1': 'blocks.{i}.norm1',
-    f'{_LAYER}norm2': 'blocks.{i}.norm2',
-    f'{_LAYER}mlp/fc1': 'blocks.{i}.mlp.fc1',
-    f'{_LAYER}mlp/fc2': 'blocks.{i}.mlp.fc2',
-    f'{_LAYER}mlp/norm': 'blocks.{i}.mlp.norm',
+    **{
+      f'{_LAYER}{path.replace(".", "/")}': f'blocks.{{i}}.{path}'
+      for path in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2', 'mlp.norm')
+    },
     f'{_LAYER}scale1': 'blocks.{i}.ls1.gamma',
     f'{_LAYER}scale2': 'blocks.{i}.ls2.gamma',
     'distillation': 'dist_token',
@@ -114,8 +114,7 @@ _ALIASES = (
 # {description: pattern} of arrays that an encoder does not use.
 _OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
-  "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
-  'a norm of local crops (DINOv3)': r'local_cls_norm\.',
+  'parts of DINO or DINOv3': r'(\w+_)?head\.(mlp|last_layer)\b|local_cls_norm',
   _OTHER_HEAD: r'head\.(?!(weight|bias)$)',
 }
 
@@ -184,9 +183,8 @@ def _described(
     config = {}  # of another program
   config = metadata.validated(f'config.json of {path}', config)
   name = config.get('architecture')
-  architecture = architecture or (
-    timm_models.find(name) if name else timm_models.of_file(path)
-  )
+  stem = os.path.splitext(os.path.basename(path))[0]
+  architecture = architecture or timm_models.find(name or stem)
   # Other models may have parameters of the same names.
   shown = architecture.name if architecture else name or ''
   if reason := timm_models.refusal(shown):
@@ -226,23 +224,12 @@ def _split(path: str) -> tuple[str, Architecture | None]:
   match = re.match(r'([\w.]+):(?!//)(.+)', path)
   if match is None:
     return path, None
-  architecture = timm_models.find(match[1])
-  if architecture is None:
-    names = {name.partition('.')[0] for name in timm_models.table()}
-    raise UserError(
-      f'{match[1]} in {path} is not in {timm_models.source()}; '
-      f'{closest(match[1], names)}.'
-    )
-  return match[2], architecture
-
-
-def _parse(
-  path: str, arrays: Mapping[str, np.ndarray], settings: _Settings
-) -> ParsedWeights:
-  """Parses a file, given its arrays and settings."""
-  if swin.is_swin(arrays):
-    return swin.parse(path, arrays, settings.args, settings.image_size)
-  return _parse_vit(path, arrays, settings)
+  names = {name.partition('.')[0] for name in timm_models.table()}
+  name, place = match[1].partition('.')[0], timm_models.source()
+  check_choice(
+    f'the architecture in {path}, according to {place},', name, names
+  )
+  return match[2], timm_models.find(match[1])
 
 
 def _parse_noted(
@@ -250,8 +237,8 @@ def _parse_noted(
 ) -> ParsedWeights:
   """Parses a file with the notes of `save`."""
   where = f'the metadata of {path}'
-  values = metadata.read_notes(where, metadata.parse(where, text))
-  metadata.validated(where, values, required=('image_size',))
+  notes = metadata.parse(where, text)
+  values = metadata.read_notes(where, notes, required=('image_size',))
   # Older notes do not contain the rule of windows, which was that of the
   # authors.
   args = {'window_rule': 'authors'} | values.pop('model_args', {})
@@ -276,9 +263,9 @@ def _configured(
   values: dict[str, Any] = {'known_from': 'config.json', 'class_names': names}
   evaluation = (0.9, 'bicubic', 'center')
   if architecture is not None:
-    sources = ['config.json'] if config.get('architecture') else []
-    sources.append(f'{architecture.name} in {timm_models.source()}')
-    values['known_from'] = ' and '.join(sources)
+    values['known_from'] = (
+      f'{architecture.name} in {timm_models.source()} and any config.json'
+    )
     values['mean'], values['std'] = architecture.statistics
     values['gelu'] = architecture.gelu
     values['norm_eps'] = architecture.norm_eps
@@ -325,15 +312,17 @@ def _warn_of_assumptions(
   )
 
 
-def _parse_vit(
+def _parse(
   path: str, arrays: Mapping[str, np.ndarray], settings: _Settings
 ) -> ParsedWeights:
-  """Parses the file of a Vision Transformer, given its arrays and settings.
+  """Parses a file, given its arrays and settings.
 
   Raises:
-    UserError: the arrays are not those of a Vision Transformer, or contradict
-      the settings.
+    UserError: the arrays are not those of a Vision Transformer or a Swin, or
+      contradict the settings.
   """
+  if swin.is_swin(arrays):
+    return swin.parse(path, arrays, settings.args, settings.image_size)
   named = settings.architecture
   arrays = _renamed(path, arrays)
   if 'norm_pre.weight' in arrays:  # CLIP's patch embedding has no bias
@@ -357,8 +346,12 @@ def _parse_vit(
   pool = _set_pool(
     path, model, settings.pool or getattr(architecture, 'pool', None)
   )
-  if named is not None:
-    model |= _options_of(named, pool)
+  if named is not None:  # options that arrays do not show
+    model['final_norm'] = bool(named.final_norm)
+    model['post_norm'] = 'Post' in named.block
+    if pool == 'map':
+      model['map_heads'] = named.map_heads or None
+      model['map_prefix'] = bool(named.map_prefix)
   model['num_heads'] = (
     settings.args.get('num_heads')
     or model.get('num_heads')
@@ -367,18 +360,21 @@ def _parse_vit(
       model['width'], model['depth'], {'gap': 'avg'}.get(pool, pool)
     )
   )
+  order = 'columns' if model.get('rope') == 'mixed' else 'halves'
   if named is not None:
     order = named.rope_order
-  else:
-    order = 'columns' if model.get('rope') == 'mixed' else 'halves'
   if order != 'halves':
     arrays = timm_layouts.planes_apart(
       arrays, model['num_heads'], model['rope'], order == 'columns'
     )
   patches, image_size = None, settings.image_size
   if 'pos_embed' in arrays:
-    patches = arrays['pos_embed'].shape[1] - _num_prefix_tokens(arrays, model)
-    arrays, image_size = _with_positions(path, arrays, model, image_size)
+    prefix = int('cls_token' in arrays)
+    prefix += model.get('distilled', 0) + model.get('registers', 0)
+    patches = arrays['pos_embed'].shape[1] - prefix
+    arrays, image_size = _with_positions(
+      path, arrays, model, image_size, prefix
+    )
   else:
     model['position'] = 'none'
     image_size = image_size or (named.size if named else _DINOV3_SIZE)
@@ -393,22 +389,6 @@ def _parse_vit(
     other_patches=patches if is_ambiguous else None,
   )
   return ParsedWeights(arrays, names, model, properties)
-
-
-def _options_of(named: Architecture, pool: str) -> dict[str, Any]:
-  """Returns options that arrays do not show.
-
-  Args:
-    named: architecture of the weights.
-    pool: pooling of the model.
-  """
-  options: dict[str, Any] = dict(
-    final_norm=bool(named.final_norm), post_norm='Post' in named.block
-  )
-  if pool == 'map':
-    options['map_heads'] = named.map_heads or None
-    options['map_prefix'] = bool(named.map_prefix)
-  return options
 
 
 def _set_pool(path: str, model: dict[str, Any], specified: str | None) -> str:
@@ -443,11 +423,11 @@ def _renamed(
 ) -> dict[str, np.ndarray]:
   """Returns the arrays that an encoder uses, with timm's names."""
   result = names_lib.renamed(arrays, _ALIASES)
-  for group, pattern in _LEFT_OUT.items():
+  for what, pattern in _LEFT_OUT.items():
     unused = [name for name in result if re.match(pattern, name)]
     if unused:
-      level = logging.WARNING if group == _OTHER_HEAD else logging.INFO
-      log.log(level, '%s: left out %s, %d arrays', path, group, len(unused))
+      level = logging.WARNING if what == _OTHER_HEAD else logging.INFO
+      log.log(level, '%s: left out %s, %d arrays', path, what, len(unused))
     for name in unused:
       del result[name]
   return result
@@ -458,6 +438,7 @@ def _with_positions(
   arrays: dict[str, np.ndarray],
   model: dict[str, Any],
   image_size: tuple[int, int] | None,
+  prefix: int,
 ) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
   """Returns the arrays with converted positions, and the image size.
 
@@ -470,6 +451,7 @@ def _with_positions(
     arrays: arrays with timm's names.
     model: keys of the model; `prefix_positions` is set.
     image_size: (height, width) according to the settings, pixels.
+    prefix: number of tokens before those of the patches.
 
   Returns:
     Arrays, and (height, width) in pixels.
@@ -479,7 +461,7 @@ def _with_positions(
       of patches or the image size in the settings.
   """
   count, patch_size = arrays['pos_embed'].shape[1], model['patch_size']
-  prefix, cls = _num_prefix_tokens(arrays, model), int('cls_token' in arrays)
+  cls = int('cls_token' in arrays)
   height, width = image_size or (0, 0)
   specified = (height // patch_size, width // patch_size)
   for others in dict.fromkeys((prefix, 0, cls)):  # tokens other than patches
@@ -501,12 +483,6 @@ def _with_positions(
   return arrays, (grid[0] * patch_size, grid[1] * patch_size)
 
 
-def _num_prefix_tokens(arrays: Container[str], model: Mapping[str, Any]) -> int:
-  """Returns the number of tokens before those of the patches."""
-  cls = int('cls_token' in arrays)
-  return cls + model.get('distilled', 0) + model.get('registers', 0)
-
-
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """Writes a `.safetensors` file with timm's names.
 
@@ -519,7 +495,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: timm has no name for a parameter, or the file cannot be written.
+    UserError: timm has no name for a parameter.
+    OSError: a file cannot be written.
   """
   if not path.endswith('.safetensors'):
     raise UserError(

@@ -174,11 +174,6 @@ def find(name: str) -> Architecture | None:
   return rows.get(name) or rows.get(name.partition('.')[0])
 
 
-def of_file(path: str) -> Architecture | None:
-  """Returns the architecture that the name of a file specifies, or None."""
-  return find(os.path.splitext(os.path.basename(path))[0])
-
-
 def num_heads(width: int, depth: int, pool: str) -> int:
   """Returns the probable number of heads of a ViT without a known architecture.
 
