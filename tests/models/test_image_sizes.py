@@ -134,19 +134,6 @@ def test_at_sizes_does_not_change_the_own_size(kind, at, options):
   assert abstract(free, OTHER) == abstract(model, MADE_FOR)
 
 
-def test_parts_of_a_model_agree_on_another_size():
-  """`embed`, `encode` and `readout` one after the other are `predict`."""
-  model = model_of('learned', 'stem').at_sizes(MADE_FOR, 0.1)
-  params, images = noise_params(model, MADE_FOR), images_of(2, *OTHER)
-  variables = {'params': params}
-  tokens = model.apply(variables, images, method='embed')
-  tokens = model.apply(variables, tokens, method='encode')
-  out = model.apply(variables, tokens, method='readout')
-  np.testing.assert_allclose(
-    out['logits'], model.apply(variables, images), rtol=1e-5, atol=1e-5
-  )
-
-
 def test_unsupported_models_are_refused():
   """Relative offsets and Swin raise errors; a ResNet does not change."""
   with pytest.raises(UserError, match="'relative'.*28x28"):

@@ -253,25 +253,6 @@ def test_kept_tokens_have_the_positions_of_their_patches(kind, at):
   np.testing.assert_allclose(logits(params, kept), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-  'kind, at', [*KINDS[::3], *further(*map(list, KINDS[1::3] + KINDS[2::3]))]
-)
-def test_models_without_prefix_tokens(kind, at):
-  """There is no class token and no register; all or some patches are used."""
-  model = Model(5, **SIZES, position=kind, position_at=at, pool='gap')
-  params = abstract(model, SIZE)
-
-  def parts(params, kept):
-    tokens = jnp.zeros((2, 3, 32))
-    places = Patches(GRID, kept)
-    encoded = model.apply(params, tokens, None, places, method='encode')
-    return encoded, model.apply(params, images_of(2, *SIZE))
-
-  kept = jax.ShapeDtypeStruct((2, 3), jnp.int32)
-  encoded, logits = jax.eval_shape(parts, {'params': params}, kept)
-  assert (encoded.shape, logits.shape) == ((2, 3, 32), (2, 5))
-
-
 def test_fixed_tables_equal_timm():
   """MAE's is timm's with rows and columns exchanged; DINOv3's rotations."""
   import_timm()
@@ -334,41 +315,6 @@ def test_rows_and_columns_are_stretched_to_their_ends():
 
 
 # Programs
-
-
-EVERYTHING = dict(layer_scale=0.5, qk_norm=True)
-HARDEST = [('relative', 'layers'), *further(['rope2d', None])]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind, at', HARDEST)
-def test_remat_unrolling_and_meshes_give_the_same(kind, at, monkeypatch):
-  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split small leaves, too
-  images = images_of(8, *SIZE)
-  model = model_of(kind, at, **EVERYTHING)
-  params = noise_params(model, SIZE)
-
-  def loss(model, params, images):
-    logits = model.apply({'params': params}, images)
-    return (logits * np.cos(np.arange(40)).reshape(8, 5)).sum()
-
-  def gradient(model, *arguments):
-    run = jax.jit(jax.value_and_grad(functools.partial(loss, model)))
-    return run(*arguments)
-
-  expected = gradient(model, params, images)
-  other = model_of(kind, at, **EVERYTHING, remat='dots', unroll=2)
-  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
-  places = sharding.shardings(params, mesh, model.sharding_rules)
-  with jax.set_mesh(mesh):
-    split = jax.device_put(params, places)
-    batch = jax.device_put(images, sharding.batch_sharding(mesh))
-    found = gradient(other, split, batch)
-  np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-  for path, leaf in tree.flatten(expected[1]).items():
-    # atol: sums over examples in another order
-    atol = 1e-4 * max(np.abs(leaf).max(), 1e-2)
-    np.testing.assert_allclose(tree.flatten(found[1])[path], leaf, atol=atol)
 
 
 def pallas_calls(model, monkeypatch):

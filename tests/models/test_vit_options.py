@@ -181,16 +181,6 @@ def test_parameter_counts(expected, variant, options):
   assert tree.size(abstract(model, (side, side))) == expected
 
 
-def test_a_distilled_model_without_a_head():
-  """Without a head, logits are features: the mean of both tokens."""
-  model = Model(0, **SIZES, distilled=True)
-  params = jax.eval_shape(model.init, jax.random.key(0), images_of(1, *SIZE))
-  out = jax.eval_shape(
-    lambda p: model.apply(p, images_of(1, *SIZE), method='predict'), params
-  )
-  assert out['logits'].shape == out['features'].shape == (1, 32)
-
-
 def test_the_architecture_builds_the_same_model():
   """`architecture` contains every option that fine-tuning reads."""
   options = dict(registers=2, layer_scale=0.1, qk_norm=True, norm_eps=1e-5)

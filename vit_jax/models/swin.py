@@ -15,12 +15,13 @@ from jaxtyping import Array, Float, Int, Key, Shaped
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError
 from vit_jax.models import backbone, layers, positions, vit, xla
 from vit_jax.models.attention.attention import (
   IMPLEMENTATIONS,
   attend_by_kernels,
   choose,
+  relative_attention,
 )
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
 from vit_jax.models.contract import Leaves
@@ -54,19 +55,6 @@ LayerNorm = functools.partial(layers.LayerNorm, epsilon=LN_EPSILON)
 NORMAL = INIT['trunc_normal'].matrix
 _TABLE = 'attention/bias_table'
 _MASKED = -100.0  # added to logits of tokens from opposite edges of the map
-
-
-def of_variant(variant: str | None) -> dict[str, Any]:
-  """Returns the sizes of a variant, or {} for None.
-
-  Raises:
-    UserError: the variant is unknown.
-  """
-  if variant is None:
-    return {}
-  if variant not in SIZES:
-    raise UserError(f'model.variant is {variant!r}; {closest(variant, SIZES)}.')
-  return SIZES[variant]
 
 
 @schema.operational('remat', 'unroll', 'attention')
@@ -117,7 +105,7 @@ class Config(backbone.BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(NAMES, of_variant(self.variant), 'T')
+    self.complete(NAMES, SIZES)
     object.__setattr__(self, 'depths', tuple(self.depths))
     self.check_sizes('width', 'num_heads', 'window_size')
     self.check_choices(
@@ -409,29 +397,13 @@ class WindowAttention(nn.Module):
     if fused:
       y = attend_by_kernels(dense_layers, x, num_heads, bias, mask)
     else:
-      inputs = [checkpoint_name(layer(x), layer.name) for layer in dense_layers]
       bias = bias[None]
       if mask is not None:
         bias = bias + mask[:, None]  # [w, h, s, s]
-      y = checkpoint_name(_attend(*inputs, bias), 'attended')
+      inputs = (layer(x) for layer in dense_layers)
+      y = relative_attention(*inputs, relative=None, bias=bias)
     y = dense((width,), inputs=heads, model_dim=-3, name='out')(y)
     return self.windows.join(y)
-
-
-@jax.checkpoint  # the weights are the largest arrays; they are recomputed
-def _attend(
-  query: Float[Array, 'n w q h c'],
-  key: Float[Array, 'n w k h c'],
-  value: Float[Array, 'n w k h c'],
-  bias: Float[Array, '#w h q k'],
-) -> Float[Array, 'n w q h c']:
-  """Computes softmax(q·k / √c + bias) v, with logits and softmax in float32."""
-  query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  wide = dict(preferred_element_type=jnp.float32)
-  logits = jnp.einsum('nwqhc,nwkhc->nwhqk', query, key, **wide)
-  weights = jax.nn.softmax(logits + bias).astype(value.dtype)
-  y = jnp.einsum('nwhqk,nwkhc->nwqhc', weights, value, **wide)
-  return y.astype(value.dtype)
 
 
 class Block(nn.Module):
@@ -607,8 +579,6 @@ class Swin(Backbone):
 
   config: Config
 
-  stages_method = 'stages'
-  title = 'A Swin'
   determined = (*NAMES, 'window_rule')
   adopted = ('window_size',)  # fine-tuning may enlarge it
   gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
@@ -669,7 +639,8 @@ class Swin(Backbone):
     config = self.config
     _, height, width, _ = images.shape
     grids = self.grids((height, width))
-    x, after, first = self._embed(images), [], 0
+    x = cut_patches(images, grids[0], (PATCH_SIZE, PATCH_SIZE))
+    x, after, first = self.embedding_norm(self.embedding(x)), [], 0
     per_layer = self._per_layer(key)
     for i, (depth, grid) in enumerate(zip(config.depths, grids, strict=True)):
       stage = Stage(config, i, grid, name=f'stage{i + 1}')
@@ -681,13 +652,6 @@ class Swin(Backbone):
       if i + 1 < len(grids):
         x = Merge(grid, config.compute_dtype, name=f'merge{i + 1}')(x)
     return self.norm(x), after
-
-  def _embed(self, images: Images) -> Tokens:
-    """Returns the normalized tokens of patches."""
-    _, height, width, _ = images.shape
-    grid, *_ = self.grids((height, width))
-    x = cut_patches(images, grid, (PATCH_SIZE, PATCH_SIZE))
-    return self.embedding_norm(self.embedding(x))
 
   def _per_layer(self, key: Key[Array, ''] | None) -> dict[str, Array]:
     """Returns keys and drop-path rates of all blocks; {} for evaluation."""

@@ -12,6 +12,7 @@ masked patch do not influence its own embedding, nor (through the overlapping
 convolutions of a stem) the embeddings of other patches.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -121,11 +122,8 @@ class Objective(AroundModel):
     keys = jax.random.split(key, 3)
     model = self.setting.init_model(keys[0])
     images = self.setting.zero_images()
-    tokens = jax.eval_shape(
-      lambda: self.setting.model.apply(
-        {'params': model}, images, method='embed'
-      )
-    )
+    embed = functools.partial(self.setting.model.apply, method='embed')
+    tokens = jax.eval_shape(embed, {'params': model}, images)
     width = tokens.shape[-1]
     layer = head(self._outputs, tokens.dtype)
     params = {
