@@ -7,7 +7,6 @@ from tiny_vit import SIZES, abstract, images_of, noise_params
 
 from examples.axial_vit import Model
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
 
 TINY = SIZES | dict(depth=2)
 
@@ -110,12 +109,3 @@ def test_adapt_interpolates_rows_and_columns():
   np.testing.assert_array_equal(
     adapted['position/columns'], sized['position/columns']
   )
-
-
-def test_messages_of_unsupported_results_and_images():
-  """It rejects `attention` and images that patches do not fill."""
-  model = Model(5, **TINY)
-  with pytest.raises(UserError, match='no attention'):
-    model.apply({}, images_of(1, 8, 8), want=('attention',), method='predict')
-  with pytest.raises(UserError, match='9x8 .*multiples of 4'):
-    model.check((9, 8))

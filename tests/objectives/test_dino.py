@@ -199,50 +199,6 @@ def trainer(of, micro_batches=1, average_decay=None):
   return Trainer(of, optimizer, lambda _: 0.1, micro_batches, average_decay)
 
 
-FOLLOWING = dict(momentum=0.7)
-
-
-@functools.cache
-def three_steps(micro_batches):
-  """Returns the states after 0, 1, 2 and 3 steps, and their batches."""
-  built = trainer(objective(**FOLLOWING), micro_batches)
-  states = [built.state_of(*state())]
-  batches = [batch_of(2, seed) for seed in range(3)]
-  step = jax.jit(built.train_step)
-  for batch in batches:
-    states.append(step(states[-1], batch, jax.random.key(0), {})[0])
-  return states, batches
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('micro_batches', [2, *further(1)])
-def test_teacher_and_centre_after_three_steps(micro_batches):
-  """The centre is updated by the whole batch after the loss."""
-  states, batches = three_steps(micro_batches)
-  centre = np.asarray(state()[1]['centre'], np.float64)
-  teacher = {
-    k: np.asarray(v, np.float64)
-    for k, v in tree.flatten(state()[1]['teacher']).items()
-  }
-  for it, batch in enumerate(batches):
-    before, after = states[it], states[it + 1]
-    features = all_features(
-      before.extra['teacher'], {'global': batch['global']}
-    )
-    head = tensors(before.extra['teacher'])
-    logits = [head_of(head, torch.tensor(np.asarray(x))) for x in features]
-    mean = torch.cat(logits).mean(0).detach().numpy()
-    centre = 0.9 * centre + 0.1 * mean
-    keep = 1 + 0.5 * (0.7 - 1) * (1 + math.cos(math.pi * it / TOTAL))
-    assert (it > 0) == (keep > 0.7)
-    student = tree.flatten(after.params)
-    for path, leaf in teacher.items():
-      teacher[path] = keep * leaf + (1 - keep) * np.asarray(student[path])
-    np.testing.assert_allclose(after.extra['centre'], centre, atol=1e-5)
-    for path, leaf in tree.flatten(after.extra['teacher']).items():
-      np.testing.assert_allclose(leaf, teacher[path], atol=1e-5, err_msg=path)
-
-
 def test_schedules_equal_the_original():
   """Momentum changes by step, and temperature by epoch."""
   of = objective(

@@ -46,9 +46,11 @@ def block(x, stack, i, gelu):
   y = norm(x, at(stack['norm1']))
   parts = [dense(y, at(attention[n])) for n in ('query', 'key', 'value')]
   y = F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in parts))
-  x = x + dense(y.transpose(1, 2), at(attention['out']), 2)
+  y = dense(y.transpose(1, 2), at(attention['out']), 2)
+  x = x + (y * stack['scale1'][i] if 'scale1' in stack else y)
   y = dense(norm(x, at(stack['norm2'])), at(mlp['fc1']))
-  return x + dense(F.gelu(y, approximate=gelu), at(mlp['fc2']))
+  y = dense(F.gelu(y, approximate=gelu), at(mlp['fc2']))
+  return x + (y * stack['scale2'][i] if 'scale2' in stack else y)
 
 
 def encoder(x, p, gelu='none'):

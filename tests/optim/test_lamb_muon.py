@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 import torch
 
 from benchmarks import peers
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
 from vit_jax.optim import optimizers
 
 DEPTH, D, HEADS, SIZE, HIDDEN = 3, 8, 2, 4, 12
@@ -138,19 +136,6 @@ def test_lamb_moves_a_zero_head():
   np.testing.assert_allclose(updates['head']['kernel'], -0.1, rtol=1e-5)
 
 
-def test_muon_matrix_axes():
-  """Heads belong to the columns of query, and to the rows of out."""
-  found = optimizers.dimension_numbers(random_tree(0))
-  layers = found['encoder']['layers']
-  for name in ('query', 'key', 'value'):
-    assert layers['attention'][name]['kernel'] == ((1,), (2, 3))
-    assert layers['attention'][name].get('bias') is None
-  assert layers['attention']['out']['kernel'] == ((1, 2), (3,))
-  assert layers['mlp']['in']['kernel'] == ((1,), (2,))
-  for name in ('embedding', 'head'):  # updated by Adam
-    assert found[name]['kernel'] is None
-
-
 def polar(matrix):
   """Runs five Newton-Schulz steps in NumPy, as described by Jordan."""
   a, b, c = 3.4445, -4.7750, 2.0315
@@ -195,8 +180,3 @@ def test_muon_equals_separate_matrices():
       ours[name].reshape(shape), expected, rtol=1e-4, atol=1e-5, err_msg=name
     )
   assert seen == 5 * DEPTH
-
-
-def test_a_wrong_pattern_is_refused():
-  with pytest.raises(UserError, match='optimizer.trust_joined is'):
-    optimizers.lamb(optax.constant_schedule(0.1), trust_joined=('(',))
