@@ -25,13 +25,7 @@ import numpy as np
 from absl import flags
 from etils import epath
 
-from vit_jax.analysis import (
-  attention_page,
-  curves,
-  figures,
-  gallery,
-  plotting,
-)
+from vit_jax.analysis import attention_page, curves, figures, gallery, plotting
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags

@@ -15,10 +15,7 @@ from tests.plan.test_plan import needs_libtpu
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.attention import tpu
-from vit_jax.models.attention.attention import (
-  Attention,
-  dot_product_attention,
-)
+from vit_jax.models.attention.attention import Attention, dot_product_attention
 
 SHAPES = [  # n, tokens, heads, channels of a head
   (2, 7, 2, 64),  # one register of rows, partly filled

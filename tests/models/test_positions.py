@@ -12,6 +12,7 @@ from tiny_vit import abstract, images_of, noise_params
 
 from benchmarks.peers import import_timm
 from tests.faults.counts import further
+from tests.objectives import torch_vit
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import positions
@@ -47,23 +48,6 @@ def model_of(kind, at, **options):
 # The reference: loops and index arithmetic in float64, without shared code.
 
 
-def sincos(kind, width):
-  """Computes [sin, cos] of the column, then of the row."""
-  quarter = width // 4
-  n = quarter if kind == 'sincos2d_mae' else quarter - 1
-  table = np.zeros((GRID[0] * GRID[1], width))
-  for row in range(GRID[0]):
-    for column in range(GRID[1]):
-      for i in range(quarter):
-        frequency = 10_000 ** (-i / n)
-        slot = table[row * GRID[1] + column]
-        slot[i] = math.sin(column * frequency)
-        slot[quarter + i] = math.cos(column * frequency)
-        slot[2 * quarter + i] = math.sin(row * frequency)
-        slot[3 * quarter + i] = math.cos(row * frequency)
-  return torch.tensor(table)
-
-
 def added(kind, parameters, prefix, width):
   """Returns the added embeddings `[prefix + patches, d]`."""
   patches = torch.zeros(GRID[0] * GRID[1], width, dtype=torch.float64)
@@ -75,7 +59,7 @@ def added(kind, parameters, prefix, width):
       [torch.cat([row, column]) for row in rows for column in columns]
     )
   elif kind.startswith('sincos2d'):
-    patches = sincos(kind, width)
+    patches = torch_vit.sincos(*GRID, width, kind == 'sincos2d')
   return torch.cat([torch.zeros(prefix, width, dtype=torch.float64), patches])
 
 

@@ -161,21 +161,6 @@ def test_a_model_with_one_head_can_be_distilled():
   assert float(metrics['label_loss']) > 0
 
 
-@pytest.mark.slow
-def test_dropout_applies_to_the_student_only():
-  random = Model(CLASSES, distilled=True, dropout=0.5, **SIZES)
-  noisy = Model(CLASSES, dropout=0.5, **SIZES | {'width': 24, 'depth': 1})
-  losses = [
-    float(loss_and_gradients(objective(student, teacher))[0][0])
-    for student, teacher in (
-      (STUDENT, TEACHER),
-      (random, TEACHER),
-      (STUDENT, noisy),
-    )
-  ]
-  assert losses[0] != losses[1] and losses[0] == losses[2]
-
-
 def test_a_teacher_must_have_the_classes_of_the_run():
   """Names and order are compared, unless there are no names."""
 

@@ -76,7 +76,7 @@ WRONG = [
   ('mae', dict(mask_ratio=0.99), 'hides 16 of 16'),
   ('mae', dict(mask_ratio=0.0), 'hides 0 of 16'),
   ('mae', dict(decoder=dict(num_heads=5)), 'must divide width'),
-  ('mae', dict(decoder=dict(remat='some')), 'decoder.remat'),
+  ('mae', dict(decoder=dict(remat='some')), 'objective.decoder.*remat'),
   ('mae', dict(spec=CROPS), "'mae'.*image"),
   ('masked_patch', dict(model=AXIAL), 'has no embed.*model.name=.vit'),
   ('masked_patch', dict(model=vit_of(5)), 'num_classes=0'),

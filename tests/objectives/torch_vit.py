@@ -73,15 +73,18 @@ def embed(images, p, side):
   return patches(images, side) @ kernel + p['bias']
 
 
-def sincos(rows, columns, width):
-  """Computes MAE's table: column, then row, each sines then cosines."""
+def sincos(rows, columns, width, last_included=False):
+  """Computes MAE's table: column, then row, each sines then cosines.
+
+  In big_vision, the last frequency is 1/10000 (`last_included`).
+  """
   table = np.zeros((rows, columns, width))
   quarter = width // 4
   for y in range(rows):
     for x in range(columns):
       for half, place in enumerate((x, y)):
         for i in range(quarter):
-          angle = place / 10000 ** (i / quarter)
+          angle = place / 10000 ** (i / (quarter - last_included))
           table[y, x, 2 * half * quarter + i] = np.sin(angle)
           table[y, x, (2 * half + 1) * quarter + i] = np.cos(angle)
   return torch.tensor(table.reshape(-1, width))

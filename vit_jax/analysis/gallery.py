@@ -13,16 +13,8 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, UInt8
 
-from vit_jax.analysis import figures
+from vit_jax.analysis import figures, plotting
 from vit_jax.analysis.figures import Findings
-from vit_jax.analysis.plotting import (
-  COLOURS,
-  PNG,
-  Format,
-  encode,
-  line,
-  new_figure,
-)
 from vit_jax.data.images import channels
 from vit_jax.data.images.decode import resize
 from vit_jax.files import jsonl, paths
@@ -156,7 +148,7 @@ def filters(
   """
   columns = min(7, len(components))
   rows = -(-len(components) // columns)
-  figure = new_figure(0.85 * columns + 0.4, 0.98 * rows + 0.8)
+  figure = plotting.new_figure(0.85 * columns + 0.4, 0.98 * rows + 0.8)
   figure.suptitle(
     'Filters of the first layer: principal components\n'
     f'(RGB, each scaled separately; {100 * fractions.sum():.0f} % of the '
@@ -187,7 +179,7 @@ def similarity(values: Float[np.ndarray, 'r c r c']) -> Any:
   )
   height, width = (padded.shape[i] * padded.shape[i + 2] for i in (0, 1))
   sheet = padded.transpose(0, 2, 1, 3).reshape(height, width)
-  figure = new_figure(6.2, 5.4 * height / width + 0.8)
+  figure = plotting.new_figure(6.2, 5.4 * height / width + 0.8)
   axes = figure.add_subplot()
   picture = axes.imshow(
     sheet[:-gap, :-gap], vmax=1, cmap='viridis', interpolation='nearest'
@@ -224,13 +216,13 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> Any:
   """
   mean = values.mean(axis=0)
   depth, heads = mean.shape
-  figure = new_figure(5.2, 4)
+  figure = plotting.new_figure(5.2, 4)
   axes = figure.add_subplot()
   style = dict(linestyle='', marker='o', markersize=5)
   style |= dict(markeredgecolor='white', markeredgewidth=0.4)
   for head in range(heads):
     points = np.arange(1, depth + 1), mean[:, head]
-    line(axes, points, head, f'head {head + 1}', **style)
+    plotting.line(axes, points, head, f'head {head + 1}', **style)
   axes.set_ylim(0, 1.06 * max(float(mean.max()), 1e-30))
   axes.set_xlabel('layer')
   axes.set_ylabel('mean attention distance (pixels)')
@@ -240,7 +232,7 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> Any:
   )
   axes.xaxis.get_major_locator().set_params(integer=True)
   axes.grid(alpha=0.3)
-  if heads <= len(COLOURS):
+  if heads <= len(plotting.COLOURS):
     axes.legend(fontsize=7, ncols=2)
   return figure
 
@@ -344,7 +336,7 @@ def _photograph(axes: Any, index: int, photograph: Photograph) -> None:
     axes.plot(
       (left, right, right, left, left),
       (top, top, bottom, bottom, top),
-      color=COLOURS[4],
+      color=plotting.COLOURS[4],
       linewidth=0.8,
     )
     _limit(axes, photograph)
@@ -411,7 +403,7 @@ def _pages(
     shapes = [max(photograph.shape for photograph in row) for row in rows]
     height = sum(side * shape + 0.25 for shape in shapes)
     height += 0.5 + 0.16 * title.count('\n')
-    figure = new_figure(side * groups * width + 0.2, height)
+    figure = plotting.new_figure(side * groups * width + 0.2, height)
     page = '' if count <= page_size else f', page {start // page_size + 1}'
     figure.suptitle(f'{title}{page}', fontsize=10)
     grid = figure.subplots(
@@ -467,7 +459,7 @@ def save(
   findings: Findings,
   about: dict[str, str],
   photographs: Sequence[Photograph],
-  form: Format = PNG,
+  form: plotting.Format = plotting.PNG,
 ) -> list[epath.Path]:
   """Draws the figures and writes them with their arrays.
 
@@ -490,7 +482,7 @@ def save(
   drawn = all_figures(findings, photographs)
   files: dict[str, str | bytes] = {}
   for name, pages in drawn.items():
-    for number, content in enumerate(encode(pages, form)):
+    for number, content in enumerate(plotting.encode(pages, form)):
       suffix = f'_{number + 1}' if number else ''
       files[f'{name}{suffix}.{form.name}'] = content
   files['figures.npz'] = archive(findings.arrays)

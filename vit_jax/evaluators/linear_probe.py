@@ -59,21 +59,14 @@ class Classifier(NamedTuple):
     return correct / len(data.labels)
 
 
-def standardisation(
-  features: Float[np.ndarray, 'n d'],
-) -> tuple[Float[np.ndarray, ' d'], Float[np.ndarray, ' d']]:
-  """Returns mean and standard deviation (plus epsilon) of each feature."""
-  mean = features.mean(axis=0, dtype=np.float64)
-  squares = np.zeros(features.shape[1])
-  for rows in _blocks(len(features)):
-    squares += ((features[rows].astype(np.float64) - mean) ** 2).sum(axis=0)
-  return mean, np.sqrt(squares / len(features)) + _EPSILON
-
-
 def untrained(data: Labelled) -> Classifier:
   """Returns a classifier with zero weights for the classes of the examples."""
-  classes = np.unique(data.labels)
-  mean, scale = standardisation(data.features)
+  classes, features = np.unique(data.labels), data.features
+  mean = features.mean(axis=0, dtype=np.float64)
+  squares = np.zeros(len(mean))
+  for rows in _blocks(len(features)):
+    squares += ((features[rows].astype(np.float64) - mean) ** 2).sum(axis=0)
+  scale = np.sqrt(squares / len(features)) + _EPSILON
   kernel = np.zeros((len(mean), len(classes)))
   return Classifier(mean, scale, kernel, np.zeros(len(classes)), classes)
 

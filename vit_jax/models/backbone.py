@@ -12,14 +12,9 @@ from jaxtyping import Array, Float, Key
 from vit_jax.arrays.pixels import IMAGENET, MAX_CHANNELS, NONE
 from vit_jax.config import schema
 from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.models import contract
 from vit_jax.models.attention.attention import unsupported
-from vit_jax.models.contract import (
-  Kernels,
-  Model,
-  Statistics,
-  is_symmetric,
-  symmetric,
-)
+from vit_jax.models.contract import Kernels, Model, Statistics
 from vit_jax.models.init import ZEROS, Initializer
 from vit_jax.models.layers import REMAT, head
 
@@ -118,7 +113,7 @@ class BackboneConfig:
     if self.mean:
       return self.mean, self.std
     if self.pixels == 'symmetric':
-      return symmetric(self.channels)
+      return contract.symmetric(self.channels)
     return STATISTICS[self.pixels]
 
   def check_choices(self, **choices: Iterable[str]) -> None:
@@ -485,7 +480,7 @@ def scaled(
     statistics: mean and std of each channel of pixels in [0, 1], by which the
       images are normalized.
   """
-  if is_symmetric(statistics):
+  if contract.is_symmetric(statistics):
     return images
   mean, std = (np.asarray(values, np.float32) for values in statistics)
   # Computed in float32; only the embedding rounds the result to bfloat16.

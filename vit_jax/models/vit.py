@@ -26,34 +26,14 @@ from vit_jax.arrays import sharding
 from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
 from vit_jax.errors import UserError
-from vit_jax.models import backbone, positions, xla
-from vit_jax.models.attention.attention import (
-  BIASES,
-  IMPLEMENTATIONS,
-  Attention,
-  choose,
-)
-from vit_jax.models.attention.attention import SAVED as SAVED_IN_ATTENTION
+from vit_jax.models import backbone, layers, positions, xla
+from vit_jax.models.attention import attention as attention_lib
+from vit_jax.models.attention.attention import Attention, choose
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
 from vit_jax.models.contract import WANTED, Leaves, Masked, Patches, Size
 from vit_jax.models.init import INIT, NORMAL, Init
-from vit_jax.models.layers import (
-  ACTIVATIONS,
-  EPSILON,
-  NORMS,
-  Linear,
-  Mlp,
-  cut_patches,
-  drop_path,
-  dropout,
-  scaled,
-  scanned,
-)
-from vit_jax.models.positions import (
-  NO_POSITION,
-  Position,
-  PositionEmbedding,
-)
+from vit_jax.models.layers import Linear, Mlp
+from vit_jax.models.positions import NO_POSITION, Position, PositionEmbedding
 
 Tokens = Float[Array, 'n t d']
 LearnedFor = tuple[tuple[int, int] | None, float]
@@ -90,7 +70,7 @@ NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
 POOLS = ('token', 'token_gap', 'gap', 'max', 'avgmax', 'map')
 STEM = Nested('vit_jax.models.{name}:Stem')
 # Names of the arrays that `remat='dots'` keeps.
-SAVED = (*SAVED_IN_ATTENTION, 'statistics', 'middle', 'hidden')
+SAVED = (*attention_lib.SAVED, 'statistics', 'middle', 'hidden')
 # Heads and hidden units are split over the mesh axis `model`.
 SHARDING_RULES = (
   (r'attention/(query|key|value)/(kernel|bias)', -2),
@@ -258,7 +238,7 @@ class Config(backbone.BackboneConfig):
   gated: bool = False
   # Norms
   norm: str = 'layer'
-  norm_eps: float = EPSILON
+  norm_eps: float = layers.EPSILON
   patch_norm: bool = False
   pre_norm: bool = False
   post_norm: bool = False
@@ -302,15 +282,15 @@ class Config(backbone.BackboneConfig):
       object.__setattr__(self, 'stem', stem)
     self.check_choices(
       pool=POOLS,
-      gelu=ACTIVATIONS,
-      norm=NORMS,
-      qkv_bias=BIASES,
+      gelu=layers.ACTIVATIONS,
+      norm=layers.NORMS,
+      qkv_bias=attention_lib.BIASES,
       position=positions.KINDS,
       rope=positions.ROTATIONS,
       remainder=('error', 'drop'),
       start_values=INIT,
       pixels=backbone.STATISTICS,
-      attention=IMPLEMENTATIONS,
+      attention=attention_lib.IMPLEMENTATIONS,
     )
     self.check_sizes(*NAMES)
     rates = 'dropout', 'drop_path', 'drop_path_first'
@@ -364,7 +344,7 @@ class Config(backbone.BackboneConfig):
   def new_norm(self) -> Callable[..., Any]:
     """Constructor of a norm; the keyword `name` is that of the module."""
     return functools.partial(
-      NORMS[self.norm], self.compute_dtype, self.norm_eps
+      layers.NORMS[self.norm], self.compute_dtype, self.norm_eps
     )
 
   @property
@@ -564,12 +544,12 @@ class Block(nn.Module):
     self, name: str, y: Tokens, per_layer: Any, key: Any, path_key: Any
   ) -> Tokens:
     """Applies dropout, LayerScale and drop path to a residual branch."""
-    y = dropout(y, self.config.dropout, key)
+    y = layers.dropout(y, self.config.dropout, key)
     if self.config.layer_scale is not None:
       init = nn.initializers.constant(self.config.layer_scale)
-      y = scaled(y, self.param(name, init, y.shape[-1:]))
+      y = layers.scaled(y, self.param(name, init, y.shape[-1:]))
     if 'rate' in per_layer:
-      y = drop_path(y, per_layer['rate'], path_key)
+      y = layers.drop_path(y, per_layer['rate'], path_key)
     return y
 
 
@@ -631,7 +611,7 @@ class Encoder(nn.Module):
     if tokens % 2 and plain and config.attention_by(tokens) == 'cuDNN':
       x, padded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
 
-    layers = scanned(
+    stack = layers.scanned(
       Block,
       config.depth,
       remat=config.remat,
@@ -645,7 +625,7 @@ class Encoder(nn.Module):
       if config.drop_path:  # changes linearly with depth
         rates = config.drop_path_first, config.drop_path
         per_layer['rate'] = jnp.linspace(*rates, config.depth)
-    x, results = layers(x, per_layer, (position, index))
+    x, results = stack(x, per_layer, (position, index))
 
     # A scan stacks results along a new first axis.
     results = {name: leaf.swapaxes(0, 1) for name, leaf in results.items()}
@@ -801,7 +781,7 @@ class ViT(Backbone):
     grid, side = self.grid((height, width)), self.config.patch_size
     if self.config.stem is not None:
       x = self.stem_module(x)  # [n, y, x, c]
-    x = self.embedding(cut_patches(x, grid, (side, side)))
+    x = self.embedding(layers.cut_patches(x, grid, (side, side)))
     if self.config.patch_norm:
       x = self.norm_of_patches(x)
     if masked is not None:
@@ -864,7 +844,7 @@ class ViT(Backbone):
     embed_key, encoder_key = (None, None)
     if key is not None:
       embed_key, encoder_key = jax.random.split(key)
-    x = dropout(x, self.config.dropout, embed_key)
+    x = layers.dropout(x, self.config.dropout, embed_key)
     if self.config.pre_norm:
       x = self.first_norm(x)
     shared = self.config.position_at == 'shared'

@@ -10,11 +10,7 @@ from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.objectives import contract
 from vit_jax.objectives.contract import Inputs, Loss, Setting
-from vit_jax.objectives.losses import (
-  LOSSES,
-  Labels,
-  softmax_cross_entropy,
-)
+from vit_jax.objectives.losses import LOSSES, Labels, softmax_cross_entropy
 
 PyTree = Any
 

@@ -143,11 +143,6 @@ def _logits(
   )
 
 
-def _per_query(x: Float[Array, 'n h q']) -> Float[Array, 'n q h 1']:
-  """Transposes an array to the axes of the outputs `[n, q, h, c]`."""
-  return x.swapaxes(1, 2)[..., None]
-
-
 def _soft_max(
   query: Float[Array, 'n q h c'],
   key: Float[Array, 'n k h c'],
@@ -169,7 +164,8 @@ def _soft_max(
     value,
     preferred_element_type=jnp.float32,
   )
-  y = (y / _per_query(total)).astype(value.dtype)
+  y = y / total.swapaxes(1, 2)[..., None]  # [n, q, h, c] / [n, q, h, 1]
+  y = y.astype(value.dtype)
   return y, largest + jnp.log(total)
 
 
