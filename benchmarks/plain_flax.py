@@ -45,7 +45,7 @@ class Plain(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    size, dtype = vit.of_variant(self.variant), self.dtype
+    size, dtype = vit.VARIANTS[self.variant], self.dtype
     p, width = size['patch_size'], size['width']
     x = nn.Conv(width, (p, p), (p, p), padding='VALID', dtype=dtype)(x)
     x = x.reshape(x.shape[0], -1, width)

@@ -182,7 +182,7 @@ def _timm(variant: str) -> Any:
 def _hugging_face(variant: str) -> Any:
   import transformers
 
-  size = vit.of_variant(variant)
+  size = vit.VARIANTS[variant]
   config = transformers.ViTConfig(
     hidden_size=size['width'],
     num_hidden_layers=size['depth'],

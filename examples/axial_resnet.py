@@ -35,7 +35,8 @@ from vit_jax.models.resnet import GroupNorm, StdConv, by_std, max_pool
 
 Size = tuple[int, int]
 Maps = Float[Array, 'n y x c']
-DEPTHS = {'R50': (3, 4, 6, 3)}  # units of each stage; the size of appendix D.6
+# Units of each stage, in appendix D.6
+VARIANTS = {'R50': dict(depths=(3, 4, 6, 3))}
 WIDTH = 64  # inner channels of the units of the first stage
 EPSILON = 1e-4  # epsilon of all GroupNorms of an AxialResNet
 # Arrays that `remat='dots'` keeps.
@@ -66,12 +67,7 @@ class Config(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.variant is not None and self.variant not in DEPTHS:
-      raise UserError(
-        f'model.variant is {self.variant!r}; allowed: {", ".join(DEPTHS)}.'
-      )
-    sizes = {'depths': DEPTHS[self.variant]} if self.variant else {}
-    self.complete(('depths',), sizes, 'R50')
+    self.complete(('depths',), VARIANTS)
     object.__setattr__(self, 'depths', tuple(self.depths))
     resnet.check_depths('model.depths', self.depths, at_least=1)
     self.check_range('num_heads', at_least=1, at_most=WIDTH // 2)
@@ -222,8 +218,6 @@ class AxialResNet(Backbone):
 
   config: Config
 
-  stages_method = 'maps'
-  title = 'An AxialResNet'
   determined = ('depths', 'num_heads')
   sharding_rules = ((r'head/(kernel|bias)', -1),)
 

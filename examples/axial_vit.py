@@ -58,7 +58,7 @@ class Config(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(vit.NAMES, vit.of_variant(self.variant), 'B/16')
+    self.complete(vit.NAMES, vit.VARIANTS)
     self.check_sizes(*vit.NAMES)
     self.check_heads(self.width, self.num_heads)
     if self.width % 2:
@@ -183,7 +183,6 @@ class AxialViT(Backbone):
   config: Config
 
   outputs = ('tokens', 'layers')
-  title = 'An Axial-ViT'
   determined = (*vit.NAMES, 'gelu')
   sized = ('position/',)
   sharding_rules = (*vit.SHARDING_RULES, (r'head/(kernel|bias)', -1))

@@ -25,13 +25,7 @@ import numpy as np
 from absl import flags
 from etils import epath
 
-from vit_jax.analysis import (
-  attention_page,
-  curves,
-  figures,
-  gallery,
-  plotting,
-)
+from vit_jax.analysis import attention_page, curves, figures, gallery, plotting
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
@@ -134,9 +128,9 @@ def run(
   params = source.backbone(trained)
   params = adapt(params, model, source, size, None, mesh)
   objective = source.objective(size)
-  masked = figures.Masked.of(objective, objective.start_params(trained, params))
+  trained = objective.start_params(trained, params)
   with jax.set_mesh(mesh):
-    findings = figures.examine(model, params, images, shown, masked)
+    findings = figures.examine(model, params, images, shown, objective, trained)
     if interactive:
       first = images[: attention_page.MAX_IMAGES]
       titles = files or [f'image {i + 1}' for i in range(len(images))]
@@ -145,7 +139,7 @@ def run(
           '--interactive needs attention weights, which this model does not '
           f'have: {"; ".join(findings.missing)}. Omit --interactive.'
         )
-      attend = jax.jit(figures.attention_of(model))
+      attend = jax.jit(figures.result_of(model, 'attention'))
       text = attention_page.render(
         channels.rgb(first),
         titles[: len(first)],
@@ -268,28 +262,18 @@ def _compare(
   """Draws the figure 'curves' or 'sizes' of several runs."""
   if not workdirs or out is None:
     raise process.usage(f'analyze {kind} WORKDIR… --out=DIR')
-  folders = _with_metrics([paths.locate(workdir) for workdir in workdirs])
+  folders = [paths.locate(workdir) for workdir in workdirs]
+  # A pattern such as runs/* also matches folders that are not workdirs.
+  others = [
+    x for x in folders if x.exists() and not (x / 'metrics.jsonl').exists()
+  ]
+  for other in others:
+    log.warning('%s is left out: it has no metrics.jsonl', other)
+  folders = [x for x in folders if x not in others] or folders
   figure, arrays = _COMPARISONS[kind](curves.read_runs(folders))
   (content,) = plotting.encode([figure], form)
   _save(paths.locate(out) / f'{kind}.{form.name}', content)
   _save(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
-
-
-def _with_metrics(folders: list[epath.Path]) -> list[epath.Path]:
-  """Returns the folders that contain metrics.
-
-  A pattern such as runs/* also matches other folders, which are left out. If a
-  path does not exist, or no folder contains metrics, all are returned, so that
-  reading them reports the error.
-  """
-  kept = []
-  for folder in folders:
-    if (folder / 'metrics.jsonl').exists():
-      kept.append(folder)
-    else:
-      log.warning('%s is left out: it has no metrics.jsonl', folder)
-  all_exist = all(folder.exists() for folder in folders)
-  return kept if kept and all_exist else folders
 
 
 def _output_directory(checkpoint: str, out: str | None) -> epath.Path:

@@ -41,7 +41,7 @@ def test_analyze_accepts_another_resolution(weights, tmp_path):
   for name, array in found.arrays.items():
     np.testing.assert_array_equal(saved[name], array)
   kernel = np.asarray(params['embedding']['kernel'])
-  filters = figures.components(kernel).filters
+  filters, _ = figures.components(kernel)
   np.testing.assert_allclose(saved['filters'], filters, atol=1e-5)
   for picture in out.glob('*.png'):
     assert cv2.imread(str(picture)) is not None
@@ -76,7 +76,7 @@ def test_messages_of_invalid_requests(weights, tmp_path):
     analyze.run(path, out, [])
   with pytest.raises(UserError, match='c.png'):
     analyze.run(path, out, [str(folder / 'c.png')])
-  with pytest.raises(UserError, match='18.*patch size 4'):
+  with pytest.raises(UserError, match='18.*patches of 4 pixels'):
     analyze.run(path, out, [str(folder / 'a.png')], image_size=18)
   with pytest.raises(UserError, match='--out'):
     analyze._output_directory(path, None)

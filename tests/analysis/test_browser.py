@@ -112,16 +112,3 @@ def test_unusual_reports_render_at_two_widths(tmp_path):
   for frame in found:
     assert frame['requests'] == [] and frame['broken'] == 0, frame
     assert frame['needs'] <= frame['has'] in WIDTHS, frame
-
-
-def test_the_probe_detects_faults(tmp_path):
-  """Faults are requests, errors, broken images and elements too wide."""
-  page_of_faults = (
-    '<body><div style="width:2000px">x</div><img src="http://127.0.0.1:9/a.png">'
-    '<img src="data:image/png;base64,AAAA"><script>lost()</script></body>'
-  )
-  found, console = probed(tmp_path, {'faults': page_of_faults})
-  for frame in found:
-    assert frame['requests'] == ['http://127.0.0.1:9/a.png']
-    assert frame['broken'] == 2 and frame['needs'] > frame['has']
-  assert any('lost is not defined' in line for line in console)

@@ -9,13 +9,13 @@ from vit_jax.analysis import figures
 def test_principal_components_equal_scikit_learn():
   kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 90)) ** 3
   kernel = kernel.astype(np.float32)
-  found = figures.components(kernel)
+  filters, fractions = figures.components(kernel)
   reference = PCA(28, svd_solver='full').fit(kernel.reshape(48, 90).T)
-  ours = found.filters.reshape(28, 48)
+  ours = filters.reshape(28, 48)
   cosines = np.abs((ours * reference.components_).sum(1))
   np.testing.assert_allclose(cosines, 1, atol=1e-5)
   np.testing.assert_allclose(
-    found.fractions, reference.explained_variance_ratio_, rtol=1e-5
+    fractions, reference.explained_variance_ratio_, rtol=1e-5
   )
   peaks = ours[np.arange(28), np.abs(ours).argmax(1)]
   assert (peaks > 0).all()

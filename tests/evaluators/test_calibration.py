@@ -12,7 +12,6 @@ from indexed_source import PLAIN, mesh_of
 from vit_jax.data import filters
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
-from vit_jax.evaluators import calibration
 from vit_jax.evaluators.calibration import Evaluator
 from vit_jax.evaluators.contract import Setting
 
@@ -162,15 +161,6 @@ def test_infinite_and_nan_logits():
   found = evaluator.run(jnp.asarray(logits))
   assert found['accuracy'] == 0 and found['top5'] == 2 / 6
   assert math.isnan(found['nll']) and math.isnan(found['ece'])
-
-
-def test_bins_include_their_upper_end():
-  """By hand: 0.5 belongs to (0.25, 0.5], and 0 to the first bin."""
-  confidence = np.array([0.0, 0.25, 0.5, 0.51, 1.0])
-  correct = np.array([True, False, True, False, True])
-  found = calibration.calibration_error(confidence, correct, 4)
-  expected = (abs(1 - 0.25) + 0.5 + 0.51 + 0.0) / 5
-  assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_several_labels_are_matched_by_class_name():

@@ -101,16 +101,6 @@ def test_matrix_and_mean_over_classes(devices, batch_size, bad):
   assert found == expected
 
 
-def test_tables_are_those_of_the_last_run():
-  made = evaluator(Shown())
-  made.run(LOGITS)
-  first = made.tables()
-  scores = made.run(np.eye(4, dtype=np.float32)[LABELS])
-  assert scores['mean_class_accuracy'] == 1
-  assert made.tables() != first
-  assert 'emu,0,\n' in made.tables()['classes.csv']
-
-
 def test_a_model_without_a_head_is_refused():
   with pytest.raises(UserError, match='num_classes is 0'):
     evaluator(Shown(), num_classes=0)

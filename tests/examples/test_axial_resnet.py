@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_vit import KEY, abstract, images_of, noise_params
+from tiny_vit import KEY, abstract, noise_params
 
-from examples.axial_resnet import EPSILON, AxialAttention, Model
+from examples.axial_resnet import AxialAttention, Model
 from vit_jax.arrays import tree
 
 TINY = dict(depths=(1, 2), num_heads=2, dtype='float32')
@@ -17,9 +17,13 @@ def layer(axis):
 
 
 def random_map(rows, columns):
-  """Returns a map, and parameters of attention along its rows."""
+  """Returns a small map, and parameters of attention along its rows.
+
+  With small activations, the epsilon of norms, 1e-4 as in the authors' code,
+  matters.
+  """
   rng = np.random.default_rng(0)
-  x = rng.normal(size=(2, rows, columns, 32)).astype(np.float32)
+  x = rng.normal(0, 0.01, (2, rows, columns, 32)).astype(np.float32)
   shapes = jax.eval_shape(layer('row').init, KEY, jnp.asarray(x))
   return x, jax.tree.map(
     lambda s: rng.normal(0, 0.5, s.shape).astype(np.float32), shapes
@@ -95,38 +99,3 @@ def test_adapt_gives_the_shapes_of_the_new_size():
     assert leaf.shape == expected[path].shape, path
     ends = leaf[..., [0, -1]], sized[path][..., [0, -1]]
     np.testing.assert_allclose(*ends, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_norms_have_the_authors_epsilon():
-  """It is 1e-4, which matters for small activations."""
-  model = Model(0, depths=(1,), dtype='float32')
-  params = noise_params(model, (16, 16))
-  assert EPSILON == 1e-4
-  params['conv_root']['kernel'] = jnp.zeros_like(params['conv_root']['kernel'])
-  kernel = np.zeros((7, 7, 3, 64), np.float32)
-  kernel[3, 3, 0] = 1  # every output is the same multiple of one pixel
-  params['conv_root']['kernel'] = jnp.asarray(kernel)
-  images = 1e-4 * images_of(1, 16, 16)
-  outputs = model.apply(
-    {'params': params},
-    images,
-    method='predict',
-    capture_intermediates=lambda module, _: module.name == 'gn_root',
-  )[1]['intermediates']['gn_root']['__call__'][0]
-  standardized = (kernel - kernel.mean((0, 1, 2))) / (
-    kernel.std((0, 1, 2)) + 1e-5
-  )
-  x = jax.lax.conv_general_dilated(
-    images,
-    standardized,
-    (2, 2),
-    'SAME',
-    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-  )
-  groups = np.asarray(x).reshape(1, 8, 8, 32, 2)
-  groups = groups - groups.mean((1, 2, 4), keepdims=True)
-  groups /= np.sqrt((groups**2).mean((1, 2, 4), keepdims=True) + 1e-4)
-  norm = params['gn_root']
-  expected = groups.reshape(x.shape) * norm['scale'] + norm['bias']
-  np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=1e-4)

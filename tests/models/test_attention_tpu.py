@@ -15,10 +15,7 @@ from tests.plan.test_plan import needs_libtpu
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.attention import tpu
-from vit_jax.models.attention.attention import (
-  Attention,
-  dot_product_attention,
-)
+from vit_jax.models.attention.attention import Attention, dot_product_attention
 
 SHAPES = [  # n, tokens, heads, channels of a head
   (2, 7, 2, 64),  # one register of rows, partly filled
@@ -109,19 +106,6 @@ def test_float32_kernels_equal_the_formula(shape):
   arrays, dy = inputs(shape, size=2.0)
   exact = exactly(arrays, dy, shape[2])
   ours = with_gradients(tpu.attend, arrays, dy, shape[2])
-  for name in NAMES:
-    assert error(ours, exact, name) < 5e-6, name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('heads', [1, 2])
-def test_tiles_of_queries_equal_the_formula(heads, monkeypatch):
-  """The scores of 200 queries do not fit; each tile has 128."""
-  monkeypatch.setattr(tpu, '_MAX_SCORES', heads * 200 * 128)
-  assert tpu.Layout(128 // heads, heads).tile(200) == 128
-  arrays, dy = inputs((1, 200, heads, 128 // heads), size=2.0)
-  exact = exactly(arrays, dy, heads)
-  ours = with_gradients(tpu.attend, arrays, dy, heads)
   for name in NAMES:
     assert error(ours, exact, name) < 5e-6, name
 
@@ -223,33 +207,6 @@ def test_kernels_on_a_mesh_give_the_same():
   assert text.count('manual_computation') or text.count('shard_map')
   for name, x in zip(NAMES[1:], gradients, strict=True):
     np.testing.assert_allclose(x, alone[name], atol=2e-5, err_msg=name)
-
-
-@pytest.mark.slow
-def test_implementations_share_parameters_and_results():
-  """`Attention` has the same parameters for every implementation."""
-  x = jax.random.normal(jax.random.key(0), (2, 13, 128))
-  xla, kernel = (
-    Attention(2, jnp.dtype('float32'), implementation)
-    for implementation in ('xla', 'kernel')
-  )
-  variables = xla.init(jax.random.key(1), x)
-  noise = jax.random.key(2)
-  variables = jax.tree.map(
-    lambda p: p + 0.1 * jax.random.normal(noise, p.shape), variables
-  )
-
-  def loss(module, variables, x):
-    return jnp.sin(module.apply(variables, x)[0]).sum()
-
-  results = [
-    jax.value_and_grad(loss, argnums=(1, 2))(module, variables, x)
-    for module in (xla, kernel)
-  ]
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-    *results,
-  )
 
 
 @pytest.mark.parametrize(

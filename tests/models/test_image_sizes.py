@@ -1,6 +1,5 @@
 """Tests of images of other sizes than the parameters, against torch."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from tiny_vit import SIZES, abstract, images_of, noise_params
 from tests.faults.counts import further
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.models import positions, resnet, swin
+from vit_jax.models import resnet, swin
 from vit_jax.models.vit import Model
 
 MADE_FOR, OTHER = (28, 28), (12, 20)  # pixels; grids of 7x7 and 3x5
@@ -39,13 +38,6 @@ def interpolated(table, old, new, offset):
   assert tuple(maps.shape[-2:]) == tuple(new)
   maps = maps.permute(0, 2, 3, 1).reshape(*table.shape[:-2], -1, width)
   return maps
-
-
-def interpolated_by_us(table, new, offset):
-  """Interpolates the embeddings of a 7x7 grid inside the program."""
-  rows, columns = (positions.cubic(7, n, offset) for n in new)
-  grid = table.reshape(7, 7, -1)
-  return positions._interpolated(grid, [rows, columns], positions._einsum)
 
 
 def for_other(params, offset):
@@ -87,27 +79,6 @@ def test_learned_positions_are_interpolated_as_in_dino(
   assert np.abs(model.apply({'params': plain}, images) - ours).max() > 1e-3
 
 
-@pytest.mark.parametrize('offset', [0.0, 0.1])
-def test_gradients_of_the_interpolation_equal_torch(offset):
-  """For smaller and larger images."""
-  rng = np.random.default_rng(0)
-  table = rng.normal(size=(49, 6)).astype(np.float32)
-  for new in ((3, 5), (12, 9)):
-    weights = rng.normal(size=(new[0] * new[1], 6)).astype(np.float32)
-    ours, gradient = jax.value_and_grad(
-      lambda t, new=new, weights=weights: (
-        interpolated_by_us(t, new, offset) * weights
-      ).sum()
-    )(jnp.asarray(table))
-    leaf = torch.tensor(table, requires_grad=True)
-    loss = (
-      interpolated(leaf, (7, 7), new, offset) * torch.tensor(weights)
-    ).sum()
-    loss.backward()
-    np.testing.assert_allclose(ours, loss.item(), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(gradient, leaf.grad, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
   'kind', ['rope2d', *further('sincos2d', 'sincos2d_mae', 'none')]
 )
@@ -132,19 +103,6 @@ def test_at_sizes_does_not_change_the_own_size(kind, at, options):
     model.apply({'params': params}, images),
   )
   assert abstract(free, OTHER) == abstract(model, MADE_FOR)
-
-
-def test_parts_of_a_model_agree_on_another_size():
-  """`embed`, `encode` and `readout` one after the other are `predict`."""
-  model = model_of('learned', 'stem').at_sizes(MADE_FOR, 0.1)
-  params, images = noise_params(model, MADE_FOR), images_of(2, *OTHER)
-  variables = {'params': params}
-  tokens = model.apply(variables, images, method='embed')
-  tokens = model.apply(variables, tokens, method='encode')
-  out = model.apply(variables, tokens, method='readout')
-  np.testing.assert_allclose(
-    out['logits'], model.apply(variables, images), rtol=1e-5, atol=1e-5
-  )
 
 
 def test_unsupported_models_are_refused():

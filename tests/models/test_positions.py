@@ -12,6 +12,7 @@ from tiny_vit import abstract, images_of, noise_params
 
 from benchmarks.peers import import_timm
 from tests.faults.counts import further
+from tests.objectives import torch_vit
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import positions
@@ -47,23 +48,6 @@ def model_of(kind, at, **options):
 # The reference: loops and index arithmetic in float64, without shared code.
 
 
-def sincos(kind, width):
-  """Computes [sin, cos] of the column, then of the row."""
-  quarter = width // 4
-  n = quarter if kind == 'sincos2d_mae' else quarter - 1
-  table = np.zeros((GRID[0] * GRID[1], width))
-  for row in range(GRID[0]):
-    for column in range(GRID[1]):
-      for i in range(quarter):
-        frequency = 10_000 ** (-i / n)
-        slot = table[row * GRID[1] + column]
-        slot[i] = math.sin(column * frequency)
-        slot[quarter + i] = math.cos(column * frequency)
-        slot[2 * quarter + i] = math.sin(row * frequency)
-        slot[3 * quarter + i] = math.cos(row * frequency)
-  return torch.tensor(table)
-
-
 def added(kind, parameters, prefix, width):
   """Returns the added embeddings `[prefix + patches, d]`."""
   patches = torch.zeros(GRID[0] * GRID[1], width, dtype=torch.float64)
@@ -75,7 +59,7 @@ def added(kind, parameters, prefix, width):
       [torch.cat([row, column]) for row in rows for column in columns]
     )
   elif kind.startswith('sincos2d'):
-    patches = sincos(kind, width)
+    patches = torch_vit.sincos(*GRID, width, kind == 'sincos2d')
   return torch.cat([torch.zeros(prefix, width, dtype=torch.float64), patches])
 
 
@@ -253,25 +237,6 @@ def test_kept_tokens_have_the_positions_of_their_patches(kind, at):
   np.testing.assert_allclose(logits(params, kept), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-  'kind, at', [*KINDS[::3], *further(*map(list, KINDS[1::3] + KINDS[2::3]))]
-)
-def test_models_without_prefix_tokens(kind, at):
-  """There is no class token and no register; all or some patches are used."""
-  model = Model(5, **SIZES, position=kind, position_at=at, pool='gap')
-  params = abstract(model, SIZE)
-
-  def parts(params, kept):
-    tokens = jnp.zeros((2, 3, 32))
-    places = Patches(GRID, kept)
-    encoded = model.apply(params, tokens, None, places, method='encode')
-    return encoded, model.apply(params, images_of(2, *SIZE))
-
-  kept = jax.ShapeDtypeStruct((2, 3), jnp.int32)
-  encoded, logits = jax.eval_shape(parts, {'params': params}, kept)
-  assert (encoded.shape, logits.shape) == ((2, 3, 32), (2, 5))
-
-
 def test_fixed_tables_equal_timm():
   """MAE's is timm's with rows and columns exchanged; DINOv3's rotations."""
   import_timm()
@@ -334,41 +299,6 @@ def test_rows_and_columns_are_stretched_to_their_ends():
 
 
 # Programs
-
-
-EVERYTHING = dict(layer_scale=0.5, qk_norm=True)
-HARDEST = [('relative', 'layers'), *further(['rope2d', None])]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind, at', HARDEST)
-def test_remat_unrolling_and_meshes_give_the_same(kind, at, monkeypatch):
-  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split small leaves, too
-  images = images_of(8, *SIZE)
-  model = model_of(kind, at, **EVERYTHING)
-  params = noise_params(model, SIZE)
-
-  def loss(model, params, images):
-    logits = model.apply({'params': params}, images)
-    return (logits * np.cos(np.arange(40)).reshape(8, 5)).sum()
-
-  def gradient(model, *arguments):
-    run = jax.jit(jax.value_and_grad(functools.partial(loss, model)))
-    return run(*arguments)
-
-  expected = gradient(model, params, images)
-  other = model_of(kind, at, **EVERYTHING, remat='dots', unroll=2)
-  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
-  places = sharding.shardings(params, mesh, model.sharding_rules)
-  with jax.set_mesh(mesh):
-    split = jax.device_put(params, places)
-    batch = jax.device_put(images, sharding.batch_sharding(mesh))
-    found = gradient(other, split, batch)
-  np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-  for path, leaf in tree.flatten(expected[1]).items():
-    # atol: sums over examples in another order
-    atol = 1e-4 * max(np.abs(leaf).max(), 1e-2)
-    np.testing.assert_allclose(tree.flatten(found[1])[path], leaf, atol=atol)
 
 
 def pallas_calls(model, monkeypatch):

@@ -16,7 +16,6 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.config import loading
 from vit_jax.config.schema import build_section
 from vit_jax.data.augment.block_masks import TrainTransform
-from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives import dinov2
 from vit_jax.objectives.contract import Inputs, Setting
@@ -335,30 +334,3 @@ def test_a_new_run_and_one_from_weights():
     of.start_extra(started, extra)['teacher'],
     started,
   )
-
-
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    ({'masks': None}, "'dinov2' requires masks"),
-    ({'masks': ((2, 9), np.dtype(bool))}, r'\[2, 16\].*\[2, 9\].*patch_size=4'),
-  ],
-)
-def test_unsuitable_batches_are_refused(changes, message):
-  spec = transform().spec | changes
-  spec = {name: value for name, value in spec.items() if value}
-  with pytest.raises(UserError, match=message):
-    objective().check(spec)
-  objective().check(transform().spec)
-
-
-def test_settings_are_checked():
-  with pytest.raises(UserError, match='centre, sinkhorn_knopp'):
-    objective('sinkhorn')
-  with pytest.raises(UserError, match='objective.koleo'):
-    objective(koleo=-1.0)
-  single = Setting(
-    Model(0, **MODEL), SIZE, steps=steps, transform=transform(group=1)
-  )
-  with pytest.raises(UserError, match='augment.group is 1'):
-    Objective(single).check(transform().spec)

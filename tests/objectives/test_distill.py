@@ -161,37 +161,6 @@ def test_a_model_with_one_head_can_be_distilled():
   assert float(metrics['label_loss']) > 0
 
 
-@pytest.mark.slow
-def test_dropout_applies_to_the_student_only():
-  random = Model(CLASSES, distilled=True, dropout=0.5, **SIZES)
-  noisy = Model(CLASSES, dropout=0.5, **SIZES | {'width': 24, 'depth': 1})
-  losses = [
-    float(loss_and_gradients(objective(student, teacher))[0][0])
-    for student, teacher in (
-      (STUDENT, TEACHER),
-      (random, TEACHER),
-      (STUDENT, noisy),
-    )
-  ]
-  assert losses[0] != losses[1] and losses[0] == losses[2]
-
-
-def test_messages_of_wrong_settings():
-  """Other numbers of classes, unknown kinds, weights out of range."""
-  other = Model(CLASSES + 1, **SIZES)
-  with pytest.raises(
-    UserError, match='objective.teacher: num_classes of .*somewhere is 8'
-  ):
-    objective(teacher=other)
-  with pytest.raises(UserError, match="kind is 'warm'.*hard, soft"):
-    objective(kind='warm')
-  for weight in (0.0, 1.5):
-    with pytest.raises(UserError, match='objective.teacher_weight'):
-      objective(teacher_weight=weight)
-  with pytest.raises(UserError, match='objective.temperature'):
-    objective(temperature=0.0)
-
-
 def test_a_teacher_must_have_the_classes_of_the_run():
   """Names and order are compared, unless there are no names."""
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.linear_probe import Objective
@@ -201,64 +200,3 @@ def test_initial_values_of_the_classifier():
   assert not params['head']['bias'].any()
   assert not extra['mean'].any() and (extra['variance'] == 1).all()
   assert of.num_classes == CLASSES
-
-
-SPEC = {
-  'image': ((*SIZE, 3), np.dtype(np.uint8)),
-  'label': ((), np.dtype(np.int32)),
-}
-
-
-@pytest.mark.parametrize(
-  'make, message',
-  [
-    (lambda: objective(last_blocks=0), 'objective.last_blocks.*0'),
-    (
-      lambda: Objective(Setting(MODEL, SIZE), num_classes=0),
-      'objective.num_classes.*0',
-    ),
-    (
-      lambda: objective(Model(5, **SIZES)).check(SPEC),
-      'config.num_classes is 5.*config.num_classes=0',
-    ),
-    (
-      lambda: objective(Model(0, **SIZES, pool='gap'), last_blocks=2).check(
-        SPEC
-      ),
-      "last_blocks=2.*pool='token'",
-    ),
-    (
-      lambda: objective(Model(0, **SIZES, pool='gap'), patch_mean=True).check(
-        SPEC
-      ),
-      "patch_mean=True.*pool='token'",
-    ),
-    (lambda: objective(last_blocks=4).check(SPEC), 'last_blocks=4.*blocks'),
-    (
-      lambda: objective().check(
-        SPEC | {'label': ((CLASSES,), np.dtype(np.float32))}
-      ),
-      'augment.*(5,)',
-    ),
-    (lambda: objective().check({'image': SPEC['image']}), 'label'),
-  ],
-)
-def test_messages_of_wrong_settings(make, message):
-  """Each message names the key and its value."""
-  with pytest.raises(UserError, match=message):
-    make()
-
-
-def test_models_without_class_token_use_their_own_features():
-  model = Model(0, **SIZES, pool='gap')
-  of = objective(model)
-  of.check(SPEC)
-  params, extra = jax.jit(of.init)(jax.random.key(0), None)
-  batch = batch_of(0)
-  found = of.predict(of.weights(params, extra)['params'], batch)
-  images = batch['image'].astype(jnp.float32) / 127.5 - 1
-  np.testing.assert_allclose(
-    found['features'],
-    model.apply({'params': params['model']}, images),
-    atol=1e-5,
-  )

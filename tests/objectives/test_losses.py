@@ -1,6 +1,5 @@
 """Tests of losses against torch, closed forms and their own gradients."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,23 +31,13 @@ def one_hot(labels):
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
-def test_softmax_cross_entropy_equals_torch(logits, labels, smoothing):
-  """With and without label smoothing."""
-  expected = F.cross_entropy(
-    torch.tensor(logits),
-    torch.tensor(labels, dtype=torch.long),
-    reduction='none',
-    label_smoothing=smoothing,
-  )
-  loss = softmax_cross_entropy(jnp.array(logits), jnp.array(labels), smoothing)
-  np.testing.assert_allclose(loss, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('weighted', [False, True])
 @pytest.mark.parametrize('soft', [False, True])
-def test_class_weights_equal_torch(logits, labels, smoothing, soft):
+def test_softmax_cross_entropy_equals_torch(
+  logits, labels, smoothing, weighted, soft
+):
   """The factors apply to smoothed labels, and to probabilities."""
-  weights = np.linspace(0, 3, K, dtype=np.float32)
+  weights = np.linspace(0, 3, K, dtype=np.float32) if weighted else None
   targets = torch.tensor(labels, dtype=torch.long)
   if soft:
     labels = special.softmax(logits[::-1], axis=-1)
@@ -56,12 +45,15 @@ def test_class_weights_equal_torch(logits, labels, smoothing, soft):
   expected = F.cross_entropy(
     torch.tensor(logits),
     targets,
-    weight=torch.tensor(weights),
+    weight=torch.tensor(weights) if weighted else None,
     reduction='none',
     label_smoothing=smoothing,
   )
   loss = softmax_cross_entropy(
-    jnp.array(logits), jnp.array(labels), smoothing, jnp.array(weights)
+    jnp.array(logits),
+    jnp.array(labels),
+    smoothing,
+    jnp.array(weights) if weighted else None,
   )
   np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
 
@@ -77,32 +69,6 @@ def test_sigmoid_cross_entropy_is_torchs_sum_over_classes(
   ).sum(-1)
   loss = sigmoid_cross_entropy(jnp.array(logits), jnp.array(labels), smoothing)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize('name', LOSSES)
-@pytest.mark.parametrize('smoothing', [0.0, 0.1])
-def test_indices_and_targets_agree(logits, labels, name, smoothing):
-  """A class index and its one-hot row are the same target."""
-  loss = LOSSES[name]
-  by_index = loss(jnp.array(logits), jnp.array(labels), smoothing)
-  by_row = loss(jnp.array(logits), jnp.array(one_hot(labels)), smoothing)
-  np.testing.assert_allclose(by_index, by_row, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-  'name, link',
-  [
-    ('softmax', lambda z: special.softmax(z, axis=-1)),
-    ('sigmoid', special.expit),
-  ],
-)
-def test_gradient_is_probability_minus_target(logits, labels, name, link):
-  """d loss / d logits = p − t, for both canonical links."""
-  gradient = jax.grad(lambda z: LOSSES[name](z, jnp.array(labels)).sum())(
-    jnp.array(logits)
-  )
-  expected = link(logits.astype(np.float64)) - one_hot(labels)
-  np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', LOSSES)

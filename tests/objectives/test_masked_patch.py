@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from tiny_vit import SIZES
 
-from examples import axial_vit
 from tests.faults.counts import further
 from tests.objectives import torch_vit
 from tests.objectives.hidden_patches import (
@@ -23,7 +22,6 @@ from tests.objectives.hidden_patches import (
   loss_of,
   noisy,
 )
-from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.masked_patch import Objective, colors
@@ -202,25 +200,3 @@ def test_initial_predictions_are_uniform():
   assert extra == {} and not params['head']['kernel'].any()
   assert params['head']['kernel'].shape == (16, 16 * 512)
   assert 0.005 < params['mask'].std() < 0.04
-
-
-def test_messages_of_wrong_settings():
-  axial = axial_vit.Model(
-    0, patch_size=4, width=16, depth=1, mlp_dim=16, num_heads=2
-  )
-  spec = {'image': ((*SIZE, 3), np.dtype(np.uint8))}
-  odd = Model(0, **SIZES | dict(patch_size=6))
-  for make, words in (
-    (lambda: objective(axial), 'has no embed.*model.name=.vit'),
-    (lambda: objective(target='colour'), "target is 'colour'.*mean_color"),
-    (lambda: objective(corrupted=0.0), 'corrupted'),
-    (lambda: objective(corrupted=0.99), 'corrupted 0.99 hides 24 of 24'),
-    (
-      lambda: objective(odd, (12, 12), target='small_patch'),
-      'small_patch.*divisible by 4.*6 pixels',
-    ),
-    (lambda: objective(Model(5, **SIZES)).check(spec), 'num_classes=0'),
-    (lambda: objective().check({}), "'masked_patch'.*image"),
-  ):
-    with pytest.raises(UserError, match=words):
-      make()

@@ -6,17 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_vit
 from scipy import stats
 
 from tests.faults.counts import further
 from vit_jax.arrays import sharding
-from vit_jax.errors import UserError
-from vit_jax.models import vit
-from vit_jax.objectives import losses, mixing
-from vit_jax.objectives.contract import Inputs, Setting
+from vit_jax.objectives import mixing
 from vit_jax.objectives.mixing import DeviceAugment, erase, normalize
-from vit_jax.objectives.supervised import Objective
 
 CLASSES = 10
 ALL = dict(mixup=0.8, cutmix=1.0, erasing=0.5)
@@ -45,26 +40,6 @@ def augmented(seed=0, examples=None, **settings):
 
 def one_hot(labels):
   return np.eye(CLASSES)[labels]
-
-
-@pytest.mark.slow
-def test_the_loss_uses_mixed_images_and_predict_does_not():
-  model, examples = vit.Model(CLASSES, **tiny_vit.SIZES), batch(4, 8, 8)
-  examples, key = jax.device_put(examples), jax.random.key(3)
-  params = tiny_vit.noise_params(model, (8, 8))
-  mix = DeviceAugment(CLASSES, mixup=0.8)
-  objective = Objective(Setting(model, (8, 8), mix))
-  plain = Objective(Setting(model, (8, 8)))
-  inputs = Inputs({}, examples, key, jnp.array(0), {})
-  loss, _ = objective.loss(params, inputs)
-  images, targets = mix(examples, key)
-  logits = model.apply({'params': params}, images)
-  expected = losses.softmax_cross_entropy(logits, targets).mean()
-  assert float(loss) == pytest.approx(float(expected), rel=1e-6)
-  predicted = objective.predict(params, examples)['logits']
-  alone = plain.predict(params, examples)['logits']
-  np.testing.assert_array_equal(predicted, alone)
-  assert plain.loss(params, inputs)[0] != loss
 
 
 # Determinism
@@ -177,17 +152,6 @@ def test_cutmix_boxes_have_the_aspect_of_the_image():
   assert left.min() == 0 and right.max() == 80
 
 
-def test_cutmix_areas_follow_the_beta_distribution():
-  """Boxes within the image cover 1 − λ, with λ ~ Beta(α, α) = U(0, 1)."""
-  shape = (2000, 64, 64, 3)
-  weights, _ = cutmix_weights(shape, seed=1)
-  found = np.array(list(boxes(weights)))
-  height = (found[:, 1] - found[:, 0])[found[:, 0] > 0]
-  # The side is s = √u and seldom cut off at the top: P(s < 1/4) = 1/16.
-  small = (height < 16).sum() / len(found)
-  assert small == pytest.approx(1 / 16, abs=0.03)
-
-
 # Both
 
 
@@ -238,14 +202,6 @@ def test_erasing_replaces_a_rectangle_by_noise():
     values.std(axis=0), (0.229, 0.224, 0.225), atol=0.015
   )
   np.testing.assert_array_equal(erased[~hit], grey[~hit])
-
-
-@pytest.mark.parametrize(
-  'settings', [dict(mixup=-0.1), dict(cutmix=-1.0), dict(erasing=1.5)]
-)
-def test_messages_of_wrong_settings(settings):
-  with pytest.raises(UserError, match=f'mix.{next(iter(settings))}'):
-    DeviceAugment(CLASSES, **settings)
 
 
 # Images of 16 bits

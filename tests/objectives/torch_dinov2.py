@@ -24,27 +24,6 @@ def interpolate(table, old, new):
   return torch.cat([prefix, grid.permute(0, 2, 3, 1).flatten(1, 2)], 1)
 
 
-def layer(x, stack, i):
-  """Computes a pre-norm layer with LayerScale."""
-
-  def at(p):
-    return {key: leaf[i] for key, leaf in p.items()}
-
-  y = torch_vit.norm(x, at(stack['norm1']))
-  attention = stack['attention']
-  qkv = [
-    torch_vit.dense(y, at(attention[n])) for n in ('query', 'key', 'value')
-  ]
-  q, k, v = (z.transpose(1, 2) for z in qkv)  # [n, heads, t, c]
-  weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
-  y = torch_vit.dense((weights @ v).transpose(1, 2), at(attention['out']), 2)
-  x = x + stack['scale1'][i] * y
-  y = torch_vit.norm(x, at(stack['norm2']))
-  y = F.gelu(torch_vit.dense(y, at(stack['mlp']['fc1'])))
-  y = torch_vit.dense(y, at(stack['mlp']['fc2']))
-  return x + stack['scale2'][i] * y
-
-
 def backbone(images, p, mask_token, masks, side, grid):
   """Returns all tokens after the last norm; the class token is the first."""
   x = torch_vit.embed(images, p['embedding'], side)
@@ -53,9 +32,7 @@ def backbone(images, p, mask_token, masks, side, grid):
   x = torch.cat([p['cls'].expand(len(x), -1, -1), x], 1)
   new = images.shape[1] // side, images.shape[2] // side
   x = x + interpolate(p['position']['embedding'], grid, new)
-  for i in range(len(p['encoder']['layers']['scale1'])):
-    x = layer(x, p['encoder']['layers'], i)
-  return torch_vit.norm(x, p['encoder']['norm'])
+  return torch_vit.encoder(x, p['encoder'])
 
 
 def head(x, p):

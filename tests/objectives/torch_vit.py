@@ -46,9 +46,11 @@ def block(x, stack, i, gelu):
   y = norm(x, at(stack['norm1']))
   parts = [dense(y, at(attention[n])) for n in ('query', 'key', 'value')]
   y = F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in parts))
-  x = x + dense(y.transpose(1, 2), at(attention['out']), 2)
+  y = dense(y.transpose(1, 2), at(attention['out']), 2)
+  x = x + (y * stack['scale1'][i] if 'scale1' in stack else y)
   y = dense(norm(x, at(stack['norm2'])), at(mlp['fc1']))
-  return x + dense(F.gelu(y, approximate=gelu), at(mlp['fc2']))
+  y = dense(F.gelu(y, approximate=gelu), at(mlp['fc2']))
+  return x + (y * stack['scale2'][i] if 'scale2' in stack else y)
 
 
 def encoder(x, p, gelu='none'):
@@ -71,15 +73,18 @@ def embed(images, p, side):
   return patches(images, side) @ kernel + p['bias']
 
 
-def sincos(rows, columns, width):
-  """Computes MAE's table: column, then row, each sines then cosines."""
+def sincos(rows, columns, width, last_included=False):
+  """Computes MAE's table: column, then row, each sines then cosines.
+
+  In big_vision, the last frequency is 1/10000 (`last_included`).
+  """
   table = np.zeros((rows, columns, width))
   quarter = width // 4
   for y in range(rows):
     for x in range(columns):
       for half, place in enumerate((x, y)):
         for i in range(quarter):
-          angle = place / 10000 ** (i / quarter)
+          angle = place / 10000 ** (i / (quarter - last_included))
           table[y, x, 2 * half * quarter + i] = np.sin(angle)
           table[y, x, (2 * half + 1) * quarter + i] = np.cos(angle)
   return torch.tensor(table.reshape(-1, width))

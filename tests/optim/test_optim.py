@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from vit_jax.arrays import tree
-from vit_jax.models.vit import Model
 from vit_jax.optim import average as average_lib
 from vit_jax.optim import optimizers
 from vit_jax.optim.schedule import make_schedule
@@ -72,40 +71,20 @@ def assert_close(actual, expected, rtol=1e-5):
 # Optimizers
 
 
-@pytest.mark.parametrize('weight_decay', [0.0, 0.3])
-def test_adam_equals_torch_adamw(params, weight_decay):
+@pytest.mark.parametrize(
+  'b1, b2, eps, decay', [(0.9, 0.999, 1e-8, 0.0), (0.8, 0.95, 0.1, 0.3)]
+)
+def test_adam_equals_torch_adamw(params, b1, b2, eps, decay):
   """Decay is decoupled and multiplied by the learning rate, as in torch."""
   schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='cosine')
-  ours = run(optimizers.adam(schedule, weight_decay=weight_decay), params)
+  keys = dict(b1=b1, b2=b2, eps=eps, weight_decay=decay)
+  ours = run(optimizers.adam(schedule, **keys), params)
   theirs = run_torch(
-    lambda p: torch.optim.AdamW(
-      p, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
-    ),
+    lambda p: torch.optim.AdamW(p, betas=(b1, b2), eps=eps, weight_decay=decay),
     schedule,
     params,
   )
   assert_close(ours, theirs)
-
-
-def test_adam_equals_its_formula(params):
-  """arXiv 1711.05101, algorithm 2, with other betas and a large ε."""
-  b1, b2, eps, decay = 0.8, 0.95, 0.1, 0.2
-  schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='linear')
-  ours = run(
-    optimizers.adam(schedule, b1=b1, b2=b2, eps=eps, weight_decay=decay), params
-  )
-  theta = {k: v.astype(np.float64) for k, v in tree.flatten(params).items()}
-  m = {k: np.zeros_like(v) for k, v in theta.items()}
-  v = {k: np.zeros_like(v) for k, v in theta.items()}
-  for step in range(STEPS):
-    lr, t = float(schedule(step)), step + 1
-    for key, g in tree.flatten(gradients(params, step)).items():
-      g = g.astype(np.float64)
-      m[key] = b1 * m[key] + (1 - b1) * g
-      v[key] = b2 * v[key] + (1 - b2) * g * g
-      direction = m[key] / (1 - b1**t) / (np.sqrt(v[key] / (1 - b2**t)) + eps)
-      theta[key] -= lr * (direction + decay * theta[key])
-  assert_close(tree.flatten(ours), theta)
 
 
 @pytest.mark.parametrize('momentum', [0.0, 0.9])
@@ -134,47 +113,6 @@ def test_sgd_decay_is_decoupled(params):
   assert_close(tree.flatten(ours), theta)
 
 
-def decayed(mask, params, name='adam'):
-  """Returns the paths that an update with zero gradients makes smaller."""
-  optimizer = getattr(optimizers, name)(
-    lambda _: 0.1, weight_decay=0.5, decay_mask=mask
-  )
-  ones = jax.tree.map(lambda p: jnp.ones(p.shape), params)
-  zeros = jax.tree.map(jnp.zeros_like, ones)
-  updates, _ = optimizer.update(zeros, optimizer.init(ones), ones)
-  flat = tree.flatten(updates)
-  shrunk = {key for key, value in flat.items() if np.any(value)}
-  for key in shrunk:
-    np.testing.assert_allclose(flat[key], -0.05, rtol=1e-6)
-  return shrunk
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['adam', 'sgd'])
-@pytest.mark.parametrize('pool', ['token', 'map'])
-def test_decay_masks(pool, name):
-  """'all' is every leaf, and 'kernels' the matrices of products only."""
-  model = Model(
-    5,
-    patch_size=4,
-    width=8,
-    depth=2,
-    mlp_dim=8,
-    num_heads=2,
-    pool=pool,
-    pre_logits=True,
-  )
-  images = jnp.zeros((1, 8, 8, 3))
-  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  paths = set(tree.flatten(params))
-  assert decayed('all', params, name) == paths
-  kernels = decayed('kernels', params, name)
-  assert kernels == {path for path in paths if path.endswith('kernel')}
-  assert {'embedding/kernel', 'head/kernel', 'pre_logits/kernel'} < kernels
-  assert 'encoder/layers/attention/query/kernel' in kernels
-  assert not {'cls', 'map/probe', 'position/embedding'} & kernels
-
-
 @pytest.mark.parametrize('clip_norm', [None, 0.5, 1e6])
 def test_clip_by_global_norm(params, clip_norm):
   """All leaves shrink by one factor, and only if the norm is too large."""
@@ -184,14 +122,6 @@ def test_clip_by_global_norm(params, clip_norm):
   norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
   factor = min(1, (clip_norm or np.inf) / norm)
   assert_close(updates, jax.tree.map(lambda g: -factor * g, grads))
-
-
-def test_clipping_does_not_change_the_decay(params):
-  """The decay is added after clipping and Adam's scaling."""
-  zeros = jax.tree.map(np.zeros_like, params)
-  optimizer = optimizers.adam(lambda _: 0.1, clip_norm=1e-9, weight_decay=0.5)
-  updates, _ = optimizer.update(zeros, optimizer.init(params), params)
-  assert_close(updates, jax.tree.map(lambda p: -0.05 * p, params))
 
 
 def test_moment_dtype(params):
@@ -230,16 +160,3 @@ def test_average_is_a_weighted_mean(decay, length):
   weights = decay ** np.arange(length)[::-1]
   expected = np.average(values.astype(np.float64), axis=0, weights=weights)
   np.testing.assert_allclose(result['w'], expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize('length', [1, 100, 20_000])
-def test_average_of_equal_parameters_is_exact(length):
-  """With the paper's decay of .9999 (Table 2)."""
-  params = {'w': jnp.array([1.0, -2.0, 3.3])}
-  average = jax.lax.fori_loop(
-    0,
-    length,
-    lambda _, average: average_lib.update(average, params, 0.9999),
-    average_lib.init(params),
-  )
-  assert_close(average.mean, params)

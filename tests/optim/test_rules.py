@@ -147,14 +147,6 @@ def test_frozen_parameters_are_left_out_of_clipping(params):
   assert moments and not any('embedding' in path for path in moments)
 
 
-def test_the_first_match_wins(params):
-  """Later patterns apply to the remaining paths."""
-  table = rules.parse((('head/kernel', dict(lr=2)), ('.*', dict(lr=3))))
-  found = rules.apply(table, params)
-  assert found['head']['kernel'].lr == 2
-  assert found['blocks']['0']['bias'].lr == 3
-
-
 def test_without_rules_the_state_keeps_its_paths(params):
   """Checkpoints of optimizers without rules can be restored."""
   state = optimizers.adam(lambda _: 0.1, clip_norm=1.0).init(params)

@@ -65,36 +65,23 @@ def test_fractions_of_the_run_are_rounded(at):
 
 
 @pytest.mark.parametrize('warmup', [0, 4])
-@pytest.mark.parametrize(
-  'shape, kept', [('linear', lambda p: 1 - p), ('sqrt', lambda p: 1 - p**0.5)]
-)
 @pytest.mark.parametrize('decay', ['wsd', 'rsqrt'])
-def test_cooldowns_equal_their_formulas(decay, shape, kept, warmup):
+def test_cooldowns_equal_their_formulas(decay, warmup):
   """Before the cool-down, the rate does not depend on the length of the run."""
   total, base, end, start = 50, 3e-3, 1e-4, 40
-  keys = dict(base_lr=base, decay=decay, end_lr=end, timescale=7)
-  schedule = make_schedule(
-    total, warmup, **keys, cooldown=0.2, cooldown_shape=shape
-  )
+  keys = dict(base_lr=base, decay=decay, end_lr=end)
+  schedule = make_schedule(total, warmup, **keys, cooldown=0.2)
   longer = make_schedule(2 * total, warmup, **keys, cooldown=0.1)
   for step in range(total + 5):
     expected = base * min(step / warmup, 1) if warmup else base
     if decay == 'rsqrt' and step > warmup:
-      expected = base / np.sqrt(1 + (step - warmup) / 7)
+      expected = base / np.sqrt(1 + (step - warmup) / 10_000)
     if step > start:
       progress = min((step - start) / (total - start), 1)
-      expected = end + (expected - end) * kept(progress)
+      expected = end + (expected - end) * (1 - progress)
     else:
       assert schedule(step) == longer(step)
     np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
-
-
-def test_a_stable_rate_is_exactly_constant():
-  """A branch of a run with a constant rate has the same bits."""
-  keys = dict(base_lr=0.003, warmup='5 steps')
-  stable = make_schedule(50, 5, **keys, decay='wsd', cooldown=0.2)
-  constant = make_schedule(100, 5, **keys, decay='constant')
-  assert [stable(i) for i in range(41)] == [constant(i) for i in range(41)]
 
 
 @pytest.mark.parametrize(

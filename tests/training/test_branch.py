@@ -61,7 +61,7 @@ def metrics(folder):
   [
     (4, {'total': '8 steps', **COOLED}),
     *further(
-      [2, {'total': '4 steps', **COOLED, 'schedule.cooldown_shape': 'sqrt'}],
+      [2, {'total': '4 steps', **COOLED}],
       [6, {'total': '8 steps'}],  # a finished run is continued
     ),
   ],

@@ -3,6 +3,7 @@
 They include attention rollout and mean attention distance.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,12 +17,11 @@ from vit_jax.arrays import tree
 from vit_jax.data.images import channels
 from vit_jax.errors import UserError
 from vit_jax.objectives.contract import Objective
-from vit_jax.objectives.mixing import largest, normalize
+from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
 Grid = tuple[int, int]
 FILTERS = 28  # principal components in Figure 7
-_BYTES = 2**29  # maximum size of the attention weights in memory
 
 
 class Findings(NamedTuple):
@@ -56,24 +56,13 @@ class Findings(NamedTuple):
     return 'the class token' if self.by_token else 'the mean of all patches'
 
 
-class Masked(NamedTuple):
-  """An objective that hides patches, with its parameters."""
-
-  objective: Objective
-  params: PyTree
-
-  @classmethod
-  def of(cls, objective: Objective, params: PyTree) -> 'Masked | None':
-    """Returns the pair, or None if the objective does not hide patches."""
-    return cls(objective, params) if objective.reconstructs else None
-
-
 def examine(
   model: Any,
   params: PyTree,
   images: Integer[np.ndarray, 'n y x c'],
   shown: int = 8,
-  masked: Masked | None = None,
+  objective: Objective | None = None,
+  trained: PyTree = None,
 ) -> Findings:
   """Computes the arrays from which the figures of the paper are drawn.
 
@@ -87,12 +76,13 @@ def examine(
       computed for all of them.
     shown: number of images for which rollout, maps of single heads, components
       of patches and reconstructions are kept.
-    masked: training objective for images of this size, with its parameters;
-      None if it does not hide patches.
+    objective: training objective for images of this size; if it hides patches,
+      they are reconstructed.
+    trained: parameters of the objective.
   """
   leaves = tree.flatten(params)
   size = images.shape[1:3]
-  target = masked.objective.reconstructs if masked else ''
+  target = objective.reconstructs if objective else ''
   pictures = {'images': channels.rgb(images[:shown])}
   findings = Findings(pictures, [], 'cls' in leaves, target)
   if (kernel := first_kernel(leaves)) is None:
@@ -100,9 +90,8 @@ def examine(
       'filters: this model does not have a convolution of RGB pixels'
     )
   else:
-    found = components(kernel)
-    findings.arrays['filters'] = found.filters
-    findings.arrays['filter_shares'] = found.fractions
+    filters, fractions = components(kernel)
+    findings.arrays.update(filters=filters, filter_shares=fractions)
   grid = model.grid(size) if hasattr(model, 'grid') else None
   table = positions(leaves, grid) if grid else None
   if grid is None or table is None:
@@ -116,26 +105,14 @@ def examine(
   if grid and 'rollout' in findings.arrays:  # tokens are those of the patches
     tokens = patch_tokens(model, params, images[:shown], grid)
     findings.arrays['components'] = patch_components(tokens)
-  if masked:
-    findings.arrays.update(reconstructed(masked, images[:shown]))
+  if objective and target:
+    # The same patches are hidden in every call.
+    pictures = jax.jit(objective.reconstruct)(
+      trained, {'image': jnp.asarray(images[:shown])}, jax.random.key(0)
+    )
+    for name in ('seen', 'predicted', 'completed'):
+      findings.arrays[name] = np.asarray(getattr(pictures, name))
   return findings
-
-
-def reconstructed(
-  masked: Masked, images: Integer[np.ndarray, 'n y x c']
-) -> dict[str, Float[np.ndarray, 'n y x 3']]:
-  """Predicts hidden patches; the same patches are hidden in every call.
-
-  Returns:
-    The arrays of `objectives.contract.Pictures` other than `image`.
-  """
-  key = jax.random.key(0)
-  pictures = jax.jit(masked.objective.reconstruct)(
-    masked.params, {'image': jnp.asarray(images)}, key
-  )
-  arrays = {k: np.asarray(v) for k, v in pictures._asdict().items()}
-  del arrays['image']  # the same as `images`
-  return arrays
 
 
 def _attention(
@@ -146,10 +123,10 @@ def _attention(
   grid: Grid | None,
   shown: int,
 ) -> None:
-  """Adds rollout, maps of heads and distances, a few images at a time."""
-  attend = attention_of(model)
+  """Adds rollout, maps of heads and distances, one image at a time."""
+  attend = result_of(model, 'attention')
   try:
-    one = jax.eval_shape(attend, params, images[:1])
+    jax.eval_shape(attend, params, images[:1])
   except UserError as error:
     findings.missing.append(f'rollout, heads and attention distance: {error}')
     return
@@ -160,48 +137,42 @@ def _attention(
       'models.contract.Model'
     )
     return
-  size = max(1, min(len(images), _BYTES // (4 * one.size)))
-  compiled, parts = jax.jit(attend), []
-  for start in range(0, len(images), size):
-    batch = images[start : start + size]
-    rows = len(batch)
-    padded = np.concatenate([batch, np.repeat(batch[-1:], size - rows, 0)])
-    weights = np.asarray(compiled(params, padded))[:rows]
+  compiled, found = jax.jit(attend), collections.defaultdict(list)
+  for index, image in enumerate(images):
+    weights = np.asarray(compiled(params, image[None]))
     distances = head_distances(weights, grid, model.patch_pixels)
-    weights = weights[: max(0, shown - start)]
-    maps = {
-      'rollout': rollout(weights),
-      'rollout_plain': rollout(weights, residual=False),
-      'heads': weights[:, -1].astype(np.float64),
-    }
-    parts.append(
-      {k: on_patches(v, grid, findings.by_token) for k, v in maps.items()}
-    )
-    parts[-1]['distance'] = distances
-  findings.arrays.update(
-    {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-  )
+    found['distance'].append(distances)
+    if index >= shown:
+      continue
+    for name, maps in (
+      ('rollout', rollout(weights)),
+      ('rollout_plain', rollout(weights, residual=False)),
+      ('heads', weights[:, -1].astype(np.float64)),
+    ):
+      found[name].append(on_patches(maps, grid, findings.by_token))
+  findings.arrays.update({k: np.concatenate(v) for k, v in found.items()})
 
 
-def attention_of(
-  model: Any,
-) -> Callable[[PyTree, Any], Float[Array, 'n l h t t']]:
-  """Returns a function that computes the attention weights of a model.
+def result_of(
+  model: Any, want: str
+) -> Callable[[PyTree, Any], Float[Array, 'n ...']]:
+  """Returns a function that computes a result of a model, float32.
+
+  Args:
+    model: see `models.contract.Model`.
+    want: name of the result, from `models.contract.WANTED`.
 
   Returns:
-    Function from (params, images of 8 or 16 bits) to the attention of every
-    layer and head, float32.
+    Function of parameters and of images of 8 or 16 bits.
   """
 
-  def attend(params: PyTree, images: Any) -> Float[Array, 'n l h t t']:
-    half = largest(images.dtype) / 2
-    pixels = jnp.asarray(images, jnp.float32) / half - 1
+  def compute(params: PyTree, images: Any) -> Float[Array, 'n ...']:
     outputs = model.apply(
-      {'params': params}, pixels, method='predict', want=('attention',)
+      {'params': params}, normalize(images), method='predict', want=(want,)
     )
-    return outputs['attention']
+    return outputs[want]
 
-  return attend
+  return compute
 
 
 def patch_tokens(
@@ -211,16 +182,10 @@ def patch_tokens(
   grid: Grid,
 ) -> Float[np.ndarray, 'n rows columns d']:
   """Computes the tokens of the patches after the last LayerNorm."""
-
-  def compute(params: PyTree, images: Any) -> Float[Array, 'n p d']:
-    outputs = model.apply(
-      {'params': params}, normalize(images), method='predict', want=('tokens',)
-    )
-    return outputs['tokens'][:, -grid[0] * grid[1] :]
-
-  compiled = jax.jit(compute)
+  compiled, patches = jax.jit(result_of(model, 'tokens')), grid[0] * grid[1]
   tokens = [np.asarray(compiled(params, image[None])) for image in images]
-  return np.concatenate(tokens).reshape(len(images), *grid, -1)
+  tokens = np.concatenate(tokens)[:, -patches:]
+  return tokens.reshape(len(images), *grid, -1)
 
 
 def patch_components(
@@ -242,35 +207,27 @@ def patch_components(
   return scaled.reshape(*tokens.shape[:-1], -1)
 
 
-class Components(NamedTuple):
-  """Principal components of filters, in descending order of variance.
-
-  Attributes:
-    filters: filters of norm 1; the entry with the largest magnitude is
-      positive.
-    fractions: fraction of the variance that each component explains.
-  """
-
-  filters: Float[np.ndarray, 'n y x 3']
-  fractions: Float[np.ndarray, ' n']
-
-
 def components(
-  kernel: Float[np.ndarray, 'y x 3 d'], count: int = FILTERS
-) -> Components:
+  kernel: Float[np.ndarray, 'y x 3 d'],
+) -> tuple[Float[np.ndarray, 'n y x 3'], Float[np.ndarray, ' n']]:
   """Computes the principal components of d centred filters of RGB pixels.
 
   Args:
     kernel: kernel of the first layer.
-    count: maximum number of components.
+
+  Returns:
+    Up to 28 filters of norm 1, in descending order of variance, whose entry
+    with the largest magnitude is positive; and the fraction of the variance
+    that each of them explains.
 
   Reference: arXiv 2010.11929, Figure 7 (left).
   """
   *shape, width = kernel.shape
-  filters = kernel.reshape(-1, width).T.astype(np.float64)  # [d, y x 3]
-  directions, variances = _principal(filters)
+  rows = kernel.reshape(-1, width).T.astype(np.float64)  # [d, y x 3]
+  directions, variances = _principal(rows)
   fractions = variances / max(variances.sum(), 1e-300)
-  return Components(directions[:count].reshape(-1, *shape), fractions[:count])
+  filters = directions[:FILTERS].reshape(-1, *shape)
+  return filters, fractions[:FILTERS]
 
 
 def _principal(

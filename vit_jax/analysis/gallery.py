@@ -13,16 +13,8 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, UInt8
 
-from vit_jax.analysis import figures
+from vit_jax.analysis import figures, plotting
 from vit_jax.analysis.figures import Findings
-from vit_jax.analysis.plotting import (
-  COLOURS,
-  PNG,
-  Format,
-  encode,
-  line,
-  new_figure,
-)
 from vit_jax.data.images import channels
 from vit_jax.data.images.decode import resize
 from vit_jax.files import jsonl, paths
@@ -156,7 +148,7 @@ def filters(
   """
   columns = min(7, len(components))
   rows = -(-len(components) // columns)
-  figure = new_figure(0.85 * columns + 0.4, 0.98 * rows + 0.8)
+  figure = plotting.new_figure(0.85 * columns + 0.4, 0.98 * rows + 0.8)
   figure.suptitle(
     'Filters of the first layer: principal components\n'
     f'(RGB, each scaled separately; {100 * fractions.sum():.0f} % of the '
@@ -187,7 +179,7 @@ def similarity(values: Float[np.ndarray, 'r c r c']) -> Any:
   )
   height, width = (padded.shape[i] * padded.shape[i + 2] for i in (0, 1))
   sheet = padded.transpose(0, 2, 1, 3).reshape(height, width)
-  figure = new_figure(6.2, 5.4 * height / width + 0.8)
+  figure = plotting.new_figure(6.2, 5.4 * height / width + 0.8)
   axes = figure.add_subplot()
   picture = axes.imshow(
     sheet[:-gap, :-gap], vmax=1, cmap='viridis', interpolation='nearest'
@@ -224,13 +216,13 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> Any:
   """
   mean = values.mean(axis=0)
   depth, heads = mean.shape
-  figure = new_figure(5.2, 4)
+  figure = plotting.new_figure(5.2, 4)
   axes = figure.add_subplot()
   style = dict(linestyle='', marker='o', markersize=5)
   style |= dict(markeredgecolor='white', markeredgewidth=0.4)
   for head in range(heads):
     points = np.arange(1, depth + 1), mean[:, head]
-    line(axes, points, head, f'head {head + 1}', **style)
+    plotting.line(axes, points, head, f'head {head + 1}', **style)
   axes.set_ylim(0, 1.06 * max(float(mean.max()), 1e-30))
   axes.set_xlabel('layer')
   axes.set_ylabel('mean attention distance (pixels)')
@@ -240,33 +232,33 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> Any:
   )
   axes.xaxis.get_major_locator().set_params(integer=True)
   axes.grid(alpha=0.3)
-  if heads <= len(COLOURS):
+  if heads <= len(plotting.COLOURS):
     axes.legend(fontsize=7, ncols=2)
   return figure
+
+
+# Title of a column of cells, and function that draws a cell into Matplotlib
+# axes, from the index of an image and its photograph.
+Column = tuple[str, Callable[[Any, int, Photograph], None]]
 
 
 def rollouts(
   findings: Findings, photographs: Sequence[Photograph]
 ) -> Iterator[Any]:
   """Draws photographs, masked ones and rollout maps (Figures 6 and 14)."""
+  maps = findings.arrays['rollout']
 
-  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
-    _photograph(cells[0], photograph)
-    weights = findings.arrays['rollout'][index]
-    cells[1].imshow(photograph.masked(weights))
-    for cell, name in zip(cells[2:], ('rollout', 'rollout_plain'), strict=True):
-      weights = findings.arrays[name][index]
-      _map(cell, weights, photograph)
-      percent = 100 * float(weights.max())
-      cell.set_xlabel(f'maximum {percent:.1f} %', fontsize=7)
+  def masked(axes: Any, index: int, photograph: Photograph) -> None:
+    axes.imshow(photograph.masked(maps[index]))
 
-  return _pages(
-    photographs,
-    len(findings.arrays['rollout']),
-    f'Attention rollout, from {findings.query}',
-    ('image', 'masked image', 'rollout', 'without identity'),
-    draw,
-  )
+  title = f'Attention rollout, from {findings.query}'
+  plain = findings.arrays['rollout_plain']
+  columns = [
+    ('masked image', masked),
+    _of_maps('rollout', maps, with_maximum=True),
+    _of_maps('without identity', plain, with_maximum=True),
+  ]
+  return _pages(photographs, len(maps), title, [_PHOTOGRAPH, *columns])
 
 
 def heads(
@@ -277,23 +269,15 @@ def heads(
   Reference: DINO, arXiv 2104.14294, Figures 1 and 3.
   """
   maps = findings.arrays['heads']
-  count = min(_MAX_HEADS, maps.shape[1])
   total = maps.shape[1]
+  count = min(_MAX_HEADS, total)
   shown = '' if count == total else f', {count} of {total} heads'
-
-  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
-    _photograph(cells[0], photograph)
-    for cell, weights in zip(cells[1:], maps[index, :count], strict=True):
-      _map(cell, weights, photograph)
-
-  return _pages(
-    photographs,
-    len(maps),
+  title = (
     f'Attention of {findings.query} in the last layer{shown}\n'
-    '(each map scaled separately)',
-    ('image', *(f'head {head + 1}' for head in range(count))),
-    draw,
+    '(each map scaled separately)'
   )
+  columns = [_of_maps(f'head {h + 1}', maps[:, h]) for h in range(count)]
+  return _pages(photographs, len(maps), title, [_PHOTOGRAPH, *columns])
 
 
 def components(
@@ -304,18 +288,9 @@ def components(
   Reference: DINOv2, arXiv 2304.07193, Figure 1.
   """
   maps = findings.arrays['components']
-
-  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
-    _photograph(cells[0], photograph)
-    _map(cells[1], maps[index], photograph)
-
-  return _pages(
-    photographs,
-    len(maps),
-    'Patch tokens: the first three principal components as RGB',
-    ('image', 'components'),
-    draw,
-  )
+  title = 'Patch tokens: the first three principal components as RGB'
+  columns = [_PHOTOGRAPH, _of_maps('components', maps)]
+  return _pages(photographs, len(maps), title, columns)
 
 
 def reconstructions(findings: Findings) -> Iterator[Any]:
@@ -324,29 +299,33 @@ def reconstructions(findings: Findings) -> Iterator[Any]:
   Reference: arXiv 2111.06377, Figure 2.
   """
 
-  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
-    del photograph  # the arrays are those of the model's inputs
-    names = ('images', 'seen', 'predicted', 'completed')
-    for cell, name in zip(cells, names, strict=True):
-      cell.imshow(findings.arrays[name][index])
+  def of(title: str, name: str) -> Column:
+    def draw(axes: Any, index: int, photograph: Photograph) -> None:
+      del photograph  # the arrays are those of the model's inputs
+      axes.imshow(findings.arrays[name][index])
+
+    return title, draw
 
   lines = textwrap.wrap(f'({findings.reconstructs})', 62)
-  return _pages(
-    _inputs(findings),
-    len(findings.arrays['predicted']),
-    '\n'.join(['Masked patches and their predictions', *lines]),
-    ('image', 'visible patches', 'prediction', 'visible and predicted'),
-    draw,
-  )
+  title = '\n'.join(['Masked patches and their predictions', *lines])
+  columns = [
+    of('image', 'images'),
+    of('visible patches', 'seen'),
+    of('prediction', 'predicted'),
+    of('visible and predicted', 'completed'),
+  ]
+  images = inputs(findings)
+  return _pages(images, len(images), title, columns)
 
 
-def _inputs(findings: Findings) -> list[Photograph]:
+def inputs(findings: Findings) -> list[Photograph]:
   """Returns the images as the model receives them."""
   return [Photograph.of_input(image) for image in findings.arrays['images']]
 
 
-def _photograph(axes: Any, photograph: Photograph) -> None:
+def _photograph(axes: Any, index: int, photograph: Photograph) -> None:
   """Draws a photograph, and a frame around the part that the model receives."""
+  del index
   axes.imshow(photograph.pixels)
   name = photograph.name
   if len(name) > _MAX_NAME:
@@ -357,26 +336,36 @@ def _photograph(axes: Any, photograph: Photograph) -> None:
     axes.plot(
       (left, right, right, left, left),
       (top, top, bottom, bottom, top),
-      color=COLOURS[4],
+      color=plotting.COLOURS[4],
       linewidth=0.8,
     )
     _limit(axes, photograph)
 
 
-def _map(
-  axes: Any,
-  weights: Float[np.ndarray, 'r c'] | Float[np.ndarray, 'r c 3'],
-  photograph: Photograph,
-) -> None:
-  """Draws weights or colours of patches at their positions."""
-  axes.imshow(
-    weights,
-    vmin=0,
-    cmap='viridis',
-    interpolation='nearest',
-    extent=photograph.extent,
-  )
-  _limit(axes, photograph)
+_PHOTOGRAPH: Column = ('image', _photograph)
+
+
+def _of_maps(
+  title: str,
+  maps: Float[np.ndarray, 'n r c'] | Float[np.ndarray, 'n r c 3'],
+  with_maximum: bool = False,
+) -> Column:
+  """Returns a column of weights or colours of patches at their positions."""
+
+  def draw(axes: Any, index: int, photograph: Photograph) -> None:
+    axes.imshow(
+      maps[index],
+      vmin=0,
+      cmap='viridis',
+      interpolation='nearest',
+      extent=photograph.extent,
+    )
+    if with_maximum:
+      percent = 100 * float(maps[index].max())
+      axes.set_xlabel(f'maximum {percent:.1f} %', fontsize=7)
+    _limit(axes, photograph)
+
+  return title, draw
 
 
 def _limit(axes: Any, photograph: Photograph) -> None:
@@ -389,8 +378,7 @@ def _pages(
   photographs: Sequence[Photograph],
   count: int,
   title: str,
-  titles: Sequence[str],
-  draw: Callable[[Sequence[Any], int, Photograph], None],
+  columns: Sequence[Column],
 ) -> Iterator[Any]:
   """Draws a group of cells for each photograph, on one page or several.
 
@@ -398,15 +386,14 @@ def _pages(
     photographs: photographs, which are accessed page by page.
     count: number of photographs to draw.
     title: title of each page.
-    titles: titles of the cells of a group.
-    draw: function that draws the group of a photograph into the Matplotlib axes
-      of its cells, from its index and the photograph.
+    columns: columns of the cells of a group.
 
   Yields:
     The Matplotlib figure of each page.
   """
-  side = 1.5 if len(titles) <= 5 else 1.05  # width of a cell, inches
-  groups = max(1, min(count, _MAX_COLUMNS // len(titles)))  # side by side
+  width = len(columns)
+  side = 1.5 if width <= 5 else 1.05  # width of a cell, inches
+  groups = max(1, min(count, _MAX_COLUMNS // width))  # side by side
   page_size = groups * _MAX_ROWS
   for start in range(0, count, page_size):
     stop = min(start + page_size, count)
@@ -416,35 +403,34 @@ def _pages(
     shapes = [max(photograph.shape for photograph in row) for row in rows]
     height = sum(side * shape + 0.25 for shape in shapes)
     height += 0.5 + 0.16 * title.count('\n')
-    figure = new_figure(side * groups * len(titles) + 0.2, height)
+    figure = plotting.new_figure(side * groups * width + 0.2, height)
     page = '' if count <= page_size else f', page {start // page_size + 1}'
     figure.suptitle(f'{title}{page}', fontsize=10)
     grid = figure.subplots(
-      len(rows), groups * len(titles), squeeze=False, height_ratios=shapes
+      len(rows), groups * width, squeeze=False, height_ratios=shapes
     )
     for axes in grid.flat:
       axes.set_axis_off()  # until a photograph is drawn
-    for column, text in enumerate(list(titles) * groups):
-      grid[0, column].set_title(text, fontsize=8)
-    cell_groups = grid.reshape(-1, len(titles))
+    for column, axes in enumerate(grid[0]):
+      axes.set_title(columns[column % width][0], fontsize=8)
+    cells = grid.reshape(-1, width)
     for i, photograph in enumerate(shown):
-      cells = cell_groups[i].tolist()
-      for axes in cells:
+      for axes, (_, draw) in zip(cells[i], columns, strict=True):
         axes.set_axis_on()
         axes.set(xticks=[], yticks=[], anchor='N')
-      draw(cells, start + i, photograph)
+        draw(axes, start + i, photograph)
     yield figure
 
 
 def all_figures(
-  findings: Findings, photographs: Sequence[Photograph] | None = None
+  findings: Findings, photographs: Sequence[Photograph]
 ) -> dict[str, Iterable[Any]]:
   """Draws every figure for which arrays exist.
 
   Args:
     findings: arrays of the figures.
     photographs: photographs on which attention is drawn, at least as many as
-      `images`; None for the images as the model receives them.
+      `images`; see `inputs`.
 
   Returns:
     Pages of each figure by name, Matplotlib figures. They are drawn when they
@@ -452,8 +438,6 @@ def all_figures(
   """
   arrays = findings.arrays
   drawn: dict[str, Iterable[Any]] = {}
-  if photographs is None:
-    photographs = _inputs(findings)
   if 'filters' in arrays:
     drawn['filters'] = [filters(arrays['filters'], arrays['filter_shares'])]
   if 'similarity' in arrays:
@@ -474,8 +458,8 @@ def save(
   folder: epath.Path,
   findings: Findings,
   about: dict[str, str],
-  photographs: Sequence[Photograph] | None = None,
-  form: Format = PNG,
+  photographs: Sequence[Photograph],
+  form: plotting.Format = plotting.PNG,
 ) -> list[epath.Path]:
   """Draws the figures and writes them with their arrays.
 
@@ -485,7 +469,7 @@ def save(
     about: texts that describe the weights and the images, with the keys
       'weights' and 'images'.
     photographs: photographs on which attention is drawn, in the order of the
-      images; None for the images as the model receives them.
+      images.
     form: format of the figures. The HTML report of a run shows only PNG files.
 
   Returns:
@@ -498,7 +482,7 @@ def save(
   drawn = all_figures(findings, photographs)
   files: dict[str, str | bytes] = {}
   for name, pages in drawn.items():
-    for number, content in enumerate(encode(pages, form)):
+    for number, content in enumerate(plotting.encode(pages, form)):
       suffix = f'_{number + 1}' if number else ''
       files[f'{name}{suffix}.{form.name}'] = content
   files['figures.npz'] = archive(findings.arrays)

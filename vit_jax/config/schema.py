@@ -63,6 +63,7 @@ MOVED = {
   'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.recorder:Figures',
   'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
   'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
+  'vit_jax.optim.optimizers:muon': 'examples.muon:muon',
 }
 
 # Keys of earlier versions, by section and its name, with the value that the
@@ -71,6 +72,7 @@ MOVED = {
 REMOVED: dict[tuple[str, str | None], dict[str, Any]] = {
   ('recovery', None): {'sdc_every': ...},
   ('checkpoint', None): {'every_minutes': ...},
+  ('schedule', None): {'cooldown_shape': 'linear', 'timescale': 10_000},
   ('objective', 'dino'): {
     'temperature_every': '1 epochs',
     'centre_momentum': 0.9,

@@ -111,12 +111,10 @@ class Evaluator:
     """
     if self._competing is None:
       self._competing = self._present()
-    results = self._setting.sweep(
+    values = self._setting.examples(
       (params, self._competing), self._source, self._values
     )
-    values = contract.joined(results)
-    usable = values['mask']
-    kept = usable & values['labelled']
+    kept = values['labelled']
     count = int(kept.sum())
     if not count:
       raise contract.no_example_error(self._source)
@@ -128,7 +126,7 @@ class Evaluator:
     if self._labels == 'label':
       metrics['nll'] = float(values['nll'][kept].mean(dtype=np.float64))
     metrics['ece'] = calibration_error(confidence, rank < 1, self._bins)
-    return metrics | {'count': count, 'left_out': int(usable.sum()) - count}
+    return metrics | {'count': count, 'left_out': len(kept) - count}
 
   def _present(self) -> Bool[np.ndarray, ' k']:
     """Returns which classes are a label of an example, without the model."""

@@ -6,7 +6,6 @@ import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -70,13 +69,7 @@ class Evaluator:
   # metrics for `checkpoint.best`
   higher_is_better = ('accuracy', 'mean_class_accuracy')
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-  ):
+  def __init__(self, setting: contract.Setting, /, *, split: str):
     """Opens the split.
 
     Args:
@@ -108,11 +101,8 @@ class Evaluator:
       UserError: there is a bad record and the reader's policy is to stop, or no
         example could be used.
     """
-    results = self._setting.sweep(params, self._source, self._predictions)
-    values = contract.joined(results)
-    labels, predictions = values['pairs'][values['mask']].T
-    if not len(labels):
-      raise contract.no_example_error(self._source)
+    values = self._setting.examples(params, self._source, self._predictions)
+    labels, predictions = values['label'], values['prediction']
     num_classes = max(self._setting.num_classes, len(self._source.class_names))
     self._counts = count_pairs(labels, predictions, num_classes)
     _, _, images, correct = self._counts
@@ -150,10 +140,12 @@ class Evaluator:
 
 
 def _predictions(predict, params: PyTree, batch: PyTree) -> dict[str, Array]:
-  """Returns label and prediction of each example, `[n, 2]`, and the mask."""
-  prediction = predict(params, batch)['logits'].argmax(axis=-1)
-  pairs = jnp.stack([batch['label'], prediction], axis=-1)
-  return {'pairs': pairs, 'mask': batch['mask']}
+  """Returns label and prediction of each example, and the mask."""
+  return {
+    'label': batch['label'],
+    'prediction': predict(params, batch)['logits'].argmax(axis=-1),
+    'mask': batch['mask'],
+  }
 
 
 def _csv(head: tuple[str, ...], lines: list[tuple]) -> str:

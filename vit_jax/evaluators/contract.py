@@ -181,6 +181,29 @@ class Setting(NamedTuple):
     while pending:
       yield fetch()
 
+  def examples(
+    self,
+    weights: PyTree,
+    source: stream.Source,
+    function: Callable[[PyTree, Batch], PyTree],
+  ) -> dict[str, np.ndarray]:
+    """Returns the results of `sweep` for all usable examples, by name.
+
+    Args:
+      weights: first argument of the function.
+      source: source of the examples.
+      function: function of weights and a batch, from `compiled`, which returns
+        arrays with a row for each example, among them `mask`.
+
+    Raises:
+      UserError: see `sweep`, or no example could be used.
+    """
+    values = joined(self.sweep(weights, source, function))
+    mask = values.pop('mask')
+    if not mask.any():
+      raise no_example_error(source)
+    return {name: array[mask] for name, array in values.items()}
+
 
 def check_head(setting: Setting) -> None:
   """Checks that the model predicts classes.

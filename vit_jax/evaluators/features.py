@@ -33,46 +33,6 @@ class Labelled(NamedTuple):
   labels: Int[np.ndarray, ' n']
 
 
-def open_pair(
-  setting: contract.Setting,
-  split: str,
-  train_split: str | None,
-  section: Section | None,
-) -> tuple[stream.Source, stream.Source]:
-  """Opens the split to fit on and the split to evaluate.
-
-  Examples that the training leaves out are not fitted on.
-
-  Args:
-    setting: setting of the run.
-    split: split to evaluate.
-    train_split: split to fit on; None for the training split of the run, or for
-      'train' of other data.
-    section: config section of other data; None for the data of the run.
-
-  Returns:
-    Source to fit on, and source to evaluate.
-
-  Raises:
-    UserError: the data or a split does not exist or is empty, or the splits
-      have examples in common, so that the evaluation would use fitted examples.
-  """
-  fit_split = train_split
-  if fit_split is None:
-    fit_split = setting.train_split if section is None else 'train'
-  train = open_split(setting, fit_split, section)
-  train = without_listed(train, setting.leave_out, strict=False)
-  test = open_split(setting, split, section)
-  common = inspection.count(train, test)
-  if common:
-    raise UserError(
-      f'{common:,} of the {len(test):,} examples of {split!r} are also in '
-      f'train_split={fit_split!r}, which is fitted: set one without them, such '
-      "as --config.evals.NAME.train_split='train[:90%]'."
-    )
-  return train, test
-
-
 def open_split(
   setting: contract.Setting, split: str, section: Section | None = None
 ) -> stream.Source:
@@ -127,11 +87,11 @@ class Extractor:
       UserError: there is a bad record and the reader's policy is to stop,
         features are not finite, or no example could be used.
     """
-    features, labels = [], []
-    for rows, kept in self.batches(weights, source):
-      features.append(rows.features[kept])
-      labels.append(rows.labels[kept])
-    examples = Labelled(np.concatenate(features), np.concatenate(labels))
+    parts = [
+      (rows.features[kept], rows.labels[kept])
+      for rows, kept in self.batches(weights, source)
+    ]
+    examples = Labelled(*map(np.concatenate, zip(*parts, strict=True)))
     if not len(examples.labels):
       raise contract.no_example_error(source)
     return examples
@@ -154,6 +114,61 @@ class Extractor:
           'checkpoint, or --config.model.dtype=float32.'
         )
       yield rows, result['mask']
+
+
+class OnFeatures:
+  """Base class of evaluators that are fitted on frozen features.
+
+  They do not use the head, and take their classes from the data.
+  """
+
+  own_classes = True
+
+  def open(
+    self,
+    setting: contract.Setting,
+    who: str,
+    split: str,
+    train_split: str | None,
+    section: Section | None,
+  ) -> None:
+    """Opens the split to fit on and the split to evaluate.
+
+    Examples that the training leaves out are not fitted on.
+
+    Args:
+      setting: setting of the run.
+      who: name of the evaluation, for messages.
+      split: split to evaluate.
+      train_split: split to fit on; None for the training split of the run, or
+        for 'train' of other data.
+      section: config section of other data; None for the data of the run.
+
+    Raises:
+      UserError: the data or a split does not exist or is empty, or the splits
+        have examples in common, so that the evaluation would use fitted
+        examples.
+    """
+    if train_split is None:
+      train_split = setting.train_split if section is None else 'train'
+    train = open_split(setting, train_split, section)
+    self._train = without_listed(train, setting.leave_out, strict=False)
+    self._test = open_split(setting, split, section)
+    self._num_classes = max(self._train.num_classes, self._test.num_classes)
+    if common := inspection.count(self._train, self._test):
+      raise UserError(
+        f'{common:,} of the {len(self._test):,} examples of {split!r} are also '
+        f'in train_split={train_split!r}, which is fitted: set one without '
+        "them, such as --config.evals.NAME.train_split='train[:90%]'."
+      )
+    self._extract = Extractor(setting, who).run
+
+  def features(self, weights: PyTree) -> tuple[Any, Any]:
+    """Returns the examples to fit on and those to evaluate, as `Labelled`."""
+    return (
+      self._extract(weights, self._train),
+      self._extract(weights, self._test),
+    )
 
 
 def own_splits(evals: Any) -> list[str]:

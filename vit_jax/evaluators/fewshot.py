@@ -11,19 +11,14 @@ from jaxtyping import Float, Int
 
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import (
-  Extractor,
-  Labelled,
-  OtherSource,
-  open_pair,
-)
+from vit_jax.evaluators.features import Labelled, OnFeatures, OtherSource
 
 PyTree = Any
 _EPSILON = 1e-5  # added to the standard deviation of a feature
 _CONSTANT = 100.0  # value of the feature that is the same for all examples
 
 
-class Evaluator:
+class Evaluator(OnFeatures):
   """Accuracy of regularized least squares on few examples of each class.
 
   Targets are -1 or 1 for each class (the paper's section 4.1, "Metrics").
@@ -32,8 +27,6 @@ class Evaluator:
   constant feature of 100 serves as the bias, the regularization is 2^10, and
   the accuracy is the mean over random draws of the examples.
   """
-
-  own_classes = True
 
   def __init__(
     self,
@@ -69,8 +62,7 @@ class Evaluator:
     for each in shots:
       check_range('shots', each, at_least=1)
     self._shots, self._num_draws, self._l2 = shots, num_draws, l2
-    self._train, self._test = open_pair(setting, split, train_split, source)
-    self._extract = Extractor(setting, 'few-shot evaluation').run
+    self.open(setting, 'few-shot evaluation', split, train_split, source)
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Computes the accuracy for each number of shots.
@@ -83,9 +75,7 @@ class Evaluator:
       UserError: a class has fewer examples than shots, or there is a bad record
         and the reader's policy is to stop.
     """
-    train = self._extract(weights, self._train)
-    test = self._extract(weights, self._test)
-    num_classes = max(self._train.num_classes, self._test.num_classes)
+    train, test = self.features(weights)
     self._check_enough(train)
     metrics = {}
     for shots in self._shots:
@@ -93,7 +83,7 @@ class Evaluator:
       for number in range(self._num_draws):
         rows = draw(train.labels, shots, number)
         few = Labelled(train.features[rows], train.labels[rows])
-        scores = fit(few, num_classes, self._l2)
+        scores = fit(few, self._num_classes, self._l2)
         predicted = scores(test.features).argmax(axis=1)
         accuracies.append((predicted == test.labels).mean())
       metrics[f'{shots}shot'] = float(np.mean(accuracies))

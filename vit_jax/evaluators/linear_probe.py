@@ -12,12 +12,7 @@ from jaxtyping import Float, Int
 
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import (
-  Extractor,
-  Labelled,
-  OtherSource,
-  open_pair,
-)
+from vit_jax.evaluators.features import Labelled, OnFeatures, OtherSource
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -64,22 +59,15 @@ class Classifier(NamedTuple):
     return correct / len(data.labels)
 
 
-def standardisation(
-  features: Float[np.ndarray, 'n d'],
-) -> tuple[Float[np.ndarray, ' d'], Float[np.ndarray, ' d']]:
-  """Returns mean and standard deviation (plus epsilon) of each feature."""
-  mean = features.mean(axis=0, dtype=np.float64)
-  squares = np.zeros(features.shape[1])
-  for rows in _blocks(len(features)):
-    squares += ((features[rows].astype(np.float64) - mean) ** 2).sum(axis=0)
-  return mean, np.sqrt(squares / len(features)) + _EPSILON
-
-
 def untrained(data: Labelled) -> Classifier:
   """Returns a classifier with zero weights for the classes of the examples."""
-  classes = np.unique(data.labels)
-  mean, scale = standardisation(data.features)
-  kernel = np.zeros((data.features.shape[1], len(classes)))
+  classes, features = np.unique(data.labels), data.features
+  mean = features.mean(axis=0, dtype=np.float64)
+  squares = np.zeros(len(mean))
+  for rows in _blocks(len(features)):
+    squares += ((features[rows].astype(np.float64) - mean) ** 2).sum(axis=0)
+  scale = np.sqrt(squares / len(features)) + _EPSILON
+  kernel = np.zeros((len(mean), len(classes)))
   return Classifier(mean, scale, kernel, np.zeros(len(classes)), classes)
 
 
@@ -199,7 +187,7 @@ def _blocks(n: int) -> Iterator[slice]:
   return (slice(start, start + _BLOCK) for start in range(0, n, _BLOCK))
 
 
-class Evaluator:
+class Evaluator(OnFeatures):
   """Accuracy of a linear classifier trained on features of the train split.
 
   Features are computed once, from images preprocessed for evaluation. The
@@ -214,8 +202,6 @@ class Evaluator:
   """
 
   higher_is_better = ('accuracy',)  # metrics for `checkpoint.best`
-
-  own_classes = True
 
   def __init__(
     self,
@@ -253,8 +239,7 @@ class Evaluator:
       raise UserError('l2 is empty: give at least one value.')
     self._l2, self._held_out, self._seed = l2, held_out, seed
     self._check = setting.check
-    self._train, self._test = open_pair(setting, split, train_split, source)
-    self._extract = Extractor(setting, 'a linear probe').run
+    self.open(setting, 'a linear probe', split, train_split, source)
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Trains the classifier and evaluates it.
@@ -266,8 +251,7 @@ class Evaluator:
       UserError: there are too few examples to hold out some, or there is a bad
         record and the reader's policy is to stop.
     """
-    train = self._extract(weights, self._train)
-    test = self._extract(weights, self._test)
+    train, test = self.features(weights)
     l2 = self._l2[0] if len(self._l2) == 1 else self._choose(train)
     classifier = self._fit(train, l2)
     return {

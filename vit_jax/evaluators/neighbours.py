@@ -7,26 +7,19 @@ from jaxtyping import Float, Int
 
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import (
-  Extractor,
-  Labelled,
-  OtherSource,
-  open_pair,
-)
+from vit_jax.evaluators.features import Labelled, OnFeatures, OtherSource
 
 PyTree = Any
 _BLOCK = 256  # evaluated examples per comparison with all training examples
 
 
-class Evaluator:
+class Evaluator(OnFeatures):
   """Accuracy of a weighted vote of the nearest training examples.
 
   Features are scaled to length 1. Each of the k neighbours with the highest
   cosine similarity s votes for its class with the weight exp(s / temperature)
   (arXiv 2104.14294, section 4.1, and its code).
   """
-
-  own_classes = True
 
   def __init__(
     self,
@@ -56,8 +49,7 @@ class Evaluator:
     for each in ks:
       check_range('ks', each, at_least=1)
     self._ks, self._temperature = ks, temperature
-    self._train, self._test = open_pair(setting, split, train_split, source)
-    self._extract = Extractor(setting, 'nearest neighbours').run
+    self.open(setting, 'nearest neighbours', split, train_split, source)
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Computes the accuracy for each number of neighbours.
@@ -69,14 +61,12 @@ class Evaluator:
       UserError: there are fewer training examples than neighbours, or there is
         a bad record and the reader's policy is to stop.
     """
-    train = self._extract(weights, self._train)
-    test = self._extract(weights, self._test)
+    train, test = self.features(weights)
     if max(self._ks) > len(train.labels):
       raise UserError(
         f'{self._train.name} has {len(train.labels)} usable examples, but '
         f'ks contains {max(self._ks)}: lower ks.'
       )
-    num_classes = max(self._train.num_classes, self._test.num_classes)
     correct = dict.fromkeys(self._ks, 0)
     for start in range(0, len(test.labels), _BLOCK):
       block = Labelled(*(part[start : start + _BLOCK] for part in test))
@@ -84,7 +74,7 @@ class Evaluator:
         train, block.features, max(self._ks), self._temperature
       )
       for k in self._ks:
-        predicted = elected(labels[:, :k], votes[:, :k], num_classes)
+        predicted = elected(labels[:, :k], votes[:, :k], self._num_classes)
         correct[k] += int((predicted == block.labels).sum())
     return {f'{k}nn': n / len(test.labels) for k, n in correct.items()}
 

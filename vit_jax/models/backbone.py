@@ -12,14 +12,9 @@ from jaxtyping import Array, Float, Key
 from vit_jax.arrays.pixels import IMAGENET, MAX_CHANNELS, NONE
 from vit_jax.config import schema
 from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.models import contract
 from vit_jax.models.attention.attention import unsupported
-from vit_jax.models.contract import (
-  Kernels,
-  Model,
-  Statistics,
-  is_symmetric,
-  symmetric,
-)
+from vit_jax.models.contract import Kernels, Model, Statistics
 from vit_jax.models.init import ZEROS, Initializer
 from vit_jax.models.layers import REMAT, head
 
@@ -59,6 +54,8 @@ class BackboneConfig:
     unroll: number of layers that are unrolled in each step of a scan; all
       layers if there are fewer.
     head_bias: initial value of the head's bias (-10 for a sigmoid loss).
+    variant: name of a set of sizes; a config key of the backbones that have
+      named sizes.
     pixels: units of the pixels, a key of `STATISTICS`; a config
       key of the backbones that support other units.
     channels: number of channels of the images, 1 to 16; 3 for RGB.
@@ -71,6 +68,7 @@ class BackboneConfig:
     UserError: a value is not allowed.
   """
 
+  variant: ClassVar[str | None] = None
   pixels: ClassVar[str] = 'symmetric'
   dtype: str = 'bfloat16'
   remat: str = 'none'
@@ -94,21 +92,19 @@ class BackboneConfig:
       UserError: they do not, or `pixels` names units of RGB pixels for images
         of another number of channels.
     """
-    for key, values in (('mean', self.mean), ('std', self.std)):
-      object.__setattr__(self, key, tuple(values))
-      if len(values) != self.channels and (self.mean or self.std):
-        raise UserError(
-          f'model.{key} is {values} and model.channels is {self.channels}: '
-          'give mean and std a number for each channel.'
-        )
-      for value in values:
-        limits = dict(at_least=0) if key == 'mean' else dict(above=0)
-        check_range(f'model.{key}', value, at_most=1, **limits)
-    if self.pixels != 'symmetric' and (self.mean or self.channels != 3):
+    mean, std = tuple(self.mean), tuple(self.std)
+    object.__setattr__(self, 'mean', mean)
+    object.__setattr__(self, 'std', std)
+    fits = len(mean) == len(std) == (self.channels if mean or std else 0)
+    fits &= all(0 <= x <= 1 for x in mean) and all(0 < x <= 1 for x in std)
+    if self.pixels != 'symmetric':
+      fits &= not mean and self.channels == 3
+    if not fits:
       raise UserError(
-        f'model.pixels is {self.pixels!r}, model.channels is {self.channels} '
-        f'and model.mean is {self.mean}: these units are for three channels '
-        "without a mean and std of their own. Set model.pixels='symmetric'."
+        f'model.channels is {self.channels}, model.mean is {mean}, model.std '
+        f'is {std} and model.pixels is {self.pixels!r}: give mean and std a '
+        "number in (0, 1] for each channel, or neither; pixels='imagenet' is "
+        'for three channels without a mean and std.'
       )
 
   @property
@@ -117,7 +113,7 @@ class BackboneConfig:
     if self.mean:
       return self.mean, self.std
     if self.pixels == 'symmetric':
-      return symmetric(self.channels)
+      return contract.symmetric(self.channels)
     return STATISTICS[self.pixels]
 
   def check_choices(self, **choices: Iterable[str]) -> None:
@@ -152,10 +148,17 @@ class BackboneConfig:
       UserError: it does not divide the width.
     """
     if width % num_heads:
-      raise UserError(
-        f'model.width is {width} and model.num_heads is {num_heads}: '
-        'num_heads must divide width.'
-      )
+      raise self.conflict('num_heads must divide width', 'width', 'num_heads')
+
+  def conflict(self, advice: str, *keys: str) -> UserError:
+    """Returns the error for keys whose values exclude each other.
+
+    Args:
+      advice: what to do, the end of the message.
+      *keys: names of the keys.
+    """
+    values = [f'model.{key} is {getattr(self, key)!r}' for key in keys]
+    return UserError(f'{" and ".join(values)}: {advice}.')
 
   def check_sizes(self, *keys: str) -> None:
     """Checks that the values of keys can be sizes of an array.
@@ -166,32 +169,31 @@ class BackboneConfig:
     self.check_range(*keys, at_least=1, at_most=MAX_SIZE)
 
   def complete(
-    self, keys: Iterable[str], sizes: Mapping[str, Any], example: str
+    self, keys: Iterable[str], variants: Mapping[str, Mapping[str, Any]]
   ) -> None:
     """Replaces sizes that are None by the sizes of the variant.
 
     Args:
       keys: keys of all sizes.
-      sizes: sizes of the variant by key, or {} without a variant.
-      example: name of a variant, for the error message.
+      variants: sizes by key of each variant.
 
     Raises:
-      UserError: a size is neither given nor determined by the variant.
+      UserError: the variant is unknown, or a size is neither given nor
+        determined by it.
     """
-    missing = []
+    sizes: Mapping[str, Any] = {}
+    if self.variant is not None:
+      check_choice('model.variant', self.variant, variants)
+      sizes = variants[self.variant]
     for key in keys:
-      value = getattr(self, key)
-      if value is None:
-        value = sizes.get(key)
-      if value is None:
-        missing.append(key)
-      # The dataclass is frozen, but it is still being initialized.
-      object.__setattr__(self, key, value)
-    if missing:
+      if getattr(self, key) is None:
+        # The dataclass is frozen, but it is still being initialized.
+        object.__setattr__(self, key, sizes.get(key))
+    if missing := [key for key in keys if getattr(self, key) is None]:
       raise UserError(
-        f'the model lacks {", ".join(missing)}: set model.variant (for '
-        f'example {example!r}) or set these sizes. Fine-tuning takes them from '
-        'the weights that it starts from: python -m vit_jax.finetune.'
+        f'the model lacks {", ".join(missing)}: set these sizes, or a '
+        f'model.variant such as {next(iter(variants))!r}. Fine-tuning takes '
+        'them from the weights: python -m vit_jax.finetune.'
       )
 
   @property
@@ -214,9 +216,8 @@ class Backbone(nn.Module, Model):
   """Base class of the backbones; satisfies `models.contract.Model`.
 
   A subclass defines `_predict`, `determined` and, where the defaults do not
-  fit, `outputs`, `stages_method`, `title` and `attention_by`. The keys of its
-  config are readable as attributes of the model: `model.width` is
-  `model.config.width`.
+  fit, `outputs` and `attention_by`. The keys of its config are readable as
+  attributes of the model: `model.width` is `model.config.width`.
 
   Attributes:
     num_classes: number of outputs of the head; 0 for a model without a head.
@@ -229,8 +230,6 @@ class Backbone(nn.Module, Model):
   determined = ()  # keys of the config that the parameters determine
   adopted = ()  # keys of `options`
   outputs = ('tokens',)  # names that `want` may contain
-  stages_method = ''  # method that returns the maps of all stages
-  title = 'This model'  # name of the model in error messages
 
   def __getattr__(self, name: str) -> Any:
     # Python calls this method only for names that are not found otherwise.
@@ -272,25 +271,16 @@ class Backbone(nn.Module, Model):
       UserError: the images have a wrong dtype, shape or size, or the model
         does not have a result named in `want`.
     """
-    self._check_wanted(want)
+    if missing := [name for name in want if name not in self.outputs]:
+      raise UserError(
+        f'the model {type(self).__name__} has no {" or ".join(missing)}; '
+        f'allowed in want: {", ".join(self.outputs)}.'
+      )
     outputs = self._predict(self._input(images), key, want)
     return {
       name: outputs[name].astype(jnp.float32)
       for name in ('features', 'logits', *want)
     }
-
-  @nn.nowrap
-  def _check_wanted(self, want: tuple[str, ...]) -> None:
-    """Checks that the model has the results named in `want`."""
-    if missing := [name for name in want if name not in self.outputs]:
-      stages = (
-        f' The method {self.stages_method!r} returns the maps of its stages, '
-        'whose shapes differ.'
-      )
-      raise UserError(
-        f'{self.title} has no {" or ".join(missing)}; allowed in want: '
-        f'{", ".join(self.outputs)}.{stages if self.stages_method else ""}'
-      )
 
   @nn.nowrap
   def _input(self, images: UncheckedImages) -> Images:
@@ -385,14 +375,10 @@ class Backbone(nn.Module, Model):
       image_size: (height, width), pixels.
     """
     by = self.attention_by(image_size)
-    used = [name for name in by if by[name] != 'XLA']
-    if not by:
-      return 'XLA'
-    if missing := unsupported(self.config.attention_needs):
+    if by and (missing := unsupported(self.config.attention_needs)):
       return f'attention by XLA: kernels do not support {" and ".join(missing)}'
-    text = f'attention by {by[used[0]] if used else "XLA"}'
-    stages = f' in stages {", ".join(used)}' if used and len(by) > 1 else ''
-    return text + stages
+    used = ' and '.join(sorted({*by.values()}))
+    return f'attention by {used}' if by else 'XLA'
 
   @property
   def reference(self) -> Any:
@@ -454,15 +440,10 @@ def whole_patches(
   fits = drop or (rows % side == 0 and columns % side == 0)
   if min(rows, columns) < side or not fits:
     height, width = image_size
-    of_map = f' (a map of {rows}x{columns} positions)' if stride > 1 else ''
-    hint = (
-      ", or set model.remainder='drop' to drop the last rows and columns, as "
-      'the VALID convolution of the official code does'
-    )
+    hint = ", or set model.remainder='drop'" if drop is False else ''
     raise UserError(
-      f'an image of {height}x{width} pixels{of_map} is not divisible by the '
-      f'patch size {side}: use multiples of {side * stride} pixels'
-      f'{hint if drop is False else ""}.'
+      f'an image of {height}x{width} pixels does not consist of patches of '
+      f'{side * stride} pixels: use multiples of {side * stride} pixels{hint}.'
     )
   return rows // side, columns // side
 
@@ -499,7 +480,7 @@ def scaled(
     statistics: mean and std of each channel of pixels in [0, 1], by which the
       images are normalized.
   """
-  if is_symmetric(statistics):
+  if contract.is_symmetric(statistics):
     return images
   mean, std = (np.asarray(values, np.float32) for values in statistics)
   # Computed in float32; only the embedding rounds the result to bfloat16.

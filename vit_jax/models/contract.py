@@ -1,11 +1,12 @@
 """Interface between the framework and its models."""
 
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError
 
@@ -98,6 +99,10 @@ class Model(Protocol):
   Images are float `[n, y, x, channels]` in [-1, 1].
 
   Attributes:
+    init: method `init(key, images)`, which returns `{'params': initial
+      parameters}` for images of this shape.
+    apply: method `apply(variables, *args, method=None, **kwargs)`, which
+      returns the logits of `(images, key=None)`, or the result of a method.
     num_classes: number of outputs of the head; 0 for no head.
     channels: number of channels of the images; 3 for RGB.
     normalization: mean and standard deviation of each channel of pixels in
@@ -123,6 +128,8 @@ class Model(Protocol):
       kernels of its own on the devices of the current mesh.
   """
 
+  init: Callable[..., dict[str, PyTree]]
+  apply: Callable[..., Any]
   num_classes: int
   channels: int = 3
   normalization: Statistics = symmetric(3)
@@ -131,36 +138,14 @@ class Model(Protocol):
   sized: tuple[str, ...] = ()
   sharding_rules: tuple[tuple[str, int], ...] = ()
   apart: tuple[str, ...] = ()
+  architecture: Mapping[str, Any] = types.MappingProxyType({})
+  options: Mapping[str, Any] = types.MappingProxyType({})
   kernels: 'Kernels | None' = None
-
-  @property
-  def architecture(self) -> dict[str, Any]:
-    """Keys that the parameters determine; {} if there are none."""
-    return {}
-
-  @property
-  def options(self) -> dict[str, Any]:
-    """Keys that are taken from the weights; {} if there are none."""
-    return {}
 
   @property
   def reference(self) -> Any:
     """The model itself, if it has no kernels."""
     return self
-
-  def init(self, key: Key[Array, ''], images: Any) -> dict[str, PyTree]:
-    """Returns `{'params': initial parameters}` for images of this shape."""
-    ...
-
-  def apply(
-    self,
-    variables: dict[str, PyTree],
-    *args: Any,
-    method: str | Callable[..., Any] | None = None,
-    **kwargs: Any,
-  ) -> Any:
-    """Returns the logits of `(images, key=None)`, or the result of a method."""
-    ...
 
   def check(self, image_size: Size) -> None:
     """Checks that images can have this size.
@@ -249,14 +234,9 @@ class Stem(Protocol):
     sharding_rules: pairs as in `Model.sharding_rules`.
   """
 
-  @property
-  def stride(self) -> int: ...
-
-  @property
-  def section(self) -> dict[str, Any]: ...
-
-  @property
-  def sharding_rules(self) -> tuple[tuple[str, int], ...]: ...
+  stride: int
+  section: dict[str, Any]
+  sharding_rules: tuple[tuple[str, int], ...]
 
   def __call__(
     self, images: Float[Array, 'n y x c']

@@ -35,11 +35,6 @@ def torch_bias(inputs: int) -> Initializer:
   return uniform
 
 
-def _zero_bias(inputs: int) -> Initializer:
-  del inputs
-  return ZEROS
-
-
 class Init(NamedTuple):
   """Initializers of a Vision Transformer.
 
@@ -60,7 +55,7 @@ class Init(NamedTuple):
   mlp_bias: Initializer = nn.initializers.normal(1e-6)
   cls: Initializer = ZEROS
   embedding: Initializer = _LECUN
-  embedding_bias: Callable[[int], Initializer] = _zero_bias
+  embedding_bias: Callable[[int], Initializer] = lambda inputs: ZEROS
   pre_logits: Initializer = _LECUN
   head: Initializer = nn.initializers.zeros
 

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vit_jax.config import schema
-from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.models.backbone import DTYPES
+from vit_jax.errors import UserError
 from vit_jax.models.init import NORMAL
-from vit_jax.models.layers import REMAT, Linear
+from vit_jax.models.layers import Linear
 from vit_jax.models.positions import sincos2d
 from vit_jax.models.vit import SHARDING_RULES, Config, Encoder, ViT
 
@@ -121,26 +120,20 @@ def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
   Raises:
     UserError: a number is out of range, or a choice is unknown.
   """
-  sizes: dict[str, Any] = dict(
-    width=width, depth=depth, num_heads=num_heads, mlp_dim=mlp_dim
-  )
-  where = 'objective.decoder'
-  for key, size in (sizes | dict(unroll=unroll)).items():
-    check_range(f'{where}.{key}', size, at_least=1)
-  if width % num_heads or width % 4:
-    raise UserError(
-      f'{where}.width is {width} and {where}.num_heads is {num_heads}: '
-      'num_heads and 4 must divide width.'
+  try:
+    config = Config(
+      patch_size=1,
+      width=width,
+      depth=depth,
+      num_heads=num_heads,
+      mlp_dim=mlp_dim,
+      gelu='exact',
+      position='sincos2d_mae',
+      start_values='mae',
+      dtype=dtype,
+      remat=remat,
+      unroll=unroll,
     )
-  check_choice(f'{where}.dtype', dtype, DTYPES)
-  check_choice(f'{where}.remat', remat, REMAT)
-  config = Config(
-    patch_size=1,
-    gelu='exact',
-    start_values='mae',
-    dtype=dtype,
-    remat=remat,
-    unroll=unroll,
-    **sizes,
-  )
+  except UserError as error:  # the message names the keys of a model
+    raise UserError(f'objective.decoder: {error}') from error
   return MaskedDecoder(outputs, config)

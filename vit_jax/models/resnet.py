@@ -18,7 +18,6 @@ The official implementations differ in several ways:
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Key
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import check_range
 from vit_jax.models import backbone, xla
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
 from vit_jax.models.init import ZEROS, Initializer
@@ -47,6 +46,11 @@ DEPTHS = {
   101: (3, 4, 23, 3),
   152: (3, 8, 36, 3),
   200: (3, 24, 36, 3),  # "Identity Mappings", arXiv 1603.05027, appendix
+}
+VARIANTS = {
+  f'R{size}x{factor}': dict(depths=depths, width_factor=factor)
+  for size, depths in DEPTHS.items()
+  for factor in (1, 2, 3, 4)
 }
 SIZES = ('depths', 'width_factor')
 WIDTH = 64  # inner channels of the units of the first stage at width factor 1
@@ -426,7 +430,7 @@ class Config(backbone.BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(SIZES, _of_variant(self.variant), 'R50x1')
+    self.complete(SIZES, VARIANTS)
     object.__setattr__(self, 'depths', tuple(self.depths))
     check_depths('model.depths', self.depths, at_least=1)
     self.check_range('width_factor', at_least=1, at_most=_MAX_WIDTH_FACTOR)
@@ -443,8 +447,6 @@ class ResNet(Backbone):
 
   config: Config
 
-  stages_method = 'maps'
-  title = 'A ResNet'
   determined = SIZES
   sharding_rules = (*SHARDING_RULES, (r'head/(kernel|bias)', -1))
 
@@ -487,20 +489,6 @@ class ResNet(Backbone):
       x = stage(x)
       maps.append(x)
     return maps
-
-
-def _of_variant(variant: str | None) -> dict[str, Any]:
-  """Returns depths and width factor of a variant, or {} for None."""
-  if variant is None:
-    return {}
-  match = re.fullmatch(r'R(\d+)x([1-4])', variant)
-  if match is None or int(match[1]) not in DEPTHS:
-    raise UserError(
-      f'model.variant is {variant!r}; allowed: one of '
-      f'{"|".join(f"R{depth}" for depth in DEPTHS)}, x and a width factor of 1 '
-      'to 4, such as R50x1.'
-    )
-  return dict(depths=DEPTHS[int(match[1])], width_factor=int(match[2]))
 
 
 def stride_of(depths: Sequence[int]) -> int:

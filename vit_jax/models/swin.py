@@ -15,24 +15,13 @@ from jaxtyping import Array, Float, Int, Key, Shaped
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError
 from vit_jax.models import backbone, layers, positions, vit, xla
-from vit_jax.models.attention.attention import (
-  IMPLEMENTATIONS,
-  attend_by_kernels,
-  choose,
-)
+from vit_jax.models.attention import attention
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
 from vit_jax.models.contract import Leaves
 from vit_jax.models.init import INIT
-from vit_jax.models.layers import (
-  Linear,
-  Mlp,
-  cut_patches,
-  drop_path,
-  scanned,
-  sized_parameter,
-)
+from vit_jax.models.layers import Linear, Mlp
 
 Grid = tuple[int, int]
 Tokens = Float[Array, 'n t d']
@@ -54,19 +43,6 @@ LayerNorm = functools.partial(layers.LayerNorm, epsilon=LN_EPSILON)
 NORMAL = INIT['trunc_normal'].matrix
 _TABLE = 'attention/bias_table'
 _MASKED = -100.0  # added to logits of tokens from opposite edges of the map
-
-
-def of_variant(variant: str | None) -> dict[str, Any]:
-  """Returns the sizes of a variant, or {} for None.
-
-  Raises:
-    UserError: the variant is unknown.
-  """
-  if variant is None:
-    return {}
-  if variant not in SIZES:
-    raise UserError(f'model.variant is {variant!r}; {closest(variant, SIZES)}.')
-  return SIZES[variant]
 
 
 @schema.operational('remat', 'unroll', 'attention')
@@ -117,13 +93,13 @@ class Config(backbone.BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(NAMES, of_variant(self.variant), 'T')
+    self.complete(NAMES, SIZES)
     object.__setattr__(self, 'depths', tuple(self.depths))
     self.check_sizes('width', 'num_heads', 'window_size')
     self.check_choices(
       window_rule=RULES,
       pixels=backbone.STATISTICS,
-      attention=IMPLEMENTATIONS,
+      attention=attention.IMPLEMENTATIONS,
     )
     self.check_range('drop_path', at_least=0, below=1)
     self.check_heads(self.width, self.num_heads)
@@ -146,7 +122,7 @@ class Config(backbone.BackboneConfig):
       stage: index of the stage, from 0.
       side: side of a window in tokens.
     """
-    return choose(
+    return attention.choose(
       self.attention,
       side**2,
       self.num_heads * 2**stage,
@@ -203,20 +179,19 @@ class Windows(NamedTuple):
       UserError: timm would use windows that are not square.
     """
     rows, columns = grid
-    largest = min(grid)
-    if rule == 'authors':
-      shift = size // 2 if shifted and largest > size else 0
-      return cls(rows, columns, min(size, largest), (shift, shift))
-    if largest < size and rows != columns:
+    if rule == 'timm' and min(grid) < size and rows != columns:
       raise UserError(
         f"model.window_rule='timm' does not support a feature map of {rows}x"
         f'{columns} tokens with model.window_size={size}: timm uses windows of '
         f'{min(rows, size)}x{min(columns, size)} tokens for it, and only '
         'square windows are supported. Use square or larger images.'
       )
-    size = min(size, largest)
-    down, right = (size // 2 if shifted and n > size else 0 for n in grid)
-    return cls(rows, columns, size, (down, right), pad_after_shift=True)
+    larger = [side > size for side in grid]
+    if rule == 'authors':  # they shift both sides or none
+      larger = [all(larger)] * 2
+    down, right = (size // 2 if shifted and each else 0 for each in larger)
+    size = min(size, *grid)
+    return cls(rows, columns, size, (down, right), rule == 'timm')
 
   @property
   def padded(self) -> tuple[int, int]:
@@ -243,7 +218,10 @@ class Windows(NamedTuple):
       x = self._pad(self._roll(x, -1))
     else:
       x = self._roll(self._pad(x), -1)
-    return self._windows(x)
+    n, rows, columns, width = x.shape
+    x = x.reshape(n, rows // self.size, self.size, -1, self.size, width)
+    x = x.swapaxes(2, 3)  # [n, rows, columns of windows, size, size, d]
+    return x.reshape(n, -1, self.size**2, width)
 
   def _pad(self, x: Float[Array, 'n y x d']) -> Float[Array, 'n py px d']:
     below, right = (
@@ -261,12 +239,6 @@ class Windows(NamedTuple):
       return x
     down, right = self.shift
     return jnp.roll(x, (sign * down, sign * right), axis=(1, 2))
-
-  def _windows(self, x: Float[Array, 'n y x d']) -> Float[Array, 'n w s d']:
-    n, rows, columns, width = x.shape
-    x = x.reshape(n, rows // self.size, self.size, -1, self.size, width)
-    x = x.swapaxes(2, 3)  # [n, rows, columns of windows, size, size, d]
-    return x.reshape(n, -1, self.size**2, width)
 
   def join(self, windows: Float[Array, 'n w s d']) -> Float[Array, 'n t d']:
     """Joins windows to a map; the inverse of `cut`.
@@ -356,14 +328,14 @@ def resize_bias(
   Reference: section 3.2, "Relative position bias", and the authors' code:
   half-pixel centers, no antialiasing, edges repeated.
   """
-  layers, rows, heads = table.shape
+  depth, rows, heads = table.shape
   old, new = 2 * window_of(rows) - 1, 2 * size - 1
   if old == new:
     return np.asarray(table, np.float32)
-  maps = np.asarray(table, np.float64).reshape(layers, old, old, heads)
+  maps = np.asarray(table, np.float64).reshape(depth, old, old, heads)
   weights = positions.cubic(old, new)
   maps = np.einsum('yi,xj,lijh->lyxh', weights, weights, maps)
-  return maps.reshape(layers, new**2, heads).astype(np.float32)
+  return maps.reshape(depth, new**2, heads).astype(np.float32)
 
 
 # Layers
@@ -403,35 +375,21 @@ class WindowAttention(nn.Module):
       for part in ('query', 'key', 'value')
     ]
     shape = (2 * side - 1) ** 2, num_heads
-    table = jnp.asarray(sized_parameter(self, 'bias_table', NORMAL, shape))
+    table = jnp.asarray(
+      layers.sized_parameter(self, 'bias_table', NORMAL, shape)
+    )
     bias = table[bias_index(side)].transpose(2, 0, 1)  # [h, s, s]
     mask = self.windows.mask()
     if fused:
-      y = attend_by_kernels(dense_layers, x, num_heads, bias, mask)
+      y = attention.attend_by_kernels(dense_layers, x, num_heads, bias, mask)
     else:
-      inputs = [checkpoint_name(layer(x), layer.name) for layer in dense_layers]
       bias = bias[None]
       if mask is not None:
         bias = bias + mask[:, None]  # [w, h, s, s]
-      y = checkpoint_name(_attend(*inputs, bias), 'attended')
+      inputs = (layer(x) for layer in dense_layers)
+      y = attention.relative_attention(*inputs, relative=None, bias=bias)
     y = dense((width,), inputs=heads, model_dim=-3, name='out')(y)
     return self.windows.join(y)
-
-
-@jax.checkpoint  # the weights are the largest arrays; they are recomputed
-def _attend(
-  query: Float[Array, 'n w q h c'],
-  key: Float[Array, 'n w k h c'],
-  value: Float[Array, 'n w k h c'],
-  bias: Float[Array, '#w h q k'],
-) -> Float[Array, 'n w q h c']:
-  """Computes softmax(q·k / √c + bias) v, with logits and softmax in float32."""
-  query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-  wide = dict(preferred_element_type=jnp.float32)
-  logits = jnp.einsum('nwqhc,nwkhc->nwhqk', query, key, **wide)
-  weights = jax.nn.softmax(logits + bias).astype(value.dtype)
-  y = jnp.einsum('nwhqk,nwkhc->nwqhc', weights, value, **wide)
-  return y.astype(value.dtype)
 
 
 class Block(nn.Module):
@@ -458,7 +416,7 @@ class Block(nn.Module):
       keys = list(jax.random.split(per_layer['key'], 2))
 
     def branch(y: Array, key: Array | None):
-      return y if rate is None else drop_path(y, rate, key)
+      return y if rate is None else layers.drop_path(y, rate, key)
 
     x = xla.stored(sharding.constrain(x, sharding.BATCH, None, None))
     y = LayerNorm(dtype, name='norm1')(x)
@@ -544,7 +502,7 @@ class Stage(nn.Module):
     """
     config, depth = self.config, self.config.depths[self.index]
     pairs = depth // 2
-    scan = scanned(
+    scan = layers.scanned(
       Pair, pairs, remat=config.remat, saved=vit.SAVED, unroll=config.unroll
     )(config, self.index, self.grid, want_layers, name='layers')
     # The scan steps over pairs, so keys and rates are grouped in twos.
@@ -607,8 +565,6 @@ class Swin(Backbone):
 
   config: Config
 
-  stages_method = 'stages'
-  title = 'A Swin'
   determined = (*NAMES, 'window_rule')
   adopted = ('window_size',)  # fine-tuning may enlarge it
   gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
@@ -669,34 +625,24 @@ class Swin(Backbone):
     config = self.config
     _, height, width, _ = images.shape
     grids = self.grids((height, width))
-    x, after, first = self._embed(images), [], 0
-    per_layer = self._per_layer(key)
+    x = layers.cut_patches(images, grids[0], (PATCH_SIZE, PATCH_SIZE))
+    x, after, first = self.embedding_norm(self.embedding(x)), [], 0
+    per_layer = {}  # keys and drop-path rates of all blocks
+    if key is not None and config.drop_path:
+      count = sum(config.depths)
+      # Rates grow over the blocks of all stages, not within each stage.
+      rates = jnp.linspace(0.0, config.drop_path, count)
+      per_layer = {'key': jax.random.split(key, count), 'rate': rates}
     for i, (depth, grid) in enumerate(zip(config.depths, grids, strict=True)):
       stage = Stage(config, i, grid, name=f'stage{i + 1}')
       # Keys and rates of the blocks of this stage.
       own = {k: leaf[first : first + depth] for k, leaf in per_layer.items()}
-      x, layers = stage(x, own, want_layers)
-      after.append(layers)
+      x, per_block = stage(x, own, want_layers)
+      after.append(per_block)
       first += depth
       if i + 1 < len(grids):
         x = Merge(grid, config.compute_dtype, name=f'merge{i + 1}')(x)
     return self.norm(x), after
-
-  def _embed(self, images: Images) -> Tokens:
-    """Returns the normalized tokens of patches."""
-    _, height, width, _ = images.shape
-    grid, *_ = self.grids((height, width))
-    x = cut_patches(images, grid, (PATCH_SIZE, PATCH_SIZE))
-    return self.embedding_norm(self.embedding(x))
-
-  def _per_layer(self, key: Key[Array, ''] | None) -> dict[str, Array]:
-    """Returns keys and drop-path rates of all blocks; {} for evaluation."""
-    if key is None or not self.config.drop_path:
-      return {}
-    depth = sum(self.config.depths)
-    # Rates grow over the blocks of all stages, not within each stage.
-    rates = jnp.linspace(0.0, self.config.drop_path, depth)
-    return {'key': jax.random.split(key, depth), 'rate': rates}
 
   @nn.nowrap
   def grids(self, image_size: Grid) -> list[Grid]:

@@ -25,35 +25,15 @@ from jaxtyping import Array, Float, Key, Shaped
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
-from vit_jax.errors import UserError, check_choice
-from vit_jax.models import backbone, positions, xla
-from vit_jax.models.attention.attention import (
-  BIASES,
-  IMPLEMENTATIONS,
-  Attention,
-  choose,
-)
-from vit_jax.models.attention.attention import SAVED as SAVED_IN_ATTENTION
+from vit_jax.errors import UserError
+from vit_jax.models import backbone, layers, positions, xla
+from vit_jax.models.attention import attention as attention_lib
+from vit_jax.models.attention.attention import Attention, choose
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
 from vit_jax.models.contract import WANTED, Leaves, Masked, Patches, Size
 from vit_jax.models.init import INIT, NORMAL, Init
-from vit_jax.models.layers import (
-  ACTIVATIONS,
-  EPSILON,
-  NORMS,
-  Linear,
-  Mlp,
-  cut_patches,
-  drop_path,
-  dropout,
-  scaled,
-  scanned,
-)
-from vit_jax.models.positions import (
-  NO_POSITION,
-  Position,
-  PositionEmbedding,
-)
+from vit_jax.models.layers import Linear, Mlp
+from vit_jax.models.positions import NO_POSITION, Position, PositionEmbedding
 
 Tokens = Float[Array, 'n t d']
 LearnedFor = tuple[tuple[int, int] | None, float]
@@ -68,36 +48,29 @@ SIZES = {
   'H': dict(width=1280, depth=32, mlp_dim=5120, num_heads=16),
   'g': dict(width=1408, depth=40, mlp_dim=6144, num_heads=16),
 }
-PATCH_SIZES = (8, 14, 16, 32)
-# Hybrids, by the parts of the name before "+" and after "/": units of each
-# stage of the stem, and side of a patch on its map. As in the official code,
-# R+Ti/16 has patches of 8x8 on a map of stride 4, which makes 32 pixels.
-STEMS = {
-  ('R50', '16'): ((3, 4, 9), 1),
-  ('R50', '32'): ((3, 4, 6, 3), 1),
-  ('R26', '32'): ((2, 2, 2, 2), 1),
-  ('R', '16'): ((), 8),
+# Side of a patch and stem, by the parts of a variant's name before and after
+# the size. As in the official code, R+Ti/16 has patches of 8x8 on a map of
+# stride 4, which makes 32 pixels.
+EMBEDDINGS: dict[tuple[str, str], dict[str, Any]] = {
+  ('', '/8'): dict(patch_size=8),
+  ('', '/14'): dict(patch_size=14),
+  ('', '/16'): dict(patch_size=16),
+  ('', '/32'): dict(patch_size=32),
+  ('R50+', '/16'): dict(patch_size=1, stem=dict(depths=(3, 4, 9))),
+  ('R50+', '/32'): dict(patch_size=1, stem=dict(depths=(3, 4, 6, 3))),
+  ('R26+', '/32'): dict(patch_size=1, stem=dict(depths=(2, 2, 2, 2))),
+  ('R+', '/16'): dict(patch_size=8, stem=dict(depths=())),
 }
-# Units of the stages of each hybrid
-HYBRIDS = {
-  f'{stem}+{size}/{patch}': depths
-  for (stem, patch), (depths, _) in STEMS.items()
-  for size in SIZES
-}
-VARIANTS = {
-  f'{size}/{patch}': dict(patch_size=patch, **SIZES[size])
-  for size in SIZES
-  for patch in PATCH_SIZES
-} | {
-  f'{stem}+{size}/{patch}': dict(patch_size=side, **SIZES[size])
-  for (stem, patch), (_, side) in STEMS.items()
+VARIANTS: dict[str, dict[str, Any]] = {
+  f'{stem}{size}{patch}': SIZES[size] | embedding
+  for (stem, patch), embedding in EMBEDDINGS.items()
   for size in SIZES
 }
 NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
-POOLS_WITHOUT_CLASS_TOKEN = ('gap', 'max', 'avgmax', 'map')
+POOLS = ('token', 'token_gap', 'gap', 'max', 'avgmax', 'map')
 STEM = Nested('vit_jax.models.{name}:Stem')
 # Names of the arrays that `remat='dots'` keeps.
-SAVED = (*SAVED_IN_ATTENTION, 'statistics', 'middle', 'hidden')
+SAVED = (*attention_lib.SAVED, 'statistics', 'middle', 'hidden')
 # Heads and hidden units are split over the mesh axis `model`.
 SHARDING_RULES = (
   (r'attention/(query|key|value)/(kernel|bias)', -2),
@@ -105,20 +78,6 @@ SHARDING_RULES = (
   (r'mlp/fc1/(kernel|bias)', -1),
   (r'mlp/fc2/kernel', -2),
 )
-
-
-def of_variant(variant: str | None) -> dict[str, int]:
-  """Returns the sizes of a variant such as 'L/16', or {} for None.
-
-  The patch size of a hybrid such as 'R50+B/16' refers to the stem's map.
-
-  Raises:
-    UserError: the variant is unknown.
-  """
-  if variant is None:
-    return {}
-  check_choice('model.variant', variant, VARIANTS)
-  return VARIANTS[variant]
 
 
 @schema.operational('remat', 'unroll', 'attention')
@@ -279,7 +238,7 @@ class Config(backbone.BackboneConfig):
   gated: bool = False
   # Norms
   norm: str = 'layer'
-  norm_eps: float = EPSILON
+  norm_eps: float = layers.EPSILON
   patch_norm: bool = False
   pre_norm: bool = False
   post_norm: bool = False
@@ -316,20 +275,22 @@ class Config(backbone.BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(NAMES, of_variant(self.variant), 'B/16')
-    if self.stem is None and self.variant in HYBRIDS:
-      stem = dict(name='resnet', depths=HYBRIDS[self.variant])
+    self.complete(NAMES, VARIANTS)
+    of_variant = VARIANTS.get(self.variant or '', {})
+    if self.stem is None and 'stem' in of_variant:
+      stem = {'name': 'resnet'} | of_variant['stem']
       object.__setattr__(self, 'stem', stem)
     self.check_choices(
-      pool=(*POOLS_WITHOUT_CLASS_TOKEN, 'token', 'token_gap'),
-      gelu=ACTIVATIONS,
-      norm=NORMS,
-      qkv_bias=BIASES,
+      pool=POOLS,
+      gelu=layers.ACTIVATIONS,
+      norm=layers.NORMS,
+      qkv_bias=attention_lib.BIASES,
+      position=positions.KINDS,
       rope=positions.ROTATIONS,
       remainder=('error', 'drop'),
       start_values=INIT,
       pixels=backbone.STATISTICS,
-      attention=IMPLEMENTATIONS,
+      attention=attention_lib.IMPLEMENTATIONS,
     )
     self.check_sizes(*NAMES)
     rates = 'dropout', 'drop_path', 'drop_path_first'
@@ -338,11 +299,11 @@ class Config(backbone.BackboneConfig):
     self.check_range('layer_scale', 'registers', 'rope_offset', at_least=0)
     self.check_range('rope_base', 'rope_registers', above=1)
     self.check_range('map_heads', 'map_mlp_dim', 'rope_grid', at_least=1)
-    self._check_combinations()
-    self._check_positions()
+    self.check_heads(self.width, self.num_heads)
     allowed = positions.KINDS[self.position]
     if self.position_at is None and allowed:
       object.__setattr__(self, 'position_at', allowed[0])
+    self._check_combinations()
     if self.stem is not None:
       # Built once: Flax does not allow it inside of another module.
       constructor = STEM.constructor(self.stem['name'])
@@ -383,7 +344,7 @@ class Config(backbone.BackboneConfig):
   def new_norm(self) -> Callable[..., Any]:
     """Constructor of a norm; the keyword `name` is that of the module."""
     return functools.partial(
-      NORMS[self.norm], self.compute_dtype, self.norm_eps
+      layers.NORMS[self.norm], self.compute_dtype, self.norm_eps
     )
 
   @property
@@ -429,79 +390,46 @@ class Config(backbone.BackboneConfig):
     )
 
   def _check_combinations(self) -> None:
-    self.check_heads(self.width, self.num_heads)
+    """Checks that keys do not exclude each other."""
+    kind, pool = self.position, self.pool
     if self.drop_path_first and not self.drop_path:
-      raise UserError(
-        f'model.drop_path_first is {self.drop_path_first} and model.drop_path '
-        'is 0: set both.'
-      )
-    for key, is_set, pools in (
-      ('class_token', self.class_token is False, POOLS_WITHOUT_CLASS_TOKEN),
-      ('distilled', self.distilled, ('token',)),
-      ('fc_norm', self.fc_norm, ('token', 'gap', 'max', 'avgmax')),
-    ):
-      if is_set and self.pool not in pools:
-        raise UserError(
-          f'model.pool is {self.pool!r} and model.{key} is '
-          f'{getattr(self, key)}, which allows model.pool='
-          f'{" or ".join(map(repr, pools))}: change one of them.'
-        )
-    if self.distilled and (self.pre_logits or self.fc_norm):
-      raise UserError(
-        'model.distilled has a head for each of its tokens: set '
-        'model.pre_logits=False and model.fc_norm=False.'
-      )
+      raise self.conflict('set both', 'drop_path', 'drop_path_first')
+    if self.class_token is False and pool in ('token', 'token_gap'):
+      raise self.conflict('change one of them', 'pool', 'class_token')
+    if self.fc_norm and pool in ('token_gap', 'map'):
+      raise self.conflict("set model.pool='gap'", 'pool', 'fc_norm')
+    # Each token of a distilled model has a head.
+    if self.distilled and (pool != 'token' or self.pre_logits or self.fc_norm):
+      advice = "set model.pool='token', pre_logits=False and fc_norm=False"
+      keys = 'distilled', 'pool', 'pre_logits', 'fc_norm'
+      raise self.conflict(advice, *keys)
+    # Such weights could not be converted to pixels in [-1, 1]: a stem pads its
+    # input with zeros, which mean another color in other units.
     if self.stem is not None and self.pixels != 'symmetric':
-      # Such weights could not be converted to pixels in [-1, 1]: a stem pads
-      # its input with zeros, which mean another color in other units.
-      raise UserError(
-        f'model.pixels is {self.pixels!r}, but a stem receives pixels in '
-        "[-1, 1]: set model.pixels='symmetric'."
-      )
-
-  def _check_positions(self) -> None:
-    kind, at = self.position, self.position_at
-    check_choice('model.position', kind, positions.KINDS)
+      raise self.conflict("set model.pixels='symmetric'", 'pixels', 'stem')
     places = positions.KINDS[kind]
-    if at is not None and at not in places:
-      raise UserError(
-        f'model.position_at is {at!r} and model.position is {kind!r}; '
-        f'allowed: {", ".join(places) or "no position_at"}.'
-      )
+    if self.position_at not in (places or (None,)):
+      allowed = f'allowed: {", ".join(places) or "no position_at"}'
+      raise self.conflict(allowed, 'position_at', 'position')
     if not places and kind != 'none' and not self.rotary:
-      raise UserError(
-        f'model.position is {kind!r}, which acts nowhere: give its row in '
-        '`positions.KINDS` the values of position_at.'
-      )
+      advice = 'it acts nowhere: give its row in positions.KINDS places'
+      raise self.conflict(advice, 'position')
     if not self.prefix_positions and kind != 'learned':
-      raise UserError(
-        'model.prefix_positions=False requires learned positions; '
-        f'model.position is {kind!r}.'
-      )
+      advice = "set model.position='learned'"
+      raise self.conflict(advice, 'prefix_positions', 'position')
     if self.rope != 'none' and kind in (*positions.IN_ATTENTION, 'rope2d'):
-      raise UserError(
-        f'model.rope is {self.rope!r} and model.position is {kind!r}: set '
-        "model.position='none', or another kind that is added to the tokens."
-      )
+      raise self.conflict('set another model.position', 'rope', 'position')
     if self.rope_registers and self.rotary not in ('centered', 'index'):
-      raise UserError(
-        f'model.rope_registers is {self.rope_registers} and model.rope is '
-        f"{self.rope!r}: set model.rope='index' or 'centered'."
-      )
+      advice = "set model.rope='index' or 'centered'"
+      raise self.conflict(advice, 'rope_registers', 'rope')
     # '2d' has two halves; the others have sines and cosines of two coordinates.
-    of_width = {'2d': 2, 'sincos2d': 4, 'sincos2d_mae': 4}.get(kind, 1)
-    rope = (
-      f'rope={self.rope!r}' if self.rope != 'none' else f'position={kind!r}'
-    )
-    for key, name, size, divisor in (
-      (f'position={kind!r}', 'width', self.width, of_width),
-      (rope, 'width of a head', self.head_dim, 4 if self.rotary else 1),
-    ):
-      if size % divisor:
-        raise UserError(
-          f'model.{key} needs a {name} that is a multiple of {divisor}; it is '
-          f'{size}.'
-        )
+    divisor = {'2d': 2, 'sincos2d': 4, 'sincos2d_mae': 4}.get(kind, 1)
+    if self.width % divisor:
+      advice = f'width must be a multiple of {divisor}'
+      raise self.conflict(advice, 'position', 'width')
+    if self.rotary and self.head_dim % 4:
+      advice = 'the width of a head must be a multiple of 4'
+      raise self.conflict(advice, 'position', 'rope', 'width', 'num_heads')
 
 
 # Keys that fine-tuning does not take from the weights: those of every backbone,
@@ -616,12 +544,12 @@ class Block(nn.Module):
     self, name: str, y: Tokens, per_layer: Any, key: Any, path_key: Any
   ) -> Tokens:
     """Applies dropout, LayerScale and drop path to a residual branch."""
-    y = dropout(y, self.config.dropout, key)
+    y = layers.dropout(y, self.config.dropout, key)
     if self.config.layer_scale is not None:
       init = nn.initializers.constant(self.config.layer_scale)
-      y = scaled(y, self.param(name, init, y.shape[-1:]))
+      y = layers.scaled(y, self.param(name, init, y.shape[-1:]))
     if 'rate' in per_layer:
-      y = drop_path(y, per_layer['rate'], path_key)
+      y = layers.drop_path(y, per_layer['rate'], path_key)
     return y
 
 
@@ -683,7 +611,7 @@ class Encoder(nn.Module):
     if tokens % 2 and plain and config.attention_by(tokens) == 'cuDNN':
       x, padded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
 
-    layers = scanned(
+    stack = layers.scanned(
       Block,
       config.depth,
       remat=config.remat,
@@ -697,7 +625,7 @@ class Encoder(nn.Module):
       if config.drop_path:  # changes linearly with depth
         rates = config.drop_path_first, config.drop_path
         per_layer['rate'] = jnp.linspace(*rates, config.depth)
-    x, results = layers(x, per_layer, (position, index))
+    x, results = stack(x, per_layer, (position, index))
 
     # A scan stacks results along a new first axis.
     results = {name: leaf.swapaxes(0, 1) for name, leaf in results.items()}
@@ -761,7 +689,6 @@ class ViT(Backbone):
   position_offset: float = 0.0
 
   outputs = WANTED
-  title = 'A Vision Transformer'
   # Fine-tuning takes these keys from the weights. It takes those of `adopted`
   # only if its config has the default, and all others from its config.
   determined = tuple(
@@ -854,7 +781,7 @@ class ViT(Backbone):
     grid, side = self.grid((height, width)), self.config.patch_size
     if self.config.stem is not None:
       x = self.stem_module(x)  # [n, y, x, c]
-    x = self.embedding(cut_patches(x, grid, (side, side)))
+    x = self.embedding(layers.cut_patches(x, grid, (side, side)))
     if self.config.patch_norm:
       x = self.norm_of_patches(x)
     if masked is not None:
@@ -895,12 +822,9 @@ class ViT(Backbone):
     config, added = self.config, None
     in_layers = config.position_at in ('layers', 'shared') or config.rotary
     if in_layers and patches is None:
-      option = f'position={config.position!r}'
-      if config.rope != 'none':
-        option = f'rope={config.rope!r}'
       raise UserError(
-        f'model.{option} acts in every layer of this model, so encode needs '
-        'the patches of the tokens: encode(tokens, key, '
+        'positions act in every layer of this model, so encode needs the '
+        'patches of the tokens: encode(tokens, key, '
         'Patches(model.grid(image_size), index)).'
       )
     if config.position_at == 'stem' and config.num_learned_prefix:
@@ -920,7 +844,7 @@ class ViT(Backbone):
     embed_key, encoder_key = (None, None)
     if key is not None:
       embed_key, encoder_key = jax.random.split(key)
-    x = dropout(x, self.config.dropout, embed_key)
+    x = layers.dropout(x, self.config.dropout, embed_key)
     if self.config.pre_norm:
       x = self.first_norm(x)
     shared = self.config.position_at == 'shared'

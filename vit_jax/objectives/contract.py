@@ -119,34 +119,39 @@ class Pictures(NamedTuple):
 
 
 class Objective(Protocol):
-  """An objective, which consists of pure functions.
+  """An objective, which consists of pure functions; the base class of all.
 
   `vit_jax.objectives.NAME` (or any module of your own) defines
   `Objective(setting, /, *, …)`, whose keyword-only parameters are the keys of
   the config's `objective` section. The transforms declare the content of a
   batch, because not every objective needs labels.
 
+  A subclass sets `setting` and defines `loss`. The other methods have the
+  defaults of an objective whose parameters are those of the model.
+
   Attributes:
-    sharding_rules: rules for all parameters of the objective; see
-      `models.contract.Model`.
-    apart: path suffixes among all parameters of the objective; see
-      `models.contract.Model`.
-    num_classes: number of logits that `predict` returns; 0 if there is no head.
+    setting: setting of the run.
     reconstructs: description of the predictions of `reconstruct`; '' if the
       objective does not mask patches.
   """
 
-  @property
-  def num_classes(self) -> int: ...
+  setting: Setting
+  reconstructs: str = ''
 
   @property
-  def sharding_rules(self) -> tuple[tuple[str, int], ...]: ...
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """Rules for all parameters; see `models.contract.Model`."""
+    return self.setting.model.sharding_rules
 
   @property
-  def apart(self) -> tuple[str, ...]: ...
+  def apart(self) -> tuple[str, ...]:
+    """Path suffixes among all parameters; see `models.contract.Model`."""
+    return self.setting.model.apart
 
   @property
-  def reconstructs(self) -> str: ...
+  def num_classes(self) -> int:
+    """Number of logits that `predict` returns; 0 if there is no head."""
+    return self.setting.model.num_classes
 
   def frozen(self) -> dict[str, Frozen]:
     """Returns the frozen weights that the loss uses, by name.
@@ -156,7 +161,7 @@ class Objective(Protocol):
     Raises:
       UserError: the weights do not exist, or do not fit the run.
     """
-    ...
+    return {}
 
   def check(self, spec: Spec) -> None:
     """Checks that the objective can be trained on these batches.
@@ -167,7 +172,7 @@ class Objective(Protocol):
     Raises:
       UserError: the batches or the model do not fit the objective.
     """
-    ...
+    del spec
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns model and image size of each additional pass of a training step.
@@ -179,7 +184,8 @@ class Objective(Protocol):
     Args:
       spec: spec of the training transform.
     """
-    ...
+    del spec
+    return ()
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters and initial extra state.
@@ -191,7 +197,8 @@ class Objective(Protocol):
       key: random key of the run.
       batch: training batch, or its shapes.
     """
-    ...
+    del batch
+    return self.setting.init_model(key), {}
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean loss of a batch, or of a micro-batch.
@@ -210,7 +217,7 @@ class Objective(Protocol):
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
   ) -> PyTree:
-    """Returns the extra state after a step.
+    """Returns the extra state after a step, by default unchanged.
 
     Args:
       params: parameters after the update.
@@ -218,7 +225,8 @@ class Objective(Protocol):
       carry: values that `loss` returned for this method.
       step: number of updates completed, including this one.
     """
-    ...
+    del params, carry, step
+    return extra
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
     """Returns the extra state of a run that starts from the given parameters.
@@ -230,7 +238,8 @@ class Objective(Protocol):
       params: initial parameters of the run.
       extra: extra state that `init` returned.
     """
-    ...
+    del params
+    return extra
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
     """Computes `features` and `logits` of a batch, float32, without randomness.
@@ -240,11 +249,13 @@ class Objective(Protocol):
       batch: evaluation batch with `image` `[n, y, x, channels]`, uint8 or
         uint16.
     """
-    ...
+    variables = {'params': self.backbone(params)}
+    images = normalize(batch['image'])
+    return self.setting.model.apply(variables, images, method='predict')
 
   def backbone(self, params: PyTree) -> PyTree:
     """Returns the parameters of the model, from which fine-tuning starts."""
-    ...
+    return params
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
     """Returns initial parameters that contain given parameters of the model.
@@ -253,7 +264,8 @@ class Objective(Protocol):
       params: parameters that `init` returned.
       model: parameters of the model, see `backbone`.
     """
-    ...
+    del params
+    return model
 
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
@@ -278,103 +290,14 @@ class Objective(Protocol):
     names of metrics from them. The name 'ema' is reserved for the average of
     the parameters.
     """
-    ...
-
-
-def metric_suffix(weights: str) -> str:
-  """Returns the suffix of evaluator names in the metrics of a set of weights.
-
-  The metrics of the evaluator `val` begin with `val/` for the parameters
-  themselves and with `val_teacher/` for the weights 'teacher'.
-
-  Args:
-    weights: name of the set, see `Objective.weights`.
-  """
-  return '' if weights == 'params' else f'_{weights}'
-
-
-class Defaults:
-  """Base class for objectives whose parameters are those of the model.
-
-  A subclass sets `setting` and defines `loss`.
-  """
-
-  reconstructs: str = ''
-  setting: Setting
-
-  @property
-  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """Rules of the model."""
-    return self.setting.model.sharding_rules
-
-  @property
-  def apart(self) -> tuple[str, ...]:
-    """Path suffixes of the model; see `models.contract.Model`."""
-    return self.setting.model.apart
-
-  @property
-  def num_classes(self) -> int:
-    """Number of outputs of the model's head."""
-    return self.setting.model.num_classes
-
-  def frozen(self) -> dict[str, Frozen]:
-    """Returns {}, because no frozen weights are used."""
-    return {}
-
-  def check(self, spec: Spec) -> None:
-    """Accepts all batches."""
-    del spec
-
-  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
-    """Returns (), because there are no additional passes."""
-    del spec
-    return ()
-
-  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Returns the initial parameters of the model, and no extra state."""
-    del batch
-    return self.setting.init_model(key), {}
-
-  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """Returns features and logits of the model for whole images, float32."""
-    variables = {'params': self.backbone(params)}
-    images = normalize(batch['image'])
-    return self.setting.model.apply(variables, images, method='predict')
-
-  def update_extra(
-    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
-  ) -> PyTree:
-    """Returns the extra state unchanged."""
-    del params, carry, step
-    return extra
-
-  def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
-    """Returns the extra state unchanged."""
-    del params
-    return extra
-
-  def backbone(self, params: PyTree) -> PyTree:
-    """Returns `params`: the objective has only the model's parameters."""
-    return params
-
-  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """Returns the parameters of the model, because there are no others."""
-    del params
-    return model
-
-  def reconstruct(
-    self, params: PyTree, batch: Batch, key: Key[Array, '']
-  ) -> Pictures:
-    """Raises an error, because the objective does not mask patches."""
-    raise NotImplementedError
-
-  def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """Returns `{'params': params}`."""
     del extra
     return {'params': params}
 
 
-class AroundModel(Defaults):
+Defaults = Objective  # former name, for existing plug-ins
+
+
+class AroundModel(Objective):
   """Base class for objectives that train more than the model.
 
   The parameters of the model are `model/…`; others, for example those of a
@@ -394,3 +317,15 @@ class AroundModel(Defaults):
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
     """Returns `params` with the given parameters of the model."""
     return params | {'model': model}
+
+
+def metric_suffix(weights: str) -> str:
+  """Returns the suffix of evaluator names in the metrics of a set of weights.
+
+  The metrics of the evaluator `val` begin with `val/` for the parameters
+  themselves and with `val_teacher/` for the weights 'teacher'.
+
+  Args:
+    weights: name of the set, see `Objective.weights`.
+  """
+  return '' if weights == 'params' else f'_{weights}'

@@ -19,14 +19,7 @@ from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Size
-from vit_jax.objectives import patches
-from vit_jax.objectives.contract import (
-  AroundModel,
-  Batch,
-  Inputs,
-  Loss,
-  Setting,
-)
+from vit_jax.objectives import contract, patches
 from vit_jax.objectives.health import feature_metrics
 from vit_jax.objectives.mixing import normalize
 
@@ -40,7 +33,7 @@ _POSITION_OFFSET = 0.1
 _STREAM = 0x64696E6F  # folded into the key of the step
 
 
-class Objective(AroundModel):
+class Objective(contract.AroundModel):
   """Cross-entropy between teacher and student for crops of the same image.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`, `head/…`
@@ -64,7 +57,7 @@ class Objective(AroundModel):
 
   def __init__(
     self,
-    setting: Setting,
+    setting: contract.Setting,
     /,
     *,
     student_temperature: float = 0.1,
@@ -184,7 +177,7 @@ class Objective(AroundModel):
     centre = jnp.zeros(self.head.config.outputs)
     return {'teacher': params, 'centre': centre}
 
-  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
+  def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the mean cross-entropy over all pairs of different views.
 
     A pair is a global crop for the teacher and any other crop for the student.
@@ -246,7 +239,7 @@ class Objective(AroundModel):
       'teacher_kl': loss - entropy,
     }
 
-  def _views(self, batch: Batch) -> dict[str, Float[Array, 'm y x c']]:
+  def _views(self, batch: contract.Batch) -> dict[str, Float[Array, 'm y x c']]:
     """Returns the normalized crops of each size.
 
     The crops of an example are adjacent, so that they are not moved to other

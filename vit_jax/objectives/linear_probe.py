@@ -13,14 +13,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.objectives import patches
-from vit_jax.objectives.contract import (
-  AroundModel,
-  Batch,
-  Inputs,
-  Loss,
-  Setting,
-)
+from vit_jax.objectives import contract, patches
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
@@ -30,7 +23,7 @@ _RUNNING = 0.1  # weight of a batch in the running statistics
 _INITIAL_STD = 0.01  # standard deviation of the initial kernel
 
 
-class Objective(AroundModel):
+class Objective(contract.AroundModel):
   """Softmax cross-entropy of a linear layer on frozen features.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`, which
@@ -50,7 +43,7 @@ class Objective(AroundModel):
 
   def __init__(
     self,
-    setting: Setting,
+    setting: contract.Setting,
     /,
     *,
     num_classes: int,
@@ -132,7 +125,7 @@ class Objective(AroundModel):
       extra = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
     return {'model': params, 'head': head}, extra
 
-  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
+  def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the mean loss of a batch, and the metric `accuracy`."""
     batch = inputs.batch
     # The backbone has no backward pass, so its activations are not kept.
@@ -164,7 +157,7 @@ class Objective(AroundModel):
     statistics = {'statistics': extra} if self.batch_norm else {}
     return {'params': params | statistics}
 
-  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+  def predict(self, params: PyTree, batch: contract.Batch) -> dict[str, Array]:
     """Returns features (before the normalization) and logits, float32.
 
     There are no logits if `batch_norm` needs running statistics and `params`

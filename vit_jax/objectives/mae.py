@@ -19,15 +19,7 @@ from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import check_range
 from vit_jax.models.contract import Model, Patches, Size, is_symmetric
-from vit_jax.objectives import patches
-from vit_jax.objectives.contract import (
-  AroundModel,
-  Batch,
-  Inputs,
-  Loss,
-  Pictures,
-  Setting,
-)
+from vit_jax.objectives import contract, patches
 from vit_jax.objectives.health import token_metrics
 from vit_jax.objectives.mixing import largest, normalize
 
@@ -37,7 +29,7 @@ _EPSILON = 1e-6  # added to the variance of a patch
 _STREAM = 0x6D6165  # folded into the step's key, which dropout also uses
 
 
-class Objective(AroundModel):
+class Objective(contract.AroundModel):
   """Mean squared error of masked patches.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`,
@@ -47,7 +39,7 @@ class Objective(AroundModel):
 
   def __init__(
     self,
-    setting: Setting,
+    setting: contract.Setting,
     /,
     *,
     mask_ratio: float = 0.75,
@@ -133,7 +125,7 @@ class Objective(AroundModel):
     )
     return {'model': model, 'decoder': decoder['params']}, {}
 
-  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
+  def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the mean error over the pixels of all masked patches.
 
     Metrics are `feature_deviation` and `effective_rank` of the means of the
@@ -161,8 +153,8 @@ class Objective(AroundModel):
     return 'the model predicts pixels, which are drawn unchanged'
 
   def reconstruct(
-    self, params: PyTree, batch: Batch, key: Key[Array, '']
-  ) -> Pictures:
+    self, params: PyTree, batch: contract.Batch, key: Key[Array, '']
+  ) -> contract.Pictures:
     """Predicts masked patches, with the masks of a step with this key.
 
     With `norm_pixels`, each patch is drawn with the mean and standard deviation
@@ -179,7 +171,7 @@ class Objective(AroundModel):
     predicted = self._drawn(predicted * channel_std + channel_mean, images)
     shown = self._drawn(_in_unit_range(images), images)
     hidden = self._hidden_pixels(order)
-    return Pictures(
+    return contract.Pictures(
       shown,
       jnp.where(hidden, 0.5, shown),
       predicted,
@@ -204,7 +196,9 @@ class Objective(AroundModel):
     shape = (*pixels.shape[:-1], 3)
     return jnp.broadcast_to(jnp.clip(pixels, 0, 1), shape)
 
-  def _order(self, batch: Batch, key: Key[Array, '']) -> Int[Array, 'n p']:
+  def _order(
+    self, batch: contract.Batch, key: Key[Array, '']
+  ) -> Int[Array, 'n p']:
     """Returns the order of the patches of each image, visible ones first."""
     key = jax.random.fold_in(key, _STREAM)
     return patches.shuffled(key, len(batch['image']), self.grid)

@@ -12,6 +12,7 @@ masked patch do not influence its own embedding, nor (through the overlapping
 convolutions of a stem) the embeddings of other patches.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -25,15 +26,7 @@ from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Patches
 from vit_jax.models.layers import head
-from vit_jax.objectives import patches
-from vit_jax.objectives.contract import (
-  AroundModel,
-  Batch,
-  Inputs,
-  Loss,
-  Pictures,
-  Setting,
-)
+from vit_jax.objectives import contract, patches
 from vit_jax.objectives.health import token_metrics
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
@@ -48,7 +41,7 @@ TARGETS = (*CELLS, 'pixels')
 _HIDDEN, _REPLACED = 0.8, 0.1  # fractions of the corrupted patches
 
 
-class Objective(AroundModel):
+class Objective(contract.AroundModel):
   """Prediction of corrupted patches; an `objectives.contract.Objective`.
 
   Parameters: `model/…`, `mask` `[width]` (the vector that is added to the
@@ -58,7 +51,7 @@ class Objective(AroundModel):
 
   def __init__(
     self,
-    setting: Setting,
+    setting: contract.Setting,
     /,
     *,
     target: str = 'mean_color',
@@ -121,11 +114,8 @@ class Objective(AroundModel):
     keys = jax.random.split(key, 3)
     model = self.setting.init_model(keys[0])
     images = self.setting.zero_images()
-    tokens = jax.eval_shape(
-      lambda: self.setting.model.apply(
-        {'params': model}, images, method='embed'
-      )
-    )
+    embed = functools.partial(self.setting.model.apply, method='embed')
+    tokens = jax.eval_shape(embed, {'params': model}, images)
     width = tokens.shape[-1]
     layer = head(self._outputs, tokens.dtype)
     params = {
@@ -135,7 +125,7 @@ class Objective(AroundModel):
     }
     return params, {}
 
-  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
+  def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the mean of the loss terms of all corrupted patches.
 
     Metrics are `feature_deviation` and `effective_rank` of the means of the
@@ -161,8 +151,8 @@ class Objective(AroundModel):
     )
 
   def reconstruct(
-    self, params: PyTree, batch: Batch, key: Key[Array, '']
-  ) -> Pictures:
+    self, params: PyTree, batch: contract.Batch, key: Key[Array, '']
+  ) -> contract.Pictures:
     """Predicts all patches of images, corrupted as in a step with this key."""
     images = batch['image']
     indices, hidden, corrupted = self._corrupt(images, key)
@@ -173,7 +163,7 @@ class Objective(AroundModel):
     has_loss = patches.spread(has_loss, self.grid, self.setting.image_size)
     shown = images.astype(jnp.float32) / 255
     completed = jnp.where(has_loss, predicted, shown)
-    return Pictures(shown, corrupted / 2 + 0.5, predicted, completed)
+    return contract.Pictures(shown, corrupted / 2 + 0.5, predicted, completed)
 
   def _tokens(
     self, params: PyTree, hidden: Any, images: Any, key: Any

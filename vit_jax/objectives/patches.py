@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Int, Key, Num
 
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
+from vit_jax.models.layers import cut_patches
 from vit_jax.objectives.contract import Setting
 
 Grid = tuple[int, int]  # rows and columns of patches
@@ -83,12 +84,9 @@ def check_headless(setting: Setting, who: str) -> None:
 
 def cut(images: Num[Array, 'n y x c'], grid: Grid) -> Num[Array, 'n p d']:
   """Splits images into patches, whose values are ordered (y, x, channel)."""
-  n, height, width, channels = images.shape
-  rows, columns = grid
-  sides = height // rows, width // columns
-  parts = images.reshape(n, rows, sides[0], columns, sides[1], channels)
-  parts = parts.transpose(0, 1, 3, 2, 4, 5)  # [n, rows, columns, y, x, c]
-  return parts.reshape(n, rows * columns, sides[0] * sides[1] * channels)
+  n, height, width, _ = images.shape
+  sides = height // grid[0], width // grid[1]
+  return cut_patches(images, grid, sides).reshape(n, math.prod(grid), -1)
 
 
 def join(

@@ -8,18 +8,15 @@ from jaxtyping import Array, Float
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.objectives.contract import Defaults, Inputs, Loss, Setting
-from vit_jax.objectives.losses import (
-  LOSSES,
-  Labels,
-  softmax_cross_entropy,
-)
+from vit_jax.objectives import contract
+from vit_jax.objectives.contract import Inputs, Loss, Setting
+from vit_jax.objectives.losses import LOSSES, Labels, softmax_cross_entropy
 
 PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Defaults):
+class Objective(contract.Objective):
   """Classification of images; an `objectives.contract.Objective`.
 
   A batch contains `image` `[n, y, x, channels]`, uint8 or uint16, and `label`,
@@ -50,20 +47,16 @@ class Objective(Defaults):
 
   def __post_init__(self):
     check_choice('objective.cross_entropy', self.cross_entropy, LOSSES)
-    if self.multi_hot and self.cross_entropy != 'sigmoid':
-      raise UserError(
-        f'objective.multi_hot is set with cross_entropy={self.cross_entropy!r},'
-        " which requires weights whose sum is 1: set it to 'sigmoid'."
-      )
+    for key, kind in (('multi_hot', 'sigmoid'), ('class_weights', 'softmax')):
+      if getattr(self, key) and self.cross_entropy != kind:
+        raise UserError(
+          f'objective.{key} is set with objective.cross_entropy='
+          f'{self.cross_entropy!r}: set this key to {kind!r}.'
+        )
     limit = 0.5 if self.cross_entropy == 'sigmoid' else 1
     check_range(
       'objective.label_smoothing', self.label_smoothing, at_least=0, below=limit
     )
-    if self.class_weights is not None and self.cross_entropy != 'softmax':
-      raise UserError(
-        'objective.class_weights is set with cross_entropy='
-        f"{self.cross_entropy!r}: set it to 'softmax', or do not set weights."
-      )
     for weight in self.class_weights or ():
       check_range('objective.class_weights', weight, at_least=0)
 

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
-from optax import contrib
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.config import schema
@@ -31,7 +30,6 @@ from vit_jax.optim.schedule import cosine
 PyTree = Any
 KINDS = ('global', 'tensor', 'module')
 _EPSILON = 1e-6  # added to the norm, as in PyTorch
-_RMS = 0.2  # typical root mean square of a direction of Adam
 Decays = Callable[[PyTree], PyTree]  # parameters → whether each of them decays
 Adapt = Callable[[Decays], optax.GradientTransformation]
 
@@ -188,95 +186,6 @@ def _ratio(
   return jnp.where(defined, weight / jnp.where(defined, step, 1), 1.0)
 
 
-def directions(
-  momentum: float, others: optax.GradientTransformation
-) -> optax.GradientTransformation:
-  """Returns Muon for the matrices of the layers, `others` for other leaves.
-
-  The Nesterov momentum of the gradient is made orthogonal by five Newton-Schulz
-  iterations and multiplied by 0.2 √max(rows, columns). The result has the same
-  root mean square as Adam's directions, so both can use the same learning rate.
-  The embedding, the head, norms and biases are transformed by `others`.
-
-  Args:
-    momentum: decay rate of the momentum, in [0, 1).
-    others: transformation of the other leaves, such as Adam's.
-
-  References: Jordan et al., "Muon" (2024); Liu et al., arXiv 2502.16982,
-  section 2.2, for the factor.
-  """
-  matrices = optax.chain(
-    contrib.scale_by_muon(
-      beta=momentum, weight_dimension_numbers=dimension_numbers
-    ),
-    optax.stateless(_scale_like_adam),
-  )
-  are_matrices = functools.partial(tree.map_with_path, _is_matrix)
-  return optax.partition({True: matrices, False: others}, are_matrices)
-
-
-def dimension_numbers(params: PyTree) -> PyTree:
-  """Returns the axes of the rows and of the columns of each matrix.
-
-  A kernel with an axis for heads has three axes per layer. They are divided
-  into axes of rows and axes of columns such that the matrix is as square as
-  possible: `[d, heads, d/heads]` after the first axis, and `[heads, d/heads,
-  d]` before the last. Layers of a stack are separate matrices.
-
-  Args:
-    params: arrays or their shapes.
-
-  Returns:
-    Tree of `contrib.MuonDimensionNumbers`; None for leaves that are not
-    matrices of the layers.
-  """
-
-  def numbers(path: str, leaf: Any) -> contrib.MuonDimensionNumbers | None:
-    if not _is_matrix(path, leaf):
-      return None
-    return contrib.MuonDimensionNumbers(*_rows_and_columns(path, leaf))
-
-  return tree.map_with_path(numbers, params)
-
-
-def _is_matrix(path: str, leaf: Any) -> bool:
-  stacked = sharding.STACKED in path
-  return (
-    stacked and path.rpartition('/')[2] == 'kernel' and len(leaf.shape) >= 3
-  )
-
-
-def _rows_and_columns(
-  path: str, leaf: Any
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Returns the axes of the rows and the axes of the columns of a matrix."""
-  first, last = int(sharding.STACKED in path), len(leaf.shape)
-
-  def size(axes: range) -> int:
-    return math.prod(leaf.shape[axis] for axis in axes)
-
-  def distance_from_square(split: int) -> float:
-    rows, columns = size(range(first, split)), size(range(split, last))
-    return abs(math.log(rows / columns))
-
-  split = min(range(first + 1, last), key=distance_from_square)
-  return tuple(range(first, split)), tuple(range(split, last))
-
-
-def _scale_like_adam(updates: PyTree, params: PyTree) -> PyTree:
-  """Scales orthogonal matrices to the root mean square of Adam's directions."""
-  del params
-
-  def scaled(path: str, leaf: jax.Array) -> jax.Array:
-    sides = [
-      math.prod(leaf.shape[axis] for axis in axes)
-      for axes in _rows_and_columns(path, leaf)
-    ]
-    return leaf * jnp.asarray(_RMS * math.sqrt(max(sides)), leaf.dtype)
-
-  return tree.map_with_path(scaled, updates)
-
-
 # Functions of path and leaf that select the leaves with weight decay. The paper
 # does not specify the leaves; 'all' is our reading of the authors' code.
 # 'kernels' leaves out biases, norms, class token, position embeddings and
@@ -409,7 +318,7 @@ class Common:
     return rules_lib.add_decayed(decay, table, mask)
 
 
-def _adam(
+def adam_directions(
   b1: float, b2: float, eps: float, moment_dtype: str = 'float32'
 ) -> optax.GradientTransformation:
   """Checks Adam's keys and returns Adam without a learning rate.
@@ -451,7 +360,7 @@ def adam(
   Raises:
     UserError: a value is outside its range, or a mask or dtype is unknown.
   """
-  scale = _adam(b1, b2, eps, moment_dtype)
+  scale = adam_directions(b1, b2, eps, moment_dtype)
   return Common(**common).chain(scale, schedule, steps)
 
 
@@ -517,7 +426,7 @@ def lamb(
   """
   adapt = functools.partial(ratios, trust_joined)
   return Common(decay_mask=decay_mask, **common).chain(
-    _adam(b1, b2, eps), schedule, steps, adapt
+    adam_directions(b1, b2, eps), schedule, steps, adapt
   )
 
 
@@ -554,39 +463,3 @@ def lars(
     ratios((), matrices, coefficient=1e-3), optax.trace(decay=momentum)
   )
   return Common(rules=rules).chain(scale, schedule, steps)
-
-
-@schema.keyed_by(Common)
-def muon(
-  schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
-  /,
-  *,
-  momentum: float = 0.95,
-  b1: float = 0.9,
-  b2: float = 0.999,
-  eps: float = 1e-8,
-  decay_mask: str = 'kernels',
-  **common: Any,
-) -> optax.GradientTransformation:
-  """Builds Muon for the matrices of the layers, and Adam for all other leaves.
-
-  See `directions`.
-
-  Args:
-    schedule: learning rate as a function of the update count; learning rates
-      for Adam are suitable.
-    steps: function that converts a duration ('1 epochs') to updates.
-    momentum: decay of the trace of gradients of the matrices, in [0, 1).
-    b1: decay of Adam's first moment, in [0, 1).
-    b2: decay of Adam's second moment, in [0, 1).
-    eps: value added to the root of the second moment, above 0.
-    decay_mask: see `Common`.
-    **common: the other fields of `Common`.
-
-  Raises:
-    UserError: a value is outside its range, or the mask is unknown.
-  """
-  check_range('optimizer.momentum', momentum, at_least=0, below=1)
-  scale = directions(momentum, _adam(b1, b2, eps))
-  return Common(decay_mask=decay_mask, **common).chain(scale, schedule, steps)

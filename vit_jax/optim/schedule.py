@@ -15,11 +15,7 @@ from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.optim import rules
 
 PyTree = Any
-# Fraction of the rate that is kept, of the progress of the cool-down in [0, 1].
-_COOLDOWNS: dict[str, Callable[[jax.Array], jax.Array]] = {
-  'linear': lambda progress: 1 - progress,
-  'sqrt': lambda progress: 1 - jnp.sqrt(progress),
-}
+_TIMESCALE = 10_000  # number of updates, for 'rsqrt'
 
 
 def make_schedule(
@@ -32,9 +28,7 @@ def make_schedule(
   end_lr: float = 0.0,
   warmup: str = '0 steps',
   decay_at: tuple[float, ...] = (),
-  timescale: int = 10_000,
   cooldown: float = 0.0,
-  cooldown_shape: str = 'linear',
 ) -> optax.Schedule:
   """Returns a schedule with linear warm-up from 0, followed by a decay.
 
@@ -50,7 +44,7 @@ def make_schedule(
     base_lr: peak learning rate.
     decay: 'linear', 'cosine', 'constant' (Tables 3 and 4); 'step' to divide the
       rate by 10 at each of `decay_at` (BiT, arXiv 1912.11370); 'rsqrt' for
-      `base_lr` · √(timescale / (timescale + t)), t updates after the warm-up
+      `base_lr` · √(10,000 / (10,000 + t)), t updates after the warm-up
       (section 3.5 of arXiv 2106.04560); 'wsd' for `base_lr` up to the
       cool-down (arXiv 2404.06395).
     end_lr: final learning rate of 'linear', 'cosine' and cool-downs (1e-5 in
@@ -59,10 +53,8 @@ def make_schedule(
       messages.
     decay_at: fractions of the run at which 'step' divides the rate, ascending;
       () for other decays.
-    timescale: number of updates, for 'rsqrt'.
-    cooldown: fraction of the run at its end in which 'wsd' and 'rsqrt' go to
-      `end_lr`; 0 for none.
-    cooldown_shape: 'linear', or 'sqrt' for 1 - √progress (arXiv 2405.18392).
+    cooldown: fraction of the run at its end in which 'wsd' and 'rsqrt' go
+      linearly to `end_lr`; 0 for none.
 
   Raises:
     UserError: the decay is unknown, a rate is negative, the warm-up is not
@@ -76,8 +68,6 @@ def make_schedule(
       f'a warm-up of {warmup!r} ({warmup_steps} steps) does not fit a training '
       f'of {total_steps} steps: shorten schedule.warmup or lengthen total.'
     )
-  check_range('schedule.timescale', timescale, at_least=1)
-  check_choice('schedule.cooldown_shape', cooldown_shape, _COOLDOWNS)
   _check_fractions(decay, decay_at, cooldown, warmup_steps / total_steps)
   cooldown_steps = round(cooldown * total_steps)
   decay_steps = total_steps - warmup_steps
@@ -91,7 +81,7 @@ def make_schedule(
       base_lr,
       {round(at * total_steps) - warmup_steps: 0.1 for at in decay_at},
     ),
-    'rsqrt': lambda t: base_lr * jnp.sqrt(timescale / (timescale + t)),
+    'rsqrt': lambda t: base_lr * jnp.sqrt(_TIMESCALE / (_TIMESCALE + t)),
     'wsd': optax.constant_schedule(base_lr),
   }
   check_choice('schedule.decay', decay, shapes)
@@ -105,9 +95,9 @@ def make_schedule(
 
   def with_cooldown(step: Any) -> Float[Array, '']:
     progress = jnp.clip((step - start) / cooldown_steps, 0.0, 1.0)
-    kept = _COOLDOWNS[cooldown_shape](progress)
     rate = schedule(step)
-    return jnp.where(step > start, end_lr + (rate - end_lr) * kept, rate)
+    cooled = end_lr + (rate - end_lr) * (1 - progress)
+    return jnp.where(step > start, cooled, rate)
 
   return with_cooldown
 

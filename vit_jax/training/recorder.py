@@ -15,7 +15,7 @@ import jax
 from etils import epath
 
 from vit_jax.analysis import gallery
-from vit_jax.analysis.figures import Masked, examine
+from vit_jax.analysis.figures import examine
 from vit_jax.arrays.devices import peak_flops
 from vit_jax.arrays.tree import PyTree
 from vit_jax.config import durations, schema
@@ -108,7 +108,8 @@ class Figures:
         self._experiment.model,
         objective.backbone(params),
         images,
-        masked=Masked.of(objective, params),
+        objective=objective,
+        trained=params,
       )
     about = {
       'weights': title,

@@ -131,21 +131,16 @@ def dot_product_attention(
   return _attend(_scaled(query), key, value)
 
 
-def _scaled(query: Float[Array, 'n q h c']) -> Float[Array, 'n q h c']:
+def _scaled(query: Float[Array, '*n q h c']) -> Float[Array, '*n q h c']:
   return query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
 
 
 def _logits(
-  query: Float[Array, 'n q h c'], key: Float[Array, 'n k h c']
-) -> Float[Array, 'n h q k']:
+  query: Float[Array, '*n q h c'], key: Float[Array, '*n k h c']
+) -> Float[Array, '*n h q k']:
   return jnp.einsum(
-    'nqhc,nkhc->nhqk', query, key, preferred_element_type=jnp.float32
+    '...qhc,...khc->...hqk', query, key, preferred_element_type=jnp.float32
   )
-
-
-def _per_query(x: Float[Array, 'n h q']) -> Float[Array, 'n q h 1']:
-  """Transposes an array to the axes of the outputs `[n, q, h, c]`."""
-  return x.swapaxes(1, 2)[..., None]
 
 
 def _soft_max(
@@ -169,7 +164,8 @@ def _soft_max(
     value,
     preferred_element_type=jnp.float32,
   )
-  y = (y / _per_query(total)).astype(value.dtype)
+  y = y / total.swapaxes(1, 2)[..., None]  # [n, q, h, c] / [n, q, h, 1]
+  y = y.astype(value.dtype)
   return y, largest + jnp.log(total)
 
 
@@ -182,15 +178,9 @@ def _attend(query: Array, key: Array, value: Array) -> Array:
 def _attend_forward(
   query: Array, key: Array, value: Array
 ) -> tuple[Array, _Residuals]:
-  inputs = [
-    checkpoint_name(x, name)
-    for x, name in zip((query, key, value), SAVED[:3], strict=True)
-  ]
-  outputs = [
-    checkpoint_name(x, name)
-    for x, name in zip(_soft_max(*inputs), SAVED[3:], strict=True)
-  ]
-  return outputs[0], (*inputs, *outputs)
+  inputs = [*map(checkpoint_name, (query, key, value), SAVED[:3])]
+  y, log_sum_exp = map(checkpoint_name, _soft_max(*inputs), SAVED[3:])
+  return y, (*inputs, y, log_sum_exp)
 
 
 def _attend_backward(
@@ -216,12 +206,12 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def relative_attention(
-  query: Float[Array, 'n q h c'],
-  key: Float[Array, 'n k h c'],
-  value: Float[Array, 'n k h c'],
+  query: Float[Array, '*n q h c'],
+  key: Float[Array, '*n k h c'],
+  value: Float[Array, '*n k h c'],
   relative: Float[Array, '... q k c'] | None,
   bias: Float[Array, '... h q k'] | None = None,
-) -> Float[Array, 'n q h c']:
+) -> Float[Array, '*n q h c']:
   """Computes softmax(q·(k + r) / √c + b) v with relative positions r and b.
 
   The backward pass recomputes everything except the inputs.
@@ -232,8 +222,8 @@ def relative_attention(
     value: values of all heads.
     relative: embedding of each pair of query and key, `[q, k, c]` or
       `[n, q, k, c]`; None for none.
-    bias: bias of each pair for each head, `[h, q, k]` or `[n, h, q, k]`; None
-      for none.
+    bias: bias of each pair for each head, which can be broadcast to `[*n, h, q,
+      k]`; None for none.
 
   Returns:
     Output for each query, in the dtype of the values.
@@ -251,17 +241,17 @@ def _relative_attention(
 ) -> Array:
   weights = _weights(query, key, relative, bias).astype(value.dtype)
   y = jnp.einsum(
-    'nhqk,nkhc->nqhc', weights, value, preferred_element_type=jnp.float32
+    '...hqk,...khc->...qhc', weights, value, preferred_element_type=jnp.float32
   )
   return y.astype(value.dtype)
 
 
 def _weights(
-  query: Float[Array, 'n q h c'],
-  key: Float[Array, 'n k h c'],
+  query: Float[Array, '*n q h c'],
+  key: Float[Array, '*n k h c'],
   relative: Float[Array, '... q k c'] | None,
   bias: Float[Array, '... h q k'] | None = None,
-) -> Float[Array, 'n h q k']:
+) -> Float[Array, '*n h q k']:
   """Computes the attention weights, float32."""
   query = _scaled(query)
   logits = _logits(query, key)

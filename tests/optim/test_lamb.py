@@ -1,18 +1,15 @@
-"""Tests of LAMB and Muon on stacked layers against separate tensors."""
+"""Tests of LAMB on stacked layers against separate tensors."""
 
 import importlib
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 import torch
 
 from benchmarks import peers
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
 from vit_jax.optim import optimizers
 
 DEPTH, D, HEADS, SIZE, HIDDEN = 3, 8, 2, 4, 12
@@ -136,67 +133,3 @@ def test_lamb_moves_a_zero_head():
     {'head': {'kernel': grads}}, made.init(params), params
   )
   np.testing.assert_allclose(updates['head']['kernel'], -0.1, rtol=1e-5)
-
-
-def test_muon_matrix_axes():
-  """Heads belong to the columns of query, and to the rows of out."""
-  found = optimizers.dimension_numbers(random_tree(0))
-  layers = found['encoder']['layers']
-  for name in ('query', 'key', 'value'):
-    assert layers['attention'][name]['kernel'] == ((1,), (2, 3))
-    assert layers['attention'][name].get('bias') is None
-  assert layers['attention']['out']['kernel'] == ((1, 2), (3,))
-  assert layers['mlp']['in']['kernel'] == ((1,), (2,))
-  for name in ('embedding', 'head'):  # updated by Adam
-    assert found[name]['kernel'] is None
-
-
-def polar(matrix):
-  """Runs five Newton-Schulz steps in NumPy, as described by Jordan."""
-  a, b, c = 3.4445, -4.7750, 2.0315
-  x = matrix / (np.linalg.norm(matrix) + 1e-8)
-  transposed = x.shape[0] > x.shape[1]
-  x = x.T if transposed else x
-  for _ in range(5):
-    y = x @ x.T
-    x = a * x + (b * y + c * y @ y) @ x
-  return x.T if transposed else x
-
-
-def test_muon_equals_separate_matrices():
-  """Each layer's matrix has flattened heads and the size of Adam's update."""
-  rate, beta, steps = 0.01, 0.95, 3
-  ours = trained(optimizers.muon(optax.constant_schedule(rate), momentum=beta))
-  adam = trained(optimizers.adam(optax.constant_schedule(rate)))
-  start = apart(random_tree(0))
-  grads = [apart(random_tree(step + 1)) for step in range(steps)]
-  sides = {
-    'out': (HEADS * SIZE, D),
-    'in': (D, HIDDEN),
-    **dict.fromkeys(('query', 'key', 'value'), (D, HEADS * SIZE)),
-  }
-  seen = 0
-  for name, leaf in start.items():
-    kind = name.split('/')[-2] if '/' in name else ''
-    if 'layers/' not in name or 'kernel' not in name:
-      np.testing.assert_allclose(ours[name], adam[name], rtol=1e-6)
-      continue
-    seen += 1
-    shape = sides[kind]
-    expected, moment = leaf.reshape(shape).astype(np.float64), 0.0
-    for step, grad in enumerate(grads, 1):
-      grad = grad[name].reshape(shape).astype(np.float64)
-      moment = beta * moment + (1 - beta) * grad
-      # Nesterov momentum with bias correction.
-      ahead = beta * moment / (1 - beta ** (step + 1))
-      ahead += (1 - beta) * grad / (1 - beta**step)
-      expected -= rate * 0.2 * math.sqrt(max(shape)) * polar(ahead)
-    np.testing.assert_allclose(
-      ours[name].reshape(shape), expected, rtol=1e-4, atol=1e-5, err_msg=name
-    )
-  assert seen == 5 * DEPTH
-
-
-def test_a_wrong_pattern_is_refused():
-  with pytest.raises(UserError, match='optimizer.trust_joined is'):
-    optimizers.lamb(optax.constant_schedule(0.1), trust_joined=('(',))
