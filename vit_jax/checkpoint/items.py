@@ -14,6 +14,7 @@ import errno
 import json
 import logging
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,6 @@ from vit_jax.files.paths import PAUSES_S
 from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
-Sleep = Callable[[float], None]
 PyTree = Any
 # Format of the step directories that are written; it changes whenever old
 # readers would fail.
@@ -175,14 +175,13 @@ def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
   return value
 
 
-def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
+def with_retries(attempt: Callable[[], Any], subject: str) -> Any:
   """Calls a function that reads files, again if a failure may be temporary.
 
   Args:
     attempt: function to call; if it fails, it must raise FailedError on all
       processes.
     subject: name of the files, for messages.
-    sleep: function that waits for some seconds.
 
   Returns:
     The result of the function.
@@ -209,7 +208,7 @@ def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
       raise CorruptError(str(failure)) from failure
     if pause_s is not None:
       log.warning('%s: %s. Trying again in %g s.', subject, failure, pause_s)
-      sleep(pause_s)
+      time.sleep(pause_s)
   if failure.outcome is Outcome.DENIED:
     raise UserError(
       f'there is no permission to read {subject}: {failure}. Nothing was '

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import copy
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from etils import epath
 
 from vit_jax.checkpoint import items, manifest, restore, steps, weights
 from vit_jax.config import durations, schema
-from vit_jax.errors import StorageError, check_range
+from vit_jax.errors import check_range
 from vit_jax.files import paths
 from vit_jax.files.paths import Cause
 from vit_jax.processes import consensus
@@ -82,14 +81,6 @@ class Checkpointer:
   def _open_directory(self) -> None:
     self.root.mkdir(parents=True, exist_ok=True)
     steps.remove_unfinished(self.root)
-    known = {str(step) for step in steps.committed(self.root)}
-    for name in sorted(steps.listing(self.root) - known):
-      if name.strip().isnumeric():
-        log.warning(
-          '%s is not a checkpoint of this program. It is not changed, and a '
-          'step of that name cannot be saved.',
-          self.root / name,
-        )
 
   def _open_writer(self) -> ocp.AsyncCheckpointer:
     """Opens a writer of steps.
@@ -117,16 +108,6 @@ class Checkpointer:
       StorageError: the directory cannot be listed.
     """
     return steps.latest(self.root)
-
-  def describe_newest(self) -> str:
-    """Returns a description of the newest step on disk, for messages."""
-    try:
-      latest = self.latest_step()
-    except StorageError as error:
-      return str(error).rstrip('.')
-    if latest is None:
-      return f'{self.root} contains no step'
-    return f'the newest saved step of {self.root} is {latest}'
 
   def read_about(self, step: int) -> dict[str, Any]:
     """Reads the item `about` of a step; see `weights.load_about`."""
@@ -281,27 +262,7 @@ class Checkpointer:
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
-  def best_line(self) -> str | None:
-    """Returns a log line about the best step; None if no step is the best."""
-    if self.best is None:
-      return None
-    try:
-      candidates = steps.committed(self.root)
-      best, _ = steps.best_step(self.root, candidates, self.best)
-    except (OSError, StorageError) as error:  # must not end a finished run
-      log.warning('the best step cannot be determined: %s', error)
-      return None
-    if best is None:
-      return None
-    step, value = best
-    return (
-      f'best {self.best} {value:.6g} at step {step}, kept in '
-      f'{self.root / str(step)}; other commands take it by --step=best'
-    )
-
-  def restore_latest(
-    self, abstract: PyTree, sleep: Callable[[float], None] = time.sleep
-  ) -> tuple[PyTree, int] | None:
+  def restore_latest(self, abstract: PyTree) -> tuple[PyTree, int] | None:
     """Restores the newest intact step.
 
     A damaged step is renamed, never deleted; the cause is logged, and the next
@@ -311,7 +272,6 @@ class Checkpointer:
     Args:
       abstract: a TrainState of jax.ShapeDtypeStruct with shardings; the steps
         may have been written on another mesh.
-      sleep: function that waits for some seconds.
 
     Returns:
       (state, step), or None if no step was ever committed.
@@ -323,7 +283,7 @@ class Checkpointer:
         Only damaged steps are renamed.
       StorageError: the newest step cannot be read, even after retries.
     """
-    return restore.newest(self.root, abstract, self._run, sleep)
+    return restore.newest(self.root, abstract, self._run)
 
   def close(self) -> None:
     """Waits for the current save, without communicating with other processes.

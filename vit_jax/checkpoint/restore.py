@@ -13,7 +13,6 @@ import errno
 import logging
 import math
 import re
-import time
 import uuid
 from typing import Any
 
@@ -22,7 +21,7 @@ from etils import epath
 
 from vit_jax.arrays import tree
 from vit_jax.checkpoint import items, manifest, steps
-from vit_jax.checkpoint.items import CorruptError, Sleep
+from vit_jax.checkpoint.items import CorruptError
 from vit_jax.checkpoint.manifest import Manifest
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -35,7 +34,7 @@ FILE = 'run_id.json'
 
 
 def newest(
-  root: epath.Path, abstract: PyTree, run: str, sleep: Sleep = time.sleep
+  root: epath.Path, abstract: PyTree, run: str
 ) -> tuple[PyTree, int] | None:
   """Restores the newest intact step; see `Checkpointer.restore_latest`.
 
@@ -43,7 +42,6 @@ def newest(
     root: directory of checkpoints.
     abstract: shapes, dtypes and shardings of the state.
     run: id of the run; a step with another id is refused.
-    sleep: function that waits for some seconds.
   """
   below = math.inf
 
@@ -52,20 +50,17 @@ def newest(
     return max(candidates, default=None)
 
   while True:
-    step = items.with_retries(
-      lambda: items.on_main(newest_below), str(root), sleep
-    )
+    step = items.with_retries(lambda: items.on_main(newest_below), str(root))
     if step is None:
       break
     path = root / str(step)
     try:
-      return _restore(path, step, abstract, run, sleep), step
+      return _restore(path, step, abstract, run), step
     except CorruptError as error:
       log.error('checkpoint %s is damaged and moved to *.bad: %s', path, error)
       items.with_retries(
         lambda step=step: items.on_main(steps.quarantine, root, step),
         f'renaming {path}',
-        sleep,
       )
     below = step
   names = [name for name in steps.listing(root) if steps.is_step_or_bad(name)]
@@ -79,9 +74,7 @@ def newest(
   return None
 
 
-def _restore(
-  path: epath.Path, step: int, abstract: PyTree, run: str, sleep: Sleep
-) -> PyTree:
+def _restore(path: epath.Path, step: int, abstract: PyTree, run: str) -> PyTree:
   """Restores one step.
 
   Raises:
@@ -98,7 +91,7 @@ def _restore(
     items.on_all(_check_step, path, step, int(jax.device_get(leaf)))
     return state
 
-  return items.with_retries(attempt, str(path), sleep)
+  return items.with_retries(attempt, str(path))
 
 
 def _read(

@@ -1,6 +1,5 @@
 """Reads the weights of a step directory without the state of the optimizer."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -95,36 +94,19 @@ def list_items(step_dir: epath.Path) -> set[str]:
   return {path.partition('/')[0] for path in leaves}
 
 
-def load_params(step_dir: epath.Path, abstract: PyTree) -> PyTree:
-  """Loads the parameters of a step, and verifies their checksums.
+def load_arrays(
+  step_dir: epath.Path, abstract: PyTree, name: str = 'params'
+) -> PyTree:
+  """Loads an item of arrays, and verifies their checksums.
 
   Args:
     step_dir: step directory.
     abstract: shapes, dtypes and shardings of the result.
+    name: 'params' for the parameters, or 'extra' for the objective's own state.
 
   Raises:
-    UserError: the step contains other parameters, or is damaged.
+    UserError: the step contains other arrays, or is damaged.
   """
-  return _load_item(step_dir, 'params', abstract)
-
-
-def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree:
-  """Loads the average of the parameters; see `load_params`."""
-  mesh = jax.tree.leaves(abstract)[0].sharding.mesh
-  count = jax.ShapeDtypeStruct(
-    (), jnp.int32, sharding=sharding.replicated(mesh)
-  )
-  item = {'mean': abstract, 'count': count}
-  return _load_item(step_dir, 'average', item)['mean']
-
-
-def load_extra(step_dir: epath.Path, abstract: PyTree) -> PyTree:
-  """Loads the objective's own state; see `load_params`."""
-  return _load_item(step_dir, 'extra', abstract)
-
-
-def _load_item(step_dir: epath.Path, name: str, abstract: PyTree) -> PyTree:
-  """Loads an item of arrays, and verifies their checksums."""
   expected = {name: abstract}
 
   def read() -> tuple[dict[str, Any], PyTree]:
@@ -141,6 +123,16 @@ def _load_item(step_dir: epath.Path, name: str, abstract: PyTree) -> PyTree:
     return loaded[name]
 
   return _read_with_retries(step_dir, read, verify)
+
+
+def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree:
+  """Loads the average of the parameters; see `load_arrays`."""
+  mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+  count = jax.ShapeDtypeStruct(
+    (), jnp.int32, sharding=sharding.replicated(mesh)
+  )
+  item = {'mean': abstract, 'count': count}
+  return load_arrays(step_dir, item, 'average')['mean']
 
 
 def _read_with_retries(
@@ -164,9 +156,7 @@ def _read_with_retries(
     StorageError: the step cannot be read, even after retries.
   """
   try:
-    return items.with_retries(
-      lambda: verify(items.on_all(read)), str(step_dir), time.sleep
-    )
+    return items.with_retries(lambda: verify(items.on_all(read)), str(step_dir))
   except items.CorruptError as error:
     raise UserError(
       f'{step_dir} is damaged: {error}. Give another step directory of this '

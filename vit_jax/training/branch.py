@@ -9,7 +9,6 @@ the two schedules agree up to the step.
 """
 
 import re
-import time
 import uuid
 from typing import Any
 
@@ -49,7 +48,6 @@ def begin(text: str, config: Config, workdir: epath.Path) -> None:
   items.with_retries(
     lambda: items.on_main(_begin, source, step, config, workdir),
     f'{source} at step {step}',
-    time.sleep,
   )
 
 

@@ -319,8 +319,8 @@ class Session:
     if not self.checkpoints.is_committed(step):
       raise StorageError(
         f'step {step} could not be saved ({self.checkpoints.last_failure}); '
-        f'{self.checkpoints.describe_newest()}. Fix the cause, and run the '
-        'same command again.'
+        f'the newest saved step is {self.checkpoints.latest_step()}. Fix the '
+        'cause, and run the same command again.'
       )
 
   def ends_early(self, results: Results | None, step: int) -> bool:
