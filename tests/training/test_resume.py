@@ -81,7 +81,7 @@ def test_a_run_that_is_only_evaluated_compiles_nothing(
   caplog.set_level(logging.INFO, 'vit_jax')
   monkeypatch.setattr(compiling, 'compile_to_run', pytest.fail)
   loop.run(completed(**CHANGES), workdir)
-  first = next(m for m in caplog.messages if 'finished' in m)
+  first = next(m for m in caplog.messages if 'has ended' in m)
   assert f'{workdir}' in first and 'step 6 of 6' in first
   described = next(m for m in caplog.messages if 'parameters' in m)
   assert caplog.messages.index(first) < caplog.messages.index(described)

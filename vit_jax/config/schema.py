@@ -105,12 +105,7 @@ _EXAMPLES = {
   int: ': give a whole number, such as 64',
   float: ': give a number, such as 0.001',
   bool: ': give true or false',
-}
-# Type of a tuple's members: its name in messages, and an example of a tuple.
-_MEMBERS = {
-  int: ('whole number', '(384, 512)'),
-  float: ('number', '(0.5, 0.1)'),
-  str: ('name in quotes', "('a', 'b')"),
+  tuple: ": give one value, or several, such as (384, 512) or ('a', 'b')",
 }
 
 
@@ -431,18 +426,16 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   kind, member, optional = value_type(annotation)
   if optional and is_none(value):
     return None
-  if not isinstance(value, FlagText):
-    return _converted(key, value, kind, member)
-  parsed = _parsed(value, kind)
-  if kind is not tuple:
-    return _converted(key, parsed, kind)
-  with contextlib.suppress(UserError):
-    if parsed != value:  # the text is a Python literal
-      return _converted(key, parsed, kind, member)
-  name, example = _MEMBERS.get(member, ('value', '(…, …)'))
+  parsed = _parsed(value, kind) if isinstance(value, FlagText) else value
+  # The text of a flag for a tuple must be a Python literal.
+  is_text = kind is tuple and isinstance(value, FlagText) and parsed == value
+  with contextlib.suppress(TypeError):
+    if not is_text:
+      return _converted(parsed, kind, member)
+  of = f' of {member.__name__}' if kind is tuple else ''
   raise UserError(
-    f'{key} is {str(value)!r}; give one {name}, or several as in '
-    f'--{key}="{example}".'
+    f'{key} is {value!r}; it must be of type {kind.__name__}{of}'
+    f'{_EXAMPLES.get(kind, "")}.'
   )
 
 
@@ -461,18 +454,19 @@ def _parsed(text: FlagText, kind: type) -> Any:
   return str(text)
 
 
-def _converted(key: str, value: Any, kind: type, member: type = object) -> Any:
-  """Converts an int to float and a value to a tuple, and checks the type."""
+def _converted(value: Any, kind: type, member: type) -> Any:
+  """Converts an int to float and a value to a tuple.
+
+  Raises:
+    TypeError: the value has another type.
+  """
   if kind is tuple:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(_converted(key, entry, member) for entry in values)
+    return tuple(_converted(entry, member, object) for entry in values)
   if kind is float and type(value) is int:
     return float(value)
   if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-    raise UserError(
-      f'{key} is {value!r}; it must be of type {kind.__name__}'
-      f'{_EXAMPLES.get(kind, "")}.'
-    )
+    raise TypeError
   return value
 
 
@@ -606,11 +600,9 @@ def complete_section(
   """
   has_name = '{name}' in mark.pattern  # the section selects a class by name
   if not isinstance(values, Mapping | ConfigDict):
-    key = 'name' if has_name else 'KEY'
-    if mark.many:
-      key = f'NAME.{key}'
     raise UserError(
-      f'config.{path} is {values!r}; it is a section: --config.{path}.{key}=….'
+      f'config.{path} is {values!r}; it is a section: give its keys, such as '
+      f'--config.{path}.{"name" if has_name else "KEY"}=….'
     )
   if mark.many:
     member = dataclasses.replace(mark, many=False)

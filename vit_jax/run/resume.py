@@ -13,6 +13,7 @@ belongs to another run.
 """
 
 import contextlib
+import dataclasses
 import fnmatch
 import hashlib
 import json
@@ -190,18 +191,13 @@ def check_workdir(
     The workdir as a path.
 
   Raises:
-    UserError: the path is not UTF-8, config.json belongs to another run, or
-      there is no permission to read it.
+    UserError: config.json belongs to another run, or there is no permission to
+      read it.
+    UnicodeEncodeError: the path is not UTF-8; see `paths.name_error`.
     StorageError: config.json cannot be read.
   """
   path = paths.locate(workdir)
-  try:
-    os.fspath(path).encode()
-  except UnicodeEncodeError as error:  # checkpoints could not be saved
-    raise UserError(
-      f'the workdir {ascii(os.fspath(path))} is not valid UTF-8: give another '
-      '--workdir, or rename its directory.'
-    ) from error
+  os.fspath(path).encode()  # otherwise checkpoints could not be saved
   last = workdir_lib.last_config(path)
   if last and not {'model', 'batch_size', 'total'} & last.keys():
     raise UserError(
@@ -255,7 +251,7 @@ def check_processes(about: Json, config: Config) -> None:
   changes = differences(consensus.from_main(lambda: local), local)
   if None in changes.get(_COMMIT, ()):  # the commit is unknown to one of them
     del changes[_COMMIT]
-  own = _format(changes, 'on process 0', f'on process {jax.process_index()}')
+  own = formatted(changes, 'on process 0', f'on process {jax.process_index()}')
   for process, text in enumerate(consensus.gather_text(own)):
     if text:
       raise UserError(
@@ -334,7 +330,7 @@ def compare(
   if changes and not allow_changes:
     raise _refusal(checkpoint, changes)
   if changes:
-    text = 'resumed with changes:' + _format(changes)
+    text = 'resumed with changes:' + formatted(changes)
     fields = {'changes': new_digests}
     notes.append(Note('config_change', fields, text))
   upgrades = _common_differences('', old.get('versions', {}), new['versions'])
@@ -342,7 +338,7 @@ def compare(
     text = (
       'versions differ from those that wrote the checkpoint; the numbers may '
       'differ in the last bits from here on, or more if vit_jax itself has '
-      'changed:' + _format(upgrades)
+      'changed:' + formatted(upgrades)
     )
     notes.append(Note('versions', {'changes': upgrades}, text))
   return notes
@@ -374,7 +370,8 @@ def evaluator_notes(last: Json, config: Config) -> list[Note]:
     text = (
       f'evals.{name} has other settings than before, so its earlier and later '
       f'metrics {name}/… are not comparable, also not for checkpoint.best. '
-      'Give the evaluator another name to distinguish them:' + _format(changes)
+      'Give the evaluator another name to distinguish them:'
+      + formatted(changes)
     )
     fields = {'name': name, 'changes': changes}
     notes.append(Note('evaluator_change', fields, text))
@@ -389,26 +386,21 @@ def _refusal(subject: str, changes: Changes) -> UserError:
     changes: differences from that run.
   """
   return UserError(
-    f'{subject} belongs to another run:{_format(changes)}\nGive another '
+    f'{subject} belongs to another run:{formatted(changes)}\nGive another '
     '--workdir, or resume with the change by --allow_config_change.'
     + (_LENGTH if 'total' in changes else '')
   )
 
 
-def _format(changes: Changes, old: str = 'before', new: str = 'now') -> str:
+def formatted(changes: Changes, old: str = 'before', new: str = 'now') -> str:
   """Formats changes, one per line, with `old` and `new` after the values."""
   lines = []
   for key, (first, second) in changes.items():
     if key.endswith('class_names') and first and second:
       lines.append(f'{key}: {names_differ(first, second)}')
     else:
-      lines.append(f'{key}: {_short(first)} {old}, {_short(second)} {new}')
+      lines.append(f'{key}: {first!r:.200} {old}, {second!r:.200} {new}')
   return ''.join(f'\n  {line}' for line in lines)
-
-
-def _short(value: Any) -> str:
-  text = repr(value)
-  return text if len(text) <= 200 else text[:200] + ' …'
 
 
 def digests(changes: Changes) -> dict[str, str]:
@@ -419,61 +411,32 @@ def digests(changes: Changes) -> dict[str, str]:
   }
 
 
-def check_branch(origin: str, changes: Changes) -> None:
-  """Checks that a branch changes only the schedule and the length of a run.
-
-  Args:
-    origin: description of the step that is branched, for the message.
-    changes: differences from the config of the step.
-
-  Raises:
-    UserError: other keys differ.
-  """
-  other = {
-    key: pair
-    for key, pair in changes.items()
-    if key != 'total' and not key.startswith('schedule.')
-  }
-  if other:
-    raise UserError(
-      f'--branch_from={origin}: a branch may change config.total and '
-      f'config.schedule only:{_format(other)}\nGive these keys the values of '
-      'the other run, or start from its parameters alone by --config.init_from.'
-    )
-
-
+@dataclasses.dataclass
 class Comparison:
   """Compares this start of a run with the checkpoint that it resumes from.
 
   The newest checkpoint is compared first, before anything is compiled. If the
   newest is damaged, the older one that is restored is compared too. All
   processes must call each method, and it returns the same on all of them.
+
+  Attributes:
+    workdir: directory of the run.
+    current: item `about` of this start.
+    config: completed config of this start.
+    read_about: function (step) → item `about` of the checkpoint.
+    allow_changes: whether to resume although the checkpoint belongs to another
+      run.
   """
 
-  def __init__(
-    self,
-    workdir: epath.Path,
-    current: Json,
-    config: Config,
-    read_about: Callable[[int], Json],
-    *,
-    allow_changes: bool,
-  ):
-    """Stores the description of this start.
-
-    Args:
-      workdir: directory of the run.
-      current: item `about` of this start.
-      config: completed config of this start.
-      read_about: function (step) → item `about` of the checkpoint.
-      allow_changes: whether to resume although the checkpoint belongs to
-        another run.
-    """
-    self._workdir, self._current, self._config = workdir, current, config
-    self._read_about, self._allow_changes = read_about, allow_changes
-    self._compared_step: int | None = None
-    self._notes: list[tuple[int, Note]] = []  # by step, not yet recorded
-    self._is_recorded = False
+  workdir: epath.Path
+  current: Json
+  config: Config
+  read_about: Callable[[int], Json]
+  allow_changes: bool
+  _compared_step: int | None = None
+  # By step, not yet recorded.
+  _notes: list[tuple[int, Note]] = dataclasses.field(default_factory=list)
+  _is_recorded: bool = False
 
   def check_newest(self, step: int | None) -> None:
     """Compares this start with the newest checkpoint, before it is restored.
@@ -490,7 +453,7 @@ class Comparison:
     if not step:
       return
     try:
-      saved = self._read_about(step)
+      saved = self.read_about(step)
     except UserError as error:
       log.warning('%s The step that is restored is compared instead.', error)
       return
@@ -512,7 +475,7 @@ class Comparison:
     """
     if not step:
       return {}
-    saved = self._read_about(step)
+    saved = self.read_about(step)
     if step != self._compared_step:
       self._check(step, saved)
     return saved
@@ -520,13 +483,13 @@ class Comparison:
   def _check(self, step: int, saved: Json) -> None:
     notes = compare(
       saved,
-      self._current,
-      self._config,
+      self.current,
+      self.config,
       consensus.from_main(
-        lambda: ledger_lib.read(self._workdir / 'events.jsonl')
+        lambda: ledger_lib.read(self.workdir / 'events.jsonl')
       ),
-      checkpoint=f'{self._workdir} (its checkpoint of step {step})',
-      allow_changes=self._allow_changes,
+      checkpoint=f'{self.workdir} (its checkpoint of step {step})',
+      allow_changes=self.allow_changes,
     )
     self._notes += [(step, note) for note in notes]
     self._compared_step = step
@@ -547,14 +510,14 @@ class Comparison:
     """
     if not self._is_recorded:
       # The config of the last start must be read before it is replaced.
-      last = consensus.from_main(lambda: workdir_lib.last_config(self._workdir))
+      last = consensus.from_main(lambda: workdir_lib.last_config(self.workdir))
       last = last or saved.get('config', {})
-      notes = evaluator_notes(last, self._config)
+      notes = evaluator_notes(last, self.config)
       self._notes += [(step, note) for note in notes]
       if runtime.is_main():
-        run = runtime.describe_run() | self._current['record']
+        run = runtime.describe_run() | self.current['record']
         run['train_flops_per_image'] = flops_per_image
-        workdir_lib.record(self._workdir, self._config, run)
+        workdir_lib.record(self.workdir, self.config, run)
     if runtime.is_main():
       for at, note in self._notes:
         log.warning('%s', note.text)

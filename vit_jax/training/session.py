@@ -159,7 +159,7 @@ class Session:
       about,
       config,
       self.checkpoints.read_about,
-      allow_changes=allow_changes,
+      allow_changes,
     )
     self._comparison.check_newest(newest_step)
     self._rollbacks: list[guards.Rollback] = []
