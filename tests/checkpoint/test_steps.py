@@ -26,7 +26,7 @@ def test_unknown_entries_are_left_alone(tmp_path):
 
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
   (tmp_path / 'checkpoints').write_text('')
-  with pytest.raises(UserError, match='its checkpoints cannot be opened'):
+  with pytest.raises(UserError, match='cannot be opened'):
     Checkpointer(tmp_path / 'checkpoints', ABOUT)
   with pytest.raises(UserError, match='contains no checkpoint'):
     checkpoint.step_directory(str(tmp_path))

@@ -146,18 +146,17 @@ def test_a_flag_removes_a_section(overridden):
 @pytest.mark.parametrize(
   'arg, words',
   [
-    ('--config.model.stem=conv', ['is a section', 'config.model.stem.name=']),
-    ('--config.model.stem.bia=1', ['model.stem.bia', "mean 'bias'"]),
-    ('--config.model.heads.c.weight=1', ['model.heads.c.weight is not a key']),
-    ('--config.model.heads=None', ['is a section']),
+    ('--config.model.stem=conv', 'is a section.*config.model.stem.name='),
+    ('--config.model.stem.bia=1', "model.stem.bia .*mean 'bias'"),
+    ('--config.model.heads.c.weight=1', 'model.heads.c.weight is not a key'),
+    ('--config.model.heads=None', 'is a section'),
   ],
 )
 def test_messages_of_wrong_nested_flags(overridden, arg, words):
+  """A section that a flag replaces by a value is refused."""
   base = config() if arg.endswith('conv') else config(stem={'name': LAB})
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=words):
     overridden(base, arg)
-  for word in words:
-    assert word in str(error.value)
 
 
 def test_identity_leaves_out_nested_operational_keys():

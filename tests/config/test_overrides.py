@@ -40,7 +40,7 @@ def test_every_kind_of_key_is_a_flag(parse):
     '--config.batch_size=16',
     '--config.mesh.fsdp=2',
     '--config.average_decay=.99',
-    '--config.image_size=384',
+    '--config.image_size=(384,256)',
     '--config.model.pool=gap',
     '--config.augment.flip=false',
     '--config.optimizer.clip_norm=1',
@@ -50,7 +50,7 @@ def test_every_kind_of_key_is_a_flag(parse):
   )
   assert (config.batch_size, config.mesh.fsdp) == (16, 2)
   assert config.average_decay == 0.99
-  assert config.image_size == (384,)
+  assert config.image_size == (384, 256)
   assert (config.model.pool, config.augment.flip) == ('gap', False)
   assert math.isclose(config.optimizer.clip_norm, 1.0)
   assert config.model.variant == 'B/16'
@@ -115,21 +115,12 @@ def test_flags_create_a_section_in_a_section_that_is_none(parse):
   assert trackers.to_dict() == {'mine': {'name': 'tensorboard'}}
 
 
-def test_image_size_takes_height_and_width(parse):
-  assert parse('--config.image_size=(384,256)').image_size == (384, 256)
-
-
 def test_arguments_of_a_config_file(parse):
   """Text after the colon reaches `get_config`; flags take precedence."""
   path = f'--config={parse.file}:depth=5'
   config = parse('--config.model.width=16', config=path)
   assert (config.model.depth, config.model.width) == (5, 16)
   assert flags.FLAGS.config_path == f'{parse.file}:depth=5'
-
-
-def test_config_flag_without_equals_sign(parse):
-  """`--config FILE` equals `--config=FILE`."""
-  assert parse('--config', parse.file, config=None).batch_size == 8
 
 
 def test_a_new_name_replaces_the_keys_of_a_section(parse):
@@ -152,10 +143,16 @@ def test_a_new_name_keeps_common_keys_of_the_file(tmp_path, parse):
   assert 'momentum' in section and 'b1' not in section
 
 
-def test_a_new_name_without_equals_sign(parse):
-  """`--config.source.name synthetic` works as with '='."""
-  config = parse('--config.source.name', 'synthetic')
-  assert 'dataset' not in config.source
+def test_flags_without_equals_sign(parse):
+  """`--config FILE` and `--config.source.name synthetic` work as with '='."""
+  config = parse(
+    '--config',
+    parse.file,
+    '--config.source.name',
+    'synthetic',
+    config=None,
+  )
+  assert config.batch_size == 8 and 'dataset' not in config.source
 
 
 @pytest.mark.parametrize(

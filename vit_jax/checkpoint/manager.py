@@ -71,9 +71,8 @@ class Checkpointer:
       items.on_main(self._open_directory)
       self._run = restore.find(self.root)
     except items.FailedError as error:
-      problem = 'its checkpoints cannot be opened'
       cause = error.local_error or error
-      raise paths.workdir_error(self.root, problem, cause) from error
+      raise paths.storage_error(self.root, 'opened', cause) from error
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
@@ -81,6 +80,14 @@ class Checkpointer:
   def _open_directory(self) -> None:
     self.root.mkdir(parents=True, exist_ok=True)
     steps.remove_unfinished(self.root)
+    known = {str(step) for step in steps.committed(self.root)}
+    for name in sorted(steps.listing(self.root) - known):
+      if name.strip().isnumeric():
+        log.warning(
+          '%s is not a checkpoint of this program. It is not changed, and a '
+          'step of that name cannot be saved.',
+          self.root / name,
+        )
 
   def _open_writer(self) -> ocp.AsyncCheckpointer:
     """Opens a writer of steps.

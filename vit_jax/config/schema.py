@@ -71,6 +71,7 @@ MOVED = {
 REMOVED: dict[tuple[str, str | None], dict[str, Any]] = {
   ('recovery', None): {'sdc_every': ...},
   ('checkpoint', None): {'every_minutes': ...},
+  ('log', None): {'parameters': ...},
   ('objective', 'dino'): {
     'temperature_every': '1 epochs',
     'centre_momentum': 0.9,
@@ -363,10 +364,8 @@ def constructor(section: str, values: Any) -> Callable[..., Any]:
   Raises:
     UserError: the constructor does not exist.
   """
-  pattern = EVALS if section == 'evals' else SECTIONS[section]
-  if '{name}' not in pattern:
-    return resolve(pattern)
-  return resolve(pattern, values.get('name', DEFAULT_NAMES.get(section)))
+  name = values.get('name', DEFAULT_NAMES.get(section, ''))
+  return MARKS[section].constructor(name)
 
 
 def build(section: str, values: Any, *runtime: Any) -> Any:
@@ -684,21 +683,12 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
   """Returns a flat dict {'model.depth': 24, …}, with tuples as lists."""
   flat = {}
   values = config.to_dict() if isinstance(config, ConfigDict) else config
-  for key, value in values.items():
+  for key, value in json.loads(json.dumps(values)).items():
     if isinstance(value, dict):
       flat |= flatten(value, f'{prefix}{key}.')
     else:
-      flat[prefix + key] = _with_lists(value)
+      flat[prefix + key] = value
   return flat
-
-
-def _with_lists(value: Any) -> Any:
-  """Converts tuples to lists, at any depth (`optimizer.rules` has pairs)."""
-  if isinstance(value, dict):
-    return {key: _with_lists(entry) for key, entry in value.items()}
-  if isinstance(value, list | tuple):
-    return [_with_lists(entry) for entry in value]
-  return value
 
 
 def to_json(config: Config) -> str:

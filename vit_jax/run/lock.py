@@ -52,9 +52,7 @@ def hold(workdir: epath.Path) -> Iterator[None]:
     except UserError:
       raise
     except Exception as error:
-      raise paths.workdir_error(workdir, 'it cannot be locked', error) from (
-        error
-      )
+      raise paths.storage_error(workdir, 'locked', error) from error
     yield
 
 

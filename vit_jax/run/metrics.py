@@ -139,7 +139,6 @@ class Interval:
 @schema.operational(
   'every',
   'tensorboard',
-  'parameters',
   'curves',
   'report',
   'trackers',
@@ -154,8 +153,6 @@ class Log:
       has the means over the steps since the previous line.
     tensorboard: whether to write TensorBoard events (needs the package
       tensorboard).
-    parameters: whether to log the table of parameters at the start even if
-      none of them is sharded.
     curves: whether to draw WORKDIR/curves.png at the end (needs Matplotlib).
     report: whether to write WORKDIR/report.html at every evaluation, and at
       the end with images and predictions.
@@ -165,7 +162,6 @@ class Log:
 
   every: str = '50 steps'
   tensorboard: bool = True
-  parameters: bool = False
   curves: bool = True
   report: bool = True
   trackers: Annotated[Section | None, tracking.TRACKERS] = None
@@ -224,11 +220,28 @@ class Writer:
   def rewind(self, step: int) -> None:
     """Makes metrics.jsonl agree with a state restored at `step`.
 
+    Training lines up to the step, and evaluations before it, are kept. The
+    evaluations at the step will run again. All other lines, and damaged ones,
+    are moved to metrics_set_aside.jsonl.
+
     Args:
       step: number of updates completed.
     """
     with self._stops_at_errors():
-      rewind(self._path, step)
+      removed = jsonl.keep(self._path, lambda record: is_before(record, step))
+    damaged = [
+      line
+      for line in removed
+      if type((jsonl.parse(line) or {}).get('step')) is not int
+    ]
+    if damaged:
+      log.warning(
+        '%s: %d damaged or foreign line(s) moved to metrics_set_aside.jsonl, '
+        'the first %r',
+        self._path,
+        len(damaged),
+        damaged[0][:100],
+      )
     self._open()  # rewinding may have replaced the file
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -285,49 +298,6 @@ class Writer:
     for tracker in self._trackers if self._active else ():
       tracker.close()
     self._active = False
-
-
-def open_writer(settings: Log, run: tracking.Run, active: bool) -> Writer:
-  """Opens the destinations of a run's metrics.
-
-  Args:
-    settings: section `log` of the config.
-    run: description of the run for trackers.
-    active: whether this is the main process.
-  """
-  trackers = []
-  if active:
-    trackers = tracking.open_trackers(
-      settings.trackers, settings.tensorboard, run
-    )
-  return Writer(run.workdir, active, trackers)
-
-
-def rewind(path: epath.Path, step: int) -> None:
-  """Makes metrics.jsonl agree with a state restored at `step`.
-
-  Training lines up to the step, and evaluations before it, are kept. The
-  evaluations at the step will run again. All other lines, and damaged ones, are
-  moved to metrics_set_aside.jsonl.
-
-  Args:
-    path: path of metrics.jsonl.
-    step: number of updates completed.
-  """
-  removed = jsonl.keep(path, lambda record: is_before(record, step))
-  damaged = [
-    line
-    for line in removed
-    if type((jsonl.parse(line) or {}).get('step')) is not int
-  ]
-  if damaged:
-    log.warning(
-      '%s: %d damaged or foreign line(s) moved to metrics_set_aside.jsonl, the '
-      'first %r',
-      path,
-      len(damaged),
-      damaged[0][:100],
-    )
 
 
 def is_before(record: dict[str, Any], step: int) -> bool:

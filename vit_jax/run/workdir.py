@@ -9,7 +9,6 @@ from etils import epath
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Config
-from vit_jax.errors import StorageError, UserError
 from vit_jax.files import jsonl, paths
 
 log = logging.getLogger('vit_jax')
@@ -49,16 +48,8 @@ def last_config(path: epath.Path) -> dict[str, Any] | None:
     StorageError: the file exists, but cannot be read.
   """
   file = path / 'config.json'
-  try:
-    content = paths.with_retries(
-      lambda: file.read_bytes() if file.exists() else None, file, 'read'
-    )
-  except (UserError, StorageError) as error:
-    raise type(error)(f'the workdir {path} cannot be used: {error}') from error
-  if content is None:
-    return None
-  config = jsonl.parse(content)
-  if config is None:
+  config = jsonl.parse(jsonl.content(file))
+  if config is None and file.exists():
     log.warning(
       '%s is damaged (it is not a JSON object); the config stored in the '
       'checkpoints is compared instead',

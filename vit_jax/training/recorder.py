@@ -6,6 +6,8 @@ enables them; it computes no metrics.
 """
 
 import collections
+import dataclasses
+import datetime
 import functools
 import logging
 from collections.abc import Mapping
@@ -118,45 +120,7 @@ class Figures:
     gallery.save(self._workdir / gallery.FOLDER, found, about, photographs)
 
 
-class Meter:
-  """Measures throughput between log lines, without evaluation and saving."""
-
-  def __init__(self, experiment: Experiment, ledger: Ledger):
-    """Starts measuring.
-
-    Args:
-      experiment: experiment of the run.
-      ledger: account of time.
-    """
-    self._experiment, self._ledger = experiment, ledger
-    self._reset()
-
-  def _reset(self) -> None:
-    self.steps = 0  # steps that have finished
-    self._start = self._ledger.steps_s()
-    self._waited_s = self._ledger.totals.get('data_wait', 0.0)
-
-  def read(self) -> dict[str, float]:
-    """Computes the throughput of the window, and starts a new one.
-
-    Returns:
-      img_per_sec, data_wait (fraction of the time) and, if the peak FLOPs of
-      the device are known, mfu (model FLOPs utilization).
-    """
-    waited = self._ledger.totals.get('data_wait', 0.0) - self._waited_s
-    elapsed = max(self._ledger.steps_s() - self._start, 1e-9)
-    experiment = self._experiment
-    rate = self.steps * experiment.config.batch_size / elapsed
-    values = {'img_per_sec': rate, 'data_wait': waited / elapsed}
-    devices = experiment.mesh.devices
-    peak = peak_flops(devices.flat[0].device_kind)
-    if peak is not None:
-      flops = rate * experiment.image_flops / devices.size
-      values['mfu'] = flops / peak
-    self._reset()
-    return values
-
-
+@dataclasses.dataclass
 class Recorder:
   """Fetches each step's metrics a few steps late, checks and reports them.
 
@@ -164,42 +128,33 @@ class Recorder:
   late, the loop can dispatch a few steps ahead of the devices, but not more.
   `drain` fetches, checks and writes the metrics of all steps so far, so that no
   checkpoint is saved after a bad step that was not noticed.
+
+  Attributes:
+    experiment: experiment of the run.
+    writer: destination of the lines of metrics.
+    ledger: account of time, flushed with every line.
+    watchdog: watchdog that is notified of every step.
+    host_times: work and waiting times of this host.
+    bad_record_limit: limit on the fraction of bad training records.
+    stored: metrics since the last line, from the checkpoint that the run
+      resumes from.
   """
 
-  def __init__(
-    self,
-    experiment: Experiment,
-    writer: Writer,
-    ledger: Ledger,
-    watchdog: Watchdog,
-    host_times: HostTimes,
-    bad_record_limit: BadRecordLimit,
-    interval: Mapping[str, Any] | None = None,
-  ):
-    """Starts an interval of steps, or continues that of a checkpoint.
+  experiment: Experiment
+  writer: Writer
+  ledger: Ledger
+  watchdog: Watchdog
+  host_times: HostTimes
+  bad_record_limit: BadRecordLimit
+  stored: dataclasses.InitVar[Mapping[str, Any] | None] = None
 
-    Args:
-      experiment: experiment of the run.
-      writer: destination of the lines of metrics.
-      ledger: account of time, flushed with every line.
-      watchdog: watchdog that is notified of every step.
-      host_times: work and waiting times of this host.
-      bad_record_limit: limit on the fraction of bad training records.
-      interval: metrics since the last line, from the checkpoint that the run
-        resumes from.
-    """
-    self._experiment = experiment
-    self._writer = writer
-    self._ledger = ledger
-    self._watchdog = watchdog
-    self._host_times = host_times
-    self._bad_record_limit = bad_record_limit
-    self._meter = Meter(experiment, ledger)
+  def __post_init__(self, stored: Mapping[str, Any] | None):
+    self._start_throughput()
     self._limits = guards.Limits(
-      guards.build(experiment.recovery.limits), experiment.steps, ledger
+      self.experiment.recovery.limits, self.experiment.steps, self.ledger
     )
-    self._every_steps = experiment.steps(experiment.log.every)
-    self._interval = Interval(interval)
+    self._every_steps = self.experiment.steps(self.experiment.log.every)
+    self._interval = Interval(stored)
     self._pending: collections.deque[tuple[int, Any]] = collections.deque()
 
   def append(self, step: int, values: Mapping[str, jax.Array]) -> None:
@@ -224,7 +179,7 @@ class Recorder:
     """
     while self._pending:
       self._fetch()
-    self._writer.flush()
+    self.writer.flush()
 
   def interval(self) -> dict[str, Any]:
     """Returns the metrics since the last line, to be stored in a checkpoint."""
@@ -233,11 +188,11 @@ class Recorder:
   def _fetch(self) -> None:
     """Fetches the metrics of the oldest pending step, and checks them."""
     step, arrays = self._pending.popleft()
-    with self._host_times.waiting():
+    with self.host_times.waiting():
       values = {k: v.item() for k, v in jax.device_get(arrays).items()}
-    self._meter.steps += 1
-    self._watchdog.step()
-    self._host_times.step(step)
+    self._steps += 1
+    self.watchdog.step()
+    self.host_times.step(step)
     if values['skipped']:
       log.warning(
         'bad step %d: loss %s, gradient norm %s; nothing was updated (%d in a '
@@ -248,31 +203,57 @@ class Recorder:
         values['skipped'],
       )
     if 'bad_records' in values:
-      self._bad_record_limit.add(values['bad_records'])
+      self.bad_record_limit.add(values['bad_records'])
     self._interval.add(values)
-    config = self._experiment.config
+    config = self.experiment.config
     values['epoch'] = step / (config.train.num_examples / config.batch_size)
     if 'bad_records' in values:  # a line has the sum since the last line
       values['bad_records'] = self._interval.bad_records
-    is_last = step == self._experiment.total_steps
+    is_last = step == self.experiment.total_steps
     if step % self._every_steps == 0 or is_last:
       self._report(step, values)
     elif values['skipped']:
       # A bad step gets a line of its own, with its own metrics.
-      self._writer.write(step, values)
+      self.writer.write(step, values)
     if not values['skipped']:
       self._limits.step(step, values)
-    if values['skipped'] > self._experiment.recovery.max_skipped:
-      self._writer.flush()
+    if values['skipped'] > self.experiment.recovery.max_skipped:
+      self.writer.flush()
       raise RollbackError(step, values['skipped'])
 
   def _report(self, step: int, values: Mapping[str, float]) -> None:
     """Writes and logs one line of training metrics."""
-    line = self._interval.summary(values) | self._meter.read()
+    line = self._interval.summary(values) | self._throughput()
     self._interval = Interval()
-    self._writer.write(step, line)
-    self._ledger.flush(step)
-    log.info('%s', console_line(step, line, self._experiment))
+    self.writer.write(step, line)
+    self.ledger.flush(step)
+    log.info('%s', console_line(step, line, self.experiment))
+
+  def _start_throughput(self) -> None:
+    self._steps = 0  # steps that have finished since the last line
+    self._start = self.ledger.steps_s()
+    self._waited_s = self.ledger.totals.get('data_wait', 0.0)
+
+  def _throughput(self) -> dict[str, float]:
+    """Computes the throughput since the last line.
+
+    Evaluations and saves do not count.
+
+    Returns:
+      img_per_sec, data_wait (fraction of the time) and, if the peak FLOPs of
+      the device are known, mfu (model FLOPs utilization).
+    """
+    waited = self.ledger.totals.get('data_wait', 0.0) - self._waited_s
+    elapsed = max(self.ledger.steps_s() - self._start, 1e-9)
+    rate = self._steps * self.experiment.config.batch_size / elapsed
+    values = {'img_per_sec': rate, 'data_wait': waited / elapsed}
+    devices = self.experiment.mesh.devices
+    peak = peak_flops(devices.flat[0].device_kind)
+    if peak is not None:
+      flops = rate * self.experiment.image_flops / devices.size
+      values['mfu'] = flops / peak
+    self._start_throughput()
+    return values
 
   def evaluations(self, step: int, results: Mapping[str, float]) -> None:
     """Writes one line of evaluation results; nothing if there are none.
@@ -282,8 +263,8 @@ class Recorder:
       results: metrics by name.
     """
     if results:
-      self._writer.write(step, results)
-      self._writer.flush()
+      self.writer.write(step, results)
+      self.writer.flush()
       log.info('step %d  %s', step, metrics_text(results))
 
   def summary(self, step: int, steps: int, results: Mapping[str, float]) -> str:
@@ -296,7 +277,7 @@ class Recorder:
     """
     return (
       f'finished at step {step}: {steps} steps in '
-      f'{duration(self._ledger.elapsed_s())}. {metrics_text(results)}'
+      f'{duration(self.ledger.elapsed_s())}. {metrics_text(results)}'
     )
 
 
@@ -333,14 +314,5 @@ def console_line(
 
 
 def duration(seconds: float) -> str:
-  """Formats seconds by their two largest units: '2d03h', '4m10s' or '9s'."""
-  seconds = round(seconds)
-  for big, small, name in (
-    (86400, 3600, 'dh'),
-    (3600, 60, 'hm'),
-    (60, 1, 'ms'),
-  ):
-    if seconds >= big:
-      first, rest = divmod(seconds, big)
-      return f'{first}{name[0]}{rest // small:02d}{name[1]}'
-  return f'{seconds}s'
+  """Formats seconds as '2 days, 3:04:05'."""
+  return str(datetime.timedelta(seconds=round(seconds)))

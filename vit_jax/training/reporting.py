@@ -21,7 +21,6 @@ from jaxtyping import Int
 from vit_jax.analysis.report import record
 from vit_jax.arrays import sharding
 from vit_jax.arrays.tree import PyTree
-from vit_jax.data.contract import require
 from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
@@ -111,11 +110,8 @@ def predict_examples(
     most confused classes.
 
   Raises:
-    UserError: the model has no head, the data have no labels, or no example
-      can be read.
+    UserError: no example can be read.
   """
-  contract.check_head(setting)
-  require(setting.transform.spec, 'image', 'label', who='the report')
   full_split = open_split(setting, split)
   source = Spread(full_split, count)
   function = setting.compiled(functools.partial(_predict, setting.predict))
