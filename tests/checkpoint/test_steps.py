@@ -4,7 +4,8 @@ import pytest
 
 from tests.checkpoint.states import ABOUT, restore, save, state
 from vit_jax import checkpoint
-from vit_jax.checkpoint import Checkpointer, steps, weights
+from vit_jax.checkpoint import Checkpointer, steps
+from vit_jax.checkpoint import restore as restore_lib
 from vit_jax.errors import UserError
 
 
@@ -98,7 +99,9 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
       (tmp_path / 'checkpoints' / str(step) / item).mkdir(parents=True)
   section: dict = {'best': 'val/accuracy'}
   monkeypatch.setattr(
-    weights, 'load_about', lambda step_dir: {'config': {'checkpoint': section}}
+    restore_lib,
+    'load_about',
+    lambda step_dir: {'config': {'checkpoint': section}},
   )
   monkeypatch.setattr(
     steps,
@@ -107,7 +110,7 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
   )
 
   def chosen(ending):
-    return weights.step_directory(f'{tmp_path}{ending}').name
+    return restore_lib.step_directory(f'{tmp_path}{ending}').name
 
   assert [chosen(e) for e in ('', '@8', '@best')] == ['12', '8', '8']
   for ending in ('@9', '@bets'):

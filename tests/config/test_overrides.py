@@ -156,23 +156,17 @@ def test_flags_without_equals_sign(parse):
 
 
 @pytest.mark.parametrize(
-  'flag', ['--config.evals.fewshot.shots=5', '--config.evals.fewshot.a.b=5']
-)
-def test_a_key_of_an_evaluator_that_the_config_lacks(command_line, flag):
-  """The message names the evaluators of the config, not keys of others."""
-  with pytest.raises(UserError) as error:
-    command_line('--config=configs/quickstart.py', flag)
-  message = str(error.value)
-  assert 'config.evals.fewshot is not a key; allowed: test.' in message
-
-
-@pytest.mark.parametrize(
   'argument, words',
   [
     ('--config.model.dpth=2', ['config.model.dpth', "mean 'depth'"]),
     ('--config.modle.depth=2', ['config.modle.depth', "mean 'model.depth'"]),
     ('--config.batchsize=2', ['config.batchsize', "mean 'batch_size'"]),
     ('--config.evals.tset.split=x', ["mean 'test'"]),
+    # The evaluators of the config are named, not keys of others.
+    (
+      '--config.evals.fewshot.a.b=5',
+      ['evals.fewshot is not', 'allowed: test.'],
+    ),
     ('--config.schedule.name=x', ['allowed: base_lr, cooldown']),
     ('--noconfig.augment.flop', ['augment.flop', "mean 'flip'"]),
     # a key of another source
@@ -188,19 +182,6 @@ def test_messages_of_mistyped_keys(parse, argument, words):
     parse(argument)
   for word in words:
     assert word in str(error.value)
-
-
-@pytest.mark.parametrize('count', [0, 2])
-def test_config_must_be_given_once(parse, count):
-  """Without --config, or with two, the message says so."""
-  with pytest.raises(UserError, match=f'--config=FILE.py.*{count} times'):
-    parse(*[f'--config={parse.file}'] * count, config=None)
-
-
-def test_an_argument_to_a_config_without_arguments_is_refused(tmp_path, parse):
-  (tmp_path / 'plain.py').write_text('def get_config(): return 1\n')
-  with pytest.raises(UserError, match='argument'):
-    parse(config=f'--config={tmp_path}/plain.py:depth=3')
 
 
 # The text of a config file, and what the message must say.
@@ -222,6 +203,11 @@ WRONG_FILES = [
   ('def get_config(): return 3\n', ['returns 3', 'ConfigDict']),
   ('def get_config(): return {"a.b": 1}\n', ['is not a config', 'a.b']),
   ('def get_config(): return {}\n', ['config.total is missing']),
+  (
+    'from vit_jax.errors import UserError\n'
+    'def get_config(): raise UserError("say which folder")\n',
+    ['say which folder'],
+  ),
 ]
 
 
@@ -234,15 +220,6 @@ def test_messages_of_config_files_with_errors(tmp_path, text, words):
     loading.load(str(file))
   for word in words:
     assert word in str(error.value)
-
-
-def test_a_user_error_of_a_config_file_is_not_wrapped(tmp_path):
-  (tmp_path / 'mine.py').write_text(
-    'from vit_jax.errors import UserError\n'
-    'def get_config(): raise UserError("say which folder")\n'
-  )
-  with pytest.raises(UserError, match='^say which folder$'):
-    loading.load(str(tmp_path / 'mine.py'))
 
 
 @pytest.mark.parametrize(
@@ -298,23 +275,21 @@ def test_messages_of_wrong_config_json_files(tmp_path, text, words):
 
 
 def test_messages_of_paths_that_are_not_configs(tmp_path):
-  """A text file and a missing file are refused."""
+  """So is an argument for a function without parameters."""
   (tmp_path / 'notes.txt').write_text('total = 3')
   with pytest.raises(UserError, match='no config file'):
     loading.load(str(tmp_path))
   with pytest.raises(UserError, match='neither a Python file'):
     loading.load(str(tmp_path / 'notes.txt'))
+  (tmp_path / 'plain.py').write_text('def get_config(): return 1\n')
+  with pytest.raises(UserError, match='takes no argument'):
+    loading.load(f'{tmp_path}/plain.py:depth=3')
 
 
-def test_none_removes_an_evaluator(command_line):
+def test_flags_of_a_shipped_config(command_line):
+  """None removes an evaluator; at most five of many keys are suggested."""
   quickstart = '--config=configs/quickstart.py'
-  config = command_line(quickstart, '--config.evals.test=None')
-  assert not config.evals
-
-
-def test_an_unknown_key_shows_the_nearest_keys(command_line):
-  """At most five of more than a hundred keys are listed."""
-  with pytest.raises(UserError) as error:
-    command_line('--config=configs/quickstart.py', '--config.optimzer.b1=3')
-  shown = str(error.value).partition(': ')[2].split(', ')
-  assert len(shown) <= 5 and 'nearest of 1' in str(error.value)
+  assert not command_line(quickstart, '--config.evals.test=None').evals
+  with pytest.raises(UserError, match='nearest of 1') as error:
+    command_line(quickstart, '--config.optimzer.b1=3')
+  assert len(str(error.value).partition(': ')[2].split(', ')) <= 5

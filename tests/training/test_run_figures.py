@@ -16,7 +16,7 @@ from vit_jax.evaluators import features
 from vit_jax.training import data
 from vit_jax.training.evaluations import Evaluations
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.recorder import Figures
+from vit_jax.training.reporting import Figures
 
 SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
 FIGURES = dict(name='figures', split='test', num_images=5)

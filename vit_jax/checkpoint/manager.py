@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpoint import items, manifest, restore, steps, weights
+from vit_jax.checkpoint import items, manifest, restore, steps
 from vit_jax.config import durations, schema
 from vit_jax.errors import check_range
 from vit_jax.files import paths
@@ -117,8 +117,8 @@ class Checkpointer:
     return steps.latest(self.root)
 
   def read_about(self, step: int) -> dict[str, Any]:
-    """Reads the item `about` of a step; see `weights.load_about`."""
-    return weights.load_about(self.root / str(step))
+    """Reads the item `about` of a step; see `restore.load_about`."""
+    return restore.load_about(self.root / str(step))
 
   def is_committed(self, step: int) -> bool:
     """Returns whether a step is committed, according to the main process."""

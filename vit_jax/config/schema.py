@@ -60,7 +60,7 @@ EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 
 # Old path of a symbol, which configs still use, and its present path.
 MOVED = {
-  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.recorder:Figures',
+  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.reporting:Figures',
   'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
   'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
 }

@@ -73,26 +73,22 @@ def _is_finite(value: Any) -> bool:
 _OF_THE_LAST_STEP = ('lr', 'skipped', 'epoch', 'bad_records')
 
 
+@dataclasses.dataclass
 class Interval:
   """Sums of each metric since the last log line.
 
-  A checkpoint stores them, so that a resumed run writes the same lines as one
-  that was never interrupted.
+  A checkpoint stores them as a dict, so that a resumed run writes the same
+  lines as one that was never interrupted.
 
   Attributes:
+    count: number of good steps in the interval.
+    sums: sums over the good steps, by metric.
     bad_records: number of bad training records in the interval.
   """
 
-  def __init__(self, stored: Mapping[str, Any] | None = None):
-    """Starts an interval, or continues one that a checkpoint stores.
-
-    Args:
-      stored: result of `to_json`; None for an empty interval.
-    """
-    stored = stored or {}
-    self._count: int = stored.get('count', 0)
-    self._sums: dict[str, float] = dict(stored.get('sums', {}))
-    self.bad_records: int = stored.get('bad_records', 0)
+  count: int = 0
+  sums: dict[str, float] = dataclasses.field(default_factory=dict)
+  bad_records: int = 0
 
   def add(self, values: Mapping[str, float]) -> None:
     """Adds the metrics of one step.
@@ -106,9 +102,9 @@ class Interval:
     self.bad_records += int(values.get('bad_records', 0))
     if values['skipped']:
       return
-    self._count += 1
+    self.count += 1
     for key, value in values.items():
-      self._sums[key] = self._sums.get(key, 0.0) + value
+      self.sums[key] = self.sums.get(key, 0.0) + value
 
   def summary(self, values: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics of a log line.
@@ -122,18 +118,10 @@ class Interval:
       was good, `values` unchanged.
     """
     line = dict(values)
-    if self._count:
-      means = {key: total / self._count for key, total in self._sums.items()}
+    if self.count:
+      means = {key: total / self.count for key, total in self.sums.items()}
       line |= {k: v for k, v in means.items() if k not in _OF_THE_LAST_STEP}
     return line
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns the sums as JSON values."""
-    return {
-      'count': self._count,
-      'sums': self._sums,
-      'bad_records': self.bad_records,
-    }
 
 
 @schema.operational(

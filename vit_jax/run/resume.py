@@ -1,5 +1,7 @@
 """Decides whether a run may resume, by comparing it with its earlier starts.
 
+The module also reads and writes config.json and run.json of a workdir.
+
 A run with another config, other data or other settings of JAX would compute
 other numbers, so it is not resumed. The config of the last start is in
 config.json. Every checkpoint contains its config and a record of everything
@@ -20,6 +22,7 @@ import json
 import logging
 import math
 import os
+import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -31,10 +34,9 @@ from vit_jax.config.schema import EVALS, MARKS, Config
 from vit_jax.data import fingerprint as fingerprints
 from vit_jax.data.filters import names_differ
 from vit_jax.errors import UserError
-from vit_jax.files import paths
+from vit_jax.files import jsonl, paths
 from vit_jax.processes import consensus, runtime
 from vit_jax.run import ledger as ledger_lib
-from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.ledger import Ledger
 
 log = logging.getLogger('vit_jax')
@@ -177,6 +179,76 @@ def _canonical(key: str, value: Any) -> Any:
   return value
 
 
+def default_workdir(config_path: str) -> str:
+  """Returns the default workdir of a config.
+
+  Args:
+    config_path: path of a config file, optionally with arguments after a colon.
+
+  Returns:
+    'runs/<name of the config, with its arguments>'; for a run's config.json,
+    the directory of that run.
+  """
+  folder, _, file = config_path.rpartition('/')
+  if file == 'config.json':
+    return folder or '.'
+  path, _, arg = config_path.partition(':')
+  name = pathlib.Path(path).stem
+  if arg:
+    name += '-' + arg.replace('/', '').replace('=', '_').replace(',', '-')
+  return f'runs/{name}'
+
+
+def last_config(path: epath.Path) -> dict[str, Any] | None:
+  """Reads the config of the last start.
+
+  Args:
+    path: workdir.
+
+  Returns:
+    The config; None if the file is missing or damaged.
+
+  Raises:
+    UserError: the file exists, but there is no permission to read it.
+    StorageError: the file exists, but cannot be read.
+  """
+  file = path / 'config.json'
+  config = jsonl.parse(jsonl.content(file))
+  if config is None and file.exists():
+    log.warning(
+      '%s is damaged (it is not a JSON object); the config stored in the '
+      'checkpoints is compared instead',
+      file,
+    )
+  return config
+
+
+def record_workdir(
+  path: epath.Path, config: Config, run: dict[str, Any]
+) -> None:
+  """Writes config.json and run.json of a run that has passed all checks.
+
+  Args:
+    path: workdir.
+    config: completed config.
+    run: content of run.json.
+
+  Raises:
+    UserError: there is no permission to write the directory.
+    StorageError: the storage is full or keeps failing.
+  """
+  file = path / 'config.json'
+
+  def write() -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    if file.exists() and jsonl.parse(file.read_bytes()) is None:
+      file.rename(path / 'config.json.bad')
+    paths.write(file, schema.to_json(config))
+    paths.write(path / 'run.json', json.dumps(run, indent=2) + '\n')
+
+  paths.with_retries(write, file, 'written')
+
+
 def check_workdir(
   workdir: str, config: Config, *, allow_changes: bool
 ) -> epath.Path:
@@ -198,7 +270,7 @@ def check_workdir(
   """
   path = paths.locate(workdir)
   os.fspath(path).encode()  # otherwise checkpoints could not be saved
-  last = workdir_lib.last_config(path)
+  last = last_config(path)
   if last and not {'model', 'batch_size', 'total'} & last.keys():
     raise UserError(
       f'the workdir {workdir} contains a config.json that does not belong to a '
@@ -510,14 +582,14 @@ class Comparison:
     """
     if not self._is_recorded:
       # The config of the last start must be read before it is replaced.
-      last = consensus.from_main(lambda: workdir_lib.last_config(self.workdir))
+      last = consensus.from_main(lambda: last_config(self.workdir))
       last = last or saved.get('config', {})
       notes = evaluator_notes(last, self.config)
       self._notes += [(step, note) for note in notes]
       if runtime.is_main():
         run = runtime.describe_run() | self.current['record']
         run['train_flops_per_image'] = flops_per_image
-        workdir_lib.record(self.workdir, self.config, run)
+        record_workdir(self.workdir, self.config, run)
     if runtime.is_main():
       for at, note in self._notes:
         log.warning('%s', note.text)

@@ -12,7 +12,7 @@ from vit_jax.evaluators.contract import Evaluator, Setting
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.recorder import Figures
+from vit_jax.training.reporting import Figures
 
 PyTree = Any
 Results = dict[str, float]

@@ -14,7 +14,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.run import guards, ledger, workdir
+from vit_jax.run import guards, ledger, resume
 from vit_jax.run import metrics as metrics_lib
 from vit_jax.training.evaluations import Results
 
@@ -105,7 +105,7 @@ def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
     for event in ledger.read(folder / 'events.jsonl')
     if event['event'] in ('start', _EVENT)
   ]
-  last = workdir.last_config(folder) or {}
+  last = resume.last_config(folder) or {}
   files = ((config.log.curves, curves.NAME), (config.log.report, page.NAME))
   results: Results = {}
   for line_step, metrics in metrics_lib.read(folder):
