@@ -1,6 +1,7 @@
 """Reads and writes JSON lines; tolerates incomplete and damaged lines."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from etils import epath
 from vit_jax.files import paths
 from vit_jax.files.paths import with_retries
 
+log = logging.getLogger('vit_jax')
 Record = dict[str, Any]
 
 
@@ -139,7 +141,11 @@ class Appender:
       with_retries(sync_file, self._path, 'written')
 
 
-def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
+def keep(
+  path: epath.Path,
+  is_kept: Callable[[Record], bool],
+  is_valid: Callable[[Record], bool] = lambda record: False,
+) -> list[bytes]:
   """Keeps the lines whose object passes a test, and quarantines all others.
 
   The other lines are first added to <name>_set_aside.jsonl, so no line is lost.
@@ -149,6 +155,8 @@ def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
   Args:
     path: path of the file.
     is_kept: function that returns whether the line of an object is kept.
+    is_valid: function that returns whether a line that is not kept is intact;
+      for all others, there is a warning.
 
   Returns:
     The lines that were moved.
@@ -167,6 +175,16 @@ def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
     everything = content(quarantine) + _join(removed)
     with_retries(
       lambda: paths.write(quarantine, everything), quarantine, 'written'
+    )
+  damaged = [line for line in removed if not is_valid(parse(line) or {})]
+  if damaged:
+    log.warning(
+      '%s: %d damaged or foreign line(s) moved to %s_set_aside.jsonl, the '
+      'first %r',
+      path,
+      len(damaged),
+      path.stem,
+      damaged[0][:100],
     )
   with_retries(lambda: paths.write(path, _join(kept)), path, 'written')
   return removed

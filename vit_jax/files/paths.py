@@ -226,7 +226,7 @@ class Cause(enum.Enum):
 _REACTIONS = {
   Cause.USER: (
     UserError,
-    'Fix the path or its permissions (for gs://, `gcloud auth application-'
+    'Fix the path or permissions (for gs://, `gcloud auth application-'
     'default login`), or give another path',
   ),
   Cause.FULL: (StorageError, 'Free some space'),

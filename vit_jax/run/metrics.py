@@ -7,7 +7,6 @@ reader leaves out what is not a metric, such as damaged lines.
 import contextlib
 import dataclasses
 import errno
-import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +20,6 @@ from vit_jax.errors import StorageError, UserError
 from vit_jax.files import jsonl, paths
 from vit_jax.files.paths import with_retries
 from vit_jax.run import tracking
-
-log = logging.getLogger('vit_jax')
 
 Metrics = dict[str, float | None]  # None: the value was not finite
 
@@ -216,19 +213,10 @@ class Writer:
       step: number of updates completed.
     """
     with self._stops_at_errors():
-      removed = jsonl.keep(self._path, lambda record: is_before(record, step))
-    damaged = [
-      line
-      for line in removed
-      if type((jsonl.parse(line) or {}).get('step')) is not int
-    ]
-    if damaged:
-      log.warning(
-        '%s: %d damaged or foreign line(s) moved to metrics_set_aside.jsonl, '
-        'the first %r',
+      jsonl.keep(
         self._path,
-        len(damaged),
-        damaged[0][:100],
+        lambda record: is_before(record, step),
+        lambda record: type(record.get('step')) is int,
       )
     self._open()  # rewinding may have replaced the file
 
