@@ -1,6 +1,5 @@
 """Tests of what a resumed run repeats."""
 
-import json
 import logging
 import shutil
 
@@ -34,13 +33,7 @@ def workdir(tmp_path):
 
 def lines(workdir):
   """Returns the lines of metrics.jsonl by step and kind, without times."""
-  found = {}
-  for text in (workdir / 'metrics.jsonl').read_text().splitlines():
-    line = json.loads(text)
-    for key in ('img_per_sec', 'data_wait', 'mfu'):
-      line.pop(key, None)
-    found[line['step'], 'loss' in line] = line
-  return found
+  return {(line['step'], 'loss' in line): line for line in cli.lines(workdir)}
 
 
 @pytest.mark.slow
