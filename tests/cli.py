@@ -189,23 +189,31 @@ def start_pair(
   processes: int = 2,
   last: tuple[str, ...] = (),
 ) -> list[subprocess.Popen]:
-  """Starts the small L/16 on two (or more) processes of some devices each.
+  """Starts the small L/16 on two (or more) processes; see `start_group`."""
+  arguments = flags('configs/l16_i21k.py', workdir, SMALL_L16 | overrides)
+  return start_group(command('train', *arguments), processes, devices, last)
+
+
+def start_group(
+  arguments: list[str],
+  processes: int = 2,
+  devices: int = 1,
+  last: tuple[str, ...] = (),
+) -> list[subprocess.Popen]:
+  """Starts a command on several processes of some devices each.
 
   The last process also gets the flags `last`. It is not forked, so that an
   order that depends on hashes differs between the processes.
   """
   port = free_port()
-  arguments = flags('configs/l16_i21k.py', workdir, SMALL_L16 | overrides)
+  group = [
+    f'--coordinator_address=127.0.0.1:{port}',
+    f'--num_processes={processes}',
+  ]
   return [
     start(
-      command(
-        'train',
-        *arguments,
-        f'--coordinator_address=127.0.0.1:{port}',
-        f'--num_processes={processes}',
-        f'--process_id={i}',
-        *(last if i == processes - 1 else ()),
-      ),
+      [*arguments, *group, f'--process_id={i}']
+      + list(last if i == processes - 1 else ()),
       devices,
       forked=i < processes - 1,
     )

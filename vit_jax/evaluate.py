@@ -35,7 +35,7 @@ from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes import runtime
-from vit_jax.training.recorder import Figures
+from vit_jax.training.reporting import Figures
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')

@@ -4,11 +4,13 @@ import contextlib
 import functools
 import json
 import pathlib
+import types
+from unittest import mock
 
 import jax
 import numpy as np
 
-from vit_jax.checkpoint import Checkpointer
+from vit_jax.checkpoint import Checkpointer, items
 from vit_jax.config import loading
 from vit_jax.config.schema import complete
 from vit_jax.training.experiment import Experiment
@@ -73,9 +75,12 @@ def save(folder: pathlib.Path, *numbers: int, about=ABOUT, **settings) -> None:
 
 def restore(folder: pathlib.Path, of=None, about=ABOUT, sleep=lambda _: None):
   """Restores the newest intact step; pauses between retries are skipped."""
-  with contextlib.closing(Checkpointer(folder, about)) as checkpoints:
-    abstract = (of or experiment()).abstract_state()
-    return checkpoints.restore_latest(abstract, sleep)
+  clock = types.SimpleNamespace(sleep=sleep)
+  with (
+    mock.patch.object(items, 'time', clock),
+    contextlib.closing(Checkpointer(folder, about)) as checkpoints,
+  ):
+    return checkpoints.restore_latest((of or experiment()).abstract_state())
 
 
 def make_old(step: pathlib.Path) -> None:

@@ -67,20 +67,14 @@ def test_values_of_related_types_are_converted(key, value, expected):
   'key, value, words',
   [
     ('batchsize', 8, ['config.batchsize', "mean 'batch_size'"]),
-    ('evals.test.splt', 'x', ['config.evals.test.splt', "mean 'split'"]),
     ('optimizer.momentum', 0.9, ['config.optimizer.momentum', 'b1, b2']),
-    ('model.name', 'vti', ["'vti'", "mean 'vit'"]),
     ('total', ..., ['config.total', 'missing']),
-    ('train.split', ..., ['config.train.split', 'missing']),
     ('train', ..., ['config.train.split', 'missing']),
     ('model.name', ..., ['config.model', 'name']),
-    ('source', ..., ['config.source', 'name']),
     ('batch_size', 8.0, ['config.batch_size', '8.0', 'int']),
-    ('batch_size', True, ['config.batch_size', 'True', 'int']),
     ('model.dropout', 'a', ['config.model.dropout', "'a'", 'float']),
     ('augment.flip', 1, ['config.augment.flip', '1', 'bool']),
     ('model', 'vit', ['config.model']),
-    ('evals.test', 'classification', ['config.evals.test']),
     ('image_size', (8.5, 8), ['config.image_size']),
   ],
 )
@@ -101,7 +95,7 @@ def test_an_optional_tuple_accepts_lists():
     config = completed(model=RESNET | dict(depths=depths))
     assert config.model.depths == (1, 2)
   assert completed(model=RESNET | dict(variant='R50x1')).model.depths is None
-  with pytest.raises(UserError, match="model.depths is 'x'; .* type int"):
+  with pytest.raises(UserError, match=r"model.depths is \(1, 'x'\); .* of int"):
     completed(model=RESNET | dict(depths=(1, 'x')))
 
 
@@ -112,25 +106,18 @@ def test_parse_arg_uses_the_types_of_the_defaults():
   assert vars(args) == dict(variant='L/16', epochs=30, lr=1e-3)
   assert vars(parse_arg(None, depth=2)) == dict(depth=2)
   assert vars(parse_arg('depth=3', depth=2, width=4)) == dict(depth=3, width=4)
+  assert parse_arg('flip=false', flip=True).flip is False
 
 
-@pytest.mark.parametrize(
-  'arg, path',
-  [
+def test_parse_arg_keeps_commas_in_values():
+  """A comma that is not followed by a key belongs to the value."""
+  for arg, path in (
     ('path=a,b', 'a,b'),
     ('path=a,b,depth=3', 'a,b'),
     ('depth=3,path=/x, y/a=b,c', '/x, y/a=b,c'),
     ('path=a,depth=3,', 'a'),
-  ],
-)
-def test_parse_arg_keeps_commas_in_values(arg, path):
-  """A comma that is not followed by a key belongs to the value."""
-  args = parse_arg(arg, path='', depth=3)
-  assert vars(args) == dict(path=path, depth=3)
-
-
-def test_parse_arg_refuses_a_key_without_a_value():
-  """The bare key is not taken for a part of the value before it."""
+  ):
+    assert vars(parse_arg(arg, path='', depth=3)) == dict(path=path, depth=3)
   for arg in ('path=a,depth', 'path=a,depth,b', 'path=a,dpeth=3'):
     with pytest.raises(UserError, match='key=value'):
       parse_arg(arg, path='', depth=3)
@@ -151,10 +138,6 @@ def test_messages_of_parse_arg(arg, words):
     parse_arg(arg, depth=2)
   for word in words:
     assert word in str(error.value)
-
-
-def test_parse_arg_reads_false():
-  assert parse_arg('flip=false', flip=True).flip is False
 
 
 def test_identity_leaves_out_operational_keys():
@@ -198,20 +181,13 @@ def test_identity_leaves_out_operational_keys():
 
 
 def test_identity_of_rules_is_the_same_after_json():
-  """A run with `optimizer.rules` can be resumed."""
+  """A run with `optimizer.rules` can be resumed from its config.json."""
   rules = (('cls', dict(frozen=True)), ('head/.*', dict(lr=2.0)))
   config = completed(**{'optimizer.rules': rules})
   read = identity(json.loads(schema.to_json(config)))
   assert identity(config) == read
   other = completed(**{'optimizer.rules': (*rules[:1], ('.*', dict(lr=2.0)))})
   assert identity(other) != read
-
-
-def test_identity_is_the_same_after_json():
-  """A config and its config.json have the same identity."""
-  config = completed()
-  assert identity(config) == identity(json.loads(schema.to_json(config)))
-  assert identity(config) != identity(completed(seed=1))
 
 
 @pytest.mark.parametrize(

@@ -57,25 +57,17 @@ def test_build_section_builds_nested_sections():
   assert build_section(config(), 'model', 4).stem is None
 
 
-@pytest.mark.parametrize(
-  'changes, words',
-  [
-    (dict(stem={'name': LAB, 'biass': 1}), ['model.stem.biass', "mean 'bias'"]),
-    (dict(stem={'name': LAB, 'bias': 1}), ['model.stem.bias is 1', 'bool']),
-    (dict(stem={'kernel_size': 3}), ['model.stem.name is missing']),
-    (dict(stem='conv'), ["model.stem is 'conv'", 'section']),
-    (dict(stem={'name': 'lab_nestd'}), ["'lab_nestd'", 'Stem']),
-    (dict(heads={'c': {'name': LAB}}), ['model.heads.c.outputs is missing']),
-    (dict(heads={'c': 3}), ['model.heads.c is 3']),
-    (dict(heads=[1]), ['model.heads is [1]']),
-  ],
-)
-def test_messages_contain_the_whole_path(changes, words):
+def test_messages_contain_the_whole_path():
   """The message of an error contains the path of the key."""
-  with pytest.raises(UserError) as error:
-    config(**changes)
-  for word in words:
-    assert word in str(error.value)
+  for changes, words in (
+    (dict(stem={'name': LAB, 'bias': 1}), 'model.stem.bias is 1.* bool'),
+    (dict(stem={'name': 'lab_nestd'}), "'lab_nestd'.* Stem"),
+    (dict(heads={'c': {'name': LAB}}), 'model.heads.c.outputs is missing'),
+    (dict(heads={'c': 3}), 'model.heads.c is 3'),
+    (dict(heads=[1]), r'model.heads is \[1\]'),
+  ):
+    with pytest.raises(UserError, match=words):
+      config(**changes)
 
 
 def test_flags_override_nested_keys(overridden):
@@ -146,18 +138,17 @@ def test_a_flag_removes_a_section(overridden):
 @pytest.mark.parametrize(
   'arg, words',
   [
-    ('--config.model.stem=conv', ['is a section', 'config.model.stem.name=']),
-    ('--config.model.stem.bia=1', ['model.stem.bia', "mean 'bias'"]),
-    ('--config.model.heads.c.weight=1', ['model.heads.c.weight is not a key']),
-    ('--config.model.heads=None', ['is a section']),
+    ('--config.model.stem=conv', 'is a section.*config.model.stem.name='),
+    ('--config.model.stem.bia=1', "model.stem.bia .*mean 'bias'"),
+    ('--config.model.heads.c.weight=1', 'model.heads.c.weight is not a key'),
+    ('--config.model.heads=None', 'is a section'),
   ],
 )
 def test_messages_of_wrong_nested_flags(overridden, arg, words):
+  """A section that a flag replaces by a value is refused."""
   base = config() if arg.endswith('conv') else config(stem={'name': LAB})
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=words):
     overridden(base, arg)
-  for word in words:
-    assert word in str(error.value)
 
 
 def test_identity_leaves_out_nested_operational_keys():

@@ -1,5 +1,6 @@
 """Tests that constructors refuse numbers out of range."""
 
+import contextlib
 import math
 
 import jax
@@ -75,13 +76,6 @@ def numeric_keys():
 NUMERIC = numeric_keys()
 
 
-def test_numeric_keys_contain_all_sections():
-  """The test below uses this list."""
-  keys = {key for key, *_ in NUMERIC}
-  assert {'seed', 'model.dropout', 'optimizer.b2', 'source.height'} <= keys
-  assert {'evals.test.batch_size', 'mesh.fsdp'} <= keys and len(keys) > 60
-
-
 @pytest.mark.parametrize('key, kind, changes', NUMERIC)
 def test_negative_and_infinite_numbers_are_refused(
   tmp_path, key, kind, changes
@@ -97,17 +91,14 @@ def test_negative_and_infinite_numbers_are_refused(
 # Values just outside of a range, other than negative numbers.
 WRONG = [
   ('optimizer.b1', 1.0),
-  ('optimizer.eps', 0.0),
   ('batch_size', 0),
   ('batch_size', 10**20),
   ('micro_batches', 0),
   ('seed', 2**32),
-  ('image_size', (10**20,)),
   ('average_decay', 1.0),
   ('num_classes', 0),
   ('total', '0 steps'),
   ('log.every', '0 steps'),
-  ('mix.erasing', 1.01),
   ('checkpoint.every', 'never'),
   ('evals.test.batch_size', 0),
   ('evals.test.every', '-1 steps'),
@@ -115,14 +106,10 @@ WRONG = [
   ('recovery.spike_factor', 1.0),
   ('model.dropout', 1.0),
   ('model.width', 10**20),
-  ('model.unroll', 0),
   ('train.num_examples', 0),
-  ('reader.prefetch', 0),
   ('objective.label_smoothing', 1.0),
-  ('preprocess.central_fraction', 1.1),
   ('source.num_examples', 0),
   ('preprocess.central_fraction', 1e-9),
-  ('reader.max_bad_share', 1.1),
   ('augment.randaugment_magnitude', 11.0),
   ('position_resize', 'cubic'),
 ]
@@ -178,44 +165,33 @@ def test_message_of_check_range():
   check_range('x', 10**400)  # of any size where there is no limit
 
 
-# The metric that a checkpoint is the best by
-
-
 @pytest.mark.parametrize(
-  'best, changes',
+  'best, changes, message',
   [
-    ('test/accuracy', {}),
-    ('test_ema/accuracy', {'average_decay': 0.9}),
-    (None, {}),
+    ('test/accuracy', {'early_stop_patience': 3}, None),
+    ('test_ema/accuracy', {'average_decay': 0.9}, None),
+    (None, {}, None),
+    # Otherwise, a run would save no best step and not report it.
+    ('val/accuracy', {}, 'allowed: test/accuracy'),
+    ('test/acuracy', {}, 'allowed: test/accuracy'),
+    ('test', {}, 'allowed: test/accuracy'),
+    ('test_ema/accuracy', {}, 'allowed: test/accuracy'),
+    # Otherwise, the step with the highest loss would be kept.
+    ('test/loss', {}, "checkpoint.best is 'test/loss'.*test/accuracy"),
+    # There is no default metric.
+    (
+      None,
+      {'early_stop_patience': 3},
+      'early_stop_patience.*checkpoint.best',
+    ),
   ],
 )
-def test_checkpoint_best_accepts_metrics_of_the_evaluators(
-  tmp_path, best, changes
+def test_metrics_that_a_checkpoint_is_the_best_by(
+  tmp_path, best, changes, message
 ):
-  """Metrics of averaged weights are accepted, too."""
-  build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': best}, **changes)
-
-
-@pytest.mark.parametrize(
-  'best', ['val/accuracy', 'test/acuracy', 'test', 'test_ema/accuracy']
-)
-def test_checkpoint_best_refuses_unknown_metrics(tmp_path, best):
-  """Otherwise, a run would save no best step and not report it."""
-  with pytest.raises(UserError, match='allowed: test/accuracy'):
-    build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': best})
-
-
-def test_checkpoint_best_refuses_losses(tmp_path):
-  """Otherwise, the step with the highest loss would be kept."""
-  with pytest.raises(
-    UserError, match="checkpoint.best is 'test/loss'.*test/accuracy"
-  ):
-    build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/loss'})
-
-
-def test_early_stopping_needs_a_metric(tmp_path):
-  """There is no default metric."""
-  patience = {'early_stop_patience': 3}
-  build(tmp_path, 'checkpoint.best', 'test/accuracy', **patience)
-  with pytest.raises(UserError, match=r'early_stop_patience.*checkpoint\.best'):
-    build(tmp_path, 'checkpoint.best', None, **patience)
+  """They are metrics of the evaluators that are better if higher."""
+  raised = contextlib.nullcontext()
+  if message:
+    raised = pytest.raises(UserError, match=message)
+  with raised:
+    build(tmp_path, 'checkpoint.best', best, **changes)

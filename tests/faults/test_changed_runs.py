@@ -143,29 +143,6 @@ def test_changed_settings_of_jax_are_refused(tmp_path, trained, monkeypatch):
 
 
 @pytest.mark.slow
-def test_evaluation_matches_labels_by_class_name(tmp_path, trained):
-  """Labels that cannot be mapped are refused."""
-  workdir, pets = _copy(trained, tmp_path)
-  shutil.rmtree(trained / 'pets.old', ignore_errors=True)
-  evaluate = cli.command('evaluate', f'--checkpoint={workdir}', '--json')
-  (trained / 'pets').rename(trained / 'pets.old')
-  try:
-    (trained / 'pets').symlink_to(pets)
-    whole = json.loads(cli.run(evaluate)[0])
-    assert whole['count'] == 6
-    shutil.rmtree(pets / 'train')
-    shutil.rmtree(pets / 'val/cat')
-    out, err = cli.run(evaluate)
-    assert 'mapped by name' in err and json.loads(out)['count'] == 4
-    (pets / 'val/dog').rename(pets / 'val/wolf')
-    _, err = cli.run(evaluate, code=2)
-    assert "'wolf'" in err and 'Traceback' not in err
-  finally:
-    (trained / 'pets').unlink()
-    (trained / 'pets.old').rename(trained / 'pets')
-
-
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_removed_workdir_ends_the_run(tmp_path):
   """The next line raises one message, and the workdir is not created again."""

@@ -34,6 +34,14 @@ def _tmpfs(path: pathlib.Path, options: str):
     subprocess.run(['umount', '-l', str(path)], check=True)
 
 
+def _fill(file: pathlib.Path) -> None:
+  """Fills a disk to the last byte."""
+  with contextlib.suppress(OSError), file.open('wb') as opened:
+    while True:
+      opened.write(b'x' * 4096)
+      opened.flush()
+
+
 SAVE_TWICE = """
 import sys
 import jax, jax.numpy as jnp
@@ -87,10 +95,7 @@ def test_a_save_on_a_full_disk_is_reported(tmp_path):
     cli.wait_until((workdir / 'checkpoints/100').exists, process)
     deadline = time.monotonic() + 200
     injected('a disk that fills')
-    with contextlib.suppress(OSError), filler.open('wb') as file:
-      while True:  # to the last byte
-        file.write(b'x' * 65536)
-        file.flush()
+    _fill(filler)
     while '"save_failed"' not in (workdir / 'events.jsonl').read_text():
       if process.poll() is not None or time.monotonic() > deadline:
         break
@@ -118,10 +123,7 @@ def test_a_disk_that_stays_full_ends_with_one_message(tmp_path):
     )
     cli.wait_until((disk / 'run/checkpoints/20').exists, process)
     injected('a disk that stays full')
-    with contextlib.suppress(OSError), (disk / 'filler').open('wb') as file:
-      while True:  # to the last byte
-        file.write(b'x' * 65536)
-        file.flush()
+    _fill(disk / 'filler')
     _, err = cli.finish(process, code=1)
   assert 'Traceback' not in err and len(err.splitlines()) < 20_000
   (last,) = [line for line in err.splitlines() if 'storage failed: ' in line]
@@ -199,10 +201,7 @@ def test_converted_weights_on_a_full_disk_replace_nothing(tmp_path, target):
     if '.' in name:
       save(path)
     before = _contents(disk)
-    with contextlib.suppress(OSError), (disk / 'filler').open('wb') as file:
-      while True:
-        file.write(b'x' * 4096)
-        file.flush()
+    _fill(disk / 'filler')
     filled = _contents(disk)
     injected('a full disk while weights are converted')
     with pytest.raises((UserError, StorageError), match='[Nn]o space left'):

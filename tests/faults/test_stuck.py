@@ -126,17 +126,30 @@ def test_time_while_stopped_is_not_a_stall(tmp_path):
   assert time.monotonic() - continued > 1.5
 
 
-def test_each_batch_of_an_evaluation_extends_the_limit(tmp_path):
-  """An evaluation may take longer in total than the limit of a batch."""
+def test_time_limits(tmp_path):
+  """A step has a multiple of the median, at least `min_s`.
+
+  Before three steps and in a pause it is `pause_s`; each batch of an evaluation
+  starts its own limit again.
+  """
   watchdog = Watchdog(
-    epath.Path(tmp_path) / 'stacks.txt', factor=1000, min_s=60, pause_s=60
+    epath.Path(tmp_path) / 'stacks.txt', factor=20, min_s=60, pause_s=500
   )
   with watchdog.pause(50):
     first = watchdog._deadline
     watchdog.alive()
     assert watchdog._limit_s == 50 and watchdog._deadline > first
-  assert watchdog._limit_s == 60
+  for times, limit_s in (
+    ([4.0, 5.0], 500),
+    ([90.0], 20 * 5.0),
+    ([1.0, 1.0, 1.0], 60),
+  ):
+    watchdog._times.extend(times)
+    with watchdog.pause():
+      assert watchdog._limit_s == 500
+    assert watchdog._limit_s == limit_s
   watchdog.close()
+  assert not (tmp_path / 'stacks.txt').exists()
 
 
 def test_a_stuck_process_without_threads_still_ends(tmp_path, monkeypatch):
@@ -151,32 +164,3 @@ def test_a_stuck_process_without_threads_still_ends(tmp_path, monkeypatch):
   monkeypatch.setattr(watchdog_lib.threading.Thread, 'start', start)
   watchdog._end_process()
   leave.assert_called_once_with(EXIT_STUCK)
-
-
-def test_the_watchdog_waits_while_paused(tmp_path):
-  """Slow work inside `pause` and steps in time do not end the process."""
-  watchdog = Watchdog(
-    epath.Path(tmp_path) / 'stacks.txt', factor=1000, min_s=5, pause_s=5
-  )
-  for _ in range(5):
-    watchdog.step()
-    time.sleep(0.01)
-  with watchdog.pause():
-    time.sleep(0.5)
-  watchdog.step()
-  watchdog.close()
-  assert not (tmp_path / 'stacks.txt').exists()
-
-
-def test_step_limit_is_a_multiple_of_the_median(tmp_path):
-  """It is at least `min_s`, and `pause_s` before there are three steps."""
-  watchdog = Watchdog(
-    epath.Path(tmp_path) / 'stacks.txt', factor=20, min_s=60, pause_s=500
-  )
-  watchdog._times.extend([4.0, 5.0])
-  assert watchdog._step_limit() == 500
-  watchdog._times.append(90.0)
-  assert watchdog._step_limit() == 20 * 5.0
-  watchdog._times.extend([1.0, 1.0, 1.0])
-  assert watchdog._step_limit() == 60
-  watchdog.close()

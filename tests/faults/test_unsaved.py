@@ -53,7 +53,7 @@ def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
   assert 'could not be saved' in err and 'Traceback' not in err
   last = err.strip().splitlines()[-1]
   assert last.startswith('storage failed: step ')
-  assert f'{checkpoints} contains no step' in last
+  assert f'the newest saved step of {checkpoints} is None' in last
   step = last.split()[3]
   assert f'SAVING STEP {step} FAILED (2 failure(s) so far)' in err
   assert 'preempted: ' not in err

@@ -1,6 +1,5 @@
 """Tests of the memory limits of a machine and of control groups."""
 
-import os
 import pathlib
 
 import pytest
@@ -59,8 +58,6 @@ def test_memory_is_the_smallest_limit(
 
 
 def test_memory_without_control_groups(tmp_path, monkeypatch):
-  """It is the machine's memory, or None if that is unknown."""
+  """It is the machine's memory."""
   monkeypatch.setattr(paths, '_CGROUPS_OF_PROCESS', tmp_path / 'none')
   assert paths.memory_bytes() == meminfo()
-  monkeypatch.delattr(os, 'sysconf')
-  assert paths.memory_bytes() is None

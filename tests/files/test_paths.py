@@ -48,21 +48,18 @@ def test_only_paths_py_makes_paths_absolute():
     assert '.absolute()' not in text and '.resolve()' not in text, path
 
 
-def test_check_writable_writes_and_removes_a_file(tmp_path):
-  """A directory that cannot be written raises a UserError."""
-  paths.check_writable(epath.Path(tmp_path) / 'new')
+def test_check_writable(tmp_path, monkeypatch):
+  """A file is written, read back and deleted."""
+  folder = epath.Path(tmp_path)
+  paths.check_writable(folder / 'new')
   assert list((tmp_path / 'new').iterdir()) == []
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='cannot be written'):
-    paths.check_writable(epath.Path(tmp_path) / 'file' / 'below')
-
-
-def test_check_writable_compares_what_it_reads_back(tmp_path, monkeypatch):
-  kind = type(epath.Path(tmp_path))
-  monkeypatch.setattr(kind, 'read_text', lambda self: 'something else')
-  with pytest.raises(StorageError, match='cannot be read back'):
-    paths.check_writable(epath.Path(tmp_path))
-  assert list(tmp_path.iterdir()) == []
+    paths.check_writable(folder / 'file' / 'below')
+  monkeypatch.setattr(type(folder), 'read_text', lambda self: 'something else')
+  with pytest.raises(StorageError, match='the content differs'):
+    paths.check_writable(folder / 'new')
+  assert list((tmp_path / 'new').iterdir()) == []
 
 
 def test_nearest_suggests_a_similar_existing_path(tmp_path):

@@ -33,22 +33,11 @@ def _resume(saved, folder, kind, code):
   shutil.copytree(saved, folder)
   injected(f'one of two processes: {kind}')
   arguments = cli.flags('configs/l16_i21k.py', folder, TRAINING)
-  port = cli.free_port()
+  module = 'tests.multiprocess.failing_checkpoints'
   start = time.monotonic()
-  processes = [
-    cli.start(
-      [
-        sys.executable,
-        '-m',
-        'tests.multiprocess.failing_checkpoints',
-        kind,
-        '1',
-      ]
-      + [*arguments, '--num_processes=2']
-      + [f'--coordinator_address=127.0.0.1:{port}', f'--process_id={i}']
-    )
-    for i in range(2)
-  ]
+  processes = cli.start_group(
+    [sys.executable, '-m', module, kind, '1', *arguments]
+  )
   errors = [cli.finish(process, code)[1] for process in processes]
   # At a barrier that one process has left, the other would wait for 300 s.
   assert time.monotonic() - start < 240

@@ -15,26 +15,20 @@ CLASSES, EXAMPLES = 4, 50  # every fifth example is bad
 def _evaluate(path, share, processes):
   """Starts an evaluation with a limit for the fraction of bad records."""
   source = dict(num_examples=EXAMPLES, num_classes=CLASSES, height=8)
-  port = cli.free_port()
-  return [
-    cli.start(
-      cli.command(
-        'evaluate',
-        f'--checkpoint={path}',
-        '--dataset=tests.multiprocess.damaged',
-        '--split=train',
-        '--batch_size=8',
-        '--json',
-        *(f'--config.source.{key}={value}' for key, value in source.items()),
-        '--config.reader.on_bad_record=skip',
-        f'--config.reader.max_bad_share={share}',
-        f'--coordinator_address=127.0.0.1:{port}',
-        f'--num_processes={processes}',
-        f'--process_id={number}',
-      )
-    )
-    for number in range(processes)
-  ]
+  return cli.start_group(
+    cli.command(
+      'evaluate',
+      f'--checkpoint={path}',
+      '--dataset=tests.multiprocess.damaged',
+      '--split=train',
+      '--batch_size=8',
+      '--json',
+      *(f'--config.source.{key}={value}' for key, value in source.items()),
+      '--config.reader.on_bad_record=skip',
+      f'--config.reader.max_bad_share={share}',
+    ),
+    processes,
+  )
 
 
 @pytest.mark.slow

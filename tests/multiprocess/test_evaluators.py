@@ -12,19 +12,7 @@ CONFIG = 'tests/multiprocess/all_evaluators.py'
 
 def _run(processes, *command):
   """Runs a command on four devices of one process or of several."""
-  port = cli.free_port()
-  started = [
-    cli.start(
-      cli.command(
-        *command,
-        f'--coordinator_address=127.0.0.1:{port}',
-        f'--num_processes={processes}',
-        f'--process_id={number}',
-      ),
-      devices=4 // processes,
-    )
-    for number in range(processes)
-  ]
+  started = cli.start_group(cli.command(*command), processes, 4 // processes)
   for process in started:
     cli.finish(process)
 

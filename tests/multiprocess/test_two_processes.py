@@ -52,23 +52,11 @@ def _train(workdir, processes):
 
   Only the main process has read metrics.jsonl since it was written.
   """
-  port = cli.free_port()
   arguments = cli.flags('configs/l16_i21k.py', workdir, ENDING_EARLY)
-  started = [
-    cli.start(
-      [
-        sys.executable,
-        '-m',
-        'tests.multiprocess.outdated_metrics',
-        *arguments,
-        f'--coordinator_address=127.0.0.1:{port}',
-        f'--num_processes={processes}',
-        f'--process_id={number}',
-      ],
-      devices=2 // processes,
-    )
-    for number in range(processes)
-  ]
+  module = 'tests.multiprocess.outdated_metrics'
+  started = cli.start_group(
+    [sys.executable, '-m', module, *arguments], processes, 2 // processes
+  )
   try:
     return [cli.finish(process)[1] for process in started]
   finally:

@@ -1,21 +1,13 @@
 """Tests of the access to JAX's coordination service."""
 
-import logging
 import pathlib
 import re
 
-import jax
 import pytest
 
 from vit_jax.processes import consensus, peers
 
 PACKAGE = pathlib.Path(consensus.__file__).parents[1]
-
-
-def test_this_jax_has_the_internals():
-  """A new JAX that moves them fails here, and not on a pod."""
-  assert consensus._internals() is not None
-  assert consensus.client() is None and consensus.index() == 0
 
 
 def test_no_other_module_uses_internals_of_jax():
@@ -30,10 +22,7 @@ def test_no_other_module_uses_internals_of_jax():
 
 def test_the_callback_is_passed_to_a_new_client(monkeypatch):
   """Only inside of the context, also after an error."""
-  internals = consensus._internals()
-  assert internals is not None
-  bindings = internals[1]
-  made = []
+  bindings, made = consensus._bindings, []
 
   def new_client(address, **options):
     made.append((address, options))
@@ -45,17 +34,3 @@ def test_the_callback_is_passed_to_a_new_client(monkeypatch):
   bindings.get_distributed_runtime_client('host:2')
   callback = dict(missed_heartbeat_callback=peers.end_on_loss)
   assert made == [('host:1', {'node_id': 3} | callback), ('host:2', {})]
-
-
-def test_other_internals_are_one_warning(monkeypatch, caplog):
-  """A run goes on as a single process does, and the warning has the loss."""
-  monkeypatch.setattr(consensus, '_INTERNALS', None)
-  with caplog.at_level(logging.WARNING, 'vit_jax'), peers.handle_lost_peers():
-    pass
-  [record] = caplog.records
-  assert jax.__version__ in record.message and 'abort' in record.message
-  assert consensus.client() is None
-  assert consensus.num_processes() == 1 and consensus.index() == 0
-  peers.announce(ValueError('broken'))
-  peers.LISTENER.start()
-  consensus.shut_down()

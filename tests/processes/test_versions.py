@@ -26,15 +26,6 @@ def _git(*arguments, folder=ROOT):
   ).stdout.strip()
 
 
-def test_commit_is_that_of_git():
-  """A '+' marks changed files."""
-  try:
-    head = _git('rev-parse', 'HEAD')
-  except subprocess.CalledProcessError:
-    pytest.skip('git does not tell the commit of this tree')
-  assert runtime.commit().rstrip('+') == head
-
-
 def test_commit_of_changed_trees_and_archives(tmp_path, monkeypatch):
   """'+' marks uncommitted changes; an archive contains its commit."""
   package = tmp_path / 'vit_jax'

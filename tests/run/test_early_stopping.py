@@ -48,12 +48,13 @@ def test_the_best_evaluation_is_too_old(tmp_path, values, best_step):
 
 def test_without_patience_nothing_ends(tmp_path):
   """The same holds for other metrics, and for workdirs without metrics."""
-  values = [(1, 0.5), (2, 0.4), (3, 0.3)]
-  workdir = write(tmp_path, values)
+  workdir = write(tmp_path, [(1, 0.5), (2, 0.4), (3, 0.3)])
   assert guards.plateau(workdir, CONFIG)
-  longer = CONFIG | {'early_stop_patience': 3}
-  for config in ({}, CONFIG | {'early_stop_patience': None}, longer):
+  for config in (
+    {},
+    CONFIG | {'early_stop_patience': None},
+    CONFIG | {'early_stop_patience': 3},
+    CONFIG | {'checkpoint': {'best': 'test/accuracy'}},
+  ):
     assert guards.plateau(workdir, config) is None
   assert guards.plateau(workdir / 'none', CONFIG) is None
-  write(tmp_path, values, 'test/accuracy')
-  assert guards.plateau(workdir, CONFIG) is None

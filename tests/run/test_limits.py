@@ -1,5 +1,6 @@
 """Tests of bounds of metrics."""
 
+import dataclasses
 import json
 import logging
 
@@ -26,7 +27,7 @@ def watched(tmp_path):
   path = epath.Path(tmp_path) / 'events.jsonl'
 
   def feed(limit, values, first=1):
-    limits = Limits({'alarm': limit}, steps, Ledger(path))
+    limits = Limits({'alarm': dataclasses.asdict(limit)}, steps, Ledger(path))
     for step, value in enumerate(values, first):
       limits.step(step, {'entropy': value, 'loss': 1.0})
     lines = path.read_text().splitlines() if path.exists() else []

@@ -86,16 +86,6 @@ def test_a_removed_or_replaced_workdir_is_reported(tmp_path, moved):
   writer.close()
 
 
-def test_curves_of_a_damaged_file(tmp_path):
-  """Lines and values that are not metrics are ignored."""
-  (tmp_path / 'metrics.jsonl').write_bytes(
-    b'{"step": 1, "loss": 2.5}\n[]\n{"loss": 1}\n\xff\n'
-    b'{"step": 2, "loss": "x", "lr": null}\n{"step": 3, "loss": 2}\n'
-  )
-  folder = epath.Path(tmp_path)
-  assert curves.read(folder) == {'loss': ([1, 3], [2.5, 2])}
-
-
 FOREIGN = """7
 "text"
 [1, 2]

@@ -25,39 +25,28 @@ def calls(monkeypatch):
   return found
 
 
+SPAN = (3, 5)
+
+
 @pytest.mark.parametrize(
-  ('steps', 'traced'),
+  ('span', 'steps', 'seen'),
   [
-    (range(9), True),
-    (range(4, 9), True),  # resumed within the span
-    (range(5, 9), False),  # resumed after the span
-    (range(4), True),  # ended within the span
-    ([1, 2, 3, 4, 2, 3, 4, 5, 6], True),  # rolled back within the span
-    ([3, 4, 5, 6, 2, 3, 4, 5, 6], True),  # rolled back after the span
+    (SPAN, range(7), [0, 0, 0, 1, 1, 2, 2]),
+    (SPAN, range(4, 9), [1, 2, 2, 2, 2]),  # resumed within the span
+    (SPAN, range(5, 9), [0] * 4),  # resumed after the span
+    (SPAN, range(4), [0, 0, 0, 1]),  # ended within the span
+    (SPAN, [2, 3, 4, 2, 3, 4, 5], [0, 1, 1, 1, 1, 1, 2]),  # rolled back in it
+    (SPAN, [3, 4, 5, 6, 2, 3], [1, 1, 2, 2, 2, 2]),  # rolled back after it
+    (None, range(7), [0] * 7),
   ],
 )
-def test_a_span_is_traced_once(calls, steps, traced):
-  """The part of the span that is trained is traced."""
-  profile = Profile((3, 5), epath.Path('nowhere'))
+def test_a_span_is_traced_once(calls, span, steps, seen):
+  """START is the first traced step, STOP the first that is not."""
+  profile, counts = Profile(span, epath.Path('nowhere')), []
   for step in steps:
     profile.update(step)
+    counts.append(len(calls))
+  assert counts == seen
   profile.close()
   profile.close()
-  assert calls == (['start', 'stop'] if traced else [])
-
-
-def test_start_is_traced_and_stop_is_not(calls):
-  """START is the first traced step, STOP the first that is not."""
-  profile = Profile((3, 5), epath.Path('nowhere'))
-  seen = []
-  for step in range(7):
-    profile.update(step)
-    seen.append(len(calls))
-  assert seen == [0, 0, 0, 1, 1, 2, 2]
-
-
-def test_without_the_flag_nothing_is_traced(calls):
-  profile = Profile(None, epath.Path('nowhere'))
-  profile.update(3)
-  profile.close()
-  assert not calls
+  assert len(calls) % 2 == 0

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ def config_of(**tracker):
 def opened(folder, config, active=True):
   settings = metrics.Log(**config.log.to_dict())
   run = tracking.Run(epath.Path(folder), flatten(config))
-  return metrics.open_writer(settings, run, active)
+  trackers = tracking.open_trackers(settings, run) if active else []
+  return metrics.Writer(run.workdir, active, trackers)
 
 
 @pytest.fixture
@@ -41,10 +43,6 @@ def fake(monkeypatch):
   yield install
   for name in ('wandb', 'mlflow'):
     sys.modules.pop(f'vit_jax.run.trackers.{name}', None)
-
-
-def test_trackers_are_off_by_default():
-  assert completed().log.trackers is None
 
 
 @pytest.mark.parametrize('name', ['wandb', 'mlflow'])
@@ -106,77 +104,38 @@ def test_only_the_same_workdir_continues_a_tracked_run(tmp_path):
   assert not (older.workdir / 'tracker_id.txt').exists()
 
 
-class Store:
-  """Substitute for MLflow's client."""
-
-  def __init__(self):
-    self.tags, self.parameters, self.metrics, self.ended = {}, {}, [], 0
-    self.experiments = []
-
-  def __call__(self, tracking_uri):
-    assert tracking_uri == 'file:here'
-    return self
-
-  def get_experiment_by_name(self, name):
-    there = name in self.experiments
-    return types.SimpleNamespace(experiment_id=name) if there else None
-
-  def create_experiment(self, name):
-    self.experiments.append(name)
-    return name
-
-  def search_runs(self, places, filter_string):
-    assert places == self.experiments
-    found = [
-      run
-      for run, tags in self.tags.items()
-      if all(f"tags.`{k}` = '{v}'" == filter_string for k, v in tags.items())
-    ]
-    return [
-      types.SimpleNamespace(info=types.SimpleNamespace(run_id=run))
-      for run in found
-    ]
-
-  def create_run(self, place, tags, run_name):
-    self.tags[run_name] = tags
-    return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_name))
-
-  def update_run(self, run, status):
-    assert status == 'RUNNING'
-
-  def log_batch(self, run, params=(), metrics=()):
-    assert run in self.tags and len(params) <= 100
-    self.parameters |= {each.key: each.value for each in params}
-    self.metrics += [(each.step, each.key, each.value) for each in metrics]
-
-  def set_terminated(self, run):
-    self.ended += 1
-
-
 def test_mlflow_resumes_its_run(tmp_path, fake):
   """The run is found by its tag; all parameters are logged once."""
-  store = Store()
+  client = mock.MagicMock()
+  info = types.SimpleNamespace(info=types.SimpleNamespace(run_id='r'))
+  client.create_run.return_value = info
+  client.search_runs.side_effect = [[], [info]]
   entities = types.SimpleNamespace(
-    Param=lambda key, value: types.SimpleNamespace(key=key, value=value),
-    Metric=lambda key, value, timestamp, step: types.SimpleNamespace(
-      key=key, value=value, step=step
-    ),
+    Param=lambda key, value: (key, value),
+    Metric=lambda key, value, timestamp, step: (step, key, value),
   )
-  fake('mlflow', types.SimpleNamespace(MlflowClient=store, entities=entities))
+  package = types.SimpleNamespace(
+    MlflowClient=lambda tracking_uri: client, entities=entities
+  )
+  fake('mlflow', package)
   config = config_of(name='mlflow', uri='file:here', experiment='e')
   for step in (1, 2):
     writer = opened(tmp_path, config)
-    writer.write(step, {'loss': 0.5 / step, 'val/accuracy': 1})
+    writer.write(step, {'loss': 0.5 / step})
     writer.close()
-  assert len(store.tags) == 1 and store.ended == 2
-  assert store.parameters.keys() == flatten(config).keys()
-  assert store.parameters['model.depth'] == '2'
-  assert store.metrics == [
-    (1, 'loss', 0.5),
-    (1, 'val/accuracy', 1.0),
-    (2, 'loss', 0.25),
-    (2, 'val/accuracy', 1.0),
-  ]
+  [created] = client.create_run.call_args_list
+  [(tag, identity)] = created.kwargs['tags'].items()
+  for call in client.search_runs.call_args_list:
+    assert call.kwargs['filter_string'] == f"tags.`{tag}` = '{identity}'"
+  parameters, metrics = {}, []
+  for call in client.log_batch.call_args_list:
+    assert call.args == ('r',) and len(call.kwargs.get('params', ())) <= 100
+    parameters |= dict(call.kwargs.get('params', ()))
+    metrics += call.kwargs.get('metrics', ())
+  assert parameters.keys() == flatten(config).keys()
+  assert parameters['model.depth'] == '2'
+  assert metrics == [(1, 'loss', 0.5), (2, 'loss', 0.25)]
+  assert client.set_terminated.call_count == 2
 
 
 def test_tracker_errors_are_logged_once(tmp_path, caplog, fake):

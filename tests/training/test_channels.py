@@ -1,6 +1,5 @@
 """A run on images of five channels with 16 bits, up to predictions."""
 
-import json
 import shutil
 
 import numpy as np
@@ -9,6 +8,7 @@ import tifffile
 from etils import epath
 from minimal_config import completed
 
+from tests import cli
 from vit_jax import evaluate, predict, preview
 from vit_jax.features import Images
 from vit_jax.training import loop
@@ -54,11 +54,6 @@ def images(tmp_path_factory):
   return root
 
 
-def losses(workdir):
-  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-  return {line['step']: line['loss'] for line in lines if 'loss' in line}
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_run_on_five_channels(images, tmp_path):
@@ -66,11 +61,11 @@ def test_a_run_on_five_channels(images, tmp_path):
   config = completed(source={'name': 'folder', 'path': str(images)}, **CHANGES)
   workdir = epath.Path(tmp_path) / 'run'
   loop.run(config, workdir)
-  first = losses(workdir)
+  first = cli.losses(workdir)
   assert {*first} == {3, 6} and (workdir / 'report.json').exists()
   shutil.rmtree(workdir / 'checkpoints/6')
   loop.run(config, workdir)
-  assert losses(workdir) == first
+  assert cli.losses(workdir) == first
   result = evaluate.run(str(workdir), evaluate.Request(batch_size=8))
   assert result['count'] == 8 and result['preprocess']['bits'] == 16
   assert result['preprocess']['mean'] == [*CHANGES['model.mean']]

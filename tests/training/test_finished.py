@@ -50,47 +50,41 @@ def test_the_last_evaluation_of_a_finished_run_is_found(run, config):
   assert str(sorted(results.items())) == str(sorted(SCORES.items()))
 
 
-def later_start(run):
-  Ledger(run / 'events.jsonl').event('start', step=6)
-
-
-def no_event(run):
-  lines = (run / 'events.jsonl').read_text().splitlines(keepends=True)
-  (run / 'events.jsonl').write_text(''.join(lines[:-1]))
-
-
 def other_evaluators(run):
   values = json.loads((run / 'config.json').read_text())
-  values['evals'] = {}
-  (run / 'config.json').write_text(json.dumps(values))
+  (run / 'config.json').write_text(json.dumps(values | {'evals': {}}))
 
 
-def lost_evaluation(run):
-  lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
-  (run / 'metrics.jsonl').write_text(''.join(lines[:-1]))
+def without_last_line(name):
+  """Returns a function that removes the last line of a file of a run."""
+
+  def change(run):
+    lines = (run / name).read_text().splitlines(keepends=True)
+    (run / name).write_text(''.join(lines[:-1]))
+
+  return change
 
 
-def older_checkpoint(run):
-  (run / 'checkpoints/6').rename(run / 'checkpoints/3')
+def renamed(name):
+  return lambda run: (run / 'checkpoints/6').rename(run / 'checkpoints' / name)
 
 
-def bad_checkpoint(run):
-  (run / 'checkpoints/6').rename(run / 'checkpoints/6.bad')
+def removed(name):
+  return lambda run: (run / name).unlink()
 
 
 @pytest.mark.parametrize(
   'change',
   [
-    later_start,
-    no_event,
+    lambda run: Ledger(run / 'events.jsonl').event('start', step=6),
+    without_last_line('events.jsonl'),
     other_evaluators,
-    lost_evaluation,
-    older_checkpoint,
-    bad_checkpoint,
-    lambda run: (run / 'config.json').unlink(),
-    lambda run: (run / 'metrics.jsonl').unlink(),
-    lambda run: (run / 'report.html').unlink(),
-    lambda run: (run / 'curves.png').unlink(),
+    without_last_line('metrics.jsonl'),
+    *(renamed(name) for name in ('3', '6.bad')),
+    *(
+      removed(name)
+      for name in ('config.json', 'metrics.jsonl', 'report.html', 'curves.png')
+    ),
   ],
 )
 def test_a_run_with_something_left_to_do_is_not_finished(run, config, change):

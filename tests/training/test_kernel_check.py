@@ -12,7 +12,6 @@ from minimal_config import completed
 from tests import cli
 from tests.faults.counts import further
 from tests.traced_for_gpu import gpu as gpu
-from vit_jax.arrays import sharding
 from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.models.attention import cudnn, tpu, tpu_kernels
@@ -164,36 +163,6 @@ def test_every_size_of_a_training_is_compared(
   assert event['image_size'] == sizes[name]
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_decoder_is_compared(tmp_path, monkeypatch):
-  """Its heads have 32 channels; if its kernels fail, the model uses none."""
-  right, wide = tpu_kernels._soft_max, []
-
-  def wrong(scores, count):
-    weights, total = right(scores, count)
-    return (2 * weights, total) if wide[-1] == 4 else (weights, total)
-
-  def forward(*arguments):
-    *_, part, _ = arguments
-    wide.append(part.heads)
-    tpu_kernels.forward(*arguments)
-
-  monkeypatch.setattr(tpu, 'forward', forward)
-  monkeypatch.setattr(tpu_kernels, '_soft_max', wrong)
-  decoder = dict(width=128, num_heads=4, depth=1, mlp_dim=16, dtype='float32')
-  mae = WITHOUT_LABELS['mae'] | {'objective': dict(name='mae', decoder=decoder)}
-  experiment = build(**{'num_classes': 0, 'evals': {}} | mae)
-  of = experiment.objective
-  of.decoder = of.decoder.replace(attention='kernel')
-  assert of._decoder() is of.decoder
-  after, [event] = check(experiment, tmp_path)
-  assert set(wide) == {2, 4}
-  assert not event['passed'] and event['image_size'] == [3, 3]
-  assert after.model.attention == 'xla'
-  assert after.objective._decoder().config.attention == 'xla'
-
-
 def test_sizes_that_shipped_recipes_compare():
   """MAE's encoder uses 49 patches of 196; DINO's local crops have 36."""
   for config, expected in (
@@ -233,15 +202,6 @@ def test_without_kernels_nothing_is_checked(attention, tmp_path):
   experiment = build(**{'model.attention': attention})
   after, events = check(experiment, tmp_path)
   assert after is experiment and events == []
-
-
-def test_auto_selects_kernels_on_a_tpu(monkeypatch):
-  """They are compared at the shapes of the run, in two layers at most."""
-  monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
-  model = build(**{'model.attention': 'auto', 'model.depth': 9}).model
-  assert model.kernels.plain == model.replace(attention='xla')
-  assert model.kernels.probe == model.replace(depth=2)
-  assert model.replace(attention='xla').kernels is None
 
 
 def train(workdir, attention):

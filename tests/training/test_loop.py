@@ -2,6 +2,7 @@
 
 import contextlib
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from etils import epath
@@ -9,7 +10,8 @@ from etils import epath
 from vit_jax.errors import PreemptedError, UserError
 from vit_jax.run.profiling import Profile
 from vit_jax.training import loop
-from vit_jax.training.evaluations import Schedule
+from vit_jax.training.evaluations import is_due
+from vit_jax.training.experiment import Experiment
 from vit_jax.training.session import Session
 
 
@@ -26,21 +28,23 @@ class Recorded(Session):
     self.log, self.workdir = [], epath.Path('nowhere')
     self.stop_at, self.stop_in_eval, self.stopped = stop_at, stop_in_eval, False
     self.best, self.completed, self.fixed = best, 0, ('key',)
-    self.experiment = SimpleNamespace(
+    self.experiment = Mock(
+      spec=Experiment,
       total_steps=total,
+      steps=lambda duration: int(duration.split()[0]),
       log=SimpleNamespace(report=False),
       config={},
     )
-    evals, save = Schedule(evals, total), Schedule(save, total)
+
+    def due(every, step):
+      return is_due(f'{every} steps', self.experiment, step)
+
     self.evaluations = SimpleNamespace(
-      due=lambda step: ['val'] if evals.due(step) else [], run=self._evaluate
+      due=lambda step: ['val'] if due(evals, step) else [], run=self._evaluate
     )
-    self.save_is_due, self.save = save.due, self._save
+    self.save_is_due, self.save = lambda step: due(save, step), self._save
     self.finish_saving = lambda step, state: self.log.append(f'finish {step}')
-    self.checkpoints = SimpleNamespace(
-      best=best,
-      best_line=lambda: f'best step of {self.completed}' if best else None,
-    )
+    self.checkpoints = SimpleNamespace(best=best)
     self.preemption = SimpleNamespace(reached=self._reached)
     self.ledger = SimpleNamespace(
       span=lambda kind: contextlib.nullcontext(),
@@ -189,5 +193,5 @@ def test_a_signal_before_the_last_evaluation():
 )
 def test_a_rounded_interval_is_not_due_just_before_the_end(every, total, due):
   """The last multiple is left out if only rounding put it there."""
-  schedule = Schedule(every, total, is_rounded=True)
-  assert [step for step in range(total + 1) if schedule.due(step)] == due
+  run = Mock(spec=Experiment, total_steps=total, steps=lambda _: every)
+  assert [step for step in range(total + 1) if is_due('1 %', run, step)] == due

@@ -8,7 +8,6 @@ import pytest
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.pipeline.stream import Reader
-from vit_jax.errors import UserError
 from vit_jax.evaluators import features
 from vit_jax.evaluators.contract import Setting
 from vit_jax.training import reporting
@@ -71,13 +70,6 @@ def test_examples_are_spread_over_a_large_split(setting):
   titles = [entry['caption'][2] for entry in found['examples']]
   assert titles == ['<0>.png', '<12>.png', '<24>.png', '<37>.png', '<49>.png']
   assert (found['count'], found['total']) == (5, 50)
-
-
-def test_a_model_without_a_head_is_refused(setting):
-  with pytest.raises(UserError, match='no head'):
-    reporting.predict_examples(
-      setting._replace(num_classes=0), jnp.float32(1), 'test'
-    )
 
 
 def test_own_splits_leave_out_other_sources():

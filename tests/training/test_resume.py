@@ -1,6 +1,5 @@
 """Tests of what a resumed run repeats."""
 
-import json
 import logging
 import shutil
 
@@ -34,13 +33,7 @@ def workdir(tmp_path):
 
 def lines(workdir):
   """Returns the lines of metrics.jsonl by step and kind, without times."""
-  found = {}
-  for text in (workdir / 'metrics.jsonl').read_text().splitlines():
-    line = json.loads(text)
-    for key in ('img_per_sec', 'data_wait', 'mfu'):
-      line.pop(key, None)
-    found[line['step'], 'loss' in line] = line
-  return found
+  return {(line['step'], 'loss' in line): line for line in cli.lines(workdir)}
 
 
 @pytest.mark.slow
@@ -81,7 +74,7 @@ def test_a_run_that_is_only_evaluated_compiles_nothing(
   caplog.set_level(logging.INFO, 'vit_jax')
   monkeypatch.setattr(compiling, 'compile_to_run', pytest.fail)
   loop.run(completed(**CHANGES), workdir)
-  first = next(m for m in caplog.messages if 'finished' in m)
+  first = next(m for m in caplog.messages if 'has ended' in m)
   assert f'{workdir}' in first and 'step 6 of 6' in first
   described = next(m for m in caplog.messages if 'parameters' in m)
   assert caplog.messages.index(first) < caplog.messages.index(described)

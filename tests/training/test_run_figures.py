@@ -16,10 +16,9 @@ from vit_jax.evaluators import features
 from vit_jax.training import data
 from vit_jax.training.evaluations import Evaluations
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.recorder import Figures
+from vit_jax.training.reporting import Figures
 
 SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
-DECODER = dict(width=8, depth=1, num_heads=2, mlp_dim=8, dtype='float32')
 FIGURES = dict(name='figures', split='test', num_images=5)
 
 
@@ -77,28 +76,6 @@ def test_figures_are_drawn_at_the_end(tmp_path):
   saved = np.load(folder / 'figures.npz')
   for name, array in expected.arrays.items():
     np.testing.assert_allclose(saved[name], array, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_reconstructions_are_drawn(tmp_path):
-  """Hidden patches are grey; the caption says what was predicted."""
-  objective = dict(name='mae', mask_ratio=0.5, decoder=DECODER)
-  experiment, _, state, evaluations = built(
-    tmp_path, objective=objective, num_classes=0
-  )
-  evaluations.run(['figures'], state, 7)
-  about = gallery.about(epath.Path(tmp_path) / gallery.FOLDER)
-  assert 'reconstructions' in about['figures']
-  assert 'each patch' in experiment.objective.reconstructs
-  saved = np.load(tmp_path / gallery.FOLDER / 'figures.npz')
-  images, seen = saved['images'] / 255, saved['seen']
-  hidden = (seen == 0.5).all(-1)
-  assert hidden.mean() == 0.5  # two of four patches of each image
-  np.testing.assert_allclose(seen[~hidden], images[~hidden], atol=1e-6)
-  np.testing.assert_allclose(
-    saved['completed'][hidden], saved['predicted'][hidden], atol=1e-6
-  )
 
 
 @pytest.mark.parametrize(

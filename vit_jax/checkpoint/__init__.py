@@ -9,30 +9,16 @@ set). Trees are written as nested dicts by path, so reading the files requires
 no Python class.
 """
 
-from vit_jax.checkpoint.items import FORMAT, READABLE, check_shapes
-from vit_jax.checkpoint.manager import Checkpointer
+from vit_jax.checkpoint.items import FORMAT as FORMAT
+from vit_jax.checkpoint.items import READABLE as READABLE
+from vit_jax.checkpoint.items import check_shapes as check_shapes
+from vit_jax.checkpoint.manager import Checkpointer as Checkpointer
+from vit_jax.checkpoint.restore import export_params as export_params
+from vit_jax.checkpoint.restore import list_items as list_items
+from vit_jax.checkpoint.restore import load_about as load_about
+from vit_jax.checkpoint.restore import load_arrays as load_arrays
+from vit_jax.checkpoint.restore import load_average as load_average
+from vit_jax.checkpoint.restore import step_directory as step_directory
 from vit_jax.checkpoint.steps import latest as latest_step
-from vit_jax.checkpoint.weights import (
-  export_params,
-  list_items,
-  load_about,
-  load_average,
-  load_extra,
-  load_params,
-  step_directory,
-)
 
-__all__ = (
-  'FORMAT',
-  'READABLE',
-  'Checkpointer',
-  'check_shapes',
-  'export_params',
-  'list_items',
-  'latest_step',
-  'load_about',
-  'load_average',
-  'load_extra',
-  'load_params',
-  'step_directory',
-)
+__all__ = ('latest_step',)

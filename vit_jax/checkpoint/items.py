@@ -14,6 +14,7 @@ import errno
 import json
 import logging
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,6 @@ from vit_jax.files.paths import PAUSES_S
 from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
-Sleep = Callable[[float], None]
 PyTree = Any
 # Format of the step directories that are written; it changes whenever old
 # readers would fail.
@@ -40,6 +40,12 @@ _SEPARATE = ('params', 'average', 'extra')
 
 # TensorStore raises ValueError for all errors; the text begins with a status.
 _STATUS = re.compile(r'([A-Z]+(?:_[A-Z]+)*): ')
+_DAMAGED = re.compile(
+  r'(DATA_LOSS|OUT_OF_RANGE|FAILED_PRECONDITION|NOT_FOUND|INVALID_ARGUMENT'
+  r'|UNIMPLEMENTED): '
+)
+_DENIED = re.compile(r'(PERMISSION_DENIED|UNAUTHENTICATED): ')
+_DAMAGED_ERRNO = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
 
 
 class Outcome(enum.IntEnum):
@@ -50,25 +56,6 @@ class Outcome(enum.IntEnum):
   UNREADABLE = 2  # the storage failed, perhaps only temporarily
   DENIED = 3  # there is no permission to read the step
   REFUSED = 4  # the step is intact, but this run cannot resume from it
-
-
-# Outcomes by errno and by status of TensorStore; UNREADABLE for all others.
-_OUTCOMES: dict[Any, Outcome] = {
-  errno.ENOENT: Outcome.DAMAGED,
-  errno.ENOTDIR: Outcome.DAMAGED,
-  errno.EISDIR: Outcome.DAMAGED,
-  errno.EINVAL: Outcome.DAMAGED,
-  errno.EACCES: Outcome.DENIED,
-  errno.EPERM: Outcome.DENIED,
-  'DATA_LOSS': Outcome.DAMAGED,
-  'OUT_OF_RANGE': Outcome.DAMAGED,
-  'FAILED_PRECONDITION': Outcome.DAMAGED,
-  'NOT_FOUND': Outcome.DAMAGED,
-  'INVALID_ARGUMENT': Outcome.DAMAGED,
-  'UNIMPLEMENTED': Outcome.DAMAGED,
-  'PERMISSION_DENIED': Outcome.DENIED,
-  'UNAUTHENTICATED': Outcome.DENIED,
-}
 
 
 def classify(error: Exception) -> Outcome:
@@ -82,11 +69,13 @@ def classify(error: Exception) -> Outcome:
     return Outcome.DAMAGED
   if isinstance(root, FileNotFoundError | NotADirectoryError):
     return Outcome.DAMAGED  # Orbax raises some of these without an errno
-  number = paths.error_number(root)
-  if isinstance(root, OSError) or number is not None:
-    return _OUTCOMES.get(number, Outcome.UNREADABLE)
-  if status := _STATUS.match(str(root)):
-    return _OUTCOMES.get(status[1], Outcome.UNREADABLE)
+  number, text = paths.error_number(root), str(root)
+  has_errno = isinstance(root, OSError) or number is not None
+  if has_errno or _STATUS.match(text):
+    if number in (errno.EACCES, errno.EPERM) or _DENIED.match(text):
+      return Outcome.DENIED
+    is_damaged = number in _DAMAGED_ERRNO if has_errno else _DAMAGED.match(text)
+    return Outcome.DAMAGED if is_damaged else Outcome.UNREADABLE
   # Parsers of damaged files raise built-in exceptions. Clients of object stores
   # define their own exceptions, which mean an outage.
   is_builtin = getattr(builtins, type(root).__name__, None) is type(root)
@@ -175,14 +164,13 @@ def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
   return value
 
 
-def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
+def with_retries(attempt: Callable[[], Any], subject: str) -> Any:
   """Calls a function that reads files, again if a failure may be temporary.
 
   Args:
     attempt: function to call; if it fails, it must raise FailedError on all
       processes.
     subject: name of the files, for messages.
-    sleep: function that waits for some seconds.
 
   Returns:
     The result of the function.
@@ -209,7 +197,7 @@ def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
       raise CorruptError(str(failure)) from failure
     if pause_s is not None:
       log.warning('%s: %s. Trying again in %g s.', subject, failure, pause_s)
-      sleep(pause_s)
+      time.sleep(pause_s)
   if failure.outcome is Outcome.DENIED:
     raise UserError(
       f'there is no permission to read {subject}: {failure}. Nothing was '

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import copy
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,9 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpoint import items, manifest, restore, steps, weights
+from vit_jax.checkpoint import items, manifest, restore, steps
 from vit_jax.config import durations, schema
-from vit_jax.errors import StorageError, check_range
+from vit_jax.errors import check_range
 from vit_jax.files import paths
 from vit_jax.files.paths import Cause
 from vit_jax.processes import consensus
@@ -72,9 +71,8 @@ class Checkpointer:
       items.on_main(self._open_directory)
       self._run = restore.find(self.root)
     except items.FailedError as error:
-      problem = 'its checkpoints cannot be opened'
       cause = error.local_error or error
-      raise paths.workdir_error(self.root, problem, cause) from error
+      raise paths.storage_error(self.root, 'opened', cause) from error
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
@@ -118,19 +116,9 @@ class Checkpointer:
     """
     return steps.latest(self.root)
 
-  def describe_newest(self) -> str:
-    """Returns a description of the newest step on disk, for messages."""
-    try:
-      latest = self.latest_step()
-    except StorageError as error:
-      return str(error).rstrip('.')
-    if latest is None:
-      return f'{self.root} contains no step'
-    return f'the newest saved step of {self.root} is {latest}'
-
   def read_about(self, step: int) -> dict[str, Any]:
-    """Reads the item `about` of a step; see `weights.load_about`."""
-    return weights.load_about(self.root / str(step))
+    """Reads the item `about` of a step; see `restore.load_about`."""
+    return restore.load_about(self.root / str(step))
 
   def is_committed(self, step: int) -> bool:
     """Returns whether a step is committed, according to the main process."""
@@ -281,27 +269,7 @@ class Checkpointer:
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
-  def best_line(self) -> str | None:
-    """Returns a log line about the best step; None if no step is the best."""
-    if self.best is None:
-      return None
-    try:
-      candidates = steps.committed(self.root)
-      best, _ = steps.best_step(self.root, candidates, self.best)
-    except (OSError, StorageError) as error:  # must not end a finished run
-      log.warning('the best step cannot be determined: %s', error)
-      return None
-    if best is None:
-      return None
-    step, value = best
-    return (
-      f'best {self.best} {value:.6g} at step {step}, kept in '
-      f'{self.root / str(step)}; other commands take it by --step=best'
-    )
-
-  def restore_latest(
-    self, abstract: PyTree, sleep: Callable[[float], None] = time.sleep
-  ) -> tuple[PyTree, int] | None:
+  def restore_latest(self, abstract: PyTree) -> tuple[PyTree, int] | None:
     """Restores the newest intact step.
 
     A damaged step is renamed, never deleted; the cause is logged, and the next
@@ -311,7 +279,6 @@ class Checkpointer:
     Args:
       abstract: a TrainState of jax.ShapeDtypeStruct with shardings; the steps
         may have been written on another mesh.
-      sleep: function that waits for some seconds.
 
     Returns:
       (state, step), or None if no step was ever committed.
@@ -323,7 +290,7 @@ class Checkpointer:
         Only damaged steps are renamed.
       StorageError: the newest step cannot be read, even after retries.
     """
-    return restore.newest(self.root, abstract, self._run, sleep)
+    return restore.newest(self.root, abstract, self._run)
 
   def close(self) -> None:
     """Waits for the current save, without communicating with other processes.

@@ -156,14 +156,16 @@ def check_writable(root: epath.Path, step: int) -> None:
       written.
   """
   path = root / str(step)
-  if is_remote(root):
-    names = listing(path)
-    if names and _METADATA not in names:
-      raise _name_is_taken(path)
+  names, is_object = listing(path), is_remote(root)
+  is_taken = bool(names) and not (is_object and _METADATA in names)
+  if is_taken or (path.exists() and not path.is_dir()):
+    raise FileExistsError(
+      f'{path} is not a checkpoint of this program, but has the name of the '
+      'step to be saved; move it away'
+    )
+  if is_object:
     return
   if path.exists():
-    if not path.is_dir() or listing(path):
-      raise _name_is_taken(path)
     path.rmdir()
   trial = root / f'{step}{_UNFINISHED}'
   if trial.exists():
@@ -171,13 +173,6 @@ def check_writable(root: epath.Path, step: int) -> None:
   trial.mkdir()
   (trial / 'trial').write_bytes(bytes(4096))
   trial.rmtree()
-
-
-def _name_is_taken(path: epath.Path) -> OSError:
-  return FileExistsError(
-    f'{path} is not a checkpoint of this program, but has the name of the step '
-    'to be saved; move it away'
-  )
 
 
 def remove(root: epath.Path, step: int) -> None:

@@ -25,7 +25,7 @@ from vit_jax.errors import (
 )
 from vit_jax.files import paths
 from vit_jax.processes import consensus, interruption, peers, runtime
-from vit_jax.run import resume, workdir
+from vit_jax.run import resume
 
 log = logging.getLogger('vit_jax')
 _CONNECT_S = 60  # time limit for joining the other processes to report an error
@@ -91,7 +91,7 @@ def run_options(config: Config) -> dict[str, Any]:
 def chosen_workdir() -> str:
   """Returns --workdir, or the default workdir of the config."""
   values = flags.FLAGS
-  return values.workdir or workdir.default(values.config_path)
+  return values.workdir or resume.default_workdir(values.config_path)
 
 
 def profile_span(text: str | None) -> tuple[int, int] | None:

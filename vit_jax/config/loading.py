@@ -100,7 +100,7 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
   file = find(path)
   if not file.is_file():
     raise UserError(
-      f'there is no config file {path!r}; {closest(path, _similar(file))}.'
+      f'there is no config file {path!r}; {closest(path, shipped_paths())}.'
     )
   if file.suffix != '.py':
     raise UserError(
@@ -122,15 +122,6 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
   with _errors_located(str(spec.origin)):
     return get(arg) if arg else get()
-
-
-def _similar(file: pathlib.Path) -> list[str]:
-  """Returns paths of config files to suggest instead of a missing file."""
-  if (file / 'config.json').is_file():  # the path is a workdir
-    return [str(file / 'config.json')]
-  paths = {*map(str, file.parent.glob('*.py')), *shipped_paths()}
-  same_name = [path for path in paths if pathlib.Path(path).stem == file.stem]
-  return same_name or [*paths]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ long as the config has the same hash.
 
 import hashlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 from vit_jax.config import loading, schema
@@ -48,36 +47,26 @@ def fingerprint(config: Config) -> str:
   Returns:
     Twelve hexadecimal digits.
   """
-  values = {key: config[key] for key in _KEYS}
+  values = config.to_dict()
+  kept = {key: values[key] for key in _KEYS}
   for section in _SECTIONS:
-    constructor = schema.constructor(section, config[section])
-    values[section] = _not_default(config[section], constructor)
+    constructor = schema.constructor(section, values[section])
+    defaults = schema.config_keys(constructor)
+    kept[section] = {
+      key: value
+      for key, value in values[section].items()
+      if key not in _WITHOUT_COST
+      and (key not in defaults or not _equal(value, defaults[key].default))
+    }
   for section, keys in _PARTS.items():
-    values[section] = {key: config[section].get(key) for key in keys}
-  text = json.dumps(values, sort_keys=True, default=_plain)
+    kept[section] = {key: values[section].get(key) for key in keys}
+  text = json.dumps(kept, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _not_default(
-  section: Config, constructor: Callable[..., Any]
-) -> dict[str, Any]:
-  """Returns the keys of a section whose values are not their defaults."""
-  defaults = schema.config_keys(constructor)
-  return {
-    key: value
-    for key, value in section.items()
-    if key not in _WITHOUT_COST
-    and (key not in defaults or _plain(value) != _plain(defaults[key].default))
-  }
-
-
-def _plain(value: Any) -> Any:
-  """Returns a value as JSON has it: tuples as lists, sections as dicts."""
-  if isinstance(value, tuple | list):
-    return [_plain(entry) for entry in value]
-  if hasattr(value, 'to_dict'):
-    return {key: _plain(entry) for key, entry in value.to_dict().items()}
-  return value
+def _equal(value: Any, default: Any) -> bool:
+  """Returns whether a value, possibly from a JSON file, is the default."""
+  return json.dumps(value) == json.dumps(default, default=str)
 
 
 def read() -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 
 # Old path of a symbol, which configs still use, and its present path.
 MOVED = {
-  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.recorder:Figures',
+  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.reporting:Figures',
   'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
   'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
   'vit_jax.optim.optimizers:muon': 'examples.muon:muon',
@@ -73,6 +73,7 @@ REMOVED: dict[tuple[str, str | None], dict[str, Any]] = {
   ('recovery', None): {'sdc_every': ...},
   ('checkpoint', None): {'every_minutes': ...},
   ('schedule', None): {'cooldown_shape': 'linear', 'timescale': 10_000},
+  ('log', None): {'parameters': ...},
   ('objective', 'dino'): {
     'temperature_every': '1 epochs',
     'centre_momentum': 0.9,
@@ -107,12 +108,7 @@ _EXAMPLES = {
   int: ': give a whole number, such as 64',
   float: ': give a number, such as 0.001',
   bool: ': give true or false',
-}
-# Type of a tuple's members: its name in messages, and an example of a tuple.
-_MEMBERS = {
-  int: ('whole number', '(384, 512)'),
-  float: ('number', '(0.5, 0.1)'),
-  str: ('name in quotes', "('a', 'b')"),
+  tuple: ": give one value, or several, such as (384, 512) or ('a', 'b')",
 }
 
 
@@ -370,10 +366,8 @@ def constructor(section: str, values: Any) -> Callable[..., Any]:
   Raises:
     UserError: the constructor does not exist.
   """
-  pattern = EVALS if section == 'evals' else SECTIONS[section]
-  if '{name}' not in pattern:
-    return resolve(pattern)
-  return resolve(pattern, values.get('name', DEFAULT_NAMES.get(section)))
+  name = values.get('name', DEFAULT_NAMES.get(section, ''))
+  return MARKS[section].constructor(name)
 
 
 def build(section: str, values: Any, *runtime: Any) -> Any:
@@ -433,18 +427,16 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   kind, member, optional = value_type(annotation)
   if optional and is_none(value):
     return None
-  if not isinstance(value, FlagText):
-    return _converted(key, value, kind, member)
-  parsed = _parsed(value, kind)
-  if kind is not tuple:
-    return _converted(key, parsed, kind)
-  with contextlib.suppress(UserError):
-    if parsed != value:  # the text is a Python literal
-      return _converted(key, parsed, kind, member)
-  name, example = _MEMBERS.get(member, ('value', '(…, …)'))
+  parsed = _parsed(value, kind) if isinstance(value, FlagText) else value
+  # The text of a flag for a tuple must be a Python literal.
+  is_text = kind is tuple and isinstance(value, FlagText) and parsed == value
+  with contextlib.suppress(TypeError):
+    if not is_text:
+      return _converted(parsed, kind, member)
+  of = f' of {member.__name__}' if kind is tuple else ''
   raise UserError(
-    f'{key} is {str(value)!r}; give one {name}, or several as in '
-    f'--{key}="{example}".'
+    f'{key} is {value!r}; it must be of type {kind.__name__}{of}'
+    f'{_EXAMPLES.get(kind, "")}.'
   )
 
 
@@ -463,18 +455,19 @@ def _parsed(text: FlagText, kind: type) -> Any:
   return str(text)
 
 
-def _converted(key: str, value: Any, kind: type, member: type = object) -> Any:
-  """Converts an int to float and a value to a tuple, and checks the type."""
+def _converted(value: Any, kind: type, member: type) -> Any:
+  """Converts an int to float and a value to a tuple.
+
+  Raises:
+    TypeError: the value has another type.
+  """
   if kind is tuple:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(_converted(key, entry, member) for entry in values)
+    return tuple(_converted(entry, member, object) for entry in values)
   if kind is float and type(value) is int:
     return float(value)
   if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-    raise UserError(
-      f'{key} is {value!r}; it must be of type {kind.__name__}'
-      f'{_EXAMPLES.get(kind, "")}.'
-    )
+    raise TypeError
   return value
 
 
@@ -608,11 +601,9 @@ def complete_section(
   """
   has_name = '{name}' in mark.pattern  # the section selects a class by name
   if not isinstance(values, Mapping | ConfigDict):
-    key = 'name' if has_name else 'KEY'
-    if mark.many:
-      key = f'NAME.{key}'
     raise UserError(
-      f'config.{path} is {values!r}; it is a section: --config.{path}.{key}=….'
+      f'config.{path} is {values!r}; it is a section: give its keys, such as '
+      f'--config.{path}.{"name" if has_name else "KEY"}=….'
     )
   if mark.many:
     member = dataclasses.replace(mark, many=False)
@@ -694,21 +685,12 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
   """Returns a flat dict {'model.depth': 24, …}, with tuples as lists."""
   flat = {}
   values = config.to_dict() if isinstance(config, ConfigDict) else config
-  for key, value in values.items():
+  for key, value in json.loads(json.dumps(values)).items():
     if isinstance(value, dict):
       flat |= flatten(value, f'{prefix}{key}.')
     else:
-      flat[prefix + key] = _with_lists(value)
+      flat[prefix + key] = value
   return flat
-
-
-def _with_lists(value: Any) -> Any:
-  """Converts tuples to lists, at any depth (`optimizer.rules` has pairs)."""
-  if isinstance(value, dict):
-    return {key: _with_lists(entry) for key, entry in value.items()}
-  if isinstance(value, list | tuple):
-    return [_with_lists(entry) for entry in value]
-  return value
 
 
 def to_json(config: Config) -> str:

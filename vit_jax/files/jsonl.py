@@ -1,6 +1,7 @@
 """Reads and writes JSON lines; tolerates incomplete and damaged lines."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from etils import epath
 from vit_jax.files import paths
 from vit_jax.files.paths import with_retries
 
+log = logging.getLogger('vit_jax')
 Record = dict[str, Any]
 
 
@@ -22,7 +24,7 @@ def parse(line: bytes) -> Record | None:
   return record if isinstance(record, dict) else None
 
 
-def _bytes(path: epath.Path) -> bytes:
+def content(path: epath.Path) -> bytes:
   """Reads a file; returns b'' if it does not exist."""
   return with_retries(
     lambda: path.read_bytes() if path.exists() else b'', path, 'read'
@@ -39,7 +41,7 @@ def read_object(path: epath.Path) -> Record:
     UserError: the file exists, but there is no permission to read it.
     StorageError: the file exists, but cannot be read.
   """
-  return parse(_bytes(path)) or {}
+  return parse(content(path)) or {}
 
 
 def read(path: epath.Path) -> Iterator[tuple[bytes, Record | None]]:
@@ -53,36 +55,9 @@ def read(path: epath.Path) -> Iterator[tuple[bytes, Record | None]]:
     UserError: the file exists, but there is no permission to read it.
     StorageError: the file exists, but cannot be read.
   """
-  for line in _bytes(path).splitlines(keepends=True):
+  for line in content(path).splitlines(keepends=True):
     if line.strip():
       yield line, parse(line)
-
-
-def append(path: epath.Path, line: str) -> None:
-  """Appends one line to a local file; tries again if the storage fails.
-
-  Args:
-    path: path of the file, which is created if it does not exist.
-    line: text that ends with a newline.
-
-  Raises:
-    UserError: the directory was removed, or there is no permission to write it.
-    StorageError: the storage is full or keeps failing.
-  """
-
-  def write() -> None:
-    # Unbuffered, because after an error a buffered file would try to write the
-    # remaining bytes again when it is closed.
-    with open(path, 'a+b', buffering=0) as file:
-      size = os.fstat(file.fileno()).st_size
-      data = line.encode()
-      # A failed attempt may have left a part of the line.
-      if size and os.pread(file.fileno(), 1, size - 1) != b'\n':
-        data = b'\n' + data
-      while data:
-        data = data[file.write(data) :]
-
-  with_retries(write, path, 'written')
 
 
 class Appender:
@@ -108,17 +83,32 @@ class Appender:
   def append(self, record: Record) -> None:
     """Appends a line to a local file, or to the lines that `upload` writes.
 
+    A local file is created if it does not exist.
+
     Args:
       record: the object of the line.
 
     Raises:
-      UserError, StorageError: see `append`.
+      UserError: the directory was removed, or there is no permission.
+      StorageError: the storage is full or keeps failing.
     """
-    line = json.dumps(record) + '\n'
+    line = json.dumps(record).encode() + b'\n'
+
+    def write() -> None:
+      # Unbuffered, because after an error a buffered file would try to write
+      # the remaining bytes again when it is closed.
+      with open(self._path, 'a+b', buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        # A failed attempt may have left a part of the line.
+        is_complete = not size or os.pread(file.fileno(), 1, size - 1) == b'\n'
+        data = line if is_complete else b'\n' + line
+        while data:
+          data = data[file.write(data) :]
+
     if self._is_remote:
-      self._lines.append(line.encode())
+      self._lines.append(line)
     else:
-      append(self._path, line)
+      with_retries(write, self._path, 'written')
 
   def upload(self) -> None:
     """Writes a file in an object store; does nothing for a local file.
@@ -151,7 +141,11 @@ class Appender:
       with_retries(sync_file, self._path, 'written')
 
 
-def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
+def keep(
+  path: epath.Path,
+  is_kept: Callable[[Record], bool],
+  is_valid: Callable[[Record], bool] = lambda record: False,
+) -> list[bytes]:
   """Keeps the lines whose object passes a test, and quarantines all others.
 
   The other lines are first added to <name>_set_aside.jsonl, so no line is lost.
@@ -161,6 +155,8 @@ def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
   Args:
     path: path of the file.
     is_kept: function that returns whether the line of an object is kept.
+    is_valid: function that returns whether a line that is not kept is intact;
+      for all others, there is a warning.
 
   Returns:
     The lines that were moved.
@@ -176,9 +172,19 @@ def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
     return []
   if removed:
     quarantine = path.with_name(f'{path.stem}_set_aside.jsonl')
-    content = _bytes(quarantine) + _join(removed)
+    everything = content(quarantine) + _join(removed)
     with_retries(
-      lambda: paths.write(quarantine, content), quarantine, 'written'
+      lambda: paths.write(quarantine, everything), quarantine, 'written'
+    )
+  damaged = [line for line in removed if not is_valid(parse(line) or {})]
+  if damaged:
+    log.warning(
+      '%s: %d damaged or foreign line(s) moved to %s_set_aside.jsonl, the '
+      'first %r',
+      path,
+      len(damaged),
+      path.stem,
+      damaged[0][:100],
     )
   with_retries(lambda: paths.write(path, _join(kept)), path, 'written')
   return removed

@@ -74,17 +74,12 @@ def cores() -> int:
   return os.cpu_count() or 1
 
 
-def memory_bytes() -> int | None:
+def memory_bytes() -> int:
   """Returns the bytes of memory that this process may use.
 
   It is the machine's memory, or less if a container or a batch system limits
   the process.
-
-  Returns:
-    The number of bytes; None if the system does not report it.
   """
-  if not hasattr(os, 'sysconf'):  # Windows
-    return None
   total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   return min([total, *_limits()])
 
@@ -98,20 +93,16 @@ def _limits() -> list[int]:
   found = []
   for group in groups:  # '0::/job' (version 2), '4:memory:/job' (version 1)
     _, controllers, path = group.split(':', 2)
-    if not controllers:
-      root, name = _CGROUPS, 'memory.max'
-    elif 'memory' in controllers.split(','):
-      root, name = _CGROUPS / 'memory', 'memory.limit_in_bytes'
-    else:
+    if controllers and 'memory' not in controllers.split(','):
       continue
-    parts = path.strip('/').split('/')
-    for depth in range(len(parts) + 1):
-      try:
-        text = root.joinpath(*parts[:depth], name).read_text().strip()
-      except OSError:  # in a container, only its own group exists, at the root
-        continue
-      if text.isdecimal():  # 'max' means no limit
-        found.append(int(text))
+    root = _CGROUPS / 'memory' if controllers else _CGROUPS
+    name = 'memory.limit_in_bytes' if controllers else 'memory.max'
+    own = root / path.strip('/')
+    for folder in (own, *own.parents):
+      # In a container, only its own group exists, at the root. 'max' means no
+      # limit.
+      with contextlib.suppress(OSError, ValueError):
+        found.append(int((folder / name).read_text()))
   return found
 
 
@@ -185,17 +176,13 @@ def name_error(error: BaseException) -> UserError | None:
   Returns:
     The error to report; None if `error` does not concern a name.
   """
-  if isinstance(error, UnicodeError) and 'surrogate' in str(error):
-    name = ''
-    if isinstance(error, UnicodeEncodeError):
-      name = f' ({ascii(error.object[max(error.start - 100, 0) : error.end])})'
+  is_name = isinstance(error, UnicodeError) and 'surrogate' in str(error)
+  if is_name or isinstance(error, ValueError) and 'embedded null' in str(error):
+    name = ascii(getattr(error, 'object', ''))[-200:]
     return UserError(
-      f'a file name is not valid UTF-8{name}: rename the file or its folder.'
-    )
-  if isinstance(error, ValueError) and 'embedded null' in str(error):
-    return UserError(
-      'a path contains a null character: correct the flag, key or list of '
-      'files that contains it.'
+      f'a path is not valid UTF-8, or contains a null character ({error} '
+      f'{name}): rename the file or its folder, or correct the flag, key or '
+      'list of files that contains it.'
     )
   return None
 
@@ -239,8 +226,8 @@ class Cause(enum.Enum):
 _REACTIONS = {
   Cause.USER: (
     UserError,
-    'Fix its path or permissions (for gs://, `gcloud auth application-default '
-    'login`)',
+    'Fix the path or permissions (for gs://, `gcloud auth application-'
+    'default login`), or give another path',
   ),
   Cause.FULL: (StorageError, 'Free some space'),
   Cause.OUTAGE: (StorageError, 'Wait until the storage responds'),
@@ -279,15 +266,6 @@ def _is_storage_error(error: Exception, path: epath.Path) -> bool:
   return isinstance(error, OSError) or is_remote(path)
 
 
-def system_reason(error: Exception) -> str:
-  """Returns the cause of an error in one line, as the system describes it."""
-  number = error_number(error)
-  if number is not None and not isinstance(error, ConnectionError):
-    with contextlib.suppress(ValueError):
-      return os.strerror(number)
-  return reason(error)
-
-
 @contextlib.contextmanager
 def access(path: epath.Path, action: str) -> Iterator[None]:
   """Converts errors of file access to UserError or StorageError.
@@ -312,26 +290,33 @@ def access(path: epath.Path, action: str) -> Iterator[None]:
   except Exception as error:
     if not _is_storage_error(error, path):
       raise
-    kind, advice = _REACTIONS[cause(error)]
-    raise kind(
-      f'{path} cannot be {action}: {system_reason(error)}. {advice}, and run '
-      'the same command again: it resumes from the newest intact checkpoint.'
-    ) from error
+    raise storage_error(path, action, error) from error
 
 
-def with_retries(
-  function: Callable[[], T],
-  path: epath.Path,
-  action: str,
-  sleep: Callable[[float], None] | None = None,
-) -> T:
+def storage_error(
+  path: epath.Path, action: str, error: Exception
+) -> UserError | StorageError:
+  """Returns the error to report when a path cannot be used.
+
+  Args:
+    path: path of a file or folder.
+    action: what cannot be done, a participle such as 'read' or 'written'.
+    error: the error of the file system or object store.
+  """
+  kind, advice = _REACTIONS[cause(error)]
+  return kind(
+    f'{path} cannot be {action}: {reason(error)}. {advice}, and run the same '
+    'command again: it resumes from the newest intact checkpoint.'
+  )
+
+
+def with_retries(function: Callable[[], T], path: epath.Path, action: str) -> T:
   """Reads or writes a file; tries again after pauses if the storage fails.
 
   Args:
     function: function that reads or writes; may be called several times.
     path: path of the file, for messages.
     action: 'read' or 'written'.
-    sleep: function that waits for some seconds; by default `time.sleep`.
 
   Returns:
     The result of the function.
@@ -355,10 +340,10 @@ def with_retries(
         '%s cannot be %s: %s. Trying again in %g s.',
         path,
         action,
-        system_reason(error),
+        reason(error),
         pause_s,
       )
-    (sleep or time.sleep)(pause_s)
+    time.sleep(pause_s)
   with access(path, action):
     return function()
 
@@ -374,38 +359,18 @@ def check_writable(folder: epath.Path) -> None:
     StorageError: the storage is full or does not respond.
   """
   content = uuid.uuid4().hex
-  file, action = folder / f'.vit_jax_try_{content}', 'written'
+  file = folder / f'.vit_jax_try_{content}'
   try:
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(content)
-    action = 'read back'
     if file.read_text() != content:
       raise OSError('the content differs from what was written')
-    action = 'deleted'
     file.unlink()
   except Exception as error:
     with contextlib.suppress(Exception):
       file.unlink(missing_ok=True)
-    problem = f'a file in it cannot be {action}'
-    raise workdir_error(folder, problem, error) from error
-
-
-def workdir_error(
-  folder: epath.Path, problem: str, error: Exception
-) -> UserError | StorageError:
-  """Returns the error to report when a workdir cannot be used.
-
-  Args:
-    folder: the workdir.
-    problem: description of the problem, a sentence without its period.
-    error: the error of the file system or object store.
-  """
-  kind, advice = _REACTIONS[cause(error)]
-  return kind(
-    f'the workdir {folder} cannot be used: {problem}: {reason(error)}. '
-    f'{advice}, and start again, or give another --workdir. Saved files are '
-    'not affected.'
-  )
+    action = 'used: a file in it cannot be written, read back and deleted'
+    raise storage_error(folder, action, error) from error
 
 
 def write(path: epath.Path, content: str | bytes) -> None:

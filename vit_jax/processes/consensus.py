@@ -2,67 +2,42 @@
 
 This is the only module that uses JAX's internal modules, because JAX has no
 public interface to the key-value store of its coordination service, and none to
-react to the loss of a process. If a future JAX moves the internal ones, runs of
-several processes still work, but a process that ends early is noticed only by
-JAX itself, after minutes, and ends the others with an abort.
+react to the loss of a process.
 """
 
 import contextlib
 import json
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src.distributed import global_state
+from jax._src.lib import _jax
 from jax.experimental import multihost_utils
 
-log = logging.getLogger('vit_jax')
-
-
-def _internals() -> tuple[Any, Any] | None:
-  """Returns JAX's distributed state and its bindings; None if they moved."""
-  try:
-    from jax._src.distributed import global_state
-    from jax._src.lib import _jax
-  except ImportError:
-    return None
-  state = ('client', 'num_processes', 'process_id', 'shutdown')
-  complete = all(hasattr(global_state, name) for name in state)
-  if complete and hasattr(_jax, 'get_distributed_runtime_client'):
-    return global_state, _jax
-  return None
-
-
-_INTERNALS = _internals()
+_bindings: Any = _jax
 
 
 def client() -> Any:
-  """Returns JAX's coordination client; None if there is only one process.
-
-  It is also None if this JAX has other internals.
-  """
-  if _INTERNALS is None or num_processes() == 1:
-    return None
-  return _INTERNALS[0].client
+  """Returns JAX's coordination client; None if there is only one process."""
+  return global_state.client if num_processes() > 1 else None
 
 
 def index() -> int:
   """Returns the index of this process, without initializing devices."""
-  return jax.process_index() if _INTERNALS is None else _INTERNALS[0].process_id
+  return global_state.process_id
 
 
 def num_processes() -> int:
   """Returns the number of processes, without initializing devices."""
-  if _INTERNALS is None:
-    return jax.process_count()
-  return _INTERNALS[0].num_processes
+  return global_state.num_processes
 
 
 def shut_down() -> None:
   """Waits at JAX's shutdown barrier for the other processes, if any."""
-  if _INTERNALS is not None and client() is not None:
-    _INTERNALS[0].shutdown()
+  if client() is not None:
+    global_state.shutdown()
 
 
 @contextlib.contextmanager
@@ -78,26 +53,16 @@ def calling_on_loss(callback: Callable[[object], None]) -> Iterator[None]:
   Args:
     callback: function of the status of the service.
   """
-  if _INTERNALS is None:
-    log.warning(
-      'JAX %s has other internal modules than the tested versions: if one '
-      'process ends, the others end only after minutes, with an abort. Install '
-      'a tested version of JAX (constraints.txt) to avoid this.',
-      jax.__version__,
-    )
-    yield
-    return
-  bindings = _INTERNALS[1]
-  new_client = bindings.get_distributed_runtime_client
+  new_client = _bindings.get_distributed_runtime_client
 
   def new_client_with_callback(*args: Any, **kwargs: Any) -> Any:
     return new_client(*args, missed_heartbeat_callback=callback, **kwargs)
 
-  bindings.get_distributed_runtime_client = new_client_with_callback
+  _bindings.get_distributed_runtime_client = new_client_with_callback
   try:
     yield
   finally:
-    bindings.get_distributed_runtime_client = new_client
+    _bindings.get_distributed_runtime_client = new_client
 
 
 def gather_integer(value: int) -> list[int]:

@@ -219,8 +219,8 @@ def check() -> None:
   except RuntimeError as error:
     raise UserError(
       f'only {len(threads) - 1} of {_THREADS} threads could be started '
-      f'({error}). The limits are {_thread_limits()}: raise them (ulimit -u, '
-      'or the number of processes of the container).'
+      f'({error}): raise the limit (ulimit -u, or the number of processes of '
+      'the container).'
     ) from error
   finally:
     ended.set()
@@ -272,15 +272,6 @@ def _reserved() -> int:
   except OSError:
     return 0
   return int(pages) * resource.getpagesize()
-
-
-def _thread_limits() -> str:
-  """Describes the limits of the user and the container for messages."""
-  found = [f'ulimit -u: {resource.getrlimit(resource.RLIMIT_NPROC)[0]}']
-  for path in ('/sys/fs/cgroup/pids.max', '/sys/fs/cgroup/pids/pids.max'):
-    with contextlib.suppress(OSError):
-      found.append(f'{path}: {pathlib.Path(path).read_text().strip()}')
-  return ', '.join(found)
 
 
 def start_distributed(

@@ -78,39 +78,32 @@ class Limit:
 LIMITS = schema.Nested('vit_jax.run.guards:Limit', many=True)
 
 
-def build(sections: Mapping[str, Any] | None) -> dict[str, Limit]:
-  """Builds the limits of a config, by name.
-
-  Args:
-    sections: `config.recovery.limits`.
-
-  Raises:
-    UserError: a value is invalid.
-  """
-  return {
-    name: schema.construct(LIMITS.constructor(''), section)
-    for name, section in (sections or {}).items()
-  }
-
-
 class Limits:
   """Checks the metrics of every step."""
 
   def __init__(
     self,
-    limits: Mapping[str, Limit],
+    limits: Mapping[str, Any] | None,
     steps: Callable[[str], int],
     ledger: Ledger,
   ):
     """Starts with no metric out of bounds.
 
     Args:
-      limits: limits by name; warnings and events contain the name.
+      limits: `config.recovery.limits`, the bounds by name. Warnings and events
+        contain the name.
       steps: function that converts a duration to updates.
       ledger: destination of the event `limit`.
+
+    Raises:
+      UserError: a value is invalid.
     """
-    self._limits, self._steps, self._ledger = limits, steps, ledger
-    self._streaks = dict.fromkeys(limits, 0)  # steps in a row out of bounds
+    self._limits: dict[str, Limit] = {
+      name: schema.construct(Limit, section)
+      for name, section in (limits or {}).items()
+    }
+    self._steps, self._ledger = steps, ledger
+    self._streaks = dict.fromkeys(self._limits, 0)  # steps in a row
 
   def step(self, step: int, values: Mapping[str, float]) -> None:
     """Checks the metrics of one step.
@@ -207,7 +200,8 @@ class Recovery:
       key = f'watchdog_{key}'
       check_range(f'recovery.{key}', getattr(self, key), above=0)
     durations.check('recovery.slow_hosts_every', self.slow_hosts_every)
-    build(self.limits)
+    for section in (self.limits or {}).values():
+      schema.construct(Limit, section)  # only checks its values
 
 
 class RollbackError(Exception):

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import logging
 import time
 import zlib
 from collections.abc import Iterator
@@ -22,8 +21,6 @@ from etils import epath
 from vit_jax.data.pipeline import stream
 from vit_jax.files import jsonl
 from vit_jax.files.paths import with_retries
-
-log = logging.getLogger('vit_jax')
 
 PRODUCTIVE = 'step'
 # A resumed run acts on these events, so a checksum protects them.
@@ -61,16 +58,7 @@ class Ledger:
     with_retries(
       lambda: path.parent.mkdir(parents=True, exist_ok=True), path, 'written'
     )
-    damaged = jsonl.keep(path, is_event)
-    if damaged:
-      log.warning(
-        '%s: %d damaged line(s) moved to %s_set_aside.jsonl, the first %r; '
-        'these events are not counted',
-        path,
-        len(damaged),
-        path.stem,
-        damaged[0][:100],
-      )
+    jsonl.keep(path, is_event)
     self._file = jsonl.Appender(path)
     self.totals: dict[str, float] = {}
     self._flushed: dict[str, float] = {}

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from vit_jax.errors import UserError
-from vit_jax.files import paths
+from vit_jax.files import jsonl, paths
 
 LEASE_S = 120.0  # time after which a lease that was not renewed has expired
 
@@ -52,9 +52,7 @@ def hold(workdir: epath.Path) -> Iterator[None]:
     except UserError:
       raise
     except Exception as error:
-      raise paths.workdir_error(workdir, 'it cannot be locked', error) from (
-        error
-      )
+      raise paths.storage_error(workdir, 'locked', error) from error
     yield
 
 
@@ -111,13 +109,6 @@ def _lease(
   """
   owner = uuid.uuid4().hex
 
-  def read() -> dict[str, object]:
-    try:
-      lease = json.loads(path.read_text())
-      return lease if isinstance(lease, dict) else {}
-    except (FileNotFoundError, ValueError):  # no lease, or a damaged one
-      return {}
-
   def renew() -> None:
     lease = {**holder, 'owner': owner, 'expires': time.time() + lease_s}
     paths.write(path, json.dumps(lease))
@@ -127,15 +118,16 @@ def _lease(
     live = isinstance(expires, float) and expires > time.time()
     return live and not _has_ended(lease)
 
-  lease = read()
+  lease = jsonl.read_object(path)  # {} if it is missing or damaged
   if valid(lease):
     raise _refusal(path.parent, json.dumps(lease))
   renew()
   # Object stores have no exclusive creation, so another run may write its lease
   # at the same time. After a pause, the lease that was written last is valid.
   time.sleep(min(1.0, lease_s / 10))
-  if read().get('owner') != owner:
-    raise _refusal(path.parent, json.dumps(read()))
+  lease = jsonl.read_object(path)
+  if lease.get('owner') != owner:
+    raise _refusal(path.parent, json.dumps(lease))
   ended = threading.Event()
 
   def renew_regularly() -> None:

@@ -7,7 +7,6 @@ reader leaves out what is not a metric, such as damaged lines.
 import contextlib
 import dataclasses
 import errno
-import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +20,6 @@ from vit_jax.errors import StorageError, UserError
 from vit_jax.files import jsonl, paths
 from vit_jax.files.paths import with_retries
 from vit_jax.run import tracking
-
-log = logging.getLogger('vit_jax')
 
 Metrics = dict[str, float | None]  # None: the value was not finite
 
@@ -73,26 +70,22 @@ def _is_finite(value: Any) -> bool:
 _OF_THE_LAST_STEP = ('lr', 'skipped', 'epoch', 'bad_records')
 
 
+@dataclasses.dataclass
 class Interval:
   """Sums of each metric since the last log line.
 
-  A checkpoint stores them, so that a resumed run writes the same lines as one
-  that was never interrupted.
+  A checkpoint stores them as a dict, so that a resumed run writes the same
+  lines as one that was never interrupted.
 
   Attributes:
+    count: number of good steps in the interval.
+    sums: sums over the good steps, by metric.
     bad_records: number of bad training records in the interval.
   """
 
-  def __init__(self, stored: Mapping[str, Any] | None = None):
-    """Starts an interval, or continues one that a checkpoint stores.
-
-    Args:
-      stored: result of `to_json`; None for an empty interval.
-    """
-    stored = stored or {}
-    self._count: int = stored.get('count', 0)
-    self._sums: dict[str, float] = dict(stored.get('sums', {}))
-    self.bad_records: int = stored.get('bad_records', 0)
+  count: int = 0
+  sums: dict[str, float] = dataclasses.field(default_factory=dict)
+  bad_records: int = 0
 
   def add(self, values: Mapping[str, float]) -> None:
     """Adds the metrics of one step.
@@ -106,9 +99,9 @@ class Interval:
     self.bad_records += int(values.get('bad_records', 0))
     if values['skipped']:
       return
-    self._count += 1
+    self.count += 1
     for key, value in values.items():
-      self._sums[key] = self._sums.get(key, 0.0) + value
+      self.sums[key] = self.sums.get(key, 0.0) + value
 
   def summary(self, values: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics of a log line.
@@ -122,24 +115,15 @@ class Interval:
       was good, `values` unchanged.
     """
     line = dict(values)
-    if self._count:
-      means = {key: total / self._count for key, total in self._sums.items()}
+    if self.count:
+      means = {key: total / self.count for key, total in self.sums.items()}
       line |= {k: v for k, v in means.items() if k not in _OF_THE_LAST_STEP}
     return line
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns the sums as JSON values."""
-    return {
-      'count': self._count,
-      'sums': self._sums,
-      'bad_records': self.bad_records,
-    }
 
 
 @schema.operational(
   'every',
   'tensorboard',
-  'parameters',
   'curves',
   'report',
   'trackers',
@@ -154,8 +138,6 @@ class Log:
       has the means over the steps since the previous line.
     tensorboard: whether to write TensorBoard events (needs the package
       tensorboard).
-    parameters: whether to log the table of parameters at the start even if
-      none of them is sharded.
     curves: whether to draw WORKDIR/curves.png at the end (needs Matplotlib).
     report: whether to write WORKDIR/report.html at every evaluation, and at
       the end with images and predictions.
@@ -165,7 +147,6 @@ class Log:
 
   every: str = '50 steps'
   tensorboard: bool = True
-  parameters: bool = False
   curves: bool = True
   report: bool = True
   trackers: Annotated[Section | None, tracking.TRACKERS] = None
@@ -224,11 +205,19 @@ class Writer:
   def rewind(self, step: int) -> None:
     """Makes metrics.jsonl agree with a state restored at `step`.
 
+    Training lines up to the step, and evaluations before it, are kept. The
+    evaluations at the step will run again. All other lines, and damaged ones,
+    are moved to metrics_set_aside.jsonl.
+
     Args:
       step: number of updates completed.
     """
     with self._stops_at_errors():
-      rewind(self._path, step)
+      jsonl.keep(
+        self._path,
+        lambda record: is_before(record, step),
+        lambda record: type(record.get('step')) is int,
+      )
     self._open()  # rewinding may have replaced the file
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -285,49 +274,6 @@ class Writer:
     for tracker in self._trackers if self._active else ():
       tracker.close()
     self._active = False
-
-
-def open_writer(settings: Log, run: tracking.Run, active: bool) -> Writer:
-  """Opens the destinations of a run's metrics.
-
-  Args:
-    settings: section `log` of the config.
-    run: description of the run for trackers.
-    active: whether this is the main process.
-  """
-  trackers = []
-  if active:
-    trackers = tracking.open_trackers(
-      settings.trackers, settings.tensorboard, run
-    )
-  return Writer(run.workdir, active, trackers)
-
-
-def rewind(path: epath.Path, step: int) -> None:
-  """Makes metrics.jsonl agree with a state restored at `step`.
-
-  Training lines up to the step, and evaluations before it, are kept. The
-  evaluations at the step will run again. All other lines, and damaged ones, are
-  moved to metrics_set_aside.jsonl.
-
-  Args:
-    path: path of metrics.jsonl.
-    step: number of updates completed.
-  """
-  removed = jsonl.keep(path, lambda record: is_before(record, step))
-  damaged = [
-    line
-    for line in removed
-    if type((jsonl.parse(line) or {}).get('step')) is not int
-  ]
-  if damaged:
-    log.warning(
-      '%s: %d damaged or foreign line(s) moved to metrics_set_aside.jsonl, the '
-      'first %r',
-      path,
-      len(damaged),
-      damaged[0][:100],
-    )
 
 
 def is_before(record: dict[str, Any], step: int) -> bool:

@@ -22,9 +22,8 @@ class Profile:
       span: (START, STOP), in updates; None for no trace.
       workdir: directory of the run; the trace is written to `profile` in it.
     """
-    self._span, self._folder = span, workdir / 'profile'
-    self._first = self._last = 0
-    self._active = False
+    self._start, self._stop = span or (0, 0)
+    self._folder, self._active = workdir / 'profile', False
 
   def update(self, step: int) -> None:
     """Starts or ends the trace if this is due; to be called before each step.
@@ -32,27 +31,15 @@ class Profile:
     Args:
       step: number of updates completed.
     """
-    if self._span is None:
-      return
-    start, stop = self._span
-    if self._active and step < stop:
-      self._last = step
-    elif self._active:
-      self._last = stop
+    if self._active and step >= self._stop:
       self.close()
-    elif start <= step < stop:
+    elif not self._active and self._start <= step < self._stop:
       jax.profiler.start_trace(str(self._folder))
-      self._active, self._first, self._last = True, step, step
+      self._active = True
 
   def close(self) -> None:
     """Ends the trace and writes it, if one is running."""
-    if not self._active:
-      return
-    self._active, self._span = False, None  # only one trace per start
-    jax.profiler.stop_trace()
-    log.info(
-      'wrote the trace of steps %d to %d to %s',
-      self._first,
-      self._last,
-      self._folder,
-    )
+    if self._active:
+      self._active, self._stop = False, 0  # only one trace per start
+      jax.profiler.stop_trace()
+      log.info('wrote the trace of the profiler to %s', self._folder)

@@ -1,5 +1,7 @@
 """Decides whether a run may resume, by comparing it with its earlier starts.
 
+The module also reads and writes config.json and run.json of a workdir.
+
 A run with another config, other data or other settings of JAX would compute
 other numbers, so it is not resumed. The config of the last start is in
 config.json. Every checkpoint contains its config and a record of everything
@@ -13,12 +15,14 @@ belongs to another run.
 """
 
 import contextlib
+import dataclasses
 import fnmatch
 import hashlib
 import json
 import logging
 import math
 import os
+import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -30,10 +34,9 @@ from vit_jax.config.schema import EVALS, MARKS, Config
 from vit_jax.data import fingerprint as fingerprints
 from vit_jax.data.filters import names_differ
 from vit_jax.errors import UserError
-from vit_jax.files import paths
+from vit_jax.files import jsonl, paths
 from vit_jax.processes import consensus, runtime
 from vit_jax.run import ledger as ledger_lib
-from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.ledger import Ledger
 
 log = logging.getLogger('vit_jax')
@@ -176,6 +179,76 @@ def _canonical(key: str, value: Any) -> Any:
   return value
 
 
+def default_workdir(config_path: str) -> str:
+  """Returns the default workdir of a config.
+
+  Args:
+    config_path: path of a config file, optionally with arguments after a colon.
+
+  Returns:
+    'runs/<name of the config, with its arguments>'; for a run's config.json,
+    the directory of that run.
+  """
+  folder, _, file = config_path.rpartition('/')
+  if file == 'config.json':
+    return folder or '.'
+  path, _, arg = config_path.partition(':')
+  name = pathlib.Path(path).stem
+  if arg:
+    name += '-' + arg.replace('/', '').replace('=', '_').replace(',', '-')
+  return f'runs/{name}'
+
+
+def last_config(path: epath.Path) -> dict[str, Any] | None:
+  """Reads the config of the last start.
+
+  Args:
+    path: workdir.
+
+  Returns:
+    The config; None if the file is missing or damaged.
+
+  Raises:
+    UserError: the file exists, but there is no permission to read it.
+    StorageError: the file exists, but cannot be read.
+  """
+  file = path / 'config.json'
+  config = jsonl.parse(jsonl.content(file))
+  if config is None and file.exists():
+    log.warning(
+      '%s is damaged (it is not a JSON object); the config stored in the '
+      'checkpoints is compared instead',
+      file,
+    )
+  return config
+
+
+def record_workdir(
+  path: epath.Path, config: Config, run: dict[str, Any]
+) -> None:
+  """Writes config.json and run.json of a run that has passed all checks.
+
+  Args:
+    path: workdir.
+    config: completed config.
+    run: content of run.json.
+
+  Raises:
+    UserError: there is no permission to write the directory.
+    StorageError: the storage is full or keeps failing.
+  """
+  file = path / 'config.json'
+
+  def write() -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    if file.exists() and jsonl.parse(file.read_bytes()) is None:
+      file.rename(path / 'config.json.bad')
+    paths.write(file, schema.to_json(config))
+    paths.write(path / 'run.json', json.dumps(run, indent=2) + '\n')
+
+  paths.with_retries(write, file, 'written')
+
+
 def check_workdir(
   workdir: str, config: Config, *, allow_changes: bool
 ) -> epath.Path:
@@ -190,19 +263,14 @@ def check_workdir(
     The workdir as a path.
 
   Raises:
-    UserError: the path is not UTF-8, config.json belongs to another run, or
-      there is no permission to read it.
+    UserError: config.json belongs to another run, or there is no permission to
+      read it.
+    UnicodeEncodeError: the path is not UTF-8; see `paths.name_error`.
     StorageError: config.json cannot be read.
   """
   path = paths.locate(workdir)
-  try:
-    os.fspath(path).encode()
-  except UnicodeEncodeError as error:  # checkpoints could not be saved
-    raise UserError(
-      f'the workdir {ascii(os.fspath(path))} is not valid UTF-8: give another '
-      '--workdir, or rename its directory.'
-    ) from error
-  last = workdir_lib.last_config(path)
+  os.fspath(path).encode()  # otherwise checkpoints could not be saved
+  last = last_config(path)
   if last and not {'model', 'batch_size', 'total'} & last.keys():
     raise UserError(
       f'the workdir {workdir} contains a config.json that does not belong to a '
@@ -255,7 +323,7 @@ def check_processes(about: Json, config: Config) -> None:
   changes = differences(consensus.from_main(lambda: local), local)
   if None in changes.get(_COMMIT, ()):  # the commit is unknown to one of them
     del changes[_COMMIT]
-  own = _format(changes, 'on process 0', f'on process {jax.process_index()}')
+  own = formatted(changes, 'on process 0', f'on process {jax.process_index()}')
   for process, text in enumerate(consensus.gather_text(own)):
     if text:
       raise UserError(
@@ -334,7 +402,7 @@ def compare(
   if changes and not allow_changes:
     raise _refusal(checkpoint, changes)
   if changes:
-    text = 'resumed with changes:' + _format(changes)
+    text = 'resumed with changes:' + formatted(changes)
     fields = {'changes': new_digests}
     notes.append(Note('config_change', fields, text))
   upgrades = _common_differences('', old.get('versions', {}), new['versions'])
@@ -342,7 +410,7 @@ def compare(
     text = (
       'versions differ from those that wrote the checkpoint; the numbers may '
       'differ in the last bits from here on, or more if vit_jax itself has '
-      'changed:' + _format(upgrades)
+      'changed:' + formatted(upgrades)
     )
     notes.append(Note('versions', {'changes': upgrades}, text))
   return notes
@@ -374,7 +442,8 @@ def evaluator_notes(last: Json, config: Config) -> list[Note]:
     text = (
       f'evals.{name} has other settings than before, so its earlier and later '
       f'metrics {name}/… are not comparable, also not for checkpoint.best. '
-      'Give the evaluator another name to distinguish them:' + _format(changes)
+      'Give the evaluator another name to distinguish them:'
+      + formatted(changes)
     )
     fields = {'name': name, 'changes': changes}
     notes.append(Note('evaluator_change', fields, text))
@@ -389,26 +458,21 @@ def _refusal(subject: str, changes: Changes) -> UserError:
     changes: differences from that run.
   """
   return UserError(
-    f'{subject} belongs to another run:{_format(changes)}\nGive another '
+    f'{subject} belongs to another run:{formatted(changes)}\nGive another '
     '--workdir, or resume with the change by --allow_config_change.'
     + (_LENGTH if 'total' in changes else '')
   )
 
 
-def _format(changes: Changes, old: str = 'before', new: str = 'now') -> str:
+def formatted(changes: Changes, old: str = 'before', new: str = 'now') -> str:
   """Formats changes, one per line, with `old` and `new` after the values."""
   lines = []
   for key, (first, second) in changes.items():
     if key.endswith('class_names') and first and second:
       lines.append(f'{key}: {names_differ(first, second)}')
     else:
-      lines.append(f'{key}: {_short(first)} {old}, {_short(second)} {new}')
+      lines.append(f'{key}: {first!r:.200} {old}, {second!r:.200} {new}')
   return ''.join(f'\n  {line}' for line in lines)
-
-
-def _short(value: Any) -> str:
-  text = repr(value)
-  return text if len(text) <= 200 else text[:200] + ' …'
 
 
 def digests(changes: Changes) -> dict[str, str]:
@@ -419,61 +483,32 @@ def digests(changes: Changes) -> dict[str, str]:
   }
 
 
-def check_branch(origin: str, changes: Changes) -> None:
-  """Checks that a branch changes only the schedule and the length of a run.
-
-  Args:
-    origin: description of the step that is branched, for the message.
-    changes: differences from the config of the step.
-
-  Raises:
-    UserError: other keys differ.
-  """
-  other = {
-    key: pair
-    for key, pair in changes.items()
-    if key != 'total' and not key.startswith('schedule.')
-  }
-  if other:
-    raise UserError(
-      f'--branch_from={origin}: a branch may change config.total and '
-      f'config.schedule only:{_format(other)}\nGive these keys the values of '
-      'the other run, or start from its parameters alone by --config.init_from.'
-    )
-
-
+@dataclasses.dataclass
 class Comparison:
   """Compares this start of a run with the checkpoint that it resumes from.
 
   The newest checkpoint is compared first, before anything is compiled. If the
   newest is damaged, the older one that is restored is compared too. All
   processes must call each method, and it returns the same on all of them.
+
+  Attributes:
+    workdir: directory of the run.
+    current: item `about` of this start.
+    config: completed config of this start.
+    read_about: function (step) → item `about` of the checkpoint.
+    allow_changes: whether to resume although the checkpoint belongs to another
+      run.
   """
 
-  def __init__(
-    self,
-    workdir: epath.Path,
-    current: Json,
-    config: Config,
-    read_about: Callable[[int], Json],
-    *,
-    allow_changes: bool,
-  ):
-    """Stores the description of this start.
-
-    Args:
-      workdir: directory of the run.
-      current: item `about` of this start.
-      config: completed config of this start.
-      read_about: function (step) → item `about` of the checkpoint.
-      allow_changes: whether to resume although the checkpoint belongs to
-        another run.
-    """
-    self._workdir, self._current, self._config = workdir, current, config
-    self._read_about, self._allow_changes = read_about, allow_changes
-    self._compared_step: int | None = None
-    self._notes: list[tuple[int, Note]] = []  # by step, not yet recorded
-    self._is_recorded = False
+  workdir: epath.Path
+  current: Json
+  config: Config
+  read_about: Callable[[int], Json]
+  allow_changes: bool
+  _compared_step: int | None = None
+  # By step, not yet recorded.
+  _notes: list[tuple[int, Note]] = dataclasses.field(default_factory=list)
+  _is_recorded: bool = False
 
   def check_newest(self, step: int | None) -> None:
     """Compares this start with the newest checkpoint, before it is restored.
@@ -490,7 +525,7 @@ class Comparison:
     if not step:
       return
     try:
-      saved = self._read_about(step)
+      saved = self.read_about(step)
     except UserError as error:
       log.warning('%s The step that is restored is compared instead.', error)
       return
@@ -512,7 +547,7 @@ class Comparison:
     """
     if not step:
       return {}
-    saved = self._read_about(step)
+    saved = self.read_about(step)
     if step != self._compared_step:
       self._check(step, saved)
     return saved
@@ -520,13 +555,13 @@ class Comparison:
   def _check(self, step: int, saved: Json) -> None:
     notes = compare(
       saved,
-      self._current,
-      self._config,
+      self.current,
+      self.config,
       consensus.from_main(
-        lambda: ledger_lib.read(self._workdir / 'events.jsonl')
+        lambda: ledger_lib.read(self.workdir / 'events.jsonl')
       ),
-      checkpoint=f'{self._workdir} (its checkpoint of step {step})',
-      allow_changes=self._allow_changes,
+      checkpoint=f'{self.workdir} (its checkpoint of step {step})',
+      allow_changes=self.allow_changes,
     )
     self._notes += [(step, note) for note in notes]
     self._compared_step = step
@@ -547,14 +582,14 @@ class Comparison:
     """
     if not self._is_recorded:
       # The config of the last start must be read before it is replaced.
-      last = consensus.from_main(lambda: workdir_lib.last_config(self._workdir))
+      last = consensus.from_main(lambda: last_config(self.workdir))
       last = last or saved.get('config', {})
-      notes = evaluator_notes(last, self._config)
+      notes = evaluator_notes(last, self.config)
       self._notes += [(step, note) for note in notes]
       if runtime.is_main():
-        run = runtime.describe_run() | self._current['record']
+        run = runtime.describe_run() | self.current['record']
         run['train_flops_per_image'] = flops_per_image
-        workdir_lib.record(self._workdir, self._config, run)
+        record_workdir(self.workdir, self.config, run)
     if runtime.is_main():
       for at, note in self._notes:
         log.warning('%s', note.text)

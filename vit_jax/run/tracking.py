@@ -7,11 +7,10 @@ the section. Errors of a tracker do not end a run; the first is logged as a
 warning.
 """
 
-import contextlib
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from etils import epath
@@ -88,57 +87,48 @@ class Guarded:
       section: completed section of the tracker.
       run: description of the run.
     """
-    self._name, self._warned = name, False
-    self._tracker: Tracker | None = None
+    self._name, self._warned, self._tracker = name, False, None
     constructor = TRACKERS.constructor(section['name'])
-    with self._guard():
-      self._tracker = schema.construct(constructor, section, run)
+    self._tracker = self._call(schema.construct, constructor, section, run)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Passes a line to the tracker; see `Tracker.write`."""
-    with self._guard():
-      if self._tracker:
-        self._tracker.write(step, values)
+    if self._tracker:
+      self._call(self._tracker.write, step, values)
 
   def close(self) -> None:
     """Closes the tracker."""
-    with self._guard():
-      if self._tracker:
-        self._tracker.close()
+    if self._tracker:
+      self._call(self._tracker.close)
 
-  @contextlib.contextmanager
-  def _guard(self) -> Iterator[None]:
+  def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function; the first error is logged, and None is returned."""
     try:
-      yield
+      return function(*arguments)
     except Exception as error:  # noqa: BLE001 (each library has its own errors)
       if not self._warned:
         log.warning(
-          'the tracker config.log.%s failed (%s: %s). The run '
-          'continues and metrics.jsonl has all values; further errors are '
-          'not logged',
+          'the tracker config.log.%s failed (%s). The run continues and '
+          'metrics.jsonl has all values; further errors are not logged',
           self._name,
-          type(error).__name__,
-          ' '.join(str(error).split()),
+          paths.reason(error),
         )
       self._warned = True
 
 
-def open_trackers(
-  sections: Mapping[str, Any] | None, tensorboard: bool, run: Run
-) -> list[Guarded]:
+def open_trackers(settings: Any, run: Run) -> list[Guarded]:
   """Builds the trackers of a config, for the main process.
 
   Args:
-    sections: completed sections by name.
-    tensorboard: whether to add the tracker of TensorBoard events, if the
-      package tensorboard is installed.
+    settings: section `log` of the config, a `metrics.Log`. TensorBoard events
+      are added only if the package tensorboard is installed.
     run: description of the run.
   """
   trackers = [
     Guarded(f'trackers.{name}', section, run)
-    for name, section in (sections or {}).items()
+    for name, section in (settings.trackers or {}).items()
   ]
-  if tensorboard:
+  if settings.tensorboard:
     try:
       TRACKERS.constructor('tensorboard')
     except (ImportError, UserError) as error:

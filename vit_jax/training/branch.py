@@ -9,13 +9,18 @@ the two schedules agree up to the step.
 """
 
 import re
-import time
 import uuid
 from typing import Any
 
 from etils import epath
 
-from vit_jax.checkpoint import items, manifest, restore, steps
+from vit_jax.checkpoint import (
+  items,
+  manifest,
+  restore,
+  step_directory,
+  steps,
+)
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
@@ -46,11 +51,14 @@ def begin(text: str, config: Config, workdir: epath.Path) -> None:
       'checkpoints, as in runs/long@10000.'
     )
   source, step = paths.locate(match[1]), int(match[2])
-  items.with_retries(
-    lambda: items.on_main(_begin, source, step, config, workdir),
-    f'{source} at step {step}',
-    time.sleep,
-  )
+  try:
+    items.with_retries(
+      lambda: items.on_main(_begin, source, step, config, workdir), text
+    )
+  except CorruptError as error:
+    raise UserError(
+      f'{text} cannot be branched: {error}. Give another step.'
+    ) from error
 
 
 def _begin(
@@ -61,16 +69,29 @@ def _begin(
   paths.check_writable(workdir)
   with lock.hold(workdir):
     existing = steps.committed(root)
-    if existing and (_origin(root) or {}).items() >= origin.items():
-      return
+    identity = jsonl.read_object(root / restore.FILE)
+    if existing and origin.items() <= identity.get('origin', {}).items():
+      return  # the same command was killed after it had copied the step
     if existing:
       raise UserError(
         f'{workdir} has checkpoints already (step {existing[-1]}): give '
         'another --workdir, or omit --branch_from to resume.'
       )
-    about = _read_about(source / 'checkpoints', step)
+    step_dir = step_directory(f'{source}@{step}')
+    about = manifest.read_about(step_dir, manifest.read(step_dir))
     changes = resume.config_changes(about['config'], config)
-    resume.check_branch(f'{source}@{step}', changes)
+    other = {
+      key: pair
+      for key, pair in changes.items()
+      if key != 'total' and not key.startswith('schedule.')
+    }
+    if other:
+      raise UserError(
+        f'--branch_from={source}@{step}: a branch may change config.total and '
+        f'config.schedule only:{resume.formatted(other)}\nGive these keys the '
+        'values of the other run, or start from its parameters alone by '
+        '--config.init_from.'
+      )
     if step >= (total := total_steps(config)):
       raise UserError(
         f'--branch_from={source}@{step} is at the end of the {total} steps of '
@@ -86,39 +107,6 @@ def _begin(
     ]
     paths.write(workdir / 'metrics.jsonl', b''.join(lines))
     _copy_step(source / 'checkpoints', step, root, origin)
-
-
-def _origin(root: epath.Path) -> dict[str, Any] | None:
-  """Returns where the run of a directory comes from; None for other runs.
-
-  Args:
-    root: directory of checkpoints.
-
-  Returns:
-    `workdir`, `step` and `run` (the id) of the run that was branched.
-  """
-  if restore.FILE not in steps.listing(root):
-    return None
-  return items.read_json(root, restore.FILE).get('origin')
-
-
-def _read_about(root: epath.Path, step: int) -> dict[str, Any]:
-  """Reads the item `about` of the step of another run.
-
-  Raises:
-    UserError: there is no such step, or it is damaged.
-    OSError: the directory cannot be read.
-  """
-  try:
-    if not steps.is_step(path := root / str(step)):
-      raise CorruptError('there is no such step')
-    return manifest.read_about(path, manifest.read(path))
-  except CorruptError as error:
-    existing = ', '.join(map(str, steps.committed(root))) or 'none'
-    raise UserError(
-      f'{path} cannot be branched: {error}. The steps of the run are '
-      f'{existing}: give another.'
-    ) from error
 
 
 def _copy_step(

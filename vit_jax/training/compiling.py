@@ -8,16 +8,14 @@ import jax
 from clu import parameter_overview
 
 from vit_jax.arrays import memory, sharding, tree
-from vit_jax.config import durations
 from vit_jax.errors import UserError
 from vit_jax.training import frozen
-from vit_jax.training.experiment import Experiment, batch_parts
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 # XLA's CPU compiler would remove barriers (of `layers.stream`, and those that
 # `jax.checkpoint` adds) before it fuses operations.
 _OPTIONS = {'cpu': {'xla_disable_hlo_passes': 'cse_barrier_expander'}}
-_USABLE = 0.9  # fraction of a device's memory that suggested settings may need
 PyTree = Any
 
 
@@ -96,33 +94,19 @@ def compile_to_run(experiment: Experiment) -> jax.stages.Compiled:
 def _too_large(
   experiment: Experiment, needed: int | None, limit: int | None
 ) -> UserError:
-  """Returns the error for a step that needs too much memory, with advice."""
-  config, shape = experiment.config, experiment.mesh.shape
-  state = memory.tree_bytes(experiment.abstract_state())
-  advice = 'Set'
-  for parts in batch_parts(config.batch_size, shape['data'] * shape['fsdp']):
-    # All memory but that of the state is assumed to be proportional to the size
-    # of a micro-batch.
-    left = state + ((needed or 0) - state) * config.micro_batches / parts
-    known = None not in (needed, limit) and parts > config.micro_batches
-    if known and left <= _USABLE * (limit or 0):
-      advice = (
-        f'With --config.micro_batches={parts} the batch is computed in parts '
-        f'and needs about {memory.text(left)}. Or set'
-      )
-      break
+  """Returns the error for a step that needs too much memory."""
   return UserError(
     f'The training step needs {memory.text(needed)} of memory per device, and '
-    f'a device has {memory.text(limit)}. {advice} a smaller batch_size, '
-    'image_size or model.'
+    f'a device has {memory.text(limit)}. Set a larger micro_batches (now '
+    f'{experiment.config.micro_batches}), or a smaller batch_size, image_size '
+    'or model.'
   )
 
 
 def describe(experiment: Experiment, abstract_state: PyTree) -> None:
   """Logs parameters, mesh, length and FLOPs of a run that is about to start.
 
-  The table of all parameters is logged only if one of them is sharded or
-  `log.parameters` is set.
+  The table of all parameters is logged only if one of them is sharded.
 
   Args:
     experiment: experiment about to run.
@@ -131,7 +115,7 @@ def describe(experiment: Experiment, abstract_state: PyTree) -> None:
   config, mesh = experiment.config, experiment.mesh
   devices = mesh.devices
   params = abstract_state.params
-  if experiment.log.parameters or sharding.is_split(params):
+  if sharding.is_split(params):
     table = parameter_overview.get_parameter_overview(
       params, include_stats='sharding'
     )
@@ -145,14 +129,11 @@ def describe(experiment: Experiment, abstract_state: PyTree) -> None:
     devices.flat[0].device_kind,
     jax.process_count(),
   )
-  # A total in steps would only repeat the number of steps.
-  unit = durations.parse(config.total)[1]
-  length = '' if unit == 'steps' else f' ({config.total})'
   log.info(
-    '%d steps%s of batch %d, %d examples per epoch, %dx%d pixels, %s; '
+    '%d steps (%s) of batch %d, %d examples per epoch, %dx%d pixels, %s; '
     '%.3g GFLOPs per image (forward and backward), %s',
     experiment.total_steps,
-    length,
+    config.total,
     config.batch_size,
     config.train.num_examples,
     *experiment.image_size,

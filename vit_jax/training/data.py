@@ -1,11 +1,10 @@
 """Opens the data of a run, for training and for the evaluators."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from vit_jax.config.schema import Config, build_section
-from vit_jax.data import filters, progress
+from vit_jax.data import filters
 from vit_jax.data.balanced import Balanced
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.stream import BadRecordLimit
@@ -13,36 +12,9 @@ from vit_jax.data.sources import folder
 from vit_jax.data.storage import class_folders
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
-from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import ledger as ledger_lib
-from vit_jax.run.guards import Recovery
 from vit_jax.run.ledger import Ledger
 from vit_jax.training.experiment import Experiment
-
-# Longest time without progress while the data are opened. Listing and indexing
-# report progress for each folder or file, so a large dataset may take longer.
-_OPENING_S = 900.0
-
-
-@contextlib.contextmanager
-def opening(watchdog: Watchdog, recovery: Recovery) -> Iterator[None]:
-  """Makes the watchdog end the process if opening the data hangs.
-
-  System calls hang if a file system does not respond, and the native reader of
-  array_record hangs if it cannot start threads.
-
-  Args:
-    watchdog: watchdog of the run.
-    recovery: recovery settings; `watchdog_pause_s` is the limit if it is
-      shorter than 15 minutes.
-  """
-  limit_s = min(_OPENING_S, recovery.watchdog_pause_s)
-  activity = (
-    'opening the data (the storage does not respond, or a limit on memory or '
-    'threads, see ulimit -v and -u, is too low)'
-  )
-  with watchdog.pause(limit_s, activity), progress.reported_to(watchdog.alive):
-    yield
 
 
 def open_source(

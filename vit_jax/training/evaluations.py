@@ -1,7 +1,6 @@
 """Runs the evaluators of a run, and draws its figures, when they are due."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,52 +12,35 @@ from vit_jax.evaluators.contract import Evaluator, Setting
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.recorder import Figures
+from vit_jax.training.reporting import Figures
 
 PyTree = Any
 Results = dict[str, float]
 Timed = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-  """The steps after which an evaluation, a figure or a checkpoint is due.
+def is_due(every: str, experiment: Experiment, step: int) -> bool:
+  """Returns whether an evaluation, a figure or a checkpoint is due.
 
-  Attributes:
-    every_steps: interval in steps; 0 for the last step only.
-    total_steps: number of updates in the whole training.
-    is_rounded: whether the interval was rounded to whole steps. Its last
-      multiple may then be a few steps before the end of the training; nothing
-      is due there.
+  The result depends on the step only, so a run that is restored at a step
+  repeats everything that is due after it.
+
+  Args:
+    every: interval, such as '10 %' of the training; '0 steps' for the last step
+      only.
+    experiment: experiment of the run.
+    step: number of updates completed.
   """
-
-  every_steps: int
-  total_steps: int
-  is_rounded: bool = False
-
-  @classmethod
-  def of(cls, every: str, experiment: Experiment) -> 'Schedule':
-    """Returns the schedule with an interval such as '10 %' of the training."""
-    return cls(
-      experiment.steps(every),
-      experiment.total_steps,
-      is_rounded=durations.parse(every)[1] != 'steps',
-    )
-
-  def due(self, step: int) -> bool:
-    """Returns whether something is due after `step` updates.
-
-    The result depends on the step only, so a run that is restored at a step
-    repeats everything that is due after it.
-    """
-    if step == self.total_steps:
-      return step > 0
-    if step <= 0 or self.every_steps == 0 or step % self.every_steps:
-      return False
-    left = self.total_steps - step
-    # Each interval was rounded by at most half a step.
-    slack = step / self.every_steps / 2 if self.is_rounded else 0
-    return left > min(slack, self.every_steps / 2)
+  interval, total = experiment.steps(every), experiment.total_steps
+  if step == total:
+    return step > 0
+  if step <= 0 or interval == 0 or step % interval:
+    return False
+  # An interval in other units was rounded by at most half a step, so its last
+  # multiple may be a few steps before the end. Nothing is due there.
+  is_rounded = durations.parse(every)[1] != 'steps'
+  slack = step / interval / 2 if is_rounded else 0
+  return total - step > min(slack, interval / 2)
 
 
 class Evaluations:
@@ -86,27 +68,25 @@ class Evaluations:
       UserError: an evaluator or a figure cannot be built; the message contains
         its name.
     """
-    self._timed = timed
-    self._weights = experiment.trainer.weights
-    self._entries: dict[str, tuple[Schedule, Evaluator | Figures]] = {}
+    self._timed, self._experiment = timed, experiment
+    self._runners: dict[str, Evaluator | Figures] = {}
     for name, section in experiment.config.evals.items():
-      schedule = Schedule.of(section.every, experiment)
       constructor = schema.constructor('evals', section)
       try:
         runtime: tuple[Any, ...] = (setting.for_section(section),)
         if constructor is Figures:
           runtime = experiment, setting, workdir
-        built = schema.construct(constructor, section, *runtime)
+        self._runners[name] = schema.construct(constructor, section, *runtime)
       except UserError as error:  # the message lacks the name of the section
         raise UserError(f'config.evals.{name}: {error}') from error
-      self._entries[name] = schedule, built
 
   def due(self, step: int) -> list[str]:
     """Returns the names of evaluators and figures due after `step` updates."""
+    evals = self._experiment.config.evals
     return [
       name
-      for name, (schedule, _) in self._entries.items()
-      if schedule.due(step)
+      for name in self._runners
+      if is_due(evals[name].every, self._experiment, step)
     ]
 
   def run(self, names: list[str], state: PyTree, step: int) -> Results | None:
@@ -124,7 +104,8 @@ class Evaluations:
     """
     results: Results = {}
     for name in names:
-      runner, weights = self._entries[name][1], self._weights(state)
+      runner = self._runners[name]
+      weights = self._experiment.trainer.weights(state)
       try:
         if isinstance(runner, Figures):
           with self._timed('eval'):

@@ -14,7 +14,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.run import guards, ledger, workdir
+from vit_jax.run import guards, ledger, resume
 from vit_jax.run import metrics as metrics_lib
 from vit_jax.training.evaluations import Results
 
@@ -65,7 +65,16 @@ def find(config: Config, folder: epath.Path, total: int) -> Progress:
       permission to read the files of the run.
     StorageError: the files of the run cannot be read.
   """
-  step, plateau, results = consensus.from_main(lambda: _read(config, folder))
+
+  def read() -> tuple[int | None, str, Results | None]:
+    step = latest_step(folder / 'checkpoints') or None
+    if step is None:
+      return None, '', None
+    plateau = guards.plateau(folder, config)
+    text = str(plateau) if plateau and plateau.step == step else ''
+    return step, text, _results(config, folder, step)
+
+  step, plateau, results = consensus.from_main(read)
   if results is not None:
     return Progress(step, True, results)
   if step is not None and step > total:
@@ -73,35 +82,18 @@ def find(config: Config, folder: epath.Path, total: int) -> Progress:
       f'{folder} is at step {step}, beyond the {total} steps of config.total='
       f'{config.total!r}: give a longer total, or another --workdir.'
     )
-  if step == total:
-    text, hint = f'finished: its newest checkpoint is that of step {step}', ''
-  elif plateau:
-    text = f'ended early at step {step}'
-    hint = (
-      f' {plateau}. To continue, set a larger early_stop_patience, or None.'
-    )
-  else:
+  if step != total and not plateau:
     return Progress(step)
   log.info(
-    '%s has %s of %d. No step is trained; the evaluators run again.%s',
+    '%s has ended%s at step %s of %d. No step is trained; the evaluators run '
+    'again. %s',
     folder,
-    text,
+    '' if step == total else ' early',
+    step,
     total,
-    hint,
+    plateau and f'{plateau}: to continue, set a larger value, or None.',
   )
   return Progress(step, True)
-
-
-def _read(
-  config: Config, folder: epath.Path
-) -> tuple[int | None, str, Results | None]:
-  """Returns the newest step, the plateau at which the run ended, `results`."""
-  step = latest_step(folder / 'checkpoints')
-  if not step:
-    return step, '', None
-  plateau = guards.plateau(folder, config)
-  text = str(plateau) if plateau and plateau.step == step else ''
-  return step, text, _results(config, folder, step)
 
 
 def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
@@ -113,7 +105,7 @@ def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
     for event in ledger.read(folder / 'events.jsonl')
     if event['event'] in ('start', _EVENT)
   ]
-  last = workdir.last_config(folder) or {}
+  last = resume.last_config(folder) or {}
   files = ((config.log.curves, curves.NAME), (config.log.report, page.NAME))
   results: Results = {}
   for line_step, metrics in metrics_lib.read(folder):

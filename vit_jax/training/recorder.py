@@ -1,29 +1,16 @@
-"""Fetches, checks, writes and logs the metrics of each step; draws figures.
-
-The figures are those of `python -m vit_jax.analyze`, written to WORKDIR/figures
-and shown in the HTML report. A section of `config.evals` with `name='figures'`
-enables them; it computes no metrics.
-"""
+"""Fetches, checks, writes and logs the metrics of each step."""
 
 import collections
-import functools
+import dataclasses
+import datetime
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-from etils import epath
 
-from vit_jax.analysis import gallery
-from vit_jax.analysis.figures import examine
 from vit_jax.arrays.devices import peak_flops
-from vit_jax.arrays.tree import PyTree
-from vit_jax.config import durations, schema
 from vit_jax.data.pipeline.stream import BadRecordLimit
-from vit_jax.errors import check_range
-from vit_jax.evaluators.contract import Setting
-from vit_jax.evaluators.features import Spread
-from vit_jax.processes.consensus import from_main
 from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import guards
 from vit_jax.run.guards import RollbackError
@@ -31,133 +18,12 @@ from vit_jax.run.ledger import Ledger
 from vit_jax.run.metrics import Interval, Writer
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.reporting import failures_logged, gather_to_main
 
 log = logging.getLogger('vit_jax')
 _IN_FLIGHT = 2  # steps that are dispatched before older metrics are fetched
 
 
-@schema.operational('split', 'weights', 'num_images', 'every')
-class Figures:
-  """Draws the figures of one set of weights; see `analysis.figures`."""
-
-  higher_is_better = ()  # there are no metrics for `checkpoint.best`
-
-  def __init__(
-    self,
-    experiment: Experiment,
-    setting: Setting,
-    workdir: epath.Path,
-    /,
-    *,
-    split: str,
-    weights: str = 'params',
-    num_images: int = 32,
-    every: str = '0 steps',
-  ):
-    """Opens the split.
-
-    Args:
-      experiment: experiment of the run.
-      setting: setting of the run's evaluators.
-      workdir: directory of the run.
-      split: split of the run's source from which the images are taken.
-      weights: weights that are examined: 'params' for the parameters
-        themselves, 'ema' for their average, or another name that the objective
-        defines ('teacher').
-      num_images: number of images over which the attention distance is
-        averaged; the paper's Figure 11 uses 128.
-      every: duration between two drawings; '0 steps' draws only at the end.
-
-    Raises:
-      UserError: the split does not exist, or a value is out of range.
-    """
-    durations.check('every', every)
-    check_range('num_images', num_images, at_least=1)
-    self._experiment, self._setting = experiment, setting
-    # Configs of earlier versions have '' for 'params' and '_ema' for 'ema'.
-    self._workdir, self._weights = workdir, weights.lstrip('_') or 'params'
-    self._source = Spread(setting.open_source(split), num_images)
-
-  def draw(self, weights: dict[str, PyTree], title: str) -> None:
-    """Draws the figures of the set of weights that the config names.
-
-    All processes must call it. A failure is logged and does not end the run.
-
-    Args:
-      weights: weights by name, see `Trainer.weights`. Nothing is drawn if the
-        set that the config names is missing.
-      title: title of the figures, such as 'step 600'.
-    """
-    # No other set is drawn instead, because it would overwrite the figures of
-    # the set that the config names.
-    if self._weights not in weights:
-      return
-    if self._weights != 'params':
-      title = f'{title}, {self._weights}'
-    setting, params = gather_to_main(self._setting, weights[self._weights])
-    from_main(functools.partial(self._draw, setting, params, title))
-
-  @failures_logged('no figures')
-  def _draw(self, setting: Setting, params: PyTree, title: str) -> None:
-    transform: Any = setting.transform
-    objective = self._experiment.objective
-    with jax.set_mesh(setting.mesh):
-      images, originals = self._source.images(transform)
-      found = examine(
-        self._experiment.model,
-        objective.backbone(params),
-        images,
-        objective=objective,
-        trained=params,
-      )
-    about = {
-      'weights': title,
-      'images': f'{len(images)} of {self._source.name}',
-    }
-    photographs = gallery.Photographs(originals, transform)
-    gallery.save(self._workdir / gallery.FOLDER, found, about, photographs)
-
-
-class Meter:
-  """Measures throughput between log lines, without evaluation and saving."""
-
-  def __init__(self, experiment: Experiment, ledger: Ledger):
-    """Starts measuring.
-
-    Args:
-      experiment: experiment of the run.
-      ledger: account of time.
-    """
-    self._experiment, self._ledger = experiment, ledger
-    self._reset()
-
-  def _reset(self) -> None:
-    self.steps = 0  # steps that have finished
-    self._start = self._ledger.steps_s()
-    self._waited_s = self._ledger.totals.get('data_wait', 0.0)
-
-  def read(self) -> dict[str, float]:
-    """Computes the throughput of the window, and starts a new one.
-
-    Returns:
-      img_per_sec, data_wait (fraction of the time) and, if the peak FLOPs of
-      the device are known, mfu (model FLOPs utilization).
-    """
-    waited = self._ledger.totals.get('data_wait', 0.0) - self._waited_s
-    elapsed = max(self._ledger.steps_s() - self._start, 1e-9)
-    experiment = self._experiment
-    rate = self.steps * experiment.config.batch_size / elapsed
-    values = {'img_per_sec': rate, 'data_wait': waited / elapsed}
-    devices = experiment.mesh.devices
-    peak = peak_flops(devices.flat[0].device_kind)
-    if peak is not None:
-      flops = rate * experiment.image_flops / devices.size
-      values['mfu'] = flops / peak
-    self._reset()
-    return values
-
-
+@dataclasses.dataclass
 class Recorder:
   """Fetches each step's metrics a few steps late, checks and reports them.
 
@@ -165,42 +31,33 @@ class Recorder:
   late, the loop can dispatch a few steps ahead of the devices, but not more.
   `drain` fetches, checks and writes the metrics of all steps so far, so that no
   checkpoint is saved after a bad step that was not noticed.
+
+  Attributes:
+    experiment: experiment of the run.
+    writer: destination of the lines of metrics.
+    ledger: account of time, flushed with every line.
+    watchdog: watchdog that is notified of every step.
+    host_times: work and waiting times of this host.
+    bad_record_limit: limit on the fraction of bad training records.
+    stored: metrics since the last line, from the checkpoint that the run
+      resumes from.
   """
 
-  def __init__(
-    self,
-    experiment: Experiment,
-    writer: Writer,
-    ledger: Ledger,
-    watchdog: Watchdog,
-    host_times: HostTimes,
-    bad_record_limit: BadRecordLimit,
-    interval: Mapping[str, Any] | None = None,
-  ):
-    """Starts an interval of steps, or continues that of a checkpoint.
+  experiment: Experiment
+  writer: Writer
+  ledger: Ledger
+  watchdog: Watchdog
+  host_times: HostTimes
+  bad_record_limit: BadRecordLimit
+  stored: dataclasses.InitVar[Mapping[str, Any] | None] = None
 
-    Args:
-      experiment: experiment of the run.
-      writer: destination of the lines of metrics.
-      ledger: account of time, flushed with every line.
-      watchdog: watchdog that is notified of every step.
-      host_times: work and waiting times of this host.
-      bad_record_limit: limit on the fraction of bad training records.
-      interval: metrics since the last line, from the checkpoint that the run
-        resumes from.
-    """
-    self._experiment = experiment
-    self._writer = writer
-    self._ledger = ledger
-    self._watchdog = watchdog
-    self._host_times = host_times
-    self._bad_record_limit = bad_record_limit
-    self._meter = Meter(experiment, ledger)
+  def __post_init__(self, stored: Mapping[str, Any] | None):
+    self._start_throughput()
     self._limits = guards.Limits(
-      guards.build(experiment.recovery.limits), experiment.steps, ledger
+      self.experiment.recovery.limits, self.experiment.steps, self.ledger
     )
-    self._every_steps = experiment.steps(experiment.log.every)
-    self._interval = Interval(interval)
+    self._every_steps = self.experiment.steps(self.experiment.log.every)
+    self._interval = Interval(**(stored or {}))
     self._pending: collections.deque[tuple[int, Any]] = collections.deque()
 
   def append(self, step: int, values: Mapping[str, jax.Array]) -> None:
@@ -225,20 +82,20 @@ class Recorder:
     """
     while self._pending:
       self._fetch()
-    self._writer.flush()
+    self.writer.flush()
 
   def interval(self) -> dict[str, Any]:
     """Returns the metrics since the last line, to be stored in a checkpoint."""
-    return self._interval.to_json()
+    return dataclasses.asdict(self._interval)
 
   def _fetch(self) -> None:
     """Fetches the metrics of the oldest pending step, and checks them."""
     step, arrays = self._pending.popleft()
-    with self._host_times.waiting():
+    with self.host_times.waiting():
       values = {k: v.item() for k, v in jax.device_get(arrays).items()}
-    self._meter.steps += 1
-    self._watchdog.step()
-    self._host_times.step(step)
+    self._steps += 1
+    self.watchdog.step()
+    self.host_times.step(step)
     if values['skipped']:
       log.warning(
         'bad step %d: loss %s, gradient norm %s; nothing was updated (%d in a '
@@ -249,31 +106,57 @@ class Recorder:
         values['skipped'],
       )
     if 'bad_records' in values:
-      self._bad_record_limit.add(values['bad_records'])
+      self.bad_record_limit.add(values['bad_records'])
     self._interval.add(values)
-    config = self._experiment.config
+    config = self.experiment.config
     values['epoch'] = step / (config.train.num_examples / config.batch_size)
     if 'bad_records' in values:  # a line has the sum since the last line
       values['bad_records'] = self._interval.bad_records
-    is_last = step == self._experiment.total_steps
+    is_last = step == self.experiment.total_steps
     if step % self._every_steps == 0 or is_last:
       self._report(step, values)
     elif values['skipped']:
       # A bad step gets a line of its own, with its own metrics.
-      self._writer.write(step, values)
+      self.writer.write(step, values)
     if not values['skipped']:
       self._limits.step(step, values)
-    if values['skipped'] > self._experiment.recovery.max_skipped:
-      self._writer.flush()
+    if values['skipped'] > self.experiment.recovery.max_skipped:
+      self.writer.flush()
       raise RollbackError(step, values['skipped'])
 
   def _report(self, step: int, values: Mapping[str, float]) -> None:
     """Writes and logs one line of training metrics."""
-    line = self._interval.summary(values) | self._meter.read()
+    line = self._interval.summary(values) | self._throughput()
     self._interval = Interval()
-    self._writer.write(step, line)
-    self._ledger.flush(step)
-    log.info('%s', console_line(step, line, self._experiment))
+    self.writer.write(step, line)
+    self.ledger.flush(step)
+    log.info('%s', console_line(step, line, self.experiment))
+
+  def _start_throughput(self) -> None:
+    self._steps = 0  # steps that have finished since the last line
+    self._start = self.ledger.steps_s()
+    self._waited_s = self.ledger.totals.get('data_wait', 0.0)
+
+  def _throughput(self) -> dict[str, float]:
+    """Computes the throughput since the last line.
+
+    Evaluations and saves do not count.
+
+    Returns:
+      img_per_sec, data_wait (fraction of the time) and, if the peak FLOPs of
+      the device are known, mfu (model FLOPs utilization).
+    """
+    waited = self.ledger.totals.get('data_wait', 0.0) - self._waited_s
+    elapsed = max(self.ledger.steps_s() - self._start, 1e-9)
+    rate = self._steps * self.experiment.config.batch_size / elapsed
+    values = {'img_per_sec': rate, 'data_wait': waited / elapsed}
+    devices = self.experiment.mesh.devices
+    peak = peak_flops(devices.flat[0].device_kind)
+    if peak is not None:
+      flops = rate * self.experiment.image_flops / devices.size
+      values['mfu'] = flops / peak
+    self._start_throughput()
+    return values
 
   def evaluations(self, step: int, results: Mapping[str, float]) -> None:
     """Writes one line of evaluation results; nothing if there are none.
@@ -283,8 +166,8 @@ class Recorder:
       results: metrics by name.
     """
     if results:
-      self._writer.write(step, results)
-      self._writer.flush()
+      self.writer.write(step, results)
+      self.writer.flush()
       log.info('step %d  %s', step, metrics_text(results))
 
   def summary(self, step: int, steps: int, results: Mapping[str, float]) -> str:
@@ -297,7 +180,7 @@ class Recorder:
     """
     return (
       f'finished at step {step}: {steps} steps in '
-      f'{duration(self._ledger.elapsed_s())}. {metrics_text(results)}'
+      f'{duration(self.ledger.elapsed_s())}. {metrics_text(results)}'
     )
 
 
@@ -334,14 +217,5 @@ def console_line(
 
 
 def duration(seconds: float) -> str:
-  """Formats seconds by their two largest units: '2d03h', '4m10s' or '9s'."""
-  seconds = round(seconds)
-  for big, small, name in (
-    (86400, 3600, 'dh'),
-    (3600, 60, 'hm'),
-    (60, 1, 'ms'),
-  ):
-    if seconds >= big:
-      first, rest = divmod(seconds, big)
-      return f'{first}{name[0]}{rest // small:02d}{name[1]}'
-  return f'{seconds}s'
+  """Formats seconds as '2 days, 3:04:05'."""
+  return str(datetime.timedelta(seconds=round(seconds)))

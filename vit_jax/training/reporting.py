@@ -1,4 +1,8 @@
-"""Writes training images and predictions of a run for report.html.
+"""Draws figures of a run, and images and predictions for report.html.
+
+The figures are those of `python -m vit_jax.analyze`, written to WORKDIR/figures
+and shown in the HTML report. A section of `config.evals` with `name='figures'`
+enables them; it computes no metrics.
 
 Only the main process does this work, with all weights. A failure is logged and
 does not end the run.
@@ -18,13 +22,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Int
 
+from vit_jax.analysis import gallery
+from vit_jax.analysis.figures import examine
 from vit_jax.analysis.report import record
 from vit_jax.arrays import sharding
 from vit_jax.arrays.tree import PyTree
-from vit_jax.data.contract import require
+from vit_jax.config import durations, schema
 from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
+from vit_jax.errors import check_range
 from vit_jax.evaluators import confusion, contract
 from vit_jax.evaluators.contract import Batch, Setting
 from vit_jax.evaluators.features import Spread, open_split, own_splits
@@ -35,7 +42,6 @@ from vit_jax.training.experiment import Experiment
 log = logging.getLogger('vit_jax')
 MAX_EXAMPLES = 10_000
 _SHOWN = 24  # images of each kind in the report
-_IMAGES = 24
 
 
 @contextlib.contextmanager
@@ -94,6 +100,88 @@ def gather_to_main(setting: Setting, weights: PyTree) -> tuple[Setting, PyTree]:
   return local, jax.tree.map(gather, weights)
 
 
+@schema.operational('split', 'weights', 'num_images', 'every')
+class Figures:
+  """Draws the figures of one set of weights; see `analysis.figures`."""
+
+  higher_is_better = ()  # there are no metrics for `checkpoint.best`
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    setting: Setting,
+    workdir: epath.Path,
+    /,
+    *,
+    split: str,
+    weights: str = 'params',
+    num_images: int = 32,
+    every: str = '0 steps',
+  ):
+    """Opens the split.
+
+    Args:
+      experiment: experiment of the run.
+      setting: setting of the run's evaluators.
+      workdir: directory of the run.
+      split: split of the run's source from which the images are taken.
+      weights: weights that are examined: 'params' for the parameters
+        themselves, 'ema' for their average, or another name that the objective
+        defines ('teacher').
+      num_images: number of images over which the attention distance is
+        averaged; the paper's Figure 11 uses 128.
+      every: duration between two drawings; '0 steps' draws only at the end.
+
+    Raises:
+      UserError: the split does not exist, or a value is out of range.
+    """
+    durations.check('every', every)
+    check_range('num_images', num_images, at_least=1)
+    self._experiment, self._setting = experiment, setting
+    # Configs of earlier versions have '' for 'params' and '_ema' for 'ema'.
+    self._workdir, self._weights = workdir, weights.lstrip('_') or 'params'
+    self._source = Spread(setting.open_source(split), num_images)
+
+  def draw(self, weights: dict[str, PyTree], title: str) -> None:
+    """Draws the figures of the set of weights that the config names.
+
+    All processes must call it. A failure is logged and does not end the run.
+
+    Args:
+      weights: weights by name, see `Trainer.weights`. Nothing is drawn if the
+        set that the config names is missing.
+      title: title of the figures, such as 'step 600'.
+    """
+    # No other set is drawn instead, because it would overwrite the figures of
+    # the set that the config names.
+    if self._weights not in weights:
+      return
+    if self._weights != 'params':
+      title = f'{title}, {self._weights}'
+    setting, params = gather_to_main(self._setting, weights[self._weights])
+    from_main(functools.partial(self._draw, setting, params, title))
+
+  @failures_logged('no figures')
+  def _draw(self, setting: Setting, params: PyTree, title: str) -> None:
+    transform: Any = setting.transform
+    objective = self._experiment.objective
+    with jax.set_mesh(setting.mesh):
+      images, originals = self._source.images(transform)
+      found = examine(
+        self._experiment.model,
+        objective.backbone(params),
+        images,
+        objective=objective,
+        trained=params,
+      )
+    about = {
+      'weights': title,
+      'images': f'{len(images)} of {self._source.name}',
+    }
+    photographs = gallery.Photographs(originals, transform)
+    gallery.save(self._workdir / gallery.FOLDER, found, about, photographs)
+
+
 def predict_examples(
   setting: Setting, weights: PyTree, split: str, count: int = MAX_EXAMPLES
 ) -> dict[str, Any]:
@@ -111,11 +199,8 @@ def predict_examples(
     most confused classes.
 
   Raises:
-    UserError: the model has no head, the data have no labels, or no example
-      can be read.
+    UserError: no example can be read.
   """
-  contract.check_head(setting)
-  require(setting.transform.spec, 'image', 'label', who='the report')
   full_split = open_split(setting, split)
   source = Spread(full_split, count)
   function = setting.compiled(functools.partial(_predict, setting.predict))
@@ -237,7 +322,7 @@ def training_images(
   """
   config = experiment.config
   split = mesh.shape['data'] * mesh.shape['fsdp']
-  batch_size = -(-_IMAGES // split) * split
+  batch_size = -(-_SHOWN // split) * split
   mix = jax.jit(experiment.setting.mix)
   with stream.train_batches(
     source,
@@ -261,7 +346,7 @@ def training_images(
   )
   return [
     record.picture(image, caption(target, source.class_names))
-    for image, target in zip(pixels[:_IMAGES], targets, strict=False)
+    for image, target in zip(pixels[:_SHOWN], targets, strict=False)
   ]
 
 
@@ -278,8 +363,8 @@ def _unlabelled(
     is_pixels = array.dtype in (np.uint8, np.uint16)
     if is_pixels and array.ndim >= 4 and array.shape[-1] == channels:
       images = channels_lib.rgb(array.reshape(-1, *array.shape[-3:]))
-      entries += [record.picture(image, [key]) for image in images[:_IMAGES]]
-  return entries[: 2 * _IMAGES]
+      entries += [record.picture(image, [key]) for image in images[:_SHOWN]]
+  return entries[: 2 * _SHOWN]
 
 
 def caption(

@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config.schema import Config, build_section, flatten
+from vit_jax.data import progress as progress_lib
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.stream import BadRecordLimit
 from vit_jax.errors import StorageError
@@ -19,11 +20,10 @@ from vit_jax.files import paths
 from vit_jax.processes import consensus, peers, runtime
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import guards, lock, metrics, resume
+from vit_jax.run import guards, lock, metrics, resume, tracking
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.stragglers import HostTimes
-from vit_jax.run.tracking import Run
 from vit_jax.training import (
   compiling,
   data,
@@ -31,13 +31,16 @@ from vit_jax.training import (
   kernel_check,
   reporting,
 )
-from vit_jax.training.evaluations import Evaluations, Results, Schedule
+from vit_jax.training.evaluations import Evaluations, Results, is_due
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.finished import Progress
 from vit_jax.training.recorder import Recorder
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
+# Longest time without progress while the data are opened. Listing and indexing
+# report progress for each folder or file, so a large dataset may take longer.
+_OPENING_S = 900.0
 InitialParams = Callable[[Experiment], PyTree] | None
 
 
@@ -113,9 +116,12 @@ class Session:
     # need much memory. A finished run does not need the compiled step.
     if not progress.is_over:
       _ = self.compiled_step
-    self._writer = metrics.open_writer(
-      self.experiment.log, Run(workdir, flatten(config)), runtime.is_main()
-    )
+    trackers = []
+    if runtime.is_main():
+      trackers = tracking.open_trackers(
+        self.experiment.log, tracking.Run(workdir, flatten(config))
+      )
+    self._writer = metrics.Writer(workdir, runtime.is_main(), trackers)
     stack.callback(self._writer.close)
 
   def _open_run(
@@ -127,7 +133,17 @@ class Session:
   ) -> None:
     """Opens data and checkpoints, and compares this start with the last one."""
     self.experiment = kernel_check.checked(self.experiment, self.ledger)
-    with data.opening(self._watchdog, self.experiment.recovery):
+    # System calls hang if a file system does not respond, and the native reader
+    # of array_record hangs if it cannot start threads.
+    limit_s = min(_OPENING_S, self.experiment.recovery.watchdog_pause_s)
+    activity = (
+      'opening the data (the storage does not respond, or a limit on memory or '
+      'threads, see ulimit -v and -u, is too low)'
+    )
+    with (
+      self._watchdog.pause(limit_s, activity),
+      progress_lib.reported_to(self._watchdog.alive),
+    ):
       self._source = data.open_train(config)
       self._bad_record_limit = BadRecordLimit(
         self.experiment.reader.max_bad_share,
@@ -150,8 +166,9 @@ class Session:
       config, 'checkpoint', self.workdir / 'checkpoints', about
     )
     stack.callback(self.checkpoints.close)
-    schedule = Schedule.of(self.checkpoints.every, self.experiment)
-    self.save_is_due = schedule.due
+    self.save_is_due = functools.partial(
+      is_due, self.checkpoints.every, self.experiment
+    )
     self._saved_results: Results = {}  # evaluation results in the last save
     resume.check_processes(about, config)
     self._comparison = resume.Comparison(
@@ -159,7 +176,7 @@ class Session:
       about,
       config,
       self.checkpoints.read_about,
-      allow_changes=allow_changes,
+      allow_changes,
     )
     self._comparison.check_newest(newest_step)
     self._rollbacks: list[guards.Rollback] = []
@@ -309,19 +326,19 @@ class Session:
     Raises:
       StorageError: the step could not be saved.
     """
-    with self.timed('save'):
-      self.checkpoints.wait()
-    if self.checkpoints.is_committed(step):
-      return
-    self.save(step, state, self._saved_results)
-    with self.timed('save'):
-      self.checkpoints.wait()
-    if not self.checkpoints.is_committed(step):
-      raise StorageError(
-        f'step {step} could not be saved ({self.checkpoints.last_failure}); '
-        f'{self.checkpoints.describe_newest()}. Fix the cause, and run the '
-        'same command again.'
-      )
+    for is_repeated in (False, True):
+      if is_repeated:
+        self.save(step, state, self._saved_results)
+      with self.timed('save'):
+        self.checkpoints.wait()
+      if self.checkpoints.is_committed(step):
+        return
+    raise StorageError(
+      f'step {step} could not be saved ({self.checkpoints.last_failure}); '
+      f'the newest saved step of {self.checkpoints.root} is '
+      f'{self.checkpoints.latest_step()}. Fix the cause, and run the same '
+      'command again.'
+    )
 
   def ends_early(self, results: Results | None, step: int) -> bool:
     """Returns whether the run ends because its best metric is old.

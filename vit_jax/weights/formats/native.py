@@ -9,9 +9,8 @@ from vit_jax.checkpoint import (
   export_params,
   list_items,
   load_about,
+  load_arrays,
   load_average,
-  load_extra,
-  load_params,
   step_directory,
 )
 from vit_jax.errors import UserError
@@ -66,9 +65,9 @@ def load(path: str, head: Any = None) -> Pretrained:
   return Pretrained(
     str(step_dir),
     about,
-    functools.partial(load_params, step_dir),
+    functools.partial(load_arrays, step_dir),
     load_average=loader('average', load_average),
-    load_extra=loader('extra', load_extra),
+    load_extra=loader('extra', functools.partial(load_arrays, name='extra')),
   )
 
 
