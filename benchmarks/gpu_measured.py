@@ -167,7 +167,7 @@ def measure(
     'compile_seconds': round(step.seconds, 1),
     'step_seconds': seconds,
     'step_seconds_of_rounds': times,
-    'modelled_seconds': total.seconds,
+    'modelled_seconds': total.predicted_step_seconds,
     'images_per_second': config.batch_size / seconds,
     'mfu': experiment.image_flops
     * config.batch_size

@@ -229,17 +229,19 @@ def _predicted(row: Row, text: str, made: dict[str, Any]) -> dict[str, Any]:
   target = topology.find(row.topology)
   assert target.device is not None and target.hbm_bytes is not None
   total, number = compile.cost_of(text, target), len(target.devices)
-  assert total.seconds is not None
-  rate = made['batch_size'] / total.seconds
+  assert total.predicted_step_seconds is not None
+  rate = made['batch_size'] / total.predicted_step_seconds
   peak_flops = target.device.peak_flops * number
-  days = total.seconds * made['total_steps'] / compile.SECONDS_PER_DAY
+  days = (
+    total.predicted_step_seconds * made['total_steps'] / compile.SECONDS_PER_DAY
+  )
   return {
     'images_per_device': made['batch_size'] / number,
     'micro_batches': made['micro_batches'],
     'peak_bytes_per_device': made['peak'],
     'fits': made['peak'] <= target.hbm_bytes,
-    'predicted_step_seconds': total.seconds,
-    'predicted_step_seconds_range': total.seconds_range,
+    'predicted_step_seconds': total.predicted_step_seconds,
+    'predicted_step_seconds_range': total.predicted_step_seconds_range,
     'predicted_mfu': made['image_flops'] * rate / peak_flops,
     'predicted_images_per_second': rate,
     'predicted_core_days': days * number,

@@ -119,7 +119,7 @@ def seconds(text: str, target: Any) -> float:
   """Returns the predicted time of a program, given as optimized HLO."""
   from vit_jax.plan import compile
 
-  return compile.cost_of(text, target).seconds
+  return compile.cost_of(text, target).predicted_step_seconds
 
 
 def row(name: str, pixels: int, target: Any) -> dict[str, Any]:

@@ -24,29 +24,13 @@ SMALL = {
   'batch_size': 512,
 }
 # Keys on which scripts rely.
-KEYS = {
-  'topology',
-  'devices',
-  'parameters',
-  'fits',
-  'peak_bytes_per_device',
-  'hbm_bytes_per_device',
-  'flops_per_device',
-  'model_flops_per_image',
-  'predicted_step_seconds',
-  'predicted_mfu',
-  'predicted_images_per_second',
-  'total_steps',
-  'predicted_core_days',
-  'collectives',
-  'estimated_cycles',
-  'uncounted_cycles',
-  'uncounted',
-  'collective_seconds',
-  'batch_size',
-  'predicted_step_seconds_range',
-  'uncertain_seconds',
-}
+KEYS = set(
+  'topology devices parameters fits peak_bytes_per_device hbm_bytes_per_device '
+  'flops_per_device model_flops_per_image predicted_step_seconds predicted_mfu '
+  'predicted_images_per_second total_steps predicted_core_days collectives '
+  'estimated_cycles uncounted_cycles uncounted collective_seconds batch_size '
+  'predicted_step_seconds_range uncertain_seconds'.split()
+)
 
 
 def arguments(*more, topology='v3:2x2', **overrides):
@@ -71,25 +55,17 @@ def planned(*more, **overrides):
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.long
-def test_scanned_and_unrolled_layers_cost_the_same():
-  """A scanned layer, times its trip count, costs as much as unrolled ones.
+def test_scanned_layers_cost_as_much_as_unrolled_ones():
+  """A loop's instructions count once for each iteration.
 
-  The program does not store outputs of its layers: a scanned training step
-  stacks what its backward pass needs, which costs cycles that an unrolled one
-  saves.
+  A scanned step also stacks what its backward pass needs.
   """
-  script = str(cli.ROOT / 'tests' / 'plan' / 'scanned.py')
-  environment = cli.environment(level=3) | {'PYTHONPATH': str(cli.ROOT)}
-  done = subprocess.run(
-    [sys.executable, script], env=environment, capture_output=True, text=True
+  scanned, unrolled = (
+    planned(model__unroll=unroll, model__depth=6) for unroll in (1, 6)
   )
-  assert done.returncode == 0, done.stderr
-  scanned, twice, unrolled, deep = json.loads(done.stdout)
-  assert [loops for *_, loops in (scanned, twice, unrolled)] == [1, 1, 0]
-  for depth, _, cycles, flops, _ in (scanned, twice, unrolled, deep):
-    factor = depth / unrolled[0]
-    assert cycles == pytest.approx(factor * unrolled[2], rel=0.05)
-    assert flops == factor * unrolled[3]
+  assert scanned['flops_per_device'] == unrolled['flops_per_device']
+  ratio = scanned['estimated_cycles'] / unrolled['estimated_cycles']
+  assert 0.95 < ratio < 1.5
 
 
 @needs_libtpu

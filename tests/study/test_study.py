@@ -76,7 +76,7 @@ def ready_jobs(graph):
     for columns in graph.values()
     for column in columns.values()
     for job in column
-    if job.is_known and not job.finished
+    if job.is_ready
   }
   return list(found.values())
 
@@ -170,11 +170,11 @@ def test_branches_start_from_steps_of_another_run(tmp_path):
     return [job for job in ready_jobs(graph) if job.command == 'train']
 
   trunks = ready()
-  assert [job.directory for job in trunks] == ['long/pretrain'] * 2
+  assert all(job.name.startswith('long/pretrain/') for job in trunks)
   for job in trunks:
     finish(job, 0.5)
   branches = ready()
-  assert [job.directory for job in branches] == ['short/pretrain'] * 2
+  assert all(job.name.startswith('short/pretrain/') for job in branches)
   for trunk, job in zip(trunks, branches, strict=True):
     assert job.flags[-1] == f'--branch_from={trunk.workdir}@3'
     assert not any('init_from' in flag for flag in job.flags)
@@ -239,8 +239,8 @@ def test_the_predicted_cost(monkeypatch, capsys):
     return answers[len(planned) - 1]
 
   monkeypatch.setattr(command.process, 'plan', predict)
-  graph = graph_of(Study(title='s', rows=rows), '', ['given'])
-  command._print_cost(graph, 'v3:2x2')
+  study = Study(title='s', rows=rows)
+  command._print_cost(study, 'v3:2x2', [], {'given': 'w'})
   assert planned[0] == [
     f'--config={CONFIG}',
     '--config.seed=0',
@@ -279,10 +279,11 @@ def test_columns_computed_from_several_transfers(tmp_path):
   finish(last, 0.5)
   assert str(spread(study, tmp_path, 'ratio')) == '62.50'  # .5 / .8
   graph = graph_of(study, tmp_path, 'r')
-  text = tables.markdown_of_study(study, graph)
+  files = tables.of_study(study, graph)
+  text = files['results.md']
   assert '| row | V | B | ratio |' in text  # no column of pre-trainings
   assert '| 62.50 (50) |' in text
-  found = csv.DictReader(tables.csv_of_study(study, graph).splitlines())
+  found = csv.DictReader(files['results.csv'].splitlines())
   lines = [line for line in found if line['column'] == 'ratio']
   values = [(line['stage'], float(line['value'])) for line in lines]
   assert values == [('derived', 0.625), ('paper', 0.5)]
@@ -307,10 +308,11 @@ def test_another_metric_of_the_same_runs(tmp_path):
         file.write(json.dumps({'step': 3, 'real/accuracy': value / 2}) + '\n')
   graph = graph_of(study, tmp_path, 'r')
   assert ready_jobs(graph) == []
-  text = tables.markdown_of_study(study, graph)
+  files = tables.of_study(study, graph)
+  text = files['results.md']
   assert '| r | 30.00 ± 7.07 (90.72 ± 0.05) | 60.00 ± 14.14 |' in text
   assert '| other |  | (87.5) |' in text
-  found = csv.DictReader(tables.csv_of_study(study, graph).splitlines())
+  found = csv.DictReader(files['results.csv'].splitlines())
   lines = [(line['row'], line['column'], line['stage']) for line in found]
   assert lines.count(('r', 'B', 'final')) == 2
   assert ('r', 'B', 'dev') not in lines

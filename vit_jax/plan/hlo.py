@@ -14,8 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
+from vit_jax.arrays import flops
 from vit_jax.errors import UserError
 
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
@@ -220,11 +219,20 @@ def matrix_flops(op: Op, computation: Computation) -> int:
     return _convolution(op, computation)
   if op.opcode != 'dot':
     return 0
-  left = operand_shapes(op, computation)[0]
-  match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', op.attributes)
-  axes = [int(axis) for axis in match[1].split(',') if axis] if match else []
-  contracted = math.prod(left.dims[axis] for axis in axes)
+  contracted = dimensions(op, 'contracting', operand_shapes(op, computation)[0])
   return 2 * math.prod(op.shapes[0].dims) * contracted
+
+
+def dimensions(op: Op, kind: str, left: Shape) -> int:
+  """Returns the product of the batch or contracting dimensions of a product.
+
+  XLA writes them as `lhs_batch_dims={0}`, and in the settings of a library call
+  as `"lhs_batch_dimensions":["0"]`.
+  """
+  pattern = rf'lhs_{kind}_dim(?:ension)?s"?[=:][{{\[]([^\]}}]*)'
+  match = re.search(pattern, op.attributes)
+  axes = re.findall(r'\d+', match[1]) if match else []
+  return math.prod(left.dims[int(axis)] for axis in axes)
 
 
 def _convolution(op: Op, computation: Computation) -> int:
@@ -240,60 +248,30 @@ def _convolution(op: Op, computation: Computation) -> int:
   kernel_dims = dict(zip(labels[2], kernel.dims, strict=True))
   out_dims = dict(zip(labels[3], op.shapes[0].dims, strict=True))
   spatial = sorted(label for label in out_dims if label.isdigit())
-  window = _window(op, len(spatial))
-  valid = 1
-  for axis, label in enumerate(spatial):
-    valid *= _valid_positions(
-      image_dims[label],
-      kernel_dims[label],
-      out_dims[label],
-      {key: values[axis] for key, values in window.items()},
-    )
-  groups = op.number('batch_group_count', 1)
-  # `i` of the kernel is the number of input features of one feature group.
-  channels = kernel_dims['i'] * out_dims['f'] * image_dims['b'] // groups
-  return 2 * channels * valid
-
-
-def _window(op: Op, rank: int) -> dict[str, list[int]]:
-  """Returns stride, low padding and dilations of each spatial dimension."""
-  match = re.search(r'window=\{([^}]*)\}', op.attributes)
-  text = match[1] if match else ''
-
-  def values(key: str) -> list[str]:
-    found = re.search(rf'\b{key}=([\d_x\-]+)', text)
-    return found[1].split('x') if found else []
+  window = re.search(r'window=\{([^}]*)\}', op.attributes)
+  # Values by key, such as {'size': '4x16', 'pad': '3_3x15_15'}.
+  values = dict(re.findall(r'(\w+)=([\d_x\-]+)', window[1] if window else ''))
 
   def numbers(key: str, default: int) -> list[int]:
-    return [int(value) for value in values(key)] or [default] * rank
+    """Returns a number of each spatial dimension, of `pad` the lower one."""
+    if key not in values:
+      return [default] * len(spatial)
+    return [int(each.split('_')[0]) for each in values[key].split('x')]
 
-  low = [int(pad.split('_')[0]) for pad in values('pad')]
-  return {
-    'stride': numbers('stride', 1),
-    'low': low or [0] * rank,
-    'base': numbers('lhs_dilate', 1),
-    'dilation': numbers('rhs_dilate', 1),
-  }
-
-
-def _valid_positions(
-  size: int, kernel: int, out: int, window: dict[str, int]
-) -> int:
-  """Counts pairs of output and kernel positions that read an input element.
-
-  Output position o and kernel position k read the input at
-  (o·stride + k·dilation - low) / base if this is an integer in [0, size). For
-  each k, this holds for every `period`-th o of a range.
-  """
-  stride, base = window['stride'], window['base']
-  offset = np.arange(kernel) * window['dilation'] - window['low']
-  common = math.gcd(stride, base)
-  period = base // common
-  first = np.maximum(0, -(offset // stride))
-  last = np.minimum(out - 1, ((size - 1) * base - offset) // stride)
-  phase = -offset // common * pow(stride // common, -1, period) % period
-  counts = (last - phase) // period - (first - 1 - phase) // period
-  return int(np.sum(np.maximum(counts, 0)[offset % common == 0]))
+  # `i` of the kernel is the number of input features of one feature group.
+  channels = kernel_dims['i'] * out_dims['f'] * image_dims['b']
+  total = 2 * (channels // op.number('batch_group_count', 1))
+  for label, stride, low, base, dilation in zip(
+    spatial,
+    numbers('stride', 1),
+    numbers('pad', 0),
+    numbers('lhs_dilate', 1),
+    numbers('rhs_dilate', 1),
+    strict=True,
+  ):
+    sizes = image_dims[label], kernel_dims[label], out_dims[label]
+    total *= flops.valid_positions(*sizes, stride, low, base, dilation)
+  return total
 
 
 def evaluate(
