@@ -14,7 +14,6 @@ import pytest
 from benchmarks import expected_losses, kernels, peers, real_weights
 from tests import cli
 from tests.faults.counts import ALL
-from vit_jax.plan import environment
 
 
 def write(path, seed):
@@ -49,23 +48,6 @@ def test_step_compares_with_plain_flax():
     'infer',
     'infer',
   ]
-
-
-def test_measurements_list_their_rows():
-  out = run('benchmarks/gpu_measured.py', '--dry_run')
-  assert [line.split(' configs/')[0] for line in out.splitlines()][:2] == [
-    'B/16, no dropout',
-    'S/16',
-  ]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_tiny_step_of_timm_is_measured(tmp_path):
-  flags = '--timm', '--toy', f'--out={tmp_path}'
-  assert run('benchmarks/gpu_measured.py', *flags).startswith('| timm vit_tiny')
-  [row] = map(json.loads, (tmp_path / 'timm.jsonl').read_text().splitlines())
-  assert row['batch_size'] == 2 and row['step_seconds'] > 0
 
 
 @pytest.mark.slow
@@ -107,10 +89,18 @@ def test_preprocessing_runs(tmp_path):
   assert run('-m', 'benchmarks.preprocessing', str(tmp_path))
 
 
-@pytest.mark.parametrize('name', ['plan_all', 'plan_configs', 'gpu_plans'])
-def test_plan_scripts_list_their_configs(name):
+@pytest.mark.parametrize(
+  'script, flags',
+  [
+    ('plan_all', '--list'),
+    ('plan_configs', '--list'),
+    ('gpu_plans', '--list'),
+    ('gpu_measured', '--dry_run'),
+  ],
+)
+def test_scripts_list_their_configs(script, flags):
   """Only the lists are printed, because planning takes minutes."""
-  assert 'configs/' in run(f'benchmarks/{name}.py', '--list')
+  assert 'configs/' in run(f'benchmarks/{script}.py', flags)
 
 
 @pytest.mark.slow
@@ -130,17 +120,6 @@ def test_kernels_are_compared():
   rows = [line for line in out.splitlines() if line.startswith('| v3 |')]
   cells = [tuple(cell.strip() for cell in row.split('|')[2:4]) for row in rows]
   assert cells == [(str(w // heads), str(tokens)) for tokens, w, heads in sizes]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.skipif(
-  not environment.has_gpu_compiler(), reason='needs the extra plan-gpu'
-)
-def test_gpu_flags_run():
-  words = ['benchmarks/gpu_flags.py', '--config=configs/quickstart.py']
-  words += ['--topology=h100:1x1', '--batch_size=8', '--flag=none']
-  assert '| none |' in run(*words)
 
 
 @pytest.mark.parametrize(

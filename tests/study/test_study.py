@@ -370,9 +370,8 @@ def test_mean_corruption_error(tmp_path):
   def table(accuracy):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     for job in ready_jobs(graph_of(found, folder, ['weights'])):
-      name, _, severity = job.definition.dataset.partition('/')[2].rpartition(
-        '_'
-      )
+      [dataset] = [f for f in job.flags if f.startswith('--dataset=')]
+      name, _, severity = dataset.partition('/')[2].rpartition('_')
       finish(job, accuracy(name, int(severity)))
     columns = graph_of(found, folder, ['weights'])['weights']
     return [
@@ -388,16 +387,10 @@ def test_mean_corruption_error(tmp_path):
   itself = table(lambda name, s: 1 - ALEXNET[name] / 100 + spread[s])
   assert itself[1] == 100
   rest = grid.load_study('configs/studies/robustness.py:columns=Object')
-  assert rest.rows['weights'].columns == [
-    'pre-training',
-    'ObjectNet',
-    'ObjectNet top-5',
-  ]
-  assert rest.published['ViT-H/14'].paper == {
-    'ObjectNet': Number(61.7),
-    'ObjectNet top-5': Number(82.1),
-  }
-  assert set(found.published) == {'MAE B', 'MAE L', 'MAE H'}
+  columns = ['ObjectNet', 'ObjectNet top-5']
+  assert rest.rows['weights'].columns == ['pre-training', *columns]
+  numbers = dict(zip(columns, (Number(61.7), Number(82.1)), strict=True))
+  assert rest.published['ViT-H/14'].paper == numbers
   assert found.published['MAE H'].paper == {'ImageNet-C mCE': Number(33.8)}
 
 
@@ -412,7 +405,7 @@ def test_early_stopping_transfers_from_the_best_step(tmp_path):
     (workdir / f'checkpoints/{step}/params').mkdir()
   with open(workdir / 'metrics.jsonl', 'a') as file:
     for step, value in ((1, 0.9), (3, 0.8), (6, 0.8)):
-      line = {'step': step, job.definition.metric: value}
+      line = {'step': step, job.metric: value}
       file.write(json.dumps(line) + '\n')
   first, *_ = ready_jobs(graph_of(study, tmp_path))
   assert first.flags[0] == f'--checkpoint={workdir}/checkpoints/3'
@@ -515,45 +508,43 @@ def test_messages_of_wrong_studies(make, message):
     make()
 
 
-# (study, number of rows, published numbers of some rows), typed in again.
+# (study, number of rows, published number of a row), typed in again.
 SHIPPED = [
-  ('cifar10.py', 9, {}),
-  ('finetuned.py:table=2', 3, {'L/16 i21k': {'VTAB-1k': 72.72}}),
-  ('finetuned.py:table=2', 3, {'H/14 jft': {'ReaL': 90.72}}),
-  ('finetuned.py:table=2,real=0', 3, {'L/16 jft': {'CIFAR-10': 99.42}}),
-  ('finetuned.py:table=5', 14, {'L/32 i1k': {'Flowers': 86.36}}),
-  ('finetuned.py:table=7', 4, {'R152x2 sgd': {'Flowers': 99.32}}),
-  ('finetuned.py:table=5', 14, {'H/14 i21k': {'CIFAR-100': 93.82}}),
-  ('finetuned.py:table=5', 14, {'B/32 i1k': {'Flowers': 85.43}}),
-  ('finetuned.py:table=5', 14, {'B/16 jft': {'ImageNet': 84.15}}),
-  ('finetuned.py:table=6', 18, {'R50+L/16 14 epochs': {'Flowers': 99.11}}),
-  ('robustness.py', 1, {}),
-  ('fewshot.py:table=8', 8, {'2d shared': {'5-shot': 64.022}}),
-  ('fewshot.py:figure=4', 24, {}),
-  ('fewshot.py:figure=4,data=i21k', 16, {}),
-  ('fewshot.py:figure=8', 15, {}),
-  ('fewshot.py:figure=9', 3, {}),
-  ('fewshot.py:figure=13', 6, {}),
-  ('fewshot.py:figure=13,x=speed', 6, {}),
-  ('position_similarity.py', 3, {}),
-  ('lengths.py', 4, {}),
-  ('lengths.py:model=L/16,separate=1', 2, {}),
+  ('cifar10.py', 9),
+  ('finetuned.py:table=2', 3, 'L/16 i21k', 'VTAB-1k', 72.72),
+  ('finetuned.py:table=2', 3, 'H/14 jft', 'ReaL', 90.72),
+  ('finetuned.py:table=2,real=0', 3, 'L/16 jft', 'CIFAR-10', 99.42),
+  ('finetuned.py:table=5', 14, 'L/32 i1k', 'Flowers', 86.36),
+  ('finetuned.py:table=7', 4, 'R152x2 sgd', 'Flowers', 99.32),
+  ('finetuned.py:table=5', 14, 'H/14 i21k', 'CIFAR-100', 93.82),
+  ('finetuned.py:table=5', 14, 'B/16 jft', 'ImageNet', 84.15),
+  ('finetuned.py:table=6', 18, 'R50+L/16 14 epochs', 'Flowers', 99.11),
+  ('robustness.py', 1),
+  ('fewshot.py:table=8', 8, '2d shared', '5-shot', 64.022),
+  ('fewshot.py:figure=4', 24),
+  ('fewshot.py:figure=4,data=i21k', 16),
+  ('fewshot.py:figure=8', 15),
+  ('fewshot.py:figure=9', 3),
+  ('fewshot.py:figure=13', 6),
+  ('fewshot.py:figure=13,x=speed', 6),
+  ('position_similarity.py', 3),
+  ('lengths.py', 4),
+  ('lengths.py:model=L/16,separate=1', 2),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name, count, numbers',
-  SHIPPED[:2] + further(*map(list, SHIPPED[2:])),
-  ids=str,
+  'shipped', SHIPPED[:2] + further(*SHIPPED[2:]), ids=str
 )
-def test_shipped_studies_are_complete(name, count, numbers, tmp_path):
+def test_shipped_studies_are_complete(shipped, tmp_path):
   """All configs exist, with the keys that are set and the metric."""
+  name, count, *published = shipped
   found = grid.load_study(f'configs/studies/{name}')
   assert len(found.rows) == count
-  for each, columns in numbers.items():
-    for column, number in columns.items():
-      assert found.rows[each].paper[column].mean == number
+  if published:
+    each, column, number = published
+    assert found.rows[each].paper[column].mean == number
   known = {}
   for each in found.rows.values():
     for what in [each.pretrain, *each.transfers.values()]:
@@ -612,10 +603,6 @@ def test_figure_13_has_the_speeds_of_the_table():
   rows = grid.load_study(f'{name},x=speed').rows
   for row, each in rows.items():
     assert each.place == table[row.replace('ResNet50x1', 'R50x1')]
-  same = grid.load_study(name).rows
-  assert [r.pretrain for r in same.values()] == [
-    r.pretrain for r in rows.values()
-  ]
 
 
 def test_figure_10_draws_position_embeddings():

@@ -235,7 +235,7 @@ def test_which_runs_are_finished(tmp_path):
 
   (job, *_) = all_jobs(tmp_path)
   finish(job, 0.5)
-  workdir, metric = pathlib.Path(job.workdir), job.definition.metric
+  workdir, metric = pathlib.Path(job.workdir), job.metric
   assert value() == 0.5
   metrics = workdir / 'metrics.jsonl'
   metrics.write_text('{"step": 3, "loss": 1.5}\n')

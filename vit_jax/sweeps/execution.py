@@ -3,7 +3,6 @@
 It also contains the flags of both commands.
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -164,8 +163,8 @@ def _execute(job: Job) -> None:
     log.warning('%s diverged, so its setting will not be selected', job.name)
     marker = outcome.diverged_file(job.workdir)
     paths.save(marker, json.dumps({'exit': code}))
-  metrics = outcome.metrics(job.command, job.workdir)
-  if metrics is None or code not in (0, EXIT_DIVERGED):
+  job.metrics = outcome.metrics(job.command, job.workdir)
+  if job.metrics is None or code not in (0, EXIT_DIVERGED):
     with open(output, 'rb') as file:
       file.seek(start)
       last = file.read()[-1500:].decode(errors='replace').strip()
@@ -173,8 +172,7 @@ def _execute(job: Job) -> None:
       f'{job.name} ended with exit code {code}. The end of {output}:\n{last}\n'
       'Fix the cause and run the same command again: finished runs are kept.'
     )
-  value = dataclasses.replace(job, metrics=metrics).value
-  log.info('%s: %s %s', job.name, job.definition.metric, value)
+  log.info('%s: %s %s', job.name, job.metric, job.value)
   if signalled:
     # The run had already written its results, so it ended with code 0.
     raise PreemptedError(f'stopped after {job.name}; start again to continue')

@@ -25,39 +25,94 @@ from vit_jax.sweeps.outcome import DIVERGED, Metrics, Spread
 _DATA_FLAG = re.compile(r'--?config\.(source|reader)\.')
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-  """A run of a command, with its state when the graph was built.
+  """A run of a command, with its state when the job was created.
 
   Attributes:
-    name: name for messages and jobs.json, `DIRECTORY/STAGE/SETTING`.
-    workdir: workdir of the run.
     command: 'train', 'finetune' or 'evaluate'.
-    definition: config, metric and flags.
+    metric: metric of the run.
     stage: 'dev' or 'final'.
-    setting: setting of the grid; the best of the dev stage if that is finished.
     seed: seed of the run.
-    flags: all flags of the command, including the workdir; None if they are not
-      known, because the needed jobs are not finished.
-    is_left_out: whether the job never starts, because its pre-training
-      diverged.
-    metrics: metrics at the end of the run; {} if it diverged, None if it is not
-      finished.
     early_stopping: whether transfers of this job's weights start from its best
       checkpoint instead of the last one.
+    is_left_out: whether the job never starts, because its pre-training
+      diverged.
+    setting: setting of the grid; the best of the dev stage if that is finished.
+    name: name for messages and jobs.json.
+    workdir: workdir of the run.
+    flags: all flags of the command, including the workdir; None if they are not
+      known, because the needed jobs are not finished.
+    metrics: metrics at the end of the run; {} if it diverged, None if it is not
+      finished.
   """
 
-  name: str
-  workdir: str
-  command: str
-  definition: grid.Stage | Evaluation
-  stage: str
-  setting: Mapping[str, Any]
-  seed: int
-  flags: Sequence[str] | None
-  is_left_out: bool
-  metrics: Metrics | None
-  early_stopping: bool
+  def __init__(
+    self,
+    root: str,
+    directory: str,
+    command: str,
+    definition: grid.Stage | Evaluation,
+    extra_flags: Sequence[str],
+    weights: 'Job | str | None' = None,
+    *,
+    stage: str = FINAL,
+    setting: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    dev: Sequence['Job'] = (),
+    branch_step: int | None = None,
+    early_stopping: bool = False,
+  ):
+    """Determines the flags of a run, and reads its state from its workdir.
+
+    Args:
+      root: directory of all runs.
+      directory: directory of the task or evaluation in `root`.
+      command: 'train', 'finetune' or 'evaluate'.
+      definition: config, metric and flags.
+      extra_flags: flags that are added at the end.
+      weights: pre-training whose weights are transferred, or their path; None
+        for initial weights.
+      stage: 'dev' or 'final'.
+      setting: setting of the grid, if there is no dev stage before.
+      seed: seed of the run.
+      dev: jobs of the dev stage, whose best setting is used.
+      branch_step: step of the run `weights` whose whole state the run starts
+        from; None if only weights are transferred.
+      early_stopping: see `Job`.
+    """
+    self.command, self.stage, self.seed = command, stage, seed
+    self.metric, self.early_stopping = definition.metric, early_stopping
+    source = [weights] if isinstance(weights, Job) else []
+    self.is_left_out = any(j.finished and j.value == DIVERGED for j in source)
+    is_known = not self.is_left_out and all(j.finished for j in (*source, *dev))
+    self.setting = _best(dev) if dev and is_known else setting or {}
+    self.name = f'{directory}/{stage}/{label(self.setting, seed)}'
+    is_evaluation = isinstance(definition, Evaluation)
+    self.workdir = f'{root}/{directory if is_evaluation else self.name}'
+    self.flags: list[str] | None = None
+    self.metrics: Metrics | None = None
+    if not is_known:
+      return
+    self.metrics = outcome.metrics(command, self.workdir)
+    if isinstance(weights, Job):
+      is_branch = branch_step is not None
+      weights = weights.workdir if is_branch else weights.trained
+    if isinstance(definition, Evaluation):
+      flags = [f'--checkpoint={weights}', f'--evaluator={definition.evaluator}']
+      flags += [f'--dataset={definition.dataset}'] * bool(definition.dataset)
+      flags.append(f'--split={definition.split}')
+      flags.append(f'--out={outcome.result_file(self.workdir)}')
+      keys = definition.flags
+    else:
+      flags = [f'--config={definition.config}', f'--workdir={self.workdir}']
+      keys = {**definition.flags, **self.setting, 'seed': seed}
+    flags += [f'--config.{key}={value}' for key, value in keys.items()]
+    flags += extra_flags
+    if branch_step is not None:
+      flags.append(f'--branch_from={weights}@{branch_step}')
+    elif weights is not None and not is_evaluation:
+      flags.append(f'--config.init_from={weights}')
+    self.flags = flags
 
   @property
   def finished(self) -> bool:
@@ -76,15 +131,14 @@ class Job:
     Raises:
       UserError: the workdir does not contain the metric.
     """
-    metric = self.definition.metric
     if not self.metrics:
       return DIVERGED
-    if metric not in self.metrics:
+    if self.metric not in self.metrics:
       raise UserError(
-        f'{self.workdir} is finished without the metric {metric!r} of the '
+        f'{self.workdir} is finished without the metric {self.metric!r} of the '
         f'config; available: {", ".join(sorted(self.metrics))}.'
       )
-    value = self.metrics[metric]
+    value = self.metrics[self.metric]
     return DIVERGED if value is None else float(value)
 
   @property
@@ -92,85 +146,8 @@ class Job:
     """The path of the weights that are transferred."""
     if not self.early_stopping:
       return self.workdir
-    step = outcome.best_step(self.workdir, self.definition.metric)
+    step = outcome.best_step(self.workdir, self.metric)
     return f'{self.workdir}/checkpoints/{step}'
-
-
-def _job(
-  root: str,
-  directory: str,
-  command: str,
-  definition: grid.Stage | Evaluation,
-  extra_flags: Sequence[str],
-  weights: Job | str | None = None,
-  *,
-  stage: str = FINAL,
-  setting: Mapping[str, Any],
-  seed: int = 0,
-  dev: Sequence[Job] = (),
-  branch_step: int | None = None,
-  early_stopping: bool = False,
-) -> Job:
-  """Returns a job, with its state as read from its workdir.
-
-  Args:
-    root: directory of all runs.
-    directory: directory of the task or evaluation in `root`.
-    command: see `Job`.
-    definition: see `Job`.
-    extra_flags: flags that are added at the end.
-    weights: pre-training whose weights are transferred, or their path; None for
-      initial weights.
-    stage: see `Job`.
-    setting: setting of the grid, if there is no dev stage before.
-    seed: see `Job`.
-    dev: jobs of the dev stage, whose best setting is used.
-    branch_step: step of the run `weights` whose whole state the run starts
-      from; None if only weights are transferred.
-    early_stopping: see `Job`.
-  """
-  source = [weights] if isinstance(weights, Job) else []
-  is_left_out = any(job.finished and job.value == DIVERGED for job in source)
-  is_known = not is_left_out and all(job.finished for job in (*source, *dev))
-  if dev and is_known:
-    setting = _best(dev)
-  name = f'{directory}/{stage}/{label(setting, seed)}'
-  is_evaluation = isinstance(definition, Evaluation)
-  workdir = f'{root}/{directory if is_evaluation else name}'
-  flags, metrics = None, None
-  if is_known:
-    metrics = outcome.metrics(command, workdir)
-    if isinstance(weights, Job):
-      is_branch = branch_step is not None
-      weights = weights.workdir if is_branch else weights.trained
-    if isinstance(definition, Evaluation):
-      flags = [f'--checkpoint={weights}', f'--evaluator={definition.evaluator}']
-      flags += [f'--dataset={definition.dataset}'] * bool(definition.dataset)
-      flags.append(f'--split={definition.split}')
-      flags.append(f'--out={outcome.result_file(workdir)}')
-      keys = definition.flags
-    else:
-      flags = [f'--config={definition.config}', f'--workdir={workdir}']
-      keys = {**definition.flags, **setting, 'seed': seed}
-    flags += [f'--config.{key}={value}' for key, value in keys.items()]
-    flags += extra_flags
-    if branch_step is not None:
-      flags.append(f'--branch_from={weights}@{branch_step}')
-    elif weights is not None and not is_evaluation:
-      flags.append(f'--config.init_from={weights}')
-  return Job(
-    name=name,
-    workdir=workdir,
-    command=command,
-    definition=definition,
-    stage=stage,
-    setting=setting,
-    seed=seed,
-    flags=flags,
-    is_left_out=is_left_out,
-    metrics=metrics,
-    early_stopping=early_stopping,
-  )
 
 
 def _best(dev: Sequence[Job]) -> Mapping[str, Any]:
@@ -227,9 +204,9 @@ def _of_task(
     name: directory of the task in `root`.
     task: task of a sweep or study.
     flags: flags that are added to all jobs.
-    weights: see `_job`.
+    weights: see `Job`.
   """
-  make = functools.partial(_job, root, name, task.command)
+  make = functools.partial(Job, root, name, task.command)
   dev = []
   if task.dev is not None:
     dev = [
@@ -270,14 +247,13 @@ def of_study(
       sources['given'] = weights[name]
     elif row.pretrain is not None:
       columns[grid.UPSTREAM] = [
-        _job(
+        Job(
           root,
           f'{folder}/pretrain',
           'train',
           row.pretrain,
           [*flags, *pretrain_flags],
           _trunk(row, seed, graph, weights),
-          setting={},
           seed=seed,
           branch_step=row.branch.step if row.branch else None,
           early_stopping=row.early_stopping,
@@ -335,22 +311,22 @@ def _of_transfer(
     weights: see `Job`.
   """
   transfer = row.transfers[key]
+  stages = (DEV, FINAL)
+  if isinstance(transfer, OtherMetric):  # of the final runs of another task
+    key, metric, stages = transfer.of, transfer.metric, (FINAL,)
+    transfer = row.transfers[key]
+    assert isinstance(transfer, Task)
+    final = transfer.final._replace(metric=metric)
+    transfer = dataclasses.replace(transfer, final=final)
   if isinstance(transfer, Task):
     name = f'{folder}/{directory(key)}'
-    return _of_task(root, name, transfer, flags, weights)
-  if isinstance(transfer, OtherMetric):
-    return [
-      dataclasses.replace(
-        job, definition=job.definition._replace(metric=transfer.metric)
-      )
-      for job in _of_transfer(root, folder, row, transfer.of, flags, weights)
-      if job.stage == FINAL
-    ]
+    found = _of_task(root, name, transfer, flags, weights)
+    return [job for job in found if job.stage in stages]
   # The name does not depend on the metric, so that columns share a workdir.
   content = json.dumps(transfer._replace(metric=''), default=str).encode()
   name = f'{folder}/{transfer.evaluator}-{zlib.crc32(content):08x}'
   flags = [flag for flag in flags if _DATA_FLAG.match(flag)]
-  return [_job(root, name, 'evaluate', transfer, flags, weights, setting={})]
+  return [Job(root, name, 'evaluate', transfer, flags, weights)]
 
 
 def label(setting: Mapping[str, Any], seed: int) -> str:

@@ -49,10 +49,9 @@ def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
       details += ['', f'{name}:', '', *_table(['setting', 'dev'], settings)]
     for job in (*dev, *final):
       setting = [job.setting.get(key, '') for key in keys]
-      metric = job.definition.metric
-      values = [metric, outcome.split(job.workdir, metric), job.value]
-      cells = [name, task.group, job.stage, *setting, job.seed, *values]
-      lines.append([*cells, job.workdir])
+      split = outcome.split(job.workdir, job.metric)
+      cells = [name, task.group, job.stage, *setting, job.seed, job.metric]
+      lines.append([*cells, split, job.value, job.workdir])
   head = ['task', 'chosen', 'dev', 'test', 'runs', *sweep.published]
   legend = 'Mean ± sample standard deviation over seeds, %.'
   table = _table(head, rows + _means(sweep, measured))
@@ -186,7 +185,7 @@ def _csv_of_study(study: Study, graph: Graph) -> str:
     for key, column in graph[name].items():
       for job in jobs.finished(column):
         setting = ' '.join(f'{k}={v}' for k, v in job.setting.items())
-        cells = [job.stage, setting, job.seed, job.definition.metric]
+        cells = [job.stage, setting, job.seed, job.metric]
         cells += [job.value, job.workdir]
         rows.append([name, key.partition('/')[0], key, *cells])
     for column in row.derived:
