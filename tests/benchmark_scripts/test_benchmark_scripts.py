@@ -37,17 +37,29 @@ def run(*arguments, **options):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_step_compares_with_plain_flax():
-  """The table has rows for training and inference of both."""
-  sizes = ('--variants=Ti/16', '--batch=2', '--steps=1', '--rounds=1')
-  out = run('benchmarks/step.py', *sizes)
-  rows = [line for line in out.splitlines() if line.startswith('| Ti/16')]
-  assert [row.split('|')[2].strip() for row in rows] == [
-    'train',
-    'train',
-    'infer',
-    'infer',
-  ]
+@pytest.mark.parametrize(
+  'command, rows',
+  [
+    (
+      'benchmarks/step.py --variants=Ti/16 --batch=2 --steps=1 --rounds=1',
+      ['| Ti/16 | train | 2 | flax', '| Ti/16 | infer | 2 | flax'],
+    ),
+    (
+      'benchmarks/input.py --images=PHOTOS --records=64 --measured=32 '
+      '--batch=16 --rounds=1 --threads=1',
+      ['vit_jax folder', 'tf.data folder'],
+    ),
+    ('-m benchmarks.preprocessing PHOTOS', ['|']),
+  ],
+)
+def test_small_measurements_print_tables(command, rows, tmp_path):
+  for i in range(8):
+    write(tmp_path / 'ab'[i % 2] / f'{i}.jpg', i)
+  words = command.replace('PHOTOS', str(tmp_path)).split()
+  if 'benchmarks/input.py' in words:
+    words.append('--readers=vit_jax folder,tf.data folder')
+  out = run(*words)
+  assert all(row in out for row in rows)
 
 
 @pytest.mark.slow
@@ -61,32 +73,6 @@ def test_a_tiny_step_is_measured_and_modelled(tmp_path):
     modelled = [float(line['modelled_us']) for line in csv.DictReader(file)]
   assert math.isclose(sum(modelled) / 1e6, row['modelled_seconds'])
   assert row['step_seconds'] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_input_compares_readers(tmp_path):
-  """The table has rows of this project and of tf.data."""
-  for i in range(8):
-    write(tmp_path / 'ab'[i % 2] / f'{i}.jpg', i)
-  out = run(
-    'benchmarks/input.py',
-    f'--images={tmp_path}',
-    '--records=64',
-    '--measured=32',
-    '--batch=16',
-    '--rounds=1',
-    '--threads=1',
-    '--readers=vit_jax folder,tf.data folder',
-  )
-  assert 'vit_jax folder' in out and 'tf.data folder' in out
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_preprocessing_runs(tmp_path):
-  write(tmp_path / 'a' / '1.png', 1)
-  assert run('-m', 'benchmarks.preprocessing', str(tmp_path))
 
 
 @pytest.mark.parametrize(

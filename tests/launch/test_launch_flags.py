@@ -198,12 +198,9 @@ def test_names_come_from_configs():
 @pytest.mark.parametrize(
   ('name', 'kind', 'hosts', 'per_host'),
   [
-    ('v2:2x2', 'v2-8', 1, 4),
     ('v3:4x4', 'v3-32', 4, 4),
     ('v4:2x2x4', 'v4-32', 4, 4),
     ('v5e:2x4', 'v5litepod-8', 1, 8),
-    ('v5e:4x4', 'v5litepod-16', 4, 4),
-    ('v5p:4x4x4', 'v5p-128', 16, 4),
     ('v6e:1x1', 'v6e-1', 1, 1),
     ('v6e:16x16', 'v6e-256', 64, 4),
   ],

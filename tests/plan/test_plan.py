@@ -122,6 +122,26 @@ def test_a_batch_that_does_not_fit():
   assert result['changes_that_fit'] is not None
 
 
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_cost_of_l16():
+  """L/16 at batch size 4096 fits, in no more cycles than documented."""
+  words = ['--config=configs/l16_i21k.py', '--topology=v3:4x4', '--json']
+  plan = json.loads(cli.run(cli.command('plan', *words))[0])
+  assert plan['fits'] and plan['batch_size'] == 4096
+  assert plan['peak_bytes_per_device'] < 11.5 * 2**30
+  cycles = plan['estimated_cycles'] + plan['uncounted_cycles']
+  assert cycles < 1.02 * 1035.3e6  # benchmarks/RESULTS.md
+  kernels = plan['uncounted']['custom-call tpu_custom_call']
+  assert kernels['times'] == 2 * 24 * 2  # directions, layers, micro-batches
+  assert plan['collectives'] == {'all-gather': 20, 'all-reduce': 176}
+  # Two bytes per gradient and exchange; those of fc1 are exchanged once a step.
+  assert plan['collective_bytes']['all-reduce'] < 3.5 * plan['parameters']
+  assert plan['predicted_core_days'] < 0.6 * plan['paper_core_days']
+
+
 def test_without_libtpu_the_message_names_the_package():
   """The exit code is 2."""
   start = (

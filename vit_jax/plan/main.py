@@ -53,7 +53,6 @@ def define_flags() -> None:
     'With --topology=local: also run the step on random images, and append '
     'predicted and measured values to this file as a JSON line.',
   )
-  flags.DEFINE_string('hlo', None, 'Write the optimized HLO to this file.')
   overrides.define_flag(sys.argv)
 
 
@@ -96,8 +95,6 @@ def main(arguments: list[str]) -> None:
     paths.save(path, f'{earlier}{json.dumps(row)}\n')
   if values.breakdown:
     added['breakdown'] = report.costliest(planned)
-  if values.hlo and planned.text:
-    paths.save(paths.locate(values.hlo), planned.text)
   summary = report.summary(planned, added)
   if values.json:
     summary = json.dumps(planned.to_dict() | added | {'summary': summary})

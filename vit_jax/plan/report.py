@@ -77,7 +77,7 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
       searches and measurements, and the breakdown.
   """
   added, cost = added or {}, plan.cost
-  tables = [align(_memory(plan, added))]
+  tables = [_memory(plan, added)]
   if plan.text:
     # Kinds that take almost no time are left out.
     threshold = MIN_FRACTION * (cost.estimated_cycles or 0)
@@ -89,7 +89,7 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
     kernels = {_KERNELS[kind]: sums for kind, sums in cost.kernels.items()}
     exchanges = dict(sorted(cost.collective_seconds.items()))
     tables += [
-      align(_time(plan, added.get('measured_step_seconds'))),
+      _time(plan, added.get('measured_step_seconds')),
       _sums('modelled', kernels),
       _sums('collective', exchanges),
       _sums('without an estimate', uncounted),
@@ -104,58 +104,51 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
   return '\n\n'.join(filter(None, tables))
 
 
-def _memory(plan: Plan, added: Mapping[str, Any]) -> list[tuple[str, str]]:
-  """Returns rows about the devices, the batch and the memory."""
-  batch = (
-    f'{plan.batch_size} images: {plan.images_per_device:g} per device in '
-    f'{plan.micro_batches} micro-batch(es), remat {plan.remat}'
-  )
-  devices = f'{plan.topology}, {plan.devices} devices, {_mesh(plan.mesh)}'
-  rows = [
-    ('topology', devices),
-    ('parameters', f'{plan.parameters:,}'),
-    ('batch', batch),
-  ]
-  if plan.computed_by is not None:
-    rows.append(('computed by', plan.computed_by))
-  size, days = memory.text, plan.least_days
+def _memory(plan: Plan, added: Mapping[str, Any]) -> str:
+  """Formats devices, batch and memory."""
+  size, days, changes = memory.text, plan.least_days, None
   fits = 'fits' if plan.fits else 'DOES NOT FIT'
   if days is not None and plan.fits:
     fits = 'state and batch fit, temporaries are unknown'
   peak, limit = plan.peak_bytes_per_device, plan.hbm_bytes_per_device
   parts = [f'{name} {size(n)}' for name, n in plan.bytes.items() if n]
-  rows += [
-    ('memory', f'{fits}: {size(peak)} of {size(limit)} per device'),
-    ('  of which', ', '.join(parts)),
-  ]
-  if days is not None:
-    time = f'{days:.3f} days at least, {days * plan.devices:.2f} GPU-days'
-    missing = f'not installed; it predicts memory and time: {GPU_EXTRA}'
-    rows += [('time', f'{time}, at peak rates'), ('compiler', missing)]
-  if 'largest_batch_size' in added:
-    largest = added['largest_batch_size'] or 'none: one image does not fit'
-    rows.append(('  largest batch', str(largest)))
   if 'changes_that_fit' in added:
-    changes = added['changes_that_fit'] or {}
-    flags = ' '.join(f'--config.{k}={v}' for k, v in changes.items())
-    rows.append(('  it fits with', flags or 'none of the changes tried'))
-  return rows
+    flags = added['changes_that_fit'] or {}
+    changes = ' '.join(f'--config.{k}={v}' for k, v in flags.items())
+    changes = changes or 'none of the changes tried'
+  rows = {
+    'topology': f'{plan.topology}, {plan.devices} devices, {_mesh(plan.mesh)}',
+    'parameters': f'{plan.parameters:,}',
+    'batch': f'{plan.batch_size} images: {plan.images_per_device:g} per device '
+    f'in {plan.micro_batches} micro-batch(es), remat {plan.remat}',
+    'computed by': plan.computed_by,
+    'memory': f'{fits}: {size(peak)} of {size(limit)} per device',
+    '  of which': ', '.join(parts),
+    'largest batch': added.get('largest_batch_size'),
+    'it fits with': changes,
+  }
+  if days is not None:
+    rows['time'] = (
+      f'{days:.3f} days at least, {days * plan.devices:.2f} GPU-days, at peak '
+      f'rates; the compiler, which predicts memory and time: {GPU_EXTRA}'
+    )
+  return align([(k, str(v)) for k, v in rows.items() if v is not None])
 
 
-def _time(plan: Plan, measured: float | None) -> list[tuple[str, str]]:
-  """Returns rows about time and cost, as far as they are known."""
+def _time(plan: Plan, measured: float | None) -> str:
+  """Formats time and cost, as far as they are known."""
   cost = plan.cost
-  rows = [
-    ('model', f'{plan.model_flops_per_image / 1e9:.1f} GFLOPs per image'),
-    ('matrix FLOPs', f'{(cost.flops_per_device or 0) / 1e12:.3f} T per device'),
-  ]
+  rows = {
+    'model': f'{plan.model_flops_per_image / 1e9:.1f} GFLOPs per image',
+    'matrix FLOPs': f'{(cost.flops_per_device or 0) / 1e12:.3f} T per device',
+  }
   if measured is not None:
     rate = plan.batch_size / measured
-    rows.append(('measured', f'{measured:,.4f} s, {rate:,.0f} images/s'))
+    rows['measured'] = f'{measured:,.4f} s, {rate:,.0f} images/s'
   limits = cost.predicted_step_seconds_range
   if limits is None:
-    unknown = 'not predicted: this compiler does not estimate it'
-    return [*rows, ('time', unknown)]
+    rows['time'] = 'not predicted: this compiler does not estimate it'
+    return align([*rows.items()])
 
   def with_range(value: float | None, decimals: int) -> str:
     """Formats a value that is proportional to the time of a step."""
@@ -166,35 +159,30 @@ def _time(plan: Plan, measured: float | None) -> list[tuple[str, str]]:
     return f'{value:,.{decimals}f} ({low} to {high})'
 
   if cost.estimated_cycles is not None:
-    cycles = (
-      f'{cost.estimated_cycles / 1e6:,.1f} M estimated by the compiler'
-      f' + {(cost.uncounted_cycles or 0) / 1e6:,.1f} M for instructions without'
-      ' its estimate'
+    rows['M cycles'] = (
+      f'{cost.estimated_cycles / 1e6:,.1f} estimated by the compiler + '
+      f'{(cost.uncounted_cycles or 0) / 1e6:,.1f} for instructions without its '
+      'estimate'
     )
-    rows.append(('cycles', cycles))
   exposed = (cost.exposed_collective_seconds or 0) * 1e3
-  rows += [
-    ('exchanges', f'{exposed:.1f} ms not hidden by other work'),
-    ('step, s', with_range(plan.seconds, 4)),
-  ]
+  rows['exchanges'] = f'{exposed:.1f} ms not hidden by other work'
+  rows['step, s'] = with_range(plan.seconds, 4)
   if cost.uncertain_seconds is not None:
-    causes = [
+    rows['  range from'] = '; '.join(
       f'{cause}: {low * 1e3:+.1f} to {high * 1e3:+.1f} ms'
       for cause, (low, high) in cost.uncertain_seconds.items()
-    ]
-    rows.append(('  range from', '; '.join(causes)))
-  paper = ''
-  if plan.paper_core_days:
-    paper = f'; paper: {plan.paper_core_days:,.0f} TPUv3 core-days'
+    )
+  rows |= {
+    'images/s': f'{plan.predicted_images_per_second:,.0f}',
+    'MFU': f'{plan.predicted_mfu:.1%}',
+    'steps': f'{plan.total_steps:,}',
+    'days': with_range(plan.predicted_days, 2),
+  }
   unit = 'GPU-days' if cost.kernels else 'core-days'
-  return [
-    *rows,
-    ('images/s', f'{plan.predicted_images_per_second:,.0f}'),
-    ('MFU', f'{plan.predicted_mfu:.1%}'),
-    ('steps', f'{plan.total_steps:,}'),
-    ('days', with_range(plan.predicted_days, 2)),
-    (unit, with_range(plan.predicted_core_days, 1) + paper),
-  ]
+  rows[unit] = with_range(plan.predicted_core_days, 1)
+  if plan.paper_core_days:
+    rows['paper'] = f'{plan.paper_core_days:,.0f} TPUv3 core-days'
+  return align([*rows.items()])
 
 
 def _sums(title: str, sums: Mapping[str, Mapping[str, Any]]) -> str:
