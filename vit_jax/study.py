@@ -82,17 +82,10 @@ def run(
   Returns:
     The jobs at the end, see `execution.execute`, which also lists the errors.
   """
-  missing = [
-    name
-    for name, row in study.rows.items()
-    if row.pretrain is None and name not in (weights or {})
-  ]
-  if missing:
-    log.warning(
-      'some rows have no pre-training and are left out; give '
-      '--weights=ROW=PATH for %s',
-      ', '.join(missing),
-    )
+  given = weights or {}
+  for name, row in study.rows.items():
+    if row.pretrain is None and name not in given:
+      log.warning('%r is left out; give --weights=%s=PATH for it', name, name)
 
   def results(graph: Graph) -> dict[str, str | bytes]:
     files: dict[str, str | bytes] = {**tables.of_study(study, graph)}
@@ -101,7 +94,6 @@ def run(
       files['figure.png'] = plotting.png(chart.figure(study, arrays))
     return files
 
-  given = weights or {}
   return execution.execute(
     lambda: jobs.of_study(study, workdir, extra_flags, pretrain_flags, given),
     results,
