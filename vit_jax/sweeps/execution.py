@@ -104,8 +104,7 @@ def execute(
 
 def line(job: Job) -> str:
   """Returns the command of a run, quoted for a shell."""
-  words = ['python', '-m', f'vit_jax.{job.command}', *(job.flags or ())]
-  return shlex.join(words)
+  return shlex.join(['python', '-m', f'vit_jax.{job.command}', *job.flags])
 
 
 def check_flags(workdir: str, jobs: Sequence[Job]) -> None:
@@ -121,7 +120,7 @@ def check_flags(workdir: str, jobs: Sequence[Job]) -> None:
   file = paths.locate(workdir) / 'jobs.json'
   recorded = jsonl.read_object(file)
   for job in jobs:
-    if job.flags is None:
+    if not job.flags:
       continue
     previous = recorded.setdefault(job.name, job.flags)
     differing = sorted(_effective(previous) ^ _effective(job.flags))
@@ -140,7 +139,6 @@ def _effective(flags: Sequence[str]) -> set[str]:
 
 def _execute(job: Job) -> None:
   """Executes a run in its own process; writes its output to a log file."""
-  assert job.flags is not None
   words = [sys.executable, '-m', f'vit_jax.{job.command}', *job.flags]
   output = job.workdir + '.log'
   os.makedirs(os.path.dirname(output), exist_ok=True)

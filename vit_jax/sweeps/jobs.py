@@ -40,8 +40,8 @@ class Job:
     setting: setting of the grid; the best of the dev stage if that is finished.
     name: name for messages and jobs.json.
     workdir: workdir of the run.
-    flags: all flags of the command, including the workdir; None if they are not
-      known, because the needed jobs are not finished.
+    flags: all flags of the command, including the workdir; none while the
+      needed jobs are not finished.
     metrics: metrics at the end of the run; {} if it diverged, None if it is not
       finished.
   """
@@ -89,7 +89,7 @@ class Job:
     self.name = f'{directory}/{stage}/{label(self.setting, seed)}'
     is_evaluation = isinstance(definition, Evaluation)
     self.workdir = f'{root}/{directory if is_evaluation else self.name}'
-    self.flags: list[str] | None = None
+    self.flags: list[str] = []
     self.metrics: Metrics | None = None
     if not is_known:
       return
@@ -122,7 +122,7 @@ class Job:
   @property
   def is_ready(self) -> bool:
     """Whether the job can start now."""
-    return self.flags is not None and not self.finished
+    return bool(self.flags) and not self.finished
 
   @property
   def value(self) -> float:
