@@ -1,14 +1,13 @@
 """Tests that documents have the exit codes of vit_jax/launch."""
 
 import pathlib
-import re
 
 import launch_jobs
 import pytest
 
 from vit_jax import errors
 from vit_jax.launch import __main__ as command
-from vit_jax.launch.job import RESUME, STOP, State
+from vit_jax.launch.job import State
 from vit_jax.launch.shell import Shell
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -22,19 +21,6 @@ def rows(page: str, *head: str) -> list[list[str]]:
   assert text.count(start) == 1, f'{page} has no table {start}'
   body = text.partition(start)[2].partition('\n\n')[0].splitlines()[1:]
   return [[cell.strip() for cell in row.split('|')[1:-1]] for row in body]
-
-
-def codes_of_sentence(page: str, part: str) -> set[int]:
-  """Returns the numbers in the one sentence of a page that has this part."""
-  paragraphs = (ROOT / page).read_text().split('\n\n')
-  found = [
-    sentence
-    for paragraph in paragraphs
-    for sentence in re.split(r'(?<=\.) ', ' '.join(paragraph.split()))
-    if part in sentence
-  ]
-  assert len(found) == 1, f'{page} has {len(found)} sentences with {part!r}'
-  return set(map(int, re.findall(r'\d+', found[0])))
 
 
 @pytest.fixture
@@ -64,9 +50,3 @@ def test_the_table_states_the_reaction_of_the_launchers(reaction):
   assert sorted(table) == sorted([0, *CODES])
   for code, again in table.items():
     assert again.partition(' by')[0] == reaction(code), f'code {code}'
-
-
-def test_the_text_about_launching_names_the_same_codes():
-  page = 'docs/launching.md'
-  assert codes_of_sentence(page, 'without limit') == {RESUME}
-  assert codes_of_sentence(page, 'is not restarted') == {*STOP}

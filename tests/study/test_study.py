@@ -233,27 +233,19 @@ def test_the_predicted_cost(monkeypatch, capsys):
   """It is multiplied by the seeds; what does not fit is not in the total."""
   rows = {'a': row(seeds=(0, 1)), 'big': row(), 'given': row()}
   rows['short'] = row(branch=Branch('a', 3))
-  plan = {'peak_bytes_per_device': 3 * 2**30, 'predicted_step_seconds': 0.5}
-  plan['total_steps'] = 4
-  answers = [
-    plan | {'fits': True, 'predicted_core_days': 2},
-    plan | {'fits': False, 'predicted_core_days': 7},
-    plan | {'fits': True, 'predicted_core_days': 2},
-  ]
   planned = []
 
   def predict(flags):
     planned.append(flags)
-    return answers[len(planned) - 1]
+    fits, days = [(True, 2), (False, 7), (True, 2)][len(planned) - 1]
+    made = {'fits': fits, 'predicted_core_days': days, 'total_steps': 4}
+    sizes = {'peak_bytes_per_device': 3 * 2**30, 'predicted_step_seconds': 0.5}
+    return made | sizes
 
   monkeypatch.setattr(command.process, 'plan', predict)
-  study = Study(title='s', rows=rows)
-  command._print_cost(study, 'v3:2x2', [], {'given': 'w'})
-  assert planned[0] == [
-    f'--config={CONFIG}',
-    '--config.seed=0',
-    '--topology=v3:2x2',
-  ]
+  command._print_cost(study_of(**rows), 'v3:2x2', ['--x'], {'given': 'w'})
+  flags = ['--config.seed=0', '--x', '--topology=v3:2x2']
+  assert planned[0] == [f'--config={CONFIG}', *flags]
   lines = capsys.readouterr().out.splitlines()
   assert 'core-days' in lines[0]
   assert lines[2:] == [
@@ -531,6 +523,7 @@ def test_shipped_studies_are_complete(case, tmp_path):
   name, count, *published = case
   found = shipped(name)
   assert len(found.rows) == count
+  assert len({jobs.directory(row) for row in found.rows}) == count
   if published:
     each, column, number = published
     assert found.rows[each].paper[column].mean == number
@@ -555,12 +548,6 @@ def test_shipped_studies_are_complete(case, tmp_path):
   lines = (tmp_path / 'results.md').read_text().splitlines()
   count += len(found.published) + 1  # and the head of the table
   assert sum(line.startswith('| ') for line in lines) == count
-
-
-def test_rows_have_different_directories():
-  for name in dict.fromkeys(name for name, *_ in SHIPPED):
-    rows = shipped(name).rows
-    assert len({jobs.directory(row) for row in rows}) == len(rows)
 
 
 def test_figure_8_scales_all_dimensions_by_one_factor():
@@ -591,17 +578,6 @@ def test_figure_13_has_the_speeds_of_the_table():
   rows = grid.load_study(f'{name},x=speed').rows
   for row, each in rows.items():
     assert each.place == table[row.replace('ResNet50x1', 'R50x1')]
-
-
-def test_figure_10_draws_position_embeddings():
-  """All rows are the L/16 of Table 3, and draw figures at their end."""
-  name = 'configs/studies/position_similarity.py'
-  rows = grid.load_study(name).rows.values()
-  assert {row.pretrain.config for row in rows} == {name}
-  values = loading.load(name).to_dict()
-  assert values['evals'].pop('figures')['name'] == 'figures'
-  plain = loading.load('configs/vit.py:variant=L/16,data=jft')
-  assert values == plain.to_dict()
 
 
 def test_rows_of_self_supervision_depend_on_the_arguments(tmp_path):
