@@ -114,7 +114,7 @@ def exchanged_bytes(op: Op, computation: Computation) -> int:
 
   The larger of the two numbers is returned.
   """
-  read = hlo.num_bytes(tuple(hlo.operand_shapes(op, computation)))
+  read = hlo.num_bytes(hlo.operand_shapes(op, computation))
   written = hlo.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
     written = max(written - read, 0)  # the result contains the operands

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from vit_jax.arrays import flops
@@ -22,7 +22,6 @@ _NAME = re.compile(r'^\s+(ROOT )?%?([\w.\-]+) = ')
 _OPCODE = re.compile(r'\s*([a-z][\w\-]*)\(')
 _SHAPE = re.compile(r'\b([a-z]+\d*\w*)\[([\d,<=]*)\]')
 _REFERENCE = re.compile(r'%([\w.\-]+)')
-_WIDTH = {'pred': 1, 'token': 0, 'opaque': 0, 'tuple': 0}
 _MAX_ITERATIONS = 100_000  # longer loops are considered endless
 _INTEGER = re.compile(r'(pred|[su]\d+)\[\]')  # type of a scalar
 _ARITHMETIC = {
@@ -180,16 +179,14 @@ def parse(text: str) -> Module:
   return Module(computations, entry)
 
 
-def num_bytes(shapes: tuple[Shape, ...]) -> int:
+def num_bytes(shapes: Iterable[Shape]) -> int:
   """Returns the size of arrays in bytes, without the padding of layouts."""
-  return sum(_element_bits(s.dtype) * math.prod(s.dims) // 8 for s in shapes)
-
-
-def _element_bits(dtype: str) -> int:
-  if dtype in _WIDTH:
-    return 8 * _WIDTH[dtype]
-  digits = re.search(r'\d+', dtype)  # f32, bf16, s4, f8e4m3fn, c64
-  return int(digits[0]) if digits else 0
+  total = 0
+  for dtype, dims in shapes:
+    digits = re.search(r'\d+', dtype)  # f32, bf16, s4, f8e4m3fn, c64
+    bits = int(digits[0]) if digits else 8 * (dtype == 'pred')
+    total += bits * math.prod(dims) // 8
+  return total
 
 
 def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
@@ -207,10 +204,10 @@ def bytes_moved(op: Op, computation: Computation) -> int:
   """
   read = operand_shapes(op, computation)
   if op.opcode == 'dynamic-update-slice':
-    return 2 * num_bytes(tuple(read[1:2]))
+    return 2 * num_bytes(read[1:2])
   if op.opcode in ('slice', 'dynamic-slice'):
     return 2 * num_bytes(op.shapes)
-  return num_bytes(tuple(read)) + num_bytes(op.shapes)
+  return num_bytes(read) + num_bytes(op.shapes)
 
 
 def matrix_flops(op: Op, computation: Computation) -> int:
@@ -351,24 +348,20 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
 
 
 def executions(
-  module: Module, *, inside_fusions: bool = False
-) -> list[tuple[Op, Computation, int]]:
-  """Returns the instructions of a step, their computations and executions.
+  module: Module, name: str | None = None, times: int = 1, inside: bool = False
+) -> Iterator[tuple[Op, Computation, int]]:
+  """Yields the instructions of a step, their computations and executions.
 
   For a conditional, only the branch with the most estimated cycles is counted.
 
   Args:
     module: program.
-    inside_fusions: whether instructions inside fusions, which have no
-      estimates, are included.
+    name: name of a computation; None for the whole program.
+    times: number of executions of the computation.
+    inside: whether instructions inside fusions, which have no estimates, are
+      included.
   """
-  return list(_run(module, module.entry, 1, inside_fusions))
-
-
-def _run(
-  module: Module, name: str, times: int, inside: bool
-) -> Iterator[tuple[Op, Computation, int]]:
-  computation = module.computations[name]
+  computation = module.computations[name or module.entry]
   for op in computation.ops.values():
     yield op, computation, times
     inner, repeats = [], times
@@ -382,7 +375,7 @@ def _run(
     elif op.opcode == 'async-start' or (op.opcode == 'fusion' and inside):
       inner = op.calls('calls')
     if inner and (inside or op.opcode == 'while' or not op.estimated_cycles):
-      yield from _run(module, inner[0], repeats, inside)
+      yield from executions(module, inner[0], repeats, inside)
 
 
 def _costliest(module: Module, op: Op) -> str:
@@ -395,7 +388,7 @@ def _costliest(module: Module, op: Op) -> str:
   def cycles(name: str) -> int:
     return sum(
       (op.estimated_cycles or 0) * times
-      for op, _, times in _run(module, name, 1, False)
+      for op, _, times in executions(module, name)
     )
 
   return max(branches, key=cycles)

@@ -61,7 +61,7 @@ def of_program(module: Module, target: Target) -> Cost:
       uncounted[name]['overlapped'] = op.opcode.endswith('-start')
   flops = sum(
     hlo.matrix_flops(op, computation) * times
-    for op, computation, times in hlo.executions(module, inside_fusions=True)
+    for op, computation, times in hlo.executions(module, inside=True)
   )
   declared = [sums for sums in uncounted.values() if sums['flops']]
   added = sum(
