@@ -302,18 +302,15 @@ def commit_of(root: pathlib.Path, config: str) -> str:
       config is not in the commit.
   """
   git = Shell(root, dry_run=False, echo=lambda line: None)
-  commit = git.query('git', 'rev-parse', 'HEAD')
+  commit = git.query('git', 'rev-parse', 'HEAD') or ''
   file = pathlib.PurePath(config.partition(':')[0]).as_posix()
   # An installed package may be inside of the checkout of another project.
-  if not (commit and (root / 'launch/jobset.template').is_file()):
-    raise UserError(
-      f'{root} is not a git checkout of this project: launch from a clone of '
-      'the repository.'
-    )
-  if git.query('git', 'cat-file', '-e', f'{commit}:{file}') is None:
+  needed = [f'{commit}:{name}' for name in ('launch/jobset.template', file)]
+  if None in [git.query('git', 'cat-file', '-e', name) for name in needed]:
     raise UserError(
       f'--config is {config!r}, which is not in the commit to install, '
-      f'{commit[:12]} of {root}. Commit it, and give its path in it.'
+      f'{commit[:12] or "none"} of {root}. Launch from a clone of the '
+      'repository, commit the config, and give its path in it.'
     )
   if git.query('git', 'status', '--porcelain', '--untracked-files=no'):
     print('note: uncommitted changes are not installed', file=sys.stderr)
