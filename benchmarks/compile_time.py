@@ -10,10 +10,10 @@ and ratios to the plain ViT. Run it on an idle machine.
 """
 
 import argparse
+import functools
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from vit_jax.plan import environment
@@ -21,52 +21,28 @@ from vit_jax.plan import environment
 CONFIG, TOPOLOGY = 'configs/l16_i21k.py', 'v3:4x4'
 
 
-def ours(**changes: Any) -> Callable[[Any], None]:
-  """Returns the config's step, compiled as by `plan` and the loop."""
-
-  def run(devices: Any) -> None:
-    import jax
-
-    from vit_jax.config import loading
-    from vit_jax.plan.compile import changed
-    from vit_jax.training import compiling
-    from vit_jax.training.experiment import Experiment
-
-    config = changed(loading.load(CONFIG), model__dropout=0.0, **changes)
-    experiment = Experiment.build(config, devices)
-    with jax.set_mesh(experiment.mesh):
-      compiling.compile_step(experiment)
-
-  return run
-
-
-def plain(devices: Any) -> None:
-  """Returns the step of a scanned Flax ViT with Optax's AdamW."""
+def ours(target: Any, **changes: Any) -> None:
+  """Compiles the config's step, as by `plan` and the loop."""
   import jax
-  import jax.numpy as jnp
+
+  from vit_jax.config import loading
+  from vit_jax.plan.compile import changed
+  from vit_jax.training import compiling
+  from vit_jax.training.experiment import Experiment
+
+  config = changed(loading.load(CONFIG), model__dropout=0.0, **changes)
+  experiment = Experiment.build(config, target.devices)
+  with jax.set_mesh(experiment.mesh):
+    compiling.compile_step(experiment)
+
+
+def plain(target: Any) -> None:
+  """Compiles the step of a scanned Flax ViT with Optax's AdamW."""
   import plain_flax
 
-  from vit_jax.arrays import sharding
+  from vit_jax.config import loading
 
-  mesh = sharding.make_mesh(devices)
-  split, everywhere = sharding.batch_sharding(mesh), sharding.replicated(mesh)
-  images = jax.ShapeDtypeStruct((4096, 224, 224, 3), jnp.uint8, sharding=split)
-  labels = jax.ShapeDtypeStruct((4096,), jnp.int32, sharding=split)
-  init, train = plain_flax.training(
-    plain_flax.Plain('L/16', 21_843, jnp.bfloat16, scanned=True)
-  )
-
-  def step(state, images, labels):
-    return train(state, images.astype(jnp.bfloat16) / 127.5 - 1, labels)
-
-  state = jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=everywhere
-    ),
-    jax.eval_shape(init, images),
-  )
-  with jax.set_mesh(mesh):
-    jax.jit(step, donate_argnums=0).lower(state, images, labels).compile()
+  plain_flax.compiled(loading.load(CONFIG), target, scanned=True)
 
 
 def main() -> None:
@@ -78,18 +54,18 @@ def main() -> None:
 
   from vit_jax.plan import topology
 
-  devices = topology.find(TOPOLOGY).devices
+  target = topology.find(TOPOLOGY)
   ways = {
     'plain Flax, scanned, `full` remat': plain,
-    'vit_jax, scanned': ours(model__unroll=1),
-    'vit_jax, as shipped (unrolled)': ours(),
+    'vit_jax, scanned': functools.partial(ours, model__unroll=1),
+    'vit_jax, as shipped (unrolled)': ours,
   }
   seconds: dict[str, list[float]] = {name: [] for name in ways}
   for _ in range(rounds):
     for name, way in ways.items():
       jax.clear_caches()
       started = time.monotonic()
-      way(devices)
+      way(target)
       seconds[name].append(time.monotonic() - started)
   print('| step | seconds | ratio |\n|---|---|---|')
   medians = {name: statistics.median(each) for name, each in seconds.items()}

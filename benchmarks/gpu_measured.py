@@ -13,9 +13,7 @@ for each row the program (`*.hlo.gz`) and its instructions (`*.csv`) with kind,
 FLOPs, bytes, executions per step, modelled and measured microseconds; and
 `products.csv`, times of single matrix products and copies. No row is started
 after `--budget_s` seconds. `--dry_run` lists the rows; `--toy` measures a tiny
-model on any device. `--timm` measures the training steps of timm's B/16 and
-S/16 instead (PyTorch with torch.compile), in a process of its own because of
-the memory.
+model on any device. step.py compares with timm.
 """
 
 import argparse
@@ -76,8 +74,6 @@ HEAD = (
   'MFU %',
 )
 NO_GRAPHS = {'xla_gpu_enable_command_buffer': ''}
-# timm's models and the numbers of images, as in the rows of the same shapes.
-TIMM = (('vit_base_patch16_224', 256), ('vit_small_patch16_224', 512))
 ROUNDS, STEPS, PROFILED = 5, 5, 3
 # Rows, contracted and columns of products in the layers of S/16 to H/14, and
 # two large ones, which show the rate that the GPU can sustain.
@@ -151,8 +147,7 @@ def measure(
   row: gpu_plans.Row, gpu: devices.Device, out: pathlib.Path, rounds: int
 ) -> dict[str, Any]:
   """Measures one row and returns its figures; see the module."""
-  changes = row.overrides | row.ours
-  config = compile.changed(loading.load(row.config), **changes)
+  config = compile.changed(loading.load(row.config), **row.overrides)
   experiment = Experiment.build(config, jax.devices()[:1])
   step = Step(experiment, {})
   times = step.times(rounds, STEPS)
@@ -167,7 +162,7 @@ def measure(
     'compile_seconds': round(step.seconds, 1),
     'step_seconds': seconds,
     'step_seconds_of_rounds': times,
-    'modelled_seconds': total.seconds,
+    'modelled_seconds': total.predicted_step_seconds,
     'images_per_second': config.batch_size / seconds,
     'mfu': experiment.image_flops
     * config.batch_size
@@ -243,56 +238,6 @@ def _of_kernel(work: Any, *arguments: jax.Array, calls: int = 20) -> float:
   return statistics.median(seconds)
 
 
-def timm_seconds(
-  name: str, batch: int, rounds: int, steps: int, **options: Any
-) -> float:
-  """Returns the median seconds of timm's training step on random images.
-
-  AdamW and autocast to bfloat16, compiled by torch on a GPU.
-  """
-  import peers
-  import torch
-
-  device = 'cuda' if torch.cuda.is_available() else 'cpu'
-  model = peers.import_timm().create_model(name, **options).to(device)
-  side = model.patch_embed.img_size[0]
-  images = torch.randn(batch, 3, side, side, device=device)
-  labels = torch.randint(model.num_classes, (batch,), device=device)
-  optimizer = torch.optim.AdamW(model.parameters(), fused=device == 'cuda')
-  forward = torch.compile(model) if device == 'cuda' else model
-
-  def run(steps: int) -> None:
-    for _ in range(steps):
-      optimizer.zero_grad()
-      with torch.autocast(device, torch.bfloat16):
-        loss = torch.nn.functional.cross_entropy(forward(images), labels)
-      loss.backward()
-      optimizer.step()
-    loss.item()  # waits for the device
-
-  run(3)
-  seconds = []
-  for _ in range(rounds):
-    start = time.perf_counter()
-    run(steps)
-    seconds.append((time.perf_counter() - start) / steps)
-  return statistics.median(seconds)
-
-
-def measure_timm(out: pathlib.Path, is_toy: bool) -> None:
-  """Measures timm's models, prints images per second and writes timm.jsonl."""
-  rows, options = TIMM, {}
-  if is_toy:
-    rows = (('vit_tiny_patch16_224', 2),)
-    options = dict(img_size=32, depth=1, num_classes=10)
-  for name, batch in rows:
-    seconds = timm_seconds(name, batch, 1 if is_toy else 5, STEPS, **options)
-    row = {'name': name, 'batch_size': batch, 'step_seconds': seconds}
-    print(f'| timm {name} | {batch} | {seconds * 1e3:.2f} |', flush=True)
-    with open(out / 'timm.jsonl', 'a') as file:
-      file.write(json.dumps(row) + '\n')
-
-
 def main() -> None:
   """Measures all rows and prints a table."""
   parser = argparse.ArgumentParser(
@@ -302,23 +247,17 @@ def main() -> None:
   parser.add_argument('--budget_s', type=float, default=600)
   parser.add_argument('--dry_run', action='store_true')
   parser.add_argument('--toy', action='store_true')
-  parser.add_argument('--timm', action='store_true')
   arguments = parser.parse_args()
   rows = [TOY] if arguments.toy else ROWS
   if arguments.dry_run:
     for row in rows:
-      print(row.name, row.config, row.overrides | row.ours)
-    for name, batch in TIMM:
-      print('timm', name, batch)
+      print(row.name, row.config, row.overrides)
     return
   if arguments.out is None:
     parser.error('--out is missing; give a directory for the figures')
   start = time.perf_counter()
   runtime.keep_host_memory()
   arguments.out.mkdir(parents=True, exist_ok=True)
-  if arguments.timm:
-    measure_timm(arguments.out, arguments.toy)
-    return
   gpu = devices.of_kind(jax.devices()[0].device_kind) or devices.GPUS['h100']
   print(jax.devices()[0].device_kind, f'jax {jax.__version__}', flush=True)
   if not arguments.toy:

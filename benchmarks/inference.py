@@ -69,12 +69,15 @@ def predict(config: Any, target: Any, per_core: int) -> dict[str, float] | None:
     `rate` (images per second and device), `peak` and `weights` (bytes per
     device), or None if the program does not fit.
   """
+  from vit_jax.plan import compile
+
   program = compiled(config, target, per_core)
   if program is None:
     return None
   text, peak, weights = program
-  rate = per_core / seconds(text, target)
-  return {'rate': rate, 'peak': peak, 'weights': weights}
+  seconds = compile.cost_of(text, target).predicted_step_seconds
+  assert seconds is not None
+  return {'rate': per_core / seconds, 'peak': peak, 'weights': weights}
 
 
 def compiled(
@@ -113,13 +116,6 @@ def compiled(
   if sizes['peak'] > target.hbm_bytes:
     return None
   return program.as_text(), sizes['peak'], memory.tree_bytes(params)
-
-
-def seconds(text: str, target: Any) -> float:
-  """Returns the predicted time of a program, given as optimized HLO."""
-  from vit_jax.plan import compile
-
-  return compile.cost_of(text, target).seconds
 
 
 def row(name: str, pixels: int, target: Any) -> dict[str, Any]:

@@ -92,17 +92,21 @@ def training(
   return init, step
 
 
-def compiled(config: Any, target: Any) -> jax.stages.Compiled:
+def compiled(
+  config: Any, target: Any, scanned: bool = False
+) -> jax.stages.Compiled:
   """Compiles a training step for absent devices, on which it is data-parallel.
 
   Args:
     config: completed config, of which model, classes, image size and batch size
       are used.
     target: `plan.topology.Target`.
+    scanned: whether the layers are scanned.
   """
   from vit_jax.plan import compile
 
-  model = Plain(config.model.variant, config.num_classes, jnp.bfloat16)
+  sizes = config.model.variant, config.num_classes
+  model = Plain(*sizes, jnp.bfloat16, scanned=scanned)
   init, step = training(model)
   mesh = jax.sharding.Mesh(np.asarray(target.devices), ('data',))
   everywhere, split = (

@@ -14,7 +14,6 @@ JAX ViT: Adam with a bfloat16 first moment, clipping, bfloat16, no dropout.
 """
 
 import argparse
-import json
 import re
 import sys
 from typing import Any, NamedTuple
@@ -145,7 +144,7 @@ COLUMNS = (
 def run(row: Row) -> dict[str, Any]:
   """Plans a row."""
   from vit_jax.config import loading
-  from vit_jax.plan import report, topology
+  from vit_jax.plan import topology
   from vit_jax.plan.compile import changed, plan
 
   config = changed(loading.load(row.config), **row.overrides)
@@ -153,7 +152,6 @@ def run(row: Row) -> dict[str, Any]:
   return made.to_dict() | {
     'row': row.name,
     'reference_mcycles': row.reference,
-    'breakdown': report.costliest(made),
   }
 
 
@@ -193,7 +191,6 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('patterns', nargs='*')
   parser.add_argument('--list', action='store_true')
-  parser.add_argument('--out', help='append a JSON object a row to this file')
   arguments = parser.parse_args()
   rows = [
     row
@@ -206,11 +203,7 @@ def main() -> None:
   print('| ' + ' | '.join(COLUMNS) + ' |')
   print('|' + '---|' * len(COLUMNS), flush=True)
   for row in rows:
-    result = run(row)
-    print(line(result), flush=True)
-    if arguments.out:
-      with open(arguments.out, 'a') as file:
-        file.write(json.dumps(result) + '\n')
+    print(line(run(row)), flush=True)
 
 
 if __name__ == '__main__':

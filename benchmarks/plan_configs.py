@@ -104,8 +104,8 @@ def row(name: str, target: str, resolved: Any) -> dict[str, Any]:
   from vit_jax.plan.compile import plan
 
   made = plan(resolved, topology.find(target))
-  if made.cost is not None:
-    print(f'{name} {target}\n{report.breakdown(made)}')
+  if made.text:
+    print(f'{name} {target}\n{report.table(report.costliest(made))}')
   return {
     'config': name,
     'topology': target,

@@ -106,10 +106,13 @@ def predict(row: dict[str, str]) -> dict[str, Any]:
   total, before = compile.cost_of(text, target), None
   if target.on_gpus:
     before = seconds_before(text, target)
-  low, high = total.seconds_range or (total.seconds, total.seconds)
+  low, high = total.predicted_step_seconds_range or (
+    total.predicted_step_seconds,
+    total.predicted_step_seconds,
+  )
   return {
     'before': before and images / before,
-    'now': images / total.seconds,
+    'now': images / total.predicted_step_seconds,
     'low': images / high,
     'high': images / low,
   }

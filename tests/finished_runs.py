@@ -9,7 +9,7 @@ def finish(job, value, steps=3, metric=None, checkpoint=True):
   workdir = pathlib.Path(job.workdir)
   if job.command == 'evaluate':
     workdir.mkdir(parents=True, exist_ok=True)
-    found = {'count': 8, metric or job.definition.metric: value}
+    found = {'count': 8, metric or job.metric: value}
     (workdir / 'result.json').write_text(json.dumps(found))
     return
   (workdir / f'checkpoints/{steps}/params').mkdir(parents=True)
@@ -21,6 +21,6 @@ def finish(job, value, steps=3, metric=None, checkpoint=True):
   )
   (workdir / 'config.json').write_text(json.dumps(config))
   lines = [{'step': steps, 'loss': 1}, {'step': steps - 1, 'dev/accuracy': 0.9}]
-  lines += [{'step': steps, metric or job.definition.metric: value}]
+  lines += [{'step': steps, metric or job.metric: value}]
   text = '\n'.join(map(json.dumps, lines))
   (workdir / 'metrics.jsonl').write_text(text + '\n')

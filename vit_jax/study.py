@@ -82,34 +82,24 @@ def run(
   Returns:
     The jobs at the end, see `execution.execute`, which also lists the errors.
   """
-  missing = [
-    name
-    for name, row in study.rows.items()
-    if row.pretrain is None and name not in (weights or {})
-  ]
-  if missing:
-    log.warning(
-      'some rows have no pre-training and are left out; give '
-      '--weights=ROW=PATH for %s',
-      ', '.join(missing),
-    )
+  given = weights or {}
+  for name, row in study.rows.items():
+    if row.pretrain is None and name not in given:
+      log.warning('%r is left out; give --weights=%s=PATH for it', name, name)
 
   def results(graph: Graph) -> dict[str, str | bytes]:
-    files: dict[str, str | bytes] = {
-      'results.csv': tables.csv_of_study(study, graph),
-      'results.md': tables.markdown_of_study(study, graph),
-    }
+    files: dict[str, str | bytes] = {**tables.of_study(study, graph)}
     if study.figure is not None and (arrays := chart.arrays(study, graph)):
       files['figure.npz'] = gallery.archive(arrays)
       files['figure.png'] = plotting.png(chart.figure(study, arrays))
     return files
 
-  def load() -> Graph:
-    return jobs.of_study(
-      study, workdir, extra_flags, pretrain_flags, weights or {}
-    )
-
-  return execution.execute(load, results, workdir, print_jobs)
+  return execution.execute(
+    lambda: jobs.of_study(study, workdir, extra_flags, pretrain_flags, given),
+    results,
+    workdir,
+    print_jobs,
+  )
 
 
 def _weights(study: grid.Study, values: Sequence[str]) -> dict[str, str]:
@@ -124,39 +114,45 @@ def _weights(study: grid.Study, values: Sequence[str]) -> dict[str, str]:
   return paths_by_row
 
 
-def _print_cost(graph: Graph, topology: str) -> None:
+def _print_cost(
+  study: grid.Study,
+  topology: str,
+  extra_flags: Sequence[str],
+  weights: Mapping[str, str],
+) -> None:
   """Prints the predicted cost of the pre-trainings of each row as a table.
 
   A run that branches from another one costs its own steps only.
 
   Args:
-    graph: jobs of the study.
+    study: study of a config.
     topology: devices of each run, as in `plan --topology`.
+    extra_flags: flags '--config.KEY=value' for pre-trainings.
+    weights: paths of weights that replace pre-trainings, by row.
   """
   unit = 'core-days' if devices.parse_gpus(topology) is None else 'GPU-days'
   print(f'| row | runs | fits | memory per device | s per step | {unit} |')
   print('|---' * 6 + '|')
   total = 0.0
-  for name, columns in graph.items():
-    pretrain = columns.get(grid.UPSTREAM, ())
-    if not pretrain:
+  for name, row in study.rows.items():
+    if row.pretrain is None or name in weights:
       continue
     log.info('planning the row %s', name)
-    words = [
-      flag
-      for flag in pretrain[0].flags
-      if not flag.startswith(('--workdir=', '--branch_from='))
-    ]
+    number = len(row.pretrain.seeds)
+    keys = {**row.pretrain.flags, 'seed': row.pretrain.seeds[0]}
+    changes = [f'--config.{key}={value}' for key, value in keys.items()]
+    words = [f'--config={row.pretrain.config}', *changes, *extra_flags]
     plan = process.plan([*words, f'--topology={topology}'])
-    seconds, days = plan['predicted_step_seconds'], plan['predicted_core_days']
+    days = plan['predicted_core_days']
     step = cost = '–'  # on this machine, or without a compiler for GPUs
     if days is not None:
-      days *= 1 - (pretrain[0].branch_step or 0) / plan['total_steps']
-      step, cost = f'{seconds:.4f}', f'{len(pretrain) * days:,.1f}'
-      total += len(pretrain) * days if plan['fits'] else 0
+      skipped = row.branch.step if row.branch else 0
+      days *= number * (1 - skipped / plan['total_steps'])
+      step, cost = f'{plan["predicted_step_seconds"]:.4f}', f'{days:,.1f}'
+      total += days if plan['fits'] else 0
     fits = 'yes' if plan['fits'] else 'no'
     size = memory.text(plan['peak_bytes_per_device'])
-    print(f'| {name} | {len(pretrain)} | {fits} | {size} | {step} | {cost} |')
+    print(f'| {name} | {number} | {fits} | {size} | {step} | {cost} |')
   print(f'| total of what fits |  |  |  |  | {total:,.1f} |')
 
 
@@ -167,11 +163,10 @@ def main(arguments: list[str]) -> None:
   weights = _weights(study, values.weights)
   extra_flags, pretrain_flags = values.overrides, values.pretrain
   if values.plan is not None:
-    graph = jobs.of_study(study, '', extra_flags, pretrain_flags, weights)
-    _print_cost(graph, values.plan)
+    changes = [*extra_flags, *pretrain_flags]
+    _print_cost(study, values.plan, changes, weights)
     return
   run(study, workdir, extra_flags, pretrain_flags, weights, values.print_jobs)
-  execution.print_table(workdir)
 
 
 if __name__ == '__main__':

@@ -45,17 +45,12 @@ def run(
   Returns:
     The jobs at the end, see `execution.execute`, which also lists the errors.
   """
-
-  def results(graph: Graph) -> dict[str, str]:
-    return {
-      'results.csv': tables.csv_of_sweep(sweep, graph),
-      'results.md': tables.markdown_of_sweep(sweep, graph),
-    }
-
-  def load() -> Graph:
-    return jobs.of_sweep(sweep, workdir, extra_flags)
-
-  return execution.execute(load, results, workdir, print_jobs)
+  return execution.execute(
+    lambda: jobs.of_sweep(sweep, workdir, extra_flags),
+    lambda graph: tables.of_sweep(sweep, graph),
+    workdir,
+    print_jobs,
+  )
 
 
 def main(arguments: list[str]) -> None:
@@ -63,7 +58,6 @@ def main(arguments: list[str]) -> None:
   values = flags.FLAGS
   sweep, workdir = execution.load(arguments, 'sweeps', grid.load_sweep)
   run(sweep, workdir, values.overrides, values.print_jobs)
-  execution.print_table(workdir)
 
 
 if __name__ == '__main__':

@@ -110,24 +110,18 @@ def several(tmp_path):
 
 def test_the_last_result_of_each_run_at_its_data_size(several):
   """Labels are model names, and keys in which models of one name differ."""
-  found = curves.lines_by_size(several)
-  assert list(found) == ['test/accuracy']  # no count, no training loss
-  points = {k: v.T.tolist() for k, v in found['test/accuracy'].items()}
-  assert points == {
-    'resnet': [[50_000, 0.6]],
-    'vit patch_size=4': [[2_500, 0.3], [2_500, 0.5], [50_000, 0.7]],
-    'vit patch_size=8': [[2_500, 0.4]],
-  }
-
-
-def test_the_points_of_the_picture_are_returned(several):
   figure, arrays = curves.compare_sizes(several)
   Image.open(io.BytesIO(plotting.png(figure))).load()
-  assert arrays['resnet/test/accuracy'].tolist() == [[50_000], [0.6]]
-  assert len(arrays) == 3
-
-
-def test_runs_without_model_or_examples_are_refused(several):
+  # There are no counts, and no training loss.
+  assert {key: points.T.tolist() for key, points in arrays.items()} == {
+    'resnet/test/accuracy': [[50_000, 0.6]],
+    'vit patch_size=4/test/accuracy': [
+      [2_500, 0.3],
+      [2_500, 0.5],
+      [50_000, 0.7],
+    ],
+    'vit patch_size=8/test/accuracy': [[2_500, 0.4]],
+  }
   with pytest.raises(UserError, match='model.*num_examples.*5'):
     curves.compare_sizes(several[-1:])
 

@@ -14,7 +14,6 @@ import pytest
 from benchmarks import expected_losses, kernels, peers, real_weights
 from tests import cli
 from tests.faults.counts import ALL
-from vit_jax.plan import environment
 
 
 def write(path, seed):
@@ -38,34 +37,29 @@ def run(*arguments, **options):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_step_compares_with_plain_flax():
-  """The table has rows for training and inference of both."""
-  sizes = ('--variants=Ti/16', '--batch=2', '--steps=1', '--rounds=1')
-  out = run('benchmarks/step.py', *sizes)
-  rows = [line for line in out.splitlines() if line.startswith('| Ti/16')]
-  assert [row.split('|')[2].strip() for row in rows] == [
-    'train',
-    'train',
-    'infer',
-    'infer',
-  ]
-
-
-def test_measurements_list_their_rows():
-  out = run('benchmarks/gpu_measured.py', '--dry_run')
-  assert [line.split(' configs/')[0] for line in out.splitlines()][:2] == [
-    'B/16, no dropout',
-    'S/16',
-  ]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_tiny_step_of_timm_is_measured(tmp_path):
-  flags = '--timm', '--toy', f'--out={tmp_path}'
-  assert run('benchmarks/gpu_measured.py', *flags).startswith('| timm vit_tiny')
-  [row] = map(json.loads, (tmp_path / 'timm.jsonl').read_text().splitlines())
-  assert row['batch_size'] == 2 and row['step_seconds'] > 0
+@pytest.mark.parametrize(
+  'command, rows',
+  [
+    (
+      'benchmarks/step.py --variants=Ti/16 --batch=2 --steps=1 --rounds=1',
+      ['| Ti/16 | train | 2 | flax', '| Ti/16 | infer | 2 | flax'],
+    ),
+    (
+      'benchmarks/input.py --images=PHOTOS --records=64 --measured=32 '
+      '--batch=16 --rounds=1 --threads=1',
+      ['vit_jax folder', 'tf.data folder'],
+    ),
+    ('-m benchmarks.preprocessing PHOTOS', ['|']),
+  ],
+)
+def test_small_measurements_print_tables(command, rows, tmp_path):
+  for i in range(8):
+    write(tmp_path / 'ab'[i % 2] / f'{i}.jpg', i)
+  words = command.replace('PHOTOS', str(tmp_path)).split()
+  if 'benchmarks/input.py' in words:
+    words.append('--readers=vit_jax folder,tf.data folder')
+  out = run(*words)
+  assert all(row in out for row in rows)
 
 
 @pytest.mark.slow
@@ -81,36 +75,18 @@ def test_a_tiny_step_is_measured_and_modelled(tmp_path):
   assert row['step_seconds'] > 0
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_input_compares_readers(tmp_path):
-  """The table has rows of this project and of tf.data."""
-  for i in range(8):
-    write(tmp_path / 'ab'[i % 2] / f'{i}.jpg', i)
-  out = run(
-    'benchmarks/input.py',
-    f'--images={tmp_path}',
-    '--records=64',
-    '--measured=32',
-    '--batch=16',
-    '--rounds=1',
-    '--threads=1',
-    '--readers=vit_jax folder,tf.data folder',
-  )
-  assert 'vit_jax folder' in out and 'tf.data folder' in out
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_preprocessing_runs(tmp_path):
-  write(tmp_path / 'a' / '1.png', 1)
-  assert run('-m', 'benchmarks.preprocessing', str(tmp_path))
-
-
-@pytest.mark.parametrize('name', ['plan_all', 'plan_configs', 'gpu_plans'])
-def test_plan_scripts_list_their_configs(name):
+@pytest.mark.parametrize(
+  'script, flags',
+  [
+    ('plan_all', '--list'),
+    ('plan_configs', '--list'),
+    ('gpu_plans', '--list'),
+    ('gpu_measured', '--dry_run'),
+  ],
+)
+def test_scripts_list_their_configs(script, flags):
   """Only the lists are printed, because planning takes minutes."""
-  assert 'configs/' in run(f'benchmarks/{name}.py', '--list')
+  assert 'configs/' in run(f'benchmarks/{script}.py', flags)
 
 
 @pytest.mark.slow
@@ -130,17 +106,6 @@ def test_kernels_are_compared():
   rows = [line for line in out.splitlines() if line.startswith('| v3 |')]
   cells = [tuple(cell.strip() for cell in row.split('|')[2:4]) for row in rows]
   assert cells == [(str(w // heads), str(tokens)) for tokens, w, heads in sizes]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.skipif(
-  not environment.has_gpu_compiler(), reason='needs the extra plan-gpu'
-)
-def test_gpu_flags_run():
-  words = ['benchmarks/gpu_flags.py', '--config=configs/quickstart.py']
-  words += ['--topology=h100:1x1', '--batch_size=8', '--flag=none']
-  assert '| none |' in run(*words)
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,7 @@ _PERMANENT = [
 @pytest.mark.parametrize(
   ('error', 'verb'),
   [(error, 'create') for error in _PERMANENT]
-  + [(_PERMANENT[0], verb) for verb in ('describe', 'ssh')]
-  + [(_PERMANENT[2], 'failed')],
+  + [(_PERMANENT[0], 'ssh'), (_PERMANENT[2], 'failed')],
 )
 def test_errors_that_would_occur_again_end_the_launch(programs, error, verb):
   """The message of gcloud is part of the only message."""
@@ -235,12 +234,9 @@ def test_a_step_that_fails_ends_the_launch(programs, name, words, message):
   with pytest.raises(UserError, match=message):
     launch_jobs.run(launch_jobs.JOBS[name], programs.shell)
   assert programs.calls()[-1][0] == words.split()[0]
-
-
-def test_a_missing_program_is_named(programs):
-  (programs.bin / 'kubectl').unlink()
-  with pytest.raises(UserError, match='kubectl is not installed'):
-    launch_jobs.run(launch_jobs.JOBS['gke'], programs.shell)
+  (programs.bin / words.split()[0]).unlink()
+  with pytest.raises(UserError, match='is not installed'):
+    launch_jobs.run(launch_jobs.JOBS[name], programs.shell)
 
 
 @pytest.mark.parametrize(

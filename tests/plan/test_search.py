@@ -9,6 +9,7 @@ from vit_jax.arrays.devices import TPUS
 from vit_jax.errors import UserError
 from vit_jax.plan import search, topology
 from vit_jax.plan.compile import Plan
+from vit_jax.plan.cost import Cost
 
 DEVICES, LIMIT = 8, 1000
 # Bytes of activations per image, and seconds per step, by rematerialization.
@@ -37,31 +38,33 @@ def attempts(monkeypatch):
     seconds *= 1.05 if config.mesh.fsdp == -1 else 1
     seconds *= 0.9 if config.model.unroll > 1 else 1
     return Plan(
-      config,
-      cost=None,
-      text='',
+      config=config,
       topology=target.name,
       devices=DEVICES,
       parameters=parameters,
-      fits=needed <= LIMIT,
-      peak_bytes_per_device=needed,
       hbm_bytes_per_device=LIMIT,
-      predicted_step_seconds=seconds if needed <= LIMIT else None,
+      model_flops_per_image=1.0,
+      total_steps=1,
+      paper_core_days=None,
+      batch_size=config.batch_size,
+      micro_batches=config.micro_batches,
+      images_per_device=images,
+      mesh=dict(config.mesh),
       remat=config.model.remat,
       unroll=config.model.unroll,
-      mesh=dict(config.mesh),
+      computed_by=None,
       bytes=dict(parameters=parameters, optimizer=0, average=0),
+      fits=needed <= LIMIT,
+      peak_bytes_per_device=needed,
+      cost=Cost(predicted_step_seconds=seconds if needed <= LIMIT else None),
     )
 
   monkeypatch.setattr(search, 'plan', plan)
   return tried
 
 
-def config(batch_size, remat='none', **changes):
-  changes = {k.replace('__', '.'): v for k, v in changes.items()}
-  return completed(
-    **{'batch_size': batch_size, 'model.remat': remat, **changes}
-  )
+def config(batch_size, remat='none'):
+  return completed(**{'batch_size': batch_size, 'model.remat': remat})
 
 
 def ways(plans):

@@ -41,7 +41,7 @@ def all_jobs(workdir, sweep=SWEEP, flags=()):
 def test_grid_combines_all_settings_and_seeds():
   """Each combination occurs with each seed, in order, with its flags."""
   found = all_jobs('/w', flags=['--config.init_from=a b'])
-  assert [(job.fixed, job.seed) for job in found[:8]] == [
+  assert [(job.setting, job.seed) for job in found[:8]] == [
     ({'schedule.base_lr': lr, 'model.depth': depth}, seed)
     for lr in (0.1, 0.2)
     for depth in (1, 2)
@@ -130,7 +130,7 @@ def test_means_of_groups_and_published_results(tmp_path):
   def table():
     sweep = Sweep('s', tasks, published)
     graph = jobs.of_sweep(sweep, str(tmp_path), [])
-    return tables.markdown_of_sweep(sweep, graph)
+    return tables.of_sweep(sweep, graph)['results.md']
 
   text = table()
   assert '| task | chosen | dev | test | runs | paper | other |' in text
@@ -235,7 +235,7 @@ def test_which_runs_are_finished(tmp_path):
 
   (job, *_) = all_jobs(tmp_path)
   finish(job, 0.5)
-  workdir, metric = pathlib.Path(job.workdir), job.definition.metric
+  workdir, metric = pathlib.Path(job.workdir), job.metric
   assert value() == 0.5
   metrics = workdir / 'metrics.jsonl'
   metrics.write_text('{"step": 3, "loss": 1.5}\n')

@@ -4,7 +4,6 @@ import itertools
 import logging
 import os
 import types
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from vit_jax.run import metrics as metrics_lib
 log = logging.getLogger('vit_jax')
 NAME = 'curves.png'
 Series = dict[str, tuple[list[int], list[float]]]  # (steps, values) by metric
-Points = Float[np.ndarray, '2 n']  # training examples, last values
 # Labels of the x axes over which the metrics are drawn.
 AXES = {
   'steps': 'steps',
@@ -66,17 +64,17 @@ def draw(workdir: epath.Path) -> None:
   If the file cannot be written, this is logged and the run continues.
   """
   series = read(workdir)
-  accuracies = sorted(name for name in series if name.endswith('/accuracy'))
-  losses = sorted(name for name in series if name.endswith('/loss'))
-  panels = []
-  for title, names in (
-    ('loss', ['loss', *losses]),
-    ('learning rate', ['lr']),
-    ('accuracy', accuracies),
-  ):
-    lines = {name: series[name] for name in names if name in series}
-    if lines:
-      panels.append(plotting.Panel('step', title, lines))
+  names = sorted(series, key=lambda name: ('/' in name, name))
+  chosen = {
+    'loss': [n for n in names if n == 'loss' or n.endswith('/loss')],
+    'learning rate': [n for n in names if n == 'lr'],
+    'accuracy': [n for n in names if n.endswith('/accuracy')],
+  }
+  panels = [
+    plotting.Panel('step', title, {name: series[name] for name in found})
+    for title, found in chosen.items()
+    if found
+  ]
   try:
     paths.write(workdir / NAME, plotting.png(plotting.draw(panels, 3)))
   except OSError as error:
@@ -98,7 +96,7 @@ class Run(NamedTuple):
   """
 
   name: str
-  series: dict[str, tuple[list[int], list[float]]]
+  series: Series
   scales: dict[str, tuple[list[float], list[float]]]
   examples: int | None = None
   model: Mapping[str, Any] = types.MappingProxyType({})
@@ -191,11 +189,12 @@ def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
   Raises:
     UserError: none of the runs has a loss or a result.
   """
-  found = sorted({name for run in runs for name in run.series})
-  results = [name for name in found if is_result(name)]
-  losses = [name for name in results if name.endswith('/loss')]
-  loss = ['loss'] if 'loss' in found else []
-  metrics = list(dict.fromkeys([*loss, *losses, *results]))
+  found = {name for run in runs for name in run.series}
+  # The training loss comes first, then losses of evaluators.
+  metrics = sorted(
+    (name for name in found if name == 'loss' or is_result(name)),
+    key=lambda name: (name != 'loss', not name.endswith('/loss'), name),
+  )
   axes_names = [a for a in AXES if any(a in run.scales for run in runs)]
   if not metrics:
     raise UserError(
@@ -214,34 +213,6 @@ def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
   return plotting.draw(charts, len(axes_names)), arrays
 
 
-def lines_by_size(runs: Sequence[Run]) -> dict[str, dict[str, Points]]:
-  """Returns the points of each line by result and label, ordered by data size.
-
-  Runs of the same model form one line; if several of them have the same data
-  size, the line has several points there. A label is the model's name and, if
-  names are not enough, the keys in which the models differ.
-
-  Args:
-    runs: runs; those without a model, a number of examples or results are left
-      out.
-  """
-  complete = [run for run in runs if run.examples and run.model.get('name')]
-  labels = _labels([run.model for run in complete])
-  lists: dict[str, dict[str, list[Any]]] = defaultdict(
-    lambda: defaultdict(list)
-  )
-  for run, label in zip(complete, labels, strict=True):
-    for metric in filter(is_result, run.series):
-      lists[metric][label].append((run.examples, run.series[metric][1][-1]))
-  return {
-    metric: {
-      label: np.array(sorted(points), np.float64).T
-      for label, points in sorted(by_label.items())
-    }
-    for metric, by_label in sorted(lists.items())
-  }
-
-
 def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
   """Labels each model by its name and the keys that differ for this name."""
   labels = []
@@ -257,34 +228,44 @@ def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def compare_sizes(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
-  """Draws one panel per result: all runs as points, lines through means.
+  """Draws the last result of each run over its number of training examples.
+
+  There is a panel per result. Runs of the same model are points of one line,
+  which passes through the means of equal data sizes. The label of a line is the
+  model's name and, if names are not enough, the keys in which the models
+  differ. Runs without a model, a number of examples or results are left out.
 
   Returns:
-    The Matplotlib figure, and its points `[2, n]` by 'label/metric'.
+    The Matplotlib figure, and its points `[2, n]` by 'label/metric', ordered by
+    data size.
 
   Raises:
     UserError: no run has a model, a number of examples and a result.
 
   Reference: arXiv 2010.11929, Figures 3 and 4, which have the same form.
   """
-  results = lines_by_size(runs)
-  if not results:
+  complete = [run for run in runs if run.examples and run.model.get('name')]
+  labels = _labels([run.model for run in complete])
+  found: dict[str, dict[str, list[Any]]] = {}
+  for run, label in zip(complete, labels, strict=True):
+    for metric in filter(is_result, run.series):
+      points = found.setdefault(metric, {}).setdefault(label, [])
+      points.append((run.examples, run.series[metric][1][-1]))
+  if not found:
     raise UserError(
       'no run has a model, train.num_examples and results: '
       f'{", ".join(run.name for run in runs)}; give other workdirs.'
     )
-  panels = []
-  for metric, by_label in results.items():
-    ticks = np.unique(np.concatenate([x for x, _ in by_label.values()]))
-    result = f'{metric}, last value of each run'
+  panels, arrays = [], {}
+  for metric, by_label in sorted(found.items()):
+    lines = {
+      label: np.array(sorted(points), np.float64).T
+      for label, points in sorted(by_label.items())
+    }
+    ticks = np.unique(np.concatenate([x for x, _ in lines.values()])).tolist()
+    title = f'{metric}, last value of each run'
     panels.append(
-      plotting.Panel(
-        'training examples', result, by_label, ticks=ticks.tolist(), means=True
-      )
+      plotting.Panel('training examples', title, lines, {}, ticks, means=True)
     )
-  arrays = {
-    f'{label}/{metric}': points
-    for metric, by_label in results.items()
-    for label, points in by_label.items()
-  }
+    arrays |= {f'{label}/{metric}': lines[label] for label in lines}
   return plotting.draw(panels, 3), arrays

@@ -139,7 +139,8 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
     if panel.ticks is not None:
       axes.set_xscale('log')
       if panel.ticks:
-        axes.set_xticks(panel.ticks, map(tick_label, panel.ticks))
+        axes.set_xticks(panel.ticks)
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
       else:
         axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter('{x:,g}')
@@ -170,13 +171,6 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
   if len(labels) > 1:
     legend(figure, 'outside lower center', 4)
   return figure
-
-
-def tick_label(count: float) -> str:
-  """Formats a number of examples: '400', '2.5k' or '1.28M'."""
-  if count >= 1e6:
-    return f'{count / 1e6:.3g}M'
-  return f'{count / 1e3:.3g}k' if count >= 1e3 else f'{count:.0f}'
 
 
 def line(

@@ -46,55 +46,16 @@ Sources for GPUs. FLOP/s are without sparsity, with accumulation in float32.
   assumed.
 """
 
+import ast
 import csv
 import dataclasses
 import pathlib
 import re
+from typing import Any
 
 from vit_jax.errors import UserError
 
 _UNITS = {'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30, 'GB': 10**9}
-
-
-@dataclasses.dataclass(frozen=True)
-class Tpu:
-  """Properties that only TPUs have.
-
-  Attributes:
-    exponentials_per_cycle: exponentials per cycle in a custom kernel, including
-      the vector operations that accompany each of them.
-    cores: number of TensorCores of a JAX device, for core-days.
-    chip_config: option `chip_config_name` of `get_topology_desc`; '' for the
-      default.
-  """
-
-  exponentials_per_cycle: float
-  cores: int = 1
-  chip_config: str = ''
-
-
-@dataclasses.dataclass(frozen=True)
-class Gpu:
-  """Properties that only GPUs have.
-
-  Attributes:
-    capability: CUDA compute capability, (major, minor).
-    processors: number of streaming multiprocessors.
-    l2_bytes: size of the level-2 cache.
-    shared_bytes: shared memory of a multiprocessor.
-    product: fraction of the peak FLOP/s that large matrix products reach.
-    attention: fraction that fused attention reaches with long sequences.
-    float32: peak FLOP/s of float32 products, relative to those of bfloat16; by
-      default those of TF32, which JAX uses for them.
-  """
-
-  capability: tuple[int, int]
-  processors: int
-  l2_bytes: int
-  shared_bytes: int
-  product: float
-  attention: float
-  float32: float = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +66,7 @@ class Device:
     kind: `device.device_kind` in JAX; for GPUs a prefix of it.
     peak_flops: dense bfloat16 FLOP/s that the vendor publishes; those of
       float32 if there is no bfloat16.
-    memory_bytes: for TPUs the memory that a program may use; for GPUs the total
+    memory: bytes; for TPUs those that a program may use; for GPUs the total
       memory as given by the vendor, of which programs can use less.
     bytes_per_s: published memory bandwidth.
     link_bytes_per_s: bandwidth in one direction to the other chips of the slice
@@ -113,70 +74,67 @@ class Device:
     network_bytes_per_s: bandwidth in one direction between slices or nodes.
     clock_hz: clock rate of the cores, for GPUs the boost clock; cycles that the
       TPU compiler estimates are those of this clock.
-    tpu: properties of TPUs, or None.
-    gpu: properties of GPUs, or None.
+    cores: number of TensorCores of a TPU device, for core-days.
+    exponentials_per_cycle: exponentials per cycle in a custom kernel on a TPU,
+      including the vector operations that accompany each of them.
+    chip_config: option `chip_config_name` of `get_topology_desc` for TPUs; ''
+      for the default.
+    capability: CUDA compute capability, such as 9.0; 0 for TPUs.
+    processors: number of streaming multiprocessors of a GPU.
+    fpus: float32 units of a multiprocessor.
+    threads: maximum number of threads of a multiprocessor.
+    l2: bytes of the level-2 cache.
+    shared: bytes of the shared memory of a multiprocessor.
+    product: fraction of the peak FLOP/s that large matrix products reach on a
+      GPU.
+    attention: fraction that fused attention reaches with long sequences.
+    float32: peak FLOP/s of float32 products, relative to those of bfloat16; by
+      default those of TF32, which JAX uses for them.
   """
 
   kind: str
   peak_flops: float
-  memory_bytes: int
+  memory: int
   bytes_per_s: float
   link_bytes_per_s: float
   network_bytes_per_s: float
   clock_hz: float
-  tpu: Tpu | None = None
-  gpu: Gpu | None = None
+  cores: int = 1
+  exponentials_per_cycle: float = 0.0
+  chip_config: str = ''
+  capability: float = 0.0
+  processors: int = 0
+  fpus: int = 0
+  threads: int = 0
+  l2: int = 0
+  shared: int = 0
+  product: float = 0.0
+  attention: float = 0.0
+  float32: float = 0.5
 
 
-def _rows(file: str) -> dict[str, dict[str, str]]:
-  """Returns the rows of a table by the name of the device."""
+def _value(text: str) -> Any:
+  """Returns the value of a cell: a number, the bytes of '2 GiB', or text."""
+  number, _, unit = text.partition(' ')
+  if unit in _UNITS:
+    return int(float(number) * _UNITS[unit])
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text
+
+
+def _table(file: str) -> dict[str, Device]:
+  """Returns the devices of a table by their names."""
   path = pathlib.Path(__file__).with_name(file)
   rows = csv.DictReader(path.read_text().splitlines())
-  return {row.pop('name'): row for row in rows}
+  return {
+    row.pop('name'): Device(**{key: _value(row[key]) for key in row})
+    for row in rows
+  }
 
 
-def _bytes(size: str) -> int:
-  """Returns the bytes of a size such as '7.48 GiB'."""
-  number, unit = size.split()
-  return int(float(number) * _UNITS[unit])
-
-
-def _device(row: dict[str, str], tpu: Tpu | None, gpu: Gpu | None) -> Device:
-  return Device(
-    kind=row['kind'],
-    peak_flops=float(row['peak_flops']),
-    memory_bytes=_bytes(row['memory']),
-    bytes_per_s=float(row['bytes_per_s']),
-    link_bytes_per_s=float(row['link_bytes_per_s']),
-    network_bytes_per_s=float(row['network_bytes_per_s']),
-    clock_hz=float(row['clock_hz']),
-    tpu=tpu,
-    gpu=gpu,
-  )
-
-
-def _tpu(row: dict[str, str]) -> Device:
-  exponentials = float(row['exponentials_per_cycle'])
-  tpu = Tpu(exponentials, int(row['cores']), row['chip_config'])
-  return _device(row, tpu, None)
-
-
-def _gpu(row: dict[str, str]) -> Device:
-  major, minor = row['capability'].split('.')
-  gpu = Gpu(
-    capability=(int(major), int(minor)),
-    processors=int(row['processors']),
-    l2_bytes=_bytes(row['l2']),
-    shared_bytes=_bytes(row['shared']),
-    product=float(row['product']),
-    attention=float(row['attention']),
-    float32=float(row['float32']),
-  )
-  return _device(row, None, gpu)
-
-
-TPUS = {name: _tpu(row) for name, row in _rows('tpus.csv').items()}
-GPUS = {name: _gpu(row) for name, row in _rows('gpus.csv').items()}
+TPUS, GPUS = _table('tpus.csv'), _table('gpus.csv')
 # Other names that JAX uses for TPUs of the table.
 _ALIASES = {
   'TPU v5': 'TPU v5p',

@@ -190,12 +190,43 @@ def _convolution(equation: Any) -> int:
   )
   total = 2 * math.prod(out[dim] for dim in numbers.out_spec[:2])
   total *= kernel[numbers.rhs_spec[1]]  # input channels of one output
-  for size, taps, results, stride, (pad, _), dilation, tap_step in dimensions:
-    # Position in the dilated image by result and tap, [results, taps].
-    x = stride * np.arange(results)[:, None] + tap_step * np.arange(taps) - pad
-    inside = (x >= 0) & (x <= dilation * (size - 1)) & (x % dilation == 0)
-    total *= int(inside.sum())
+  for size, taps, results, stride, (pad, _), base, dilation in dimensions:
+    total *= valid_positions(size, taps, results, stride, pad, base, dilation)
   return total
+
+
+def valid_positions(
+  size: int,
+  taps: int,
+  results: int,
+  stride: int,
+  low: int,
+  base: int,
+  dilation: int,
+) -> int:
+  """Counts the products of a convolution without those with padding.
+
+  Position o of the result and tap k read the input at
+  (o·stride + k·dilation - low) / base if this is an integer in [0, size). For
+  each k, this holds for every `period`-th o of a range.
+
+  Args:
+    size: elements of the input in one dimension.
+    taps: elements of the kernel.
+    results: elements of the result.
+    stride: stride of the window.
+    low: padding before the input.
+    base: dilation of the input.
+    dilation: dilation of the kernel.
+  """
+  offset = np.arange(taps) * dilation - low
+  common = math.gcd(stride, base)
+  period = base // common
+  first = np.maximum(0, -(offset // stride))
+  last = np.minimum(results - 1, ((size - 1) * base - offset) // stride)
+  phase = -offset // common * pow(stride // common, -1, period) % period
+  counts = (last - phase) // period - (first - 1 - phase) // period
+  return int(np.sum(np.maximum(counts, 0)[offset % common == 0]))
 
 
 def _pallas_kernel(equation: Any) -> int:

@@ -30,7 +30,6 @@ from vit_jax.launch.job import (
   STOP,
   Job,
   State,
-  Target,
   check,
   commit_of,
   default_name,
@@ -39,7 +38,7 @@ from vit_jax.launch.shell import Shell
 from vit_jax.processes import interruption
 
 ROOT = pathlib.Path(vit_jax.__file__).parents[1]
-TARGETS: dict[str, Target] = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
+TARGETS: dict[str, Any] = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
 # Names of earlier versions, for TPU slices without and with a queue.
 _SYNONYMS = {'tpu-vm': 'tpu', 'queued': 'tpu'}
 

@@ -1,4 +1,35 @@
-"""A run on a cluster: its description, its checks, and what a target does."""
+"""A run on a cluster: its description, its checks, and what a target does.
+
+A target is one of the modules `tpu`, `gke` and `slurm`. It has these functions
+of a job and a shell, through which all commands go:
+- `state` returns the `State`; None if a tool failed and may succeed later.
+- `create` requests the machines or submits the job; returns the state after it.
+- `run` starts the run unless it is running, and returns its exit code.
+- `delete` deletes the machines or ends the job, and keeps the workdir; returns
+  0, or another number if a tool failed and may succeed later.
+
+`launch` asks for the state until it is READY, and deletes and requests the
+machines if necessary. It then calls `run`, and starts again from the state
+unless the exit code ends the run. For example, this happens if one of two TPU
+slices is preempted:
+
+| call | result |
+|---|---|
+| `state` | ABSENT |
+| `create` | WAITING: both slices are requested as one queued resource |
+| `state`, every 30 s | WAITING …, READY |
+| `run` | installs and starts on all hosts, and follows host 0: exit code 45 |
+| `state` | WAITING: the slices are being deleted, so it was a preemption, |
+| | which does not count as a failure |
+| `state`, every 30 s | WAITING …, LOST |
+| `delete`, `state` | ABSENT: both slices are deleted |
+| `create` | WAITING: both slices are requested again |
+| `state`, every 30 s | WAITING …, READY |
+| `run` | the trainer resumes from its workdir, and finishes: exit code 0 |
+
+A cluster that restarts jobs itself (GKE, SLURM) is READY when `create` has
+submitted the job. Then `run` prints how to follow it, and returns 0.
+"""
 
 import dataclasses
 import enum
@@ -6,7 +37,7 @@ import math
 import pathlib
 import re
 import sys
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from vit_jax.arrays.devices import GPUS, parse_gpus
 from vit_jax.errors import (
@@ -271,18 +302,15 @@ def commit_of(root: pathlib.Path, config: str) -> str:
       config is not in the commit.
   """
   git = Shell(root, dry_run=False, echo=lambda line: None)
-  commit = git.query('git', 'rev-parse', 'HEAD')
+  commit = git.query('git', 'rev-parse', 'HEAD') or ''
   file = pathlib.PurePath(config.partition(':')[0]).as_posix()
   # An installed package may be inside of the checkout of another project.
-  if not (commit and (root / 'launch/jobset.template').is_file()):
-    raise UserError(
-      f'{root} is not a git checkout of this project: launch from a clone of '
-      'the repository.'
-    )
-  if git.query('git', 'cat-file', '-e', f'{commit}:{file}') is None:
+  needed = [f'{commit}:{name}' for name in ('launch/jobset.template', file)]
+  if None in [git.query('git', 'cat-file', '-e', name) for name in needed]:
     raise UserError(
       f'--config is {config!r}, which is not in the commit to install, '
-      f'{commit[:12]} of {root}. Commit it, and give its path in it.'
+      f'{commit[:12] or "none"} of {root}. Launch from a clone of the '
+      'repository, commit the config, and give its path in it.'
     )
   if git.query('git', 'status', '--porcelain', '--untracked-files=no'):
     print('note: uncommitted changes are not installed', file=sys.stderr)
@@ -296,52 +324,3 @@ class State(enum.Enum):
   WAITING = 'requested and not usable yet, or being deleted'
   READY = 'the machines exist, or the cluster manages the job'
   LOST = 'preempted or failed; has to be deleted and requested again'
-
-
-class Target(Protocol):
-  """A kind of cluster: one of the modules `tpu`, `gke` and `slurm`.
-
-  `launch` asks for the state until it is READY, and deletes and requests the
-  machines if necessary. It then calls `run`, and starts again from the state
-  unless the exit code ends the run. All commands go through the shell, which
-  only prints them in a dry run.
-
-  For example, this happens if one of two TPU slices is preempted:
-
-  | call | result |
-  |---|---|
-  | `state` | ABSENT |
-  | `create` | WAITING: both slices are requested as one queued resource |
-  | `state`, every 30 s | WAITING …, READY |
-  | `run` | installs and starts on all hosts, and follows host 0: exit code 45 |
-  | `state` | WAITING: the slices are being deleted, so it was a preemption, |
-  | | which does not count as a failure |
-  | `state`, every 30 s | WAITING …, LOST |
-  | `delete`, `state` | ABSENT: both slices are deleted |
-  | `create` | WAITING: both slices are requested again |
-  | `state`, every 30 s | WAITING …, READY |
-  | `run` | the trainer resumes from its workdir, and finishes: exit code 0 |
-
-  A cluster that restarts jobs itself (GKE, SLURM) is READY when `create` has
-  submitted the job. Then `run` prints how to follow it, and returns 0.
-  """
-
-  def state(self, job: Job, shell: Shell) -> State | None:
-    """Returns the state; None if a tool failed and may succeed later."""
-    ...
-
-  def create(self, job: Job, shell: Shell) -> State | None:
-    """Requests the machines or submits the job; returns the state after it."""
-    ...
-
-  def run(self, job: Job, shell: Shell) -> int:
-    """Starts the run unless it is running, and returns its exit code."""
-    ...
-
-  def delete(self, job: Job, shell: Shell) -> int:
-    """Deletes the machines, or ends the job; the workdir is kept.
-
-    Returns:
-      0, or another number if a tool failed and may succeed later.
-    """
-    ...

@@ -29,7 +29,6 @@ import jax
 from etils import epath
 
 from vit_jax.arrays import memory, tree
-from vit_jax.config import durations
 from vit_jax.config.schema import Config
 from vit_jax.files import paths
 from vit_jax.plan import gpu_cost, hlo, tpu_cost
@@ -71,40 +70,18 @@ class Program(NamedTuple):
 class Plan:
   """Memory, time and cost of the compiled training step of one config.
 
-  `--json` prints all fields but the first three, in this order. None means that
-  a value is unknown, or does not exist for these devices. Values per device are
-  those of one JAX device.
+  `--json` prints all values but config and text, and those of the cost. None
+  means that a value is unknown, or does not exist for these devices. Values per
+  device are those of one JAX device.
 
   Attributes:
     config: config that was compiled.
-    cost: costs of the compiled program; None if it was not compiled, or if the
-      compiler refuses it because it is too large.
-    text: optimized HLO; '' if the program was refused or not compiled.
     topology: name of the devices.
     devices: number of devices.
     parameters: number of parameters.
-    fits: whether the program fits in a device's memory.
-    peak_bytes_per_device: memory that the program needs.
     hbm_bytes_per_device: memory that a program may use.
-    flops_per_device: FLOPs of products in a step, including recomputed ones.
     model_flops_per_image: FLOPs of forward and backward pass of the model.
-    predicted_step_seconds: time of a step.
-    predicted_step_seconds_range: limits of the time of a step.
-    uncertain_seconds: see `Cost`.
-    predicted_mfu: model FLOPs per second, as a fraction of the peak rate.
-    predicted_images_per_second: images per second on all devices.
     total_steps: number of steps of the training.
-    predicted_core_days: days of TensorCores or GPUs for the whole training.
-    collectives: number of collectives of a step, by kind.
-    collective_bytes: bytes of the collectives of a step, by kind.
-    collective_seconds: all sums over collectives, by kind; see `Collective`.
-    exposed_collective_seconds: time of collectives that nothing hides.
-    estimated_cycles: sum of the TPU compiler's estimates for a step.
-    uncounted_cycles: cycles added for instructions without an estimate.
-    uncounted: sums over these instructions, by kind; see `Uncounted`.
-    kernels: sums over the kernels of a GPU, by kind; see `Kernels`.
-    predicted_days: days of the whole training.
-    least_days: days at the peak rate, if there is no compiler.
     paper_core_days: TPUv3 core-days that the paper reports.
     batch_size: number of images of a step.
     micro_batches: number of parts into which a batch is divided.
@@ -114,59 +91,58 @@ class Plan:
     unroll: number of layers that are unrolled.
     computed_by: parts of the model with special kernels.
     bytes: memory per device by use.
-    compile_seconds: time of the compilation; not printed if None.
+    fits: whether the program fits in a device's memory.
+    peak_bytes_per_device: memory that the program needs.
+    least_days: days at the peak rate, if there is no compiler.
+    text: optimized HLO; '' if the program was refused or not compiled.
+    compile_seconds: time of the compilation.
+    cost: costs of the compiled program.
+    predicted_mfu: model FLOPs per second, as a fraction of the peak rate.
+    predicted_images_per_second: images per second on all devices.
+    predicted_days: days of the whole training.
+    predicted_core_days: days of TensorCores or GPUs for the whole training.
   """
 
   config: Config
-  cost: Cost | None
-  text: str
   topology: str
   devices: int
   parameters: int
+  hbm_bytes_per_device: int | None
+  model_flops_per_image: float
+  total_steps: int
+  paper_core_days: float | None
+  batch_size: int
+  micro_batches: int
+  images_per_device: float
+  mesh: dict[str, int]
+  remat: str | None
+  unroll: int | None
+  computed_by: str | None
+  bytes: dict[str, int]
   fits: bool = False
   peak_bytes_per_device: int | None = None
-  hbm_bytes_per_device: int | None = None
-  flops_per_device: int | None = None
-  model_flops_per_image: float = 0.0
-  predicted_step_seconds: float | None = None
-  predicted_step_seconds_range: tuple[float, float] | None = None
-  uncertain_seconds: dict[str, tuple[float, float]] | None = None
+  least_days: float | None = None
+  text: str = ''
+  compile_seconds: float | None = None
+  cost: Cost = Cost()
   predicted_mfu: float | None = None
   predicted_images_per_second: float | None = None
-  total_steps: int = 0
-  predicted_core_days: float | None = None
-  collectives: dict[str, int] = dataclasses.field(default_factory=dict)
-  collective_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
-  collective_seconds: dict[str, Any] = dataclasses.field(default_factory=dict)
-  exposed_collective_seconds: float | None = None
-  estimated_cycles: int | None = None
-  uncounted_cycles: int | None = None
-  uncounted: dict[str, Any] = dataclasses.field(default_factory=dict)
-  kernels: dict[str, Any] = dataclasses.field(default_factory=dict)
   predicted_days: float | None = None
-  least_days: float | None = None
-  paper_core_days: float | None = None
-  batch_size: int = 0
-  micro_batches: int = 1
-  images_per_device: float = 0.0
-  mesh: dict[str, int] = dataclasses.field(default_factory=dict)
-  remat: str | None = None
-  unroll: int | None = None
-  computed_by: str | None = None
-  bytes: dict[str, int] = dataclasses.field(default_factory=dict)
-  compile_seconds: float | None = None
+  predicted_core_days: float | None = None
 
   @property
   def seconds(self) -> float:
     """Predicted time of a step in seconds; infinite if it is unknown."""
-    return self.predicted_step_seconds or float('inf')
+    return self.cost.predicted_step_seconds or float('inf')
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the values that `--json` prints."""
-    names = [field.name for field in dataclasses.fields(self)][3:]
-    values = {name: getattr(self, name) for name in names}
-    if self.compile_seconds is None:
-      del values['compile_seconds']
+    values = vars(self) | vars(self.cost)
+    for name in ('config', 'text', 'cost', 'groups'):
+      del values[name]
+    for name, key in (('collectives', 'count'), ('collective_bytes', 'bytes')):
+      sums = self.cost.collective_seconds
+      values[name] = {kind: sums[kind][key] for kind in sums}
     return values
 
 
@@ -202,7 +178,6 @@ def plan(
     UserError: the config is invalid, or the number of iterations of a loop is
       unknown.
   """
-  config = _with_warmup_that_fits(config)
   experiment = Experiment.build(config, target.devices)
   with jax.set_mesh(experiment.mesh):
     planned = _without_program(experiment, target)
@@ -215,7 +190,7 @@ def plan(
       program = compile_step(experiment, options, target.name, cache)
     except jax.errors.JaxRuntimeError as error:
       needed = memory.needed_bytes(str(error))
-      if 'RESOURCE_EXHAUSTED' not in str(error) or needed is None:
+      if needed is None:
         raise
       return dataclasses.replace(
         planned,
@@ -231,8 +206,21 @@ def plan(
     fits=limit is None or peak is None or peak <= limit,
     peak_bytes_per_device=peak,
     bytes=planned.bytes | sizes,
+    cost=cost_of(program.text, target),
   )
-  return _with_cost(planned, cost_of(program.text, target), target)
+  seconds, device = planned.cost.predicted_step_seconds, target.device
+  if seconds is None or device is None:
+    return planned
+  batch, devices = planned.batch_size, planned.devices
+  achieved = planned.model_flops_per_image * batch / seconds / devices
+  days = seconds * planned.total_steps / SECONDS_PER_DAY
+  return dataclasses.replace(
+    planned,
+    predicted_mfu=achieved / device.peak_flops,
+    predicted_images_per_second=batch / seconds,
+    predicted_days=days,
+    predicted_core_days=days * devices * device.cores,
+  )
 
 
 def cost_of(text: str, target: Target) -> Cost:
@@ -241,35 +229,18 @@ def cost_of(text: str, target: Target) -> Cost:
   return model.of_program(hlo.parse(text), target)
 
 
-def _with_warmup_that_fits(config: Config) -> Config:
-  """Removes the warm-up if it is longer than the training.
-
-  This happens if a search tries huge batches. The plan of such a batch is still
-  useful, because warm-up changes only a scalar of the compiled step.
-  """
-  size = dict(
-    batch_size=config.batch_size, num_examples=config.train.num_examples
-  )
-  total = durations.to_steps(config.total, **size)
-  warmup = durations.to_steps(config.schedule.warmup, total_steps=total, **size)
-  if warmup < total:
-    return config
-  log.warning(
-    'schedule.warmup is %s, but the training has only %d steps; planning '
-    'without warm-up',
-    config.schedule.warmup,
-    total,
-  )
-  return changed(config, schedule__warmup='0 steps')
-
-
 def _without_program(experiment: Experiment, target: Target) -> Plan:
   """Returns a plan with the values that do not depend on the program."""
   config, state = experiment.config, experiment.abstract_state()
+  uses = {
+    'parameters': state.params,
+    'optimizer': state.opt_state,
+    'average': state.average,
+    'extra': state.extra,
+    'batch': experiment.abstract_batch(),
+  }
   return Plan(
     config=config,
-    cost=None,
-    text='',
     topology=target.name,
     devices=len(target.devices),
     parameters=tree.size(state.params),
@@ -284,13 +255,7 @@ def _without_program(experiment: Experiment, target: Target) -> Plan:
     remat=config.model.get('remat'),
     unroll=config.model.get('unroll'),
     computed_by=experiment.model.computed_by(experiment.image_size),
-    bytes={
-      'parameters': memory.tree_bytes(state.params),
-      'optimizer': memory.tree_bytes(state.opt_state),
-      'average': memory.tree_bytes(state.average),
-      'extra': memory.tree_bytes(state.extra),
-      'batch': memory.tree_bytes(experiment.abstract_batch()),
-    },
+    bytes={use: memory.tree_bytes(leaves) for use, leaves in uses.items()},
   )
 
 
@@ -307,47 +272,6 @@ def _lower_bounds(planned: Plan, target: Target) -> Plan:
     least_days=seconds * planned.total_steps / SECONDS_PER_DAY,
     computed_by=None,  # unknown, because CPU devices stand for the GPUs
   )
-
-
-def _with_cost(planned: Plan, total: Cost, target: Target) -> Plan:
-  """Adds the cost of the program, and what follows from the step's time."""
-  seconds = total.seconds
-  exchanged = sorted(total.collectives.items())
-  uncounted = sorted(total.uncounted.items(), key=lambda item: -item[1].cycles)
-  changes: dict[str, Any] = {
-    'cost': total,
-    'flops_per_device': total.matrix_flops,
-    'predicted_step_seconds': seconds,
-    'predicted_step_seconds_range': total.seconds_range,
-    'uncertain_seconds': total.uncertain_seconds,
-    'collectives': {kind: sums.count for kind, sums in exchanged},
-    'collective_bytes': {k: v.bytes for k, v in total.collectives.items()},
-    'collective_seconds': _plain(total.collectives),
-    'exposed_collective_seconds': total.exposed_seconds,
-    'kernels': _plain(total.kernels),
-    'uncounted': _plain(dict(uncounted)),
-  }
-  if total.estimated_cycles is not None:
-    changes['estimated_cycles'] = total.estimated_cycles or None
-    changes['uncounted_cycles'] = round(total.uncounted_cycles)
-    for sums in changes['uncounted'].values():
-      sums['cycles'] = round(sums['cycles'])
-  if seconds is not None and target.device is not None:
-    batch, devices = planned.batch_size, planned.devices
-    achieved = planned.model_flops_per_image * batch / seconds / devices
-    days = seconds * planned.total_steps / SECONDS_PER_DAY
-    cores = target.device.tpu.cores if target.device.tpu else 1
-    changes |= {
-      'predicted_images_per_second': batch / seconds,
-      'predicted_mfu': achieved / target.device.peak_flops,
-      'predicted_days': days,
-      'predicted_core_days': days * devices * cores,
-    }
-  return dataclasses.replace(planned, **changes)
-
-
-def _plain(sums: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  return {kind: dataclasses.asdict(each) for kind, each in sums.items()}
 
 
 def default_cache() -> epath.Path:
@@ -376,13 +300,11 @@ def compile_step(
   """
   options = compiling.step_options(experiment, compiler_options)
   lowered = compiling.lower_step(experiment, options)
-  path = None
-  if cache is not None:
-    path = cache / f'{_key(lowered.as_text(), target, options)}.json.gz'
-    # A program that is missing or damaged is compiled.
-    with contextlib.suppress(
-      OSError, EOFError, zlib.error, ValueError, TypeError
-    ):
+  key = _key(lowered.as_text(), target, options)
+  path = cache / f'{key}.json.gz' if cache is not None else None
+  # A program that is missing or damaged is compiled.
+  with contextlib.suppress(OSError, EOFError, zlib.error, ValueError):
+    if path is not None:
       program = Program(**json.loads(gzip.decompress(path.read_bytes())))
       log.info('using the program that an earlier plan compiled: %s', path)
       return program

@@ -7,6 +7,7 @@ a `Cost`.
 
 import dataclasses
 import re
+from typing import Any
 
 from vit_jax.plan import hlo
 from vit_jax.plan.hlo import Computation, Op
@@ -39,111 +40,61 @@ FREE = {
 }
 
 
-@dataclasses.dataclass
-class Collective:
-  """Sums over the collectives of one kind in a step.
-
-  Attributes:
-    count: number of executions.
-    bytes: bytes of operands or results, see `exchanged_bytes`.
-    seconds: modelled time.
-    exposed_seconds: part of `seconds` that does not overlap with other work;
-      always 0 for GPUs, where only the sum of all kinds is known.
-  """
-
-  count: int = 0
-  bytes: int = 0
-  seconds: float = 0.0
-  exposed_seconds: float = 0.0
-
-  def add(self, times: int, size: int, seconds: float) -> None:
-    """Adds `times` executions of one collective.
-
-    Args:
-      times: number of executions.
-      size: bytes of one execution.
-      seconds: time of one execution.
-    """
-    self.count += times
-    self.bytes += size * times
-    self.seconds += seconds * times
-
-
-@dataclasses.dataclass
-class Uncounted:
-  """Estimate for instructions of one kind that the compiler does not estimate.
-
-  Attributes:
-    times: number of executions in a step.
-    bytes: bytes that are read and written in a step.
-    flops: FLOPs in a step, as declared by the kernel.
-    cycles: cycles in a step, computed from the bandwidth and the throughput of
-      the chip.
-    overlapped: whether other work runs at the same time (asynchronous copies),
-      so that the cycles are shown, but not added to the total.
-  """
-
-  times: int = 0
-  bytes: int = 0
-  flops: int = 0
-  cycles: float = 0.0
-  overlapped: bool = False
-
-
-@dataclasses.dataclass
-class Kernels:
-  """Sums over the kernels of one kind in a step on a GPU.
-
-  Attributes:
-    count: number of executions.
-    flops: FLOPs of products, convolutions and attention.
-    bytes: bytes that are read and written.
-    seconds: modelled time.
-  """
-
-  count: int = 0
-  flops: int = 0
-  bytes: int = 0
-  seconds: float = 0.0
+# Sums over the instructions of a step, by their kind and by what is summed.
+Sums = dict[str, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
   """Sums over one step on one device.
 
+  The names are those of `plan --json`, which prints all but `groups`. None
+  means that a value is unknown, or does not exist for these devices.
+
   Attributes:
-    matrix_flops: FLOPs of products, convolutions and attention kernels,
-      including recomputed ones.
-    collectives: totals by kind.
     groups: time by (module, direction), see `group`: estimated cycles on TPUs,
       modelled seconds on GPUs.
-    exposed_seconds: seconds of collectives that do not overlap with other work;
-      None if the time is unknown.
-    seconds: predicted time of a step; None if it is unknown.
-    seconds_range: limits of `seconds`.
-    uncertain_seconds: smallest and largest difference from `seconds`, by cause;
+    flops_per_device: FLOPs of products, convolutions and attention kernels,
+      including recomputed ones.
+    predicted_step_seconds: predicted time of a step.
+    predicted_step_seconds_range: limits of this time.
+    uncertain_seconds: smallest and largest difference from this time, by cause;
       None for GPUs.
-    estimated_cycles: sum of the compiler's estimates; None for GPUs.
-    uncounted: instructions without an estimate of the compiler, by kind; empty
-      for GPUs.
-    kernels: sums by kind of kernel; empty for TPUs.
+    collective_seconds: sums over collectives, by kind: `count` of executions;
+      `bytes` of operands or results, see `exchanged_bytes`; modelled `seconds`;
+      and `exposed_seconds`, the part that does not overlap with other work
+      (always 0 for GPUs, where only the sum of all kinds is known).
+    exposed_collective_seconds: seconds of collectives that do not overlap with
+      other work.
+    estimated_cycles: sum of the TPU compiler's estimates.
+    uncounted_cycles: cycles added for instructions without its estimate.
+    uncounted: sums over these instructions, by kind: `times`, the number of
+      executions; `bytes` read and written; `flops`, as declared by a kernel;
+      `cycles`, computed from the rates of the chip; and whether they are
+      `overlapped` by other work (asynchronous copies), so that their cycles
+      are not added to the total.
+    kernels: sums over kernels of a GPU, by kind: `count` of executions, `flops`
+      of products and attention, `bytes` read and written, modelled `seconds`.
   """
 
-  matrix_flops: int
-  collectives: dict[str, Collective]
-  groups: dict[tuple[str, str], float]
-  exposed_seconds: float | None = None
-  seconds: float | None = None
-  seconds_range: tuple[float, float] | None = None
+  groups: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+  flops_per_device: int | None = None
+  predicted_step_seconds: float | None = None
+  predicted_step_seconds_range: tuple[float, float] | None = None
   uncertain_seconds: dict[str, tuple[float, float]] | None = None
+  collective_seconds: Sums = dataclasses.field(default_factory=dict)
+  exposed_collective_seconds: float | None = None
   estimated_cycles: int | None = None
-  uncounted: dict[str, Uncounted] = dataclasses.field(default_factory=dict)
-  kernels: dict[str, Kernels] = dataclasses.field(default_factory=dict)
+  uncounted_cycles: int | None = None
+  uncounted: Sums = dataclasses.field(default_factory=dict)
+  kernels: Sums = dataclasses.field(default_factory=dict)
 
-  @property
-  def uncounted_cycles(self) -> float:
-    """Cycles added for instructions without an estimate."""
-    return sum(u.cycles for u in self.uncounted.values() if not u.overlapped)
+
+def add(sums: Sums, kind: str, times: int, /, **values: float) -> None:
+  """Adds `times` executions of an instruction, given the values of one."""
+  totals = sums.setdefault(kind, {})
+  for name, value in values.items():
+    totals[name] = totals.get(name, 0) + value * times
 
 
 def kernel(op: Op) -> str:
@@ -163,7 +114,7 @@ def exchanged_bytes(op: Op, computation: Computation) -> int:
 
   The larger of the two numbers is returned.
   """
-  read = hlo.num_bytes(tuple(hlo.operand_shapes(op, computation)))
+  read = hlo.num_bytes(hlo.operand_shapes(op, computation))
   written = hlo.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
     written = max(written - read, 0)  # the result contains the operands

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from vit_jax.arrays.devices import Device
 from vit_jax.plan import cost, hlo
-from vit_jax.plan.cost import Collective, Cost, Kernels
+from vit_jax.plan.cost import Cost
 from vit_jax.plan.hlo import Computation, Module, Op, Shape
 from vit_jax.plan.topology import Target
 
@@ -138,15 +138,14 @@ class Kernel(NamedTuple):
 
   def seconds(self, gpu: Device, rates: Rates) -> float:
     """Returns the modelled time of one execution."""
-    assert gpu.gpu is not None
-    compute = rates.product * gpu.gpu.product
+    compute = rates.product * gpu.product
     if self.kind == 'attention':
       filled = self.tokens / (self.tokens + _HALF_TOKENS)
-      compute = rates.attention * gpu.gpu.attention * filled
+      compute = rates.attention * gpu.attention * filled
     if self.dtype == 'f32':
-      compute *= gpu.gpu.float32
+      compute *= gpu.float32
     if self.tiles:
-      waves = self.tiles / gpu.gpu.processors
+      waves = self.tiles / gpu.processors
       compute *= waves / math.ceil(waves)
     memory = {'reduction': rates.reduction, 'memory': rates.memory}
     fixed = rates.product_s if self.kind == 'product' else rates.launch_s
@@ -170,19 +169,16 @@ def of_program(module: Module, target: Target) -> Cost:
     at_rates(module, target, rates)
     for rates in (OPTIMISTIC, EXPECTED, PESSIMISTIC)
   )
-  assert low.seconds is not None and high.seconds is not None
-  return dataclasses.replace(
-    expected, seconds_range=(low.seconds, high.seconds)
-  )
+  limits = low.predicted_step_seconds, high.predicted_step_seconds
+  return dataclasses.replace(expected, predicted_step_seconds_range=limits)
 
 
 def at_rates(module: Module, target: Target, rates: Rates) -> Cost:
   """Adds up the modelled time of a program at given fractions of the rates."""
   assert target.device is not None
   exposed = 0.0
-  kernels = collections.defaultdict(Kernels)
+  kernels, collectives = {}, {}
   groups: dict[tuple[str, str], float] = collections.defaultdict(float)
-  collectives = collections.defaultdict(Collective)
   # Remaining seconds of asynchronous collectives, by computation and name. A
   # kernel between start and end of a collective hides as many seconds of it as
   # the kernel takes; if several collectives are running, only of the first.
@@ -193,8 +189,9 @@ def at_rates(module: Module, target: Target, rates: Rates) -> Cost:
     if op.opcode.endswith('-done'):
       exposed += sum(pending.pop(name, 0.0) for name in op.operands) * times
     elif kind:
-      seconds, size = _ring(op, computation, target, rates)
-      collectives[kind].add(times, size, seconds)
+      size, seconds = _ring(op, computation, target, rates)
+      sums = dict(count=1, bytes=size, seconds=seconds, exposed_seconds=0.0)
+      cost.add(collectives, kind, times, **sums)
       if op.opcode.endswith('-start'):
         pending[op.name] = seconds
       else:
@@ -203,22 +200,20 @@ def at_rates(module: Module, target: Target, rates: Rates) -> Cost:
       continue
     work = kernel(module, op, computation)
     seconds = work.seconds(target.device, rates)
-    total = kernels[work.kind]
-    total.count += times
-    total.flops += work.flops * times
-    total.bytes += work.bytes * times
-    total.seconds += seconds * times
+    sums = dict(count=1, flops=work.flops, bytes=work.bytes, seconds=seconds)
+    cost.add(kernels, work.kind, times, **sums)
     groups[cost.group(op.path)] += seconds * times
     if pending:
       first = next(iter(pending))
       pending[first] = max(0.0, pending[first] - seconds)
   return Cost(
-    matrix_flops=sum(total.flops for total in kernels.values()),
-    collectives=dict(collectives),
     groups=dict(groups),
-    exposed_seconds=exposed,
-    seconds=sum(total.seconds for total in kernels.values()) + exposed,
-    kernels=dict(kernels),
+    flops_per_device=sum(sums['flops'] for sums in kernels.values()),
+    predicted_step_seconds=sum(sums['seconds'] for sums in kernels.values())
+    + exposed,
+    collective_seconds=collectives,
+    exposed_collective_seconds=exposed,
+    kernels=kernels,
   )
 
 
@@ -293,7 +288,7 @@ def _library_call(op: Op, computation: Computation) -> Kernel:
   moved = hlo.num_bytes((*operands, *results))
   if name.startswith('__cublas'):
     # 2·m·n·k, from the result and the contracted dimensions.
-    contracted = _size(op, 'contracting', operands[0])
+    contracted = hlo.dimensions(op, 'contracting', operands[0])
     flops = 2 * math.prod(results[0].dims) * contracted
     tiles = _tiles(op, operands, results[0])
     dtype = operands[0].dtype
@@ -313,24 +308,12 @@ def _tiles(op: Op, operands: list[Shape], result: Shape) -> int:
   A long contraction, as in the gradient of a matrix, is split among several
   multiprocessors (split-K).
   """
-  batch = _size(op, 'batch', operands[0])
-  contracted = _size(op, 'contracting', operands[0])
+  batch = hlo.dimensions(op, 'batch', operands[0])
+  contracted = hlo.dimensions(op, 'contracting', operands[0])
   columns = math.prod(operands[1].dims) // (contracted * batch)
   rows = math.prod(result.dims) // (columns * batch)
   splits = -(-contracted // _SPLIT)
   return batch * splits * -(-rows // _TILE) * -(-columns // _TILE)
-
-
-def _size(op: Op, kind: str, left: Shape) -> int:
-  """Returns the product of the batch or contracting dimensions of a product.
-
-  XLA writes them as `lhs_batch_dims={0}`, and in the settings of a library call
-  as `"lhs_batch_dimensions":["0"]`.
-  """
-  pattern = rf'lhs_{kind}_dim(?:ension)?s"?[=:][{{\[]([^\]}}]*)'
-  match = re.search(pattern, op.attributes)
-  axes = re.findall(r'\d+', match[1]) if match else []
-  return math.prod(left.dims[int(axis)] for axis in axes)
 
 
 def _convolution_flops(
@@ -365,8 +348,8 @@ def _attention_flops(name: str, operands: list[Shape]) -> int:
 
 def _ring(
   op: Op, computation: Computation, target: Target, rates: Rates
-) -> tuple[float, int]:
-  """Returns the seconds and the bytes of a collective.
+) -> tuple[int, float]:
+  """Returns the bytes and the seconds of a collective.
 
   Within a node the ring runs over NVLink. Between nodes, each GPU exchanges its
   part of the node's sum with the other nodes over its own network adapter.
@@ -383,4 +366,4 @@ def _ring(
   if nodes > 1:
     wire = passes * size / per_node * (nodes - 1) / nodes
     seconds += wire / (rates.link * gpu.network_bytes_per_s)
-  return max(seconds, rates.launch_s), size
+  return size, max(seconds, rates.launch_s)

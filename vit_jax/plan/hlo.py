@@ -11,11 +11,10 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-
+from vit_jax.arrays import flops
 from vit_jax.errors import UserError
 
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
@@ -23,7 +22,6 @@ _NAME = re.compile(r'^\s+(ROOT )?%?([\w.\-]+) = ')
 _OPCODE = re.compile(r'\s*([a-z][\w\-]*)\(')
 _SHAPE = re.compile(r'\b([a-z]+\d*\w*)\[([\d,<=]*)\]')
 _REFERENCE = re.compile(r'%([\w.\-]+)')
-_WIDTH = {'pred': 1, 'token': 0, 'opaque': 0, 'tuple': 0}
 _MAX_ITERATIONS = 100_000  # longer loops are considered endless
 _INTEGER = re.compile(r'(pred|[su]\d+)\[\]')  # type of a scalar
 _ARITHMETIC = {
@@ -181,16 +179,14 @@ def parse(text: str) -> Module:
   return Module(computations, entry)
 
 
-def num_bytes(shapes: tuple[Shape, ...]) -> int:
+def num_bytes(shapes: Iterable[Shape]) -> int:
   """Returns the size of arrays in bytes, without the padding of layouts."""
-  return sum(_element_bits(s.dtype) * math.prod(s.dims) // 8 for s in shapes)
-
-
-def _element_bits(dtype: str) -> int:
-  if dtype in _WIDTH:
-    return 8 * _WIDTH[dtype]
-  digits = re.search(r'\d+', dtype)  # f32, bf16, s4, f8e4m3fn, c64
-  return int(digits[0]) if digits else 0
+  total = 0
+  for dtype, dims in shapes:
+    digits = re.search(r'\d+', dtype)  # f32, bf16, s4, f8e4m3fn, c64
+    bits = int(digits[0]) if digits else 8 * (dtype == 'pred')
+    total += bits * math.prod(dims) // 8
+  return total
 
 
 def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
@@ -208,10 +204,10 @@ def bytes_moved(op: Op, computation: Computation) -> int:
   """
   read = operand_shapes(op, computation)
   if op.opcode == 'dynamic-update-slice':
-    return 2 * num_bytes(tuple(read[1:2]))
+    return 2 * num_bytes(read[1:2])
   if op.opcode in ('slice', 'dynamic-slice'):
     return 2 * num_bytes(op.shapes)
-  return num_bytes(tuple(read)) + num_bytes(op.shapes)
+  return num_bytes(read) + num_bytes(op.shapes)
 
 
 def matrix_flops(op: Op, computation: Computation) -> int:
@@ -220,11 +216,20 @@ def matrix_flops(op: Op, computation: Computation) -> int:
     return _convolution(op, computation)
   if op.opcode != 'dot':
     return 0
-  left = operand_shapes(op, computation)[0]
-  match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', op.attributes)
-  axes = [int(axis) for axis in match[1].split(',') if axis] if match else []
-  contracted = math.prod(left.dims[axis] for axis in axes)
+  contracted = dimensions(op, 'contracting', operand_shapes(op, computation)[0])
   return 2 * math.prod(op.shapes[0].dims) * contracted
+
+
+def dimensions(op: Op, kind: str, left: Shape) -> int:
+  """Returns the product of the batch or contracting dimensions of a product.
+
+  XLA writes them as `lhs_batch_dims={0}`, and in the settings of a library call
+  as `"lhs_batch_dimensions":["0"]`.
+  """
+  pattern = rf'lhs_{kind}_dim(?:ension)?s"?[=:][{{\[]([^\]}}]*)'
+  match = re.search(pattern, op.attributes)
+  axes = re.findall(r'\d+', match[1]) if match else []
+  return math.prod(left.dims[int(axis)] for axis in axes)
 
 
 def _convolution(op: Op, computation: Computation) -> int:
@@ -240,60 +245,30 @@ def _convolution(op: Op, computation: Computation) -> int:
   kernel_dims = dict(zip(labels[2], kernel.dims, strict=True))
   out_dims = dict(zip(labels[3], op.shapes[0].dims, strict=True))
   spatial = sorted(label for label in out_dims if label.isdigit())
-  window = _window(op, len(spatial))
-  valid = 1
-  for axis, label in enumerate(spatial):
-    valid *= _valid_positions(
-      image_dims[label],
-      kernel_dims[label],
-      out_dims[label],
-      {key: values[axis] for key, values in window.items()},
-    )
-  groups = op.number('batch_group_count', 1)
-  # `i` of the kernel is the number of input features of one feature group.
-  channels = kernel_dims['i'] * out_dims['f'] * image_dims['b'] // groups
-  return 2 * channels * valid
-
-
-def _window(op: Op, rank: int) -> dict[str, list[int]]:
-  """Returns stride, low padding and dilations of each spatial dimension."""
-  match = re.search(r'window=\{([^}]*)\}', op.attributes)
-  text = match[1] if match else ''
-
-  def values(key: str) -> list[str]:
-    found = re.search(rf'\b{key}=([\d_x\-]+)', text)
-    return found[1].split('x') if found else []
+  window = re.search(r'window=\{([^}]*)\}', op.attributes)
+  # Values by key, such as {'size': '4x16', 'pad': '3_3x15_15'}.
+  values = dict(re.findall(r'(\w+)=([\d_x\-]+)', window[1] if window else ''))
 
   def numbers(key: str, default: int) -> list[int]:
-    return [int(value) for value in values(key)] or [default] * rank
+    """Returns a number of each spatial dimension, of `pad` the lower one."""
+    if key not in values:
+      return [default] * len(spatial)
+    return [int(each.split('_')[0]) for each in values[key].split('x')]
 
-  low = [int(pad.split('_')[0]) for pad in values('pad')]
-  return {
-    'stride': numbers('stride', 1),
-    'low': low or [0] * rank,
-    'base': numbers('lhs_dilate', 1),
-    'dilation': numbers('rhs_dilate', 1),
-  }
-
-
-def _valid_positions(
-  size: int, kernel: int, out: int, window: dict[str, int]
-) -> int:
-  """Counts pairs of output and kernel positions that read an input element.
-
-  Output position o and kernel position k read the input at
-  (o·stride + k·dilation - low) / base if this is an integer in [0, size). For
-  each k, this holds for every `period`-th o of a range.
-  """
-  stride, base = window['stride'], window['base']
-  offset = np.arange(kernel) * window['dilation'] - window['low']
-  common = math.gcd(stride, base)
-  period = base // common
-  first = np.maximum(0, -(offset // stride))
-  last = np.minimum(out - 1, ((size - 1) * base - offset) // stride)
-  phase = -offset // common * pow(stride // common, -1, period) % period
-  counts = (last - phase) // period - (first - 1 - phase) // period
-  return int(np.sum(np.maximum(counts, 0)[offset % common == 0]))
+  # `i` of the kernel is the number of input features of one feature group.
+  channels = kernel_dims['i'] * out_dims['f'] * image_dims['b']
+  total = 2 * (channels // op.number('batch_group_count', 1))
+  for label, stride, low, base, dilation in zip(
+    spatial,
+    numbers('stride', 1),
+    numbers('pad', 0),
+    numbers('lhs_dilate', 1),
+    numbers('rhs_dilate', 1),
+    strict=True,
+  ):
+    sizes = image_dims[label], kernel_dims[label], out_dims[label]
+    total *= flops.valid_positions(*sizes, stride, low, base, dilation)
+  return total
 
 
 def evaluate(
@@ -373,24 +348,20 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
 
 
 def executions(
-  module: Module, *, inside_fusions: bool = False
-) -> list[tuple[Op, Computation, int]]:
-  """Returns the instructions of a step, their computations and executions.
+  module: Module, name: str | None = None, times: int = 1, inside: bool = False
+) -> Iterator[tuple[Op, Computation, int]]:
+  """Yields the instructions of a step, their computations and executions.
 
   For a conditional, only the branch with the most estimated cycles is counted.
 
   Args:
     module: program.
-    inside_fusions: whether instructions inside fusions, which have no
-      estimates, are included.
+    name: name of a computation; None for the whole program.
+    times: number of executions of the computation.
+    inside: whether instructions inside fusions, which have no estimates, are
+      included.
   """
-  return list(_run(module, module.entry, 1, inside_fusions))
-
-
-def _run(
-  module: Module, name: str, times: int, inside: bool
-) -> Iterator[tuple[Op, Computation, int]]:
-  computation = module.computations[name]
+  computation = module.computations[name or module.entry]
   for op in computation.ops.values():
     yield op, computation, times
     inner, repeats = [], times
@@ -404,7 +375,7 @@ def _run(
     elif op.opcode == 'async-start' or (op.opcode == 'fusion' and inside):
       inner = op.calls('calls')
     if inner and (inside or op.opcode == 'while' or not op.estimated_cycles):
-      yield from _run(module, inner[0], repeats, inside)
+      yield from executions(module, inner[0], repeats, inside)
 
 
 def _costliest(module: Module, op: Op) -> str:
@@ -417,7 +388,7 @@ def _costliest(module: Module, op: Op) -> str:
   def cycles(name: str) -> int:
     return sum(
       (op.estimated_cycles or 0) * times
-      for op, _, times in _run(module, name, 1, False)
+      for op, _, times in executions(module, name)
     )
 
   return max(branches, key=cycles)

@@ -22,7 +22,6 @@ from vit_jax.plan import (
   search,
   topology,
 )
-from vit_jax.plan.compile import Plan
 
 
 def define_flags() -> None:
@@ -54,7 +53,6 @@ def define_flags() -> None:
     'With --topology=local: also run the step on random images, and append '
     'predicted and measured values to this file as a JSON line.',
   )
-  flags.DEFINE_string('hlo', None, 'Write the optimized HLO to this file.')
   overrides.define_flag(sys.argv)
 
 
@@ -77,64 +75,27 @@ def main(arguments: list[str]) -> None:
   is_cached = values.cache and not target.is_local
   cache = compile.default_cache() if is_cached else None
   planned = compile.plan(values.config, target, cache=cache)
-  added, tables = {}, []
+  added: dict[str, Any] = {}
   if values.search:
-    added, tables = _search(planned, target)
+    found = search.search(planned.config, target)
+    added['choices'] = [
+      {key: each.to_dict()[key] for key in report.CHOICE} for each in found
+    ]
+    if largest := search.largest_batch(found[0].config, target):
+      added['largest_batch_size'] = largest.batch_size
+      added['largest_images_per_device'] = largest.images_per_device
   elif not planned.fits and target.compiles:
     added = search.find_fit(values.config, target, planned, cache)
   if values.measure and planned.fits:
-    added |= _measure(planned, values.measure)
+    measured = measure.measured(planned)
+    added |= measured
+    row = measured | {'config': planned.config.to_dict()} | planned.to_dict()
+    path = paths.locate(values.measure)
+    earlier = path.read_text() if path.exists() else ''
+    paths.save(path, f'{earlier}{json.dumps(row)}\n')
   if values.breakdown:
-    tables.append(report.breakdown(planned))
-  if values.hlo and planned.text:
-    with open(values.hlo, 'w') as file:
-      file.write(planned.text)
+    added['breakdown'] = report.costliest(planned)
   summary = report.summary(planned, added)
   if values.json:
-    if values.breakdown:
-      added['breakdown'] = report.costliest(planned)
-    print(json.dumps(planned.to_dict() | added | {'summary': summary}))
-  else:
-    print('\n\n'.join([summary, *tables]))
-
-
-def _measure(planned: Plan, file: str) -> dict[str, Any]:
-  """Returns measured values, and appends them with the plan to a file."""
-  found = measure.measured(planned)
-  path = paths.locate(file)
-  earlier = path.read_text() if path.exists() else ''
-  row = json.dumps(
-    found | {'config': planned.config.to_dict()} | planned.to_dict()
-  )
-  paths.save(path, f'{earlier}{row}\n')
-  return found
-
-
-def _search(
-  planned: Plan, target: topology.Target
-) -> tuple[dict[str, Any], list[str]]:
-  """Searches for the cheapest settings and the largest batch.
-
-  Args:
-    planned: plan of the config.
-    target: devices to compile for.
-
-  Returns:
-    The keys that --search adds to the JSON object, and tables.
-  """
-  found = search.search(planned.config, target)
-  largest = search.largest_batch(found[0].config, target)
-  keys = ('remat', 'unroll', 'micro_batches', 'mesh', 'peak_bytes_per_device')
-  keys += ('predicted_step_seconds', 'predicted_mfu', 'estimated_cycles')
-  added: dict[str, Any] = {
-    'choices': [{key: getattr(each, key) for key in keys} for each in found]
-  }
-  tables = ['choices that fit, cheapest first\n' + report.choices(found)]
-  if largest is not None:
-    added['largest_batch_size'] = largest.batch_size
-    added['largest_images_per_device'] = largest.images_per_device
-    tables.append(
-      f'largest batch with the first choice: {largest.batch_size} images, '
-      f'{largest.images_per_device:g} per device'
-    )
-  return added, tables
+    summary = json.dumps(planned.to_dict() | added | {'summary': summary})
+  print(summary)

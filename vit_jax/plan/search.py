@@ -5,6 +5,7 @@ minute to compile one that fits. The searches therefore try large programs
 first, and use the bytes in the error to select the next size.
 """
 
+import itertools
 import logging
 from typing import Any
 
@@ -68,17 +69,19 @@ def largest_batch(
   """
   unit = _split(config, target) * config.micro_batches
   best: Plan | None = None
-  too_many: int | None = None
+  low, too_many = 0, None
   size = max(config.batch_size // unit, 1)  # images per device and micro-batch
   last = refused
   for _ in range(MAX_TRIES):
     if last is None:
-      other = changed(config, batch_size=size * unit)
-      last = _attempt(other, target, cache)
+      # Huge batches take fewer steps than the warm-up, which changes only a
+      # scalar of the compiled step.
+      changes = {'batch_size': size * unit, 'schedule.warmup': '0 steps'}
+      last = _attempt(changed(config, **changes), target, cache)
     if last.fits:
       best, low = last, size
     else:
-      too_many, low = size, best.config.batch_size // unit if best else 0
+      too_many = size
     if too_many is None:
       size *= 2
     elif too_many - low <= max(1, low * GRANULARITY):
@@ -126,28 +129,30 @@ def find_fit(
   except UserError as error:  # a transform may not allow every size
     log.info('the search for the largest batch ends: %s', error)
     largest = None
-  result = {
-    'largest_batch_size': largest.config.batch_size if largest else None,
-    'changes_that_fit': None,
-  }
-  attempts: list[dict] = []
+  attempts: list[dict[str, Any]] = []
   if largest is not None:
     splits = batch_parts(config.batch_size, _split(config, target))
-    max_images = largest.config.batch_size // config.micro_batches
+    max_images = largest.batch_size // config.micro_batches
     fitting = [k for k in splits if config.batch_size // k <= max_images]
     attempts += [{'micro_batches': k} for k in fitting[:2]]
   if config.model.get('remat') not in (None, 'full'):
     attempts.append({'model.remat': 'full'})
-  for changes in attempts:
-    if _attempt(changed(config, **changes), target, cache).fits:
-      return result | {'changes_that_fit': changes}
-  return result
+  that_fit = (
+    changes
+    for changes in attempts
+    if _attempt(changed(config, **changes), target, cache).fits
+  )
+  return {
+    'largest_batch_size': largest.batch_size if largest else None,
+    'changes_that_fit': next(that_fit, None),
+  }
 
 
 def search(config: Config, target: Target) -> list[Plan]:
   """Finds settings with which a config's batch fits, cheapest first.
 
-  For each mesh and each remat policy, the smallest number of micro-batches that
+  For the config's mesh, and for one with fsdp instead of data (or data instead
+  of fsdp), and for each remat policy, the smallest number of micro-batches that
   fits is planned, and up to `MAX_SPLITS - 1` larger ones while they are
   cheaper. Then the cheapest setting is planned with its layers unrolled, or
   with its layers scanned if they were unrolled.
@@ -156,44 +161,35 @@ def search(config: Config, target: Target) -> list[Plan]:
     UserError: no setting fits.
   """
   found: list[Plan] = []
-  remats = [{'model__remat': name} for name in REMAT]
-  # Numbers of micro-batches that divide a device's images.
+  other = {'mesh.data': 1, 'mesh.fsdp': -1}
+  if config.mesh.fsdp == -1:
+    other = {'mesh.data': -1, 'mesh.fsdp': 1}
+  remats: list[dict[str, Any]] = [{}]
+  if 'remat' in config.model:
+    remats = [{'model.remat': name} for name in REMAT]
+  # Powers of two that divide a device's images.
   splits = batch_parts(config.batch_size, _split(config, target))
-  for mesh in _meshes(config):
-    for remat in remats if 'remat' in config.model else [{}]:
-      fitting = []
-      for parts in splits:
-        if parts & (parts - 1):
-          continue  # only powers of two are tried
-        other = changed(config, micro_batches=parts, **mesh, **remat)
-        planned = _attempt(other, target)
-        is_slower = fitting and planned.seconds >= fitting[-1].seconds
-        fitting += [planned] if planned.fits else []
-        is_full = len(fitting) == MAX_SPLITS
-        if fitting and (is_slower or is_full or not planned.fits):
-          break
-      found += fitting
+  splits = [parts for parts in splits if parts & (parts - 1) == 0]
+  for mesh, remat in itertools.product(({}, other), remats):
+    fitting = []
+    for parts in splits:
+      changes = {**mesh, **remat, 'micro_batches': parts}
+      planned = _attempt(changed(config, **changes), target)
+      is_slower = fitting and planned.seconds >= fitting[-1].seconds
+      fitting += [planned] if planned.fits else []
+      is_full = len(fitting) == MAX_SPLITS
+      if fitting and (is_slower or is_full or not planned.fits):
+        break
+    found += fitting
   if not found:
     raise UserError(
       f'No setting fits on {target.name}: use a batch_size below '
       f'{config.batch_size}, or more devices.'
     )
-  found.sort(key=lambda choice: choice.seconds)
+  best = min(found, key=lambda choice: choice.seconds)
   if 'unroll' in config.model:
     unroll = 1 if config.model.unroll > 1 else ALL_LAYERS
-    attempt = _attempt(changed(found[0].config, model__unroll=unroll), target)
+    changes = {'model.unroll': unroll}
+    attempt = _attempt(changed(best.config, **changes), target)
     found += [attempt] if attempt.fits else []
   return sorted(found, key=lambda choice: choice.seconds)
-
-
-def _meshes(config: Config) -> list[dict[str, int]]:
-  """Returns two meshes, as changes of the config.
-
-  The first is the config's own. The second uses the axis fsdp instead of data,
-  or data instead of fsdp.
-  """
-  configured = {f'mesh__{axis}': size for axis, size in config.mesh.items()}
-  changes = {'mesh__data': 1, 'mesh__fsdp': -1}
-  if config.mesh.fsdp == -1:
-    changes = {'mesh__data': -1, 'mesh__fsdp': 1}
-  return [configured, configured | changes]

@@ -22,15 +22,6 @@ from vit_jax.plan import environment
 from vit_jax.plan.environment import GPU_EXTRA, LOCAL
 from vit_jax.processes import runtime
 
-# Float32 units and threads of a multiprocessor, by compute capability; for
-# others 128 and 1536.
-_MULTIPROCESSOR = {
-  (7, 5): (64, 1024),
-  (8, 0): (64, 2048),
-  (9, 0): (128, 2048),
-  (10, 0): (128, 2048),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -58,7 +49,7 @@ class Target:
   @property
   def on_gpus(self) -> bool:
     """Whether the devices are GPUs."""
-    return self.device is not None and self.device.gpu is not None
+    return self.device is not None and self.device.capability > 0
 
   @property
   def is_local(self) -> bool:
@@ -102,16 +93,15 @@ def find(name: str, slices: int = 1) -> Target:
       f'--topology={name} needs the TPU compiler: pip install "vit_jax[plan]".'
     )
   device = TPUS[version]
-  assert device.tpu is not None
   options: dict[str, Any] = {'num_slices': slices} if slices > 1 else {}
-  if device.tpu.chip_config:
-    options['chip_config_name'] = device.tpu.chip_config
+  if device.chip_config:
+    options['chip_config_name'] = device.chip_config
   return Target(
     f'{slices} slices of {name}' if slices > 1 else name,
     _described('tpu', name, options),
     device,
     slices,
-    device.memory_bytes,
+    device.memory,
     sides=tuple(map(int, shape.split('x'))),
   )
 
@@ -153,33 +143,30 @@ def _gpus(name: str, kind: str, nodes: int, per_node: int) -> Target:
   else:
     devices = tuple(jax.devices('cpu')[:number])
   assert len(devices) == number, 'see environment.prepare'
-  usable = int(device.memory_bytes * runtime.GPU_MEMORY_FRACTION)
+  usable = int(device.memory * runtime.GPU_MEMORY_FRACTION)
   return Target(name, devices, device, nodes, usable, compiles)
 
 
 def target_config(device: Device) -> str:
   """Returns XLA's description of a GPU, a GpuTargetConfigProto as text."""
-  gpu = device.gpu
-  assert gpu is not None
-  major, minor = gpu.capability
-  fpus, threads = _MULTIPROCESSOR.get(gpu.capability, (128, 1536))
+  major, minor = str(device.capability).split('.')
   return f"""
     gpu_device_info {{
       threads_per_block_limit: 1024
       threads_per_warp: 32
       shared_memory_per_block: 49152
-      shared_memory_per_core: {gpu.shared_bytes}
-      threads_per_core_limit: {threads}
-      core_count: {gpu.processors}
-      fpus_per_core: {fpus}
+      shared_memory_per_core: {device.shared}
+      threads_per_core_limit: {device.threads}
+      core_count: {device.processors}
+      fpus_per_core: {device.fpus}
       block_dim_limit_x: 2147483647
       block_dim_limit_y: 65535
       block_dim_limit_z: 65535
       memory_bandwidth: {device.bytes_per_s:.0f}
-      l2_cache_size: {gpu.l2_bytes}
+      l2_cache_size: {device.l2}
       clock_rate_ghz: {device.clock_hz / 1e9:g}
-      device_memory_size: {device.memory_bytes}
-      shared_memory_per_block_optin: {gpu.shared_bytes - 1024}
+      device_memory_size: {device.memory}
+      shared_memory_per_block_optin: {device.shared - 1024}
       cuda_compute_capability {{ major: {major} minor: {minor} }}
       registers_per_core_limit: 65536
       registers_per_block_limit: 65536

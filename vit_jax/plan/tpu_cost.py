@@ -11,7 +11,7 @@ import re
 
 from vit_jax.arrays.devices import Device
 from vit_jax.plan import cost, hlo
-from vit_jax.plan.cost import Collective, Cost, Uncounted
+from vit_jax.plan.cost import Cost
 from vit_jax.plan.hlo import Computation, Module, Op
 from vit_jax.plan.topology import Target
 
@@ -39,98 +39,91 @@ def of_program(module: Module, target: Target) -> Cost:
     UserError: the number of iterations of a loop is unknown.
   """
   cycles, groups = 0, collections.Counter()
-  uncounted = collections.defaultdict(Uncounted)
-  collectives = collections.defaultdict(Collective)
+  uncounted, collectives = {}, {}
   for op, computation, times in hlo.executions(module):
     if op.opcode.endswith(('-done', '-update')):
       continue  # its cost is counted at the '-start' instruction
     kind = cost.collective(op)
     if kind:
-      _add_collective(collectives[kind], op, computation, times, target)
+      size, seconds = _ring(op, computation, target)
+      exposed = 0.0 if op.opcode.endswith('-start') else seconds
+      sums = dict(count=1, bytes=size, seconds=seconds, exposed_seconds=exposed)
+      cost.add(collectives, kind, times, **sums)
     if op.opcode in cost.FREE:
       continue
     if op.estimated_cycles is not None:
       cycles += op.estimated_cycles * times
       groups[cost.group(op.path)] += op.estimated_cycles * times
     elif not kind and cost.kernel(op) not in _FREE_KERNELS:
-      _add_uncounted(uncounted, op, computation, times, target.device)
+      name = f'{op.opcode} {cost.kernel(op)}'.strip()
+      values = _without_estimate(op, computation, target.device)
+      cost.add(uncounted, name, times, times=1, **values)
+      uncounted[name]['overlapped'] = op.opcode.endswith('-start')
   flops = sum(
     hlo.matrix_flops(op, computation) * times
-    for op, computation, times in hlo.executions(module, inside_fusions=True)
+    for op, computation, times in hlo.executions(module, inside=True)
+  )
+  declared = [sums for sums in uncounted.values() if sums['flops']]
+  added = sum(
+    sums['cycles'] for sums in uncounted.values() if not sums['overlapped']
   )
   total = Cost(
-    matrix_flops=flops + sum(kind.flops for kind in uncounted.values()),
-    collectives=dict(collectives),
     groups=dict(groups),
-    estimated_cycles=cycles,
-    uncounted=dict(uncounted),
+    flops_per_device=flops + sum(sums['flops'] for sums in declared),
+    collective_seconds=collectives,
+    estimated_cycles=cycles or None,
+    uncounted_cycles=round(added),
+    uncounted={
+      name: sums | {'cycles': round(sums['cycles'])}
+      for name, sums in sorted(
+        uncounted.items(), key=lambda item: -item[1]['cycles']
+      )
+    },
   )
-  return _with_time(total, target.device) if cycles and target.device else total
-
-
-def _with_time(total: Cost, device: Device) -> Cost:
-  """Adds the predicted time of a step and its range.
-
-  The compiler's own estimates are taken as exact. The range is that of kernels,
-  whose cost is declared, and of exchanges, which at worst nothing hides.
-  """
-  assert total.estimated_cycles is not None
-  cycles = total.estimated_cycles + total.uncounted_cycles
-  exposed = sum(c.exposed_seconds for c in total.collectives.values())
-  exchanges = sum(c.seconds for c in total.collectives.values())
-  declared = sum(u.cycles for u in total.uncounted.values() if u.flops)
-  low, high = ((x - 1) * declared / device.clock_hz for x in _KERNELS)
-  uncertain = {
-    'kernels': (low, high),
-    'exchanges': (0.0, exchanges / _LINK_FRACTION - exposed),
-  }
-  seconds = cycles / device.clock_hz + exposed
+  if not cycles or target.device is None:
+    return total
+  # The compiler's own estimates are taken as exact. The range is that of
+  # kernels, whose cost is declared, and of exchanges, which at worst nothing
+  # hides.
+  clock = target.device.clock_hz
+  exposed = sum(sums['exposed_seconds'] for sums in collectives.values())
+  exchanges = sum(sums['seconds'] for sums in collectives.values())
+  declared_cycles = sum(sums['cycles'] for sums in declared)
+  low, high = ((x - 1) * declared_cycles / clock for x in _KERNELS)
+  unhidden = exchanges / _LINK_FRACTION - exposed
+  seconds = (cycles + added) / clock + exposed
   return dataclasses.replace(
     total,
-    exposed_seconds=exposed,
-    seconds=seconds,
-    seconds_range=(
-      seconds + low,
-      seconds + (high + uncertain['exchanges'][1]),
-    ),
-    uncertain_seconds=uncertain,
+    predicted_step_seconds=seconds,
+    predicted_step_seconds_range=(seconds + low, seconds + (high + unhidden)),
+    uncertain_seconds={'kernels': (low, high), 'exchanges': (0.0, unhidden)},
+    exposed_collective_seconds=exposed,
   )
 
 
-def _add_uncounted(
-  uncounted: dict[str, Uncounted],
-  op: Op,
-  computation: Computation,
-  times: int,
-  device: Device | None,
-) -> None:
-  """Adds the cost of an instruction that the compiler does not estimate.
+def _without_estimate(
+  op: Op, computation: Computation, device: Device | None
+) -> dict[str, float]:
+  """Returns bytes, FLOPs and cycles of an instruction without an estimate.
 
   If the instruction is a kernel that declares its bytes and FLOPs, these are
   used. Otherwise the bytes are those of operands and result, without FLOPs.
   """
-  name = cost.kernel(op)
-  entry = uncounted[f'{op.opcode} {name}'.strip()]
-  moved = hlo.bytes_moved(op, computation)
-  declared = _declared(op) if name else {}
-  moved = declared.get('bytes_accessed', moved)
+  declared = _declared(op) if cost.kernel(op) else {}
+  moved = declared.get('bytes_accessed', hlo.bytes_moved(op, computation))
   flops = declared.get('flops', 0)
   cycles = 0.0
-  if device is not None and device.tpu is not None:
+  if device is not None and device.exponentials_per_cycle:
     exponentials = declared.get('transcendentals', 0)
     cycles = max(
       moved / device.bytes_per_s * device.clock_hz,
       flops / device.peak_flops * device.clock_hz
-      + exponentials / device.tpu.exponentials_per_cycle,
+      + exponentials / device.exponentials_per_cycle,
     )
   if op.opcode == 'rng-bit-generator':
     words = hlo.num_bytes(op.shapes) / 4
     cycles = max(cycles, words * _RNG_CYCLES_PER_WORD)
-  entry.times += times
-  entry.bytes += moved * times
-  entry.flops += flops * times
-  entry.cycles += cycles * times
-  entry.overlapped = op.opcode.endswith('-start')
+  return {'bytes': moved, 'flops': flops, 'cycles': cycles}
 
 
 def _declared(op: Op) -> dict[str, int]:
@@ -142,22 +135,17 @@ def _declared(op: Op) -> dict[str, int]:
   return {name: int(number) for name, number in found}
 
 
-def _add_collective(
-  entry: Collective,
-  op: Op,
-  computation: Computation,
-  times: int,
-  target: Target,
-) -> None:
-  """Adds the cost of a collective, modelled as rings over all links.
+def _ring(
+  op: Op, computation: Computation, target: Target
+) -> tuple[int, float]:
+  """Returns the bytes and the seconds of a collective: rings over all links.
 
   The time is that of the bytes on the links plus the latency of the links
-  between the most distant chips of a group.
+  between the most distant chips of a group; it is 0 if the rates are unknown.
   """
   size = cost.exchanged_bytes(op, computation)
   if target.device is None:
-    entry.add(times, size, 0.0)
-    return
+    return size, 0.0
   members = cost.group_size(op, len(target.devices))
   passes = 2 if op.opcode.startswith('all-reduce') else 1
   wire = passes * size * (members - 1) / members
@@ -167,10 +155,7 @@ def _add_collective(
     # with other slices over the slow network.
     members //= target.slices
     seconds += passes * size / members / target.device.network_bytes_per_s
-  seconds += passes * _hops(members, target) * _HOP_S
-  entry.add(times, size, seconds)
-  if not op.opcode.endswith('-start'):
-    entry.exposed_seconds += seconds * times
+  return size, seconds + passes * _hops(members, target) * _HOP_S
 
 
 def _hops(members: int, target: Target) -> int:

@@ -3,7 +3,6 @@
 It also contains the flags of both commands.
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -70,24 +69,23 @@ def execute(
   while True:
     graph = load()
     jobs = {
-      job.key: (name, job)  # columns can contain the same jobs
+      job.name: (name, job)  # columns can contain the same jobs
       for name, columns in graph.items()
       for column in columns.values()
       for job in column
     }
-    known = [job for _, job in jobs.values() if job.is_known]
-    check_flags(workdir, known)
+    check_flags(workdir, [job for _, job in jobs.values()])
     for file, content in results(graph).items():
       paths.save(paths.locate(workdir) / file, content)
     ready = [
       (name, job)
       for name, job in jobs.values()
-      if name not in failed and job.is_known and not job.finished
+      if name not in failed and job.is_ready
     ]
     if print_jobs or not ready:
       break
     name, job = ready[0]
-    number = 1 + sum(each.finished for each in known)
+    number = 1 + sum(each.finished for _, each in jobs.values())
     log.info('%d of %d: %s', number, len(jobs), job.name)
     try:
       _execute(job)
@@ -98,6 +96,9 @@ def execute(
     print(line(job))
   if failed:
     raise UserError('\n'.join(f'{n}: {e}' for n, e in failed.items()))
+  if not print_jobs:
+    print((paths.locate(workdir) / 'results.md').read_text())
+  log.info('tables in %s', workdir)
   return graph
 
 
@@ -111,7 +112,7 @@ def check_flags(workdir: str, jobs: Sequence[Job]) -> None:
 
   Args:
     workdir: workdir of the sweep or study; the flags are in jobs.json.
-    jobs: jobs to compare.
+    jobs: jobs to compare, if their flags are known.
 
   Raises:
     UserError: an earlier start used other flags for a job.
@@ -119,6 +120,8 @@ def check_flags(workdir: str, jobs: Sequence[Job]) -> None:
   file = paths.locate(workdir) / 'jobs.json'
   recorded = jsonl.read_object(file)
   for job in jobs:
+    if not job.flags:
+      continue
     previous = recorded.setdefault(job.name, job.flags)
     differing = sorted(_effective(previous) ^ _effective(job.flags))
     if differing:
@@ -158,7 +161,7 @@ def _execute(job: Job) -> None:
     log.warning('%s diverged, so its setting will not be selected', job.name)
     marker = outcome.diverged_file(job.workdir)
     paths.save(marker, json.dumps({'exit': code}))
-  job = dataclasses.replace(job)  # a new snapshot of the workdir
+  job.metrics = outcome.metrics(job.command, job.workdir)
   if job.metrics is None or code not in (0, EXIT_DIVERGED):
     with open(output, 'rb') as file:
       file.seek(start)
@@ -167,8 +170,7 @@ def _execute(job: Job) -> None:
       f'{job.name} ended with exit code {code}. The end of {output}:\n{last}\n'
       'Fix the cause and run the same command again: finished runs are kept.'
     )
-  metric = job.definition.metric + (job.split and f' on {job.split}')
-  log.info('%s: %s %s', job.name, metric, job.value)
+  log.info('%s: %s %s', job.name, job.metric, job.value)
   if signalled:
     # The run had already written its results, so it ended with code 0.
     raise PreemptedError(f'stopped after {job.name}; start again to continue')
@@ -274,10 +276,3 @@ def default_workdir(folder: str, path: str) -> str:
   if argument:
     name += '-' + re.sub(r'[^\w.=-]', '-', argument.replace('/', ''))
   return f'runs/{folder}/{name}'
-
-
-def print_table(workdir: str) -> None:
-  """Prints the table of results, unless --print_jobs is set."""
-  if not flags.FLAGS.print_jobs:
-    print((paths.locate(workdir) / 'results.md').read_text())
-  log.info('tables in %s', workdir)

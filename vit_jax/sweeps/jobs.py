@@ -25,126 +25,77 @@ from vit_jax.sweeps.outcome import DIVERGED, Metrics, Spread
 _DATA_FLAG = re.compile(r'--?config\.(source|reader)\.')
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-  """A run of a command, and the jobs that must be finished before it.
-
-  The properties are read from the workdir once, so a job is a snapshot.
+  """A run of a command, with its state when the job was created.
 
   Attributes:
-    root: directory of all runs.
-    directory: directory of the task or evaluation in `root`.
     command: 'train', 'finetune' or 'evaluate'.
-    definition: config, metric and flags.
-    extra_flags: flags that are added at the end.
+    metric: metric of the run.
     stage: 'dev' or 'final'.
-    fixed: setting of the grid, if there is no dev stage before.
     seed: seed of the run.
-    dev: jobs of the dev stage, whose best setting is used.
-    weights: pre-training whose weights are transferred, or their path; None for
-      initial weights.
-    branch_step: step of the run `weights` whose whole state the run starts
-      from; None if only weights are transferred.
     early_stopping: whether transfers of this job's weights start from its best
       checkpoint instead of the last one.
+    is_left_out: whether the job never starts, because its pre-training
+      diverged.
+    setting: setting of the grid; the best of the dev stage if that is finished.
+    name: name for messages and jobs.json.
+    workdir: workdir of the run.
+    flags: all flags of the command, including the workdir; none while the
+      needed jobs are not finished.
+    metrics: metrics at the end of the run; {} if it diverged, None if it is not
+      finished.
   """
 
-  root: str
-  directory: str
-  command: str
-  definition: grid.Stage | Evaluation
-  extra_flags: Sequence[str]
-  stage: str = FINAL
-  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  seed: int = 0
-  dev: Sequence['Job'] = ()
-  weights: 'Job | str | None' = None
-  branch_step: int | None = None
-  early_stopping: bool = False
+  def __init__(
+    self,
+    root: str,
+    directory: str,
+    command: str,
+    definition: grid.Stage | Evaluation,
+    extra_flags: Sequence[str],
+    weights: 'Job | str | None' = None,
+    *,
+    stage: str = FINAL,
+    setting: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    dev: Sequence['Job'] = (),
+    branch_step: int | None = None,
+    early_stopping: bool = False,
+  ):
+    """Determines the flags of a run, and reads its state from its workdir.
 
-  @property
-  def key(self) -> tuple[str, str, int, str]:
-    """A value that differs between jobs and does not depend on results."""
-    return self.directory, self.stage, self.seed, str(self.fixed)
-
-  @property
-  def is_left_out(self) -> bool:
-    """Whether the job never starts, because its pre-training diverged."""
-    source = self.weights
-    return (
-      isinstance(source, Job) and source.finished and (source.value == DIVERGED)
-    )
-
-  @property
-  def is_known(self) -> bool:
-    """Whether all flags are known, because the needed jobs are finished."""
-    needs = [job for job in (self.weights, *self.dev) if isinstance(job, Job)]
-    return not self.is_left_out and all(job.finished for job in needs)
-
-  @property
-  def finished(self) -> bool:
-    """True if the run is finished or diverged."""
-    return self.metrics is not None
-
-  @functools.cached_property
-  def metrics(self) -> Metrics | None:
-    """Metrics at the end of the run; {} if it diverged, None if unfinished."""
-    if not self.is_known:
-      return None
-    return outcome.metrics(self.command, self.workdir)
-
-  @property
-  def value(self) -> float:
-    """The metric of a finished run; minus infinity if it diverged.
-
-    Raises:
-      UserError: the workdir does not contain the metric.
+    Args:
+      root: directory of all runs.
+      directory: directory of the task or evaluation in `root`.
+      command: 'train', 'finetune' or 'evaluate'.
+      definition: config, metric and flags.
+      extra_flags: flags that are added at the end.
+      weights: pre-training whose weights are transferred, or their path; None
+        for initial weights.
+      stage: 'dev' or 'final'.
+      setting: setting of the grid, if there is no dev stage before.
+      seed: seed of the run.
+      dev: jobs of the dev stage, whose best setting is used.
+      branch_step: step of the run `weights` whose whole state the run starts
+        from; None if only weights are transferred.
+      early_stopping: see `Job`.
     """
-    metric = self.definition.metric
-    if not self.metrics:
-      return DIVERGED
-    if metric not in self.metrics:
-      raise UserError(
-        f'{self.workdir} is finished without the metric {metric!r} of the '
-        f'config; available: {", ".join(sorted(self.metrics))}.'
-      )
-    value = self.metrics[metric]
-    return DIVERGED if value is None else float(value)
-
-  @property
-  def split(self) -> str:
-    """The split on which the metric is computed; '' if unknown."""
-    if isinstance(self.definition, Evaluation):
-      return self.definition.split
-    return outcome.split(self.workdir, self.definition.metric)
-
-  @functools.cached_property
-  def setting(self) -> Mapping[str, Any]:
-    """The setting of the grid; the best of the dev stage if there is one."""
-
-    def mean(setting: Mapping[str, Any]) -> float:
-      values = [job.value for job in self.dev if job.setting == setting]
-      return Spread.of(values).mean
-
-    return max((job.setting for job in self.dev), key=mean, default=self.fixed)
-
-  @property
-  def name(self) -> str:
-    """The name for messages and jobs.json."""
-    return f'{self.directory}/{self.stage}/{label(self.setting, self.seed)}'
-
-  @property
-  def workdir(self) -> str:
-    """The workdir of the run."""
-    name = self.directory if self.command == 'evaluate' else self.name
-    return f'{self.root}/{name}'
-
-  @property
-  def flags(self) -> list[str]:
-    """All flags of the command, including the workdir."""
-    weights, definition = self.weights, self.definition
+    self.command, self.stage, self.seed = command, stage, seed
+    self.metric, self.early_stopping = definition.metric, early_stopping
+    source = [weights] if isinstance(weights, Job) else []
+    self.is_left_out = any(j.finished and j.value == DIVERGED for j in source)
+    is_known = not self.is_left_out and all(j.finished for j in (*source, *dev))
+    self.setting = _best(dev) if dev and is_known else setting or {}
+    self.name = f'{directory}/{stage}/{label(self.setting, seed)}'
+    is_evaluation = isinstance(definition, Evaluation)
+    self.workdir = f'{root}/{directory if is_evaluation else self.name}'
+    self.flags: list[str] = []
+    self.metrics: Metrics | None = None
+    if not is_known:
+      return
+    self.metrics = outcome.metrics(command, self.workdir)
     if isinstance(weights, Job):
-      is_branch = self.branch_step is not None
+      is_branch = branch_step is not None
       weights = weights.workdir if is_branch else weights.trained
     if isinstance(definition, Evaluation):
       flags = [f'--checkpoint={weights}', f'--evaluator={definition.evaluator}']
@@ -154,22 +105,59 @@ class Job:
       keys = definition.flags
     else:
       flags = [f'--config={definition.config}', f'--workdir={self.workdir}']
-      keys = {**definition.flags, **self.setting, 'seed': self.seed}
+      keys = {**definition.flags, **self.setting, 'seed': seed}
     flags += [f'--config.{key}={value}' for key, value in keys.items()]
-    flags += self.extra_flags
-    if self.branch_step is not None:
-      flags.append(f'--branch_from={weights}@{self.branch_step}')
-    elif weights is not None and not isinstance(definition, Evaluation):
+    flags += extra_flags
+    if branch_step is not None:
+      flags.append(f'--branch_from={weights}@{branch_step}')
+    elif weights is not None and not is_evaluation:
       flags.append(f'--config.init_from={weights}')
-    return flags
+    self.flags = flags
+
+  @property
+  def finished(self) -> bool:
+    """True if the run is finished or diverged."""
+    return self.metrics is not None
+
+  @property
+  def is_ready(self) -> bool:
+    """Whether the job can start now."""
+    return bool(self.flags) and not self.finished
+
+  @property
+  def value(self) -> float:
+    """The metric of a finished run; minus infinity if it diverged.
+
+    Raises:
+      UserError: the workdir does not contain the metric.
+    """
+    if not self.metrics:
+      return DIVERGED
+    if self.metric not in self.metrics:
+      raise UserError(
+        f'{self.workdir} is finished without the metric {self.metric!r} of the '
+        f'config; available: {", ".join(sorted(self.metrics))}.'
+      )
+    value = self.metrics[self.metric]
+    return DIVERGED if value is None else float(value)
 
   @property
   def trained(self) -> str:
     """The path of the weights that are transferred."""
     if not self.early_stopping:
       return self.workdir
-    step = outcome.best_step(self.workdir, self.definition.metric)
+    step = outcome.best_step(self.workdir, self.metric)
     return f'{self.workdir}/checkpoints/{step}'
+
+
+def _best(dev: Sequence[Job]) -> Mapping[str, Any]:
+  """Returns the setting with the best mean over seeds."""
+
+  def mean(setting: Mapping[str, Any]) -> float:
+    values = [job.value for job in dev if job.setting == setting]
+    return Spread.of(values).mean
+
+  return max((job.setting for job in dev), key=mean)
 
 
 # Jobs of each column of each task of a sweep or row of a study. Columns that
@@ -218,18 +206,17 @@ def _of_task(
     flags: flags that are added to all jobs.
     weights: see `Job`.
   """
-  make = functools.partial(
-    Job, root, name, task.command, extra_flags=flags, weights=weights
-  )
+  make = functools.partial(Job, root, name, task.command)
   dev = []
   if task.dev is not None:
     dev = [
-      make(task.dev, stage=DEV, fixed=setting, seed=seed)
+      make(task.dev, flags, weights, stage=DEV, setting=setting, seed=seed)
       for setting in task.settings
       for seed in task.dev.seeds
     ]
+  first, *_ = task.settings
   final = [
-    make(task.final, fixed=task.settings[0], seed=seed, dev=dev)
+    make(task.final, flags, weights, setting=first, seed=seed, dev=dev)
     for seed in task.final.seeds
   ]
   return [*dev, *final]
@@ -259,12 +246,19 @@ def of_study(
     if name in weights:
       sources['given'] = weights[name]
     elif row.pretrain is not None:
-      task = Task(command='train', final=row.pretrain)
       columns[grid.UPSTREAM] = [
-        _begun(job, row, graph, weights)
-        for job in _of_task(
-          root, f'{folder}/pretrain', task, [*flags, *pretrain_flags]
+        Job(
+          root,
+          f'{folder}/pretrain',
+          'train',
+          row.pretrain,
+          [*flags, *pretrain_flags],
+          _trunk(row, seed, graph, weights),
+          seed=seed,
+          branch_step=row.branch.step if row.branch else None,
+          early_stopping=row.early_stopping,
         )
+        for seed in row.pretrain.seeds
       ]
       for job in columns[grid.UPSTREAM]:
         sources[f'from-seed={job.seed}'] = job
@@ -280,27 +274,22 @@ def of_study(
   return graph
 
 
-def _begun(
-  job: Job, row: grid.Row, graph: Graph, weights: Mapping[str, str]
-) -> Job:
-  """Returns the pre-training of a row with the run that it branches from.
+def _trunk(
+  row: grid.Row, seed: int, graph: Graph, weights: Mapping[str, str]
+) -> Job | str | None:
+  """Returns the run of a row before that a pre-training branches from.
 
   Args:
-    job: pre-training from the start.
-    row: its row.
+    row: row of the pre-training.
+    seed: seed of both runs.
     graph: jobs of the rows before.
     weights: paths that replace pre-trainings, by row.
   """
-  job = dataclasses.replace(job, early_stopping=row.early_stopping)
   if row.branch is None:
-    return job
+    return None
   runs = graph[row.branch.row].get(grid.UPSTREAM, ())
   trunk = {run.seed: run for run in runs}
-  return dataclasses.replace(
-    job,
-    weights=trunk[job.seed] if trunk else weights[row.branch.row],
-    branch_step=row.branch.step,
-  )
+  return trunk[seed] if trunk else weights[row.branch.row]
 
 
 def _of_transfer(
@@ -322,22 +311,22 @@ def _of_transfer(
     weights: see `Job`.
   """
   transfer = row.transfers[key]
+  stages = (DEV, FINAL)
+  if isinstance(transfer, OtherMetric):  # of the final runs of another task
+    key, metric, stages = transfer.of, transfer.metric, (FINAL,)
+    transfer = row.transfers[key]
+    assert isinstance(transfer, Task)
+    final = transfer.final._replace(metric=metric)
+    transfer = dataclasses.replace(transfer, final=final)
   if isinstance(transfer, Task):
     name = f'{folder}/{directory(key)}'
-    return _of_task(root, name, transfer, flags, weights)
-  if isinstance(transfer, OtherMetric):
-    return [
-      dataclasses.replace(
-        job, definition=job.definition._replace(metric=transfer.metric)
-      )
-      for job in _of_transfer(root, folder, row, transfer.of, flags, weights)
-      if job.stage == FINAL
-    ]
+    found = _of_task(root, name, transfer, flags, weights)
+    return [job for job in found if job.stage in stages]
   # The name does not depend on the metric, so that columns share a workdir.
   content = json.dumps(transfer._replace(metric=''), default=str).encode()
   name = f'{folder}/{transfer.evaluator}-{zlib.crc32(content):08x}'
   flags = [flag for flag in flags if _DATA_FLAG.match(flag)]
-  return [Job(root, name, 'evaluate', transfer, flags, weights=weights)]
+  return [Job(root, name, 'evaluate', transfer, flags, weights)]
 
 
 def label(setting: Mapping[str, Any], seed: int) -> str:

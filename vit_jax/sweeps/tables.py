@@ -10,26 +10,26 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vit_jax.sweeps import jobs
+from vit_jax.sweeps import jobs, outcome
 from vit_jax.sweeps.grid import DEV, FINAL, UPSTREAM, Row, Study, Sweep
 from vit_jax.sweeps.jobs import Columns, Graph, Job
 from vit_jax.sweeps.outcome import Spread
 
 
-def markdown_of_sweep(sweep: Sweep, graph: Graph) -> str:
-  """Formats the results of a sweep.
+def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
+  """Returns the files of results of a sweep: content by name.
 
-  For each task, the table has the selected setting, its results on the dev and
-  the test split, and published results. The results of all settings follow.
+  For each task, the Markdown table has the selected setting, its results on the
+  dev and the test split, and published results. The results of all settings
+  follow.
 
   Args:
     sweep: sweep of a config.
     graph: jobs of the sweep.
   """
-  lines = [f'# {sweep.title}', '']
-  lines += ['Mean ± sample standard deviation over seeds, %.', '']
-  rows, details = [], []
+  rows, details, lines = [], [], []
   measured: dict[str, float] = {}
+  keys = dict.fromkeys(k for task in sweep.tasks.values() for k in task.grid)
   for name, task in sweep.tasks.items():
     final = jobs.finished(graph[name][name], FINAL)
     dev = jobs.finished(graph[name][name], DEV)
@@ -47,9 +47,20 @@ def markdown_of_sweep(sweep: Sweep, graph: Graph) -> str:
       settings = [[_text(each), _dev(dev, each)] for each in task.settings]
       settings = [row for row in settings if row[1]]
       details += ['', f'{name}:', '', *_table(['setting', 'dev'], settings)]
+    for job in (*dev, *final):
+      setting = [job.setting.get(key, '') for key in keys]
+      split = outcome.split(job.workdir, job.metric)
+      cells = [name, task.group, job.stage, *setting, job.seed, job.metric]
+      lines.append([*cells, split, job.value, job.workdir])
   head = ['task', 'chosen', 'dev', 'test', 'runs', *sweep.published]
-  lines += _table(head, rows + _means(sweep, measured))
-  return '\n'.join([*lines, *details, ''])
+  legend = 'Mean ± sample standard deviation over seeds, %.'
+  table = _table(head, rows + _means(sweep, measured))
+  text = [f'# {sweep.title}', '', legend, '', *table, *details, '']
+  head = ['task', 'group', 'stage', *keys, 'seed', 'metric', 'split', 'value']
+  return {
+    'results.csv': _csv([*head, 'workdir'], lines),
+    'results.md': '\n'.join(text),
+  }
 
 
 def _dev(dev: Sequence[Job], setting: Mapping[str, Any]) -> str:
@@ -86,13 +97,24 @@ def _mean(values: Mapping[str, float], names: Sequence[str]) -> str:
   return str(Spread(math.fsum(values[name] for name in names) / len(names)))
 
 
-def markdown_of_study(study: Study, graph: Graph) -> str:
-  """Formats the table of a study: measured values next to the paper's.
+def of_study(study: Study, graph: Graph) -> dict[str, str]:
+  """Returns the files of results of a study: content by name.
+
+  The table has measured values next to the paper's. The CSV file has one line
+  per finished run, with values in [0, 1]; lines of derived columns and of
+  published numbers follow, also as fractions, without a workdir.
 
   Args:
     study: study of a config.
     graph: jobs of the study.
   """
+  return {
+    'results.csv': _csv_of_study(study, graph),
+    'results.md': _markdown_of_study(study, graph),
+  }
+
+
+def _markdown_of_study(study: Study, graph: Graph) -> str:
   columns = list(
     dict.fromkeys(c for row in study.rows.values() for c in row.columns)
   )
@@ -122,12 +144,7 @@ def markdown_of_study(study: Study, graph: Graph) -> str:
   lines += [legend, '', *_table(['row', *columns], rows)]
   all_columns = [each for row in graph.values() for each in row.values()]
   if not all(map(jobs.complete, all_columns)):
-    ready = {
-      job.key
-      for column in all_columns
-      for job in column
-      if job.is_known and not job.finished
-    }
+    ready = {job.name for each in all_columns for job in each if job.is_ready}
     lines += ['', f'Not finished: {len(ready)} runs can be started now.']
   return '\n'.join([*lines, ''])
 
@@ -161,36 +178,14 @@ def spread(row: Row, columns: Columns, column: str) -> Spread | None:
   return Spread(mean)
 
 
-def csv_of_sweep(sweep: Sweep, graph: Graph) -> str:
-  """Returns CSV with one line per finished run of a sweep."""
-  keys = dict.fromkeys(
-    key for task in sweep.tasks.values() for key in task.grid
-  )
-  head = ['task', 'group', 'stage', *keys, 'seed', 'metric', 'split', 'value']
-  rows = [
-    [name, task.group, job.stage]
-    + [job.setting.get(key, '') for key in keys]
-    + [job.seed, job.definition.metric, job.split]
-    + [job.value, job.workdir]
-    for name, task in sweep.tasks.items()
-    for job in jobs.finished(graph[name][name])
-  ]
-  return _csv([*head, 'workdir'], rows)
-
-
-def csv_of_study(study: Study, graph: Graph) -> str:
-  """Returns CSV with one line per finished run, with values in [0, 1].
-
-  Lines of derived columns and of published numbers follow, also as fractions,
-  without a workdir.
-  """
+def _csv_of_study(study: Study, graph: Graph) -> str:
   head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
   rows: list[list[Any]] = []
   for name, row in study.rows.items():
     for key, column in graph[name].items():
       for job in jobs.finished(column):
         setting = ' '.join(f'{k}={v}' for k, v in job.setting.items())
-        cells = [job.stage, setting, job.seed, job.definition.metric]
+        cells = [job.stage, setting, job.seed, job.metric]
         cells += [job.value, job.workdir]
         rows.append([name, key.partition('/')[0], key, *cells])
     for column in row.derived:
