@@ -85,9 +85,7 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   override = {'split': split} if split else {}
   sections = {
     **shared_flags.sections(weights),
-    'source': shared_flags.source_section(
-      about, request.dataset, request.data_dir
-    ),
+    'source': shared_flags.source_section(about, request),
     'evals': {n: section | override for n, section in candidates.items()},
   }
   train = about.get('config', {}).get('train', {})
@@ -107,7 +105,8 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   with jax.set_mesh(mesh):
     for name in names:
       source = config.evals[name].get('source') or config.source
-      data = f'{shared_flags.title(source)}/{chosen[name]}'
+      title = source.get('dataset') or source.get('path') or source.name
+      data = f'{title}/{chosen[name]}'
       result[f'{name}/data' if several else 'data'] = data
       for kind, params in weights.weights(mesh).items():
         if several:

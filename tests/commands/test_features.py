@@ -16,6 +16,7 @@ from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import features as features_lib
 from vit_jax import load_pretrained
+from vit_jax.cli import output_parts
 from vit_jax.data import filters
 from vit_jax.data.filters import Tail
 from vit_jax.data.sources import tfds
@@ -108,18 +109,17 @@ def test_files_and_another_preset(weights, tmp_path):
   assert np.abs(features - found['features']).max() > 0.01
   notes = json.loads(table.schema.metadata[b'about'])
   assert notes['preprocess']['interpolation'] == 'bicubic'
-  assert features_lib.about_of(str(tmp_path / 'f.parquet')) == notes
+  assert output_parts.about_of(str(tmp_path / 'f.parquet')) == notes
   missing = dataclasses.replace(request, images=[str(tmp_path / 'none.png')])
   with pytest.raises(UserError, match='none.png'):
     features_lib.run(weights, str(tmp_path / 'g.npz'), missing)
 
 
-@pytest.mark.slow
-def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
-  """The file has the same bytes, and completed parts are not read again."""
+@pytest.fixture
+def interrupted(weights, tmp_path, monkeypatch):
+  """Interrupts a computation; returns its request, path, and examples read."""
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
-  features_lib.run(weights, str(tmp_path / 'whole.npz'), request)
-  out, read = str(tmp_path / 'f.npz'), []
+  out, read = tmp_path / 'f.npz', []
   once = Tail.__getitem__
 
   def failing(self, index):
@@ -130,29 +130,64 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
 
   monkeypatch.setattr(Tail, '__getitem__', failing)
   with pytest.raises(OSError, match='the disk is gone'):
-    features_lib.run(weights, out, request)
+    features_lib.run(weights, str(out), request)
+  read[:] = [-1] * 60  # no failure any more
+  return request, out, read
+
+
+@pytest.mark.slow
+def test_an_interruption_changes_nothing(weights, tmp_path, interrupted):
+  """The file has the same bytes, and completed parts are not read again."""
+  request, out, read = interrupted
+  whole = tmp_path / 'whole.npz'
+  features_lib.run(weights, str(whole), request)
   parts = sorted(os.listdir(tmp_path / 'f.npz.parts'))
   assert parts[0] == '00000.npz' and parts[-1] == 'about.json'
-  with pytest.raises(UserError, match='f.npz.parts .*preprocess.resize'):
-    features_lib.run(
-      weights, out, dataclasses.replace(request, preprocess='dino')
-    )
-  read.clear()
-  monkeypatch.setattr(
-    Tail,
-    '__getitem__',
-    lambda self, index: read.append(self._start + index) or once(self, index),
-  )
+  del read[:]
+  read += [-1] * 60
+  # Without --batch_size, that of the interrupted computation is used.
+  same = dataclasses.replace(request, batch_size=None)
+  result = features_lib.run(weights, str(out), same)
   first = 16 * (len(parts) - 1)
-  features_lib.run(weights, out, request)
-  assert sorted(read) == list(range(first, 53))
-  assert (tmp_path / 'f.npz').read_bytes() == (
-    tmp_path / 'whole.npz'
-  ).read_bytes()
-  read.clear()
-  assert features_lib.run(weights, out, request)['count'] == 42 and not read
+  assert sorted(read[60:]) == list(range(first, 53))
+  assert out.read_bytes() == whole.read_bytes()
+  assert sorted(os.listdir(tmp_path)) == ['f.npz', 'whole.npz']
+  del read[60:]
+  assert features_lib.run(weights, str(out), request) == result
+  assert result['count'] == 42 and not read[60:]
   with pytest.raises(UserError, match='f.npz .*split'):
-    features_lib.run(weights, out, dataclasses.replace(request, split='test'))
+    other = dataclasses.replace(request, split='test')
+    features_lib.run(weights, str(out), other)
+
+
+@pytest.mark.slow
+def test_parts_of_another_computation_are_refused(
+  weights, tmp_path, interrupted
+):
+  """So are damaged parts; descriptions of older versions have fewer keys."""
+  request, out, _ = interrupted
+  for changes, message in (
+    (dict(preprocess='dino'), 'f.npz.parts .*preprocess.resize'),
+    (dict(part_examples=24), 'part_examples: 16 before, 24 now'),
+  ):
+    with pytest.raises(UserError, match=message):
+      other = dataclasses.replace(request, **changes)
+      features_lib.run(weights, str(out), other)
+  part, about = (
+    tmp_path / 'f.npz.parts' / name for name in ('00000.npz', 'about.json')
+  )
+  older = json.loads(about.read_text())
+  older['fingerprint'].popitem()
+  about.write_text(json.dumps(older))
+  np.savez(part, **held(part), _rows=np.array([4]))  # an earlier version
+  result = features_lib.run(weights, str(out), request)
+  assert result['count'] == 42 and '_rows' not in held(out)
+  out.unlink()
+  part.parent.mkdir()
+  about.write_text(json.dumps(older))
+  part.write_bytes(b'PK')
+  with pytest.raises(UserError, match='00000.npz cannot be read'):
+    features_lib.run(weights, str(out), request)
 
 
 def blocks(path, images):
@@ -293,7 +328,7 @@ def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
     (out, dict(weights='ema'), "'ema'.*params"),
     (out, dict(preprocess='moe'), "preset .*'moe'"),
     (out, dict(batch_size=0), '--batch_size is 0'),
-    (out, dict(layers=(0, 3)), '--layers contains 3.*-3 to 2'),
+    (out, dict(layers=(0, 3)), '--layers=0,3; allowed: -3 to 2'),
   ]:
     with pytest.raises(UserError, match=message):
       run(weights, path, dataclasses.replace(request, **changes))

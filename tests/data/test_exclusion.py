@@ -155,10 +155,8 @@ def test_a_list_of_other_data_is_refused(root, tmp_path):
     '{"part": "train", "position": 3}',
     'cat.jpg',
     '[]',
-    *(
-      json.dumps(lines[0] | {'position': x}) for x in ('3', [3], 3.0, True, -1)
-    ),
-    *(json.dumps(lines[0] | {'part': x}) for x in (1, ['train'], {})),
+    *(json.dumps(lines[0] | {'position': x}) for x in ('3', [3], 3.0)),
+    json.dumps(lines[0] | {'part': ['train']}),
     json.dumps(lines[0] | {'checksum': 5}),
   ):
     other.write_text(text)

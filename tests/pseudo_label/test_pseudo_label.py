@@ -16,7 +16,6 @@ from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained, pseudo_label
 from vit_jax.data import filters
-from vit_jax.data.filters import Tail
 from vit_jax.data.sources import mixture, pseudo_labels
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -207,41 +206,6 @@ def test_damaged_files_are_refused(file, tmp_path):
   damaged.write_bytes(content)
   with pytest.raises(UserError, match='damaged.npz cannot be read.*checksum'):
     opened(str(damaged))
-
-
-@pytest.mark.slow
-def test_an_interruption_changes_nothing(
-  weights, threshold, file, tmp_path, monkeypatch
-):
-  """The file has the same bytes, and labelled parts are not read again."""
-  out, read = str(tmp_path / 'f.npz'), []
-  request = dataclasses.replace(REQUEST, min_confidence=threshold)
-  once = Tail.__getitem__
-
-  def failing(self, index):
-    if self._start + index == 41 and not read:
-      raise OSError('the disk is gone')
-    return once(self, index)
-
-  monkeypatch.setattr(Tail, '__getitem__', failing)
-  with pytest.raises(OSError, match='the disk is gone'):
-    pseudo_label.run(weights, out, request)
-  parts = len(os.listdir(tmp_path / 'f.npz.parts')) - 1
-  assert parts >= 1 and not os.path.exists(out)
-  with pytest.raises(UserError, match='of another command.*min_confidence'):
-    pseudo_label.run(
-      weights, out, dataclasses.replace(request, min_confidence=0.0)
-    )
-  monkeypatch.setattr(
-    Tail,
-    '__getitem__',
-    lambda self, index: read.append(self._start + index) or once(self, index),
-  )
-  pseudo_label.run(weights, out, request)
-  assert sorted(read) == list(range(16 * parts, EXAMPLES))
-  assert epath.Path(out).read_bytes() == epath.Path(file[0]).read_bytes()
-  read.clear()
-  assert pseudo_label.run(weights, out, request) == file[1] and not read
 
 
 @pytest.mark.parametrize(
