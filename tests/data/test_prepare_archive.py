@@ -9,7 +9,7 @@ import pytest
 from tests import archives
 from tests.faults.counts import injected
 from vit_jax.errors import UserError
-from vit_jax.prepare import archive, shards
+from vit_jax.prepare import imagenet21k, shards
 
 CONTENTS = archives.synsets(3, count=4)
 
@@ -32,19 +32,18 @@ def as_source(tmp_path, kind):
 def test_same_content_in_every_layout(tmp_path, kind):
   """Synsets and their images are those that were written."""
   source = as_source(tmp_path, kind)
-  found = list(archive.synsets(source))
+  found = list(imagenet21k.synsets(source))
   content = {
-    synset.wnid: {item.name: item.data for item in archive.pictures(synset)}
-    for synset in found
+    synset.wnid: dict(imagenet21k.pictures(synset)) for synset in found
   }
   assert content == CONTENTS
   if not kind.endswith('gz'):
-    assert archive.num_bytes(source) >= sum(synset.size for synset in found)
+    assert imagenet21k.num_bytes(source) >= sum(synset.size for synset in found)
 
 
 def pictures_of(data):
-  synset = archive.Synset('n00000001', '', 0, len(data), data)
-  return list(archive.pictures(synset))
+  synset = imagenet21k.Synset('n00000001', '', 0, len(data), data)
+  return list(imagenet21k.pictures(synset))
 
 
 def link(name, target):
@@ -61,7 +60,7 @@ def test_unsafe_names_are_skipped(name):
   injected('a name that leaves its archive')
   good = archives.photograph(1)
   found = pictures_of(archives.tar({name: good, './good.JPEG': good}))
-  assert [type(item) for item in found] == [shards.Skipped, archive.Picture]
+  assert isinstance(found[0], shards.Skipped)
   assert found[1] == ('good.JPEG', good)
 
 
@@ -85,7 +84,7 @@ def test_a_damaged_synset_gives_the_images_before_the_damage():
     data[: begin[2]] + b'x' * 512 + data[begin[2] + 512 :],
   ):
     found = pictures_of(damaged)
-    assert [item.name for item in found] == [*names[:2], 'n00000001.tar']
+    assert [item[0] for item in found] == [*names[:2], 'n00000001.tar']
     assert found[2].reason.startswith('damaged after')
   assert pictures_of(b'')[0].reason.startswith('damaged after 0')
   assert pictures_of(b'\0' * 10240) == []
@@ -97,18 +96,18 @@ def test_a_truncated_archive_is_refused(tmp_path, kind):
   path = as_source(tmp_path, kind)
   os.truncate(path, path.stat().st_size * 2 // 3)
   with pytest.raises(UserError, match='not a complete archive'):
-    list(archive.synsets(path))
+    list(imagenet21k.synsets(path))
 
 
 def test_a_damaged_header_is_refused(tmp_path):
   """Python's tarfile would end there silently."""
   path = as_source(tmp_path, 'fall11_whole.tar')
-  second = list(archive.synsets(path))[1]
+  second = list(imagenet21k.synsets(path))[1]
   data = bytearray(path.read_bytes())
   data[second.offset - 512 : second.offset] = b'x' * 512
   path.write_bytes(data)
   with pytest.raises(UserError, match=r'byte [\d,]+ is not'):
-    list(archive.synsets(path))
+    list(imagenet21k.synsets(path))
 
 
 def test_wrong_sources_are_refused(tmp_path):
@@ -124,4 +123,4 @@ def test_wrong_sources_are_refused(tmp_path):
     (pathlib.Path(tmp_path), 'contains no nXXXXXXXX.tar'),
   ):
     with pytest.raises(UserError, match=message):
-      list(archive.synsets(path))
+      list(imagenet21k.synsets(path))

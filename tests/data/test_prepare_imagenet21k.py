@@ -124,8 +124,8 @@ def test_class_list_determines_the_labels(tmp_path):
   for i in range(len(found)):
     assert found[i]['label'] == by_image[found[i]['image']]
   for text, message in (
-    ('tench\n', "has 'tench'"),
-    ('n00000001\nn00000001\n', '2 time'),
+    ('tench\n', "'tench'"),
+    ('n00000001\nn00000001\n', "'n00000001'"),
     ('', 'a different synset'),
   ):
     lists.write_text(text)

@@ -86,11 +86,12 @@ def test_a_preparation_killed_repeatedly_writes_the_same_files(
 def test_workers_end_with_a_killed_parent(tmp_path):
   """Otherwise they would write files during the next attempt."""
   program = f"""
-    import os, pathlib, time
-    from vit_jax.prepare import parallel
+    import functools
+    from vit_jax.prepare import shards
     from tests.data.test_prepare_resume import wait_here
     if __name__ == '__main__':
-      list(parallel.unordered(wait_here, [{str(tmp_path)!r}] * 2, 2))
+      task = functools.partial(wait_here, {str(tmp_path)!r})
+      list(shards.unordered([task, task], 2))
   """
   script = tmp_path / 'main.py'
   script.write_text(textwrap.dedent(program))
