@@ -150,7 +150,7 @@ def inspect(
       pool.map(measure, starts[i : i + groups.step]) for i in groups
     )
     for line in progress.shown(lines, len(starts), source.name):
-      _append(path, {'split': split, **line})
+      jsonl.append(path, json.dumps({'split': split, **line}) + '\n')
       known[line['start']] = _found(line)
   parts = [known[start] for start in sorted(known)]
   return Found(
@@ -170,18 +170,17 @@ def _known(
   """Reads the results so far: {index of a chunk's first example: results}.
 
   If there are none, the split's first line, which contains the fingerprint, is
-  written. A last line that is incomplete because the process was killed is
-  moved to another file. If hashes are requested, lines without them are
-  ignored.
+  written. A line that is incomplete because the process was killed is ignored,
+  and so are lines without hashes if they are requested.
   """
-  jsonl.keep(path, lambda line: True)
   lines = [
     line for _, line in jsonl.read(path) if line and line.get('split') == split
   ]
   current = {'source': fingerprint.of(source), 'kind': list(kind)}
   if not lines:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _append(path, {'split': split, 'fingerprint': current})
+    line = {'split': split, 'fingerprint': current}
+    jsonl.append(path, json.dumps(line) + '\n')
   elif lines[0].get('fingerprint') != current:
     raise UserError(
       f'{path} belongs to an unfinished inspection of {split} with other data, '
@@ -192,11 +191,6 @@ def _known(
     for line in lines[1:]
     if 'hashes' in line or not hashed
   }
-
-
-def _append(path: epath.Path, line: dict[str, Any]) -> None:
-  with paths.access(path, 'written'), path.open('a') as file:
-    file.write(json.dumps(line) + '\n')
 
 
 def _chunk(

@@ -73,8 +73,9 @@ def run(
       full.
   """
   root = default_data_dir(data_dir)
-  result = (set_name or '') if name == folder.NAME else name
+  result = name
   if name == folder.NAME:
+    result = set_name or ''
     folder.check_name(result)
   values = {'source': source, 'name': set_name, 'class_list': class_list}
   for flag, value in values.items():
@@ -119,7 +120,7 @@ def run(
 def main(arguments: list[str]) -> None:
   """Prepares a data set; without arguments, lists the known data sets."""
   if not arguments:
-    print(named.listing())
+    print(named.LISTING)
     return
   if len(arguments) > 1:
     raise process.usage('prepare NAME [--source=PATH] [--data_dir=DIR]')

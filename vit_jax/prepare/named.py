@@ -27,56 +27,36 @@ _MANUAL = {
   'diabetic_retinopathy_detection': ('trainLabels.csv', 'train', 'test'),
 }
 
-# The list that `prepare` prints: names and remarks.
-PRE_TRAINING = {
-  'imagenet21k': 'Table 3: from the public archive, --source',
-  'imagenet2012': 'Tables 2, 3, 5: archives downloaded by hand',
-  'imagenet2012_real': 'ReaL labels: validation archive by hand',
-}
-TRANSFER = {
-  'cifar10': 'Table 5: downloaded',
-  'cifar100': 'Table 5: downloaded',
-  'oxford_iiit_pet': 'Table 5: downloaded',
-  'oxford_flowers102': 'Table 5: downloaded',
-}
-VTAB = {
-  'caltech101': 'natural',
-  'cifar100': 'natural',
-  'dtd': 'natural',
-  'oxford_flowers102': 'natural',
-  'oxford_iiit_pet': 'natural',
-  'sun397/tfds': 'natural',
-  'svhn_cropped': 'natural',
-  'patch_camelyon': 'specialized',
-  'eurosat/rgb': 'specialized',
-  'resisc45': 'specialized, by hand',
-  'diabetic_retinopathy_detection/btgraham-300': 'specialized, by hand',
-  'clevr': 'structured: count, distance (source vtab)',
-  'dmlab': 'structured',
-  'dsprites': 'structured: location, orientation (source vtab)',
-  'kitti': 'structured: distance (source vtab)',
-  'smallnorb': 'structured: label_azimuth, label_elevation',
-}
-_OTHERS = {
-  'digits': 'part of scikit-learn; prepared when it is needed',
-  'folder': 'your own CLASS/IMAGE: --source=DIR --name=my_set',
-}
+# The list that `prepare` prints.
+LISTING = """\
+python -m vit_jax.prepare NAME [--source=PATH] --data_dir=DIR
 
+Pre-training:
+  imagenet21k        Table 3: from the public archive, --source
+  imagenet2012       Tables 2, 3, 5: archives downloaded by hand
+  imagenet2012_real  ReaL labels: validation archive by hand
 
-def listing() -> str:
-  """Lists the data sets that can be prepared, one per line."""
-  groups = {
-    'Pre-training': PRE_TRAINING,
-    'Transfer': TRANSFER,
-    'VTAB': VTAB,
-    'Others': _OTHERS,
-  }
-  lines = ['python -m vit_jax.prepare NAME [--source=PATH] --data_dir=DIR']
-  for title, entries in groups.items():
-    lines += ['', f'{title}:']
-    lines += [f'  {name:<28} {note}' for name, note in entries.items()]
-  lines += ['', 'and every other data set of TFDS by its name']
-  return '\n'.join(lines)
+Transfer (Table 5), downloaded:
+  cifar10  cifar100  oxford_iiit_pet  oxford_flowers102
+
+VTAB, natural:
+  caltech101  cifar100  dtd  oxford_flowers102  oxford_iiit_pet  sun397/tfds
+  svhn_cropped
+VTAB, specialized:
+  patch_camelyon  eurosat/rgb
+  resisc45 and diabetic_retinopathy_detection/btgraham-300: by hand
+VTAB, structured:
+  clevr              count, distance (source vtab)
+  dmlab
+  dsprites           location, orientation (source vtab)
+  kitti              distance (source vtab)
+  smallnorb          label_azimuth, label_elevation
+
+Others:
+  digits             part of scikit-learn; prepared when it is needed
+  folder             your own CLASS/IMAGE: --source=DIR --name=my_set
+
+and every other data set of TFDS by its name"""
 
 
 def prepare(name: str, data_dir: pathlib.Path) -> None:
