@@ -34,7 +34,6 @@ from vit_jax.cli import output_parts, process, shared_flags
 from vit_jax.cli.output_parts import Arrays, Parts, pyarrow
 from vit_jax.cli.shared_flags import Request, image_paths
 from vit_jax.config import overrides
-from vit_jax.config.schema import Config
 from vit_jax.data import filters, fingerprint
 from vit_jax.data.contract import Source
 from vit_jax.data.storage import files, npz
@@ -179,25 +178,6 @@ def _table(pa: Any, arrays: Arrays) -> Any:
 FORMATS = {'.npz': _npz, '.parquet': _parquet}
 
 
-def describe_data(config: Config, source: Source) -> dict[str, Any]:
-  """Returns a description of the data, without reading examples.
-
-  Args:
-    config: config with the completed section source.
-    source: source of the examples.
-  """
-  names = list(source.class_names) if _has_labels(source) else []
-  if isinstance(source, Images):
-    text = b'\n'.join(map(os.fsencode, source.paths))
-    digest = hashlib.sha256(text).hexdigest()[:16]
-    return {'paths': digest, 'class_names': names}
-  return {
-    'source': config.source.to_dict(),
-    'fingerprint': fingerprint.of(source),
-    'class_names': names,
-  }
-
-
 def _has_labels(source: Source) -> bool:
   return list(source.class_names) not in ([], [UNLABELLED])
 
@@ -275,7 +255,22 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   if out.suffix == '.parquet':
     pyarrow('pyarrow.parquet')  # raises UserError if it is not installed
   weights = shared_flags.open_weights(checkpoint, request)
-  config, source = _data(weights, request)
+  about: dict[str, Any]
+  if request.images:
+    sections = shared_flags.sections(weights)
+    config = overrides.apply(sections, [*request.settings])
+    source = Images(image_paths(request.images))
+    text = b'\n'.join(map(os.fsencode, source.paths))
+    about = {'paths': hashlib.sha256(text).hexdigest()[:16]}
+  else:
+    config, source, _, left_out = shared_flags.open_data(weights, request)
+    source = filters.without(source, left_out)
+    about = {
+      'source': config.source.to_dict(),
+      'fingerprint': fingerprint.of(source),
+    }
+  names = list(source.class_names) if _has_labels(source) else []
+  about['class_names'] = names
   # Only keys that are set, so that files without them remain valid.
   chosen: dict[str, Any] = {}
   if request.layers:
@@ -288,29 +283,12 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     request,
     config,
     source,
-    describe_data(config, source) | chosen,
+    about | chosen,
     predict=predictor(weights, **chosen),
     columns=functools.partial(_columns, source),
     write=_write,
     results=RESULTS,
   )
-
-
-def _data(weights: Pretrained, request: Request) -> tuple[Config, Source]:
-  """Opens the image files or the split.
-
-  Returns:
-    The completed config, and the source.
-
-  Raises:
-    UserError: the data or the split does not exist or is empty.
-  """
-  if request.images:
-    sections = shared_flags.sections(weights)
-    config = overrides.apply(sections, [*request.settings])
-    return config, Images(image_paths(request.images))
-  config, source, _, left_out = shared_flags.open_data(weights, request)
-  return config, filters.without(source, left_out)
 
 
 def main(arguments: list[str]) -> None:
@@ -326,8 +304,9 @@ def main(arguments: list[str]) -> None:
   layers = parse_layers(values.layers)
   request = Request.of_flags(images=arguments, layers=layers)
   result = run(shared_flags.weights_path(values), values.out, request)
-  size = 'shape' if request.tokens or layers else 'width'
-  output_parts.print_result(values.out, result, ('count', size))
+  classes = len(result.pop('class_names'))
+  result = {'out': values.out, **result, 'classes': classes}
+  shared_flags.print_result(result)
 
 
 if __name__ == '__main__':

@@ -18,7 +18,6 @@ from vit_jax.analysis import plotting
 from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.config.schema import Config
-from vit_jax.data.contract import Source
 from vit_jax.data.images import channels
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError, check_choice, check_range
@@ -31,6 +30,7 @@ _DPI = 100
 _MIN_SIDE = 1.3  # smaller images are enlarged to this many inches
 _CAPTION_HEIGHT = 0.6  # of the lines above an image, inches
 _LETTERS_PER_INCH = 15
+_LOG = '%s: %s, %d examples, %d classes'
 # Images `[y, x, 3]`, RGB, with the lines of their captions.
 Pictures = list[tuple[UInt8[np.ndarray, 'y x 3'], list[str]]]
 
@@ -60,7 +60,7 @@ def run(config: Config, images: int, start_step: int) -> Pictures:
   """
   experiment = Experiment.build(config, jax.devices())
   source = data.open_train(config)
-  _log_source('training', source)
+  log.info(_LOG, 'training', source.name, len(source), source.num_classes)
   step, shown = start_step, []
   with data.train_batches(experiment, source, start_step) as batches:
     while len(shown) < images:
@@ -86,11 +86,12 @@ def run_evaluation(config: Config, name: str, images: int) -> Pictures:
   check_choice('--evaluator', name, config.evals)
   experiment = Experiment.build(config, jax.devices())
   section, class_names = config.evals[name], []
-  if not section.source:
+  other = section.get('source')
+  if not other:
     class_names = data.open_source(config, config.train.split).class_names
   setting = data.evaluation_setting(experiment, class_names)
-  source = open_split(setting, section.split, section.source)
-  _log_source(f'evaluation {name}', source)
+  source = open_split(setting, section.split, other)
+  log.info(_LOG, name, source.name, len(source), source.num_classes)
   shown: Pictures = []
   for index in range(len(source)):
     try:
@@ -107,12 +108,6 @@ def run_evaluation(config: Config, name: str, images: int) -> Pictures:
   if not shown:
     raise UserError(f'{source.name} has no image that can be shown.')
   return shown
-
-
-def _log_source(use: str, source: Source) -> None:
-  size = f'{len(source):,}'
-  text = '%s: %s, %s examples, %d classes'
-  log.info(text, use, source.name, size, source.num_classes)
 
 
 def draw(pictures: Pictures, path: str) -> None:

@@ -16,7 +16,7 @@ import functools
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,24 +40,12 @@ PyTree = Any
 RESULTS = ('count', 'distinct', 'seen', 'confident', 'of_class')
 
 
-class Choice(NamedTuple):
-  """Selected images.
-
-  Attributes:
-    rows: distinct indices of the selected examples, ascending.
-    copies: number of copies of each example, at least 1.
-  """
-
-  rows: Int[np.ndarray, ' m']
-  copies: Int[np.ndarray, ' m']
-
-
 def balanced(
   labels: Int[np.ndarray, ' n'],
   confidence: Float[np.ndarray, ' n'],
   per_class: int,
   seed: int,
-) -> Choice:
+) -> Int[np.ndarray, ' n']:
   """Selects the same number of examples of each class.
 
   If a class has more images, the most confident ones are selected, and the
@@ -70,6 +58,9 @@ def balanced(
     confidence: predicted probability of that class, in [0, 1].
     per_class: number of examples of each class; 0 selects every image once.
     seed: seed of the choice of images that get an additional copy.
+
+  Returns:
+    Number of copies of each image; 0 if it is not selected.
 
   Reference: Noisy Student, Xie et al., arXiv 1911.04252, section 3.1: 130K
   images per class, duplicated at random. Difference: its code draws for each
@@ -86,8 +77,7 @@ def balanced(
       copies[rows] = quotient
       rng = np.random.default_rng([seed, int(label)])
       copies[rng.permutation(rows)[:remainder]] += 1
-  rows = np.flatnonzero(copies)
-  return Choice(rows, copies[rows])
+  return copies
 
 
 def _columns(
@@ -127,7 +117,8 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
       f'{about["data"]}: the teacher predicts no class of {seen} images with '
       f'a probability of {about["min_confidence"]}: lower --min_confidence.'
     )
-  choice = balanced(labels, confidence, about['per_class'], about['seed'])
+  copies = balanced(labels, confidence, about['per_class'], about['seed'])
+  rows = np.flatnonzero(copies)
   of_class = np.bincount(labels, minlength=len(about['class_names']))
   empty = [about['class_names'][i] for i in np.flatnonzero(of_class == 0)]
   if empty:
@@ -140,31 +131,28 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
       empty[0],
     )
   description = about | {
-    'count': int(choice.copies.sum()),
-    'distinct': len(choice.rows),
+    'count': int(copies.sum()),
+    'distinct': len(rows),
     'seen': seen,
     'confident': len(labels),
     'of_class': of_class.tolist(),
   }
   description = json.loads(json.dumps(description))
+
+  def selected(key: str) -> Iterator[np.ndarray]:
+    """Yields the selected rows of a column, part by part."""
+    start = 0
+    for column in parts.column(key):
+      yield column[copies[start : start + len(column)] > 0]
+      start += len(column)
+
   columns = {
-    key: functools.partial(_selected_rows, parts, choice, key)
-    for key in ('soft', 'index')
+    'soft': lambda: selected('soft'),
+    'index': lambda: selected('index'),
+    'copies': lambda: [copies[rows]],
   }
-  columns['copies'] = functools.partial(iter, [choice.copies])
   npz.write(path, columns, {'about': json.dumps(description)})
   return description
-
-
-def _selected_rows(
-  parts: Parts, choice: Choice, key: str
-) -> Iterator[np.ndarray]:
-  """Yields the selected rows of a column, part by part."""
-  start = 0
-  for column in parts.column(key):
-    first, last = np.searchsorted(choice.rows, [start, start + len(column)])
-    yield column[choice.rows[first:last] - start]
-    start += len(column)
 
 
 def define_flags() -> None:
@@ -266,11 +254,11 @@ def main(arguments: list[str]) -> None:
       '--split=S or --config=FILE.py'
     )
   process.start_process()
-  result = run(
-    shared_flags.weights_path(values), values.out, Request.of_flags()
-  )
-  keys = ('seen', 'confident', 'distinct', 'count')
-  output_parts.print_result(values.out, result, keys)
+  request, path = Request.of_flags(), shared_flags.weights_path(values)
+  result = run(path, values.out, request)
+  classes = len(result.pop('class_names'))
+  result = {'out': values.out, **result, 'classes': classes}
+  shared_flags.print_result(result)
 
 
 if __name__ == '__main__':

@@ -35,7 +35,7 @@ def test_preview_of_an_evaluator(tmp_path, caplog):
     num_classes=2,
   )
   shown = preview.run_evaluation(config, 'val', 32)
-  assert 'val, 6 examples, 2 classes' in caplog.text
+  assert '/val, 6 examples, 2 classes' in caplog.text
   assert [lines for _, lines in shown] == [['cat']] * 2 + [['dog']] * 3
   assert all((pixels == 200).all() for pixels, _ in shown)
   preview.draw(shown, str(tmp_path / 'grid.png'))

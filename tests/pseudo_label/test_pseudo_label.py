@@ -103,11 +103,6 @@ def test_labels_are_the_teachers_probabilities(file, plain, threshold):
   np.testing.assert_allclose(columns['soft'], soft[rows], atol=1e-5)
   sums = np.bincount(columns['soft'].argmax(axis=1), columns['copies'], CLASSES)
   assert sums.tolist() == [9 * bool(n) for n in counts]
-  for k in np.flatnonzero(counts > 9):  # the most confident ones
-    ranked = sorted(
-      (n for n in sure if soft[n].argmax() == k), key=lambda n: -soft[n, k]
-    )
-    assert {n for n in rows if soft[n].argmax() == k} == set(ranked[:9])
   assert os.listdir(os.path.dirname(path)) == ['labels.npz']
 
 
@@ -208,28 +203,21 @@ def test_damaged_files_are_refused(file, tmp_path):
     opened(str(damaged))
 
 
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    (dict(min_confidence=1.0), r'1\.0.*--min_confidence'),
-    (dict(min_confidence=1.5), '--min_confidence'),
-    (dict(per_class=-1), '--per_class'),
-    (dict(split=None), '--split is missing'),
-    (dict(weights='ema'), "'ema'"),
-  ],
-)
-def test_messages_of_invalid_requests(changes, message, weights, tmp_path):
-  with pytest.raises(UserError, match=message):
-    out = str(tmp_path / 'f.npz')
-    pseudo_label.run(weights, out, dataclasses.replace(REQUEST, **changes))
-
-
-def test_a_teacher_needs_a_head(tmp_path):
-  path = str(tmp_path / 'headless.npz')
+def test_messages_of_invalid_requests(weights, tmp_path):
+  """Flags out of range, missing data, and a teacher without a head."""
+  headless, out = str(tmp_path / 'headless.npz'), str(tmp_path / 'f.npz')
   params = tiny_vit.noise_params(Model(0, **tiny_vit.SIZES), SIZE)
-  npz.save(path, params, {})
-  with pytest.raises(UserError, match='headless.*head.*teacher'):
-    pseudo_label.run(path, str(tmp_path / 'f.npz'), REQUEST)
+  npz.save(headless, params, {})
+  for path, changes, message in (
+    (weights, dict(min_confidence=1.0), r'1\.0.*--min_confidence'),
+    (weights, dict(min_confidence=1.5), '--min_confidence'),
+    (weights, dict(per_class=-1), '--per_class'),
+    (weights, dict(split=None), '--split is missing'),
+    (headless, {}, 'headless.*head.*teacher'),
+  ):
+    with pytest.raises(UserError, match=message):
+      request = dataclasses.replace(REQUEST, **changes)
+      pseudo_label.run(path, out, request)
 
 
 def members(path):

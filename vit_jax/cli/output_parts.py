@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -326,23 +326,3 @@ def _check_description(
       f'{path} is the result of another command ({"; ".join(differences)}). '
       'Give another --out, or delete it.'
     )
-
-
-def print_result(out: str, result: dict[str, Any], keys: Sequence[str]) -> None:
-  """Prints the description of a result, on the main process only.
-
-  Args:
-    out: path of the result.
-    result: description of the result.
-    keys: keys of the description that are printed without --json.
-  """
-  if not runtime.is_main():
-    return
-  result = {'out': out, **result, 'classes': len(result['class_names'])}
-  del result['class_names']
-  if flags.FLAGS.json:
-    print(json.dumps(result))
-    return
-  for key in ('out', 'checkpoint', 'data', *keys, 'classes'):
-    print(f'{key}: {result[key]}')
-  print(f'preprocess: {shared_flags.line(result["preprocess"])}')

@@ -2,8 +2,8 @@
 
 import dataclasses
 import glob
+import json
 import logging
-import math
 import os
 import re
 import sys
@@ -33,7 +33,7 @@ from vit_jax.data.storage import class_folders
 from vit_jax.data.storage.files import IMAGES
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.contract import Setting
-from vit_jax.processes import consensus
+from vit_jax.processes import consensus, runtime
 from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.contract import Pretrained
 
@@ -309,12 +309,8 @@ def with_preset(source: Pretrained, name: str | None) -> Pretrained:
   if (old or presets.NONE) == new:
     return source
   if old is None:
-    log.warning(
-      '%s expects pixels in [-1, 1], so the preset %s changes only the '
-      'resizing',
-      source.path,
-      name,
-    )
+    text = '%s expects pixels in [-1, 1]: the preset changes only the resizing'
+    log.warning(text, source.path)
     return source
   return transfer.renormalized(source, *new)
 
@@ -431,6 +427,25 @@ def line(description: dict[str, Any]) -> str:
   return ' '.join(f'{key}={text(value)}' for key, value in description.items())
 
 
+def print_result(result: dict[str, Any]) -> None:
+  """Prints a result, as JSON or in lines, on the main process only.
+
+  Args:
+    result: values by name; `preprocess` is a description, see `describe`. Other
+      lists and dicts are printed only with --json.
+  """
+  if not runtime.is_main():
+    return
+  if flags.FLAGS.json:
+    print(json.dumps(result))
+    return
+  shown = result | {'preprocess': line(result['preprocess'])}
+  for name, value in shown.items():
+    if not isinstance(value, list | dict):
+      text = f'{value:.6g}' if isinstance(value, float) else value
+      print(f'{name}: {text}')
+
+
 def evaluation_setting(
   weights: Pretrained,
   config: Config,
@@ -494,49 +509,31 @@ def fitting(
     return most
   params = weights.abstract_params(mesh)
   program = jax.jit(predict or weights.objective().predict)
-  # A batch would be filled up with images that are computed for nothing.
-  needed = most if examples is None else min(most, examples)
-  size = -(-needed // mesh.size) * mesh.size
-  largest = min(size, most)
-  while size > mesh.size:
+
+  def fits(size: int) -> bool:
     shape = (size, height, width, weights.model().channels)
     image = jax.ShapeDtypeStruct(
       shape, np.uint8, sharding=sharding.batch_sharding(mesh)
     )
-    if _bytes(program, params, image, mesh) <= _USABLE * limit:
-      break
+    try:
+      with jax.set_mesh(mesh):
+        compiled = program.lower(params, {'image': image}).compile()
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      return False
+    used = memory.program_bytes(compiled)
+    return used is None or used['peak'] <= _USABLE * limit
+
+  # A batch would be filled up with images that are computed for nothing.
+  needed = most if examples is None else min(most, examples)
+  size = -(-needed // mesh.size) * mesh.size
+  largest = min(size, most)
+  while size > mesh.size and not fits(size):
     size = max(size // 2 // mesh.size, 1) * mesh.size
   size = consensus.from_main(lambda: min(size, most))
   if size < largest:
-    log.info(
-      'batches of %d instead of %d images of %dx%d pixels, because of the '
-      'memory of %s',
-      size,
-      largest,
-      height,
-      width,
-      memory.text(limit),
-    )
+    images = f'{largest} images of {height}x{width} pixels'
+    text = 'batches of %d instead of %s, because of the memory of %s'
+    log.info(text, size, images, memory.text(limit))
   return size
-
-
-def _bytes(
-  predict: Any, params: Any, image: jax.ShapeDtypeStruct, mesh: Mesh
-) -> float:
-  """Returns the memory per device of a program; infinite if it is too large.
-
-  Args:
-    predict: jitted function of (parameters, batch).
-    params: shapes of the parameters.
-    image: shape of the images of a batch.
-    mesh: mesh of the devices.
-  """
-  try:
-    with jax.set_mesh(mesh):
-      compiled = predict.lower(params, {'image': image}).compile()
-  except jax.errors.JaxRuntimeError as error:
-    if 'RESOURCE_EXHAUSTED' not in str(error):
-      raise
-    return math.inf
-  used = memory.program_bytes(compiled)
-  return 0 if used is None else used['peak']
