@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from etils import epath
 
 from vit_jax.cli import process
 from vit_jax.config import loading, overrides
@@ -33,7 +32,7 @@ from vit_jax.errors import UserError, check_range, closest
 from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
-_MAX_PRINTED = 10  # number of classes
+_MAX_PRINTED = 5  # smallest and largest classes that are printed
 _UNFINISHED = 'unfinished.jsonl'  # results so far, removed at the end
 
 
@@ -88,100 +87,78 @@ def run(
   folder = paths.locate(out)
   if paths.is_remote(folder):
     raise UserError(f'--out={out} is remote: give a local directory.')
+  kind = config.preprocess.get('channels', 3), config.preprocess.get('bits', 8)
+  if against and kind != (3, 8):
+    raise UserError(f'--against needs 3 channels of 8 bits, not {kind}.')
   unfinished = folder / _UNFINISHED
-  all_train = build_section(config, 'source', config.train.split)
+  split = config.train.split
+  all_train = build_section(config, 'source', split)
   train = filters.without_listed(all_train, config.train.leave_out)
   tests = _open_against(config, against)
   # The training data come first, and replace those of an evaluator of the same
   # split, in which no examples are left out.
-  first = {config.train.split: train}
+  first = {split: train}
   sources = first | _open_evaluations(config, config.evals) | tests | first
   if against:  # errors that should not appear after hours of reading
     inspection.imagehash()
     filters.checked_rows(train)
-  pixels = _channels_and_bits(config, bool(against))
   threads = build_section(config, 'reader').thread_count
   results = {
-    split: inspection.inspect(
-      source, split, unfinished, threads, pixels, bool(against)
+    name: inspection.inspect(
+      source, name, unfinished, threads, kind, bool(against)
     )
-    for split, source in sources.items()
+    for name, source in sources.items()
   }
   groups = [
-    [_example(split, index, sources, results) for split, index in group]
+    [
+      _located(sources, name, index)
+      | {'class': _class_name(sources[name], results[name], index)}
+      for name, index in group
+    ]
     for group in inspection.duplicates(results)
   ]
   copies = {
-    test: [*inspection.copies(results, config.train.split, test, max_distance)]
+    test: [*inspection.copies(results, split, test, max_distance)]
     for test in tests
   }
   overlap = {copy.index for of_test in copies.values() for copy in of_test}
   # Files that a source leaves out, if it lists them.
-  lists = [
-    getattr(s, 'ignored', list)() for s in (all_train, *sources.values())
-  ]
-  ignored = sorted(set().union(*lists))
+  ignored = {
+    path
+    for source in (all_train, *sources.values())
+    for path in getattr(source, 'ignored', list)()
+  }
+  splits = [{entry['split'] for entry in group} for group in groups]
+  classes = [{entry['class'] for entry in group} for group in groups]
   summary = {
     'splits': {
-      split: _summary(sources[split], results[split]) for split in results
+      name: _summary(sources[name], result) for name, result in results.items()
     },
-    **_group_counts(groups, config.train.split),
+    'duplicates': len(groups),
+    'leaks': sum(split in names and len(names) > 1 for names in splits),
+    'other_label': sum(len(names) > 1 for names in classes),
     'ignored': len(ignored),
     'overlap': {test: _counts(of_test) for test, of_test in copies.items()},
     'remaining': len(train) - len(overlap),
   }
   bad = [
-    {'split': split, **record._asdict()}
-    for split, result in results.items()
+    {'split': name, **record._asdict()}
+    for name, result in results.items()
     for record in result.bad
   ]
-  _write(folder / 'summary.json', [json.dumps(summary, indent=2)])
-  _write(folder / 'bad.jsonl', map(json.dumps, bad))
-  _write(folder / 'duplicates.jsonl', map(json.dumps, groups))
-  _write(folder / 'ignored.txt', ignored)
+  files = {
+    'summary.json': [json.dumps(summary, indent=2)],
+    'bad.jsonl': map(json.dumps, bad),
+    'duplicates.jsonl': map(json.dumps, groups),
+    'ignored.txt': sorted(ignored),
+  }
   if against:
     entries = _overlap(train, sources, copies)
-    _write(folder / 'overlap.jsonl', map(json.dumps, entries))
+    files['overlap.jsonl'] = map(json.dumps, entries)
+  for name, lines in files.items():
+    (folder / name).write_text(''.join(f'{line}\n' for line in lines))
   unfinished.unlink()
   return summary
-
-
-def _channels_and_bits(config: Config, compared: bool) -> tuple[int, int]:
-  """Returns the channels and bits that all images must have.
-
-  Args:
-    config: completed config.
-    compared: whether images are compared by perceptual hashes.
-
-  Raises:
-    UserError: the images cannot be compared.
-  """
-  keys = config.preprocess
-  pixels = (keys.get('channels', 3), keys.get('bits', 8))
-  if compared and pixels != (3, 8):
-    raise UserError(
-      f'--against needs preprocess.channels=3, bits=8, not {pixels[0]}, '
-      f'{pixels[1]}.'
-    )
-  return pixels
-
-
-def _group_counts(
-  groups: list[list[dict[str, Any]]], train: str
-) -> dict[str, int]:
-  """Counts the groups of equal images, see `run`.
-
-  Args:
-    groups: results of `_example`.
-    train: split of the training data.
-  """
-  splits = [{each['split'] for each in group} for group in groups]
-  classes = [{each['class'] for each in group} for group in groups]
-  return {
-    'duplicates': len(groups),
-    'leaks': sum(train in names and len(names) > 1 for names in splits),
-    'other_label': sum(len(names) > 1 for names in classes),
-  }
 
 
 def _open_evaluations(
@@ -233,6 +210,18 @@ def _open_against(config: Config, against: Sequence[str]) -> dict[str, Source]:
   return sources
 
 
+def _located(
+  sources: dict[str, Source], split: str, index: int
+) -> dict[str, Any]:
+  """Describes the location of an example."""
+  where = contract.where(sources[split], index)
+  return {'split': split, 'index': index, 'where': where}
+
+
+def _class_name(source: Source, result: inspection.Found, index: int) -> str:
+  return source.class_names[result.rows['labels'][index]]
+
+
 def _overlap(
   train: Source,
   sources: dict[str, Source],
@@ -246,11 +235,7 @@ def _overlap(
       yield entry | {
         'distance': copy.distance,
         'same_pixels': copy.same_pixels,
-        'copy_of': {
-          'split': test,
-          'index': copy.other,
-          'where': contract.where(sources[test], copy.other),
-        },
+        'copy_of': _located(sources, test, copy.other),
       }
 
 
@@ -260,85 +245,58 @@ def _counts(copies: list[inspection.Copy]) -> dict[str, int]:
   return {'same_pixels': same, 'similar': len(copies) - same}
 
 
-def _example(
-  split: str, index: int, sources: dict[str, Any], results: dict[str, Any]
-) -> dict[str, Any]:
-  """Describes an example for duplicates.jsonl."""
-  source, label = sources[split], int(results[split].labels[index])
-  return {
-    'split': split,
-    'index': index,
-    'where': contract.where(source, index),
-    'class': source.class_names[label],
-  }
-
-
-def _summary(source: Any, result: inspection.Found) -> dict[str, Any]:
+def _summary(source: Source, result: inspection.Found) -> dict[str, Any]:
   """Returns counts, sizes, mean and standard deviation of a split."""
-  good = result.labels >= 0
-  counts = np.bincount(result.labels[good], minlength=source.num_classes)
-  names = list(source.class_names)
+  rows = result.rows[result.usable]
+  counts = np.bincount(rows['labels'], minlength=source.num_classes)
   summary: dict[str, Any] = {
     'examples': len(source),
     'bad': len(result.bad),
-    'classes': dict(zip(names, counts.tolist(), strict=False)),
+    'classes': dict(zip(source.class_names, counts.tolist(), strict=False)),
   }
-  if good.any():
-    for key, sides in (('heights', result.heights), ('widths', result.widths)):
+  if len(rows):
+    for key in ('heights', 'widths'):
       functions = (np.min, np.median, np.max)
-      summary[key] = [int(function(sides[good])) for function in functions]
+      summary[key] = [int(function(rows[key])) for function in functions]
     summary['mean'], summary['std'] = result.mean_and_std()
   return summary
 
 
-def _write(path: epath.Path, lines: Iterable[str]) -> None:
-  """Writes a text file."""
-  path.write_text(''.join(f'{line}\n' for line in lines))
-
-
-def _lines(summary: dict[str, Any], out: str) -> list[str]:
-  """Formats the summary as text."""
-  lines = []
+def _lines(summary: dict[str, Any], out: str) -> Iterator[str]:
+  """Yields the lines of the summary as text."""
   for split, values in summary['splits'].items():
     counts = sorted(values['classes'].items(), key=lambda item: item[1])
-    lines.append(
+    yield (
       f'{split}: {values["examples"]:,} examples, {values["bad"]:,} bad, '
       f'{len(counts):,} classes'
     )
     if 'heights' in values:
       sizes = zip(values['widths'], values['heights'], strict=True)
       low, middle, high = (f'{width}x{height}' for width, height in sizes)
-      lines.append(
-        f'  width x height: smallest {low}, median {middle}, largest {high}'
-      )
+      yield f'  width x height: smallest {low}, median {middle}, largest {high}'
       mean, std = (','.join(map(str, values[key])) for key in ('mean', 'std'))
-      lines.append(f'  mean of each channel: {mean}; std: {std}')
+      yield f'  mean of each channel: {mean}; std: {std}'
     texts = [f'{name} {count:,}' for name, count in counts]
-    if len(texts) > _MAX_PRINTED:
-      half = _MAX_PRINTED // 2
-      texts = [*texts[:half], '…', *texts[-half:]]
-    lines.append(f'  examples per class: {", ".join(texts)}')
-  lines.append(
+    if len(texts) > 2 * _MAX_PRINTED:
+      texts = [*texts[:_MAX_PRINTED], '…', *texts[-_MAX_PRINTED:]]
+    yield f'  examples per class: {", ".join(texts)}'
+  yield (
     f'groups of images with the same pixels: {summary["duplicates"]:,}; '
     f'{summary["leaks"]:,} both in training and in evaluation, '
     f'{summary["other_label"]:,} with different labels'
   )
-  lines.append(f'files left out: {summary["ignored"]:,}')
+  yield f'files left out: {summary["ignored"]:,}'
   for split, counts in summary['overlap'].items():
-    lines.append(
+    yield (
       f'training images that are also in {split}: {counts["same_pixels"]:,} '
       f'with the same pixels, {counts["similar"]:,} similar'
     )
   if summary['overlap']:
-    lines.append(
-      'to train without them: '
-      f'--config.train.leave_out={out}/overlap.jsonl '
+    yield (
+      f'to train without them: --config.train.leave_out={out}/overlap.jsonl '
       f'--config.train.num_examples={summary["remaining"]}'
     )
-  lines.append(
-    f'lists: {out}/bad.jsonl, duplicates.jsonl, ignored.txt, summary.json'
-  )
-  return lines
+  yield f'lists: {out}/bad.jsonl, duplicates.jsonl, ignored.txt, summary.json'
 
 
 def main(arguments: list[str]) -> None:

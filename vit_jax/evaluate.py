@@ -23,20 +23,16 @@ from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
 from vit_jax.cli.shared_flags import Request
 from vit_jax.config import overrides, schema
-from vit_jax.config.schema import (
-  EVALS,
-  Config,
-  build_section,
-  flatten,
-)
+from vit_jax.config.schema import EVALS, Config, build_section, flatten
 from vit_jax.data import filters
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
+from vit_jax.evaluators.contract import Setting
 from vit_jax.files import paths
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes import runtime
 from vit_jax.training.reporting import Figures
-from vit_jax.weights import pretrained
+from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
 _DEFAULTS = {'name': 'classification', 'split': ''}
@@ -79,26 +75,15 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   Raises:
     UserError: the checkpoint or data does not exist, or no evaluator applies.
   """
-  weights, split = shared_flags.open_weights(checkpoint, request), request.split
-  about = weights.about
-  candidates = _evaluator_sections(about, request.evaluator)
-  override = {'split': split} if split else {}
-  sections = {
-    **shared_flags.sections(weights),
-    'source': shared_flags.source_section(
-      about, request.dataset, request.data_dir
-    ),
-    'evals': {n: section | override for n, section in candidates.items()},
-  }
-  train = about.get('config', {}).get('train', {})
-  if 'leave_out' in train:
-    sections['train'] = train
-  config = overrides.apply(sections, [*request.settings])
-  names = _applicable(config, about, split)
-  chosen = {name: _choose_split(config, name, about, split) for name in names}
+  weights = shared_flags.open_weights(checkpoint, request)
+  config, names = _config(weights, request)
   mesh = sharding.make_mesh(jax.devices())
   rows = request.batch_size or shared_flags.fitting(weights, mesh)
-  built = {name: _build(weights, config, name, mesh, rows) for name in names}
+  setting = shared_flags.evaluation_setting(
+    weights, config, functools.partial(_open, config, weights), mesh, rows
+  )._replace(leave_out=_leave_out(config, weights.about))
+  # All are built before one is run, which may take hours.
+  built = {name: _build(weights, config, name, setting) for name in names}
   several = len(names) > 1
   result: dict[str, Any] = {
     'checkpoint': weights.path,
@@ -106,8 +91,11 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   }
   with jax.set_mesh(mesh):
     for name in names:
-      source = config.evals[name].get('source') or config.source
-      data = f'{shared_flags.title(source)}/{chosen[name]}'
+      section = config.evals[name]
+      source = section.get('source') or config.source
+      title = source.get('dataset') or source.get('path') or source.name
+      # Evaluators of plug-ins may have no split.
+      data = f'{title}/{section.get("split", "all")}'
       result[f'{name}/data' if several else 'data'] = data
       for kind, params in weights.weights(mesh).items():
         if several:
@@ -125,42 +113,65 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   return result
 
 
-def _applicable(
-  config: Config, about: dict[str, Any], split: str | None
-) -> list[str]:
-  """Returns the names of the evaluators in the config that are run.
+def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
+  """Returns a config of the completed sections, and the evaluators to run.
 
   On the run's own data and splits, all evaluators are run. On other data only
   classification is run, if the run has such evaluators, because others may
   depend on the run's training data. With --split or other data, evaluators that
   differ only in their split are run once.
 
-  Args:
-    config: config with the sections source and evals.
-    about: description of the weights.
-    split: value of --split; None if it is not set.
+  Raises:
+    UserError: there is no such evaluator, or --split is missing.
   """
-  names = list(config.evals)
+  about, split = weights.about, request.split
+  run_config = about.get('config', {})
+  override = {'split': split} if split else {}
+  evals = _evaluator_sections(about, request.evaluator)
+  sections = {
+    **shared_flags.sections(weights),
+    'source': shared_flags.source_section(about, request),
+    'evals': {name: section | override for name, section in evals.items()},
+  }
+  if 'leave_out' in run_config.get('train', {}):
+    sections['train'] = run_config['train']
+  config = overrides.apply(sections, [*request.settings])
   is_run_data = _is_run_data(config, about)
+  names = list(config.evals)
   if not is_run_data:
     kinds = [n for n in names if config.evals[n].name == _DEFAULTS['name']]
     names = kinds or names
-  if is_run_data and not split:
-    return names
-  distinct: dict[str, str] = {}
+  if split or not is_run_data:
+    distinct: dict[str, str] = {}
+    for name in names:
+      section = config.evals[name].to_dict()
+      keys = {k: v for k, v in section.items() if k not in ('split', 'every')}
+      distinct.setdefault(repr(keys), name)
+    names = list(distinct.values())
+  run_splits = {
+    name: section.get('split', '')
+    for name, section in run_config.get('evals', {}).items()
+  }
   for name in names:
-    section = config.evals[name].to_dict()
-    keys = {k: v for k, v in section.items() if k not in ('split', 'every')}
-    distinct.setdefault(repr(keys), name)
-  return list(distinct.values())
+    section = config.evals[name]
+    if 'split' not in section:  # possible for a plug-in
+      continue
+    if not section.split and is_run_data:
+      # The run has no such evaluator: use the split of its other evaluators.
+      section.split = next(filter(None, run_splits.values()), '')
+    # The split of the run is the default only for the data of the run.
+    run_split = run_splits.get(name, '')
+    is_default = not split and section.split == run_split
+    if not section.split or (is_default and not is_run_data):
+      raise UserError(
+        f'--split is missing, as in --split=test. {name} of the run uses '
+        f'{run_split!r} of its own data.'
+      )
+  return config, names
 
 
 def _build(
-  weights: pretrained.Pretrained,
-  config: Config,
-  name: str,
-  mesh: Any,
-  batch_size: int,
+  weights: Pretrained, config: Config, name: str, setting: Setting
 ) -> Any:
   """Builds an evaluator of the config.
 
@@ -170,11 +181,6 @@ def _build(
   Raises:
     UserError: the evaluator draws figures, or cannot be built.
   """
-  open_source = functools.partial(_open, config, weights)
-  setting = shared_flags.evaluation_setting(
-    weights, config, open_source, mesh, batch_size
-  )
-  setting = setting._replace(leave_out=_leave_out(config, weights.about))
   section = config.evals[name]
   kind = schema.resolve(EVALS, section.name)
   if kind is Figures:
@@ -225,40 +231,6 @@ def _evaluator_sections(
   }
 
 
-def _choose_split(
-  config: Config, name: str, about: dict[str, Any], split: str | None
-) -> str:
-  """Sets and returns the split of an evaluator.
-
-  Args:
-    config: config with the sections source and evals.
-    name: name of the evaluator in `config.evals`.
-    about: description of the weights.
-    split: value of --split; None if it is not set.
-
-  Raises:
-    UserError: --split is missing. The run's split is the default only with the
-      run's own data.
-  """
-  section = config.evals[name]
-  if 'split' not in section:  # possible for a plug-in
-    return 'all'
-  evals = about.get('config', {}).get('evals', {})
-  run_split = evals.get(name, {}).get('split', '')
-  is_run_data = _is_run_data(config, about)
-  if not section.split and is_run_data:
-    # The run has no such evaluator: use the split of its other evaluators.
-    splits = (other.get('split', '') for other in evals.values())
-    section.split = next(filter(None, splits), '')
-  is_default = not split and section.split == run_split
-  if not section.split or (not is_run_data and is_default):
-    raise UserError(
-      f'--split is missing, as in --split=test. {name} of the run uses '
-      f'{run_split!r} of its own data.'
-    )
-  return section.split
-
-
 def _is_run_data(config: Config, about: dict[str, Any]) -> bool:
   """Returns whether the config reads the data set of the run."""
   old, new = flatten(about.get('source', {})), flatten(config.source)
@@ -285,9 +257,7 @@ def _leave_out(config: Config, about: dict[str, Any]) -> str | None:
   return path
 
 
-def _open(
-  config: Config, weights: pretrained.Pretrained, split: str
-) -> stream.Source:
+def _open(config: Config, weights: Pretrained, split: str) -> stream.Source:
   """Opens the data, and maps its labels to the classes of the head.
 
   Raises:
@@ -313,17 +283,9 @@ def main(arguments: list[str]) -> None:
     )
   process.start_process()
   result = run(shared_flags.weights_path(values), Request.of_flags())
-  if not runtime.is_main():
-    return
-  if values.out:
+  if values.out and runtime.is_main():
     paths.save(paths.locate(values.out), json.dumps(result))
-  if values.json:
-    print(json.dumps(result))
-  else:
-    result['preprocess'] = shared_flags.line(result['preprocess'])
-    for name, value in result.items():
-      text = f'{value:.6g}' if isinstance(value, float) else value
-      print(f'{name}: {text}')
+  shared_flags.print_result(result)
 
 
 if __name__ == '__main__':

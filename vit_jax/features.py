@@ -18,32 +18,28 @@ continues and gives the same file.
 --layers=-1,-4 the outputs of the last block and of the fourth from the end.
 """
 
-import dataclasses
 import functools
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
 
-from vit_jax.cli import process, shared_flags
-from vit_jax.cli.output_parts import Arrays, Format, Parts
-from vit_jax.cli.shared_flags import image_paths
+from vit_jax.cli import output_parts, process, shared_flags
+from vit_jax.cli.output_parts import Arrays, Parts, pyarrow
+from vit_jax.cli.shared_flags import Request, image_paths
 from vit_jax.config import overrides
-from vit_jax.config.schema import Config
 from vit_jax.data import filters, fingerprint
 from vit_jax.data.contract import Source
-from vit_jax.data.filters import Tail
 from vit_jax.data.storage import files, npz
 from vit_jax.data.storage.class_folders import UNLABELLED
-from vit_jax.errors import UserError, required
-from vit_jax.evaluators.contract import Batch, Setting
-from vit_jax.evaluators.features import Extractor
+from vit_jax.errors import UserError
+from vit_jax.evaluators.contract import Batch
 from vit_jax.objectives.mixing import normalize
 from vit_jax.weights.contract import Pretrained
 
@@ -91,7 +87,7 @@ def parse_layers(numbers: Sequence[str]) -> list[int]:
 def predictor(
   weights: Pretrained, *, layers: Sequence[int] = (), tokens: bool = False
 ) -> Predict:
-  """Returns a function like `Objective.predict` with other features.
+  """Returns a function that computes the features.
 
   The last LayerNorm is applied to the output of each block, as in DINO's
   `get_intermediate_layers` (timm's function of this name needs `norm=True`).
@@ -107,8 +103,8 @@ def predictor(
 
   Returns:
     Function of the parameters of the objective and of a batch. `features` is
-    float32 `[n, layers, d]`, or with `tokens` `[n, layers, t, d]`, and without
-    `layers` `[n, t, d]`.
+    float32 `[n, d]`; with `layers` `[n, layers, d]`, with `tokens` `[n, t, d]`,
+    and with both `[n, layers, t, d]`.
 
   Raises:
     UserError: the model does not have these results.
@@ -121,13 +117,18 @@ def predictor(
     )
 
   def predict(params: PyTree, batch: Batch) -> dict[str, jax.Array]:
+    if not layers and not tokens:
+      return {'features': objective.predict(params, batch)['features']}
     variables = {'params': objective.backbone(params)}
     images = normalize(batch['image'])
     want = 'layers' if layers else 'tokens'
     outputs = model.apply(variables, images, method='predict', want=(want,))
     x = outputs[want]  # [n, depth, t, d] or [n, t, d]
     if layers:
-      _check_layers(layers, x.shape[1])
+      depth = x.shape[1]
+      if not -depth <= min(layers) <= max(layers) < depth:
+        given = ','.join(map(str, layers))
+        raise UserError(f'--layers={given}; allowed: {-depth} to {depth - 1}.')
       x = x[:, np.array(layers)]  # [n, layers, t, d]
       x = model.apply(variables, x, method='last_norm')
     if tokens:
@@ -138,40 +139,11 @@ def predictor(
   return predict
 
 
-def _check_layers(layers: Sequence[int], depth: int) -> None:
-  """Checks that all indices are those of blocks.
-
-  Raises:
-    UserError: an index is out of range.
-  """
-  wrong = [index for index in layers if not -depth <= index < depth]
-  if wrong:
-    raise UserError(
-      f'--layers contains {wrong[0]}; allowed: {-depth} to {depth - 1}.'
-    )
-
-
 def _patches(model: Any, images: jax.Array, tokens: jax.Array) -> int:
   """Returns the number of patch tokens, which are the last tokens."""
   if hasattr(model, 'grid'):
     return math.prod(model.grid(images.shape[1:3]))
   return tokens.shape[-2]  # every token is a position of the last map
-
-
-def about_of(path: str) -> dict[str, Any]:
-  """Returns the description in a file of `FORMATS`; {} for any other file.
-
-  Raises:
-    UserError: pyarrow is required but not installed.
-  """
-  try:
-    if path.endswith('.npz'):
-      return npz.about(path)[0]
-    metadata = _pyarrow('pyarrow.parquet').read_schema(path).metadata or {}
-    found = json.loads(metadata.get(b'about', b'{}'))
-    return found if isinstance(found, dict) else {}
-  except (OSError, ValueError, KeyError, NotImplementedError):
-    return {}
 
 
 def _npz(parts: Parts, path: str, about: dict[str, Any]) -> None:
@@ -181,7 +153,7 @@ def _npz(parts: Parts, path: str, about: dict[str, Any]) -> None:
 
 
 def _parquet(parts: Parts, path: str, about: dict[str, Any]) -> None:
-  pa, parquet = _pyarrow(), _pyarrow('pyarrow.parquet')
+  pa, parquet = pyarrow(), pyarrow('pyarrow.parquet')
   metadata = {'about': json.dumps(about)}
   schema = _table(pa, parts.read(0)).schema.with_metadata(metadata)
   with parquet.ParquetWriter(path, schema) as writer:
@@ -203,66 +175,31 @@ def _table(pa: Any, arrays: Arrays) -> Any:
   return pa.table(columns)
 
 
-def _pyarrow(module: str = 'pyarrow') -> Any:
-  """Imports pyarrow, or a module of it; see `required`."""
-  return required(module, 'a Parquet file', 'pyarrow')
-
-
 FORMATS = {'.npz': _npz, '.parquet': _parquet}
-
-
-def describe_data(config: Config, source: Source) -> dict[str, Any]:
-  """Returns a description of the data, without reading examples.
-
-  Args:
-    config: config with the completed section source.
-    source: source of the examples.
-  """
-  names = list(source.class_names) if _has_labels(source) else []
-  if isinstance(source, Images):
-    text = b'\n'.join(map(os.fsencode, source.paths))
-    digest = hashlib.sha256(text).hexdigest()[:16]
-    return {'paths': digest, 'class_names': names}
-  return {
-    'source': config.source.to_dict(),
-    'fingerprint': fingerprint.of(source),
-    'class_names': names,
-  }
-
-
-def _batches(
-  source: Source, setting: Setting, params: PyTree, start: int
-) -> Iterator[Arrays]:
-  """Yields the columns of each batch of examples, see `request.compute`."""
-  extractor = Extractor(setting, 'the extraction of features')
-  for found, mask in extractor.batches(params, Tail(source, start)):
-    index = start + np.arange(len(mask), dtype=np.int64)
-    yield _columns(source, found, index, mask)
-    start += len(mask)
 
 
 def _has_labels(source: Source) -> bool:
   return list(source.class_names) not in ([], [UNLABELLED])
 
 
-def _columns(
-  source: Source, found: Any, index: np.ndarray, mask: np.ndarray
-) -> dict[str, np.ndarray]:
-  """Returns the columns of a batch.
+def _columns(source: Source, result: Arrays, index: np.ndarray) -> Arrays:
+  """Returns the columns of a batch, see `output_parts.compute`.
 
-  Args:
-    source: source of the examples.
-    found: features and labels of the batch.
-    index: index of each example in the source.
-    mask: False for padding and for examples that cannot be used, which are left
-      out.
+  Raises:
+    UserError: features are not finite.
   """
-  index = index[mask]
-  columns = {'features': found.features[mask], 'index': index}
+  mask = result['mask']
+  columns = {'features': result['features'][mask], 'index': index[mask]}
+  if not np.isfinite(columns['features']).all():
+    raise UserError(
+      f'the features of {source.name} are not finite: use an earlier '
+      'checkpoint, or --config.model.dtype=float32.'
+    )
   if _has_labels(source):
-    columns['label'] = found.labels[mask]
+    columns['label'] = result['label'][mask]
   if isinstance(source, Images):
-    columns['path'] = np.array([source.paths[i] for i in index], np.str_)
+    paths = [source.paths[i] for i in columns['index']]
+    columns['path'] = np.array(paths, np.str_)
   return columns
 
 
@@ -284,25 +221,9 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
   return description
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request(shared_flags.Request):
-  """Settings of the command.
-
-  Attributes:
-    images: image files, directories and patterns; if empty, the features of a
-      split are computed.
-    tokens: whether to write the patch tokens, see `predictor`.
-    layers: indices of the blocks to use; () for the features of the model.
-  """
-
-  images: Sequence[str] = ()
-  tokens: bool = False
-  layers: Sequence[int] = ()
-
-
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define_output_flags('.npz or .parquet')
+  output_parts.define_flags('.npz or .parquet')
   flags.DEFINE_bool(
     'tokens', False, 'Write patch tokens, [images, tokens, width].'
   )
@@ -330,45 +251,44 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     UserError: the checkpoint or the data does not exist, a record is bad, or
       the file exists and was written with other weights, data or settings.
   """
-  out = shared_flags.output_file(out_path, FORMATS)
+  out = output_parts.check_path(out_path, FORMATS)
   if out.suffix == '.parquet':
-    _pyarrow('pyarrow.parquet')  # raises UserError if it is not installed
+    pyarrow('pyarrow.parquet')  # raises UserError if it is not installed
   weights = shared_flags.open_weights(checkpoint, request)
-  config, source = _data(weights, request)
+  about: dict[str, Any]
+  if request.images:
+    sections = shared_flags.sections(weights)
+    config = overrides.apply(sections, [*request.settings])
+    source = Images(image_paths(request.images))
+    text = b'\n'.join(map(os.fsencode, source.paths))
+    about = {'paths': hashlib.sha256(text).hexdigest()[:16]}
+  else:
+    config, source, _, left_out = shared_flags.open_data(weights, request)
+    source = filters.without(source, left_out)
+    about = {
+      'source': config.source.to_dict(),
+      'fingerprint': fingerprint.of(source),
+    }
+  names = list(source.class_names) if _has_labels(source) else []
+  about['class_names'] = names
   # Only keys that are set, so that files without them remain valid.
   chosen: dict[str, Any] = {}
   if request.layers:
     chosen['layers'] = [*request.layers]
   if request.tokens:
     chosen['tokens'] = True
-  return shared_flags.compute(
+  return output_parts.compute(
     out,
     weights,
     request,
     config,
     source,
-    functools.partial(_batches, source),
-    Format(about_of, _write, RESULTS),
-    describe_data(config, source) | chosen,
-    predictor(weights, **chosen) if chosen else None,
+    about | chosen,
+    predict=predictor(weights, **chosen),
+    columns=functools.partial(_columns, source),
+    write=_write,
+    results=RESULTS,
   )
-
-
-def _data(weights: Pretrained, request: Request) -> tuple[Config, Source]:
-  """Opens the image files or the split.
-
-  Returns:
-    The completed config, and the source.
-
-  Raises:
-    UserError: the data or the split does not exist or is empty.
-  """
-  if request.images:
-    sections = shared_flags.sections(weights)
-    config = overrides.apply(sections, [*request.settings])
-    return config, Images(image_paths(request.images))
-  config, source, _, left_out = shared_flags.open_data(weights, request)
-  return config, filters.without(source, left_out)
 
 
 def main(arguments: list[str]) -> None:
@@ -384,8 +304,9 @@ def main(arguments: list[str]) -> None:
   layers = parse_layers(values.layers)
   request = Request.of_flags(images=arguments, layers=layers)
   result = run(shared_flags.weights_path(values), values.out, request)
-  size = 'shape' if request.tokens or layers else 'width'
-  shared_flags.print_result(values.out, result, ('count', size))
+  classes = len(result.pop('class_names'))
+  result = {'out': values.out, **result, 'classes': classes}
+  shared_flags.print_result(result)
 
 
 if __name__ == '__main__':

@@ -40,23 +40,15 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
   section, loaded = config.model, source.model()
   name = source.about['model'].get('name', 'vit')
   if section.name != name:
-    advice = f'set --config.model.name={name}'
-    if 'config' not in source.about:  # not a checkpoint of a run
-      advice += (
-        f'; or start python -m vit_jax.train from these weights, which gives '
-        f'{section.name!r} all parameters that fit'
-      )
     raise UserError(
       f'{source.path} contains a model {name!r}, but config.model.name is '
-      f'{section.name!r}: {advice}.'
+      f'{section.name!r}: set --config.model.name={name}, or start python -m '
+      'vit_jax.train from these weights, which uses all parameters that fit.'
     )
   constructor = schema.constructor('model', section)
+  keys = schema.config_keys(constructor)
   # Keys whose default is None; the weights determine them.
-  open_keys = [
-    key
-    for key, parameter in schema.config_keys(constructor).items()
-    if parameter.default is None
-  ]
+  open_keys = [key for key in keys if keys[key].default is None]
   if any(section[key] is not None for key in open_keys):
     built = schema.construct(constructor, section, config.num_classes)
     differing = [
@@ -74,7 +66,7 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
     for key, value in loaded.architecture.items():
       adopted.model[key] = value
     for key, value in loaded.options.items():
-      if section[key] == schema.config_keys(constructor)[key].default:
+      if section[key] == keys[key].default:
         adopted.model[key] = value
   return adopted
 

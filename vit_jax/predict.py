@@ -84,10 +84,9 @@ def run(
   names = source.about['class_names']
   if not source.about['num_classes']:
     raise UserError(f'{checkpoint} has no head, so it cannot predict classes.')
-  sections = shared_flags.sections(source)
-  config = overrides.apply(
-    {'preprocess': sections['preprocess']}, [*request.settings]
-  )
+  preprocess = shared_flags.sections(source)['preprocess']
+  settings = [*request.settings]
+  config = overrides.apply({'preprocess': preprocess}, settings)
   described = shared_flags.describe(source, config)
   log.info('preprocessing: %s', shared_flags.line(described))
   transform = build_section(config, 'preprocess', source.image_size)
@@ -98,29 +97,27 @@ def run(
   )
   predict = jax.jit(source.objective().predict)
 
-  def classes(row: np.ndarray) -> list[tuple[str, float]]:
-    best = np.argsort(-row, kind='stable')[: request.top]
-    top_names = [names[i] if i < len(names) else f'class {i}' for i in best]
-    return list(zip(top_names, row[best].tolist(), strict=True))
-
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for start in range(0, len(images), batch_size):
       part = images[start : start + batch_size]
       # Pixels, or the text of an error.
       results = list(pool.map(lambda path: _read(path, transform), part))
-      pixels = [each for each in results if isinstance(each, np.ndarray)]
-      rows = iter(())
-      if pixels:
-        # A batch of constant size, so that the model is compiled only once.
-        batch = np.zeros((batch_size, *pixels[0].shape), pixels[0].dtype)
-        batch[: len(pixels)] = pixels
-        logits = predict(params, {'image': batch})['logits']
-        rows = iter(np.asarray(jax.nn.softmax(logits)))
-      for path, result in zip(part, results, strict=True):
+      # A batch of constant size, so that the model is compiled only once.
+      shape, dtype = transform.spec['image']
+      batch = np.zeros((batch_size, *shape), dtype)
+      for row, result in enumerate(results):
+        if not isinstance(result, str):
+          batch[row] = result
+      logits = predict(params, {'image': batch})['logits']
+      probabilities = np.asarray(jax.nn.softmax(logits))
+      for path, result, row in zip(part, results, probabilities, strict=False):
         if isinstance(result, str):
           yield Prediction(path, [], result)
-        else:
-          yield Prediction(path, classes(next(rows)))
+          continue
+        best = np.argsort(-row, kind='stable')[: request.top]
+        top_names = [names[i] if i < len(names) else f'class {i}' for i in best]
+        top = list(zip(top_names, row[best].tolist(), strict=True))
+        yield Prediction(path, top)
 
 
 def _read(path: str, transform: Preprocess) -> np.ndarray | str:
@@ -136,12 +133,8 @@ def _read(path: str, transform: Preprocess) -> np.ndarray | str:
 def main(arguments: list[str]) -> None:
   """Prints the top classes of each image."""
   values = flags.FLAGS
-  if (
-    not values.checkpoint
-    or not arguments
-    or values.top < 1
-    or (values.json and values.csv)
-  ):
+  both = values.json and values.csv
+  if not values.checkpoint or not arguments or values.top < 1 or both:
     raise process.usage(
       'predict --checkpoint=PATH [--top=5] [--json|--csv] IMAGE…'
     )
@@ -153,9 +146,8 @@ def main(arguments: list[str]) -> None:
   request = Request.of_flags()
   for prediction in run(shared_flags.weights_path(values), images, request):
     if prediction.error:
-      failed.append(prediction)
-      if len(images) > 1:
-        log.warning('%s %s', prediction.image, prediction.error)
+      failed.append(f'{prediction.image} {prediction.error}')
+      log.warning('%s', failed[-1])
     elif values.csv:
       table.writerows((prediction.image, *pair) for pair in prediction.top)
     elif values.json:
@@ -166,10 +158,8 @@ def main(arguments: list[str]) -> None:
       for name, probability in prediction.top:
         print(f'  {100 * probability:5.1f}%  {name}')
   if failed:
-    count = f'{len(failed)} of {len(images)} images cannot be used. '
-    raise UserError(
-      f'{count if len(images) > 1 else ""}{failed[0].image} {failed[0].error}'
-    )
+    count = f'{len(failed)} of {len(images)} images cannot be used'
+    raise UserError(f'{count}: {failed[0]}')
 
 
 if __name__ == '__main__':

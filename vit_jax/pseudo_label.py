@@ -12,12 +12,11 @@ Reference: "Self-training with Noisy Student improves ImageNet classification",
 Xie et al., arXiv 1911.04252.
 """
 
-import dataclasses
 import functools
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +24,14 @@ import numpy as np
 from absl import flags
 from jaxtyping import Float, Int
 
-from vit_jax.cli import process, shared_flags
-from vit_jax.cli.output_parts import Arrays, Format, Parts
+from vit_jax.cli import output_parts, process, shared_flags
+from vit_jax.cli.output_parts import Arrays, Parts
+from vit_jax.cli.shared_flags import Request
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
-from vit_jax.data.filters import Tail
-from vit_jax.data.sources.pseudo_labels import about_of
 from vit_jax.data.storage import npz
-from vit_jax.errors import UserError, check_range
-from vit_jax.evaluators.contract import Batch, Setting
+from vit_jax.errors import UserError
+from vit_jax.evaluators.contract import Batch
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
@@ -42,24 +40,12 @@ PyTree = Any
 RESULTS = ('count', 'distinct', 'seen', 'confident', 'of_class')
 
 
-class Choice(NamedTuple):
-  """Selected images.
-
-  Attributes:
-    rows: distinct indices of the selected examples, ascending.
-    copies: number of copies of each example, at least 1.
-  """
-
-  rows: Int[np.ndarray, ' m']
-  copies: Int[np.ndarray, ' m']
-
-
 def balanced(
   labels: Int[np.ndarray, ' n'],
   confidence: Float[np.ndarray, ' n'],
   per_class: int,
   seed: int,
-) -> Choice:
+) -> Int[np.ndarray, ' n']:
   """Selects the same number of examples of each class.
 
   If a class has more images, the most confident ones are selected, and the
@@ -72,6 +58,9 @@ def balanced(
     confidence: predicted probability of that class, in [0, 1].
     per_class: number of examples of each class; 0 selects every image once.
     seed: seed of the choice of images that get an additional copy.
+
+  Returns:
+    Number of copies of each image; 0 if it is not selected.
 
   Reference: Noisy Student, Xie et al., arXiv 1911.04252, section 3.1: 130K
   images per class, duplicated at random. Difference: its code draws for each
@@ -88,46 +77,25 @@ def balanced(
       copies[rows] = quotient
       rng = np.random.default_rng([seed, int(label)])
       copies[rng.permutation(rows)[:remainder]] += 1
-  rows = np.flatnonzero(copies)
-  return Choice(rows, copies[rows])
+  return copies
 
 
-def _batches(
-  source: Source,
+def _columns(
   left_out: Int[np.ndarray, ' n'],
   threshold: np.float32,
-  setting: Setting,
-  params: PyTree,
-  start: int,
-) -> Iterator[Arrays]:
-  """Yields the confident predictions of each batch, see `request.compute`.
+  result: Arrays,
+  index: np.ndarray,
+) -> Arrays:
+  """Returns the confident rows of a batch and the number of its examples.
 
   Args:
-    source: source of the images.
     left_out: indices of examples that are not labelled. The stored indices
-      remain those of all examples of `source`.
+      remain those of all examples of the source.
     threshold: minimum probability of the most likely class.
-    setting: setting of the evaluation, whose `predict` applies the teacher.
-    params: parameters of the teacher.
-    start: index of the first image.
+    result: see `output_parts.compute`; `soft` has the probabilities.
+    index: index of each example.
   """
-
-  def predict(params: PyTree, batch: Batch) -> PyTree:
-    logits = setting.predict(params, batch)['logits'].astype(jnp.float32)
-    return {'soft': jax.nn.softmax(logits), 'mask': batch['mask']}
-
-  function = setting.compiled(predict)
-  for found in setting.sweep(params, Tail(source, start), function):
-    index = start + np.arange(len(found['mask']), dtype=np.int64)
-    mask = found['mask'] & ~np.isin(index, left_out)
-    yield _confident(found['soft'], mask, index, threshold)
-    start += len(mask)
-
-
-def _confident(
-  soft: np.ndarray, mask: np.ndarray, index: np.ndarray, threshold: np.float32
-) -> Arrays:
-  """Returns the confident rows of a batch and the number of its examples."""
+  soft, mask = result['soft'], result['mask'] & ~np.isin(index, left_out)
   kept = mask & (soft.max(axis=-1) >= threshold)
   seen = np.array([mask.sum()], np.int64)
   return {'soft': soft[kept], 'index': index[kept], 'seen': seen}
@@ -149,76 +117,47 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
       f'{about["data"]}: the teacher predicts no class of {seen} images with '
       f'a probability of {about["min_confidence"]}: lower --min_confidence.'
     )
-  choice = balanced(labels, confidence, about['per_class'], about['seed'])
+  copies = balanced(labels, confidence, about['per_class'], about['seed'])
+  rows = np.flatnonzero(copies)
   of_class = np.bincount(labels, minlength=len(about['class_names']))
-  _warn_of_empty(about['class_names'], of_class)
-  description = about | {
-    'count': int(choice.copies.sum()),
-    'distinct': len(choice.rows),
-    'seen': seen,
-    'confident': len(labels),
-    'of_class': of_class.tolist(),
-  }
-  description = json.loads(json.dumps(description))
-  columns = {
-    key: functools.partial(_selected_rows, parts, choice, key)
-    for key in ('soft', 'index')
-  }
-  columns['copies'] = functools.partial(iter, [choice.copies])
-  npz.write(path, columns, {'about': json.dumps(description)})
-  return description
-
-
-def _selected_rows(
-  parts: Parts, choice: Choice, key: str
-) -> Iterator[np.ndarray]:
-  """Yields the selected rows of a column, part by part."""
-  start = 0
-  for column in parts.column(key):
-    first, last = np.searchsorted(choice.rows, [start, start + len(column)])
-    yield column[choice.rows[first:last] - start]
-    start += len(column)
-
-
-def _warn_of_empty(class_names: list[str], of_class: np.ndarray) -> None:
-  empty = [class_names[i] for i in np.flatnonzero(of_class == 0)]
+  empty = [about['class_names'][i] for i in np.flatnonzero(of_class == 0)]
   if empty:
     log.warning(
       '%d of the %d classes, for example %r, do not have any image with a '
       'confident prediction of the teacher; the student learns these classes '
       'only from labelled images',
       len(empty),
-      len(class_names),
+      len(of_class),
       empty[0],
     )
+  description = about | {
+    'count': int(copies.sum()),
+    'distinct': len(rows),
+    'seen': seen,
+    'confident': len(labels),
+    'of_class': of_class.tolist(),
+  }
+  description = json.loads(json.dumps(description))
 
+  def selected(key: str) -> Iterator[np.ndarray]:
+    """Yields the selected rows of a column, part by part."""
+    start = 0
+    for column in parts.column(key):
+      yield column[copies[start : start + len(column)] > 0]
+      start += len(column)
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request(shared_flags.Request):
-  """Data to be labelled, and settings of the selection of examples.
-
-  Attributes:
-    min_confidence: minimum probability of the most likely class for an image to
-      be selected, in [0, 1]; .3 in the paper.
-    per_class: number of examples of each class, including copies; 130,000 in
-      the paper; 0 for no balancing.
-    seed: seed of the random choice of images that get an additional copy.
-  """
-
-  min_confidence: float = 0.3
-  per_class: int = 0
-  seed: int = 0
-
-  def __post_init__(self):
-    super().__post_init__()
-    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
-    check_range('--per_class', self.per_class, at_least=0)
-    check_range('--seed', self.seed, at_least=0)
+  columns = {
+    'soft': lambda: selected('soft'),
+    'index': lambda: selected('index'),
+    'copies': lambda: [copies[rows]],
+  }
+  npz.write(path, columns, {'about': json.dumps(description)})
+  return description
 
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define_output_flags('.npz')
+  output_parts.define_flags('.npz')
   flags.DEFINE_float(
     'min_confidence', 0.3, 'Smallest probability of the most likely class.'
   )
@@ -251,7 +190,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       have a head, a record is bad, or the file exists and was written with
       other weights, data or settings.
   """
-  out = shared_flags.output_file(out_path, ['.npz'])
+  out = output_parts.check_path(out_path, ['.npz'])
   weights = shared_flags.open_weights(checkpoint, request)
   config, source, split, left_out = shared_flags.open_data(weights, request)
   about = {
@@ -266,15 +205,23 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   if len(left_out):  # files without this key remain valid
     about['left_out'] = fingerprint.checksum(left_out)
   threshold = np.float32(request.min_confidence)
-  return shared_flags.compute(
+  objective = weights.objective()
+
+  def predict(params: PyTree, batch: Batch) -> dict[str, jax.Array]:
+    logits = objective.predict(params, batch)['logits'].astype(jnp.float32)
+    return {'soft': jax.nn.softmax(logits)}
+
+  return output_parts.compute(
     out,
     weights,
     request,
     config,
     source,
-    functools.partial(_batches, source, left_out, threshold),
-    Format(about_of, _write, RESULTS),
     about,
+    predict=predict,
+    columns=functools.partial(_columns, left_out, threshold),
+    write=_write,
+    results=RESULTS,
   )
 
 
@@ -307,11 +254,11 @@ def main(arguments: list[str]) -> None:
       '--split=S or --config=FILE.py'
     )
   process.start_process()
-  result = run(
-    shared_flags.weights_path(values), values.out, Request.of_flags()
-  )
-  keys = ('seen', 'confident', 'distinct', 'count')
-  shared_flags.print_result(values.out, result, keys)
+  request, path = Request.of_flags(), shared_flags.weights_path(values)
+  result = run(path, values.out, request)
+  classes = len(result.pop('class_names'))
+  result = {'out': values.out, **result, 'classes': classes}
+  shared_flags.print_result(result)
 
 
 if __name__ == '__main__':

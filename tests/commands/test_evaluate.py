@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import tiny_vit
 
-from vit_jax import checkpoint, evaluate, predict
+from vit_jax import checkpoint, evaluate
 from vit_jax.arrays import sharding
 from vit_jax.data import filters
 from vit_jax.data.sources import folder as folder_source
-from vit_jax.data.sources import objectnet
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
@@ -87,10 +86,6 @@ def _run(path, *settings, **keywords):
   return evaluate.run(path, request)
 
 
-def _predict(path, image, **keywords):
-  return list(predict.run(path, [image], predict.Request(**keywords)))
-
-
 def test_bad_records_follow_the_policy_of_the_run(trained):
   """Flags take precedence."""
   result = _run(trained, evaluator='val')
@@ -117,41 +112,28 @@ def test_a_split_without_usable_examples_is_refused(weights, tmp_path):
     _run(path)
 
 
-def test_evaluator_flag_selects_by_name_or_kind(trained):
-  """By default, a kind uses the split of the evaluators of the run."""
-  assert _run(trained, evaluator='again')['count'] == 4
-  kind = _run(trained, evaluator='classification', split='train[:50%]')
-  assert kind['count'] == 2
+def test_evaluators_of_the_run(trained):
+  """By default all, each with its own split, as in metrics.jsonl."""
+  result = _run(trained)
+  assert not {'count', 'loss', 'data'} & result.keys()
+  for name, split, count in (('val', 'val', 8), ('again', 'train', 4)):
+    one = _run(trained, evaluator=name)
+    assert one['count'] == result[f'{name}/count'] == count
+    assert one['data'] == result[f'{name}/data']
+    assert one['data'].endswith(f'/{split}')
+    assert result[f'{name}/loss'] == one['loss']
+  # With --split, evaluators that differ only in their split are run once.
+  half = dict(split='train[:50%]')
+  assert _run(trained, evaluator='classification', **half)['count'] == 2
+  assert _run(trained, **half)['count'] == 2
   setting = '--config.evals.val.cross_entropy=sigmoid'
-  sigmoid = _run(trained, setting, evaluator='val')
-  assert sigmoid['loss'] != _run(trained, evaluator='val')['loss']
+  both = _run(trained, setting, **half)
+  assert both['val/count'] == both['again/count'] == 2
+  assert both['val/loss'] != both['again/loss']
   # An evaluator that the run does not have uses the split of those it has.
   assert _run(trained, evaluator='classification')['data'].endswith('/val')
   with pytest.raises(UserError, match='agian.*again'):
     _run(trained, evaluator='agian')
-
-
-def test_all_evaluators_of_the_run_by_default(trained):
-  """Each uses its own split; the names are those of metrics.jsonl."""
-  result = _run(trained)
-  assert result['val/count'] == 8 and result['val/data'].endswith('/val')
-  assert result['again/count'] == 4
-  assert result['again/data'].endswith('/train')
-  for name in ('val', 'again'):
-    one = _run(trained, evaluator=name)
-    assert result[f'{name}/loss'] == one['loss']
-  assert not {'count', 'loss', 'data'} & result.keys()
-
-
-def test_split_flag_merges_evaluators_that_differ_only_in_split(
-  trained, tmp_path
-):
-  """Evaluators that differ in other keys are all run."""
-  assert _run(trained, split='train[:50%]')['count'] == 2
-  setting = '--config.evals.val.cross_entropy=sigmoid'
-  both = _run(trained, setting, split='train[:50%]')
-  assert both['val/count'] == both['again/count'] == 2
-  assert both['val/loss'] != both['again/loss']
 
 
 def test_only_classification_runs_on_other_data(weights, tmp_path):
@@ -222,21 +204,13 @@ def test_examples_that_training_leaves_out_are_not_fitted(weights, tmp_path):
 
 @pytest.mark.slow
 def test_data_dir_selects_other_data(trained, weights, tmp_path):
-  """Folders, manifests and TFDS datasets are accepted, and need a --split."""
+  """It needs a --split."""
   other = _write(tmp_path / 'other', 3)
   with pytest.raises(
     UserError, match="--split is missing.*again of the run uses 'train'"
   ):
     _run(trained, data_dir=str(other))
   assert _run(trained, data_dir=str(other), split='train')['count'] == 6
-  lines = [
-    json.dumps({'image': str(path), 'label': path.parent.name})
-    for path in sorted(other.rglob('*.png'))
-  ]
-  listed = tmp_path / 'list.jsonl'
-  listed.write_text('\n'.join(lines))
-  given = dict(dataset='manifest', data_dir=str(listed), split='train')
-  assert _run(trained, **given)['count'] == 6
   digits = weights('digits', {'name': 'tfds', 'dataset': 'digits'})
   for path in (trained, digits):
     given = dict(dataset='folder', split='train')
@@ -273,8 +247,8 @@ def test_fewshot_accepts_other_classes(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_preprocessing_flags(trained, tmp_path):
-  """The default is the preprocessing of the weights, in `predict` as well."""
+def test_preprocessing_flags(trained):
+  """The default is the preprocessing of the weights."""
   val = {'evaluator': 'val'}
   plain = _run(trained, **val)
   same = _run(trained, '--config.preprocess.resize=squash', **val)
@@ -306,35 +280,3 @@ def test_preprocessing_flags(trained, tmp_path):
     'mean': [0.5] * 3,
     'std': [0.5] * 3,
   }
-  image = str(_write(tmp_path, 1) / 'cat' / '0.png')
-  (first,) = _predict(trained, image)
-  setting = '--config.preprocess.resize=central'
-  (second,) = _predict(trained, image, settings=[setting])
-  assert first != second
-  (third,) = _predict(trained, image, preprocess='dino')
-  assert third not in (first, second)
-  with pytest.raises(UserError, match="not a key; did you mean 'resize'"):
-    _predict(trained, image, settings=['--config.preprocess.resiz=1'])
-
-
-def test_objectnet_counts_any_of_the_corresponding_classes(tmp_path):
-  """The head always prefers a folding chair, then a mountain bike."""
-  for name in objectnet.IMAGENET_CLASSES:
-    folder = tmp_path / 'objectnet-1.0/images' / name
-    folder.mkdir(parents=True)
-    cv2.imwrite(str(folder / '1.png'), np.full((10, 10, 3), 90, np.uint8))
-  model = Model(1_000, **tiny_vit.SIZES | {'depth': 1})
-  params = tiny_vit.noise_params(model, (8, 8))
-  bias = np.zeros(1_000, np.float32)
-  bias[[559, 671, 1, 2, 3]] = 9, 8, 7, 7, 7  # n03376595, n03792782, no class
-  params['head'] = jax.tree.map(np.zeros_like, params['head']) | {'bias': bias}
-  npz.save(str(tmp_path / 'head.npz'), params, {})
-  given = dict(dataset='objectnet', data_dir=str(tmp_path), split='test')
-  path, kind = str(tmp_path / 'head.npz'), dict(evaluator='calibration')
-  labels = '--config.evals.calibration.labels=imagenet_labels'
-  found = _run(path, labels, **kind, **given)
-  assert found['data'] == 'objectnet/test' and found['count'] == 113
-  assert found['accuracy'] == pytest.approx(1 / 113)  # chairs
-  assert found['top5'] == pytest.approx(2 / 113)  # and bicycles
-  with pytest.raises(UserError, match="labels.*'imagenet_labels'"):
-    _run(path, labels[:-1], **kind, **given)

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 import pytest
 import tiny_vit
-from minimal_config import completed
 
 from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import features as features_lib
 from vit_jax import load_pretrained
-from vit_jax.data import filters
+from vit_jax.cli import output_parts
 from vit_jax.data.filters import Tail
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
@@ -86,8 +85,7 @@ def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
 
 @pytest.mark.slow
 def test_files_and_another_preset(weights, tmp_path):
-  """Paths keep their order; Parquet has the same columns and description."""
-  parquet = pytest.importorskip('pyarrow.parquet')
+  """Paths keep their order."""
   rng = np.random.default_rng(0)
   images = rng.integers(0, 256, (5, 12, 10, 3), np.uint8)
   files = [str(tmp_path / f'{"x" * n}.png') for n in (3, 1, 20, 2, 4)]
@@ -101,25 +99,20 @@ def test_files_and_another_preset(weights, tmp_path):
     found['features'], plain(weights, images), atol=1e-5
   )
   other = dataclasses.replace(request, preprocess='dino')
-  features_lib.run(weights, str(tmp_path / 'f.parquet'), other)
-  table = parquet.read_table(tmp_path / 'f.parquet')
-  assert table['path'].to_pylist() == files
-  features = np.stack(table['features'].to_numpy())
+  result = features_lib.run(weights, str(tmp_path / 'g.npz'), other)
+  assert result['preprocess']['interpolation'] == 'bicubic'
+  features = held(tmp_path / 'g.npz')['features']
   assert np.abs(features - found['features']).max() > 0.01
-  notes = json.loads(table.schema.metadata[b'about'])
-  assert notes['preprocess']['interpolation'] == 'bicubic'
-  assert features_lib.about_of(str(tmp_path / 'f.parquet')) == notes
   missing = dataclasses.replace(request, images=[str(tmp_path / 'none.png')])
   with pytest.raises(UserError, match='none.png'):
-    features_lib.run(weights, str(tmp_path / 'g.npz'), missing)
+    features_lib.run(weights, str(tmp_path / 'h.npz'), missing)
 
 
-@pytest.mark.slow
-def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
-  """The file has the same bytes, and completed parts are not read again."""
+@pytest.fixture
+def interrupted(weights, tmp_path, monkeypatch):
+  """Interrupts a computation; returns its request, path, and examples read."""
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
-  features_lib.run(weights, str(tmp_path / 'whole.npz'), request)
-  out, read = str(tmp_path / 'f.npz'), []
+  out, read = tmp_path / 'f.npz', []
   once = Tail.__getitem__
 
   def failing(self, index):
@@ -130,29 +123,64 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
 
   monkeypatch.setattr(Tail, '__getitem__', failing)
   with pytest.raises(OSError, match='the disk is gone'):
-    features_lib.run(weights, out, request)
+    features_lib.run(weights, str(out), request)
+  read[:] = [-1] * 60  # no failure any more
+  return request, out, read
+
+
+@pytest.mark.slow
+def test_an_interruption_changes_nothing(weights, tmp_path, interrupted):
+  """The file has the same bytes, and completed parts are not read again."""
+  request, out, read = interrupted
+  whole = tmp_path / 'whole.npz'
+  features_lib.run(weights, str(whole), request)
   parts = sorted(os.listdir(tmp_path / 'f.npz.parts'))
   assert parts[0] == '00000.npz' and parts[-1] == 'about.json'
-  with pytest.raises(UserError, match='f.npz.parts .*preprocess.resize'):
-    features_lib.run(
-      weights, out, dataclasses.replace(request, preprocess='dino')
-    )
-  read.clear()
-  monkeypatch.setattr(
-    Tail,
-    '__getitem__',
-    lambda self, index: read.append(self._start + index) or once(self, index),
-  )
+  del read[:]
+  read += [-1] * 60
+  # Without --batch_size, that of the interrupted computation is used.
+  same = dataclasses.replace(request, batch_size=None)
+  result = features_lib.run(weights, str(out), same)
   first = 16 * (len(parts) - 1)
-  features_lib.run(weights, out, request)
-  assert sorted(read) == list(range(first, 53))
-  assert (tmp_path / 'f.npz').read_bytes() == (
-    tmp_path / 'whole.npz'
-  ).read_bytes()
-  read.clear()
-  assert features_lib.run(weights, out, request)['count'] == 42 and not read
+  assert sorted(read[60:]) == list(range(first, 53))
+  assert out.read_bytes() == whole.read_bytes()
+  assert sorted(os.listdir(tmp_path)) == ['f.npz', 'whole.npz']
+  del read[60:]
+  assert features_lib.run(weights, str(out), request) == result
+  assert result['count'] == 42 and not read[60:]
   with pytest.raises(UserError, match='f.npz .*split'):
-    features_lib.run(weights, out, dataclasses.replace(request, split='test'))
+    other = dataclasses.replace(request, split='test')
+    features_lib.run(weights, str(out), other)
+
+
+@pytest.mark.slow
+def test_parts_of_another_computation_are_refused(
+  weights, tmp_path, interrupted
+):
+  """So are damaged parts; descriptions of older versions have fewer keys."""
+  request, out, _ = interrupted
+  for changes, message in (
+    (dict(preprocess='dino'), 'f.npz.parts .*preprocess.resize'),
+    (dict(part_examples=24), 'part_examples: 16 before, 24 now'),
+  ):
+    with pytest.raises(UserError, match=message):
+      other = dataclasses.replace(request, **changes)
+      features_lib.run(weights, str(out), other)
+  part, about = (
+    tmp_path / 'f.npz.parts' / name for name in ('00000.npz', 'about.json')
+  )
+  older = json.loads(about.read_text())
+  older['fingerprint'].popitem()
+  about.write_text(json.dumps(older))
+  np.savez(part, **held(part), _rows=np.array([4]))  # an earlier version
+  result = features_lib.run(weights, str(out), request)
+  assert result['count'] == 42 and '_rows' not in held(out)
+  out.unlink()
+  part.parent.mkdir()
+  about.write_text(json.dumps(older))
+  part.write_bytes(b'PK')
+  with pytest.raises(UserError, match='00000.npz cannot be read'):
+    features_lib.run(weights, str(out), request)
 
 
 def blocks(path, images):
@@ -185,7 +213,11 @@ def test_patch_tokens_of_blocks(weights, tmp_path):
   request = Request(images=files, batch_size=2, layers=(-1, 0), tokens=True)
   result = features_lib.run(weights, str(tmp_path / 'f.parquet'), request)
   assert result['shape'] == [3, 2, 4, 16] and result['width'] == 16
-  column = parquet.read_table(tmp_path / 'f.parquet')['features']
+  table = parquet.read_table(tmp_path / 'f.parquet')
+  assert table['path'].to_pylist() == files
+  about = json.loads(table.schema.metadata[b'about'])
+  assert output_parts.about_of(str(tmp_path / 'f.parquet')) == about
+  column = table['features']
   expected = blocks(weights, images)[:, (2, 0), 1:]
   np.testing.assert_allclose(np.array(column.to_pylist()), expected, atol=1e-4)
   other = dataclasses.replace(request, layers=(-3, 2))
@@ -220,37 +252,6 @@ def test_killed_and_resumed(weights, tmp_path):
   assert found['label'].tolist() == labels
 
 
-def test_examples_that_training_leaves_out(weights, tmp_path, monkeypatch):
-  """With --config, they are left out of every split of its data."""
-  monkeypatch.setattr(
-    damaged.Source,
-    'rows',
-    lambda self: [('train', np.arange(len(self)))],
-    raising=False,
-  )
-  source = dict(name='tests.multiprocess.damaged', num_examples=53)
-  whole = damaged.Source('train', num_examples=53)
-  lines = filters.list_entries(whole, np.array([3, 7]))
-  listed = tmp_path / 'list.jsonl'
-  listed.write_text('\n'.join(map(json.dumps, lines)))
-  config = completed(**{'source': source, 'train.leave_out': str(listed)})
-  (tmp_path / 'c.json').write_text(config.to_json_best_effort())
-  request = Request(config=str(tmp_path / 'c.json'))
-  found = pretrained.find(weights)
-  data = features_lib._data(found, request)
-  assert len(data[1]) == 51
-  assert 'left_out' in features_lib.describe_data(*data)['fingerprint']
-  plain = dict(config=None, split='train', dataset=source['name'])
-  sizes = [
-    len(features_lib._data(found, dataclasses.replace(request, **changes))[1])
-    for changes in (
-      dict(settings=('--config.source.height=9',)),  # another data set
-      dict(settings=SETTINGS[:1], **plain),
-    )
-  ]
-  assert sizes == [53, 53]
-
-
 @pytest.mark.parametrize('folders', [('.',), ('cat', 'dog')])
 def test_a_folder_of_images(weights, tmp_path, folders):
   """As a data set it has the labels of its folders, if any; or it has paths."""
@@ -260,26 +261,19 @@ def test_a_folder_of_images(weights, tmp_path, folders):
   for name, image in zip(names, images, strict=True):
     (photos / name).parent.mkdir(parents=True, exist_ok=True)
     cv2.imwrite(str(photos / name), image[..., ::-1])
-  as_data = Request(
-    dataset='folder', split='train', data_dir=str(photos), batch_size=4
-  )
+  data = dict(dataset='folder', split='train', data_dir=str(photos))
+  as_data = Request(**data, batch_size=4)
   result = features_lib.run(weights, str(tmp_path / 'f.npz'), as_data)
   found = held(tmp_path / 'f.npz')
-  assert found['index'].tolist() == [0, 1, 2, 3]
-  if folders == ('.',):
-    assert 'label' not in found and result['class_names'] == []
-  else:
-    assert found['label'].tolist() == [0, 0, 1, 1]
-    assert result['class_names'] == ['cat', 'dog']
-  expected = plain(weights, images)
-  np.testing.assert_allclose(found['features'], expected, atol=1e-5)
+  assert result['class_names'] == ([] if folders == ('.',) else [*folders])
+  labels = found['label'].tolist() if 'label' in found else None
+  assert labels == (None if folders == ('.',) else [0, 0, 1, 1])
   as_files = Request(images=[str(photos)], batch_size=4)
   features_lib.run(weights, str(tmp_path / 'g.npz'), as_files)
-  found = held(tmp_path / 'g.npz')
-  assert [os.path.relpath(path, photos) for path in found['path']] == [
-    os.path.normpath(name) for name in names
-  ]
-  np.testing.assert_allclose(found['features'], expected, atol=1e-5)
+  files = held(tmp_path / 'g.npz')
+  for path, name in zip(files['path'], names, strict=True):
+    assert os.path.relpath(path, photos) == os.path.normpath(name)
+  np.testing.assert_array_equal(found['features'], files['features'])
 
 
 def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
@@ -293,7 +287,7 @@ def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
     (out, dict(weights='ema'), "'ema'.*params"),
     (out, dict(preprocess='moe'), "preset .*'moe'"),
     (out, dict(batch_size=0), '--batch_size is 0'),
-    (out, dict(layers=(0, 3)), '--layers contains 3.*-3 to 2'),
+    (out, dict(layers=(0, 3)), '--layers=0,3; allowed: -3 to 2'),
   ]:
     with pytest.raises(UserError, match=message):
       run(weights, path, dataclasses.replace(request, **changes))

@@ -113,17 +113,12 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   source = pretrained.find(weights, image_size=SIZE)
   mesh = sharding.make_mesh(jax.devices()[:1])
   params = source.load(source.abstract_params(mesh))
-  loaded = load_pretrained(weights, image_size=SIZE)
   images = np.stack([source.preprocess().pixels(f.read_bytes()) for f in files])
   own = source.objective().predict(params, {'image': jnp.asarray(images)})[
     'features'
   ]
   with np.load(out) as arrays:
     np.testing.assert_allclose(arrays['features'], own, atol=1e-4)
-  for mine, theirs in zip(
-    jax.tree.leaves(params), jax.tree.leaves(loaded.params), strict=True
-  ):
-    np.testing.assert_array_equal(mine, theirs)
   export.run(weights, str(tmp_path / 'program'), 'stablehlo', image_size=SIZE)
   described = json.loads((tmp_path / 'program/description.json').read_text())
   assert described['input']['shape'] == ['n', *SIZE, 3]

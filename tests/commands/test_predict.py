@@ -95,5 +95,10 @@ def test_csv_has_a_row_per_image_and_class(photos, command):
   assert not error and len(rows) == 3 * 4
   assert list(rows[0]) == ['image', 'class', 'probability']
   assert all(0 <= float(row['probability']) <= 1 for row in rows)
+  plain = out
+  out, _ = command(
+    '--csv', '--top=3', '--preprocess=dino', f'{photos}/b/*1.PNG'
+  )
+  assert out != plain
   _, error = command('--csv', '--json', str(photos))
   assert 'usage' in error

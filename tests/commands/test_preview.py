@@ -1,4 +1,4 @@
-"""Tests of the captions and images of preview."""
+"""Tests of the images that preview draws."""
 
 import cv2
 import numpy as np
@@ -7,16 +7,6 @@ from minimal_config import completed
 
 from vit_jax import preview
 from vit_jax.errors import UserError
-from vit_jax.training.reporting import caption
-
-NAMES = ['a very long name of a class, indeed', 'dog', 'cow']
-
-
-def test_captions_shorten_names_not_fractions():
-  target = np.array([0.7, 0.3, 0.0])
-  assert caption(target, NAMES, 16) == ['a very long 0.70', 'dog 0.30']
-  assert caption(np.array([0.0, 1.0, 0.0]), NAMES, 16) == ['dog 1.00']
-  assert caption(np.array(0), NAMES, 16) == ['a very long name']
 
 
 def test_preview_of_an_evaluator(tmp_path, caplog):
@@ -44,11 +34,31 @@ def test_preview_of_an_evaluator(tmp_path, caplog):
     preprocess={'resize': 'central', 'central_fraction': 1.0},
     num_classes=2,
   )
-  picture = preview.run_evaluation(config, 'val', 32)
-  assert 'val, 6 examples, 2 classes' in caplog.text
-  shown = (picture == 200).all(-1).sum()
-  assert shown == 5 * 128 * 128  # five images, each pixel enlarged 16 times
+  shown = preview.run_evaluation(config, 'val', 32)
+  assert '/val, 6 examples, 2 classes' in caplog.text
+  assert [lines for _, lines in shown] == [['cat']] * 2 + [['dog']] * 3
+  assert all((pixels == 200).all() for pixels, _ in shown)
+  preview.draw(shown, str(tmp_path / 'grid.png'))
+  drawn = cv2.imread(str(tmp_path / 'grid.png'))
+  count = (drawn == 200).all(-1).sum()
+  assert count == pytest.approx(5 * 130 * 130, rel=0.2)  # enlarged
   with pytest.raises(UserError, match="did you mean 'val'"):
     preview.run_evaluation(config, 'vla', 32)
   preview.run_evaluation(config, 'other', 32)
   assert '3 examples, 2 classes' in caplog.text.splitlines()[-1]
+  for path in ('grid.none', 'none/grid.png'):
+    with pytest.raises(UserError, match=path):
+      preview.draw(shown, str(tmp_path / path))
+
+
+def test_preview_of_training_images():
+  """They are those of the step, with both classes of mixed images."""
+  config = completed(
+    source={'name': 'synthetic', 'num_examples': 64, 'num_classes': 10},
+    **{'mix.mixup': 1.0},
+  )
+  first = preview.run(config, 12, 0)
+  later = preview.run(config, 4, 1)
+  assert len(first) == 12 and max(len(lines) for _, lines in first) == 2
+  for (one, _), (other, _) in zip(first[8:], later, strict=True):
+    np.testing.assert_array_equal(one, other)

@@ -31,29 +31,24 @@ ROWS = [
   (('train', '--confg=configs/mae.py'), 'Did you mean --config=configs/mae.py'),
   (('train', '--config=quickstart'), "did you mean 'configs/quickstart.py'"),
   (('train', '--config=configs/sweeps/digits.py'), '-m vit_jax.sweep --config'),
-  (('train', '--config=configs/studies/cifar10.py'), '-m vit_jax.study --conf'),
   (('train', '--config=configs/vit.py:variant=B16'), "'variant=B/16"),
   (('train', '--config=configs/folder.py:path=photos'), 'no image'),
   (('train', '--config=configs/finetune.py'), '-m vit_jax.finetune'),
   ((*QUICK, '--batch_size=64'), 'did you mean --config.batch_size'),
   ((*QUICK, '--config.optimizer.lr=1'), 'mean --config.schedule.base_lr?'),
-  ((*QUICK, '--lr=1'), 'mean --config.schedule.base_lr?'),
   ((*QUICK, '--epochs=5'), 'mean --config.total?'),
-  ((*QUICK, '--num_workers=4'), 'mean --config.reader.threads?'),
   ((*QUICK, '--config.schedule.base_lr=1e-3x'), 'give a number'),
   ((*QUICK, '--config.batch_size=0'), 'at least 1'),
   (
     (*QUICK, '--config.model.widht=3'),
     "model.widht is not a key; did you mean 'width'",
   ),
-  ((*QUICK, '--config.batch_size=many'), "batch_size is 'many'"),
   ((*QUICK, '--config.model.variant=Q/16'), 'g/16, S/16'),
   ((*QUICK, '--config.image_size=17'), 'not divisible by the patch size 4'),
   ((*QUICK, '--config.micro_batches=3'), 'a multiple of 24'),
   ((*QUICK, '--config.total=20'), 'steps, epochs'),
   ((*QUICK, '--config.checkpoint.keep=1'), 'at least 2'),
   ((*QUICK, '--config.source.dataset=imagenet21k'), 'fall11_whole.tar'),
-  ((*QUICK, '--config.source.dataset=jft300m'), 'not public'),
   ((*QUICK, '--config.source.dataset=cifar11'), 'vit_jax.prepare cifar11'),
   ((*QUICK, '--config.source.name=tdfs'), "did you mean 'tfds'"),
   ((*QUICK, '--config.train.split=trian'), "did you mean 'train'"),
@@ -64,15 +59,12 @@ ROWS = [
   ((*QUICK, '--wrokdir=x'), 'did you mean --workdir'),
   ((*QUICK, '--config.source.data_dir=text.npz'), 'cannot be written to'),
   ((*QUICK, '--workdir=another'), 'run of this program'),
-  ((*QUICK, '--workdir=text.npz'), 'cannot be used'),
   ((*QUICK, '--workdir=/proc/none'), 'path or permissions'),
   ((*TUNE, '--config.init_from=text.npz'), 'as an .npz file'),
   ((*TUNE, '--config.init_from=tin.npz'), 'Did you mean tiny.npz'),
   (TUNE, 'init_from=PATH is missing'),
   ((*TUNE, '--config.init_from=photos'), 'contains no checkpoint'),
-  ((*TUNE, '--config.init_from=nowhere.npz'), 'does not exist'),
   (('convert', 'tiny.npz'), 'usage'),
-  (('evaluate', 'tiny.npz'), 'usage: python -m vit_jax.evaluate'),
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
   (
     ('evaluate', '--checkpoint=tiny.npz', '--evaluator=fewshoot'),
@@ -91,7 +83,6 @@ ROWS = [
   (PLAN, '--topology is missing'),
   ((*PLAN, '--topology=v3-32'), 'is v3:4x4'),
   ((*PLAN, '--topology=v9:4x4'), "'v9'"),
-  ((*PLAN, '--topology=v33:4x4'), "did you mean 'v3'"),
   ((*PLAN, '--topology=v3:4x4', '--slices=0'), 'at least 1'),
   ((*PLAN, '--topology=local', '--slices=2'), 'one slice'),
   ((*PLAN, '--topology=h100:1x8', '--measure=f'), 'needs --topology=local'),
@@ -148,12 +139,7 @@ def test_messages_of_wrong_commands(say, typed, answer):
   """Each has what is allowed, the nearest spelling, or the right command."""
   message = say(*typed)
   assert answer in message and len(message) < 1_200
-
-
-def test_a_key_of_another_project_gets_one_suggestion(say):
-  """The section of the key adds no second suggestion."""
-  message = say(*QUICK, '--config.optimizer.lr=1')
-  assert message.count('did you mean') == 1 and 'clip' not in message
+  assert message.count('did you mean') <= 1
 
 
 def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):
@@ -169,16 +155,13 @@ def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):
   assert "did you mean 'train'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-  ('typed', 'answer'),
-  [('train', 'python -m vit_jax.train'), ('trian', "did you mean 'train'")],
-)
-def test_a_space_instead_of_a_dot_is_refused(typed, answer, capsys):
+@pytest.mark.parametrize('typed', ['train', 'trian'])
+def test_a_space_instead_of_a_dot_is_refused(typed, capsys):
   """`python -m vit_jax train …` must not exit with 0."""
   with pytest.raises(SystemExit) as ended:
     help.refuse_arguments([typed, '--config=x'])
   assert ended.value.code == 2
-  assert answer in capsys.readouterr().err
+  assert "with a dot; did you mean 'train'?" in capsys.readouterr().err
 
 
 def test_all_commands_are_described():
@@ -190,20 +173,22 @@ def test_all_commands_are_described():
 
 
 @pytest.mark.parametrize(
-  ('platforms', 'error', 'expected'),
+  ('platforms', 'devices', 'error', 'expected'),
   [
-    ('tpu', RuntimeError("Unable to initialize backend 'tpu': X"), True),
-    ('rocket', RuntimeError('Unknown backend rocket'), True),
-    ('', RuntimeError('Unable to initialize backend'), False),
-    ('tpu', RuntimeError('out of memory'), False),
-    ('tpu', ValueError('Unable to initialize backend'), False),
+    ('tpu', 'none*', RuntimeError("Unable to initialize backend 'tpu'"), True),
+    ('rocket', 'none*', RuntimeError('Unknown backend rocket'), True),
+    ('', 'none*', RuntimeError('Unable to initialize backend'), False),
+    ('tpu', 'none*', RuntimeError('out of memory'), False),
+    ('tpu', 'none*', ValueError('Unable to initialize backend'), False),
+    # Another process may hold the devices, so that a restart may succeed.
+    ('tpu', 'null', RuntimeError("Unable to initialize backend 'tpu'"), False),
   ],
 )
 def test_missing_devices_are_a_user_error(
-  monkeypatch, platforms, error, expected
+  monkeypatch, platforms, devices, error, expected
 ):
   """That is so only if JAX_PLATFORMS names them and they are what failed."""
-  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': ('no_such_device*',)})
+  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': (devices,)})
   monkeypatch.setenv('JAX_PLATFORMS', platforms)
   assert (runtime.user_error(error) is not None) == expected
 
@@ -222,16 +207,8 @@ def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   finally:
     flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
   assert text.startswith(module.__doc__.strip())
-  assert 'python -m vit_jax.' in text and 'Set by' not in text
+  assert 'python -m vit_jax.' in text
   flag = {'train': '--workdir', 'evaluate': '--image_size'}
   assert flag.get(name, '--topology') in text
   assert ('--config.KEY' in text) == (name != 'evaluate')
   assert max(map(len, text.splitlines())) <= 80
-
-
-def test_devices_in_use_are_a_crash(monkeypatch):
-  """Another process may hold them, so that a restart may succeed."""
-  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': ('null',)})
-  monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu')
-  error = RuntimeError("Unable to initialize backend 'tpu': in use")
-  assert runtime.user_error(error) is None

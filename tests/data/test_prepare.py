@@ -8,7 +8,7 @@ import pytest
 from tests import archives, cli
 from vit_jax.errors import UserError
 from vit_jax.prepare import __main__ as prepare
-from vit_jax.prepare import catalog, imagenet21k, shards
+from vit_jax.prepare import imagenet21k, named, shards
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_prepared_dataset_can_be_trained_on(tmp_path, source):
 def test_without_a_name_prepare_lists_datasets():
   """The list says what a person has to do; the exit code is 0."""
   out, _ = cli.run(cli.command('prepare'))
-  assert out.strip() == catalog.listing()
+  assert out.strip() == named.LISTING
   for name in ('imagenet21k', 'imagenet2012_real', 'clevr', 'folder', 'digits'):
     assert f'  {name} ' in out
   assert max(map(len, out.splitlines())) <= 80

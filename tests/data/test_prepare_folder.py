@@ -70,30 +70,6 @@ def test_folders_of_splits_keep_their_names(tmp_path):
     assert read(tmp_path / 'out', split) == (['a', 'b', 'c'], content)
 
 
-def test_an_interrupted_preparation_continues(tmp_path, monkeypatch):
-  """Shards are not written twice; the files are the same."""
-  fill(tmp_path / 'in', ['a', 'b'], 20)
-  arguments = (tmp_path / 'in', tmp_path / 'out', 'my_set')
-  write, count = folder.shards.write_records, 0
-
-  def interrupted(*args):
-    nonlocal count
-    count += 1
-    if count == 3:
-      raise KeyboardInterrupt
-    write(*args)
-
-  monkeypatch.setattr(folder.shards, 'write_records', interrupted)
-  with pytest.raises(KeyboardInterrupt):
-    folder.prepare(*arguments, shard_bytes=3_000)
-  folder.prepare(*arguments, shard_bytes=3_000)
-  shards = len(list((tmp_path / 'out').rglob('*.array_record-*')))
-  assert shards > 3 and count == shards + 1
-  folder.prepare(tmp_path / 'in', tmp_path / 'b', 'my_set', shard_bytes=3_000)
-  ours, expected = tmp_path / 'out/my_set', tmp_path / 'b/my_set'
-  assert archives.tree(ours) == archives.tree(expected)
-
-
 def test_messages_of_wrong_folders(tmp_path):
   fill(tmp_path / 'undecodable', ['a'], 0)
   (tmp_path / 'undecodable/a/1.jpg').write_bytes(b'x')

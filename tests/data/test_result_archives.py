@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax import features
 from vit_jax.cli import output_parts
 from vit_jax.data.sources import pseudo_labels
 from vit_jax.errors import UserError
@@ -62,10 +61,10 @@ WRITERS = [
 def test_each_reader_refuses_other_archives(tmp_path, write):
   """A result that cannot be read has no description; others are one message."""
   parts = output_parts.Parts(epath.Path(tmp_path / 'out.npz'))
-  parts.open({})
+  parts.open({}, 8)
   path = tmp_path / 'out.npz.parts' / '00000.npz'
   write(path)
-  assert features.about_of(str(path)) == {}
+  assert output_parts.about_of(str(path)) == {}
   with pytest.raises(UserError, match='00000.npz'):
     pseudo_labels.about_of(str(path))
   with pytest.raises(UserError, match='00000.npz'):

@@ -8,33 +8,10 @@ import vit_jax
 
 ROOT = pathlib.Path(vit_jax.__file__).parent.parent
 # First words of docstrings that do not start with a verb.
-NO_VERB = {
-  'a',
-  'all',
-  'an',
-  'by',
-  'for',
-  'from',
-  'how',
-  'if',
-  'in',
-  'its',
-  'of',
-  'that',
-  'the',
-  'their',
-  'this',
-  'those',
-  'to',
-  'what',
-  'when',
-  'where',
-  'whether',
-  'which',
-  'who',
-  'whose',
-  'with',
-}
+NO_VERB = set(
+  'a all an by for from how if in its of that the their this those to what '
+  'when where whether which who whose with'.split()
+)
 # Words to avoid; CONTRIBUTING.md asks for the field's terms.
 FOREIGN = re.compile(
   r'\b(anew|mend(s|ed|ing)?|likewise|(is|are) told|told by|strangers?|'

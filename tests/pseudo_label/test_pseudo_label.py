@@ -16,7 +16,6 @@ from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained, pseudo_label
 from vit_jax.data import filters
-from vit_jax.data.filters import Tail
 from vit_jax.data.sources import mixture, pseudo_labels
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -104,11 +103,6 @@ def test_labels_are_the_teachers_probabilities(file, plain, threshold):
   np.testing.assert_allclose(columns['soft'], soft[rows], atol=1e-5)
   sums = np.bincount(columns['soft'].argmax(axis=1), columns['copies'], CLASSES)
   assert sums.tolist() == [9 * bool(n) for n in counts]
-  for k in np.flatnonzero(counts > 9):  # the most confident ones
-    ranked = sorted(
-      (n for n in sure if soft[n].argmax() == k), key=lambda n: -soft[n, k]
-    )
-    assert {n for n in rows if soft[n].argmax() == k} == set(ranked[:9])
   assert os.listdir(os.path.dirname(path)) == ['labels.npz']
 
 
@@ -209,63 +203,21 @@ def test_damaged_files_are_refused(file, tmp_path):
     opened(str(damaged))
 
 
-@pytest.mark.slow
-def test_an_interruption_changes_nothing(
-  weights, threshold, file, tmp_path, monkeypatch
-):
-  """The file has the same bytes, and labelled parts are not read again."""
-  out, read = str(tmp_path / 'f.npz'), []
-  request = dataclasses.replace(REQUEST, min_confidence=threshold)
-  once = Tail.__getitem__
-
-  def failing(self, index):
-    if self._start + index == 41 and not read:
-      raise OSError('the disk is gone')
-    return once(self, index)
-
-  monkeypatch.setattr(Tail, '__getitem__', failing)
-  with pytest.raises(OSError, match='the disk is gone'):
-    pseudo_label.run(weights, out, request)
-  parts = len(os.listdir(tmp_path / 'f.npz.parts')) - 1
-  assert parts >= 1 and not os.path.exists(out)
-  with pytest.raises(UserError, match='of another command.*min_confidence'):
-    pseudo_label.run(
-      weights, out, dataclasses.replace(request, min_confidence=0.0)
-    )
-  monkeypatch.setattr(
-    Tail,
-    '__getitem__',
-    lambda self, index: read.append(self._start + index) or once(self, index),
-  )
-  pseudo_label.run(weights, out, request)
-  assert sorted(read) == list(range(16 * parts, EXAMPLES))
-  assert epath.Path(out).read_bytes() == epath.Path(file[0]).read_bytes()
-  read.clear()
-  assert pseudo_label.run(weights, out, request) == file[1] and not read
-
-
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    (dict(min_confidence=1.0), r'1\.0.*--min_confidence'),
-    (dict(min_confidence=1.5), '--min_confidence'),
-    (dict(per_class=-1), '--per_class'),
-    (dict(split=None), '--split is missing'),
-    (dict(weights='ema'), "'ema'"),
-  ],
-)
-def test_messages_of_invalid_requests(changes, message, weights, tmp_path):
-  with pytest.raises(UserError, match=message):
-    out = str(tmp_path / 'f.npz')
-    pseudo_label.run(weights, out, dataclasses.replace(REQUEST, **changes))
-
-
-def test_a_teacher_needs_a_head(tmp_path):
-  path = str(tmp_path / 'headless.npz')
+def test_messages_of_invalid_requests(weights, tmp_path):
+  """Flags out of range, missing data, and a teacher without a head."""
+  headless, out = str(tmp_path / 'headless.npz'), str(tmp_path / 'f.npz')
   params = tiny_vit.noise_params(Model(0, **tiny_vit.SIZES), SIZE)
-  npz.save(path, params, {})
-  with pytest.raises(UserError, match='headless.*head.*teacher'):
-    pseudo_label.run(path, str(tmp_path / 'f.npz'), REQUEST)
+  npz.save(headless, params, {})
+  for path, changes, message in (
+    (weights, dict(min_confidence=1.0), r'1\.0.*--min_confidence'),
+    (weights, dict(min_confidence=1.5), '--min_confidence'),
+    (weights, dict(per_class=-1), '--per_class'),
+    (weights, dict(split=None), '--split is missing'),
+    (headless, {}, 'headless.*head.*teacher'),
+  ):
+    with pytest.raises(UserError, match=message):
+      request = dataclasses.replace(REQUEST, **changes)
+      pseudo_label.run(path, out, request)
 
 
 def members(path):

@@ -57,8 +57,8 @@ def test_captions_of_mixed_images_name_both_classes():
 def test_all_crops_without_labels_are_shown():
   crops = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
   entries = reporting._unlabelled({'crops': crops, 'mask': np.ones(2, bool)}, 3)
-  assert [entry['caption'] for entry in entries] == [['crops']] * 6
-  np.testing.assert_array_equal(decoded(entries[4]), crops[1, 1])
+  assert [lines for _, lines in entries] == [['crops']] * 6
+  np.testing.assert_array_equal(entries[4][0], crops[1, 1])
 
 
 @pytest.mark.parametrize('error', [ValueError('lost'), StopRequested()])

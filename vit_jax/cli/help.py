@@ -1,6 +1,6 @@
 """Start and help of the commands: their list, purpose and flags.
 
-absl's own help omits flags that are defined in other modules than the
+absl's own --help omits flags that are defined in other modules than the
 command's, and exits with 1.
 """
 
@@ -8,7 +8,6 @@ import ast
 import itertools
 import pathlib
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -72,22 +71,17 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
   """
   if not arguments or arguments[0] in ('--help', '-h', '--helpfull'):
     return
-  name, commands = arguments[0], descriptions()
-  hint = (
-    f'write python -m vit_jax.{name} (with a dot)'
-    if name in commands
-    else f'{closest(name, commands)}; write python -m vit_jax.COMMAND'
+  name = arguments[0]
+  _refuse(
+    f'python -m vit_jax takes no arguments, but got {name!r}: write python -m '
+    f'vit_jax.COMMAND, with a dot; {closest(name, descriptions())}.'
   )
-  _refuse(f'python -m vit_jax takes no arguments, but got {name!r}; {hint}.')
 
 
 def _refuse(message: str) -> NoReturn:
   """Ends the process with code 2; no command has started yet."""
   print(f'error: {message}', file=sys.stderr)
   sys.exit(EXIT_USER_ERROR)
-
-
-_SET_ELSEWHERE = 'Set by '  # help of flags that users do not set directly
 
 
 def is_requested(argv: Sequence[str]) -> bool:
@@ -102,27 +96,10 @@ def text(header: str, values: flags.FlagValues) -> str:
     header: docstring of the module, with an example.
     values: `FlagValues` in which the flags are defined.
   """
-  shown = [
-    flag
-    for module, defined in values.flags_by_module_dict().items()
-    if module.startswith('vit_jax') or 'vit_jax' in module
-    for flag in defined
-    if not (flag.help or '').startswith(_SET_ELSEWHERE)
+  modules = [
+    name for name in values.flags_by_module_dict() if 'vit_jax' in name
   ]
-  lines = [_line(flag) for flag in sorted(shown, key=lambda flag: flag.name)]
-  if any(flag.name == 'config' for flag in shown):
-    lines.append('  --config.KEY=VALUE  Any key of the config, at any depth.')
-  return '\n'.join([header.strip(), '', *lines])
-
-
-def _line(flag: flags.Flag) -> str:
-  """Formats a flag: its name, default and help."""
-  name = f'[no]{flag.name}' if flag.boolean else flag.name
-  default = '' if flag.default in (None, False, '', []) else f'={flag.default}'
-  return textwrap.fill(
-    f'--{name}{default}  {flag.help}',
-    width=80,
-    initial_indent='  ',
-    subsequent_indent='      ',
-    break_on_hyphens=False,
-  )
+  lines = [header.strip(), *map(values.module_help, modules)]
+  if 'config' in values:
+    lines.append('  --config.KEY=VALUE: Any key of the config, at any depth.')
+  return '\n'.join(lines)

@@ -1,8 +1,9 @@
-"""Writes a long result in parts, so that a killed command can resume.
+"""Applies weights to all examples, and writes a result that can be continued.
 
 OUT.parts/ contains about.json, which describes the computation, and the parts
-00000.npz, 00001.npz, …, each written atomically. Existing parts are not
-computed again. When all are complete, they are joined to the result.
+00000.npz, 00001.npz, …, each written atomically. After an interruption, the
+same command computes only the missing parts. When all are complete, they are
+joined to the result.
 """
 
 import contextlib
@@ -10,100 +11,159 @@ import io
 import itertools
 import json
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
+from absl import flags
 from etils import epath
 
-from vit_jax.config.schema import flatten
+from vit_jax.arrays import sharding
+from vit_jax.cli import shared_flags
+from vit_jax.cli.shared_flags import Request
+from vit_jax.config.schema import Config, flatten
 from vit_jax.data import fingerprint
+from vit_jax.data.contract import Source
+from vit_jax.data.filters import Tail
 from vit_jax.data.storage import npz
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, required
+from vit_jax.evaluators.contract import Batch
 from vit_jax.files import jsonl, paths
 from vit_jax.processes import runtime
 from vit_jax.processes.consensus import from_main
+from vit_jax.training import frozen
+from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
+PyTree = Any
 Arrays = dict[str, np.ndarray]
 
 
-class Format(NamedTuple):
-  """File format of a result, with a description.
+def define_flags(endings: str) -> None:
+  """Defines the flags that features and pseudo_label share.
 
-  Attributes:
-    read: function that returns the description in a file, given its path.
-    write: function that takes the description of the computation, the parts
-      and the path of a local file, writes all parts to it, and returns the
-      description that it contains.
-    results: keys of the description that are known only after the computation.
+  Args:
+    endings: allowed endings of --out, for its help.
   """
+  shared_flags.define_flags()
+  shared_flags.define('weights')
+  flags.DEFINE_string('config', None, 'Config whose data is used.')
+  flags.DEFINE_integer('part_examples', 8192, 'Images per written part.')
+  flags.DEFINE_string('out', None, f'Path of the result: {endings}.')
 
-  read: Callable[[str], dict[str, Any]]
-  write: Callable[[dict[str, Any], 'Parts', str], dict[str, Any]]
-  results: Collection[str]
+
+def check_path(path: str, endings: Collection[str]) -> epath.Path:
+  """Returns the path of --out.
+
+  Raises:
+    UserError: the path is remote, or has another ending.
+  """
+  if paths.is_remote(path) or epath.Path(path).suffix not in endings:
+    raise UserError(
+      f'--out={path} is not allowed: give the path of a local file that ends '
+      f'in {" or ".join(endings)}.'
+    )
+  return paths.locate(path)
 
 
 def compute(
   out: epath.Path,
+  weights: Pretrained,
+  request: Request,
+  config: Config,
+  source: Source,
   about: dict[str, Any],
-  size: int,
-  batches: Callable[[int], Iterator[Arrays]],
-  form: Format,
+  *,
+  predict: Callable[[PyTree, Batch], dict[str, jax.Array]],
+  columns: Callable[[Arrays, np.ndarray], Arrays],
+  write: Callable[[dict[str, Any], 'Parts', str], dict[str, Any]],
+  results: Collection[str],
 ) -> dict[str, Any]:
-  """Computes the missing parts and joins all parts to the result.
+  """Applies frozen weights to all examples, and writes the results.
 
   All processes must call it. An existing result is not computed again.
 
   Args:
-    out: path of the result.
-    about: description of the computation, as JSON values; it contains
-      `examples` and `batch_size`.
-    size: number of batches per part.
-    batches: function that takes the index of an example, and yields the columns
-      of each batch of `batch_size` examples from that index on. Examples that
-      cannot be used are left out.
-    form: format of the result.
+    out: path of the result, see `check_path`.
+    weights: weights, see `shared_flags.open_weights`.
+    request: request of the command.
+    config: completed config with the sections reader and preprocess.
+    source: source of the examples.
+    about: description of the computation as JSON values, in addition to
+      weights, preprocessing and batch size.
+    predict: function of (parameters, batch) to arrays `[n, …]`.
+    columns: function of the results for a batch, with `label` and `mask`, and
+      of the index of each example, to the columns of the batch. Padding and
+      examples that cannot be used, which the mask excludes, are left out.
+    write: function of the description, the parts and the path of a local file;
+      it writes all parts to the file, and returns the description in it.
+    results: keys of that description that are known only after the computation.
 
   Returns:
     The description in the result.
 
   Raises:
-    UserError: the result or its parts belong to other weights, data or
-      settings, or cannot be read or written.
+    UserError: a record is bad; or the result or its parts belong to other
+      weights, data or settings, or cannot be read or written.
   """
-  existing = from_main(lambda: _existing(out, about, form))
-  if existing:
-    return existing
-  parts = Parts(out)
-  examples = about['examples']
-  part_examples = size * about['batch_size']
-  # Parts of another size begin at other examples.
-  part_about = about | {'part_examples': part_examples}
-  num_parts = from_main(lambda: parts.open(part_about))
-  done = min(num_parts * part_examples, examples)
-  if done:
-    log.info('continuing after %d of %d examples', done, examples)
-  pending: list[Arrays] = []
-  for columns in batches(done) if done < examples else ():
-    pending.append(columns)
-    done = min(done + about['batch_size'], examples)
-    if len(pending) == size or done == examples:
-      if runtime.is_main():
-        parts.append(pending)
-      pending = []
-  return from_main(lambda: parts.join(about, form.write))
+  mesh, parts = sharding.make_mesh(jax.devices()), Parts(out)
+  # An interrupted computation continues with its batch size.
+  rows = request.batch_size or from_main(lambda: parts.about.get('batch_size'))
+  rows = rows or shared_flags.fitting(
+    weights, mesh, predict=predict, examples=len(source)
+  )
+  setting = shared_flags.evaluation_setting(
+    weights, config, lambda _: source, mesh, rows, predict
+  )
+  batch_size, examples = setting.batch_size, len(source)
 
+  def labelled(params: PyTree, batch: Batch) -> PyTree:
+    kept = {'label': batch['label'], 'mask': batch['mask']}
+    return predict(params, batch) | kept
 
-def batch_size(out: epath.Path) -> int | None:
-  """Returns the batch size of an interrupted computation; None without one.
-
-  All processes must call it.
-
-  Args:
-    out: path of the result.
-  """
-  return from_main(lambda: Parts(out).about().get('batch_size'))
+  with jax.set_mesh(mesh):
+    abstract = weights.abstract_params(mesh)
+    shape = (batch_size, *weights.image_size, weights.model().channels)
+    images = {'image': jax.ShapeDtypeStruct(shape, np.uint8)}
+    first, *_ = jax.tree.leaves(jax.eval_shape(predict, abstract, images))
+    params = weights.load(abstract)
+    about = {
+      'checkpoint': weights.path,
+      'weights': request.weights,
+      'digest': frozen.digests({'': params})[''],
+      'data': source.name,
+      'examples': examples,
+      'on_bad_record': config.reader.on_bad_record,
+      'preprocess': shared_flags.describe(weights, config),
+      'batch_size': batch_size,
+      **about,
+    }
+    existing = from_main(lambda: _existing(out, about, results))
+    if existing:
+      return existing
+    # A part has the same size whether an example has one vector or many.
+    vectors = math.prod(first.shape[1:-1])
+    size = -(-request.part_examples // (batch_size * vectors))
+    part_examples = size * batch_size
+    num_parts = from_main(lambda: parts.open(about, part_examples))
+    done = min(num_parts * part_examples, examples)
+    if done:
+      log.info('continuing after %d of %d examples', done, examples)
+    pending: list[Arrays] = []
+    remaining = Tail(source, done)
+    function = setting.compiled(labelled)
+    batches = setting.sweep(params, remaining, function) if remaining else ()
+    for result in batches:
+      index = done + np.arange(len(result['mask']), dtype=np.int64)
+      pending.append(columns(result, index))
+      done = min(done + batch_size, examples)
+      if len(pending) == size or done == examples:
+        if runtime.is_main():
+          parts.append(pending)
+        pending = []
+  return from_main(lambda: parts.join(about, write))
 
 
 class Parts:
@@ -113,25 +173,31 @@ class Parts:
     """Determines the folder of the parts, OUT.parts."""
     self.out, self.folder = out, out.with_name(out.name + '.parts')
 
-  def open(self, about: dict[str, Any]) -> int:
+  @property
+  def about(self) -> dict[str, Any]:
+    """Description of the computation; {} if there is none."""
+    return jsonl.read_object(self.folder / 'about.json')
+
+  def open(self, about: dict[str, Any], part_examples: int) -> int:
     """Opens or creates the folder, and returns the number of existing parts.
+
+    Args:
+      about: description of the computation.
+      part_examples: number of examples per part. Parts of another size begin at
+        other examples, and are not continued.
 
     Raises:
       UserError: the folder contains parts of another result, or cannot be
         written.
     """
+    about = about | {'part_examples': part_examples}
     file = self.folder / 'about.json'
     with paths.access(self.folder, 'written'):
       self.folder.mkdir(parents=True, exist_ok=True)
       if not file.exists():
         paths.write(file, json.dumps(about))
-      _check_description(self.folder, self.about(), about)
+      _check_description(self.folder, self.about, about)
     return len(self)
-
-  def about(self) -> dict[str, Any]:
-    """Returns the description of the computation; {} if there is none."""
-    file = self.folder / 'about.json'
-    return (jsonl.parse(file.read_bytes()) if file.exists() else None) or {}
 
   def __len__(self) -> int:
     """Returns the number of existing parts before the first missing one."""
@@ -178,7 +244,7 @@ class Parts:
       ) from error
 
   def join(self, about: dict[str, Any], write: Any) -> dict[str, Any]:
-    """Writes the result and removes the parts; see `Format.write`.
+    """Writes the result and removes the parts; see `compute`.
 
     Raises:
       UserError: the file cannot be written.
@@ -196,8 +262,28 @@ class Parts:
     return self.folder / f'{index:05}.npz'
 
 
+def about_of(path: str) -> dict[str, Any]:
+  """Returns the description in a result, .npz or .parquet; {} if it has none.
+
+  Raises:
+    UserError: pyarrow is required but not installed.
+  """
+  try:
+    if path.endswith('.npz'):
+      return npz.about(path)[0]
+    schema = pyarrow('pyarrow.parquet').read_schema(path)
+    return jsonl.parse((schema.metadata or {}).get(b'about', b'')) or {}
+  except (OSError, ValueError, KeyError, NotImplementedError):
+    return {}
+
+
+def pyarrow(module: str = 'pyarrow') -> Any:
+  """Imports pyarrow, or a module of it; see `required`."""
+  return required(module, 'a Parquet file', 'pyarrow')
+
+
 def _existing(
-  out: epath.Path, about: dict[str, Any], form: Format
+  out: epath.Path, about: dict[str, Any], results: Collection[str]
 ) -> dict[str, Any]:
   """Returns the description in a complete result; {} if there is none.
 
@@ -206,13 +292,11 @@ def _existing(
   """
   if not out.exists():
     return {}
-  description = form.read(str(out))
-  compared = {
-    key: value for key, value in description.items() if key not in form.results
-  }
+  existing = about_of(str(out))
+  compared = {key: existing[key] for key in existing if key not in results}
   _check_description(out, compared, about)
   log.info('%s exists already', out)
-  return description
+  return existing
 
 
 def _check_description(

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,14 +16,7 @@ from absl import app, flags
 from vit_jax.cli import help
 from vit_jax.config import overrides
 from vit_jax.config.schema import Config, to_json
-from vit_jax.errors import (
-  EXIT_CRASH,
-  EXIT_USER_ERROR,
-  DivergedError,
-  PreemptedError,
-  StorageError,
-  UserError,
-)
+from vit_jax.errors import EXIT_CRASH, EXIT_USER_ERROR, UserError
 from vit_jax.files import paths
 from vit_jax.processes import consensus, interruption, peers, runtime
 from vit_jax.run import resume
@@ -72,7 +66,15 @@ def run_options(config: Config) -> dict[str, Any]:
     UserError: the workdir belongs to another run, or --profile is invalid.
   """
   values = flags.FLAGS
-  profile = profile_span(values.profile)
+  profile = None
+  if values.profile is not None:
+    match = re.fullmatch(r'(\d+):(\d+)', values.profile)
+    profile = match and (int(match[1]), int(match[2]))
+    if not profile or profile[0] >= profile[1]:
+      raise UserError(
+        f'--profile is {values.profile!r}; give START:STOP, the first step to '
+        'trace and the first step that is not traced, such as 10:15.'
+      )
   runtime.cache_compilations()
   path = resume.check_workdir(
     chosen_workdir(), config, allow_changes=values.allow_config_change
@@ -92,23 +94,6 @@ def chosen_workdir() -> str:
   """Returns --workdir, or the default workdir of the config."""
   values = flags.FLAGS
   return values.workdir or resume.default_workdir(values.config_path)
-
-
-def profile_span(text: str | None) -> tuple[int, int] | None:
-  """Returns (start, stop) for --profile=START:STOP.
-
-  Raises:
-    UserError: the value does not consist of two ascending numbers.
-  """
-  if text is None:
-    return None
-  first, _, last = text.partition(':')
-  if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
-    raise UserError(
-      f'--profile is {text!r}; give START:STOP, the first step to trace and '
-      'the first step that is not traced, such as 10:15.'
-    )
-  return int(first), int(last)
 
 
 def usage(text: str) -> UserError:
@@ -177,35 +162,28 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     code = end.code if isinstance(end.code, int) else int(bool(end.code))
     raise
   finally:
-    _shut_down()
+    consensus.shut_down()  # waits for the other processes
+    if interruption.HANDLER.installed:
+      interruption.HANDLER.ignore()
     if code:
       runtime.bound_exit(code)
-
-
-def _shut_down() -> None:
-  """Waits for the other processes, and ignores signals afterwards."""
-  consensus.shut_down()
-  if interruption.HANDLER.installed:
-    interruption.HANDLER.ignore()
 
 
 def _report_errors(function: Callable[[], None]) -> None:
   """Calls a function; its errors end this process and all others."""
   try:
     function()
-  except (UserError, PreemptedError, StorageError, DivergedError) as error:
-    peers.announce(error)
-    _exit(error)
   except Exception as error:
-    expected = (
-      runtime.user_error(error)
-      or paths.name_error(error)
-      or paths.object_store_error(error)
-    )
+    expected = error
+    if peers.exit_status(error) is None:
+      expected = (
+        runtime.user_error(error)
+        or paths.name_error(error)
+        or paths.object_store_error(error)
+      )
+    peers.announce(expected or error)
     if expected:
-      peers.announce(expected)
       _exit(expected)
-    peers.announce(error)
     if peers.client() is None:
       raise
     traceback.print_exc()
@@ -219,12 +197,11 @@ def _exit(error: Exception) -> None:
   code, message = status
   sys.stdout.flush()
   print(message, file=sys.stderr, flush=True)
-  if code != EXIT_USER_ERROR:
-    sys.exit(code)
-  if peers.client() is None and _join_to_report():
-    peers.announce(error)
-  if peers.client() is not None:
-    peers.exit_now(code)
+  if code == EXIT_USER_ERROR:
+    if peers.client() is None and _join_to_report():
+      peers.announce(error)
+    if peers.client() is not None:
+      peers.exit_now(code)
   sys.exit(code)
 
 

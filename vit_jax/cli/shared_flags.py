@@ -1,26 +1,23 @@
 """Flags that commands share, and the weights, data and batches they request."""
 
 import dataclasses
-import functools
 import glob
 import json
 import logging
-import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
 import numpy as np
 from absl import flags
-from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Int
 
 from vit_jax.arrays import memory, sharding
-from vit_jax.cli import output_parts, process
+from vit_jax.cli import process
 from vit_jax.config import loading, overrides, schema
 from vit_jax.config.schema import (
   MAX_BATCH_SIZE,
@@ -36,9 +33,7 @@ from vit_jax.data.storage import class_folders
 from vit_jax.data.storage.files import IMAGES
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.contract import Setting
-from vit_jax.files import paths
 from vit_jax.processes import consensus, runtime
-from vit_jax.training import frozen
 from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.contract import Pretrained
 
@@ -108,151 +103,29 @@ _MOST = 128  # images per batch, by default
 _READER_KEYS = ('on_bad_record', 'max_bad_share')
 
 
-def source_section(
-  about: dict[str, Any], dataset: str | None, data_dir: str | None
-) -> dict[str, Any]:
-  """Returns the config section of the data to evaluate on.
-
-  Args:
-    about: item `about` of the weights; by default, their data are used.
-    dataset: --dataset, a TFDS name or a kind of source.
-    data_dir: --data_dir, a directory or path of the data.
-
-  Raises:
-    UserError: the flags do not specify the data, or do not fit together.
-  """
-  section = dict(about.get('source', {'name': 'tfds'}))
-  # A name of TFDS has no dot, and is not a kind of source.
-  kinds = schema.names(SECTIONS['source'])
-  if dataset and ('.' in dataset or dataset in kinds):
-    if dataset != section['name']:
-      section = {'name': dataset}
-  elif dataset and dataset != section.get('dataset'):
-    section = {'name': 'tfds', 'dataset': dataset}
-  if data_dir:
-    keys = schema.config_keys(
-      schema.resolve(SECTIONS['source'], section['name'])
-    )
-    path_key = next((key for key in ('data_dir', 'path') if key in keys), None)
-    if path_key is None:
-      raise UserError(
-        f'--data_dir={data_dir} is not used by the source {section["name"]}; '
-        f'its keys are {", ".join(keys)}.'
-      )
-    section[path_key] = data_dir
-  if section['name'] == 'tfds' and not section.get('dataset'):
-    raise UserError(
-      'these weights do not name their data. Give --dataset=NAME of TFDS, or '
-      '--dataset=folder and --data_dir=DIR.'
-    )
-  return section
-
-
-def title(source: Any) -> str:
-  """Returns a readable name of the data of a source section."""
-  return source.get('dataset') or source.get('path') or source.name
-
-
-def evaluation_setting(
-  weights: Pretrained,
-  config: Config,
-  open_source: Callable[[str], stream.Source],
-  mesh: Mesh,
-  batch_size: int,
-  predict: Callable[[Any, Any], Any] | None = None,
-) -> Setting:
-  """Returns the `Setting` that applies a model to every example of a source.
-
-  Args:
-    weights: the model and its parameters.
-    config: config with the sections preprocess and reader.
-    open_source: function that opens a split.
-    mesh: mesh of the devices.
-    batch_size: images per batch; rounded up to a multiple of the number of
-      devices.
-    predict: function of (parameters, batch); by default `Objective.predict`.
-  """
-  objective = weights.objective()
-  return Setting(
-    open_source=open_source,
-    transform=build_section(config, 'preprocess', weights.image_size),
-    predict=predict or objective.predict,
-    num_classes=objective.num_classes,
-    mesh=mesh,
-    batch_size=-(-batch_size // mesh.size) * mesh.size,
-    reader=build_section(config, 'reader'),
-  )
-
-
-def with_preset(source: Pretrained, name: str | None) -> Pretrained:
-  """Returns the same weights with the preprocessing of a preset.
-
-  Mean and standard deviation change only for weights of another project,
-  because models trained by this program expect pixels in [-1, 1].
-
-  Args:
-    source: weights.
-    name: key of `presets.PRESETS`; None for the preprocessing of the weights.
-
-  Raises:
-    UserError: the preset is unknown.
-  """
-  if name is None:
-    return source
-  preset = presets.find(name)
-  # A preset determines neither the channels nor the bits of the images.
-  own = source.about.get('preprocess', {})
-  kept = {key: own[key] for key in ('channels', 'bits') if key in own}
-  section = preset.section(source.image_size) | kept
-  source = dataclasses.replace(
-    source, about={**source.about, 'preprocess': section}
-  )
-  old, new = source.normalization, preset.normalization
-  if (old or presets.NONE) == new:
-    return source
-  if old is None:
-    log.warning(
-      '%s expects pixels in [-1, 1], so the preset %s changes only the '
-      'resizing',
-      source.path,
-      name,
-    )
-    return source
-  return transfer.renormalized(source, *new)
-
-
-def describe(source: Pretrained, config: Config) -> dict[str, Any]:
-  """Returns all settings of the preprocessing of an image.
-
-  Args:
-    source: weights.
-    config: config with the completed section `preprocess`.
-  """
-  mean, std = source.normalization or source.model().normalization
-  return {
-    **config.preprocess.to_dict(),
-    'image_size': list(source.image_size),
-    'mean': list(mean),
-    'std': list(std),
-  }
-
-
-def line(description: dict[str, Any]) -> str:
-  """Formats a description as one line: 'resize=squash image_size=224,224 …'."""
-
-  def text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-      return ','.join(map(text, value))
-    return f'{value:.6g}' if isinstance(value, float) else str(value)
-
-  return ' '.join(f'{key}={text(value)}' for key, value in description.items())
-
-
 def define(*names: str) -> None:
   """Defines some of the flags in `FLAGS`."""
   for name in names:
     function, default, text = FLAGS[name]
     function(name, default, text)
+
+
+def define_flags(
+  sections: str = 'source, reader and preprocess',
+) -> None:
+  """Defines the flags for weights, data and batch size.
+
+  Args:
+    sections: sections that --config.SECTION.KEY=… changes, for the help.
+  """
+  define('checkpoint', 'step', 'dataset', 'split', 'data_dir')
+  define('image_size', 'preprocess', 'batch_size', 'json')
+  flags.DEFINE_multi_string(
+    'overrides',
+    overrides.extract(sys.argv),
+    f'Set by --config.SECTION.KEY=…, for the sections {sections}.',
+  )
+  process.define_distributed_flags()
 
 
 def image_size(values: Any) -> tuple[int, int] | None:
@@ -318,6 +191,292 @@ def image_paths(arguments: Sequence[str]) -> list[str]:
   return found
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """What a command applies weights to, and how.
+
+  Every command uses some of the attributes.
+
+  Attributes:
+    config: path of a config file whose data are used.
+    dataset: TFDS name or kind of source; by default that of the checkpoint.
+    split: split of the data; by default the training split of `config`, or the
+      split of the evaluator.
+    data_dir: TFDS directory, or the path of another source.
+    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
+    preprocess: name of a preset; by default the preprocessing of the weights.
+    batch_size: images per batch on all devices; by default 128, or fewer if
+      these do not fit into memory.
+    image_size: (height, width) of the images, pixels; by default that of the
+      weights.
+    settings: overrides such as '--config.source.KEY=value', also for reader and
+      preprocess.
+    evaluator: name in the run's `config.evals`, or a kind of evaluator; by
+      default all evaluators of the run.
+    tables: directory for the evaluators' tables. The files are named
+      <evaluator>_<table>.csv, and <evaluator>_ema_<table>.csv for an average of
+      the weights.
+    top: number of classes that `predict` returns for an image.
+    part_examples: examples per written part; rounded up to whole batches.
+    images: image files, directories and patterns whose features are computed;
+      if empty, those of a split are.
+    tokens: whether features are the patch tokens, see `features.predictor`.
+    layers: indices of the blocks whose features are computed; () for the
+      features of the model.
+    min_confidence: minimum probability of the most likely class for an image to
+      be selected as a pseudo-label, in [0, 1]; .3 in the paper.
+    per_class: number of pseudo-labels of each class, including copies; 130,000
+      in the paper; 0 for no balancing.
+    seed: seed of the random choice of images that get an additional copy.
+  """
+
+  config: str | None = None
+  dataset: str | None = None
+  split: str | None = None
+  data_dir: str | None = None
+  weights: str = 'params'
+  preprocess: str | None = None
+  batch_size: int | None = None
+  image_size: tuple[int, int] | None = None
+  settings: Sequence[str] = ()
+  evaluator: str | None = None
+  tables: str | None = None
+  top: int = 5
+  part_examples: int = 8192
+  images: Sequence[str] = ()
+  tokens: bool = False
+  layers: Sequence[int] = ()
+  min_confidence: float = 0.3
+  per_class: int = 0
+  seed: int = 0
+
+  def __post_init__(self):
+    for key in ('batch_size', 'part_examples'):
+      value = getattr(self, key)
+      check_range(f'--{key}', value, at_least=1, at_most=MAX_BATCH_SIZE)
+    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
+    check_range('--per_class', self.per_class, at_least=0)
+    check_range('--seed', self.seed, at_least=0)
+
+  @classmethod
+  def of_flags(cls, **more: Any) -> Self:
+    """Returns the request that flags specify.
+
+    Args:
+      **more: values of attributes that are not those of the flags.
+    """
+    values = flags.FLAGS
+    keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
+    from_flags = {key: getattr(values, key) for key in keys}
+    from_flags['image_size'] = image_size(values)
+    return cls(**from_flags | more, settings=values.overrides)
+
+
+def open_weights(checkpoint: str, request: Request) -> Pretrained:
+  """Loads the requested weights with their preprocessing.
+
+  Raises:
+    UserError: the weights do not exist, or the preset is unknown.
+  """
+  found = pretrained.find(checkpoint, request.weights, request.image_size)
+  return with_preset(found, request.preprocess)
+
+
+def with_preset(source: Pretrained, name: str | None) -> Pretrained:
+  """Returns the same weights with the preprocessing of a preset.
+
+  Mean and standard deviation change only for weights of another project,
+  because models trained by this program expect pixels in [-1, 1].
+
+  Args:
+    source: weights.
+    name: key of `presets.PRESETS`; None for the preprocessing of the weights.
+
+  Raises:
+    UserError: the preset is unknown.
+  """
+  if name is None:
+    return source
+  preset = presets.find(name)
+  # A preset determines neither the channels nor the bits of the images.
+  own = source.about.get('preprocess', {})
+  kept = {key: own[key] for key in ('channels', 'bits') if key in own}
+  section = preset.section(source.image_size) | kept
+  source = dataclasses.replace(
+    source, about={**source.about, 'preprocess': section}
+  )
+  old, new = source.normalization, preset.normalization
+  if (old or presets.NONE) == new:
+    return source
+  if old is None:
+    text = '%s expects pixels in [-1, 1]: the preset changes only the resizing'
+    log.warning(text, source.path)
+    return source
+  return transfer.renormalized(source, *new)
+
+
+def sections(weights: Pretrained) -> dict[str, Any]:
+  """Returns the reader and preprocess sections that belong to the weights."""
+  reader = weights.about.get('config', {}).get('reader', {})
+  return {
+    'reader': {key: reader[key] for key in _READER_KEYS if key in reader},
+    'preprocess': {'name': 'transforms', **weights.about['preprocess']},
+  }
+
+
+def source_section(about: dict[str, Any], request: Request) -> dict[str, Any]:
+  """Returns the config section of the requested data.
+
+  Args:
+    about: item `about` of the weights; by default, their data are used.
+    request: the request, whose `dataset` and `data_dir` specify other data.
+
+  Raises:
+    UserError: the flags do not specify the data, or do not fit together.
+  """
+  dataset, data_dir = request.dataset, request.data_dir
+  section = dict(about.get('source', {'name': 'tfds'}))
+  # A name of TFDS has no dot, and is not a kind of source.
+  kinds = schema.names(SECTIONS['source'])
+  if dataset and ('.' in dataset or dataset in kinds):
+    if dataset != section['name']:
+      section = {'name': dataset}
+  elif dataset and dataset != section.get('dataset'):
+    section = {'name': 'tfds', 'dataset': dataset}
+  if data_dir:
+    keys = schema.config_keys(
+      schema.resolve(SECTIONS['source'], section['name'])
+    )
+    path_key = next((key for key in ('data_dir', 'path') if key in keys), None)
+    if path_key is None:
+      raise UserError(
+        f'--data_dir={data_dir} is not used by the source {section["name"]}; '
+        f'its keys are {", ".join(keys)}.'
+      )
+    section[path_key] = data_dir
+  if section['name'] == 'tfds' and not section.get('dataset'):
+    raise UserError(
+      'these weights do not name their data. Give --dataset=NAME of TFDS, or '
+      '--dataset=folder and --data_dir=DIR.'
+    )
+  return section
+
+
+def open_data(
+  weights: Pretrained, request: Request
+) -> tuple[Config, Source, str, Int[np.ndarray, ' n']]:
+  """Opens the data that a request specifies.
+
+  Args:
+    weights: weights, whose data, reader and preprocessing are the defaults.
+    request: weights, data and batch sizes of the command.
+
+  Returns:
+    A config of the completed sections, the source, its split, and the indices
+    of the examples that training with `request.config` leaves out.
+
+  Raises:
+    UserError: the data or the split does not exist, or is empty.
+  """
+  about, split, leave_out = weights.about, request.split, None
+  if request.config is not None:
+    config = loading.load(request.config)
+    about = {'source': config.source.to_dict()}
+    split = split or config.train.split
+    leave_out = config.train.leave_out
+  if split is None:
+    raise UserError(
+      '--split is missing; give the split to use (train for a folder without '
+      'splits), or --config=FILE.py to use its training split.'
+    )
+  source = source_section(about, request)
+  completed = overrides.apply(
+    sections(weights) | {'source': source}, [*request.settings]
+  )
+  data = build_section(completed, 'source', split)
+  if not len(data):
+    raise UserError(f'{data.name} is empty; give another --split or --dataset.')
+  left_out = filters.listed(data, leave_out, strict=False)
+  return completed, data, split, left_out
+
+
+def describe(source: Pretrained, config: Config) -> dict[str, Any]:
+  """Returns all settings of the preprocessing of an image.
+
+  Args:
+    source: weights.
+    config: config with the completed section `preprocess`.
+  """
+  mean, std = source.normalization or source.model().normalization
+  return {
+    **config.preprocess.to_dict(),
+    'image_size': list(source.image_size),
+    'mean': list(mean),
+    'std': list(std),
+  }
+
+
+def line(description: dict[str, Any]) -> str:
+  """Formats a description as one line: 'resize=squash image_size=224,224 …'."""
+
+  def text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+      return ','.join(map(text, value))
+    return f'{value:.6g}' if isinstance(value, float) else str(value)
+
+  return ' '.join(f'{key}={text(value)}' for key, value in description.items())
+
+
+def print_result(result: dict[str, Any]) -> None:
+  """Prints a result, as JSON or in lines, on the main process only.
+
+  Args:
+    result: values by name; `preprocess` is a description, see `describe`. Other
+      lists and dicts are printed only with --json.
+  """
+  if not runtime.is_main():
+    return
+  if flags.FLAGS.json:
+    print(json.dumps(result))
+    return
+  shown = result | {'preprocess': line(result['preprocess'])}
+  for name, value in shown.items():
+    if not isinstance(value, list | dict):
+      text = f'{value:.6g}' if isinstance(value, float) else value
+      print(f'{name}: {text}')
+
+
+def evaluation_setting(
+  weights: Pretrained,
+  config: Config,
+  open_source: Callable[[str], stream.Source],
+  mesh: Mesh,
+  batch_size: int,
+  predict: Callable[[Any, Any], Any] | None = None,
+) -> Setting:
+  """Returns the `Setting` that applies a model to every example of a source.
+
+  Args:
+    weights: the model and its parameters.
+    config: config with the sections preprocess and reader.
+    open_source: function that opens a split.
+    mesh: mesh of the devices.
+    batch_size: images per batch; rounded up to a multiple of the number of
+      devices.
+    predict: function of (parameters, batch); by default `Objective.predict`.
+  """
+  objective = weights.objective()
+  return Setting(
+    open_source=open_source,
+    transform=build_section(config, 'preprocess', weights.image_size),
+    predict=predict or objective.predict,
+    num_classes=objective.num_classes,
+    mesh=mesh,
+    batch_size=-(-batch_size // mesh.size) * mesh.size,
+    reader=build_section(config, 'reader'),
+  )
+
+
 def fitting(
   weights: Pretrained,
   mesh: Mesh,
@@ -350,299 +509,31 @@ def fitting(
     return most
   params = weights.abstract_params(mesh)
   program = jax.jit(predict or weights.objective().predict)
-  # A batch would be filled up with images that are computed for nothing.
-  needed = most if examples is None else min(most, examples)
-  size = -(-needed // mesh.size) * mesh.size
-  largest = min(size, most)
-  while size > mesh.size:
+
+  def fits(size: int) -> bool:
     shape = (size, height, width, weights.model().channels)
     image = jax.ShapeDtypeStruct(
       shape, np.uint8, sharding=sharding.batch_sharding(mesh)
     )
-    if _bytes(program, params, image, mesh) <= _USABLE * limit:
-      break
+    try:
+      with jax.set_mesh(mesh):
+        compiled = program.lower(params, {'image': image}).compile()
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      return False
+    used = memory.program_bytes(compiled)
+    return used is None or used['peak'] <= _USABLE * limit
+
+  # A batch would be filled up with images that are computed for nothing.
+  needed = most if examples is None else min(most, examples)
+  size = -(-needed // mesh.size) * mesh.size
+  largest = min(size, most)
+  while size > mesh.size and not fits(size):
     size = max(size // 2 // mesh.size, 1) * mesh.size
   size = consensus.from_main(lambda: min(size, most))
   if size < largest:
-    log.info(
-      'batches of %d instead of %d images of %dx%d pixels, because of the '
-      'memory of %s',
-      size,
-      largest,
-      height,
-      width,
-      memory.text(limit),
-    )
+    images = f'{largest} images of {height}x{width} pixels'
+    text = 'batches of %d instead of %s, because of the memory of %s'
+    log.info(text, size, images, memory.text(limit))
   return size
-
-
-def _bytes(
-  predict: Any, params: Any, image: jax.ShapeDtypeStruct, mesh: Mesh
-) -> float:
-  """Returns the memory per device of a program; infinite if it is too large.
-
-  Args:
-    predict: jitted function of (parameters, batch).
-    params: shapes of the parameters.
-    image: shape of the images of a batch.
-    mesh: mesh of the devices.
-  """
-  try:
-    with jax.set_mesh(mesh):
-      compiled = predict.lower(params, {'image': image}).compile()
-  except jax.errors.JaxRuntimeError as error:
-    if 'RESOURCE_EXHAUSTED' not in str(error):
-      raise
-    return math.inf
-  used = memory.program_bytes(compiled)
-  return 0 if used is None else used['peak']
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-  """Weights, data and batch sizes of a command.
-
-  Every command uses some of the attributes.
-
-  Attributes:
-    config: path of a config file whose data are used.
-    dataset: TFDS name or kind of source; by default that of the checkpoint.
-    split: split of the data; by default the training split of `config`, or the
-      split of the evaluator.
-    data_dir: TFDS directory, or the path of another source.
-    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
-    preprocess: name of a preset; by default the preprocessing of the weights.
-    batch_size: images per batch on all devices; by default 128, or fewer if
-      these do not fit into memory.
-    image_size: (height, width) of the images, pixels; by default that of the
-      weights.
-    part_examples: examples per written part; rounded up to whole batches.
-    settings: overrides such as '--config.source.KEY=value', also for reader and
-      preprocess.
-    evaluator: name in the run's `config.evals`, or a kind of evaluator; by
-      default all evaluators of the run.
-    tables: directory for the evaluators' tables. The files are named
-      <evaluator>_<table>.csv, and <evaluator>_ema_<table>.csv for an average of
-      the weights.
-    top: number of classes that `predict` returns for an image.
-  """
-
-  config: str | None = None
-  dataset: str | None = None
-  split: str | None = None
-  data_dir: str | None = None
-  weights: str = 'params'
-  preprocess: str | None = None
-  batch_size: int | None = None
-  image_size: tuple[int, int] | None = None
-  part_examples: int = 8192
-  settings: Sequence[str] = ()
-  evaluator: str | None = None
-  tables: str | None = None
-  top: int = 5
-
-  def __post_init__(self):
-    for key in ('batch_size', 'part_examples'):
-      value = getattr(self, key)
-      check_range(f'--{key}', value, at_least=1, at_most=MAX_BATCH_SIZE)
-
-  @classmethod
-  def of_flags(cls, **more: Any) -> Self:
-    """Returns the request that flags specify.
-
-    Args:
-      **more: values of attributes that are not those of the flags.
-    """
-    values = flags.FLAGS
-    keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
-    from_flags = {key: getattr(values, key) for key in keys}
-    from_flags['image_size'] = image_size(values)
-    return cls(**from_flags | more, settings=values.overrides)
-
-
-def define_flags(
-  sections: str = 'source, reader and preprocess',
-) -> None:
-  """Defines the flags for weights, data and batch size.
-
-  Args:
-    sections: sections that --config.SECTION.KEY=… changes, for the help.
-  """
-  define('checkpoint', 'step', 'dataset', 'split', 'data_dir')
-  define('image_size', 'preprocess', 'batch_size', 'json')
-  flags.DEFINE_multi_string(
-    'overrides',
-    overrides.extract(sys.argv),
-    f'Set by --config.SECTION.KEY=…, for the sections {sections}.',
-  )
-  process.define_distributed_flags()
-
-
-def define_output_flags(endings: str) -> None:
-  """Defines further flags that features and pseudo_label share.
-
-  Args:
-    endings: allowed endings of --out, for its help.
-  """
-  define_flags()
-  define('weights')
-  flags.DEFINE_string('config', None, 'Config whose data is used.')
-  flags.DEFINE_integer('part_examples', 8192, 'Images per written part.')
-  flags.DEFINE_string('out', None, f'Path of the result: {endings}.')
-
-
-def output_file(path: str, endings: Collection[str]) -> epath.Path:
-  """Returns the path of --out.
-
-  Raises:
-    UserError: the path is remote, or has another ending.
-  """
-  if paths.is_remote(path) or epath.Path(path).suffix not in endings:
-    raise UserError(
-      f'--out={path} is not allowed: give the path of a local file that ends '
-      f'in {" or ".join(endings)}.'
-    )
-  return paths.locate(path)
-
-
-def sections(weights: Pretrained) -> dict[str, Any]:
-  """Returns the reader and preprocess sections that belong to the weights."""
-  reader = weights.about.get('config', {}).get('reader', {})
-  return {
-    'reader': {key: reader[key] for key in _READER_KEYS if key in reader},
-    'preprocess': {'name': 'transforms', **weights.about['preprocess']},
-  }
-
-
-def open_data(
-  weights: Pretrained, request: Request
-) -> tuple[Config, Source, str, Int[np.ndarray, ' n']]:
-  """Opens the data that a request specifies.
-
-  Args:
-    weights: weights, whose data, reader and preprocessing are the defaults.
-    request: weights, data and batch sizes of the command.
-
-  Returns:
-    A config of the completed sections, the source, its split, and the indices
-    of the examples that training with `request.config` leaves out.
-
-  Raises:
-    UserError: the data or the split does not exist, or is empty.
-  """
-  about, split, leave_out = weights.about, request.split, None
-  if request.config is not None:
-    config = loading.load(request.config)
-    about = {'source': config.source.to_dict()}
-    split = split or config.train.split
-    leave_out = config.train.leave_out
-  if split is None:
-    raise UserError(
-      '--split is missing; give the split to use (train for a folder without '
-      'splits), or --config=FILE.py to use its training split.'
-    )
-  source = source_section(about, request.dataset, request.data_dir)
-  completed = overrides.apply(
-    sections(weights) | {'source': source}, [*request.settings]
-  )
-  data = build_section(completed, 'source', split)
-  if not len(data):
-    raise UserError(f'{data.name} is empty; give another --split or --dataset.')
-  left_out = filters.listed(data, leave_out, strict=False)
-  return completed, data, split, left_out
-
-
-def open_weights(checkpoint: str, request: Request) -> Pretrained:
-  """Loads the requested weights with their preprocessing.
-
-  Raises:
-    UserError: the weights do not exist, or the preset is unknown.
-  """
-  found = pretrained.find(checkpoint, request.weights, request.image_size)
-  return with_preset(found, request.preprocess)
-
-
-def compute(
-  out: epath.Path,
-  weights: Pretrained,
-  request: Request,
-  config: Config,
-  source: Source,
-  batches: Callable[[Setting, Any, int], Iterator[output_parts.Arrays]],
-  form: output_parts.Format,
-  about: dict[str, Any],
-  predict: Callable[[Any, Any], Any] | None = None,
-) -> dict[str, Any]:
-  """Applies frozen weights to all examples, and writes the results in parts.
-
-  Args:
-    out: path of the result, see `output_file`.
-    weights: weights, see `open_weights`.
-    request: settings of the command.
-    config: completed config with the sections reader and preprocess.
-    source: source of the examples.
-    batches: function that takes the setting of the evaluation, the parameters
-      and the index of the first example, and yields the columns of each batch.
-    form: format of the result.
-    about: description of the computation in addition to weights, preprocessing
-      and batch size.
-    predict: function of (parameters, batch) that computes `features`; by
-      default `Objective.predict`.
-
-  Returns:
-    The description in the result, see `output_parts.compute`.
-
-  Raises:
-    UserError: a record is bad, or the file exists and was written with other
-      weights, data or settings.
-  """
-  function = predict or weights.objective().predict
-  mesh = sharding.make_mesh(jax.devices())
-  rows = request.batch_size or output_parts.batch_size(out)
-  rows = rows or fitting(weights, mesh, predict=function, examples=len(source))
-  setting = evaluation_setting(
-    weights, config, lambda _: source, mesh, rows, function
-  )
-  with jax.set_mesh(mesh):
-    abstract = weights.abstract_params(mesh)
-    channels = weights.model().channels
-    shape = (setting.batch_size, *weights.image_size, channels)
-    image = jax.ShapeDtypeStruct(shape, np.uint8)
-    found = jax.eval_shape(function, abstract, {'image': image})
-    params = weights.load(abstract)
-    about = {
-      'checkpoint': weights.path,
-      'weights': request.weights,
-      'digest': frozen.digests({'': params})[''],
-      'data': source.name,
-      'examples': len(source),
-      'on_bad_record': config.reader.on_bad_record,
-      'preprocess': describe(weights, config),
-      'batch_size': setting.batch_size,
-      **about,
-    }
-    # A part has the same size whether an example has one vector or many.
-    vectors = math.prod(found['features'].shape[1:-1])
-    size = -(-request.part_examples // (setting.batch_size * vectors))
-    started = functools.partial(batches, setting, params)
-    return output_parts.compute(out, about, size, started, form)
-
-
-def print_result(out: str, result: dict[str, Any], keys: Sequence[str]) -> None:
-  """Prints the description of a result, on the main process only.
-
-  Args:
-    out: path of the result.
-    result: description of the result.
-    keys: keys of the description that are printed without --json.
-  """
-  if not runtime.is_main():
-    return
-  result = {'out': out, **result, 'classes': len(result['class_names'])}
-  del result['class_names']
-  if flags.FLAGS.json:
-    print(json.dumps(result))
-    return
-  for key in ('out', 'checkpoint', 'data', *keys, 'classes'):
-    print(f'{key}: {result[key]}')
-  print(f'preprocess: {line(result["preprocess"])}')

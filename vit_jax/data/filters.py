@@ -18,7 +18,7 @@ such as `where`, are for readers.
 import copy
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -33,8 +33,6 @@ from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
 
 log = logging.getLogger('vit_jax')
-# Keys of a line of a list, and the types of their values.
-_KEYS = {'part': (str,), 'position': (int,), 'checksum': (str, type(None))}
 _SAMPLES = 8  # number of examples whose checksums are compared
 _NO_LABEL = 0  # label of examples without one, because transforms require it
 _OTHER_DATA = (
@@ -210,64 +208,37 @@ def listed(
     UserError: the list does not exist, cannot be parsed, or belongs to other
       data.
   """
+  none = np.zeros(0, np.int64)
   if path is None:
-    return np.zeros(0, np.int64)
+    return none
   by_part = _read(paths.locate(path))
   if not strict and not list(getattr(source, 'rows', tuple)()):
-    return np.zeros(0, np.int64)  # other data, without positions
-  parts = checked_rows(source)
-  index_arrays, start = [np.zeros(0, np.int64)], 0
-  entries: list[dict[str, Any]] = []  # the line of each listed example
-  for part, rows in parts:
+    return none  # other data, without positions
+  listed, start, parts = [], 0, set()  # (index, line) of each listed example
+  for part, rows in checked_rows(source):
     by_position = by_part.get(part, {})  # a part can occur several times
-    matches = np.flatnonzero(np.isin(rows, list(by_position)))
-    index_arrays.append(start + matches)
-    entries += [by_position[position] for position in rows[matches].tolist()]
+    matches = np.flatnonzero(np.isin(rows, list(by_position))).tolist()
+    listed += [(start + i, by_position[int(rows[i])]) for i in matches]
     start += len(rows)
-  indices = np.concatenate(index_arrays)
-  problem = _other_data(source, path, by_part, dict(parts), indices, entries)
+    parts.add(part)
+  problem = ''
+  if by_part and not by_part.keys() & parts:
+    problem = f'{path} lists examples of {next(iter(by_part))!r}.'
+  count = min(len(listed), _SAMPLES)
+  for i in np.linspace(0, len(listed) - 1, count).round().astype(int):
+    index, entry = listed[i]
+    if fingerprint.image_checksum(source, index) != entry['checksum']:
+      problem = (
+        f'{path} lists another image at the position {entry["position"]} of '
+        f'{entry["part"]!r}: {contract.where(source, index)} has changed.'
+      )
   if problem and strict:
-    raise UserError(f'{problem} {_OTHER_DATA}')
+    raise UserError(f'{source.name}: {problem} {_OTHER_DATA}')
   if problem:
     log.info('%s: no example is left out: %s', source.name, problem)
-    return indices[:0]
-  log.info('%s: %d examples are left out (%s)', source.name, len(indices), path)
-  return indices
-
-
-def _other_data(
-  source: Source,
-  path: str,
-  by_part: dict[str, dict[int, dict[str, Any]]],
-  parts: Collection[str],
-  indices: Int[np.ndarray, ' n'],
-  entries: list[dict[str, Any]],
-) -> str:
-  """Describes why a list belongs to other data; empty if it does not.
-
-  Args:
-    source: source of the examples.
-    path: path of the list.
-    by_part: content of the list, see `_read`.
-    parts: names of the parts of the source.
-    indices: indices of the listed examples in the source.
-    entries: the line of each of these examples.
-  """
-  if by_part and not by_part.keys() & {*parts}:
-    return (
-      f'{path} lists no example of {source.name}, but examples of '
-      f'{next(iter(by_part))!r}.'
-    )
-  count = min(len(indices), _SAMPLES)
-  for i in np.linspace(0, len(indices) - 1, count).round().astype(int):
-    index, entry = int(indices[i]), entries[i]
-    if fingerprint.image_checksum(source, index) != entry['checksum']:
-      where = contract.where(source, index)
-      return (
-        f'{path} lists another image at the position {entry["position"]} of '
-        f'{entry["part"]!r} than {source.name} has ({where}).'
-      )
-  return ''
+    return none
+  log.info('%s: %d examples are left out (%s)', source.name, len(listed), path)
+  return np.array([index for index, _ in listed], np.int64)
 
 
 def list_entries(
@@ -326,19 +297,16 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
     )
   by_part: dict[str, dict[int, dict[str, Any]]] = {}
   for line, entry in jsonl.read(path):
-    values = entry if isinstance(entry, dict) else {}
-    # A position that is a string, for example, would not match any example.
-    if (
-      not all(type(values.get(key)) in kinds for key, kinds in _KEYS.items())
-      or 'checksum' not in values
-      or values['position'] < 0
-    ):
-      raise UserError(
-        f'train.leave_out: {path} contains the line {line!r:.100}, which '
-        'python -m vit_jax.check_data --against did not write: each has part '
-        '(text), position (at least 0) and checksum (text or null).'
-      )
-    by_part.setdefault(values['part'], {})[values['position']] = values
+    match entry:
+      # A position that is a string, for example, would not match any example.
+      case {'part': str(part), 'position': int(at), 'checksum': str() | None}:
+        by_part.setdefault(part, {})[at] = entry
+      case _:
+        raise UserError(
+          f'train.leave_out: {path} contains the line {line!r:.100}, which '
+          'python -m vit_jax.check_data --against did not write: each has part '
+          '(text), position (integer) and checksum (text or null).'
+        )
   return by_part
 
 
@@ -407,12 +375,8 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
   if own == known[: len(own)]:
     return source
   if numbered(own) or numbered(known):
-    log.info(
-      '%s: class names cannot be compared with those of %s, because one of '
-      'them has numbers in place of names; labels are used without mapping',
-      source.name,
-      head,
-    )
+    text = 'labels are not mapped, because class names are numbers'
+    log.info('%s and %s: %s', source.name, head, text)
     return source
   unique = len(set(own)) == len(own) and len(set(known)) == len(known)
   if not unique or not set(own) <= set(known):
@@ -422,14 +386,8 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
       'data with the same classes, rename them (source.class_map of most '
       'sources), or fine-tune on this data first.'
     )
-  log.warning(
-    '%s: the order of the %d classes differs from that of the %d classes of '
-    '%s; labels are mapped by name',
-    source.name,
-    len(own),
-    len(known),
-    head,
-  )
+  text = 'labels are mapped by name, because the order of the classes differs'
+  log.warning('%s and %s: %s', source.name, head, text)
   return Relabelled(source, known)
 
 

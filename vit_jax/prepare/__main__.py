@@ -20,14 +20,7 @@ from vit_jax.data.sources import digits
 from vit_jax.data.sources.tfds import default_data_dir
 from vit_jax.errors import UserError, check_range
 from vit_jax.files import paths
-from vit_jax.prepare import (
-  catalog,
-  folder,
-  imagenet21k,
-  named,
-  parallel,
-  shards,
-)
+from vit_jax.prepare import folder, imagenet21k, named, shards
 from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
@@ -37,15 +30,15 @@ _USED = {
   imagenet21k.NAME: ('source', 'class_list'),
   folder.NAME: ('source', 'name'),
 }
-_SOURCES = {
-  imagenet21k.NAME: 'PATH of fall11_whole.tar or winter21_whole.tar.gz',
-  folder.NAME: 'DIR, a folder that contains CLASS/IMAGE',
-}
+_SOURCE_HELP = (
+  'the archive fall11_whole.tar or winter21_whole.tar.gz for imagenet21k, or '
+  'for folder a directory that contains CLASS/IMAGE'
+)
 
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  flags.DEFINE_string('source', None, 'Archive, or folder of images.')
+  flags.DEFINE_string('source', None, f'{_SOURCE_HELP}.')
   flags.DEFINE_string(
     'data_dir', None, 'TFDS directory; default $TFDS_DATA_DIR.'
   )
@@ -80,9 +73,15 @@ def run(
       full.
   """
   root = default_data_dir(data_dir)
-  result = (set_name or '') if name == folder.NAME else name
+  result = name
+  if name == folder.NAME:
+    result = set_name or ''
+    folder.check_name(result)
   values = {'source': source, 'name': set_name, 'class_list': class_list}
-  _check_flags(name, result, values, workers)
+  for flag, value in values.items():
+    if value is not None and flag not in _USED.get(name, ()):
+      raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
+  check_range('--workers', workers, at_least=0)
   for flag, path in (('data_dir', root), ('source', source)):
     if path is not None and paths.is_remote(path):
       raise UserError(
@@ -90,8 +89,7 @@ def run(
         f'and copy it: gcloud storage cp -r DIR/{result} {root}/'
       )
   directory = pathlib.Path(root)
-  origin = pathlib.Path(source).expanduser() if source else None
-  workers = workers or parallel.default_workers()
+  workers = workers or shards.default_workers()
   try:
     if name in _USED and shards.is_prepared(directory, result):
       shards.clean(directory, result)
@@ -101,11 +99,15 @@ def run(
       log.info('%s is prepared: %s', name, directory / name)
     elif name not in _USED:
       named.prepare(name, directory)
-    elif origin is None:
-      raise UserError(f'--source is missing; give --source={_SOURCES[name]}.')
+    elif source is None:
+      raise UserError(
+        f'--source is missing; give {_SOURCE_HELP}, as --source=PATH.'
+      )
     elif name == folder.NAME:
+      origin = pathlib.Path(source).expanduser()
       folder.prepare(origin, directory, result, workers=workers)
     else:
+      origin = pathlib.Path(source).expanduser()
       listed = pathlib.Path(class_list) if class_list else None
       imagenet21k.prepare(origin, directory, class_list=listed, workers=workers)
   except OSError as error:
@@ -115,33 +117,10 @@ def run(
     raise UserError(f'{error} (in {directory}): {advice}') from error
 
 
-def _check_flags(
-  name: str, result: str, values: dict[str, str | None], workers: int
-) -> None:
-  """Checks that no flag is missing, and that none would be ignored.
-
-  Args:
-    name: name of the data set, or 'folder'.
-    result: name of the resulting data set.
-    values: values of --source, --name and --class_list.
-    workers: value of --workers.
-
-  Raises:
-    UserError: a flag is missing, invalid or without effect.
-  """
-  used = _USED.get(name, ())
-  for flag, value in values.items():
-    if value is not None and flag not in used:
-      raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
-  if name == folder.NAME:
-    folder.check_name(result)
-  check_range('--workers', workers, at_least=0)
-
-
 def main(arguments: list[str]) -> None:
   """Prepares a data set; without arguments, lists the known data sets."""
   if not arguments:
-    print(catalog.listing())
+    print(named.LISTING)
     return
   if len(arguments) > 1:
     raise process.usage('prepare NAME [--source=PATH] [--data_dir=DIR]')

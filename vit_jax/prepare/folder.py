@@ -8,32 +8,20 @@ of `imagenet21k`; one pass is enough because the images are already files on the
 disk.
 """
 
-import dataclasses
-import logging
+import functools
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vit_jax.data.storage import class_folders
 from vit_jax.errors import UserError
 from vit_jax.prepare import shards
 from vit_jax.prepare.shards import Skipped
 
-log = logging.getLogger('vit_jax')
 NAME = 'folder'
 _SPLITS = {'training': 'train', 'testing': 'test'}  # other names are kept
 _NAME = re.compile(r'[a-z][a-z0-9_]*')
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-  """An image file; `name` is relative to the directory of the split."""
-
-  path: str
-  name: str
-  class_name: str
-  size: int
 
 
 def prepare(
@@ -58,37 +46,34 @@ def prepare(
     OSError: a file cannot be read or written.
   """
   check_name(name)
-  splits = {
-    split: _files(listing)
-    for split, listing in _listings(os.fspath(source)).items()
-  }
-  classes = sorted({f.class_name for files in splits.values() for f in files})
+  listings = _listings(os.fspath(source))
+  classes = sorted({c for found in listings.values() for c in found.classes})
   labels = {class_name: label for label, class_name in enumerate(classes)}
-  plan = [
-    str(source.absolute()),
-    shard_bytes,
-    {k: [[f.name, f.size] for f in files] for k, files in splits.items()},
-  ]
-  written = {}
+  files, sizes = {}, {}
+  for split, found in listings.items():
+    names = map(os.fsdecode, found.paths)
+    files[split] = sorted(names, key=lambda name: (shards.key(name), name))
+    stats = [os.stat(f'{found.root}/{name}') for name in files[split]]
+    sizes[split] = [status.st_size for status in stats]
+  plan = {'source': str(source.absolute()), 'shard_bytes': shard_bytes}
+  plan |= {'files': files, 'sizes': sizes}
+  notes = {}
   with shards.locked(data_dir, name) as work:
-    size = sum(f.size for files in splits.values() for f in files)
-    shards.require_space(work, size)
+    shards.require_space(work, sum(map(sum, sizes.values())))
     shards.start(work, plan)
-    for split, files in splits.items():
-      sources = _shards(split, files, labels, shard_bytes)
-      written[split] = shards.write_split(work, name, split, sources, workers)
-      if not sum(written[split].lengths):
+    for split, names in files.items():
+      root = listings[split].root
+      count = min(1 + sum(sizes[split]) // shard_bytes, len(names))
+      bounds = [i * len(names) // count for i in range(count + 1)]
+      sources = [
+        functools.partial(_examples, split, root, names[start:stop], labels)
+        for start, stop in zip(bounds, bounds[1:], strict=False)
+      ]
+      notes[split] = shards.write_split(work, name, split, sources, workers)
+      if not any(note['length'] for note in notes[split]):
         raise UserError(f'no image of the split {split!r} can be decoded.')
     description = f'Images of the folder {source.name}, by class.'
-    target = shards.finish(work, name, written, classes, description)
-  counts = [f'{sum(w.lengths):,} {split}' for split, w in written.items()]
-  log.info(
-    '%s: %s images in %d classes; %d left out, listed in undecodable.txt',
-    target,
-    ', '.join(counts),
-    len(classes),
-    sum(len(w.skipped) for w in written.values()),
-  )
+    shards.finish(work, name, notes, classes, description)
 
 
 def check_name(name: str) -> None:
@@ -108,8 +93,8 @@ def _listings(source: str) -> dict[str, class_folders.Listing]:
   """Lists the images of each split: 'train', 'val', 'test', ….
 
   Raises:
-    UserError: two directories are the same split, or a directory cannot be
-      used.
+    UserError: two directories are the same split, a directory cannot be used,
+      or a class name contains characters that cannot be printed.
   """
   listings = {}
   for folder, root in class_folders.roots(source, '--source').items():
@@ -120,62 +105,28 @@ def _listings(source: str) -> dict[str, class_folders.Listing]:
       )
     listings[split] = class_folders.listing(root)
     class_folders.report(listings[split])
+    for name in listings[split].classes:
+      if not name.isprintable():
+        raise UserError(f'{root}/{name!r}: rename it as a class name.')
   return listings
 
 
-def _files(listing: class_folders.Listing) -> list[_File]:
-  """Returns the images of a split, ordered by the hash of their names.
+def _examples(
+  split: str, root: str, names: Sequence[str], labels: dict[str, int]
+) -> Iterator[bytes | Skipped]:
+  """Yields the examples of one shard.
 
-  Raises:
-    UserError: a class name contains characters that cannot be printed.
-  """
-  for name in listing.classes:
-    if not name.isprintable():
-      raise UserError(f'{listing.root}/{name!r}: rename it as a class name.')
-  files = []
-  for name in map(os.fsdecode, listing.paths):
-    path = f'{listing.root}/{name}'
-    files.append(
-      _File(path, name, name.partition('/')[0], os.stat(path).st_size)
-    )
-  return sorted(files, key=lambda file: (shards.key(file.name), file.name))
-
-
-def _shards(
-  split: str, files: list[_File], labels: dict[str, int], shard_bytes: int
-) -> list['_Examples']:
-  """Splits files into consecutive parts of nearly equal size."""
-  size = sum(file.size for file in files)
-  count = min(1 + size // shard_bytes, len(files))
-  bounds = [i * len(files) // count for i in range(count + 1)]
-  return [
-    _Examples(
-      split, tuple((f, labels[f.class_name]) for f in files[start:stop])
-    )
-    for start, stop in zip(bounds, bounds[1:], strict=False)
-  ]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Examples:
-  """A picklable function that yields the examples of one shard.
-
-  Attributes:
+  Args:
     split: name of the split.
-    files: files of the shard and their labels.
+    root: directory of the split.
+    names: paths of the images relative to the root.
+    labels: label of each class.
   """
-
-  split: str
-  files: tuple[tuple[_File, int], ...]
-
-  def __call__(self) -> Iterator[bytes | Skipped]:
-    for file, label in self.files:
-      try:
-        data = pathlib.Path(file.path).read_bytes()
-        reason = shards.problem(data)
-      except OSError as error:
-        data, reason = b'', f'cannot be read: {error.strerror}'
-      if reason is None:
-        yield shards.example(file.name, label, data)
-      else:
-        yield Skipped(f'{self.split}/{file.name}', reason)
+  for name in names:
+    where = f'{split}/{name}'
+    try:
+      data = pathlib.Path(root, name).read_bytes()
+    except OSError as error:
+      yield Skipped(where, f'cannot be read: {error.strerror}')
+    else:
+      yield shards.example(name, labels[name.partition('/')[0]], data, where)

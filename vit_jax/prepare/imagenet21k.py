@@ -18,15 +18,25 @@ pass writes shards: a shard is an interval of hashes, and therefore consecutive
 records of every file. A single pass would leave each class in few shards, so
 that the first images of the split would lack classes. In addition to the
 archive, this needs disk space of twice its size, half of it only temporarily.
+
+`fall11_whole.tar` contains n00004475.tar, n00005787.tar, …, and
+`winter21_whole.tar.gz` contains winter21_whole/n00005787.tar, …; a directory of
+such tar files is also accepted. Each of them contains n00004475_15899.JPEG, ….
+No file is extracted: members are read into memory. Their names are used only to
+determine the class, and as a text feature.
 """
 
 import collections
-import dataclasses
+import functools
+import gzip
+import io
 import logging
 import pathlib
 import re
+import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from array_record.python.array_record_module import (  # pyright: ignore
@@ -36,8 +46,7 @@ from jaxtyping import Int
 
 from vit_jax.data import progress
 from vit_jax.errors import UserError
-from vit_jax.prepare import archive, parallel, shards
-from vit_jax.prepare.archive import Synset
+from vit_jax.prepare import shards
 from vit_jax.prepare.shards import Skipped
 
 log = logging.getLogger('vit_jax')
@@ -48,6 +57,9 @@ _DESCRIPTION = (
   'ImageNet-21k: every image of the public archive that can be decoded, by '
   'synset, in random order.'
 )
+_SYNSET = re.compile(r'(?:[^/]*/)*(n\d{8})\.tar')
+_GZIP = b'\x1f\x8b'  # first bytes of a compressed archive
+_BLOCK = 512  # bytes of a block of the tar format
 
 
 def prepare(
@@ -62,7 +74,7 @@ def prepare(
   """Builds the data set in data_dir/imagenet21k/1.0.0, or continues it.
 
   Args:
-    source: path of the archive; see `archive`.
+    source: path of the archive; see `synsets`.
     data_dir: TFDS directory.
     class_list: file of synsets in the order of labels.
     workers: number of processes.
@@ -75,24 +87,16 @@ def prepare(
     OSError: a file cannot be read or written.
   """
   listed = _class_list(class_list) if class_list else None
-  next(archive.synsets(source))  # raises if the source cannot be used
+  next(synsets(source))  # raises if the source cannot be used
   with shards.locked(data_dir, NAME) as work:
-    shards.require_space(work, 2 * archive.num_bytes(source))
+    shards.require_space(work, 2 * num_bytes(source))
     parts = _read(source, work / 'parts', part_bytes, workers)
     names = _class_names(parts, listed)
-    split = _write(work, parts, names, shard_bytes, workers)
-    split.skipped.extend(
-      Skipped(*item) for part in parts for item in part['skipped']
+    notes = _write(work, parts, names, shard_bytes, workers)
+    skipped = [item for part in parts for item in part['skipped']]
+    num_images = shards.finish(
+      work, NAME, {'train': notes}, names, _DESCRIPTION, skipped
     )
-    target = shards.finish(work, NAME, {'train': split}, names, _DESCRIPTION)
-  num_images = sum(split.lengths)
-  log.info(
-    '%s: %s images in %s classes; %s left out, listed in undecodable.txt',
-    target,
-    f'{num_images:,}',
-    f'{len(names):,}',
-    f'{len(split.skipped):,}',
-  )
   if num_images > _VALIDATION:
     log.info(
       'to train on it: python -m vit_jax.train --config=configs/l16_i21k.py '
@@ -102,95 +106,228 @@ def prepare(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-  """Consecutive synsets of the archive, whose records are one file.
+class Synset(NamedTuple):
+  """The tar file of one synset: a range of a file, or bytes in memory.
 
   Attributes:
-    path: path of the array_record file. The same path with the ending .npy
-      contains the hash of each record; with .json, the description of a
-      complete part.
-    synsets: synsets of the part.
+    wnid: WordNet name of the class, for example 'n00004475'.
+    path: path of the file that contains it.
+    offset: position in that file, in bytes.
+    size: length in bytes.
+    data: content, if the source is compressed and can only be read in order.
   """
 
-  path: pathlib.Path
-  synsets: tuple[Synset, ...]
+  wnid: str
+  path: str
+  offset: int
+  size: int
+  data: bytes | None = None
+
+  def read(self) -> bytes:
+    """Reads the bytes of the tar file.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    if self.data is not None:
+      return self.data
+    with open(self.path, 'rb') as file:
+      file.seek(self.offset)
+      return file.read(self.size)
+
+
+def synsets(source: pathlib.Path) -> Iterator[Synset]:
+  """Yields the synsets of a source, in the order of the source.
+
+  Args:
+    source: archive, or directory of tar files.
+
+  Raises:
+    UserError: the file does not exist, is another archive, or is truncated.
+  """
+  count = 0
+  try:
+    for synset in _synsets(source):
+      count += 1
+      yield synset
+    if not count:
+      raise EOFError('it contains no nXXXXXXXX.tar')
+  except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+    raise UserError(
+      f'--source={source} is not a complete archive ({error}); {count} synsets '
+      'were read. Give the whole fall11_whole.tar or winter21_whole.tar.gz of '
+      'image-net.org, or a directory of its nXXXXXXXX.tar files (for a folder '
+      'of images by class: python -m vit_jax.prepare folder).'
+    ) from error
+
+
+def _synsets(source: pathlib.Path) -> Iterator[Synset]:
+  """Yields synsets; reads only the headers if the source is not compressed."""
+  if source.is_dir():
+    for path in _files(source):
+      yield Synset(path.stem, str(path), 0, path.stat().st_size)
+    return
+  with source.open('rb') as file:
+    compressed = file.read(2) == _GZIP
+  mode = 'r|' if compressed else 'r:'
+  with (
+    gzip.open(source) if compressed else source.open('rb') as file,
+    tarfile.open(fileobj=file, mode=mode, bufsize=2**20) as tar,
+  ):
+    for member in tar:
+      match, data = _SYNSET.fullmatch(member.name), None
+      if match and member.isreg():
+        if compressed:
+          data = _content(tar, member)
+        offset = member.offset_data
+        yield Synset(match[1], str(source), offset, member.size, data)
+    if compressed:
+      while file.read(2**20):  # gzip compares the checksum at the end
+        pass
+    else:
+      _check_end(file, tar.offset)
+
+
+def _files(source: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the archive, or the sorted tar files of synsets in a directory."""
+  if not source.is_dir():
+    return [source]
+  return [p for p in sorted(source.iterdir()) if _SYNSET.fullmatch(p.name)]
+
+
+def num_bytes(source: pathlib.Path) -> int:
+  """Returns the size of a source in bytes."""
+  return sum(path.stat().st_size for path in _files(source))
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+  content = tar.extractfile(member)
+  assert content is not None  # a regular file
+  return content.read()
+
+
+def _check_end(file: IO[bytes], offset: int) -> None:
+  """Checks that the archive ends at an offset, in bytes.
+
+  Python's tarfile regards a damaged header as the end of the archive.
+
+  Raises:
+    tarfile.ReadError: the block at the offset is not empty.
+  """
+  file.seek(offset)
+  if file.read(_BLOCK).strip(b'\0'):
+    raise tarfile.ReadError(f'byte {offset:,} is not the start of a header')
+
+
+def pictures(synset: Synset) -> Iterator[tuple[str, bytes] | Skipped]:
+  """Yields names and contents of the images of a synset, in the file's order.
+
+  If the file is damaged, the images before the damage are yielded, and then a
+  `Skipped` that describes it. A member that is not a file in the directory of
+  the synset is also left out.
+  """
+  file, count = io.BytesIO(synset.read()), 0
+  try:
+    with tarfile.open(fileobj=file, mode='r:') as tar:
+      for member in tar:
+        if member.isdir():
+          continue
+        count += 1
+        name = member.name.removeprefix('./')
+        if any(part in ('', '.', '..') for part in name.split('/')):
+          reason = 'the path may be outside of the directory'
+          yield Skipped(member.name, reason)
+        elif not member.isreg():
+          yield Skipped(member.name, 'a link or another special member')
+        else:
+          yield name, _content(tar, member)
+      _check_end(file, tar.offset)
+  except Exception as error:  # noqa: BLE001 (damaged headers raise many kinds)
+    yield Skipped(
+      f'{synset.wnid}.tar', f'damaged after {count} members: {error}'
+    )
 
 
 def _read(
   source: pathlib.Path, folder: pathlib.Path, part_bytes: int, workers: int
 ) -> list[dict[str, Any]]:
-  """Reads the archive and writes the parts; returns their descriptions.
+  """Reads the archive and writes the parts; returns their notes.
 
-  Parts that exist are not written again. A note about the whole pass is written
-  at its end, so that a compressed archive is not read again if a later step is
-  interrupted.
+  A part consists of consecutive synsets. Parts that exist are not written
+  again. A note about the whole pass is written at its end, so that a compressed
+  archive is not read again if a later step is interrupted.
   """
   folder.mkdir(exist_ok=True)
-  note = folder / 'complete.json'
-  stamp = [archive.file_stats(source), part_bytes]
-  if (shards.read_json(note) or {}).get('stamp') != stamp:
-    parts = (
-      _Part(_part_path(folder, number), synsets)
-      for number, synsets in enumerate(_groups(source, part_bytes))
+  complete = folder / 'complete.json'
+  stats = [(path, path.stat()) for path in _files(source)]
+  files = [[str(path), s.st_size, s.st_mtime_ns] for path, s in stats]
+  stamp = [files, part_bytes]
+  if shards.read_json(complete).get('stamp') != stamp:
+    tasks = (
+      functools.partial(_read_part, _part_path(folder, number), part)
+      for number, part in enumerate(_groups(source, part_bytes))
     )
-    written = parallel.unordered(_read_part, parts, workers)
-    expected = archive.num_bytes(source) // part_bytes + 1
+    written = shards.unordered(tasks, workers)
+    expected = num_bytes(source) // part_bytes + 1
     label = f'reading {source.name}'
     count = sum(1 for _ in progress.shown(written, expected, label))
-    shards.write_json(note, {'stamp': stamp, 'count': count})
-  count = shards.read_json(note)['count']
+    shards.write_json(complete, {'stamp': stamp, 'count': count})
+  count = shards.read_json(complete)['count']
   paths = [_part_path(folder, number) for number in range(count)]
   return [shards.read_json(path.with_suffix('.json')) for path in paths]
 
 
 def _part_path(folder: pathlib.Path, number: int) -> pathlib.Path:
+  """Returns the path of the records of a part.
+
+  The same path with the ending .npy contains the hash of each record, and with
+  .json the note of a complete part.
+  """
   return folder / f'{number:05d}.array_record'
 
 
-def _groups(
-  source: pathlib.Path, part_bytes: int
-) -> Iterator[tuple[Synset, ...]]:
+def _groups(source: pathlib.Path, part_bytes: int) -> Iterator[list[Synset]]:
   """Groups consecutive synsets into parts of about `part_bytes`."""
   group, size = [], 0
-  for synset in archive.synsets(source):
+  for synset in synsets(source):
     group.append(synset)
     size += synset.size
     if size >= part_bytes:
-      yield tuple(group)
+      yield group
       group, size = [], 0
   if group:
-    yield tuple(group)
+    yield group
 
 
-def _read_part(part: _Part) -> None:
+def _read_part(path: pathlib.Path, part: list[Synset]) -> None:
   """Checks the images of a part and writes them in the order of their hashes.
 
   The labels of these records are the numbers in the names of the synsets.
   """
-  members = [[s.wnid, s.offset, s.size] for s in part.synsets]
-  note = part.path.with_suffix('.json')
-  if (shards.read_json(note) or {}).get('members') == members:
+  members = [[s.wnid, s.offset, s.size] for s in part]
+  note = path.with_suffix('.json')
+  if shards.read_json(note).get('members') == members:
     return
   note.unlink(missing_ok=True)
-  records, skipped, num_bytes = [], [], 0
-  for synset in part.synsets:
-    for item in archive.pictures(synset):
-      name = f'{synset.wnid}/{item.name}'
+  records, skipped, total = [], [], 0
+  for synset in part:
+    for item in pictures(synset):
+      where = f'{synset.wnid}/{item[0]}'
       if isinstance(item, Skipped):
-        skipped.append([name, item.reason])
-      elif reason := shards.problem(item.data):
-        skipped.append([name, reason])
+        skipped.append([where, item.reason])
+        continue
+      name, data = item
+      record = shards.example(name, int(synset.wnid[1:]), data, where)
+      if isinstance(record, Skipped):
+        skipped.append(record)
       else:
-        record = shards.example(item.name, int(synset.wnid[1:]), item.data)
-        records.append((shards.key(name), record))
-        num_bytes += len(item.data)
+        records.append((shards.key(where), record))
+        total += len(data)
   records.sort(key=lambda pair: pair[0])  # stable: equal names stay in order
-  data = (record for _, record in records)
-  shards.write_records(part.path, data)
+  shards.write_records(path, (record for _, record in records))
   keys = np.array([key for key, _ in records], np.uint64)
-  np.save(part.path.with_suffix('.npy'), keys)
-  about = dict(members=members, num_bytes=num_bytes, skipped=skipped)
+  np.save(path.with_suffix('.npy'), keys)
+  about = dict(members=members, num_bytes=total, skipped=skipped)
   shards.write_json(note, about)
 
 
@@ -200,15 +337,16 @@ def _write(
   names: list[str],
   shard_bytes: int,
   workers: int,
-) -> shards.Split:
-  """Writes the shards from the parts."""
-  paths = [_part_path(work / 'parts', number) for number in range(len(parts))]
+) -> list[dict[str, Any]]:
+  """Writes the shards from the parts; returns their notes."""
+  folder = work / 'parts'
+  paths = [_part_path(folder, number) for number in range(len(parts))]
   keys = [np.load(path.with_suffix('.npy')) for path in paths]
   ordered = np.sort(np.concatenate(keys))
   if not len(ordered):
     raise UserError('none of the images of the archive can be decoded.')
-  num_bytes = sum(part['num_bytes'] for part in parts)
-  count = min(1 + num_bytes // shard_bytes, len(ordered))
+  total = sum(part['num_bytes'] for part in parts)
+  count = min(1 + total // shard_bytes, len(ordered))
   shards.start(work, {'parts': parts, 'names': names, 'count': count})
   cuts = ordered[np.arange(1, count) * len(ordered) // count]
   bounds = np.array(
@@ -216,40 +354,36 @@ def _write(
   )
   labels = {int(name[1:]): label for label, name in enumerate(names)}
   sources = [
-    _Interval(work / 'parts', bounds[:, i : i + 2], labels)
+    functools.partial(_interval, folder, bounds[:, i : i + 2], labels)
     for i in range(count)
   ]
   return shards.write_split(work, NAME, 'train', sources, workers)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Interval:
-  """A picklable function that yields the records of one shard.
+def _interval(
+  folder: pathlib.Path,
+  bounds: Int[np.ndarray, 'parts 2'],
+  labels: dict[int, int],
+) -> Iterator[bytes]:
+  """Yields the records of one shard, an interval of hashes.
 
-  Attributes:
+  Args:
     folder: folder of the parts.
-    bounds: `[parts, 2]`, first record and end (exclusive) of the shard in each
-      part.
+    bounds: first record and end (exclusive) of the shard in each part.
     labels: label of each class by the number in its synset.
   """
-
-  folder: pathlib.Path
-  bounds: Int[np.ndarray, 'parts 2']
-  labels: dict[int, int]
-
-  def __call__(self) -> Iterator[bytes]:
-    found = []
-    for number, (start, stop) in enumerate(self.bounds.tolist()):
-      if start < stop:
-        path = _part_path(self.folder, number)
-        keys = np.load(path.with_suffix('.npy'), mmap_mode='r')[start:stop]
-        reader = ArrayRecordReader(str(path))
-        records = reader.read(start, stop)
-        reader.close()
-        found += zip(keys.tolist(), records, strict=True)
-    found.sort(key=lambda pair: pair[0])
-    for _, record in found:
-      yield shards.with_label(record, self.labels)
+  found = []
+  for number, (start, stop) in enumerate(bounds.tolist()):
+    if start < stop:
+      path = _part_path(folder, number)
+      keys = np.load(path.with_suffix('.npy'), mmap_mode='r')[start:stop]
+      reader = ArrayRecordReader(str(path))
+      records = reader.read(start, stop)
+      reader.close()
+      found += zip(keys.tolist(), records, strict=True)
+  found.sort(key=lambda pair: pair[0])
+  for _, record in found:
+    yield shards.with_label(record, labels)
 
 
 def _class_names(
@@ -258,7 +392,7 @@ def _class_names(
   """Returns the synsets in the order of labels.
 
   Args:
-    parts: descriptions of the parts.
+    parts: notes of the parts.
     listed: synsets of the class list, if there is one.
 
   Raises:
@@ -280,17 +414,16 @@ def _class_list(path: pathlib.Path) -> list[str]:
   """Returns the synsets at the starts of the lines of a file.
 
   Raises:
-    UserError: the file cannot be read, has another form, or repeats a synset.
+    UserError: the file has another form, or repeats a synset.
+    OSError: the file cannot be read.
   """
-  try:
-    lines = path.read_text().splitlines()
-    names = [line.split()[0].rstrip(',') for line in lines if line.strip()]
-    for name, count in collections.Counter(names or ['']).items():
-      if count > 1 or not re.fullmatch(r'n\d{8}', name):
-        raise ValueError(f'it has {name!r} {count} time(s)')
-  except (OSError, ValueError) as error:
+  lines = path.read_text().splitlines()
+  names = [line.split()[0].rstrip(',') for line in lines if line.strip()]
+  wrong = [name for name in names if not re.fullmatch(r'n\d{8}', name)]
+  wrong += (collections.Counter(names) - collections.Counter({*names})).keys()
+  if wrong or not names:
     raise UserError(
-      f'--class_list={path} cannot be used: {error}. Each line must start with '
-      "a different synset, such as 'n00004475'."
-    ) from error
+      f'--class_list={path} contains {wrong[:1]}: each line must start with a '
+      "different synset, such as 'n00004475'."
+    )
   return names

@@ -1,7 +1,8 @@
-"""Downloads and prepares data sets of TFDS as array_record.
+"""Lists the data sets of the paper, and prepares those of TFDS as array_record.
 
 A data set that exists, as array_record or tfrecord, is left as it is, because
-the source `tfds` reads both.
+the source `tfds` reads both. Because of their licences, some archives must be
+downloaded by hand and put unchanged into DATA_DIR/downloads/manual.
 """
 
 import importlib
@@ -15,10 +16,47 @@ from etils import epath
 
 from vit_jax.data.sources.tfds import versions
 from vit_jax.errors import UserError, closest
-from vit_jax.prepare import catalog
 
 log = logging.getLogger('vit_jax')
-_FORMAT = 'array_record'
+# Files that must be downloaded by hand. If an archive of ImageNet is missing,
+# TFDS would leave out its split without an error.
+_MANUAL = {
+  'imagenet2012': ('ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'),
+  'imagenet2012_real': ('ILSVRC2012_img_val.tar',),
+  'resisc45': ('NWPU-RESISC45',),
+  'diabetic_retinopathy_detection': ('trainLabels.csv', 'train', 'test'),
+}
+
+# The list that `prepare` prints.
+LISTING = """\
+python -m vit_jax.prepare NAME [--source=PATH] --data_dir=DIR
+
+Pre-training:
+  imagenet21k        Table 3: from the public archive, --source
+  imagenet2012       Tables 2, 3, 5: archives downloaded by hand
+  imagenet2012_real  ReaL labels: validation archive by hand
+
+Transfer (Table 5), downloaded:
+  cifar10  cifar100  oxford_iiit_pet  oxford_flowers102
+
+VTAB, natural:
+  caltech101  cifar100  dtd  oxford_flowers102  oxford_iiit_pet  sun397/tfds
+  svhn_cropped
+VTAB, specialized:
+  patch_camelyon  eurosat/rgb
+  resisc45 and diabetic_retinopathy_detection/btgraham-300: by hand
+VTAB, structured:
+  clevr              count, distance (source vtab)
+  dmlab
+  dsprites           location, orientation (source vtab)
+  kitti              distance (source vtab)
+  smallnorb          label_azimuth, label_elevation
+
+Others:
+  digits             part of scikit-learn; prepared when it is needed
+  folder             your own CLASS/IMAGE: --source=DIR --name=my_set
+
+and every other data set of TFDS by its name"""
 
 
 def prepare(name: str, data_dir: pathlib.Path) -> None:
@@ -43,7 +81,7 @@ def prepare(name: str, data_dir: pathlib.Path) -> None:
   if builder is None or _is_prepared(folder, version):
     log.info('%s is already prepared: %s', name, folder)
     return
-  catalog.require_manual_files(builder, data_dir)
+  _require_manual_files(builder, data_dir)
   _download(builder, name)
   log.info('%s is prepared: %s', name, builder.data_dir)
 
@@ -65,7 +103,7 @@ def _builder(name: str, data_dir: pathlib.Path, known: list[str]) -> Any:
     allowed = closest(plain, [*known, 'imagenet21k', 'digits', 'folder'])
     raise UserError(f'{plain!r} is not a known data set; {allowed}.')
   try:
-    return tfds.builder(name, data_dir=data_dir, file_format=_FORMAT)
+    return tfds.builder(name, data_dir=data_dir, file_format='array_record')
   except (ValueError, AssertionError) as error:
     reason = ' '.join(str(error).rpartition('}": ')[2].split())
     configs = ', '.join(tfds.builder_cls(plain).builder_configs) or 'none'
@@ -92,3 +130,29 @@ def _download(builder: Any, name: str) -> None:
       "TensorFlow (pip install 'vit_jax[tensorflow]'), a network and free "
       'space. The same command continues; downloaded files are kept.'
     ) from error
+
+
+def _require_manual_files(builder: Any, data_dir: pathlib.Path) -> None:
+  """Checks that the files of manual downloads exist.
+
+  Args:
+    builder: builder of TFDS.
+    data_dir: TFDS directory.
+
+  Raises:
+    UserError: files are missing; the message lists them, with the instructions
+      of TFDS.
+  """
+  if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+    return
+  folder = data_dir / 'downloads/manual'
+  files = _MANUAL.get(builder.name, ())
+  missing = [name for name in files if not (folder / name).exists()]
+  if not files and not (folder.is_dir() and any(folder.iterdir())):
+    missing = ['the files that TFDS requires']
+  if missing:
+    instructions = ' '.join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+    raise UserError(
+      f'{builder.name} has to be downloaded by hand; missing in {folder}: '
+      f'{" and ".join(missing)}. {instructions}'
+    )

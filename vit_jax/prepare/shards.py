@@ -10,13 +10,20 @@ as soon as it exists.
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
+import logging
+import multiprocessing
 import os
 import pathlib
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import (  # pyright: ignore
@@ -30,11 +37,13 @@ from vit_jax.data import progress
 from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
-from vit_jax.files import paths
-from vit_jax.prepare import parallel
+from vit_jax.files import jsonl, paths
 
+log = logging.getLogger('vit_jax')
+Result = TypeVar('Result')
 VERSION = '1.0.0'
 SHARD_BYTES = 2**29  # bytes of a shard, which a worker holds in memory
+_WORKER_BYTES = 2**31  # memory of a worker, including parts and shards
 _FORMAT = 'array_record'
 _FOLDER = '.prepare'
 # One record per group, as in TFDS, for random access. Compression does not make
@@ -49,20 +58,6 @@ class Skipped(NamedTuple):
   reason: str
 
 
-class Split(NamedTuple):
-  """Content of the shards of a split.
-
-  Attributes:
-    lengths: number of images in each shard.
-    num_bytes: total size of the records.
-    skipped: images that were left out.
-  """
-
-  lengths: list[int]
-  num_bytes: int
-  skipped: list[Skipped]
-
-
 def key(name: str) -> int:
   """Returns the hash of a file name, from 0 to 2^64 - 1.
 
@@ -73,21 +68,25 @@ def key(name: str) -> int:
   return int.from_bytes(digest.digest(), 'big')
 
 
-def problem(data: bytes) -> str | None:
-  """Returns the reason why training could not decode an image; None if it can.
+def example(name: str, label: int, image: bytes, where: str) -> bytes | Skipped:
+  """Serializes a tf.train.Example to the same bytes in every process.
 
-  The format is determined from the content: a PNG file named .JPEG is a PNG
-  file.
+  The format of an image is determined from the content: a PNG file named .JPEG
+  is a PNG file.
+
+  Args:
+    name: name of the file, for the feature `file_name`.
+    label: label of the image.
+    image: content of the file.
+    where: name of the file in the list of files that are left out.
+
+  Returns:
+    The example; or a `Skipped` if training could not decode the image.
   """
   try:
-    decode(data)
+    decode(image)
   except DecodeError as error:
-    return str(error)
-  return None
-
-
-def example(name: str, label: int, image: bytes) -> bytes:
-  """Serializes a tf.train.Example to the same bytes in every process."""
+    return Skipped(where, str(error))
   proto = tf_example_pb2.Example()  # pyright: ignore (created at import)
   features = proto.features.feature
   features['image'].bytes_list.value.append(image)
@@ -109,9 +108,9 @@ def write_json(path: pathlib.Path, value: Any) -> None:
   paths.write(epath.Path(path), json.dumps(value))
 
 
-def read_json(path: pathlib.Path) -> Any:
-  """Reads a file that `write_json` wrote; None if it does not exist."""
-  return json.loads(path.read_text()) if path.exists() else None
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a file that `write_json` wrote; {} if it does not exist."""
+  return jsonl.read_object(epath.Path(path))
 
 
 def is_prepared(data_dir: pathlib.Path, name: str) -> bool:
@@ -172,28 +171,19 @@ def require_space(work: pathlib.Path, num_bytes: int) -> None:
     )
 
 
-def start(work: pathlib.Path, plan: Any) -> None:
+def start(work: pathlib.Path, plan: dict[str, Any]) -> None:
   """Creates the directory of the result, empty if the plan has changed.
 
   Args:
     work: working directory.
     plan: everything that the result depends on, as JSON values.
   """
-  result = work / 'result'
   if read_json(work / 'plan.json') != plan:
-    shutil.rmtree(result, ignore_errors=True)
-    shutil.rmtree(work / 'notes', ignore_errors=True)
+    for name in ('result', 'notes'):
+      shutil.rmtree(work / name, ignore_errors=True)
     write_json(work / 'plan.json', plan)
-  result.mkdir(exist_ok=True)
-  (work / 'notes').mkdir(exist_ok=True)
-
-
-class _Shard(NamedTuple):
-  """A shard to write: its path, the path of its note, and its content."""
-
-  path: pathlib.Path
-  note: pathlib.Path
-  records: Callable[[], Iterator[bytes | Skipped]]
+  for name in ('result', 'notes'):
+    (work / name).mkdir(exist_ok=True)
 
 
 def write_split(
@@ -202,7 +192,7 @@ def write_split(
   split: str,
   sources: Sequence[Callable[[], Iterator[bytes | Skipped]]],
   workers: int,
-) -> Split:
+) -> list[dict[str, Any]]:
   """Writes the missing shards of a split.
 
   Args:
@@ -214,42 +204,45 @@ def write_split(
       `Skipped` for each item that is left out; picklable.
     workers: number of processes.
 
+  Returns:
+    The note of each shard: `length` (number of images), `num_bytes` (size of
+    the records) and `skipped`.
+
   Raises:
     UserError: the disk is full, or a worker was killed.
   """
-  total = len(sources)
-  tasks = []
+  notes, missing = [], []
   for i, source in enumerate(sources):
-    file = f'{name}-{split}.{_FORMAT}-{i:05d}-of-{total:05d}'
-    note = work / 'notes' / f'{file}.json'
-    tasks.append(_Shard(work / 'result' / file, note, source))
-  missing = [task for task in tasks if not task.note.exists()]
-  written = parallel.unordered(_write, missing, min(workers, len(missing)))
+    file = f'{name}-{split}.{_FORMAT}-{i:05d}-of-{len(sources):05d}'
+    notes.append(work / 'notes' / f'{file}.json')
+    if not notes[-1].exists():
+      shard = work / 'result' / file
+      missing.append(functools.partial(_write, shard, notes[-1], source))
+  written = unordered(missing, min(workers, len(missing)))
   for _ in progress.shown(written, len(missing), f'writing {name}/{split}'):
     pass
-  notes = [read_json(task.note) for task in tasks]
-  return Split(
-    [note['length'] for note in notes],
-    sum(note['num_bytes'] for note in notes),
-    [Skipped(*item) for note in notes for item in note['skipped']],
-  )
+  return [read_json(note) for note in notes]
 
 
-def _write(shard: _Shard) -> None:
+def _write(
+  path: pathlib.Path,
+  note: pathlib.Path,
+  source: Callable[[], Iterator[bytes | Skipped]],
+) -> None:
   """Writes one shard and its note."""
   sizes, skipped = [], []
 
   def records() -> Iterator[bytes]:
-    for item in shard.records():
+    for item in source():
       if isinstance(item, Skipped):
         skipped.append(item)
       else:
         sizes.append(len(item))
         yield item
 
-  write_records(shard.path, records())
-  note = dict(length=len(sizes), num_bytes=sum(sizes), skipped=skipped)
-  write_json(shard.note, note)
+  write_records(path, records())
+  about = dict(length=len(sizes), num_bytes=sum(sizes), skipped=skipped)
+  write_json(note, about)
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
@@ -278,30 +271,35 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
 def finish(
   work: pathlib.Path,
   name: str,
-  splits: dict[str, Split],
+  splits: dict[str, list[dict[str, Any]]],
   class_names: Sequence[str],
   description: str,
-) -> pathlib.Path:
+  skipped: Iterable[Sequence[str]] = (),
+) -> int:
   """Writes metadata and the list of skipped files, and publishes the result.
+
+  The result is DATA_DIR/NAME/VERSION.
 
   Args:
     work: working directory, which is removed.
     name: name of the data set.
-    splits: content of each split.
+    splits: notes of the shards of each split, see `write_split`.
     class_names: names of the classes, in the order of the labels.
     description: description of the data set.
+    skipped: further items that were left out, as in the notes.
 
   Returns:
-    The final path, DATA_DIR/NAME/VERSION.
+    Number of images.
 
   Raises:
     UserError: the final path exists.
   """
   result = work / 'result'
-  skipped = [item for written in splits.values() for item in written.skipped]
+  notes = [note for of_split in splits.values() for note in of_split]
+  items = [*skipped, *(item for note in notes for item in note['skipped'])]
   lines = sorted(
     '\t'.join(text.encode('unicode_escape').decode() for text in item) + '\n'
-    for item in skipped
+    for item in items
   )
   (result / 'undecodable.txt').write_text(''.join(lines))
   template = naming.ShardedFileTemplate(
@@ -317,11 +315,11 @@ def finish(
     split_infos=[
       tfds.core.SplitInfo(
         name=split,
-        shard_lengths=written.lengths,
-        num_bytes=written.num_bytes,
+        shard_lengths=[note['length'] for note in of_split],
+        num_bytes=sum(note['num_bytes'] for note in of_split),
         filename_template=template.replace(split=split),
       )
-      for split, written in splits.items()
+      for split, of_split in splits.items()
     ],
     version=VERSION,
     filename_template=template,
@@ -338,4 +336,75 @@ def finish(
       f'{target} exists and is not a complete data set: move it elsewhere.'
     ) from error
   shutil.rmtree(work)
-  return target
+  count = sum(note['length'] for note in notes)
+  log.info(
+    '%s: %s images in %s classes; %s left out, listed in undecodable.txt',
+    target,
+    f'{count:,}',
+    f'{len(class_names):,}',
+    f'{len(items):,}',
+  )
+  return count
+
+
+def default_workers() -> int:
+  """Returns one worker per core, limited by memory."""
+  cores, memory = paths.cores(), paths.memory_bytes()
+  return cores if memory is None else min(cores, memory // _WORKER_BYTES) or 1
+
+
+def unordered(
+  tasks: Iterable[Callable[[], Result]], workers: int
+) -> Iterator[Result]:
+  """Executes tasks, and yields their results in the order of completion.
+
+  Tasks are taken from the iterable shortly before they are executed, so that
+  they need little memory.
+
+  Args:
+    tasks: picklable functions, whose exceptions are raised again here.
+    workers: number of processes; with 1 or 0, tasks run in this process.
+
+  Raises:
+    UserError: a process was killed.
+  """
+  if workers <= 1:
+    yield from (task() for task in tasks)
+    return
+  pool = futures.ProcessPoolExecutor(
+    workers,
+    # A forked copy of a process with threads (JAX, TensorFlow) may hang.
+    multiprocessing.get_context('spawn'),
+    initializer=_start_worker,
+  )
+  pending: set[futures.Future[Result]] = set()
+  try:
+    for task in tasks:
+      pending.add(pool.submit(task))
+      if len(pending) > workers:
+        done, pending = futures.wait(
+          pending, return_when=futures.FIRST_COMPLETED
+        )
+        yield from (future.result() for future in done)
+    yield from (future.result() for future in futures.as_completed(pending))
+  except BrokenProcessPool as error:
+    raise UserError(
+      'a worker process was killed, probably for lack of memory: run the same '
+      f'command with fewer --workers than {workers}; it continues.'
+    ) from error
+  finally:
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+  """Makes a worker process end when its parent ends."""
+  # Ctrl-C would otherwise print a traceback of each worker.
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+  def watch() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+      parent.join()
+    os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()

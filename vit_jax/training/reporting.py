@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 
 from vit_jax.analysis import gallery
 from vit_jax.analysis.figures import examine
@@ -320,76 +320,82 @@ def training_images(
     source: source of the training examples.
     mesh: mesh of the devices of this process.
   """
-  config = experiment.config
   split = mesh.shape['data'] * mesh.shape['fsdp']
-  batch_size = -(-_SHOWN // split) * split
-  mix = jax.jit(experiment.setting.mix)
   with stream.train_batches(
     source,
     experiment.augment,
-    batch_size,
-    config.seed,
+    -(-_SHOWN // split) * split,
+    experiment.config.seed,
     0,
     mesh,
     reader=experiment.reader,
   ) as batches:
-    batch = next(batches)
-    if not {'image', 'label'} <= batch.keys():  # such as crops without labels
-      channels = experiment.model.channels
-      return _unlabelled(jax.device_get(batch), channels)
-    with jax.set_mesh(mesh):
-      key = jax.random.fold_in(jax.random.key(config.seed), 0)
-      images, targets = jax.device_get(mix(batch, key))
+    shown = pictures(experiment, next(batches), 0, mesh, source.class_names)
+  return [record.picture(*picture) for picture in shown]
+
+
+def pictures(
+  experiment: Experiment,
+  batch: Batch,
+  step: int,
+  mesh: Mesh,
+  class_names: Sequence[str],
+) -> list[tuple[UInt8[np.ndarray, 'y x 3'], list[str]]]:
+  """Returns pictures of a training batch, after mixing, with their captions.
+
+  Args:
+    experiment: experiment of the run.
+    batch: batch of training examples.
+    step: number of updates before this batch.
+    mesh: mesh of the devices.
+    class_names: names of the classes.
+  """
+  if not {'image', 'label'} <= batch.keys():  # such as crops without labels
+    return _unlabelled(jax.device_get(batch), experiment.model.channels)
+  with jax.set_mesh(mesh):
+    key = jax.random.fold_in(jax.random.key(experiment.config.seed), step)
+    mix = jax.jit(experiment.setting.mix)
+    images, targets = jax.device_get(mix(batch, key))
   # `mix` returns pixels in [-1, 1].
   pixels = channels_lib.rgb(
     channels_lib.pixels_of(images, batch['image'].dtype)
   )
-  return [
-    record.picture(image, caption(target, source.class_names))
-    for image, target in zip(pixels[:_SHOWN], targets, strict=False)
-  ]
+  captions = [caption(target, class_names) for target in targets]
+  return list(zip(pixels, captions, strict=True))
 
 
 def _unlabelled(
   batch: dict[str, np.ndarray], channels: int
-) -> list[dict[str, Any]]:
+) -> list[tuple[UInt8[np.ndarray, 'y x 3'], list[str]]]:
   """Returns pictures of a batch without labels; the captions are entry names.
 
   An example may have several crops. Every array of 8 or 16 bits with four or
   more dimensions, `[n, …, y, x, channels]`, is taken as images.
   """
-  entries = []
+  shown = []
   for key, array in batch.items():
     is_pixels = array.dtype in (np.uint8, np.uint16)
     if is_pixels and array.ndim >= 4 and array.shape[-1] == channels:
       images = channels_lib.rgb(array.reshape(-1, *array.shape[-3:]))
-      entries += [record.picture(image, [key]) for image in images[:_SHOWN]]
-  return entries[: 2 * _SHOWN]
+      shown += [(image, [key]) for image in images[:_SHOWN]]
+  return shown[: 2 * _SHOWN]
 
 
-def caption(
-  target: np.ndarray | np.integer,
-  names: Sequence[str],
-  max_chars: int | None = None,
-) -> list[str]:
+def caption(target: np.ndarray | np.integer, names: Sequence[str]) -> list[str]:
   """Returns the caption of a training image: its class or most likely classes.
 
   Args:
     target: label, or probabilities of the classes `[classes]`.
     names: names of the classes.
-    max_chars: maximum length of a line; longer names are shortened. None for
-      no limit.
 
   Returns:
     The lines of the caption: ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed
     labels (at most two classes).
   """
   if target.ndim == 0:
-    return [names[int(target)][:max_chars]]
-  lines = []
-  for i in np.argsort(-target, kind='stable')[:2]:
-    if target[i] > 0.005:
-      probability = f' {target[i]:.2f}'
-      length = None if max_chars is None else max_chars - len(probability)
-      lines.append(names[int(i)][:length] + probability)
-  return lines
+    return [names[int(target)]]
+  return [
+    f'{names[int(i)]} {target[i]:.2f}'
+    for i in np.argsort(-target, kind='stable')[:2]
+    if target[i] > 0.005
+  ]
