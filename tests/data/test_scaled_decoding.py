@@ -8,7 +8,7 @@ from pillow_files import opened, saved, turned
 from sample_images import encode, noise, smooth
 
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
-from vit_jax.data.images import headers, jpeg, turbojpeg
+from vit_jax.data.images import headers, jpeg
 from vit_jax.data.images.decode import decode, decode_to_resize
 from vit_jax.data.images.headers import DecodeError
 
@@ -19,12 +19,9 @@ REDUCED = {
 }
 
 
-@pytest.fixture(params=['libjpeg-turbo', 'simplejpeg', 'opencv'])
+@pytest.fixture(params=['simplejpeg', 'opencv'])
 def decoder(request, monkeypatch):
   """Leaves only one of the decoders."""
-  assert turbojpeg._library() is not None
-  if request.param != 'libjpeg-turbo':
-    monkeypatch.setattr(turbojpeg, '_library', lambda: None)
   if request.param == 'opencv':
     monkeypatch.setattr(jpeg, '_simplejpeg', lambda *_: None)
 

@@ -56,13 +56,13 @@ KINDS = {
   'float 32-bit': (GREY.astype(np.float32), 'minisblack'),
   'CIELAB': (RGB, 'cielab'),
   '16-bit samples .SEPARATED': (RGBA.astype(np.uint16), 'separated'),
-  'opacity in its own plane': (
+  '2 unsigned 8-bit samples .MINISWHITE': (
     np.ascontiguousarray(RGB[..., :2].transpose(2, 0, 1)),
     'miniswhite',
     dict(planarconfig='separate', extrasamples=['unassalpha']),
   ),
-  '3 samples per pixel': (RGB, 'minisblack', dict(planarconfig='contig')),
-  '5 samples per pixel': (np.dstack([RGBA, OPACITY]), 'rgb'),
+  '3 unsigned 8-bit samples .MINISBLACK': (RGB, 'minisblack', dict(planarconfig='contig')),
+  '5 unsigned 8-bit samples .RGB': (np.dstack([RGBA, OPACITY]), 'rgb'),
   'tiles of 768 bytes': (RGB, 'rgb', dict(tile=(16, 16))),
   'compression LZMA': (RGB, 'rgb', dict(compression='lzma')),
 }
@@ -73,7 +73,7 @@ def test_other_kinds_are_named(name):
   """A valid file is not called damaged, and the message names its kind."""
   pixels, photometric, *keys = KINDS[name]
   data = tiff(pixels, photometric, **(keys[0] if keys else {}))
-  with pytest.raises(DecodeError, match=rf'a TIFF with .*{name}') as caught:
+  with pytest.raises(DecodeError, match=rf'a TIFF of .*{name}') as caught:
     decode(data)
   assert 'damaged' not in str(caught.value)
   assert 'supported are' in str(caught.value)
