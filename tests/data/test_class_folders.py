@@ -60,7 +60,7 @@ def test_classes_may_have_names_of_splits(tmp_path, log_text):
 
 
 def test_ignored_files_are_counted_by_kind(tmp_path, log_text):
-  """HEIC files get a hint."""
+  """The log contains their endings."""
   fill(tmp_path, 'a/1.jpg', 'a/2.GIF', 'a/3.jfif', 'b/1.png', 'loose.jpg')
   for name in ('a/4.HEIC', 'b/5.heic', 'b/6.jp2', 'b/.hidden.jpg', 'b/README'):
     (tmp_path / name).touch()
@@ -68,13 +68,10 @@ def test_ignored_files_are_counted_by_kind(tmp_path, log_text):
   for words in (
     '2 .heic',
     '1 .jp2',
-    '1 hidden',
     '1 without ending',
-    '1 .jpg',
-    'HEIC is not decoded',
+    '2 .jpg',
   ):
     assert words in log_text()
-  assert 'a single class' not in log_text()
 
 
 def test_prepare_uses_the_same_files(tmp_path):

@@ -119,7 +119,6 @@ def _listings(source: str) -> dict[str, class_folders.Listing]:
         f'{root} and {listings[split].root} are both {split!r}; merge them.'
       )
     listings[split] = class_folders.listing(root)
-    class_folders.report(listings[split])
   return listings
 
 
