@@ -185,8 +185,8 @@ def test_damaged_descriptions_are_refused(tmp_path, name, text):
   'labels, message',
   [
     ([0, 10**11], 'label .100000000000.*0 to 999,999.*ClassL'),
-    ([None, -1], 'no label in any row'),  # labels of unlabelled splits
-    ([0.5, 1.0], 'float64.*columns'),
+    ([None, -1], 'no row .* has a label'),  # labels of unlabelled splits
+    ([0.5, 1.0], 'labels are .0.5'),
   ],
 )
 def test_labels_that_are_not_classes_are_refused(tmp_path, labels, message):
@@ -200,7 +200,7 @@ def test_splits_must_agree_on_the_classes(tmp_path):
   other = hf.ClassLabel(names=NAMES[::-1])
   make(0, 3).cast_column('label', other).to_parquet(tmp_path / 'test.parquet')
   assert open_split(tmp_path).class_names == NAMES
-  with pytest.raises(UserError, match='the splits of .* different classes'):
+  with pytest.raises(UserError, match='the splits have different classes'):
     open_split(tmp_path, 'train+test')
 
 
@@ -218,9 +218,9 @@ def test_columns_may_have_other_names_and_types(tmp_path):
   assert source[0] == {'image': contract.png(0), 'label': 3}
   with pytest.raises(DecodeError, match='no label'):
     source[2]
-  with pytest.raises(UserError, match="'image'.*png, fine"):
+  with pytest.raises(UserError, match="'image'.*'png', 'fine'"):
     open_split(tmp_path, label_key='fine')
-  with pytest.raises(UserError, match="'png'.*binary.*columns"):
+  with pytest.raises(UserError, match="image_key='fine'"):
     open_split(tmp_path, image_key='fine', label_key='png')
 
 
@@ -245,11 +245,11 @@ def test_rows_may_contain_paths(tmp_path):
 
 def test_messages_of_wrong_paths(tmp_path):
   """Each says what to do."""
-  with pytest.raises(UserError, match='gcsfuse'):
-    open_split('gs://bucket/data')
-  for path in ('https://host/data', 'a\0b'):
-    with pytest.raises(UserError, match='source.path is .* a local path'):
+  for path in ('gs://bucket/data', 'https://host/data'):
+    with pytest.raises(UserError, match='needs a local path'):
       open_split(path)
+  with pytest.raises(UserError, match='source.path'):
+    open_split('a\0b')
 
 
 def write_labels(folder, **columns):

@@ -171,7 +171,8 @@ def number(
     raise UserError(
       f'{listed}; labels must be integers, 0 to {count - 1:,}, or names in a '
       'list of classes or of all images. Number them like this, or list them '
-      'in --config.source.class_map, one per line: the label, a tab, a name.'
+      'in --config.source.class_map, one per line: the label, a tab, a name '
+      '(a Hugging Face data set: save them as a ClassLabel).'
     )
   known = known or Classes(map(str, range(int(largest) + 1)))
   return known, {text: int(text) for text in texts}
