@@ -102,9 +102,8 @@ def test_authors_policy_at_224_pixels():
 def test_authors_policy_applies_all_drawn_operations(monkeypatch):
   """N operations per image are drawn uniformly, all at magnitude M."""
   recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
-  policy = policies.RandAugment(2, 7.0, 'authors')
   for _ in range(800):
-    policy(IMAGE, rng)
+    policies.rand_augment(IMAGE, 2, 7.0, 'authors', rng)
   assert (recorder.levels() == 0.7).all()
   counts = [len(calls) for calls in recorder.calls.values()]
   assert sum(counts) == 1600 and len(counts) == 16
@@ -114,9 +113,8 @@ def test_authors_policy_applies_all_drawn_operations(monkeypatch):
 def test_timm_policy_applies_half_of_the_operations(monkeypatch):
   """Each has probability 1/2, and the std of its magnitude is .5."""
   recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
-  policy = policies.RandAugment(2, 5.0, 'timm')
   for _ in range(1000):
-    policy(IMAGE, rng)
+    policies.rand_augment(IMAGE, 2, 5.0, 'timm', rng)
   levels = recorder.levels()
   assert len(levels) == pytest.approx(1000, abs=5 * np.sqrt(500))
   assert levels.mean() == pytest.approx(0.5, abs=0.01)

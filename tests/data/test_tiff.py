@@ -61,7 +61,11 @@ KINDS = {
     'miniswhite',
     dict(planarconfig='separate', extrasamples=['unassalpha']),
   ),
-  '3 unsigned 8-bit samples .MINISBLACK': (RGB, 'minisblack', dict(planarconfig='contig')),
+  '3 unsigned 8-bit samples .MINISBLACK': (
+    RGB,
+    'minisblack',
+    dict(planarconfig='contig'),
+  ),
   '5 unsigned 8-bit samples .RGB': (np.dstack([RGBA, OPACITY]), 'rgb'),
   'tiles of 768 bytes': (RGB, 'rgb', dict(tile=(16, 16))),
   'compression LZMA': (RGB, 'rgb', dict(compression='lzma')),

@@ -1,6 +1,7 @@
 """Multi-crop augmentation for self-supervised training."""
 
 import dataclasses
+import math
 
 import cv2
 import numpy as np
@@ -67,17 +68,13 @@ class TrainTransform:
         raise UserError(
           f'augment.{key} is {area}; allowed: 0 < smallest <= largest <= 1.'
         )
-    for key, count in (('color_jitter', 4), ('blur', 3)):
+    largest = {'color_jitter': (math.inf,) * 3 + (0.5,), 'blur': (1.0,) * 3}
+    for key, limits in largest.items():
       values = getattr(self, key)
-      if len(values) != count:
-        raise UserError(f'augment.{key} is {values}: give {count} numbers.')
-      for value in values:
-        check_range(f'augment.{key}', value, at_least=0)
-    for value in self.blur:
-      check_range('augment.blur', value, at_most=1)
-    check_range(
-      'augment.color_jitter[3] (hue)', self.color_jitter[3], at_most=0.5
-    )
+      if len(values) != len(limits):
+        raise UserError(f'augment.{key} is {values}: give {len(limits)}.')
+      for value, limit in zip(values, limits, strict=True):
+        check_range(f'augment.{key}', value, at_least=0, at_most=limit)
 
   @property
   def spec(self) -> Spec:

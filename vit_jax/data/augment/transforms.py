@@ -155,7 +155,7 @@ class TrainTransform(_ImageAndLabel):
     randaugment_layers: number of RandAugment operations per image; 0 for none.
     randaugment_magnitude: magnitude of RandAugment, 0 to 10, or 0 to 30 with
       the authors' policy.
-    randaugment_policy: 'timm' or 'authors', see `policies.RandAugment`.
+    randaugment_policy: 'timm' or 'authors', see `policies.rand_augment`.
     three_augment: whether to apply one of greyscale, solarization and blur.
     color_jitter: strength of random changes of brightness, contrast and
       saturation, see `policies.jitter`; 0 for none.
@@ -192,7 +192,7 @@ class TrainTransform(_ImageAndLabel):
     check_choice(
       'augment.randaugment_policy',
       self.randaugment_policy,
-      tuple(policies.POLICIES),
+      policies.POLICIES,
     )
     for key in ('pad', 'randaugment_layers', 'color_jitter'):
       check_range(f'augment.{key}', getattr(self, key), at_least=0)
@@ -207,14 +207,6 @@ class TrainTransform(_ImageAndLabel):
       low, high = getattr(self, f'min_{key}'), getattr(self, f'max_{key}')
       check_range(f'augment.max_{key}', high, above=0, at_most=limit)
       check_range(f'augment.min_{key}', low, above=0, at_most=high)
-    self._check_recoloring()
-
-  def _check_recoloring(self) -> None:
-    """Checks that only RGB images are recoloured.
-
-    Raises:
-      UserError: an operation on colours is used with other images.
-    """
     keys = ('randaugment_layers', 'three_augment', 'color_jitter')
     used = [f'augment.{key}' for key in keys if getattr(self, key)]
     if used and (self.channels, self.bits) != (3, 8):
@@ -231,8 +223,20 @@ class TrainTransform(_ImageAndLabel):
     if self.flip and rng.random() < 0.5:
       # Ten times as fast as NumPy. OpenCV drops the axis of a single channel.
       pixels = cv2.flip(pixels, 1).reshape(pixels.shape)
-    if self.randaugment_layers or self.three_augment or self.color_jitter:
-      pixels = self._recolor(np.ascontiguousarray(pixels), rng)
+    # The operations on colours require RGB images without gaps.
+    if self.randaugment_layers:
+      pixels = policies.rand_augment(
+        np.ascontiguousarray(pixels),
+        self.randaugment_layers,
+        self.randaugment_magnitude,
+        self.randaugment_policy,
+        rng,
+      )
+    if self.three_augment:
+      pixels = policies.three_augment(np.ascontiguousarray(pixels), rng)
+    if self.color_jitter:
+      strengths = (self.color_jitter,) * 3
+      pixels = policies.jitter(np.ascontiguousarray(pixels), strengths, rng)
     return pixels
 
   def _crop(self, image: Any, rng: np.random.Generator) -> Pixels:
@@ -242,16 +246,15 @@ class TrainTransform(_ImageAndLabel):
         image, lambda y, x: (self._random_box(y, x, rng), self.image_size)
       )
     height, width = self.image_size
-    larger = round(height * self.enlarge), round(width * self.enlarge)
-    squash = self.crop == 'squash'
-    pixels = self._resized(
-      image,
-      lambda y, x: (
-        (0, 0, y, x),
-        larger if squash else covering_size(y, x, height, width),
-      ),
-    )
-    if not squash:
+
+    def plan(y: int, x: int) -> tuple[Box, tuple[int, int]]:
+      size = round(height * self.enlarge), round(width * self.enlarge)
+      if self.crop == 'pad':
+        size = covering_size(y, x, height, width)
+      return (0, 0, y, x), size
+
+    pixels = self._resized(image, plan)
+    if self.crop == 'pad':
       pixels = cv2.copyMakeBorder(
         pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
       )
@@ -271,21 +274,6 @@ class TrainTransform(_ImageAndLabel):
     area = self.min_area, self.max_area
     aspect = self.min_aspect, self.max_aspect
     return random_box(height, width, area, rng, aspect)
-
-  def _recolor(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """Applies the operations on colours to an RGB image."""
-    if self.randaugment_layers:
-      rand_augment = policies.RandAugment(
-        self.randaugment_layers,
-        self.randaugment_magnitude,
-        self.randaugment_policy,
-      )
-      pixels = rand_augment(pixels, rng)
-    if self.three_augment:
-      pixels = policies.three_augment(pixels, rng)
-    if self.color_jitter:
-      pixels = policies.jitter(pixels, (self.color_jitter,) * 3, rng)
-    return pixels
 
   def _inception_box(
     self, height: int, width: int, rng: np.random.Generator

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -139,15 +138,11 @@ class Loader:
           f'used, the last at index {index} ({record.reason}): check the data '
           'with python -m vit_jax.check_data.'
         )
-      allowed = self._replacements(index)
+      allowed: Any = range(len(self.source))
+      if hasattr(self.source, 'replacements'):
+        allowed = cast(Any, self.source).replacements(index)
       number = order.replacement(position, attempt + 1, len(allowed), self.seed)
       index = int(allowed[number])
-
-  def _replacements(self, index: int) -> Sequence[int] | Int[np.ndarray, ' n']:
-    """Returns the indices of the records that may replace a bad record."""
-    if hasattr(self.source, 'replacements'):
-      return cast(Any, self.source).replacements(index)
-    return range(len(self.source))
 
   def _fill_row(
     self,

@@ -7,7 +7,7 @@ images.
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np

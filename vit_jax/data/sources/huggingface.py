@@ -228,9 +228,7 @@ def _classes(
     raise ValueError(f'the labels are {list(values)[:3]}, …')
   # Blank text and negative numbers are not labels.
   texts = {
-    str(value)
-    for value in values
-    if (value.strip() if is_text else value >= 0)
+    str(value) for value in values if (value.strip() if is_text else value >= 0)
   }
   if not texts:
     raise ValueError('no row of the split has a label')

@@ -167,15 +167,12 @@ class Source(splits.Labelled):
     path = files.place(path, 'source.path')
     rows = read(path)
     lines = {row.label: row.line for row in reversed(rows)}
-    if lines.keys() == {''}:
-      classes, numbers = class_folders.of_unlabelled(''), {'': 0}
-    else:
-      classes, numbers = class_folders.number(
-        lines,
-        lambda label: f'{path}, line {lines[label]},',
-        class_folders.load(class_map) if class_map else None,
-        whole=True,
-      )
+    classes, numbers = class_folders.number(
+      lines,
+      lambda label: f'{path}, line {lines[label]},',
+      class_folders.load(class_map) if class_map else None,
+      whole=True,
+    )
     self.name = f'{path}/{split}'
     self.num_classes = len(classes.keys)
     self.class_names = classes.names

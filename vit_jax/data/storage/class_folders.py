@@ -74,15 +74,6 @@ def _composed(name: str) -> str:
   return unicodedata.normalize('NFC', name)
 
 
-def of_unlabelled(key: str) -> Classes:
-  """Returns the class of images without labels.
-
-  Args:
-    key: name of the class in the dataset.
-  """
-  return Classes([key], [UNLABELLED])
-
-
 def load(path: str) -> Classes:
   """Reads a list of classes: one per line, in the order of their labels.
 
@@ -138,7 +129,7 @@ def number(
   labels if they are names.
 
   Args:
-    texts: distinct labels.
+    texts: distinct labels; only '' for images without labels.
     where: function from a label to its file, and line if there is one, for
       messages.
     known: list of classes, if there is one.
@@ -153,6 +144,8 @@ def number(
       do not determine the classes.
   """
   texts = sorted(texts)
+  if texts == ['']:  # images without labels
+    return Classes([''], [UNLABELLED]), {'': 0}
   names = [text for text in texts if not text.isdecimal()]
   numbers = [text for text in texts if _NUMBER.fullmatch(text)]
   if known and (names or any(key.isdecimal() for key in known.keys)):
@@ -231,12 +224,8 @@ def roots(path: str, key: str) -> dict[str, str]:
     return {'train': path}
   others = [name for name in folders if name not in names]
   if others:
-    log.warning(
-      '%s contains the splits %s; its other folders are left out: %s',
-      path,
-      ', '.join(names),
-      ', '.join(others[:_SHOWN]),
-    )
+    text = '%s contains the splits %s; its other folders are left out: %s'
+    log.warning(text, path, ', '.join(names), ', '.join(others[:_SHOWN]))
   ranks = list(splits.KINDS)
   names.sort(key=lambda name: ranks.index(splits.kind(name) or ''))
   return {name: f'{path}/{name}' for name in names}

@@ -27,7 +27,7 @@ from vit_jax.data import progress
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import files, index
 from vit_jax.data.storage.splits import Concatenation
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError
 
 _PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
 _HEADER = struct.Struct('<QI')
@@ -83,26 +83,6 @@ def _masked(data: bytes) -> int:
   """Computes a CRC-32C, rotated and shifted as the format requires."""
   crc = google_crc32c.value(data)
   return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def read(opened: files.Files, number: int, offset: int, size: int) -> bytes:
-  """Reads the payload of a record and verifies its checksums.
-
-  Args:
-    opened: tfrecord files.
-    number: index of the file.
-    offset: offset of the payload, bytes.
-    size: size of the payload, bytes.
-
-  Raises:
-    DecodeError: a checksum does not match.
-  """
-  record = opened.read(number, offset - _HEADER.size, size + _AROUND)
-  data = record[_HEADER.size : -_FOOTER.size]
-  [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
-  if _size(record[: _HEADER.size]) != size or checksum != _masked(data):
-    raise DecodeError('damaged: its CRC-32C does not match')
-  return data
 
 
 def features(record: bytes) -> Mapping[str, Any]:
@@ -169,23 +149,22 @@ class ArrayRecords:
       UserError: a file is missing, or was cut short and the policy is 'error';
         numbers of records differ from those of TFDS; or no file can be read.
     """
-    policies = index.BAD_SHARD_POLICIES
-    check_choice('source.on_bad_shard', on_bad_shard, policies)
+    index.check_policy(on_bad_shard)
     paths = [part.filename for part in instructions]
     index.stamps(paths)  # checks that the files exist
     with ThreadPoolExecutor(_THREADS) as pool:
       faults = list(pool.map(_fault, instructions))
     kept = []
     for part, fault in zip(instructions, faults, strict=True):
-      if not fault:
-        kept.append(part)
-        continue
-      if on_bad_shard == 'error' or all(faults):
+      if fault and (on_bad_shard == 'error' or all(faults)):
         raise UserError(
           f'{part.filename} cannot be read ({fault}). Copy or prepare it '
           'again, or set --config.source.on_bad_shard=skip to leave it out.'
         )
-      log.warning('%s is left out: it cannot be read: %s', part.filename, fault)
+      if fault:
+        log.warning('%s is left out (%s)', part.filename, fault)
+      else:
+        kept.append(part)
     self._source = array_record_data_source.ArrayRecordDataSource(kept)
     self._parts = [(part.filename, part.skip) for part in kept]
     self._index = Concatenation(part.take for part in kept)
@@ -284,7 +263,13 @@ class TFRecords:
     Raises:
       DecodeError: a checksum does not match.
     """
-    return read(self._files, *self._find(index))
+    number, offset, size = self._find(index)
+    record = self._files.read(number, offset - _HEADER.size, size + _AROUND)
+    data = record[_HEADER.size : -_FOOTER.size]
+    [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
+    if _size(record[: _HEADER.size]) != size or checksum != _masked(data):
+      raise DecodeError('damaged: its CRC-32C does not match')
+    return data
 
   def where(self, index: int) -> str:
     """Returns the file of a record, and its offset in the file."""

@@ -14,7 +14,8 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import NamedTuple, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -133,12 +134,6 @@ class Labelled(Selected):
     raise NotImplementedError
 
 
-class _Length(NamedTuple):
-  """Properties of a split that TFDS needs to interpret a spec."""
-
-  num_examples: int
-
-
 def named(spec: str, there: Collection[str]) -> list[str]:
   """Returns the splits that a spec uses, so that only those need to be listed.
 
@@ -220,10 +215,11 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[tuple[str, range]]:
   named(spec, lengths)
   try:
     instruction = tfds.core.ReadInstruction.from_spec(spec)
-    absolute = instruction.to_absolute(
-      {name: _Length(length) for name, length in lengths.items()}
-    )
-  # AttributeError: shards are counted, whose lengths `_Length` does not have.
+    infos: Any = {
+      name: SimpleNamespace(num_examples=n) for name, n in lengths.items()
+    }
+    absolute = instruction.to_absolute(infos)
+  # AttributeError: shards are counted, whose lengths `infos` does not contain.
   except (ValueError, NotImplementedError, AttributeError) as error:
     raise bad_spec(spec, lengths) from error
   parts = [
