@@ -112,10 +112,6 @@ def test_spelling_of_a_list_does_not_matter(tmp_path, text):
   assert (known.keys, known.names) == (['cat', 'dog'], ['the cat', 'dog'])
 
 
-def test_unicode_separators_do_not_end_a_line(tmp_path):
-  assert listed(tmp_path, 'a\tx\u2028y\nb\n').names == ['x\u2028y', 'b']
-
-
 @pytest.mark.parametrize(
   'text, word',
   [

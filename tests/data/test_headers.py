@@ -128,14 +128,6 @@ def tiff(order, *entries):
   return data + bytes(4)  # no other directory
 
 
-@pytest.mark.parametrize('order', ['<', '>'])
-def test_exif_orientation(order):
-  """The orientation is read in both byte orders, at any position."""
-  for value in range(1, 9):
-    data = tiff(order, (0x0100, 7), (0x0112, value), (0x0131, 3))
-    assert headers.exif_orientation(data) == value
-
-
 @pytest.mark.parametrize(
   'data',
   [

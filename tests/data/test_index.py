@@ -131,17 +131,6 @@ def test_a_truncated_shard_is_reported(tmp_path, left):
     load(paths)
 
 
-def test_a_damaged_length_is_reported(tmp_path):
-  """A length that points beyond the file ends the shard."""
-  paths, records = write_shards(tmp_path, [3])
-  second = len(record(records[0][0]))
-  with open(paths[0], 'r+b') as file:
-    file.seek(second)
-    file.write(b'\xff\xff\xff\xff\xff\xff\xff\xff')
-  with pytest.raises(UserError, match=f'offset {second}'):
-    load(paths)
-
-
 # Files
 
 

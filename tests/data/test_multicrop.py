@@ -1,7 +1,6 @@
 """Tests of multi-crop augmentation against torchvision and Pillow."""
 
 import copy
-import math
 
 import cv2
 import numpy as np
@@ -159,36 +158,6 @@ def test_views_equal_pillow():
         picture, (16, 16), (0.05, 0.4), again, blur=0.5, solarize=False
       )
       assert np.abs(crop - expected).max() <= 2
-
-
-@pytest.mark.slow
-def test_operations_have_the_published_probabilities(monkeypatch):
-  """Frequencies are within five σ."""
-  transform, calls = TrainTransform((8, 8), local_size=(8,)), []
-  monkeypatch.setattr(cv2, 'flip', lambda x, axis: calls.append('flip') or x)
-  for module, name in (
-    (policies, 'jitter'),
-    (policies, 'greyscale'),
-    (policies, 'soften'),
-    (policies, 'solarize'),
-  ):
-    monkeypatch.setattr(
-      module, name, lambda x, *_, name=name: calls.append(name) or x
-    )
-  rng, count = np.random.default_rng(0), 2000
-  published = {
-    0: dict(flip=0.5, jitter=0.8, greyscale=0.2, soften=1.0, solarize=0.0),
-    1: dict(flip=0.5, jitter=0.8, greyscale=0.2, soften=0.1, solarize=0.2),
-    2: dict(flip=0.5, jitter=0.8, greyscale=0.2, soften=0.5, solarize=0.0),
-    9: dict(flip=0.5, jitter=0.8, greyscale=0.2, soften=0.5, solarize=0.0),
-  }
-  for index, shares in published.items():
-    calls.clear()
-    for _ in range(count):
-      transform.view(noise(12, 12), index, rng)
-    for name, share in shares.items():
-      sigma = math.sqrt(share * (1 - share) / count)
-      assert abs(calls.count(name) / count - share) <= 5 * sigma, (index, name)
 
 
 def test_crops_have_the_declared_shapes():

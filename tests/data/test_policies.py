@@ -136,12 +136,3 @@ def test_three_augment_applies_one_of_three():
       assert changed.std() <= IMAGE.std()
   assert len(counts) == 3
   assert min(counts.values()) > 200 - 5 * np.sqrt(133)
-
-
-def test_color_jitter_stays_in_its_range():
-  """Factors are uniform in 1 ± strength; strength 0 has no effect."""
-  rng = np.random.default_rng(0)
-  np.testing.assert_array_equal(policies.jitter(IMAGE, (0.0,) * 3, rng), IMAGE)
-  flat = np.full((4, 4, 3), 100, np.uint8)  # only brightness has an effect
-  values = [policies.jitter(flat, (0.3,) * 3, rng)[0, 0, 0] for _ in range(300)]
-  assert 69 <= min(values) < 75 and 125 < max(values) <= 131

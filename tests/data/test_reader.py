@@ -84,13 +84,6 @@ def test_close_ends_an_infinite_stream(taken):
   batches.close()  # a second call has no effect
 
 
-def test_an_exception_closes_the_stream():
-  """Leaving the block by an exception stops the threads."""
-  with pytest.raises(KeyError):
-    with stream.train_batches(Numbered(20), AUGMENT, 8, 0, 0, mesh_of()):
-      raise KeyError
-
-
 def test_reading_ahead_is_bounded():
   """A stream that is not read prefetches a limited number of examples."""
   source = Numbered(1000)

@@ -7,7 +7,7 @@ from PIL import Image
 from pillow_files import opened, saved, turned
 from sample_images import encode, noise, smooth
 
-from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
+from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.images import headers, jpeg
 from vit_jax.data.images.decode import decode, decode_to_resize
 from vit_jax.data.images.headers import DecodeError
@@ -116,23 +116,6 @@ def test_training_crops_are_the_same(crop, interpolation):
     assert np.abs(a - b).max() <= 6
     changed += (a != b).any()
   assert changed
-
-
-@pytest.mark.parametrize(
-  'resize', ['squash', 'central', 'squash_central', 'torchvision']
-)
-def test_evaluation_shows_the_same_part(resize):
-  """The ramp moves by at most two pixels, which are half a decoded pixel.
-
-  Its slope is two grey levels per pixel.
-  """
-  data = encode(smooth(93, 101), '.jpg')
-  settings = dict(resize=resize, interpolation='bicubic')
-  plain = EvalTransform((16, 16), **settings).pixels(data)
-  transform = EvalTransform((16, 16), **settings, scaled_decoding=True)
-  scaled = transform.pixels(data)
-  assert (plain != scaled).any()
-  assert np.abs(plain.astype(int) - scaled).max() <= 4
 
 
 @pytest.mark.parametrize('shrink', [1, 2, 8])

@@ -57,12 +57,6 @@ def test_messages_of_wrong_splits(spec, words):
     assert word in str(error.value)
 
 
-def test_named_lists_the_required_splits():
-  """Only these have to be listed."""
-  assert splits.named('test[:5]+train+test', LENGTHS) == ['test', 'train']
-  assert splits.named('all', LENGTHS) == list(LENGTHS)
-
-
 def test_selection_contains_every_example_of_its_parts():
   """In order, and none beyond."""
   spec = 'train[3:5]+test[-1:]+validation'

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sample_images import coordinates, encode, smooth
 
-from vit_jax.data.augment.transforms import TrainTransform, square
+from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.errors import UserError
 
 # Training crops
@@ -144,12 +144,3 @@ def test_invalid_crops(settings):
   """Invalid names and ranges are refused when a transform is created."""
   with pytest.raises(UserError, match=f'augment.*{next(iter(settings))}'):
     TrainTransform((8, 8), **settings)
-
-
-def test_image_size_may_be_one_number():
-  """It stands for both sides; other lengths are refused."""
-  assert square((384,)) == (384, 384)
-  assert square((384, 256)) == (384, 256)
-  for wrong in ((), (1, 2, 3), (0,), (8, -8)):
-    with pytest.raises(UserError, match='image_size'):
-      square(wrong)
