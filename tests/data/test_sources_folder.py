@@ -45,13 +45,7 @@ def test_classes_and_files_are_sorted(tmp_path):
   assert source.name == f'{tmp_path}/train'
   assert sorted(source.ignored()) == sorted(
     f'{tmp_path}/{name}'
-    for name in (
-      '.git',
-      'cat/.2.jpg',
-      'cat/.thumbs',
-      'cat/notes.txt',
-      'loose.jpg',
-    )
+    for name in '.git cat/.2.jpg cat/.thumbs cat/notes.txt loose.jpg'.split()
   )
 
 
@@ -144,10 +138,8 @@ def test_class_map_and_folders_must_agree(tmp_path):
     return source.class_names, source.labels().tolist()
 
   both = dict(allow_empty=True)
-  assert labels('d\na\tan A\nc\nb\n', **both) == (
-    ['d', 'an A', 'c', 'b'],
-    [1, 3],
-  )
+  names = ['d', 'an A', 'c', 'b']
+  assert labels('d\na\tan A\nc\nb\n', **both) == (names, [1, 3])
   assert labels('', **both) == (['a', 'b', 'd'], [0, 1])
   assert labels('a\nc\n\nb\n', 'test') == (['a', 'c', 'b'], [2])
   for text, split, words in (
