@@ -96,7 +96,8 @@ def test_brace_patterns(shards, pattern):
     ('folder.tar', 'directory.*folder.tar'),
     ('a-train-00[?]*.tar', 'no .tar file'),  # [ is an ordinary character
     ('a-{train,val}-{000,0}.tar', 'No such file'),
-    *((f'a-train-{b}.tar', 'no .tar') for b in ('{3..1}', '{a..b}', '{1}')),
+    ('a-train-{3..1}.tar', 'no .tar file.* the smaller number first'),
+    ('a-train-{1}.tar', 'No such file'),
   ],
 )
 def test_messages_of_wrong_paths(shards, monkeypatch, path, words):

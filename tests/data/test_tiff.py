@@ -51,22 +51,22 @@ def test_opacity_in_planes_and_of_grey():
 
 
 KINDS = {
-  'signed 8-bit': (GREY.astype(np.int8), 'minisblack'),
-  'unsigned 32-bit': (GREY.astype(np.uint32), 'minisblack'),
-  'float 32-bit': (GREY.astype(np.float32), 'minisblack'),
+  ', int8,': (GREY.astype(np.int8), 'minisblack'),
+  ', uint32,': (GREY.astype(np.uint32), 'minisblack'),
+  ', float32,': (GREY.astype(np.float32), 'minisblack'),
   'CIELAB': (RGB, 'cielab'),
-  '16-bit samples .SEPARATED': (RGBA.astype(np.uint16), 'separated'),
-  '2 unsigned 8-bit samples .MINISWHITE': (
+  '.SEPARATED., 16 bits': (RGBA.astype(np.uint16), 'separated'),
+  '2 samples per pixel .MINISWHITE': (
     np.ascontiguousarray(RGB[..., :2].transpose(2, 0, 1)),
     'miniswhite',
     dict(planarconfig='separate', extrasamples=['unassalpha']),
   ),
-  '3 unsigned 8-bit samples .MINISBLACK': (
+  '3 samples per pixel .MINISBLACK': (
     RGB,
     'minisblack',
     dict(planarconfig='contig'),
   ),
-  '5 unsigned 8-bit samples .RGB': (np.dstack([RGBA, OPACITY]), 'rgb'),
+  '5 samples per pixel .RGB': (np.dstack([RGBA, OPACITY]), 'rgb'),
   'tiles of 768 bytes': (RGB, 'rgb', dict(tile=(16, 16))),
   'compression LZMA': (RGB, 'rgb', dict(compression='lzma')),
 }

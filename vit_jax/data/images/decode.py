@@ -210,7 +210,7 @@ def decode_to_resize(
     pixels = channels_lib.decode(image, channels, bits)
   elif tiff.is_tiff(image):
     pixels = tiff.rgb(image, _check_size)
-  elif headers.is_gif(image):
+  elif image[:4] == b'GIF8':
     pixels = _gif(image)
   else:
     _check_size(*headers.stated_size(image))

@@ -26,7 +26,6 @@ from vit_jax.data.images.headers import DecodeError
 
 _SIGNATURES = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # the last two: BigTIFF
 _UNSIGNED = (1, 4)  # sample formats
-_FORMATS = {1: 'unsigned', 2: 'signed', 3: 'float', 4: 'unsigned'}
 _ANY_BITS = (1, 8, 16)
 # Colour space: number of samples, of samples with opacity, and allowed bits.
 _COLORS = {
@@ -157,12 +156,11 @@ def _check_kind(page: Any) -> None:
       getattr(value, 'name', str(value))
       for value in (page.photometric, page.compression)
     )
-    form = _FORMATS.get(page.sampleformat, 'complex')
     raise DecodeError(
-      f'a TIFF of {page.samplesperpixel} {form} {page.bitspersample}-bit '
-      f'samples ({color}), compression {packing}, tiles of {tile} bytes; '
-      f'supported are {_SUPPORTED}: convert the file, or set the config keys '
-      'channels and bits'
+      f'a TIFF of {page.samplesperpixel} samples per pixel ({color}), '
+      f'{page.bitspersample} bits, {page.dtype}, compression {packing}, tiles '
+      f'of {tile} bytes; supported are {_SUPPORTED}: convert the file, or set '
+      'the config keys channels and bits'
     )
 
 

@@ -63,17 +63,14 @@ class Source(splits.Labelled):
     path = files.local(path, 'the source folder').rstrip('/') or '/'
     roots = class_folders.roots(path, 'source.path')
     if class_map:
-      self._classes = class_folders.load(class_map)
+      classes = class_folders.load(class_map)
     else:
       # The first directory is that of 'train' if there is one.
       names = class_folders.names(next(iter(roots.values())), endings)
       is_whole = names == [class_folders.WHOLE]
-      self._classes = class_folders.Classes(
+      classes = class_folders.Classes(
         names, [class_folders.UNLABELLED] if is_whole else None
       )
-    self.name = f'{path}/{split}'
-    self.num_classes = len(self._classes.keys)
-    self.class_names = self._classes.names
     roots = splits.with_alias(roots, split)
     self._listings, self._labels = {}, {}
     for name in splits.named(split, roots):
@@ -81,12 +78,10 @@ class Source(splits.Labelled):
         roots[name], endings=endings, allow_empty=allow_empty
       )
       labels = [
-        self._classes.label(folder, f'the folder {listing.root}/{folder}')
+        classes.label(folder, f'the folder {listing.root}/{folder}')
         for folder in listing.classes
       ]
-      absent = [
-        key for i, key in enumerate(self._classes.keys) if i not in labels
-      ]
+      absent = [key for i, key in enumerate(classes.keys) if i not in labels]
       is_train = splits.kind(name) == 'train'
       if class_map and absent and is_train and not allow_empty:
         raise UserError(
@@ -97,7 +92,7 @@ class Source(splits.Labelled):
       self._listings[name] = listing
       self._labels[name] = np.array(labels, np.int64)[listing.folders]
     lengths = {name: len(each) for name, each in self._labels.items()}
-    self._selection = splits.Selection(split, lengths, self._cut_order)
+    self._select(path, split, classes, lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]

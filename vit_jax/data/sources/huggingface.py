@@ -82,10 +82,7 @@ class Source(splits.Labelled):
         f'wrote, and the names of columns ({error.__cause__ or error})'
       ) from error
     lengths = {name: len(table) for name, table in self._tables.items()}
-    self._selection = splits.Selection(split, lengths, self._cut_order)
-    self.name = f'{self._path}/{split}'
-    self.num_classes = len(classes.keys)
-    self.class_names = classes.names
+    self._select(self._path, split, classes, lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]

@@ -173,9 +173,6 @@ class Source(splits.Labelled):
       class_folders.load(class_map) if class_map else None,
       whole=True,
     )
-    self.name = f'{path}/{split}'
-    self.num_classes = len(classes.keys)
-    self.class_names = classes.names
     self._path = path
     images = np.array([row.image.encode() for row in rows], np.bytes_)
     labels = np.array([numbers[row.label] for row in rows], np.int64)
@@ -186,9 +183,7 @@ class Source(splits.Labelled):
       chosen = np.array([row.split == aliases[name] for row in rows])
       self._columns[name] = (images[chosen], labels[chosen], line[chosen])
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
-    self._selection = splits.Selection(
-      split, lengths, lambda name: files.by_name(self._columns[name][0])
-    )
+    self._select(path, split, classes, lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label, _ = self._row(index)
@@ -214,6 +209,9 @@ class Source(splits.Labelled):
 
   def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
     return self._columns[split][1]
+
+  def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
+    return files.by_name(self._columns[split][0])
 
   def _row(self, index: int) -> tuple[str, int, int]:
     split, position = self._selection[index]

@@ -26,7 +26,7 @@ from vit_jax.errors import UserError
 _BLOCK = 512  # bytes of a tar header
 _CHUNK = 2**20  # bytes that are read at once after the last member
 _BOM = b'\xef\xbb\xbf'
-_BRACES = re.compile(r'\{([^{}]*)\}')
+_BRACES = re.compile(r'\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}')
 _WILDCARD = re.compile(r'[*?]')
 
 
@@ -224,11 +224,7 @@ class Source(splits.Labelled):
       for name in splits.named(split, shards)
     }
     lengths = {name: len(part.size) for name, part in self._splits.items()}
-    self._selection = splits.Selection(split, lengths, self._cut_order)
-    classes = self._number(listed)
-    self.name = f'{path}/{split}'
-    self.num_classes = len(classes.keys)
-    self.class_names = classes.names
+    self._select(path, split, self._number(listed), lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     part, row = self._row(index)
@@ -293,25 +289,17 @@ def _expand(pattern: str) -> list[str]:
   Raises:
     UserError: no shard matches.
   """
-  pattern = files.place(pattern, 'source.path')
-  braces = _BRACES.search(pattern)
-  if braces:
-    head, tail = pattern[: braces.start()], pattern[braces.end() :]
-    shards = [
-      path
-      for choice in _choices(braces[1])
-      for path in _expand(f'{head}{choice}{tail}')
-    ]
-  elif _WILDCARD.search(pattern):
-    shards = _matching(pattern)
-  elif pattern.endswith('.tar'):
-    shards = [pattern]
-  else:
-    folder = pattern.rstrip('/')
-    shards = _matching(f'{folder}/*.tar')
-    for name in splits.NAMES:
-      shards += _matching(f'{folder}/{name}/*.tar')
-    shards.sort()
+  shards = []
+  for path in _without_braces(files.place(pattern, 'source.path')):
+    if path.endswith('.tar') and not _WILDCARD.search(path):
+      shards.append(path)
+    elif _WILDCARD.search(path):
+      shards += _matching(path)
+    else:
+      folders = ['', *(f'{name}/' for name in splits.NAMES)]
+      root = path.rstrip('/')
+      found = [_matching(f'{root}/{folder}*.tar') for folder in folders]
+      shards += sorted(sum(found, []))
   if not shards:
     raise UserError(
       f'source.path is {pattern!r}, but no .tar file matches it: set it to a '
@@ -320,6 +308,23 @@ def _expand(pattern: str) -> list[str]:
       'compressed shards (.tar.gz).'
     )
   return shards
+
+
+def _without_braces(pattern: str) -> list[str]:
+  """Replaces the first braces, {000..009} or {train,val}, by each choice."""
+  braces = _BRACES.search(pattern)
+  if braces is None:
+    return [pattern]
+  first, last, names = braces.groups()
+  choices = names.split(',') if names else []
+  if first:
+    numbers = range(int(first), int(last) + 1)
+    choices = [f'{number:0{len(first)}d}' for number in numbers]
+  return [
+    path
+    for choice in choices
+    for path in _without_braces(pattern.replace(braces[0], choice, 1))
+  ]
 
 
 def _matching(pattern: str) -> list[str]:
@@ -332,19 +337,6 @@ def _matching(pattern: str) -> list[str]:
     for path in epath.Path(folder).glob(name)
     if path.name.endswith('.tar') and not path.name.startswith('.')
   )
-
-
-def _choices(text: str) -> list[str]:
-  """Returns the alternatives in braces: 000, 001 of '000..001'; a, b of 'a,b'.
-
-  There are none if the text is neither a range nor a list, or if the larger
-  number comes first.
-  """
-  span = re.fullmatch(r'(\d+)\.\.(\d+)', text)
-  if span is None:
-    return text.split(',') if ',' in text else []
-  numbers = range(int(span[1]), int(span[2]) + 1)
-  return [f'{number:0{len(span[1])}d}' for number in numbers]
 
 
 def _by_split(paths: list[str]) -> dict[str, list[str]]:

@@ -122,6 +122,24 @@ class Selected:
 class Labelled(Selected):
   """Base class of such sources that know labels without reading images."""
 
+  def _select(
+    self, path: str, split: str, classes: Any, lengths: Mapping[str, int]
+  ) -> None:
+    """Sets the attributes of a source.
+
+    Args:
+      path: path of the data.
+      split: split as in TFDS.
+      classes: `class_folders.Classes` of the data.
+      lengths: number of examples of each split that is used.
+
+    Raises:
+      UserError: see `resolve`.
+    """
+    self.name = f'{path}/{split}'
+    self.num_classes, self.class_names = len(classes.keys), classes.names
+    self._selection = Selection(split, lengths, self._cut_order)
+
   def labels(self) -> Int[np.ndarray, ' n']:
     """Returns the labels of all examples; -1 for those without a label."""
     parts = self._selection.rows()
@@ -131,6 +149,10 @@ class Labelled(Selected):
 
   def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
     """Returns the labels of a whole split."""
+    raise NotImplementedError
+
+  def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
+    """Returns the order in which a split is cut; see `Selection`."""
     raise NotImplementedError
 
 
