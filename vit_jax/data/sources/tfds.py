@@ -245,8 +245,7 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
     [os.fspath(path) for path in part.filepaths]
     for part in info.splits.values()
   ]
-  counts = [part.shard_lengths for part in info.splits.values()]
-  return records.TFRecords(instructions, shards, counts, on_bad_shard)
+  return records.TFRecords(instructions, shards, on_bad_shard)
 
 
 def _version_dir(root: epath.Path, dataset: str) -> epath.Path:

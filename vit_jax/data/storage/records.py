@@ -150,8 +150,7 @@ class ArrayRecords:
         numbers of records differ from those of TFDS; or no file can be read.
     """
     index.check_policy(on_bad_shard)
-    paths = [part.filename for part in instructions]
-    index.stamps(paths)  # checks that the files exist
+    index.stamps([part.filename for part in instructions])  # they exist
     with ThreadPoolExecutor(_THREADS) as pool:
       faults = list(pool.map(_fault, instructions))
     kept = []
@@ -201,8 +200,7 @@ def _fault(part: Any) -> str:
   try:
     if not reader.ok():
       reader.read([0])  # raises the reason
-    expected = part.examples_in_shard
-    _check_count(part.filename, reader.num_records(), expected, index.WHOLE)
+    _check_count(part, reader.num_records(), index.WHOLE)
     return ''
   except RuntimeError as error:
     return str(error)
@@ -215,19 +213,14 @@ class TFRecords:
   """Records of tfrecord files, read through an index of their offsets."""
 
   def __init__(
-    self,
-    instructions: list[Any],
-    shards: list[list[str]],
-    counts: list[list[int]],
-    on_bad_shard: str,
+    self, instructions: list[Any], shards: list[list[str]], on_bad_shard: str
   ):
     """Loads or builds the index of each split that the instructions use.
 
     Args:
-      instructions: read instructions of TFDS, which contain a file name and the
-        numbers of records to skip and to take.
+      instructions: read instructions of TFDS, which contain a file name, the
+        numbers of records to skip and to take, and the total in the file.
       shards: paths of the files of each split.
-      counts: number of records of each of these files, according to TFDS.
       on_bad_shard: see `index.load`.
 
     Raises:
@@ -235,22 +228,18 @@ class TFRecords:
         TFDS.
     """
     used = {part.filename for part in instructions}
-    columns = {}
-    for paths, expected in zip(shards, counts, strict=True):
-      if used.isdisjoint(paths):
-        continue
-      split = index.load(paths, 'tfrecord', scan, on_bad_shard=on_bad_shard)
-      pairs = zip(split.split('offset'), split.split('size'), strict=True)
-      columns |= dict(zip(paths, pairs, strict=True))
-      for path, count, number, cut in zip(
-        paths, expected, split.counts.tolist(), split.cuts.tolist(), strict=True
-      ):
-        _check_count(path, number, count, cut)
+    columns = {}  # {path: (offsets, sizes, offset of the first cut record)}
+    for paths in shards:
+      if not used.isdisjoint(paths):
+        split = index.load(paths, 'tfrecord', scan, on_bad_shard=on_bad_shard)
+        arrays = split.split('offset'), split.split('size'), split.cuts.tolist()
+        columns |= dict(zip(paths, zip(*arrays, strict=True), strict=True))
     self._files = files.Files([part.filename for part in instructions])
     self._parts = []
     for part in instructions:
+      offsets, sizes, cut = columns[part.filename]
+      _check_count(part, len(offsets), cut)
       rows = slice(part.skip, part.skip + part.take)
-      offsets, sizes = columns[part.filename]
       self._parts.append((offsets[rows], sizes[rows]))
     self._index = Concatenation(len(offsets) for offsets, _ in self._parts)
 
@@ -283,10 +272,11 @@ class TFRecords:
     return number, int(offsets[row]), int(sizes[row])
 
 
-def _check_count(path: str, actual: int, expected: int, cut: int) -> None:
+def _check_count(part: Any, actual: int, cut: int) -> None:
   """Checks the number of records; a file that was cut short may have fewer."""
+  expected = part.examples_in_shard
   if actual > expected or (actual < expected and cut == index.WHOLE):
     raise UserError(
-      f'{path} contains {actual} records, but dataset_info.json specifies '
-      f'{expected}: prepare or copy the data set again.'
+      f'{part.filename} contains {actual} records, but dataset_info.json '
+      f'specifies {expected}: prepare or copy the data set again.'
     )
