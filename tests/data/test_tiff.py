@@ -83,20 +83,6 @@ def test_other_kinds_are_named(name):
   assert 'supported are' in str(caught.value)
 
 
-@pytest.mark.parametrize('rows', [96, 2**32 - 1])
-@pytest.mark.parametrize('channels', [3, 4])
-def test_strips_may_state_more_rows_than_the_image(rows, channels):
-  """The number of rows per strip is 2^32 - 1 where it is not given."""
-  pixels = RGB if channels == 3 else RGBA
-  keys = dict(compression='deflate', planarconfig='contig')
-  photometric = 'rgb' if channels == 3 else 'minisblack'
-  data = bytearray(tiff(pixels, photometric, rowsperstrip=96, **keys))
-  entry = struct.pack('<HHII', 278, 4, 1, 96)  # RowsPerStrip
-  assert data.count(entry) == 1
-  data = data.replace(entry, struct.pack('<HHII', 278, 4, 1, rows))
-  np.testing.assert_array_equal(decode(bytes(data), channels), pixels)
-
-
 @pytest.mark.parametrize('fraction', [0.001, 0.05, 0.5, 0.95])
 def test_truncated_files_are_refused(fraction):
   """A file of strips whose last strips are missing is not decoded."""

@@ -81,20 +81,6 @@ def test_a_padded_crop_covers_the_border():
   assert {y for y, _ in offsets} == {x for _, x in offsets} == set(range(-4, 5))
 
 
-@pytest.mark.parametrize('size', [(64, 96), (100, 40), (17, 17)])
-def test_a_padded_crop_keeps_the_aspect(size):
-  """The smaller side is resized first, as in DeiT-III's simple random crop."""
-  image, rng = coordinates(*size), np.random.default_rng(0)
-  transform = TrainTransform((32, 32), crop='pad', pad=0, flip=False)
-  scale = min(size) / 32
-  for _ in range(5):
-    pixels = transform.pixels(image, rng)
-    assert pixels.shape == (32, 32, 3)
-    rows, columns = pixels[:, 16, 0].astype(int), pixels[16, :, 1].astype(int)
-    for values in (rows, columns):
-      assert (values[24] - values[8]) / 16 == pytest.approx(scale, abs=0.1)
-
-
 @pytest.mark.parametrize(
   'settings',
   [

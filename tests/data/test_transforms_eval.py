@@ -110,17 +110,6 @@ def test_interpolation_of_crops():
     np.testing.assert_array_equal(evaluate.pixels(image), expected)
 
 
-STRIPES = np.uint8(255 * (np.indices((90, 111)).sum(0)[..., None] // 2 % 2))
-TRANSFORMS = [
-  (TrainTransform, dict(crop='inception', min_area=0.9)),
-  (TrainTransform, dict(crop='pad', pad=1)),
-  (TrainTransform, dict(crop='none')),
-  (EvalTransform, dict(resize='squash')),
-  (EvalTransform, dict(resize='central')),
-  (EvalTransform, dict(resize='squash_central')),
-]
-
-
 def test_extreme_aspect_ratios_are_refused():
   """Enlarging the smaller side would require too much memory."""
   image = np.zeros((1, 10_000, 3), np.uint8)
