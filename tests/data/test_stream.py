@@ -131,17 +131,6 @@ def test_eval_counts_every_example_once(size, batch_size):
   assert not label[~mask].any() and not image[~mask].any()
 
 
-@pytest.mark.parametrize('sizes', MESHES)
-def test_eval_does_not_depend_on_the_mesh(sizes):
-  """Any device mesh gets the same batches and padding."""
-
-  def batches(mesh):
-    with stream.eval_batches(Numbered(21), PLAIN, 16, mesh) as stream_:
-      return [jax.device_get(batch) for batch in stream_]
-
-  assert_same(batches(mesh_of(**sizes)), batches(mesh_of(data=8)))
-
-
 def test_an_evaluation_reads_each_record_once():
   source = Numbered(21)
   with stream.eval_batches(source, PLAIN, 8, mesh_of()) as batches:
