@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter, ImageOps
 from sample_images import encode, noise
 
 from benchmarks.peers import import_timm
-from vit_jax.data.augment import cutting, policies
+from vit_jax.data.augment import policies, transforms
 from vit_jax.data.augment.multicrop import TrainTransform
 from vit_jax.errors import UserError
 
@@ -83,7 +83,9 @@ def test_boxes_have_torchvisions_distribution():
   torch.manual_seed(0)
   rng, area, ratio = np.random.default_rng(0), (0.05, 0.4), (3 / 4, 4 / 3)
   picture = Image.fromarray(PHOTOGRAPH)
-  ours = np.array([cutting.random_box(90, 120, area, rng) for _ in range(4000)])
+  ours = np.array(
+    [transforms.random_box(90, 120, area, rng) for _ in range(4000)]
+  )
   theirs = np.array(
     [
       RandomResizedCrop.get_params(picture, list(area), list(ratio))
@@ -103,12 +105,12 @@ def test_boxes_have_torchvisions_distribution():
   for height, width in ((10, 400), (400, 10), (1, 50), (50, 1)):
     long = Image.fromarray(noise(height, width))
     expected = RandomResizedCrop.get_params(long, [1.0, 1.0], list(ratio))
-    assert cutting.random_box(height, width, (1.0, 1.0), rng) == expected
+    assert transforms.random_box(height, width, (1.0, 1.0), rng) == expected
 
 
 def by_pillow(picture, size, area, rng, *, blur, solarize):
   """Computes a view in the order of DINO's code, without colour jitter."""
-  y, x, height, width = cutting.random_box(*picture.size[::-1], area, rng)
+  y, x, height, width = transforms.random_box(*picture.size[::-1], area, rng)
   view = TF.resized_crop(
     picture,
     y,

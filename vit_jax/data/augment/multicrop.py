@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vit_jax.data.augment import policies
-from vit_jax.data.augment.cutting import random_box
-from vit_jax.data.augment.transforms import square
+from vit_jax.data.augment.transforms import random_box, square
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import Image, decode, resize
 from vit_jax.errors import UserError, check_range
