@@ -77,8 +77,8 @@ def read(path: str) -> list[Row]:
       row = _row(line, fields)
       rows.append(row)
       same = by_image.setdefault((row.split, row.image), row)
-      is_first_like = (not rows[0].split, not rows[0].label)
-      if (not row.split, not row.label) != is_first_like:
+      expected = (not rows[0].split, not rows[0].label)
+      if (not row.split, not row.label) != expected:
         raise ValueError(f'line {line} lacks a field, or others do')
       if row.label != same.label:
         raise ValueError(
