@@ -136,20 +136,16 @@ class Source(Records):
     Raises:
       UserError: the feature does not exist, or has other classes.
     """
-    allowed = [k for k, v in self.features.items() if self._has_labels(v)]
+    allowed = [
+      key
+      for key, feature in self.features.items()
+      if isinstance(feature, tfds.features.Sequence)
+      and _class_names(feature.feature) == self.class_names
+    ]
     check_choice(f'a sequence of labels of {self.name}', key, allowed)
     other = copy.copy(self)
     other._keys = (*self._keys[:2], key)
     return other
-
-  def _has_labels(self, feature: Any) -> bool:
-    """Returns whether a feature is a list of labels of the same classes."""
-    inner = getattr(feature, 'feature', None)
-    return (
-      isinstance(feature, tfds.features.Sequence)
-      and isinstance(inner, tfds.features.ClassLabel)
-      and list(inner.names) == self.class_names
-    )
 
 
 def default_data_dir(data_dir: str | None) -> epath.Path:
