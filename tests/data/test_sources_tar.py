@@ -96,7 +96,7 @@ def test_brace_patterns(shards, pattern):
     ('folder.tar', 'directory.*folder.tar'),
     ('a-train-00[?]*.tar', 'no .tar file'),  # [ is an ordinary character
     ('a-{train,val}-{000,0}.tar', 'No such file'),
-    ('a-train-{3..1}.tar', 'no .tar file.* the smaller number first'),
+    ('a-train-{3..1}.tar', 'no .tar file.*the smaller number first'),
     ('a-train-{1}.tar', 'No such file'),
   ],
 )

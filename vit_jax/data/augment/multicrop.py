@@ -71,7 +71,8 @@ class TrainTransform:
     for key, limits in largest.items():
       values = getattr(self, key)
       if len(values) != len(limits):
-        raise UserError(f'augment.{key} is {values}: give {len(limits)}.')
+        count = len(limits)
+        raise UserError(f'augment.{key} is {values}: give {count} numbers.')
       for value, limit in zip(values, limits, strict=True):
         check_range(f'augment.{key}', value, at_least=0, at_most=limit)
 
