@@ -60,8 +60,6 @@ setuptools.setup(
     'huggingface': ['datasets>=3', 'huggingface_hub>=0.34'],
     # Perceptual hashes, for check_data --against.
     'duplicates': ['imagehash>=4.3.1'],
-    # Faster JPEG where the system has no libturbojpeg 3: one person's package.
-    'turbojpeg': ['turbojpeg>=0.0.2'],
     # TIFF files compressed by LZW, Zstandard, JPEG and others.
     'tiff': ['imagecodecs'],
     # Preparing data sets of TFDS, and SavedModels.

@@ -145,19 +145,6 @@ def test_whole_pixels_are_moved_exactly():
   assert (moved[:7] == 128).all()
 
 
-@pytest.mark.parametrize('y, x', [(0, 0), (3, 7), (8, 9)])
-def test_cut_out_fills_a_square(y, x):
-  """Only pixels within the radius become grey; the argument is not modified."""
-  image = noise(9, 10)
-  before = image.copy()
-  rows, columns = np.mgrid[:9, :10]
-  inside = (-2 <= rows - y) & (rows - y < 2)
-  inside &= (-2 <= columns - x) & (columns - x < 2)
-  expected = np.where(inside[:, :, None], 128, image)
-  np.testing.assert_array_equal(policies.cut_out(image, y, x, 2), expected)
-  np.testing.assert_array_equal(image, before)
-
-
 def test_bicubic_geometry_is_pillows():
   """Results are bitwise equal to timm's call of Pillow with a fill colour."""
   image, mean = noise(20, 30), (124, 116, 104)

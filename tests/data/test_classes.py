@@ -45,19 +45,17 @@ def test_labels_refer_to_keys_or_positions(tmp_path, text, labels):
 @pytest.mark.parametrize(
   'text, labels, words',
   [
-    (COCO, ['0'], ["line of 0 has the class '0'", 'allowed: 1, 2, 44']),
-    (COCO, ['1', '3'], ["'3'", 'the 3 classes']),
-    (COCO, ['1', 'person'], ["'person'"]),
-    ('cat\ndog\n', ['2'], ["label '2'", '0 to 1', 'class_map', 'tab']),
-    ('cat\ndog\n', [str(10**20)], ['line of 100000000', '0 to 1']),
+    (COCO, ['0'], "line of 0 has the class '0'.*allowed: 1, 2, 44"),
+    (COCO, ['1', '3'], "'3'.*the 3 classes"),
+    (COCO, ['1', 'person'], "'person'"),
+    ('cat\ndog\n', ['2'], "label '2'.*0 to 1.*class_map.*tab"),
+    ('cat\ndog\n', [str(10**20)], 'line of 100000000.*0 to 1'),
   ],
 )
 def test_labels_outside_the_list_are_refused(tmp_path, text, labels, words):
   """The message contains the location, the label and the list."""
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=words):
     number(labels, listed(tmp_path, text))
-  for word in words:
-    assert word in str(error.value)
 
 
 def test_labels_without_a_list():
@@ -76,25 +74,19 @@ def test_labels_without_a_list():
 @pytest.mark.parametrize(
   'labels, whole, words',
   [
-    (
-      ['0', str(10**11)],
-      True,
-      ["label '100000000000'", '0 to 999,999', 'a tab'],
-    ),
-    (['0', '9' * 5000], True, ['9999', '0 to 999,999']),
-    (['0', '1000000'], False, ["label '1000000'", '0 to 999,999']),
-    (['cat', '0'], True, ['line of cat', 'line of 0', 'class_map']),
-    (['cat'], False, ["'cat'", 'class_map']),
-    (['1.0', '2'], True, ["label '1.0'", 'integers']),
-    (['1e3'], True, ["'1e3'", 'integers']),
+    (['0', str(10**11)], True, "label '100000000000'.*0 to 999,999.*a tab"),
+    (['0', '9' * 5000], True, '9999.*0 to 999,999'),
+    (['0', '1000000'], False, "label '1000000'.*0 to 999,999"),
+    (['cat', '0'], True, 'line of cat.*line of 0.*class_map'),
+    (['cat'], False, "'cat'.*class_map"),
+    (['1.0', '2'], True, "label '1.0'.*integers"),
+    (['1e3'], True, "'1e3'.*integers"),
   ],
 )
 def test_labels_that_need_a_list_are_refused(labels, whole, words):
   """The message has the label, what is allowed, and where to list classes."""
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=words) as error:
     number(labels, whole=whole)
-  for word in words:
-    assert word in str(error.value)
   assert len(str(error.value)) < 400
 
 
@@ -110,10 +102,6 @@ def test_spelling_of_a_list_does_not_matter(tmp_path, text):
   """A BOM, line ends, blanks and blank lines are ignored."""
   known = listed(tmp_path, text)
   assert (known.keys, known.names) == (['cat', 'dog'], ['the cat', 'dog'])
-
-
-def test_unicode_separators_do_not_end_a_line(tmp_path):
-  assert listed(tmp_path, 'a\tx\u2028y\nb\n').names == ['x\u2028y', 'b']
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from indexed_source import Numbered, mesh_of, train
 from minimal_config import completed
 
 from tests.plugins import two_crops, unlabelled
-from vit_jax.config import schema
 from vit_jax.data import contract
-from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.pipeline import order, stream
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
@@ -160,17 +158,3 @@ def test_an_objective_without_its_keys_is_refused():
 
 
 # The name of a transform
-
-
-def test_sections_without_a_name_use_the_default():
-  """Older configs and checkpoints do not have a name."""
-  config = completed()
-  assert (config.augment.name, config.preprocess.name) == ('transforms',) * 2
-  old = config.to_dict()
-  del old['augment']['name'], old['preprocess']['name']
-  assert schema.from_dict(old).to_dict() == config.to_dict()
-  for section, kind in (
-    ('augment', TrainTransform),
-    ('preprocess', EvalTransform),
-  ):
-    assert schema.constructor(section, {}) is kind

@@ -6,7 +6,7 @@ The numbers are those of torchvision.
 import numpy as np
 import pytest
 
-from vit_jax.data.augment import cutting
+from vit_jax.data.augment import transforms
 
 # (height, width) of images after torchvision's Resize(256), computed with
 # torchvision 0.28. The exact longer side is in the comment.
@@ -25,7 +25,7 @@ RESIZED_256 = {
 @pytest.mark.parametrize('size', RESIZED_256)
 def test_the_longer_side_is_rounded_down(size):
   """The shorter side is 256 pixels for a centre of 224."""
-  found = cutting.shorter_side_size(*size, 224, 224, 224 / 256)
+  found = transforms.shorter_side_size(*size, 224, 224, 224 / 256)
   assert found == RESIZED_256[size]
 
 
@@ -37,14 +37,14 @@ def test_the_shorter_side_is_the_quotient_of_whole_numbers():
   for side in range(1, 400):
     for resized in (side, side + 1, side + 25, 2 * side):
       fraction = side / resized
-      found = cutting.shorter_side_size(90, 90, side, side, fraction)
+      found = transforms.shorter_side_size(90, 90, side, side, fraction)
       assert found == (resized, resized)
 
 
 @pytest.mark.parametrize('height, width', [(96, 224), (224, 96)])
 def test_the_centre_fits_with_its_longer_side(height, width):
   """The image is resized to 256 pixels for a centre that is not square."""
-  found = cutting.shorter_side_size(300, 400, height, width, 224 / 256)
+  found = transforms.shorter_side_size(300, 400, height, width, 224 / 256)
   assert found == (256, 341)
 
 
@@ -54,7 +54,7 @@ def test_the_centre_fits_with_its_longer_side(height, width):
 )
 def test_a_box_is_covered(fraction, expected):
   """A square image is resized to a square, rounded to whole pixels."""
-  assert cutting.covering_size(300, 300, 224, 224, fraction) == expected
+  assert transforms.covering_size(300, 300, 224, 224, fraction) == expected
 
 
 class Counting(np.random.Generator):
@@ -77,7 +77,7 @@ class Counting(np.random.Generator):
 def test_boxes_that_do_not_fit_are_replaced_by_the_centre(size, box):
   """Ten pairs of area and aspect ratio are drawn before."""
   rng = Counting(np.random.PCG64(0))
-  assert cutting.random_box(*size, (1.0, 1.0), rng) == box
+  assert transforms.random_box(*size, (1.0, 1.0), rng) == box
   assert rng.count == 2 * 10
 
 
@@ -85,6 +85,7 @@ def test_boxes_have_all_positions():
   """A box of 2x2 pixels has nine positions in an image of 4x4 pixels."""
   rng = np.random.default_rng(0)
   boxes = {
-    cutting.random_box(4, 4, (0.25, 0.25), rng, (1.0, 1.0)) for _ in range(300)
+    transforms.random_box(4, 4, (0.25, 0.25), rng, (1.0, 1.0))
+    for _ in range(300)
   }
   assert boxes == {(y, x, 2, 2) for y in range(3) for x in range(3)}

@@ -1,4 +1,4 @@
-"""Tests of JPEG boxes and damage, with and without libjpeg-turbo 3."""
+"""Tests of JPEG boxes and of damage."""
 
 import cv2
 import numpy as np
@@ -8,7 +8,6 @@ from pillow_files import opened, saved, turned
 from sample_images import encode, noise, smooth
 
 from tests.faults.counts import further
-from vit_jax.data.images import turbojpeg
 from vit_jax.data.images.decode import decode, decode_to_resize
 from vit_jax.data.images.headers import DecodeError
 
@@ -40,14 +39,8 @@ def jpegs(height, width):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('height, width', [(50, 70), *further([1, 1], [17, 9])])
-@pytest.mark.parametrize('library', ['libjpeg-turbo', 'simplejpeg'])
-def test_a_decoded_box_equals_the_whole_image(
-  height, width, library, monkeypatch
-):
+def test_a_decoded_box_equals_the_whole_image(height, width):
   """Decoding only a box gives the same pixels as decoding the whole image."""
-  assert turbojpeg._library() is not None
-  if library == 'simplejpeg':
-    monkeypatch.setattr(turbojpeg, '_library', lambda: None)
   for data in jpegs(height, width):
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     whole = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -105,13 +98,6 @@ def cut(data, share):
   return data[: int(share * len(data))] + b'\xff\xd9'
 
 
-@pytest.fixture(params=['libjpeg-turbo', 'simplejpeg'])
-def library(request, monkeypatch):
-  """Runs a test with libjpeg-turbo 3 and without it."""
-  if request.param == 'simplejpeg':
-    monkeypatch.setattr(turbojpeg, '_library', lambda: None)
-
-
 KINDS = {
   'baseline': (Image.fromarray(noise(80, 64)), {}),
   'progressive': (Image.fromarray(noise(80, 64)), {'progressive': True}),
@@ -121,7 +107,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_truncated_jpegs_with_an_end_marker_are_detected(library, kind):
+def test_truncated_jpegs_with_an_end_marker_are_detected(kind):
   """libjpeg would fill the missing part with grey."""
   image, settings = KINDS[kind]
   data = saved(image, 'JPEG', **settings)
@@ -131,7 +117,7 @@ def test_truncated_jpegs_with_an_end_marker_are_detected(library, kind):
       decode(cut(data, share))
 
 
-def test_a_box_above_the_damage_is_decoded(library):
+def test_a_box_above_the_damage_is_decoded():
   """Other boxes raise an error."""
   data = encode(noise(80, 64), '.jpg')
   damaged = cut(data, 0.6)
@@ -142,7 +128,7 @@ def test_a_box_above_the_damage_is_decoded(library):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_surplus_bytes_are_ignored(library, kind):
+def test_surplus_bytes_are_ignored(kind):
   """libjpeg warns of surplus bytes, with which cameras pad their files."""
   image, settings = KINDS[kind]
   data = saved(image, 'JPEG', **settings)
@@ -151,7 +137,7 @@ def test_surplus_bytes_are_ignored(library, kind):
 
 
 @pytest.mark.parametrize('kind', ['JPEG', 'TIFF'])
-def test_damaged_headers_raise_decode_errors(library, kind):
+def test_damaged_headers_raise_decode_errors(kind):
   """With any changed byte, the result is an image or a DecodeError."""
   good = saved(Image.fromarray(smooth(20, 20)), kind)
   end = good.index(b'\xff\xda') + 12 if kind == 'JPEG' else len(good)
@@ -167,37 +153,10 @@ def test_damaged_headers_raise_decode_errors(library, kind):
       decode(good[:length] + (b'\xff\xd9' if kind == 'JPEG' else b''))
 
 
-def test_a_missing_restart_interval_is_detected(library):
+def test_a_missing_restart_interval_is_detected():
   """If blocks between two markers are missing, libjpeg only warns."""
   image = Image.fromarray(noise(80, 64))
   data = saved(image, 'JPEG', restart_marker_blocks=3)
   at = data.index(b'\xff\xd1')
   with pytest.raises(DecodeError, match='damaged'):
     decode(data[:at] + data[data.index(b'\xff\xd3') :])
-
-
-def test_the_same_files_are_bad_without_turbojpeg(monkeypatch):
-  """The set of bad records does not depend on an optional package.
-
-  Both libraries detect damage down to the lower edge of the box.
-  """
-  good = encode(smooth(64, 64), '.jpg')
-  rng = np.random.default_rng(0)
-
-  def outcome(data):
-    try:
-      return decode_box(data, lambda y, x: (y // 8, x // 8, y // 2, x // 2))
-    except DecodeError:
-      return np.zeros(0)
-
-  failures = 0
-  for _ in range(150):
-    data = bytearray(good)
-    for _ in range(2):
-      data[rng.integers(2, len(data) - 2)] = rng.integers(256)
-    fast = outcome(bytes(data))
-    with monkeypatch.context() as patch:
-      patch.setattr(turbojpeg, '_library', lambda: None)
-      np.testing.assert_array_equal(outcome(bytes(data)), fast)
-    failures += not fast.size
-  assert 20 < failures < 130

@@ -1,11 +1,8 @@
 """Tests of the index of record offsets: content, cache and renewal."""
 
 import os
-import resource
 import struct
-import threading
 
-import numpy as np
 import pytest
 
 from vit_jax.data.images.headers import DecodeError
@@ -41,15 +38,13 @@ def load(paths, **settings):
 
 
 def read(paths, found):
-  reader = files.Files(paths)
+  columns = found.split('offset'), found.split('size')
   return [
     [
-      reader.read(number, int(offset), int(size))
-      for offset, size in zip(*shard, strict=True)
+      files.read_range(path, int(offset), int(size))
+      for offset, size in zip(offsets, sizes, strict=True)
     ]
-    for number, shard in enumerate(
-      zip(found.split('offset'), found.split('size'), strict=True)
-    )
+    for path, offsets, sizes in zip(paths, *columns, strict=True)
   ]
 
 
@@ -131,52 +126,14 @@ def test_a_truncated_shard_is_reported(tmp_path, left):
     load(paths)
 
 
-def test_a_damaged_length_is_reported(tmp_path):
-  """A length that points beyond the file ends the shard."""
-  paths, records = write_shards(tmp_path, [3])
-  second = len(record(records[0][0]))
-  with open(paths[0], 'r+b') as file:
-    file.seek(second)
-    file.write(b'\xff\xff\xff\xff\xff\xff\xff\xff')
-  with pytest.raises(UserError, match=f'offset {second}'):
-    load(paths)
-
-
 # Files
-
-
-def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
-  """More shards than descriptors can be read, by many threads at once."""
-  monkeypatch.setattr(resource, 'getrlimit', lambda _: (32, 32))
-  paths = []
-  for i in range(50):
-    (tmp_path / str(i)).write_bytes(b'%04d' % i)
-    paths.append(str(tmp_path / str(i)))
-  before = len(os.listdir('/proc/self/fd'))
-  shards, wrong = files.Files(paths), []
-
-  def work(seed):
-    for i in np.random.default_rng(seed).integers(0, 50, 400).tolist():
-      if shards.read(i, 0, 4) != b'%04d' % i:
-        wrong.append(i)
-
-  threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  assert not wrong
-  assert len(os.listdir('/proc/self/fd')) <= before + 4
-  shards = None
-  assert len(os.listdir('/proc/self/fd')) <= before
 
 
 def test_a_record_beyond_a_shrunken_file_is_bad(tmp_path):
   (tmp_path / 'x').write_bytes(b'12345')
-  reader = files.Files([str(tmp_path / 'x')])
-  assert reader.read(0, 1, 4) == b'2345'
+  assert files.read_range(str(tmp_path / 'x'), 1, 4) == b'2345'
   with pytest.raises(DecodeError, match='changed'):
-    reader.read(0, 2, 4)
+    files.read_range(str(tmp_path / 'x'), 2, 4)
 
 
 # Examples

@@ -1,26 +1,27 @@
 """Tests of resizing against formulas of the filters and OpenCV."""
 
+import zlib
+
 import cv2
 import numpy as np
-import pillow_arithmetic
 import pytest
 from sample_images import noise
 
 from vit_jax.data.images.decode import INTERPOLATIONS, resize
 
-PILLOW = ('bicubic', 'bilinear_antialias')
+# Checksums of the results of an implementation of the filters in integers.
+CHECKSUMS = {'bicubic': 0xB0CABD69, 'bilinear_antialias': 0x56EF162D}
 
 
-@pytest.mark.parametrize('interpolation', PILLOW)
-@pytest.mark.parametrize('seed', range(25))
-def test_pillow_filters_are_exact(interpolation, seed):
+@pytest.mark.parametrize('interpolation', CHECKSUMS)
+def test_pillow_filters_are_exact(interpolation):
   """Results are bitwise equal for shrinking, enlarging and both at once."""
-  y, x, height, width = np.random.default_rng(seed).integers(1, 90, 4).tolist()
-  image = noise(y, x)
-  np.testing.assert_array_equal(
-    resize(image, height, width, interpolation),
-    pillow_arithmetic.resize(image, height, width, interpolation),
-  )
+  checksum = 0
+  for seed in range(25):
+    sizes = np.random.default_rng(seed).integers(1, 90, 4).tolist()
+    resized = resize(noise(*sizes[:2]), *sizes[2:], interpolation)
+    checksum = zlib.crc32(resized.tobytes(), checksum)
+  assert checksum == CHECKSUMS[interpolation]
 
 
 def test_area_is_the_mean_of_covered_pixels():

@@ -33,23 +33,20 @@ def open_folder(root, split='train', **settings):
 
 
 def test_classes_and_files_are_sorted(tmp_path):
-  """Any of the extensions, in any case."""
-  images = fill(tmp_path, 'dog/b.jpg', 'cat/2.PNG', 'dog/a.JPEG', 'cat/1.webp')
-  order = ['cat/1.webp', 'cat/2.PNG', 'dog/a.JPEG', 'dog/b.jpg']
-  expected = [(images[path], path[0] == 'd') for path in order]
+  """The first level is the class; files may be nested below it."""
+  order = ['cat/a-b.PNG', 'cat/a/1.jpg', 'cat/a/b/1.JPEG', 'dog/x/cat/1.webp']
+  images = fill(tmp_path, *order)
+  fill(tmp_path, 'cat/.2.jpg', '.git/a/1.jpg', 'cat/.thumbs/1.jpg', 'loose.jpg')
+  (tmp_path / 'cat' / 'notes.txt').touch()
   source = open_folder(tmp_path)
+  expected = [(images[path], path[0] == 'd') for path in order]
   contract.check(source, expected, order)
   assert source.class_names == ['cat', 'dog']
   assert source.name == f'{tmp_path}/train'
-
-
-def test_the_first_level_is_the_class(tmp_path):
-  """Files may be nested below it."""
-  order = ['cat/a-b.jpg', 'cat/a/1.jpg', 'cat/a/b/1.jpg', 'dog/x/cat/1.jpg']
-  images = fill(tmp_path, *order)
-  labels = [0, 0, 0, 1]
-  expected = [(images[p], k) for p, k in zip(order, labels, strict=True)]
-  contract.check(open_folder(tmp_path), expected, order)
+  assert sorted(source.ignored()) == sorted(
+    f'{tmp_path}/{name}'
+    for name in '.git cat/.2.jpg cat/.thumbs cat/notes.txt loose.jpg'.split()
+  )
 
 
 @pytest.mark.parametrize('held_out', ['val', 'validation', 'test'])
@@ -111,23 +108,6 @@ def test_parts_depend_on_names_only(tmp_path):
   assert [p.removeprefix('train/') for p in there if '/c/' not in p] == expected
 
 
-def test_hidden_files_and_other_extensions_are_left_out(tmp_path):
-  fill(
-    tmp_path,
-    'cat/1.jpg',
-    'cat/.2.jpg',
-    'cat/._1.jpg',
-    '.git/a/1.jpg',
-    'cat/.thumbs/1.jpg',
-    'cat/notes.txt',
-    'cat/Thumbs.db',
-    'readme.jpg',
-  )
-  source = open_folder(tmp_path)
-  assert paths_of(source, tmp_path) == ['cat/1.jpg']
-  assert source.class_names == ['cat']
-
-
 def test_links_are_followed(tmp_path):
   """Cycles are not followed; a broken link is named."""
   root = tmp_path / 'data'
@@ -145,50 +125,36 @@ def test_links_are_followed(tmp_path):
     open_folder(root)
 
 
-def test_class_map_sets_labels_and_names(tmp_path):
-  """Display names follow after tabs."""
-  images = fill(tmp_path / 'data', 'n01/1.jpg', 'n02/2.jpg', 'n03/3.jpg')
-  listed = tmp_path / 'classes.txt'
-  listed.write_text('n03\nn01\tgreat white shark\n\nn02\n')
-  source = open_folder(tmp_path / 'data', class_map=str(listed))
-  expected = [(image, k) for image, k in zip(images.values(), [1, 2, 0])]  # noqa: B905
-  contract.check(source, expected, list(images))
-  assert source.class_names == ['n03', 'great white shark', 'n02']
-
-
 def test_class_map_and_folders_must_agree(tmp_path):
-  """A folder without a class is refused; `allow_empty` allows the reverse."""
+  """Classes without images are refused, unless `allow_empty` is set."""
   fill(tmp_path / 'data', 'train/a/1.jpg', 'train/b/2.jpg', 'test/b/3.jpg')
+  (tmp_path / 'data' / 'train' / 'd').mkdir()
   listed = tmp_path / 'classes.txt'
-  listed.write_text('a\nc\nb\n')
-  settings = dict(class_map=str(listed))
-  with pytest.raises(UserError, match="lists 1 classes.*'c'"):
-    open_folder(tmp_path / 'data', **settings)
-  settings['allow_empty'] = True
-  source = open_folder(tmp_path / 'data', **settings)
-  assert source.num_classes == 3
-  assert [source[i]['label'] for i in range(2)] == [0, 2]
-  del settings['allow_empty']
-  assert len(open_folder(tmp_path / 'data', 'test', **settings)) == 1
-  listed.write_text('a\nc\n')
-  with pytest.raises(UserError, match="'b', which is not one of the 2 classes"):
-    open_folder(tmp_path / 'data', 'test', **settings)
-  for content, words in (('', 'lists no class'), ('a\nb\na\n', 'lists a more')):
-    listed.write_text(content)
+
+  def labels(text, split='train', **settings):
+    listed.write_text(text)
+    path = str(listed) if text else None
+    source = open_folder(tmp_path / 'data', split, class_map=path, **settings)
+    return source.class_names, source.labels().tolist()
+
+  both = dict(allow_empty=True)
+  names = ['d', 'an A', 'c', 'b']
+  assert labels('d\na\tan A\nc\nb\n', **both) == (names, [1, 3])
+  assert labels('', **both) == (['a', 'b', 'd'], [0, 1])
+  assert labels('a\nc\n\nb\n', 'test') == (['a', 'c', 'b'], [2])
+  for text, split, words in (
+    ('', 'train', '/d .*no image.*allow_empty'),
+    ('a\nc\n', 'test', "'b', which is not one of the 2 classes"),
+    (' ', 'test', 'lists no class'),
+    ('a\nb\na\n', 'test', 'lists a more'),
+  ):
     with pytest.raises(UserError, match=words):
-      open_folder(tmp_path / 'data', **settings)
+      labels(text, split)
+  (tmp_path / 'data' / 'train' / 'd').rmdir()
+  with pytest.raises(UserError, match="lists 1 classes.*'c'"):
+    labels('a\nc\nb\n')
   with pytest.raises(UserError, match='config.source.class_map'):
     open_folder(tmp_path / 'data', class_map=str(tmp_path / 'absent'))
-
-
-def test_an_empty_class_is_refused(tmp_path):
-  """`allow_empty` accepts it."""
-  fill(tmp_path, 'a/1.jpg', 'b/notes.txt', 'c/2.jpg')
-  with pytest.raises(UserError, match='/b .*no image.*allow_empty'):
-    open_folder(tmp_path)
-  source = open_folder(tmp_path, allow_empty=True)
-  assert source.class_names == ['a', 'b', 'c']
-  assert [source[i]['label'] for i in range(2)] == [0, 2]
 
 
 def test_a_class_that_train_lacks_is_refused(tmp_path):

@@ -78,39 +78,29 @@ def test_a_saved_dataset_dict_has_its_splits(tmp_path):
     open_split(tmp_path, 'test')
 
 
-@pytest.mark.parametrize(
-  'names',
-  [
-    ['data/train-00000-of-00002.parquet', 'data/train-00001-of-00002.parquet'],
-    ['default/train/0000.parquet', 'default/train/0001.parquet'],
-    ['data/train/a.parquet', 'data/train/b.parquet'],
-    ['0000.parquet', '0001.parquet'],
-    [f'plain_text/train-0000{i}-of-00002.parquet' for i in range(2)],
-  ],
-)
-def test_layouts_of_the_hub_are_found(tmp_path, names):
+LAYOUTS = [
+  'data/train-0000{}-of-00002.parquet',
+  'default/train/000{}.parquet',
+  '000{}.parquet',
+  'plain_text/train-0000{}-of-00002.parquet',
+]
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_layouts_of_the_hub_are_found(tmp_path, layout):
   """Files are named for their split, or are in a folder named for it."""
-  for number, name in enumerate(names):
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    make(number * 4, number * 4 + 4).to_parquet(tmp_path / name)
+  for number in range(2):
+    path = tmp_path / layout.format(number)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(number * 4, number * 4 + 4).to_parquet(path)
   contract.check(open_split(tmp_path), images(0, 8), [])
   assert open_split(tmp_path).class_names == NAMES
-  if 'train' in names[0]:
-    other = tmp_path / names[0].replace('train', 'validation')
+  if 'train' in layout:
+    other = tmp_path / layout.format(0).replace('train', 'validation')
     other.parent.mkdir(exist_ok=True)
     make(20, 23).to_parquet(str(other).replace('00002', '00001'))
     contract.check(open_split(tmp_path, 'val'), images(20, 23), [])
     contract.check(open_split(tmp_path), images(0, 8), [])
-
-
-def test_parquet_is_converted_once(tmp_path, cache):
-  """It is converted again when a file has changed."""
-  path = tmp_path / 'train.parquet'
-  for count, stored in ((5, 1), (5, 1), (9, 2)):
-    if stored != len([*cache.rglob('*.arrow')]):
-      make(0, count).to_parquet(path)
-    contract.check(open_split(tmp_path), images(0, count), [])
-    assert len([*cache.rglob('*.arrow')]) == stored
 
 
 @pytest.mark.parametrize(
@@ -145,38 +135,24 @@ def test_truncated_arrow_files_are_refused(tmp_path, cut):
     between = path.stat().st_size
   whole = path.read_bytes()
   contract.check(open_split(tmp_path), images(0, 20), [])
-  ends = {'batch': between, 'end': len(whole) - 8, 'missing': 0}
-  end = ends[cut] if cut in ends else int(len(whole) * cut)
-  path.write_bytes(whole[:end])
-  if cut == 'missing':
-    path.unlink()
+  ends = {'batch': between, 'end': len(whole) - 8}
+  path.unlink()
+  if cut != 'missing':
+    end = ends[cut] if cut in ends else int(len(whole) * cut)
+    path.write_bytes(whole[:end])
   with pytest.raises(UserError, match='source.path .*cannot be read'):
     open_split(tmp_path)
 
 
-@pytest.mark.parametrize('damage', [0, 0.5, 0.99, 'page'])
-def test_truncated_parquet_files_are_refused(tmp_path, damage):
+@pytest.mark.parametrize('damage', [0.5, 'page'])
+def test_damaged_parquet_files_are_refused(tmp_path, damage):
   path = tmp_path / 'train.parquet'
   make(0, 20).to_parquet(path)
   whole = path.read_bytes()
+  damaged = whole[: len(whole) // 2]
   if damage == 'page':
-    path.write_bytes(whole[:4] + bytes(196) + whole[200:])
-  else:
-    path.write_bytes(whole[: int(len(whole) * damage)])
-  with pytest.raises(UserError, match='source.path .*cannot be read'):
-    open_split(tmp_path)
-
-
-@pytest.mark.parametrize(
-  'name, text',
-  [
-    ('dataset_dict.json', '{"spl'),
-    ('dataset_dict.json', '[]'),
-    ('state.json', '{"_data_files": [{}]}'),
-  ],
-)
-def test_damaged_descriptions_are_refused(tmp_path, name, text):
-  (tmp_path / name).write_text(text)
+    damaged = whole[:4] + bytes(196) + whole[200:]
+  path.write_bytes(damaged)
   with pytest.raises(UserError, match='source.path .*cannot be read'):
     open_split(tmp_path)
 
@@ -185,8 +161,8 @@ def test_damaged_descriptions_are_refused(tmp_path, name, text):
   'labels, message',
   [
     ([0, 10**11], 'label .100000000000.*0 to 999,999.*ClassL'),
-    ([None, -1], 'no label in any row'),  # labels of unlabelled splits
-    ([0.5, 1.0], 'float64.*columns'),
+    ([None, -1], 'no row .* has a label'),  # labels of unlabelled splits
+    ([0.5, 1.0], 'labels are .0.5'),
   ],
 )
 def test_labels_that_are_not_classes_are_refused(tmp_path, labels, message):
@@ -200,7 +176,7 @@ def test_splits_must_agree_on_the_classes(tmp_path):
   other = hf.ClassLabel(names=NAMES[::-1])
   make(0, 3).cast_column('label', other).to_parquet(tmp_path / 'test.parquet')
   assert open_split(tmp_path).class_names == NAMES
-  with pytest.raises(UserError, match='the splits of .* different classes'):
+  with pytest.raises(UserError, match='the splits have different classes'):
     open_split(tmp_path, 'train+test')
 
 
@@ -218,9 +194,9 @@ def test_columns_may_have_other_names_and_types(tmp_path):
   assert source[0] == {'image': contract.png(0), 'label': 3}
   with pytest.raises(DecodeError, match='no label'):
     source[2]
-  with pytest.raises(UserError, match="'image'.*png, fine"):
+  with pytest.raises(UserError, match="'image'.*'png', 'fine'"):
     open_split(tmp_path, label_key='fine')
-  with pytest.raises(UserError, match="'png'.*binary.*columns"):
+  with pytest.raises(UserError, match="image_key='fine'"):
     open_split(tmp_path, image_key='fine', label_key='png')
 
 
@@ -245,11 +221,11 @@ def test_rows_may_contain_paths(tmp_path):
 
 def test_messages_of_wrong_paths(tmp_path):
   """Each says what to do."""
-  with pytest.raises(UserError, match='gcsfuse'):
-    open_split('gs://bucket/data')
-  for path in ('https://host/data', 'a\0b'):
-    with pytest.raises(UserError, match='source.path is .* a local path'):
+  for path in ('gs://bucket/data', 'https://host/data'):
+    with pytest.raises(UserError, match='needs a local path'):
       open_split(path)
+  with pytest.raises(UserError, match='source.path'):
+    open_split('a\0b')
 
 
 def write_labels(folder, **columns):

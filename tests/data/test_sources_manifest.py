@@ -92,22 +92,6 @@ def test_parts_of_a_sorted_list_contain_all_classes(tmp_path):
   assert held_out(rows) == held_out(rows[::-1])
 
 
-def test_class_map_numbers_names_and_names_numbers(tmp_path, images):
-  listed = tmp_path / 'classes.txt'
-  listed.write_text('dog\tthe dog\ncow\ncat\n')
-  path = write_csv(tmp_path, 'image,label,split', ROWS)
-  source = manifest.Source('train', path=path, class_map=str(listed))
-  assert [source[i]['label'] for i in range(3)] == [0, 2, 0]
-  assert source.class_names == ['the dog', 'cow', 'cat']
-  rows = [(image, i) for i, image in enumerate(images)]
-  path = write_csv(tmp_path, 'image,label', rows[:3])
-  source = manifest.Source('train', path=path, class_map=str(listed))
-  assert source.class_names == ['the dog', 'cow', 'cat']
-  path = write_csv(tmp_path, 'image,label', rows)
-  with pytest.raises(UserError, match='label .3.* 0 to 2'):
-    manifest.Source('train', path=path, class_map=str(listed))
-
-
 def test_class_map_makes_sparse_numbers_dense(tmp_path, images):
   listed = tmp_path / 'classes.txt'
   listed.write_text('1\tperson\n2\tbicycle\n44\tbottle\n')

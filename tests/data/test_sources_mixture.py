@@ -236,8 +236,3 @@ def test_messages_of_wrong_members(changes, words):
     open_mixture(**changes)
   for word in words:
     assert word in str(error.value)
-
-
-def test_a_mixture_needs_a_member():
-  with pytest.raises(UserError, match='source.members.*allowed: nothing'):
-    mixture.Source('train', members={})

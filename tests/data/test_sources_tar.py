@@ -66,58 +66,48 @@ def test_a_directory_of_shards(shards):
     assert file.read(len(contract.png(7))) == contract.png(7)
 
 
-@pytest.mark.parametrize(
-  'pattern, expected',
-  [
-    ('a-train-{000..002}.tar', images(0, 12)),
-    ('a-train-{001..001}.tar', images(4, 9)),
-    ('a-{train-001,train-000}.tar', images(4, 9) + images(0, 4)),
-    ('a-train-00{2..2}.tar', images(9, 12)),
-    ('a-train-002.tar', images(9, 12)),
-    ('a-train-*.tar', images(0, 12)),
-    ('a-train-00[?]*.tar', ()),
-    ('?-train-00{1,2}.t*', images(4, 12)),
-    ('a-{train,val}-{000,0}.tar', None),
-  ],
-)
-def test_brace_patterns(shards, pattern, expected):
+PATTERNS = {
+  'a-train-{000..002}.tar': images(0, 12),
+  'a-{train-001,train-000}.tar': images(4, 9) + images(0, 4),
+  'a-train-00{2..2}.tar': images(9, 12),
+  'a-train-002.tar': images(9, 12),
+  'a-train-*.tar': images(0, 12),
+  '?-train-00{1,2}.t*': images(4, 12),
+}
+
+
+@pytest.mark.parametrize('pattern', PATTERNS)
+def test_brace_patterns(shards, pattern):
   """Ranges and lists in braces are read in their order."""
-  if expected is None:  # some shards are missing
-    with pytest.raises(UserError, match='No such file'):
-      tar.Source('train', path=f'{shards}/{pattern}')
-    return
-  if not expected:  # [ is an ordinary character
-    with pytest.raises(UserError, match='no .tar file matches'):
-      tar.Source('train', path=f'{shards}/{pattern}')
-    return
   source = tar.Source('train', path=f'{shards}/{pattern}')
-  contract.check(source, expected, [])
+  contract.check(source, PATTERNS[pattern], [])
 
 
 @pytest.mark.parametrize(
   'path, words',
   [
-    ('https://host/x.tar', ["'https://host/x.tar'", 'gs://', 'source.path']),
-    ('x\0.tar', ['local path']),
-    ('x.tar', ['x.tar', 'No such file']),
-    ('a-val-0.tar/x.tar', ['a-val-0.tar/x.tar', 'Not a directory']),
-    ('x' * 300 + '.tar', ['File name too long']),
-    ('.', ['no .tar file']),
-    ('loop.tar', ['loop.tar', 'symbolic links']),
-    ('folder.tar', ['folder.tar', 'directory']),
+    ('https://host/x.tar', "'https://host/x.tar'.* gs://"),
+    ('x\0.tar', 'local path'),
+    ('x.tar', 'No such file.*x.tar'),
+    ('a-val-0.tar/x.tar', 'Not a directory'),
+    ('x' * 300 + '.tar', 'File name too long'),
+    ('empty', 'no .tar file'),
+    ('loop.tar', 'symbolic links.*loop.tar'),
+    ('folder.tar', 'directory.*folder.tar'),
+    ('a-train-00[?]*.tar', 'no .tar file'),  # [ is an ordinary character
+    ('a-{train,val}-{000,0}.tar', 'No such file'),
+    ('a-train-{3..1}.tar', 'no .tar file.*the smaller number first'),
+    ('a-train-{1}.tar', 'No such file'),
   ],
 )
 def test_messages_of_wrong_paths(shards, monkeypatch, path, words):
   """The message contains the path."""
   monkeypatch.chdir(shards)
-  if path == '.':
-    monkeypatch.chdir(shards.parent)
-  (shards / 'folder.tar').mkdir()
+  for folder in ('folder.tar', 'empty'):
+    (shards / folder).mkdir()
   (shards / 'loop.tar').symlink_to('loop.tar')
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=words):
     tar.Source('train', path=path)
-  for word in words:
-    assert word in str(error.value)
 
 
 def test_splits_by_folders_of_shards(tmp_path):
@@ -159,66 +149,57 @@ def test_names_of_members_are_grouped_into_examples(tmp_path, tar_format):
 
 def test_labels_in_json_members(tmp_path):
   """The key can be chosen; each key has its own index."""
-
-  def about(i):
-    return json.dumps({'label': i, 'fine': 10 + i, 'name': f'c{i}'}).encode()
-
   members = []
   for i in range(3):
-    members += [(f'{i}.json', about(i)), (f'{i}.jpg', contract.png(i))]
+    label = {'label': i, 'fine': 10 + i, 'name': f'c{i}'}
+    members.append((f'{i}.json', json.dumps(label).encode()))
+    members.append((f'{i}.jpg', contract.png(i)))
   write_tar(tmp_path / 'x.tar', members)
-  for key, first in (('label', 0), ('fine', 10)):
-    source = tar.Source('train', path=str(tmp_path), label_key=key)
-    expected = [(contract.png(i), first + i) for i in range(3)]
-    contract.check(source, expected, [])
-  with pytest.raises(UserError, match="the label 'c0'.*class_map"):
-    tar.Source('train', path=str(tmp_path), label_key='name')
-  listed = tmp_path / 'classes.txt'
-  listed.write_text('c2\nc1\nc0\n')
-  source = tar.Source(
-    'train', path=str(tmp_path), label_key='name', class_map=str(listed)
-  )
-  assert [source[i]['label'] for i in range(3)] == [2, 1, 0]
-  plain = tmp_path / 'plain.txt'
-  plain.write_text('person\nbicycle\n')
-  with pytest.raises(UserError, match='x.tar @ .*label .12.* 0 to 1'):
-    tar.Source(
-      'train', path=str(tmp_path), label_key='fine', class_map=str(plain)
+  (tmp_path / 'names.txt').write_text('c2\nc1\nc0\n')
+  (tmp_path / 'numbers.txt').write_text('10\ta\n11\tb\n44\tc\n12\td\n')
+
+  def labels(key, listed=None):
+    listed = listed and str(tmp_path / listed)
+    source = tar.Source(
+      'train', path=str(tmp_path), label_key=key, class_map=listed
     )
-  listed.write_text('10\tperson\n11\tbicycle\n44\tbottle\n12\tcar\n')
-  source = tar.Source(
-    'train', path=str(tmp_path), label_key='fine', class_map=str(listed)
-  )
-  assert [source[i]['label'] for i in range(3)] == [0, 1, 3]
-  assert source.class_names == ['person', 'bicycle', 'bottle', 'car']
-  with pytest.raises(UserError, match="x.tar @ .*class '0', which is not"):
-    tar.Source('train', path=str(tmp_path), class_map=str(listed))
-  with pytest.raises(UserError, match="'absent' in .json"):
-    tar.Source('train', path=str(tmp_path), label_key='absent')
+    found = source.labels().tolist()
+    contract.check(source, [(contract.png(i), found[i]) for i in range(3)], [])
+    return found
+
+  assert (labels('label'), labels('fine')) == ([0, 1, 2], [10, 11, 12])
+  assert labels('name', 'names.txt') == [2, 1, 0]
+  assert labels('fine', 'numbers.txt') == [0, 1, 3]
+  for arguments, words in (
+    (('name',), "x.tar @ .*label 'c0'.*class_map"),
+    (('fine', 'names.txt'), 'x.tar @ .*label .12.* 0 to 2'),
+    (('label', 'numbers.txt'), "x.tar @ .*class '0', which is not"),
+    (('absent',), "'absent' in .json"),
+  ):
+    with pytest.raises(UserError, match=words):
+      labels(*arguments)
+
+
+IMAGE, LABEL = ('1.jpg', b'x'), ('1.cls', b'3')
 
 
 @pytest.mark.parametrize(
   'members, words',
   [
-    ([('1.jpg', b'x')], ["example '1'", '.jpg', 'label']),
-    ([('1.cls', b'3')], ["example '1'", '.cls', 'one image']),
-    ([('1.jpg', b'x'), ('1.png', b'x'), ('1.cls', b'3')], ['one image']),
-    ([('1.jpg', b'x'), ('1.json', b'{')], ["'label' in .json"]),
-    ([('1.jpg', b'x'), ('1.json', b'[' * 100000)], ["'label' in .json"]),
-    ([('1.jpg', b'x'), ('1.JPG', b'y'), ('1.cls', b'3')], ['1.JPG @ ']),
-    (
-      [('1.jpg', b'x'), ('1.cls', b'3'), ('1.jpg', b'y'), ('1.cls', b'4')],
-      ["example '1'", '1.jpg @ 2048', '1.jpg @ 4096'],
-    ),
+    ([IMAGE], "example '1'.*label"),
+    ([LABEL], "example '1'.*one image"),
+    ([IMAGE, ('1.png', b'x'), LABEL], 'one image'),
+    ([IMAGE, ('1.json', b'{')], "'label' in .json"),
+    ([IMAGE, ('1.json', b'[' * 100000)], "'label' in .json"),
+    ([IMAGE, ('1.JPG', b'y'), LABEL], '1.JPG @ '),
+    ([IMAGE, LABEL, IMAGE, LABEL], "'1'.*1.jpg @ 2048.*1.jpg @ 4096"),
   ],
 )
 def test_incomplete_examples_are_refused(tmp_path, members, words):
   """The message names shard and example, and what is missing."""
   write_tar(tmp_path / 'x.tar', [*samples(0, 1), *members])
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=f'x.tar.*{words}'):
     tar.Source('train', path=str(tmp_path))
-  for word in ['x.tar', *words]:
-    assert word in str(error.value)
 
 
 def test_shards_are_indexed_once(shards, monkeypatch):
@@ -257,20 +238,7 @@ def test_compressed_shards_are_refused(tmp_path):
     tar.Source('train', path=str(tmp_path))
 
 
-@pytest.mark.parametrize('braces', ['{3..1}', '{a..b}', '{1}', '{}'])
-def test_wrong_brace_patterns_are_refused(tmp_path, braces):
-  with pytest.raises(UserError, match='the smaller number first'):
-    tar.Source('train', path=f'{tmp_path}/x-{braces}.tar')
-
-
 # Contents of shards
-
-
-def test_a_repeated_key_is_another_example(tmp_path):
-  """A key may occur again, later in a shard or in another one."""
-  write_tar(tmp_path / 'x.tar', [*samples(0, 2), *samples(0, 1)])
-  source = tar.Source('train', path=str(tmp_path))
-  contract.check(source, images(0, 2) + images(0, 1), [])
 
 
 @pytest.mark.parametrize('kind', [tarfile.LNKTYPE, tarfile.SYMTYPE])
@@ -311,10 +279,3 @@ def test_padding_after_the_end_is_allowed(tmp_path):
   with open(tmp_path / 'x.tar', 'ab') as file:
     file.write(bytes(2**21))
   contract.check(tar.Source('train', path=str(tmp_path)), images(0, 2), [])
-
-
-def test_a_shard_without_examples_is_refused(tmp_path):
-  """The same holds if no shard of a folder has examples."""
-  write_tar(tmp_path / 'x.tar', [('a/', b''), ('a/.hidden', b'')])
-  with pytest.raises(UserError, match='without examples'):
-    tar.Source('train', path=str(tmp_path))

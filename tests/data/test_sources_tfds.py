@@ -33,22 +33,14 @@ def open_twin(folder, split='train', **settings):
 
 @pytest.mark.parametrize(
   'split',
-  [
-    'train',
-    'test',
-    'train+test',
-    'all',
-    'train[:33%]',
-    'train[-5:]',
-    'train[1shard]',
-    'train[12:28]+test[3:]',
-    'test+train[20:21]',
-  ],
+  ['all', 'train[:33%]', 'train[-5:]', 'train[1shard]', 'test+train[12:28]'],
 )
 def test_both_formats_have_the_same_examples(prepared, split):
   """For any part of a split, in the same order."""
-  twins = [open_twin(prepared[kind], split) for kind in FORMATS]
-  first, second = ([twin[i] for i in range(len(twin))] for twin in twins)
+  first, second = (
+    [twin[i] for i in range(len(twin))]
+    for twin in (open_twin(prepared[kind], split) for kind in FORMATS)
+  )
   assert first == second
 
 
@@ -89,26 +81,6 @@ def test_examples_equal_those_of_tfds(prepared, kind):
   assert source.class_names == ['cat', 'cow', 'dog']
   assert source.name == 'twin/train[10:35]+test'
   assert f'twin-test.{kind}-00002-of-00003' in source.where(len(source) - 1)
-
-
-@pytest.mark.parametrize('kind', FORMATS)
-def test_booleans_are_labels(prepared, kind):
-  """False is the class 0."""
-  source = open_twin(prepared[kind], label_key='even')
-  assert source.class_names == ['False', 'True'] and source.num_classes == 2
-  coarse = open_twin(prepared[kind], label_key='coarse')
-  for i in range(len(source)):
-    assert source[i] == coarse[i] | {'label': 1 - coarse[i]['label']}
-
-
-def test_where_states_the_offset_of_the_record(prepared):
-  source = open_twin(prepared['tfrecord'], 'train[15:]')
-  path, _, offset = source.where(3).partition(' @ ')
-  content = pathlib.Path(path).read_bytes()[int(offset) :]
-  assert source[3]['image'] in content[: len(source[3]['image']) + 200]
-  other = open_twin(prepared['array_record'], 'train[15:]+test[1:]')
-  assert other.where(0).endswith('train.array_record-00001-of-00003, record 2')
-  assert other.where(25).endswith('test.array_record-00000-of-00003, record 1')
 
 
 def test_reading_does_not_import_tensorflow(prepared):
@@ -166,7 +138,7 @@ def test_shards_with_other_counts_are_refused(damaged):
   with pytest.raises(UserError, match='26 records.*dataset_info.json.* 14'):
     open_twin(folder)
   shard.unlink()
-  with pytest.raises(UserError, match=f'{shard}.*No such file'):
+  with pytest.raises(UserError, match=f'No such file.*{shard}'):
     open_twin(folder)
 
 
@@ -182,19 +154,6 @@ def test_damaged_descriptions_are_refused(damaged, name, share):
     open_twin(folder)
 
 
-def test_a_dataset_with_configs_is_refused(damaged):
-  """The message names an existing config."""
-  folder, shard = damaged
-  for config in ('.config', 'big', 'small'):
-    (folder / 'configured' / config).mkdir(parents=True)
-  shutil.move(shard.parent, folder / 'configured' / 'small' / '1.0.0')
-  with pytest.raises(UserError, match='allowed: configured/small'):
-    tfds.Source('train', dataset='configured', data_dir=str(folder))
-  shutil.rmtree(folder / 'configured' / 'small')
-  with pytest.raises(UserError, match='vit_jax.prepare configured'):
-    tfds.Source('train', dataset='configured', data_dir=str(folder))
-
-
 def test_datasets_of_old_tfds_are_read(damaged):
   """Old versions did not store the file format."""
   folder, shard = damaged
@@ -208,18 +167,16 @@ def test_datasets_of_old_tfds_are_read(damaged):
 @pytest.mark.parametrize(
   'settings, words',
   [
-    (dict(split='vaild'), ["no split 'vaild'", 'test, train']),
-    (dict(split='train[:41]'), ['train (40 examples)']),
-    (dict(split='train[5:5]'), ['without examples']),
-    (dict(image_key='imag'), ["image_key is 'imag'", "did you mean 'image'"]),
-    (dict(image_key='file_name'), ['file_name: Text', 'allowed: image']),
-    (dict(label_key='file_name'), ['Text', 'allowed: coarse, even, label']),
-    (dict(label_key='number'), ['number: Scalar', 'None for images']),
-    (dict(on_bad_shard='x'), ['error, skip']),
+    (dict(split='vaild'), "no split 'vaild'.* test, train"),
+    (dict(split='train[:41]'), r'train \(40 examples\)'),
+    (dict(split='train[5:5]'), 'without examples'),
+    (dict(image_key='imag'), "image_key is 'imag'.*images: image;"),
+    (dict(image_key='file_name'), 'file_name: Text'),
+    (dict(label_key='file_name'), 'label_key.*: coarse, even, label, None'),
+    (dict(label_key='number'), 'number: Scalar.*None for images'),
+    (dict(on_bad_shard='x'), 'error, skip'),
   ],
 )
 def test_messages_of_wrong_settings(prepared, settings, words):
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=words):
     open_twin(prepared['tfrecord'], **settings)
-  for word in words:
-    assert word in str(error.value)

@@ -37,30 +37,18 @@ def test_resolve_split_names(spec, expected):
 @pytest.mark.parametrize(
   'spec, words',
   [
-    ('trian', ["did you mean 'train'", 'train[:99%]']),
-    ('train+tset', ["'tset'", "'train+tset'", 'test']),
-    ('', ['allowed', 'train']),
-    ('train[', ['train (2000 examples)']),
-    ('train[:2001]', ['train (2000 examples)']),
-    ('train[:101%]', ['train (2000 examples)']),
-    ('train[0:0]', ['without examples']),
-    ('train[9:5]', ['without examples']),
-    ('train[:1shard]', ['train (2000 examples)', 'train[:99%]']),
-    ('all[:5]', ["'all[:5]'", 'train (2000 examples)']),
+    ('trian', r"did you mean 'train'.*train\[:99%\]"),
+    ('train+tset', r"'tset'.*'train\+tset'.*test"),
+    ('', 'allowed: test, train'),
+    *((f'train[{x}', r'train \(2000 ex') for x in ('', ':2001]', ':101%]')),
+    *((f'train[{x}]', 'without examples') for x in ('0:0', '9:5', ':1shard')),
+    ('all[:5]', r"'all\[:5\]'.*train \(2000 examples\)"),
   ],
 )
 def test_messages_of_wrong_splits(spec, words):
   """The message contains the given split and the existing ones."""
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=words):
     splits.resolve(spec, LENGTHS)
-  for word in words:
-    assert word in str(error.value)
-
-
-def test_named_lists_the_required_splits():
-  """Only these have to be listed."""
-  assert splits.named('test[:5]+train+test', LENGTHS) == ['test', 'train']
-  assert splits.named('all', LENGTHS) == list(LENGTHS)
 
 
 def test_selection_contains_every_example_of_its_parts():

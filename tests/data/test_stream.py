@@ -8,7 +8,6 @@ import pytest
 from indexed_source import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
 from vit_jax.arrays import sharding
-from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
@@ -25,14 +24,6 @@ def test_every_example_once_per_epoch(size, batch_size):
   labels = np.concatenate([batch['label'] for batch in batches])
   for epoch in labels.reshape(epochs, size):
     np.testing.assert_array_equal(np.sort(epoch), np.arange(size))
-
-
-def test_images_belong_to_their_labels():
-  """Row i contains pixels and label of the same record."""
-  source = Numbered(24)
-  [batch] = train(source, 16, 1, transform=PLAIN)
-  for image, label in zip(batch['image'], batch['label'], strict=True):
-    np.testing.assert_array_equal(image, PLAIN.pixels(source[label]['image']))
 
 
 MESHES = [
@@ -89,13 +80,6 @@ def test_crops_differ_between_seeds_and_epochs():
   assert different.any(axis=(1, 2, 3)).sum() >= 7
 
 
-def test_every_position_has_its_own_crop():
-  """The same image is cropped differently at different positions."""
-  batches = train(Numbered(1), 8, 3, transform=TrainTransform((9, 9)))
-  crops = [image.tobytes() for batch in batches for image in batch['image']]
-  assert len(set(crops)) == 24
-
-
 def test_examples_do_not_depend_on_the_batch_size():
   """Position p has the same crop for any batch size."""
 
@@ -145,17 +129,6 @@ def test_eval_counts_every_example_once(size, batch_size):
   np.testing.assert_array_equal(label[mask], np.arange(size))
   np.testing.assert_array_equal(mask, np.arange(len(mask)) < size)
   assert not label[~mask].any() and not image[~mask].any()
-
-
-@pytest.mark.parametrize('sizes', MESHES)
-def test_eval_does_not_depend_on_the_mesh(sizes):
-  """Any device mesh gets the same batches and padding."""
-
-  def batches(mesh):
-    with stream.eval_batches(Numbered(21), PLAIN, 16, mesh) as stream_:
-      return [jax.device_get(batch) for batch in stream_]
-
-  assert_same(batches(mesh_of(**sizes)), batches(mesh_of(data=8)))
 
 
 def test_an_evaluation_reads_each_record_once():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sample_images import coordinates, encode, smooth
 
-from vit_jax.data.augment.transforms import TrainTransform, square
+from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.errors import UserError
 
 # Training crops
@@ -81,20 +81,6 @@ def test_a_padded_crop_covers_the_border():
   assert {y for y, _ in offsets} == {x for _, x in offsets} == set(range(-4, 5))
 
 
-@pytest.mark.parametrize('size', [(64, 96), (100, 40), (17, 17)])
-def test_a_padded_crop_keeps_the_aspect(size):
-  """The smaller side is resized first, as in DeiT-III's simple random crop."""
-  image, rng = coordinates(*size), np.random.default_rng(0)
-  transform = TrainTransform((32, 32), crop='pad', pad=0, flip=False)
-  scale = min(size) / 32
-  for _ in range(5):
-    pixels = transform.pixels(image, rng)
-    assert pixels.shape == (32, 32, 3)
-    rows, columns = pixels[:, 16, 0].astype(int), pixels[16, :, 1].astype(int)
-    for values in (rows, columns):
-      assert (values[24] - values[8]) / 16 == pytest.approx(scale, abs=0.1)
-
-
 @pytest.mark.parametrize(
   'settings',
   [
@@ -144,12 +130,3 @@ def test_invalid_crops(settings):
   """Invalid names and ranges are refused when a transform is created."""
   with pytest.raises(UserError, match=f'augment.*{next(iter(settings))}'):
     TrainTransform((8, 8), **settings)
-
-
-def test_image_size_may_be_one_number():
-  """It stands for both sides; other lengths are refused."""
-  assert square((384,)) == (384, 384)
-  assert square((384, 256)) == (384, 256)
-  for wrong in ((), (1, 2, 3), (0,), (8, -8)):
-    with pytest.raises(UserError, match='image_size'):
-      square(wrong)

@@ -110,30 +110,6 @@ def test_interpolation_of_crops():
     np.testing.assert_array_equal(evaluate.pixels(image), expected)
 
 
-STRIPES = np.uint8(255 * (np.indices((90, 111)).sum(0)[..., None] // 2 % 2))
-TRANSFORMS = [
-  (TrainTransform, dict(crop='inception', min_area=0.9)),
-  (TrainTransform, dict(crop='pad', pad=1)),
-  (TrainTransform, dict(crop='none')),
-  (EvalTransform, dict(resize='squash')),
-  (EvalTransform, dict(resize='central')),
-  (EvalTransform, dict(resize='squash_central')),
-]
-
-
-@pytest.mark.parametrize('kind, settings', TRANSFORMS)
-def test_filters_average_fine_stripes(kind, settings):
-  """Only plain bilinear interpolation aliases."""
-  image = np.repeat(STRIPES, 3, axis=-1)
-  spread = {}
-  for name in INTERPOLATIONS:
-    transform = kind((12, 12), interpolation=name, **settings)
-    pixels = transform.pixels(image, np.random.default_rng(0))
-    spread[name] = pixels.std()
-  assert spread.pop('bilinear') > 60
-  assert max(spread.values()) < 25, spread
-
-
 def test_extreme_aspect_ratios_are_refused():
   """Enlarging the smaller side would require too much memory."""
   image = np.zeros((1, 10_000, 3), np.uint8)

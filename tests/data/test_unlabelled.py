@@ -92,31 +92,3 @@ def test_a_prepared_dataset_can_be_read_without_its_labels(prepared):
   assert source.class_names == [UNLABELLED] and len(source) == len(labelled)
   for i in range(len(source)):
     assert source[i] == labelled[i] | {'label': 0}
-
-
-@pytest.mark.parametrize(
-  'header',
-  [
-    'filename,class',
-    'Image,Label',
-    'image;label',
-    'image\tlabel',
-    'image,category',
-    'image,width',
-  ],
-)
-def test_columns_of_other_programs_are_not_taken_for_missing_labels(
-  tmp_path, header
-):
-  """The message contains the allowed columns."""
-  path = tmp_path / 'list.csv'
-  path.write_text(f'{header}\na.png,1\n')
-  with pytest.raises(UserError, match='no other columns than image and split'):
-    manifest.Source('train', path=str(path))
-
-
-def test_labels_of_some_lines_only_are_refused(tmp_path):
-  path = tmp_path / 'list.jsonl'
-  path.write_text('{"image": "a.png"}\n{"image": "b.png", "label": 1}\n')
-  with pytest.raises(UserError, match='line 2 lacks a field'):
-    manifest.Source('train', path=str(path))

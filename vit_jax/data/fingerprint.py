@@ -49,18 +49,16 @@ def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
     including the first and the last, or None for bad records), `contents`
     (checksum of their images) and `more`.
   """
-  records: list[Any] = []
-  images = []
+  records, images = [], []
   for index in _spaced(len(source), _SAMPLES):
     example = _example(source, index)
-    if example is None:
-      records.append(None)
-      images.append(np.asarray([]))
-    else:
+    record, image = None, np.asarray([])
+    if example is not None:
       image = _image_array(example)
       label = example.get('label')  # None for a source without labels
-      records.append([image.nbytes, None if label is None else int(label)])
-      images.append(image)
+      record = [image.nbytes, None if label is None else int(label)]
+    records.append(record)
+    images.append(image)
   return {
     'size': len(source),
     'class_names': list(source.class_names),

@@ -1,7 +1,4 @@
-"""Reports the progress of long operations on stderr.
-
-A terminal shows a progress bar, other outputs such as log files plain lines.
-"""
+"""Reports the progress of long operations on stderr, every ten seconds."""
 
 import contextlib
 import contextvars
@@ -11,10 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar('T')
-_QUIET_S = 1.0  # minimum duration of operations that are reported
-_LINE_S = 10.0  # interval between two lines of a log
-_DRAW_S = 0.2  # interval between two updates of a progress bar
-_WIDTH = 24  # number of characters of a progress bar
+_LINE_S = 10.0  # interval between two lines
 _LISTENER: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
   'listener', default=lambda: None
 )
@@ -47,19 +41,13 @@ def shown(items: Iterator[T], total: int, label: str) -> Iterator[T]:
     total: number of items.
     label: description of the operation.
   """
-  begin = time.monotonic()
-  shown_at, terminal, was_shown = begin, sys.stderr.isatty(), False
-  start, end, pause_s = ('\r', '', _DRAW_S) if terminal else ('', '\n', _LINE_S)
+  begin = shown_at = time.monotonic()
+  was_shown = False
   for count, item in enumerate(items, 1):
     yield item
     made()
     now = time.monotonic()
-    last = count == total and was_shown
-    if last or (now - begin > _QUIET_S and now - shown_at > pause_s):
-      fraction = count / total
-      bar = f'[{"#" * int(_WIDTH * fraction):<{_WIDTH}}] ' if terminal else ''
-      text = f'{start}{label}: {bar}{fraction:4.0%}, {now - begin:.0f} s'
-      print(
-        text, end='\n' if count == total else end, file=sys.stderr, flush=True
-      )
+    if now - shown_at > _LINE_S or (was_shown and count == total):
+      text = f'{label}: {count / total:4.0%}, {now - begin:.0f} s'
+      print(text, file=sys.stderr, flush=True)
       shown_at, was_shown = now, True

@@ -104,7 +104,6 @@ def _listings(source: str) -> dict[str, class_folders.Listing]:
         f'{root} and {listings[split].root} are both {split!r}; merge them.'
       )
     listings[split] = class_folders.listing(root)
-    class_folders.report(listings[split])
     for name in listings[split].classes:
       if not name.isprintable():
         raise UserError(f'{root}/{name!r}: rename it as a class name.')

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -23,18 +22,6 @@ _TRIES = 10  # draws of each rectangle
 _SALT = 0x6D61736B  # separates the order of masks from that of the examples
 
 
-class Batches(NamedTuple):
-  """Sizes of the batches of a run.
-
-  Attributes:
-    size: number of examples of the global batch.
-    parts: number of micro-batches.
-  """
-
-  size: int
-  parts: int
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainTransform(multicrop.TrainTransform):
   """The crops of `multicrop`, and masks of half of the global crops.
@@ -48,7 +35,8 @@ class TrainTransform(multicrop.TrainTransform):
   adjacent in their micro-batch.
 
   Attributes:
-    batches: sizes of the batches; see `in_batches`.
+    batches: size of the global batch, examples, and number of micro-batches;
+      see `in_batches`.
     patch_size: side of a patch, pixels.
     group: number of examples in a group, which must divide a micro-batch; None
       for a whole micro-batch.
@@ -57,7 +45,7 @@ class TrainTransform(multicrop.TrainTransform):
   ratios. The rectangles are those of BEiT (arXiv 2106.08254), Algorithm 1.
   """
 
-  batches: Batches | None = None
+  batches: tuple[int, int] | None = None
   _: dataclasses.KW_ONLY
   patch_size: int = 16
   group: int | None = None
@@ -78,8 +66,7 @@ class TrainTransform(multicrop.TrainTransform):
       raise UserError(
         f'augment.group is {group}; it must divide {size // parts} examples.'
       )
-    batches = Batches(size, parts)
-    return dataclasses.replace(self, batches=batches, group=group)
+    return dataclasses.replace(self, batches=(size, parts), group=group)
 
   @property
   def spec(self) -> Spec:

@@ -1,14 +1,14 @@
 """Multi-crop augmentation for self-supervised training."""
 
 import dataclasses
+import math
 
 import cv2
 import numpy as np
 from jaxtyping import UInt8
 
 from vit_jax.data.augment import policies
-from vit_jax.data.augment.cutting import random_box
-from vit_jax.data.augment.transforms import square
+from vit_jax.data.augment.transforms import random_box, square
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import Image, decode, resize
 from vit_jax.errors import UserError, check_range
@@ -67,17 +67,14 @@ class TrainTransform:
         raise UserError(
           f'augment.{key} is {area}; allowed: 0 < smallest <= largest <= 1.'
         )
-    for key, count in (('color_jitter', 4), ('blur', 3)):
+    largest = {'color_jitter': (math.inf,) * 3 + (0.5,), 'blur': (1.0,) * 3}
+    for key, limits in largest.items():
       values = getattr(self, key)
-      if len(values) != count:
+      if len(values) != len(limits):
+        count = len(limits)
         raise UserError(f'augment.{key} is {values}: give {count} numbers.')
-      for value in values:
-        check_range(f'augment.{key}', value, at_least=0)
-    for value in self.blur:
-      check_range('augment.blur', value, at_most=1)
-    check_range(
-      'augment.color_jitter[3] (hue)', self.color_jitter[3], at_most=0.5
-    )
+      for value, limit in zip(values, limits, strict=True):
+        check_range(f'augment.{key}', value, at_least=0, at_most=limit)
 
   @property
   def spec(self) -> Spec:

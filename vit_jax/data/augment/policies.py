@@ -6,7 +6,6 @@ ImageEnhance, except for differences of up to two grey levels where OpenCV
 rounds differently.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -238,18 +237,16 @@ def _plain(op: Callable[[Image], Image]) -> Op:
   return lambda image, level, rng: op(image)
 
 
-def _signed(op: Callable[[Image, float], Image], largest: float) -> Op:
-  """Returns an operation with the argument ± level · `largest`."""
-  return lambda image, level, rng: op(image, _sign(rng) * level * largest)
-
-
-def _relative(
-  op: Callable[[Image, float], Image], axis: int, largest: float
+def _signed(
+  op: Callable[[Image, float], Image], largest: float, axis: int | None = None
 ) -> Op:
-  """Returns an operation with the argument ± level · `largest` · side."""
-  return lambda image, level, rng: op(
-    image, _sign(rng) * level * largest * image.shape[axis]
-  )
+  """Returns an operation with the argument ± level · `largest` (· side)."""
+
+  def apply(image: Image, level: float, rng: np.random.Generator) -> Image:
+    side = 1 if axis is None else image.shape[axis]
+    return op(image, _sign(rng) * level * largest * side)
+
+  return apply
 
 
 def _around_one(op: Callable[[Image, float], Image]) -> Op:
@@ -288,16 +285,16 @@ def _geometry(shift_x: float, shift_y: float, **options: Any) -> dict[str, Op]:
     shift_y: largest translation, fraction of the height.
     **options: keyword arguments of `ops.affine`.
   """
-
-  def with_options(op: Callable[..., Image]) -> Callable[[Image, float], Image]:
-    return functools.partial(op, **options)
-
+  ops: dict[str, tuple[Callable[..., Image], float, int | None]] = {
+    'rotate': (rotate, 30.0, None),  # degrees
+    'shear_x': (shear_x, 0.3, None),
+    'shear_y': (shear_y, 0.3, None),
+    'translate_x': (translate_x, shift_x, 1),
+    'translate_y': (translate_y, shift_y, 0),
+  }
   return {
-    'rotate': _signed(with_options(rotate), 30.0),  # degrees
-    'shear_x': _signed(with_options(shear_x), 0.3),
-    'shear_y': _signed(with_options(shear_y), 0.3),
-    'translate_x': _relative(with_options(translate_x), 1, shift_x),
-    'translate_y': _relative(with_options(translate_y), 0, shift_y),
+    name: _signed(functools.partial(op, **options), largest, axis)
+    for name, (op, largest, axis) in ops.items()
   }
 
 
@@ -337,11 +334,20 @@ AUTHORS: dict[str, Op] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class RandAugment:
+POLICIES: dict[str, dict[str, Op]] = {'timm': TIMM, 'authors': AUTHORS}
+
+
+def rand_augment(
+  image: Image,
+  layers: int,
+  magnitude: float,
+  policy: str,
+  rng: np.random.Generator,
+) -> Image:
   """Applies several random operations at the same magnitude.
 
-  Attributes:
+  Args:
+    image: the image.
     layers: number of operations per image, drawn with replacement (N in the
       paper).
     magnitude: strength of the operations (M in the paper), 0 to 10, or 0 to 30
@@ -351,6 +357,7 @@ class RandAugment:
     policy: 'timm' or 'authors'. 'timm' applies each operation with probability
       .5 and adds noise of standard deviation .5 to the magnitude. 'authors'
       always applies each operation at exactly this magnitude.
+    rng: random generator.
 
   Differences from the authors' code: geometric operations interpolate
   bilinearly in place of taking the nearest pixel. Contrast blends with the mean
@@ -360,26 +367,16 @@ class RandAugment:
 
   Reference: Cubuk et al., arXiv 1909.13719.
   """
-
-  layers: int
-  magnitude: float
-  policy: str
-
-  def __call__(self, image: Image, rng: np.random.Generator) -> Image:
-    """Returns an augmented image of the same shape."""
-    table = list(POLICIES[self.policy].values())
-    for _ in range(self.layers):
-      op, magnitude = table[rng.integers(len(table))], self.magnitude
-      if self.policy == 'timm':
-        magnitude = rng.normal(magnitude, _LEVEL_NOISE)
-        if rng.random() < 0.5:
-          continue
-      largest = MAX_MAGNITUDE[self.policy]
-      image = op(image, np.clip(magnitude, 0, largest) / _MAX_LEVEL, rng)
-    return image
-
-
-POLICIES: dict[str, Any] = {'timm': TIMM, 'authors': AUTHORS}
+  ops = list(POLICIES[policy].values())
+  for _ in range(layers):
+    op, strength = ops[rng.integers(len(ops))], magnitude
+    if policy == 'timm':
+      strength = rng.normal(magnitude, _LEVEL_NOISE)
+      if rng.random() < 0.5:
+        continue
+    level = np.clip(strength, 0, MAX_MAGNITUDE[policy]) / _MAX_LEVEL
+    image = op(image, level, rng)
+  return image
 
 
 def three_augment(image: Image, rng: np.random.Generator) -> Image:

@@ -14,11 +14,6 @@ import numpy as np
 
 from vit_jax.arrays.pixels import MAX_CHANNELS
 from vit_jax.data.augment import policies
-from vit_jax.data.augment.cutting import (
-  covering_size,
-  random_box,
-  shorter_side_size,
-)
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.channels import BITS, Pixels
 from vit_jax.data.images.decode import (
@@ -30,9 +25,11 @@ from vit_jax.data.images.decode import (
   decode_to_resize,
   resize,
 )
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError, check_choice, check_range
 
 _CROP_ATTEMPTS = 10
+_ASPECT = (3 / 4, 4 / 3)  # width / height of a random box
 _CROPS = ('inception', 'torchvision', 'squash', 'pad', 'none')
 _RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
 
@@ -54,6 +51,94 @@ def square(image_size: tuple[int, ...]) -> tuple[int, int]:
     'height x width of image_size', height * width, at_most=MAX_PIXELS
   )
   return height, width
+
+
+def covering_size(
+  y: int, x: int, height: int, width: int, fraction: float = 1.0
+) -> tuple[int, int]:
+  """Returns the size of an image resized to cover a box, aspect ratio kept.
+
+  Args:
+    y: height of the whole image, pixels.
+    x: width of the whole image, pixels.
+    height: height of the box, pixels.
+    width: width of the box, pixels.
+    fraction: ratio of the box's side to the result's, in (0, 1], along the axis
+      where this ratio is larger.
+
+  Raises:
+    DecodeError: the resized image would be too large.
+  """
+  scale = max(height / y, width / x) / fraction
+  resized_y, resized_x = round(y * scale), round(x * scale)
+  _check_resized(y, x, resized_y * resized_x)
+  return max(resized_y, height), max(resized_x, width)
+
+
+def shorter_side_size(
+  y: int, x: int, height: int, width: int, fraction: float
+) -> tuple[int, int]:
+  """Returns the size of an image resized by its shorter side.
+
+  The aspect ratio is kept. As in torchvision's Resize, the longer side is
+  rounded down.
+
+  Args:
+    y: height of the whole image, pixels.
+    x: width of the whole image, pixels.
+    height: height of the centre that is cut out afterwards, pixels.
+    width: width of the centre that is cut out afterwards, pixels.
+    fraction: ratio of the centre's longer side to the resized shorter side.
+
+  Raises:
+    DecodeError: the resized image would be too large.
+  """
+  short = round(max(height, width) / fraction)
+  long = short * max(y, x) // min(y, x)
+  _check_resized(y, x, short * long)
+  return (short, long) if y <= x else (long, short)
+
+
+def _check_resized(y: int, x: int, resized_pixels: int) -> None:
+  if resized_pixels > MAX_PIXELS:
+    raise DecodeError(
+      f'{x} x {y} pixels: the aspect ratio is too extreme to resize the image'
+    )
+
+
+def random_box(
+  height: int,
+  width: int,
+  area: tuple[float, ...],
+  rng: np.random.Generator,
+  aspect_range: tuple[float, float] = _ASPECT,
+) -> Box:
+  """Draws a random part of an image as torchvision's `RandomResizedCrop` does.
+
+  The fraction of the area is uniform, and the aspect ratio is log-uniform. If
+  ten draws do not fit, the result is the largest centred box of an allowed
+  aspect ratio.
+
+  Args:
+    height: height of the image, pixels.
+    width: width of the image, pixels.
+    area: smallest and largest fraction of the image's area.
+    rng: random generator.
+    aspect_range: smallest and largest width / height of the box.
+  """
+  low, high = aspect_range
+  for _ in range(_CROP_ATTEMPTS):
+    target = height * width * rng.uniform(area[0], area[1])
+    aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
+    h, w = round(math.sqrt(target / aspect)), round(math.sqrt(target * aspect))
+    if 0 < h <= height and 0 < w <= width:
+      y = int(rng.integers(0, height - h, endpoint=True))
+      x = int(rng.integers(0, width - w, endpoint=True))
+      return y, x, h, w
+  aspect = min(max(width / height, low), high)
+  h = min(height, max(round(width / aspect), 1))
+  w = min(width, max(round(height * aspect), 1))
+  return (height - h) // 2, (width - w) // 2, h, w
 
 
 class _ImageAndLabel(abc.ABC):
@@ -155,7 +240,7 @@ class TrainTransform(_ImageAndLabel):
     randaugment_layers: number of RandAugment operations per image; 0 for none.
     randaugment_magnitude: magnitude of RandAugment, 0 to 10, or 0 to 30 with
       the authors' policy.
-    randaugment_policy: 'timm' or 'authors', see `policies.RandAugment`.
+    randaugment_policy: 'timm' or 'authors', see `policies.rand_augment`.
     three_augment: whether to apply one of greyscale, solarization and blur.
     color_jitter: strength of random changes of brightness, contrast and
       saturation, see `policies.jitter`; 0 for none.
@@ -192,7 +277,7 @@ class TrainTransform(_ImageAndLabel):
     check_choice(
       'augment.randaugment_policy',
       self.randaugment_policy,
-      tuple(policies.POLICIES),
+      policies.POLICIES,
     )
     for key in ('pad', 'randaugment_layers', 'color_jitter'):
       check_range(f'augment.{key}', getattr(self, key), at_least=0)
@@ -207,14 +292,6 @@ class TrainTransform(_ImageAndLabel):
       low, high = getattr(self, f'min_{key}'), getattr(self, f'max_{key}')
       check_range(f'augment.max_{key}', high, above=0, at_most=limit)
       check_range(f'augment.min_{key}', low, above=0, at_most=high)
-    self._check_recoloring()
-
-  def _check_recoloring(self) -> None:
-    """Checks that only RGB images are recoloured.
-
-    Raises:
-      UserError: an operation on colours is used with other images.
-    """
     keys = ('randaugment_layers', 'three_augment', 'color_jitter')
     used = [f'augment.{key}' for key in keys if getattr(self, key)]
     if used and (self.channels, self.bits) != (3, 8):
@@ -231,8 +308,20 @@ class TrainTransform(_ImageAndLabel):
     if self.flip and rng.random() < 0.5:
       # Ten times as fast as NumPy. OpenCV drops the axis of a single channel.
       pixels = cv2.flip(pixels, 1).reshape(pixels.shape)
-    if self.randaugment_layers or self.three_augment or self.color_jitter:
-      pixels = self._recolor(np.ascontiguousarray(pixels), rng)
+    # The operations on colours require RGB images without gaps.
+    if self.randaugment_layers:
+      pixels = policies.rand_augment(
+        np.ascontiguousarray(pixels),
+        self.randaugment_layers,
+        self.randaugment_magnitude,
+        self.randaugment_policy,
+        rng,
+      )
+    if self.three_augment:
+      pixels = policies.three_augment(np.ascontiguousarray(pixels), rng)
+    if self.color_jitter:
+      strengths = (self.color_jitter,) * 3
+      pixels = policies.jitter(np.ascontiguousarray(pixels), strengths, rng)
     return pixels
 
   def _crop(self, image: Any, rng: np.random.Generator) -> Pixels:
@@ -242,16 +331,15 @@ class TrainTransform(_ImageAndLabel):
         image, lambda y, x: (self._random_box(y, x, rng), self.image_size)
       )
     height, width = self.image_size
-    larger = round(height * self.enlarge), round(width * self.enlarge)
-    squash = self.crop == 'squash'
-    pixels = self._resized(
-      image,
-      lambda y, x: (
-        (0, 0, y, x),
-        larger if squash else covering_size(y, x, height, width),
-      ),
-    )
-    if not squash:
+
+    def plan(y: int, x: int) -> tuple[Box, tuple[int, int]]:
+      size = round(height * self.enlarge), round(width * self.enlarge)
+      if self.crop == 'pad':
+        size = covering_size(y, x, height, width)
+      return (0, 0, y, x), size
+
+    pixels = self._resized(image, plan)
+    if self.crop == 'pad':
       pixels = cv2.copyMakeBorder(
         pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
       )
@@ -271,21 +359,6 @@ class TrainTransform(_ImageAndLabel):
     area = self.min_area, self.max_area
     aspect = self.min_aspect, self.max_aspect
     return random_box(height, width, area, rng, aspect)
-
-  def _recolor(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """Applies the operations on colours to an RGB image."""
-    if self.randaugment_layers:
-      rand_augment = policies.RandAugment(
-        self.randaugment_layers,
-        self.randaugment_magnitude,
-        self.randaugment_policy,
-      )
-      pixels = rand_augment(pixels, rng)
-    if self.three_augment:
-      pixels = policies.three_augment(pixels, rng)
-    if self.color_jitter:
-      pixels = policies.jitter(pixels, (self.color_jitter,) * 3, rng)
-    return pixels
 
   def _inception_box(
     self, height: int, width: int, rng: np.random.Generator

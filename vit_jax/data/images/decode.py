@@ -5,7 +5,7 @@ page). The size is read from the header before the image is decoded, so that a
 small file cannot exhaust the memory (a decompression bomb). Other formats are
 rejected, because their size is not known before decoding.
 
-For JPEG, only the box or the rows above its lower edge are decoded
+For JPEG, only the rows above the lower edge of the box are decoded
 (`images/jpeg.py`); other formats are decoded as a whole, GIF by Pillow and the
 others by OpenCV. The pixels are always those of full decoding, not an
 approximation. Damage within a BMP, WebP or TIFF file is not always detected,
@@ -18,8 +18,7 @@ uses the fast one, which makes images about .7 of a grey level darker.
 
 CPU time of decoding for inception crops to 224 pixels, measured on 250 ImageNet
 photographs (most of 500x375 pixels): decoding the whole image by OpenCV takes
-1.2 to 1.3 times as long as decoding the box (libjpeg-turbo 3), and decoding the
-rows above the box's lower edge (simplejpeg) 1.09 to 1.15 times.
+1.13 times as long as decoding the rows above the box's lower edge (simplejpeg).
 
 Boxes that are at least 2, 4 or 8 times as large as the result may be decoded at
 1/2, 1/4 or 1/8 of their size (`decode_to_resize`). docs/performance.md has
@@ -103,23 +102,24 @@ def _resized(
   if interpolation in _OPENCV:
     flag = _OPENCV[interpolation]
     return cv2.resize(image, (width, height), interpolation=flag)
-  # Resizing one axis at a time gives the same result in all Pillow versions.
-  method = _PILLOW[interpolation]
-  if image.shape[2] == 1:
-    return _single_channel(image[..., 0], height, width, method)
-  columns = PIL.Image.fromarray(image).resize((width, len(image)), method)
-  return np.array(columns.resize((width, height), method))
+  return _by_pillow(image, height, width, _PILLOW[interpolation])
 
 
-def _single_channel(
+def _by_pillow(
   image: np.ndarray, height: int, width: int, method: PIL.Image.Resampling
 ) -> np.ndarray:
-  """Resizes a channel `[y, x]` by Pillow, which computes 16 bits as floats."""
+  """Resizes RGB pixels or a channel, in which 16 bits are computed as floats.
+
+  Resizing one axis at a time gives the same result in all Pillow versions.
+  """
+  if image.shape[2] == 1:
+    image = image[..., 0]
+  sizes = (width, len(image)), (width, height)
   if image.dtype == np.uint8:
-    columns = PIL.Image.fromarray(image).resize((width, len(image)), method)
-    return np.array(columns.resize((width, height), method))
+    columns = PIL.Image.fromarray(image).resize(sizes[0], method)
+    return np.array(columns.resize(sizes[1], method))
   values, last = image.astype(np.float32), np.iinfo(image.dtype).max
-  for size in ((width, len(image)), (width, height)):
+  for size in sizes:
     resized = PIL.Image.fromarray(values).resize(size, method)
     # Clipped after each axis, as Pillow does with 8 bits.
     values = np.clip(np.asarray(resized), 0, last)
@@ -210,7 +210,7 @@ def decode_to_resize(
     pixels = channels_lib.decode(image, channels, bits)
   elif tiff.is_tiff(image):
     pixels = tiff.rgb(image, _check_size)
-  elif headers.is_gif(image):
+  elif image[:4] == b'GIF8':
     pixels = _gif(image)
   else:
     _check_size(*headers.stated_size(image))

@@ -74,11 +74,6 @@ def is_jpeg(data: bytes) -> bool:
   return data[:2] == b'\xff\xd8'
 
 
-def is_gif(data: bytes) -> bool:
-  """Returns whether the data starts with a GIF signature."""
-  return data[:4] == b'GIF8'
-
-
 def jpeg(data: bytes) -> Jpeg:
   """Reads the header of a JPEG file, up to the first scan.
 

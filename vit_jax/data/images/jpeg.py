@@ -1,11 +1,9 @@
-"""Decodes boxes of JPEG files with the fastest library that is available.
+"""Decodes boxes of JPEG files.
 
-Three decoders return the same pixels, those of libjpeg's accurate DCT with
-smooth chroma upsampling: libjpeg-turbo 3 decodes only the box
-(`turbojpeg.py`), simplejpeg decodes all rows down to the box's lower edge, and
-OpenCV decodes the files that neither of them supports. The first two are given
-the same bytes (for a file of one scan, those of the rows above the box's lower
-edge), so that they detect the same damage. Damage below the box is not
+Two decoders return the same pixels, those of libjpeg's accurate DCT with smooth
+chroma upsampling: simplejpeg decodes all rows down to the box's lower edge (of
+a file of one scan, otherwise the whole image), and OpenCV decodes the files
+that simplejpeg does not support. Damage below the rows that are decoded is not
 detected, and does not affect any pixel of the box.
 """
 
@@ -16,7 +14,7 @@ import numpy as np
 import simplejpeg
 from jaxtyping import UInt8
 
-from vit_jax.data.images import headers, turbojpeg
+from vit_jax.data.images import headers
 from vit_jax.data.images.headers import DecodeError
 
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
@@ -68,25 +66,21 @@ def decode_box(
     DecodeError: the file is damaged, or none of the decoders supports it.
   """
   y, x, height, width = box
+  pixels = None
   if header.ordinary:
-    part, rows = _shortened(data, header, y + height, shrink)
-    size = shrunk(rows, shrink), shrunk(header.width, shrink)
-    decoded = turbojpeg.decode_box(part, *size, box, shrink)
-    if decoded is None:
-      decoded = _simplejpeg(part, *size, box, shrink)
-    if decoded is not None:
-      _check_warning(decoded.warning)
-      return decoded.pixels
-  _check_warning(_warning(data))
-  flags = _OPENCV_FLAGS[shrink] | cv2.IMREAD_IGNORE_ORIENTATION
-  failure = _DAMAGED
-  if not header.ordinary:
-    failure = (
-      f'a JPEG of {header.colors} colours with {header.kind} cannot be '
-      'decoded, or it is truncated; supported are baseline and progressive '
-      'JPEGs of 8 bits: convert the file'
-    )
-  return opencv(data, flags, failure)[y : y + height, x : x + width]
+    pixels = _simplejpeg(data, header, y + height, shrink)
+  if pixels is None:
+    _check_damage(data)
+    flags = _OPENCV_FLAGS[shrink] | cv2.IMREAD_IGNORE_ORIENTATION
+    failure = _DAMAGED
+    if not header.ordinary:
+      failure = (
+        f'a JPEG of {header.colors} colours with {header.kind} cannot be '
+        'decoded, or it is truncated; supported are baseline and progressive '
+        'JPEGs of 8 bits: convert the file'
+      )
+    pixels = opencv(data, flags, failure)
+  return pixels[y : y + height, x : x + width]
 
 
 def opencv(data: bytes, flags: int, failure: str = _DAMAGED) -> np.ndarray:
@@ -131,49 +125,49 @@ def _shortened(
 
 
 def _simplejpeg(
-  data: bytes, height: int, width: int, box: Box, shrink: int
-) -> turbojpeg.Decoded | None:
-  """Decodes all rows with simplejpeg; returns what `turbojpeg` would return."""
-  pixels, warning = np.empty((height, width, 3), np.uint8), ''
+  data: bytes, header: headers.Jpeg, bottom: int, shrink: int
+) -> UInt8[np.ndarray, 'y x 3'] | None:
+  """Decodes all rows above `bottom`, and maybe more, with simplejpeg.
+
+  Returns None if simplejpeg does not support the file.
+
+  Raises:
+    DecodeError: these rows are damaged.
+  """
+  data, rows = _shortened(data, header, bottom, shrink)
+  size = shrunk(rows, shrink), shrunk(header.width, shrink)
+  pixels = np.empty((*size, 3), np.uint8)
   scale: dict[str, Any] = {}
   if shrink > 1:
-    scale = dict(min_height=height, min_width=width, min_factor=shrink)
+    scale = dict(min_height=size[0], min_width=size[1], min_factor=shrink)
   try:
     decoded = simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels, **scale)
-    size = decoded.shape[:2]
+    return pixels if decoded.shape[:2] == size else None
   except ValueError as error:
     warning = str(error)
-    size = _decoded_size(data, warning)
-    size = size and (shrunk(size[0], shrink), shrunk(size[1], shrink))
-  if size != (height, width):
-    return None
-  y, x, rows, columns = box
-  return turbojpeg.Decoded(pixels[y : y + rows, x : x + columns], warning)
-
-
-def _decoded_size(data: bytes, message: str) -> tuple[int, int] | None:
-  """Returns (height, width) of an image that was decoded with a warning.
-
-  Returns None if the message means that nothing was decoded.
-  """
-  if not any(words in message.lower() for words in (*_DAMAGE, _HARMLESS)):
+  # After these warnings, the pixels are decoded nevertheless.
+  if not any(words in warning.lower() for words in (*_DAMAGE, _HARMLESS)):
     return None
   try:
     height, width, *_ = simplejpeg.decode_jpeg_header(data)
-    return int(height), int(width)
   except ValueError:
     return None
+  if (shrunk(height, shrink), shrunk(width, shrink)) != size:
+    return None
+  _check_warning(warning)
+  return pixels
 
 
-def _warning(data: bytes) -> str:
-  """Returns libjpeg's first warning about a file, or ''.
+def _check_damage(data: bytes) -> None:
+  """Checks a file for damage by decoding it with simplejpeg.
 
-  OpenCV does not report warnings, so simplejpeg decodes the file for them. If
-  simplejpeg does not support the chroma subsampling, the result is its error
-  message, which `_check_warning` ignores.
+  OpenCV does not report libjpeg's warnings. If simplejpeg does not support the
+  file, the file is not checked.
+
+  Raises:
+    DecodeError: the file is damaged.
   """
   try:
     simplejpeg.decode_jpeg(headers.without_applications(data))
   except ValueError as error:
-    return str(error)
-  return ''
+    _check_warning(str(error))

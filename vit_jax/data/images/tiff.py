@@ -25,7 +25,7 @@ from vit_jax.data.images import jpeg
 from vit_jax.data.images.headers import DecodeError
 
 _SIGNATURES = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # the last two: BigTIFF
-_FORMATS = {1: 'unsigned', 2: 'signed', 3: 'float', 4: 'unsigned'}
+_UNSIGNED = (1, 4)  # sample formats
 _ANY_BITS = (1, 8, 16)
 # Colour space: number of samples, of samples with opacity, and allowed bits.
 _COLORS = {
@@ -136,41 +136,32 @@ def check_segments(data: bytes, pages: Sequence[Any], max_bytes: int) -> None:
 
 def _check_kind(page: Any) -> None:
   """Checks that OpenCV decodes a page to the same picture as other readers."""
-  form = _FORMATS.get(page.sampleformat, 'complex')
-  color, packing = (
-    getattr(value, 'name', str(value))
-    for value in (page.photometric, page.compression)
-  )
   few, many, bits = _COLORS.get(page.photometric, (0, 0, ()))
   # Samples of different bits are a tuple.
   tile = math.prod(page.chunks) * int(np.max(page.bitspersample)) // 8
-  for supported, given in (
-    (page.photometric in _COLORS, f'the colour space {color}'),
-    (
-      form == 'unsigned' and page.bitspersample in bits,
-      f'{form} {page.bitspersample}-bit samples ({color})',
-    ),
-    (
-      few <= page.samplesperpixel <= many,
-      f'{page.samplesperpixel} samples per pixel ({color})',
-    ),
-    (
-      page.planarconfig == _INTERLEAVED
-      or page.samplesperpixel != 2
-      or page.photometric == _BLACK_IS_ZERO,
-      f'opacity in its own plane ({color})',
-    ),
-    (page.compression in _COMPRESSIONS, f'the compression {packing}'),
-    (
-      not page.is_tiled or page.compression != 1 or tile % _TILE_BYTES == 0,
-      f'uncompressed tiles of {tile} bytes',
-    ),
+  if (
+    page.sampleformat not in _UNSIGNED
+    or page.bitspersample not in bits
+    or not few <= page.samplesperpixel <= many
+    # Opacity in its own plane.
+    or (
+      page.planarconfig != _INTERLEAVED
+      and page.samplesperpixel == 2
+      and page.photometric != _BLACK_IS_ZERO
+    )
+    or page.compression not in _COMPRESSIONS
+    or (page.is_tiled and page.compression == 1 and tile % _TILE_BYTES)
   ):
-    if not supported:
-      raise DecodeError(
-        f'a TIFF with {given}; supported are {_SUPPORTED}: convert the file, '
-        'or set the config keys channels and bits'
-      )
+    color, packing = (
+      getattr(value, 'name', str(value))
+      for value in (page.photometric, page.compression)
+    )
+    raise DecodeError(
+      f'a TIFF of {page.samplesperpixel} samples per pixel ({color}), '
+      f'{page.bitspersample} bits, {page.dtype}, compression {packing}, tiles '
+      f'of {tile} bytes; supported are {_SUPPORTED}: convert the file, or set '
+      'the config keys channels and bits'
+    )
 
 
 def _with_associated_alpha(data: bytes, page: Any) -> bytes:

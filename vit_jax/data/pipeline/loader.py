@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -107,57 +105,47 @@ class Loader:
     """
     bad: list[BadRecord] = []
     for offset, index in enumerate(share.indices.tolist()):
-      row = first + offset
+      position = None
       if share.positions is not None:
         position = int(share.positions[offset])
-        self._fill_train(batch, row, index, position, bad)
-      elif index < len(self.source):
-        record = self._fill_row(batch, row, index, None, {})
-        bad += [] if record is None else [record]
-    return bad
-
-  def _fill_train(
-    self,
-    batch: HostBatch,
-    row: int,
-    index: int,
-    position: int,
-    bad: list[BadRecord],
-  ) -> None:
-    for attempt in itertools.count():
-      key, counter = [self.seed, position], [attempt, 0, 0, 0]
-      rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
-      added = {'run_seed': self.seed, 'run_position': position}
-      record = self._fill_row(batch, row, index, rng, added)
-      if record is None:
-        batch['replaced'][row] = attempt
-        return
-      bad.append(record)
-      if attempt == _MAX_ATTEMPTS:
+      elif index >= len(self.source):  # padding
+        continue
+      for attempt in range(_MAX_ATTEMPTS + 1):
+        record = self._fill_row(batch, first + offset, index, position, attempt)
+        bad += [record] if record else []
+        if record is None or position is None:
+          break
+        index = self._replacement(index, position, attempt + 1)
+      else:
         raise UserError(
           f'{self.source.name}: {_MAX_ATTEMPTS} records in a row cannot be '
-          f'used, the last at index {index} ({record.reason}): check the data '
-          'with python -m vit_jax.check_data.'
+          f'used, the last at index {bad[-1].index} ({bad[-1].reason}): check '
+          'the data with python -m vit_jax.check_data.'
         )
-      allowed = self._replacements(index)
-      number = order.replacement(position, attempt + 1, len(allowed), self.seed)
-      index = int(allowed[number])
+    return bad
 
-  def _replacements(self, index: int) -> Sequence[int] | Int[np.ndarray, ' n']:
-    """Returns the indices of the records that may replace a bad record."""
+  def _replacement(self, index: int, position: int, attempt: int) -> int:
+    """Returns the index of the example that replaces a bad one in training."""
+    allowed: Any = range(len(self.source))
     if hasattr(self.source, 'replacements'):
-      return cast(Any, self.source).replacements(index)
-    return range(len(self.source))
+      allowed = cast(Any, self.source).replacements(index)
+    number = order.replacement(position, attempt, len(allowed), self.seed)
+    return int(allowed[number])
 
   def _fill_row(
     self,
     batch: HostBatch,
     row: int,
     index: int,
-    rng: Any,
-    added: dict[str, int],
+    position: int | None,
+    attempt: int,
   ) -> BadRecord | None:
     """Loads one example; returns a description if it is a bad record."""
+    rng, added = None, {}
+    if position is not None:
+      key, counter = [self.seed, position], [attempt, 0, 0, 0]
+      rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
+      added = {'run_seed': self.seed, 'run_position': position}
     try:
       values = self.transform(added | self.source[index], rng)
       contract.check_values(self.transform, values, self.spec)
@@ -174,7 +162,7 @@ class Loader:
       return BadRecord(index, where, str(error))
     for key in self.spec:
       batch[key][row] = values[key]
-    batch['mask'][row] = True
+    batch['mask'][row], batch['replaced'][row] = True, attempt
     return None
 
   def _check_label(self, values: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ processes.
 processes.
 """
 
-import dataclasses
 import itertools
 import json
 import logging
@@ -76,7 +75,7 @@ def train_batches(
     records that were replaced in each row. With `on_bad_record='error'`, the
     iterator raises UserError with source and index of the first bad record.
   """
-  rows = _Rows.of(mesh, batch_size)
+  rows = _Rows(mesh, batch_size)
   loader = reader.loader(source, transform, seed)
 
   def shares() -> Iterator[Share]:
@@ -86,7 +85,7 @@ def train_batches(
       drawn = order.repeated(positions, batch_size, repeats)
       yield Share(order.of_source(source, drawn, seed), positions)
 
-  need = reader.memory_bytes(loader, len(rows.rows))
+  need = reader.check_memory(loader, len(rows.rows))
   log.info('prefetching uses up to %s of host memory', memory.text(need))
   spec = contract.train_spec(transform, reader.on_bad_record)
   return _stream(shares(), loader, reader, rows, spec, report)
@@ -110,7 +109,7 @@ def eval_batches(
     `replaced`: bool `[batch_size]`, False on padding (zeros) and on skipped bad
     records. Every process receives the same number of batches.
   """
-  rows = _Rows.of(mesh, batch_size)
+  rows = _Rows(mesh, batch_size)
   loader = reader.loader(source, transform, 0)
   starts = range(0, len(source), batch_size)
   shares = (Share(start + rows.rows, None) for start in starts)
@@ -141,43 +140,38 @@ def _stream(
   )
 
 
-@dataclasses.dataclass(frozen=True)
 class _Rows:
   """The rows of a global batch that this process holds.
 
   Attributes:
-    sharding: sharding of a global batch over its leading axis.
-    batch_size: number of rows of the global batch.
     rows: indices of the rows on this process's devices, ascending.
   """
 
-  sharding: jax.sharding.NamedSharding
-  batch_size: int
   rows: Int[np.ndarray, ' local']
 
-  @classmethod
-  def of(cls, mesh: Mesh, batch_size: int) -> '_Rows':
+  def __init__(self, mesh: Mesh, batch_size: int):
     split = mesh.shape['data'] * mesh.shape['fsdp']
     if batch_size % split:
       raise UserError(
         f'batch_size is {batch_size}, which is not divisible by the {split} '
         f'devices along the mesh axes data and fsdp: use a multiple of {split}.'
       )
-    spec = sharding.batch_sharding(mesh)
-    slices = spec.addressable_devices_indices_map((batch_size,)).values()
-    held = [np.arange(batch_size)[index] for index in slices]
-    return cls(spec, batch_size, np.unique(np.concatenate(held)))
+    self._batch_size = batch_size
+    self._sharding = sharding.batch_sharding(mesh)
+    devices = self._sharding.addressable_devices_indices_map((batch_size,))
+    held = [np.arange(batch_size)[index] for index in devices.values()]
+    self.rows = np.unique(np.concatenate(held))
 
   def to_global(self, local: np.ndarray) -> jax.Array:
     """Puts this process's rows on its devices, as part of a global array."""
 
     def rows_of(index: Any) -> np.ndarray:
-      start, stop, _ = index[0].indices(self.batch_size)
+      start, stop, _ = index[0].indices(self._batch_size)
       first = int(np.searchsorted(self.rows, start))
       return local[first : first + stop - start]
 
-    shape = (self.batch_size, *local.shape[1:])
-    return jax.make_array_from_callback(shape, self.sharding, rows_of)
+    shape = (self._batch_size, *local.shape[1:])
+    return jax.make_array_from_callback(shape, self._sharding, rows_of)
 
 
 class BadRecordLimit:
@@ -231,13 +225,11 @@ class BadRecordLimit:
       UserError: more records are bad than allowed.
     """
     self._since += reads
-    if self._exceeded_by(self._counted + self._since):
+    allowed = workers.allowed_bad(self._max_share, self._num_examples)
+    if self._counted + self._since > allowed:
       records = consensus.gather_text(json.dumps(list(self._own)))
       self._counted = len(set().union(*map(json.loads, records)))
       self._since = 0
       workers.check_share(
         self._counted, self._num_examples, self._name, self._max_share
       )
-
-  def _exceeded_by(self, bad: int) -> bool:
-    return bad > workers.allowed_bad(self._max_share, self._num_examples)

@@ -5,10 +5,10 @@ Prefetching of batches, from sources to host memory and to the devices.
 
 import collections
 import dataclasses
+import itertools
 import logging
 import multiprocessing
 import os
-import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -79,19 +79,9 @@ class Threads:
     self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclasses.dataclass
-class _Task:
-  """A share that is loaded by worker processes.
-
-  Attributes:
-    arguments: arguments of `_fill`.
-    pool: the pool to which the share was submitted.
-    future: future of the bad records in the share.
-  """
-
-  arguments: tuple[int, Share, int]
-  pool: ProcessPoolExecutor
-  future: Future
+# A share that is loaded by worker processes: the arguments of `_fill`, the pool
+# to which they were submitted, and the future of the bad records.
+_Task = tuple[tuple[int, Share, int], ProcessPoolExecutor, Future]
 
 
 class Processes:
@@ -131,22 +121,18 @@ class Processes:
     return slot
 
   def fill(self, batch: int, share: Share, first: int) -> _Task:
-    arguments = (batch, share, first)
-    return _Task(arguments, self._pool, self._submit(arguments))
-
-  def _submit(self, arguments: tuple[int, Share, int]) -> Future:
     try:
-      return self._pool.submit(_fill, *arguments)
+      future = self._pool.submit(_fill, batch, share, first)
     except BrokenProcessPool as error:
-      failed = Future()
-      failed.set_exception(error)
-      return failed
+      future = Future()
+      future.set_exception(error)
+    return (batch, share, first), self._pool, future
 
   def result(self, task: _Task) -> list[BadRecord]:
-    restarts = 0
-    while True:
+    for restarts in itertools.count():
+      arguments, pool, future = task
       try:
-        return task.future.result()
+        return future.result()
       except BrokenProcessPool as error:
         if restarts == _MAX_RESTARTS:
           raise UserError(
@@ -154,19 +140,15 @@ class Processes:
             'the same examples, usually for lack of memory (see dmesg): reduce '
             'reader.prefetch or reader.processes (0 for threads).'
           ) from error
-      restarts += 1
-      self._load_again(task)
-
-  def _load_again(self, task: _Task) -> None:
-    """Submits a task again, after restarting the workers if necessary."""
-    if task.pool is self._pool:
-      log.warning(
-        'a reader process was killed, usually because the host ran out of '
-        'memory (see dmesg); all reader processes are restarted.'
-      )
-      self._pool.shutdown(wait=True)  # old workers must not write any more
-      self._pool = self._started()
-    task.pool, task.future = self._pool, self._submit(task.arguments)
+      if pool is self._pool:  # the workers were not restarted yet
+        log.warning(
+          'a reader process was killed, usually because the host ran out of '
+          'memory (see dmesg); all reader processes are restarted.'
+        )
+        self._pool.shutdown(wait=True)  # old workers must not write any more
+        self._pool = self._started()
+      task = self.fill(*arguments)
+    raise AssertionError  # not reached
 
   def collect(self, batch: int) -> HostBatch:
     # The arrays are copied, because JAX on CPU may use their memory without
@@ -190,8 +172,6 @@ def _views(memory: Any, layout: Any) -> HostBatch:
 
 
 def _start_worker(loader: Loader, memories: list[Any], layout: Any) -> None:
-  import cv2
-
   threading.Thread(target=_end_with_parent, daemon=True).start()
   cv2.setNumThreads(1)
   _worker.extend([loader, memories, layout])
@@ -264,26 +244,27 @@ class Reader:
     """Number of threads; by default one per core available to this process."""
     return self.threads or paths.cores()
 
-  def memory_bytes(self, loader: Loader, rows: int) -> int:
-    """Returns the maximum host memory of the prefetched batches, in bytes."""
-    batches = self.prefetch + 1 + _READY + 1
-    if self.processes:
-      batches += self.prefetch + 1  # buffers in shared memory
-    return batches * contract.num_bytes(loader.layout(rows))
-
-  def check_memory(self, loader: Loader, rows: int) -> None:
+  def check_memory(self, loader: Loader, rows: int) -> int:
     """Checks that this host has enough memory for the prefetched batches.
+
+    Returns:
+      Maximum memory of the prefetched batches, bytes.
 
     Raises:
       UserError: the host does not have enough memory.
     """
-    need, whole = self.memory_bytes(loader, rows), paths.memory_bytes()
+    batches = self.prefetch + 1 + _READY + 1
+    if self.processes:
+      batches += self.prefetch + 1  # buffers in shared memory
+    need = batches * contract.num_bytes(loader.layout(rows))
+    whole = paths.memory_bytes()
     if whole is not None and need > _MEMORY_FRACTION * whole:
       raise UserError(
         f'prefetching batches requires {need / 2**30:.1f} GiB of host memory, '
         f'but this process may use {whole / 2**30:.1f} GiB: reduce '
         f'reader.prefetch ({self.prefetch}), batch_size or image_size.'
       )
+    return need
 
 
 def allowed_bad(max_share: float, num_examples: int) -> float:
@@ -292,11 +273,7 @@ def allowed_bad(max_share: float, num_examples: int) -> float:
 
 
 def check_share(
-  bad: int,
-  num_examples: int,
-  name: str,
-  max_share: float,
-  where: str = 'events.jsonl',
+  bad: int, num_examples: int, name: str, max_share: float
 ) -> None:
   """Checks that the fraction of bad records in a dataset is allowed.
 
@@ -306,7 +283,6 @@ def check_share(
     name: name of the dataset, for the message.
     max_share: fraction of the records that may be bad; a single bad record is
       always allowed.
-    where: name of the file that lists the bad records, for the message.
 
   Raises:
     UserError: more records are bad than allowed.
@@ -315,7 +291,7 @@ def check_share(
     raise UserError(
       f'{bad} of the {num_examples} records of {name} cannot be used, more '
       f'than reader.max_bad_share allows ({max_share:.3%}): repair or remove '
-      f'those listed in {where}, or increase it.'
+      'those listed in the log and in events.jsonl, or increase it.'
     )
 
 
@@ -352,9 +328,8 @@ class BadRecords:
       )
       if self._report:
         self._report(self._source.name, record)
-    where = 'events.jsonl' if self._report else 'the log'
     source = self._source
-    check_share(len(self._seen), len(source), source.name, self._max, where)
+    check_share(len(self._seen), len(source), source.name, self._max)
 
 
 def host_batches(
@@ -366,27 +341,26 @@ def host_batches(
 ) -> Generator[HostBatch, None, None]:
   """Yields a batch for each share; `reader.prefetch` more are being loaded."""
   pool: Any = reader.workers(loader, rows)
+  pending: collections.deque[tuple[Any, list[Any]]] = collections.deque()
 
-  def submit(share: Share) -> tuple[Any, list[Any]]:
-    batch, n = pool.buffers(rows), len(share.indices)
-    starts = range(0, n, _CHUNK)
-    return batch, [
-      pool.fill(batch, share.part(i, min(i + _CHUNK, n)), i) for i in starts
-    ]
-
-  def finish(batch: Any, tasks: list[Any]) -> HostBatch:
+  def finished() -> HostBatch:
+    batch, tasks = pending.popleft()
     for task in tasks:
       bad.add(pool.result(task))
     return pool.collect(batch)
 
-  pending: collections.deque[tuple[Any, list[Any]]] = collections.deque()
   try:
     for share in shares:
-      pending.append(submit(share))
+      batch, starts = pool.buffers(rows), range(0, len(share.indices), _CHUNK)
+      tasks = [
+        pool.fill(batch, share.part(start, start + _CHUNK), start)
+        for start in starts
+      ]
+      pending.append((batch, tasks))
       if len(pending) > reader.prefetch:
-        yield finish(*pending.popleft())
+        yield finished()
     while pending:
-      yield finish(*pending.popleft())
+      yield finished()
   finally:
     pool.close()
 
@@ -395,8 +369,8 @@ class Stream(Iterator[Batch]):
   """Iterator of batches on the devices, prefetched by a background thread.
 
   An error in the background thread is raised by the call of `next` that would
-  have returned the batch. `close`, or leaving the `with` block, stops the
-  threads.
+  have returned the batch, and by all later calls. `close`, or leaving the
+  `with` block, stops the threads.
   """
 
   def __init__(
@@ -404,21 +378,22 @@ class Stream(Iterator[Batch]):
     batches: Generator[HostBatch, None, None],
     to_global: Callable[[HostBatch], Batch],
   ):
-    self._ready: queue.Queue[Batch | BaseException] = queue.Queue(_READY)
-    self._closed = threading.Event()
-    self._thread = threading.Thread(
-      target=self._work, args=(batches, to_global), daemon=True
+    self._batches, self._to_global = batches, to_global
+    self._pool = ThreadPoolExecutor(1, 'prefetch')
+    self._pending = collections.deque(
+      self._pool.submit(self._load) for _ in range(_READY + 1)
     )
-    self._thread.start()
+
+  def _load(self) -> Batch:
+    return self._to_global(next(self._batches))
 
   def __next__(self) -> Batch:
-    if self._closed.is_set():
+    if not self._pending:  # closed
       raise StopIteration
-    item = self._ready.get()
-    if isinstance(item, BaseException):
-      self._ready.put(item)  # later calls raise the same error
-      raise item
-    return item
+    batch = self._pending[0].result()
+    self._pending.popleft()
+    self._pending.append(self._pool.submit(self._load))
+    return batch
 
   def __enter__(self) -> 'Stream':
     return self
@@ -428,25 +403,6 @@ class Stream(Iterator[Batch]):
 
   def close(self) -> None:
     """Stops the threads and discards the prefetched batches."""
-    self._closed.set()
-    self._thread.join()
-
-  def _work(self, batches, to_global) -> None:
-    try:
-      for batch in batches:
-        if not self._put(to_global(batch)):
-          return
-      self._put(StopIteration())
-    except BaseException as error:  # noqa: BLE001 (raised again by `next`)
-      self._put(error)
-    finally:
-      batches.close()
-
-  def _put(self, item: Batch | BaseException) -> bool:
-    while not self._closed.is_set():
-      try:
-        self._ready.put(item, timeout=0.1)
-        return True
-      except queue.Full:
-        continue
-    return False
+    self._pool.shutdown(wait=True, cancel_futures=True)
+    self._pending.clear()
+    self._batches.close()

@@ -133,10 +133,7 @@ def _png(image: np.ndarray) -> bytes:
   The same bytes are written with and without TensorFlow, so that a run resumes
   after the dataset was prepared again.
   """
-  options = {
-    cv2.IMWRITE_PNG_COMPRESSION: 6,
-    cv2.IMWRITE_PNG_STRATEGY: cv2.IMWRITE_PNG_STRATEGY_FILTERED,
-    cv2.IMWRITE_PNG_FILTER: cv2.IMWRITE_PNG_ALL_FILTERS,
-  }
-  flat = [value for option in options.items() for value in option]
-  return cv2.imencode('.png', image, flat)[1].tobytes()
+  options = [cv2.IMWRITE_PNG_COMPRESSION, 6]
+  options += [cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_FILTERED]
+  options += [cv2.IMWRITE_PNG_FILTER, cv2.IMWRITE_PNG_ALL_FILTERS]
+  return cv2.imencode('.png', image, options)[1].tobytes()

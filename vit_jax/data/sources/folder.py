@@ -7,7 +7,7 @@ images.
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,28 +62,37 @@ class Source(splits.Labelled):
     """
     path = files.local(path, 'the source folder').rstrip('/') or '/'
     roots = class_folders.roots(path, 'source.path')
-    first = next(iter(roots.values()))  # directory of 'train' if there is one
-    self._classes = _classes(first, class_map, endings)
-    self.name = f'{path}/{split}'
-    self.num_classes = len(self._classes.keys)
-    self.class_names = self._classes.names
+    if class_map:
+      classes = class_folders.load(class_map)
+    else:
+      # The first directory is that of 'train' if there is one.
+      names = class_folders.names(next(iter(roots.values())), endings)
+      is_whole = names == [class_folders.WHOLE]
+      classes = class_folders.Classes(
+        names, [class_folders.UNLABELLED] if is_whole else None
+      )
     roots = splits.with_alias(roots, split)
     self._listings, self._labels = {}, {}
     for name in splits.named(split, roots):
       listing = class_folders.listing(
         roots[name], endings=endings, allow_empty=allow_empty
       )
-      class_folders.report(listing)
       labels = [
-        self._classes.label(folder, f'the folder {listing.root}/{folder}')
+        classes.label(folder, f'the folder {listing.root}/{folder}')
         for folder in listing.classes
       ]
-      if class_map and not allow_empty and splits.kind(name) == 'train':
-        self._check_all_present(labels, listing.root, class_map)
+      absent = [key for i, key in enumerate(classes.keys) if i not in labels]
+      is_train = splits.kind(name) == 'train'
+      if class_map and absent and is_train and not allow_empty:
+        raise UserError(
+          f'{class_map} lists {len(absent)} classes without a folder in '
+          f'{listing.root}, such as {min(absent)!r}: correct it, or set '
+          '--config.source.allow_empty.'
+        )
       self._listings[name] = listing
-      self._labels[name] = np.repeat(np.array(labels, np.int64), listing.counts)
+      self._labels[name] = np.array(labels, np.int64)[listing.folders]
     lengths = {name: len(each) for name, each in self._labels.items()}
-    self._selection = splits.Selection(split, lengths, self._cut_order)
+    self._select(path, split, classes, lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]
@@ -113,42 +122,13 @@ class Source(splits.Labelled):
 
   def ignored(self) -> list[str]:
     """Returns the files below the directory that are not examples."""
-    return [
-      path
-      for listing in self._listings.values()
-      for path in class_folders.ignored(listing)
-    ]
+    listings = self._listings.values()
+    return [path for listing in listings for path in listing.left_out]
 
   def _cut_order(self, split: str) -> np.ndarray:
     # By folder, not by label: folders may have the same label.
     listing = self._listings[split]
-    folders = np.repeat(np.arange(len(listing.counts)), listing.counts)
-    return files.by_class(listing.paths, folders)
-
-  def _check_all_present(
-    self, labels: Collection[int], root: str, class_map: str
-  ) -> None:
-    """Checks that each class of the list has a folder."""
-    keys = enumerate(self._classes.keys)
-    absent = sorted(key for label, key in keys if label not in labels)
-    if absent:
-      raise UserError(
-        f'{class_map} lists {len(absent)} classes without a folder in {root}, '
-        f'such as {absent[0]!r}: correct it, or set '
-        '--config.source.allow_empty.'
-      )
-
-
-def _classes(
-  root: str, class_map: str | None, endings: tuple[str, ...]
-) -> class_folders.Classes:
-  """Returns the classes of a list or, without one, of the folders."""
-  if class_map:
-    return class_folders.load(class_map)
-  names = class_folders.names(root, endings)
-  if names == [class_folders.WHOLE]:
-    return class_folders.of_unlabelled(class_folders.WHOLE)
-  return class_folders.Classes(names)
+    return files.by_class(listing.paths, listing.folders)
 
 
 def check_classes(class_names: Sequence[str], where: str) -> None:
@@ -162,11 +142,9 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
     UserError: there is only one class.
   """
   if len(class_names) == 1:
-    unlabelled = class_names[0] in (
-      class_folders.UNLABELLED,
-      class_folders.WHOLE,
-    )
-    actual = 'no labels' if unlabelled else f'one class, {class_names[0]!r}'
+    [name] = class_names
+    no_labels = name in (class_folders.UNLABELLED, class_folders.WHOLE)
+    actual = 'no labels' if no_labels else f'one class, {name!r}'
     raise UserError(
       f'{where} has {actual}, but a classifier needs two or more: use one '
       'folder per class, other data, or train without labels (configs/mae.py).'

@@ -22,7 +22,6 @@ from vit_jax.errors import UserError
 
 _NUMBERED = re.compile(r'(.+)-\d{4,}-of-(\d{4,})\.parquet')
 _END = b'\xff\xff\xff\xff\0\0\0\0'  # end mark of an Arrow stream
-_KIND = re.compile(r'u?(int)\d+|(bool)|(?:large_)?(string)')
 
 
 @schema_lib.operational('path')
@@ -61,20 +60,29 @@ class Source(splits.Labelled):
         another type; files are missing or cut short; or labels without names
         are not 0 to K-1.
     """
-    path = files.place(path, 'source.path')
     self._path = files.local(path, 'the source huggingface').rstrip('/')
-    loaded = splits.with_alias(_load(self._path), split)
-    names = splits.named(split, loaded)
-    self._tables = {
-      name: _columns(loaded[name], self._path, image_key, label_key)
-      for name in names
-    }
-    all_classes, self._numbers = _classes(loaded, names, self._path, label_key)
+    try:
+      loaded = splits.with_alias(_load(self._path), split)
+      used = splits.named(split, loaded)
+      self._tables = {
+        name: loaded[name]
+        .select_columns([image_key, label_key])
+        .cast_column(image_key, datasets.Image(decode=False))
+        for name in used
+      }
+      classes, self._numbers = _classes(loaded, used, label_key)
+    except UserError:
+      raise
+    except Exception as error:  # noqa: BLE001 (the library raises many kinds)
+      raise UserError(
+        f'source.path is {path!r}, which cannot be read with '
+        f'source.image_key={image_key!r} (images) and source.label_key='
+        f'{label_key!r} (integers, booleans or text): give a directory of '
+        'Parquet files, or one that datasets.load_dataset(…).save_to_disk '
+        f'wrote, and the names of columns ({error.__cause__ or error})'
+      ) from error
     lengths = {name: len(table) for name, table in self._tables.items()}
-    self._selection = splits.Selection(split, lengths, self._cut_order)
-    self.name = f'{self._path}/{split}'
-    self.num_classes = len(all_classes.keys)
-    self.class_names = all_classes.names
+    self._select(self._path, split, classes, lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]
@@ -125,33 +133,24 @@ def _load(path: str) -> dict[str, datasets.Dataset]:
   """Opens all splits of a dataset.
 
   Raises:
-    UserError: the directory does not contain a dataset, or a file is missing or
+    Exception: the directory does not contain a dataset, or a file is missing or
       damaged.
   """
-  try:
-    by_split = _parquet_files(path)
-    if by_split:
-      loaded: Any = {
-        name: datasets.Dataset.from_parquet(paths)
-        for name, paths in by_split.items()
-      }
-    else:
-      loaded = datasets.load_from_disk(path)
-      if isinstance(loaded, datasets.Dataset):
-        loaded = {'train': loaded}
-      for table in loaded.values():
-        for file in table.cache_files:
-          _check_end(file['filename'])
-  except Exception as error:  # noqa: BLE001 (the library raises many kinds)
-    raise UserError(
-      f'source.path is {path!r}, which cannot be read ('
-      f'{error.__cause__ or error}): give a directory of Parquet files, or one '
-      'that datasets.load_dataset(…).save_to_disk wrote.'
-    ) from error
+  if by_split := _parquet_files(path):
+    return {
+      name: datasets.Dataset.from_parquet(paths)
+      for name, paths in by_split.items()
+    }
+  loaded: Any = datasets.load_from_disk(path)
+  if isinstance(loaded, datasets.Dataset):
+    loaded = {'train': loaded}
+  for table in loaded.values():
+    for file in table.cache_files:
+      _check_end(file['filename'])
   return dict(loaded)
 
 
-def _parquet_files(path: str) -> dict[str, Any]:
+def _parquet_files(path: str) -> dict[str, list[str]]:
   """Returns the Parquet files of each split: {'train': [path, …]}.
 
   The split is specified by the file's name (`train-00000-of-00002.parquet`), or
@@ -160,19 +159,22 @@ def _parquet_files(path: str) -> dict[str, Any]:
   Raises:
     ValueError: files of a split are missing or in several folders.
   """
-  by_split: dict[str, Any] = {}
+  by_split: dict[str, list[str]] = {}
+  stated = set()  # (split, number of files) in the names of files
   pattern = f'{glob.escape(path)}/**/*.parquet'
   for file in sorted(glob.glob(pattern, recursive=True)):
     numbered = _NUMBERED.fullmatch(os.path.basename(file))
     split = numbered[1] if numbered else splits.of_file(file) or 'train'
     by_split.setdefault(split, []).append(file)
+    if numbered:
+      stated.add((split, int(numbered[2])))
+  actual = {(split, len(paths)) for split, paths in by_split.items()}
   for split, paths in by_split.items():
     folders = sorted({os.path.dirname(file) for file in paths})
-    matches = (_NUMBERED.fullmatch(os.path.basename(file)) for file in paths)
-    totals = {int(match[2]) for match in matches if match}
-    if len(folders) > 1 or totals - {len(paths)}:
+    if len(folders) > 1 or stated - actual:
       raise ValueError(
-        f'{split} has {len(paths)} Parquet files in {folders}, not {totals}'
+        f'{split} has {len(paths)} Parquet files in {folders}; numbers of '
+        f'files according to their names: {sorted(stated)}'
       )
   return by_split
 
@@ -191,81 +193,43 @@ def _check_end(path: str) -> None:
       raise ValueError(f'{path} ends without its end mark')
 
 
-def _columns(
-  table: datasets.Dataset, path: str, image_key: str, label_key: str
-) -> datasets.Dataset:
-  """Returns the image column, not decoded, and the label column.
-
-  Raises:
-    UserError: a column is missing or has another type.
-  """
-  try:
-    chosen = table.select_columns([image_key, label_key])
-    if not _kind(table.features[label_key]):
-      raise TypeError(f'{label_key!r} is {table.features[label_key]}')
-    return chosen.cast_column(image_key, datasets.Image(decode=False))
-  except (TypeError, ValueError, NotImplementedError) as error:
-    raise UserError(
-      f'{path} cannot be read with source.image_key={image_key!r} (images) '
-      f'and source.label_key={label_key!r} (integers, booleans or text): '
-      f'{error}. Its columns are {", ".join(table.features)}.'
-    ) from error
-
-
-def _kind(label: Any) -> str:
-  """Returns the kind of a label: int, bool or string; '' if not allowed."""
-  match = _KIND.fullmatch(str(getattr(label, 'dtype', '')))
-  return match[match.lastindex or 0] if match else ''
-
-
 def _classes(
-  loaded: dict[str, datasets.Dataset], used: list[str], path: str, key: str
+  loaded: dict[str, datasets.Dataset], used: list[str], key: str
 ) -> tuple[class_folders.Classes, dict[Any, int] | None]:
   """Returns the classes of the data set.
 
   Args:
     loaded: all splits, which together determine the classes of text.
     used: names of the splits that are read.
-    path: path of the data set, for messages.
     key: name of the label column.
 
   Returns:
     Classes; and {value of the column: label}, or None for integers.
 
   Raises:
-    UserError: the splits have different classes, or no row has a label.
+    ValueError: the splits have different classes, or no row has a label.
   """
-  described = []
-  for name in used:
-    feature = loaded[name].features[key]
-    described.append((getattr(feature, 'names', None), _kind(feature)))
-  names, kind = described[0]
-  if any(each != (names, kind) for each in described):
-    raise UserError(
-      f'the splits of {path} have different classes or types of {key!r}.'
-    )
-  if kind == 'bool':
+  names = [getattr(loaded[name].features[key], 'names', None) for name in used]
+  if any(other != names[0] for other in names):
+    raise ValueError(f'the splits have different classes: {names}')
+  if names[0]:
+    return class_folders.Classes(names[0]), None
+  values = {value for name in used for value in loaded[name].unique(key)}
+  is_text = any(isinstance(value, str) for value in values)
+  for table in loaded.values() if is_text else ():
+    values.update(table.unique(key) if key in table.features else ())
+  values.discard(None)
+  if values and all(isinstance(value, bool) for value in values):
     return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}
-  if names:
-    return class_folders.Classes(names), None
-  is_text = kind == 'string'
-  texts = set()
-  for table in loaded.values() if is_text else [loaded[name] for name in used]:
-    if key in table.features and _kind(table.features[key]) == kind:
-      texts.update(map(str, filter(_is_label, table.unique(key))))
+  if not all(isinstance(value, str if is_text else int) for value in values):
+    raise ValueError(f'the labels are {list(values)[:3]}, …')
+  # Blank text and negative numbers are not labels.
+  texts = {
+    str(value) for value in values if (value.strip() if is_text else value >= 0)
+  }
   if not texts:
-    raise UserError(f'{path} has no label in any row: use a labelled split.')
-  numbered, numbers = class_folders.number(
-    texts,
-    lambda label: path,
-    whole=is_text,
-    remedy='Number them like this, or save them as a ClassLabel.',
+    raise ValueError('no row of the split has a label')
+  classes, numbers = class_folders.number(
+    texts, lambda label: f'the column {key!r}', whole=is_text
   )
-  return numbered, numbers if is_text else None
-
-
-def _is_label(value: Any) -> bool:
-  """Returns whether a value is a label: text, or an integer of at least 0."""
-  if isinstance(value, str):
-    return bool(value.strip())
-  return value is not None and value >= 0
+  return classes, numbers if is_text else None

@@ -70,11 +70,27 @@ def read(path: str) -> list[Row]:
       f'source.path is {path!r}; a manifest ends in {" or ".join(readers)}.'
     )
   text = files.read_text(path, 'source.path')
+  rows: list[Row] = []
+  by_image: dict[tuple[str, str], Row] = {}
   try:
-    rows = [_row(line, fields) for line, fields in reader(text)]
-    _check_same(rows)
-  except ValueError as error:
-    raise UserError(f'{path}: {error}. {_FORM}') from error
+    for line, fields in reader(text):
+      row = _row(line, fields)
+      rows.append(row)
+      same = by_image.setdefault((row.split, row.image), row)
+      expected = (not rows[0].split, not rows[0].label)
+      if (not row.split, not row.label) != expected:
+        raise ValueError(f'line {line} lacks a field, or others do')
+      if row.label != same.label:
+        raise ValueError(
+          f'lines {same.line} and {line} have other labels of {row.image}'
+        )
+    if not rows:
+      raise ValueError('it lists no image')
+  except (ValueError, TypeError, RecursionError, csv.Error) as error:
+    last = rows[-1].line if rows else 0
+    raise UserError(
+      f'{path} cannot be read after line {last}: {error}. {_FORM}'
+    ) from error
   if not rows[0].split:
     rows = [row._replace(split='train') for row in rows]
   return rows
@@ -84,18 +100,14 @@ def _csv(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
   """Yields (line number, fields) of a CSV file."""
   lines = io.StringIO(text, newline='')
   reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
-  try:
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-    for fields in reader:
-      values = list(fields.values())
-      if not any(each.strip() for each in values if isinstance(each, str)):
-        continue  # a blank line
-      if None in fields or None in values:  # too many fields, or too few
-        raise csv.Error(str(values)[:_SHOWN])
-      yield reader.line_num, fields
-  except csv.Error as error:
-    line = reader.reader.line_num
-    raise ValueError(f'line {line} is not valid CSV: {error}') from error
+  reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+  for fields in reader:
+    values = list(fields.values())
+    if not any(each.strip() for each in values if isinstance(each, str)):
+      continue  # a blank line
+    if None in fields or None in values:
+      raise ValueError(f'too few or too many fields: {str(values)[:_SHOWN]}')
+    yield reader.line_num, fields
 
 
 def _jsonl(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -103,11 +115,7 @@ def _jsonl(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
   # Not splitlines(): JSON strings may contain U+2028 and other line separators.
   for number, line in enumerate(io.StringIO(text, newline=None), 1):
     if line.strip():
-      try:
-        yield number, dict(json.loads(line))
-      except (ValueError, TypeError, RecursionError) as error:
-        reason = f'line {number} is not a JSON object: {error}'
-        raise ValueError(reason) from error
+      yield number, dict(json.loads(line))
 
 
 def _row(line: int, fields: dict[str, Any]) -> Row:
@@ -124,20 +132,6 @@ def _row(line: int, fields: dict[str, Any]) -> Row:
   ):
     raise ValueError(f'line {line} has {str(fields)[:_SHOWN]}')
   return Row(image.strip(), label, (split or '').strip(), line)
-
-
-def _check_same(rows: list[Row]) -> None:
-  """Checks that all lines have the same fields, and images one label each."""
-  if not rows:
-    raise ValueError('it lists no image')
-  first: dict[tuple[str, str], Row] = {}
-  for row in rows:
-    if (not row.split, not row.label) != (not rows[0].split, not rows[0].label):
-      raise ValueError(f'line {row.line} lacks a field, or others do')
-    before = first.setdefault((row.split, row.image), row)
-    if before.label != row.label:
-      lines = f'lines {before.line} and {row.line}'
-      raise ValueError(f'{lines} have other labels of {row.image}')
 
 
 @schema.operational('path')
@@ -172,22 +166,24 @@ class Source(splits.Labelled):
     """
     path = files.place(path, 'source.path')
     rows = read(path)
-    all_classes, labels = _number(path, rows, class_map)
-    self.name = f'{path}/{split}'
-    self.num_classes = len(all_classes.keys)
-    self.class_names = all_classes.names
+    lines = {row.label: row.line for row in reversed(rows)}
+    classes, numbers = class_folders.number(
+      lines,
+      lambda label: f'{path}, line {lines[label]},',
+      class_folders.load(class_map) if class_map else None,
+      whole=True,
+    )
     self._path = path
     images = np.array([row.image.encode() for row in rows], np.bytes_)
-    lines = np.array([row.line for row in rows], np.int64)
+    labels = np.array([numbers[row.label] for row in rows], np.int64)
+    line = np.array([row.line for row in rows], np.int64)
     aliases = splits.with_alias({row.split: row.split for row in rows}, split)
     self._columns = {}
     for name in splits.named(split, aliases):
       chosen = np.array([row.split == aliases[name] for row in rows])
-      self._columns[name] = (images[chosen], labels[chosen], lines[chosen])
+      self._columns[name] = (images[chosen], labels[chosen], line[chosen])
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
-    self._selection = splits.Selection(
-      split, lengths, lambda name: files.by_name(self._columns[name][0])
-    )
+    self._select(path, split, classes, lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label, _ = self._row(index)
@@ -214,25 +210,11 @@ class Source(splits.Labelled):
   def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
     return self._columns[split][1]
 
+  def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
+    return files.by_name(self._columns[split][0])
+
   def _row(self, index: int) -> tuple[str, int, int]:
     split, position = self._selection[index]
     images, labels, lines = self._columns[split]
     image = files.join(os.path.dirname(self._path), images[position].decode())
     return image, int(labels[position]), int(lines[position])
-
-
-def _number(
-  path: str, rows: list[Row], class_map: str | None
-) -> tuple[class_folders.Classes, np.ndarray]:
-  """Returns the classes, and the label of each row, int64 `[n]`."""
-  listed = class_folders.load(class_map) if class_map else None
-
-  def where(label: str) -> str:
-    line = next(row.line for row in rows if row.label == label)
-    return f'{path}, line {line},'
-
-  texts = {row.label for row in rows}
-  if texts == {''}:
-    return class_folders.of_unlabelled(''), np.zeros(len(rows), np.int64)
-  all_classes, numbers = class_folders.number(texts, where, listed, whole=True)
-  return all_classes, np.array([numbers[row.label] for row in rows], np.int64)

@@ -67,14 +67,13 @@ class Source(splits.Selected):
       listing = class_folders.listing(
         self._root, endings=('.png',), allow_empty=True
       )
-      present = np.array(listing.classes)[listing.counts > 0]
-      missing = set(IMAGENET_CLASSES).difference(present.tolist())
+      folders = np.array(listing.classes)[listing.folders]
+      missing = set(IMAGENET_CLASSES).difference(folders.tolist())
       if missing:
         raise UserError(f'the classes {sorted(missing)[:3]}, … have no images.')
     except UserError as error:
       advice = 'Unpack objectnet-1.0.zip of objectnet.dev into source.data_dir.'
       raise UserError(f'{error} {advice}') from error
-    folders = np.repeat(np.array(listing.classes), listing.counts)
     used = np.isin(folders, list(IMAGENET_CLASSES))
     self._paths, self._folders = listing.paths[used], folders[used]
     self._selection = splits.Selection(

@@ -120,17 +120,11 @@ class Source(splits.Selected):
     """Checks that the images are those that were labelled."""
     labelled = self._about['fingerprint']
     current = json.loads(json.dumps(fingerprint.of(self._images)))
-    current = fingerprint.comparable(current, labelled)
-    if current != labelled:
-      differing = [
-        key
-        for key in {**current, **labelled}
-        if current.get(key) != labelled.get(key)
-      ]
+    if fingerprint.comparable(current, labelled) != labelled:
       raise UserError(
-        f'{path} contains labels of other images than {self._images.name} '
-        f'({", ".join(differing)} differ): set source.images to the labelled '
-        'images, or label these with python -m vit_jax.pseudo_label.'
+        f'{path} contains labels of other images than {self._images.name}: set '
+        'source.images to the labelled images, or label these with python -m '
+        'vit_jax.pseudo_label.'
       )
 
 

@@ -8,7 +8,6 @@ in that of its folder ('imagenet-train-000123.tar', 'val/000.tar'); if no shard
 has one, everything is 'train'.
 """
 
-import itertools
 import json
 import os
 import re
@@ -22,13 +21,12 @@ from jaxtyping import Int
 from vit_jax.config import schema
 from vit_jax.data import fingerprint, progress
 from vit_jax.data.storage import class_folders, files, index, splits
-from vit_jax.data.storage import files as files_lib
 from vit_jax.errors import UserError
 
 _BLOCK = 512  # bytes of a tar header
 _CHUNK = 2**20  # bytes that are read at once after the last member
 _BOM = b'\xef\xbb\xbf'
-_BRACES = re.compile(r'\{([^{}]*)\}')
+_BRACES = re.compile(r'\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}')
 _WILDCARD = re.compile(r'[*?]')
 
 
@@ -75,11 +73,10 @@ def scan(path: str, label_key: str | None) -> index.Scan:
     except tarfile.ReadError:
       whole = False
   cut = index.WHOLE if whole else group[0].offset if group else 0
-  offset, size, label = zip(*rows, strict=True) if rows else ((), (), ())
   columns = {
-    'offset': np.array(offset, np.int64),
-    'size': np.array(size, np.uint32),
-    'label': np.array(label, np.bytes_),
+    'offset': np.array([row[0] for row in rows], np.int64),
+    'size': np.array([row[1] for row in rows], np.uint32),
+    'label': np.array([row[2] for row in rows], np.bytes_),
   }
   return index.Scan(columns, cut)
 
@@ -119,9 +116,11 @@ def _example(
   """
   parts = {f'.{_name(m).partition(".")[2].lower()}': m for m in group}
   images = [part for end, part in parts.items() if end in files.IMAGES]
-  own_bytes = all(each.isreg() and not each.issparse() for each in group)
-  text = _label(file, parts, label_key) if own_bytes else None
-  if len(parts) < len(group) or len(images) != 1 or text is None:
+  label: Any = None
+  # A link or a sparse file has no bytes of its own.
+  if all(each.isreg() and not each.issparse() for each in group):
+    label = _label(file, parts, label_key)
+  if len(parts) < len(group) or len(images) != 1 or label is None:
     members = ', '.join(f'{each.name} @ {each.offset}' for each in group)
     raise UserError(
       f'{path}: the example {_key(group[0])!r} has the members {members}; it '
@@ -129,25 +128,24 @@ def _example(
       f'integer or a name, as .cls or as {label_key!r} in .json (without '
       'labels: --config.source.label_key=None). Pack the shard again.'
     )
-  return images[0].offset_data, images[0].size, text
+  return images[0].offset_data, images[0].size, label
 
 
 def _label(
   file: Any, parts: dict[str, tarfile.TarInfo], label_key: str | None
 ) -> bytes | None:
   """Returns the label in `.cls` or `.json`; None if there is no valid one."""
-
-  def content(member: tarfile.TarInfo) -> bytes:
-    file.seek(member.offset_data)
-    return file.read(member.size)
-
+  member = parts.get('.cls', parts.get('.json'))
   if label_key is None:
     return b''
+  if member is None:
+    return None
+  file.seek(member.offset_data)
+  content = file.read(member.size).removeprefix(_BOM)
   if '.cls' in parts:
-    return content(parts['.cls']).removeprefix(_BOM).strip() or None
+    return content.strip() or None
   try:
-    found = json.loads(content(parts['.json']).removeprefix(_BOM))
-    text = class_folders.text_of(found[label_key])
+    text = class_folders.text_of(json.loads(content)[label_key])
     return text.encode() if text else None
   except (ValueError, KeyError, TypeError, RecursionError):
     return None
@@ -157,18 +155,23 @@ class _Split(NamedTuple):
   """The examples of a split.
 
   Attributes:
-    files: shards.
+    paths: paths of the shards.
     shard: index of the shard of each example.
     offset: offset of each example's image in its shard, bytes.
     size: size of each example's image, bytes.
-    label: label of each example: bytes as in the shard, int64 after `_number`.
+    label: label of each example: bytes as in the shard, int64 after
+      `Source._number`.
   """
 
-  files: files.Files
+  paths: list[str]
   shard: np.ndarray
   offset: np.ndarray
   size: np.ndarray
   label: np.ndarray
+
+  def where(self, row: int) -> str:
+    """Returns the shard of an example and the image's offset in it."""
+    return f'{self.paths[self.shard[row]]} @ {self.offset[row]}'
 
 
 @schema.operational('path')
@@ -216,23 +219,17 @@ class Source(splits.Labelled):
     """
     listed = class_folders.load(class_map) if class_map else None
     shards = splits.with_alias(_by_split(_expand(path)), split)
-    opened = {
+    self._splits = {
       name: _open(shards[name], label_key, on_bad_shard)
       for name in splits.named(split, shards)
     }
-    lengths = {name: len(each.size) for name, each in opened.items()}
-    self._splits = opened
-    self._selection = splits.Selection(split, lengths, self._cut_order)
-    all_classes, self._splits = _number(opened, listed)
-    self.name = f'{path}/{split}'
-    self.num_classes = len(all_classes.keys)
-    self.class_names = all_classes.names
+    lengths = {name: len(part.size) for name, part in self._splits.items()}
+    self._select(path, split, self._number(listed), lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     part, row = self._row(index)
-    image = part.files.read(
-      int(part.shard[row]), int(part.offset[row]), int(part.size[row])
-    )
+    path = part.paths[part.shard[row]]
+    image = files.read_range(path, int(part.offset[row]), int(part.size[row]))
     return {'image': image, 'label': int(part.label[row])}
 
   @property
@@ -245,25 +242,44 @@ class Source(splits.Labelled):
     for split, rows in self._selection.rows():
       part = self._splits[split]
       columns = (part.shard, part.offset, part.size, part.label)
-      names = files_lib.base_names(part.files.paths)
+      names = files.base_names(part.paths)
       chosen += [names, *(column[rows] for column in columns)]
     return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
     """Returns the shard of an example and the image's offset in it."""
     part, row = self._row(index)
-    return f'{part.files.paths[part.shard[row]]} @ {part.offset[row]}'
+    return part.where(row)
 
   def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
     return self._splits[split].label
 
   def _cut_order(self, split: str) -> np.ndarray:
     part = self._splits[split]
-    return files_lib.by_place(part.files.paths, part.shard, part.offset)
+    return files.by_place(part.paths, part.shard, part.offset)
 
   def _row(self, index: int) -> tuple[_Split, int]:
     split, row = self._selection[index]
     return self._splits[split], row
+
+  def _number(self, listed: class_folders.Classes | None):
+    """Returns the classes, and replaces labels as text by class indices."""
+    places: dict[str, str] = {}  # where each label occurs first
+    unique = {}
+    for name, part in self._splits.items():
+      texts, rows, inverse = np.unique(
+        part.label, return_index=True, return_inverse=True
+      )
+      unique[name] = [os.fsdecode(text) for text in texts.tolist()], inverse
+      for text, row in zip(unique[name][0], rows.tolist(), strict=True):
+        places.setdefault(text, part.where(row))
+    classes, numbers = class_folders.number(
+      places, places.__getitem__, listed, whole=False
+    )
+    for name, (texts, inverse) in unique.items():
+      labels = np.array([numbers[text] for text in texts], np.int64)
+      self._splits[name] = self._splits[name]._replace(label=labels[inverse])
+    return classes
 
 
 def _expand(pattern: str) -> list[str]:
@@ -272,20 +288,17 @@ def _expand(pattern: str) -> list[str]:
   Raises:
     UserError: no shard matches.
   """
-  pattern = files.place(pattern, 'source.path')
-  braces = _BRACES.search(pattern)
-  if braces:
-    head, tail = pattern[: braces.start()], pattern[braces.end() :]
-    paths = [_expand(head + choice + tail) for choice in _choices(braces[1])]
-    shards = list(itertools.chain(*paths))
-  elif _WILDCARD.search(pattern):
-    shards = _matching(pattern)
-  elif pattern.endswith('.tar'):
-    shards = [pattern]
-  else:
-    folders = ('', *(f'{name}/' for name in splits.NAMES))
-    patterns = [f'{pattern.rstrip("/")}/{folder}*.tar' for folder in folders]
-    shards = sorted(path for each in patterns for path in _matching(each))
+  shards = []
+  for path in _without_braces(files.place(pattern, 'source.path')):
+    if path.endswith('.tar') and not _WILDCARD.search(path):
+      shards.append(path)
+    elif _WILDCARD.search(path):
+      shards += _matching(path)
+    else:
+      folders = ['', *(f'{name}/' for name in splits.NAMES)]
+      root = path.rstrip('/')
+      found = [_matching(f'{root}/{folder}*.tar') for folder in folders]
+      shards += sorted(sum(found, []))
   if not shards:
     raise UserError(
       f'source.path is {pattern!r}, but no .tar file matches it: set it to a '
@@ -294,6 +307,23 @@ def _expand(pattern: str) -> list[str]:
       'compressed shards (.tar.gz).'
     )
   return shards
+
+
+def _without_braces(pattern: str) -> list[str]:
+  """Replaces the first braces, {000..009} or {train,val}, by each choice."""
+  braces = _BRACES.search(pattern)
+  if braces is None:
+    return [pattern]
+  first, last, names = braces.groups()
+  choices = names.split(',') if names else []
+  if first:
+    numbers = range(int(first), int(last) + 1)
+    choices = [f'{number:0{len(first)}d}' for number in numbers]
+  return [
+    path
+    for choice in choices
+    for path in _without_braces(pattern.replace(braces[0], choice, 1))
+  ]
 
 
 def _matching(pattern: str) -> list[str]:
@@ -306,19 +336,6 @@ def _matching(pattern: str) -> list[str]:
     for path in epath.Path(folder).glob(name)
     if path.name.endswith('.tar') and not path.name.startswith('.')
   )
-
-
-def _choices(text: str) -> list[str]:
-  """Returns the alternatives in braces: 000, 001 of '000..001'; a, b of 'a,b'.
-
-  There are none if the text is neither a range nor a list, or if the larger
-  number comes first.
-  """
-  span = re.fullmatch(r'(\d+)\.\.(\d+)', text)
-  if span is None:
-    return text.split(',') if ',' in text else []
-  numbers = range(int(span[1]), int(span[2]) + 1)
-  return [f'{number:0{len(span[1])}d}' for number in numbers]
 
 
 def _by_split(paths: list[str]) -> dict[str, list[str]]:
@@ -346,44 +363,9 @@ def _open(paths: list[str], label_key: str | None, on_bad_shard: str) -> _Split:
     kind,
     lambda path: scan(path, label_key),
     on_bad_shard=on_bad_shard,
-    remedy='Copy it again (or pack it again if several files were joined),',
   )
   return _Split(
-    files.Files(paths),
+    paths,
     np.repeat(np.arange(len(paths), dtype=np.int32), shards.counts),
     **shards.columns,
   )
-
-
-def _number(
-  parts: dict[str, _Split], listed: class_folders.Classes | None
-) -> tuple[class_folders.Classes, dict[str, _Split]]:
-  """Returns the classes, and the splits with class indices as labels."""
-  unique = {
-    name: np.unique(part.label, return_inverse=True)
-    for name, part in parts.items()
-  }
-  texts = {
-    os.fsdecode(label)
-    for labels, _ in unique.values()
-    for label in labels.tolist()
-  }
-
-  def where(text: str) -> str:
-    for part in parts.values():
-      for row in np.flatnonzero(part.label == os.fsencode(text))[:1]:
-        return f'{part.files.paths[part.shard[row]]} @ {part.offset[row]}'
-    return ''
-
-  if texts == {''}:
-    all_classes, numbers = class_folders.of_unlabelled(''), {'': 0}
-  else:
-    all_classes, numbers = class_folders.number(
-      texts, where, listed, whole=False
-    )
-  numbered = {}
-  for name, (labels, inverse) in unique.items():
-    lookup = [numbers[os.fsdecode(label)] for label in labels.tolist()]
-    label = np.array(lookup, np.int64)[inverse]
-    numbered[name] = parts[name]._replace(label=label)
-  return all_classes, numbered

@@ -7,7 +7,7 @@ examples and their order are those of TFDS.
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -136,20 +136,16 @@ class Source(Records):
     Raises:
       UserError: the feature does not exist, or has other classes.
     """
-    allowed = [k for k, v in self.features.items() if self._has_labels(v)]
+    allowed = [
+      key
+      for key, feature in self.features.items()
+      if isinstance(feature, tfds.features.Sequence)
+      and _class_names(feature.feature) == self.class_names
+    ]
     check_choice(f'a sequence of labels of {self.name}', key, allowed)
     other = copy.copy(self)
     other._keys = (*self._keys[:2], key)
     return other
-
-  def _has_labels(self, feature: Any) -> bool:
-    """Returns whether a feature is a list of labels of the same classes."""
-    inner = getattr(feature, 'feature', None)
-    return (
-      isinstance(feature, tfds.features.Sequence)
-      and isinstance(inner, tfds.features.ClassLabel)
-      and list(inner.names) == self.class_names
-    )
 
 
 def default_data_dir(data_dir: str | None) -> epath.Path:
@@ -185,20 +181,20 @@ def _check_features(
   Raises:
     UserError: a feature does not exist, or has another type.
   """
-  checks: list[tuple[str | None, str, Callable[[Any], Any]]] = [
-    (image_key, 'image_key', lambda f: isinstance(f, tfds.features.Image)),
-    (label_key, 'label_key', _class_names),
+  images = [
+    k for k, f in features.items() if isinstance(f, tfds.features.Image)
   ]
-  for key, name, check in checks:
-    allowed = [k for k, feature in features.items() if check(feature)]
-    if key not in (*allowed, None):
-      raise UserError(
-        f'source.{name} is {key!r}, but must be an Image (image_key), or a '
-        'ClassLabel or a boolean (label_key; None for images without labels): '
-        f'{dataset} has {_described(features)}; {closest(key, allowed)}.'
-      )
-  return (
-    [UNLABELLED] if label_key is None else _class_names(features[label_key])
+  labels = [k for k, f in features.items() if _class_names(f)]
+  if image_key in images and label_key in (*labels, None):
+    return (
+      [UNLABELLED] if label_key is None else _class_names(features[label_key])
+    )
+  kinds = ', '.join(f'{k}: {type(f).__name__}' for k, f in features.items())
+  raise UserError(
+    f'source.image_key is {image_key!r} and source.label_key is {label_key!r}, '
+    f'but {dataset} has the features {kinds}; images: {", ".join(images)}; '
+    'labels (a ClassLabel or a boolean): '
+    f'{", ".join([*labels, "None"])} (None for images without labels).'
   )
 
 
@@ -211,11 +207,6 @@ def _class_names(feature: Any) -> list[str]:
     (feature.shape, feature.np_dtype) == ((), np.bool_)
   )
   return BOOLEANS if is_boolean else []
-
-
-def _described(features: Any) -> str:
-  """Returns the types of features for messages: 'label: ClassLabel'."""
-  return ', '.join(f'{k}: {type(f).__name__}' for k, f in features.items())
 
 
 def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
@@ -250,8 +241,7 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
     [os.fspath(path) for path in part.filepaths]
     for part in info.splits.values()
   ]
-  counts = [part.shard_lengths for part in info.splits.values()]
-  return records.TFRecords(instructions, shards, counts, on_bad_shard)
+  return records.TFRecords(instructions, shards, on_bad_shard)
 
 
 def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
@@ -271,16 +261,10 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
     return root / name / chosen
   configs = [p.name for p in paths.entries(root / name) if versions(p)]
   prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
-  source = ' --source=fall11_whole.tar' if name == 'imagenet21k' else ''
-  prepare = (
-    'JFT-300M is not public: set --config.source.dataset to another data set'
-    if name.startswith('jft')
-    else f'python -m vit_jax.prepare {dataset} --data_dir={root}{source}'
-  )
   raise UserError(
     f'the data set {dataset!r} is not in {root} ({closest(dataset, prepared)})'
-    f': set --config.source.data_dir (or TFDS_DATA_DIR), or prepare it: '
-    f'{prepare}'
+    ': set --config.source.data_dir (or TFDS_DATA_DIR), or prepare it: python '
+    f'-m vit_jax.prepare {dataset} --data_dir={root}'
   )
 
 

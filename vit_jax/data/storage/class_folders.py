@@ -28,17 +28,11 @@ _NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
 UNLABELLED = 'unlabelled'
 # Names of the classes of boolean labels.
 BOOLEANS = ['False', 'True']
-_DIGITS = 18  # all integers of up to 18 digits fit into int64
-_REMEDY = (
-  'Number them like this, or list them in --config.source.class_map, one per '
-  'line: the label, a tab, a name.'
-)
 log = logging.getLogger('vit_jax')
 _SHOWN_CHARACTERS = 50  # maximum number of characters of a label in a message
-_SHOWN = 8  # maximum number of folders or kinds of files in a message
+_SHOWN = 8  # maximum number of folders or endings in a message
 # The root itself, as the only class of a directory of images without folders.
 WHOLE = '.'
-_FOLDER, _FILE, _HIDDEN, _NOTHING = 'folder', 'file', 'hidden', 'no file'
 
 
 class Classes:
@@ -78,15 +72,6 @@ class Classes:
 def _composed(name: str) -> str:
   """Returns a name in Unicode's composed normal form (NFC)."""
   return unicodedata.normalize('NFC', name)
-
-
-def of_unlabelled(key: str) -> Classes:
-  """Returns the class of images without labels.
-
-  Args:
-    key: name of the class in the dataset.
-  """
-  return Classes([key], [UNLABELLED])
 
 
 def load(path: str) -> Classes:
@@ -135,7 +120,6 @@ def number(
   known: Classes | None = None,
   *,
   whole: bool,
-  remedy: str = _REMEDY,
 ) -> tuple[Classes, dict[str, int]]:
   """Numbers the classes of a dataset, given its distinct labels.
 
@@ -145,14 +129,12 @@ def number(
   labels if they are names.
 
   Args:
-    texts: distinct labels.
+    texts: distinct labels; only '' for images without labels.
     where: function from a label to its file, and line if there is one, for
       messages.
     known: list of classes, if there is one.
     whole: whether `texts` contains all labels of the dataset, so that names can
       be numbered.
-    remedy: advice about labels that are not 0 to (number of classes - 1), for
-      messages.
 
   Returns:
     Classes, and {label: index of its class}.
@@ -162,31 +144,31 @@ def number(
       do not determine the classes.
   """
   texts = sorted(texts)
+  if texts == ['']:  # images without labels
+    return Classes([''], [UNLABELLED]), {'': 0}
   names = [text for text in texts if not text.isdecimal()]
-  # More than 18 digits give 10^18, to fit into int64.
-  values = {
-    text: int(text) if len(text) <= _DIGITS else 10**_DIGITS
-    for text in texts
-    if text.isdecimal()
-  }
+  numbers = [text for text in texts if _NUMBER.fullmatch(text)]
   if known and (names or any(key.isdecimal() for key in known.keys)):
     return known, {text: known.label(text, where(text)) for text in texts}
-  if whole and not values and not any(map(_NUMBER.fullmatch, names)):
+  if whole and not numbers:
     return Classes(names), {name: i for i, name in enumerate(names)}
   count = len(known.keys) if known else _MOST
-  largest = max(values, key=values.__getitem__, default='')
-  if names or values[largest] >= count:
-    numeric = next(filter(_NUMBER.fullmatch, names), largest)
-    found = dict.fromkeys(text for text in (*names[:1], numeric) if text)
+  # Unlike int, float also accepts thousands of digits.
+  largest = max(numbers, key=float, default='')
+  if names or float(largest) >= count:
     listed = ' and '.join(
       f'{where(text)} has the label {text[:_SHOWN_CHARACTERS]!r}'
-      for text in found
+      for text in dict.fromkeys((*names[:1], largest))
+      if text
     )
     raise UserError(
       f'{listed}; labels must be integers, 0 to {count - 1:,}, or names in a '
-      f'list of classes or of all images. {remedy}'
+      'list of classes or of all images. Number them like this, or list them '
+      'in --config.source.class_map, one per line: the label, a tab, a name '
+      '(a Hugging Face data set: save them as a ClassLabel).'
     )
-  return known or Classes(map(str, range(values[largest] + 1))), values
+  known = known or Classes(map(str, range(int(largest) + 1)))
+  return known, {text: int(text) for text in texts}
 
 
 class Listing(NamedTuple):
@@ -198,15 +180,15 @@ class Listing(NamedTuple):
     paths: paths relative to the root, bytes `[n]`, sorted by class and then by
       path. An array of fixed width is smaller than a list of str, and is passed
       to worker processes quickly.
-    counts: number of images of each class.
-    left_out: number of ignored files of each kind.
+    folders: index of the class folder of each image.
+    left_out: full paths of the files and hidden folders that are left out.
   """
 
   root: str
   classes: list[str]
   paths: np.ndarray
-  counts: Int[np.ndarray, ' classes']
-  left_out: collections.Counter[str]
+  folders: Int[np.ndarray, ' n']
+  left_out: list[str]
 
 
 def roots(path: str, key: str) -> dict[str, str]:
@@ -242,12 +224,8 @@ def roots(path: str, key: str) -> dict[str, str]:
     return {'train': path}
   others = [name for name in folders if name not in names]
   if others:
-    log.warning(
-      '%s contains the splits %s; its other folders are left out: %s',
-      path,
-      ', '.join(names),
-      ', '.join(others[:_SHOWN]),
-    )
+    text = '%s contains the splits %s; its other folders are left out: %s'
+    log.warning(text, path, ', '.join(names), ', '.join(others[:_SHOWN]))
   ranks = list(splits.KINDS)
   names.sort(key=lambda name: ranks.index(splits.kind(name) or ''))
   return {name: f'{path}/{name}' for name in names}
@@ -268,14 +246,13 @@ def names(root: str, endings: tuple[str, ...] = files.IMAGES) -> list[str]:
     UserError: there are neither folders nor images, or the directory cannot be
       read.
   """
-  folders = _folders(root)
-  if folders:
-    return folders
-  if any(
-    kind == _FILE and name.lower().endswith(endings)
-    for name, kind in _entries(root)
-  ):
-    return [WHOLE]
+  folders, images, others = _entries(root, endings)
+  for name in others:
+    # Leaving out a class would shift the labels of all later classes.
+    if name[0] != '.' and not os.path.exists(f'{root}/{name}'):
+      raise _unreadable(f'{root}/{name}', 'a broken link')
+  if folders or images:
+    return folders or [WHOLE]
   raise UserError(
     f'{root} contains no folders: each class needs one with its images. For a '
     "list of images and labels, use config.source.name='manifest'."
@@ -303,34 +280,32 @@ def listing(
     UserError: there is no class folder, or one without images; an image or a
       class is a broken link; or a folder cannot be read.
   """
-  left_out: collections.Counter[str] = collections.Counter()
-  classes, paths, counts = names(root, endings), [], []
-  entries = _entries(root)
-  if classes == [WHOLE]:
-    entries = [(WHOLE, _FOLDER)]
-  for name, kind in entries:
-    if kind == _FOLDER:
-      own: collections.Counter[str] = collections.Counter()
-      above = () if name == WHOLE else (_identity(root),)
-      images = sorted(_images(root, name, endings, above, own))
-      if not images and not allow_empty:
-        raise UserError(
-          f'the class folder {root}/{name} contains no image '
-          f'({" ".join(endings)}), but {_kinds(own) or "nothing"}: fill or '
-          'remove it, or train with --config.source.allow_empty.'
-        )
-      paths += map(os.fsencode, images)
-      counts.append(len(images))
-      left_out += own
-    elif kind == _NOTHING:
-      raise _unreadable(f'{root}/{name}', 'a broken link')
-    else:
-      left_out[_ignored_kind(name, kind)] += 1
+  classes, paths, folders = names(root, endings), [], []
+  above: tuple[tuple[int, int], ...] = ()
+  left_out: list[str] = []
+  if classes != [WHOLE]:
+    above = (_identity(root),)
+    _, loose, others = _entries(root, endings)
+    left_out += [f'{root}/{name}' for name in loose + others]
+  for number, name in enumerate(classes):
+    own: list[str] = []
+    images = sorted(_images(root, name, endings, above, own))
+    if not images and not allow_empty:
+      raise UserError(
+        f'the class folder {root}/{name} contains no image '
+        f'({" ".join(endings)}), but {_endings(own) or "nothing"}: fill or '
+        'remove it, or train with --config.source.allow_empty.'
+      )
+    paths += map(os.fsencode, images)
+    folders += [number] * len(images)
+    left_out += own
+  if left_out:
+    log.info('%s: left out: %s', root, _endings(left_out))
   return Listing(
     root,
     classes,
     np.array(paths, np.bytes_),
-    np.array(counts, np.int64),
+    np.array(folders, np.int64),
     left_out,
   )
 
@@ -349,59 +324,41 @@ def images(
   Raises:
     UserError: an image is a broken link, or a folder cannot be read.
   """
-  for path in _images(folder, WHOLE, endings, (), collections.Counter()):
+  for path in _images(folder, WHOLE, endings, (), []):
     yield os.path.join(folder, os.path.normpath(path))
 
 
-def report(found: Listing) -> None:
-  """Logs which files were left out, and whether there is only one class."""
-  if found.left_out:
-    log.info('%s: left out: %s', found.root, _kinds(found.left_out))
-  if found.classes == [WHOLE]:
-    log.info('%s contains no folders: its images have no labels', found.root)
-  elif len(found.classes) == 1:
-    log.info(
-      '%s contains a single class, %r, so that there is nothing to learn. Each '
-      'class needs its own folder in it.',
-      found.root,
-      found.classes[0],
-    )
+def _entries(
+  folder: str, endings: tuple[str, ...] = ()
+) -> tuple[list[str], list[str], list[str]]:
+  """Returns the names of the folders, the images and the others in a folder.
 
-
-def ignored(found: Listing) -> Iterator[str]:
-  """Yields the full paths of files below the root that a listing leaves out."""
-  listed = {os.path.normpath(path) for path in found.paths.tolist()}
-  for folder, subfolders, names in os.walk(found.root):
-    subfolders.sort()
-    for name in sorted(names):
-      path = os.path.join(folder, name)
-      if os.fsencode(os.path.relpath(path, found.root)) not in listed:
-        yield path
-
-
-def _entries(folder: str) -> list[tuple[str, str]]:
-  """Returns (name, kind) of each entry of a folder, sorted."""
+  Raises:
+    UserError: the folder cannot be read, or an image is a broken link.
+  """
+  folders, images, others = [], [], []
   try:
     with os.scandir(folder) as entries:
-      return sorted((entry.name, _kind(entry)) for entry in entries)
+      for entry in entries:
+        # A link to itself, or into a folder that cannot be read, is neither.
+        is_link = entry.is_symlink()
+        if entry.name.startswith('.'):
+          others.append(entry.name)
+        elif os.path.isdir(entry) if is_link else entry.is_dir():
+          folders.append(entry.name)
+        elif not entry.name.lower().endswith(endings):
+          others.append(entry.name)
+        elif os.path.isfile(entry) if is_link else entry.is_file():
+          images.append(entry.name)
+        else:
+          raise _unreadable(entry.path, 'a broken link')
   except OSError as error:
     raise _unreadable(folder, error.strerror) from error
-
-
-def _kind(entry: os.DirEntry) -> str:
-  """Returns the kind of an entry: a folder, a file, hidden, or neither."""
-  if entry.name.startswith('.'):
-    return _HIDDEN
-  try:
-    if entry.is_dir():
-      return _FOLDER
-    return _FILE if entry.is_file() else _NOTHING
-  except OSError:  # a link to itself, or into a folder that cannot be read
-    return _NOTHING
+  return sorted(folders), images, sorted(others)
 
 
 def _folders(folder: str) -> list[str]:
-  return [name for name, kind in _entries(folder) if kind == _FOLDER]
+  return _entries(folder)[0]
 
 
 def _images(
@@ -409,7 +366,7 @@ def _images(
   folder: str,
   endings: tuple[str, ...],
   above: tuple[tuple[int, int], ...],
-  left_out: collections.Counter[str],
+  left_out: list[str],
 ) -> Iterator[str]:
   """Yields the images below a folder.
 
@@ -419,22 +376,20 @@ def _images(
     endings: endings of the image files, in lower case.
     above: identities (see `_identity`) of the folders that contain this folder;
       links to them are not followed.
-    left_out: number of ignored files of each kind, which is updated.
+    left_out: paths of the files that are left out, to which more are added.
   """
   own = _identity(f'{root}/{folder}')
   if own in above:
     return
   progress.made()
-  for name, kind in _entries(f'{root}/{folder}'):
-    path = f'{folder}/{name}'
-    if kind == _FOLDER:
-      yield from _images(root, path, endings, (*above, own), left_out)
-    elif kind == _HIDDEN or not name.lower().endswith(endings):
-      left_out[_ignored_kind(name, kind)] += 1
-    elif kind == _NOTHING:
-      raise _unreadable(f'{root}/{path}', 'a broken link')
-    else:
-      yield path
+  path = f'{root}/{folder}'
+  folders, images, others = _entries(path, endings)
+  left_out += [f'{path}/{name}' for name in others]
+  yield from (f'{folder}/{name}' for name in images)
+  for name in folders:
+    yield from _images(
+      root, f'{folder}/{name}', endings, (*above, own), left_out
+    )
 
 
 def _identity(folder: str) -> tuple[int, int]:
@@ -442,20 +397,13 @@ def _identity(folder: str) -> tuple[int, int]:
   return status.st_dev, status.st_ino
 
 
-def _ignored_kind(name: str, kind: str) -> str:
-  """Returns the kind under which an ignored entry is counted: '.txt'."""
-  if kind != _FILE:
-    return kind
-  return os.path.splitext(name)[1].lower() or 'without ending'
-
-
-def _kinds(left_out: collections.Counter[str]) -> str:
-  """Describes ignored files: '3 .txt, 2 hidden', with advice about HEIC."""
-  ranked = left_out.most_common(_SHOWN)
-  text = ', '.join(f'{count} {name}' for name, count in ranked)
-  if '.heic' in left_out or '.heif' in left_out:
-    text += ' (HEIC is not decoded: `magick mogrify -format jpg *.heic`)'
-  return text
+def _endings(paths: list[str]) -> str:
+  """Describes files that are left out: '3 .txt, 2 .heic'."""
+  endings = collections.Counter(
+    os.path.splitext(path)[1].lower() or 'without ending' for path in paths
+  )
+  ranked = endings.most_common(_SHOWN)
+  return ', '.join(f'{count} {ending}' for ending, count in ranked)
 
 
 def _unreadable(path: str, reason: str | None) -> UserError:

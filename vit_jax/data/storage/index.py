@@ -28,7 +28,6 @@ from vit_jax.files import paths as paths_lib
 
 log = logging.getLogger('vit_jax')
 FOLDER = '.vit_jax_index'
-BAD_SHARD_POLICIES = ('error', 'skip')
 WHOLE = -1  # value of `cut` for a shard without an incomplete record
 _VERSION = 1
 _THREADS = 32  # scanning mostly waits for the disk or the network
@@ -72,7 +71,6 @@ def load(
   scan: Callable[[str], Scan],
   *,
   on_bad_shard: str,
-  remedy: str = 'Copy or prepare it again,',
 ) -> Index:
   """Loads the index of the shards, or builds and caches it.
 
@@ -83,27 +81,35 @@ def load(
     scan: function that scans one shard and returns the same columns for each.
     on_bad_shard: 'error', or 'skip' to use the complete records of a shard that
       was cut short.
-    remedy: advice about a shard that was cut short, for the message.
 
   Raises:
     UserError: a shard does not exist, cannot be read or was cut short;
       `on_bad_shard` is invalid; or `scan` raises it.
   """
-  check_choice('source.on_bad_shard', on_bad_shard, BAD_SHARD_POLICIES)
+  check_policy(on_bad_shard)
   current = stamps(paths)
   cache_paths = _cache_paths(paths, kind)
   cached = (_cached(path, current) for path in cache_paths)
   index = next(filter(None, cached), None)
   if index is None:
-    index = _build(paths, kind, scan)
+    try:
+      index = _build(paths, kind, scan)
+    except OSError as error:
+      raise _unreadable(error) from error
     _save(cache_paths, index, current)
   for path, cut, (size, _) in zip(paths, index.cuts, current, strict=True):
     if cut != WHOLE and on_bad_shard == 'error':
       raise UserError(
         f'{path} is cut short or damaged at offset {cut} of {size} bytes. '
-        f'{remedy} or set --config.source.on_bad_shard=skip to use the others.'
+        'Copy, prepare or pack it again (shards cannot be joined), or set '
+        '--config.source.on_bad_shard=skip to use the others.'
       )
   return index
+
+
+def check_policy(on_bad_shard: str) -> None:
+  """Checks the treatment of shards that were cut short."""
+  check_choice('source.on_bad_shard', on_bad_shard, ('error', 'skip'))
 
 
 def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
@@ -117,24 +123,23 @@ def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
   """
 
   def stamp(path: str) -> tuple[int, int]:
-    try:
-      if files.is_remote(path):
-        remote = epath.Path(path).stat()
-        return remote.length, int(remote.mtime)
-      local = os.stat(path)
-      return local.st_size, local.st_mtime_ns
-    except (OSError, ValueError) as error:  # ValueError: NUL in the path
-      raise _unreadable(path, error) from error
+    if files.is_remote(path):
+      remote = epath.Path(path).stat()
+      return remote.length, int(remote.mtime)
+    local = os.stat(path)
+    return local.st_size, local.st_mtime_ns
 
-  with ThreadPoolExecutor(_THREADS) as pool:
-    return np.array(list(pool.map(stamp, paths)), np.int64).reshape(-1, 2)
+  try:
+    with ThreadPoolExecutor(_THREADS) as pool:
+      return np.array(list(pool.map(stamp, paths)), np.int64).reshape(-1, 2)
+  except OSError as error:
+    raise _unreadable(error) from error
 
 
-def _unreadable(path: str, error: Exception) -> UserError:
-  reason = getattr(error, 'strerror', None) or error
+def _unreadable(error: Exception) -> UserError:
   return UserError(
-    f'the shard {path!r} cannot be read ({reason}): check its path, or copy '
-    'the data set again.'
+    f'a shard cannot be read ({error}): check its path, or copy the data set '
+    'again.'
   )
 
 
@@ -206,8 +211,7 @@ def _build(
   with ThreadPoolExecutor(_THREADS) as pool:
     # Tasks run in copies of the context, which contains the progress listener.
     futures = [
-      pool.submit(contextvars.copy_context().run, _scan, scan, path)
-      for path in paths
+      pool.submit(contextvars.copy_context().run, scan, path) for path in paths
     ]
     try:
       for done in progress.shown(as_completed(futures), len(futures), label):
@@ -223,11 +227,3 @@ def _build(
   lengths = [len(next(iter(each.columns.values()))) for each in scans]
   cuts = [each.cut for each in scans]
   return Index(columns, np.array(lengths, np.int64), np.array(cuts, np.int64))
-
-
-def _scan(scan: Callable[[str], Scan], path: str) -> Scan:
-  """Scans a shard; converts errors of reading it to `UserError`."""
-  try:
-    return scan(path)
-  except OSError as error:
-    raise _unreadable(path, error) from error

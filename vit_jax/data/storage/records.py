@@ -27,7 +27,7 @@ from vit_jax.data import progress
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import files, index
 from vit_jax.data.storage.splits import Concatenation
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError
 
 _PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
 _HEADER = struct.Struct('<QI')
@@ -83,26 +83,6 @@ def _masked(data: bytes) -> int:
   """Computes a CRC-32C, rotated and shifted as the format requires."""
   crc = google_crc32c.value(data)
   return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def read(opened: files.Files, number: int, offset: int, size: int) -> bytes:
-  """Reads the payload of a record and verifies its checksums.
-
-  Args:
-    opened: tfrecord files.
-    number: index of the file.
-    offset: offset of the payload, bytes.
-    size: size of the payload, bytes.
-
-  Raises:
-    DecodeError: a checksum does not match.
-  """
-  record = opened.read(number, offset - _HEADER.size, size + _AROUND)
-  data = record[_HEADER.size : -_FOOTER.size]
-  [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
-  if _size(record[: _HEADER.size]) != size or checksum != _masked(data):
-    raise DecodeError('damaged: its CRC-32C does not match')
-  return data
 
 
 def features(record: bytes) -> Mapping[str, Any]:
@@ -169,23 +149,21 @@ class ArrayRecords:
       UserError: a file is missing, or was cut short and the policy is 'error';
         numbers of records differ from those of TFDS; or no file can be read.
     """
-    policies = index.BAD_SHARD_POLICIES
-    check_choice('source.on_bad_shard', on_bad_shard, policies)
-    paths = [part.filename for part in instructions]
-    index.stamps(paths)  # checks that the files exist
+    index.check_policy(on_bad_shard)
+    index.stamps([part.filename for part in instructions])  # they exist
     with ThreadPoolExecutor(_THREADS) as pool:
       faults = list(pool.map(_fault, instructions))
     kept = []
     for part, fault in zip(instructions, faults, strict=True):
-      if not fault:
-        kept.append(part)
-        continue
-      if on_bad_shard == 'error' or all(faults):
+      if fault and (on_bad_shard == 'error' or all(faults)):
         raise UserError(
           f'{part.filename} cannot be read ({fault}). Copy or prepare it '
           'again, or set --config.source.on_bad_shard=skip to leave it out.'
         )
-      log.warning('%s is left out: it cannot be read: %s', part.filename, fault)
+      if fault:
+        log.warning('%s is left out (%s)', part.filename, fault)
+      else:
+        kept.append(part)
     self._source = array_record_data_source.ArrayRecordDataSource(kept)
     self._parts = [(part.filename, part.skip) for part in kept]
     self._index = Concatenation(part.take for part in kept)
@@ -222,8 +200,7 @@ def _fault(part: Any) -> str:
   try:
     if not reader.ok():
       reader.read([0])  # raises the reason
-    expected = part.examples_in_shard
-    _check_count(part.filename, reader.num_records(), expected, index.WHOLE)
+    _check_count(part, reader.num_records(), index.WHOLE)
     return ''
   except RuntimeError as error:
     return str(error)
@@ -236,19 +213,14 @@ class TFRecords:
   """Records of tfrecord files, read through an index of their offsets."""
 
   def __init__(
-    self,
-    instructions: list[Any],
-    shards: list[list[str]],
-    counts: list[list[int]],
-    on_bad_shard: str,
+    self, instructions: list[Any], shards: list[list[str]], on_bad_shard: str
   ):
     """Loads or builds the index of each split that the instructions use.
 
     Args:
-      instructions: read instructions of TFDS, which contain a file name and the
-        numbers of records to skip and to take.
+      instructions: read instructions of TFDS, which contain a file name, the
+        numbers of records to skip and to take, and the total in the file.
       shards: paths of the files of each split.
-      counts: number of records of each of these files, according to TFDS.
       on_bad_shard: see `index.load`.
 
     Raises:
@@ -256,22 +228,18 @@ class TFRecords:
         TFDS.
     """
     used = {part.filename for part in instructions}
-    columns = {}
-    for paths, expected in zip(shards, counts, strict=True):
-      if used.isdisjoint(paths):
-        continue
-      split = index.load(paths, 'tfrecord', scan, on_bad_shard=on_bad_shard)
-      pairs = zip(split.split('offset'), split.split('size'), strict=True)
-      columns |= dict(zip(paths, pairs, strict=True))
-      for path, count, number, cut in zip(
-        paths, expected, split.counts.tolist(), split.cuts.tolist(), strict=True
-      ):
-        _check_count(path, number, count, cut)
-    self._files = files.Files([part.filename for part in instructions])
+    columns = {}  # {path: (offsets, sizes, offset of the first cut record)}
+    for paths in shards:
+      if not used.isdisjoint(paths):
+        split = index.load(paths, 'tfrecord', scan, on_bad_shard=on_bad_shard)
+        arrays = split.split('offset'), split.split('size'), split.cuts.tolist()
+        columns |= dict(zip(paths, zip(*arrays, strict=True), strict=True))
+    self._paths = [part.filename for part in instructions]
     self._parts = []
     for part in instructions:
+      offsets, sizes, cut = columns[part.filename]
+      _check_count(part, len(offsets), cut)
       rows = slice(part.skip, part.skip + part.take)
-      offsets, sizes = columns[part.filename]
       self._parts.append((offsets[rows], sizes[rows]))
     self._index = Concatenation(len(offsets) for offsets, _ in self._parts)
 
@@ -284,12 +252,19 @@ class TFRecords:
     Raises:
       DecodeError: a checksum does not match.
     """
-    return read(self._files, *self._find(index))
+    number, offset, size = self._find(index)
+    start, path = offset - _HEADER.size, self._paths[number]
+    record = files.read_range(path, start, size + _AROUND)
+    data = record[_HEADER.size : -_FOOTER.size]
+    [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
+    if _size(record[: _HEADER.size]) != size or checksum != _masked(data):
+      raise DecodeError('damaged: its CRC-32C does not match')
+    return data
 
   def where(self, index: int) -> str:
     """Returns the file of a record, and its offset in the file."""
     number, offset, _ = self._find(index)
-    return f'{self._files.paths[number]} @ {offset}'
+    return f'{self._paths[number]} @ {offset}'
 
   def _find(self, index: int) -> tuple[int, int, int]:
     """Returns (index of the file, offset, size) of a record."""
@@ -298,10 +273,11 @@ class TFRecords:
     return number, int(offsets[row]), int(sizes[row])
 
 
-def _check_count(path: str, actual: int, expected: int, cut: int) -> None:
+def _check_count(part: Any, actual: int, cut: int) -> None:
   """Checks the number of records; a file that was cut short may have fewer."""
+  expected = part.examples_in_shard
   if actual > expected or (actual < expected and cut == index.WHOLE):
     raise UserError(
-      f'{path} contains {actual} records, but dataset_info.json specifies '
-      f'{expected}: prepare or copy the data set again.'
+      f'{part.filename} contains {actual} records, but dataset_info.json '
+      f'specifies {expected}: prepare or copy the data set again.'
     )

@@ -14,7 +14,8 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import NamedTuple, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -121,6 +122,24 @@ class Selected:
 class Labelled(Selected):
   """Base class of such sources that know labels without reading images."""
 
+  def _select(
+    self, path: str, split: str, classes: Any, lengths: Mapping[str, int]
+  ) -> None:
+    """Sets the attributes of a source.
+
+    Args:
+      path: path of the data.
+      split: split as in TFDS.
+      classes: `class_folders.Classes` of the data.
+      lengths: number of examples of each split that is used.
+
+    Raises:
+      UserError: see `resolve`.
+    """
+    self.name = f'{path}/{split}'
+    self.num_classes, self.class_names = len(classes.keys), classes.names
+    self._selection = Selection(split, lengths, self._cut_order)
+
   def labels(self) -> Int[np.ndarray, ' n']:
     """Returns the labels of all examples; -1 for those without a label."""
     parts = self._selection.rows()
@@ -132,11 +151,9 @@ class Labelled(Selected):
     """Returns the labels of a whole split."""
     raise NotImplementedError
 
-
-class _Length(NamedTuple):
-  """Properties of a split that TFDS needs to interpret a spec."""
-
-  num_examples: int
+  def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
+    """Returns the order in which a split is cut; see `Selection`."""
+    raise NotImplementedError
 
 
 def named(spec: str, there: Collection[str]) -> list[str]:
@@ -220,10 +237,11 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[tuple[str, range]]:
   named(spec, lengths)
   try:
     instruction = tfds.core.ReadInstruction.from_spec(spec)
-    absolute = instruction.to_absolute(
-      {name: _Length(length) for name, length in lengths.items()}
-    )
-  # AttributeError: shards are counted, whose lengths `_Length` does not have.
+    infos: Any = {
+      name: SimpleNamespace(num_examples=n) for name, n in lengths.items()
+    }
+    absolute = instruction.to_absolute(infos)
+  # AttributeError: shards are counted, whose lengths `infos` does not contain.
   except (ValueError, NotImplementedError, AttributeError) as error:
     raise bad_spec(spec, lengths) from error
   parts = [
