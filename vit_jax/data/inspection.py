@@ -16,7 +16,6 @@ import collections
 import functools
 import hashlib
 import itertools
-import json
 import types
 from collections.abc import Iterator
 from concurrent import futures
@@ -143,6 +142,7 @@ def inspect(
   starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
   measure = functools.partial(_chunk, source, kind, hashed)
+  results = jsonl.Appender(path)
   with futures.ThreadPoolExecutor(threads) as pool:
     # Results of all chunks at once would fill the memory.
     groups = range(0, len(starts), threads * _AHEAD)
@@ -150,7 +150,7 @@ def inspect(
       pool.map(measure, starts[i : i + groups.step]) for i in groups
     )
     for line in progress.shown(lines, len(starts), source.name):
-      jsonl.append(path, json.dumps({'split': split, **line}) + '\n')
+      results.append({'split': split, **line})
       known[line['start']] = _found(line)
   parts = [known[start] for start in sorted(known)]
   return Found(
@@ -180,7 +180,7 @@ def _known(
   if not lines:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = {'split': split, 'fingerprint': current}
-    jsonl.append(path, json.dumps(line) + '\n')
+    jsonl.Appender(path).append(line)
   elif lines[0].get('fingerprint') != current:
     raise UserError(
       f'{path} belongs to an unfinished inspection of {split} with other data, '
