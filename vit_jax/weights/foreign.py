@@ -32,20 +32,9 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
-# Options of the ViT that few formats can contain, and their defaults
-_RARE = {
-  'rope': 'none',
-  'class_token': None,
-  'norm': 'layer',
-  'post_norm': False,
-  'final_norm': True,
-  'qkv_bias': 'all',
-  'bias': True,
-  'map_heads': None,
-  'map_mlp_dim': None,
-  'map_prefix': False,
-  'rope_registers': None,
-}
+# Options of the ViT that few formats can contain
+_RARE = ('rope', 'class_token', 'norm', 'post_norm', 'final_norm', 'qkv_bias')
+_RARE += ('bias', 'map_heads', 'map_mlp_dim', 'map_prefix', 'rope_registers')
 
 
 class ParsedWeights(NamedTuple):
@@ -230,7 +219,7 @@ def native_params(
     params: parameters of the objective that `about` specifies.
     about: description of the weights, see `Pretrained.about`.
     positions: kinds of positions that the format supports.
-    supported: keys of `_RARE` that it supports.
+    supported: options in `_RARE` that it supports.
 
   Raises:
     UserError: the model has positions of another kind or an option that the
@@ -244,9 +233,11 @@ def native_params(
     raise names_lib.not_writable(
       f'positions other than {" or ".join(positions)}, here {position!r}'
     )
-  for key, default in _RARE.items():
-    value = getattr(model, key, default)
-    if value != default and key not in supported:
+  section = {'name': 'vit', **about['model']}
+  keys = schema.config_keys(schema.constructor('model', section))
+  for key in [key for key in _RARE if key in keys and key not in supported]:
+    value = getattr(model, key)
+    if value != keys[key].default:
       raise names_lib.not_writable(f'model.{key}={value!r}')
   flat = tree.flatten(source.backbone(params))
   arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
