@@ -44,7 +44,7 @@ ROWS = [
     "model.widht is not a key; did you mean 'width'",
   ),
   ((*QUICK, '--config.model.variant=Q/16'), 'g/16, S/16'),
-  ((*QUICK, '--config.image_size=17'), 'not divisible by the patch size 4'),
+  ((*QUICK, '--config.image_size=17'), 'multiples of 4 pixels'),
   ((*QUICK, '--config.micro_batches=3'), 'a multiple of 24'),
   ((*QUICK, '--config.total=20'), 'steps, epochs'),
   ((*QUICK, '--config.checkpoint.keep=1'), 'at least 2'),
