@@ -27,8 +27,8 @@ PREPARE = 'prepare.__main__'
 # empty directory photos/cat.
 ROWS = [
   (('train',), 'python -m vit_jax.configs'),
-  (('train', 'configs/vit.py:data=i21k'), '--config=configs/vit.py:data=i21k?'),
-  (('train', '--confg=configs/mae.py'), 'Did you mean --config=configs/mae.py'),
+  (('train', 'configs/vit.py:data=i21k'), 'give --config=FILE.py'),
+  (('train', '--confg=configs/mae.py'), 'did you mean --config?'),
   (('train', '--config=quickstart'), "did you mean 'configs/quickstart.py'"),
   (('train', '--config=configs/sweeps/digits.py'), '-m vit_jax.sweep --config'),
   (('train', '--config=configs/vit.py:variant=B16'), "'variant=B/16"),

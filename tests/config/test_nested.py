@@ -100,17 +100,17 @@ HYBRID = dict(name='vit', variant='R50+B/16')
 STEM = '--config.model.stem.name=resnet'
 
 
-@pytest.mark.parametrize('depths', ['(2,1)', '2, 1', '[2,1]'])
-def test_flags_set_keys_without_defaults(overridden, depths):
+def test_flags_set_keys_without_defaults(overridden):
   """Numbers and tuples can be given together with the name of a new section."""
-  args = [f'--config.model.stem.depths={depths}', STEM]
-  found = overridden(completed(model=HYBRID), *args).model
-  assert found.variant == 'R50+B/16'
-  assert found.stem.to_dict() == {
-    'name': 'resnet',
-    'depths': (2, 1),
-    'width_factor': 1,
-  }
+  for depths in ('(2,1)', '2, 1', '[2,1]'):
+    args = [f'--config.model.stem.depths={depths}', STEM]
+    found = overridden(completed(model=HYBRID), *args).model
+    assert found.variant == 'R50+B/16'
+    assert found.stem.to_dict() == {
+      'name': 'resnet',
+      'depths': (2, 1),
+      'width_factor': 1,
+    }
 
 
 @pytest.mark.parametrize(

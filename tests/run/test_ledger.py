@@ -55,14 +55,6 @@ def test_spans_add_up_to_the_elapsed_time(tmp_path):
   assert total == pytest.approx(book.elapsed_s(), abs=0.05)
 
 
-def test_an_incomplete_last_line_is_left_out(tmp_path):
-  """A killed process may leave it."""
-  first = _event(0, 'a')
-  text = json.dumps(first) + '\n' + json.dumps(_event(1, 'b'))[:20]
-  (tmp_path / 'events.jsonl').write_text(text)
-  assert ledger.read(epath.Path(tmp_path) / 'events.jsonl') == [first]
-
-
 def test_damaged_lines_are_moved_at_the_start(tmp_path):
   """The next event begins a new line, and no event is lost."""
   path = epath.Path(tmp_path) / 'events.jsonl'

@@ -79,26 +79,18 @@ def test_stop_ends_the_run(watched):
   assert watched(limit, [])[0]['step'] == 3
 
 
-@pytest.mark.parametrize(
-  'settings, message',
-  [
+def test_messages_of_wrong_limits(watched):
+  """They are raised when recovery is built, an unknown metric at a step."""
+  for settings, message in (
     ({}, 'no bound'),
     (dict(at_least=np.nan), 'finite'),
     (dict(at_least=0.1, during='0 steps'), 'above 0'),
     (dict(at_least=0.1, start='soon'), 'not a duration'),
-  ],
-)
-def test_messages_of_wrong_limits(settings, message):
-  """They are raised when recovery is built."""
-  with pytest.raises(UserError, match=message):
-    Recovery(limits={'alarm': dict(metric='entropy', **settings)})
-
-
-def test_an_unknown_metric_is_refused(watched):
-  """The first step raises an error with the metric and the existing ones."""
-  limit = Limit(metric='entropi', at_least=0.5)
+  ):
+    with pytest.raises(UserError, match=message):
+      Recovery(limits={'alarm': dict(metric='entropy', **settings)})
   with pytest.raises(UserError, match="limits.alarm.*did you mean 'entropy'"):
-    watched(limit, [1.0])
+    watched(Limit(metric='entropi', at_least=0.5), [1.0])
 
 
 def test_limits_may_change_when_a_run_resumes():

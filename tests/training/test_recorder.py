@@ -111,15 +111,6 @@ def test_bad_steps_are_written_and_too_many_raise(made):
   assert [line['skipped'] for line in lines()] == [1, 2, 1, 2, 3]
 
 
-def test_an_interval_of_bad_steps_only(made):
-  """There is no mean; the line has the values of its own step."""
-  recorder, lines = made
-  for step in range(1, 6):
-    recorder.append(step, metrics(step, step % 3 or 1, np.nan))
-  recorder.drain()
-  assert [line['loss'] for line in lines()] == [None] * 5
-
-
 def test_bad_records_are_summed_between_lines(made):
   """Counts of steps without a line are added to the next line."""
   recorder, lines = made

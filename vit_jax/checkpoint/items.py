@@ -94,25 +94,8 @@ class FailedError(Exception):
   """
 
   def __init__(
-    self,
-    outcome: Outcome,
-    local_error: Exception | None,
-    processes: list[int],
+    self, text: str, outcome: Outcome, local_error: Exception | None
   ):
-    """Describes the failure.
-
-    Args:
-      outcome: the worst outcome of all processes.
-      local_error: error of this process; None if it succeeded.
-      processes: indices of the processes with the worst outcome.
-    """
-    if local_error is None:
-      failed = ', '.join(map(str, processes))
-      text = f'process {failed} failed; the cause is in its log'
-    elif isinstance(local_error, CorruptError | UserError):
-      text = str(local_error)
-    else:
-      text = root_cause(local_error)
     super().__init__(text.rstrip('.'))
     self.outcome, self.local_error = outcome, local_error
 
@@ -158,10 +141,17 @@ def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
   local = Outcome.INTACT if local_error is None else classify(local_error)
   outcomes = consensus.gather_integer(local)
   worst = Outcome(max(outcomes))
-  if worst is not Outcome.INTACT:
-    processes = [i for i, outcome in enumerate(outcomes) if outcome == worst]
-    raise FailedError(worst, local_error, processes)
-  return value
+  if worst is Outcome.INTACT:
+    return value
+  if local_error is None:
+    failed = [i for i, outcome in enumerate(outcomes) if outcome == worst]
+    indices = ', '.join(map(str, failed))
+    text = f'process {indices} failed; the cause is in its log'
+  elif isinstance(local_error, CorruptError | UserError):
+    text = str(local_error)
+  else:
+    text = root_cause(local_error)
+  raise FailedError(text, worst, local_error)
 
 
 def with_retries(attempt: Callable[[], Any], subject: str) -> Any:

@@ -23,51 +23,44 @@ from vit_jax.errors import UserError
 
 
 class _ConfigParser(flags.ArgumentParser):
-  """Parser of a flag whose value is a config."""
+  """Parser of --config: loads the file, and applies the flags of its keys."""
 
-  def parse(self, argument: Any) -> Any:
-    """Returns the config unchanged; absl calls it for the default value."""
-    return argument
+  def __init__(self, args: list[str]):
+    """Stores the flags of keys.
+
+    Args:
+      args: result of `extract`.
+    """
+    super().__init__()
+    self._args = args
+
+  def parse(self, argument: Any) -> Config:
+    """Returns the config of a file, with all overrides."""
+    values = load(argument).to_dict()
+    _set_flags(values, self._args)
+    flags.FLAGS.config_path = argument
+    return complete(ConfigDict(values))
 
 
 def define_flag(argv: list[str]) -> None:
-  """Defines --config; its value is the config in argv, with all overrides.
+  """Defines --config; its value is a config with the overrides in argv.
 
   If the `name` of a section is overridden, the section keeps the values of keys
-  that both constructors have.
+  that both constructors have. When flags are parsed, a UserError is raised if a
+  key does not exist, a value has a wrong type, or `load` raises.
 
   Args:
-    argv: command line, from which --config and `--config.key=value` are
-      removed.
-
-  Raises:
-    UserError: --config is missing, a key does not exist, a value has a wrong
-      type, or `load` raises.
+    argv: command line, from which `--config.key=value` are removed.
   """
-  given = [arg for arg in argv if re.match(r'--?config(=|$)', arg)]
-  if any(re.match(r'--?help|-h$', arg) for arg in argv):
-    flags.DEFINE_string('config', None, 'Path of a config file[:arguments].')
-    return
-  if len(given) != 1:
-    # A config file without --config=.
-    pattern = re.compile(r'(?:--?\w+=)?([^-=].*\.(?:py|json)(?::.*)?)')
-    files = [m[1] for arg in argv[1:] if (m := pattern.fullmatch(arg))]
-    hint = f' Did you mean --config={files[0]}?' if files and not given else ''
-    raise UserError(
-      f'--config=FILE.py must be given once; it was given {len(given)} times.'
-      f'{hint} `python -m vit_jax.configs` lists the shipped configs.'
-    )
-  at = argv.index(given[0])
-  path = given[0].partition('=')[2]
-  if '=' not in given[0]:
-    path = argv.pop(at + 1) if at + 1 < len(argv) else ''
-  argv.pop(at)
-  values = load(path).to_dict()
-  _set_flags(values, extract(argv))
-  config = complete(ConfigDict(values))
-  help_text = 'Path of a config file[:arguments].'
-  flags.DEFINE(_ConfigParser(), 'config', config, help_text)
-  flags.DEFINE_string('config_path', path, 'Set by --config.')
+  flags.DEFINE_string('config_path', '', 'Set by --config.')
+  parser = _ConfigParser(extract(argv))
+  flags.DEFINE(parser, 'config', None, 'Path of a config file[:arguments].')
+  flags.register_validator(
+    'config',
+    lambda config: config is not None,
+    message='give --config=FILE.py; `python -m vit_jax.configs` lists the '
+    'shipped configs',
+  )
 
 
 def extract(argv: list[str]) -> list[str]:
@@ -162,8 +155,8 @@ def unknown_flag_message(error: flags.Error) -> str:
     number = 'convert' in text or 'invalid literal' in text
     return f'{text}; give a number, such as 0.001 or 64.' if number else text
   names = [*flags.FLAGS]
-  if 'config_path' in names:
-    names += [f'config.{key}' for key in flatten(flags.FLAGS['config'].default)]
+  if 'config_path' in names and flags.FLAGS['config'].value is not None:
+    names += [f'config.{key}' for key in flatten(flags.FLAGS['config'].value)]
   synonym = SYNONYMS.get(match[1].rpartition('.')[2])
   near = [synonym] if synonym in names else []
   near += [flag for flag in names if flag.rpartition('.')[2] == match[1]]
