@@ -153,10 +153,14 @@ def test_transfers_follow_their_pretraining(tmp_path, capsys):
     rows = list(csv.DictReader(file))
   listed = [(r['column'], r['stage'], float(r['value'])) for r in rows]
   assert listed == [
-    *(('pre-training', 'final', value) for value in (0.5, -math.inf)),
-    *(('5-shot', 'final', 0.25), ('10-shot', 'final', 0.375)),
-    *(('tuned', 'dev', value) for value in (0.1, 0.9)),
-    *(('tuned', 'final', value) for value in (0.7, 0.8)),
+    ('pre-training', 'final', 0.5),
+    ('pre-training', 'final', -math.inf),
+    ('5-shot', 'final', 0.25),
+    ('10-shot', 'final', 0.375),
+    ('tuned', 'dev', 0.1),
+    ('tuned', 'dev', 0.9),
+    ('tuned', 'final', 0.7),
+    ('tuned', 'final', 0.8),
     ('tuned', 'paper', 0.8415),
   ]
   with pytest.raises(UserError, match='--config'):
