@@ -11,9 +11,8 @@ import cv2
 import numpy as np
 import pytest
 
-from benchmarks import expected_losses, kernels, peers, real_weights
+from benchmarks import expected_losses, peers, real_weights
 from tests import cli
-from tests.faults.counts import ALL
 
 
 def write(path, seed):
@@ -95,12 +94,8 @@ def test_scripts_list_their_configs(script, flags):
   importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
 )
 def test_kernels_are_compared():
-  """There is a row for each size; CI tests three of them.
-
-  They are a short sequence, one in tiles, and the windows of Swin.
-  """
-  few = ((50, 1024, 16), (1025, 1024, 16), (49, 512, 16))
-  sizes = kernels.SIZES if ALL else few
+  """There is a row for each size: few tokens, tiles, and windows of Swin."""
+  sizes = ((50, 1024, 16), (1025, 1024, 16), (49, 512, 16))
   code = f'from benchmarks import kernels; kernels.SIZES = {sizes}'
   out = run('-c', f'{code}; kernels.main()', 'v3:2x2')
   rows = [line for line in out.splitlines() if line.startswith('| v3 |')]

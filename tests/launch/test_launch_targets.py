@@ -80,12 +80,17 @@ def test_a_running_job_is_followed_and_can_be_stopped(programs, monkeypatch):
     codes.append(code)
 
   first, second = (threading.Thread(target=follow) for _ in range(2))
+
+  def wait_until(is_true):
+    deadline = time.monotonic() + 60
+    while not is_true():
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+
   first.start()
-  deadline = time.monotonic() + 60
-  while not all((home / 'runs.jsonl').exists() for home in hosts):
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
+  wait_until(lambda: all((h / 'runs.jsonl').exists() for h in hosts))
   second.start()
+  wait_until(lambda: any('already running' in x for x in programs.output))
   for verb, code, text in [('start', 0, 'running'), ('install', 1, 'running')]:
     assert _on_host(hosts[1], verb)[0] == code
     assert text in _on_host(hosts[1], verb)[1]
@@ -95,7 +100,6 @@ def test_a_running_job_is_followed_and_can_be_stopped(programs, monkeypatch):
   second.join(60)
   assert codes == [42, 42]
   assert [len(lines(home / 'runs.jsonl')) for home in hosts] == [1, 1]
-  assert any('already running' in line for line in programs.output)
 
 
 def test_a_failed_installation_starts_no_trainer(programs, monkeypatch):

@@ -67,7 +67,7 @@ def test_without_compiler_state_and_least_time_are_computed():
   assert whole['predicted_step_seconds'] is None
 
 
-def test_summary_without_compiler_states_lower_bounds(monkeypatch):
+def test_the_summary_states_lower_bounds_without_a_compiler(monkeypatch):
   made = compile.plan(config(), topology.find('a100-40gb:1x8'))
   assert costliest(made) == []
   text = summary(made, {'breakdown': []})

@@ -41,20 +41,17 @@ def all_jobs(workdir, sweep=SWEEP, flags=()):
 def test_grid_combines_all_settings_and_seeds():
   """Each combination occurs with each seed, in order, with its flags."""
   found = all_jobs('/w', flags=['--config.init_from=a b'])
-  assert [(job.setting, job.seed) for job in found[:8]] == [
-    ({'schedule.base_lr': lr, 'model.depth': depth}, seed)
+  assert [job.name for job in found[:8]] == [
+    f't/dev/schedule.base_lr={lr},model.depth={depth},seed={seed}'
     for lr in (0.1, 0.2)
     for depth in (1, 2)
     for seed in (0, 1)
   ]
-  name = 'schedule.base_lr=0.1,model.depth=2,seed=1'
-  assert found[3].name == f't/dev/{name}'
-  assert shlex.split(execution.line(found[3])) == [
-    'python',
-    '-m',
-    'vit_jax.train',
+  line = execution.line(found[3])
+  assert line.startswith('python -m vit_jax.train ')
+  assert shlex.split(line)[3:] == [
     f'--config={CONFIG}',
-    f'--workdir=/w/t/dev/{name}',
+    f'--workdir=/w/{found[3].name}',
     '--config.total=3 steps',
     '--config.schedule.base_lr=0.1',
     '--config.model.depth=2',

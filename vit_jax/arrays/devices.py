@@ -1,7 +1,7 @@
 """Rates and sizes of TPUs and GPUs, from tpus.csv and gpus.csv.
 
-Runs use the peak rates for their MFU, and `plan` uses all columns. What Google
-Cloud offers (slices and their names) is in `launch`, which needs no rates.
+Runs use the peak rates for their MFU, `plan` uses all rates and sizes, and
+`launch` what Google Cloud offers.
 
 Sources for TPUs:
 - v2, v3: "A Domain-Specific Supercomputer for Training Deep Neural Networks",
@@ -19,6 +19,7 @@ Sources for TPUs:
 - Memory: from the error message of the compiler for a program that is too large
   (libtpu 0.0.51).
 - Network between slices: 100 Gbit/s per host of four chips.
+- Slices and their names: Google Cloud's tables of configurations.
 
 Sources for GPUs. FLOP/s are without sparsity, with accumulation in float32.
 - A100, H100 (SXM), H200, B200 (HGX): memory bandwidth, processors, clock, L2
@@ -79,6 +80,15 @@ class Device:
       including the vector operations that accompany each of them.
     chip_config: option `chip_config_name` of `get_topology_desc` for TPUs; ''
       for the default.
+    accelerator: prefix of Google Cloud's accelerator types; '' for TPUs without
+      Cloud TPU VMs.
+    counted: number that the accelerator type counts per chip: 2 if it counts
+      cores, 1 if it counts chips.
+    image: default runtime image of the TPU VMs.
+    gke: node label on GKE; '' if GKE does not offer the TPU.
+    single_host: largest number of chips on a single host; each host of a larger
+      slice has four chips.
+    shapes: shapes of the slices, in chips, separated by spaces.
     capability: CUDA compute capability, such as 9.0; 0 for TPUs.
     processors: number of streaming multiprocessors of a GPU.
     fpus: float32 units of a multiprocessor.
@@ -102,6 +112,12 @@ class Device:
   cores: int = 1
   exponentials_per_cycle: float = 0.0
   chip_config: str = ''
+  accelerator: str = ''
+  counted: int = 1
+  image: str = ''
+  gke: str = ''
+  single_host: int = 4
+  shapes: str = ''
   capability: float = 0.0
   processors: int = 0
   fpus: int = 0

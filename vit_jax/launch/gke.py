@@ -5,8 +5,9 @@ launch/jobset.template explains the manifest.
 
 import json
 
+from vit_jax.arrays.devices import TPUS
 from vit_jax.errors import UserError
-from vit_jax.launch.job import GRACE_S, RESUME, STOP, VERSIONS, Job, State
+from vit_jax.launch.job import GRACE_S, RESUME, STOP, Job, State
 from vit_jax.launch.shell import Shell, fill
 
 _SPOT = 'cloud.google.com/gke-spot'
@@ -26,7 +27,7 @@ def manifest(job: Job) -> str:
   """Returns the manifest of a JobSet: one Job per slice, restarted together."""
   kind, hosts, chips = job.machines
   selector = {
-    'cloud.google.com/gke-tpu-accelerator': VERSIONS[kind].gke,
+    'cloud.google.com/gke-tpu-accelerator': TPUS[kind].gke,
     'cloud.google.com/gke-tpu-topology': job.topology.partition(':')[2],
   }
   tolerations, environment = [], []

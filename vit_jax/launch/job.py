@@ -37,9 +37,9 @@ import math
 import pathlib
 import re
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
-from vit_jax.arrays.devices import GPUS, parse_gpus
+from vit_jax.arrays.devices import GPUS, TPUS, parse_gpus
 from vit_jax.errors import (
   EXIT_DIVERGED,
   EXIT_PREEMPTED,
@@ -60,47 +60,6 @@ STOP = (EXIT_USER_ERROR, EXIT_DIVERGED)
 RESUME = EXIT_PREEMPTED
 
 
-class Version(NamedTuple):
-  """A TPU version, according to Google Cloud's tables of configurations.
-
-  Attributes:
-    shapes: shapes of the slices, in chips, separated by spaces.
-    accelerator: prefix of `--accelerator-type`; '' for versions without Cloud
-      TPU VMs.
-    counted: number that the accelerator type counts per chip: 2 if it counts
-      cores, 1 if it counts chips.
-    image: default runtime image of the TPU VMs.
-    gke: node label on GKE; '' if GKE does not offer the version.
-    single_host: largest number of chips on a single host; each host of a larger
-      slice has four chips.
-  """
-
-  shapes: str
-  accelerator: str
-  counted: int
-  image: str
-  gke: str
-  single_host: int = 4
-
-
-_2D = '2x2 2x4 4x4 4x8 8x8 8x16 16x16'
-_3D = (
-  '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16 '
-  '12x16x16 16x16x16 16x16x24'
-)
-_BASE = 'tpu-ubuntu2204-base'
-_LITE = 'v2-alpha-tpuv5-lite'
-VERSIONS = {
-  'v2': Version(_2D, 'v2', 2, _BASE, ''),
-  'v3': Version(f'{_2D} 16x32 32x32', 'v3', 2, _BASE, 'tpu-v3-slice'),
-  'v4': Version(_3D, 'v4', 2, _BASE, 'tpu-v4-podslice'),
-  'v5e': Version(
-    f'1x1 {_2D}', 'v5litepod', 1, _LITE, 'tpu-v5-lite-podslice', 8
-  ),
-  'v5p': Version(_3D, 'v5p', 2, 'v2-alpha-tpuv5', 'tpu-v5p-slice'),
-  'v6e': Version(f'1x1 {_2D}', 'v6e', 1, 'v2-alpha-tpuv6e', 'tpu-v6e-slice', 8),
-  'tpu7x': Version(_3D, '', 1, '', 'tpu7x'),
-}
 _ONE_SLICE = ('v2', 'v3')  # their slices cannot train together
 
 # Regular expressions of the values of flags, and what they allow. Kubernetes
@@ -217,15 +176,15 @@ class Job:
     else:
       known = [
         f'{name}:{shape}'
-        for name, version in VERSIONS.items()
-        if (version.gke if self.target == 'gke' else version.accelerator)
+        for name, tpu in TPUS.items()
+        if (tpu.gke if self.target == 'gke' else tpu.accelerator)
         and (self.slices == 1 or name not in _ONE_SLICE)
-        for shape in version.shapes.split()
+        for shape in tpu.shapes.split()
       ]
       kind, _, shape = self.topology.partition(':')
       if self.topology in known:
         chips = math.prod(map(int, shape.split('x')))
-        per_host = chips if chips <= VERSIONS[kind].single_host else 4
+        per_host = chips if chips <= TPUS[kind].single_host else 4
         return kind, chips // per_host, per_host
       form = f'VERSION:SHAPE in chips (slices: {self.slices})'
     raise UserError(

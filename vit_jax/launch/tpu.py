@@ -6,7 +6,8 @@ deleted and requested again. launch/tpu_vm_worker.sh runs on each host.
 
 import shlex
 
-from vit_jax.launch.job import VERSIONS, Job, State
+from vit_jax.arrays.devices import TPUS
+from vit_jax.launch.job import Job, State
 from vit_jax.launch.shell import Shell, check_curable
 
 # All other states are followed by one of these.
@@ -73,7 +74,7 @@ def state(job: Job, shell: Shell) -> State | None:
 def create(job: Job, shell: Shell) -> State | None:
   """Requests the slices; returns None if gcloud fails."""
   kind, hosts, per_host = job.machines
-  version = VERSIONS[kind]
+  version = TPUS[kind]
   names = [f'--node-id={job.name}']
   if job.slices > 1:
     names = [f'--node-count={job.slices}', f'--node-prefix={job.name}']

@@ -63,50 +63,33 @@ class Rates(NamedTuple):
   launch_s: float
 
 
-# Fitted to the profile of each kernel of a step of B/16 on an H200
-# (benchmarks/measured/h200/b_16_no_dropout.csv): the fixed times by regression,
-# then the fractions so that the times of each kind add up to the measured ones.
-# The same numbers predict the kernels of S/16 (s_16.csv), which were not used,
-# within 7 % for each kind and 3 % in total. Others:
+# The expected values are fitted to the profile of each kernel of a step of B/16
+# on an H200 (benchmarks/measured/h200/b_16_no_dropout.csv): the fixed times by
+# regression, then the fractions so that the times of each kind add up to the
+# measured ones. The same numbers predict the kernels of S/16 (s_16.csv), which
+# were not used, within 7 % for each kind and 3 % in total. Others:
 #
 # copy: a copy of 2 GiB on the H200 reaches 4.2 of 4.8 TB/s (products.csv).
 # link: NCCL reaches 370 of NVLink's 450 GB/s, 82 % (NVIDIA/nccl-tests, issue
 #   212).
-EXPECTED = Rates(
-  product=1.0,
-  attention=1.0,
-  reduction=0.615,
-  memory=0.73,
-  copy=0.87,
-  link=0.80,
-  product_s=8e-6,
-  launch_s=1.5e-6,
+#
+# The other values limit the range. memory: 90 % on an A100 for arrays of at
+# least 100 MB (calculon-ai/calculon, systems/a100_80g.json). All others, and
+# all pessimistic ones, are assumptions without a source.
+_RATES = {  # optimistic, expected, pessimistic
+  'product': (1.1, 1.0, 0.85),
+  'attention': (1.5, 1.0, 0.75),
+  'reduction': (0.75, 0.615, 0.50),
+  'memory': (0.90, 0.73, 0.60),
+  'copy': (0.93, 0.87, 0.75),
+  'link': (0.90, 0.80, 0.60),
+  'product_s': (4e-6, 8e-6, 12e-6),
+  'launch_s': (1e-6, 1.5e-6, 4e-6),
+}
+OPTIMISTIC, EXPECTED, PESSIMISTIC = (
+  Rates(**{name: values[column] for name, values in _RATES.items()})
+  for column in range(3)
 )
-# Limits of the range. memory: 90 % on an A100 for arrays of at least 100 MB
-# (calculon-ai/calculon, systems/a100_80g.json). All others, and all of the
-# slower limits, are assumptions without a source.
-OPTIMISTIC = Rates(
-  product=1.1,
-  attention=1.5,
-  reduction=0.75,
-  memory=0.90,
-  copy=0.93,
-  link=0.90,
-  product_s=4e-6,
-  launch_s=1e-6,
-)
-PESSIMISTIC = Rates(
-  product=0.85,
-  attention=0.75,
-  reduction=0.50,
-  memory=0.60,
-  copy=0.75,
-  link=0.60,
-  product_s=12e-6,
-  launch_s=4e-6,
-)
-
-
 # With t keys, fused attention reaches t / (t + 400) of its rate for long
 # sequences: short ones do not fill the tiles. Fitted to published inference
 # of B/16 and B/8 on an RTX 4090, 197 and 785 tokens (benchmarks/published.py).

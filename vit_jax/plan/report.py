@@ -130,7 +130,7 @@ def _memory(plan: Plan, added: Mapping[str, Any]) -> str:
   if days is not None:
     rows['time'] = (
       f'{days:.3f} days at least, {days * plan.devices:.2f} GPU-days, at peak '
-      f'rates; the compiler, which predicts memory and time: {GPU_EXTRA}'
+      f'rates; to predict memory and time: {GPU_EXTRA}'
     )
   return align([(k, str(v)) for k, v in rows.items() if v is not None])
 

@@ -8,10 +8,11 @@ import collections
 import dataclasses
 import math
 import re
+from typing import Any
 
 from vit_jax.arrays.devices import Device
 from vit_jax.plan import cost, hlo
-from vit_jax.plan.cost import Cost
+from vit_jax.plan.cost import Cost, Sums
 from vit_jax.plan.hlo import Computation, Module, Op
 from vit_jax.plan.topology import Target
 
@@ -82,18 +83,32 @@ def of_program(module: Module, target: Target) -> Cost:
   )
   if not cycles or target.device is None:
     return total
-  # The compiler's own estimates are taken as exact. The range is that of
-  # kernels, whose cost is declared, and of exchanges, which at worst nothing
-  # hides.
-  clock = target.device.clock_hz
+  uncertain = sum(sums['cycles'] for sums in declared)
+  clock_hz = target.device.clock_hz
+  times = _times(cycles + added, uncertain, clock_hz, collectives)
+  return dataclasses.replace(total, **times)
+
+
+def _times(
+  cycles: float, uncertain: float, clock_hz: float, collectives: Sums
+) -> dict[str, Any]:
+  """Returns the time of a step and its range, by their names in `Cost`.
+
+  The compiler's own estimates are taken as exact. The range is that of kernels,
+  whose cost is declared, and of exchanges, which at worst nothing hides.
+
+  Args:
+    cycles: cycles of all instructions but the collectives.
+    uncertain: cycles of kernels that declare their cost.
+    clock_hz: clock rate.
+    collectives: sums over collectives, by kind.
+  """
   exposed = sum(sums['exposed_seconds'] for sums in collectives.values())
   exchanges = sum(sums['seconds'] for sums in collectives.values())
-  declared_cycles = sum(sums['cycles'] for sums in declared)
-  low, high = ((x - 1) * declared_cycles / clock for x in _KERNELS)
+  low, high = ((x - 1) * uncertain / clock_hz for x in _KERNELS)
   unhidden = exchanges / _LINK_FRACTION - exposed
-  seconds = (cycles + added) / clock + exposed
-  return dataclasses.replace(
-    total,
+  seconds = cycles / clock_hz + exposed
+  return dict(
     predicted_step_seconds=seconds,
     predicted_step_seconds_range=(seconds + low, seconds + (high + unhidden)),
     uncertain_seconds={'kernels': (low, high), 'exchanges': (0.0, unhidden)},

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.config import loading
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_choice, check_range
 
 T = TypeVar('T')
 DEV, FINAL = 'dev', 'final'
@@ -289,6 +289,7 @@ class Study:
       if row.pretrain is None:
         continue
       seeds[name] = row.pretrain.seeds
+      check_range(f'number of seeds of {name!r}', len(seeds[name]), at_least=1)
       if row.branch and not {*seeds[name]} <= {*seeds[row.branch.row]}:
         raise UserError(
           f'the seeds of {name!r} are {[*seeds[name]]}, but the run that it '
