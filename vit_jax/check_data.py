@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from absl import flags
+from etils import epath
 
 from vit_jax.cli import process
 from vit_jax.config import loading, overrides
@@ -109,14 +110,7 @@ def run(
     )
     for name, source in sources.items()
   }
-  groups = [
-    [
-      _located(sources, name, index)
-      | {'class': _class_name(sources[name], results[name], index)}
-      for name, index in group
-    ]
-    for group in inspection.duplicates(results)
-  ]
+  groups = _groups(sources, results)
   copies = {
     test: [*inspection.copies(results, split, test, max_distance)]
     for test in tests
@@ -146,19 +140,19 @@ def run(
     for name, result in results.items()
     for record in result.bad
   ]
-  files = {
-    'summary.json': [json.dumps(summary, indent=2)],
-    'bad.jsonl': map(json.dumps, bad),
-    'duplicates.jsonl': map(json.dumps, groups),
-    'ignored.txt': sorted(ignored),
-  }
+  _write(folder / 'summary.json', [json.dumps(summary, indent=2)])
+  _write(folder / 'bad.jsonl', map(json.dumps, bad))
+  _write(folder / 'duplicates.jsonl', map(json.dumps, groups))
+  _write(folder / 'ignored.txt', sorted(ignored))
   if against:
     entries = _overlap(train, sources, copies)
-    files['overlap.jsonl'] = map(json.dumps, entries)
-  for name, lines in files.items():
-    (folder / name).write_text(''.join(f'{line}\n' for line in lines))
+    _write(folder / 'overlap.jsonl', map(json.dumps, entries))
   unfinished.unlink()
   return summary
+
+
+def _write(path: epath.Path, lines: Iterable[str]) -> None:
+  path.write_text(''.join(f'{line}\n' for line in lines))
 
 
 def _open_evaluations(
@@ -218,8 +212,18 @@ def _located(
   return {'split': split, 'index': index, 'where': where}
 
 
-def _class_name(source: Source, result: inspection.Found, index: int) -> str:
-  return source.class_names[result.rows['labels'][index]]
+def _groups(
+  sources: dict[str, Source], results: dict[str, inspection.Found]
+) -> list[list[dict[str, Any]]]:
+  """Describes the groups of images with the same pixels."""
+  groups = []
+  for group in inspection.duplicates(results):
+    groups.append([])
+    for split, index in group:
+      label = results[split].rows['labels'][index]
+      name = {'class': sources[split].class_names[label]}
+      groups[-1].append(_located(sources, split, index) | name)
+  return groups
 
 
 def _overlap(

@@ -43,18 +43,8 @@ def define_flags() -> None:
   shared_flags.define_flags(
     'source, reader, preprocess and evals.NAME, and for train.leave_out'
   )
-  flags.DEFINE_string(
-    'evaluator',
-    None,
-    "Name of one of the run's evaluators in config.evals, or a kind of "
-    "evaluator; default: all of the run's evaluators.",
-  )
+  shared_flags.define('evaluator', 'tables')
   flags.DEFINE_string('out', None, 'File to which the JSON object is written.')
-  flags.DEFINE_string(
-    'tables',
-    None,
-    'Directory for the tables of evaluators that have any, such as confusion.',
-  )
 
 
 def run(checkpoint: str, request: Request) -> dict[str, Any]:

@@ -224,15 +224,7 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
 def define_flags() -> None:
   """Defines the flags of this command."""
   output_parts.define_flags('.npz or .parquet')
-  flags.DEFINE_bool(
-    'tokens', False, 'Write patch tokens, [images, tokens, width].'
-  )
-  flags.DEFINE_list(
-    'layers',
-    [],
-    'Blocks whose outputs are written, such as -1,-4: numbers from 0, or from '
-    '-1 for the last block.',
-  )
+  shared_flags.define('tokens', 'layers')
 
 
 def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:

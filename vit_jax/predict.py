@@ -53,8 +53,7 @@ class Prediction(NamedTuple):
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define('checkpoint', 'step', 'weights')
-  flags.DEFINE_integer('top', 5, 'Number of classes to print per image.')
+  shared_flags.define('checkpoint', 'step', 'weights', 'top')
   shared_flags.define('image_size', 'preprocess', 'json')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
   flags.DEFINE_multi_string(

@@ -85,12 +85,12 @@ def run_evaluation(config: Config, name: str, images: int) -> Pictures:
   """
   check_choice('--evaluator', name, config.evals)
   experiment = Experiment.build(config, jax.devices())
-  section, class_names = config.evals[name], []
+  section, class_names = config.evals[name].to_dict(), []
   other = section.get('source')
   if not other:
     class_names = data.open_source(config, config.train.split).class_names
   setting = data.evaluation_setting(experiment, class_names)
-  source = open_split(setting, section.split, other)
+  source = open_split(setting, section['split'], other)
   log.info(_LOG, name, source.name, len(source), source.num_classes)
   shown: Pictures = []
   for index in range(len(source)):

@@ -158,19 +158,7 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
 def define_flags() -> None:
   """Defines the flags of this command."""
   output_parts.define_flags('.npz')
-  flags.DEFINE_float(
-    'min_confidence', 0.3, 'Smallest probability of the most likely class.'
-  )
-  flags.DEFINE_integer(
-    'per_class',
-    0,
-    'Number of examples of each class, including copies; 0 for no balancing.',
-  )
-  flags.DEFINE_integer(
-    'seed',
-    0,
-    'Seed of the random choice of images that get an additional copy.',
-  )
+  shared_flags.define('min_confidence', 'per_class', 'seed')
 
 
 def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:

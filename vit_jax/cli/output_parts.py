@@ -48,9 +48,7 @@ def define_flags(endings: str) -> None:
     endings: allowed endings of --out, for its help.
   """
   shared_flags.define_flags()
-  shared_flags.define('weights')
-  flags.DEFINE_string('config', None, 'Config whose data is used.')
-  flags.DEFINE_integer('part_examples', 8192, 'Images per written part.')
+  shared_flags.define('weights', 'config', 'part_examples')
   flags.DEFINE_string('out', None, f'Path of the result: {endings}.')
 
 

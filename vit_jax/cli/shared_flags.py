@@ -38,62 +38,69 @@ from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
-# (function that defines it, default, help) of each flag that several commands
+# Help of the flags that are attributes of a `Request`, or that several commands
 # have.
-FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
-  'checkpoint': (
-    flags.DEFINE_string,
-    None,
-    'Workdir, checkpoint step directory or weight file.',
-  ),
+FLAGS = {
+  'checkpoint': 'Workdir, checkpoint step directory or weight file.',
   'step': (
-    flags.DEFINE_string,
-    None,
     'Checkpoint of a workdir: its number, or best for that of '
-    'config.checkpoint.best; default: the newest.',
+    'config.checkpoint.best; default: the newest.'
   ),
   'weights': (
-    flags.DEFINE_string,
-    'params',
     'Weights of the checkpoint: params, ema (their average), or another set '
-    'that the objective keeps, for example teacher.',
+    'that the objective keeps, for example teacher.'
   ),
+  'config': 'Config whose data is used.',
   'dataset': (
-    flags.DEFINE_string,
-    None,
     'TFDS name, or a source (folder, tar, …); default: the data of the '
-    'checkpoint.',
+    'checkpoint.'
   ),
   'split': (
-    flags.DEFINE_string,
-    None,
-    'Split; default: that of the evaluator, or the training split of --config.',
+    'Split; default: that of the evaluator, or the training split of --config.'
   ),
-  'data_dir': (
-    flags.DEFINE_string,
-    None,
-    'TFDS directory, or the path of another source.',
-  ),
+  'data_dir': 'TFDS directory, or the path of another source.',
   'image_size': (
-    flags.DEFINE_list,
-    [],
     'Side of the images in pixels, or HEIGHT,WIDTH; positions are interpolated '
-    'to another size than that of the weights, which is the default.',
+    'to another size than that of the weights, which is the default.'
   ),
   'preprocess': (
-    flags.DEFINE_string,
-    None,
     'Preprocessing of a family of weights: '
     f'{", ".join(presets.PRESETS)}; default: that of the weights. '
-    '--config.preprocess.KEY=… overrides it.',
+    '--config.preprocess.KEY=… overrides it.'
   ),
   'batch_size': (
-    flags.DEFINE_integer,
-    None,
     'Images per batch on all devices; default: 128, or fewer if memory is '
-    'scarce.',
+    'scarce.'
   ),
-  'json': (flags.DEFINE_bool, False, 'Print JSON objects.'),
+  'json': 'Print JSON objects.',
+  'evaluator': (
+    "Name of one of the run's evaluators in config.evals, or a kind of "
+    "evaluator; default: all of the run's evaluators."
+  ),
+  'tables': (
+    'Directory for the tables of evaluators that have any, such as confusion.'
+  ),
+  'top': 'Number of classes to print per image.',
+  'part_examples': 'Images per written part.',
+  'tokens': 'Write patch tokens, [images, tokens, width].',
+  'layers': (
+    'Blocks whose outputs are written, such as -1,-4: numbers from 0, or from '
+    '-1 for the last block.'
+  ),
+  'min_confidence': 'Smallest probability of the most likely class.',
+  'per_class': (
+    'Number of examples of each class, including copies; 0 for no balancing.'
+  ),
+  'seed': 'Seed of the random choice of images that get an additional copy.',
+}
+# Functions that define flags of the types of attributes other than strings.
+_DEFINE: dict[Any, Callable[..., Any]] = {
+  bool: flags.DEFINE_bool,
+  int: flags.DEFINE_integer,
+  int | None: flags.DEFINE_integer,
+  float: flags.DEFINE_float,
+  Sequence[int]: flags.DEFINE_list,
+  tuple[int, int] | None: flags.DEFINE_list,
 }
 # Batches with fewer pixels fit everywhere, and are not compiled for a check.
 _SMALL = 128 * 256 * 256
@@ -104,10 +111,12 @@ _READER_KEYS = ('on_bad_record', 'max_bad_share')
 
 
 def define(*names: str) -> None:
-  """Defines some of the flags in `FLAGS`."""
+  """Defines some of the flags in `FLAGS`, with the defaults of `Request`."""
+  types: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(Request)}
+  types['json'] = bool
   for name in names:
-    function, default, text = FLAGS[name]
-    function(name, default, text)
+    function = _DEFINE.get(types.get(name), flags.DEFINE_string)
+    function(name, getattr(Request, name, None), FLAGS[name])
 
 
 def define_flags(

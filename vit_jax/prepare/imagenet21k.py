@@ -206,7 +206,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
   return content.read()
 
 
-def _check_end(file: IO[bytes], offset: int) -> None:
+def _check_end(file: IO[bytes] | gzip.GzipFile, offset: int) -> None:
   """Checks that the archive ends at an offset, in bytes.
 
   Python's tarfile regards a damaged header as the end of the archive.
