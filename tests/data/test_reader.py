@@ -39,8 +39,7 @@ def test_bad_records_are_named(damage, words):
       batch = jax.device_get(next(batches))
       np.testing.assert_array_equal(batch['label'], first + np.arange(8))
     for _ in range(2):
-      message = f'example 17 of numbered/train cannot be used: .*{words}'
-      with pytest.raises(UserError, match=message):
+      with pytest.raises(UserError, match=f'example 17 of numbered.*{words}'):
         next(batches)
 
 
