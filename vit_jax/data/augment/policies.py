@@ -218,14 +218,6 @@ def translate_y(image: Image, pixels: float, **options: Any) -> Image:
   return affine(image, [[1, 0, 0], [0, 1, pixels]], **options)
 
 
-def cut_out(image: Image, y: int, x: int, radius: int) -> Image:
-  """Draws a grey square with side 2 · `radius` and centre (y, x), clipped."""
-  image = image.copy()
-  top, left = max(y - radius, 0), max(x - radius, 0)
-  image[top : y + radius, left : x + radius] = GREY
-  return image
-
-
 _JITTER = (brightness, contrast, color)
 
 
@@ -262,9 +254,13 @@ def _rising(op: Callable[[Image, float], Image]) -> Op:
 
 
 def _cut_out(image: Image, level: float, rng: np.random.Generator) -> Image:
-  y, x = rng.integers(image.shape[0]), rng.integers(image.shape[1])
-  radius = 40 * level * min(image.shape[:2]) / _AUTHORS_SIDE
-  return cut_out(image, int(y), int(x), int(radius))
+  """Draws a grey square at a random position, clipped at the border."""
+  y, x = int(rng.integers(image.shape[0])), int(rng.integers(image.shape[1]))
+  radius = int(40 * level * min(image.shape[:2]) / _AUTHORS_SIDE)
+  image = image.copy()
+  top, left = max(y - radius, 0), max(x - radius, 0)
+  image[top : y + radius, left : x + radius] = GREY
+  return image
 
 
 _COLOURS: dict[str, Op] = {
