@@ -14,7 +14,6 @@ from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.data.sources import folder
-from vit_jax.errors import UserError
 
 WHOLE_JPEG = encode(noise(40, 60), '.jpg')
 WHOLE_PNG = encode(smooth(40, 60), '.png')
@@ -85,14 +84,3 @@ def test_skip_replaces_bad_records_only(photographs):
   assert sorted(labels) == [1] * 10 + [2] * len(USABLE)
   assert sum(replaced > 0 for _, replaced in rows) == len(BAD)
   assert all(label != 0 for label, _ in rows)
-
-
-@pytest.mark.parametrize('name', BAD)
-def test_error_names_the_file(photographs, name):
-  """With 'error', each kind ends the run with a message of file and index."""
-  for other in BAD:
-    if other != name:
-      (photographs / 'bad' / other).unlink()
-  source = folder.Source('train', path=str(photographs))
-  with pytest.raises(UserError, match=rf'example 0 of .*bad/{name}'):
-    _epoch(source, 'error')

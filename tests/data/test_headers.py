@@ -49,30 +49,28 @@ def test_stated_size_of_each_format(kind, settings, height, width):
   assert decode(data).shape == (height, width, 3)
 
 
-def png_bomb(side):
-  """Returns a few bytes whose header states side x side pixels."""
-  data = bytearray(saved('PNG', 1, 1))
-  data[16:24] = struct.pack('>II', side, side)
+def changed(kind, offset, form, *sizes):
+  """Returns a few bytes whose header states other sizes."""
+  data = bytearray(saved(kind, 8, 8))
+  struct.pack_into(form, data, offset, *sizes)
   return bytes(data)
+
+
+def png_bomb(side):
+  return changed('PNG', 16, '>II', side, side)
 
 
 def jpeg_bomb(side):
-  data = bytearray(saved('JPEG', 8, 8))
-  at = headers.jpeg(bytes(data)).height_at
-  data[at : at + 4] = struct.pack('>HH', side, side)
-  return bytes(data)
+  at = headers.jpeg(saved('JPEG', 8, 8)).height_at
+  return changed('JPEG', at, '>HH', side, side)
 
 
 def gif_bomb(side):
-  data = bytearray(saved('GIF', 1, 1))
-  data[6:10] = struct.pack('<HH', side, side)
-  return bytes(data)
+  return changed('GIF', 6, '<HH', side, side)
 
 
 def bmp_bomb(side):
-  data = bytearray(saved('BMP', 1, 1))
-  data[18:26] = struct.pack('<ii', side, -side)  # stored top-down
-  return bytes(data)
+  return changed('BMP', 18, '<ii', side, -side)  # stored top-down
 
 
 def webp_bomb(side):

@@ -8,7 +8,6 @@ import pytest
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import files, index
 from vit_jax.data.storage import records as records_lib
-from vit_jax.errors import UserError
 
 
 def record(payload):
@@ -108,22 +107,6 @@ def test_the_cache_moves_if_the_folder_cannot_be_written(
   monkeypatch.setenv('XDG_CACHE_HOME', '/dev/null')
   assert read(paths, load(paths)) == records
   assert 'XDG_CACHE_HOME' in caplog.text
-
-
-@pytest.mark.parametrize('left', [1, 11, 12, 15, 23])
-def test_a_truncated_shard_is_reported(tmp_path, left):
-  """The message says where it ends."""
-  paths, records = write_shards(tmp_path, [3, 2])
-  size = os.path.getsize(paths[1])
-  with open(paths[1], 'ab') as file:
-    file.write(record(b'the last')[:left])
-  with pytest.raises(UserError) as error:
-    load(paths)
-  for word in (paths[1], f'offset {size}', 'on_bad_shard=skip'):
-    assert word in str(error.value)
-  assert read(paths, load(paths, on_bad_shard='skip')) == records
-  with pytest.raises(UserError, match='cut short'):  # although it is cached
-    load(paths)
 
 
 # Files

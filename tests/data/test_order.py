@@ -67,23 +67,15 @@ def test_epochs_and_seeds_differ(n):
 
 
 @pytest.mark.parametrize('seed', range(5))
-def test_the_first_examples_are_uniform(seed):
-  """The first 10,000 indices are uniform over the dataset."""
-  indices = order.shuffled(np.arange(10_000), IMAGENET_21K, seed)
-  bins = 100
-  limit = scipy.stats.chi2.ppf(UNLIKELY, bins - 1)
-  assert chi_square(indices * bins // IMAGENET_21K, bins) < limit
-  assert chi_square(indices % bins, bins) < limit
-
-
-@pytest.mark.parametrize('seed', range(5))
-def test_consecutive_examples_are_unrelated(seed):
-  """The distances between consecutive examples are uniform."""
+def test_the_first_examples_are_uniform_and_unrelated(seed):
+  """So are the distances between consecutive ones of the first 10,000."""
   indices = order.shuffled(np.arange(10_001), IMAGENET_21K, seed)
-  bins = 100
   distance = np.diff(indices) % IMAGENET_21K
+  bins = 100
   limit = scipy.stats.chi2.ppf(UNLIKELY, bins - 1)
-  assert chi_square(distance * bins // IMAGENET_21K, bins) < limit
+  for values in (indices, distance):
+    assert chi_square(values * bins // IMAGENET_21K, bins) < limit
+  assert chi_square(indices % bins, bins) < limit
 
 
 @pytest.mark.parametrize('n', [3, 10, 100])

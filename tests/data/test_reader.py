@@ -29,27 +29,18 @@ def no_thread_is_left():
 
 @pytest.mark.parametrize(
   'damage, words',
-  [
-    (
-      dict(bad_label=17),
-      ['example 17 of numbered/train', 'label 40', '0 to 39'],
-    ),
-    (dict(undecodable=17), ['example 17 of numbered/train', 'cannot be used']),
-  ],
+  [('bad_label', 'label 40; allowed: 0 to 39'), ('undecodable', '')],
 )
 def test_bad_records_are_named(damage, words):
   """The `next` of the batch raises, and the message names the record."""
-  source = Numbered(40, **damage)
-  batches = stream.eval_batches(source, PLAIN, 8, mesh_of())
-  with batches:
+  source = Numbered(40, **{damage: 17})
+  with stream.eval_batches(source, PLAIN, 8, mesh_of()) as batches:
     for first in (0, 8):  # 17 is in the third batch
       batch = jax.device_get(next(batches))
       np.testing.assert_array_equal(batch['label'], first + np.arange(8))
     for _ in range(2):
-      with pytest.raises(UserError) as error:
+      with pytest.raises(UserError, match=f'example 17 of numbered.*{words}'):
         next(batches)
-      for word in words:
-        assert word in str(error.value)
 
 
 def test_other_errors_are_raised_unchanged():

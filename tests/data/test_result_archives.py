@@ -1,7 +1,5 @@
 """Tests of .npz files that other programs wrote or changed."""
 
-import zipfile
-
 import numpy as np
 import pytest
 from etils import epath
@@ -30,17 +28,6 @@ def _unknown_compression(path):
   path.write_bytes(data)
 
 
-def _broken_deflate(path):
-  np.savez_compressed(path, **COLUMNS)
-  with zipfile.ZipFile(path) as archive:
-    starts = [info.header_offset for info in archive.infolist()]
-  data = bytearray(path.read_bytes())
-  for start in starts:
-    start += 30 + data[start + 26] + data[start + 28]
-    data[start : start + 6] = b'\xff' * 6
-  path.write_bytes(data)
-
-
 def _single_array(path):
   with path.open('wb') as file:
     np.save(file, np.ones(3))
@@ -48,7 +35,6 @@ def _single_array(path):
 
 WRITERS = [
   _unknown_compression,
-  _broken_deflate,
   _single_array,
   lambda path: np.savez(path, soft=np.ones(2)),
   lambda path: np.savez(path, about='[1]'),

@@ -214,25 +214,20 @@ def test_splits_of_members(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'changes, words',
+  'changed, words',
   [
-    (dict(d=member(5, 0.0)), ['members.d.weight is 0.0', 'above 0']),
-    (dict(d=member(5, 'x')), ["'x'"]),
-    (dict(d=dict(name='synthetic')), ['members.d.weight is missing']),
-    (dict(d=member(5, 0.004)), ["'d'", 'at least 1/1000']),
-    (dict(d=dict(weight=1.0)), ['members.d.name is missing']),
-    (dict(d=dict(name='syntetic', weight=1.0)), ["did you mean 'synthetic'"]),
-    (dict(d=member(5, 1.0, hight=3)), ['d.hight', "did you mean 'height'"]),
-    (dict(d=dict(name='folder', weight=1.0)), ['d.path is missing']),
-    (
-      dict(d=member(5, 1.0, num_classes=9)),
-      ['10 classes', ' 9 ', 'same classes'],
-    ),
+    (member(5, 0.0), 'members.d.weight is 0.0.* above 0'),
+    (member(5, 'x'), "'x'"),
+    (dict(name='synthetic'), 'members.d.weight is missing'),
+    (member(5, 0.004), "'d'.* at least 1/1000"),
+    (dict(weight=1.0), 'members.d.name is missing'),
+    (dict(name='syntetic', weight=1.0), "did you mean 'synthetic'"),
+    (member(5, 1.0, hight=3), "d.hight.*did you mean 'height'"),
+    (dict(name='folder', weight=1.0), 'd.path is missing'),
+    (member(5, 1.0, num_classes=9), '10 classes.* 9 .*same classes'),
   ],
 )
-def test_messages_of_wrong_members(changes, words):
+def test_messages_of_wrong_members(changed, words):
   """The message names the member and the key."""
-  with pytest.raises(UserError) as error:
-    open_mixture(**changes)
-  for word in words:
-    assert word in str(error.value)
+  with pytest.raises(UserError, match=words):
+    open_mixture(d=changed)

@@ -218,14 +218,6 @@ def translate_y(image: Image, pixels: float, **options: Any) -> Image:
   return affine(image, [[1, 0, 0], [0, 1, pixels]], **options)
 
 
-def cut_out(image: Image, y: int, x: int, radius: int) -> Image:
-  """Draws a grey square with side 2 · `radius` and centre (y, x), clipped."""
-  image = image.copy()
-  top, left = max(y - radius, 0), max(x - radius, 0)
-  image[top : y + radius, left : x + radius] = GREY
-  return image
-
-
 _JITTER = (brightness, contrast, color)
 
 
@@ -256,24 +248,28 @@ def _around_one(op: Callable[[Image, float], Image]) -> Op:
   )
 
 
-def _rising(op: Callable[[Image, float], Image]) -> Op:
-  """Returns an operation with the factor .1 + 1.8 · level."""
-  return lambda image, level, rng: op(image, 0.1 + 1.8 * level)
+def _at(
+  op: Callable[[Image, Any], Image], argument: Callable[[float], float]
+) -> Op:
+  """Returns an operation whose argument is a function of the level."""
+  return lambda image, level, rng: op(image, argument(level))
 
 
 def _cut_out(image: Image, level: float, rng: np.random.Generator) -> Image:
-  y, x = rng.integers(image.shape[0]), rng.integers(image.shape[1])
-  radius = 40 * level * min(image.shape[:2]) / _AUTHORS_SIDE
-  return cut_out(image, int(y), int(x), int(radius))
+  """Draws a grey square at a random position, clipped at the border."""
+  y, x = int(rng.integers(image.shape[0])), int(rng.integers(image.shape[1]))
+  radius = int(40 * level * min(image.shape[:2]) / _AUTHORS_SIDE)
+  image = image.copy()
+  top, left = max(y - radius, 0), max(x - radius, 0)
+  image[top : y + radius, left : x + radius] = GREY
+  return image
 
 
 _COLOURS: dict[str, Op] = {
   'auto_contrast': _plain(auto_contrast),
   'equalize': _plain(equalize),
   'invert': _plain(invert),
-  'solarize_add': lambda image, level, rng: solarize_add(
-    image, int(110 * level)
-  ),
+  'solarize_add': _at(solarize_add, lambda level: int(110 * level)),
 }
 
 
@@ -311,8 +307,8 @@ TIMM: dict[str, Op] = {
   **_COLOURS,
   **_geometry(0.45, 0.45, bicubic=True, fill=_IMAGENET_MEAN),
   **{name: _around_one(op) for name, op in _ENHANCE.items()},
-  'posterize': lambda image, level, rng: posterize(image, 4 - int(4 * level)),
-  'solarize': lambda image, level, rng: solarize(image, 256 - int(256 * level)),
+  'posterize': _at(posterize, lambda level: 4 - int(4 * level)),
+  'solarize': _at(solarize, lambda level: 256 - int(256 * level)),
 }
 # 16 operations of the RandAugment authors' code. As in that code, higher
 # magnitudes make posterize and solarize weaker, and enhancement factors rise
@@ -323,13 +319,12 @@ TIMM: dict[str, Op] = {
 AUTHORS: dict[str, Op] = {
   **_COLOURS,
   **_geometry(100 / _AUTHORS_SIDE, 100 / _AUTHORS_SIDE),
-  **{name: _rising(op) for name, op in _ENHANCE.items()},
-  'posterize': lambda image, level, rng: posterize(
-    image, min(8, int(4 * level))
-  ),
-  'solarize': lambda image, level, rng: solarize(
-    image, min(256, int(256 * level))
-  ),
+  **{
+    name: _at(op, lambda level: 0.1 + 1.8 * level)
+    for name, op in _ENHANCE.items()
+  },
+  'posterize': _at(posterize, lambda level: min(8, int(4 * level))),
+  'solarize': _at(solarize, lambda level: min(256, int(256 * level))),
   'cut_out': _cut_out,
 }
 

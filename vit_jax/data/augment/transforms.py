@@ -141,14 +141,16 @@ def random_box(
   return (height - h) // 2, (width - w) // 2, h, w
 
 
+@dataclasses.dataclass(frozen=True)
 class _ImageAndLabel(abc.ABC):
   """Base class of transforms that return an image and its label."""
 
   image_size: tuple[int, int]
-  interpolation: str
-  scaled_decoding: bool
-  channels: int
-  bits: int
+  _: dataclasses.KW_ONLY
+  interpolation: str = 'bilinear'
+  scaled_decoding: bool = False
+  channels: int = 3
+  bits: int = 8
 
   @abc.abstractmethod
   def pixels(
@@ -198,8 +200,9 @@ class _ImageAndLabel(abc.ABC):
     )
     return resize(pixels, *size, self.interpolation)
 
-  def _check_channels_and_bits(self, section: str) -> None:
-    """Checks the keys `channels` and `bits` of a config section."""
+  def _check_common_keys(self, section: str) -> None:
+    """Checks the keys that a config section has in both transforms."""
+    check_choice(f'{section}.interpolation', self.interpolation, INTERPOLATIONS)
     check_range(
       f'{section}.channels', self.channels, at_least=1, at_most=MAX_CHANNELS
     )
@@ -250,7 +253,6 @@ class TrainTransform(_ImageAndLabel):
     bits: number of bits per channel, 8 or 16.
   """
 
-  image_size: tuple[int, int]
   _: dataclasses.KW_ONLY
   crop: str = 'inception'
   min_area: float = 0.05
@@ -259,21 +261,16 @@ class TrainTransform(_ImageAndLabel):
   max_aspect: float = 4 / 3
   enlarge: float = 7 / 6
   pad: int = 4
-  interpolation: str = 'bilinear'
-  scaled_decoding: bool = False
   flip: bool = True
   randaugment_layers: int = 0
   randaugment_magnitude: float = 9.0
   randaugment_policy: str = 'timm'
   three_augment: bool = False
   color_jitter: float = 0.0
-  channels: int = 3
-  bits: int = 8
 
   def __post_init__(self):
-    self._check_channels_and_bits('augment')
+    self._check_common_keys('augment')
     check_choice('augment.crop', self.crop, _CROPS)
-    check_choice('augment.interpolation', self.interpolation, INTERPOLATIONS)
     check_choice(
       'augment.randaugment_policy',
       self.randaugment_policy,
@@ -427,19 +424,13 @@ class EvalTransform(_ImageAndLabel):
     bits: number of bits per channel, 8 or 16.
   """
 
-  image_size: tuple[int, int]
   _: dataclasses.KW_ONLY
   resize: str = 'squash'
   central_fraction: float = 0.875
-  interpolation: str = 'bilinear'
-  scaled_decoding: bool = False
-  channels: int = 3
-  bits: int = 8
 
   def __post_init__(self):
-    self._check_channels_and_bits('preprocess')
+    self._check_common_keys('preprocess')
     check_choice('preprocess.resize', self.resize, _RESIZES)
-    check_choice('preprocess.interpolation', self.interpolation, INTERPOLATIONS)
     height, width = self.image_size
     check_range(  # the resized image must not exceed MAX_PIXELS
       'preprocess.central_fraction',

@@ -149,10 +149,10 @@ def _simplejpeg(
   if not any(words in warning.lower() for words in (*_DAMAGE, _HARMLESS)):
     return None
   try:
-    height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    stated: Any = simplejpeg.decode_jpeg_header(data)
   except ValueError:
     return None
-  if (shrunk(height, shrink), shrunk(width, shrink)) != size:
+  if tuple(shrunk(side, shrink) for side in stated[:2]) != size:
     return None
   _check_warning(warning)
   return pixels

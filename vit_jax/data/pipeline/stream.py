@@ -28,7 +28,6 @@ from vit_jax.data.contract import Source, Spec, Transform
 from vit_jax.data.pipeline import order, workers
 from vit_jax.data.pipeline.loader import BadRecord, Loader, Share
 from vit_jax.data.pipeline.workers import (
-  BadRecords,
   Reader,
   Stream,
   host_batches,
@@ -131,10 +130,9 @@ def _stream(
   # `BadRecordLimit`, and by `sweep` in evaluation). If only one of them ended,
   # the others would wait for it forever.
   single = jax.process_count() == 1
-  bad = BadRecords(
-    loader.source, reader.max_bad_share if single else 1.0, report
-  )
-  batches = host_batches(shares, loader, reader, bad, local)
+  max_share = reader.max_bad_share if single else 1.0
+  note_bad = workers.bad_record_log(loader.source, max_share, report)
+  batches = host_batches(shares, loader, reader, note_bad, local)
   return Stream(
     batches, lambda batch: {key: rows.to_global(batch[key]) for key in spec}
   )

@@ -295,48 +295,36 @@ def check_share(
     )
 
 
-class BadRecords:
-  """The distinct bad records of a source that this process has read."""
+def bad_record_log(
+  source: Any, max_share: float, report: Callable[[str, BadRecord], None] | None
+) -> Callable[[list[BadRecord]], None]:
+  """Returns a function that logs and reports new bad records of a source.
 
-  def __init__(
-    self,
-    source: Any,
-    max_share: float,
-    report: Callable[[str, BadRecord], None] | None,
-  ):
-    self._source = source
-    self._max = max_share
-    self._report = report
-    self._seen: set[int] = set()
+  The function raises UserError if more records of the source are bad than
+  allowed, see `check_share`.
+  """
+  seen: set[int] = set()
 
-  def add(self, records: Iterable[BadRecord]) -> None:
-    """Adds bad records; logs and reports new ones.
-
-    Raises:
-      UserError: more records of the source are bad than allowed.
-    """
+  def add(records: list[BadRecord]) -> None:
     for record in records:
-      if record.index in self._seen:
-        continue
-      self._seen.add(record.index)
-      log.warning(
-        'bad record %d of %s %s is skipped: %s',
-        record.index,
-        self._source.name,
-        record.where,
-        record.reason,
-      )
-      if self._report:
-        self._report(self._source.name, record)
-    source = self._source
-    check_share(len(self._seen), len(source), source.name, self._max)
+      if record.index not in seen:
+        seen.add(record.index)
+        text = 'bad record %d of %s %s is skipped: %s'
+        log.warning(
+          text, record.index, source.name, record.where, record.reason
+        )
+        if report:
+          report(source.name, record)
+    check_share(len(seen), len(source), source.name, max_share)
+
+  return add
 
 
 def host_batches(
   shares: Iterable[Share],
   loader: Loader,
   reader: Reader,
-  bad: BadRecords,
+  note_bad: Callable[[list[BadRecord]], None],
   rows: int,
 ) -> Generator[HostBatch, None, None]:
   """Yields a batch for each share; `reader.prefetch` more are being loaded."""
@@ -346,7 +334,7 @@ def host_batches(
   def finished() -> HostBatch:
     batch, tasks = pending.popleft()
     for task in tasks:
-      bad.add(pool.result(task))
+      note_bad(pool.result(task))
     return pool.collect(batch)
 
   try:

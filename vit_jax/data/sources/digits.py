@@ -94,17 +94,14 @@ def _builder(data_dir: epath.Path):
     VERSION = tfds.core.Version(_VERSION)
 
     def _info(self):
+      features = tfds.features.FeaturesDict(
+        {
+          'image': tfds.features.Image(shape=(8, 8, 3), encoding_format='png'),
+          'label': tfds.features.ClassLabel(num_classes=10),
+        }
+      )
       return tfds.core.DatasetInfo(
-        builder=self,
-        description=self.__doc__,
-        features=tfds.features.FeaturesDict(
-          {
-            'image': tfds.features.Image(
-              shape=(8, 8, 3), encoding_format='png'
-            ),
-            'label': tfds.features.ClassLabel(num_classes=10),
-          }
-        ),
+        builder=self, description=self.__doc__, features=features
       )
 
     def _split_generators(self, dl_manager):

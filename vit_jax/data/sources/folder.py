@@ -81,7 +81,8 @@ class Source(splits.Labelled):
         classes.label(folder, f'the folder {listing.root}/{folder}')
         for folder in listing.classes
       ]
-      absent = [key for i, key in enumerate(classes.keys) if i not in labels]
+      present = set(labels)
+      absent = [key for i, key in enumerate(classes.keys) if i not in present]
       is_train = splits.kind(name) == 'train'
       if class_map and absent and is_train and not allow_empty:
         raise UserError(

@@ -150,7 +150,7 @@ def _load(path: str) -> dict[str, datasets.Dataset]:
   return dict(loaded)
 
 
-def _parquet_files(path: str) -> dict[str, list[str]]:
+def _parquet_files(path: str) -> dict[str, Any]:
   """Returns the Parquet files of each split: {'train': [path, …]}.
 
   The split is specified by the file's name (`train-00000-of-00002.parquet`), or
@@ -159,7 +159,7 @@ def _parquet_files(path: str) -> dict[str, list[str]]:
   Raises:
     ValueError: files of a split are missing or in several folders.
   """
-  by_split: dict[str, list[str]] = {}
+  by_split: dict[str, Any] = {}
   stated = set()  # (split, number of files) in the names of files
   pattern = f'{glob.escape(path)}/**/*.parquet'
   for file in sorted(glob.glob(pattern, recursive=True)):

@@ -32,14 +32,14 @@ class Task(NamedTuple):
 
   Attributes:
     dataset: TFDS name.
-    needs: features from which the label is computed.
+    needs: feature from which the label is computed.
     class_names: names of the classes.
     label: function from the features of an example to its label.
     binary: whether the pixels of the stored images are 0 and 1, not 0 to 255.
   """
 
   dataset: str
-  needs: tuple[str, ...]
+  needs: str
   class_names: tuple[str, ...]
   label: Callable[[Features], int]
   binary: bool = False
@@ -72,54 +72,44 @@ def _kitti_distance(features: Features) -> int:
   )
 
 
-def _binned(feature: str, size: int) -> Callable[[Features], int]:
-  """Returns a label function that divides a feature's classes among 16 bins.
+def _dsprites(feature: str, size: int, word: str) -> Task:
+  """Returns a task of dSprites, which divides a feature's classes into 16 bins.
 
   Args:
     feature: name of the feature.
     size: number of its classes.
+    word: name of the bins.
   """
 
   def label(features: Features) -> int:
     [value] = features[feature].int64_list.value
     return value * _BINS // size
 
-  return label
+  names = tuple(f'{word} {i} of {_BINS}' for i in range(1, _BINS + 1))
+  return Task('dsprites', feature, names, label, binary=True)
 
 
 TASKS = {
   'clevr_count': Task(
     'clevr',
-    ('objects',),
+    'objects',
     tuple(f'{count} objects' for count in range(3, 11)),
     _clevr_count,
   ),
   'clevr_distance': Task(
     'clevr',
-    ('objects',),
+    'objects',
     tuple(f'distance above {d}' for d in _CLEVR_DISTANCES),
     _clevr_distance,
   ),
   'kitti': Task(
     'kitti',
-    ('objects',),
+    'objects',
     ('up to 8 m', '8 to 20 m', 'above 20 m', 'no vehicle'),
     _kitti_distance,
   ),
-  'dsprites_location': Task(
-    'dsprites',
-    ('label_x_position',),
-    tuple(f'column {i} of {_BINS}' for i in range(1, _BINS + 1)),
-    _binned('label_x_position', 32),
-    binary=True,
-  ),
-  'dsprites_orientation': Task(
-    'dsprites',
-    ('label_orientation',),
-    tuple(f'orientation {i} of {_BINS}' for i in range(1, _BINS + 1)),
-    _binned('label_orientation', 40),
-    binary=True,
-  ),
+  'dsprites_location': _dsprites('label_x_position', 32, 'column'),
+  'dsprites_orientation': _dsprites('label_orientation', 40, 'orientation'),
 }
 
 
@@ -157,12 +147,12 @@ class Source(tfds.Records):
     """
     check_choice('source.task', task, TASKS)
     self._task = task
-    needs = ('image', *TASKS[task].needs)
     super().__init__(TASKS[task].dataset, split, data_dir, on_bad_shard)
-    if missing := [key for key in needs if key not in self.features]:
+    needs = TASKS[task].needs
+    if needs not in self.features:
       raise UserError(
         f'{self.name} has the features {", ".join(self.features)}, and not '
-        f'{missing[0]!r}, which source.task={task!r} needs: prepare it again.'
+        f'{needs!r}, which source.task={task!r} needs: prepare it again.'
       )
     self.name = f'{task}/{split}'
     self.class_names = list(TASKS[task].class_names)

@@ -30,7 +30,7 @@ UNLABELLED = 'unlabelled'
 BOOLEANS = ['False', 'True']
 log = logging.getLogger('vit_jax')
 _SHOWN_CHARACTERS = 50  # maximum number of characters of a label in a message
-_SHOWN = 8  # maximum number of folders or endings in a message
+_SHOWN = 8  # maximum number of folders in a message
 # The root itself, as the only class of a directory of images without folders.
 WHOLE = '.'
 
@@ -293,14 +293,14 @@ def listing(
     if not images and not allow_empty:
       raise UserError(
         f'the class folder {root}/{name} contains no image '
-        f'({" ".join(endings)}), but {_endings(own) or "nothing"}: fill or '
+        f'({" ".join(endings)}), but {len(own)} other files {own[:3]}: fill or '
         'remove it, or train with --config.source.allow_empty.'
       )
     paths += map(os.fsencode, images)
     folders += [number] * len(images)
     left_out += own
   if left_out:
-    log.info('%s: left out: %s', root, _endings(left_out))
+    log.info('%d files are left out, such as %s', len(left_out), left_out[0])
   return Listing(
     root,
     classes,
@@ -395,15 +395,6 @@ def _images(
 def _identity(folder: str) -> tuple[int, int]:
   status = os.stat(folder)
   return status.st_dev, status.st_ino
-
-
-def _endings(paths: list[str]) -> str:
-  """Describes files that are left out: '3 .txt, 2 .heic'."""
-  endings = collections.Counter(
-    os.path.splitext(path)[1].lower() or 'without ending' for path in paths
-  )
-  ranked = endings.most_common(_SHOWN)
-  return ', '.join(f'{count} {ending}' for ending, count in ranked)
 
 
 def _unreadable(path: str, reason: str | None) -> UserError:

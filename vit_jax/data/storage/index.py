@@ -14,7 +14,7 @@ import logging
 import os
 import zipfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,13 +210,10 @@ def _build(
   label = f'indexing {len(paths)} {kind} shards of {os.path.dirname(paths[0])}'
   with ThreadPoolExecutor(_THREADS) as pool:
     # Tasks run in copies of the context, which contains the progress listener.
-    futures = [
-      pool.submit(contextvars.copy_context().run, scan, path) for path in paths
-    ]
+    contexts = [contextvars.copy_context() for _ in paths]
     try:
-      for done in progress.shown(as_completed(futures), len(futures), label):
-        done.result()  # raises the error of a scan without waiting for others
-      scans = [future.result() for future in futures]
+      tasks = pool.map(lambda each, path: each.run(scan, path), contexts, paths)
+      scans = list(progress.shown(tasks, len(paths), label))
     except BaseException:
       pool.shutdown(wait=True, cancel_futures=True)
       raise
