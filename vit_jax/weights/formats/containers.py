@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.errors import UserError
 from vit_jax.weights.contract import Pretrained, SeveralModels
 
 log = logging.getLogger('vit_jax')
@@ -56,7 +57,7 @@ def described(
     describe: function from the arrays of one model to its description.
 
   Raises:
-    UserError: `describe` raises it.
+    UserError: the arrays are flattened or empty, or `describe` raises it.
   """
   models = _models(path, arrays)
   default = _default(models)
@@ -82,8 +83,27 @@ def _default(names: Mapping[str, Any]) -> str | None:
 
 
 def _models(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
-  """Returns the arrays of each model in a file, without their prefix."""
+  """Returns the arrays of each model in a file, without their prefix.
+
+  Raises:
+    UserError: the arrays of several layers are flattened into one, or are
+      empty.
+  """
   arrays = {_WRAPPERS.sub('', name): array for name, array in arrays.items()}
+  unreadable = None
+  if any(name.endswith('flat_param') for name in arrays):
+    unreadable = (
+      'the flattened parameters of FSDP: write it again with '
+      'StateDictType.FULL_STATE_DICT'
+    )
+  elif arrays and not any(array.size for array in arrays.values()):
+    unreadable = (
+      'empty arrays, because ZeRO-3 of DeepSpeed stores the weights in other '
+      'files: run `python zero_to_fp32.py . OUT` in the directory above, and '
+      'open OUT'
+    )
+  if unreadable:
+    raise UserError(f'{path} contains {unreadable}.')
   matches = [_FIRST.fullmatch(name) for name in arrays]
   prefixes = sorted({match['prefix'] for match in matches if match}) or ['']
 
