@@ -124,7 +124,7 @@ def load(
   folder = tensors.folder_of(path)
   file = folder / 'config.json'
   config = (tensors.read_config(path) if head is None else head) or {}
-  kind = config.get('model_type')
+  kind = str(config.get('model_type'))
   settings = _SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
   config = metadata.validated(file, config, settings=settings)
   if 'vision_config' in config:  # a model of images and texts
