@@ -1,4 +1,6 @@
-"""Tests that unusable weights are refused where they are loaded."""
+"""Tests of the choice of weights, and that unusable ones are refused."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,8 @@ from tests.faults.counts import injected
 from vit_jax import convert, load_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.weights import contract, pretrained
+from vit_jax.weights import pretrained
+from vit_jax.weights.contract import Pretrained
 
 LEAF = 'encoder/layers/mlp/fc1/kernel'
 
@@ -43,7 +46,65 @@ def test_an_average_that_is_not_finite_is_refused(tmp_path):
   abstract = source.abstract_params(mesh)
   params = jax.tree.map(lambda leaf: leaf * jnp.nan, source.load(abstract))
   source = pretrained._checked(
-    contract.Pretrained('x', {}, source.load, lambda _: params)
+    Pretrained('x', {}, source.load, lambda _: params)
   )
   with pytest.raises(UserError, match='more leaves'):
     source.load_average(abstract)
+
+
+SIZES = dict(patch_size=8, width=16, depth=1, mlp_dim=8, num_heads=2)
+HEAD = dict(outputs=8, hidden=8, bottleneck=4, dtype='float32')
+CROPS = dict(name='multicrop', local_crops=1, local_size=(8,))
+ABOUT = dict(
+  model=dict(name='vit', dtype='float32', **SIZES),
+  objective=dict(name='dino', head=HEAD),
+  preprocess=dict(resize='squash'),
+  num_classes=0,
+  image_size=[16, 16],
+  class_names=[],
+  config=dict(augment=CROPS),
+)
+
+
+def _filled(value):
+  """Returns a loader that fills all arrays with a number."""
+  return lambda abstract: jax.tree.map(
+    lambda leaf: jax.device_put(
+      jnp.full(leaf.shape, value, leaf.dtype), leaf.sharding
+    ),
+    abstract,
+  )
+
+
+# Parameters are 1, their average 2, and the extra state is 3.
+ALONE = Pretrained('PATH', ABOUT, _filled(1.0))
+KEPT = dataclasses.replace(
+  ALONE, load_average=_filled(2.0), load_extra=_filled(3.0)
+)
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'), [('params', 1.0), ('ema', 2.0), ('teacher', 3.0)]
+)
+def test_named_weights_are_loaded(name, value):
+  """With the head of the objective."""
+  source = KEPT.chosen(name)
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = source.load(source.abstract_params(mesh))
+  assert set(params) == {'model', 'head'}
+  for leaf in jax.tree.leaves(params):
+    np.testing.assert_array_equal(leaf, value)
+
+
+@pytest.mark.parametrize(
+  ('source', 'name', 'known'),
+  [
+    (KEPT, 'techer', 'ema, params, teacher'),
+    (ALONE, 'ema', 'params'),
+    (ALONE, 'teacher', 'params'),
+  ],
+)
+def test_unknown_names_of_weights_are_refused(source, name, known):
+  """The message lists the existing names before anything is loaded."""
+  with pytest.raises(UserError, match=f"'{name}'; .*allowed: {known}"):
+    source.chosen(name)

@@ -8,7 +8,7 @@ from references import HEADS, huggingface, timm_file, timm_vit
 
 from tests.faults.counts import count
 from vit_jax.errors import UserError
-from vit_jax.weights import metadata, pretrained
+from vit_jax.weights import pretrained
 
 VALUES = ['x', 5, -1, 0, 10**9, 1.5, 1e300, float('nan'), True, None]
 VALUES += [[], ['x'], [-1, 0], {}, {'x': []}]
@@ -83,6 +83,7 @@ def test_mutated_settings(tmp_path, project, name):
     ('config', 'num_hidden_layers', 10**9),
     ('config', 'id2label', {'9' * 6000: 'x'}),
     ('config', 'image_size', []),
+    ('preprocessor_config', 'vit_jax_preprocess', 3),
     ('config', 'image_size', 2),
     ('config', 'layer_norm_eps', float('nan')),
     ('preprocessor_config', 'do_rescale', 'false'),
@@ -99,10 +100,3 @@ def test_a_wrong_setting_is_one_message(tmp_path, name, key, value):
   with pytest.raises(UserError) as error:
     pretrained.find(str(tmp_path))
   assert f'{key} is {repr(value)[:40]}' in str(error.value)
-
-
-def test_validated_treats_null_as_absent():
-  """Nested keys are named in full."""
-  assert metadata.validated('f', {'gelu': None, 'd': 1}) == {'d': 1}
-  with pytest.raises(UserError, match="model_args.num_heads is 'x'"):
-    metadata.validated('f', {'model_args': {'num_heads': 'x'}})

@@ -1,6 +1,8 @@
 """Tests of heads, GELU and preprocessing that arrays of timm do not show."""
 
+import collections
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -8,11 +10,18 @@ import references
 import write_timm_table
 from references import HEADS, SIZE, timm_file, timm_vit, torch
 
+from tests.cli import ROOT
 from tests.faults.counts import count
 from vit_jax import load_pretrained
 from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
-from vit_jax.weights.formats import tensors, timm, timm_models
+from vit_jax.weights.formats import (
+  damage,
+  huggingface,
+  tensors,
+  timm,
+  timm_models,
+)
 from vit_jax.weights.patch_embedding import CLIP
 
 
@@ -135,3 +144,38 @@ def test_models_that_are_not_plain_are_refused(tmp_path, name):
   path = timm_file(tmp_path, timm_vit(), config)
   with pytest.raises(UserError, match='not a plain Vision Transformer'):
     load_pretrained(path)
+
+
+PAGE = (ROOT / 'docs' / 'weights.md').read_text()
+# Rows of timm's architectures, without those of single sets of weights
+ROWS = [row for row in timm_models.table().values() if '.' not in row.name]
+OPENED = [row for row in ROWS if row.block in timm_models.SUPPORTED]
+
+
+def test_the_table_lists_types_architectures_and_endings():
+  table = PAGE.partition('<!-- weights -->')[2]
+  table = table.partition('<!-- end of weights -->')[0]
+  types = re.findall(r'^\| Hugging Face `([\w-]+)`', table, re.MULTILINE)
+  assert {*types} == {*huggingface.TYPES, 'timm_wrapper'}
+  assert f'timm {timm_models.version()} ' in table
+  assert f'timm, {len(OPENED)} of its {len(ROWS)} Vision' in table
+  for ending in damage.PICKLES:
+    assert f'`{ending}`' in table
+
+
+def test_the_table_of_timm_lists_what_is_refused():
+  """Every architecture is supported, or refused for a reason."""
+  refused = collections.defaultdict(set)
+  for row in ROWS:
+    if row not in OPENED:
+      refused[timm_models.REFUSED[row.block]].add(row.name)
+  counts = collections.Counter()
+  for names, number, state in re.findall(
+    r'^\| (`.*) \| (\d+) \| (yes|no: .*) \|$', PAGE, re.MULTILINE
+  ):
+    counts[state == 'yes'] += int(number)
+    if state != 'yes':
+      listed = set(re.findall(r'`(\w+)`', names))
+      assert listed <= refused[state.removeprefix('no: ')]
+      assert len(listed) == int(number)
+  assert counts == {True: len(OPENED), False: len(ROWS) - len(OPENED)}

@@ -240,12 +240,12 @@ def _failure(
   path: str, error: Exception
 ) -> tuple[UserError | DownloadError, bool]:
   """Returns the error to report, and whether the failure may pass."""
-  response = getattr(error, 'response', None)
-  numbers = (
-    getattr(response, 'status_code', None),  # huggingface_hub
-    getattr(error, 'status', None),  # aiohttp
-    getattr(error, 'code', None),  # gcsfs
+  names = (
+    (getattr(error, 'response', None), 'status_code'),  # huggingface_hub
+    (error, 'status'),  # aiohttp, whose `code` is deprecated
+    (error, 'code'),  # gcsfs
   )
+  numbers = (getattr(holder, name, None) for holder, name in names)
   status = next((each for each in numbers if isinstance(each, int)), None)
   if isinstance(error, FileNotFoundError) and error.errno is None:
     status = 404  # fsspec raises it without a number, and the system with one
