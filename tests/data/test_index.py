@@ -40,7 +40,7 @@ def read(paths, found):
   columns = found.split('offset'), found.split('size')
   return [
     [
-      files.read_range(path, int(offset), int(size))
+      files.Files([path]).read(0, int(offset), int(size))
       for offset, size in zip(offsets, sizes, strict=True)
     ]
     for path, offsets, sizes in zip(paths, *columns, strict=True)
@@ -114,9 +114,10 @@ def test_the_cache_moves_if_the_folder_cannot_be_written(
 
 def test_a_record_beyond_a_shrunken_file_is_bad(tmp_path):
   (tmp_path / 'x').write_bytes(b'12345')
-  assert files.read_range(str(tmp_path / 'x'), 1, 4) == b'2345'
+  opened = files.Files([str(tmp_path / 'x')])
+  assert opened.read(0, 1, 4) == b'2345'
   with pytest.raises(DecodeError, match='changed'):
-    files.read_range(str(tmp_path / 'x'), 2, 4)
+    opened.read(0, 2, 4)
 
 
 # Examples

@@ -62,10 +62,11 @@ def test_the_tfrecord_index_is_stored_in_the_bucket(bucket):
   assert (bucket / index.FOLDER).is_dir()
   again = load(remote, scan=lambda path: pytest.fail('scanned again'))
   assert [shard.tolist() for shard in again.split('offset')] == offsets[0]
-  part = files.read_range(local[2], 12, 5)
-  assert files.read_range(remote[2], 12, 5) == part
+  part = files.Files(local).read(2, 12, 5)
+  opened = files.Files(remote)
+  assert opened.read(2, 12, 5) == part
   with pytest.raises(DecodeError):
-    files.read_range(remote[0], 10, 1000)
+    opened.read(0, 10, 1000)
 
 
 def test_a_tfds_dataset_in_a_bucket(bucket, prepared):

@@ -155,7 +155,7 @@ class _Split(NamedTuple):
   """The examples of a split.
 
   Attributes:
-    paths: paths of the shards.
+    files: shards.
     shard: index of the shard of each example.
     offset: offset of each example's image in its shard, bytes.
     size: size of each example's image, bytes.
@@ -163,7 +163,7 @@ class _Split(NamedTuple):
       `Source._number`.
   """
 
-  paths: list[str]
+  files: files.Files
   shard: np.ndarray
   offset: np.ndarray
   size: np.ndarray
@@ -171,7 +171,7 @@ class _Split(NamedTuple):
 
   def where(self, row: int) -> str:
     """Returns the shard of an example and the image's offset in it."""
-    return f'{self.paths[self.shard[row]]} @ {self.offset[row]}'
+    return f'{self.files.paths[self.shard[row]]} @ {self.offset[row]}'
 
 
 @schema.operational('path')
@@ -228,8 +228,9 @@ class Source(splits.Labelled):
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     part, row = self._row(index)
-    path = part.paths[part.shard[row]]
-    image = files.read_range(path, int(part.offset[row]), int(part.size[row]))
+    image = part.files.read(
+      int(part.shard[row]), int(part.offset[row]), int(part.size[row])
+    )
     return {'image': image, 'label': int(part.label[row])}
 
   @property
@@ -242,7 +243,7 @@ class Source(splits.Labelled):
     for split, rows in self._selection.rows():
       part = self._splits[split]
       columns = (part.shard, part.offset, part.size, part.label)
-      names = files.base_names(part.paths)
+      names = files.base_names(part.files.paths)
       chosen += [names, *(column[rows] for column in columns)]
     return fingerprint.sampled(self, *chosen)
 
@@ -256,7 +257,7 @@ class Source(splits.Labelled):
 
   def _cut_order(self, split: str) -> np.ndarray:
     part = self._splits[split]
-    return files.by_place(part.paths, part.shard, part.offset)
+    return files.by_place(part.files.paths, part.shard, part.offset)
 
   def _row(self, index: int) -> tuple[_Split, int]:
     split, row = self._selection[index]
@@ -365,7 +366,7 @@ def _open(paths: list[str], label_key: str | None, on_bad_shard: str) -> _Split:
     on_bad_shard=on_bad_shard,
   )
   return _Split(
-    paths,
+    files.Files(paths),
     np.repeat(np.arange(len(paths), dtype=np.int32), shards.counts),
     **shards.columns,
   )

@@ -10,7 +10,9 @@ in the order in which they are stored.)
 """
 
 import errno
+import functools
 import os
+import resource
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +34,7 @@ _NO_FILE = (  # errors of a single file; others concern the disk or network
   IsADirectoryError,
   NotADirectoryError,
 )
+_SOURCES = 8  # sources among which the limit on open files is divided
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _CHUNK = 1 << 20  # names hashed at once
 
@@ -128,25 +131,63 @@ def read_text(path: str, key: str) -> str:
     ) from error
 
 
-def read_range(path: str, offset: int, size: int) -> bytes:
-  """Reads a part of a file, local or remote.
+class _Descriptor:
+  """An open file.
 
-  Args:
-    path: path of the file.
-    offset: offset of the part, bytes.
-    size: size of the part, bytes.
-
-  Raises:
-    DecodeError: the file is too short, because it was changed after it was
-      indexed.
+  It is closed when `Files` no longer keeps it and no thread is reading it.
   """
-  remote = is_remote(path)
-  with epath.Path(path).open('rb') if remote else open(path, 'rb') as file:
-    file.seek(offset)
-    data = file.read(size)
-  if len(data) != size:
-    raise DecodeError(f'changed after indexing: no {size} bytes at {offset}')
-  return data
+
+  def __init__(self, path: str):
+    self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+  def __del__(self, close=os.close):
+    if hasattr(self, 'number'):
+      close(self.number)
+
+
+class Files:
+  """Files that are read in parts.
+
+  They stay open, except that the least recently used ones are closed when many
+  are open. An instance can be used by several threads and after a fork, because
+  reading does not use a file position, and it can be pickled.
+
+  Attributes:
+    paths: paths of the files, local or remote.
+  """
+
+  def __init__(self, paths: Sequence[str]):
+    self.paths = tuple(paths)
+    # A process may read several sources at once.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SOURCES
+    self._opened = functools.lru_cache(max(most, 1))(_Descriptor)
+
+  def read(self, number: int, offset: int, size: int) -> bytes:
+    """Reads a part of a file.
+
+    Args:
+      number: index of the file in `paths`.
+      offset: offset of the part, bytes.
+      size: size of the part, bytes.
+
+    Raises:
+      DecodeError: the file is too short, because it was changed after it was
+        indexed.
+    """
+    path = self.paths[number]
+    if is_remote(path):
+      with epath.Path(path).open('rb') as file:
+        file.seek(offset)
+        data = file.read(size)
+    else:
+      descriptor = self._opened(path)  # stays open while it is referenced
+      data = os.pread(descriptor.number, size, offset)
+    if len(data) != size:
+      raise DecodeError(f'changed after indexing: no {size} bytes at {offset}')
+    return data
+
+  def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
+    return Files, (self.paths,)
 
 
 def by_name(names: np.ndarray) -> Int[np.ndarray, ' n']:

@@ -234,7 +234,7 @@ class TFRecords:
         split = index.load(paths, 'tfrecord', scan, on_bad_shard=on_bad_shard)
         arrays = split.split('offset'), split.split('size'), split.cuts.tolist()
         columns |= dict(zip(paths, zip(*arrays, strict=True), strict=True))
-    self._paths = [part.filename for part in instructions]
+    self._files = files.Files([part.filename for part in instructions])
     self._parts = []
     for part in instructions:
       offsets, sizes, cut = columns[part.filename]
@@ -253,8 +253,8 @@ class TFRecords:
       DecodeError: a checksum does not match.
     """
     number, offset, size = self._find(index)
-    start, path = offset - _HEADER.size, self._paths[number]
-    record = files.read_range(path, start, size + _AROUND)
+    start = offset - _HEADER.size
+    record = self._files.read(number, start, size + _AROUND)
     data = record[_HEADER.size : -_FOOTER.size]
     [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
     if _size(record[: _HEADER.size]) != size or checksum != _masked(data):
@@ -264,7 +264,7 @@ class TFRecords:
   def where(self, index: int) -> str:
     """Returns the file of a record, and its offset in the file."""
     number, offset, _ = self._find(index)
-    return f'{self._paths[number]} @ {offset}'
+    return f'{self._files.paths[number]} @ {offset}'
 
   def _find(self, index: int) -> tuple[int, int, int]:
     """Returns (index of the file, offset, size) of a record."""
