@@ -1,8 +1,11 @@
 """Tests of the index of record offsets: content, cache and renewal."""
 
 import os
+import resource
 import struct
+import threading
 
+import numpy as np
 import pytest
 
 from vit_jax.data.images.headers import DecodeError
@@ -110,6 +113,32 @@ def test_the_cache_moves_if_the_folder_cannot_be_written(
 
 
 # Files
+
+
+def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
+  """More shards than descriptors can be read, by many threads at once."""
+  monkeypatch.setattr(resource, 'getrlimit', lambda _: (32, 32))
+  paths = []
+  for i in range(50):
+    (tmp_path / str(i)).write_bytes(b'%04d' % i)
+    paths.append(str(tmp_path / str(i)))
+  before = len(os.listdir('/proc/self/fd'))
+  shards, wrong = files.Files(paths), []
+
+  def work(seed):
+    for i in np.random.default_rng(seed).integers(0, 50, 400).tolist():
+      if shards.read(i, 0, 4) != b'%04d' % i:
+        wrong.append(i)
+
+  threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert not wrong
+  assert len(os.listdir('/proc/self/fd')) <= before + 4
+  shards = None
+  assert len(os.listdir('/proc/self/fd')) <= before
 
 
 def test_a_record_beyond_a_shrunken_file_is_bad(tmp_path):
