@@ -8,6 +8,7 @@ import ast
 import itertools
 import pathlib
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -84,6 +85,9 @@ def _refuse(message: str) -> NoReturn:
   sys.exit(EXIT_USER_ERROR)
 
 
+_SET_ELSEWHERE = 'Set by '  # help of flags that users do not set directly
+
+
 def is_requested(argv: Sequence[str]) -> bool:
   """Returns whether a command line contains -h, -help or --help."""
   return any(word in ('-h', '-help', '--help') for word in argv[1:])
@@ -96,10 +100,27 @@ def text(header: str, values: flags.FlagValues) -> str:
     header: docstring of the module, with an example.
     values: `FlagValues` in which the flags are defined.
   """
-  modules = [
-    name for name in values.flags_by_module_dict() if 'vit_jax' in name
+  shown = [
+    flag
+    for module, defined in values.flags_by_module_dict().items()
+    if 'vit_jax' in module
+    for flag in defined
+    if not (flag.help or '').startswith(_SET_ELSEWHERE)
   ]
-  lines = [header.strip(), *map(values.module_help, modules)]
-  if 'config' in values:
-    lines.append('  --config.KEY=VALUE: Any key of the config, at any depth.')
-  return '\n'.join(lines)
+  lines = [_line(flag) for flag in sorted(shown, key=lambda flag: flag.name)]
+  if any(flag.name == 'config' for flag in shown):
+    lines.append('  --config.KEY=VALUE  Any key of the config, at any depth.')
+  return '\n'.join([header.strip(), '', *lines])
+
+
+def _line(flag: flags.Flag) -> str:
+  """Formats a flag: its name, default and help."""
+  name = f'[no]{flag.name}' if flag.boolean else flag.name
+  default = '' if flag.default in (None, False, '', []) else f'={flag.default}'
+  return textwrap.fill(
+    f'--{name}{default}  {flag.help}',
+    width=80,
+    initial_indent='  ',
+    subsequent_indent='      ',
+    break_on_hyphens=False,
+  )
