@@ -234,8 +234,8 @@ def test_dinov2_on_other_devices_is_equal_to_rounding(trained, tmp_path):
   """Four devices, then two: groups are on several devices, then on one.
 
   Other devices add numbers in another order. The gradient of KoLeo, which is
-  large for images with similar features, and Adam amplify the rounding errors,
-  so other metrics differ by up to 1e-3.
+  large for images with similar features, and Adam amplify the rounding errors:
+  these metrics differ by up to 1.1e-4, others by up to 1e-3.
   """
   command = command_of('dinov2', tmp_path, checkpoint__every='2 steps')
   kill(command, tmp_path, 7, devices=4)
@@ -248,7 +248,7 @@ def test_dinov2_on_other_devices_is_equal_to_rounding(trained, tmp_path):
   )
   for one, other in zip(ours, theirs, strict=True):
     for key in ('loss', 'crop_loss', 'patch_loss', 'effective_rank'):
-      assert one[key] == pytest.approx(other[key], rel=1e-4), key
+      assert one[key] == pytest.approx(other[key], rel=2e-4), key
 
 
 @pytest.mark.slow
