@@ -184,7 +184,7 @@ def test_other_images_are_refused(file, tmp_path):
   path, _ = file
   same = dict(name='tests.multiprocess.damaged', **SOURCE)
   assert len(opened(path, images=same)) == len(opened(path))
-  with pytest.raises(UserError, match='size.*differ'):
+  with pytest.raises(UserError, match='labels of other images'):
     opened(path, images=same | dict(num_examples=54))
   other = tmp_path / 'other.npz'
   np.savez(other, features=np.zeros(3))
