@@ -48,7 +48,10 @@ ROWS = [
   ((*QUICK, '--config.micro_batches=3'), 'a multiple of 24'),
   ((*QUICK, '--config.total=20'), 'steps, epochs'),
   ((*QUICK, '--config.checkpoint.keep=1'), 'at least 2'),
-  ((*QUICK, '--config.source.dataset=imagenet21k'), 'vit_jax.prepare imagenet21k'),
+  (
+    (*QUICK, '--config.source.dataset=imagenet21k'),
+    'vit_jax.prepare imagenet21k',
+  ),
   ((*QUICK, '--config.source.dataset=cifar11'), 'vit_jax.prepare cifar11'),
   ((*QUICK, '--config.source.name=tdfs'), "did you mean 'tfds'"),
   ((*QUICK, '--config.train.split=trian'), "did you mean 'train'"),
