@@ -49,7 +49,7 @@ def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
   nulls: list[tuple[int, str]] = []
   for step, metrics in metrics_lib.read(workdir):
     for name, value in metrics.items():
-      if value is None:
+      if value is None:  # not finite; JSON has no NaN and infinity
         nulls.append((step, name))
       else:
         steps, values = series.setdefault(name, ([], []))
@@ -64,6 +64,7 @@ def draw(workdir: epath.Path) -> None:
   If the file cannot be written, this is logged and the run continues.
   """
   series = read(workdir)
+  # Training metrics, whose names contain no slash, come before evaluators.
   names = sorted(series, key=lambda name: ('/' in name, name))
   chosen = {
     'loss': [n for n in names if n == 'loss' or n.endswith('/loss')],
@@ -122,11 +123,16 @@ def read_run(workdir: epath.Path) -> Run:
   series = read(workdir)
   config = jsonl.read_object(workdir / 'config.json')
   run = jsonl.read_object(workdir / 'run.json')
+  # At least 1, because `np.interp` needs increasing steps.
   last = float(max((max(s) for s, _ in series.values()), default=1) or 1)
   scales = {'steps': ([0.0, last], [0.0, last])}
 
   def linear(axis: str, *factors: Any) -> None:
-    """Adds an axis on which the length of a step is a product of factors."""
+    """Adds an axis on which the length of a step is a product of factors.
+
+    A factor that config.json or run.json does not contain is None; the axis is
+    then left out.
+    """
     if all(isinstance(f, int | float) and f > 0 for f in factors):
       scales[axis] = ([0.0, last], [0.0, float(last * np.prod(factors))])
 
@@ -215,11 +221,16 @@ def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
 
 def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
   """Labels each model by its name and the keys that differ for this name."""
+
+  def shown(value: Any) -> Any:
+    """Returns the value of a key; for a section of the config, its name."""
+    return value.get('name', value) if isinstance(value, dict) else value
+
   labels = []
   for model in models:
     same_name = [other for other in models if other['name'] == model['name']]
     differing = [
-      f' {key}={value.get("name", value) if isinstance(value, dict) else value}'
+      f' {key}={shown(value)}'
       for key, value in sorted(model.items())
       if value is not None and any(o.get(key) != value for o in same_name)
     ]
@@ -265,7 +276,7 @@ def compare_sizes(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
     ticks = np.unique(np.concatenate([x for x, _ in lines.values()])).tolist()
     title = f'{metric}, last value of each run'
     panels.append(
-      plotting.Panel('training examples', title, lines, {}, ticks, means=True)
+      plotting.Panel('training examples', title, lines, ticks=ticks, means=True)
     )
     arrays |= {f'{label}/{metric}': lines[label] for label in lines}
   return plotting.draw(panels, 3), arrays

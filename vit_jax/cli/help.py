@@ -19,6 +19,8 @@ from vit_jax.errors import EXIT_USER_ERROR, closest
 from vit_jax.processes import interruption
 
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
+# Start of the help of flags that users do not set directly.
+_SET_ELSEWHERE = 'Set by '
 
 
 def descriptions() -> dict[str, str]:
@@ -32,6 +34,8 @@ def descriptions() -> dict[str, str]:
   found = {}
   for name, path in sorted(files.items()):
     text = path.read_text()
+    # Commands are recognized by their text, because importing them, and thereby
+    # JAX, would take seconds.
     if 'def define_flags' in text or 'process.run(' in text:
       header = ast.get_docstring(ast.parse(text)) or ''
       found[name] = header.partition('\n')[0]
@@ -49,8 +53,8 @@ def begin(command: Sequence[str]) -> None:
   Args:
     command: `sys.orig_argv`.
   """
-  modules = [y for x, y in itertools.pairwise(command) if x == '-m']
-  package, _, name = ''.join(modules[:1]).partition('.')
+  modules = (y for x, y in itertools.pairwise(command) if x == '-m')
+  package, _, name = next(modules, '').partition('.')
   if package != 'vit_jax' or not name:
     return
   # Signals must be handled from the start, because importing JAX takes seconds.
@@ -85,9 +89,6 @@ def _refuse(message: str) -> NoReturn:
   sys.exit(EXIT_USER_ERROR)
 
 
-_SET_ELSEWHERE = 'Set by '  # help of flags that users do not set directly
-
-
 def is_requested(argv: Sequence[str]) -> bool:
   """Returns whether a command line contains -h, -help or --help."""
   return any(word in ('-h', '-help', '--help') for word in argv[1:])
@@ -100,6 +101,8 @@ def text(header: str, values: flags.FlagValues) -> str:
     header: docstring of the module, with an example.
     values: `FlagValues` in which the flags are defined.
   """
+  # Flags of absl itself are left out. The name of a module is its path if it is
+  # the command that was started.
   shown = [
     flag
     for module, defined in values.flags_by_module_dict().items()

@@ -43,7 +43,7 @@ def to_steps(
     'examples': number / batch_size,
     '%': number / 100 * (total_steps or 0),
   }[unit]
-  if not steps < 2**63:
+  if not steps < 2**63:  # also refuses infinity and NaN, from '1e999'
     raise UserError(f'the duration {duration!r} is longer than any training.')
   return max(round(steps), int(number > 0))
 

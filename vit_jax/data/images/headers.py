@@ -16,6 +16,7 @@ _PROGRESSIVE = 0xC2
 _ORDINARY = (0xC0, 0xC1, _PROGRESSIVE)  # baseline, extended, progressive
 _ORIENTATION = 274  # EXIF tag of the orientation
 PNG = b'\x89PNG\r\n\x1a\n'
+# Formats of `stated_size`; JPEG and TIFF have readers of their own.
 _FORMATS = ('PNG', 'GIF', 'BMP', 'WEBP')
 _CONVERT = 'convert the file to one of these'
 _FETCH = 'copy or download the image again'
@@ -88,6 +89,7 @@ def jpeg(data: bytes) -> Jpeg:
     if at < 0 or at + 4 > len(data):
       raise DecodeError('the file is truncated within its header')
     marker = data[at + 1]
+    # 0xFF before a marker is a fill byte; 0xFF 0x00 is not a marker.
     if marker == 0xFF or marker == 0 or marker in _BARE:
       at += 1 if marker == 0xFF else 2
       continue
@@ -103,20 +105,22 @@ def jpeg(data: bytes) -> Jpeg:
     raise DecodeError('the JPEG file does not contain an image')
   if data.rfind(b'\xff\xd9', at) < 0:
     raise DecodeError('the JPEG file is truncated: it has no end marker')
+  # A frame starts with its marker and its length, two bytes each.
   bits, height, width, colors = struct.unpack_from('>BHHB', data, frame + 4)
-  kind = data[frame + 1]
-  # For each colour: its number, horizontal and vertical sampling factor (4 bits
-  # each), and its quantization table.
-  samples = data[frame + 11 : frame + 10 + 3 * colors : 3]
+  coding = data[frame + 1]
+  # Three bytes follow for each colour: its number, its horizontal and vertical
+  # sampling factors (4 bits each), and its quantization table.
+  sampling_factors = data[frame + 11 : frame + 10 + 3 * colors : 3]
+  scan_colors = data[at + 4 : at + 5]  # number of colours of the first scan
   return Jpeg(
     height,
     width,
     colors,
     height_at=frame + 5,
-    ordinary=kind in _ORDINARY and bits == 8 and colors in (1, 3),
-    kind=f'{bits} bits and the coding SOF{kind & 15}',
-    one_scan=kind != _PROGRESSIVE and data[at + 4 : at + 5] == bytes([colors]),
-    block_height=8 * max([1, *(number & 15 for number in samples)]),
+    ordinary=coding in _ORDINARY and bits == 8 and colors in (1, 3),
+    kind=f'{bits} bits and the coding SOF{coding & 15}',
+    one_scan=coding != _PROGRESSIVE and scan_colors == bytes([colors]),
+    block_height=8 * max([1, *(pair & 15 for pair in sampling_factors)]),
     orientation=orientation,
   )
 

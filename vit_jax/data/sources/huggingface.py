@@ -24,6 +24,7 @@ _NUMBERED = re.compile(r'(.+)-\d{4,}-of-(\d{4,})\.parquet')
 _END = b'\xff\xff\xff\xff\0\0\0\0'  # end mark of an Arrow stream
 
 
+# A resumed run may have another path; the fingerprint is compared instead.
 @schema_lib.operational('path')
 class Source(splits.Labelled):
   """One split of a local dataset of the package `datasets`.
@@ -70,7 +71,7 @@ class Source(splits.Labelled):
         .cast_column(image_key, datasets.Image(decode=False))
         for name in used
       }
-      classes, self._numbers = _classes(loaded, used, label_key)
+      classes, self._label_by_value = _classes(loaded, used, label_key)
     except UserError:
       raise
     except Exception as error:  # noqa: BLE001 (the library raises many kinds)
@@ -89,8 +90,9 @@ class Source(splits.Labelled):
     # Seven times as fast as `self._tables[split][position]`.
     columns = self._tables[split].data.columns
     image, label = (column[position].as_py() for column in columns)
-    if self._numbers is not None:
-      label = self._numbers.get(label)
+    if self._label_by_value is not None:
+      label = self._label_by_value.get(label)
+    # An image is a dict of 'bytes' and 'path', one of which may be None.
     if label is None or not (image and any(image.values())):
       raise DecodeError('no image (bytes or path), or no label')
     data = image['bytes']
@@ -118,13 +120,14 @@ class Source(splits.Labelled):
   def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
     _, column = self._tables[split].data.columns
     values = column.to_pylist()
-    if self._numbers is not None:
-      values = map(self._numbers.get, values)
+    if self._label_by_value is not None:
+      values = map(self._label_by_value.get, values)
     labels = [-1 if value is None else value for value in values]
     return np.array(labels, np.int64)
 
   def _cut_order(self, split: str) -> np.ndarray:
-    # By the rows only, because names of converted files depend on their path.
+    # By the numbers of the rows, as if all were in one file without a name: the
+    # names of converted files depend on the path of the dataset.
     rows = np.arange(len(self._tables[split]))
     return files.by_place([''], np.zeros_like(rows), rows)
 
@@ -196,7 +199,7 @@ def _check_end(path: str) -> None:
 def _classes(
   loaded: dict[str, datasets.Dataset], used: list[str], key: str
 ) -> tuple[class_folders.Classes, dict[Any, int] | None]:
-  """Returns the classes of the data set.
+  """Returns the classes of the dataset.
 
   Args:
     loaded: all splits, which together determine the classes of text.
@@ -216,8 +219,10 @@ def _classes(
     return class_folders.Classes(names[0]), None
   values = {value for name in used for value in loaded[name].unique(key)}
   is_text = any(isinstance(value, str) for value in values)
-  for table in loaded.values() if is_text else ():
-    values.update(table.unique(key) if key in table.features else ())
+  if is_text:
+    for table in loaded.values():
+      if key in table.features:
+        values.update(table.unique(key))
   values.discard(None)
   if values and all(isinstance(value, bool) for value in values):
     return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}

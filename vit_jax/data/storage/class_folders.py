@@ -22,7 +22,8 @@ from vit_jax.data import progress
 from vit_jax.data.storage import files, splits
 from vit_jax.errors import UserError, closest
 
-_MOST = 1_000_000  # maximum number of classes without a list of classes
+_MAX_CLASSES = 1_000_000  # maximum number of classes without a list of classes
+# Numbers, including some that cannot be labels, such as '-1' and '1.5'.
 _NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
 # Name of the only class of images without labels.
 UNLABELLED = 'unlabelled'
@@ -146,13 +147,15 @@ def number(
   texts = sorted(texts)
   if texts == ['']:  # images without labels
     return Classes([''], [UNLABELLED]), {'': 0}
+  # '-1' and '1.5' are in both lists, so they are neither labels nor names.
   names = [text for text in texts if not text.isdecimal()]
   numbers = [text for text in texts if _NUMBER.fullmatch(text)]
   if known and (names or any(key.isdecimal() for key in known.keys)):
     return known, {text: known.label(text, where(text)) for text in texts}
   if whole and not numbers:
     return Classes(names), {name: i for i, name in enumerate(names)}
-  count = len(known.keys) if known else _MOST
+  # From here on, labels must be integers: positions in the list, or classes.
+  count = len(known.keys) if known else _MAX_CLASSES
   # Unlike int, float also accepts thousands of digits.
   largest = max(numbers, key=float, default='')
   if names or float(largest) >= count:
@@ -287,18 +290,19 @@ def listing(
     above = (_identity(root),)
     _, loose, others = _entries(root, endings)
     left_out += [f'{root}/{name}' for name in loose + others]
-  for number, name in enumerate(classes):
-    own: list[str] = []
-    images = sorted(_images(root, name, endings, above, own))
+  for index, name in enumerate(classes):
+    not_images: list[str] = []
+    images = sorted(_images(root, name, endings, above, not_images))
     if not images and not allow_empty:
       raise UserError(
         f'the class folder {root}/{name} contains no image '
-        f'({" ".join(endings)}), but {len(own)} other files {own[:3]}: fill or '
-        'remove it, or train with --config.source.allow_empty.'
+        f'({" ".join(endings)}), but {len(not_images)} other files '
+        f'{not_images[:3]}: fill or remove it, or train with '
+        '--config.source.allow_empty.'
       )
     paths += map(os.fsencode, images)
-    folders += [number] * len(images)
-    left_out += own
+    folders += [index] * len(images)
+    left_out += not_images
   if left_out:
     log.info('%d files are left out, such as %s', len(left_out), left_out[0])
   return Listing(
@@ -340,7 +344,8 @@ def _entries(
   try:
     with os.scandir(folder) as entries:
       for entry in entries:
-        # A link to itself, or into a folder that cannot be read, is neither.
+        # For a link to itself, or into a folder that cannot be read, the
+        # methods of `entry` would raise OSError; `os.path` returns False.
         is_link = entry.is_symlink()
         if entry.name.startswith('.'):
           others.append(entry.name)
@@ -378,17 +383,17 @@ def _images(
       links to them are not followed.
     left_out: paths of the files that are left out, to which more are added.
   """
-  own = _identity(f'{root}/{folder}')
-  if own in above:
+  identity = _identity(f'{root}/{folder}')
+  if identity in above:
     return
-  progress.made()
+  progress.made()  # restarts the time limit of a run's watchdog
   path = f'{root}/{folder}'
   folders, images, others = _entries(path, endings)
   left_out += [f'{path}/{name}' for name in others]
   yield from (f'{folder}/{name}' for name in images)
   for name in folders:
     yield from _images(
-      root, f'{folder}/{name}', endings, (*above, own), left_out
+      root, f'{folder}/{name}', endings, (*above, identity), left_out
     )
 
 
