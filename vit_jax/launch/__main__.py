@@ -68,6 +68,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'dry_run', False, 'Print the commands and files, and start nothing.'
   )
+  # From a copy, because `define_flag` has to extract them, too.
   extracted = overrides.extract([*sys.argv])
   overrides.define_flag(sys.argv)
   flags.DEFINE_multi_string(
@@ -88,7 +89,7 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   """
   target = _SYNONYMS.get(values.target, values.target or '')
   check_choice('--target', target, TARGETS)
-  # Flags of train follow after --.
+  # Only flags (of train) may follow after --.
   process.refuse_arguments([a for a in arguments if not a.startswith('--')])
   fields = {name: values[name].value for name in FLAGS}
   fields['name'] = fields['name'] or default_name(values.config_path)
@@ -142,8 +143,8 @@ def run_until_done(
   target = TARGETS[job.target]
   code = restarts = outages = 0
   while True:
-    state = target.state(job, shell)
-    if code:
+    state = target.state(job, shell)  # None if the command failed
+    if code:  # the last attempt failed
       # After a preemption without a notice, the processes on other slices end
       # with other codes.
       if code == RESUME or state not in (State.READY, None):
@@ -160,7 +161,7 @@ def run_until_done(
       pause(RESTART_S)
       continue
     if state is State.LOST:
-      target.delete(job, shell)  # then asks again whether it is deleted
+      target.delete(job, shell)  # a later iteration requests it again
     elif state is State.ABSENT:
       state = target.create(job, shell)
     if state is State.READY or shell.dry_run:

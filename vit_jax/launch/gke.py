@@ -76,16 +76,19 @@ def state(job: Job, shell: Shell) -> State:
     return State.ABSENT
   if end == 'Failed':
     return State.LOST
+  # READY also if it has completed: `run` does not start anything.
   shell.note(f'already {end or "running"}; not started a second time')
   return State.READY
 
 
 def create(job: Job, shell: Shell) -> State:
   """Builds and pushes the image of the commit, and applies the manifest."""
-  code, path = shell.unpack(job.folder, job.commit), f'{job.folder}/jobset.yaml'
-  image, file = _image(job), f'--file={code}/launch/Dockerfile.tpu'
+  source = shell.unpack(job.folder, job.commit)
+  path = f'{job.folder}/jobset.yaml'
+  image = _image(job)
+  dockerfile = f'--file={source}/launch/Dockerfile.tpu'
   shell.write(path, manifest(job))
-  shell.check('docker', 'build', file, f'--tag={image}', code)
+  shell.check('docker', 'build', dockerfile, f'--tag={image}', source)
   shell.check('docker', 'push', image)
   shell.check('kubectl', 'apply', f'--filename={path}', *job.submit_flags)
   return State.READY

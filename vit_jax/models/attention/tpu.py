@@ -43,6 +43,7 @@ _MAX_BLOCK = 450_000  # tokens times (lanes of a block + 300), of two bytes
 _MAX_BLOCK_OF_COLUMNS = 1_320_000  # the same if operands are loaded by columns
 _MAX_SCORES = 750_000  # scores of the heads of a part, for a tile of queries
 _LONG_TOKENS = 512  # see `cost`
+# Names of the arrays that the backward pass needs, for rematerialization.
 SAVED = ('query', 'key', 'value', 'attended')
 
 
@@ -62,28 +63,29 @@ class Layout(NamedTuple):
 
   @property
   def lanes(self) -> int:
-    """Lanes of a block: the fewest that are whole heads and registers."""
+    """Lanes of a block: the fewest that make up whole heads and registers."""
     return math.lcm(self.head, LANES)
 
   def max_tokens(self, dtype: jnp.dtype) -> int:
     """Returns the largest number of tokens that fits."""
     itemsize = jnp.dtype(dtype).itemsize
     if self.lanes == LANES:
-      limits = _MAX_TOKENS if self.together > 1 else _MAX_TOKENS_ALONE
-      return limits[itemsize]
+      most = _MAX_TOKENS if self.together > 1 else _MAX_TOKENS_ALONE
+      return most[itemsize]
     # Scores need as much memory as 300 lanes of the blocks.
     block = _MAX_BLOCK if self.columns == 1 else _MAX_BLOCK_OF_COLUMNS
     return block * 2 // itemsize // (self.lanes + 300)
 
   def tile(self, tokens: int) -> int:
     """Returns the number of queries per iteration of the kernels' loop."""
-    rows, columns = padded(tokens, SUBLANES), padded(tokens, LANES)
-    most = _MAX_SCORES // (self.together * rows) // LANES * LANES
-    if columns <= most and self.columns == 1:
-      return rows
+    # Scores are `[keys, queries]`, padded to whole sublanes and lanes.
+    keys, queries = padded(tokens, SUBLANES), padded(tokens, LANES)
+    max_queries = _MAX_SCORES // (self.together * keys) // LANES * LANES
+    if queries <= max_queries and self.columns == 1:
+      return keys  # a single tile, whose queries have the same rows as the keys
     # With more queries, other intermediate results do not fit either.
     crowded = self.columns > 1 or tokens > _CROWDED
-    tiles = math.ceil(columns / min(most, LANES if crowded else 384))
+    tiles = math.ceil(queries / min(max_queries, LANES if crowded else 384))
     return padded(math.ceil(tokens / tiles), LANES)
 
 
@@ -116,7 +118,8 @@ def fits(
     tokens: number of tokens.
     head: channels of a head.
     dtype: dtype of queries, keys and values.
-    one_tile: whether all queries must be in one tile, as offsets need it.
+    one_tile: whether all queries must be in one tile, which `relative` and
+      `mask` of `attend` require.
   """
   if head % SUBLANES or not 32 <= head <= LANES:
     return False
@@ -162,7 +165,7 @@ def attend(
   Returns:
     Output tokens, in the dtype of the projections.
 
-  Reference: equations 5 to 7 of appendix A.
+  Reference: arXiv 2010.11929, appendix A, equations 5 to 7.
   """
   if relative is not None:
     by_keys = _by_keys(relative.astype(jnp.float32))  # [h, keys, lanes]
@@ -214,7 +217,8 @@ def _attend_backward(
   projections, bias, relative, mask = residuals
   results = _run(backward, [*projections, dy], bias, relative, mask, num_heads)
   gradients, sums = results[:3], results[3:]
-  # Over examples, or over devices: [n, 3, d] -> [3, d]
+  # The biases have a gradient for each example, and `relative` has one for each
+  # device: [n, 3, d] -> [3, d], [devices, keys, columns] -> [keys, columns]
   d_bias, *d_relative = (x.sum(axis=tuple(range(x.ndim - 2))) for x in sums)
   d_bias = tuple(d_bias.astype(bias.dtype))
   return tuple(gradients), d_bias, *(d_relative or [None]), None
@@ -246,20 +250,20 @@ def _run(
     Output, or the gradients of queries, keys and values, those of the biases
     for each example, and that of `relative` for each device.
   """
-  small = [bias] if relative is None else [bias, relative]
+  shared = [bias] if relative is None else [bias, relative]
   more = operands[0].ndim - 2  # axes in place of `*n`
-  small = [jnp.expand_dims(x, tuple(range(more))) for x in small]
+  shared = [jnp.expand_dims(x, tuple(range(more))) for x in shared]
   head = operands[0].shape[-1] // num_heads
   local = functools.partial(_run_on_device, kernel, mask, head, len(operands))
   spec = (sharding.BATCH, *[None] * more, 'model')
-  return sharding.per_device(local, [*operands, *small], *spec)
+  return sharding.per_device(local, [*operands, *shared], *spec)
 
 
 def _run_on_device(
   kernel: Callable[..., None],
   mask: Float[Array, 'w keys lanes'] | None,
   head: int,
-  operands: int,
+  num_operands: int,
   *arrays: Array,
 ) -> tuple[Array, ...]:
   """Runs a kernel on one device, with the heads and examples of the device.
@@ -268,7 +272,7 @@ def _run_on_device(
     kernel: see `_run`.
     mask: see `_run`.
     head: channels of a head.
-    operands: number of arrays that have examples. They are followed by the
+    num_operands: number of arrays that have examples. They are followed by the
       biases and the offsets of heads, if any.
     *arrays: the arguments of `_run` with the same number of axes.
 
@@ -276,7 +280,8 @@ def _run_on_device(
     See `_run`.
   """
   leading, (tokens, width) = arrays[0].shape[:-2], arrays[0].shape[-2:]
-  dtype, gradients = arrays[0].dtype, kernel is backward
+  dtype = arrays[0].dtype
+  is_backward = kernel is backward
   chosen = layout(tokens, head, dtype)
   assert chosen is not None
   lanes, tile = chosen.lanes, chosen.tile(tokens)
@@ -288,6 +293,7 @@ def _run_on_device(
   ]
   n = len(inputs[0])
   windows = n if mask is None else len(mask)
+  # The number of examples of a block has to divide that of the windows, too.
   examples = examples_at_once(math.gcd(n, windows), tokens, lanes)
   of_example, of_operand = _blocks(chosen, examples, dtype, tokens)
 
@@ -295,24 +301,26 @@ def _run_on_device(
     shape = (1, x.shape[1], x.shape[2] * lanes // whole)
     return pl.BlockSpec(shape, lambda j, i, _: (0, 0, j))
 
-  shared = inputs[operands:]  # by all examples: biases and offsets of heads
-  in_specs = of_operand * operands + [of_all(x) for x in shared]
-  inputs = [x for x in inputs[:operands] for _ in of_operand] + shared
-  own = operands * len(of_operand) + 1  # inputs that are not offsets
-  like = jax.ShapeDtypeStruct((n, tokens, whole), dtype)
-  out_shape, out_specs, scratch = [like], [of_example(rows)], []
-  if gradients:
+  shared = inputs[num_operands:]  # by all examples: biases and offsets of heads
+  in_specs = of_operand * num_operands + [of_all(x) for x in shared]
+  inputs = [x for x in inputs[:num_operands] for _ in of_operand] + shared
+  # The bias is the last input before the offsets.
+  first_offset = num_operands * len(of_operand) + 1
+  y_shape = jax.ShapeDtypeStruct((n, tokens, whole), dtype)
+  out_shape, out_specs, scratch = [y_shape], [of_example(rows)], []
+  if is_backward:
     # The results are three gradients like the inputs, the gradients of the
     # biases for each example, and the gradient of the offsets.
     d_bias = jax.ShapeDtypeStruct((n, 3, whole), jnp.float32)
     d_offsets = [
-      jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in inputs[own:]
+      jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in inputs[first_offset:]
     ]
-    out_shape = [like] * 3 + [d_bias, *d_offsets]
+    out_shape = [y_shape] * 3 + [d_bias, *d_offsets]
     out_specs = [of_example(rows)] * 3 + [of_example(3)]
     out_specs += map(of_all, d_offsets)
-    kept = padded(tokens, SUBLANES) if tile < rows else SUBLANES
-    scratch = [pltpu.VMEM((2, kept, LANES), jnp.float32)]
+    # Sums over tiles, see `backward`; a single tile does not use them.
+    keys = padded(tokens, SUBLANES) if tile < rows else SUBLANES
+    scratch = [pltpu.VMEM((2, keys, LANES), jnp.float32)]
   if mask is not None:
     inputs.append(mask)
     blocks = windows // examples
@@ -322,19 +330,26 @@ def _run_on_device(
   parts = _parts(chosen, tokens, dtype)
   results = pl.pallas_call(
     _on_block(
-      kernel, parts, examples, own, len(inputs), len(out_shape), chosen.columns
+      kernel,
+      parts,
+      examples=examples,
+      first_offset=first_offset,
+      num_inputs=len(inputs),
+      num_outputs=len(out_shape),
+      columns=chosen.columns,
     ),
     out_shape=out_shape,
-    # The offsets' gradient of a block of heads is a sum over all examples.
+    # Axes j, i and part of the block indices. Examples vary within a block of
+    # heads, because the gradient of its offsets is a sum over all examples.
     grid=(whole // lanes, n // examples, len(parts)),
     in_specs=in_specs,
     out_specs=out_specs,
     scratch_shapes=scratch,
-    cost_estimate=cost(gradients, like.shape, dtype.itemsize, head),
+    cost_estimate=cost(is_backward, y_shape.shape, dtype.itemsize, head),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=(
         'parallel',
-        'arbitrary' if gradients and len(shared) > 1 else 'parallel',
+        'arbitrary' if is_backward and len(shared) > 1 else 'parallel',
         'arbitrary',
       )
     ),
@@ -342,6 +357,7 @@ def _run_on_device(
     name=f'attention_{kernel.__name__}',
   )(*inputs)
   results = [_with_width(x, x.shape[-1] * width // whole) for x in results]
+  # The gradient of the offsets is a sum over examples, so its first axis is 1.
   shapes = [leading if len(x) == n else (1,) * len(leading) for x in results]
   return tuple(
     x.reshape(*shape, *x.shape[1:])
@@ -417,10 +433,11 @@ def _with_width(
 def _on_block(
   kernel: Callable[..., None],
   parts: list[Part],
+  *,
   examples: int,
-  own: int,
-  inputs: int,
-  outputs: int,
+  first_offset: int,
+  num_inputs: int,
+  num_outputs: int,
   columns: int,
 ) -> Callable[..., None]:
   """Returns a function that runs a kernel for a block of examples and heads.
@@ -430,17 +447,19 @@ def _on_block(
     parts: the heads of the block. Each is a step of the grid, so that they
       share their memory.
     examples: number of examples of the block.
-    own: number of blocks of operands and biases, which precede the offsets.
-    inputs: number of all inputs.
-    outputs: number of outputs, the last of which is the gradient of the
+    first_offset: index of the first offset in the inputs, after the blocks of
+      operands and biases.
+    num_inputs: number of all inputs.
+    num_outputs: number of outputs, the last of which is the gradient of the
       offsets if there are five.
     columns: number of blocks of each operand, see `Layout`.
   """
 
   def run_block(*refs: Ref) -> None:
-    ins, outs = refs[:inputs], refs[inputs : inputs + outputs]
-    sums, offsets, d_relative = refs[inputs + outputs :], ins[own:], outs[4:]
-    if d_relative:
+    end = num_inputs + num_outputs
+    ins, outs, sums = refs[:num_inputs], refs[num_inputs:end], refs[end:]
+    offsets, d_relative = ins[first_offset:], outs[4:]
+    if d_relative:  # zero before the first example
 
       @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
       def _():
@@ -455,13 +474,14 @@ def _on_block(
         added = Offsets(*row(offsets)) if offsets else None
         if added and d_relative:
           added = added._replace(d_relative=row(d_relative)[0])
-        *blocks, bias = row(ins[:own])
+        *blocks, bias = row(ins[:first_offset])
         operands = [
           blocks[start : start + columns]
           for start in range(0, len(blocks), columns)
         ]
         kernel(*operands, bias, *row(outs[:4]), *sums, part, added)
 
+    # The lanes of a part must be constants, so each part has its own code.
     for i, part in enumerate(parts):
       run = functools.partial(run_part, part)
       run() if len(parts) == 1 else pl.when(pl.program_id(2) == i)(run)
@@ -502,6 +522,7 @@ def cost(
     itemsize: bytes per entry of the queries.
     head: channels of a head.
   """
+  # Matrix products, and arrays [n, t, d] that are read or written.
   products, arrays = (5, 7) if gradients else (2, 4)
   n, tokens, width = shape
   heads = n * width // head

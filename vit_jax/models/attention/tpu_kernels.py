@@ -91,9 +91,10 @@ class Part(NamedTuple):
 
 
 class Offsets(NamedTuple):
-  """What is added to the scores of an example.
+  """Offsets that are added to the scores of an example.
 
-  The queries of a head have whole registers of 128 lanes; there is one tile.
+  The queries of each head are padded to whole registers of 128 lanes. All
+  queries must be in one tile.
 
   Attributes:
     relative: offsets of each head, with the heads side by side, `[keys, heads
@@ -124,6 +125,7 @@ class Offsets(NamedTuple):
 
   def _lanes(self, part: Part, head: int) -> slice:
     """Returns the lanes of the queries of a head of the part."""
+    # Index of the head in the block, after those of earlier parts.
     head += part.lanes.start * part.heads // part.width
     start = head * padded(part.tile, LANES)
     return slice(start, start + part.tile)
@@ -147,7 +149,7 @@ def forward(
     bias: biases of queries, keys and values, `[3, lanes]`.
     y: output.
     part: heads and tokens.
-    offsets: what is added to the scores, or None.
+    offsets: offsets of the scores, or None.
   """
   k, v = part.load_all(key, value, bias)
 
@@ -199,7 +201,7 @@ def backward(
     sums: memory for float32 sums over tiles of the gradients of keys and
       values, `[2, keys, 128]`; unused if there is only one tile.
     part: heads and tokens.
-    offsets: what is added to the scores, with their gradient, or None.
+    offsets: offsets of the scores, with their gradient, or None.
   """
   k, v = part.load_all(key, value, bias)
 
@@ -207,8 +209,8 @@ def backward(
     """Writes the gradient of a tile of queries.
 
     Returns:
-      What the tile adds to the gradients of the bias of queries, of keys and of
-      values.
+      Contributions of the tile to the gradients of the bias of queries, of keys
+      and of values.
     """
     q = part.load(query, rows, bias[0, part.lanes], part.scale)
     d_out = part.load(dy, rows)
@@ -245,18 +247,19 @@ def backward(
   if rows == part.tile:
     d_bias[0:1, part.lanes], *gradients = compute(slice(0, rows))
   else:
-    own = (slice(None), slice(0, part.width))
+    # All keys, and as many lanes as the part has.
+    used = (slice(None), slice(0, part.width))
 
     def add(rows: Rows) -> None:
       d_query_bias, *gradients = compute(rows)
       d_bias[0:1, part.lanes] += d_query_bias
       for i, gradient in enumerate(gradients):
-        sums[i, *own] += gradient
+        sums[i, *used] += gradient
 
     d_bias[0:1, part.lanes] = jnp.zeros((1, part.width), jnp.float32)
-    sums[:, *own] = jnp.zeros((2, *k.shape), jnp.float32)
+    sums[:, *used] = jnp.zeros((2, *k.shape), jnp.float32)
     _for_each_tile(add, rows, part.tile)
-    gradients = [sums[i, *own] for i in range(2)]
+    gradients = [sums[i, *used] for i in range(2)]
   # The sums over tokens are the gradients of the biases.
   refs = (d_key, d_value)
   for i, (ref, gradient) in enumerate(zip(refs, gradients, strict=True), 1):
@@ -284,6 +287,7 @@ def padded(size: int, multiple: int) -> int:
 
 
 def _row(x: Block) -> Int[Array, 'rows 1']:
+  """Returns the index of each row."""
   return jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], 1), 0)
 
 
@@ -291,7 +295,7 @@ def _per_head(
   a: Float[Array, 'keys lanes'], b: Float[Array, 'queries lanes'], heads: int
 ) -> list[Float[Array, 'keys queries']]:
   """Computes a bᵀ for every head."""
-  stacked = jnp.concatenate([_only(a, i, heads) for i in range(heads)])
+  stacked = jnp.concatenate([_keep_head(a, i, heads) for i in range(heads)])
   return jnp.split(_dot(stacked, b, 1, 1), heads)
 
 
@@ -302,16 +306,16 @@ def _side_by_side(
   heads = len(weights)
   y, *others = jnp.split(_dot(jnp.concatenate(weights), x, 1, 0), heads)
   for i, other in enumerate(others, start=1):
-    y = jnp.where(_owner(heads) == i, other, y)
+    y = jnp.where(_head_of_lane(heads) == i, other, y)
   return y
 
 
-def _only(x: Block, i: int, heads: int) -> Block:
+def _keep_head(x: Block, i: int, heads: int) -> Block:
   """Sets the channels of all heads except head `i` to 0."""
-  return x if heads == 1 else jnp.where(_owner(heads) == i, x, 0)
+  return x if heads == 1 else jnp.where(_head_of_lane(heads) == i, x, 0)
 
 
-def _owner(heads: int) -> Int[Array, '1 lanes']:
+def _head_of_lane(heads: int) -> Int[Array, '1 lanes']:
   """Returns the index of the head of each channel."""
   lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
   return lane // (LANES // heads)
@@ -320,7 +324,11 @@ def _owner(heads: int) -> Int[Array, '1 lanes']:
 def _soft_max(
   scores: Float[Array, 'keys queries'], tokens: int
 ) -> tuple[Float[Array, 'keys queries'], Float[Array, '1 queries']]:
-  """Computes exponentials of the scores, and their sum for each query."""
+  """Computes the softmax over keys, before the division by the sum.
+
+  Returns:
+    Exponentials of the scores, and their sum for each query.
+  """
   scores = jnp.where(_row(scores) < tokens, scores, _MASKED)
   weights = jnp.exp(scores - scores.max(axis=0, keepdims=True))
   return weights, weights.sum(axis=0, keepdims=True)
