@@ -97,7 +97,7 @@ class Objective(contract.AroundModel):
       )
     patches.check_headless(self.setting, 'linear_probe')
     if self.last_blocks == 1 and not self.patch_mean:
-      return
+      return  # every model has these features, see `_features`
     model: Any = self.setting.model
     has_token = getattr(model, 'pool', None) == 'token' and not model.fc_norm
     if not has_token or self.last_blocks > model.depth:
@@ -197,6 +197,7 @@ class Objective(contract.AroundModel):
       normed = model.apply({'params': params}, layers, method='last_norm')
       parts = [normed.reshape(len(images), -1), *parts]
     if self.patch_mean:
+      # Patch tokens follow the class token and registers.
       count = math.prod(model.grid(images.shape[1:3]))
       parts.append(tokens[:, -count:].mean(axis=1))
     return jnp.concatenate(parts, axis=-1)

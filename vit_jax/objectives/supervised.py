@@ -93,6 +93,8 @@ class Objective(contract.Objective):
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean loss of a batch or micro-batch."""
+    # Images are also normalized to [-1, 1]. Targets are the labels or, if
+    # examples are mixed, probabilities `[n, num_classes]`.
     images, targets = self.setting.mix(inputs.batch, inputs.key)
     logits = self.setting.model.apply({'params': params}, images, inputs.key)
     return self._label_loss(logits, targets).mean(), ({}, {})

@@ -1,7 +1,7 @@
 """Per-path factors of learning rate and weight decay, and frozen leaves.
 
 Rules are pairs (pattern, settings). The first pattern that matches the whole
-path of a parameter applies to it; a parameter without a match has no rule:
+path of a parameter applies to it; without a match, it is `Rule()`, the default:
 
     rules=(
       ('(cls|position|embedding)(/.*)?', dict(frozen=True)),
@@ -13,6 +13,9 @@ path of a parameter applies to it; a parameter without a match has no rule:
 
 The last rule applies to stacked parameters of two layers, and has one factor of
 the learning rate for each layer.
+
+This module applies the factors and `frozen`; `optimizers` applies the durations
+`after` and `lr_after`.
 """
 
 import re
@@ -91,7 +94,7 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
     durations.check('lr_after', result.lr_after)
     rates = result.lr if isinstance(result.lr, list | tuple) else (result.lr,)
     for factor in (*rates, result.decay):
-      if type(factor) not in (int, float):
+      if type(factor) not in (int, float):  # excludes bool
         raise TypeError(f'{factor!r} is not a number')
       check_range('a factor', factor, at_least=0)
     if type(result.frozen) is not bool:
@@ -173,6 +176,7 @@ def scale_by(
       return update * scale.reshape(-1, *[1] * (update.ndim - 1))
     return update if scale == 1 else update * scale
 
+  # A rule is a tuple, which JAX would otherwise take for a node of the tree.
   return optax.stateless(
     lambda updates, params: jax.tree.map(
       scaled, apply(table, updates), updates, is_leaf=is_rule

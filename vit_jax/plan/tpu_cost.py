@@ -25,11 +25,12 @@ _RNG_CYCLES_PER_WORD = 32 / 1024
 # Latency of a link between neighbouring chips. Source: ASTRA-sim's validation
 # on TPU v3 uses 1 µs, a figure of Google's TPU research team.
 _HOP_S = 1e-6
-# Assumptions about what widens the range of a step's time. Attention kernels:
-# cycles scheduled by the compiler, relative to those of the declared cost
-# (benchmarks/kernels.py). Links: the least fraction of the published rate; no
-# measurement of TPUs is published, and NCCL reaches 82 % on NVLink.
-_KERNELS = (0.8, 1.45)
+# Assumptions that determine the range of a step's time.
+# Attention kernels: least and largest ratio of the cycles that the compiler
+# schedules to those of the declared cost (benchmarks/kernels.py).
+_KERNEL_RANGE = (0.8, 1.45)
+# Links: least fraction of the published rate. No measurement of TPUs is
+# published; NCCL reaches 82 % on NVLink.
 _LINK_FRACTION = 0.8
 
 
@@ -47,9 +48,10 @@ def of_program(module: Module, target: Target) -> Cost:
     kind = cost.collective(op)
     if kind:
       size, seconds = _ring(op, computation, target)
+      # Asynchronous collectives are assumed to be hidden by other work.
       exposed = 0.0 if op.opcode.endswith('-start') else seconds
-      sums = dict(count=1, bytes=size, seconds=seconds, exposed_seconds=exposed)
-      cost.add(collectives, kind, times, **sums)
+      once = dict(count=1, bytes=size, seconds=seconds, exposed_seconds=exposed)
+      cost.add(collectives, kind, times, **once)
     if op.opcode in cost.FREE:
       continue
     if op.estimated_cycles is not None:
@@ -65,7 +67,7 @@ def of_program(module: Module, target: Target) -> Cost:
     for op, computation, times in hlo.executions(module, inside=True)
   )
   declared = [sums for sums in uncounted.values() if sums['flops']]
-  added = sum(
+  uncounted_cycles = sum(
     sums['cycles'] for sums in uncounted.values() if not sums['overlapped']
   )
   total = Cost(
@@ -73,7 +75,7 @@ def of_program(module: Module, target: Target) -> Cost:
     flops_per_device=flops + sum(sums['flops'] for sums in declared),
     collective_seconds=collectives,
     estimated_cycles=cycles or None,
-    uncounted_cycles=round(added),
+    uncounted_cycles=round(uncounted_cycles),
     uncounted={
       name: sums | {'cycles': round(sums['cycles'])}
       for name, sums in sorted(
@@ -85,8 +87,10 @@ def of_program(module: Module, target: Target) -> Cost:
     return total
   uncertain = sum(sums['cycles'] for sums in declared)
   clock_hz = target.device.clock_hz
-  times = _times(cycles + added, uncertain, clock_hz, collectives)
-  return dataclasses.replace(total, **times)
+  step_times = _times(
+    cycles + uncounted_cycles, uncertain, clock_hz, collectives
+  )
+  return dataclasses.replace(total, **step_times)
 
 
 def _times(
@@ -105,7 +109,7 @@ def _times(
   """
   exposed = sum(sums['exposed_seconds'] for sums in collectives.values())
   exchanges = sum(sums['seconds'] for sums in collectives.values())
-  low, high = ((x - 1) * uncertain / clock_hz for x in _KERNELS)
+  low, high = ((x - 1) * uncertain / clock_hz for x in _KERNEL_RANGE)
   unhidden = exchanges / _LINK_FRACTION - exposed
   seconds = cycles / clock_hz + exposed
   return dict(

@@ -93,11 +93,13 @@ class Watchdog:
     self._thread.join()
 
   def _step_limit(self) -> float:
+    """Returns the time limit of the next step."""
     if len(self._times) < 3:
       return self._pause_s
     return max(self._factor * statistics.median(self._times), self._min_s)
 
   def _allow(self, seconds: float) -> None:
+    """Sets the time limit, which starts now."""
     self._limit_s = seconds
     self._deadline = time.monotonic() + seconds
 
@@ -113,9 +115,9 @@ class Watchdog:
         self._end_process()
 
   def _end_process(self) -> None:
+    activity = f' while {self._activity}' if self._activity else ''
     message = (
-      f'no progress within {self._limit_s:.1f} s'
-      f'{self._activity and f" while {self._activity}"}: this process, or a '
+      f'no progress within {self._limit_s:.1f} s{activity}: this process, or a '
       'peer that it waits for, is stuck. Stack traces of all threads are in '
       f'{self._stacks}; exit code {EXIT_STUCK}.'
     )
@@ -132,6 +134,7 @@ class Watchdog:
     peers.exit_now(EXIT_STUCK)
 
   def _write_stacks(self, message: str) -> None:
+    # A local file comes first, because `faulthandler` needs a file descriptor.
     with contextlib.suppress(Exception), tempfile.TemporaryFile('w+') as file:
       print(message, file=file, flush=True)
       faulthandler.dump_traceback(file)

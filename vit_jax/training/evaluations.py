@@ -37,7 +37,8 @@ def is_due(every: str, experiment: Experiment, step: int) -> bool:
   if step <= 0 or interval == 0 or step % interval:
     return False
   # An interval in other units was rounded by at most half a step, so its last
-  # multiple may be a few steps before the end. Nothing is due there.
+  # multiple may be a few steps before the end: half a step for each multiple.
+  # Nothing is due there, because the last step follows at once.
   is_rounded = durations.parse(every)[1] != 'steps'
   slack = step / interval / 2 if is_rounded else 0
   return total - step > min(slack, interval / 2)
@@ -73,10 +74,10 @@ class Evaluations:
     for name, section in experiment.config.evals.items():
       constructor = schema.constructor('evals', section)
       try:
-        runtime: tuple[Any, ...] = (setting.for_section(section),)
+        arguments: tuple[Any, ...] = (setting.for_section(section),)
         if constructor is Figures:
-          runtime = experiment, setting, workdir
-        self._runners[name] = schema.construct(constructor, section, *runtime)
+          arguments = experiment, setting, workdir
+        self._runners[name] = schema.construct(constructor, section, *arguments)
       except UserError as error:  # the message lacks the name of the section
         raise UserError(f'config.evals.{name}: {error}') from error
 

@@ -125,6 +125,7 @@ def _train(
       step += 1
       # Dispatches the step. This blocks only while the queue of the devices
       # is full. An implicit transfer here would be a bug in the pipeline.
+      # `fixed` contains the random key and the parameters of frozen models.
       with session.host_times.waiting(), jax.transfer_guard('disallow'):
         state, metrics = session.compiled_step(state, batch, *session.fixed)
       # Fetches the metrics of an earlier step, so that the host stays ahead.
@@ -139,7 +140,8 @@ def _train(
   if not stop:
     _write_report(session, state, step)
   session.ledger.flush(step)
-  # A signal after the last evaluation does not interrupt anything.
+  # A signal after the last evaluation does not interrupt anything. If it ended
+  # that evaluation (`fresh` is None), a resumed run has to repeat it.
   if stop and not ended and (step < total or fresh is None):
     raise PreemptedError(f'stopped at step {step} of {total}; saved')
   log.info('%s', recorder.summary(step, step - first_step, results))
@@ -182,7 +184,8 @@ def _between_steps(
     fresh = session.evaluations.run(evals, state, step)
   stop = session.preemption.reached()  # a signal may have ended the evaluation
   recorder.evaluations(step, fresh or {})
-  # 4. The metric that selects the best step is added to the saved step.
+  # 4. The metric that selects the best step is added to the saved step. If a
+  # signal arrived during the evaluation, the state is saved now.
   has_best = session.checkpoints.best in (fresh or {})
   if has_best or (stop and not saved):
     session.save(step, state, fresh)

@@ -190,7 +190,10 @@ class Trainer:
   def _gradients(
     self, state: TrainState, batch: PyTree, key: Key[Array, ''], frozen: PyTree
   ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
-    """Averages loss, metrics, carry and gradients over micro-batches."""
+    """Averages loss, metrics, carry and gradients over micro-batches.
+
+    The carry contains the values that the loss returns for `update_extra`.
+    """
     loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
     # Gradients of separate layers are summed in place. A stack of all layers
     # would be written, and all-reduced, once for every micro-batch.

@@ -53,7 +53,7 @@ class Tracker:
     self._append(_Event(file_version='brain.Event:2'))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes a line; see `tracking.Tracker`."""
+    """Writes the metrics of a step; see `tracking.Tracker`."""
     event = _Event(step=step)
     for name, value in values.items():
       event.summary.MergeFrom(scalar_pb(name, value))

@@ -49,7 +49,7 @@ class Tracker:
     )
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Logs a line."""
+    """Sends the metrics of a step."""
     self._run.log(dict(values), step=step)
 
   def close(self) -> None:
