@@ -1,7 +1,7 @@
 """Per-path factors of learning rate and weight decay, and frozen leaves.
 
-Rules are pairs (pattern, settings). The first pattern that matches the whole
-path of a parameter applies to it; without a match, it is `Rule()`, the default:
+Rules are pairs (pattern, settings). The first rule whose pattern matches the
+whole path of a parameter applies to it; `Rule()` applies if there is none:
 
     rules=(
       ('(cls|position|embedding)(/.*)?', dict(frozen=True)),

@@ -48,7 +48,7 @@ _HUB = re.compile(r'hf:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/([^/].*))?')
 _NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')  # ORG/NAME
 # Weights of an address without FILE; the first pattern with files is used.
 _WEIGHTS = ('model*.safetensors', 'pytorch_model*.bin')
-# PyTorch's name-HASH.pth
+# PyTorch's names are NAME-HASH.pth, with the first digits of the SHA-256.
 _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+(\.tar)?$')
 
 
@@ -117,9 +117,11 @@ def _from_hub(path: str, sleep: Sleep) -> str:
           f'{path} is not in the cache of huggingface_hub, and HF_HUB_OFFLINE '
           'is set: unset it, or download the weights on another machine.'
         ) from error
+      # The cause may contain an HTTP status, by which `_failure` decides.
       raise error.__cause__ or ConnectionError(str(error)) from error
 
-  for pattern in [file] if file else _WEIGHTS:
+  patterns = [file] if file else _WEIGHTS
+  for pattern in patterns:
     folder = _with_retries(path, functools.partial(fetch, pattern), sleep)
     if any(pathlib.Path(folder).glob(pattern)):
       return os.path.join(folder, file) if file else folder
@@ -181,13 +183,13 @@ def _from_url(url: str, sleep: Sleep) -> str:
 def _check(part: pathlib.Path, name: str) -> None:
   """Checks that a download is complete, as far as its format permits.
 
-  The clients compare its size, if the server sent one. Pickles of PyTorch
-  before 1.6 contain no checksums.
+  The clients compare its size, if the server sent one.
 
   Raises:
-    Exception: it is not.
+    Exception: the download is incomplete or damaged.
   """
-  expected, is_pickle = _HASH.search(name), damage.is_pickle(name)
+  expected = _HASH.search(name)
+  is_pickle = damage.is_pickle(name)
   with part.open('rb') as file:
     if expected:
       digest = hashlib.file_digest(file, 'sha256').hexdigest()
@@ -201,6 +203,8 @@ def _check(part: pathlib.Path, name: str) -> None:
       start = file.read(1)
       if zipfile.is_zipfile(file):
         damage.check_contents(file, part.stat().st_size)
+      # Pickles of PyTorch before 1.6 are not archives, and have no checksums.
+      # Only their first byte is checked.
       elif not is_pickle or start != pickle.PROTO:
         raise ValueError('it is not a complete file of weights')
 
@@ -240,12 +244,13 @@ def _failure(
   path: str, error: Exception
 ) -> tuple[UserError | DownloadError, bool]:
   """Returns the error to report, and whether the failure may pass."""
-  names = (
+  # (object, name of its attribute with the HTTP status)
+  attributes = (
     (getattr(error, 'response', None), 'status_code'),  # huggingface_hub
     (error, 'status'),  # aiohttp, whose `code` is deprecated
     (error, 'code'),  # gcsfs
   )
-  numbers = (getattr(holder, name, None) for holder, name in names)
+  numbers = (getattr(holder, name, None) for holder, name in attributes)
   status = next((each for each in numbers if isinstance(each, int)), None)
   if isinstance(error, FileNotFoundError) and error.errno is None:
     status = 404  # fsspec raises it without a number, and the system with one

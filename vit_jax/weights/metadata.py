@@ -60,10 +60,12 @@ _Size = (
 
 
 def _number(low: float, high: float) -> Any:
+  """Returns the type of numbers from `low` to `high`."""
   return Annotated[float, Field(ge=low, le=high)]
 
 
 def _choice(names: Iterable[str]) -> Any:
+  """Returns the type of text that is one of the names."""
   return Annotated[str, Field(pattern=f'^({"|".join(names)})$')]
 
 
@@ -151,6 +153,7 @@ def validated(
   try:
     settings.model_validate(present)
   except pydantic.ValidationError as error:
+    # A key of several types, such as a size, has an error for each of them.
     key = error.errors()[0]['loc'][0]
     reasons = [e['msg'] for e in error.errors() if e['loc'][0] == key]
     name = f'{prefix}{key}'
@@ -166,6 +169,7 @@ def validated(
 def _wrong(
   path: str | os.PathLike, key: str, value: Any, reason: str
 ) -> UserError:
+  """Returns the error for a value that is not allowed, shortened."""
   text = repr(value)
   shown = text if len(text) <= 60 else f'{text[:57]}...'
   return UserError(

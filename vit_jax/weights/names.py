@@ -20,6 +20,7 @@ from vit_jax.errors import UserError
 _NUMBER = re.compile(
   r'\{(?P<step>\d*)i(?:\+(?P<first>\d+))?(?::0(?P<digits>\d))?\}'
 )
+# Number of a layer within a name, such as '.11.' or '/encoderblock_11/'.
 _LAYER = re.compile(r'(?<=[._/])\d+(?=[./])')
 _TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 _PATCHES = 'embedding/kernel'
@@ -82,7 +83,7 @@ class NameMap(NamedTuple):
     return joined._replace(name=joined.name + ending)
 
   def first(self, path: str) -> str | None:
-    """Returns the foreign name of a leaf, of the first one for a stack."""
+    """Returns the foreign name of a leaf; for stacked layers, of the first."""
     entry = self.find(path)
     return None if entry is None else _numbered(entry.name, 0)
 
@@ -97,6 +98,7 @@ class NameMap(NamedTuple):
     Raises:
       UserError: some parameters have no foreign name; the message lists them.
     """
+    # {foreign name: {index among the joined arrays: native path}}
     groups: dict[str, dict[int, str]] = {}
     nameless = []
     for path in flat:
@@ -149,6 +151,7 @@ class NameMap(NamedTuple):
       assert entry is not None, path  # or `shapes` would have raised
 
       def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns the native array of one layer, by its foreign name."""
         array = np.split(arrays[name], entry.count)[entry.index]
         with np.errstate(over='ignore'):  # infinity is reported after loading
           array = np.asarray(array, np.float32)

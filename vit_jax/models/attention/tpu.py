@@ -350,7 +350,7 @@ def _run_on_device(
       dimension_semantics=(
         'parallel',
         'arbitrary' if is_backward and len(shared) > 1 else 'parallel',
-        'arbitrary',
+        'arbitrary',  # the parts write to the same block
       )
     ),
     interpret=not sharding.on_tpu(),

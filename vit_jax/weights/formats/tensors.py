@@ -81,7 +81,8 @@ class _Ignored:
 def folder_of(path: str) -> epath.Path:
   """Returns a directory of weights, or the one that contains a weight file.
 
-  The newest `checkpoint-N` stands for the output folder of a Trainer.
+  The output folder of a transformers Trainer has no config.json; the newest
+  `checkpoint-N` in it is returned.
   """
   place = paths.locate(path)
   is_file = path.endswith('.safetensors') or damage.is_pickle(path)
@@ -112,7 +113,7 @@ def read_config(path: str) -> dict[str, Any] | None:
   """
   folder, file = folder_of(path), paths.locate(path)
   config = metadata.read(folder / 'config.json')
-  is_folder = folder != file.parent
+  is_folder = folder != file.parent  # `folder_of` returns the parent of a file
   if not config and (is_folder or file.name.startswith('adapter_model')):
     for name, advice in _UNREADABLE.items():
       if (folder / name).exists():
@@ -120,12 +121,14 @@ def read_config(path: str) -> dict[str, Any] | None:
   if is_folder and folder != file:
     log.info('%s: the newest checkpoint is %s', path, folder.name)
   if is_folder:
+    # Configs of transformers and of timm have these keys.
     return config if {'model_type', 'architecture'} & config.keys() else None
-  named = re.fullmatch(
+  # Other files in a directory of transformers have another format, to which its
+  # config does not apply.
+  is_described = re.fullmatch(
     r'(?!open_clip).*\.safetensors|pytorch_model.*\.bin', file.name
   )
-  # Only such files belong to the config of a Hugging Face directory.
-  return config if named or 'model_type' not in config else {}
+  return config if is_described or 'model_type' not in config else {}
 
 
 def read(path: str) -> tuple[Arrays, dict[str, str]]:
@@ -244,6 +247,7 @@ def _read_pickle(path: str) -> Arrays:
         content = torch.load(file, map_location='cpu', weights_only=True)
       except pickle.UnpicklingError as error:
         cause = str(error.__context__)  # without torch's advice
+        # Name of the class or function that is not allowed
         named = re.search(r'GLOBAL (\S+)|but got (.+)', cause)
         found = f'It contains {named[1] or named[2]}.' if named else ''
         raise UserError(
@@ -259,7 +263,7 @@ def _read_pickle(path: str) -> Arrays:
 
 def _flat(content: Any, prefix: str = '') -> dict[str, Any]:
   """Returns all tensors in nested dictionaries, with names joined by dots."""
-  if hasattr(content, 'numpy'):
+  if hasattr(content, 'numpy'):  # a tensor
     return {prefix.removesuffix('.'): content}
   entries = content.items() if isinstance(content, Mapping) else ()
   return {
