@@ -107,8 +107,10 @@ def run(
       for row, result in enumerate(results):
         if not isinstance(result, str):
           batch[row] = result
-      logits = predict(params, {'image': batch})['logits']
-      probabilities = np.asarray(jax.nn.softmax(logits))
+      probabilities = np.zeros((len(part), 0))
+      if not all(isinstance(result, str) for result in results):
+        logits = predict(params, {'image': batch})['logits']
+        probabilities = np.asarray(jax.nn.softmax(logits))
       for path, result, row in zip(part, results, probabilities, strict=False):
         if isinstance(result, str):
           yield Prediction(path, [], result)

@@ -6,6 +6,7 @@ that evaluation.
 """
 
 import logging
+import os
 import sys
 import textwrap
 
@@ -101,6 +102,9 @@ def run_evaluation(config: Config, name: str, images: int) -> Pictures:
       log.warning('example %d is left out: %s', index, error)
       continue
     label = np.asarray(example['label'])
+    if not 0 <= label < source.num_classes:
+      log.warning('example %d is left out: its label is %d', index, label)
+      continue
     lines = reporting.caption(label, source.class_names)
     shown.append((channels.rgb(pixels), lines))
     if len(shown) == images:
@@ -114,7 +118,7 @@ def draw(pictures: Pictures, path: str) -> None:
   """Draws pictures in an approximately square grid, and writes a file.
 
   Raises:
-    UserError: the file cannot be written, or has an unknown ending.
+    UserError: the file cannot be written.
   """
   columns = max(1, round(len(pictures) ** 0.5))
   rows = -(-len(pictures) // columns)
@@ -133,10 +137,7 @@ def draw(pictures: Pictures, path: str) -> None:
   try:
     figure.savefig(path, dpi=_DPI)
   except (OSError, ValueError) as error:
-    raise UserError(
-      f'--out={path} cannot be written ({error}): give a path in an existing '
-      'directory that ends in .png or .jpg.'
-    ) from error
+    raise UserError(f'--out={path} cannot be written: {error}.') from error
 
 
 def main(arguments: list[str]) -> None:
@@ -145,6 +146,12 @@ def main(arguments: list[str]) -> None:
   values = flags.FLAGS
   check_range('--images', values.images, at_least=1)
   check_range('--start_step', values.start_step, at_least=0)
+  folder, ending = os.path.dirname(values.out), values.out.lower()[-4:]
+  if not os.path.isdir(folder or '.') or ending not in ('.png', '.jpg'):
+    raise UserError(
+      f'--out is {values.out!r}; give a path in an existing directory, which '
+      'ends in .png or .jpg.'
+    )
   if values.evaluator:
     shown = run_evaluation(values.config, values.evaluator, values.images)
   else:

@@ -226,7 +226,7 @@ def test_convert_finetune_and_predict(tmp_path, trained):
     _, err = cli.run(cli.command('finetune', *command), devices=2)
     assert 'position/embedding interpolated (as in the p' in err
     # 2x2 and 3x4 patches, and the class token
-    assert re.search(r' 1x5x\d+ to 1x13x\d+', err), err
+    assert re.search(r'\(1, 5, \d+\) to \(1, 13, \d+\)', err), err
     assert 'fresh: head/bias, head/kernel' in err
     losses = cli.losses(workdir)
     # With a zero head, every class is equally likely at first.

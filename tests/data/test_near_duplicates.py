@@ -13,11 +13,12 @@ def changed(rng, value, count):
 
 
 @pytest.mark.parametrize('max_distance', [0, 4, 11])
+@pytest.mark.parametrize('pairs', [10, 2000])
 def test_nearest_is_the_first_with_the_fewest_different_bits(
-  max_distance, monkeypatch
+  max_distance, pairs, monkeypatch
 ):
   """The reference computes each distance from the digits of both hashes."""
-  monkeypatch.setattr(inspection, '_PAIRS', 2000)  # several chunks
+  monkeypatch.setattr(inspection, '_PAIRS', pairs)  # several chunks
   rng = np.random.default_rng(max_distance)
   references = rng.integers(0, 2**64, 100, np.uint64)
   references[7] = references[80]
@@ -31,3 +32,13 @@ def test_nearest_is_the_first_with_the_fewest_different_bits(
     expected = (each.index(min(each)), min(each)) if close else (-1, -1)
     assert (row, distance) == expected
   assert 5 < (rows < 0).sum() < len(rows) - 5
+
+
+def test_a_split_without_usable_images_has_no_copies():
+  found = {
+    name: inspection.Found(
+      np.zeros(count, inspection._ROW), np.zeros((2, 3)), []
+    )
+    for name, count in (('train', 0), ('test', 3))
+  }
+  assert not list(inspection.copies(found, 'train', 'test', 4))

@@ -261,6 +261,9 @@ def test_text_is_numbered_in_sorted_order_of_all_splits(tmp_path, kind):
     other = open_split(tmp_path / name, 'test')
     assert other.labels().tolist() == [1, 2]
     assert other.class_names == NAMES
+  placeholders = pa.array([-1, -1])
+  write_labels(tmp_path / 'other', **columns, hidden=placeholders)
+  assert open_split(tmp_path / 'other').class_names == NAMES
 
 
 def test_text_of_numbers_and_booleans(tmp_path):

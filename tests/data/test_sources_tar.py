@@ -202,6 +202,12 @@ def test_incomplete_examples_are_refused(tmp_path, members, words):
     tar.Source('train', path=str(tmp_path))
 
 
+def test_a_shard_without_examples_is_refused(tmp_path):
+  write_tar(tmp_path / 'x.tar', [])
+  with pytest.raises(UserError, match=r'train \(0 examples\)'):
+    tar.Source('train', path=str(tmp_path))
+
+
 def test_shards_are_indexed_once(shards, monkeypatch):
   """The second time, no shard is scanned."""
   first = tar.Source('train', path=str(shards))

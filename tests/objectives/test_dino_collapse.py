@@ -83,7 +83,7 @@ def test_the_limit_of_the_shipped_config_detects_collapse(
   """The metric and the bound are from `configs/dino.py`, for 20 steps."""
   config = loading.load('configs/dino.py')
   section = config.recovery.limits.collapse.to_dict()
-  limit = guards.build({'collapse': section | dict(during='20 steps')})
+  limit = {'collapse': section | dict(during='20 steps')}
   path = epath.Path(tmp_path) / 'events.jsonl'
   watch = guards.Limits(limit, steps, Ledger(path))
   history = metrics_of(**settings)

@@ -222,9 +222,7 @@ def test_ten_steps_equal_an_independent_training(centring, separate, devices):
 
 
 def gradients_of(of, params, extra, batch):
-  trainer = Trainer(
-    of, *optimizer_of(), of.setting.transform.batches.parts, None
-  )
+  trainer = Trainer(of, *optimizer_of(), of.setting.transform.batches[1], None)
   state = trainer.state_of(params, extra)
   return jax.jit(trainer._gradients)(state, batch, jax.random.key(0), {})
 

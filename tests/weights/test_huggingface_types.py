@@ -1,5 +1,6 @@
 """Tests of each type of Hugging Face's models against the library."""
 
+import json
 import re
 
 import numpy as np
@@ -266,6 +267,14 @@ def test_other_types_are_refused_by_name(tmp_path, name):
   reference = huggingface(name)
   reference.save_pretrained(tmp_path)
   with pytest.raises(UserError, match=f"'{reference.config.model_type}'"):
+    load_pretrained(str(tmp_path))
+
+
+def test_a_type_is_refused_before_its_settings(tmp_path):
+  """Settings of other models, which are right there, are not called wrong."""
+  config = dict(model_type='segformer', num_attention_heads=[1, 2, 5, 8])
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(UserError, match="'segformer'; .*allowed"):
     load_pretrained(str(tmp_path))
 
 

@@ -89,6 +89,7 @@ def test_mutated_settings(tmp_path, project, name):
     ('preprocessor_config', 'do_rescale', 'false'),
     ('preprocessor_config', 'rescale_factor', 0),
     ('preprocessor_config', 'size', {'longest_edge': 3}),
+    ('preprocessor_config', 'size', {'height': '16', 'width': 16}),
   ],
 )
 def test_a_wrong_setting_is_one_message(tmp_path, name, key, value):

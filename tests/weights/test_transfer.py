@@ -218,3 +218,24 @@ def test_other_projects_have_rgb_files_only():
   for path in ('x.npz', 'x.safetensors', 'big_vision:x.npz', 'huggingface:x'):
     with pytest.raises(UserError, match=r'RGB.* 5 channel.* 16 bits'):
       pretrained.save(path, {}, about)
+
+
+def test_resized_weights_can_be_normalized_by_other_statistics():
+  """All sets of weights have them, as in `evaluate` with both flags."""
+  source, _ = weights((8, 8))
+  about = source.about | {'normalization': dict(mean=[0.5] * 3, std=[0.5] * 3)}
+  source = dataclasses.replace(source, about=about)
+  mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+  resized = transfer.resized(source, (12, 12))
+  changed = transfer.renormalized(resized, mean, std)
+  assert changed.image_size == (12, 12)
+  assert changed.normalization == (mean, std)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  params = changed.load(changed.abstract_params(mesh))
+  before = resized.load(resized.abstract_params(mesh))
+  assert not np.allclose(
+    params['embedding']['kernel'], before['embedding']['kernel']
+  )
+  jax.tree.map(
+    np.testing.assert_array_equal, changed.weights(mesh)['params'], params
+  )

@@ -140,7 +140,7 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
       axes.set_xscale('log')
       if panel.ticks:
         axes.set_xticks(panel.ticks)
-        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
+        axes.xaxis.set_major_formatter(_three_digits)
       else:
         axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter('{x:,g}')
@@ -171,6 +171,14 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
   if len(labels) > 1:
     legend(figure, 'outside lower center', 4)
   return figure
+
+
+def _three_digits(value: float, position: int | None = None) -> str:
+  """Formats a number such as 1,281,167 as 1.28M, for an axis."""
+  from matplotlib import ticker
+
+  del position
+  return ticker.EngFormatter(sep='')(float(f'{value:.3g}'))
 
 
 def line(

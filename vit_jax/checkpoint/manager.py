@@ -13,7 +13,7 @@ from etils import epath
 
 from vit_jax.checkpoint import items, manifest, restore, steps
 from vit_jax.config import durations, schema
-from vit_jax.errors import check_range
+from vit_jax.errors import StorageError, check_range
 from vit_jax.files import paths
 from vit_jax.files.paths import Cause
 from vit_jax.processes import consensus
@@ -268,6 +268,24 @@ class Checkpointer:
     self._pending = None
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
+
+  def best_line(self) -> str | None:
+    """Returns a log line about the best step; None if no step is the best."""
+    if self.best is None:
+      return None
+    try:
+      candidates = steps.committed(self.root)
+      best, _ = steps.best_step(self.root, candidates, self.best)
+    except (OSError, StorageError) as error:  # must not end a finished run
+      log.warning('the best step cannot be determined: %s', error)
+      return None
+    if best is None:
+      return None
+    step, value = best
+    return (
+      f'best {self.best} {value:.6g} at step {step}, kept in '
+      f'{self.root / str(step)}; other commands take it by --step=best'
+    )
 
   def restore_latest(self, abstract: PyTree) -> tuple[PyTree, int] | None:
     """Restores the newest intact step.

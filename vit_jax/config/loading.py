@@ -99,8 +99,10 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
   path, _, arg = path_and_arg.partition(':')
   file = find(path)
   if not file.is_file():
+    others = map(str, pathlib.Path(path).parent.glob('*.py'))
+    allowed = dict.fromkeys([*shipped_paths(), *others])
     raise UserError(
-      f'there is no config file {path!r}; {closest(path, shipped_paths())}.'
+      f'there is no config file {path!r}; {closest(path, allowed)}.'
     )
   if file.suffix != '.py':
     raise UserError(

@@ -36,10 +36,16 @@ class _ConfigParser(flags.ArgumentParser):
 
   def parse(self, argument: Any) -> Config:
     """Returns the config of a file, with all overrides."""
-    values = load(argument).to_dict()
-    _set_flags(values, self._args)
+    if flags.FLAGS.config_path:
+      raise UserError('--config is given twice: give it once.')
     flags.FLAGS.config_path = argument
-    return complete(ConfigDict(values))
+    try:
+      values = load(argument).to_dict()
+      _set_flags(values, self._args)
+      return complete(ConfigDict(values))
+    except (TypeError, ValueError, OverflowError) as error:
+      # absl would report these as wrong flags, but they are bugs.
+      raise RuntimeError(f'{argument}: {error}') from error
 
 
 def define_flag(argv: list[str]) -> None:

@@ -198,6 +198,10 @@ def names(pattern: str) -> list[str]:
       and value.__module__ == module_pattern
       and not name.startswith('_')
       and config_keys(value)
+    ] + [
+      path.partition(':')[2]
+      for path in MOVED
+      if path.startswith(f'{module_pattern}:')
     ]
   package = importlib.import_module(module_pattern.removesuffix('.{name}'))
   result = []
@@ -434,9 +438,11 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
     if not is_text:
       return _converted(parsed, kind, member)
   of = f' of {member.__name__}' if kind is tuple else ''
+  example = _EXAMPLES.get(kind, '')
+  if is_text:
+    example += ", in quotes: \"('a', 'b')\""
   raise UserError(
-    f'{key} is {value!r}; it must be of type {kind.__name__}{of}'
-    f'{_EXAMPLES.get(kind, "")}.'
+    f'{key} is {value!r}; it must be of type {kind.__name__}{of}{example}.'
   )
 
 

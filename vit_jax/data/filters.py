@@ -299,7 +299,11 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
   for line, entry in jsonl.read(path):
     match entry:
       # A position that is a string, for example, would not match any example.
-      case {'part': str(part), 'position': int(at), 'checksum': str() | None}:
+      case {
+        'part': str(part),
+        'position': int(at),
+        'checksum': str() | None,
+      } if at >= 0:
         by_part.setdefault(part, {})[at] = entry
       case _:
         raise UserError(

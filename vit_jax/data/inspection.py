@@ -284,7 +284,7 @@ def copies(
   indices, others = (
     np.flatnonzero(found[x].usable) for x in (split, other_split)
   )
-  if not len(others):
+  if not len(others) or not len(indices):
     return
   own, other = found[split].rows[indices], found[other_split].rows[others]
   near, distances = nearest(own['hashes'], other['hashes'], max_distance)
@@ -347,17 +347,25 @@ def nearest(
   queries, inverse = np.unique(hashes, return_inverse=True)
   step = max(1, _PAIRS // len(references))
 
-  def compare(start: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = queries[start : start + step]
-    different = np.bitwise_count(rows[:, None] ^ references)
-    index = different.argmin(axis=1)
-    distance = different[np.arange(len(rows)), index].astype(np.int64)
-    far = distance > max_distance
-    return np.where(far, _NONE, index), np.where(far, _NONE, distance)
+  indices = np.full(len(queries), _NONE, np.int64)
+  distances = indices.copy()
 
-  with futures.ThreadPoolExecutor(paths.cores()) as pool:
-    results = list(pool.map(compare, range(0, len(queries), step)))
-  indices, distances = map(np.concatenate, zip(*results, strict=True))
+  def compare(rows: range) -> None:
+    for start in rows:
+      block = slice(start, min(start + step, rows.stop))
+      different = np.bitwise_count(queries[block, None] ^ references)
+      index = different.argmin(axis=1)
+      distance = different.min(axis=1).astype(np.int64)
+      near = distance <= max_distance
+      indices[block][near] = index[near]
+      distances[block][near] = distance[near]
+
+  threads = paths.cores()
+  limits = np.linspace(0, len(queries), 4 * threads + 1).astype(int).tolist()
+  with futures.ThreadPoolExecutor(threads) as pool:
+    parts = (range(a, b, step) for a, b in itertools.pairwise(limits))
+    for _ in pool.map(compare, parts):
+      pass
   return indices[inverse], distances[inverse]
 
 

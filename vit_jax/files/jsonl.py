@@ -26,9 +26,14 @@ def parse(line: bytes) -> Record | None:
 
 def content(path: epath.Path) -> bytes:
   """Reads a file; returns b'' if it does not exist."""
-  return with_retries(
-    lambda: path.read_bytes() if path.exists() else b'', path, 'read'
-  )
+
+  def read_bytes() -> bytes:
+    try:
+      return path.read_bytes()
+    except FileNotFoundError:
+      return b''
+
+  return with_retries(read_bytes, path, 'read')
 
 
 def read_object(path: epath.Path) -> Record:

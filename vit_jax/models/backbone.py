@@ -102,9 +102,9 @@ class BackboneConfig:
     if not fits:
       raise UserError(
         f'model.channels is {self.channels}, model.mean is {mean}, model.std '
-        f'is {std} and model.pixels is {self.pixels!r}: give mean and std a '
-        "number in (0, 1] for each channel, or neither; pixels='imagenet' is "
-        'for three channels without a mean and std.'
+        f'is {std} and model.pixels is {self.pixels!r}: give a mean in [0, 1] '
+        'and a std in (0, 1] for each channel, or neither; '
+        "pixels='imagenet' is for three channels without a mean and std."
       )
 
   @property

@@ -81,8 +81,9 @@ def main(arguments: list[str]) -> None:
     added['choices'] = [
       {key: each.to_dict()[key] for key in report.CHOICE} for each in found
     ]
-    if largest := search.largest_batch(found[0].config, target):
-      added['largest_batch_size'] = largest.batch_size
+    largest = search.largest_batch(found[0].config, target)
+    added['largest_batch_size'] = largest and largest.batch_size
+    if largest:
       added['largest_images_per_device'] = largest.images_per_device
   elif not planned.fits and target.compiles:
     added = search.find_fit(values.config, target, planned, cache)

@@ -112,6 +112,9 @@ def _memory(plan: Plan, added: Mapping[str, Any]) -> str:
     fits = 'state and batch fit, temporaries are unknown'
   peak, limit = plan.peak_bytes_per_device, plan.hbm_bytes_per_device
   parts = [f'{name} {size(n)}' for name, n in plan.bytes.items() if n]
+  largest = added.get('largest_batch_size')
+  if 'largest_batch_size' in added:
+    largest = largest or 'none: one image does not fit'
   if 'changes_that_fit' in added:
     flags = added['changes_that_fit'] or {}
     changes = ' '.join(f'--config.{k}={v}' for k, v in flags.items())
@@ -124,7 +127,7 @@ def _memory(plan: Plan, added: Mapping[str, Any]) -> str:
     'computed by': plan.computed_by,
     'memory': f'{fits}: {size(peak)} of {size(limit)} per device',
     '  of which': ', '.join(parts),
-    'largest batch': added.get('largest_batch_size'),
+    'largest batch': largest,
     'it fits with': changes,
   }
   if days is not None:

@@ -99,7 +99,7 @@ def run(
       log.info('%s is prepared: %s', name, directory / name)
     elif name not in _USED:
       named.prepare(name, directory)
-    elif source is None:
+    elif not source:
       raise UserError(
         f'--source is missing; give {_SOURCE_HELP}, as --source=PATH.'
       )

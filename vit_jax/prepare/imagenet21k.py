@@ -414,10 +414,12 @@ def _class_list(path: pathlib.Path) -> list[str]:
   """Returns the synsets at the starts of the lines of a file.
 
   Raises:
-    UserError: the file has another form, or repeats a synset.
-    OSError: the file cannot be read.
+    UserError: the file cannot be read, has another form, or repeats a synset.
   """
-  lines = path.read_text().splitlines()
+  try:
+    lines = path.read_text().splitlines()
+  except (OSError, ValueError) as error:
+    raise UserError(f'--class_list={path} cannot be read: {error}.') from error
   names = [line.split()[0].rstrip(',') for line in lines if line.strip()]
   wrong = [name for name in names if not re.fullmatch(r'n\d{8}', name)]
   wrong += (collections.Counter(names) - collections.Counter({*names})).keys()

@@ -215,7 +215,7 @@ def write_split(
   for i, source in enumerate(sources):
     file = f'{name}-{split}.{_FORMAT}-{i:05d}-of-{len(sources):05d}'
     notes.append(work / 'notes' / f'{file}.json')
-    if not notes[-1].exists():
+    if not read_json(notes[-1]):  # missing or damaged
       shard = work / 'result' / file
       missing.append(functools.partial(_write, shard, notes[-1], source))
   written = unordered(missing, min(workers, len(missing)))

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from vit_jax.errors import UserError
+from vit_jax.errors import StorageError, UserError
 from vit_jax.files import jsonl, paths
 
 LEASE_S = 120.0  # time after which a lease that was not renewed has expired
@@ -49,7 +49,7 @@ def hold(workdir: epath.Path) -> Iterator[None]:
         stack.enter_context(_lease(workdir / 'lock.json', holder))
       else:
         stack.enter_context(_file_lock(workdir / '.lock', holder))
-    except UserError:
+    except (UserError, StorageError):
       raise
     except Exception as error:
       raise paths.storage_error(workdir, 'locked', error) from error

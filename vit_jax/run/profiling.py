@@ -24,6 +24,7 @@ class Profile:
     """
     self._start, self._stop = span or (0, 0)
     self._folder, self._active = workdir / 'profile', False
+    self._step = 0
 
   def update(self, step: int) -> None:
     """Starts or ends the trace if this is due; to be called before each step.
@@ -31,15 +32,21 @@ class Profile:
     Args:
       step: number of updates completed.
     """
+    self._step = step
     if self._active and step >= self._stop:
       self.close()
     elif not self._active and self._start <= step < self._stop:
       jax.profiler.start_trace(str(self._folder))
-      self._active = True
+      self._start, self._active = step, True
 
   def close(self) -> None:
     """Ends the trace and writes it, if one is running."""
     if self._active:
       self._active, self._stop = False, 0  # only one trace per start
       jax.profiler.stop_trace()
-      log.info('wrote the trace of the profiler to %s', self._folder)
+      log.info(
+        'wrote the trace of the steps from %d to %d to %s',
+        self._start,
+        self._step,
+        self._folder,
+      )

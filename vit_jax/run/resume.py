@@ -471,8 +471,13 @@ def formatted(changes: Changes, old: str = 'before', new: str = 'now') -> str:
     if key.endswith('class_names') and first and second:
       lines.append(f'{key}: {names_differ(first, second)}')
     else:
-      lines.append(f'{key}: {first!r:.200} {old}, {second!r:.200} {new}')
+      lines.append(f'{key}: {_short(first)} {old}, {_short(second)} {new}')
   return ''.join(f'\n  {line}' for line in lines)
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 200 else f'{text[:197]}...'
 
 
 def digests(changes: Changes) -> dict[str, str]:

@@ -18,7 +18,6 @@ from vit_jax.checkpoint import (
   items,
   manifest,
   restore,
-  step_directory,
   steps,
 )
 from vit_jax.checkpoint.items import CorruptError
@@ -77,7 +76,11 @@ def _begin(
         f'{workdir} has checkpoints already (step {existing[-1]}): give '
         'another --workdir, or omit --branch_from to resume.'
       )
-    step_dir = step_directory(f'{source}@{step}')
+    step_dir = source / 'checkpoints' / str(step)
+    if not steps.is_step(step_dir):
+      raise CorruptError(
+        f'there is no such step among {steps.committed(step_dir.parent)}'
+      )
     about = manifest.read_about(step_dir, manifest.read(step_dir))
     changes = resume.config_changes(about['config'], config)
     other = {

@@ -91,7 +91,9 @@ def find(config: Config, folder: epath.Path, total: int) -> Progress:
     '' if step == total else ' early',
     step,
     total,
-    plateau and f'{plateau}: to continue, set a larger value, or None.',
+    f'{plateau}: to continue, set a larger value, or None.'
+    if step != total
+    else '',
   )
   return Progress(step, True)
 

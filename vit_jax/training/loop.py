@@ -147,6 +147,8 @@ def _train(
   log.info('%s', recorder.summary(step, step - first_step, results))
   events = ledger.read(session.workdir / 'events.jsonl')
   log.info('%s', ledger.summarise(events).line())
+  if runtime.is_main() and (best := session.checkpoints.best_line()):
+    log.info('%s', best)
   return results
 
 

@@ -333,11 +333,14 @@ class Session:
         self.checkpoints.wait()
       if self.checkpoints.is_committed(step):
         return
+    try:
+      newest = f'the newest saved step is {self.checkpoints.latest_step()}'
+    except StorageError as error:
+      newest = str(error)
     raise StorageError(
-      f'step {step} could not be saved ({self.checkpoints.last_failure}); '
-      f'the newest saved step of {self.checkpoints.root} is '
-      f'{self.checkpoints.latest_step()}. Fix the cause, and run the same '
-      'command again.'
+      f'step {step} could not be saved in {self.checkpoints.root} '
+      f'({self.checkpoints.last_failure}); {newest}. Fix the cause, and run '
+      'the same command again.'
     )
 
   def ends_early(self, results: Results | None, step: int) -> bool:

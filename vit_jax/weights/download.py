@@ -262,7 +262,9 @@ def _failure(
   message = f'{path} cannot be downloaded: {reason}'
   if kind is paths.Cause.FULL:
     return DownloadError(f'{message}. Free some space and start again.'), False
-  wrong = type(error).__name__ in _WRONG_ADDRESS or kind is paths.Cause.USER
+  if kind is paths.Cause.USER:
+    return UserError(f'{message}. Correct its path or permissions.'), False
+  wrong = type(error).__name__ in _WRONG_ADDRESS
   if wrong or (status and status < 500 and status not in _TEMPORARY_STATUS):
     remedy = _REMEDIES.get(
       path.partition(':')[0], 'check the address and permissions'

@@ -38,7 +38,7 @@ ACTIVATION_NAMES = {kind: name for name, kind in GELUS.items()}
 
 
 # The maximum prevents running out of memory.
-Count = Annotated[int, Field(ge=1, le=2**15)]
+Count = Annotated[int, Field(ge=1, le=2**15, strict=True)]
 
 
 class _Sides(pydantic.BaseModel):

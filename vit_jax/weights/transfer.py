@@ -160,6 +160,9 @@ def renormalized(
     UserError: the weights are those of this package or official ones, whose
       pixels are in [-1, 1].
   """
+  if isinstance(source, _Resized):
+    changed = renormalized(source.original, mean, std)
+    return resized(changed, source.image_size)
   old = source.normalization
   if old is None:
     raise UserError(

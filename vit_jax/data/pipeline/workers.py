@@ -291,7 +291,7 @@ def check_share(
     raise UserError(
       f'{bad} of the {num_examples} records of {name} cannot be used, more '
       f'than reader.max_bad_share allows ({max_share:.3%}): repair or remove '
-      'those listed in the log and in events.jsonl, or increase it.'
+      'those listed in the log, or increase it.'
     )
 
 

@@ -72,6 +72,7 @@ class Source(splits.Labelled):
         names, [class_folders.UNLABELLED] if is_whole else None
       )
     roots = splits.with_alias(roots, split)
+    self._endings = endings
     self._listings, self._labels = {}, {}
     for name in splits.named(split, roots):
       listing = class_folders.listing(
@@ -123,8 +124,12 @@ class Source(splits.Labelled):
 
   def ignored(self) -> list[str]:
     """Returns the files below the directory that are not examples."""
-    listings = self._listings.values()
-    return [path for listing in listings for path in listing.left_out]
+    roots = (listing.root for listing in self._listings.values())
+    return [
+      path
+      for root in roots
+      for path in class_folders.ignored(root, self._endings)
+    ]
 
   def _cut_order(self, split: str) -> np.ndarray:
     # By folder, not by label: folders may have the same label.

@@ -171,13 +171,13 @@ def _parquet_files(path: str) -> dict[str, Any]:
     by_split.setdefault(split, []).append(file)
     if numbered:
       stated.add((split, int(numbered[2])))
-  actual = {(split, len(paths)) for split, paths in by_split.items()}
   for split, paths in by_split.items():
     folders = sorted({os.path.dirname(file) for file in paths})
-    if len(folders) > 1 or stated - actual:
+    counts = {count for name, count in stated if name == split}
+    if len(folders) > 1 or counts - {len(paths)}:
       raise ValueError(
-        f'{split} has {len(paths)} Parquet files in {folders}; numbers of '
-        f'files according to their names: {sorted(stated)}'
+        f'{split} has {len(paths)} Parquet files in {folders}; number of '
+        f'files according to their names: {sorted(counts)}'
       )
   return by_split
 
@@ -222,7 +222,8 @@ def _classes(
   if is_text:
     for table in loaded.values():
       if key in table.features:
-        values.update(table.unique(key))
+        texts = (x for x in table.unique(key) if isinstance(x, str))
+        values.update(texts)
   values.discard(None)
   if values and all(isinstance(value, bool) for value in values):
     return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}

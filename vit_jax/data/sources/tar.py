@@ -224,6 +224,7 @@ class Source(splits.Labelled):
       for name in splits.named(split, shards)
     }
     lengths = {name: len(part.size) for name, part in self._splits.items()}
+    splits.resolve(split, lengths)  # before the labels of no example are read
     self._select(path, split, self._number(listed), lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:

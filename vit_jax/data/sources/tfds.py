@@ -184,7 +184,7 @@ def _check_features(
   images = [
     k for k, f in features.items() if isinstance(f, tfds.features.Image)
   ]
-  labels = [k for k, f in features.items() if _class_names(f)]
+  labels = sorted(k for k, f in features.items() if _class_names(f))
   if image_key in images and label_key in (*labels, None):
     return (
       [UNLABELLED] if label_key is None else _class_names(features[label_key])
@@ -261,10 +261,12 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
     return root / name / chosen
   configs = [p.name for p in paths.entries(root / name) if versions(p)]
   prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
+  remedy = f'prepare it: python -m vit_jax.prepare {dataset} --data_dir={root}'
+  if name.startswith('jft'):
+    remedy = 'another --config.source.dataset, as JFT-300M is not public'
   raise UserError(
     f'the data set {dataset!r} is not in {root} ({closest(dataset, prepared)})'
-    ': set --config.source.data_dir (or TFDS_DATA_DIR), or prepare it: python '
-    f'-m vit_jax.prepare {dataset} --data_dir={root}'
+    f': set --config.source.data_dir (or TFDS_DATA_DIR), or {remedy}'
   )
 
 

@@ -184,14 +184,14 @@ class Listing(NamedTuple):
       path. An array of fixed width is smaller than a list of str, and is passed
       to worker processes quickly.
     folders: index of the class folder of each image.
-    left_out: full paths of the files and hidden folders that are left out.
+    left_out: number of files and hidden folders that are left out.
   """
 
   root: str
   classes: list[str]
   paths: np.ndarray
   folders: Int[np.ndarray, ' n']
-  left_out: list[str]
+  left_out: int
 
 
 def roots(path: str, key: str) -> dict[str, str]:
@@ -285,11 +285,12 @@ def listing(
   """
   classes, paths, folders = names(root, endings), [], []
   above: tuple[tuple[int, int], ...] = ()
-  left_out: list[str] = []
+  # Only their number is kept, because there may be millions of them.
+  left_out, example = 0, ''
   if classes != [WHOLE]:
     above = (_identity(root),)
-    _, loose, others = _entries(root, endings)
-    left_out += [f'{root}/{name}' for name in loose + others]
+    loose = _loose(root, endings)
+    left_out, example = len(loose), ''.join(loose[:1])
   for index, name in enumerate(classes):
     not_images: list[str] = []
     images = sorted(_images(root, name, endings, above, not_images))
@@ -297,21 +298,41 @@ def listing(
       raise UserError(
         f'the class folder {root}/{name} contains no image '
         f'({" ".join(endings)}), but {len(not_images)} other files '
-        f'{not_images[:3]}: fill or remove it, or train with '
-        '--config.source.allow_empty.'
+        f'{not_images[:3]}: convert these, fill or remove the folder, or train '
+        'with --config.source.allow_empty.'
       )
     paths += map(os.fsencode, images)
     folders += [index] * len(images)
-    left_out += not_images
+    left_out += len(not_images)
+    example = example or ''.join(not_images[:1])
   if left_out:
-    log.info('%d files are left out, such as %s', len(left_out), left_out[0])
+    log.info('%d files are left out, such as %s', left_out, example)
   return Listing(
     root,
     classes,
     np.array(paths, np.bytes_),
-    np.array(folders, np.int64),
+    np.array(folders, np.int32),
     left_out,
   )
+
+
+def ignored(root: str, endings: tuple[str, ...]) -> Iterator[str]:
+  """Yields the full paths of what `listing` leaves out in a directory."""
+  classes, above = names(root, endings), ()
+  if classes != [WHOLE]:
+    above = (_identity(root),)
+    yield from _loose(root, endings)
+  for name in classes:
+    not_images: list[str] = []
+    for _ in _images(root, name, endings, above, not_images):
+      pass
+    yield from not_images
+
+
+def _loose(root: str, endings: tuple[str, ...]) -> list[str]:
+  """Returns the full paths of the files next to the class folders."""
+  _, images, others = _entries(root, endings)
+  return [f'{root}/{name}' for name in images + others]
 
 
 def images(
@@ -344,22 +365,30 @@ def _entries(
   try:
     with os.scandir(folder) as entries:
       for entry in entries:
-        # For a link to itself, or into a folder that cannot be read, the
-        # methods of `entry` would raise OSError; `os.path` returns False.
-        is_link = entry.is_symlink()
         if entry.name.startswith('.'):
           others.append(entry.name)
-        elif os.path.isdir(entry) if is_link else entry.is_dir():
+        elif _is(entry.is_dir):
           folders.append(entry.name)
         elif not entry.name.lower().endswith(endings):
           others.append(entry.name)
-        elif os.path.isfile(entry) if is_link else entry.is_file():
+        elif _is(entry.is_file):
           images.append(entry.name)
         else:
           raise _unreadable(entry.path, 'a broken link')
   except OSError as error:
     raise _unreadable(folder, error.strerror) from error
   return sorted(folders), images, sorted(others)
+
+
+def _is(kind: Callable[[], bool]) -> bool:
+  """Returns the result of `DirEntry.is_dir` or `is_file`.
+
+  They raise OSError for a link to itself or into a folder that cannot be read.
+  """
+  try:
+    return kind()
+  except OSError:
+    return False
 
 
 def _folders(folder: str) -> list[str]:

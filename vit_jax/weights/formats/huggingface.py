@@ -124,14 +124,13 @@ def load(
   folder = tensors.folder_of(path)
   file = folder / 'config.json'
   config = (tensors.read_config(path) if head is None else head) or {}
-  kind = str(config.get('model_type'))
-  settings = _SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
-  config = metadata.validated(file, config, settings=settings)
-  if 'vision_config' in config:  # a model of images and texts
-    kind = f'{kind}_vision_model'
-    config |= config['vision_config']
+  kind, tower = str(config.get('model_type')), config.get('vision_config')
+  if isinstance(tower, dict):  # a model of images and texts
+    kind, config = f'{kind}_vision_model', config | tower
   check_choice(f'the type of the model in {path}', kind, TYPES)
-  config = {**TYPES[kind].defaults, **config}
+  settings = _SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
+  given = {k: v for k, v in config.items() if v is not None}
+  config = {**TYPES[kind].defaults, **given}
   config = metadata.validated(file, config, TYPES[kind].required, settings)
   arrays, _ = tensors.read(path)
   return containers.described(
