@@ -36,8 +36,6 @@ class _ConfigParser(flags.ArgumentParser):
 
   def parse(self, argument: Any) -> Config:
     """Returns the config of a file, with all overrides."""
-    if flags.FLAGS.config_path:
-      raise UserError('--config is given twice: give it once.')
     flags.FLAGS.config_path = argument
     try:
       values = load(argument).to_dict()
@@ -60,6 +58,8 @@ def define_flag(argv: list[str]) -> None:
   """
   flags.DEFINE_string('config_path', '', 'Set by --config.')
   parser = _ConfigParser(extract(argv))
+  if sum(bool(re.match('--?config(=|$)', word)) for word in argv) > 1:
+    raise UserError('--config is given twice: give it once.')
   flags.DEFINE(parser, 'config', None, 'Path of a config file[:arguments].')
   flags.register_validator(
     'config',

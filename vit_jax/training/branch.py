@@ -78,8 +78,9 @@ def _begin(
       )
     step_dir = source / 'checkpoints' / str(step)
     if not steps.is_step(step_dir):
-      raise CorruptError(
-        f'there is no such step among {steps.committed(step_dir.parent)}'
+      raise UserError(
+        f'--branch_from={source}@{step} does not exist; give one of the steps '
+        f'{steps.committed(step_dir.parent)}.'
       )
     about = manifest.read_about(step_dir, manifest.read(step_dir))
     changes = resume.config_changes(about['config'], config)
