@@ -3,7 +3,7 @@
 Usage: python tests/weights/write_timm_table.py
 
 Run it after an update of timm, commit vit_jax/weights/formats/timm_table.csv,
-and correct the table in docs/weights.md (test_timm_models.py compares it).
+and correct the second table in docs/weights.md (test_timm_models.py compares it).
 """
 
 import pathlib
