@@ -3,7 +3,8 @@
 Usage: python tests/weights/write_timm_table.py
 
 Run it after an update of timm, commit vit_jax/weights/formats/timm_table.csv,
-and correct the second table in docs/weights.md (test_timm_models.py compares it).
+run write_weights_page.py, and correct the second table in docs/weights.md,
+which test_timm_models.py compares.
 """
 
 import pathlib
