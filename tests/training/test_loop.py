@@ -44,7 +44,7 @@ class Recorded(Session):
     )
     self.save_is_due, self.save = lambda step: due(save, step), self._save
     self.finish_saving = lambda step, state: self.log.append(f'finish {step}')
-    self.checkpoints = SimpleNamespace(best=best)
+    self.checkpoints = SimpleNamespace(best=best, best_line=lambda: None)
     self.preemption = SimpleNamespace(reached=self._reached)
     self.ledger = SimpleNamespace(
       span=lambda kind: contextlib.nullcontext(),

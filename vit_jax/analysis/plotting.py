@@ -173,7 +173,7 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
   return figure
 
 
-def _three_digits(value: float, position: int | None = None) -> str:
+def _three_digits(value: Any, position: int | None = None) -> str:
   """Formats a number such as 1,281,167 as 1.28M, for an axis."""
   from matplotlib import ticker
 

@@ -333,14 +333,15 @@ class Session:
         self.checkpoints.wait()
       if self.checkpoints.is_committed(step):
         return
+    root = self.checkpoints.root
     try:
-      newest = f'the newest saved step is {self.checkpoints.latest_step()}'
+      newest = self.checkpoints.latest_step()
+      saved = f'the newest saved step of {root} is {newest}'
     except StorageError as error:
-      newest = str(error)
+      saved = str(error)
     raise StorageError(
-      f'step {step} could not be saved in {self.checkpoints.root} '
-      f'({self.checkpoints.last_failure}); {newest}. Fix the cause, and run '
-      'the same command again.'
+      f'step {step} could not be saved ({self.checkpoints.last_failure}); '
+      f'{saved}. Fix the cause, and run the same command again.'
     )
 
   def ends_early(self, results: Results | None, step: int) -> bool:
