@@ -214,19 +214,19 @@ def listed(
   by_part = _read(paths.locate(path))
   if not strict and not list(getattr(source, 'rows', tuple)()):
     return none  # other data, without positions
-  listed, start, parts = [], 0, set()  # (index, line) of each listed example
+  entries, start, parts = [], 0, set()  # (index, line) of each listed example
   for part, rows in checked_rows(source):
     by_position = by_part.get(part, {})  # a part can occur several times
     matches = np.flatnonzero(np.isin(rows, list(by_position))).tolist()
-    listed += [(start + i, by_position[int(rows[i])]) for i in matches]
+    entries += [(start + i, by_position[int(rows[i])]) for i in matches]
     start += len(rows)
     parts.add(part)
   problem = ''
   if by_part and not by_part.keys() & parts:
     problem = f'{path} lists examples of {next(iter(by_part))!r}.'
-  count = min(len(listed), _SAMPLES)
-  for i in np.linspace(0, len(listed) - 1, count).round().astype(int):
-    index, entry = listed[i]
+  count = min(len(entries), _SAMPLES)
+  for i in np.linspace(0, len(entries) - 1, count).round().astype(int):
+    index, entry = entries[i]
     if fingerprint.image_checksum(source, index) != entry['checksum']:
       problem = (
         f'{path} lists another image at the position {entry["position"]} of '
@@ -237,8 +237,8 @@ def listed(
   if problem:
     log.info('%s: no example is left out: %s', source.name, problem)
     return none
-  log.info('%s: %d examples are left out (%s)', source.name, len(listed), path)
-  return np.array([index for index, _ in listed], np.int64)
+  log.info('%s: %d examples are left out (%s)', source.name, len(entries), path)
+  return np.array([index for index, _ in entries], np.int64)
 
 
 def list_entries(

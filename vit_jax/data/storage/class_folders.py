@@ -184,14 +184,12 @@ class Listing(NamedTuple):
       path. An array of fixed width is smaller than a list of str, and is passed
       to worker processes quickly.
     folders: index of the class folder of each image.
-    left_out: number of files and hidden folders that are left out.
   """
 
   root: str
   classes: list[str]
   paths: np.ndarray
   folders: Int[np.ndarray, ' n']
-  left_out: int
 
 
 def roots(path: str, key: str) -> dict[str, str]:
@@ -283,17 +281,14 @@ def listing(
     UserError: there is no class folder, or one without images; an image or a
       class is a broken link; or a folder cannot be read.
   """
-  classes, paths, folders = names(root, endings), [], []
-  above: tuple[tuple[int, int], ...] = ()
-  # Only their number is kept, because there may be millions of them.
+  classes, paths, folders = [], [], []
+  # What is left out is only counted, because it may be millions of files.
   left_out, example = 0, ''
-  if classes != [WHOLE]:
-    above = (_identity(root),)
-    loose = _loose(root, endings)
-    left_out, example = len(loose), ''.join(loose[:1])
-  for index, name in enumerate(classes):
-    not_images: list[str] = []
-    images = sorted(_images(root, name, endings, above, not_images))
+  for name, images, not_images in _walk(root, endings):
+    left_out += len(not_images)
+    example = example or ''.join(not_images[:1])
+    if name is None:
+      continue
     if not images and not allow_empty:
       raise UserError(
         f'the class folder {root}/{name} contains no image '
@@ -302,9 +297,8 @@ def listing(
         'with --config.source.allow_empty.'
       )
     paths += map(os.fsencode, images)
-    folders += [index] * len(images)
-    left_out += len(not_images)
-    example = example or ''.join(not_images[:1])
+    folders += [len(classes)] * len(images)
+    classes.append(name)
   if left_out:
     log.info('%d files are left out, such as %s', left_out, example)
   return Listing(
@@ -312,27 +306,32 @@ def listing(
     classes,
     np.array(paths, np.bytes_),
     np.array(folders, np.int32),
-    left_out,
   )
 
 
 def ignored(root: str, endings: tuple[str, ...]) -> Iterator[str]:
   """Yields the full paths of what `listing` leaves out in a directory."""
-  classes, above = names(root, endings), ()
-  if classes != [WHOLE]:
-    above = (_identity(root),)
-    yield from _loose(root, endings)
-  for name in classes:
-    not_images: list[str] = []
-    for _ in _images(root, name, endings, above, not_images):
-      pass
+  for _, _, not_images in _walk(root, endings):
     yield from not_images
 
 
-def _loose(root: str, endings: tuple[str, ...]) -> list[str]:
-  """Returns the full paths of the files next to the class folders."""
-  _, images, others = _entries(root, endings)
-  return [f'{root}/{name}' for name in images + others]
+def _walk(
+  root: str, endings: tuple[str, ...]
+) -> Iterator[tuple[str | None, list[str], list[str]]]:
+  """Yields each class folder, its images, and what is left out in it.
+
+  The first item has the files next to the class folders, and None as the name.
+  Images are relative to the root and sorted; what is left out has full paths.
+  """
+  classes, above = names(root, endings), ()
+  if classes != [WHOLE]:
+    above = (_identity(root),)
+    _, images, others = _entries(root, endings)
+    yield None, [], [f'{root}/{name}' for name in images + others]
+  for name in classes:
+    not_images: list[str] = []
+    images = sorted(_images(root, name, endings, above, not_images))
+    yield name, images, not_images
 
 
 def images(
