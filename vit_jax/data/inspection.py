@@ -284,7 +284,7 @@ def copies(
   indices, others = (
     np.flatnonzero(found[x].usable) for x in (split, other_split)
   )
-  if not len(others) or not len(indices):
+  if not len(others):
     return
   own, other = found[split].rows[indices], found[other_split].rows[others]
   near, distances = nearest(own['hashes'], other['hashes'], max_distance)
