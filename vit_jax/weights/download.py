@@ -202,7 +202,7 @@ def _check(part: pathlib.Path, name: str) -> None:
     elif is_pickle or name.endswith('.npz'):
       start = file.read(1)
       if zipfile.is_zipfile(file):
-        damage.check_contents(file, part.stat().st_size)
+        damage.check_contents(file)
       # Pickles of PyTorch before 1.6 are not archives, and have no checksums.
       # Only their first byte is checked.
       elif not is_pickle or start != pickle.PROTO:

@@ -17,7 +17,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import re
 import zipfile
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from numpy.lib import format as npy
+from numpy.lib import npyio
 
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
@@ -431,15 +430,6 @@ def _digest(archive: zipfile.ZipFile) -> str:
   return hashlib.sha256(json.dumps(members).encode()).hexdigest()
 
 
-# NumPy's own reader allocates the memory that the header of an array specifies,
-# even if the file is much smaller, and returns bfloat16 as raw bytes.
-_HEADERS = {
-  (1, 0): npy.read_array_header_1_0,
-  (2, 0): npy.read_array_header_2_0,
-}
-_BFLOAT16 = np.dtype('V2')  # two raw bytes, as which NumPy stores bfloat16
-
-
 def read(path: str) -> tuple[dict[str, np.ndarray], str]:
   """Reads all arrays of an .npz file, without unpickling.
 
@@ -447,8 +437,8 @@ def read(path: str) -> tuple[dict[str, np.ndarray], str]:
     path: path of the file, local or gs://.
 
   Returns:
-    Arrays by name, and a digest of them. Elements of two raw bytes are
-    interpreted as bfloat16.
+    Arrays by name, and a digest of them. Elements of two raw bytes, as which
+    NumPy stores bfloat16, are interpreted as bfloat16.
 
   Raises:
     UserError: the file does not exist, or is not an intact .npz file of plain
@@ -457,31 +447,10 @@ def read(path: str) -> tuple[dict[str, np.ndarray], str]:
   with (
     damage.reported(path, 'an .npz file of plain arrays') as place,
     place.open('rb') as file,
-    zipfile.ZipFile(file) as archive,
+    npyio.NpzFile(file) as archive,
   ):
-    damage.check_sizes(archive, place.stat().length)
     arrays = {
-      member.filename.removesuffix('.npy'): _read_member(archive, member)
-      for member in archive.infolist()
+      name: array.view(jnp.bfloat16) if array.dtype == 'V2' else array
+      for name, array in archive.items()
     }
-    return arrays, _digest(archive)
-
-
-def _read_member(archive: Any, member: zipfile.ZipInfo) -> np.ndarray:
-  """Reads one array.
-
-  Raises:
-    ValueError: the member is damaged. NumPy and zipfile may raise other errors.
-  """
-  with archive.open(member) as file:
-    shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
-    if dtype.hasobject:
-      raise ValueError(f'{member.filename} contains Python objects')
-    size = math.prod(shape) * dtype.itemsize
-    # Reading beyond the end makes zipfile compare the checksum.
-    data = file.read(min(size, member.file_size) + 1)
-  if len(data) != size:
-    raise ValueError(f'{member.filename} does not contain {size:,} bytes')
-  flat = np.frombuffer(bytearray(data), dtype)
-  array = flat.reshape(shape, order='F' if fortran else 'C')
-  return array.view(jnp.bfloat16) if dtype == _BFLOAT16 else array
+    return arrays, _digest(archive.zip)

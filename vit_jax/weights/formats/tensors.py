@@ -233,11 +233,10 @@ def _read_pickle(path: str) -> Arrays:
   # A Namespace of command-line arguments has only plain attributes.
   replaced = [(_Ignored, name) for name in _IGNORED]
   with damage.reported(path, 'PyTorch weights') as file:
-    size = file.stat().length
     # torch.load does not compare the checksums of zip archives, so a flipped
     # bit would change a weight without an error.
     with file.open('rb') as opened:
-      damage.check_contents(opened, size)
+      damage.check_contents(opened)
     with (
       torch.serialization.safe_globals([argparse.Namespace, *replaced]),
       warnings.catch_warnings(),
