@@ -7,13 +7,9 @@ names), huggingface:DIR for a Hugging Face directory, big_vision:FILE.npz, or a
 new directory (parameters only, which loads like a checkpoint step). Next to an
 .npz file, FILE.npz.json contains the class names and the preprocessing. An
 existing file is replaced only with --overwrite.
-
---average SRC SRC… DST writes the mean of several weights, such as
-RUN@900 RUN@1000 or the best steps of several fine-tunings.
 """
 
 import logging
-from collections.abc import Sequence
 
 import jax
 from absl import flags
@@ -30,7 +26,6 @@ log = logging.getLogger('vit_jax')
 def define_flags() -> None:
   """Defines the flags of this command."""
   shared_flags.define('step', 'weights')
-  flags.DEFINE_bool('average', False, 'Write the mean of several SRC to DST.')
   flags.DEFINE_bool('overwrite', False, 'Replace DST if it is a file.')
 
 
@@ -39,7 +34,6 @@ def run(
   target_path: str,
   weights: str = 'params',
   overwrite: bool = False,
-  averaged_with: Sequence[str] = (),
 ) -> None:
   """Loads weights and writes them in the target's format.
 
@@ -48,12 +42,10 @@ def run(
     target_path: path to write, see `pretrained.save`.
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
     overwrite: whether an existing file is replaced.
-    averaged_with: paths of further weights; the mean of all is written, with
-      the class names and the preprocessing of the first.
 
   Raises:
     UserError: the weights cannot be read or written, the set does not exist,
-      the target exists, or weights to average differ in architecture.
+      or the target exists.
   """
   _, path, _ = pretrained.format_of(target_path)
   if paths.locate(path).exists() and not overwrite:
@@ -61,10 +53,7 @@ def run(
       f'{path} already exists: give another path, or --overwrite to replace '
       'a file.'
     )
-  sources = [
-    pretrained.find(source, weights) for source in (source_path, *averaged_with)
-  ]
-  source = pretrained.average(sources) if averaged_with else sources[0]
+  source = pretrained.find(source_path, weights)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
   pretrained.save(target_path, params, source.about)
@@ -75,17 +64,13 @@ def main(arguments: list[str]) -> None:
   """Converts SRC to DST.
 
   Args:
-    arguments: [SRC, DST], or with --average [SRC, SRC, …, DST].
+    arguments: [SRC, DST].
   """
   values = flags.FLAGS
-  count = len(arguments)
-  if (count < 3) if values.average else (count != 2):
-    raise process.usage(
-      'convert SRC DST, or --average SRC SRC… DST with at least two SRC'
-    )
-  *sources, target = arguments
-  first, *others = [shared_flags.weights_path(values, path) for path in sources]
-  run(first, target, values.weights, values.overwrite, others)
+  if len(arguments) != 2:
+    raise process.usage('convert SRC DST')
+  source = shared_flags.weights_path(values, arguments[0])
+  run(source, arguments[1], values.weights, values.overwrite)
 
 
 if __name__ == '__main__':

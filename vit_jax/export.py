@@ -23,30 +23,6 @@ def define_flags() -> None:
   flags.DEFINE_enum('to', 'stablehlo', [*artefacts.KINDS], 'Kind of program.')
 
 
-def run(
-  checkpoint: str,
-  out: str,
-  kind: str,
-  weights: str = 'params',
-  image_size: tuple[int, int] | None = None,
-) -> None:
-  """Writes an artefact with its description.
-
-  Args:
-    checkpoint: path of the weights, see `pretrained.find`.
-    out: directory to write, which must not exist.
-    kind: a key of `artefacts.KINDS`.
-    weights: set of weights of a checkpoint, see `Pretrained.chosen`.
-    image_size: (height, width) of the images, pixels; by default that of the
-      weights.
-
-  Raises:
-    UserError: the weights do not exist, or the directory exists.
-  """
-  artefacts.write(pretrained.find(checkpoint, weights, image_size), out, kind)
-  log.info('wrote %s', out)
-
-
 def main(arguments: list[str]) -> None:
   """Exports the checkpoint that the flags specify.
 
@@ -58,13 +34,13 @@ def main(arguments: list[str]) -> None:
     raise process.usage(
       f'export --checkpoint=PATH --out=DIR --to={"|".join(artefacts.KINDS)}'
     )
-  run(
+  source = pretrained.find(
     shared_flags.weights_path(values),
-    values.out,
-    values.to,
     values.weights,
     shared_flags.image_size(values),
   )
+  artefacts.write(source, values.out, values.to)
+  log.info('wrote %s', values.out)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,6 @@ from tests.faults.counts import further
 from vit_jax import (
   checkpoint,
   evaluate,
-  export,
   features,
   load_pretrained,
   predict,
@@ -24,7 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.resnet import Model as ResNet
 from vit_jax.models.swin import Model as Swin
 from vit_jax.models.vit import Model
-from vit_jax.weights import pretrained
+from vit_jax.weights import artefacts, pretrained
 
 SIZE = (32, 16)
 MODELS = {
@@ -119,7 +118,7 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   ]
   with np.load(out) as arrays:
     np.testing.assert_allclose(arrays['features'], own, atol=1e-4)
-  export.run(weights, str(tmp_path / 'program'), 'stablehlo', image_size=SIZE)
+  artefacts.write(source, str(tmp_path / 'program'), 'stablehlo')
   described = json.loads((tmp_path / 'program/description.json').read_text())
   assert described['input']['shape'] == ['n', *SIZE, 3]
 

@@ -79,8 +79,6 @@ ROWS = [
   (('predict', '--checkpoint=tiny.npz', 'papr.pdf'), 'mean paper.pdf?'),
   (('predict', '--checkpoint=tiny.npz', '--topk=3'), 'did you mean --top'),
   (('convert', 'tiny.npz', 'model.onnx'), 'python -m vit_jax.export'),
-  (('convert', 'tiny.npz', 'tiny.npz', 'o.npz'), '--average SRC SRC'),
-  (('convert', '--average', 'tiny.npz', 'o.npz'), 'at least two SRC'),
   (('export', '--checkpoint=tiny.npz', '--out=o', '--to=tf'), 'savedmodel'),
   (('analyze', 'report', 'nowhere'), 'give the workdir of a run'),
   (PLAN, '--topology is missing'),

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import tiny_vit
 
-from vit_jax import export
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
-from vit_jax.weights import pretrained
+from vit_jax.weights import artefacts, pretrained
 
 
 @pytest.fixture(scope='module')
@@ -38,7 +37,7 @@ def images(n):
 
 def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
   """For any number of images; a description is next to the program."""
-  export.run(weights, str(tmp_path / 'out'), 'stablehlo')
+  artefacts.write(pretrained.find(weights), str(tmp_path / 'out'), 'stablehlo')
   data = (tmp_path / 'out' / 'model.stablehlo').read_bytes()
   program = jax.export.deserialize(bytearray(data))
   assert set(program.platforms) == {'cpu', 'cuda', 'tpu'}
@@ -56,7 +55,7 @@ def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
 def test_exported_saved_model_gives_the_same_logits(weights, tmp_path):
   """TensorFlow loads it without this package."""
   tf = pytest.importorskip('tensorflow')
-  export.run(weights, str(tmp_path / 'out'), 'savedmodel')
+  artefacts.write(pretrained.find(weights), str(tmp_path / 'out'), 'savedmodel')
   serve = tf.saved_model.load(str(tmp_path / 'out')).signatures[
     'serving_default'
   ]
@@ -82,14 +81,18 @@ def test_a_saved_model_that_tensorflow_cannot_run_is_refused(
   with pytest.raises(
     UserError, match=f'TensorFlow {tf.__version__} cannot run'
   ):
-    export.run(weights, str(tmp_path / 'out'), 'savedmodel')
+    artefacts.write(
+      pretrained.find(weights), str(tmp_path / 'out'), 'savedmodel'
+    )
   assert not (tmp_path / 'out').exists()
 
 
 def test_what_cannot_be_written_is_refused(weights, tmp_path, monkeypatch):
   """The message contains the directory, or the command that installs it."""
   with pytest.raises(UserError, match='exists'):
-    export.run(weights, str(tmp_path), 'stablehlo')
+    artefacts.write(pretrained.find(weights), str(tmp_path), 'stablehlo')
   monkeypatch.setitem(sys.modules, 'tensorflow', None)
   with pytest.raises(UserError, match=r"pip install 'vit_jax\[tensorflow\]'"):
-    export.run(weights, str(tmp_path / 'out'), 'savedmodel')
+    artefacts.write(
+      pretrained.find(weights), str(tmp_path / 'out'), 'savedmodel'
+    )

@@ -32,7 +32,6 @@ log = logging.getLogger('vit_jax')
 T = TypeVar('T')
 Sleep = Callable[[float], None]
 PAUSES_S = (1.0, 2.0, 4.0)  # between attempts
-MAX_PAUSE_S = 30.0  # limit for the pause that a server requests (Retry-After)
 TIMEOUT_S = 30.0  # longest time for a connection, and without any data
 # HTTP: time-out, too early, too many requests. All from 500 are temporary, too.
 _TEMPORARY_STATUS = {408, 425, 429}
@@ -233,7 +232,6 @@ def _with_retries(path: str, fetch: Callable[[], T], sleep: Sleep) -> T:
       failure, temporary = _failure(path, error)
       if not temporary or pause_s is None:
         raise failure from error
-      pause_s = max(pause_s, min(_retry_after_s(error), MAX_PAUSE_S))
       reason = paths.reason(error)
       log.warning('%s: %s. Trying again in %g s.', path, reason, pause_s)
     sleep(pause_s)
@@ -244,42 +242,36 @@ def _failure(
   path: str, error: Exception
 ) -> tuple[UserError | DownloadError, bool]:
   """Returns the error to report, and whether the failure may pass."""
-  # (object, name of its attribute with the HTTP status)
-  attributes = (
-    (getattr(error, 'response', None), 'status_code'),  # huggingface_hub
-    (error, 'status'),  # aiohttp, whose `code` is deprecated
-    (error, 'code'),  # gcsfs
-  )
-  numbers = (getattr(holder, name, None) for holder, name in attributes)
-  status = next((each for each in numbers if isinstance(each, int)), None)
-  if isinstance(error, FileNotFoundError) and error.errno is None:
-    status = 404  # fsspec raises it without a number, and the system with one
-  reason, kind = f'HTTP {status}', None
-  if status is None:
-    reason, kind = paths.reason(error), paths.cause(error)
+  status = _status(error)
+  if status is not None:
+    reason, cause = f'HTTP {status}', paths.Cause.OUTAGE
+    if status < 500 and status not in _TEMPORARY_STATUS:
+      cause = paths.Cause.USER
+  else:
+    reason, cause = paths.reason(error), paths.cause(error)
     if isinstance(error, TimeoutError):
       reason = f'the server sent no data for {TIMEOUT_S:g} s'
-  message = f'{path} cannot be downloaded: {reason}'
-  if kind is paths.Cause.FULL:
-    return DownloadError(f'{message}. Free some space and start again.'), False
-  if kind is paths.Cause.USER:
-    return UserError(f'{message}. Correct its path or permissions.'), False
-  wrong = type(error).__name__ in _WRONG_ADDRESS
-  if wrong or (status and status < 500 and status not in _TEMPORARY_STATUS):
-    remedy = _REMEDIES.get(
-      path.partition(':')[0], 'check the address and permissions'
-    )
-    return UserError(
-      f'{message}. It may not exist or not be public: {remedy}.'
-    ), False
-  return DownloadError(
-    f'{message}. Check the address and the network, and start again when the '
-    'server responds.'
-  ), True
+    if type(error).__name__ in _WRONG_ADDRESS:
+      cause = paths.Cause.USER
+  message = f'{path} cannot be downloaded: {reason}.'
+  if cause is paths.Cause.USER:
+    scheme = path.partition(':')[0]
+    remedy = _REMEDIES.get(scheme, 'check the address and permissions')
+    text = f'{message} It may not exist or not be public: {remedy}.'
+    return UserError(text), False
+  if cause is paths.Cause.FULL:
+    return DownloadError(f'{message} Free some space and start again.'), False
+  text = f'{message} Check the address and the network, and start again.'
+  return DownloadError(text), True
 
 
-def _retry_after_s(error: Exception) -> float:
-  """Returns the pause that a server requests, seconds; 0 if there is none."""
-  response = getattr(error, 'response', error)
-  value = (getattr(response, 'headers', None) or {}).get('Retry-After', '0')
-  return float(value) if value.isdecimal() else 0.0
+def _status(error: Exception) -> int | None:
+  """Returns the HTTP status of an error; None if it has none."""
+  if isinstance(error, FileNotFoundError) and error.errno is None:
+    return 404  # fsspec raises it without a number, and the system with one
+  numbers = (
+    getattr(getattr(error, 'response', None), 'status_code', None),  # hub
+    getattr(error, 'status', None),  # aiohttp, whose `code` is deprecated
+    getattr(error, 'code', None),  # gcsfs
+  )
+  return next((each for each in numbers if isinstance(each, int)), None)

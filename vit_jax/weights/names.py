@@ -26,10 +26,6 @@ _TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 _PATCHES = 'embedding/kernel'
 
 
-class ShapeError(UserError):
-  """The arrays of a file are not those of the model."""
-
-
 def not_writable(what: str) -> UserError:
   """Returns the error for a model that a format of files cannot contain.
 
@@ -253,7 +249,7 @@ def check_shapes(
     expected: shapes in the model, {name: shape}.
 
   Raises:
-    ShapeError: arrays are missing, unknown or have another shape; the message
+    UserError: arrays are missing, unknown or have another shape; the message
       lists all of them.
   """
   rows: dict[tuple[str, str, str], list[str]] = {}
@@ -272,11 +268,11 @@ def check_shapes(
     + f': {in_file} in the file, {in_model} in the model'
     for (_, in_file, in_model), names in rows.items()
   ]
-  raise ShapeError(
-    f'{path} does not contain the parameters of the model that its arrays '
-    'describe:\n'
+  raise UserError(
+    f'{path} does not contain the parameters of the model:\n'
     + '\n'.join(lines)
-    + '\nSupported are ViT, hybrids, BiT and Swin; use weights of these.'
+    + '\nSupported are ViT, hybrids, BiT and Swin: use weights of these, and '
+    'leave out keys of the model that differ.'
   )
 
 

@@ -1,4 +1,4 @@
-"""Loads, averages and saves trained weights in any format."""
+"""Loads and saves trained weights in any format."""
 
 import dataclasses
 import importlib
@@ -20,7 +20,7 @@ from vit_jax.objectives.mixing import largest
 from vit_jax.weights import download
 from vit_jax.weights.contract import Format, Pretrained, SeveralModels
 from vit_jax.weights.formats import huggingface, native, npz, tensors, timm
-from vit_jax.weights.names import ShapeError, not_writable
+from vit_jax.weights.names import not_writable
 from vit_jax.weights.transfer import adapt, renormalized, replace_head, resized
 
 PyTree = Any
@@ -238,68 +238,6 @@ def check_finite(path: str, params: PyTree) -> None:
     )
 
 
-def average(sources: Sequence[Pretrained]) -> Pretrained:
-  """Returns the mean of several weights, with the description of the first.
-
-  The weights are read when the mean is loaded, one after another, and added in
-  float32, so that two of them are in memory at a time.
-
-  Args:
-    sources: at least one description of weights.
-
-  Raises:
-    UserError: the weights differ in architecture, image size or classes. The
-      message contains the first difference. The mean raises it when it is
-      loaded if a sum is not finite.
-
-  Reference: uniform soup, Wortsman et al., arXiv 2203.05482, Table 2.
-  """
-  first = sources[0]
-  expected = _properties(first)
-  for other in sources[1:]:
-    actual = _properties(other)
-    for key in {**expected, **actual}:
-      if actual.get(key) != expected.get(key):
-        raise UserError(
-          f'{other.path} cannot be averaged with {first.path}: its {key} is '
-          f'{actual.get(key)!r}, not {expected.get(key)!r}.'
-        )
-
-  paths = ', '.join(source.path for source in sources)
-
-  def load(abstract: PyTree) -> PyTree:
-    total = first.load(abstract)
-    for other in sources[1:]:
-      total = jax.tree.map(jnp.add, total, other.load(abstract))
-    check_finite(f'the float32 sum of {paths}', total)
-    return jax.tree.map(lambda leaf: leaf / len(sources), total)
-
-  return dataclasses.replace(
-    first,
-    path=f'the average of {paths}',
-    load=load,
-    load_average=None,
-    load_extra=None,
-  )
-
-
-def _properties(source: Pretrained) -> dict[str, Any]:
-  """Returns the properties that averaged weights must share, in this order."""
-  about, model = source.about, source.model()
-  mesh = sharding.make_mesh(jax.local_devices()[:1])
-  params = tree.flatten(source.abstract_params(mesh))
-  names = enumerate(about.get('class_names', ()))
-  return {
-    'model.name': about['model'].get('name', 'vit'),
-    **{f'model.{key}': value for key, value in model.architecture.items()},
-    'mean and std of pixels': model.normalization,
-    'num_classes': about['num_classes'],
-    'image_size': source.image_size,
-    **{f'name of class {i}': name for i, name in names},
-    **{f'shape of {path}': leaf.shape for path, leaf in params.items()},
-  }
-
-
 def load_pretrained(
   path: str,
   *,
@@ -352,8 +290,7 @@ def load_pretrained(
   Raises:
     UserError: the file cannot be loaded, or the image size does not fit.
   """
-  found = find(path, weights)
-  source = found.changed(dtype=dtype, **model)
+  source = find(path, weights).changed(dtype=dtype, **model)
   if mean is not None or std is not None:
     source = renormalized(source, mean, std)
   size = source.image_size
@@ -362,15 +299,7 @@ def load_pretrained(
     size = square(sides)
   built = source.model()
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  try:
-    params = source.backbone(source.load(source.abstract_params(mesh)))
-  except ShapeError as error:
-    of_file = found.model()
-    stored = {key: getattr(of_file, key, None) for key in model}
-    raise UserError(
-      f'{path} has {stored}, which {model} does not fit: leave out what '
-      'differs. (Fine-tuning can resize windows.)'
-    ) from error
+  params = source.backbone(source.load(source.abstract_params(mesh)))
   about = source.about | {'image_size': list(size)}
   params = adapt(params, built, source, size, position_resize, mesh)
   if num_classes not in (None, source.about['num_classes']):
