@@ -269,9 +269,12 @@ def _status(error: Exception) -> int | None:
   """Returns the HTTP status of an error; None if it has none."""
   if isinstance(error, FileNotFoundError) and error.errno is None:
     return 404  # fsspec raises it without a number, and the system with one
-  numbers = (
-    getattr(getattr(error, 'response', None), 'status_code', None),  # hub
-    getattr(error, 'status', None),  # aiohttp, whose `code` is deprecated
-    getattr(error, 'code', None),  # gcsfs
-  )
-  return next((each for each in numbers if isinstance(each, int)), None)
+  for holder, name in (
+    (getattr(error, 'response', None), 'status_code'),  # huggingface_hub
+    (error, 'status'),  # aiohttp, whose `code` is deprecated
+    (error, 'code'),  # gcsfs
+  ):
+    status = getattr(holder, name, None)
+    if isinstance(status, int):
+      return status
+  return None
