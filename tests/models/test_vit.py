@@ -43,6 +43,28 @@ def test_parameter_counts(variant, classes, pre_logits, side, expected):
   assert tree.size(abstract(model, (side, side))) == expected
 
 
+@pytest.mark.parametrize(
+  'variant, side, options, expected',
+  [
+    ('B/16', 224, dict(registers=4, prefix_positions=False), 86_569_960),
+    ('B/16', 224, dict(distilled=True), 87_338_192),  # DeiT-B distilled
+    ('B/16', 224, dict(layer_scale=1e-4, prefix_positions=False), 86_585_320),
+    # DINOv2's largest, with a head of 1000 classes and without a mask token
+    (
+      'B/14',
+      518,
+      dict(width=1536, depth=40, num_heads=24, mlp_dim=4096)
+      | dict(gated=True, layer_scale=1e-5),
+      1_136_480_768 - 1536 + 1537 * 1000,
+    ),
+  ],
+)
+def test_parameter_counts_with_options(variant, side, options, expected):
+  """Counts are those of the public models."""
+  model = Model(1000, variant=variant, **options)
+  assert tree.size(abstract(model, (side, side))) == expected
+
+
 # Images and pooling
 
 

@@ -2,10 +2,8 @@
 
 import jax
 import numpy as np
-import pytest
-from tiny_vit import abstract, images_of, noise_params
+from tiny_vit import images_of, noise_params
 
-from vit_jax.arrays import tree
 from vit_jax.models.vit import Model
 
 SIZE = (12, 16)
@@ -36,30 +34,6 @@ def test_registers_are_not_pooled():
   np.testing.assert_allclose(out['features'], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'expected, variant, options',
-  [
-    (86_569_960, 'B/16', dict(registers=4, prefix_positions=False)),
-    (87_338_192, 'B/16', dict(distilled=True)),  # DeiT-B distilled
-    (22_436_432, 'S/16', dict(distilled=True)),
-    (86_585_320, 'B/16', dict(layer_scale=1e-4, prefix_positions=False)),
-    # DINOv2's largest at 518 px, without a head and its mask token
-    (
-      1_136_480_768 - 1536,
-      'B/14',
-      dict(width=1536, depth=40, num_heads=24, mlp_dim=4096)
-      | dict(gated=True, layer_scale=1e-5),
-    ),
-  ],
-)
-def test_parameter_counts(expected, variant, options):
-  """Counts are those of the public models."""
-  dinov2 = 'gated' in options
-  model = Model(0 if dinov2 else 1000, variant=variant, **options)
-  side = 518 if dinov2 else 224
-  assert tree.size(abstract(model, (side, side))) == expected
-
-
 def test_the_architecture_builds_the_same_model():
   """`architecture` contains every option that fine-tuning reads."""
   options = dict(registers=2, layer_scale=0.1, qk_norm=True, norm_eps=1e-5)
@@ -69,3 +43,35 @@ def test_the_architecture_builds_the_same_model():
   assert model.architecture.items() >= options.items()
   again = Model(5, **model.architecture, dtype='float32')
   assert again == model
+
+
+# Compiler options
+
+SHARED = 'xla_tpu_enable_deduplicated_calls'
+PART = 'xla_jf_crs_combiner_threshold_in_bytes'
+
+
+def options_of(platform, unroll, num_devices):
+  """Returns the options of a model with this number of unrolled layers."""
+  model = Model(0, variant='L/16', unroll=unroll)
+  return model.compiler_options(platform, num_devices)
+
+
+def test_compiler_options_are_for_unrolled_layers_on_tpus():
+  """Other backends reject them, and a scan does not need them."""
+  assert options_of('cpu', 24, 32) == {}
+  assert options_of('tpu', 1, 32) == {}
+  options = options_of('tpu', 24, 32)
+  assert options == {SHARED: 'ENABLED', PART: 4 * 2**20}
+
+
+def test_exchange_size_grows_with_the_slice():
+  """It grows with the devices up to libtpu's default."""
+  parts = [options_of('tpu', 2, n)[PART] for n in (8, 128, 2048)]
+  assert parts == [2**20, 16 * 2**20, 120 * 2**20]
+
+
+def test_options_of_the_user_are_not_overridden(monkeypatch):
+  """An option in LIBTPU_INIT_ARGS keeps its value."""
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', f'--{SHARED}=DISABLED --xla_other=1')
+  assert list(options_of('tpu', 24, 32)) == [PART]

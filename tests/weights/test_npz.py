@@ -1,13 +1,16 @@
 """Tests of official .npz weights against an independent implementation."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
-import references
 import safetensors.numpy
-import scipy.ndimage
 import tiny_vit
+from numpy.lib import format as npy
 from references import DEPTH, HEADS, SIZE, WIDTH, huggingface, same_results
 
+from tests.faults.counts import injected
 from vit_jax import load_pretrained
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -78,24 +81,6 @@ def test_logits_equal_the_library(tmp_path, numbering):
       np.testing.assert_array_equal(written[name], array)
 
 
-def test_logits_at_another_resolution(tmp_path):
-  """The positions of the larger reference are zoomed by SciPy."""
-  small, large = (
-    huggingface(layer_norm_eps=1e-6, image_size=size) for size in (16, 28)
-  )
-  arrays = official(tmp_path, small)
-  path = str(tmp_path / 'vit.npz')
-  np.savez(path, **arrays)
-  grid = arrays[POSITIONS][0, 1:].reshape(4, 4, -1)
-  zoomed = scipy.ndimage.zoom(grid, (7 / 4, 7 / 4, 1), order=1)
-  table = [arrays[POSITIONS][:, :1], zoomed.reshape(1, 49, -1)]
-  state = small.state_dict()
-  name = next(k for k in state if k.endswith('position_embeddings'))
-  state[name] = references.torch.from_numpy(np.concatenate(table, axis=1))
-  large.load_state_dict(state)
-  same_results(path, large, (28, 28), gelu='exact')
-
-
 # (official name, stored array, words that the message must contain)
 WRONG_ARRAYS = [
   ('embedding/kernel', np.zeros((4, 3, 16)), '[4, 3, 16]'),
@@ -143,3 +128,50 @@ def test_models_without_official_names_are_not_written(
   about = {'model': {'name': 'vit', **sizes, **changes}, 'num_classes': 3}
   with pytest.raises(UserError, match=words):
     npz.save(str(tmp_path / 'a.npz'), {}, about)
+
+
+# Damage
+
+
+def member(shape, descr='<f4', data=bytes(16)):
+  """Returns an array's file with any header."""
+  file = io.BytesIO()
+  fields = dict(shape=shape, descr=descr, fortran_order=False)
+  npy.write_array_header_1_0(file, fields)
+  return file.getvalue() + data
+
+
+@pytest.mark.parametrize(
+  'content, words',
+  [
+    (b'no array at all', 'plain arrays'),
+    (member((4,))[:40], 'header'),
+    (member((5,)), ' 20 bytes'),
+    (member((-4,)), 'negative'),
+    (member((4,), "<f4' + 'x"), 'descr'),
+    (member((1,), '|O'), 'plain arrays.*Object arrays'),
+    (member((10**13,)), 'TiB'),  # more memory than any machine has
+    (member((2**40, 2**40)), 'shape'),
+  ],
+)
+def test_messages_of_damaged_members(tmp_path, content, words):
+  """The message contains the path and what is wrong; nothing is unpickled."""
+  injected('a damaged .npz')
+  path = str(tmp_path / 'a.npz')
+  with zipfile.ZipFile(path, 'w') as written:
+    written.writestr('cls.npy', content)
+  with pytest.raises(UserError, match=words) as error:
+    npz.read(path)
+  assert path in str(error.value)
+
+
+def test_a_flipped_bit_is_detected(tmp_path):
+  """By the checksum of the member."""
+  injected('a flipped bit in an .npz')
+  path = tmp_path / 'a.npz'
+  np.savez(path, w=np.ones(100, np.float32))
+  content = bytearray(path.read_bytes())
+  content[300] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(UserError, match='CRC'):
+    npz.read(str(path))

@@ -39,19 +39,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, name, value):
     convert.run(path, path + '.converted')
 
 
-def test_an_average_that_is_not_finite_is_refused(tmp_path):
-  tiny_vit.save_classifier(str(tmp_path / 'a.npz'))
-  source = pretrained.find(str(tmp_path / 'a.npz'))
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  abstract = source.abstract_params(mesh)
-  params = jax.tree.map(lambda leaf: leaf * jnp.nan, source.load(abstract))
-  source = pretrained._checked(
-    Pretrained('x', {}, source.load, lambda _: params)
-  )
-  with pytest.raises(UserError, match='more leaves'):
-    source.load_average(abstract)
-
-
 SIZES = dict(patch_size=8, width=16, depth=1, mlp_dim=8, num_heads=2)
 HEAD = dict(outputs=8, hidden=8, bottleneck=4, dtype='float32')
 CROPS = dict(name='multicrop', local_crops=1, local_size=(8,))
