@@ -11,10 +11,8 @@ existing file is replaced only with --overwrite.
 
 import logging
 
-import jax
 from absl import flags
 
-from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -54,8 +52,7 @@ def run(
       'a file.'
     )
   source = pretrained.find(source_path, weights)
-  mesh = sharding.make_mesh(jax.local_devices()[:1])
-  params = source.load(source.abstract_params(mesh))
+  params = source.load(source.abstract_params())
   pretrained.save(target_path, params, source.about)
   log.info('wrote %s', target_path)
 

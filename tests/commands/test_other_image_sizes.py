@@ -110,8 +110,7 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   out = str(tmp_path / 'features.npz')
   features.run(weights, out, request)
   source = pretrained.find(weights, image_size=SIZE)
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  params = source.load(source.abstract_params(mesh))
+  params = source.load(source.abstract_params())
   images = np.stack([source.preprocess().pixels(f.read_bytes()) for f in files])
   own = source.objective().predict(params, {'image': jnp.asarray(images)})[
     'features'

@@ -11,7 +11,6 @@ from minimal_config import completed
 from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch
 
 from vit_jax import load_pretrained
-from vit_jax.arrays import sharding
 from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.objectives.mixing import normalize
 from vit_jax.training.experiment import Experiment
@@ -19,7 +18,6 @@ from vit_jax.weights import pretrained, transfer
 
 DECODER = dict(width=64, depth=3, mlp_dim=48, num_heads=2)
 COUNT = (SIZE // PATCH) ** 2
-MESH = sharding.make_mesh(jax.devices()[:1])
 
 
 def reference(**changes):
@@ -75,7 +73,7 @@ def authors_file(folder, model, name):
 
 def loaded(path):
   source = pretrained.find(path)
-  return source.objective(), source.load(source.abstract_params(MESH))
+  return source.objective(), source.load(source.abstract_params())
 
 
 def same_predictions(model, objective, params):
@@ -124,7 +122,7 @@ def test_files_of_the_authors(tmp_path, name, norm):
   source = pretrained.find(file)
   assert source.objective().norm_pixels == norm
   source = source.changed(num_heads=HEADS)
-  params = source.load(source.abstract_params(MESH))
+  params = source.load(source.abstract_params())
   same_predictions(model, source.objective(), params)
 
 

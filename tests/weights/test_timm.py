@@ -19,7 +19,6 @@ from references import (
 
 from tests.faults.counts import further
 from vit_jax import features, finetune, load_pretrained
-from vit_jax.arrays import sharding
 from vit_jax.arrays.pixels import NONE
 from vit_jax.cli import shared_flags
 from vit_jax.config import overrides
@@ -189,8 +188,7 @@ def test_tokens_of_blocks(tmp_path):
     _, expected = theirs.forward_intermediates(
       pixels.permute(0, 3, 1, 2), indices=[0, 1], norm=True, output_fmt='NLC'
     )
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  params = source.load(source.abstract_params(mesh))
+  params = source.load(source.abstract_params())
   predict = features.predictor(source, layers=(1, 0), tokens=True)
   found = predict(params, {'image': jnp.asarray(images)})['features']
   for ours, block in zip((1, 0), expected, strict=True):
@@ -238,10 +236,9 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   config['model_args'] = {'num_heads': HEADS}
   path = timm_file(tmp_path, reference, config)
   found = pretrained.find(path)
-  mesh = sharding.make_mesh(jax.devices()[:1])
   for name in (None, 'timm', 'mae'):
     source = shared_flags.with_preset(found, name)
-    params = source.load(source.abstract_params(mesh))
+    params = source.load(source.abstract_params())
     statistics = presets.PRESETS[name or 'timm'].normalization
     same_results((source.model(), params), reference, (SIZE, SIZE), statistics)
   del source.about['normalization']

@@ -104,12 +104,18 @@ class Pretrained:
     """Builds the transform that evaluation applies to examples."""
     return schema.build('preprocess', self.about['preprocess'], self.image_size)
 
-  def abstract_params(self, mesh: Mesh) -> PyTree:
-    """Returns shapes and shardings of the parameters on a mesh."""
+  def abstract_params(self, mesh: Mesh | None = None) -> PyTree:
+    """Returns shapes and shardings of the parameters on a mesh.
+
+    Args:
+      mesh: mesh of the devices; by default, that of one device of this process.
+    """
     return self._abstract(mesh)[0]
 
-  def _abstract(self, mesh: Mesh) -> tuple[PyTree, PyTree]:
+  def _abstract(self, mesh: Mesh | None = None) -> tuple[PyTree, PyTree]:
     """Returns shapes and shardings of the parameters and the extra state."""
+    if mesh is None:
+      mesh = sharding.make_mesh(jax.local_devices()[:1])
     objective, batch = self.objective(), self._abstract_batch()
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(objective.init, key, batch)
@@ -179,7 +185,7 @@ class Pretrained:
 
   def _names(self) -> list[str]:
     """Returns the names of `weights` without loading any."""
-    params, extra = self._abstract(sharding.make_mesh(jax.local_devices()[:1]))
+    params, extra = self._abstract()
     if jax.tree.leaves(extra) and self.load_extra is None:
       extra = None
     average = params if self.load_average else None

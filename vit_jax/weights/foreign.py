@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.arrays import sharding, tree
+from vit_jax.arrays import tree
 from vit_jax.arrays.sharding import place
 from vit_jax.checkpoint import FORMAT
 from vit_jax.config import schema
@@ -130,8 +130,7 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
     raise UserError(
       f'{path} contains a model that is not supported: {error}'
     ) from error
-  mesh = sharding.make_mesh(jax.local_devices()[:1])
-  checked_shapes(source.abstract_params(mesh))
+  checked_shapes(source.abstract_params())
   log.log(
     logging.WARNING if metadata.assumed else logging.INFO,
     '%s: settings that its arrays do not determine are those of %s: gelu %s, '
