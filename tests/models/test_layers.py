@@ -14,30 +14,28 @@ from vit_jax.models import layers
 from vit_jax.models.vit import Config, Encoder
 
 
-def test_norm_of_values_far_from_zero():
-  """The variance is computed in two passes: x² − mean² would cancel."""
-  x = np.random.default_rng(0).normal(3000, 1, (2, 64)).astype(np.float32)
-  norm = layers.LayerNorm(jnp.dtype('float32'))
-  y, _ = norm.init_with_output(KEY, jnp.array(x))
-  exact = x.astype(np.float64)
-  exact -= exact.mean(axis=-1, keepdims=True)
-  exact /= np.sqrt(exact.var(axis=-1, keepdims=True) + 1e-6)
-  # atol: one float32 spacing at 3000 is 2.4e-4.
-  np.testing.assert_allclose(y, exact, atol=5e-4)
-
-
-@pytest.mark.parametrize('mean', [0.0, 1.0, 16.0])
-def test_norm_of_bfloat16_inputs(mean):
-  """One pass is as exact as two for values in bfloat16."""
+@pytest.mark.parametrize(
+  'dtype, mean, limits',
+  [
+    # Two passes: x² − mean² would cancel. One spacing at 3000 is 2.4e-4.
+    ('float32', 3000.0, dict(rtol=0, atol=5e-4)),
+    # One pass is as exact as two for values in bfloat16, which itself rounds by
+    # 2^-9 of the value, 250 times the limit and more.
+    *(
+      ('bfloat16', mean, dict(rtol=1e-5, atol=5e-5))
+      for mean in (0.0, 1.0, 16.0)
+    ),
+  ],
+)
+def test_norm_equals_the_formula_in_float64(dtype, mean, limits):
   x = np.random.default_rng(0).normal(mean, 1, (64, 256))
-  x = jnp.asarray(x, jnp.bfloat16)
+  x = jnp.asarray(x, dtype)
   norm = layers.LayerNorm(jnp.dtype('float32'))
   y, _ = norm.init_with_output(KEY, x)
   exact = np.asarray(x, np.float64)
   exact -= exact.mean(axis=-1, keepdims=True)
   exact /= np.sqrt(exact.var(axis=-1, keepdims=True) + 1e-6)
-  # bfloat16 itself rounds by 2^-9 of the value, 250 times this and more.
-  np.testing.assert_allclose(y, exact, rtol=1e-5, atol=5e-5)
+  np.testing.assert_allclose(y, exact, **limits)
 
 
 def five_sigma(share, count):
