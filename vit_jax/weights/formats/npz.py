@@ -424,8 +424,8 @@ def _read_notes(path: str, digest: str) -> dict[str, Any]:
   return metadata.read_notes(file, notes) | {'known_from': file}
 
 
-def _digest(archive: zipfile.ZipFile) -> str:
-  """Returns a SHA-256 of the names and checksums of the arrays in a file."""
+def _digest(archive: Any) -> str:
+  """Returns a SHA-256 of the names and checksums in an open zip file."""
   members = sorted((each.filename, each.CRC) for each in archive.infolist())
   return hashlib.sha256(json.dumps(members).encode()).hexdigest()
 
