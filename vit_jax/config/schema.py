@@ -64,6 +64,7 @@ MOVED = {
   'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
   'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
   'vit_jax.optim.optimizers:muon': 'examples.muon:muon',
+  'vit_jax.run.trackers.mlflow:Tracker': 'examples.mlflow_tracker:Tracker',
 }
 
 # Keys of earlier versions, by section and its name, with the value that the
