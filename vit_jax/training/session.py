@@ -10,6 +10,7 @@ import jax
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax.analysis.report import page
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config.schema import Config, build_section, flatten
 from vit_jax.data import progress as progress_lib
@@ -371,6 +372,12 @@ class Session:
     self.ledger.event('early_stop', **plateau._asdict())
     return True
 
+  def write_report(self) -> None:
+    """Writes the HTML report, unless `log.report` is off."""
+    if self.experiment.log.report and runtime.is_main():
+      with self.timed('report'):
+        page.write(self.workdir)
+
   def write_pictures(self, state: PyTree, step: int) -> None:
     """Writes images and predictions of the final state for the HTML report.
 
@@ -378,14 +385,17 @@ class Session:
       state: state after the last step.
       step: number of updates completed.
     """
-    reporting.write(
-      self.workdir,
-      self.experiment,
-      self._setting,
-      self.experiment.trainer.weights(state)['params'],
-      self._source,
-      step=step,
-    )
+    if self.experiment.log.report:
+      weights = self.experiment.trainer.weights(state)['params']
+      with self.timed('report'):
+        reporting.write(
+          self.workdir,
+          self.experiment,
+          self._setting,
+          weights,
+          self._source,
+          step=step,
+        )
 
   def roll_back(self, error: guards.RollbackError) -> None:
     """Records a rollback; the next `start` carries it out.
