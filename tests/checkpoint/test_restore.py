@@ -70,18 +70,12 @@ def test_a_temporary_error_is_retried(
 
 
 @pytest.mark.parametrize(
-  'number, error, message',
-  [
-    (errno.EIO, StorageError, 'cannot be read: '),
-    (errno.EACCES, UserError, 'permission'),
-  ],
+  'number, error', [(errno.EIO, StorageError), (errno.EACCES, UserError)]
 )
-def test_a_lasting_error_stops_the_run(
-  saved, monkeypatch, number, error, message
-):
+def test_a_lasting_error_stops_the_run(saved, monkeypatch, number, error):
   """An older step would repeat hours of training that are not lost."""
   _failing(monkeypatch, number)
-  with pytest.raises(error, match=f'{message}.*Nothing was ren') as raised:
+  with pytest.raises(error, match='Nothing was renamed') as raised:
     restore(saved)
   assert str(saved / '2') in str(raised.value)
   assert _left(saved) == ['1', '2', 'run_id.json']
