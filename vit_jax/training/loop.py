@@ -126,7 +126,7 @@ def _train(
       # Dispatches the step. This blocks only while the queue of the devices
       # is full. An implicit transfer here would be a bug in the pipeline.
       # `fixed` contains the random key and the parameters of frozen models.
-      with session.host_times.waiting(), jax.transfer_guard('disallow'):
+      with recorder.host_times.waiting(), jax.transfer_guard('disallow'):
         state, metrics = session.compiled_step(state, batch, *session.fixed)
       # Fetches the metrics of an earlier step, so that the host stays ahead.
       recorder.append(step, metrics)

@@ -24,7 +24,6 @@ from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import guards, lock, metrics, resume, tracking
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run.ledger import Ledger
-from vit_jax.run.stragglers import HostTimes
 from vit_jax.training import (
   compiling,
   data,
@@ -53,7 +52,6 @@ class Session:
     experiment: experiment of the run.
     ledger: events of the run and the account of its time.
     preemption: agreement of the processes on a signal that ends the run.
-    host_times: work and waiting times of this host, to find slow hosts.
     evaluations: evaluators and figures, with their schedules.
     checkpoints: checkpoints of the run.
     save_is_due: function that returns whether a checkpoint is due after a
@@ -106,9 +104,6 @@ class Session:
       pause_s=settings.watchdog_pause_s,
     )
     stack.callback(self._watchdog.close)
-    self.host_times = HostTimes(
-      self.ledger, self.experiment.steps(settings.slow_hosts_every)
-    )
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.timed('init'), self.preemption.nothing_to_save():
@@ -260,7 +255,6 @@ class Session:
       self._writer,
       self.ledger,
       self._watchdog,
-      self.host_times,
       self._bad_record_limit,
       saved.get('interval'),
     )
