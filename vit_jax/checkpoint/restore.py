@@ -12,7 +12,6 @@ another run is recognized.
 import errno
 import logging
 import math
-import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -316,15 +315,10 @@ def find(root: epath.Path) -> str:
 
 def _read_file(root: epath.Path) -> str | None:
   """Reads the id from its file; returns None if that is missing or damaged."""
-  if FILE not in steps.listing(root):
-    return None
   try:
-    content = items.read_json(root, FILE)
-    run = manifest.verified(content, FILE).get('run', '')
-  except CorruptError as error:
-    log.warning('%s: %s; the id is read from the newest step.', root, error)
+    return manifest.verified(items.read_json(root, FILE), FILE)['run']
+  except CorruptError:
     return None
-  return run if re.fullmatch('[0-9a-f]{32}', run) else None
 
 
 def _read_newest_step(root: epath.Path) -> str | None:
