@@ -617,7 +617,8 @@ def complete_section(
         for name, section in values.items()
       }
     )
-  arguments, result, name = dict(values), {}, ''
+  name: Any = ''
+  arguments, result = dict(values), {}
   if has_name:
     name = arguments.pop('name', DEFAULT_NAMES.get(path))
     result['name'] = typed(f'config.{path}.name', name, str)
