@@ -10,7 +10,6 @@ import pytest
 from tests.checkpoint.states import (
   ABOUT,
   experiment,
-  make_old,
   restore,
   same,
   save,
@@ -71,18 +70,12 @@ def test_a_temporary_error_is_retried(
 
 
 @pytest.mark.parametrize(
-  'number, error, message',
-  [
-    (errno.EIO, StorageError, 'cannot be read: '),
-    (errno.EACCES, UserError, 'permission'),
-  ],
+  'number, error', [(errno.EIO, StorageError), (errno.EACCES, UserError)]
 )
-def test_a_lasting_error_stops_the_run(
-  saved, monkeypatch, number, error, message
-):
+def test_a_lasting_error_stops_the_run(saved, monkeypatch, number, error):
   """An older step would repeat hours of training that are not lost."""
   _failing(monkeypatch, number)
-  with pytest.raises(error, match=f'{message}.*Nothing was ren') as raised:
+  with pytest.raises(error, match='Nothing was renamed') as raised:
     restore(saved)
   assert str(saved / '2') in str(raised.value)
   assert _left(saved) == ['1', '2', 'run_id.json']
@@ -123,19 +116,16 @@ def test_64_bit_types_are_a_user_error(saved):
     def abstract_state(self):
       return abstract
 
-  with pytest.raises(UserError, match='expected int64: set JAX_ENABLE_X64'):
+  with pytest.raises(UserError, match='int64.*JAX_ENABLE_X64'):
     restore(saved, Wide64())
   assert _left(saved) == ['1', '2', 'run_id.json']
 
 
-@pytest.mark.parametrize('old', [False, True])
 @pytest.mark.parametrize('move', [shutil.move, shutil.copytree])
-def test_a_renamed_step_is_refused(saved, move, old):
+def test_a_renamed_step_is_refused(saved, move):
   """Its name disagrees with the number of updates; it is left in place."""
-  if old:
-    make_old(saved / '2')
   move(str(saved / '2'), str(saved / '5'))
-  with pytest.raises(UserError, match=f'{saved / "5"} contains step 2, not 5'):
+  with pytest.raises(UserError, match='5 contains step 2 .*not step 5'):
     restore(saved)
   assert (saved / '5').is_dir()
   shutil.rmtree(saved / '2', ignore_errors=True)
@@ -148,7 +138,7 @@ def test_a_step_of_another_run_is_refused(saved, tmp_path):
   other = ABOUT | {'config': {'seed': 8}}
   save(tmp_path / 'other', 3, about=other)
   shutil.copytree(tmp_path / 'other/3', saved / '3')
-  with pytest.raises(UserError, match='3 was written by another run .*seed 8'):
+  with pytest.raises(UserError, match='3 contains step 3 .*seed 8'):
     restore(saved)
   assert (saved / '3').is_dir()
   # On purpose, as the message says.

@@ -123,16 +123,12 @@ def test_arguments_of_a_config_file(parse):
   assert flags.FLAGS.config_path == f'{parse.file}:depth=5'
 
 
-def test_a_new_name_replaces_the_keys_of_a_section(parse):
-  """Keys that both constructors have keep their values."""
+def test_a_new_name_replaces_the_keys_of_a_section(tmp_path, parse):
+  """A key given in the file stays if the new constructor has it."""
   config = parse('--config.source.name=synthetic', '--config.source.height=4')
   assert config.source.to_dict() == dict(
     name='synthetic', num_examples=1024, num_classes=10, height=4, width=32
   )
-
-
-def test_a_new_name_keeps_common_keys_of_the_file(tmp_path, parse):
-  """A key given in the file stays if the new constructor has it."""
   values = minimal()
   values['optimizer'] = dict(name='adam', b1=0.5, weight_decay=0.3)
   file = tmp_path / 'other.py'
@@ -194,13 +190,13 @@ WRONG_FILES = [
   ('def get_config(): return int("a")\n', ['line 1', 'ValueError']),
   (
     'import json\ndef get_config(): return json.loads("{")\n',
-    ['line 2', 'JSONDecodeError', 'decoder.py, line'],
+    ['line 2', 'JSONDecodeError'],
   ),
   ('def get_config(needed): return 1\n', ["argument: 'needed'"]),
   ('get_config = 3\n', ['get_config()']),
   ('x = 1\n', ['get_config()']),
   ('def get_config(): pass\n', ['None', 'ConfigDict']),
-  ('def get_config(): return 3\n', ['returns 3', 'ConfigDict']),
+  ('def get_config(): return 3\n', ['3 is neither', 'ConfigDict']),
   ('def get_config(): return {"a.b": 1}\n', ['is not a config', 'a.b']),
   ('def get_config(): return {}\n', ['config.total is missing']),
   (
@@ -274,16 +270,16 @@ def test_messages_of_wrong_config_json_files(tmp_path, text, words):
     assert word in str(error.value)
 
 
-def test_messages_of_paths_that_are_not_configs(tmp_path):
+@pytest.mark.parametrize(
+  'path, word',
+  [('', 'no config file'), ('a.txt', 'FILE.py'), ('a.py:depth=3', 'takes 0')],
+)
+def test_messages_of_paths_that_are_not_configs(tmp_path, path, word):
   """So is an argument for a function without parameters."""
-  (tmp_path / 'notes.txt').write_text('total = 3')
-  with pytest.raises(UserError, match='no config file'):
-    loading.load(str(tmp_path))
-  with pytest.raises(UserError, match='neither a Python file'):
-    loading.load(str(tmp_path / 'notes.txt'))
-  (tmp_path / 'plain.py').write_text('def get_config(): return 1\n')
-  with pytest.raises(UserError, match='takes no argument'):
-    loading.load(f'{tmp_path}/plain.py:depth=3')
+  (tmp_path / 'a.txt').write_text('total = 3')
+  (tmp_path / 'a.py').write_text('def get_config(): return 1\n')
+  with pytest.raises(UserError, match=word):
+    loading.load(f'{tmp_path}/{path}')
 
 
 def test_flags_of_a_shipped_config(command_line):

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.config.schema import EVALS, SECTIONS
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError
 from vit_jax.models import vit
 
 
@@ -93,14 +93,6 @@ def test_keys_are_keyword_only_parameters():
   keys = schema.config_keys(Thing)
   assert set(keys) == {'rate', 'needed'}
   assert keys['needed'].default is inspect.Parameter.empty
-
-
-def test_closest_suggests_and_lists():
-  """The nearest name comes first, then all allowed names."""
-  text = closest('depht', ['width', 'depth'])
-  assert text == "did you mean 'depth'? allowed: depth, width"
-  assert closest('xyz', ['width']) == 'allowed: width'
-  assert closest('xyz', []) == 'allowed: nothing'
 
 
 def test_build_converts_lists_to_tuples():

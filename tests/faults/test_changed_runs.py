@@ -155,6 +155,6 @@ def test_a_removed_workdir_ends_the_run(tmp_path):
   injected('a workdir that is removed')
   workdir.rename(tmp_path / 'gone')
   _, err = cli.finish(process, code=2)
-  assert 'removed or moved' in err and 'Traceback' not in err
+  assert 'the directory was moved' in err and 'Traceback' not in err
   assert err.count('error:') == 1
   assert not (workdir / 'events.jsonl').exists()

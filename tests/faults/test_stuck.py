@@ -58,7 +58,7 @@ def test_a_slow_host_is_logged(tmp_path):
   }
   processes = cli.start_pair(workdir, slow, devices=2)
   errors = [cli.finish(process)[1] for process in processes]
-  assert 'slow host(s) up to step 12: process 1 (' in errors[0]
+  assert 'slow host(s) up to step 12: process 1;' in errors[0]
   events = cli.events(workdir, 'slow_hosts')
   assert events and all(event['processes'] == [1] for event in events)
 

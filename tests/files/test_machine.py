@@ -15,6 +15,7 @@ def meminfo() -> int:
 @pytest.mark.parametrize(
   ('groups', 'files', 'expected'),
   [
+    (None, {}, None),  # a machine without control groups
     ('', {}, None),
     ('0::/\n', {'memory.max': 'max'}, None),
     ('0::/\n', {'memory.max': '1000000'}, 10**6),
@@ -47,7 +48,8 @@ def test_memory_is_the_smallest_limit(
 ):
   """Limits of control groups and their parents count."""
   own = tmp_path / 'own'
-  own.write_text(groups)
+  if groups is not None:
+    own.write_text(groups)
   for name, text in files.items():
     path = tmp_path / 'groups' / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,9 +57,3 @@ def test_memory_is_the_smallest_limit(
   monkeypatch.setattr(paths, '_CGROUPS_OF_PROCESS', own)
   monkeypatch.setattr(paths, '_CGROUPS', tmp_path / 'groups')
   assert paths.memory_bytes() == (expected or meminfo())
-
-
-def test_memory_without_control_groups(tmp_path, monkeypatch):
-  """It is the machine's memory."""
-  monkeypatch.setattr(paths, '_CGROUPS_OF_PROCESS', tmp_path / 'none')
-  assert paths.memory_bytes() == meminfo()

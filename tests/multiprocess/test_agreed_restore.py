@@ -58,7 +58,7 @@ def test_a_temporary_error_is_retried_by_both(saved, tmp_path):
   errors = _resume(saved, tmp_path / 'run', 'EIO once', 0)
   assert 'resuming at step 8' in errors[0]
   assert 'process 1 failed' in errors[0] and 'Trying again' in errors[0]
-  assert 'OSError: [Errno 5] injected. Trying again in 1 s' in errors[1]
+  assert '[Errno 5] injected. Trying again in 1 s' in errors[1]
   assert _steps(tmp_path / 'run') == ['12', '4', '8']
 
 

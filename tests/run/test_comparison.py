@@ -110,12 +110,6 @@ def test_other_data_are_refused(change, words):
   assert note.kind == 'config_change' and words in note.text
 
 
-def test_another_config_is_refused():
-  """The checkpoint is compared if config.json is missing."""
-  with pytest.raises(UserError, match='seed: 3 before, 0 now'):
-    _check(_about(completed(seed=3)))
-
-
 def test_another_setting_of_jax_is_refused():
   """Initialization, dropout or products depend on these settings."""
   for flag in resume._FLAGS:

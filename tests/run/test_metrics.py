@@ -1,7 +1,6 @@
 """Tests of metrics.jsonl after restarts, damage and full disks."""
 
 import json
-import logging
 import shutil
 
 import pytest
@@ -10,16 +9,6 @@ from etils import epath
 from vit_jax.analysis import curves
 from vit_jax.errors import StorageError, UserError
 from vit_jax.run import guards, metrics
-
-
-@pytest.fixture
-def log_text(caplog):
-  """Returns the log's text; the package's logger may not propagate."""
-  logger = logging.getLogger('vit_jax')
-  before, logger.propagate = logger.propagate, True
-  caplog.set_level(logging.INFO)
-  yield lambda: caplog.text
-  logger.propagate = before
 
 
 def _writer(folder):
@@ -39,7 +28,7 @@ def _written(folder, steps):
   return writer
 
 
-def test_rewind_moves_damaged_lines(tmp_path, log_text):
+def test_rewind_moves_damaged_lines(tmp_path, caplog):
   """Damaged lines are moved and logged; training lines stay."""
   _written(tmp_path, [1, 2, 3]).close()
   path = tmp_path / 'metrics.jsonl'
@@ -52,7 +41,7 @@ def test_rewind_moves_damaged_lines(tmp_path, log_text):
   assert _steps(tmp_path) == [1, 2, 3]
   aside = (tmp_path / 'metrics_set_aside.jsonl').read_text().splitlines()
   assert aside == [*foreign, '{"step": 3, "loss": 1.0}', 'tail']
-  assert '6 damaged or foreign line(s)' in log_text()
+  assert '6 damaged or foreign line(s)' in caplog.text
 
 
 def test_a_full_disk_is_reported(tmp_path):
@@ -80,7 +69,7 @@ def test_a_removed_or_replaced_workdir_is_reported(tmp_path, moved):
     (folder / 'metrics.jsonl').touch()  # a file of another run
   else:
     shutil.rmtree(folder)
-  with pytest.raises(UserError, match='metrics.jsonl.*removed or moved'):
+  with pytest.raises(UserError, match='metrics.jsonl.*the directory was moved'):
     writer.write(2, {'loss': 1.0})
   assert not moved or not (folder / 'metrics.jsonl').read_text()
   writer.close()

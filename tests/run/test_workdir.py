@@ -25,17 +25,6 @@ def test_a_damaged_config_json_is_quarantined(tmp_path, content):
   assert json.loads((tmp_path / 'run.json').read_text()) == {'time': 'now'}
 
 
-def test_another_config_is_refused(tmp_path):
-  """The message lists the differing keys; changes may be allowed."""
-  path = epath.Path(tmp_path)
-  resume.record_workdir(path, completed(), {})
-  other = completed(seed=1, **{'source.data_dir': 'elsewhere'})
-  with pytest.raises(UserError, match='seed: 0 before, 1 now') as error:
-    resume.check_workdir(str(tmp_path), other, allow_changes=False)
-  assert 'data_dir' not in str(error.value)
-  assert resume.check_workdir(str(tmp_path), other, allow_changes=True) == path
-
-
 def test_a_failed_write_keeps_the_previous_config(tmp_path, monkeypatch):
   """The next start compares with it."""
   path = epath.Path(tmp_path)

@@ -105,9 +105,9 @@ def test_wrong_branches_are_refused(constant, tmp_path):
   path = epath.Path(tmp_path)
   cases = (
     ('runs/x', {}, 'give a workdir and a step'),
-    (f'{constant}@5', {}, r'@5 does not exist.*2, 4, 6'),
+    (f'{constant}@5', {}, r'@5: give one of the steps \[2, 4, 6\]'),
     (f'{constant}@4', {'batch_size': 32, 'seed': 3}, 'batch_size: .*seed: '),
-    (f'{constant}@4', {'total': '4 steps'}, 'give a longer total'),
+    (f'{constant}@4', {'total': '4 steps'}, '@4: .*before the end.*4 steps'),
   )
   for number, (origin, changes, message) in enumerate(cases):
     folder = path / str(number)

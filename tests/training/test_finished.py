@@ -93,11 +93,6 @@ def test_a_run_with_something_left_to_do_is_not_finished(run, config, change):
   assert finished.find(config, run, 6).results is None
 
 
-def test_a_new_run_is_not_finished(tmp_path, config):
-  new = epath.Path(tmp_path / 'new')
-  assert finished.find(config, new, 6) == (None, False, None)
-
-
 def test_a_run_at_its_last_step_is_over(run, config):
   """With another config, only its evaluators run again."""
   other_evaluators(run)

@@ -15,7 +15,6 @@ from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run.guards import Recovery, RollbackError
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.metrics import Log, Writer
-from vit_jax.run.stragglers import HostTimes
 from vit_jax.training import recorder as recorder_lib
 from vit_jax.training.experiment import Experiment
 
@@ -46,7 +45,6 @@ def made(tmp_path):
     writer,
     Ledger(folder / 'events.jsonl'),
     mock.Mock(spec=Watchdog),
-    mock.MagicMock(spec=HostTimes),
     BadRecordLimit(1.0, 64),
   )
 

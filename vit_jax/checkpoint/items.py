@@ -188,14 +188,11 @@ def with_retries(attempt: Callable[[], Any], subject: str) -> Any:
     if pause_s is not None:
       log.warning('%s: %s. Trying again in %g s.', subject, failure, pause_s)
       time.sleep(pause_s)
-  if failure.outcome is Outcome.DENIED:
-    raise UserError(
-      f'there is no permission to read {subject}: {failure}. Nothing was '
-      'renamed. Give this user the permission, and start again.'
-    )
-  raise StorageError(
+  kind = UserError if failure.outcome is Outcome.DENIED else StorageError
+  raise kind(
     f'{subject} cannot be read: {failure}. Nothing was renamed. Start again '
-    'when the storage responds, or rename the step to <step>.bad.'
+    'when the storage responds and this user has the permission to read it, or '
+    'rename the step to <step>.bad.'
   )
 
 
@@ -271,9 +268,7 @@ def innermost(error: BaseException) -> BaseException:
 
 def root_cause(error: BaseException) -> str:
   """Returns the innermost cause of an exception, in one line."""
-  error = innermost(error)
-  text = str(error).strip().splitlines()
-  return f'{type(error).__name__}: {text[0][:300] if text else ""}'
+  return paths.reason(innermost(error))
 
 
 def check_shapes(
@@ -299,11 +294,7 @@ def check_shapes(
     more = f' and {len(differing) - 5} more' if len(differing) > 5 else ''
     raise UserError(
       f'{path} contains other parameters than the model: '
-      f'{"; ".join(differing[:5])}{more}. Set config.model.* and '
-      'config.num_classes to the values that the file was written with.'
+      f'{"; ".join(differing[:5])}{more}. Set config.model.*, '
+      'config.num_classes and JAX_ENABLE_X64 to the values that the file was '
+      'written with.'
     )
-
-
-def shapes(state: PyTree) -> dict[str, tuple]:
-  """Returns the shapes of a state's leaves, by path."""
-  return {key: tuple(leaf.shape) for key, leaf in tree.flatten(state).items()}

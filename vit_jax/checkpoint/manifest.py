@@ -17,7 +17,6 @@ from etils import epath
 from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.checkpoint import items
 from vit_jax.checkpoint.items import CorruptError
-from vit_jax.errors import UserError
 
 PyTree = Any
 _CHECKSUM = 'checksum'
@@ -163,14 +162,12 @@ def check_leaves(
     UserError: shapes or dtypes differ, because the step belongs to another
       model, or because JAX is configured to use other dtypes.
   """
-  shapes = {path: tuple(entry[0]) for path, entry in written.items()}
-  items.check_shapes(str(step_dir), shapes, items.shapes(expected))
-  for path, leaf in tree.flatten(expected).items():
-    if str(leaf.dtype) != written[path][1]:
-      raise UserError(
-        f'{step_dir} contains {path} as {written[path][1]}, expected '
-        f'{leaf.dtype}: set JAX_ENABLE_X64 as when the run was started.'
-      )
+  in_file = {path: (*entry[0], entry[1]) for path, entry in written.items()}
+  in_model = {
+    path: (*leaf.shape, str(leaf.dtype))
+    for path, leaf in tree.flatten(expected).items()
+  }
+  items.check_shapes(str(step_dir), in_file, in_model)
 
 
 def compare(actual: dict[str, Any], written: dict[str, Any]) -> None:

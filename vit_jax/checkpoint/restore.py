@@ -12,7 +12,6 @@ another run is recognized.
 import errno
 import logging
 import math
-import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -90,8 +89,6 @@ def _restore(path: epath.Path, step: int, abstract: PyTree, run: str) -> PyTree:
     # The checksums are a collective on all devices, so they are computed after
     # every process has read its part.
     items.on_all(manifest.compare, manifest.leaves(state), written.leaves)
-    leaf = tree.flatten(state).get('step', step)
-    items.on_all(_check_step, path, step, int(jax.device_get(leaf)))
     return state
 
   return items.with_retries(attempt, str(path))
@@ -110,12 +107,12 @@ def _read(
     text = 'only the main process sees it (do all have the same file system?)'
     raise OSError(errno.ESTALE, text, str(path))
   written = manifest.read(path)
-  _check_step(path, step, written.step)
-  if written.run not in (None, run):
+  if written.step not in (None, step) or written.run not in (None, run):
     raise UserError(
-      f'{path} was written by another run (id {written.run}, seed '
-      f'{written.seed}) than its directory (id {run}). Move it away; or, to '
-      f'resume from it, remove {path.parent / FILE} and the other steps.'
+      f'{path} contains step {written.step} of run {written.run} (seed '
+      f'{written.seed}), not step {step} of run {run}: move it away. Or, to '
+      f'resume from it, rename it to {path.parent / str(written.step)}, and '
+      f'remove the steps of other runs and their {path.parent / FILE}.'
     )
   manifest.check_leaves(path, written.leaves, abstract)
   manifest.read_about(path, written)
@@ -124,19 +121,6 @@ def _read(
     for name, item in items.split(abstract).items()
   }
   return written, items.join(restored, abstract)
-
-
-def _check_step(path: epath.Path, step: int, inside: int | None) -> None:
-  """Checks that a directory contains the step of its name.
-
-  Raises:
-    UserError: it contains another step.
-  """
-  if inside not in (None, step):
-    raise UserError(
-      f'{path} contains step {inside}, not {step}: it was renamed or copied. '
-      f'Rename it to {path.parent / str(inside)}, or move it away.'
-    )
 
 
 def step_directory(path: str) -> epath.Path:
@@ -331,15 +315,10 @@ def find(root: epath.Path) -> str:
 
 def _read_file(root: epath.Path) -> str | None:
   """Reads the id from its file; returns None if that is missing or damaged."""
-  if FILE not in steps.listing(root):
-    return None
   try:
-    content = items.read_json(root, FILE)
-    run = manifest.verified(content, FILE).get('run', '')
-  except CorruptError as error:
-    log.warning('%s: %s; the id is read from the newest step.', root, error)
+    return manifest.verified(items.read_json(root, FILE), FILE)['run']
+  except CorruptError:
     return None
-  return run if re.fullmatch('[0-9a-f]{32}', run) else None
 
 
 def _read_newest_step(root: epath.Path) -> str | None:

@@ -3,7 +3,7 @@
 import functools
 import re
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 
 _UNITS = ('steps', 'epochs', 'examples', '%')
 _PATTERN = re.compile(r'\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(\S*)\s*')
@@ -43,8 +43,7 @@ def to_steps(
     'examples': number / batch_size,
     '%': number / 100 * (total_steps or 0),
   }[unit]
-  if not steps < 2**63:  # also refuses infinity and NaN, from '1e999'
-    raise UserError(f'the duration {duration!r} is longer than any training.')
+  check_range(f'{duration!r} in steps', steps, below=2**63)
   return max(round(steps), int(number > 0))
 
 
@@ -80,10 +79,8 @@ def check(key: str, duration: str, *, positive: bool = False) -> None:
       The message contains the key.
   """
   try:
-    number, unit = parse(duration)
+    number, _ = parse(duration)
   except UserError as error:
     raise UserError(f'{key}: {error}') from error
-  if positive and not number:
-    raise UserError(
-      f"{key} is {duration!r}; it must be above 0, for example '50 {unit}'."
-    )
+  if positive:
+    check_range(f'{key} ({duration!r})', number, above=0)

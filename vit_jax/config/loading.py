@@ -5,7 +5,6 @@ Shipped files are found in a checkout and in an installed package.
 
 import contextlib
 import importlib.util
-import inspect
 import json
 import pathlib
 import traceback
@@ -66,14 +65,12 @@ def load(path_and_arg: str) -> Config:
   else:
     path = path_and_arg.partition(':')[0]
     values, origin = call(path_and_arg), f'get_config() of {path}'
-  if not isinstance(values, dict | ConfigDict):
-    raise UserError(
-      f'{origin} returns {values!r:.100}; it must be a ConfigDict or a dict.'
-    )
   try:
+    if not isinstance(values, dict | ConfigDict):
+      raise TypeError(f'{values!r:.100} is neither a ConfigDict nor a dict')
     config = values if isinstance(values, ConfigDict) else ConfigDict(values)
   except (TypeError, ValueError) as error:  # such as a key with a dot
-    raise UserError(f'{origin} is not a config: {error}') from error
+    raise UserError(f'{origin} is not a config: {error}.') from error
   return complete(config)  # does not change a completed config
 
 
@@ -98,15 +95,12 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
   """
   path, _, arg = path_and_arg.partition(':')
   file = find(path)
-  if not file.is_file():
+  if not file.is_file() or file.suffix != '.py':
     others = map(str, pathlib.Path(path).parent.glob('*.py'))
     allowed = dict.fromkeys([*shipped_paths(), *others])
     raise UserError(
-      f'there is no config file {path!r}; {closest(path, allowed)}.'
-    )
-  if file.suffix != '.py':
-    raise UserError(
-      f'the config {path} is neither a Python file (.py) nor a config.json.'
+      f'there is no config file {path!r} (FILE.py, or the config.json of a '
+      f'run); {closest(path, allowed)}.'
     )
   spec = importlib.util.spec_from_file_location(f'_config_{file.stem}', file)
   assert spec is not None and spec.loader is not None
@@ -120,8 +114,6 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     if commands:
       hint = f'use it with python -m vit_jax.{commands[0]} --config={path}'
     raise UserError(f'{path} does not define {function}(): {hint}.')
-  if arg and not inspect.signature(get).parameters:
-    raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
   with _errors_located(str(spec.origin)):
     return get(arg) if arg else get()
 
@@ -142,8 +134,5 @@ def _errors_located(file: str) -> Iterator[None]:
     lines = [frame.lineno for frame in frames if frame.filename == file]
     line = lines[-1] if lines else getattr(error, 'lineno', None)
     suffix = f', line {line}' if line else ''
-    raised_in = ''
-    if lines and frames[-1].filename != file:
-      raised_in = f' ({frames[-1].filename}, line {frames[-1].lineno})'
     text = f'{type(error).__name__}: {" ".join(str(error).split())}'
-    raise UserError(f'{file}{suffix}: {text}{raised_in}.') from error
+    raise UserError(f'{file}{suffix}: {text}.') from error

@@ -64,6 +64,7 @@ MOVED = {
   'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
   'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
   'vit_jax.optim.optimizers:muon': 'examples.muon:muon',
+  'vit_jax.run.trackers.mlflow:Tracker': 'examples.mlflow_tracker:Tracker',
 }
 
 # Keys of earlier versions, by section and its name, with the value that the
@@ -172,15 +173,12 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
     if hasattr(module, symbol):
       return getattr(module, symbol)
   except ModuleNotFoundError as error:
+    reason = f'there is no module {path} in PYTHONPATH'
     if not f'{path}.'.startswith(f'{error.name}.'):
       package = str(error.name).partition('.')[0]
-      raise UserError(
-        f'{path} needs {error.name!r}, which is not installed: pip install '
-        f'{package}.'
-      ) from error
-    reason = f'there is no module {path} in PYTHONPATH'
+      reason = f'{error.name!r} is not installed: pip install {package}'
   raise UserError(
-    f'the name {name!r} is unknown, because {reason}; '
+    f'the name {name!r} cannot be used, because {reason}; '
     f'{closest(name, names(pattern))}; or the dotted path of a module of your '
     f'own that defines {symbol}.'
   )
@@ -619,14 +617,11 @@ def complete_section(
         for name, section in values.items()
       }
     )
-  arguments, result, name = dict(values), {}, ''
+  name: Any = ''
+  arguments, result = dict(values), {}
   if has_name:
     name = arguments.pop('name', DEFAULT_NAMES.get(path))
-    if not isinstance(name, str):
-      raise UserError(
-        f'config.{path}.name is missing: give --config.{path}.name=….'
-      )
-    result['name'] = str(name)
+    result['name'] = typed(f'config.{path}.name', name, str)
   keys = mark.keys(name)
   if drop_unknown or isinstance(name, FlagText):
     arguments = {

@@ -150,7 +150,7 @@ def keep(
   path: epath.Path,
   is_kept: Callable[[Record], bool],
   is_valid: Callable[[Record], bool] = lambda record: False,
-) -> list[bytes]:
+) -> None:
   """Keeps the lines whose object passes a test, and quarantines all others.
 
   The other lines are first added to <name>_set_aside.jsonl, so no line is lost.
@@ -163,9 +163,6 @@ def keep(
     is_valid: function that returns whether a line that is not kept is intact;
       for all others, there is a warning.
 
-  Returns:
-    The lines that were moved.
-
   Raises:
     UserError: there is no permission to read or write the files.
     StorageError: the storage is full or keeps failing.
@@ -174,13 +171,10 @@ def keep(
   for line, record in read(path):
     (kept if record is not None and is_kept(record) else removed).append(line)
   if not removed and (not kept or kept[-1].endswith(b'\n')):
-    return []
+    return
   if removed:
     quarantine = path.with_name(f'{path.stem}_set_aside.jsonl')
-    everything = content(quarantine) + _join(removed)
-    with_retries(
-      lambda: paths.write(quarantine, everything), quarantine, 'written'
-    )
+    paths.save(quarantine, content(quarantine) + _join(removed))
   damaged = [line for line in removed if not is_valid(parse(line) or {})]
   if damaged:
     log.warning(
@@ -191,8 +185,7 @@ def keep(
       path.stem,
       damaged[0][:100],
     )
-  with_retries(lambda: paths.write(path, _join(kept)), path, 'written')
-  return removed
+  paths.save(path, _join(kept))
 
 
 def _join(lines: list[bytes]) -> bytes:

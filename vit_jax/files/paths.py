@@ -227,7 +227,7 @@ _REACTIONS = {
   Cause.USER: (
     UserError,
     'Fix the path or permissions (for gs://, `gcloud auth application-'
-    'default login`), or give another path',
+    'default login`), or give another path if the directory was moved',
   ),
   Cause.FULL: (StorageError, 'Free some space'),
   Cause.OUTAGE: (StorageError, 'Wait until the storage responds'),
@@ -282,11 +282,6 @@ def access(path: epath.Path, action: str) -> Iterator[None]:
     yield
   except (UserError, StorageError):
     raise
-  except FileNotFoundError as error:
-    raise UserError(
-      f'{path} cannot be {action}: its directory was removed or moved during '
-      'the run. If it was moved, resume with its new path as --workdir.'
-    ) from error
   except Exception as error:
     if not _is_storage_error(error, path):
       raise
@@ -327,22 +322,22 @@ def with_retries(function: Callable[[], T], path: epath.Path, action: str) -> T:
   """
   start = time.monotonic()
   for pause_s in PAUSES_S:
-    try:
-      return function()
-    except Exception as error:  # noqa: BLE001 (`access` reports it at the end)
-      temporary = (
-        _is_storage_error(error, path) and cause(error) is Cause.OUTAGE
-      )
-      if not temporary or time.monotonic() - start > _RETRY_S:
-        with access(path, action):
+    with access(path, action):
+      try:
+        return function()
+      except Exception as error:
+        temporary = (
+          _is_storage_error(error, path) and cause(error) is Cause.OUTAGE
+        )
+        if not temporary or time.monotonic() - start > _RETRY_S:
           raise
-      log.warning(
-        '%s cannot be %s: %s. Trying again in %g s.',
-        path,
-        action,
-        reason(error),
-        pause_s,
-      )
+        log.warning(
+          '%s cannot be %s: %s. Trying again in %g s.',
+          path,
+          action,
+          reason(error),
+          pause_s,
+        )
     time.sleep(pause_s)
   with access(path, action):
     return function()
@@ -405,9 +400,12 @@ def save(path: epath.Path, content: str | bytes) -> None:
     UserError: the path or a permission is wrong.
     StorageError: the storage is full or fails.
   """
-  with access(path, 'written'):
+
+  def attempt() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, content)
+
+  with_retries(attempt, path, 'written')
 
 
 @contextlib.contextmanager

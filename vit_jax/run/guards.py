@@ -222,7 +222,7 @@ def rollbacks(
 ) -> list[Rollback]:
   """Returns all rollbacks of a run that resumes, in order.
 
-  A warning lists the rollbacks of the checkpoint that events.jsonl lacks.
+  The checkpoint contains them, too, because lines of events.jsonl may be lost.
 
   Args:
     saved: rollbacks stored in the checkpoint.
@@ -233,15 +233,7 @@ def rollbacks(
     for event in events
     if event['event'] == 'rollback'
   ]
-  later = [rollback for rollback in written if rollback not in saved]
-  missing = [rollback for rollback in saved if rollback not in written]
-  if missing:
-    log.warning(
-      'events.jsonl lacks rollbacks that the checkpoint contains; those of the '
-      'checkpoint are used: %s',
-      missing,
-    )
-  return saved + later
+  return saved + [rollback for rollback in written if rollback not in saved]
 
 
 def skip_list(earlier: list[Rollback]) -> tuple[int, ...]:

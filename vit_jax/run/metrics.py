@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -46,24 +47,12 @@ def read(workdir: epath.Path) -> Iterator[tuple[int, Metrics]]:
       yield (
         step,
         {
-          name: value if _is_finite(value) else None
+          # False for NaN, and for integers with hundreds of digits.
+          name: value if abs(value or 0) <= sys.float_info.max else None
           for name, value in record.items()
-          if value is None or _is_number(value)
+          if value is None or type(value) in (int, float)  # but not bool
         },
       )
-
-
-def _is_number(value: Any) -> bool:
-  # `isinstance` would accept True as an int.
-  return type(value) in (int, float)
-
-
-def _is_finite(value: Any) -> bool:
-  """Returns whether a number or null is a finite float."""
-  try:
-    return value is not None and math.isfinite(value)
-  except OverflowError:  # an integer with hundreds of digits
-    return False
 
 
 # Metrics of which a line contains the value after its last step, not the mean.

@@ -34,15 +34,14 @@ def slow_hosts(host_s: Sequence[float], step_s: float) -> list[int]:
 
   Returns:
     Indices of the processes whose host time is at least twice the median, and
-    at least a tenth of a step longer than it, the slowest first.
+    at least a tenth of a step longer than it.
   """
   median = statistics.median_low(host_s)
-  slow = [
+  return [
     i
     for i, seconds in enumerate(host_s)
     if seconds >= _FACTOR * median and seconds - median >= _FRACTION * step_s
   ]
-  return sorted(slow, key=lambda i: -host_s[i])
 
 
 class HostTimes:
@@ -55,11 +54,11 @@ class HostTimes:
       ledger: account of time; also the destination of the event `slow_hosts`.
       every_steps: interval between two comparisons; 0 for none.
     """
-    self._ledger, self._every_steps = ledger, every_steps
-    self._active = every_steps > 0 and jax.process_count() > 1
-    self._reset()
+    self._ledger = ledger
+    self._every_steps = every_steps if jax.process_count() > 1 else 0
+    self._start_interval()
 
-  def _reset(self) -> None:
+  def _start_interval(self) -> None:
     self._start, self._steps = self._ledger.steps_s(), 0
     self._waited_s = 0.0
 
@@ -79,23 +78,20 @@ class HostTimes:
       step: number of updates completed.
     """
     self._steps += 1
-    if not self._active or step % self._every_steps:
+    if not self._every_steps or step % self._every_steps:
       return
     elapsed = self._ledger.steps_s() - self._start
     local = [(elapsed - self._waited_s) / self._steps, elapsed / self._steps]
     times = multihost_utils.process_allgather(np.array(local, np.float32))
-    self._reset()
+    self._start_interval()
     host_s, step_s = times[:, 0].tolist(), times[:, 1].tolist()
     slow = slow_hosts(host_s, statistics.median_low(step_s))
     if slow and jax.process_index() == 0:
-      named = [
-        f'process {i} ({1000 * host_s[i]:.0f} ms per step)' for i in slow
-      ]
       log.warning(
-        'slow host(s) up to step %d: %s spent on data and Python code; the '
-        'median process needs %.0f ms',
+        'slow host(s) up to step %d: process %s; seconds per step spent on '
+        'data and Python code, by process: %s',
         step,
-        ', '.join(named),
-        1000 * statistics.median_low(host_s),
+        ', '.join(map(str, slow)),
+        [round(seconds, 3) for seconds in host_s],
       )
       self._ledger.event('slow_hosts', step=step, processes=slow, own_s=host_s)

@@ -17,7 +17,6 @@ from etils import epath
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Nested
-from vit_jax.errors import UserError
 from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
@@ -83,13 +82,16 @@ class Guarded:
     """Builds the tracker; if that fails, the run continues without it.
 
     Args:
-      name: name of the tracker in `config.log`.
+      name: path of the tracker's key in `config.log`.
       section: completed section of the tracker.
       run: description of the run.
     """
     self._name, self._warned, self._tracker = name, False, None
+    self._tracker = self._call(self._build, section, run)
+
+  def _build(self, section: Mapping[str, Any], run: Run) -> Tracker:
     constructor = TRACKERS.constructor(section['name'])
-    self._tracker = self._call(schema.construct, constructor, section, run)
+    return schema.construct(constructor, section, run)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Passes a line to the tracker; see `Tracker.write`."""
@@ -120,19 +122,13 @@ def open_trackers(settings: Any, run: Run) -> list[Guarded]:
   """Builds the trackers of a config, for the main process.
 
   Args:
-    settings: section `log` of the config, a `metrics.Log`. TensorBoard events
-      are added only if the package tensorboard is installed.
+    settings: section `log` of the config, a `metrics.Log`.
     run: description of the run.
   """
-  trackers = [
-    Guarded(f'trackers.{name}', section, run)
+  sections = {
+    f'trackers.{name}': section
     for name, section in (settings.trackers or {}).items()
-  ]
+  }
   if settings.tensorboard:
-    try:
-      TRACKERS.constructor('tensorboard')
-    except (ImportError, UserError) as error:
-      log.info('no TensorBoard events; metrics.jsonl has all values. %s', error)
-    else:
-      trackers.append(Guarded('tensorboard', {'name': 'tensorboard'}, run))
-  return trackers
+    sections['tensorboard'] = {'name': 'tensorboard'}
+  return [Guarded(name, section, run) for name, section in sections.items()]

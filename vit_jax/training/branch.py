@@ -77,10 +77,11 @@ def _begin(
         'another --workdir, or omit --branch_from to resume.'
       )
     step_dir = source / 'checkpoints' / str(step)
-    if not steps.is_step(step_dir):
+    if not steps.is_step(step_dir) or step >= total_steps(config):
       raise UserError(
-        f'--branch_from={source}@{step} does not exist; give one of the steps '
-        f'{steps.committed(step_dir.parent)}.'
+        f'--branch_from={source}@{step}: give one of the steps '
+        f'{steps.committed(step_dir.parent)}, before the end of the branch '
+        f'(config.total={config.total!r}).'
       )
     about = manifest.read_about(step_dir, manifest.read(step_dir))
     changes = resume.config_changes(about['config'], config)
@@ -95,11 +96,6 @@ def _begin(
         f'config.schedule only:{resume.formatted(other)}\nGive these keys the '
         'values of the other run, or start from its parameters alone by '
         '--config.init_from.'
-      )
-    if step >= (total := total_steps(config)):
-      raise UserError(
-        f'--branch_from={source}@{step} is at the end of the {total} steps of '
-        f'config.total={config.total!r}: give a longer total.'
       )
     events = ledger.Ledger(workdir / 'events.jsonl')
     events.event('branch', **origin)

@@ -126,7 +126,7 @@ def _train(
       # Dispatches the step. This blocks only while the queue of the devices
       # is full. An implicit transfer here would be a bug in the pipeline.
       # `fixed` contains the random key and the parameters of frozen models.
-      with session.host_times.waiting(), jax.transfer_guard('disallow'):
+      with recorder.host_times.waiting(), jax.transfer_guard('disallow'):
         state, metrics = session.compiled_step(state, batch, *session.fixed)
       # Fetches the metrics of an earlier step, so that the host stays ahead.
       recorder.append(step, metrics)
@@ -138,7 +138,7 @@ def _train(
   # killed from here on resumes without computing any step again.
   session.finish_saving(step, state)
   if not stop:
-    _write_report(session, state, step)
+    session.write_pictures(state, step)
   session.ledger.flush(step)
   # A signal after the last evaluation does not interrupt anything. If it ended
   # that evaluation (`fresh` is None), a resumed run has to repeat it.
@@ -192,25 +192,5 @@ def _between_steps(
   if has_best or (stop and not saved):
     session.save(step, state, fresh)
   if fresh and step < session.experiment.total_steps:
-    _write_report(session)
+    session.write_report()
   return fresh, stop
-
-
-def _write_report(
-  session: Session, state: PyTree = None, step: int = 0
-) -> None:
-  """Writes the HTML report.
-
-  Args:
-    session: resources of the run.
-    state: state after the last step. If given, the report also gets training
-      images and predictions of these weights.
-    step: number of updates completed, if the state is given.
-  """
-  if not session.experiment.log.report:
-    return
-  with session.timed('report'):
-    if state is not None:
-      session.write_pictures(state, step)
-    elif runtime.is_main():
-      page.write(session.workdir)

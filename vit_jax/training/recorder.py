@@ -37,7 +37,6 @@ class Recorder:
     writer: destination of the lines of metrics.
     ledger: account of time, flushed with every line.
     watchdog: watchdog that is notified of every step.
-    host_times: work and waiting times of this host.
     bad_record_limit: limit on the fraction of bad training records.
     stored: metrics since the last line, from the checkpoint that the run
       resumes from.
@@ -47,14 +46,18 @@ class Recorder:
   writer: Writer
   ledger: Ledger
   watchdog: Watchdog
-  host_times: HostTimes
   bad_record_limit: BadRecordLimit
   stored: dataclasses.InitVar[Mapping[str, Any] | None] = None
 
   def __post_init__(self, stored: Mapping[str, Any] | None):
     self._start_throughput()
+    recovery = self.experiment.recovery
+    # Work and waiting times of this host.
+    self.host_times = HostTimes(
+      self.ledger, self.experiment.steps(recovery.slow_hosts_every)
+    )
     self._limits = guards.Limits(
-      self.experiment.recovery.limits, self.experiment.steps, self.ledger
+      recovery.limits, self.experiment.steps, self.ledger
     )
     self._every_steps = self.experiment.steps(self.experiment.log.every)
     self._interval = Interval(**(stored or {}))

@@ -10,6 +10,7 @@ import jax
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax.analysis.report import page
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config.schema import Config, build_section, flatten
 from vit_jax.data import progress as progress_lib
@@ -23,7 +24,6 @@ from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import guards, lock, metrics, resume, tracking
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run.ledger import Ledger
-from vit_jax.run.stragglers import HostTimes
 from vit_jax.training import (
   compiling,
   data,
@@ -52,7 +52,6 @@ class Session:
     experiment: experiment of the run.
     ledger: events of the run and the account of its time.
     preemption: agreement of the processes on a signal that ends the run.
-    host_times: work and waiting times of this host, to find slow hosts.
     evaluations: evaluators and figures, with their schedules.
     checkpoints: checkpoints of the run.
     save_is_due: function that returns whether a checkpoint is due after a
@@ -105,9 +104,6 @@ class Session:
       pause_s=settings.watchdog_pause_s,
     )
     stack.callback(self._watchdog.close)
-    self.host_times = HostTimes(
-      self.ledger, self.experiment.steps(settings.slow_hosts_every)
-    )
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.timed('init'), self.preemption.nothing_to_save():
@@ -259,7 +255,6 @@ class Session:
       self._writer,
       self.ledger,
       self._watchdog,
-      self.host_times,
       self._bad_record_limit,
       saved.get('interval'),
     )
@@ -371,6 +366,12 @@ class Session:
     self.ledger.event('early_stop', **plateau._asdict())
     return True
 
+  def write_report(self) -> None:
+    """Writes the HTML report, unless `log.report` is off."""
+    if self.experiment.log.report and runtime.is_main():
+      with self.timed('report'):
+        page.write(self.workdir)
+
   def write_pictures(self, state: PyTree, step: int) -> None:
     """Writes images and predictions of the final state for the HTML report.
 
@@ -378,14 +379,17 @@ class Session:
       state: state after the last step.
       step: number of updates completed.
     """
-    reporting.write(
-      self.workdir,
-      self.experiment,
-      self._setting,
-      self.experiment.trainer.weights(state)['params'],
-      self._source,
-      step=step,
-    )
+    if self.experiment.log.report:
+      weights = self.experiment.trainer.weights(state)['params']
+      with self.timed('report'):
+        reporting.write(
+          self.workdir,
+          self.experiment,
+          self._setting,
+          weights,
+          self._source,
+          step=step,
+        )
 
   def roll_back(self, error: guards.RollbackError) -> None:
     """Records a rollback; the next `start` carries it out.

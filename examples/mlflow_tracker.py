@@ -1,7 +1,8 @@
 """Sends metrics to MLflow.
 
-It is enabled by config.log.trackers = dict(ml=dict(name='mlflow', uri='…')). A
-run that resumes continues the same MLflow run, which is found by a tag.
+It is enabled by config.log.trackers =
+dict(ml=dict(name='examples.mlflow_tracker', uri='…')). A run that resumes
+continues the same MLflow run, which is found by a tag.
 """
 
 import importlib
@@ -11,7 +12,7 @@ from typing import Any
 
 from vit_jax.run import tracking
 
-# Type checkers would take `import mlflow` for this module.
+# The package is not installed where types are checked.
 mlflow: Any = importlib.import_module('mlflow')
 _TAG = 'vit_jax.run'
 _MAX_PARAMS = 100  # per request
