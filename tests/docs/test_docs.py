@@ -28,7 +28,7 @@ MAIN_FLAGS = {  # flags of every command
   for flag in re.findall(
     r"(?:DEFINE_\w+|add_argument)\(\s*'(?:--)?(\w+)'", file.read_text()
   )
-} | {*launch_job.FLAGS, *shared_flags.FLAGS}
+} | {*launch_job.FLAGS, *shared_flags.FLAGS, *shared_flags.OTHERS}
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
