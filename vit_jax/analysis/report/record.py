@@ -82,8 +82,27 @@ class Record(NamedTuple):
 
   @property
   def expected(self) -> str:
-    """Paragraph 'Expected: …' of the config file's header; '' without one."""
-    return _expected(self.config_path)
+    """Paragraph 'Expected: …' of the config file's header; '' without one.
+
+    The file is parsed, not executed. A relative path refers to the current
+    directory.
+    """
+    path = self.config_path.partition(':')[0]
+    if not path.endswith('.py') or '://' in path:
+      return ''
+    try:
+      source = pathlib.Path(path).expanduser().read_text()
+      header = ast.get_docstring(ast.parse(source)) or ''
+    except (OSError, ValueError, SyntaxError):
+      return ''
+    match = re.search(
+      r'^Expected: (.*?)(?=\n\s*\n|\n[A-Z]\w*: |\Z)', header, re.M | re.S
+    )
+    text = ' '.join(match[1].split()) if match else ''
+    sentences = re.split(r'(?<=\.)\s+', text)
+    if sentences[-1].endswith(':'):  # the sentence introduces a command
+      sentences.pop()
+    return ' '.join(sentences)
 
   @property
   def changes(self) -> dict[str, str]:
@@ -149,30 +168,6 @@ def _total_steps(config: dict[str, Any]) -> int | None:
     )
   except (KeyError, TypeError, UserError):
     return None
-
-
-def _expected(config_path: str) -> str:
-  """Returns the paragraph 'Expected: …' of the config file's header.
-
-  The file is parsed, not executed. A relative path refers to the current
-  directory.
-  """
-  path = config_path.partition(':')[0]
-  if not path.endswith('.py') or '://' in path:
-    return ''
-  try:
-    source = pathlib.Path(path).expanduser().read_text()
-    header = ast.get_docstring(ast.parse(source)) or ''
-  except (OSError, ValueError, SyntaxError):
-    return ''
-  match = re.search(
-    r'^Expected: (.*?)(?=\n\s*\n|\n[A-Z]\w*: |\Z)', header, re.M | re.S
-  )
-  text = ' '.join(match[1].split()) if match else ''
-  sentences = re.split(r'(?<=\.)\s+', text)
-  if sentences[-1].endswith(':'):  # the sentence introduces a command
-    sentences.pop()
-  return ' '.join(sentences)
 
 
 def picture(
