@@ -53,7 +53,7 @@ _COMPARISONS = {
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define('checkpoint', 'step', 'weights')
+  shared_flags.define('checkpoint', 'step', 'weights', 'image_size')
   flags.DEFINE_list(
     'images', [], "Image files; default: images of the run's evaluation split."
   )
@@ -62,9 +62,6 @@ def define_flags() -> None:
     32,
     "Number of images from the run's evaluation split; Figure 11 uses 128.",
     1,
-  )
-  flags.DEFINE_integer(
-    'image_size', None, 'Image size in pixels; default: that of the weights.'
   )
   flags.DEFINE_bool(
     'interactive',
@@ -86,7 +83,7 @@ def run(
   out: epath.Path,
   files: list[str],
   num_images: int = 32,
-  image_size: int | None = None,
+  image_size: tuple[int, int] | None = None,
   weights: str = 'params',
   interactive: bool = False,
   form: plotting.Format = plotting.PNG,
@@ -99,8 +96,8 @@ def run(
     files: image files, all of which are drawn; if empty, images of the run's
       evaluation split, of which the first are drawn.
     num_images: number of images of the evaluation split.
-    image_size: image size in pixels, to which positions are interpolated; None
-      for that of the weights.
+    image_size: (height, width) of the images, pixels, to which positions are
+      interpolated; None for that of the weights.
     weights: set of weights of the checkpoint, see `Pretrained.chosen`.
     interactive: whether to write a page on which attention can be explored.
     form: format of the figures.
@@ -110,10 +107,8 @@ def run(
       the model has no attention weights.
   """
   source = pretrained.find(checkpoint, weights)
-  size, model = source.image_size, source.model()
-  if image_size is not None:
-    size = image_size, image_size
-    model.check(size)
+  size, model = image_size or source.image_size, source.model()
+  model.check(size)
   transform = schema.build('preprocess', source.about['preprocess'], size)
   if files:
     images, originals = _read_images(files, transform)
@@ -312,7 +307,7 @@ def main(arguments: list[str]) -> None:
     out,
     values.images,
     values.num_images,
-    values.image_size,
+    shared_flags.image_size(values),
     values.weights,
     values.interactive,
     form,

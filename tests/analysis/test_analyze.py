@@ -36,7 +36,7 @@ def test_analyze_accepts_another_resolution(weights, tmp_path):
   files = [str(folder / name) for name in ('a.png', 'b.png')]
   out = epath.Path(tmp_path / 'figures')
   path = str(folder / 'small.npz')
-  found = analyze.run(path, out, files, image_size=20, interactive=True)
+  found = analyze.run(path, out, files, image_size=(20, 20), interactive=True)
   assert files[0] in (out / 'attention.html').read_text()
   assert found.missing == []
   assert found.arrays['images'].shape == (2, 20, 20, 3)
@@ -79,7 +79,7 @@ def test_messages_of_invalid_requests(weights, tmp_path):
   with pytest.raises(UserError, match='c.png'):
     analyze.run(path, out, [str(folder / 'c.png')])
   with pytest.raises(UserError, match='18.*patches of 4 pixels'):
-    analyze.run(path, out, [str(folder / 'a.png')], image_size=18)
+    analyze.run(path, out, [str(folder / 'a.png')], image_size=(18, 18))
   with pytest.raises(UserError, match='--out'):
     analyze._output_directory(path, None)
   assert list(out.iterdir()) == []

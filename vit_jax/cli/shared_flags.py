@@ -185,14 +185,24 @@ def define_flags(
     sections: sections that --config.SECTION.KEY=… changes, for the help.
   """
   define('checkpoint', 'step', 'dataset', 'split', 'data_dir')
-  define('image_size', 'preprocess', 'batch_size')
+  define('batch_size')
+  define_inputs(sections)
+  process.define_distributed_flags()
+
+
+def define_inputs(sections: str) -> None:
+  """Defines the flags for preprocessing, --config.KEY=… and --json.
+
+  Args:
+    sections: sections that --config.SECTION.KEY=… changes, for the help.
+  """
+  define('image_size', 'preprocess')
   flags.DEFINE_bool('json', False, 'Print JSON objects.')
   flags.DEFINE_multi_string(
     'overrides',
     overrides.extract(sys.argv),
     f'Set by --config.SECTION.KEY=…, for the sections {sections}.',
   )
-  process.define_distributed_flags()
 
 
 def image_size(values: Any) -> tuple[int, int] | None:
