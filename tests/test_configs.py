@@ -260,7 +260,7 @@ def test_cifar10_chooses_checkpoints_by_held_out_images():
 
 def test_study_of_table_5_has_its_numbers():
   """H/14's numbers are Table 5's own, not Table 6's."""
-  rows = grid.load_study('configs/studies/finetuned.py:table=5').rows
+  rows = grid.load('configs/studies/finetuned.py:table=5', grid.Study).rows
   numbers = rows['H/14 jft'].paper
   found = numbers['ImageNet'].mean, numbers['CIFAR-100'].mean
   assert found == (88.04, 94.55)

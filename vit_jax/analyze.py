@@ -33,7 +33,7 @@ from vit_jax.config import loading, schema
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images import channels
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Spread, own_splits
 from vit_jax.files import paths
 from vit_jax.training import data, reporting
@@ -53,7 +53,7 @@ _COMPARISONS = {
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define('checkpoint', 'step', 'weights')
+  shared_flags.define('checkpoint', 'step', 'weights', 'image_size')
   flags.DEFINE_list(
     'images', [], "Image files; default: images of the run's evaluation split."
   )
@@ -61,9 +61,7 @@ def define_flags() -> None:
     'num_images',
     32,
     "Number of images from the run's evaluation split; Figure 11 uses 128.",
-  )
-  flags.DEFINE_integer(
-    'image_size', None, 'Image size in pixels; default: that of the weights.'
+    1,
   )
   flags.DEFINE_bool(
     'interactive',
@@ -85,7 +83,7 @@ def run(
   out: epath.Path,
   files: list[str],
   num_images: int = 32,
-  image_size: int | None = None,
+  image_size: tuple[int, int] | None = None,
   weights: str = 'params',
   interactive: bool = False,
   form: plotting.Format = plotting.PNG,
@@ -98,8 +96,8 @@ def run(
     files: image files, all of which are drawn; if empty, images of the run's
       evaluation split, of which the first are drawn.
     num_images: number of images of the evaluation split.
-    image_size: image size in pixels, to which positions are interpolated; None
-      for that of the weights.
+    image_size: (height, width) of the images, pixels, to which positions are
+      interpolated; None for that of the weights.
     weights: set of weights of the checkpoint, see `Pretrained.chosen`.
     interactive: whether to write a page on which attention can be explored.
     form: format of the figures.
@@ -109,10 +107,8 @@ def run(
       the model has no attention weights.
   """
   source = pretrained.find(checkpoint, weights)
-  size, model = source.image_size, source.model()
-  if image_size is not None:
-    size = image_size, image_size
-    model.check(size)
+  size, model = image_size or source.image_size, source.model()
+  model.check(size)
   transform = schema.build('preprocess', source.about['preprocess'], size)
   if files:
     images, originals = _read_images(files, transform)
@@ -196,7 +192,6 @@ def _evaluation_images(
       f'{source.path} does not contain the data it was evaluated on: give '
       '--images=FILE,….'
     )
-  check_range('--num_images', count, at_least=1)
   split = schema.build('source', source.about['source'], splits[0])
   return *Spread(split, count).images(transform), f'of {split.name}'
 
@@ -218,8 +213,6 @@ def _report(workdirs: list[str], out: str | None, predictions: bool) -> None:
   Raises:
     UserError: a path is not a workdir, or cannot be written.
   """
-  if not workdirs:
-    raise process.usage('analyze report WORKDIR… [--out=DIR]')
   folders = [paths.locate(workdir) for workdir in workdirs]
   records = []
   for folder in folders:
@@ -256,12 +249,10 @@ def _write_predictions(workdir: epath.Path) -> None:
 def _compare(
   kind: str,
   workdirs: list[str],
-  out: str | None,
+  out: str,
   form: plotting.Format = plotting.PNG,
 ) -> None:
   """Draws the figure 'curves' or 'sizes' of several runs."""
-  if not workdirs or out is None:
-    raise process.usage(f'analyze {kind} WORKDIR… --out=DIR')
   folders = [paths.locate(workdir) for workdir in workdirs]
   # A pattern such as runs/* also matches folders that are not workdirs.
   others = [
@@ -298,16 +289,17 @@ def main(arguments: list[str]) -> None:
   """Draws figures of weights, compares runs, or writes their reports."""
   values = flags.FLAGS
   form = plotting.Format(values.format, values.dpi)
-  if arguments and arguments[0] in _COMPARISONS:
-    _compare(arguments[0], arguments[1:], values.out, form)
+  kind, *workdirs = arguments or ['']
+  if kind in _COMPARISONS and workdirs and values.out:
+    _compare(kind, workdirs, values.out, form)
     return
-  if arguments[:1] == ['report']:
-    _report(arguments[1:], values.out, values.predictions)
+  if kind == 'report' and workdirs:
+    _report(workdirs, values.out, values.predictions)
     return
   if arguments or not values.checkpoint:
     raise process.usage(
-      'analyze --checkpoint=PATH [--images=FILE,…] [--out=DIR], or curves, '
-      'sizes or report WORKDIR…'
+      'analyze --checkpoint=PATH [--images=FILE,…] [--out=DIR], or report '
+      'WORKDIR… [--out=DIR], or curves or sizes WORKDIR… --out=DIR'
     )
   out = _output_directory(values.checkpoint, values.out)
   run(
@@ -315,7 +307,7 @@ def main(arguments: list[str]) -> None:
     out,
     values.images,
     values.num_images,
-    values.image_size,
+    shared_flags.image_size(values),
     values.weights,
     values.interactive,
     form,

@@ -54,13 +54,8 @@ class Prediction(NamedTuple):
 def define_flags() -> None:
   """Defines the flags of this command."""
   shared_flags.define('checkpoint', 'step', 'weights', 'top')
-  shared_flags.define('image_size', 'preprocess', 'json')
+  shared_flags.define_inputs('preprocess')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
-  flags.DEFINE_multi_string(
-    'overrides',
-    overrides.extract(sys.argv),
-    'Set by --config.preprocess.KEY=….',
-  )
 
 
 def run(

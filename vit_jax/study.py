@@ -39,7 +39,7 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  execution.define_flags('study', 'studies')
+  execution.define_flags()
   flags.DEFINE_multi_string(
     'weights', [], 'ROW=PATH: weights instead of pre-training; repeatable.'
   )
@@ -140,9 +140,8 @@ def _print_cost(
     log.info('planning the row %s', name)
     number = len(row.pretrain.seeds)
     keys = {**row.pretrain.flags, 'seed': row.pretrain.seeds[0]}
-    changes = [f'--config.{key}={value}' for key, value in keys.items()]
-    words = [f'--config={row.pretrain.config}', *changes, *extra_flags]
-    plan = process.plan([*words, f'--topology={topology}'])
+    words = [f'--config={row.pretrain.config}', *jobs.key_flags(keys)]
+    plan = process.plan([*words, *extra_flags, f'--topology={topology}'])
     days = plan['predicted_core_days']
     step = cost = '–'  # on this machine, or without a compiler for GPUs
     if days is not None:
@@ -159,7 +158,7 @@ def _print_cost(
 def main(arguments: list[str]) -> None:
   """Executes a study and prints its table, or prints its predicted cost."""
   values = flags.FLAGS
-  study, workdir = execution.load(arguments, 'studies', grid.load_study)
+  study, workdir = execution.load(arguments, 'studies', grid.Study)
   weights = _weights(study, values.weights)
   extra_flags, pretrain_flags = values.overrides, values.pretrain
   if values.plan is not None:

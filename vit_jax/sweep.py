@@ -23,11 +23,6 @@ from vit_jax.sweeps import execution, grid, jobs, tables
 from vit_jax.sweeps.jobs import Graph
 
 
-def define_flags() -> None:
-  """Defines the flags of this command."""
-  execution.define_flags('sweep', 'sweeps')
-
-
 def run(
   sweep: grid.Sweep,
   workdir: str,
@@ -56,9 +51,9 @@ def run(
 def main(arguments: list[str]) -> None:
   """Executes a sweep and prints its table of results."""
   values = flags.FLAGS
-  sweep, workdir = execution.load(arguments, 'sweeps', grid.load_sweep)
+  sweep, workdir = execution.load(arguments, 'sweeps', grid.Sweep)
   run(sweep, workdir, values.overrides, values.print_jobs)
 
 
 if __name__ == '__main__':
-  process.run(main, define_flags)
+  process.run(main, execution.define_flags)

@@ -53,6 +53,7 @@ from vit_jax.sweeps.grid import (
   Row,
   Stage,
   Study,
+  Sweep,
   Task,
   Transfer,
 )
@@ -187,7 +188,7 @@ def get_study(argument: str | None = None) -> Study:
 
 
 def _table_2(real: bool) -> Study:
-  vtab = grid.load_sweep('configs/sweeps/vtab.py').tasks
+  vtab = grid.load('configs/sweeps/vtab.py', Sweep).tasks
   rows = {}
   for (variant, data, epochs), (days, *numbers) in TABLE_2.items():
     final = Stage(
@@ -320,7 +321,7 @@ def _table_4(variant: str, real: bool) -> dict[str, Transfer]:
   if variant.startswith('R'):
     model = 'hybrid' if '+' in variant else 'resnet'
   file = f'configs/sweeps/table4.py:model={model},real={real:d}'
-  sweep = grid.load_sweep(file)
+  sweep = grid.load(file, Sweep)
   fitted = [_fitted(variant, task) for task in sweep.tasks.values()]
   tasks: dict[str, Transfer] = {}
   for name, task in zip(DATA, fitted, strict=True):

@@ -42,13 +42,11 @@ def test_position_similarity_by_hand():
   np.testing.assert_allclose(found, found.transpose(2, 3, 0, 1))
 
 
-def test_position_similarity_leaves_out_the_class_token():
+def test_positions_are_those_of_the_patches():
+  """Without the class token; or of rows and columns, in the first layer."""
   table = np.arange(14.0).reshape(1, 7, 2)
   found = figures.positions({'position/embedding': table}, (2, 3))
   np.testing.assert_array_equal(found, table[0, 1:])
-
-
-def test_position_similarity_of_rows_and_columns():
   leaves = {
     'encoder/layers/position/rows': np.array([[[1.0], [2]], [[8], [9]]]),
     'encoder/layers/position/columns': np.array([[[3.0], [4], [5]]] * 2),

@@ -36,19 +36,14 @@ def test_rows_sum_to_one_and_loops_agree():
 
 
 def test_query_is_the_class_token_or_the_mean_of_patches():
-  """Two tokens precede a grid of 1x2; the values identify the rows used."""
+  """Two tokens precede the patches, which are numbered row by row."""
   weights = np.arange(16.0).reshape(1, 4, 4)
   token = on_patches(weights, (1, 2), by_token=True)
   assert token.tolist() == [[[2, 3]]]
   patches = on_patches(weights, (1, 2), by_token=False)
   assert patches.tolist() == [[[12, 13]]]  # rows 2 and 3: (10 + 14) / 2, …
-
-
-def test_patches_are_numbered_row_by_row():
-  weights = np.zeros((7, 7))
-  weights[0, 1 + 5] = 1
-  patches = on_patches(weights, (2, 3), by_token=True)
-  assert np.argwhere(patches).tolist() == [[1, 2]]
+  grid = on_patches(np.arange(49.0).reshape(7, 7), (2, 3), by_token=True)
+  assert grid.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 @pytest.mark.parametrize('grid, side', [((8, 8), 8), ((6, 8), 16)])

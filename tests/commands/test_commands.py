@@ -31,22 +31,16 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('flag', 'message'),
-  [
-    ('--config.mesh.data=3', 'does not fit 1 devices'),
-    *further(['stray', 'is not a flag'], ['--wrkdir=x', '--workdir']),
-  ],
-)
-def test_messages_of_wrong_configs(tmp_path, flag, message):
+def test_a_wrong_config_gives_one_message(tmp_path):
   """The exit code is 2, and no workdir is created.
 
   tests/commands/test_wrong_commands.py tests more messages.
   """
   data = f'--config.source.data_dir={tmp_path / "tfds"}'
   given = ['--config=configs/quickstart.py', data, f'--workdir={tmp_path}/run']
-  _, err = cli.run(cli.command('train', *given, flag), code=2)
-  assert message in err and 'Traceback' not in err
+  wrong = '--config.mesh.data=3'
+  _, err = cli.run(cli.command('train', *given, wrong), code=2)
+  assert 'does not fit 1 devices' in err and 'Traceback' not in err
   assert err.count('error:') == 1
   assert not (tmp_path / 'run/config.json').exists()
 

@@ -28,7 +28,7 @@ MAIN_FLAGS = {  # flags of every command
   for flag in re.findall(
     r"(?:DEFINE_\w+|add_argument)\(\s*'(?:--)?(\w+)'", file.read_text()
   )
-} | {*launch_job.FLAGS, *shared_flags.FLAGS}
+} | {*launch_job.FLAGS, *shared_flags.FLAGS, *shared_flags.OTHERS}
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
@@ -79,9 +79,9 @@ def test_commands_exist(command_line, tmp_path):
       (path,) = (w for w in own if w.startswith('--config='))
       path = path.removeprefix('--config=')
       if module == 'vit_jax.study':
-        assert grid.load_study(path).rows, (page, path)
+        assert grid.load(path, grid.Study).rows, (page, path)
       else:
-        assert grid.load_sweep(path).tasks, (page, path)
+        assert grid.load(path, grid.Sweep).tasks, (page, path)
       continue
     if any(word.startswith('--config=configs') for word in own):
       config = command_line(*(w for w in own if w.startswith('--config')))

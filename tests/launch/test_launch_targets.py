@@ -144,9 +144,7 @@ _PERMANENT = [
   'PERMISSION_DENIED: Permission tpu.nodes.create denied on project',
   '{"message": "Quota limit \'TPUV3s\' has been exceeded. Limit: 0 in zone"}',
   'INVALID_ARGUMENT: Cloud TPU received a bad request',
-  'Accelerator type v3-99 not found',
   'Unknown zone europe-west4-q',
-  'ALREADY_EXISTS: Resource projects/p/locations/z/nodes/l16-i21k exists',
 ]
 
 

@@ -74,7 +74,7 @@ def study_of(**rows):
 
 
 def shipped(name):
-  return grid.load_study(f'configs/studies/{name}')
+  return grid.load(f'configs/studies/{name}', grid.Study)
 
 
 def ready_jobs(graph):
@@ -461,7 +461,6 @@ def test_figure_orders_points_by_x(tmp_path):
   [
     (lambda: row(paper={'tund': Number(1)}), "did you mean 'tuned'"),
     (lambda: row(derived={'d': Derived('A', max)}), "'d' is 'A'"),
-    (lambda: study_of(), 'has no rows'),
     (lambda: study_of(a=row(branch=Branch('b', 1))), "Row.branch of 'a'"),
     (
       lambda: study_of(a=row(), b=row((0, 1), branch=Branch('a', 1))),
@@ -471,7 +470,7 @@ def test_figure_orders_points_by_x(tmp_path):
       lambda: Row(pretrain=None, transfers={'B': OtherMetric('A', 'x/y')}),
       "x/y is 'A'",
     ),
-    (lambda: grid.load_study(CONFIG), r'get_study\(\)'),
+    (lambda: grid.load(CONFIG, grid.Study), r'get_study\(\)'),
     (lambda: shipped('robustness.py:columns=D'), 'columns=D.*ObjectNet'),
     (lambda: shipped('finetuned.py:table=4'), '2, 5, 6'),
     (lambda: shipped('fewshot.py:figure=4,x=speed'), "x='speed'.*figure=4"),
@@ -566,7 +565,7 @@ def test_figure_13_has_the_speeds_of_the_table():
       if (line['topology'], line['pixels']) == ('v3:1x1', '224')
     }
   name = 'configs/studies/fewshot.py:figure=13'
-  rows = grid.load_study(f'{name},x=speed').rows
+  rows = grid.load(f'{name},x=speed', grid.Study).rows
   for row, each in rows.items():
     assert each.place == table[row.replace('ResNet50x1', 'R50x1')]
 

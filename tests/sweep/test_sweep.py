@@ -8,6 +8,7 @@ import math
 import pathlib
 import shlex
 import sys
+import types
 
 import pytest
 from etils import epath
@@ -19,7 +20,6 @@ from vit_jax.errors import PreemptedError, UserError
 from vit_jax.processes import interruption
 from vit_jax.run import lock
 from vit_jax.sweeps import execution, grid, jobs, outcome, tables
-from vit_jax.sweeps.execution import default_workdir
 from vit_jax.sweeps.grid import Stage, Sweep, Task
 
 CONFIG = 'configs/quickstart.py'
@@ -59,14 +59,19 @@ def test_grid_combines_all_settings_and_seeds():
     '--config.init_from=a b',
   ]
   assert jobs.label({'model.variant': 'B/16'}, 0) == 'model.variant=B-16,seed=0'
-  place = default_workdir('sweeps', 'configs/sweeps/vtab.py:tasks=dtd')
-  assert place == 'runs/sweeps/vtab-tasks=dtd'
+
+
+def test_default_workdir_contains_the_argument(monkeypatch):
+  path = 'configs/sweeps/vtab.py:tasks=dtd'
+  given = types.SimpleNamespace(config=path, workdir=None)
+  monkeypatch.setattr(execution.flags, 'FLAGS', given)
+  sweep, workdir = execution.load([], 'sweeps', Sweep)
+  assert [*sweep.tasks] == ['dtd'] and workdir == 'runs/sweeps/vtab-tasks=dtd'
 
 
 @pytest.mark.parametrize(
   'changes, message',
   [
-    (dict(command='tune'), "command is 'tune'"),
     (dict(dev=None), 'settings needs a stage dev'),
     (dict(grid={'a': ()}), "'a': .*one value"),
     (dict(final=Stage(CONFIG, 'm', seeds=())), 'seeds are .*one value'),
@@ -279,15 +284,17 @@ def test_a_sweep_waits_for_a_locked_workdir(tmp_path, monkeypatch):
 
 def test_shipped_sweeps_are_complete():
   """All configs exist, and their stages use different data."""
-  table = grid.load_sweep('configs/sweeps/table4.py')
+  table = grid.load('configs/sweeps/table4.py', grid.Sweep)
   rates = [0.003, 0.01, 0.03]
   assert list(table.tasks['imagenet'].grid['schedule.base_lr']) == rates
   for model in ('hybrid', 'resnet'):  # the text of B.1.1
-    other = grid.load_sweep(f'configs/sweeps/table4.py:model={model}').tasks
+    other = grid.load(
+      f'configs/sweeps/table4.py:model={model}', grid.Sweep
+    ).tasks
     found = list(other['imagenet'].grid['schedule.base_lr'])
     assert found == [*rates, 0.06]
     assert 0.06 not in other['cifar10'].grid['schedule.base_lr']
-  vtab = grid.load_sweep('configs/sweeps/vtab.py')
+  vtab = grid.load('configs/sweeps/vtab.py', grid.Sweep)
   groups = [task.group for task in vtab.tasks.values()]
   sizes = {group: groups.count(group) for group in groups}
   assert sizes == {'Natural': 7, 'Specialized': 4, 'Structured': 8}
@@ -295,7 +302,7 @@ def test_shipped_sweeps_are_complete():
   means = {name: sum(v.values()) / 19 for name, v in vtab.published.items()}
   expected = {'H/14 JFT': 77.63, 'L/16 JFT': 76.28, 'L/16 i21k': 72.72}
   assert means == pytest.approx(expected, abs=0.02)
-  digits = grid.load_sweep('configs/sweeps/digits.py')
+  digits = grid.load('configs/sweeps/digits.py', grid.Sweep)
   for sweep in (table, vtab, digits):
     for name, each in sweep.tasks.items():
       final = loading.load(each.final.config)
@@ -312,4 +319,4 @@ def test_shipped_sweeps_are_complete():
     (CONFIG, r'get_sweep\(\)'),
   ]:
     with pytest.raises(UserError, match=message):
-      grid.load_sweep(wrong)
+      grid.load(wrong, grid.Sweep)

@@ -38,61 +38,6 @@ from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
-# Help of the flags that are attributes of a `Request`, or that several commands
-# have.
-FLAGS = {
-  'checkpoint': 'Workdir, checkpoint step directory or weight file.',
-  'step': (
-    'Checkpoint of a workdir: its number, or best for that of '
-    'config.checkpoint.best; default: the newest.'
-  ),
-  'weights': (
-    'Weights of the checkpoint: params, ema (their average), or another set '
-    'that the objective keeps, for example teacher.'
-  ),
-  'config': 'Config whose data is used.',
-  'dataset': (
-    'TFDS name, or a source (folder, tar, …); default: the data of the '
-    'checkpoint.'
-  ),
-  'split': (
-    'Split; default: that of the evaluator, or the training split of --config.'
-  ),
-  'data_dir': 'TFDS directory, or the path of another source.',
-  'image_size': (
-    'Side of the images in pixels, or HEIGHT,WIDTH; positions are interpolated '
-    'to another size than that of the weights, which is the default.'
-  ),
-  'preprocess': (
-    'Preprocessing of a family of weights: '
-    f'{", ".join(presets.PRESETS)}; default: that of the weights. '
-    '--config.preprocess.KEY=… overrides it.'
-  ),
-  'batch_size': (
-    'Images per batch on all devices; default: 128, or fewer if memory is '
-    'scarce.'
-  ),
-  'json': 'Print JSON objects.',
-  'evaluator': (
-    "Name of one of the run's evaluators in config.evals, or a kind of "
-    "evaluator; default: all of the run's evaluators."
-  ),
-  'tables': (
-    'Directory for the tables of evaluators that have any, such as confusion.'
-  ),
-  'top': 'Number of classes to print per image.',
-  'part_examples': 'Images per written part.',
-  'tokens': 'Write patch tokens, [images, tokens, width].',
-  'layers': (
-    'Blocks whose outputs are written, such as -1,-4: numbers from 0, or from '
-    '-1 for the last block.'
-  ),
-  'min_confidence': 'Smallest probability of the most likely class.',
-  'per_class': (
-    'Number of examples of each class, including copies; 0 for no balancing.'
-  ),
-  'seed': 'Seed of the random choice of images that get an additional copy.',
-}
 # Functions that define flags of the types of attributes other than strings.
 _DEFINE: dict[Any, Callable[..., Any]] = {
   bool: flags.DEFINE_bool,
@@ -110,13 +55,125 @@ _MOST = 128  # images per batch, by default
 _READER_KEYS = ('on_bad_record', 'max_bad_share')
 
 
+def _flag(help: str, default: Any = None) -> Any:
+  """Declares an attribute of `Request` that is a flag."""
+  return dataclasses.field(default=default, metadata={'help': help})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """What a command applies weights to, and how.
+
+  The attributes with a help text are flags; every command has some of them.
+
+  Attributes:
+    settings: overrides such as '--config.source.KEY=value', also for reader and
+      preprocess.
+    images: image files, directories and patterns whose features are computed;
+      if empty, those of a split are.
+  """
+
+  settings: Sequence[str] = ()
+  images: Sequence[str] = ()
+  config: str | None = _flag('Config whose data is used.')
+  dataset: str | None = _flag(
+    'TFDS name, or a source (folder, tar, …); default: the data of the '
+    'checkpoint.'
+  )
+  split: str | None = _flag(
+    'Split; default: that of the evaluator, or the training split of --config.'
+  )
+  data_dir: str | None = _flag('TFDS directory, or the path of another source.')
+  weights: str = _flag(
+    'Weights of the checkpoint: params, ema (their average), or another set '
+    'that the objective keeps, for example teacher.',
+    'params',
+  )
+  preprocess: str | None = _flag(
+    'Preprocessing of a family of weights: '
+    f'{", ".join(presets.PRESETS)}; default: that of the weights. '
+    '--config.preprocess.KEY=… overrides it.'
+  )
+  batch_size: int | None = _flag(
+    'Images per batch on all devices; default: 128, or fewer if memory is '
+    'scarce.'
+  )
+  image_size: tuple[int, int] | None = _flag(
+    'Side of the images in pixels, or HEIGHT,WIDTH; positions are interpolated '
+    'to another size than that of the weights, which is the default.'
+  )
+  evaluator: str | None = _flag(
+    "Name of one of the run's evaluators in config.evals, or a kind of "
+    "evaluator; default: all of the run's evaluators."
+  )
+  tables: str | None = _flag(
+    'Directory for the tables of evaluators that have any, such as confusion.'
+  )
+  top: int = _flag('Number of classes to print per image.', 5)
+  part_examples: int = _flag(
+    'Images per written part, rounded up to whole batches.', 8192
+  )
+  tokens: bool = _flag('Write patch tokens, [images, tokens, width].', False)
+  layers: Sequence[int] = _flag(
+    'Blocks whose outputs are written, such as -1,-4: numbers from 0, or from '
+    '-1 for the last block.',
+    (),
+  )
+  min_confidence: float = _flag(
+    'Smallest probability of the most likely class.', 0.3
+  )
+  per_class: int = _flag(
+    'Number of examples of each class, including copies; 0 for no balancing.',
+    0,
+  )
+  seed: int = _flag(
+    'Seed of the random choice of images that get an additional copy.', 0
+  )
+
+  def __post_init__(self):
+    for key in ('batch_size', 'part_examples'):
+      value = getattr(self, key)
+      check_range(f'--{key}', value, at_least=1, at_most=MAX_BATCH_SIZE)
+    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
+    check_range('--per_class', self.per_class, at_least=0)
+    check_range('--seed', self.seed, at_least=0)
+
+  @classmethod
+  def of_flags(cls, **more: Any) -> Self:
+    """Returns the request that flags specify.
+
+    Args:
+      **more: values of attributes that are not those of the flags.
+    """
+    values = flags.FLAGS
+    keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
+    from_flags = {key: getattr(values, key) for key in keys}
+    from_flags['image_size'] = image_size(values)
+    return cls(**from_flags | more, settings=values.overrides)
+
+
+FLAGS = {
+  field.name: field for field in dataclasses.fields(Request) if field.metadata
+}
+# Help of the flags that are not attributes of a `Request`.
+OTHERS = {
+  'checkpoint': 'Workdir, checkpoint step directory or weight file.',
+  'step': (
+    'Checkpoint of a workdir: its number, or best for that of '
+    'config.checkpoint.best; default: the newest.'
+  ),
+}
+
+
 def define(*names: str) -> None:
-  """Defines some of the flags in `FLAGS`, with the defaults of `Request`."""
-  types: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(Request)}
-  types['json'] = bool
+  """Defines some of the shared flags, with the defaults of `Request`."""
   for name in names:
-    function = _DEFINE.get(types.get(name), flags.DEFINE_string)
-    function(name, getattr(Request, name, None), FLAGS[name])
+    if name in OTHERS:
+      flags.DEFINE_string(name, None, OTHERS[name])
+      continue
+    field = FLAGS[name]
+    function = _DEFINE.get(field.type, flags.DEFINE_string)
+    function(name, field.default, field.metadata['help'])
 
 
 def define_flags(
@@ -128,13 +185,24 @@ def define_flags(
     sections: sections that --config.SECTION.KEY=… changes, for the help.
   """
   define('checkpoint', 'step', 'dataset', 'split', 'data_dir')
-  define('image_size', 'preprocess', 'batch_size', 'json')
+  define('batch_size')
+  define_inputs(sections)
+  process.define_distributed_flags()
+
+
+def define_inputs(sections: str) -> None:
+  """Defines the flags for preprocessing, --config.KEY=… and --json.
+
+  Args:
+    sections: sections that --config.SECTION.KEY=… changes, for the help.
+  """
+  define('image_size', 'preprocess')
+  flags.DEFINE_bool('json', False, 'Print JSON objects.')
   flags.DEFINE_multi_string(
     'overrides',
     overrides.extract(sys.argv),
     f'Set by --config.SECTION.KEY=…, for the sections {sections}.',
   )
-  process.define_distributed_flags()
 
 
 def image_size(values: Any) -> tuple[int, int] | None:
@@ -198,87 +266,6 @@ def image_paths(arguments: Sequence[str]) -> list[str]:
       )
     found += files
   return found
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-  """What a command applies weights to, and how.
-
-  Every command uses some of the attributes.
-
-  Attributes:
-    config: path of a config file whose data are used.
-    dataset: TFDS name or kind of source; by default that of the checkpoint.
-    split: split of the data; by default the training split of `config`, or the
-      split of the evaluator.
-    data_dir: TFDS directory, or the path of another source.
-    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
-    preprocess: name of a preset; by default the preprocessing of the weights.
-    batch_size: images per batch on all devices; by default 128, or fewer if
-      these do not fit into memory.
-    image_size: (height, width) of the images, pixels; by default that of the
-      weights.
-    settings: overrides such as '--config.source.KEY=value', also for reader and
-      preprocess.
-    evaluator: name in the run's `config.evals`, or a kind of evaluator; by
-      default all evaluators of the run.
-    tables: directory for the evaluators' tables. The files are named
-      <evaluator>_<table>.csv, and <evaluator>_ema_<table>.csv for an average of
-      the weights.
-    top: number of classes that `predict` returns for an image.
-    part_examples: examples per written part; rounded up to whole batches.
-    images: image files, directories and patterns whose features are computed;
-      if empty, those of a split are.
-    tokens: whether features are the patch tokens, see `features.predictor`.
-    layers: indices of the blocks whose features are computed; () for the
-      features of the model.
-    min_confidence: minimum probability of the most likely class for an image to
-      be selected as a pseudo-label, in [0, 1]; .3 in the paper.
-    per_class: number of pseudo-labels of each class, including copies; 130,000
-      in the paper; 0 for no balancing.
-    seed: seed of the random choice of images that get an additional copy.
-  """
-
-  config: str | None = None
-  dataset: str | None = None
-  split: str | None = None
-  data_dir: str | None = None
-  weights: str = 'params'
-  preprocess: str | None = None
-  batch_size: int | None = None
-  image_size: tuple[int, int] | None = None
-  settings: Sequence[str] = ()
-  evaluator: str | None = None
-  tables: str | None = None
-  top: int = 5
-  part_examples: int = 8192
-  images: Sequence[str] = ()
-  tokens: bool = False
-  layers: Sequence[int] = ()
-  min_confidence: float = 0.3
-  per_class: int = 0
-  seed: int = 0
-
-  def __post_init__(self):
-    for key in ('batch_size', 'part_examples'):
-      value = getattr(self, key)
-      check_range(f'--{key}', value, at_least=1, at_most=MAX_BATCH_SIZE)
-    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
-    check_range('--per_class', self.per_class, at_least=0)
-    check_range('--seed', self.seed, at_least=0)
-
-  @classmethod
-  def of_flags(cls, **more: Any) -> Self:
-    """Returns the request that flags specify.
-
-    Args:
-      **more: values of attributes that are not those of the flags.
-    """
-    values = flags.FLAGS
-    keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
-    from_flags = {key: getattr(values, key) for key in keys}
-    from_flags['image_size'] = image_size(values)
-    return cls(**from_flags | more, settings=values.overrides)
 
 
 def open_weights(checkpoint: str, request: Request) -> Pretrained:

@@ -28,7 +28,7 @@ from vit_jax.errors import (
 from vit_jax.files import jsonl, paths
 from vit_jax.processes import interruption, runtime
 from vit_jax.run import lock
-from vit_jax.sweeps import outcome
+from vit_jax.sweeps import grid, outcome
 from vit_jax.sweeps.jobs import Graph, Job
 
 log = logging.getLogger('vit_jax')
@@ -221,16 +221,11 @@ def _wait(process: subprocess.Popen) -> tuple[int, bool]:
     interruption.HANDLER.react = earlier_reaction
 
 
-def define_flags(kind: str, folder: str) -> None:
-  """Defines the flags of `sweep` and `study`.
-
-  Args:
-    kind: 'sweep' or 'study'.
-    folder: folder of the configs, 'sweeps' or 'studies'.
-  """
-  flags.DEFINE_string('config', None, f'Path of the {kind}, with its argument.')
+def define_flags() -> None:
+  """Defines the flags of `sweep` and `study`."""
+  flags.DEFINE_string('config', None, 'Path of the file, with its argument.')
   flags.DEFINE_string(
-    'workdir', None, f'Directory of all runs; default runs/{folder}/NAME.'
+    'workdir', None, 'Directory of all runs; default runs/FOLDER/NAME.'
   )
   flags.DEFINE_bool(
     'print_jobs', False, 'Print the commands instead of running them.'
@@ -240,18 +235,17 @@ def define_flags(kind: str, folder: str) -> None:
   )
 
 
-def load(
-  arguments: list[str], folder: str, function: Callable[[str], T]
-) -> tuple[T, str]:
+def load(arguments: list[str], folder: str, kind: type[T]) -> tuple[T, str]:
   """Loads the sweep or study that the flags specify.
 
   Args:
     arguments: arguments that are not flags; there must be none.
     folder: folder of the configs, 'sweeps' or 'studies'.
-    function: function that loads the content of a config.
+    kind: `Sweep` or `Study`.
 
   Returns:
-    The content of the config, and the workdir.
+    The content of the config, and the workdir: by default runs/FOLDER/NAME,
+    with the argument of the config if it has one.
 
   Raises:
     UserError: there are arguments, --config is missing, or the workdir is
@@ -262,17 +256,11 @@ def load(
     raise UserError(
       f'give --config=configs/{folder}/NAME.py; got {arguments or "no config"}.'
     )
-  content = function(values.config)
-  workdir = values.workdir or default_workdir(folder, values.config)
-  if paths.is_remote(workdir):
-    raise UserError(f'--workdir is {workdir!r}; give a local directory.')
-  return content, workdir
-
-
-def default_workdir(folder: str, path: str) -> str:
-  """Returns runs/FOLDER/NAME, with the argument of the config if it has one."""
-  file, _, argument = path.partition(':')
+  file, _, argument = values.config.partition(':')
   name = pathlib.Path(file).stem
   if argument:
     name += '-' + re.sub(r'[^\w.=-]', '-', argument.replace('/', ''))
-  return f'runs/{folder}/{name}'
+  workdir = values.workdir or f'runs/{folder}/{name}'
+  if paths.is_remote(workdir):
+    raise UserError(f'--workdir is {workdir!r}; give a local directory.')
+  return grid.load(values.config, kind), workdir

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.config import loading
-from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.errors import UserError, check_choice
 
 T = TypeVar('T')
 DEV, FINAL = 'dev', 'final'
-COMMANDS = ('train', 'finetune')
 UPSTREAM = 'pre-training'  # column of the metric of the pre-trainings
 AXES = {
   'images': 'images of the pre-training set',
@@ -69,14 +68,12 @@ class Task:
   group: str = ''
 
   def __post_init__(self):
-    check_choice('command', self.command, COMMANDS)
-    stages = [stage for stage in (self.dev, self.final) if stage is not None]
-    if not all(map(len, self.grid.values())) or not all(
-      stage.seeds for stage in stages
-    ):
+    stages = [self.final] if self.dev is None else [self.dev, self.final]
+    seeds = [[*stage.seeds] for stage in stages]
+    if not self.settings or not all(seeds):
       raise UserError(
         f'{self.final.config}: grid is {dict(self.grid)} and seeds are '
-        f'{[[*stage.seeds] for stage in stages]}; all need at least one value.'
+        f'{seeds}; all need at least one value.'
       )
     if self.dev is None and len(self.settings) > 1:
       raise UserError(
@@ -227,10 +224,11 @@ class Row:
   early_stopping: bool = False
 
   def __post_init__(self):
-    tasks = [k for k, v in self.transfers.items() if isinstance(v, Task)]
     for transfer in self.transfers.values():
       if isinstance(transfer, OtherMetric):
-        check_choice(f'OtherMetric.of of {transfer.metric}', transfer.of, tasks)
+        check_choice(
+          f'OtherMetric.of of {transfer.metric}', transfer.of, self.transfers
+        )
     for column, derived in self.derived.items():
       for key in derived.of:
         check_choice(f'Derived.of of {column!r}', key, self.transfers)
@@ -276,39 +274,35 @@ class Study:
   figure: Figure | None = None
 
   def __post_init__(self):
-    if not self.rows:
-      raise UserError(
-        f'the study {self.title!r} has no rows; give at least one.'
-      )
     if self.figure is not None:
       check_choice('Figure.x', self.figure.x, AXES)
-    seeds: dict[str, Sequence[int]] = {}  # of the rows before
+    earlier: dict[str, Sequence[int]] = {}  # seeds of the rows before
     for name, row in self.rows.items():
+      seeds = row.pretrain.seeds if row.pretrain else ()
       if row.branch is not None:
-        check_choice(f'Row.branch of {name!r}', row.branch.row, seeds)
-      if row.pretrain is None:
-        continue
-      seeds[name] = row.pretrain.seeds
-      check_range(f'number of seeds of {name!r}', len(seeds[name]), at_least=1)
-      if row.branch and not {*seeds[name]} <= {*seeds[row.branch.row]}:
-        raise UserError(
-          f'the seeds of {name!r} are {[*seeds[name]]}, but the run that it '
-          f'branches from has {[*seeds[row.branch.row]]}: give it these, too.'
-        )
+        check_choice(f'Row.branch of {name!r}', row.branch.row, earlier)
+        if not {*seeds} <= {*earlier[row.branch.row]}:
+          raise UserError(
+            f'the seeds of {name!r} are {[*seeds]}, but the run that it '
+            f'branches from has {[*earlier[row.branch.row]]}: give it these, '
+            'too.'
+          )
+      if row.pretrain is not None:
+        earlier[name] = seeds
 
 
-def load_sweep(path: str) -> Sweep:
-  """Loads the sweep of a file, the result of its `get_sweep`."""
-  return _load(path, 'get_sweep', Sweep)
+def load(path: str, kind: type[T]) -> T:
+  """Loads a sweep or study, the result of `get_sweep` or `get_study`.
 
+  Args:
+    path: path of the file, with the argument of the function after a colon.
+    kind: `Sweep` or `Study`.
 
-def load_study(path: str) -> Study:
-  """Loads the study of a file, the result of its `get_study`."""
-  return _load(path, 'get_study', Study)
-
-
-def _load(path: str, function: str, kind: type[T]) -> T:
-  """Calls a function of a file, see `loading.call`, and checks the type."""
+  Raises:
+    UserError: the file or function does not exist, or the result has another
+      type.
+  """
+  function = f'get_{kind.__name__.lower()}'
   result = loading.call(path, function)
   if not isinstance(result, kind):
     raise UserError(

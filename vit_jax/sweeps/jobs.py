@@ -106,8 +106,7 @@ class Job:
     else:
       flags = [f'--config={definition.config}', f'--workdir={self.workdir}']
       keys = {**definition.flags, **self.setting, 'seed': seed}
-    flags += [f'--config.{key}={value}' for key, value in keys.items()]
-    flags += extra_flags
+    flags += [*key_flags(keys), *extra_flags]
     if branch_step is not None:
       flags.append(f'--branch_from={weights}@{branch_step}')
     elif weights is not None and not is_evaluation:
@@ -327,6 +326,11 @@ def _of_transfer(
   name = f'{folder}/{transfer.evaluator}-{zlib.crc32(content):08x}'
   flags = [flag for flag in flags if _DATA_FLAG.match(flag)]
   return [Job(root, name, 'evaluate', transfer, flags, weights)]
+
+
+def key_flags(keys: Mapping[str, Any]) -> list[str]:
+  """Returns flags '--config.KEY=value' for values by key."""
+  return [f'--config.{key}={value}' for key, value in keys.items()]
 
 
 def label(setting: Mapping[str, Any], seed: int) -> str:

@@ -90,10 +90,8 @@ def _render_run(run: Record) -> str:
     tiles=_tiles(run),
     charts=_curves(run),
     results=_results(run),
-    settings=_settings(run),
     config=json.dumps(run.config, indent=1, ensure_ascii=False),
-    times=_times(ledger.summarise(run.events).seconds),
-    not_finite=_not_finite(run.nulls),
+    times=_times(run),
     event_counts=', '.join(f'{kind} {count:,}' for kind, count in counts),
     num_events=len(listed),
     events=[_event(event) for event in listed[-_EVENTS:]],
@@ -152,7 +150,8 @@ def _page(**content: Any) -> str:
     keep_trailing_newline=True,
     undefined=jinja2.StrictUndefined,
   )
-  text = environment.from_string(_TEMPLATE.read_text('utf-8')).render(content)
+  template = environment.from_string(_TEMPLATE.read_text('utf-8'))
+  text = template.render(content, colours=COLOURS, max_field=_FIELD)
   # Names of files may have bytes that are not UTF-8.
   return text.encode(errors='backslashreplace').decode()
 
@@ -263,51 +262,15 @@ def _results(run: Record) -> list[tuple[str, ...]]:
   return rows
 
 
-def _settings(run: Record) -> list[tuple[str, Any]]:
-  """Returns config file, flags, code version, machine and command."""
-  start, packages = run.run, run.run.get('packages')
-  rows = [('config', record.flag(run.command, 'config') or 'unknown')]
-  for key, value in run.changes.items():
-    rows.append((f'changed: {key}', value[:_FIELD]))
-  if start.get('commit'):
-    rows.append(('commit', start['commit']))
-  if isinstance(packages, dict):
-    versions = [f'{name} {value}' for name, value in packages.items() if value]
-    python = f'Python {start.get("python")}, '
-    rows.append(('versions', python + ', '.join(versions)))
-  if start.get('device_kind'):
-    devices = f'{start.get("num_devices")} × {start["device_kind"]}'
-    processes = f'{start.get("num_processes")} process(es)'
-    rows.append(('devices', f'{devices}, {processes}'))
-  if start.get('time'):
-    rows.append(('last started', start['time']))
-  if run.command:
-    rows.append(('command', ' '.join(run.command)[:2000]))
-  return rows
-
-
-def _times(seconds: Mapping[str, float]) -> list[tuple[str, float, float, str]]:
-  """Returns description, seconds, percentage and colour of each use of time."""
-  total = sum(seconds.values())
-  positive = [(name, value) for name, value in seconds.items() if value > 0]
-  ordered = sorted(positive, key=lambda item: (item[0] != 'step', -item[1]))
+def _times(run: Record) -> list[tuple[str, float]]:
+  """Returns description and seconds of each use of time, training first."""
+  seconds = ledger.summarise(run.events).seconds
+  ordered = sorted(seconds, key=lambda name: (name != 'step', -seconds[name]))
   return [
-    (_SPAN_LABELS.get(name, name), value, 100 * value / total, colour)
-    for (name, value), colour in zip(
-      ordered, itertools.cycle(COLOURS), strict=False
-    )
+    (_SPAN_LABELS.get(name, name), seconds[name])
+    for name in ordered
+    if seconds[name] > 0
   ]
-
-
-def _not_finite(nulls: list[tuple[int, str]]) -> str:
-  """Lists metrics and steps of values that are not finite; '' without any."""
-  if not nulls:
-    return ''
-  steps = sorted({step for step, _ in nulls})
-  names = ', '.join(sorted({name for _, name in nulls}))
-  shown = ', '.join(f'{step:,}' for step in steps[:20])
-  more = f' and {len(steps) - 20} more' if len(steps) > 20 else ''
-  return f'{names} at step(s) {shown}{more}'
 
 
 def _event(event: dict[str, Any]) -> tuple[str, str, str]:

@@ -6,6 +6,7 @@ WORKDIR/report.json, so that reports that are written later contain them too.
 
 import ast
 import base64
+import itertools
 import json
 import os
 import pathlib
@@ -45,8 +46,6 @@ class Record(NamedTuple):
     figures_of: `weights` and `images` from which the figures were drawn.
     total_steps: length of the whole training; None if the config does not
       contain it.
-    expected: the paragraph 'Expected: …' of the config file's header; '' if it
-      is not known.
   """
 
   name: str
@@ -59,7 +58,6 @@ class Record(NamedTuple):
   figures: dict[str, bytes]
   figures_of: dict[str, Any]
   total_steps: int | None
-  expected: str
 
   @property
   def step(self) -> int:
@@ -68,8 +66,43 @@ class Record(NamedTuple):
 
   @property
   def command(self) -> list[str]:
-    """Command line of the last start."""
-    return _command(self.run)
+    """Command line of the last start; [] without one."""
+    command = self.run.get('command', [])
+    return [str(word) for word in command] if isinstance(command, list) else []
+
+  @property
+  def config_path(self) -> str:
+    """Value of --config in the command line; '' without one."""
+    for word, value in itertools.pairwise([*self.command, '']):
+      if word.startswith('--config='):
+        return word.partition('=')[2]
+      if word == '--config':
+        return value
+    return ''
+
+  @property
+  def expected(self) -> str:
+    """Paragraph 'Expected: …' of the config file's header; '' without one.
+
+    The file is parsed, not executed. A relative path refers to the current
+    directory.
+    """
+    path = self.config_path.partition(':')[0]
+    if not path.endswith('.py') or '://' in path:
+      return ''
+    try:
+      source = pathlib.Path(path).expanduser().read_text()
+      header = ast.get_docstring(ast.parse(source)) or ''
+    except (OSError, ValueError, SyntaxError):
+      return ''
+    match = re.search(
+      r'^Expected: (.*?)(?=\n\s*\n|\n[A-Z]\w*: |\Z)', header, re.M | re.S
+    )
+    text = ' '.join(match[1].split()) if match else ''
+    sentences = re.split(r'(?<=\.)\s+', text)
+    if sentences[-1].endswith(':'):  # the sentence introduces a command
+      sentences.pop()
+    return ' '.join(sentences)
 
   @property
   def changes(self) -> dict[str, str]:
@@ -109,14 +142,7 @@ def read(workdir: epath.Path) -> Record:
     figures=_figures(workdir / gallery.FOLDER),
     figures_of=gallery.about(workdir / gallery.FOLDER),
     total_steps=_total_steps(config),
-    expected=_expected(_command(run)),
   )
-
-
-def _command(run: dict[str, Any]) -> list[str]:
-  """Returns the command line in the content of run.json; [] without one."""
-  command = run.get('command', [])
-  return [str(word) for word in command] if isinstance(command, list) else []
 
 
 def _figures(folder: epath.Path) -> dict[str, bytes]:
@@ -142,40 +168,6 @@ def _total_steps(config: dict[str, Any]) -> int | None:
     )
   except (KeyError, TypeError, UserError):
     return None
-
-
-def flag(command: list[str], name: str) -> str | None:
-  """Returns the value of --name=VALUE, or --name VALUE, in a command line."""
-  for index, word in enumerate(command):
-    if word.startswith(f'--{name}='):
-      return word.partition('=')[2]
-    if word == f'--{name}' and index + 1 < len(command):
-      return command[index + 1]
-  return None
-
-
-def _expected(command: list[str]) -> str:
-  """Returns the paragraph 'Expected: …' of the config file's header.
-
-  The file is parsed, not executed. A relative path refers to the current
-  directory.
-  """
-  path = (flag(command, 'config') or '').partition(':')[0]
-  if not path.endswith('.py') or '://' in path:
-    return ''
-  try:
-    source = pathlib.Path(path).expanduser().read_text()
-    header = ast.get_docstring(ast.parse(source)) or ''
-  except (OSError, ValueError, SyntaxError):
-    return ''
-  match = re.search(
-    r'^Expected: (.*?)(?=\n\s*\n|\n[A-Z]\w*: |\Z)', header, re.M | re.S
-  )
-  text = ' '.join(match[1].split()) if match else ''
-  sentences = re.split(r'(?<=\.)\s+', text)
-  if sentences[-1].endswith(':'):  # the sentence introduces a command
-    sentences.pop()
-  return ' '.join(sentences)
 
 
 def picture(
