@@ -133,11 +133,8 @@ def inspect(
     Results of all examples of the split, in order.
 
   Raises:
-    UserError: the split is empty, or the file contains results of other data
-      or cannot be written.
+    UserError: the file contains results of other data or cannot be written.
   """
-  if not len(source):
-    raise UserError(f'{source.name} has no examples: give another split.')
   known = _known(source, split, path, kind, hashed)
   starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread

@@ -139,8 +139,6 @@ def _columns(path: str) -> tuple[np.ndarray, np.ndarray, npz.Mapped]:
     with npz.opened(path) as columns:
       copies, indices = columns['copies'], columns['index']
       soft = npz.Mapped(path, 'soft')
-    if not len(copies) == len(indices) == len(soft):
-      raise ValueError('its columns have different lengths')
   except (OSError, ValueError) as error:
     raise _unreadable(path, error) from error
   return copies, indices, soft

@@ -291,7 +291,7 @@ def _expand(pattern: str) -> list[str]:
     UserError: no shard matches.
   """
   shards = []
-  for path in _without_braces(files.place(pattern, 'source.path')):
+  for path in _without_braces(files.place(pattern)):
     if path.endswith('.tar') and not _WILDCARD.search(path):
       shards.append(path)
     elif _WILDCARD.search(path):
