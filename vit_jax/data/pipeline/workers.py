@@ -258,7 +258,7 @@ class Reader:
       batches += self.prefetch + 1  # buffers in shared memory
     need = batches * contract.num_bytes(loader.layout(rows))
     whole = paths.memory_bytes()
-    if whole is not None and need > _MEMORY_FRACTION * whole:
+    if need > _MEMORY_FRACTION * whole:
       raise UserError(
         f'prefetching batches requires {need / 2**30:.1f} GiB of host memory, '
         f'but this process may use {whole / 2**30:.1f} GiB: reduce '

@@ -227,8 +227,6 @@ def _classes(
   values.discard(None)
   if values and all(isinstance(value, bool) for value in values):
     return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}
-  if not all(isinstance(value, str if is_text else int) for value in values):
-    raise ValueError(f'the labels are {list(values)[:3]}, …')
   # Blank text and negative numbers are not labels.
   texts = {
     str(value) for value in values if (value.strip() if is_text else value >= 0)
