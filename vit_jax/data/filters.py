@@ -307,9 +307,8 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
         by_part.setdefault(part, {})[at] = entry
       case _:
         raise UserError(
-          f'train.leave_out: {path} contains the line {line!r:.100}, which '
-          'python -m vit_jax.check_data --against did not write: each has part '
-          '(text), position (integer) and checksum (text or null).'
+          f'train.leave_out: {path} contains the line {line!r:.100}; required '
+          'are part (text), position (integer) and checksum (text or null).'
         )
   return by_part
 

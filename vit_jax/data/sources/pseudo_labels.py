@@ -123,8 +123,7 @@ class Source(splits.Selected):
     if fingerprint.comparable(current, labelled) != labelled:
       raise UserError(
         f'{path} contains labels of other images than {self._images.name}: set '
-        'source.images to the labelled images, or label these with python -m '
-        'vit_jax.pseudo_label.'
+        'source.images, or label these with python -m vit_jax.pseudo_label.'
       )
 
 
