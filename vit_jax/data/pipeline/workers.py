@@ -259,8 +259,8 @@ class Reader:
     whole = paths.memory_bytes()
     if need > _MEMORY_FRACTION * whole:
       raise UserError(
-        f'prefetching requires {need / 2**30:.1f} of {whole / 2**30:.1f} GiB of '
-        f'memory: reduce reader.prefetch ({self.prefetch}) or batch_size.'
+        f'prefetching requires {need / 2**30:.1f} of {whole / 2**30:.1f} GiB '
+        f'of memory: reduce reader.prefetch ({self.prefetch}) or batch_size.'
       )
     return need
 
