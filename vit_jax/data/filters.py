@@ -142,8 +142,7 @@ class Remaining(_Wrapped):
     }
 
   def _find(self, index: int) -> int:
-    if not 0 <= index < len(self):
-      raise IndexError(f'index {index} of {len(self)} examples')
+    # Indices out of range stay out of range, for which the source raises.
     return index + int(np.searchsorted(self._before, index, 'right'))
 
 
