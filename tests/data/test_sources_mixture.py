@@ -224,7 +224,7 @@ def test_splits_of_members(tmp_path):
     (dict(name='syntetic', weight=1.0), "did you mean 'synthetic'"),
     (member(5, 1.0, hight=3), "d.hight.*did you mean 'height'"),
     (dict(name='folder', weight=1.0), 'd.path is missing'),
-    (member(5, 1.0, num_classes=9), 'classes.*the same'),
+    (member(5, 1.0, num_classes=9), '10 classes.* 9 .*same classes'),
   ],
 )
 def test_messages_of_wrong_members(changed, words):

@@ -84,8 +84,9 @@ class Source:
     for member in self._members[1:]:
       if member.class_names != self.class_names:
         raise UserError(
-          f'{self._members[0].name} and {member.name} have other classes: '
-          'members need the same, in the same order (key class_map of sources).'
+          f'the {self.num_classes} classes of {self._members[0].name} differ '
+          f'from the {member.num_classes} of {member.name}: members need the '
+          'same classes in the same order (most sources have class_map).'
         )
 
   def __len__(self) -> int:

@@ -88,10 +88,10 @@ class Source(splits.Selected):
 
     See `data.fingerprint`.
     """
-    [[_, chosen]] = self._selection.rows()
+    parts = self._selection.rows()
     return fingerprint.sampled(
       self,
-      self._indices[self._rows[chosen]],
+      *(self._indices[self._rows[chosen]] for _, chosen in parts),
       images=self._about['fingerprint'],
       teacher=self._about['digest'],
     )
