@@ -51,7 +51,8 @@ class TrainTransform(transforms.TrainTransform):
     result = super().__call__(example, rng)
     if SOFT not in example:
       return result | {'label': self._hard(int(example['label']))}
-    return result | {'label': np.asarray(example[SOFT], np.float32)}
+    soft: np.ndarray = np.asarray(example[SOFT], np.float32)
+    return result | {'label': soft}
 
   def _hard(self, label: int) -> np.ndarray:
     """Returns the one-hot vector of a label, with label smoothing."""
