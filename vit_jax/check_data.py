@@ -116,6 +116,10 @@ def run(
     for test in tests
   }
   overlap = {copy.index for of_test in copies.values() for copy in of_test}
+  overlap_counts = {}
+  for test, of_test in copies.items():
+    same = sum(copy.same_pixels for copy in of_test)
+    overlap_counts[test] = {'same_pixels': same, 'similar': len(of_test) - same}
   # Files that a source leaves out, if it lists them.
   ignored = {
     path
@@ -132,7 +136,7 @@ def run(
     'leaks': sum(split in names and len(names) > 1 for names in splits),
     'other_label': sum(len(names) > 1 for names in classes),
     'ignored': len(ignored),
-    'overlap': {test: _counts(of_test) for test, of_test in copies.items()},
+    'overlap': overlap_counts,
     'remaining': len(train) - len(overlap),
   }
   bad = [
@@ -241,12 +245,6 @@ def _overlap(
         'same_pixels': copy.same_pixels,
         'copy_of': _located(sources, test, copy.other),
       }
-
-
-def _counts(copies: list[inspection.Copy]) -> dict[str, int]:
-  """Returns the numbers of training examples by kind of similarity."""
-  same = sum(copy.same_pixels for copy in copies)
-  return {'same_pixels': same, 'similar': len(copies) - same}
 
 
 def _summary(source: Source, result: inspection.Found) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_bad_records_follow_the_policy_of_the_run(trained):
   assert result['count'] == 8 and result['data'].endswith('/val')
   with pytest.raises(UserError, match=r'val/.*/(1|3)\.png'):
     _run(trained, '--config.reader.on_bad_record=error')
-  with pytest.raises(UserError, match='reader.max_bad_share.*the log'):
+  with pytest.raises(UserError, match='the log.*reader.max_bad_share'):
     _run(trained, '--config.reader.max_bad_share=0.1')
   with pytest.raises(UserError, match="reader.thread is not a key.*'threads'"):
     _run(trained, '--config.reader.thread=2')

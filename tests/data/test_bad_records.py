@@ -116,16 +116,6 @@ def test_replacements_are_those_of_earlier_versions():
 
 
 @pytest.mark.slow
-def test_worker_processes_give_the_same_batches():
-  """Batches of threads, of processes, and of a resumed stream are equal."""
-  source = synthetic.Source('train', num_examples=N, height=8, width=8)
-  threads = _batches(source, 0, 20, reader=stream.Reader())
-  processes = stream.Reader(processes=2)
-  _same(_batches(source, 0, 20, reader=processes), threads)
-  _same(_batches(source, 13, 7, reader=processes, devices=2), threads[13:])
-
-
-@pytest.mark.slow
 def test_bad_records_are_counted_and_listed_once(tmp_path):
   """A run over a folder with one broken file is trained and resumed."""
   import cv2

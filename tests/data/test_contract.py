@@ -155,6 +155,3 @@ def test_an_objective_without_its_keys_is_refused():
   changes = IMAGES | {'objective.name': 'supervised'}
   with pytest.raises(UserError, match='image, label .* crops'):
     Experiment.build(completed(**changes), jax.devices())
-
-
-# The name of a transform

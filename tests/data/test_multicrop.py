@@ -187,7 +187,7 @@ def test_crops_have_the_declared_shapes():
     ('global_area', (0.5, 0.2), r'augment.global_area.*\(0.5, 0.2\)'),
     ('local_area', (0.1,), r'augment.local_area.*\(0.1,\)'),
     ('blur', (0.5,), r'augment.blur.*\(0.5,\).* 3 '),
-    ('blur', (2.0, 0.1, 0.1), 'augment.blur.*2.0.*at most 1'),
+    ('blur', (2.0, 0.1, 0.1), r'augment.blur.*2.0.*at most \(1'),
     ('color_jitter', (0.4, 0.4, 0.2, 0.6), 'augment.color_jitter.*0.6.*0.5'),
     ('solarize', -0.1, 'augment.solarize.*-0.1'),
     ('local_crops', -1, 'augment.local_crops.*-1'),

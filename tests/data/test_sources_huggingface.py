@@ -162,7 +162,7 @@ def test_damaged_parquet_files_are_refused(tmp_path, damage):
   [
     ([0, 10**11], 'label .100000000000.*0 to 999,999.*ClassL'),
     ([None, -1], 'no row .* has a label'),  # labels of unlabelled splits
-    ([0.5, 1.0], 'labels are .0.5'),
+    ([0.5, 1.0], 'labels must be integers'),
   ],
 )
 def test_labels_that_are_not_classes_are_refused(tmp_path, labels, message):

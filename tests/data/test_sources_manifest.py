@@ -107,9 +107,7 @@ def test_class_map_makes_sparse_numbers_dense(tmp_path, images):
     manifest.Source('train', path=path, class_map=str(listed))
 
 
-@pytest.mark.parametrize(
-  'path', ['https://host/list.csv', 'x\0.csv', 'list.csv/x.csv', 'loop.csv']
-)
+@pytest.mark.parametrize('path', ['x\0.csv', 'list.csv/x.csv', 'loop.csv'])
 def test_messages_of_wrong_paths(tmp_path, monkeypatch, path):
   """The message names the key."""
   monkeypatch.chdir(tmp_path)

@@ -133,6 +133,8 @@ def test_source_returns_images_and_labels(file):
   assert sum(map(len, parts)) == len(source) and len(parts[0]) == 11
   assert parts[0].fingerprint != parts[1].fingerprint
   assert source.fingerprint == opened(path).fingerprint
+  joined = pseudo_labels.Source('train[:3]+train[5:]', path=path)
+  assert joined.fingerprint['size'] == len(source) - 2
 
 
 @pytest.mark.slow

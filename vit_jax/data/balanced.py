@@ -37,13 +37,11 @@ class Balanced:
     Raises:
       UserError: the source has no labels, or an order of its own.
     """
-    has_own_order = hasattr(source, 'locate')
     self.name, self.num_classes = source.name, source.num_classes
     self.class_names, self._source = source.class_names, source
-    if source.num_classes and not has_own_order:
+    self._labels = np.zeros(0, np.int64)
+    if source.num_classes and not hasattr(source, 'locate'):
       self._labels = labels(source)
-    else:
-      self._labels = np.zeros(0, np.int64)
     counts = np.bincount(
       self._labels[self._labels >= 0], minlength=source.num_classes
     )
@@ -54,10 +52,9 @@ class Balanced:
     self._starts = num_invalid + np.cumsum(counts) - counts
     self._counts, self._classes = counts, np.flatnonzero(counts)
     if not len(self._classes):
-      reason = 'an order of its own' if has_own_order else 'no valid labels'
       raise UserError(
-        f'train.balanced is set, but {source.name} has {reason}: set it to '
-        'False; for a mixture, set weights.'
+        f'train.balanced is set, but {source.name} has no valid labels, or an '
+        'order of its own: set it to False; for a mixture, set weights.'
       )
 
   def __getattr__(self, name: str) -> Any:

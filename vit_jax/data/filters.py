@@ -142,8 +142,7 @@ class Remaining(_Wrapped):
     }
 
   def _find(self, index: int) -> int:
-    if not 0 <= index < len(self):
-      raise IndexError(f'index {index} of {len(self)} examples')
+    # Indices out of range stay out of range, for which the source raises.
     return index + int(np.searchsorted(self._before, index, 'right'))
 
 
@@ -307,9 +306,8 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
         by_part.setdefault(part, {})[at] = entry
       case _:
         raise UserError(
-          f'train.leave_out: {path} contains the line {line!r:.100}, which '
-          'python -m vit_jax.check_data --against did not write: each has part '
-          '(text), position (integer) and checksum (text or null).'
+          f'train.leave_out: {path} contains the line {line!r:.100}; required '
+          'are part (text), position (integer) and checksum (text or null).'
         )
   return by_part
 

@@ -32,7 +32,7 @@ from vit_jax.data.contract import Source
 from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord
 from vit_jax.errors import UserError, required
-from vit_jax.files import jsonl, paths
+from vit_jax.files import jsonl
 
 _CHUNK = 64  # examples per chunk, which is one line of the file
 _AHEAD = 16  # chunks per thread that are submitted at once
@@ -46,7 +46,7 @@ _BAD = -1  # label of a bad record
 MAX_DISTANCE = 4
 _SIDE = 8  # the hash is a square of 8x8 bits
 _NONE = -1
-_PAIRS = 2**18  # pairs of hashes that a thread compares at once, for its cache
+_PAIRS = 2**18  # pairs of hashes that are compared at once, for the cache
 # Columns of the results, see `Found.rows`.
 _ROW = np.dtype(
   [
@@ -89,10 +89,11 @@ class Found(NamedTuple):
     """
     mean, square = self.moments / np.count_nonzero(self.usable)
     std = np.sqrt(np.maximum(square - mean**2, 0))
-    first, second = (
-      [float(f'{value:.6g}') for value in values] for values in (mean, std)
-    )
-    return first, second
+    return _rounded(mean), _rounded(std)
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+  return [float(f'{value:.6g}') for value in values]
 
 
 class Copy(NamedTuple):
@@ -133,11 +134,8 @@ def inspect(
     Results of all examples of the split, in order.
 
   Raises:
-    UserError: the split is empty, or the file contains results of other data
-      or cannot be written.
+    UserError: the file contains results of other data or cannot be written.
   """
-  if not len(source):
-    raise UserError(f'{source.name} has no examples: give another split.')
   known = _known(source, split, path, kind, hashed)
   starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
@@ -346,26 +344,15 @@ def nearest(
   # Many images can have the same hash, for example if they are blank.
   queries, inverse = np.unique(hashes, return_inverse=True)
   step = max(1, _PAIRS // len(references))
-
-  indices = np.full(len(queries), _NONE, np.int64)
-  distances = indices.copy()
-
-  def compare(rows: range) -> None:
-    for start in rows:
-      block = slice(start, min(start + step, rows.stop))
-      different = np.bitwise_count(queries[block, None] ^ references)
-      index = different.argmin(axis=1)
-      distance = different.min(axis=1).astype(np.int64)
-      near = distance <= max_distance
-      indices[block][near] = index[near]
-      distances[block][near] = distance[near]
-
-  threads = paths.cores()
-  limits = np.linspace(0, len(queries), 4 * threads + 1).astype(int).tolist()
-  with futures.ThreadPoolExecutor(threads) as pool:
-    parts = (range(a, b, step) for a, b in itertools.pairwise(limits))
-    for _ in pool.map(compare, parts):
-      pass
+  indices = np.empty(len(queries), np.int64)
+  distances = np.empty(len(queries), np.int64)
+  for start in range(0, len(queries), step):
+    block = slice(start, start + step)
+    different = np.bitwise_count(queries[block, None] ^ references)
+    indices[block] = different.argmin(axis=1)
+    distances[block] = different.min(axis=1)
+  far = distances > max_distance
+  indices[far] = distances[far] = _NONE
   return indices[inverse], distances[inverse]
 
 

@@ -156,8 +156,7 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
     raise UserError(
       f'--source={source} is not a complete archive ({error}); {count} synsets '
       'were read. Give the whole fall11_whole.tar or winter21_whole.tar.gz of '
-      'image-net.org, or a directory of its nXXXXXXXX.tar files (for a folder '
-      'of images by class: python -m vit_jax.prepare folder).'
+      'image-net.org, or a directory of its nXXXXXXXX.tar files.'
     ) from error
 
 

@@ -349,8 +349,7 @@ def finish(
 
 def default_workers() -> int:
   """Returns one worker per core, limited by memory."""
-  cores, memory = paths.cores(), paths.memory_bytes()
-  return cores if memory is None else min(cores, memory // _WORKER_BYTES) or 1
+  return min(paths.cores(), paths.memory_bytes() // _WORKER_BYTES) or 1
 
 
 def unordered(

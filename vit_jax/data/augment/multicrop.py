@@ -70,11 +70,15 @@ class TrainTransform:
     largest = {'color_jitter': (math.inf,) * 3 + (0.5,), 'blur': (1.0,) * 3}
     for key, limits in largest.items():
       values = getattr(self, key)
-      if len(values) != len(limits):
-        count = len(limits)
-        raise UserError(f'augment.{key} is {values}: give {count} numbers.')
-      for value, limit in zip(values, limits, strict=True):
-        check_range(f'augment.{key}', value, at_least=0, at_most=limit)
+      in_range = (
+        0 <= value <= limit
+        for value, limit in zip(values, limits, strict=False)
+      )
+      if len(values) != len(limits) or not all(in_range):
+        raise UserError(
+          f'augment.{key} is {values}; give {len(limits)} numbers of at least '
+          f'0 and at most {limits}.'
+        )
 
   @property
   def spec(self) -> Spec:

@@ -177,8 +177,7 @@ class _ImageAndLabel(abc.ABC):
     if 'label' not in example:
       raise UserError(
         f'the examples of the source contain {", ".join(example)}, but not '
-        'label: use a source with labels, or a transform that does not declare '
-        'label (--config.augment.name).'
+        'label: use a source with labels, or another --config.augment.name.'
       )
     pixels = self.pixels(example['image'], rng)
     return {'image': pixels, 'label': int(example['label'])}

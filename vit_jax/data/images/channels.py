@@ -39,6 +39,7 @@ _NPY = b'\x93NUMPY'
 # PNG colour type: indices of its channels in the result of OpenCV, which has
 # the order BGR. Grey with alpha is decoded to BGR with alpha.
 _PNG_CHANNELS = {0: (0,), 2: (2, 1, 0), 4: (0, 3), 6: (2, 1, 0, 3)}
+_PNG_HEADER = 26  # bytes up to the colour type
 _MIN_IS_WHITE = 0  # TIFF's PhotometricInterpretation
 
 
@@ -70,7 +71,7 @@ def decode(image: bytes | np.ndarray, channels: int, bits: int) -> Pixels:
     pixels = image
   elif is_npy(image):
     pixels = _npy(image, expected)
-  elif image[:8] == headers.PNG:
+  elif image[:8] == headers.PNG and len(image) >= _PNG_HEADER:
     pixels = _png(image, expected)
   elif tiff.is_tiff(image):
     pixels = _tiff(image, expected)
@@ -137,8 +138,6 @@ def _npy(data: bytes, expected: _Expected) -> np.ndarray:
 
 
 def _png(data: bytes, expected: _Expected) -> np.ndarray:
-  if len(data) < 26:
-    raise DecodeError('the file is truncated within its header')
   width, height, depth, kind = struct.unpack_from('>IIBB', data, 16)
   if kind not in _PNG_CHANNELS:
     raise DecodeError(f'the PNG file has a palette; {expected}')

@@ -72,24 +72,16 @@ def decode_box(
   if pixels is None:
     _check_damage(data)
     flags = _OPENCV_FLAGS[shrink] | cv2.IMREAD_IGNORE_ORIENTATION
-    failure = _DAMAGED
-    if not header.ordinary:
-      failure = (
-        f'a JPEG of {header.colors} colours with {header.kind} cannot be '
-        'decoded, or it is truncated; supported are baseline and progressive '
-        'JPEGs of 8 bits: convert the file'
-      )
-    pixels = opencv(data, flags, failure)
+    pixels = opencv(data, flags)
   return pixels[y : y + height, x : x + width]
 
 
-def opencv(data: bytes, flags: int, failure: str = _DAMAGED) -> np.ndarray:
+def opencv(data: bytes, flags: int) -> np.ndarray:
   """Decodes a whole image with OpenCV; the flags determine its channels.
 
   Args:
     data: content of the file.
     flags: OpenCV's IMREAD_ flags.
-    failure: message if OpenCV cannot decode the image.
 
   Raises:
     DecodeError: the image cannot be decoded.
@@ -99,7 +91,10 @@ def opencv(data: bytes, flags: int, failure: str = _DAMAGED) -> np.ndarray:
   except cv2.error as error:
     raise DecodeError(str(error)) from error
   if pixels is None:
-    raise DecodeError(failure)
+    raise DecodeError(
+      f'{_DAMAGED}, or of an unusual kind (JPEGs must be baseline or '
+      'progressive and have 8 bits): copy or convert it'
+    )
   return pixels
 
 

@@ -97,11 +97,7 @@ def rgb(
     _check_kind(page)
     if _UNASSOCIATED in page.extrasamples:
       data = _with_associated_alpha(data, page)
-  return jpeg.opencv(
-    data,
-    cv2.IMREAD_COLOR_RGB,
-    'the TIFF file is truncated, damaged or of an unusual kind',
-  )
+  return jpeg.opencv(data, cv2.IMREAD_COLOR_RGB)
 
 
 def check_segments(data: bytes, pages: Sequence[Any], max_bytes: int) -> None:

@@ -118,9 +118,8 @@ class Loader:
         index = self._replacement(index, position, attempt + 1)
       else:
         raise UserError(
-          f'{self.source.name}: {_MAX_ATTEMPTS} records in a row cannot be '
-          f'used, the last at index {bad[-1].index} ({bad[-1].reason}): check '
-          'the data with python -m vit_jax.check_data.'
+          f'{_MAX_ATTEMPTS} records of {self.source.name} in a row cannot be '
+          f'used: {bad[-1]}: run python -m vit_jax.check_data.'
         )
     return bad
 
@@ -156,8 +155,7 @@ class Loader:
         location = f' ({where})' if where else ''
         raise UserError(
           f'example {index} of {self.source.name}{location} cannot be used: '
-          f'{error}. Repair or remove it, or set '
-          '--config.reader.on_bad_record=skip.'
+          f'{error}. Repair it, or set --config.reader.on_bad_record=skip.'
         ) from error
       return BadRecord(index, where, str(error))
     for key in self.spec:

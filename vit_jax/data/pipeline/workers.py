@@ -136,9 +136,8 @@ class Processes:
       except BrokenProcessPool as error:
         if restarts == _MAX_RESTARTS:
           raise UserError(
-            f'reader processes were killed {restarts + 1} times while loading '
-            'the same examples, usually for lack of memory (see dmesg): reduce '
-            'reader.prefetch or reader.processes (0 for threads).'
+            f'reader processes were killed {restarts + 1} times by the same '
+            'examples: reduce reader.prefetch or reader.processes (see dmesg).'
           ) from error
       if pool is self._pool:  # the workers were not restarted yet
         log.warning(
@@ -258,11 +257,10 @@ class Reader:
       batches += self.prefetch + 1  # buffers in shared memory
     need = batches * contract.num_bytes(loader.layout(rows))
     whole = paths.memory_bytes()
-    if whole is not None and need > _MEMORY_FRACTION * whole:
+    if need > _MEMORY_FRACTION * whole:
       raise UserError(
-        f'prefetching batches requires {need / 2**30:.1f} GiB of host memory, '
-        f'but this process may use {whole / 2**30:.1f} GiB: reduce '
-        f'reader.prefetch ({self.prefetch}), batch_size or image_size.'
+        f'prefetching requires {need / 2**30:.1f} of {whole / 2**30:.1f} GiB '
+        f'of memory: reduce reader.prefetch ({self.prefetch}) or batch_size.'
       )
     return need
 
@@ -289,9 +287,8 @@ def check_share(
   """
   if bad > allowed_bad(max_share, num_examples):
     raise UserError(
-      f'{bad} of the {num_examples} records of {name} cannot be used, more '
-      f'than reader.max_bad_share allows ({max_share:.3%}): repair or remove '
-      'those listed in the log, or increase it.'
+      f'{bad} of the {num_examples} records of {name} cannot be used: repair '
+      f'those in the log, or increase reader.max_bad_share ({max_share:.3%}).'
     )
 
 

@@ -87,9 +87,8 @@ class Source(splits.Labelled):
       is_train = splits.kind(name) == 'train'
       if class_map and absent and is_train and not allow_empty:
         raise UserError(
-          f'{class_map} lists {len(absent)} classes without a folder in '
-          f'{listing.root}, such as {min(absent)!r}: correct it, or set '
-          '--config.source.allow_empty.'
+          f'{class_map} lists {len(absent)} classes that {listing.root} lacks '
+          f'({min(absent)!r}): correct it, or set --config.source.allow_empty.'
         )
       self._listings[name] = listing
       self._labels[name] = np.array(labels, np.int64)[listing.folders]

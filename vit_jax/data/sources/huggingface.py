@@ -78,9 +78,8 @@ class Source(splits.Labelled):
       raise UserError(
         f'source.path is {path!r}, which cannot be read with '
         f'source.image_key={image_key!r} (images) and source.label_key='
-        f'{label_key!r} (integers, booleans or text): give a directory of '
-        'Parquet files, or one that datasets.load_dataset(…).save_to_disk '
-        f'wrote, and the names of columns ({error.__cause__ or error})'
+        f'{label_key!r} (integers, booleans or text) as Parquet files or as a '
+        f'directory of save_to_disk: {error.__cause__ or error}'
       ) from error
     lengths = {name: len(table) for name, table in self._tables.items()}
     self._select(self._path, split, classes, lengths)
@@ -227,8 +226,6 @@ def _classes(
   values.discard(None)
   if values and all(isinstance(value, bool) for value in values):
     return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}
-  if not all(isinstance(value, str if is_text else int) for value in values):
-    raise ValueError(f'the labels are {list(values)[:3]}, …')
   # Blank text and negative numbers are not labels.
   texts = {
     str(value) for value in values if (value.strip() if is_text else value >= 0)

@@ -164,7 +164,7 @@ class Source(splits.Labelled):
         and a label, or the labels do not determine the classes (see
         `class_folders.number`).
     """
-    path = files.place(path, 'source.path')
+    path = files.place(path)
     rows = read(path)
     lines = {row.label: row.line for row in reversed(rows)}
     classes, numbers = class_folders.number(

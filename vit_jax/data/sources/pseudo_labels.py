@@ -88,10 +88,10 @@ class Source(splits.Selected):
 
     See `data.fingerprint`.
     """
-    [[_, chosen]] = self._selection.rows()
+    parts = self._selection.rows()
     return fingerprint.sampled(
       self,
-      self._indices[self._rows[chosen]],
+      *(self._indices[self._rows[chosen]] for _, chosen in parts),
       images=self._about['fingerprint'],
       teacher=self._about['digest'],
     )
@@ -123,8 +123,7 @@ class Source(splits.Selected):
     if fingerprint.comparable(current, labelled) != labelled:
       raise UserError(
         f'{path} contains labels of other images than {self._images.name}: set '
-        'source.images to the labelled images, or label these with python -m '
-        'vit_jax.pseudo_label.'
+        'source.images, or label these with python -m vit_jax.pseudo_label.'
       )
 
 
@@ -139,8 +138,6 @@ def _columns(path: str) -> tuple[np.ndarray, np.ndarray, npz.Mapped]:
     with npz.opened(path) as columns:
       copies, indices = columns['copies'], columns['index']
       soft = npz.Mapped(path, 'soft')
-    if not len(copies) == len(indices) == len(soft):
-      raise ValueError('its columns have different lengths')
   except (OSError, ValueError) as error:
     raise _unreadable(path, error) from error
   return copies, indices, soft

@@ -125,8 +125,8 @@ def _example(
     raise UserError(
       f'{path}: the example {_key(group[0])!r} has the members {members}; it '
       f'must have one image ({" ".join(files.IMAGES)}) and its label, an '
-      f'integer or a name, as .cls or as {label_key!r} in .json (without '
-      'labels: --config.source.label_key=None). Pack the shard again.'
+      f'integer or a name, as .cls or as {label_key!r} in .json '
+      '(without labels: --config.source.label_key=None).'
     )
   return images[0].offset_data, images[0].size, label
 
@@ -291,7 +291,7 @@ def _expand(pattern: str) -> list[str]:
     UserError: no shard matches.
   """
   shards = []
-  for path in _without_braces(files.place(pattern, 'source.path')):
+  for path in _without_braces(files.place(pattern)):
     if path.endswith('.tar') and not _WILDCARD.search(path):
       shards.append(path)
     elif _WILDCARD.search(path):
@@ -303,10 +303,9 @@ def _expand(pattern: str) -> list[str]:
       shards += sorted(sum(found, []))
   if not shards:
     raise UserError(
-      f'source.path is {pattern!r}, but no .tar file matches it: set it to a '
-      'directory of shards or a pattern such as train-{000..009}.tar '
-      '(the smaller number first), {train,val}.tar or train-*.tar; gunzip '
-      'compressed shards (.tar.gz).'
+      f'source.path is {pattern!r}, but no .tar file matches it; give a folder '
+      'or a pattern: train-{000..009}.tar (the smaller number first), '
+      '{train,val}.tar or train-*.tar; gunzip compressed shards (.tar.gz).'
     )
   return shards
 

@@ -25,8 +25,6 @@ from vit_jax.data.storage.class_folders import BOOLEANS, UNLABELLED
 from vit_jax.errors import UserError, check_choice, closest
 from vit_jax.files import paths
 
-_KEY = 'source.data_dir'
-
 
 class Records:
   """The records of one split of a prepared TFDS dataset.
@@ -42,7 +40,7 @@ class Records:
     self, dataset: str, split: str, data_dir: str | None, on_bad_shard: str
   ):
     """Opens a split; see `Source` for the arguments and errors."""
-    root = default_data_dir(data_dir and files.place(data_dir, _KEY))
+    root = default_data_dir(data_dir and files.place(data_dir))
     if dataset == digits.NAME:
       # The dataset must not be written to the user's default directory.
       root = root if data_dir else digits.cache_dir(root)
@@ -261,12 +259,10 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
     return root / name / chosen
   configs = [p.name for p in paths.entries(root / name) if versions(p)]
   prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
-  remedy = f'prepare it: python -m vit_jax.prepare {dataset} --data_dir={root}'
-  if name.startswith('jft'):
-    remedy = 'another --config.source.dataset, as JFT-300M is not public'
   raise UserError(
     f'the data set {dataset!r} is not in {root} ({closest(dataset, prepared)})'
-    f': set --config.source.data_dir (or TFDS_DATA_DIR), or {remedy}'
+    ': set --config.source.data_dir (or TFDS_DATA_DIR), or prepare it: '
+    f'python -m vit_jax.prepare {dataset} --data_dir={root}'
   )
 
 

@@ -165,10 +165,9 @@ def number(
       if text
     )
     raise UserError(
-      f'{listed}; labels must be integers, 0 to {count - 1:,}, or names in a '
-      'list of classes or of all images. Number them like this, or list them '
-      'in --config.source.class_map, one per line: the label, a tab, a name '
-      '(a Hugging Face data set: save them as a ClassLabel).'
+      f'{listed}; labels must be integers, 0 to {count - 1:,}, or listed in '
+      '--config.source.class_map, one per line: the label, a tab, a name (a '
+      'Hugging Face data set: save them as a ClassLabel).'
     )
   known = known or Classes(map(str, range(int(largest) + 1)))
   return known, {text: int(text) for text in texts}
@@ -292,9 +291,8 @@ def listing(
     if not images and not allow_empty:
       raise UserError(
         f'the class folder {root}/{name} contains no image '
-        f'({" ".join(endings)}), but {len(not_images)} other files '
-        f'{not_images[:3]}: convert these, fill or remove the folder, or train '
-        'with --config.source.allow_empty.'
+        f'({" ".join(endings)}), but {len(not_images)} other files: fill or '
+        'remove it, or set --config.source.allow_empty.'
       )
     paths += map(os.fsencode, images)
     folders += [len(classes)] * len(images)

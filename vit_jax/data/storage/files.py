@@ -22,7 +22,7 @@ from jaxtyping import Int, UInt64
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline.order import mix
 from vit_jax.errors import UserError
-from vit_jax.files.paths import is_remote
+from vit_jax.files.paths import is_remote, locate
 
 IMAGES = tuple(  # usual endings of the formats that `decode` supports
   '.jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff'.split()
@@ -39,22 +39,14 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _CHUNK = 1 << 20  # names hashed at once
 
 
-def place(path: str, key: str) -> str:
+def place(path: str) -> str:
   """Expands ~ in a path that is local or begins with gs://.
 
-  Args:
-    path: path in the config.
-    key: config key that contains the path, for the message.
-
   Raises:
-    UserError: the path is another kind of address, or contains NUL.
+    UserError: the path is another kind of address.
   """
-  remote = is_remote(path)
-  if '\0' in path or (remote and not path.startswith('gs://')):
-    raise UserError(
-      f'--config.{key} is {path!r}; allowed: a local path or gs://BUCKET/PATH.'
-    )
-  return path if remote else os.path.expanduser(path)
+  locate(path)  # checks the address
+  return path if is_remote(path) else os.path.expanduser(path)
 
 
 def local(path: str, what: str) -> str:
@@ -109,8 +101,6 @@ def read_image(path: str) -> bytes:
     if not isinstance(error, _NO_FILE) and error.errno not in _NO_PATH:
       raise
     raise DecodeError(f'no file to read: {error.strerror or error}') from error
-  except ValueError as error:  # NUL in the path
-    raise DecodeError(f'no file to read: {error}') from error
 
 
 def read_text(path: str, key: str) -> str:
@@ -124,8 +114,8 @@ def read_text(path: str, key: str) -> str:
     UserError: the file cannot be read, or is not UTF-8.
   """
   try:
-    return read(place(path, key)).decode('utf-8-sig')
-  except (OSError, UnicodeDecodeError) as error:
+    return read(place(path)).decode('utf-8-sig')
+  except (OSError, ValueError) as error:
     raise UserError(
       f'--config.{key} is {path}, which cannot be read as UTF-8 text: {error}.'
     ) from error
