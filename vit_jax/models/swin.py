@@ -95,14 +95,16 @@ class Config(backbone.BackboneConfig):
     super().__post_init__()
     self.complete(NAMES, SIZES)
     object.__setattr__(self, 'depths', tuple(self.depths))
-    self.check_sizes('width', 'num_heads', 'window_size')
+    self.check_range('width', 'num_heads', 'window_size', at_least=1)
     self.check_choices(
       window_rule=RULES,
       pixels=backbone.STATISTICS,
       attention=attention.IMPLEMENTATIONS,
     )
     self.check_range('drop_path', at_least=0, below=1)
-    self.check_heads(self.width, self.num_heads)
+    fits = self.width % self.num_heads == 0
+    advice = 'num_heads must divide width'
+    self.check_together(fits, advice, 'width', 'num_heads')
     if not self.depths or any(d < 2 or d % 2 for d in self.depths):
       raise UserError(
         f'model.depths is {self.depths}; each stage needs an even number of '
@@ -591,7 +593,6 @@ class Swin(Backbone):
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
-    del want
     tokens, _ = self._transform(images, key, want_layers=False)
     return self._results(tokens.mean(axis=1), tokens)
 

@@ -129,7 +129,6 @@ def clipping(
     return tensor(path.partition('/')[0] if by_module else path)
 
   def clipped(updates: PyTree, params: PyTree) -> PyTree:
-    del params
     norms = tensor_norms(updates, name, by_layer=not by_module)
     return tree.map_with_path(
       lambda path, leaf: (

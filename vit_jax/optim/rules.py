@@ -68,7 +68,6 @@ class Count(NamedTuple):
   @classmethod
   def init(cls, params: PyTree) -> 'Count':
     """Returns a count of 0."""
-    del params
     return cls(jnp.zeros((), jnp.int32))
 
 
