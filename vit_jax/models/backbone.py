@@ -98,13 +98,11 @@ class BackboneConfig:
     fits &= all(0 <= x <= 1 for x in mean) and all(0 < x <= 1 for x in std)
     if self.pixels != 'symmetric':
       fits &= not mean and self.channels == 3
-    if not fits:
-      raise UserError(
-        f'model.channels is {self.channels}, model.mean is {mean}, model.std '
-        f'is {std} and model.pixels is {self.pixels!r}: give a mean in [0, 1] '
-        'and a std in (0, 1] for each channel, or neither; '
-        "pixels='imagenet' is for three channels without a mean and std."
-      )
+    advice = (
+      'give a mean in [0, 1] and a std in (0, 1] for each channel, or neither; '
+      "pixels='imagenet' is for three channels without a mean and std"
+    )
+    self.check_together(fits, advice, 'channels', 'mean', 'std', 'pixels')
 
   @property
   def normalization(self) -> Statistics:

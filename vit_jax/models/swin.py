@@ -105,12 +105,9 @@ class Config(backbone.BackboneConfig):
     fits = self.width % self.num_heads == 0
     advice = 'num_heads must divide width'
     self.check_together(fits, advice, 'width', 'num_heads')
-    if not self.depths or any(d < 2 or d % 2 for d in self.depths):
-      raise UserError(
-        f'model.depths is {self.depths}; each stage needs an even number of '
-        'blocks, 2 or more: half of them have plain windows and half shifted '
-        'ones.'
-      )
+    fits = self.depths and all(d >= 2 and d % 2 == 0 for d in self.depths)
+    advice = 'each stage needs pairs of blocks, with plain and shifted windows'
+    self.check_together(fits, advice, 'depths')
 
   @property
   def probe(self) -> dict[str, Any]:
