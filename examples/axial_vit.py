@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
 from vit_jax.config import schema
-from vit_jax.errors import UserError
 from vit_jax.models import backbone, positions, vit
 from vit_jax.models.backbone import Backbone, BackboneConfig, Images
 from vit_jax.models.contract import Leaves, Patches
@@ -59,10 +58,10 @@ class Config(BackboneConfig):
   def __post_init__(self):
     super().__post_init__()
     self.complete(vit.NAMES, vit.VARIANTS)
-    self.check_sizes(*vit.NAMES)
-    self.check_heads(self.width, self.num_heads)
-    if self.width % 2:
-      raise UserError(f'model.width is {self.width}; it must be even.')
+    self.check_range(*vit.NAMES, at_least=1)
+    fits = self.width % self.num_heads == 0 and self.width % 2 == 0
+    advice = 'width must be even and a multiple of num_heads'
+    self.check_together(fits, advice, 'width', 'num_heads')
     self.check_choices(gelu=('tanh', 'exact'))
     self.check_range('dropout', at_least=0, below=1)
 

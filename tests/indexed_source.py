@@ -9,6 +9,8 @@ import numpy as np
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.pipeline import stream
+from vit_jax.data.pipeline.workers import Reader
+from vit_jax.evaluators.contract import Setting
 
 PLAIN = EvalTransform((4, 4))
 AUGMENT = TrainTransform((4, 4))
@@ -40,6 +42,46 @@ class Numbered:
       image = image[: len(image) // 2]
     label = self.size if index == self.bad['label'] else index
     return {'image': image, 'label': label}
+
+
+class Shown:
+  """Grey images whose value is their index; some may be bad."""
+
+  def __init__(self, labels, class_names, bad=(), **columns):
+    self.name, self.bad = f'shown/{len(labels)}', set(bad)
+    self.num_classes, self.class_names = len(class_names), list(class_names)
+    self.labels, self.columns = labels, columns
+
+  def __len__(self):
+    return len(self.labels)
+
+  def __getitem__(self, index):
+    image = np.full((4, 4, 3), index, np.uint8)
+    more = {name: values[index] for name, values in self.columns.items()}
+    return {
+      'image': b'broken' if index in self.bad else image,
+      'label': int(self.labels[index]),
+    } | more
+
+
+def row_of(params, batch):
+  """Returns the rows of the parameters for images of `Shown`, as logits."""
+  return {'logits': params[batch['image'][:, 0, 0, 0]]}
+
+
+def eval_setting(
+  source, predict=row_of, num_classes=0, batch_size=8, devices=1, **reader
+):
+  """Returns the setting of an evaluator whose only source is `source`."""
+  return Setting(
+    open_source=lambda split: source,
+    transform=PLAIN,
+    predict=predict,
+    num_classes=num_classes,
+    mesh=mesh_of(data=devices),
+    batch_size=batch_size,
+    reader=Reader(threads=2, **reader),
+  )
 
 
 def mesh_of(data=1, fsdp=1, model=1):

@@ -2,10 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from indexed_source import PLAIN, mesh_of
-
-from vit_jax.data.pipeline.workers import Reader
-from vit_jax.evaluators.contract import Setting
+from indexed_source import eval_setting
 
 CLASSES, WIDTH = 5, 12
 
@@ -47,13 +44,8 @@ def predict(weights, batch):
   return {'features': features, 'logits': features}
 
 
-def setting(train=TRAIN, test=TEST, devices=1, batch_size=16, **more):
-  return Setting(
-    open_source=lambda split: train if split == 'train' else test,
-    transform=PLAIN,
-    predict=predict,
-    num_classes=0,
-    mesh=mesh_of(data=devices),
-    batch_size=batch_size,
-    reader=Reader(threads=2, **more),
+def setting(train=TRAIN, test=TEST, batch_size=16, **more):
+  made = eval_setting(test, predict, batch_size=batch_size, **more)
+  return made._replace(
+    open_source=lambda split: train if split == 'train' else test
   )

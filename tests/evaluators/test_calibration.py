@@ -7,42 +7,25 @@ import pickle
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from indexed_source import PLAIN, mesh_of
+from indexed_source import Shown, eval_setting
 
 from vit_jax.data import filters
-from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 from vit_jax.evaluators.calibration import Evaluator
-from vit_jax.evaluators.contract import Setting
 
 CLASSES = 9
 KNOWN = [1, 2, 4, 7]  # the only labels of the examples
 
 
-class Shown:
-  """Black images with their index; some lack labels, and some are bad."""
-
-  num_classes, class_names = CLASSES, list('abcdefghi')
-
-  def __init__(self, size, bad=()):
-    self.name, self.bad = f'shown/{size}', set(bad)
-    rng = np.random.default_rng(size)
-    self.labels = rng.choice(KNOWN, size)
-    self.several = [
-      rng.choice(KNOWN, number, replace=False).tolist()
-      for number in rng.integers(0, 4, size)
-    ]
-
-  def __len__(self):
-    return len(self.labels)
-
-  def __getitem__(self, index):
-    image = np.full((4, 4, 3), index, np.uint8)
-    return {
-      'image': b'broken' if index in self.bad else image,
-      'label': int(self.labels[index]),
-      'several': self.several[index],
-    }
+def shown(size, bad=()):
+  """Returns images with one label, and with any number of labels."""
+  rng = np.random.default_rng(size)
+  labels = rng.choice(KNOWN, size)
+  several = [
+    rng.choice(KNOWN, number, replace=False).tolist()
+    for number in rng.integers(0, 4, size)
+  ]
+  return Shown(labels, 'abcdefghi', bad, several=several)
 
 
 def table(size):
@@ -53,20 +36,9 @@ def table(size):
   return logits
 
 
-def predict(params, batch):
-  return {'logits': params[batch['image'][:, 0, 0, 0]]}
-
-
 def setting(source, devices=1, batch_size=8, **more):
-  return Setting(
-    open_source=lambda split: source,
-    transform=PLAIN,
-    predict=predict,
-    num_classes=more.pop('num_classes', CLASSES),
-    mesh=mesh_of(data=devices),
-    batch_size=batch_size,
-    reader=Reader(threads=2, **more),
-  )
+  more.setdefault('num_classes', CLASSES)
+  return eval_setting(source, devices=devices, batch_size=batch_size, **more)
 
 
 def figures(source, classes, sets, top=(1, 5), bins=15):
@@ -103,7 +75,7 @@ def test_results_equal_a_loop_over_all_examples(
   size, devices, batch_size, among
 ):
   """They do not depend on the batch size, padding, devices or equal logits."""
-  source, params = Shown(size), jnp.asarray(table(size))
+  source, params = shown(size), jnp.asarray(table(size))
   evaluator = Evaluator(
     setting(source, devices, batch_size),
     split='test',
@@ -129,7 +101,7 @@ def test_results_equal_a_loop_over_all_examples(
 @pytest.mark.parametrize('among', ['all', 'present'])
 def test_examples_with_several_labels_or_none(devices, batch_size, among):
   """Any label is correct; unlabelled and bad images are left out."""
-  source = Shown(37, bad=(3, 36))
+  source = shown(37, bad=(3, 36))
   evaluator = Evaluator(
     setting(
       source, devices, batch_size, on_bad_record='skip', max_bad_share=0.5
@@ -140,11 +112,11 @@ def test_examples_with_several_labels_or_none(devices, batch_size, among):
     bins=4,
   )
   found = evaluator.run(jnp.asarray(table(37)))
-  present = sorted({c for i in range(37) for c in source.several[i]})
+  present = sorted({c for i in range(37) for c in source.columns['several'][i]})
   classes = range(CLASSES) if among == 'all' else present
-  expected = figures(source, classes, source.several, bins=4)
+  expected = figures(source, classes, source.columns['several'], bins=4)
   del expected['nll']
-  empty = [i for i, each in enumerate(source.several) if not each]
+  empty = [i for i, each in enumerate(source.columns['several']) if not each]
   expected['left_out'] = len(set(empty) - source.bad)
   assert expected['left_out'] > 3
   assert found == pytest.approx(expected, rel=1e-6)
@@ -152,7 +124,7 @@ def test_examples_with_several_labels_or_none(devices, batch_size, among):
 
 def test_infinite_and_nan_logits():
   """NaN is never correct; a class at minus infinity comes last."""
-  source = Shown(6)
+  source = shown(6)
   source.labels[:3] = 4, 7, 1  # equal logits are ordered by class number
   logits = np.full((6, CLASSES), -np.inf, np.float32)
   logits[:, 0] = 0
@@ -165,7 +137,7 @@ def test_infinite_and_nan_logits():
 
 def test_several_labels_are_matched_by_class_name():
   """The head has its classes in another order."""
-  source = Shown(12)
+  source = shown(12)
   heads = list('zihgfedcba')
   mapped = filters.matched(source, heads, 'the head')
   plain = Evaluator(setting(source), split='test', labels='several')
@@ -179,11 +151,11 @@ def test_several_labels_are_matched_by_class_name():
   assert evaluator.run(jnp.asarray(theirs)) == pytest.approx(expected, rel=1e-6)
   assert 0 < expected['accuracy'] < 1 and expected['left_out'] > 0
   copied = pickle.loads(pickle.dumps(mapped.with_labels('several')))
-  assert copied[1]['several'] == [9 - c for c in source.several[1]]
+  assert copied[1]['several'] == [9 - c for c in source.columns['several'][1]]
 
 
 def test_messages_of_wrong_settings():
-  source = Shown(9)
+  source = shown(9)
   for wrong in (dict(bins=0), dict(top=(0,)), dict(among='some')):
     with pytest.raises(UserError, match='at least 1|all, present'):
       Evaluator(setting(source), split='test', **wrong)
@@ -195,7 +167,10 @@ def test_messages_of_wrong_settings():
   with pytest.raises(UserError, match="no field 'real'"):
     evaluator.run(jnp.asarray(table(9)))
   bare, odd = copy.copy(source), copy.copy(source)
-  bare.several, odd.several = [[]] * 9, [[CLASSES]] * 9
+  bare.columns, odd.columns = (
+    {'several': [[]] * 9},
+    {'several': [[CLASSES]] * 9},
+  )
   for among in ('all', 'present'):
     evaluator = Evaluator(
       setting(bare), split='test', labels='several', among=among

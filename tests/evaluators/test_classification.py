@@ -5,12 +5,10 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from indexed_source import PLAIN, Numbered, mesh_of
+from indexed_source import PLAIN, Numbered, eval_setting, mesh_of
 from scipy import special
 
-from vit_jax.data.pipeline.workers import Reader
 from vit_jax.evaluators.classification import Evaluator
-from vit_jax.evaluators.contract import Setting
 
 SIZE = 21
 
@@ -37,15 +35,8 @@ def predict(params, batch):
   return {'logits': pixels @ params + 0.1 * jnp.eye(SIZE)[0]}
 
 
-def setting(source, mesh=None, **more):
-  return Setting(
-    open_source=lambda split: source,
-    transform=PLAIN,
-    predict=predict,
-    num_classes=more.pop('num_classes', SIZE),
-    mesh=mesh or mesh_of(data=1),
-    **dict(batch_size=8, reader=Reader(threads=2)) | more,
-  )
+def setting(source, **more):
+  return eval_setting(source, predict, num_classes=SIZE, **more)
 
 
 def expected(source, kind, left_out=()):
@@ -76,7 +67,7 @@ def test_results_equal_numpy_over_all_examples(kind, batch_size, sizes):
   """
   source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
   evaluator = Evaluator(
-    setting(source, mesh_of(**sizes), batch_size=batch_size),
+    setting(source, batch_size=batch_size)._replace(mesh=mesh_of(**sizes)),
     split='test',
     cross_entropy=kind,
   )
@@ -100,8 +91,8 @@ def test_a_batch_is_not_larger_than_the_source():
     return predict(params, batch)
 
   source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
-  mesh = mesh_of(data=2)
-  other = setting(source, mesh, batch_size=128)._replace(predict=recorded)
+  other = setting(source, devices=2, batch_size=128)
+  other = other._replace(predict=recorded)
   result = Evaluator(other, split='test').run(params)
   assert result['count'] == SIZE
   assert set(shapes) == {SIZE + 1}  # the next multiple of the devices
@@ -110,8 +101,8 @@ def test_a_batch_is_not_larger_than_the_source():
 def test_bad_records_are_left_out():
   """They are left out of sums and counts."""
   source = Numbered(SIZE, bad_label=3, undecodable=9)
-  reader = Reader(threads=2, on_bad_record='skip', max_bad_share=0.5)
-  evaluator = Evaluator(setting(source, reader=reader), split='test')
+  policy = dict(on_bad_record='skip', max_bad_share=0.5)
+  evaluator = Evaluator(setting(source, **policy), split='test')
   result = evaluator.run(jnp.asarray(weights(), jnp.float32))
   expected_result = expected(Numbered(SIZE), 'softmax', left_out=(3, 9))
   assert result['count'] == SIZE - 2

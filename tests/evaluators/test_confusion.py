@@ -6,14 +6,12 @@ import io
 
 import numpy as np
 import pytest
-from indexed_source import PLAIN, mesh_of
+from indexed_source import Shown, eval_setting
 from sklearn.metrics import confusion_matrix
 
-from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 from vit_jax.evaluators import confusion
 from vit_jax.evaluators.confusion import Evaluator
-from vit_jax.evaluators.contract import Setting
 
 NAMES = ['cat', 'dog', 'emu', 'fox']
 LABELS = [0, 0, 0, 0, 0, 0, 1, 1, 3, 3, 3]  # no emu
@@ -21,39 +19,16 @@ PREDICTIONS = [0, 0, 0, 0, 1, 2, 1, 0, 3, 2, 2]
 BAD = 4
 
 
-class Shown:
-  """Grey images whose value is their index."""
-
-  name, num_classes, class_names = 'shown', 4, NAMES
-
-  def __init__(self, bad=()):
-    self.bad = bad
-
-  def __len__(self):
-    return len(LABELS)
-
-  def __getitem__(self, index):
-    image = np.full((4, 4, 3), index, np.uint8)
-    image = b'broken' if index in self.bad else image
-    return {'image': image, 'label': LABELS[index]}
-
-
-def predict(params, batch):
-  return {'logits': params[batch['image'][:, 0, 0, 0]]}
-
-
-def evaluator(source, devices=1, **settings):
-  policy = 'skip' if source.bad else 'error'
-  setting = Setting(
-    open_source=lambda split: source,
-    transform=PLAIN,
-    predict=predict,
-    num_classes=settings.pop('num_classes', 4),
-    mesh=mesh_of(data=devices),
-    batch_size=settings.pop('batch_size', 4),
-    reader=Reader(threads=2, on_bad_record=policy, max_bad_share=0.5),
+def evaluator(bad=(), num_classes=4, **keys):
+  policy = 'skip' if bad else 'error'
+  setting = eval_setting(
+    Shown(LABELS, NAMES, bad),
+    num_classes=num_classes,
+    on_bad_record=policy,
+    max_bad_share=0.5,
+    **keys,
   )
-  return Evaluator(setting, split='all', **settings)
+  return Evaluator(setting, split='all')
 
 
 def table(text):
@@ -68,7 +43,7 @@ LOGITS = np.eye(4, dtype=np.float32)[PREDICTIONS]
 @pytest.mark.parametrize('bad', [(), (BAD,)])
 def test_matrix_and_mean_over_classes(devices, batch_size, bad):
   """Padding and bad records do not count; classes have equal weights."""
-  made = evaluator(Shown(bad), devices, batch_size=batch_size)
+  made = evaluator(bad, devices=devices, batch_size=batch_size)
   scores = made.run(LOGITS)
   pairs = [
     pair
@@ -103,7 +78,7 @@ def test_matrix_and_mean_over_classes(devices, batch_size, bad):
 
 def test_a_model_without_a_head_is_refused():
   with pytest.raises(UserError, match='num_classes is 0'):
-    evaluator(Shown(), num_classes=0)
+    evaluator(num_classes=0)
 
 
 def test_confusion_equals_scikit_learn():

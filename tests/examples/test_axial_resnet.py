@@ -3,13 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from tiny_vit import KEY, abstract, noise_params
+from tiny_vit import KEY, abstract
 
 from examples.axial_resnet import AxialAttention, Model
 from vit_jax.arrays import tree
-
-TINY = dict(depths=(1, 2), num_heads=2, dtype='float32')
 
 
 def layer(axis):
@@ -83,19 +80,3 @@ def test_parameter_count():
       before = outer
   expected += 2048 * 1000 + 1000
   assert tree.size(abstract(Model(1000, variant='R50'))) == expected
-
-
-@pytest.mark.slow
-def test_adapt_gives_the_shapes_of_the_new_size():
-  model = Model(0, **TINY | dict(depths=(2, 2, 1)))
-  flat = tree.flatten(noise_params(model, (40, 64)))
-  sized = {
-    k: np.asarray(leaf) for k, leaf in flat.items() if k.startswith(model.sized)
-  }
-  assert len(sized) == 10
-  expected = tree.flatten(abstract(model, (64, 96)))
-  adapted = model.adapt(sized, (40, 64), (64, 96), 'aligned')
-  for path, leaf in adapted.items():
-    assert leaf.shape == expected[path].shape, path
-    ends = leaf[..., [0, -1]], sized[path][..., [0, -1]]
-    np.testing.assert_allclose(*ends, rtol=1e-6)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
 from vit_jax.optim import optimizers
 from vit_jax.optim.schedule import cosine
 
@@ -194,10 +193,3 @@ def test_decay_masks(name):
       decays = column is None or row[column]
       leaf = tree.flatten(updates)[row[0]]
       np.testing.assert_allclose(leaf, -0.05 * decays, rtol=1e-6)
-
-
-@pytest.mark.parametrize('after', [3, '3', 'soon'])
-def test_a_delay_must_be_a_duration(after):
-  """The message contains an example."""
-  with pytest.raises(UserError, match='epochs'):
-    optimizers.adam(lambda _: LR, rules=(('.*', dict(after=after)),))

@@ -62,22 +62,6 @@ def test_each_leaf_is_trained_by_its_own_rule(name, params):
     np.testing.assert_allclose(ours[path], expected[path], rtol=1e-6)
 
 
-def test_parameters_without_a_rule_decay(params):
-  """Without gradients, a leaf shrinks by lr · weight decay · its factors."""
-  optimizer = optimizers.sgd(lambda _: 0.01, weight_decay=0.3, rules=TABLE)
-  zeros = jax.tree.map(jnp.zeros_like, params)
-  updates, _ = optimizer.update(zeros, optimizer.init(params), params)
-  factors = {
-    'embedding/kernel': 0.0,
-    'blocks/0/kernel': 0.01 * 0.3,  # no rule
-    'blocks/0/bias': 0.0,
-    'head/kernel': 10 * 0.01 * 0.5 * 0.3,
-  }
-  before, found = tree.flatten(params), tree.flatten(updates)
-  for path, factor in factors.items():
-    np.testing.assert_allclose(found[path], -factor * before[path], rtol=1e-6)
-
-
 def test_a_pattern_matches_the_whole_path(params):
   """'blocks/0' does not match 'blocks/0/kernel' and 'blocks/0/bias'."""
   table = rules.parse((('blocks/0', dict(frozen=True)),))
@@ -162,6 +146,7 @@ def test_without_rules_the_state_keeps_its_paths(params):
     ((('head/[', dict(lr=1.0)),), 'regular expression'),
     ((('head/.*', dict(lr=-1.0)),), '0 or more'),
     ((('head/.*', dict(frozen=1)),), 'True or False'),
+    ((('head/.*', dict(after='soon')),), 'epochs'),
     ((('tail/.*', dict(lr=1.0)),), "'tail/.*'"),
     ((('.*', {}), ('head/.*', dict(lr=2.0))), "'head/.*'"),
   ],

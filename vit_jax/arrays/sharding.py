@@ -73,20 +73,17 @@ def make_mesh(
   if sizes.count(-1) == 1:
     rest = -int(np.prod(sizes))
     sizes[sizes.index(-1)] = len(devices) // rest if rest > 0 else 0
-  if min(sizes) < 1 or np.prod(sizes) != len(devices):
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  fits = min(sizes) > 0 and np.prod(sizes) == len(devices)
+  if not fits or sizes[0] % slices:
     raise UserError(
-      f'mesh {shape} does not fit {len(devices)} devices: the product of its '
-      'axes must be that number, and one axis may be -1 (the remaining ones).'
+      f'mesh {shape} does not fit {len(devices)} devices in {slices} slice(s): '
+      'the product of its axes must be the number of devices, one axis may be '
+      '-1 (the remaining ones), and data must be a multiple of the slices.'
     )
   auto = (AxisType.Auto,) * len(AXES)
-  slices = len({getattr(device, 'slice_index', 0) for device in devices})
   if slices == 1:
     return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
-  if sizes[0] % slices:
-    raise UserError(
-      f'mesh.data is {sizes[0]} and there are {slices} slices: it must be a '
-      'multiple of that, because the data axis spans the slices.'
-    )
   grid = mesh_utils.create_hybrid_device_mesh(
     (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices
   )

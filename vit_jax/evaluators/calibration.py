@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from vit_jax.data.contract import Example, Spec, require
+from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_choice, check_range
@@ -74,7 +74,7 @@ class Evaluator:
     for each in top:
       check_range('top', each, at_least=1)
     check_choice('among', among, _AMONG)
-    contract.check_head(setting)
+    contract.check_head(setting, 'calibration')
     self._source = open_split(setting, split, source)
     num_classes = setting.num_classes
     if self._source.num_classes > num_classes:
@@ -87,7 +87,6 @@ class Evaluator:
         self._source = cast(Any, self._source).with_labels(labels)
       transform = _MultiLabel(setting.transform, labels, num_classes)
       setting = setting._replace(transform=transform)
-    require(setting.transform.spec, 'image', labels, who='calibration')
     self._setting = setting
     self._top, self._bins, self._labels = top, bins, labels
     self._values = setting.compiled(

@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax.data.contract import require
 from vit_jax.errors import check_choice
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import open_split
@@ -45,8 +44,7 @@ class Evaluator:
         empty; or a value is out of range.
     """
     check_choice('cross_entropy', cross_entropy, LOSSES)
-    contract.check_head(setting)
-    require(setting.transform.spec, 'image', 'label', who='classification')
+    contract.check_head(setting, 'classification')
     self._source = open_split(setting, split)
     self._setting = setting
     self._count = setting.compiled(

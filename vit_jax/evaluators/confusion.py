@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Int
 
-from vit_jax.data.contract import require
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import open_split
 
@@ -80,8 +79,7 @@ class Evaluator:
       UserError: the model has no head; the split does not exist, or it is
         empty; or a value is out of range.
     """
-    contract.check_head(setting)
-    require(setting.transform.spec, 'image', 'label', who='confusion')
+    contract.check_head(setting, 'confusion')
     self._setting = setting
     self._source = open_split(setting, split)
     self._predictions = setting.compiled(

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
 from vit_jax.data import progress
+from vit_jax.data.contract import require
 from vit_jax.data.pipeline import stream, workers
 from vit_jax.errors import UserError, closest
 from vit_jax.objectives.contract import metric_suffix
@@ -205,12 +206,17 @@ class Setting(NamedTuple):
     return {name: array[mask] for name, array in values.items()}
 
 
-def check_head(setting: Setting) -> None:
-  """Checks that the model predicts classes.
+def check_head(setting: Setting, who: str) -> None:
+  """Checks that the model predicts classes, and that batches have labels.
+
+  Args:
+    setting: setting of the run.
+    who: name of the evaluator, for messages.
 
   Raises:
-    UserError: the model has no head.
+    UserError: the model has no head, or batches lack images or labels.
   """
+  require(setting.transform.spec, 'image', 'label', who=who)
   if not setting.num_classes:
     raise UserError(
       'the model has no head (num_classes is 0), so it does not predict '
@@ -257,15 +263,10 @@ def check_best(config: schema.Config, weights: Iterable[str]) -> None:
     UserError: no evaluator of the config computes the metric, or it is missing
       although `early_stop_patience` needs it.
   """
-  best = config.checkpoint.best
-  if best is None:
-    if config.early_stop_patience is not None:
-      raise UserError(
-        f'early_stop_patience={config.early_stop_patience} needs a metric: set '
-        '--config.checkpoint.best=EVALUATOR/METRIC, such as val/accuracy.'
-      )
+  best, patience = config.checkpoint.best, config.early_stop_patience
+  if best is None and patience is None:
     return
-  metric = best.rpartition('/')[2]
+  metric = (best or '').rpartition('/')[2] or 'METRIC'
   allowed = [
     f'{name}{metric_suffix(kind)}/{value}'
     for name, section in config.evals.items()
@@ -276,6 +277,7 @@ def check_best(config: schema.Config, weights: Iterable[str]) -> None:
   ]
   if best not in allowed:
     raise UserError(
-      f'checkpoint.best is {best!r}; {closest(best, allowed)}. Set it to a '
-      'metric of config.evals whose higher values are better, or to None.'
+      f'checkpoint.best is {best!r} and early_stop_patience is {patience}; '
+      f'{closest(str(best), allowed)}. Set checkpoint.best to a metric of '
+      'config.evals whose higher values are better, or both to None.'
     )

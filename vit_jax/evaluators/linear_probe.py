@@ -235,8 +235,7 @@ class Evaluator(OnFeatures):
     check_range('seed', seed, at_least=0)
     for each in l2:
       check_range('l2', each, above=0)
-    if not l2:
-      raise UserError('l2 is empty: give at least one value.')
+    check_range('the number of values of l2', len(l2), at_least=1)
     self._l2, self._held_out, self._seed = l2, held_out, seed
     self._check = setting.check
     self.open(setting, 'a linear probe', split, train_split, source)

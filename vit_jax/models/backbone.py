@@ -38,7 +38,6 @@ STATISTICS: dict[str, Statistics] = {
   'symmetric': NONE,
   'imagenet': IMAGENET,
 }
-MAX_SIZE = 2**31 - 1  # the largest dimension of an XLA array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ class BackboneConfig:
 
   def __post_init__(self):
     self.check_choices(dtype=DTYPES, remat=REMAT)
-    self.check_sizes('unroll')
+    self.check_range('unroll', at_least=1)
     self.check_range('head_bias')
     self.check_range('channels', at_least=1, at_most=MAX_CHANNELS)
     self._check_statistics()
@@ -99,13 +98,11 @@ class BackboneConfig:
     fits &= all(0 <= x <= 1 for x in mean) and all(0 < x <= 1 for x in std)
     if self.pixels != 'symmetric':
       fits &= not mean and self.channels == 3
-    if not fits:
-      raise UserError(
-        f'model.channels is {self.channels}, model.mean is {mean}, model.std '
-        f'is {std} and model.pixels is {self.pixels!r}: give a mean in [0, 1] '
-        'and a std in (0, 1] for each channel, or neither; '
-        "pixels='imagenet' is for three channels without a mean and std."
-      )
+    advice = (
+      'give a mean in [0, 1] and a std in (0, 1] for each channel, or neither; '
+      "pixels='imagenet' is for three channels without a mean and std"
+    )
+    self.check_together(fits, advice, 'channels', 'mean', 'std', 'pixels')
 
   @property
   def normalization(self) -> Statistics:
@@ -141,32 +138,20 @@ class BackboneConfig:
     for key in keys:
       check_range(f'model.{key}', getattr(self, key), **limits)
 
-  def check_heads(self, width: int, num_heads: int) -> None:
-    """Checks that the number of attention heads divides the width.
-
-    Raises:
-      UserError: it does not divide the width.
-    """
-    if width % num_heads:
-      raise self.conflict('num_heads must divide width', 'width', 'num_heads')
-
-  def conflict(self, advice: str, *keys: str) -> UserError:
-    """Returns the error for keys whose values exclude each other.
+  def check_together(self, fits: Any, advice: str, *keys: str) -> None:
+    """Checks that values of keys do not exclude each other.
 
     Args:
+      fits: whether they do not.
       advice: what to do, the end of the message.
       *keys: names of the keys.
-    """
-    values = [f'model.{key} is {getattr(self, key)!r}' for key in keys]
-    return UserError(f'{" and ".join(values)}: {advice}.')
-
-  def check_sizes(self, *keys: str) -> None:
-    """Checks that the values of keys can be sizes of an array.
 
     Raises:
-      UserError: a value is less than 1 or too large.
+      UserError: the values exclude each other.
     """
-    self.check_range(*keys, at_least=1, at_most=MAX_SIZE)
+    if not fits:
+      values = [f'model.{key} is {getattr(self, key)!r}' for key in keys]
+      raise UserError(f'{" and ".join(values)}: {advice}.')
 
   def complete(
     self, keys: Iterable[str], variants: Mapping[str, Mapping[str, Any]]
@@ -364,7 +349,6 @@ class Backbone(nn.Module, Model):
     Returns:
       The implementation for each stage; {} without attention.
     """
-    del image_size
     return {}
 
   @nn.nowrap

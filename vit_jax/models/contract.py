@@ -156,7 +156,6 @@ class Model(Protocol):
     Raises:
       UserError: the model does not support this size.
     """
-    del image_size
 
   def adapt(
     self, leaves: Leaves, old_size: Size, new_size: Size, method: str | None
@@ -186,12 +185,12 @@ class Model(Protocol):
     Raises:
       UserError: the model does not support images of several sizes.
     """
-    del offset
     if self.sized:
       raise UserError(
         f'the parameters {", ".join(self.sized)} of this model fit only images '
         f'of {made_for[0]}x{made_for[1]} pixels, and this training has images '
-        "of several sizes: set model.name='vit', without relative positions."
+        "of several sizes: set model.name='vit', and a model.position other "
+        "than 'relative' and 'relative_bias'."
       )
     return self
 
@@ -203,7 +202,6 @@ class Model(Protocol):
     Args:
       image_size: (height, width), pixels.
     """
-    del image_size
     return 'XLA'
 
   def compiler_options(
@@ -215,7 +213,6 @@ class Model(Protocol):
       platform: JAX platform, such as 'tpu'.
       num_devices: number of devices of the mesh.
     """
-    del platform, num_devices
     return {}
 
 

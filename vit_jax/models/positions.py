@@ -134,10 +134,7 @@ class PositionEmbedding(nn.Module):
     elif kind in ('sincos2d', 'sincos2d_mae'):
       table = sincos2d(grid, config.width, kind == 'sincos2d')
     else:
-      raise UserError(
-        f'model.position is {kind!r}, which has a row in KINDS but no branch '
-        'in PositionEmbedding.__call__: add one that computes these positions.'
-      )
+      raise NotImplementedError(f'positions of the kind {kind!r}')
     return Position(added=_of_tokens(table, patches, config.prefix))
 
   def prefix(self) -> Float[Array, '1 p d']:
@@ -460,7 +457,6 @@ def resize(
 
   Reference: section 3.2 of the paper, "2D interpolation".
   """
-  check_method(method)
   rows, columns = zip(old_grid, new_grid, strict=True)
   axes = {'embedding': [rows, columns], 'rows': [rows], 'columns': [columns]}
   axes['biases'] = [(2 * a - 1, 2 * b - 1) for a, b in (rows, columns)]
@@ -479,30 +475,27 @@ def resize(
       f'not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: check the '
       'image size and the patch size that belong to the weights.'
     )
-  return _resized(table, old, new, method)
+  return resize_axes(table, old, new, method)
 
 
-def resize_axis(
-  table: Float[Array | np.ndarray, '... old d'], new: int, method: str
-) -> Float[np.ndarray, '... new d']:
-  """Interpolates the second-to-last axis of a table on the host; float32.
-
-  Args:
-    table: one embedding per row of patches, per column, or per offset.
-    new: number of embeddings of the result.
-    method: one of `METHODS`.
-  """
-  check_method(method)
-  return _resized(table, (table.shape[-2],), (new,), method)
-
-
-def _resized(
+def resize_axes(
   table: Float[Array | np.ndarray, '... old d'],
   old: tuple[int, ...],
   new: tuple[int, ...],
   method: str,
 ) -> Float[np.ndarray, '... new d']:
-  """Interpolates the last embeddings, which are those of an axis or a grid."""
+  """Interpolates embeddings of an axis or a grid on the host; float32.
+
+  Args:
+    table: embeddings, row by row; others before them do not change.
+    old: number of embeddings of the axis, or of each axis of the grid.
+    new: numbers for the result.
+    method: one of `METHODS`.
+
+  Raises:
+    UserError: the method is unknown.
+  """
+  check_method(method)
   x32 = np.asarray(table, np.float32)
   if old == new:  # rounding would change the values
     return x32

@@ -19,7 +19,7 @@ The official implementations differ in several ways:
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -235,20 +235,10 @@ def _has_padding(side: int) -> Bool[np.ndarray, ' r']:
 # Units and stages
 
 
-class Code(NamedTuple):
-  """Layers of an official implementation; see the docstring of the module.
+def code(activation: str, dtype: jnp.dtype) -> tuple[Any, Any]:
+  """Returns the constructors of GroupNorm and convolution of an official code.
 
-  Attributes:
-    norm: constructor of a GroupNorm.
-    conv: constructor of a convolution.
-  """
-
-  norm: Any
-  conv: Any
-
-
-def code(activation: str, dtype: jnp.dtype) -> Code:
-  """Returns the GroupNorm and convolution of an official implementation.
+  The docstring of the module describes how the official codes differ.
 
   Args:
     activation: 'before' (norm and activation before each convolution, as in the
@@ -258,12 +248,9 @@ def code(activation: str, dtype: jnp.dtype) -> Code:
   before = activation == 'before'
   padding = 'fixed' if before else 'same'
   standardize = by_variance if before else by_std
-  return Code(
-    functools.partial(GroupNorm, 1e-5 if before else 1e-6, dtype),
-    functools.partial(
-      StdConv, standardize=standardize, padding=padding, dtype=dtype
-    ),
-  )
+  norm = functools.partial(GroupNorm, 1e-5 if before else 1e-6, dtype)
+  keys: dict[str, Any] = dict(standardize=standardize, padding=padding)
+  return norm, functools.partial(StdConv, **keys, dtype=dtype)
 
 
 class Unit(nn.Module):
@@ -287,33 +274,33 @@ class Unit(nn.Module):
 
   @nn.compact
   def __call__(self, x: Maps, _: None = None) -> tuple[Results, None]:
-    layers = code(self.activation, self.dtype)
+    norm, conv = code(self.activation, self.dtype)
     outer = EXPANSION * self.channels
     changes = x.shape[-1] != outer or self.stride != 1
     project = functools.partial(
-      layers.conv, outer, stride=self.stride, name='conv_proj'
+      conv, outer, stride=self.stride, name='conv_proj'
     )
     convs = [
-      layers.conv(self.channels, model_dim=-1, name='conv1'),
-      layers.conv(
+      conv(self.channels, model_dim=-1, name='conv1'),
+      conv(
         self.channels, size=3, stride=self.stride, model_dim=-2, name='conv2'
       ),
-      layers.conv(outer, name='conv3'),
+      conv(outer, name='conv3'),
     ]
     x = xla.stored(sharding.constrain(x, sharding.BATCH, None, None, None))
     # ResNet v2 (before) normalizes the inputs of each convolution, and projects
     # the normalized input; v1 (after) normalizes the outputs.
     if self.activation == 'before':
-      y = nn.relu(layers.norm(name='gn1')(x))
+      y = nn.relu(norm(name='gn1')(x))
       x = project()(y) if changes else x
-      y = nn.relu(layers.norm(name='gn2')(convs[0](y)))
-      y = nn.relu(layers.norm(name='gn3')(convs[1](y)))
+      y = nn.relu(norm(name='gn2')(convs[0](y)))
+      y = nn.relu(norm(name='gn3')(convs[1](y)))
       return x + convs[2](y), None
-    y = nn.relu(layers.norm(name='gn1')(convs[0](x)))
-    y = nn.relu(layers.norm(name='gn2')(convs[1](y)))
+    y = nn.relu(norm(name='gn1')(convs[0](x)))
+    y = nn.relu(norm(name='gn2')(convs[1](y)))
     # With a scale of 0 the unit is initialized as the identity.
-    y = layers.norm(scale_init=ZEROS, name='gn3')(convs[2](y))
-    x = layers.norm(name='gn_proj')(project()(x)) if changes else x
+    y = norm(scale_init=ZEROS, name='gn3')(convs[2](y))
+    x = norm(name='gn_proj')(project()(x)) if changes else x
     return nn.relu(x + y), None
 
 
@@ -452,9 +439,9 @@ class ResNet(Backbone):
 
   def setup(self):
     config, dtype = self.config, self.config.compute_dtype
-    layers = code('before', dtype)
+    norm, conv = code('before', dtype)
     width = WIDTH * config.width_factor
-    self.conv_root = layers.conv(width, size=7, stride=2)
+    self.conv_root = conv(width, size=7, stride=2)
     self.stages = stages(
       config.depths,
       width,
@@ -464,13 +451,12 @@ class ResNet(Backbone):
       remat=config.remat,
       unroll=config.unroll,
     )
-    self.norm = layers.norm()
+    self.norm = norm()
     self.head = self._new_head()
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
-    del key, want
     x = nn.relu(self.norm(self._maps(images)[-1])).astype(jnp.float32)
     return self._results(x.mean((1, 2)), x.reshape(x.shape[0], -1, x.shape[-1]))
 
@@ -525,10 +511,10 @@ class ResNetStem(nn.Module):
   sharding_rules = SHARDING_RULES
 
   def setup(self):
-    layers = code('after', self.dtype)
+    norm, conv = code('after', self.dtype)
     width = WIDTH * self.width_factor
-    self.conv_root = layers.conv(width, size=7, stride=2)
-    self.gn_root = layers.norm()
+    self.conv_root = conv(width, size=7, stride=2)
+    self.gn_root = norm()
     self.stages = stages(
       self.depths,
       width,

@@ -95,20 +95,19 @@ class Config(backbone.BackboneConfig):
     super().__post_init__()
     self.complete(NAMES, SIZES)
     object.__setattr__(self, 'depths', tuple(self.depths))
-    self.check_sizes('width', 'num_heads', 'window_size')
+    self.check_range('width', 'num_heads', 'window_size', at_least=1)
     self.check_choices(
       window_rule=RULES,
       pixels=backbone.STATISTICS,
       attention=attention.IMPLEMENTATIONS,
     )
     self.check_range('drop_path', at_least=0, below=1)
-    self.check_heads(self.width, self.num_heads)
-    if not self.depths or any(d < 2 or d % 2 for d in self.depths):
-      raise UserError(
-        f'model.depths is {self.depths}; each stage needs an even number of '
-        'blocks, 2 or more: half of them have plain windows and half shifted '
-        'ones.'
-      )
+    fits = self.width % self.num_heads == 0
+    advice = 'num_heads must divide width'
+    self.check_together(fits, advice, 'width', 'num_heads')
+    fits = self.depths and all(d >= 2 and d % 2 == 0 for d in self.depths)
+    advice = 'each stage needs pairs of blocks, with plain and shifted windows'
+    self.check_together(fits, advice, 'depths')
 
   @property
   def probe(self) -> dict[str, Any]:
@@ -591,7 +590,6 @@ class Swin(Backbone):
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
-    del want
     tokens, _ = self._transform(images, key, want_layers=False)
     return self._results(tokens.mean(axis=1), tokens)
 

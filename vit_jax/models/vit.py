@@ -292,14 +292,13 @@ class Config(backbone.BackboneConfig):
       pixels=backbone.STATISTICS,
       attention=attention_lib.IMPLEMENTATIONS,
     )
-    self.check_sizes(*NAMES)
+    self.check_range(*NAMES, at_least=1)
     rates = 'dropout', 'drop_path', 'drop_path_first'
     self.check_range(*rates, at_least=0, below=1)
     self.check_range('norm_eps', above=0)
     self.check_range('layer_scale', 'registers', 'rope_offset', at_least=0)
     self.check_range('rope_base', 'rope_registers', above=1)
     self.check_range('map_heads', 'map_mlp_dim', 'rope_grid', at_least=1)
-    self.check_heads(self.width, self.num_heads)
     allowed = positions.KINDS[self.position]
     if self.position_at is None and allowed:
       object.__setattr__(self, 'position_at', allowed[0])
@@ -391,45 +390,46 @@ class Config(backbone.BackboneConfig):
 
   def _check_combinations(self) -> None:
     """Checks that keys do not exclude each other."""
-    kind, pool = self.position, self.pool
-    if self.drop_path_first and not self.drop_path:
-      raise self.conflict('set both', 'drop_path', 'drop_path_first')
-    if self.class_token is False and pool in ('token', 'token_gap'):
-      raise self.conflict('change one of them', 'pool', 'class_token')
-    if self.fc_norm and pool in ('token_gap', 'map'):
-      raise self.conflict("set model.pool='gap'", 'pool', 'fc_norm')
+    kind, pool, check = self.position, self.pool, self.check_together
+    fits = self.width % self.num_heads == 0
+    check(fits, 'num_heads must divide width', 'width', 'num_heads')
+    fits = self.drop_path or not self.drop_path_first
+    check(fits, 'set both', 'drop_path', 'drop_path_first')
+    fits = self.has_class_token or pool not in ('token', 'token_gap')
+    check(fits, 'change one of them', 'pool', 'class_token')
+    fits = not self.fc_norm or pool not in ('token_gap', 'map')
+    check(fits, "set model.pool='gap'", 'pool', 'fc_norm')
     # Each token of a distilled model has a head.
-    if self.distilled and (pool != 'token' or self.pre_logits or self.fc_norm):
-      advice = "set model.pool='token', pre_logits=False and fc_norm=False"
-      keys = 'distilled', 'pool', 'pre_logits', 'fc_norm'
-      raise self.conflict(advice, *keys)
+    only_token = pool == 'token' and not (self.pre_logits or self.fc_norm)
+    advice = "set model.pool='token', pre_logits=False and fc_norm=False"
+    keys = 'distilled', 'pool', 'pre_logits', 'fc_norm'
+    check(only_token or not self.distilled, advice, *keys)
     # Such weights could not be converted to pixels in [-1, 1]: a stem pads its
     # input with zeros, which mean another color in other units.
-    if self.stem is not None and self.pixels != 'symmetric':
-      raise self.conflict("set model.pixels='symmetric'", 'pixels', 'stem')
+    fits = self.stem is None or self.pixels == 'symmetric'
+    check(fits, "set model.pixels='symmetric'", 'pixels', 'stem')
     places = positions.KINDS[kind]
-    if self.position_at not in (places or (None,)):
-      allowed = f'allowed: {", ".join(places) or "no position_at"}'
-      raise self.conflict(allowed, 'position_at', 'position')
-    if not places and kind != 'none' and not self.rotary:
-      advice = 'it acts nowhere: give its row in positions.KINDS places'
-      raise self.conflict(advice, 'position')
-    if not self.prefix_positions and kind != 'learned':
-      advice = "set model.position='learned'"
-      raise self.conflict(advice, 'prefix_positions', 'position')
-    if self.rope != 'none' and kind in (*positions.IN_ATTENTION, 'rope2d'):
-      raise self.conflict('set another model.position', 'rope', 'position')
-    if self.rope_registers and self.rotary not in ('centered', 'index'):
-      advice = "set model.rope='index' or 'centered'"
-      raise self.conflict(advice, 'rope_registers', 'rope')
+    advice = f'allowed: {", ".join(places) or "no position_at"}'
+    fits = self.position_at in (places or (None,))
+    check(fits, advice, 'position_at', 'position')
+    fits = self.prefix_positions or kind == 'learned'
+    advice = "set model.position='learned'"
+    check(fits, advice, 'prefix_positions', 'position')
+    fits = self.rope == 'none' or kind not in (
+      *positions.IN_ATTENTION,
+      'rope2d',
+    )
+    check(fits, 'set another model.position', 'rope', 'position')
+    fits = not self.rope_registers or self.rotary in ('centered', 'index')
+    advice = "set model.rope='index' or 'centered'"
+    check(fits, advice, 'rope_registers', 'rope')
     # '2d' has two halves; the others have sines and cosines of two coordinates.
     divisor = {'2d': 2, 'sincos2d': 4, 'sincos2d_mae': 4}.get(kind, 1)
-    if self.width % divisor:
-      advice = f'width must be a multiple of {divisor}'
-      raise self.conflict(advice, 'position', 'width')
-    if self.rotary and self.head_dim % 4:
-      advice = 'the width of a head must be a multiple of 4'
-      raise self.conflict(advice, 'position', 'rope', 'width', 'num_heads')
+    advice = f'width must be a multiple of {divisor}'
+    check(self.width % divisor == 0, advice, 'position', 'width')
+    advice = 'the width of a head must be a multiple of 4'
+    keys = 'position', 'rope', 'width', 'num_heads'
+    check(not self.rotary or self.head_dim % 4 == 0, advice, *keys)
 
 
 # Keys that fine-tuning does not take from the weights: those of every backbone,
@@ -962,12 +962,7 @@ class ViT(Backbone):
       UserError: positions are relative; these are numbered in one grid.
     """
     if self.config.position in positions.IN_ATTENTION:
-      raise UserError(
-        f'model.position={self.config.position!r} numbers offsets in one '
-        f'grid, that of {made_for[0]}x{made_for[1]} pixels, and this training '
-        "has images of several sizes: set model.position to 'learned', '2d', "
-        "'sincos2d', 'sincos2d_mae', 'rope2d' or 'none'."
-      )
+      return super().at_sizes(made_for)  # refuses the parameters `sized`
     self.check(made_for)
     return self.clone(made_for=tuple(made_for), position_offset=offset)
 

@@ -172,7 +172,6 @@ class Objective(Protocol):
     Raises:
       UserError: the batches or the model do not fit the objective.
     """
-    del spec
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns model and image size of each additional pass of a training step.
@@ -184,7 +183,6 @@ class Objective(Protocol):
     Args:
       spec: spec of the training transform.
     """
-    del spec
     return ()
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
@@ -197,7 +195,6 @@ class Objective(Protocol):
       key: random key of the run.
       batch: training batch, or its shapes.
     """
-    del batch
     return self.setting.init_model(key), {}
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
@@ -225,7 +222,6 @@ class Objective(Protocol):
       carry: values that `loss` returned for this method.
       step: number of updates completed, including this one.
     """
-    del params, carry, step
     return extra
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
@@ -238,7 +234,6 @@ class Objective(Protocol):
       params: initial parameters of the run.
       extra: extra state that `init` returned.
     """
-    del params
     return extra
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
@@ -264,7 +259,6 @@ class Objective(Protocol):
       params: parameters that `init` returned.
       model: parameters of the model, see `backbone`.
     """
-    del params
     return model
 
   def reconstruct(
@@ -290,7 +284,6 @@ class Objective(Protocol):
     names of metrics from them. The name 'ema' is reserved for the average of
     the parameters.
     """
-    del extra
     return {'params': params}
 
 

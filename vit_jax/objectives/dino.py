@@ -162,7 +162,6 @@ class Objective(contract.AroundModel):
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and the extra state of `start_extra`."""
-    del batch
     model_key, head_key = jax.random.split(key)
     model = self.setting.init_model(model_key)
     images = self.setting.zero_images()
@@ -173,7 +172,6 @@ class Objective(contract.AroundModel):
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
     """Returns a teacher that equals its student, and a centre of zeros."""
-    del extra
     centre = jnp.zeros(self.head.config.outputs)
     return {'teacher': params, 'centre': centre}
 

@@ -109,7 +109,6 @@ class Objective(contract.AroundModel):
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters; running statistics with `batch_norm`."""
-    del batch
     model_key, head_key = jax.random.split(key)
     images = self.setting.zero_images()
     params = self.setting.init_model(model_key)
@@ -147,7 +146,6 @@ class Objective(contract.AroundModel):
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
   ) -> PyTree:
     """Returns the running statistics after a step."""
-    del params, step
     return jax.tree.map(
       lambda old, new: old + _RUNNING * (new - old), extra, carry
     )

@@ -17,7 +17,6 @@ from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
-from vit_jax.errors import check_range
 from vit_jax.models.contract import Model, Patches, Size, is_symmetric
 from vit_jax.objectives import contract, patches
 from vit_jax.objectives.health import token_metrics
@@ -68,7 +67,6 @@ class Objective(contract.AroundModel):
     Raises:
       UserError: the model cannot leave out tokens, or a value is out of range.
     """
-    check_range('objective.mask_ratio', mask_ratio, at_least=0, below=1)
     self.setting = setting
     self.norm_pixels = norm_pixels
     self.grid = patches.grid_of(setting, 'mae')
@@ -102,7 +100,6 @@ class Objective(contract.AroundModel):
     The image size for the encoder is a single row of as many patches as are
     visible. A Vision Transformer with the same layers stands for the decoder.
     """
-    del spec
     model: Any = self.setting.model  # has patches, see `patches.grid_of`
     side = model.patch_pixels
     visible = (side, side * self.num_visible)
@@ -110,7 +107,6 @@ class Objective(contract.AroundModel):
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters of model and decoder, and no extra state."""
-    del batch
     model_key, decoder_key = jax.random.split(key)
     model = self.setting.init_model(model_key)
     order = jnp.arange(self.grid[0] * self.grid[1])[None]

@@ -110,7 +110,6 @@ class Objective(contract.AroundModel):
 
     The vector `mask` is drawn from N(0, .02), and the head is 0.
     """
-    del batch
     keys = jax.random.split(key, 3)
     model = self.setting.init_model(keys[0])
     images = self.setting.zero_images()

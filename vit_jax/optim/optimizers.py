@@ -129,7 +129,6 @@ def clipping(
     return tensor(path.partition('/')[0] if by_module else path)
 
   def clipped(updates: PyTree, params: PyTree) -> PyTree:
-    del params
     norms = tensor_norms(updates, name, by_layer=not by_module)
     return tree.map_with_path(
       lambda path, leaf: (
@@ -209,11 +208,6 @@ def _is_tensor(path: str, leaf: Any) -> bool:
   return axes > 1 and path.rpartition('/')[2] != 'bias'
 
 
-def _decay_mask(decay_mask: str):
-  check_choice('optimizer.decay_mask', decay_mask, DECAY_MASKS)
-  return functools.partial(tree.map_with_path, DECAY_MASKS[decay_mask])
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Common:
   """Config keys of clipping, weight decay and rules, for most optimizers.
@@ -289,12 +283,15 @@ class Common:
       rate.append(gate)
     if any(steps(rule.lr_after) for _, rule in table):
       rate.append(schedule_lib.gated(table, lambda rule: steps(rule.lr_after)))
-    last = adapt(self._decays(table)) if adapt else optax.identity()
-    return optax.chain(clip, scale, self._decay(table, steps), last, *rate)
+    decays = self._decays(table)
+    decay = self._decay(table, decays, steps)
+    last = adapt(decays) if adapt else optax.identity()
+    return optax.chain(clip, scale, decay, last, *rate)
 
-  def _decays(self, table: rules_lib.Table) -> Callable[[PyTree], PyTree]:
+  def _decays(self, table: rules_lib.Table) -> Decays:
     """Returns a function from parameters to whether each of them decays."""
-    mask = _decay_mask(self.decay_mask)
+    check_choice('optimizer.decay_mask', self.decay_mask, DECAY_MASKS)
+    mask = functools.partial(tree.map_with_path, DECAY_MASKS[self.decay_mask])
     if not self.weight_decay and not self.weight_decay_end:
       return functools.partial(jax.tree.map, lambda _: False)
     return lambda params: jax.tree.map(
@@ -304,18 +301,15 @@ class Common:
     )
 
   def _decay(
-    self, table: rules_lib.Table, steps: Steps
+    self, table: rules_lib.Table, decays: Decays, steps: Steps
   ) -> optax.GradientTransformation:
     """Returns the transformation that adds weight decay to directions."""
-    mask = _decay_mask(self.decay_mask)
     decay, end = self.weight_decay, self.weight_decay_end
     check_range('optimizer.weight_decay', decay, at_least=0)
     check_range('optimizer.weight_decay_end', end, at_least=0)
     if end is not None:
       decay = cosine(decay, end, steps('100 %'))
-    elif not decay:
-      return optax.identity()
-    return rules_lib.add_decayed(decay, table, mask)
+    return rules_lib.add_decayed(decay, table, decays)
 
 
 def adam_directions(

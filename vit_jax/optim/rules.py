@@ -68,7 +68,6 @@ class Count(NamedTuple):
   @classmethod
   def init(cls, params: PyTree) -> 'Count':
     """Returns a count of 0."""
-    del params
     return cls(jnp.zeros((), jnp.int32))
 
 
@@ -187,25 +186,23 @@ def scale_by(
 def add_decayed(
   weight_decay: float | optax.Schedule,
   table: Table,
-  mask: Callable[[PyTree], PyTree],
+  decays: Callable[[PyTree], PyTree],
 ) -> optax.GradientTransformation:
   """Returns a transformation that adds weight_decay · factor · parameter.
 
   Args:
     weight_decay: number, or function of the update count.
     table: rules of the optimizer, which contain the factors.
-    mask: function of parameters to a tree of whether each of them decays.
+    decays: function of parameters to a tree of whether each of them decays.
   """
 
   def added(updates: PyTree, params: PyTree, value: Any) -> PyTree:
     return jax.tree.map(
-      lambda u, p, rule, decays: (
-        u + value * rule.decay * p if decays and rule.decay else u
-      ),
+      lambda u, p, rule, decay: u + value * rule.decay * p if decay else u,
       updates,
       params,
       apply(table, params),
-      mask(params),
+      decays(params),
     )
 
   if not callable(weight_decay):

@@ -160,7 +160,6 @@ def gated(
   def update(
     updates: PyTree, state: Any, params: PyTree = None
   ) -> tuple[PyTree, rules.Count]:
-    del params
 
     def gate(rule: rules.Rule, update: jax.Array) -> jax.Array:
       start = start_of(rule)

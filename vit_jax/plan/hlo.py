@@ -174,8 +174,6 @@ def parse(text: str) -> Module:
       op, is_root = parsed
       ops[op.name] = op
       root = op.name if is_root else root
-  if entry not in computations:
-    raise ValueError('the HLO text has no ENTRY computation')
   return Module(computations, entry)
 
 
