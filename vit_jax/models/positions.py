@@ -1,9 +1,10 @@
 """Position embeddings of a Transformer: learned, fixed, rotary or relative.
 
-A kind of positions has a row in `KINDS` and a branch in
-`PositionEmbedding.__call__`. Rotations of queries and keys (`ROTATIONS`) can be
-added to all kinds except 'relative'. Parameters with new names that depend on
-the image size need a case in `resize`.
+A kind of positions has a row in `KINDS`, a branch in
+`PositionEmbedding.__call__` and, if it acts on logits, its name in
+`IN_ATTENTION`. Rotations of queries and keys (`ROTATIONS`) can be added to the
+other kinds. Parameters with new names that depend on the image size need a row
+in the table of axes of `resize`.
 """
 
 import math

@@ -3,8 +3,9 @@
 The file contains the sizes and the config, a layer (`Block`), the stack of
 layers (`Encoder`) and the model (`ViT`), from the images to the logits. A copy
 of it is a model of your own: edit the copy, and name its module in the config
-(docs/extending.md). A new option is a field of `Config` and its use, and a name
-in `OF_RUN` if weights do not depend on it.
+(docs/extending.md). A new option is a field of `Config`, described under its
+attributes and checked in `__post_init__`, and its use. It is listed in `OF_RUN`
+if weights do not depend on it.
 
 Parameters are float32. Matrix products and the residual stream have the dtype
 of the config (bfloat16 on accelerators); products accumulate in float32.
@@ -369,7 +370,7 @@ class Config(backbone.BackboneConfig):
 
   @property
   def attention_needs(self) -> list[str]:
-    """Options of attention that kernels, or a layer of your own, may lack."""
+    """Options that kernels may lack; see `needs` in `Attention.__call__`."""
     needs = {
       'qk_norm': self.qk_norm,
       'rotary positions': self.rotary,
@@ -504,12 +505,12 @@ class Block(nn.Module):
       config.num_heads,
       dtype,
       config.attention,
-      config.new_norm if config.qk_norm else None,
-      config.init,
-      self.tokens,
-      config.qkv_bias,
-      config.bias,
-      config.new_norm if config.attention_norm else None,
+      qk_norm=config.new_norm if config.qk_norm else None,
+      initializers=config.init,
+      tokens=self.tokens,
+      qkv_bias=config.qkv_bias,
+      out_bias=config.bias,
+      out_norm=config.new_norm if config.attention_norm else None,
       name='attention',
     )
     first, second = (config.new_norm(name=f'norm{i}') for i in (1, 2))
