@@ -1,6 +1,7 @@
 """Tests of decoding each format against Pillow, and of invalid data."""
 
 import io
+import re
 
 import cv2
 import numpy as np
@@ -135,11 +136,34 @@ def test_unknown_formats_are_refused():
     decode(data)
 
 
+OTHERS = {
+  'AVIF': b'\0\0\0\x20ftypavif\0\0\0\0avifmif1',
+  'HEIC': b'\0\0\0\x24ftypheic\0\0\0\0mif1heic',
+  'HEIC by Nokia': b'\0\0\0\x24ftypmif1\0\0\0\0mif1heic',
+  'video': b'\0\0\0\x18ftypmp42\0\0\0\0',
+  'JPEG XL': b'\xff\x0a\xfa\x1f\x41',
+  'JPEG XL in a container': b'\0\0\0\x0cJXL \r\n\x87\n',
+  'JPEG 2000': b'\0\0\0\x0cjP  \r\n\x87\n',
+  'web page': b'\n<!DOCTYPE html><html>404</html>',
+  'web page without a type': b'<HTML>404</HTML>',
+  'SVG': b'<?xml version="1.0"?>\n<svg width="9"/>',
+  'Git LFS pointer': b'version https://git-lfs.github.com/spec/v1\noid sha256:',
+  'empty': b'',
+  'zero bytes': bytes(4096),
+  'PDF': b'%PDF-1.4',
+  'archive': b'PK\x03\x04abc',
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
 @pytest.mark.parametrize('channels', [3, 4])
-def test_the_message_contains_the_first_bytes(channels):
-  """They identify the format, here HEIC."""
-  with pytest.raises(DecodeError, match='ftypheic.*: convert'):
-    decode(b'\0\0\0\x24ftypheic\0\0\0\0mif1heic', channels)
+def test_other_formats_are_named(name, channels):
+  """The message contains the format and a remedy, and no claim of damage."""
+  data = OTHERS[name]
+  kind = re.split(' (?:by|in|without) ', name)[0]
+  with pytest.raises(DecodeError, match=rf'{kind}.*: \w') as caught:
+    decode(data, channels)
+  assert 'damaged' not in str(caught.value)
 
 
 @pytest.mark.parametrize('bits, coding', [(12, 1), (8, 3)])

@@ -1,6 +1,7 @@
 """Reads sizes and orientations from the headers of encoded images."""
 
 import io
+import re
 import struct
 from typing import NamedTuple
 
@@ -17,6 +18,24 @@ _ORIENTATION = 274  # EXIF tag of the orientation
 PNG = b'\x89PNG\r\n\x1a\n'
 # Formats of `stated_size`; JPEG and TIFF have readers of their own.
 _FORMATS = ('PNG', 'GIF', 'BMP', 'WEBP')
+_CONVERT = 'convert the file to one of these'
+_FETCH = 'copy or download the image again'
+# Pattern of the first bytes, kind, remedy. Such files occur with the extensions
+# of images, after downloads or in photo libraries.
+_OTHER_KINDS = (
+  (rb'$', 'an empty file', _FETCH),
+  (rb'version https://git-lfs', 'a Git LFS pointer', 'run `git lfs pull`'),
+  (rb'....ftypavi[fs]', 'an AVIF image', _CONVERT),
+  (rb'....ftyp(hei|hev|mif1|msf1)', 'a HEIC image', _CONVERT),
+  (rb'....ftyp', 'a video', 'extract its images'),
+  (rb'\xff\x0a|\0\0\0\x0cJXL ', 'a JPEG XL image', _CONVERT),
+  (rb'\xff\x4f\xff\x51|\0\0\0\x0cjP  ', 'a JPEG 2000 image', _CONVERT),
+  (rb'\s*(<\?xml[^>]*>\s*)?<svg', 'an SVG drawing', _CONVERT),
+  (rb'\s*(<!doctype|<html|<head|<\?xml)', 'a web page', _FETCH),
+  (rb'PK\x03\x04|\x1f\x8b', 'a compressed archive', 'unpack it'),
+  (rb'%PDF', 'a PDF document', 'extract its images'),
+  (rb'\0*$', 'a file of zero bytes', _FETCH),
+)
 
 
 class DecodeError(ValueError):
@@ -154,13 +173,13 @@ def stated_size(data: bytes) -> tuple[int, int]:
 def other_kind(data: bytes, formats: str) -> str:
   """Returns the message for data of a format that is not supported.
 
-  The first bytes identify it: 'ftypheic' (HEIC), 'ftypavif' (AVIF), '<html>',
-  'version https://' (a Git LFS pointer).
-
   Args:
     data: content of the file.
     formats: supported formats.
   """
+  for pattern, kind, remedy in _OTHER_KINDS:
+    if re.match(pattern, data, re.DOTALL | re.IGNORECASE):
+      return f'{kind}, not a {formats} file: {remedy}'
   return (
     f'{len(data)} bytes that are not a {formats} file, starting with '
     f'{data[:16]!r}: convert the file, download it again or remove it'

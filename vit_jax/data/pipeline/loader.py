@@ -119,7 +119,8 @@ class Loader:
       else:
         raise UserError(
           f'{_MAX_ATTEMPTS} records of {self.source.name} in a row cannot be '
-          f'used: {bad[-1]}: run python -m vit_jax.check_data.'
+          f'used, the last at index {bad[-1].index} ({bad[-1].reason}): check '
+          'the data with python -m vit_jax.check_data.'
         )
     return bad
 

@@ -136,8 +136,9 @@ class Processes:
       except BrokenProcessPool as error:
         if restarts == _MAX_RESTARTS:
           raise UserError(
-            f'reader processes were killed {restarts + 1} times by the same '
-            'examples: reduce reader.prefetch or reader.processes (see dmesg).'
+            f'reader processes were killed {restarts + 1} times while loading '
+            'the same examples, usually for lack of memory (see dmesg): reduce '
+            'reader.prefetch or reader.processes (0 for threads).'
           ) from error
       if pool is self._pool:  # the workers were not restarted yet
         log.warning(
@@ -259,8 +260,9 @@ class Reader:
     whole = paths.memory_bytes()
     if need > _MEMORY_FRACTION * whole:
       raise UserError(
-        f'prefetching requires {need / 2**30:.1f} of {whole / 2**30:.1f} GiB '
-        f'of memory: reduce reader.prefetch ({self.prefetch}) or batch_size.'
+        f'prefetching batches requires {need / 2**30:.1f} GiB of host memory, '
+        f'but this process may use {whole / 2**30:.1f} GiB: reduce '
+        f'reader.prefetch ({self.prefetch}), batch_size or image_size.'
       )
     return need
 

@@ -291,8 +291,9 @@ def listing(
     if not images and not allow_empty:
       raise UserError(
         f'the class folder {root}/{name} contains no image '
-        f'({" ".join(endings)}), but {len(not_images)} other files: fill or '
-        'remove it, or set --config.source.allow_empty.'
+        f'({" ".join(endings)}), but {len(not_images)} other files '
+        f'{not_images[:3]}: convert these, fill or remove the folder, or set '
+        '--config.source.allow_empty.'
       )
     paths += map(os.fsencode, images)
     folders += [len(classes)] * len(images)

@@ -100,8 +100,9 @@ def load(
   for path, cut, (size, _) in zip(paths, index.cuts, current, strict=True):
     if cut != WHOLE and on_bad_shard == 'error':
       raise UserError(
-        f'{path} is cut short or damaged at offset {cut} of {size} bytes: '
-        'write it again (not joined), or set --config.source.on_bad_shard=skip.'
+        f'{path} is cut short or damaged at offset {cut} of {size} bytes. '
+        'Copy, prepare or pack it again (shards cannot be joined), or set '
+        '--config.source.on_bad_shard=skip to use the others.'
       )
   return index
 
