@@ -5,6 +5,7 @@ Shipped files are found in a checkout and in an installed package.
 
 import contextlib
 import importlib.util
+import inspect
 import json
 import pathlib
 import traceback
@@ -114,6 +115,8 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     if commands:
       hint = f'use it with python -m vit_jax.{commands[0]} --config={path}'
     raise UserError(f'{path} does not define {function}(): {hint}.')
+  if arg and not inspect.signature(get).parameters:
+    raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
   with _errors_located(str(spec.origin)):
     return get(arg) if arg else get()
 

@@ -70,18 +70,25 @@ class Objective(contract.Objective):
     require(spec, 'image', 'label', who="the objective 'supervised'")
     shape, _ = spec['label']
     classes = self.setting.model.num_classes
-    weights = len(self.class_weights or range(classes))
-    if not classes or weights != classes or shape not in ((), (classes,)):
+    if shape and shape != (classes,):
       raise UserError(
-        f'config.num_classes is {classes}, labels have the shape {shape} '
-        f'(augment.num_classes), and objective.class_weights has {weights} '
-        "numbers: the objective 'supervised' trains a head, and needs one "
-        'number of each for every class.'
+        f'soft labels have the shape {shape} (augment.num_classes), but '
+        f'config.num_classes is {classes}: make them equal.'
       )
     if shape and self.multi_hot:
       raise UserError(
         'objective.multi_hot would give every class of a soft label the weight '
         f'1 (augment.name, label {shape}): set it to False.'
+      )
+    if self.class_weights is not None and len(self.class_weights) != classes:
+      raise UserError(
+        f'objective.class_weights has {len(self.class_weights)} numbers, but '
+        f'config.num_classes is {classes}: give one number for each class.'
+      )
+    if not classes:
+      raise UserError(
+        "config.num_classes is 0, but the objective 'supervised' trains a "
+        'head: set it to the number of classes.'
       )
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
