@@ -58,7 +58,7 @@ class Config(BackboneConfig):
   def __post_init__(self):
     super().__post_init__()
     self.complete(vit.NAMES, vit.VARIANTS)
-    self.check_range(*vit.NAMES, at_least=1)
+    self.check_range(*vit.NAMES, at_least=1, at_most=backbone.MAX_SIZE)
     fits = self.width % self.num_heads == 0 and self.width % 2 == 0
     advice = 'width must be even and a multiple of num_heads'
     self.check_together(fits, advice, 'width', 'num_heads')

@@ -67,7 +67,7 @@ CASES = [
   (resnet, RESNET | dict(width_factor=0), 'width_factor is 0'),
   (resnet, RESNET | dict(unroll=0), 'model.unroll is 0'),
   (axial_vit, dict(), 'patch_size, width'),
-  (axial_vit, SIZES | dict(width=15, num_heads=3), 'width is 15; it must be'),
+  (axial_vit, SIZES | dict(width=15, num_heads=3), 'width must be even'),
   (axial_resnet, dict(variant='R26'), 'allowed: R50'),
   (axial_resnet, dict(), 'lacks depths'),
   (axial_resnet, dict(depths=(1,), num_heads=3), 'num_heads is 3;'),

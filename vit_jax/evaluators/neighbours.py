@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from vit_jax.errors import check_range
+from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import Labelled, OnFeatures, OtherSource
 
@@ -62,8 +62,11 @@ class Evaluator(OnFeatures):
         a bad record and the reader's policy is to stop.
     """
     train, test = self.features(weights)
-    key = f'the largest of ks for the examples of {self._train.name}'
-    check_range(key, max(self._ks), at_most=len(train.labels))
+    if max(self._ks) > len(train.labels):
+      raise UserError(
+        f'{self._train.name} has {len(train.labels)} usable examples, but '
+        f'ks contains {max(self._ks)}: lower ks.'
+      )
     correct = dict.fromkeys(self._ks, 0)
     for start in range(0, len(test.labels), _BLOCK):
       block = Labelled(*(part[start : start + _BLOCK] for part in test))

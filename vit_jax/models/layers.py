@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -38,7 +37,7 @@ _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 def sized_parameter(
   module: nn.Module, name: str, init: Initializer, shape: Any
 ) -> Any:
-  """Returns a parameter whose shape depends on the size of the images.
+  """Checks the shape of a parameter of a module, and returns the parameter.
 
   Args:
     module: module that owns the parameter.
@@ -49,15 +48,20 @@ def sized_parameter(
   Raises:
     UserError: the parameter is for images of another size.
   """
-  try:
-    return module.param(name, init, shape)
-  except flax.errors.ScopeParamShapeError as error:  # contains both shapes
-    raise UserError(
-      f'the parameters are for images of another size ({error}): resize the '
-      'images to it, load the weights for the size of these images '
-      '(load_pretrained(path, image_size=…)), or use '
-      'model.at_sizes(original_size).'
-    ) from error
+  shape = tuple(shape)
+  # Flax also compares the shapes, but its error does not mention images.
+  if module.has_variable('params', name) and not module.is_initializing():
+    value: Any = module.get_variable('params', name)
+    if tuple(value.shape) != shape:
+      path = '/'.join((*module.path, name))
+      raise UserError(
+        f'the parameter {path} has the shape {list(value.shape)}, and these '
+        f'images need {list(shape)}: the parameters are for images of another '
+        'size. Resize the images to it, load the weights for this size '
+        '(load_pretrained(path, image_size=…)), or use '
+        'model.at_sizes(original_size).'
+      )
+  return module.param(name, init, shape)
 
 
 class Linear(nn.Module):

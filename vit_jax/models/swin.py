@@ -95,7 +95,8 @@ class Config(backbone.BackboneConfig):
     super().__post_init__()
     self.complete(NAMES, SIZES)
     object.__setattr__(self, 'depths', tuple(self.depths))
-    self.check_range('width', 'num_heads', 'window_size', at_least=1)
+    sizes = 'width', 'num_heads', 'window_size'
+    self.check_range(*sizes, at_least=1, at_most=backbone.MAX_SIZE)
     self.check_choices(
       window_rule=RULES,
       pixels=backbone.STATISTICS,
@@ -106,7 +107,7 @@ class Config(backbone.BackboneConfig):
     advice = 'num_heads must divide width'
     self.check_together(fits, advice, 'width', 'num_heads')
     fits = self.depths and all(d >= 2 and d % 2 == 0 for d in self.depths)
-    advice = 'each stage needs pairs of blocks, with plain and shifted windows'
+    advice = 'each stage needs an even number of blocks, 2 or more'
     self.check_together(fits, advice, 'depths')
 
   @property

@@ -293,7 +293,7 @@ class Config(backbone.BackboneConfig):
       pixels=backbone.STATISTICS,
       attention=attention_lib.IMPLEMENTATIONS,
     )
-    self.check_range(*NAMES, at_least=1)
+    self.check_range(*NAMES, at_least=1, at_most=backbone.MAX_SIZE)
     rates = 'dropout', 'drop_path', 'drop_path_first'
     self.check_range(*rates, at_least=0, below=1)
     self.check_range('norm_eps', above=0)
@@ -963,7 +963,12 @@ class ViT(Backbone):
       UserError: positions are relative; these are numbered in one grid.
     """
     if self.config.position in positions.IN_ATTENTION:
-      return super().at_sizes(made_for)  # refuses the parameters `sized`
+      others = [k for k in positions.KINDS if k not in positions.IN_ATTENTION]
+      raise UserError(
+        f'model.position={self.config.position!r} numbers offsets in one '
+        f'grid, that of {made_for[0]}x{made_for[1]} pixels, and this training '
+        f'has images of several sizes: set model.position to one of {others}.'
+      )
     self.check(made_for)
     return self.clone(made_for=tuple(made_for), position_offset=offset)
 
