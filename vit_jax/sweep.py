@@ -23,6 +23,11 @@ from vit_jax.sweeps import execution, grid, jobs, tables
 from vit_jax.sweeps.jobs import Graph
 
 
+def define_flags() -> None:
+  """Defines the flags of this command."""
+  execution.define_flags()
+
+
 def run(
   sweep: grid.Sweep,
   workdir: str,
@@ -56,4 +61,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  process.run(main, execution.define_flags)
+  process.run(main, define_flags)

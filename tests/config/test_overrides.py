@@ -272,7 +272,11 @@ def test_messages_of_wrong_config_json_files(tmp_path, text, words):
 
 @pytest.mark.parametrize(
   'path, word',
-  [('', 'no config file'), ('a.txt', 'FILE.py'), ('a.py:depth=3', 'takes 0')],
+  [
+    ('', 'no config file'),
+    ('a.txt', 'FILE.py'),
+    ('a.py:depth=3', 'takes no argument'),
+  ],
 )
 def test_messages_of_paths_that_are_not_configs(tmp_path, path, word):
   """So is an argument for a function without parameters."""

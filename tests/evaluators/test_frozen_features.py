@@ -122,7 +122,7 @@ def test_messages_of_wrong_settings():
   with pytest.raises(UserError, match="of '.': .*shots=60"):
     evaluator.run(jnp.array(WEIGHTS))
   evaluator = neighbours.Evaluator(setting(), split='test', ks=(500,))
-  with pytest.raises(UserError, match='ks .*500; .*at most 203'):
+  with pytest.raises(UserError, match='203 usable examples, .*ks .*500'):
     evaluator.run(jnp.array(WEIGHTS))
   with pytest.raises(UserError, match='features of .*not finite.*model.dtype'):
     evaluator.run(jnp.full_like(WEIGHTS, jnp.nan))
