@@ -413,6 +413,9 @@ class Config(backbone.BackboneConfig):
     advice = f'allowed: {", ".join(places) or "no position_at"}'
     fits = self.position_at in (places or (None,))
     check(fits, advice, 'position_at', 'position')
+    fits = places or kind == 'none' or self.rotary
+    advice = 'it acts nowhere: give its row in positions.KINDS places'
+    check(fits, advice, 'position')
     fits = self.prefix_positions or kind == 'learned'
     advice = "set model.position='learned'"
     check(fits, advice, 'prefix_positions', 'position')
