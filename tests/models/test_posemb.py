@@ -1,12 +1,14 @@
 """Tests of resized position embeddings against SciPy and torch."""
 
+import jax
 import numpy as np
 import pytest
 import scipy.ndimage
+import tiny_vit
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.models import positions
+from vit_jax.models import positions, vit
 
 GRIDS = [
   ((14, 14), (24, 24)),
@@ -80,6 +82,15 @@ def test_messages_of_wrong_grids_and_methods():
     positions.resize('embedding', embedding((4, 6)), (4, 7), (2, 2))
   with pytest.raises(UserError, match='aligned'):
     positions.resize('embedding', embedding((4, 6)), (4, 6), (2, 2), 'nearest')
+
+
+@pytest.mark.parametrize('places', [('stem',), ()])
+def test_kinds_without_a_branch_are_refused(monkeypatch, places):
+  """They are not computed as another kind, or left out."""
+  monkeypatch.setitem(positions.KINDS, 'spiral', places)
+  with pytest.raises(UserError, match="model.position is 'spiral'"):
+    model = vit.Model(5, **tiny_vit.SIZES, position='spiral')
+    jax.eval_shape(model.init, jax.random.key(0), tiny_vit.images_of(1, 8, 8))
 
 
 def test_square_grid():

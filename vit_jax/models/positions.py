@@ -135,7 +135,10 @@ class PositionEmbedding(nn.Module):
     elif kind in ('sincos2d', 'sincos2d_mae'):
       table = sincos2d(grid, config.width, kind == 'sincos2d')
     else:
-      raise NotImplementedError(f'positions of the kind {kind!r}')
+      raise UserError(
+        f'model.position is {kind!r}, which has a row in KINDS but no branch '
+        'in PositionEmbedding.__call__: add one that computes these positions.'
+      )
     return Position(added=_of_tokens(table, patches, config.prefix))
 
   def prefix(self) -> Float[Array, '1 p d']:
