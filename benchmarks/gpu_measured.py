@@ -4,16 +4,18 @@
 
 For each row of `ROWS` (shapes of gpu_plans.py on one GPU), compiles the step of
 this package as a run does, times it with a batch that is already on the device,
-and models the time of the program that ran (vit_jax/plan/gpu_cost.py). Then
-compiles the step once more without command buffers, which hide the kernels from
-the profiler, times it, and adds up the time of each instruction in a profile.
+and models the time of the program that ran (vit_jax/plan/gpu_cost.py). With
+`--profile`, compiles the step once more without command buffers, which hide the
+kernels from the profiler, times it, and adds up the time of each instruction in
+a profile; this takes minutes per row.
 
 Prints a Markdown table, and writes to DIRECTORY: `rows.jsonl` with the figures;
 for each row the program (`*.hlo.gz`) and its instructions (`*.csv`) with kind,
-FLOPs, bytes, executions per step, modelled and measured microseconds; and
-`products.csv`, times of single matrix products and copies. No row is started
-after `--budget_s` seconds. `--dry_run` lists the rows; `--toy` measures a tiny
-model on any device. step.py compares with timm.
+FLOPs, bytes, executions per step, modelled and, with `--profile`, measured
+microseconds; then also `products.csv`, times of single matrix products and
+copies. `--rows` names the rows, and none is started after `--budget_s` seconds.
+`--dry_run` lists the rows; `--toy` measures a tiny model on any device. step.py
+compares with timm.
 """
 
 import argparse
@@ -144,7 +146,11 @@ def instructions(
 
 
 def measure(
-  row: gpu_plans.Row, gpu: devices.Device, out: pathlib.Path, rounds: int
+  row: gpu_plans.Row,
+  gpu: devices.Device,
+  out: pathlib.Path,
+  rounds: int,
+  profiled: bool,
 ) -> dict[str, Any]:
   """Measures one row and returns its figures; see the module."""
   config = compile.changed(loading.load(row.config), **row.overrides)
@@ -173,16 +179,15 @@ def measure(
   }
   stats = jax.devices()[0].memory_stats() or {}
   result['peak_bytes_so_far'] = stats.get('peak_bytes_in_use')
-  del step
-  if jax.devices()[0].platform == 'gpu':
+  measured: dict[str, float] = {}
+  if profiled:
+    del step
     step = Step(experiment, NO_GRAPHS)
     times = step.times(rounds, STEPS)
     result['step_seconds_without_command_buffers'] = statistics.median(times)
     measured = profile(step, PROFILED)
     result['kernel_seconds'] = sum(measured.values()) / 1e6
     text = step.compiled.as_text() or ''
-  else:
-    measured = {}
   name = re.sub(r'\W+', '_', row.name.lower())
   with gzip.open(out / f'{name}.hlo.gz', 'wt') as file:
     file.write(text)
@@ -245,10 +250,16 @@ def main() -> None:
   )
   parser.add_argument('--out', type=pathlib.Path)
   parser.add_argument('--budget_s', type=float, default=600)
-  parser.add_argument('--dry_run', action='store_true')
-  parser.add_argument('--toy', action='store_true')
+  parser.add_argument('--rows', help='names, separated by semicolons')
+  for flag in ('--profile', '--dry_run', '--toy'):
+    parser.add_argument(flag, action='store_true')
   arguments = parser.parse_args()
   rows = [TOY] if arguments.toy else ROWS
+  if arguments.rows:
+    known = {row.name: row for row in rows}
+    if unknown := set(arguments.rows.split(';')) - set(known):
+      parser.error(f'no rows {sorted(unknown)}; there are {list(known)}')
+    rows = [known[name] for name in arguments.rows.split(';')]
   if arguments.dry_run:
     for row in rows:
       print(row.name, row.config, row.overrides)
@@ -260,7 +271,7 @@ def main() -> None:
   arguments.out.mkdir(parents=True, exist_ok=True)
   gpu = devices.of_kind(jax.devices()[0].device_kind) or devices.GPUS['h100']
   print(jax.devices()[0].device_kind, f'jax {jax.__version__}', flush=True)
-  if not arguments.toy:
+  if arguments.profile:
     single_kernels(arguments.out)
   print(f'| {" | ".join(HEAD)} |\n|{"---|" * len(HEAD)}', flush=True)
   for row in rows:
@@ -268,7 +279,8 @@ def main() -> None:
       print(f'{row.name}: not measured, the time is over', flush=True)
       continue
     try:
-      result = measure(row, gpu, arguments.out, 1 if arguments.toy else ROUNDS)
+      rounds = 1 if arguments.toy else ROUNDS
+      result = measure(row, gpu, arguments.out, rounds, arguments.profile)
     except Exception:  # the other rows are still worth measuring
       logging.exception('%s failed', row.name)
       continue
