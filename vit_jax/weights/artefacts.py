@@ -100,7 +100,8 @@ def saved_model(predict: Predict, images: Spec, folder: epath.Path) -> None:
   except tf.errors.InvalidArgumentError as error:
     raise UserError(
       f'TensorFlow {tf.__version__} cannot run programs of JAX '
-      f'{jax.__version__}: update TensorFlow, or export --to=stablehlo.'
+      f'{jax.__version__}. Install a newer TensorFlow or an older JAX, or '
+      'export --to=stablehlo.'
     ) from error
   signatures = {'serving_default': module.serve}
   tf.saved_model.save(module, os.fspath(folder), signatures=signatures)
