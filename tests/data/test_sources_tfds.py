@@ -28,7 +28,8 @@ def damaged(prepared, tmp_path):
 
 
 def open_twin(folder, split='train', **settings):
-  return tfds.Source(split, dataset='twin', data_dir=str(folder), **settings)
+  settings = dict(dataset='twin', data_dir=str(folder)) | settings
+  return tfds.Source(split, **settings)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,7 @@ def test_datasets_of_old_tfds_are_read(damaged):
     (dict(label_key='file_name'), 'label_key.*: coarse, even, label, None'),
     (dict(label_key='number'), 'number: Scalar.*None for images'),
     (dict(on_bad_shard='x'), 'error, skip'),
+    (dict(dataset='twim'), "did you mean 'twin'. allowed: twin.*prepare twim"),
   ],
 )
 def test_messages_of_wrong_settings(prepared, settings, words):

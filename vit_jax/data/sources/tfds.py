@@ -259,6 +259,8 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
     return root / name / chosen
   configs = [p.name for p in paths.entries(root / name) if versions(p)]
   prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
+  others = {p.name for p in paths.entries(root)} - {'downloads'}
+  prepared = prepared or sorted(others)
   raise UserError(
     f'the data set {dataset!r} is not in {root} ({closest(dataset, prepared)})'
     ': set --config.source.data_dir (or TFDS_DATA_DIR), or prepare it: '
