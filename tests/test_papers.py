@@ -60,6 +60,7 @@ def test_configs_equal_the_papers(name, cells):
     assert found[key] == value, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['dino', 'dino_args_txt', 'augreg'])
 def test_configs_of_the_papers_build(name):
   [path] = [path for path in _TABLES if path.stem == name]

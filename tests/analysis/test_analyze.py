@@ -31,6 +31,7 @@ def weights(tmp_path_factory):
   return folder, params
 
 
+@pytest.mark.slow
 def test_analyze_accepts_another_resolution(weights, tmp_path):
   folder, params = weights
   files = [str(folder / name) for name in ('a.png', 'b.png')]

@@ -41,6 +41,7 @@ def test_all_arrays_of_a_model_with_a_class_token(small):
   }
 
 
+@pytest.mark.slow
 def test_components_of_patches_equal_those_of_scikit_learn(small):
   """Of the patches of all images; each scaled to [0, 1]."""
   model, params = small

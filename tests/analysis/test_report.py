@@ -254,6 +254,7 @@ def test_names_are_escaped(tmp_path):
   assert '<b onclick' not in found.tags and 'b onclick=x' in text
 
 
+@pytest.mark.slow
 def test_report_of_a_thousand_classes_is_not_too_large(tmp_path):
   """It has tables in place of the matrix."""
   names = [f'class of birds and other animals number {i}' for i in range(1000)]
@@ -269,6 +270,7 @@ def test_report_of_a_thousand_classes_is_not_too_large(tmp_path):
   assert max(map(len, charts(page.render(record.read(folder))))) < 50_000
 
 
+@pytest.mark.slow
 def test_a_report_that_would_be_too_large_has_no_pictures(
   tmp_path, monkeypatch
 ):

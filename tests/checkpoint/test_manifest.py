@@ -78,6 +78,7 @@ def test_a_step_with_a_damaged_item_is_not_used(tmp_path, item):
   assert (tmp_path / '2.bad').is_dir()
 
 
+@pytest.mark.slow
 def test_a_history_that_changes_during_a_save(tmp_path, monkeypatch):
   """The step is not damaged by it."""
   history = {'interval': {'count': 1}}
@@ -95,6 +96,7 @@ def test_a_history_that_changes_during_a_save(tmp_path, monkeypatch):
   assert about['interval'] == {'count': 1}
 
 
+@pytest.mark.slow
 def test_steps_of_format_2_are_supported(tmp_path):
   """They are restored, kept and replaced as before."""
   save(tmp_path, 1, 2)

@@ -88,6 +88,7 @@ def _collect_coroutines():
   gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('_collect_coroutines')
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 def test_a_real_read_error_is_retried(saved):

@@ -54,6 +54,7 @@ def test_nan_is_not_the_best(tmp_path):
   assert _steps(tmp_path) == [2, 4, 5]
 
 
+@pytest.mark.slow
 def test_retention_removes_only_steps_of_the_run(tmp_path):
   """Directories of the user and steps of other runs stay."""
   save(tmp_path / 'other', 3)

@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 STALE = 'the config has changed since it was planned; run plan'
 
 
+@pytest.mark.slow
 def test_all_configs_are_listed(capsys):
   """The list has each path, first line, and table of published results."""
   configs.main([])
@@ -98,6 +99,7 @@ def test_predictions_depend_on_the_compiled_step(key, value, same):
   assert (predicted.fingerprint(config) == known) == same
 
 
+@pytest.mark.slow
 def test_shipped_predictions_are_current():
   """If this fails, plan the row again with benchmarks/plan_configs.py."""
   rows = predicted.read()

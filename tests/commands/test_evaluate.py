@@ -86,6 +86,7 @@ def _run(path, *settings, **keywords):
   return evaluate.run(path, request)
 
 
+@pytest.mark.slow
 def test_bad_records_follow_the_policy_of_the_run(trained):
   """Flags take precedence."""
   result = _run(trained, evaluator='val')
@@ -112,6 +113,7 @@ def test_a_split_without_usable_examples_is_refused(weights, tmp_path):
     _run(path)
 
 
+@pytest.mark.slow
 def test_evaluators_of_the_run(trained):
   """By default all, each with its own split, as in metrics.jsonl."""
   result = _run(trained)
@@ -151,6 +153,7 @@ def test_only_classification_runs_on_other_data(weights, tmp_path):
   assert result['count'] == 6 and '3nn' not in result
 
 
+@pytest.mark.slow
 def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
   """The held-out part of a folder shares no image with the fitted part."""
   photos = _write(tmp_path / 'photos', 10)

@@ -203,6 +203,7 @@ def blocks(path, images):
   return np.asarray(run(params, images))
 
 
+@pytest.mark.slow
 def test_patch_tokens_of_blocks(weights, tmp_path):
   """Blocks are in the given order, without the class token, in Parquet."""
   parquet = pytest.importorskip('pyarrow.parquet')
@@ -252,6 +253,7 @@ def test_killed_and_resumed(weights, tmp_path):
   assert found['label'].tolist() == labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('folders', [('.',), ('cat', 'dog')])
 def test_a_folder_of_images(weights, tmp_path, folders):
   """As a data set it has the labels of its folders, if any; or it has paths."""

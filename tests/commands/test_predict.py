@@ -70,6 +70,7 @@ def test_images_of_files_directories_and_patterns(photos):
     shared_flags.image_paths([f'{photos}/*.jpg'])
 
 
+@pytest.mark.slow
 def test_predict_continues_after_a_bad_file(photos, command):
   """The other images have the results that they have alone."""
   out, error = command('--json', '--top=2', str(photos))
@@ -89,6 +90,7 @@ def test_predict_continues_after_a_bad_file(photos, command):
       np.testing.assert_allclose(one['probability'], other['probability'], 1e-5)
 
 
+@pytest.mark.slow
 def test_csv_has_a_row_per_image_and_class(photos, command):
   out, error = command('--csv', '--top=3', f'{photos}/b/*1.PNG')
   rows = list(csv.DictReader(io.StringIO(out)))

@@ -78,6 +78,7 @@ def test_the_first_examples_are_uniform_and_unrelated(seed):
   assert chi_square(indices % bins, bins) < limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n', [3, 10, 100])
 def test_every_example_comes_first_equally_often(n):
   """The first index is uniform over seeds and over epochs."""

@@ -57,6 +57,7 @@ def test_a_prepared_dataset_can_be_trained_on(tmp_path, source):
   assert cli.records(tmp_path / 'run')[-1]['val/count'] == 16
 
 
+@pytest.mark.slow
 def test_without_a_name_prepare_lists_datasets():
   """The list says what a person has to do; the exit code is 0."""
   out, _ = cli.run(cli.command('prepare'))

@@ -275,6 +275,7 @@ def test_a_preparation_killed_repeatedly_writes_the_same_files(
   assert files / 3 <= int(done.stdout) <= files / 3 + written
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_parent(tmp_path):
   """Otherwise they would write files during the next attempt."""
   program = f"""

@@ -81,6 +81,7 @@ def classes_of(root, split):
   return collections.Counter(path.partition('/')[0] for path in paths)
 
 
+@pytest.mark.slow
 def test_parts_have_the_same_fraction_of_each_class(tmp_path):
   """A class that is too small to be divided belongs to the first part."""
   sizes = {'a': 50, 'b': 20, 'c': 10, 'd': 2, 'e': 1}

@@ -72,6 +72,7 @@ def test_classes_are_those_of_the_authors():
   assert names == set(SEVERAL)
 
 
+@pytest.mark.slow
 def test_images_of_overlapping_classes_without_border(directory):
   """Each has all of its ImageNet classes as labels."""
   source = opened(directory).with_labels('imagenet_labels')
@@ -96,6 +97,7 @@ def test_images_of_overlapping_classes_without_border(directory):
     source[452]
 
 
+@pytest.mark.slow
 def test_parts_contain_every_class(directory):
   parts = [opened(directory, f'test[{part}]') for part in (':25%', '25%:')]
   assert [len(part) for part in parts] == [113, 339]
@@ -107,6 +109,7 @@ def test_parts_contain_every_class(directory):
   assert sum(len(rows) for _, rows in parts[0].rows()) == 113
 
 
+@pytest.mark.slow
 def test_heads_with_the_classes_in_another_order(directory):
   """All labels are mapped by name; a head without the classes is refused."""
   source = opened(directory)
@@ -120,6 +123,7 @@ def test_heads_with_the_classes_in_another_order(directory):
     filters.matched(source, ['cat', 'dog'], 'the head')
 
 
+@pytest.mark.slow
 def test_messages_of_wrong_directories_and_images(tmp_path):
   with pytest.raises(UserError, match=r'objectnet-1\.0.*data_dir'):
     opened(tmp_path)

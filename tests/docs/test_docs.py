@@ -53,6 +53,7 @@ def commands() -> list[tuple[str, list[str]]]:
   return found
 
 
+@pytest.mark.slow
 def test_commands_exist(command_line, tmp_path):
   """Modules, flags, configs with their arguments, and keys are checked."""
   for name in ('cat', 'dog'):
@@ -90,6 +91,7 @@ def test_commands_exist(command_line, tmp_path):
   assert len(seen) > 10
 
 
+@pytest.mark.slow
 def test_python_blocks_run(tmp_path, monkeypatch):
   """A weight file and images are available to them."""
   monkeypatch.chdir(tmp_path)

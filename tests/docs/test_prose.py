@@ -4,6 +4,8 @@ import ast
 import pathlib
 import re
 
+import pytest
+
 import vit_jax
 
 ROOT = pathlib.Path(vit_jax.__file__).parent.parent
@@ -34,6 +36,7 @@ def _functions(tree):
         yield node.name, text
 
 
+@pytest.mark.slow
 def test_docstrings_of_functions_start_with_a_verb():
   """Docstrings of tests, which state a property, are left out."""
   wrong, count = [], 0

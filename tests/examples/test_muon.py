@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import optax
+import pytest
 
 from examples import muon
 from tests.optim.test_lamb import (
@@ -36,6 +37,7 @@ def polar(matrix):
   return x.T if transposed else x
 
 
+@pytest.mark.slow
 def test_muon_equals_separate_matrices():
   """Each layer's matrix has flattened heads and the size of Adam's update."""
   rate, beta, steps = 0.01, 0.95, 3

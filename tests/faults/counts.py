@@ -5,6 +5,7 @@
 
 import collections
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,8 +26,17 @@ def further(*cases: Any) -> list[Any]:
   Args:
     *cases: values of the test's argument, or lists of its arguments' values.
   """
+  return _marked(cases, pytest.mark.long)
+
+
+def slow(*cases: Any) -> list[Any]:
+  """Returns cases that only --ci and --all run; arguments as of `further`."""
+  return _marked(cases, pytest.mark.slow)
+
+
+def _marked(cases: Iterable[Any], mark: pytest.MarkDecorator) -> list[Any]:
   values = [case if isinstance(case, list) else [case] for case in cases]
-  return [pytest.param(*each, marks=pytest.mark.long) for each in values]
+  return [pytest.param(*each, marks=mark) for each in values]
 
 
 def injected(kind: str) -> None:

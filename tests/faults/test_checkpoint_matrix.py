@@ -125,6 +125,7 @@ def test_a_damaged_step_is_renamed_and_the_older_one_used(
   assert (saved / '1').is_dir()
 
 
+@pytest.mark.slow
 def test_without_an_intact_step_a_run_is_refused(saved):
   """It does not start from scratch, at the second attempt either."""
   for step in (1, 2):
@@ -140,6 +141,7 @@ def test_an_empty_directory_is_a_new_run(tmp_path):
   assert restore(tmp_path / 'checkpoints') is None
 
 
+@pytest.mark.slow
 def test_a_config_of_another_model_is_a_user_error(saved):
   """Nothing is renamed."""
   with pytest.raises(UserError, match='other parameters than the model'):

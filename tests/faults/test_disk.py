@@ -61,6 +61,7 @@ checkpoints.close()
 """
 
 
+@pytest.mark.slow
 def test_a_failed_save_is_one_line(tmp_path):
   """TensorStore's many callbacks fail after the first failure of one."""
   disk = tmp_path / 'disk'

@@ -46,6 +46,7 @@ def refusing(monkeypatch):
     server.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('refusing')
 def test_missing_permission_is_one_message():
   """It contains the store's answer and a command that helps."""

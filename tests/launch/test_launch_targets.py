@@ -18,6 +18,7 @@ def programs(tmp_path, monkeypatch):
   return Programs(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_two_slices_that_are_preempted_twice_finish(programs, monkeypatch):
   """Once with a notice (42), once without; every start has the same words."""
   hosts, commit = programs.make_hosts(monkeypatch)

@@ -37,6 +37,7 @@ def with_gradients(function, query, key, value, dy):
   return [np.asarray(x, np.float64) for x in (y, *pull(dy.astype(y.dtype)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('size', [5.0, *further(0.1, 1.0)])
 def test_float32_attention_equals_the_formula(shape, size):

@@ -100,6 +100,7 @@ def error(ours, exact, name):
   return np.linalg.norm(ours[name] - exact[name]) / np.linalg.norm(scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', SHAPES)
 def test_float32_kernels_equal_the_formula(shape):
   """Values and all gradients agree."""

@@ -79,6 +79,7 @@ def test_learned_positions_are_interpolated_as_in_dino(
   assert np.abs(model.apply({'params': plain}, images) - ours).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'kind', ['rope2d', *further('sincos2d', 'sincos2d_mae', 'none')]
 )
@@ -90,6 +91,7 @@ def test_positions_without_parameters_are_computed_for_the_grid(kind):
   np.testing.assert_array_equal(ours, model.apply({'params': params}, images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'kind, at, options', [CASES[0], *further(*map(list, CASES[1:]))]
 )

@@ -169,6 +169,7 @@ def test_drop_path_grows_linearly(branch, first, shares):
     )
 
 
+@pytest.mark.slow
 def test_layers_and_branches_have_independent_masks():
   attention, mlp, both = (
     masks(place, dropout=0.5, drop_path=0.0)

@@ -13,6 +13,7 @@ VIT = dict(tiny_vit.SIZES, dtype='float32')
 SWIN = dict(width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('make, sizes', [(ViT, VIT), (Swin, SWIN)])
 @pytest.mark.parametrize('channels', [5, 3, *further(1)])
 def test_pixels_are_normalized_by_mean_and_std(make, sizes, channels):

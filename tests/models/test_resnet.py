@@ -144,6 +144,7 @@ def test_initial_values():
 # Results
 
 
+@pytest.mark.slow
 def test_predict_returns_the_last_map():
   """Other results raise an error."""
   model = resnet.Model(0, **TINY | dict(depths=(1,)))

@@ -27,6 +27,7 @@ def run(model, params, *inputs, **settings):
 # Sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'variant, expected',
   [
@@ -43,6 +44,7 @@ def test_parameter_counts(variant, expected):
   assert tree.size(abstract(Model(1000, variant=variant))) == expected
 
 
+@pytest.mark.slow
 def test_flops_of_swin_t():
   """Table 1: Swin-T takes 4.5 G multiply-adds for an image of 224 pixels."""
   model = Model(1000, variant='T')
@@ -137,6 +139,7 @@ def test_pairs_with_equal_offsets_share_a_bias():
   assert offsets[2, 2] == {24}
 
 
+@pytest.mark.slow
 def test_bias_tables_are_resized_with_the_window():
   """Only the method 'bicubic' is allowed."""
   small, large = Model(0, **TINY), Model(0, **TINY | dict(window_size=4))
@@ -167,6 +170,7 @@ def test_norms_have_pytorchs_epsilon():
 # Drop path
 
 
+@pytest.mark.slow
 def test_drop_path_increases_linearly():
   """Block ℓ of L keeps each branch with probability 1 − rate · ℓ / (L − 1).
 

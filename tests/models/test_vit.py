@@ -68,6 +68,7 @@ def test_parameter_counts_with_options(variant, side, options, expected):
 # Images and pooling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
 def test_each_pooling_has_its_parameters(pool):
   """Logits are those of the head."""
@@ -123,6 +124,7 @@ def test_an_image_that_patches_do_not_fill_is_refused():
       small.init(KEY, jnp.zeros((1, height, width, 3)))
 
 
+@pytest.mark.slow
 def test_remainder_drop_ignores_the_last_pixels():
   """H/14 at 384 px has 27 x 27 patches; the last 6 pixels have no effect."""
   model = Model(0, variant='H/14', remainder='drop')
@@ -145,6 +147,7 @@ def test_remainder_drop_ignores_the_last_pixels():
 # Parts and intermediate results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['token', *further('gap', 'map')])
 def test_embed_encode_and_readout_give_predict(pool):
   """The parameters are the same."""
@@ -161,6 +164,7 @@ def test_embed_encode_and_readout_give_predict(pool):
       np.testing.assert_array_equal(out[name], whole[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('attention', ['xla', 'kernel'])
 def test_predict_returns_tokens_layers_and_attention(attention):
   """They agree with a computation from the parameters."""
@@ -195,6 +199,7 @@ def test_predict_returns_tokens_layers_and_attention(attention):
   )
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_same_function():
   """Without kernels and unrolling, logits are the same."""
   sizes = SIZES | dict(width=128, num_heads=2)

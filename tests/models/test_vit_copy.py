@@ -6,12 +6,14 @@ import re
 
 import jax
 import numpy as np
+import pytest
 from tiny_vit import SIZES, images_of, noise_params
 
 from tests import cli
 from vit_jax.models import vit
 
 
+@pytest.mark.slow
 def test_the_attention_of_the_documentation(tmp_path, monkeypatch):
   """The three changes of docs/extending.md give a model with its parameters."""
   page = (cli.ROOT / 'docs/extending.md').read_text()

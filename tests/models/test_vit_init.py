@@ -23,6 +23,7 @@ def initial():
   return tree.flatten(init(KEY, jnp.zeros((1, 32, 32, 3)))['params'])
 
 
+@pytest.mark.slow
 def test_head_starts_at_its_bias():
   """An untrained model returns the head's bias for every image."""
   model = Model(7, **SIZES | dict(dtype='bfloat16'), head_bias=-10.0)
@@ -32,6 +33,7 @@ def test_head_starts_at_its_bias():
   assert logits.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_initial_zeros_and_constants(initial):
   """Class token, head kernel and most biases are zero; norms are one."""
   for path in ('cls', 'head/kernel', 'embedding/bias', 'pre_logits/bias'):
@@ -79,6 +81,7 @@ def test_initial_standard_deviations(initial, path, deviation):
   assert values.std() == pytest.approx(deviation, rel=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [dict(distilled=True), dict(pool='map')])
 def test_truncated_normal_initialization(options):
   """DeiT: N(0, .02) for all matrices and tokens, zeros for all biases.

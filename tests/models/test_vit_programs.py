@@ -60,6 +60,7 @@ def test_remat_and_unrolling_give_the_same_gradients(remat, unroll, baseline):
   )
 
 
+@pytest.mark.slow
 def test_dropout_masks_depend_on_the_key():
   """Without a key, nothing is dropped."""
   model = Model(5, **SIZES, dropout=0.2, drop_path=0.2)
@@ -77,6 +78,7 @@ def test_dropout_masks_depend_on_the_key():
   np.testing.assert_array_equal(without, plain)
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_position_embedding():
   """Layers are zero, so that only the dropout of the embedding remains."""
   model = Model(5, **SIZES, dropout=0.5)

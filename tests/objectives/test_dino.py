@@ -218,6 +218,7 @@ def test_schedules_equal_the_original():
   assert float(constant.teacher_temperature(jnp.array(0))) == np.float32(0.05)
 
 
+@pytest.mark.slow
 def test_a_new_teacher_equals_its_student():
   """At the start, and when a training starts from given weights."""
   of = objective()
@@ -233,6 +234,7 @@ def test_a_new_teacher_equals_its_student():
   assert of.weights(params, extra)['teacher'] is extra['teacher']
 
 
+@pytest.mark.slow
 def test_only_the_student_drops_paths(monkeypatch):
   """The keys of its global and of its local crops differ."""
   of, keys = objective(), []
@@ -251,6 +253,7 @@ def test_only_the_student_drops_paths(monkeypatch):
 # The head
 
 
+@pytest.mark.slow
 def test_initial_values_of_the_head():
   """N(0, .02), and uniform within 1/√inputs for the prototypes."""
   head = Head(outputs=500, hidden=256, bottleneck=64)

@@ -249,6 +249,7 @@ def test_a_mesh_and_micro_batches_use_the_same_groups():
     np.testing.assert_allclose(updated[0][name], updated[1][name], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_sinkhorn_knopp_distributes_targets_equally():
   """Padding has no influence, and large logits do not overflow."""
   rng = np.random.default_rng(0)
@@ -265,6 +266,7 @@ def test_sinkhorn_knopp_distributes_targets_equally():
   np.testing.assert_allclose(large[:20], some[:20], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_koleo_of_equal_features_has_a_finite_gradient():
   """Images that occur twice in a batch have distance 0."""
   x = jnp.ones((4, 3)).at[2:].set(jnp.array([[1.0, -1, 0], [0.0, 1, 2]]))
@@ -274,6 +276,7 @@ def test_koleo_of_equal_features_has_a_finite_gradient():
   assert float(value) == pytest.approx(expected.item(), rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_teacher_and_unmasked_crops_do_not_see_the_mask_token():
   """The token has a gradient, and only masked crops depend on it."""
   of = objective()
@@ -294,6 +297,7 @@ def test_the_teacher_and_unmasked_crops_do_not_see_the_mask_token():
   np.testing.assert_allclose(blind[1], masked[1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_the_student_drops_paths(monkeypatch):
   """The keys of its global and local crops differ, and those of steps too."""
   of, passes = objective(), []
@@ -318,6 +322,7 @@ def test_only_the_student_drops_paths(monkeypatch):
   )
 
 
+@pytest.mark.slow
 def test_a_new_run_and_one_from_weights():
   """The mask token is 0, and the teacher starts from the student."""
   of = objective(separate=True)

@@ -142,6 +142,7 @@ def test_agreement_uses_the_distillation_head():
   assert float(metrics['agreement']) == pytest.approx(float(teacher_head))
 
 
+@pytest.mark.slow
 def test_a_model_with_one_head_can_be_distilled():
   """It has no distillation token, as in Noisy Student or FunMatch."""
   plain = Model(CLASSES, **SIZES)

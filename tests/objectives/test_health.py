@@ -36,6 +36,7 @@ def test_effective_rank_equals_that_of_singular_values(n, d):
     assert float(again) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_metrics_of_collapsed_and_of_spread_features():
   """1 and 0 for multiples of one vector, d and 1 for all directions."""
   alike = jnp.outer(jnp.arange(1.0, 9), jnp.arange(1.0, 7))
@@ -48,6 +49,7 @@ def test_metrics_of_collapsed_and_of_spread_features():
   assert float(metrics['feature_deviation']) == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['mae', 'masked_patch'])
 def test_metrics_of_objectives_that_mask_patches(name):
   """They are those of the mean tokens of the patches that the model sees."""

@@ -192,6 +192,7 @@ def test_the_backbone_is_not_trained():
   )
 
 
+@pytest.mark.slow
 def test_initial_values_of_the_classifier():
   """The kernel is from N(0, .01), the bias is 0."""
   of = objective(Model(0, **SIZES | dict(width=512)), **MAE)

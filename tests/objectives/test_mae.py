@@ -160,6 +160,7 @@ def test_masks_and_dropout_have_different_keys(monkeypatch):
   assert keys['dropout'] == jax.random.key_data(KEY).tolist()
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_hidden_pixels():
   """Changing them changes only the target."""
   of, examples = normed(), batch()
@@ -174,6 +175,7 @@ def test_predictions_do_not_depend_on_hidden_pixels():
   assert np.abs(one - other).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_stem_does_not_use_hidden_pixels():
   """A hybrid's convolutions get zeros at hidden pixels."""
   stem = dict(name='resnet', depths=(1,), width_factor=1)
@@ -189,6 +191,7 @@ def test_a_stem_does_not_use_hidden_pixels():
   )
 
 
+@pytest.mark.slow
 def test_initial_values_equal_the_authors():
   """Bounds and standard deviations of random values; zeros elsewhere."""
   sizes = SIZES | dict(width=64, mlp_dim=128, num_heads=4)
@@ -224,6 +227,7 @@ def test_hidden_patches_are_the_same_on_a_mesh():
   np.testing.assert_array_equal(order, order_of(of, examples))
 
 
+@pytest.mark.slow
 def test_reconstructions_show_visible_pixels():
   """Hidden patches are grey; predictions are converted to pixels."""
   of, examples = normed(), batch()

@@ -105,6 +105,7 @@ def test_fractions_of_corrupted_patches():
   assert len(set(order)) == COUNT
 
 
+@pytest.mark.slow
 def test_classes_of_a_known_image():
   """Black, white, colours at the limits of their classes, and halves."""
   image = np.zeros((1, 8, 16, 3), np.uint8)
@@ -173,6 +174,7 @@ def test_loss_and_gradients_equal_the_paper(target):
   torch_vit.assert_gradients(grads, tensors)
 
 
+@pytest.mark.slow
 def test_loss_does_not_depend_on_hidden_pixels():
   """Hidden patches are replaced by others of the same mean colour.
 
@@ -193,6 +195,7 @@ def test_loss_does_not_depend_on_hidden_pixels():
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+@pytest.mark.slow
 def test_initial_predictions_are_uniform():
   """The [mask] embedding is not zero."""
   of, examples = objective(target='small_patch'), batch()

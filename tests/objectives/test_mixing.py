@@ -173,6 +173,7 @@ def test_mixup_and_cutmix_alternate():
 # Random erasing
 
 
+@pytest.mark.slow
 def test_erasing_replaces_a_rectangle_by_noise():
   """Pixels elsewhere do not change."""
   grey = np.full((1000, 40, 80, 3), 77, np.uint8)

@@ -32,6 +32,7 @@ def logits_of(batch):
   return torch.tensor(np.asarray(MODEL.apply({'params': PARAMS}, images)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', LOSSES)
 def test_loss_is_the_mean_of_smoothed_losses(kind):
   batch = examples()
@@ -53,6 +54,7 @@ def test_predict_does_not_mix_or_drop():
   )
 
 
+@pytest.mark.slow
 def test_multi_hot_targets_count_both_classes():
   """Both classes of a mixed image are labels, with torch's loss."""
   mix = DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0)
@@ -72,6 +74,7 @@ def test_multi_hot_targets_count_both_classes():
   assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_class_weights():
   """The loss of a batch is divided by its number of examples."""
   batch, weights = examples(), tuple(0.5 * k for k in range(CLASSES))

@@ -179,6 +179,7 @@ MASKED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 def test_decay_masks(name):
   """Layer axes, and head axes of biases, are not counted as axes."""

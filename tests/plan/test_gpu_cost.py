@@ -187,6 +187,7 @@ def test_collectives_in_loops_are_added_in_every_iteration():
   assert math.isclose(exposed(program(LOOP, loop=(blocking,))), 12 * RING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, file', [('B/16, no dropout', 'b_16_no_dropout'), ('S/16', 's_16')]
 )

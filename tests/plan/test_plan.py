@@ -142,6 +142,7 @@ def test_cost_of_l16():
   assert plan['predicted_core_days'] < 0.6 * plan['paper_core_days']
 
 
+@pytest.mark.slow
 def test_without_libtpu_the_message_names_the_package():
   """The exit code is 2."""
   start = (

@@ -50,6 +50,7 @@ def config(**mesh):
   return compile.changed(loading.load('configs/quickstart.py'), **changes)
 
 
+@pytest.mark.slow
 def test_without_compiler_state_and_least_time_are_computed():
   """Parameters split over eight GPUs take an eighth, in the same time."""
   target = topology.find('h100:2x4')
@@ -67,6 +68,7 @@ def test_without_compiler_state_and_least_time_are_computed():
   assert whole['predicted_step_seconds'] is None
 
 
+@pytest.mark.slow
 def test_the_summary_states_lower_bounds_without_a_compiler(monkeypatch):
   made = compile.plan(config(), topology.find('a100-40gb:1x8'))
   assert costliest(made) == []

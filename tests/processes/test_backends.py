@@ -27,6 +27,7 @@ without_tpu = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @without_tpu
 @pytest.mark.parametrize('hidden', [True, False])
 def test_a_hidden_libtpu_is_not_loaded(hidden):

@@ -106,6 +106,7 @@ def test_labels_are_the_teachers_probabilities(file, plain, threshold):
   assert os.listdir(os.path.dirname(path)) == ['labels.npz']
 
 
+@pytest.mark.slow
 def test_source_returns_images_and_labels(file):
   """Examples occur once per copy, also after pickling and in sub-splits."""
   path, result = file
@@ -205,6 +206,7 @@ def test_damaged_files_are_refused(file, tmp_path):
     opened(str(damaged))
 
 
+@pytest.mark.slow
 def test_messages_of_invalid_requests(weights, tmp_path):
   """Flags out of range, missing data, and a teacher without a head."""
   headless, out = str(tmp_path / 'headless.npz'), str(tmp_path / 'f.npz')

@@ -282,6 +282,7 @@ def test_a_sweep_waits_for_a_locked_workdir(tmp_path, monkeypatch):
       execution._wait_for_lock(job)
 
 
+@pytest.mark.slow
 def test_shipped_sweeps_are_complete():
   """All configs exist, and their stages use different data."""
   table = grid.load('configs/sweeps/table4.py', grid.Sweep)

@@ -100,6 +100,7 @@ def test_a_branch_of_a_branch_that_was_killed(constant, tmp_path):
   }
 
 
+@pytest.mark.slow
 def test_wrong_branches_are_refused(constant, tmp_path):
   """One message names the step, the workdir or the keys; nothing is written."""
   path = epath.Path(tmp_path)

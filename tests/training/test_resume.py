@@ -62,6 +62,7 @@ def test_a_finished_run_computes_nothing(workdir, monkeypatch, caplog):
   assert after == before
 
 
+@pytest.mark.slow
 def test_a_run_that_is_only_evaluated_compiles_nothing(
   workdir, monkeypatch, caplog
 ):

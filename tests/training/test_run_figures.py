@@ -109,6 +109,7 @@ def test_figures_use_the_weights_of_the_config(
   assert len(drawn) == 1
 
 
+@pytest.mark.slow
 def test_an_error_while_drawing_does_not_end_the_run(
   tmp_path, monkeypatch, caplog
 ):

@@ -231,6 +231,7 @@ def kept(step=0, seed=0, examples=1, micro_batches=1):
 HALF = pytest.approx(0.5, abs=5 * np.sqrt(0.25 / SLOTS))  # five sigmas
 
 
+@pytest.mark.slow
 def test_dropout_has_its_rate_in_training():
   """The objective passes the step's key to the model."""
   assert set(kept()) == {0.0, 1.0}

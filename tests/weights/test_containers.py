@@ -170,6 +170,7 @@ def test_files_to_convert_are_refused(tmp_path, name, content, words):
   assert str(path) in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_of_a_trainer_is_read(tmp_path, caplog):
   """It is that with the largest number, not the last by name."""
   caplog.set_level('INFO', 'vit_jax')

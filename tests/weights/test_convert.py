@@ -79,6 +79,7 @@ def test_npz_files_keep_an_image_size_that_no_array_has(tmp_path):
   assert pretrained.find(path).image_size == (96, 64)
 
 
+@pytest.mark.slow
 def test_an_existing_file_is_not_overwritten(tmp_path, source):
   """--overwrite replaces it."""
   target = tmp_path / 'a.npz'
@@ -101,6 +102,7 @@ def test_notes_of_other_weights_are_not_used(tmp_path, source, caplog):
   assert 'source.npz.json' in caplog.text
 
 
+@pytest.mark.slow
 def test_load_pretrained_returns_names_and_preprocessing(source):
   """The result still unpacks to a model and parameters."""
   loaded = load_pretrained(source)

@@ -40,6 +40,7 @@ def cached(tmp_path):
   return [file for file in (tmp_path / 'cache').rglob('*') if file.is_file()]
 
 
+@pytest.mark.slow
 def test_hub_repositories_are_loaded(tmp_path, site):
   """By name, and at a revision."""
   folder = tmp_path / 'site' / 'lab' / 'tiny'

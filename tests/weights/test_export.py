@@ -33,6 +33,7 @@ def images(n):
   return rng.integers(0, 256, (n, 32, 32, 3), np.uint8)
 
 
+@pytest.mark.slow
 def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
   """For any number of images; a description is next to the program."""
   artefacts.write(pretrained.find(weights), str(tmp_path / 'out'), 'stablehlo')
@@ -50,6 +51,7 @@ def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
   assert about['class_names'] == [f'class {i}' for i in range(3)]
 
 
+@pytest.mark.slow
 def test_exported_saved_model_gives_the_same_logits(weights, tmp_path):
   """TensorFlow loads it without this package."""
   tf = pytest.importorskip('tensorflow')

@@ -17,7 +17,7 @@ from references import (
   torch,
 )
 
-from tests.faults.counts import further
+from tests.faults.counts import further, slow
 from vit_jax import load_pretrained
 from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError
@@ -187,9 +187,17 @@ FURTHER = (
 )
 
 
-@pytest.mark.parametrize(
-  'name', [*(n for n in TYPES if n not in FURTHER), *further(*FURTHER)]
+# Classes of which each fast run tests the results
+FAST = (
+  'ViTForImageClassification',
+  'DeiTForImageClassificationWithTeacher',
+  'DINOv3ViTModel',
+  'CLIPModel',
 )
+SLOW = [name for name in TYPES if name not in FAST + FURTHER]
+
+
+@pytest.mark.parametrize('name', [*FAST, *slow(*SLOW), *further(*FURTHER)])
 def test_results_equal_the_library(tmp_path, name):
   """At its own size to 1e-5, and at another one to 1e-4."""
   changes, result, statistics = TYPES[name]
@@ -217,7 +225,7 @@ WRITTEN = (
 )
 
 
-@pytest.mark.parametrize('name', WRITTEN)
+@pytest.mark.parametrize('name', [WRITTEN[1], *slow(*WRITTEN[2:], WRITTEN[0])])
 def test_written_directories_open_in_the_library(tmp_path, name):
   """They have the same arrays, results and classes."""
   changes, result, _ = TYPES[name]

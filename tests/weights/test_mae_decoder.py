@@ -103,6 +103,7 @@ def same_predictions(model, objective, params):
   assert np.abs(ours - logits).max() <= 1e-5 * np.abs(logits).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('norm', [False, True])
 def test_predictions_equal_the_library(tmp_path, norm):
   model = reference(norm_pix_loss=norm)
@@ -111,6 +112,7 @@ def test_predictions_equal_the_library(tmp_path, norm):
   same_predictions(model, objective, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, norm', [('mae_visualize_vit_base.pth', False), ('mae_full.pth', True)]
 )
@@ -155,6 +157,7 @@ def experiment(**changes):
   return Experiment.build(config, jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_pretraining_is_continued_with_the_decoder(tmp_path, caplog):
   """Arrays of a decoder of another width do not fit."""
   source = pretrained.find(written(tmp_path, reference()))

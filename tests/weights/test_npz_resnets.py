@@ -47,6 +47,7 @@ def saved(tmp_path, model, size):
   return path, params
 
 
+@pytest.mark.slow
 def test_bit_equals_timm(tmp_path):
   """Each stage's map and the logits, on maps with odd sides too."""
   path, params = saved(tmp_path, bit_model(), (45, 38))
@@ -137,6 +138,7 @@ def test_gradients_equal_torch(tmp_path, kind):
     assert (mine - theirs.grad).abs().max() < 1e-4 * max(scale, 1e-2), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model', [bit_model(), hybrid_model()])
 def test_save_and_load_are_inverse(tmp_path, model):
   """Parameters are restored bit for bit, and the section rebuilds the model.

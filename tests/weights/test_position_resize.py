@@ -65,6 +65,7 @@ def test_positions_of_repositories_are_resized_as_there(tmp_path, name, size):
   np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_given_method_wins(tmp_path, caplog):
   path = timm_file(tmp_path, timm_vit())
   keys = dict(image_size=12, num_heads=references.HEADS)
@@ -78,6 +79,7 @@ def test_a_given_method_wins(tmp_path, caplog):
     load_pretrained(path, position_resize='nearest', **keys)
 
 
+@pytest.mark.slow
 def test_a_rectangle_is_not_taken_for_a_square(tmp_path):
   """6x8 patches and the class token have 7x7 positions.
 

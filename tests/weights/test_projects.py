@@ -41,6 +41,7 @@ def torchvision_vit(size=SIZE):
   )
 
 
+@pytest.mark.slow
 def test_vits_of_torchvision(tmp_path):
   """At the own size, and with the library's interpolation at another one."""
   path = str(tmp_path / 'vit_b_16-c867db91.pth')
@@ -54,6 +55,7 @@ def test_vits_of_torchvision(tmp_path):
   same_results(path, larger, (24, 24), IMAGENET, num_heads=HEADS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size, limit', [((64, 64), 1e-5), ((64, 96), 1e-4)])
 def test_swins_of_torchvision(tmp_path, size, limit):
   torch.manual_seed(0)
@@ -88,6 +90,7 @@ OPEN_CLIP = {
 }
 
 
+@pytest.mark.slow
 def test_image_towers_of_open_clip(tmp_path):
   """Next to a text tower; the projection is the head."""
   reference = timm_vit('vit_base_patch16_clip_224')
@@ -206,6 +209,7 @@ def test_other_towers_of_open_clip_are_refused(tmp_path, changes, array):
     load_pretrained(path, num_heads=HEADS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size, limit', [((SIZE, SIZE), 1e-5), (OTHER, 1e-4)])
 def test_teachers_of_dinov2_in_chunks(tmp_path, size, limit):
   """Next to their heads and a mask token."""
@@ -228,6 +232,7 @@ def test_teachers_of_dinov2_in_chunks(tmp_path, size, limit):
   same_results(path, reference, size, IMAGENET, limit, **keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['small', 'small_plus'])
 def test_teachers_of_dinov3(tmp_path, caplog, name):
   """Masked biases of keys are not used; a teacher is next to its head."""
@@ -271,6 +276,7 @@ def test_teachers_of_dinov3(tmp_path, caplog, name):
   assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('channels', [1, 5])
 @pytest.mark.parametrize('name', ['vit', 'swin'])
 def test_images_with_other_channels(tmp_path, channels, name):

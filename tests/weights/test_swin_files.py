@@ -187,6 +187,7 @@ def test_conversion_from_timm_and_back_is_exact(tmp_path):
   assert about['model'] == TIMM
 
 
+@pytest.mark.slow
 def test_small_windows_keep_their_size(tmp_path):
   """If images are smaller than a window, the notes contain its size."""
   sizes = dict(width=8, depths=(2, 2), num_heads=2, window_size=8)
@@ -264,6 +265,7 @@ def test_resized_bias_tables_equal_torch(old, new):
   np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_window_is_named(tmp_path):
   """The message contains the shapes in the file and in the model."""
   path = timm_file(tmp_path / 'there', timm_swin_transformer(64))

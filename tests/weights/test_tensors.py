@@ -107,6 +107,7 @@ def test_pickled_code_is_not_executed(tmp_path, capsys, content, words, is_zip):
   assert 'run!' not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_harmless_objects_of_checkpoints_are_read(tmp_path):
   """NumPy's scalars and arrays, paths and arguments, with any usual ending."""
   state = timm_vit().state_dict()
@@ -230,6 +231,7 @@ def test_a_changed_byte_is_detected(tmp_path, ending):
   assert refused > 50
 
 
+@pytest.mark.slow
 def test_names_of_original_repositories_are_read(tmp_path):
   """LayerScale of DeiT-III and registers of DINOv2 have other names."""
   reference = timm_vit('deit3_base_patch16_224')

@@ -61,6 +61,7 @@ def loaded(path, **keys):
   return load_pretrained(path, num_heads=HEADS, **keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', [*KINDS, *further(*OPTIONS)])
 def test_logits_and_blocks_equal_timm(tmp_path, kind):
   """Weights are read from timm, and written into the same architecture.
@@ -91,6 +92,7 @@ def test_logits_and_blocks_equal_timm(tmp_path, kind):
     np.testing.assert_array_equal(tensors[key], array)
 
 
+@pytest.mark.slow
 def test_num_classes_initializes_a_new_head(tmp_path, caplog):
   """It is zero; the log says so."""
   caplog.set_level('INFO', 'vit_jax')
@@ -107,6 +109,7 @@ def test_num_classes_initializes_a_new_head(tmp_path, caplog):
   same_results((model, params), reference, (SIZE, SIZE))
 
 
+@pytest.mark.slow
 def test_finetuning_adopts_the_architecture(tmp_path):
   """Keys that the config leaves open are read from the weights."""
   reference = timm_vit(class_token=False, global_pool='avg')
@@ -141,6 +144,7 @@ def test_a_pooling_that_contradicts_the_arrays_is_refused(tmp_path):
       pretrained.find(timm_file(tmp_path, timm_vit(), config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['avg', 'max', 'avgmax'])
 def test_patches_are_pooled_after_the_norm(tmp_path, pool):
   """With a class token that is not used."""
@@ -175,6 +179,7 @@ def test_preprocessing_equals_timm(mode):
     np.testing.assert_array_equal(ours, np.round(theirs))
 
 
+@pytest.mark.slow
 def test_tokens_of_blocks(tmp_path):
   """`features --tokens --layers` equals timm's `forward_intermediates`."""
   theirs = timm_vit()
@@ -195,6 +200,7 @@ def test_tokens_of_blocks(tmp_path):
     np.testing.assert_allclose(found[:, ours], block.numpy(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_clip_without_a_config(tmp_path):
   """Its statistics are those of the family, and are folded into the bias."""
   reference = timm_vit('vit_base_patch16_clip_quickgelu_224')
@@ -229,6 +235,7 @@ def test_npz_logs_what_it_cannot_store(tmp_path, caplog, form):
   assert 'gelu' not in caplog.text
 
 
+@pytest.mark.slow
 def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   """Logits equal timm's for pixels normalized that way."""
   reference = timm_vit()

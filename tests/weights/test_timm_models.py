@@ -53,6 +53,7 @@ def heads_and_gelu(about):
   return section['num_heads'], section.get('gelu', 'exact')
 
 
+@pytest.mark.slow
 def test_norms_of_queries_and_keys_determine_the_heads(tmp_path):
   """They have one scale for each channel of a head."""
   reference = timm_vit(qk_norm=True)

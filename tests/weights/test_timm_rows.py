@@ -6,15 +6,20 @@ import pytest
 import references
 from references import timm_file, torch
 
-from tests.faults.counts import further
+from tests.faults.counts import further, slow
 from vit_jax import load_pretrained
 from vit_jax.models.contract import Patches
 from vit_jax.weights.formats import timm_models
 
-# One row for each option; `--all` tests all rows.
-SAMPLE = (
+# One row for each option; `--ci` adds those after the first ones.
+# `--all` tests all rows.
+FAST = (
   'vit_small_patch16_dinov3',
   'eva02_tiny_patch14_336',
+  'test_vit3',
+)
+SAMPLE = (
+  *FAST,
   'eva02_base_patch16_clip_224',
   'eva02_enormous_patch14_clip_224',
   'vit_mediumd_patch16_rope_reg1_gap_256',
@@ -27,7 +32,6 @@ SAMPLE = (
   'vit_base_patch16_rpn_224',
   'vit_base_patch16_radio_v3',
   'vit_so150m_patch16_reg4_map_256',
-  'test_vit3',
 )
 ROWS = [
   row
@@ -65,7 +69,11 @@ def settings(theirs, name):
 
 @pytest.mark.parametrize(
   'name',
-  [*SAMPLE, *further(*(r.name for r in SUPPORTED if r.name not in SAMPLE))],
+  [
+    *FAST,
+    *slow(*SAMPLE[len(FAST) :]),
+    *further(*(r.name for r in SUPPORTED if r.name not in SAMPLE)),
+  ],
 )
 def test_logits_and_blocks_equal_timm(tmp_path, name):
   """At the size of the weights, and at a smaller one that is not square."""
@@ -79,6 +87,7 @@ def test_logits_and_blocks_equal_timm(tmp_path, name):
   references.same_results(path, theirs, other, limit=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name',
   [

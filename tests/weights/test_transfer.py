@@ -94,6 +94,7 @@ def test_finetuning_loads_all_but_the_head(old, new):
     np.testing.assert_array_equal(leaf, tree.flatten(params)[path], path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'before, after', [('symmetric', 'imagenet'), ('imagenet', 'symmetric')]
 )
@@ -112,6 +113,7 @@ def test_fine_tuning_converts_units_of_pixels(before, after):
   np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_initialized_parts_depend_on_the_seed():
   """Pre-logits of another fine-tuning are not loaded."""
   source, params = weights((8, 8), pre_logits=True)
@@ -125,6 +127,7 @@ def test_initialized_parts_depend_on_the_seed():
   assert not np.allclose(result['pre_logits']['kernel'], kernel)
 
 
+@pytest.mark.slow
 def test_init_from_loads_all_that_fits(caplog):
   """The head is loaded, too; leaves of another shape are logged."""
   source, params = weights((8, 8))
@@ -147,6 +150,7 @@ def test_init_from_loads_all_that_fits(caplog):
       np.testing.assert_array_equal(result[path], leaf, path)
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_refused():
   """Messages name leaves and shapes, or both numbers of channels."""
   source, _ = weights((8, 8))
@@ -220,6 +224,7 @@ def test_other_projects_have_rgb_files_only():
       pretrained.save(path, {}, about)
 
 
+@pytest.mark.slow
 def test_resized_weights_can_be_normalized_by_other_statistics():
   """All sets of weights have them, as in `evaluate` with both flags."""
   source, _ = weights((8, 8))
