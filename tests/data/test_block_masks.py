@@ -90,6 +90,7 @@ def neighbours(masks):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_law_of_the_masks_is_that_of_an_independent_generator():
   """Numbers, sizes, shapes and places, over 10,000 masked crops each."""
   groups = DRAWS // GROUP

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.faults.counts import further
 from tests.training import plain_layers as plain
 from tests.training import plain_steps
 from vit_jax.objectives.mixing import normalize
@@ -99,7 +98,8 @@ def resnet_loss(params, image, label):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['axial_vit', *further('axial_resnet')])
+@pytest.mark.long
+@pytest.mark.parametrize('kind', ['axial_vit', 'axial_resnet'])
 def test_steps_equal_the_plain_path(kind):
   """The mesh is data=2, fsdp=2, model=2, with two micro-batches."""
   path, more = KINDS[kind]

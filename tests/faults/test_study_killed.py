@@ -19,6 +19,7 @@ def _final_accuracy(workdir, last):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_killed_study_runs_everything_once(tmp_path):
   """It is killed during a pre-training, and preempted during the next one."""

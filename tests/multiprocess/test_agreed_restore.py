@@ -52,6 +52,7 @@ def _steps(workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_temporary_error_is_retried_by_both(saved, tmp_path):
   """Both continue from the newest step."""

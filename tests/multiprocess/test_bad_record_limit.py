@@ -32,6 +32,7 @@ def _evaluate(path, share, processes):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_bad_records_of_all_processes_are_summed(tmp_path):
   """A fifth is bad, a tenth in each process; both exceed a limit of 15 %."""
   model, path = Model(CLASSES, **tiny_vit.SIZES), tmp_path / 'plain.npz'

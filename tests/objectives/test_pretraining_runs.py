@@ -124,7 +124,7 @@ def assert_same_params(ours, theirs):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-  'name', ['mae', 'dino', *further('masked_patch', 'dinov2')]
+  'name', ['dino', *further('mae', 'masked_patch', 'dinov2')]
 )
 def test_a_killed_run_equals_an_uninterrupted_one(name, trained, tmp_path):
   """`evaluate` gives the results of the run, for all of its weights."""

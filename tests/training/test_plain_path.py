@@ -37,12 +37,12 @@ def changes(dtype, **model):
 # (changes of the config, relative tolerance of each loss)
 WAYS = {
   'float32': (changes('float32'), 1e-5),
-  'bfloat16': (changes('bfloat16', remat='none'), 4e-3),
   'kernels on a mesh': (
     changes('float32', attention='kernel')
     | dict(mesh__data=4, mesh__fsdp=2, micro_batches=2),
     1e-5,
   ),
+  'bfloat16': (changes('bfloat16', remat='none'), 4e-3),
   'unrolled on a mesh, layers apart': (
     changes('float32', unroll=3) | dict(mesh__data=8, micro_batches=2),
     1e-5,
@@ -89,7 +89,7 @@ def plain_losses():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('way', [*WAYS][:4] + further(*[*WAYS][4:]))
+@pytest.mark.parametrize('way', [*WAYS][:2] + further(*[*WAYS][2:]))
 def test_losses_equal_the_plain_path(way):
   """Every way to run a step trains the same network."""
   more, tolerance = WAYS[way]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.faults.counts import further
 from tests.training import plain_layers as plain
 from tests.training import plain_steps
 from vit_jax.objectives.mixing import normalize
@@ -88,7 +89,7 @@ def hybrid_loss(params, image, label):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', ['hybrid', *further('resnet')])
 def test_steps_equal_the_plain_path(kind):
   """The mesh is data=2, fsdp=2, model=2, with two micro-batches."""
   path, more = KINDS[kind]
