@@ -191,6 +191,7 @@ def _contents(folder: pathlib.Path):
   return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('target', TARGETS[:3])
 def test_converted_weights_on_a_full_disk_replace_nothing(tmp_path, target):
   """An old file stays as it was, and no part of a new one remains."""

@@ -89,6 +89,7 @@ def test_each_pooling_has_its_parameters(pool):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
 def test_without_positions_patches_have_no_order(pool):
   """Attention and pooling are symmetric; only positions break the symmetry."""

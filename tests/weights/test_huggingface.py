@@ -28,6 +28,7 @@ def written(folder, model, **changes):
   return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'kind', ['names in memory', 'shards', 'pickle', 'pickled shards']
 )
@@ -138,6 +139,7 @@ def test_the_central_fraction_is_at_most_one(tmp_path):
   source.preprocess()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'given',
   [

@@ -194,6 +194,7 @@ def test_channels_are_adapted_like_timm(channels):
 OWN = dict(mean=(0.3, 0.2, 0.1), std=(0.1, 0.2, 0.3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'before, channels',
   [(dict(pixels='imagenet'), 3), (dict(pixels='imagenet'), 4), (OWN, 4)],
