@@ -121,9 +121,15 @@ def test_messages_of_wrong_settings():
   evaluator = fewshot.Evaluator(setting(), split='test', shots=(1, 60))
   with pytest.raises(UserError, match="of '.': .*shots=60"):
     evaluator.run(jnp.array(WEIGHTS))
-  evaluator = neighbours.Evaluator(setting(), split='test', ks=(500,))
   with pytest.raises(UserError, match='203 usable examples, .*ks .*500'):
+    neighbours.Evaluator(setting(), split='test', ks=(500,))
+  bad = setting(
+    Colours(203, 1, bad=[3]), on_bad_record='skip', max_bad_share=0.1
+  )
+  evaluator = neighbours.Evaluator(bad, split='test', ks=(203,))
+  with pytest.raises(UserError, match='202 usable examples, .*ks .*203'):
     evaluator.run(jnp.array(WEIGHTS))
+  evaluator = neighbours.Evaluator(setting(), split='test', ks=(7,))
   with pytest.raises(UserError, match='features of .*not finite.*model.dtype'):
     evaluator.run(jnp.full_like(WEIGHTS, jnp.nan))
   for wrong in (dict(l2=0.0), dict(shots=(0,)), dict(num_draws=0)):

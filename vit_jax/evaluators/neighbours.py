@@ -43,13 +43,15 @@ class Evaluator(OnFeatures):
       temperature: temperature of the votes, above 0.
 
     Raises:
-      UserError: the data does not exist, or a value is out of range.
+      UserError: the data does not exist, a value is out of range, or there are
+        fewer training examples than neighbours.
     """
     check_range('temperature', temperature, above=0)
     for each in ks:
       check_range('ks', each, at_least=1)
     self._ks, self._temperature = ks, temperature
     self.open(setting, 'nearest neighbours', split, train_split, source)
+    self._check_enough(len(self._train))
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Computes the accuracy for each number of neighbours.
@@ -62,11 +64,7 @@ class Evaluator(OnFeatures):
         a bad record and the reader's policy is to stop.
     """
     train, test = self.features(weights)
-    if max(self._ks) > len(train.labels):
-      raise UserError(
-        f'{self._train.name} has {len(train.labels)} usable examples, but '
-        f'ks contains {max(self._ks)}: lower ks.'
-      )
+    self._check_enough(len(train.labels))
     correct = dict.fromkeys(self._ks, 0)
     for start in range(0, len(test.labels), _BLOCK):
       block = Labelled(*(part[start : start + _BLOCK] for part in test))
@@ -77,6 +75,13 @@ class Evaluator(OnFeatures):
         predicted = elected(labels[:, :k], votes[:, :k], self._num_classes)
         correct[k] += int((predicted == block.labels).sum())
     return {f'{k}nn': n / len(test.labels) for k, n in correct.items()}
+
+  def _check_enough(self, examples: int) -> None:
+    if max(self._ks) > examples:
+      raise UserError(
+        f'{self._train.name} has {examples} usable examples, but ks contains '
+        f'{max(self._ks)}: lower ks (--config.evals.NAME.ks=10,20).'
+      )
 
 
 def nearest(
