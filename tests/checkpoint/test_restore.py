@@ -149,6 +149,7 @@ def test_a_step_of_another_run_is_refused(saved, tmp_path):
   assert restore(saved)[1] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('text', ['', '{"run": "0"}', '{', '[]'])
 def test_a_damaged_run_id_is_repaired(saved, text):
   """The newest step contains the run id."""

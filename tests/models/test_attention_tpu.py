@@ -211,6 +211,7 @@ def test_kernels_on_a_mesh_give_the_same():
     np.testing.assert_allclose(x, alone[name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'tokens, width, heads',
   [

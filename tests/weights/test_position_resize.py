@@ -48,6 +48,7 @@ REPOSITORIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [(12, 12), (28, 16)])
 @pytest.mark.parametrize('name', REPOSITORIES)
 def test_positions_of_repositories_are_resized_as_there(tmp_path, name, size):

@@ -18,6 +18,7 @@ from vit_jax.weights.contract import Pretrained
 LEAF = 'encoder/layers/mlp/fc1/kernel'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize('name', ['small.npz', 'directory'])
 def test_weights_that_are_not_finite_are_refused(tmp_path, name, value):
