@@ -91,13 +91,14 @@ def run_evaluation(config: Config, name: str, images: int) -> Pictures:
   if not other:
     class_names = data.open_source(config, config.train.split).class_names
   setting = data.evaluation_setting(experiment, class_names)
+  transform = setting.for_section(section).transform
   source = open_split(setting, section['split'], other)
   log.info(_LOG, name, source.name, len(source), source.num_classes)
   shown: Pictures = []
   for index in range(len(source)):
     try:
       example = source[index]
-      pixels = experiment.preprocess.pixels(example['image'])
+      pixels = transform.pixels(example['image'])
     except DecodeError as error:
       log.warning('example %d is left out: %s', index, error)
       continue

@@ -25,7 +25,7 @@ class Objective(Defaults):
     )
     return self.scale * ((first - second) ** 2).mean(), ({}, {})
 
-  def predict(self, params, batch):
+  def predict(self, params, batch, want=()):
     return {'features': self._features(params, batch['image'])}
 
   def _features(self, params, images):

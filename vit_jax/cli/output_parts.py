@@ -113,7 +113,7 @@ def compute(
     weights, mesh, predict=predict, examples=len(source)
   )
   setting = shared_flags.evaluation_setting(
-    weights, config, lambda _: source, mesh, rows, predict
+    weights, config, lambda _: source, mesh, rows
   )
   batch_size, examples = setting.batch_size, len(source)
 

@@ -60,7 +60,6 @@ EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 
 # Old path of a symbol, which configs still use, and its present path.
 MOVED = {
-  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.reporting:Figures',
   'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
   'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
   'vit_jax.optim.optimizers:muon': 'examples.muon:muon',
@@ -268,7 +267,9 @@ def keyed_by(config: type) -> Callable[[T], T]:
       if name not in declared
     }
     marked.__signature__ = inspect.Signature([*(declared | fields).values()])
-    marked.__annotations__ |= {
+    # The types of a class's keys are those of its constructor.
+    typed: Any = marked.__init__ if inspect.isclass(constructor) else marked
+    typed.__annotations__ |= {
       name: field.annotation for name, field in fields.items()
     }
     marked.OPERATIONAL = operational_keys(config)
@@ -337,7 +338,13 @@ def _plain_value(value: Any) -> Any:
 
 
 def evaluation(
-  *, every: str = '1 epochs', batch_size: int | None = None
+  *,
+  every: str = '1 epochs',
+  batch_size: int | None = None,
+  image_size: tuple[int, ...] | None = None,
+  preprocess: typing.Annotated[
+    Section | None, Nested(SECTIONS['preprocess'])
+  ] = None,
 ) -> None:
   """Declares and checks the keys that all sections of `config.evals` have.
 
@@ -345,10 +352,13 @@ def evaluation(
     every: duration between evaluations, used by the training loop, which also
       evaluates at the end.
     batch_size: global batch size; by default that of training.
+    image_size: size of the images, as at the top level, if it is another one.
+    preprocess: preprocessing of the images, if it is another one.
 
   Raises:
     UserError: a value is invalid.
   """
+  del image_size, preprocess
   durations.check('every', every)
   check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
 
@@ -620,7 +630,8 @@ def complete_section(
   name: Any = ''
   arguments, result = dict(values), {}
   if has_name:
-    name = arguments.pop('name', DEFAULT_NAMES.get(path))
+    default = DEFAULT_NAMES.get(path.rpartition('.')[2])
+    name = arguments.pop('name', default)
     result['name'] = typed(f'config.{path}.name', name, str)
   keys = mark.keys(name)
   if drop_unknown or isinstance(name, FlagText):

@@ -17,7 +17,7 @@ from vit_jax.arrays import flops, sharding
 from vit_jax.checkpoint import FORMAT
 from vit_jax.config import durations, schema
 from vit_jax.config.schema import Config, build_section
-from vit_jax.data import contract, fingerprint
+from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
@@ -280,7 +280,7 @@ class Experiment:
       The JSON item `about` of a checkpoint.
     """
     config = self.config.to_dict()
-    record = resume.record(fingerprint.of(source), frozen.digests(models))
+    record = resume.record(source.fingerprint, frozen.digests(models))
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
     return {
       'format': FORMAT,
