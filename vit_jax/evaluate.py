@@ -175,7 +175,7 @@ def _build(
       f'the evaluator {section.name!r} has no metrics: use python -m '
       'vit_jax.analyze --checkpoint=PATH for figures.'
     )
-  if kind.own_classes and section.source is None:
+  if kind.own_classes and section.get('source', ...) is None:
     section = {**section, 'source': config.source.to_dict()}
     train = weights.about.get('config', {}).get('train', {})
     is_run_data = _is_run_data(config, weights.about)
