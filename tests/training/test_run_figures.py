@@ -85,9 +85,6 @@ def test_figures_are_drawn_at_the_end(tmp_path):
   [
     ('params', 'params', 'step 7'),
     ('ema', 'ema', 'step 7, ema'),
-    # Names in configs of earlier versions.
-    ('', 'params', 'step 7'),
-    ('_ema', 'ema', 'step 7, ema'),
   ],
 )
 def test_figures_use_the_weights_of_the_config(

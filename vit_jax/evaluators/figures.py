@@ -124,8 +124,7 @@ class Evaluator(contract.Evaluator):
     durations.check('every', every)
     check_range('num_images', num_images, at_least=1)
     self._setting = setting
-    # Configs of earlier versions have '' for 'params' and '_ema' for 'ema'.
-    self._weights = weights.lstrip('_') or 'params'
+    self._weights = weights
     self._source = Spread(setting.open_source(split), num_images)
 
   def run_all(

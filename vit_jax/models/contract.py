@@ -272,4 +272,3 @@ def abstract_params(model: Model, image_size: Size) -> PyTree:
 
 
 # Former names, for existing plug-ins.
-Defaults, Places = Model, Patches

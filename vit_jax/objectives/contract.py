@@ -344,9 +344,6 @@ class Objective(Protocol):
     return {'params': params}
 
 
-Defaults = Objective  # former name, for existing plug-ins
-
-
 class AroundModel(Objective):
   """Base class for objectives that train more than the model.
 

@@ -99,8 +99,7 @@ class Experiment:
       open_frozen=frozen.open_frozen,
       transform=augment,
     )
-    warmup = setting.steps(config.schedule.warmup)
-    schedule = build_section(config, 'schedule', total, warmup)
+    schedule = build_section(config, 'schedule', total, setting.steps)
     trainer = Trainer(
       objective=build_section(config, 'objective', setting),
       optimizer=build_section(config, 'optimizer', schedule, setting.steps),
