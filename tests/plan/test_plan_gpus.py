@@ -115,6 +115,7 @@ def test_the_summary_of_a_compiled_step_is_a_range(compiled):
     ('h100:2x2x2', 1, 'give h100:NODESxGPUS'),
     ('h100:1x8', 2, 'slices is 2.*h100:1x8'),
     ('h10:1x8', 1, "did you mean 'h100'"),
+    ('v3:4x4,v3:2x2', 1, r"v3:2x2'; give VERSION:SHAPE .* or 'local'\.$"),
   ],
 )
 def test_wrong_topologies_are_refused(name, slices, message):

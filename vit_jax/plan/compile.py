@@ -302,8 +302,9 @@ def compile_step(
   lowered = compiling.lower_step(experiment, options)
   key = _key(lowered.as_text(), target, options)
   path = cache / f'{key}.json.gz' if cache is not None else None
-  # A program that is missing or damaged is compiled.
-  with contextlib.suppress(OSError, EOFError, zlib.error, ValueError):
+  # A program that is missing, damaged or of another version is compiled.
+  damage = OSError, EOFError, zlib.error, ValueError, TypeError
+  with contextlib.suppress(*damage):
     if path is not None:
       program = Program(**json.loads(gzip.decompress(path.read_bytes())))
       log.info('using the program that an earlier plan compiled: %s', path)
