@@ -289,6 +289,11 @@ def main(arguments: list[str]) -> None:
   """Draws figures of weights, compares runs, or writes their reports."""
   values = flags.FLAGS
   form = plotting.Format(values.format, values.dpi)
+  if values.out:
+    endings = ' or --format='.join(plotting.FORMATS)
+    paths.check_folder_name(
+      values.out, f'a directory, into which --format={endings} writes figures'
+    )
   kind, *workdirs = arguments or ['']
   if kind in _COMPARISONS and workdirs and values.out:
     _compare(kind, workdirs, values.out, form)

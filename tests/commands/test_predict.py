@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from absl import flags
 from PIL import Image
 from tiny_vit import save_classifier
 
+from tests import cli
 from vit_jax import predict
 from vit_jax.cli import shared_flags
 from vit_jax.errors import UserError
@@ -104,3 +108,23 @@ def test_csv_has_a_row_per_image_and_class(photos, command):
   assert out != plain
   _, error = command('--csv', '--json', str(photos))
   assert 'usage' in error
+
+
+@pytest.mark.slow
+def test_names_that_the_output_cannot_encode_are_escaped(photos, tmp_path):
+  """The names of files and classes may have any characters, or other bytes."""
+  save_classifier(str(tmp_path / 'tiny.npz'))
+  files = [photos / '猫.png', photos / os.fsdecode(b'\xff.png')]
+  for file in files:
+    shutil.copy(photos / 'b/01.PNG', file)
+  words = [f'--checkpoint={tmp_path}/tiny.npz', *map(str, files)]
+  done = subprocess.run(
+    cli.command('predict', *words),
+    env=cli.environment() | {'PYTHONIOENCODING': 'cp1252'},
+    cwd=cli.ROOT,
+    capture_output=True,
+  )
+  out = done.stdout.decode('cp1252')
+  assert done.returncode == 0, done.stderr
+  assert r'\u732b.png' in out and r'\udcff.png' in out
+  assert out.count('%') == 2 * 3

@@ -76,6 +76,11 @@ ROWS = [
   (('predict', '--checkpoint=tiny.npz', 'papr.pdf'), 'mean paper.pdf?'),
   (('convert', 'tiny.npz', 'model.onnx'), 'python -m vit_jax.export'),
   (('export', '--checkpoint=tiny.npz', '--out=o', '--to=tf'), 'savedmodel'),
+  (
+    ('export', '--checkpoint=tiny.npz', '--out=x.ONNX'),
+    'x.ONNX ends like a file of another format; allowed: a new directory',
+  ),
+  (('analyze', '--checkpoint=tiny.npz', '--out=a.pdf'), '--format=pdf'),
   (('analyze', 'report', 'nowhere'), 'give the workdir of a run'),
   (('analyze', 'curves', 'photos'), 'usage'),
   (('preview', *QUICK[1:], '--out=grid.none'), 'ends in .png or .jpg'),

@@ -158,17 +158,22 @@ def test_the_command_ends_with_the_code_of_the_run(typed, monkeypatch):
 
 def test_a_run_that_does_not_fit_is_not_started(typed, monkeypatch, capsys):
   too_large = {'fits': False, 'summary': 'memory  DOES NOT FIT'}
-  monkeypatch.setattr(process, 'plan', lambda _: too_large)
+  planned = []
+
+  def plan(words):
+    planned.append(words)
+    return too_large
+
+  monkeypatch.setattr(process, 'plan', plan)
   rest = typed(*TPU, '--dry_run')
-  with pytest.raises(UserError, match='--topology.*--force'):
+  with pytest.raises(UserError, match='--topology; --noplan starts'):
     command.main([*rest])
   printed = capsys.readouterr().out
   assert '# memory  DOES NOT FIT' in printed
   assert 'gcloud' not in printed
-  flags.FLAGS.force = True
+  flags.FLAGS(['launch', '--noplan'])
   command.main([*rest])
-  printed = capsys.readouterr().out
-  assert 'because of --force' in printed and 'gcloud' in printed
+  assert 'gcloud' in capsys.readouterr().out and len(planned) == 1
 
 
 def test_delete_and_interruptions_end_without_a_plan(

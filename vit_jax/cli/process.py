@@ -1,5 +1,6 @@
 """Runs a command: start, error messages, exit codes, and flags of training."""
 
+import io
 import json
 import logging
 import os
@@ -132,6 +133,9 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   # its log is hidden.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+  # A name that the output cannot encode is escaped.
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors='backslashreplace')
   runtime.hide_unused_libtpu()
   runtime.use_gpu_memory()
   runtime.end_with_parent()

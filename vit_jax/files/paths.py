@@ -39,6 +39,12 @@ log = logging.getLogger('vit_jax')
 
 _CGROUPS_OF_PROCESS = pathlib.Path('/proc/self/cgroup')
 _CGROUPS = pathlib.Path('/sys/fs/cgroup')
+# Endings of names of files, for directories that are named by mistake like one.
+_FILE_ENDINGS = tuple(
+  '.bin .ckpt .csv .gguf .h5 .hdf5 .html .jpeg .jpg .json .keras .mlmodel '
+  '.msgpack .npy .npz .onnx .pb .pdf .pickle .pkl .png .pt .pth .safetensors '
+  '.stablehlo .svg .tflite .zip'.split()
+)
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
 # Source files of the clients of object stores, and of the libraries they use.
 _CLIENT = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
@@ -136,6 +142,22 @@ def locate(path: str | epath.PathLike) -> epath.Path:
       'and gs://BUCKET/PATH: mount other stores as a directory.'
     )
   return epath.Path(text)
+
+
+def check_folder_name(path: str, allowed: str) -> None:
+  """Checks that the name of a new directory does not end like that of a file.
+
+  Args:
+    path: path of the directory, as the user gave it.
+    allowed: what can be written, for the message.
+
+  Raises:
+    UserError: the name is probably that of a file in another format.
+  """
+  if path.lower().endswith(_FILE_ENDINGS):
+    raise UserError(
+      f'{path} ends like a file of another format; allowed: {allowed}.'
+    )
 
 
 def entries(folder: epath.Path) -> list[epath.Path]:

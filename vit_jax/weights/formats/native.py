@@ -20,10 +20,6 @@ from vit_jax.weights.formats import damage
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-# File extensions of other programs. This format writes a directory, so that a
-# path with such an extension is probably a mistake.
-_NOT_WRITTEN = ('.onnx', '.h5', '.hdf5', '.keras', '.msgpack', '.ckpt', '.pb')
-_NOT_WRITTEN += ('.tflite', '.npy', '.pkl', '.pickle', '.gguf', '.mlmodel')
 
 
 def matches(path: str) -> bool:
@@ -83,10 +79,9 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     UserError: the directory exists or cannot be written, or the path has the
       ending of a format that is not supported.
   """
-  if path.endswith(_NOT_WRITTEN):
-    raise UserError(
-      f'{path}: this format is not supported; allowed: .npz, '
-      '.safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
-      'without such an ending. For servers: python -m vit_jax.export.'
-    )
+  paths.check_folder_name(
+    path,
+    '.npz, .safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
+    'without such an ending. For servers: python -m vit_jax.export',
+  )
   export_params(path, params, about)
