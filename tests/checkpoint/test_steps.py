@@ -49,7 +49,7 @@ def test_unfinished_steps_are_removed(tmp_path):
 def test_a_failed_save_frees_its_space(tmp_path, monkeypatch):
   """What it wrote is removed at once, so that a full disk has space again."""
 
-  def no_room(writer):
+  def no_room(writer, barrier):
     writer.wait_until_finished()
     (tmp_path / '2').rename(tmp_path / '2.orbax-checkpoint-tmp')
     raise OSError('No space left on device')

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.checkpoint import items, manifest, restore, steps
+from vit_jax.checkpoint.barrier import Barrier
 from vit_jax.config import durations, schema
 from vit_jax.errors import StorageError, check_range
 from vit_jax.files import paths
@@ -73,8 +74,7 @@ class Checkpointer:
     except items.FailedError as error:
       cause = error.local_error or error
       raise paths.storage_error(self.root, 'opened', cause) from error
-    self._writer = self._open_writer()
-    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._open_writer()
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
 
   def _open_directory(self) -> None:
@@ -89,22 +89,25 @@ class Checkpointer:
           self.root / name,
         )
 
-  def _open_writer(self) -> ocp.AsyncCheckpointer:
-    """Opens a writer of steps.
+  def _open_writer(self) -> None:
+    """Opens a writer of steps, and a thread that waits for it.
 
     The names of its barriers contain the number of failures, because a new
     writer is opened after a failed save, and some processes may have passed
     barriers of the old one that others have not.
     """
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._barrier = Barrier(f'saving_{self.failures}')
     metrics = ocp.JsonCheckpointHandler(filename='metrics')
     multiprocessing: Any = ocp.options.MultiprocessingOptions(
-      barrier_sync_key_prefix=f'saving_{self.failures}'
+      barrier_sync_key_prefix=self._barrier.name
     )
     options = ocp.CompositeOptions(multiprocessing_options=multiprocessing)
-    return ocp.AsyncCheckpointer(
+    self._writer = ocp.AsyncCheckpointer(
       ocp.CompositeCheckpointHandler(
         *items.NAMES, metrics=metrics, composite_options=options
       ),
+      async_options=ocp.AsyncOptions(barrier_sync_fn=self._barrier),
       multiprocessing_options=multiprocessing,
     )
 
@@ -209,13 +212,15 @@ class Checkpointer:
   def _start_writing(self, step: int, args: dict[str, Any]) -> None:
     """Copies the arrays to the host, and starts writing them."""
     composite = ocp.args.Composite(**args)
-    self._writer.save(self.root / str(step), args=composite)
-    finished = self._thread.submit(self._finish, self._writer)
+    with self._barrier.reporting():
+      self._writer.save(self.root / str(step), args=composite)
+    finished = self._thread.submit(self._finish, self._writer, self._barrier)
     self._pending = step, finished
 
-  def _finish(self, writer: ocp.AsyncCheckpointer) -> None:
+  def _finish(self, writer: ocp.AsyncCheckpointer, barrier: Barrier) -> None:
     """Waits until a step is committed; then removes old steps."""
-    writer.wait_until_finished()
+    with barrier.reporting():
+      writer.wait_until_finished()
     if jax.process_index() == 0:
       steps.remove_old(self.root, self._run, self._keep, self.best)
 
@@ -266,8 +271,7 @@ class Checkpointer:
     )
     # A failed writer cannot be used again.
     self._pending = None
-    self._writer = self._open_writer()
-    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._open_writer()
 
   def best_line(self) -> str | None:
     """Returns a log line about the best step; None if no step is the best."""
