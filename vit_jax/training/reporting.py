@@ -166,7 +166,7 @@ class Figures:
     transform: Any = setting.transform
     objective = self._experiment.objective
     with jax.set_mesh(setting.mesh):
-      images, originals = self._source.images(transform)
+      images = self._source.images(transform)
       found = examine(
         self._experiment.model,
         objective.backbone(params),
@@ -178,8 +178,7 @@ class Figures:
       'weights': title,
       'images': f'{len(images)} of {self._source.name}',
     }
-    photographs = gallery.Photographs(originals, transform)
-    gallery.save(self._workdir / gallery.FOLDER, found, about, photographs)
+    gallery.save(self._workdir / gallery.FOLDER, found, about)
 
 
 def predict_examples(
