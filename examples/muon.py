@@ -1,6 +1,6 @@
 """Muon, an optimizer for the matrices of the layers.
 
-`optimizer.name='muon'` refers to this file; see docs/faq.md.
+`optimizer.name='examples.muon'` selects it; see docs/faq.md.
 
 References: Jordan et al., "Muon" (2024); Liu et al., arXiv 2502.16982.
 """

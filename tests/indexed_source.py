@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
+from vit_jax.data.contract import Source
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.evaluators.contract import Setting
@@ -16,7 +17,7 @@ PLAIN = EvalTransform((4, 4))
 AUGMENT = TrainTransform((4, 4))
 
 
-class Numbered:
+class Numbered(Source):
   """Images that show their index; some records can be damaged."""
 
   name = 'numbered/train'
@@ -44,29 +45,40 @@ class Numbered:
     return {'image': image, 'label': label}
 
 
-class Shown:
+class Shown(Source):
   """Grey images whose value is their index; some may be bad."""
 
   def __init__(self, labels, class_names, bad=(), **columns):
     self.name, self.bad = f'shown/{len(labels)}', set(bad)
     self.num_classes, self.class_names = len(class_names), list(class_names)
-    self.labels, self.columns = labels, columns
+    self.label_keys = ('label', *columns)
+    self.given, self.columns = labels, columns
 
   def __len__(self):
-    return len(self.labels)
+    return len(self.given)
 
   def __getitem__(self, index):
     image = np.full((4, 4, 3), index, np.uint8)
     more = {name: values[index] for name, values in self.columns.items()}
     return {
       'image': b'broken' if index in self.bad else image,
-      'label': int(self.labels[index]),
+      'label': int(self.given[index]),
     } | more
 
 
 def row_of(params, batch):
   """Returns the rows of the parameters for images of `Shown`, as logits."""
   return {'logits': params[batch['image'][:, 0, 0, 0]]}
+
+
+class Computed:
+  """An objective whose results a function of weights and batch computes."""
+
+  def __init__(self, function, num_classes):
+    self.function, self.num_classes = function, num_classes
+
+  def predict(self, params, batch, want=()):
+    return self.function(params, batch)
 
 
 def eval_setting(
@@ -76,8 +88,7 @@ def eval_setting(
   return Setting(
     open_source=lambda split: source,
     transform=PLAIN,
-    predict=predict,
-    num_classes=num_classes,
+    objective=Computed(predict, num_classes),
     mesh=mesh_of(data=devices),
     batch_size=batch_size,
     reader=Reader(threads=2, **reader),

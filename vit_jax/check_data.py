@@ -27,7 +27,7 @@ from etils import epath
 from vit_jax.cli import process
 from vit_jax.config import loading, overrides
 from vit_jax.config.schema import Config, build, build_section
-from vit_jax.data import contract, filters, inspection
+from vit_jax.data import filters, inspection
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.files import paths
@@ -124,7 +124,7 @@ def run(
   ignored = {
     path
     for source in (all_train, *sources.values())
-    for path in getattr(source, 'ignored', list)()
+    for path in source.ignored()
   }
   splits = [{entry['split'] for entry in group} for group in groups]
   classes = [{entry['class'] for entry in group} for group in groups]
@@ -212,7 +212,7 @@ def _located(
   sources: dict[str, Source], split: str, index: int
 ) -> dict[str, Any]:
   """Describes the location of an example."""
-  where = contract.where(sources[split], index)
+  where = sources[split].where(index)
   return {'split': split, 'index': index, 'where': where}
 
 

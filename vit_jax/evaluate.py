@@ -31,7 +31,6 @@ from vit_jax.evaluators.contract import Setting
 from vit_jax.files import paths
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes import runtime
-from vit_jax.training.reporting import Figures
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
@@ -93,12 +92,10 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
         else:
           prefix = '' if kind == 'params' else f'{kind}/'
         scores = built[name].run(params)
-        if request.tables and hasattr(built[name], 'tables'):
-          tables = built[name].tables()
-          if runtime.is_main():
-            for file, text in tables.items():
-              path = f'{name}{metric_suffix(kind)}_{file}'
-              paths.save(paths.locate(request.tables) / path, text)
+        if request.tables and runtime.is_main():
+          for file, text in built[name].tables().items():
+            path = f'{name}{metric_suffix(kind)}_{file}'
+            paths.save(paths.locate(request.tables) / path, text)
         result |= {prefix + key: value for key, value in scores.items()}
   return result
 
@@ -172,13 +169,13 @@ def _build(
     UserError: the evaluator draws figures, or cannot be built.
   """
   section = config.evals[name]
-  kind = schema.resolve(EVALS, section.name)
-  if kind is Figures:
+  kind: Any = schema.resolve(EVALS, section.name)
+  if not kind.measures:
     raise UserError(
-      f'the evaluator {section.name!r} draws while training: use python -m '
-      'vit_jax.analyze --checkpoint=PATH.'
+      f'the evaluator {section.name!r} has no metrics: use python -m '
+      'vit_jax.analyze --checkpoint=PATH for figures.'
     )
-  if getattr(kind, 'own_classes', False) and section.source is None:
+  if kind.own_classes and section.get('source', ...) is None:
     section = {**section, 'source': config.source.to_dict()}
     train = weights.about.get('config', {}).get('train', {})
     is_run_data = _is_run_data(config, weights.about)
@@ -205,7 +202,7 @@ def _evaluator_sections(
     found = {
       name: section
       for name, section in evals.items()
-      if schema.resolve(EVALS, section['name']) is not Figures
+      if _measures(section['name'])
     } or {_DEFAULTS['name']: {}}
   elif evaluator in evals:
     found = {evaluator: evals[evaluator]}
@@ -219,6 +216,11 @@ def _evaluator_sections(
     name: {k: v for k, v in (_DEFAULTS | section).items() if k != 'batch_size'}
     for name, section in found.items()
   }
+
+
+def _measures(name: str) -> bool:
+  kind: Any = schema.resolve(EVALS, name)
+  return kind.measures
 
 
 def _is_run_data(config: Config, about: dict[str, Any]) -> bool:

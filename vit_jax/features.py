@@ -34,13 +34,12 @@ from vit_jax.cli import output_parts, process, shared_flags
 from vit_jax.cli.output_parts import Arrays, Parts, pyarrow
 from vit_jax.cli.shared_flags import Request, image_paths
 from vit_jax.config import overrides
-from vit_jax.data import filters, fingerprint
+from vit_jax.data import filters
 from vit_jax.data.contract import Source
 from vit_jax.data.storage import files, npz
 from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Batch
-from vit_jax.objectives.mixing import normalize
 from vit_jax.weights.contract import Pretrained
 
 PyTree = Any
@@ -49,11 +48,8 @@ Predict = Callable[[PyTree, Batch], dict[str, jax.Array]]
 RESULTS = ('count', 'shape', 'width')
 
 
-class Images:
+class Images(Source):
   """Image files in a given order."""
-
-  num_classes = 0
-  class_names: list[str] = []
 
   def __init__(self, paths: Sequence[str]):
     """Stores the paths; each file is opened when its example is read."""
@@ -119,31 +115,23 @@ def predictor(
   def predict(params: PyTree, batch: Batch) -> dict[str, jax.Array]:
     if not layers and not tokens:
       return {'features': objective.predict(params, batch)['features']}
-    variables = {'params': objective.backbone(params)}
-    images = normalize(batch['image'])
-    want = 'layers' if layers else 'tokens'
-    outputs = model.apply(variables, images, method='predict', want=(want,))
-    x = outputs[want]  # [n, depth, t, d] or [n, t, d]
-    if layers:
-      depth = x.shape[1]
-      if not -depth <= min(layers) <= max(layers) < depth:
-        given = ','.join(map(str, layers))
-        raise UserError(f'--layers={given}; allowed: {-depth} to {depth - 1}.')
-      x = x[:, np.array(layers)]  # [n, layers, t, d]
-      x = model.apply(variables, x, method='last_norm')
-    if tokens:
-      return {'features': x[..., -_patches(model, images, x) :, :]}
+    want = ('layers',) if layers else ('patches',)
+    x = objective.predict(params, batch, want)[want[0]]
+    if not layers:  # [n, rows, columns, d]
+      return {'features': x.reshape(len(x), -1, x.shape[-1])}
+    variables, depth = {'params': objective.backbone(params)}, x.shape[1]
+    if not -depth <= min(layers) <= max(layers) < depth:
+      given = ','.join(map(str, layers))
+      raise UserError(f'--layers={given}; allowed: {-depth} to {depth - 1}.')
+    x = x[:, np.array(layers)]  # [n, layers, t, d]
+    x = model.apply(variables, x, method='last_norm')
+    if tokens:  # those of the patches are the last ones
+      patches = math.prod(model.grid(batch['image'].shape[1:3]))
+      return {'features': x[..., -patches:, :]}
     read = model.apply(variables, x.reshape(-1, *x.shape[2:]), method='readout')
     return {'features': read['features'].reshape(*x.shape[:2], -1)}
 
   return predict
-
-
-def _patches(model: Any, images: jax.Array, tokens: jax.Array) -> int:
-  """Returns the number of patch tokens, which are the last tokens."""
-  if hasattr(model, 'grid'):
-    return math.prod(model.grid(images.shape[1:3]))
-  return tokens.shape[-2]  # every token is a position of the last map
 
 
 def _npz(parts: Parts, path: str, about: dict[str, Any]) -> None:
@@ -259,7 +247,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     source = filters.without(source, left_out)
     about = {
       'source': config.source.to_dict(),
-      'fingerprint': fingerprint.of(source),
+      'fingerprint': source.fingerprint,
     }
   names = list(source.class_names) if _has_labels(source) else []
   about['class_names'] = names

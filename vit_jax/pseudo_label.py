@@ -184,7 +184,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   about = {
     'source': config.source.to_dict(),
     'split': split,
-    'fingerprint': fingerprint.of(source),
+    'fingerprint': source.fingerprint,
     'class_names': _class_names(weights, source),
     'min_confidence': request.min_confidence,
     'per_class': request.per_class,

@@ -411,7 +411,7 @@ def optimizer_of() -> tuple[Any, Any]:
   with config.unlocked():
     config.optimizer.rules = rules(DEPTH, 0.9, FROZEN)
   schedule = make_schedule(
-    TOTAL, WARMUP, base_lr=RATE, decay='cosine', end_lr=1e-6
+    TOTAL, lambda _: WARMUP, base_lr=RATE, decay='cosine', end_lr=1e-6
   )
   return build_section(config, 'optimizer', schedule, steps_of), schedule
 

@@ -163,7 +163,7 @@ def test_flags_without_equals_sign(parse):
       '--config.evals.fewshot.a.b=5',
       ['evals.fewshot is not', 'allowed: test.'],
     ),
-    ('--config.schedule.name=x', ['allowed: base_lr, cooldown']),
+    ('--config.reader.name=x', ['allowed: max_bad_share, on_bad']),
     ('--noconfig.augment.flop', ['augment.flop', "mean 'flip'"]),
     # a key of another source
     ('--config.source.height=4', ['source.height', 'dataset']),

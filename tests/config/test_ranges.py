@@ -5,6 +5,7 @@ import math
 
 import jax
 import pytest
+from indexed_source import Computed
 from minimal_config import completed, sections
 
 from vit_jax.arrays import sharding
@@ -35,8 +36,7 @@ def build(tmp_path, key, value, **changes):
     setting = Setting(
       open_source=lambda split: None,
       transform=EvalTransform((8, 8)),
-      predict=lambda params, batch: {},
-      num_classes=3,
+      objective=Computed(lambda params, batch: {}, 3),
       mesh=sharding.make_mesh(jax.devices()[:1]),
       batch_size=8,
       reader=stream.Reader(),

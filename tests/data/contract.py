@@ -8,8 +8,6 @@ import cv2
 import numpy as np
 import pytest
 
-from vit_jax.data import fingerprint
-
 
 def png(number):
   """Returns a small PNG image that is different for each number."""
@@ -68,8 +66,8 @@ def check(source, expected, places):
   copy = pickle.loads(pickle.dumps(source))  # as in a worker process
   assert [copy[i] for i in order[:20]] == reordered[:20]
   assert (copy.name, copy.class_names) == (source.name, source.class_names)
-  print_of = fingerprint.of(source)
+  print_of = source.fingerprint
   assert json.loads(json.dumps(print_of)) == print_of
-  assert print_of == fingerprint.of(copy)
+  assert print_of == copy.fingerprint
   assert print_of['size'] == len(source)
   assert print_of['class_names'] == source.class_names

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from vit_jax.arrays import sharding
-from vit_jax.data import balanced, filters
+from vit_jax.data import balanced
 from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.contract import Remaining, Source
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
 from vit_jax.data.sources import manifest, mixture
@@ -18,7 +19,7 @@ from vit_jax.errors import UserError
 COUNTS = {0: 30, 2: 5, 3: 1}  # no example of class 1
 
 
-class Unbalanced:
+class Unbalanced(Source):
   """A source without the method `labels`, with two bad records."""
 
   name, num_classes, class_names = 'unbalanced', 4, list('abcd')
@@ -117,11 +118,10 @@ def test_data_that_cannot_be_balanced():
 def test_labels_of_remaining_examples():
   """They are listed without reading the examples, if the source lists them."""
   left_out = np.array([1, 36])
-  source = filters.Remaining(Unbalanced(), left_out)
-  assert not hasattr(source, 'labels')
+  source = Remaining(Unbalanced(), left_out)
   read = balanced.labels(source)
   listing = Unbalanced()
   listing.labels = lambda: np.append(listing._labels, -1)
-  listed = filters.Remaining(listing, left_out).labels()
+  listed = Remaining(listing, left_out).labels()
   np.testing.assert_array_equal(np.where(listed < 4, listed, -1), read)
   assert len(read) == 36

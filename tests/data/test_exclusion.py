@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from minimal_config import completed
 
-from vit_jax.data import filters, fingerprint, inspection
+from vit_jax.data import filters, inspection
+from vit_jax.data.contract import Remaining
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder, manifest, mixture, synthetic, tfds
 from vit_jax.errors import UserError
@@ -85,7 +86,7 @@ def test_rows_of_several_parts():
       return ((part, np.array(rows)) for part, rows in parts)
 
   source = Parts('train', num_examples=10)
-  short = filters.Remaining(source, np.array([1, 3, 4, 6, 8]))
+  short = Remaining(source, np.array([1, 3, 4, 6, 8]))
   found = [(part, rows.tolist()) for part, rows in short.rows()]
   assert found == [('a', [4, 6]), ('b', []), ('a', [9, 3]), ('c', [7])]
 
@@ -110,9 +111,9 @@ def test_the_identity_of_the_data_depends_on_the_examples(root, tmp_path):
   """Another list of the same length is other data; a moved list is not."""
   source = sources(root)['folder']('train')
   one, moved, other = (
-    fingerprint.of(
-      filters.without_listed(source, write(tmp_path / name, source, indices))
-    )
+    filters.without_listed(
+      source, write(tmp_path / name, source, indices)
+    ).fingerprint
     for name, indices in (('a', [2, 5]), ('b', [5, 2]), ('c', [2, 6]))
   )
   assert one == moved != other

@@ -119,9 +119,9 @@ def test_fingerprint_of_a_mixture_depends_on_its_members():
 def test_fingerprint_of_a_plug_in_source():
   """It consists of size, classes and a few records."""
   source = indexed_source.Numbered(100)
-  found = fingerprint.of(source)
+  found = source.fingerprint
   assert found['size'] == 100 and found['class_names'] == source.class_names
   assert found['records'][0][1] == 0 and found['records'][-1][1] == 99
   assert source.read.total() <= 8
-  assert found == fingerprint.of(indexed_source.Numbered(100))
-  assert found != fingerprint.of(indexed_source.Numbered(101))
+  assert found == indexed_source.Numbered(100).fingerprint
+  assert found != indexed_source.Numbered(101).fingerprint

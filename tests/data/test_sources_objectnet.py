@@ -75,7 +75,7 @@ def test_classes_are_those_of_the_authors():
 @pytest.mark.slow
 def test_images_of_overlapping_classes_without_border(directory):
   """Each has all of its ImageNet classes as labels."""
-  source = opened(directory).with_labels('imagenet_labels')
+  source = opened(directory)
   assert len(source) == 4 * 113 and source.num_classes == 1_000
   assert source.class_names == sorted(source.class_names)
   found = collections.defaultdict(list)
@@ -115,7 +115,7 @@ def test_heads_with_the_classes_in_another_order(directory):
   source = opened(directory)
   names = [*reversed(source.class_names), 'other']
   mapped = filters.matched(source, names, 'the head')
-  labels = mapped.with_labels('imagenet_labels')[0]['imagenet_labels']
+  labels = mapped[0]['imagenet_labels']
   assert [names[i] for i in labels] == SEVERAL['alarm_clock']
   numbers = [f'class {i}' for i in range(1_000)]
   assert filters.matched(source, numbers, 'the head') is source
@@ -137,8 +137,6 @@ def test_messages_of_wrong_directories_and_images(tmp_path):
   (root / 'alarm_clock/0.png').write_bytes(b'no image')
   with pytest.raises(DecodeError):
     source[0]
-  with pytest.raises(UserError, match="'real'.*imagenet_labels"):
-    source.with_labels('real')
   for split in ('train', 'validation'):
     with pytest.raises(UserError, match=f"'{split}'.*test"):
       opened(tmp_path, split)

@@ -82,9 +82,9 @@ def test_results_equal_a_loop_over_all_examples(
     top=(1, 2, 5),
     among=among,
   )
-  present = sorted(set(source.labels.tolist()))
+  present = sorted(set(source.given.tolist()))
   classes = range(CLASSES) if among == 'all' else present
-  labels = [[int(label)] for label in source.labels]
+  labels = [[int(label)] for label in source.given]
   expected = figures(source, classes, labels, top=(1, 2, 5))
   found = evaluator.run(params)
   assert found.pop('left_out') == 0
@@ -125,7 +125,7 @@ def test_examples_with_several_labels_or_none(devices, batch_size, among):
 def test_infinite_and_nan_logits():
   """NaN is never correct; a class at minus infinity comes last."""
   source = shown(6)
-  source.labels[:3] = 4, 7, 1  # equal logits are ordered by class number
+  source.given[:3] = 4, 7, 1  # equal logits are ordered by class number
   logits = np.full((6, CLASSES), -np.inf, np.float32)
   logits[:, 0] = 0
   logits[3:] = np.nan
@@ -150,7 +150,7 @@ def test_several_labels_are_matched_by_class_name():
   )
   assert evaluator.run(jnp.asarray(theirs)) == pytest.approx(expected, rel=1e-6)
   assert 0 < expected['accuracy'] < 1 and expected['left_out'] > 0
-  copied = pickle.loads(pickle.dumps(mapped.with_labels('several')))
+  copied = pickle.loads(pickle.dumps(mapped))
   assert copied[1]['several'] == [9 - c for c in source.columns['several'][1]]
 
 

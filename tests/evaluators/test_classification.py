@@ -91,8 +91,9 @@ def test_a_batch_is_not_larger_than_the_source():
     return predict(params, batch)
 
   source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
-  other = setting(source, devices=2, batch_size=128)
-  other = other._replace(predict=recorded)
+  other = eval_setting(
+    source, recorded, num_classes=SIZE, devices=2, batch_size=128
+  )
   result = Evaluator(other, split='test').run(params)
   assert result['count'] == SIZE
   assert set(shapes) == {SIZE + 1}  # the next multiple of the devices

@@ -18,6 +18,7 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
 from vit_jax.data import filters
+from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluators import features as features_lib
 from vit_jax.evaluators import fewshot, linear_probe, neighbours
@@ -46,7 +47,7 @@ def test_fewshot_regression_equals_scikit_learn(shots):
 
 def test_draws_are_balanced_by_class():
   """A draw with more shots contains the smaller one."""
-  y = TRAIN.labels
+  y = TRAIN.given
   for shots in (1, 4, 9):
     rows = fewshot.draw(y, shots, 0)
     assert np.bincount(y[rows]).tolist() == [shots] * CLASSES
@@ -137,7 +138,7 @@ def test_messages_of_wrong_settings():
       fewshot.Evaluator(setting(), split='test', **wrong)
 
 
-class Split:
+class Split(Source):
   """A part of the coloured noise with known positions."""
 
   num_classes, class_names = CLASSES, list('abcde')

@@ -146,7 +146,7 @@ def test_evaluated_labels_do_not_affect_the_choice():
   grid = (10.0, 0.1, 1e-2)
   train = Colours(203, 1, bad=[3, 50])
   wrong = copy.copy(TEST)
-  wrong.labels = (TEST.labels + 1) % CLASSES
+  wrong.given = (TEST.given + 1) % CLASSES
   policy = dict(on_bad_record='skip', max_bad_share=0.1)
   found, other = (
     Evaluator(setting(train, test, **policy), split='test', l2=grid).run(

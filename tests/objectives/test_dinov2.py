@@ -86,7 +86,7 @@ def optimizer_of():
     config.optimizer.rules = rules_of('configs/dinov2.py')(DEPTH, 0.9, EPOCH)
     config.optimizer.clip_norm = CLIP
   schedule = make_schedule(
-    TOTAL, WARMUP, base_lr=LR, decay='cosine', end_lr=1e-6
+    TOTAL, lambda _: WARMUP, base_lr=LR, decay='cosine', end_lr=1e-6
   )
   return build_section(config, 'optimizer', schedule, steps), schedule
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
 from vit_jax.arrays import tree
+from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Frozen, Inputs, Setting
@@ -165,7 +166,7 @@ def test_a_model_with_one_head_can_be_distilled():
 def test_a_teacher_must_have_the_classes_of_the_run():
   """Names and order are compared, unless there are no names."""
 
-  class Pets(list):
+  class Pets(list, Source):
     name, num_classes, class_names = 'pets', 2, ['cat', 'dog']
 
   source = Pets()

@@ -4,12 +4,13 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from vit_jax.objectives.contract import Defaults, Setting
+from vit_jax.objectives.contract import Objective as Base
+from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.mixing import normalize
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Defaults):
+class Objective(Base):
   """The squared distance between the features of two crops."""
 
   setting: Setting
@@ -25,7 +26,7 @@ class Objective(Defaults):
     )
     return self.scale * ((first - second) ** 2).mean(), ({}, {})
 
-  def predict(self, params, batch):
+  def predict(self, params, batch, want=()):
     return {'features': self._features(params, batch['image'])}
 
   def _features(self, params, images):

@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from vit_jax.evaluators import contract
 from vit_jax.evaluators.contract import total
 
 
-class Evaluator:
+class Evaluator(contract.Evaluator):
   """Accuracy and confidence on a split, confidence on another source."""
 
   higher_is_better = ('accuracy',)

@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from vit_jax.data import contract
+
 COLOURS = {'red': (160, 90, 90), 'green': (90, 160, 90), 'blue': (90, 90, 160)}
 
 
-class Source:
+class Source(contract.Source):
   """Generates any number of images; the split selects the seed."""
 
   def __init__(self, split, /, *, num_examples: int = 32):

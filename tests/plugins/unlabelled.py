@@ -1,9 +1,10 @@
 """A source outside the package: images without labels."""
 
+from vit_jax.data import contract
 from vit_jax.data.sources import synthetic
 
 
-class Source:
+class Source(contract.Source):
   """Returns only the pixels of `synthetic`."""
 
   num_classes = 0

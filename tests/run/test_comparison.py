@@ -9,7 +9,7 @@ import pytest
 from minimal_config import completed
 from ml_collections import ConfigDict
 
-from vit_jax.config import loading, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import EVALS, SECTIONS
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus, runtime
@@ -199,20 +199,6 @@ def test_processes_must_agree(monkeypatch):
     UserError, match="listing: 'abc' on process 0, 'b' on process 1"
   ):
     check(_about(listing='b'))
-
-
-def test_removed_keys_of_an_earlier_version(tmp_path):
-  """A run resumes if its value is the one that is always used now."""
-  config = completed()
-  old = config.to_dict()
-  old['recovery']['sdc_every'] = '500 steps'
-  assert not resume.config_changes(old, config)
-  file = tmp_path / 'config.json'
-  file.write_text(json.dumps(old))
-  assert loading.load(str(file)).to_dict() == config.to_dict()
-  old['objective']['temperature_every'] = '1 epochs'  # not of this objective
-  changes = resume.config_changes(old, config)
-  assert changes == {'objective.temperature_every': ('1 epochs', None)}
 
 
 def test_equal_spellings():

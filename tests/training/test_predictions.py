@@ -4,16 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from indexed_source import Computed
 
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.contract import Source
 from vit_jax.data.pipeline.stream import Reader
 from vit_jax.evaluators import features
 from vit_jax.evaluators.contract import Setting
 from vit_jax.training import reporting
 
 
-class Colours:
+class Colours(Source):
   """Images whose red gives the class, except for every tenth image."""
 
   name, num_classes, class_names = 'colours', 3, ['dark', 'middle', 'bright']
@@ -45,8 +47,7 @@ def setting():
   return Setting(
     open_source=lambda split: Colours(),
     transform=EvalTransform((8, 8)),
-    predict=by_red,
-    num_classes=3,
+    objective=Computed(by_red, 3),
     mesh=sharding.make_mesh(jax.devices()[:2]),
     batch_size=16,
     reader=Reader(),

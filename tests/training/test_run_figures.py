@@ -13,10 +13,10 @@ from minimal_config import completed
 from vit_jax.analysis import figures as findings
 from vit_jax.analysis import gallery
 from vit_jax.evaluators import features
+from vit_jax.evaluators.figures import Evaluator as Figures
 from vit_jax.training import data
 from vit_jax.training.evaluations import Evaluations
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.reporting import Figures
 
 SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
 FIGURES = dict(name='figures', split='test', num_images=5)
@@ -31,7 +31,9 @@ def built(tmp_path, **changes):
   """Returns an experiment, a setting, parameters and its evaluations."""
   experiment, setting, params = started(**changes) if changes else plain()
   evaluations = Evaluations(
-    experiment, setting, epath.Path(tmp_path), lambda kind: nullcontext()
+    experiment,
+    setting._replace(workdir=epath.Path(tmp_path)),
+    lambda kind: nullcontext(),
   )
   return experiment, setting, params, evaluations
 
@@ -83,9 +85,6 @@ def test_figures_are_drawn_at_the_end(tmp_path):
   [
     ('params', 'params', 'step 7'),
     ('ema', 'ema', 'step 7, ema'),
-    # Names in configs of earlier versions.
-    ('', 'params', 'step 7'),
-    ('_ema', 'ema', 'step 7, ema'),
   ],
 )
 def test_figures_use_the_weights_of_the_config(
@@ -99,13 +98,11 @@ def test_figures_use_the_weights_of_the_config(
     '_draw',
     lambda self, setting, params, title: drawn.append((params, title)),
   )
-  figures = Figures(
-    experiment, setting, epath.Path(tmp_path), split='test', weights=name
-  )
+  figures = Figures(setting, split='test', weights=name)
   weights = {'params': 'params', 'ema': 'ema'}
-  figures.draw(weights, 'step 7')
+  figures.run_all(weights, 7)
   assert drawn == [(found, title)]
-  figures.draw({'teacher': 'params'}, 'step 7')
+  figures.run_all({'teacher': 'params'}, 7)
   assert len(drawn) == 1
 
 

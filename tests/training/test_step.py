@@ -19,7 +19,7 @@ from vit_jax.training.step import SPIKE_WARMUP_STEPS, Trainer, accumulate
 CLASSES, BATCH, SIDE, WIDTH, DEPTH = 5, 8, 2, 12, 2
 
 
-class Stub(contract.Defaults):
+class Stub(contract.Model):
   """A model without layers."""
 
   num_classes = 5
@@ -263,7 +263,7 @@ def test_masks_differ_between_examples(micro_batches):
 # Bad steps
 
 
-class Loss(objective_contract.Defaults):
+class Loss(objective_contract.Objective):
   """An objective without a loss."""
 
   sharding_rules, apart = (), ()

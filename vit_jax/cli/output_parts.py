@@ -113,7 +113,7 @@ def compute(
     weights, mesh, predict=predict, examples=len(source)
   )
   setting = shared_flags.evaluation_setting(
-    weights, config, lambda _: source, mesh, rows, predict
+    weights, config, lambda _: source, mesh, rows
   )
   batch_size, examples = setting.batch_size, len(source)
 
@@ -234,8 +234,7 @@ class Parts:
     path = self._path(index)
     try:
       with npz.opened(path) as arrays:
-        # Earlier versions also stored the numbers of rows.
-        return {k: arrays[k] for k in keys or arrays.files if k != '_rows'}
+        return {k: arrays[k] for k in keys or arrays.files}
     except (OSError, ValueError) as error:
       raise UserError(
         f'{path} cannot be read ({error}): delete this part and all later ones.'

@@ -448,7 +448,6 @@ def evaluation_setting(
   open_source: Callable[[str], stream.Source],
   mesh: Mesh,
   batch_size: int,
-  predict: Callable[[Any, Any], Any] | None = None,
 ) -> Setting:
   """Returns the `Setting` that applies a model to every example of a source.
 
@@ -459,17 +458,15 @@ def evaluation_setting(
     mesh: mesh of the devices.
     batch_size: images per batch; rounded up to a multiple of the number of
       devices.
-    predict: function of (parameters, batch); by default `Objective.predict`.
   """
-  objective = weights.objective()
   return Setting(
     open_source=open_source,
     transform=build_section(config, 'preprocess', weights.image_size),
-    predict=predict or objective.predict,
-    num_classes=objective.num_classes,
+    objective=weights.objective(),
     mesh=mesh,
     batch_size=-(-batch_size // mesh.size) * mesh.size,
     reader=build_section(config, 'reader'),
+    preprocess=config.preprocess.to_dict(),
   )
 
 

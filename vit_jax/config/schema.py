@@ -42,7 +42,7 @@ SECTIONS = {
   'model': 'vit_jax.models.{name}:Model',
   'objective': 'vit_jax.objectives.{name}:Objective',
   'optimizer': 'vit_jax.optim.optimizers:{name}',
-  'schedule': 'vit_jax.optim.schedule:make_schedule',
+  'schedule': 'vit_jax.optim.{name}:make_schedule',
   'source': 'vit_jax.data.sources.{name}:Source',
   'train': 'vit_jax.config.schema:train_data',
   'augment': 'vit_jax.data.augment.{name}:TrainTransform',
@@ -55,32 +55,12 @@ SECTIONS = {
   'log': 'vit_jax.run.metrics:Log',
 }
 # Default names of sections whose `name` is optional.
-DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
+DEFAULT_NAMES = {
+  'augment': 'transforms',
+  'preprocess': 'transforms',
+  'schedule': 'schedule',
+}
 EVALS = 'vit_jax.evaluators.{name}:Evaluator'
-
-# Old path of a symbol, which configs still use, and its present path.
-MOVED = {
-  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.reporting:Figures',
-  'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
-  'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
-  'vit_jax.optim.optimizers:muon': 'examples.muon:muon',
-  'vit_jax.run.trackers.mlflow:Tracker': 'examples.mlflow_tracker:Tracker',
-}
-
-# Keys of earlier versions, by section and its name, with the value that the
-# program now always uses; `...` if the key never affected a result. Configs
-# with these values can still be read.
-REMOVED: dict[tuple[str, str | None], dict[str, Any]] = {
-  ('recovery', None): {'sdc_every': ...},
-  ('checkpoint', None): {'every_minutes': ...},
-  ('schedule', None): {'cooldown_shape': 'linear', 'timescale': 10_000},
-  ('log', None): {'parameters': ...},
-  ('objective', 'dino'): {
-    'temperature_every': '1 epochs',
-    'centre_momentum': 0.9,
-    'position_offset': 0.1,
-  },
-}
 
 # Larger than any real batch, but the row indices of a batch still fit into the
 # memory of a host.
@@ -156,7 +136,8 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
 
   Args:
     pattern: 'MODULE:SYMBOL', which may contain '{name}'.
-    name: name in this package, or the dotted path of another module.
+    name: name in this package, or the dotted path of another module; a symbol
+      '{name}' is then the last part of the path.
 
   Raises:
     UserError: the module or symbol does not exist, or the module needs a
@@ -165,8 +146,10 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
   module_name, symbol = pattern.split(':')
   if '.' in name:
     module_name = name
-  target = f'{module_name}:{symbol}'.format(name=name)
-  path, symbol = MOVED.get(target, target).split(':')
+  path = module_name.format(name=name)
+  # A function named by the config, such as an optimizer, has the name of the
+  # module in which a plug-in defines it.
+  symbol = symbol.format(name=name.rpartition('.')[2])
   reason = f'{path} does not define {symbol}'
   try:
     module = importlib.import_module(path)
@@ -196,10 +179,6 @@ def names(pattern: str) -> list[str]:
       and value.__module__ == module_pattern
       and not name.startswith('_')
       and config_keys(value)
-    ] + [
-      path.partition(':')[2]
-      for path in MOVED
-      if path.startswith(f'{module_pattern}:')
     ]
   package = importlib.import_module(module_pattern.removesuffix('.{name}'))
   result = []
@@ -212,8 +191,7 @@ def names(pattern: str) -> list[str]:
       defines = True
     if defines:
       result.append(info.name.rpartition('.')[2])
-  moved = (path for path in MOVED if path.startswith(package.__name__ + '.'))
-  return result + [path.partition(':')[0].rpartition('.')[2] for path in moved]
+  return result
 
 
 def config_keys(
@@ -268,7 +246,9 @@ def keyed_by(config: type) -> Callable[[T], T]:
       if name not in declared
     }
     marked.__signature__ = inspect.Signature([*(declared | fields).values()])
-    marked.__annotations__ |= {
+    # The types of a class's keys are those of its constructor.
+    typed: Any = marked.__init__ if inspect.isclass(constructor) else marked
+    typed.__annotations__ |= {
       name: field.annotation for name, field in fields.items()
     }
     marked.OPERATIONAL = operational_keys(config)
@@ -337,7 +317,13 @@ def _plain_value(value: Any) -> Any:
 
 
 def evaluation(
-  *, every: str = '1 epochs', batch_size: int | None = None
+  *,
+  every: str = '1 epochs',
+  batch_size: int | None = None,
+  image_size: tuple[int, ...] | None = None,
+  preprocess: typing.Annotated[
+    Section | None, Nested(SECTIONS['preprocess'])
+  ] = None,
 ) -> None:
   """Declares and checks the keys that all sections of `config.evals` have.
 
@@ -345,10 +331,13 @@ def evaluation(
     every: duration between evaluations, used by the training loop, which also
       evaluates at the end.
     batch_size: global batch size; by default that of training.
+    image_size: size of the images, as at the top level, if it is another one.
+    preprocess: preprocessing of the images, if it is another one.
 
   Raises:
     UserError: a value is invalid.
   """
+  del image_size, preprocess
   durations.check('every', every)
   check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
 
@@ -620,7 +609,8 @@ def complete_section(
   name: Any = ''
   arguments, result = dict(values), {}
   if has_name:
-    name = arguments.pop('name', DEFAULT_NAMES.get(path))
+    default = DEFAULT_NAMES.get(path.rpartition('.')[2])
+    name = arguments.pop('name', default)
     result['name'] = typed(f'config.{path}.name', name, str)
   keys = mark.keys(name)
   if drop_unknown or isinstance(name, FlagText):
@@ -703,21 +693,6 @@ def from_dict(values: dict[str, Any]) -> Config:
   """Returns the config whose values `to_json` wrote.
 
   Raises:
-    UserError: a key no longer exists in this version and has no entry in
-      `REMOVED`; see `complete`.
+    UserError: a key does not exist; see `complete`.
   """
-  return complete(ConfigDict(without_removed(values)))
-
-
-def without_removed(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns the values of an older config without the keys in `REMOVED`."""
-  result = dict(values)
-  for (section, name), removed in REMOVED.items():
-    keys = result.get(section)
-    if isinstance(keys, dict) and keys.get('name') == name:
-      result[section] = {
-        key: value
-        for key, value in keys.items()
-        if key not in removed or removed[key] not in (value, ...)
-      }
-  return result
+  return complete(ConfigDict(values))

@@ -1,18 +1,17 @@
 """Sampling of training examples such that each class occurs equally often."""
 
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax.data import progress
-from vit_jax.data.contract import Source
-from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.contract import Source, Wrapped
 from vit_jax.data.pipeline import order
 from vit_jax.errors import UserError
 
 
-class Balanced:
+class Balanced(Wrapped):
   """A source whose classes are drawn equally often in training.
 
   Of k consecutive positions (k classes, starting at a multiple of k), each
@@ -21,11 +20,6 @@ class Balanced:
   is computed from the seed and the position, as without this class.
 
   Everything else is that of the wrapped source.
-
-  Attributes:
-    name: name of the source.
-    num_classes: number of classes of the source.
-    class_names: class names of the source.
   """
 
   def __init__(self, source: Source):
@@ -37,10 +31,9 @@ class Balanced:
     Raises:
       UserError: the source has no labels, or an order of its own.
     """
-    self.name, self.num_classes = source.name, source.num_classes
-    self.class_names, self._source = source.class_names, source
+    super().__init__(source)
     self._labels = np.zeros(0, np.int64)
-    if source.num_classes and not hasattr(source, 'locate'):
+    if source.num_classes and not source.own_order:
       self._labels = labels(source)
     counts = np.bincount(
       self._labels[self._labels >= 0], minlength=source.num_classes
@@ -57,18 +50,14 @@ class Balanced:
         'order of its own: set it to False; for a mixture, set weights.'
       )
 
-  def __getattr__(self, name: str) -> Any:
-    # Python calls this method only for names that are not found otherwise. A
-    # private name is missing while a copy is unpickled.
-    if name.startswith('_'):
-      raise AttributeError(name)
-    return getattr(self._source, name)
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Fingerprint of the wrapped source."""
+    return self._source.fingerprint
 
-  def __len__(self) -> int:
-    return len(self._source)
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    return self._source[index]
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the rows of the wrapped source."""
+    yield from self._source.rows()
 
   def locate(
     self, positions: Int[np.ndarray, ' n'], seed: int
@@ -99,24 +88,8 @@ class Balanced:
 def labels(source: Source) -> Int[np.ndarray, ' n']:
   """Returns the labels of all examples; -1 for those without a valid label.
 
-  They are those of `source.labels()`. If the source does not have this method,
-  every example is read, but images are not decoded.
-
   Args:
     source: any source with labels.
   """
-  if hasattr(source, 'labels'):
-    values = np.asarray(cast(Any, source).labels(), np.int64)
-  else:
-    text = f'reading the labels of {source.name}'
-    indices = progress.shown(iter(range(len(source))), len(source), text)
-    values = np.array([_label(source, index) for index in indices], np.int64)
+  values = np.asarray(source.labels(), np.int64)
   return np.where((values >= 0) & (values < source.num_classes), values, -1)
-
-
-def _label(source: Source, index: int) -> int:
-  """Returns the label of an example; -1 for a bad record."""
-  try:
-    return int(source[index]['label'])
-  except DecodeError:
-    return -1

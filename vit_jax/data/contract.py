@@ -5,12 +5,16 @@ the shared memory of worker processes, the compiled shapes and the arrays on the
 devices are all derived from this declaration.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from jaxtyping import Int
 
+from vit_jax.data import fingerprint, progress
 from vit_jax.data.images.channels import Pixels
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.pipeline import order
 from vit_jax.errors import UserError
 
 Example = dict[str, Any]
@@ -24,34 +28,14 @@ _KINDS = 'biuf'  # NumPy's codes for booleans, integers and floating point
 _MAX_BYTES = 4  # JAX uses numbers of at most 32 bits
 
 
-class Source(Protocol):
-  """A dataset with random access.
+class Source:
+  """A dataset with random access; the base class of all.
 
   `vit_jax.data.sources.NAME` (or any other module) defines
   `Source(split, /, *, …)`, whose keyword-only parameters are the keys of the
   config's `source` section. A source must support pickling, because worker
-  processes receive a copy. The following methods are optional:
-
-  - `where(index)` returns the file of an example, for messages.
-  - `rows()` yields pairs (part, positions), in the order of the examples: the
-    name of a part of the stored data, such as a file, and the positions of the
-    source's examples in it, int64 `[n]`. They identify examples independently
-    of the split, so that two splits of the same data can be compared, and
-    listed examples can be left out.
-  - `with_labels(key)` returns the same source whose examples also contain,
-    under that key, a list of all correct labels, which may be empty.
-  - `locate(positions, seed)` returns the indices (int64 `[n]`) of the examples
-    at positions counted from the start of training, in place of the usual order
-    (a new random order of all examples in each epoch; see
-    `pipeline.order.of_source`). It must depend on its arguments only.
-  - `replacements(index)` returns the indices from which the replacement of a
-    bad record is drawn; by default, all examples.
-  - `labels()` returns the labels of all examples, int64 `[n]`, without reading
-    images; the label of a bad record is -1. Without this method, the labels are
-    read together with the images (see `data.balanced`).
-  - `without(indices)` returns the same source without the examples at these
-    ascending indices. A source with `locate` or `replacements` needs it for
-    `train.leave_out`.
+  processes receive a copy. A subclass defines the attributes, `__len__` and
+  `__getitem__`; the other methods have defaults.
 
   Attributes:
     name: name of the dataset, for messages.
@@ -59,13 +43,16 @@ class Source(Protocol):
       source without labels.
     class_names: names of the classes in the order of the labels; [] for a
       source without labels.
+    label_keys: keys of examples whose values are labels, or lists of them.
   """
 
   name: str
-  num_classes: int
-  class_names: list[str]
+  num_classes: int = 0
+  class_names: list[str] = []
+  label_keys: tuple[str, ...] = ('label',)
 
-  def __len__(self) -> int: ...
+  def __len__(self) -> int:
+    raise NotImplementedError
 
   def __getitem__(self, index: int) -> Example:
     """Returns one example for the transform.
@@ -73,12 +60,160 @@ class Source(Protocol):
     Returns:
       `image`, encoded bytes or pixels `[y, x, channels]`, uint8 or uint16;
       `label`, int, unless the source has no labels; and any further values that
-      a custom transform uses.
+      a transform uses, such as an encoded mask or a text.
 
     Raises:
       DecodeError: the record cannot be used (see `reader.on_bad_record`).
     """
-    ...
+    raise NotImplementedError
+
+  def where(self, index: int) -> str:
+    """Returns the file of an example, for messages; '' if there is none."""
+    return ''
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields pairs (part, positions), in the order of the examples.
+
+    They are the name of a part of the stored data, such as a file, and the
+    positions of the source's examples in it. They identify examples
+    independently of the split, so that two splits of the same data can be
+    compared, and listed examples can be left out. By default, there are none.
+    """
+    yield from ()
+
+  def locate(
+    self, positions: Int[np.ndarray, ' n'], seed: int
+  ) -> Int[np.ndarray, ' n']:
+    """Returns the indices of the examples at positions of training.
+
+    By default, each epoch is a new random order of all examples. The result
+    must depend on the arguments only.
+
+    Args:
+      positions: int64 positions ≥ 0, counted from the start of training.
+      seed: seed of the run.
+    """
+    return order.shuffled(positions, len(self), seed)
+
+  def replacements(self, index: int) -> Sequence[int] | np.ndarray:
+    """Returns the indices that may replace a bad record; by default, all."""
+    return range(len(self))
+
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples; -1 for bad records.
+
+    By default, every example is read, but images are not decoded.
+    """
+    text = f'reading the labels of {self.name}'
+    indices = progress.shown(iter(range(len(self))), len(self), text)
+    return np.array([self._label(index) for index in indices], np.int64)
+
+  @property
+  def own_order(self) -> bool:
+    """Whether `locate` or `replacements` is overridden."""
+    kind = type(self)
+    own = kind.locate, kind.replacements
+    return own != (Source.locate, Source.replacements)
+
+  def without(self, indices: Int[np.ndarray, ' n']) -> 'Source':
+    """Returns this source without the examples at these ascending indices.
+
+    Raises:
+      UserError: the source has its own order.
+    """
+    if self.own_order:
+      raise UserError(
+        f'{type(self).__qualname__} has its own order, so it needs `without`.'
+      )
+    return Remaining(self, indices)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
+    return fingerprint.sampled(self)
+
+  def ignored(self) -> list[str]:
+    """Returns the files of the dataset that are not examples."""
+    return []
+
+  def _label(self, index: int) -> int:
+    try:
+      return int(self[index]['label'])
+    except DecodeError:
+      return -1
+
+
+class Wrapped(Source):
+  """Base class of sources that read the examples of another source."""
+
+  def __init__(self, source: Source):
+    self._source, self.name = source, source.name
+    self.num_classes, self.class_names = source.num_classes, source.class_names
+    self.label_keys = source.label_keys
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> Example:
+    return self._source[self._find(index)]
+
+  def where(self, index: int) -> str:
+    """Returns the location of an example, if the source provides it."""
+    return self._source.where(self._find(index))
+
+  def _find(self, index: int) -> int:
+    """Returns the index of an example in the source."""
+    return index
+
+
+class Remaining(Wrapped):
+  """A source without some of its examples."""
+
+  def __init__(self, source: Source, indices: Int[np.ndarray, ' n']):
+    """Leaves examples out; the order of the others is that of the source.
+
+    Args:
+      source: source of all examples.
+      indices: indices of the examples to leave out, ascending.
+    """
+    super().__init__(source)
+    self._left_out = indices
+    # Number of remaining examples before each example that is left out.
+    self._before = indices - np.arange(len(indices))
+
+  def __len__(self) -> int:
+    return len(self._source) - len(self._left_out)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the remaining rows of the source."""
+    start = 0
+    for part, rows in self._source.rows():
+      inside = np.searchsorted(self._left_out, [start, start + len(rows)])
+      yield part, np.delete(rows, self._left_out[slice(*inside)] - start)
+      start += len(rows)
+
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the remaining labels."""
+    return np.delete(self._source.labels(), self._left_out)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Dataset fingerprint, compared when a run is resumed.
+
+    It is that of the source, with the number of remaining examples and a
+    checksum of the indices that are left out.
+    """
+    return self._source.fingerprint | {
+      'size': len(self),
+      'left_out': fingerprint.checksum(self._left_out),
+    }
+
+  def _find(self, index: int) -> int:
+    # Indices out of range stay out of range, for which the source raises.
+    return index + int(np.searchsorted(self._before, index, 'right'))
 
 
 class Transform(Protocol):
@@ -144,16 +279,6 @@ class Preprocess(Transform, Protocol):
   def pixels(self, image: bytes | np.ndarray) -> Pixels:
     """Transforms an image without a label, for prediction."""
     ...
-
-
-def where(source: Any, index: int) -> str:
-  """Returns the location of an example; '' if the source has no locations.
-
-  Args:
-    source: a source; its method `where` is optional.
-    index: index of the example.
-  """
-  return getattr(source, 'where', lambda _: '')(index)
 
 
 def check_spec(transform: Transform) -> Spec:

@@ -1,8 +1,7 @@
 """Sources that leave out or relabel the examples of another source.
 
 `Tail` contains the examples that remain when an interrupted pass is resumed.
-`Relabelled` maps labels to those of a head by the names of classes. `Remaining`
-leaves out listed examples, such as images of a test set.
+`Relabelled` maps labels to those of a head by the names of classes.
 
 A list is a file of JSON lines, which `check_data --against` writes. Each line
 identifies an example by its position in a part of the data (see `rows` in
@@ -15,18 +14,17 @@ The checksum of the encoded image detects lists of other data. Further keys,
 such as `where`, are for readers.
 """
 
-import copy
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from vit_jax.data import contract, fingerprint
-from vit_jax.data.contract import Source
+from vit_jax.data import fingerprint
+from vit_jax.data.contract import Source, Wrapped
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage.splits import Concatenation
 from vit_jax.errors import UserError
@@ -42,35 +40,7 @@ _OTHER_DATA = (
 _MAX_NAMES = 5  # maximum number of class names in a message
 
 
-class _Wrapped:
-  """Base class of sources that read the examples of another source.
-
-  Attributes:
-    name: name of the source.
-    num_classes: number of classes of the source.
-    class_names: class names of the source.
-  """
-
-  def __init__(self, source: Source):
-    self._source, self.name = source, source.name
-    self.num_classes, self.class_names = source.num_classes, source.class_names
-
-  def __len__(self) -> int:
-    return len(self._source)
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    return self._source[self._find(index)]
-
-  def where(self, index: int) -> str:
-    """Returns the location of an example, if the source provides it."""
-    return contract.where(self._source, self._find(index))
-
-  def _find(self, index: int) -> int:
-    """Returns the index of an example in the source."""
-    return index
-
-
-class Tail(_Wrapped):
+class Tail(Wrapped):
   """The examples of a source whose index is at least `start`."""
 
   def __init__(self, source: Source, start: int):
@@ -94,58 +64,6 @@ class Tail(_Wrapped):
     return self._start + index
 
 
-class Remaining(_Wrapped):
-  """A source without some of its examples."""
-
-  def __init__(self, source: Source, indices: Int[np.ndarray, ' n']):
-    """Leaves examples out; the order of the others is that of the source.
-
-    Args:
-      source: source of all examples.
-      indices: indices of the examples to leave out, ascending.
-    """
-    super().__init__(source)
-    self._left_out = indices
-    # Number of remaining examples before each example that is left out.
-    self._before = indices - np.arange(len(indices))
-
-  def __len__(self) -> int:
-    return len(self._source) - len(self._left_out)
-
-  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the remaining rows of the source; see `data.contract`."""
-    start = 0
-    for part, rows in getattr(self._source, 'rows', tuple)():
-      inside = np.searchsorted(self._left_out, [start, start + len(rows)])
-      yield part, np.delete(rows, self._left_out[slice(*inside)] - start)
-      start += len(rows)
-
-  @property
-  def labels(self) -> Callable[[], Int[np.ndarray, ' n']]:
-    """Method that returns the remaining labels.
-
-    It is a property, so that it does not exist if the source has no `labels`.
-    """
-    all_labels = cast(Any, self._source).labels
-    return lambda: np.delete(all_labels(), self._left_out)
-
-  @property
-  def fingerprint(self) -> dict[str, Any]:
-    """Dataset fingerprint, compared when a run is resumed.
-
-    It is that of the source, with the number of remaining examples and a
-    checksum of the indices that are left out.
-    """
-    return fingerprint.of(self._source) | {
-      'size': len(self),
-      'left_out': fingerprint.checksum(self._left_out),
-    }
-
-  def _find(self, index: int) -> int:
-    # Indices out of range stay out of range, for which the source raises.
-    return index + int(np.searchsorted(self._before, index, 'right'))
-
-
 def without(source: Source, indices: Int[np.ndarray, ' n']) -> Source:
   """Returns a source without some of its examples.
 
@@ -163,14 +81,7 @@ def without(source: Source, indices: Int[np.ndarray, ' n']) -> Source:
     raise UserError(
       f'train.leave_out lists all {len(source)} examples of {source.name}.'
     )
-  own: Any = getattr(source, 'without', None)
-  if own is not None:
-    return own(indices)
-  if hasattr(source, 'locate') or hasattr(source, 'replacements'):
-    raise UserError(
-      f'{type(source).__qualname__} has its own order, so it needs `without`.'
-    )
-  return Remaining(source, indices)
+  return source.without(indices)
 
 
 def without_listed(
@@ -211,7 +122,7 @@ def listed(
   if path is None:
     return none
   by_part = _read(paths.locate(path))
-  if not strict and not list(getattr(source, 'rows', tuple)()):
+  if not strict and not list(source.rows()):
     return none  # other data, without positions
   entries, start, parts = [], 0, set()  # (index, line) of each listed example
   for part, rows in checked_rows(source):
@@ -229,7 +140,7 @@ def listed(
     if fingerprint.image_checksum(source, index) != entry['checksum']:
       problem = (
         f'{path} lists another image at the position {entry["position"]} of '
-        f'{entry["part"]!r}: {contract.where(source, index)} has changed.'
+        f'{entry["part"]!r}: {source.where(index)} has changed.'
       )
   if problem and strict:
     raise UserError(f'{source.name}: {problem} {_OTHER_DATA}')
@@ -263,7 +174,7 @@ def list_entries(
         'part': part,
         'position': int(rows[row]),
         'checksum': fingerprint.image_checksum(source, index),
-        'where': contract.where(source, index),
+        'where': source.where(index),
       }
     )
   return entries
@@ -273,11 +184,9 @@ def checked_rows(source: Source) -> list[tuple[str, Int[np.ndarray, ' n']]]:
   """Returns the rows of a source, see `data.contract`, and checks their number.
 
   Raises:
-    UserError: the source does not have the method `rows`, or it does not return
-      the position of every example.
+    UserError: `rows` does not return the position of every example.
   """
-  rows: Any = getattr(source, 'rows', tuple)
-  parts = list(rows())
+  parts = list(source.rows())
   count = sum(len(part_rows) for _, part_rows in parts)
   if count != len(source):
     raise UserError(
@@ -312,7 +221,7 @@ def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
   return by_part
 
 
-class Relabelled(_Wrapped):
+class Relabelled(Wrapped):
   """A source whose labels are mapped to another list of class names."""
 
   def __init__(self, source: Source, class_names: Sequence[str]):
@@ -323,30 +232,23 @@ class Relabelled(_Wrapped):
       class_names: class names in the order of the new labels.
     """
     super().__init__(source)
-    self._labels_key = ''  # key of the list of all correct labels, if any
     new_labels = {name: label for label, name in enumerate(class_names)}
     self._new_labels = [new_labels[name] for name in source.class_names]
     self.num_classes, self.class_names = len(class_names), list(class_names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     example = self._source[index]
-    mapped = {**example, 'label': self._mapped(example['label'])}
-    if self._labels_key in example:
-      labels = example[self._labels_key]
-      mapped[self._labels_key] = [self._mapped(label) for label in labels]
-    return mapped
-
-  def with_labels(self, key: str) -> 'Relabelled':
-    """Returns this source, whose examples also have a list of mapped labels."""
-    other = copy.copy(self)
-    other._labels_key = key
-    if hasattr(self._source, 'with_labels'):
-      other._source = cast(Any, self._source).with_labels(key)
-    return other
+    keys = (key for key in self.label_keys if key in example)
+    return example | {key: self._relabelled(example[key]) for key in keys}
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the rows of the source if it has any; see `data.contract`."""
-    yield from getattr(self._source, 'rows', tuple)()
+    """Yields the rows of the source."""
+    yield from self._source.rows()
+
+  def _relabelled(self, labels: Any) -> Any:
+    if isinstance(labels, list):
+      return [self._mapped(label) for label in labels]
+    return self._mapped(labels)
 
   def _mapped(self, label: Any) -> int:
     label, count = int(label), len(self._new_labels)

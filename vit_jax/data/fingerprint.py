@@ -19,21 +19,6 @@ _SAMPLES = 8  # number of examples that are read
 _SIZES = 256  # number of files whose sizes are compared
 
 
-def of(source: Any) -> dict[str, Any]:
-  """Returns the fingerprint of any source.
-
-  This is `source.fingerprint` if the source defines it, and otherwise a few
-  values that can be computed for every source.
-
-  Returns:
-    Values that JSON preserves, including `size` (number of examples) and
-    `class_names`. They are compared to find out whether two sources contain the
-    same examples in the same order, as far as this can be determined.
-  """
-  own = getattr(source, 'fingerprint', None)
-  return sampled(source) if own is None else own
-
-
 def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
   """Computes a fingerprint from the listing and a few records of a source.
 

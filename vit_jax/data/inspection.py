@@ -27,7 +27,7 @@ import PIL.Image
 from etils import epath
 from jaxtyping import Bool, Float, Int, Shaped, UInt8, UInt64
 
-from vit_jax.data import contract, fingerprint, progress
+from vit_jax.data import progress
 from vit_jax.data.contract import Source
 from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord
@@ -174,7 +174,7 @@ def _known(
   lines = [
     line for _, line in jsonl.read(path) if line and line.get('split') == split
   ]
-  current = {'source': fingerprint.of(source), 'kind': list(kind)}
+  current = {'source': source.fingerprint, 'kind': list(kind)}
   if not lines:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = {'split': split, 'fingerprint': current}
@@ -204,7 +204,7 @@ def _chunk(
       moments += found
     except decode.DecodeError as error:
       rows[i]['labels'] = _BAD
-      bad.append(BadRecord(index, contract.where(source, index), str(error)))
+      bad.append(BadRecord(index, source.where(index), str(error)))
   keys = [key for key in _ROW.fields or () if key != 'hashes' or hashed]
   columns = {key: rows[key].tolist() for key in keys}
   return {'start': start, **columns, 'moments': moments.tolist(), 'bad': bad}
@@ -378,6 +378,6 @@ def count(first: Source, second: Source) -> int:
 def _rows(source: Source) -> dict[str, np.ndarray]:
   """Returns the positions of a source's examples in each part of the data."""
   by_part: dict[str, list[np.ndarray]] = {}
-  for part, rows in getattr(source, 'rows', tuple)():
+  for part, rows in source.rows():
     by_part.setdefault(part, []).append(rows)
   return {part: np.concatenate(rows) for part, rows in by_part.items()}

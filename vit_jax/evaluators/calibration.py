@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ PyTree = Any
 _AMONG = ('all', 'present')
 
 
-class Evaluator:
+class Evaluator(contract.Evaluator):
   """Top-k accuracies, negative log-likelihood and expected calibration error.
 
   A top-k prediction is correct if one of its k classes is a label of the image.
@@ -64,7 +64,8 @@ class Evaluator:
         are a label of an example of the split (200 of 1,000 for ImageNet-A and
         -R).
       labels: 'label', or the field of a source with several labels per image
-        ('real_label' of the TFDS set imagenet2012_real).
+        ('real_label' of the TFDS set imagenet2012_real, which its key
+        `source.others` also names).
 
     Raises:
       UserError: the model has no head; the data or field does not exist; the
@@ -83,8 +84,6 @@ class Evaluator:
         f'head has {num_classes}: use data with the classes of the head.'
       )
     if labels != 'label':
-      if hasattr(self._source, 'with_labels'):
-        self._source = cast(Any, self._source).with_labels(labels)
       transform = _MultiLabel(setting.transform, labels, num_classes)
       setting = setting._replace(transform=transform)
     self._setting = setting
@@ -247,7 +246,8 @@ class _MultiLabel:
     if self.key not in example:
       raise UserError(
         f'the source has no field {self.key!r} with labels; its fields are '
-        f'{", ".join(example)}: set the key to one of them.'
+        f'{", ".join(example)}: set the key to one of them, or name it in '
+        'source.others.'
       )
     labels = np.asarray(example[self.key], np.int64).reshape(-1)
     last = self.num_classes - 1

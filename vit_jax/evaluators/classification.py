@@ -14,7 +14,7 @@ from vit_jax.objectives.losses import LOSSES
 PyTree = Any
 
 
-class Evaluator:
+class Evaluator(contract.Evaluator):
   """Top-1 accuracy, mean loss and count over every example of a split.
 
   Sums are divided by counts once at the end and padding is masked, so the

@@ -57,7 +57,7 @@ def count_pairs(
   )
 
 
-class Evaluator:
+class Evaluator(contract.Evaluator):
   """Accuracy, mean accuracy of the classes, and the confusion matrix.
 
   The mean over classes gives every class the same weight, however many images

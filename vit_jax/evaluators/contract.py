@@ -6,15 +6,17 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
 from vit_jax.data import progress
-from vit_jax.data.contract import require
+from vit_jax.data.augment.transforms import square
+from vit_jax.data.contract import Preprocess, require
 from vit_jax.data.pipeline import stream, workers
 from vit_jax.errors import UserError, closest
-from vit_jax.objectives.contract import metric_suffix
+from vit_jax.objectives.contract import Objective, metric_suffix
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -22,27 +24,51 @@ _IN_FLIGHT = 2  # batches dispatched after the one whose result is fetched
 
 
 class Evaluator(Protocol):
-  """Evaluator of weights.
+  """Evaluator of weights, and the base class of evaluators.
 
   `vit_jax.evaluators.NAME` (or any module of your own) defines
   `Evaluator(setting, /, *, split, …)`, whose keyword-only parameters are keys
   of a section of `config.evals`. Every section also has the keys of
   `schema.evaluation`; they reach a constructor only if it has such a parameter.
-  `higher_is_better` lists the metrics that `checkpoint.best` may name; an
-  evaluator without it accepts any of its metrics. An evaluator with
-  `own_classes = True` does not need a head: the command `evaluate` passes it
-  data with any classes as its section `source`. An evaluator may have a method
-  `tables()`, which returns tables of the last `run` as text by file name;
-  `evaluate --tables=DIR` writes them.
+  A subclass defines `run`.
+
+  Attributes:
+    higher_is_better: metrics that `checkpoint.best` may name; None for any.
+    own_classes: whether no head is needed: the command `evaluate` then passes
+      data with any classes as the section `source`.
+    measures: whether there are metrics; the command `evaluate` leaves other
+      evaluators out.
   """
+
+  higher_is_better: tuple[str, ...] | None = None
+  own_classes: bool = False
+  measures: bool = True
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Computes metrics by name.
 
     Args:
-      weights: weights from `Objective.weights`.
+      weights: one of the values of `Objective.weights`.
     """
     ...
+
+  def run_all(
+    self, weights: dict[str, PyTree], step: int
+  ) -> dict[str, dict[str, float]]:
+    """Computes the metrics of all sets of weights during training.
+
+    Args:
+      weights: sets of weights by name, see `Trainer.weights`.
+      step: number of updates completed.
+    """
+    return {name: self.run(each) for name, each in weights.items()}
+
+  def tables(self) -> dict[str, str]:
+    """Returns tables of the last `run`, as text by file name.
+
+    `evaluate --tables=DIR` writes them.
+    """
+    return {}
 
 
 class Setting(NamedTuple):
@@ -52,10 +78,7 @@ class Setting(NamedTuple):
     open_source: function that opens a split of the run's source; labels are
       matched with those of the training data by the names of the classes.
     transform: preprocessing of images.
-    predict: function of parameters and a batch to 'features' and 'logits', see
-      `Objective.predict`.
-    num_classes: number of outputs of the head; 0 without a head, in which case
-      the logits are the features.
+    objective: objective, which computes results of the weights.
     mesh: mesh of the devices.
     batch_size: global batch size: that of the evaluator's section, or else that
       of training. It is rounded up to a multiple of the number of devices.
@@ -67,12 +90,15 @@ class Setting(NamedTuple):
       section does not contain another split.
     leave_out: list of examples that the training leaves out, see
       `data.filters`; evaluators do not fit on them either.
+    preprocess: config section of `transform`, from which an evaluator with
+      images of another size builds its own.
+    workdir: directory of the run; None outside of training, where evaluators
+      write no files.
   """
 
   open_source: Callable[[str], stream.Source]
-  transform: stream.Transform
-  predict: Callable[[PyTree, PyTree], dict[str, jax.Array]]
-  num_classes: int
+  transform: Preprocess
+  objective: Objective
   mesh: Mesh
   batch_size: int
   reader: stream.Reader
@@ -80,6 +106,19 @@ class Setting(NamedTuple):
   check: Callable[[], None] = lambda: None
   train_split: str = 'train'
   leave_out: str | None = None
+  preprocess: Mapping[str, Any] = {}
+  workdir: epath.Path | None = None
+
+  @property
+  def num_classes(self) -> int:
+    """Number of outputs of the head; 0 without one (logits are features)."""
+    return self.objective.num_classes
+
+  def predict(
+    self, weights: PyTree, batch: Batch, want: tuple[str, ...] = ()
+  ) -> dict[str, jax.Array]:
+    """Computes results of a batch; see `Objective.predict`."""
+    return self.objective.predict(weights, batch, want)
 
   def for_section(self, section: Any) -> 'Setting':
     """Returns the setting of the evaluator that a section describes.
@@ -91,7 +130,14 @@ class Setting(NamedTuple):
       UserError: a value of one of these keys is invalid.
     """
     schema.construct(schema.evaluation, section)  # checks the values
-    return self._replace(batch_size=section['batch_size'] or self.batch_size)
+    own = self._replace(batch_size=section['batch_size'] or self.batch_size)
+    size, preprocess = section.get('image_size'), section.get('preprocess')
+    if not size and not preprocess:
+      return own
+    size = square(size) if size else self.objective.setting.image_size
+    self.objective.setting.model_for(size)  # raises if it does not fit
+    values = preprocess or self.preprocess
+    return own._replace(transform=schema.build('preprocess', values, size))
 
   def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
     """Opens a split of another source.
@@ -224,6 +270,25 @@ def check_head(setting: Setting, who: str) -> None:
     )
 
 
+def check_results(setting: Setting, *names: str, who: str) -> None:
+  """Checks that the objective has named results; see `Objective.results`.
+
+  Args:
+    setting: setting of the run.
+    *names: names of results.
+    who: name of the evaluator, for messages.
+
+  Raises:
+    UserError: a result is missing.
+  """
+  there = setting.objective.results
+  if missing := [name for name in names if name not in there]:
+    raise UserError(
+      f'{who} needs {", ".join(missing)} of the objective, which has '
+      f'{", ".join(there) or "none"}: use another model or objective.'
+    )
+
+
 def no_example_error(source: stream.Source) -> UserError:
   """Returns the error for a source whose examples are all bad records."""
   return UserError(
@@ -240,12 +305,13 @@ def joined(results: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   }
 
 
-def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-  """Adds up the scalars of all batches of a sweep, by name."""
-  sums: dict[str, float] = collections.defaultdict(int)
+def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, Any]:
+  """Adds up the results of all batches of a sweep, by name, in 64 bits."""
+  sums: dict[str, Any] = collections.defaultdict(int)
   for result in results:
     for key, value in result.items():
-      sums[key] += value.item()
+      wide = np.float64 if value.dtype.kind == 'f' else np.int64
+      sums[key] += value.astype(wide) if value.ndim else value.item()
   return sums
 
 
@@ -271,9 +337,7 @@ def check_best(config: schema.Config, weights: Iterable[str]) -> None:
     f'{name}{metric_suffix(kind)}/{value}'
     for name, section in config.evals.items()
     for kind in weights
-    for value in getattr(
-      schema.resolve(schema.EVALS, section.name), 'higher_is_better', (metric,)
-    )
+    for value in _best(section.name, metric)
   ]
   if best not in allowed:
     raise UserError(
@@ -281,3 +345,10 @@ def check_best(config: schema.Config, weights: Iterable[str]) -> None:
       f'{closest(str(best), allowed)}. Set checkpoint.best to a metric of '
       'config.evals whose higher values are better, or both to None.'
     )
+
+
+def _best(name: str, default: str) -> tuple[str, ...]:
+  """Returns the metrics of a kind of evaluator that may select the best."""
+  kind: Any = schema.resolve(schema.EVALS, name)
+  listed = kind.higher_is_better
+  return (default,) if listed is None else listed

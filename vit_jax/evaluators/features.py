@@ -9,9 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
 from vit_jax.config.schema import SECTIONS, Nested, Section
-from vit_jax.data import contract as data_contract
 from vit_jax.data import inspection
-from vit_jax.data.contract import Preprocess, Source, require
+from vit_jax.data.contract import Preprocess, Source, Wrapped, require
 from vit_jax.data.filters import without_listed
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
@@ -116,7 +115,7 @@ class Extractor:
       yield rows, result['mask']
 
 
-class OnFeatures:
+class OnFeatures(contract.Evaluator):
   """Base class of evaluators that are fitted on frozen features.
 
   They do not use the head, and take their classes from the data.
@@ -181,11 +180,10 @@ def own_splits(evals: Any) -> list[str]:
   return [section['split'] for section in own if section.get('split')]
 
 
-class Spread:
+class Spread(Wrapped):
   """A source with a few examples of another source, spread evenly over it.
 
   Attributes:
-    source: source that the examples are from.
     indices: index of each example in that source, ascending.
   """
 
@@ -197,16 +195,14 @@ class Spread:
       count: maximum number of examples.
     """
     indices = np.linspace(0, len(source) - 1, min(count, len(source)))
+    super().__init__(source)
     self.indices = indices.round().astype(int).tolist()
-    self.source = source
-    self.name, self.num_classes = source.name, source.num_classes
-    self.class_names = source.class_names
 
   def __len__(self) -> int:
     return len(self.indices)
 
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    return self.source[self.indices[index]]
+  def _find(self, index: int) -> int:
+    return self.indices[index]
 
   def title(self, index: int) -> str:
     """Returns the name of an example's file, or 'example NUMBER'.
@@ -215,7 +211,7 @@ class Spread:
     file, or if the file contains several examples.
     """
     number = self.indices[index]
-    name = os.path.basename(str(data_contract.where(self.source, number)))
+    name = os.path.basename(str(self.where(index)))
     # A location with ', ' or ' @ ' is a position in a file of many examples.
     if not name or ', ' in name or ' @ ' in name:
       return f'example {number}'

@@ -17,7 +17,7 @@ Statistics = tuple[Sequence[float], Sequence[float]]
 Leaves = dict[str, Float[np.ndarray, '...']]  # parameters by path
 
 # Names that the argument `want` of `predict` may contain.
-WANTED = ('tokens', 'layers', 'attention', 'heads')
+WANTED = ('tokens', 'patches', 'layers', 'attention', 'heads')
 
 
 class Patches(NamedTuple):
@@ -74,7 +74,8 @@ class Model(Protocol):
   - `predict(images, key=None, want=())` returns `features` `[n, width]` and
     `logits` `[n, num_classes]`, float32. With a key, dropout and drop path are
     applied. `want` contains names of further results: `tokens` `[n, t, d]`
-    after the last norm, `layers` `[n, layers, t, d]` after every block,
+    after the last norm, `patches` `[n, rows, columns, d]`, those of the patches
+    as a map, `layers` `[n, layers, t, d]` after every block,
     `attention` `[n, layers, heads, q, k]`, and `heads` `[n, heads,
     num_classes]`, the logits of each head (a distilled model has one head for
     labels and one for its teacher, and `logits` is their mean). A model raises
@@ -104,6 +105,7 @@ class Model(Protocol):
     apply: method `apply(variables, *args, method=None, **kwargs)`, which
       returns the logits of `(images, key=None)`, or the result of a method.
     num_classes: number of outputs of the head; 0 for no head.
+    outputs: names that `want` of `predict` may contain.
     channels: number of channels of the images; 3 for RGB.
     normalization: mean and standard deviation of each channel of pixels in
       [0, 1], by which the model normalizes its input. Weights are converted
@@ -131,6 +133,7 @@ class Model(Protocol):
   init: Callable[..., dict[str, PyTree]]
   apply: Callable[..., Any]
   num_classes: int
+  outputs: tuple[str, ...] = ()
   channels: int = 3
   normalization: Statistics = symmetric(3)
   fresh: tuple[str, ...] = ('head/',)
@@ -269,4 +272,3 @@ def abstract_params(model: Model, image_size: Size) -> PyTree:
 
 
 # Former names, for existing plug-ins.
-Defaults, Places = Model, Patches

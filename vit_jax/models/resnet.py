@@ -435,6 +435,7 @@ class ResNet(Backbone):
   config: Config
 
   determined = SIZES
+  outputs = ('tokens', 'patches')
   sharding_rules = (*SHARDING_RULES, (r'head/(kernel|bias)', -1))
 
   def setup(self):
@@ -458,7 +459,8 @@ class ResNet(Backbone):
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
     x = nn.relu(self.norm(self._maps(images)[-1])).astype(jnp.float32)
-    return self._results(x.mean((1, 2)), x.reshape(x.shape[0], -1, x.shape[-1]))
+    tokens = x.reshape(x.shape[0], -1, x.shape[-1])
+    return self._results(x.mean((1, 2)), tokens) | {'patches': x}
 
   def maps(self, images: UncheckedImages) -> list[Float[Array, 'n _ _ _']]:
     """Computes the map of each stage, `[n, rows, columns, channels]`.

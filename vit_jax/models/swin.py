@@ -568,6 +568,7 @@ class Swin(Backbone):
   determined = (*NAMES, 'window_rule')
   adopted = ('window_size',)  # fine-tuning may enlarge it
   gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
+  outputs = ('tokens', 'patches')
   sharding_rules = (
     *vit.SHARDING_RULES,
     (r'attention/bias_table', -1),
@@ -592,7 +593,10 @@ class Swin(Backbone):
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
     tokens, _ = self._transform(images, key, want_layers=False)
-    return self._results(tokens.mean(axis=1), tokens)
+    n, height, width, _ = images.shape
+    grid = self.grids((height, width))[-1]
+    patches = tokens.reshape(n, *grid, tokens.shape[-1])
+    return self._results(tokens.mean(axis=1), tokens) | {'patches': patches}
 
   def stages(
     self, images: UncheckedImages, key: Key[Array, ''] | None = None

@@ -14,6 +14,7 @@ LayerNorm statistics and softmax are float32.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -611,7 +612,11 @@ class Encoder(nn.Module):
     # The attention of cuDNN needs an even number of tokens. One padding for all
     # layers replaces copies of all queries, keys, values and outputs. Positions
     # in the layers and results of single layers do not allow for it.
-    plain = not want and grid is None and all(p is None for p in position)
+    plain = (
+      not {'layers', 'attention'} & {*want}
+      and grid is None
+      and all(p is None for p in position)
+    )
     if tokens % 2 and plain and config.attention_by(tokens) == 'cuDNN':
       x, padded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
 
@@ -759,9 +764,11 @@ class ViT(Backbone):
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
     _, height, width, _ = images.shape
-    patches = Patches(self.grid((height, width)))
-    tokens, inner = self._encode(self._embed(images), key, patches, want)
-    return inner | {'tokens': tokens} | self._read(tokens)
+    grid = self.grid((height, width))
+    tokens, inner = self._encode(self._embed(images), key, Patches(grid), want)
+    patches = tokens[:, -math.prod(grid) :]
+    outputs = {'tokens': tokens, 'patches': _map_of(patches, grid)}
+    return inner | outputs | self._read(tokens)
 
   def embed(
     self, images: UncheckedImages, masked: Masked | None = None
@@ -1035,3 +1042,8 @@ class ViT(Backbone):
 
 
 Model = backbone.constructor(ViT, Config)
+
+
+def _map_of(patches: Tokens, grid: Size) -> Float[Array, 'n rows columns d']:
+  """Arranges tokens of patches in their grid."""
+  return patches.reshape(len(patches), *grid, patches.shape[-1])

@@ -3,7 +3,7 @@
 `AroundModel` is the base class of objectives that train more than the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -16,9 +16,35 @@ from vit_jax.objectives.mixing import DeviceAugment, normalize
 
 PyTree = Any
 Batch = dict[str, Array]  # arrays that the transform declares in `spec`
-Metrics = dict[str, Array]
+
+
+class Mean(NamedTuple):
+  """A mean over elements whose number differs between micro-batches.
+
+  Micro-batches add up both values before they are divided, so the mean does not
+  depend on their number. A mean over nothing is 0.
+
+  Attributes:
+    total: sum over the counted elements.
+    count: number of these elements, or sum of their weights; it must not depend
+      on the parameters.
+  """
+
+  total: Array
+  count: Array
+
+  def value(self) -> Array:
+    """Returns the quotient."""
+    return self.of(self.total)
+
+  def of(self, total: Array) -> Array:
+    """Divides another sum over the same elements, such as a gradient."""
+    return jnp.where(self.count > 0, total / jnp.maximum(self.count, 1e-30), 0)
+
+
+Metrics = Mapping[str, Array | Mean]
 # The loss, and (metrics for the log, values for `update_extra`)
-Loss = tuple[Float[Array, ''], tuple[Metrics, PyTree]]
+Loss = tuple[Float[Array, ''] | Mean, tuple[Metrics, PyTree]]
 
 
 class Frozen(NamedTuple):
@@ -64,6 +90,20 @@ class Setting(NamedTuple):
   steps: Callable[[str], int] = lambda duration: 0
   open_frozen: Callable[[str], Frozen] | None = None
   transform: Transform | None = None
+
+  def model_for(self, size: Size) -> Model:
+    """Returns the model for images of another size, with the same parameters.
+
+    Args:
+      size: (height, width), pixels.
+
+    Raises:
+      UserError: the model does not support this size.
+    """
+    if size == self.image_size:
+      return self.model
+    self.model.check(size)
+    return self.model.at_sizes(self.image_size)
 
   def init_model(self, key: Key[Array, '']) -> PyTree:
     """Returns initial parameters of the model.
@@ -133,10 +173,13 @@ class Objective(Protocol):
     setting: setting of the run.
     reconstructs: description of the predictions of `reconstruct`; '' if the
       objective does not mask patches.
+    classes_key: key of the section that is the number of classes of the labels;
+      '' if that is the config's `num_classes`.
   """
 
   setting: Setting
   reconstructs: str = ''
+  classes_key: str = ''
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
@@ -152,6 +195,11 @@ class Objective(Protocol):
   def num_classes(self) -> int:
     """Number of logits that `predict` returns; 0 if there is no head."""
     return self.setting.model.num_classes
+
+  @property
+  def results(self) -> tuple[str, ...]:
+    """Names that `want` of `predict` may contain; by default, the model's."""
+    return self.setting.model.outputs
 
   def frozen(self) -> dict[str, Frozen]:
     """Returns the frozen weights that the loss uses, by name.
@@ -206,7 +254,8 @@ class Objective(Protocol):
 
     Returns:
       Loss, and (scalars for the log, values for `update_extra`). All are
-      averaged over micro-batches. A config may limit the scalars
+      averaged over micro-batches; a `Mean` is a loss or a scalar whose number
+      of elements differs between them. A config may limit the scalars
       (`recovery.limits`), so they should include metrics that show a collapse.
     """
     ...
@@ -236,17 +285,25 @@ class Objective(Protocol):
     """
     return extra
 
-  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """Computes `features` and `logits` of a batch, float32, without randomness.
+  def predict(
+    self, params: PyTree, batch: Batch, want: tuple[str, ...] = ()
+  ) -> dict[str, Array]:
+    """Computes results of a batch, float32, without randomness.
 
     Args:
       params: one of the values of `weights`.
       batch: evaluation batch with `image` `[n, y, x, channels]`, uint8 or
-        uint16.
+        uint16, of any size that the model supports.
+      want: names of further results, see `results`.
+
+    Returns:
+      `features`, `logits` and the results named in `want`.
     """
     variables = {'params': self.backbone(params)}
     images = normalize(batch['image'])
-    return self.setting.model.apply(variables, images, method='predict')
+    _, height, width, _ = images.shape
+    model = self.setting.model_for((height, width))
+    return model.apply(variables, images, method='predict', want=want)
 
   def backbone(self, params: PyTree) -> PyTree:
     """Returns the parameters of the model, from which fine-tuning starts."""
@@ -285,9 +342,6 @@ class Objective(Protocol):
     the parameters.
     """
     return {'params': params}
-
-
-Defaults = Objective  # former name, for existing plug-ins
 
 
 class AroundModel(Objective):

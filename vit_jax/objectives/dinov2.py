@@ -6,9 +6,11 @@ section 4. The loss of DINO on class tokens is extended by that of iBOT (arXiv
 which spreads the features.
 """
 
+import functools
 import math
+import operator
 import types
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Masked, Patches
 from vit_jax.models.dino_head import unit
 from vit_jax.objectives import dino, patches
-from vit_jax.objectives.contract import Inputs, Loss, Setting
+from vit_jax.objectives.contract import Inputs, Loss, Mean, Setting
 from vit_jax.objectives.health import feature_metrics
 
 PyTree = Any
@@ -32,6 +34,22 @@ _ITERATIONS = 3  # of Sinkhorn-Knopp
 _EPSILON = 1e-8  # added to distances
 _STREAM = 0x64696E32  # folded into the key of the step
 _ROWS = 8  # the number of gathered patches is a multiple of this
+
+
+class Terms(NamedTuple):
+  """Losses of a micro-batch, and what further losses may use.
+
+  Attributes:
+    losses: weighted losses by name; their sum is the loss.
+    metrics: scalars for the log.
+    carry: values for `update_extra`.
+    patches: the student's patch tokens of the global crops, which are masked.
+  """
+
+  losses: dict[str, Array]
+  metrics: dict[str, Array]
+  carry: PyTree
+  patches: Float[Array, 'm p d']
 
 
 class Objective(dino.Objective):
@@ -156,7 +174,13 @@ class Objective(dino.Objective):
     return super().start_extra(params, extra) | centre
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
-    """Computes the sum of the three losses.
+    """Computes the sum of the three losses; see `terms`."""
+    terms = self.terms(params, inputs)
+    loss = functools.reduce(operator.add, terms.losses.values())
+    return loss, (terms.metrics, terms.carry)
+
+  def terms(self, params: PyTree, inputs: Inputs) -> Terms:
+    """Computes the three losses, to which a subclass may add others.
 
     Metrics are those of DINO, with `teacher_kl` of the class tokens, and
     `crop_loss`, `patch_loss` and `koleo` (without its weight).
@@ -196,26 +220,30 @@ class Objective(dino.Objective):
     # without masked patches.
     patch_loss = (weights.reshape(-1) * terms[:, 0, 0]).sum() / len(masks)
     crops = features.reshape(-1, _GLOBAL, features.shape[-1])
-    koleo = sum(
-      koleo_loss(crops[:, i], self._transform.group) for i in range(_GLOBAL)
+    koleo = jnp.asarray(
+      sum(
+        koleo_loss(crops[:, i], self._transform.group) for i in range(_GLOBAL)
+      )
     )
-    loss = crop_loss + patch_loss + self.koleo * koleo
+    losses = {'crop': crop_loss, 'patch': patch_loss}
+    losses['koleo'] = self.koleo * koleo
     metrics |= {
       'crop_loss': crop_loss,
       'patch_loss': patch_loss,
-      'koleo': jnp.asarray(koleo),
+      'koleo': koleo,
     }
     metrics |= feature_metrics(teacher_features)
     carry = {}
     if self.centring == 'centre':
-      # Micro-batches differ in the number of patches, so the mean is computed
-      # from the sums.
+      # Micro-batches differ in the number of patches.
       carry = {
         'centre': logits.mean(axis=0),
-        'patch_sum': jnp.where(is_patch[:, None], patch_logits, 0).sum(axis=0),
-        'patch_count': is_patch.sum().astype(jnp.float32),
+        'patch_centre': Mean(
+          jnp.where(is_patch[:, None], patch_logits, 0).sum(axis=0),
+          is_patch.sum().astype(jnp.float32),
+        ),
       }
-    return loss, (metrics, carry)
+    return Terms(losses, metrics, carry, tokens)
 
   def _tokens(
     self,
@@ -270,15 +298,6 @@ class Objective(dino.Objective):
       return jnp.float32(self._temperature)
     progress = jnp.minimum(step / max(duration - 1, 1), 1)
     return start + (self._temperature - start) * progress
-
-  def update_extra(
-    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
-  ) -> PyTree:
-    """Returns the new moving averages: the teacher and the centres."""
-    if self.centring == 'centre':
-      mean = carry['patch_sum'] / jnp.maximum(carry['patch_count'], 1)
-      carry = {'centre': carry['centre'], 'patch_centre': mean}
-    return super().update_extra(params, extra, carry, step)
 
 
 def sinkhorn_knopp(

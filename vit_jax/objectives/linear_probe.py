@@ -4,7 +4,6 @@ Unlike the evaluator `linear_probe`, which computes the features once, this
 objective uses new random crops in every epoch, as published linear probes do.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -40,6 +39,8 @@ class Objective(contract.AroundModel):
   References: DINO, arXiv 2104.14294, appendix F.2 and eval_linear.py; MAE,
   arXiv 2111.06377, appendix A.1 and main_linprobe.py.
   """
+
+  classes_key = 'num_classes'
 
   def __init__(
     self,
@@ -112,7 +113,8 @@ class Objective(contract.AroundModel):
     model_key, head_key = jax.random.split(key)
     images = self.setting.zero_images()
     params = self.setting.init_model(model_key)
-    features = jax.eval_shape(self._features, params, images)
+    outputs = jax.eval_shape(self._outputs, params, images)
+    features = jax.eval_shape(self._features, params, outputs)
     width = features.shape[-1]
     kernel = jax.random.normal(head_key, (width, self.num_classes))
     head = {
@@ -129,7 +131,7 @@ class Objective(contract.AroundModel):
     batch = inputs.batch
     # The backbone has no backward pass, so its activations are not kept.
     model = jax.lax.stop_gradient(params['model'])
-    x = self._features(model, normalize(batch['image']))
+    x = self._features(model, self._outputs(model, normalize(batch['image'])))
     carry = {}
     if self.batch_norm:
       mean, variance = x.mean(axis=0), x.var(axis=0)
@@ -155,49 +157,56 @@ class Objective(contract.AroundModel):
     statistics = {'statistics': extra} if self.batch_norm else {}
     return {'params': params | statistics}
 
-  def predict(self, params: PyTree, batch: contract.Batch) -> dict[str, Array]:
+  def predict(
+    self, params: PyTree, batch: contract.Batch, want: tuple[str, ...] = ()
+  ) -> dict[str, Array]:
     """Returns features (before the normalization) and logits, float32.
 
     There are no logits if `batch_norm` needs running statistics and `params`
     does not contain them, as in the command `features`.
     """
-    features = self._features(params['model'], normalize(batch['image']))
-    x = features
+    images = normalize(batch['image'])
+    outputs = self._outputs(params['model'], images, want)
+    x = features = self._features(params['model'], outputs)
+    results = {name: outputs[name] for name in want} | {'features': features}
     if self.batch_norm:
       running = params.get('statistics')
       if running is None:
-        return {'features': features}
+        return results
       x = _standardized(x, running['mean'], running['variance'])
-    return {'features': features, 'logits': _linear(params['head'], x)}
+    return results | {'logits': _linear(params['head'], x)}
+
+  def _outputs(
+    self, params: PyTree, images: Any, want: tuple[str, ...] = ()
+  ) -> dict[str, Array]:
+    """Returns the results of the model that `_features` and `want` need."""
+    own = {'tokens': self.last_blocks > 1 or self.patch_mean}
+    own |= {'layers': self.last_blocks > 1, 'patches': self.patch_mean}
+    names = tuple(dict.fromkeys((*filter(own.get, own), *want)))
+    model = self.setting.model_for(images.shape[1:3])
+    return model.apply({'params': params}, images, method='predict', want=names)
 
   def _features(
-    self, params: PyTree, images: Float[Array, 'n y x c']
+    self, params: PyTree, outputs: dict[str, Array]
   ) -> Float[Array, 'n f']:
     """Computes the input of the linear layer, before its normalization.
 
     Args:
       params: parameters of the model.
-      images: images in [-1, 1].
+      outputs: result of `_outputs`.
     """
     model: Any = self.setting.model
     if self.last_blocks == 1 and not self.patch_mean:
-      outputs = model.apply({'params': params}, images, method='predict')
       return outputs['features']
-    want = ('layers', 'tokens') if self.last_blocks > 1 else ('tokens',)
-    outputs = model.apply(
-      {'params': params}, images, method='predict', want=want
-    )
     tokens = outputs['tokens']  # [n, t, d], after the last LayerNorm
     parts = [tokens[:, 0]]
     if self.last_blocks > 1:
       # As in DINO, the last LayerNorm is also applied to earlier blocks.
       layers = outputs['layers'][:, -self.last_blocks : -1, 0]  # [n, k - 1, d]
       normed = model.apply({'params': params}, layers, method='last_norm')
-      parts = [normed.reshape(len(images), -1), *parts]
+      parts = [normed.reshape(len(layers), -1), *parts]
     if self.patch_mean:
-      # Patch tokens follow the class token and registers.
-      count = math.prod(model.grid(images.shape[1:3]))
-      parts.append(tokens[:, -count:].mean(axis=1))
+      parts.append(outputs['patches'].mean(axis=(1, 2)))
     return jnp.concatenate(parts, axis=-1)
 
 

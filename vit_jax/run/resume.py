@@ -135,7 +135,6 @@ def config_changes(old: Json, config: Config) -> Changes:
 
 def _completed(config: Json) -> Json:
   """Adds defaults of keys that did not exist in an earlier version."""
-  config = schema.without_removed(config)
   with contextlib.suppress(UserError):
     return schema.from_dict(config).to_dict()
   return config

@@ -2,7 +2,11 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from etils import epath
+
+from vit_jax.config import schema
 from vit_jax.config.schema import Config, build_section
 from vit_jax.data import filters
 from vit_jax.data.balanced import Balanced
@@ -46,9 +50,10 @@ def open_source(
 
 def _outputs(config: Config) -> tuple[str, int]:
   """Returns the config key of the number of trained classes, and its value."""
-  if not config.num_classes and 'num_classes' in config.objective:
-    # The objective has a linear layer of its own.
-    return 'objective.num_classes', config.objective.num_classes
+  kind: Any = schema.constructor('objective', config.objective)
+  if kind.classes_key:
+    key = kind.classes_key
+    return f'objective.{key}', config.objective[key]
   return 'num_classes', config.num_classes
 
 
@@ -121,6 +126,7 @@ def evaluation_setting(
   class_names: Sequence[str],
   ledger: Ledger | None = None,
   check: Callable[[], None] = lambda: None,
+  workdir: epath.Path | None = None,
 ) -> contract.Setting:
   """Returns the arguments that every evaluator of a run is built with.
 
@@ -129,14 +135,14 @@ def evaluation_setting(
     class_names: class names of the training data, to which labels are matched.
     ledger: destination of events about bad records.
     check: function called at every batch.
+    workdir: directory in which evaluators may write files.
   """
   return contract.Setting(
     open_source=functools.partial(
       open_source, experiment.config, class_names=class_names
     ),
     transform=experiment.preprocess,
-    predict=experiment.objective.predict,
-    num_classes=experiment.objective.num_classes,
+    objective=experiment.objective,
     mesh=experiment.mesh,
     batch_size=experiment.config.batch_size,
     reader=experiment.reader,
@@ -144,4 +150,6 @@ def evaluation_setting(
     check=check,
     train_split=experiment.config.train.split,
     leave_out=experiment.config.train.leave_out,
+    preprocess=experiment.config.preprocess.to_dict(),
+    workdir=workdir,
   )

@@ -1,10 +1,8 @@
-"""Runs the evaluators of a run, and draws its figures, when they are due."""
+"""Runs the evaluators of a run when they are due."""
 
 import contextlib
 from collections.abc import Callable
 from typing import Any
-
-from etils import epath
 
 from vit_jax.config import durations, schema
 from vit_jax.errors import UserError
@@ -12,7 +10,6 @@ from vit_jax.evaluators.contract import Evaluator, Setting
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.reporting import Figures
 
 PyTree = Any
 Results = dict[str, float]
@@ -45,44 +42,30 @@ def is_due(every: str, experiment: Experiment, step: int) -> bool:
 
 
 class Evaluations:
-  """The evaluators of a run and the plots that it draws.
+  """The evaluators of a run; each has its own schedule."""
 
-  Each has its own schedule.
-  """
-
-  def __init__(
-    self,
-    experiment: Experiment,
-    setting: Setting,
-    workdir: epath.Path,
-    timed: Timed,
-  ):
-    """Builds all evaluators and figures of a config, and opens their data.
+  def __init__(self, experiment: Experiment, setting: Setting, timed: Timed):
+    """Builds all evaluators of a config, and opens their data.
 
     Args:
       experiment: experiment of the run.
       setting: arguments common to all evaluators.
-      workdir: directory of the run; figures are written there.
       timed: function (kind of work) → context manager, see `Session.timed`.
 
     Raises:
-      UserError: an evaluator or a figure cannot be built; the message contains
-        its name.
+      UserError: an evaluator cannot be built; the message contains its name.
     """
     self._timed, self._experiment = timed, experiment
-    self._runners: dict[str, Evaluator | Figures] = {}
+    self._runners: dict[str, Evaluator] = {}
     for name, section in experiment.config.evals.items():
-      constructor = schema.constructor('evals', section)
       try:
-        arguments: tuple[Any, ...] = (setting.for_section(section),)
-        if constructor is Figures:
-          arguments = experiment, setting, workdir
-        self._runners[name] = schema.construct(constructor, section, *arguments)
+        own = setting.for_section(section)
+        self._runners[name] = schema.build('evals', section, own)
       except UserError as error:  # the message lacks the name of the section
         raise UserError(f'config.evals.{name}: {error}') from error
 
   def due(self, step: int) -> list[str]:
-    """Returns the names of evaluators and figures due after `step` updates."""
+    """Returns the names of evaluators due after `step` updates."""
     evals = self._experiment.config.evals
     return [
       name
@@ -91,7 +74,7 @@ class Evaluations:
     ]
 
   def run(self, names: list[str], state: PyTree, step: int) -> Results | None:
-    """Runs evaluators on every set of weights, and draws figures.
+    """Runs evaluators on every set of weights.
 
     Args:
       names: result of `due`.
@@ -105,18 +88,13 @@ class Evaluations:
     """
     results: Results = {}
     for name in names:
-      runner = self._runners[name]
       weights = self._experiment.trainer.weights(state)
       try:
-        if isinstance(runner, Figures):
-          with self._timed('eval'):
-            runner.draw(weights, f'step {step:,}')
-          continue
-        for kind, params in weights.items():
-          with self._timed('eval'):
-            scores = runner.run(params)
-          prefix = f'{name}{metric_suffix(kind)}/'
-          results |= {prefix + key: value for key, value in scores.items()}
+        with self._timed('eval'):
+          scores = self._runners[name].run_all(weights, step)
       except StopRequested:
         return None
+      for kind, own in scores.items():
+        prefix = f'{name}{metric_suffix(kind)}/'
+        results |= {prefix + key: value for key, value in own.items()}
     return results

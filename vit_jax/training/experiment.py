@@ -17,7 +17,7 @@ from vit_jax.arrays import flops, sharding
 from vit_jax.checkpoint import FORMAT
 from vit_jax.config import durations, schema
 from vit_jax.config.schema import Config, build_section
-from vit_jax.data import contract, fingerprint
+from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
@@ -99,8 +99,7 @@ class Experiment:
       open_frozen=frozen.open_frozen,
       transform=augment,
     )
-    warmup = setting.steps(config.schedule.warmup)
-    schedule = build_section(config, 'schedule', total, warmup)
+    schedule = build_section(config, 'schedule', total, setting.steps)
     trainer = Trainer(
       objective=build_section(config, 'objective', setting),
       optimizer=build_section(config, 'optimizer', schedule, setting.steps),
@@ -280,7 +279,7 @@ class Experiment:
       The JSON item `about` of a checkpoint.
     """
     config = self.config.to_dict()
-    record = resume.record(fingerprint.of(source), frozen.digests(models))
+    record = resume.record(source.fingerprint, frozen.digests(models))
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
     return {
       'format': FORMAT,

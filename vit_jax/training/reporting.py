@@ -1,184 +1,36 @@
-"""Draws figures of a run, and images and predictions for report.html.
-
-The figures are those of `python -m vit_jax.analyze`, written to WORKDIR/figures
-and shown in the HTML report. A section of `config.evals` with `name='figures'`
-enables them; it computes no metrics.
+"""Writes images and predictions for report.html.
 
 Only the main process does this work, with all weights. A failure is logged and
 does not end the run.
 """
 
-import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Int, UInt8
 
-from vit_jax.analysis import gallery
-from vit_jax.analysis.figures import examine
 from vit_jax.analysis.report import record
-from vit_jax.arrays import sharding
 from vit_jax.arrays.tree import PyTree
-from vit_jax.config import durations, schema
 from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import check_range
 from vit_jax.evaluators import confusion, contract
 from vit_jax.evaluators.contract import Batch, Setting
 from vit_jax.evaluators.features import Spread, open_split, own_splits
+from vit_jax.evaluators.figures import failures_logged, gather_to_main
 from vit_jax.processes.consensus import from_main
-from vit_jax.processes.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 MAX_EXAMPLES = 10_000
 _SHOWN = 24  # images of each kind in the report
-
-
-@contextlib.contextmanager
-def failures_logged(consequence: str) -> Iterator[None]:
-  """Logs an error in a `with` block or a decorated function, and continues.
-
-  Args:
-    consequence: description of what is missing after an error, for the log.
-  """
-  try:
-    yield
-  except StopRequested:
-    log.info('%s: a signal arrived', consequence)
-  except Exception as error:  # noqa: BLE001 (pictures must not end a run)
-    log.warning('%s: %s: %s', consequence, type(error).__name__, error)
-
-
-def gather_to_main(setting: Setting, weights: PyTree) -> tuple[Setting, PyTree]:
-  """Returns a setting and weights that the main process can use by itself.
-
-  All processes must call it, because each may have only a part of the weights.
-  With several processes, the main one gets all weights on each of its own
-  devices; the values returned on the others must not be used. The main process
-  can then compute without communicating: if it fails, the others are only
-  waiting for its result (`processes.consensus.from_main`).
-
-  Args:
-    setting: setting of the run's evaluators.
-    weights: weights, in any sharding.
-
-  Returns:
-    A setting whose mesh holds only local devices, and the weights replicated
-    on that mesh. With one process, both arguments unchanged.
-  """
-  if jax.process_count() == 1:
-    return setting, weights
-  mesh = sharding.make_mesh(jax.local_devices())
-  replicated = sharding.replicated(mesh)
-
-  def gather(leaf: jax.Array) -> jax.Array:
-    if leaf.is_fully_replicated:
-      array = np.asarray(leaf.addressable_data(0))
-    else:
-      array = multihost_utils.process_allgather(leaf, tiled=True)
-    is_main = jax.process_index() == 0
-    return jax.device_put(array, replicated) if is_main else leaf
-
-  # A batch must be divisible by the number of local devices.
-  batch_size = -(-setting.batch_size // mesh.size) * mesh.size
-  local = setting._replace(
-    mesh=mesh,
-    batch_size=batch_size,
-    # The check for signals is a collective, which one process cannot call.
-    check=lambda: None,
-  )
-  return local, jax.tree.map(gather, weights)
-
-
-@schema.operational('split', 'weights', 'num_images', 'every')
-class Figures:
-  """Draws the figures of one set of weights; see `analysis.figures`."""
-
-  higher_is_better = ()  # there are no metrics for `checkpoint.best`
-
-  def __init__(
-    self,
-    experiment: Experiment,
-    setting: Setting,
-    workdir: epath.Path,
-    /,
-    *,
-    split: str,
-    weights: str = 'params',
-    num_images: int = 32,
-    every: str = '0 steps',
-  ):
-    """Opens the split.
-
-    Args:
-      experiment: experiment of the run.
-      setting: setting of the run's evaluators.
-      workdir: directory of the run.
-      split: split of the run's source from which the images are taken.
-      weights: weights that are examined: 'params' for the parameters
-        themselves, 'ema' for their average, or another name that the objective
-        defines ('teacher').
-      num_images: number of images over which the attention distance is
-        averaged; the paper's Figure 11 uses 128.
-      every: duration between two drawings; '0 steps' draws only at the end.
-
-    Raises:
-      UserError: the split does not exist, or a value is out of range.
-    """
-    durations.check('every', every)
-    check_range('num_images', num_images, at_least=1)
-    self._experiment, self._setting = experiment, setting
-    # Configs of earlier versions have '' for 'params' and '_ema' for 'ema'.
-    self._workdir, self._weights = workdir, weights.lstrip('_') or 'params'
-    self._source = Spread(setting.open_source(split), num_images)
-
-  def draw(self, weights: dict[str, PyTree], title: str) -> None:
-    """Draws the figures of the set of weights that the config names.
-
-    All processes must call it. A failure is logged and does not end the run.
-
-    Args:
-      weights: weights by name, see `Trainer.weights`. Nothing is drawn if the
-        set that the config names is missing.
-      title: title of the figures, such as 'step 600'.
-    """
-    # No other set is drawn instead, because it would overwrite the figures of
-    # the set that the config names.
-    if self._weights not in weights:
-      return
-    if self._weights != 'params':
-      title = f'{title}, {self._weights}'
-    setting, params = gather_to_main(self._setting, weights[self._weights])
-    from_main(functools.partial(self._draw, setting, params, title))
-
-  @failures_logged('no figures')
-  def _draw(self, setting: Setting, params: PyTree, title: str) -> None:
-    transform: Any = setting.transform
-    objective = self._experiment.objective
-    with jax.set_mesh(setting.mesh):
-      images = self._source.images(transform)
-      found = examine(
-        self._experiment.model,
-        objective.backbone(params),
-        images,
-        objective=objective,
-        trained=params,
-      )
-    about = {
-      'weights': title,
-      'images': f'{len(images)} of {self._source.name}',
-    }
-    gallery.save(self._workdir / gallery.FOLDER, found, about)
 
 
 def predict_examples(

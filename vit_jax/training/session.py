@@ -151,10 +151,9 @@ class Session:
         self._source.class_names,
         self.ledger,
         self._check_in_evaluation,
+        self.workdir,
       )
-      self.evaluations = Evaluations(
-        self.experiment, self._setting, self.workdir, self.timed
-      )
+      self.evaluations = Evaluations(self.experiment, self._setting, self.timed)
     frozen.check_classes(self.experiment.frozen, self._source)
     models = frozen.load(self.experiment.frozen, self.experiment.mesh)
     about = self.experiment.about(self._source, models)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.objectives.contract import Inputs, Objective
+from vit_jax.objectives.contract import Inputs, Mean, Objective
 from vit_jax.optim import average as average_lib
 
 PyTree = Any
@@ -194,7 +194,13 @@ class Trainer:
 
     The carry contains the values that the loss returns for `update_extra`.
     """
-    loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
+
+    def summed(params: PyTree, inputs: Inputs) -> tuple[Array, PyTree]:
+      loss, others = self.objective.loss(params, inputs)
+      total, *counts = loss if isinstance(loss, Mean) else (loss,)
+      return total, (counts, *others)
+
+    loss_fn = jax.value_and_grad(summed, has_aux=True)
     # Gradients of separate layers are summed in place. A stack of all layers
     # would be written, and all-reduced, once for every micro-batch.
     unstacked = self.objective.apart if self.micro_batches > 1 else ()
@@ -205,8 +211,17 @@ class Trainer:
       return values, tree.unstack_layers(grads, unstacked)
 
     values, grads = accumulate(gradients, batch, key, self.micro_batches)
-    loss, (aux_metrics, carry) = values
-    return loss, aux_metrics, carry, tree.stack_layers(grads)
+    loss, (counts, metrics, carry) = values
+    grads = tree.stack_layers(grads)
+    if counts:
+      mean = Mean(loss, *counts)
+      loss, grads = mean.value(), jax.tree.map(mean.of, grads)
+    metrics, carry = jax.tree.map(
+      lambda leaf: leaf.value() if isinstance(leaf, Mean) else leaf,
+      (metrics, carry),
+      is_leaf=lambda leaf: isinstance(leaf, Mean),
+    )
+    return loss, metrics, carry, grads
 
   def _check_step(
     self, guard: Guard, loss: Array, grad_norm: Array

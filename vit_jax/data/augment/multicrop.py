@@ -3,14 +3,12 @@
 import dataclasses
 import math
 
-import cv2
 import numpy as np
-from jaxtyping import UInt8
 
 from vit_jax.data.augment import policies
-from vit_jax.data.augment.transforms import random_box, square
+from vit_jax.data.augment.transforms import Geometry, View, random_box, square
 from vit_jax.data.contract import Example, Spec
-from vit_jax.data.images.decode import Image, decode, resize
+from vit_jax.data.images.decode import Image, decode
 from vit_jax.errors import UserError, check_range
 
 _GLOBAL = 2  # number of global crops, the inputs of the teacher
@@ -101,12 +99,23 @@ class TrainTransform:
     pixels = decode(example['image'])
     count = _GLOBAL + self.local_crops
     views = [self.view(pixels, index, rng) for index in range(count)]
-    crops = {'global': views[:_GLOBAL], 'local': views[_GLOBAL:]}
-    return {name: np.stack(views) for name, views in crops.items() if views}
+    return self.arrays(pixels, views)
 
-  def view(
-    self, pixels: Image, index: int, rng: np.random.Generator
-  ) -> UInt8[np.ndarray, 'height width 3']:
+  def arrays(self, pixels: Image, views: list[View]) -> dict[str, np.ndarray]:
+    """Returns the arrays of an example, given its views; see `spec`.
+
+    Args:
+      pixels: pixels of the whole image, from which a subclass may cut others.
+      views: all views, the global ones first.
+    """
+    crops = {'global': views[:_GLOBAL], 'local': views[_GLOBAL:]}
+    return {
+      name: np.stack([view.pixels for view in views])
+      for name, views in crops.items()
+      if views
+    }
+
+  def view(self, pixels: Image, index: int, rng: np.random.Generator) -> View:
     """Makes one view of an image.
 
     Args:
@@ -118,11 +127,9 @@ class TrainTransform:
     area = self.global_area if is_global else self.local_area
     size = self.image_size if is_global else square(self.local_size)
     rows, columns = pixels.shape[:2]
-    y, x, height, width = random_box(rows, columns, area, rng)
-    view = resize(pixels[y : y + height, x : x + width], *size, 'bicubic')
-    if rng.random() < 0.5:
-      view = cv2.flip(view, 1)
-    view = np.ascontiguousarray(view)
+    box = random_box(rows, columns, area, rng)
+    geometry = Geometry(box, size, flip=rng.random() < 0.5)
+    view = np.ascontiguousarray(geometry.of(pixels, size, 'bicubic'))
     if rng.random() < _JITTER:
       view = policies.jitter(view, self.color_jitter, rng)
     if rng.random() < _GREY:
@@ -131,4 +138,4 @@ class TrainTransform:
       view = policies.soften(view, rng.uniform(0.1, 2.0))
     if index == 1 and rng.random() < self.solarize:
       view = policies.solarize(view)
-    return view
+    return View(view, geometry, (rows, columns))

@@ -7,7 +7,7 @@ return `image` and `label`.
 import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -20,7 +20,6 @@ from vit_jax.data.images.decode import (
   INTERPOLATIONS,
   MAX_PIXELS,
   Box,
-  Plan,
   decode,
   decode_to_resize,
   resize,
@@ -141,6 +140,71 @@ def random_box(
   return (height - h) // 2, (width - w) // 2, h, w
 
 
+class Geometry(NamedTuple):
+  """A part of an image that becomes the whole result.
+
+  It applies to everything that has the same pixels as the image, such as a map
+  of classes, and for any other size of the result with the same aspect ratio.
+
+  Attributes:
+    box: part of the image, (y, x, height, width), pixels.
+    size: (height, width) to which the box is resized.
+    pad: pixels that are then added on each side by reflection.
+    corner: (top, left) of the result in the resized box.
+    flip: whether the result is flipped horizontally.
+  """
+
+  box: Box
+  size: tuple[int, int]
+  pad: int = 0
+  corner: tuple[int, int] = (0, 0)
+  flip: bool = False
+
+  def cut(self, pixels: Any, image_size: tuple[int, int]) -> Any:
+    """Pads, cuts out and flips the resized box.
+
+    Args:
+      pixels: resized box, `[y, x, …]`.
+      image_size: (height, width) of the result, pixels.
+    """
+    if self.pad:
+      pad = self.pad
+      pixels = cv2.copyMakeBorder(
+        pixels, pad, pad, pad, pad, cv2.BORDER_REFLECT_101
+      )
+      pixels = np.atleast_3d(pixels)
+    (y, x), (height, width) = self.corner, image_size
+    pixels = pixels[y : y + height, x : x + width]
+    if self.flip:
+      # Ten times as fast as NumPy. OpenCV drops the axis of a single channel.
+      pixels = cv2.flip(pixels, 1).reshape(pixels.shape)
+    return pixels
+
+  def of(
+    self, pixels: Any, image_size: tuple[int, int], interpolation: str
+  ) -> Any:
+    """Returns the result for a whole image, or for a map of the same size."""
+    y, x, height, width = self.box
+    box = resize(
+      pixels[y : y + height, x : x + width], *self.size, interpolation
+    )
+    return self.cut(box, image_size)
+
+
+class View(NamedTuple):
+  """A transformed image.
+
+  Attributes:
+    pixels: result.
+    geometry: part of the image that it shows.
+    size: (height, width) of the whole image, pixels.
+  """
+
+  pixels: Pixels
+  geometry: Geometry
+  size: tuple[int, int]
+
+
 @dataclasses.dataclass(frozen=True)
 class _ImageAndLabel(abc.ABC):
   """Base class of transforms that return an image and its label."""
@@ -153,10 +217,37 @@ class _ImageAndLabel(abc.ABC):
   bits: int = 8
 
   @abc.abstractmethod
+  def geometry(
+    self, height: int, width: int, rng: np.random.Generator | None
+  ) -> Geometry:
+    """Returns the part of an image of this size, pixels, that is used."""
+
   def pixels(
-    self, image: bytes | np.ndarray, rng: np.random.Generator | None
+    self, image: bytes | np.ndarray, rng: np.random.Generator | None = None
   ) -> Pixels:
-    """Transforms the image without its label."""
+    """Returns `[height, width, channels]`; raises DecodeError."""
+    return self._transformed(image, rng).pixels
+
+  def _transformed(
+    self, image: bytes | np.ndarray, rng: np.random.Generator | None
+  ) -> View:
+    drawn: list[tuple[Geometry, tuple[int, int]]] = []
+
+    def plan(height: int, width: int) -> tuple[Box, tuple[int, int]]:
+      drawn.append((self.geometry(height, width, rng), (height, width)))
+      return drawn[0][0].box, drawn[0][0].size
+
+    box, size = decode_to_resize(
+      image, plan, self.channels, self.bits, self.scaled_decoding
+    )
+    [(geometry, whole)] = drawn
+    resized = resize(box, *size, self.interpolation)
+    cut = geometry.cut(resized, self.image_size)
+    return View(self.colours(cut, rng), geometry, whole)
+
+  def colours(self, pixels: Pixels, rng: np.random.Generator | None) -> Pixels:
+    """Changes the colours of the result; by default, not at all."""
+    return pixels
 
   @property
   def spec(self) -> Spec:
@@ -179,25 +270,18 @@ class _ImageAndLabel(abc.ABC):
         f'the examples of the source contain {", ".join(example)}, but not '
         'label: use a source with labels, or another --config.augment.name.'
       )
-    pixels = self.pixels(example['image'], rng)
-    return {'image': pixels, 'label': int(example['label'])}
+    view = self._transformed(example['image'], rng)
+    values = {'image': view.pixels, 'label': int(example['label'])}
+    return values | self.arrays(example, view)
 
-  def _resized(self, image: bytes | np.ndarray, plan: Plan) -> Pixels:
-    """Decodes a box of an image, and resizes it.
+  def arrays(self, example: Example, view: View) -> dict[str, np.ndarray]:
+    """Returns further arrays, which a subclass adds to `spec`.
 
     Args:
-      image: encoded file or pixels, see `decode.decode`.
-      plan: function from the height and width of the image to the box and the
-        (height, width) to which it is resized, see `decode.decode_to_resize`.
-
-    Raises:
-      DecodeError: the image cannot be decoded, or the result would be too
-        large.
+      example: example of the source.
+      view: transformed image, and the part of the image that it shows.
     """
-    pixels, size = decode_to_resize(
-      image, plan, self.channels, self.bits, self.scaled_decoding
-    )
-    return resize(pixels, *size, self.interpolation)
+    return {}
 
   def _check_common_keys(self, section: str) -> None:
     """Checks the keys that a config section has in both transforms."""
@@ -296,15 +380,9 @@ class TrainTransform(_ImageAndLabel):
         f'augment.channels is {self.channels} and augment.bits is {self.bits}.'
       )
 
-  def pixels(
-    self, image: bytes | np.ndarray, rng: np.random.Generator
-  ) -> Pixels:
-    """Returns `[height, width, channels]`; raises DecodeError."""
-    pixels = self._crop(image, rng)
-    if self.flip and rng.random() < 0.5:
-      # Ten times as fast as NumPy. OpenCV drops the axis of a single channel.
-      pixels = cv2.flip(pixels, 1).reshape(pixels.shape)
-    # The operations on colours require RGB images without gaps.
+  def colours(self, pixels: Pixels, rng: Any) -> Pixels:
+    """Applies the operations on colours."""
+    # They require RGB images without gaps.
     if self.randaugment_layers:
       pixels = policies.rand_augment(
         np.ascontiguousarray(pixels),
@@ -320,29 +398,21 @@ class TrainTransform(_ImageAndLabel):
       pixels = policies.jitter(np.ascontiguousarray(pixels), strengths, rng)
     return pixels
 
-  def _crop(self, image: Any, rng: np.random.Generator) -> Pixels:
-    """Returns a crop of the image, resized to `image_size`."""
+  def geometry(self, height: int, width: int, rng: Any) -> Geometry:
+    """Draws a part of an image of this size, pixels."""
+    (rows, columns), corner = self.image_size, (0, 0)
     if self.crop not in ('squash', 'pad'):
-      return self._resized(
-        image, lambda y, x: (self._random_box(y, x, rng), self.image_size)
-      )
-    height, width = self.image_size
-
-    def plan(y: int, x: int) -> tuple[Box, tuple[int, int]]:
-      size = round(height * self.enlarge), round(width * self.enlarge)
+      box, size, pad = self._random_box(height, width, rng), self.image_size, 0
+    else:
+      box, pad = (0, 0, height, width), 0
+      size = round(rows * self.enlarge), round(columns * self.enlarge)
       if self.crop == 'pad':
-        size = covering_size(y, x, height, width)
-      return (0, 0, y, x), size
-
-    pixels = self._resized(image, plan)
-    if self.crop == 'pad':
-      pixels = cv2.copyMakeBorder(
-        pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
-      )
-      pixels = np.atleast_3d(pixels)
-    y = int(rng.integers(0, pixels.shape[0] - height, endpoint=True))
-    x = int(rng.integers(0, pixels.shape[1] - width, endpoint=True))
-    return pixels[y : y + height, x : x + width]
+        size, pad = covering_size(height, width, rows, columns), self.pad
+      y = int(rng.integers(0, size[0] + 2 * pad - rows, endpoint=True))
+      x = int(rng.integers(0, size[1] + 2 * pad - columns, endpoint=True))
+      corner = y, x
+    flip = self.flip and rng.random() < 0.5
+    return Geometry(box, size, pad, corner, flip)
 
   def _random_box(
     self, height: int, width: int, rng: np.random.Generator
@@ -442,16 +512,11 @@ class EvalTransform(_ImageAndLabel):
     """Returns the whole image, see `Preprocess`; raises DecodeError."""
     return decode(image, self.channels, self.bits)
 
-  def pixels(
-    self, image: bytes | np.ndarray, rng: np.random.Generator | None = None
-  ) -> Pixels:
-    """Returns `[height, width, channels]`; raises DecodeError."""
+  def geometry(self, height: int, width: int, rng: Any = None) -> Geometry:
+    """Returns the part of an image of this size, pixels, that is used."""
     del rng
-    pixels = self._resized(
-      image, lambda y, x: ((0, 0, y, x), self._resized_size(y, x))
-    )
-    (top, left), (height, width) = self._corner(pixels.shape), self.image_size
-    return pixels[top : top + height, left : left + width]
+    size = self._resized_size(height, width)
+    return Geometry((0, 0, height, width), size, corner=self._corner(size))
 
   def visible(
     self, height: int, width: int

@@ -32,7 +32,7 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 import PIL.Image
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 
 from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images import headers, jpeg, tiff
@@ -43,8 +43,13 @@ _PILLOW = {
   'bilinear_antialias': PIL.Image.Resampling.BILINEAR,
   'bicubic': PIL.Image.Resampling.BICUBIC,
 }
-_OPENCV = {'bilinear': cv2.INTER_LINEAR, 'area': cv2.INTER_AREA}
-INTERPOLATIONS = (*_OPENCV, *_PILLOW)
+_OPENCV = {
+  'bilinear': cv2.INTER_LINEAR,
+  'area': cv2.INTER_AREA,
+  'nearest': cv2.INTER_NEAREST_EXACT,
+}
+# Of images; 'nearest' is for maps.
+INTERPOLATIONS = ('bilinear', 'area', *_PILLOW)
 _GROUP = 4  # OpenCV averages areas of at most four channels at once
 Image = UInt8[np.ndarray, 'y x 3']
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
@@ -138,6 +143,31 @@ def _by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
   if smaller != (width, height):
     image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
   return image
+
+
+def decode_map(data: bytes | np.ndarray) -> Shaped[np.ndarray, 'y x']:
+  """Decodes a map with an integer for each pixel, such as a class.
+
+  Args:
+    data: integers `[y, x]` or `[y, x, 1]`, or a PNG file, grey (8 or 16 bits)
+      or with a palette, whose indices are the integers.
+
+  Raises:
+    DecodeError: the format is not supported, or the file is damaged.
+  """
+  if isinstance(data, np.ndarray):
+    pixels = data[..., 0] if data.ndim == 3 else data
+  else:
+    _check_size(*headers.stated_size(data))
+    try:
+      with PIL.Image.open(io.BytesIO(data), formats=('PNG',)) as file:
+        pixels = np.array(file)
+    except Exception as error:  # noqa: BLE001 (damaged files raise many kinds)
+      raise DecodeError(f'the map cannot be decoded: {error}') from error
+  if pixels.ndim != 2 or pixels.dtype.kind not in 'ui':
+    kind = f'{pixels.dtype} {list(pixels.shape)}'
+    raise DecodeError(f'a map is {kind}; allowed: integers [y, x]')
+  return pixels
 
 
 def decode(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -126,9 +126,7 @@ class Loader:
 
   def _replacement(self, index: int, position: int, attempt: int) -> int:
     """Returns the index of the example that replaces a bad one in training."""
-    allowed: Any = range(len(self.source))
-    if hasattr(self.source, 'replacements'):
-      allowed = cast(Any, self.source).replacements(index)
+    allowed = self.source.replacements(index)
     number = order.replacement(position, attempt, len(allowed), self.seed)
     return int(allowed[number])
 
@@ -151,7 +149,7 @@ class Loader:
       contract.check_values(self.transform, values, self.spec)
       self._check_label(values)
     except DecodeError as error:
-      where = contract.where(self.source, index)
+      where = self.source.where(index)
       if self.on_bad_record == 'error':
         location = f' ({where})' if where else ''
         raise UserError(

@@ -12,7 +12,6 @@ References: Luby and Rackoff, "How to construct pseudorandom permutations"
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt64
@@ -30,24 +29,6 @@ def mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:
   x = (x ^ (x >> 30)) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> 27)) * np.uint64(0x94D049BB133111EB)
   return x ^ (x >> 31)
-
-
-def of_source(
-  source: Any, positions: Int[np.ndarray, ' n'], seed: int
-) -> Int[np.ndarray, ' n']:
-  """Returns the indices of a source's examples at positions of training.
-
-  Args:
-    source: a source. If it has the optional method `locate` (see
-      `data.contract.Source`), this determines the order, as in mixtures;
-      otherwise, each epoch is a new random order of all examples.
-    positions: positions counted from the start of training.
-    seed: seed of the run.
-  """
-  locate = getattr(source, 'locate', None)
-  if locate is not None:
-    return locate(positions, seed)
-  return shuffled(positions, len(source), seed)
 
 
 def shuffled(

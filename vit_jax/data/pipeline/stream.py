@@ -82,7 +82,7 @@ def train_batches(
       batch = order.batch_index(step, skipped)
       positions = batch * batch_size + rows.rows
       drawn = order.repeated(positions, batch_size, repeats)
-      yield Share(order.of_source(source, drawn, seed), positions)
+      yield Share(source.locate(drawn, seed), positions)
 
   need = reader.check_memory(loader, len(rows.rows))
   log.info('prefetching uses up to %s of host memory', memory.text(need))

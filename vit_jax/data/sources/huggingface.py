@@ -43,6 +43,7 @@ class Source(splits.Labelled):
     path: str,
     image_key: str = 'image',
     label_key: str = 'label',
+    others: tuple[str, ...] = (),
   ):
     """Maps the files into memory; images are read when they are needed.
 
@@ -55,6 +56,8 @@ class Source(splits.Labelled):
       image_key: name of the image column.
       label_key: name of the label column, which contains integers, booleans
         or text. Text is numbered in the sorted order of all splits.
+      others: names of further columns that the examples contain; images as
+        encoded bytes.
 
     Raises:
       UserError: the dataset, the split or a column does not exist; a column has
@@ -62,12 +65,13 @@ class Source(splits.Labelled):
         are not 0 to K-1.
     """
     self._path = files.local(path, 'the source huggingface').rstrip('/')
+    self._others = others
     try:
       loaded = splits.with_alias(_load(self._path), split)
       used = splits.named(split, loaded)
       self._tables = {
         name: loaded[name]
-        .select_columns([image_key, label_key])
+        .select_columns([image_key, label_key, *others])
         .cast_column(image_key, datasets.Image(decode=False))
         for name in used
       }
@@ -88,16 +92,22 @@ class Source(splits.Labelled):
     split, position = self._selection[index]
     # Seven times as fast as `self._tables[split][position]`.
     columns = self._tables[split].data.columns
-    image, label = (column[position].as_py() for column in columns)
+    image, label, *others = (column[position].as_py() for column in columns)
     if self._label_by_value is not None:
       label = self._label_by_value.get(label)
     # An image is a dict of 'bytes' and 'path', one of which may be None.
     if label is None or not (image and any(image.values())):
       raise DecodeError('no image (bytes or path), or no label')
-    data = image['bytes']
-    if data is None:
-      data = files.read_image(files.join(self._path, image['path']))
-    return {'image': data, 'label': label}
+    values = dict(zip(self._others, map(self._content, others), strict=True))
+    return {'image': self._content(image), 'label': label, **values}
+
+  def _content(self, value: Any) -> Any:
+    """Returns the bytes of an image, and any other value unchanged."""
+    if not isinstance(value, dict) or value.keys() != {'bytes', 'path'}:
+      return value
+    if value['bytes'] is not None:
+      return value['bytes']
+    return files.read_image(files.join(self._path, value['path']))
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -117,7 +127,7 @@ class Source(splits.Labelled):
     return f'{self._path}, split {split}, row {position}'
 
   def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
-    _, column = self._tables[split].data.columns
+    _, column, *_ = self._tables[split].data.columns
     values = column.to_pylist()
     if self._label_by_value is not None:
       values = map(self._label_by_value.get, values)

@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ from jaxtyping import Int
 
 from vit_jax.config import schema
 from vit_jax.data import fingerprint
-from vit_jax.data.storage import class_folders, files, splits
+from vit_jax.data.storage import class_folders, splits
+from vit_jax.data.storage import files as storage
 from vit_jax.errors import UserError
 
 _SHOWN = 160  # maximum number of characters of a line in a message
@@ -33,12 +34,14 @@ class Row(NamedTuple):
     label: integer or name, as text; '' if the list has no labels.
     split: name of the split; 'train' if the list has no splits.
     line: line number in the list, from 1.
+    others: further columns that the source uses.
   """
 
   image: str
   label: str
   split: str
   line: int
+  others: tuple[str, ...] = ()
 
 
 _FORM = (
@@ -50,13 +53,14 @@ _FORM = (
 )
 
 
-def read(path: str) -> list[Row]:
+def read(path: str, others: Sequence[str] = ()) -> list[Row]:
   """Reads a list; blanks around fields, blank lines and a BOM are ignored.
 
   Repeated images are allowed, so that they can have a higher weight.
 
   Args:
     path: path ending in .csv or .jsonl, local or remote.
+    others: further columns that every line must have.
 
   Raises:
     UserError: the file does not exist, has another format, or lists no image; a
@@ -69,12 +73,12 @@ def read(path: str) -> list[Row]:
     raise UserError(
       f'source.path is {path!r}; a manifest ends in {" or ".join(readers)}.'
     )
-  text = files.read_text(path, 'source.path')
+  text = storage.read_text(path, 'source.path')
   rows: list[Row] = []
   by_image: dict[tuple[str, str], Row] = {}
   try:
     for line, fields in reader(text):
-      row = _row(line, fields)
+      row = _row(line, fields, others)
       rows.append(row)
       same = by_image.setdefault((row.split, row.image), row)
       expected = (not rows[0].split, not rows[0].label)
@@ -118,20 +122,22 @@ def _jsonl(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
       yield number, dict(json.loads(line))
 
 
-def _row(line: int, fields: dict[str, Any]) -> Row:
+def _row(line: int, fields: dict[str, Any], others: Sequence[str]) -> Row:
   """Checks the fields of a line and returns them as a row."""
   image, split = fields.get('image'), fields.get('split')
   label = class_folders.text_of(fields.get('label'))
-  if fields.keys() <= {'image', 'split'}:
+  more = tuple(str(fields.get(name, '')).strip() for name in others)
+  if fields.keys() <= {'image', 'split', *others}:
     label = ''
   if (
     label is None
+    or not all(more)
     or not isinstance(split, str | None)
     or not (isinstance(image, str) and image.strip())
-    or (files.is_remote(image) and not image.strip().startswith('gs://'))
+    or (storage.is_remote(image) and not image.strip().startswith('gs://'))
   ):
     raise ValueError(f'line {line} has {str(fields)[:_SHOWN]}')
-  return Row(image.strip(), label, (split or '').strip(), line)
+  return Row(image.strip(), label, (split or '').strip(), line, more)
 
 
 @schema.operational('path')
@@ -145,7 +151,16 @@ class Source(splits.Labelled):
     class_names: names of the classes, in the order of the labels.
   """
 
-  def __init__(self, split: str, /, *, path: str, class_map: str | None = None):
+  def __init__(
+    self,
+    split: str,
+    /,
+    *,
+    path: str,
+    class_map: str | None = None,
+    texts: tuple[str, ...] = (),
+    files: tuple[str, ...] = (),
+  ):
     """Reads the list; images are read when they are needed.
 
     Args:
@@ -159,13 +174,17 @@ class Source(splits.Labelled):
         in the manifest are positions in it, from 0. By default, classes are the
         sorted names in the manifest, or the numbers from 0 to the largest.
 
+      texts: further columns, whose text the examples contain.
+      files: further columns with paths, whose content the examples contain.
+
     Raises:
       UserError: the file or split does not exist, a line does not have an image
         and a label, or the labels do not determine the classes (see
         `class_folders.number`).
     """
-    path = files.place(path)
-    rows = read(path)
+    path = storage.place(path)
+    self._texts, self._files = texts, files
+    rows = read(path, (*texts, *files))
     lines = {row.label: row.line for row in reversed(rows)}
     classes, numbers = class_folders.number(
       lines,
@@ -177,17 +196,32 @@ class Source(splits.Labelled):
     images = np.array([row.image.encode() for row in rows], np.bytes_)
     labels = np.array([numbers[row.label] for row in rows], np.int64)
     line = np.array([row.line for row in rows], np.int64)
+    shape = len(rows), len(texts) + len(files)
+    others = np.array([row.others for row in rows], np.str_).reshape(shape)
     aliases = splits.with_alias({row.split: row.split for row in rows}, split)
     self._columns = {}
     for name in splits.named(split, aliases):
       chosen = np.array([row.split == aliases[name] for row in rows])
-      self._columns[name] = (images[chosen], labels[chosen], line[chosen])
+      self._columns[name] = (
+        images[chosen],
+        labels[chosen],
+        line[chosen],
+        others[chosen],
+      )
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
     self._select(path, split, classes, lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label, _ = self._row(index)
-    return {'image': files.read_image(image), 'label': label}
+    split, position = self._selection[index]
+    values = self._columns[split][3][position].tolist()
+    others = dict(zip((*self._texts, *self._files), values, strict=True))
+    for name in self._files:
+      others[name] = storage.read_image(self._path_of(others[name]))
+    return {'image': storage.read_image(image), 'label': label, **others}
+
+  def _path_of(self, name: str) -> str:
+    return storage.join(os.path.dirname(self._path), name)
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -197,8 +231,10 @@ class Source(splits.Labelled):
     """
     chosen = []
     for split, rows in self._selection.rows():
-      images, labels, _ = self._columns[split]
+      images, labels, _, others = self._columns[split]
       chosen += [images[rows], labels[rows]]
+      if others.size:
+        chosen.append(np.char.encode(others[rows], 'utf-8'))
     sizes = fingerprint.file_sizes(len(self), lambda row: self._row(row)[0])
     return fingerprint.sampled(self, *chosen, file_sizes=sizes)
 
@@ -211,10 +247,10 @@ class Source(splits.Labelled):
     return self._columns[split][1]
 
   def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
-    return files.by_name(self._columns[split][0])
+    return storage.by_name(self._columns[split][0])
 
   def _row(self, index: int) -> tuple[str, int, int]:
     split, position = self._selection[index]
-    images, labels, lines = self._columns[split]
-    image = files.join(os.path.dirname(self._path), images[position].decode())
+    images, labels, lines, _ = self._columns[split]
+    image = self._path_of(images[position].decode())
     return image, int(labels[position]), int(lines[position])

@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from vit_jax.config import schema
 from vit_jax.config.schema import SECTIONS, Nested, Section, complete_section
-from vit_jax.data import filters, fingerprint
+from vit_jax.data import contract, filters
 from vit_jax.data.pipeline import order
 from vit_jax.data.storage.splits import Concatenation
 from vit_jax.errors import UserError, check_range, closest
@@ -39,7 +39,7 @@ def _own_keys(*, weight: float) -> None:
 _MEMBERS = Nested(SECTIONS['source'], many=True, beside=_own_keys)
 
 
-class Source:
+class Source(contract.Source):
   """The examples of all members, concatenated; `locate` mixes them.
 
   Attributes:
@@ -95,7 +95,7 @@ class Source:
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the rows of members that have this method; see `data.contract`."""
     for number, member in enumerate(self._members):
-      for part, rows in getattr(member, 'rows', tuple)():
+      for part, rows in member.rows():
         yield f'{number}/{part}', rows
 
   def __getitem__(self, index: int) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Source:
     return {
       'size': len(self),
       'class_names': list(self.class_names),
-      'members': [fingerprint.of(member) for member in self._members],
+      'members': [member.fingerprint for member in self._members],
     }
 
   def where(self, index: int) -> str:

@@ -26,7 +26,7 @@ from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import tfds
 from vit_jax.data.storage import class_folders, files, splits
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError
 
 _FOLDER = 'objectnet-1.0/images'
 _KEY = 'imagenet_labels'
@@ -47,6 +47,8 @@ class Source(splits.Selected):
     num_classes: number of ImageNet's classes, 1,000.
     class_names: WordNet ids of ImageNet's classes, as in TFDS.
   """
+
+  label_keys = ('label', _KEY)
 
   def __init__(self, split: str, /, *, data_dir: str | None = None):
     """Lists the files; images are read when they are needed.
@@ -103,18 +105,6 @@ class Source(splits.Selected):
       'label': labels[0],
       _KEY: list(labels),
     }
-
-  def with_labels(self, key: str) -> 'Source':
-    """Returns this source, whose examples contain all correct labels.
-
-    Args:
-      key: 'imagenet_labels'.
-
-    Raises:
-      UserError: the key has another value.
-    """
-    check_choice('labels', key, (_KEY,))
-    return self
 
   def where(self, index: int) -> str:
     """Returns the file of an example."""

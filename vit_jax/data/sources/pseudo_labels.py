@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from vit_jax.config import schema
 from vit_jax.config.schema import SECTIONS, Nested, Section
-from vit_jax.data import contract, fingerprint
+from vit_jax.data import fingerprint
 from vit_jax.data.storage import files, npz, splits
 from vit_jax.errors import UserError
 
@@ -98,7 +98,7 @@ class Source(splits.Selected):
 
   def where(self, index: int) -> str:
     """Returns the location of an image, if its source provides it."""
-    return contract.where(self._images, int(self._indices[self._row(index)]))
+    return self._images.where(int(self._indices[self._row(index)]))
 
   def _row(self, index: int) -> int:
     _, position = self._selection[index]
@@ -119,7 +119,7 @@ class Source(splits.Selected):
   def _check_images(self, path: str) -> None:
     """Checks that the images are those that were labelled."""
     labelled = self._about['fingerprint']
-    current = json.loads(json.dumps(fingerprint.of(self._images)))
+    current = json.loads(json.dumps(self._images.fingerprint))
     if fingerprint.comparable(current, labelled) != labelled:
       raise UserError(
         f'{path} contains labels of other images than {self._images.name}: set '

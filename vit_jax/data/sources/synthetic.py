@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data import contract
 from vit_jax.errors import check_range
 
 
-class Source:
+class Source(contract.Source):
   """Examples of random pixels, which depend only on index and split.
 
   Each class has its own mean colour, so that the loss of a model can decrease.

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import tarfile
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,23 +31,27 @@ _BRACES = re.compile(r'\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}')
 _WILDCARD = re.compile(r'[*?]')
 
 
-def scan(path: str, label_key: str | None) -> index.Scan:
+def scan(
+  path: str, label_key: str | None, others: Sequence[str] = ()
+) -> index.Scan:
   """Finds image and label of each example of a shard.
 
   Args:
     path: path of the shard.
     label_key: key of the label in `.json` members; None for images without
       labels.
+    others: endings of further members that every example has, without the first
+      dot: 'txt', 'seg.png'.
 
   Returns:
     Columns `offset` (int64) and `size` (uint32) of the image, in bytes, and
-    `label`, text as bytes.
+    `label`, text as bytes; with `others`, the first two are `[n, 1 + others]`.
 
   Raises:
     UserError: the shard is compressed; or an example has no image, no label,
       two members with the same ending, or a link.
   """
-  rows: list[tuple[int, int, bytes]] = []
+  rows: list[tuple[list[int], list[int], bytes]] = []
   group: list[tarfile.TarInfo] = []
   with epath.Path(path).open('rb') as file:
     if file.read(2) == b'\x1f\x8b':
@@ -63,19 +68,20 @@ def scan(path: str, label_key: str | None) -> index.Scan:
           if member.isdir() or _name(member).startswith('.'):
             continue
           if group and _key(member) != _key(group[0]):
-            rows.append(_example(path, file, group, label_key))
+            rows.append(_example(path, file, group, label_key, others))
             group = []
           group.append(member)
         file.seek(tar.offset)
         whole = _only_zeros_follow(file)
         if whole and group:
-          rows.append(_example(path, file, group, label_key))
+          rows.append(_example(path, file, group, label_key, others))
     except tarfile.ReadError:
       whole = False
   cut = index.WHOLE if whole else group[0].offset if group else 0
+  shape = (len(rows), 1 + len(others)) if others else len(rows)
   columns = {
-    'offset': np.array([row[0] for row in rows], np.int64),
-    'size': np.array([row[1] for row in rows], np.uint32),
+    'offset': np.array([row[0] for row in rows], np.int64).reshape(shape),
+    'size': np.array([row[1] for row in rows], np.uint32).reshape(shape),
     'label': np.array([row[2] for row in rows], np.bytes_),
   }
   return index.Scan(columns, cut)
@@ -107,20 +113,26 @@ def _key(member: tarfile.TarInfo) -> str:
 
 
 def _example(
-  path: str, file: Any, group: list[tarfile.TarInfo], label_key: str | None
-) -> tuple[int, int, bytes]:
-  """Returns (offset, size, label) of an example, given its members.
+  path: str,
+  file: Any,
+  group: list[tarfile.TarInfo],
+  label_key: str | None,
+  others: Sequence[str],
+) -> tuple[list[int], list[int], bytes]:
+  """Returns (offsets, sizes, label) of an example, given its members.
 
   Raises:
-    UserError: the members are not one image and its label.
+    UserError: the members are not one image, its label and the others.
   """
   parts = {f'.{_name(m).partition(".")[2].lower()}': m for m in group}
   images = [part for end, part in parts.items() if end in files.IMAGES]
+  images += [parts[f'.{end}'] for end in others if f'.{end}' in parts]
   label: Any = None
   # A link or a sparse file has no bytes of its own.
   if all(each.isreg() and not each.issparse() for each in group):
     label = _label(file, parts, label_key)
-  if len(parts) < len(group) or len(images) != 1 or label is None:
+  count = 1 + len(others)
+  if len(parts) < len(group) or len(images) != count or label is None:
     members = ', '.join(f'{each.name} @ {each.offset}' for each in group)
     raise UserError(
       f'{path}: the example {_key(group[0])!r} has the members {members}; it '
@@ -128,7 +140,8 @@ def _example(
       f'integer or a name, as .cls or as {label_key!r} in .json '
       '(without labels: --config.source.label_key=None).'
     )
-  return images[0].offset_data, images[0].size, label
+  offsets = [part.offset_data for part in images]
+  return offsets, [part.size for part in images], label
 
 
 def _label(
@@ -171,7 +184,8 @@ class _Split(NamedTuple):
 
   def where(self, row: int) -> str:
     """Returns the shard of an example and the image's offset in it."""
-    return f'{self.files.paths[self.shard[row]]} @ {self.offset[row]}'
+    offset = np.atleast_1d(self.offset[row])[0]
+    return f'{self.files.paths[self.shard[row]]} @ {offset}'
 
 
 @schema.operational('path')
@@ -193,6 +207,7 @@ class Source(splits.Labelled):
     path: str,
     class_map: str | None = None,
     label_key: str | None = 'label',
+    others: tuple[str, ...] = (),
     on_bad_shard: str = 'error',
   ):
     """Finds the shards, and loads or builds the index of those of the split.
@@ -208,7 +223,9 @@ class Source(splits.Labelled):
         shards are positions in it, from 0. It is required if labels are names.
       label_key: key of the label in `.json` members; a `.cls` member contains
         only the label. None for images without labels; other members are then
-        not used.
+        not used, except `others`.
+      others: endings of further members, which the examples contain as bytes:
+        'txt', 'seg.png'.
       on_bad_shard: treatment of shards that were cut short: 'error', or 'skip'
         to use the complete examples before the cut.
 
@@ -218,9 +235,10 @@ class Source(splits.Labelled):
         `class_map`.
     """
     listed = class_folders.load(class_map) if class_map else None
+    self._others = others
     shards = splits.with_alias(_by_split(_expand(path)), split)
     self._splits = {
-      name: _open(shards[name], label_key, on_bad_shard)
+      name: _open(shards[name], label_key, others, on_bad_shard)
       for name in splits.named(split, shards)
     }
     lengths = {name: len(part.size) for name, part in self._splits.items()}
@@ -229,10 +247,15 @@ class Source(splits.Labelled):
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     part, row = self._row(index)
-    image = part.files.read(
-      int(part.shard[row]), int(part.offset[row]), int(part.size[row])
+    pieces = zip(
+      ('image', *self._others),
+      np.atleast_1d(part.offset[row]).tolist(),
+      np.atleast_1d(part.size[row]).tolist(),
+      strict=True,
     )
-    return {'image': image, 'label': int(part.label[row])}
+    shard = int(part.shard[row])
+    found = {name: part.files.read(shard, at, n) for name, at, n in pieces}
+    return found | {'label': int(part.label[row])}
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -258,7 +281,8 @@ class Source(splits.Labelled):
 
   def _cut_order(self, split: str) -> np.ndarray:
     part = self._splits[split]
-    return files.by_place(part.files.paths, part.shard, part.offset)
+    offset = part.offset.reshape(len(part.shard), -1)[:, 0]
+    return files.by_place(part.files.paths, part.shard, offset)
 
   def _row(self, index: int) -> tuple[_Split, int]:
     split, row = self._selection[index]
@@ -356,13 +380,18 @@ def _by_split(paths: list[str]) -> dict[str, list[str]]:
   return {name or 'train': shards for name, shards in by_split.items()}
 
 
-def _open(paths: list[str], label_key: str | None, on_bad_shard: str) -> _Split:
+def _open(
+  paths: list[str],
+  label_key: str | None,
+  others: Sequence[str],
+  on_bad_shard: str,
+) -> _Split:
   """Loads or builds the index of the shards of a split."""
-  kind = 'tar2-' + re.sub(r'\W', '_', label_key or '')
+  kind = 'tar2-' + re.sub(r'\W', '_', '+'.join([label_key or '', *others]))
   shards = index.load(
     paths,
     kind,
-    lambda path: scan(path, label_key),
+    lambda path: scan(path, label_key, others),
     on_bad_shard=on_bad_shard,
   )
   return _Split(

@@ -5,7 +5,6 @@ records are found once and cached (`data/storage/index.py`). In both cases,
 examples and their order are those of TFDS.
 """
 
-import copy
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -18,15 +17,15 @@ from jaxtyping import Int
 from tensorflow_datasets.core.utils.version import list_all_versions
 
 from vit_jax.config import schema
-from vit_jax.data import fingerprint
+from vit_jax.data import contract, fingerprint
 from vit_jax.data.sources import digits
 from vit_jax.data.storage import files, records, splits
 from vit_jax.data.storage.class_folders import BOOLEANS, UNLABELLED
-from vit_jax.errors import UserError, check_choice, closest
+from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
 
 
-class Records:
+class Records(contract.Source):
   """The records of one split of a prepared TFDS dataset.
 
   This is the base class of sources that parse such records.
@@ -96,6 +95,7 @@ class Source(Records):
     data_dir: str | None = None,
     image_key: str = 'image',
     label_key: str | None = 'label',
+    others: tuple[str, ...] = (),
     on_bad_shard: str = 'error',
   ):
     """Opens a split; images are read when they are needed.
@@ -109,6 +109,8 @@ class Source(Records):
       image_key: name of the image feature.
       label_key: name of the label feature, a ClassLabel or a boolean; None for
         images without labels.
+      others: names of further features of the examples, as they are stored:
+        'segmentation_mask' (an encoded image), 'captions/text' (texts).
       on_bad_shard: treatment of files that were cut short: 'error', or 'skip'
         to use the complete records before the cut (tfrecord) or none of the
         file (array_record, whose index is at its end).
@@ -120,30 +122,19 @@ class Source(Records):
     super().__init__(dataset, split, data_dir, on_bad_shard)
     names = _check_features(self.features, dataset, image_key, label_key)
     self.num_classes, self.class_names = len(names), names
-    self._keys = (image_key, label_key)
+    kinds = {key: _leaf(self.features, key, dataset) for key in others}
+    self._keys = (
+      image_key,
+      label_key,
+      {k: one for k, (_, one) in kinds.items()},
+    )
+    labels = [
+      k for k, (leaf, _) in kinds.items() if _class_names(leaf) == names
+    ]
+    self.label_keys = ('label', *labels)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     return records.example(self.read(index), *self._keys)
-
-  def with_labels(self, key: str) -> 'Source':
-    """Returns the same source, whose examples also contain a list of labels.
-
-    Args:
-      key: name of the feature that contains the list.
-
-    Raises:
-      UserError: the feature does not exist, or has other classes.
-    """
-    allowed = [
-      key
-      for key, feature in self.features.items()
-      if isinstance(feature, tfds.features.Sequence)
-      and _class_names(feature.feature) == self.class_names
-    ]
-    check_choice(f'a sequence of labels of {self.name}', key, allowed)
-    other = copy.copy(self)
-    other._keys = (*self._keys[:2], key)
-    return other
 
 
 def default_data_dir(data_dir: str | None) -> epath.Path:
@@ -194,6 +185,27 @@ def _check_features(
     'labels (a ClassLabel or a boolean): '
     f'{", ".join([*labels, "None"])} (None for images without labels).'
   )
+
+
+def _leaf(features: Any, path: str, dataset: str) -> tuple[Any, bool]:
+  """Returns the feature at a path, and whether it is a single value.
+
+  Raises:
+    UserError: there is no such feature.
+  """
+  leaf: Any = features
+  one = True
+  for name in path.split('/'):
+    if name not in leaf:
+      raise UserError(
+        f'source.others names {path!r}, but the features of {dataset} are '
+        f'{", ".join(features)}: name one of them, or none (source.others=()).'
+      )
+    leaf = leaf[name]
+    while isinstance(leaf, tfds.features.Sequence):
+      leaf, one = leaf.feature, False
+  is_array = isinstance(leaf, tfds.features.Tensor) and leaf.shape
+  return leaf, one and not is_array
 
 
 def _class_names(feature: Any) -> list[str]:

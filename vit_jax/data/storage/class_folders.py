@@ -1,9 +1,8 @@
 """Lists the images of a directory with one folder per class.
 
-The source `folder` and the command `prepare folder` both use this module, so
-that both find the same examples in a directory. `Classes` contains the label
-and the display name of each class, from a list or from the names of folders;
-the sources `manifest`, `tar` and `huggingface` use it too.
+`Classes` contains the label and the display name of each class, from a list or
+from the names of folders; the sources `manifest`, `tar` and `huggingface` use
+it too.
 """
 
 import collections

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import struct
+import types
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -98,7 +99,10 @@ def features(record: bytes) -> Mapping[str, Any]:
 
 
 def example(
-  record: bytes, image_key: str, label_key: str | None, several_key: str = ''
+  record: bytes,
+  image_key: str,
+  label_key: str | None,
+  others: Mapping[str, bool] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
   """Parses image and label of a tf.train.Example.
 
@@ -107,11 +111,11 @@ def example(
     image_key: name of the image feature.
     label_key: name of the label feature; None to use 0, for images without
       labels.
-    several_key: name of a feature with several labels; '' for none.
+    others: names of further features, and whether each is a single value.
 
   Returns:
-    `image`, encoded bytes; `label`, int; and, unless `several_key` is '', the
-    list of labels under this key.
+    `image`, encoded bytes; `label`, int; and the other features by name, bytes
+    or numbers, or lists of them.
 
   Raises:
     DecodeError: the record is not an Example, or does not have one image and
@@ -129,8 +133,12 @@ def example(
       f'({label_key!r}), not one of each'
     )
   parsed = {'image': images[0], 'label': labels[0]}
-  if several_key:
-    parsed[several_key] = list(values[several_key].int64_list.value)
+  for key, is_single in others.items():
+    kind = values[key].WhichOneof('kind') if key in values else None
+    found = list(getattr(values[key], kind).value) if kind else []
+    if is_single and len(found) != 1:
+      raise DecodeError(f'has {len(found)} values of {key!r}, not one')
+    parsed[key] = found[0] if is_single else found
   return parsed
 
 

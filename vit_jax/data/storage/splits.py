@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from jaxtyping import Int
 
+from vit_jax.data import contract
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
@@ -106,7 +107,7 @@ class Selection(Sequence[tuple[str, int]]):
     return split, int(rows[position])
 
 
-class Selected:
+class Selected(contract.Source):
   """Base class of sources that read a `Selection`."""
 
   _selection: Selection
