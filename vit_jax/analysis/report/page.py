@@ -22,7 +22,9 @@ from vit_jax.analysis.gallery import FIGURES
 from vit_jax.analysis.plotting import COLOURS
 from vit_jax.analysis.report import record
 from vit_jax.analysis.report.record import Record
+from vit_jax.config import direction
 from vit_jax.config.schema import flatten
+from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.run import ledger
 
@@ -32,8 +34,6 @@ MAX_BYTES = 3_000_000
 _TEMPLATE = pathlib.Path(__file__).with_name('template.html')
 _COMPARED = ('loss', 'lr', 'img_per_sec', 'grad_norm')
 _EVENTS = 40  # maximum number of events shown
-_LOWER = ('loss', 'nll', 'ece')  # results for which lower values are better
-_NEITHER = ('count', 'left_out', 'lr', 'l2')  # values without a best one
 _FIELD = 300  # maximum number of characters shown of an event or a value
 _QUIET = ('spans',)  # events that the bar of times already represents
 _TITLES = {  # titles of the charts of training metrics
@@ -211,7 +211,9 @@ def _tiles(run: Record) -> list[tuple[str, str]]:
   if best in run.evaluations:
     # The later of two equal values, as `checkpoint.best` chooses.
     steps, values = run.series[best]
-    value, step = max(zip(values, steps, strict=True))
+    sign = _sign(run, best) or 1
+    pairs = zip(values, steps, strict=True)
+    value, step = max(pairs, key=lambda pair: (sign * pair[0], pair[1]))
     text = f'best {best}, at step {step:,} (--step=best)'
     tiles.append((text, f'{value:.4f}'))
   for name, label in (
@@ -249,15 +251,23 @@ def _curves(run: Record) -> list[Chart]:
   return [chart for chart in charts if chart is not None]
 
 
+def _sign(run: Record, metric: str) -> int:
+  """Returns whether higher (1), lower (-1) or no values (0) are better."""
+  try:
+    return direction.sign(run.config.get('evals', {}), metric)
+  except UserError:  # a plug-in that this machine lacks
+    return 0
+
+
 def _results(run: Record) -> list[tuple[str, ...]]:
   """Returns the last and the best value of each evaluation."""
   rows = []
   for name in run.evaluations:
     steps, values = run.series[name]
-    kind = name.rpartition('/')[2]
-    best = (min if kind in _LOWER else max)(values)
-    at = steps[values.index(best)]
-    best_cell = '' if kind in _NEITHER else f'{_number(best)} at {at:,}'
+    best_cell = ''
+    if sign := _sign(run, name):
+      best = max(values, key=lambda value: sign * value)
+      best_cell = f'{_number(best)} at {steps[values.index(best)]:,}'
     rows.append((name, _number(values[-1]), f'{steps[-1]:,}', best_cell))
   return rows
 
