@@ -13,7 +13,7 @@ from etils import epath
 
 from vit_jax.checkpoint import items, manifest, restore, steps
 from vit_jax.checkpoint.barrier import Barrier
-from vit_jax.config import durations, schema
+from vit_jax.config import direction, durations, schema
 from vit_jax.errors import StorageError, check_range
 from vit_jax.files import paths
 from vit_jax.files.paths import Cause
@@ -52,8 +52,9 @@ class Checkpointer:
       about: JSON-able item that is written with every step.
       every: duration between two saves.
       keep: number of newest steps to keep, at least 2.
-      best: name of a metric ('val/accuracy', higher is better) whose best step
-        is kept, too. Every step at which the metric is computed is saved.
+      best: name of a metric ('val/accuracy') whose best step is kept, too: that
+        with the highest value, or the lowest for a loss. Every step at which
+        the metric is computed is saved.
 
     Raises:
       UserError: a value is out of range, or there is no permission to write the
@@ -66,6 +67,7 @@ class Checkpointer:
     self.root = paths.locate(directory)
     self._about, self._keep = about, keep
     self.every, self.best = every, best
+    self._sign = direction.of_best(about.get('config', {}))
     self.failures, self.last_failure = 0, ''
     steps.check_path(self.root)
     try:
@@ -222,7 +224,7 @@ class Checkpointer:
     with barrier.reporting():
       writer.wait_until_finished()
     if jax.process_index() == 0:
-      steps.remove_old(self.root, self._run, self._keep, self.best)
+      steps.remove_old(self.root, self._run, self._keep, self.best, self._sign)
 
   def _add_metrics(self, step: int, best: dict[str, float] | None) -> None:
     """Writes the best metric to a step that was saved without it."""
@@ -279,7 +281,7 @@ class Checkpointer:
       return None
     try:
       candidates = steps.committed(self.root)
-      best, _ = steps.best_step(self.root, candidates, self.best)
+      best, _ = steps.best_step(self.root, candidates, self.best, self._sign)
     except (OSError, StorageError) as error:  # must not end a finished run
       log.warning('the best step cannot be determined: %s', error)
       return None
