@@ -163,6 +163,7 @@ def test_the_headline_names_the_best_checkpoint(tmp_path):
     {'step': 4, 'val/accuracy': 0.625},
   ]
   config = {'checkpoint': {'best': 'val/accuracy'}}
+  config['evals'] = {'val': {'name': 'classification'}}
   _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
   assert 'val/accuracy, at step 3' in text
   assert text.count('75.00 %') == 2 and '0.75' not in text
