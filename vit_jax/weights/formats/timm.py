@@ -112,6 +112,8 @@ _ALIASES = (
   (r'^(blocks\.\d+\.attn\.)inner_attn_ln\.', r'\1norm.'),
 )
 # {description: pattern} of arrays that an encoder does not use.
+# Name that occurs in all models of transformers
+_HUGGING_FACE = r'(^|\.)embeddings\.patch_embeddings?\.'
 _OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
   'parts of DINO or DINOv3': r'(\w+_)?head\.(mlp|last_layer)\b|local_cls_norm',
@@ -179,6 +181,11 @@ def _described(
 ) -> Pretrained:
   """Describes a model; see `load`."""
   original, arrays = arrays, timm_layouts.with_timm_names(arrays)
+  if any(re.search(_HUGGING_FACE, name) for name in arrays):
+    raise UserError(
+      f"{path} has the names of Hugging Face's transformers, and needs their "
+      'config.json, which describes the model: fetch it into the same folder.'
+    )
   if 'architecture' not in config:
     config = {}  # of another program
   config = metadata.validated(f'config.json of {path}', config)
