@@ -4,7 +4,8 @@
   python -m vit_jax.train
     --config=configs/dinov2.py:recipe=short,model=L,stage=highres
     --config.init_from=runs/dinov2
-  python -m vit_jax.train --config=configs/dinov2.py:recipe=short,patch=14
+  python -m vit_jax.train
+    --config=configs/dinov2.py:recipe=short,model=S,patch=14
     --config.init_from=hf:facebook/dinov2-small
 
 Arguments:

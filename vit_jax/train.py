@@ -12,6 +12,7 @@ from absl import flags
 
 from vit_jax.cli import process
 from vit_jax.config.schema import Config
+from vit_jax.data.contract import Source
 from vit_jax.training import branch, loop
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained, transfer
@@ -43,11 +44,11 @@ def main(arguments: list[str]) -> None:
   loop.run(config, initial_params=initial_params, **options)
 
 
-def _load(experiment: Experiment) -> object:
+def _load(experiment: Experiment, data: Source) -> object:
   """Loads the weights of `init_from` as initial parameters."""
   config = experiment.config
   source = pretrained.find(config.init_from, config.init_weights)
-  return transfer.start(source, experiment, config.position_resize)
+  return transfer.start(source, experiment, config.position_resize, data)
 
 
 if __name__ == '__main__':

@@ -66,6 +66,7 @@ ROWS = [
   (TUNE, 'init_from=PATH is missing'),
   ((*TUNE, '--config.init_from=photos'), 'contains no checkpoint'),
   (('convert', 'tiny.npz'), 'usage'),
+  (('convert', '--average', 'tiny.npz', 'x'), '--average; docs/weights.md'),
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
   (
     ('evaluate', '--checkpoint=tiny.npz', '--evaluator=fewshoot'),

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.config.loading import load
 from vit_jax.config.schema import (
   MARKS,
+  REMOVED_FLAGS,
   SYNONYMS,
   Config,
   FlagText,
@@ -166,6 +167,7 @@ def unknown_flag_message(error: flags.Error) -> str:
   synonym = SYNONYMS.get(match[1].rpartition('.')[2])
   near = [synonym] if synonym in names else []
   near += [flag for flag in names if flag.rpartition('.')[2] == match[1]]
-  near += difflib.get_close_matches(match[1], names, n=1, cutoff=0.5)
+  near += difflib.get_close_matches(match[1], names, n=1)
   hint = f'did you mean --{near[0]}? ' if near else ''
+  hint = REMOVED_FLAGS.get(match[1], hint)
   return f'there is no flag --{match[1]}; {hint}--help lists all of them.'

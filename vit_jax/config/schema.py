@@ -80,6 +80,11 @@ SYNONYMS = {
   'resume': 'workdir',
 }
 
+# Flags of earlier versions, and what replaces them.
+REMOVED_FLAGS = {
+  'average': 'docs/weights.md shows the mean of several weights in Python; '
+}
+
 _PARSERS: dict[type, flags.ArgumentParser] = {
   bool: flags.BooleanParser(),
   int: flags.IntegerParser(),

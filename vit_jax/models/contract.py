@@ -124,6 +124,8 @@ class Model(Protocol):
       sets such a key must set the same value.
     options: keys of the section that fine-tuning takes from the weights if the
       config has their default, with their values.
+    initial: keys in `architecture` that, unless they are None, only initialize
+      parameters, so weights may have been trained with other values.
     reference: model that computes the same function without custom kernels.
       FLOPs are counted on it, and kernels are compared with it.
     kernels: models for the comparison of kernels; None if the model uses no
@@ -143,6 +145,7 @@ class Model(Protocol):
   apart: tuple[str, ...] = ()
   architecture: Mapping[str, Any] = types.MappingProxyType({})
   options: Mapping[str, Any] = types.MappingProxyType({})
+  initial: tuple[str, ...] = ()
   kernels: 'Kernels | None' = None
 
   @property

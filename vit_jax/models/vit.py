@@ -706,6 +706,7 @@ class ViT(Backbone):
     if field.name not in OF_RUN
   )
   adopted = ('fc_norm',)
+  initial = ('layer_scale',)
   # `adapt` passes all of these to `positions.resize`, also parameters that do
   # not depend on the image size.
   sized = ('position/', 'encoder/layers/position/')

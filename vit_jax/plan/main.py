@@ -22,6 +22,7 @@ from vit_jax.plan import (
   search,
   topology,
 )
+from vit_jax.weights import architecture
 
 
 def define_flags() -> None:
@@ -81,7 +82,8 @@ def main(arguments: list[str]) -> None:
   # Programs for this machine depend on its processor and are compiled quickly.
   is_cached = values.cache and not target.is_local
   cache = compile.default_cache() if is_cached else None
-  planned = compile.plan(values.config, target, cache=cache)
+  config = architecture.complete(values.config)
+  planned = compile.plan(config, target, cache=cache)
   added: dict[str, Any] = {}
   found = None
   if values.search:
@@ -94,7 +96,7 @@ def main(arguments: list[str]) -> None:
     if largest:
       added['largest_images_per_device'] = largest.images_per_device
   elif not planned.fits and target.compiles:
-    found = search.find_fit(values.config, target, planned, cache)
+    found = search.find_fit(config, target, planned, cache)
     added['changes_that_fit'] = found and found[0]
   if values.measure and planned.fits:
     measured = measure.measured(planned)

@@ -40,8 +40,9 @@ def run(
   Args:
     config: completed config.
     workdir: directory of the run.
-    initial_params: function that returns the parameters from which a new run
-      starts (fine-tuning); by default they are initialized randomly.
+    initial_params: function of the experiment and its training data that
+      returns the parameters from which a new run starts; by default they are
+      initialized randomly.
     profile: (start, stop) of the steps to trace, in updates; None for no trace.
     allow_changes: whether to resume although the checkpoint belongs to another
       run.

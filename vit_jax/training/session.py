@@ -41,7 +41,7 @@ PyTree = Any
 # Longest time without progress while the data are opened. Listing and indexing
 # report progress for each folder or file, so a large dataset may take longer.
 _OPENING_S = 900.0
-InitialParams = Callable[[Experiment], PyTree] | None
+InitialParams = Callable[[Experiment, stream.Source], PyTree] | None
 
 
 class Session:
@@ -216,8 +216,8 @@ class Session:
     metrics_set_aside.jsonl.
 
     Args:
-      initial_params: function that returns the parameters of a new run; None
-        to initialize them randomly.
+      initial_params: function of the experiment and its training data that
+        returns the parameters of a new run; None to initialize them randomly.
 
     Returns:
       The state, and the number of updates completed.
@@ -273,7 +273,7 @@ class Session:
       return experiment.trainer.state_of(params, extra)
 
     init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)
-    return init(initial_params(experiment), key)
+    return init(initial_params(experiment, self._source), key)
 
   def train_batches(self, step: int) -> stream.Stream:
     """Opens the stream of batches after `step` updates.

@@ -309,13 +309,15 @@ def _warn_of_assumptions(
     return
   log.warning(
     '%s does not name an architecture of timm with its sizes; assumed: '
-    'num_heads %d, gelu %s, pool %s and no rotary position embeddings. Name '
+    'num_heads %d, gelu %s, pool %s, images of %dx%d pixels and no rotary '
+    'position embeddings. Name '
     'the architecture: timm:ARCHITECTURE:PATH, or override single values by '
     'load_pretrained(…, num_heads=…, gelu=…)',
     path,
     model['num_heads'],
     parsed.metadata.gelu,
     'gap' if 'fc_norm' in model else model['pool'],
+    *parsed.metadata.image_size,
   )
 
 
@@ -385,9 +387,10 @@ def _parse(
   else:
     model['position'] = 'none'
     image_size = image_size or (named.size if named else _DINOV3_SIZE)
-  # A square of patches without positions of the other tokens can be a grid that
-  # is not square, with such positions.
-  is_ambiguous = settings.image_size is None and 'prefix_positions' in model
+  # A square of patches can be a grid that is not square, also one that has
+  # positions of the other tokens.
+  sizes = settings.image_size, named.size if named else None
+  is_ambiguous = image_size not in sizes
   from_torch = 'pre_norm' in model or model.get('rope') == 'centered'
   properties = ModelMetadata(
     image_size,
