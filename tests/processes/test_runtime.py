@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from tests import cli
 from vit_jax.errors import UserError
 from vit_jax.processes import runtime
 
@@ -33,6 +34,26 @@ def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
   assert (actual or '').endswith(expected or '') and bool(actual) == bool(
     expected
   )
+
+
+UNSUPPORTED = {
+  'jax_enable_x64': True,
+  'jax_disable_jit': True,
+  'jax_numpy_rank_promotion': 'raise',
+  'jax_numpy_dtype_promotion': 'strict',
+}
+
+
+@pytest.mark.slow
+def test_a_run_ignores_settings_that_it_does_not_support(tmp_path, monkeypatch):
+  """The numbers are those without the settings, and the log names each."""
+  expected = cli.losses(cli.reference())
+  for name, value in UNSUPPORTED.items():
+    monkeypatch.setenv(name.upper(), str(value))
+  _, err = cli.run(cli.train_command(tmp_path / 'run'))
+  for name, value in UNSUPPORTED.items():
+    assert f'{name.upper()}={value} is ignored' in err
+  assert cli.losses(tmp_path / 'run') == expected
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
 
   def main(argv: list[str]) -> None:
     runtime.start_logging()  # must come after absl has set up its own logging
+    runtime.reset_settings()
     _report_errors(lambda: body(argv[1:]))
 
   def start() -> None:

@@ -112,6 +112,7 @@ class Pretrained:
     """
     return self._abstract(mesh)[0]
 
+  @jax.enable_x64(False)  # parameters are float32 in programs of 64 bits, too
   def _abstract(self, mesh: Mesh | None = None) -> tuple[PyTree, PyTree]:
     """Returns shapes and shardings of the parameters and the extra state."""
     batch, key = self._abstract_batch(), jax.eval_shape(jax.random.key, 0)
