@@ -91,11 +91,6 @@ def test_flags_become_a_job(job_of, checkout, capsys):
   assert 'uncommitted changes' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('name', ['tpu-vm', 'queued'])
-def test_names_of_earlier_versions_are_targets(job_of, name):
-  assert job_of(f'--target={name}', *TPU[1:]).target == 'tpu'
-
-
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
@@ -110,8 +105,7 @@ def test_names_of_earlier_versions_are_targets(job_of, name):
     ([*GKE, '--topology=v3:4x4', '--slices=2'], '(slices: 2)'),
     ([*SLURM, '--topology=h100:4'], 'give h100:NODESxGPUS'),
     ([*SLURM, '--data_dir=data'], "--data_dir is 'data'; allowed: a path on"),
-    ([*GKE, '--image=host/vit_jax:tag;x'], '--image is'),
-    ([*SLURM, '--partition=a\nb'], "--partition is 'a\\nb'"),
+    ([*SLURM, '--partition=a\nb'], "--partition is 'a\\nb'; it must not"),
     (
       [*TPU, '--config=configs/uncommitted.py'],
       "'configs/uncommitted.py', which is not in the commit",
