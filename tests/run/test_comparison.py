@@ -34,6 +34,7 @@ def _check(before, now=None, events=(), allow=False, config=None):
     now or _about(config),
     config,
     events,
+    step=10,
     checkpoint='runs/x',
     allow_changes=allow,
   )
@@ -128,6 +129,29 @@ def test_an_allowed_change_stays_allowed():
   assert _check(before, events=[event], config=config) == []
   with pytest.raises(UserError, match='seed: 0 before, 4 now'):
     _check(before, events=[event], config=completed(seed=4))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'positions'),
+  [
+    (
+      {'batch_size': 128},
+      'step 10 of 32 (epoch 0.31) before, step 10 of 16 (epoch 0.62) now',
+    ),
+    (
+      {'total': '2 epochs'},
+      'step 10 of 32 (epoch 0.31) before, step 10 of 64 (epoch 0.31) now',
+    ),
+    ({'seed': 3}, ''),
+  ],
+)
+def test_an_allowed_change_names_what_it_moves(changes, positions):
+  """Another batch size changes the epoch, and the number of steps."""
+  sizes = {'batch_size': 64, 'train.num_examples': 2048, 'total': '1 epochs'}
+  before, config = _about(completed(**sizes)), completed(**sizes | changes)
+  (note,) = _check(before, config=config, allow=True)
+  assert positions in note.text
+  assert ('position' in note.text) == bool(positions)
 
 
 def test_unrecorded_values_are_not_compared():

@@ -364,6 +364,7 @@ def compare(
   config: Config,
   events: Iterable[Json],
   *,
+  step: int,
   checkpoint: str,
   allow_changes: bool,
 ) -> list[Note]:
@@ -375,6 +376,7 @@ def compare(
     current: item `about` of the resuming run.
     config: completed config of the resuming run.
     events: events of the run, which contain the changes allowed earlier.
+    step: step of the checkpoint.
     checkpoint: description of the checkpoint, for the message.
     allow_changes: whether to resume although config, data or settings differ.
 
@@ -402,6 +404,10 @@ def compare(
     raise _refusal(checkpoint, changes)
   if changes:
     text = 'resumed with changes:' + formatted(changes)
+    old_position = _position(_completed(saved['config']), step)
+    position = _position(config, step)
+    if position != old_position:
+      text += f'\n  position: {old_position} before, {position} now'
     fields = {'changes': new_digests}
     notes.append(Note('config_change', fields, text))
   upgrades = _common_differences('', old.get('versions', {}), new['versions'])
@@ -413,6 +419,15 @@ def compare(
     )
     notes.append(Note('versions', {'changes': upgrades}, text))
   return notes
+
+
+def _position(config: Any, step: int) -> str:
+  """Returns the position of a step in a training, for the log."""
+  size, examples = config['batch_size'], config['train']['num_examples']
+  total = durations.to_steps(
+    config['total'], batch_size=size, num_examples=examples
+  )
+  return f'step {step} of {total} (epoch {step * size / examples:.2f})'
 
 
 def evaluator_notes(last: Json, config: Config) -> list[Note]:
@@ -564,6 +579,7 @@ class Comparison:
       consensus.from_main(
         lambda: ledger_lib.read(self.workdir / 'events.jsonl')
       ),
+      step=step,
       checkpoint=f'{self.workdir} (its checkpoint of step {step})',
       allow_changes=self.allow_changes,
     )

@@ -105,8 +105,9 @@ class Guarded:
 
   def rewind(self, step: int) -> None:
     """Passes the step of a restored state to a tracker with this method."""
-    if hasattr(self._tracker, 'rewind'):
-      self._call(self._tracker.rewind, step)
+    rewind = getattr(self._tracker, 'rewind', None)
+    if rewind:
+      self._call(rewind, step)
 
   def close(self) -> None:
     """Closes the tracker."""
