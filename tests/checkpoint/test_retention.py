@@ -2,12 +2,17 @@
 
 import contextlib
 import json
+import types
 
+import jax
 import pytest
+from etils import epath
 
 from tests.checkpoint.states import ABOUT, restore, save, state
 from tests.faults.counts import further
-from vit_jax.checkpoint import Checkpointer
+from vit_jax.checkpoint import Checkpointer, items, manifest, steps
+from vit_jax.errors import UserError
+from vit_jax.weights import pretrained
 
 NAME = 'val/accuracy'
 
@@ -80,3 +85,23 @@ def test_retention_removes_only_steps_of_the_run(tmp_path):
   assert (folder / '7/notes.txt').read_text() == 'mine'
   assert (folder / 'backup.orbax-checkpoint-tmp').is_dir()
   assert restore(folder)[1] == 14
+
+
+def test_a_step_that_is_removed_while_it_is_read(tmp_path, monkeypatch):
+  """A command takes the next newest step, or the message says what happened."""
+  save(tmp_path, 1, 2)
+  read, pauses = manifest.read, types.SimpleNamespace(sleep=lambda _: None)
+  monkeypatch.setattr(items, 'time', pauses)
+
+  def remove_and_read(step_dir):
+    if step_dir.name == '2' and step_dir.exists():
+      steps.remove(step_dir.parent, 2)
+    return read(step_dir)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(manifest, 'read', remove_and_read)
+    source = pretrained.find(str(tmp_path))
+  assert source.path == str(tmp_path / '1')
+  steps.remove(epath.Path(tmp_path), 1)
+  with pytest.raises(UserError, match='1 was removed while .*checkpoint.keep'):
+    source.load({'head': jax.ShapeDtypeStruct((1,), 'float32')})

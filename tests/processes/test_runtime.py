@@ -5,7 +5,7 @@ import pytest
 
 from tests import cli
 from vit_jax.errors import UserError
-from vit_jax.processes import runtime
+from vit_jax.processes import peers, runtime
 
 
 @pytest.fixture
@@ -95,6 +95,21 @@ def test_process_flags_reach_jax_distributed(monkeypatch):
   monkeypatch.setenv('SLURM_NTASKS', '2')
   runtime.start_distributed('host:1')
   assert calls == [('host:1', 2, 1), ('host:1', None, None)]
+
+
+def test_processes_that_do_not_connect_are_one_message(monkeypatch):
+  """JAX raises an error without the cause; launchers start again."""
+
+  def initialize(*_, **__):
+    raise RuntimeError('std::bad_cast')
+
+  monkeypatch.setattr(jax.distributed, 'initialize', initialize)
+  with pytest.raises(
+    ConnectionError, match='within 300 s.* --num_proc'
+  ) as error:
+    runtime.start_distributed('host:1', 3, 0)
+  monkeypatch.setattr(peers, 'client', lambda: object())
+  assert peers.is_lost_peer(error.value)
 
 
 def _never(*_):

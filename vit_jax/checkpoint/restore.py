@@ -36,6 +36,10 @@ PyTree = Any
 FILE = 'run_id.json'
 
 
+class RemovedError(UserError):
+  """A step was removed while it was read."""
+
+
 def newest(
   root: epath.Path, abstract: PyTree, run: str
 ) -> tuple[PyTree, int] | None:
@@ -260,11 +264,23 @@ def _read_with_retries(
 
   Raises:
     UserError: the step is damaged, or there is no permission to read it.
+    RemovedError: the step was removed.
     StorageError: the step cannot be read, even after retries.
   """
+
+  def is_removed() -> bool:
+    is_step_name = steps.parse_step(step_dir.name) is not None
+    return is_step_name and not steps.is_step(step_dir)
+
   try:
     return items.with_retries(lambda: verify(items.on_all(read)), str(step_dir))
   except items.CorruptError as error:
+    if consensus.from_main(is_removed):
+      raise RemovedError(
+        f'{step_dir} was removed while it was read; a run that is training '
+        'keeps its newest steps and its best step. Run the command again, or '
+        'give the run a larger config.checkpoint.keep.'
+      ) from error
     raise UserError(
       f'{step_dir} is damaged: {error}. Give another step directory of this '
       'run.'

@@ -16,6 +16,8 @@ from jax._src.distributed import global_state
 from jax._src.lib import _jax
 from jax.experimental import multihost_utils
 
+from vit_jax.errors import UserError
+
 _bindings: Any = _jax
 
 
@@ -32,6 +34,22 @@ def index() -> int:
 def num_processes() -> int:
   """Returns the number of processes, without initializing devices."""
   return global_state.num_processes
+
+
+def check_num_processes() -> None:
+  """Compares the number of processes with that of process 0.
+
+  Raises:
+    UserError: this process was given another number.
+  """
+  service, key, own = client(), 'vit_jax/num_processes', str(num_processes())
+  if index() == 0:
+    service.key_value_set(key, own)
+  elif (first := service.blocking_key_value_get(key, 60_000)) != own:
+    raise UserError(
+      f'--num_processes is {own} on process {index()}, but {first} on process '
+      '0: give all processes the same number.'
+    )
 
 
 def shut_down() -> None:

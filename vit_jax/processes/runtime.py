@@ -320,24 +320,33 @@ def start_distributed(
     Whether there are other processes.
 
   Raises:
-    UserError: the flags are inconsistent.
+    UserError: the flags are inconsistent, or differ between the processes.
+    ConnectionError: not all processes have started in time.
   """
   _check_processes(coordinator_address, num_processes, process_id)
   if coordinator_address is None and not _found_by_jax():
     return False
-  with peers.handle_lost_peers():
-    jax.distributed.initialize(
-      coordinator_address,
-      num_processes,
-      process_id,
-      initialization_timeout=timeout_s,
-      heartbeat_timeout_seconds=peers.HEARTBEAT_S,
-    )
+  try:
+    with peers.handle_lost_peers():
+      jax.distributed.initialize(
+        coordinator_address,
+        num_processes,
+        process_id,
+        initialization_timeout=timeout_s,
+        heartbeat_timeout_seconds=peers.HEARTBEAT_S,
+      )
+  except RuntimeError as error:  # without the cause, which JAX cannot convert
+    raise ConnectionError(
+      f'the {consensus.num_processes()} processes did not connect within '
+      f'{timeout_s} s. Start all of them, with the same --coordinator_address '
+      'and --num_processes'
+    ) from error
   if HANDLER.installed or peers.client() is not None:
     HANDLER.install()  # JAX has replaced the handler of SIGTERM
     HANDLER.react = peers.exit_interrupted
   peers.LISTENER.start()
   if peers.client() is not None:
+    consensus.check_num_processes()
     log.info('process %d of %d', peers.index(), consensus.num_processes())
   return True
 

@@ -4,8 +4,11 @@ import functools
 import logging
 from typing import Any
 
+from etils import epath
+
 from vit_jax.checkpoint import (
   READABLE,
+  RemovedError,
   export_params,
   list_items,
   load_about,
@@ -15,6 +18,7 @@ from vit_jax.checkpoint import (
 )
 from vit_jax.errors import UserError
 from vit_jax.files import paths
+from vit_jax.processes import consensus
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import damage
 
@@ -45,15 +49,16 @@ def load(path: str, head: Any = None) -> Pretrained:
       f'{path} has an unknown ending. {damage.describe(path)} '
       f'{damage.SUPPORTED}.'
     )
-  step_dir = step_directory(path)
-  about = load_about(step_dir)
+  try:
+    step_dir, about, items = _open(path)
+  except RemovedError:  # by a run that is training, which has saved another
+    step_dir, about, items = _open(path)
   if about.get('format') not in READABLE:
     raise UserError(
       f'{step_dir} has the format {about.get("format")!r}; this version reads '
       f'{READABLE}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
-  items = list_items(step_dir)
 
   def loader(item: str, load: Any) -> Any:
     return functools.partial(load, step_dir) if item in items else None
@@ -65,6 +70,14 @@ def load(path: str, head: Any = None) -> Pretrained:
     load_average=loader('average', load_average),
     load_extra=loader('extra', functools.partial(load_arrays, name='extra')),
   )
+
+
+def _open(path: str) -> tuple[epath.Path, dict[str, Any], set[str]]:
+  """Returns a step directory, its item `about` and the names of its items."""
+  own = step_directory(path)
+  # Another process may have seen a newer step.
+  step_dir = own.parent / consensus.from_main(lambda: own.name)
+  return step_dir, load_about(step_dir), list_items(step_dir)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
