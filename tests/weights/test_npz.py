@@ -183,6 +183,19 @@ def test_messages_of_damaged_members(tmp_path, content, words):
   assert path in str(error.value)
 
 
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+def test_repeated_members_are_refused(tmp_path):
+  """NumPy would read the second one."""
+  injected('a damaged .npz')
+  path = str(tmp_path / 'a.npz')
+  with zipfile.ZipFile(path, 'w') as written:
+    for _ in range(2):
+      written.writestr('cls.npy', member((4,)))
+  with pytest.raises(UserError, match=r'cls\.npy more than once') as error:
+    npz.read(path)
+  assert path in str(error.value)
+
+
 def test_a_flipped_bit_is_detected(tmp_path):
   """By the checksum of the member."""
   injected('a flipped bit in an .npz')

@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -38,6 +39,42 @@ def test_bfloat16_files_are_read(tmp_path):
   for name in ('b.pth', 'b.safetensors'):
     with pytest.raises(UserError, match=r'head.weight \(float8_e4m3fn\)'):
       loaded(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+  'name', ['bfloat16', 'float8_e4m3fn', 'float8_e5m2', 'float8_e4m3fnuz']
+)
+def test_types_that_numpy_lacks_are_read_exactly(tmp_path, name):
+  """Of any shape, also an odd number of values."""
+  path, values = str(tmp_path / 'a.pth'), torch.tensor([0.5, -1.75, 96.0])
+  low = values.to(getattr(torch, name))
+  torch.save({'row': low, 'scalar': low[1], 'empty': low[:0]}, path)
+  arrays, _ = tensors.read(path)
+  assert {str(array.dtype) for array in arrays.values()} == {name}
+  np.testing.assert_array_equal(arrays['row'].astype(float), low.float())
+  np.testing.assert_array_equal(arrays['scalar'].astype(float), -1.75)
+  assert arrays['empty'].shape == (0,)
+
+
+def test_a_repeated_name_is_refused(tmp_path):
+  """Programs differ in which of the arrays they read."""
+  entry = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+  header = f'{{"a":{entry},"a":{entry}}}'.encode()
+  path = tmp_path / 'a.safetensors'
+  path.write_bytes(struct.pack('<Q', len(header)) + header + bytes(8))
+  with pytest.raises(UserError, match='contains a more than once') as error:
+    tensors.read(str(path))
+  assert str(path) in str(error.value)
+
+
+def test_tensors_that_only_strides_make_large_are_refused(tmp_path):
+  """They would occupy gigabytes of memory as arrays."""
+  path = str(tmp_path / 'a.pth')
+  torch.save({'head.weight': torch.ones(1).expand(10**5, 10**4)}, path)
+  with pytest.raises(UserError, match='describe tensors of 4,000,000,000 byte'):
+    tensors.read(path)
+  torch.save({'head.weight': torch.ones(1).expand(100, 100)}, path)
+  assert tensors.read(path)[0]['head.weight'].shape == (100, 100)
 
 
 DECODER = ('mask_token', 'decoder_pos_embed', 'decoder_blocks.0.x')

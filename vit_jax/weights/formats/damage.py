@@ -1,8 +1,9 @@
 """Reports weight files that are missing, damaged or of another kind."""
 
+import collections
 import contextlib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO
 
 from etils import epath
@@ -77,20 +78,34 @@ def describe(path: str) -> str:
   return 'Its first bytes are not those of a known kind of file.'
 
 
+def check_unique(names: Iterable[str]) -> None:
+  """Checks that a file does not contain two entries of the same name.
+
+  Programs differ in which of them they use.
+
+  Raises:
+    ValueError: it does.
+  """
+  counts = collections.Counter(names)
+  if repeated := [name for name, count in counts.items() if count > 1]:
+    raise ValueError(f'it contains {repeated[0]} more than once')
+
+
 def check_contents(file: IO[bytes]) -> None:
-  """Checks the checksums of an archive, without reading it into memory.
+  """Checks names and checksums of an archive, without reading it into memory.
 
   Args:
     file: open file; a file that is not a zip archive is accepted.
 
   Raises:
-    ValueError: a checksum differs.
+    ValueError: a checksum differs, or a name is repeated.
     zipfile.BadZipFile: the archive is damaged in another way.
   """
   if not zipfile.is_zipfile(file):
     return  # PyTorch before 1.6 wrote plain pickles
   file.seek(0)
   with zipfile.ZipFile(file) as archive:
+    check_unique(archive.namelist())
     damaged = archive.testzip()
   file.seek(0)
   if damaged is not None:

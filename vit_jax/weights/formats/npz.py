@@ -449,6 +449,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], str]:
     place.open('rb') as file,
     npyio.NpzFile(file) as archive,
   ):
+    damage.check_unique(archive.zip.namelist())
     arrays = {
       name: array.view(jnp.bfloat16) if array.dtype == 'V2' else array
       for name, array in archive.items()

@@ -65,6 +65,7 @@ _IGNORED = (
   'numpy.dtype',
   'numpy.ndarray',
 )
+_UNSUSPICIOUS_BYTES = 2**26  # of tensors that are larger than their file
 _CHECKSUM = 'vit_jax_sha256'  # metadata key, in files that `write` has written
 
 
@@ -203,7 +204,8 @@ def _read_file(path: str) -> tuple[Arrays, dict[str, str]]:
       for name, tensor in safetensors.deserialize(data)
     }
     (size,) = struct.unpack('<Q', data[:8])  # of the header
-    notes = json.loads(data[8 : 8 + size]).get('__metadata__') or {}
+    header = json.loads(data[8 : 8 + size], object_pairs_hook=_unique)
+    notes = header.get('__metadata__') or {}
     # Files of other projects have no checksum.
     if _CHECKSUM in notes and notes.pop(_CHECKSUM) != _checksum(arrays, notes):
       raise UserError(
@@ -211,6 +213,12 @@ def _read_file(path: str) -> tuple[Arrays, dict[str, str]]:
         'metadata. Fetch it again.'
       )
     return arrays, notes
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """Returns a JSON object whose keys differ."""
+  damage.check_unique(key for key, _ in pairs)
+  return dict(pairs)
 
 
 def _dtype(name: str) -> np.dtype:
@@ -264,6 +272,11 @@ def _read_pickle(path: str) -> Arrays:
     tensors = _flat(content)
     if not tensors:
       raise UserError(f'{path} contains no tensors in named dictionaries.')
+    # With strides of 0, a small file can describe tensors of any size.
+    size = file.stat().length
+    total = sum(each.numel() * each.element_size() for each in tensors.values())
+    if total > max(_UNSUSPICIOUS_BYTES, 100 * size):
+      raise ValueError(f'{size:,} bytes describe tensors of {total:,} bytes')
     return {k: _array(torch, path, k, v) for k, v in tensors.items()}
 
 
