@@ -20,7 +20,7 @@ from vit_jax.errors import check_range
 from vit_jax.optim.optimizers import (
   Common,
   Optimizer,
-  Steps,
+  Setting,
   adam_directions,
 )
 
@@ -31,7 +31,7 @@ _RMS = 0.2  # typical root mean square of a direction of Adam
 @schema.keyed_by(Common)
 def muon(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   momentum: float = 0.95,
@@ -48,7 +48,7 @@ def muon(
   Args:
     schedule: learning rate as a function of the update count; learning rates
       for Adam are suitable.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     momentum: decay of the trace of gradients of the matrices, in [0, 1).
     b1: decay of Adam's first moment, in [0, 1).
     b2: decay of Adam's second moment, in [0, 1).
@@ -61,7 +61,7 @@ def muon(
   """
   check_range('optimizer.momentum', momentum, at_least=0, below=1)
   scale = directions(momentum, adam_directions(b1, b2, eps))
-  return Common(decay_mask=decay_mask, **common).chain(scale, schedule, steps)
+  return Common(decay_mask=decay_mask, **common).chain(scale, schedule, setting)
 
 
 def directions(

@@ -91,6 +91,7 @@ def test_negative_and_infinite_numbers_are_refused(
 # Values just outside of a range, other than negative numbers.
 WRONG = [
   ('optimizer.b1', 1.0),
+  ('optimizer.layer_decay', 1.01),
   ('batch_size', 0),
   ('batch_size', 10**20),
   ('micro_batches', 0),

@@ -177,6 +177,26 @@ class Model(Protocol):
     del old_size, new_size, method
     return leaves
 
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above a parameter, for `layer_decay`.
+
+    Args:
+      path: path of the parameter.
+
+    Returns:
+      0 for heads and what precedes them directly, 1 for the last block, …, and
+      the number of blocks + 1 for embeddings, tokens and positions; for a stack
+      of layers, a number for each of them.
+
+    Raises:
+      UserError: the model does not define it.
+    """
+    raise UserError(
+      f'the model does not define the layer of {path!r}, which optimizer.'
+      'layer_decay needs: set optimizer.layer_decay=1 or another model.name, '
+      "such as 'vit' or 'swin'."
+    )
+
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> Any:
     """Returns the same model for images of any size.
 

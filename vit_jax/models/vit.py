@@ -69,6 +69,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
   for size in SIZES
 }
 NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+# Modules that follow the last layer. The last norm is `encoder/norm`.
+LAST = 'encoder', 'map', 'fc_norm', 'pre_logits', 'head', 'head_distillation'
 POOLS = ('token', 'token_gap', 'gap', 'max', 'avgmax', 'map')
 STEM = Nested('vit_jax.models.{name}:Stem')
 # Names of the arrays that `remat='dots'` keeps.
@@ -984,6 +986,18 @@ class ViT(Backbone):
     return self.clone(made_for=tuple(made_for), position_offset=offset)
 
   # Parameters and devices; see `models.contract.Model`
+
+  @nn.nowrap
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above a parameter, as BEiT, MAE and DINOv2.
+
+    All tokens and positions precede the first layer, and the last norm belongs
+    to the head. (In timm, it belongs to the last layer.)
+    """
+    depth = self.config.depth
+    if path.startswith('encoder/layers/'):
+      return tuple(range(depth, 0, -1))
+    return 0 if path.partition('/')[0] in LAST else depth + 1
 
   @property
   def replaceable(self) -> tuple[str, ...]:

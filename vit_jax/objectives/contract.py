@@ -336,6 +336,16 @@ class Objective(Protocol):
     """
     ...
 
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above a parameter.
+
+    It is that of the model, see `models.contract.Model`.
+
+    Args:
+      path: path of the parameter.
+    """
+    return self.setting.model.layers_above(path)
+
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns all sets of weights to evaluate, by name.
 
@@ -367,6 +377,11 @@ class AroundModel(Objective):
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
     """Returns `params` with the given parameters of the model."""
     return params | {'model': model}
+
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns 0 for parameters that are not the model's."""
+    module, _, rest = path.partition('/')
+    return super().layers_above(rest) if module == 'model' else 0
 
 
 def metric_suffix(weights: str) -> str:

@@ -195,7 +195,6 @@ DECAY_MASKS = {
   'kernels': lambda path, leaf: path.rpartition('/')[2] == 'kernel',
   'tensors': lambda path, leaf: _is_tensor(path, leaf),
 }
-Steps = Callable[[str], int]  # duration ('1 epochs') → updates
 
 
 def _is_tensor(path: str, leaf: Any) -> bool:
@@ -206,6 +205,20 @@ def _is_tensor(path: str, leaf: Any) -> bool:
   """
   axes = len(leaf.shape) - (sharding.STACKED in path)
   return axes > 1 and path.rpartition('/')[2] != 'bias'
+
+
+class Setting(NamedTuple):
+  """Properties of a run that its optimizer may use.
+
+  Attributes:
+    steps: function that converts a duration ('1 epochs') to a number of
+      updates.
+    layers_above: function from the path of a parameter to the number of layers
+      above it; see `objectives.contract.Objective`.
+  """
+
+  steps: Callable[[str], int] = lambda duration: 0
+  layers_above: rules_lib.LayersAbove = lambda path: 0
 
 
 class Optimizer(NamedTuple):
@@ -238,8 +251,11 @@ class Common:
       cosine; None for a constant weight decay.
     decay_mask: key of `DECAY_MASKS`, which selects the leaves with weight
       decay.
-    rules: factors of learning rate and weight decay by path, and frozen leaves;
-      see the module `rules`.
+    layer_decay: factor d of the learning rate from layer to layer, in (0, 1].
+      The rate of a parameter below n layers, of which a head is the last, is
+      multiplied by dⁿ: 1 for a head, d for the last block.
+    rules: further factors of learning rate and weight decay by path, and frozen
+      leaves; see the module `rules`.
   """
 
   clip_norm: float | None = None
@@ -248,24 +264,26 @@ class Common:
   weight_decay: float = 0.0
   weight_decay_end: float | None = None
   decay_mask: str = 'all'
+  layer_decay: float = 1.0
   rules: tuple = ()
 
   def chain(
     self,
     scale: optax.GradientTransformation,
     schedule: optax.Schedule,
-    steps: Steps,
+    setting: Setting,
     adapt: Adapt | None = None,
   ) -> Optimizer:
     """Returns a chain that clips, scales, adds decay and multiplies by −lr.
 
     The decay is decoupled and multiplied by the learning rate: an update is
-    −lr · (direction + weight_decay · parameter), times the factors of its rule.
+    −lr · (direction + weight_decay · parameter), times the factors of its rule
+    and of its layer.
 
     Args:
       scale: transformation of gradients into directions.
       schedule: learning rate as a function of the update count.
-      steps: function that converts a duration ('1 epochs') to updates.
+      setting: properties of the run.
       adapt: function that returns a transformation to apply after weight decay
         is added, such as trust ratios. Its argument maps parameters to whether
         each of them decays.
@@ -275,20 +293,23 @@ class Common:
         unknown.
     """
     check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
+    check_range('optimizer.layer_decay', self.layer_decay, above=0, at_most=1)
+    steps = setting.steps
     table = rules_lib.parse(self.rules)
     clip = clipping(self.clip_norm or math.inf, self.clip, self.clip_joined)
     clip = clip if self.clip_norm else optax.identity()
     late = any(steps(rule.after) for _, rule in table)
     rate = [optax.scale_by_learning_rate(schedule)]
-    if table:
-      rate.append(rules_lib.scale_by(table, lambda rule: rule.lr))
+    if table or self.layer_decay != 1:
+      factors = table, self.layer_decay, setting.layers_above
+      rate.append(rules_lib.scale_by_rates(*factors))
     if any(rule.frozen for _, rule in table):
-      # Gradients of frozen leaves do not count in the norm for clipping.
-      clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
+      clip = rules_lib.of_moving(table, clip)
       scale = scale if late else rules_lib.of_moving(table, scale)
     if late:
-      # The same holds for leaves until `Rule.after` has passed. The second
-      # gate, after the rate, removes their weight decay.
+      # Gradients of leaves do not count in the norm for clipping until
+      # `Rule.after` has passed. The second gate, after the rate, removes their
+      # weight decay.
       gate = schedule_lib.gated(table, lambda rule: steps(rule.after))
       clip, scale = (
         optax.chain(gate, clip),
@@ -315,7 +336,7 @@ class Common:
     )
 
   def _decay(
-    self, table: rules_lib.Table, decays: Decays, steps: Steps
+    self, table: rules_lib.Table, decays: Decays, steps: Callable[[str], int]
   ) -> optax.GradientTransformation:
     """Returns the transformation that adds weight decay to directions."""
     decay, end = self.weight_decay, self.weight_decay_end
@@ -344,7 +365,7 @@ def adam_directions(
 @schema.keyed_by(Common)
 def adam(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   b1: float = 0.9,
@@ -357,7 +378,7 @@ def adam(
 
   Args:
     schedule: learning rate as a function of the update count.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
     eps: value added to the root of the second moment, above 0.
@@ -369,13 +390,13 @@ def adam(
     UserError: a value is outside its range, or a mask or dtype is unknown.
   """
   scale = adam_directions(b1, b2, eps, moment_dtype)
-  return Common(**common).chain(scale, schedule, steps)
+  return Common(**common).chain(scale, schedule, setting)
 
 
 @schema.keyed_by(Common)
 def sgd(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   momentum: float = 0.9,
@@ -385,7 +406,7 @@ def sgd(
 
   Args:
     schedule: learning rate as a function of the update count.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     momentum: decay of the trace of gradients, in [0, 1).
     **common: fields of `Common`.
 
@@ -394,13 +415,13 @@ def sgd(
   """
   check_range('optimizer.momentum', momentum, at_least=0, below=1)
   scale = optax.trace(decay=momentum)
-  return Common(**common).chain(scale, schedule, steps)
+  return Common(**common).chain(scale, schedule, setting)
 
 
 @schema.keyed_by(Common)
 def lamb(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   b1: float = 0.9,
@@ -420,7 +441,7 @@ def lamb(
 
   Args:
     schedule: learning rate as a function of the update count.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
     eps: value added to the root of the second moment, above 0.
@@ -434,13 +455,13 @@ def lamb(
   """
   adapt = functools.partial(ratios, trust_joined)
   return Common(decay_mask=decay_mask, **common).chain(
-    adam_directions(b1, b2, eps), schedule, steps, adapt
+    adam_directions(b1, b2, eps), schedule, setting, adapt
   )
 
 
 def lars(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   momentum: float = 0.9,
@@ -455,7 +476,7 @@ def lars(
 
   Args:
     schedule: learning rate as a function of the update count.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     momentum: decay of the trace of gradients, in [0, 1).
     rules: factors of the learning rate by path, and frozen leaves; see the
       module `rules`.
@@ -470,4 +491,4 @@ def lars(
   scale = optax.chain(
     ratios((), matrices, coefficient=1e-3), optax.trace(decay=momentum)
   )
-  return Common(rules=rules).chain(scale, schedule, steps)
+  return Common(rules=rules).chain(scale, schedule, setting)

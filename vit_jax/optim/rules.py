@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.arrays import sharding, tree
@@ -33,6 +34,7 @@ from vit_jax.errors import UserError, check_range
 
 PyTree = Any
 Table = tuple[tuple[str, 'Rule'], ...]
+LayersAbove = Callable[[str], int | tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Rule:
 
   Attributes:
     lr: factor of the learning rate; a tuple of one factor per layer for
-      parameters with a leading layer axis (layer decay).
+      parameters with a leading layer axis.
     decay: factor of the weight decay.
     frozen: whether the parameters never change. They have neither gradients nor
       moments.
@@ -166,30 +168,35 @@ def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
     )
 
 
-def scale_by(
-  table: Table, factor: Callable[[Rule], Any]
+def scale_by_rates(
+  table: Table, layer_decay: float, layers_above: LayersAbove
 ) -> optax.GradientTransformation:
-  """Returns a transformation that multiplies updates by factors of their rules.
+  """Returns a transformation that multiplies updates by learning-rate factors.
 
-  Updates of frozen parameters become 0.
+  The factor of a parameter is that of its rule, times `layer_decay` to the
+  power of the number of layers above it. Updates of frozen parameters become 0.
 
   Args:
     table: rules of the optimizer.
-    factor: function from a rule to its factor, or to a tuple of one factor per
-      layer.
+    layer_decay: factor from layer to layer; 1 for none.
+    layers_above: see `optimizers.Setting`.
   """
 
-  def scaled(rule: Rule, update: jax.Array) -> jax.Array:
+  def scaled(path: str, rule: Rule, update: jax.Array) -> jax.Array:
     if rule.frozen:
       return jnp.zeros_like(update)
-    scale = factor(rule)
-    if isinstance(scale, list | tuple):  # one factor per layer
+    above = layers_above(path) if layer_decay != 1 else 0
+    powers = [layer_decay**n for n in np.ravel(above).tolist()]
+    scale = np.multiply(rule.lr, powers if np.ndim(above) else powers[0])
+    if np.ndim(scale):  # one factor per layer
       scale = jnp.array(scale, update.dtype)
       return update * scale.reshape(-1, *[1] * (update.ndim - 1))
-    return update if scale == 1 else update * scale
+    return update if scale == 1 else update * float(scale)
 
   return optax.stateless(
-    lambda updates, params: jax.tree.map(scaled, apply(table, updates), updates)
+    lambda updates, params: tree.map_with_path(
+      scaled, apply(table, updates), updates
+    )
   )
 
 

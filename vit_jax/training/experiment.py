@@ -26,6 +26,7 @@ from vit_jax.evaluators.contract import check_best
 from vit_jax.models import positions
 from vit_jax.models.contract import Model
 from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
+from vit_jax.optim import optimizers
 from vit_jax.run import resume
 from vit_jax.run.guards import Recovery
 from vit_jax.run.metrics import Log
@@ -100,9 +101,11 @@ class Experiment:
       transform=augment,
     )
     schedule = build_section(config, 'schedule', total, setting.steps)
+    objective = build_section(config, 'objective', setting)
+    of_run = optimizers.Setting(setting.steps, objective.layers_above)
     trainer = Trainer(
-      objective=build_section(config, 'objective', setting),
-      optimizer=build_section(config, 'optimizer', schedule, setting.steps),
+      objective=objective,
+      optimizer=build_section(config, 'optimizer', schedule, of_run),
       schedule=schedule,
       micro_batches=config.micro_batches,
       average_decay=config.average_decay,
