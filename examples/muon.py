@@ -17,7 +17,12 @@ from optax import contrib
 from vit_jax.arrays import sharding, tree
 from vit_jax.config import schema
 from vit_jax.errors import check_range
-from vit_jax.optim.optimizers import Common, Steps, adam_directions
+from vit_jax.optim.optimizers import (
+  Common,
+  Optimizer,
+  Steps,
+  adam_directions,
+)
 
 PyTree = Any
 _RMS = 0.2  # typical root mean square of a direction of Adam
@@ -35,7 +40,7 @@ def muon(
   eps: float = 1e-8,
   decay_mask: str = 'kernels',
   **common: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds Muon for the matrices of the layers, and Adam for all other leaves.
 
   See `directions`.

@@ -224,7 +224,7 @@ def _write_predictions(workdir: epath.Path) -> None:
     with jax.set_mesh(experiment.mesh):
       source = data.open_train(config)
       setting = data.evaluation_setting(experiment, source.class_names)
-      params = weights.weights(experiment.mesh)['params']
+      params = weights.load_weights(experiment.mesh)
       step = int(weights.path.rpartition('/')[2])
       reporting.write(workdir, experiment, setting, params, source, step)
   except UserError as error:

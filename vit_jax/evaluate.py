@@ -255,7 +255,7 @@ def _open(config: Config, weights: Pretrained, split: str) -> stream.Source:
   Raises:
     UserError: the data has more classes than the head, or other classes.
   """
-  num_classes = weights.about['num_classes']
+  num_classes = weights.objective().num_classes
   source = build_section(config, 'source', split)
   if 0 < num_classes < source.num_classes:
     raise UserError(

@@ -147,7 +147,8 @@ def test_best_values_of_losses_are_the_lowest(tmp_path):
     {'step': 3, 'test/top5': 0.7, 'test/ece': 0.4, 'test/nll': 2.5},
     {'step': 3, 'test/count': 90},
   ]
-  _, text = rendered(workdir(tmp_path / 'run', lines))
+  config = {'evals': {'test': {'name': 'calibration'}}}
+  _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
   for best in ('80.00 % at 2', '0.1 at 2', '1.25 at 2'):
     assert best in text
   assert '90 at' not in text
@@ -162,6 +163,7 @@ def test_the_headline_names_the_best_checkpoint(tmp_path):
     {'step': 4, 'val/accuracy': 0.625},
   ]
   config = {'checkpoint': {'best': 'val/accuracy'}}
+  config['evals'] = {'val': {'name': 'classification'}}
   _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
   assert 'val/accuracy, at step 3' in text
   assert text.count('75.00 %') == 2 and '0.75' not in text

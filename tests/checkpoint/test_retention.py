@@ -12,14 +12,17 @@ from vit_jax.checkpoint import Checkpointer
 NAME = 'val/accuracy'
 
 
-def _save(folder, *pairs):
-  """Saves steps with their accuracies."""
+def _save(folder, *pairs, best=NAME):
+  """Saves steps with their values of a metric."""
+  evals = {'val': {'name': 'classification'}}
+  about = ABOUT | {'config': {'checkpoint': {'best': best}, 'evals': evals}}
   with contextlib.closing(
-    Checkpointer(folder, ABOUT, best=NAME)
+    Checkpointer(folder, about, best=best)
   ) as checkpoints:
-    for step, accuracy in pairs:
-      assert checkpoints.save(step, state(step), {NAME: accuracy})
+    for step, value in pairs:
+      assert checkpoints.save(step, state(step), {best: value})
     assert checkpoints.wait() and not checkpoints.failures
+    return checkpoints.best_line()
 
 
 def _steps(folder):
@@ -46,6 +49,13 @@ def test_metrics_of_format_2_count(tmp_path):
   (tmp_path / '2/metrics/metrics').write_text(json.dumps({NAME: 0.9}))
   _save(tmp_path, (3, 0.2), (4, 0.3), (5, 0.25))
   assert _steps(tmp_path) == [2, 4, 5]
+
+
+def test_the_lowest_loss_is_kept(tmp_path):
+  pairs = [(1, 2.5), (2, 0.5), (3, 1.5), (4, 1.0), (5, 2.0)]
+  line = _save(tmp_path, *pairs, best='val/loss')
+  assert _steps(tmp_path) == [2, 4, 5]
+  assert line and 'best val/loss 0.5 at step 2' in line
 
 
 def test_nan_is_not_the_best(tmp_path):

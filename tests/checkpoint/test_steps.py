@@ -49,7 +49,7 @@ def test_unfinished_steps_are_removed(tmp_path):
 def test_a_failed_save_frees_its_space(tmp_path, monkeypatch):
   """What it wrote is removed at once, so that a full disk has space again."""
 
-  def no_room(writer):
+  def no_room(writer, barrier):
     writer.wait_until_finished()
     (tmp_path / '2').rename(tmp_path / '2.orbax-checkpoint-tmp')
     raise OSError('No space left on device')
@@ -98,21 +98,26 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
     for item in ('params', 'about'):
       (tmp_path / 'checkpoints' / str(step) / item).mkdir(parents=True)
   section: dict = {'best': 'val/accuracy'}
+  evals = {'val': {'name': 'classification'}}
   monkeypatch.setattr(
     restore_lib,
     'load_about',
-    lambda step_dir: {'config': {'checkpoint': section}},
+    lambda step_dir: {'config': {'checkpoint': section, 'evals': evals}},
   )
   monkeypatch.setattr(
     steps,
     'read_metrics',
-    lambda step_dir: {'val/accuracy': values[int(step_dir.name)]},
+    lambda step_dir: dict.fromkeys(
+      ('val/accuracy', 'val/loss'), values[int(step_dir.name)]
+    ),
   )
 
   def chosen(ending):
     return restore_lib.step_directory(f'{tmp_path}{ending}').name
 
   assert [chosen(e) for e in ('', '@8', '@best')] == ['12', '8', '8']
+  section['best'] = 'val/loss'
+  assert chosen('@best') == '4'  # the lowest
   for ending in ('@9', '@bets'):
     with pytest.raises(UserError, match=f'{ending} .*4, 8, 12'):
       chosen(ending)

@@ -5,6 +5,7 @@ exit code, which tests/commands/test_commands.py tests.
 """
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ from vit_jax.cli import help, process
 from vit_jax.config import overrides
 from vit_jax.data.storage import records
 from vit_jax.errors import UserError
-from vit_jax.processes import runtime
+from vit_jax.processes import interruption, runtime
 
 QUICK = ('train', '--config=configs/quickstart.py')
 TUNE = ('finetune', '--config=configs/finetune_imagenet.py')
@@ -149,7 +150,7 @@ def test_messages_of_wrong_commands(say, typed, answer):
 
 def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):
   """Python itself would only say that the module does not exist."""
-  monkeypatch.setattr(help.interruption.HANDLER, 'install', lambda: None)
+  monkeypatch.setattr(interruption.HANDLER, 'install', lambda: None)
   help.begin(['python', '-m', 'vit_jax.train', '--config=x'])
   help.begin(['python', '-m', 'vit_jax'])
   help.begin(['python', '-m', 'pytest'])
@@ -158,6 +159,25 @@ def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):
     help.begin(['python', '-X', 'dev', '-m', 'vit_jax.trian'])
   assert ended.value.code == 2
   assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+# Windows has neither these modules nor SIGHUP.
+WINDOWS = """
+import runpy, signal, sys
+sys.modules |= {'fcntl': None, 'resource': None}
+sys.platform, sys.orig_argv = 'win32', ['python', '-m', 'vit_jax.train']
+del signal.SIGHUP
+runpy.run_module('vit_jax.train', run_name='__main__')
+"""
+
+
+def test_windows_is_refused():
+  """There is one message, before anything is imported that needs Unix."""
+  done = subprocess.run(
+    [sys.executable, '-c', WINDOWS], capture_output=True, text=True
+  )
+  assert done.returncode == 2 and 'WSL' in done.stderr
+  assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize('typed', ['train', 'trian'])

@@ -25,6 +25,7 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.checkpoint import items, manifest, steps
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.checkpoint.manifest import Manifest
+from vit_jax.config import direction
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.processes import consensus
@@ -128,7 +129,7 @@ def step_directory(path: str) -> epath.Path:
 
   Args:
     path: workdir, directory of checkpoints, or step directory. WORKDIR means
-      its newest step, WORKDIR@best the step with the highest metric of
+      its newest step, WORKDIR@best the step with the best metric of
       `checkpoint.best`, and WORKDIR@1200 step 1200.
 
   Raises:
@@ -159,9 +160,10 @@ def _select_step(workdir: str, step: str) -> epath.Path:
   newest = step_directory(workdir)
   available = steps.committed(newest.parent)
   if step == 'best':
-    section = load_about(newest).get('config', {}).get('checkpoint', {})
-    metric = section.get('best')
-    best = metric and steps.best_step(newest.parent, available, metric)[0]
+    config = load_about(newest).get('config', {})
+    metric = config.get('checkpoint', {}).get('best')
+    sign = direction.of_best(config)
+    best = metric and steps.best_step(newest.parent, available, metric, sign)[0]
     step = str(best[0]) if best else step
   if step not in map(str, available):
     raise UserError(

@@ -122,11 +122,11 @@ def compute(
     return predict(params, batch) | kept
 
   with jax.set_mesh(mesh):
-    abstract = weights.abstract_params(mesh)
+    abstract = weights.abstract_weights(mesh)
     shape = (batch_size, *weights.image_size, weights.model().channels)
     images = {'image': jax.ShapeDtypeStruct(shape, np.uint8)}
     first, *_ = jax.tree.leaves(jax.eval_shape(predict, abstract, images))
-    params = weights.load(abstract)
+    params = weights.load_weights(mesh)
     about = {
       'checkpoint': weights.path,
       'weights': request.weights,

@@ -500,7 +500,7 @@ def fitting(
   limit = memory.of_device(mesh.local_devices[0])
   if limit is None or most * height * width <= _SMALL * mesh.size:
     return most
-  params = weights.abstract_params(mesh)
+  params = weights.abstract_weights(mesh)
   program = jax.jit(predict or weights.objective().predict)
 
   def fits(size: int) -> bool:

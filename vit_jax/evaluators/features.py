@@ -108,10 +108,7 @@ class Extractor:
     for result in results:
       rows = Labelled(result['features'], result['label'])
       if not np.isfinite(rows.features[result['mask']]).all():
-        raise UserError(
-          f'the features of {source.name} are not finite: use an earlier '
-          'checkpoint, or --config.model.dtype=float32.'
-        )
+        raise contract.not_finite_error('the features', source)
       yield rows, result['mask']
 
 

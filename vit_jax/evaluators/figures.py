@@ -80,8 +80,6 @@ def gather_to_main(
 class Evaluator(contract.Evaluator):
   """Draws the figures of one set of weights; see `analysis.figures`."""
 
-  higher_is_better = ()  # there are no metrics for `checkpoint.best`
-
   measures = False
 
   def __init__(

@@ -183,10 +183,12 @@ def nearest(path: str | epath.PathLike) -> str:
 
 def reason(error: BaseException) -> str:
   """Returns an error in one line, with its type unless it is an OSError."""
-  text = ' '.join(str(error).split())[:300]
+  text, number = ' '.join(str(error).split())[:300], error_number(error)
   if isinstance(error, OSError) and text:
     return text
-  return f'{type(error).__name__}: {text}'
+  # TensorStore's long texts contain the number at their ends.
+  kind = type(error).__name__ if number is None else os.strerror(number)
+  return f'{kind}: {text}'
 
 
 def name_error(error: BaseException) -> UserError | None:

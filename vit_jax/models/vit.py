@@ -1046,4 +1046,5 @@ Model = backbone.constructor(ViT, Config)
 
 def _map_of(patches: Tokens, grid: Size) -> Float[Array, 'n rows columns d']:
   """Arranges tokens of patches in their grid."""
-  return patches.reshape(len(patches), *grid, patches.shape[-1])
+  # A symbolic number of images, as in an export, has no `len`.
+  return patches.reshape(patches.shape[0], *grid, patches.shape[-1])

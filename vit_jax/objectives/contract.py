@@ -175,11 +175,14 @@ class Objective(Protocol):
       objective does not mask patches.
     classes_key: key of the section that is the number of classes of the labels;
       '' if that is the config's `num_classes`.
+    cross_entropy: loss of labels that evaluators report, and probabilities that
+      the logits stand for: a key of `losses.LOSSES`.
   """
 
   setting: Setting
   reconstructs: str = ''
   classes_key: str = ''
+  cross_entropy: str = 'softmax'
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:

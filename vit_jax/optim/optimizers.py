@@ -13,7 +13,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -208,6 +208,20 @@ def _is_tensor(path: str, leaf: Any) -> bool:
   return axes > 1 and path.rpartition('/')[2] != 'bias'
 
 
+class Optimizer(NamedTuple):
+  """An optax transformation that leaves some of the parameters unchanged.
+
+  Attributes:
+    init: see `optax.GradientTransformation`.
+    update: see `optax.GradientTransformation`.
+    table: rules, which determine the frozen parameters.
+  """
+
+  init: optax.TransformInitFn
+  update: optax.TransformUpdateFn
+  table: rules_lib.Table = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Common:
   """Config keys of clipping, weight decay and rules, for most optimizers.
@@ -242,7 +256,7 @@ class Common:
     schedule: optax.Schedule,
     steps: Steps,
     adapt: Adapt | None = None,
-  ) -> optax.GradientTransformation:
+  ) -> Optimizer:
     """Returns a chain that clips, scales, adds decay and multiplies by −lr.
 
     The decay is decoupled and multiplied by the learning rate: an update is
@@ -286,7 +300,7 @@ class Common:
     decays = self._decays(table)
     decay = self._decay(table, decays, steps)
     last = adapt(decays) if adapt else optax.identity()
-    return optax.chain(clip, scale, decay, last, *rate)
+    return Optimizer(*optax.chain(clip, scale, decay, last, *rate), table)
 
   def _decays(self, table: rules_lib.Table) -> Decays:
     """Returns a function from parameters to whether each of them decays."""
@@ -338,7 +352,7 @@ def adam(
   eps: float = 1e-8,
   moment_dtype: str = 'float32',
   **common: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds Adam with decoupled weight decay (Table 3; arXiv 1711.05101).
 
   Args:
@@ -366,7 +380,7 @@ def sgd(
   *,
   momentum: float = 0.9,
   **common: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds SGD with (heavy-ball) momentum, as in fine-tuning (Table 4).
 
   Args:
@@ -395,7 +409,7 @@ def lamb(
   trust_joined: tuple[str, ...] = (),
   decay_mask: str = 'kernels',
   **common: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds LAMB: Adam with updates proportional to the norm of each tensor.
 
   For each tensor with weight decay, the direction, including the decay, is
@@ -431,7 +445,7 @@ def lars(
   *,
   momentum: float = 0.9,
   rules: tuple = (),
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds LARS: SGD with momentum and a trust ratio for each matrix.
 
   The gradient of each tensor with two or more axes is multiplied by .001 ·

@@ -164,9 +164,7 @@ def gated(
       start = start_of(rule)
       return jnp.where(state.count >= start, update, 0) if start else update
 
-    updates = jax.tree.map(
-      gate, rules.apply(table, updates), updates, is_leaf=rules.is_rule
-    )
+    updates = jax.tree.map(gate, rules.apply(table, updates), updates)
     return updates, rules.Count(state.count + 1)
 
   return optax.GradientTransformation(rules.Count.init, update)
@@ -193,7 +191,6 @@ def delayed(
       return jax.tree.map(
         lambda rule: not rule.frozen and steps(rule.after) == start,
         rules.apply(table, params),
-        is_leaf=rules.is_rule,
       )
 
     later = _apply_after(start, transformation) if start else transformation

@@ -100,6 +100,30 @@ def gather_text(text: str) -> list[str]:
   ]
 
 
+def gather_failures(name: str, failure: str, timeout_ms: int) -> list[str]:
+  """Gathers the failures of a call that every process makes, if any.
+
+  Unlike the other functions, a background thread may call it, because it does
+  not use the devices.
+
+  Args:
+    name: name of the call, which must be new.
+    failure: failure of this process; '' if it succeeded.
+    timeout_ms: time for the other processes to call this function.
+
+  Returns:
+    Failures with the indices of their processes, on every process.
+  """
+  service = client()
+  if service is None:
+    return [failure] if failure else []
+  folder = f'vit_jax/failures/{name}/'
+  if failure:
+    service.key_value_set(f'{folder}{index()}', f'process {index()}: {failure}')
+  service.wait_at_barrier(folder, timeout_ms)
+  return [text for _, text in service.key_value_dir_get(folder)]
+
+
 def from_main(function: Callable[[], Any]) -> Any:
   """Calls a function on the main process; returns its value on every process.
 

@@ -193,18 +193,19 @@ class Experiment:
     They are counted with the model's `reference`, so that FLOPs of kernels,
     rematerialization or padding do not count as useful.
     """
-    objective = self.with_model(self.model.reference).objective
+    trainer = self.with_model(self.model.reference).trainer
     # Shapes in place of arrays: the loss is only traced.
     batch: Any = {
       key: leaf.update(sharding=None)
       for key, leaf in self.abstract_batch().items()
     }
     key = jax.eval_shape(lambda: jax.random.key(0))
-    params, extra = jax.eval_shape(objective.init, key, batch)
+    params, extra = jax.eval_shape(trainer.objective.init, key, batch)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     others = frozen.abstract(self.frozen, self.mesh)
     inputs = Inputs(extra, batch, key, step, others)
-    total = flops.of_training(objective.loss, params, inputs)
+    trained = trainer.trained(params)
+    total = flops.of_training(trainer.loss, trained, params, inputs)
     return total / self.config.batch_size
 
   def with_model(self, model: Model) -> 'Experiment':

@@ -106,6 +106,10 @@ class _Resized(Pretrained):
     sets = self.original.weights(mesh)
     return {name: self._adapted(sets[name], mesh) for name in sets}
 
+  def load_weights(self, mesh: Mesh) -> PyTree:
+    """Loads the parameters; see `Pretrained.load_weights`."""
+    return self._adapted(self.original.load_weights(mesh), mesh)
+
   def _adapted(self, params: PyTree, mesh: Mesh) -> PyTree:
     """Returns parameters of the objective for the new image size."""
     source, objective = self.original, self.original.objective()
@@ -114,8 +118,10 @@ class _Resized(Pretrained):
       params,
       adapt(objective.backbone(params), model, source, size, None, mesh),
     )
-    expected = tree.flatten(self.abstract_params(mesh))
-    check_shapes(self.path, _shapes(tree.flatten(params)), _shapes(expected))
+    flat = tree.flatten(params)
+    expected = tree.flatten(self.abstract_weights(mesh))
+    expected = {path: expected[path] for path in expected if path in flat}
+    check_shapes(self.path, _shapes(flat), _shapes(expected))
     return params
 
 

@@ -23,7 +23,9 @@ from vit_jax.analysis.gallery import FIGURES
 from vit_jax.analysis.plotting import COLOURS
 from vit_jax.analysis.report import record
 from vit_jax.analysis.report.record import Record
+from vit_jax.config import direction
 from vit_jax.config.schema import flatten
+from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.run import ledger
 
@@ -33,8 +35,6 @@ MAX_BYTES = 3_000_000
 _TEMPLATE = pathlib.Path(__file__).with_name('template.html')
 _COMPARED = ('loss', 'lr', 'img_per_sec', 'grad_norm')
 _EVENTS = 40  # maximum number of events shown
-_LOWER = ('loss', 'nll', 'ece')  # results for which lower values are better
-_NEITHER = ('count', 'left_out', 'lr', 'l2')  # values without a best one
 # Results that are shown in percent everywhere: accuracies and their deviations.
 _FRACTION = re.compile(r'.*accuracy|top\d+|\d+(shot|nn)(_std)?')
 _FIELD = 300  # maximum number of characters shown of an event or a value
@@ -223,7 +223,9 @@ def _tiles(run: Record) -> list[tuple[str, str]]:
   if best in run.evaluations:
     # The later of two equal values, as `checkpoint.best` chooses.
     steps, values = run.series[best]
-    value, step = max(zip(values, steps, strict=True))
+    sign = _sign(run, best) or 1
+    pairs = zip(values, steps, strict=True)
+    value, step = max(pairs, key=lambda pair: (sign * pair[0], pair[1]))
     text = f'best {best}, at step {step:,} (--step=best)'
     tiles.append((text, _result(best, value)))
   for name, label in (
@@ -261,16 +263,25 @@ def _curves(run: Record) -> list[Chart]:
   return [chart for chart in charts if chart is not None]
 
 
+def _sign(run: Record, metric: str) -> int:
+  """Returns whether higher (1), lower (-1) or no values (0) are better."""
+  try:
+    return direction.sign(run.config.get('evals', {}), metric)
+  except UserError:  # a plug-in that this machine lacks
+    return 0
+
+
 def _results(run: Record) -> list[tuple[str, ...]]:
   """Returns the last and the best value of each evaluation."""
   rows = []
   for name in run.evaluations:
     steps, values = run.series[name]
-    kind = name.rpartition('/')[2]
-    best = (min if kind in _LOWER else max)(values)
-    at = steps[values.index(best)]
-    best_cell = '' if kind in _NEITHER else f'{_result(kind, best)} at {at:,}'
-    rows.append((name, _result(kind, values[-1]), f'{steps[-1]:,}', best_cell))
+    best_cell = ''
+    if sign := _sign(run, name):
+      best = max(values, key=lambda value: sign * value)
+      best_cell = f'{_result(name, best)} at {steps[values.index(best)]:,}'
+    last = _result(name, values[-1])
+    rows.append((name, last, f'{steps[-1]:,}', best_cell))
   return rows
 
 
