@@ -5,10 +5,8 @@ import json
 import math
 import pathlib
 import re
-import subprocess
 import sys
 
-import jax
 import pytest
 
 from tests import cli
@@ -145,29 +143,18 @@ def test_cpu_devices_stand_for_gpus(monkeypatch, flag):
   assert made['JAX_PLATFORMS'] == 'cpu'
 
 
-@pytest.fixture(scope='module')
-def compiler(tmp_path_factory):
-  """Installs JAX's CUDA plug-in into a directory, or skips the test."""
-  place = tmp_path_factory.mktemp('compiler')
-  version = jax.__version__
-  packages = [f'jax-cuda12-{part}=={version}' for part in ('plugin', 'pjrt')]
-  command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps']
-  done = subprocess.run(
-    [*command, f'--target={place}', *packages, 'nvidia-cudnn-cu12>=9.8'],
-    capture_output=True,
-    text=True,
-  )
-  if done.returncode:
-    pytest.skip(f'no CUDA plug-in: {done.stderr.strip().splitlines()[-1]}')
-  return place
+COMPILER = pathlib.Path(sys.prefix) / 'gpu'  # see requirements-gpu.txt
 
 
+@pytest.mark.skipif(
+  not COMPILER.is_dir(), reason='launch/test.sh --ci installs the compiler'
+)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('name', ['h100:1x8', *further('a100-80gb:2x8')])
-def test_a_step_is_compiled_for_absent_gpus(name, compiler, monkeypatch):
+def test_a_step_is_compiled_for_absent_gpus(name, monkeypatch):
   """A small ViT: attention by cuDNN, exchanges, and a range of times."""
-  monkeypatch.setenv('PYTHONPATH', str(compiler))
+  monkeypatch.setenv('PYTHONPATH', f'{COMPILER}:{cli.ROOT}')
   sizes = dict(width=128, num_heads=2, dtype='bfloat16', depth=2)
   changes = [f'--config.model.{key}={value}' for key, value in sizes.items()]
   out, _ = cli.run(
