@@ -94,6 +94,7 @@ def test_imagenet_real_is_evaluated_on_request():
   assert real.name == 'calibration' and real.labels == 'real_label'
   assert real.every == '100 %'
   assert real.source.dataset == 'imagenet2012_real'
+  assert real.labels in real.source.others
 
 
 @pytest.mark.parametrize(
