@@ -14,6 +14,7 @@ teacher, these are evaluated, too.
 import functools
 import json
 import logging
+import os
 from typing import Any
 
 import jax
@@ -226,8 +227,15 @@ def _measures(name: str) -> bool:
 def _is_run_data(config: Config, about: dict[str, Any]) -> bool:
   """Returns whether the config reads the data set of the run."""
   old, new = flatten(about.get('source', {})), flatten(config.source)
+
+  def same(key: str) -> bool:
+    if not key.endswith('path') or not old.get(key):
+      return new[key] == old.get(key)
+    # The config of a run contains absolute paths, a flag may be relative.
+    return os.path.abspath(new[key]) == os.path.abspath(old[key])
+
   return all(
-    new[key] == old.get(key)
+    same(key)
     for key in new
     if key.rpartition('.')[2] in ('name', 'dataset', 'path')
   )

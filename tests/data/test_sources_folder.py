@@ -182,6 +182,33 @@ def test_messages_of_wrong_paths(tmp_path):
     open_folder(tmp_path, 'test')
 
 
+@pytest.mark.parametrize(
+  'names, words', [((), r'\.tiff\): fill or'), (('a.txt',), '1 other.*convert')]
+)
+def test_messages_of_class_folders_without_images(tmp_path, names, words):
+  """An empty folder has nothing to convert."""
+  fill(tmp_path, 'cat/1.jpg', *(f'dog/{name}' for name in names))
+  (tmp_path / 'dog').mkdir(exist_ok=True)
+  with pytest.raises(UserError, match=f'dog contains no image.*{words}'):
+    open_folder(tmp_path)
+  assert len(open_folder(tmp_path, allow_empty=True)) == 1
+
+
+def test_a_fingerprint_depends_on_every_label(tmp_path):
+  """Lists with the same names in the same order may swap two folders."""
+  folders = [f'{i:02d}' for i in range(40)]
+  fill(tmp_path / 'data', *(f'{name}/1.jpg' for name in folders))
+  found = []
+  for keys in (folders, [*folders[:14], '15', '14', *folders[16:]]):
+    lines = (f'{key}\tclass {i}' for i, key in enumerate(keys))
+    (tmp_path / 'map.txt').write_text('\n'.join(lines))
+    class_map = str(tmp_path / 'map.txt')
+    found.append(open_folder(tmp_path / 'data', class_map=class_map))
+  first, second = (source.fingerprint for source in found)
+  assert first['class_names'] == second['class_names']
+  assert first['records'] == second['records'] and first != second
+
+
 def test_a_file_removed_after_listing_is_a_bad_record(tmp_path):
   fill(tmp_path, 'cat/1.jpg', 'cat/2.jpg')
   source = open_folder(tmp_path)

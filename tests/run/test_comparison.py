@@ -73,11 +73,12 @@ def test_members_of_a_mixture_may_move():
   keys = {k for k in resume.identity(config) if k.startswith('source.')}
   stay = {
     'source.name',
-    *(f'source.members.a.{key}' for key in ('name', 'weight', 'class_map')),
+    *(f'source.members.a.{key}' for key in ('name', 'weight', 'endings')),
     *(f'source.members.b.{key}' for key in ('name', 'weight', 'dataset')),
   }
   assert stay < keys
-  assert not keys & {'source.members.a.path', 'source.members.b.data_dir'}
+  moved = ('a.path', 'a.class_map', 'b.data_dir', 'b.class_map')
+  assert not keys & {f'source.members.{key}' for key in moved}
 
 
 def test_an_unchanged_run_has_no_differences():
@@ -187,7 +188,7 @@ def test_changed_evaluators_are_noted():
     'name': 'test',
     'changes': {
       'split': ('test', 'train'),
-      'cross_entropy': ('softmax', 'sigmoid'),
+      'cross_entropy': (None, 'sigmoid'),
     },
   }
   assert 'evals.test' in note.text and 'split' in note.text

@@ -599,9 +599,10 @@ def complete_section(
   """
   has_name = '{name}' in mark.pattern  # the section selects a class by name
   if not isinstance(values, Mapping | ConfigDict):
+    key = ('NAME.' if mark.many else '') + ('name' if has_name else 'KEY')
     raise UserError(
       f'config.{path} is {values!r}; it is a section: give its keys, such as '
-      f'--config.{path}.{"name" if has_name else "KEY"}=….'
+      f'--config.{path}.{key}=….'
     )
   if mark.many:
     member = dataclasses.replace(mark, many=False)
@@ -622,9 +623,16 @@ def complete_section(
     arguments = {
       key: value
       for key, value in arguments.items()
-      if key in keys or isinstance(value, FlagText)
+      if key in keys or _has_flag(value)
     }
   return ConfigDict(result | _completed(f'{path}.', keys, arguments))
+
+
+def _has_flag(value: Any) -> bool:
+  """Returns whether a value, or one of a section, is the text of a flag."""
+  if isinstance(value, Mapping | ConfigDict):
+    return any(map(_has_flag, value.values()))
+  return isinstance(value, FlagText)
 
 
 def _completed(

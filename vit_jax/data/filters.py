@@ -237,25 +237,37 @@ class Relabelled(Wrapped):
     self.num_classes, self.class_names = len(class_names), list(class_names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    example = self._source[index]
-    keys = (key for key in self.label_keys if key in example)
-    return example | {key: self._relabelled(example[key]) for key in keys}
+    return relabelled(self._source[index], self.label_keys, self._new_labels)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the rows of the source."""
     yield from self._source.rows()
 
-  def _relabelled(self, labels: Any) -> Any:
-    if isinstance(labels, list):
-      return [self._mapped(label) for label in labels]
-    return self._mapped(labels)
 
-  def _mapped(self, label: Any) -> int:
-    label, count = int(label), len(self._new_labels)
+def relabelled(
+  example: dict[str, Any], keys: Iterable[str], new_labels: Sequence[int]
+) -> dict[str, Any]:
+  """Returns an example with new labels.
+
+  Args:
+    example: example of a source.
+    keys: keys whose values are labels, or lists of them, if they exist.
+    new_labels: new label for each label of the source.
+
+  Raises:
+    DecodeError: a label is out of range.
+  """
+
+  def mapped(label: Any) -> Any:
+    if isinstance(label, list):
+      return [mapped(each) for each in label]
+    count = len(new_labels)
     # A negative label would be a valid index of the list.
     if not 0 <= label < count:
       raise DecodeError(f'label {label}; allowed: 0 to {count - 1}')
-    return self._new_labels[label]
+    return new_labels[int(label)]
+
+  return example | {key: mapped(example[key]) for key in keys if key in example}
 
 
 def matched(source: Source, class_names: Sequence[str], head: str) -> Source:

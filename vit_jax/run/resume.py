@@ -30,7 +30,7 @@ import jax
 from etils import epath
 
 from vit_jax.config import durations, schema
-from vit_jax.config.schema import EVALS, MARKS, Config
+from vit_jax.config.schema import MARKS, Config
 from vit_jax.data import fingerprint as fingerprints
 from vit_jax.data.filters import names_differ
 from vit_jax.errors import UserError
@@ -441,9 +441,9 @@ def evaluator_notes(last: Json, config: Config) -> list[Note]:
   """
   notes, old = [], _completed(last).get('evals', {})
   for name, section in config.evals.to_dict().items():
-    constructor = schema.resolve(EVALS, section['name'])
+    mark = dataclasses.replace(MARKS['evals'], many=False)
     ignored = (
-      *schema.operational_keys(constructor),
+      *(key.removeprefix('.') for key in _of_section('', mark, section)),
       *schema.config_keys(schema.evaluation),
     )
     values = [

@@ -9,6 +9,7 @@ from etils import epath
 
 from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
+from vit_jax.config import locations
 from vit_jax.config.schema import Config
 from vit_jax.errors import PreemptedError
 from vit_jax.processes import runtime
@@ -57,6 +58,7 @@ def run(
       could not be read.
     DivergedError: there were bad steps after the last allowed rollback.
   """
+  config = locations.absolute(config)
   # Before the session, which builds the model and opens the data.
   progress = finished.find(config, workdir, total_steps(config))
   if progress.results is not None:
