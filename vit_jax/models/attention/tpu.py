@@ -116,7 +116,9 @@ def layout(
     dtype: dtype of queries, keys and values.
     transformed: whether queries and keys are normalized or rotated.
   """
-  for chosen in _layouts(head):
+  # Longer sequences with norms or rotations do not fit in the other layouts.
+  layouts = _layouts(head)[:1] if transformed else _layouts(head)
+  for chosen in layouts:
     most = chosen.max_tokens(dtype)
     if tokens <= (int(_TRANSFORMED * most) if transformed else most):
       return chosen
@@ -154,7 +156,7 @@ def limits(head: int, dtype: jnp.dtype) -> str:
   most = max(x.max_tokens(dtype) for x in _layouts(head))
   return (
     f'heads of 32 to {LANES} channels, a multiple of 8; for {head} channels at '
-    f'most {most} tokens, 55 % of them with rotations or qk_norm, and a number '
+    f'most {most} tokens, fewer with rotations or qk_norm, and a number '
     "of heads that is a multiple of the mesh axis 'model'"
   )
 
