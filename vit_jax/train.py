@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
     return
   process.start_process()
   options = process.run_options(config)
-  if flags.FLAGS.branch_from:
+  if flags.FLAGS.branch_from is not None:
     branch.begin(flags.FLAGS.branch_from, config, options['workdir'])
   # A run that resumes does not call the function.
   initial_params = None if config.init_from is None else _load

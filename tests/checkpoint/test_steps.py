@@ -1,22 +1,25 @@
 """Tests of the directory of checkpoints, and of other entries in it."""
 
 import pytest
+from etils import epath
 
 from tests.checkpoint.states import ABOUT, restore, save, state
 from vit_jax import checkpoint
 from vit_jax.checkpoint import Checkpointer, steps
 from vit_jax.checkpoint import restore as restore_lib
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 
 
 def test_unknown_entries_are_left_alone(tmp_path):
   """They are not read, renamed or removed."""
   save(tmp_path, 1, 2)
-  before = ['²', '000120', '9', 'notes', '3.orbax-checkpoint-tmp.txt']
-  for name in before[:3]:
+  before = ['²', '000120', '9', '.9.my-notes']
+  before += ['notes', '3.orbax-checkpoint-tmp.txt']
+  for name in before[:4]:
     (tmp_path / name).mkdir()
     (tmp_path / name / 'mine').touch()
-  for name in before[3:]:
+  for name in before[4:]:
     (tmp_path / name).touch()
   assert restore(tmp_path)[1] == 2
   assert checkpoint.step_directory(str(tmp_path)).name == '2'
@@ -34,10 +37,16 @@ def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
 
 
 def test_unfinished_steps_are_removed(tmp_path):
-  """These are leftovers of a killed save or removal; links are not followed."""
+  """They are left by killed saves, removals and branches, and are no links."""
   save(tmp_path / 'c', 1)
   (tmp_path / 'elsewhere').mkdir()
-  for name in ('2.orbax-checkpoint-tmp', '0.orbax-checkpoint-tmp-removed'):
+  with paths.new_folder(epath.Path(tmp_path / 'other/4')) as folder:
+    copied = folder.name
+  for name in (
+    '2.orbax-checkpoint-tmp',
+    '0.orbax-checkpoint-tmp-removed',
+    copied,
+  ):
     (tmp_path / 'c' / name / 'params').mkdir(parents=True)
   link = tmp_path / 'c/3.orbax-checkpoint-tmp'
   link.symlink_to(tmp_path / 'elsewhere')

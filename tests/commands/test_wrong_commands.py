@@ -57,6 +57,7 @@ ROWS = [
   ((*QUICK, '--config.train.num_examples=1000'), 'num_examples=1438'),
   ((*QUICK, '--config.num_classes=5'), 'num_classes=10'),
   ((*QUICK, '--profile=5'), 'START:STOP'),
+  ((*QUICK, '--branch_from='), 'give a workdir and a step'),
   ((*QUICK, '--wrokdir=x'), 'did you mean --workdir'),
   ((*QUICK, '--config.source.data_dir=text.npz'), 'cannot be written to'),
   ((*QUICK, '--workdir=another'), 'run of this program'),
@@ -147,6 +148,18 @@ def test_messages_of_wrong_commands(say, typed, answer):
   message = say(*typed)
   assert answer in message and len(message) < 1_200
   assert message.count('did you mean') <= 1
+
+
+def test_an_empty_flag_is_refused():
+  """A script with an empty variable would start another run."""
+  values = flags.FlagValues()
+  flags.DEFINE_string('workdir', None, '', flag_values=values)
+  flags.DEFINE_string('out', '', '', flag_values=values)
+  values(['program'])
+  process.refuse_empty(values)
+  values(['program', '--workdir='])
+  with pytest.raises(UserError, match='--workdir is empty'):
+    process.refuse_empty(values)
 
 
 def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):

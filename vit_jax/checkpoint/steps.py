@@ -132,7 +132,9 @@ def remove_unfinished(root: epath.Path) -> None:
 
 def _is_unfinished(path: epath.Path) -> bool:
   """Returns whether a path is a step that was not completely written."""
-  if re.fullmatch(f'{_STEP}{re.escape(_UNFINISHED)}.*', path.name):
+  # A hidden name is that of a step that was being copied to begin a branch.
+  pattern = rf'{_STEP}{re.escape(_UNFINISHED)}.*|\.{_STEP}\.\w{{8}}'
+  if re.fullmatch(pattern, path.name):
     return path.is_dir() and not os.path.islink(path)
   if is_remote(path) and parse_step(path.name) is not None:
     # On object stores, an unfinished step has its final name.
