@@ -44,11 +44,18 @@ _PERMANENT = {
   'OfflineModeIsEnabled',
 }
 _UNTRUSTED = 'CERTIFICATE_VERIFY_FAILED'
-# What to do if an address does not exist or is not public.
-_REMEDIES = {
-  'hf': 'check the name, or set HF_TOKEN to a token that may read it',
-  'gs': 'check the address and your permissions (`gcloud auth '
-  'application-default login`)',
+# Error to raise, and what the user must do first.
+_REACTIONS = {
+  paths.Cause.USER: (
+    UserError,
+    'It may not exist or not be public: check the address and your permissions '
+    '(HF_TOKEN for the hub, `gcloud auth application-default login` for gs://)',
+  ),
+  paths.Cause.FULL: (DownloadError, 'Free some space and start again'),
+  paths.Cause.OUTAGE: (
+    DownloadError,
+    'Check the address and the network, and start again',
+  ),
 }
 _HUB = re.compile(r'hf:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/([^/].*))?')
 _NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')  # ORG/NAME
@@ -93,10 +100,13 @@ def local_copy(path: str, sleep: Callable[[float], None] = time.sleep) -> str:
     except (UserError, DownloadError):
       raise
     except Exception as error:  # network errors, which many libraries raise
-      failure, temporary = _failure(path, error)
-      if not temporary or pause_s is None:
-        raise failure from error
-      reason = paths.reason(error)
+      reason, cause = _diagnosis(error)
+      if cause is not paths.Cause.OUTAGE or pause_s is None:
+        kind, advice = _REACTIONS[cause]
+        if _UNTRUSTED in reason:
+          advice = 'Set SSL_CERT_FILE to the certificates of your network'
+        message = f'{path} cannot be downloaded: {reason}. {advice}.'
+        raise kind(message) from error
       log.warning('%s: %s. Trying again in %g s.', path, reason, pause_s)
     sleep(pause_s)
   raise AssertionError('unreachable')
@@ -207,7 +217,6 @@ def _check(url: str, part: pathlib.Path, name: str) -> None:
       elif zipfile.is_zipfile(file):
         damage.check_contents(file)
       # Pickles of PyTorch before 1.6 are not archives, and have no checksums.
-      # Only their first byte is checked.
       elif name.endswith('.npz') or is_pickle and start[:1] != pickle.PROTO:
         raise ValueError('it is not a complete file of weights')
   except UserError:
@@ -219,47 +228,20 @@ def _check(url: str, part: pathlib.Path, name: str) -> None:
     ) from error
 
 
-def _failure(
-  path: str, error: Exception
-) -> tuple[UserError | DownloadError, bool]:
-  """Returns the error to report, and whether the failure may pass."""
-  status = _status(error)
-  if status is not None:
-    temporary = status >= 500 or status in _TEMPORARY_STATUS
-    reason = f'HTTP {status}'
-    cause = paths.Cause.OUTAGE if temporary else paths.Cause.USER
-  else:
-    reason, cause = paths.reason(error), paths.cause(error)
-    if isinstance(error, TimeoutError):
-      reason = f'the server sent no data for {TIMEOUT_S:g} s'
-    if type(error).__name__ in _PERMANENT or _UNTRUSTED in reason:
-      cause = paths.Cause.USER
-  message = f'{path} cannot be downloaded: {reason}.'
-  if cause is paths.Cause.USER:
-    scheme = path.partition(':')[0]
-    remedy = _REMEDIES.get(scheme, 'check the address and permissions')
-    text = f'{message} It may not exist or not be public: {remedy}.'
-    if _UNTRUSTED in reason:
-      text = f'{message} Set SSL_CERT_FILE to the certificates of your network.'
-    return UserError(text), False
-  if cause is paths.Cause.FULL:
-    return DownloadError(f'{message} Free some space and start again.'), False
-  text = f'{message} Check the address and the network, and start again.'
-  return DownloadError(text), True
-
-
-def _status(error: Exception) -> int | None:
-  """Returns the HTTP status of an error; None if it has none."""
+def _diagnosis(error: Exception) -> tuple[str, paths.Cause]:
+  """Returns the reason of a failed download, and its cause."""
+  # Of huggingface_hub and of aiohttp; fsspec raises FileNotFoundError for 404.
+  status = getattr(getattr(error, 'response', None), 'status_code', None)
+  status = status or getattr(error, 'status', None)
   if isinstance(error, FileNotFoundError) and error.errno is None:
-    return 404  # fsspec raises it without a number, and the system with one
-  # huggingface_hub, aiohttp (whose `code` is deprecated), gcsfs
-  response = getattr(error, 'response', None)
-  for holder, name in (
-    (response, 'status_code'),
-    (error, 'status'),
-    (error, 'code'),
-  ):
-    status = getattr(holder, name, None)
-    if isinstance(status, int):
-      return status
-  return None
+    status = 404
+  if status is not None:
+    outage = status >= 500 or status in _TEMPORARY_STATUS
+    cause = paths.Cause.OUTAGE if outage else paths.Cause.USER
+    return f'HTTP {status}', cause
+  if isinstance(error, TimeoutError):
+    return f'the server sent no data for {TIMEOUT_S:g} s', paths.Cause.OUTAGE
+  reason = paths.reason(error)
+  if type(error).__name__ in _PERMANENT or _UNTRUSTED in reason:
+    return reason, paths.Cause.USER
+  return reason, paths.cause(error)
