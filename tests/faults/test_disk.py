@@ -192,7 +192,7 @@ def _contents(folder: pathlib.Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('target', TARGETS[:3])
+@pytest.mark.parametrize('target', TARGETS)
 def test_converted_weights_on_a_full_disk_replace_nothing(tmp_path, target):
   """An old file stays as it was, and no part of a new one remains."""
   save = _weights(tmp_path)

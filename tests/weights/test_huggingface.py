@@ -18,6 +18,7 @@ from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.weights import pretrained
+from vit_jax.weights.formats.huggingface import _statistics
 
 
 def written(folder, model, **changes):
@@ -139,6 +140,23 @@ def test_the_central_fraction_is_at_most_one(tmp_path):
   source.preprocess()
 
 
+@pytest.mark.parametrize(
+  'given, mean, std',
+  [
+    ({}, 0.5, 0.25),
+    (dict(do_rescale=False), 0.5 / 255, 0.25 / 255),
+    (dict(rescale_factor=1 / 127.5), 0.25, 0.125),
+    (dict(do_normalize=False), 0.0, 1.0),
+    (dict(do_rescale=False, do_normalize=False), 0.0, 1 / 255),
+  ],
+)
+def test_statistics_are_those_of_pixels_from_0_to_1(given, mean, std):
+  """The library applies them to pixels of another scale."""
+  stored = dict(image_mean=[0.5] * 3, image_std=[0.25] * 3)
+  expected = (mean,) * 3, (std,) * 3
+  np.testing.assert_allclose(_statistics(stored | given), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'given',
@@ -233,13 +251,13 @@ def test_options_are_written(tmp_path, name):
 @pytest.mark.parametrize(
   'keys, words',
   [
-    (dict(qk_norm=True), 'qk_norm, as the type vit has none'),
+    (dict(qk_norm=True), r'qk_norm=True \(it would open with False\)'),
     (dict(gated=True, mlp_dim=40), 'MLP of 40 units for a width of 32'),
     (dict(layer_scale=1.0, mlp_dim=40), 'MLP of 40 units for a width of 32'),
-    (dict(distilled=True, registers=1), 'registers, as the type deit has none'),
-    (dict(position='none'), "learned.*'none'"),
-    (dict(pool='gap'), "pool 'gap'"),
-    (dict(position='rope2d', pool='gap'), "pool 'gap', as the type dinov3_vit"),
+    (dict(distilled=True, registers=1), 'registers=1'),
+    (dict(position='none'), "position='none'.*'learned'"),
+    (dict(pool='gap'), "pool='gap'.*'token'"),
+    (dict(position='rope2d', pool='gap'), "pool='gap'.*'token'"),
   ],
 )
 def test_options_without_a_class_in_the_library_are_refused(

@@ -51,6 +51,7 @@ SWIN = dict(
   depths=[2, 2],
   num_heads=[2, 4],
   window_size=2,
+  hidden_act='gelu_pytorch_tanh',
 )
 OTHER = (12, 20)  # (height, width), smaller and not square
 

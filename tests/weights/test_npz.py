@@ -131,23 +131,6 @@ def test_arrays_of_wrong_rank_or_type_are_refused(tmp_path, name, array, words):
     assert word in str(error.value)
 
 
-@pytest.mark.parametrize(
-  'changes, words',
-  [
-    ({'position': 'sincos2d'}, "learned.*'sincos2d'"),
-    ({'prefix_positions': False}, 'a position for the class token'),
-  ],
-)
-def test_models_without_official_names_are_not_written(
-  tmp_path, changes, words
-):
-  """They would be read back as another model."""
-  sizes = dict(patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
-  about = {'model': {'name': 'vit', **sizes, **changes}, 'num_classes': 3}
-  with pytest.raises(UserError, match=words):
-    npz.save(str(tmp_path / 'a.npz'), {}, about)
-
-
 # Damage
 
 
@@ -191,7 +174,7 @@ def test_repeated_members_are_refused(tmp_path):
   with zipfile.ZipFile(path, 'w') as written:
     for _ in range(2):
       written.writestr('cls.npy', member((4,)))
-  with pytest.raises(UserError, match=r'cls\.npy more than once') as error:
+  with pytest.raises(UserError, match='cls more than once') as error:
     npz.read(path)
   assert path in str(error.value)
 

@@ -3,12 +3,23 @@
 import json
 import random
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from references import HEADS, huggingface, timm_file, timm_vit
+from references import (
+  HEADS,
+  huggingface,
+  timm_file,
+  timm_vit,
+  torch,
+  transformers,
+)
 
 from tests.faults.counts import count
 from vit_jax.errors import UserError
+from vit_jax.models.layers import gelu
 from vit_jax.weights import pretrained
+from vit_jax.weights.metadata import GELUS
 
 VALUES = ['x', 5, -1, 0, 10**9, 1.5, 1e300, float('nan'), True, None]
 VALUES += [[], ['x'], [-1, 0], {}, {'x': []}]
@@ -47,6 +58,15 @@ TIMM = dict(
     crop_mode='center',
   ),
 )
+
+
+@pytest.mark.parametrize('name', sorted(GELUS.keys() - {'gelu_tanh'}))
+def test_activations_have_the_names_of_the_library(name):
+  """`gelu_tanh` is a name of timm."""
+  x = np.linspace(-5, 5, 101, dtype=np.float32)
+  theirs = transformers.activations.get_activation(name)(torch.tensor(x))
+  ours = gelu(jnp.asarray(x), GELUS[name])
+  np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-6)
 
 
 @pytest.mark.slow

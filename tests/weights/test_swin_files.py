@@ -56,7 +56,7 @@ def timm_swin_transformer(image_size):
   )
 
 
-def hugging_face_swin():
+def hugging_face_swin(**changes):
   return randomize(
     huggingface(
       'SwinForImageClassification',
@@ -67,6 +67,7 @@ def hugging_face_swin():
       depths=[*SIZES['depths']],
       num_heads=HEADS,
       window_size=SIZES['window_size'],
+      **changes,
     )
   )
 
@@ -149,6 +150,21 @@ def test_logits_and_blocks_equal_the_library(tmp_path, library, size):
 
 
 @pytest.mark.slow
+def test_images_of_one_channel(tmp_path):
+  """Also with another GELU, both according to Hugging Face's config."""
+  theirs = hugging_face_swin(num_channels=1, hidden_act='gelu_new')
+  theirs.save_pretrained(tmp_path)
+  settings = dict(image_mean=MEAN[:1], image_std=MEAN[:1], size=64)
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(settings))
+  images = images_of(64, 64)[..., :1]
+  with torch.no_grad():
+    expected = theirs(torch.tensor(images).permute(0, 3, 1, 2)).logits
+  model, params = load_pretrained(str(tmp_path))
+  ours = jax.jit(model.apply)({'params': params}, images)
+  np.testing.assert_allclose(ours, expected.numpy(), **CLOSE)
+
+
+@pytest.mark.slow
 def test_gradients_equal_timm(tmp_path):
   """They are compared for every parameter, with timm's names."""
   theirs, images = timm_swin_transformer(48), images_of(48, 48)
@@ -174,7 +190,9 @@ def test_gradients_equal_timm(tmp_path):
 def test_conversion_from_timm_and_back_is_exact(tmp_path):
   """Everything that no array shows, such as the rule, is kept as well."""
   theirs = timm_swin_transformer(64)
-  config = dict(architecture='swin_tiny', pretrained_cfg=PLAIN)
+  # timm itself writes the heads of all stages.
+  args = dict(num_heads=HEADS)
+  config = dict(architecture='swin_tiny', model_args=args, pretrained_cfg=PLAIN)
   path = timm_file(tmp_path / 'a', theirs, config)
   about = pretrained.find(path).about
   back = str(tmp_path / 'b.safetensors')
@@ -239,7 +257,7 @@ def test_files_of_the_authors_are_read(tmp_path):
     (dict(mlp_ratio=2.0), "mlp_ratio': 2.0.*: 4"),
     (dict(num_heads=[2, 2, 2]), r'\[2, 2, 2\].* \[2, 4, 8\]'),
     (dict(layer_norm_eps=0.01), 'model.norm_eps'),
-    (dict(hidden_act='relu'), 'model.gelu'),
+    (dict(hidden_act='mish'), 'hidden_act'),
   ],
 )
 def test_unsupported_configs_are_refused(tmp_path, changes, words):

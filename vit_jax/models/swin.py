@@ -69,6 +69,7 @@ class Config(backbone.BackboneConfig):
       'timm': the map is shifted and then padded, and it is shifted along each
       side that is larger than `window_size`. Weights need the rule that they
       were trained with.
+    gelu: activation of the MLPs, see `vit.Config`.
     pixels: units of the pixels that are cut into patches, 'symmetric' or
       'imagenet', see `vit.Config`.
     attention: implementation of attention within windows: 'auto' (kernels on
@@ -88,6 +89,7 @@ class Config(backbone.BackboneConfig):
   num_heads: backbone.Size = backbone.OF_VARIANT
   window_size: int = 7
   window_rule: str = 'authors'
+  gelu: str = 'exact'
   pixels: str = 'symmetric'
   attention: str = 'auto'
   drop_path: float = 0.0
@@ -100,6 +102,7 @@ class Config(backbone.BackboneConfig):
     self.check_range(*sizes, at_least=1, at_most=backbone.MAX_SIZE)
     self.check_choices(
       window_rule=RULES,
+      gelu=layers.ACTIVATIONS,
       pixels=backbone.STATISTICS,
       attention=attention.IMPLEMENTATIONS,
     )
@@ -430,7 +433,7 @@ class Block(nn.Module):
     mlp = Mlp(
       mlp_dim=MLP_RATIO * x.shape[-1],
       dropout=0.0,
-      activation='exact',
+      activation=self.config.gelu,
       dtype=dtype,
       kernel_init=NORMAL,
       bias_init=INIT['trunc_normal'].mlp_bias,
@@ -566,9 +569,9 @@ class Swin(Backbone):
 
   config: Config
 
-  determined = (*NAMES, 'window_rule')
+  determined = (*NAMES, 'window_rule', 'gelu')
   adopted = ('window_size',)  # fine-tuning may enlarge it
-  gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
+  norm_eps = LN_EPSILON  # as published; not an option
   outputs = ('tokens', 'patches')
   sharding_rules = (
     *vit.SHARDING_RULES,

@@ -4,8 +4,9 @@ The module of a format derives `ParsedWeights` from the arrays of a file and
 from the settings next to them; everything else is the same for all formats.
 """
 
+import json
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from vit_jax.models.contract import (
   symmetric,
 )
 from vit_jax.models.layers import EPSILON
+from vit_jax.weights import metadata as metadata_lib
 from vit_jax.weights import names as names_lib
 from vit_jax.weights import patch_embedding
 from vit_jax.weights.contract import Pretrained
@@ -30,11 +32,6 @@ from vit_jax.weights.names import NameMap
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-
-
-# Options of the ViT that few formats can contain
-_RARE = ('rope', 'class_token', 'norm', 'post_norm', 'final_norm', 'qkv_bias')
-_RARE += ('bias', 'map_heads', 'map_mlp_dim', 'map_prefix', 'rope_registers')
 
 
 class ParsedWeights(NamedTuple):
@@ -49,6 +46,8 @@ class ParsedWeights(NamedTuple):
       section sets others.
     objective: section `objective` of the config. If its parameters are more
       than those of the model, the names of the others have the same paths.
+    noted: keys of the model's section in notes of this package; they take
+      precedence over `model`.
   """
 
   arrays: dict[str, np.ndarray]
@@ -57,19 +56,51 @@ class ParsedWeights(NamedTuple):
   metadata: ModelMetadata
   defaults: Mapping[str, Any] = {'norm_eps': EPSILON}
   objective: Mapping[str, Any] = {'name': 'supervised'}
+  noted: Mapping[str, Any] = {}
 
 
 def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   """Returns weights that are stored with the names of another project.
 
+  The properties that their arrays do not determine are logged.
+
   Args:
     path: path of the weights, for messages.
-    parsed: arrays and properties, which are logged.
+    parsed: arrays and properties.
 
   Raises:
     UserError: parameters are missing, unknown, or have a wrong shape or dtype;
       or the model of this package does not support an option.
   """
+  source, metadata = described(path, parsed), parsed.metadata
+  # Shapes are compared here, and not only in `load`, so that an error is raised
+  # before anything is allocated on a device.
+  options = {k: v for k, v in source.about['model'].items() if k != 'name'}
+  try:
+    source.model(**options)  # which checks the keys
+  except UserError as error:
+    raise UserError(
+      f'{path} contains a model that is not supported: {error}'
+    ) from error
+  shapes = _shapes(parsed, source.abstract_params())
+  names_lib.check_shapes(path, *shapes)
+  log.log(
+    logging.WARNING if metadata.assumed else logging.INFO,
+    '%s: settings that its arrays do not determine are those of %s: gelu %s, '
+    'LayerNorm ε %g, mean %s, std %s, preprocess %s; override them by '
+    'load_pretrained(…, gelu=…, mean=…, std=…) and --config.preprocess.KEY=…',
+    path,
+    metadata.known_from,
+    metadata.gelu,
+    metadata.norm_eps,
+    *source.about['normalization'].values(),
+    source.about['preprocess'] or '{}',
+  )
+  return source
+
+
+def described(path: str, parsed: ParsedWeights) -> Pretrained:
+  """Describes the weights of `imported`; checks shapes when they are loaded."""
   arrays, names, metadata = parsed.arrays, parsed.names, parsed.metadata
   channels = parsed.model.get('channels', patch_embedding.RGB)
   mean, std = statistics = _statistics(path, metadata, channels)
@@ -77,10 +108,10 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   if channels != patch_embedding.RGB:
     preprocess['channels'] = channels
   names_lib.check_floats(path, arrays)
-  actual = {name: array.shape for name, array in arrays.items()}
-  head = names.find('head/kernel')
-  assert head is not None
-  num_classes = (actual.get(head.name) or (0,))[0 if names.torch else -1]
+  entry = names.find('head/kernel')
+  assert entry is not None
+  head = np.shape(arrays.get(entry.name, ())) or (0,)
+  num_classes = head[0 if names.torch else -1]
   names_of_classes = list(metadata.class_names)
   if len(names_of_classes) != num_classes:
     if names_of_classes and num_classes:
@@ -93,7 +124,7 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
     names_of_classes = [f'class {i}' for i in range(num_classes)]
   about = {
     'format': FORMAT,
-    'model': _section(parsed),
+    'model': _section(path, parsed),
     'objective': dict(parsed.objective),
     'num_classes': num_classes,
     'image_size': list(metadata.image_size),
@@ -104,46 +135,37 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
     'other_patches': metadata.other_patches,
   }
 
-  def checked_shapes(params: PyTree) -> dict[str, tuple[int, ...]]:
-    # Names do not depend on whether the objective has other parameters.
-    expected = {
-      path.removeprefix('model/'): leaf.shape
-      for path, leaf in tree.flatten(params).items()
-    }
-    names_lib.check_shapes(path, actual, names.shapes(expected))
-    return expected
-
   def put(abstract: PyTree) -> PyTree:
-    flat = names.native(arrays, checked_shapes(abstract))
+    names_lib.check_shapes(path, *_shapes(parsed, abstract))
+    flat = names.native(arrays, _by_path(abstract))
     flat = patch_embedding.converted(flat, statistics)
     paths = tree.flatten(abstract)
     flat = {path: flat[path.removeprefix('model/')] for path in paths}
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
-  source = Pretrained(path, about, put)
-  # Shapes are compared here, and not only in `put`, so that an error is raised
-  # before anything is allocated on a device.
-  options = {k: v for k, v in about['model'].items() if k != 'name'}
-  try:
-    source.model(**options)  # which checks the keys
-  except UserError as error:
-    raise UserError(
-      f'{path} contains a model that is not supported: {error}'
-    ) from error
-  checked_shapes(source.abstract_params())
-  log.log(
-    logging.WARNING if metadata.assumed else logging.INFO,
-    '%s: settings that its arrays do not determine are those of %s: gelu %s, '
-    'LayerNorm ε %g, mean %s, std %s, preprocess %s; override them by '
-    'load_pretrained(…, gelu=…, mean=…, std=…) and --config.preprocess.KEY=…',
-    path,
-    metadata.known_from,
-    metadata.gelu,
-    metadata.norm_eps,
-    *statistics,
-    preprocess or '{}',
-  )
-  return source
+  return Pretrained(path, about, put)
+
+
+def _shapes(
+  parsed: ParsedWeights, params: PyTree
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+  """Returns {name: shape} of a file's arrays, and of those that are required.
+
+  Args:
+    parsed: arrays of the file.
+    params: shapes of the objective's parameters.
+  """
+  actual = {name: array.shape for name, array in parsed.arrays.items()}
+  return actual, parsed.names.shapes(_by_path(params))
+
+
+def _by_path(params: PyTree) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of an objective's parameters by the path in the model.
+
+  Names do not depend on whether the objective has other parameters.
+  """
+  flat = tree.flatten(params)
+  return {path.removeprefix('model/'): x.shape for path, x in flat.items()}
 
 
 def _statistics(
@@ -173,12 +195,24 @@ def _statistics(
   return symmetric(channels)
 
 
-def _section(parsed: ParsedWeights) -> dict[str, Any]:
-  """Returns the config section of the model, without defaults."""
+def _section(path: str, parsed: ParsedWeights) -> dict[str, Any]:
+  """Returns the config section of the model, without defaults.
+
+  Raises:
+    UserError: a key in notes does not exist, or its value has another type.
+  """
   options = {key: getattr(parsed.metadata, key) for key in ('gelu', 'norm_eps')}
   options = {k: v for k, v in options.items() if v != parsed.defaults.get(k)}
   section = {'name': 'vit', **parsed.model}
   keys = schema.config_keys(schema.constructor('model', section))
+  for key, value in parsed.noted.items():
+    if key not in keys or schema.nested(keys[key].annotation):
+      raise schema.unknown_key(f'{path}: model.', key, keys)
+    kind = keys[key].annotation
+    section[key] = schema.typed(f'{path}: model.{key}', value, kind)
+  sides = parsed.metadata.image_size
+  if any(side % section.get('patch_size', 1) for side in sides):
+    section['remainder'] = 'drop'
   section = {
     key: value
     for key, value in section.items()
@@ -201,54 +235,31 @@ def without_class_position(
   return arrays | {cls: arrays[cls] + first, table: patches}
 
 
-def opened_model(about: dict[str, Any]) -> Any:
-  """Builds the model of a description, see `Pretrained.about`."""
-  return Pretrained('', about, lambda abstract: None).model()
+def opened(about: dict[str, Any]) -> Pretrained:
+  """Returns weights that are described, but cannot be loaded."""
+  return Pretrained('', about, lambda abstract: None)
 
 
 def native_params(
-  params: PyTree,
-  about: dict[str, Any],
-  positions: tuple[str, ...],
-  supported: Container[str] = (),
+  params: PyTree, about: dict[str, Any]
 ) -> dict[str, np.ndarray]:
-  """Returns the parameters of a model by path, for pixels as in its project.
+  """Returns the parameters of a model by path, for pixels in [-1, 1].
 
   Args:
     params: parameters of the objective that `about` specifies.
     about: description of the weights, see `Pretrained.about`.
-    positions: kinds of positions that the format supports.
-    supported: options in `_RARE` that it supports.
 
   Raises:
-    UserError: the model has positions of another kind or an option that the
-      format does not support, or its normalization of pixels cannot be
-      converted.
+    UserError: the normalization of the model's pixels cannot be converted.
   """
-  source = Pretrained('', about, lambda abstract: None)
-  model = source.model()
-  position = getattr(model, 'position', 'learned')
-  if position not in positions:
-    raise names_lib.not_writable(
-      f'positions other than {" or ".join(positions)}, here {position!r}'
-    )
-  section = {'name': 'vit', **about['model']}
-  keys = schema.config_keys(schema.constructor('model', section))
-  for key in [key for key in _RARE if key in keys and key not in supported]:
-    value = getattr(model, key)
-    if value != keys[key].default:
-      raise names_lib.not_writable(f'model.{key}={value!r}')
+  source = opened(about)
   flat = tree.flatten(source.backbone(params))
   arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
-  return patch_embedding.converted(arrays, model.normalization)
+  return patch_embedding.converted(arrays, source.model().normalization)
 
 
 def exported(
-  params: PyTree,
-  about: dict[str, Any],
-  names: NameMap,
-  positions: tuple[str, ...] = ('learned',),
-  supported: Container[str] = (),
+  params: PyTree, about: dict[str, Any], names: NameMap
 ) -> dict[str, np.ndarray]:
   """Returns the parameters of a model with the names of another project.
 
@@ -259,14 +270,111 @@ def exported(
     params: parameters of the objective that `about` specifies.
     about: description of the weights, see `Pretrained.about`.
     names: names in the other project.
-    positions: see `native_params`.
-    supported: see `native_params`.
 
   Raises:
     UserError: some parameters do not have a name in the other project.
   """
-  flat = native_params(params, about, positions, supported)
+  flat = native_params(params, about)
   metadata = ModelMetadata.of(None, about)
   statistics = metadata.mean, metadata.std
   flat = patch_embedding.converted(flat, patch_embedding.NONE, statistics)
   return dict(names.export(flat))
+
+
+def determined(source: Pretrained) -> dict[str, Any]:
+  """Returns the properties of a model that its weights determine."""
+  model = source.model()
+  return {
+    'name': type(model).__module__,
+    'num_classes': model.num_classes,
+    'image_size': source.image_size,
+    **model.architecture,
+    **model.options,
+  }
+
+
+def check_same(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+  """Checks that a file opens as the model that is written.
+
+  Args:
+    expected: properties of the model that is written, by name.
+    found: properties of the model that the file opens as.
+
+  Raises:
+    UserError: some differ; the message contains all of them.
+  """
+  differing = [
+    f'{key}={expected.get(key)!r} (it would open with {found.get(key)!r})'
+    for key in {**expected, **found}
+    if expected.get(key) != found.get(key)
+  ]
+  if differing:
+    raise names_lib.not_writable(', '.join(differing))
+
+
+def check_opens(
+  path: str,
+  about: dict[str, Any],
+  parsed: ParsedWeights,
+  equivalent: Mapping[str, Any] = {},
+) -> None:
+  """Checks before weights are written that they will open as the same model.
+
+  Args:
+    path: path to write, for messages.
+    about: description of the weights, see `Pretrained.about`.
+    parsed: result of parsing what will be written.
+    equivalent: properties that the format converts without changing the
+      function of the model, with their values; see `determined`.
+
+  Raises:
+    UserError: they would open as another model, or not at all.
+  """
+  source = described(path, parsed)
+  expected = {**determined(opened(about)), **equivalent}
+  check_same(expected, determined(source))
+  check_same(*_shapes(parsed, source.abstract_params()))
+
+
+def noted(
+  path: str,
+  about: dict[str, Any],
+  parse: Callable[[Mapping[str, Any]], ParsedWeights],
+  always: tuple[str, ...] = (),
+) -> dict[str, Any]:
+  """Returns notes with which weights will open as the same model.
+
+  Settings that other programs have to be given are logged.
+
+  Args:
+    path: path to write, for messages.
+    about: description of the weights, see `Pretrained.about`.
+    parse: function from the result of `metadata.read_notes` to what will be
+      parsed.
+    always: keys of the model that are stored although arrays may suggest them.
+
+  Raises:
+    UserError: they would open as another model, or not at all.
+  """
+  model = opened(about).model()
+  properties = ModelMetadata.of(model, about)
+  plain = parse({'image_size': properties.image_size})
+  plain = determined(described(path, plain))
+  differing = {
+    key: value
+    for key, value in (model.architecture | model.options).items()
+    if plain.get(key) != value
+  }
+  if differing:
+    log.warning(
+      '%s cannot contain settings of this model; other programs that read it '
+      'assume %s instead of %s',
+      path,
+      {key: plain.get(key) for key in differing},
+      differing,
+    )
+  differing |= {key: getattr(model, key) for key in always}
+  notes = properties.notes() | {'model_args': differing}
+  values = metadata_lib.read_notes(path, json.loads(json.dumps(notes)))
+  check_opens(path, about, parse(values))
+  return notes

@@ -25,8 +25,12 @@ from vit_jax.models.swin import RULES as WINDOW_RULES
 # Kind of GELU by its name in configs of other projects. The last name of a kind
 # is that of transformers, which is written.
 GELUS = {
+  'gelu_python': 'exact',
   'gelu': 'exact',
   'gelu_new': 'tanh',
+  'gelu_fast': 'tanh',
+  'gelu_accurate': 'tanh',
+  'gelu_python_tanh': 'tanh',
   'gelu_tanh': 'tanh',
   'gelu_pytorch_tanh': 'tanh',
   'quick_gelu': 'quick',
@@ -116,6 +120,10 @@ SETTINGS = pydantic.create_model(
     strict=True, extra='allow', allow_inf_nan=False, protected_namespaces=()
   ),
   **_FIELDS,
+)
+# The settings of a Swin, which has a number of heads for each stage.
+SWIN_SETTINGS = pydantic.create_model(
+  'SwinSettings', __base__=SETTINGS, num_heads=(list[Count], None)
 )
 
 

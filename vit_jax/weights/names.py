@@ -104,7 +104,9 @@ class NameMap(NamedTuple):
       else:
         groups.setdefault(entry.name, {})[entry.index] = path
     if nameless:
-      raise not_writable(f'{", ".join(nameless)}, for which it has no names')
+      more = f' and {len(nameless) - 3} more' if len(nameless) > 3 else ''
+      shown = f'{", ".join(nameless[:3])}{more}'
+      raise not_writable(f'{shown}, for which it has no names')
     for name, paths in groups.items():
       stacked = _NUMBER.search(name) is not None
       for i in range(len(flat[paths[0]]) if stacked else 1):

@@ -16,6 +16,7 @@ from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 from vit_jax.objectives.mixing import largest
 from vit_jax.weights import download
 from vit_jax.weights.contract import Format, Pretrained, SeveralModels
@@ -188,8 +189,12 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
       )
   try:
     form.save(local_path, params, about)
-  except OSError as error:
-    raise UserError(f'{local_path} cannot be written: {error}.') from error
+  except (OSError, ValueError) as error:
+    # TensorStore raises ValueError for errors of the file system.
+    if isinstance(error, ValueError) and paths.error_number(error) is None:
+      raise
+    reason = paths.reason(error)
+    raise UserError(f'{local_path} cannot be written: {reason}.') from error
 
 
 def _checked(source: Pretrained) -> Pretrained:

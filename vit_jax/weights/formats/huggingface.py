@@ -12,16 +12,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import pydantic
 
-from vit_jax.arrays import tree
 from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError, check_choice
 from vit_jax.files import paths
 from vit_jax.models.contract import Statistics
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights.contract import Pretrained, SeveralModels
-from vit_jax.weights.formats import containers, swin, tensors, vit
+from vit_jax.weights.foreign import ParsedWeights
+from vit_jax.weights.formats import containers, tensors, vit
 from vit_jax.weights.formats import huggingface_models as models
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.patch_embedding import CLIP
@@ -29,11 +28,6 @@ from vit_jax.weights.patch_embedding import CLIP
 log = logging.getLogger('vit_jax')
 PyTree = Any
 Arrays = dict[str, np.ndarray]
-_SWIN_SETTINGS = pydantic.create_model(
-  'SwinSettings',
-  __base__=metadata.SETTINGS,
-  num_heads=(list[metadata.Count], None),
-)
 
 
 class _Type(NamedTuple):
@@ -141,7 +135,7 @@ def load(
   if isinstance(tower, dict):  # a model of images and texts
     kind, config = f'{kind}_vision_model', config | tower
   check_choice(f'the type of the model in {path}', kind, TYPES)
-  settings = _SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
+  settings = metadata.SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
   config = metadata.validated(file, config, settings=settings)
   arrays, _ = tensors.read(path)
   return containers.described(
@@ -153,19 +147,31 @@ def _described(
   path: str, arrays: Arrays, kind: str, given: dict[str, Any]
 ) -> Pretrained:
   """Describes a model of a type, given its arrays and its config."""
+  file = tensors.folder_of(path) / 'preprocessor_config.json'
+  stored = metadata.validated(file, metadata.read(file))
+  return foreign.imported(path, _parsed(path, arrays, kind, given, stored))
+
+
+def _parsed(
+  path: str,
+  arrays: Arrays,
+  kind: str,
+  given: dict[str, Any],
+  stored: Mapping[str, Any],
+) -> ParsedWeights:
+  """Parses a model, given the contents of the files in its directory."""
   config = {**TYPES[kind].defaults, **given}
   parse = models.parse_swin if kind == 'swin' else models.parse_vit
   parsed = parse(path, arrays, config | {'model_type': kind})
-  folder = tensors.folder_of(path)
-  file = folder / 'preprocessor_config.json'
-  stored = metadata.validated(file, metadata.read(file))
   values = stored or TYPES[kind].processor
   mean, std = _statistics(values)
   names = config.get('id2label', {})
   known_from = ['config.json']
   if missing := [key for key in config if key not in given]:
     known_from.append(f'{VERSION} (defaults of {", ".join(missing)})')
-  known_from.append(file.name if stored else 'the usual preprocessing')
+  known_from.append(
+    'preprocessor_config.json' if stored else 'the usual preprocessing'
+  )
   properties = parsed.metadata.updated(
     known_from=', '.join(known_from),
     gelu=metadata.GELUS[config['hidden_act']],
@@ -175,13 +181,12 @@ def _described(
     preprocess=_preprocess(values),
     class_names=[names[key] for key in sorted(names, key=int)],
   )
-  parsed = vit.with_decoder(
+  return vit.with_decoder(
     path,
     parsed._replace(metadata=properties),
     config.get('decoder_num_attention_heads'),
     config.get('norm_pix_loss', False),
   )
-  return foreign.imported(path, parsed)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
@@ -198,19 +203,15 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   folder = paths.locate(path)
   if folder.exists():
     raise UserError(f'{path} exists: give a new directory.')
-  model = foreign.opened_model(about)
+  source = foreign.opened(about)
+  model = source.model()
   properties = ModelMetadata.of(model, about)
-  if swin.is_swin(tree.flatten(params)):
-    written = models.written_swin(model)
-  elif getattr(model.config, 'rotary', None) == 'centered':
-    written = models.written_dinov3(model)
-  else:
-    written = models.written_vit(model)
-  exported = written.complete(
-    foreign.exported(
-      params, about, written.names, written.positions, written.supported
-    )
-  )
+  written = models.written(model, source.image_size)
+  keys = {key: getattr(model, key) for key in written.supported}
+  section = {'name': about['model'].get('name', 'vit'), **keys}
+  of_type = foreign.opened(about | {'model': section})
+  foreign.check_same(foreign.determined(source), foreign.determined(of_type))
+  exported = written.complete(foreign.exported(params, about, written.names))
   height, width = properties.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
   if getattr(model, 'distilled', False):
@@ -222,6 +223,10 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     num_channels=3,
     **written.config,
   )
+  processor = _processor(properties)
+  parsed = _parsed(path, exported, written.kind, config, processor)
+  foreign.check_opens(path, about, parsed, written.equivalent)
+  exported |= written.unused
   if model.num_classes:
     exported = {
       name if 'classifier' in name else f'{written.kind}.{name}': array
@@ -230,10 +235,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     labels = dict(enumerate(properties.class_names))
     config['id2label'] = {str(i): name for i, name in labels.items()}
     config['label2id'] = {name: i for i, name in labels.items()}
-  files = {
-    'config.json': config,
-    'preprocessor_config.json': _processor(properties),
-  }
+  files = {'config.json': config, 'preprocessor_config.json': processor}
   with paths.new_folder(folder) as unfinished:
     for name, content in files.items():
       (unfinished / name).write_text(json.dumps(content, indent=2))

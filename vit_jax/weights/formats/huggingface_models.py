@@ -16,8 +16,9 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.attention.attention import BIASES
 from vit_jax.models.positions import ROTATIONS
-from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE, window_of
-from vit_jax.models.vit import ViT
+from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE, Swin, Windows, window_of
+from vit_jax.models.swin import NAMES as SWIN_KEYS
+from vit_jax.models.vit import NAMES, ViT
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
@@ -39,16 +40,18 @@ class Written(NamedTuple):
     names: names of the parameters in files.
     config: sizes and options in config.json.
     complete: function that adds the arrays that transformers requires.
-    positions: kinds of positions that it may have.
-    supported: rare options that it may have, see `foreign.exported`.
+    supported: options of the model that the type has, besides its sizes.
+    equivalent: see `foreign.check_opens`.
+    unused: arrays that transformers requires, but that do not affect results.
   """
 
   kind: str
   names: NameMap
   config: dict[str, Any]
   complete: Callable[[Arrays], Arrays]
-  positions: tuple[str, ...] = ('learned',)
-  supported: tuple[str, ...] = ()
+  supported: tuple[str, ...]
+  equivalent: Mapping[str, Any]
+  unused: Mapping[str, np.ndarray] = {}
 
 
 def _refuse(kind: str, missing: list[str]) -> None:
@@ -158,6 +161,7 @@ _METHODS = {
 TOWERS = ('clip_vision_model', 'siglip_vision_model', 'siglip2_vision_model')
 _KERNEL = f'{_PATCHES}.weight'
 _LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
+_KEYS = (*NAMES, 'gelu', 'norm_eps')  # keys of the model that all types have
 
 
 def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
@@ -279,15 +283,25 @@ def _tower(path: str, arrays: Arrays) -> Arrays:
   return arrays
 
 
-def written_vit(model: Any) -> Written:
-  """Returns the names and the config of a Vision Transformer.
+def written(model: Any, image_size: tuple[int, int]) -> Written:
+  """Returns the names and the config of a model.
+
+  Args:
+    model: model that is written.
+    image_size: (height, width) of its images, pixels.
 
   Raises:
-    UserError: transformers has no equivalent type; the message lists the
-      options that it lacks.
+    UserError: transformers has no equivalent type.
   """
+  if isinstance(model, Swin):
+    return _written_swin(model, image_size)
   if not isinstance(model, ViT):
     raise names_lib.not_writable(f'the layers of a {type(model).__name__}')
+  is_dinov3 = model.config.rotary == 'centered'
+  return _written_dinov3(model) if is_dinov3 else _written_vit(model)
+
+
+def _written_vit(model: Any) -> Written:
   names, is_joined = dict(_VIT_NAMES), model.pool == 'token_gap'
   kind, supported = 'vit', ()
   if model.distilled:
@@ -309,20 +323,19 @@ def written_vit(model: Any) -> Written:
   elif model.layer_scale is not None or model.gated or is_joined:
     kind, supported = 'dinov2', ('layer_scale', 'gated')
   is_dino = kind.startswith('dinov2')
-  options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
-  missing = [
-    name
-    for name in (*options, 'pre_norm')
-    if name not in supported and getattr(model, name) not in (None, 0, False)
-  ]
-  if model.pool != 'token' and not (is_joined and is_dino):
-    missing.append(f'pool {model.pool!r}')
+  # Positions of tokens other than patches are zeros, or added to the tokens.
+  equivalent: dict[str, Any] = {
+    'prefix_positions': kind != 'dinov2_with_registers'
+  }
+  missing = []
   if model.pre_logits and (model.num_classes or kind != 'vit'):
     missing.append('pre-logits before the head')
-  if model.distilled and not model.num_classes:
-    missing.append('distillation token without a head')
   config = _sizes(model) | dict(qkv_bias=True)
+  unused = {}
   if is_dino:
+    supported += ('pool',) if is_joined else ()
+    equivalent['layer_scale'] = _LAYER_SCALE
+    unused = {_MASK: np.zeros((1, model.width), np.float32)}
     mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
     for i in (1, 2):
       names[f'{_LAYER}norm{i}'] = f'{_FOREIGN}norm{i}'
@@ -354,7 +367,15 @@ def written_vit(model: Any) -> Written:
   def complete(arrays: Arrays) -> Arrays:
     return _completed(model, kind, arrays)
 
-  return Written(kind, NameMap(names), config, complete)
+  return Written(
+    kind,
+    NameMap(names),
+    config,
+    complete,
+    (*_KEYS, 'prefix_positions', *supported),
+    equivalent,
+    unused,
+  )
 
 
 def _sizes(model: Any) -> dict[str, Any]:
@@ -386,7 +407,6 @@ def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
   arrays = arrays | {_POSITIONS: table}
   if kind in ('vit', 'deit'):
     return arrays
-  arrays[_MASK] = np.zeros((1, width), np.float32)
   arrays = _ones(_FOREIGN + _SCALE, model) | arrays
   # The input of the head in transformers includes the mean of the patches.
   if model.num_classes and model.pool == 'token':
@@ -427,15 +447,8 @@ _D3_NAMES = NameMap(
 )
 
 
-def written_dinov3(model: Any) -> Written:
-  """Returns the names and the config of a DINOv3.
-
-  Raises:
-    UserError: transformers has no equivalent model.
-  """
-  missing = [f'pool {model.pool!r}'] if model.pool != 'token' else []
-  missing += ['a head'] if model.num_classes else []
-  _refuse('dinov3_vit', missing)
+def _written_dinov3(model: Any) -> Written:
+  _refuse('dinov3_vit', ['a head'] if model.num_classes else [])
   biases = BIASES[model.qkv_bias]
   config = _sizes(model) | dict(
     intermediate_size=model.mlp_dim,
@@ -453,7 +466,6 @@ def written_dinov3(model: Any) -> Written:
     """Splits gated matrices, and adds arrays that transformers requires."""
     width = model.width
     required = {
-      _MASK: np.zeros((1, 1, width), np.float32),
       _REGISTERS: np.zeros((1, 0, width), np.float32),
       **_ones(_D3_SCALE, model),
     }
@@ -463,13 +475,20 @@ def written_dinov3(model: Any) -> Written:
       arrays |= {name.replace(_D3_UP, _D3_GATE): gate, name: up}
     return arrays
 
+  keys = ('registers', 'layer_scale', 'gated', 'qkv_bias', 'bias')
+  equivalent: dict[str, Any] = dict(layer_scale=_LAYER_SCALE)
+  if model.position == 'rope2d':
+    equivalent |= dict(position='none', rope='centered')
+  if model.gated:
+    equivalent['gelu'] = 'silu'
   return Written(
     'dinov3_vit',
     _D3_NAMES,
     config,
     complete,
-    positions=('none', 'rope2d'),
-    supported=('rope', 'qkv_bias', 'bias'),
+    (*_KEYS, 'position', 'rope', 'rope_base', *keys),
+    equivalent,
+    {_MASK: np.zeros((1, 1, model.width), np.float32)},
   )
 
 
@@ -530,18 +549,19 @@ def parse_swin(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
     raise UserError(
       f'config.json of {path} has {other}; the model swin supports {allowed}.'
     )
-  model = dict(
-    name='swin',
-    width=config['embed_dim'],
-    depths=depths,
-    num_heads=heads[0],
-    window_size=config['window_size'],
-  )
   used = {
     name: array
     for name, array in names_lib.renamed(arrays, _SWIN_ALIASES).items()
     if not name.endswith('.relative_position_index')  # follows from the sizes
   }
+  model = dict(
+    name='swin',
+    channels=names_lib.shape_of(path, used, _KERNEL, 4, 'a Swin')[1],
+    width=config['embed_dim'],
+    depths=depths,
+    num_heads=heads[0],
+    window_size=config['window_size'],
+  )
   properties = ModelMetadata(
     metadata.pair(config['image_size']), position_resize='bicubic_no_antialias'
   )
@@ -556,13 +576,14 @@ def _swin_names(stages: int) -> NameMap:
   )
 
 
-def written_swin(model: Any) -> Written:
-  """Returns the names and the config of a Swin."""
-  if model.window_rule != 'authors':
+def _written_swin(model: Any, image_size: tuple[int, int]) -> Written:
+  equivalent = {}
+  if model.window_rule == 'timm' and _rules_agree(model, image_size):
+    equivalent['window_rule'] = 'authors'
     log.warning(
-      "model.window_rule=%r is not stored: Hugging Face's Swin uses the rule "
-      "'authors', with other results at image sizes that windows do not fill",
-      model.window_rule,
+      "model.window_rule='timm' is not stored: Hugging Face's Swin uses the "
+      "rule 'authors', with other results at image sizes that windows do not "
+      'fill'
     )
   stages = len(model.depths)
   config = SWIN_FIXED | dict(
@@ -570,7 +591,7 @@ def written_swin(model: Any) -> Written:
     depths=list(model.depths),
     num_heads=[model.num_heads * 2**i for i in range(stages)],
     window_size=model.window_size,
-    hidden_act='gelu',
+    hidden_act=metadata.ACTIVATION_NAMES[model.gelu],
     layer_norm_eps=model.norm_eps,
     drop_path_rate=model.drop_path,
   )
@@ -586,4 +607,25 @@ def written_swin(model: Any) -> Written:
           )
     return arrays
 
-  return Written('swin', _swin_names(stages), config, checked)
+  return Written(
+    'swin',
+    _swin_names(stages),
+    config,
+    checked,
+    (*SWIN_KEYS, 'window_size', 'window_rule', 'gelu'),
+    equivalent,
+  )
+
+
+def _rules_agree(model: Any, image_size: tuple[int, int]) -> bool:
+  """Returns whether a Swin has the same results with both window rules."""
+
+  def agree(grid: tuple[int, int]) -> bool:
+    timm, authors = (
+      Windows.of(grid, model.window_size, shifted=True, rule=rule)
+      for rule in ('timm', 'authors')
+    )
+    is_filled = timm.padded == grid or not any(timm.shift)
+    return timm.shift == authors.shift and is_filled
+
+  return all(agree(grid) for grid in model.grids(image_size))

@@ -4,9 +4,13 @@ import functools
 import logging
 from typing import Any
 
+import jax
 from etils import epath
+from jax.sharding import NamedSharding
 
+from vit_jax.arrays import sharding
 from vit_jax.checkpoint import (
+  FORMAT,
   READABLE,
   RemovedError,
   export_params,
@@ -85,7 +89,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
 
   Args:
     path: path of the directory, which must not exist.
-    params: parameters of the objective that `about` specifies.
+    params: parameters of the objective that `about` specifies, on a mesh, or
+      all in the memory of this process.
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
@@ -97,4 +102,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     '.npz, .safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
     'without such an ending. For servers: python -m vit_jax.export',
   )
-  export_params(path, params, about)
+  placed = [getattr(x, 'sharding', None) for x in jax.tree.leaves(params)]
+  if not all(isinstance(each, NamedSharding) for each in placed):
+    mesh = sharding.make_mesh(jax.local_devices()[:1])
+    params = jax.device_put(params, sharding.replicated(mesh))
+  export_params(path, params, {**about, 'format': FORMAT})

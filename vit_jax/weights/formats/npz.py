@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import re
 import zipfile
 from collections.abc import Mapping
@@ -77,12 +78,9 @@ def load(path: str, head: Any = None) -> Pretrained:
       supported model.
   """
   del head
-  stored, digest = read(path)
-  arrays = _weights(path, stored)
-  parsed = _parsed(path, arrays)
-  values = _read_notes(path, digest)
-  parsed = parsed._replace(metadata=parsed.metadata.updated(**values))
-  source = foreign.imported(path, parsed)
+  arrays, digest = read(path)
+  notes = _read_notes(path, digest)
+  source = foreign.imported(path, _parsed(path, arrays, notes))
   # With this key, users could override mean and std. These weights are known to
   # expect pixels in [-1, 1].
   about = {k: v for k, v in source.about.items() if k != 'normalization'}
@@ -113,21 +111,32 @@ def _weights(
   return {name: flat(name, array) for name, array in arrays.items()}
 
 
-def _parsed(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
+def _parsed(
+  path: str, stored: Mapping[str, np.ndarray], notes: Mapping[str, Any]
+) -> ParsedWeights:
   """Parses a BiT ResNet, or a Vision Transformer, optionally with a stem.
+
+  Args:
+    path: path of the file, for messages.
+    stored: all arrays of the file.
+    notes: result of `metadata.read_notes`.
 
   Raises:
     UserError: an array that determines a size is missing or has another rank.
   """
+  arrays, values = _weights(path, stored), dict(notes)
+  noted = values.pop('model_args', {})
   properties = ModelMetadata(
     (_DEFAULT_SIZE, _DEFAULT_SIZE),
     known_from="the authors' JAX code",
     gelu='tanh',
     position_resize='aligned',
-  )
+  ).updated(**values)
   if _BIT_ROOT in arrays:
     model = _resnet_section(path, arrays, _BIT_ROOT)
-    return ParsedWeights(arrays, _BIT, model, properties, _DEFAULTS)
+    return ParsedWeights(
+      arrays, _BIT, model, properties, _DEFAULTS, noted=noted
+    )
   is_original = any('/MultiHeadDotProductAttention_1/' in n for n in arrays)
   is_stacked = f'{_BLOCK}/LayerNorm_0/scale' in arrays
   names = _names(
@@ -141,22 +150,23 @@ def _parsed(path: str, arrays: dict[str, np.ndarray]) -> ParsedWeights:
     model.pop('channels', None)  # those of the map
     model['stem'] = _resnet_section(path, arrays, _ROOT)
     side *= stride_of(model['stem']['depths'])  # in pixels of the image
-  grid = (_DEFAULT_SIZE // side,) * 2
-  prefix = int(model['pool'] == 'token')
-  if _OFFICIAL_POSITION in arrays:
-    shape = names_lib.shape_of(path, arrays, _OFFICIAL_POSITION, 3, _KIND)
-    grid = positions.square_grid(shape[1] - prefix)
-  elif _POSITION in arrays:
+  prefix = 'cls' in arrays and noted.get('prefix_positions', True)
+  is_official = _OFFICIAL_POSITION in arrays
+  name = _OFFICIAL_POSITION if is_official else _POSITION
+  if name in arrays:
+    count = names_lib.shape_of(path, arrays, name, 3, _KIND)[1]
+    if 'image_size' not in values:
+      rows, columns = positions.square_grid(count - is_official * prefix)
+      size = (rows * side, columns * side)
+      properties = dataclasses.replace(properties, image_size=size)
     # In big_vision, the class token has no position; here, it is zeros.
-    shape = names_lib.shape_of(path, arrays, _POSITION, 3, _KIND)
-    grid = positions.square_grid(shape[1])
-    table = np.pad(arrays.pop(_POSITION), ((0, 0), (prefix, 0), (0, 0)))
-    arrays = arrays | {_OFFICIAL_POSITION: table}
+    patches = math.prod(pixels // side for pixels in properties.image_size)
+    missing = max(patches + prefix - count, 0) if name == _POSITION else 0
+    table = np.pad(arrays.pop(name), ((0, 0), (missing, 0), (0, 0)))
+    arrays[_OFFICIAL_POSITION] = table
   else:
     model['position'] = 'sincos2d'
-  size = (grid[0] * side, grid[1] * side)
-  properties = dataclasses.replace(properties, image_size=size)
-  return ParsedWeights(arrays, names, model, properties, _DEFAULTS)
+  return ParsedWeights(arrays, names, model, properties, _DEFAULTS, noted=noted)
 
 
 # Numbers of a layer's second norm, attention and MLP in Flax's original
@@ -317,13 +327,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
   if about:
-    model = foreign.opened_model(about)
-    if not getattr(model, 'prefix_positions', True):
-      raise names_lib.not_writable(
-        'positions of patches only, because official files also have a '
-        'position for the class token (those of big_vision do not)'
-      )
-    flat = foreign.native_params(params, about, ('learned',))
+    flat = foreign.native_params(params, about)
   names = _BIT
   if 'block1/unit1/conv1/kernel' not in flat:
     names = _names(_ORIGINAL, _STEM)
@@ -352,10 +356,10 @@ def save_big_vision(path: str, params: PyTree, about: dict[str, Any]) -> None:
     UserError: big_vision has no name for a parameter.
     OSError: a file cannot be written.
   """
-  model = foreign.opened_model(about)
-  flat = foreign.native_params(params, about, ('learned', 'sincos2d'))
-  has_learned = getattr(model, 'position', 'learned') == 'learned'
-  if has_learned and model.pool == 'token' and model.prefix_positions:
+  flat = foreign.native_params(params, about)
+  model = foreign.opened(about).model()
+  tokens = {'cls', 'position/embedding'} <= flat.keys()
+  if tokens and model.prefix_positions and model.position_at == 'stem':
     # big_vision's class token has no position: ours is added to the token.
     flat = foreign.without_class_position(flat, 'cls', 'position/embedding')
   exported = _names(_LATER, _POOLING, _POSITION).export(flat)
@@ -370,6 +374,11 @@ def _write(
   Raises:
     OSError: a file cannot be written.
   """
+  notes = {}
+  if about:
+    notes = foreign.noted(
+      path, about, lambda notes: _parsed(path, arrays, notes)
+    )
   place = paths.locate(path)
   with contextlib.ExitStack() as stack:
     if not paths.is_remote(place):
@@ -378,17 +387,6 @@ def _write(
       np.savez(file, allow_pickle=False, **arrays)
   if not about:
     return
-  model = foreign.opened_model(about)
-  values = {key: getattr(model, key, _DEFAULTS[key]) for key in _DEFAULTS}
-  if values != _DEFAULTS:
-    log.warning(
-      '%s cannot contain settings of this model; other programs that read it '
-      'assume %s instead of %s',
-      path,
-      _DEFAULTS,
-      values,
-    )
-  notes = ModelMetadata.of(model, about).notes()
   with (
     paths.locate(path).open('rb') as file,
     zipfile.ZipFile(file) as archive,
@@ -449,7 +447,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], str]:
     place.open('rb') as file,
     npyio.NpzFile(file) as archive,
   ):
-    damage.check_unique(archive.zip.namelist())
+    damage.check_unique(archive.files)
     arrays = {
       name: array.view(jnp.bfloat16) if array.dtype == 'V2' else array
       for name, array in archive.items()

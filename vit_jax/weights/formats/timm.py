@@ -12,6 +12,7 @@ exists:
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -22,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.arrays import tree
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.layers import EPSILON
+from vit_jax.models.swin import Swin
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained, SeveralModels
@@ -94,8 +95,6 @@ _WITHOUT_KEY_BIAS = NameMap(
 )
 _KIND = "a Vision Transformer with timm's names"
 _PATCH_BIAS = 'patch_embed.proj.bias'
-# Rare options that the arrays show
-_SHOWN = ('norm', 'qkv_bias', 'bias', 'map_mlp_dim')
 _TORCH_EPSILON = 1e-5  # PyTorch's default
 # Size of images of DINOv3, whose arrays do not depend on it
 _DINOV3_SIZE = (256, 256)
@@ -131,12 +130,15 @@ class _Settings:
     pool: timm's `global_pool`; None if unknown.
     architecture: architecture that is specified by the config, the user or the
       name of the file.
+    is_noted: whether they are notes of this package, which also contain what
+      other settings do not.
   """
 
   args: Mapping[str, Any]
   image_size: tuple[int, int] | None
   pool: str | None = None
   architecture: Architecture | None = None
+  is_noted: bool = False
 
   def fitting(self, model: Mapping[str, Any]) -> Architecture | None:
     """Returns the architecture if it has the width and depth of a model.
@@ -167,7 +169,10 @@ def load(
   arrays, notes = tensors.read(path)
   if _NOTES in notes:
     # Notes contain all settings, so other sources are not needed.
-    return foreign.imported(path, _parse_noted(path, arrays, notes[_NOTES]))
+    where = f'the metadata of {path}'
+    content = metadata.parse(where, notes[_NOTES])
+    values = metadata.read_notes(where, content, required=('image_size',))
+    return foreign.imported(path, _parse_noted(path, arrays, values))
   return containers.described(
     path, arrays, lambda model: _described(path, model, config, architecture)
   )
@@ -188,7 +193,10 @@ def _described(
     )
   if 'architecture' not in config:
     config = {}  # of another program
-  config = metadata.validated(f'config.json of {path}', config)
+  is_swin = swin.is_swin(arrays)
+  settings = metadata.SWIN_SETTINGS if is_swin else metadata.SETTINGS
+  file = f'config.json of {path}'
+  config = metadata.validated(file, config, settings=settings)
   name = config.get('architecture')
   stem = os.path.splitext(os.path.basename(path))[0]
   architecture = architecture or timm_models.find(name or stem)
@@ -201,13 +209,13 @@ def _described(
     )
   args = config.get('model_args', {})
   size = config.get('pretrained_cfg', {}).get('input_size')
-  settings = _Settings(
+  known = _Settings(
     args,
     (size[1], size[2]) if size else None,
     args.get('global_pool') or config.get('global_pool'),
     architecture,
   )
-  parsed = _parse(path, arrays, settings)
+  parsed = _parse(path, arrays, known)
   size = parsed.metadata.image_size
   values = (
     _configured(path, config, architecture, size)
@@ -218,7 +226,7 @@ def _described(
   # The authors' models with 'visualize' in their name predict plain pixels.
   norm_pixels = 'visualize' not in path.rpartition('/')[2]
   parsed = vit.with_decoder(path, parsed, norm_pixels=norm_pixels)
-  _warn_of_assumptions(path, parsed, settings)
+  _warn_of_assumptions(path, parsed, known)
   return foreign.imported(path, parsed)
 
 
@@ -240,22 +248,26 @@ def _split(path: str) -> tuple[str, Architecture | None]:
 
 
 def _parse_noted(
-  path: str, arrays: Mapping[str, np.ndarray], text: str
+  path: str, arrays: Mapping[str, np.ndarray], notes: Mapping[str, Any]
 ) -> ParsedWeights:
-  """Parses a file with the notes of `save`."""
-  where = f'the metadata of {path}'
-  notes = metadata.parse(where, text)
-  values = metadata.read_notes(where, notes, required=('image_size',))
+  """Parses a file with the notes of `save`.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: all arrays of the file.
+    notes: result of `metadata.read_notes`.
+  """
+  # Weights of this package, unless the notes contain another method.
+  values = {'position_resize': None, **notes}
+  noted = values.pop('model_args', {})
   # Older notes do not contain the rule of windows, which was that of the
   # authors.
-  args = {'window_rule': 'authors'} | values.pop('model_args', {})
-  parsed = _parse(path, arrays, _Settings(args, values['image_size']))
-  # Weights of this package, unless the notes contain another method.
-  values = {'position_resize': None, **values}
+  args = {'window_rule': 'authors', **noted}
+  settings = _Settings(args, values['image_size'], is_noted=True)
+  parsed = _parse(path, arrays, settings)
   values['known_from'] = 'the notes in the file'
-  return parsed._replace(
-    metadata=dataclasses.replace(parsed.metadata, **values)
-  )
+  properties = dataclasses.replace(parsed.metadata, **values)
+  return parsed._replace(metadata=properties, noted=noted)
 
 
 def _configured(
@@ -345,7 +357,7 @@ def _parse(
   model = vit.section(path, arrays, names, _KIND) | rotations
   if 'pos_embed' in arrays:
     names_lib.shape_of(path, arrays, 'pos_embed', 3, _KIND)
-  elif not rotations:
+  elif not rotations and not settings.is_noted:
     raise UserError(
       f'{path} has no pos_embed, and its arrays do not show which rotary '
       'positions the model has instead: name its architecture, as in '
@@ -513,21 +525,25 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
       f"{path}: weights with timm's names are .safetensors files; give a path "
       'with that ending.'
     )
-  model = foreign.opened_model(about)
-  if swin.is_swin(tree.flatten(params)):
-    names, keys = swin.names(len(model.depths)), ('window_size', 'window_rule')
-  else:
-    names, keys = NAMES, ('num_heads',)
-    if model.qkv_bias == 'query_value':
-      names = _WITHOUT_KEY_BIAS
-  arrays = foreign.exported(params, about, names, supported=_SHOWN)
+  model = foreign.opened(about).model()
+  names, stored = NAMES, ('num_heads',)
+  if isinstance(model, Swin):
+    names, stored = (
+      swin.names(len(model.depths)),
+      ('window_size', 'window_rule'),
+    )
+  elif getattr(model, 'qkv_bias', 'all') == 'query_value':
+    names = _WITHOUT_KEY_BIAS
+  arrays = foreign.exported(params, about, names)
+  if getattr(model.config, 'rotary', None):
+    raise names_lib.not_writable(
+      'rotations, because timm orders the channels of heads in another way'
+    )
   # The patch embedding of CLIP has no bias in timm. Folding and unfolding the
   # mean of the pixels leaves a bias that is zero up to rounding.
   if getattr(model, 'pre_norm', False):
     if np.abs(arrays[_PATCH_BIAS]).max() < 1e-6:
       del arrays[_PATCH_BIAS]
-  notes = {
-    'model_args': {key: getattr(model, key) for key in keys},
-    **ModelMetadata.of(model, about).notes(),
-  }
+  parse = functools.partial(_parse_noted, path, arrays)
+  notes = foreign.noted(path, about, parse, stored)
   tensors.write(path, arrays, {_NOTES: json.dumps(notes)})

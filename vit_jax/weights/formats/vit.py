@@ -6,6 +6,7 @@ in a file shows its option.
 """
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -70,21 +71,21 @@ def section(
   assert entry is not None
   prefix, number, _ = entry.name.partition('{i}')
   is_stacked = not number  # one array contains all layers
-  units = shape(f'{_LAYER}mlp/fc1/kernel', 2 + is_stacked)
+  units = find(f'{_LAYER}mlp/fc1/kernel')
   mlp = shape(f'{_LAYER}mlp/fc2/kernel', 2 + is_stacked)
   mlp_dim = mlp[-1] if names.torch else mlp[-2]
   layers = [re.match(rf'{re.escape(prefix)}(\d+)[./]', name) for name in arrays]
   model: dict[str, Any] = dict(
     patch_size=kernel[2] if names.torch else kernel[0],
     width=kernel[0] if names.torch else kernel[-1],
-    depth=units[0]
+    depth=mlp[0]
     if is_stacked
     else max((int(layer[1]) + 1 for layer in layers if layer), default=0),
     mlp_dim=mlp_dim,
     channels=kernel[1 if names.torch else 2],
     pool='gap' if find('cls') is None else 'token',
     # Value and gate are joined.
-    gated=(units[0] if names.torch else units[-1]) == 2 * mlp_dim,
+    gated=units is not None and units.size == 2 * math.prod(mlp),
     bias=find(f'{_LAYER}attention/out/bias') is not None,
   )
   if find('map/probe') is not None:
