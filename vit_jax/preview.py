@@ -102,11 +102,13 @@ def run_evaluation(config: Config, name: str, images: int) -> Pictures:
     except DecodeError as error:
       log.warning('example %d is left out: %s', index, error)
       continue
-    label = np.asarray(example['label'])
-    if not 0 <= label < source.num_classes:
-      log.warning('example %d is left out: its label is %d', index, label)
-      continue
-    lines = reporting.caption(label, source.class_names)
+    lines = []
+    if 'label' in example:
+      label = np.asarray(example['label'])
+      if not 0 <= label < source.num_classes:
+        log.warning('example %d is left out: its label is %d', index, label)
+        continue
+      lines = reporting.caption(label, source.class_names)
     shown.append((channels.rgb(pixels), lines))
     if len(shown) == images:
       break
