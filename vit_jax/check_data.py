@@ -29,6 +29,7 @@ from vit_jax.config import loading, overrides
 from vit_jax.config.schema import Config, build, build_section
 from vit_jax.data import filters, inspection
 from vit_jax.data.contract import Source
+from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.files import paths
 
@@ -225,7 +226,8 @@ def _groups(
     groups.append([])
     for split, index in group:
       label = results[split].rows['labels'][index]
-      name = {'class': sources[split].class_names[label]}
+      names = sources[split].class_names or [UNLABELLED]
+      name = {'class': names[label]}
       groups[-1].append(_located(sources, split, index) | name)
   return groups
 
@@ -254,7 +256,9 @@ def _summary(source: Source, result: inspection.Found) -> dict[str, Any]:
   summary: dict[str, Any] = {
     'examples': len(source),
     'bad': len(result.bad),
-    'classes': dict(zip(source.class_names, counts.tolist(), strict=False)),
+    'classes': dict(
+      zip(source.class_names or [UNLABELLED], counts.tolist(), strict=False)
+    ),
   }
   if len(rows):
     for key in ('heights', 'widths'):

@@ -11,7 +11,15 @@ from minimal_config import completed
 from vit_jax.data import filters, inspection
 from vit_jax.data.contract import Remaining
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.sources import folder, manifest, mixture, synthetic, tfds
+from vit_jax.data.sources import (
+  folder,
+  manifest,
+  mixture,
+  pseudo_labels,
+  synthetic,
+  tfds,
+)
+from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
 from vit_jax.training import data
 
@@ -220,3 +228,32 @@ def test_overlap_of_parts_of_a_split(root, name):
   middle = open_split('train[25%:75%]')
   shared = inspection.count(first, middle) + inspection.count(middle, last)
   assert shared == len(middle)
+
+
+def test_listed_images_are_left_out_of_pseudo_labels(tmp_path):
+  """All copies of the images are, and no others."""
+  photos = dict(path=str(tmp_path / 'photos'))
+  (tmp_path / 'photos').mkdir()
+  for i in range(8):
+    (tmp_path / f'photos/{i}.png').write_bytes(contract.png(i))
+  images = folder.Source('train', **photos)
+  index, copies = np.array([1, 3, 4, 7]), np.array([2, 1, 3, 1])
+  about = dict(
+    source=dict(name='folder', **photos),
+    split='train',
+    fingerprint=images.fingerprint,
+    digest='x',
+    class_names=['a', 'b'],
+  )
+  columns = dict(soft=np.eye(2, dtype=np.float32)[[0, 1, 1, 0]])
+  columns |= dict(index=index, copies=copies)
+  path = str(tmp_path / 'labels.npz')
+  parts = {key: lambda value=value: [value] for key, value in columns.items()}
+  npz.write(path, parts, {'about': json.dumps(about)})
+  listed = tmp_path / 'list.jsonl'
+  entries = filters.list_entries(images, np.array([3, 4, 5]))
+  listed.write_text('\n'.join(map(json.dumps, entries)))
+  source = pseudo_labels.Source('train', path=path)
+  kept = filters.without_listed(source, str(listed))
+  expected = [images.where(i) for i in (1, 1, 7)]
+  assert [kept.where(i) for i in range(len(kept))] == expected

@@ -13,8 +13,9 @@ import pytest
 
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
-from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.workers import Reader
+from vit_jax.data.pipeline import stream, workers
+from vit_jax.data.pipeline.loader import Loader
+from vit_jax.data.pipeline.workers import Processes, Reader
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
 
@@ -120,3 +121,16 @@ def test_repeatedly_killed_workers_end_the_run():
   source = Deadly('train', num_examples=16, height=8, width=8)
   with pytest.raises(UserError, match=r'reader\.processes'):
     _batches(source, Reader(processes=1), 10)
+
+
+def test_a_reused_buffer_has_no_rows_of_an_earlier_batch():
+  """Padding of an evaluation would otherwise count as examples."""
+  source = synthetic.Source('train', num_examples=8, height=8, width=8)
+  pool = Processes(Loader(source, TrainTransform((8, 8)), 0, 'skip'), 1, 4, 1)
+  slot = pool.buffers(4)
+  for array in workers._views(pool._memory[slot], pool._layout).values():
+    array[...] = 1
+  assert all(array.all() for array in pool.collect(slot).values())
+  batch = pool.collect(pool.buffers(4))
+  assert 'mask' in batch and not any(array.any() for array in batch.values())
+  pool.close()

@@ -11,7 +11,7 @@ from indexed_source import Shown, eval_setting
 
 from vit_jax.data import filters
 from vit_jax.errors import UserError
-from vit_jax.evaluators.calibration import Evaluator
+from vit_jax.evaluators.calibration import Evaluator, calibration_error
 
 CLASSES = 9
 KNOWN = [1, 2, 4, 7]  # the only labels of the examples
@@ -137,6 +137,13 @@ def test_infinite_and_nan_logits():
   logits[3:] = np.eye(6, CLASSES)[3:]  # a single NaN, not of the label
   logits[range(3, 6), source.given[3:] - 1] = np.nan
   assert evaluator.run(jnp.asarray(logits))[f'top{CLASSES}'] == 3 / 6
+
+
+def test_a_confidence_between_two_bins_belongs_to_the_lower_one():
+  """Bin m of M contains ((m - 1) / M, m / M]."""
+  confidence, correct = np.array([0.2, 0.1]), np.array([True, False])
+  found = calibration_error(confidence, correct, 5)
+  assert found == pytest.approx(abs(1 - 0.3) / 2)
 
 
 def test_probabilities_of_a_sigmoid():

@@ -181,6 +181,16 @@ def assert_equal(state, metrics, expected, training, centring, tolerance=1e-5):
     assert [*state.extra] == ['teacher']
 
 
+def test_the_temperature_rises_by_step():
+  """It is linear, and reaches its last value at the end of the warm-up."""
+  of = objective(warmup_temperature=0.04, teacher_temperature=0.07)
+  ramp = np.append(np.linspace(0.04, 0.07, 2 * EPOCH), [0.07, 0.07])
+  found = [
+    float(of.teacher_temperature(jnp.array(i))) for i in range(len(ramp))
+  ]
+  np.testing.assert_allclose(found, ramp, rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'centring, separate, devices',

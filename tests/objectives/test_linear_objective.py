@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
 from vit_jax.arrays import tree
+from vit_jax.models import contract
 from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.linear_probe import Objective
@@ -201,3 +202,32 @@ def test_initial_values_of_the_classifier():
   assert not params['head']['bias'].any()
   assert not extra['mean'].any() and (extra['variance'] == 1).all()
   assert of.num_classes == CLASSES
+
+
+class Pixels(contract.Model):
+  """A model whose features are the pixels."""
+
+  num_classes, channels = 0, 3
+
+  def apply(self, variables, images, key=None, *, method='predict', want=()):
+    return {'features': images.reshape(len(images), -1)}
+
+
+def test_running_statistics_equal_torch():
+  """Their variance is unbiased, unlike that of the normalization."""
+  of = Objective(Setting(Pixels(), SIZE), num_classes=CLASSES, batch_norm=True)
+  width = 3 * SIZE[0] * SIZE[1]
+  head = {'kernel': jnp.zeros((width, CLASSES)), 'bias': jnp.zeros(CLASSES)}
+  params = {'model': {}, 'head': head}
+  extra = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+  norm = torch.nn.BatchNorm1d(width, affine=False, eps=1e-6)
+  for seed in range(3):
+    batch = batch_of(seed)
+    inputs = Inputs(extra, batch, jax.random.key(0), jnp.array(seed), {})
+    _, (_, carry) = of.loss(params, inputs)
+    extra = of.update_extra(params, extra, carry, jnp.array(seed + 1))
+    pixels = np.asarray(batch['image'], np.float32) / 127.5 - 1
+    norm(torch.tensor(pixels.reshape(N, -1)))
+  close = dict(rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(extra['mean'], norm.running_mean, **close)
+  np.testing.assert_allclose(extra['variance'], norm.running_var, **close)

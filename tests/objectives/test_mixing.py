@@ -152,6 +152,16 @@ def test_cutmix_boxes_have_the_aspect_of_the_image():
   assert left.min() == 0 and right.max() == 80
 
 
+def test_cutmix_boxes_have_an_exact_size(monkeypatch):
+  """A quarter of the image, unless they are cut off at the border."""
+  monkeypatch.setattr(mixing, '_beta', lambda alpha, n, key: jnp.full(n, 0.75))
+  weights, _ = cutmix_weights((64, 40, 80, 3), seed=0)
+  top, bottom, left, right = np.array(list(boxes(weights))).T
+  height, width = bottom - top, right - left
+  assert (height[(top > 0) & (bottom < 40)] == 20).all() and height.max() == 20
+  assert (width[(left > 0) & (right < 80)] == 40).all() and width.max() == 40
+
+
 # Both
 
 

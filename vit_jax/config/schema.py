@@ -504,7 +504,7 @@ def top_level(
     init_weights: set of weights in `init_from`: 'params', 'ema' for the
       moving average, or another set of its objective ('teacher' for DINO).
     position_resize: method of interpolation for positions in `init_from`, see
-      `resizing.METHODS`; None for the method of the project that the weights
+      `positions.METHODS`; None for the method of the project that the weights
       are from. It has no effect on a run that resumes.
     early_stop_patience: number of evaluations without a new best value of the
       metric `checkpoint.best` after which the run ends; None to train to the

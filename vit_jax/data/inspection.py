@@ -231,8 +231,8 @@ def _measure(
     DecodeError: the record cannot be used.
   """
   example = source[index]
-  label = int(example['label'])
-  if not 0 <= label < source.num_classes:
+  label = int(example.get('label', 0))  # 0 for a source without labels
+  if not 0 <= label < max(source.num_classes, 1):
     raise decode.DecodeError(f'label {label} of {source.num_classes} classes')
   pixels = np.ascontiguousarray(decode.decode(example['image'], *kind))
   height, width, _ = pixels.shape

@@ -242,7 +242,7 @@ class ModelMetadata:
     preprocess: config section of the evaluation's transform.
     class_names: names in the order of the head's outputs; empty if unknown.
     position_resize: method by which the project interpolates positions, see
-      `resizing.METHODS`; None for the method of the model.
+      `positions.METHODS`; None for the method of the model.
     other_patches: number of patches for which the positions fit as well, in a
       grid that is not square; None if the image size is certain.
   """

@@ -281,7 +281,7 @@ def load_pretrained(
     num_classes: number of outputs. A head with another number is replaced by a
       newly initialized one, or removed for 0.
     dtype: dtype of the computation, 'float32' or 'bfloat16'.
-    position_resize: method of interpolation, see `resizing.METHODS`; None for
+    position_resize: method of interpolation, see `positions.METHODS`; None for
       that of the project that the weights are from.
     mean: mean of pixels in [0, 1] in the training of the weights, a number for
       each channel; for files whose settings are missing or wrong.

@@ -47,7 +47,7 @@ def adapt(
     model: model for the new size, whose method `adapt` is called.
     source: description of the weights, for the size of their images.
     new_size: (height, width) of the images for the result, pixels.
-    method: method of interpolation, see `resizing.METHODS`; None for that of
+    method: method of interpolation, see `positions.METHODS`; None for that of
       the weights, or of the model for weights of this package.
     mesh: mesh of the devices.
 

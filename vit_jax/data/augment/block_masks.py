@@ -64,7 +64,8 @@ class TrainTransform(multicrop.TrainTransform):
     group = self.group or size // parts
     if size // parts % group:
       raise UserError(
-        f'augment.group is {group}; it must divide {size // parts} examples.'
+        f'augment.group is {group}; it must divide the {size // parts} '
+        'examples of a micro-batch: set --config.augment.group=None for all.'
       )
     return dataclasses.replace(self, batches=(size, parts), group=group)
 

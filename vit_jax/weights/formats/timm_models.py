@@ -206,7 +206,7 @@ class Family(NamedTuple):
       pattern matches the file's name.
     preset: evaluation preprocessing.
     position_resize: method by which the repository of the family interpolates
-      positions, see `resizing.METHODS`; None for that of timm.
+      positions, see `positions.METHODS`; None for that of timm.
   """
 
   pattern: str
