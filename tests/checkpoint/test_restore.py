@@ -69,6 +69,24 @@ def test_a_temporary_error_is_retried(
   assert _left(saved) == ['1', '2', 'run_id.json']
 
 
+@pytest.mark.parametrize('stale, expected', [(1, 2), (2, 1)])
+def test_stale_reads(saved, monkeypatch, stale, expected):
+  """A wrong checksum is read again; only the second one renames the step."""
+  reads = []
+
+  def read(path, abstract):
+    arrays = READ(path, abstract)
+    if path.name != 'params':
+      return arrays
+    reads.append(path)
+    return jax.tree.map(lambda x: x + (len(reads) <= stale), arrays)
+
+  monkeypatch.setattr(items, 'read_arrays', read)
+  restored, step = restore(saved)
+  assert step == expected and same(restored, state(expected))
+  assert (saved / '2.bad').exists() == (expected == 1)
+
+
 @pytest.mark.parametrize(
   'number, error', [(errno.EIO, StorageError), (errno.EACCES, UserError)]
 )

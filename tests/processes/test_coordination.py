@@ -1,10 +1,13 @@
 """Tests of the access to JAX's coordination service."""
 
 import pathlib
+import queue
 import re
+import types
 
 import pytest
 
+from vit_jax.errors import StorageError
 from vit_jax.processes import consensus, peers
 
 PACKAGE = pathlib.Path(consensus.__file__).parents[1]
@@ -34,3 +37,25 @@ def test_the_callback_is_passed_to_a_new_client(monkeypatch):
   bindings.get_distributed_runtime_client('host:2')
   callback = dict(missed_heartbeat_callback=peers.end_on_loss)
   assert made == [('host:1', {'node_id': 3} | callback), ('host:2', {})]
+
+
+@pytest.mark.parametrize(
+  'error, code, end',
+  [
+    (StorageError('gs://b is gone'), 1, 'storage failed: gs://b is gone'),
+    (KeyError('a bug'), 1, "KeyError: 'a bug'\n"),
+  ],
+)
+def test_a_process_that_cannot_close_prints_its_error(
+  monkeypatch, error, code, end
+):
+  """Closing may wait for a storage that is gone, or for other processes."""
+  ended = queue.Queue()
+  service = types.SimpleNamespace(key_value_set=lambda *_: None)
+  monkeypatch.setattr(peers, 'client', lambda: service)
+  monkeypatch.setattr(peers, 'message_of_peer', lambda: None)
+  monkeypatch.setattr(peers, 'exit_now', lambda *given: ended.put(given))
+  monkeypatch.setattr(peers, '_EXIT_S', 0.0)
+  peers.announce(error)
+  actual, message = ended.get(timeout=30)
+  assert actual == code and message.endswith(end)

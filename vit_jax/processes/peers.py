@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -207,15 +208,22 @@ def announce(error: Exception) -> None:
     f'crash: {type(error).__name__}: {error} (the traceback is in its log)',
   )
   publish_end(code, message)
-  exit_soon(code)
+  if exit_status(error) is None:
+    message = ''.join(traceback.format_exception(error))
+  exit_soon(code, message)
 
 
-def exit_soon(code: int) -> None:
-  """Ends this process if closing takes longer than ten seconds."""
+def exit_soon(code: int, message: str) -> None:
+  """Ends this process if closing takes longer than ten seconds.
+
+  Args:
+    code: exit code.
+    message: cause, which would be printed after closing.
+  """
 
   def wait() -> None:
     time.sleep(_EXIT_S)
-    exit_now(code, 'closing takes too long: exiting')
+    exit_now(code, f'closing takes too long: exiting\n{message}')
 
   threading.Thread(target=wait, daemon=True, name='leave').start()
 
