@@ -176,6 +176,23 @@ def test_folder_config_counts_classes(tmp_path):
   assert tune.optimizer.name == 'sgd' and tune.image_size == (384, 384)
 
 
+@pytest.mark.parametrize('labelled', [True, False])
+def test_mae_on_a_folder(tmp_path, labelled):
+  """Images without labels have no evaluation."""
+  write_images(tmp_path / 'photos')
+  path = tmp_path / 'photos' / ('' if labelled else 'cat')
+  path = f'configs/folder.py:path={path},objective=mae'
+  config = loading.load(path)
+  experiment = Experiment.build(config, jax.devices()[:1])
+  assert experiment.objective.num_classes == 0
+  assert config.train.num_examples == (18 if labelled else 9)
+  assert [*config.evals] == (['knn'] if labelled else [])
+  if labelled:
+    assert config.evals.knn.split == 'train[90%:]'
+  with pytest.raises(UserError, match='objective=mae,tune=1'):
+    loading.load(f'{path},tune=1')
+
+
 @pytest.mark.parametrize('model, gpus, batch', [('S', 1, 64), ('L', 8, 256)])
 def test_dinov2_on_a_folder(tmp_path, model, gpus, batch):
   """The groups of masks are the images of one GPU."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_vit
+from etils import epath
 
 from tests import cli
 from tests.multiprocess import damaged
@@ -108,6 +109,51 @@ def test_files_and_another_preset(weights, tmp_path):
     features_lib.run(weights, str(tmp_path / 'h.npz'), missing)
 
 
+def written_parts(folder):
+  """Writes two parts of 3 and 2 examples, one of which is left out."""
+  parts = output_parts.Parts(epath.Path(folder / 'f.npz'))
+  assert parts.open({}, 3, 5) == 0
+  for number, (first, last) in enumerate([(0, 3), (3, 5)]):
+    kept = np.arange(first, last - number)
+    parts.write(number, [{'index': kept, 'x': kept / 2}], (first, last))
+  return parts
+
+
+def test_a_second_writer_is_refused(tmp_path):
+  """Before it reads or writes a part, and if the first has just finished."""
+  parts = output_parts.Parts(epath.Path(tmp_path / 'f.npz'))
+  with parts.locked():
+    with pytest.raises(
+      UserError, match='another run uses .*f.npz.parts.*--out'
+    ):
+      with output_parts.Parts(parts.out).locked():
+        pass
+  assert not os.listdir(tmp_path)
+  with parts.locked():
+    written_parts(tmp_path)
+  assert len(parts) == 2  # those of an interrupted command stay
+
+
+@pytest.mark.parametrize(
+  'change, words',
+  [
+    (dict(x=np.zeros(2)), '2 of 3 rows of x'),
+    (dict(_examples=np.array([0, 2])), r'examples \[0, 2\], not \[0, 3\]'),
+    (dict(_rows=np.array([3])), 'argument'),
+  ],
+)
+def test_a_part_of_other_rows_is_refused(tmp_path, change, words):
+  """It would be joined to a result that lacks examples, or has them twice."""
+  parts = written_parts(tmp_path)
+  assert parts.open({}, 3, 5) == 2
+  assert [part.tolist() for part in parts.column('index')] == [[0, 1, 2], [3]]
+  path = tmp_path / 'f.npz.parts/00000.npz'
+  np.savez(path, **held(path) | change)
+  with pytest.raises(UserError, match=f'00000.npz cannot be read.*{words}'):
+    parts.open({}, 3, 5)
+    parts.read(0)
+
+
 @pytest.fixture
 def interrupted(weights, tmp_path, monkeypatch):
   """Interrupts a computation; returns its request, path, and examples read."""
@@ -134,7 +180,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, interrupted):
   request, out, read = interrupted
   whole = tmp_path / 'whole.npz'
   features_lib.run(weights, str(whole), request)
-  parts = sorted(os.listdir(tmp_path / 'f.npz.parts'))
+  parts = sorted({*os.listdir(tmp_path / 'f.npz.parts')} - {'.lock'})
   assert parts[0] == '00000.npz' and parts[-1] == 'about.json'
   del read[:]
   read += [-1] * 60
@@ -172,7 +218,6 @@ def test_parts_of_another_computation_are_refused(
   older = json.loads(about.read_text())
   older['fingerprint'].popitem()
   about.write_text(json.dumps(older))
-  np.savez(part, **held(part), _rows=np.array([4]))  # an earlier version
   result = features_lib.run(weights, str(out), request)
   assert result['count'] == 42 and '_rows' not in held(out)
   out.unlink()

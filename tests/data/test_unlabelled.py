@@ -80,7 +80,9 @@ def test_only_objectives_without_labels_train_on_them(root, kind):
   train = {'train.num_examples': COUNT, 'source': section(root, kind)}
   opened = data.open_train(completed(num_classes=0, **train))
   assert len(opened) == COUNT
-  with pytest.raises(UserError, match='no labels, but a classifier.*mae.py'):
+  with pytest.raises(
+    UserError, match='no labels, but a classifier.*objective=mae'
+  ):
     data.open_train(completed(num_classes=10, **train))
 
 

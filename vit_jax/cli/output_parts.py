@@ -1,9 +1,9 @@
 """Applies weights to all examples, and writes a result that can be continued.
 
 OUT.parts/ contains about.json, which describes the computation, and the parts
-00000.npz, 00001.npz, …, each written atomically. After an interruption, the
-same command computes only the missing parts. When all are complete, they are
-joined to the result.
+00000.npz, 00001.npz, …, each written atomically, with its examples and rows.
+After an interruption, the same command computes only the missing parts. When
+all are complete, they are joined to the result. A lock refuses a second writer.
 """
 
 import contextlib
@@ -33,12 +33,15 @@ from vit_jax.evaluators.contract import Batch
 from vit_jax.files import jsonl, paths
 from vit_jax.processes import runtime
 from vit_jax.processes.consensus import from_main
+from vit_jax.run import lock
 from vit_jax.training import frozen
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
 Arrays = dict[str, np.ndarray]
+# Members of a part: its range of examples, and the rows of its sorted columns.
+_EXAMPLES, _ROWS = '_examples', '_rows'
 
 
 def define_flags(endings: str) -> None:
@@ -121,7 +124,8 @@ def compute(
     kept = {'label': batch['label'], 'mask': batch['mask']}
     return predict(params, batch) | kept
 
-  with jax.set_mesh(mesh):
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(jax.set_mesh(mesh))
     abstract = weights.abstract_weights(mesh)
     shape = (batch_size, *weights.image_size, weights.model().channels)
     images = {'image': jax.ShapeDtypeStruct(shape, np.uint8)}
@@ -138,19 +142,22 @@ def compute(
       'batch_size': batch_size,
       **about,
     }
-    existing = from_main(lambda: _existing(out, about, results))
-    if existing:
-      return existing
+    for may_write in (False, True):
+      # Another command may finish before this one holds the lock.
+      if may_write and runtime.is_main():
+        stack.enter_context(parts.locked())
+      if existing := from_main(lambda: _existing(out, about, results)):
+        return existing
     # A part has the same size whether an example has one vector or many.
     vectors = math.prod(first.shape[1:-1])
     size = -(-request.part_examples // (batch_size * vectors))
     part_examples = size * batch_size
-    num_parts = from_main(lambda: parts.open(about, part_examples))
+    num_parts = from_main(lambda: parts.open(about, part_examples, examples))
     done = min(num_parts * part_examples, examples)
     if done:
       log.info('continuing after %d of %d examples', done, examples)
     pending: list[Arrays] = []
-    remaining = Tail(source, done)
+    first_of_part, remaining = done, Tail(source, done)
     function = setting.compiled(labelled)
     batches = setting.sweep(params, remaining, function) if remaining else ()
     for result in batches:
@@ -159,9 +166,9 @@ def compute(
       done = min(done + batch_size, examples)
       if len(pending) == size or done == examples:
         if runtime.is_main():
-          parts.append(pending)
-        pending = []
-  return from_main(lambda: parts.join(about, write))
+          parts.write(num_parts, pending, (first_of_part, done))
+        pending, first_of_part, num_parts = [], done, num_parts + 1
+    return from_main(lambda: parts.join(about, write))
 
 
 class Parts:
@@ -171,22 +178,41 @@ class Parts:
     """Determines the folder of the parts, OUT.parts."""
     self.out, self.folder = out, out.with_name(out.name + '.parts')
 
+  @contextlib.contextmanager
+  def locked(self) -> Iterator[None]:
+    """Holds the folder's lock, so that a second writer is refused.
+
+    Raises:
+      UserError: another command writes the same result, or has just written it.
+    """
+    with paths.access(self.folder, 'written'):
+      self.folder.mkdir(parents=True, exist_ok=True)
+    with lock.hold(self.folder):
+      if not (self.folder / lock.FILE).exists():  # it was removed meanwhile
+        raise UserError(f'{self.out} has just been written: start again.')
+      yield
+      if [entry.name for entry in paths.entries(self.folder)] == [lock.FILE]:
+        self.folder.rmtree()
+
   @property
   def about(self) -> dict[str, Any]:
     """Description of the computation; {} if there is none."""
     return jsonl.read_object(self.folder / 'about.json')
 
-  def open(self, about: dict[str, Any], part_examples: int) -> int:
+  def open(
+    self, about: dict[str, Any], part_examples: int, examples: int
+  ) -> int:
     """Opens or creates the folder, and returns the number of existing parts.
 
     Args:
       about: description of the computation.
       part_examples: number of examples per part. Parts of another size begin at
         other examples, and are not continued.
+      examples: number of all examples.
 
     Raises:
-      UserError: the folder contains parts of another result, or cannot be
-        written.
+      UserError: the folder contains parts of another result or of other
+        examples, or cannot be written.
     """
     about = about | {'part_examples': part_examples}
     file = self.folder / 'about.json'
@@ -195,23 +221,38 @@ class Parts:
       if not file.exists():
         paths.write(file, json.dumps(about))
       _check_description(self.folder, self.about, about)
+    for index in range(len(self)):
+      start = index * part_examples
+      expected = [start, min(start + part_examples, examples)]
+      found = self.read(index, [_EXAMPLES])[_EXAMPLES].tolist()
+      if found != expected:
+        raise self._unreadable(index, f'examples {found}, not {expected}')
     return len(self)
 
   def __len__(self) -> int:
     """Returns the number of existing parts before the first missing one."""
     return next(i for i in itertools.count() if not self._path(i).exists())
 
-  def append(self, batches: list[Arrays]) -> None:
-    """Writes the columns of several batches as the next part.
+  def write(
+    self, index: int, batches: list[Arrays], examples: tuple[int, int]
+  ) -> None:
+    """Writes the columns of several batches as a part.
+
+    Args:
+      index: index of the part.
+      batches: columns of each batch.
+      examples: first example, and the one after the last.
 
     Raises:
       UserError: the part cannot be written.
     """
-    content, path = io.BytesIO(), self._path(len(self))
+    content, path = io.BytesIO(), self._path(index)
     columns: dict[str, Any] = {
       key: np.concatenate([batch[key] for batch in batches])
       for key in batches[0]
     }
+    rows = [len(columns[key]) for key in sorted(columns)]
+    columns |= {_EXAMPLES: np.array(examples), _ROWS: np.array(rows)}
     np.savez(content, allow_pickle=False, **columns)
     with paths.access(path, 'written'):
       paths.write(path, content.getvalue())
@@ -231,14 +272,18 @@ class Parts:
     Raises:
       UserError: the file cannot be read.
     """
-    path = self._path(index)
     try:
-      with npz.opened(path) as arrays:
-        return {k: arrays[k] for k in keys or arrays.files}
+      # The checksums of the archive are verified.
+      with npz.opened(self._path(index)) as arrays:
+        names = sorted({*arrays.files} - {_EXAMPLES, _ROWS})
+        rows = dict(zip(names, arrays[_ROWS].tolist(), strict=True))
+        found = {key: arrays[key] for key in keys or names}
+        for key in rows.keys() & found:
+          if len(found[key]) != rows[key]:
+            raise ValueError(f'{len(found[key])} of {rows[key]} rows of {key}')
+        return found
     except (OSError, ValueError) as error:
-      raise UserError(
-        f'{path} cannot be read ({error}): delete this part and all later ones.'
-      ) from error
+      raise self._unreadable(index, error) from error
 
   def join(self, about: dict[str, Any], write: Any) -> dict[str, Any]:
     """Writes the result and removes the parts; see `compute`.
@@ -254,6 +299,12 @@ class Parts:
     with contextlib.suppress(FileNotFoundError):
       self.folder.rmtree()
     return description
+
+  def _unreadable(self, index: int, reason: object) -> UserError:
+    return UserError(
+      f'{self._path(index)} cannot be read ({reason}): delete this part and '
+      'all later ones.'
+    )
 
   def _path(self, index: int) -> epath.Path:
     return self.folder / f'{index:05}.npz'

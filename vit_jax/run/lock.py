@@ -22,6 +22,7 @@ from etils import epath
 from vit_jax.errors import StorageError, UserError
 from vit_jax.files import jsonl, paths
 
+FILE = '.lock'  # name of the lock in a local workdir
 LEASE_S = 120.0  # time after which a lease that was not renewed has expired
 
 
@@ -48,7 +49,7 @@ def hold(workdir: epath.Path) -> Iterator[None]:
       if paths.is_remote(workdir):
         stack.enter_context(_lease(workdir / 'lock.json', holder))
       else:
-        stack.enter_context(_file_lock(workdir / '.lock', holder))
+        stack.enter_context(_file_lock(workdir / FILE, holder))
     except (UserError, StorageError):
       raise
     except Exception as error:
@@ -76,7 +77,7 @@ def _has_ended(holder: dict[str, object]) -> bool:
 def _refusal(workdir: epath.Path, holder: str) -> UserError:
   return UserError(
     f'another run uses {workdir}: {holder or "unknown"}. Wait for that run or '
-    'stop it, or give another --workdir.'
+    'stop it, or give another path (--workdir, --out).'
   )
 
 

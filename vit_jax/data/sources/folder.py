@@ -155,7 +155,8 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
     actual = 'no labels' if no_labels else f'one class, {name!r}'
     raise UserError(
       f'{where} has {actual}, but a classifier needs two or more: use one '
-      'folder per class, other data, or train without labels (configs/mae.py).'
+      'folder per class, other data, or train without labels '
+      '(configs/folder.py:path=DIR,objective=mae).'
     )
 
 
@@ -175,7 +176,9 @@ class Division(NamedTuple):
   num_classes: int
 
 
-def divide(path: str, endings: tuple[str, ...] = files.IMAGES) -> Division:
+def divide(
+  path: str, endings: tuple[str, ...] = files.IMAGES, labelled: bool = True
+) -> Division:
   """Returns 'train' and 'val', or divides 'train' if 'val' does not exist.
 
   In this case, a tenth of 'train' is held out.
@@ -183,17 +186,19 @@ def divide(path: str, endings: tuple[str, ...] = files.IMAGES) -> Division:
   Args:
     path: path of the directory.
     endings: endings of the image files, see `Source`.
+    labelled: whether there must be labels, for a classifier.
 
   Raises:
-    UserError: see `Source`; or there is only one class, or there are too few
-      images to hold out a tenth.
+    UserError: see `Source`; or there is only one class for a classifier, or
+      there are too few images to hold out a tenth.
   """
   roots = class_folders.roots(path, 'the argument path')
   roots = splits.with_alias(roots, 'train+val')
   splits.named('train', roots)
   listing = class_folders.listing(roots['train'], endings=endings)
   images, num_classes = len(listing.paths), len(listing.classes)
-  check_classes(listing.classes, listing.root)
+  if labelled:
+    check_classes(listing.classes, listing.root)
   if 'val' in roots:
     return Division('train', 'val', images, num_classes)
   # Earlier versions used 'train[:90%]' and cut parts from the sorted list. The
