@@ -59,6 +59,7 @@ ARCHITECTURE = dict(
   num_attention_heads=6,
   image_size=518,
   patch_size=14,
+  layer_norm_eps=1e-6,
 )
 PREPROCESSING = dict(
   do_resize=True,

@@ -1,4 +1,4 @@
-"""Regenerates tables of benchmarks/RESULTS.md.
+"""Regenerates tables of RESULTS.md and history/tables.md in benchmarks/.
 
   python benchmarks/regenerate.py [REGEX] [-- ARGUMENT ...]
   python benchmarks/regenerate.py --list [REGEX]
@@ -42,7 +42,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-PAGE = pathlib.Path(__file__).with_name('RESULTS.md')
+FOLDER = pathlib.Path(__file__).parent
+PAGES = [FOLDER / 'RESULTS.md', FOLDER / 'history/tables.md']
 GENERATED = re.compile(
   r'^`(?P<command>python [^`]+)`:\n\n(?P<table>(?:\|.*\|\n)+)', re.MULTILINE
 )
@@ -214,23 +215,26 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     '--list', action='store_true', help='print commands and oldest rows'
   )
-  parser.add_argument('--page', type=pathlib.Path, default=PAGE)
+  parser.add_argument('--page', type=pathlib.Path, help='instead of both pages')
   given = parser.parse_args(argv)
-  selected = {
-    command: table
-    for command, table in commands(given.page.read_text()).items()
+  pages = [given.page] if given.page else PAGES
+  selected = [
+    (page, command, table)
+    for page in pages
+    for command, table in commands(page.read_text()).items()
     if re.search(given.regex, command)
-  }
+  ]
   if not selected:
-    parser.error(f'no command of {given.page} contains {given.regex}')
+    names = ' and '.join(map(str, pages))
+    parser.error(f'no command of {names} contains {given.regex}')
   failed = {}
-  for command, table in selected.items():
+  for page, command, table in selected:
     if given.list:
       print(f'{_age(table)}: {command}')
       continue
     print(f'\n{command}', flush=True)
     try:
-      regenerate(given.page, command, given.arguments)
+      regenerate(page, command, given.arguments)
     except Failed as error:
       failed[command] = error
   if failed:

@@ -103,7 +103,10 @@ def get_config(argument: str | None = None) -> ConfigDict:
       name='calibration',
       split='validation',
       source=dict(
-        name='tfds', dataset='imagenet2012_real', label_key='original_label'
+        name='tfds',
+        dataset='imagenet2012_real',
+        label_key='original_label',
+        others=('real_label',),
       ),
       labels='real_label',
       every='100 %',

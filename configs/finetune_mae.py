@@ -23,8 +23,11 @@ following depend on the model (learning rate per 256 images):
 | H     | 50     | 1e-3 | .75         | .3        | 86.9            |
 
 Layer decay d multiplies the learning rate of layer i of n, counted from 1, by
-d^(n + 1 − i), and that of the class token, positions and patch embedding by
-d^(n + 1).
+d^(n + 1 − i), and that of class token, positions and patch embedding by
+d^(n + 1). Only matrices have a weight decay. All of this is as in the authors'
+code; parameters that their models lack follow timm: registers and distillation
+token are treated like the class token, and the parameters of a layer, such as
+LayerScale or relative positions, have its rate.
 
 Differences: the head starts at 0, the authors' at N(0, 2e-5). The sine-cosine
 positions of our own pre-training stay fixed; the authors train them from there
@@ -32,7 +35,7 @@ positions of our own pre-training stay fixed; the authors train them from there
 each pair of examples (objectives/mixing.py).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -56,23 +59,6 @@ MODELS = {
   'L': Row(24, 50, 1e-3, 0.75, 0.2, 1),
   'H': Row(32, 50, 1e-3, 0.75, 0.3, 2),
 }
-
-
-def layer_decay(depth: int, decay: float) -> tuple[Any, ...]:
-  """Returns optimizer rules: rates by layer, and no weight decay of vectors.
-
-  The class token and the positions do not decay either, as in timm's ViT, which
-  the authors' fine-tuning uses.
-  """
-  first = decay ** (depth + 1)
-  layers = tuple(decay ** (depth - i) for i in range(depth))
-  return (
-    ('(cls|position/.*|embedding/bias)', dict(lr=first, decay=0.0)),
-    ('embedding/kernel', dict(lr=first)),
-    ('encoder/layers/.*/(bias|scale)', dict(lr=layers, decay=0.0)),
-    ('encoder/layers/.*', dict(lr=layers)),
-    ('.*/(bias|scale)', dict(decay=0.0)),
-  )
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
@@ -124,8 +110,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
     b1=0.9,
     b2=0.999,
     weight_decay=0.05,
-    decay_mask='all',
-    rules=layer_decay(row.depth, row.layer_decay),
+    decay_mask='kernels',
+    layer_decay=row.layer_decay,
   )
   config.schedule = dict(
     base_lr=row.lr * 1024 / 256, warmup='5 epochs', decay='cosine', end_lr=1e-6

@@ -123,8 +123,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     b1=0.9,
     b2=0.95,
     weight_decay=0.05,
-    decay_mask='all',
-    rules=(('.*/(bias|scale)', dict(decay=0.0)),),
+    decay_mask='tensors',
   )
   config.schedule = dict(
     base_lr=1.5e-4 * 4096 / 256, warmup='40 epochs', decay='cosine'

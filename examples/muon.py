@@ -1,6 +1,6 @@
 """Muon, an optimizer for the matrices of the layers.
 
-`optimizer.name='muon'` refers to this file; see docs/faq.md.
+`optimizer.name='examples.muon'` selects it; see docs/faq.md.
 
 References: Jordan et al., "Muon" (2024); Liu et al., arXiv 2502.16982.
 """
@@ -17,7 +17,12 @@ from optax import contrib
 from vit_jax.arrays import sharding, tree
 from vit_jax.config import schema
 from vit_jax.errors import check_range
-from vit_jax.optim.optimizers import Common, Steps, adam_directions
+from vit_jax.optim.optimizers import (
+  Common,
+  Optimizer,
+  Setting,
+  adam_directions,
+)
 
 PyTree = Any
 _RMS = 0.2  # typical root mean square of a direction of Adam
@@ -26,7 +31,7 @@ _RMS = 0.2  # typical root mean square of a direction of Adam
 @schema.keyed_by(Common)
 def muon(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   momentum: float = 0.95,
@@ -35,7 +40,7 @@ def muon(
   eps: float = 1e-8,
   decay_mask: str = 'kernels',
   **common: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds Muon for the matrices of the layers, and Adam for all other leaves.
 
   See `directions`.
@@ -43,7 +48,7 @@ def muon(
   Args:
     schedule: learning rate as a function of the update count; learning rates
       for Adam are suitable.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     momentum: decay of the trace of gradients of the matrices, in [0, 1).
     b1: decay of Adam's first moment, in [0, 1).
     b2: decay of Adam's second moment, in [0, 1).
@@ -56,7 +61,7 @@ def muon(
   """
   check_range('optimizer.momentum', momentum, at_least=0, below=1)
   scale = directions(momentum, adam_directions(b1, b2, eps))
-  return Common(decay_mask=decay_mask, **common).chain(scale, schedule, steps)
+  return Common(decay_mask=decay_mask, **common).chain(scale, schedule, setting)
 
 
 def directions(

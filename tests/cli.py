@@ -22,6 +22,7 @@ import numpy as np
 
 from tests import fork_server
 from tests.faults.counts import injected
+from vit_jax.processes.interruption import SIGNALS
 
 ROOT = pathlib.Path(__file__).parent.parent
 _CACHE = 'VIT_JAX_TEST_CACHE'
@@ -123,9 +124,25 @@ def start(
   pipe = subprocess.PIPE
   options = dict(cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
   forked = forked and fork_server.can_fork(arguments)
-  if forked and _server().fits(env):
-    return fork_server.Command(_server(), arguments, **options)
-  return subprocess.Popen(arguments, **options)
+  with _default_signals():
+    if forked and _server().fits(env):
+      return fork_server.Command(_server(), arguments, **options)
+    return subprocess.Popen(arguments, **options)
+
+
+@contextlib.contextmanager
+def _default_signals() -> Iterator[None]:
+  """Lets processes start without the ignored signals of this process.
+
+  SIGHUP is ignored if the tests run under nohup, and SIGINT in the background
+  of a script.
+  """
+  ignored = [n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN]
+  for number in ignored:
+    signal.signal(number, signal.SIG_DFL)
+  yield
+  for number in ignored:
+    signal.signal(number, signal.SIG_IGN)
 
 
 def finish(

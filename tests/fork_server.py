@@ -165,6 +165,8 @@ def _main() -> None:
   request = _serve(connection)
   os.environ.clear()
   os.environ.update(request['env'])
+  # That of the server may belong to a file, whose position it asks for.
+  sys.stdout = open(1, 'w', encoding='utf-8', closefd=False)
   arguments = request['arguments']
   sys.orig_argv[:] = arguments
   sys.argv[:] = arguments[2:]

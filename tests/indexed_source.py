@@ -74,6 +74,8 @@ def row_of(params, batch):
 class Computed:
   """An objective whose results a function of weights and batch computes."""
 
+  cross_entropy = 'softmax'
+
   def __init__(self, function, num_classes):
     self.function, self.num_classes = function, num_classes
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import re
 import sys
 
 from packaging.requirements import Requirement
@@ -46,3 +47,11 @@ def test_only_the_extra_requires_tensorflow():
   for name in ('requirements.txt', 'requirements-test.txt'):
     assert not {'tensorflow', 'tensorflow-cpu'} & required(name), name
   assert 'tensorflow' in required('requirements-tensorflow.txt')
+
+
+def test_the_compiler_for_gpus_is_that_of_the_tested_jax():
+  """XLA's plug-ins work with one version of JAX."""
+  constraints = (ROOT / 'constraints.txt').read_text()
+  (version,) = re.findall(r'^jax==(.+)$', constraints, re.MULTILINE)
+  text = (ROOT / 'requirements-gpu.txt').read_text()
+  assert re.findall(r'^jax-.*==(.+)$', text, re.MULTILINE) == [version] * 2

@@ -5,6 +5,9 @@ import http.server
 import json
 import pathlib
 import re
+import select
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 
@@ -23,7 +26,9 @@ class Web:
     stopped: if it is not None, answers wait for this event.
   """
 
-  def __init__(self, folder: pathlib.Path):
+  def __init__(
+    self, folder: pathlib.Path, certificate: pathlib.Path | None = None
+  ):
     self.requests: list[tuple[str, str, str | None]] = []
     self.cut: list[int] = []
     self.failures: list[tuple[int, dict[str, str]]] = []
@@ -99,15 +104,81 @@ class Web:
 
     self._server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
     self.url = f'http://127.0.0.1:{self._server.server_port}'
+    if certificate is not None:
+      self.url = self.url.replace('http', 'https')
+      context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+      context.load_cert_chain(certificate)
+      # The handshake is in the thread of the request, not of the server.
+      self._server.socket = context.wrap_socket(
+        self._server.socket, server_side=True, do_handshake_on_connect=False
+      )
+      self._server.handle_error = lambda *args: None  # a refused certificate
 
   @contextlib.contextmanager
   def running(self) -> Iterator['Web']:
     """Serves files within the context."""
-    thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with _serving(self._server):
       yield self
-    finally:
-      self._server.shutdown()
-      self._server.server_close()
-      thread.join()
+
+
+class Proxy:
+  """A proxy on this machine, whose requests for files end with 404.
+
+  Attributes:
+    url: its address.
+    requests: address of each request, or HOST:PORT of each tunnel.
+  """
+
+  def __init__(self):
+    self.requests: list[str] = []
+    proxy = self
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+      def do_GET(self):
+        proxy.requests.append(self.path)
+        self.send_error(404)
+
+      do_HEAD = do_GET
+
+      def do_CONNECT(self):
+        proxy.requests.append(self.path)
+        port = int(self.path.rpartition(':')[2])
+        with socket.create_connection(('127.0.0.1', port)) as target:
+          self.send_response(200)
+          self.end_headers()
+          pairs = {self.connection: target, target: self.connection}
+          while data := self.received(pairs):
+            pairs[data[0]].sendall(data[1])
+        self.close_connection = True
+
+      def received(self, pairs):
+        """Returns a socket and its next bytes; None at the end."""
+        ready, _, _ = select.select([*pairs], [], [], 10)
+        with contextlib.suppress(OSError):
+          if ready and (data := ready[0].recv(2**16)):
+            return ready[0], data
+        return None
+
+      def log_message(self, *args):
+        del args
+
+    self._server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+    self.url = f'http://127.0.0.1:{self._server.server_port}'
+
+  @contextlib.contextmanager
+  def running(self) -> Iterator['Proxy']:
+    """Forwards requests within the context."""
+    with _serving(self._server):
+      yield self
+
+
+@contextlib.contextmanager
+def _serving(server: http.server.HTTPServer) -> Iterator[None]:
+  server_thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+  server_thread.start()
+  try:
+    yield
+  finally:
+    server.shutdown()
+    server.server_close()
+    server_thread.join()

@@ -9,16 +9,12 @@ evaluation. Without --out, the figures are written to the workdir and shown in
 its HTML report. --interactive also writes attention.html, on which the
 attention of every patch, layer and head can be explored.
 
-`python -m vit_jax.analyze curves WORKDIR… --out=DIR` draws the curves of
-several runs over steps, epochs, images, core-days and exaFLOPs. `sizes` instead
-of `curves` draws their last results over the number of training examples.
 `python -m vit_jax.analyze report WORKDIR…` writes report.html of each run with
 images and predictions (--nopredictions leaves them out), and with --out=DIR one
 HTML page that compares the runs.
 """
 
 import logging
-from typing import Any
 
 import jax
 import numpy as np
@@ -44,11 +40,6 @@ from vit_jax.weights.transfer import adapt
 
 log = logging.getLogger('vit_jax')
 _SHOWN = 8  # number of images of an evaluation split that are drawn
-# Functions that draw the figures of several runs, by argument.
-_COMPARISONS = {
-  'curves': curves.compare,
-  'sizes': curves.compare_sizes,
-}
 
 
 def define_flags() -> None:
@@ -111,13 +102,11 @@ def run(
   model.check(size)
   transform = schema.build('preprocess', source.about['preprocess'], size)
   if files:
-    images, originals = _read_images(files, transform)
+    images = _read_images(files, transform)
     origin, shown = 'given as files', len(files)
     names = [file.rpartition('/')[2] for file in files]
   else:
-    images, originals, origin = _evaluation_images(
-      source, transform, num_images
-    )
+    images, origin = _evaluation_images(source, transform, num_images)
     names, shown = [], _SHOWN
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   trained = source.load(source.abstract_params(mesh))
@@ -149,33 +138,29 @@ def run(
   title = source.path + ('' if weights == 'params' else f', {weights}')
   metadata = {'weights': title, 'images': f'{len(images)} {origin}'}
   with paths.access(out, 'written'):
-    photographs = gallery.Photographs(originals, transform, names)
-    for path in gallery.save(out, findings, metadata, photographs, form):
+    for path in gallery.save(out, findings, metadata, names, form):
       log.info('wrote %s', path)
   return findings
 
 
-def _read_images(
-  files: list[str], transform: Preprocess
-) -> tuple[np.ndarray, list[bytes]]:
-  """Reads image files; returns preprocessed images and the files' content."""
-  images, contents = [], []
+def _read_images(files: list[str], transform: Preprocess) -> np.ndarray:
+  """Reads and preprocesses image files."""
+  images = []
   for file in files:
     try:
-      contents.append(paths.locate(file).read_bytes())
-      images.append(transform.pixels(contents[-1]))
+      images.append(transform.pixels(paths.locate(file).read_bytes()))
     except (OSError, DecodeError) as error:
       raise UserError(
         f'the image {file} cannot be read: {paths.reason(error)}. Give JPEG '
         'or PNG files.'
       ) from error
-  return np.stack(images), contents
+  return np.stack(images)
 
 
 def _evaluation_images(
   source: Pretrained, transform: Preprocess, count: int
-) -> tuple[np.ndarray, list[Any], str]:
-  """Returns images of the evaluation split, the originals, and their origin.
+) -> tuple[np.ndarray, str]:
+  """Returns images of the evaluation split, and their origin.
 
   Args:
     source: weights of the run.
@@ -193,7 +178,7 @@ def _evaluation_images(
       '--images=FILE,….'
     )
   split = schema.build('source', source.about['source'], splits[0])
-  return *Spread(split, count).images(transform), f'of {split.name}'
+  return Spread(split, count).images(transform), f'of {split.name}'
 
 
 def _save(path: epath.Path, content: str | bytes) -> None:
@@ -239,32 +224,11 @@ def _write_predictions(workdir: epath.Path) -> None:
     with jax.set_mesh(experiment.mesh):
       source = data.open_train(config)
       setting = data.evaluation_setting(experiment, source.class_names)
-      params = weights.weights(experiment.mesh)['params']
+      params = weights.load_weights(experiment.mesh)
       step = int(weights.path.rpartition('/')[2])
       reporting.write(workdir, experiment, setting, params, source, step)
   except UserError as error:
     log.warning('no images and predictions: %s', error)
-
-
-def _compare(
-  kind: str,
-  workdirs: list[str],
-  out: str,
-  form: plotting.Format = plotting.PNG,
-) -> None:
-  """Draws the figure 'curves' or 'sizes' of several runs."""
-  folders = [paths.locate(workdir) for workdir in workdirs]
-  # A pattern such as runs/* also matches folders that are not workdirs.
-  others = [
-    x for x in folders if x.exists() and not (x / 'metrics.jsonl').exists()
-  ]
-  for other in others:
-    log.warning('%s is left out: it has no metrics.jsonl', other)
-  folders = [x for x in folders if x not in others] or folders
-  figure, arrays = _COMPARISONS[kind](curves.read_runs(folders))
-  (content,) = plotting.encode([figure], form)
-  _save(paths.locate(out) / f'{kind}.{form.name}', content)
-  _save(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
 
 
 def _output_directory(checkpoint: str, out: str | None) -> epath.Path:
@@ -286,20 +250,22 @@ def _output_directory(checkpoint: str, out: str | None) -> epath.Path:
 
 
 def main(arguments: list[str]) -> None:
-  """Draws figures of weights, compares runs, or writes their reports."""
+  """Draws figures of weights, or writes the reports of runs."""
   values = flags.FLAGS
   form = plotting.Format(values.format, values.dpi)
+  if values.out:
+    endings = ' or --format='.join(plotting.FORMATS)
+    paths.check_folder_name(
+      values.out, f'a directory, into which --format={endings} writes figures'
+    )
   kind, *workdirs = arguments or ['']
-  if kind in _COMPARISONS and workdirs and values.out:
-    _compare(kind, workdirs, values.out, form)
-    return
   if kind == 'report' and workdirs:
     _report(workdirs, values.out, values.predictions)
     return
   if arguments or not values.checkpoint:
     raise process.usage(
       'analyze --checkpoint=PATH [--images=FILE,…] [--out=DIR], or report '
-      'WORKDIR… [--out=DIR], or curves or sizes WORKDIR… --out=DIR'
+      'WORKDIR… [--out=DIR]'
     )
   out = _output_directory(values.checkpoint, values.out)
   run(

@@ -14,6 +14,7 @@ teacher, these are evaluated, too.
 import functools
 import json
 import logging
+import os
 from typing import Any
 
 import jax
@@ -175,7 +176,7 @@ def _build(
       f'the evaluator {section.name!r} has no metrics: use python -m '
       'vit_jax.analyze --checkpoint=PATH for figures.'
     )
-  if kind.own_classes and section.source is None:
+  if kind.own_classes and section.get('source', ...) is None:
     section = {**section, 'source': config.source.to_dict()}
     train = weights.about.get('config', {}).get('train', {})
     is_run_data = _is_run_data(config, weights.about)
@@ -226,8 +227,15 @@ def _measures(name: str) -> bool:
 def _is_run_data(config: Config, about: dict[str, Any]) -> bool:
   """Returns whether the config reads the data set of the run."""
   old, new = flatten(about.get('source', {})), flatten(config.source)
+
+  def same(key: str) -> bool:
+    if not key.endswith('path') or not old.get(key):
+      return new[key] == old.get(key)
+    # The config of a run contains absolute paths, a flag may be relative.
+    return os.path.abspath(new[key]) == os.path.abspath(old[key])
+
   return all(
-    new[key] == old.get(key)
+    same(key)
     for key in new
     if key.rpartition('.')[2] in ('name', 'dataset', 'path')
   )
@@ -255,7 +263,7 @@ def _open(config: Config, weights: Pretrained, split: str) -> stream.Source:
   Raises:
     UserError: the data has more classes than the head, or other classes.
   """
-  num_classes = weights.about['num_classes']
+  num_classes = weights.objective().num_classes
   source = build_section(config, 'source', split)
   if 0 < num_classes < source.num_classes:
     raise UserError(

@@ -11,6 +11,7 @@ import logging
 from absl import flags
 
 from vit_jax.cli import process, shared_flags
+from vit_jax.files import paths
 from vit_jax.weights import artefacts, pretrained
 
 log = logging.getLogger('vit_jax')
@@ -34,6 +35,11 @@ def main(arguments: list[str]) -> None:
     raise process.usage(
       f'export --checkpoint=PATH --out=DIR --to={"|".join(artefacts.KINDS)}'
     )
+  paths.check_folder_name(
+    values.out,
+    f'a new directory, into which --to={" or --to=".join(artefacts.KINDS)} '
+    'writes a program',
+  )
   source = pretrained.find(
     shared_flags.weights_path(values),
     values.weights,

@@ -39,7 +39,7 @@ from vit_jax.data.contract import Source
 from vit_jax.data.storage import files, npz
 from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.errors import UserError
-from vit_jax.evaluators.contract import Batch
+from vit_jax.evaluators.contract import Batch, not_finite_error
 from vit_jax.weights.contract import Pretrained
 
 PyTree = Any
@@ -179,10 +179,7 @@ def _columns(source: Source, result: Arrays, index: np.ndarray) -> Arrays:
   mask = result['mask']
   columns = {'features': result['features'][mask], 'index': index[mask]}
   if not np.isfinite(columns['features']).all():
-    raise UserError(
-      f'the features of {source.name} are not finite: use an earlier '
-      'checkpoint, or --config.model.dtype=float32.'
-    )
+    raise not_finite_error('the features', source)
   if _has_labels(source):
     columns['label'] = result['label'][mask]
   if isinstance(source, Images):

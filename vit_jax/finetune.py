@@ -7,68 +7,23 @@ is attached, and position embeddings are interpolated to the new image size
 (section 3.2 of the paper).
 """
 
-import functools
 import logging
 
 from absl import flags
 
 from vit_jax.cli import process
-from vit_jax.config import loading, schema
+from vit_jax.config import loading
 from vit_jax.config.schema import Config
+from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.training import loop
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.session import InitialParams
-from vit_jax.weights import pretrained
+from vit_jax.weights import architecture, pretrained
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.transfer import transfer
 
 log = logging.getLogger('vit_jax')
-
-
-def adopt_architecture(config: Config, source: Pretrained) -> Config:
-  """Returns the config with the architecture of the weights it starts from.
-
-  Args:
-    config: completed config.
-    source: weights that the run starts from.
-
-  Raises:
-    UserError: the config specifies another model or another architecture.
-  """
-  section, loaded = config.model, source.model()
-  name = source.about['model'].get('name', 'vit')
-  if section.name != name:
-    raise UserError(
-      f'{source.path} contains a model {name!r}, but config.model.name is '
-      f'{section.name!r}: set --config.model.name={name}, or start python -m '
-      'vit_jax.train from these weights, which uses all parameters that fit.'
-    )
-  constructor = schema.constructor('model', section)
-  keys = schema.config_keys(constructor)
-  # Keys whose default is None; the weights determine them.
-  open_keys = [key for key in keys if keys[key].default is None]
-  if any(section[key] is not None for key in open_keys):
-    built = schema.construct(constructor, section, config.num_classes)
-    differing = [
-      f'{key}: {value} in the weights, {built.architecture[key]} in the config'
-      for key, value in loaded.architecture.items()
-      if key in open_keys and built.architecture[key] != value
-    ]
-    if differing:
-      raise UserError(
-        f'{source.path} has another architecture: {"; ".join(differing)}. '
-        'Leave these keys of config.model out to use that of the weights.'
-      )
-  adopted = config.copy_and_resolve_references()
-  with adopted.unlocked():
-    for key, value in loaded.architecture.items():
-      adopted.model[key] = value
-    for key, value in loaded.options.items():
-      if section[key] == keys[key].default:
-        adopted.model[key] = value
-  return adopted
 
 
 def main(arguments: list[str]) -> None:
@@ -81,33 +36,30 @@ def main(arguments: list[str]) -> None:
       '--config.init_from=PATH is missing: the weights to start from.'
     )
   try:
-    source = pretrained.find(config.init_from, config.init_weights)
-  except UserError as error:
-    config, initial_params = _without_weights(config, error)
-  else:
-    config = adopt_architecture(config, source)
-    initial_params = functools.partial(
-      transfer, source, method=config.position_resize
-    )
+    source, error = pretrained.find(config.init_from, config.init_weights), None
+  except UserError as reason:
+    source, error = _last_start(reason), reason
+  config = architecture.adopt(config, source)
   if process.prints_config(config):
     return
+
+  def initial_params(experiment: Experiment, data: Source) -> object:
+    del data  # the head is new
+    if error is not None:
+      raise error
+    return transfer(source, experiment, config.position_resize)
+
   options = process.run_options(config)
   loop.run(config, initial_params=initial_params, **options)
 
 
-def _without_weights(
-  config: Config, error: UserError
-) -> tuple[Config, InitialParams]:
-  """Prepares a run that resumes although `init_from` can no longer be read.
+def _last_start(error: UserError) -> Pretrained:
+  """Describes weights that can no longer be read by the run in the workdir.
+
+  A run that resumes needs only their architecture.
 
   Args:
-    config: completed config.
     error: reason why the weights cannot be read.
-
-  Returns:
-    The config with the architecture of the last start, and a function for the
-    initial parameters, which raises the error. It is called only if the workdir
-    has no checkpoint.
 
   Raises:
     UserError: `error`, if the workdir does not contain a run.
@@ -115,18 +67,10 @@ def _without_weights(
   file = paths.locate(process.chosen_workdir()) / 'config.json'
   if not file.exists():
     raise error
-  last = loading.load(str(file)).model
-  resumed = config.copy_and_resolve_references()
-  with resumed.unlocked():
-    for key, value in last.items():
-      if key not in resumed.model or resumed.model[key] is None:
-        resumed.model[key] = value
-
-  def unavailable(experiment: Experiment) -> object:
-    raise error
-
+  last = loading.load(str(file))
   log.warning('%s This run resumes, so it does not need these weights.', error)
-  return resumed, unavailable
+  about = {'model': last.model.to_dict(), 'num_classes': last.num_classes}
+  return Pretrained(str(file), about, lambda abstract: None)
 
 
 if __name__ == '__main__':

@@ -5,6 +5,9 @@ such as 'photos/*.jpg'. --json prints one JSON object per image, --csv one row
 per class. A file that cannot be decoded is reported, and the others are
 predicted; the exit code is then 2.
 
+The probabilities are a softmax over the classes, or the sigmoid of each class
+if the model was trained with it.
+
 Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 (or another preset) and --config.preprocess.KEY=… change this.
 """
@@ -31,6 +34,7 @@ from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files import paths
+from vit_jax.objectives import losses
 
 log = logging.getLogger('vit_jax')
 _BATCH_SIZE = 32
@@ -41,7 +45,7 @@ class Prediction(NamedTuple):
 
   Attributes:
     image: path of the image.
-    top: (class name, softmax probability), most likely first.
+    top: (class name, probability), most likely first.
     error: '' or the reason why the image cannot be used, which completes the
       sentence '{image} …'.
   """
@@ -75,8 +79,8 @@ def run(
     UserError: the checkpoint does not exist, or a setting is invalid.
   """
   source = shared_flags.open_weights(checkpoint, request)
-  names = source.about['class_names']
-  if not source.about['num_classes']:
+  names, objective = source.about['class_names'], source.objective()
+  if not objective.num_classes:
     raise UserError(f'{checkpoint} has no head, so it cannot predict classes.')
   preprocess = shared_flags.sections(source)['preprocess']
   settings = [*request.settings]
@@ -85,11 +89,12 @@ def run(
   log.info('preprocessing: %s', shared_flags.line(described))
   transform = build_section(config, 'preprocess', source.image_size)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  params = source.load(source.abstract_params(mesh))
+  params = source.load_weights(mesh)
   batch_size = shared_flags.fitting(
     source, mesh, _BATCH_SIZE, examples=len(images)
   )
-  predict = jax.jit(source.objective().predict)
+  predict = jax.jit(objective.predict)
+  probabilities_of = losses.PROBABILITIES[objective.cross_entropy]
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for start in range(0, len(images), batch_size):
@@ -105,7 +110,7 @@ def run(
       probabilities = np.zeros((len(part), 0))
       if not all(isinstance(result, str) for result in results):
         logits = predict(params, {'image': batch})['logits']
-        probabilities = np.asarray(jax.nn.softmax(logits))
+        probabilities = np.asarray(probabilities_of(logits))
       for path, result, row in zip(part, results, probabilities, strict=False):
         if isinstance(result, str):
           yield Prediction(path, [], result)

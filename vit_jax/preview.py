@@ -1,8 +1,7 @@
 """Draws the first batches of a config: python -m vit_jax.preview --config=….
 
 python -m vit_jax.preview --config=configs/l16_i21k.py --out=grid.png draws
-training images after augmentation; --evaluator=val draws preprocessed images of
-that evaluation.
+training images after augmentation.
 """
 
 import logging
@@ -19,10 +18,7 @@ from vit_jax.analysis import plotting
 from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.config.schema import Config
-from vit_jax.data.images import channels
-from vit_jax.data.images.headers import DecodeError
-from vit_jax.errors import UserError, check_choice
-from vit_jax.evaluators.features import open_split
+from vit_jax.errors import UserError
 from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
 
@@ -31,7 +27,6 @@ _DPI = 100
 _MIN_SIDE = 1.3  # smaller images are enlarged to this many inches
 _CAPTION_HEIGHT = 0.6  # of the lines above an image, inches
 _LETTERS_PER_INCH = 15
-_LOG = '%s: %s, %d examples, %d classes'
 # Images `[y, x, 3]`, RGB, with the lines of their captions.
 Pictures = list[tuple[UInt8[np.ndarray, 'y x 3'], list[str]]]
 
@@ -40,11 +35,6 @@ def define_flags() -> None:
   """Defines the flags of this command."""
   flags.DEFINE_string('out', 'grid.png', 'Image file to write.')
   flags.DEFINE_integer('images', 32, 'Number of images.', 1)
-  flags.DEFINE_string(
-    'evaluator',
-    None,
-    'Name in config.evals; draws its images instead of training images.',
-  )
   flags.DEFINE_integer(
     'start_step', 0, 'Number of updates before the first batch drawn.', 0
   )
@@ -61,7 +51,9 @@ def run(config: Config, images: int, start_step: int) -> Pictures:
   """
   experiment = Experiment.build(config, jax.devices())
   source = data.open_train(config)
-  log.info(_LOG, 'training', source.name, len(source), source.num_classes)
+  log.info(
+    '%s, %d examples, %d classes', source.name, len(source), source.num_classes
+  )
   step, shown = start_step, []
   with data.train_batches(experiment, source, start_step) as batches:
     while len(shown) < images:
@@ -70,49 +62,6 @@ def run(config: Config, images: int, start_step: int) -> Pictures:
       )
       step += 1
   return shown[:images]
-
-
-def run_evaluation(config: Config, name: str, images: int) -> Pictures:
-  """Returns the first images of an evaluation with their labels.
-
-  Args:
-    config: completed config.
-    name: name of the evaluator in `config.evals`.
-    images: maximum number of images.
-
-  Raises:
-    UserError: the evaluator does not exist, or no image of its split can be
-      used.
-  """
-  check_choice('--evaluator', name, config.evals)
-  experiment = Experiment.build(config, jax.devices())
-  section, class_names = config.evals[name].to_dict(), []
-  other = section.get('source')
-  if not other:
-    class_names = data.open_source(config, config.train.split).class_names
-  setting = data.evaluation_setting(experiment, class_names)
-  transform = setting.for_section(section).transform
-  source = open_split(setting, section['split'], other)
-  log.info(_LOG, name, source.name, len(source), source.num_classes)
-  shown: Pictures = []
-  for index in range(len(source)):
-    try:
-      example = source[index]
-      pixels = transform.pixels(example['image'])
-    except DecodeError as error:
-      log.warning('example %d is left out: %s', index, error)
-      continue
-    label = np.asarray(example['label'])
-    if not 0 <= label < source.num_classes:
-      log.warning('example %d is left out: its label is %d', index, label)
-      continue
-    lines = reporting.caption(label, source.class_names)
-    shown.append((channels.rgb(pixels), lines))
-    if len(shown) == images:
-      break
-  if not shown:
-    raise UserError(f'{source.name} has no image that can be shown.')
-  return shown
 
 
 def draw(pictures: Pictures, path: str) -> None:
@@ -144,10 +93,7 @@ def main(arguments: list[str]) -> None:
       f'--out is {values.out!r}; give a path in an existing directory, which '
       'ends in .png or .jpg.'
     )
-  if values.evaluator:
-    shown = run_evaluation(values.config, values.evaluator, values.images)
-  else:
-    shown = run(values.config, values.images, values.start_step)
+  shown = run(values.config, values.images, values.start_step)
   draw(shown, values.out)
   log.info('wrote %s, %d images', values.out, len(shown))
 

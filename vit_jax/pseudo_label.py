@@ -222,7 +222,7 @@ def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
   Raises:
     UserError: the teacher does not have a head.
   """
-  outputs = weights.about['num_classes']
+  outputs = weights.objective().num_classes
   if not outputs:
     raise UserError(
       f'the model in {weights.path} has no head: use another teacher.'

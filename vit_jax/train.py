@@ -12,6 +12,7 @@ from absl import flags
 
 from vit_jax.cli import process
 from vit_jax.config.schema import Config
+from vit_jax.data.contract import Source
 from vit_jax.training import branch, loop
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained, transfer
@@ -36,18 +37,18 @@ def main(arguments: list[str]) -> None:
     return
   process.start_process()
   options = process.run_options(config)
-  if flags.FLAGS.branch_from:
+  if flags.FLAGS.branch_from is not None:
     branch.begin(flags.FLAGS.branch_from, config, options['workdir'])
   # A run that resumes does not call the function.
   initial_params = None if config.init_from is None else _load
   loop.run(config, initial_params=initial_params, **options)
 
 
-def _load(experiment: Experiment) -> object:
+def _load(experiment: Experiment, data: Source) -> object:
   """Loads the weights of `init_from` as initial parameters."""
   config = experiment.config
   source = pretrained.find(config.init_from, config.init_weights)
-  return transfer.start(source, experiment, config.position_resize)
+  return transfer.start(source, experiment, config.position_resize, data)
 
 
 if __name__ == '__main__':

@@ -41,6 +41,7 @@ from vit_jax.data.augment.block_masks import TrainTransform
 from vit_jax.models.vit import Model
 from vit_jax.objectives import dinov2
 from vit_jax.objectives.contract import Setting
+from vit_jax.optim import optimizers
 from vit_jax.optim.schedule import make_schedule
 from vit_jax.training.step import Trainer
 from vit_jax.weights.formats import timm
@@ -404,16 +405,18 @@ def steps_of(duration: str) -> int:
   return round(float(number) * (TOTAL / 100 if unit == '%' else 1))
 
 
-def optimizer_of() -> tuple[Any, Any]:
+def optimizer_of(of: dinov2.Objective) -> tuple[Any, Any]:
   """Builds the optimizer of the shipped config, and the learning rate."""
-  rules = importlib.import_module('configs.dinov2').rules
   config = loading.load('configs/dinov2.py:recipe=short,model=S')
   with config.unlocked():
-    config.optimizer.rules = rules(DEPTH, 0.9, FROZEN)
+    *rules, (last, _) = config.optimizer.rules
+    delay = last, dict(lr_after=f'{FROZEN} steps')
+    config.optimizer.rules = (*rules, delay)
   schedule = make_schedule(
-    TOTAL, WARMUP, base_lr=RATE, decay='cosine', end_lr=1e-6
+    TOTAL, lambda _: WARMUP, base_lr=RATE, decay='cosine', end_lr=1e-6
   )
-  return build_section(config, 'optimizer', schedule, steps_of), schedule
+  setting = optimizers.Setting(steps_of, of.layers_above)
+  return build_section(config, 'optimizer', schedule, setting), schedule
 
 
 def relative(ours: Any, theirs: Any) -> float:
@@ -444,7 +447,7 @@ def differences(
   model, _ = next(training)
   params = converted_params(model.student, shapes)
   mesh = sharding.make_mesh(jax.devices()[:devices], data=devices)
-  trainer = Trainer(of, *optimizer_of(), 1, None)
+  trainer = Trainer(of, *optimizer_of(of), 1, None)
   rows = []
   with jax.set_mesh(mesh):
     state = trainer.state_of(params, of.start_extra(params, {}))

@@ -124,14 +124,19 @@ def test_report_of_a_finished_run(tmp_path):
     '25.0 %',
     'changed: batch_size',
     '57 % test accuracy after 6 epochs',
-    '0.5713',
     'test/loss',
     'this run changed 1 of',
     'for an epoch or two.',
   ):
     assert expected in text
+  assert '0.57' not in text  # an accuracy is in percent everywhere
   assert 'RESULTS' not in text  # the sentence that introduces a command
   assert found.tags.count('figure') == 4  # loss, accuracy, lr, images/s
+  axes = [
+    re.findall(r'>([\d.]+ ?%?)<', svg)
+    for svg in charts(page.render(record.read(folder)))
+  ]
+  assert ['%' in ''.join(labels) for labels in axes] == [0, 1, 0, 0]
 
 
 def test_best_values_of_losses_are_the_lowest(tmp_path):
@@ -142,8 +147,9 @@ def test_best_values_of_losses_are_the_lowest(tmp_path):
     {'step': 3, 'test/top5': 0.7, 'test/ece': 0.4, 'test/nll': 2.5},
     {'step': 3, 'test/count': 90},
   ]
-  _, text = rendered(workdir(tmp_path / 'run', lines))
-  for best in ('0.8 at 2', '0.1 at 2', '1.25 at 2'):
+  config = {'evals': {'test': {'name': 'calibration'}}}
+  _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
+  for best in ('80.00 % at 2', '0.1 at 2', '1.25 at 2'):
     assert best in text
   assert '90 at' not in text
 
@@ -157,9 +163,10 @@ def test_the_headline_names_the_best_checkpoint(tmp_path):
     {'step': 4, 'val/accuracy': 0.625},
   ]
   config = {'checkpoint': {'best': 'val/accuracy'}}
+  config['evals'] = {'val': {'name': 'classification'}}
   _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
   assert 'val/accuracy, at step 3' in text
-  assert '0.7500' in text
+  assert text.count('75.00 %') == 2 and '0.75' not in text
 
 
 def test_figures_are_shown_with_their_weights_and_images(tmp_path):
@@ -301,6 +308,7 @@ def test_report_of_several_runs(tmp_path):
   several = [record.read(folder) for folder in runs]
   _, text = checked(page.render_comparison(several))
   assert '1: run' in text and '2: run' in text
+  assert text.count('57.13 %') == 2 and '0.57' not in text
   after = text.partition('Config differences')[2]
   assert 'seed' in after and 'model.depth' in after
   assert 'batch_size' not in after

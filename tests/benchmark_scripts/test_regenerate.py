@@ -1,4 +1,4 @@
-"""Tests that tables of benchmarks/RESULTS.md are regenerated."""
+"""Tests that tables of the results of benchmarks are regenerated."""
 
 import argparse
 import datetime
@@ -87,14 +87,17 @@ def test_rows_are_replaced_and_dated(write):
   ).replace('| v4 | 5 | 2020-01-03 |', f'| v4 | 0.5 | {TODAY} |')
 
 
-def commands_of_the_page():
-  return regenerate.commands(regenerate.PAGE.read_text())
+TEXT = '\n'.join(page.read_text() for page in regenerate.PAGES)
+
+
+def commands_of_the_pages():
+  return regenerate.commands(TEXT)
 
 
 def test_every_table_with_dates_is_generated():
   """Other tables with a column `date` would have a wrong command above them."""
-  tables = commands_of_the_page()
-  text = regenerate.PAGE.read_text()
+  tables = commands_of_the_pages()
+  text = TEXT
   assert len(tables) == len(re.findall(r'\| date \|\n', text)) > 10
   for command, table in tables.items():
     assert table.columns[-1] == regenerate.DATE, command
@@ -106,7 +109,7 @@ class _Parsed(Exception):
   """Raised instead of the work of a script."""
 
 
-@pytest.mark.parametrize('command', commands_of_the_page())
+@pytest.mark.parametrize('command', commands_of_the_pages())
 def test_commands_of_the_page_parse(command, monkeypatch):
   """Their scripts accept the flags and have the columns of the table."""
   script, *words = shlex.split(command)[1:]
@@ -128,7 +131,7 @@ def test_commands_of_the_page_parse(command, monkeypatch):
   with pytest.raises(_Parsed):
     main()
   source = (cli.ROOT / script).read_text()
-  columns = commands_of_the_page()[command].columns
+  columns = commands_of_the_pages()[command].columns
   # Names of columns are strings or parts of a head; those for image sizes are
   # made from numbers.
   assert not [

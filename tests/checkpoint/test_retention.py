@@ -2,24 +2,32 @@
 
 import contextlib
 import json
+import types
 
+import jax
 import pytest
+from etils import epath
 
 from tests.checkpoint.states import ABOUT, restore, save, state
 from tests.faults.counts import further
-from vit_jax.checkpoint import Checkpointer
+from vit_jax.checkpoint import Checkpointer, items, manifest, steps
+from vit_jax.errors import UserError
+from vit_jax.weights import pretrained
 
 NAME = 'val/accuracy'
 
 
-def _save(folder, *pairs):
-  """Saves steps with their accuracies."""
+def _save(folder, *pairs, best=NAME):
+  """Saves steps with their values of a metric."""
+  evals = {'val': {'name': 'classification'}}
+  about = ABOUT | {'config': {'checkpoint': {'best': best}, 'evals': evals}}
   with contextlib.closing(
-    Checkpointer(folder, ABOUT, best=NAME)
+    Checkpointer(folder, about, best=best)
   ) as checkpoints:
-    for step, accuracy in pairs:
-      assert checkpoints.save(step, state(step), {NAME: accuracy})
+    for step, value in pairs:
+      assert checkpoints.save(step, state(step), {best: value})
     assert checkpoints.wait() and not checkpoints.failures
+    return checkpoints.best_line()
 
 
 def _steps(folder):
@@ -48,6 +56,13 @@ def test_metrics_of_format_2_count(tmp_path):
   assert _steps(tmp_path) == [2, 4, 5]
 
 
+def test_the_lowest_loss_is_kept(tmp_path):
+  pairs = [(1, 2.5), (2, 0.5), (3, 1.5), (4, 1.0), (5, 2.0)]
+  line = _save(tmp_path, *pairs, best='val/loss')
+  assert _steps(tmp_path) == [2, 4, 5]
+  assert line and 'best val/loss 0.5 at step 2' in line
+
+
 def test_nan_is_not_the_best(tmp_path):
   """An evaluation that failed may give NaN."""
   _save(tmp_path, (1, float('nan')), (2, 0.5), (3, 0.1), (4, 0.1), (5, 0.1))
@@ -70,3 +85,23 @@ def test_retention_removes_only_steps_of_the_run(tmp_path):
   assert (folder / '7/notes.txt').read_text() == 'mine'
   assert (folder / 'backup.orbax-checkpoint-tmp').is_dir()
   assert restore(folder)[1] == 14
+
+
+def test_a_step_that_is_removed_while_it_is_read(tmp_path, monkeypatch):
+  """A command takes the next newest step, or the message says what happened."""
+  save(tmp_path, 1, 2)
+  read, pauses = manifest.read, types.SimpleNamespace(sleep=lambda _: None)
+  monkeypatch.setattr(items, 'time', pauses)
+
+  def remove_and_read(step_dir):
+    if step_dir.name == '2' and step_dir.exists():
+      steps.remove(step_dir.parent, 2)
+    return read(step_dir)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(manifest, 'read', remove_and_read)
+    source = pretrained.find(str(tmp_path))
+  assert source.path == str(tmp_path / '1')
+  steps.remove(epath.Path(tmp_path), 1)
+  with pytest.raises(UserError, match='1 was removed while .*checkpoint.keep'):
+    source.load({'head': jax.ShapeDtypeStruct((1,), 'float32')})

@@ -1,22 +1,25 @@
 """Tests of the directory of checkpoints, and of other entries in it."""
 
 import pytest
+from etils import epath
 
 from tests.checkpoint.states import ABOUT, restore, save, state
 from vit_jax import checkpoint
 from vit_jax.checkpoint import Checkpointer, steps
 from vit_jax.checkpoint import restore as restore_lib
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 
 
 def test_unknown_entries_are_left_alone(tmp_path):
   """They are not read, renamed or removed."""
   save(tmp_path, 1, 2)
-  before = ['²', '000120', '9', 'notes', '3.orbax-checkpoint-tmp.txt']
-  for name in before[:3]:
+  before = ['²', '000120', '9', '.9.my-notes']
+  before += ['notes', '3.orbax-checkpoint-tmp.txt']
+  for name in before[:4]:
     (tmp_path / name).mkdir()
     (tmp_path / name / 'mine').touch()
-  for name in before[3:]:
+  for name in before[4:]:
     (tmp_path / name).touch()
   assert restore(tmp_path)[1] == 2
   assert checkpoint.step_directory(str(tmp_path)).name == '2'
@@ -34,10 +37,16 @@ def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
 
 
 def test_unfinished_steps_are_removed(tmp_path):
-  """These are leftovers of a killed save or removal; links are not followed."""
+  """They are left by killed saves, removals and branches, and are no links."""
   save(tmp_path / 'c', 1)
   (tmp_path / 'elsewhere').mkdir()
-  for name in ('2.orbax-checkpoint-tmp', '0.orbax-checkpoint-tmp-removed'):
+  with paths.new_folder(epath.Path(tmp_path / 'other/4')) as folder:
+    copied = folder.name
+  for name in (
+    '2.orbax-checkpoint-tmp',
+    '0.orbax-checkpoint-tmp-removed',
+    copied,
+  ):
     (tmp_path / 'c' / name / 'params').mkdir(parents=True)
   link = tmp_path / 'c/3.orbax-checkpoint-tmp'
   link.symlink_to(tmp_path / 'elsewhere')
@@ -49,7 +58,7 @@ def test_unfinished_steps_are_removed(tmp_path):
 def test_a_failed_save_frees_its_space(tmp_path, monkeypatch):
   """What it wrote is removed at once, so that a full disk has space again."""
 
-  def no_room(writer):
+  def no_room(writer, barrier):
     writer.wait_until_finished()
     (tmp_path / '2').rename(tmp_path / '2.orbax-checkpoint-tmp')
     raise OSError('No space left on device')
@@ -98,21 +107,26 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
     for item in ('params', 'about'):
       (tmp_path / 'checkpoints' / str(step) / item).mkdir(parents=True)
   section: dict = {'best': 'val/accuracy'}
+  evals = {'val': {'name': 'classification'}}
   monkeypatch.setattr(
     restore_lib,
     'load_about',
-    lambda step_dir: {'config': {'checkpoint': section}},
+    lambda step_dir: {'config': {'checkpoint': section, 'evals': evals}},
   )
   monkeypatch.setattr(
     steps,
     'read_metrics',
-    lambda step_dir: {'val/accuracy': values[int(step_dir.name)]},
+    lambda step_dir: dict.fromkeys(
+      ('val/accuracy', 'val/loss'), values[int(step_dir.name)]
+    ),
   )
 
   def chosen(ending):
     return restore_lib.step_directory(f'{tmp_path}{ending}').name
 
   assert [chosen(e) for e in ('', '@8', '@best')] == ['12', '8', '8']
+  section['best'] = 'val/loss'
+  assert chosen('@best') == '4'  # the lowest
   for ending in ('@9', '@bets'):
     with pytest.raises(UserError, match=f'{ending} .*4, 8, 12'):
       chosen(ending)

@@ -260,6 +260,8 @@ def test_a_fine_tuning_resumes_without_init_from(tmp_path):
   workdir = tmp_path / 'tuned'
   keys = dict(init_from=weights, batch_size=64, total='4 steps')
   keys |= {'checkpoint.every': '2 steps', 'schedule.warmup': '1 steps'}
+  # The weights determine the GELU and whole patches, also when resuming.
+  keys |= {'model.gelu': 'quick', 'image_size': 40}
   flags = cli.flags('configs/finetune_quickstart.py', workdir, keys)
   command = cli.command('finetune', *flags)
   cli.run(command)

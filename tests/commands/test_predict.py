@@ -1,18 +1,29 @@
 """Tests of predict: files, directories and patterns; text, JSON and CSV."""
 
 import csv
+import dataclasses
+import functools
 import io
 import json
+import os
+import shutil
+import subprocess
 
+import jax
 import numpy as np
 import pytest
+import scipy.special
 from absl import flags
 from PIL import Image
 from tiny_vit import save_classifier
 
+from tests import cli
 from vit_jax import predict
+from vit_jax.arrays import sharding
 from vit_jax.cli import shared_flags
 from vit_jax.errors import UserError
+from vit_jax.weights import artefacts, transfer
+from vit_jax.weights.contract import Pretrained
 
 
 @pytest.fixture
@@ -50,6 +61,87 @@ def command(tmp_path, capsys):
   flags.FLAGS.unparse_flags()
   for name in set(flags.FLAGS) - before:
     delattr(flags.FLAGS, name)
+
+
+SIZES = dict(patch_size=8, width=16, depth=2, mlp_dim=8, num_heads=2)
+
+
+def classifier(objective, num_classes):
+  """Returns weights of an objective, with random numbers as arrays."""
+  about = dict(
+    model=dict(name='vit', dtype='float32', **SIZES),
+    objective=objective,
+    preprocess=dict(resize='squash'),
+    num_classes=num_classes,
+    image_size=[16, 16],
+    class_names=['ant', 'bee', 'cow'],
+  )
+
+  def load(abstract):
+    rng = np.random.default_rng(1)
+    return jax.tree.map(
+      lambda leaf: jax.device_put(
+        rng.uniform(0, 0.5, leaf.shape).astype(leaf.dtype), leaf.sharding
+      ),
+      abstract,
+    )
+
+  return Pretrained('PATH', about, load, load, load)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'objective, num_classes, probabilities',
+  [
+    (dict(name='supervised', cross_entropy='sigmoid'), 3, scipy.special.expit),
+    (
+      dict(
+        name='linear_probe',
+        num_classes=3,
+        batch_norm=True,
+        last_blocks=2,
+        patch_mean=True,
+      ),
+      0,
+      functools.partial(scipy.special.softmax, axis=-1),
+    ),
+  ],
+)
+def test_the_trained_classifier_is_applied(
+  photos, objective, num_classes, probabilities, monkeypatch, tmp_path
+):
+  """A probe has its own head, and running statistics of the features."""
+  source = classifier(objective, num_classes)
+  monkeypatch.setattr(shared_flags, 'open_weights', lambda *_: source)
+  path = f'{photos}/b/01.PNG'
+  pixels = source.preprocess().pixels((photos / 'b/01.PNG').read_bytes())
+  image = jax.numpy.array(pixels)[None]
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  params = source.weights(mesh)['params']
+  found = jax.jit(source.objective().predict)(params, {'image': image})
+  logits = np.asarray(found['logits'])
+  assert logits.shape == (1, 3) and np.ptp(logits) > 1e-3
+  artefacts.write(source, str(tmp_path / 'served'), 'stablehlo')
+  program = (tmp_path / 'served/model.stablehlo').read_bytes()
+  exported = jax.export.deserialize(bytearray(program)).call(image)
+  np.testing.assert_allclose(exported, logits, rtol=1e-5)
+  [found] = predict.run('PATH', [path], shared_flags.Request())
+  names = source.about['class_names']
+  expected = dict(zip(names, probabilities(logits)[0], strict=True))
+  assert dict(found.top) == pytest.approx(expected, rel=1e-5)
+  other = transfer.resized(source, (24, 24))
+  adapted = other.load_weights(mesh)
+  assert jax.tree.structure(adapted) == jax.tree.structure(params)
+
+
+def test_a_probe_without_its_running_statistics_is_refused():
+  """`convert` to a directory writes parameters only."""
+  objective = dict(name='linear_probe', num_classes=3, batch_norm=True)
+  source = dataclasses.replace(classifier(objective, 0), load_extra=None)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  for load in (source.load_weights, source.weights):
+    with pytest.raises(UserError, match='PATH.*statistics.*workdir'):
+      load(mesh)
 
 
 def test_images_of_files_directories_and_patterns(photos):
@@ -104,3 +196,23 @@ def test_csv_has_a_row_per_image_and_class(photos, command):
   assert out != plain
   _, error = command('--csv', '--json', str(photos))
   assert 'usage' in error
+
+
+@pytest.mark.slow
+def test_names_that_the_output_cannot_encode_are_escaped(photos, tmp_path):
+  """The names of files and classes may have any characters, or other bytes."""
+  save_classifier(str(tmp_path / 'tiny.npz'))
+  files = [photos / '猫.png', photos / os.fsdecode(b'\xff.png')]
+  for file in files:
+    shutil.copy(photos / 'b/01.PNG', file)
+  words = [f'--checkpoint={tmp_path}/tiny.npz', *map(str, files)]
+  done = subprocess.run(
+    cli.command('predict', *words),
+    env=cli.environment() | {'PYTHONIOENCODING': 'cp1252'},
+    cwd=cli.ROOT,
+    capture_output=True,
+  )
+  out = done.stdout.decode('cp1252')
+  assert done.returncode == 0, done.stderr
+  assert r'\u732b.png' in out and r'\udcff.png' in out
+  assert out.count('%') == 2 * 3

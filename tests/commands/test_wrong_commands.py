@@ -5,6 +5,7 @@ exit code, which tests/commands/test_commands.py tests.
 """
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ from vit_jax.cli import help, process
 from vit_jax.config import overrides
 from vit_jax.data.storage import records
 from vit_jax.errors import UserError
-from vit_jax.processes import runtime
+from vit_jax.processes import interruption, runtime
 
 QUICK = ('train', '--config=configs/quickstart.py')
 TUNE = ('finetune', '--config=configs/finetune_imagenet.py')
@@ -56,6 +57,7 @@ ROWS = [
   ((*QUICK, '--config.train.num_examples=1000'), 'num_examples=1438'),
   ((*QUICK, '--config.num_classes=5'), 'num_classes=10'),
   ((*QUICK, '--profile=5'), 'START:STOP'),
+  ((*QUICK, '--branch_from='), 'give a workdir and a step'),
   ((*QUICK, '--wrokdir=x'), 'did you mean --workdir'),
   ((*QUICK, '--config.source.data_dir=text.npz'), 'cannot be written to'),
   ((*QUICK, '--workdir=another'), 'run of this program'),
@@ -65,6 +67,7 @@ ROWS = [
   (TUNE, 'init_from=PATH is missing'),
   ((*TUNE, '--config.init_from=photos'), 'contains no checkpoint'),
   (('convert', 'tiny.npz'), 'usage'),
+  (('convert', '--average', 'tiny.npz', 'x'), '--average; docs/weights.md'),
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
   (
     ('evaluate', '--checkpoint=tiny.npz', '--evaluator=fewshoot'),
@@ -76,6 +79,11 @@ ROWS = [
   (('predict', '--checkpoint=tiny.npz', 'papr.pdf'), 'mean paper.pdf?'),
   (('convert', 'tiny.npz', 'model.onnx'), 'python -m vit_jax.export'),
   (('export', '--checkpoint=tiny.npz', '--out=o', '--to=tf'), 'savedmodel'),
+  (
+    ('export', '--checkpoint=tiny.npz', '--out=x.ONNX'),
+    'x.ONNX ends like a file of another format; allowed: a new directory',
+  ),
+  (('analyze', '--checkpoint=tiny.npz', '--out=a.pdf'), '--format=pdf'),
   (('analyze', 'report', 'nowhere'), 'give the workdir of a run'),
   (('analyze', 'curves', 'photos'), 'usage'),
   (('preview', *QUICK[1:], '--out=grid.none'), 'ends in .png or .jpg'),
@@ -142,9 +150,21 @@ def test_messages_of_wrong_commands(say, typed, answer):
   assert message.count('did you mean') <= 1
 
 
+def test_an_empty_flag_is_refused():
+  """A script with an empty variable would start another run."""
+  values = flags.FlagValues()
+  flags.DEFINE_string('workdir', None, '', flag_values=values)
+  flags.DEFINE_string('out', '', '', flag_values=values)
+  values(['program'])
+  process.refuse_empty(values)
+  values(['program', '--workdir='])
+  with pytest.raises(UserError, match='--workdir is empty'):
+    process.refuse_empty(values)
+
+
 def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):
   """Python itself would only say that the module does not exist."""
-  monkeypatch.setattr(help.interruption.HANDLER, 'install', lambda: None)
+  monkeypatch.setattr(interruption.HANDLER, 'install', lambda: None)
   help.begin(['python', '-m', 'vit_jax.train', '--config=x'])
   help.begin(['python', '-m', 'vit_jax'])
   help.begin(['python', '-m', 'pytest'])
@@ -153,6 +173,25 @@ def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):
     help.begin(['python', '-X', 'dev', '-m', 'vit_jax.trian'])
   assert ended.value.code == 2
   assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+# Windows has neither these modules nor SIGHUP.
+WINDOWS = """
+import runpy, signal, sys
+sys.modules |= {'fcntl': None, 'resource': None}
+sys.platform, sys.orig_argv = 'win32', ['python', '-m', 'vit_jax.train']
+del signal.SIGHUP
+runpy.run_module('vit_jax.train', run_name='__main__')
+"""
+
+
+def test_windows_is_refused():
+  """There is one message, before anything is imported that needs Unix."""
+  done = subprocess.run(
+    [sys.executable, '-c', WINDOWS], capture_output=True, text=True
+  )
+  assert done.returncode == 2 and 'WSL' in done.stderr
+  assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize('typed', ['train', 'trian'])

@@ -1,12 +1,14 @@
 """Tests of config files and flags."""
 
 import math
+import re
 
 import pytest
 from absl import flags
 from minimal_config import completed, minimal
 
-from vit_jax.config import loading, schema
+from vit_jax.cli import shared_flags
+from vit_jax.config import loading, overrides, schema
 from vit_jax.errors import UserError
 
 CONFIG_FILE = """
@@ -115,6 +117,68 @@ def test_flags_create_a_section_in_a_section_that_is_none(parse):
   assert trackers.to_dict() == {'mine': {'name': 'tensorboard'}}
 
 
+def test_a_name_adds_a_section_to_those_of_the_users_choice(parse):
+  """Evaluators, their sources, and trackers next to others."""
+  knn, tracker = '--config.evals.knn', '--config.log.trackers'
+  config = parse(
+    f'{knn}.source.members.a.weight=2',
+    f'{knn}.source.members.a.name=synthetic',
+    f'{knn}.source.name=mixture',
+    f'{knn}.split=test',
+    f'{knn}.name=neighbours',
+    f'{tracker}.one.name=tensorboard',
+    f'{tracker}.two.name=tensorboard',
+  )
+  assert {*config.evals} == {'test', 'knn'}
+  assert config.evals.knn.name == 'neighbours'
+  assert config.evals.knn.source.members.a.weight == 2
+  assert {*config.log.trackers} == {'one', 'two'}
+  for section in ('evals.knn.split', 'model.more.name', 'more.name'):
+    with pytest.raises(UserError, match=f'config.{section.rpartition(".")[0]}'):
+      parse(f'--config.{section}=x')
+  with pytest.raises(UserError, match='config.source.more is not a key'):
+    overrides.apply(
+      {'source': {'name': 'tar'}}, ['--config.source.more.name=x']
+    )
+
+
+@pytest.mark.parametrize('text', ['-1', '-.5', '-2e3'])
+def test_a_negative_number_may_follow_its_key(text):
+  argv = ['train', '--config.a.b', text, '--config.c', '--config.d', 'x']
+  assert overrides.extract(argv) == [
+    f'--config.a.b={text}',
+    '--config.c',
+    '--config.d=x',
+  ]
+  assert argv == ['train']
+
+
+@pytest.mark.parametrize('name', ['a.b:1.0', 'a:b', 'mae:x.y'])
+def test_a_name_with_a_colon_is_refused(parse, name):
+  """It is neither a name nor the path of a module."""
+  with pytest.raises(UserError, match=f'the name .{name}. cannot be used'):
+    parse(f'--config.objective.name={name}')
+
+
+@pytest.mark.parametrize('dataset', ['cifar10:3.0.2', 'vtab/dtd:1.0.0', 'pets'])
+def test_names_of_tfds_may_have_a_version(dataset):
+  """A dot makes a name a module only before the version."""
+  request = shared_flags.Request(dataset=dataset)
+  section = shared_flags.source_section({}, request)
+  assert section == {'name': 'tfds', 'dataset': dataset}
+  request = shared_flags.Request(dataset='my_lab.squares')
+  assert shared_flags.source_section({}, request) == {'name': 'my_lab.squares'}
+
+
+@pytest.mark.parametrize('key', ['evals', 'log.trackers', 'model'])
+def test_the_advice_for_a_section_is_a_flag(parse, key):
+  with pytest.raises(UserError, match='is a section') as error:
+    parse(f'--config.{key}=3')
+  advice = re.findall(r'--config\.[\w.]+=', str(error.value))[0]
+  with pytest.raises(UserError, match='the name .no_such. cannot be used'):
+    parse(f'{advice}no_such')
+
+
 def test_arguments_of_a_config_file(parse):
   """Text after the colon reaches `get_config`; flags take precedence."""
   path = f'--config={parse.file}:depth=5'
@@ -163,7 +227,7 @@ def test_flags_without_equals_sign(parse):
       '--config.evals.fewshot.a.b=5',
       ['evals.fewshot is not', 'allowed: test.'],
     ),
-    ('--config.schedule.name=x', ['allowed: base_lr, cooldown']),
+    ('--config.reader.name=x', ['allowed: max_bad_share, on_bad']),
     ('--noconfig.augment.flop', ['augment.flop', "mean 'flip'"]),
     # a key of another source
     ('--config.source.height=4', ['source.height', 'dataset']),

@@ -91,6 +91,7 @@ def test_negative_and_infinite_numbers_are_refused(
 # Values just outside of a range, other than negative numbers.
 WRONG = [
   ('optimizer.b1', 1.0),
+  ('optimizer.layer_decay', 1.01),
   ('batch_size', 0),
   ('batch_size', 10**20),
   ('micro_batches', 0),
@@ -176,8 +177,8 @@ def test_message_of_check_range():
     ('test/acuracy', {}, 'allowed: test/accuracy'),
     ('test', {}, 'allowed: test/accuracy'),
     ('test_ema/accuracy', {}, 'allowed: test/accuracy'),
-    # Otherwise, the step with the highest loss would be kept.
-    ('test/loss', {}, "checkpoint.best is 'test/loss'.*test/accuracy"),
+    ('test/loss', {}, None),  # the lowest
+    ('test/count', {}, "checkpoint.best is 'test/count'.*test/accuracy"),
     # There is no default metric.
     (
       None,
@@ -189,7 +190,7 @@ def test_message_of_check_range():
 def test_metrics_that_a_checkpoint_is_the_best_by(
   tmp_path, best, changes, message
 ):
-  """They are metrics of the evaluators that are better if higher."""
+  """They are metrics that evaluators list as better if higher or lower."""
   raised = contextlib.nullcontext()
   if message:
     raised = pytest.raises(UserError, match=message)

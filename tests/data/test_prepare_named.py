@@ -2,27 +2,28 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import textwrap
 
 import pytest
+from etils import epath
 
 from tests import archives, cli
-from tests.data.test_prepare_folder import fill
-from vit_jax.data.sources import tfds
+from vit_jax.data.sources import digits, tfds
 from vit_jax.errors import UserError
-from vit_jax.prepare import folder, named
+from vit_jax.prepare import named
 
 
 def test_prepared_datasets_are_left_as_they_are(tmp_path, caplog, monkeypatch):
   """Those of TFDS, and those of the user's own builders."""
   monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
   caplog.set_level(logging.INFO, 'vit_jax')
-  fill(tmp_path / 'in', ['a', 'b'], 2)
+  digits.prepare(epath.Path(tmp_path / 'in'))
   for name in ('cifar10', 'mine'):
-    folder.prepare(tmp_path / 'in', tmp_path / 'tfds', name)
+    shutil.copytree(tmp_path / 'in/digits', tmp_path / 'tfds' / name)
     before = archives.tree(tmp_path / 'tfds')
     named.prepare(name, tmp_path / 'tfds')
     assert archives.tree(tmp_path / 'tfds') == before

@@ -10,10 +10,9 @@ from ml_collections import ConfigDict
 
 from vit_jax.cli import shared_flags
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.sources import folder, tfds
+from vit_jax.data.sources import folder
 from vit_jax.data.storage import class_folders
 from vit_jax.errors import UserError
-from vit_jax.prepare import folder as builder
 from vit_jax.training import data
 
 
@@ -183,6 +182,33 @@ def test_messages_of_wrong_paths(tmp_path):
     open_folder(tmp_path, 'test')
 
 
+@pytest.mark.parametrize(
+  'names, words', [((), r'\.tiff\): fill or'), (('a.txt',), '1 other.*convert')]
+)
+def test_messages_of_class_folders_without_images(tmp_path, names, words):
+  """An empty folder has nothing to convert."""
+  fill(tmp_path, 'cat/1.jpg', *(f'dog/{name}' for name in names))
+  (tmp_path / 'dog').mkdir(exist_ok=True)
+  with pytest.raises(UserError, match=f'dog contains no image.*{words}'):
+    open_folder(tmp_path)
+  assert len(open_folder(tmp_path, allow_empty=True)) == 1
+
+
+def test_a_fingerprint_depends_on_every_label(tmp_path):
+  """Lists with the same names in the same order may swap two folders."""
+  folders = [f'{i:02d}' for i in range(40)]
+  fill(tmp_path / 'data', *(f'{name}/1.jpg' for name in folders))
+  found = []
+  for keys in (folders, [*folders[:14], '15', '14', *folders[16:]]):
+    lines = (f'{key}\tclass {i}' for i, key in enumerate(keys))
+    (tmp_path / 'map.txt').write_text('\n'.join(lines))
+    class_map = str(tmp_path / 'map.txt')
+    found.append(open_folder(tmp_path / 'data', class_map=class_map))
+  first, second = (source.fingerprint for source in found)
+  assert first['class_names'] == second['class_names']
+  assert first['records'] == second['records'] and first != second
+
+
 def test_a_file_removed_after_listing_is_a_bad_record(tmp_path):
   fill(tmp_path, 'cat/1.jpg', 'cat/2.jpg')
   source = open_folder(tmp_path)
@@ -294,10 +320,10 @@ def test_classes_may_have_names_of_splits(tmp_path):
     folder.divide(str(tmp_path))
 
 
-def test_prepare_uses_the_same_files(tmp_path):
-  """Nested files, GIFs and links; no hidden files or other extensions."""
+def test_nested_files_and_links_are_found(tmp_path):
+  """Hidden files and files with other endings are not."""
   root = tmp_path / 'in'
-  fill(
+  images = fill(
     root,
     'train/a/1.gif',
     'train/a/deep/er/2.JPG',
@@ -308,14 +334,14 @@ def test_prepare_uses_the_same_files(tmp_path):
     'Val/a/7.png',
   )
   (root / 'train' / 'b' / 'link.png').symlink_to(root / 'Val' / 'a' / '7.png')
-  builder.prepare(root, tmp_path / 'out', 'my_set')
-  for split, count in {'train': 4, 'val': 1}.items():
-    ours = open_folder(root, split)
-    theirs = tfds.Source(
-      split, dataset='my_set', data_dir=str(tmp_path / 'out')
-    )
-    assert len(ours) == count
-    assert examples(ours) == examples(theirs)
+  train = {'1.gif': 0, 'deep/er/2.JPG': 0, '3.jfif': 1}
+  expected = [
+    (images[f'train/{"ab"[label]}/{name}'], label)
+    for name, label in train.items()
+  ]
+  link = images['Val/a/7.png']
+  assert examples(open_folder(root, 'train')) == sorted([*expected, (link, 1)])
+  assert examples(open_folder(root, 'val')) == [(link, 0)]
 
 
 def examples(source):
@@ -329,7 +355,6 @@ def test_file_names_that_are_not_utf8_are_read(tmp_path):
     tmp_path / 'in/a/1.jpg', os.fsencode(tmp_path / 'in/a') + b'/\xff.jpg'
   )
   assert open_folder(tmp_path / 'in')[0]['label'] == 0
-  builder.prepare(tmp_path / 'in', tmp_path / 'out', 'my_set')
 
 
 def test_a_class_that_is_a_broken_link_is_refused(tmp_path):

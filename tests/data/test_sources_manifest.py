@@ -130,6 +130,16 @@ def test_missing_files(tmp_path):
     manifest.Source('test', path=path)
 
 
+def test_a_null_character_is_a_bad_record(tmp_path, images):
+  """The other lines can be used."""
+  rows = [{'image': name, 'label': 0} for name in ('a\0b.png', *images)]
+  source = manifest.Source('train', path=write_jsonl(tmp_path, rows))
+  with pytest.raises(DecodeError, match='null'):
+    source[0]
+  assert source[1]['label'] == 0 and 'line 1)' in source.where(0)
+  assert source.fingerprint['records'][0] is None
+
+
 CSV = {
   'image,class\n1.png,2\n': "'class'.*an image",
   'image,label\n': 'lists no image',

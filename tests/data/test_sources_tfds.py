@@ -63,6 +63,29 @@ def test_examples_with_several_labels(prepared, kind):
     open_twin(prepared[kind], 'train', others=('other',))
 
 
+def test_a_list_of_classes_renames_and_reorders_them(prepared, tmp_path):
+  """Every key with the same classes has the new labels."""
+  plain = open_twin(prepared['tfrecord'], others=('several',))
+  names = plain.class_names
+  listed = tmp_path / 'names.txt'
+  lines = [f'{name}\tthe {name}' for name in reversed(names)]
+  listed.write_text('\n'.join(['unknown', *lines]))
+  settings = dict(class_map=str(listed), others=('several',))
+  source = open_twin(prepared['tfrecord'], **settings)
+  assert source.num_classes == len(names) + 1
+  assert source.class_names[1:] == [f'the {name}' for name in reversed(names)]
+  for i in range(len(source)):
+    old, new = plain[i], source[i]
+    assert new['label'] == len(names) - old['label']
+    assert new['several'] == [len(names) - each for each in old['several']]
+    assert new['image'] == old['image']
+  assert source.fingerprint['new_labels'] == [*range(len(names), 0, -1)]
+  assert plain.fingerprint['new_labels'] is None
+  listed.write_text('\n'.join(names[1:]))
+  with pytest.raises(UserError, match=f'twin has the class {names[0]!r}'):
+    open_twin(prepared['tfrecord'], **settings)
+
+
 @pytest.mark.parametrize('kind', FORMATS)
 def test_examples_equal_those_of_tfds(prepared, kind):
   """The contract of sources is checked with TFDS's own reader."""

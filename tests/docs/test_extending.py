@@ -31,7 +31,7 @@ def test_the_example_trains_and_is_evaluated(tmp_path):
   """The files of the page are written to disk, and two commands are run."""
   page = (cli.ROOT / 'docs' / 'extending.md').read_text()
   files = re.findall(r'```python\n# (my_lab/\w+\.py)\n(.*?)```', page, re.S)
-  assert len(files) == 3
+  assert len(files) == 5
   for name, text in files:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
@@ -44,6 +44,8 @@ def test_the_example_trains_and_is_evaluated(tmp_path):
     '--config.total=4 steps',
     '--config.schedule.warmup=1 steps',
     '--config.evals.knn.every=4 steps',
+    '--config.optimizer.name=my_lab.lion',
+    '--config.schedule.name=my_lab.triangle',
   )
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   last = {k: v for line in lines for k, v in json.loads(line).items()}

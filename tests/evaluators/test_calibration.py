@@ -133,6 +133,28 @@ def test_infinite_and_nan_logits():
   found = evaluator.run(jnp.asarray(logits))
   assert found['accuracy'] == 0 and found['top5'] == 2 / 6
   assert math.isnan(found['nll']) and math.isnan(found['ece'])
+  evaluator = Evaluator(setting(source), split='test', top=(1, CLASSES))
+  logits[3:] = np.eye(6, CLASSES)[3:]  # a single NaN, not of the label
+  logits[range(3, 6), source.given[3:] - 1] = np.nan
+  assert evaluator.run(jnp.asarray(logits))[f'top{CLASSES}'] == 3 / 6
+
+
+def test_probabilities_of_a_sigmoid():
+  """They are those of separate classes, as are the losses."""
+  source, logits = shown(37), table(37)
+  present = sorted(set(source.given.tolist()))
+  for among, classes in (('all', range(CLASSES)), ('present', present)):
+    own = setting(source)
+    own.objective.cross_entropy = 'sigmoid'
+    evaluator = Evaluator(own, split='test', among=among, bins=1)
+    found = evaluator.run(jnp.asarray(logits))
+    z = logits[:, list(classes)].astype(np.float64)
+    at_label = logits[range(37), source.given]
+    nll = np.logaddexp(0, z).sum(-1) - at_label
+    assert found['nll'] == pytest.approx(nll.mean(), rel=1e-6)
+    confidence = 1 / (1 + np.exp(-z.max(-1)))
+    gap = abs(confidence.mean() - found['accuracy'])
+    assert found['ece'] == pytest.approx(gap, rel=1e-5)
 
 
 def test_several_labels_are_matched_by_class_name():

@@ -76,6 +76,14 @@ def test_matrix_and_mean_over_classes(devices, batch_size, bad):
   assert found == expected
 
 
+def test_nan_logits_are_refused():
+  """The class of a NaN would be predicted."""
+  logits = LOGITS.copy()
+  logits[2, 0] = np.nan
+  with pytest.raises(UserError, match='logits of shown.* not finite'):
+    evaluator().run(logits)
+
+
 def test_a_model_without_a_head_is_refused():
   with pytest.raises(UserError, match='num_classes is 0'):
     evaluator(num_classes=0)

@@ -83,20 +83,29 @@ def test_fewshot_accuracy_is_the_mean_over_draws(devices, batch_size):
   assert found['5shot'] > 0.5 > 1 / CLASSES
 
 
-@pytest.mark.parametrize('devices, batch_size', [(1, 16), (2, 10)])
-def test_neighbours_equal_scikit_learn(devices, batch_size):
-  """Cosine distance, votes weighted with exp(similarity / 0.07)."""
+@pytest.mark.parametrize(
+  'devices, batch_size, temperature',
+  [(1, 16, 0.07), (2, 10, 0.07), (1, 16, 0.005), (1, 16, 0.0015)],
+)
+def test_neighbours_equal_scikit_learn(devices, batch_size, temperature):
+  """Cosine distance, votes weighted with exp(similarity / temperature).
+
+  Below 0.0112, these weights are infinite in 32 bits.
+  """
   evaluator = neighbours.Evaluator(
     setting(devices=devices, batch_size=batch_size),
     split='test',
     ks=(1, 7, 40),
+    temperature=temperature,
   )
   found = evaluator.run(jnp.array(WEIGHTS))
   x, y = features_of(TRAIN)
   test, labels = features_of(TEST)
   for k in (1, 7, 40):
     peer = KNeighborsClassifier(
-      k, metric='cosine', weights=lambda d: np.exp((1 - d) / 0.07)
+      k,
+      metric='cosine',
+      weights=lambda d: np.exp((1 - d.astype(float)) / temperature),
     )
     accuracy = (peer.fit(x, y).predict(test) == labels).mean()
     assert found[f'{k}nn'] == pytest.approx(accuracy, abs=1e-9)

@@ -12,7 +12,7 @@ from vit_jax.run import metrics, tracking
 
 
 def test_mlflow_resumes_its_run(tmp_path, monkeypatch):
-  """The run is found by its tag; `name='mlflow'` still selects the plug-in."""
+  """The run is found by its tag."""
   client = mock.MagicMock()
   info = types.SimpleNamespace(info=types.SimpleNamespace(run_id='r'))
   client.create_run.return_value = info
@@ -26,7 +26,9 @@ def test_mlflow_resumes_its_run(tmp_path, monkeypatch):
   )
   monkeypatch.setitem(sys.modules, 'mlflow', package)
   monkeypatch.delitem(sys.modules, 'examples.mlflow_tracker', raising=False)
-  tracker = dict(name='mlflow', uri='file:here', experiment='e')
+  tracker = dict(
+    name='examples.mlflow_tracker', uri='file:here', experiment='e'
+  )
   config = completed(
     **{'log.trackers': {'mine': tracker}, 'log.tensorboard': False}
   )

@@ -18,11 +18,16 @@ from tests.optim.test_lamb import (
   trained,
 )
 from vit_jax.config import schema
+from vit_jax.errors import UserError
 from vit_jax.optim import optimizers
 
 
-def test_old_configs_name_it_muon():
-  assert schema.constructor('optimizer', {'name': 'muon'}) is muon.muon
+def test_the_config_names_its_module():
+  """The function has the name of the module, and all keys are its own."""
+  found = schema.constructor('optimizer', {'name': 'examples.muon'})
+  assert found is muon.muon
+  with pytest.raises(UserError, match='examples.axial does not define axial'):
+    schema.constructor('optimizer', {'name': 'examples.axial'})
 
 
 def polar(matrix):

@@ -48,7 +48,7 @@ def test_a_signal_during_the_opening_ends_the_process(tmp_path, number):
     _, err = cli.finish(process, code=EXIT_PREEMPTED)
   finally:
     process.kill()
-  assert f'{number.name} before the first step' in err
+  assert f'interrupted by {number.name}; nothing had to be saved' in err
 
 
 def test_indexing_reports_progress_per_file(tmp_path):

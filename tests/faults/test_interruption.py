@@ -4,11 +4,14 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
 from tests import cli
 from tests.faults.counts import further, injected
+from vit_jax.processes import peers, preemption
+from vit_jax.processes.interruption import HANDLER
 
 # Stops at the import of a module, or at the end of a run, until 'go' exists.
 HOLD = """
@@ -60,8 +63,7 @@ def test_a_signal_during_imports_ends_with_42(tmp_path, number, where):
   process.send_signal(number)
   injected(f'{number.name} at import')
   _, err = cli.finish(process, code=42)
-  assert f'preempted: {number.name} before the first step' in err
-  assert 'Traceback' not in err
+  assert err == f'interrupted by {number.name}; nothing had to be saved\n'
   assert not (tmp_path / 'run').exists()
 
 
@@ -79,6 +81,69 @@ def test_a_signal_after_the_end_keeps_the_exit_code(tmp_path, number):
   (tmp_path / 'go').touch()
   _, err = cli.finish(process, code=0)
   assert 'Traceback' not in err
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored():
+  """As SIGHUP after nohup, and SIGINT of a script's background processes."""
+  code = """
+import os, signal, threading
+from vit_jax.processes.interruption import HANDLER
+received, arrived = [], threading.Event()
+HANDLER.react = lambda number: (received.append(number), arrived.set())
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+HANDLER.install()
+os.kill(os.getpid(), signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGTERM)
+assert arrived.wait(60) and received == [signal.SIGTERM]
+HANDLER.release()
+os.kill(os.getpid(), signal.SIGHUP)
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+"""
+  subprocess.run([sys.executable, '-c', code], check=True, timeout=60)
+
+
+class Service:
+  """A coordination service of this process and one that has counted 7."""
+
+  def key_value_set(self, key, value, **_):
+    pass
+
+  def wait_at_barrier(self, name, timeout_ms):
+    pass
+
+  def key_value_dir_get(self, key):
+    return [('0', '7')]
+
+
+@pytest.mark.parametrize('stopped_by_peer', [False, True])
+def test_a_signal_counts_as_repeated_only_after_a_pause(
+  monkeypatch, stopped_by_peer
+):
+  """Signals that arrive together are one request to stop, also of a peer."""
+  offers, exits = [], []
+
+  def timer(_, offer):
+    offers.append(offer)
+    return mock.Mock()
+
+  monkeypatch.setattr(preemption.threading, 'Timer', timer)
+  monkeypatch.setattr(preemption.os, '_exit', exits.append)
+  if stopped_by_peer:
+    monkeypatch.setattr(peers, 'client', Service)
+  stop = preemption.Preemption()
+  try:
+    if stopped_by_peer:
+      peers.LISTENER.on_stop()
+      assert [stop.reached() for _ in range(8)] == [False] * 7 + [True]
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+      HANDLER.react(number)
+    assert stop.reached() and not exits and len(offers) == 1
+    offers[0]()
+    HANDLER.react(signal.SIGINT)
+    assert exits == [128 + signal.SIGINT]
+  finally:
+    stop.close()
+    peers.LISTENER.on_stop = None
 
 
 def test_a_forked_worker_ends_at_a_signal():

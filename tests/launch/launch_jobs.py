@@ -1,7 +1,4 @@
-"""Jobs, and programs that replace gcloud, kubectl, docker and SLURM on PATH.
-
-python tests/launch/launch_jobs.py writes the golden files again.
-"""
+"""Jobs, and programs that replace gcloud, kubectl, docker and SLURM on PATH."""
 
 import dataclasses
 import itertools
@@ -16,9 +13,7 @@ from vit_jax.launch import __main__ as command
 from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell
 
-HERE = pathlib.Path(__file__).parent
-GOLDEN = HERE / 'golden'
-ROOT = HERE.parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 _COMMON = dict(
   name='l16-i21k',
   commit='0123456789abcdef0123456789abcdef01234567',
@@ -234,8 +229,3 @@ def commit_all(checkout):
     subprocess.run([*git, *words], cwd=checkout, check=True)
   head = ['git', 'rev-parse', 'HEAD']
   return subprocess.check_output(head, cwd=checkout, text=True).strip()
-
-
-if __name__ == '__main__':
-  for name, job in JOBS.items():
-    (GOLDEN / f'{name}.txt').write_text(dry_run(job))

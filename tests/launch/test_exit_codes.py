@@ -4,6 +4,7 @@ import re
 
 import launch_jobs
 import pytest
+import yaml
 
 from vit_jax import errors
 from vit_jax.launch import __main__ as command
@@ -35,3 +36,12 @@ def test_the_table_states_the_reaction_of_the_launchers(code, monkeypatch):
   reactions = {1: 'no', 3: 'yes, counted', 9: 'yes, without limit'}
   assert TABLE[code].partition(' by')[0] == reactions[len(starts)]
   assert len(TABLE) == len(CODES) + 1
+
+
+def test_skypilot_restarts_after_codes_that_need_no_count():
+  """A crash (1) could be repeated, and paid for, without an end."""
+  task = yaml.safe_load((launch_jobs.ROOT / 'launch/sky.yaml').read_text())
+  recovery = task['resources']['job_recovery']
+  restarted = {code for code, again in TABLE.items() if again[:3] == 'yes'}
+  assert set(recovery['recover_on_exit_codes']) == restarted - {1}
+  assert recovery['max_restarts_on_errors'] == 0

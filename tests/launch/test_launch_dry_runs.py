@@ -22,15 +22,69 @@ def programs(tmp_path, monkeypatch):
   return Programs(tmp_path, monkeypatch)
 
 
+_TPU = 'gcloud compute tpus queued-resources'
+_PLACE = '--zone=europe-west4-a --project=my-project'
+_TRAINER = '--config=configs/l16_i21k.py --workdir=gs://my-bucket/l16 '
+_IMAGE = 'europe-docker.pkg.dev/my-project/images/vit_jax:0123456789ab'
+# Commands that request the machines, install, and start, in this order.
+COMMANDS = {
+  'tpu': [
+    f'{_TPU} create l16-i21k --node-id=l16-i21k --accelerator-type=v3-32 '
+    f'--runtime-version=tpu-ubuntu2204-base {_PLACE}',
+    f'{_TPU} scp build/l16-i21k/code.tar.gz l16-i21k:vit_jax_code.tar.gz '
+    f'--node=all --worker=all {_PLACE}',
+    f"{_TPU} ssh l16-i21k --node=all --worker=all '--command=env "
+    'TFDS_DATA_DIR=gs://my-bucket/tfds bash vit_jax_job/code/launch/'
+    f"tpu_vm_worker.sh start {_TRAINER}--config.batch_size=2048' {_PLACE}",
+  ],
+  'slices': [
+    f'{_TPU} create l16-i21k --node-count=2 --node-prefix=l16-i21k '
+    '--accelerator-type=v5litepod-32 --runtime-version=v2-alpha-tpuv5-lite '
+    f'--spot {_PLACE}',
+  ],
+  'gke': [
+    'docker build --file=build/l16-i21k/code/launch/Dockerfile.tpu '
+    f'--tag={_IMAGE} build/l16-i21k/code',
+    f'docker push {_IMAGE}',
+    'kubectl apply --filename=build/l16-i21k/jobset.yaml',
+  ],
+  'slurm': [
+    'build/l16-i21k/venv/bin/python -m pip install --quiet '
+    "--constraint=build/l16-i21k/code/constraints.txt '--editable=build/"
+    "l16-i21k/code[gpu]'",
+    f'  build/l16-i21k/venv/bin/python -m vit_jax.train {_TRAINER}'
+    '--config.batch_size=2048 --profile=100:110 || code=$?',
+    'sbatch --partition=gpu --account=vision --time=24:00:00 --qos=high '
+    'build/l16-i21k/job.sbatch',
+  ],
+}
+
+
 @pytest.mark.parametrize('name', launch_jobs.JOBS)
-def test_dry_runs_equal_the_golden_files(name):
-  """`python tests/launch/launch_jobs.py` writes the golden files again."""
+def test_the_commands_of_a_launch(name):
   before = set(ROOT.glob('build/*'))
   printed = launch_jobs.dry_run(launch_jobs.JOBS[name])
   # The file of tested versions is that of the Python that runs the command.
   printed = printed.replace('constraints-3.13.txt', 'constraints.txt')
-  assert printed == (launch_jobs.GOLDEN / f'{name}.txt').read_text()
+  lines = printed.splitlines()
+  assert [line for line in lines if line in COMMANDS[name]] == COMMANDS[name]
   assert set(ROOT.glob('build/*')) == before
+
+
+def test_machines_are_those_of_the_topology():
+  """Hosts, chips and GPUs per host, and the labels of spot machines."""
+  job = _job(launch_jobs.JOBS['gke'])
+  assert job['parallelism'] == job['completions'] == 4
+  pod = job['template']['spec']
+  assert pod['containers'][0]['resources']['limits'] == {'google.com/tpu': '4'}
+  assert pod['nodeSelector'] == {
+    'cloud.google.com/gke-tpu-accelerator': 'tpu-v6e-slice',
+    'cloud.google.com/gke-tpu-topology': '4x4',
+    'cloud.google.com/gke-spot': 'true',
+  }
+  script = slurm.script(launch_jobs.JOBS['slurm'])
+  for key, value in (('nodes', 4), ('ntasks-per-node', 8), ('mem', 0)):
+    assert f'#SBATCH --{key}={value}\n' in script
 
 
 @pytest.mark.parametrize('name', launch_jobs.JOBS)
@@ -147,8 +201,11 @@ def _shellcheck():
 def test_shellcheck_accepts_all_scripts(tmp_path):
   job = launch_jobs.changed('slurm', overrides=tuple(NASTY))
   (tmp_path / 'job.sbatch').write_text(slurm.script(job))
+  task = yaml.safe_load((ROOT / 'launch/sky.yaml').read_text())
+  for key in ('setup', 'run'):
+    (tmp_path / key).write_text(f'#!/bin/bash\n{task[key]}')
   # The quoted text looks as if it should be expanded or escaped.
-  own = ['--exclude=SC2016,SC1003', str(tmp_path / 'job.sbatch')]
+  own = ['--exclude=SC2016,SC1003', *map(str, tmp_path.iterdir())]
   for files in (own, sorted(map(str, (ROOT / 'launch').glob('*.sh')))):
     done = subprocess.run(
       [str(_shellcheck()), '--external-sources', *files],

@@ -91,11 +91,6 @@ def test_flags_become_a_job(job_of, checkout, capsys):
   assert 'uncommitted changes' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('name', ['tpu-vm', 'queued'])
-def test_names_of_earlier_versions_are_targets(job_of, name):
-  assert job_of(f'--target={name}', *TPU[1:]).target == 'tpu'
-
-
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
@@ -110,8 +105,7 @@ def test_names_of_earlier_versions_are_targets(job_of, name):
     ([*GKE, '--topology=v3:4x4', '--slices=2'], '(slices: 2)'),
     ([*SLURM, '--topology=h100:4'], 'give h100:NODESxGPUS'),
     ([*SLURM, '--data_dir=data'], "--data_dir is 'data'; allowed: a path on"),
-    ([*GKE, '--image=host/vit_jax:tag;x'], '--image is'),
-    ([*SLURM, '--partition=a\nb'], "--partition is 'a\\nb'"),
+    ([*SLURM, '--partition=a\nb'], "--partition is 'a\\nb'; it must not"),
     (
       [*TPU, '--config=configs/uncommitted.py'],
       "'configs/uncommitted.py', which is not in the commit",
@@ -158,17 +152,22 @@ def test_the_command_ends_with_the_code_of_the_run(typed, monkeypatch):
 
 def test_a_run_that_does_not_fit_is_not_started(typed, monkeypatch, capsys):
   too_large = {'fits': False, 'summary': 'memory  DOES NOT FIT'}
-  monkeypatch.setattr(process, 'plan', lambda _: too_large)
+  planned = []
+
+  def plan(words):
+    planned.append(words)
+    return too_large
+
+  monkeypatch.setattr(process, 'plan', plan)
   rest = typed(*TPU, '--dry_run')
-  with pytest.raises(UserError, match='--topology.*--force'):
+  with pytest.raises(UserError, match='--topology; --noplan starts'):
     command.main([*rest])
   printed = capsys.readouterr().out
   assert '# memory  DOES NOT FIT' in printed
   assert 'gcloud' not in printed
-  flags.FLAGS.force = True
+  flags.FLAGS(['launch', '--noplan'])
   command.main([*rest])
-  printed = capsys.readouterr().out
-  assert 'because of --force' in printed and 'gcloud' in printed
+  assert 'gcloud' in capsys.readouterr().out and len(planned) == 1
 
 
 def test_delete_and_interruptions_end_without_a_plan(

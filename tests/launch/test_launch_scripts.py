@@ -5,6 +5,7 @@ import re
 import subprocess
 
 import pytest
+import yaml
 from launch_jobs import ROOT, write_program
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -74,3 +75,61 @@ def test_unavailable_packages_give_one_message(tmp_path):
     assert reason == 'ERROR: no matching distribution'
     assert 'PIP_INDEX_URL' in message
   assert not (tmp_path / 'runs').exists()
+
+
+SKY = yaml.safe_load((ROOT / 'launch/sky.yaml').read_text())
+
+
+@pytest.mark.parametrize(
+  ('nodes', 'is_gpu', 'more'),
+  [
+    (1, True, []),
+    (2, False, []),  # the hosts of a TPU slice
+    (
+      2,
+      True,
+      [
+        '--coordinator_address=10.0.0.1:9999',
+        '--num_processes=2',
+        '--process_id=1',
+      ],
+    ),
+  ],
+)
+def test_the_task_for_skypilot_trains_on_all_nodes(
+  tmp_path, nodes, is_gpu, more
+):
+  """The script is that of the file, with the variables of SkyPilot."""
+  trainer = tmp_path / 'vit_jax/bin/python'
+  show = 'printf "%s\\n" "$TFDS_DATA_DIR" "$@"; exit 42'
+  write_program(trainer, f'#!/bin/bash\n{show}\n')
+  if is_gpu:
+    write_program(tmp_path / 'bin/nvidia-smi', '#!/bin/sh\n')
+  given = dict(WORKDIR='gs://b/a b', DATA_DIR='gs://b/d', FLAGS='--a=1 --b')
+  ran = subprocess.run(
+    ['bash', '-c', SKY['run']],
+    env={'PATH': f'{tmp_path}/bin:/usr/bin:/bin', 'HOME': str(tmp_path)}
+    | {'SKYPILOT_NUM_NODES': str(nodes), 'SKYPILOT_NODE_RANK': '1'}
+    | {'SKYPILOT_NODE_IPS': '10.0.0.1\n10.0.0.2'}
+    | SKY['envs']
+    | given,
+    capture_output=True,
+    text=True,
+  )
+  assert ran.returncode == 42, ran.stderr
+  config = SKY['envs']['CONFIG']
+  assert (ROOT / config).exists()
+  assert ran.stdout.splitlines() == [
+    'gs://b/d',
+    *['-m', 'vit_jax.train', f'--config={config}', '--workdir=gs://b/a b'],
+    *[*more, '--a=1', '--b'],
+  ]
+
+
+def test_the_task_for_skypilot_installs_the_tested_versions():
+  """Its extras and files are those of the project."""
+  setup = (ROOT / 'setup.py').read_text()
+  for extra in re.findall(r'extra=(\w+)', SKY['setup']):
+    assert f"'{extra}': [" in setup
+  assert '--constraints constraints.txt' in SKY['setup']
+  assert SKY['envs']['WORKDIR'] is None  # required by SkyPilot

@@ -1,5 +1,6 @@
 """Tests of the TPU's attention kernels, interpreted, against the formula."""
 
+import functools
 import subprocess
 import sys
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import count, further
+from tests.faults.counts import count, further, slow
 from tests.models import compile_kernels
 from tests.plan.test_plan import needs_libtpu
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.attention import tpu
 from vit_jax.models.attention.attention import Attention, dot_product_attention
+from vit_jax.models.layers import LayerNorm, RmsNorm
+from vit_jax.models.positions import Position
 
 SHAPES = [  # n, tokens, heads, channels of a head
   (2, 7, 2, 64),  # one register of rows, partly filled
@@ -38,6 +41,7 @@ SHAPES += further(
   (1, 1025, 1, 128),
   (1, 750, 2, 64),  # too many tokens for two heads together
 )
+EPSILON = 1e-6
 NAMES = (
   'y',
   'd_query',
@@ -184,6 +188,124 @@ def test_offsets_equal_the_formula(shape, masked):
   found = all_of(ours, 'float32')
   for name in theirs:
     assert error(found, theirs, name) < 5e-6, name
+
+
+def turned(x, angles):
+  """Rotates `[n, t, h, c]` by angles `[…, t, h or 1, c/2]`."""
+  first, second = jnp.split(x, 2, axis=-1)
+  sines, cosines = jnp.sin(angles), jnp.cos(angles)
+  return jnp.concatenate(
+    [first * cosines - second * sines, second * cosines + first * sines], -1
+  )
+
+
+def normalized(x, scale, bias=None):
+  """Computes an RMSNorm, or a LayerNorm if there is a bias."""
+  if bias is not None:
+    x -= x.mean(-1, keepdims=True)
+  y = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + EPSILON) * scale
+  return y if bias is None else y + bias
+
+
+# Shape, vectors of the norms (2 for LayerNorms), and axes of the angles
+PREPARED = [
+  ((2, 9, 3, 64), 1, 't1'),  # as ViT-5; the last block has a head of zeros
+  pytest.param((2, 9, 4, 32), 2, 'th', marks=pytest.mark.slow),
+  pytest.param((2, 37, 8, 80), 1, 'n1', marks=pytest.mark.slow),
+  pytest.param((1, 384, 2, 64), 2, 'th', marks=pytest.mark.slow),
+  pytest.param((3, 50, 2, 64), 0, 'nh', marks=pytest.mark.slow),
+  *further(
+    [(1, 201, 2, 64), 1, 't1'],
+    [(1, 261, 2, 64), 0, 't1'],
+    [(2, 197, 2, 64), 2, ''],
+  ),
+]
+
+
+@pytest.mark.parametrize('shape, vectors, axes', PREPARED)
+def test_norms_and_rotations_equal_the_formula(shape, vectors, axes):
+  """Values and all gradients agree, also those of learned angles."""
+  n, tokens, heads, channels = shape
+  arrays, dy = inputs(shape, size=1.5)
+  rng = np.random.default_rng(1)
+  sizes = (n if 'n' in axes else 1, tokens, heads if 'h' in axes else 1)
+  angles = rng.normal(size=(*sizes, channels // 2)) if axes else None
+  norms = [list(rng.normal(1, 0.5, (vectors, channels))) for _ in range(2)]
+  norms = norms if vectors else []
+
+  def exact(arrays, norms, angles):
+    *x, value = (
+      (p + b).reshape(n, tokens, heads, channels)
+      for p, b in zip(*arrays, strict=True)
+    )
+    if vectors:
+      x = [normalized(z, *norm) for z, norm in zip(x, norms, strict=True)]
+    if axes:
+      x = [turned(z, angles) for z in x]
+    logits = jnp.einsum('nqhc,nkhc->nhqk', *x) / channels**0.5
+    weights = jax.nn.softmax(logits, axis=-1)
+    return jnp.einsum('nhqk,nkhc->nqhc', weights, value).reshape(dy.shape)
+
+  def ours(arrays, norms, angles):
+    rotation = None
+    if axes:
+      both = jnp.concatenate([angles, angles], -1)
+      both = both if 'h' in axes else both[:, :, 0]
+      rotation = jnp.sin(both), jnp.cos(both)
+    return tpu.attend(
+      *arrays, heads, rotation=rotation, norms=norms, epsilon=EPSILON
+    )
+
+  def all_of(function, dtype):
+    given = jax.tree.map(
+      lambda x: jnp.asarray(x, dtype), (arrays, norms, angles)
+    )
+    y, pull = jax.vjp(function, *given)
+    leaves = jax.tree.leaves((y, pull(jnp.asarray(dy, dtype))))
+    return [np.asarray(x, np.float64) for x in leaves]
+
+  with jax.enable_x64(True):
+    theirs = all_of(exact, 'float64')
+  size = np.linalg.norm(theirs[4])  # of a bias: that of keys may be zero
+  for x, y in zip(all_of(ours, 'float32'), theirs, strict=True):
+    assert np.linalg.norm(x - y) < 5e-6 * max(np.linalg.norm(y), size)
+
+
+@pytest.mark.parametrize('norm', [RmsNorm, *slow(LayerNorm)])
+def test_module_with_norms_and_rotations(norm):
+  """Both implementations have the same parameters and the same output."""
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(2, 9, 128)), 'float32')
+  angles = jnp.asarray(rng.normal(size=(1, 9, 32)), 'float32')
+  angles = jnp.concatenate([angles, angles], -1)
+  position = Position(rotation=(jnp.sin(angles), jnp.cos(angles)))
+  results = []
+  for by in ('kernel', 'xla'):
+    new_norm = functools.partial(norm, jnp.dtype('float32'))
+    attention = Attention(2, jnp.dtype('float32'), by, qk_norm=new_norm)
+    params = attention.init(jax.random.key(0), x, position=position)
+    params = jax.tree.map(lambda leaf: leaf + leaf.mean() + 0.1, params)
+    results.append(attention.apply(params, x, position=position)[0])
+  np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_constant_angles_are_not_computed():
+  """Most angles are constants, whose gradients would take memory and time."""
+  x, angles = jnp.ones((1, 9, 128)), jnp.ones((1, 9, 64))
+
+  def attend(x, angles):
+    biases = (jnp.zeros(128),) * 3
+    return tpu.attend((x,) * 3, biases, 2, rotation=(angles, angles)).sum()
+
+  counts = []
+  for argument in (0, 1):
+    gradient = jax.grad(attend, argument)
+    program = jax.make_jaxpr(gradient)(x, angles)
+    [*_, kernel] = [
+      e for e in program.eqns if e.primitive.name == 'pallas_call'
+    ]
+    counts.append(len(kernel.outvars))
+  assert counts == [4, 6]  # projections, vectors; and sines and cosines
 
 
 def test_huge_logits_do_not_overflow():

@@ -315,8 +315,8 @@ def pallas_calls(model, monkeypatch):
     (dict(position_at='layers', registers=2, layer_scale=0.1), True),
     (dict(position='relative'), False),
     (dict(position='relative_bias'), False),
-    (dict(position='rope2d'), False),
-    (dict(qk_norm=True), False),
+    (dict(position='rope2d', rope_registers=10.0, registers=4), True),
+    (dict(rope='mixed', qk_norm=True, norm='rms'), True),
   ],
 )
 def test_options_that_kernels_do_not_support_use_xla(

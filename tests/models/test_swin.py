@@ -11,7 +11,7 @@ from tiny_vit import KEY, abstract, images_of, noise_params
 from tests.faults.counts import further
 from vit_jax.arrays import flops, sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.models.swin import LayerNorm, Model, Windows, bias_index
+from vit_jax.models.swin import LayerNorm, Merge, Model, Windows, bias_index
 
 TINY = dict(width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32')
 
@@ -124,6 +124,32 @@ def test_the_mask_separates_shifted_windows(grid, size):
   )
   same = (window_of[:, :, None] == window_of[:, None, :]).all(-1)
   np.testing.assert_array_equal(windows.mask(), np.where(same, 0, -100))
+
+
+@pytest.mark.parametrize('rule', ['authors', 'timm'])
+@pytest.mark.parametrize('shifted', [False, True])
+def test_odd_maps_are_padded_below_and_on_the_right(rule, shifted):
+  """Windows and mergings of 3x5 tokens are those of 4x6 tokens."""
+  odd, even = (3, 5), (4, 6)
+  x = np.random.default_rng(0).normal(size=(1, *odd, 4)).astype(np.float32)
+  below_and_right = ((0, 0), (0, 1), (0, 1), (0, 0))
+
+  def tokens(x):
+    return jnp.asarray(x.reshape(1, -1, 4))
+
+  windows = Windows.of(odd, 2, shifted, rule)
+  moved = np.roll(x, (-1, -1), (1, 2)) if shifted and rule == 'timm' else x
+  filled = Windows.of(even, 2, shifted and rule == 'authors', rule)
+  np.testing.assert_array_equal(
+    windows.cut(tokens(x)), filled.cut(tokens(np.pad(moved, below_and_right)))
+  )
+  np.testing.assert_array_equal(windows.join(windows.cut(tokens(x))), tokens(x))
+  merged, params = Merge(odd, jnp.dtype('float32')).init_with_output(
+    KEY, tokens(x)
+  )
+  padded = tokens(np.pad(x, below_and_right))
+  expected = Merge(even, jnp.dtype('float32')).apply(params, padded)
+  np.testing.assert_allclose(merged, expected, atol=1e-6)
 
 
 def test_pairs_with_equal_offsets_share_a_bias():

@@ -119,6 +119,8 @@ def test_an_image_that_patches_do_not_fill_is_refused():
   model = Model(0, variant='H/14')
   with pytest.raises(UserError, match="384x384 .*multiples of 14 .*'drop'"):
     model.grid((384, 384))
+  with pytest.raises(UserError, match='multiples of 14 pixels.$'):
+    model.grid((13, 384))  # nothing would remain
   small = Model(0, **SIZES)
   for height, width in ((9, 8), (8, 9)):
     with pytest.raises(UserError, match=f'{height}x{width}'):

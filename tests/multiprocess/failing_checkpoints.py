@@ -4,6 +4,7 @@ python -m tests.multiprocess.failing_checkpoints KIND PROCESS FLAGS…
 """
 
 import errno
+import resource
 import sys
 
 import jax
@@ -22,6 +23,8 @@ def read(path, abstract):
   """Fails in this process for the newest step, once or always."""
   if jax.process_index() == PROCESS and path.parent.name == '8':
     calls.append(path)
+    if KIND == 'limit':  # it can read, but will not be able to write
+      resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, -1))
     if KIND == 'EIO always' or (KIND == 'EIO once' and len(calls) == 1):
       raise OSError(errno.EIO, 'injected')
     if KIND == 'EACCES':

@@ -87,12 +87,16 @@ def test_damage_on_one_process_makes_both_fall_back(saved, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_failed_last_save_ends_both_with_1(saved, tmp_path):
-  """It fails on the process that creates directories."""
-  errors = _resume(saved, tmp_path / 'run', 'full', 1)
+@pytest.mark.parametrize(
+  'kind, cause', [('limit', 'File too large'), *further(['full', ''])]
+)
+def test_a_failed_last_save_ends_both_with_1(saved, tmp_path, kind, cause):
+  """It fails while process 1 writes, or when process 0 creates directories."""
+  errors = _resume(saved, tmp_path / 'run', kind, 1)
   for error in errors:
     last = error.strip().splitlines()[-1]
     assert last.startswith('storage failed: step 12 could not be saved (')
+    assert cause in last
+  assert kind == 'full' or 'process 1: ' in errors[0].splitlines()[-1]
   assert _steps(tmp_path / 'run') == ['4', '8']

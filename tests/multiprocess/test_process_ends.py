@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 
 import pytest
 
@@ -63,6 +64,7 @@ def test_a_user_error_of_one_process_ends_all(
   ('flag', 'text'),
   [
     ('--config.seed=5', 'seed: 0 on process 0, 5 on process 1'),
+    ('--num_processes=3', 'num_processes is 3 on process 1, but 2 on'),
     *further(
       ['--config.source.height=48', 'fingerprint: shape: '],
       ['--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"],
@@ -78,6 +80,24 @@ def test_processes_that_differ_are_refused(tmp_path, flag, text):
     assert 'process 1' in err and 'process 0' in err, err
     assert text in err and 'Traceback' not in err, err
   assert not (tmp_path / 'run/metrics.jsonl').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_workdirs_that_are_not_shared_are_refused(tmp_path):
+  """Nothing is trained; the workdir of each process is in its message."""
+  injected('processes with different workdirs')
+  workdirs = [tmp_path / 'one', tmp_path / 'two']
+  arguments = cli.flags('configs/l16_i21k.py', workdirs[0], cli.SMALL_L16)
+  processes = cli.start_group(
+    [sys.executable, '-m', 'tests.faults.impatient', *arguments],
+    last=(f'--workdir={workdirs[1]}',),
+  )
+  for process, workdir in zip(processes, workdirs, strict=True):
+    _, err = cli.finish(process, 2, timeout_s=WAIT_S)
+    assert 'process 1 does not see' in err and f'(here {workdir})' in err, err
+    assert 'Traceback' not in err
+  assert not list(tmp_path.rglob('*.jsonl'))
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Tests of DINOv2 against an independent training in torch."""
 
 import math
-import runpy
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from vit_jax.models.vit import Model
 from vit_jax.objectives import dinov2
 from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.dinov2 import Objective
+from vit_jax.optim import optimizers
 from vit_jax.optim.schedule import make_schedule
 from vit_jax.training.step import Trainer
 
@@ -79,21 +79,19 @@ def batch_of(seed, n=N):
   }
 
 
-def optimizer_of():
-  """Builds the shipped config's optimizer for this depth and epoch."""
+def optimizer_of(of):
+  """Builds the shipped config's optimizer for an objective and this epoch."""
   config = loading.load('configs/dinov2.py:recipe=short,model=S')
   with config.unlocked():
-    config.optimizer.rules = rules_of('configs/dinov2.py')(DEPTH, 0.9, EPOCH)
+    *rules, (last, _) = config.optimizer.rules
+    delay = last, dict(lr_after=f'{EPOCH} steps')
+    config.optimizer.rules = (*rules, delay)
     config.optimizer.clip_norm = CLIP
   schedule = make_schedule(
-    TOTAL, WARMUP, base_lr=LR, decay='cosine', end_lr=1e-6
+    TOTAL, lambda _: WARMUP, base_lr=LR, decay='cosine', end_lr=1e-6
   )
-  return build_section(config, 'optimizer', schedule, steps), schedule
-
-
-def rules_of(path):
-  """Returns the function `rules` of a shipped config."""
-  return runpy.run_path(str(loading.find(path)))['rules']
+  setting = optimizers.Setting(steps, of.layers_above)
+  return build_section(config, 'optimizer', schedule, setting), schedule
 
 
 def initial(of):
@@ -198,7 +196,7 @@ def test_ten_steps_equal_an_independent_training(centring, separate, devices):
   The steps are in and after the epoch in which the last layer is frozen.
   """
   of = objective(centring, separate)
-  optimizer, schedule = optimizer_of()
+  optimizer, schedule = optimizer_of(of)
   trainer = Trainer(of, optimizer, schedule, 1, None)
   params, extra = initial(of)
   batches = [batch_of(seed) for seed in range(10)]
@@ -221,7 +219,9 @@ def test_ten_steps_equal_an_independent_training(centring, separate, devices):
 
 
 def gradients_of(of, params, extra, batch):
-  trainer = Trainer(of, *optimizer_of(), of.setting.transform.batches[1], None)
+  trainer = Trainer(
+    of, *optimizer_of(of), of.setting.transform.batches[1], None
+  )
   state = trainer.state_of(params, extra)
   return jax.jit(trainer._gradients)(state, batch, jax.random.key(0), {})
 

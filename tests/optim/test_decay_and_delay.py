@@ -22,6 +22,9 @@ def steps(duration):
   return round(float(number) * {'epochs': START, '%': STEPS / 100}.get(unit, 1))
 
 
+SETTING = optimizers.Setting(steps)
+
+
 def params():
   rng = np.random.default_rng(0)
   return tree.unflatten(
@@ -79,7 +82,7 @@ def assert_close(first, second):
 def test_delayed_parameters_start_with_their_first_update(clip):
   """Moments, bias correction and decay begin with the first update."""
   optimizer = optimizers.adam(
-    lambda _: LR, steps, weight_decay=0.3, rules=RULES, **clip
+    lambda _: LR, SETTING, weight_decay=0.3, rules=RULES, **clip
   )
   history, _ = ours(optimizer)
   late = lambda path, step: path.startswith('head') and step < START  # noqa: E731
@@ -93,7 +96,7 @@ def test_a_rate_of_zero_at_the_start_keeps_moments_and_clipping():
   """Torch's AdamW with its own group, whose rate is 0 at first (DINOv2)."""
   optimizer = optimizers.adam(
     lambda _: LR,
-    steps,
+    SETTING,
     weight_decay=0.3,
     clip_norm=2.0,
     rules=(('head/last/.*', dict(lr_after='1 epochs')),),
@@ -126,7 +129,7 @@ def test_gradients_of_delayed_parameters_are_ignored():
     return grads
 
   optimizer = optimizers.sgd(
-    lambda _: LR, steps, clip_norm=1.0, weight_decay=0.1, rules=RULES
+    lambda _: LR, SETTING, clip_norm=1.0, weight_decay=0.1, rules=RULES
   )
   large, _ = ours(optimizer, given)
   small, _ = ours(optimizer, lambda step: given(step, 0.0))
@@ -142,7 +145,7 @@ def test_decay_follows_half_a_cosine(start, end):
     for step in range(STEPS)
   ]
   optimizer = optimizers.adam(
-    lambda _: LR, steps, weight_decay=start, weight_decay_end=end
+    lambda _: LR, SETTING, weight_decay=start, weight_decay_end=end
   )
   assert_close(ours(optimizer)[0], torchs(lambda step: schedule[step]))
   for step in (0, 1, 4, 8, 9, 12):
@@ -155,7 +158,10 @@ def test_lamb_adapts_parameters_whose_decay_starts_at_zero():
   """The first update, 0.1, is multiplied by |parameter| / |direction| = 2."""
   given = {'head': {'kernel': jnp.full((2, 2), 2.0)}}
   optimizer = optimizers.lamb(
-    lambda _: 0.1, lambda _: 10, weight_decay=0.0, weight_decay_end=0.2
+    lambda _: 0.1,
+    optimizers.Setting(lambda _: 10),
+    weight_decay=0.0,
+    weight_decay_end=0.2,
   )
   ones = jax.tree.map(jnp.ones_like, given)
   update = jax.jit(optimizer.update)

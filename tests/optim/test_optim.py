@@ -76,7 +76,7 @@ def assert_close(actual, expected, rtol=1e-5):
 )
 def test_adam_equals_torch_adamw(params, b1, b2, eps, decay):
   """Decay is decoupled and multiplied by the learning rate, as in torch."""
-  schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='cosine')
+  schedule = make_schedule(STEPS, lambda _: 3, base_lr=0.1, decay='cosine')
   keys = dict(b1=b1, b2=b2, eps=eps, weight_decay=decay)
   ours = run(optimizers.adam(schedule, **keys), params)
   theirs = run_torch(
@@ -90,7 +90,7 @@ def test_adam_equals_torch_adamw(params, b1, b2, eps, decay):
 @pytest.mark.parametrize('momentum', [0.0, 0.9])
 def test_sgd_equals_torch(params, momentum):
   """Heavy-ball momentum, without dampening and Nesterov's lookahead."""
-  schedule = make_schedule(STEPS, 3, base_lr=0.01, decay='cosine')
+  schedule = make_schedule(STEPS, lambda _: 3, base_lr=0.01, decay='cosine')
   ours = run(optimizers.sgd(schedule, momentum=momentum), params)
   theirs = run_torch(
     lambda p: torch.optim.SGD(p, lr=1.0, momentum=momentum), schedule, params

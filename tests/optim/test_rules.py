@@ -71,11 +71,7 @@ def test_a_pattern_matches_the_whole_path(params):
   with pytest.raises(UserError, match='blocks/0/b'):
     rules.apply(table, params)
   table = rules.parse((('blocks/0/bias', dict(lr=2.0)),))
-  rates = tree.flatten(
-    jax.tree.map(
-      lambda r: r.lr, rules.apply(table, params), is_leaf=rules.is_rule
-    )
-  )
+  rates = tree.flatten(jax.tree.map(lambda r: r.lr, rules.apply(table, params)))
   assert rates['blocks/0/bias'] == 2 and rates['blocks/0/kernel'] == 1
 
 

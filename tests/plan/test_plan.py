@@ -75,6 +75,7 @@ def test_keys_of_a_plan():
   result = planned(
     '--slices=2',
     '--breakdown',
+    '--price=1.5',
     mesh__data=2,
     mesh__fsdp=-1,
     mesh__zero1=False,
@@ -100,6 +101,7 @@ def test_keys_of_a_plan():
   assert result['predicted_images_per_second'] == pytest.approx(512 / seconds)
   days = seconds * result['total_steps'] / 86400
   assert result['predicted_core_days'] == pytest.approx(days * 16)
+  assert result['price'] == pytest.approx(days * 16 * 24 * 1.5)
   images = 512 / 16
   assert result['flops_per_device'] == pytest.approx(
     images * result['model_flops_per_image'], rel=0.1
@@ -112,14 +114,17 @@ def test_keys_of_a_plan():
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_batch_that_does_not_fit():
-  """The result states the memory that it needs and a batch that fits."""
+  """The result states the memory that it needs, and micro-batches that fit."""
   scanned = dict(model__attention='xla', model__unroll=1, mesh__zero1=False)
-  result = planned(batch_size=2**20, image_size=64, **scanned)
+  scanned['schedule__warmup'] = '10 steps'  # of 1,214
+  result = planned('--price=2', batch_size=2**20, image_size=64, **scanned)
   assert set(result) >= KEYS and result['fits'] is False
   assert result['peak_bytes_per_device'] > result['hbm_bytes_per_device']
   assert result['predicted_step_seconds'] is None
-  assert 512 < result['largest_batch_size'] < 2**20
-  assert result['changes_that_fit'] is not None
+  parts = result['changes_that_fit']['micro_batches']
+  refused, accepted = result['summary'].split('with these changes:')
+  assert 'DOES NOT FIT' in refused and f'micro_batches={parts}' in refused
+  assert f'in {parts} micro-batch' in accepted and 'core-days' in accepted
 
 
 @needs_libtpu

@@ -5,10 +5,8 @@ import json
 import math
 import pathlib
 import re
-import subprocess
 import sys
 
-import jax
 import pytest
 
 from tests import cli
@@ -16,7 +14,7 @@ from tests.faults.counts import further
 from vit_jax.arrays.devices import GPUS
 from vit_jax.config import loading
 from vit_jax.errors import UserError
-from vit_jax.plan import compile, environment, topology
+from vit_jax.plan import compile, environment, report, topology
 from vit_jax.plan.report import costliest, summary
 
 
@@ -77,6 +75,10 @@ def test_the_summary_states_lower_bounds_without_a_compiler(monkeypatch):
   assert 'days at least' in text and 'GPU-days' in text
   assert environment.GPU_EXTRA in text
   assert 'computed by' not in text  # CPUs stand for the GPUs
+  assert made.least_days is not None
+  money = made.least_days * 24 * 8 * 3.0
+  assert report.price(made, 3.0) == pytest.approx(money)
+  assert f'{money:,.2f} at least' in summary(made, {'price_per_hour': 3.0})
   small = dataclasses.replace(GPUS['h100'], memory=10**4)
   monkeypatch.setitem(GPUS, 'h100', small)
   made = compile.plan(config(), topology.find('h100:1x8'))
@@ -87,12 +89,20 @@ def test_the_summary_of_a_compiled_step_is_a_range(compiled):
   """A user who pays reads a range of GPU-days, and what is left out."""
   made = compiled(compile.changed(config(), total='1000000000 steps'))
   groups = costliest(made)
-  shown = summary(made, {'breakdown': groups})
+  shown = summary(made, {'breakdown': groups, 'price_per_hour': 2.5})
   rows = dict(line.split(None, 1) for line in shown.splitlines() if line)
-  for name, decimals in (('step,', 4), ('days', 2), ('GPU-days', 1)):
-    numbers = re.findall(rf'\d+\.\d{{{decimals}}}\b', rows[name])
-    middle, low, high = map(float, numbers)
+  for name, decimals in (
+    ('step,', 4),
+    ('days', 2),
+    ('GPU-days', 1),
+    ('price', 2),
+  ):
+    numbers = re.findall(rf'[\d,]+\.\d{{{decimals}}}\b', rows[name])
+    middle, low, high = (float(n.replace(',', '')) for n in numbers)
     assert low < middle < high
+  assert middle == pytest.approx(made.predicted_days * 24 * 8 * 2.5, abs=0.01)
+  cores = math.ceil(made.predicted_images_per_second / report.DECODED_PER_CORE)
+  assert rows['input'].startswith(f'{cores:,} CPU cores')
   assert 'modelled' in shown and 'not measured' in shown
   assert 'evaluations and checkpoints are not included' in shown
   # The breakdown adds up to the time of the kernels.
@@ -115,6 +125,7 @@ def test_the_summary_of_a_compiled_step_is_a_range(compiled):
     ('h100:2x2x2', 1, 'give h100:NODESxGPUS'),
     ('h100:1x8', 2, 'slices is 2.*h100:1x8'),
     ('h10:1x8', 1, "did you mean 'h100'"),
+    ('v3:4x4,v3:2x2', 1, r"v3:2x2'; give VERSION:SHAPE .* or 'local'\.$"),
   ],
 )
 def test_wrong_topologies_are_refused(name, slices, message):
@@ -132,29 +143,18 @@ def test_cpu_devices_stand_for_gpus(monkeypatch, flag):
   assert made['JAX_PLATFORMS'] == 'cpu'
 
 
-@pytest.fixture(scope='module')
-def compiler(tmp_path_factory):
-  """Installs JAX's CUDA plug-in into a directory, or skips the test."""
-  place = tmp_path_factory.mktemp('compiler')
-  version = jax.__version__
-  packages = [f'jax-cuda12-{part}=={version}' for part in ('plugin', 'pjrt')]
-  command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps']
-  done = subprocess.run(
-    [*command, f'--target={place}', *packages, 'nvidia-cudnn-cu12>=9.8'],
-    capture_output=True,
-    text=True,
-  )
-  if done.returncode:
-    pytest.skip(f'no CUDA plug-in: {done.stderr.strip().splitlines()[-1]}')
-  return place
+COMPILER = pathlib.Path(sys.prefix) / 'gpu'  # see requirements-gpu.txt
 
 
+@pytest.mark.skipif(
+  not COMPILER.is_dir(), reason='launch/test.sh --ci installs the compiler'
+)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('name', ['h100:1x8', *further('a100-80gb:2x8')])
-def test_a_step_is_compiled_for_absent_gpus(name, compiler, monkeypatch):
+def test_a_step_is_compiled_for_absent_gpus(name, monkeypatch):
   """A small ViT: attention by cuDNN, exchanges, and a range of times."""
-  monkeypatch.setenv('PYTHONPATH', str(compiler))
+  monkeypatch.setenv('PYTHONPATH', f'{COMPILER}:{cli.ROOT}')
   sizes = dict(width=128, num_heads=2, dtype='bfloat16', depth=2)
   changes = [f'--config.model.{key}={value}' for key, value in sizes.items()]
   out, _ = cli.run(

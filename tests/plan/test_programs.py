@@ -1,5 +1,6 @@
 """Tests of the cache of compiled programs of plans."""
 
+import gzip
 import types
 from unittest import mock
 
@@ -53,13 +54,18 @@ def test_anything_that_changes_the_program_is_compiled(
   assert compile_step()
 
 
-@pytest.mark.parametrize('content', [b'', b'no gzip', None, b'half'])
+# Contents that another version may have written.
+OTHERS = ['[1]', '3', '{"text": ""}', '{"text": "", "seconds": 1}']
+
+
+@pytest.mark.parametrize('content', [b'', b'no gzip', None, b'half', *OTHERS])
 def test_damaged_programs_are_compiled_again(compile_step, tmp_path, content):
-  """The damaged file is replaced."""
+  """The file is replaced."""
   assert compile_step()
   (file,) = (tmp_path / 'plans').iterdir()
   whole = file.read_bytes()
   flipped = whole[:20] + bytes([whole[20] ^ 255]) + whole[21:]
   damaged = {None: flipped, b'half': whole[: len(whole) // 2]}
+  damaged |= {text: gzip.compress(text.encode()) for text in OTHERS}
   file.write_bytes(damaged.get(content, content))
   assert compile_step() and not compile_step()

@@ -2,13 +2,15 @@
 
 import math
 
+import jax
 import pytest
 
 from tests.minimal_config import completed
 from vit_jax.arrays.devices import TPUS
+from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.plan import search, topology
-from vit_jax.plan.compile import Plan
+from vit_jax.plan.compile import STATE_AND_BATCH, Plan
 from vit_jax.plan.cost import Cost
 
 DEVICES, LIMIT = 8, 1000
@@ -20,7 +22,8 @@ SECONDS = {'none': 1.0, 'dots': 1.1, 'full': 1.5}
 @pytest.fixture
 def target():
   v3 = TPUS['v3']
-  return topology.Target('v3:2x2', (None,) * DEVICES, v3, hbm_bytes=LIMIT)
+  devices = tuple(jax.devices()[:DEVICES])
+  return topology.Target('v3:2x2', devices, v3, hbm_bytes=LIMIT)
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def attempts(monkeypatch):
       remat=config.model.remat,
       unroll=config.model.unroll,
       computed_by=None,
-      bytes=dict(parameters=parameters, optimizer=0, average=0),
+      bytes=dict.fromkeys(STATE_AND_BATCH, 0) | {'parameters': parameters},
       fits=needed <= LIMIT,
       peak_bytes_per_device=needed,
       cost=Cost(predicted_step_seconds=seconds if needed <= LIMIT else None),
@@ -110,11 +113,73 @@ def test_largest_batch(target, attempts, batch_size):
   assert len(attempts) <= search.MAX_TRIES
 
 
-def test_find_fit_proposes_changes(target, attempts):
-  """It has the largest batch, and the smallest change for the given batch."""
+@pytest.mark.parametrize(
+  'batch_size, remat, changes',
+  [
+    (144, 'none', {'micro_batches': 2}),
+    (1600, 'none', {'micro_batches': 25}),
+    (1600, 'dots', {'micro_batches': 10}),
+    # 15 images of a device cannot be halved.
+    (120, 'none', {'micro_batches': 3}),
+    (1600, 'full', {'micro_batches': 4}),
+  ],
+)
+def test_micro_batches_that_fit_are_found(
+  target, attempts, caplog, batch_size, remat, changes
+):
+  """The first estimate fits, because the memory is proportional here."""
+  caplog.set_level('INFO', 'vit_jax')
+  asked = config(batch_size, remat)
+  refused = search.plan(asked, target)
+  found = search.find_fit(asked, target, refused)
+  assert found is not None and found[1].fits
+  assert found[0] == changes
+  assert found[1].micro_batches == changes['micro_batches']
+  assert len(attempts) == 2
+  # It is said before the compiler starts.
+  lines = [record.getMessage() for record in caplog.records]
+  assert 'does not fit' in lines[0]
+  assert f'trying batch {batch_size}, micro_batches=' in lines[1]
+
+
+def test_at_most_three_programs_show_that_a_config_fits(
+  target, attempts, monkeypatch
+):
+  """Memory that is not proportional needs a second estimate, or remat."""
+  asked = config(800)
+  refused = search.plan(asked, target)
+  monkeypatch.setitem(IMAGE, 'none', 90)  # more than the first plan showed
+  found = search.find_fit(asked, target, refused)
+  assert found is not None and len(attempts) == 3
+  assert found[0] == {'micro_batches': 25}
+  attempts.clear()
+  monkeypatch.setitem(IMAGE, 'none', 500)  # one image does not fit
+  refused = search.plan(asked, target)
+  found = search.find_fit(asked, target, refused)
+  assert found is not None and len(attempts) == 2
+  assert found[0] == {'model.remat': 'full', 'micro_batches': 100}
+  monkeypatch.setitem(IMAGE, 'full', 500)
+  assert search.find_fit(asked, target, refused) is None
+  assert len(attempts) == 3
+
+
+def test_nothing_is_compiled_if_the_state_does_not_fit(target, attempts):
   asked = config(160)
   refused = search.plan(asked, target)
-  answer = search.find_fit(asked, target, refused)
-  assert 72 <= answer['largest_batch_size'] <= 80
-  assert answer['changes_that_fit'] == {'micro_batches': 2}
-  assert len(attempts) <= search.MAX_TRIES + 4
+  refused.bytes['optimizer'] = LIMIT
+  assert search.find_fit(asked, target, refused) is None
+  assert len(attempts) == 1
+
+
+def test_only_micro_batches_that_a_transform_allows_are_proposed(
+  target, attempts, monkeypatch
+):
+  """Groups of 64 examples, for which masks are drawn, must divide them."""
+  asked = loading.load('configs/dinov2.py')
+  asked.model.remat = 'none'
+  assert asked.augment.group == 64 and asked.batch_size == 2048
+  monkeypatch.setitem(IMAGE, 'none', 80)  # 54 parts would fit
+  refused = search.plan(asked, target)
+  found = search.find_fit(asked, target, refused)
+  assert found is not None and len(attempts) == 2
+  assert found[0] == {'model.remat': 'full', 'micro_batches': 32}

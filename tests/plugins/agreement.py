@@ -4,12 +4,13 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from vit_jax.objectives.contract import Defaults, Setting
+from vit_jax.objectives.contract import Objective as Base
+from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.mixing import normalize
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Defaults):
+class Objective(Base):
   """The squared distance between the features of two crops."""
 
   setting: Setting

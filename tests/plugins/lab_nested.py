@@ -4,7 +4,7 @@ from typing import Annotated
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
-from vit_jax.models.contract import Defaults
+from vit_jax.models.contract import Model as Base
 
 
 class Stem:
@@ -31,7 +31,7 @@ STEM = Nested('tests.plugins.{name}:Stem')
 HEADS = Nested('tests.plugins.{name}:Head', many=True, beside=_beside)
 
 
-class Model(Defaults):
+class Model(Base):
   """Builds its parts and computes nothing."""
 
   def __init__(

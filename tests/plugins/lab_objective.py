@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.objectives.contract import Defaults
+from vit_jax.objectives.contract import Objective as Base
 
 
-class Objective(Defaults):
+class Objective(Base):
   """Extra state: the teacher's parameters and the centre of its logits."""
 
   def __init__(

@@ -4,10 +4,10 @@ import jax
 import optax
 
 from vit_jax.errors import UserError
-from vit_jax.objectives.contract import Defaults
+from vit_jax.objectives.contract import Objective as Base
 
 
-class Objective(Defaults):
+class Objective(Base):
   """The mean of the loss of the labels and that of a teacher's outputs."""
 
   def __init__(self, setting, /, *, teacher: str):

@@ -3,8 +3,9 @@
 import jax
 import pytest
 
+from tests import cli
 from vit_jax.errors import UserError
-from vit_jax.processes import runtime
+from vit_jax.processes import peers, runtime
 
 
 @pytest.fixture
@@ -33,6 +34,26 @@ def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
   assert (actual or '').endswith(expected or '') and bool(actual) == bool(
     expected
   )
+
+
+UNSUPPORTED = {
+  'jax_enable_x64': True,
+  'jax_disable_jit': True,
+  'jax_numpy_rank_promotion': 'raise',
+  'jax_numpy_dtype_promotion': 'strict',
+}
+
+
+@pytest.mark.slow
+def test_a_run_ignores_settings_that_it_does_not_support(tmp_path, monkeypatch):
+  """The numbers are those without the settings, and the log names each."""
+  expected = cli.losses(cli.reference())
+  for name, value in UNSUPPORTED.items():
+    monkeypatch.setenv(name.upper(), str(value))
+  _, err = cli.run(cli.train_command(tmp_path / 'run'))
+  for name, value in UNSUPPORTED.items():
+    assert f'{name.upper()}={value} is ignored' in err
+  assert cli.losses(tmp_path / 'run') == expected
 
 
 @pytest.mark.parametrize(
@@ -74,6 +95,21 @@ def test_process_flags_reach_jax_distributed(monkeypatch):
   monkeypatch.setenv('SLURM_NTASKS', '2')
   runtime.start_distributed('host:1')
   assert calls == [('host:1', 2, 1), ('host:1', None, None)]
+
+
+def test_processes_that_do_not_connect_are_one_message(monkeypatch):
+  """JAX raises an error without the cause; launchers start again."""
+
+  def initialize(*_, **__):
+    raise RuntimeError('std::bad_cast')
+
+  monkeypatch.setattr(jax.distributed, 'initialize', initialize)
+  with pytest.raises(
+    ConnectionError, match='within 300 s.* --num_proc'
+  ) as error:
+    runtime.start_distributed('host:1', 3, 0)
+  monkeypatch.setattr(peers, 'client', lambda: object())
+  assert peers.is_lost_peer(error.value)
 
 
 def _never(*_):

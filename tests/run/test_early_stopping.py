@@ -20,6 +20,7 @@ def write(folder, values, name='val/accuracy'):
   return epath.Path(folder)
 
 
+@pytest.mark.parametrize('metric, sign', [('accuracy', 1), ('loss', -1)])
 @pytest.mark.parametrize(
   'values, best_step',
   [
@@ -34,16 +35,24 @@ def write(folder, values, name='val/accuracy'):
     ([], None),
   ],
 )
-def test_the_best_evaluation_is_too_old(tmp_path, values, best_step):
+def test_the_best_evaluation_is_too_old(
+  tmp_path, values, best_step, metric, sign
+):
   """The run ends after two evaluations that are not better than the best."""
-  found = guards.plateau(write(tmp_path, values), CONFIG)
+  name = f'val/{metric}'
+  config = CONFIG | {
+    'checkpoint': {'best': name},
+    'evals': {'val': {'name': 'classification'}},
+  }
+  signed = [(step, value and sign * value) for step, value in values]
+  found = guards.plateau(write(tmp_path, signed, name), config)
   if best_step is None:
     assert found is None
   else:
     last = max(step for step, _ in values)
     assert found is not None
     assert (found.best_step, found.step) == (best_step, last)
-    assert found.evaluations >= 2 and 'val/accuracy' in str(found)
+    assert found.evaluations >= 2 and name in str(found)
 
 
 def test_without_patience_nothing_ends(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 from etils import epath
 from minimal_config import completed
 from tensorboard.backend.event_processing import event_accumulator
-from tensorboard.util import tensor_util
 
 from vit_jax.config.schema import flatten
 from vit_jax.errors import UserError
@@ -142,28 +141,32 @@ def read_events(folder):
   """Returns (step, value) by name, as TensorBoard reads them."""
   events = accumulated(folder)
   return {
-    name: [
-      (event.step, tensor_util.make_ndarray(event.tensor_proto).item())
-      for event in events.Tensors(name)
-    ]
-    for name in events.Tags()['tensors']
+    name: [(event.step, event.value) for event in events.Scalars(name)]
+    for name in events.Tags()['scalars']
   }
 
 
-def test_tensorboard_reads_the_events_of_all_starts(tmp_path):
-  """Each start adds a file; steps that are repeated appear twice."""
+def test_tensorboard_shows_each_step_once(tmp_path):
+  """Each start adds a file and rewinds to its step, as does a rollback."""
   config = completed(**{'log.tensorboard': True})
-  for steps in ((1, 2), (2, 3)):
+  # Steps to rewind to, and the first step that is trained after each.
+  for starts in (((0, 1),), ((2, 3), (3, 4))):
     writer = opened(tmp_path, config)
-    for step in steps:
-      writer.write(step, {'loss': 1 / step, 'val/accuracy': float('inf')})
+    for restored, first in starts:
+      writer.rewind(restored)
+      if restored:  # evaluations at the restored step are repeated
+        writer.write(restored, {'val/accuracy': float('inf')})
+      for step in range(first, 5):
+        writer.write(step, {'loss': 1 / step, 'img_per_sec': float('nan')})
+        writer.write(step, {'val/accuracy': float('inf')})
     writer.close()
   assert len(list(tmp_path.glob('events.out.tfevents.*'))) == 2
   read = read_events(tmp_path)
-  assert read.keys() == {'loss', 'val/accuracy'}
-  assert [step for step, _ in read['loss']] == [1, 2, 2, 3]
-  third = float(np.float32(1 / 3))
-  assert [value for _, value in read['loss']] == [1, 0.5, 0.5, third]
+  assert read.keys() == {'loss', 'img_per_sec', 'val/accuracy'}
+  for values in read.values():
+    assert [step for step, _ in values] == [1, 2, 3, 4]
+  expected = [float(np.float32(1 / step)) for step in range(1, 5)]
+  assert [value for _, value in read['loss']] == expected
   assert {value for _, value in read['val/accuracy']} == {float('inf')}
 
 

@@ -118,6 +118,35 @@ def test_print_jobs_prints_the_remaining_runs(tmp_path, capsys):
     command.run(SWEEP, str(tmp_path), ['--config.mix.mixup=1'], True)
 
 
+def test_the_lowest_loss_is_chosen(tmp_path):
+  """Losses are not shown in percent; a diverged run is the worst."""
+  task = dataclasses.replace(
+    TASK,
+    dev=TASK.dev._replace(metric='dev/loss', seeds=(0,)),
+    final=TASK.final._replace(metric='test/loss', seeds=(0,)),
+  )
+  sweep = Sweep('s', {'t': task})
+  values = (0.5, None, 0.25, 0.75)
+  for job, value in zip(all_jobs(tmp_path, sweep), values, strict=False):
+    finish(job, value)
+  final = all_jobs(tmp_path, sweep)[-1]
+  assert final.setting == {'schedule.base_lr': 0.2, 'model.depth': 1}
+  finish(final, 2.302585)
+  command.run(sweep, str(tmp_path))
+  text = (tmp_path / 'results.md').read_text()
+  assert 'model.depth 1 | 0.2500 | 2.3026 | 1 |' in text
+  assert 'model.depth 2 | diverged |' in text
+
+
+def test_a_metric_without_a_direction_is_refused(tmp_path):
+  """The first finished run is enough to find out."""
+  task = dataclasses.replace(TASK, dev=TASK.dev._replace(metric='dev/count'))
+  sweep = Sweep('s', {'t': task})
+  finish(all_jobs(tmp_path, sweep)[0], 8)
+  with pytest.raises(UserError, match="'dev/count'.*higher_is_better"):
+    all_jobs(tmp_path, sweep)
+
+
 def test_means_of_groups_and_published_results(tmp_path):
   """Means are over the tasks of complete groups, with equal weights."""
   final = Stage(CONFIG, 'test/accuracy', seeds=(0, 1, 2))
@@ -244,7 +273,7 @@ def test_which_runs_are_finished(tmp_path):
   assert value() is None  # its last step is saved, but not evaluated
   metrics.write_text(json.dumps({'step': 3, metric: 0.0}) + '\n')
   assert value() == 0.0
-  assert outcome.best_step(job.workdir, metric) == 3
+  assert outcome.best_step(job.workdir, metric, 1) == 3
   config = json.loads((workdir / 'config.json').read_text())
   config |= dict(total='9 steps', checkpoint=dict(best=metric))
   lines = [{'step': step, metric: 0.8 - 0.1 * step} for step in (1, 2, 3)]
@@ -253,7 +282,8 @@ def test_which_runs_are_finished(tmp_path):
     config['early_stop_patience'] = patience
     (workdir / 'config.json').write_text(json.dumps(config))
     assert value() == (expected and pytest.approx(expected))
-  config |= dict(total='3 steps', evals={'dev': {'split': 'x'}, 'other': {}})
+  section = {'name': 'classification', 'split': 'x'}
+  config |= dict(total='3 steps', evals={'dev': section, 'other': {}})
   (workdir / 'config.json').write_text(json.dumps(config))
   for name, split in {metric: 'x', 'dev_ema/y': 'x', 'unknown/y': ''}.items():
     assert outcome.split(job.workdir, name) == split

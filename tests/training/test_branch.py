@@ -63,13 +63,55 @@ def leaves(folder, step):
 def test_a_branch_equals_a_run_with_its_schedule(
   constant, tmp_path, at, changes
 ):
-  """All leaves of the last state, and all metrics, have the same bits."""
+  """All leaves of the last state, and all metrics, have the same bits.
+
+  No later metrics of the other run are copied. The same command goes on if
+  run_id.json is damaged.
+  """
   path, steps = epath.Path(tmp_path), int(changes['total'].split()[0])
   branched = train(path / 'branch', f'{constant}@{at}', **changes)
   alone = train(path / 'alone', **changes)
   assert leaves(branched, steps) == leaves(alone, steps)
   assert cli.lines(branched) == cli.lines(alone)
   assert leaves(branched, at) == leaves(constant, at)
+  assert not (branched / 'metrics_set_aside.jsonl').exists()
+  (branched / 'checkpoints/run_id.json').write_text('{')
+  train(branched, f'{constant}@{at}', **changes)
+  with pytest.raises(UserError, match='has checkpoints already'):
+    train(branched, f'{constant}@{at - 2}', **changes)
+
+
+# A weight decay and a rule that depend on the total.
+MOVING = {
+  'optimizer.weight_decay_end': 0.1,
+  'optimizer.rules': (
+    ('head/.*', {'after': '50 %'}),
+    ('cls', {'after': '1 steps'}),
+  ),
+}
+
+
+def test_durations_that_a_branch_moves():
+  """The whole length, and durations in %, but none in steps or epochs."""
+  dino = {'objective': {'name': 'dino'}, 'augment': {'name': 'multicrop'}}
+  dino |= {'num_classes': 0, 'mix': {}}
+  for changes, expected in (
+    ({}, {}),
+    (MOVING, {'optimizer (100 %)': (6, 8), 'optimizer (50 %)': (3, 4)}),
+    (dino, {'objective (100 %)': (6, 8)}),
+  ):
+    config = completed(**CHANGES | changes | {'total': '8 steps'})
+    assert branch._moved('6 steps', config) == expected
+    assert not branch._moved('8 steps', config)
+
+
+@pytest.mark.slow
+def test_the_log_names_the_durations_that_a_branch_moves(tmp_path, caplog):
+  path = epath.Path(tmp_path)
+  short = train(path / 'short', **MOVING | {'total': '4 steps'})
+  config = completed(**CHANGES | MOVING | {'total': '8 steps'})
+  branch.begin(f'{short}@2', config, path / 'branch')
+  assert 'optimizer (50 %): 2 steps before, 4 steps now' in caplog.text
 
 
 @pytest.mark.slow

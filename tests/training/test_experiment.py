@@ -105,6 +105,14 @@ def test_the_kind_of_images_reaches_batches_and_model():
   assert experiment.image_flops > build().image_flops
 
 
+def test_frozen_parameters_have_no_backward_flops():
+  """Training only the head is a forward pass and the head's two products."""
+  rules = (('(?!head/).*', dict(frozen=True)),)
+  experiment = build(**{'optimizer.rules': rules})
+  head = 2 * experiment.abstract_state().params['head']['kernel'].size
+  assert experiment.image_flops == build().image_flops / 3 + 2 * head
+
+
 @pytest.mark.parametrize(
   'changes, keys',
   [

@@ -73,7 +73,7 @@ def test_figures_are_drawn_at_the_end(tmp_path):
   for name in about['figures']:
     assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   source = features.Spread(setting.open_source('test'), 5)
-  images, _ = source.images(setting.transform)
+  images = source.images(setting.transform)
   expected = findings.examine(experiment.model, state.params, images)
   saved = np.load(folder / 'figures.npz')
   for name, array in expected.arrays.items():
@@ -85,9 +85,6 @@ def test_figures_are_drawn_at_the_end(tmp_path):
   [
     ('params', 'params', 'step 7'),
     ('ema', 'ema', 'step 7, ema'),
-    # Names in configs of earlier versions.
-    ('', 'params', 'step 7'),
-    ('_ema', 'ema', 'step 7, ema'),
   ],
 )
 def test_figures_use_the_weights_of_the_config(

@@ -19,7 +19,7 @@ from vit_jax.training.step import SPIKE_WARMUP_STEPS, Trainer, accumulate
 CLASSES, BATCH, SIDE, WIDTH, DEPTH = 5, 8, 2, 12, 2
 
 
-class Stub(contract.Defaults):
+class Stub(contract.Model):
   """A model without layers."""
 
   num_classes = 5
@@ -62,7 +62,7 @@ def start_params():
 def trainer(objective, **settings):
   """Returns a Trainer with SGD, whose updates are proportional to gradients."""
   schedule = settings.pop('schedule', lambda step: 1.0)
-  names = ('momentum', 'clip_norm', 'weight_decay')
+  names = ('momentum', 'clip_norm', 'weight_decay', 'rules')
   chain = {k: settings.pop(k) for k in names if k in settings}
   optimizer = optimizers.sgd(schedule, **dict(momentum=0.0) | chain)
   common = dict(micro_batches=1, average_decay=None) | settings
@@ -89,13 +89,17 @@ def flat(tree):
   return np.asarray(ravel_pytree(tree)[0], np.float64)
 
 
+def arguments(state, batch=None, key=0):
+  return state, batch or examples(), jax.random.key(key), {}
+
+
 def run(of, batches, params=None, key=0):
   """Returns the states before and after each step, and the metrics."""
   params = start_params() if params is None else params
   states, metrics = [jax.jit(of.state_of)(params, {})], []
   step = jax.jit(of.train_step)
   for batch in batches:
-    state, values = step(states[-1], batch, jax.random.key(key), {})
+    state, values = step(*arguments(states[-1], batch, key))
     states.append(state)
     metrics.append(jax.device_get(values))
   return states, metrics
@@ -160,6 +164,30 @@ def test_steps_equal_the_formula_of_sgd():
     )
     assert metrics[step]['lr'] == pytest.approx(rates[step])
     assert int(states[step + 1].step) == step + 1
+
+
+FROZEN = (('layers/.*', dict(frozen=True)),)
+
+
+@pytest.mark.parametrize('micro_batches', [1, 2])
+def test_frozen_parameters_have_no_gradients(micro_batches):
+  """They cost a forward pass and do not change; others learn as before."""
+  settings = dict(micro_batches=micro_batches, weight_decay=0.1)
+  norm = np.linalg.norm(plain_loss(start_params(), examples())[1]['head'])
+  of = trainer(Objective(SETTING), rules=FROZEN, **settings)
+  (before, after), (values,) = run(of, [examples()])
+  for state in (before, after):
+    np.testing.assert_array_equal(
+      state.params['layers']['kernel'], start_params()['layers']['kernel']
+    )
+  (_, plain), _ = run(trainer(Objective(SETTING), **settings), [examples()])
+  np.testing.assert_allclose(
+    after.params['head'], plain.params['head'], rtol=1e-5
+  )
+  assert values['grad_norm'] == pytest.approx(norm, rel=1e-5)
+  program = str(jax.make_jaxpr(of.train_step)(*arguments(before)))
+  # All matrices of the forward pass, and the gradient of the last one.
+  assert program.count('dot_general') == DEPTH + 2
 
 
 def test_the_average_weights_parameters_after_each_update():
@@ -263,7 +291,7 @@ def test_masks_differ_between_examples(micro_batches):
 # Bad steps
 
 
-class Loss(objective_contract.Defaults):
+class Loss(objective_contract.Objective):
   """An objective without a loss."""
 
   sharding_rules, apart = (), ()

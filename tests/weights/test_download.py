@@ -1,19 +1,31 @@
 """Tests of weights by address, from a local server."""
 
+import datetime
 import hashlib
+import os
 import threading
 import time
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from huggingface_hub import constants
 from tiny_vit import save_classifier
-from web_server import SHA, Web
+from web_server import SHA, Proxy, Web
 
 from vit_jax import load_pretrained
-from vit_jax.errors import EXIT_CRASH, DownloadError, UserError
+from vit_jax.errors import (
+  EXIT_CRASH,
+  EXIT_USER_ERROR,
+  DownloadError,
+  UserError,
+)
 from vit_jax.processes import peers
 from vit_jax.weights import download
 
@@ -189,7 +201,7 @@ def test_offline_weights_are_not_asked_for(site, monkeypatch):
 
 
 @pytest.mark.parametrize('ending', ['npz', 'safetensors', 'pth', 'bin'])
-@pytest.mark.parametrize('fault', ['cut', 'damaged', 'page'])
+@pytest.mark.parametrize('fault', ['cut', 'damaged'])
 def test_damaged_downloads_are_not_kept(tmp_path, site, ending, fault):
   """The server does not send the size, so it cannot be compared."""
   site.sized = False
@@ -205,8 +217,6 @@ def test_damaged_downloads_are_not_kept(tmp_path, site, ending, fault):
   address = f'{site.url}/{file.name}'
   if fault == 'cut':
     site.cut.append(len(content) - 200)
-  elif fault == 'page':
-    file.write_bytes(b'<html>Log in</html>')
   else:
     # A .safetensors file has no checksum; only its header can be checked.
     values = content.index(np.ones(100, np.float32).tobytes())
@@ -216,3 +226,113 @@ def test_damaged_downloads_are_not_kept(tmp_path, site, ending, fault):
     download.local_copy(address)
   assert address in str(error.value)
   assert not cached(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['a.npz', 'a.pth', 'a-01234567.bin', 'a'])
+def test_a_web_page_is_the_users_error(tmp_path, site, name):
+  """A repetition does not help, so it is not tried again."""
+  page = tmp_path / 'site' / name
+  page.write_bytes(b'\n<!DOCTYPE html><html>Log in</html>')
+  with pytest.raises(UserError, match='is a web page') as error:
+    download.local_copy(f'{site.url}/{name}', sleep=pytest.fail)
+  assert peers.exit_status(error.value)[0] == EXIT_USER_ERROR
+  assert not cached(tmp_path)
+
+
+def test_file_names_may_have_any_length(tmp_path, site):
+  """The end of the name, with its hash, is kept."""
+  name = 300 * 'a' + '-01234567.npz'
+  site.failures.append((404, {}))
+  with pytest.raises(UserError, match='HTTP 404'):
+    download.local_copy(f'{site.url}/{name}')
+  name = 200 * 'a' + '.npz'
+  (tmp_path / 'site' / name).write_bytes(zip_file(tmp_path))
+  local = download.local_copy(f'{site.url}/{name}')
+  assert local.endswith('a.npz') and len(os.path.basename(local)) == 50
+
+
+@pytest.fixture
+def proxy(tmp_path, monkeypatch):
+  """Starts a proxy, through which nothing can be reached but this machine.
+
+  It is also the server of all http:// addresses.
+  """
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+  monkeypatch.setattr(download, 'PAUSES_S', ())
+  for name in ('http_proxy', 'https_proxy', 'no_proxy', 'all_proxy'):
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(name.upper(), raising=False)
+  for name in ('SSL_CERT_FILE', 'SSL_CERT_DIR', 'REQUESTS_CA_BUNDLE'):
+    monkeypatch.setenv(name, '')  # so that changes are undone, too
+    monkeypatch.delenv(name)
+  huggingface_hub.close_session()  # it has the proxies of its first request
+  with Proxy().running() as started:
+    yield started
+  huggingface_hub.close_session()
+
+
+@pytest.mark.parametrize('address', ['{}/a.bin', 'hf:lab/tiny'])
+@pytest.mark.parametrize('excluded', ['', 'weights.invalid'])
+def test_proxies_of_the_environment_are_used(
+  proxy, monkeypatch, address, excluded
+):
+  """Except for the hosts in NO_PROXY."""
+  monkeypatch.setenv('HTTP_PROXY', proxy.url)
+  monkeypatch.setenv('NO_PROXY', excluded)
+  monkeypatch.setenv('HF_ENDPOINT', 'http://weights.invalid')
+  with pytest.raises((UserError, DownloadError)):
+    download.local_copy(address.format('http://weights.invalid'))
+  assert bool(proxy.requests) == (not excluded)
+  assert all('weights.invalid' in request for request in proxy.requests)
+
+
+@pytest.mark.parametrize('key', ['SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE'])
+@pytest.mark.parametrize('address', ['{}/a.npz', 'hf:lab/tiny'])
+def test_certificates_of_the_environment_are_trusted(
+  tmp_path, proxy, monkeypatch, key, address
+):
+  """https:// through a proxy, with a certificate of one's own.
+
+  Without it, the message names the variable to set.
+  """
+  site = tmp_path / 'site'
+  save_classifier(f'huggingface:{site}/lab/tiny')
+  (site / 'a.npz').write_bytes(zip_file(tmp_path))
+  with Web(site, certificate(tmp_path)).running() as web:
+    port = web.url.rpartition(':')[2]
+    url = f'https://localhost:{port}'
+    monkeypatch.setenv('HTTPS_PROXY', proxy.url)
+    monkeypatch.setenv('HF_ENDPOINT', url)
+    with pytest.raises(UserError, match='SSL_CERT_FILE'):
+      download.local_copy(address.format(url))
+    huggingface_hub.close_session()
+    monkeypatch.setenv(key, str(tmp_path / 'own.pem'))
+    assert download.local_copy(address.format(url))
+  assert f'localhost:{port}' in proxy.requests
+
+
+def certificate(folder):
+  """Writes a certificate of localhost with its key; returns the path."""
+  key = ec.generate_private_key(ec.SECP256R1())
+  name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, 'localhost')])
+  now = datetime.datetime.now(datetime.UTC)
+  made = (
+    x509.CertificateBuilder(name, name, key.public_key())
+    .serial_number(1)
+    .not_valid_before(now - datetime.timedelta(days=1))
+    .not_valid_after(now + datetime.timedelta(days=1))
+    .add_extension(
+      x509.SubjectAlternativeName([x509.DNSName('localhost')]), critical=False
+    )
+    .sign(key, hashes.SHA256())
+  )
+  pem = serialization.Encoding.PEM
+  private = key.private_bytes(
+    pem,
+    serialization.PrivateFormat.PKCS8,
+    serialization.NoEncryption(),
+  )
+  (folder / 'own.pem').write_bytes(made.public_bytes(pem) + private)
+  return folder / 'own.pem'

@@ -23,6 +23,7 @@ from vit_jax.arrays.pixels import IMAGENET, NONE
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
 from vit_jax.weights.formats.huggingface import TYPES as SUPPORTED
+from vit_jax.weights.formats.huggingface import VERSION
 from vit_jax.weights.patch_embedding import CLIP
 
 SIZES = dict(
@@ -263,6 +264,40 @@ def test_written_directories_open_in_the_library(tmp_path, name):
   for key in copy:
     if not re.search(other, key):
       np.testing.assert_allclose(copy[key], original[key], atol=1e-5)
+
+
+# {type: first of its classes}
+CLASSES = {
+  references.config_class(name).model_type: name for name in reversed(TYPES)
+}
+
+
+@pytest.mark.parametrize('kind', SUPPORTED)
+def test_missing_keys_have_the_defaults_of_the_library(tmp_path, kind):
+  """The table contains those of every key; the file itself is required."""
+  defaults, name = SUPPORTED[kind].defaults, CLASSES[kind]
+  library = references.config_class(name)().to_dict()
+  assert {key: library[key] for key in defaults} == defaults
+  huggingface(name, **TYPES[name][0]).save_pretrained(tmp_path)
+  expected = pretrained.find(str(tmp_path)).about
+  file, weights = tmp_path / 'config.json', tmp_path / 'model.safetensors'
+  config = json.loads(file.read_text())
+  given = {k: v for k, v in config.items() if library.get(k, ...) != v}
+  given['model_type'] = kind
+  assert 'layer_norm_eps' not in given
+  file.write_text(json.dumps(given))
+  assert pretrained.find(str(tmp_path)).about == expected
+  file.unlink()  # without it, the weights are not taken for those of timm
+  for path, words in ((tmp_path, 'but no'), (weights, 'transformers.*fetch')):
+    with pytest.raises(UserError, match=words) as error:
+      pretrained.find(str(path))
+    assert 'config.json' in str(error.value)
+
+
+def test_the_defaults_are_those_of_the_tested_version():
+  assert f'transformers {references.transformers.__version__}'.startswith(
+    VERSION
+  )
 
 
 def test_every_type_is_compared():

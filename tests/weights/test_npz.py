@@ -6,6 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 import safetensors.numpy
+import scipy.ndimage
 import tiny_vit
 from numpy.lib import format as npy
 from references import DEPTH, HEADS, SIZE, WIDTH, huggingface, same_results
@@ -64,6 +65,23 @@ def official(folder, model, numbering=ORIGINAL):
       bias = weights[f'{theirs}{there}.bias']
       arrays[f'{ours}{name}/bias'] = bias.reshape(shape)
   return arrays
+
+
+@pytest.mark.parametrize('with_notes', [True, False])
+def test_positions_are_interpolated_with_aligned_corners(tmp_path, with_notes):
+  """As the authors do, also in files without notes: official ones."""
+  path = tmp_path / 'tiny.npz'
+  params = tiny_vit.save_classifier(str(path))
+  if not with_notes:
+    (tmp_path / 'tiny.npz.json').unlink()
+  large = load_pretrained(str(path), image_size=(48, 80)).params
+  (small,), (found,) = (
+    np.asarray(each['position']['embedding'])[:, 1:] for each in (params, large)
+  )
+  expected = scipy.ndimage.zoom(small.reshape(2, 2, -1), (1.5, 2.5, 1), order=1)
+  np.testing.assert_allclose(
+    found, expected.reshape(found.shape), rtol=1e-5, atol=1e-6
+  )
 
 
 @pytest.mark.parametrize('numbering', [ORIGINAL, LATER])

@@ -11,11 +11,11 @@ from bit_peer import bit, hybrid, nchw, nhwc, randomized, torch
 from tiny_vit import images_of, noise_params
 
 from tests.faults.counts import further
-from vit_jax import finetune, load_pretrained
+from vit_jax import load_pretrained
 from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.models import resnet, vit
-from vit_jax.weights import pretrained
+from vit_jax.weights import architecture, pretrained
 from vit_jax.weights.formats import npz
 
 SIZES = dict(width=64, depth=2, mlp_dim=96, num_heads=4, dtype='float32')
@@ -190,13 +190,13 @@ def test_finetuning_uses_the_architecture_of_the_file(tmp_path):
   """This includes the stem; another one in the config is refused."""
   config = loading.load('configs/finetune.py:data=cifar10')
   source = pretrained.find(saved(tmp_path, hybrid_model(), (32, 32))[0])
-  adopted = finetune.adopt_architecture(config, source)
+  adopted = architecture.adopt(config, source)
   stem = dict(name='resnet', depths=(2, 1), width_factor=1)
   assert adopted.model.stem.to_dict() == stem
   with config.unlocked():
     config.model.variant = 'R50+B/16'
   with pytest.raises(UserError, match='stem: .*in the weights'):
-    finetune.adopt_architecture(config, source)
+    architecture.adopt(config, source)
   resnets = pretrained.find(saved(tmp_path, bit_model(), (32, 32))[0])
   with pytest.raises(UserError, match='model.name=resnet'):
-    finetune.adopt_architecture(config, resnets)
+    architecture.adopt(config, resnets)

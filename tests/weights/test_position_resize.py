@@ -16,6 +16,7 @@ from references import (
   timm_vit,
 )
 
+from tests.faults.counts import slow
 from vit_jax import load_pretrained
 from vit_jax.errors import UserError
 
@@ -80,14 +81,20 @@ def test_a_given_method_wins(tmp_path, caplog):
     load_pretrained(path, position_resize='nearest', **keys)
 
 
-@pytest.mark.slow
-def test_a_rectangle_is_not_taken_for_a_square(tmp_path):
-  """6x8 patches and the class token have 7x7 positions.
+GAP = dict(class_token=False, global_pool='avg')
 
-  The remedy of the message gives timm's logits.
-  """
-  size = 6 * PATCH, 8 * PATCH
-  reference = timm_vit(img_size=size)
+
+@pytest.mark.parametrize(
+  'grid, keys',
+  [
+    ((2, 8), GAP),  # as many as 4x4
+    *slow([(2, 8), {}], [(6, 8), {}]),  # 7x7 with the class token
+  ],
+)
+def test_a_rectangle_is_not_taken_for_a_square(tmp_path, grid, keys):
+  """The remedy of the message gives timm's logits."""
+  size = grid[0] * PATCH, grid[1] * PATCH
+  reference = timm_vit(img_size=size, **keys)
   path = timm_file(tmp_path, reference)
   with pytest.raises(UserError, match=re.escape(f'{size} pixels')) as error:
     load_pretrained(path, image_size=size, num_heads=references.HEADS)

@@ -40,6 +40,28 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, name, value):
     convert.run(path, path + '.converted')
 
 
+@pytest.mark.parametrize('name', ['small.npz', 'directory'])
+def test_a_program_that_computes_in_64_bits_loads_weights(tmp_path, name):
+  """Parameters are float32, also those of a new head, and so are outputs."""
+  path = str(tmp_path / 'first.npz')
+  params = tiny_vit.save_classifier(path)
+  about, path = pretrained.find(path).about, str(tmp_path / name)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  params = jax.device_put(params, sharding.replicated(mesh))
+  pretrained.save(path, params, about)
+  images = tiny_vit.images_of(1, 48, 48)
+  outputs = []
+  for enabled in (False, True):
+    with jax.enable_x64(enabled):
+      source = pretrained.find(path)
+      source.load(source.abstract_params())
+      model, params = load_pretrained(path, image_size=48, num_classes=5)
+      outputs.append(model.apply({'params': params}, images))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {'float32'}
+    assert outputs[-1].dtype == 'float32'
+  np.testing.assert_allclose(*outputs, atol=1e-6)
+
+
 SIZES = dict(patch_size=8, width=16, depth=1, mlp_dim=8, num_heads=2)
 HEAD = dict(outputs=8, hidden=8, bottleneck=4, dtype='float32')
 CROPS = dict(name='multicrop', local_crops=1, local_size=(8,))

@@ -11,13 +11,13 @@ import safetensors.numpy
 from references import huggingface, state, timm_file, timm_vit, torch
 
 from tests.faults.counts import further
-from vit_jax import finetune, load_pretrained
+from vit_jax import load_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.models.swin import Model, resize_bias
-from vit_jax.weights import pretrained, transfer
+from vit_jax.weights import architecture, pretrained, transfer
 from vit_jax.weights.formats import swin
 
 SIZES = dict(width=24, depths=(2, 2, 2), num_heads=2, window_size=4)
@@ -305,5 +305,5 @@ def test_another_window_is_named(tmp_path):
     section = dict(name='swin', window_size=given)
     section |= dict(width=None, depths=None, num_heads=None)
     config = minimal_config.completed(model=section)
-    adopted = finetune.adopt_architecture(config, source)
+    adopted = architecture.adopt(config, source)
     assert adopted.model.window_size == window

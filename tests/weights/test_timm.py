@@ -18,7 +18,7 @@ from references import (
 )
 
 from tests.faults.counts import further
-from vit_jax import features, finetune, load_pretrained
+from vit_jax import features, load_pretrained
 from vit_jax.arrays.pixels import NONE
 from vit_jax.cli import shared_flags
 from vit_jax.config import overrides
@@ -27,7 +27,7 @@ from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.errors import UserError
 from vit_jax.models.vit import NAMES
 from vit_jax.training.experiment import Experiment
-from vit_jax.weights import pretrained, transfer
+from vit_jax.weights import architecture, pretrained, transfer
 from vit_jax.weights.formats import timm_models
 from vit_jax.weights.patch_embedding import CLIP
 
@@ -118,11 +118,11 @@ def test_finetuning_adopts_the_architecture(tmp_path):
   with pytest.raises(
     UserError, match='width: 32 in the weights, 16 in the config; mlp'
   ):
-    finetune.adopt_architecture(config, source)
+    architecture.adopt(config, source)
   config = minimal_config.completed(
     image_size=SIZE, **{f'model.{name}': None for name in NAMES}
   )
-  adopted = finetune.adopt_architecture(config, source)
+  adopted = architecture.adopt(config, source)
   assert adopted.model.width == 32 and adopted.model.gelu == 'exact'
   assert adopted.model.fc_norm and adopted.model.pool == 'gap'
   experiment = Experiment.build(adopted, jax.devices()[:1])
@@ -134,7 +134,7 @@ def test_finetuning_adopts_the_architecture(tmp_path):
   with config.unlocked():
     config.model.name = 'my_lab.vit'
   with pytest.raises(UserError, match="'my_lab.vit'.*vit_jax.train"):
-    finetune.adopt_architecture(config, source)
+    architecture.adopt(config, source)
 
 
 def test_a_pooling_that_contradicts_the_arrays_is_refused(tmp_path):

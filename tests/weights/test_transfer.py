@@ -12,10 +12,11 @@ from minimal_config import completed
 
 from benchmarks import peers
 from vit_jax.arrays import sharding, tree
+from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.training.experiment import Experiment
-from vit_jax.weights import contract, pretrained, transfer
+from vit_jax.weights import architecture, contract, pretrained, transfer
 
 SIZES = dict(patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
 ABOUT = {
@@ -46,6 +47,15 @@ def experiment(image_size, **changes):
     **{'model.dtype': 'float32', 'image_size': image_size},
   )
   return Experiment.build(config, jax.devices()[:1])
+
+
+class Fruits(Source):
+  """A source of which only the classes are used."""
+
+  name = 'fruits'
+
+  def __init__(self, class_names=()):
+    self.class_names, self.num_classes = [*class_names], len(class_names)
 
 
 def moved_to(target, source):
@@ -137,17 +147,143 @@ def test_init_from_loads_all_that_fits(caplog):
   )
   target = Experiment.build(same, jax.devices()[:1])
   with jax.set_mesh(target.mesh):
-    result = transfer.start(source, target, 'aligned')
+    result = transfer.start(source, target, 'aligned', Fruits())
   jax.tree.map(np.testing.assert_array_equal, result, params)
   assert 'not taken over' not in caplog.text
   other = experiment((8, 8), mlp_dim=32)  # and with another number of classes
   with jax.set_mesh(other.mesh):
-    result = tree.flatten(transfer.start(source, other, 'aligned'))
+    result = tree.flatten(transfer.start(source, other, 'aligned', Fruits()))
   assert 'fc1/kernel (2, 16, 24) (in the model: (2, 16, 32))' in caplog.text
   assert not np.any(result['head/kernel'])
   for path, leaf in tree.flatten(params).items():
     if 'mlp' not in path and 'head' not in path:
       np.testing.assert_array_equal(result[path], leaf, path)
+
+
+@pytest.mark.parametrize('objective', ['supervised', 'linear_probe'])
+def test_heads_are_taken_over_by_the_names_of_classes(objective, caplog):
+  """Their outputs are in the order of the data; other names are refused."""
+  section, classes = dict(name=objective), 7
+  if objective == 'linear_probe':
+    section, classes = section | dict(num_classes=7), 0
+  config = completed(
+    **{f'model.{k}': v for k, v in SIZES.items()},
+    **{'model.dtype': 'float32', 'num_classes': classes, 'objective': section},
+  )
+  target = Experiment.build(config, jax.devices()[:1])
+  shapes = target.abstract_state().params
+  params = jax.tree.map(lambda s: np.random.normal(size=s.shape), shapes)
+  names = [*'abcdefg']
+  about = ABOUT | {'image_size': (8, 8), 'num_classes': classes}
+  about |= {'objective': section, 'class_names': names}
+
+  def load(abstract):
+    return jax.tree.map(sharding.place, params, abstract)
+
+  def started(class_names):
+    source = contract.Pretrained('here', about, load)
+    with jax.set_mesh(target.mesh):
+      return transfer.start(source, target, 'aligned', Fruits(class_names))
+
+  for given, order in (
+    (names, range(7)),
+    ([*'cab'], [2, 0, 1, 3, 4, 5, 6]),
+    ([f'class {i}' for i in range(7)], range(7)),
+  ):
+    result, expected = tree.flatten(started(given)), tree.flatten(params)
+    assert result.keys() == expected.keys()
+    for path, leaf in result.items():
+      is_head = path.startswith('head/')
+      wanted = expected[path][..., [*order]] if is_head else expected[path]
+      np.testing.assert_allclose(leaf, wanted, rtol=1e-6, err_msg=path)
+    assert ('fruits' in caplog.text) == (given != names)
+  assert 'differ' not in caplog.text.replace('order of the classes differs', '')
+  with pytest.raises(UserError, match="fruits.*here.*'x'.*vit_jax.finetune"):
+    started([*'abcdefx'])
+
+
+@pytest.mark.parametrize(
+  'keys, reported',
+  [
+    (dict(gelu='quick', norm_eps=1e-3), ['gelu', 'norm_eps']),
+    (dict(pool='gap'), ['pool']),
+    (dict(fc_norm=True), ['fc_norm']),
+    (dict(layer_scale=1e-4), ['layer_scale']),
+    (dict(drop_path=0.1, dropout=0.1, pixels='imagenet'), []),
+  ],
+)
+def test_keys_that_differ_from_the_weights_are_listed(keys, reported, caplog):
+  """`train` keeps those of the config."""
+  source, _ = weights((8, 8))
+  target = experiment((8, 8), **keys)
+  with jax.set_mesh(target.mesh):
+    transfer.start(source, target, None, Fruits())
+  lines = [
+    line for line in caplog.text.splitlines() if 'in the weights' in line
+  ]
+  assert [line.split(':')[0] for line in lines] == [
+    f'  model.{key}' for key in reported
+  ]
+
+
+def test_an_initial_value_may_differ_from_the_weights(caplog):
+  """Parameters of the weights replace those that it initializes."""
+  source, _ = weights((8, 8), layer_scale=1e-5)
+  target = experiment((8, 8), layer_scale=1e-4)
+  with jax.set_mesh(target.mesh):
+    transfer.start(source, target, None, Fruits())
+  assert 'in the weights' not in caplog.text
+
+
+OPEN = {f'model.{key}': None for key in SIZES}
+
+
+def test_fine_tuning_determines_the_model_by_the_weights(caplog):
+  """Sizes that contradict them are refused, and other keys are listed."""
+  source, _ = weights((8, 8), norm_eps=1e-3)
+  for key in ('patch_size', 'width'):
+    with pytest.raises(UserError) as error:
+      architecture.adopt(completed(**OPEN | {f'model.{key}': 6}), source)
+    assert f'{key}: {SIZES[key]} in the weights, 6' in str(error.value)
+    assert sum(other in str(error.value) for other in SIZES) == 1
+  adopted = architecture.adopt(
+    completed(**OPEN, **{'model.gelu': 'quick'}), source
+  )
+  assert (adopted.model.gelu, adopted.model.norm_eps) == ('tanh', 1e-3)
+  assert "model.gelu: 'tanh' in the weights, 'quick' in the" in caplog.text
+  assert 'norm_eps' not in caplog.text  # the config has the default
+
+
+@pytest.mark.parametrize(
+  'given, remainder, used',
+  [
+    ((18, 17), 'error', (16, 16)),
+    ((18, 17), 'drop', (18, 17)),
+    ((16, 16), 'error', (16, 16)),
+    ((8, 3), 'error', (8, 3)),  # smaller than a patch, and refused
+  ],
+)
+def test_images_of_a_fine_tuning_are_whole_patches(
+  given, remainder, used, caplog
+):
+  caplog.set_level('INFO')
+  config = completed(**OPEN, image_size=given, **{'model.remainder': remainder})
+  adopted = architecture.adopt(config, weights((8, 8))[0])
+  assert tuple(adopted.image_size) == used
+  assert (f'{used} instead of {given}' in caplog.text) == (given != used)
+
+
+def test_a_plan_reads_missing_sizes_from_the_weights(tmp_path):
+  """A model that the config specifies is not changed."""
+  path = str(tmp_path / 'tiny.npz')
+  tiny_vit.save_classifier(path)
+  config = completed(**OPEN, init_from=path, image_size=(40, 32))
+  found = architecture.complete(config)
+  assert (found.model.patch_size, found.image_size) == (16, (32, 32))
+  specified = completed(init_from=path)
+  assert architecture.complete(specified) is specified
+  with pytest.raises(UserError, match='lacks patch_size'):
+    architecture.complete(completed(**OPEN))
 
 
 @pytest.mark.slow
@@ -167,7 +303,7 @@ def test_weights_that_do_not_fit_are_refused():
     jax.set_mesh(target.mesh),
     pytest.raises(UserError, match=r'of here \(strange'),
   ):
-    transfer.start(empty, target, 'aligned')
+    transfer.start(empty, target, 'aligned', Fruits())
 
 
 @pytest.mark.parametrize('channels', [1, 2, 4, 5, 13])

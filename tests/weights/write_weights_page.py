@@ -18,7 +18,7 @@ from vit_jax.weights.formats import (
 PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'weights.md'
 START, END = '<!-- weights -->\n\n', '\n<!-- end of weights -->'
 TIMM = f'timm {timm_models.version()}'
-TRANSFORMERS = 'transformers 5.23'
+TRANSFORMERS = huggingface.VERSION
 TORCHVISION = 'torchvision 0.28'
 MAE = 'https://dl.fbaipublicfiles.com/mae/pretrain/mae_pretrain_vit_base.pth'
 DINO = 'https://dl.fbaipublicfiles.com/dino'

@@ -28,9 +28,9 @@ class Findings(NamedTuple):
   """Arrays of the figures, and the reasons why some figures are missing.
 
   Attributes:
-    arrays: `images` uint8 `[n, y, x, 3]`, RGB (see `display.rgb`), and those of
-      the following that the model supports: `filters` `[k, y, x, 3]` (for RGB
-      images), principal components of the first layer, and `filter_shares`
+    arrays: `images` uint8 `[n, y, x, 3]`, RGB (see `channels.rgb`), and those
+      of the following that the model supports: `filters` `[k, y, x, 3]` (for
+      RGB images), principal components of the first layer, and `filter_shares`
       `[k]`, their fractions of the variance; `similarity` `[r, c, r, c]`,
       cosine similarity of the learned position embeddings; `distance`
       `[n, layers, heads]`, attention distance in pixels; `rollout` and

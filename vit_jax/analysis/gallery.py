@@ -6,17 +6,15 @@ The folder also contains the arrays of the figures and a description.
 import io
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from vit_jax.analysis import figures, plotting
 from vit_jax.analysis.figures import Findings
-from vit_jax.data.images import channels
-from vit_jax.data.images.decode import resize
 from vit_jax.files import jsonl, paths
 
 FOLDER = 'figures'  # name of the folder in a workdir
@@ -32,109 +30,22 @@ FIGURES = {
   'reconstructions': 'Masked patches and their predictions',
 }
 _MAX_HEADS = 12  # number of heads drawn for a layer
-_MAX_COLUMNS = 8  # number of images drawn side by side
-_MAX_ROWS = 8  # number of rows of a page
-_MAX_NAME = 20  # number of characters below a photograph
-_MAX_SIDE = 2048  # pixels; larger photographs are reduced, to save memory
-_SHAPES = 1 / 3, 2  # smallest and largest height / width of a row's cells
+_MAX_ROWS = 8  # number of images on a page
+_LETTERS_PER_INCH = 15  # below a cell
 
 
-class Photograph(NamedTuple):
-  """A photograph and the part of it that the model receives.
+class Column(NamedTuple):
+  """A column of a grid, with a cell for each image.
 
   Attributes:
-    pixels: the whole photograph.
-    box: (y, x, height, width) of the part that the model receives, pixels.
-    name: name of the file; '' if there is none.
+    title: title of the column.
+    cells: pixels or colours `[n, y, x, 3]`, or weights of patches `[n, r, c]`.
+    captions: text below each cell; empty if there are none.
   """
 
-  pixels: UInt8[np.ndarray, 'y x 3']
-  box: tuple[float, float, float, float]
-  name: str = ''
-
-  @classmethod
-  def of_input(cls, image: UInt8[np.ndarray, 'y x 3']) -> 'Photograph':
-    """Returns an input of the model, which receives it as a whole."""
-    return cls(image, (0.0, 0.0, *image.shape[:2]))
-
-  @property
-  def shape(self) -> float:
-    """Height / width of the cell in which the photograph is drawn."""
-    return float(np.clip(self.pixels.shape[0] / self.pixels.shape[1], *_SHAPES))
-
-  @property
-  def whole(self) -> bool:
-    """True if the model receives the whole photograph, resized or not."""
-    whole = (0, 0, *self.pixels.shape[:2])
-    return bool(np.allclose(self.box, whole, atol=0.5))
-
-  @property
-  def extent(self) -> tuple[float, float, float, float]:
-    """(left, right, bottom, top) of the box, in Matplotlib's coordinates.
-
-    The centres of pixels have integer coordinates.
-    """
-    y, x, height, width = self.box
-    return x - 0.5, x + width - 0.5, y + height - 0.5, y - 0.5
-
-  def masked(
-    self, weights: Float[np.ndarray, 'r c']
-  ) -> UInt8[np.ndarray, 'y x 3']:
-    """Darkens the photograph where weights are small.
-
-    Args:
-      weights: weights of the patches of the model's input, see
-        `figures.image_mask`.
-
-    Returns:
-      The photograph, white outside of the part that the model receives.
-    """
-    top, left, height, width = self.box
-    y = slice(round(top), round(top + height))
-    x = slice(round(left), round(left + width))
-    inside = self.pixels[y, x]
-    mask = figures.image_mask(weights, inside.shape[:2])
-    result = np.full_like(self.pixels, 255)
-    result[y, x] = mask[..., None] * inside
-    return result
-
-
-class Photographs(Sequence[Photograph]):
-  """Photographs that are decoded when they are accessed, to save memory."""
-
-  def __init__(
-    self,
-    images: Sequence[bytes | np.ndarray],
-    transform: Any,
-    names: Sequence[str] = (),
-  ):
-    """Stores encoded images.
-
-    Args:
-      images: encoded files, or pixels.
-      transform: preprocessing of the images, a `data.contract.Preprocess`.
-        Without a method `visible`, the photographs are the results of `pixels`.
-      names: name of each file; empty if there are none.
-    """
-    self._images, self._transform, self._names = images, transform, names
-
-  def __len__(self) -> int:
-    return len(self._images)
-
-  def __getitem__(self, index: Any) -> Any:
-    """Decodes one photograph; raises DecodeError."""
-    image = self._images[index]
-    name = str(self._names[index]) if self._names else ''
-    visible = getattr(self._transform, 'visible', None)
-    if visible is None:
-      pixels = channels.rgb(self._transform.pixels(image))
-      return Photograph.of_input(pixels)._replace(name=name)
-    pixels = channels.rgb(self._transform.decode(image))
-    box = visible(*pixels.shape[:2])
-    scale = min(1, _MAX_SIDE / max(pixels.shape))
-    y, x = (max(1, round(scale * side)) for side in pixels.shape[:2])
-    box = tuple(scale * value for value in box)
-    return Photograph(resize(pixels, y, x, 'area'), box, name)
+  title: str
+  cells: np.ndarray
+  captions: Sequence[str] = ()
 
 
 def filters(
@@ -237,33 +148,28 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> Any:
   return figure
 
 
-# Title of a column of cells, and function that draws a cell into Matplotlib
-# axes, from the index of an image and its photograph.
-Column = tuple[str, Callable[[Any, int, Photograph], None]]
+def rollouts(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
+  """Draws images, masked ones and rollout maps (Figures 6 and 14)."""
+  images, maps = findings.arrays['images'], findings.arrays['rollout']
+  masks = [figures.image_mask(each, images.shape[1:3]) for each in maps]
+  masked = images * np.stack(masks)[..., None]
+
+  def column(title: str, maps: Float[np.ndarray, 'n r c']) -> Column:
+    maxima = [f'maximum {100 * each.max():.1f} %' for each in maps]
+    return Column(title, maps, maxima)
+
+  return _grid(
+    f'Attention rollout, from {findings.query}',
+    [
+      Column('image', images, names),
+      Column('masked image', masked.astype(np.uint8)),
+      column('rollout', maps),
+      column('without identity', findings.arrays['rollout_plain']),
+    ],
+  )
 
 
-def rollouts(
-  findings: Findings, photographs: Sequence[Photograph]
-) -> Iterator[Any]:
-  """Draws photographs, masked ones and rollout maps (Figures 6 and 14)."""
-  maps = findings.arrays['rollout']
-
-  def masked(axes: Any, index: int, photograph: Photograph) -> None:
-    axes.imshow(photograph.masked(maps[index]))
-
-  title = f'Attention rollout, from {findings.query}'
-  plain = findings.arrays['rollout_plain']
-  columns = [
-    ('masked image', masked),
-    _of_maps('rollout', maps, with_maximum=True),
-    _of_maps('without identity', plain, with_maximum=True),
-  ]
-  return _pages(photographs, len(maps), title, [_PHOTOGRAPH, *columns])
-
-
-def heads(
-  findings: Findings, photographs: Sequence[Photograph]
-) -> Iterator[Any]:
+def heads(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
   """Draws the attention of the last layer's heads.
 
   Reference: DINO, arXiv 2104.14294, Figures 1 and 3.
@@ -276,161 +182,97 @@ def heads(
     f'Attention of {findings.query} in the last layer{shown}\n'
     '(each map scaled separately)'
   )
-  columns = [_of_maps(f'head {h + 1}', maps[:, h]) for h in range(count)]
-  return _pages(photographs, len(maps), title, [_PHOTOGRAPH, *columns])
+  columns = [Column(f'head {h + 1}', maps[:, h]) for h in range(count)]
+  return _grid(
+    title, [Column('image', findings.arrays['images'], names), *columns]
+  )
 
 
-def components(
-  findings: Findings, photographs: Sequence[Photograph]
-) -> Iterator[Any]:
-  """Draws photographs and the principal components of their patches.
+def components(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
+  """Draws images and the principal components of their patches.
 
   Reference: DINOv2, arXiv 2304.07193, Figure 1.
   """
-  maps = findings.arrays['components']
-  title = 'Patch tokens: the first three principal components as RGB'
-  columns = [_PHOTOGRAPH, _of_maps('components', maps)]
-  return _pages(photographs, len(maps), title, columns)
+  return _grid(
+    'Patch tokens: the first three principal components as RGB',
+    [
+      Column('image', findings.arrays['images'], names),
+      Column('components', findings.arrays['components']),
+    ],
+  )
 
 
-def reconstructions(findings: Findings) -> Iterator[Any]:
+def reconstructions(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
   """Draws inputs, visible patches and predictions.
 
   Reference: arXiv 2111.06377, Figure 2.
   """
-
-  def of(title: str, name: str) -> Column:
-    def draw(axes: Any, index: int, photograph: Photograph) -> None:
-      del photograph  # the arrays are those of the model's inputs
-      axes.imshow(findings.arrays[name][index])
-
-    return title, draw
-
   lines = textwrap.wrap(f'({findings.reconstructs})', 62)
   title = '\n'.join(['Masked patches and their predictions', *lines])
-  columns = [
-    of('image', 'images'),
-    of('visible patches', 'seen'),
-    of('prediction', 'predicted'),
-    of('visible and predicted', 'completed'),
-  ]
-  images = inputs(findings)
-  return _pages(images, len(images), title, columns)
+  arrays = findings.arrays
+  return _grid(
+    title,
+    [
+      Column('image', arrays['images'], names),
+      Column('visible patches', arrays['seen']),
+      Column('prediction', arrays['predicted']),
+      Column('visible and predicted', arrays['completed']),
+    ],
+  )
 
 
-def inputs(findings: Findings) -> list[Photograph]:
-  """Returns the images as the model receives them."""
-  return [Photograph.of_input(image) for image in findings.arrays['images']]
-
-
-def _photograph(axes: Any, index: int, photograph: Photograph) -> None:
-  """Draws a photograph, and a frame around the part that the model receives."""
-  del index
-  axes.imshow(photograph.pixels)
-  name = photograph.name
-  if len(name) > _MAX_NAME:
-    name = '…' + name[1 - _MAX_NAME :]
-  axes.set_xlabel(name, fontsize=6, parse_math=False)
-  if not photograph.whole:
-    left, right, bottom, top = photograph.extent
-    axes.plot(
-      (left, right, right, left, left),
-      (top, top, bottom, bottom, top),
-      color=plotting.COLOURS[4],
-      linewidth=0.8,
-    )
-    _limit(axes, photograph)
-
-
-_PHOTOGRAPH: Column = ('image', _photograph)
-
-
-def _of_maps(
-  title: str,
-  maps: Float[np.ndarray, 'n r c'] | Float[np.ndarray, 'n r c 3'],
-  with_maximum: bool = False,
-) -> Column:
-  """Returns a column of weights or colours of patches at their positions."""
-
-  def draw(axes: Any, index: int, photograph: Photograph) -> None:
-    axes.imshow(
-      maps[index],
-      vmin=0,
-      cmap='viridis',
-      interpolation='nearest',
-      extent=photograph.extent,
-    )
-    if with_maximum:
-      percent = 100 * float(maps[index].max())
-      axes.set_xlabel(f'maximum {percent:.1f} %', fontsize=7)
-    _limit(axes, photograph)
-
-  return title, draw
-
-
-def _limit(axes: Any, photograph: Photograph) -> None:
-  """Sets the limits of the axes to those of the photograph."""
-  rows, columns = photograph.pixels.shape[:2]
-  axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-
-
-def _pages(
-  photographs: Sequence[Photograph],
-  count: int,
-  title: str,
-  columns: Sequence[Column],
-) -> Iterator[Any]:
-  """Draws a group of cells for each photograph, on one page or several.
+def _grid(title: str, columns: Sequence[Column]) -> Iterator[Any]:
+  """Draws a row of cells for each image, on one page or several.
 
   Args:
-    photographs: photographs, which are accessed page by page.
-    count: number of photographs to draw.
     title: title of each page.
-    columns: columns of the cells of a group.
+    columns: columns with equally many cells.
 
   Yields:
     The Matplotlib figure of each page.
   """
-  width = len(columns)
-  side = 1.5 if width <= 5 else 1.05  # width of a cell, inches
-  groups = max(1, min(count, _MAX_COLUMNS // width))  # side by side
-  page_size = groups * _MAX_ROWS
-  for start in range(0, count, page_size):
-    stop = min(start + page_size, count)
-    shown = [photographs[i] for i in range(start, stop)]
-    rows = [shown[i : i + groups] for i in range(0, len(shown), groups)]
-    # A row is as high as its tallest photograph.
-    shapes = [max(photograph.shape for photograph in row) for row in rows]
-    height = sum(side * shape + 0.25 for shape in shapes)
-    height += 0.5 + 0.16 * title.count('\n')
-    figure = plotting.new_figure(side * groups * width + 0.2, height)
-    page = '' if count <= page_size else f', page {start // page_size + 1}'
-    figure.suptitle(f'{title}{page}', fontsize=10)
-    grid = figure.subplots(
-      len(rows), groups * width, squeeze=False, height_ratios=shapes
+  count, height, width, _ = columns[0].cells.shape
+  side = 1.6 if len(columns) <= 5 else 1.1  # width of a cell, inches
+  letters = int(_LETTERS_PER_INCH * side)
+  for start in range(0, count, _MAX_ROWS):
+    rows = range(start, min(start + _MAX_ROWS, count))
+    page = '' if count <= _MAX_ROWS else f', page {start // _MAX_ROWS + 1}'
+    figure = plotting.new_figure(
+      side * len(columns) + 0.2,
+      (side * height / width + 0.25) * len(rows)
+      + 0.2 * title.count('\n')
+      + 0.5,
     )
-    for axes in grid.flat:
-      axes.set_axis_off()  # until a photograph is drawn
-    for column, axes in enumerate(grid[0]):
-      axes.set_title(columns[column % width][0], fontsize=8)
-    cells = grid.reshape(-1, width)
-    for i, photograph in enumerate(shown):
-      for axes, (_, draw) in zip(cells[i], columns, strict=True):
-        axes.set_axis_on()
-        axes.set(xticks=[], yticks=[], anchor='N')
-        draw(axes, start + i, photograph)
+    figure.suptitle(f'{title}{page}', fontsize=10)
+    grid = figure.subplots(len(rows), len(columns), squeeze=False)
+    for index, line in zip(rows, grid, strict=True):
+      for axes, column in zip(line, columns, strict=True):
+        # Patches have sharp edges; larger images are filtered.
+        is_image = column.cells.shape[1:3] == (height, width)
+        axes.imshow(
+          column.cells[index],
+          vmin=0,
+          cmap='viridis',
+          interpolation=None if is_image else 'nearest',
+        )
+        axes.set(xticks=[], yticks=[])
+        caption = column.captions[index] if column.captions else ''
+        if len(caption) > letters:
+          caption = f'…{caption[1 - letters :]}'
+        axes.set_xlabel(caption, fontsize=7, parse_math=False)
+    for axes, column in zip(grid[0], columns, strict=True):
+      axes.set_title(column.title, fontsize=8)
     yield figure
 
 
 def all_figures(
-  findings: Findings, photographs: Sequence[Photograph]
+  findings: Findings, names: Sequence[str] = ()
 ) -> dict[str, Iterable[Any]]:
   """Draws every figure for which arrays exist.
 
   Args:
     findings: arrays of the figures.
-    photographs: photographs on which attention is drawn, at least as many as
-      `images`; see `inputs`.
+    names: names of the images; empty if there are none.
 
   Returns:
     Pages of each figure by name, Matplotlib figures. They are drawn when they
@@ -445,12 +287,12 @@ def all_figures(
   if 'distance' in arrays:
     size = arrays['images'].shape[1:3]
     drawn['attention_distance'] = [distances(arrays['distance'], size)]
-    drawn['rollout'] = rollouts(findings, photographs)
-    drawn['heads'] = heads(findings, photographs)
+    drawn['rollout'] = rollouts(findings, names)
+    drawn['heads'] = heads(findings, names)
   if 'components' in arrays:
-    drawn['components'] = components(findings, photographs)
+    drawn['components'] = components(findings, names)
   if 'predicted' in arrays:
-    drawn['reconstructions'] = reconstructions(findings)
+    drawn['reconstructions'] = reconstructions(findings, names)
   return drawn
 
 
@@ -458,7 +300,7 @@ def save(
   folder: epath.Path,
   findings: Findings,
   about: dict[str, str],
-  photographs: Sequence[Photograph],
+  names: Sequence[str] = (),
   form: plotting.Format = plotting.PNG,
 ) -> list[epath.Path]:
   """Draws the figures and writes them with their arrays.
@@ -468,8 +310,7 @@ def save(
     findings: arrays of the figures.
     about: texts that describe the weights and the images, with the keys
       'weights' and 'images'.
-    photographs: photographs on which attention is drawn, in the order of the
-      images.
+    names: names of the images; empty if there are none.
     form: format of the figures. The HTML report of a run shows only PNG files.
 
   Returns:
@@ -479,7 +320,7 @@ def save(
     OSError: a file cannot be written.
     UserError: Matplotlib is not installed.
   """
-  drawn = all_figures(findings, photographs)
+  drawn = all_figures(findings, names)
   files: dict[str, str | bytes] = {}
   for name, pages in drawn.items():
     for number, content in enumerate(plotting.encode(pages, form)):

@@ -7,8 +7,6 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 FORMATS = ('png', 'pdf', 'svg')
 # The palette of Okabe and Ito, which colour-blind people can distinguish.
 COLOURS = (
@@ -52,7 +50,6 @@ class Panel(NamedTuple):
     published: points of published numbers, by the labels of `lines`.
     ticks: positions of the ticks of a logarithmic x axis, which are chosen
       automatically if there are none; None for a linear axis.
-    means: whether a line connects the means of the points with the same x.
   """
 
   x: str
@@ -60,7 +57,6 @@ class Panel(NamedTuple):
   lines: Mapping[str, Any]
   published: Mapping[str, Any] = {}
   ticks: Sequence[float] | None = None
-  means: bool = False
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -155,13 +151,7 @@ def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
       if std:
         colour = COLOURS[number % len(COLOURS)]
         axes.errorbar(x, y, std[0], fmt='none', ecolor=colour, capsize=2)
-      if panel.means:
-        line(axes, (x, y), number, linestyle='')
-        sizes = np.unique(x)
-        means = [points[1][points[0] == size].mean() for size in sizes]
-        line(axes, (sizes, means), number, label, marker='')
-      else:
-        line(axes, (x, y), number, label)
+      line(axes, (x, y), number, label)
     style = dict(linestyle=':', marker='o', markerfacecolor='none')
     for label, points in panel.published.items():
       number = labels.index(label)

@@ -15,10 +15,12 @@ def path_name(path: tuple[Any, ...]) -> str:
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
-def map_with_path(function: Callable[..., Any], tree: PyTree) -> PyTree:
-  """Maps `function(path_name, leaf)` over the leaves."""
+def map_with_path(
+  function: Callable[..., Any], tree: PyTree, *others: PyTree
+) -> PyTree:
+  """Maps `function(path_name, leaf, …)` over the leaves of similar trees."""
   return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: function(path_name(path), leaf), tree
+    lambda path, *leaves: function(path_name(path), *leaves), tree, *others
   )
 
 

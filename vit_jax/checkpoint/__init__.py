@@ -13,6 +13,7 @@ from vit_jax.checkpoint.items import FORMAT as FORMAT
 from vit_jax.checkpoint.items import READABLE as READABLE
 from vit_jax.checkpoint.items import check_shapes as check_shapes
 from vit_jax.checkpoint.manager import Checkpointer as Checkpointer
+from vit_jax.checkpoint.restore import RemovedError as RemovedError
 from vit_jax.checkpoint.restore import export_params as export_params
 from vit_jax.checkpoint.restore import list_items as list_items
 from vit_jax.checkpoint.restore import load_about as load_about

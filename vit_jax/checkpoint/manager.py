@@ -12,7 +12,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.checkpoint import items, manifest, restore, steps
-from vit_jax.config import durations, schema
+from vit_jax.checkpoint.barrier import Barrier
+from vit_jax.config import direction, durations, schema
 from vit_jax.errors import StorageError, check_range
 from vit_jax.files import paths
 from vit_jax.files.paths import Cause
@@ -51,8 +52,9 @@ class Checkpointer:
       about: JSON-able item that is written with every step.
       every: duration between two saves.
       keep: number of newest steps to keep, at least 2.
-      best: name of a metric ('val/accuracy', higher is better) whose best step
-        is kept, too. Every step at which the metric is computed is saved.
+      best: name of a metric ('val/accuracy') whose best step is kept, too: that
+        with the highest value, or the lowest for a loss. Every step at which
+        the metric is computed is saved.
 
     Raises:
       UserError: a value is out of range, or there is no permission to write the
@@ -65,6 +67,7 @@ class Checkpointer:
     self.root = paths.locate(directory)
     self._about, self._keep = about, keep
     self.every, self.best = every, best
+    self._sign = direction.of_best(about.get('config', {}))
     self.failures, self.last_failure = 0, ''
     steps.check_path(self.root)
     try:
@@ -73,8 +76,7 @@ class Checkpointer:
     except items.FailedError as error:
       cause = error.local_error or error
       raise paths.storage_error(self.root, 'opened', cause) from error
-    self._writer = self._open_writer()
-    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._open_writer()
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
 
   def _open_directory(self) -> None:
@@ -89,22 +91,25 @@ class Checkpointer:
           self.root / name,
         )
 
-  def _open_writer(self) -> ocp.AsyncCheckpointer:
-    """Opens a writer of steps.
+  def _open_writer(self) -> None:
+    """Opens a writer of steps, and a thread that waits for it.
 
     The names of its barriers contain the number of failures, because a new
     writer is opened after a failed save, and some processes may have passed
     barriers of the old one that others have not.
     """
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._barrier = Barrier(f'saving_{self.failures}')
     metrics = ocp.JsonCheckpointHandler(filename='metrics')
     multiprocessing: Any = ocp.options.MultiprocessingOptions(
-      barrier_sync_key_prefix=f'saving_{self.failures}'
+      barrier_sync_key_prefix=self._barrier.name
     )
     options = ocp.CompositeOptions(multiprocessing_options=multiprocessing)
-    return ocp.AsyncCheckpointer(
+    self._writer = ocp.AsyncCheckpointer(
       ocp.CompositeCheckpointHandler(
         *items.NAMES, metrics=metrics, composite_options=options
       ),
+      async_options=ocp.AsyncOptions(barrier_sync_fn=self._barrier),
       multiprocessing_options=multiprocessing,
     )
 
@@ -209,15 +214,17 @@ class Checkpointer:
   def _start_writing(self, step: int, args: dict[str, Any]) -> None:
     """Copies the arrays to the host, and starts writing them."""
     composite = ocp.args.Composite(**args)
-    self._writer.save(self.root / str(step), args=composite)
-    finished = self._thread.submit(self._finish, self._writer)
+    with self._barrier.reporting():
+      self._writer.save(self.root / str(step), args=composite)
+    finished = self._thread.submit(self._finish, self._writer, self._barrier)
     self._pending = step, finished
 
-  def _finish(self, writer: ocp.AsyncCheckpointer) -> None:
+  def _finish(self, writer: ocp.AsyncCheckpointer, barrier: Barrier) -> None:
     """Waits until a step is committed; then removes old steps."""
-    writer.wait_until_finished()
+    with barrier.reporting():
+      writer.wait_until_finished()
     if jax.process_index() == 0:
-      steps.remove_old(self.root, self._run, self._keep, self.best)
+      steps.remove_old(self.root, self._run, self._keep, self.best, self._sign)
 
   def _add_metrics(self, step: int, best: dict[str, float] | None) -> None:
     """Writes the best metric to a step that was saved without it."""
@@ -266,8 +273,7 @@ class Checkpointer:
     )
     # A failed writer cannot be used again.
     self._pending = None
-    self._writer = self._open_writer()
-    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._open_writer()
 
   def best_line(self) -> str | None:
     """Returns a log line about the best step; None if no step is the best."""
@@ -275,7 +281,7 @@ class Checkpointer:
       return None
     try:
       candidates = steps.committed(self.root)
-      best, _ = steps.best_step(self.root, candidates, self.best)
+      best, _ = steps.best_step(self.root, candidates, self.best, self._sign)
     except (OSError, StorageError) as error:  # must not end a finished run
       log.warning('the best step cannot be determined: %s', error)
       return None

@@ -25,6 +25,7 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.checkpoint import items, manifest, steps
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.checkpoint.manifest import Manifest
+from vit_jax.config import direction
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.processes import consensus
@@ -33,6 +34,10 @@ log = logging.getLogger('vit_jax')
 
 PyTree = Any
 FILE = 'run_id.json'
+
+
+class RemovedError(UserError):
+  """A step was removed while it was read."""
 
 
 def newest(
@@ -128,7 +133,7 @@ def step_directory(path: str) -> epath.Path:
 
   Args:
     path: workdir, directory of checkpoints, or step directory. WORKDIR means
-      its newest step, WORKDIR@best the step with the highest metric of
+      its newest step, WORKDIR@best the step with the best metric of
       `checkpoint.best`, and WORKDIR@1200 step 1200.
 
   Raises:
@@ -159,9 +164,10 @@ def _select_step(workdir: str, step: str) -> epath.Path:
   newest = step_directory(workdir)
   available = steps.committed(newest.parent)
   if step == 'best':
-    section = load_about(newest).get('config', {}).get('checkpoint', {})
-    metric = section.get('best')
-    best = metric and steps.best_step(newest.parent, available, metric)[0]
+    config = load_about(newest).get('config', {})
+    metric = config.get('checkpoint', {}).get('best')
+    sign = direction.of_best(config)
+    best = metric and steps.best_step(newest.parent, available, metric, sign)[0]
     step = str(best[0]) if best else step
   if step not in map(str, available):
     raise UserError(
@@ -258,11 +264,23 @@ def _read_with_retries(
 
   Raises:
     UserError: the step is damaged, or there is no permission to read it.
+    RemovedError: the step was removed.
     StorageError: the step cannot be read, even after retries.
   """
+
+  def is_removed() -> bool:
+    is_step_name = steps.parse_step(step_dir.name) is not None
+    return is_step_name and not steps.is_step(step_dir)
+
   try:
     return items.with_retries(lambda: verify(items.on_all(read)), str(step_dir))
   except items.CorruptError as error:
+    if consensus.from_main(is_removed):
+      raise RemovedError(
+        f'{step_dir} was removed while it was read; a run that is training '
+        'keeps its newest steps and its best step. Run the command again, or '
+        'give the run a larger config.checkpoint.keep.'
+      ) from error
     raise UserError(
       f'{step_dir} is damaged: {error}. Give another step directory of this '
       'run.'

@@ -132,7 +132,9 @@ def remove_unfinished(root: epath.Path) -> None:
 
 def _is_unfinished(path: epath.Path) -> bool:
   """Returns whether a path is a step that was not completely written."""
-  if re.fullmatch(f'{_STEP}{re.escape(_UNFINISHED)}.*', path.name):
+  # A hidden name is that of a step that was being copied to begin a branch.
+  pattern = rf'{_STEP}{re.escape(_UNFINISHED)}.*|\.{_STEP}\.\w{{8}}'
+  if re.fullmatch(pattern, path.name):
     return path.is_dir() and not os.path.islink(path)
   if is_remote(path) and parse_step(path.name) is not None:
     # On object stores, an unfinished step has its final name.
@@ -228,7 +230,9 @@ def add_metrics(
   paths.write(folder / _METRICS, content)
 
 
-def remove_old(root: epath.Path, run: str, keep: int, best: str | None) -> None:
+def remove_old(
+  root: epath.Path, run: str, keep: int, best: str | None, sign: int
+) -> None:
   """Removes the run's steps that are neither among the newest nor the best.
 
   A step whose manifest or metrics cannot be read is kept. Failures are only
@@ -239,12 +243,13 @@ def remove_old(root: epath.Path, run: str, keep: int, best: str | None) -> None:
     run: id of the run; steps of other runs are kept.
     keep: number of newest steps to keep.
     best: name of the metric whose best step is kept, too.
+    sign: -1 if lower values of the metric are better.
   """
   try:
     ours = [s for s in committed(root) if _is_ours(root / str(s), run)]
     kept = set(ours[-keep:])
     if best is not None:
-      step_and_metric, unreadable = best_step(root, ours, best)
+      step_and_metric, unreadable = best_step(root, ours, best, sign)
       kept |= {step_and_metric[0]} if step_and_metric else set()
       for step, error in unreadable.items():
         log.warning(
@@ -272,14 +277,15 @@ def _is_ours(step_dir: epath.Path, run: str) -> bool:
 
 
 def best_step(
-  root: epath.Path, candidates: list[int], name: str
+  root: epath.Path, candidates: list[int], name: str, sign: int
 ) -> tuple[tuple[int, float] | None, dict[int, CorruptError]]:
-  """Returns the step whose metric is highest, and the metric.
+  """Returns the step whose metric is the best, and the metric.
 
   Args:
     root: directory of checkpoints.
     candidates: steps to choose from.
     name: name of the metric.
+    sign: -1 if lower values are better.
 
   Returns:
     (step, metric), with the later step if metrics are equal, or None if no step
@@ -296,7 +302,7 @@ def best_step(
       values.append((value, step))
   if not values:
     return None, unreadable
-  value, step = max(values)
+  value, step = max(values, key=lambda pair: (sign * pair[0], pair[1]))
   return (step, value), unreadable
 
 

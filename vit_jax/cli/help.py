@@ -16,7 +16,6 @@ from absl import flags
 
 import vit_jax
 from vit_jax.errors import EXIT_USER_ERROR, closest
-from vit_jax.processes import interruption
 
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 # Start of the help of flags that users do not set directly.
@@ -43,7 +42,7 @@ def descriptions() -> dict[str, str]:
 
 
 def begin(command: Sequence[str]) -> None:
-  """Installs the signal handler, and refuses unknown names of commands.
+  """Installs the signal handler; refuses Windows and unknown commands.
 
   It does nothing in a process that only imports the library, which was not
   started by `python -m vit_jax.COMMAND`. If there is no such command, the
@@ -57,6 +56,14 @@ def begin(command: Sequence[str]) -> None:
   package, _, name = next(modules, '').partition('.')
   if package != 'vit_jax' or not name:
     return
+  if sys.platform == 'win32':
+    _refuse(
+      'commands need Linux or macOS, and this is Windows: install vit_jax in '
+      'WSL, the Windows Subsystem for Linux (wsl --install), and run it there.'
+    )
+  # It cannot be imported on Windows, which does not have all of its signals.
+  from vit_jax.processes import interruption
+
   # Signals must be handled from the start, because importing JAX takes seconds.
   interruption.HANDLER.install()
   path = _PACKAGE.joinpath(*name.split('.'))

@@ -122,11 +122,11 @@ def compute(
     return predict(params, batch) | kept
 
   with jax.set_mesh(mesh):
-    abstract = weights.abstract_params(mesh)
+    abstract = weights.abstract_weights(mesh)
     shape = (batch_size, *weights.image_size, weights.model().channels)
     images = {'image': jax.ShapeDtypeStruct(shape, np.uint8)}
     first, *_ = jax.tree.leaves(jax.eval_shape(predict, abstract, images))
-    params = weights.load(abstract)
+    params = weights.load_weights(mesh)
     about = {
       'checkpoint': weights.path,
       'weights': request.weights,
@@ -234,8 +234,7 @@ class Parts:
     path = self._path(index)
     try:
       with npz.opened(path) as arrays:
-        # Earlier versions also stored the numbers of rows.
-        return {k: arrays[k] for k in keys or arrays.files if k != '_rows'}
+        return {k: arrays[k] for k in keys or arrays.files}
     except (OSError, ValueError) as error:
       raise UserError(
         f'{path} cannot be read ({error}): delete this part and all later ones.'

@@ -1,5 +1,6 @@
 """Runs a command: start, error messages, exit codes, and flags of training."""
 
+import io
 import json
 import logging
 import os
@@ -114,6 +115,19 @@ def refuse_arguments(arguments: list[str]) -> None:
     )
 
 
+def refuse_empty(values: flags.FlagValues) -> None:
+  """Raises UserError if a flag is empty, as with an empty variable of a shell.
+
+  Otherwise such a flag would have the effect of one that is not given.
+
+  Args:
+    values: parsed flags.
+  """
+  for name in values:
+    if values[name].present and values[name].value == '':
+      raise UserError(f'--{name} is empty: give a value, or omit the flag.')
+
+
 def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   """Runs a command and exits with its code.
 
@@ -132,18 +146,24 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   # its log is hidden.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+  # A name that the output cannot encode is escaped.
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors='backslashreplace')
   runtime.hide_unused_libtpu()
   runtime.use_gpu_memory()
   runtime.end_with_parent()
 
   def parse(argv: list[str]) -> list[str]:
     try:
-      return flags.FLAGS(argv)
+      arguments = flags.FLAGS(argv)
     except flags.Error as error:
       raise UserError(overrides.unknown_flag_message(error)) from error
+    refuse_empty(flags.FLAGS)
+    return arguments
 
   def main(argv: list[str]) -> None:
     runtime.start_logging()  # must come after absl has set up its own logging
+    runtime.reset_settings()
     _report_errors(lambda: body(argv[1:]))
 
   def start() -> None:

@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from vit_jax.arrays import memory, sharding
 from vit_jax.cli import process
-from vit_jax.config import loading, overrides, schema
+from vit_jax.config import loading, locations, overrides, schema
 from vit_jax.config.schema import (
   MAX_BATCH_SIZE,
   SECTIONS,
@@ -332,9 +332,9 @@ def source_section(about: dict[str, Any], request: Request) -> dict[str, Any]:
   """
   dataset, data_dir = request.dataset, request.data_dir
   section = dict(about.get('source', {'name': 'tfds'}))
-  # A name of TFDS has no dot, and is not a kind of source.
+  # A name of TFDS is not a kind of source, and has no dot before its version.
   kinds = schema.names(SECTIONS['source'])
-  if dataset and ('.' in dataset or dataset in kinds):
+  if dataset and ('.' in dataset.partition(':')[0] or dataset in kinds):
     if dataset != section['name']:
       section = {'name': dataset}
   elif dataset and dataset != section.get('dataset'):
@@ -389,6 +389,7 @@ def open_data(
   completed = overrides.apply(
     sections(weights) | {'source': source}, [*request.settings]
   )
+  completed = locations.absolute(completed)
   data = build_section(completed, 'source', split)
   if not len(data):
     raise UserError(f'{data.name} is empty; give another --split or --dataset.')
@@ -500,7 +501,7 @@ def fitting(
   limit = memory.of_device(mesh.local_devices[0])
   if limit is None or most * height * width <= _SMALL * mesh.size:
     return most
-  params = weights.abstract_params(mesh)
+  params = weights.abstract_weights(mesh)
   program = jax.jit(predict or weights.objective().predict)
 
   def fits(size: int) -> bool:

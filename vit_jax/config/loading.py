@@ -15,7 +15,7 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.config.schema import Config, complete, without_removed
+from vit_jax.config.schema import Config, complete
 from vit_jax.errors import UserError, closest
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
@@ -81,7 +81,7 @@ def _read_json(path: str) -> Any:
     values = json.loads(epath.Path(path).expanduser().read_text())
   except (OSError, ValueError) as error:
     raise UserError(f'the config {path} cannot be read: {error}.') from error
-  return without_removed(values) if isinstance(values, dict) else values
+  return values
 
 
 def call(path_and_arg: str, function: str = 'get_config') -> Any:

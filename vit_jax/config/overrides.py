@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.config.loading import load
 from vit_jax.config.schema import (
   MARKS,
+  REMOVED_FLAGS,
   SYNONYMS,
   Config,
   FlagText,
@@ -76,7 +77,8 @@ def extract(argv: list[str]) -> list[str]:
   """
   for at in range(len(argv) - 2, 0, -1):
     is_key = re.fullmatch(r'--?config\.[^=]+', argv[at])
-    if is_key and not argv[at + 1].startswith('-'):  # --config.key value
+    # --config.key value, also a negative number
+    if is_key and not re.match(r'-(?!\.?\d)', argv[at + 1]):
       argv[at] += '=' + argv.pop(at + 1)
   extracted = [arg for arg in argv if re.match(r'--?(no)?config\.', arg)]
   argv[:] = [arg for arg in argv if arg not in extracted]
@@ -126,27 +128,35 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
     UserError: the section of a key does not exist.
   """
   keys = flatten(values)
+  parsed = []
   for arg in args:
     match = re.fullmatch(r'--?(no)?config\.([^=]+)(?:=(.*))?', arg, re.DOTALL)
     assert match is not None, arg
     text = match[3]
     if text is None:  # --config.key or --noconfig.key
       text = 'false' if match[1] else 'true'
-    section, (*outer, last) = values, match[2].split('.')
+    parsed.append((match[2], text))
+  named = {key.rpartition('.')[0] for key, _ in parsed if key.endswith('.name')}
+  for key, text in parsed:
+    section, (*outer, last) = values, key.split('.')
     is_new = False
-    for part in outer:
-      # A flag can create a section that is None, and sections in it.
+    for i, part in enumerate(outer):
+      # Flags can create a section that is None, a further one with a name, and
+      # sections in them. Whether they may exist is checked when the config is
+      # completed.
+      is_further = i and part not in section
       is_new = is_new or section.get(part, '') is None
+      is_new = is_new or (is_further and '.'.join(outer[: i + 1]) in named)
       if is_new:
         section[part] = {}
       inner = section.get(part)
       if not isinstance(inner, dict):
         if section is values.get('evals'):
           raise unknown_key('evals.', part, section)
-        raise unknown_key('', match[2], keys)
+        raise unknown_key('', key, keys)
       section = inner
     if not outer and last not in values:
-      raise unknown_key('', match[2], keys)
+      raise unknown_key('', key, keys)
     if outer == ['evals'] and text == 'None':
       section.pop(last, None)
     else:
@@ -166,6 +176,7 @@ def unknown_flag_message(error: flags.Error) -> str:
   synonym = SYNONYMS.get(match[1].rpartition('.')[2])
   near = [synonym] if synonym in names else []
   near += [flag for flag in names if flag.rpartition('.')[2] == match[1]]
-  near += difflib.get_close_matches(match[1], names, n=1, cutoff=0.5)
+  near += difflib.get_close_matches(match[1], names, n=1)
   hint = f'did you mean --{near[0]}? ' if near else ''
+  hint = REMOVED_FLAGS.get(match[1], hint)
   return f'there is no flag --{match[1]}; {hint}--help lists all of them.'

@@ -42,7 +42,7 @@ SECTIONS = {
   'model': 'vit_jax.models.{name}:Model',
   'objective': 'vit_jax.objectives.{name}:Objective',
   'optimizer': 'vit_jax.optim.optimizers:{name}',
-  'schedule': 'vit_jax.optim.schedule:make_schedule',
+  'schedule': 'vit_jax.optim.{name}:make_schedule',
   'source': 'vit_jax.data.sources.{name}:Source',
   'train': 'vit_jax.config.schema:train_data',
   'augment': 'vit_jax.data.augment.{name}:TrainTransform',
@@ -55,31 +55,12 @@ SECTIONS = {
   'log': 'vit_jax.run.metrics:Log',
 }
 # Default names of sections whose `name` is optional.
-DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
+DEFAULT_NAMES = {
+  'augment': 'transforms',
+  'preprocess': 'transforms',
+  'schedule': 'schedule',
+}
 EVALS = 'vit_jax.evaluators.{name}:Evaluator'
-
-# Old path of a symbol, which configs still use, and its present path.
-MOVED = {
-  'vit_jax.models.axial_vit:Model': 'examples.axial_vit:Model',
-  'vit_jax.models.axial_resnet:Model': 'examples.axial_resnet:Model',
-  'vit_jax.optim.optimizers:muon': 'examples.muon:muon',
-  'vit_jax.run.trackers.mlflow:Tracker': 'examples.mlflow_tracker:Tracker',
-}
-
-# Keys of earlier versions, by section and its name, with the value that the
-# program now always uses; `...` if the key never affected a result. Configs
-# with these values can still be read.
-REMOVED: dict[tuple[str, str | None], dict[str, Any]] = {
-  ('recovery', None): {'sdc_every': ...},
-  ('checkpoint', None): {'every_minutes': ...},
-  ('schedule', None): {'cooldown_shape': 'linear', 'timescale': 10_000},
-  ('log', None): {'parameters': ...},
-  ('objective', 'dino'): {
-    'temperature_every': '1 epochs',
-    'centre_momentum': 0.9,
-    'position_offset': 0.1,
-  },
-}
 
 # Larger than any real batch, but the row indices of a batch still fit into the
 # memory of a host.
@@ -97,6 +78,11 @@ SYNONYMS = {
   'num_workers': 'config.reader.threads',
   'output_dir': 'workdir',
   'resume': 'workdir',
+}
+
+# Flags of earlier versions, and what replaces them.
+REMOVED_FLAGS = {
+  'average': 'docs/weights.md shows the mean of several weights in Python; '
 }
 
 _PARSERS: dict[type, flags.ArgumentParser] = {
@@ -155,7 +141,8 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
 
   Args:
     pattern: 'MODULE:SYMBOL', which may contain '{name}'.
-    name: name in this package, or the dotted path of another module.
+    name: name in this package, or the dotted path of another module; a symbol
+      '{name}' is then the last part of the path.
 
   Raises:
     UserError: the module or symbol does not exist, or the module needs a
@@ -164,8 +151,10 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
   module_name, symbol = pattern.split(':')
   if '.' in name:
     module_name = name
-  target = f'{module_name}:{symbol}'.format(name=name)
-  path, symbol = MOVED.get(target, target).split(':')
+  path = module_name.format(name=name)
+  # A function named by the config, such as an optimizer, has the name of the
+  # module in which a plug-in defines it.
+  symbol = symbol.format(name=name.rpartition('.')[2])
   reason = f'{path} does not define {symbol}'
   try:
     module = importlib.import_module(path)
@@ -195,10 +184,6 @@ def names(pattern: str) -> list[str]:
       and value.__module__ == module_pattern
       and not name.startswith('_')
       and config_keys(value)
-    ] + [
-      path.partition(':')[2]
-      for path in MOVED
-      if path.startswith(f'{module_pattern}:')
     ]
   package = importlib.import_module(module_pattern.removesuffix('.{name}'))
   result = []
@@ -211,8 +196,7 @@ def names(pattern: str) -> list[str]:
       defines = True
     if defines:
       result.append(info.name.rpartition('.')[2])
-  moved = (path for path in MOVED if path.startswith(package.__name__ + '.'))
-  return result + [path.partition(':')[0].rpartition('.')[2] for path in moved]
+  return result
 
 
 def config_keys(
@@ -615,9 +599,10 @@ def complete_section(
   """
   has_name = '{name}' in mark.pattern  # the section selects a class by name
   if not isinstance(values, Mapping | ConfigDict):
+    key = ('NAME.' if mark.many else '') + ('name' if has_name else 'KEY')
     raise UserError(
       f'config.{path} is {values!r}; it is a section: give its keys, such as '
-      f'--config.{path}.{"name" if has_name else "KEY"}=….'
+      f'--config.{path}.{key}=….'
     )
   if mark.many:
     member = dataclasses.replace(mark, many=False)
@@ -638,9 +623,16 @@ def complete_section(
     arguments = {
       key: value
       for key, value in arguments.items()
-      if key in keys or isinstance(value, FlagText)
+      if key in keys or _has_flag(value)
     }
   return ConfigDict(result | _completed(f'{path}.', keys, arguments))
+
+
+def _has_flag(value: Any) -> bool:
+  """Returns whether a value, or one of a section, is the text of a flag."""
+  if isinstance(value, Mapping | ConfigDict):
+    return any(map(_has_flag, value.values()))
+  return isinstance(value, FlagText)
 
 
 def _completed(
@@ -714,21 +706,6 @@ def from_dict(values: dict[str, Any]) -> Config:
   """Returns the config whose values `to_json` wrote.
 
   Raises:
-    UserError: a key no longer exists in this version and has no entry in
-      `REMOVED`; see `complete`.
+    UserError: a key does not exist; see `complete`.
   """
-  return complete(ConfigDict(without_removed(values)))
-
-
-def without_removed(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns the values of an older config without the keys in `REMOVED`."""
-  result = dict(values)
-  for (section, name), removed in REMOVED.items():
-    keys = result.get(section)
-    if isinstance(keys, dict) and keys.get('name') == name:
-      result[section] = {
-        key: value
-        for key, value in keys.items()
-        if key not in removed or removed[key] not in (value, ...)
-      }
-  return result
+  return complete(ConfigDict(values))

@@ -237,25 +237,37 @@ class Relabelled(Wrapped):
     self.num_classes, self.class_names = len(class_names), list(class_names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    example = self._source[index]
-    keys = (key for key in self.label_keys if key in example)
-    return example | {key: self._relabelled(example[key]) for key in keys}
+    return relabelled(self._source[index], self.label_keys, self._new_labels)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the rows of the source."""
     yield from self._source.rows()
 
-  def _relabelled(self, labels: Any) -> Any:
-    if isinstance(labels, list):
-      return [self._mapped(label) for label in labels]
-    return self._mapped(labels)
 
-  def _mapped(self, label: Any) -> int:
-    label, count = int(label), len(self._new_labels)
+def relabelled(
+  example: dict[str, Any], keys: Iterable[str], new_labels: Sequence[int]
+) -> dict[str, Any]:
+  """Returns an example with new labels.
+
+  Args:
+    example: example of a source.
+    keys: keys whose values are labels, or lists of them, if they exist.
+    new_labels: new label for each label of the source.
+
+  Raises:
+    DecodeError: a label is out of range.
+  """
+
+  def mapped(label: Any) -> Any:
+    if isinstance(label, list):
+      return [mapped(each) for each in label]
+    count = len(new_labels)
     # A negative label would be a valid index of the list.
     if not 0 <= label < count:
       raise DecodeError(f'label {label}; allowed: 0 to {count - 1}')
-    return self._new_labels[label]
+    return new_labels[int(label)]
+
+  return example | {key: mapped(example[key]) for key in keys if key in example}
 
 
 def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
@@ -275,24 +287,48 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
   Raises:
     UserError: the source has a class that the head does not have.
   """
+  if outputs(source, class_names, head) is None:
+    return source
+  text = 'labels are mapped by name, because the order of the classes differs'
+  log.warning('%s and %s: %s', source.name, head, text)
+  return Relabelled(source, class_names)
+
+
+def outputs(
+  source: Source, class_names: Sequence[str], head: str
+) -> list[int] | None:
+  """Returns the outputs of a head by the names of the classes of a source.
+
+  Args:
+    source: source of labels.
+    class_names: class names of the head; see `matched`.
+    head: name of the head, for messages.
+
+  Returns:
+    The index of the output for each class of the source; None if the labels
+    are these indices, or if the source or the head has numbers in place of
+    class names.
+
+  Raises:
+    UserError: the source has a class that the head does not have.
+  """
   own, known = list(source.class_names), list(class_names)
   if own == known[: len(own)]:
-    return source
+    return None
   if numbered(own) or numbered(known):
-    text = 'labels are not mapped, because class names are numbers'
+    text = 'classes are not compared, because class names are numbers'
     log.info('%s and %s: %s', source.name, head, text)
-    return source
+    return None
   unique = len(set(own)) == len(own) and len(set(known)) == len(known)
   if not unique or not set(own) <= set(known):
     names = names_differ(known, own, ('in the head', 'in the data'))
     raise UserError(
       f'the classes of {source.name} differ from those of {head}: {names}. Use '
       'data with the same classes, rename them (source.class_map of most '
-      'sources), or fine-tune on this data first.'
+      'sources), or fine-tune on this data, which starts with a new head: '
+      'python -m vit_jax.finetune.'
     )
-  text = 'labels are mapped by name, because the order of the classes differs'
-  log.warning('%s and %s: %s', source.name, head, text)
-  return Relabelled(source, known)
+  return [known.index(name) for name in own]
 
 
 def numbered(class_names: Sequence[str]) -> bool:

@@ -18,6 +18,7 @@ from vit_jax.evaluators.features import OtherSource, open_split
 
 PyTree = Any
 _AMONG = ('all', 'present')
+_NO_RANK = jnp.iinfo(jnp.int32).max  # rank of a class if a logit is NaN
 
 
 class Evaluator(contract.Evaluator):
@@ -26,9 +27,10 @@ class Evaluator(contract.Evaluator):
   A top-k prediction is correct if one of its k classes is a label of the image.
   Classes with equal logits are ordered as by argmax; if a logit is NaN, no
   prediction is correct. Probabilities are those of a softmax over the classes
-  that may be predicted (`among`). The values of all examples are summed on the
-  host in float64, so that the result does not depend on the batch size, the
-  padding, or the number of devices or processes.
+  that may be predicted (`among`), or of a sigmoid for each class if the
+  objective uses it; then `nll` is the sum of their cross-entropies. The values
+  of all examples are summed on the host in float64, so that the result does not
+  depend on the batch size, the padding, or the number of devices or processes.
 
   With several labels per image (ImageNet's reassessed labels: Beyer et al.,
   arXiv 2006.07159), `nll` is not computed, because it needs a single label, and
@@ -36,7 +38,7 @@ class Evaluator(contract.Evaluator):
   left out.
   """
 
-  higher_is_better = ('accuracy', 'top5')  # metrics for `checkpoint.best`
+  higher_is_better, lower_is_better = ('accuracy', 'top*'), ('nll', 'ece')
 
   def __init__(
     self,
@@ -89,7 +91,12 @@ class Evaluator(contract.Evaluator):
     self._setting = setting
     self._top, self._bins, self._labels = top, bins, labels
     self._values = setting.compiled(
-      functools.partial(_example_values, setting.predict, labels)
+      functools.partial(
+        _example_values,
+        setting.predict,
+        labels,
+        cross_entropy=setting.objective.cross_entropy,
+      )
     )
     self._competing: Bool[np.ndarray, ' k'] | None = (
       np.ones(num_classes, bool) if among == 'all' else None
@@ -176,7 +183,11 @@ def _correct_classes(labels: Array, num_classes: int) -> Bool[Array, 'n k']:
 
 
 def _example_values(
-  predict: Any, key: str, weights: PyTree, batch: PyTree
+  predict: Any,
+  key: str,
+  weights: PyTree,
+  batch: PyTree,
+  cross_entropy: str = 'softmax',
 ) -> dict[str, Array]:
   """Computes the values of each example of a batch.
 
@@ -186,6 +197,7 @@ def _example_values(
     weights: weights of the model, and whether each class may be predicted, bool
       `[k]`.
     batch: batch with a mask.
+    cross_entropy: loss of the objective, see `losses`.
 
   Returns:
     Arrays `[n]`: 'rank', the number of classes that are more likely than the
@@ -203,10 +215,16 @@ def _example_values(
   best = jnp.where(correct, finite, -jnp.inf).argmax(axis=-1, keepdims=True)
   value = jnp.take_along_axis(logits, best, axis=-1)  # [n, 1]
   behind = (logits < value) | ((logits == value) & (classes > best))
-  total = jax.nn.logsumexp(logits, axis=-1)
+  ahead = competing.sum() - 1 - (behind & competing).sum(axis=-1)
+  if cross_entropy == 'sigmoid':
+    total = jax.nn.softplus(logits).sum(axis=-1)
+    confidence = jax.nn.sigmoid(logits.max(axis=-1))
+  else:
+    total = jax.nn.logsumexp(logits, axis=-1)
+    confidence = jnp.exp(logits.max(axis=-1) - total)
   return {
-    'rank': competing.sum() - 1 - (behind & competing).sum(axis=-1),
-    'confidence': jnp.exp(logits.max(axis=-1) - total),
+    'rank': jnp.where(jnp.isnan(total), _NO_RANK, ahead),
+    'confidence': confidence,
     'nll': total - value[:, 0],
     'labelled': correct.any(axis=-1),
     'mask': batch['mask'],

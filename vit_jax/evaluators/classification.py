@@ -17,12 +17,12 @@ PyTree = Any
 class Evaluator(contract.Evaluator):
   """Top-1 accuracy, mean loss and count over every example of a split.
 
-  Sums are divided by counts once at the end and padding is masked, so the
-  result does not depend on the batch size or the number of devices or
-  processes.
+  If a logit is NaN, the prediction is not correct. Sums are divided by counts
+  once at the end and padding is masked, so the result does not depend on the
+  batch size or the number of devices or processes.
   """
 
-  higher_is_better = ('accuracy',)  # metrics for `checkpoint.best`
+  higher_is_better, lower_is_better = ('accuracy',), ('loss',)
 
   def __init__(
     self,
@@ -30,19 +30,21 @@ class Evaluator(contract.Evaluator):
     /,
     *,
     split: str,
-    cross_entropy: str = 'softmax',
+    cross_entropy: str | None = None,
   ):
     """Opens the split.
 
     Args:
       setting: setting of the run.
       split: split of the config's source, in TFDS notation.
-      cross_entropy: kind of the reported loss, 'softmax' or 'sigmoid'.
+      cross_entropy: kind of the reported loss, 'softmax' or 'sigmoid'; by
+        default, that of the objective.
 
     Raises:
       UserError: the model has no head; the split does not exist, or it is
         empty; or a value is out of range.
     """
+    cross_entropy = cross_entropy or setting.objective.cross_entropy
     check_choice('cross_entropy', cross_entropy, LOSSES)
     contract.check_head(setting, 'classification')
     self._source = open_split(setting, split)
@@ -77,7 +79,9 @@ def _count(predict, loss, params: PyTree, batch: PyTree) -> dict[str, Array]:
   """Computes sums over the examples of a batch, without padding."""
   logits = predict(params, batch)['logits']
   label, mask = batch['label'], batch['mask']
-  correct = (logits.argmax(axis=-1) == label) & mask
+  # The class of a NaN would be predicted.
+  usable = mask & ~jnp.isnan(logits).any(axis=-1)
+  correct = (logits.argmax(axis=-1) == label) & usable
   losses = jnp.where(mask, loss(logits, label), 0)
   return {
     'correct': correct.sum(dtype=jnp.int32),

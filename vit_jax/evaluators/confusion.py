@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -65,7 +66,6 @@ class Evaluator(contract.Evaluator):
   matrix.
   """
 
-  # metrics for `checkpoint.best`
   higher_is_better = ('accuracy', 'mean_class_accuracy')
 
   def __init__(self, setting: contract.Setting, /, *, split: str):
@@ -96,10 +96,12 @@ class Evaluator(contract.Evaluator):
       the number of examples used.
 
     Raises:
-      UserError: there is a bad record and the reader's policy is to stop, or no
-        example could be used.
+      UserError: there is a bad record and the reader's policy is to stop, no
+        example could be used, or a logit is NaN.
     """
     values = self._setting.examples(params, self._source, self._predictions)
+    if not values['usable'].all():
+      raise contract.not_finite_error('the logits', self._source)
     labels, predictions = values['label'], values['prediction']
     num_classes = max(self._setting.num_classes, len(self._source.class_names))
     self._counts = count_pairs(labels, predictions, num_classes)
@@ -138,10 +140,12 @@ class Evaluator(contract.Evaluator):
 
 
 def _predictions(predict, params: PyTree, batch: PyTree) -> dict[str, Array]:
-  """Returns label and prediction of each example, and the mask."""
+  """Returns label, prediction, usability and mask of each example."""
+  logits = predict(params, batch)['logits']
   return {
     'label': batch['label'],
-    'prediction': predict(params, batch)['logits'].argmax(axis=-1),
+    'prediction': logits.argmax(axis=-1),
+    'usable': ~jnp.isnan(logits).any(axis=-1),
     'mask': batch['mask'],
   }
 

@@ -1,6 +1,7 @@
 """Interface between the framework and its evaluators."""
 
 import collections
+import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import schema
+from vit_jax.config import direction, schema
 from vit_jax.data import progress
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, require
@@ -33,14 +34,18 @@ class Evaluator(Protocol):
   A subclass defines `run`.
 
   Attributes:
-    higher_is_better: metrics that `checkpoint.best` may name; None for any.
+    higher_is_better: names of metrics whose higher values are better, which may
+      contain wildcards ('top*'). Only metrics in this or the next list may
+      select a checkpoint (`checkpoint.best`) or a setting of a sweep.
+    lower_is_better: names of metrics whose lower values are better.
     own_classes: whether no head is needed: the command `evaluate` then passes
       data with any classes as the section `source`.
     measures: whether there are metrics; the command `evaluate` leaves other
       evaluators out.
   """
 
-  higher_is_better: tuple[str, ...] | None = None
+  higher_is_better: tuple[str, ...] = ()
+  lower_is_better: tuple[str, ...] = ()
   own_classes: bool = False
   measures: bool = True
 
@@ -297,6 +302,14 @@ def no_example_error(source: stream.Source) -> UserError:
   )
 
 
+def not_finite_error(what: str, source: stream.Source) -> UserError:
+  """Returns the error for features or logits that are not finite."""
+  return UserError(
+    f'{what} of {source.name} are not finite: use an earlier checkpoint, or '
+    '--config.model.dtype=float32.'
+  )
+
+
 def joined(results: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   """Concatenates the arrays of all batches of a sweep, by name."""
   batches = list(results)
@@ -318,8 +331,7 @@ def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, Any]:
 def check_best(config: schema.Config, weights: Iterable[str]) -> None:
   """Checks that the run computes the metric that selects its best checkpoint.
 
-  An evaluator lists in its attribute `higher_is_better` the metrics that can
-  be used; for an evaluator without it, any metric may be named.
+  The evaluator must specify which of its values are better, see `Evaluator`.
 
   Args:
     config: completed config.
@@ -332,23 +344,16 @@ def check_best(config: schema.Config, weights: Iterable[str]) -> None:
   best, patience = config.checkpoint.best, config.early_stop_patience
   if best is None and patience is None:
     return
-  metric = (best or '').rpartition('/')[2] or 'METRIC'
   allowed = [
-    f'{name}{metric_suffix(kind)}/{value}'
+    f'{name}{metric_suffix(kind)}/{pattern}'
     for name, section in config.evals.items()
     for kind in weights
-    for value in _best(section.name, metric)
+    for pattern in direction.patterns(section.name)
   ]
-  if best not in allowed:
+  if not any(fnmatch.fnmatchcase(str(best), pattern) for pattern in allowed):
     raise UserError(
       f'checkpoint.best is {best!r} and early_stop_patience is {patience}; '
-      f'{closest(str(best), allowed)}. Set checkpoint.best to a metric of '
-      'config.evals whose higher values are better, or both to None.'
+      f'{closest(str(best), allowed)}. Set checkpoint.best to a metric that an '
+      'evaluator of config.evals lists in higher_is_better or lower_is_better, '
+      'or both to None.'
     )
-
-
-def _best(name: str, default: str) -> tuple[str, ...]:
-  """Returns the metrics of a kind of evaluator that may select the best."""
-  kind: Any = schema.resolve(schema.EVALS, name)
-  listed = kind.higher_is_better
-  return (default,) if listed is None else listed

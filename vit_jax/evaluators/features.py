@@ -108,10 +108,7 @@ class Extractor:
     for result in results:
       rows = Labelled(result['features'], result['label'])
       if not np.isfinite(rows.features[result['mask']]).all():
-        raise UserError(
-          f'the features of {source.name} are not finite: use an earlier '
-          'checkpoint, or --config.model.dtype=float32.'
-        )
+        raise contract.not_finite_error('the features', source)
       yield rows, result['mask']
 
 
@@ -217,29 +214,18 @@ class Spread(Wrapped):
       return f'example {number}'
     return name[:_TITLE]
 
-  def images(
-    self, transform: Preprocess
-  ) -> tuple[Integer[np.ndarray, 'n y x c'], list[bytes | np.ndarray]]:
+  def images(self, transform: Preprocess) -> Integer[np.ndarray, 'n y x c']:
     """Preprocesses all images; those that cannot be decoded are left out.
-
-    Args:
-      transform: preprocessing.
-
-    Returns:
-      The preprocessed images, and the images of the source.
 
     Raises:
       UserError: no image can be decoded.
     """
-    images, originals = [], []
+    images = []
     for index in range(len(self)):
-      original = self[index]['image']
       try:
-        images.append(transform.pixels(original))
+        images.append(transform.pixels(self[index]['image']))
       except DecodeError as error:
         log.warning('%s is left out: %s', self.title(index), error)
-      else:
-        originals.append(original)
     if not images:
       raise UserError(f'{self.name} has no usable image.')
-    return np.stack(images), originals
+    return np.stack(images)

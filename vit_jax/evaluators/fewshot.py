@@ -28,6 +28,8 @@ class Evaluator(OnFeatures):
   the accuracy is the mean over random draws of the examples.
   """
 
+  higher_is_better = ('*shot',)
+
   def __init__(
     self,
     setting: contract.Setting,

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.analysis import gallery
@@ -51,10 +50,9 @@ def gather_to_main(
   """Returns a setting and weights that the main process can use by itself.
 
   All processes must call it, because each may have only a part of the weights.
-  With several processes, the main one gets all weights on each of its own
-  devices; the values returned on the others must not be used. The main process
-  can then compute without communicating: if it fails, the others are only
-  waiting for its result (`processes.consensus.from_main`).
+  With several processes, each gets all weights on each of its own devices. The
+  main process can then compute without communicating: if it fails, the others
+  are only waiting for its result (`processes.consensus.from_main`).
 
   Args:
     setting: setting of the run's evaluators.
@@ -67,32 +65,20 @@ def gather_to_main(
   if jax.process_count() == 1:
     return setting, weights
   mesh = sharding.make_mesh(jax.local_devices())
-  replicated = sharding.replicated(mesh)
-
-  def gather(leaf: jax.Array) -> jax.Array:
-    if leaf.is_fully_replicated:
-      array = np.asarray(leaf.addressable_data(0))
-    else:
-      array = multihost_utils.process_allgather(leaf, tiled=True)
-    is_main = jax.process_index() == 0
-    return jax.device_put(array, replicated) if is_main else leaf
-
-  # A batch must be divisible by the number of local devices.
-  batch_size = -(-setting.batch_size // mesh.size) * mesh.size
+  gathered = multihost_utils.process_allgather(weights, tiled=True)
   local = setting._replace(
     mesh=mesh,
-    batch_size=batch_size,
+    # A multiple of the number of local devices.
+    batch_size=-(-setting.batch_size // mesh.size) * mesh.size,
     # The check for signals is a collective, which one process cannot call.
     check=lambda: None,
   )
-  return local, jax.tree.map(gather, weights)
+  return local, jax.device_put(gathered, sharding.replicated(mesh))
 
 
 @schema.operational('split', 'weights', 'num_images', 'every')
 class Evaluator(contract.Evaluator):
   """Draws the figures of one set of weights; see `analysis.figures`."""
-
-  higher_is_better = ()  # there are no metrics for `checkpoint.best`
 
   measures = False
 
@@ -124,8 +110,7 @@ class Evaluator(contract.Evaluator):
     durations.check('every', every)
     check_range('num_images', num_images, at_least=1)
     self._setting = setting
-    # Configs of earlier versions have '' for 'params' and '_ema' for 'ema'.
-    self._weights = weights.lstrip('_') or 'params'
+    self._weights = weights
     self._source = Spread(setting.open_source(split), num_images)
 
   def run_all(
@@ -157,7 +142,7 @@ class Evaluator(contract.Evaluator):
   ) -> None:
     transform, objective = setting.transform, setting.objective
     with jax.set_mesh(setting.mesh):
-      images, originals = self._source.images(transform)
+      images = self._source.images(transform)
       found = examine(
         objective.setting.model,
         objective.backbone(params),
@@ -169,7 +154,6 @@ class Evaluator(contract.Evaluator):
       'weights': title,
       'images': f'{len(images)} of {self._source.name}',
     }
-    photographs = gallery.Photographs(originals, transform)
     assert setting.workdir is not None, 'figures are drawn in training'
     folder = setting.workdir / gallery.FOLDER
-    gallery.save(folder, found, about, photographs)
+    gallery.save(folder, found, about)

@@ -201,7 +201,7 @@ class Evaluator(OnFeatures):
   `recovery.watchdog_eval_s`.
   """
 
-  higher_is_better = ('accuracy',)  # metrics for `checkpoint.best`
+  higher_is_better = ('accuracy', 'train_accuracy')
 
   def __init__(
     self,

@@ -18,8 +18,11 @@ class Evaluator(OnFeatures):
 
   Features are scaled to length 1. Each of the k neighbours with the highest
   cosine similarity s votes for its class with the weight exp(s / temperature)
-  (arXiv 2104.14294, section 4.1, and its code).
+  (arXiv 2104.14294, section 4.1, and its code), relative to that of the
+  nearest one, so that no vote is infinite.
   """
+
+  higher_is_better = ('*nn',)
 
   def __init__(
     self,
@@ -99,7 +102,7 @@ def nearest(
     temperature: temperature of the votes, above 0.
 
   Returns:
-    Labels and votes of the neighbours, the nearest first.
+    Labels and votes of the neighbours, the nearest first, whose vote is 1.
   """
   similarity = _unit(features) @ _unit(train.features).T  # [m, train]
   rows = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
@@ -107,7 +110,9 @@ def nearest(
   order = np.argsort(-near, axis=1, kind='stable')
   rows = np.take_along_axis(rows, order, axis=1)
   near = np.take_along_axis(near, order, axis=1)
-  return train.labels[rows], np.exp(near / temperature)
+  return train.labels[rows], np.exp(
+    (near - near[:, :1]) / np.float64(temperature)
+  )
 
 
 def elected(

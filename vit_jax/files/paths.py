@@ -39,6 +39,12 @@ log = logging.getLogger('vit_jax')
 
 _CGROUPS_OF_PROCESS = pathlib.Path('/proc/self/cgroup')
 _CGROUPS = pathlib.Path('/sys/fs/cgroup')
+# Endings of names of files, for directories that are named by mistake like one.
+_FILE_ENDINGS = tuple(
+  '.bin .ckpt .csv .gguf .h5 .hdf5 .html .jpeg .jpg .json .keras .mlmodel '
+  '.msgpack .npy .npz .onnx .pb .pdf .pickle .pkl .png .pt .pth .safetensors '
+  '.stablehlo .svg .tflite .zip'.split()
+)
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
 # Source files of the clients of object stores, and of the libraries they use.
 _CLIENT = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
@@ -138,6 +144,22 @@ def locate(path: str | epath.PathLike) -> epath.Path:
   return epath.Path(text)
 
 
+def check_folder_name(path: str, allowed: str) -> None:
+  """Checks that the name of a new directory does not end like that of a file.
+
+  Args:
+    path: path of the directory, as the user gave it.
+    allowed: what can be written, for the message.
+
+  Raises:
+    UserError: the name is probably that of a file in another format.
+  """
+  if path.lower().endswith(_FILE_ENDINGS):
+    raise UserError(
+      f'{path} ends like a file of another format; allowed: {allowed}.'
+    )
+
+
 def entries(folder: epath.Path) -> list[epath.Path]:
   """Lists a folder; returns [] if it is missing, as object stores do."""
   try:
@@ -161,10 +183,12 @@ def nearest(path: str | epath.PathLike) -> str:
 
 def reason(error: BaseException) -> str:
   """Returns an error in one line, with its type unless it is an OSError."""
-  text = ' '.join(str(error).split())[:300]
+  text, number = ' '.join(str(error).split())[:300], error_number(error)
   if isinstance(error, OSError) and text:
     return text
-  return f'{type(error).__name__}: {text}'
+  # TensorStore's long texts contain the number at their ends.
+  kind = type(error).__name__ if number is None else os.strerror(number)
+  return f'{kind}: {text}'
 
 
 def name_error(error: BaseException) -> UserError | None:

@@ -39,7 +39,7 @@ from vit_jax.processes import interruption
 
 ROOT = pathlib.Path(vit_jax.__file__).parents[1]
 TARGETS: dict[str, Any] = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
-# Names of earlier versions, for TPU slices without and with a queue.
+# Other names of slices without and with a queue.
 _SYNONYMS = {'tpu-vm': 'tpu', 'queued': 'tpu'}
 
 POLL_S = 30  # between two requests for the state
@@ -60,7 +60,7 @@ def define_flags() -> None:
     text = f'{field.metadata["help"]} ({field.metadata["targets"]})'
     define(name, field.default, text)
   flags.DEFINE_bool(
-    'force', False, 'Start even if plan reports that it does not fit.'
+    'plan', True, 'First check by `plan` that the run fits; --noplan does not.'
   )
   flags.DEFINE_bool(
     'delete', False, 'End the run and delete its machines; keep the workdir.'
@@ -113,12 +113,15 @@ def check_fit(job: Job, shell: Shell) -> None:
     UserError: the job does not fit or cannot be planned.
   """
   options = [f'--topology={job.topology}', f'--slices={job.slices}']
-  plan = process.plan([f'--config={job.config}', *job.overrides, *options])
+  try:
+    plan = process.plan([f'--config={job.config}', *job.overrides, *options])
+  except UserError as error:
+    raise UserError(f'{error} --noplan starts without it.') from error
   shell.note(plan['summary'])
   if not plan['fits']:
     raise UserError(
       'the run does not fit into memory (see above). Change the config or '
-      '--topology.'
+      '--topology; --noplan starts without this check.'
     )
 
 
@@ -195,12 +198,8 @@ def main(arguments: list[str]) -> None:
   interruption.HANDLER.release()  # this process has no state to save
   if values.delete:
     sys.exit(TARGETS[job.target].delete(job, shell))
-  try:
+  if values.plan:
     check_fit(job, shell)
-  except UserError as error:
-    if not values.force:
-      raise UserError(f'{error} --force starts in spite of it.') from error
-    shell.note(f'started because of --force, in spite of this error: {error}')
   _, hosts, per_host = job.machines
   shell.note(
     f'{job.target}: commit {job.commit[:12]} on {hosts * job.slices} hosts of '

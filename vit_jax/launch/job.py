@@ -62,20 +62,9 @@ RESUME = EXIT_PREEMPTED
 
 _ONE_SLICE = ('v2', 'v3')  # their slices cannot train together
 
-# Regular expressions of the values of flags, and what they allow. Kubernetes
-# appends slice, host and a hash to the names of pods, which have at most 63
-# characters. Words need no quotes in a batch script or a manifest.
-_NAME = (
-  r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?',
-  'a lower-case letter, then lower-case letters, digits and hyphens, at most '
-  '40 characters',
-)
-_PATH = (
-  r'gs://[^/].*|/.*',
-  'a path on gs:// (for slurm also an absolute path that all nodes share), '
-  'because the disks of the machines are temporary',
-)
-_WORD = (r'[\w.,:/-]*', 'letters, digits and _.,:/-')
+# Kubernetes appends slice, host and a hash to the names of pods, which have at
+# most 63 characters.
+_NAME = r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?'
 
 
 def _flag(
@@ -83,7 +72,6 @@ def _flag(
   default: Any = '',
   targets: str = 'tpu gke slurm',
   example: str = '',
-  rule: tuple[str, str] = _WORD,
 ) -> Any:
   """Declares a field of `Job` that is a flag of `launch`.
 
@@ -93,9 +81,8 @@ def _flag(
     targets: names of the targets that use the flag, separated by spaces.
     example: value for the message if these targets lack the flag; '' if the
       flag is optional.
-    rule: regular expression of the values, and its description.
   """
-  metadata = dict(help=help, targets=targets, example=example, rule=rule)
+  metadata = dict(help=help, targets=targets, example=example)
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -125,13 +112,12 @@ class Job:
   workdir: str = _flag(
     'Workdir on gs:// (for slurm also a shared path).',
     example='gs://BUCKET/DIRECTORY',
-    rule=_PATH,
   )
   data_dir: str = _flag(
-    'TFDS directory; default: ~/tensorflow_datasets of the hosts.', rule=_PATH
+    'TFDS directory; default: ~/tensorflow_datasets of the hosts.'
   )
   name: str = _flag(
-    'Name of the slices, JobSet or job; default: from --config.', rule=_NAME
+    'Name of the slices, JobSet or job; default: from --config.'
   )
   zone: str = _flag('Google Cloud zone.', '', 'tpu', 'europe-west4-a')
   project: str = _flag('Google Cloud project.', '', 'tpu', 'PROJECT_ID')
@@ -237,11 +223,21 @@ def check(job: Job) -> None:
         problem = f'has no effect with --target={job.target}; remove it'
     elif flag['example'] and not value:
       problem = f'is missing; add --{key}={flag["example"]}'
-    elif value and isinstance(value, str):
-      pattern, allowed = flag['rule']
-      is_local = value.startswith('/') and job.target != 'slurm'
-      if is_local or not re.fullmatch(pattern, value, re.ASCII | re.DOTALL):
-        problem = f'is {value!r}; allowed: {allowed}'
+    elif key in ('workdir', 'data_dir') and value:
+      is_shared = job.target == 'slurm' and value.startswith('/')
+      if not (is_shared or re.match('gs://[^/]', value)):
+        problem = (
+          f'is {value!r}; allowed: a path on gs:// (for slurm also an absolute '
+          'path that all nodes share), because the disks of the machines are '
+          'temporary'
+        )
+    elif key == 'name' and not re.fullmatch(_NAME, value):
+      problem = (
+        f'is {value!r}; allowed: a lower-case letter, then lower-case letters, '
+        'digits and hyphens, at most 40 characters'
+      )
+    elif isinstance(value, str) and re.search(r'\s', value):
+      problem = f'is {value!r}; it must not contain white space'
     if problem:
       raise UserError(f'--{key} {problem}.')
   check_range('--slices', job.slices, at_least=1)

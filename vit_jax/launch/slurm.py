@@ -14,17 +14,12 @@ from vit_jax.launch.shell import Shell, fill
 def script(job: Job) -> str:
   """Returns the batch script."""
   _, nodes, gpus = job.machines
-  named = {'partition': job.partition, 'account': job.account}
-  options = [
-    f'#SBATCH --{key}={value}' for key, value in named.items() if value
-  ]
   data = shlex.quote(job.data_dir)
   values = vars(job) | dict(
     nodes=nodes,
     gpus=gpus,
     grace_s=GRACE_S,
     folder=job.folder,
-    options='\n'.join([*options, '#']),
     data=f'export TFDS_DATA_DIR={data}' if job.data_dir else '',
     arguments=shlex.join(job.trainer_arguments),
     stop='|'.join(map(str, STOP)),
@@ -64,7 +59,11 @@ def create(job: Job, shell: Shell) -> State:
   install = ['install', '--quiet', f'--constraint={code}/{constraints}']
   shell.check(python, '-m', 'pip', *install, f'--editable={code}[gpu]')
   shell.write(f'{folder}/job.sbatch', script(job))
-  shell.check('sbatch', *job.submit_flags, f'{folder}/job.sbatch')
+  given = dict(
+    partition=job.partition, account=job.account, time=job.time_limit
+  )
+  options = [f'--{key}={value}' for key, value in given.items() if value]
+  shell.check('sbatch', *options, *job.submit_flags, f'{folder}/job.sbatch')
   return State.READY
 
 

@@ -423,9 +423,11 @@ def whole_patches(
   """
   rows, columns = (-(-pixels // stride) for pixels in image_size)
   fits = drop or (rows % side == 0 and columns % side == 0)
-  if min(rows, columns) < side or not fits:
+  is_larger = min(rows, columns) >= side
+  if not (fits and is_larger):
     height, width = image_size
-    hint = ", or set model.remainder='drop'" if drop is False else ''
+    can_drop = drop is False and is_larger
+    hint = ", or set model.remainder='drop'" if can_drop else ''
     raise UserError(
       f'an image of {height}x{width} pixels does not consist of patches of '
       f'{side * stride} pixels: use multiples of {side * stride} pixels{hint}.'

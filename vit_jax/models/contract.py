@@ -124,6 +124,8 @@ class Model(Protocol):
       sets such a key must set the same value.
     options: keys of the section that fine-tuning takes from the weights if the
       config has their default, with their values.
+    initial: keys in `architecture` that, unless they are None, only initialize
+      parameters, so weights may have been trained with other values.
     reference: model that computes the same function without custom kernels.
       FLOPs are counted on it, and kernels are compared with it.
     kernels: models for the comparison of kernels; None if the model uses no
@@ -143,6 +145,7 @@ class Model(Protocol):
   apart: tuple[str, ...] = ()
   architecture: Mapping[str, Any] = types.MappingProxyType({})
   options: Mapping[str, Any] = types.MappingProxyType({})
+  initial: tuple[str, ...] = ()
   kernels: 'Kernels | None' = None
 
   @property
@@ -173,6 +176,26 @@ class Model(Protocol):
     """
     del old_size, new_size, method
     return leaves
+
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above a parameter, for `layer_decay`.
+
+    Args:
+      path: path of the parameter.
+
+    Returns:
+      0 for heads and what precedes them directly, 1 for the last block, …, and
+      the number of blocks + 1 for embeddings, tokens and positions; for a stack
+      of layers, a number for each of them.
+
+    Raises:
+      UserError: the model does not define it.
+    """
+    raise UserError(
+      f'the model does not define the layer of {path!r}, which optimizer.'
+      'layer_decay needs: set optimizer.layer_decay=1 or another model.name, '
+      "such as 'vit' or 'swin'."
+    )
 
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> Any:
     """Returns the same model for images of any size.
@@ -272,4 +295,3 @@ def abstract_params(model: Model, image_size: Size) -> PyTree:
 
 
 # Former names, for existing plug-ins.
-Defaults, Places = Model, Patches

@@ -190,11 +190,8 @@ class LayerNorm(nn.Module):
   dtype: jnp.dtype
   epsilon: float = EPSILON
 
-  @nn.compact
   def __call__(self, x: Float[Array, '... d']) -> Float[Array, '... d']:
-    size = (x.shape[-1],)
-    scale = self.param('scale', nn.initializers.ones_init(), size)
-    bias = self.param('bias', ZEROS, size)
+    scale, bias = self.vectors(x.shape[-1])
     shape, x = x.shape, xla.as_rows(x)
     wide = x.astype(jnp.float32)
     mean = checkpoint_name(wide.mean(axis=-1, keepdims=True), 'statistics')
@@ -206,6 +203,12 @@ class LayerNorm(nn.Module):
     factor = _inverse_std(variance, self.epsilon)
     y = ((wide - mean) * (factor * scale) + bias).astype(self.dtype)
     return y.reshape(shape)
+
+  @nn.compact
+  def vectors(self, channels: int) -> list[Float[Array, ' d']]:
+    """Returns scale and bias, without computing the norm."""
+    scale = self.param('scale', nn.initializers.ones_init(), (channels,))
+    return [scale, self.param('bias', ZEROS, (channels,))]
 
 
 class RmsNorm(nn.Module):
@@ -221,14 +224,18 @@ class RmsNorm(nn.Module):
   dtype: jnp.dtype
   epsilon: float = EPSILON
 
-  @nn.compact
   def __call__(self, x: Float[Array, '... d']) -> Float[Array, '... d']:
-    scale = self.param('scale', nn.initializers.ones_init(), (x.shape[-1],))
+    [scale] = self.vectors(x.shape[-1])
     shape, x = x.shape, xla.as_rows(x)
     wide = x.astype(jnp.float32)
     square = jnp.square(wide).mean(axis=-1, keepdims=True)
     y = wide * (_inverse_std(square, self.epsilon) * scale)
     return y.astype(self.dtype).reshape(shape)
+
+  @nn.compact
+  def vectors(self, channels: int) -> list[Float[Array, ' d']]:
+    """Returns the scale, without computing the norm."""
+    return [self.param('scale', nn.initializers.ones_init(), (channels,))]
 
 
 NORMS = {'layer': LayerNorm, 'rms': RmsNorm}

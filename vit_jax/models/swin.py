@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -684,6 +685,24 @@ class Swin(Backbone):
       sides = [min(config.window_size, *g) for g in self.grids(image_size)]
     stages = zip(range(len(config.depths)), sides, strict=False)
     return {f'{i + 1}': config.attention_by(i, side) for i, side in stages}
+
+  @nn.nowrap
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of blocks above a parameter, as the authors do.
+
+    A merging of patches belongs to the last block before it. See
+    `models.contract.Model`.
+    """
+    top, module = sum(self.config.depths) + 1, path.partition('/')[0]
+    stage = re.fullmatch(r'(?:stage|merge)(\d+)', module)
+    if stage is None:
+      return top if module.startswith('embedding') else 0
+    blocks = np.cumsum((0, *self.config.depths)).tolist()
+    start, end = blocks[int(stage[1]) - 1 :][:2]
+    if module.startswith('merge'):
+      return top - end
+    first = 1 if path.split('/')[2] == 'plain' else 2
+    return tuple(range(top - start - first, top - end - 1, -2))
 
   @property
   def sized(self) -> tuple[str, ...]:

@@ -69,6 +69,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
   for size in SIZES
 }
 NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+# Modules that follow the last layer. The last norm is `encoder/norm`.
+LAST = 'encoder', 'map', 'fc_norm', 'pre_logits', 'head', 'head_distillation'
 POOLS = ('token', 'token_gap', 'gap', 'max', 'avgmax', 'map')
 STEM = Nested('vit_jax.models.{name}:Stem')
 # Names of the arrays that `remat='dots'` keeps.
@@ -706,6 +708,7 @@ class ViT(Backbone):
     if field.name not in OF_RUN
   )
   adopted = ('fc_norm',)
+  initial = ('layer_scale',)
   # `adapt` passes all of these to `positions.resize`, also parameters that do
   # not depend on the image size.
   sized = ('position/', 'encoder/layers/position/')
@@ -984,6 +987,18 @@ class ViT(Backbone):
 
   # Parameters and devices; see `models.contract.Model`
 
+  @nn.nowrap
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above a parameter, as BEiT, MAE and DINOv2.
+
+    All tokens and positions precede the first layer, and the last norm belongs
+    to the head. (In timm, it belongs to the last layer.)
+    """
+    depth = self.config.depth
+    if path.startswith('encoder/layers/'):
+      return tuple(range(depth, 0, -1))
+    return 0 if path.partition('/')[0] in LAST else depth + 1
+
   @property
   def replaceable(self) -> tuple[str, ...]:
     """Norms before and after the mean, with `fc_norm`.
@@ -1046,4 +1061,5 @@ Model = backbone.constructor(ViT, Config)
 
 def _map_of(patches: Tokens, grid: Size) -> Float[Array, 'n rows columns d']:
   """Arranges tokens of patches in their grid."""
-  return patches.reshape(len(patches), *grid, patches.shape[-1])
+  # A symbolic number of images, as in an export, has no `len`.
+  return patches.reshape(patches.shape[0], *grid, patches.shape[-1])

@@ -175,11 +175,14 @@ class Objective(Protocol):
       objective does not mask patches.
     classes_key: key of the section that is the number of classes of the labels;
       '' if that is the config's `num_classes`.
+    cross_entropy: loss of labels that evaluators report, and probabilities that
+      the logits stand for: a key of `losses.LOSSES`.
   """
 
   setting: Setting
   reconstructs: str = ''
   classes_key: str = ''
+  cross_entropy: str = 'softmax'
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
@@ -333,6 +336,16 @@ class Objective(Protocol):
     """
     ...
 
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above a parameter.
+
+    It is that of the model, see `models.contract.Model`.
+
+    Args:
+      path: path of the parameter.
+    """
+    return self.setting.model.layers_above(path)
+
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns all sets of weights to evaluate, by name.
 
@@ -342,9 +355,6 @@ class Objective(Protocol):
     the parameters.
     """
     return {'params': params}
-
-
-Defaults = Objective  # former name, for existing plug-ins
 
 
 class AroundModel(Objective):
@@ -367,6 +377,11 @@ class AroundModel(Objective):
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
     """Returns `params` with the given parameters of the model."""
     return params | {'model': model}
+
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns 0 for parameters that are not the model's."""
+    module, _, rest = path.partition('/')
+    return super().layers_above(rest) if module == 'model' else 0
 
 
 def metric_suffix(weights: str) -> str:

@@ -245,6 +245,10 @@ class Objective(dino.Objective):
       }
     return Terms(losses, metrics, carry, tokens)
 
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above; the mask token is below all."""
+    return super().layers_above('model/cls' if path == 'mask' else path)
+
   def _tokens(
     self,
     params: PyTree,

@@ -33,8 +33,8 @@ class Objective(contract.AroundModel):
   int32 `[n]`.
 
   The model is used without dropout and drop path. The config's `num_classes` is
-  0, because the model has no head: the commands `predict`, `convert` and
-  `export` use the backbone only.
+  0, because the model has no head: `convert` writes the backbone only, and
+  fine-tuning starts from it. All other commands use the whole classifier.
 
   References: DINO, arXiv 2104.14294, appendix F.2 and eval_linear.py; MAE,
   arXiv 2111.06377, appendix A.1 and main_linprobe.py.
@@ -160,19 +160,13 @@ class Objective(contract.AroundModel):
   def predict(
     self, params: PyTree, batch: contract.Batch, want: tuple[str, ...] = ()
   ) -> dict[str, Array]:
-    """Returns features (before the normalization) and logits, float32.
-
-    There are no logits if `batch_norm` needs running statistics and `params`
-    does not contain them, as in the command `features`.
-    """
+    """Returns features (before the normalization) and logits, float32."""
     images = normalize(batch['image'])
     outputs = self._outputs(params['model'], images, want)
     x = features = self._features(params['model'], outputs)
     results = {name: outputs[name] for name in want} | {'features': features}
     if self.batch_norm:
-      running = params.get('statistics')
-      if running is None:
-        return results
+      running = params['statistics']
       x = _standardized(x, running['mean'], running['variance'])
     return results | {'logits': _linear(params['head'], x)}
 
@@ -204,7 +198,7 @@ class Objective(contract.AroundModel):
       # As in DINO, the last LayerNorm is also applied to earlier blocks.
       layers = outputs['layers'][:, -self.last_blocks : -1, 0]  # [n, k - 1, d]
       normed = model.apply({'params': params}, layers, method='last_norm')
-      parts = [normed.reshape(len(layers), -1), *parts]
+      parts = [normed.reshape(layers.shape[0], -1), *parts]
     if self.patch_mean:
       parts.append(outputs['patches'].mean(axis=(1, 2)))
     return jnp.concatenate(parts, axis=-1)

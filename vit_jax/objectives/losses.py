@@ -80,3 +80,5 @@ def sigmoid_cross_entropy(
 
 
 LOSSES = {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
+# Probabilities of the classes, for which these are the losses.
+PROBABILITIES = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}

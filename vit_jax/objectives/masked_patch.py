@@ -164,6 +164,10 @@ class Objective(contract.AroundModel):
     completed = jnp.where(has_loss, predicted, shown)
     return contract.Pictures(shown, corrupted / 2 + 0.5, predicted, completed)
 
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above; the mask token is below all."""
+    return super().layers_above('model/cls' if path == 'mask' else path)
+
   def _tokens(
     self, params: PyTree, hidden: Any, images: Any, key: Any
   ) -> Float[Array, 'n p d']:

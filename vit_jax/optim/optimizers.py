@@ -13,7 +13,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -195,7 +195,6 @@ DECAY_MASKS = {
   'kernels': lambda path, leaf: path.rpartition('/')[2] == 'kernel',
   'tensors': lambda path, leaf: _is_tensor(path, leaf),
 }
-Steps = Callable[[str], int]  # duration ('1 epochs') → updates
 
 
 def _is_tensor(path: str, leaf: Any) -> bool:
@@ -206,6 +205,34 @@ def _is_tensor(path: str, leaf: Any) -> bool:
   """
   axes = len(leaf.shape) - (sharding.STACKED in path)
   return axes > 1 and path.rpartition('/')[2] != 'bias'
+
+
+class Setting(NamedTuple):
+  """Properties of a run that its optimizer may use.
+
+  Attributes:
+    steps: function that converts a duration ('1 epochs') to a number of
+      updates.
+    layers_above: function from the path of a parameter to the number of layers
+      above it; see `objectives.contract.Objective`.
+  """
+
+  steps: Callable[[str], int] = lambda duration: 0
+  layers_above: rules_lib.LayersAbove = lambda path: 0
+
+
+class Optimizer(NamedTuple):
+  """An optax transformation that leaves some of the parameters unchanged.
+
+  Attributes:
+    init: see `optax.GradientTransformation`.
+    update: see `optax.GradientTransformation`.
+    table: rules, which determine the frozen parameters.
+  """
+
+  init: optax.TransformInitFn
+  update: optax.TransformUpdateFn
+  table: rules_lib.Table = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,8 +251,11 @@ class Common:
       cosine; None for a constant weight decay.
     decay_mask: key of `DECAY_MASKS`, which selects the leaves with weight
       decay.
-    rules: factors of learning rate and weight decay by path, and frozen leaves;
-      see the module `rules`.
+    layer_decay: factor d of the learning rate from layer to layer, in (0, 1].
+      The rate of a parameter below n layers, of which a head is the last, is
+      multiplied by dⁿ: 1 for a head, d for the last block.
+    rules: further factors of learning rate and weight decay by path, and frozen
+      leaves; see the module `rules`.
   """
 
   clip_norm: float | None = None
@@ -234,24 +264,26 @@ class Common:
   weight_decay: float = 0.0
   weight_decay_end: float | None = None
   decay_mask: str = 'all'
+  layer_decay: float = 1.0
   rules: tuple = ()
 
   def chain(
     self,
     scale: optax.GradientTransformation,
     schedule: optax.Schedule,
-    steps: Steps,
+    setting: Setting,
     adapt: Adapt | None = None,
-  ) -> optax.GradientTransformation:
+  ) -> Optimizer:
     """Returns a chain that clips, scales, adds decay and multiplies by −lr.
 
     The decay is decoupled and multiplied by the learning rate: an update is
-    −lr · (direction + weight_decay · parameter), times the factors of its rule.
+    −lr · (direction + weight_decay · parameter), times the factors of its rule
+    and of its layer.
 
     Args:
       scale: transformation of gradients into directions.
       schedule: learning rate as a function of the update count.
-      steps: function that converts a duration ('1 epochs') to updates.
+      setting: properties of the run.
       adapt: function that returns a transformation to apply after weight decay
         is added, such as trust ratios. Its argument maps parameters to whether
         each of them decays.
@@ -261,20 +293,23 @@ class Common:
         unknown.
     """
     check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
+    check_range('optimizer.layer_decay', self.layer_decay, above=0, at_most=1)
+    steps = setting.steps
     table = rules_lib.parse(self.rules)
     clip = clipping(self.clip_norm or math.inf, self.clip, self.clip_joined)
     clip = clip if self.clip_norm else optax.identity()
     late = any(steps(rule.after) for _, rule in table)
     rate = [optax.scale_by_learning_rate(schedule)]
-    if table:
-      rate.append(rules_lib.scale_by(table, lambda rule: rule.lr))
+    if table or self.layer_decay != 1:
+      factors = table, self.layer_decay, setting.layers_above
+      rate.append(rules_lib.scale_by_rates(*factors))
     if any(rule.frozen for _, rule in table):
-      # Gradients of frozen leaves do not count in the norm for clipping.
-      clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
+      clip = rules_lib.of_moving(table, clip)
       scale = scale if late else rules_lib.of_moving(table, scale)
     if late:
-      # The same holds for leaves until `Rule.after` has passed. The second
-      # gate, after the rate, removes their weight decay.
+      # Gradients of leaves do not count in the norm for clipping until
+      # `Rule.after` has passed. The second gate, after the rate, removes their
+      # weight decay.
       gate = schedule_lib.gated(table, lambda rule: steps(rule.after))
       clip, scale = (
         optax.chain(gate, clip),
@@ -286,7 +321,7 @@ class Common:
     decays = self._decays(table)
     decay = self._decay(table, decays, steps)
     last = adapt(decays) if adapt else optax.identity()
-    return optax.chain(clip, scale, decay, last, *rate)
+    return Optimizer(*optax.chain(clip, scale, decay, last, *rate), table)
 
   def _decays(self, table: rules_lib.Table) -> Decays:
     """Returns a function from parameters to whether each of them decays."""
@@ -301,7 +336,7 @@ class Common:
     )
 
   def _decay(
-    self, table: rules_lib.Table, decays: Decays, steps: Steps
+    self, table: rules_lib.Table, decays: Decays, steps: Callable[[str], int]
   ) -> optax.GradientTransformation:
     """Returns the transformation that adds weight decay to directions."""
     decay, end = self.weight_decay, self.weight_decay_end
@@ -330,7 +365,7 @@ def adam_directions(
 @schema.keyed_by(Common)
 def adam(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   b1: float = 0.9,
@@ -338,12 +373,12 @@ def adam(
   eps: float = 1e-8,
   moment_dtype: str = 'float32',
   **common: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds Adam with decoupled weight decay (Table 3; arXiv 1711.05101).
 
   Args:
     schedule: learning rate as a function of the update count.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
     eps: value added to the root of the second moment, above 0.
@@ -355,23 +390,23 @@ def adam(
     UserError: a value is outside its range, or a mask or dtype is unknown.
   """
   scale = adam_directions(b1, b2, eps, moment_dtype)
-  return Common(**common).chain(scale, schedule, steps)
+  return Common(**common).chain(scale, schedule, setting)
 
 
 @schema.keyed_by(Common)
 def sgd(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   momentum: float = 0.9,
   **common: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds SGD with (heavy-ball) momentum, as in fine-tuning (Table 4).
 
   Args:
     schedule: learning rate as a function of the update count.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     momentum: decay of the trace of gradients, in [0, 1).
     **common: fields of `Common`.
 
@@ -380,13 +415,13 @@ def sgd(
   """
   check_range('optimizer.momentum', momentum, at_least=0, below=1)
   scale = optax.trace(decay=momentum)
-  return Common(**common).chain(scale, schedule, steps)
+  return Common(**common).chain(scale, schedule, setting)
 
 
 @schema.keyed_by(Common)
 def lamb(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   b1: float = 0.9,
@@ -395,7 +430,7 @@ def lamb(
   trust_joined: tuple[str, ...] = (),
   decay_mask: str = 'kernels',
   **common: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds LAMB: Adam with updates proportional to the norm of each tensor.
 
   For each tensor with weight decay, the direction, including the decay, is
@@ -406,7 +441,7 @@ def lamb(
 
   Args:
     schedule: learning rate as a function of the update count.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
     eps: value added to the root of the second moment, above 0.
@@ -420,18 +455,18 @@ def lamb(
   """
   adapt = functools.partial(ratios, trust_joined)
   return Common(decay_mask=decay_mask, **common).chain(
-    adam_directions(b1, b2, eps), schedule, steps, adapt
+    adam_directions(b1, b2, eps), schedule, setting, adapt
   )
 
 
 def lars(
   schedule: optax.Schedule,
-  steps: Steps = lambda duration: 0,
+  setting: Setting = Setting(),  # noqa: B008 (immutable)
   /,
   *,
   momentum: float = 0.9,
   rules: tuple = (),
-) -> optax.GradientTransformation:
+) -> Optimizer:
   """Builds LARS: SGD with momentum and a trust ratio for each matrix.
 
   The gradient of each tensor with two or more axes is multiplied by .001 ·
@@ -441,7 +476,7 @@ def lars(
 
   Args:
     schedule: learning rate as a function of the update count.
-    steps: function that converts a duration ('1 epochs') to updates.
+    setting: properties of the run.
     momentum: decay of the trace of gradients, in [0, 1).
     rules: factors of the learning rate by path, and frozen leaves; see the
       module `rules`.
@@ -456,4 +491,4 @@ def lars(
   scale = optax.chain(
     ratios((), matrices, coefficient=1e-3), optax.trace(decay=momentum)
   )
-  return Common(rules=rules).chain(scale, schedule, steps)
+  return Common(rules=rules).chain(scale, schedule, setting)

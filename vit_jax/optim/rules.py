@@ -18,12 +18,14 @@ This module applies the factors and `frozen`; `optimizers` applies the durations
 `after` and `lr_after`.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.arrays import sharding, tree
@@ -32,17 +34,19 @@ from vit_jax.errors import UserError, check_range
 
 PyTree = Any
 Table = tuple[tuple[str, 'Rule'], ...]
+LayersAbove = Callable[[str], int | tuple[int, ...]]
 
 
-class Rule(NamedTuple):
-  """Settings for some of the parameters.
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """Settings for some of the parameters; a leaf of pytrees.
 
   Attributes:
     lr: factor of the learning rate; a tuple of one factor per layer for
-      parameters with a leading layer axis (layer decay).
+      parameters with a leading layer axis.
     decay: factor of the weight decay.
-    frozen: whether the parameters never change. They have no moments, and their
-      gradients do not count in the norm for clipping.
+    frozen: whether the parameters never change. They have neither gradients nor
+      moments.
     after: duration at the start of training in which the parameters do not
       change. They do not decay, and their gradients do not count in the norm
       for clipping. Their moments, and the update count for the bias correction
@@ -137,6 +141,15 @@ def apply(table: Table, params: PyTree) -> PyTree:
   return result
 
 
+def trained(table: Table, params: PyTree) -> PyTree:
+  """Returns the parameters with None in place of those that a rule freezes."""
+  return jax.tree.map(
+    lambda leaf, rule: None if rule.frozen else leaf,
+    params,
+    apply(table, params),
+  )
+
+
 def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
   """Checks that a rule has one learning-rate factor for each stacked layer.
 
@@ -155,30 +168,34 @@ def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
     )
 
 
-def scale_by(
-  table: Table, factor: Callable[[Rule], Any]
+def scale_by_rates(
+  table: Table, layer_decay: float, layers_above: LayersAbove
 ) -> optax.GradientTransformation:
-  """Returns a transformation that multiplies updates by factors of their rules.
+  """Returns a transformation that multiplies updates by learning-rate factors.
 
-  Updates of frozen parameters are multiplied by 0.
+  The factor of a parameter is that of its rule, times `layer_decay` to the
+  power of the number of layers above it. Updates of frozen parameters become 0.
 
   Args:
     table: rules of the optimizer.
-    factor: function from a rule to its factor, or to a tuple of one factor per
-      layer.
+    layer_decay: factor from layer to layer; 1 for none.
+    layers_above: see `optimizers.Setting`.
   """
 
-  def scaled(rule: Rule, update: jax.Array) -> jax.Array:
-    scale = 0.0 if rule.frozen else factor(rule)
-    if isinstance(scale, list | tuple):  # one factor per layer
+  def scaled(path: str, rule: Rule, update: jax.Array) -> jax.Array:
+    if rule.frozen:
+      return jnp.zeros_like(update)
+    above = layers_above(path) if layer_decay != 1 else 0
+    powers = [layer_decay**n for n in np.ravel(above).tolist()]
+    scale = np.multiply(rule.lr, powers if np.ndim(above) else powers[0])
+    if np.ndim(scale):  # one factor per layer
       scale = jnp.array(scale, update.dtype)
       return update * scale.reshape(-1, *[1] * (update.ndim - 1))
-    return update if scale == 1 else update * scale
+    return update if scale == 1 else update * float(scale)
 
-  # A rule is a tuple, which JAX would otherwise take for a node of the tree.
   return optax.stateless(
-    lambda updates, params: jax.tree.map(
-      scaled, apply(table, updates), updates, is_leaf=is_rule
+    lambda updates, params: tree.map_with_path(
+      scaled, apply(table, updates), updates
     )
   )
 
@@ -226,12 +243,6 @@ def of_moving(
   """
 
   def is_trained(params: PyTree) -> PyTree:
-    rules = apply(table, params)
-    return jax.tree.map(lambda rule: not rule.frozen, rules, is_leaf=is_rule)
+    return jax.tree.map(lambda rule: not rule.frozen, apply(table, params))
 
   return optax.masked(transformation, is_trained)
-
-
-def is_rule(node: Any) -> bool:
-  """Returns whether a node of a tree is a rule."""
-  return isinstance(node, Rule)

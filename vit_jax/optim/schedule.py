@@ -20,7 +20,7 @@ _TIMESCALE = 10_000  # number of updates, for 'rsqrt'
 
 def make_schedule(
   total_steps: int,
-  warmup_steps: int,
+  steps: Callable[[str], int],
   /,
   *,
   base_lr: float,
@@ -39,8 +39,7 @@ def make_schedule(
   Args:
     total_steps: number of updates in the whole run, after which `end_lr` is
       reached.
-    warmup_steps: number of updates in the warm-up, after which `base_lr` is
-      reached.
+    steps: function that converts a duration ('1 epochs') to updates.
     base_lr: peak learning rate.
     decay: 'linear', 'cosine', 'constant' (Tables 3 and 4); 'step' to divide the
       rate by 10 at each of `decay_at` (BiT, arXiv 1912.11370); 'rsqrt' for
@@ -49,8 +48,7 @@ def make_schedule(
       cool-down (arXiv 2404.06395).
     end_lr: final learning rate of 'linear', 'cosine' and cool-downs (1e-5 in
       the authors' linear decay).
-    warmup: duration from which the caller computed `warmup_steps`, for error
-      messages.
+    warmup: duration of the warm-up, after which `base_lr` is reached.
     decay_at: fractions of the run at which 'step' divides the rate, ascending;
       () for other decays.
     cooldown: fraction of the run at its end in which 'wsd' and 'rsqrt' go
@@ -63,6 +61,7 @@ def make_schedule(
   """
   check_range('schedule.base_lr', base_lr, at_least=0)
   check_range('schedule.end_lr', end_lr, at_least=0)
+  warmup_steps = steps(warmup)
   if warmup_steps >= total_steps:
     raise UserError(
       f'a warm-up of {warmup!r} ({warmup_steps} steps) does not fit a training '
@@ -165,9 +164,7 @@ def gated(
       start = start_of(rule)
       return jnp.where(state.count >= start, update, 0) if start else update
 
-    updates = jax.tree.map(
-      gate, rules.apply(table, updates), updates, is_leaf=rules.is_rule
-    )
+    updates = jax.tree.map(gate, rules.apply(table, updates), updates)
     return updates, rules.Count(state.count + 1)
 
   return optax.GradientTransformation(rules.Count.init, update)
@@ -194,7 +191,6 @@ def delayed(
       return jax.tree.map(
         lambda rule: not rule.frozen and steps(rule.after) == start,
         rules.apply(table, params),
-        is_leaf=rules.is_rule,
       )
 
     later = _apply_after(start, transformation) if start else transformation

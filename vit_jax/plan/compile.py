@@ -46,6 +46,8 @@ GPU_OPTIONS = {
   'xla_gpu_autotune_level': '0',
   'xla_gpu_enable_triton_gemm': False,
 }
+# Keys of `Plan.bytes` that do not depend on the program.
+STATE_AND_BATCH = ('parameters', 'optimizer', 'average', 'extra', 'batch')
 # Packages of compilers, by the beginnings of their names; and variables that
 # compilers read.
 _COMPILERS = ('jax', 'libtpu', 'nvidia')
@@ -232,13 +234,10 @@ def cost_of(text: str, target: Target) -> Cost:
 def _without_program(experiment: Experiment, target: Target) -> Plan:
   """Returns a plan with the values that do not depend on the program."""
   config, state = experiment.config, experiment.abstract_state()
-  uses = {
-    'parameters': state.params,
-    'optimizer': state.opt_state,
-    'average': state.average,
-    'extra': state.extra,
-    'batch': experiment.abstract_batch(),
-  }
+  parts = state.params, state.opt_state, state.average, state.extra
+  uses = zip(
+    STATE_AND_BATCH, (*parts, experiment.abstract_batch()), strict=True
+  )
   return Plan(
     config=config,
     topology=target.name,
@@ -255,7 +254,7 @@ def _without_program(experiment: Experiment, target: Target) -> Plan:
     remat=config.model.get('remat'),
     unroll=config.model.get('unroll'),
     computed_by=experiment.model.computed_by(experiment.image_size),
-    bytes={use: memory.tree_bytes(leaves) for use, leaves in uses.items()},
+    bytes={use: memory.tree_bytes(leaves) for use, leaves in uses},
   )
 
 
@@ -302,8 +301,9 @@ def compile_step(
   lowered = compiling.lower_step(experiment, options)
   key = _key(lowered.as_text(), target, options)
   path = cache / f'{key}.json.gz' if cache is not None else None
-  # A program that is missing or damaged is compiled.
-  with contextlib.suppress(OSError, EOFError, zlib.error, ValueError):
+  # A program that is missing, damaged or of another version is compiled.
+  damage = OSError, EOFError, zlib.error, ValueError, TypeError
+  with contextlib.suppress(*damage):
     if path is not None:
       program = Program(**json.loads(gzip.decompress(path.read_bytes())))
       log.info('using the program that an earlier plan compiled: %s', path)

@@ -22,6 +22,7 @@ from vit_jax.plan import (
   search,
   topology,
 )
+from vit_jax.weights import architecture
 
 
 def define_flags() -> None:
@@ -53,6 +54,13 @@ def define_flags() -> None:
     'With --topology=local: also run the step on random images, and append '
     'predicted and measured values to this file as a JSON line.',
   )
+  flags.DEFINE_float(
+    'price',
+    None,
+    'Price of a device and hour in any currency; also prints the price of the '
+    'training. A chip of TPU v2, v3 or tpu7x is two devices.',
+    0,
+  )
   overrides.define_flag(sys.argv)
 
 
@@ -74,19 +82,22 @@ def main(arguments: list[str]) -> None:
   # Programs for this machine depend on its processor and are compiled quickly.
   is_cached = values.cache and not target.is_local
   cache = compile.default_cache() if is_cached else None
-  planned = compile.plan(values.config, target, cache=cache)
+  config = architecture.complete(values.config)
+  planned = compile.plan(config, target, cache=cache)
   added: dict[str, Any] = {}
+  found = None
   if values.search:
-    found = search.search(planned.config, target)
+    choices = search.search(planned.config, target)
     added['choices'] = [
-      {key: each.to_dict()[key] for key in report.CHOICE} for each in found
+      {key: each.to_dict()[key] for key in report.CHOICE} for each in choices
     ]
-    largest = search.largest_batch(found[0].config, target)
+    largest = search.largest_batch(choices[0].config, target)
     added['largest_batch_size'] = largest and largest.batch_size
     if largest:
       added['largest_images_per_device'] = largest.images_per_device
   elif not planned.fits and target.compiles:
-    added = search.find_fit(values.config, target, planned, cache)
+    found = search.find_fit(config, target, planned, cache)
+    added['changes_that_fit'] = found and found[0]
   if values.measure and planned.fits:
     measured = measure.measured(planned)
     added |= measured
@@ -96,7 +107,13 @@ def main(arguments: list[str]) -> None:
     paths.save(path, f'{earlier}{json.dumps(row)}\n')
   if values.breakdown:
     added['breakdown'] = report.costliest(planned)
+  if values.price is not None:
+    added['price_per_hour'] = values.price
+    added['price'] = report.price(planned, values.price)
   summary = report.summary(planned, added)
+  if found:
+    changed = report.summary(found[1], {'price_per_hour': values.price})
+    summary = f'{summary}\n\nwith these changes:\n\n{changed}'
   if values.json:
     summary = json.dumps(planned.to_dict() | added | {'summary': summary})
   print(summary)

@@ -1,5 +1,6 @@
 """Formats a plan as tables."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from vit_jax.plan.environment import GPU_EXTRA
 
 MIN_FRACTION = 1e-3  # smallest fraction of all cycles that is shown
 COSTLIEST = 10
+# Photographs of ImageNet that a core reads, decodes and crops in a second; see
+# "Input" in benchmarks/RESULTS.md.
+DECODED_PER_CORE = 750
 # Keys of the object of `--json` that `--search` prints for each choice.
 CHOICE = (
   'remat',
@@ -68,17 +72,28 @@ memory bandwidth, as fitted to an H200; exchanges at {link:.0%} of the link
 rates. Input, evaluations and checkpoints are not included."""
 
 
+def price(plan: Plan, per_hour: float) -> float | None:
+  """Returns the price of the training; without a compiler a lower bound.
+
+  Args:
+    plan: plan of a config.
+    per_hour: price of a device and hour.
+  """
+  days = plan.predicted_days or plan.least_days
+  return None if days is None else 24 * days * plan.devices * per_hour
+
+
 def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
   """Formats memory, time and cost of a plan.
 
   Args:
     plan: plan of a config.
     added: what the other keys of the JSON object contain: the results of
-      searches and measurements, and the breakdown.
+      searches and measurements, the breakdown, and prices.
   """
   added, cost = added or {}, plan.cost
   tables = [_memory(plan, added)]
-  if plan.text:
+  if plan.text and plan.fits:
     # Kinds that take almost no time are left out.
     threshold = MIN_FRACTION * (cost.estimated_cycles or 0)
     uncounted = {
@@ -89,7 +104,7 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
     kernels = {_KERNELS[kind]: sums for kind, sums in cost.kernels.items()}
     exchanges = dict(sorted(cost.collective_seconds.items()))
     tables += [
-      _time(plan, added.get('measured_step_seconds')),
+      _time(plan, added),
       _sums('modelled', kernels),
       _sums('collective', exchanges),
       _sums('without an estimate', uncounted),
@@ -135,17 +150,19 @@ def _memory(plan: Plan, added: Mapping[str, Any]) -> str:
       f'{days:.3f} days at least, {days * plan.devices:.2f} GPU-days, at peak '
       f'rates; to predict memory and time: {GPU_EXTRA}'
     )
+    if (per_hour := added.get('price_per_hour')) is not None:
+      rows['price'] = f'{price(plan, per_hour):,.2f} at least'
   return align([(k, str(v)) for k, v in rows.items() if v is not None])
 
 
-def _time(plan: Plan, measured: float | None) -> str:
+def _time(plan: Plan, added: Mapping[str, Any]) -> str:
   """Formats time and cost, as far as they are known."""
   cost = plan.cost
   rows = {
     'model': f'{plan.model_flops_per_image / 1e9:.1f} GFLOPs per image',
     'matrix FLOPs': f'{(cost.flops_per_device or 0) / 1e12:.3f} T per device',
   }
-  if measured is not None:
+  if (measured := added.get('measured_step_seconds')) is not None:
     rate = plan.batch_size / measured
     rows['measured'] = f'{measured:,.4f} s, {rate:,.0f} images/s'
   limits = cost.predicted_step_seconds_range
@@ -185,6 +202,14 @@ def _time(plan: Plan, measured: float | None) -> str:
   rows[unit] = with_range(plan.predicted_core_days, 1)
   if plan.paper_core_days:
     rows['paper'] = f'{plan.paper_core_days:,.0f} TPUv3 core-days'
+  if (per_hour := added.get('price_per_hour')) is not None:
+    total = with_range(price(plan, per_hour), 2)
+    rows['price'] = f'{total}, at {per_hour:g} per device and hour'
+  cores = (plan.predicted_images_per_second or 0.0) / DECODED_PER_CORE
+  rows['input'] = (
+    f'{math.ceil(cores):,} CPU cores in total, if each reads and crops '
+    f'{DECODED_PER_CORE} photographs/s, as in benchmarks/RESULTS.md'
+  )
   return align([*rows.items()])
 
 

@@ -11,15 +11,18 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax.arrays import memory
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 from vit_jax.models.layers import REMAT
-from vit_jax.plan.compile import Plan, changed, plan
+from vit_jax.plan.compile import STATE_AND_BATCH, Plan, changed, plan
 from vit_jax.plan.topology import Target
-from vit_jax.training.experiment import batch_parts
+from vit_jax.training.experiment import Experiment, batch_parts
 
 log = logging.getLogger('vit_jax')
 MAX_TRIES = 8  # compilations to find the largest batch
+MAX_FITS = 2  # compilations to find micro-batches that fit, after the first
+SAFETY = 0.95  # part of the memory for which an estimate of micro-batches aims
 MAX_SPLITS = 3  # fitting micro-batch counts to try per mesh and remat policy
 ALL_LAYERS = 1000  # value of model.unroll that unrolls all layers of any model
 GRANULARITY = 1 / 16  # relative accuracy of the largest batch
@@ -34,34 +37,31 @@ def _split(config: Config, target: Target) -> int:
 def _attempt(
   config: Config, target: Target, cache: epath.Path | None = None
 ) -> Plan:
-  """Makes a plan and logs it."""
-  attempt = plan(config, target, cache=cache)
+  """Makes a plan; logs it before, because this can take minutes, and after."""
   log.info(
-    'batch %d, micro_batches=%d, remat=%s, unroll=%s, mesh %s: %s',
+    'trying batch %d, micro_batches=%d, remat=%s, unroll=%s, mesh %s',
     config.batch_size,
     config.micro_batches,
-    attempt.remat,
-    attempt.unroll,
-    attempt.mesh,
+    config.model.get('remat'),
+    config.model.get('unroll'),
+    {axis: config.mesh[axis] for axis in ('data', 'fsdp', 'model')},
+  )
+  attempt = plan(config, target, cache=cache)
+  log.info(
+    '%s: %s of %s per device',
     f'{attempt.seconds:.4g} s per step' if attempt.fits else 'does not fit',
+    memory.text(attempt.peak_bytes_per_device),
+    memory.text(attempt.hbm_bytes_per_device),
   )
   return attempt
 
 
-def largest_batch(
-  config: Config,
-  target: Target,
-  refused: Plan | None = None,
-  cache: epath.Path | None = None,
-) -> Plan | None:
+def largest_batch(config: Config, target: Target) -> Plan | None:
   """Finds the largest batch that fits, with an accuracy of `GRANULARITY`.
 
   Args:
     config: completed config.
     target: devices to compile for.
-    refused: plan of this config if it is known not to fit, to save a
-      compilation.
-    cache: directory of compiled programs, see `compile.plan`.
 
   Returns:
     The plan of the largest batch; None if even one image per device and
@@ -71,13 +71,11 @@ def largest_batch(
   best: Plan | None = None
   low, too_many = 0, None
   size = max(config.batch_size // unit, 1)  # images per device and micro-batch
-  last = refused
   for _ in range(MAX_TRIES):
-    if last is None:
-      # Huge batches take fewer steps than the warm-up, which changes only a
-      # scalar of the compiled step.
-      changes = {'batch_size': size * unit, 'schedule.warmup': '0 steps'}
-      last = _attempt(changed(config, **changes), target, cache)
+    # Huge batches take fewer steps than the warm-up, which changes only a
+    # scalar of the compiled step.
+    changes = {'batch_size': size * unit, 'schedule.warmup': '0 steps'}
+    last = _attempt(changed(config, **changes), target)
     if last.fits:
       best, low = last, size
     else:
@@ -88,21 +86,28 @@ def largest_batch(
       break
     else:
       size = _guess(last, low, too_many, size)
-    last = None
   return best
 
 
 def _guess(last: Plan, low: int, high: int, size: int) -> int:
   """Returns the next size to try, above `low` and below `high`."""
   middle = (low + high) // 2
-  needed, limit = last.peak_bytes_per_device, last.hbm_bytes_per_device
-  if not last.fits and needed and limit and low == 0:
-    sizes = last.bytes
-    state = sizes['parameters'] + sizes['optimizer'] + sizes['average']
-    fraction = max(limit - state, 0) / needed
-    middle = min(int(size * fraction * 1.05), high - 1)
+  if not last.fits and low == 0:
+    middle = min(int(size * _fitting_fraction(last)), high - 1)
   rounded = middle // 8 * 8 if middle >= 64 else middle
   return min(max(rounded, low + 1), high - 1)
+
+
+def _fitting_fraction(refused: Plan) -> float:
+  """Estimates which fraction of the images would fit; 0 if not even the state.
+
+  What is not the state or the batch is taken as proportional to the images.
+  """
+  needed, limit = refused.peak_bytes_per_device, refused.hbm_bytes_per_device
+  if needed is None or limit is None:
+    return 0.0
+  fixed = sum(refused.bytes[use] for use in STATE_AND_BATCH)
+  return max(limit - fixed, 0) / max(needed - fixed, 1)
 
 
 def find_fit(
@@ -110,8 +115,11 @@ def find_fit(
   target: Target,
   refused: Plan,
   cache: epath.Path | None = None,
-) -> dict[str, Any]:
-  """Finds the largest batch, and changes that make a config fit.
+) -> tuple[dict[str, Any], Plan] | None:
+  """Finds micro-batches, if necessary with rematerialization, that fit.
+
+  The number is estimated from the memory that the program needs, so at most
+  `MAX_FITS` programs are compiled.
 
   Args:
     config: config that does not fit.
@@ -120,32 +128,42 @@ def find_fit(
     cache: directory of compiled programs, see `compile.plan`.
 
   Returns:
-    largest_batch_size; and changes_that_fit, {key: value}, if more
-    micro-batches or full rematerialization make the config's batch fit. Both
-    may be None.
+    Changes of the config by key, and the plan of the changed config; None if no
+    change that fits was found.
   """
-  try:
-    largest = largest_batch(config, target, refused, cache)
-  except UserError as error:  # a transform may not allow every size
-    log.info('the search for the largest batch ends: %s', error)
-    largest = None
-  attempts: list[dict[str, Any]] = []
-  if largest is not None:
-    splits = batch_parts(config.batch_size, _split(config, target))
-    max_images = largest.batch_size // config.micro_batches
-    fitting = [k for k in splits if config.batch_size // k <= max_images]
-    attempts += [{'micro_batches': k} for k in fitting[:2]]
-  if config.model.get('remat') not in (None, 'full'):
-    attempts.append({'model.remat': 'full'})
-  that_fit = (
-    changes
-    for changes in attempts
-    if _attempt(changed(config, **changes), target, cache).fits
+  log.info(
+    'the config does not fit: %s of %s per device; looking for micro-batches',
+    memory.text(refused.peak_bytes_per_device),
+    memory.text(refused.hbm_bytes_per_device),
   )
-  return {
-    'largest_batch_size': largest.batch_size if largest else None,
-    'changes_that_fit': next(that_fit, None),
-  }
+
+  def is_allowed(parts: int) -> bool:
+    """Returns whether the sections of the config allow so many parts."""
+    try:
+      Experiment.build(changed(config, micro_batches=parts), target.devices)
+    except UserError:
+      return False
+    return True
+
+  splits = batch_parts(config.batch_size, _split(config, target))
+  last, changes = refused, {}
+  for _ in range(MAX_FITS):
+    fraction = SAFETY * _fitting_fraction(last)
+    if not fraction:
+      return None
+    more = [k for k in splits if k > last.micro_batches]
+    enough = (k for k in more if k * fraction >= last.micro_batches)
+    parts = next(filter(is_allowed, enough), None)
+    if parts is None:
+      if last.remat in (None, 'full'):
+        return None
+      changes['model.remat'] = 'full'
+      parts = next(filter(is_allowed, reversed(more)), last.micro_batches)
+    changes['micro_batches'] = parts
+    last = _attempt(changed(config, **changes), target, cache)
+    if last.fits:
+      return changes, last
+  return None
 
 
 def search(config: Config, target: Target) -> list[Plan]:

@@ -82,10 +82,11 @@ def find(name: str, slices: int = 1) -> Target:
     return _gpus(name, *gpus)
   version, _, shape = name.partition(':')
   if version not in TPUS or not re.fullmatch(r'\d+(x\d+){1,2}', shape):
+    hint = f' The version is {version!r}; {closest(version, [*TPUS, *GPUS])}.'
     raise UserError(
       f'--topology is {name!r}; give VERSION:SHAPE in chips (v3-32, which '
-      f'counts cores, is v3:4x4), GPUs such as h100:4x8, or {LOCAL!r}. The '
-      f'version is {version!r}; {closest(version, [*TPUS, *GPUS])}.'
+      f'counts cores, is v3:4x4), GPUs such as h100:4x8, or {LOCAL!r}.'
+      f'{"" if version in TPUS else hint}'
     )
   check_range('--slices', slices, at_least=1)
   if importlib.util.find_spec('libtpu') is None:

@@ -2,7 +2,6 @@
 
 NAME is one of:
   imagenet21k      made from the public archive (--source)
-  folder           made from a folder of images by class (--source, --name)
   digits           the handwritten digits of scikit-learn
   any data set of TFDS, which is downloaded
 Without NAME, the command lists the known data sets.
@@ -20,7 +19,7 @@ from vit_jax.data.sources import digits
 from vit_jax.data.sources.tfds import default_data_dir
 from vit_jax.errors import UserError, check_range
 from vit_jax.files import paths
-from vit_jax.prepare import folder, imagenet21k, named, shards
+from vit_jax.prepare import imagenet21k, named, shards
 from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
@@ -28,21 +27,16 @@ log = logging.getLogger('vit_jax')
 _USED = {
   digits.NAME: (),
   imagenet21k.NAME: ('source', 'class_list'),
-  folder.NAME: ('source', 'name'),
 }
-_SOURCE_HELP = (
-  'the archive fall11_whole.tar or winter21_whole.tar.gz for imagenet21k, or '
-  'for folder a directory that contains CLASS/IMAGE'
-)
+_SOURCE_HELP = 'the archive fall11_whole.tar or winter21_whole.tar.gz'
 
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  flags.DEFINE_string('source', None, f'{_SOURCE_HELP}.')
+  flags.DEFINE_string('source', None, f'{_SOURCE_HELP} (imagenet21k).')
   flags.DEFINE_string(
     'data_dir', None, 'TFDS directory; default $TFDS_DATA_DIR.'
   )
-  flags.DEFINE_string('name', None, 'Name of a data set made from a folder.')
   flags.DEFINE_string(
     'class_list', None, 'File of synsets in the order of labels (imagenet21k).'
   )
@@ -54,17 +48,15 @@ def run(
   *,
   data_dir: str | None = None,
   source: str | None = None,
-  set_name: str | None = None,
   class_list: str | None = None,
   workers: int = 0,
 ) -> None:
   """Prepares a data set, unless it is already prepared.
 
   Args:
-    name: name of the data set, or 'folder'.
+    name: name of the data set.
     data_dir: TFDS directory; see `sources.tfds.default_data_dir`.
-    source: archive or folder.
-    set_name: name of a data set made from a folder.
+    source: archive, or directory of its tar files.
     class_list: file of synsets in the order of labels, for imagenet21k.
     workers: number of processes; 0 for one per core, limited by memory.
 
@@ -73,11 +65,7 @@ def run(
       full.
   """
   root = default_data_dir(data_dir)
-  result = name
-  if name == folder.NAME:
-    result = set_name or ''
-    folder.check_name(result)
-  values = {'source': source, 'name': set_name, 'class_list': class_list}
+  values = {'source': source, 'class_list': class_list}
   for flag, value in values.items():
     if value is not None and flag not in _USED.get(name, ()):
       raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
@@ -86,14 +74,14 @@ def run(
     if path is not None and paths.is_remote(path):
       raise UserError(
         f'--{flag} is {path!r}, which is remote; give a local directory DIR, '
-        f'and copy it: gcloud storage cp -r DIR/{result} {root}/'
+        f'and copy it: gcloud storage cp -r DIR/{name} {root}/'
       )
   directory = pathlib.Path(root)
   workers = workers or shards.default_workers()
   try:
-    if name in _USED and shards.is_prepared(directory, result):
-      shards.clean(directory, result)
-      log.info('%s is already prepared: %s', result, directory / result)
+    if name in _USED and shards.is_prepared(directory, name):
+      shards.clean(directory, name)
+      log.info('%s is already prepared: %s', name, directory / name)
     elif name == digits.NAME:
       digits.prepare(root)
       log.info('%s is prepared: %s', name, directory / name)
@@ -103,9 +91,6 @@ def run(
       raise UserError(
         f'--source is missing; give {_SOURCE_HELP}, as --source=PATH.'
       )
-    elif name == folder.NAME:
-      origin = pathlib.Path(source).expanduser()
-      folder.prepare(origin, directory, result, workers=workers)
     else:
       origin = pathlib.Path(source).expanduser()
       listed = pathlib.Path(class_list) if class_list else None
@@ -129,7 +114,7 @@ def main(arguments: list[str]) -> None:
   keys = ('data_dir', 'source', 'class_list', 'workers')
   values: dict[str, Any] = {key: flags.FLAGS[key].value for key in keys}
   try:
-    run(arguments[0], set_name=flags.FLAGS.name, **values)
+    run(arguments[0], **values)
   except KeyboardInterrupt:
     raise UserError('interrupted; the same command continues.') from None
 

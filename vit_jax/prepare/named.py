@@ -54,7 +54,6 @@ VTAB, structured:
 
 Others:
   digits             part of scikit-learn; prepared when it is needed
-  folder             your own CLASS/IMAGE: --source=DIR --name=my_set
 
 and every other data set of TFDS by its name"""
 

@@ -16,6 +16,8 @@ from jax._src.distributed import global_state
 from jax._src.lib import _jax
 from jax.experimental import multihost_utils
 
+from vit_jax.errors import UserError
+
 _bindings: Any = _jax
 
 
@@ -32,6 +34,22 @@ def index() -> int:
 def num_processes() -> int:
   """Returns the number of processes, without initializing devices."""
   return global_state.num_processes
+
+
+def check_num_processes() -> None:
+  """Compares the number of processes with that of process 0.
+
+  Raises:
+    UserError: this process was given another number.
+  """
+  service, key, own = client(), 'vit_jax/num_processes', str(num_processes())
+  if index() == 0:
+    service.key_value_set(key, own)
+  elif (first := service.blocking_key_value_get(key, 60_000)) != own:
+    raise UserError(
+      f'--num_processes is {own} on process {index()}, but {first} on process '
+      '0: give all processes the same number.'
+    )
 
 
 def shut_down() -> None:
@@ -98,6 +116,30 @@ def gather_text(text: str) -> list[str]:
   return [
     row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
   ]
+
+
+def gather_failures(name: str, failure: str, timeout_ms: int) -> list[str]:
+  """Gathers the failures of a call that every process makes, if any.
+
+  Unlike the other functions, a background thread may call it, because it does
+  not use the devices.
+
+  Args:
+    name: name of the call, which must be new.
+    failure: failure of this process; '' if it succeeded.
+    timeout_ms: time for the other processes to call this function.
+
+  Returns:
+    Failures with the indices of their processes, on every process.
+  """
+  service = client()
+  if service is None:
+    return [failure] if failure else []
+  folder = f'vit_jax/failures/{name}/'
+  if failure:
+    service.key_value_set(f'{folder}{index()}', f'process {index()}: {failure}')
+  service.wait_at_barrier(folder, timeout_ms)
+  return [text for _, text in service.key_value_dir_get(folder)]
 
 
 def from_main(function: Callable[[], Any]) -> Any:

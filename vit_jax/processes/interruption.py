@@ -3,7 +3,8 @@
 A thread reads the numbers of the signals that arrive, so it reacts at once even
 while the main thread compiles or is in another long call. As long as there is
 nothing to save, a signal ends the process with exit code 42. A run installs
-another reaction (`preemption`).
+another reaction (`preemption`). A signal that was ignored when the process
+started, such as SIGHUP after `nohup`, stays ignored.
 """
 
 import os
@@ -25,16 +26,13 @@ def exit_early(number: int) -> None:
 
 
 def early_exit_message(number: int) -> str:
-  """Returns the message for a signal that arrives before the first step.
+  """Returns the message for a signal that arrives while nothing must be saved.
 
   Args:
     number: number of the signal.
   """
   name = signal.Signals(number).name
-  return (
-    f'preempted: {name} before the first step; nothing is lost, the same '
-    'command starts again'
-  )
+  return f'interrupted by {name}; nothing had to be saved'
 
 
 class SignalHandler:
@@ -61,14 +59,17 @@ class SignalHandler:
       thread.start()
     signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
     for number in SIGNALS:
-      signal.signal(number, _do_nothing)
+      is_ignored = signal.getsignal(number) is signal.SIG_IGN
+      # Set in both cases, because JAX may have replaced the handler of SIGTERM.
+      signal.signal(number, signal.SIG_IGN if is_ignored else _do_nothing)
 
   def release(self) -> None:
-    """Restores Python's default handlers."""
+    """Restores Python's default handlers of the signals that are handled."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-      signal.signal(number, signal.SIG_DFL)
+    for number in filter(_is_handled, SIGNALS):
+      is_interrupt = number == signal.SIGINT
+      default = signal.default_int_handler if is_interrupt else signal.SIG_DFL
+      signal.signal(number, default)
 
   def ignore(self) -> None:
     """Ignores signals from now on, so that they cannot change an exit code."""
@@ -78,7 +79,7 @@ class SignalHandler:
   @property
   def installed(self) -> bool:
     """Returns whether the handlers are installed."""
-    return signal.getsignal(signal.SIGTERM) is _do_nothing
+    return any(map(_is_handled, SIGNALS))
 
   def _forked(self) -> None:
     if self.installed:
@@ -97,6 +98,11 @@ def _do_nothing(number: int, frame: object) -> None:
 
   Without a Python handler, the signal would end the process.
   """
+
+
+def _is_handled(number: int) -> bool:
+  """Returns whether the thread reads a signal."""
+  return signal.getsignal(number) is _do_nothing
 
 
 HANDLER = SignalHandler()

@@ -170,7 +170,8 @@ def is_lost_peer(error: BaseException) -> bool:
     r'|heartbeat timeout|UNAVAILABLE',
     str(error),
   )
-  return client() is not None and broken is not None
+  is_lost = isinstance(error, ConnectionError) or broken is not None
+  return client() is not None and is_lost
 
 
 def exit_status(error: BaseException) -> tuple[int, str] | None:

@@ -22,6 +22,9 @@ from vit_jax.processes.interruption import HANDLER
 log = logging.getLogger('vit_jax')
 __all__ = ('EXIT_PREEMPTED', 'Preemption', 'StopRequested')
 _AGREE_S = 120  # time limit for all processes to publish their counts
+# All signals in this time after the first one are one request, because GNU
+# timeout, SLURM and container runtimes send each to a process and to its group.
+_ONE_REQUEST_S = 2.0
 # Keys of JAX's key-value store: counts by process, and the barrier after them.
 _COUNTS, _AGREED = 'vit_jax/counts/', 'vit_jax/agreed'
 
@@ -35,6 +38,7 @@ class Preemption:
 
   def __init__(self):
     self._signal: int | None = None
+    self._may_exit = False  # whether another signal ends the process at once
     self._is_single = peers.client() is None
     self._calls, self._stop_at = 0, None  # both are counts of calls
     self._counting = threading.Lock()
@@ -91,16 +95,23 @@ class Preemption:
   def _react(self, number: int) -> None:
     """Reacts to a signal; runs in the thread that reads signals."""
     name = signal.Signals(number).name
-    if self._signal is not None:
+    if self._may_exit:
       log.warning('%s again: exiting at once without saving', name)
       os._exit(128 + number)
-    self._signal = number
-    if self._is_over:
-      log.warning('%s: the run has ended; repeat it to exit at once', name)
+    if self._signal is not None:
       return
-    log.warning('%s: stopping and saving; repeat it to exit at once', name)
-    if not self._is_single:
+    self._signal = number
+    action = 'the run has ended' if self._is_over else 'stopping and saving'
+    log.warning('%s: %s', name, action)
+    offer = threading.Timer(_ONE_REQUEST_S, self._offer_exit)
+    offer.daemon = True
+    offer.start()
+    if not self._is_single and not self._is_over:
       peers.publish_stop()
+
+  def _offer_exit(self) -> None:
+    self._may_exit = True
+    log.warning('send the signal again to exit at once without saving')
 
   def _agree(self) -> None:
     """Agrees on the call to stop at; runs in the thread that polls messages."""
@@ -111,4 +122,3 @@ class Preemption:
       service.wait_at_barrier(_AGREED, _AGREE_S * 1000)
       counts = service.key_value_dir_get(_COUNTS)
       self._stop_at = 1 + max(int(count) for _, count in counts)
-    self._signal = self._signal or signal.SIGTERM

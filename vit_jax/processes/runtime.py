@@ -52,6 +52,14 @@ _OLD_FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
 _THREADS = 64  # a small run on CPUs has about 100, some of which already exist
 _ADDRESS_BYTES = 2 * 2**30  # a small run on CPUs reserves 2.4 GiB
 _EXIT_S = 50  # time for the interpreter to exit
+# Settings of JAX that change dtypes, or that compiled steps do not allow, with
+# the only values that commands support.
+_SETTINGS = {
+  'jax_enable_x64': False,
+  'jax_disable_jit': False,
+  'jax_numpy_rank_promotion': 'allow',
+  'jax_numpy_dtype_promotion': 'standard',
+}
 _PACKAGES = (
   'jax',
   'jaxlib',
@@ -142,6 +150,23 @@ def use_gpu_memory() -> None:
   set_by_user = os.environ.get(_FRACTION) or os.environ.get(_OLD_FRACTION)
   if not set_by_user and _has_devices('cuda'):
     os.environ[_FRACTION] = str(GPU_MEMORY_FRACTION)
+
+
+def reset_settings() -> None:
+  """Resets settings of JAX that commands do not support, with a warning.
+
+  Users set them in their environment for other programs.
+  """
+  for name, supported in _SETTINGS.items():
+    value = getattr(jax.config, name)
+    if value != supported:
+      jax.config.update(name, supported)
+      log.warning(
+        '%s=%s is ignored: this program supports only %s',
+        name.upper(),
+        value,
+        supported,
+      )
 
 
 def user_error(error: Exception) -> UserError | None:
@@ -295,24 +320,33 @@ def start_distributed(
     Whether there are other processes.
 
   Raises:
-    UserError: the flags are inconsistent.
+    UserError: the flags are inconsistent, or differ between the processes.
+    ConnectionError: not all processes have started in time.
   """
   _check_processes(coordinator_address, num_processes, process_id)
   if coordinator_address is None and not _found_by_jax():
     return False
-  with peers.handle_lost_peers():
-    jax.distributed.initialize(
-      coordinator_address,
-      num_processes,
-      process_id,
-      initialization_timeout=timeout_s,
-      heartbeat_timeout_seconds=peers.HEARTBEAT_S,
-    )
+  try:
+    with peers.handle_lost_peers():
+      jax.distributed.initialize(
+        coordinator_address,
+        num_processes,
+        process_id,
+        initialization_timeout=timeout_s,
+        heartbeat_timeout_seconds=peers.HEARTBEAT_S,
+      )
+  except RuntimeError as error:  # without the cause, which JAX cannot convert
+    raise ConnectionError(
+      f'the {consensus.num_processes()} processes did not connect within '
+      f'{timeout_s} s. Start all of them, with the same --coordinator_address '
+      'and --num_processes'
+    ) from error
   if HANDLER.installed or peers.client() is not None:
     HANDLER.install()  # JAX has replaced the handler of SIGTERM
     HANDLER.react = peers.exit_interrupted
   peers.LISTENER.start()
   if peers.client() is not None:
+    consensus.check_num_processes()
     log.info('process %d of %d', peers.index(), consensus.num_processes())
   return True
 

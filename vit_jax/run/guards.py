@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.config import durations, schema
+from vit_jax.config import direction, durations, schema
 from vit_jax.config.schema import Section
 from vit_jax.data.pipeline.order import batch_index
 from vit_jax.errors import DivergedError, UserError, check_range, closest
@@ -316,10 +316,11 @@ def plateau(workdir: epath.Path, config: Any) -> Plateau | None:
     if metric in metrics
   }
   best, best_step, count = float('-inf'), 0, 0
+  sign = direction.of_best(config)
   for step in sorted(values):
     value = values[step]  # None if it was not finite
-    if value is not None and value > best:
-      best, best_step, count = value, step, 0
+    if value is not None and sign * value > best:
+      best, best_step, count = sign * value, step, 0
     else:
       count += 1
   if count < patience:

@@ -155,7 +155,7 @@ class Writer:
     self,
     workdir: epath.Path,
     active: bool,
-    trackers: Sequence[tracking.Tracker] = (),
+    trackers: Sequence[tracking.Guarded] = (),
   ):
     """Opens the file.
 
@@ -208,6 +208,8 @@ class Writer:
         lambda record: type(record.get('step')) is int,
       )
     self._open()  # rewinding may have replaced the file
+    for tracker in self._trackers:
+      tracker.rewind(step)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Writes one line.

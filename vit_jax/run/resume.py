@@ -30,7 +30,7 @@ import jax
 from etils import epath
 
 from vit_jax.config import durations, schema
-from vit_jax.config.schema import EVALS, MARKS, Config
+from vit_jax.config.schema import MARKS, Config
 from vit_jax.data import fingerprint as fingerprints
 from vit_jax.data.filters import names_differ
 from vit_jax.errors import UserError
@@ -135,7 +135,6 @@ def config_changes(old: Json, config: Config) -> Changes:
 
 def _completed(config: Json) -> Json:
   """Adds defaults of keys that did not exist in an earlier version."""
-  config = schema.without_removed(config)
   with contextlib.suppress(UserError):
     return schema.from_dict(config).to_dict()
   return config
@@ -365,6 +364,7 @@ def compare(
   config: Config,
   events: Iterable[Json],
   *,
+  step: int,
   checkpoint: str,
   allow_changes: bool,
 ) -> list[Note]:
@@ -376,6 +376,7 @@ def compare(
     current: item `about` of the resuming run.
     config: completed config of the resuming run.
     events: events of the run, which contain the changes allowed earlier.
+    step: step of the checkpoint.
     checkpoint: description of the checkpoint, for the message.
     allow_changes: whether to resume although config, data or settings differ.
 
@@ -403,6 +404,10 @@ def compare(
     raise _refusal(checkpoint, changes)
   if changes:
     text = 'resumed with changes:' + formatted(changes)
+    old_position = _position(_completed(saved['config']), step)
+    position = _position(config, step)
+    if position != old_position:
+      text += f'\n  position: {old_position} before, {position} now'
     fields = {'changes': new_digests}
     notes.append(Note('config_change', fields, text))
   upgrades = _common_differences('', old.get('versions', {}), new['versions'])
@@ -416,6 +421,15 @@ def compare(
   return notes
 
 
+def _position(config: Any, step: int) -> str:
+  """Returns the position of a step in a training, for the log."""
+  size, examples = config['batch_size'], config['train']['num_examples']
+  total = durations.to_steps(
+    config['total'], batch_size=size, num_examples=examples
+  )
+  return f'step {step} of {total} (epoch {step * size / examples:.2f})'
+
+
 def evaluator_notes(last: Json, config: Config) -> list[Note]:
   """Returns a note for each evaluator whose settings have changed.
 
@@ -427,9 +441,9 @@ def evaluator_notes(last: Json, config: Config) -> list[Note]:
   """
   notes, old = [], _completed(last).get('evals', {})
   for name, section in config.evals.to_dict().items():
-    constructor = schema.resolve(EVALS, section['name'])
+    mark = dataclasses.replace(MARKS['evals'], many=False)
     ignored = (
-      *schema.operational_keys(constructor),
+      *(key.removeprefix('.') for key in _of_section('', mark, section)),
       *schema.config_keys(schema.evaluation),
     )
     values = [
@@ -565,6 +579,7 @@ class Comparison:
       consensus.from_main(
         lambda: ledger_lib.read(self.workdir / 'events.jsonl')
       ),
+      step=step,
       checkpoint=f'{self.workdir} (its checkpoint of step {step})',
       allow_changes=self.allow_changes,
     )

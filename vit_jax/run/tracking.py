@@ -58,7 +58,12 @@ class Run(NamedTuple):
 
 
 class Tracker(Protocol):
-  """Receives a run's metrics; only the main process has trackers."""
+  """Receives a run's metrics; only the main process has trackers.
+
+  A tracker that can drop metrics may also have a method `rewind(step)`. It is
+  called when the run starts from a state after `step` updates: metrics of later
+  steps, and the evaluations at the step, are computed again.
+  """
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Receives the content of a line of metrics.jsonl.
@@ -97,6 +102,12 @@ class Guarded:
     """Passes a line to the tracker; see `Tracker.write`."""
     if self._tracker:
       self._call(self._tracker.write, step, values)
+
+  def rewind(self, step: int) -> None:
+    """Passes the step of a restored state to a tracker with this method."""
+    rewind = getattr(self._tracker, 'rewind', None)
+    if rewind:
+      self._call(rewind, step)
 
   def close(self) -> None:
     """Closes the tracker."""

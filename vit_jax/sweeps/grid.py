@@ -34,7 +34,8 @@ class Stage(NamedTuple):
   Attributes:
     config: path of the config, with its argument, for example
       'configs/finetune.py:data=dtd,dev=1'.
-    metric: metric to compare, at the last step; higher is better.
+    metric: metric to compare, at the last step. Its evaluator specifies whether
+      higher or lower values are better; lower ones of 'loss' are.
     flags: values that replace those of the config, by key:
       {'train.split': …}.
     seeds: seeds of the runs.

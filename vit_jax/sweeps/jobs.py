@@ -11,11 +11,13 @@ state.
 import dataclasses
 import functools
 import json
+import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vit_jax.config import direction
 from vit_jax.errors import UserError
 from vit_jax.sweeps import grid, outcome
 from vit_jax.sweeps.grid import DEV, FINAL, Evaluation, OtherMetric, Task
@@ -88,6 +90,7 @@ class Job:
     self.setting = _best(dev) if dev and is_known else setting or {}
     self.name = f'{directory}/{stage}/{label(self.setting, seed)}'
     is_evaluation = isinstance(definition, Evaluation)
+    self._evaluator = definition.evaluator if is_evaluation else ''
     self.workdir = f'{root}/{directory if is_evaluation else self.name}'
     self.flags: list[str] = []
     self.metrics: Metrics | None = None
@@ -141,22 +144,45 @@ class Job:
     return DIVERGED if value is None else float(value)
 
   @property
+  def sign(self) -> int:
+    """Sign of the metric of a finished run, see `config.direction.sign`."""
+    if self.command == 'evaluate':
+      return direction.sign_of(self._evaluator, self.metric.rpartition('/')[2])
+    return direction.sign(outcome.evals(self.workdir), self.metric)
+
+  def check_direction(self) -> None:
+    """Checks that values of the metric can be compared.
+
+    Raises:
+      UserError: neither higher nor lower values of the metric are better.
+    """
+    if not self.sign:
+      raise UserError(
+        f'the metric {self.metric!r} of {self.workdir} cannot select a setting '
+        'or a step: use one that an evaluator lists in higher_is_better or '
+        "lower_is_better, such as 'NAME/accuracy', or 'loss'."
+      )
+
+  @property
   def trained(self) -> str:
     """The path of the weights that are transferred."""
     if not self.early_stopping:
       return self.workdir
-    step = outcome.best_step(self.workdir, self.metric)
+    self.check_direction()
+    step = outcome.best_step(self.workdir, self.metric, self.sign)
     return f'{self.workdir}/checkpoints/{step}'
 
 
 def _best(dev: Sequence[Job]) -> Mapping[str, Any]:
   """Returns the setting with the best mean over seeds."""
 
-  def mean(setting: Mapping[str, Any]) -> float:
+  def score(setting: Mapping[str, Any]) -> tuple[bool, float]:
     values = [job.value for job in dev if job.setting == setting]
-    return Spread.of(values).mean
+    mean = Spread.of(values).mean
+    return math.isfinite(mean), sign * mean
 
-  return max((job.setting for job in dev), key=mean)
+  sign = next((job.sign for job in dev if job.metrics), 1)
+  return max((job.setting for job in dev), key=score)
 
 
 # Jobs of each column of each task of a sweep or row of a study. Columns that
@@ -213,6 +239,9 @@ def _of_task(
       for setting in task.settings
       for seed in task.dev.seeds
     ]
+    for job in dev:
+      if job.metrics:
+        job.check_direction()
   first, *_ = task.settings
   final = [
     make(task.final, flags, weights, setting=first, seed=seed, dev=dev)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from vit_jax.checkpoint import steps
-from vit_jax.config import durations
+from vit_jax.config import direction, durations
 from vit_jax.files import jsonl, paths
 from vit_jax.run import guards
 from vit_jax.run import metrics as metrics_lib
@@ -65,10 +65,15 @@ def _of_training(workdir: epath.Path) -> Metrics | None:
   return found if any('/' in name for name in found) else None
 
 
-def best_step(workdir: str, metric: str) -> int:
+def best_step(workdir: str, metric: str, sign: int) -> int:
   """Returns the step with the best metric among those with a checkpoint.
 
   The first of several steps with equal values is returned.
+
+  Args:
+    workdir: workdir of a run.
+    metric: name of the metric.
+    sign: -1 if lower values are better.
   """
   path = paths.locate(workdir)
   saved = steps.committed(path / 'checkpoints')
@@ -77,17 +82,19 @@ def best_step(workdir: str, metric: str) -> int:
     for step, metrics in metrics_lib.read(path)
     if step in saved and (value := metrics.get(metric)) is not None
   }
-  return min(values, key=lambda step: (-values[step], step))
+  return min(values, key=lambda step: (-sign * values[step], step))
+
+
+def evals(workdir: str) -> Mapping[str, Any]:
+  """Returns the sections of the evaluators of a training run, by name."""
+  config = jsonl.read_object(paths.locate(workdir) / 'config.json')
+  return config.get('evals', {})
 
 
 def split(workdir: str, metric: str) -> str:
   """Returns the split of a training run's metric; '' if it is unknown."""
-  config = jsonl.read_object(paths.locate(workdir) / 'config.json')
-  evals: Mapping[str, Any] = config.get('evals', {})
-  evaluator = metric.partition('/')[0]
-  # A metric of the average of the weights is named EVALUATOR_ema/…
-  names = [name for name in evals if f'{evaluator}_'.startswith(f'{name}_')]
-  return evals[max(names, key=len)].get('split', '') if names else ''
+  section = direction.section_of(evals(workdir), metric)
+  return section.get('split', '')
 
 
 def result_file(workdir: str) -> epath.Path:
@@ -103,22 +110,30 @@ def diverged_file(workdir: str) -> epath.Path:
 class Spread(NamedTuple):
   """Mean and sample standard deviation of several values.
 
-  The standard deviation of a single value is NaN.
+  Attributes:
+    mean: mean; -inf if a run diverged.
+    std: standard deviation; NaN for a single value.
+    percent: whether the values are fractions, which are shown in percent.
   """
 
   mean: float
   std: float = math.nan
+  percent: bool = True
 
   @classmethod
-  def of(cls, values: Sequence[float]) -> 'Spread':
+  def of(cls, values: Sequence[float], percent: bool = True) -> 'Spread':
     """Summarises one or more values; -inf is the value of a diverged run."""
     mean = math.fsum(values) / len(values)
     several = len(values) > 1 and math.isfinite(mean)
-    return cls(mean, statistics.stdev(values) if several else math.nan)
+    std = statistics.stdev(values) if several else math.nan
+    return cls(mean, std, percent)
 
   def __str__(self) -> str:
-    """Formats the spread in percent: '97.12 ± 0.31'."""
+    """Formats the spread: '97.12 ± 0.31' in percent, or '2.3026 ± 0.0021'."""
     if not math.isfinite(self.mean):
       return 'diverged'
-    std = '' if math.isnan(self.std) else f' ± {100 * self.std:.2f}'
-    return f'{100 * self.mean:.2f}{std}'
+    scale, digits = (100, 2) if self.percent else (1, 4)
+    std = f' ± {scale * self.std:.{digits}f}'
+    return (
+      f'{scale * self.mean:.{digits}f}{"" if math.isnan(self.std) else std}'
+    )

@@ -35,8 +35,9 @@ def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
     dev = jobs.finished(graph[name][name], DEV)
     cells = ['', '', 'not finished', '']
     if final:
-      chosen, test = final[0].setting, Spread.of(_values(final))
-      measured[name] = test.mean
+      chosen, test = final[0].setting, _spread(final)
+      if test.percent:
+        measured[name] = test.mean
       cells = [_text(chosen), _dev(dev, chosen), str(test), str(len(final))]
     published = [
       f'{column[name]:g}' if name in column else ''
@@ -53,7 +54,7 @@ def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
       cells = [name, task.group, job.stage, *setting, job.seed, job.metric]
       lines.append([*cells, split, job.value, job.workdir])
   head = ['task', 'chosen', 'dev', 'test', 'runs', *sweep.published]
-  legend = 'Mean ± sample standard deviation over seeds, %.'
+  legend = 'Mean ± sample standard deviation over seeds; accuracies in %.'
   table = _table(head, rows + _means(sweep, measured))
   text = [f'# {sweep.title}', '', legend, '', *table, *details, '']
   head = ['task', 'group', 'stage', *keys, 'seed', 'metric', 'split', 'value']
@@ -65,8 +66,8 @@ def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
 
 def _dev(dev: Sequence[Job], setting: Mapping[str, Any]) -> str:
   """Formats the results of a setting in the dev stage; '' without results."""
-  values = _values(job for job in dev if job.setting == setting)
-  return str(Spread.of(values)) if values else ''
+  own = [job for job in dev if job.setting == setting]
+  return str(_spread(own)) if own else ''
 
 
 def _means(sweep: Sweep, measured: Mapping[str, float]) -> list[list[str]]:
@@ -166,12 +167,13 @@ def spread(row: Row, columns: Columns, column: str) -> Spread | None:
     keys = [*derived.of]
   if not keys or not all(jobs.complete(columns[key]) for key in keys):
     return None
-  values = [_values(jobs.finished(columns[key], FINAL)) for key in keys]
-  if not all(values):  # all pre-trainings have diverged
+  runs = [jobs.finished(columns[key], FINAL) for key in keys]
+  if not all(runs):  # all pre-trainings have diverged
     return None
+  spreads = [_spread(each) for each in runs]
   if derived is None and len(keys) == 1:
-    return Spread.of(values[0])
-  means = [Spread.of(each).mean for each in values]
+    return spreads[0]
+  means = [each.mean for each in spreads]
   mean = math.fsum(means) / len(means)
   if derived is not None and math.isfinite(mean):
     mean = derived.function(dict(zip(derived.of, means, strict=True)))
@@ -198,8 +200,10 @@ def _csv_of_study(study: Study, graph: Graph) -> str:
   return _csv([*head, 'value', 'workdir'], rows)
 
 
-def _values(finished: Iterable[Job]) -> list[float]:
-  return [job.value for job in finished]
+def _spread(finished: Sequence[Job]) -> Spread:
+  """Returns the spread of some runs with the same metric."""
+  percent = finished[0].sign >= 0  # losses are not fractions
+  return Spread.of([job.value for job in finished], percent)
 
 
 def _text(setting: Mapping[str, Any]) -> str:

@@ -8,10 +8,13 @@ run computes the same numbers as one that had its schedule from the start, if
 the two schedules agree up to the step.
 """
 
+import logging
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from etils import epath
 
 from vit_jax.checkpoint import (
@@ -21,11 +24,14 @@ from vit_jax.checkpoint import (
   steps,
 )
 from vit_jax.checkpoint.items import CorruptError
-from vit_jax.config.schema import Config
+from vit_jax.config import durations
+from vit_jax.config.schema import Config, build_section
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
 from vit_jax.run import ledger, lock, metrics, resume
-from vit_jax.training.experiment import total_steps
+from vit_jax.training.experiment import Experiment, total_steps
+
+log = logging.getLogger('vit_jax')
 
 
 def begin(text: str, config: Config, workdir: epath.Path) -> None:
@@ -68,8 +74,9 @@ def _begin(
   paths.check_writable(workdir)
   with lock.hold(workdir):
     existing = steps.committed(root)
-    identity = jsonl.read_object(root / restore.FILE)
-    if existing and origin.items() <= identity.get('origin', {}).items():
+    events = ledger.read(workdir / 'events.jsonl')
+    branches = [event for event in events if event['event'] == 'branch']
+    if existing and branches and origin.items() <= branches[-1].items():
       return  # the same command was killed after it had copied the step
     if existing:
       raise UserError(
@@ -97,9 +104,18 @@ def _begin(
         'values of the other run, or start from its parameters alone by '
         '--config.init_from.'
       )
-    events = ledger.Ledger(workdir / 'events.jsonl')
-    events.event('branch', **origin)
-    events.event('config_change', changes=resume.digests(changes))
+    if moved := _moved(about['config']['total'], config):
+      log.warning(
+        'config.total is %r and was %r. This branch differs from a run with '
+        'its schedule from the start in these durations (in %% of the training)'
+        ':%s',
+        config.total,
+        about['config']['total'],
+        resume.formatted(moved, 'steps before', 'steps now'),
+      )
+    new_events = ledger.Ledger(workdir / 'events.jsonl')
+    new_events.event('branch', **origin)
+    new_events.event('config_change', changes=resume.digests(changes))
     lines = [
       line
       for line, record in jsonl.read(source / 'metrics.jsonl')
@@ -107,6 +123,43 @@ def _begin(
     ]
     paths.write(workdir / 'metrics.jsonl', b''.join(lines))
     _copy_step(source / 'checkpoints', step, root, origin)
+
+
+def _moved(total: str, config: Config) -> resume.Changes:
+  """Returns the durations in % of objective and optimizer that a branch moves.
+
+  Args:
+    total: length of the other run.
+    config: completed config of the branch.
+
+  Returns:
+    By section and duration: its number of updates in the other run, and in the
+    branch.
+  """
+  experiment = Experiment.build(config, jax.devices())
+  other = config.copy_and_resolve_references()
+  other.total = total
+  length = total_steps(other)
+  found = {}
+
+  def recorded(section: str) -> Callable[[str], int]:
+    def steps_of(duration: str) -> int:
+      here, (number, unit) = (
+        experiment.steps(duration),
+        durations.parse(duration),
+      )
+      before = round(number / 100 * length) if unit == '%' else here
+      if before != here:
+        found[f'{section} ({duration})'] = before, here
+      return here
+
+    return steps_of
+
+  setting = experiment.setting._replace(steps=recorded('objective'))
+  build_section(config, 'objective', setting)
+  schedule = experiment.trainer.schedule
+  build_section(config, 'optimizer', schedule, recorded('optimizer'))
+  return found
 
 
 def _copy_step(

@@ -26,6 +26,7 @@ from vit_jax.evaluators.contract import check_best
 from vit_jax.models import positions
 from vit_jax.models.contract import Model
 from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
+from vit_jax.optim import optimizers
 from vit_jax.run import resume
 from vit_jax.run.guards import Recovery
 from vit_jax.run.metrics import Log
@@ -99,11 +100,12 @@ class Experiment:
       open_frozen=frozen.open_frozen,
       transform=augment,
     )
-    warmup = setting.steps(config.schedule.warmup)
-    schedule = build_section(config, 'schedule', total, warmup)
+    schedule = build_section(config, 'schedule', total, setting.steps)
+    objective = build_section(config, 'objective', setting)
+    of_run = optimizers.Setting(setting.steps, objective.layers_above)
     trainer = Trainer(
-      objective=build_section(config, 'objective', setting),
-      optimizer=build_section(config, 'optimizer', schedule, setting.steps),
+      objective=objective,
+      optimizer=build_section(config, 'optimizer', schedule, of_run),
       schedule=schedule,
       micro_batches=config.micro_batches,
       average_decay=config.average_decay,
@@ -194,18 +196,19 @@ class Experiment:
     They are counted with the model's `reference`, so that FLOPs of kernels,
     rematerialization or padding do not count as useful.
     """
-    objective = self.with_model(self.model.reference).objective
+    trainer = self.with_model(self.model.reference).trainer
     # Shapes in place of arrays: the loss is only traced.
     batch: Any = {
       key: leaf.update(sharding=None)
       for key, leaf in self.abstract_batch().items()
     }
     key = jax.eval_shape(lambda: jax.random.key(0))
-    params, extra = jax.eval_shape(objective.init, key, batch)
+    params, extra = jax.eval_shape(trainer.objective.init, key, batch)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     others = frozen.abstract(self.frozen, self.mesh)
     inputs = Inputs(extra, batch, key, step, others)
-    total = flops.of_training(objective.loss, params, inputs)
+    trained = trainer.trained(params)
+    total = flops.of_training(trainer.loss, trained, params, inputs)
     return total / self.config.batch_size
 
   def with_model(self, model: Model) -> 'Experiment':

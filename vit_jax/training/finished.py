@@ -118,7 +118,7 @@ def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
     events
     and events[-1]['event'] == _EVENT
     and events[-1]['step'] == step
-    and schema.without_removed(last) == json.loads(schema.to_json(config))
+    and last == json.loads(schema.to_json(config))
     and all((folder / name).exists() for enabled, name in files if enabled)
   )
   if not is_complete or not results.keys() >= set(events[-1]['metrics']):

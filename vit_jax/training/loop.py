@@ -9,6 +9,7 @@ from etils import epath
 
 from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
+from vit_jax.config import locations
 from vit_jax.config.schema import Config
 from vit_jax.errors import PreemptedError
 from vit_jax.processes import runtime
@@ -40,8 +41,9 @@ def run(
   Args:
     config: completed config.
     workdir: directory of the run.
-    initial_params: function that returns the parameters from which a new run
-      starts (fine-tuning); by default they are initialized randomly.
+    initial_params: function of the experiment and its training data that
+      returns the parameters from which a new run starts; by default they are
+      initialized randomly.
     profile: (start, stop) of the steps to trace, in updates; None for no trace.
     allow_changes: whether to resume although the checkpoint belongs to another
       run.
@@ -56,6 +58,7 @@ def run(
       could not be read.
     DivergedError: there were bad steps after the last allowed rollback.
   """
+  config = locations.absolute(config)
   # Before the session, which builds the model and opens the data.
   progress = finished.find(config, workdir, total_steps(config))
   if progress.results is not None:

@@ -25,6 +25,7 @@ from vit_jax.evaluators import confusion, contract
 from vit_jax.evaluators.contract import Batch, Setting
 from vit_jax.evaluators.features import Spread, open_split, own_splits
 from vit_jax.evaluators.figures import failures_logged, gather_to_main
+from vit_jax.objectives import losses
 from vit_jax.processes.consensus import from_main
 from vit_jax.training.experiment import Experiment
 
@@ -54,7 +55,7 @@ def predict_examples(
   """
   full_split = open_split(setting, split)
   source = Spread(full_split, count)
-  function = setting.compiled(functools.partial(_predict, setting.predict))
+  function = setting.compiled(functools.partial(_predict, setting))
   joined = contract.joined(setting.sweep(weights, source, function))
   kept = np.flatnonzero(joined.pop('mask'))  # neither padding nor bad records
   if not len(kept):
@@ -79,10 +80,11 @@ def predict_examples(
   }
 
 
-def _predict(predict: Any, weights: PyTree, batch: Batch) -> PyTree:
+def _predict(setting: Setting, weights: PyTree, batch: Batch) -> PyTree:
   """Computes the predicted class of each example, and its probability."""
-  logits = predict(weights, batch)['logits'].astype(jnp.float32)
-  probabilities = jax.nn.softmax(logits)  # [n, classes]
+  logits = setting.predict(weights, batch)['logits'].astype(jnp.float32)
+  kind = setting.objective.cross_entropy
+  probabilities = losses.PROBABILITIES[kind](logits)  # [n, classes]
   return {
     'predicted': probabilities.argmax(-1),
     'confidence': probabilities.max(-1),

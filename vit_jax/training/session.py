@@ -21,7 +21,7 @@ from vit_jax.files import paths
 from vit_jax.processes import consensus, peers, runtime
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import guards, lock, metrics, resume, tracking
+from vit_jax.run import guards, lock, metrics, resume, shared, tracking
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run.ledger import Ledger
 from vit_jax.training import (
@@ -41,7 +41,7 @@ PyTree = Any
 # Longest time without progress while the data are opened. Listing and indexing
 # report progress for each folder or file, so a large dataset may take longer.
 _OPENING_S = 900.0
-InitialParams = Callable[[Experiment], PyTree] | None
+InitialParams = Callable[[Experiment, stream.Source], PyTree] | None
 
 
 class Session:
@@ -95,6 +95,7 @@ class Session:
     if runtime.is_main():
       paths.check_writable(workdir)
       stack.enter_context(lock.hold(workdir))
+    shared.check(workdir)
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
     settings = self.experiment.recovery
     self._watchdog = Watchdog(
@@ -216,8 +217,8 @@ class Session:
     metrics_set_aside.jsonl.
 
     Args:
-      initial_params: function that returns the parameters of a new run; None
-        to initialize them randomly.
+      initial_params: function of the experiment and its training data that
+        returns the parameters of a new run; None to initialize them randomly.
 
     Returns:
       The state, and the number of updates completed.
@@ -273,7 +274,7 @@ class Session:
       return experiment.trainer.state_of(params, extra)
 
     init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)
-    return init(initial_params(experiment), key)
+    return init(initial_params(experiment, self._source), key)
 
   def train_batches(self, step: int) -> stream.Stream:
     """Opens the stream of batches after `step` updates.

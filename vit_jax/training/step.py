@@ -11,8 +11,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.objectives.contract import Inputs, Mean, Objective
+from vit_jax.objectives.contract import Inputs, Loss, Mean, Objective
 from vit_jax.optim import average as average_lib
+from vit_jax.optim import rules
+from vit_jax.optim.optimizers import Optimizer
 
 PyTree = Any
 Metrics = dict[str, Array]
@@ -64,7 +66,8 @@ class Trainer:
 
   Attributes:
     objective: objective, which holds the model and the loss.
-    optimizer: optax chain that ends with the learning rate.
+    optimizer: optax chain that ends with the learning rate. If it is an
+      `Optimizer`, there are no gradients of the leaves that its rules freeze.
     schedule: learning rate by the number of updates, for the log.
     micro_batches: number of micro-batches of a batch, which are computed one
       after the other; their gradients are averaged.
@@ -74,7 +77,7 @@ class Trainer:
   """
 
   objective: Objective
-  optimizer: optax.GradientTransformation
+  optimizer: optax.GradientTransformation | Optimizer
   schedule: optax.Schedule
   micro_batches: int
   average_decay: float | None
@@ -132,6 +135,23 @@ class Trainer:
       weights = weights | {'ema': mean['params']}
     return weights
 
+  def trained(self, params: PyTree) -> PyTree:
+    """Returns the parameters with None in place of frozen ones."""
+    return rules.trained(getattr(self.optimizer, 'table', ()), params)
+
+  def loss(self, trained: PyTree, params: PyTree, inputs: Inputs) -> Loss:
+    """Computes the loss as a function of the parameters that are trained.
+
+    Args:
+      trained: result of the method `trained`.
+      params: all parameters; only the frozen ones are used.
+      inputs: other inputs of the loss.
+    """
+    params = jax.tree.map(
+      lambda leaf, own: leaf if own is None else own, params, trained
+    )
+    return self.objective.loss(params, inputs)
+
   def train_step(
     self, state: TrainState, batch: PyTree, key: Key[Array, ''], frozen: PyTree
   ) -> tuple[TrainState, Metrics]:
@@ -159,6 +179,9 @@ class Trainer:
     grads = sharding.constrain_leaves(grads, self.objective.sharding_rules)
     grad_norm = optax.tree.norm(grads)
     guard, ok = self._check_step(state.guard, loss, grad_norm)
+    grads = jax.tree.map(
+      lambda p, g: jnp.zeros_like(p) if g is None else g, state.params, grads
+    )
     updates, opt_state = self.optimizer.update(
       grads, state.opt_state, state.params
     )
@@ -192,11 +215,13 @@ class Trainer:
   ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
     """Averages loss, metrics, carry and gradients over micro-batches.
 
+    The gradients of frozen parameters are None.
     The carry contains the values that the loss returns for `update_extra`.
     """
+    trained = self.trained(state.params)
 
-    def summed(params: PyTree, inputs: Inputs) -> tuple[Array, PyTree]:
-      loss, others = self.objective.loss(params, inputs)
+    def summed(*arguments: Any) -> tuple[Array, PyTree]:
+      loss, others = self.loss(*arguments)
       total, *counts = loss if isinstance(loss, Mean) else (loss,)
       return total, (counts, *others)
 
@@ -207,7 +232,7 @@ class Trainer:
 
     def gradients(micro_batch: PyTree, key: Key[Array, '']) -> PyTree:
       inputs = Inputs(state.extra, micro_batch, key, state.step, frozen)
-      values, grads = loss_fn(state.params, inputs)
+      values, grads = loss_fn(trained, state.params, inputs)
       return values, tree.unstack_layers(grads, unstacked)
 
     values, grads = accumulate(gradients, batch, key, self.micro_batches)

@@ -18,6 +18,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Array, Float, UInt8, UInt16
 
+from vit_jax.arrays import sharding
 from vit_jax.config import schema
 from vit_jax.errors import UserError, required
 from vit_jax.files import paths
@@ -38,8 +39,9 @@ def predictor(source: Pretrained) -> Predict:
   Args:
     source: description of the weights.
   """
-  params = source.load(source.abstract_params())
-  params = jax.tree.map(jnp.asarray, jax.device_get(params))  # without a mesh
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = jax.device_get(source.load_weights(mesh))
+  params = jax.tree.map(jnp.asarray, params)  # without a mesh
   setting = Setting(source.model().reference, source.image_size)
   objective = schema.build('objective', source.about['objective'], setting)
 

@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
-from vit_jax.errors import check_choice
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models.contract import Statistics
 from vit_jax.objectives.contract import Setting
 
@@ -112,14 +112,48 @@ class Pretrained:
     """
     return self._abstract(mesh)[0]
 
+  @jax.enable_x64(False)  # parameters are float32 in programs of 64 bits, too
   def _abstract(self, mesh: Mesh | None = None) -> tuple[PyTree, PyTree]:
     """Returns shapes and shardings of the parameters and the extra state."""
+    batch, key = self._abstract_batch(), jax.eval_shape(jax.random.key, 0)
+    state = jax.eval_shape(self.objective().init, key, batch)
+    return self._sharded(state, mesh)
+
+  def _sharded(self, shapes: PyTree, mesh: Mesh | None) -> PyTree:
+    """Adds the shardings of the objective to shapes."""
     if mesh is None:
       mesh = sharding.make_mesh(jax.local_devices()[:1])
-    objective, batch = self.objective(), self._abstract_batch()
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(objective.init, key, batch)
-    return sharding.with_shardings(state, mesh, objective.sharding_rules)
+    rules = self.objective().sharding_rules
+    return sharding.with_shardings(shapes, mesh, rules)
+
+  def abstract_weights(self, mesh: Mesh | None = None) -> PyTree:
+    """Returns shapes and shardings of the result of `load_weights`."""
+    sets = jax.eval_shape(self._named, *self._abstract(), None)
+    return self._sharded(sets['params'], mesh)
+
+  def load_weights(self, mesh: Mesh) -> PyTree:
+    """Loads the parameters and the state that `Objective.predict` needs.
+
+    An example of such state are the running statistics of a linear probe.
+
+    Args:
+      mesh: mesh of the devices.
+
+    Raises:
+      UserError: the weights do not contain this state.
+    """
+    abstract, extra = self._abstract(mesh)
+    needed = jax.eval_shape(self._named, abstract, extra, None)['params']
+    if needed.keys() == abstract.keys():
+      return self.load(abstract)
+    if self.load_extra is None:
+      raise UserError(
+        f'{self.path} has parameters only, as `convert` writes them; '
+        f'predictions also need {", ".join(needed.keys() - abstract.keys())}: '
+        'use the workdir of the run.'
+      )
+    params = self.load(abstract)
+    return self._named(params, self.load_extra(extra), None)['params']
 
   def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch of one example for training."""
@@ -146,9 +180,12 @@ class Pretrained:
       mesh: mesh of the devices.
     """
     abstract, extra = self._abstract(mesh)
-    params = self.load(abstract)
-    if jax.tree.leaves(extra):
-      extra = self.load_extra and self.load_extra(extra)
+    if not jax.tree.leaves(extra):
+      params = self.load(abstract)
+    elif self.load_extra is None:
+      params, extra = self.load_weights(mesh), None
+    else:
+      params, extra = self.load(abstract), self.load_extra(extra)
     average = self.load_average and self.load_average(abstract)
     return self._named(params, extra, average)
 
@@ -159,7 +196,9 @@ class Pretrained:
     sets = {'params': params}
     if extra is not None:
       sets = self.objective().weights(params, extra)
-    return sets if average is None else sets | {'ema': average}
+    if average is None:
+      return sets
+    return sets | {'ema': self._named(average, extra, None)['params']}
 
   def chosen(self, name: str) -> 'Pretrained':
     """Returns a copy whose parameters are the named set of weights.
@@ -176,6 +215,8 @@ class Pretrained:
     if name == 'params':
       return self
     check_choice(f'the choice of weights of {self.path}', name, self._names())
+    if name == 'ema' and self.load_average:
+      return dataclasses.replace(self, load=self.load_average)
 
     def load(abstract: PyTree) -> PyTree:
       mesh = jax.tree.leaves(abstract)[0].sharding.mesh

@@ -243,6 +243,7 @@ def check_finite(path: str, params: PyTree) -> None:
     )
 
 
+@jax.enable_x64(False)  # parameters are float32 in programs of 64 bits, too
 def load_pretrained(
   path: str,
   *,

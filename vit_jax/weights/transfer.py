@@ -15,8 +15,12 @@ from jax.sharding import Mesh
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place, to_host
 from vit_jax.checkpoint import check_shapes
+from vit_jax.config import schema
+from vit_jax.data import filters
+from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size, abstract_params
+from vit_jax.run.resume import Changes, differences, formatted
 from vit_jax.weights import patch_embedding
 from vit_jax.weights.contract import Pretrained
 
@@ -58,7 +62,10 @@ def adapt(
     return params
   other_patches = source.about.get('other_patches')
   grid: Any = getattr(model, 'grid', None)  # models that process tokens
-  if other_patches and math.prod(grid(new_size)) == other_patches:
+  if other_patches and math.prod(grid(new_size)) in (
+    other_patches,
+    math.prod(grid(old_size)),
+  ):
     config = {
       'architecture': 'vit',
       'pretrained_cfg': {'input_size': [3, *new_size]},
@@ -106,6 +113,10 @@ class _Resized(Pretrained):
     sets = self.original.weights(mesh)
     return {name: self._adapted(sets[name], mesh) for name in sets}
 
+  def load_weights(self, mesh: Mesh) -> PyTree:
+    """Loads the parameters; see `Pretrained.load_weights`."""
+    return self._adapted(self.original.load_weights(mesh), mesh)
+
   def _adapted(self, params: PyTree, mesh: Mesh) -> PyTree:
     """Returns parameters of the objective for the new image size."""
     source, objective = self.original, self.original.objective()
@@ -114,8 +125,10 @@ class _Resized(Pretrained):
       params,
       adapt(objective.backbone(params), model, source, size, None, mesh),
     )
-    expected = tree.flatten(self.abstract_params(mesh))
-    check_shapes(self.path, _shapes(tree.flatten(params)), _shapes(expected))
+    flat = tree.flatten(params)
+    expected = tree.flatten(self.abstract_weights(mesh))
+    expected = {path: expected[path] for path in expected if path in flat}
+    check_shapes(self.path, _shapes(flat), _shapes(expected))
     return params
 
 
@@ -250,11 +263,14 @@ def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
   return _initialized(body, target)
 
 
-def start(source: Pretrained, target: Target, method: str | None) -> PyTree:
+def start(
+  source: Pretrained, target: Target, method: str | None, data: Source
+) -> PyTree:
   """Returns initial parameters, with all that fit taken from the source.
 
   Parameters next to those of the model, such as a decoder, are taken if the
-  objective of the weights is that of the run.
+  objective of the weights is that of the run. A warning lists the keys of the
+  model that differ from those of the weights.
 
   Args:
     source: description of the weights.
@@ -262,10 +278,18 @@ def start(source: Pretrained, target: Target, method: str | None) -> PyTree:
       shape there, are newly initialized.
     method: method of interpolation for parameters that depend on the image
       size; see `adapt`.
+    data: training examples, by whose class names the outputs of a head are
+      ordered.
 
   Raises:
-    UserError: no parameter fits.
+    UserError: no parameter fits, or a head that fits is for other classes.
   """
+  if changes := _differences(source.model(), target.model):
+    log.warning(
+      'the model is not that of %s, because these keys differ:%s',
+      source.path,
+      formatted(changes, 'in the weights', 'in the config'),
+    )
   expected = _model_shapes(target)
   actual, others = _model_params(source, target, method)
   fitting, unused = _fitting(actual, expected)
@@ -281,7 +305,86 @@ def start(source: Pretrained, target: Target, method: str | None) -> PyTree:
   others, others_unused = _fitting(others, of_run)
   if unused := unused + others_unused:
     log.warning('not taken over from %s: %s', source.path, ', '.join(unused))
+  fitting, others = _by_class((fitting, others), source, target, data)
   return _initialized(fitting, target, others)
+
+
+def _differences(before: Model, after: Model) -> Changes:
+  """Returns the keys of the section `model` that change the model's function.
+
+  Args:
+    before: model of the weights.
+    after: model that starts from them.
+  """
+  old, new = ({**m.architecture, **m.options} for m in (before, after))
+  changes = differences(old, {key: new.get(key, old[key]) for key in old})
+  return {
+    f'model.{key}': pair
+    for key, pair in changes.items()
+    if key not in after.initial or None in pair
+  }
+
+
+def _by_class(
+  parts: Sequence[dict[str, Any]],
+  source: Pretrained,
+  target: Target,
+  data: Source,
+) -> list[dict[str, Any]]:
+  """Orders the outputs of heads as the classes of a run.
+
+  Args:
+    parts: parameters of the model, and others of the objective, by path.
+    source: description of the weights, with the names of their classes.
+    target: run that is initialized.
+    data: training examples.
+
+  Raises:
+    UserError: the data has a class that the weights do not have.
+  """
+  if not target.objective.num_classes:
+    return list(parts)
+  # The outputs are the axes that are longer if there is one more class.
+  config = target.config.copy_and_resolve_references()
+  key = target.objective.classes_key
+  (config.objective if key else config)[key or 'num_classes'] += 1
+  model = schema.build_section(config, 'model', config.num_classes)
+  setting = target.setting._replace(model=model)
+  larger = schema.build_section(config, 'objective', setting)
+  shape, _ = jax.eval_shape(
+    larger.init, jax.eval_shape(target.key), target.abstract_batch()
+  )
+  shapes = [tree.flatten(each) for each in (larger.backbone(shape), shape)]
+  axes = [
+    {
+      path: axis
+      for path, leaf in part.items()
+      for axis, length in enumerate(expected[path].shape)
+      if length != leaf.shape[axis]
+    }
+    for part, expected in zip(parts, shapes, strict=True)
+  ]
+  names = source.about.get('class_names', ())
+  order = filters.outputs(data, names, source.path) if any(axes) else None
+  if order is None:
+    return list(parts)
+  log.warning(
+    '%s: the outputs of the head are ordered by name, because the order of the '
+    'classes differs from that of %s',
+    source.path,
+    data.name,
+  )
+  # Outputs without a class in the data follow.
+  order += sorted({*range(target.objective.num_classes)} - {*order})
+
+  def ordered(flat: dict[str, Any], axes: dict[str, int]) -> dict[str, Any]:
+    arrays = {
+      path: np.take(to_host(flat[path], target.mesh), order, axis)
+      for path, axis in axes.items()
+    }
+    return flat | _placed(arrays, flat, target.model, target.mesh)
+
+  return [ordered(*each) for each in zip(parts, axes, strict=True)]
 
 
 def _fitting(

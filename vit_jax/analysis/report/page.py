@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import pathlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,9 @@ from vit_jax.analysis.gallery import FIGURES
 from vit_jax.analysis.plotting import COLOURS
 from vit_jax.analysis.report import record
 from vit_jax.analysis.report.record import Record
+from vit_jax.config import direction
 from vit_jax.config.schema import flatten
+from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.run import ledger
 
@@ -32,8 +35,8 @@ MAX_BYTES = 3_000_000
 _TEMPLATE = pathlib.Path(__file__).with_name('template.html')
 _COMPARED = ('loss', 'lr', 'img_per_sec', 'grad_norm')
 _EVENTS = 40  # maximum number of events shown
-_LOWER = ('loss', 'nll', 'ece')  # results for which lower values are better
-_NEITHER = ('count', 'left_out', 'lr', 'l2')  # values without a best one
+# Results that are shown in percent everywhere: accuracies and their deviations.
+_FRACTION = re.compile(r'.*accuracy|top\d+|\d+(shot|nn)(_std)?')
 _FIELD = 300  # maximum number of characters shown of an event or a value
 _QUIET = ('spans',)  # events that the bar of times already represents
 _TITLES = {  # titles of the charts of training metrics
@@ -186,10 +189,19 @@ def draw_chart(
       axes.axvline(x, color='#D55E00', linestyle='--', linewidth=1)
     plotting.describe(axes, 'step')
     axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
+    if _FRACTION.fullmatch(title.rpartition('/')[2]):
+      axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, symbol=' %'))
     file = io.BytesIO()
     figure.savefig(file, format='svg')
   lines = list(zip(series, itertools.cycle(COLOURS), strict=False))
   return Chart(title, record.data_uri('svg+xml', file.getvalue()), lines)
+
+
+def _result(name: str, value: float) -> str:
+  """Formats a value of a metric: '57.13 %' for accuracies, or a number."""
+  if _FRACTION.fullmatch(name.rpartition('/')[2]):
+    return f'{100 * value:.2f} %'
+  return _number(value)
 
 
 def _number(value: float, digits: int = 5) -> str:
@@ -206,14 +218,16 @@ def _tiles(run: Record) -> list[tuple[str, str]]:
   tiles = [('step', progress)]
   for name in run.evaluations:
     if name.endswith('/accuracy'):
-      tiles.append((name, f'{100 * run.series[name][1][-1]:.2f} %'))
+      tiles.append((name, _result(name, run.series[name][1][-1])))
   best = run.config.get('checkpoint', {}).get('best')
   if best in run.evaluations:
     # The later of two equal values, as `checkpoint.best` chooses.
     steps, values = run.series[best]
-    value, step = max(zip(values, steps, strict=True))
+    sign = _sign(run, best) or 1
+    pairs = zip(values, steps, strict=True)
+    value, step = max(pairs, key=lambda pair: (sign * pair[0], pair[1]))
     text = f'best {best}, at step {step:,} (--step=best)'
-    tiles.append((text, f'{value:.4f}'))
+    tiles.append((text, _result(best, value)))
   for name, label in (
     ('loss', 'training loss, last logged batch'),
     ('img_per_sec', 'images/s, last logged interval'),
@@ -249,16 +263,25 @@ def _curves(run: Record) -> list[Chart]:
   return [chart for chart in charts if chart is not None]
 
 
+def _sign(run: Record, metric: str) -> int:
+  """Returns whether higher (1), lower (-1) or no values (0) are better."""
+  try:
+    return direction.sign(run.config.get('evals', {}), metric)
+  except UserError:  # a plug-in that this machine lacks
+    return 0
+
+
 def _results(run: Record) -> list[tuple[str, ...]]:
   """Returns the last and the best value of each evaluation."""
   rows = []
   for name in run.evaluations:
     steps, values = run.series[name]
-    kind = name.rpartition('/')[2]
-    best = (min if kind in _LOWER else max)(values)
-    at = steps[values.index(best)]
-    best_cell = '' if kind in _NEITHER else f'{_number(best)} at {at:,}'
-    rows.append((name, _number(values[-1]), f'{steps[-1]:,}', best_cell))
+    best_cell = ''
+    if sign := _sign(run, name):
+      best = max(values, key=lambda value: sign * value)
+      best_cell = f'{_result(name, best)} at {steps[values.index(best)]:,}'
+    last = _result(name, values[-1])
+    rows.append((name, last, f'{steps[-1]:,}', best_cell))
   return rows
 
 
@@ -283,7 +306,7 @@ def _event(event: dict[str, Any]) -> tuple[str, str, str]:
 def _last(run: Record, name: str) -> str:
   """Returns the last value of a metric, or '–' if the run does not have it."""
   values = run.series[name][1] if name in run.series else []
-  return _number(values[-1]) if values else '–'
+  return _result(name, values[-1]) if values else '–'
 
 
 def _config_differences(runs: Sequence[Record]) -> list[tuple[str, ...]]:

@@ -48,11 +48,8 @@ _OPENCV = {
   'area': cv2.INTER_AREA,
   'nearest': cv2.INTER_NEAREST_EXACT,
 }
-INTERPOLATIONS = (
-  'bilinear',
-  'area',
-  *_PILLOW,
-)  # of images; for maps: 'nearest'
+# Of images; 'nearest' is for maps.
+INTERPOLATIONS = ('bilinear', 'area', *_PILLOW)
 _GROUP = 4  # OpenCV averages areas of at most four channels at once
 Image = UInt8[np.ndarray, 'y x 3']
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels

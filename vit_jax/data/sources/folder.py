@@ -19,7 +19,7 @@ from vit_jax.data.storage import class_folders, files, splits
 from vit_jax.errors import UserError
 
 
-@schema.operational('path')
+@schema.operational('path', 'class_map')
 class Source(splits.Labelled):
   """One split of a local directory with a folder for each class.
 
@@ -106,9 +106,12 @@ class Source(splits.Labelled):
 
     See `data.fingerprint`.
     """
+    parts = list(self._selection.rows())
+    labels = (self._labels[split][rows] for split, rows in parts)
     return fingerprint.sampled(
       self,
-      *(self._listings[s].paths[rows] for s, rows in self._selection.rows()),
+      *(self._listings[split].paths[rows] for split, rows in parts),
+      labels=fingerprint.checksum(*labels),  # those of another `class_map`
       file_sizes=fingerprint.file_sizes(len(self), self.where),
     )
 

@@ -42,7 +42,7 @@ class Source(splits.Labelled):
     *,
     path: str,
     image_key: str = 'image',
-    label_key: str = 'label',
+    label_key: str | None = 'label',
     others: tuple[str, ...] = (),
   ):
     """Maps the files into memory; images are read when they are needed.
@@ -55,7 +55,8 @@ class Source(splits.Labelled):
         configuration ('default').
       image_key: name of the image column.
       label_key: name of the label column, which contains integers, booleans
-        or text. Text is numbered in the sorted order of all splits.
+        or text; None for images without labels. Text is numbered in the
+        sorted order of all splits.
       others: names of further columns that the examples contain; images as
         encoded bytes.
 
@@ -65,13 +66,14 @@ class Source(splits.Labelled):
         are not 0 to K-1.
     """
     self._path = files.local(path, 'the source huggingface').rstrip('/')
-    self._others = others
+    self._others, self._has_label = others, label_key is not None
+    keys = [image_key, *filter(None, [label_key]), *others]
     try:
       loaded = splits.with_alias(_load(self._path), split)
       used = splits.named(split, loaded)
       self._tables = {
         name: loaded[name]
-        .select_columns([image_key, label_key, *others])
+        .select_columns(keys)
         .cast_column(image_key, datasets.Image(decode=False))
         for name in used
       }
@@ -92,7 +94,8 @@ class Source(splits.Labelled):
     split, position = self._selection[index]
     # Seven times as fast as `self._tables[split][position]`.
     columns = self._tables[split].data.columns
-    image, label, *others = (column[position].as_py() for column in columns)
+    image, *others = (column[position].as_py() for column in columns)
+    label = others.pop(0) if self._has_label else 0
     if self._label_by_value is not None:
       label = self._label_by_value.get(label)
     # An image is a dict of 'bytes' and 'path', one of which may be None.
@@ -127,6 +130,8 @@ class Source(splits.Labelled):
     return f'{self._path}, split {split}, row {position}'
 
   def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
+    if not self._has_label:
+      return np.zeros(len(self._tables[split]), np.int64)
     _, column, *_ = self._tables[split].data.columns
     values = column.to_pylist()
     if self._label_by_value is not None:
@@ -206,14 +211,14 @@ def _check_end(path: str) -> None:
 
 
 def _classes(
-  loaded: dict[str, datasets.Dataset], used: list[str], key: str
+  loaded: dict[str, datasets.Dataset], used: list[str], key: str | None
 ) -> tuple[class_folders.Classes, dict[Any, int] | None]:
   """Returns the classes of the dataset.
 
   Args:
     loaded: all splits, which together determine the classes of text.
     used: names of the splits that are read.
-    key: name of the label column.
+    key: name of the label column; None for images without labels.
 
   Returns:
     Classes; and {value of the column: label}, or None for integers.
@@ -221,6 +226,8 @@ def _classes(
   Raises:
     ValueError: the splits have different classes, or no row has a label.
   """
+  if key is None:
+    return class_folders.Classes([class_folders.UNLABELLED]), None
   names = [getattr(loaded[name].features[key], 'names', None) for name in used]
   if any(other != names[0] for other in names):
     raise ValueError(f'the splits have different classes: {names}')

@@ -140,7 +140,7 @@ def _row(line: int, fields: dict[str, Any], others: Sequence[str]) -> Row:
   return Row(image.strip(), label, (split or '').strip(), line, more)
 
 
-@schema.operational('path')
+@schema.operational('path', 'class_map')
 class Source(splits.Labelled):
   """One split of a manifest; images may be local or on gs://.
 

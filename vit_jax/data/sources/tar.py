@@ -122,15 +122,19 @@ def _example(
   """Returns (offsets, sizes, label) of an example, given its members.
 
   Raises:
-    UserError: the members are not one image, its label and the others.
+    UserError: the members are not one image, its label and the others, or one
+      of them is a link.
   """
+  for member in group:
+    if not member.isreg() or member.issparse():
+      raise UserError(
+        f'{path}: {member.name} @ {member.offset} is a link or a sparse file, '
+        'without bytes of its own: write the shard again with the file itself.'
+      )
   parts = {f'.{_name(m).partition(".")[2].lower()}': m for m in group}
   images = [part for end, part in parts.items() if end in files.IMAGES]
   images += [parts[f'.{end}'] for end in others if f'.{end}' in parts]
-  label: Any = None
-  # A link or a sparse file has no bytes of its own.
-  if all(each.isreg() and not each.issparse() for each in group):
-    label = _label(file, parts, label_key)
+  label = _label(file, parts, label_key)
   count = 1 + len(others)
   if len(parts) < len(group) or len(images) != count or label is None:
     members = ', '.join(f'{each.name} @ {each.offset}' for each in group)
@@ -188,7 +192,7 @@ class _Split(NamedTuple):
     return f'{self.files.paths[self.shard[row]]} @ {offset}'
 
 
-@schema.operational('path')
+@schema.operational('path', 'class_map')
 class Source(splits.Labelled):
   """One split of tar shards, local or on gs://.
 

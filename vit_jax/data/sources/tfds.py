@@ -17,9 +17,9 @@ from jaxtyping import Int
 from tensorflow_datasets.core.utils.version import list_all_versions
 
 from vit_jax.config import schema
-from vit_jax.data import contract, fingerprint
+from vit_jax.data import contract, filters, fingerprint
 from vit_jax.data.sources import digits
-from vit_jax.data.storage import files, records, splits
+from vit_jax.data.storage import class_folders, files, records, splits
 from vit_jax.data.storage.class_folders import BOOLEANS, UNLABELLED
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
@@ -40,7 +40,7 @@ class Records(contract.Source):
   ):
     """Opens a split; see `Source` for the arguments and errors."""
     root = default_data_dir(data_dir and files.place(data_dir))
-    if dataset == digits.NAME:
+    if dataset.partition(':')[0] == digits.NAME:
       # The dataset must not be written to the user's default directory.
       root = root if data_dir else digits.cache_dir(root)
       digits.prepare(root)
@@ -76,7 +76,7 @@ class Records(contract.Source):
     return self._records.where(index)
 
 
-@schema.operational('data_dir')
+@schema.operational('data_dir', 'class_map')
 class Source(Records):
   """One split of a prepared TFDS dataset, array_record or tfrecord.
 
@@ -93,6 +93,7 @@ class Source(Records):
     *,
     dataset: str,
     data_dir: str | None = None,
+    class_map: str | None = None,
     image_key: str = 'image',
     label_key: str | None = 'label',
     others: tuple[str, ...] = (),
@@ -106,6 +107,9 @@ class Source(Records):
         a version if it is not the newest ('name:1.0.0').
       data_dir: TFDS directory; by default $TFDS_DATA_DIR, or else
         ~/tensorflow_datasets.
+      class_map: text file with a class of the dataset on each line, in the
+        order of the labels; a display name may follow after a tab. By default,
+        classes and labels are those of the dataset.
       image_key: name of the image feature.
       label_key: name of the label feature, a ClassLabel or a boolean; None for
         images without labels.
@@ -121,7 +125,12 @@ class Source(Records):
     """
     super().__init__(dataset, split, data_dir, on_bad_shard)
     names = _check_features(self.features, dataset, image_key, label_key)
-    self.num_classes, self.class_names = len(names), names
+    listed = class_folders.load(class_map) if class_map else None
+    self._new_labels = listed and [
+      listed.label(name, f'the data set {dataset}') for name in names
+    ]
+    self.class_names = listed.names if listed else names
+    self.num_classes = len(self.class_names)
     kinds = {key: _leaf(self.features, key, dataset) for key in others}
     self._keys = (
       image_key,
@@ -134,7 +143,15 @@ class Source(Records):
     self.label_keys = ('label', *labels)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return records.example(self.read(index), *self._keys)
+    example = records.example(self.read(index), *self._keys)
+    if self._new_labels is None:
+      return example
+    return filters.relabelled(example, self.label_keys, self._new_labels)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Dataset fingerprint, also of the labels that `class_map` assigns."""
+    return super().fingerprint | {'new_labels': self._new_labels}
 
 
 def default_data_dir(data_dir: str | None) -> epath.Path:

@@ -1,9 +1,8 @@
 """Lists the images of a directory with one folder per class.
 
-The source `folder` and the command `prepare folder` both use this module, so
-that both find the same examples in a directory. `Classes` contains the label
-and the display name of each class, from a list or from the names of folders;
-the sources `manifest`, `tar` and `huggingface` use it too.
+`Classes` contains the label and the display name of each class, from a list or
+from the names of folders; the sources `manifest`, `tar` and `huggingface` use
+it too.
 """
 
 import collections
@@ -289,11 +288,14 @@ def listing(
     if name is None:
       continue
     if not images and not allow_empty:
+      others, advice = '', ''
+      if not_images:
+        others = f', but {len(not_images)} other files {not_images[:3]}'
+        advice = 'convert these, '
       raise UserError(
         f'the class folder {root}/{name} contains no image '
-        f'({" ".join(endings)}), but {len(not_images)} other files '
-        f'{not_images[:3]}: convert these, fill or remove the folder, or set '
-        '--config.source.allow_empty.'
+        f'({" ".join(endings)}){others}: {advice}fill or remove the folder, or '
+        'set --config.source.allow_empty.'
       )
     paths += map(os.fsencode, images)
     folders += [len(classes)] * len(images)

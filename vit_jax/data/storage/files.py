@@ -92,11 +92,14 @@ def read_image(path: str) -> bytes:
   """Reads a whole image file.
 
   Raises:
-    DecodeError: the file does not exist, or there is no permission to read it.
+    DecodeError: the file does not exist, there is no permission to read it, or
+      the path contains a null character.
     OSError: the disk or the network fails.
   """
   try:
     return read(path)
+  except ValueError as error:
+    raise DecodeError(f'no path of a file: {error}') from error
   except OSError as error:
     if not isinstance(error, _NO_FILE) and error.errno not in _NO_PATH:
       raise

@@ -24,7 +24,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import xla
 from vit_jax.models.attention import cudnn, tpu
 from vit_jax.models.init import INIT, Init
-from vit_jax.models.layers import Linear
+from vit_jax.models.layers import LayerNorm, Linear, RmsNorm
 from vit_jax.models.positions import NO_POSITION, Position, rotate
 
 # Names of the arrays that the backward pass needs, for rematerialization.
@@ -32,9 +32,9 @@ SAVED = (*tpu.SAVED, 'log_sum_exp')
 # 'auto' uses the kernels of the device where they apply: Pallas kernels on a
 # TPU, cuDNN on a GPU. On a CPU, 'kernel' interprets the TPU kernels, for tests.
 IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
-# What kernels support in addition to softmax(q·k / √c) v of a sequence. Queries
-# and keys are normalized and rotated before cuDNN.
-_TPU_SUPPORTS = ('bias',)
+# What kernels support in addition to softmax(q·k / √c) v of a sequence. The TPU
+# kernels normalize and rotate queries and keys; XLA does so before cuDNN.
+_TPU_SUPPORTS = ('qk_norm', 'rotary positions', 'bias')
 _GPU_SUPPORTS = ('qk_norm', 'rotary positions', 'context', 'weights')
 # Projections with a bias, by the value of `vit.Config.qkv_bias`.
 BIASES = {
@@ -80,7 +80,11 @@ def choose(
     fits, limits = cudnn.fits(channels, dtype), cudnn.LIMITS
   else:
     fits = num_heads % sharding.axis_size('model') == 0 and tpu.fits(
-      tokens, channels, dtype, one_tile='bias' in needs
+      tokens,
+      channels,
+      dtype,
+      one_tile='bias' in needs,
+      transformed=not {'qk_norm', 'rotary positions'}.isdisjoint(needs),
     )
     limits = tpu.limits(channels, dtype)
   if fits and not missing:
@@ -345,15 +349,21 @@ class Attention(nn.Module):
       project(name=name, use_bias=name in BIASES[self.qkv_bias])
       for name in BIASES['all']
     ]
-    weights = None
+    weights, norms = None, []
+    if self.qk_norm is not None:
+      norms = [self.qk_norm(name=f'{name}_norm') for name in ('query', 'key')]
     if by == 'kernels':
-      y = attend_by_kernels(layers, x, self.num_heads)
+      rotation = position.rotation
+      y = attend_by_kernels(
+        layers, x, self.num_heads, norms=norms, rotation=rotation
+      )
     else:
       inputs = zip(layers, (x, context, context), strict=True)
       query, key, value = (layer(z) for layer, z in inputs)
-      if self.qk_norm is not None:
-        query = self.qk_norm(name='query_norm')(query)
-        key = self.qk_norm(name='key_norm')(key)
+      if norms:
+        query, key = (
+          norm(z) for norm, z in zip(norms, (query, key), strict=True)
+        )
       if position.rotation is not None:
         query, key = (rotate(z, *position.rotation) for z in (query, key))
       if by == 'cuDNN':
@@ -384,6 +394,8 @@ def attend_by_kernels(
   x: Float[Array, '*n t d'],
   num_heads: int,
   *offsets: Any,
+  norms: Sequence[LayerNorm | RmsNorm] = (),
+  rotation: Any = None,
 ) -> Float[Array, '*n t d']:
   """Computes self-attention by the TPU kernels.
 
@@ -395,7 +407,18 @@ def attend_by_kernels(
     x: tokens.
     num_heads: number of heads.
     *offsets: `relative` and `mask` of `tpu.attend`.
+    norms: norms of queries and of keys, which the kernels apply; () for none.
+    rotation: sines and cosines, see `Position`; None for no rotation.
   """
   products = [layer.product(x) for layer in layers]
   projections, biases = zip(*products, strict=True)
-  return tpu.attend(projections, biases, num_heads, *offsets)
+  channels = projections[0].shape[-1] // num_heads
+  return tpu.attend(
+    projections,
+    biases,
+    num_heads,
+    *offsets,
+    rotation=rotation,
+    norms=[norm.vectors(channels) for norm in norms],
+    epsilon=norms[0].epsilon if norms else 0.0,
+  )

@@ -9,6 +9,7 @@ The backward pass recomputes the weights from queries and keys.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from vit_jax.arrays import sharding
 from vit_jax.models.attention.tpu_kernels import (
   LANES,
   SUBLANES,
-  Offsets,
+  Operands,
   Part,
   Ref,
   backward,
@@ -42,7 +43,10 @@ _ONE_BUFFER = 4000  # bytes of a column of tokens; more are not buffered twice
 _MAX_BLOCK = 450_000  # tokens times (lanes of a block + 300), of two bytes
 _MAX_BLOCK_OF_COLUMNS = 1_320_000  # the same if operands are loaded by columns
 _MAX_SCORES = 750_000  # scores of the heads of a part, for a tile of queries
+_TRANSFORMED = 0.55  # of these tokens, with LayerNorms and learned rotations
 _LONG_TOKENS = 512  # see `cost`
+# Gradients to which the kernel adds
+_SUMS = ('sines', 'cosines', 'relative')
 # Names of the arrays that the backward pass needs, for rematerialization.
 SAVED = ('query', 'key', 'value', 'attended')
 
@@ -88,6 +92,10 @@ class Layout(NamedTuple):
     tiles = math.ceil(queries / min(max_queries, LANES if crowded else 384))
     return padded(math.ceil(tokens / tiles), LANES)
 
+  def rows(self, tokens: int) -> int:
+    """Returns the number of rows of all tiles."""
+    return padded(tokens, self.tile(tokens))
+
 
 def _layouts(head: int) -> list[Layout]:
   """Returns the layouts of heads of `head` channels, the fastest first."""
@@ -97,20 +105,33 @@ def _layouts(head: int) -> list[Layout]:
   return [Layout(head, LANES // head), Layout(head, 1)]
 
 
-def layout(tokens: int, head: int, dtype: jnp.dtype) -> Layout | None:
+def layout(
+  tokens: int, head: int, dtype: jnp.dtype, transformed: bool = False
+) -> Layout | None:
   """Returns the layout of the kernels, or None if tokens do not fit.
 
   Args:
     tokens: number of tokens.
     head: channels of a head.
     dtype: dtype of queries, keys and values.
+    transformed: whether queries and keys are normalized or rotated.
   """
-  fitting = (x for x in _layouts(head) if tokens <= x.max_tokens(dtype))
-  return next(fitting, None)
+  # Longer sequences with norms or rotations do not fit in the other layouts.
+  layouts = _layouts(head)[:1] if transformed else _layouts(head)
+  for chosen in layouts:
+    most = chosen.max_tokens(dtype)
+    if tokens <= (int(_TRANSFORMED * most) if transformed else most):
+      return chosen
+  return None
 
 
 def fits(
-  tokens: int, head: int, dtype: jnp.dtype, *, one_tile: bool = False
+  tokens: int,
+  head: int,
+  dtype: jnp.dtype,
+  *,
+  one_tile: bool = False,
+  transformed: bool = False,
 ) -> bool:
   """Returns whether `attend` supports these sizes.
 
@@ -120,10 +141,11 @@ def fits(
     dtype: dtype of queries, keys and values.
     one_tile: whether all queries must be in one tile, which `relative` and
       `mask` of `attend` require.
+    transformed: see `layout`.
   """
   if head % SUBLANES or not 32 <= head <= LANES:
     return False
-  chosen = layout(tokens, head, dtype)
+  chosen = layout(tokens, head, dtype, transformed)
   if chosen is None:
     return False
   return not one_tile or chosen.tile(tokens) == padded(tokens, SUBLANES)
@@ -134,8 +156,8 @@ def limits(head: int, dtype: jnp.dtype) -> str:
   most = max(x.max_tokens(dtype) for x in _layouts(head))
   return (
     f'heads of 32 to {LANES} channels, a multiple of 8; for {head} channels at '
-    f'most {most} tokens, and a number of heads that is a multiple of the mesh '
-    "axis 'model'"
+    f'most {most} tokens, fewer with rotations or qk_norm, and a number '
+    "of heads that is a multiple of the mesh axis 'model'"
   )
 
 
@@ -145,6 +167,10 @@ def attend(
   num_heads: int,
   relative: Float[Array, 'h t t'] | None = None,
   mask: Float[Array | np.ndarray, 'w t t'] | None = None,
+  *,
+  rotation: tuple[Float[Array, '#n t *h c'], ...] | None = None,
+  norms: Sequence[Sequence[Float[Array, ' c']]] = (),
+  epsilon: float = 0.0,
 ) -> Float[Array, '*n t d']:
   """Computes softmax(q·k / √c + relative + mask) v, with a float32 softmax.
 
@@ -161,19 +187,47 @@ def attend(
       see `fits`.
     mask: added to the logits of each window, without a gradient; None without
       windows. The axis before the tokens is that of the windows.
+    rotation: sines and cosines by which queries and keys are rotated after
+      their norms, see `positions.rotate`; None for no rotation.
+    norms: scales of the norms of queries and of keys over the channels of a
+      head, and biases if they are LayerNorms and not RMSNorms; () for no norms.
+    epsilon: value added to the variance by these norms.
 
   Returns:
     Output tokens, in the dtype of the projections.
 
   Reference: arXiv 2010.11929, appendix A, equations 5 to 7.
   """
+  vectors = [
+    *biases,
+    *(
+      jnp.tile(x, num_heads) for x in itertools.chain(*zip(*norms, strict=True))
+    ),
+  ]
+  vectors = jnp.stack([x.astype(jnp.float32) for x in vectors])
+  query, key, value = projections
+  operands = Operands(query, key, value, vectors)
+  if rotation is not None:
+    sines, cosines = (_of_all_heads(x, num_heads) for x in rotation)
+    operands = operands._replace(sines=sines, cosines=cosines)
   if relative is not None:
     by_keys = _by_keys(relative.astype(jnp.float32))  # [h, keys, lanes]
     relative = by_keys.swapaxes(0, 1).reshape(by_keys.shape[1], -1)
   if mask is not None:
     # Masks are 0 or a large number, which bfloat16 represents well enough.
     mask = _by_keys(jnp.asarray(mask, jnp.bfloat16))
-  return _attend(projections, biases, relative, mask, num_heads)
+  operands = operands._replace(relative=relative, mask=mask)
+  return _attend(operands, num_heads, epsilon)
+
+
+def _of_all_heads(
+  x: Float[Array, '#n t *h c'], num_heads: int
+) -> Float[Array, '*n t d']:
+  """Returns sines or cosines with heads side by side, for one or n examples."""
+  if x.ndim == 3:
+    x = jnp.broadcast_to(x[:, :, None], (*x.shape[:2], num_heads, x.shape[2]))
+  x = x.reshape(*x.shape[:2], -1)
+  return x[0] if len(x) == 1 else x
 
 
 def _by_keys(offsets: Float[Array, 'x t t']) -> Float[Array, 'x keys lanes']:
@@ -183,189 +237,189 @@ def _by_keys(offsets: Float[Array, 'x t t']) -> Float[Array, 'x keys lanes']:
   return jnp.pad(offsets.swapaxes(1, 2), ((0, 0), (0, more[0]), (0, more[1])))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(
-  projections: tuple[Array, ...],
-  biases: tuple[Array, ...],
-  relative: Array | None,
-  mask: Array | None,
-  num_heads: int,
-) -> Any:
-  """Computes `attend` with offsets that `_by_keys` has padded.
-
-  All heads of `relative` are side by side in its last axis.
-  """
-  return _attend_forward(projections, biases, relative, mask, num_heads)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _attend(operands: Operands, num_heads: int, epsilon: float) -> Any:
+  """Computes `attend` from the operands of the kernel."""
+  return _run(forward, operands, num_heads, epsilon)
 
 
 def _attend_forward(
-  projections: tuple[Array, ...],
-  biases: tuple[Array, ...],
-  relative: Array | None,
-  mask: Array | None,
-  num_heads: int,
+  operands: Operands, num_heads: int, epsilon: float
 ) -> tuple[Array, tuple[Any, ...]]:
-  named = tuple(map(checkpoint_name, projections, SAVED[:3]))
-  bias = jnp.stack(biases)  # [3, d]
-  [y] = _run(forward, [*named], bias, relative, mask, num_heads)
-  return checkpoint_name(y, SAVED[3]), (named, bias, relative, mask)
+  # Most angles are constants, whose gradients are not computed. Residuals have
+  # to be arrays, but () and None are none.
+  is_learned = operands.sines is not None and operands.sines.perturbed
+  operands = jax.tree.map(lambda x: x.value, operands)
+  query, key, value = map(checkpoint_name, operands[:3], SAVED[:3])
+  operands = operands._replace(query=query, key=key, value=value)
+  y = _run(forward, operands, num_heads, epsilon)
+  return checkpoint_name(y, SAVED[3]), (operands, () if is_learned else None)
 
 
 def _attend_backward(
-  num_heads: int, residuals: tuple[Any, ...], dy: Float[Array, '*n t d']
-) -> tuple[Any, ...]:
-  projections, bias, relative, mask = residuals
-  results = _run(backward, [*projections, dy], bias, relative, mask, num_heads)
-  gradients, sums = results[:3], results[3:]
-  # The biases have a gradient for each example, and `relative` has one for each
-  # device: [n, 3, d] -> [3, d], [devices, keys, columns] -> [keys, columns]
-  d_bias, *d_relative = (x.sum(axis=tuple(range(x.ndim - 2))) for x in sums)
-  d_bias = tuple(d_bias.astype(bias.dtype))
-  return tuple(gradients), d_bias, *(d_relative or [None]), None
+  num_heads: int,
+  epsilon: float,
+  residuals: tuple[Any, ...],
+  dy: Float[Array, '*n t d'],
+) -> tuple[Operands]:
+  operands, learned = residuals
+  inputs = operands._replace(dy=dy)
+  gradients = _run(backward, inputs, num_heads, epsilon, learned is not None)
+
+  def summed(gradient: Any, operand: Any) -> Any:
+    """Sums over examples or devices, if these share the operand."""
+    if gradient is None:
+      return None
+    more = tuple(range(gradient.ndim - operand.ndim))
+    return gradient.sum(axis=more).astype(operand.dtype)
+
+  return (Operands(*map(summed, gradients, operands)),)
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+_attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
 
 
 def _run(
   kernel: Callable[..., None],
-  operands: list[Float[Array, '*n t d']],
-  bias: Float[Array, '3 d'],
-  relative: Float[Array, 'keys columns'] | None,
-  mask: Float[Array, 'w keys lanes'] | None,
+  operands: Operands,
   num_heads: int,
-) -> tuple[Array, ...]:
+  *options: Any,
+) -> Any:
   """Runs a kernel on each device, for a block of examples and heads at a time.
 
   Args:
     kernel: `forward` or `backward`.
-    operands: queries, keys, values, and the gradient of the output for
-      `backward`.
-    bias: stacked biases.
-    relative: see `_attend`.
-    mask: see `_attend`.
+    operands: operands of the kernel.
     num_heads: number of heads.
+    *options: further arguments of `_run_on_device`.
 
   Returns:
-    Output, or the gradients of queries, keys and values, those of the biases
-    for each example, and that of `relative` for each device.
+    Output, or gradients of the operands, float32 for all but the projections.
+    That of the vectors is one for each example. Those of other operands
+    without axes of examples are one for each device.
   """
-  shared = [bias] if relative is None else [bias, relative]
-  more = operands[0].ndim - 2  # axes in place of `*n`
-  shared = [jnp.expand_dims(x, tuple(range(more))) for x in shared]
-  head = operands[0].shape[-1] // num_heads
-  local = functools.partial(_run_on_device, kernel, mask, head, len(operands))
+  query = operands.query
+  more = query.ndim - 2  # axes in place of `*n`
+  head = query.shape[-1] // num_heads
+  arrays, structure = jax.tree.flatten(operands._replace(mask=None))
+  arrays = [
+    jnp.expand_dims(x, tuple(range(query.ndim - x.ndim))) for x in arrays
+  ]
+
+  def local(*arrays: Array) -> Any:
+    mine = structure.unflatten(arrays)._replace(mask=operands.mask)
+    return _run_on_device(kernel, mine, head, *options)
+
   spec = (sharding.BATCH, *[None] * more, 'model')
-  return sharding.per_device(local, [*operands, *shared], *spec)
+  return sharding.per_device(local, arrays, *spec)
 
 
 def _run_on_device(
   kernel: Callable[..., None],
-  mask: Float[Array, 'w keys lanes'] | None,
+  operands: Operands,
   head: int,
-  num_operands: int,
-  *arrays: Array,
-) -> tuple[Array, ...]:
+  epsilon: float,
+  is_learned: bool = False,
+) -> Any:
   """Runs a kernel on one device, with the heads and examples of the device.
 
   Args:
     kernel: see `_run`.
-    mask: see `_run`.
+    operands: operands with the same number of axes, except for the mask.
     head: channels of a head.
-    num_operands: number of arrays that have examples. They are followed by the
-      biases and the offsets of heads, if any.
-    *arrays: the arguments of `_run` with the same number of axes.
+    epsilon: see `attend`.
+    is_learned: whether to compute the gradients of sines and cosines.
 
   Returns:
     See `_run`.
   """
-  leading, (tokens, width) = arrays[0].shape[:-2], arrays[0].shape[-2:]
-  dtype = arrays[0].dtype
-  is_backward = kernel is backward
-  chosen = layout(tokens, head, dtype)
+  (*leading, tokens, width), dtype = operands.query.shape, operands.query.dtype
+  transforms = (operands.sines is not None) + (operands.vectors.shape[-2] > 3)
+  chosen = layout(tokens, head, dtype, transforms > 0)
   assert chosen is not None
-  lanes, tile = chosen.lanes, chosen.tile(tokens)
-  rows = padded(tokens, tile)  # rows after the last token are padding
-  whole = padded(width, lanes)  # with heads of zeros after the last head
-  inputs = [
-    _with_width(x.reshape(-1, *x.shape[-2:]), x.shape[-1] * whole // width)
-    for x in arrays
-  ]
-  n = len(inputs[0])
+  whole = padded(width, chosen.lanes)  # with heads of zeros after the last head
+
+  def with_whole(x: Array) -> Array:
+    columns = x.shape[-1] * whole // width
+    return _with_width(x.reshape(-1, *x.shape[-2:]), columns)
+
+  mask = operands.mask
+  operands = jax.tree.map(with_whole, operands._replace(mask=None))
+  operands = operands._replace(mask=mask)
+  n = len(operands.query)
   windows = n if mask is None else len(mask)
   # The number of examples of a block has to divide that of the windows, too.
-  examples = examples_at_once(math.gcd(n, windows), tokens, lanes)
-  of_example, of_operand = _blocks(chosen, examples, dtype, tokens)
-
-  def of_all(x: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
-    shape = (1, x.shape[1], x.shape[2] * lanes // whole)
-    return pl.BlockSpec(shape, lambda j, i, _: (0, 0, j))
-
-  shared = inputs[num_operands:]  # by all examples: biases and offsets of heads
-  in_specs = of_operand * num_operands + [of_all(x) for x in shared]
-  inputs = [x for x in inputs[:num_operands] for _ in of_operand] + shared
-  # The bias is the last input before the offsets.
-  first_offset = num_operands * len(of_operand) + 1
-  y_shape = jax.ShapeDtypeStruct((n, tokens, whole), dtype)
-  out_shape, out_specs, scratch = [y_shape], [of_example(rows)], []
-  if is_backward:
-    # The results are three gradients like the inputs, the gradients of the
-    # biases for each example, and the gradient of the offsets.
-    d_bias = jax.ShapeDtypeStruct((n, 3, whole), jnp.float32)
-    d_offsets = [
-      jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in inputs[first_offset:]
-    ]
-    out_shape = [y_shape] * 3 + [d_bias, *d_offsets]
-    out_specs = [of_example(rows)] * 3 + [of_example(3)]
-    out_specs += map(of_all, d_offsets)
-    # Sums over tiles, see `backward`; a single tile does not use them.
-    keys = padded(tokens, SUBLANES) if tile < rows else SUBLANES
-    scratch = [pltpu.VMEM((2, keys, LANES), jnp.float32)]
+  examples = examples_at_once(math.gcd(n, windows), tokens, chosen.lanes)
+  blocks = _Blocks(chosen, examples, tokens, whole)
+  in_specs = operands.map(blocks.of_part, blocks.of_heads)
   if mask is not None:
-    inputs.append(mask)
-    blocks = windows // examples
-    shape = (examples, *mask.shape[1:])
-    in_specs.append(pl.BlockSpec(shape, lambda j, i, _: (i % blocks, 0, 0)))
-
-  parts = _parts(chosen, tokens, dtype)
-  results = pl.pallas_call(
-    _on_block(
-      kernel,
-      parts,
-      examples=examples,
-      first_offset=first_offset,
-      num_inputs=len(inputs),
-      num_outputs=len(out_shape),
-      columns=chosen.columns,
-    ),
-    out_shape=out_shape,
+    in_specs = in_specs._replace(mask=blocks.of_windows(mask))
+  out_shape = y = jax.ShapeDtypeStruct((n, tokens, whole), dtype)
+  out_specs, scratch, sums = blocks.of_tokens(y), [], ()
+  if kernel is backward:
+    out_shape = _gradients(operands, is_learned)
+    out_specs = out_shape.map(blocks.of_tokens, blocks.of_heads)
+    sums = [x for x in _SUMS if getattr(out_shape, x) is not None]
+    # Sums over tiles, see `backward`; a single tile does not use them.
+    one_tile = chosen.tile(tokens) >= tokens
+    rows = SUBLANES if one_tile else padded(tokens, SUBLANES)
+    scratch = [pltpu.VMEM((2, rows, LANES), jnp.float32)]
+  is_shared = any(len(getattr(operands, x)) < n for x in sums)
+  parts = _parts(chosen, tokens, dtype, epsilon)
+  [results] = pl.pallas_call(
+    _on_block(kernel, parts, examples, sums, is_shared),
+    out_shape=[out_shape],
     # Axes j, i and part of the block indices. Examples vary within a block of
-    # heads, because the gradient of its offsets is a sum over all examples.
-    grid=(whole // lanes, n // examples, len(parts)),
-    in_specs=in_specs,
-    out_specs=out_specs,
+    # heads, because gradients of shared operands are sums over all examples.
+    grid=(whole // chosen.lanes, n // examples, len(parts)),
+    in_specs=[in_specs],
+    out_specs=[out_specs],
     scratch_shapes=scratch,
-    cost_estimate=cost(is_backward, y_shape.shape, dtype.itemsize, head),
+    cost_estimate=cost(
+      kernel is backward,
+      y.shape,
+      dtype.itemsize,
+      head,
+      transforms,
+    ),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=(
         'parallel',
-        'arbitrary' if is_backward and len(shared) > 1 else 'parallel',
+        'arbitrary' if is_shared else 'parallel',
         'arbitrary',  # the parts write to the same block
       )
     ),
     interpret=not sharding.on_tpu(),
     name=f'attention_{kernel.__name__}',
-  )(*inputs)
-  results = [_with_width(x, x.shape[-1] * width // whole) for x in results]
-  # The gradient of the offsets is a sum over examples, so its first axis is 1.
-  shapes = [leading if len(x) == n else (1,) * len(leading) for x in results]
-  return tuple(
-    x.reshape(*shape, *x.shape[1:])
-    for x, shape in zip(results, shapes, strict=True)
-  )
+  )(operands.map(lambda x: [x] * chosen.columns, lambda x: x))
+
+  def as_given(x: Array) -> Array:
+    axes = leading if len(x) == n else [1] * len(leading)
+    x = _with_width(x, x.shape[-1] * width // whole)
+    return x.reshape(*axes, *x.shape[1:])
+
+  return jax.tree.map(as_given, results)
 
 
-def _parts(chosen: Layout, tokens: int, dtype: jnp.dtype) -> list[Part]:
+def _gradients(x: Operands, is_learned: bool) -> Operands:
+  """Returns the shapes of the results of `backward` on one device."""
+  n = len(x.query)
+
+  def wide(x: Array, n: int = 0) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((n or len(x), *x.shape[1:]), jnp.float32)
+
+  shape = jax.ShapeDtypeStruct(x.query.shape, x.query.dtype)
+  gradients = Operands(shape, shape, shape, wide(x.vectors, n))
+  if x.relative is not None:
+    gradients = gradients._replace(relative=wide(x.relative))
+  if is_learned:
+    gradients = gradients._replace(sines=wide(x.sines), cosines=wide(x.cosines))
+  return gradients
+
+
+def _parts(
+  chosen: Layout, tokens: int, dtype: jnp.dtype, epsilon: float
+) -> list[Part]:
   """Returns the heads of a block, in the order in which they are computed."""
   # TPU v2 and v3 only multiply float32 values, which they round to bfloat16.
   old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
@@ -378,48 +432,85 @@ def _parts(chosen: Layout, tokens: int, dtype: jnp.dtype) -> list[Part]:
       tokens,
       tile,
       operand,
+      epsilon,
     )
     for i in range(0, chosen.lanes, head * chosen.together)
   ]
 
 
-def _blocks(
-  chosen: Layout, examples: int, dtype: jnp.dtype, tokens: int
-) -> tuple[Callable[[int], pl.BlockSpec], list[pl.BlockSpec]]:
-  """Returns which blocks of arrays with examples are in memory at a time.
+class _Blocks(NamedTuple):
+  """Which blocks of arrays are in memory in a step of the kernels' grid.
 
-  Args:
+  Attributes:
     chosen: layout of the heads.
     examples: number of examples of a block.
-    dtype: dtype of the arrays.
     tokens: number of tokens.
-
-  Returns:
-    A function from a number of rows to the block of all heads, and the blocks
-    of an operand, of which there are `Layout.columns`.
+    width: lanes of all blocks of heads.
   """
-  # Usually, a block is loaded and another one is stored during a computation.
-  one_buffer = chosen.columns > 1 or tokens * dtype.itemsize > _ONE_BUFFER
-  buffers = dict(pipeline_mode=pl.Buffered(1)) if one_buffer else {}
-  rows = padded(tokens, chosen.tile(tokens))
 
-  def of_example(rows: int) -> pl.BlockSpec:
-    shape = (examples, rows, chosen.lanes)
-    return pl.BlockSpec(shape, lambda j, i, _: (i, 0, j), **buffers)
+  chosen: Layout
+  examples: int
+  tokens: int
+  width: int
 
-  def of_head(column: int) -> pl.BlockSpec:
-    """Returns one of the two registers of lanes that contain a head."""
-    last = chosen.lanes // LANES - 1
+  def of_heads(
+    self, x: Any, rows: int | None = None, **buffers: Any
+  ) -> pl.BlockSpec:
+    """Returns the block of all heads of a block, with `rows` or all rows."""
+    examples, blocks = self._examples(x)
+    lanes = x.shape[2] * self.chosen.lanes // self.width
+    return pl.BlockSpec(
+      (examples, rows or x.shape[1], lanes),
+      lambda j, i, _: (i % blocks, 0, j),
+      **buffers,
+    )
 
-    def index(j: Any, i: Any, part: Any) -> tuple[Any, ...]:
-      within = jnp.minimum(part * chosen.head // LANES + column, last)
-      return i, 0, j * (last + 1) + within
+  def of_windows(self, x: Any) -> pl.BlockSpec:
+    """Returns the block of an array without heads."""
+    examples, blocks = self._examples(x)
+    shape = (examples, *x.shape[1:])
+    return pl.BlockSpec(shape, lambda j, i, _: (i % blocks, 0, 0))
 
-    return pl.BlockSpec((examples, rows, LANES), index, **buffers)
+  def of_tokens(self, x: Any) -> pl.BlockSpec:
+    """Returns the block of an array with a row for each token."""
+    rows = self.chosen.rows(self.tokens)
+    return self.of_heads(x, rows, **self._buffers(x))
 
-  if chosen.columns == 1:
-    return of_example, [of_example(rows)]
-  return of_example, [of_head(column) for column in range(chosen.columns)]
+  def of_part(self, x: Any) -> list[pl.BlockSpec]:
+    """Returns the blocks of an operand, of which there are `Layout.columns`."""
+    if self.chosen.columns == 1:
+      return [self.of_tokens(x)]
+    head, last = self.chosen.head, self.chosen.lanes // LANES - 1
+    examples, blocks = self._examples(x)
+
+    def of_head(column: int) -> pl.BlockSpec:
+      """Returns one of the two registers of lanes that contain a head."""
+
+      def index(j: Any, i: Any, part: Any) -> tuple[Any, ...]:
+        within = jnp.minimum(part * head // LANES + column, last)
+        return i % blocks, 0, j * (last + 1) + within
+
+      shape = (examples, self.chosen.rows(self.tokens), LANES)
+      return pl.BlockSpec(shape, index, **self._buffers(x))
+
+    return [of_head(column) for column in range(self.chosen.columns)]
+
+  def _examples(self, x: Any) -> tuple[int, int]:
+    """Returns the examples of a block and the number of blocks of an array.
+
+    An array for all examples has one block, and masks have one for each block
+    of windows.
+    """
+    examples = min(self.examples, len(x))
+    return examples, len(x) // examples
+
+  def _buffers(self, x: Any) -> dict[str, Any]:
+    # Usually, a block is loaded and another one is stored during a computation.
+    column = self.tokens * x.dtype.itemsize
+    one_buffer = self.chosen.columns > 1 or column > _ONE_BUFFER
+    # Sines and cosines only change with the block of heads.
+    one_buffer |= len(x) == 1
+    return dict(pipeline_mode=pl.Buffered(1)) if one_buffer else {}
 
 
 def _with_width(
@@ -433,12 +524,9 @@ def _with_width(
 def _on_block(
   kernel: Callable[..., None],
   parts: list[Part],
-  *,
   examples: int,
-  first_offset: int,
-  num_inputs: int,
-  num_outputs: int,
-  columns: int,
+  sums: Sequence[str],
+  is_shared: bool,
 ) -> Callable[..., None]:
   """Returns a function that runs a kernel for a block of examples and heads.
 
@@ -447,39 +535,29 @@ def _on_block(
     parts: the heads of the block. Each is a step of the grid, so that they
       share their memory.
     examples: number of examples of the block.
-    first_offset: index of the first offset in the inputs, after the blocks of
-      operands and biases.
-    num_inputs: number of all inputs.
-    num_outputs: number of outputs, the last of which is the gradient of the
-      offsets if there are five.
-    columns: number of blocks of each operand, see `Layout`.
+    sums: names of gradients that the kernel adds to.
+    is_shared: whether these are sums over all examples.
   """
 
-  def run_block(*refs: Ref) -> None:
-    end = num_inputs + num_outputs
-    ins, outs, sums = refs[:num_inputs], refs[num_inputs:end], refs[end:]
-    offsets, d_relative = ins[first_offset:], outs[4:]
-    if d_relative:  # zero before the first example
+  def run_block(x: Operands, out: Any, *scratch: Ref) -> None:
+    if sums:  # zero before the first example and part
+      is_first = pl.program_id(2) == 0
+      if is_shared:
+        is_first &= pl.program_id(1) == 0
 
-      @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
+      @pl.when(is_first)
       def _():
-        d_relative[0][...] = jnp.zeros(d_relative[0].shape, jnp.float32)
+        for name in sums:
+          ref = getattr(out, name)
+          ref[...] = jnp.zeros(ref.shape, jnp.float32)
 
     def run_part(part: Part) -> None:
       for i in range(examples):
-        # Biases and offsets of heads have one row for all examples.
-        def row(refs: Sequence[Ref], i: int = i) -> list[Ref]:
-          return [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
+        # Operands that all examples share have one row.
+        def row(ref: Ref, i: int = i) -> Ref:
+          return ref.at[min(i, ref.shape[0] - 1)]
 
-        added = Offsets(*row(offsets)) if offsets else None
-        if added and d_relative:
-          added = added._replace(d_relative=row(d_relative)[0])
-        *blocks, bias = row(ins[:first_offset])
-        operands = [
-          blocks[start : start + columns]
-          for start in range(0, len(blocks), columns)
-        ]
-        kernel(*operands, bias, *row(outs[:4]), *sums, part, added)
+        kernel(*jax.tree.map(row, (x, out)), *scratch, part)
 
     # The lanes of a part must be constants, so each part has its own code.
     for i, part in enumerate(parts):
@@ -506,21 +584,27 @@ def examples_at_once(n: int, tokens: int, lanes: int) -> int:
 
 
 def cost(
-  gradients: bool, shape: tuple[int, ...], itemsize: int, head: int
+  gradients: bool,
+  shape: tuple[int, ...],
+  itemsize: int,
+  head: int,
+  transforms: int = 0,
 ) -> pl.CostEstimate:
   """Returns the cost of a kernel, including that of padding.
 
   Fewer than 128 rows count as 128, because loading 128 rows into the matrix
   unit takes as long as multiplying 128 rows. Moving a head between lanes, if
   its channels do not divide 128, takes about as long as its exponentials. In
-  long sequences, products hide about half of the exponentials
-  (benchmarks/kernels.py).
+  long sequences, products hide about half of the exponentials. Rotating or
+  normalizing an entry of queries or keys, or of their gradients, takes about as
+  long as 2/3 of an exponential (benchmarks/kernels.py).
 
   Args:
     gradients: whether the kernel is that of the backward pass.
     shape: shape of the queries, `[n, t, d]`.
     itemsize: bytes per entry of the queries.
     head: channels of a head.
+    transforms: number of rotations and norms of queries and keys, 0 to 2.
   """
   # Matrix products, and arrays [n, t, d] that are read or written.
   products, arrays = (5, 7) if gradients else (2, 4)
@@ -528,10 +612,12 @@ def cost(
   heads = n * width // head
   rows, columns = (padded(tokens, side) for side in (SUBLANES, LANES))
   exponentials = heads * rows * columns
-  if LANES % head:
-    exponentials *= 2
   if tokens > _LONG_TOKENS:
     exponentials //= 2
+  entries = (4 if gradients else 2) * n * rows * width
+  exponentials += transforms * entries * 2 // 3
+  if LANES % head:
+    exponentials *= 2
   return pl.CostEstimate(
     flops=heads * products * 2 * max(rows, LANES) * columns * LANES,
     transcendentals=exponentials,

@@ -7,6 +7,7 @@ writers of CLU import TensorFlow, which takes seconds at every start.
 
 import functools
 import importlib
+import math
 import pathlib
 import socket
 import tempfile
@@ -14,17 +15,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vit_jax.files import paths
 from vit_jax.files.paths import with_retries
-from vit_jax.run import tracking
+from vit_jax.run import metrics, tracking
 
 # Type checkers do not find the content of generated modules.
-_Event: Any = importlib.import_module(
-  'tensorboard.compat.proto.event_pb2'
-).Event
+_event_pb2: Any = importlib.import_module('tensorboard.compat.proto.event_pb2')
 _UPLOAD_EVERY_S = 60.0  # each upload writes all events of this start again
 
 
@@ -50,16 +48,26 @@ class Tracker:
       folder = pathlib.Path(run.workdir)
       folder.mkdir(parents=True, exist_ok=True)
     self._events = RecordWriter((folder / _file_name()).open('xb'))
-    self._append(_Event(file_version='brain.Event:2'))
+    self._append(_event_pb2.Event(file_version='brain.Event:2'))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Writes the metrics of a step; see `tracking.Tracker`."""
-    event = _Event(step=step)
+    event = _event_pb2.Event(step=step)
     for name, value in values.items():
-      event.summary.MergeFrom(scalar_pb(name, value))
+      event.summary.value.add(tag=name, simple_value=value)
     self._append(event)
     if time.monotonic() - self._uploaded_at > _UPLOAD_EVERY_S:
       self._upload()
+
+  def rewind(self, step: int) -> None:
+    """Makes TensorBoard drop the metrics from `step` on; see `Tracker`."""
+    start = _event_pb2.SessionLog(status=_event_pb2.SessionLog.START)
+    self._append(_event_pb2.Event(step=step, session_log=start))
+    # metrics.jsonl has kept the training metrics of the step.
+    for at, values in metrics.read(self._workdir):
+      if at == step:
+        finite = {k: v for k, v in values.items() if v is not None}
+        self.write(at, dict.fromkeys(values, math.nan) | finite)
 
   def _append(self, event: Any) -> None:
     event.wall_time = time.time()

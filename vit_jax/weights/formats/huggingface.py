@@ -1,7 +1,8 @@
 """Weights in Hugging Face directories: `config.json` and weight files.
 
-They are those of the library `transformers`; see `TYPES`. The preprocessing is
-that of `preprocessor_config.json`.
+They are those of the library `transformers`; see `TYPES`, which also contains
+the values of keys that a `config.json` does not have. The preprocessing is that
+of `preprocessor_config.json`.
 """
 
 import json
@@ -35,14 +36,13 @@ class _Type(NamedTuple):
   Attributes:
     class_name: prefix of the names of its classes.
     processor: preprocessing without a preprocessor_config.json, as its keys.
-    required: required keys of config.json.
-    defaults: values of keys that are often left out in config.json.
+    defaults: values of the keys that are read from config.json and may be
+      missing there, as in the config's class of the library.
   """
 
   class_name: str
   processor: Mapping[str, Any]
-  required: tuple[str, ...] = ('num_attention_heads', 'image_size')
-  defaults: Mapping[str, Any] = {}
+  defaults: Mapping[str, Any]
 
 
 _HALF = dict(
@@ -66,39 +66,52 @@ _CLIP = {
   'image_mean': CLIP[0],
   'image_std': CLIP[1],
 }
-_SIGLIP_KEYS = dict(
-  num_attention_heads=12, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6
+VERSION = 'transformers 5.23'  # whose defaults `TYPES` contains
+_KEYS = dict(num_attention_heads=12, hidden_act='gelu', layer_norm_eps=1e-12)
+_VIT_KEYS = _KEYS | dict(image_size=224)
+_BEIT_KEYS = _VIT_KEYS | dict(
+  use_absolute_position_embeddings=False,
+  use_relative_position_bias=False,
+  use_shared_relative_position_bias=False,
+  use_mean_pooling=True,
 )
-_CLIP_KEYS = dict(
-  num_attention_heads=12, hidden_act='quick_gelu', layer_norm_eps=1e-5
+_DINOV2_KEYS = _VIT_KEYS | dict(layer_norm_eps=1e-6)
+_MAE_KEYS = _VIT_KEYS | dict(
+  decoder_num_attention_heads=16, norm_pix_loss=False
+)
+_DINOV3_KEYS = _VIT_KEYS | dict(
+  num_attention_heads=6, layer_norm_eps=1e-5, rope_theta=100.0
+)
+_CLIP_KEYS = _KEYS | dict(hidden_act='quick_gelu', layer_norm_eps=1e-5)
+_SIGLIP_KEYS = _KEYS | dict(hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6)
+_SWIN_KEYS = models.SWIN_FIXED | dict(
+  image_size=224,
+  embed_dim=96,
+  depths=[2, 2, 6, 2],
+  num_heads=[3, 6, 12, 24],
+  window_size=7,
+  hidden_act='gelu',
+  layer_norm_eps=1e-5,
 )
 TYPES = {
-  'vit': _Type('ViT', _HALF),
-  'deit': _Type('DeiT', _DEIT),
-  'beit': _Type('Beit', _HALF | {'resample': 3}),
-  'data2vec-vision': _Type('Data2VecVision', _HALF | {'resample': 3}),
-  'dinov2': _Type('Dinov2', _DINOV2),
-  'dinov2_with_registers': _Type('Dinov2WithRegisters', _DINOV2),
-  'vit_mae': _Type('ViTMAE', _HALF),
-  'vit_msn': _Type('ViTMSN', _HALF, defaults={'layer_norm_eps': 1e-6}),
-  'ijepa': _Type('IJepa', _HALF),
-  'clip_vision_model': _Type('CLIPVision', _CLIP, (), defaults=_CLIP_KEYS),
+  'vit': _Type('ViT', _HALF, _VIT_KEYS),
+  'deit': _Type('DeiT', _DEIT, _VIT_KEYS),
+  'beit': _Type('Beit', _HALF | {'resample': 3}, _BEIT_KEYS),
+  'data2vec-vision': _Type(
+    'Data2VecVision', _HALF | {'resample': 3}, _BEIT_KEYS
+  ),
+  'dinov2': _Type('Dinov2', _DINOV2, _DINOV2_KEYS),
+  'dinov2_with_registers': _Type('Dinov2WithRegisters', _DINOV2, _DINOV2_KEYS),
+  'vit_mae': _Type('ViTMAE', _HALF, _MAE_KEYS),
+  'vit_msn': _Type('ViTMSN', _HALF, _DINOV2_KEYS),
+  'ijepa': _Type('IJepa', _HALF, _VIT_KEYS),
+  'clip_vision_model': _Type('CLIPVision', _CLIP, _CLIP_KEYS),
   'siglip_vision_model': _Type(
-    'SiglipVision', _HALF | {'resample': 3}, (), defaults=_SIGLIP_KEYS
+    'SiglipVision', _HALF | {'resample': 3}, _SIGLIP_KEYS
   ),
-  'siglip2_vision_model': _Type(
-    'Siglip2Vision', _HALF, (), defaults=_SIGLIP_KEYS
-  ),
-  'dinov3_vit': _Type(
-    'DINOv3ViT',
-    _HALF | _IMAGENET,
-    defaults={'layer_norm_eps': 1e-5},
-  ),
-  'swin': _Type(
-    'Swin',
-    _HALF | _IMAGENET | {'resample': 3},
-    ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size'),
-  ),
+  'siglip2_vision_model': _Type('Siglip2Vision', _HALF, _SIGLIP_KEYS),
+  'dinov3_vit': _Type('DINOv3ViT', _HALF | _IMAGENET, _DINOV3_KEYS),
+  'swin': _Type('Swin', _HALF | _IMAGENET | {'resample': 3}, _SWIN_KEYS),
 }
 
 
@@ -123,9 +136,7 @@ def load(
     kind, config = f'{kind}_vision_model', config | tower
   check_choice(f'the type of the model in {path}', kind, TYPES)
   settings = metadata.SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
-  given = {k: v for k, v in config.items() if v is not None}
-  config = {**TYPES[kind].defaults, **given}
-  config = metadata.validated(file, config, TYPES[kind].required, settings)
+  config = metadata.validated(file, config, settings=settings)
   arrays, _ = tensors.read(path)
   return containers.described(
     path, arrays, lambda model: _described(path, model, kind, config)
@@ -133,32 +144,38 @@ def load(
 
 
 def _described(
-  path: str, arrays: Arrays, kind: str, config: dict[str, Any]
+  path: str, arrays: Arrays, kind: str, given: dict[str, Any]
 ) -> Pretrained:
   """Describes a model of a type, given its arrays and its config."""
   file = tensors.folder_of(path) / 'preprocessor_config.json'
   stored = metadata.validated(file, metadata.read(file))
-  return foreign.imported(path, _parsed(path, arrays, kind, config, stored))
+  return foreign.imported(path, _parsed(path, arrays, kind, given, stored))
 
 
 def _parsed(
   path: str,
   arrays: Arrays,
   kind: str,
-  config: dict[str, Any],
+  given: dict[str, Any],
   stored: Mapping[str, Any],
 ) -> ParsedWeights:
   """Parses a model, given the contents of the files in its directory."""
+  config = {**TYPES[kind].defaults, **given}
   parse = models.parse_swin if kind == 'swin' else models.parse_vit
   parsed = parse(path, arrays, config | {'model_type': kind})
   values = stored or TYPES[kind].processor
   mean, std = _statistics(values)
   names = config.get('id2label', {})
+  known_from = ['config.json']
+  if missing := [key for key in config if key not in given]:
+    known_from.append(f'{VERSION} (defaults of {", ".join(missing)})')
+  known_from.append(
+    'preprocessor_config.json' if stored else 'the usual preprocessing'
+  )
   properties = parsed.metadata.updated(
-    known_from='config.json and '
-    + ('preprocessor_config.json' if stored else "the library's defaults"),
-    gelu=metadata.GELUS[config.get('hidden_act', 'gelu')],
-    norm_eps=config.get('layer_norm_eps', 1e-12),
+    known_from=', '.join(known_from),
+    gelu=metadata.GELUS[config['hidden_act']],
+    norm_eps=config['layer_norm_eps'],
     mean=mean,
     std=std,
     preprocess=_preprocess(values),

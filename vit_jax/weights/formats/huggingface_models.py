@@ -197,11 +197,18 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   if head is not None and head.shape[-1] == 2 * model['width']:
     model['pool'] = 'token_gap'
   size, patch = metadata.pair(config['image_size']), model['patch_size']
+  patches = math.prod(side // patch for side in size)
+  count = max(patches, 1)
+  if _POSITIONS in arrays:
+    tokens = model.get('registers', 0) + model.get('distilled', False)
+    prefix = (_CLS in arrays) + has_positions * tokens
+    count = arrays[_POSITIONS].shape[1] - prefix
+  shown = f'{count} patch(es) of {patch} pixels'
   for key, value in (
     ('hidden_size', model['width']),
     ('num_hidden_layers', model['depth']),
     ('patch_size', patch),
-    ('image_size', config['image_size'] if min(size) >= patch else f'≥{patch}'),
+    ('image_size', config['image_size'] if patches == count else shown),
   ):
     if config.get(key, value) != value:
       raise UserError(
@@ -209,12 +216,12 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
         f'those of {value}. Fetch all files of one version again.'
       )
   if config['model_type'] == 'dinov3_vit':
-    if model['gated'] and config.get('hidden_act') != 'silu':
+    if model['gated'] and config['hidden_act'] != 'silu':
       raise UserError(
-        f'config.json of {path}: hidden_act is {config.get("hidden_act")!r}; '
+        f'config.json of {path}: hidden_act is {config["hidden_act"]!r}; '
         "for gated MLPs, the model vit supports 'silu'."
       )
-    base = float(config.get('rope_theta', ROTATIONS['centered']))
+    base = float(config['rope_theta'])
     model['rope_base'] = None if base == ROTATIONS['centered'] else base
     model |= dict(position='none', rope='centered')
   elif not has_positions:
@@ -516,7 +523,7 @@ _SWIN_ALIASES = (
   (r'\.mlp\.fc2\.', '.output.dense.'),
 )
 # Constants of the model; other values in a config are an error.
-_SWIN_FIXED = {
+SWIN_FIXED = {
   'patch_size': PATCH_SIZE,
   'mlp_ratio': float(MLP_RATIO),
   'qkv_bias': True,
@@ -531,12 +538,12 @@ def parse_swin(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
     UserError: the config describes a Swin that is not supported.
   """
   heads, depths = list(config['num_heads']), tuple(config['depths'])
-  expected = _SWIN_FIXED | {
+  expected = SWIN_FIXED | {
     'num_heads': [heads[0] * 2**i for i in range(len(depths))]
     if heads
     else 'one for each stage'
   }
-  other = {k: config[k] for k, v in expected.items() if config.get(k, v) != v}
+  other = {k: config[k] for k, v in expected.items() if config[k] != v}
   if other:
     allowed = {key: expected[key] for key in other}
     raise UserError(
@@ -579,7 +586,7 @@ def _written_swin(model: Any, image_size: tuple[int, int]) -> Written:
       'fill'
     )
   stages = len(model.depths)
-  config = _SWIN_FIXED | dict(
+  config = SWIN_FIXED | dict(
     embed_dim=model.width,
     depths=list(model.depths),
     num_heads=[model.num_heads * 2**i for i in range(stages)],

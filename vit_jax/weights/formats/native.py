@@ -5,12 +5,14 @@ import logging
 from typing import Any
 
 import jax
+from etils import epath
 from jax.sharding import NamedSharding
 
 from vit_jax.arrays import sharding
 from vit_jax.checkpoint import (
   FORMAT,
   READABLE,
+  RemovedError,
   export_params,
   list_items,
   load_about,
@@ -20,15 +22,12 @@ from vit_jax.checkpoint import (
 )
 from vit_jax.errors import UserError
 from vit_jax.files import paths
+from vit_jax.processes import consensus
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import damage
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-# File extensions of other programs. This format writes a directory, so that a
-# path with such an extension is probably a mistake.
-_NOT_WRITTEN = ('.onnx', '.h5', '.hdf5', '.keras', '.msgpack', '.ckpt', '.pb')
-_NOT_WRITTEN += ('.tflite', '.npy', '.pkl', '.pickle', '.gguf', '.mlmodel')
 
 
 def matches(path: str) -> bool:
@@ -54,15 +53,16 @@ def load(path: str, head: Any = None) -> Pretrained:
       f'{path} has an unknown ending. {damage.describe(path)} '
       f'{damage.SUPPORTED}.'
     )
-  step_dir = step_directory(path)
-  about = load_about(step_dir)
+  try:
+    step_dir, about, items = _open(path)
+  except RemovedError:  # by a run that is training, which has saved another
+    step_dir, about, items = _open(path)
   if about.get('format') not in READABLE:
     raise UserError(
       f'{step_dir} has the format {about.get("format")!r}; this version reads '
       f'{READABLE}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
-  items = list_items(step_dir)
 
   def loader(item: str, load: Any) -> Any:
     return functools.partial(load, step_dir) if item in items else None
@@ -74,6 +74,14 @@ def load(path: str, head: Any = None) -> Pretrained:
     load_average=loader('average', load_average),
     load_extra=loader('extra', functools.partial(load_arrays, name='extra')),
   )
+
+
+def _open(path: str) -> tuple[epath.Path, dict[str, Any], set[str]]:
+  """Returns a step directory, its item `about` and the names of its items."""
+  own = step_directory(path)
+  # Another process may have seen a newer step.
+  step_dir = own.parent / consensus.from_main(lambda: own.name)
+  return step_dir, load_about(step_dir), list_items(step_dir)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
@@ -89,12 +97,11 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     UserError: the directory exists or cannot be written, or the path has the
       ending of a format that is not supported.
   """
-  if path.endswith(_NOT_WRITTEN):
-    raise UserError(
-      f'{path}: this format is not supported; allowed: .npz, '
-      '.safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
-      'without such an ending. For servers: python -m vit_jax.export.'
-    )
+  paths.check_folder_name(
+    path,
+    '.npz, .safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
+    'without such an ending. For servers: python -m vit_jax.export',
+  )
   placed = [getattr(x, 'sharding', None) for x in jax.tree.leaves(params)]
   if not all(isinstance(each, NamedSharding) for each in placed):
     mesh = sharding.make_mesh(jax.local_devices()[:1])

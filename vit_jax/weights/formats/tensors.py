@@ -119,6 +119,13 @@ def read_config(path: str) -> dict[str, Any] | None:
     for name, advice in _UNREADABLE.items():
       if (folder / name).exists():
         raise UserError(f'{path} contains {advice.format(folder)}; open OUT.')
+    for name in _FILES:
+      if (folder / name).exists() or (folder / f'{name}{_INDEX}').exists():
+        raise UserError(
+          f'{folder} contains {name}, but no config.json, which describes the '
+          "model: fetch it, or, if the weights are timm's, give the path of "
+          'the file.'
+        )
   if is_folder and folder != file:
     log.info('%s: the newest checkpoint is %s', path, folder.name)
   if is_folder:

@@ -111,6 +111,8 @@ _ALIASES = (
   (r'^(blocks\.\d+\.attn\.)inner_attn_ln\.', r'\1norm.'),
 )
 # {description: pattern} of arrays that an encoder does not use.
+# Name that occurs in all models of transformers
+_HUGGING_FACE = r'(^|\.)embeddings\.patch_embeddings?\.'
 _OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
   'parts of DINO or DINOv3': r'(\w+_)?head\.(mlp|last_layer)\b|local_cls_norm',
@@ -184,6 +186,11 @@ def _described(
 ) -> Pretrained:
   """Describes a model; see `load`."""
   original, arrays = arrays, timm_layouts.with_timm_names(arrays)
+  if any(re.search(_HUGGING_FACE, name) for name in arrays):
+    raise UserError(
+      f"{path} has the names of Hugging Face's transformers, and needs their "
+      'config.json, which describes the model: fetch it into the same folder.'
+    )
   if 'architecture' not in config:
     config = {}  # of another program
   is_swin = swin.is_swin(arrays)
@@ -314,13 +321,15 @@ def _warn_of_assumptions(
     return
   log.warning(
     '%s does not name an architecture of timm with its sizes; assumed: '
-    'num_heads %d, gelu %s, pool %s and no rotary position embeddings. Name '
+    'num_heads %d, gelu %s, pool %s, images of %dx%d pixels and no rotary '
+    'position embeddings. Name '
     'the architecture: timm:ARCHITECTURE:PATH, or override single values by '
     'load_pretrained(…, num_heads=…, gelu=…)',
     path,
     model['num_heads'],
     parsed.metadata.gelu,
     'gap' if 'fc_norm' in model else model['pool'],
+    *parsed.metadata.image_size,
   )
 
 
@@ -390,9 +399,10 @@ def _parse(
   else:
     model['position'] = 'none'
     image_size = image_size or (named.size if named else _DINOV3_SIZE)
-  # A square of patches without positions of the other tokens can be a grid that
-  # is not square, with such positions.
-  is_ambiguous = settings.image_size is None and 'prefix_positions' in model
+  # A square of patches can be a grid that is not square, also one that has
+  # positions of the other tokens.
+  sizes = settings.image_size, named.size if named else None
+  is_ambiguous = image_size not in sizes
   from_torch = 'pre_norm' in model or model.get('rope') == 'centered'
   properties = ModelMetadata(
     image_size,

@@ -1,0 +1,52 @@
+"""Tests that a stored config does not depend on the working directory."""
+
+import os
+
+import pytest
+from minimal_config import completed
+
+from vit_jax.config import locations
+
+FOLDER = dict(name='folder', path='photos', class_map='lists/names.txt')
+
+
+@pytest.mark.parametrize(
+  'given, stored',
+  [
+    ('photos/{a,b}-*.tar', '/work/photos/{a,b}-*.tar'),
+    ('../photos', '/photos'),
+    ('/data/photos', '/data/photos'),
+    ('~/photos', '~/photos'),
+    ('gs://bucket/photos', 'gs://bucket/photos'),
+  ],
+)
+def test_paths_of_data_are_absolute(monkeypatch, given, stored):
+  monkeypatch.setattr(os, 'getcwd', lambda: '/work')
+  config = completed(source=dict(name='tar', path=given))
+  assert locations.absolute(config).source.path == stored
+  assert config.source.path == given  # unchanged
+
+
+def test_paths_in_all_sections_of_data_are_absolute(monkeypatch):
+  """Members, evaluators' data and lists; other keys are not paths."""
+  monkeypatch.setattr(os, 'getcwd', lambda: '/work')
+  other = dict(name='tfds', dataset='cifar10', data_dir='tfds', weight=1.0)
+  config = completed(
+    source=dict(
+      name='mixture', members=dict(a=FOLDER | {'weight': 1.0}, b=other)
+    ),
+    evals=dict(
+      knn=dict(name='neighbours', split='test', source=FOLDER),
+      draw=dict(name='figures', split='test'),
+    ),
+    **{'train.leave_out': 'same.jsonl'},
+  )
+  found = locations.absolute(config)
+  members = found.source.members
+  assert members.a.path == '/work/photos'
+  assert members.a.class_map == '/work/lists/names.txt'
+  assert members.b.data_dir == '/work/tfds'
+  assert members.b.dataset == 'cifar10'
+  assert found.evals.knn.source.path == '/work/photos'
+  assert found.evals.draw == config.evals.draw
+  assert found.train.leave_out == '/work/same.jsonl'

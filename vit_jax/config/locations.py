@@ -1,0 +1,43 @@
+"""Absolute paths of data, so that a stored config is valid in any directory."""
+
+import os
+from typing import Any
+
+from vit_jax.config import schema
+from vit_jax.config.schema import MARKS, SECTIONS, Config, Nested
+from vit_jax.files.paths import is_remote
+
+# Their operational keys are the locations of data.
+_WITH_PATHS = SECTIONS['source'], SECTIONS['train']
+
+
+def absolute(config: Config) -> Config:
+  """Returns a config in which relative local paths of data are absolute.
+
+  Args:
+    config: completed config, or some of its sections.
+  """
+  result = config.copy_and_resolve_references()
+  for name in ('source', 'train', 'evals'):
+    if name in result:
+      _set_absolute(MARKS[name], result[name])
+  return result
+
+
+def _set_absolute(mark: Nested, section: Any) -> None:
+  """Makes the paths in a section and in its inner sections absolute."""
+  if mark.many:
+    member = Nested(mark.pattern, beside=mark.beside)
+    for each in section.values():
+      _set_absolute(member, each)
+    return
+  name = section.get('name') or ''
+  for key, parameter in mark.keys(name).items():
+    inner, value = schema.nested(parameter.annotation), section.get(key)
+    if inner is not None and value is not None:
+      _set_absolute(inner, value)
+  if mark.pattern in _WITH_PATHS:
+    for key in schema.operational_keys(mark.constructor(name)):
+      value = section.get(key)
+      if isinstance(value, str) and not is_remote(value) and value[:1] != '~':
+        section[key] = os.path.abspath(value)

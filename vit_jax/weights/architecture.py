@@ -1,0 +1,120 @@
+"""Completes configs by the architecture of the weights that they start from."""
+
+import logging
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Config
+from vit_jax.data.augment.transforms import square
+from vit_jax.errors import UserError
+from vit_jax.run.resume import formatted
+from vit_jax.weights import pretrained
+from vit_jax.weights.contract import Pretrained
+
+log = logging.getLogger('vit_jax')
+
+
+def adopt(config: Config, source: Pretrained) -> Config:
+  """Returns the config with the architecture of the weights it starts from.
+
+  Images are cut to whole patches of the weights, unless the model drops the
+  remainder.
+
+  Args:
+    config: completed config.
+    source: weights that the run starts from.
+
+  Raises:
+    UserError: the config specifies another model or another architecture.
+  """
+  section, loaded = config.model, source.model()
+  name = source.about['model'].get('name', 'vit')
+  if section.name != name:
+    raise UserError(
+      f'{source.path} contains a model {name!r}, but config.model.name is '
+      f'{section.name!r}: set --config.model.name={name}, or start python -m '
+      'vit_jax.train from these weights, which uses all parameters that fit.'
+    )
+  constructor = schema.constructor('model', section)
+  keys = schema.config_keys(constructor)
+  # Keys whose default is None; the weights determine them.
+  open_keys = [key for key in keys if keys[key].default is None]
+  given = [key for key in open_keys if section[key] is not None]
+  if given:
+    complete = dict(section)
+    if section.get('variant') is None:  # sizes that are not given
+      complete |= {
+        key: value
+        for key, value in loaded.architecture.items()
+        if key in open_keys and key not in given
+      }
+    built = schema.construct(constructor, complete, config.num_classes)
+    differing = [
+      f'{key}: {value} in the weights, {built.architecture[key]} in the config'
+      for key, value in loaded.architecture.items()
+      if key in open_keys and built.architecture[key] != value
+    ]
+    if differing:
+      raise UserError(
+        f'{source.path} has another architecture: {"; ".join(differing)}. '
+        'Leave these keys of config.model out to use that of the weights.'
+      )
+  adopted = config.copy_and_resolve_references()
+  with adopted.unlocked():
+    for key, value in loaded.architecture.items():
+      adopted.model[key] = value
+    for key, value in loaded.options.items():
+      if section[key] == keys[key].default:
+        adopted.model[key] = value
+  overridden = {
+    f'model.{key}': (value, section[key])
+    for key, value in loaded.architecture.items()
+    if key not in open_keys and section[key] not in (keys[key].default, value)
+  }
+  if overridden:
+    log.warning(
+      '%s determines these keys of the config:%s',
+      source.path,
+      formatted(overridden, 'in the weights', 'in the config'),
+    )
+  _fit_images(adopted)
+  return adopted
+
+
+def complete(config: Config) -> Config:
+  """Returns a config whose model is that of `init_from` if it lacks sizes.
+
+  Args:
+    config: completed config.
+
+  Raises:
+    UserError: there are no weights, or the config contradicts them.
+  """
+  try:
+    schema.build_section(config, 'model', config.num_classes)
+  except UserError:
+    if config.init_from is None:
+      raise
+    source = pretrained.find(config.init_from, config.init_weights)
+    return adopt(config, source)
+  return config
+
+
+def _fit_images(config: Config) -> None:
+  """Reduces `image_size` to whole patches, if the model requires them."""
+  model = schema.build_section(config, 'model', config.num_classes)
+  size = square(tuple(config.image_size))
+  try:
+    model.check(size)
+  except UserError:
+    side = getattr(model, 'patch_pixels', 1)
+    whole = tuple(pixels - pixels % side for pixels in size)
+    if whole == size or not all(whole):
+      return  # the run is refused
+    log.info(
+      'image_size is %s instead of %s, whole patches of %d pixels, as the '
+      'weights have',
+      whole,
+      size,
+      side,
+    )
+    config.image_size = whole
