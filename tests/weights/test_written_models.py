@@ -144,8 +144,9 @@ def traced_once(monkeypatch):
   abstract, known = Pretrained._abstract, {}
 
   def cached(self, mesh=None):
-    properties = foreign.determined(self), self.about['model'].get('stem')
-    key = json.dumps(properties, default=list)
+    section = self.about['model']
+    others = section.get('stem'), section.get('remainder')
+    key = json.dumps([foreign.determined(self), others], default=list)
     if key not in known:
       known[key] = abstract(self, mesh)
     return known[key]
