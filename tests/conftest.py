@@ -2,6 +2,7 @@
 
 import collections
 import os
+import signal
 
 # Set before jax is imported, because jax reads both only once.
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -13,6 +14,15 @@ os.environ['XLA_FLAGS'] = ' '.join(
     '--xla_backend_optimization_level=0',
   ]
 ).strip()
+
+# The processes of tests inherit ignored signals: SIGINT in the background of a
+# script, SIGHUP under nohup.
+for _number, _default in (
+  (signal.SIGINT, signal.default_int_handler),
+  (signal.SIGHUP, signal.SIG_DFL),
+):
+  if signal.getsignal(_number) is signal.SIG_IGN:
+    signal.signal(_number, _default)
 
 import jaxtyping  # noqa: E402 (after the environment)
 import pytest  # noqa: E402

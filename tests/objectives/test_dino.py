@@ -195,7 +195,7 @@ def test_cross_entropy_of_every_pair():
 
 
 def trainer(of, micro_batches=1, average_decay=None):
-  optimizer = optimizers.sgd(lambda _: 0.1, steps, momentum=0.0)
+  optimizer = optimizers.sgd(lambda _: 0.1, momentum=0.0)
   return Trainer(of, optimizer, lambda _: 0.1, micro_batches, average_decay)
 
 

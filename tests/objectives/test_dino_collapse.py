@@ -55,7 +55,7 @@ def metrics_of(centre_momentum=0.9, **settings):
   setting = Setting(Model(0, **MODEL), SIZE, steps=steps)
   of = Objective(setting, head=HEAD, momentum=0.9, **settings)
   of.centre_momentum = centre_momentum
-  optimizer = optimizers.adam(lambda _: LR, steps, weight_decay=0.04)
+  optimizer = optimizers.adam(lambda _: LR, weight_decay=0.04)
   trainer = Trainer(of, optimizer, lambda _: LR, 1, None)
   key = jax.random.key(0)
   state = jax.jit(trainer.init_state)(key, None)

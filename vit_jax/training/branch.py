@@ -28,6 +28,7 @@ from vit_jax.config import durations
 from vit_jax.config.schema import Config, build_section
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
+from vit_jax.optim import optimizers
 from vit_jax.run import ledger, lock, metrics, resume
 from vit_jax.training.experiment import Experiment, total_steps
 
@@ -157,8 +158,9 @@ def _moved(total: str, config: Config) -> resume.Changes:
 
   setting = experiment.setting._replace(steps=recorded('objective'))
   build_section(config, 'objective', setting)
-  schedule = experiment.trainer.schedule
-  build_section(config, 'optimizer', schedule, recorded('optimizer'))
+  layers_above = experiment.objective.layers_above
+  of_run = optimizers.Setting(recorded('optimizer'), layers_above)
+  build_section(config, 'optimizer', experiment.trainer.schedule, of_run)
   return found
 
 
