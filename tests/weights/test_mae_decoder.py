@@ -10,6 +10,7 @@ import references
 from minimal_config import completed
 from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch
 
+from tests.indexed_source import Numbered
 from vit_jax import load_pretrained
 from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.objectives.mixing import normalize
@@ -164,8 +165,8 @@ def test_pretraining_is_continued_with_the_decoder(tmp_path, caplog):
   same, other = experiment(), experiment(width=32)
   params = source.load(source.abstract_params(same.mesh))
   with jax.set_mesh(same.mesh):
-    started = transfer.start(source, same, None)
-    wider = transfer.start(source, other, None)
+    started = transfer.start(source, same, None, Numbered(1))
+    wider = transfer.start(source, other, None, Numbered(1))
   jax.tree.map(np.testing.assert_array_equal, started, params)
   jax.tree.map(np.testing.assert_array_equal, wider['model'], params['model'])
   assert wider['decoder']['mask'].shape == (1, 1, 32)

@@ -56,6 +56,7 @@ def fingerprint(config: Config) -> str:
       key: value
       for key, value in values[section].items()
       if key not in _WITHOUT_COST
+      and (key, value) != ('name', schema.DEFAULT_NAMES.get(section))
       and (key not in defaults or not _equal(value, defaults[key].default))
     }
   for section, keys in _PARTS.items():
