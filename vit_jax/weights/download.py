@@ -37,7 +37,6 @@ TIMEOUT_S = 30.0  # longest time for a connection, and without any data
 _TEMPORARY_STATUS = {408, 425, 429}
 # Errors of aiohttp and huggingface_hub that a repetition does not change.
 _PERMANENT = {
-  'ClientConnectorCertificateError',
   'HFValidationError',
   'InvalidUrlClientError',
   'InvalidURL',
