@@ -62,7 +62,7 @@ def test_without_a_name_prepare_lists_datasets():
   """The list says what a person has to do; the exit code is 0."""
   out, _ = cli.run(cli.command('prepare'))
   assert out.strip() == named.LISTING
-  for name in ('imagenet21k', 'imagenet2012_real', 'clevr', 'folder', 'digits'):
+  for name in ('imagenet21k', 'imagenet2012_real', 'clevr', 'digits'):
     assert f'  {name} ' in out
   assert max(map(len, out.splitlines())) <= 80
 

@@ -6,15 +6,14 @@ metric follows them.
 """
 
 import fnmatch
-from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config.schema import EVALS, Section, resolve
+from vit_jax.config.schema import EVALS, Config, Section, resolve
 
 _LOSS = 'loss'  # the loss of the training, which is not an evaluator's metric
 
 
-def section_of(evals: Mapping[str, Section], metric: str) -> Section:
+def section_of(evals: Config, metric: str) -> Section:
   """Returns the section of the evaluator that computes a metric; {} if none.
 
   Args:
@@ -27,7 +26,7 @@ def section_of(evals: Mapping[str, Section], metric: str) -> Section:
   return evals[max(names, key=len)] if names else {}
 
 
-def sign(evals: Mapping[str, Section], metric: str) -> int:
+def sign(evals: Config, metric: str) -> int:
   """Returns 1 if higher values of a metric are better, and -1 if lower are.
 
   The result is 0 if the evaluator does not specify it, or does not exist.
@@ -45,7 +44,7 @@ def sign(evals: Mapping[str, Section], metric: str) -> int:
   return sign_of(section['name'], metric.rpartition('/')[2])
 
 
-def of_best(config: Mapping[str, Any]) -> int:
+def of_best(config: Config) -> int:
   """Returns -1 if lower values of `checkpoint.best` are better, otherwise 1.
 
   Args:
