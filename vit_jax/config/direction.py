@@ -8,12 +8,12 @@ metric follows them.
 import fnmatch
 from typing import Any
 
-from vit_jax.config.schema import EVALS, Config, Section, resolve
+from vit_jax.config.schema import EVALS, Config, resolve
 
 _LOSS = 'loss'  # the loss of the training, which is not an evaluator's metric
 
 
-def section_of(evals: Config, metric: str) -> Section:
+def section_of(evals: Config, metric: str) -> Config:
   """Returns the section of the evaluator that computes a metric; {} if none.
 
   Args:
