@@ -119,8 +119,11 @@ def main() -> None:
         tpu.cost(backward, (1, tokens, head), 2, head)
         for backward in (False, True)
       ]
+      # As in `plan.tpu_cost`; operands and results are in memory already.
       counted = sum(
-        chip.kernel_cycles(each.flops, each.transcendentals) for each in costs
+        each.flops / chip.peak_flops * chip.clock_hz
+        + each.transcendentals / chip.exponentials_per_cycle
+        for each in costs
       )
       print(
         f'| {name.partition(":")[0]} | {head} | {tokens} | {bundles:,.0f} | '
