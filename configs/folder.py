@@ -30,6 +30,8 @@ this size, a warm-up of 5 %, the sizes of `variant`, and a decoder of four
 layers of width 256. Fine-tune the result with tune=1.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
@@ -102,7 +104,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   return complete(config)
 
 
-def _pretrain(config: ConfigDict, labelled: bool) -> None:
+def _pretrain(config: Any, labelled: bool) -> None:
   """Changes a config to training without labels."""
   config.total, config.num_classes = '400 epochs', 0
   config.augment.min_area = 0.2
@@ -120,8 +122,7 @@ def _pretrain(config: ConfigDict, labelled: bool) -> None:
     b1=0.9,
     b2=0.95,
     weight_decay=0.05,
-    decay_mask='all',
-    rules=(('.*/(bias|scale)', dict(decay=0.0)),),
+    decay_mask='tensors',
   )
   config.schedule.base_lr = 1.5e-4 * config.batch_size / 256
   knn = dict(

@@ -47,7 +47,7 @@ WRITERS = [
 def test_each_reader_refuses_other_archives(tmp_path, write):
   """A result that cannot be read has no description; others are one message."""
   parts = output_parts.Parts(epath.Path(tmp_path / 'out.npz'))
-  parts.open({}, 8)
+  parts.open({}, 8, 8)
   path = tmp_path / 'out.npz.parts' / '00000.npz'
   write(path)
   assert output_parts.about_of(str(path)) == {}
