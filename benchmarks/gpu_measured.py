@@ -40,7 +40,7 @@ from vit_jax.config import loading
 from vit_jax.plan import compile, gpu_cost, hlo
 from vit_jax.plan.measure import Step
 from vit_jax.plan.topology import Target
-from vit_jax.processes import runtime
+from vit_jax.processes import machine
 from vit_jax.training.experiment import Experiment
 
 SWIN = gpu_plans.Row(
@@ -267,7 +267,7 @@ def main() -> None:
   if arguments.out is None:
     parser.error('--out is missing; give a directory for the figures')
   start = time.perf_counter()
-  runtime.keep_host_memory()
+  machine.keep_host_memory()
   arguments.out.mkdir(parents=True, exist_ok=True)
   gpu = devices.of_kind(jax.devices()[0].device_kind) or devices.GPUS['h100']
   print(jax.devices()[0].device_kind, f'jax {jax.__version__}', flush=True)

@@ -35,7 +35,7 @@ from vit_jax.arrays import devices
 from vit_jax.config import loading
 from vit_jax.models import vit
 from vit_jax.plan.compile import changed
-from vit_jax.processes import runtime
+from vit_jax.processes import machine
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
@@ -259,7 +259,7 @@ def main() -> None:
   parser.add_argument('--steps', type=int, default=3)
   parser.add_argument('--rounds', type=int, default=5)
   arguments = parser.parse_args()
-  runtime.keep_host_memory()  # as in our commands; all peers benefit
+  machine.keep_host_memory()  # as in our commands; all peers benefit
   versions = {
     name: importlib.metadata.version(name)
     for name in ('jax', 'flax', 'torch', 'timm', 'transformers')

@@ -12,15 +12,19 @@ from tests.faults.counts import further
 from tests.traced_for_gpu import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
+from vit_jax.models import swin
 from vit_jax.models.vit import Model
 
 SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
+# Windows of nine tokens, and a second stage whose map is one window
+SWIN = dict(width=32, depths=(2, 2), num_heads=4, window_size=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'options',
   [
+    SWIN,
     {},
     {'layer_scale': 0.1, 'distilled': True, 'unroll': 3},
     *further(
@@ -33,7 +37,8 @@ SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
 )
 def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):
   """Logits and gradients agree with the CPU's to bfloat16's rounding."""
-  model = Model(5, **SIZES, **options)
+  is_swin = options is SWIN
+  model = swin.Model(5, **SWIN) if is_swin else Model(5, **SIZES, **options)
   images = images_of(2, 16, 16)
   params = noise_params(model, (16, 16), 0.1)
 
@@ -58,10 +63,11 @@ def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):
     assert np.linalg.norm(a - b) / scale < 0.1
 
 
-def trace(model, **options):
+def trace(model, size=16, **options):
   """Traces a model without compiling or computing anything."""
   init = functools.partial(model.init, **options)
-  return jax.eval_shape(init, jax.random.key(0), jnp.zeros((2, 16, 16, 3)))
+  images = jnp.zeros((2, size, size, 3))
+  return jax.eval_shape(init, jax.random.key(0), images)
 
 
 def test_tokens_are_padded_once_for_all_layers(gpu):
@@ -93,6 +99,17 @@ def test_when_cudnn_is_used(gpu, options, used):
   assert ('cuDNN' in model.computed_by((16, 16))) == used
   trace(model)
   assert bool(gpu) == used
+
+
+def test_windows_are_heads_of_cudnn(gpu):
+  """Windows with a bias; XLA computes them in float32."""
+  model = swin.Model(5, **SWIN)
+  assert model.computed_by((24, 24)) == 'attention by cuDNN'
+  trace(model, size=24)
+  # [n, tokens, windows, heads, channels] of both stages
+  assert set(gpu) == {(2, 9, 4, 4, 8), (2, 9, 1, 8, 8)}
+  model = swin.Model(5, **SWIN, dtype='float32')
+  assert model.kernels is None
 
 
 def test_kernels_that_do_not_apply_are_refused(gpu):

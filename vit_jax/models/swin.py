@@ -18,7 +18,7 @@ from vit_jax.arrays import sharding
 from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models import backbone, layers, positions, vit, xla
-from vit_jax.models.attention import attention
+from vit_jax.models.attention import attention, cudnn
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
 from vit_jax.models.contract import Leaves
 from vit_jax.models.init import INIT
@@ -73,8 +73,8 @@ class Config(backbone.BackboneConfig):
     pixels: units of the pixels that are cut into patches, 'symmetric' or
       'imagenet', see `vit.Config`.
     attention: implementation of attention within windows: 'auto' (kernels on
-      TPUs, if windows have at most 384 tokens), 'kernel' (the same, and
-      interpreted on a CPU, for tests) or 'xla'.
+      TPUs, if windows have at most 384 tokens; cuDNN on GPUs), 'kernel' (the
+      same, and interpreted on a CPU, for tests) or 'xla'.
     drop_path: drop-path rate of the last block; it grows linearly from 0 at the
       first block.
 
@@ -370,12 +370,14 @@ class WindowAttention(nn.Module):
     num_heads = config.num_heads * 2**self.stage
     heads = (num_heads, width // num_heads)
     x = self.windows.cut(x)  # [n, w, s, d]
-    fused = config.attention_by(self.stage, side) == 'kernels'
+    by = config.attention_by(self.stage, side)
+    if by == 'cuDNN':  # its heads are those of all windows
+      x = x.swapaxes(1, 2)  # [n, s, w, d]
     dense = functools.partial(
       Linear, kernel_init=NORMAL, dtype=config.compute_dtype
     )
     dense_layers = [
-      dense(heads, model_dim=-2, flat=fused, name=part)
+      dense(heads, model_dim=-2, flat=by == 'kernels', name=part)
       for part in ('query', 'key', 'value')
     ]
     shape = (2 * side - 1) ** 2, num_heads
@@ -384,16 +386,19 @@ class WindowAttention(nn.Module):
     )
     bias = table[bias_index(side)].transpose(2, 0, 1)  # [h, s, s]
     mask = self.windows.mask()
-    if fused:
+    if by == 'kernels':
       y = attention.attend_by_kernels(dense_layers, x, num_heads, bias, mask)
     else:
       bias = bias[None]
       if mask is not None:
         bias = bias + mask[:, None]  # [w, h, s, s]
-      inputs = (layer(x) for layer in dense_layers)
-      y = attention.relative_attention(*inputs, relative=None, bias=bias)
+      query, key, value = (layer(x) for layer in dense_layers)
+      if by == 'cuDNN':
+        y = cudnn.attend(query, key, value, bias=bias)
+      else:
+        y = attention.relative_attention(query, key, value, None, bias)
     y = dense((width,), inputs=heads, model_dim=-3, name='out')(y)
-    return self.windows.join(y)
+    return self.windows.join(y.swapaxes(1, 2) if by == 'cuDNN' else y)
 
 
 class Block(nn.Module):

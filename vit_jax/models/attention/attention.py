@@ -35,7 +35,7 @@ IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
 # What kernels support in addition to softmax(q·k / √c) v of a sequence. The TPU
 # kernels normalize and rotate queries and keys; XLA does so before cuDNN.
 _TPU_SUPPORTS = ('qk_norm', 'rotary positions', 'bias')
-_GPU_SUPPORTS = ('qk_norm', 'rotary positions', 'context', 'weights')
+_GPU_SUPPORTS = (*_TPU_SUPPORTS, 'context', 'weights')
 # Projections with a bias, by the value of `vit.Config.qkv_bias`.
 BIASES = {
   'all': ('query', 'key', 'value'),
@@ -353,22 +353,18 @@ class Attention(nn.Module):
     if self.qk_norm is not None:
       norms = [self.qk_norm(name=f'{name}_norm') for name in ('query', 'key')]
     if by == 'kernels':
-      rotation = position.rotation
       y = attend_by_kernels(
-        layers, x, self.num_heads, norms=norms, rotation=rotation
+        layers, x, self.num_heads, norms=norms, rotation=position.rotation
       )
     else:
       inputs = zip(layers, (x, context, context), strict=True)
       query, key, value = (layer(z) for layer, z in inputs)
       if norms:
-        query, key = (
-          norm(z) for norm, z in zip(norms, (query, key), strict=True)
-        )
+        query, key = norms[0](query), norms[1](key)
       if position.rotation is not None:
         query, key = (rotate(z, *position.rotation) for z in (query, key))
       if by == 'cuDNN':
-        named = map(checkpoint_name, (query, key, value), SAVED[:3])
-        y = cudnn.attend(*named, tokens=self.tokens)
+        y = cudnn.attend(query, key, value, tokens=self.tokens)
       elif is_relative:
         y = relative_attention(query, key, value, *relative)
       else:

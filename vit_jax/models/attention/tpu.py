@@ -198,24 +198,18 @@ def attend(
 
   Reference: arXiv 2010.11929, appendix A, equations 5 to 7.
   """
-  vectors = [
-    *biases,
-    *(
-      jnp.tile(x, num_heads) for x in itertools.chain(*zip(*norms, strict=True))
-    ),
-  ]
+  of_norms = itertools.chain(*zip(*norms, strict=True))
+  vectors = [*biases, *(jnp.tile(x, num_heads) for x in of_norms)]
   vectors = jnp.stack([x.astype(jnp.float32) for x in vectors])
-  query, key, value = projections
-  operands = Operands(query, key, value, vectors)
-  if rotation is not None:
-    sines, cosines = (_of_all_heads(x, num_heads) for x in rotation)
-    operands = operands._replace(sines=sines, cosines=cosines)
+  tables = [_of_all_heads(x, num_heads) for x in rotation or ()]
   if relative is not None:
     by_keys = _by_keys(relative.astype(jnp.float32))  # [h, keys, lanes]
     relative = by_keys.swapaxes(0, 1).reshape(by_keys.shape[1], -1)
   if mask is not None:
     # Masks are 0 or a large number, which bfloat16 represents well enough.
     mask = _by_keys(jnp.asarray(mask, jnp.bfloat16))
+  query, key, value = projections
+  operands = Operands(query, key, value, vectors, *tables)
   operands = operands._replace(relative=relative, mask=mask)
   return _attend(operands, num_heads, epsilon)
 
@@ -376,11 +370,7 @@ def _run_on_device(
     out_specs=[out_specs],
     scratch_shapes=scratch,
     cost_estimate=cost(
-      kernel is backward,
-      y.shape,
-      dtype.itemsize,
-      head,
-      transforms,
+      kernel is backward, y.shape, dtype.itemsize, head, transforms
     ),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=(
@@ -424,17 +414,10 @@ def _parts(
   # TPU v2 and v3 only multiply float32 values, which they round to bfloat16.
   old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
   operand = jnp.dtype(jnp.float32) if old else dtype
-  head, tile = chosen.head, chosen.tile(tokens)
+  tile, width = chosen.tile(tokens), chosen.head * chosen.together
   return [
-    Part(
-      slice(i, i + head * chosen.together),
-      chosen.together,
-      tokens,
-      tile,
-      operand,
-      epsilon,
-    )
-    for i in range(0, chosen.lanes, head * chosen.together)
+    Part(slice(i, i + width), chosen.together, tokens, tile, operand, epsilon)
+    for i in range(0, chosen.lanes, width)
   ]
 
 

@@ -148,12 +148,10 @@ class Part(NamedTuple):
       projection, of the vectors of the norm (`vectors_of`), and of sines and
       cosines.
     """
-    projection = self.load(
-      (x.query, x.key)[which], rows, x.vectors[which, self.lanes]
+    bias, *vectors = (
+      x.vectors[i : i + 1, self.lanes] for i in vectors_of(x, which)
     )
-    vectors = [
-      x.vectors[i : i + 1, self.lanes] for i in vectors_of(x, which)[1:]
-    ]
+    projection = self.load((x.query, x.key)[which], rows, bias)
 
     def transform(
       y: Block, vectors: Sequence[Any], tables: list[Block]
@@ -201,6 +199,8 @@ def forward(x: Operands, y: Ref, part: Part) -> None:
     y: output.
     part: heads and tokens.
   """
+  if y.shape[0] > part.tile:  # in one tile, this would take longer
+    x = x._replace(vectors=x.vectors[...])
   k, _ = part.load_to_multiply(x, 1, part.keys)
   v = part.load_values(x)
 
