@@ -6,12 +6,10 @@ components of patch tokens. They are written as PNG, or as --format=pdf or svg,
 and their arrays as .npz. The images are --images=FILE,…, all of which are
 drawn, or images of the run's evaluation split, preprocessed as in the
 evaluation. Without --out, the figures are written to the workdir and shown in
-its HTML report. --interactive also writes attention.html, on which the
-attention of every patch, layer and head can be explored.
+its HTML report.
 
 `python -m vit_jax.analyze report WORKDIR…` writes report.html of each run with
-images and predictions (--nopredictions leaves them out), and with --out=DIR one
-HTML page that compares the runs.
+images and predictions (--nopredictions leaves them out).
 """
 
 import logging
@@ -21,13 +19,12 @@ import numpy as np
 from absl import flags
 from etils import epath
 
-from vit_jax.analysis import attention_page, curves, figures, gallery, plotting
+from vit_jax.analysis import figures, gallery, plotting
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
 from vit_jax.config import loading, schema
 from vit_jax.data.contract import Preprocess
-from vit_jax.data.images import channels
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Spread, own_splits
@@ -54,11 +51,6 @@ def define_flags() -> None:
     "Number of images from the run's evaluation split; Figure 11 uses 128.",
     1,
   )
-  flags.DEFINE_bool(
-    'interactive',
-    False,
-    'Also write attention.html, a page on which attention can be explored.',
-  )
   flags.DEFINE_bool('predictions', True, 'Let `report` predict images again.')
   flags.DEFINE_enum(
     'format', plotting.PNG.name, plotting.FORMATS, 'Format of the figures.'
@@ -76,7 +68,6 @@ def run(
   num_images: int = 32,
   image_size: tuple[int, int] | None = None,
   weights: str = 'params',
-  interactive: bool = False,
   form: plotting.Format = plotting.PNG,
 ) -> figures.Findings:
   """Draws all figures that the model supports.
@@ -90,12 +81,10 @@ def run(
     image_size: (height, width) of the images, pixels, to which positions are
       interpolated; None for that of the weights.
     weights: set of weights of the checkpoint, see `Pretrained.chosen`.
-    interactive: whether to write a page on which attention can be explored.
     form: format of the figures.
 
   Raises:
-    UserError: the weights or images do not exist, or `interactive` is set and
-      the model has no attention weights.
+    UserError: the weights or images do not exist.
   """
   source = pretrained.find(checkpoint, weights)
   size, model = image_size or source.image_size, source.model()
@@ -116,23 +105,6 @@ def run(
   trained = objective.start_params(trained, params)
   with jax.set_mesh(mesh):
     findings = figures.examine(model, params, images, shown, objective, trained)
-    if interactive:
-      first = images[: attention_page.MAX_IMAGES]
-      titles = files or [f'image {i + 1}' for i in range(len(images))]
-      if 'rollout' not in findings.arrays:
-        raise UserError(
-          '--interactive needs attention weights, which this model does not '
-          f'have: {"; ".join(findings.missing)}. Omit --interactive.'
-        )
-      attend = jax.jit(figures.result_of(model, 'attention'))
-      text = attention_page.render(
-        channels.rgb(first),
-        titles[: len(first)],
-        np.asarray(attend(params, first)),
-        model.grid(size),
-        findings.arrays.get('similarity'),
-      )
-      _save(out / attention_page.NAME, text)
   for line in findings.missing:
     log.info('no %s', line)
   title = source.path + ('' if weights == 'params' else f', {weights}')
@@ -187,32 +159,22 @@ def _save(path: epath.Path, content: str | bytes) -> None:
   log.info('wrote %s', path)
 
 
-def _report(workdirs: list[str], out: str | None, predictions: bool) -> None:
+def _report(workdirs: list[str], predictions: bool) -> None:
   """Writes the HTML report of each run.
 
   Args:
     workdirs: workdirs of the runs.
-    out: directory for a report that compares the runs; None to omit it.
     predictions: whether to draw images and predictions first.
 
   Raises:
     UserError: a path is not a workdir, or cannot be written.
   """
-  folders = [paths.locate(workdir) for workdir in workdirs]
-  records = []
-  for folder in folders:
+  for folder in map(paths.locate, workdirs):
     values = record.read(folder)  # raises UserError if it is not a workdir
     if predictions:
       _write_predictions(folder)
       values = record.read(folder)
     _save(folder / page.NAME, page.render(values))
-    records.append(values)
-  if out is not None:
-    named = [
-      values._replace(name=name)
-      for values, name in zip(records, curves.names(folders), strict=True)
-    ]
-    _save(paths.locate(out) / page.NAME, page.render_comparison(named))
 
 
 def _write_predictions(workdir: epath.Path) -> None:
@@ -260,12 +222,17 @@ def main(arguments: list[str]) -> None:
     )
   kind, *workdirs = arguments or ['']
   if kind == 'report' and workdirs:
-    _report(workdirs, values.out, values.predictions)
+    if values.out is not None:
+      raise UserError(
+        f'--out is {values.out}, but a report is written into the workdir of '
+        'its run; omit --out.'
+      )
+    _report(workdirs, values.predictions)
     return
   if arguments or not values.checkpoint:
     raise process.usage(
       'analyze --checkpoint=PATH [--images=FILE,…] [--out=DIR], or report '
-      'WORKDIR… [--out=DIR]'
+      'WORKDIR…'
     )
   out = _output_directory(values.checkpoint, values.out)
   run(
@@ -275,7 +242,6 @@ def main(arguments: list[str]) -> None:
     values.num_images,
     shared_flags.image_size(values),
     values.weights,
-    values.interactive,
     form,
   )
   if values.out is None:

@@ -1,4 +1,4 @@
-"""Tables and figures: python -m vit_jax.study --config=configs/studies/….py.
+"""Tables of the paper: python -m vit_jax.study --config=configs/studies/….py.
 
 A study has rows. Each row pre-trains a model and transfers its weights: it
 fine-tunes them (after selecting a learning rate if the paper does so), or
@@ -16,8 +16,9 @@ for a cluster; when they are done, the same command prints the next ones.
 --plan=v3:4x4 (or h100:1x8) prints the predicted cost of the pre-trainings on
 these devices, and starts nothing.
 
-WORKDIR contains results.csv, results.md (each value next to the paper's),
-figure.png and figure.npz if the study has a figure, and a workdir per run.
+WORKDIR contains results.csv, results.md (each value next to the paper's), and a
+workdir per run. examples/study_results.py draws its figure, and computes
+further columns from its runs.
 """
 
 import logging
@@ -27,11 +28,10 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from vit_jax.analysis import gallery, plotting
 from vit_jax.arrays import devices, memory
 from vit_jax.cli import process
 from vit_jax.errors import UserError, check_choice
-from vit_jax.sweeps import chart, execution, grid, jobs, tables
+from vit_jax.sweeps import execution, grid, jobs, tables
 from vit_jax.sweeps.jobs import Graph
 
 log = logging.getLogger('vit_jax')
@@ -86,17 +86,9 @@ def run(
   for name, row in study.rows.items():
     if row.pretrain is None and name not in given:
       log.warning('%r is left out; give --weights=%s=PATH for it', name, name)
-
-  def results(graph: Graph) -> dict[str, str | bytes]:
-    files: dict[str, str | bytes] = {**tables.of_study(study, graph)}
-    if study.figure is not None and (arrays := chart.arrays(study, graph)):
-      files['figure.npz'] = gallery.archive(arrays)
-      files['figure.png'] = plotting.png(chart.figure(study, arrays))
-    return files
-
   return execution.execute(
     lambda: jobs.of_study(study, workdir, extra_flags, pretrain_flags, given),
-    results,
+    lambda graph: tables.of_study(study, graph),
     workdir,
     print_jobs,
   )

@@ -15,14 +15,18 @@ evaluation (so the sample alone causes a standard deviation of .7 % at 50 %).
 Larger subsets are used for more steps: 16, 6 and 3 epochs. Each point has one
 seed; `:seeds=3` runs three.
 
+`python -m examples.study_results CONFIG WORKDIR` draws the figure.
+
 The paper has no values at this scale. Results (benchmarks/RESULTS.md), 5-shot
 and fine-tuned, from 50,000 images, means of three seeds: ViT 38.6, 50.0, hybrid
 45.1, 54.0, ResNet 49.1, 54.9 %; no crossover. 41 minutes of processor time per
 seed.
 """
 
+from typing import Any
+
 from vit_jax.config import parse_arg
-from vit_jax.sweeps.grid import Evaluation, Figure, Row, Stage, Study, Task
+from vit_jax.sweeps.grid import Evaluation, Row, Stage, Study, Task
 
 EPOCHS = {2_500: 16, 10_000: 6, 50_000: 3}
 _BODY = {
@@ -57,7 +61,20 @@ def get_study(argument: str | None = None) -> Study:
     title='Toy: small models on CIFAR-10 at 16 px, by pre-training images',
     note='A toy: same classes before and after the transfer, other images.',
     rows=rows,
-    figure=Figure('images', ('5-shot', '10-shot', 'fine-tuned')),
+  )
+
+
+def get_extras(argument: str | None = None) -> dict[str, Any]:
+  """Returns the figure, see examples/study_results.py."""
+  del argument
+  sizes = {f'{name}-{size}': (name, size) for name in MODELS for size in EPOCHS}
+  return dict(
+    figure=dict(
+      x='images',
+      columns=('5-shot', '10-shot', 'fine-tuned'),
+      lines={row: (name,) for row, (name, _) in sizes.items()},
+      places={row: size for row, (_, size) in sizes.items()},
+    )
   )
 
 
@@ -94,8 +111,6 @@ def _row(name: str, size: int, seeds: range) -> Row:
       '10-shot': Evaluation('fewshot', '10shot', _JUDGED, flags=few),
       'fine-tuned': Task(command='finetune', final=_finetuning(name)),
     },
-    lines=(name,),
-    place=size,
   )
 
 

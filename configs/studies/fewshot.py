@@ -2,6 +2,8 @@
 
 python -m vit_jax.study --config=configs/studies/fewshot.py:table=8
 
+`python -m examples.study_results CONFIG WORKDIR` draws the figures.
+
 | argument  | rows                                         | its figure    |
 | table=8   | position embeddings (configs/positions.py)   |               |
 | figure=4  | models by subsets of 9, 30, 90, 300 M of JFT | over images   |
@@ -48,11 +50,10 @@ Figure 13: Axial-ViT-B/32 and B/16, AxialResNet50, ViT-B/32 and B/16, and
 ResNet50x1. The recipes of the axial models are chosen here, see
 examples/axial.py. x=speed draws the same rows over the images per second and
 core in inference at 224 px, which benchmarks/inference.py predicts for TPU v3;
-the paper measured them. In the workdir of figure=13, it draws the finished runs
-again, and replaces figure.png:
+the paper measured them.
 
-  python -m vit_jax.study --config=configs/studies/fewshot.py:figure=13,x=speed
-    --workdir=runs/studies/fewshot-figure=13
+  python -m examples.study_results configs/studies/fewshot.py:figure=13,x=speed
+    runs/studies/fewshot-figure=13
 """
 
 from typing import Any
@@ -61,7 +62,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import complete, loading, parse_arg
 from vit_jax.errors import UserError, closest
-from vit_jax.sweeps.grid import Evaluation, Figure, Number, Row, Stage, Study
+from vit_jax.sweeps.grid import Evaluation, Number, Row, Stage, Study
 
 _TRAIN = 'train[:65000]'
 FEW = Evaluation(
@@ -133,6 +134,17 @@ FIGURE_9 = {
 
 
 def get_study(argument: str | None = None) -> Study:
+  return _study(argument)[0]
+
+
+def get_extras(argument: str | None = None) -> dict[str, Any]:
+  """Returns the figure, see examples/study_results.py."""
+  figure = _study(argument)[1]
+  return dict(figure=figure) if figure else {}
+
+
+def _study(argument: str | None) -> tuple[Study, dict[str, Any]]:
+  """Returns a study, and its figure."""
   arg = parse_arg(argument, table=0, figure=0, data='jft', x='exaflops')
   made = {
     'table=8': _table_8,
@@ -156,7 +168,7 @@ def get_study(argument: str | None = None) -> Study:
   return made[wanted]()
 
 
-def _table_8() -> Study:
+def _table_8() -> tuple[Study, dict[str, Any]]:
   rows = {}
   numbers = {
     ('none', ''): 61.382,
@@ -176,23 +188,24 @@ def _table_8() -> Study:
       transfers={'5-shot': FEW},
       paper={'5-shot': Number(number)},
     )
-  return Study(title='Table 8: position embeddings, ViT-B/16', rows=rows)
+  return Study(title='Table 8: position embeddings, ViT-B/16', rows=rows), {}
 
 
-def _figure_4() -> Study:
-  rows = {}
+def _figure_4() -> tuple[Study, dict[str, Any]]:
+  rows, points = {}, {}
   for line, (config, keys) in MODELS_4.items():
     for size in SUBSETS:
       flags: dict[str, Any] = {**keys, 'total': f'{_STEPS} steps'}
       if size != SUBSETS[-1]:
         flags |= {'train.split': f'train[:{size}]', 'train.num_examples': size}
-      rows[f'{line} {size // 10**6}M'] = _on_subset(line, config, flags, size)
+      name = f'{line} {size // 10**6}M'
+      rows[name], points[name] = _on_subset(config, flags), (line, size)
   title = 'Figure 4: 5-shot accuracy by the size of the pre-training set'
-  return Study(title=title, rows=rows, figure=Figure('images', ('5-shot',)))
+  return Study(title=title, rows=rows), _by_images(points)
 
 
-def _figure_4_i21k() -> Study:
-  rows = {}
+def _figure_4_i21k() -> tuple[Study, dict[str, Any]]:
+  rows, points = {}, {}
   for line, (config, keys) in MODELS_4_I21K.items():
     for size in SUBSETS_I21K:
       stop = _I21K_VALIDATION + size
@@ -204,47 +217,57 @@ def _figure_4_i21k() -> Study:
         'train.num_examples': size,
       }
       name = f'{line} {size / 10**6:g}M'
-      rows[name] = _on_subset(line, config, flags, size)
+      rows[name], points[name] = _on_subset(config, flags), (line, size)
   title = '5-shot accuracy by the number of images of ImageNet-21k'
-  return Study(title=title, rows=rows, figure=Figure('images', ('5-shot',)))
+  return Study(title=title, rows=rows), _by_images(points)
 
 
-def _on_subset(line: str, config: str, flags: dict[str, Any], size: int) -> Row:
-  """Returns the row of a model that is trained on `size` images."""
+def _by_images(points: dict[str, tuple[str, int]]) -> dict[str, Any]:
+  """Returns a figure over images, given (line, images) of each row."""
+  return dict(
+    x='images',
+    columns=('5-shot',),
+    lines={name: (line,) for name, (line, _) in points.items()},
+    places={name: size for name, (_, size) in points.items()},
+  )
+
+
+def _on_subset(config: str, flags: dict[str, Any]) -> Row:
+  """Returns the row of a model that is trained on a part of the images."""
   often = {'checkpoint.every': '1 %', 'evals.val.every': '1 %'}
   return Row(
     pretrain=_pretraining(config, flags | often),
     transfers={'5-shot': FEW},
-    lines=(line,),
-    place=size,
     early_stopping=True,
   )
 
 
-def _figure_8() -> Study:
-  rows = {'base': _scaled(BASE_8, (*SCALED_8, 'all'))}
+def _figure_8() -> tuple[Study, dict[str, Any]]:
+  rows, lines = {'base': _scaled(BASE_8)}, {'base': (*SCALED_8, 'all')}
   for dimension, sizes in SCALED_8.items():
     for size in sizes:
-      row = _scaled(BASE_8 | {dimension: size}, (dimension,))
-      rows[f'{dimension} {size}'] = row
+      name = f'{dimension} {size}'
+      rows[name] = _scaled(BASE_8 | {dimension: size})
+      lines[name] = (dimension,)
   for factor, sizes in ALL_8.items():
-    rows[f'all x {factor}'] = _scaled(sizes, ('all',))
+    rows[f'all x {factor}'] = _scaled(sizes)
+    lines[f'all x {factor}'] = ('all',)
   title = 'Figure 8: the dimensions of a ViT scaled one by one, and together'
-  return Study(title=title, rows=rows, figure=Figure('exaflops', ('5-shot',)))
+  figure = dict(x='exaflops', columns=('5-shot',), lines=lines)
+  return Study(title=title, rows=rows), figure
 
 
-def _scaled(sizes: dict[str, int], lines: tuple[str, ...]) -> Row:
+def _scaled(sizes: dict[str, int]) -> Row:
   flags = {f'model.{key}': value for key, value in sizes.items()}
   flags |= {'model.num_heads': sizes['width'] // 64, 'model.unroll': 1}
   config = 'configs/vit.py:variant=L/32,data=jft'
   return Row(
     pretrain=_pretraining(config, flags),
     transfers={'5-shot': FEW},
-    lines=lines,
   )
 
 
-def _figure_9() -> Study:
+def _figure_9() -> tuple[Study, dict[str, Any]]:
   rows = {
     name: Row(
       pretrain=Stage(
@@ -256,20 +279,23 @@ def _figure_9() -> Study:
     for name, (pool, rate) in FIGURE_9.items()
   }
   title = 'Figure 9: class token or mean of the patches, 5-shot'
-  return Study(title=title, rows=rows, figure=Figure('epochs', ('few/5shot',)))
+  figure = dict(x='epochs', columns=('few/5shot',))
+  return Study(title=title, rows=rows), figure
 
 
-def _figure_13(x: str = 'exaflops') -> Study:
+def _figure_13(x: str = 'exaflops') -> tuple[Study, dict[str, Any]]:
   rows = {
-    name: Row(
-      pretrain=_pretraining(config),
-      transfers={'5-shot': FEW},
-      place=exaflops if x == 'exaflops' else speed,
-    )
-    for name, (config, exaflops, speed) in FIGURE_13.items()
+    name: Row(pretrain=_pretraining(config), transfers={'5-shot': FEW})
+    for name, (config, _, _) in FIGURE_13.items()
   }
+  places = {
+    name: exaflops if x == 'exaflops' else speed
+    for name, (_, exaflops, speed) in FIGURE_13.items()
+  }
+  places = {name: place for name, place in places.items() if place is not None}
   title = 'Figure 13: axial attention, 5-shot'
-  return Study(title=title, rows=rows, figure=Figure(x, ('5-shot',)))
+  figure = dict(x=x, columns=('5-shot',), places=places)
+  return Study(title=title, rows=rows), figure
 
 
 def _pretraining(config: str, flags: dict[str, Any] | None = None) -> Stage:

@@ -13,9 +13,10 @@ learning rate of each data set like configs/sweeps/table4.py, and fine-tunes
 three times. Table 2's ImageNet (512 px L/16, 518 px H/14, averaged weights) and
 VTAB-1k (means over 19 tasks) have a single rate. ReaL is the accuracy of
 ImageNet's models on the labels of ImageNet-ReaL, for which the dataset
-imagenet2012_real has to be prepared; `real=0` leaves it out. To use existing
-weights: --weights='B/16 i21k=B_16.npz'. `rows=B/16` selects the rows whose
-names contain it.
+imagenet2012_real has to be prepared; `real=0` leaves it out. Its column and the
+figures are made by `python -m examples.study_results CONFIG WORKDIR`. To use
+existing weights: --weights='B/16 i21k=B_16.npz'. `rows=B/16` selects the rows
+whose names contain it.
 
 ResNets of Table 6 are also fine-tuned with BiT's recipe
 (configs/finetune_bit.py), in columns such as "Pets (BiT)"; the paper reports
@@ -46,16 +47,12 @@ from vit_jax.errors import UserError
 from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import (
   UPSTREAM,
-  Figure,
   Number,
-  OtherMetric,
-  Published,
   Row,
   Stage,
   Study,
   Sweep,
   Task,
-  Transfer,
 )
 
 DATA = ('ImageNet', 'CIFAR-10', 'CIFAR-100', 'Pets', 'Flowers')
@@ -67,11 +64,11 @@ TITLES = {
   6: 'Table 6 and Figure 5: ViTs, hybrids and ResNets over exaFLOPs',
   7: 'Table 7: ResNets pre-trained by Adam and by SGD',
 }
+# x axis and columns of the figures
 FIGURES = {
-  2: Figure('core_days', ('ImageNet', 'ReaL', 'VTAB-1k')),
-  5: Figure('images', ('ImageNet',)),
-  6: Figure('exaflops', COLUMNS),
-  7: None,
+  2: ('core_days', ('ImageNet', 'ReaL', 'VTAB-1k')),
+  5: ('images', ('ImageNet',)),
+  6: ('exaflops', COLUMNS),
 }
 UPSTREAM_NOTE = (
   'Values of pre-training in parentheses are a remark of an author, '
@@ -187,10 +184,55 @@ def get_study(argument: str | None = None) -> Study:
   return dataclasses.replace(study, rows=rows)
 
 
+def get_extras(argument: str | None = None) -> dict[str, Any]:
+  """Returns the column ReaL and the figure, see examples/study_results.py."""
+  arg = parse_arg(argument, table=6, rows='', real=1)
+  if arg.table == 7:
+    return {}
+  x, shown = FIGURES[arg.table]
+  columns = [each for each in shown if arg.real or each != 'ReaL']
+  figure: dict[str, Any] = dict(x=x, columns=columns)
+  extras: dict[str, Any] = {'figure': figure}
+  numbers: dict[str, Sequence[Any]] = {}  # those of `COLUMNS`, by row
+  if arg.table == 2:
+    table = {f'{v} {data}': row for (v, data, _), row in TABLE_2.items()}
+    table |= TABLE_2_OTHERS
+    numbers = {name: row for name, (_, *row) in table.items()}
+    figure['places'] = {name: days for name, (days, *_) in table.items()}
+  if arg.table == 5:
+    table = _rows_of_table_5()
+    keys = {f'{variant} {data}': (variant, data) for variant, data, _ in table}
+    numbers = {
+      f'{variant} {data}': row
+      for (variant, data, _), (_, *row) in table.items()
+    }
+    keys |= {f'BiT R152x4 {data}': ('BiT R152x4', data) for data in BIT}
+    figure['lines'] = {name: (line,) for name, (line, _) in keys.items()}
+    figure['places'] = {name: IMAGES[data] for name, (_, data) in keys.items()}
+  if arg.table == 6:
+    keys = {f'{variant} {n} epochs': (variant, n) for variant, n in TABLE_6}
+    numbers = {name: TABLE_6[key][1:] for name, key in keys.items()}
+    figure['lines'] = {n: (_kind(variant),) for n, (variant, _) in keys.items()}
+    figure['places'] = {name: TABLE_6[key][0] for name, key in keys.items()}
+  if arg.real:
+    metric = 'real_ema/accuracy' if arg.table == 2 else 'real/accuracy'
+
+    def real(runs: Mapping[str, Any]) -> list[float]:
+      return [metrics[metric] for metrics in runs['ImageNet']]
+
+    papers = {
+      name: _numbers(COLUMNS, row)['ReaL']
+      for name, row in numbers.items()
+      if arg.rows in name or name in TABLE_2_OTHERS
+    }
+    extras['columns'] = {'ReaL': (real, papers)}
+  return extras
+
+
 def _table_2(real: bool) -> Study:
   vtab = grid.load('configs/sweeps/vtab.py', Sweep).tasks
   rows = {}
-  for (variant, data, epochs), (days, *numbers) in TABLE_2.items():
+  for (variant, data, epochs), (_, *numbers) in TABLE_2.items():
     final = Stage(
       f'configs/finetune_imagenet.py:table=2,variant={variant},real={real:d}',
       'val_ema/accuracy',
@@ -199,65 +241,65 @@ def _table_2(real: bool) -> Study:
     tasks = _table_4(variant, real) | {
       'ImageNet': Task(command='finetune', final=final)
     }
-    if real:
-      tasks['ReaL'] = OtherMetric('ImageNet', 'real_ema/accuracy')
     for name, task in vtab.items():
       tasks[f'VTAB-1k/{name}'] = _fitted(variant, task)
     rows[f'{variant} {data}'] = Row(
       pretrain=_pretraining(variant, data, epochs),
       transfers=tasks,
-      paper=_numbers(TABLE_2_COLUMNS, numbers, real),
-      place=days,
+      paper=_shown(TABLE_2_COLUMNS, numbers),
     )
   published = {
-    name: Published(_numbers(TABLE_2_COLUMNS, numbers, real), place=days)
-    for name, (days, *numbers) in TABLE_2_OTHERS.items()
+    name: _shown(TABLE_2_COLUMNS, numbers)
+    for name, (_, *numbers) in TABLE_2_OTHERS.items()
   }
   return _study(2, rows, published)
 
 
 def _table_5(real: bool) -> Study:
   rows = {}
+  for (variant, data, epochs), numbers in _rows_of_table_5().items():
+    rows[f'{variant} {data}'] = Row(
+      pretrain=_pretraining(variant, data, epochs),
+      transfers=_table_4(variant, real),
+      paper=_shown((UPSTREAM, *COLUMNS), numbers),
+    )
+  published = {
+    f'BiT R152x4 {data}': {'ImageNet': Number(number)}
+    for data, number in BIT.items()
+  }
+  return _study(5, rows, published)
+
+
+def _rows_of_table_5() -> Mapping[tuple[str, str, int], Sequence[Any]]:
+  """Returns Table 5 with the ViTs from JFT."""
   plain = {variant for variant, data, _ in TABLE_5 if data == 'i1k'}
   jft = {
     (variant, 'jft', epochs): (None, *TABLE_5_JFT.get(variant, numbers))
     for (variant, epochs), (_, *numbers) in TABLE_6.items()
     if (variant, epochs) != ('L/16', 7) and variant in ('H/14', *plain)
   }
-  for (variant, data, epochs), numbers in (TABLE_5 | jft).items():
-    rows[f'{variant} {data}'] = Row(
-      pretrain=_pretraining(variant, data, epochs),
-      transfers=_table_4(variant, real),
-      paper=_numbers((UPSTREAM, *COLUMNS), numbers, real),
-      lines=(variant,),
-      place=IMAGES[data],
-    )
-  published = {
-    f'BiT R152x4 {data}': Published(
-      {'ImageNet': Number(number)}, ('BiT R152x4',), IMAGES[data]
-    )
-    for data, number in BIT.items()
-  }
-  return _study(5, rows, published)
+  return TABLE_5 | jft
 
 
 def _table_6(real: bool) -> Study:
   rows = {}
-  for (variant, epochs), (exaflops, *numbers) in TABLE_6.items():
-    kind = 'ViT'
-    if variant.startswith('R'):
-      kind = 'hybrid' if '+' in variant else 'ResNet'
+  for (variant, epochs), (_, *numbers) in TABLE_6.items():
     tasks = _table_4(variant, real)
-    if kind == 'ResNet':
+    if _kind(variant) == 'ResNet':
       tasks |= {f'{name} (BiT)': task for name, task in _bit().items()}
     rows[f'{variant} {epochs} epochs'] = Row(
       pretrain=_pretraining(variant, 'jft', epochs),
       transfers=tasks,
-      paper=_numbers(COLUMNS, numbers, real),
-      lines=(kind,),
-      place=exaflops,
+      paper=_shown(COLUMNS, numbers),
     )
   return _study(6, rows)
+
+
+def _kind(variant: str) -> str:
+  """Returns the kind of a model of Table 6."""
+  if not variant.startswith('R'):
+    return 'ViT'
+  return 'hybrid' if '+' in variant else 'ResNet'
 
 
 def _table_7(real: bool) -> Study:
@@ -270,7 +312,7 @@ def _table_7(real: bool) -> Study:
     rows[f'{variant} {optimizer}'] = Row(
       pretrain=Stage(config, 'val/accuracy'),
       transfers=_table_4(variant, real=False),
-      paper=_numbers(DATA, numbers),
+      paper=_shown(DATA, numbers),
     )
   return _study(7, rows)
 
@@ -278,19 +320,24 @@ def _table_7(real: bool) -> Study:
 def _study(
   table: int,
   rows: Mapping[str, Row],
-  published: Mapping[str, Published] | None = None,
+  published: Mapping[str, Mapping[str, Number]] | None = None,
 ) -> Study:
   return Study(
     title=TITLES[table],
     rows=rows,
     published=published or {},
     note=UPSTREAM_NOTE if table == 5 else '',
-    figure=FIGURES[table],
   )
 
 
+def _shown(columns: Sequence[str], values: Sequence[Any]) -> dict[str, Number]:
+  """Returns the numbers of the table, without ReaL; see `_numbers`."""
+  numbers = _numbers(columns, values)
+  return {column: numbers[column] for column in numbers if column != 'ReaL'}
+
+
 def _numbers(
-  columns: Sequence[str], values: Sequence[Any], real: bool = True
+  columns: Sequence[str], values: Sequence[Any]
 ) -> dict[str, Number]:
   """Returns published numbers by column.
 
@@ -298,12 +345,11 @@ def _numbers(
     columns: columns in the order of the values.
     values: means, or tuples (mean, std); None where there is none. The last
       columns may have none.
-    real: whether the table has the column ReaL.
   """
   return {
     column: Number(*(value if isinstance(value, tuple) else (value,)))
     for column, value in zip(columns, values, strict=False)
-    if value is not None and (real or column != 'ReaL')
+    if value is not None
   }
 
 
@@ -315,20 +361,13 @@ def _pretraining(variant: str, data: str, epochs: int) -> Stage:
   return Stage(config, 'val/accuracy')
 
 
-def _table_4(variant: str, real: bool) -> dict[str, Transfer]:
-  """Returns the fine-tunings of Table 4, each with its rates, and ReaL."""
-  model = 'vit'
-  if variant.startswith('R'):
-    model = 'hybrid' if '+' in variant else 'resnet'
+def _table_4(variant: str, real: bool) -> dict[str, Task]:
+  """Returns the fine-tunings of Table 4, each with its rates."""
+  model = _kind(variant).lower()
   file = f'configs/sweeps/table4.py:model={model},real={real:d}'
-  sweep = grid.load(file, Sweep)
-  fitted = [_fitted(variant, task) for task in sweep.tasks.values()]
-  tasks: dict[str, Transfer] = {}
-  for name, task in zip(DATA, fitted, strict=True):
-    tasks[name] = task
-    if name == 'ImageNet' and real:
-      tasks['ReaL'] = OtherMetric('ImageNet', 'real/accuracy')
-  return tasks
+  tasks = grid.load(file, Sweep).tasks.values()
+  fitted = [_fitted(variant, task) for task in tasks]
+  return dict(zip(DATA, fitted, strict=True))
 
 
 def _bit() -> dict[str, Task]:

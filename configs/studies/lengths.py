@@ -16,14 +16,15 @@ Arguments:
   separate: 1 for runs from the start instead of branches, to compare; also
     their costs: --plan=v3:4x4 prints both.
 
-The figure draws the rows over exaFLOPs; those of a branch include the steps
-before it, as if it had been trained from the start.
+`python -m examples.study_results CONFIG WORKDIR` draws the rows over exaFLOPs;
+those of a branch include the steps before it, as if it had been trained from
+the start.
 """
 
 from typing import Any
 
 from vit_jax.config import parse_arg
-from vit_jax.sweeps.grid import Branch, Figure, Row, Stage, Study
+from vit_jax.sweeps.grid import Branch, Row, Stage, Study
 
 COOLDOWN = 0.2
 # Steps: 7 and 14 epochs of JFT, rounded so that branches begin at saved steps.
@@ -65,7 +66,13 @@ def get_study(argument: str | None = None) -> Study:
     rows[f'{length} steps'] = Row(
       pretrain=Stage(path, metric, flags | keys),
       branch=None if arg.separate else Branch('constant', start),
-      lines=('with cool-down',),
     )
   title = f'{arg.model}: one run of every length'
-  return Study(title=title, rows=rows, figure=Figure('exaflops'))
+  return Study(title=title, rows=rows)
+
+
+def get_extras(argument: str | None = None) -> dict[str, Any]:
+  """Returns the figure, see examples/study_results.py."""
+  rows = [name for name in get_study(argument).rows if name != 'constant']
+  lines = dict.fromkeys(rows, ('with cool-down',))
+  return dict(figure=dict(x='exaflops', lines=lines))

@@ -14,7 +14,6 @@ trained. Top-1 accuracies, if nothing else is stated:
 | ImageNet-Sketch | imagenet_sketch                  | all 1,000 classes     |
 | ObjectNet       | none, see below                  | all 1,000; also top-5 |
 | ImageNet-C      | imagenet2012_corrupted/NAME_1..5 | all 1,000; mean of 75 |
-| ImageNet-C mCE  | the same                         | all 1,000; an error   |
 
 `columns=ImageNet-A` evaluates the columns whose names contain it. Labels are
 matched by class name; all of these data sets have the 1,000 names of ImageNet.
@@ -26,8 +25,9 @@ TFDS does not have it: unpack objectnet-1.0.zip of objectnet.dev in TFDS_DIR.
 The mean corruption error (mCE) of ImageNet-C divides the error of each of the
 15 corruptions, a mean over five severities, by that of AlexNet, and averages
 the ratios (Hendrycks and Dietterich, arXiv 1903.12261). Lower is better, and
-AlexNet has 100. Their code crops the images of 224 px without resizing them;
-here, all data sets are preprocessed as the weights require.
+AlexNet has 100. `python -m examples.study_results CONFIG WORKDIR` prints it.
+Their code crops the images of 224 px without resizing them; here, all data sets
+are preprocessed as the weights require.
 
 Published numbers: MAE (facebookresearch/mae, README.md, which calls the mCE
 "error rate"), fine-tuned at 224 px; DeiT-B on ImageNet-V2 (arXiv 2012.12877,
@@ -37,17 +37,11 @@ paper, which evaluates ObjectNet as BiT does).
 
 import statistics
 from collections.abc import Mapping
+from typing import Any
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import UserError
-from vit_jax.sweeps.grid import (
-  Derived,
-  Evaluation,
-  Number,
-  Published,
-  Row,
-  Study,
-)
+from vit_jax.sweeps.grid import Evaluation, Number, Row, Study
 
 _AMONG_ALL = Evaluation('calibration', 'accuracy', 'test')
 _AMONG_PRESENT = _AMONG_ALL._replace(
@@ -92,7 +86,6 @@ CORRUPTED = {
   for name in _ALEXNET_ERRORS
   for severity in _SEVERITIES
 }
-MCE = 'ImageNet-C mCE'
 # The columns of `COLUMNS` in order, and the mCE.
 PUBLISHED = {
   'MAE B': (83.6, None, 35.9, 48.3, 34.5, None, None, 51.7),
@@ -118,31 +111,44 @@ def mean_corruption_error(accuracies: Mapping[str, float]) -> float:
 
 def get_study(argument: str | None = None) -> Study:
   arg = parse_arg(argument, columns='')
-  derived = {MCE: Derived([*CORRUPTED], mean_corruption_error)}
-  if arg.columns not in MCE:  # an empty text is in every name
-    derived = {}
   chosen = {
     key: each
     for key, each in {**COLUMNS, **CORRUPTED}.items()
-    if arg.columns in key or (derived and key in CORRUPTED)
+    if arg.columns in key
   }
   if not chosen:
     raise UserError(
       f'columns={arg.columns} is in no name of a column; they are '
-      f'{", ".join([*COLUMNS, "ImageNet-C", MCE])}.'
+      f'{", ".join([*COLUMNS, "ImageNet-C"])}.'
     )
-  shown = {*chosen, *derived}
   papers = {
     model: {
       column: Number(value)
-      for column, value in zip([*COLUMNS, MCE], values, strict=True)
-      if value is not None and column in shown
+      for column, value in zip(COLUMNS, values, strict=False)
+      if value is not None and column in chosen
     }
     for model, values in PUBLISHED.items()
   }
   return Study(
     title='Robustness: other test sets for ImageNet classifiers',
-    rows={'weights': Row(pretrain=None, transfers=chosen, derived=derived)},
-    published={k: Published(paper) for k, paper in papers.items() if paper},
-    note='Higher is better, except for mCE.' if derived else '',
+    rows={'weights': Row(pretrain=None, transfers=chosen)},
+    published={name: paper for name, paper in papers.items() if paper},
   )
+
+
+def get_extras(argument: str | None = None) -> dict[str, Any]:
+  """Returns the mCE, see examples/study_results.py."""
+  [row] = get_study(argument).rows.values()
+  if not row.transfers.keys() >= CORRUPTED.keys():
+    return {}
+  papers = {
+    name: Number(values[-1])
+    for name, values in PUBLISHED.items()
+    if values[-1] is not None
+  }
+
+  def errors(runs: Mapping[str, Any]) -> list[float]:
+    means = {key: runs[key][0]['accuracy'] for key in CORRUPTED}
+    return [mean_corruption_error(means)]
+
+  return dict(columns={'ImageNet-C mCE (lower is better)': (errors, papers)})

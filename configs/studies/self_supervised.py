@@ -29,9 +29,9 @@ All seeds share one teacher and one file. Both are made by the first commands
 of configs/noisy_student.py with `--config.image_size=16`, and with the width,
 depth and mlp_dim of this study.
 
-No paper has this table; the results are in docs/self_supervised.md. Nothing
-was tuned, and MAE and DINO are known to need much longer training, larger
-models and more data.
+No paper has this table; the results are in benchmarks/history/training.md.
+Nothing was tuned, and MAE and DINO are known to need much longer training,
+larger models and more data.
 """
 
 from typing import Any

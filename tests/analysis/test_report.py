@@ -298,22 +298,6 @@ def test_a_report_that_cannot_be_written_does_not_raise(tmp_path, caplog):
   checked((folder / 'report.html').read_text())
 
 
-def test_report_of_several_runs(tmp_path):
-  """Lines have number and name; only keys that differ are listed."""
-  config = {'batch_size': 8, 'seed': 0, 'model': {'depth': 3}}
-  runs = [
-    trained(tmp_path / str(seed) / 'run', [3, 2 - seed], config=config | more)
-    for seed, more in enumerate(({'seed': 5}, {'model': {'depth': 4}}))
-  ]
-  several = [record.read(folder) for folder in runs]
-  _, text = checked(page.render_comparison(several))
-  assert '1: run' in text and '2: run' in text
-  assert text.count('57.13 %') == 2 and '0.57' not in text
-  after = text.partition('Config differences')[2]
-  assert 'seed' in after and 'model.depth' in after
-  assert 'batch_size' not in after
-
-
 @pytest.mark.parametrize(
   ('side', 'kind', 'error'), [(20, 'png', 0), (400, 'jpeg', 6)]
 )

@@ -1,6 +1,6 @@
 """A study of two small models on digits."""
 
-from vit_jax.sweeps.grid import Evaluation, Figure, Row, Stage, Study
+from vit_jax.sweeps.grid import Evaluation, Row, Stage, Study
 
 _QUIET = {
   'log.every': '1 steps',
@@ -34,7 +34,5 @@ def get_study() -> Study:
         'configs/quickstart.py', 'test/accuracy', flags | _SIZES | _QUIET
       ),
       transfers={'1-shot': few._replace(metric='1shot'), '5-shot': few},
-      lines=('ViT',),
     )
-  figure = Figure('exaflops', ('5-shot',))
-  return Study(title='Digits', rows=rows, figure=figure)
+  return Study(title='Digits', rows=rows)

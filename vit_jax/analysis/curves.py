@@ -1,18 +1,11 @@
-"""Curves of runs, read from their workdirs and drawn."""
+"""Curves of a run, read from its workdir and drawn."""
 
 import logging
-import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
 
-import numpy as np
 from etils import epath
-from jaxtyping import Float
 
 from vit_jax.analysis import plotting
-from vit_jax.errors import UserError
-from vit_jax.files import jsonl, paths
-from vit_jax.run import ledger
+from vit_jax.files import paths
 from vit_jax.run import metrics as metrics_lib
 
 log = logging.getLogger('vit_jax')
@@ -61,92 +54,20 @@ def draw(workdir: epath.Path) -> None:
     'learning rate': [n for n in names if n == 'lr'],
     'accuracy': [n for n in names if n.endswith('/accuracy')],
   }
-  panels = [
-    plotting.Panel('step', title, {name: series[name] for name in found})
-    for title, found in chosen.items()
-    if found
-  ]
+  panels = {title: found for title, found in chosen.items() if found}
+  labels = list(dict.fromkeys(n for found in panels.values() for n in found))
+  figure = plotting.new_figure(4 * max(len(panels), 1), 3.5)
+  for index, (title, found) in enumerate(panels.items(), 1):
+    axes = figure.add_subplot(1, len(panels), index)
+    plotting.describe(axes, 'step', title)
+    axes.locator_params(axis='x', nbins=4)
+    axes.ticklabel_format(axis='x', style='sci', scilimits=(-2, 5))
+    axes.xaxis.get_offset_text().set_fontsize(7)
+    for name in found:  # equal names have equal colours
+      plotting.line(axes, series[name], labels.index(name), name)
+  if len(labels) > 1:
+    plotting.legend(figure, 'outside lower center', 4)
   try:
-    paths.write(workdir / NAME, plotting.png(plotting.draw(panels, 3)))
+    paths.write(workdir / NAME, plotting.png(figure))
   except OSError as error:
     log.warning('%s could not be written: %s', NAME, error)
-
-
-class Run(NamedTuple):
-  """The curves of a workdir.
-
-  Attributes:
-    series: (steps, values) of each metric.
-    scales: for each axis 'steps', 'epochs', 'images' (millions), 'core_days'
-      and 'exaflops', points (steps, positions on the axis), which are
-      interpolated linearly. Axes that the workdir does not determine are left
-      out.
-  """
-
-  series: Series
-  scales: dict[str, tuple[list[float], list[float]]]
-
-  def over(self, axis: str, metric: str) -> Float[np.ndarray, '2 n']:
-    """Returns the points of a metric: positions on the axis, and values."""
-    steps, values = self.series[metric]
-    positions = np.interp(steps, *self.scales[axis])
-    return np.array([positions, values], np.float64)
-
-
-def read_run(workdir: epath.Path) -> Run:
-  """Reads a run from metrics.jsonl, events.jsonl, config.json and run.json.
-
-  Raises:
-    UserError: the workdir does not contain metrics.jsonl, or a file cannot be
-      read.
-  """
-  if not (workdir / 'metrics.jsonl').exists():
-    raise UserError(
-      f'{workdir} does not contain metrics.jsonl: give the workdir of a run.'
-    )
-  series = read(workdir)
-  config = jsonl.read_object(workdir / 'config.json')
-  run = jsonl.read_object(workdir / 'run.json')
-  # At least 1, because `np.interp` needs increasing steps.
-  last = float(max((max(s) for s, _ in series.values()), default=1) or 1)
-  scales = {'steps': ([0.0, last], [0.0, last])}
-
-  def linear(axis: str, *factors: Any) -> None:
-    """Adds an axis on which the length of a step is a product of factors.
-
-    A factor that config.json or run.json does not contain is None; the axis is
-    then left out.
-    """
-    if all(isinstance(f, int | float) and f > 0 for f in factors):
-      scales[axis] = ([0.0, last], [0.0, float(last * np.prod(factors))])
-
-  batch = config.get('batch_size')
-  examples = config.get('train', {}).get('num_examples')
-  flops = run.get('train_flops_per_image')
-  if isinstance(batch, int) and examples:
-    linear('epochs', batch / examples)
-  linear('images', batch, 1e-6)
-  linear('exaflops', batch, flops, 1e-18)
-  events = ledger.read(workdir / 'events.jsonl')
-  spans, devices = ledger.training_spans(events), run.get('num_devices')
-  if spans and isinstance(devices, int):
-    steps, seconds = np.array(spans, np.float64).T
-    days = np.cumsum(seconds) * devices / 86400
-    scales['core_days'] = ([0.0, *steps.tolist()], [0.0, *days.tolist()])
-  return Run(series, scales)
-
-
-def names(workdirs: Sequence[epath.Path]) -> list[str]:
-  """Returns short names of several workdirs: paths without their common parts.
-
-  The names of 'study/A/final' and 'study/B/final' are 'A' and 'B'. The name of
-  a single workdir is that of its directory.
-  """
-  if len(workdirs) < 2:
-    return [workdir.name for workdir in workdirs]
-  parts = [os.fspath(workdir).rstrip('/').split('/') for workdir in workdirs]
-  for end in (0, -1):
-    while min(map(len, parts)) > 1 and len({path[end] for path in parts}) == 1:
-      for path in parts:
-        del path[end]
-  return ['/'.join(path) for path in parts]

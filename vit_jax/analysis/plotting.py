@@ -4,7 +4,7 @@ Matplotlib is imported when the first figure is drawn, because this takes time.
 """
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 FORMATS = ('png', 'pdf', 'svg')
@@ -37,26 +37,6 @@ class Format(NamedTuple):
 
 
 PNG = Format()
-
-
-class Panel(NamedTuple):
-  """A chart of a figure.
-
-  Attributes:
-    x: label of the x axis.
-    y: label of the y axis.
-    lines: points of each line by its label: values of x, values of y, and
-      optionally standard deviations of y.
-    published: points of published numbers, by the labels of `lines`.
-    ticks: positions of the ticks of a logarithmic x axis, which are chosen
-      automatically if there are none; None for a linear axis.
-  """
-
-  x: str
-  y: str
-  lines: Mapping[str, Any]
-  published: Mapping[str, Any] = {}
-  ticks: Sequence[float] | None = None
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -107,68 +87,6 @@ def _keep_resolution(figure: Any) -> None:
     for image in axes.images:
       if image.get_interpolation() in ('auto', 'antialiased'):
         image.set_interpolation('none')
-
-
-def draw(panels: Sequence[Panel], columns: int, title: str = '') -> Any:
-  """Draws charts next to each other; equal labels have equal colours.
-
-  Args:
-    panels: charts.
-    columns: number of charts side by side.
-    title: title of the figure.
-
-  Returns:
-    The Matplotlib figure.
-  """
-  from matplotlib import ticker
-
-  columns = max(1, min(columns, len(panels)))
-  rows = max(1, -(-len(panels) // columns))
-  figure = new_figure(4 * columns, 3 * rows + 0.5)
-  figure.suptitle(title, fontsize=10, wrap=True)
-  grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-  labels = list(
-    dict.fromkeys(label for p in panels for label in (*p.lines, *p.published))
-  )
-  for axes, panel in zip(grid, panels, strict=False):
-    describe(axes, panel.x, panel.y)
-    if panel.ticks is not None:
-      axes.set_xscale('log')
-      if panel.ticks:
-        axes.set_xticks(panel.ticks)
-        axes.xaxis.set_major_formatter(_three_digits)
-      else:
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter('{x:,g}')
-      axes.minorticks_off()
-    else:
-      axes.locator_params(axis='x', nbins=4)
-      axes.ticklabel_format(axis='x', style='sci', scilimits=(-2, 5))
-      axes.xaxis.get_offset_text().set_fontsize(7)
-    for label, points in panel.lines.items():
-      number = labels.index(label)
-      x, y, *std = points
-      if std:
-        colour = COLOURS[number % len(COLOURS)]
-        axes.errorbar(x, y, std[0], fmt='none', ecolor=colour, capsize=2)
-      line(axes, (x, y), number, label)
-    style = dict(linestyle=':', marker='o', markerfacecolor='none')
-    for label, points in panel.published.items():
-      number = labels.index(label)
-      line(axes, points[:2], number, f'{label} (paper)', **style)
-  for axes in grid[len(panels) :]:
-    axes.set_visible(False)
-  if len(labels) > 1:
-    legend(figure, 'outside lower center', 4)
-  return figure
-
-
-def _three_digits(value: Any, position: int | None = None) -> str:
-  """Formats a number such as 1,281,167 as 1.28M, for an axis."""
-  from matplotlib import ticker
-
-  del position
-  return ticker.EngFormatter(sep='')(float(f'{value:.3g}'))
 
 
 def line(

@@ -26,7 +26,7 @@ from vit_jax.errors import (
   UserError,
 )
 from vit_jax.files import jsonl, paths
-from vit_jax.processes import interruption, runtime
+from vit_jax.processes import ending, interruption
 from vit_jax.run import lock
 from vit_jax.sweeps import grid, outcome
 from vit_jax.sweeps.jobs import Graph, Job
@@ -42,7 +42,7 @@ _LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
 
 def execute(
   load: Callable[[], Graph],
-  results: Callable[[Graph], Mapping[str, str | bytes]],
+  results: Callable[[Graph], Mapping[str, str]],
   workdir: str,
   print_jobs: bool = False,
 ) -> Graph:
@@ -150,7 +150,7 @@ def _execute(job: Job) -> None:
       stdout=file,
       stderr=file,
       start_new_session=True,
-      env=os.environ | {runtime.VARIABLE: str(os.getpid())},
+      env=os.environ | {ending.VARIABLE: str(os.getpid())},
     )
     code, signalled = _wait(process)
   # A signal to a whole group of processes can end a run before it handles

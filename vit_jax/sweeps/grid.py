@@ -10,7 +10,7 @@ argument is the text after a colon, as in
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.config import loading
@@ -19,13 +19,6 @@ from vit_jax.errors import UserError, check_choice
 T = TypeVar('T')
 DEV, FINAL = 'dev', 'final'
 UPSTREAM = 'pre-training'  # column of the metric of the pre-trainings
-AXES = {
-  'images': 'images of the pre-training set',
-  'epochs': 'epochs of pre-training',
-  'exaflops': 'exaFLOPs of pre-training',
-  'core_days': 'core-days of pre-training',
-  'images_per_second': 'images per second and core in inference',
-}
 
 
 class Stage(NamedTuple):
@@ -128,32 +121,7 @@ class Evaluation(NamedTuple):
   flags: Mapping[str, Any] = {}
 
 
-class OtherMetric(NamedTuple):
-  """A column with another metric of the final runs of a task.
-
-  Attributes:
-    of: key of the task in `Row.transfers`.
-    metric: metric of the last step of its runs, for example 'real/accuracy'.
-  """
-
-  of: str
-  metric: str
-
-
-Transfer = Task | Evaluation | OtherMetric
-
-
-class Derived(NamedTuple):
-  """A column whose value is computed from those of several transfers.
-
-  Attributes:
-    of: keys of the transfers in `Row.transfers`.
-    function: function from {key: mean over the runs of the transfer}, fractions
-      as in metrics.jsonl, to the value of the column, which is shown in %.
-  """
-
-  of: Sequence[str]
-  function: Callable[[Mapping[str, float]], float]
+Transfer = Task | Evaluation
 
 
 class Number(NamedTuple):
@@ -164,20 +132,6 @@ class Number(NamedTuple):
 
   def __str__(self) -> str:
     return f'{self.mean:g}' + ('' if self.std is None else f' ± {self.std:g}')
-
-
-class Published(NamedTuple):
-  """Published numbers of a model that the study does not train.
-
-  Attributes:
-    paper: numbers by column.
-    lines: lines of the figure that the model belongs to.
-    place: position on the x axis of the figure; None if the model is not drawn.
-  """
-
-  paper: Mapping[str, Number]
-  lines: Sequence[str] = ()
-  place: float | None = None
 
 
 class Branch(NamedTuple):
@@ -203,14 +157,7 @@ class Row:
       another row's run; None for a run from the start.
     transfers: transfers by column, or by 'COLUMN/NAME'. The transfers of a
       column, for example 'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
-    derived: columns that are computed from the transfers, by column.
     paper: published numbers by column.
-    lines: lines of the figure that contain the row; by default, a separate line
-      with the name of the row.
-    place: position on the x axis of the figure: the number of images, the
-      images per second of inference, or the published cost of the pre-training.
-      The row's own results use this cost only if its weights are given instead
-      of trained.
     early_stopping: whether transfers start from the checkpoint with the best
       metric of the pre-training instead of the last one.
   """
@@ -218,21 +165,10 @@ class Row:
   pretrain: Stage | None
   branch: Branch | None = None
   transfers: Mapping[str, Transfer] = dataclasses.field(default_factory=dict)
-  derived: Mapping[str, Derived] = dataclasses.field(default_factory=dict)
   paper: Mapping[str, Number] = dataclasses.field(default_factory=dict)
-  lines: Sequence[str] = ()
-  place: float | None = None
   early_stopping: bool = False
 
   def __post_init__(self):
-    for transfer in self.transfers.values():
-      if isinstance(transfer, OtherMetric):
-        check_choice(
-          f'OtherMetric.of of {transfer.metric}', transfer.of, self.transfers
-        )
-    for column, derived in self.derived.items():
-      for key in derived.of:
-        check_choice(f'Derived.of of {column!r}', key, self.transfers)
     for column in self.paper:
       check_choice('a column of Row.paper', column, self.columns)
 
@@ -240,43 +176,29 @@ class Row:
   def columns(self) -> list[str]:
     """Returns the columns of the table, in order."""
     names = (key.partition('/')[0] for key in self.transfers)
-    return [UPSTREAM, *dict.fromkeys([*names, *self.derived])]
-
-
-class Figure(NamedTuple):
-  """Figure with a panel for each column and a line for each model.
-
-  Attributes:
-    x: key of `AXES`. With 'epochs', the curves of pre-trainings are drawn.
-    columns: columns of the y axes; with 'epochs', metrics of pre-trainings.
-  """
-
-  x: str
-  columns: Sequence[str] = (UPSTREAM,)
+    return [UPSTREAM, *dict.fromkeys(names)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """A table of pre-trainings and transfers, with an optional figure.
+  """A table of pre-trainings and transfers.
 
   Attributes:
     title: title of the table.
     rows: rows by name.
-    published: published models for table and figure that the study does not
+    published: published numbers by column of models that the study does not
       train, by name.
     note: text below the title.
-    figure: definition of the figure; None for no figure.
   """
 
   title: str
   rows: Mapping[str, Row]
-  published: Mapping[str, Published] = dataclasses.field(default_factory=dict)
+  published: Mapping[str, Mapping[str, Number]] = dataclasses.field(
+    default_factory=dict
+  )
   note: str = ''
-  figure: Figure | None = None
 
   def __post_init__(self):
-    if self.figure is not None:
-      check_choice('Figure.x', self.figure.x, AXES)
     earlier: dict[str, Sequence[int]] = {}  # seeds of the rows before
     for name, row in self.rows.items():
       seeds = row.pretrain.seeds if row.pretrain else ()

@@ -8,7 +8,6 @@ alone, so resuming, and jobs that are printed for a cluster, need no other
 state.
 """
 
-import dataclasses
 import functools
 import json
 import math
@@ -20,7 +19,7 @@ from typing import Any
 from vit_jax.config import direction
 from vit_jax.errors import UserError
 from vit_jax.sweeps import grid, outcome
-from vit_jax.sweeps.grid import DEV, FINAL, Evaluation, OtherMetric, Task
+from vit_jax.sweeps.grid import DEV, FINAL, Evaluation, Task
 from vit_jax.sweeps.outcome import DIVERGED, Metrics, Spread
 
 # Flags that `evaluate` accepts, too.
@@ -339,17 +338,9 @@ def _of_transfer(
     weights: see `Job`.
   """
   transfer = row.transfers[key]
-  stages = (DEV, FINAL)
-  if isinstance(transfer, OtherMetric):  # of the final runs of another task
-    key, metric, stages = transfer.of, transfer.metric, (FINAL,)
-    transfer = row.transfers[key]
-    assert isinstance(transfer, Task)
-    final = transfer.final._replace(metric=metric)
-    transfer = dataclasses.replace(transfer, final=final)
   if isinstance(transfer, Task):
     name = f'{folder}/{directory(key)}'
-    found = _of_task(root, name, transfer, flags, weights)
-    return [job for job in found if job.stage in stages]
+    return _of_task(root, name, transfer, flags, weights)
   # The name does not depend on the metric, so that columns share a workdir.
   content = json.dumps(transfer._replace(metric=''), default=str).encode()
   name = f'{folder}/{transfer.evaluator}-{zlib.crc32(content):08x}'

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.sweeps import jobs, outcome
-from vit_jax.sweeps.grid import DEV, FINAL, UPSTREAM, Row, Study, Sweep
+from vit_jax.sweeps.grid import DEV, FINAL, UPSTREAM, Study, Sweep
 from vit_jax.sweeps.jobs import Columns, Graph, Job
 from vit_jax.sweeps.outcome import Spread
 
@@ -102,8 +102,8 @@ def of_study(study: Study, graph: Graph) -> dict[str, str]:
   """Returns the files of results of a study: content by name.
 
   The table has measured values next to the paper's. The CSV file has one line
-  per finished run, with values in [0, 1]; lines of derived columns and of
-  published numbers follow, also as fractions, without a workdir.
+  per finished run, with values in [0, 1]; lines of published numbers follow,
+  also as fractions, without a workdir.
 
   Args:
     study: study of a config.
@@ -129,14 +129,14 @@ def _markdown_of_study(study: Study, graph: Graph) -> str:
   for name, row in study.rows.items():
     cells = [name]
     for column in columns:
-      measured = spread(row, graph[name], column)
+      measured = spread(graph[name], column)
       number = row.paper.get(column)
       cell = '–' if measured is None else str(measured)
       cell += '' if number is None else f' ({number})'
       cells.append(cell if column in row.columns else '')
     rows.append(cells)
   for name, model in study.published.items():
-    numbers = [model.paper.get(column) for column in columns]
+    numbers = [model.get(column) for column in columns]
     rows.append([name, *(f'({n})' if n is not None else '' for n in numbers)])
   legend = '%; mean ± sample standard deviation over runs.'
   if study.published or any(row.paper for row in study.rows.values()):
@@ -150,51 +150,41 @@ def _markdown_of_study(study: Study, graph: Graph) -> str:
   return '\n'.join([*lines, ''])
 
 
-def spread(row: Row, columns: Columns, column: str) -> Spread | None:
+def spread(columns: Columns, column: str) -> Spread | None:
   """Returns the value of a column; None if one of its runs is not finished.
 
   A column with several transfers has the mean over the transfers, without a
-  standard deviation, and a derived column the value of its function.
+  standard deviation.
 
   Args:
-    row: row of a study.
-    columns: jobs of the row.
+    columns: jobs of a row.
     column: column of the table.
   """
-  derived = row.derived.get(column)
   keys = [key for key in columns if key.partition('/')[0] == column]
-  if derived is not None:
-    keys = [*derived.of]
   if not keys or not all(jobs.complete(columns[key]) for key in keys):
     return None
   runs = [jobs.finished(columns[key], FINAL) for key in keys]
   if not all(runs):  # all pre-trainings have diverged
     return None
-  spreads = [_spread(each) for each in runs]
-  if derived is None and len(keys) == 1:
-    return spreads[0]
-  means = [each.mean for each in spreads]
-  mean = math.fsum(means) / len(means)
-  if derived is not None and math.isfinite(mean):
-    mean = derived.function(dict(zip(derived.of, means, strict=True)))
-  return Spread(mean)
+  first, *others = [_spread(each) for each in runs]
+  if not others:
+    return first
+  return Spread(math.fsum(each.mean for each in (first, *others)) / len(runs))
 
 
 def _csv_of_study(study: Study, graph: Graph) -> str:
   head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
   rows: list[list[Any]] = []
-  for name, row in study.rows.items():
+  for name in study.rows:
     for key, column in graph[name].items():
       for job in jobs.finished(column):
         setting = ' '.join(f'{k}={v}' for k, v in job.setting.items())
         cells = [job.stage, setting, job.seed, job.metric]
         cells += [job.value, job.workdir]
         rows.append([name, key.partition('/')[0], key, *cells])
-    for column in row.derived:
-      if found := spread(row, graph[name], column):
-        rows.append([name, column, '', 'derived', '', '', '', found.mean, ''])
-  for name, model in {**study.rows, **study.published}.items():
-    for column, number in model.paper.items():
+  papers = {name: row.paper for name, row in study.rows.items()}
+  for name, paper in {**papers, **study.published}.items():
+    for column, number in paper.items():
       value = round(number.mean / 100, 7)
       rows.append([name, column, '', 'paper', '', '', '', value, ''])
   return _csv([*head, 'value', 'workdir'], rows)

@@ -1,4 +1,4 @@
-"""HTML reports: report.html of one run, and a comparison of several runs.
+"""HTML report of a run, report.html.
 
 This file computes the contents of the sections; `template.html` contains the
 page.
@@ -24,7 +24,6 @@ from vit_jax.analysis.plotting import COLOURS
 from vit_jax.analysis.report import record
 from vit_jax.analysis.report.record import Record
 from vit_jax.config import direction
-from vit_jax.config.schema import flatten
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.run import ledger
@@ -33,7 +32,6 @@ log = logging.getLogger('vit_jax')
 NAME = 'report.html'
 MAX_BYTES = 3_000_000
 _TEMPLATE = pathlib.Path(__file__).with_name('template.html')
-_COMPARED = ('loss', 'lr', 'img_per_sec', 'grad_norm')
 _EVENTS = 40  # maximum number of events shown
 # Results that are shown in percent everywhere: accuracies and their deviations.
 _FRACTION = re.compile(r'.*accuracy|top\d+|\d+(shot|nn)(_std)?')
@@ -102,32 +100,6 @@ def _render_run(run: Record) -> str:
       (record.data_uri('png', content), FIGURES[name])
       for name, content in run.figures.items()
     ],
-  )
-
-
-def render_comparison(several: Sequence[Record]) -> str:
-  """Renders curves, results and config differences of several runs."""
-  runs = [
-    run._replace(name=f'{index}: {run.name}')
-    for index, run in enumerate(several, 1)
-  ]
-  metrics = {name for run in runs for name in run.evaluations}
-  shown = [n for n in sorted(metrics) if not n.endswith('/count')]
-  charts = []
-  for name in (*_COMPARED, *shown):
-    series = {run.name: run.series[name] for run in runs if name in run.series}
-    charts.append(draw_chart(_TITLES.get(name, name), series))
-  rows = [
-    (name, *(_last(run, name) for run in runs)) for name in ('loss', *shown)
-  ]
-  rows.append(('step', *(f'{run.step:,}' for run in runs)))
-  return _page(
-    run=None,
-    heading=f'{len(runs)} runs',
-    names=[run.name for run in runs],
-    charts=[chart for chart in charts if chart is not None],
-    results=rows,
-    differences=_config_differences(runs),
   )
 
 
@@ -301,22 +273,3 @@ def _event(event: dict[str, Any]) -> tuple[str, str, str]:
   fields = {k: v for k, v in event.items() if k not in hidden}
   text = json.dumps(fields, ensure_ascii=False)[:_FIELD]
   return event['time'], event['event'], text
-
-
-def _last(run: Record, name: str) -> str:
-  """Returns the last value of a metric, or '–' if the run does not have it."""
-  values = run.series[name][1] if name in run.series else []
-  return _result(name, values[-1]) if values else '–'
-
-
-def _config_differences(runs: Sequence[Record]) -> list[tuple[str, ...]]:
-  """Returns the keys in which configs differ, with the value in each run."""
-  flat = [flatten(run.config) for run in runs]
-  absent = object()
-  rows = []
-  for key in sorted(set().union(*flat)):
-    values = [config.get(key, absent) for config in flat]
-    if any(value != values[0] for value in values):
-      shown = ('–' if v is absent else str(v)[:_FIELD] for v in values)
-      rows.append((key, *shown))
-  return rows

@@ -3,22 +3,29 @@
 The page shows to which patches any patch, or the class token, attends: in each
 layer and head, in the mean over heads, and in the rollout over all layers. It
 also shows the similarity of each position embedding with the others.
+
+python -m examples.attention_page WEIGHTS PAGE.html IMAGE…
 """
 
 import base64
 import io
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vit_jax.analysis.figures import rollout
+from vit_jax import load_pretrained
+from vit_jax.analysis import figures
+from vit_jax.arrays import tree
+from vit_jax.data.images import channels
+from vit_jax.errors import UserError
 
-NAME = 'attention.html'
 MAX_IMAGES = 4  # about 5 MB per image for B/16, 12 MB for L/16
 _TEMPLATE = pathlib.Path(__file__).with_name('attention_page.html')
 
@@ -60,7 +67,7 @@ def render(
     # The mean over heads comes first, as if it were another head.
     mean = weights.mean(axis=1, keepdims=True)
     blocks = np.concatenate([mean, weights], axis=1)  # [l, 1 + h, t, t]
-    rolled = rollout(weights[None])[0]
+    rolled = figures.rollout(weights[None])[0]
     data['images'].append(
       {
         'name': name,
@@ -99,3 +106,46 @@ def _uri(pixels: UInt8[np.ndarray, 'y x *channels'], kind: str) -> str:
   Image.fromarray(pixels).save(file, kind)
   encoded = base64.b64encode(file.getvalue()).decode()
   return f'data:image/{kind.lower()};base64,{encoded}'
+
+
+def write(weights: str, page: str, files: Sequence[str]) -> None:
+  """Writes the page of some images.
+
+  Args:
+    weights: workdir, step directory or weights of any format.
+    page: path of the HTML file.
+    files: image files.
+
+  Raises:
+    UserError: the model has no attention weights or no grid of patches.
+  """
+  loaded = load_pretrained(weights)
+  model, params = loaded
+  files = files[:MAX_IMAGES]
+  images = np.stack(
+    [loaded.preprocess(pathlib.Path(file).read_bytes()) for file in files]
+  )
+
+  def attend(params: Any, images: Any) -> Any:
+    return model.apply(
+      {'params': params}, images, method='predict', want=('attention',)
+    )['attention']
+
+  if 'attention' not in model.outputs or not hasattr(model, 'grid'):
+    raise UserError(f'{weights} has no attention weights over a grid.')
+  grid = model.grid(loaded.image_size)
+  table = figures.positions(tree.flatten(params), grid)
+  similar = None if table is None else figures.similarity(table, grid)
+  attention = np.asarray(jax.jit(attend)(params, images))
+  pixels = channels.rgb(np.round((images + 1) * 127.5).astype(np.uint8))
+  text = render(pixels, files, attention, grid, similar)
+  pathlib.Path(page).write_text(text)
+
+
+if __name__ == '__main__':
+  if len(sys.argv) < 4:
+    sys.exit('give WEIGHTS PAGE.html IMAGE…')
+  try:
+    write(sys.argv[1], sys.argv[2], sys.argv[3:])
+  except UserError as error:
+    sys.exit(str(error))
