@@ -6,8 +6,8 @@ import pytest
 from minimal_config import completed, minimal, sections
 from ml_collections import ConfigDict
 
-from vit_jax.config import schema
-from vit_jax.config.schema import complete, parse_arg
+from vit_jax.config import completion, schema
+from vit_jax.config.completion import complete, parse_arg
 from vit_jax.errors import UserError
 from vit_jax.run.resume import identity
 
@@ -30,7 +30,7 @@ def test_complete_is_idempotent():
   config = completed()
   again = complete(ConfigDict(config.to_dict()))
   assert again.to_dict() == config.to_dict()
-  read = schema.from_dict(json.loads(schema.to_json(config)))
+  read = completion.from_dict(json.loads(completion.to_json(config)))
   assert read.to_dict() == config.to_dict()
 
 
@@ -55,7 +55,7 @@ def test_optional_keys_are_typed_placeholders():
 )
 def test_values_of_related_types_are_converted(key, value, expected):
   """A number to a tuple, an int to a float, and a list to a tuple."""
-  result = schema.flatten(completed(**{key: value}))[key]
+  result = completion.flatten(completed(**{key: value}))[key]
   expected = list(expected) if isinstance(expected, tuple) else expected
   assert result == expected and type(result) is type(expected)
 
@@ -151,7 +151,7 @@ def test_identity_leaves_out_operational_keys():
   )
   config = completed()
   keys = set(identity(config))
-  assert set(operational.split()) <= set(schema.flatten(config))
+  assert set(operational.split()) <= set(completion.flatten(config))
   assert not set(operational.split()) & keys
   assert set(ours.split()) <= keys
 
@@ -160,7 +160,7 @@ def test_identity_of_rules_is_the_same_after_json():
   """A run with `optimizer.rules` can be resumed from its config.json."""
   rules = (('cls', dict(frozen=True)), ('head/.*', dict(lr=2.0)))
   config = completed(**{'optimizer.rules': rules})
-  read = identity(json.loads(schema.to_json(config)))
+  read = identity(json.loads(completion.to_json(config)))
   assert identity(config) == read
   other = completed(**{'optimizer.rules': (*rules[:1], ('.*', dict(lr=2.0)))})
   assert identity(other) != read

@@ -5,7 +5,7 @@ import json
 import pytest
 from minimal_config import completed
 
-from vit_jax.config import schema
+from vit_jax.config import completion
 from vit_jax.config.schema import build_section
 from vit_jax.errors import UserError
 from vit_jax.run.resume import identity
@@ -25,7 +25,7 @@ def overridden(tmp_path, command_line):
 
   def parse(base, *arguments):
     file = tmp_path / 'config.json'
-    file.write_text(schema.to_json(base))
+    file.write_text(completion.to_json(base))
     return command_line(f'--config={file}', *arguments)
 
   return parse
@@ -43,8 +43,8 @@ def test_nested_sections_are_completed():
 def test_nested_sections_are_the_same_after_json():
   """None is preserved, too."""
   for each in (config(), config(stem={'name': LAB})):
-    text = schema.to_json(each)
-    assert schema.to_json(schema.from_dict(json.loads(text))) == text
+    text = completion.to_json(each)
+    assert completion.to_json(completion.from_dict(json.loads(text))) == text
 
 
 def test_build_section_builds_nested_sections():

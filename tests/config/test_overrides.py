@@ -8,7 +8,7 @@ from absl import flags
 from minimal_config import completed, minimal
 
 from vit_jax.cli import shared_flags
-from vit_jax.config import loading, overrides, schema
+from vit_jax.config import completion, loading, overrides
 from vit_jax.errors import UserError
 
 CONFIG_FILE = """
@@ -304,7 +304,7 @@ def test_config_json_is_a_config(tmp_path, parse):
   """A run's config.json can be passed to --config, with its keys as flags."""
   before = completed(image_size=12, average_decay=0.5)
   file = tmp_path / 'config.json'
-  file.write_text(schema.to_json(before))
+  file.write_text(completion.to_json(before))
   config = parse('--config.model.depth=3', config=f'--config={file}')
   assert config.model.depth == 3
   config.model.depth = before.model.depth

@@ -65,7 +65,7 @@ def numeric_keys():
         kind, _, _ = schema.value_type(parameter.annotation)
         if kind in (int, float):
           found[f'{prefix}.{leaf}'] = kind, changes
-  top = schema.config_keys(schema.resolve('vit_jax.config.schema:top_level'))
+  top = schema.config_keys(schema.resolve('vit_jax.config.keys:top_level'))
   for leaf, parameter in top.items():
     kind, _, _ = schema.value_type(parameter.annotation)
     if kind in (int, float):

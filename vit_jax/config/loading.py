@@ -15,7 +15,8 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.config.schema import Config, complete
+from vit_jax.config.completion import complete
+from vit_jax.config.schema import Config
 from vit_jax.errors import UserError, closest
 
 _PACKAGE = pathlib.Path(__file__).parents[1]

@@ -8,18 +8,16 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from vit_jax.config.loading import load
-from vit_jax.config.schema import (
-  MARKS,
-  REMOVED_FLAGS,
+from vit_jax.config.completion import (
   SYNONYMS,
-  Config,
   FlagText,
   complete,
   complete_section,
   flatten,
   unknown_key,
 )
+from vit_jax.config.loading import load
+from vit_jax.config.schema import MARKS, Config
 from vit_jax.errors import UserError
 
 
@@ -178,5 +176,4 @@ def unknown_flag_message(error: flags.Error) -> str:
   near += [flag for flag in names if flag.rpartition('.')[2] == match[1]]
   near += difflib.get_close_matches(match[1], names, n=1)
   hint = f'did you mean --{near[0]}? ' if near else ''
-  hint = REMOVED_FLAGS.get(match[1], hint)
   return f'there is no flag --{match[1]}; {hint}--help lists all of them.'

@@ -61,6 +61,8 @@ def fingerprint(config: Config) -> str:
     }
   for section, keys in _PARTS.items():
     kept[section] = {key: values[section].get(key) for key in keys}
+  if scale := values['augment'].get('gram_scale'):
+    kept['augment']['gram_scale'] = scale
   text = json.dumps(kept, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 

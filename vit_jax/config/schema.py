@@ -14,24 +14,18 @@ do not affect the trained weights. Defaults are only in the signatures.
 that each key can be overridden on the command line.
 """
 
-import ast
-import contextlib
 import dataclasses
 import importlib
 import inspect
-import json
 import pkgutil
-import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from absl import flags
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from vit_jax.config import durations
-from vit_jax.errors import UserError, check_range, closest
+from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
 Section = Mapping[str, Any]
@@ -44,7 +38,7 @@ SECTIONS = {
   'optimizer': 'vit_jax.optim.optimizers:{name}',
   'schedule': 'vit_jax.optim.{name}:make_schedule',
   'source': 'vit_jax.data.sources.{name}:Source',
-  'train': 'vit_jax.config.schema:train_data',
+  'train': 'vit_jax.config.keys:train_data',
   'augment': 'vit_jax.data.augment.{name}:TrainTransform',
   'mix': 'vit_jax.objectives.mixing:DeviceAugment',
   'preprocess': 'vit_jax.data.augment.{name}:EvalTransform',
@@ -62,41 +56,6 @@ DEFAULT_NAMES = {
 }
 EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 
-# Larger than any real batch, but the row indices of a batch still fit into the
-# memory of a host.
-MAX_BATCH_SIZE = 2**26
-MAX_CLASSES = 2**31 - 1  # labels are int32
-# Names of other projects, and the corresponding flags.
-SYNONYMS = {
-  'lr': 'config.schedule.base_lr',
-  'learning_rate': 'config.schedule.base_lr',
-  'epochs': 'config.total',
-  'num_epochs': 'config.total',
-  'steps': 'config.total',
-  'wd': 'config.optimizer.weight_decay',
-  'workers': 'config.reader.threads',
-  'num_workers': 'config.reader.threads',
-  'output_dir': 'workdir',
-  'resume': 'workdir',
-}
-
-# Flags of earlier versions, and what replaces them.
-REMOVED_FLAGS = {
-  'average': 'docs/weights.md shows the mean of several weights in Python; '
-}
-
-_PARSERS: dict[type, flags.ArgumentParser] = {
-  bool: flags.BooleanParser(),
-  int: flags.IntegerParser(),
-  float: flags.FloatParser(),
-}
-_EXAMPLES = {
-  int: ': give a whole number, such as 64',
-  float: ': give a number, such as 0.001',
-  bool: ': give true or false',
-  tuple: ": give one value, or several, such as (384, 512) or ('a', 'b')",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Nested:
@@ -111,14 +70,16 @@ class Nested:
   Attributes:
     pattern: 'MODULE:SYMBOL' of the constructor, see `resolve`; it may contain
       '{name}', which stands for the section's `name`.
-    many: whether the value is {name of your choice: section}.
-    beside: function whose keyword-only parameters are additional keys of the
-      section.
+    many: whether the value is {name of your choice: section}, as in `evals`
+      and in `recovery.limits`.
+    beside: 'MODULE:SYMBOL' of a function whose keyword-only parameters are
+      additional keys of the section, as in `evals` (when an evaluator runs)
+      and in the members of a `mixture`; '' for none.
   """
 
   pattern: str
   many: bool = False
-  beside: Callable[..., None] | None = None
+  beside: str = ''
 
   def constructor(self, name: str) -> Callable[..., Any]:
     """Returns the constructor of a section with a given `name`."""
@@ -130,7 +91,7 @@ class Nested:
     Raises:
       UserError: the constructor does not exist.
     """
-    additional = config_keys(self.beside) if self.beside else {}
+    additional = config_keys(resolve(self.beside)) if self.beside else {}
     own = config_keys(self.constructor(name))
     # A key of the constructor has precedence over an additional one.
     return own | {key: additional[key] for key in additional if key not in own}
@@ -321,34 +282,10 @@ def _plain_value(value: Any) -> Any:
   return value
 
 
-def evaluation(
-  *,
-  every: str = '1 epochs',
-  batch_size: int | None = None,
-  image_size: tuple[int, ...] | None = None,
-  preprocess: typing.Annotated[
-    Section | None, Nested(SECTIONS['preprocess'])
-  ] = None,
-) -> None:
-  """Declares and checks the keys that all sections of `config.evals` have.
-
-  Args:
-    every: duration between evaluations, used by the training loop, which also
-      evaluates at the end.
-    batch_size: global batch size; by default that of training.
-    image_size: size of the images, as at the top level, if it is another one.
-    preprocess: preprocessing of the images, if it is another one.
-
-  Raises:
-    UserError: a value is invalid.
-  """
-  del image_size, preprocess
-  durations.check('every', every)
-  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-
-
 MARKS = {section: Nested(pattern) for section, pattern in SECTIONS.items()}
-MARKS['evals'] = Nested(EVALS, many=True, beside=evaluation)
+MARKS['evals'] = Nested(
+  EVALS, many=True, beside='vit_jax.config.keys:evaluation'
+)
 
 
 def constructor(section: str, values: Any) -> Callable[..., Any]:
@@ -374,338 +311,3 @@ def build(section: str, values: Any, *runtime: Any) -> Any:
 def build_section(config: Any, section: str, *runtime: Any) -> Any:
   """Builds the object that a section of a completed config describes."""
   return build(section, config[section], *runtime)
-
-
-def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
-  """Parses the argument of a config file, such as 'key=value,key=value'.
-
-  A value may contain commas: a comma separates two arguments only if `key=`, a
-  known key, another comma or the end of the text follows.
-
-  Args:
-    arg: text after the colon, or None.
-    **defaults: allowed keys with their defaults, which determine the types.
-
-  Raises:
-    UserError: a key is unknown, or a value has another type.
-  """
-  values = dict(defaults)
-  comma = rf',(?=\w+=|(?:{"|".join(map(re.escape, defaults))})?(?:,|$))'
-  for argument in filter(None, re.split(comma, arg or '')):
-    key, equals, text = argument.partition('=')
-    if key not in defaults or not equals:
-      raise UserError(
-        f'config argument {argument!r} is not key=value with a known key; '
-        f'{closest(key, defaults)}.'
-      )
-    name = f'config argument {key}'
-    values[key] = typed(name, FlagText(text), type(defaults[key]))
-  return types.SimpleNamespace(**values)
-
-
-class FlagText(str):
-  """Text of a flag, which is parsed once the type of its key is known."""
-
-
-def typed(key: str, value: Any, annotation: Any) -> Any:
-  """Converts a value to the type of its key.
-
-  An int is also accepted for a float, and a single value for a tuple.
-
-  Args:
-    key: path of the key, for messages.
-    value: value in a config file, or the text of a flag.
-    annotation: annotation of the constructor's parameter.
-
-  Raises:
-    UserError: the value has another type.
-  """
-  kind, member, optional = value_type(annotation)
-  if optional and is_none(value):
-    return None
-  parsed = _parsed(value, kind) if isinstance(value, FlagText) else value
-  # The text of a flag for a tuple must be a Python literal.
-  is_text = kind is tuple and isinstance(value, FlagText) and parsed == value
-  with contextlib.suppress(TypeError):
-    if not is_text:
-      return _converted(parsed, kind, member)
-  of = f' of {member.__name__}' if kind is tuple else ''
-  example = _EXAMPLES.get(kind, '')
-  if is_text:
-    example += ", in quotes: \"('a', 'b')\""
-  raise UserError(
-    f'{key} is {value!r}; it must be of type {kind.__name__}{of}{example}.'
-  )
-
-
-def is_none(value: Any) -> bool:
-  """Returns whether a value is None, or the text of a flag that says so."""
-  return value is None or (isinstance(value, FlagText) and value == 'None')
-
-
-def _parsed(text: FlagText, kind: type) -> Any:
-  """Parses the text of a flag; returns the text if it cannot be parsed."""
-  if kind is str:
-    return str(text)
-  parser = _PARSERS.get(kind)
-  with contextlib.suppress(SyntaxError, ValueError):
-    return parser.parse(text) if parser else ast.literal_eval(text)
-  return str(text)
-
-
-def _converted(value: Any, kind: type, member: type) -> Any:
-  """Converts an int to float and a value to a tuple.
-
-  Raises:
-    TypeError: the value has another type.
-  """
-  if kind is tuple:
-    values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(_converted(entry, member, object) for entry in values)
-  if kind is float and type(value) is int:
-    return float(value)
-  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-    raise TypeError
-  return value
-
-
-@operational('early_stop_patience', 'paper_core_days', 'position_resize')
-def top_level(
-  *,
-  seed: int = 0,
-  total: str,
-  batch_size: int,
-  micro_batches: int = 1,
-  image_size: tuple[int, ...],
-  num_classes: int,
-  average_decay: float | None = None,
-  init_from: str | None = None,
-  init_weights: str = 'params',
-  position_resize: str | None = None,
-  early_stop_patience: int | None = None,
-  paper_core_days: float | None = None,
-) -> None:
-  """Declares and checks the keys of a config outside its sections.
-
-  Args:
-    seed: seed of initialization, order, augmentation and dropout; 32 bits.
-    total: length of the training, a duration ('90 epochs') above 0.
-    batch_size: number of examples in a global batch.
-    micro_batches: number of parts in which a batch is computed, one after the
-      other; their gradients are averaged.
-    image_size: (height, width) in pixels, or one number for both.
-    num_classes: number of outputs of the head; 0 for a model without a head.
-    average_decay: decay of the moving average of parameters, between 0 and 1;
-      the average is evaluated in addition to the parameters. None for no
-      average.
-    init_from: weights that the training starts from: a workdir, a checkpoint
-      step directory or a file of any known format. Pre-training uses all
-      parameters that fit the model, fine-tuning all except the head.
-    init_weights: set of weights in `init_from`: 'params', 'ema' for the
-      moving average, or another set of its objective ('teacher' for DINO).
-    position_resize: method of interpolation for positions in `init_from`, see
-      `positions.METHODS`; None for the method of the project that the weights
-      are from. It has no effect on a run that resumes.
-    early_stop_patience: number of evaluations without a new best value of the
-      metric `checkpoint.best` after which the run ends; None to train to the
-      end. The schedule still has the length `total`.
-    paper_core_days: TPUv3 core-days that the paper reports, for comparison.
-
-  Raises:
-    UserError: a number is outside its range. The other keys are checked where
-      they are used.
-  """
-  del image_size, init_from, init_weights, position_resize
-  check_range('seed', seed, at_least=0, at_most=2**32 - 1)
-  durations.check('total', total, positive=True)
-  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-  check_range('micro_batches', micro_batches, at_least=1)
-  check_range('num_classes', num_classes, at_least=0, at_most=MAX_CLASSES)
-  check_range('average_decay', average_decay, above=0, below=1)
-  check_range('early_stop_patience', early_stop_patience, at_least=1)
-  check_range('paper_core_days', paper_core_days, above=0)
-
-
-@operational('leave_out')
-def train_data(
-  *,
-  split: str,
-  num_examples: int,
-  repeats: int = 1,
-  leave_out: str | None = None,
-  balanced: bool = False,
-) -> None:
-  """Declares and checks the keys of the training data.
-
-  Args:
-    split: split of the source, in the syntax of TFDS.
-    num_examples: number of examples of the split, which defines the length of
-      an epoch; it is compared with the source.
-    repeats: number of copies of each example in a batch, augmented
-      independently (repeated augmentation: 3 in DeiT). An epoch still has
-      `num_examples` images, which come from `num_examples / repeats` examples.
-    leave_out: list of examples that are not used, which `check_data --against`
-      writes, for example because they are also in a test set. `num_examples` is
-      the number of remaining examples. The path may change when a run is
-      resumed; the examples that are left out may not.
-    balanced: whether each class is drawn equally often, see
-      `data.balanced.Balanced`. An epoch still has `num_examples` images, so an
-      example of a rare class occurs several times in it.
-
-  Raises:
-    UserError: a number is outside its range.
-  """
-  del split, leave_out, balanced
-  check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
-  check_range('train.repeats', repeats, at_least=1, at_most=64)
-
-
-def complete(config: ConfigDict) -> Config:
-  """Adds the default of every missing key to a config, and locks the config.
-
-  Args:
-    config: values of a config file and of flags.
-
-  Returns:
-    The completed config.
-
-  Raises:
-    UserError: a key is unknown, a key without a default is missing, or a value
-      has a wrong type.
-  """
-  values = config.to_dict()
-  top = {key: value for key, value in values.items() if key not in MARKS}
-  result = ConfigDict(_completed('', config_keys(top_level), top))
-  for section, mark in MARKS.items():
-    result[section] = complete_section(section, mark, values.get(section, {}))
-  return result.lock()
-
-
-def complete_section(
-  path: str, mark: Nested, values: Any, drop_unknown: bool = False
-) -> ConfigDict:
-  """Adds the default of every missing key to one section.
-
-  Args:
-    path: path of the section, for messages.
-    mark: `Nested` mark of the section, which determines its constructor.
-    values: values of the config file and of flags.
-    drop_unknown: whether to leave out keys that the constructor does not have,
-      unless they are set by flags. They are always left out if a flag sets the
-      name, because they may belong to the name in the config file.
-
-  Raises:
-    UserError: see `complete`.
-  """
-  has_name = '{name}' in mark.pattern  # the section selects a class by name
-  if not isinstance(values, Mapping | ConfigDict):
-    key = ('NAME.' if mark.many else '') + ('name' if has_name else 'KEY')
-    raise UserError(
-      f'config.{path} is {values!r}; it is a section: give its keys, such as '
-      f'--config.{path}.{key}=….'
-    )
-  if mark.many:
-    member = dataclasses.replace(mark, many=False)
-    return ConfigDict(
-      {
-        name: complete_section(f'{path}.{name}', member, section, drop_unknown)
-        for name, section in values.items()
-      }
-    )
-  name: Any = ''
-  arguments, result = dict(values), {}
-  if has_name:
-    default = DEFAULT_NAMES.get(path.rpartition('.')[2])
-    name = arguments.pop('name', default)
-    result['name'] = typed(f'config.{path}.name', name, str)
-  keys = mark.keys(name)
-  if drop_unknown or isinstance(name, FlagText):
-    arguments = {
-      key: value
-      for key, value in arguments.items()
-      if key in keys or _has_flag(value)
-    }
-  return ConfigDict(result | _completed(f'{path}.', keys, arguments))
-
-
-def _has_flag(value: Any) -> bool:
-  """Returns whether a value, or one of a section, is the text of a flag."""
-  if isinstance(value, Mapping | ConfigDict):
-    return any(map(_has_flag, value.values()))
-  return isinstance(value, FlagText)
-
-
-def _completed(
-  prefix: str, allowed: dict[str, Any], values: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns the values of one section, completed with defaults.
-
-  Args:
-    prefix: path of the section with a dot at the end; '' for the top level.
-    allowed: parameters of the constructor by key.
-    values: values of the config file and of flags.
-
-  Returns:
-    Values by key. A None is a typed placeholder, to which a value can be
-    assigned.
-  """
-  unknown = [str(key) for key in values if key not in allowed]
-  if unknown:
-    known = allowed if prefix else [*allowed, *MARKS]
-    raise unknown_key(prefix, unknown[0], known)
-  result = {}
-  for key, parameter in allowed.items():
-    value = values.get(key, parameter.default)
-    if value is parameter.empty:
-      raise UserError(f'config.{prefix}{key} is missing: it has no default.')
-    mark = nested(parameter.annotation)
-    kind, _, optional = value_type(parameter.annotation)
-    if mark is None:
-      value = typed(f'config.{prefix}{key}', value, parameter.annotation)
-      result[key] = config_dict.placeholder(kind) if value is None else value
-    elif optional and is_none(value):
-      # A placeholder could not be replaced by a section.
-      result[key] = None
-    else:
-      result[key] = complete_section(prefix + key, mark, value)
-  return result
-
-
-def unknown_key(prefix: str, key: str, known: Iterable[str]) -> UserError:
-  """Returns the error for a key that does not exist.
-
-  Args:
-    prefix: path of the section with a dot at the end; '' for the top level.
-    key: path of the key within the section.
-    known: keys of the section.
-  """
-  # A similar spelling in this section would mislead if there is a synonym.
-  synonym = SYNONYMS.get(key.rpartition('.')[2])
-  hint = f'did you mean --{synonym}?' if synonym else f'{closest(key, known)}.'
-  return UserError(f'config.{prefix}{key} is not a key; {hint}')
-
-
-def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
-  """Returns a flat dict {'model.depth': 24, …}, with tuples as lists."""
-  flat = {}
-  values = config.to_dict() if isinstance(config, ConfigDict) else config
-  for key, value in json.loads(json.dumps(values)).items():
-    if isinstance(value, dict):
-      flat |= flatten(value, f'{prefix}{key}.')
-    else:
-      flat[prefix + key] = value
-  return flat
-
-
-def to_json(config: Config) -> str:
-  """Returns a completed config as indented JSON."""
-  return json.dumps(config.to_dict(), indent=2) + '\n'
-
-
-def from_dict(values: dict[str, Any]) -> Config:
-  """Returns the config whose values `to_json` wrote.
-
-  Raises:
-    UserError: a key does not exist; see `complete`.
-  """
-  return complete(ConfigDict(values))

@@ -1,0 +1,134 @@
+"""Keys of a config that no other constructor has, with their defaults.
+
+They are the keys outside of the sections, those of the training data, and those
+that all evaluators have.
+"""
+
+import typing
+
+from vit_jax.config import durations
+from vit_jax.config.schema import SECTIONS, Nested, Section, operational
+from vit_jax.errors import check_range
+
+# Larger than any real batch, but the row indices of a batch still fit into the
+# memory of a host.
+MAX_BATCH_SIZE = 2**26
+
+MAX_CLASSES = 2**31 - 1  # labels are int32
+
+
+@operational('early_stop_patience', 'paper_core_days', 'position_resize')
+def top_level(
+  *,
+  seed: int = 0,
+  total: str,
+  batch_size: int,
+  micro_batches: int = 1,
+  image_size: tuple[int, ...],
+  num_classes: int,
+  average_decay: float | None = None,
+  init_from: str | None = None,
+  init_weights: str = 'params',
+  position_resize: str | None = None,
+  early_stop_patience: int | None = None,
+  paper_core_days: float | None = None,
+) -> None:
+  """Declares and checks the keys of a config outside its sections.
+
+  Args:
+    seed: seed of initialization, order, augmentation and dropout; 32 bits.
+    total: length of the training, a duration ('90 epochs') above 0.
+    batch_size: number of examples in a global batch.
+    micro_batches: number of parts in which a batch is computed, one after the
+      other; their gradients are averaged.
+    image_size: (height, width) in pixels, or one number for both.
+    num_classes: number of outputs of the head; 0 for a model without a head.
+    average_decay: decay of the moving average of parameters, between 0 and 1;
+      the average is evaluated in addition to the parameters. None for no
+      average.
+    init_from: weights that the training starts from: a workdir, a checkpoint
+      step directory or a file of any known format. Pre-training uses all
+      parameters that fit the model, fine-tuning all except the head.
+    init_weights: set of weights in `init_from`: 'params', 'ema' for the
+      moving average, or another set of its objective ('teacher' for DINO).
+    position_resize: method of interpolation for positions in `init_from`, see
+      `positions.METHODS`; None for the method of the project that the weights
+      are from. It has no effect on a run that resumes.
+    early_stop_patience: number of evaluations without a new best value of the
+      metric `checkpoint.best` after which the run ends; None to train to the
+      end. The schedule still has the length `total`.
+    paper_core_days: TPUv3 core-days that the paper reports, for comparison.
+
+  Raises:
+    UserError: a number is outside its range. The other keys are checked where
+      they are used.
+  """
+  del image_size, init_from, init_weights, position_resize
+  check_range('seed', seed, at_least=0, at_most=2**32 - 1)
+  durations.check('total', total, positive=True)
+  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+  check_range('micro_batches', micro_batches, at_least=1)
+  check_range('num_classes', num_classes, at_least=0, at_most=MAX_CLASSES)
+  check_range('average_decay', average_decay, above=0, below=1)
+  check_range('early_stop_patience', early_stop_patience, at_least=1)
+  check_range('paper_core_days', paper_core_days, above=0)
+
+
+@operational('leave_out')
+def train_data(
+  *,
+  split: str,
+  num_examples: int,
+  repeats: int = 1,
+  leave_out: str | None = None,
+  balanced: bool = False,
+) -> None:
+  """Declares and checks the keys of the training data.
+
+  Args:
+    split: split of the source, in the syntax of TFDS.
+    num_examples: number of examples of the split, which defines the length of
+      an epoch; it is compared with the source.
+    repeats: number of copies of each example in a batch, augmented
+      independently (repeated augmentation: 3 in DeiT). An epoch still has
+      `num_examples` images, which come from `num_examples / repeats` examples.
+    leave_out: list of examples that are not used, which `check_data --against`
+      writes, for example because they are also in a test set. `num_examples` is
+      the number of remaining examples. The path may change when a run is
+      resumed; the examples that are left out may not.
+    balanced: whether each class is drawn equally often, see
+      `data.balanced.Balanced`. An epoch still has `num_examples` images, so an
+      example of a rare class occurs several times in it.
+
+  Raises:
+    UserError: a number is outside its range.
+  """
+  del split, leave_out, balanced
+  check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
+  check_range('train.repeats', repeats, at_least=1, at_most=64)
+
+
+def evaluation(
+  *,
+  every: str = '1 epochs',
+  batch_size: int | None = None,
+  image_size: tuple[int, ...] | None = None,
+  preprocess: typing.Annotated[
+    Section | None, Nested(SECTIONS['preprocess'])
+  ] = None,
+) -> None:
+  """Declares and checks the keys that all sections of `config.evals` have.
+
+  Args:
+    every: duration between evaluations, used by the training loop, which also
+      evaluates at the end.
+    batch_size: global batch size; by default that of training.
+    image_size: size of the images, as at the top level, if it is another one.
+    preprocess: preprocessing of the images, if it is another one.
+
+  Raises:
+    UserError: a value is invalid.
+  """
+  del image_size, preprocess
+  durations.check('every', every)
+  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
