@@ -17,6 +17,7 @@ errors that a user can correct are `vit_jax.UserError`.
 """
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,12 @@ if '-m' in sys.orig_argv:
   from vit_jax.cli import help
 
   help.begin(sys.orig_argv)
+
+if importlib.util.find_spec('fcntl') is None:  # as on Windows
+  raise ImportError(
+    'vit_jax needs Linux or macOS: on Windows, install it in WSL, the Windows '
+    'Subsystem for Linux (wsl --install), and use it there.'
+  )
 
 
 def __getattr__(name: str) -> Any:

@@ -46,8 +46,9 @@ SAVE_TWICE = """
 import sys
 import jax, jax.numpy as jnp
 from vit_jax.checkpoint.manager import Checkpointer
-from vit_jax.processes import runtime
-runtime.start_logging()
+from vit_jax.processes import console
+
+console.start_logging()
 with jax.set_mesh(jax.make_mesh((1,), ('data',))):
   checkpoints = Checkpointer(sys.argv[1], {})
   small = {f'a{i}': jnp.ones((40,)) for i in range(40)}

@@ -4,7 +4,6 @@ import csv
 import json
 import signal
 
-import numpy as np
 import pytest
 
 from tests import cli
@@ -50,12 +49,6 @@ def test_a_killed_study_runs_everything_once(tmp_path):
   with open(tmp_path / 'results.csv', newline='') as file:
     rows = [float(row['value']) for row in csv.DictReader(file)]
   assert rows == [*accuracies[1], *accuracies[2]]
-  drawn = np.load(tmp_path / 'figure.npz')['5-shot/ViT']
-  np.testing.assert_allclose(
-    drawn[1], [100 * accuracies[depth][2] for depth in (1, 2)]
-  )
-  assert 0 < drawn[0][0] < drawn[0][1]  # the deeper model cost more
-  assert (tmp_path / 'figure.png').stat().st_size > 5_000
   before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.jsonl')}
   out, _ = cli.run([*arguments, '--print_jobs'])
   assert out == ''  # nothing remains to be done

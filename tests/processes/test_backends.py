@@ -8,21 +8,21 @@ import sys
 import pytest
 
 from tests import cli
-from vit_jax.processes import runtime
+from vit_jax.processes import machine
 
 LOADED = """
 import sys
 import jax
 if sys.argv[1] == 'hidden':
-  from vit_jax.processes import runtime
-  runtime.hide_unused_libtpu()
+  from vit_jax.processes import machine
+  machine.hide_unused_libtpu()
 jax.devices()
 print('libtpu.so' in open('/proc/self/maps').read())
 """
 without_tpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None
-  or runtime._has_devices('tpu')
-  or runtime._has_google_device(),
+  or machine._has_devices('tpu')
+  or machine._has_google_device(),
   reason='libtpu is not installed, or there is a TPU',
 )
 
@@ -48,13 +48,13 @@ def test_a_hidden_libtpu_is_not_loaded(hidden):
 @pytest.mark.parametrize('there', ['platforms', 'device', 'bus', None])
 def test_libtpu_is_hidden_only_without_a_tpu(there, monkeypatch):
   """A TPU is detected by its device, on the bus, or by JAX_PLATFORMS."""
-  monkeypatch.setattr(runtime, '_has_google_device', lambda: there == 'bus')
+  monkeypatch.setattr(machine, '_has_google_device', lambda: there == 'bus')
   devices = ('null',) if there == 'device' else ('no_such_device*',)
-  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': devices})
+  monkeypatch.setattr(machine, '_DEVICES', {'tpu': devices})
   monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu' if there == 'platforms' else '')
   monkeypatch.setitem(sys.modules, 'libtpu', before := object())
   monkeypatch.setenv('TPU_LIBRARY_PATH', 'x')
-  runtime.hide_unused_libtpu()
+  machine.hide_unused_libtpu()
   assert (sys.modules['libtpu'] is before) == (there is not None)
   assert ('TPU_LIBRARY_PATH' in os.environ) == (there is not None)
 
@@ -71,9 +71,9 @@ def test_libtpu_is_hidden_only_without_a_tpu(there, monkeypatch):
 def test_gpu_memory_fraction(monkeypatch, variable, value, device, expected):
   """The fraction is set only with a GPU; the user's value is kept."""
   made = {variable: value}
-  monkeypatch.setattr(runtime.os, 'environ', made)
+  monkeypatch.setattr(machine.os, 'environ', made)
   devices = ('null',) if device else ('no_such_device*',)
-  monkeypatch.setattr(runtime, '_DEVICES', {'cuda': devices})
-  runtime.use_gpu_memory()
+  monkeypatch.setattr(machine, '_DEVICES', {'cuda': devices})
+  machine.use_gpu_memory()
   assert made.get('XLA_CLIENT_MEM_FRACTION') == expected
   assert made[variable] == expected or expected is None

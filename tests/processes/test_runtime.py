@@ -41,6 +41,9 @@ UNSUPPORTED = {
   'jax_disable_jit': True,
   'jax_numpy_rank_promotion': 'raise',
   'jax_numpy_dtype_promotion': 'strict',
+  'jax_no_tracing': True,
+  'jax_no_execution': True,
+  'jax_transfer_guard': 'disallow',
 }
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from tests.faults.counts import further
 from vit_jax.errors import UserError
-from vit_jax.processes import runtime
+from vit_jax.processes import machine
 
 HANGING = """
 import ctypes, sys, threading
 from vit_jax import errors
 from vit_jax.cli import process
-from vit_jax.processes import runtime
-runtime._EXIT_S = 1
+from vit_jax.processes import ending
+ending._EXIT_S = 1
 def body(arguments):
   if sys.argv[1] == 'thread':
     threading.Thread(target=threading.Event().wait).start()
@@ -40,7 +40,7 @@ def test_too_few_threads_are_one_message(monkeypatch):
 
   monkeypatch.setattr(threading.Thread, 'start', refused)
   with pytest.raises(UserError, match='only 5 of 64 threads.*ulimit -u'):
-    runtime.check()
+    machine.check_limits()
   for thread in started:
     thread.join(10)
     assert not thread.is_alive()

@@ -6,16 +6,16 @@ import subprocess
 
 import pytest
 
-from vit_jax.processes import runtime
+from vit_jax.processes import versions
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
 def _afresh():
-  runtime.commit.cache_clear()
+  versions.commit.cache_clear()
   yield
-  runtime.commit.cache_clear()
+  versions.commit.cache_clear()
 
 
 def _git(*arguments, folder=ROOT):
@@ -30,25 +30,25 @@ def test_commit_of_changed_trees_and_archives(tmp_path, monkeypatch):
   """'+' marks uncommitted changes; an archive contains its commit."""
   package = tmp_path / 'vit_jax'
   package.mkdir()
-  monkeypatch.setattr(runtime, '_ROOT', package)
+  monkeypatch.setattr(versions, '_ROOT', package)
   (package / 'commit.txt').write_text('$Format:%H$\n')
   (package / 'code.py').write_text('a = 1\n')
   _git('init', '-q', folder=tmp_path)
   _git('add', '.', folder=tmp_path)
   _git('commit', '-qm', 'one', folder=tmp_path)
-  head = runtime.commit()
+  head = versions.commit()
   assert re.fullmatch('[0-9a-f]{40}', head)
   (package / 'code.py').write_text('a = 2\n')
-  runtime.commit.cache_clear()
-  assert runtime.commit() == head + '+'
+  versions.commit.cache_clear()
+  assert versions.commit() == head + '+'
   (package / 'commit.txt').write_text('1234\n')
-  runtime.commit.cache_clear()
-  assert runtime.commit() == '1234'
+  versions.commit.cache_clear()
+  assert versions.commit() == '1234'
 
 
 def test_commit_and_versions_that_are_unknown(tmp_path, monkeypatch):
   """An installed package has no commit, and a missing one has no version."""
-  monkeypatch.setattr(runtime, '_ROOT', tmp_path)
-  assert runtime.commit() is None
-  assert runtime.package_version('no-such-package') is None
-  assert runtime.package_version('jax')
+  monkeypatch.setattr(versions, '_ROOT', tmp_path)
+  assert versions.commit() is None
+  assert versions.package_version('no-such-package') is None
+  assert versions.package_version('jax')

@@ -9,10 +9,10 @@ import pytest
 from minimal_config import completed
 from ml_collections import ConfigDict
 
-from vit_jax.config import schema
+from vit_jax.config import completion, keys, schema
 from vit_jax.config.schema import EVALS, SECTIONS
 from vit_jax.errors import UserError
-from vit_jax.processes import consensus, runtime
+from vit_jax.processes import consensus, versions
 from vit_jax.run import resume
 
 PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
@@ -49,7 +49,7 @@ def _constructors():
       continue
     for name in schema.names(pattern):
       yield schema.resolve(pattern, name)
-  yield schema.top_level
+  yield keys.top_level
 
 
 def test_operational_keys_exist():
@@ -122,14 +122,15 @@ def test_another_setting_of_jax_is_refused():
       _check(before)
 
 
-def test_an_allowed_change_stays_allowed():
-  """It stays allowed until the next checkpoint; other changes are refused."""
-  before, config = _about(), completed(seed=3)
-  (note,) = _check(before, config=config, allow=True)
-  event = json.loads(json.dumps({'event': note.kind, **note.fields}))
-  assert _check(before, events=[event], config=config) == []
+def test_a_branch_may_change_its_schedule_and_length():
+  """That holds for the step at which it begins, and for no other key."""
+  config = completed(total='9 steps', **{'schedule.base_lr': 0.5})
+  begins = {'event': 'branch', 'step': 10}
+  assert _check(_about(), events=[begins], config=config) == []
+  with pytest.raises(UserError, match='(?s)schedule.base_lr.*total'):
+    _check(_about(), events=[begins | {'step': 9}], config=config)
   with pytest.raises(UserError, match='seed: 0 before, 4 now'):
-    _check(before, events=[event], config=completed(seed=4))
+    _check(_about(), events=[begins], config=completed(seed=4))
 
 
 @pytest.mark.parametrize(
@@ -195,12 +196,12 @@ def test_changed_evaluators_are_noted():
 
 
 def _completed(values):
-  return schema.complete(ConfigDict(values))
+  return completion.complete(ConfigDict(values))
 
 
 def test_processes_must_agree(monkeypatch):
   """The settings for reading data, and an unknown commit, may differ."""
-  monkeypatch.setattr(runtime, 'commit', lambda: 'a')
+  monkeypatch.setattr(versions, 'commit', lambda: 'a')
   first = resume._common_values(_about(), completed())
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
@@ -237,7 +238,7 @@ def test_equal_spellings():
   ):
     for value in values:
       assert not resume.differences({key: values[0]}, {key: value})
-  written = json.loads(schema.to_json(completed(image_size=8)))
+  written = json.loads(completion.to_json(completed(image_size=8)))
   assert not resume.config_changes(written, completed(image_size=(8, 8)))
 
 

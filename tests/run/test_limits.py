@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.config import schema
+from vit_jax.config import completion
 from vit_jax.errors import DivergedError, UserError
 from vit_jax.run import resume
 from vit_jax.run.guards import Limit, Limits, Recovery
@@ -109,4 +109,4 @@ def test_limits_may_change_when_a_run_resumes():
     for now in (without, one, other):
       changes = resume.config_changes(before.to_dict(), now)
       assert not changes, changes
-  assert 'recovery.limits.high.stop' in schema.flatten(other)
+  assert 'recovery.limits.high.stop' in completion.flatten(other)

@@ -113,6 +113,5 @@ def test_readers_of_foreign_lines(workdir):
   assert nulls == [(3, 'loss'), (3, 'lr'), (3, 'x')]
   curves.draw(workdir)
   assert (workdir / curves.NAME).exists()
-  assert curves.read_run(workdir).series == series
   config = {'early_stop_patience': 1, 'checkpoint': {'best': 'test/accuracy'}}
   assert guards.plateau(workdir, config) is None

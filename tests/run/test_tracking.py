@@ -12,7 +12,7 @@ from etils import epath
 from minimal_config import completed
 from tensorboard.backend.event_processing import event_accumulator
 
-from vit_jax.config.schema import flatten
+from vit_jax.config.completion import flatten
 from vit_jax.errors import UserError
 from vit_jax.run import metrics, tracking
 

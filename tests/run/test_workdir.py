@@ -6,7 +6,7 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.config import schema
+from vit_jax.config import completion
 from vit_jax.errors import StorageError, UserError
 from vit_jax.run import resume
 
@@ -65,7 +65,7 @@ def test_default_workdir(config_path, expected):
 def test_a_longer_total_is_refused(tmp_path):
   """The message states that a longer total changes the learning rate."""
   before = completed(total='20 steps')
-  (tmp_path / 'config.json').write_text(schema.to_json(before))
+  (tmp_path / 'config.json').write_text(completion.to_json(before))
 
   def check(allow_changes=False, **changes):
     config = completed(**changes)

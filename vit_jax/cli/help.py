@@ -54,13 +54,15 @@ def begin(command: Sequence[str]) -> None:
   """
   modules = (y for x, y in itertools.pairwise(command) if x == '-m')
   package, _, name = next(modules, '').partition('.')
-  if package != 'vit_jax' or not name:
+  if package != 'vit_jax':
     return
   if sys.platform == 'win32':
     _refuse(
       'commands need Linux or macOS, and this is Windows: install vit_jax in '
       'WSL, the Windows Subsystem for Linux (wsl --install), and run it there.'
     )
+  if not name:
+    return
   # It cannot be imported on Windows, which does not have all of its signals.
   from vit_jax.processes import interruption
 

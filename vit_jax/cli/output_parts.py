@@ -23,7 +23,8 @@ from etils import epath
 from vit_jax.arrays import sharding
 from vit_jax.cli import shared_flags
 from vit_jax.cli.shared_flags import Request
-from vit_jax.config.schema import Config, flatten
+from vit_jax.config.completion import flatten
+from vit_jax.config.schema import Config
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
 from vit_jax.data.filters import Tail

@@ -16,10 +16,19 @@ from absl import app, flags
 
 from vit_jax.cli import help
 from vit_jax.config import overrides
-from vit_jax.config.schema import Config, to_json
+from vit_jax.config.completion import to_json
+from vit_jax.config.schema import Config
 from vit_jax.errors import EXIT_CRASH, EXIT_USER_ERROR, UserError
 from vit_jax.files import paths
-from vit_jax.processes import consensus, interruption, peers, runtime
+from vit_jax.processes import (
+  consensus,
+  console,
+  ending,
+  interruption,
+  machine,
+  peers,
+  runtime,
+)
 from vit_jax.run import resume
 
 log = logging.getLogger('vit_jax')
@@ -149,9 +158,9 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   # A name that the output cannot encode is escaped.
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors='backslashreplace')
-  runtime.hide_unused_libtpu()
-  runtime.use_gpu_memory()
-  runtime.end_with_parent()
+  machine.hide_unused_libtpu()
+  machine.use_gpu_memory()
+  ending.end_with_parent()
 
   def parse(argv: list[str]) -> list[str]:
     try:
@@ -162,7 +171,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     return arguments
 
   def main(argv: list[str]) -> None:
-    runtime.start_logging()  # must come after absl has set up its own logging
+    console.start_logging()  # must come after absl has set up its own logging
     runtime.reset_settings()
     _report_errors(lambda: body(argv[1:]))
 
@@ -186,7 +195,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     if interruption.HANDLER.installed:
       interruption.HANDLER.ignore()
     if code:
-      runtime.bound_exit(code)
+      ending.bound_exit(code)
 
 
 def _report_errors(function: Callable[[], None]) -> None:
@@ -197,7 +206,7 @@ def _report_errors(function: Callable[[], None]) -> None:
     expected = error
     if peers.exit_status(error) is None:
       expected = (
-        runtime.user_error(error)
+        machine.user_error(error)
         or paths.name_error(error)
         or paths.object_store_error(error)
       )
@@ -268,8 +277,8 @@ def define_distributed_flags(into: flags.FlagValues = flags.FLAGS) -> None:
 
 def start_process() -> None:
   """Prepares this process for training, and connects the other processes."""
-  runtime.check()
-  runtime.keep_host_memory()
+  machine.check_limits()
+  machine.keep_host_memory()
   values = flags.FLAGS
   runtime.start_distributed(
     values.coordinator_address, values.num_processes, values.process_id

@@ -19,12 +19,8 @@ from jaxtyping import Int
 from vit_jax.arrays import memory, sharding
 from vit_jax.cli import process
 from vit_jax.config import loading, locations, overrides, schema
-from vit_jax.config.schema import (
-  MAX_BATCH_SIZE,
-  SECTIONS,
-  Config,
-  build_section,
-)
+from vit_jax.config.keys import MAX_BATCH_SIZE
+from vit_jax.config.schema import SECTIONS, Config, build_section
 from vit_jax.data import filters
 from vit_jax.data.augment import presets
 from vit_jax.data.contract import Source

@@ -10,8 +10,6 @@ permission) becomes a `UserError`, because a restart would fail in the same way.
 After any other error, reading or writing is tried again for about a minute. If
 it still fails, a `StorageError` is raised, after which launchers restart the
 run. Files are written atomically: they are complete or absent after any crash.
-
-The module also determines the cores and the memory that this process may use.
 """
 
 import contextlib
@@ -20,7 +18,6 @@ import enum
 import errno
 import logging
 import os
-import pathlib
 import re
 import shutil
 import tempfile
@@ -37,8 +34,6 @@ from vit_jax.errors import StorageError, UserError
 
 log = logging.getLogger('vit_jax')
 
-_CGROUPS_OF_PROCESS = pathlib.Path('/proc/self/cgroup')
-_CGROUPS = pathlib.Path('/sys/fs/cgroup')
 # Endings of names of files, for directories that are named by mistake like one.
 _FILE_ENDINGS = tuple(
   '.bin .ckpt .csv .gguf .h5 .hdf5 .html .jpeg .jpg .json .keras .mlmodel '
@@ -71,45 +66,6 @@ _FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT}
 _TENSORSTORE_ERRNO = re.compile(r"os_error_code='(\d+)'")
 # HTTP: a wrong request, no or wrong credentials, no permission, not found.
 _USER_STATUS = {400, 401, 403, 404}
-
-
-def cores() -> int:
-  """Returns the number of cores that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
-
-
-def memory_bytes() -> int:
-  """Returns the bytes of memory that this process may use.
-
-  It is the machine's memory, or less if a container or a batch system limits
-  the process.
-  """
-  total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  return min([total, *_limits()])
-
-
-def _limits() -> list[int]:
-  """Returns the memory limits of the control groups and ancestors, in bytes."""
-  try:
-    groups = _CGROUPS_OF_PROCESS.read_text().splitlines()
-  except OSError:
-    return []
-  found = []
-  for group in groups:  # '0::/job' (version 2), '4:memory:/job' (version 1)
-    _, controllers, path = group.split(':', 2)
-    if controllers and 'memory' not in controllers.split(','):
-      continue
-    root = _CGROUPS / 'memory' if controllers else _CGROUPS
-    name = 'memory.limit_in_bytes' if controllers else 'memory.max'
-    own = root / path.strip('/')
-    for folder in (own, *own.parents):
-      # In a container, only its own group exists, at the root. 'max' means no
-      # limit.
-      with contextlib.suppress(OSError, ValueError):
-        found.append(int((folder / name).read_text()))
-  return found
 
 
 os.environ.setdefault('EPATH_USE_TF', '0')

@@ -23,15 +23,15 @@ from vit_jax.files import jsonl
 from vit_jax.files.paths import with_retries
 
 PRODUCTIVE = 'step'
-# A resumed run acts on these events, so a checksum protects them.
-_WITH_CHECKSUM = ('rollback', 'config_change')
+# A resumed run acts on this event, so a checksum protects it.
+_WITH_CHECKSUM = ('rollback',)
 # Fields, and their types, that the readers of an event use.
 _FIELDS: dict[str, dict[str, type]] = {
   'start': {'step': int},
   'spans': {'step': int, 'seconds': dict},
   'rollback': {'step': int, 'from': int, 'skip': list},
   'bad_record': {'source': str, 'index': int},
-  'config_change': {'changes': dict},
+  'branch': {'step': int},
   'finished': {'step': int, 'metrics': list},
 }
 

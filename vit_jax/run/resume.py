@@ -7,6 +7,7 @@ other numbers, so it is not resumed. The config of the last start is in
 config.json. Every checkpoint contains its config and a record of everything
 else that its numbers depend on (`record`, in the item `about`). Different
 package versions, which usually change only the last bits, are only logged.
+A change must be allowed at each start until a checkpoint with it is saved.
 
 Each constructor marks the keys of its section that do not affect the trained
 weights (the location of data, the interval between log lines) with
@@ -17,7 +18,6 @@ belongs to another run.
 import contextlib
 import dataclasses
 import fnmatch
-import hashlib
 import json
 import logging
 import math
@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from vit_jax.config import durations, schema
+from vit_jax.config import completion, durations, keys, schema
 from vit_jax.config.schema import MARKS, Config
 from vit_jax.data import fingerprint as fingerprints
 from vit_jax.data.filters import names_differ
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
-from vit_jax.processes import consensus, runtime
+from vit_jax.processes import consensus, runtime, versions
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run.ledger import Ledger
 
@@ -76,7 +76,7 @@ def identity(values: Any, config: Any = None) -> Json:
       `values`.
   """
   patterns = operational(values if config is None else config)
-  return _without(schema.flatten(values), patterns)
+  return _without(completion.flatten(values), patterns)
 
 
 def operational(config: Any) -> list[str]:
@@ -88,7 +88,7 @@ def operational(config: Any) -> list[str]:
   Args:
     config: config, or a config as a dict.
   """
-  patterns = [*schema.operational_keys(schema.top_level), 'evals.*']
+  patterns = [*schema.operational_keys(keys.top_level), 'evals.*']
   for section, mark in MARKS.items():
     if section != 'evals':
       patterns += _of_section(section, mark, config[section])
@@ -126,8 +126,8 @@ def config_changes(old: Json, config: Config) -> Changes:
   """Returns the differences in values that a resumed run must not change.
 
   Args:
-    old: config of an earlier start, as `schema.to_json` wrote it, possibly in
-      another version of this program.
+    old: config of an earlier start, as `completion.to_json` wrote it,
+      possibly in another version of this program.
     config: completed config of this start.
   """
   return differences(identity(_completed(old), config), identity(config))
@@ -136,7 +136,7 @@ def config_changes(old: Json, config: Config) -> Changes:
 def _completed(config: Json) -> Json:
   """Adds defaults of keys that did not exist in an earlier version."""
   with contextlib.suppress(UserError):
-    return schema.from_dict(config).to_dict()
+    return completion.from_dict(config).to_dict()
   return config
 
 
@@ -242,7 +242,7 @@ def record_workdir(
     path.mkdir(parents=True, exist_ok=True)
     if file.exists() and jsonl.parse(file.read_bytes()) is None:
       file.rename(path / 'config.json.bad')
-    paths.write(file, schema.to_json(config))
+    paths.write(file, completion.to_json(config))
     paths.write(path / 'run.json', json.dumps(run, indent=2) + '\n')
 
   paths.with_retries(write, file, 'written')
@@ -295,8 +295,8 @@ def record(fingerprint: Json, frozen: dict[str, str]) -> Json:
     'flags': {name: getattr(jax.config, name, None) for name in _FLAGS},
     'versions': {
       'backend': jax.default_backend(),
-      'vit_jax': runtime.commit(),
-      **{name: runtime.package_version(name) for name in _PACKAGES},
+      'vit_jax': versions.commit(),
+      **{name: versions.package_version(name) for name in _PACKAGES},
     },
   }
 
@@ -338,7 +338,7 @@ def _common_values(about: Json, config: Config) -> Json:
     for pattern in operational(config)
     if pattern.startswith(('source.', 'reader.'))
   ]
-  values = _without(schema.flatten(config), machine_specific)
+  values = _without(completion.flatten(config), machine_specific)
   for kind, entries in about['record'].items():
     values |= {f'{kind}: {key}': value for key, value in entries.items()}
   return values
@@ -375,7 +375,7 @@ def compare(
       not write are not compared.
     current: item `about` of the resuming run.
     config: completed config of the resuming run.
-    events: events of the run, which contain the changes allowed earlier.
+    events: events of the run, which contain the step of a branch.
     step: step of the checkpoint.
     checkpoint: description of the checkpoint, for the message.
     allow_changes: whether to resume although config, data or settings differ.
@@ -390,15 +390,11 @@ def compare(
   changes |= _common_differences('data: ', fingerprint, data)
   for prefix, key in (('weights ', 'frozen'), ('setting ', 'flags')):
     changes |= _common_differences(prefix, old.get(key, {}), new[key])
-  # A change that was allowed once by --allow_config_change stays allowed.
-  accepted: dict[str, str] = {}
-  for event in events:
-    if event['event'] == 'config_change':
-      accepted |= event['changes']
-  new_digests = {
-    k: v for k, v in digests(changes).items() if accepted.get(k) != v
-  }
-  changes = {key: changes[key] for key in new_digests}
+  is_branch = any(
+    event['event'] == 'branch' and event['step'] == step for event in events
+  )
+  if is_branch:
+    changes = {k: pair for k, pair in changes.items() if not may_branch(k)}
   notes = []
   if changes and not allow_changes:
     raise _refusal(checkpoint, changes)
@@ -408,8 +404,7 @@ def compare(
     position = _position(config, step)
     if position != old_position:
       text += f'\n  position: {old_position} before, {position} now'
-    fields = {'changes': new_digests}
-    notes.append(Note('config_change', fields, text))
+    notes.append(Note('config_change', {'changes': changes}, text))
   upgrades = _common_differences('', old.get('versions', {}), new['versions'])
   if upgrades:
     text = (
@@ -444,10 +439,10 @@ def evaluator_notes(last: Json, config: Config) -> list[Note]:
     mark = dataclasses.replace(MARKS['evals'], many=False)
     ignored = (
       *(key.removeprefix('.') for key in _of_section('', mark, section)),
-      *schema.config_keys(schema.evaluation),
+      *schema.config_keys(keys.evaluation),
     )
     values = [
-      _without(schema.flatten(entries), ignored)
+      _without(completion.flatten(entries), ignored)
       for entries in (old.get(name, section), section)
     ]
     changes = differences(*values)
@@ -494,12 +489,9 @@ def _short(value: Any) -> str:
   return text if len(text) <= 200 else f'{text[:197]}...'
 
 
-def digests(changes: Changes) -> dict[str, str]:
-  """Returns digests of the new values, as in the event `config_change`."""
-  return {
-    key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-    for key, (_, value) in changes.items()
-  }
+def may_branch(key: str) -> bool:
+  """Returns whether a branch of another run may change a flat key."""
+  return key == 'total' or key.startswith('schedule.')
 
 
 @dataclasses.dataclass
@@ -607,7 +599,7 @@ class Comparison:
       notes = evaluator_notes(last, self.config)
       self._notes += [(step, note) for note in notes]
       if runtime.is_main():
-        run = runtime.describe_run() | self.current['record']
+        run = versions.describe_run() | self.current['record']
         run['train_flops_per_image'] = flops_per_image
         record_workdir(self.workdir, self.config, run)
     if runtime.is_main():

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.files import paths
+from vit_jax.processes import machine
 
 
 def meminfo() -> int:
@@ -54,6 +54,6 @@ def test_memory_is_the_smallest_limit(
     path = tmp_path / 'groups' / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + '\n')
-  monkeypatch.setattr(paths, '_CGROUPS_OF_PROCESS', own)
-  monkeypatch.setattr(paths, '_CGROUPS', tmp_path / 'groups')
-  assert paths.memory_bytes() == (expected or meminfo())
+  monkeypatch.setattr(machine, '_CGROUPS_OF_PROCESS', own)
+  monkeypatch.setattr(machine, '_CGROUPS', tmp_path / 'groups')
+  assert machine.memory_bytes() == (expected or meminfo())
