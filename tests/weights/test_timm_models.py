@@ -7,10 +7,9 @@ import re
 import numpy as np
 import pytest
 import references
-import write_timm_table
-import write_weights_page
 from references import HEADS, SIZE, timm_file, timm_vit, torch
 
+from benchmarks import write_timm_table, write_weights_page
 from tests.cli import ROOT
 from tests.faults.counts import count
 from vit_jax import load_pretrained

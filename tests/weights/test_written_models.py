@@ -55,7 +55,7 @@ MODELS = (
   ['nbh', dict(position='rope2d', num_classes=0)],
   ['ntbh', dict(remainder='drop', image_size=(18, 14))],
   ['n', dict(name='resnet', depths=(1, 2), width_factor=1)],
-  ['th', SWIN],
+  ['t', SWIN],
 )
 FURTHER = (
   ['ntb', dict(pool='gap')],
@@ -91,8 +91,7 @@ FURTHER = (
   ['h', DINOV3],
   ['ntbh', dict(pixels='imagenet')],
   ['n', dict(patch_size=1, stem=dict(name='resnet', depths=(1,)))],
-  ['th', SWIN | dict(window_rule='timm', gelu='tanh', image_size=(16, 16))],
-  ['t', SWIN | dict(window_rule='timm')],  # that windows do not fill
+  ['t', SWIN | dict(window_rule='timm', gelu='tanh')],
 )
 
 
@@ -155,7 +154,7 @@ def traced_once(monkeypatch):
 
 
 # Keys that Hugging Face's types convert without changing the function
-CONVERTED = {'layer_scale', 'prefix_positions', 'window_rule'}
+CONVERTED = {'layer_scale', 'prefix_positions'}
 CONVERTED |= {'position', 'rope', 'gelu'}  # of DINOv3
 
 

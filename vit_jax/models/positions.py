@@ -4,7 +4,7 @@ A kind of positions has a row in `KINDS`, a branch in
 `PositionEmbedding.__call__` and, if it acts on logits, its name in
 `IN_ATTENTION`. Rotations of queries and keys (`ROTATIONS`) can be added to the
 other kinds. Parameters with new names that depend on the image size need a row
-in the table of axes of `resize`.
+in the table of `_axes`.
 """
 
 import math
@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError, check_choice
@@ -72,7 +72,7 @@ class Position(NamedTuple):
     rotation: sines and cosines of the angles by which queries and keys are
       rotated, each `[n or 1, t, c]`, or `[n or 1, t, h, c]` if heads differ.
     coordinates: row and column of each token, `[n or 1, t, 2]`, from which each
-      layer computes its own `rotation` (`MixedRotation`).
+      layer computes its own `rotation` (`MixedRotation`, `random_rotation`).
     relative: embeddings of each pair of query and key, whose products with
       queries are added to the logits, `[q, k, c]` or `[n, q, k, c]`.
     bias: numbers that are added to the logits of each head, `[h, q, k]` or `[n,
@@ -211,6 +211,8 @@ class PositionEmbedding(nn.Module):
     at = index // columns * span + index % columns
     # The offset (0, 0) is in the middle.
     pairs = at[..., :, None] - at[..., None, :] + 3 + count // 2
+    # [prefix to prefix: 2, prefix to patch: 0]
+    # [patch to prefix:  1, patch to patch:  `pairs`]
     others = [(0, 0)] * (pairs.ndim - 2)
     pairs = jnp.pad(pairs, [*others, (prefix, 0), (0, 0)], constant_values=0)
     pairs = jnp.pad(pairs, [*others, (0, 0), (prefix, 0)], constant_values=1)
@@ -248,8 +250,8 @@ def _of_tokens(
 # Rotations
 
 
-def rotary(config: Any, patches: Patches) -> Position:
-  """Returns the rotations of all tokens, or coordinates for mixed rotations.
+def rotary(config: Any, patches: Patches, random: bool = False) -> Position:
+  """Returns the rotations of all tokens, or coordinates for each layer.
 
   The angle of a prefix token is 0, which leaves it unchanged, except for
   registers with rotations of their own.
@@ -259,6 +261,7 @@ def rotary(config: Any, patches: Patches) -> Position:
       `rope_grid`, `rope_offset`, `rope_registers`, `registers`, `prefix` and
       `head_dim` of `vit.Config`.
     patches: the patches that the tokens belong to.
+    random: whether each layer changes coordinates, see `random_rotation`.
   """
   grid, reference = patches.grid, config.rope_grid
   if config.rotary == 'centered':
@@ -269,7 +272,7 @@ def rotary(config: Any, patches: Patches) -> Position:
       (np.arange(n) + config.rope_offset) * ((reference or n) / n) for n in grid
     ]
   coordinates = _pairs(*axes)
-  if config.rotary == 'mixed':
+  if config.rotary == 'mixed' or random:
     table = coordinates.astype(np.float32)
     return Position(coordinates=_of_tokens(table, patches, config.prefix))
   base = config.rope_base or ROTATIONS[config.rotary]
@@ -298,8 +301,8 @@ def _pairs(rows: np.ndarray, columns: np.ndarray) -> Float[np.ndarray, 'p 2']:
 
 
 def axial_angles(
-  coordinates: Float[np.ndarray, 'p 2'], channels: int, base: float
-) -> Float[np.ndarray, 'p c']:
+  coordinates: Float[Any, '*n p 2'], channels: int, base: float
+) -> Float[Any, '*n p c']:
   """Returns the rotation angles of the planes of a head, for each position.
 
   Channels i and i + channels/2 form a plane. The angles of the first quarter of
@@ -311,13 +314,52 @@ def axial_angles(
     channels: channels of a head; a multiple of 4.
     base: ratio of the largest to the smallest wavelength, about.
 
-  Reference: EVA-02 (arXiv 2303.11331) and DINOv3 (arXiv 2508.10104), without
-  the random coordinates of the latter.
+  Reference: EVA-02 (arXiv 2303.11331) and DINOv3 (arXiv 2508.10104).
   """
   count = channels // 4
   wavelengths = base ** (np.arange(count) / count)
-  angles = coordinates[..., None] / wavelengths  # [p, 2, i]
-  return np.tile(angles.reshape(-1, channels // 2), 2)
+  halves = np.broadcast_to(wavelengths, (2, 1, count))
+  angles = coordinates[..., None, :, None] / halves  # [p, 2, 2, i]
+  return angles.reshape(*coordinates.shape[:-1], channels)
+
+
+def random_rotation(
+  config: Any, coordinates: Float[Array, '#n t 2'], n: int, key: Key[Array, '']
+) -> tuple[Float[Array, 'n t c'], Float[Array, 'n t c']]:
+  """Returns rotations for shifted, stretched and scaled coordinates.
+
+  Coordinates in [-1, 1] are shifted by a number from [-s, s] for each axis,
+  multiplied by a factor from [1/j, j] for each axis, and by one from [1/r, r]
+  for both. Shifts are uniform, and so are logarithms of factors. Each image
+  has its own numbers. Prefix tokens are not rotated.
+
+  Args:
+    config: config with the fields `rope_shift` (s), `rope_jitter` (j),
+      `rope_rescale` (r), `rope_base`, `rotary`, `prefix` and `head_dim` of
+      `vit.Config`.
+    coordinates: 2π times the coordinates.
+    n: number of images.
+    key: random key of the layer.
+
+  Returns:
+    Sines and cosines.
+
+  Reference: DINOv3 (arXiv 2508.10104), section 3.2. Its code has the same
+  numbers for all images of a GPU, and the angles in bfloat16.
+  """
+
+  def draw(i: int, axes: int, largest: float) -> Array:
+    own, shape = jax.random.fold_in(key, i), (n, 1, axes)
+    return jax.random.uniform(own, shape, minval=-largest, maxval=largest)
+
+  x = coordinates + 2 * jnp.pi * draw(0, 2, config.rope_shift or 0)
+  x *= jnp.exp(draw(1, 2, math.log(config.rope_jitter or 1)))
+  x *= jnp.exp(draw(2, 1, math.log(config.rope_rescale or 1)))
+  base = config.rope_base or ROTATIONS[config.rotary]
+  is_patch = jnp.arange(x.shape[1])[:, None] >= config.prefix
+  angles = jnp.where(is_patch, axial_angles(x, config.head_dim, base), 0)
+  angles = sharding.constrain(angles, sharding.BATCH, None, None)
+  return jnp.sin(angles), jnp.cos(angles)
 
 
 class MixedRotation(nn.Module):
@@ -417,6 +459,46 @@ def sincos2d(
 # Interpolation for images of another size
 
 
+class Axes(NamedTuple):
+  """Axes of a parameter `[…, prefix + product of old, d]`.
+
+  Attributes:
+    old: number of embeddings along each axis.
+    new: numbers for the result.
+    prefix: number of embeddings before them, which do not change.
+  """
+
+  old: tuple[int, ...]
+  new: tuple[int, ...]
+  prefix: int = 0
+
+
+def _axes(name: str, count: int, old: Grid, new: Grid) -> Axes | None:
+  """Returns the axes of a parameter; None if the grid does not matter.
+
+  Args:
+    name: name of the parameter, the last part of its path.
+    count: number of its embeddings.
+    old: grid of patches of the parameter.
+    new: grid of patches of the result.
+  """
+  patches = math.prod(old)
+  # Offsets are numbered along the sequence, which includes the prefix tokens,
+  # so that a distance of some rows becomes a distance that covers the same
+  # fraction of the image.
+  offsets = max(count, 2 * patches - 1)
+  table = {
+    'embedding': Axes(old, new, count - patches),
+    'rows': Axes(old[:1], new[:1]),
+    'columns': Axes(old[1:], new[1:]),
+    'biases': Axes(
+      tuple(2 * n - 1 for n in old), tuple(2 * n - 1 for n in new), prefix=3
+    ),
+    'offsets': Axes((offsets,), (offsets + 2 * (math.prod(new) - patches),)),
+  }
+  return table.get(name)
+
+
 def resize_leaves(
   leaves: Leaves, old_grid: Grid, new_grid: Grid, method: str | None
 ) -> Leaves:
@@ -442,11 +524,8 @@ def resize(
   returns the values unchanged.
 
   Args:
-    name: name of the parameter, the last part of its path: 'embedding', 'rows',
-      'columns', 'biases' or 'offsets'. Offsets are interpolated as one axis, so
-      that a distance of some rows becomes a distance that covers the same
-      fraction of the image. A parameter with another name is returned
-      unchanged.
+    name: name of the parameter, the last part of its path. One that has no row
+      in `_axes` is returned unchanged.
     table: parameter for `old_grid`; layers may be stacked in front.
     old_grid: rows and columns of patches of the parameter.
     new_grid: rows and columns of patches of the result.
@@ -461,39 +540,27 @@ def resize(
 
   Reference: section 3.2 of the paper, "2D interpolation".
   """
-  rows, columns = zip(old_grid, new_grid, strict=True)
-  axes = {'embedding': [rows, columns], 'rows': [rows], 'columns': [columns]}
-  axes['biases'] = [(2 * a - 1, 2 * b - 1) for a, b in (rows, columns)]
-  if name != 'offsets' and name not in axes:
+  count = np.shape(table)[-2] if np.ndim(table) > 1 else 0
+  axes = _axes(name, count, old_grid, new_grid)
+  if axes is None:
     return table
-  count, patches = table.shape[-2], math.prod(old_grid)
-  # Offsets are numbered along the sequence, which includes the prefix tokens.
-  grown = count + 2 * (math.prod(new_grid) - patches)
-  old, new = zip(*axes.get(name, [(count, grown)]), strict=True)
-  num_prefix = count - math.prod(old)
-  fits = num_prefix == (3 if name == 'biases' else 0)
-  fits |= name == 'embedding' and num_prefix >= 0
-  if not fits or (name == 'offsets' and count < 2 * patches - 1):
+  if axes.prefix < 0 or axes.prefix + math.prod(axes.old) != count:
     raise UserError(
       f'the positions {name!r} have the shape {list(table.shape)}, which does '
       f'not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: check the '
       'image size and the patch size that belong to the weights.'
     )
-  return resize_axes(table, old, new, method)
+  return interpolate(table, axes, method)
 
 
-def resize_axes(
-  table: Float[Array | np.ndarray, '... old d'],
-  old: tuple[int, ...],
-  new: tuple[int, ...],
-  method: str,
+def interpolate(
+  table: Float[Array | np.ndarray, '... old d'], axes: Axes, method: str
 ) -> Float[np.ndarray, '... new d']:
   """Interpolates embeddings of an axis or a grid on the host; float32.
 
   Args:
-    table: embeddings, row by row; others before them do not change.
-    old: number of embeddings of the axis, or of each axis of the grid.
-    new: numbers for the result.
+    table: embeddings, row by row.
+    axes: axes of the table.
     method: one of `METHODS`.
 
   Raises:
@@ -501,11 +568,12 @@ def resize_axes(
   """
   check_method(method)
   x32 = np.asarray(table, np.float32)
-  if old == new:  # rounding would change the values
+  if axes.old == axes.new:  # rounding would change the values
     return x32
-  weights = [_weights(*sizes, method) for sizes in zip(old, new, strict=True)]
-  prefix, x = np.split(x32, [x32.shape[-2] - math.prod(old)], axis=-2)
-  x = x.reshape(*x.shape[:-2], *old, -1)
+  sizes = zip(axes.old, axes.new, strict=True)
+  weights = [_weights(old, new, method) for old, new in sizes]
+  prefix, x = np.split(x32, [axes.prefix], axis=-2)
+  x = x.reshape(*x.shape[:-2], *axes.old, -1)
   x = _interpolated(x, weights, np.einsum).astype(np.float32)
   return np.concatenate([prefix, x], axis=-2)
 

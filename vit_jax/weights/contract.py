@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import schema
+from vit_jax.config import completion, schema
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
@@ -74,7 +74,7 @@ class Pretrained:
     keys = schema.config_keys(constructor)
     for key in changes:
       if key not in keys:
-        raise schema.unknown_key('model.', key, keys)
+        raise completion.unknown_key('model.', key, keys)
     return dataclasses.replace(self, about={**self.about, 'model': section})
 
   def model(self, **changes: Any) -> Any:

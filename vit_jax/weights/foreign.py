@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.arrays import tree
 from vit_jax.arrays.sharding import place
 from vit_jax.checkpoint import FORMAT
-from vit_jax.config import schema
+from vit_jax.config import completion, schema
 from vit_jax.errors import UserError
 from vit_jax.models.contract import (
   Statistics,
@@ -207,9 +207,9 @@ def _section(path: str, parsed: ParsedWeights) -> dict[str, Any]:
   keys = schema.config_keys(schema.constructor('model', section))
   for key, value in parsed.noted.items():
     if key not in keys or schema.nested(keys[key].annotation):
-      raise schema.unknown_key(f'{path}: model.', key, keys)
+      raise completion.unknown_key(f'{path}: model.', key, keys)
     kind = keys[key].annotation
-    section[key] = schema.typed(f'{path}: model.{key}', value, kind)
+    section[key] = completion.typed(f'{path}: model.{key}', value, kind)
   sides = parsed.metadata.image_size
   if any(side % section.get('patch_size', 1) for side in sides):
     section['remainder'] = 'drop'

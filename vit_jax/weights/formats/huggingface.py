@@ -206,7 +206,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   source = foreign.opened(about)
   model = source.model()
   properties = ModelMetadata.of(model, about)
-  written = models.written(model, source.image_size)
+  written = models.written(model)
   keys = {key: getattr(model, key) for key in written.supported}
   section = {'name': about['model'].get('name', 'vit'), **keys}
   of_type = foreign.opened(about | {'model': section})
@@ -214,7 +214,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   exported = written.complete(foreign.exported(params, about, written.names))
   height, width = properties.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
-  if getattr(model, 'distilled', False):
+  if model.distilled:
     ending += 'WithTeacher'
   config: dict[str, Any] = dict(
     model_type=written.kind,

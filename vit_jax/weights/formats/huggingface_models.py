@@ -1,8 +1,9 @@
 """Vision Transformers, DINOv3 and Swin as the library transformers names them.
 
-Each of them has a function that parses arrays and config.json, and one that
-returns what is written (`Written`). Since its major version 5, transformers
-uses other names in memory, but files contain the older ones; both can be read.
+Each of them has a function that parses arrays and config.json, and each but
+Swin one that returns what is written (`Written`). Since its major version 5,
+transformers uses other names in memory, but files contain the older ones; both
+can be read.
 """
 
 import logging
@@ -16,8 +17,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.attention.attention import BIASES
 from vit_jax.models.positions import ROTATIONS
-from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE, Swin, Windows, window_of
-from vit_jax.models.swin import NAMES as SWIN_KEYS
+from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE
 from vit_jax.models.vit import NAMES, ViT
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
@@ -283,18 +283,12 @@ def _tower(path: str, arrays: Arrays) -> Arrays:
   return arrays
 
 
-def written(model: Any, image_size: tuple[int, int]) -> Written:
+def written(model: Any) -> Written:
   """Returns the names and the config of a model.
-
-  Args:
-    model: model that is written.
-    image_size: (height, width) of its images, pixels.
 
   Raises:
     UserError: transformers has no equivalent type.
   """
-  if isinstance(model, Swin):
-    return _written_swin(model, image_size)
   if not isinstance(model, ViT):
     raise names_lib.not_writable(f'the layers of a {type(model).__name__}')
   is_dinov3 = model.config.rotary == 'centered'
@@ -565,67 +559,7 @@ def parse_swin(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   properties = ModelMetadata(
     metadata.pair(config['image_size']), position_resize='bicubic_no_antialias'
   )
-  names = _swin_names(len(depths))
+  names = swin.stacked_names(
+    _SWIN_NAMES, _SWIN_BLOCK, 'encoder.layers.', len(depths), merging_of=-1
+  )
   return ParsedWeights(used, names, model, properties, swin.CONSTANTS)
-
-
-def _swin_names(stages: int) -> NameMap:
-  """Returns the names of a Swin's parameters in files."""
-  return swin.stacked_names(
-    _SWIN_NAMES, _SWIN_BLOCK, 'encoder.layers.', stages, merging_of=-1
-  )
-
-
-def _written_swin(model: Any, image_size: tuple[int, int]) -> Written:
-  equivalent = {}
-  if model.window_rule == 'timm' and _rules_agree(model, image_size):
-    equivalent['window_rule'] = 'authors'
-    log.warning(
-      "model.window_rule='timm' is not stored: Hugging Face's Swin uses the "
-      "rule 'authors', with other results at image sizes that windows do not "
-      'fill'
-    )
-  stages = len(model.depths)
-  config = SWIN_FIXED | dict(
-    embed_dim=model.width,
-    depths=list(model.depths),
-    num_heads=[model.num_heads * 2**i for i in range(stages)],
-    window_size=model.window_size,
-    hidden_act=metadata.ACTIVATION_NAMES[model.gelu],
-    layer_norm_eps=model.norm_eps,
-    drop_path_rate=model.drop_path,
-  )
-
-  def checked(arrays: Arrays) -> Arrays:
-    """Checks that the windows of all stages have the same size."""
-    for name, array in arrays.items():
-      if name.endswith('relative_position_bias_table'):
-        window = window_of(len(array))
-        if window != model.window_size:
-          raise names_lib.not_writable(
-            f'windows of {model.window_size} tokens, but {window} in {name}'
-          )
-    return arrays
-
-  return Written(
-    'swin',
-    _swin_names(stages),
-    config,
-    checked,
-    (*SWIN_KEYS, 'window_size', 'window_rule', 'gelu'),
-    equivalent,
-  )
-
-
-def _rules_agree(model: Any, image_size: tuple[int, int]) -> bool:
-  """Returns whether a Swin has the same results with both window rules."""
-
-  def agree(grid: tuple[int, int]) -> bool:
-    timm, authors = (
-      Windows.of(grid, model.window_size, shifted=True, rule=rule)
-      for rule in ('timm', 'authors')
-    )
-    is_filled = timm.padded == grid or not any(timm.shift)
-    return timm.shift == authors.shift and is_filled
-
-  return all(agree(grid) for grid in model.grids(image_size))

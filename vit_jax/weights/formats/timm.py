@@ -345,29 +345,76 @@ def _parse(
   if swin.is_swin(arrays):
     return swin.parse(path, arrays, settings.args, settings.image_size)
   named = settings.architecture
-  arrays = _renamed(path, arrays)
-  if 'norm_pre.weight' in arrays:  # CLIP's patch embedding has no bias
-    width = arrays['norm_pre.weight'].shape
-    arrays.setdefault(_PATCH_BIAS, np.zeros(width, np.float32))
-  rotations = timm_layouts.rotations(arrays, named)
-  arrays = timm_layouts.joined(arrays)
-  names = NAMES
-  if 'blocks.0.attn.q_bias' in arrays:
-    names = _WITHOUT_KEY_BIAS
+  arrays, rotations = _encoder_arrays(path, arrays, named)
+  has_key_bias = 'blocks.0.attn.q_bias' not in arrays
+  names = NAMES if has_key_bias else _WITHOUT_KEY_BIAS
   model = vit.section(path, arrays, names, _KIND) | rotations
-  if 'pos_embed' in arrays:
-    names_lib.shape_of(path, arrays, 'pos_embed', 3, _KIND)
-  elif not rotations and not settings.is_noted:
-    raise UserError(
-      f'{path} has no pos_embed, and its arrays do not show which rotary '
-      'positions the model has instead: name its architecture, as in '
-      'timm:ARCHITECTURE:PATH.'
+  if 'pos_embed' not in arrays:
+    if not rotations and not settings.is_noted:
+      raise UserError(
+        f'{path} has no pos_embed, and its arrays do not show which rotary '
+        'positions the model has instead: name its architecture, as in '
+        'timm:ARCHITECTURE:PATH.'
+      )
+    model['position'] = 'none'
+  _add_options(path, model, settings)
+  order = 'columns' if model.get('rope') == 'mixed' else 'halves'
+  if named is not None:
+    order = named.rope_order
+  if order != 'halves':
+    arrays = timm_layouts.planes_apart(
+      arrays, model['num_heads'], model['rope'], order == 'columns'
     )
-  architecture = settings.fitting(model)
+  arrays, properties = _with_positions(path, arrays, model, settings)
+  return ParsedWeights(arrays, names, model, properties)
+
+
+def _encoder_arrays(
+  path: str,
+  arrays: Mapping[str, np.ndarray],
+  architecture: Architecture | None,
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Returns the arrays that an encoder uses, with timm's names, and rotations.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: all arrays of the file.
+    architecture: architecture of the weights, if it is known.
+
+  Returns:
+    Arrays with joined matrices, and the keys of the model for rotations.
+  """
+  result = names_lib.renamed(arrays, _ALIASES)
+  for what, pattern in _LEFT_OUT.items():
+    unused = [name for name in result if re.match(pattern, name)]
+    if unused:
+      level = logging.WARNING if what == _OTHER_HEAD else logging.INFO
+      log.log(level, '%s: left out %s, %d arrays', path, what, len(unused))
+    for name in unused:
+      del result[name]
+  if 'norm_pre.weight' in result:  # CLIP's patch embedding has no bias
+    width = result['norm_pre.weight'].shape
+    result.setdefault(_PATCH_BIAS, np.zeros(width, np.float32))
+  rotations = timm_layouts.rotations(result, architecture)
+  return timm_layouts.joined(result), rotations
+
+
+def _add_options(path: str, model: dict[str, Any], settings: _Settings) -> None:
+  """Adds the keys of a model that its arrays do not determine.
+
+  Args:
+    path: path of the file, for messages.
+    model: keys that the arrays determine.
+    settings: settings of the file.
+
+  Raises:
+    UserError: the arrays are those of another pooling than the settings.
+  """
+  named, architecture = settings.architecture, settings.fitting(model)
   pool = _set_pool(
     path, model, settings.pool or getattr(architecture, 'pool', None)
   )
-  if named is not None:  # options that arrays do not show
+  if named is not None:
     model['final_norm'] = bool(named.final_norm)
     model['post_norm'] = 'Post' in named.block
     if pool == 'map':
@@ -381,36 +428,6 @@ def _parse(
       model['width'], model['depth'], {'gap': 'avg'}.get(pool, pool)
     )
   )
-  order = 'columns' if model.get('rope') == 'mixed' else 'halves'
-  if named is not None:
-    order = named.rope_order
-  if order != 'halves':
-    arrays = timm_layouts.planes_apart(
-      arrays, model['num_heads'], model['rope'], order == 'columns'
-    )
-  patches, image_size = None, settings.image_size
-  if 'pos_embed' in arrays:
-    prefix = int('cls_token' in arrays)
-    prefix += model.get('distilled', 0) + model.get('registers', 0)
-    patches = arrays['pos_embed'].shape[1] - prefix
-    arrays, image_size = _with_positions(
-      path, arrays, model, image_size, prefix
-    )
-  else:
-    model['position'] = 'none'
-    image_size = image_size or (named.size if named else _DINOV3_SIZE)
-  # A square of patches can be a grid that is not square, also one that has
-  # positions of the other tokens.
-  sizes = settings.image_size, named.size if named else None
-  is_ambiguous = image_size not in sizes
-  from_torch = 'pre_norm' in model or model.get('rope') == 'centered'
-  properties = ModelMetadata(
-    image_size,
-    norm_eps=_TORCH_EPSILON if from_torch else EPSILON,
-    position_resize='bicubic',
-    other_patches=patches if is_ambiguous else None,
-  )
-  return ParsedWeights(arrays, names, model, properties)
 
 
 def _set_pool(path: str, model: dict[str, Any], specified: str | None) -> str:
@@ -440,28 +457,12 @@ def _set_pool(path: str, model: dict[str, Any], specified: str | None) -> str:
   return wanted
 
 
-def _renamed(
-  path: str, arrays: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-  """Returns the arrays that an encoder uses, with timm's names."""
-  result = names_lib.renamed(arrays, _ALIASES)
-  for what, pattern in _LEFT_OUT.items():
-    unused = [name for name in result if re.match(pattern, name)]
-    if unused:
-      level = logging.WARNING if what == _OTHER_HEAD else logging.INFO
-      log.log(level, '%s: left out %s, %d arrays', path, what, len(unused))
-    for name in unused:
-      del result[name]
-  return result
-
-
 def _with_positions(
   path: str,
   arrays: dict[str, np.ndarray],
   model: dict[str, Any],
-  image_size: tuple[int, int] | None,
-  prefix: int,
-) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
+  settings: _Settings,
+) -> tuple[dict[str, np.ndarray], ModelMetadata]:
   """Returns the arrays with converted positions, and the image size.
 
   Depending on the source, there are positions for all tokens, only for the
@@ -472,24 +473,31 @@ def _with_positions(
     path: path of the file, for messages.
     arrays: arrays with timm's names.
     model: keys of the model; `prefix_positions` is set.
-    image_size: (height, width) according to the settings, pixels.
-    prefix: number of tokens before those of the patches.
-
-  Returns:
-    Arrays, and (height, width) in pixels.
+    settings: settings of the file.
 
   Raises:
     UserError: in none of these cases does the number of positions fit a square
       of patches or the image size in the settings.
   """
-  count, patch_size = arrays['pos_embed'].shape[1], model['patch_size']
+  from_torch = 'pre_norm' in model or model.get('rope') == 'centered'
+  specified, named = settings.image_size, settings.architecture
+  properties = ModelMetadata(
+    specified or (named.size if named else _DINOV3_SIZE),
+    norm_eps=_TORCH_EPSILON if from_torch else EPSILON,
+    position_resize='bicubic',
+  )
+  if 'pos_embed' not in arrays:
+    return arrays, properties
+  shape = names_lib.shape_of(path, arrays, 'pos_embed', 3, _KIND)
+  count, patch_size = shape[1], model['patch_size']
   cls = int('cls_token' in arrays)
-  height, width = image_size or (0, 0)
-  specified = (height // patch_size, width // patch_size)
+  prefix = cls + model.get('distilled', 0) + model.get('registers', 0)
+  height, width = specified or (0, 0)
+  wanted = (height // patch_size, width // patch_size)
   for others in dict.fromkeys((prefix, 0, cls)):  # tokens other than patches
     side = math.isqrt(max(count - others, 0))
     square = (side, side)
-    grid = specified if math.prod(specified) == count - others else square
+    grid = wanted if math.prod(wanted) == count - others else square
     if side and math.prod(grid) == count - others:
       break
   else:
@@ -502,7 +510,15 @@ def _with_positions(
     if others:
       names = 'cls_token', 'pos_embed'
       arrays = foreign.without_class_position(arrays, *names)
-  return arrays, (grid[0] * patch_size, grid[1] * patch_size)
+  size = (grid[0] * patch_size, grid[1] * patch_size)
+  # A square of patches can be a grid that is not square, also one that has
+  # positions of the other tokens.
+  is_known = size in (specified, named.size if named else None)
+  return arrays, dataclasses.replace(
+    properties,
+    image_size=size,
+    other_patches=None if is_known else count - prefix,
+  )
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:

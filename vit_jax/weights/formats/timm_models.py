@@ -1,7 +1,7 @@
 """Settings of weights with timm's names, by architecture and by family.
 
 The values of architectures are in `timm_table.csv`, which
-tests/weights/write_timm_table.py writes from an installation of timm. A row
+benchmarks/write_timm_table.py writes from an installation of timm. A row
 with a dot in its name is a set of weights whose evaluation differs from that of
 the first set of its architecture.
 """

@@ -1,6 +1,6 @@
 """Writes the table of timm's architectures from the installed timm.
 
-Usage: python tests/weights/write_timm_table.py
+Usage: python benchmarks/write_timm_table.py
 
 Run it after an update of timm, commit vit_jax/weights/formats/timm_table.csv,
 run write_weights_page.py, and correct the second table in docs/weights.md,
@@ -111,7 +111,7 @@ def text(timm, torch, step=1):
 
 
 if __name__ == '__main__':
-  sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+  sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
   import torch
 
   from benchmarks import peers

@@ -1,6 +1,6 @@
 """Writes the table of weights that can be opened into docs/weights.md.
 
-Usage: python tests/weights/write_weights_page.py
+Usage: python benchmarks/write_weights_page.py
 
 Types, endings and architectures are those of the code; a type without an
 address here is an error. Run it after a change and commit the page.
@@ -15,7 +15,7 @@ from vit_jax.weights.formats import (
   timm_models,
 )
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'weights.md'
+PAGE = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'weights.md'
 START, END = '<!-- weights -->\n\n', '\n<!-- end of weights -->'
 TIMM = f'timm {timm_models.version()}'
 TRANSFORMERS = huggingface.VERSION
@@ -42,8 +42,7 @@ HUGGING_FACE = {
   'swin': 'microsoft/swin-tiny-patch4-window7-224',
 }
 # Types that are written, too; test_huggingface_types.py writes each of them
-WRITTEN = {'vit', 'deit', 'dinov2', 'dinov2_with_registers'}
-WRITTEN |= {'dinov3_vit', 'swin'}
+WRITTEN = {'vit', 'deit', 'dinov2', 'dinov2_with_registers', 'dinov3_vit'}
 NOTES = {
   'vit_mae': 'also the decoder',
   'clip_vision_model': 'also in `clip`; the projection is the head',
