@@ -36,7 +36,7 @@ Here: a ViT (i1k: S/16), so dropout 0.1 in every layer and stochastic depth
 1024 labelled images per batch for ratio 3. Lengths are counted in epochs of
 the labelled images: 350 for teacher and student. The paper's figures do not
 apply to it, and it was not trained at length here. In a small run of 1,562
-steps, the student stayed below its teacher (docs/self_supervised.md).
+steps, the student stayed below its teacher (benchmarks/history/training.md).
 """
 
 from typing import Any

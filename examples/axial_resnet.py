@@ -30,7 +30,7 @@ from vit_jax.models.backbone import (
 from vit_jax.models.contract import Leaves
 from vit_jax.models.init import ZEROS
 from vit_jax.models.layers import sized_parameter
-from vit_jax.models.positions import resize_axes
+from vit_jax.models.positions import Axes, interpolate
 from vit_jax.models.resnet import GroupNorm, StdConv, by_std, max_pool
 
 Size = tuple[int, int]
@@ -279,7 +279,7 @@ class AxialResNet(Backbone):
     new_size: Size,
     method: str | None,
   ) -> Leaves:
-    """Interpolates relative positions; see `positions.resize_axes`."""
+    """Interpolates relative positions; see `positions.interpolate`."""
     del old_size  # the shape of a parameter determines it
     adapted = {}
     for path, leaf in leaves.items():
@@ -291,8 +291,8 @@ class AxialResNet(Backbone):
       halvings -= unit == 'unit1' and halvings > 2
       side = -(-new_size[axis == 'row'] // 2**halvings)
       offsets = leaf.swapaxes(-1, -2)  # [..., offsets, channels]
-      old, new = (offsets.shape[-2],), (2 * side - 1,)
-      offsets = resize_axes(offsets, old, new, method or 'aligned')
+      axes = Axes((offsets.shape[-2],), (2 * side - 1,))
+      offsets = interpolate(offsets, axes, method or 'aligned')
       adapted[path] = offsets.swapaxes(-1, -2)
     return adapted
 

@@ -16,13 +16,12 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete
+from vit_jax.data.augment.maps import IGNORED
 from vit_jax.data.contract import require
 from vit_jax.errors import check_range
 from vit_jax.evaluators import contract
 from vit_jax.objectives.contract import AroundModel, Mean
 from vit_jax.objectives.mixing import normalize
-
-IGNORED = 255  # pixels of this class are neither trained nor counted
 
 
 class Objective(AroundModel):

@@ -68,7 +68,7 @@ def test_imagenet2012_needs_downloaded_archives(tmp_path):
   [
     ('cifr10', "did you mean 'cifar10'"),
     ('imagnet21k', "did you mean 'imagenet21k'"),
-    ('huggingface:mnist', 'is not a known data set'),
+    ('folder', '(?!.*mean .folder).*configs/folder.py:path=DIR'),
     ('../cifar10', 'is not a known data set'),
     ('cifar10:9.9.9', 'only: 3.0.2'),
     ('sun397/small', 'has the configs tfds, standard-part1'),

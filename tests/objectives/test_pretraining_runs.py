@@ -72,6 +72,16 @@ DINOV2 = DINO | {
   'model.layer_scale': 1.0,
   'optimizer.rules': RULES,
 }
+# The Gram teacher is replaced before and after the kill.
+GRAM = DINOV2 | {
+  'objective.patch_head.outputs': 24,
+  'objective.patch_head.hidden': 24,
+  'objective.patch_head.bottleneck': 8,
+  'objective.patch_head.dtype': 'float32',
+  'objective.gram_warmup': '4 steps',
+  'objective.gram_replace': "('4 steps', '12 steps')",
+  'optimizer.rules': '()',
+}
 # Config, its changes, and the metric of the nearest neighbours.
 RUNS = {
   'mae': ('configs/cifar10.py:objective=mae', MAE, 'test/20nn'),
@@ -86,6 +96,7 @@ RUNS = {
     DINOV2,
     'knn/5nn',
   ),
+  'dinov3': ('configs/dinov3.py:recipe=gram,model=S', GRAM, 'knn/5nn'),
 }
 
 
@@ -124,7 +135,7 @@ def assert_same_params(ours, theirs):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-  'name', ['dino', *further('mae', 'masked_patch', 'dinov2')]
+  'name', ['dinov3', *further('dino', 'mae', 'masked_patch', 'dinov2')]
 )
 def test_a_killed_run_equals_an_uninterrupted_one(name, trained, tmp_path):
   """`evaluate` gives the results of the run, for all of its weights."""
@@ -137,12 +148,15 @@ def test_a_killed_run_equals_an_uninterrupted_one(name, trained, tmp_path):
   losses = [line for line in cli.lines(straight) if 'loss' in line]
   assert [line['step'] for line in losses] == list(range(1, 41))
   for line in losses:
-    if name == 'dino':
+    if name in ('dino', 'dinov3'):
       entropy = line['entropy_share'] * math.log(32)
       assert line['teacher_entropy'] == pytest.approx(entropy, rel=1e-5)
     if name == 'dinov2':
       total = line['crop_loss'] + line['patch_loss'] + 0.1 * line['koleo']
       assert line['loss'] == pytest.approx(total, rel=1e-5)
+  if name == 'dinov3':
+    # The run starts from its Gram teacher, at another resolution.
+    assert all(0 < line['gram'] < 0.5 for line in losses)
   *_, last = (line for line in cli.lines(straight) if metric in line)
   key = metric.partition('/')[2]
   out, _ = cli.run(

@@ -91,12 +91,14 @@ class Training:
     """Trains one step; returns the losses."""
     losses = self._losses(batch)
     total = losses['crop'] + losses['patch'] + 0.1 * losses['koleo']
+    total = total + losses.get('gram', 0) * self.gram_weight()
     self.adam.zero_grad()
     total.backward()
     modules = {}
     for path, leaf in flat(self.student).items():
       module = path.split('/')[0]
-      modules.setdefault(module.replace('mask', 'model'), []).append(leaf)
+      of_backbone = module in ('mask', 'local_norm')
+      modules.setdefault('model' if of_backbone else module, []).append(leaf)
     for leaves in modules.values():
       torch.nn.utils.clip_grad_norm_(leaves, self.settings['clip'])
     self._update()
@@ -167,8 +169,11 @@ class Training:
     del n
     return {'crop': crop / terms, 'patch': patch, 'koleo': spread}
 
-  def _update(self):
-    """Sets rates and decays of this step, and updates the student."""
+  def gram_weight(self):
+    return 0.0
+
+  def rates(self):
+    """Returns learning rate and weight decay of this step."""
     s, it = self.settings, self.it
     warm, total = s['warmup'], s['total']
     if it < warm:
@@ -177,6 +182,12 @@ class Training:
       at = (it - warm) / (total - warm)
       rate = 1e-6 + 0.5 * (s['lr'] - 1e-6) * (1 + math.cos(math.pi * at))
     decay = 0.4 + 0.5 * (0.04 - 0.4) * (1 + math.cos(math.pi * it / total))
+    return rate, decay
+
+  def _update(self):
+    """Sets rates and decays of this step, and updates the student."""
+    s, it = self.settings, self.it
+    rate, decay = self.rates()
     # A stack has a rate for each layer: torch updates it with the rate 1, and
     # the change is scaled afterwards.
     before = {}
@@ -203,12 +214,14 @@ class Training:
     first = 0.9 ** (self.settings['depth'] + 1)
     if path.startswith('model/embedding'):
       return first * 0.2
-    if path.startswith(('mask', 'model/cls', 'model/position')):
+    first_layer = 'mask', 'model/cls', 'model/registers', 'model/position'
+    if path.startswith(first_layer):
       return first
     return 1.0
 
   def _follow(self):
-    kept = 1 + 0.5 * (self.settings['momentum'] - 1) * (
+    end = self.settings.get('momentum_end', 1)
+    kept = end + 0.5 * (self.settings['momentum'] - end) * (
       1 + math.cos(math.pi * self.it / self.settings['total'])
     )
     students = flat(self.student)

@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import direction, schema
+from vit_jax.config import direction, keys, schema
 from vit_jax.data import progress
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, require
@@ -30,7 +30,7 @@ class Evaluator(Protocol):
   `vit_jax.evaluators.NAME` (or any module of your own) defines
   `Evaluator(setting, /, *, split, …)`, whose keyword-only parameters are keys
   of a section of `config.evals`. Every section also has the keys of
-  `schema.evaluation`; they reach a constructor only if it has such a parameter.
+  `keys.evaluation`; they reach a constructor only if it has such a parameter.
   A subclass defines `run`.
 
   Attributes:
@@ -129,12 +129,12 @@ class Setting(NamedTuple):
     """Returns the setting of the evaluator that a section describes.
 
     Args:
-      section: config section or dict with the keys of `schema.evaluation`.
+      section: config section or dict with the keys of `keys.evaluation`.
 
     Raises:
       UserError: a value of one of these keys is invalid.
     """
-    schema.construct(schema.evaluation, section)  # checks the values
+    schema.construct(keys.evaluation, section)  # checks the values
     own = self._replace(batch_size=section['batch_size'] or self.batch_size)
     size, preprocess = section.get('image_size'), section.get('preprocess')
     if not size and not preprocess:

@@ -154,8 +154,9 @@ class OnFeatures(contract.Evaluator):
     if common := inspection.count(self._train, self._test):
       raise UserError(
         f'{common:,} of the {len(self._test):,} examples of {split!r} are also '
-        f'in train_split={train_split!r}, which is fitted: set one without '
-        "them, such as --config.evals.NAME.train_split='train[:90%]'."
+        f'in train_split={train_split!r}, which is fitted: set splits without '
+        "common examples, such as --config.evals.NAME.train_split='train[:90%]'"
+        " and --config.evals.NAME.split='train[90%:]'."
       )
     self._extract = Extractor(setting, who).run
 

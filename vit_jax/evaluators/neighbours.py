@@ -83,7 +83,7 @@ class Evaluator(OnFeatures):
     if max(self._ks) > examples:
       raise UserError(
         f'{self._train.name} has {examples} usable examples, but ks contains '
-        f'{max(self._ks)}: lower ks (--config.evals.NAME.ks=10,20).'
+        f'{max(self._ks)}: lower ks (--config.evals.NAME.ks={examples}).'
       )
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
-from vit_jax.errors import check_choice, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.backbone import DTYPES
 from vit_jax.models.init import NORMAL, torch_bias
 from vit_jax.models.layers import Linear, gelu
@@ -29,6 +29,8 @@ class Config:
     bottleneck: units of the bottleneck, the last of these layers.
     norm_last_layer: whether prototypes keep length 1. According to the authors,
       learned lengths are better for small models and unstable for large ones.
+    weight_norm: whether prototypes have length 1 or learned lengths; False for
+      a plain dense layer without bias (DINOv3), drawn from N(0, .02).
     dtype: dtype of products, 'bfloat16' or 'float32'; parameters, lengths and
       logits are float32.
 
@@ -41,12 +43,18 @@ class Config:
   hidden: int = 2048
   bottleneck: int = 256
   norm_last_layer: bool = True
+  weight_norm: bool = True
   dtype: str = 'bfloat16'
 
   def __post_init__(self):
     for key in ('outputs', 'layers', 'hidden', 'bottleneck'):
       check_range(f'objective.head.{key}', getattr(self, key), at_least=1)
     check_choice('objective.head.dtype', self.dtype, DTYPES)
+    if self.norm_last_layer and not self.weight_norm:
+      raise UserError(
+        'objective.head.norm_last_layer=True needs weight_norm=True: set '
+        'norm_last_layer=False, or leave out weight_norm=False.'
+      )
 
 
 class Projection(nn.Module):
@@ -54,10 +62,10 @@ class Projection(nn.Module):
 
   Dense layers with exact GELU between them end in a bottleneck. Its output is
   scaled to length 1 and multiplied with prototypes: the columns of
-  `last/kernel`, scaled to length 1 or to the learned lengths `last/gain`.
+  `last/kernel`, scaled to length 1, to the learned lengths `last/gain`, or not.
 
   Parameters: `fc1/{kernel,bias}`, …, `last/kernel` `[bottleneck, outputs]` and,
-  unless `norm_last_layer` is set, `last/gain` `[1, outputs]`.
+  with learned lengths, `last/gain` `[1, outputs]`.
 
   Attributes:
     config: sizes and options.
@@ -85,9 +93,8 @@ class Projection(nn.Module):
         dtype=dtype,
         name=f'fc{number}',
       )(x)
-    last = Prototypes(
-      config.outputs, config.norm_last_layer, dtype, name='last'
-    )
+    length = config.norm_last_layer if config.weight_norm else None
+    last = Prototypes(config.outputs, length, dtype, name='last')
     return last(unit(x, axis=-1))
 
 
@@ -99,21 +106,24 @@ class Prototypes(nn.Module):
 
   Attributes:
     outputs: number of prototypes.
-    fixed_length: whether all columns have length 1.
+    fixed_length: whether all columns have length 1; None for columns of any
+      length, without weight normalization.
     dtype: dtype of the product.
   """
 
   outputs: int
-  fixed_length: bool
+  fixed_length: bool | None
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x: Float[Array, 'n d']) -> Float[Array, 'n k']:
     shape = x.shape[-1], self.outputs
     # PyTorch's default initialization of a dense layer: ±1 / √inputs.
-    init = torch_bias(shape[0])
-    kernel = unit(self.param('kernel', init, shape), axis=0)
-    if not self.fixed_length:
+    is_plain = self.fixed_length is None
+    init = NORMAL if is_plain else torch_bias(shape[0])
+    kernel: Any = self.param('kernel', init, shape)
+    kernel = kernel if is_plain else unit(kernel, axis=0)
+    if self.fixed_length is False:
       # `gain` has two axes, as in the authors' code, so that weight
       # decay applies.
       ones = nn.initializers.ones

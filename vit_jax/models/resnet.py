@@ -166,7 +166,7 @@ class StdConv(nn.Module):
   stride: int = 1
   padding: str = 'same'
   model_dim: int | None = None
-  dtype: jnp.dtype = jnp.float32
+  dtype: jax.typing.DTypeLike = 'float32'
 
   @nn.compact
   def __call__(self, x: Float[Array, 'n y x i']) -> Float[Array, 'n r c o']:

@@ -191,6 +191,10 @@ class Config(backbone.BackboneConfig):
     rope_grid: number of rows and of columns to which 'index' and 'mixed' scale
       the grid of the image; None for no scaling.
     rope_offset: number of the first row and column, before scaling.
+    rope_shift: largest random shift of the coordinates of 'centered' in
+      training; None for none. Each layer draws its own, as for the next two.
+    rope_jitter: largest random factor of each axis of these coordinates.
+    rope_rescale: largest random factor of both axes (2 in DINOv3).
     rope_registers: base of the wavelengths of the registers' rotations, on a
       square grid of registers (ViT-5); None if they are not rotated.
     remainder: treatment of pixels after the last whole patch: 'error' or 'drop'
@@ -266,6 +270,9 @@ class Config(backbone.BackboneConfig):
   rope_base: float | None = None
   rope_grid: int | None = None
   rope_offset: float = 0.0
+  rope_shift: float | None = None
+  rope_jitter: float | None = None
+  rope_rescale: float | None = None
   rope_registers: float | None = None
   # Images and training
   remainder: str = 'error'
@@ -302,6 +309,8 @@ class Config(backbone.BackboneConfig):
     self.check_range('norm_eps', above=0)
     self.check_range('layer_scale', 'registers', 'rope_offset', at_least=0)
     self.check_range('rope_base', 'rope_registers', above=1)
+    self.check_range('rope_jitter', 'rope_rescale', above=1)
+    self.check_range('rope_shift', above=0)
     self.check_range('map_heads', 'map_mlp_dim', 'rope_grid', at_least=1)
     allowed = positions.KINDS[self.position]
     if self.position_at is None and allowed:
@@ -342,6 +351,11 @@ class Config(backbone.BackboneConfig):
     """Kind of the rotations; None for none."""
     rope = 'centered' if self.position == 'rope2d' else self.rope
     return None if rope == 'none' else rope
+
+  @property
+  def rope_random(self) -> bool:
+    """Whether the coordinates of rotations are random in training."""
+    return any((self.rope_shift, self.rope_jitter, self.rope_rescale))
 
   @property
   def new_norm(self) -> Callable[..., Any]:
@@ -430,6 +444,12 @@ class Config(backbone.BackboneConfig):
     fits = not self.rope_registers or self.rotary in ('centered', 'index')
     advice = "set model.rope='index' or 'centered'"
     check(fits, advice, 'rope_registers', 'rope')
+    fits = self.registers > 0 or not self.rope_registers
+    check(fits, 'set model.registers=4', 'rope_registers', 'registers')
+    fits = self.rotary == 'centered' and not self.rope_registers
+    advice = "set model.rope='centered' without rope_registers"
+    names = 'rope_shift', 'rope_jitter', 'rope_rescale'
+    check(fits or not self.rope_random, advice, *names, 'rope')
     # '2d' has two halves; the others have sines and cosines of two coordinates.
     divisor = {'2d': 2, 'sincos2d': 4, 'sincos2d_mae': 4}.get(kind, 1)
     advice = f'width must be a multiple of {divisor}'
@@ -439,12 +459,15 @@ class Config(backbone.BackboneConfig):
     check(not self.rotary or self.head_dim % 4 == 0, advice, *keys)
 
 
+_ROPE = 0x726F7065  # folded into the key of a layer
+
 # Keys that fine-tuning does not take from the weights: those of every backbone,
 # of a variant, of heads, of training, and of the images.
 OF_RUN = {
   *backbone.BackboneConfig.__dataclass_fields__,
   *('variant', 'stem', 'stem_layers', 'fc_norm', 'pre_logits'),
   *('dropout', 'drop_path', 'drop_path_first'),
+  *('rope_shift', 'rope_jitter', 'rope_rescale'),
   *('remainder', 'start_values', 'pixels', 'attention'),
 }
 
@@ -500,7 +523,13 @@ class Block(nn.Module):
       position = position._replace(
         added=own.added, relative=own.relative, bias=own.bias
       )
-    if position.coordinates is not None:
+    if config.rope_random and position.coordinates is not None:
+      own = jax.random.fold_in(per_layer['key'], _ROPE)
+      rotation = positions.random_rotation(
+        config, position.coordinates, len(x), own
+      )
+      position = position._replace(rotation=rotation)
+    elif position.coordinates is not None:
       base = config.rope_base or positions.ROTATIONS['mixed']
       heads = config.num_heads, config.head_dim
       rotation = positions.MixedRotation(*heads, base, name='rotation')
@@ -864,7 +893,8 @@ class ViT(Backbone):
     shared = self.config.position_at == 'shared'
     position = self.positions(patches) if shared else NO_POSITION
     if self.config.rotary:
-      own = positions.rotary(self.config, patches)
+      random = self.config.rope_random and key is not None
+      own = positions.rotary(self.config, patches, random)
       position = own._replace(added=position.added)
     return self.encoder(x, encoder_key, want, position, patches)
 

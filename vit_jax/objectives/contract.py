@@ -177,9 +177,15 @@ class Objective(Protocol):
       '' if that is the config's `num_classes`.
     cross_entropy: loss of labels that evaluators report, and probabilities that
       the logits stand for: a key of `losses.LOSSES`.
+    joint: whether the loss depends on all examples of a batch together, so that
+      it is not a mean over micro-batches; see `embed`.
+    locked: pattern of the paths of parameters that must not change; '' for
+      none. A run is refused unless `optimizer.rules` freeze all of them.
   """
 
   setting: Setting
+  joint: bool = False
+  locked: str = ''
   reconstructs: str = ''
   classes_key: str = ''
   cross_entropy: str = 'softmax'
@@ -262,6 +268,35 @@ class Objective(Protocol):
       (`recovery.limits`), so they should include metrics that show a collapse.
     """
     ...
+
+  def embed(self, params: PyTree, inputs: Inputs) -> PyTree:
+    """Computes the values of each example that a joint loss depends on.
+
+    If `joint` is set, `loss` must be equal to `joint_loss(params, embed(params,
+    inputs))`, and micro-batches are computed as in GradCache (arXiv
+    2101.06983): first these values for all micro-batches, without activations
+    for the backward pass; then the loss of the whole batch; then each
+    micro-batch again, with its backward pass. The results are those of a single
+    batch, and a training step has one more forward pass.
+
+    Args:
+      params: parameters with respect to which the gradient is computed.
+      inputs: inputs of a batch, or of a micro-batch.
+
+    Returns:
+      Arrays `[n, …]` with a row for each example.
+    """
+    raise NotImplementedError
+
+  def joint_loss(self, params: PyTree, embedded: PyTree) -> Loss:
+    """Computes the loss of a whole batch, and what `loss` returns with it.
+
+    Args:
+      params: parameters; only those are used that `embed` does not use.
+      embedded: result of `embed` for all examples of the batch. The loss is not
+        a `Mean`.
+    """
+    raise NotImplementedError
 
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']

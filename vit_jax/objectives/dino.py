@@ -54,6 +54,8 @@ class Objective(contract.AroundModel):
   """
 
   name = 'dino'
+  momentum_end = 1.0  # weight of the old teacher in the last update
+  local_weight = 1.0  # weight of the terms of local crops
 
   def __init__(
     self,
@@ -229,12 +231,15 @@ class Objective(contract.AroundModel):
     pairs = cross_entropies(targets.reshape(n, _GLOBAL, -1), outputs)
     # Teacher and student are not compared on the same global crop.
     other = jnp.asarray(~np.eye(*pairs.shape[1:], dtype=bool))
-    loss = jnp.sum(pairs.mean(axis=0) * other) / other.sum()
+    terms = pairs.mean(axis=0) * other
+    mean = loss = jnp.sum(terms) / other.sum()
+    if self.local_weight != 1:
+      loss += (self.local_weight - 1) * terms[:, _GLOBAL:].sum() / other.sum()
     entropy = jax.scipy.special.entr(targets).sum(axis=-1).mean()
     return loss, {
       'teacher_entropy': entropy,
       'entropy_share': entropy / np.log(self.head.config.outputs),
-      'teacher_kl': loss - entropy,
+      'teacher_kl': mean - entropy,
     }
 
   def _views(self, batch: contract.Batch) -> dict[str, Float[Array, 'm y x c']]:
@@ -278,7 +283,9 @@ class Objective(contract.AroundModel):
       step: number of updates completed, including this one.
     """
     progress = jnp.minimum((step - 1) / self._total, 1.0)
-    return 0.5 * (1 - self.momentum) * (1 + jnp.cos(jnp.pi * progress))
+    rising = 0.5 * (self.momentum_end - self.momentum)
+    rising *= 1 + jnp.cos(jnp.pi * progress)
+    return 1 - self.momentum_end + rising
 
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']

@@ -1,9 +1,10 @@
-"""DINOv2: self-distillation of crops and of masked patches.
+"""DINOv2 and DINOv3: self-distillation of crops and of masked patches.
 
 "DINOv2: Learning Robust Visual Features without Supervision", arXiv 2304.07193,
 section 4. The loss of DINO on class tokens is extended by that of iBOT (arXiv
 2111.07832) on masked patches and by the KoLeo regularizer (arXiv 1806.03198),
-which spreads the features.
+which spreads the features. DINOv3 (arXiv 2508.10104) has the same losses, other
+values of the keys, and Gram anchoring (`gram`).
 """
 
 import functools
@@ -56,9 +57,10 @@ class Objective(dino.Objective):
   """Losses of DINO, iBOT and KoLeo; an `objectives.contract.Objective`.
 
   Parameters: `model/…`, `mask` `[1, width]` (the mask token), `head/…` and, if
-  it is separate, `patch_head/…`. Extra state: `teacher`, the moving average of
-  the parameters, and with centring `centre` and `patch_centre` `[k]`. A batch
-  contains `global`, `local` and `masks` of the transform `block_masks`.
+  they are separate, `patch_head/…` and `local_norm/{scale,bias}`. Extra state:
+  `teacher`, the moving average of the parameters, and with centring `centre`
+  and `patch_centre` `[k]`. A batch contains `global`, `local` and `masks` of
+  the transform `block_masks`.
 
   The teacher computes targets from the global crops without masks. Masked
   patches are gathered for each group of examples, up to a fixed number, so that
@@ -81,6 +83,9 @@ class Objective(dino.Objective):
     momentum: float = 0.992,
     centring: str = 'centre',
     koleo: float = 0.1,
+    momentum_end: float = 1.0,
+    local_weight: float = 1.0,
+    local_norm: bool = False,
     head: Annotated[Section, _HEAD] = types.MappingProxyType({}),
     patch_head: Annotated[Section | None, _HEAD] = None,
   ):
@@ -93,12 +98,17 @@ class Objective(dino.Objective):
       warmup_temperature: divisor of the teacher's logits in the first step.
       temperature_warmup: duration of the warm-up, in which the temperature
         changes linearly with each step.
-      momentum: weight of the old teacher in the first update; it rises to 1
-        along half a cosine.
+      momentum: weight of the old teacher in the first update; it becomes
+        `momentum_end` along half a cosine.
       centring: 'centre' (the moving average of the teacher's logits is
         subtracted) or 'sinkhorn_knopp' (the targets of a micro-batch are
         distributed equally over the prototypes).
       koleo: weight of the KoLeo regularizer.
+      momentum_end: weight of the old teacher in the last update; `momentum` for
+        a constant weight (DINOv3).
+      local_weight: factor of the terms of local crops in the loss of DINO.
+      local_norm: whether the class tokens of local crops have a last norm of
+        their own (DINOv3), which evaluation does not use.
       head: config section of the head of class tokens, see
         `models.dino_head.Config`.
       patch_head: config section of the head of patches; None for the same head.
@@ -118,7 +128,11 @@ class Objective(dino.Objective):
     )
     check_choice('objective.centring', centring, CENTRING)
     check_range('objective.koleo', koleo, at_least=0)
+    check_range('objective.momentum_end', momentum_end, at_least=0, at_most=1)
+    check_range('objective.local_weight', local_weight, at_least=0)
     self.centring, self.koleo = centring, koleo
+    self.momentum_end, self.local_weight = momentum_end, local_weight
+    self.local_norm = local_norm
     self.grid = patches.grid_of(setting, self.name)
     self._model: Any = setting.model  # has tokens that can be masked
     # Has `group` and `largest_count` of `block_masks`; None for evaluation.
@@ -148,6 +162,15 @@ class Objective(dino.Objective):
     expected = (_GLOBAL, math.prod(self.grid))
     advice = f'augment.patch_size={self._model.patch_pixels}'
     self._check_shape(spec, 'masks', expected, advice)
+    options = self._model.config
+    if self.local_norm and not (
+      options.pooling == 'token' and options.final_norm
+    ):
+      raise UserError(
+        'objective.local_norm=True replaces the last norm of class tokens, but '
+        f'model.pool is {options.pooling!r} and model.final_norm is '
+        f"{options.final_norm}: set model.pool='token' and final_norm=True."
+      )
     if self._transform.group < 2:
       raise UserError(
         'KoLeo compares the examples of a group, but augment.group is '
@@ -163,7 +186,25 @@ class Objective(dino.Objective):
     if self.patch_head is not None:
       variables = self.patch_head.init(patch_key, jnp.zeros((1, width)))
       params['patch_head'] = variables['params']
+    if self.local_norm:
+      params['local_norm'] = params['model']['encoder']['norm']
     return params, self.start_extra(params, {})
+
+  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
+    """Returns `params` with given parameters of the model.
+
+    A norm of local crops that weights do not contain (it still has the initial
+    values) becomes a copy of the model's.
+    """
+    params = super().start_params(params, model)
+    if not self.local_norm:
+      return params
+    own = params['local_norm']
+    is_initial = jnp.all(own['scale'] == 1) & ~jnp.any(own['bias'])
+    norm = jax.tree.map(
+      functools.partial(jnp.where, is_initial), model['encoder']['norm'], own
+    )
+    return params | {'local_norm': norm}
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
     """Returns a teacher that equals its student, and centres of zeros."""
@@ -210,7 +251,8 @@ class Objective(dino.Objective):
     features, tokens = self._tokens(params, views['global'], global_key, masks)
     all_features = [features]
     if 'local' in views:
-      all_features.append(self._features(params, views['local'], local_key))
+      of_local = self._of_local(params)
+      all_features.append(self._features(of_local, views['local'], local_key))
     crop_loss, metrics = self._crop_loss(params, all_features, targets)
 
     outputs = self._patch_logits(params, tokens, index)
@@ -263,6 +305,14 @@ class Objective(dino.Objective):
     x = model.apply(variables, x, key, Patches(self.grid), method='encode')
     features = model.apply(variables, x, method='readout')['features']
     return features, x[:, -math.prod(self.grid) :]
+
+  def _of_local(self, params: PyTree) -> PyTree:
+    """Returns the parameters for local crops, whose class token is used."""
+    if not self.local_norm:
+      return params
+    model = params['model']
+    encoder = model['encoder'] | {'norm': params['local_norm']}
+    return params | {'model': model | {'encoder': encoder}}
 
   def _masked(
     self, masks: Bool[Array, 'm p']

@@ -8,7 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from vit_jax.data.augment import multicrop
+from vit_jax.data.augment.transforms import View
 from vit_jax.data.contract import Example, Spec
+from vit_jax.data.images.decode import Image
 from vit_jax.data.pipeline import order
 from vit_jax.errors import UserError, check_range
 
@@ -40,6 +42,12 @@ class TrainTransform(multicrop.TrainTransform):
     patch_size: side of a patch, pixels.
     group: number of examples in a group, which must divide a micro-batch; None
       for a whole micro-batch.
+    exact: whether the ratio of masked crop number i is the upper end of the
+      i-th interval, and random patches are added to a mask until it has this
+      number (DINOv3).
+    gram_scale: size of `gram`, the global crops without changed colours for a
+      Gram teacher (`objectives.gram`), as a multiple of `image_size`; 0 for no
+      such crops.
 
   Reference: DINOv2 (arXiv 2304.07193), and its code for the distribution of the
   ratios. The rectangles are those of BEiT (arXiv 2106.08254), Algorithm 1.
@@ -49,11 +57,14 @@ class TrainTransform(multicrop.TrainTransform):
   _: dataclasses.KW_ONLY
   patch_size: int = 16
   group: int | None = None
+  exact: bool = False
+  gram_scale: int = 0
 
   def __post_init__(self):
     super().__post_init__()
     check_range('augment.patch_size', self.patch_size, at_least=1)
     check_range('augment.group', self.group, at_least=1)
+    check_range('augment.gram_scale', self.gram_scale, at_least=0, at_most=4)
 
   def in_batches(self, size: int, parts: int) -> 'TrainTransform':
     """Returns the transform for batches of this size; see `data.contract`.
@@ -73,7 +84,9 @@ class TrainTransform(multicrop.TrainTransform):
   def spec(self) -> Spec:
     """Spec of the crops, and of `masks`, bool `[2, patches]`."""
     masks = (_CROPS, math.prod(self.grid)), np.dtype(bool)
-    return super().spec | {'masks': masks}
+    sides = [side * self.gram_scale for side in self.image_size]
+    gram = {'gram': ((_CROPS, *sides, 3), np.dtype(np.uint8))}
+    return super().spec | {'masks': masks} | (gram if self.gram_scale else {})
 
   @property
   def grid(self) -> tuple[int, int]:
@@ -99,8 +112,23 @@ class TrainTransform(multicrop.TrainTransform):
     """Returns crops and masks; raises DecodeError as `multicrop` does."""
     crops = super().__call__(example, rng)
     slots = self._slots(example['run_seed'], example['run_position'])
-    masks = [block_mask(self.grid, self._count(i, rng), rng) for i in slots]
+    masks = [
+      block_mask(self.grid, self._count(i, rng), rng, self.exact) for i in slots
+    ]
     return crops | {'masks': np.stack(masks).reshape(_CROPS, -1)}
+
+  def arrays(self, pixels: Image, views: list[View]) -> dict[str, np.ndarray]:
+    """Returns the arrays of an example except masks; see `spec`."""
+    arrays = super().arrays(pixels, views)
+    if not self.gram_scale:
+      return arrays
+    height, width = self.spec['gram'][0][1:3]
+    size = height, width
+    crops = [
+      view.geometry._replace(size=size).of(pixels, size, 'bicubic')
+      for view in views[:_CROPS]
+    ]
+    return arrays | {'gram': np.stack(crops)}
 
   def _slots(self, seed: int, position: int) -> list[int]:
     """Returns the number of each global crop in the order of its group."""
@@ -117,24 +145,30 @@ class TrainTransform(multicrop.TrainTransform):
     """Returns the number of patches to mask in a crop."""
     if slot >= len(self.limits) - 1:
       return 0
-    ratio = rng.uniform(*self.limits[slot : slot + 2])
+    low, high = self.limits[slot : slot + 2]
+    ratio = high if self.exact else rng.uniform(low, high)
     return int(math.prod(self.grid) * ratio)
 
 
 def block_mask(
-  grid: tuple[int, int], count: int, rng: np.random.Generator
+  grid: tuple[int, int],
+  count: int,
+  rng: np.random.Generator,
+  exact: bool = False,
 ) -> Bool[np.ndarray, 'rows columns']:
   """Draws a mask that is a union of rectangles.
 
   The area of each rectangle is uniform between 4 patches and the number that is
   missing, at most half of all patches, and the logarithm of its aspect ratio is
   uniform. A rectangle that adds no patch, or too many, is drawn again, ten
-  times at most; if none fits, the mask has fewer patches than `count`.
+  times at most; if none fits, the mask has fewer patches than `count`, or is
+  completed.
 
   Args:
     grid: rows and columns of patches.
     count: number of patches to mask.
     rng: random generator.
+    exact: whether missing patches are added, each with the same probability.
   """
   mask = np.zeros(grid, bool)
   tries = 0
@@ -154,4 +188,7 @@ def block_mask(
     if 0 < box.size - box.sum() <= largest:
       box[:] = True
       tries = 0
+  if exact:
+    missing = max(count - int(mask.sum()), 0)
+    mask.flat[rng.choice(np.flatnonzero(~mask), missing, replace=False)] = True
   return mask

@@ -4,28 +4,108 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int, Integer
 
 from vit_jax.data.augment import transforms
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import decode_map
 from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError
+
+IGNORED = -1  # value of pixels that losses and evaluators leave out
 
 
 @dataclasses.dataclass(frozen=True)
-class _Maps:
+class Classes:
+  """Converts integers of pixels into classes.
+
+  Attributes:
+    table: class of each integer from 0; () for the integers themselves. For the
+      masks of oxford_iiit_pet, (255, 1, 0, 255) leaves out the border.
+    ignore_label: integer, before or after the table, of pixels that are ignored
+      (`IGNORED`); None for none.
+    reduce_zero_label: whether 0 is ignored, and all others are one less
+      (ADE20k), after the table.
+  """
+
+  _: dataclasses.KW_ONLY
+  table: tuple[int, ...] = ()
+  ignore_label: int | None = 255
+  reduce_zero_label: bool = False
+
+  def integers(
+    self, example: Example, key: str, size: tuple[int, int]
+  ) -> Integer[np.ndarray, 'y x']:
+    """Returns the integers of an example.
+
+    Args:
+      example: example of the source.
+      key: key of the map.
+      size: (height, width) of the image, pixels.
+
+    Raises:
+      UserError: the source has no such key.
+      DecodeError: the map is damaged, or has another size than the image.
+    """
+    if key not in example:
+      there = ', '.join(name for name in example if name[:4] != 'run_')
+      raise UserError(
+        f'the examples of the source contain {there}, but not {key!r}: name '
+        'the masks in the source (masks of a folder, files of a manifest, '
+        'others), and their key in augment and preprocess.'
+      )
+    integers = decode_map(example[key])
+    if integers.shape != size:
+      raise DecodeError(
+        f'the map {key!r} has {integers.shape} pixels, its image {size}'
+      )
+    return integers
+
+  def classes_of(
+    self, integers: Integer[np.ndarray, 'y x'], classes: int = 0
+  ) -> Int[np.ndarray, 'y x']:
+    """Returns the class of each pixel, int32, or `IGNORED`.
+
+    Args:
+      integers: integers of a map.
+      classes: number of classes; 0 for any.
+
+    Raises:
+      DecodeError: an integer is not in the table, or is not a class.
+    """
+    ids = integers.astype(np.int64)
+    ignored = ids == self.ignore_label
+    if self.table:
+      _check(ids[~ignored], len(self.table))
+      ids = np.array(self.table)[np.where(ignored, 0, ids)]
+      ignored |= ids == self.ignore_label
+    if self.reduce_zero_label:
+      ids, ignored = ids - 1, ignored | (ids == 0)
+    if classes:
+      _check(ids[~ignored], classes)
+    return np.where(ignored, IGNORED, ids).astype(np.int32)
+
+
+def _check(ids: Int[np.ndarray, ' n'], count: int) -> None:
+  if ids.size and not 0 <= ids.min() <= ids.max() < count:
+    bad = ids[(ids < 0) | (ids >= count)][0]
+    raise DecodeError(
+      f'a map contains {bad}, which has no class; allowed: 0 to {count - 1}, '
+      'and ignore_label'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maps(Classes):
   """Adds maps, cut out like the image, to a transform of `transforms`.
 
   Attributes:
     maps: keys of an example with maps of integers, see `decode.decode_map`; the
       results are int32 `[height, width]`, of the nearest pixels.
-    table: class of each integer from 0; () for the integers themselves. 255
-      means that evaluators and losses ignore a pixel: (255, 1, 0, 255) for the
-      masks of oxford_iiit_pet.
   """
 
   _: dataclasses.KW_ONLY
   maps: tuple[str, ...]
-  table: tuple[int, ...] = ()
 
   @property
   def spec(self) -> Spec:
@@ -39,19 +119,13 @@ class _Maps:
   ) -> dict[str, np.ndarray]:
     """Returns the maps; raises DecodeError for a bad one."""
     base: Any = super()
-    maps = {key: self._cut(example[key], view) for key in self.maps}
+    size = view.pixels.shape[:2]
+    maps = {}
+    for key in self.maps:
+      integers = self.integers(example, key, view.size)
+      cut = view.geometry.of(integers[..., None], size, 'nearest')[..., 0]
+      maps[key] = self.classes_of(cut)
     return base.arrays(example, view) | maps
-
-  def _cut(self, data: bytes | np.ndarray, view: transforms.View) -> np.ndarray:
-    whole, size = decode_map(data), view.pixels.shape[:2]
-    if whole.shape != view.size:
-      raise DecodeError(f'a map has {whole.shape} pixels, not {view.size}')
-    cut = view.geometry.of(whole[..., None], size, 'nearest')[..., 0]
-    if not self.table:
-      return cut.astype(np.int32)
-    if cut.max() >= len(self.table):
-      raise DecodeError(f'a map contains {cut.max()}, which has no class')
-    return np.array(self.table, np.int32)[cut]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ Op = Callable[[Image, float, np.random.Generator], Image]
 _MAX_LEVEL = 10.0
 _LEVEL_NOISE = 0.5  # standard deviation of timm's magnitudes
 _AUTHORS_SIDE = 224  # image size of the authors' RandAugment code, pixels
-_IMAGENET_MEAN = (124, 116, 104)  # RGB fill colour of timm's policy
+IMAGENET_MEAN = (124, 116, 104)  # RGB fill colour of timm's policy
 MAX_MAGNITUDE = {'timm': 10.0, 'authors': 30.0}
 
 
@@ -305,7 +305,7 @@ _ENHANCE = {
 # as fill colour, used by DeiT, DeiT-III, Swin and the fine-tuning of MAE.
 TIMM: dict[str, Op] = {
   **_COLOURS,
-  **_geometry(0.45, 0.45, bicubic=True, fill=_IMAGENET_MEAN),
+  **_geometry(0.45, 0.45, bicubic=True, fill=IMAGENET_MEAN),
   **{name: _around_one(op) for name, op in _ENHANCE.items()},
   'posterize': _at(posterize, lambda level: 4 - int(4 * level)),
   'solarize': _at(solarize, lambda level: 256 - int(256 * level)),
@@ -410,3 +410,31 @@ def jitter(
     else:
       image = hue(image, rng.uniform(-strength, strength))
   return image
+
+
+def photometric_distortion(image: Image, rng: np.random.Generator) -> Image:
+  """Changes brightness, contrast, saturation and hue, each with probability .5.
+
+  Brightness changes by up to 32 of 255, contrast and saturation by factors of
+  .5 to 1.5, and the hue by up to 36 degrees. The contrast changes before or
+  after saturation and hue.
+
+  Reference: mmsegmentation's `PhotoMetricDistortion`.
+  """
+
+  def scaled(pixels: np.ndarray) -> np.ndarray:
+    if rng.random() < 0.5:
+      return pixels
+    table = np.clip(rng.uniform(0.5, 1.5) * _VALUES, 0, 255)
+    return table.astype(np.uint8)[pixels]
+
+  if rng.random() < 0.5:
+    image = _look_up(image, _VALUES + rng.uniform(-32, 32))
+  first = rng.random() < 0.5
+  image = scaled(image) if first else image
+  hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)  # hue of 180 steps
+  hsv[..., 1] = scaled(hsv[..., 1])
+  if rng.random() < 0.5:
+    hsv[..., 0] = (hsv[..., 0].astype(int) + rng.integers(-18, 18)) % 180
+  image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
+  return image if first else scaled(image)

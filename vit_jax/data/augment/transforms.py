@@ -6,7 +6,9 @@ return `image` and `label`.
 
 import abc
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cv2
@@ -70,7 +72,7 @@ def covering_size(
   """
   scale = max(height / y, width / x) / fraction
   resized_y, resized_x = round(y * scale), round(x * scale)
-  _check_resized(y, x, resized_y * resized_x)
+  check_resized(y, x, resized_y * resized_x)
   return max(resized_y, height), max(resized_x, width)
 
 
@@ -94,11 +96,12 @@ def shorter_side_size(
   """
   short = round(max(height, width) / fraction)
   long = short * max(y, x) // min(y, x)
-  _check_resized(y, x, short * long)
+  check_resized(y, x, short * long)
   return (short, long) if y <= x else (long, short)
 
 
-def _check_resized(y: int, x: int, resized_pixels: int) -> None:
+def check_resized(y: int, x: int, resized_pixels: int) -> None:
+  """Raises DecodeError if a resized image of `[y, x]` would be too large."""
   if resized_pixels > MAX_PIXELS:
     raise DecodeError(
       f'{x} x {y} pixels: the aspect ratio is too extreme to resize the image'
@@ -206,7 +209,7 @@ class View(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _ImageAndLabel(abc.ABC):
+class ImageAndLabel(abc.ABC):
   """Base class of transforms that return an image and its label."""
 
   image_size: tuple[int, int]
@@ -226,24 +229,44 @@ class _ImageAndLabel(abc.ABC):
     self, image: bytes | np.ndarray, rng: np.random.Generator | None = None
   ) -> Pixels:
     """Returns `[height, width, channels]`; raises DecodeError."""
-    return self._transformed(image, rng).pixels
+    return self._transformed(image, self.geometry, rng).pixels
+
+  def geometry_for(
+    self,
+    example: Example,
+    height: int,
+    width: int,
+    rng: np.random.Generator | None,
+  ) -> Geometry:
+    """Returns the part of an example's image; see `geometry`.
+
+    Args:
+      example: example of the source.
+      height: height of the image, pixels.
+      width: width of the image, pixels.
+      rng: random generator.
+    """
+    return self.geometry(height, width, rng)
 
   def _transformed(
-    self, image: bytes | np.ndarray, rng: np.random.Generator | None
+    self,
+    image: bytes | np.ndarray,
+    geometry: Callable[..., Geometry],
+    rng: np.random.Generator | None,
   ) -> View:
     drawn: list[tuple[Geometry, tuple[int, int]]] = []
 
     def plan(height: int, width: int) -> tuple[Box, tuple[int, int]]:
-      drawn.append((self.geometry(height, width, rng), (height, width)))
+      drawn.append((geometry(height, width, rng), (height, width)))
       return drawn[0][0].box, drawn[0][0].size
 
     box, size = decode_to_resize(
       image, plan, self.channels, self.bits, self.scaled_decoding
     )
-    [(geometry, whole)] = drawn
+    [(part, whole)] = drawn
     resized = resize(box, *size, self.interpolation)
-    cut = geometry.cut(resized, self.image_size)
-    return View(self.colours(cut, rng), geometry, whole)
+    cut = part.cut(resized, self.image_size)
+    return View(self.colours(cut, rng), part, whole)
 
   def colours(self, pixels: Pixels, rng: np.random.Generator | None) -> Pixels:
     """Changes the colours of the result; by default, not at all."""
@@ -270,7 +293,8 @@ class _ImageAndLabel(abc.ABC):
         f'the examples of the source contain {", ".join(example)}, but not '
         'label: use a source with labels, or another --config.augment.name.'
       )
-    view = self._transformed(example['image'], rng)
+    geometry = functools.partial(self.geometry_for, example)
+    view = self._transformed(example['image'], geometry, rng)
     values = {'image': view.pixels, 'label': int(example['label'])}
     return values | self.arrays(example, view)
 
@@ -294,7 +318,7 @@ class _ImageAndLabel(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainTransform(_ImageAndLabel):
+class TrainTransform(ImageAndLabel):
   """Random crop, flip and colour operations for training.
 
   All random numbers come from the generator of the example.
@@ -466,7 +490,7 @@ class TrainTransform(_ImageAndLabel):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalTransform(_ImageAndLabel):
+class EvalTransform(ImageAndLabel):
   """Deterministic resizing for evaluation, stored with every checkpoint.
 
   Official weights were trained with a slightly different decoding of images;

@@ -29,7 +29,7 @@ from vit_jax.data.pipeline.loader import (
   Share,
 )
 from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.files import paths
+from vit_jax.processes import machine
 
 log = logging.getLogger('vit_jax')
 
@@ -242,7 +242,7 @@ class Reader:
   @property
   def thread_count(self) -> int:
     """Number of threads; by default one per core available to this process."""
-    return self.threads or paths.cores()
+    return self.threads or machine.cores()
 
   def check_memory(self, loader: Loader, rows: int) -> int:
     """Checks that this host has enough memory for the prefetched batches.
@@ -257,7 +257,7 @@ class Reader:
     if self.processes:
       batches += self.prefetch + 1  # buffers in shared memory
     need = batches * contract.num_bytes(loader.layout(rows))
-    whole = paths.memory_bytes()
+    whole = machine.memory_bytes()
     if need > _MEMORY_FRACTION * whole:
       raise UserError(
         f'prefetching batches requires {need / 2**30:.1f} GiB of host memory, '

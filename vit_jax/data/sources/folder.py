@@ -19,7 +19,7 @@ from vit_jax.data.storage import class_folders, files, splits
 from vit_jax.errors import UserError
 
 
-@schema.operational('path', 'class_map')
+@schema.operational('path', 'class_map', 'masks')
 class Source(splits.Labelled):
   """One split of a local directory with a folder for each class.
 
@@ -38,6 +38,7 @@ class Source(splits.Labelled):
     class_map: str | None = None,
     endings: tuple[str, ...] = files.IMAGES,
     allow_empty: bool = False,
+    masks: str | None = None,
   ):
     """Lists the files; images are read when they are needed.
 
@@ -55,13 +56,19 @@ class Source(splits.Labelled):
         out. The content of a file determines its format.
       allow_empty: whether class folders may have no images, and lines of
         `class_map` no folder in 'train'.
+      masks: path of a directory with a PNG file for each image, at the same
+        path relative to it: images/train/1.jpg and masks/train/1.png. Its bytes
+        become `mask` of the example. Folders named for a split are then splits
+        even if they contain images only.
 
     Raises:
       UserError: the directory or the split does not exist, there are no
         classes, or a class has no images.
     """
     path = files.local(path, 'the source folder').rstrip('/') or '/'
-    roots = class_folders.roots(path, 'source.path')
+    roots = class_folders.roots(path, 'source.path', flat=bool(masks))
+    self._path = path
+    self._masks = masks and files.local(masks, 'the masks of a folder')
     if class_map:
       classes = class_folders.load(class_map)
     else:
@@ -98,7 +105,14 @@ class Source(splits.Labelled):
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]
     label = int(self._labels[split][position])
-    return {'image': files.read_image(self.where(index)), 'label': label}
+    example = {'image': files.read_image(self.where(index)), 'label': label}
+    if self._masks:
+      example['mask'] = files.read_other(self._mask_of(index))
+    return example
+
+  def _mask_of(self, index: int) -> str:
+    name = os.path.relpath(self.where(index), self._path)
+    return f'{self._masks}/{os.path.splitext(name)[0]}.png'
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -108,11 +122,15 @@ class Source(splits.Labelled):
     """
     parts = list(self._selection.rows())
     labels = (self._labels[split][rows] for split, rows in parts)
+    own = {}
+    if self._masks:
+      own['mask_sizes'] = fingerprint.file_sizes(len(self), self._mask_of)
     return fingerprint.sampled(
       self,
       *(self._listings[split].paths[rows] for split, rows in parts),
       labels=fingerprint.checksum(*labels),  # those of another `class_map`
       file_sizes=fingerprint.file_sizes(len(self), self.where),
+      **own,
     )
 
   def where(self, index: int) -> str:
@@ -177,7 +195,10 @@ class Division(NamedTuple):
 
 
 def divide(
-  path: str, endings: tuple[str, ...] = files.IMAGES, labelled: bool = True
+  path: str,
+  endings: tuple[str, ...] = files.IMAGES,
+  labelled: bool = True,
+  flat: bool = False,
 ) -> Division:
   """Returns 'train' and 'val', or divides 'train' if 'val' does not exist.
 
@@ -187,15 +208,19 @@ def divide(
     path: path of the directory.
     endings: endings of the image files, see `Source`.
     labelled: whether there must be labels, for a classifier.
+    flat: whether splits may contain images only, see `class_folders.roots`.
 
   Raises:
     UserError: see `Source`; or there is only one class for a classifier, or
       there are too few images to hold out a tenth.
   """
-  roots = class_folders.roots(path, 'the argument path')
+  roots = class_folders.roots(path, 'the argument path', flat)
   roots = splits.with_alias(roots, 'train+val')
   splits.named('train', roots)
-  listing = class_folders.listing(roots['train'], endings=endings)
+  # The source of a run reads the flag `allow_empty`, which is not known here.
+  listing = class_folders.listing(
+    roots['train'], endings=endings, allow_empty=True
+  )
   images, num_classes = len(listing.paths), len(listing.classes)
   if labelled:
     check_classes(listing.classes, listing.root)

@@ -217,7 +217,7 @@ class Source(splits.Labelled):
     values = self._columns[split][3][position].tolist()
     others = dict(zip((*self._texts, *self._files), values, strict=True))
     for name in self._files:
-      others[name] = storage.read_image(self._path_of(others[name]))
+      others[name] = storage.read_other(self._path_of(others[name]))
     return {'image': storage.read_image(image), 'label': label, **others}
 
   def _path_of(self, name: str) -> str:

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Int
 
 from vit_jax.config import schema
-from vit_jax.config.schema import SECTIONS, Nested, Section, complete_section
+from vit_jax.config.completion import complete_section
+from vit_jax.config.schema import SECTIONS, Nested, Section
 from vit_jax.data import contract, filters
 from vit_jax.data.pipeline import order
 from vit_jax.data.storage.splits import Concatenation
@@ -26,7 +27,7 @@ from vit_jax.errors import UserError, check_range, closest
 SLOTS = 1000
 
 
-def _own_keys(*, weight: float) -> None:
+def member(*, weight: float) -> None:
   """Declares the keys of a member in addition to those of its source.
 
   Args:
@@ -36,7 +37,9 @@ def _own_keys(*, weight: float) -> None:
   del weight
 
 
-_MEMBERS = Nested(SECTIONS['source'], many=True, beside=_own_keys)
+_MEMBERS = Nested(
+  SECTIONS['source'], many=True, beside='vit_jax.data.sources.mixture:member'
+)
 
 
 class Source(contract.Source):

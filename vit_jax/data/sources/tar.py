@@ -140,9 +140,10 @@ def _example(
     members = ', '.join(f'{each.name} @ {each.offset}' for each in group)
     raise UserError(
       f'{path}: the example {_key(group[0])!r} has the members {members}; it '
-      f'must have one image ({" ".join(files.IMAGES)}) and its label, an '
-      f'integer or a name, as .cls or as {label_key!r} in .json '
-      '(without labels: --config.source.label_key=None).'
+      f'must have one image ({" ".join(files.IMAGES)}), the members '
+      f'source.others={tuple(others)}, and a label, an integer or a name, as '
+      f'.cls or as {label_key!r} in .json (without labels: '
+      '--config.source.label_key=None).'
     )
   offsets = [part.offset_data for part in images]
   return offsets, [part.size for part in images], label

@@ -190,7 +190,7 @@ class Listing(NamedTuple):
   folders: Int[np.ndarray, ' n']
 
 
-def roots(path: str, key: str) -> dict[str, str]:
+def roots(path: str, key: str, flat: bool = False) -> dict[str, str]:
   """Returns the directory of each split: {'train': 'photos/train', …}.
 
   Folders named for a split (train or training, val, validation, valid or dev,
@@ -201,6 +201,7 @@ def roots(path: str, key: str) -> dict[str, str]:
   Args:
     path: path of the directory.
     key: config key that contains the path, for the message: 'source.path'.
+    flat: whether folders named for a split are splits without folders, too.
 
   Raises:
     UserError: the directory does not exist, or it cannot be read.
@@ -211,7 +212,9 @@ def roots(path: str, key: str) -> dict[str, str]:
       'for each class, or with such folders in train/ and val/.'
     )
   folders = _folders(path)
-  names = [n for n in folders if splits.kind(n) and _folders(f'{path}/{n}')]
+  names = [
+    n for n in folders if splits.kind(n) and (flat or _folders(f'{path}/{n}'))
+  ]
   if not names:
     if len(folders) > 1 and all(map(splits.kind, folders)):
       log.warning(
@@ -276,8 +279,8 @@ def listing(
     allow_empty: whether class folders may have no images.
 
   Raises:
-    UserError: there is no class folder, or one without images; an image or a
-      class is a broken link; or a folder cannot be read.
+    UserError: there is no class folder, no image, or a class without images;
+      an image or a class is a broken link; or a folder cannot be read.
   """
   classes, paths, folders = [], [], []
   # What is left out is only counted, because it may be millions of files.
@@ -300,6 +303,11 @@ def listing(
     paths += map(os.fsencode, images)
     folders += [len(classes)] * len(images)
     classes.append(name)
+  if classes and not paths:
+    raise UserError(
+      f'the class folders of {root} contain no image ({" ".join(endings)}): '
+      'fill them, or give another directory.'
+    )
   if left_out:
     log.info('%d files are left out, such as %s', left_out, example)
   return Listing(

@@ -106,6 +106,20 @@ def read_image(path: str) -> bytes:
     raise DecodeError(f'no file to read: {error.strerror or error}') from error
 
 
+def read_other(path: str) -> bytes:
+  """Reads a file that belongs to an image, such as its mask.
+
+  Raises:
+    DecodeError: the file cannot be read, see `read_image`; the message contains
+      its path, because an example is otherwise identified by its image.
+    OSError: the disk or the network fails.
+  """
+  try:
+    return read_image(path)
+  except DecodeError as error:
+    raise DecodeError(f'{path}: {error}') from error
+
+
 def read_text(path: str, key: str) -> str:
   """Reads a text file, and removes a byte order mark.
 

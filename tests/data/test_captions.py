@@ -1,0 +1,135 @@
+"""Tests of tokenizers and of transforms with captions."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax.data import tokens
+from vit_jax.data.augment import captions
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError
+
+TOY = str(
+  pathlib.Path(__file__).parents[2] / 'configs' / 'lit_toy_tokenizer.json'
+)
+TEXTS = dict(tokenizer=TOY, length=6, vocabulary=45)
+IMAGE = np.zeros((8, 8, 3), np.uint8)
+
+
+def train(**keys):
+  return captions.TrainTransform((8, 8), **TEXTS, **keys)
+
+
+def test_a_text_ends_also_if_it_is_cut():
+  """Lower case, the end (1) after the text, and padding with it."""
+  row = train().tokens
+  assert row('A photo').tolist() == [2, 3, 1, 1, 1, 1]
+  assert row('a photo a photo a photo').tolist() == [2, 3, 2, 3, 2, 1]
+
+
+def test_presets_differ_in_start_end_and_padding(tmp_path):
+  from tokenizers import Tokenizer, models, pre_tokenizers
+
+  words = ['<pad>', '<eos>', 'cat', '<|startoftext|>', '<|endoftext|>', '?']
+  vocabulary = {word: number for number, word in enumerate(words)}
+  model = Tokenizer(models.WordLevel(vocabulary, unk_token='?'))
+  model.pre_tokenizer = pre_tokenizers.Whitespace()
+  path = str(tmp_path / 'tokenizer.json')
+  model.save(path)
+  siglip2, clip = (tokens.load(path, name) for name in ('siglip2', 'clip'))
+  assert siglip2('Cat cat', 5).tolist() == [2, 2, 1, 0, 0]
+  assert clip('Cat cat', 5).tolist() == [3, 2, 2, 4, 4]
+  assert clip('cat ' * 9, 5).tolist() == [3, 2, 2, 2, 4]
+  with pytest.raises(UserError, match=r"'</s>'.*'siglip'"):
+    tokens.load(path, 'siglip')
+
+
+def test_a_sentencepiece_model_is_read(tmp_path):
+  import sentencepiece
+
+  text = tmp_path / 'text'
+  text.write_text('\n'.join(['a photo of a cat', 'a photo of a dog'] * 20))
+  prefix = str(tmp_path / 'pieces')
+  sentencepiece.SentencePieceTrainer.Train(
+    input=str(text), model_prefix=prefix, vocab_size=14, minloglevel=2
+  )
+  load = tokens.load(f'{prefix}.model', 'siglip')
+  model = sentencepiece.SentencePieceProcessor(f'{prefix}.model')
+  expected = [*model.EncodeAsIds('a photo of a cat'), load.end]
+  assert load.end == model.PieceToId('</s>')
+  assert load('A photo of a CAT', 40).tolist()[: len(expected)] == expected
+
+
+def test_a_missing_tokenizer_is_refused_with_its_address():
+  with pytest.raises(UserError, match=r'no_such.*gs://t5-data/vocabs'):
+    tokens.load('no_such.model', 'siglip')
+
+
+def test_a_token_outside_of_the_vocabulary_is_refused():
+  transform = captions.TrainTransform(
+    (8, 8), tokenizer=TOY, length=6, vocabulary=10
+  )
+  with pytest.raises(UserError, match='vocabulary is 10'):
+    transform.tokens('a photo of a truck')
+
+
+@pytest.mark.parametrize(
+  'keys, value, expected',
+  [
+    (dict(key='text'), 'a cat', ['a cat']),
+    (dict(key='txt'), b' a cat\n', ['a cat']),
+    (dict(key='captions/text'), [b'a cat', b'a dog'], ['a cat', 'a dog']),
+    (
+      dict(key='json', json_key='caption'),
+      json.dumps({'caption': 'a cat'}).encode(),
+      ['a cat'],
+    ),
+  ],
+)
+def test_captions_of_every_source(keys, value, expected):
+  assert train(**keys).captions({keys['key']: value}) == expected
+
+
+@pytest.mark.parametrize(
+  'keys, value',
+  [
+    ({}, ' '),
+    ({}, []),
+    ({}, b'\xff'),
+    (dict(json_key='caption'), b'{}'),
+    (dict(json_key='caption'), b'{'),
+  ],
+)
+def test_an_example_without_a_caption_is_a_bad_record(keys, value):
+  with pytest.raises(DecodeError, match='caption'):
+    train(**keys).captions({'text': value})
+
+
+def test_one_caption_is_drawn_by_the_generator_of_the_position():
+  """All are drawn, and the same generator draws the same; pixels are equal."""
+  example = {'image': IMAGE, 'label': 0, 'text': ['cat', 'dog', 'ship']}
+  seen = set()
+  for seed in range(30):
+    rows = [train()(example, np.random.default_rng(seed)) for _ in range(2)]
+    assert (rows[0]['tokens'] == rows[1]['tokens']).all()
+    seen.add(int(rows[0]['tokens'][0]))
+  assert len(seen) == 3
+
+
+def test_captions_of_classes_are_made_from_templates():
+  keys = dict(templates=('a {}', 'one {}'), classes=('cat', 'dog'))
+  assert train(**keys).captions({'label': 1}) == ['a dog', 'one dog']
+  with pytest.raises(UserError, match='give both'):
+    train(templates=('a {}',))
+
+
+def test_evaluation_has_all_captions_and_their_number():
+  transform = captions.EvalTransform((8, 8), captions_per_image=3, **TEXTS)
+  example = {'image': IMAGE, 'label': 0, 'text': ['a cat', 'a dog']}
+  values = transform(example)
+  assert values['captions'] == 2 and values['tokens'].shape == (3, 6)
+  assert values['tokens'][1].tolist() == transform.tokens('a dog').tolist()
+  plain = captions.EvalTransform((8, 8), **TEXTS)
+  assert {*plain({'image': IMAGE, 'label': 0})} == {'image', 'label'}

@@ -1,0 +1,100 @@
+"""Tests of the nearest patches against a search in NumPy."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from indexed_source import mesh_of
+from masked_source import Masked
+
+from vit_jax.data.augment import segments
+from vit_jax.data.pipeline.workers import Reader
+from vit_jax.errors import UserError
+from vit_jax.evaluators import miou, patch_neighbours
+from vit_jax.evaluators.contract import Setting
+
+CLASSES, SIDE, PATCH, K = 3, 36, 9, 4
+TRANSFORM = segments.EvalTransform((SIDE, SIDE), classes=CLASSES)
+
+
+def patches_of(images):
+  """Returns the mean colour of each patch, and a constant."""
+  n = len(images)
+  x = images.reshape(n, SIDE // PATCH, PATCH, SIDE // PATCH, PATCH, 3)
+  return x.astype('float32').mean((2, 4)) / 255 - 0.4
+
+
+def evaluator(batch_size=4, devices=1, **keys):
+  objective = types.SimpleNamespace(
+    predict=lambda weights, batch, want: {
+      'patches': patches_of(batch['image'])
+    },
+    results=('patches',),
+  )
+  setting = Setting(
+    open_source=lambda split: Masked(
+      [(36, 36)] * (7 if split == 'train' else 5), CLASSES, seed=len(split)
+    ),
+    transform=TRANSFORM,
+    objective=objective,  # pyright: ignore[reportArgumentType]
+    mesh=mesh_of(data=devices),
+    batch_size=batch_size,
+    reader=Reader(threads=2),
+  )
+  return patch_neighbours.Evaluator(setting, split='test', k=K, **keys)
+
+
+def unit(x):
+  return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def test_votes_equal_a_search_in_numpy():
+  """All patches are in memory; ignored pixels do not count in their labels."""
+  found = evaluator()
+  memory = found.fit({})
+  assert len(memory['patches']) == 7 * 16
+  np.testing.assert_allclose(memory['labels'].sum(-1), 1, rtol=1e-6)
+  source = Masked([(36, 36)] * 7, CLASSES, seed=len('train'))
+  features, labels = [], []
+  for index in range(7):
+    batch = TRANSFORM(source[index])
+    features += [*unit(patches_of(batch['image'][None])).reshape(-1, 3)]
+    for y in range(0, SIDE, PATCH):
+      for x in range(0, SIDE, PATCH):
+        part = batch['segments'][y : y + PATCH, x : x + PATCH]
+        counts = np.bincount(part[part >= 0], minlength=CLASSES)
+        labels.append(counts / counts.sum())
+  features, labels = np.array(features), np.array(labels)
+  query = TRANSFORM(Masked([(36, 36)], CLASSES, seed=9)[0])['image'][None]
+  expected = []
+  for x in unit(patches_of(query)).reshape(-1, 3):
+    similar = features @ x
+    near = np.argsort(-similar, kind='stable')[:K]
+    votes = np.exp((similar[near] - similar[near[0]]) / 0.02)
+    expected.append(votes @ labels[near] / votes.sum())
+  on_device = jax.tree.map(jnp.array, memory)
+  scores = np.asarray(found.scores(on_device, jnp.array(patches_of(query))))
+  np.testing.assert_allclose(
+    scores.reshape(-1, CLASSES), expected, rtol=1e-3, atol=1e-4
+  )
+  # Colours show the classes, but the interpolation blurs edges; chance is .2.
+  assert found.run({})['miou'] > 0.6
+
+
+def test_memory_does_not_depend_on_batches_or_devices():
+  """It is bounded, and rare classes are favoured."""
+  small = evaluator(memory=28, batch_size=3)
+  one = small.fit({})
+  two = evaluator(memory=28, batch_size=8, devices=4).fit({})
+  np.testing.assert_array_equal(one['labels'], two['labels'])
+  np.testing.assert_allclose(one['patches'], two['patches'], rtol=1e-6)
+  assert len(one['patches']) == 28
+  other = evaluator(memory=28, seed=1).fit({})
+  assert not np.array_equal(one['labels'], other['labels'])
+
+
+def test_sizes_that_are_not_whole_patches():
+  with pytest.raises(UserError, match=r'50.*patch'):
+    miou.check_whole((48, 50), (4, 4))

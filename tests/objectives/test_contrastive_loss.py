@@ -1,0 +1,218 @@
+"""Tests of the loss of images and texts, whole and in parts."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from vit_jax.arrays import sharding
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.objectives import contrastive
+from vit_jax.objectives.contract import Inputs, Setting
+from vit_jax.optim import optimizers
+from vit_jax.training.step import Trainer
+
+N, LENGTH, WIDTH = 32, 6, 16
+SIZES = dict(width=WIDTH, depth=1, mlp_dim=16, num_heads=2, dtype='float32')
+TEXT = dict(vocabulary=20, length=LENGTH, variant=None, **SIZES)
+KEY = jax.random.key(0)
+
+
+def objective_of(loss, **keys):
+  model = vit.Model(0, patch_size=4, pool='gap', **SIZES)
+  start = dict(temperature=5.0, bias=-2.0) | keys
+  return contrastive.Objective(
+    Setting(model, (8, 8)), loss=loss, text=TEXT, **start
+  )
+
+
+def batch_of(n=N, seed=0):
+  rng = np.random.default_rng(seed)
+  image = rng.integers(0, 256, (n, 8, 8, 3)).astype(np.uint8)
+  tokens = rng.integers(0, 20, (n, LENGTH)).astype(np.int32)
+  return {'image': jnp.array(image), 'tokens': jnp.array(tokens)}
+
+
+def embeddings(seed=0):
+  rng = np.random.default_rng(seed)
+  pair = rng.normal(size=(2, N, WIDTH))
+  pair /= np.linalg.norm(pair, axis=-1, keepdims=True)
+  return jnp.array(pair, jnp.float32)
+
+
+def in_torch(loss, images, texts, log_scale, bias):
+  """Computes the loss of the whole matrix in PyTorch, as published."""
+  logits = images @ texts.T * log_scale.exp()
+  if loss == 'softmax':  # CLIP, Figure 3
+    labels, cross = torch.arange(len(logits)), torch.nn.functional.cross_entropy
+    return (cross(logits, labels) + cross(logits.T, labels)) / 2
+  logits = logits + bias  # SigLIP, Algorithm 1
+  signs = 2 * torch.eye(len(logits)) - 1
+  return -torch.nn.functional.logsigmoid(signs * logits).sum() / len(logits)
+
+
+@pytest.mark.parametrize('chunk', [8, 1024])
+@pytest.mark.parametrize('loss', contrastive.LOSSES)
+def test_loss_and_gradients_are_those_of_pytorch(loss, chunk, monkeypatch):
+  monkeypatch.setattr(contrastive, 'CHUNK', chunk)
+  objective, pair = objective_of(loss), embeddings()
+  params = {'temperature': jnp.float32(1.5), 'bias': jnp.float32(-2)}
+  if loss == 'softmax':
+    del params['bias']
+
+  def ours(pair, params):
+    return objective.joint_loss(params, (pair[0], pair[1]))[0]
+
+  value, (slopes, own) = jax.value_and_grad(ours, (0, 1))(pair, params)
+  images, texts = (torch.tensor(np.array(x), requires_grad=True) for x in pair)
+  start = params['temperature'], params.get('bias', 0.0)
+  scale, bias = (torch.tensor(float(x), requires_grad=True) for x in start)
+  expected = in_torch(loss, images, texts, scale, bias)
+  expected.backward()
+  np.testing.assert_allclose(value, expected.item(), rtol=1e-6)
+  np.testing.assert_allclose(slopes[0], images.grad, atol=1e-6)
+  np.testing.assert_allclose(slopes[1], texts.grad, atol=1e-6)
+  np.testing.assert_allclose(own['temperature'], scale.grad, rtol=2e-6)
+  if loss == 'sigmoid':
+    np.testing.assert_allclose(own['bias'], bias.grad, rtol=1e-6)
+
+
+def gradients(objective, parts, mesh, params, locked=False):
+  """Returns loss, metrics and gradients of a `Trainer` on a mesh."""
+  frozen = (('model/.*', dict(frozen=True)),) if locked else ()
+  rules = dict(momentum=0.0, rules=frozen)
+  optimizer = optimizers.sgd(lambda step: 1.0, **rules)
+  trainer = Trainer(objective, optimizer, lambda step: 1.0, parts, None)
+
+  def compute(params, batch):
+    state = trainer.state_of(params, {})
+    loss, metrics, _, grads = trainer._gradients(state, batch, KEY, {})
+    return loss, metrics, grads
+
+  with jax.set_mesh(mesh):
+    shardings = sharding.shardings(params, mesh, objective.sharding_rules)
+    placed = jax.device_put(params, shardings)
+    split = sharding.batch_sharding(mesh)
+    batch = jax.device_put(batch_of(), split)
+    return jax.device_get(jax.jit(compute)(placed, batch))
+
+
+def whole_matrix(loss, objective, params):
+  """Returns loss and gradients from a matrix of all pairs, in one batch."""
+
+  def compute(params):
+    inputs = Inputs({}, batch_of(), KEY, jnp.int32(0), {})
+    images, texts = objective.embed(params, inputs)
+    logits = images @ texts.T * jnp.exp(params['temperature'])
+    if loss == 'softmax':
+      rows, columns = jax.nn.log_softmax(logits), jax.nn.log_softmax(logits.T)
+      return -(jnp.diag(rows) + jnp.diag(columns)).mean() / 2
+    signs = 2 * jnp.eye(N) - 1
+    logits = signs * (logits + params['bias'])
+    return -jax.nn.log_sigmoid(logits).sum() / N
+
+  return jax.device_get(jax.jit(jax.value_and_grad(compute))(params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('loss', contrastive.LOSSES)
+def test_every_mesh_and_number_of_micro_batches_is_exact(loss, monkeypatch):
+  """Compares with a matrix of all pairs of the batch, to 1e-6."""
+  monkeypatch.setattr(contrastive, 'CHUNK', 8)
+  objective = objective_of(loss, outputs=12)
+  params, _ = objective.init(KEY, None)
+  expected, slopes = whole_matrix(loss, objective, params)
+  for count, axes in ((1, {}), (4, {}), (8, dict(fsdp=2, model=2))):
+    mesh = sharding.make_mesh(jax.devices()[:count], **axes)
+    for parts in (1, 4):
+      value, metrics, grads = gradients(objective, parts, mesh, params)
+      np.testing.assert_allclose(value, expected, rtol=1e-6)
+      jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+        grads,
+        slopes,
+      )
+      assert metrics['temperature'] == pytest.approx(5, rel=1e-6)
+
+
+def test_micro_batches_see_all_pairs_of_the_batch():
+  """Their gradient is that of one batch, also of a projection."""
+  objective = objective_of('sigmoid', outputs=12)
+  params, _ = objective.init(KEY, None)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  one, _, slopes = gradients(objective, 1, mesh, params)
+  four, _, parts = gradients(objective, 4, mesh, params)
+  np.testing.assert_allclose(four, one, rtol=1e-6)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+    parts,
+    slopes,
+  )
+
+
+def test_a_locked_tower_has_no_gradient_and_the_text_has_the_same():
+  objective = objective_of('softmax')
+  params, _ = objective.init(KEY, None)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  _, _, free = gradients(objective, 2, mesh, params)
+  locked = objective_of('softmax', locked=True)
+  _, _, grads = gradients(locked, 2, mesh, params, locked=True)
+  assert not jax.tree.leaves(grads['model'])
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+    grads['text'],
+    free['text'],
+  )
+
+
+def test_no_device_has_the_matrix_of_all_pairs(monkeypatch):
+  """The gradient of 512 pairs has blocks of 64 rows and 32 columns."""
+  monkeypatch.setattr(contrastive, 'CHUNK', 32)
+  objective, mesh = objective_of('softmax'), sharding.make_mesh(jax.devices())
+  split = sharding.batch_sharding(mesh)
+  shape = jax.ShapeDtypeStruct((512, WIDTH), jnp.float32, sharding=split)
+
+  def compute(images, texts):
+    params = {'temperature': jnp.float32(1)}
+    return objective.joint_loss(params, (images, texts))[0]
+
+  with jax.set_mesh(mesh):
+    program = jax.jit(jax.grad(compute, (0, 1))).lower(shape, shape).compile()
+  shapes = re.findall(r'f32\[([\d,]+)\]', program.as_text())
+  sizes = [np.prod([*map(int, shape.split(','))]) for shape in shapes]
+  assert 64 * 32 in sizes
+  assert max(sizes) < 512 * 64
+
+
+def test_accuracy_counts_the_nearest_text_only_if_it_is_alone():
+  objective, pair = objective_of('sigmoid'), embeddings()
+  params = {'temperature': jnp.float32(0), 'bias': jnp.float32(0)}
+  for images, expected in ((pair[1], 1.0), (jnp.ones_like(pair[0]), 0.0)):
+    texts = pair[1] if expected else jnp.ones_like(pair[1])
+    _, (metrics, _) = objective.joint_loss(params, (images, texts))
+    assert metrics['accuracy'] == expected
+
+
+def test_tokens_that_do_not_fit_the_tower_are_refused():
+  spec = {
+    'image': ((8, 8, 3), np.dtype('u1')),
+    'tokens': ((LENGTH + 1,), np.dtype('i4')),
+  }
+  with pytest.raises(UserError, match=r'length=6'):
+    objective_of('sigmoid').check(spec)
+
+
+@pytest.mark.parametrize('n', [6, 7])
+def test_any_size_of_a_batch_is_possible(n, monkeypatch):
+  monkeypatch.setattr(contrastive, 'CHUNK', 4)
+  objective, pair = objective_of('softmax'), embeddings()[:, :n]
+  value, _ = objective.joint_loss({'temperature': jnp.float32(1)}, (*pair,))
+  logits = pair[0] @ pair[1].T * np.e
+  cross = optax.softmax_cross_entropy_with_integer_labels
+  expected = [cross(x, jnp.arange(n)).mean() for x in (logits, logits.T)]
+  np.testing.assert_allclose(value, sum(expected) / 2, rtol=1e-5)

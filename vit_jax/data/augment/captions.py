@@ -1,0 +1,164 @@
+"""Transforms of images with the tokens of their captions."""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from vit_jax.data import tokens as tokens_lib
+from vit_jax.data.augment import transforms
+from vit_jax.data.contract import Example, Spec
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError, check_choice, check_range
+
+
+@dataclasses.dataclass(frozen=True)
+class _Texts:
+  """Tokens of texts, and where an example has its captions.
+
+  Attributes:
+    tokenizer: file of the tokenizer, see `data.tokens`.
+    preset: treatment of texts, 'siglip', 'siglip2' or 'clip'.
+    length: tokens of a text; None for that of the preset.
+    vocabulary: number of different tokens; None for that of the preset.
+    key: key of the caption in an example, a text or a list of them: 'txt' (a
+      member of `tar`), 'captions/text' (`tfds`), or the name of a column.
+    json_key: key of the caption in a `.json` member, with key='json' (the
+      format of img2dataset); '' if the value is the caption itself.
+    templates: texts with {} for the name of a class, from which captions are
+      made instead, for data with labels.
+    classes: names of the classes for `templates`, in the order of the labels.
+  """
+
+  _: dataclasses.KW_ONLY
+  tokenizer: str
+  preset: str = 'siglip'
+  length: int | None = None
+  vocabulary: int | None = None
+  key: str = 'text'
+  json_key: str = ''
+  templates: tuple[str, ...] = ()
+  classes: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    base: Any = super()
+    base.__post_init__()
+    check_choice('preset', self.preset, tokens_lib.PRESETS)
+    rules = tokens_lib.PRESETS[self.preset]
+    for name in ('length', 'vocabulary'):
+      check_range(name, getattr(self, name), at_least=2)
+      value = getattr(self, name) or getattr(rules, name)
+      # The dataclass is frozen, but it is still being initialized.
+      object.__setattr__(self, name, value)
+    if bool(self.templates) != bool(self.classes):
+      raise UserError(
+        f'templates are {self.templates} and classes are {self.classes}: give '
+        'both, or neither.'
+      )
+
+  def tokens(self, text: str) -> Int[np.ndarray, ' length']:
+    """Returns the tokens of a text, int32.
+
+    Raises:
+      UserError: there is no tokenizer, or it has more pieces than `vocabulary`.
+    """
+    tokenizer = tokens_lib.load(self.tokenizer, self.preset)
+    assert self.length and self.vocabulary
+    row = tokenizer(text, self.length)
+    if row.max() >= self.vocabulary:
+      raise UserError(
+        f'{self.tokenizer} has a token {row.max()}, and vocabulary is '
+        f'{self.vocabulary:,}: set vocabulary and objective.text.vocabulary to '
+        'the number of its pieces.'
+      )
+    return row
+
+  def captions(self, example: Example) -> list[str]:
+    """Returns all captions of an example.
+
+    Raises:
+      DecodeError: there are none, or they are not text.
+      UserError: the examples do not have the key.
+    """
+    if self.templates:
+      name = self.classes[int(example['label'])]
+      return [template.format(name) for template in self.templates]
+    if self.key not in example:
+      raise UserError(
+        f'the examples contain {", ".join(example)}, but not {self.key!r}: set '
+        'the key of the captions in augment.key, and make the source return '
+        'it (source.others, or source.texts of a manifest).'
+      )
+    values = example[self.key]
+    try:
+      if self.json_key:
+        values = json.loads(values)[self.json_key]
+      values = [values] if isinstance(values, str | bytes) else list(values)
+      texts = [v.decode() if isinstance(v, bytes) else str(v) for v in values]
+    except (ValueError, KeyError, TypeError) as error:
+      raise DecodeError(f'has no caption in {self.key!r}: {error!r}') from error
+    texts = [text.strip() for text in texts if text.strip()]
+    if not texts:
+      raise DecodeError(f'has no caption in {self.key!r}')
+    return texts
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTransform(_Texts, transforms.TrainTransform):
+  """`transforms.TrainTransform` with the tokens of one random caption."""
+
+  @property
+  def spec(self) -> Spec:
+    """Spec of the transform, and `tokens`, int32 `[length]`."""
+    assert self.length
+    return super().spec | {'tokens': ((self.length,), np.dtype(np.int32))}
+
+  def __call__(self, example: Example, rng: Any = None) -> dict[str, Any]:
+    """Returns image, label and tokens; raises DecodeError for a bad record."""
+    texts = self.captions(example)
+    values = super().__call__(example, rng)
+    text = texts[int(rng.integers(len(texts)))]
+    return values | {'tokens': self.tokens(text)}
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalTransform(_Texts, transforms.EvalTransform):
+  """`transforms.EvalTransform`, which also has the tokens of texts.
+
+  Attributes:
+    captions_per_image: number of captions in a batch, the first ones of each
+      image; 0 for images without captions.
+  """
+
+  _: dataclasses.KW_ONLY
+  captions_per_image: int = 0
+
+  @property
+  def spec(self) -> Spec:
+    """Spec of the transform, with captions `tokens` and `captions`.
+
+    These are int32 `[captions_per_image, length]`, and the number of captions
+    of the image, int32.
+    """
+    if not self.captions_per_image:
+      return super().spec
+    assert self.length
+    integers = np.dtype(np.int32)
+    shape = self.captions_per_image, self.length
+    return super().spec | {
+      'tokens': (shape, integers),
+      'captions': ((), integers),
+    }
+
+  def __call__(self, example: Example, rng: Any = None) -> dict[str, Any]:
+    """Returns image, label and all tokens; raises DecodeError."""
+    values = super().__call__(example, rng)
+    if not self.captions_per_image:
+      return values
+    texts = self.captions(example)[: self.captions_per_image]
+    shape, dtype = self.spec['tokens']
+    rows = np.zeros(shape, dtype)
+    rows[: len(texts)] = [self.tokens(text) for text in texts]
+    return values | {'tokens': rows, 'captions': len(texts)}

@@ -1,0 +1,116 @@
+"""Sliding windows of an image, and its mask at its own size."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.augment import segments, transforms
+from vit_jax.data.augment.maps import IGNORED
+from vit_jax.data.contract import Example, Spec
+from vit_jax.data.images.channels import Pixels
+from vit_jax.data.images.decode import INTERPOLATIONS, decode, resize
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import check_choice, check_range
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalTransform(segments.Masks):
+  """Resizes an image to cover a window, and cuts it into overlapping windows.
+
+  All shapes are fixed: missing windows are 0 and have the corner (-1, -1), and
+  the mask is padded with `maps.IGNORED`.
+
+  Attributes:
+    image_size: (height, width) of a window, pixels.
+    stride: distance of windows, as a fraction of their side; 2/3 is 341 pixels
+      for windows of 512.
+    windows: largest number of windows of an image.
+    label_size: largest side of an image, pixels.
+    interpolation: filter, see `decode.resize`.
+    channels: number of channels of the images; it must equal `model.channels`.
+    bits: number of bits per channel, 8 or 16.
+  """
+
+  image_size: tuple[int, int]
+  _: dataclasses.KW_ONLY
+  stride: float = 2 / 3
+  windows: int = 6
+  label_size: int = 1024
+  interpolation: str = 'bilinear'
+  channels: int = 3
+  bits: int = 8
+
+  def __post_init__(self):
+    check_choice('preprocess.interpolation', self.interpolation, INTERPOLATIONS)
+    check_range('preprocess.stride', self.stride, above=0, at_most=1)
+    check_range('preprocess.windows', self.windows, at_least=1, at_most=1000)
+    check_range('preprocess.label_size', self.label_size, at_least=1)
+
+  @property
+  def spec(self) -> Spec:
+    """Spec of the windows, of their corners, of both sizes and the mask.
+
+    `corners` `[windows, 2]` are those in the resized image, (y, x); `resized`
+    and `native` `[2]` are the (height, width) of the image after and before
+    resizing, pixels.
+    """
+    shape = (self.windows, *self.image_size, self.channels)
+    integers = np.dtype(np.int32)
+    return {
+      'image': (shape, np.dtype(f'uint{self.bits}')),
+      'label': ((), integers),
+      'corners': ((self.windows, 2), integers),
+      'resized': ((2,), integers),
+      'native': ((2,), integers),
+      **self.entry((self.label_size, self.label_size)),
+    }
+
+  def pixels(self, image: Any, rng: Any = None) -> Pixels:
+    """Returns the windows, `[windows, height, width, channels]`."""
+    return self.views(image)['image']
+
+  def views(self, image: bytes | np.ndarray) -> dict[str, Any]:
+    """Returns all values of a batch except for `segments` and `label`."""
+    pixels = decode(image, self.channels, self.bits)
+    (height, width), window = pixels.shape[:2], self.image_size
+    size = transforms.covering_size(height, width, window[0], window[1])
+    starts = [self._starts(size[axis], window[axis]) for axis in range(2)]
+    corners = [(y, x) for y in starts[0] for x in starts[1]]
+    if len(corners) > self.windows or max(height, width) > self.label_size:
+      raise DecodeError(
+        f'{height} x {width} pixels need preprocess.windows={len(corners)} '
+        f'and preprocess.label_size={max(height, width)}, which are '
+        f'{self.windows} and {self.label_size}'
+      )
+    pixels = resize(pixels, size[0], size[1], self.interpolation)
+    images = np.zeros(*self.spec['image'])
+    for i, (y, x) in enumerate(corners):
+      images[i] = pixels[y : y + window[0], x : x + window[1]]
+    missing = [(-1, -1)] * (self.windows - len(corners))
+    return {
+      'image': images,
+      'corners': np.array(corners + missing, np.int32),
+      'resized': np.array(size, np.int32),
+      'native': np.array([height, width], np.int32),
+    }
+
+  def _starts(self, side: int, window: int) -> list[int]:
+    """Returns the position of each window along an axis; the last at its end.
+
+    Args:
+      side: side of the resized image, pixels.
+      window: side of a window, pixels.
+    """
+    last, step = side - window, max(int(window * self.stride), 1)
+    return [*range(0, last, step), last]
+
+  def __call__(self, example: Example, rng: Any = None) -> dict[str, Any]:
+    """Returns the values of `spec`; raises DecodeError for a bad record."""
+    views = self.views(example['image'])
+    native = tuple(views['native'].tolist())
+    integers = self.integers(example, self.key, native)
+    mask = np.full(self.spec['segments'][0], IGNORED, np.int16)
+    classes = self.classes_of(integers, self.classes)
+    mask[: native[0], : native[1]] = classes
+    return views | {'label': example.get('label', 0), 'segments': mask}

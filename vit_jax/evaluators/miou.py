@@ -1,0 +1,317 @@
+"""Mean intersection over union of the classes of pixels.
+
+`OnPixels` is the base class of evaluators that assign a class to each pixel.
+"""
+
+import csv
+import io
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from vit_jax.config.schema import Section
+from vit_jax.data.augment.maps import IGNORED
+from vit_jax.data.contract import require
+from vit_jax.errors import UserError
+from vit_jax.evaluators import contract
+from vit_jax.evaluators.features import open_split
+
+PyTree = Any
+_ROWS = 64  # rows of pixels whose scores are in memory at once
+
+
+class OnPixels(contract.Evaluator):
+  """Compares predicted classes with masks, over all pixels of a split.
+
+  A subclass calls `open`. With the transform 'windows', scores of overlapping
+  windows are averaged, and interpolated to the size of the original mask; with
+  others, they are interpolated to the size of the image.
+  """
+
+  higher_is_better = ('miou', 'accuracy', 'mean_accuracy')
+
+  def open(
+    self,
+    setting: contract.Setting,
+    who: str,
+    split: str,
+    section: Section | None,
+    result: str,
+  ) -> None:
+    """Opens the split to evaluate.
+
+    Args:
+      setting: setting of the run.
+      who: name of the evaluation, for messages.
+      split: split to evaluate.
+      section: config section of other data; None for the data of the run.
+      result: result of the objective that the scores are computed from, a map
+        for each image.
+
+    Raises:
+      UserError: the transform has no masks, the objective does not have the
+        result, or the data or the split does not exist or is empty.
+    """
+    require(setting.transform.spec, 'image', 'segments', who=who)
+    contract.check_results(setting, result, who=who)
+    transform: Any = setting.transform
+    self._classes: int = transform.classes
+    self._setting, self._result = setting, result
+    self._test = open_split(setting, split, section)
+    self._count = setting.compiled(self._count_batch)
+    self._pairs: np.ndarray | None = None
+
+  def fit(self, weights: PyTree) -> PyTree:
+    """Returns values for `scores`, by default none."""
+    return {}
+
+  def scores(
+    self, fitted: PyTree, maps: Float[Array, 'n rows columns d']
+  ) -> Float[Array, 'n rows columns k']:
+    """Returns the scores of the classes, by default the result itself.
+
+    Args:
+      fitted: values that `fit` returned.
+      maps: result of the objective.
+    """
+    return maps
+
+  def _maps(self, weights: PyTree, images: Array) -> Array:
+    batch = {'image': images}
+    return self._setting.predict(weights, batch, (self._result,))[self._result]
+
+  def _count_batch(self, state: PyTree, batch: contract.Batch) -> PyTree:
+    """Counts pairs of class and prediction, and scores that are not finite."""
+    weights, fitted = state
+    predicted, finite = predicted_classes(
+      lambda images: self.scores(fitted, self._maps(weights, images)), batch
+    )
+    target, k = batch['segments'].astype(jnp.int32), self._classes
+    used = (target != IGNORED) & batch['mask'][:, None, None]
+    pairs = jnp.where(used, target * k + predicted, k * k)
+    counts = jnp.bincount(pairs.ravel(), length=k * k + 1)[:-1]
+    return {'pairs': counts, 'broken': (used & ~finite).sum()}
+
+  def run(self, weights: PyTree) -> dict[str, float]:
+    """Computes the metrics over all pixels that are not ignored.
+
+    Returns:
+      'miou' and 'mean_accuracy', means over classes of intersection over union
+      and of accuracy, and 'accuracy', of all pixels, in [0, 1]; see `metrics`.
+      'classes' and 'pixels' are the numbers of classes and pixels with a class.
+
+    Raises:
+      UserError: no pixel has a class, a score is not finite, or there is a bad
+        record and the reader's policy is to stop.
+    """
+    state = weights, self.fit(weights)
+    results = self._setting.sweep(state, self._test, self._count)
+    sums = contract.total(results)
+    if sums['broken']:
+      raise contract.not_finite_error('the scores', self._test)
+    self._pairs = pairs = sums['pairs'].reshape(self._classes, -1)
+    if not pairs.any():
+      raise contract.no_example_error(self._test)
+    return metrics(pairs)
+
+  def tables(self) -> dict[str, str]:
+    """Returns the tables of the last `run`, as CSV by file name.
+
+    `classes.csv` has a line for each class: the number of its pixels,
+    intersection over union and accuracy, which are empty if they are not
+    defined. `pairs.csv` has a line for each class with the number of pixels of
+    each prediction.
+    """
+    assert self._pairs is not None, 'run() comes first'
+    true, ratios, accuracies = _by_class(self._pairs)
+    lines = [
+      (label, *(f'{x:.6f}' if np.isfinite(x) else '' for x in values), int(n))
+      for label, (*values, n) in enumerate(
+        zip(ratios, accuracies, true, strict=True)
+      )
+    ]
+    head = ('class', 'iou', 'accuracy', 'pixels')
+    labels = range(self._classes)
+    rows = [(i, *row) for i, row in enumerate(self._pairs.tolist())]
+    return {
+      'classes.csv': _csv([head, *lines]),
+      'pairs.csv': _csv([('class', *labels), *rows]),
+    }
+
+
+class Evaluator(OnPixels):
+  """Uses the trained head of the objective `segment`."""
+
+  def __init__(self, setting: contract.Setting, /, *, split: str):
+    """Opens the split.
+
+    Args:
+      setting: setting of the run.
+      split: split of the run's source.
+
+    Raises:
+      UserError: the split does not exist, the transform has no masks, or the
+        objective has other classes.
+    """
+    self.open(setting, 'miou', split, None, 'classes')
+    trained = getattr(setting.objective, 'classes', self._classes)
+    if trained != self._classes:
+      raise UserError(
+        f'preprocess.classes is {self._classes}, but objective.classes is '
+        f'{trained}: both must be equal.'
+      )
+
+
+def metrics(pairs: Int[np.ndarray, 'k k']) -> dict[str, float]:
+  """Returns the metrics of `OnPixels.run`.
+
+  As in mmsegmentation, a class that is neither in a mask nor predicted is left
+  out of 'miou', and a class that is in no mask of 'mean_accuracy'.
+
+  Args:
+    pairs: numbers of pixels; the rows are the classes of the masks, and the
+      columns the predictions.
+  """
+  true, ratios, accuracies = _by_class(pairs)
+  return {
+    'miou': float(np.nanmean(ratios)),
+    'accuracy': float(np.trace(pairs) / pairs.sum()),
+    'mean_accuracy': float(np.nanmean(accuracies)),
+    'classes': int((true > 0).sum()),
+    'pixels': int(pairs.sum()),
+  }
+
+
+def _by_class(
+  pairs: Int[np.ndarray, 'k k'],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns pixels, intersection over union and accuracy of each class."""
+  hits, true = pairs.diagonal(), pairs.sum(1)
+  union = true + pairs.sum(0) - hits
+  with np.errstate(invalid='ignore'):
+    return true, hits / union, hits / true
+
+
+def _csv(lines: list[tuple]) -> str:
+  out = io.StringIO()
+  csv.writer(out, lineterminator='\n').writerows(lines)
+  return out.getvalue()
+
+
+def predicted_classes(
+  scores: Any, batch: contract.Batch
+) -> tuple[Int[Array, 'n y x'], Any]:
+  """Returns the class of each pixel, and whether its score is finite.
+
+  The scores of each window are interpolated to the window, averaged where
+  windows overlap, and interpolated to the size of the original image. Both
+  interpolations are bilinear, so that all three steps are one linear map along
+  each axis, in which sizes may differ between images.
+
+  Args:
+    scores: function from images `[n, y, x, c]` to scores of the classes
+      `[n, rows, columns, k]`.
+    batch: batch of the transform 'windows', or with `image` of the same size as
+      `segments`, which is only used for its shape.
+  """
+  images, shape = batch['image'], batch['segments'].shape
+  if images.ndim == 4:  # a single window
+    images = images[:, None]
+    corners = jnp.zeros((len(images), 1, 2), jnp.int32)
+    resized = jnp.broadcast_to(jnp.array(images.shape[2:4]), (len(images), 2))
+    native = jnp.broadcast_to(jnp.array(shape[1:]), (len(images), 2))
+  else:
+    corners, resized = batch['corners'], batch['resized']
+    native = batch['native']
+  windows, used = jnp.moveaxis(images, 1, 0), (corners[..., 0] >= 0)
+  empty = jax.eval_shape(scores, windows[0])
+  # Windows that no image of the batch has are not computed.
+  maps = jax.lax.map(
+    lambda each: jax.lax.cond(
+      each[1].any(), scores, lambda _: jnp.zeros(empty.shape), each[0]
+    ),
+    (windows, used.T),
+  )  # [w, n, rows, columns, k]
+  rows, columns = (
+    _interpolation(
+      corners[..., axis],
+      resized[:, axis],
+      native[:, axis],
+      images.shape[2 + axis],
+      empty.shape[1 + axis],
+      shape[1 + axis],
+    )
+    for axis in range(2)
+  )
+
+  def of_row(weights: Any) -> Any:
+    found = jnp.einsum('nwr,wnrck->nwck', weights, maps, precision='highest')
+    found = jnp.einsum('nwxc,nwck->nxk', columns, found, precision='highest')
+    return found.argmax(-1), jnp.isfinite(found.max(-1))
+
+  of_pixels = jax.lax.map(of_row, jnp.moveaxis(rows, 2, 0), batch_size=_ROWS)
+  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), of_pixels)
+
+
+def _interpolation(
+  corners: Int[Array, 'n w'],
+  resized: Int[Array, ' n'],
+  native: Int[Array, ' n'],
+  window: int,
+  cells: int,
+  length: int,
+) -> Float[Array, 'n w l cells']:
+  """Returns the weight of each cell of each window in each pixel, on one axis.
+
+  Weights of all windows are divided by the number of windows, on this axis,
+  that contain a pixel, so the sum over both axes is proportional to the mean.
+
+  Args:
+    corners: first pixel of each window in the resized image; -1 for no window.
+    resized: side of the resized image, pixels.
+    native: side of the original image, pixels.
+    window: side of a window, pixels.
+    cells: number of cells of a window, such as patches.
+    length: number of pixels of the result, of which the first `native` count.
+  """
+  check_whole((window,), (cells,))
+  pixels = jnp.arange(window * corners.shape[1])  # at least `resized`
+  offsets = pixels - corners[..., None]  # [n, w, p]
+  inside = (offsets >= 0) & (offsets < window) & (corners[..., None] >= 0)
+  inside = inside / jnp.maximum(inside.sum(1, keepdims=True), 1)
+  enlarged = _bilinear((offsets + 0.5) * cells / window, cells)
+  enlarged = enlarged * inside[..., None]  # [n, w, p, cells]
+  scale = (resized / native)[:, None]
+  places = (jnp.arange(length) + 0.5) * scale  # [n, l]
+  places = jnp.minimum(places, resized[:, None] - 0.5)
+  reduced = _bilinear(places, len(pixels))  # [n, l, p]
+  return jnp.einsum('nlp,nwpc->nwlc', reduced, enlarged, precision='highest')
+
+
+def _bilinear(places: Float[Array, '*n'], count: int) -> Float[Array, '*n c']:
+  """Returns the weights of `count` samples at places; 0.5 is the first one."""
+  places = jnp.clip(places - 0.5, 0, count - 1)
+  distances = jnp.abs(places[..., None] - jnp.arange(count))
+  return jnp.maximum(1 - distances, 0)
+
+
+def check_whole(size: tuple[int, ...], grid: tuple[int, ...]) -> None:
+  """Checks that the patches of a grid cover all pixels.
+
+  Args:
+    size: size of an image along each axis, pixels.
+    grid: number of patches along each axis.
+
+  Raises:
+    UserError: the size is not a multiple of the grid.
+  """
+  for pixels, patches in zip(size, grid, strict=True):
+    if pixels % patches:
+      raise UserError(
+        f'{pixels} pixels are not whole patches, of which the model has '
+        f'{patches}: set image_size (of the run, or of config.evals.NAME) to a '
+        'multiple of the patch size.'
+      )

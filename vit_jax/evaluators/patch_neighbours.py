@@ -1,0 +1,155 @@
+"""Classes of pixels by the nearest patches of training images, untrained."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.data.filters import without_listed
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators import contract, miou
+from vit_jax.evaluators.features import OtherSource, Spread, open_split
+
+PyTree = Any
+_POSITIONS = 16  # patches of each image that are searched at once
+
+
+class Evaluator(miou.OnPixels):
+  """Mean IoU of a weighted vote of the nearest patches, as in Hummingbird.
+
+  The label of a patch is the distribution of the classes of its pixels that are
+  not ignored; patches without such pixels are left out. Of each training
+  image, the patches with the lowest product of a random number and the number
+  of the image's pixels of the patch's classes are kept, so that rare classes
+  are favoured. The search is exact. Difference: training images are used once,
+  without augmentation.
+
+  Reference: Balažević et al., arXiv 2306.01667.
+  """
+
+  own_classes = True
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    split: str,
+    train_split: str | None = None,
+    source: OtherSource = None,
+    memory: int = 102_400,
+    k: int = 30,
+    temperature: float = 0.02,
+    seed: int = 0,
+  ):
+    """Opens both splits.
+
+    Args:
+      setting: setting of the run.
+      split: split to evaluate.
+      train_split: split of the neighbours; by default the run's own.
+      source: section of another source; by default the run's own.
+      memory: largest number of patches to search.
+      k: number of neighbours.
+      temperature: temperature of the votes, above 0.
+      seed: seed of the choice of patches.
+
+    Raises:
+      UserError: the data does not exist, the transform has no masks of the
+        size of the images, or a value is out of range.
+    """
+    check_range('memory', memory, at_least=1)
+    check_range('k', k, at_least=1, at_most=memory)
+    check_range('temperature', temperature, above=0)
+    check_range('seed', seed, at_least=0)
+    self.open(setting, 'patch_neighbours', split, source, 'patches')
+    if len(setting.transform.spec['image'][0]) != 3:
+      raise UserError(
+        'patch_neighbours needs masks of the size of the images: set '
+        "preprocess.name='segments'."
+      )
+    if train_split is None:
+      train_split = setting.train_split if source is None else 'train'
+    train = open_split(setting, train_split, source)
+    train = without_listed(train, setting.leave_out, strict=False)
+    self._train: Any = Spread(train, memory)
+    self._per_image = memory // len(self._train)
+    self._k, self._temperature, self._seed = k, temperature, seed
+    self._remember = setting.compiled(self._remember_batch)
+
+  def _remember_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
+    """Returns the chosen patches of each image, and their labels."""
+    maps = _unit(self._maps(weights, batch['image']))
+    n, rows, columns, width = maps.shape
+    target, k = batch['segments'].astype(jnp.int32), self._classes
+    miou.check_whole(target.shape[1:], (rows, columns))
+    pixels = jax.nn.one_hot(target, k)  # 0 for ignored pixels
+    pixels = pixels.reshape(n, rows, -1, columns, target.shape[2] // columns, k)
+    counts = pixels.sum((2, 4)).reshape(n, -1, k)  # [n, patches, k]
+    frequency = counts.sum(1, keepdims=True)
+    scores = jnp.where(counts > 0, frequency, 0).sum(-1)
+    # Random numbers depend on the image only, not on its batch.
+    sums = batch['image'].astype(jnp.uint32).sum((1, 2, 3))
+    key = jax.random.key(self._seed)
+
+    def draw(image_sum: Any) -> Any:
+      own = jax.random.fold_in(key, image_sum)
+      return jax.random.uniform(own, scores.shape[1:])
+
+    scores = jnp.where(scores > 0, scores * jax.vmap(draw)(sums), jnp.inf)
+    size = min(self._per_image, rows * columns)
+    worst, chosen = jax.lax.top_k(-scores, size)
+    take = lambda x: jnp.take_along_axis(x, chosen[..., None], 1)  # noqa: E731
+    counts = take(counts)
+    totals = counts.sum(-1, keepdims=True)
+    return {
+      'patches': take(maps.reshape(n, -1, width)),
+      'labels': counts / jnp.maximum(totals, 1),
+      'kept': jnp.isfinite(worst),
+      'mask': batch['mask'],
+    }
+
+  def fit(self, weights: PyTree) -> PyTree:
+    """Returns the patches to search and their labels.
+
+    Raises:
+      UserError: there are fewer patches than neighbours, features are not
+        finite, or there is a bad record and the reader's policy is to stop.
+    """
+    found = self._setting.examples(weights, self._train, self._remember)
+    kept = found.pop('kept')
+    memory = {name: values[kept] for name, values in found.items()}
+    if not np.isfinite(memory['patches']).all():
+      raise contract.not_finite_error('the patches', self._train)
+    if len(memory['labels']) < self._k:
+      raise UserError(
+        f'{self._train.name} has {len(memory["labels"])} patches with a class '
+        f'in memory, but k is {self._k}: lower k, or raise memory.'
+      )
+    return memory
+
+  def scores(
+    self, fitted: PyTree, maps: Float[Array, 'n rows columns d']
+  ) -> Float[Array, 'n rows columns k']:
+    """Returns the mean label of the nearest patches, weighted."""
+    n, rows, columns, width = maps.shape
+    queries = jnp.moveaxis(_unit(maps).reshape(n, -1, width), 1, 0)
+
+    def vote(query: Any) -> Any:  # [n, d]
+      similar = jnp.matmul(query, fitted['patches'].T, precision='highest')
+      near, chosen = jax.lax.top_k(similar, self._k)
+      weights = jax.nn.softmax(near / self._temperature)
+      return jnp.einsum(
+        'nk,nkc->nc', weights, fitted['labels'][chosen], precision='highest'
+      )
+
+    votes = jax.lax.map(vote, queries, batch_size=_POSITIONS)
+    return jnp.moveaxis(votes, 0, 1).reshape(n, rows, columns, -1)
+
+
+def _unit(x: Float[Array, '*n d']) -> Float[Array, '*n d']:
+  """Scales features to length 1; zeros stay zeros."""
+  lengths = jnp.linalg.norm(x, axis=-1, keepdims=True)
+  return x / jnp.maximum(lengths, 1e-12)

@@ -1,0 +1,111 @@
+"""Retrieval of the captions of an image, and of the image of a caption."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from vit_jax.data.contract import require
+from vit_jax.errors import UserError
+from vit_jax.evaluators import contract
+from vit_jax.evaluators.features import OtherSource, open_split
+
+PyTree = Any
+_RANKS = (1, 5, 10)
+_ROWS = 256  # images or captions whose similarities exist at once
+
+
+class Evaluator(contract.Evaluator):
+  """Recall at 1, 5 and 10 in both directions.
+
+  An image counts if any of its captions is among the k nearest captions of all
+  images. Each caption counts if its image is among the k nearest images. An
+  equal similarity to another image or caption counts as farther away, so that
+  weights with the same embedding for everything have a recall of 0.
+  """
+
+  higher_is_better = ('image_to_text@*', 'text_to_image@*')
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    split: str,
+    source: OtherSource = None,
+  ):
+    """Opens the split.
+
+    Args:
+      setting: setting of the run; its preprocessing has captions
+        (captions_per_image above 0).
+      split: split to evaluate.
+      source: config section of other data; None for the data of the run.
+
+    Raises:
+      UserError: batches have no captions, or the objective has no texts.
+    """
+    spec = setting.transform.spec
+    if 'captions' not in spec:
+      raise UserError(
+        'retrieval needs captions, and the preprocessing has the entries '
+        f"{', '.join(spec)}: set preprocess.name='captions' and "
+        'captions_per_image of this evaluator, as in configs/lit.py.'
+      )
+    require(spec, 'image', 'tokens', who='retrieval')
+    contract.check_results(setting, 'image', 'text', who='retrieval')
+    self._setting = setting
+    self._source = open_split(setting, split, source)
+    self._embed = setting.compiled(self._embed_batch)
+
+  def _embed_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
+    found = self._setting.predict(weights, batch, ('image', 'text'))
+    others = {key: batch[key] for key in ('captions', 'mask')}
+    return {key: found[key] for key in ('image', 'text')} | others
+
+  def run(self, weights: PyTree) -> dict[str, float]:
+    """Returns the fractions 'image_to_text@1' and so on, in [0, 1].
+
+    Raises:
+      UserError: see `contract.Setting.examples`, or embeddings are not finite.
+    """
+    found = self._setting.examples(weights, self._source, self._embed)
+    images, texts = found['image'], found['text']
+    if not (np.isfinite(images).all() and np.isfinite(texts).all()):
+      raise contract.not_finite_error('the embeddings', self._source)
+    is_caption = np.arange(texts.shape[1]) < found['captions'][:, None]
+    texts = texts[is_caption]  # [n, captions, d] → [all captions, d]
+    owner = np.nonzero(is_caption)[0]
+    ranks = {
+      'image_to_text': _ranks(images, texts, np.arange(len(images)), owner),
+      'text_to_image': _ranks(texts, images, owner, np.arange(len(images))),
+    }
+    return {
+      f'{name}@{k}': float((rank < k).mean())
+      for name, rank in ranks.items()
+      for k in _RANKS
+    }
+
+
+def _ranks(
+  queries: Float[np.ndarray, 'q d'],
+  keys: Float[np.ndarray, 'k d'],
+  query_owner: Int[np.ndarray, ' q'],
+  key_owner: Int[np.ndarray, ' k'],
+) -> Int[np.ndarray, ' q']:
+  """Returns how many keys of other owners are as near as the nearest own one.
+
+  Args:
+    queries: embeddings of length 1.
+    keys: embeddings of length 1.
+    query_owner: number of the image of each query.
+    key_owner: number of the image of each key.
+  """
+  ranks = []
+  for start in range(0, len(queries), _ROWS):
+    rows = slice(start, start + _ROWS)
+    similar = queries[rows] @ keys.T
+    own: Bool[np.ndarray, 'q k'] = query_owner[rows, None] == key_owner
+    nearest = np.where(own, similar, -np.inf).max(1)
+    ranks.append((~own & (similar >= nearest[:, None])).sum(1))
+  return np.concatenate(ranks)

@@ -1,0 +1,248 @@
+"""Images and texts: a loss over all pairs of a batch (SigLIP, CLIP, LiT)."""
+
+import math
+import types
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.arrays import sharding
+from vit_jax.config import schema
+from vit_jax.config.schema import Nested, Section
+from vit_jax.data.contract import Spec, require
+from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.models.contract import Model, Size
+from vit_jax.objectives.contract import AroundModel, Inputs, Loss, Setting
+from vit_jax.objectives.mixing import normalize
+from vit_jax.objectives.patches import check_headless
+
+PyTree = Any
+Embeddings = Float[Array, 'n d']
+LOSSES = ('sigmoid', 'softmax')
+CHUNK = (
+  1_024  # texts whose similarities to the images of a device exist at once
+)
+_TEXT = Nested('vit_jax.models.text:tower')
+_WHO = "the objective 'contrastive'"
+
+
+class Objective(AroundModel):
+  """Finds the text of each image, and the image of each text, in the batch.
+
+  It implements `objectives.contract.Objective`. Parameters: `model/…`, `text/…`
+  (see `models.text`), `temperature`, the logarithm of the factor of
+  similarities, `bias` for the sigmoid loss, and `projection/kernel` with
+  `outputs`. A batch contains `image` `[n, y, x, channels]`, and `tokens`, int32
+  `[n, length]`. The model has no head.
+
+  `predict` has the further results `image` and `text`, embeddings of length 1;
+  an evaluation batch may have several texts for each image, `[n, captions,
+  length]`, or only tokens.
+
+  References: SigLIP, arXiv 2303.15343, Algorithm 1 (sigmoid); CLIP, arXiv
+  2103.00020, Figure 3 (softmax); LiT, arXiv 2111.07991 (`locked`).
+  """
+
+  joint = True
+
+  def __init__(
+    self,
+    setting: Setting,
+    /,
+    *,
+    loss: str = 'sigmoid',
+    locked: bool = False,
+    outputs: int | None = None,
+    temperature: float = 10.0,
+    bias: float = -10.0,
+    text: Annotated[Section, _TEXT] = types.MappingProxyType({}),
+  ):
+    """Checks and stores the config keys.
+
+    Args:
+      setting: setting of the run.
+      loss: 'sigmoid' classifies each pair as belonging together or not, with a
+        sum over all pairs that is divided by the number of images; 'softmax' is
+        the mean of the cross-entropies of images and of texts.
+      locked: whether the image tower does not change and is used without
+        dropout. `optimizer.rules` must freeze it: `('model/.*',
+        dict(frozen=True))`.
+      outputs: channels of the embeddings, to which a matrix projects the
+        features of images; None for the features themselves.
+      temperature: initial factor of the similarities.
+      bias: initial value that the sigmoid loss adds to them.
+      text: config section of the text tower, see `models.text.tower`.
+
+    Raises:
+      UserError: a value is not allowed.
+    """
+    check_choice('objective.loss', loss, LOSSES)
+    check_range('objective.temperature', temperature, above=0)
+    check_range('objective.outputs', outputs, at_least=1)
+    self.setting = setting
+    self._loss, self._outputs = loss, outputs
+    self.locked = 'model/.*' if locked else ''
+    self._start = math.log(temperature), bias
+    self._text = text
+    self._tower(1)  # checks the section
+
+  @property
+  def results(self) -> tuple[str, ...]:
+    """Results of the model, and `image` and `text`."""
+    return (*super().results, 'image', 'text')
+
+  def check(self, spec: Spec) -> None:
+    """Checks images and tokens.
+
+    Raises:
+      UserError: they are missing, have another length, or the transform has
+        more different tokens than the text tower; or the model has a head.
+    """
+    require(spec, 'image', 'tokens', who=_WHO)
+    check_headless(self.setting, 'contrastive')
+    tower, (shape, _) = self._tower(1), spec['tokens']
+    vocabulary = getattr(self.setting.transform, 'vocabulary', tower.vocabulary)
+    if shape != (tower.length,) or vocabulary > tower.vocabulary:
+      raise UserError(
+        f'augment makes {shape} tokens of {vocabulary:,} kinds, and the text '
+        f'tower has objective.text.length={tower.length} and vocabulary='
+        f'{tower.vocabulary:,}: set augment.length and objective.text.length '
+        'to the same number, and objective.text.vocabulary to that of the '
+        'tokenizer.'
+      )
+
+  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
+    """Returns a Vision Transformer with the layers of the text tower."""
+    tower = self._tower(1)
+    return () if tower.causal else ((tower.like, (tower.length, 1)),)
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Returns initial parameters, and no extra state."""
+    key, text_key, projection_key = jax.random.split(key, 3)
+    model = self.setting.init_model(key)
+    images = self.setting.zero_images()
+    features = jax.eval_shape(self._features, model, images, None)
+    width = features.shape[-1]
+    params = {'model': model, 'temperature': jnp.float32(self._start[0])}
+    if self._loss == 'sigmoid':
+      params['bias'] = jnp.float32(self._start[1])
+    if self._outputs:
+      normal = jax.random.normal(projection_key, (width, self._outputs))
+      params['projection'] = {'kernel': width**-0.5 * normal}
+    tower = self._tower(self._outputs or width)
+    tokens = jnp.zeros((1, tower.length), jnp.int32)
+    return params | {'text': tower.init(text_key, tokens)['params']}, {}
+
+  def _tower(self, outputs: int) -> Any:
+    """Returns the text tower, with kernels if the model uses them."""
+    tower = schema.construct(_TEXT.constructor(''), self._text, outputs)
+    if getattr(self.setting.model, 'attention', None) == 'xla':
+      return tower.without_kernels()
+    return tower
+
+  def _features(self, params: PyTree, images: Any, key: Any) -> Embeddings:
+    model = self.setting.model
+    results = model.apply({'params': params}, images, key, method='predict')
+    return results['features']
+
+  def _image(self, params: PyTree, features: Any) -> Embeddings:
+    """Returns embeddings of images, given the features of the model."""
+    if 'projection' in params:
+      kernel = params['projection']['kernel']
+      features = jnp.matmul(features, kernel, precision='highest')
+    return _unit(features)
+
+  def _texts(self, params: PyTree, tokens: Int[Array, 'n t']) -> Embeddings:
+    tower = self._tower(params['text']['head']['kernel'].shape[-1])
+    return _unit(tower.apply({'params': params['text']}, tokens))
+
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
+    """Computes the loss of a batch; see `joint_loss`."""
+    return self.joint_loss(params, self.embed(params, inputs))
+
+  def embed(
+    self, params: PyTree, inputs: Inputs
+  ) -> tuple[Embeddings, Embeddings]:
+    """Computes embeddings of the images and of their texts."""
+    model, key = params['model'], inputs.key
+    if self.locked:
+      model, key = jax.lax.stop_gradient(model), None
+    pixels = normalize(inputs.batch['image'])
+    images = self._image(params, self._features(model, pixels, key))
+    return images, self._texts(params, inputs.batch['tokens'])
+
+  def joint_loss(
+    self, params: PyTree, embedded: tuple[Embeddings, Embeddings]
+  ) -> Loss:
+    """Computes the loss over all pairs of the batch.
+
+    Metrics: `temperature` and `bias`; and `accuracy`, the fraction of images
+    that are more similar to their own text than to any other of the batch.
+    """
+    images, texts = embedded
+    scale = jnp.exp(params['temperature'])
+    bias = params.get('bias', jnp.float32(0))
+    losses, nearest = self._of_rows(images, texts, scale, bias)
+    if self._loss == 'softmax':
+      other, _ = self._of_rows(texts, images, scale, bias)
+      losses = (losses + other) / 2
+    own = (images * texts).sum(-1) * scale + bias
+    metrics = {'temperature': scale, 'accuracy': (own > nearest).mean()}
+    if 'bias' in params:
+      metrics['bias'] = bias
+    return losses.mean(), (metrics, {})
+
+  def _of_rows(
+    self, rows: Embeddings, columns: Embeddings, scale: Array, bias: Array
+  ) -> tuple[Float[Array, ' n'], Float[Array, ' n']]:
+    """Returns the loss of each row, and its largest logit of another column.
+
+    Each device has its rows and all columns, but only the logits of `CHUNK`
+    columns at once, which the backward pass computes again.
+    """
+    n, d = rows.shape
+    width = next(k for k in range(min(CHUNK, n), 0, -1) if n % k == 0)
+    rows = sharding.constrain(rows, sharding.BATCH, None)
+    columns = sharding.constrain(columns, None, None).reshape(-1, width, d)
+    numbers = jnp.arange(n).reshape(-1, width)
+
+    @jax.checkpoint
+    def block(part: tuple[Array, Array]) -> tuple[Array, Array]:
+      products = jnp.matmul(rows, part[0].T, precision='highest')
+      logits = products * scale + bias  # [n, width]
+      own = jnp.arange(n)[:, None] == part[1]
+      others = jax.lax.stop_gradient(jnp.where(own, -jnp.inf, logits)).max(1)
+      if self._loss == 'sigmoid':
+        return jax.nn.softplus(jnp.where(own, -logits, logits)).sum(1), others
+      return jax.nn.logsumexp(logits, axis=1), others
+
+    losses, others = jax.lax.map(block, (columns, numbers))  # [blocks, n]
+    nearest = others.max(0)
+    if self._loss == 'sigmoid':
+      return losses.sum(0), nearest
+    own = (rows * columns.reshape(n, d)).sum(-1) * scale + bias
+    return jax.nn.logsumexp(losses, axis=0) - own, nearest
+
+  def predict(
+    self, params: PyTree, batch: Any, want: tuple[str, ...] = ()
+  ) -> dict[str, Array]:
+    """Computes features, and embeddings of images and texts if wanted."""
+    others = tuple(name for name in want if name not in ('image', 'text'))
+    results = {}
+    if 'image' in batch:
+      results = super().predict(params, batch, others)
+      if 'image' in want:
+        results['image'] = self._image(params, results['features'])
+    if 'text' in want:
+      tokens = batch['tokens']
+      texts = self._texts(params, tokens.reshape(-1, tokens.shape[-1]))
+      results['text'] = texts.reshape(*tokens.shape[:-1], -1)
+    return results
+
+
+def _unit(x: Embeddings) -> Embeddings:
+  """Returns float32 vectors of length 1."""
+  x = x.astype(jnp.float32)
+  return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

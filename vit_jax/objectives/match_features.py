@@ -1,0 +1,205 @@
+"""Distillation of features: a student of any weights, without labels."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from vit_jax.data.contract import Spec, require
+from vit_jax.errors import UserError, check_range
+from vit_jax.models.contract import Model, Size
+from vit_jax.models.init import NORMAL
+from vit_jax.models.layers import head
+from vit_jax.models.positions import cubic
+from vit_jax.objectives import contract, patches
+from vit_jax.objectives.health import feature_metrics
+from vit_jax.objectives.mixing import normalize
+
+PyTree = Any
+_WANT = ('patches',)
+_EPSILON = 1e-6  # added to the variance of a target's channels
+
+
+class Objective(contract.AroundModel):
+  """Linear layers predict a teacher's features from those of the student.
+
+  Both models are applied to the same augmented images. The targets are the
+  teacher's features (of a ViT, usually its class token) and its map of patches,
+  each standardized over the channels. The loss is the sum of the two mean
+  squared errors. Parameters: `model/…` and, for both, `head/…/{kernel,bias}`.
+  """
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    teacher: str,
+    teacher_width: int,
+    teacher_scale: float = 1.0,
+    patch_weight: float = 1.0,
+  ):
+    """Checks the keys; the teacher is opened for training only.
+
+    Args:
+      setting: setting of the run, whose `model` has no head.
+      teacher: path of the teacher's weights, in any format that
+        `load_pretrained` reads.
+      teacher_width: channels of the teacher's features and patches, see
+        `width`.
+      teacher_scale: size of the teacher's images as a multiple of the
+        student's; they are resized by bicubic interpolation. The teacher's map
+        is resized to the student's grid.
+      patch_weight: weight of the patches' error; that of the features is 1.
+
+    Raises:
+      UserError: a value is outside its range.
+    """
+    check_range('objective.teacher_width', teacher_width, at_least=1)
+    check_range('objective.teacher_scale', teacher_scale, above=0, at_most=16)
+    check_range('objective.patch_weight', patch_weight, at_least=0)
+    self.setting, self._path, self._width = setting, teacher, teacher_width
+    self._weights = {'features': 1.0, 'patches': patch_weight}
+    height, width = setting.image_size
+    self._size = round(height * teacher_scale), round(width * teacher_scale)
+
+  @functools.cached_property
+  def _teacher(self) -> contract.Frozen:
+    open_frozen = self.setting.open_frozen
+    assert open_frozen is not None, 'the teacher is only used in training'
+    return open_frozen(self._path)
+
+  @property
+  def _teacher_model(self) -> Any:
+    """Model of the teacher for images of its size in this run."""
+    model, size = self._teacher.model, self._teacher.image_size
+    return model if self._size == tuple(size) else model.at_sizes(size)
+
+  def frozen(self) -> dict[str, contract.Frozen]:
+    """Returns the teacher.
+
+    Raises:
+      UserError: there are no weights, or the teacher has other channels or
+        another width, does not accept the images, or has no patches.
+    """
+    model, expected = self._teacher.model, self.setting.model.channels
+    if model.channels != expected:
+      raise UserError(
+        f'objective.teacher={self._path} is for {model.channels} channels, and '
+        f'the images have {expected}: use another teacher.'
+      )
+    try:
+      self._teacher_model.check(self._size)
+    except UserError as error:
+      raise UserError(f'objective.teacher_scale: {error}') from error
+    if self._width != (actual := width(model, self._teacher.image_size)):
+      raise UserError(
+        f'objective.teacher_width is {self._width}, but that of {self._path} '
+        f'is {actual}: set --config.objective.teacher_width={actual}.'
+      )
+    return {'teacher': self._teacher}
+
+  def check(self, spec: Spec) -> None:
+    """Checks that batches have images, and that the model has no head."""
+    require(spec, 'image', who="the objective 'match_features'")
+    patches.check_headless(self.setting, 'match_features')
+
+  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
+    """Returns the pass of the teacher."""
+    return ((self._teacher_model, self._size),)
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Returns initial parameters, and no extra state."""
+    model_key, head_key = jax.random.split(key)
+    model = self.setting.init_model(model_key)
+    images = self.setting.zero_images()
+    outputs = functools.partial(self._outputs, self.setting.model)
+    found = jax.eval_shape(outputs, model, images)
+    layers = {
+      name: self._head.init(head_key, jnp.zeros((1, *found[name].shape[1:])))
+      for name in self._weights
+    }
+    return {
+      'model': model,
+      'head': {name: layer['params'] for name, layer in layers.items()},
+    }, {}
+
+  def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
+    """Computes the sum of the mean squared errors.
+
+    Metrics: `features_error` and `patches_error`, without their weights, and
+    those of `health` for the student's features.
+    """
+    images = normalize(inputs.batch['image'])
+    n, height, breadth, c = images.shape
+    large = images
+    if self._size != (height, breadth):
+      size = (n, *self._size, c)
+      large = jax.image.resize(images, size, 'bicubic').clip(-1, 1)
+    teacher = jax.lax.stop_gradient(inputs.frozen['teacher'])
+    targets = self._outputs(self._teacher_model, teacher, large)
+    model = self.setting.model
+    found = self._outputs(model, params['model'], images, inputs.key)
+    rows, columns = (
+      cubic(old, new)
+      for old, new in zip(
+        targets['patches'].shape[1:3], found['patches'].shape[1:3], strict=True
+      )
+    )
+    targets['patches'] = jnp.einsum(
+      'yr,xc,nrcd->nyxd', rows, columns, targets['patches']
+    )
+    errors = {}
+    for name, x in found.items():
+      layer = {'params': params['head'][name]}
+      predicted: Any = self._head.apply(layer, x)
+      target = jax.nn.standardize(targets[name], axis=-1, epsilon=_EPSILON)
+      errors[name] = jnp.square(predicted - target).mean()
+    loss = sum(self._weights[name] * error for name, error in errors.items())
+    metrics = {f'{name}_error': error for name, error in errors.items()}
+    return jnp.asarray(loss), (metrics | feature_metrics(found['features']), {})
+
+  @property
+  def _head(self) -> Any:
+    """A linear layer; both have the same sizes, except of their inputs."""
+    return head(self._width, jnp.dtype('float32'), kernel_init=NORMAL)
+
+  def _outputs(
+    self,
+    model: Any,
+    params: PyTree,
+    images: Float[Array, 'n y x c'],
+    key: Key[Array, ''] | None = None,
+  ) -> dict[str, Array]:
+    """Returns features and the map of patches."""
+    found = model.apply(
+      {'params': params}, images, key, method='predict', want=_WANT
+    )
+    return {name: found[name] for name in self._weights}
+
+
+def width(model: Any, size: Size) -> int:
+  """Returns the number of channels of a model's features and patches.
+
+  Args:
+    model: model of a teacher.
+    size: (height, width) of its images, pixels.
+
+  Raises:
+    UserError: the two numbers differ, or there are no patches.
+  """
+
+  def outputs(key: Key[Array, '']) -> Any:
+    images = jnp.zeros((1, *size, model.channels))
+    return model.init_with_output(key, images, method='predict', want=_WANT)[0]
+
+  found = jax.eval_shape(outputs, jax.eval_shape(lambda: jax.random.key(0)))
+  widths = [found[name].shape[-1] for name in ('features', 'patches')]
+  if widths[0] != widths[1]:
+    raise UserError(
+      f'the features of the teacher have {widths[0]} channels and its patches '
+      f"{widths[1]}: use a teacher with pool='token' or 'gap'."
+    )
+  return widths[0]

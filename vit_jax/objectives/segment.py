@@ -1,0 +1,215 @@
+"""Classes of pixels from the patch tokens of a model (semantic segmentation).
+
+With a frozen model, this is the linear evaluation of dense features of DINOv2
+and DINOv3; otherwise, it is fine-tuning.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.data.augment.maps import IGNORED
+from vit_jax.data.contract import Spec, require
+from vit_jax.errors import UserError, check_range
+from vit_jax.objectives import contract, patches
+from vit_jax.objectives.mixing import normalize
+
+PyTree = Any
+_EPSILON = 1e-5  # added to the variance of a feature, as in PyTorch
+_RUNNING = 0.1  # weight of a batch in the running statistics
+_INITIAL_STD = 0.01  # standard deviation of the initial kernel
+
+
+class Objective(contract.AroundModel):
+  """Batch norm and a linear layer on patch tokens; cross-entropy of pixels.
+
+  It implements `objectives.contract.Objective`. Parameters: `model/…`,
+  `norm/{scale,bias}` and `head/{kernel,bias}`. Extra state: the running `mean`
+  and `variance` of each feature; weights for evaluation contain them as
+  `statistics/…`. A batch contains `image` `[n, y, x, channels]`, and
+  `segments`, integers `[n, y, x]`, in which `maps.IGNORED` marks pixels without
+  a class. `predict` has the further result `classes`, logits
+  `[n, rows, columns, classes]`. The loss is that of the logits interpolated to
+  the size of `segments`.
+
+  References: DINOv2, arXiv 2304.07193, section 7.4; DINOv3, arXiv 2508.10104,
+  section D.1.
+  """
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    classes: int,
+    last_blocks: int = 1,
+    frozen: bool = True,
+    dropout: float = 0.0,
+    count_ignored: bool = False,
+  ):
+    """Checks and stores the config keys.
+
+    Args:
+      setting: setting of the run; `model` does not have a head.
+      classes: number of classes of the pixels; that of `augment.classes`.
+      last_blocks: number of last blocks whose patch tokens, each after the last
+        LayerNorm, are concatenated.
+      frozen: whether the model is not trained, and used without dropout and
+        drop path. `optimizer.rules` should then freeze `model/.*`.
+      dropout: probability with which a feature is 0 in all patches of an image.
+      count_ignored: whether the sum of the losses is divided by the number of
+        all pixels, as in the code of DINOv2 and DINOv3; by default, only by the
+        number of those that are not ignored.
+
+    Raises:
+      UserError: a value is outside its range.
+    """
+    check_range('objective.classes', classes, at_least=2)
+    check_range('objective.last_blocks', last_blocks, at_least=1)
+    check_range('objective.dropout', dropout, at_least=0, below=1)
+    self.setting, self.classes, self._frozen = setting, classes, frozen
+    self._last_blocks, self._dropout = last_blocks, dropout
+    self._count_ignored = count_ignored
+
+  def check(self, spec: Spec) -> None:
+    """Checks the masks, and that the model provides the features.
+
+    Raises:
+      UserError: batches have no masks, or masks of other classes; the model has
+        a head, or does not have enough blocks.
+    """
+    require(spec, 'image', 'segments', who="the objective 'segment'")
+    patches.check_headless(self.setting, 'segment')
+    given = getattr(self.setting.transform, 'classes', self.classes)
+    if given != self.classes:
+      raise UserError(
+        f'objective.classes is {self.classes}, but augment.classes is {given}: '
+        'set both to the number of classes of the masks.'
+      )
+    there = self.setting.model.outputs
+    depth = getattr(self.setting.model, 'depth', 1)
+    if not {*self._needs} <= {*there} or self._last_blocks > depth:
+      raise UserError(
+        f'objective.last_blocks={self._last_blocks} needs {self._needs} of a '
+        f'model with as many blocks, but config.model has {depth} and the '
+        f'results {there}: lower it, or use another model.'
+      )
+
+  @property
+  def _needs(self) -> tuple[str, ...]:
+    """Results of the model that the features are computed from."""
+    return ('patches', 'layers') if self._last_blocks > 1 else ('patches',)
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Returns initial parameters and running statistics."""
+    model_key, head_key = jax.random.split(key)
+    params = self.setting.init_model(model_key)
+    images = self.setting.zero_images()
+    features = jax.eval_shape(self._features, params, images, None)
+    width = features.shape[-1]
+    kernel = jax.random.normal(head_key, (width, self.classes))
+    head = {'kernel': _INITIAL_STD * kernel, 'bias': jnp.zeros(self.classes)}
+    norm = {'scale': jnp.ones(width), 'bias': jnp.zeros(width)}
+    statistics = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+    return {'model': params, 'norm': norm, 'head': head}, statistics
+
+  def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
+    """Computes the loss of a batch, and the metric `pixel_accuracy`."""
+    batch, model, key = inputs.batch, params['model'], inputs.key
+    if self._frozen:
+      # The backbone has no backward pass, so its activations are not kept.
+      model, key = jax.lax.stop_gradient(model), None
+    x = self._features(model, normalize(batch['image']), key)
+    if self._dropout:
+      shape = (len(x), 1, 1, x.shape[-1])
+      key = jax.random.fold_in(inputs.key, 1)
+      kept = jax.random.bernoulli(key, 1 - self._dropout, shape)
+      x = x * kept / (1 - self._dropout)
+    mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+    # The running variance is unbiased, as in PyTorch.
+    count = x[..., 0].size
+    unbiased = variance * (count / max(count - 1, 1))
+    carry = {'mean': mean, 'variance': unbiased}
+    logits = _logits(params, x, mean, variance)
+    target = batch['segments'].astype(jnp.int32)
+    logits = jax.image.resize(logits, (*target.shape, self.classes), 'linear')
+    used = target != IGNORED
+    # Not `take_along_axis`, whose gradient is a scatter.
+    chosen = jax.nn.one_hot(target, self.classes)
+    losses = jax.nn.logsumexp(logits, axis=-1) - (logits * chosen).sum(-1)
+    total = jnp.where(used, losses, 0).sum()
+    count = used.sum(dtype=jnp.float32)
+    correct = (used & (logits.argmax(-1) == target)).sum(dtype=jnp.float32)
+    every = jnp.float32(used.size) if self._count_ignored else count
+    metrics = {'pixel_accuracy': contract.Mean(correct, count)}
+    return contract.Mean(total, every), (metrics, carry)
+
+  def update_extra(
+    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
+  ) -> PyTree:
+    """Returns the running statistics after a step."""
+    return jax.tree.map(
+      lambda old, new: old + _RUNNING * (new - old), extra, carry
+    )
+
+  def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
+    """Returns the parameters together with the running statistics."""
+    return {'params': params | {'statistics': extra}}
+
+  @property
+  def results(self) -> tuple[str, ...]:
+    """Results of the model, and `classes`."""
+    return (*super().results, 'classes')
+
+  def predict(
+    self, params: PyTree, batch: contract.Batch, want: tuple[str, ...] = ()
+  ) -> dict[str, Array]:
+    """Returns features and logits of the model, and the results in `want`."""
+    others = tuple(name for name in want if name != 'classes')
+    if 'classes' not in want:
+      return super().predict(params, batch, others)
+    names = tuple(dict.fromkeys((*others, *self._needs)))
+    found = super().predict(params, batch, names)
+    x, running = self._joined(params['model'], found), params['statistics']
+    logits = _logits(params, x, running['mean'], running['variance'])
+    kept = {name: found[name] for name in ('features', 'logits', *others)}
+    return kept | {'classes': logits}
+
+  def _features(
+    self, params: PyTree, images: Any, key: Any
+  ) -> Float[Array, 'n rows columns d']:
+    """Computes the patch tokens of the model from normalized images."""
+    found = self.setting.model.apply(
+      {'params': params}, images, key, method='predict', want=self._needs
+    )
+    return self._joined(params, found)
+
+  def _joined(
+    self, params: PyTree, found: dict[str, Array]
+  ) -> Float[Array, 'n rows columns d']:
+    """Concatenates the patch tokens of the last blocks."""
+    grid = found['patches']
+    if self._last_blocks == 1:
+      return grid
+    n, rows, columns, width = grid.shape
+    layers = found['layers'][:, -self._last_blocks :, -rows * columns :]
+    # As in DINOv2, the last LayerNorm is also applied to earlier blocks.
+    model: Any = self.setting.model
+    tokens = layers.reshape(n, -1, width)  # [n, layers · t, d]
+    tokens = model.apply({'params': params}, tokens, method='last_norm')
+    tokens = tokens.reshape(n, -1, rows, columns, width)
+    return jnp.moveaxis(tokens, 1, 3).reshape(n, rows, columns, -1)
+
+
+def _logits(
+  params: PyTree,
+  x: Float[Array, 'n rows columns d'],
+  mean: Float[Array, ' d'],
+  variance: Float[Array, ' d'],
+) -> Float[Array, 'n rows columns k']:
+  """Applies batch norm and the linear layer, in float32 on all devices."""
+  norm, head = params['norm'], params['head']
+  x = (x - mean) / jnp.sqrt(variance + _EPSILON) * norm['scale'] + norm['bias']
+  return jnp.matmul(x, head['kernel'], precision='highest') + head['bias']
