@@ -42,7 +42,6 @@ setuptools.setup(
   package_data={
     'vit_jax': [
       'commit.txt',
-      'analysis/attention_page.html',
       'analysis/report/template.html',
       'arrays/gpus.csv',
       'arrays/tpus.csv',
@@ -58,6 +57,8 @@ setuptools.setup(
     'plan': ['libtpu'],
     'plan-gpu': ['jax[cuda12-local]', 'nvidia-cudnn-cu12>=9.8'],
     'huggingface': ['datasets>=3', 'huggingface_hub>=0.34'],
+    # Tokenizers of texts.
+    'text': ['sentencepiece>=0.2', 'tokenizers>=0.20'],
     # Perceptual hashes, for check_data --against.
     'duplicates': ['imagehash>=4.3.1'],
     # TIFF files compressed by LZW, Zstandard, JPEG and others.

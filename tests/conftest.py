@@ -3,6 +3,7 @@
 import collections
 import os
 import signal
+import sys
 
 # Set before jax is imported, because jax reads both only once.
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -23,6 +24,10 @@ for _number, _default in (
 ):
   if signal.getsignal(_number) is signal.SIG_IGN:
     signal.signal(_number, _default)
+
+# PyTorch imports Triton if it can, which crashes a process that has imported
+# TensorFlow 2.21 (Python 3.13). It is only needed on GPUs.
+sys.modules['triton'] = None
 
 import jaxtyping  # noqa: E402 (after the environment)
 import pytest  # noqa: E402

@@ -3,7 +3,8 @@
 from ml_collections import ConfigDict
 
 from vit_jax.config import schema
-from vit_jax.config.schema import SECTIONS, complete
+from vit_jax.config.completion import complete
+from vit_jax.config.schema import SECTIONS
 
 
 def minimal():

@@ -123,12 +123,14 @@ def test_every_config_builds():
   files = sorted(pathlib.Path('configs').glob('*.py'))
   assert len(files) >= 7
   for file in files:
-    if file.stem.endswith('folder'):  # needs a folder, see below
+    # These need a folder, see below, or weights: of a teacher, of a backbone.
+    if file.stem.endswith('folder') or file.stem in ('segment', 'students'):
       continue
     config = loading.load(str(file))
-    if config.init_from is not None or file.stem.startswith(
+    needs_weights = file.stem == 'lit' or file.stem.startswith(
       ('finetune', 'linear_')
-    ):
+    )
+    if config.init_from is not None or needs_weights:
       with config.unlocked():  # a fine-tuning reads this from the weights
         is_resnet = config.model.name == 'resnet'
         config.model.variant = 'R50x1' if is_resnet else 'B/16'
@@ -193,11 +195,14 @@ def test_mae_on_a_folder(tmp_path, labelled):
     loading.load(f'{path},tune=1')
 
 
-@pytest.mark.parametrize('model, gpus, batch', [('S', 1, 64), ('L', 8, 256)])
-def test_dinov2_on_a_folder(tmp_path, model, gpus, batch):
+@pytest.mark.parametrize(
+  'version, model, gpus, batch',
+  [('dinov2', 'S', 1, 64), ('dinov2', 'L', 8, 256), ('dinov3', 'L', 8, 256)],
+)
+def test_dino_on_a_folder(tmp_path, version, model, gpus, batch):
   """The groups of masks are the images of one GPU."""
   write_images(tmp_path)
-  path = 'configs/dinov2_folder.py'
+  path = f'configs/{version}_folder.py'
   config = loading.load(f'{path}:path={tmp_path},model={model},gpus={gpus}')
   experiment = Experiment.build(config, jax.devices()[:1])
   assert config.batch_size == batch == gpus * config.augment.group
@@ -206,6 +211,18 @@ def test_dinov2_on_a_folder(tmp_path, model, gpus, batch):
   assert experiment.total_steps == 10_000
   with pytest.raises(UserError, match='gpus=3'):
     loading.load(f'{path}:path={tmp_path},gpus=3')
+  if version == 'dinov3':
+    # Only heads are trained at first, and every rule of the backbone says so.
+    rules = config.optimizer.rules
+    late = [pattern for pattern, rule in rules if 'after' in rule]
+    assert late == ['model/(embedding|patch_norm)/.*', 'model/.*|mask']
+    assert experiment.steps(rules[0][1]['after']) == 1000
+    assert experiment.objective.head.config.weight_norm is False
+    # As in the released files.
+    assert (
+      experiment.model.registers == 4 and experiment.model.config.rope_random
+    )
+    assert experiment.image_size == (224, 224) and experiment.augment.exact
 
 
 def test_messages_of_wrong_config_arguments():
@@ -247,6 +264,12 @@ def test_messages_of_wrong_config_arguments():
     ('folder.py:path=gs://bucket/photos', 'gs://bucket/photos is remote'),
     ('folder.py', 'which folder'),
     ('dinov2_folder.py', 'which folder'),
+    ('dinov3_folder.py', 'which folder'),
+    ('dinov3.py:recipe=grams', "did you mean 'gram'"),
+    ('dinov3.py:gram=early', 'needs recipe=gram'),
+    ('dinov3.py:model=XL', 'model=XL'),
+    ('students.py', 'which teacher'),
+    ('students.py:teacher=none,model=L', 'model=L'),
     ('nothing.py', 'no config file'),
   ):
     with pytest.raises(UserError, match=message):

@@ -24,6 +24,20 @@ def test_importing_has_no_side_effects():
   subprocess.run([sys.executable, '-c', IMPORTED], check=True, timeout=60)
 
 
+def test_an_import_on_windows_names_wsl():
+  """Windows has neither of two modules, which would be named otherwise."""
+  blocked = 'import sys; sys.modules |= {"fcntl": None, "resource": None}; '
+  for imported in ('import vit_jax', 'from vit_jax import load_pretrained'):
+    done = subprocess.run(
+      [sys.executable, '-c', blocked + imported],
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode and 'ImportError' in last and 'WSL' in last
+
+
 def test_dir_and_help_list_the_public_names():
   """They do so before any function has been used."""
   assert {'load_pretrained', 'save_pretrained'} <= {*vit_jax.__all__}

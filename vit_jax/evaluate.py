@@ -24,7 +24,8 @@ from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
 from vit_jax.cli.shared_flags import Request
 from vit_jax.config import overrides, schema
-from vit_jax.config.schema import EVALS, Config, build_section, flatten
+from vit_jax.config.completion import flatten
+from vit_jax.config.schema import EVALS, Config, build_section
 from vit_jax.data import filters
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest

@@ -115,7 +115,8 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
   if not len(labels):
     raise UserError(
       f'{about["data"]}: the teacher predicts no class of {seen} images with '
-      f'a probability of {about["min_confidence"]}: lower --min_confidence.'
+      f'a probability of {about["min_confidence"]}: delete {parts.folder} and '
+      'lower --min_confidence.'
     )
   copies = balanced(labels, confidence, about['per_class'], about['seed'])
   rows = np.flatnonzero(copies)

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.checkpoint import Checkpointer, items
 from vit_jax.config import loading
-from vit_jax.config.schema import complete
+from vit_jax.config.completion import complete
 from vit_jax.training.experiment import Experiment
 
 

@@ -9,7 +9,7 @@ import tifffile
 from minimal_config import completed
 
 from vit_jax import check_data
-from vit_jax.config import schema
+from vit_jax.config import completion
 from vit_jax.data import inspection
 from vit_jax.errors import UserError
 
@@ -161,7 +161,7 @@ def _against(root, **changes):
     source=dict(own, path=str(root.parent / 'other')), num_classes=1
   )
   path = root.parent / 'other.json'
-  path.write_text(schema.to_json(other))
+  path.write_text(completion.to_json(other))
   return config, str(path)
 
 

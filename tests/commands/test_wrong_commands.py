@@ -16,7 +16,7 @@ from vit_jax.cli import help, process
 from vit_jax.config import overrides
 from vit_jax.data.storage import records
 from vit_jax.errors import UserError
-from vit_jax.processes import interruption, runtime
+from vit_jax.processes import interruption, machine
 
 QUICK = ('train', '--config=configs/quickstart.py')
 TUNE = ('finetune', '--config=configs/finetune_imagenet.py')
@@ -67,7 +67,6 @@ ROWS = [
   (TUNE, 'init_from=PATH is missing'),
   ((*TUNE, '--config.init_from=photos'), 'contains no checkpoint'),
   (('convert', 'tiny.npz'), 'usage'),
-  (('convert', '--average', 'tiny.npz', 'x'), '--average; docs/weights.md'),
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
   (
     ('evaluate', '--checkpoint=tiny.npz', '--evaluator=fewshoot'),
@@ -176,8 +175,9 @@ def test_a_mistyped_command_lists_the_commands(capsys, monkeypatch):
 
 
 # Windows has neither these modules nor SIGHUP.
+# shutil is imported first, because it needs a module of the real Windows.
 WINDOWS = """
-import runpy, signal, sys
+import runpy, shutil, signal, sys
 sys.modules |= {'fcntl': None, 'resource': None}
 sys.platform, sys.orig_argv = 'win32', ['python', '-m', 'vit_jax.train']
 del signal.SIGHUP
@@ -227,9 +227,9 @@ def test_missing_devices_are_a_user_error(
   monkeypatch, platforms, devices, error, expected
 ):
   """That is so only if JAX_PLATFORMS names them and they are what failed."""
-  monkeypatch.setattr(runtime, '_DEVICES', {'tpu': (devices,)})
+  monkeypatch.setattr(machine, '_DEVICES', {'tpu': (devices,)})
   monkeypatch.setenv('JAX_PLATFORMS', platforms)
-  assert (runtime.user_error(error) is not None) == expected
+  assert (machine.user_error(error) is not None) == expected
 
 
 @pytest.mark.parametrize('name', ['train', 'plan.main', 'evaluate'])

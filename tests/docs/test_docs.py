@@ -63,6 +63,8 @@ def test_commands_exist(command_line, tmp_path):
   labels = str(tmp_path / 'labels.npz')
   about = json.dumps(dict(count=45_000))
   np.savez(labels, soft=np.zeros((1, 10)), copies=[1], index=[0], about=about)
+  teacher = str(tmp_path / 'teacher.npz')
+  save_classifier(teacher)
   seen = set()
   for page, (module, *arguments) in commands():
     assert importlib.util.find_spec(module), (page, module)
@@ -70,6 +72,10 @@ def test_commands_exist(command_line, tmp_path):
     own = [word.replace('path=photos', f'path={tmp_path}') for word in own]
     own = [
       word.replace('labels=labels.npz', f'labels={labels}') for word in own
+    ]
+    own = [
+      word.replace('teacher=hf:facebook/dinov2-small', f'teacher={teacher}')
+      for word in own
     ]
     for word in own:
       name = word[2:].partition('=')[0].partition('.')[0].removeprefix('no')

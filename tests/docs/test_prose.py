@@ -1,6 +1,7 @@
 """Tests of the language of docstrings, messages and documents."""
 
 import ast
+import importlib.util
 import pathlib
 import re
 
@@ -66,3 +67,78 @@ def test_no_words_to_avoid():
     if FOREIGN.search(line)
   ]
   assert len(files) > 200 and not found
+
+
+# Sections of the config, whose keys are in backticks like names of code, and
+# other names before a dot
+SECTIONS = set(
+  'augment checkpoint config evals log mesh model objective optimizer '
+  'preprocess reader recovery schedule source train'.split()
+)
+OTHERS = {'DirEntry', 'FILE', 'compiled', 'key', 'my_lab', 'nn', 'np', 'ops'}
+DOTTED = re.compile(
+  r'`(?:vit_jax\.)?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\(\))?`'
+)
+FILE = re.compile(
+  r'.*\.(bin|csv|html|jsonl?|npz|png|py|safetensors|stablehlo|tar|gz|txt)'
+)
+
+
+def _names(tree):
+  """Returns the names that a module or class defines."""
+  found = set()
+  for node in ast.walk(tree):
+    match node:
+      case ast.FunctionDef() | ast.ClassDef():
+        found.add(node.name)
+      case ast.Name(ctx=ast.Store()):
+        found.add(node.id)
+      case ast.Attribute(ctx=ast.Store()):
+        found.add(node.attr)
+      case ast.ImportFrom() | ast.Import():
+        found |= {name.asname or name.name for name in node.names}
+  return found
+
+
+@pytest.mark.slow
+def test_names_in_docstrings_exist():
+  """In `MODULE.NAME` and `CLASS.NAME`, both do; parameters are not followed."""
+  trees = {path: ast.parse(path.read_text()) for path in _python('vit_jax')}
+  defined, bases = {}, {}  # names in each module and class
+  for path, tree in trees.items():
+    defined.setdefault(path.stem, set()).update(_names(tree))
+    folder = path.parent
+    defined.setdefault(folder.name, set()).add(path.stem)
+    defined.setdefault(folder.parent.name, set()).add(folder.name)
+    if path.name == '__init__.py':
+      defined[folder.name] |= _names(tree)
+    for node in ast.walk(tree):
+      if isinstance(node, ast.ClassDef):
+        defined.setdefault(node.name, set()).update(_names(node))
+        bases[node.name] = [ast.unparse(b).split('.')[-1] for b in node.bases]
+  for _ in range(3):  # names of base classes of base classes
+    for name, parents in bases.items():
+      for parent in parents:
+        defined[name] |= defined.get(parent, set())
+  wrong, count = [], 0
+  documented = ast.Module | ast.ClassDef | ast.FunctionDef
+  for path, tree in trees.items():
+    nodes = list(ast.walk(tree))
+    own = OTHERS | {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= _names(tree) - defined.keys()
+    for node in nodes:
+      text = ast.get_docstring(node) if isinstance(node, documented) else None
+      for name in DOTTED.findall(text or ''):
+        first, *others = name.split('.')
+        if first in SECTIONS or FILE.fullmatch(name) or others[-1] == 'NAME':
+          continue
+        if first not in defined:
+          is_known = first in own or importlib.util.find_spec(first)
+          wrong += [] if is_known else [f'{path.name}: `{name}`']
+          continue
+        count += 1
+        for owner, each in zip([first, *others], others, strict=False):
+          if each not in defined.get(owner, {each}):
+            wrong.append(f'{path.name}: `{name}`')
+  assert count > 200
+  assert not wrong, '\n'.join(wrong)

@@ -7,7 +7,7 @@ from unittest import mock
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.config.schema import flatten
+from vit_jax.config.completion import flatten
 from vit_jax.run import metrics, tracking
 
 

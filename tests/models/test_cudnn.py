@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.faults.counts import further
 from vit_jax.arrays import sharding
 from vit_jax.models.attention import cudnn
+from vit_jax.models.attention.attention import relative_attention
 
 
 @pytest.fixture
@@ -107,3 +109,33 @@ def test_padding_of_the_caller_is_masked(calls, tokens):
 )
 def test_sizes_of_heads_that_are_supported(channels, dtype, expected):
   assert cudnn.fits(channels, jnp.dtype(dtype)) == expected
+
+
+@pytest.mark.parametrize('tokens', [9, *further(16)])
+@pytest.mark.parametrize('shared', [False, *further(True)])
+def test_windows_with_a_bias(tokens, shared):
+  """Outputs and gradients agree with XLA's, also the gradient of the bias.
+
+  An odd number of tokens is padded. Windows may share a bias.
+  """
+  windows, heads = 4, 3
+  rng = np.random.default_rng(0)
+  sizes = 2, tokens, windows, heads, 8
+  shapes = [(1 if shared else windows, heads, tokens, tokens), *[sizes] * 4]
+  draws = [jnp.asarray(rng.normal(size=x), jnp.float32) for x in shapes]
+
+  def ours(bias, *arrays):
+    return cudnn.attend(*arrays, bias=bias)
+
+  def theirs(bias, *arrays):
+    arrays = (x.swapaxes(1, 2) for x in arrays)
+    return relative_attention(*arrays, None, bias).swapaxes(1, 2)
+
+  def with_gradients(function, *arrays, dy):
+    y, pull = jax.vjp(function, *arrays)
+    return y, *pull(dy)
+
+  compute = jax.jit(with_gradients, static_argnums=0)
+  results = [compute(f, *draws[:4], dy=draws[4]) for f in (ours, theirs)]
+  for actual, expected in zip(*results, strict=True):
+    np.testing.assert_allclose(actual, expected, atol=1e-5)

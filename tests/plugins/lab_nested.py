@@ -22,13 +22,17 @@ class Head:
     self.width, self.outputs, self.shown = width, outputs, shown
 
 
-def _beside(*, weight: float = 1.0) -> None:
+def head_keys(*, weight: float = 1.0) -> None:
   """Declares the keys of a head's section that are not the head's own."""
   del weight
 
 
 STEM = Nested('tests.plugins.{name}:Stem')
-HEADS = Nested('tests.plugins.{name}:Head', many=True, beside=_beside)
+HEADS = Nested(
+  'tests.plugins.{name}:Head',
+  many=True,
+  beside='tests.plugins.lab_nested:head_keys',
+)
 
 
 class Model(Base):

@@ -11,7 +11,7 @@ from minimal_config import completed
 from tests.faults.counts import further
 from vit_jax.arrays import memory, tree
 from vit_jax.errors import UserError
-from vit_jax.files import paths
+from vit_jax.processes import machine
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
@@ -81,7 +81,7 @@ def test_an_out_of_memory_error_of_the_compiler_is_reported(monkeypatch):
 
 
 def test_memory_of_a_cpu_is_shared_by_its_devices():
-  total = paths.memory_bytes()
+  total = machine.memory_bytes()
   assert memory.of_device(jax.devices()[0]) == total // jax.local_device_count()
 
 

@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.config import schema
+from vit_jax.config import completion
 from vit_jax.errors import UserError
 from vit_jax.run.ledger import Ledger
 from vit_jax.training import finished
@@ -29,7 +29,7 @@ def run(tmp_path, config):
     (folder / 'checkpoints/6' / item).mkdir(parents=True)
   for name in ('curves.png', 'report.html'):
     (folder / name).touch()
-  (folder / 'config.json').write_text(schema.to_json(config))
+  (folder / 'config.json').write_text(completion.to_json(config))
   lines = (
     {'step': 3, 'val/accuracy': 0.25, 'val/loss': 3.0},
     {'step': 6, 'loss': 1.0},

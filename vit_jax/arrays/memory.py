@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.files import paths
+from vit_jax.processes import machine
 
 PyTree = Any
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
@@ -29,7 +29,7 @@ def of_device(device: Any) -> int | None:
   """
   if device.platform != 'cpu':
     return (device.memory_stats() or {}).get('bytes_limit')
-  whole = paths.memory_bytes()
+  whole = machine.memory_bytes()
   return whole and whole // jax.local_device_count()
 
 

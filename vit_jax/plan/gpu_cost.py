@@ -40,8 +40,8 @@ class Rates(NamedTuple):
   """Fractions of a GPU's peak rates that kernels reach, and their fixed times.
 
   Attributes:
-    product: FLOP/s in matrix products, relative to `Gpu.product`.
-    attention: FLOP/s in fused attention, relative to `Gpu.attention`.
+    product: FLOP/s in matrix products, relative to `Device.product`.
+    attention: FLOP/s in fused attention, relative to `Device.attention`.
     reduction: fraction of the memory bandwidth in reductions.
     memory: fraction of the memory bandwidth in other kernels.
     copy: fraction of the memory bandwidth that products and attention cannot

@@ -20,7 +20,7 @@ from vit_jax.arrays.devices import GPUS, TPUS, Device, of_kind, parse_gpus
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.plan import environment
 from vit_jax.plan.environment import GPU_EXTRA, LOCAL
-from vit_jax.processes import runtime
+from vit_jax.processes import machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _gpus(name: str, kind: str, nodes: int, per_node: int) -> Target:
   else:
     devices = tuple(jax.devices('cpu')[:number])
   assert len(devices) == number, 'see environment.prepare'
-  usable = int(device.memory * runtime.GPU_MEMORY_FRACTION)
+  usable = int(device.memory * machine.GPU_MEMORY_FRACTION)
   return Target(name, devices, device, nodes, usable, compiles)
 
 

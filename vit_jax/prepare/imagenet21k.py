@@ -94,9 +94,7 @@ def prepare(
     names = _class_names(parts, listed)
     notes = _write(work, parts, names, shard_bytes, workers)
     skipped = [item for part in parts for item in part['skipped']]
-    num_images = shards.finish(
-      work, NAME, {'train': notes}, names, _DESCRIPTION, skipped
-    )
+    num_images = shards.finish(work, NAME, notes, names, _DESCRIPTION, skipped)
   if num_images > _VALIDATION:
     log.info(
       'to train on it: python -m vit_jax.train --config=configs/l16_i21k.py '
@@ -356,7 +354,7 @@ def _write(
     functools.partial(_interval, folder, bounds[:, i : i + 2], labels)
     for i in range(count)
   ]
-  return shards.write_split(work, NAME, 'train', sources, workers)
+  return shards.write_shards(work, NAME, sources, workers)
 
 
 def _interval(

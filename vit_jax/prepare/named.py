@@ -99,8 +99,11 @@ def _builder(name: str, data_dir: pathlib.Path, known: list[str]) -> Any:
   """
   plain = re.split('[/:]', name)[0]
   if plain not in known:
-    allowed = closest(plain, [*known, 'imagenet21k', 'digits', 'folder'])
-    raise UserError(f'{plain!r} is not a known data set; {allowed}.')
+    allowed = closest(plain, [*known, 'imagenet21k', 'digits'])
+    raise UserError(
+      f'{plain!r} is not a known data set; {allowed}. A folder of images needs '
+      'no preparation: train with --config=configs/folder.py:path=DIR.'
+    )
   try:
     return tfds.builder(name, data_dir=data_dir, file_format='array_record')
   except (ValueError, AssertionError) as error:

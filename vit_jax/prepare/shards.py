@@ -38,6 +38,7 @@ from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
+from vit_jax.processes import machine
 
 log = logging.getLogger('vit_jax')
 Result = TypeVar('Result')
@@ -186,20 +187,18 @@ def start(work: pathlib.Path, plan: dict[str, Any]) -> None:
     (work / name).mkdir(exist_ok=True)
 
 
-def write_split(
+def write_shards(
   work: pathlib.Path,
   name: str,
-  split: str,
   sources: Sequence[Callable[[], Iterator[bytes | Skipped]]],
   workers: int,
 ) -> list[dict[str, Any]]:
-  """Writes the missing shards of a split.
+  """Writes the missing shards of the split `train`.
 
   Args:
     work: working directory; shards are written to result/ in it, notes to
       notes/.
     name: name of the data set.
-    split: name of the split.
     sources: one function per shard that yields its serialized examples, and a
       `Skipped` for each item that is left out; picklable.
     workers: number of processes.
@@ -213,13 +212,13 @@ def write_split(
   """
   notes, missing = [], []
   for i, source in enumerate(sources):
-    file = f'{name}-{split}.{_FORMAT}-{i:05d}-of-{len(sources):05d}'
+    file = f'{name}-train.{_FORMAT}-{i:05d}-of-{len(sources):05d}'
     notes.append(work / 'notes' / f'{file}.json')
     if not read_json(notes[-1]):  # missing or damaged
       shard = work / 'result' / file
       missing.append(functools.partial(_write, shard, notes[-1], source))
   written = unordered(missing, min(workers, len(missing)))
-  for _ in progress.shown(written, len(missing), f'writing {name}/{split}'):
+  for _ in progress.shown(written, len(missing), f'writing {name}/train'):
     pass
   return [read_json(note) for note in notes]
 
@@ -271,7 +270,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
 def finish(
   work: pathlib.Path,
   name: str,
-  splits: dict[str, list[dict[str, Any]]],
+  notes: Sequence[dict[str, Any]],
   class_names: Sequence[str],
   description: str,
   skipped: Iterable[Sequence[str]] = (),
@@ -283,7 +282,7 @@ def finish(
   Args:
     work: working directory, which is removed.
     name: name of the data set.
-    splits: notes of the shards of each split, see `write_split`.
+    notes: notes of the shards, see `write_shards`.
     class_names: names of the classes, in the order of the labels.
     description: description of the data set.
     skipped: further items that were left out, as in the notes.
@@ -295,7 +294,6 @@ def finish(
     UserError: the final path exists.
   """
   result = work / 'result'
-  notes = [note for of_split in splits.values() for note in of_split]
   items = [*skipped, *(item for note in notes for item in note['skipped'])]
   lines = sorted(
     '\t'.join(text.encode('unicode_escape').decode() for text in item) + '\n'
@@ -314,12 +312,11 @@ def finish(
     },
     split_infos=[
       tfds.core.SplitInfo(
-        name=split,
-        shard_lengths=[note['length'] for note in of_split],
-        num_bytes=sum(note['num_bytes'] for note in of_split),
-        filename_template=template.replace(split=split),
+        name='train',
+        shard_lengths=[note['length'] for note in notes],
+        num_bytes=sum(note['num_bytes'] for note in notes),
+        filename_template=template.replace(split='train'),
       )
-      for split, of_split in splits.items()
     ],
     version=VERSION,
     filename_template=template,
@@ -349,7 +346,7 @@ def finish(
 
 def default_workers() -> int:
   """Returns one worker per core, limited by memory."""
-  return min(paths.cores(), paths.memory_bytes() // _WORKER_BYTES) or 1
+  return min(machine.cores(), machine.memory_bytes() // _WORKER_BYTES) or 1
 
 
 def unordered(

@@ -85,6 +85,11 @@ def _begin(
         'another --workdir, or omit --branch_from to resume.'
       )
     step_dir = source / 'checkpoints' / str(step)
+    if not steps.committed(step_dir.parent):
+      raise UserError(
+        f'--branch_from={source}@{step}: {source} contains no checkpoint; give '
+        'the workdir of a run and one of its steps.'
+      )
     if not steps.is_step(step_dir) or step >= total_steps(config):
       raise UserError(
         f'--branch_from={source}@{step}: give one of the steps '
@@ -94,9 +99,7 @@ def _begin(
     about = manifest.read_about(step_dir, manifest.read(step_dir))
     changes = resume.config_changes(about['config'], config)
     other = {
-      key: pair
-      for key, pair in changes.items()
-      if key != 'total' and not key.startswith('schedule.')
+      key: pair for key, pair in changes.items() if not resume.may_branch(key)
     }
     if other:
       raise UserError(
@@ -114,9 +117,7 @@ def _begin(
         about['config']['total'],
         resume.formatted(moved, 'steps before', 'steps now'),
       )
-    new_events = ledger.Ledger(workdir / 'events.jsonl')
-    new_events.event('branch', **origin)
-    new_events.event('config_change', changes=resume.digests(changes))
+    ledger.Ledger(workdir / 'events.jsonl').event('branch', **origin)
     lines = [
       line
       for line, record in jsonl.read(source / 'metrics.jsonl')

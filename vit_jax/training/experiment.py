@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.arrays import flops, sharding
+from vit_jax.arrays import flops, sharding, tree
 from vit_jax.checkpoint import FORMAT
-from vit_jax.config import durations, schema
+from vit_jax.config import durations, keys, schema
 from vit_jax.config.schema import Config, build_section
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
@@ -135,6 +136,14 @@ class Experiment:
     config = self.config
     self._check_images()
     self.objective.check(self.augment.spec)
+    if locked := self.objective.locked:
+      trained = self.trainer.trained(self.abstract_state().params)
+      paths = tree.flatten(trained)
+      if any(re.fullmatch(locked, path) for path in paths):
+        raise UserError(
+          f'the objective needs the parameters {locked!r} to stay as they are: '
+          f'add ({locked!r}, dict(frozen=True)) to config.optimizer.rules.'
+        )
     for section in (config.checkpoint, config.log, *config.evals.values()):
       self.steps(section.every)  # raises if it is not a duration
     names: Iterable[str] = ()
@@ -304,7 +313,7 @@ def total_steps(config: Config) -> int:
   Raises:
     UserError: a top-level value, or one of the section `train`, is invalid.
   """
-  schema.construct(schema.top_level, config)
+  schema.construct(keys.top_level, config)
   build_section(config, 'train')  # only checks its values
   return _steps(config, config.total)
 

@@ -10,7 +10,7 @@ from etils import epath
 from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
 from vit_jax.checkpoint import latest_step
-from vit_jax.config import schema
+from vit_jax.config import completion
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
@@ -118,7 +118,7 @@ def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
     events
     and events[-1]['event'] == _EVENT
     and events[-1]['step'] == step
-    and last == json.loads(schema.to_json(config))
+    and last == json.loads(completion.to_json(config))
     and all((folder / name).exists() for enabled, name in files if enabled)
   )
   if not is_complete or not results.keys() >= set(events[-1]['metrics']):

@@ -12,7 +12,8 @@ from jax.experimental import multihost_utils
 
 from vit_jax.analysis.report import page
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.config.schema import Config, build_section, flatten
+from vit_jax.config.completion import flatten
+from vit_jax.config.schema import Config, build_section
 from vit_jax.data import progress as progress_lib
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.stream import BadRecordLimit

@@ -147,10 +147,7 @@ class Trainer:
       params: all parameters; only the frozen ones are used.
       inputs: other inputs of the loss.
     """
-    params = jax.tree.map(
-      lambda leaf, own: leaf if own is None else own, params, trained
-    )
-    return self.objective.loss(params, inputs)
+    return self.objective.loss(_merged(params, trained), inputs)
 
   def train_step(
     self, state: TrainState, batch: PyTree, key: Key[Array, ''], frozen: PyTree
@@ -219,6 +216,8 @@ class Trainer:
     The carry contains the values that the loss returns for `update_extra`.
     """
     trained = self.trained(state.params)
+    if self.objective.joint and self.micro_batches > 1:
+      return self._joint_gradients(trained, state, batch, key, frozen)
 
     def summed(*arguments: Any) -> tuple[Array, PyTree]:
       loss, others = self.loss(*arguments)
@@ -247,6 +246,55 @@ class Trainer:
       is_leaf=lambda leaf: isinstance(leaf, Mean),
     )
     return loss, metrics, carry, grads
+
+  def _joint_gradients(
+    self,
+    trained: PyTree,
+    state: TrainState,
+    batch: PyTree,
+    key: Key[Array, ''],
+    frozen: PyTree,
+  ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
+    """Computes the results of `_gradients` for a joint loss.
+
+    See `Objective.embed`.
+    """
+    objective, count = self.objective, self.micro_batches
+
+    def embed(trained: PyTree, micro_batch: PyTree, key: Any) -> PyTree:
+      params = _merged(state.params, trained)
+      inputs = Inputs(state.extra, micro_batch, key, state.step, frozen)
+      return objective.embed(params, inputs)
+
+    def joint_loss(trained: PyTree, embedded: PyTree) -> Loss:
+      return objective.joint_loss(_merged(state.params, trained), embedded)
+
+    # 1 Embeddings of all examples, in the order of the batch.
+    def forward(_: None, part: Any) -> tuple[None, PyTree]:
+      return None, embed(trained, *part)
+
+    keys = jax.random.split(key, count)
+    _, parts = jax.lax.scan(forward, None, (_micro_batches(batch, count), keys))
+    embedded = jax.tree.map(
+      lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]),
+      parts,  # [count, n / count, …] → [n, …]
+    )
+    # 2 The loss, and its gradients by parameters of its own and by embeddings.
+    loss_fn = jax.value_and_grad(joint_loss, argnums=(0, 1), has_aux=True)
+    (loss, aux), (own, slopes) = loss_fn(trained, embedded)
+
+    # 3 The backward pass of each micro-batch.
+    def backward(part: PyTree, key: Key[Array, '']) -> PyTree:
+      micro_batch, slopes = part
+      _, pull = jax.vjp(lambda leaves: embed(leaves, micro_batch, key), trained)
+      return tree.unstack_layers(pull(slopes)[0], objective.apart)
+
+    grads = accumulate(backward, (batch, slopes), key, count)
+    # `accumulate` returns the mean, and here the gradient is the sum.
+    grads = jax.tree.map(
+      lambda mean, leaf: count * mean + leaf, tree.stack_layers(grads), own
+    )
+    return loss, *aux, grads
 
   def _check_step(
     self, guard: Guard, loss: Array, grad_norm: Array
@@ -300,11 +348,7 @@ def accumulate(
   """
   if count == 1:
     return function(batch, key)
-  size = jax.tree.leaves(batch)[0].shape[0]
-  micro_batches = jax.tree.map(
-    lambda x: x.reshape(size // count, count, *x.shape[1:]).swapaxes(0, 1),
-    batch,  # [n, …] → [count, n / count, …]
-  )
+  micro_batches = _micro_batches(batch, count)
   keys = jax.random.split(key, count)
   shapes = jax.eval_shape(
     function, jax.tree.map(lambda x: x[0], micro_batches), keys[0]
@@ -316,3 +360,17 @@ def accumulate(
 
   total, _ = jax.lax.scan(add, zeros, (micro_batches, keys))
   return jax.tree.map(lambda x: x / count, total)
+
+
+def _micro_batches(batch: PyTree, count: int) -> PyTree:
+  """Splits arrays `[n, …]` as `accumulate` does: `[count, n / count, …]`."""
+  return jax.tree.map(
+    lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1), batch
+  )
+
+
+def _merged(params: PyTree, trained: PyTree) -> PyTree:
+  """Returns all parameters, given those that are trained."""
+  return jax.tree.map(
+    lambda leaf, own: leaf if own is None else own, params, trained
+  )
