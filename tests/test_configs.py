@@ -225,6 +225,30 @@ def test_dino_on_a_folder(tmp_path, version, model, gpus, batch):
     assert experiment.image_size == (224, 224) and experiment.augment.exact
 
 
+@pytest.mark.parametrize(
+  'protocol, dropout, decay', [('dinov3', 0.1, 1e-3), ('dinov2', 0.0, 1e-4)]
+)
+def test_segmentation_of_ade20k(tmp_path, protocol, dropout, decay):
+  """The values of the authors' files; windows of 512 at distances of 341."""
+  for split in ('training', 'validation'):
+    (tmp_path / 'images' / split).mkdir(parents=True)
+    (tmp_path / 'images' / split / '1.jpg').write_bytes(b'not read here')
+  path = f'configs/segment.py:path={tmp_path},protocol={protocol}'
+  config = loading.load(path)
+  assert (config.batch_size, config.total) == (16, '40000 steps')
+  assert config.objective.dropout == dropout
+  assert config.optimizer.weight_decay == decay
+  with config.unlocked():
+    config.model.variant = 'S/16'  # else read from the weights
+  run = Experiment.build(config, jax.devices()[:1])
+  assert run.objective.classes == 150 and run.image_size == (512, 512)
+  windows = run.config.evals.val.preprocess
+  assert windows.reduce_zero_label and windows.classes == 150
+  assert int(512 * windows.stride) == 341
+  rates = [float(run.trainer.schedule(step)) for step in (1500, 40_000)]
+  assert rates == pytest.approx([1e-3, 0], abs=1e-6)
+
+
 def test_messages_of_wrong_config_arguments():
   """Unknown keys, rows and lengths are refused with what is allowed."""
   for argument, message in (
@@ -268,6 +292,9 @@ def test_messages_of_wrong_config_arguments():
     ('dinov3.py:recipe=grams', "did you mean 'gram'"),
     ('dinov3.py:gram=early', 'needs recipe=gram'),
     ('dinov3.py:model=XL', 'model=XL'),
+    ('segment.py', 'path='),
+    ('segment.py:path=.,protocol=dino', 'protocol=dino'),
+    ('segment.py:path=.,data=folder', 'number of classes'),
     ('students.py', 'which teacher'),
     ('students.py:teacher=none,model=L', 'model=L'),
     ('nothing.py', 'no config file'),

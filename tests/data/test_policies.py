@@ -1,6 +1,7 @@
 """Tests of the random draws of augmentation policies."""
 
 import collections
+import colorsys
 
 import numpy as np
 import pytest
@@ -136,3 +137,62 @@ def test_three_augment_applies_one_of_three():
       assert changed.std() <= IMAGE.std()
   assert len(counts) == 3
   assert min(counts.values()) > 200 - 5 * np.sqrt(133)
+
+
+class Chosen(np.random.Generator):
+  """Returns given values, in order, and checks the ranges of the draws."""
+
+  def __init__(self, **values):
+    super().__init__(np.random.PCG64(0))
+    self._values = {name: [*each] for name, each in values.items()}
+    self.ranges = []
+
+  def random(self):
+    return self._values['random'].pop(0)
+
+  def uniform(self, *given):
+    self.ranges.append(given)
+    return self._values['uniform'].pop(0)
+
+  def integers(self, *given):
+    self.ranges.append(given)
+    return self._values['integers'].pop(0)
+
+
+def in_hsv(image, saturation, hue):
+  """Changes saturation (by a factor) and hue (by steps of two degrees)."""
+  changed = []
+  for pixel in image.reshape(-1, 3) / 255:
+    h, s, v = colorsys.rgb_to_hsv(*pixel)
+    factors = (h + hue / 180) % 1, min(s * saturation, 1), v
+    changed.append(colorsys.hsv_to_rgb(*factors))
+  return 255 * np.array(changed).reshape(image.shape)
+
+
+@pytest.mark.parametrize('first', [True, False])
+def test_photometric_distortion(first):
+  """The contrast changes before or after saturation and hue."""
+  distort = policies.photometric_distortion
+  yes, no = 0.9, 0.1
+  # Brightness and hue change below .5, contrast and saturation above.
+  draws = [no, no, yes, yes, no] if first else [no, yes, yes, no, yes]
+  factors = (20.5, 1.3, 0.6) if first else (20.5, 0.6, 1.3)
+  rng = Chosen(random=draws, uniform=factors, integers=[-7])
+  found = distort(IMAGE, rng)
+  expected = (IMAGE + 20.5).clip(0, 255)
+  expected = (expected * 1.3).clip(0, 255) if first else expected
+  expected = in_hsv(expected, 0.6, -7)
+  expected = expected if first else (expected * 1.3).clip(0, 255)
+  # Hue and saturation are rounded to 180 and 256 steps.
+  assert np.abs(found - expected).mean() < 2
+  assert np.abs(found - expected).max() < 12
+  assert sorted(rng.ranges) == [(-32, 32), (-18, 18), (0.5, 1.5), (0.5, 1.5)]
+
+
+def test_photometric_distortion_changes_half_of_the_images():
+  """Each of four changes has probability .5; a grey image has no hue."""
+  grey = np.full((1, 1, 3), 128, np.uint8)
+  rng = np.random.default_rng(0)
+  results = [policies.photometric_distortion(grey, rng) for _ in range(2000)]
+  same = np.mean([(each == 128).all() for each in results])
+  assert same == pytest.approx(1 / 4, abs=0.04)

@@ -401,3 +401,20 @@ def test_divide_refuses_too_few_images(tmp_path, count):
     UserError, match=f'{count} images of {count} classes: too'
   ):
     folder.divide(str(tmp_path))
+
+
+def test_masks_are_at_the_same_paths(tmp_path):
+  """Splits may contain images only; an image without a mask is a bad record."""
+  fill(tmp_path / 'images', 'train/1.jpg', 'train/2.png', 'val/3.jpg')
+  masks = fill(tmp_path / 'masks', 'train/1.png', 'train/2.png')
+  given = dict(masks=str(tmp_path / 'masks'))
+  source = open_folder(tmp_path / 'images', **given)
+  found = {source.where(i)[-5]: source[i]['mask'] for i in range(len(source))}
+  expected = {'1': masks['train/1.png'], '2': masks['train/2.png']}
+  assert found == expected
+  before = source.fingerprint
+  (tmp_path / 'masks' / 'train' / '2.png').write_bytes(b'other')
+  assert open_folder(tmp_path / 'images', **given).fingerprint != before
+  val = open_folder(tmp_path / 'images', 'val', **given)
+  with pytest.raises(DecodeError, match=r'masks/val/3\.png'):
+    val[0]

@@ -26,7 +26,7 @@ def patches_of(images):
   return x.astype('float32').mean((2, 4)) / 255 - 0.4
 
 
-def evaluator(batch_size=4, devices=1, **keys):
+def evaluator(batch_size=4, devices=1, train=None, **keys):
   objective = types.SimpleNamespace(
     predict=lambda weights, batch, want: {
       'patches': patches_of(batch['image'])
@@ -34,8 +34,12 @@ def evaluator(batch_size=4, devices=1, **keys):
     results=('patches',),
   )
   setting = Setting(
-    open_source=lambda split: Masked(
-      [(36, 36)] * (7 if split == 'train' else 5), CLASSES, seed=len(split)
+    open_source=lambda split: (
+      train
+      if train and split == 'train'
+      else Masked(
+        [(36, 36)] * (7 if split == 'train' else 5), CLASSES, seed=len(split)
+      )
     ),
     transform=TRANSFORM,
     objective=objective,  # pyright: ignore[reportArgumentType]
@@ -98,3 +102,31 @@ def test_memory_does_not_depend_on_batches_or_devices():
 def test_sizes_that_are_not_whole_patches():
   with pytest.raises(UserError, match=r'50.*patch'):
     miou.check_whole((48, 50), (4, 4))
+
+
+class OnePatch(Masked):
+  """Class 0, but one of 16 patches has class 1, and one is ignored."""
+
+  def mask(self, index):
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    y, x = (PATCH * int(i) for i in divmod(index % 14, SIDE // PATCH))
+    mask[y : y + PATCH, x : x + PATCH] = 1
+    mask[-PATCH:, -PATCH:] = 255
+    return mask
+
+
+def test_patches_are_chosen_by_rarity():
+  """The patch of the rare class is kept more often than 1 of 15.
+
+  One patch of each image is kept: that with the lowest product of the number of
+  pixels and U(0, 1). The rare one is kept if its number is below 14 times the
+  lowest of 14 others, which has the probability ∫ (1 - u/14)^14 du.
+  """
+  images = 300
+  source = OnePatch([(SIDE, SIDE)] * images, CLASSES)
+  found = evaluator(20, train=source, memory=images).fit({})
+  assert len(found['labels']) == images  # never the ignored patch
+  rare = 14 / 15 * (1 - (1 - 1 / 14) ** 15)
+  error = (rare * (1 - rare) / images) ** 0.5
+  assert found['labels'][:, 1].mean() == pytest.approx(rare, abs=3 * error)
+  assert set(found['labels'][:, 1].tolist()) == {0, 1}
