@@ -66,7 +66,7 @@ ROWS = [
   ((*QUICK, '--config.image_size=17'), (), 'model.remainder', ''),
   (QUICK, ('--profile=5',), '--profile', '10:15'),
   (QUICK, ('--num_processes=2',), '--num_processes', '1'),
-  (QUICK, ('--config.evals=None',), '--config.evals.NAME.name', 'confusion'),
+  ((*QUICK, '--config.evals=None'), (), 'checkpoint.best', 'None'),
   (MAE, (), '--config.num_classes', ''),
   (
     (*MAE, HEADLESS, '--config.model.remainder=drop'),

@@ -351,9 +351,13 @@ def test_messages_of_paths_that_are_not_configs(tmp_path, path, word):
 
 
 def test_flags_of_a_shipped_config(command_line):
-  """None removes an evaluator; at most five of many keys are suggested."""
+  """None removes evaluators; at most five of many keys are suggested."""
   quickstart = '--config=configs/quickstart.py'
   assert not command_line(quickstart, '--config.evals.test=None').evals
+  assert not command_line(quickstart, '--config.evals=None').evals
+  flags = ('--config.evals.new.name=confusion', '--config.evals.new.split=test')
+  config = command_line(quickstart, '--config.evals=None', *flags)
+  assert [*config.evals] == ['new']
   with pytest.raises(UserError, match='nearest of 1') as error:
     command_line(quickstart, '--config.optimzer.b1=3')
   assert len(str(error.value).partition(': ')[2].split(', ')) <= 5

@@ -44,6 +44,7 @@ UNSUPPORTED = {
   'jax_no_tracing': True,
   'jax_no_execution': True,
   'jax_transfer_guard': 'disallow',
+  'jax_random_seed_offset': 1,
 }
 
 

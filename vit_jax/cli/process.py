@@ -202,6 +202,7 @@ def _report_errors(function: Callable[[], None]) -> None:
   """Calls a function; its errors end this process and all others."""
   try:
     function()
+    console.flush_output()
   except Exception as error:
     expected = error
     if peers.exit_status(error) is None:
@@ -209,6 +210,7 @@ def _report_errors(function: Callable[[], None]) -> None:
         machine.user_error(error)
         or paths.name_error(error)
         or paths.object_store_error(error)
+        or console.output_error(error)
       )
     peers.announce(expected or error)
     if expected:
@@ -224,8 +226,7 @@ def _exit(error: Exception) -> None:
   status = peers.exit_status(error)
   assert status is not None
   code, message = status
-  sys.stdout.flush()
-  print(message, file=sys.stderr, flush=True)
+  console.print_error(message)
   if code == EXIT_USER_ERROR:
     if peers.client() is None and _join_to_report():
       peers.announce(error)

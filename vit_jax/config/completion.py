@@ -90,6 +90,8 @@ def complete_section(
     UserError: see `complete`.
   """
   has_name = '{name}' in mark.pattern  # the section selects a class by name
+  if mark.many and values in (None, 'None'):
+    values = {}
   if not isinstance(values, Mapping | ConfigDict):
     key = ('NAME.' if mark.many else '') + ('name' if has_name else 'KEY')
     raise UserError(

@@ -143,7 +143,7 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
       # sections in them. Whether they may exist is checked when the config is
       # completed.
       is_further = i and part not in section
-      is_new = is_new or section.get(part, '') is None
+      is_new = is_new or section.get(part, '') in (None, 'None')
       is_new = is_new or (is_further and '.'.join(outer[: i + 1]) in named)
       if is_new:
         section[part] = {}

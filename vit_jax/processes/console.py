@@ -1,12 +1,15 @@
-"""The log of a process, on stderr."""
+"""The log of a process, on stderr, and the end of its output."""
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from absl import logging as absl_logging
+
+from vit_jax.errors import StorageError
 
 log = logging.getLogger('vit_jax')
 
@@ -41,3 +44,49 @@ def _report_unraisable(report: Callable[[Any], None], caught: Any) -> None:
   if isinstance(error, RuntimeError) and str(error) == 'Event loop is closed':
     return
   report(caught)
+
+
+def print_error(message: str) -> None:
+  """Prints the reason for which this process ends.
+
+  An output that cannot be written (a full disk, a closed pipe) does not change
+  how the process ends.
+
+  Args:
+    message: reason.
+  """
+  try:
+    flush_output()
+  except OSError:
+    _discard(sys.stdout)
+  try:
+    print(message, file=sys.stderr, flush=True)
+  except OSError:
+    _discard(sys.stderr)
+
+
+def flush_output() -> None:
+  """Writes what was printed; it raises OSError if that is not possible."""
+  if sys.stdout is not None:  # None if a shell closed it by `>&-`
+    sys.stdout.flush()
+
+
+def output_error(error: Exception) -> StorageError | None:
+  """Returns the error for an output that cannot be written, or None.
+
+  Args:
+    error: any error; one of a file does not name its path while it is written.
+  """
+  if not isinstance(error, OSError) or sys.stdout is None:
+    return None
+  try:
+    print(flush=True)  # what has failed is no longer in the buffer
+  except OSError:
+    _discard(sys.stdout)
+    return StorageError(f'the output cannot be written: {error.strerror}.')
+  return None
+
+
+def _discard(file: Any) -> None:
+  """Discards what a buffer holds, which Python could not write at exit."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())

@@ -9,11 +9,11 @@ started, such as SIGHUP after `nohup`, stays ignored.
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 
 from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.processes import console
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reaction = Callable[[int], None]
@@ -21,7 +21,7 @@ Reaction = Callable[[int], None]
 
 def exit_early(number: int) -> None:
   """Ends the process with code 42; the default reaction to a signal."""
-  print(early_exit_message(number), file=sys.stderr, flush=True)
+  console.print_error(early_exit_message(number))
   os._exit(EXIT_PREEMPTED)
 
 

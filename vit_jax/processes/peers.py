@@ -34,7 +34,7 @@ from vit_jax.errors import (
   StorageError,
   UserError,
 )
-from vit_jax.processes import consensus, interruption
+from vit_jax.processes import consensus, console, interruption
 from vit_jax.processes.consensus import client, index
 
 log = logging.getLogger('vit_jax')
@@ -81,7 +81,7 @@ def _on_abort(number: int) -> None:
     os.kill(os.getpid(), number)
     return  # a pending signal may be delivered only after the handler
   message = _loss('a process stopped, or no longer responds')
-  print(message, file=sys.stderr, flush=True)
+  console.print_error(message)
   os._exit(EXIT_PEER_LOST)
 
 
@@ -150,9 +150,8 @@ def exit_now(code: int, message: str | None = None) -> None:
   """
   if not _EXITING.acquire(blocking=False):  # another thread ends the process
     threading.Event().wait()
-  sys.stdout.flush()
   if message:
-    print(message, file=sys.stderr, flush=True)
+    console.print_error(message)
   with contextlib.suppress(Exception):
     others = consensus.num_processes() - 1
     client().key_value_set(f'{_READ}{index()}', '', allow_overwrite=True)

@@ -27,6 +27,7 @@ _SETTINGS = {
   'jax_no_tracing': False,
   'jax_no_execution': False,
   'jax_transfer_guard': 'allow',
+  'jax_random_seed_offset': 0,
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from vit_jax.errors import EXIT_STUCK
-from vit_jax.processes import peers
+from vit_jax.processes import console, peers
 
 log = logging.getLogger('vit_jax')
 _POLL_S = 0.2
@@ -121,7 +121,7 @@ class Watchdog:
       'peer that it waits for, is stuck. Stack traces of all threads are in '
       f'{self._stacks}; exit code {EXIT_STUCK}.'
     )
-    print(f'stuck: {message}', file=sys.stderr, flush=True)
+    console.print_error(f'stuck: {message}')
     faulthandler.dump_traceback(sys.stderr)
     writing = threading.Thread(
       target=self._write_stacks, args=(message,), daemon=True
