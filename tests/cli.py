@@ -369,7 +369,7 @@ def evaluated_independently(workdir: Any, load: str) -> tuple[float, float]:
   weights = pretrained.find(str(workdir))
   mesh = sharding.make_mesh(jax.devices()[:1])
   params = getattr(weights, load)(weights.abstract_params(mesh))
-  transform, model = weights.preprocess(), weights.model()
+  transform, model = weights.description.transform(), weights.model()
   source = synthetic.Source(
     'train[:51200]', num_examples=256, num_classes=20, height=48
   )

@@ -6,6 +6,7 @@ import numpy as np
 
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
+from vit_jax.weights.description import Description
 
 SIZES = dict(
   patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2, dtype='float32'
@@ -37,15 +38,13 @@ def noise_params(model, image_size, scale=0.3):
 def save_classifier(path):
   """Writes weights of three classes for images of 32 pixels; returns them."""
   sizes = dict(patch_size=16, width=16, depth=1, mlp_dim=8, num_heads=2)
-  about = dict(
+  description = Description(
     model=dict(name='vit', dtype='float32', **sizes),
-    objective=dict(name='supervised'),
     preprocess=dict(resize='squash'),
     num_classes=3,
-    image_size=[32, 32],
-    class_names=[],
+    image_size=(32, 32),
   )
   model = Model(3, dtype='float32', **sizes)
   params = noise_params(model, (32, 32))
-  pretrained.save(path, params, about)
+  pretrained.save(path, params, description)
   return params

@@ -12,6 +12,7 @@ its HTML report.
 images and predictions (--nopredictions leaves them out).
 """
 
+import dataclasses
 import logging
 
 import jax
@@ -89,7 +90,7 @@ def run(
   source = pretrained.find(checkpoint, weights)
   size, model = image_size or source.image_size, source.model()
   model.check(size)
-  transform = schema.build('preprocess', source.about['preprocess'], size)
+  transform = schema.build('preprocess', source.description.preprocess, size)
   if files:
     images = _read_images(files, transform)
     origin, shown = 'given as files', len(files)
@@ -101,7 +102,8 @@ def run(
   trained = source.load(source.abstract_params(mesh))
   params = source.backbone(trained)
   params = adapt(params, model, source, size, None, mesh)
-  objective = source.objective(size)
+  resized = dataclasses.replace(source.description, image_size=size)
+  objective = resized.built_objective
   trained = objective.start_params(trained, params)
   with jax.set_mesh(mesh):
     findings = figures.examine(model, params, images, shown, objective, trained)
@@ -142,14 +144,14 @@ def _evaluation_images(
   Raises:
     UserError: the weights do not specify the evaluation data of a run.
   """
-  evals = source.about.get('config', {}).get('evals', {})
-  splits = own_splits(evals)
-  if 'source' not in source.about or not splits:
+  description = source.description
+  splits = own_splits(description.config.get('evals', {}))
+  if not description.source or not splits:
     raise UserError(
       f'{source.path} does not contain the data it was evaluated on: give '
       '--images=FILE,….'
     )
-  split = schema.build('source', source.about['source'], splits[0])
+  split = schema.build('source', description.source, splits[0])
   return Spread(split, count).images(transform), f'of {split.name}'
 
 

@@ -53,7 +53,7 @@ def run(
     )
   source = pretrained.find(source_path, weights)
   params = source.load(source.abstract_params())
-  pretrained.save(target_path, params, source.about)
+  pretrained.save(target_path, params, source.description)
   log.info('wrote %s', target_path)
 
 

@@ -25,7 +25,7 @@ from vit_jax.cli import process, shared_flags
 from vit_jax.cli.shared_flags import Request
 from vit_jax.config import overrides, schema
 from vit_jax.config.completion import flatten
-from vit_jax.config.schema import EVALS, Config, build_section
+from vit_jax.config.schema import EVALS, Config, Section, build_section
 from vit_jax.data import filters
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
@@ -34,6 +34,7 @@ from vit_jax.files import paths
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes import runtime
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
 
 log = logging.getLogger('vit_jax')
 _DEFAULTS = {'name': 'classification', 'split': ''}
@@ -72,7 +73,7 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   rows = request.batch_size or shared_flags.fitting(weights, mesh)
   setting = shared_flags.evaluation_setting(
     weights, config, functools.partial(_open, config, weights), mesh, rows
-  )._replace(leave_out=_leave_out(config, weights.about))
+  )._replace(leave_out=_leave_out(config, weights.description))
   # All are built before one is run, which may take hours.
   built = {name: _build(weights, config, name, setting) for name in names}
   several = len(names) > 1
@@ -113,19 +114,19 @@ def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
   Raises:
     UserError: there is no such evaluator, or --split is missing.
   """
-  about, split = weights.about, request.split
-  run_config = about.get('config', {})
+  description, split = weights.description, request.split
+  run_evals = description.config.get('evals', {})
   override = {'split': split} if split else {}
-  evals = _evaluator_sections(about, request.evaluator)
+  evals = _evaluator_sections(run_evals, request.evaluator)
   sections = {
     **shared_flags.sections(weights),
-    'source': shared_flags.source_section(about, request),
+    'source': shared_flags.source_section(description.source, request),
     'evals': {name: section | override for name, section in evals.items()},
   }
-  if 'leave_out' in run_config.get('train', {}):
-    sections['train'] = run_config['train']
+  if 'leave_out' in description.config.get('train', {}):
+    sections['train'] = description.config['train']
   config = overrides.apply(sections, [*request.settings])
-  is_run_data = _is_run_data(config, about)
+  is_run_data = _is_run_data(config, description)
   names = list(config.evals)
   if not is_run_data:
     kinds = [n for n in names if config.evals[n].name == _DEFAULTS['name']]
@@ -138,8 +139,7 @@ def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
       distinct.setdefault(repr(keys), name)
     names = list(distinct.values())
   run_splits = {
-    name: section.get('split', '')
-    for name, section in run_config.get('evals', {}).items()
+    name: section.get('split', '') for name, section in run_evals.items()
   }
   for name in names:
     section = config.evals[name]
@@ -179,27 +179,26 @@ def _build(
     )
   if kind.own_classes and section.get('source', ...) is None:
     section = {**section, 'source': config.source.to_dict()}
-    train = weights.about.get('config', {}).get('train', {})
-    is_run_data = _is_run_data(config, weights.about)
+    train = weights.description.config.get('train', {})
+    is_run_data = _is_run_data(config, weights.description)
     if is_run_data and section.get('train_split', '') is None:
       section['train_split'] = train.get('split', 'train')
   return schema.construct(kind, section, setting.for_section(section))
 
 
 def _evaluator_sections(
-  about: dict[str, Any], evaluator: str | None
+  evals: Section, evaluator: str | None
 ) -> dict[str, dict[str, Any]]:
   """Returns the sections of one evaluator, or of all in the run, by name.
 
   Args:
-    about: description of the weights.
+    evals: section `evals` of the run.
     evaluator: name in the run's `config.evals`, or a kind of evaluator; None
       for all evaluators of the run that do not draw figures.
 
   Raises:
     UserError: there is no such evaluator.
   """
-  evals = about.get('config', {}).get('evals', {})
   if evaluator is None:
     found = {
       name: section
@@ -225,9 +224,9 @@ def _measures(name: str) -> bool:
   return kind.measures
 
 
-def _is_run_data(config: Config, about: dict[str, Any]) -> bool:
+def _is_run_data(config: Config, description: Description) -> bool:
   """Returns whether the config reads the data set of the run."""
-  old, new = flatten(about.get('source', {})), flatten(config.source)
+  old, new = flatten(description.source), flatten(config.source)
 
   def same(key: str) -> bool:
     if not key.endswith('path') or not old.get(key):
@@ -242,11 +241,13 @@ def _is_run_data(config: Config, about: dict[str, Any]) -> bool:
   )
 
 
-def _leave_out(config: Config, about: dict[str, Any]) -> str | None:
+def _leave_out(config: Config, description: Description) -> str | None:
   """Returns the list of examples that the run leaves out of its training."""
   path = config.train.leave_out if 'train' in config else None
   if (
-    path and not _is_run_data(config, about) and not paths.locate(path).exists()
+    path
+    and not _is_run_data(config, description)
+    and not paths.locate(path).exists()
   ):
     log.warning(
       'train.leave_out: %s does not exist, so no example is left out. If these '
@@ -271,7 +272,7 @@ def _open(config: Config, weights: Pretrained, split: str) -> stream.Source:
       f'{source.name} has {source.num_classes} classes, but the head has '
       f'{num_classes}: fine-tune on these data first.'
     )
-  names = weights.about['class_names']
+  names = weights.description.class_names
   return filters.matched(source, names, weights.path)
 
 

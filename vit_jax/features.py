@@ -109,7 +109,7 @@ def predictor(
   if layers and not hasattr(model, 'last_norm'):
     raise UserError(
       f'--layers={",".join(map(str, layers))} needs a Vision Transformer, not '
-      f'a {weights.about["model"]["name"]}: leave it out.'
+      f'a {weights.description.model["name"]}: leave it out.'
     )
 
   def predict(params: PyTree, batch: Batch) -> dict[str, jax.Array]:

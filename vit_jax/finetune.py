@@ -14,6 +14,7 @@ from absl import flags
 from vit_jax.cli import process
 from vit_jax.config import loading
 from vit_jax.config.schema import Config
+from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -21,6 +22,7 @@ from vit_jax.training import loop
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import architecture, pretrained
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
 from vit_jax.weights.transfer import transfer
 
 log = logging.getLogger('vit_jax')
@@ -69,8 +71,12 @@ def _last_start(error: UserError) -> Pretrained:
     raise error
   last = loading.load(str(file))
   log.warning('%s This run resumes, so it does not need these weights.', error)
-  about = {'model': last.model.to_dict(), 'num_classes': last.num_classes}
-  return Pretrained(str(file), about, lambda abstract: None)
+  description = Description(
+    model=last.model.to_dict(),
+    num_classes=last.num_classes,
+    image_size=square(last.image_size),
+  )
+  return Pretrained(str(file), description, lambda abstract: None)
 
 
 if __name__ == '__main__':

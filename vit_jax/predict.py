@@ -79,7 +79,7 @@ def run(
     UserError: the checkpoint does not exist, or a setting is invalid.
   """
   source = shared_flags.open_weights(checkpoint, request)
-  names, objective = source.about['class_names'], source.objective()
+  names, objective = source.description.class_names, source.objective()
   if not objective.num_classes:
     raise UserError(f'{checkpoint} has no head, so it cannot predict classes.')
   preprocess = shared_flags.sections(source)['preprocess']

@@ -228,7 +228,7 @@ def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
     raise UserError(
       f'the model in {weights.path} has no head: use another teacher.'
     )
-  for names in (weights.about.get('class_names') or (), source.class_names):
+  for names in (weights.description.class_names, source.class_names):
     if len(names) == outputs:
       return list(names)
   return [str(number) for number in range(outputs)]

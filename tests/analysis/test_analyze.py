@@ -24,7 +24,7 @@ def weights(tmp_path_factory):
   folder = tmp_path_factory.mktemp('analyze')
   model = Model(5, **SIZES | dict(num_heads=1), pool='token')
   params = noise_params(model, (12, 12))
-  npz.save(str(folder / 'small.npz'), params, {})
+  npz.save(str(folder / 'small.npz'), params, None)
   for name, size in (('a.png', (30, 20)), ('b.png', (24, 24))):
     (folder / name).write_bytes(encode(smooth(*size), '.png'))
   (folder / 'c.png').write_text('no image')

@@ -38,8 +38,8 @@ def weights(tmp_path_factory):
   folder = tmp_path_factory.mktemp('weights')
   model = Model(len(CLASSES), **tiny_vit.SIZES)
   params = tiny_vit.noise_params(model, (8, 8))
-  npz.save(str(folder / 'plain.npz'), params, {})
-  about = pretrained.find(str(folder / 'plain.npz')).about
+  npz.save(str(folder / 'plain.npz'), params, None)
+  about = pretrained.find(str(folder / 'plain.npz')).description.to_json()
   mesh = sharding.make_mesh(jax.devices()[:1])
   places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
   placed = jax.tree.map(sharding.place, jax.device_get(params), places)

@@ -42,7 +42,7 @@ def weights(tmp_path_factory):
   path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
   model = Model(3, **tiny_vit.SIZES)
   params = tiny_vit.noise_params(model, SIZE)
-  npz.save(path, params, {})
+  npz.save(path, params, None)
   return path
 
 

@@ -11,7 +11,6 @@ import tiny_vit
 
 from tests.faults.counts import further
 from vit_jax import (
-  checkpoint,
   evaluate,
   features,
   load_pretrained,
@@ -24,6 +23,7 @@ from vit_jax.models.resnet import Model as ResNet
 from vit_jax.models.swin import Model as Swin
 from vit_jax.models.vit import Model
 from vit_jax.weights import artefacts, pretrained
+from vit_jax.weights.description import Description
 
 SIZE = (32, 16)
 MODELS = {
@@ -55,14 +55,12 @@ def weights(request, tmp_path_factory):
   name = request.param
   model = KINDS[name](2, **MODELS[name])
   params = tiny_vit.noise_params(model, (16, 16))
-  about = dict(
-    format=checkpoint.READABLE[-1],
+  description = Description(
     model=dict(name=name, **MODELS[name]),
-    objective=dict(name='supervised'),
     preprocess=dict(resize='central', central_fraction=0.8),
     num_classes=2,
-    image_size=[16, 16],
-    class_names=['cat', 'dog'],
+    image_size=(16, 16),
+    class_names=('cat', 'dog'),
   )
   mesh = sharding.make_mesh(jax.devices()[:1])
   shapes = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
@@ -70,7 +68,7 @@ def weights(request, tmp_path_factory):
     lambda leaf, shape: jax.device_put(leaf, shape.sharding), params, shapes
   )
   path = str(tmp_path_factory.mktemp('weights') / name)
-  pretrained.save(path, placed, about)
+  pretrained.save(path, placed, description)
   return path
 
 
@@ -111,7 +109,8 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   features.run(weights, out, request)
   source = pretrained.find(weights, image_size=SIZE)
   params = source.load(source.abstract_params())
-  images = np.stack([source.preprocess().pixels(f.read_bytes()) for f in files])
+  transform = source.description.transform()
+  images = np.stack([transform.pixels(f.read_bytes()) for f in files])
   own = source.objective().predict(params, {'image': jnp.asarray(images)})[
     'features'
   ]

@@ -24,6 +24,7 @@ from vit_jax.cli import shared_flags
 from vit_jax.errors import UserError
 from vit_jax.weights import artefacts, transfer
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
 
 
 @pytest.fixture
@@ -68,13 +69,13 @@ SIZES = dict(patch_size=8, width=16, depth=2, mlp_dim=8, num_heads=2)
 
 def classifier(objective, num_classes):
   """Returns weights of an objective, with random numbers as arrays."""
-  about = dict(
+  description = Description(
     model=dict(name='vit', dtype='float32', **SIZES),
     objective=objective,
     preprocess=dict(resize='squash'),
     num_classes=num_classes,
-    image_size=[16, 16],
-    class_names=['ant', 'bee', 'cow'],
+    image_size=(16, 16),
+    class_names=('ant', 'bee', 'cow'),
   )
 
   def load(abstract):
@@ -86,7 +87,7 @@ def classifier(objective, num_classes):
       abstract,
     )
 
-  return Pretrained('PATH', about, load, load, load)
+  return Pretrained('PATH', description, load, load, load)
 
 
 @pytest.mark.slow
@@ -114,7 +115,8 @@ def test_the_trained_classifier_is_applied(
   source = classifier(objective, num_classes)
   monkeypatch.setattr(shared_flags, 'open_weights', lambda *_: source)
   path = f'{photos}/b/01.PNG'
-  pixels = source.preprocess().pixels((photos / 'b/01.PNG').read_bytes())
+  transform = source.description.transform()
+  pixels = transform.pixels((photos / 'b/01.PNG').read_bytes())
   image = jax.numpy.array(pixels)[None]
   mesh = sharding.make_mesh(jax.devices()[:1])
   params = source.weights(mesh)['params']
@@ -126,7 +128,7 @@ def test_the_trained_classifier_is_applied(
   exported = jax.export.deserialize(bytearray(program)).call(image)
   np.testing.assert_allclose(exported, logits, rtol=1e-5)
   [found] = predict.run('PATH', [path], shared_flags.Request())
-  names = source.about['class_names']
+  names = source.description.class_names
   expected = dict(zip(names, probabilities(logits)[0], strict=True))
   assert dict(found.top) == pytest.approx(expected, rel=1e-5)
   other = transfer.resized(source, (24, 24))

@@ -70,7 +70,8 @@ def test_a_step_without_labels_is_trained():
   assert set(abstract) == {'crops', 'replaced'}
   assert abstract['crops'].shape == (8, 2, 8, 8, 3)
   source = data.open_train(experiment.config)
-  assert experiment.about(source, {})['record']['fingerprint']['size'] == 64
+  record = experiment.description(source, {}).further['record']
+  assert record['fingerprint']['size'] == 64
   state = jax.jit(experiment.init_state)(experiment.key())
   step, losses = jax.jit(experiment.trainer.train_step), []
   with jax.set_mesh(experiment.mesh):

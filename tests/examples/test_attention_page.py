@@ -113,7 +113,7 @@ def test_the_page_of_weights(tmp_path):
 def test_models_without_attention_are_refused(tmp_path):
   path = str(tmp_path / 'a.npz')
   model = resnet.Model(3, depths=(1,), width_factor=1)
-  npz.save(path, noise_params(model, (32, 32)), {})
+  npz.save(path, noise_params(model, (32, 32)), None)
   file = tmp_path / 'a.png'
   Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(file)
   with pytest.raises(UserError, match='a.npz has no attention'):

@@ -183,8 +183,10 @@ def _weights(folder: pathlib.Path):
   """Returns a function that writes weights, and what it has written."""
   path = str(folder / 'first.npz')
   tiny_vit.save_classifier(path)
-  loaded, about = load_pretrained(path), pretrained.find(path).about
-  return lambda target: pretrained.save(target, loaded.params, about)
+  loaded, found = load_pretrained(path), pretrained.find(path)
+  return lambda target: pretrained.save(
+    target, loaded.params, found.description
+  )
 
 
 def _contents(folder: pathlib.Path):

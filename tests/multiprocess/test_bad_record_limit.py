@@ -36,7 +36,7 @@ def _evaluate(path, share, processes):
 def test_bad_records_of_all_processes_are_summed(tmp_path):
   """A fifth is bad, a tenth in each process; both exceed a limit of 15 %."""
   model, path = Model(CLASSES, **tiny_vit.SIZES), tmp_path / 'plain.npz'
-  npz.save(str(path), tiny_vit.noise_params(model, (8, 8)), {})
+  npz.save(str(path), tiny_vit.noise_params(model, (8, 8)), None)
   for process in _evaluate(path, 0.15, 2):
     _, err = cli.finish(process, code=2)
     assert f'of the {EXAMPLES} records of' in err and 'Traceback' not in err

@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
 
 
 def matches(path):
@@ -35,16 +36,16 @@ def load(path, head):
 
     return jax.tree_util.tree_map_with_path(leaf, abstract)
 
-  return Pretrained(path, about, put)
+  return Pretrained(path, Description.of_json(about), put)
 
 
-def save(path, params, about):
+def save(path, params, description):
   """Writes a new folder."""
   folder = pathlib.Path(path)
   folder.mkdir()
   for place, leaf in jax.tree_util.tree_leaves_with_path(params):
     np.save(folder / _file_name(place), np.asarray(leaf))
-  (folder / 'about.json').write_text(json.dumps(about))
+  (folder / 'about.json').write_text(json.dumps(description.to_json()))
 
 
 def _file_name(path):

@@ -142,7 +142,8 @@ def test_convert_to_the_lab_format_and_back(lab, tmp_path):
   for path, array in expected.items():
     np.testing.assert_array_equal(found[path], array)
   about = [
-    pretrained.find(str(path)).about for path in (lab.run, tmp_path / 'back')
+    pretrained.find(str(path)).description.to_json()
+    for path in (lab.run, tmp_path / 'back')
   ]
   assert about[0] == about[1]
 

@@ -45,7 +45,7 @@ def weights(tmp_path_factory):
   """Returns the path of the weights of a small random teacher."""
   path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
   params = tiny_vit.noise_params(Model(CLASSES, **tiny_vit.SIZES), SIZE)
-  npz.save(path, params, {})
+  npz.save(path, params, None)
   return path
 
 
@@ -211,7 +211,7 @@ def test_messages_of_invalid_requests(weights, tmp_path):
   """Flags out of range, missing data, and a teacher without a head."""
   headless, out = str(tmp_path / 'headless.npz'), str(tmp_path / 'f.npz')
   params = tiny_vit.noise_params(Model(0, **tiny_vit.SIZES), SIZE)
-  npz.save(headless, params, {})
+  npz.save(headless, params, None)
   for path, changes, message in (
     (weights, dict(min_confidence=1.0), r'1\.0.*--min_confidence'),
     (weights, dict(min_confidence=1.5), '--min_confidence'),

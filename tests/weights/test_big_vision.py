@@ -76,8 +76,8 @@ def test_big_vision_files_are_read_and_written(tmp_path, pool):
     np.testing.assert_allclose(logits(model, loaded), expected, atol=1e-5)
     if pool != 'token':
       jax.tree.map(np.testing.assert_array_equal, loaded, params)
-  about = pretrained.find(path).about
-  pretrained.save(f'big_vision:{tmp_path}/b.npz', params, about)
+  description = pretrained.find(path).description
+  pretrained.save(f'big_vision:{tmp_path}/b.npz', params, description)
   with np.load(tmp_path / 'b.npz') as written:
     assert set(written.files) == set(theirs(params))
     for name, array in theirs(params).items():
@@ -88,7 +88,7 @@ def test_official_names_below_opt_target_are_read(tmp_path, caplog):
   """Other arrays in the file are left out."""
   caplog.set_level('INFO', 'vit_jax')
   model, params = small()
-  npz.save(str(tmp_path / 'a.npz'), params, {})
+  npz.save(str(tmp_path / 'a.npz'), params, None)
   with np.load(tmp_path / 'a.npz') as official:
     arrays = {f'opt/target/{name}': official[name] for name in official.files}
   arrays |= {'opt/state/step': np.array(3), 'extra/x': np.zeros(2)}
@@ -122,6 +122,6 @@ def test_files_without_positions_use_the_fixed_table(tmp_path):
   source, params = pretrained.find(path), load_pretrained(path).params
   assert source.model().position == 'sincos2d' and 'position' not in params
   assert source.image_size == (224, 224)
-  pretrained.save(f'big_vision:{tmp_path}/c.npz', params, source.about)
+  pretrained.save(f'big_vision:{tmp_path}/c.npz', params, source.description)
   with np.load(tmp_path / 'c.npz') as written:
     assert set(written.files) == set(arrays)

@@ -1,5 +1,7 @@
 """Tests that converted weights keep class names and preprocessing."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny_vit
@@ -9,6 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
+from vit_jax.weights.formats import npz
 
 NAMES = ['ant', 'bee', 'cat', 'dog', 'eel']
 PREPROCESS = {
@@ -23,11 +26,14 @@ def source(tmp_path):
   """Returns the path of weights with class names and special preprocessing."""
   params = tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
   path = str(tmp_path / 'source.npz')
-  save_pretrained(path, params, {})
-  about = pretrained.find(path).about
-  about['class_names'], about['preprocess'] = NAMES, PREPROCESS
-  about['model'] |= {'gelu': 'exact', 'norm_eps': 1e-5}
-  save_pretrained(path, params, about)
+  npz.save(path, params, None)
+  description = pretrained.find(path).description
+  description = dataclasses.replace(
+    description.with_model(gelu='exact', norm_eps=1e-5),
+    class_names=tuple(NAMES),
+    preprocess=PREPROCESS,
+  )
+  save_pretrained(path, params, description)
   return path
 
 
@@ -41,20 +47,19 @@ def test_conversion_keeps_everything(tmp_path, source, target):
   These are class names, preprocessing, constants, and the logits of weights
   with model.pixels='imagenet'.
   """
-  about = pretrained.find(source).about
-  about['model'] |= {'pixels': 'imagenet'}
+  changed = pretrained.find(source).description.with_model(pixels='imagenet')
   trained = f'{tmp_path}/trained'
-  save_pretrained(trained, load_pretrained(source).params, about)
+  save_pretrained(trained, load_pretrained(source).params, changed)
   form, _, name = target.rpartition(':')
   path = f'{tmp_path}/{name}'
   convert.run(trained, f'{form}:{path}' if form else path)
   convert.run(path, f'{tmp_path}/back.npz')
   for each in (path, f'{tmp_path}/back.npz'):
-    about = pretrained.find(each).about
-    assert about['class_names'] == NAMES
-    assert about['preprocess'] == PREPROCESS
-    assert about['model']['gelu'] == 'exact'
-    assert about['model']['norm_eps'] == 1e-5
+    description = pretrained.find(each).description
+    assert description.class_names == tuple(NAMES)
+    assert description.preprocess == PREPROCESS
+    assert description.model['gelu'] == 'exact'
+    assert description.model['norm_eps'] == 1e-5
   images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3))
   images = images.astype(np.float32)
 
@@ -73,9 +78,10 @@ def test_npz_files_keep_an_image_size_that_no_array_has(tmp_path):
   model = resnet.Model(5, depths=(1,), width_factor=1, dtype='float32')
   params = tiny_vit.noise_params(model, (32, 32))
   path = str(tmp_path / 'a.npz')
-  save_pretrained(path, params, {})
-  about = pretrained.find(path).about | {'image_size': [96, 64]}
-  save_pretrained(path, params, about)
+  npz.save(path, params, None)
+  description = pretrained.find(path).description
+  larger = dataclasses.replace(description, image_size=(96, 64))
+  save_pretrained(path, params, larger)
   assert pretrained.find(path).image_size == (96, 64)
 
 
@@ -89,7 +95,7 @@ def test_an_existing_file_is_not_overwritten(tmp_path, source):
       convert.run(source, str(path))
   assert target.read_bytes() == b'of another model'
   convert.run(source, str(target), overwrite=True)
-  assert pretrained.find(str(target)).about['class_names'] == NAMES
+  assert pretrained.find(str(target)).description.class_names == tuple(NAMES)
 
 
 def test_notes_of_other_weights_are_not_used(tmp_path, source, caplog):
@@ -97,8 +103,8 @@ def test_notes_of_other_weights_are_not_used(tmp_path, source, caplog):
   with np.load(source) as arrays:
     changed = {name: array + 1 for name, array in arrays.items()}
   np.savez(source, **changed)
-  about = pretrained.find(source).about
-  assert about['class_names'] == [f'class {i}' for i in range(5)]
+  names = pretrained.find(source).description.class_names
+  assert names == tuple(f'class {i}' for i in range(5))
   assert 'source.npz.json' in caplog.text
 
 
@@ -113,7 +119,7 @@ def test_load_pretrained_returns_names_and_preprocessing(source):
   image = loaded.preprocess(pixels)
   assert image.shape == (8, 8, 3) and image.dtype == np.float32
   assert -1 <= image.min() < image.max() <= 1
-  expected = pretrained.find(source).preprocess().pixels(pixels)
+  expected = pretrained.find(source).description.transform().pixels(pixels)
   np.testing.assert_array_equal(np.round((image + 1) * 127.5), expected)
   assert model.apply({'params': params}, image[None]).shape == (1, 5)
   other = load_pretrained(source, num_classes=2, image_size=12)

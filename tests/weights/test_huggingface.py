@@ -1,5 +1,6 @@
 """Tests of Hugging Face directories: files, preprocessing and options."""
 
+import dataclasses
 import json
 import re
 
@@ -107,9 +108,10 @@ def test_preprocessing_is_read_and_written(tmp_path, given, resize):
   name = 'preprocessor_config.json'
   (tmp_path / 'a' / name).write_text(json.dumps(given))
   source = pretrained.find(path)
-  assert source.preprocess() and source.about['preprocess']['resize'] == resize
+  description = source.description
+  assert description.transform() and description.preprocess['resize'] == resize
   params = load_pretrained(path).params
-  pretrained.save(f'huggingface:{tmp_path}/b', params, source.about)
+  pretrained.save(f'huggingface:{tmp_path}/b', params, description)
   again = json.loads((tmp_path / 'b' / name).read_text())
   assert {key: again[key] for key in given} == given
 
@@ -119,12 +121,12 @@ def test_unsupported_interpolation_is_kept_and_logged(tmp_path, caplog, name):
   """It is restored here; a warning says that the library resizes otherwise."""
   path = written(tmp_path / 'a', huggingface())
   _, params = load_pretrained(path)
-  about = pretrained.find(path).about
+  description = pretrained.find(path).description
   resize = 'torchvision' if name == 'bicubic' else 'central'
   section = dict(resize=resize, central_fraction=0.875, interpolation=name)
-  about['preprocess'] = section
-  pretrained.save(f'huggingface:{tmp_path}/b', params, about)
-  again = pretrained.find(f'{tmp_path}/b').about['preprocess']
+  changed = dataclasses.replace(description, preprocess=section)
+  pretrained.save(f'huggingface:{tmp_path}/b', params, changed)
+  again = pretrained.find(f'{tmp_path}/b').description.preprocess
   assert again['interpolation'] == name
   assert (repr(name) in caplog.text) == (name != 'bicubic')
   assert again == section or name == 'bicubic'
@@ -136,8 +138,8 @@ def test_the_central_fraction_is_at_most_one(tmp_path):
   settings = dict(do_center_crop=True, size={'shortest_edge': 12}, crop_size=16)
   (tmp_path / 'preprocessor_config.json').write_text(json.dumps(settings))
   source = pretrained.find(path)
-  assert source.about['preprocess']['central_fraction'] == 1
-  source.preprocess()
+  assert source.description.preprocess['central_fraction'] == 1
+  source.description.transform()
 
 
 @pytest.mark.parametrize(
@@ -206,11 +208,12 @@ OPTIONS = {
 
 def with_options(tmp_path, **keys):
   """Returns a model with some options, and its description."""
-  about = pretrained.find(written(tmp_path / 'a', huggingface())).about
+  source = pretrained.find(written(tmp_path / 'a', huggingface()))
+  description = source.description.with_model(**keys)
   if keys.get('position') == 'rope2d':  # DINOv3 has no head
-    about |= dict(num_classes=0, class_names=[])
-  about['model'] |= keys
-  return pretrained.Pretrained('', about, lambda abstract: None).model(), about
+    headless = dict(num_classes=0, class_names=())
+    description = dataclasses.replace(description, **headless)
+  return description.built_model, description
 
 
 @pytest.mark.slow
@@ -218,7 +221,7 @@ def with_options(tmp_path, **keys):
 def test_options_are_written(tmp_path, name):
   """The library's class with these options computes the same."""
   kind, keys = OPTIONS[name]
-  model, about = with_options(tmp_path, **keys)
+  model, description = with_options(tmp_path, **keys)
   shapes = tree.flatten(abstract_params(model, (SIZE, SIZE)))
   rng = np.random.default_rng(0)
   params = tree.unflatten(
@@ -228,9 +231,9 @@ def test_options_are_written(tmp_path, name):
     }
   )
   out = tmp_path / 'b'
-  pretrained.save(f'huggingface:{out}', params, about)
+  pretrained.save(f'huggingface:{out}', params, description)
   assert json.loads((out / 'config.json').read_text())['model_type'] == kind
-  ending = 'ForImageClassification' if about['num_classes'] else ''
+  ending = 'ForImageClassification' if description.num_classes else ''
   auto = getattr(transformers, f'AutoModel{ending}')
   opened, loading = auto.from_pretrained(
     out, local_files_only=True, output_loading_info=True
@@ -264,8 +267,8 @@ def test_options_without_a_class_in_the_library_are_refused(
   tmp_path, keys, words
 ):
   """Each is named in the message."""
-  model, about = with_options(tmp_path, **keys)
+  model, description = with_options(tmp_path, **keys)
   params = abstract_params(model, (SIZE, SIZE))
   with pytest.raises(UserError, match=words):
-    pretrained.save(f'huggingface:{tmp_path}/b', params, about)
+    pretrained.save(f'huggingface:{tmp_path}/b', params, description)
   assert not (tmp_path / 'b').exists()

@@ -234,15 +234,17 @@ def test_written_directories_open_in_the_library(tmp_path, name):
   reference = huggingface(name, **changes)
   first, second = str(tmp_path / 'first'), str(tmp_path / 'second')
   reference.save_pretrained(first)
-  params, about = load_pretrained(first).params, pretrained.find(first).about
-  pretrained.save(f'huggingface:{second}', params, about)
+  params = load_pretrained(first).params
+  description = pretrained.find(first).description
+  pretrained.save(f'huggingface:{second}', params, description)
   for key in ('model', 'image_size', 'class_names'):
-    assert pretrained.find(second).about[key] == about[key]
+    found = getattr(pretrained.find(second).description, key)
+    assert found == getattr(description, key)
   with pytest.raises(UserError, match='exists'):
-    pretrained.save(f'huggingface:{second}', params, about)
+    pretrained.save(f'huggingface:{second}', params, description)
   again = type(reference).from_pretrained(second, local_files_only=True)
-  if about['num_classes']:
-    assert again.config.id2label == dict(enumerate(about['class_names']))
+  if description.num_classes:
+    assert again.config.id2label == dict(enumerate(description.class_names))
   for key in ('layer_norm_eps', 'hidden_act'):
     assert getattr(again.config, key) == getattr(reference.config, key)
   pixels = torch.from_numpy(references.images().transpose(0, 3, 1, 2).copy())
@@ -279,14 +281,15 @@ def test_missing_keys_have_the_defaults_of_the_library(tmp_path, kind):
   library = references.config_class(name)().to_dict()
   assert {key: library[key] for key in defaults} == defaults
   huggingface(name, **TYPES[name][0]).save_pretrained(tmp_path)
-  expected = pretrained.find(str(tmp_path)).about
+  expected = pretrained.find(str(tmp_path)).description.to_json()
   file, weights = tmp_path / 'config.json', tmp_path / 'model.safetensors'
   config = json.loads(file.read_text())
   given = {k: v for k, v in config.items() if library.get(k, ...) != v}
   given['model_type'] = kind
   assert 'layer_norm_eps' not in given
   file.write_text(json.dumps(given))
-  assert pretrained.find(str(tmp_path)).about == expected
+  found = pretrained.find(str(tmp_path)).description.to_json()
+  assert found == expected
   file.unlink()  # without it, the weights are not taken for those of timm
   for path, words in ((tmp_path, 'but no'), (weights, 'transformers.*fetch')):
     with pytest.raises(UserError, match=words) as error:

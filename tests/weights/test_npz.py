@@ -91,7 +91,7 @@ def test_logits_equal_the_library(tmp_path, numbering):
   path, back = str(tmp_path / 'vit.npz'), str(tmp_path / 'back.npz')
   np.savez(path, **official(tmp_path, reference, numbering))
   same_results(path, reference, (SIZE, SIZE), gelu='exact')
-  npz.save(back, load_pretrained(path).params, {})
+  npz.save(back, load_pretrained(path).params, None)
   expected = official(tmp_path, reference)
   with np.load(back) as written:
     assert set(written.files) == set(expected)
@@ -122,7 +122,7 @@ def test_arrays_of_wrong_rank_or_type_are_refused(tmp_path, name, array, words):
   """The message contains the path and the name."""
   path = str(tmp_path / 'wrong.npz')
   model = Model(5, **tiny_vit.SIZES)
-  npz.save(path, tiny_vit.noise_params(model, (8, 8)), {})
+  npz.save(path, tiny_vit.noise_params(model, (8, 8)), None)
   with np.load(path) as arrays:
     np.savez(path, **{**arrays, name: array})
   with pytest.raises(UserError) as error:

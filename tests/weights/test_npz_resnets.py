@@ -43,7 +43,7 @@ def hybrid_model(depths=(2, 1), patch_size=1, **sizes):
 def saved(tmp_path, model, size):
   """Returns (path, parameters) of random weights in an official file."""
   params, path = noise_params(model, size), str(tmp_path / 'weights.npz')
-  npz.save(path, params, {})
+  npz.save(path, params, None)
   return path, params
 
 
@@ -127,7 +127,7 @@ def test_gradients_equal_torch(tmp_path, kind):
   def loss(params):
     return (model.apply({'params': params}, images) * weights).mean()
 
-  npz.save(path, jax.jit(jax.grad(loss))(params), {})
+  npz.save(path, jax.jit(jax.grad(loss))(params), None)
   ours.load_pretrained(path, prefix)
   (peer(nchw(images)) * torch.from_numpy(weights)).mean().backward()
   for (name, mine), theirs in zip(
@@ -151,7 +151,7 @@ def test_save_and_load_are_inverse(tmp_path, model):
   again = load_pretrained(path).params
   jax.tree.map(np.testing.assert_array_equal, again, params)
   assert source.model().architecture == model.architecture
-  assert source.about['num_classes'] == 7
+  assert source.description.num_classes == 7
   if isinstance(model, vit.ViT):
     assert source.image_size == (32, 32)
     with np.load(path) as file:

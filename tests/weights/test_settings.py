@@ -90,7 +90,7 @@ def test_mutated_settings(tmp_path, project, name):
     file.write_text(json.dumps(content))
     try:
       source = pretrained.find(path)
-      source.preprocess()
+      source.description.transform()
     except UserError as error:
       refused += 1
       assert len(str(error)) < 5000, content

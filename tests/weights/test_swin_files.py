@@ -1,5 +1,6 @@
 """Tests of Swin Transformers against timm and Hugging Face."""
 
+import dataclasses
 import json
 
 import jax
@@ -119,7 +120,7 @@ def test_logits_and_blocks_equal_the_library(tmp_path, library, size):
     stages = theirs.swin.encoder.layers
     path = saved_there(tmp_path, theirs)
   source = pretrained.find(path)
-  assert source.about['model'] == (TIMM if library == 'timm' else AUTHORS)
+  assert source.description.model == (TIMM if library == 'timm' else AUTHORS)
   assert source.image_size == (size if library == 'timm' else (64, 64))
   images, outputs = images_of(*size), []
 
@@ -194,34 +195,39 @@ def test_conversion_from_timm_and_back_is_exact(tmp_path):
   args = dict(num_heads=HEADS)
   config = dict(architecture='swin_tiny', model_args=args, pretrained_cfg=PLAIN)
   path = timm_file(tmp_path / 'a', theirs, config)
-  about = pretrained.find(path).about
+  description = pretrained.find(path).description
   back = str(tmp_path / 'b.safetensors')
-  pretrained.save(back, load_pretrained(path).params, about)
+  pretrained.save(back, load_pretrained(path).params, description)
   written, arrays = safetensors.numpy.load_file(back), state(theirs)
   assert written.keys() == arrays.keys()
   for name, array in arrays.items():
     np.testing.assert_array_equal(written[name], array)
-  assert pretrained.find(back).about == about
-  assert about['model'] == TIMM
+  found = pretrained.find(back).description
+  assert found.to_json() == description.to_json()
+  assert description.model == TIMM
 
 
 @pytest.mark.slow
 def test_small_windows_keep_their_size(tmp_path):
   """If images are smaller than a window, the notes contain its size."""
   sizes = dict(width=8, depths=(2, 2), num_heads=2, window_size=8)
-  about = pretrained.find(timm_file(tmp_path, timm_swin_transformer(64))).about
-  about |= {'model': dict(name='swin', **sizes), 'image_size': [16, 16]}
+  source = pretrained.find(timm_file(tmp_path, timm_swin_transformer(64)))
+  description = dataclasses.replace(
+    source.description,
+    model=dict(name='swin', **sizes),
+    image_size=(16, 16),
+  )
   model = Model(7, **sizes, dtype='float32')
   params = jax.tree.map(
     lambda leaf: jnp.ones(leaf.shape), abstract_params(model, (16, 16))
   )
   path = str(tmp_path / 'small.safetensors')
-  pretrained.save(path, params, about)
+  pretrained.save(path, params, description)
   found = pretrained.find(path)
-  assert found.about['model']['window_size'] == 8
+  assert found.description.model['window_size'] == 8
   assert found.image_size == (16, 16)
   with pytest.raises(UserError, match='cannot contain.* Swin: write a dir'):
-    pretrained.save(f'huggingface:{tmp_path}/x', params, about)
+    pretrained.save(f'huggingface:{tmp_path}/x', params, description)
 
 
 @pytest.mark.slow
@@ -245,8 +251,8 @@ def test_files_of_the_authors_are_read(tmp_path):
   torch.save({'model': {k: torch.tensor(v) for k, v in renamed.items()}}, file)
   source = pretrained.find(file)
   assert source.image_size == (112, 112)
-  assert source.about['model'] == AUTHORS
-  assert source.about['normalization']['mean'] == list(IMAGENET[0])
+  assert source.description.model == AUTHORS
+  assert source.description.statistics == IMAGENET
   params = [load_pretrained(each).params for each in (path, file)]
   jax.tree.map(np.testing.assert_array_equal, *params)
 

@@ -106,10 +106,10 @@ def test_file_names_and_arrays_select_the_family(
   state = timm_vit(num_classes=0).state_dict()
   state |= {key: torch.zeros(1, 1, 3) for key in other}
   torch.save(state, tmp_path / name)
-  about = timm.load(str(tmp_path / name)).about
+  description = timm.load(str(tmp_path / name)).description
   assert f'the defaults of the family {family}:' in caplog.text
   assert not left_out or f'left out {left_out}' in caplog.text
-  mean = about['normalization']['mean']
+  mean, _ = description.statistics
   assert (mean == list(IMAGENET[0])) == (family != 'vit')
 
 

@@ -1,5 +1,7 @@
 """Tests of weights with timm's names against timm's results."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import minimal_config
@@ -78,13 +80,14 @@ def test_logits_and_blocks_equal_timm(tmp_path, kind):
   config = dict(architecture=name, model_args=model_args, pretrained_cfg=stored)
   path = timm_file(tmp_path, reference, config)
   same_results(path, reference, (SIZE, SIZE), limit=1e-5)
-  about = pretrained.find(path).about
-  assert not about['num_classes'] or about['class_names'] == list('abcdefg')
+  description = pretrained.find(path).description
+  names = description.class_names
+  assert not description.num_classes or names == tuple('abcdefg')
   back = str(tmp_path / 'back.safetensors')
-  pretrained.save(back, load_pretrained(path).params, about)
-  again = pretrained.find(back).about
+  pretrained.save(back, load_pretrained(path).params, description)
+  again = pretrained.find(back).description
   for key in ('model', 'preprocess', 'class_names', 'position_resize'):
-    assert again[key] == about[key]
+    assert getattr(again, key) == getattr(description, key)
   tensors = safetensors.numpy.load_file(back)
   state = {k: torch.from_numpy(v) for k, v in tensors.items()}
   timm_vit(name, **changes).load_state_dict(state, strict=True)
@@ -210,8 +213,8 @@ def test_clip_without_a_config(tmp_path):
   assert model.gelu == 'quick' and model.pre_norm
   same_results((model, params), reference, (SIZE, SIZE), CLIP)
   back = str(tmp_path / 'back.safetensors')
-  about = pretrained.find(path).changed(num_heads=HEADS).about
-  pretrained.save(back, params, about)
+  source = pretrained.find(path).changed(num_heads=HEADS)
+  pretrained.save(back, params, source.description)
   written = safetensors.numpy.load_file(back)
   original = references.state(reference)
   assert written.keys() == original.keys()
@@ -225,13 +228,13 @@ def test_npz_logs_what_it_cannot_store(tmp_path, caplog, form):
   source = pretrained.find(timm_file(tmp_path, timm_vit()))
   params = load_pretrained(source.path).params
   path = f'{form}{tmp_path}/a.npz'
-  pretrained.save(path, params, source.about)
+  description = source.description
+  pretrained.save(path, params, description)
   assert "'gelu': 'tanh'" in caplog.text and "'gelu': 'exact'" in caplog.text
-  again = pretrained.find(path).about
-  assert again['position_resize'] == source.about['position_resize']
+  again = pretrained.find(path).description
+  assert again.position_resize == description.position_resize
   caplog.clear()
-  plain = {'model': source.about['model'] | {'gelu': 'tanh'}}
-  pretrained.save(path, params, source.about | plain)
+  pretrained.save(path, params, description.with_model(gelu='tanh'))
   assert 'gelu' not in caplog.text
 
 
@@ -248,14 +251,14 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
     params = source.load(source.abstract_params())
     statistics = presets.PRESETS[name or 'timm'].normalization
     same_results((source.model(), params), reference, (SIZE, SIZE), statistics)
-  del source.about['normalization']
-  ours = pretrained.Pretrained('ours', source.about, found.load)
+  ours = dataclasses.replace(source.description, statistics=None)
+  ours = pretrained.Pretrained('ours', ours, found.load)
   kept = shared_flags.with_preset(ours, 'dino')
   assert kept.load is found.load and 'resizing' in caplog.text
-  assert kept.about['preprocess']['resize'] == 'torchvision'
+  assert kept.description.preprocess['resize'] == 'torchvision'
   for weights in (found, kept):
     config = overrides.apply(
-      {'preprocess': {'name': 'transforms', **weights.about['preprocess']}},
+      {'preprocess': weights.description.preprocess_section},
       ['--config.preprocess.interpolation=area'],
     )
     description = shared_flags.describe(weights, config)

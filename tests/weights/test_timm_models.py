@@ -42,13 +42,13 @@ def opened(monkeypatch, caplog):
     arrays = arrays_of(name)
     monkeypatch.setattr(tensors, 'read', lambda path: (arrays, {}))
     caplog.clear()
-    return timm.load(path).about, caplog
+    return timm.load(path).description, caplog
 
   return load
 
 
-def heads_and_gelu(about):
-  section = about['model']
+def heads_and_gelu(description):
+  section = description.model
   return section['num_heads'], section.get('gelu', 'exact')
 
 
@@ -86,11 +86,11 @@ def test_the_table_equals_the_installed_timm():
 def test_file_name_and_prefix_name_the_architecture(opened, name, heads, gelu):
   """The log says where the values are from."""
   for path in (f'{name}.safetensors', f'{name}:weights.safetensors'):
-    about, log = opened(name, path)
-    assert heads_and_gelu(about) == (heads, gelu)
+    description, log = opened(name, path)
+    assert heads_and_gelu(description) == (heads, gelu)
     assert f'{name} in the table of timm' in log.text
     assert 'WARNING' not in [record.levelname for record in log.records]
-    assert about['normalization']['mean'] == [0.5] * 3
+    assert description.statistics[0] == (0.5,) * 3
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_file_name_and_prefix_name_the_architecture(opened, name, heads, gelu):
 )
 def test_assumptions_are_logged(opened, name):
   """The warning lists them, and what to do."""
-  about, log = opened(name, 'weights.safetensors')
-  heads, gelu = heads_and_gelu(about)
+  description, log = opened(name, 'weights.safetensors')
+  heads, gelu = heads_and_gelu(description)
   assert gelu == 'exact'
   for words in (
     f'num_heads {heads}, gelu exact',
@@ -114,7 +114,7 @@ def test_tags_select_their_preprocessing(opened):
   tagged = 'vit_base_patch32_clip_224.laion2b_ft_in12k_in1k'
   plain, _ = opened('vit_base_patch32_clip_224', f'{tagged}.safetensors')
   row = timm_models.find(tagged)
-  assert plain['normalization']['mean'] == list(row.statistics[0])
+  assert plain.statistics[0] == tuple(row.statistics[0])
   assert timm_models.find('vit_base_patch32_clip_224').statistics == CLIP
   deit = timm_models.find('deit_base_patch16_224.unknown_tag')
   assert deit.statistics == IMAGENET

@@ -12,11 +12,13 @@ from minimal_config import completed
 
 from benchmarks import peers
 from vit_jax.arrays import sharding, tree
+from vit_jax.arrays.pixels import NONE
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import architecture, contract, pretrained, transfer
+from vit_jax.weights.description import Description
 
 SIZES = dict(patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
 ABOUT = {
@@ -28,15 +30,15 @@ ABOUT = {
 
 def weights(image_size, **changes):
   """Returns a source with random numbers for images of that size."""
-  about = ABOUT | {'image_size': image_size}
-  about['model'] = about['model'] | changes
+  about = ABOUT | {'model': ABOUT['model'] | changes}
+  description = Description(**about, image_size=image_size)
   model = Model(7, **SIZES, dtype='float32', **changes)
   params = tiny_vit.noise_params(model, (image_size[0], image_size[-1]))
 
   def load(abstract):
     return jax.tree.map(sharding.place, jax.device_get(params), abstract)
 
-  return contract.Pretrained('here', about, load), params
+  return contract.Pretrained('here', description, load), params
 
 
 def experiment(image_size, **changes):
@@ -174,14 +176,15 @@ def test_heads_are_taken_over_by_the_names_of_classes(objective, caplog):
   shapes = target.abstract_state().params
   params = jax.tree.map(lambda s: np.random.normal(size=s.shape), shapes)
   names = [*'abcdefg']
-  about = ABOUT | {'image_size': (8, 8), 'num_classes': classes}
-  about |= {'objective': section, 'class_names': names}
+  about = ABOUT | {'objective': section, 'num_classes': classes}
+  about |= {'class_names': tuple(names)}
+  description = Description(**about, image_size=(8, 8))
 
   def load(abstract):
     return jax.tree.map(sharding.place, params, abstract)
 
   def started(class_names):
-    source = contract.Pretrained('here', about, load)
+    source = contract.Pretrained('here', description, load)
     with jax.set_mesh(target.mesh):
       return transfer.start(source, target, 'aligned', Fruits(class_names))
 
@@ -354,24 +357,24 @@ def test_normalized_images_get_the_kernel_of_normalized_images(
 
 def test_other_projects_have_rgb_files_only():
   """The message names the channels and the bits."""
-  about = ABOUT | {'image_size': (8, 8), 'preprocess': {'bits': 16}}
-  about['model'] = about['model'] | {'channels': 5}
+  about = ABOUT | {'model': ABOUT['model'] | {'channels': 5}}
+  description = Description(**about, image_size=(8, 8), preprocess={'bits': 16})
   for path in ('x.npz', 'x.safetensors', 'big_vision:x.npz', 'huggingface:x'):
     with pytest.raises(UserError, match=r'RGB.* 5 channel.* 16 bits'):
-      pretrained.save(path, {}, about)
+      pretrained.save(path, {}, description)
 
 
 @pytest.mark.slow
 def test_resized_weights_can_be_normalized_by_other_statistics():
   """All sets of weights have them, as in `evaluate` with both flags."""
   source, _ = weights((8, 8))
-  about = source.about | {'normalization': dict(mean=[0.5] * 3, std=[0.5] * 3)}
-  source = dataclasses.replace(source, about=about)
+  description = dataclasses.replace(source.description, statistics=NONE)
+  source = dataclasses.replace(source, description=description)
   mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
   resized = transfer.resized(source, (12, 12))
   changed = transfer.renormalized(resized, mean, std)
   assert changed.image_size == (12, 12)
-  assert changed.normalization == (mean, std)
+  assert changed.description.statistics == (mean, std)
   mesh = sharding.make_mesh(jax.devices()[:1])
   params = changed.load(changed.abstract_params(mesh))
   before = resized.load(resized.abstract_params(mesh))

@@ -11,6 +11,7 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.weights import foreign, patch_embedding, pretrained
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
 
 VIT = dict(patch_size=4, width=16, depth=2, mlp_dim=32, num_heads=2)
 SWIN = dict(
@@ -95,24 +96,23 @@ FURTHER = (
 )
 
 
-def description(keys):
+def described(keys):
   """Returns what `save_pretrained` needs to know of a model."""
   model = {'name': 'vit', **(VIT if 'name' not in keys else {}), **keys}
   classes = model.pop('num_classes', 5)
   size = model.pop('image_size', (16, 8))
-  return dict(
+  return Description(
     model=model | dict(dtype='float32'),
     num_classes=classes,
-    image_size=list(size),
-    objective=dict(name='supervised'),
+    image_size=size,
     preprocess=dict(resize='squash'),
-    class_names=list('abcde')[:classes],
+    class_names=tuple('abcde')[:classes],
   )
 
 
-def random_params(about):
+def random_params(description):
   rng = np.random.default_rng(0)
-  shapes = foreign.opened(about).abstract_params()
+  shapes, _ = description.shapes
   return jax.tree.map(lambda x: rng.normal(size=x.shape).astype('f'), shapes)
 
 
@@ -143,9 +143,10 @@ def traced_once(monkeypatch):
   abstract, known = Pretrained._abstract, {}
 
   def cached(self, mesh=None):
-    section = self.about['model']
+    section = self.description.model
     others = section.get('stem'), section.get('remainder')
-    key = json.dumps([foreign.determined(self), others], default=list)
+    values = foreign.determined(self.description)
+    key = json.dumps([values, others], default=list)
     if key not in known:
       known[key] = abstract(self, mesh)
     return known[key]
@@ -163,25 +164,25 @@ def test_written_weights_open_as_the_same_model(
   tmp_path, traced_once, formats, keys
 ):
   """Or nothing is written: in this format, the model cannot be contained."""
-  about = description(keys)
-  params, source = random_params(about), foreign.opened(about)
-  expected = foreign.determined(source)
+  description = described(keys)
+  params = random_params(description)
+  expected = foreign.determined(description)
   for letter, target in FORMATS.items():
     form, colon, name = target.rpartition(':')
     path = f'{tmp_path}/{name}'
     if letter not in formats:
       with pytest.raises(UserError, match='cannot contain a model with'):
-        pretrained.save(f'{form}{colon}{path}', params, about)
+        pretrained.save(f'{form}{colon}{path}', params, description)
       assert not list(tmp_path.glob(f'{name}*'))
       continue
-    pretrained.save(f'{form}{colon}{path}', params, about)
+    pretrained.save(f'{form}{colon}{path}', params, description)
     reader, _, head = pretrained.format_of(path)
     opened = reader.load(path, head)
-    found = foreign.determined(opened)
+    found = foreign.determined(opened.description)
     differing = {key for key in expected if found[key] != expected[key]}
     assert differing <= (CONVERTED if letter == 'h' else set())
     again = function_of(opened.model(), opened.load(opened.abstract_params()))
-    original = function_of(source.model(), params)
+    original = function_of(description.built_model, params)
     assert again.keys() == original.keys()
     for key, array in original.items():
       np.testing.assert_allclose(again[key], array, rtol=1e-5, atol=1e-5)
@@ -193,17 +194,18 @@ def test_written_weights_open_as_the_same_model(
 )
 def test_directories_contain_every_model(tmp_path, place, keys):
   """Arrays may be anywhere; a description need not be that of other weights."""
-  about = description(keys)
-  params = random_params(about)
+  description = described(keys)
+  params = random_params(description)
   if place == 'jit':
     params = jax.jit(lambda tree: tree)(params)
   if place == 'mesh':
     mesh = sharding.make_mesh(jax.devices()[:2])
     params = jax.device_put(params, sharding.replicated(mesh))
   path = str(tmp_path / 'weights')
-  pretrained.save(path, params, about)
-  opened, expected = pretrained.find(path), foreign.opened(about)
-  assert foreign.determined(opened) == foreign.determined(expected)
+  pretrained.save(path, params, description)
+  opened = pretrained.find(path)
+  found = foreign.determined(opened.description)
+  assert found == foreign.determined(description)
   found = opened.load(opened.abstract_params())
   jax.tree.map(np.testing.assert_array_equal, found, params)
 
@@ -220,8 +222,8 @@ def test_directories_contain_every_model(tmp_path, place, keys):
 )
 def test_notes_are_not_trusted(tmp_path, key, value, words):
   """They contain keys of the model, which could name a module to import."""
-  about, path = description({}), str(tmp_path / 'a.npz')
-  pretrained.save(path, random_params(about), about)
+  description, path = described({}), str(tmp_path / 'a.npz')
+  pretrained.save(path, random_params(description), description)
   file = tmp_path / 'a.npz.json'
   notes = json.loads(file.read_text())
   file.write_text(json.dumps(notes | {'model_args': {key: value}}))

@@ -20,7 +20,7 @@ from vit_jax.arrays import memory, sharding
 from vit_jax.cli import process
 from vit_jax.config import loading, locations, overrides, schema
 from vit_jax.config.keys import MAX_BATCH_SIZE
-from vit_jax.config.schema import SECTIONS, Config, build_section
+from vit_jax.config.schema import SECTIONS, Config, Section, build_section
 from vit_jax.data import filters
 from vit_jax.data.augment import presets
 from vit_jax.data.contract import Source
@@ -291,13 +291,12 @@ def with_preset(source: Pretrained, name: str | None) -> Pretrained:
     return source
   preset = presets.find(name)
   # A preset determines neither the channels nor the bits of the images.
-  own = source.about.get('preprocess', {})
+  own = source.description.preprocess
   kept = {key: own[key] for key in ('channels', 'bits') if key in own}
   section = preset.section(source.image_size) | kept
-  source = dataclasses.replace(
-    source, about={**source.about, 'preprocess': section}
-  )
-  old, new = source.normalization, preset.normalization
+  changed = dataclasses.replace(source.description, preprocess=section)
+  source = dataclasses.replace(source, description=changed)
+  old, new = changed.statistics, preset.normalization
   if (old or presets.NONE) == new:
     return source
   if old is None:
@@ -309,25 +308,26 @@ def with_preset(source: Pretrained, name: str | None) -> Pretrained:
 
 def sections(weights: Pretrained) -> dict[str, Any]:
   """Returns the reader and preprocess sections that belong to the weights."""
-  reader = weights.about.get('config', {}).get('reader', {})
+  reader = weights.description.config.get('reader', {})
   return {
     'reader': {key: reader[key] for key in _READER_KEYS if key in reader},
-    'preprocess': {'name': 'transforms', **weights.about['preprocess']},
+    'preprocess': weights.description.preprocess_section,
   }
 
 
-def source_section(about: dict[str, Any], request: Request) -> dict[str, Any]:
+def source_section(own: Section, request: Request) -> dict[str, Any]:
   """Returns the config section of the requested data.
 
   Args:
-    about: item `about` of the weights; by default, their data are used.
+    own: section of the data of the weights, which are used by default; {} if
+      it is not known.
     request: the request, whose `dataset` and `data_dir` specify other data.
 
   Raises:
     UserError: the flags do not specify the data, or do not fit together.
   """
   dataset, data_dir = request.dataset, request.data_dir
-  section = dict(about.get('source', {'name': 'tfds'}))
+  section = dict(own or {'name': 'tfds'})
   # A name of TFDS is not a kind of source, and has no dot before its version.
   kinds = schema.names(SECTIONS['source'])
   if dataset and ('.' in dataset.partition(':')[0] or dataset in kinds):
@@ -370,10 +370,10 @@ def open_data(
   Raises:
     UserError: the data or the split does not exist, or is empty.
   """
-  about, split, leave_out = weights.about, request.split, None
+  own, split, leave_out = weights.description.source, request.split, None
   if request.config is not None:
     config = loading.load(request.config)
-    about = {'source': config.source.to_dict()}
+    own = config.source.to_dict()
     split = split or config.train.split
     leave_out = config.train.leave_out
   if split is None:
@@ -381,7 +381,7 @@ def open_data(
       '--split is missing; give the split to use (train for a folder without '
       'splits), or --config=FILE.py to use its training split.'
     )
-  source = source_section(about, request)
+  source = source_section(own, request)
   completed = overrides.apply(
     sections(weights) | {'source': source}, [*request.settings]
   )
@@ -400,7 +400,7 @@ def describe(source: Pretrained, config: Config) -> dict[str, Any]:
     source: weights.
     config: config with the completed section `preprocess`.
   """
-  mean, std = source.normalization or source.model().normalization
+  mean, std = source.description.statistics or source.model().normalization
   return {
     **config.preprocess.to_dict(),
     'image_size': list(source.image_size),

@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import flops, sharding, tree
-from vit_jax.checkpoint import FORMAT
 from vit_jax.config import durations, keys, schema
 from vit_jax.config.schema import Config, build_section
 from vit_jax.data import contract
@@ -33,6 +32,7 @@ from vit_jax.run.guards import Recovery
 from vit_jax.run.metrics import Log
 from vit_jax.training import frozen
 from vit_jax.training.step import Trainer
+from vit_jax.weights.description import Description
 
 PyTree = Any
 
@@ -278,7 +278,7 @@ class Experiment:
     )
     return make()
 
-  def about(self, source: stream.Source, models: PyTree) -> dict[str, Any]:
+  def description(self, source: stream.Source, models: PyTree) -> Description:
     """Returns the description that makes a checkpoint usable by itself.
 
     With it, the weights can be evaluated, and the run can be identified,
@@ -287,21 +287,17 @@ class Experiment:
     Args:
       source: source of the training examples.
       models: parameters of the models in `frozen`, by name.
-
-    Returns:
-      The JSON item `about` of a checkpoint.
     """
     config = self.config.to_dict()
     record = resume.record(source.fingerprint, frozen.digests(models))
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
-    return {
-      'format': FORMAT,
+    return Description(
       **{key: config[key] for key in keys},
-      'image_size': list(self.image_size),
-      'class_names': list(source.class_names),
-      'record': record,
-      'config': config,
-    }
+      image_size=self.image_size,
+      class_names=tuple(source.class_names),
+      config=config,
+      further={'record': record},
+    )
 
 
 def total_steps(config: Config) -> int:

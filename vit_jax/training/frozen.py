@@ -35,7 +35,7 @@ def open_frozen(path: str) -> Frozen:
   def load(mesh: Mesh) -> PyTree:
     return source.backbone(source.load(source.abstract_params(mesh)))
 
-  names = tuple(source.about.get('class_names') or ())
+  names = source.description.class_names
   return Frozen(source.model(), source.image_size, load, names)
 
 

@@ -158,7 +158,8 @@ class Session:
       self.evaluations = Evaluations(self.experiment, self._setting, self.timed)
     frozen.check_classes(self.experiment.frozen, self._source)
     models = frozen.load(self.experiment.frozen, self.experiment.mesh)
-    about = self.experiment.about(self._source, models)
+    description = self.experiment.description(self._source, models)
+    about = description.to_json()
     self.checkpoints: Checkpointer = build_section(
       config, 'checkpoint', self.workdir / 'checkpoints', about
     )

@@ -27,7 +27,7 @@ def adopt(config: Config, source: Pretrained) -> Config:
     UserError: the config specifies another model or another architecture.
   """
   section, loaded = config.model, source.model()
-  name = source.about['model'].get('name', 'vit')
+  name = source.description.model['name']
   if section.name != name:
     raise UserError(
       f'{source.path} contains a model {name!r}, but config.model.name is '

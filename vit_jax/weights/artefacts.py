@@ -43,7 +43,8 @@ def predictor(source: Pretrained) -> Predict:
   params = jax.device_get(source.load_weights(mesh))
   params = jax.tree.map(jnp.asarray, params)  # without a mesh
   setting = Setting(source.model().reference, source.image_size)
-  objective = schema.build('objective', source.about['objective'], setting)
+  section = source.description.objective
+  objective = schema.build('objective', section, setting)
 
   def predict(images: Images) -> Float[Array, 'n k']:
     return objective.predict(params, {'image': images})['logits']
@@ -120,14 +121,14 @@ def description(source: Pretrained) -> dict[str, Any]:
   Args:
     source: description of the weights.
   """
-  section = {'name': 'transforms', **source.about['preprocess']}
+  section = source.description.preprocess_section
   defaults = {
     key: parameter.default
     for key, parameter in schema.config_keys(
       schema.constructor('preprocess', section)
     ).items()
   }
-  shape, dtype = source.preprocess().spec['image']
+  shape, dtype = source.description.transform().spec['image']
   return {
     'input': {
       'name': 'images',
@@ -137,7 +138,7 @@ def description(source: Pretrained) -> dict[str, Any]:
     },
     'output': {'name': 'logits', 'dtype': 'float32'},
     'preprocess': defaults | section,
-    'class_names': list(source.about['class_names']),
+    'class_names': list(source.description.class_names),
   }
 
 
@@ -158,5 +159,6 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
   predict = predictor(source)
   text = json.dumps(description(source), indent=2)
   with paths.new_folder(folder) as unfinished:
-    KINDS[kind](predict, source.preprocess().spec['image'], unfinished)
+    images = source.description.transform().spec['image']
+    KINDS[kind](predict, images, unfinished)
     (unfinished / 'description.json').write_text(text)

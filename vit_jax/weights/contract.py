@@ -5,17 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import completion, schema
-from vit_jax.data import contract
-from vit_jax.data.augment.transforms import square
-from vit_jax.data.contract import Preprocess
 from vit_jax.errors import UserError, check_choice
-from vit_jax.models.contract import Statistics
-from vit_jax.objectives.contract import Setting
+from vit_jax.models.contract import Size
+from vit_jax.weights.description import Description
 
 PyTree = Any
 
@@ -26,12 +21,7 @@ class Pretrained:
 
   Attributes:
     path: path of the weights.
-    about: description: model and objective (config sections), num_classes,
-      image_size, preprocess (config section), class_names; for a checkpoint
-      also the whole config; for weights of another project `normalization`,
-      the mean and std of pixels in [0, 1] that are folded into the patch
-      embedding, and `position_resize` and `other_patches`, see
-      `metadata.ModelMetadata`.
+    description: what the weights are.
     load: function from shapes with shardings to the parameters.
     load_average: the same function for the average of the parameters; None if
       the weights contain no average.
@@ -41,7 +31,7 @@ class Pretrained:
   """
 
   path: str
-  about: dict[str, Any]
+  description: Description
   load: Callable[[PyTree], PyTree]
   load_average: Callable[[PyTree], PyTree] | None = None
   load_extra: Callable[[PyTree], PyTree] | None = None
@@ -50,15 +40,9 @@ class Pretrained:
   )
 
   @property
-  def image_size(self) -> tuple[int, int]:
+  def image_size(self) -> Size:
     """(height, width) of the images that the weights are for, pixels."""
-    return square(tuple(self.about['image_size']))
-
-  @property
-  def normalization(self) -> Statistics | None:
-    """Mean and std that are folded into the patch embedding; else None."""
-    section = self.about.get('normalization')
-    return section and (tuple(section['mean']), tuple(section['std']))
+    return self.description.image_size
 
   def changed(self, **changes: Any) -> 'Pretrained':
     """Returns the same weights with changes to the model's section.
@@ -69,40 +53,20 @@ class Pretrained:
     Raises:
       UserError: the model has no such key.
     """
-    section = {'name': 'vit', **self.about['model'], **changes}
-    constructor = schema.constructor('model', section)
-    keys = schema.config_keys(constructor)
-    for key in changes:
-      if key not in keys:
-        raise completion.unknown_key('model.', key, keys)
-    return dataclasses.replace(self, about={**self.about, 'model': section})
+    changed = self.description.with_model(**changes)
+    return dataclasses.replace(self, description=changed)
 
-  def model(self, **changes: Any) -> Any:
-    """Builds the model of the weights, with changes to its section."""
-    section = self.changed(**changes).about['model']
-    constructor = schema.constructor('model', section)
-    return schema.construct(constructor, section, self.about['num_classes'])
+  def model(self) -> Any:
+    """Returns the model of the weights."""
+    return self.description.built_model
 
-  def objective(
-    self, image_size: tuple[int, int] | None = None, **changes: Any
-  ) -> Any:
-    """Builds the objective with its model, for `predict`.
-
-    Args:
-      image_size: (height, width), pixels; defaults to that of the weights.
-      **changes: changes to the model's section.
-    """
-    section = self.about['objective']
-    setting = Setting(self.model(**changes), image_size or self.image_size)
-    return schema.build('objective', section, setting)
+  def objective(self) -> Any:
+    """Returns the objective with its model, for `predict`."""
+    return self.description.built_objective
 
   def backbone(self, params: PyTree) -> PyTree:
     """Returns the parameters of the model among those of the objective."""
     return self.objective().backbone(params)
-
-  def preprocess(self) -> Preprocess:
-    """Builds the transform that evaluation applies to examples."""
-    return schema.build('preprocess', self.about['preprocess'], self.image_size)
 
   def abstract_params(self, mesh: Mesh | None = None) -> PyTree:
     """Returns shapes and shardings of the parameters on a mesh.
@@ -112,12 +76,9 @@ class Pretrained:
     """
     return self._abstract(mesh)[0]
 
-  @jax.enable_x64(False)  # parameters are float32 in programs of 64 bits, too
   def _abstract(self, mesh: Mesh | None = None) -> tuple[PyTree, PyTree]:
     """Returns shapes and shardings of the parameters and the extra state."""
-    batch, key = self._abstract_batch(), jax.eval_shape(jax.random.key, 0)
-    state = jax.eval_shape(self.objective().init, key, batch)
-    return self._sharded(state, mesh)
+    return self._sharded(self.description.shapes, mesh)
 
   def _sharded(self, shapes: PyTree, mesh: Mesh | None) -> PyTree:
     """Adds the shardings of the objective to shapes."""
@@ -154,21 +115,6 @@ class Pretrained:
       )
     params = self.load(abstract)
     return self._named(params, self.load_extra(extra), None)['params']
-
-  def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch of one example for training."""
-    augment = self.about.get('config', {}).get('augment')
-    if augment is None:  # not a checkpoint: weights of a classifier
-      shape = (*self.image_size, self.model().channels)
-      spec = {'image': (shape, np.dtype(np.uint8))}
-    else:
-      spec = contract.check_spec(
-        schema.build('augment', augment, self.image_size)
-      )
-    return {
-      key: jax.ShapeDtypeStruct(shape, dtype)
-      for key, (shape, dtype) in contract.layout(spec, 1).items()
-    }
 
   def weights(self, mesh: Mesh) -> dict[str, PyTree]:
     """Loads all sets of weights, by name as in `Trainer.weights`.
@@ -268,16 +214,15 @@ class Format(NamedTuple):
       named the format) to the description of its weights, whose arrays may be
       read immediately or when they are loaded. It raises UserError if the path
       does not exist, has another format or is damaged.
-    save: function of (path, parameters, about) that writes weights: the
-      parameters of the objective that `about` specifies (see
-      `Pretrained.about`), in the layout of this package. It raises UserError if
-      they cannot be stored in this format, and OSError if they cannot be
-      written.
+    save: function of (path, parameters, description) that writes weights: the
+      parameters of the described objective, in the layout of this package. It
+      raises UserError if they cannot be stored in this format, and OSError if
+      they cannot be written.
   """
 
   matches: Callable[[str], Any]
   load: Callable[[str, Any], Pretrained | SeveralModels]
-  save: Callable[[str, PyTree, dict[str, Any]], None]
+  save: Callable[[str, PyTree, Description], None]
 
   @classmethod
   def of(cls, module: Any) -> 'Format':

@@ -14,8 +14,8 @@ import numpy as np
 
 from vit_jax.arrays import tree
 from vit_jax.arrays.sharding import place
-from vit_jax.checkpoint import FORMAT
 from vit_jax.config import completion, schema
+from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
 from vit_jax.models.contract import (
   Statistics,
@@ -27,6 +27,7 @@ from vit_jax.weights import metadata as metadata_lib
 from vit_jax.weights import names as names_lib
 from vit_jax.weights import patch_embedding
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import NameMap
 
@@ -48,6 +49,8 @@ class ParsedWeights(NamedTuple):
       than those of the model, the names of the others have the same paths.
     noted: keys of the model's section in notes of this package; they take
       precedence over `model`.
+    own_pixels: whether the pixels are known to be in [-1, 1], so that users
+      cannot override mean and std.
   """
 
   arrays: dict[str, np.ndarray]
@@ -57,6 +60,7 @@ class ParsedWeights(NamedTuple):
   defaults: Mapping[str, Any] = {'norm_eps': EPSILON}
   objective: Mapping[str, Any] = {'name': 'supervised'}
   noted: Mapping[str, Any] = {}
+  own_pixels: bool = False
 
 
 def imported(path: str, parsed: ParsedWeights) -> Pretrained:
@@ -75,9 +79,10 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
   source, metadata = described(path, parsed), parsed.metadata
   # Shapes are compared here, and not only in `load`, so that an error is raised
   # before anything is allocated on a device.
-  options = {k: v for k, v in source.about['model'].items() if k != 'name'}
+  description = source.description
+  options = {k: v for k, v in description.model.items() if k != 'name'}
   try:
-    source.model(**options)  # which checks the keys
+    _ = description.with_model(**options).built_model  # which checks the keys
   except UserError as error:
     raise UserError(
       f'{path} contains a model that is not supported: {error}'
@@ -93,8 +98,8 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
     metadata.known_from,
     metadata.gelu,
     metadata.norm_eps,
-    *source.about['normalization'].values(),
-    source.about['preprocess'] or '{}',
+    *map(list, description.statistics or symmetric(source.model().channels)),
+    description.preprocess or '{}',
   )
   return source
 
@@ -103,7 +108,7 @@ def described(path: str, parsed: ParsedWeights) -> Pretrained:
   """Describes the weights of `imported`; checks shapes when they are loaded."""
   arrays, names, metadata = parsed.arrays, parsed.names, parsed.metadata
   channels = parsed.model.get('channels', patch_embedding.RGB)
-  mean, std = statistics = _statistics(path, metadata, channels)
+  statistics = _statistics(path, metadata, channels)
   preprocess = dict(metadata.preprocess)
   if channels != patch_embedding.RGB:
     preprocess['channels'] = channels
@@ -122,18 +127,17 @@ def described(path: str, parsed: ParsedWeights) -> Pretrained:
         num_classes,
       )
     names_of_classes = [f'class {i}' for i in range(num_classes)]
-  about = {
-    'format': FORMAT,
-    'model': _section(path, parsed),
-    'objective': dict(parsed.objective),
-    'num_classes': num_classes,
-    'image_size': list(metadata.image_size),
-    'preprocess': preprocess,
-    'class_names': names_of_classes,
-    'normalization': {'mean': list(mean), 'std': list(std)},
-    'position_resize': metadata.position_resize,
-    'other_patches': metadata.other_patches,
-  }
+  description = Description(
+    model=_section(path, parsed),
+    objective=dict(parsed.objective),
+    num_classes=num_classes,
+    image_size=square(metadata.image_size),
+    preprocess=preprocess,
+    class_names=tuple(names_of_classes),
+    statistics=None if parsed.own_pixels else statistics,
+    position_resize=metadata.position_resize,
+    other_patches=metadata.other_patches,
+  )
 
   def put(abstract: PyTree) -> PyTree:
     names_lib.check_shapes(path, *_shapes(parsed, abstract))
@@ -143,7 +147,7 @@ def described(path: str, parsed: ParsedWeights) -> Pretrained:
     flat = {path: flat[path.removeprefix('model/')] for path in paths}
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
-  return Pretrained(path, about, put)
+  return Pretrained(path, description, put)
 
 
 def _shapes(
@@ -235,31 +239,26 @@ def without_class_position(
   return arrays | {cls: arrays[cls] + first, table: patches}
 
 
-def opened(about: dict[str, Any]) -> Pretrained:
-  """Returns weights that are described, but cannot be loaded."""
-  return Pretrained('', about, lambda abstract: None)
-
-
 def native_params(
-  params: PyTree, about: dict[str, Any]
+  params: PyTree, description: Description
 ) -> dict[str, np.ndarray]:
   """Returns the parameters of a model by path, for pixels in [-1, 1].
 
   Args:
-    params: parameters of the objective that `about` specifies.
-    about: description of the weights, see `Pretrained.about`.
+    params: parameters of the objective that is described.
+    description: what the weights are.
 
   Raises:
     UserError: the normalization of the model's pixels cannot be converted.
   """
-  source = opened(about)
-  flat = tree.flatten(source.backbone(params))
+  flat = tree.flatten(description.built_objective.backbone(params))
   arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
-  return patch_embedding.converted(arrays, source.model().normalization)
+  old = description.built_model.normalization
+  return patch_embedding.converted(arrays, old)
 
 
 def exported(
-  params: PyTree, about: dict[str, Any], names: NameMap
+  params: PyTree, description: Description, names: NameMap
 ) -> dict[str, np.ndarray]:
   """Returns the parameters of a model with the names of another project.
 
@@ -267,27 +266,26 @@ def exported(
   embedding.
 
   Args:
-    params: parameters of the objective that `about` specifies.
-    about: description of the weights, see `Pretrained.about`.
+    params: parameters of the objective that is described.
+    description: what the weights are.
     names: names in the other project.
 
   Raises:
     UserError: some parameters do not have a name in the other project.
   """
-  flat = native_params(params, about)
-  metadata = ModelMetadata.of(None, about)
-  statistics = metadata.mean, metadata.std
+  flat = native_params(params, description)
+  statistics = description.statistics or patch_embedding.NONE
   flat = patch_embedding.converted(flat, patch_embedding.NONE, statistics)
   return dict(names.export(flat))
 
 
-def determined(source: Pretrained) -> dict[str, Any]:
+def determined(description: Description) -> dict[str, Any]:
   """Returns the properties of a model that its weights determine."""
-  model = source.model()
+  model = description.built_model
   return {
     'name': type(model).__module__,
     'num_classes': model.num_classes,
-    'image_size': source.image_size,
+    'image_size': description.image_size,
     **model.architecture,
     **model.options,
   }
@@ -314,7 +312,7 @@ def check_same(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
 
 def check_opens(
   path: str,
-  about: dict[str, Any],
+  description: Description,
   parsed: ParsedWeights,
   equivalent: Mapping[str, Any] = {},
 ) -> None:
@@ -322,7 +320,7 @@ def check_opens(
 
   Args:
     path: path to write, for messages.
-    about: description of the weights, see `Pretrained.about`.
+    description: what the weights are.
     parsed: result of parsing what will be written.
     equivalent: properties that the format converts without changing the
       function of the model, with their values; see `determined`.
@@ -331,14 +329,14 @@ def check_opens(
     UserError: they would open as another model, or not at all.
   """
   source = described(path, parsed)
-  expected = {**determined(opened(about)), **equivalent}
-  check_same(expected, determined(source))
+  expected = {**determined(description), **equivalent}
+  check_same(expected, determined(source.description))
   check_same(*_shapes(parsed, source.abstract_params()))
 
 
 def noted(
   path: str,
-  about: dict[str, Any],
+  description: Description,
   parse: Callable[[Mapping[str, Any]], ParsedWeights],
   always: tuple[str, ...] = (),
 ) -> dict[str, Any]:
@@ -348,7 +346,7 @@ def noted(
 
   Args:
     path: path to write, for messages.
-    about: description of the weights, see `Pretrained.about`.
+    description: what the weights are.
     parse: function from the result of `metadata.read_notes` to what will be
       parsed.
     always: keys of the model that are stored although arrays may suggest them.
@@ -356,10 +354,10 @@ def noted(
   Raises:
     UserError: they would open as another model, or not at all.
   """
-  model = opened(about).model()
-  properties = ModelMetadata.of(model, about)
+  model = description.built_model
+  properties = ModelMetadata.of(description)
   plain = parse({'image_size': properties.image_size})
-  plain = determined(described(path, plain))
+  plain = determined(described(path, plain).description)
   differing = {
     key: value
     for key, value in (model.architecture | model.options).items()
@@ -376,5 +374,5 @@ def noted(
   differing |= {key: getattr(model, key) for key in always}
   notes = properties.notes() | {'model_args': differing}
   values = metadata_lib.read_notes(path, json.loads(json.dumps(notes)))
-  check_opens(path, about, parse(values))
+  check_opens(path, description, parse(values))
   return notes

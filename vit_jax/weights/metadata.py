@@ -15,12 +15,12 @@ import pydantic
 from pydantic import Field
 
 from vit_jax.arrays.pixels import NONE
-from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.models.layers import ACTIVATIONS, EPSILON
 from vit_jax.models.positions import METHODS
 from vit_jax.models.swin import RULES as WINDOW_RULES
+from vit_jax.weights.description import Description
 
 # Kind of GELU by its name in configs of other projects. The last name of a kind
 # is that of transformers, which is written.
@@ -265,21 +265,19 @@ class ModelMetadata:
     return dataclasses.replace(self, **given)
 
   @classmethod
-  def of(cls, model: Any, about: Mapping[str, Any]) -> 'ModelMetadata':
-    """Returns the metadata of weights to write.
-
-    Args:
-      model: model of the weights.
-      about: description of the weights, see `Pretrained.about`.
-    """
+  def of(cls, description: Description) -> 'ModelMetadata':
+    """Returns the metadata of weights to write."""
+    model = description.built_model
+    mean, std = description.statistics or NONE
     return cls(
-      image_size=square(tuple(about['image_size'])),
+      image_size=description.image_size,
       gelu=getattr(model, 'gelu', None),
       norm_eps=getattr(model, 'norm_eps', None),
-      preprocess=about.get('preprocess', {}),
-      class_names=list(about.get('class_names', ())),
-      position_resize=about.get('position_resize'),
-      **about.get('normalization', {}),
+      mean=list(mean),
+      std=list(std),
+      preprocess=description.preprocess,
+      class_names=list(description.class_names),
+      position_resize=description.position_resize,
     )
 
   def notes(self) -> dict[str, Any]:

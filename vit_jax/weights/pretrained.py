@@ -20,6 +20,7 @@ from vit_jax.files import paths
 from vit_jax.objectives.mixing import largest
 from vit_jax.weights import download
 from vit_jax.weights.contract import Format, Pretrained, SeveralModels
+from vit_jax.weights.description import Description
 from vit_jax.weights.formats import huggingface, native, npz, tensors, timm
 from vit_jax.weights.names import not_writable
 from vit_jax.weights.transfer import adapt, renormalized, replace_head, resized
@@ -74,7 +75,7 @@ class LoadedModel(tuple[Any, PyTree]):
   image_size: tuple[int, int]
   _preprocess: Callable[[], Preprocess]
 
-  def __new__(cls, model: Any, params: PyTree, source: Pretrained):
+  def __new__(cls, model: Any, params: PyTree, source: Description):
     """Creates the pair.
 
     Args:
@@ -84,9 +85,9 @@ class LoadedModel(tuple[Any, PyTree]):
     """
     pair = super().__new__(cls, (model, params))
     pair.model, pair.params = model, params
-    pair.class_names = list(source.about.get('class_names', ()))
+    pair.class_names = list(source.class_names)
     pair.image_size = source.image_size
-    pair._preprocess = source.preprocess
+    pair._preprocess = source.transform
     return pair
 
   def preprocess(
@@ -166,13 +167,13 @@ def find(
   return source if image_size is None else resized(source, image_size)
 
 
-def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
+def save(path: str, params: PyTree, description: Description) -> None:
   """Writes weights in the format of a path.
 
   Args:
     path: path of any format, see `format_of`.
-    params: parameters of the objective that `about` specifies.
-    about: description of the weights, see `Pretrained.about`.
+    params: parameters of the objective that is described.
+    description: what the weights are.
 
   Raises:
     UserError: the weights cannot be stored in this format, or cannot be
@@ -180,15 +181,15 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """
   form, local_path, _ = format_of(path)
   if form in FORMATS.values() and form is not FORMATS['checkpoint']:
-    channels = about.get('model', {}).get('channels', 3)
-    bits = about.get('preprocess', {}).get('bits', 8)
+    channels = description.model.get('channels', 3)
+    bits = description.preprocess.get('bits', 8)
     if (channels, bits) != (3, 8):
       raise not_writable(
         f'images other than RGB of 8 bits, here {channels} channel(s) of '
         f'{bits} bits'
       )
   try:
-    form.save(local_path, params, about)
+    form.save(local_path, params, description)
   except (OSError, ValueError) as error:
     # TensorStore raises ValueError for errors of the file system.
     if isinstance(error, ValueError) and paths.error_number(error) is None:
@@ -306,11 +307,13 @@ def load_pretrained(
   built = source.model()
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.backbone(source.load(source.abstract_params(mesh)))
-  about = source.about | {'image_size': list(size)}
   params = adapt(params, built, source, size, position_resize, mesh)
-  if num_classes not in (None, source.about['num_classes']):
-    names = [f'class {i}' for i in range(num_classes)]
-    about |= {'num_classes': num_classes, 'class_names': names}
-    built = dataclasses.replace(source, about=about).model()
+  description = dataclasses.replace(source.description, image_size=size)
+  if num_classes not in (None, description.num_classes):
+    names = tuple(f'class {i}' for i in range(num_classes))
+    description = dataclasses.replace(
+      description, num_classes=num_classes, class_names=names
+    )
+    built = description.built_model
     params = replace_head(params, built, size, mesh)
-  return LoadedModel(built, params, dataclasses.replace(source, about=about))
+  return LoadedModel(built, params, description)

@@ -56,11 +56,11 @@ def adapt(
   """
   old_size, reason = source.image_size, 'position_resize'
   if method is None:
-    method = source.about.get('position_resize')
+    method = source.description.position_resize
     reason = 'as in the project of the weights' if method else 'as in the paper'
   if tuple(old_size) == tuple(new_size):
     return params
-  other_patches = source.about.get('other_patches')
+  other_patches = source.description.other_patches
   grid: Any = getattr(model, 'grid', None)  # models that process tokens
   if other_patches and math.prod(grid(new_size)) in (
     other_patches,
@@ -152,8 +152,8 @@ def resized(source: Pretrained, image_size: Size) -> Pretrained:
     params = source.load(source.abstract_params(mesh))
     return result._adapted(params, mesh)
 
-  about = source.about | {'image_size': list(image_size)}
-  result = _Resized(source.path, about, load, original=source)
+  description = dataclasses.replace(source.description, image_size=image_size)
+  result = _Resized(source.path, description, load, original=source)
   return result
 
 
@@ -176,7 +176,7 @@ def renormalized(
   if isinstance(source, _Resized):
     changed = renormalized(source.original, mean, std)
     return resized(changed, source.image_size)
-  old = source.normalization
+  old = source.description.statistics
   if old is None:
     raise UserError(
       f'{source.path} needs pixels in [-1, 1]; mean and std are for weights of '
@@ -193,9 +193,8 @@ def renormalized(
     placed = {key: place(arrays[key], targets[key]) for key in keys}
     return tree.unflatten(flat | placed)
 
-  section = {'mean': list(new[0]), 'std': list(new[1])}
-  about = source.about | {'normalization': section}
-  return dataclasses.replace(source, about=about, load=load)
+  description = dataclasses.replace(source.description, statistics=new)
+  return dataclasses.replace(source, description=description, load=load)
 
 
 def replace_head(
@@ -364,7 +363,7 @@ def _by_class(
     }
     for part, expected in zip(parts, shapes, strict=True)
   ]
-  names = source.about.get('class_names', ())
+  names = source.description.class_names
   order = filters.outputs(data, names, source.path) if any(axes) else None
   if order is None:
     return list(parts)

@@ -5,6 +5,7 @@ the values of keys that a `config.json` does not have. The preprocessing is that
 of `preprocessor_config.json`.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from vit_jax.files import paths
 from vit_jax.models.contract import Statistics
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights.contract import Pretrained, SeveralModels
+from vit_jax.weights.description import Description
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import containers, tensors, vit
 from vit_jax.weights.formats import huggingface_models as models
@@ -189,13 +191,13 @@ def _parsed(
   )
 
 
-def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
+def save(path: str, params: PyTree, description: Description) -> None:
   """Writes a directory that transformers can load offline.
 
   Args:
     path: path of the directory, which must not exist.
-    params: parameters of the objective that `about` specifies.
-    about: description of the weights, see `Pretrained.about`.
+    params: parameters of the objective that is described.
+    description: what the weights are.
 
   Raises:
     UserError: the directory exists, or transformers has no equivalent model.
@@ -203,15 +205,16 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   folder = paths.locate(path)
   if folder.exists():
     raise UserError(f'{path} exists: give a new directory.')
-  source = foreign.opened(about)
-  model = source.model()
-  properties = ModelMetadata.of(model, about)
+  model = description.built_model
+  properties = ModelMetadata.of(description)
   written = models.written(model)
   keys = {key: getattr(model, key) for key in written.supported}
-  section = {'name': about['model'].get('name', 'vit'), **keys}
-  of_type = foreign.opened(about | {'model': section})
-  foreign.check_same(foreign.determined(source), foreign.determined(of_type))
-  exported = written.complete(foreign.exported(params, about, written.names))
+  section = {'name': description.model['name'], **keys}
+  of_type = dataclasses.replace(description, model=section)
+  found = foreign.determined(of_type)
+  foreign.check_same(foreign.determined(description), found)
+  arrays = foreign.exported(params, description, written.names)
+  exported = written.complete(arrays)
   height, width = properties.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
   if model.distilled:
@@ -225,7 +228,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   )
   processor = _processor(properties)
   parsed = _parsed(path, exported, written.kind, config, processor)
-  foreign.check_opens(path, about, parsed, written.equivalent)
+  foreign.check_opens(path, description, parsed, written.equivalent)
   exported |= written.unused
   if model.num_classes:
     exported = {

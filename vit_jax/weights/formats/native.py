@@ -10,7 +10,6 @@ from jax.sharding import NamedSharding
 
 from vit_jax.arrays import sharding
 from vit_jax.checkpoint import (
-  FORMAT,
   READABLE,
   RemovedError,
   export_params,
@@ -24,6 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.processes import consensus
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
 from vit_jax.weights.formats import damage
 
 log = logging.getLogger('vit_jax')
@@ -69,7 +69,7 @@ def load(path: str, head: Any = None) -> Pretrained:
 
   return Pretrained(
     str(step_dir),
-    about,
+    Description.of_json(about),
     functools.partial(load_arrays, step_dir),
     load_average=loader('average', load_average),
     load_extra=loader('extra', functools.partial(load_arrays, name='extra')),
@@ -84,14 +84,14 @@ def _open(path: str) -> tuple[epath.Path, dict[str, Any], set[str]]:
   return step_dir, load_about(step_dir), list_items(step_dir)
 
 
-def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
+def save(path: str, params: PyTree, description: Description) -> None:
   """Writes a step directory that contains only parameters.
 
   Args:
     path: path of the directory, which must not exist.
-    params: parameters of the objective that `about` specifies, on a mesh, or
-      all in the memory of this process.
-    about: description of the weights, see `Pretrained.about`.
+    params: parameters of the objective that is described, on a mesh, or all in
+      the memory of this process.
+    description: what the weights are.
 
   Raises:
     UserError: the directory exists or cannot be written, or the path has the
@@ -106,4 +106,4 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   if not all(isinstance(each, NamedSharding) for each in placed):
     mesh = sharding.make_mesh(jax.local_devices()[:1])
     params = jax.device_put(params, sharding.replicated(mesh))
-  export_params(path, params, {**about, 'format': FORMAT})
+  export_params(path, params, description.to_json())

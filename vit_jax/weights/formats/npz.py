@@ -37,6 +37,7 @@ from vit_jax.models.resnet import stride_of
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import damage, vit
 from vit_jax.weights.metadata import ModelMetadata
@@ -80,11 +81,8 @@ def load(path: str, head: Any = None) -> Pretrained:
   del head
   arrays, digest = read(path)
   notes = _read_notes(path, digest)
-  source = foreign.imported(path, _parsed(path, arrays, notes))
-  # With this key, users could override mean and std. These weights are known to
-  # expect pixels in [-1, 1].
-  about = {k: v for k, v in source.about.items() if k != 'normalization'}
-  return dataclasses.replace(source, about=about)
+  parsed = _parsed(path, arrays, notes)
+  return foreign.imported(path, parsed._replace(own_pixels=True))
 
 
 def _weights(
@@ -311,23 +309,23 @@ def _resnet_section(
   return dict(name='resnet', depths=counts, width_factor=factor)
 
 
-def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
+def save(path: str, params: PyTree, description: Description | None) -> None:
   """Writes parameters with the official names, and notes next to the file.
 
   Args:
     path: path of the .npz file, local or gs://.
-    params: parameters of the objective that `about` specifies. The model is a
-      ViT (`map` pooling has no official name), a hybrid or a ResNet.
-    about: description of the weights, see `Pretrained.about`; with {}, `params`
-      are those of the model, and no notes are written.
+    params: parameters of the objective that is described. The model is a ViT
+      (`map` pooling has no official name), a hybrid or a ResNet.
+    description: what the weights are; if None, `params` are those of the model,
+      and no notes are written.
 
   Raises:
     UserError: a parameter has no official name.
     OSError: a file cannot be written.
   """
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
-  if about:
-    flat = foreign.native_params(params, about)
+  if description is not None:
+    flat = foreign.native_params(params, description)
   names = _BIT
   if 'block1/unit1/conv1/kernel' not in flat:
     names = _names(_ORIGINAL, _STEM)
@@ -339,45 +337,48 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     return array[None, None] if name == _BIT_HEAD else array
 
   arrays = {name: full(name, array) for name, array in names.export(flat)}
-  _write(path, arrays, about)
+  _write(path, arrays, description)
 
 
-def save_big_vision(path: str, params: PyTree, about: dict[str, Any]) -> None:
+def save_big_vision(
+  path: str, params: PyTree, description: Description
+) -> None:
   """Writes parameters with big_vision's names, and notes next to the file.
 
   Names have the prefix `params/`, and layers are not stacked.
 
   Args:
     path: path of the .npz file, local or gs://.
-    params: parameters of the objective that `about` specifies.
-    about: description of the weights, see `Pretrained.about`.
+    params: parameters of the objective that is described.
+    description: what the weights are.
 
   Raises:
     UserError: big_vision has no name for a parameter.
     OSError: a file cannot be written.
   """
-  flat = foreign.native_params(params, about)
-  model = foreign.opened(about).model()
+  flat = foreign.native_params(params, description)
+  model = description.built_model
   tokens = {'cls', 'position/embedding'} <= flat.keys()
   if tokens and model.prefix_positions and model.position_at == 'stem':
     # big_vision's class token has no position: ours is added to the token.
     flat = foreign.without_class_position(flat, 'cls', 'position/embedding')
   exported = _names(_LATER, _POOLING, _POSITION).export(flat)
-  _write(path, {f'params/{name}': array for name, array in exported}, about)
+  arrays = {f'params/{name}': array for name, array in exported}
+  _write(path, arrays, description)
 
 
 def _write(
-  path: str, arrays: dict[str, np.ndarray], about: dict[str, Any]
+  path: str, arrays: dict[str, np.ndarray], description: Description | None
 ) -> None:
-  """Writes an .npz file, and notes next to it unless `about` is {}.
+  """Writes an .npz file, and notes next to it if there is a description.
 
   Raises:
     OSError: a file cannot be written.
   """
   notes = {}
-  if about:
+  if description is not None:
     notes = foreign.noted(
-      path, about, lambda notes: _parsed(path, arrays, notes)
+      path, description, lambda notes: _parsed(path, arrays, notes)
     )
   place = paths.locate(path)
   with contextlib.ExitStack() as stack:
@@ -385,7 +386,7 @@ def _write(
       place = epath.Path(stack.enter_context(paths.replacing(place)))
     with place.open('wb') as file:
       np.savez(file, allow_pickle=False, **arrays)
-  if not about:
+  if description is None:
     return
   with (
     paths.locate(path).open('rb') as file,

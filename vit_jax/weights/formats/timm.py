@@ -29,6 +29,7 @@ from vit_jax.models.swin import Swin
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained, SeveralModels
+from vit_jax.weights.description import Description
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import (
   containers,
@@ -521,7 +522,7 @@ def _with_positions(
   )
 
 
-def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
+def save(path: str, params: PyTree, description: Description) -> None:
   """Writes a `.safetensors` file with timm's names.
 
   Settings that the arrays do not determine are written into the metadata in the
@@ -529,8 +530,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
 
   Args:
     path: path of the file, local or gs://.
-    params: parameters of the objective that `about` specifies.
-    about: description of the weights, see `Pretrained.about`.
+    params: parameters of the objective that is described.
+    description: what the weights are.
 
   Raises:
     UserError: timm has no name for a parameter.
@@ -541,7 +542,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
       f"{path}: weights with timm's names are .safetensors files; give a path "
       'with that ending.'
     )
-  model = foreign.opened(about).model()
+  model = description.built_model
   names, stored = NAMES, ('num_heads',)
   if isinstance(model, Swin):
     names, stored = (
@@ -550,7 +551,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     )
   elif getattr(model, 'qkv_bias', 'all') == 'query_value':
     names = _WITHOUT_KEY_BIAS
-  arrays = foreign.exported(params, about, names)
+  arrays = foreign.exported(params, description, names)
   if getattr(model.config, 'rotary', None):
     raise names_lib.not_writable(
       'rotations, because timm orders the channels of heads in another way'
@@ -561,5 +562,5 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     if np.abs(arrays[_PATCH_BIAS]).max() < 1e-6:
       del arrays[_PATCH_BIAS]
   parse = functools.partial(_parse_noted, path, arrays)
-  notes = foreign.noted(path, about, parse, stored)
+  notes = foreign.noted(path, description, parse, stored)
   tensors.write(path, arrays, {_NOTES: json.dumps(notes)})
