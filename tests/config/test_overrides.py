@@ -89,6 +89,15 @@ def test_messages_of_wrong_tuples(parse, flag, expected):
     parse('--config.augment.name=multicrop', f'--config.{flag}')
 
 
+def test_the_message_about_a_tuple_of_texts_proposes_a_valid_flag(parse):
+  """Without quotes, a shell's words are not a tuple."""
+  with pytest.raises(UserError) as caught:
+    parse('--config.optimizer.clip_joined=query,fc1')
+  proposed = re.search('(--config.+=)"(.+)"', str(caught.value))
+  config = parse(proposed[1] + proposed[2])
+  assert config.optimizer.clip_joined == ('query', 'fc1')
+
+
 @pytest.mark.parametrize(
   'flag, expected',
   [

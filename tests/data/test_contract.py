@@ -132,6 +132,8 @@ def test_invalid_specs(spec, text):
     ({'place': np.zeros(4), 'more': 1}, "'more': 'int64"),
     ({'place': np.zeros(1, np.int32)}, r'int32 \[1\].*its spec .*int32 \[4\]'),
     ({'place': np.zeros(4)}, r'float64 \[4\].*its spec'),
+    # Only the value that differs is named.
+    ({'place': np.zeros(4, np.int32), 'more': 1}, "'more'.*its spec is {}: "),
   ],
 )
 def test_values_that_differ_from_the_spec_are_refused(values, text):

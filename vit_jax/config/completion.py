@@ -207,7 +207,10 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
       return _converted(parsed, kind, member)
   of = f' of {member.__name__}' if kind is tuple else ''
   example = _EXAMPLES.get(kind, '')
-  if is_text:
+  if is_text and member is str:
+    names = tuple(name.strip() for name in parsed.split(',') if name.strip())
+    example = f': give a tuple, in quotes: --{key}="{names}"'
+  elif is_text:
     example += ", in quotes: \"('a', 'b')\""
   raise UserError(
     f'{key} is {value!r}; it must be of type {kind.__name__}{of}{example}.'

@@ -328,15 +328,24 @@ def check_values(
     UserError: the keys, a shape or a dtype differ from the spec.
   """
   arrays = {key: np.asarray(value) for key, value in values.items()}
-  if arrays.keys() != spec.keys() or not all(
-    array.shape == spec[key][0]
-    and np.can_cast(array.dtype, spec[key][1], 'same_kind')
-    for key, array in arrays.items()
-  ):
-    actual = {key: (array.shape, array.dtype) for key, array in arrays.items()}
+
+  def fits(key: str) -> bool:
+    if key not in arrays or key not in spec:
+      return False
+    shape, dtype = spec[key]
+    same_kind = np.can_cast(arrays[key].dtype, dtype, 'same_kind')
+    return arrays[key].shape == shape and same_kind
+
+  differing = [key for key in arrays | spec if not fits(key)]
+  if differing:
+    returned = {k: arrays[k] for k in differing if k in arrays}
+    actual = {
+      key: (array.shape, array.dtype) for key, array in returned.items()
+    }
+    expected = {key: spec[key] for key in differing if key in spec}
     raise UserError(
       f'{_name(transform)} returned {_format(actual)}; its spec is '
-      f'{_format(spec)}: both must be equal.'
+      f'{_format(expected)}: return each array of the spec, and no other.'
     )
 
 
