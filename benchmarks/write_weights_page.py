@@ -45,8 +45,8 @@ HUGGING_FACE = {
 WRITTEN = {'vit', 'deit', 'dinov2', 'dinov2_with_registers', 'dinov3_vit'}
 NOTES = {
   'vit_mae': 'also the decoder',
-  'clip_vision_model': 'also in `clip`; the projection is the head',
-  'siglip_vision_model': 'also in `siglip`, as most of SigLIP 2',
+  'clip_vision_model': 'also in `clip`, with its text tower',
+  'siglip_vision_model': 'also in `siglip`, with its text tower',
   'siglip2_vision_model': 'NaFlex, for square images; also in `siglip2`',
   'beit': 'without absolute positions next to relative ones',
   'dinov2': 'also the classifiers',

@@ -6,7 +6,8 @@ per class. A file that cannot be decoded is reported, and the others are
 predicted; the exit code is then 2.
 
 The probabilities are a softmax over the classes, or the sigmoid of each class
-if the model was trained with it.
+if the model was trained with it. --text='a photo of a cat,a photo of a dog'
+compares the images with texts instead, by weights with a text tower.
 
 Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 (or another preset) and --config.preprocess.KEY=… change this.
@@ -34,7 +35,7 @@ from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.objectives import losses
+from vit_jax.objectives import contrastive, losses
 
 log = logging.getLogger('vit_jax')
 _BATCH_SIZE = 32
@@ -60,10 +61,16 @@ def define_flags() -> None:
   shared_flags.define('checkpoint', 'step', 'weights', 'top')
   shared_flags.define_inputs('preprocess')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
+  flags.DEFINE_list(
+    'text', [], 'Texts in place of classes, with commas between.'
+  )
 
 
 def run(
-  checkpoint: str, images: Sequence[str], request: Request
+  checkpoint: str,
+  images: Sequence[str],
+  request: Request,
+  texts: Sequence[str] = (),
 ) -> Iterator[Prediction]:
   """Predicts the most likely classes of image files.
 
@@ -71,6 +78,7 @@ def run(
     checkpoint: workdir, step directory or weights of any format.
     images: image files.
     request: weights and preprocessing.
+    texts: texts to compare the images with, in place of classes.
 
   Yields:
     The prediction for each file, in order.
@@ -79,9 +87,13 @@ def run(
     UserError: the checkpoint does not exist, or a setting is invalid.
   """
   source = shared_flags.open_weights(checkpoint, request)
-  names, objective = source.description.class_names, source.objective()
-  if not objective.num_classes:
-    raise UserError(f'{checkpoint} has no head, so it cannot predict classes.')
+  objective = source.objective()
+  names = [*texts] or [*source.description.class_names]
+  if not (objective.num_classes or texts):
+    raise UserError(
+      f'{checkpoint} has no head, so it cannot predict classes; with a text '
+      "tower, give --text='a photo of a cat,a photo of a dog'."
+    )
   preprocess = shared_flags.sections(source)['preprocess']
   settings = [*request.settings]
   config = overrides.apply({'preprocess': preprocess}, settings)
@@ -93,7 +105,11 @@ def run(
   batch_size = shared_flags.fitting(
     source, mesh, _BATCH_SIZE, examples=len(images)
   )
-  predict = jax.jit(objective.predict)
+  predict = jax.jit(objective.predict, static_argnames='want')
+  given = {}
+  if texts:
+    tokens = contrastive.tokens_of(objective, transform, texts)
+    given = predict(params, {'tokens': tokens}, want=('text',))
   probabilities_of = losses.PROBABILITIES[objective.cross_entropy]
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -109,7 +125,7 @@ def run(
           batch[row] = result
       probabilities = np.zeros((len(part), 0))
       if not all(isinstance(result, str) for result in results):
-        logits = predict(params, {'image': batch})['logits']
+        logits = predict(params, {'image': batch, **given})['logits']
         probabilities = np.asarray(probabilities_of(logits))
       for path, result, row in zip(part, results, probabilities, strict=False):
         if isinstance(result, str):
@@ -137,7 +153,7 @@ def main(arguments: list[str]) -> None:
   both = values.json and values.csv
   if not values.checkpoint or not arguments or values.top < 1 or both:
     raise process.usage(
-      'predict --checkpoint=PATH [--top=5] [--json|--csv] IMAGE…'
+      'predict --checkpoint=PATH [--top=5] [--text=A,B] [--json|--csv] IMAGE…'
     )
   images = shared_flags.image_paths(arguments)
   table = csv.writer(sys.stdout, lineterminator='\n')
@@ -145,7 +161,8 @@ def main(arguments: list[str]) -> None:
     table.writerow(('image', 'class', 'probability'))
   failed = []
   request = Request.of_flags()
-  for prediction in run(shared_flags.weights_path(values), images, request):
+  path = shared_flags.weights_path(values)
+  for prediction in run(path, images, request, values.text):
     if prediction.error:
       failed.append(f'{prediction.image} {prediction.error}')
       log.warning('%s', failed[-1])

@@ -5,7 +5,8 @@ import os
 import pytest
 from minimal_config import completed
 
-from vit_jax.config import locations
+from vit_jax.config import loading, locations
+from vit_jax.run.resume import identity
 
 FOLDER = dict(name='folder', path='photos', class_map='lists/names.txt')
 
@@ -50,3 +51,13 @@ def test_paths_in_all_sections_of_data_are_absolute(monkeypatch):
   assert found.evals.knn.source.path == '/work/photos'
   assert found.evals.draw == config.evals.draw
   assert found.train.leave_out == '/work/same.jsonl'
+
+
+def test_a_tokenizer_has_an_absolute_path_that_may_change(monkeypatch):
+  """Also that of an evaluator; it does not belong to a run's identity."""
+  monkeypatch.setattr(os, 'getcwd', lambda: '/work')
+  config = loading.load('configs/lit.py:data=coco')
+  found = locations.absolute(config)
+  for section in (found.augment, found.evals.retrieval.preprocess):
+    assert section.tokenizer == '/work/sentencepiece.model'
+  assert identity(found) == identity(config)

@@ -159,7 +159,9 @@ def library_result(model, pixels, result):
     count = pixels.shape[2] * pixels.shape[3] // PATCH**2
     keys['noise'] = torch.arange(count).expand(len(pixels), -1)
     model = getattr(model, 'vit', model)
-  if name in ('CLIPModel', 'SiglipModel'):
+  if name == 'CLIPModel':  # whose projection belongs to the objective
+    return model.vision_model(**keys).pooler_output
+  if name == 'SiglipModel':
     size = tuple(pixels.shape[2:])
     if size == (SIZE, SIZE):
       del keys['interpolate_pos_encoding']

@@ -7,8 +7,9 @@ from vit_jax.config import schema
 from vit_jax.config.schema import MARKS, SECTIONS, Config, Nested
 from vit_jax.files.paths import is_remote
 
-# Their operational keys are the locations of data.
-_WITH_PATHS = SECTIONS['source'], SECTIONS['train']
+# Their operational keys are the locations of data and of tokenizers.
+_NAMES = 'source', 'train', 'augment', 'preprocess'
+_WITH_PATHS = [SECTIONS[name] for name in _NAMES]
 
 
 def absolute(config: Config) -> Config:
@@ -18,7 +19,7 @@ def absolute(config: Config) -> Config:
     config: completed config, or some of its sections.
   """
   result = config.copy_and_resolve_references()
-  for name in ('source', 'train', 'evals'):
+  for name in (*_NAMES, 'evals'):
     if name in result:
       _set_absolute(MARKS[name], result[name])
   return result

@@ -79,8 +79,8 @@ class Text(nn.Module):
     x = jnp.take(table, tokens, axis=0, mode='fill') + positions
     position = NO_POSITION
     if self.causal:
-      seen = jnp.tril(jnp.ones((self.length, self.length), bool))
-      position = position._replace(bias=jnp.where(seen, 0, -jnp.inf)[None])
+      shape = (config.num_heads, self.length, self.length)
+      position = position._replace(bias=jnp.triu(jnp.full(shape, -jnp.inf), 1))
     x, _ = vit.Encoder(config, name='encoder')(
       x.astype(dtype), None, position=position
     )

@@ -2,10 +2,12 @@
 
 import math
 import types
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.arrays import sharding
@@ -39,7 +41,8 @@ class Objective(AroundModel):
 
   `predict` has the further results `image` and `text`, embeddings of length 1;
   an evaluation batch may have several texts for each image, `[n, captions,
-  length]`, or only tokens.
+  length]`, or only tokens. If it has `text`, embeddings `[k, d]`, the logits
+  are those of these texts for each image, `[n, k]`.
 
   References: SigLIP, arXiv 2303.15343, Algorithm 1 (sigmoid); CLIP, arXiv
   2103.00020, Figure 3 (softmax); LiT, arXiv 2111.07991 (`locked`).
@@ -83,6 +86,7 @@ class Objective(AroundModel):
     check_range('objective.outputs', outputs, at_least=1)
     self.setting = setting
     self._loss, self._outputs = loss, outputs
+    self.cross_entropy = loss
     self.locked = 'model/.*' if locked else ''
     self._start = math.log(temperature), bias
     self._text = text
@@ -233,13 +237,33 @@ class Objective(AroundModel):
     results = {}
     if 'image' in batch:
       results = super().predict(params, batch, others)
-      if 'image' in want:
-        results['image'] = self._image(params, results['features'])
+      if 'image' in want or 'text' in batch:
+        image = self._image(params, results['features'])
+        results['image'] = image
+      if 'text' in batch:
+        products = jnp.matmul(image, batch['text'].T, precision='highest')
+        scale, bias = jnp.exp(params['temperature']), params.get('bias', 0)
+        results['logits'] = products * scale + bias
     if 'text' in want:
       tokens = batch['tokens']
       texts = self._texts(params, tokens.reshape(-1, tokens.shape[-1]))
       results['text'] = texts.reshape(*tokens.shape[:-1], -1)
     return results
+
+
+def tokens_of(objective: Any, transform: Any, texts: Sequence[str]) -> Any:
+  """Returns the tokens of texts, int32 `[k, length]`.
+
+  Raises:
+    UserError: the objective has no text tower, or the transform no tokenizer.
+  """
+  if not ('text' in objective.results and hasattr(transform, 'tokens')):
+    raise UserError(
+      'these weights have no text tower, or preprocess has no tokenizer: use a '
+      "run with the objective 'contrastive', or CLIP's or SigLIP's weights, "
+      "with preprocess.name='captions'."
+    )
+  return np.stack([transform.tokens(text) for text in texts])
 
 
 def _unit(x: Embeddings) -> Embeddings:

@@ -79,6 +79,7 @@ _OBJECTS = (
   'pretrained_cfg',
   'preprocess',
   'vision_config',
+  'text_config',
   'vit_jax_preprocess',
 )
 # Types of the keys of this package's notes, of timm's config.json, and of

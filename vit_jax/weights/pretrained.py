@@ -17,6 +17,7 @@ from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
 from vit_jax.files import paths
+from vit_jax.objectives import contrastive
 from vit_jax.objectives.mixing import largest
 from vit_jax.weights import download
 from vit_jax.weights.contract import Format, Pretrained, SeveralModels
@@ -74,20 +75,30 @@ class LoadedModel(tuple[Any, PyTree]):
   class_names: list[str]
   image_size: tuple[int, int]
   _preprocess: Callable[[], Preprocess]
+  _both: Callable[[], tuple[Any, PyTree]]
 
-  def __new__(cls, model: Any, params: PyTree, source: Description):
+  def __new__(
+    cls, model: Any, params: PyTree, source: Description, loaded: PyTree
+  ):
     """Creates the pair.
 
     Args:
       model: the model.
       params: its parameters.
       source: description of the weights, for the image size of `params`.
+      loaded: parameters of the objective of the weights.
     """
     pair = super().__new__(cls, (model, params))
     pair.model, pair.params = model, params
     pair.class_names = list(source.class_names)
     pair.image_size = source.image_size
     pair._preprocess = source.transform
+
+    def both() -> tuple[Any, PyTree]:
+      objective = source.built_objective
+      return objective, objective.start_params(loaded, params)
+
+    pair._both = both
     return pair
 
   def preprocess(
@@ -108,6 +119,25 @@ class LoadedModel(tuple[Any, PyTree]):
     pixels = self._preprocess().pixels(image)
     half = largest(pixels.dtype) / 2
     return np.asarray(pixels, np.float32) / half - 1
+
+  def text_logits(
+    self, images: Float[np.ndarray, 'n y x c'], texts: Sequence[str]
+  ) -> Float[np.ndarray, 'n k']:
+    """Returns the logits of texts for images, of CLIP, SigLIP or LiT.
+
+    Args:
+      images: images in [-1, 1], as `preprocess` returns them.
+      texts: texts to compare them with.
+
+    Raises:
+      UserError: the weights have no text tower, or no tokenizer.
+    """
+    objective, params = self._both()
+    rows = contrastive.tokens_of(objective, self._preprocess(), texts)
+    predict = jax.jit(objective.predict, static_argnames='want')
+    given = predict(params, {'tokens': rows}, want=('text',))
+    batch = {'image': (images + 1) * np.float32(127.5), **given}
+    return np.asarray(predict(params, batch)['logits'])
 
 
 def format_of(path: str) -> tuple[Format, str, Any]:
@@ -306,7 +336,8 @@ def load_pretrained(
     size = square(sides)
   built = source.model()
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  params = source.backbone(source.load(source.abstract_params(mesh)))
+  loaded = source.load(source.abstract_params(mesh))
+  params = source.backbone(loaded)
   params = adapt(params, built, source, size, position_resize, mesh)
   description = dataclasses.replace(source.description, image_size=size)
   if num_classes not in (None, description.num_classes):
@@ -316,4 +347,4 @@ def load_pretrained(
     )
     built = description.built_model
     params = replace_head(params, built, size, mesh)
-  return LoadedModel(built, params, description)
+  return LoadedModel(built, params, description, loaded)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from vit_jax.config import schema
 from vit_jax.data import tokens as tokens_lib
 from vit_jax.data.augment import transforms
 from vit_jax.data.contract import Example, Spec
@@ -105,6 +106,7 @@ class _Texts:
     return texts
 
 
+@schema.operational('tokenizer')
 @dataclasses.dataclass(frozen=True)
 class TrainTransform(_Texts, transforms.TrainTransform):
   """`transforms.TrainTransform` with the tokens of one random caption."""
@@ -123,6 +125,7 @@ class TrainTransform(_Texts, transforms.TrainTransform):
     return values | {'tokens': self.tokens(text)}
 
 
+@schema.operational('tokenizer')
 @dataclasses.dataclass(frozen=True)
 class EvalTransform(_Texts, transforms.EvalTransform):
   """`transforms.EvalTransform`, which also has the tokens of texts.

@@ -24,6 +24,7 @@ from vit_jax.weights.description import Description
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import containers, tensors, vit
 from vit_jax.weights.formats import huggingface_models as models
+from vit_jax.weights.formats.huggingface_texts import with_text
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.patch_embedding import CLIP
 
@@ -183,12 +184,13 @@ def _parsed(
     preprocess=_preprocess(values),
     class_names=[names[key] for key in sorted(names, key=int)],
   )
-  return vit.with_decoder(
+  parsed = vit.with_decoder(
     path,
     parsed._replace(metadata=properties),
     config.get('decoder_num_attention_heads'),
     config.get('norm_pix_loss', False),
   )
+  return with_text(path, arrays, config, parsed)
 
 
 def save(path: str, params: PyTree, description: Description) -> None:
