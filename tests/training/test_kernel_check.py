@@ -91,6 +91,39 @@ def test_wrong_kernels_are_disabled(name, wrong, tmp_path, monkeypatch, caplog):
   assert after.model.remat == 'dots'
 
 
+# Models whose kernels rotate and normalize queries and keys
+ROTATED = {'model.rope': 'centered', 'model.qk_norm': True}
+
+
+def without_scales(function):
+  """Returns a norm whose scales have no gradient."""
+  return lambda x, heads, epsilon, *vectors: function(
+    x, heads, epsilon, *map(jax.lax.stop_gradient, vectors)
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name, wrong, worst',
+  [
+    ('_turned', lambda turned: lambda *x: -turned(*x), 'attention/'),
+    ('_normalized', without_scales, '_norm/'),
+  ],
+)
+def test_rotations_and_norms_are_compared(
+  name, wrong, worst, tmp_path, monkeypatch
+):
+  """Kernels that rotate backwards, or lack gradients of scales, are noticed."""
+  experiment = build(**ROTATED)
+  _, [event] = check(experiment, tmp_path)
+  assert event['passed']
+  broken = wrong(getattr(tpu_kernels, name))
+  monkeypatch.setattr(tpu_kernels, name, broken)
+  after, [_, event] = check(experiment, tmp_path)
+  assert not event['passed'] and worst in event['worst']
+  assert after.model.attention == 'xla'
+
+
 def gradient_of_queries_doubled(y_of):
   """Returns attention whose gradient for queries is twice the correct one."""
 
