@@ -41,7 +41,7 @@ class Objective(AroundModel):
       frozen: whether the model is not trained.
     """
     check_range('objective.classes', classes, at_least=2)
-    self.setting, self._classes, self._frozen = setting, classes, frozen
+    self.setting, self.classes, self._frozen = setting, classes, frozen
 
   def check(self, spec):
     require(spec, 'image', 'segments', who='the objective')
@@ -50,8 +50,8 @@ class Objective(AroundModel):
     model = self.setting.init_model(key)
     images = self.setting.zero_images()
     width = jax.eval_shape(self._patches, model, images, None).shape[-1]
-    kernel = jnp.zeros((width, self._classes))
-    head = {'kernel': kernel, 'bias': jnp.zeros(self._classes)}
+    kernel = jnp.zeros((width, self.classes))
+    head = {'kernel': kernel, 'bias': jnp.zeros(self.classes)}
     return {'model': model, 'head': head}, {}
 
   def _patches(self, params, images, key):
@@ -69,7 +69,7 @@ class Objective(AroundModel):
     target = inputs.batch['segments']
     counted = target != IGNORED
     logits = _logits(params['head'], patches)
-    logits = jax.image.resize(logits, (*target.shape, self._classes), 'linear')
+    logits = jax.image.resize(logits, (*target.shape, self.classes), 'linear')
     losses = optax.softmax_cross_entropy_with_integer_labels(
       logits, jnp.where(counted, target, 0)
     )

@@ -2,7 +2,8 @@
 
 The figures are those of the paper: filters, similarity of position embeddings,
 attention distance, attention rollout and single heads; and DINOv2's principal
-components of patch tokens. They are written as PNG, or as --format=pdf or svg,
+components of patch tokens; of a segmentation, masks, predictions and errors.
+They are written as PNG, or as --format=pdf or svg,
 and their arrays as .npz. The images are --images=FILE,…, all of which are
 drawn, or images of the run's evaluation split, preprocessed as in the
 evaluation. Without --out, the figures are written to the workdir and shown in
@@ -14,6 +15,7 @@ images and predictions (--nopredictions leaves them out).
 
 import dataclasses
 import logging
+from typing import Any
 
 import jax
 import numpy as np
@@ -92,21 +94,23 @@ def run(
   model.check(size)
   transform = schema.build('preprocess', source.description.preprocess, size)
   if files:
-    images = _read_images(files, transform)
+    images, masks = _read_images(files, transform), None
     origin, shown = 'given as files', len(files)
     names = [file.rpartition('/')[2] for file in files]
   else:
-    images, origin = _evaluation_images(source, transform, num_images)
+    (images, masks), origin = _evaluation_images(source, transform, num_images)
     names, shown = [], _SHOWN
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  trained = source.load(source.abstract_params(mesh))
+  trained = source.load_weights(mesh)
   params = source.backbone(trained)
   params = adapt(params, model, source, size, None, mesh)
   resized = dataclasses.replace(source.description, image_size=size)
   objective = resized.built_objective
   trained = objective.start_params(trained, params)
   with jax.set_mesh(mesh):
-    findings = figures.examine(model, params, images, shown, objective, trained)
+    findings = figures.examine(
+      model, params, images, shown, objective, trained, masks
+    )
   for line in findings.missing:
     log.info('no %s', line)
   title = source.path + ('' if weights == 'params' else f', {weights}')
@@ -133,8 +137,8 @@ def _read_images(files: list[str], transform: Preprocess) -> np.ndarray:
 
 def _evaluation_images(
   source: Pretrained, transform: Preprocess, count: int
-) -> tuple[np.ndarray, str]:
-  """Returns images of the evaluation split, and their origin.
+) -> tuple[Any, str]:
+  """Returns images of the evaluation split with their masks, and their origin.
 
   Args:
     source: weights of the run.

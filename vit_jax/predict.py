@@ -9,6 +9,9 @@ The probabilities are a softmax over the classes, or the sigmoid of each class
 if the model was trained with it. --text='a photo of a cat,a photo of a dog'
 compares the images with texts instead, by weights with a text tower.
 
+With the weights of a segmentation (objective `segment`), the classes of pixels
+are written as PNG masks of the size of the images into --out=DIR.
+
 Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 (or another preset) and --config.preprocess.KEY=… change this.
 """
@@ -20,14 +23,14 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import process, shared_flags
+from vit_jax.cli import mask_files, process, shared_flags
 from vit_jax.cli.shared_flags import Request
 from vit_jax.config import overrides
 from vit_jax.config.schema import build_section
@@ -60,6 +63,7 @@ def define_flags() -> None:
   """Defines the flags of this command."""
   shared_flags.define('checkpoint', 'step', 'weights', 'top')
   shared_flags.define_inputs('preprocess')
+  flags.DEFINE_string('out', None, 'Directory for masks of segmentations.')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
   flags.DEFINE_list(
     'text', [], 'Texts in place of classes, with commas between.'
@@ -89,6 +93,10 @@ def run(
   source = shared_flags.open_weights(checkpoint, request)
   objective = source.objective()
   names = [*texts] or [*source.description.class_names]
+  if 'classes' in objective.results:
+    raise UserError(
+      f'{checkpoint} has classes of pixels: give --out=DIR for their masks.'
+    )
   if not (objective.num_classes or texts):
     raise UserError(
       f'{checkpoint} has no head, so it cannot predict classes; with a text '
@@ -156,11 +164,13 @@ def main(arguments: list[str]) -> None:
       'predict --checkpoint=PATH [--top=5] [--text=A,B] [--json|--csv] IMAGE…'
     )
   images = shared_flags.image_paths(arguments)
+  request = Request.of_flags()
+  if values.out:
+    return _write_masks(images, values, request)
   table = csv.writer(sys.stdout, lineterminator='\n')
   if values.csv:
     table.writerow(('image', 'class', 'probability'))
   failed = []
-  request = Request.of_flags()
   path = shared_flags.weights_path(values)
   for prediction in run(path, images, request, values.text):
     if prediction.error:
@@ -175,6 +185,32 @@ def main(arguments: list[str]) -> None:
       print(prediction.image)
       for name, probability in prediction.top:
         print(f'  {100 * probability:5.1f}%  {name}')
+  _check(failed, images)
+
+
+def _write_masks(images: list[str], values: Any, request: Request) -> None:
+  """Writes the mask of each image, and prints its path."""
+  path = shared_flags.weights_path(values)
+  source, failed = shared_flags.open_weights(path, request), []
+  if 'classes' not in source.objective().results:
+    raise UserError(
+      f'--out is for masks, but {path} does not have classes of pixels (the '
+      'objective segment): remove --out.'
+    )
+  for image, mask, error in mask_files.write(
+    source, images, values.out, request
+  ):
+    if error:
+      failed.append(f'{image} {error}')
+      log.warning('%s', failed[-1])
+    else:
+      pair = {'image': image, 'mask': mask}
+      print(json.dumps(pair) if values.json else f'{image}: {mask}')
+  _check(failed, images)
+
+
+def _check(failed: list[str], images: list[str]) -> None:
+  """Raises UserError if images could not be used, given their errors."""
   if failed:
     count = f'{len(failed)} of {len(images)} images cannot be used'
     raise UserError(f'{count}: {failed[0]}')

@@ -3,9 +3,17 @@
 import json
 import shutil
 
+import cv2
+import jax
+import jax.export
+import numpy as np
+import PIL.Image
 import pytest
+import torch
+import torch.nn.functional as F
 
 from tests import cli, shapes_folder
+from vit_jax.data.images.decode import resize
 
 SMALL = {
   'total': '6 steps',
@@ -84,3 +92,83 @@ def test_two_processes_measure_like_one(data, trained, tmp_path):
   for name in ('miou', 'accuracy', 'mean_accuracy', 'classes', 'pixels'):
     # A few pixels have equal scores up to rounding.
     assert two[name] == pytest.approx(one[name], rel=1e-3), name
+
+
+def looped(weights, pixels, window=32):
+  """Averages the logits of sliding windows in a loop, by PyTorch."""
+  height, width = pixels.shape[:2]
+  scale = window / min(height, width)
+  size = [max(round(side * scale), window) for side in (height, width)]
+  pixels = resize(pixels, *size, 'bilinear')
+  total, count = np.zeros((*size, 3)), np.zeros((*size, 1))
+  starts = [[*range(0, side - window, window * 2 // 3)] for side in size]
+  starts = [[*each, s - window] for each, s in zip(starts, size, strict=True)]
+  for y in starts[0]:
+    for x in starts[1]:
+      image = pixels[None, y : y + window, x : x + window]
+      logits = torch.tensor(np.asarray(weights(image))).movedim(-1, 1)
+      large = F.interpolate(logits, (window, window), mode='bilinear')
+      total[y : y + window, x : x + window] += large[0].movedim(0, -1).numpy()
+      count[y : y + window, x : x + window] += 1
+  mean = torch.tensor(total / count).movedim(-1, 0)[None]
+  found = F.interpolate(mean, (height, width), mode='bilinear')
+  return found[0].argmax(0).numpy()
+
+
+@pytest.mark.slow
+def test_predict_export_and_analyze(data, trained, tmp_path):
+  """Masks have the sizes of the photographs, and equal a loop over windows."""
+  photos, program = tmp_path / 'photos', tmp_path / 'program'
+  rng = np.random.default_rng(0)
+  shapes = {'a.png': (50, 81), 'b/a.png': (64, 64), 'c.png': (97, 30)}
+  for name, shape in shapes.items():
+    (photos / name).parent.mkdir(parents=True, exist_ok=True)
+    blocks = rng.integers(0, 256, (shape[0] // 8 + 1, shape[1] // 8 + 1, 3))
+    pixels = np.kron(blocks, np.ones((8, 8, 1)))[: shape[0], : shape[1]]
+    PIL.Image.fromarray(pixels.astype(np.uint8)).save(photos / name)
+  (photos / 'broken.jpg').write_bytes(b'not an image')
+  given = f'--checkpoint={trained}'
+  cli.run(cli.command('export', given, f'--out={program}'))
+  data_of = (program / 'model.stablehlo').read_bytes()
+  weights = jax.export.deserialize(bytearray(data_of)).call
+  about = json.loads((program / 'description.json').read_text())
+  assert about['preprocess']['name'] == 'segments'
+  assert weights(np.zeros((2, 32, 32, 3), np.uint8)).shape == (2, 4, 4, 3)
+  command = cli.command('predict', given, str(photos), f'--out={tmp_path}/out')
+  out, err = cli.run([*command, '--json'], code=2)
+  assert '1 of 4 images' in err and 'broken.jpg' in err
+  found = {
+    line['image']: line['mask'] for line in map(json.loads, out.splitlines())
+  }
+  assert {*found} == {str(photos / name) for name in shapes}
+  used = set()
+  for name, shape in shapes.items():
+    pixels = np.array(PIL.Image.open(photos / name))
+    mask = PIL.Image.open(found[str(photos / name)])
+    assert found[str(photos / name)] == f'{tmp_path}/out/{name}'
+    assert mask.mode == 'P' and mask.getpalette()[:9] == [
+      0,
+      0,
+      0,
+      128,
+      0,
+      0,
+      0,
+      128,
+      0,
+    ]
+    classes = np.array(mask)
+    assert classes.shape == shape
+    assert (classes == looped(weights, pixels)).mean() > 0.999
+    used |= {*np.unique(classes).tolist()}
+  assert len(used) > 1
+  _, err = cli.run(cli.command('predict', given, str(photos)), code=2)
+  assert '--out=DIR' in err
+  cli.run(cli.command('analyze', given, '--num_images=3'))
+  arrays = np.load(trained / 'figures' / 'figures.npz')
+  assert arrays['segments'].shape == arrays['classes'].shape == (3, 32, 32)
+  assert set(np.unique(arrays['classes'])) <= {0, 1, 2}
+  mask = cv2.imread(f'{data}/annotations/val/0.png', cv2.IMREAD_UNCHANGED)
+  small = mask[1::2, 1::2]
+  assert (arrays['segments'][0] == small).mean() > 0.95
+  assert (trained / 'figures' / 'segments.png').stat().st_size > 1000

@@ -73,7 +73,7 @@ def test_figures_are_drawn_at_the_end(tmp_path):
   for name in about['figures']:
     assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   source = features.Spread(setting.open_source('test'), 5)
-  images = source.images(setting.transform)
+  images, _ = source.images(setting.transform)
   expected = findings.examine(experiment.model, state.params, images)
   saved = np.load(folder / 'figures.npz')
   for name, array in expected.arrays.items():

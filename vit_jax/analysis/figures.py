@@ -36,7 +36,8 @@ class Findings(NamedTuple):
       `[n, layers, heads]`, attention distance in pixels; `rollout` and
       `rollout_plain` `[n, r, c]`, attention rollout with and without the
       identity; `heads` `[n, heads, r, c]`, attention of the last layer's heads
-      to the patches; and `components` `[n, r, c, 3]`, see `patch_components`.
+      to the patches; `components` `[n, r, c, 3]`, see `patch_components`; and
+      `classes` and `segments` `[n, y, x]`, predictions and masks.
     missing: one line for each figure that this model does not support.
     by_token: whether the query of the attention maps is the class token;
       otherwise they are means over the queries of all patches.
@@ -63,6 +64,7 @@ def examine(
   shown: int = 8,
   objective: Objective | None = None,
   trained: PyTree = None,
+  masks: Integer[np.ndarray, 'n y x'] | None = None,
 ) -> Findings:
   """Computes the arrays from which the figures of the paper are drawn.
 
@@ -77,8 +79,10 @@ def examine(
     shown: number of images for which rollout, maps of single heads, components
       of patches and reconstructions are kept.
     objective: training objective for images of this size; if it hides patches,
-      they are reconstructed.
-    trained: parameters of the objective.
+      they are reconstructed, and if it has classes of pixels, they are
+      predicted.
+    trained: one of the values of `Objective.weights`.
+    masks: class of each pixel; negative numbers are ignored.
   """
   leaves = tree.flatten(params)
   size = images.shape[1:3]
@@ -112,6 +116,16 @@ def examine(
     )
     for name in ('seen', 'predicted', 'completed'):
       findings.arrays[name] = np.asarray(getattr(pictures, name))
+  if objective and 'classes' in objective.results:
+    predict = jax.jit(objective.predict, static_argnums=2)
+    batch = {'image': jnp.asarray(images[:shown])}
+    maps = predict(trained, batch, ('classes',))['classes']
+    maps = jax.image.resize(
+      maps, (*images[:shown].shape[:3], maps.shape[-1]), 'linear'
+    )
+    findings.arrays['classes'] = np.asarray(maps.argmax(-1))
+    if masks is not None:
+      findings.arrays['segments'] = masks[:shown]
   return findings
 
 

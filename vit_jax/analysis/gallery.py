@@ -27,6 +27,7 @@ FIGURES = {
   'rollout': 'Attention rollout (Figures 6 and 14)',
   'heads': 'Single heads of the last layer',
   'components': 'Principal components of patch tokens (DINOv2, Figure 1)',
+  'segments': 'Classes of pixels, and errors (white)',
   'reconstructions': 'Masked patches and their predictions',
 }
 _MAX_HEADS = 12  # number of heads drawn for a layer
@@ -202,6 +203,36 @@ def components(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
   )
 
 
+def segments(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
+  """Draws images, masks, predicted classes and errors.
+
+  Ignored pixels are grey in masks and errors.
+  """
+  images, found = findings.arrays['images'], findings.arrays['classes']
+  colours = plotting.class_colours()
+  true = findings.arrays.get('segments', found)
+  ignored, wrong = (true < 0)[..., None], (true != found)[..., None]
+
+  def coloured(classes: Any) -> np.ndarray:
+    return np.where(ignored, 128, colours[classes % len(colours)])
+
+  columns = [Column('image', images, names)]
+  if 'segments' in findings.arrays:
+    shares = [
+      f'{100 * (t == p).sum() / max((t >= 0).sum(), 1):.1f} % correct'
+      for t, p in zip(true, found, strict=True)
+    ]
+    errors = np.where(ignored, 128, 255 * wrong)
+    columns += [
+      Column('mask', coloured(true)),
+      Column('prediction', colours[found % len(colours)]),
+      Column('errors', errors.repeat(3, -1), shares),
+    ]
+  else:
+    columns.append(Column('prediction', colours[found % len(colours)]))
+  return _grid('Classes of pixels', columns)
+
+
 def reconstructions(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
   """Draws inputs, visible patches and predictions.
 
@@ -291,6 +322,8 @@ def all_figures(
     drawn['heads'] = heads(findings, names)
   if 'components' in arrays:
     drawn['components'] = components(findings, names)
+  if 'classes' in arrays:
+    drawn['segments'] = segments(findings, names)
   if 'predicted' in arrays:
     drawn['reconstructions'] = reconstructions(findings, names)
   return drawn

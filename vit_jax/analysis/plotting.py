@@ -7,6 +7,9 @@ import io
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import UInt8
+
 FORMATS = ('png', 'pdf', 'svg')
 # The palette of Okabe and Ito, which colour-blind people can distinguish.
 COLOURS = (
@@ -37,6 +40,18 @@ class Format(NamedTuple):
 
 
 PNG = Format()
+
+
+def class_colours() -> UInt8[np.ndarray, '256 3']:
+  """Returns the colours of classes, those of Pascal VOC; 0 is black.
+
+  The bits of a class number alternate between red, green and blue, from the
+  most significant bit of the colours.
+  """
+  bits = np.arange(256)[:, None] >> np.arange(8) & 1  # lowest first
+  weights = 128 >> np.arange(8) // 3
+  colours = [(bits[:, c::3] * weights[c::3]).sum(1) for c in range(3)]
+  return np.stack(colours, axis=1).astype(np.uint8)
 
 
 def new_figure(width: float, height: float) -> Any:

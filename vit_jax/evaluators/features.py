@@ -54,6 +54,42 @@ def open_split(
   return source
 
 
+def open_both(
+  setting: contract.Setting,
+  split: str,
+  train_split: str | None,
+  section: Section | None,
+) -> tuple[stream.Source, stream.Source]:
+  """Opens the split to fit on and the split to evaluate.
+
+  Examples that the training leaves out are not fitted on.
+
+  Args:
+    setting: setting of the run.
+    split: split to evaluate.
+    train_split: split to fit on; None for the training split of the run, or for
+      'train' of other data.
+    section: config section of other data; None for the data of the run.
+
+  Raises:
+    UserError: the data or a split does not exist or is empty, or the splits
+      have examples in common, so that the evaluation would use fitted examples.
+  """
+  if train_split is None:
+    train_split = setting.train_split if section is None else 'train'
+  train = open_split(setting, train_split, section)
+  train = without_listed(train, setting.leave_out, strict=False)
+  test = open_split(setting, split, section)
+  if common := inspection.count(train, test):
+    raise UserError(
+      f'{common:,} of the {len(test):,} examples of {split!r} are also in '
+      f'train_split={train_split!r}, which is fitted: set splits without '
+      "common examples, such as --config.evals.NAME.train_split='train[:90%]' "
+      "and --config.evals.NAME.split='train[90%:]'."
+    )
+  return train, test
+
+
 class Extractor:
   """Computes features without randomness, with one compiled program."""
 
@@ -128,36 +164,17 @@ class OnFeatures(contract.Evaluator):
     train_split: str | None,
     section: Section | None,
   ) -> None:
-    """Opens the split to fit on and the split to evaluate.
-
-    Examples that the training leaves out are not fitted on.
+    """Opens both splits, see `open_both`.
 
     Args:
       setting: setting of the run.
       who: name of the evaluation, for messages.
       split: split to evaluate.
-      train_split: split to fit on; None for the training split of the run, or
-        for 'train' of other data.
-      section: config section of other data; None for the data of the run.
-
-    Raises:
-      UserError: the data or a split does not exist or is empty, or the splits
-        have examples in common, so that the evaluation would use fitted
-        examples.
+      train_split: split to fit on, or None.
+      section: config section of other data, or None.
     """
-    if train_split is None:
-      train_split = setting.train_split if section is None else 'train'
-    train = open_split(setting, train_split, section)
-    self._train = without_listed(train, setting.leave_out, strict=False)
-    self._test = open_split(setting, split, section)
+    self._train, self._test = open_both(setting, split, train_split, section)
     self._num_classes = max(self._train.num_classes, self._test.num_classes)
-    if common := inspection.count(self._train, self._test):
-      raise UserError(
-        f'{common:,} of the {len(self._test):,} examples of {split!r} are also '
-        f'in train_split={train_split!r}, which is fitted: set splits without '
-        "common examples, such as --config.evals.NAME.train_split='train[:90%]'"
-        " and --config.evals.NAME.split='train[90%:]'."
-      )
     self._extract = Extractor(setting, who).run
 
   def features(self, weights: PyTree) -> tuple[Any, Any]:
@@ -215,18 +232,30 @@ class Spread(Wrapped):
       return f'example {number}'
     return name[:_TITLE]
 
-  def images(self, transform: Preprocess) -> Integer[np.ndarray, 'n y x c']:
+  def images(
+    self, transform: Preprocess
+  ) -> tuple[
+    Integer[np.ndarray, 'n y x c'], Integer[np.ndarray, 'n y x'] | None
+  ]:
     """Preprocesses all images; those that cannot be decoded are left out.
+
+    Returns:
+      The images, and the masks `segments` if the transform has them.
 
     Raises:
       UserError: no image can be decoded.
     """
-    images = []
+    images, masks = [], []
     for index in range(len(self)):
       try:
-        images.append(transform.pixels(self[index]['image']))
+        if 'segments' in transform.spec:
+          arrays = transform(self[index], None)
+          masks.append(arrays['segments'])
+          images.append(arrays['image'])
+        else:
+          images.append(transform.pixels(self[index]['image']))
       except DecodeError as error:
         log.warning('%s is left out: %s', self.title(index), error)
     if not images:
       raise UserError(f'{self.name} has no usable image.')
-    return np.stack(images)
+    return np.stack(images), np.stack(masks) if masks else None

@@ -142,13 +142,14 @@ class Evaluator(contract.Evaluator):
   ) -> None:
     transform, objective = setting.transform, setting.objective
     with jax.set_mesh(setting.mesh):
-      images = self._source.images(transform)
+      images, masks = self._source.images(transform)
       found = examine(
         objective.setting.model,
         objective.backbone(params),
         images,
         objective=objective,
         trained=params,
+        masks=masks,
       )
     about = {
       'weights': title,

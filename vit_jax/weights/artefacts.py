@@ -3,7 +3,8 @@
 The input is `images`, uint8 `[n, height, width, 3]` with any batch size, as
 returned by the transform for evaluation, which `description.json` describes
 (other channels, and uint16, for images that are not RGB with 8 bits).
-The output is logits `[n, num_classes]`, float32 (features if there is no head).
+The output is logits `[n, num_classes]`, float32 (features if there is no head),
+or those of patches, `[n, rows, columns, classes]`, of the objective `segment`.
 """
 
 import json
@@ -28,7 +29,7 @@ from vit_jax.weights.contract import Pretrained
 # Platforms that a program is compiled for; it does not run on others.
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
 Images = UInt8[Array, 'n y x c'] | UInt16[Array, 'n y x c']
-Predict = Callable[[Images], Float[Array, 'n k']]
+Predict = Callable[[Images], Float[Array, 'n *map k']]
 # Shape without the batch axis, `[height, width, channels]`, and dtype.
 Spec = tuple[tuple[int, ...], np.dtype]
 
@@ -46,8 +47,11 @@ def predictor(source: Pretrained) -> Predict:
   section = source.description.objective
   objective = schema.build('objective', section, setting)
 
-  def predict(images: Images) -> Float[Array, 'n k']:
-    return objective.predict(params, {'image': images})['logits']
+  want = ('classes',) if 'classes' in objective.results else ()
+
+  def predict(images: Images) -> Float[Array, 'n *map k']:
+    found = objective.predict(params, {'image': images}, want)
+    return found[want[0] if want else 'logits']
 
   return predict
 

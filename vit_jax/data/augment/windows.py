@@ -1,6 +1,7 @@
 """Sliding windows of an image, and its mask at its own size."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,20 @@ class EvalTransform(segments.Masks):
     check_range('preprocess.stride', self.stride, above=0, at_most=1)
     check_range('preprocess.windows', self.windows, at_least=1, at_most=1000)
     check_range('preprocess.label_size', self.label_size, at_least=1)
+
+  def fitting(self, height: int, width: int) -> 'EvalTransform':
+    """Returns a transform for images of this size, pixels, and similar ones.
+
+    Its number of windows and its `label_size` are powers of 2.
+    """
+    size = transforms.covering_size(height, width, *self.image_size)
+    count = math.prod(
+      len(self._starts(*sides))
+      for sides in zip(size, self.image_size, strict=True)
+    )
+    sides = (count, max(height, width))
+    windows, label_size = (1 << (n - 1).bit_length() for n in sides)
+    return dataclasses.replace(self, windows=windows, label_size=label_size)
 
   @property
   def spec(self) -> Spec:

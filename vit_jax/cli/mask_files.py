@@ -1,0 +1,119 @@
+"""Predicts the class of each pixel of photographs, and writes PNG masks."""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import PIL.Image
+from jaxtyping import Int
+
+from vit_jax.analysis import plotting
+from vit_jax.arrays import sharding
+from vit_jax.cli.shared_flags import Request
+from vit_jax.config import overrides
+from vit_jax.config.schema import build_section
+from vit_jax.data.images.decode import decode
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError
+from vit_jax.evaluators import miou
+from vit_jax.files import paths
+from vit_jax.weights.contract import Pretrained
+
+_KEPT = ('interpolation', 'channels', 'bits')  # keys of the preprocessing
+
+
+def write(
+  source: Pretrained, images: Sequence[str], out: str, request: Request
+) -> Iterator[tuple[str, str, str]]:
+  """Writes a mask of the size of each image, from sliding windows.
+
+  The value of a pixel is its class, see `encode`.
+
+  Args:
+    source: weights of an objective with the result `classes`, such as that of
+      `objectives.segment`.
+    images: image files.
+    out: directory. A mask has the path of its image, relative to the folder
+      that contains all images, and ends in .png.
+    request: the request, whose settings change the transform `windows`.
+
+  Yields:
+    The image, the path of its mask, and '' or the reason why it has none, which
+    completes the sentence '{image} …'.
+
+  Raises:
+    UserError: two images have the same mask, or a mask cannot be written.
+  """
+  masks = _places(images, out)
+  objective, mesh = source.objective(), sharding.make_mesh(jax.devices()[:1])
+  own = source.description.preprocess
+  section = {key: own[key] for key in _KEPT if key in own}
+  section |= dict(name='windows', classes=objective.classes)
+  config = overrides.apply({'preprocess': section}, [*request.settings])
+  transform: Any = build_section(config, 'preprocess', source.image_size)
+  weights = source.load_weights(mesh)
+
+  @jax.jit
+  def predict(weights: Any, batch: Any) -> Any:
+    def scores(pixels: Any) -> Any:
+      want = ('classes',)
+      return objective.predict(weights, {'image': pixels}, want)['classes']
+
+    return miou.predicted_classes(scores, batch)[0]
+
+  for path, mask in zip(images, masks, strict=True):
+    try:
+      pixels = decode(
+        paths.locate(path).read_bytes(), transform.channels, transform.bits
+      )
+      height, width = pixels.shape[:2]
+      # Sizes are rounded up, so that few programs are compiled.
+      large = transform.fitting(height, width)
+    except OSError as error:
+      yield path, mask, f'cannot be read: {error}.{paths.nearest(path)}'
+      continue
+    except DecodeError as error:
+      yield path, mask, f'is not an image that can be decoded: {error}.'
+      continue
+    batch = large.views(pixels) | {
+      'segments': np.zeros(*large.spec['segments'])
+    }
+    [found] = predict(weights, {key: x[None] for key, x in batch.items()})
+    classes = np.asarray(found)[:height, :width]
+    paths.save(paths.locate(mask), encode(classes, objective.classes))
+    yield path, mask, ''
+
+
+def _places(images: Sequence[str], out: str) -> list[str]:
+  """Returns the path of the mask of each image."""
+  whole = [os.path.abspath(path) for path in images]
+  root = os.path.commonpath([os.path.dirname(path) for path in whole])
+  names = [os.path.splitext(os.path.relpath(p, root))[0] for p in whole]
+  if same := {name for name in names if names.count(name) > 1}:
+    raise UserError(
+      f'{len(same)} masks would have the name of another, such as '
+      f'{min(same)}.png: predict these images separately.'
+    )
+  return [f'{out}/{name}.png' for name in names]
+
+
+def encode(classes: Int[np.ndarray, 'y x'], count: int) -> bytes:
+  """Returns a PNG file whose values are the classes.
+
+  Up to 256 classes have a palette of colours; more are grey values of 16 bits.
+
+  Args:
+    classes: class of each pixel, from 0.
+    count: number of classes.
+  """
+  file = io.BytesIO()
+  if count > len(plotting.class_colours()):
+    PIL.Image.fromarray(classes.astype(np.uint16)).save(file, 'png')
+    return file.getvalue()
+  picture = PIL.Image.fromarray(classes.astype(np.uint8))
+  picture.putpalette(plotting.class_colours().tobytes())
+  picture.save(file, 'png')
+  return file.getvalue()
