@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from tiny_vit import save_classifier
 
 from benchmarks import plan_configs
-from tests import cli
+from tests import cli, shapes_folder
 from vit_jax.cli import shared_flags
 from vit_jax.config import predicted
 from vit_jax.launch import job as launch_job
@@ -54,12 +54,14 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.slow
-def test_commands_exist(command_line, tmp_path):
+def test_commands_exist(command_line, tmp_path, tmp_path_factory):
   """Modules, flags, configs with their arguments, and keys are checked."""
   for name in ('cat', 'dog'):
     (tmp_path / name).mkdir()
     for i in range(20):
       (tmp_path / name / f'{i}.jpg').touch()
+  scenes = tmp_path_factory.mktemp('scenes')
+  shapes_folder.write(scenes)
   labels = str(tmp_path / 'labels.npz')
   about = json.dumps(dict(count=45_000))
   np.savez(labels, soft=np.zeros((1, 10)), copies=[1], index=[0], about=about)
@@ -70,6 +72,7 @@ def test_commands_exist(command_line, tmp_path):
     assert importlib.util.find_spec(module), (page, module)
     own = [word for word in arguments if word.startswith('--')]
     own = [word.replace('path=photos', f'path={tmp_path}') for word in own]
+    own = [word.replace('path=scenes', f'path={scenes}') for word in own]
     own = [
       word.replace('labels=labels.npz', f'labels={labels}') for word in own
     ]
