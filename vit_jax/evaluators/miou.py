@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from vit_jax.config.schema import Section
 from vit_jax.data.augment.maps import IGNORED
 from vit_jax.data.contract import require
+from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import open_split
@@ -37,30 +37,28 @@ class OnPixels(contract.Evaluator):
     self,
     setting: contract.Setting,
     who: str,
-    split: str,
-    section: Section | None,
+    source: stream.Source,
     result: str,
   ) -> None:
-    """Opens the split to evaluate.
+    """Prepares the evaluation of a source.
 
     Args:
       setting: setting of the run.
       who: name of the evaluation, for messages.
-      split: split to evaluate.
-      section: config section of other data; None for the data of the run.
+      source: split to evaluate.
       result: result of the objective that the scores are computed from, a map
         for each image.
 
     Raises:
-      UserError: the transform has no masks, the objective does not have the
-        result, or the data or the split does not exist or is empty.
+      UserError: the transform has no masks, or the objective does not have the
+        result.
     """
     require(setting.transform.spec, 'image', 'segments', who=who)
     contract.check_results(setting, result, who=who)
     transform: Any = setting.transform
     self._classes: int = transform.classes
     self._setting, self._result = setting, result
-    self._test = open_split(setting, split, section)
+    self._test = source
     self._count = setting.compiled(self._count_batch)
     self._pairs: np.ndarray | None = None
 
@@ -156,7 +154,7 @@ class Evaluator(OnPixels):
       UserError: the split does not exist, the transform has no masks, or the
         objective has other classes.
     """
-    self.open(setting, 'miou', split, None, 'classes')
+    self.open(setting, 'miou', open_split(setting, split), 'classes')
     trained = getattr(setting.objective, 'classes', self._classes)
     if trained != self._classes:
       raise UserError(

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.data.filters import without_listed
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract, miou
-from vit_jax.evaluators.features import OtherSource, Spread, open_split
+from vit_jax.evaluators.features import OtherSource, Spread, open_both
 
 PyTree = Any
 _POSITIONS = 16  # patches of each image that are searched at once
@@ -64,16 +63,13 @@ class Evaluator(miou.OnPixels):
     check_range('k', k, at_least=1, at_most=memory)
     check_range('temperature', temperature, above=0)
     check_range('seed', seed, at_least=0)
-    self.open(setting, 'patch_neighbours', split, source, 'patches')
+    train, test = open_both(setting, split, train_split, source)
+    self.open(setting, 'patch_neighbours', test, 'patches')
     if len(setting.transform.spec['image'][0]) != 3:
       raise UserError(
         'patch_neighbours needs masks of the size of the images: set '
         "preprocess.name='segments'."
       )
-    if train_split is None:
-      train_split = setting.train_split if source is None else 'train'
-    train = open_split(setting, train_split, source)
-    train = without_listed(train, setting.leave_out, strict=False)
     self._train: Any = Spread(train, memory)
     self._per_image = memory // len(self._train)
     self._k, self._temperature, self._seed = k, temperature, seed

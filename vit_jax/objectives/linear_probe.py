@@ -8,21 +8,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.objectives import contract, patches
+from vit_jax.objectives.linear_head import LinearHead, linear
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
-_EPSILON = 1e-6  # added to the variance of a feature, as in MAE's code
-_RUNNING = 0.1  # weight of a batch in the running statistics
-_INITIAL_STD = 0.01  # standard deviation of the initial kernel
 
 
-class Objective(contract.AroundModel):
+class Objective(LinearHead):
   """Softmax cross-entropy of a linear layer on frozen features.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`, which
@@ -41,6 +39,7 @@ class Objective(contract.AroundModel):
   """
 
   classes_key = 'num_classes'
+  epsilon = 1e-6  # as in MAE's code
 
   def __init__(
     self,
@@ -116,14 +115,8 @@ class Objective(contract.AroundModel):
     outputs = jax.eval_shape(self._outputs, params, images)
     features = jax.eval_shape(self._features, params, outputs)
     width = features.shape[-1]
-    kernel = jax.random.normal(head_key, (width, self.num_classes))
-    head = {
-      'kernel': _INITIAL_STD * kernel,
-      'bias': jnp.zeros(self.num_classes),
-    }
-    extra = {}
-    if self.batch_norm:
-      extra = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+    head = self.init_head(head_key, width, self.num_classes)
+    extra = self.init_statistics(width) if self.batch_norm else {}
     return {'model': params, 'head': head}, extra
 
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
@@ -134,28 +127,11 @@ class Objective(contract.AroundModel):
     x = self._features(model, self._outputs(model, normalize(batch['image'])))
     carry = {}
     if self.batch_norm:
-      mean, variance = x.mean(axis=0), x.var(axis=0)
-      x = _standardized(x, mean, variance)
-      # The running variance is unbiased, as in PyTorch.
-      unbiased = variance * (len(x) / max(len(x) - 1, 1))
-      carry = {'mean': mean, 'variance': unbiased}
-    logits = _linear(params['head'], x)
+      x, carry = self.standardized(x)
+    logits = linear(params['head'], x)
     loss = softmax_cross_entropy(logits, batch['label']).mean()
     accuracy = (logits.argmax(axis=-1) == batch['label']).mean()
     return loss, ({'accuracy': accuracy}, carry)
-
-  def update_extra(
-    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
-  ) -> PyTree:
-    """Returns the running statistics after a step."""
-    return jax.tree.map(
-      lambda old, new: old + _RUNNING * (new - old), extra, carry
-    )
-
-  def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """Returns the parameters together with the running statistics."""
-    statistics = {'statistics': extra} if self.batch_norm else {}
-    return {'params': params | statistics}
 
   def predict(
     self, params: PyTree, batch: contract.Batch, want: tuple[str, ...] = ()
@@ -166,9 +142,8 @@ class Objective(contract.AroundModel):
     x = features = self._features(params['model'], outputs)
     results = {name: outputs[name] for name in want} | {'features': features}
     if self.batch_norm:
-      running = params['statistics']
-      x = _standardized(x, running['mean'], running['variance'])
-    return results | {'logits': _linear(params['head'], x)}
+      x, _ = self.standardized(x, params['statistics'])
+    return results | {'logits': linear(params['head'], x)}
 
   def _outputs(
     self, params: PyTree, images: Any, want: tuple[str, ...] = ()
@@ -202,15 +177,3 @@ class Objective(contract.AroundModel):
     if self.patch_mean:
       parts.append(outputs['patches'].mean(axis=(1, 2)))
     return jnp.concatenate(parts, axis=-1)
-
-
-def _standardized(
-  x: Float[Array, 'n f'], mean: Float[Array, ' f'], variance: Float[Array, ' f']
-) -> Float[Array, 'n f']:
-  """Applies the batch normalization without scale and shift."""
-  return (x - mean) / jnp.sqrt(variance + _EPSILON)
-
-
-def _linear(head: PyTree, x: Float[Array, 'n f']) -> Float[Array, 'n k']:
-  """Applies the linear layer in float32 precision on all devices."""
-  return jnp.matmul(x, head['kernel'], precision='highest') + head['bias']

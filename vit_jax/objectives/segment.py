@@ -8,21 +8,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from vit_jax.data.augment.maps import IGNORED
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.objectives import contract, patches
+from vit_jax.objectives.linear_head import LinearHead, linear
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
-_EPSILON = 1e-5  # added to the variance of a feature, as in PyTorch
-_RUNNING = 0.1  # weight of a batch in the running statistics
-_INITIAL_STD = 0.01  # standard deviation of the initial kernel
 
 
-class Objective(contract.AroundModel):
+class Objective(LinearHead):
   """Batch norm and a linear layer on patch tokens; cross-entropy of pixels.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`,
@@ -37,6 +35,8 @@ class Objective(contract.AroundModel):
   References: DINOv2, arXiv 2304.07193, section 7.4; DINOv3, arXiv 2508.10104,
   section D.1.
   """
+
+  epsilon = 1e-5  # as in PyTorch
 
   def __init__(
     self,
@@ -109,11 +109,10 @@ class Objective(contract.AroundModel):
     images = self.setting.zero_images()
     features = jax.eval_shape(self._features, params, images, None)
     width = features.shape[-1]
-    kernel = jax.random.normal(head_key, (width, self.classes))
-    head = {'kernel': _INITIAL_STD * kernel, 'bias': jnp.zeros(self.classes)}
+    head = self.init_head(head_key, width, self.classes)
     norm = {'scale': jnp.ones(width), 'bias': jnp.zeros(width)}
-    statistics = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
-    return {'model': params, 'norm': norm, 'head': head}, statistics
+    params = {'model': params, 'norm': norm, 'head': head}
+    return params, self.init_statistics(width)
 
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the loss of a batch, and the metric `pixel_accuracy`."""
@@ -127,12 +126,8 @@ class Objective(contract.AroundModel):
       key = jax.random.fold_in(inputs.key, 1)
       kept = jax.random.bernoulli(key, 1 - self._dropout, shape)
       x = x * kept / (1 - self._dropout)
-    mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
-    # The running variance is unbiased, as in PyTorch.
-    count = x[..., 0].size
-    unbiased = variance * (count / max(count - 1, 1))
-    carry = {'mean': mean, 'variance': unbiased}
-    logits = _logits(params, x, mean, variance)
+    x, carry = self.standardized(x)
+    logits = _logits(params, x)
     target = batch['segments'].astype(jnp.int32)
     logits = jax.image.resize(logits, (*target.shape, self.classes), 'linear')
     used = target != IGNORED
@@ -145,18 +140,6 @@ class Objective(contract.AroundModel):
     every = jnp.float32(used.size) if self._count_ignored else count
     metrics = {'pixel_accuracy': contract.Mean(correct, count)}
     return contract.Mean(total, every), (metrics, carry)
-
-  def update_extra(
-    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
-  ) -> PyTree:
-    """Returns the running statistics after a step."""
-    return jax.tree.map(
-      lambda old, new: old + _RUNNING * (new - old), extra, carry
-    )
-
-  def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """Returns the parameters together with the running statistics."""
-    return {'params': params | {'statistics': extra}}
 
   @property
   def results(self) -> tuple[str, ...]:
@@ -172,8 +155,9 @@ class Objective(contract.AroundModel):
       return super().predict(params, batch, others)
     names = tuple(dict.fromkeys((*others, *self._needs)))
     found = super().predict(params, batch, names)
-    x, running = self._joined(params['model'], found), params['statistics']
-    logits = _logits(params, x, running['mean'], running['variance'])
+    x = self._joined(params['model'], found)
+    x, _ = self.standardized(x, params['statistics'])
+    logits = _logits(params, x)
     kept = {name: found[name] for name in ('features', 'logits', *others)}
     return kept | {'classes': logits}
 
@@ -204,12 +188,8 @@ class Objective(contract.AroundModel):
 
 
 def _logits(
-  params: PyTree,
-  x: Float[Array, 'n rows columns d'],
-  mean: Float[Array, ' d'],
-  variance: Float[Array, ' d'],
+  params: PyTree, x: Float[Array, 'n rows columns d']
 ) -> Float[Array, 'n rows columns k']:
-  """Applies batch norm and the linear layer, in float32 on all devices."""
-  norm, head = params['norm'], params['head']
-  x = (x - mean) / jnp.sqrt(variance + _EPSILON) * norm['scale'] + norm['bias']
-  return jnp.matmul(x, head['kernel'], precision='highest') + head['bias']
+  """Applies scale and shift of the batch norm, and the linear layer."""
+  norm = params['norm']
+  return linear(params['head'], x * norm['scale'] + norm['bias'])
