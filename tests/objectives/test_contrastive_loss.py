@@ -1,6 +1,9 @@
 """Tests of the loss of images and texts, whole and in parts."""
 
+import importlib.util
+import pathlib
 import re
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -56,9 +59,24 @@ def in_torch(loss, images, texts, log_scale, bias):
   return -torch.nn.functional.logsigmoid(signs * logits).sum() / len(logits)
 
 
+def by_open_clip(loss, images, texts, log_scale, bias):
+  """Computes the same by open_clip; only one file of the package is run."""
+  package = importlib.util.find_spec('open_clip')
+  if package is None:
+    pytest.skip('open_clip_torch is not installed')
+  file = pathlib.Path(package.submodule_search_locations[0]) / 'loss.py'
+  losses = runpy.run_path(str(file))
+  if loss == 'softmax':
+    return losses['ClipLoss']()(images, texts, log_scale.exp())
+  return losses['SigLipLoss']()(images, texts, log_scale.exp(), bias)
+
+
+@pytest.mark.parametrize('theirs', [in_torch, by_open_clip])
 @pytest.mark.parametrize('chunk', [8, 1024])
 @pytest.mark.parametrize('loss', contrastive.LOSSES)
-def test_loss_and_gradients_are_those_of_pytorch(loss, chunk, monkeypatch):
+def test_loss_and_gradients_are_those_of_pytorch(
+  loss, chunk, theirs, monkeypatch
+):
   monkeypatch.setattr(contrastive, 'CHUNK', chunk)
   objective, pair = objective_of(loss), embeddings()
   params = {'temperature': jnp.float32(1.5), 'bias': jnp.float32(-2)}
@@ -72,7 +90,7 @@ def test_loss_and_gradients_are_those_of_pytorch(loss, chunk, monkeypatch):
   images, texts = (torch.tensor(np.array(x), requires_grad=True) for x in pair)
   start = params['temperature'], params.get('bias', 0.0)
   scale, bias = (torch.tensor(float(x), requires_grad=True) for x in start)
-  expected = in_torch(loss, images, texts, scale, bias)
+  expected = theirs(loss, images, texts, scale, bias)
   expected.backward()
   np.testing.assert_allclose(value, expected.item(), rtol=1e-6)
   np.testing.assert_allclose(slopes[0], images.grad, atol=1e-6)
