@@ -56,7 +56,10 @@ def test_only_modules_with_the_symbol_are_suggested():
 
 
 def test_messages_of_modules_that_cannot_be_used(own_module):
-  """A package, the module or the symbol is missing."""
+  """A package, the module or the symbol is missing.
+
+  Other names are only listed if the given one is wrong.
+  """
   needy = own_module('needy', 'import package_that_is_not')
   empty = own_module('empty', 'x = 1')
   for name, words in (
@@ -64,8 +67,9 @@ def test_messages_of_modules_that_cannot_be_used(own_module):
     ('my_lab.model', 'no module my_lab.model .*PYTHONPATH'),
     (empty, f'{empty}.* Model'),
   ):
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=words) as error:
       schema.resolve(SECTIONS['model'], name)
+    assert ('allowed' in str(error.value)) == (name != needy)
 
 
 def test_a_bug_in_a_plug_in_keeps_its_traceback(own_module):

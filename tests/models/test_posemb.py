@@ -29,7 +29,7 @@ def embedding(grid, prefix=1, width=6):
 
 @pytest.mark.parametrize('old, new', GRIDS)
 def test_aligned_resize_equals_scipys_zoom(old, new):
-  """The authors' code zooms linearly with aligned corners."""
+  """The authors' code zooms linearly with aligned corners, and so do we."""
   slots = embedding(old)
   result = positions.resize('embedding', slots, old, new, 'aligned')
   grid = slots[0, 1:].reshape(*old, -1)
@@ -39,6 +39,8 @@ def test_aligned_resize_equals_scipys_zoom(old, new):
   np.testing.assert_allclose(
     result[0, 1:], expected.reshape(-1, slots.shape[-1]), rtol=1e-5, atol=1e-6
   )
+  leaves = positions.resize_leaves({'x/embedding': slots}, old, new, None)
+  np.testing.assert_array_equal(leaves['x/embedding'], result)
 
 
 @pytest.mark.parametrize('old, new', [(o, n) for o, n in GRIDS if o != n])

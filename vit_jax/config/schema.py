@@ -125,7 +125,10 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
     reason = f'there is no module {path} in PYTHONPATH'
     if not f'{path}.'.startswith(f'{error.name}.'):
       package = str(error.name).partition('.')[0]
-      reason = f'{error.name!r} is not installed: pip install {package}'
+      raise UserError(
+        f'the name {name!r} cannot be used, because {error.name!r} is not '
+        f'installed: pip install {package}.'
+      ) from error
   raise UserError(
     f'the name {name!r} cannot be used, because {reason}; '
     f'{closest(name, names(pattern))}; or the dotted path of a module of your '
