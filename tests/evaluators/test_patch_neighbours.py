@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from indexed_source import mesh_of
 from masked_source import Masked
+from sklearn.linear_model import LogisticRegression
 
 from vit_jax.data.augment import segments
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
-from vit_jax.evaluators import miou, patch_neighbours
+from vit_jax.evaluators import miou, patch_neighbours, patch_probe
 from vit_jax.evaluators.contract import Setting
 
 CLASSES, SIDE, PATCH, K = 3, 36, 9, 4
@@ -26,7 +27,9 @@ def patches_of(images):
   return x.astype('float32').mean((2, 4)) / 255 - 0.4
 
 
-def evaluator(batch_size=4, devices=1, train=None, **keys):
+def evaluator(
+  batch_size=4, devices=1, train=None, kind=patch_neighbours, **keys
+):
   objective = types.SimpleNamespace(
     predict=lambda weights, batch, want: {
       'patches': patches_of(batch['image'])
@@ -47,7 +50,9 @@ def evaluator(batch_size=4, devices=1, train=None, **keys):
     batch_size=batch_size,
     reader=Reader(threads=2),
   )
-  return patch_neighbours.Evaluator(setting, split='test', k=K, **keys)
+  if kind is patch_neighbours:
+    keys['k'] = K
+  return kind.Evaluator(setting, split='test', **keys)
 
 
 def unit(x):
@@ -130,3 +135,23 @@ def test_patches_are_chosen_by_rarity():
   error = (rare * (1 - rare) / images) ** 0.5
   assert found['labels'][:, 1].mean() == pytest.approx(rare, abs=3 * error)
   assert set(found['labels'][:, 1].tolist()) == {0, 1}
+
+
+def test_probe_equals_scikit_learn():
+  """On standardized patches, each with its most frequent class."""
+  l2 = 1e-3
+  memory = evaluator(memory=28).fit({})
+  x, labels = memory['patches'], memory['labels'].argmax(-1)
+  mean, std = x.mean(0), x.std(0)
+  inputs = (x - mean) / std
+  solver = LogisticRegression(C=1 / (len(x) * l2), tol=1e-10, max_iter=10_000)
+  solver.fit(inputs, labels)
+  found = evaluator(kind=patch_probe, memory=28, l2=l2)
+  queries = patches_of(TRANSFORM(Masked([(36, 36)], CLASSES)[0])['image'][None])
+  scores = np.asarray(found.scores(found.fit({}), jnp.array(queries)))
+  expected = solver.decision_function(
+    (unit(queries).reshape(-1, 3) - mean) / std
+  )
+  scores = scores.reshape(expected.shape)
+  np.testing.assert_allclose(scores, expected, rtol=1e-2, atol=2e-2)
+  assert found.run({})['miou'] > 0.4  # chance is .2

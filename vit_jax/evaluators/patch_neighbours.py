@@ -29,6 +29,7 @@ class Evaluator(miou.OnPixels):
   """
 
   own_classes = True
+  kind = 'patch_neighbours'
 
   def __init__(
     self,
@@ -64,10 +65,10 @@ class Evaluator(miou.OnPixels):
     check_range('temperature', temperature, above=0)
     check_range('seed', seed, at_least=0)
     train, test = open_both(setting, split, train_split, source)
-    self.open(setting, 'patch_neighbours', test, 'patches')
+    self.open(setting, self.kind, test, 'patches')
     if len(setting.transform.spec['image'][0]) != 3:
       raise UserError(
-        'patch_neighbours needs masks of the size of the images: set '
+        f'{self.kind} needs masks of the size of the images: set '
         "preprocess.name='segments'."
       )
     self._train: Any = Spread(train, memory)
@@ -77,7 +78,7 @@ class Evaluator(miou.OnPixels):
 
   def _remember_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
     """Returns the chosen patches of each image, and their labels."""
-    maps = _unit(self._maps(weights, batch['image']))
+    maps = unit(self._maps(weights, batch['image']))
     n, rows, columns, width = maps.shape
     target, k = batch['segments'].astype(jnp.int32), self._classes
     miou.check_whole(target.shape[1:], (rows, columns))
@@ -131,7 +132,7 @@ class Evaluator(miou.OnPixels):
   ) -> Float[Array, 'n rows columns k']:
     """Returns the mean label of the nearest patches, weighted."""
     n, rows, columns, width = maps.shape
-    queries = jnp.moveaxis(_unit(maps).reshape(n, -1, width), 1, 0)
+    queries = jnp.moveaxis(unit(maps).reshape(n, -1, width), 1, 0)
 
     def vote(query: Any) -> Any:  # [n, d]
       similar = jnp.matmul(query, fitted['patches'].T, precision='highest')
@@ -145,7 +146,7 @@ class Evaluator(miou.OnPixels):
     return jnp.moveaxis(votes, 0, 1).reshape(n, rows, columns, -1)
 
 
-def _unit(x: Float[Array, '*n d']) -> Float[Array, '*n d']:
+def unit(x: Float[Array, '*n d']) -> Float[Array, '*n d']:
   """Scales features to length 1; zeros stay zeros."""
   lengths = jnp.linalg.norm(x, axis=-1, keepdims=True)
   return x / jnp.maximum(lengths, 1e-12)
