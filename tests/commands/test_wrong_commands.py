@@ -66,6 +66,7 @@ ROWS = [
   ((*TUNE, '--config.init_from=tin.npz'), 'Did you mean tiny.npz'),
   (TUNE, 'init_from=PATH is missing'),
   ((*TUNE, '--config.init_from=photos'), 'contains no checkpoint'),
+  ((*TUNE, '--config.init_from=tiny.npz@3'), 'omit --step=3, or the @3'),
   (('convert', 'tiny.npz'), 'usage'),
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
   (

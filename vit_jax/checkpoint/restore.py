@@ -161,6 +161,11 @@ def step_directory(path: str) -> epath.Path:
 
 def _select_step(workdir: str, step: str) -> epath.Path:
   """Returns the directory of a step that is given by number or as 'best'."""
+  if paths.locate(workdir).is_file():
+    raise UserError(
+      f'{workdir} is a file, which has no steps: omit --step={step}, or the '
+      f'@{step} of the path.'
+    )
   newest = step_directory(workdir)
   available = steps.committed(newest.parent)
   if step == 'best':
