@@ -89,25 +89,28 @@ def run(
   folder = paths.locate(out)
   if paths.is_remote(folder):
     raise UserError(f'--out={out} is remote: give a local directory.')
-  kind = config.preprocess.get('channels', 3), config.preprocess.get('bits', 8)
-  if against and kind != (3, 8):
-    raise UserError(f'--against needs 3 channels of 8 bits, not {kind}.')
+  channels = config.preprocess.get('channels', 3)
+  bits = config.preprocess.get('bits', 8)
+  if against and (channels, bits) != (3, 8):
+    raise UserError(
+      f'--against needs 3 channels of 8 bits, not {(channels, bits)}.'
+    )
   unfinished = folder / _UNFINISHED
   split = config.train.split
   all_train = build_section(config, 'source', split)
   train = filters.without_listed(all_train, config.train.leave_out)
   tests = _open_against(config, against)
-  # The training data come first, and replace those of an evaluator of the same
-  # split, in which no examples are left out.
-  first = {split: train}
-  sources = first | _open_evaluations(config, config.evals) | tests | first
+  sources = {split: train}  # the training data come first
+  sources |= _open_evaluations(config, config.evals) | tests
+  # An evaluator of the same split leaves no examples out.
+  sources[split] = train
   if against:  # errors that should not appear after hours of reading
     inspection.imagehash()
     filters.checked_rows(train)
   threads = build_section(config, 'reader').thread_count
   results = {
     name: inspection.inspect(
-      source, name, unfinished, threads, kind, bool(against)
+      source, name, unfinished, threads, (channels, bits), bool(against)
     )
     for name, source in sources.items()
   }

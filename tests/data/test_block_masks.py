@@ -10,7 +10,7 @@ import pytest
 from vit_jax.data.augment import block_masks, multicrop
 from vit_jax.data.augment.block_masks import TrainTransform
 from vit_jax.data.pipeline import order
-from vit_jax.data.pipeline.loader import Loader, Share
+from vit_jax.data.pipeline.loader import Loader, LocalRows
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
 
@@ -180,7 +180,7 @@ def test_masks_depend_on_seed_and_position_only():
     positions = np.array(positions)
     loader = pickle.loads(pickle.dumps(Loader(source, of, seed, 'error')))
     batch = loader.buffers(len(positions))
-    loader.fill(batch, Share(positions % 8, positions), 0)
+    loader.fill(batch, LocalRows(positions % 8, positions), 0)
     return batch
 
   whole = load(of, 3, range(8))

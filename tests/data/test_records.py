@@ -9,7 +9,7 @@ import pytest
 from tests.faults.counts import further
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.pipeline.loader import Loader, Share
+from vit_jax.data.pipeline.loader import Loader, LocalRows
 from vit_jax.data.sources import tfds
 from vit_jax.data.storage import index, records
 from vit_jax.errors import UserError
@@ -89,17 +89,17 @@ def test_a_bad_checksum_is_a_bad_record(copy):
   image = source[20]['image']
   place = shard.read_bytes().index(image) + len(image) // 2
   shard.write_bytes(flipped(shard, place, 0))
-  share = Share(np.arange(18, 23), None)
+  local = LocalRows(np.arange(18, 23), None)
   transform = EvalTransform((8, 8))
   loader = Loader(open_twin(folder), transform, 0, 'skip')
   batch = loader.buffers(5)
-  [bad] = loader.fill(batch, share, 0)
+  [bad] = loader.fill(batch, local, 0)
   assert bad.index == 20 and str(shard) in bad.where
   assert 'CRC-32C' in bad.reason
   assert batch['mask'].tolist() == [True, True, False, True, True]
   strict = Loader(open_twin(folder), transform, 0, 'error')
   with pytest.raises(UserError, match='example 20 .*CRC-32C does not match'):
-    strict.fill(strict.buffers(5), share, 0)
+    strict.fill(strict.buffers(5), local, 0)
 
 
 def test_checksums_equal_tensorflow(prepared):

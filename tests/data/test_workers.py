@@ -25,7 +25,7 @@ TRAINER = """
 import multiprocessing, sys
 import numpy as np
 from vit_jax.data.augment.transforms import TrainTransform
-from vit_jax.data.pipeline.loader import Loader, Share
+from vit_jax.data.pipeline.loader import Loader, LocalRows
 from vit_jax.data.pipeline.workers import Processes
 from vit_jax.data.sources import synthetic
 
@@ -33,8 +33,8 @@ if __name__ == '__main__':
   source = synthetic.Source('train', num_examples=64, height=8, width=8)
   loader = Loader(source, TrainTransform((8, 8)), 0, 'error')
   pool = Processes(loader, 2, 8, 2)
-  share = Share(np.arange(8), np.arange(8))
-  for task in [pool.fill(0, share, 0) for _ in range(8)]:
+  local = LocalRows(np.arange(8), np.arange(8))
+  for task in [pool.fill(0, local, 0) for _ in range(8)]:
     pool.result(task)
   maps = [line for line in open('/proc/self/maps') if '/pym-' in line]
   assert maps and all('(deleted)' in line for line in maps), maps

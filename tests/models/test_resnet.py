@@ -82,7 +82,7 @@ def test_epsilon_of_the_official_codes(activation, epsilon):
   """
   x = 1e-3 * jax.random.normal(KEY, (1, 4, 4, 32))
   params = dict(scale=jnp.ones(32), bias=jnp.zeros(32))
-  norm = resnet.code(activation, jnp.dtype('float32'))[0]()
+  norm = resnet.norm_and_conv(activation, jnp.dtype('float32'))[0]()
   y = norm.apply({'params': params}, x)
   centered = x - x.mean((1, 2), keepdims=True)  # groups of a single channel
   variance = jnp.square(centered).mean((1, 2), keepdims=True)
@@ -98,7 +98,7 @@ def test_weight_standardization_of_the_official_codes(activation):
   The standard deviation of the kernel is about 1e-5, where they differ.
   """
   kernel = 1e-5 * jax.random.normal(KEY, (1, 1, 8, 4))
-  conv = resnet.code(activation, jnp.dtype('float32'))[1](4)
+  conv = resnet.norm_and_conv(activation, jnp.dtype('float32'))[1](4)
   y = conv.apply({'params': {'kernel': kernel}}, jnp.eye(8)[None, :, None])
   centered = kernel[0, 0] - kernel[0, 0].mean(0)
   variance = jnp.square(centered).mean(0)

@@ -66,12 +66,12 @@ def test_a_pattern_matches_the_whole_path(params):
   """'blocks/0' does not match 'blocks/0/kernel' and 'blocks/0/bias'."""
   table = rules.parse((('blocks/0', dict(frozen=True)),))
   with pytest.raises(UserError, match='blocks/0.*whole path'):
-    rules.apply(table, params)
+    rules.match(table, params)
   table = rules.parse((('blocks/0/b', dict(lr=2.0)), ('.*', dict(lr=3.0))))
   with pytest.raises(UserError, match='blocks/0/b'):
-    rules.apply(table, params)
+    rules.match(table, params)
   table = rules.parse((('blocks/0/bias', dict(lr=2.0)),))
-  rates = tree.flatten(jax.tree.map(lambda r: r.lr, rules.apply(table, params)))
+  rates = tree.flatten(jax.tree.map(lambda r: r.lr, rules.match(table, params)))
   assert rates['blocks/0/bias'] == 2 and rates['blocks/0/kernel'] == 1
 
 
@@ -150,5 +150,5 @@ def test_without_rules_the_state_keeps_its_paths(params):
 def test_messages_of_wrong_rules(table, words, params):
   with pytest.raises(UserError) as error:
     optimizers.adam(lambda _: 0.1, rules=table).init(params)
-    rules.apply(rules.parse(table), params)
+    rules.match(rules.parse(table), params)
   assert words in str(error.value)

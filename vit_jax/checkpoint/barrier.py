@@ -1,4 +1,4 @@
-"""Waits for the other processes of a save, unless one of them has failed."""
+"""Lets all processes wait for each other in a save, or fail together."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,9 +8,15 @@ from vit_jax.processes import consensus
 
 
 class Barrier:
-  """Barrier of background threads, which a process that failed reaches, too.
+  """Replaces the barrier at which the threads of a save wait for each other.
 
-  At Orbax's own barriers, the others would wait for it for 20 minutes.
+  At Orbax's own barrier, the other processes would wait 20 minutes for one that
+  has failed. Here, a process reaches the barrier also if it has failed, with
+  the cause, and the save then fails on all processes:
+
+      barrier = Barrier('save/100')
+      with barrier.reporting():  # an error is reported to the others
+        …  # Orbax saves, and calls `barrier`
 
   Attributes:
     name: name of the barrier, the same on all processes.

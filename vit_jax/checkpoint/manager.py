@@ -72,7 +72,7 @@ class Checkpointer:
     steps.check_path(self.root)
     try:
       items.on_main(self._open_directory)
-      self._run = restore.find(self.root)
+      self._run = restore.find_run_id(self.root)
     except items.FailedError as error:
       cause = error.local_error or error
       raise paths.storage_error(self.root, 'opened', cause) from error
@@ -209,7 +209,7 @@ class Checkpointer:
     """Checks that the step can be written, and writes the id of the run."""
     if jax.process_index() == 0:
       steps.check_writable(self.root, step)
-      restore.record(self.root, self._run)
+      restore.record_run_id(self.root, self._run)
 
   def _start_writing(self, step: int, args: dict[str, Any]) -> None:
     """Copies the arrays to the host, and starts writing them."""

@@ -33,7 +33,7 @@ from vit_jax.processes import consensus
 log = logging.getLogger('vit_jax')
 
 PyTree = Any
-FILE = 'run_id.json'
+RUN_ID_FILE = 'run_id.json'
 
 
 class RemovedError(UserError):
@@ -117,7 +117,7 @@ def _read(
       f'{path} contains step {written.step} of run {written.run} (seed '
       f'{written.seed}), not step {step} of run {run}: move it away. Or, to '
       f'resume from it, rename it to {path.parent / str(written.step)}, and '
-      f'remove the steps of other runs and their {path.parent / FILE}.'
+      f'remove the steps of other runs and their {path.parent / RUN_ID_FILE}.'
     )
   manifest.check_leaves(path, written.leaves, abstract)
   manifest.read_about(path, written)
@@ -318,7 +318,7 @@ def export_params(
       handler.save(unfinished / 'manifest', written)
 
 
-def find(root: epath.Path) -> str:
+def find_run_id(root: epath.Path) -> str:
   """Returns the id of a directory's run, or a new id if it has none.
 
   All processes must call it, and it returns the same id on all of them.
@@ -331,20 +331,23 @@ def find(root: epath.Path) -> str:
   """
 
   def run() -> str:
-    return _read_file(root) or _read_newest_step(root) or uuid.uuid4().hex
+    return (
+      _run_id_in_file(root) or _run_id_of_newest_step(root) or uuid.uuid4().hex
+    )
 
   return items.on_main(run)
 
 
-def _read_file(root: epath.Path) -> str | None:
+def _run_id_in_file(root: epath.Path) -> str | None:
   """Reads the id from its file; returns None if that is missing or damaged."""
   try:
-    return manifest.verified(items.read_json(root, FILE), FILE)['run']
+    content = items.read_json(root, RUN_ID_FILE)
+    return manifest.verified(content, RUN_ID_FILE)['run']
   except CorruptError:
     return None
 
 
-def _read_newest_step(root: epath.Path) -> str | None:
+def _run_id_of_newest_step(root: epath.Path) -> str | None:
   """Reads the id from the newest manifest that contains one."""
   for step in reversed(steps.committed(root)):
     try:
@@ -356,12 +359,12 @@ def _read_newest_step(root: epath.Path) -> str | None:
   return None
 
 
-def record(root: epath.Path, run: str) -> None:
+def record_run_id(root: epath.Path, run: str) -> None:
   """Writes the id to its file; must be called before the first save.
 
   Args:
     root: directory of checkpoints.
     run: id of the run.
   """
-  if _read_file(root) != run:
-    paths.write(root / FILE, manifest.text_with_checksum({'run': run}))
+  if _run_id_in_file(root) != run:
+    paths.write(root / RUN_ID_FILE, manifest.text_with_checksum({'run': run}))

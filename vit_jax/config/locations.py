@@ -1,5 +1,6 @@
 """Absolute paths of data, so that a stored config is valid in any directory."""
 
+import dataclasses
 import os
 from typing import Any
 
@@ -7,7 +8,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import MARKS, SECTIONS, Config, Nested
 from vit_jax.files.paths import is_remote
 
-# Their operational keys are the locations of data and of tokenizers.
+# Sections whose operational keys are the locations of data and of tokenizers.
 _NAMES = 'source', 'train', 'augment', 'preprocess'
 _WITH_PATHS = [SECTIONS[name] for name in _NAMES]
 
@@ -26,9 +27,14 @@ def absolute(config: Config) -> Config:
 
 
 def _set_absolute(mark: Nested, section: Any) -> None:
-  """Makes the paths in a section and in its inner sections absolute."""
+  """Makes the paths in a section and in its inner sections absolute.
+
+  Args:
+    mark: mark of the section, which determines its keys.
+    section: completed section, changed in place.
+  """
   if mark.many:
-    member = Nested(mark.pattern, beside=mark.beside)
+    member = dataclasses.replace(mark, many=False)
     for each in section.values():
       _set_absolute(member, each)
     return

@@ -195,6 +195,14 @@ def operational(*names: str) -> Callable[[T], T]:
 def keyed_by(config: type) -> Callable[[T], T]:
   """Makes the fields of a keyword-only dataclass the keys of a constructor.
 
+  For example, `clip` is a field of `Common`, and becomes a key of `sgd`, which
+  still receives it in `common`:
+
+      @keyed_by(Common)
+      def sgd(rate, /, *, momentum: float = 0.9, **common): …
+
+      # has the signature (rate, /, *, momentum: float = 0.9, clip: float = 1.0)
+
   The constructor must have a parameter `**keys`, which it passes to the
   dataclass. The fields are added to its signature, so they are documented and
   validated only in the dataclass. A parameter of the constructor with the name

@@ -235,7 +235,7 @@ def _has_padding(side: int) -> Bool[np.ndarray, ' r']:
 # Units and stages
 
 
-def code(activation: str, dtype: jnp.dtype) -> tuple[Any, Any]:
+def norm_and_conv(activation: str, dtype: jnp.dtype) -> tuple[Any, Any]:
   """Returns the constructors of GroupNorm and convolution of an official code.
 
   The docstring of the module describes how the official codes differ.
@@ -262,7 +262,7 @@ class Unit(nn.Module):
 
   Attributes:
     channels: inner channels; the unit has four times as many output channels.
-    activation: 'before' or 'after', see `code`.
+    activation: 'before' or 'after', see `norm_and_conv`.
     stride: stride of the unit.
     dtype: dtype of the computation.
   """
@@ -274,7 +274,7 @@ class Unit(nn.Module):
 
   @nn.compact
   def __call__(self, x: Maps, _: None = None) -> tuple[Results, None]:
-    norm, conv = code(self.activation, self.dtype)
+    norm, conv = norm_and_conv(self.activation, self.dtype)
     outer = EXPANSION * self.channels
     changes = x.shape[-1] != outer or self.stride != 1
     project = functools.partial(
@@ -311,8 +311,7 @@ class Stage(nn.Module):
   `[depth - 1, 1, 1, 4 · channels, channels]`.
 
   Attributes:
-    unit: class of the units; its arguments are the settings, a stride and the
-      dtype.
+    unit: class of the units, called as `unit(*settings, stride, dtype)`.
     settings: first arguments of every unit.
     depth: number of units.
     stride: stride of the first unit.
@@ -357,7 +356,8 @@ def stages(
     depths: number of units in each stage.
     width: inner channels of the units of the first stage.
     unit: class of the units.
-    setting: second argument of every unit, after its inner channels.
+    setting: second argument of every unit, after its inner channels, such as
+      the `activation` of a `Unit`.
     **others: other attributes of each `Stage`.
   """
   return [
@@ -440,7 +440,7 @@ class ResNet(Backbone):
 
   def setup(self):
     config, dtype = self.config, self.config.compute_dtype
-    norm, conv = code('before', dtype)
+    norm, conv = norm_and_conv('before', dtype)
     width = WIDTH * config.width_factor
     self.conv_root = conv(width, size=7, stride=2)
     self.stages = stages(
@@ -513,7 +513,7 @@ class ResNetStem(nn.Module):
   sharding_rules = SHARDING_RULES
 
   def setup(self):
-    norm, conv = code('after', self.dtype)
+    norm, conv = norm_and_conv('after', self.dtype)
     width = WIDTH * self.width_factor
     self.conv_root = conv(width, size=7, stride=2)
     self.gn_root = norm()

@@ -304,8 +304,8 @@ class Common:
       factors = table, self.layer_decay, setting.layers_above
       rate.append(rules_lib.scale_by_rates(*factors))
     if any(rule.frozen for _, rule in table):
-      clip = rules_lib.of_moving(table, clip)
-      scale = scale if late else rules_lib.of_moving(table, scale)
+      clip = rules_lib.without_frozen(table, clip)
+      scale = scale if late else rules_lib.without_frozen(table, scale)
     if late:
       # Gradients of leaves do not count in the norm for clipping until
       # `Rule.after` has passed. The second gate, after the rate, removes their
@@ -332,7 +332,7 @@ class Common:
     return lambda params: jax.tree.map(
       lambda decays, rule: bool(decays and rule.decay),
       mask(params),
-      rules_lib.apply(table, params),
+      rules_lib.match(table, params),
     )
 
   def _decay(

@@ -112,7 +112,7 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
   return pattern, result
 
 
-def apply(table: Table, params: PyTree) -> PyTree:
+def match(table: Table, params: PyTree) -> PyTree:
   """Returns a tree of `Rule`s, one for each parameter.
 
   Raises:
@@ -146,7 +146,7 @@ def trained(table: Table, params: PyTree) -> PyTree:
   return jax.tree.map(
     lambda leaf, rule: None if rule.frozen else leaf,
     params,
-    apply(table, params),
+    match(table, params),
   )
 
 
@@ -195,7 +195,7 @@ def scale_by_rates(
 
   return optax.stateless(
     lambda updates, params: tree.map_with_path(
-      scaled, apply(table, updates), updates
+      scaled, match(table, updates), updates
     )
   )
 
@@ -218,7 +218,7 @@ def add_decayed(
       lambda u, p, rule, decay: u + value * rule.decay * p if decay else u,
       updates,
       params,
-      apply(table, params),
+      match(table, params),
       decays(params),
     )
 
@@ -234,7 +234,7 @@ def add_decayed(
   return optax.GradientTransformation(Count.init, update)
 
 
-def of_moving(
+def without_frozen(
   table: Table, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:
   """Restricts a transformation to the leaves that no rule freezes.
@@ -243,6 +243,6 @@ def of_moving(
   """
 
   def is_trained(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda rule: not rule.frozen, apply(table, params))
+    return jax.tree.map(lambda rule: not rule.frozen, match(table, params))
 
   return optax.masked(transformation, is_trained)

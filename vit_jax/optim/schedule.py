@@ -164,7 +164,7 @@ def gated(
       start = start_of(rule)
       return jnp.where(state.count >= start, update, 0) if start else update
 
-    updates = jax.tree.map(gate, rules.apply(table, updates), updates)
+    updates = jax.tree.map(gate, rules.match(table, updates), updates)
     return updates, rules.Count(state.count + 1)
 
   return optax.GradientTransformation(rules.Count.init, update)
@@ -190,7 +190,7 @@ def delayed(
     def has_delay(params: PyTree) -> PyTree:
       return jax.tree.map(
         lambda rule: not rule.frozen and steps(rule.after) == start,
-        rules.apply(table, params),
+        rules.match(table, params),
       )
 
     later = _apply_after(start, transformation) if start else transformation

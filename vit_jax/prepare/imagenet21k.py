@@ -318,7 +318,7 @@ def _read_part(path: pathlib.Path, part: list[Synset]) -> None:
       if isinstance(record, Skipped):
         skipped.append(record)
       else:
-        records.append((shards.key(where), record))
+        records.append((shards.order_key(where), record))
         total += len(data)
   records.sort(key=lambda pair: pair[0])  # stable: equal names stay in order
   shards.write_records(path, (record for _, record in records))

@@ -59,7 +59,7 @@ class Skipped(NamedTuple):
   reason: str
 
 
-def key(name: str) -> int:
+def order_key(name: str) -> int:
   """Returns the hash of a file name, from 0 to 2^64 - 1.
 
   Images are ordered by it, so that every part of a split is a random sample.

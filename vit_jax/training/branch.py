@@ -189,7 +189,7 @@ def _copy_step(
   run, origin = uuid.uuid4().hex, origin | {'run': content.get('run')}
   content |= {'run': run, 'origin': origin}
   identity = manifest.text_with_checksum({'run': run, 'origin': origin})
-  paths.save(root / restore.FILE, identity)
+  paths.save(root / restore.RUN_ID_FILE, identity)
   with paths.new_folder(root / str(step)) as folder:
     _copy_folder(source / str(step), folder)
     path = folder / 'manifest' / 'metadata'

@@ -35,7 +35,8 @@ def is_due(every: str, experiment: Experiment, step: int) -> bool:
     return False
   # An interval in other units was rounded by at most half a step, so its last
   # multiple may be a few steps before the end: half a step for each multiple.
-  # Nothing is due there, because the last step follows at once.
+  # Nothing is due there, because the last step follows at once. For example,
+  # 10 % of 1,004 steps is rounded to 100, and the tenth multiple is step 1,000.
   is_rounded = durations.parse(every)[1] != 'steps'
   slack = step / interval / 2 if is_rounded else 0
   return total - step > min(slack, interval / 2)

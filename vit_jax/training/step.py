@@ -220,9 +220,9 @@ class Trainer:
       return self._joint_gradients(trained, state, batch, key, frozen)
 
     def summed(*arguments: Any) -> tuple[Array, PyTree]:
-      loss, others = self.loss(*arguments)
+      loss, (metrics, carry) = self.loss(*arguments)
       total, *counts = loss if isinstance(loss, Mean) else (loss,)
-      return total, (counts, *others)
+      return total, (counts, metrics, carry)
 
     loss_fn = jax.value_and_grad(summed, has_aux=True)
     # Gradients of separate layers are summed in place. A stack of all layers

@@ -48,6 +48,7 @@ class Classes:
       DecodeError: the map is damaged, or has another size than the image.
     """
     if key not in example:
+      # The loader adds `run_seed` and `run_position`.
       there = ', '.join(name for name in example if name[:4] != 'run_')
       raise UserError(
         f'the examples of the source contain {there}, but not {key!r}: name '

@@ -77,7 +77,7 @@ def decode(image: bytes | np.ndarray, channels: int, bits: int) -> Pixels:
     pixels = _tiff(image, expected)
   else:
     raise DecodeError(
-      f'{headers.other_kind(image, "TIFF, PNG or .npy")}; {expected}'
+      f'{headers.unsupported_message(image, "TIFF, PNG or .npy")}; {expected}'
     )
   # Native byte order and one axis for the channels.
   return np.ascontiguousarray(np.atleast_3d(pixels), f'uint{bits}')

@@ -122,7 +122,7 @@ def jpeg(data: bytes) -> Jpeg:
   )
 
 
-def without_applications(data: bytes) -> bytes:
+def without_application_segments(data: bytes) -> bytes:
   """Returns a JPEG without application segments.
 
   Decoders may emit warnings about such segments.
@@ -148,10 +148,7 @@ def exif_orientation(exif: bytes) -> int:
 
 
 def stated_size(data: bytes) -> tuple[int, int]:
-  """Returns (height, width) in the header of a PNG, GIF, BMP or WebP image.
-
-  Returns:
-    Size, pixels.
+  """Returns (height, width), pixels, in a PNG, GIF, BMP or WebP header.
 
   Raises:
     DecodeError: the header is damaged, or the format is another one.
@@ -165,12 +162,12 @@ def stated_size(data: bytes) -> tuple[int, int]:
       return image.height, image.width
   except PIL.UnidentifiedImageError as error:
     formats = 'JPEG, PNG, GIF, BMP, WebP or TIFF'
-    raise DecodeError(other_kind(data, formats)) from error
+    raise DecodeError(unsupported_message(data, formats)) from error
   except Exception as error:  # noqa: BLE001 (damaged headers raise many kinds)
     raise DecodeError(f'the header cannot be used: {error}') from error
 
 
-def other_kind(data: bytes, formats: str) -> str:
+def unsupported_message(data: bytes, formats: str) -> str:
   """Returns the message for data of a format that is not supported.
 
   Args:

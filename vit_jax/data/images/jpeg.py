@@ -163,6 +163,6 @@ def _check_damage(data: bytes) -> None:
     DecodeError: the file is damaged.
   """
   try:
-    simplejpeg.decode_jpeg(headers.without_applications(data))
+    simplejpeg.decode_jpeg(headers.without_application_segments(data))
   except ValueError as error:
     _check_warning(str(error))

@@ -33,7 +33,7 @@ class BadRecord(NamedTuple):
   reason: str
 
 
-class Share(NamedTuple):
+class LocalRows(NamedTuple):
   """The rows of a batch that one process loads.
 
   Attributes:
@@ -46,10 +46,10 @@ class Share(NamedTuple):
   indices: Int[np.ndarray, ' local']
   positions: Int[np.ndarray, ' local'] | None
 
-  def part(self, start: int, stop: int) -> 'Share':
+  def part(self, start: int, stop: int) -> 'LocalRows':
     """Returns the rows from `start` up to `stop`."""
     positions = self.positions
-    return Share(
+    return LocalRows(
       self.indices[start:stop],
       None if positions is None else positions[start:stop],
     )
@@ -93,8 +93,15 @@ class Loader:
     entries = self.layout(rows).items()
     return {key: np.zeros(shape, dtype) for key, (shape, dtype) in entries}
 
-  def fill(self, batch: HostBatch, share: Share, first: int) -> list[BadRecord]:
-    """Loads a share into the rows of a batch, starting at row `first`.
+  def fill(
+    self, batch: HostBatch, local: LocalRows, first: int
+  ) -> list[BadRecord]:
+    """Loads examples into the rows of a batch, starting at row `first`.
+
+    Args:
+      batch: result of `buffers`.
+      local: rows of the global batch to load.
+      first: row of `batch` for the first of them.
 
     Returns:
       The bad records that were read; [] with on_bad_record='error'.
@@ -104,16 +111,18 @@ class Loader:
         replacements of a record are also bad.
     """
     bad: list[BadRecord] = []
-    for offset, index in enumerate(share.indices.tolist()):
+    for offset, index in enumerate(local.indices.tolist()):
       position = None
-      if share.positions is not None:
-        position = int(share.positions[offset])
+      if local.positions is not None:
+        position = int(local.positions[offset])
       elif index >= len(self.source):  # padding
         continue
       for attempt in range(_MAX_ATTEMPTS + 1):
         record = self._fill_row(batch, first + offset, index, position, attempt)
-        bad += [record] if record else []
-        if record is None or position is None:
+        if record is None:
+          break
+        bad.append(record)
+        if position is None:  # evaluation has no replacements
           break
         index = self._replacement(index, position, attempt + 1)
       else:

@@ -26,7 +26,7 @@ from vit_jax.arrays import memory, sharding
 from vit_jax.data import contract
 from vit_jax.data.contract import Source, Spec, Transform
 from vit_jax.data.pipeline import order, workers
-from vit_jax.data.pipeline.loader import BadRecord, Loader, Share
+from vit_jax.data.pipeline.loader import BadRecord, Loader, LocalRows
 from vit_jax.data.pipeline.workers import (
   Reader,
   Stream,
@@ -77,17 +77,17 @@ def train_batches(
   rows = _Rows(mesh, batch_size)
   loader = reader.loader(source, transform, seed)
 
-  def shares() -> Iterator[Share]:
+  def local_batches() -> Iterator[LocalRows]:
     for step in itertools.count(start_step):
       batch = order.batch_index(step, skipped)
       positions = batch * batch_size + rows.rows
       drawn = order.repeated(positions, batch_size, repeats)
-      yield Share(source.locate(drawn, seed), positions)
+      yield LocalRows(source.locate(drawn, seed), positions)
 
   need = reader.check_memory(loader, len(rows.rows))
   log.info('prefetching uses up to %s of host memory', memory.text(need))
   spec = contract.train_spec(transform, reader.on_bad_record)
-  return _stream(shares(), loader, reader, rows, spec, report)
+  return _stream(local_batches(), loader, reader, rows, spec, report)
 
 
 def eval_batches(
@@ -111,13 +111,13 @@ def eval_batches(
   rows = _Rows(mesh, batch_size)
   loader = reader.loader(source, transform, 0)
   starts = range(0, len(source), batch_size)
-  shares = (Share(start + rows.rows, None) for start in starts)
+  local_batches = (LocalRows(start + rows.rows, None) for start in starts)
   spec = contract.eval_spec(transform)
-  return _stream(shares, loader, reader, rows, spec, report)
+  return _stream(local_batches, loader, reader, rows, spec, report)
 
 
 def _stream(
-  shares: Iterator[Share],
+  local_batches: Iterator[LocalRows],
   loader: Loader,
   reader: Reader,
   rows: '_Rows',
@@ -132,7 +132,7 @@ def _stream(
   single = jax.process_count() == 1
   max_share = reader.max_bad_share if single else 1.0
   note_bad = workers.bad_record_log(loader.source, max_share, report)
-  batches = host_batches(shares, loader, reader, note_bad, local)
+  batches = host_batches(local_batches, loader, reader, note_bad, local)
   return Stream(
     batches, lambda batch: {key: rows.to_global(batch[key]) for key in spec}
   )

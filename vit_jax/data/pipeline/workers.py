@@ -26,7 +26,7 @@ from vit_jax.data.pipeline.loader import (
   BadRecord,
   HostBatch,
   Loader,
-  Share,
+  LocalRows,
 )
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.processes import machine
@@ -54,13 +54,13 @@ class Threads:
     """Returns a buffer for a batch of `rows` examples."""
     return self._loader.buffers(rows)
 
-  def fill(self, batch: HostBatch, share: Share, first: int) -> Future:
-    """Starts loading a share into the rows of a buffer, starting at `first`.
+  def fill(self, batch: HostBatch, local: LocalRows, first: int) -> Future:
+    """Starts loading examples into the rows of a buffer; see `Loader.fill`.
 
     Returns:
       A task, the argument of `result`.
     """
-    return self._pool.submit(self._loader.fill, batch, share, first)
+    return self._pool.submit(self._loader.fill, batch, local, first)
 
   def result(self, task: Future) -> list[BadRecord]:
     """Waits for a task and returns the bad records that it has read.
@@ -79,9 +79,9 @@ class Threads:
     self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-# A share that is loaded by worker processes: the arguments of `_fill`, the pool
-# to which they were submitted, and the future of the bad records.
-_Task = tuple[tuple[int, Share, int], ProcessPoolExecutor, Future]
+# Rows that worker processes load: the arguments of `_fill`, the pool to which
+# they were submitted, and the future of the bad records.
+_Task = tuple[tuple[int, LocalRows, int], ProcessPoolExecutor, Future]
 
 
 class Processes:
@@ -92,7 +92,7 @@ class Processes:
   loader is sent to each process once. The shared memory is unlinked, so that it
   is freed with the last process that uses it. The workers end when this process
   ends, even if it is killed. If a worker is killed, all workers are restarted
-  and unfinished shares are loaded again, with the same result.
+  and unfinished rows are loaded again, with the same result.
   """
 
   def __init__(self, loader: Loader, number: int, rows: int, batches: int):
@@ -120,13 +120,13 @@ class Processes:
       array[...] = 0
     return slot
 
-  def fill(self, batch: int, share: Share, first: int) -> _Task:
+  def fill(self, batch: int, local: LocalRows, first: int) -> _Task:
     try:
-      future = self._pool.submit(_fill, batch, share, first)
+      future = self._pool.submit(_fill, batch, local, first)
     except BrokenProcessPool as error:
       future = Future()
       future.set_exception(error)
-    return (batch, share, first), self._pool, future
+    return (batch, local, first), self._pool, future
 
   def result(self, task: _Task) -> list[BadRecord]:
     for restarts in itertools.count():
@@ -189,9 +189,9 @@ def _end_with_parent() -> None:
   os._exit(1)
 
 
-def _fill(slot: int, share: Share, first: int) -> list[BadRecord]:
+def _fill(slot: int, local: LocalRows, first: int) -> list[BadRecord]:
   loader, memories, layout = _worker
-  return loader.fill(_views(memories[slot], layout), share, first)
+  return loader.fill(_views(memories[slot], layout), local, first)
 
 
 @schema.operational('threads', 'processes', 'prefetch', 'max_bad_share')
@@ -320,13 +320,13 @@ def bad_record_log(
 
 
 def host_batches(
-  shares: Iterable[Share],
+  local_batches: Iterable[LocalRows],
   loader: Loader,
   reader: Reader,
   note_bad: Callable[[list[BadRecord]], None],
   rows: int,
 ) -> Generator[HostBatch, None, None]:
-  """Yields a batch for each share; `reader.prefetch` more are being loaded."""
+  """Yields the batches; `reader.prefetch` later ones are being loaded."""
   pool: Any = reader.workers(loader, rows)
   pending: collections.deque[tuple[Any, list[Any]]] = collections.deque()
 
@@ -337,10 +337,10 @@ def host_batches(
     return pool.collect(batch)
 
   try:
-    for share in shares:
-      batch, starts = pool.buffers(rows), range(0, len(share.indices), _CHUNK)
+    for local in local_batches:
+      batch, starts = pool.buffers(rows), range(0, len(local.indices), _CHUNK)
       tasks = [
-        pool.fill(batch, share.part(start, start + _CHUNK), start)
+        pool.fill(batch, local.part(start, start + _CHUNK), start)
         for start in starts
       ]
       pending.append((batch, tasks))

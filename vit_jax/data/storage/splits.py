@@ -121,7 +121,10 @@ class Selected(contract.Source):
 
 
 class Labelled(Selected):
-  """Base class of such sources that know labels without reading images."""
+  """Base class of sources whose labels are stored apart from the images.
+
+  A subclass calls `_select`, and defines `_labels_of` and `_cut_order`.
+  """
 
   def _select(
     self, path: str, split: str, classes: Any, lengths: Mapping[str, int]
