@@ -86,7 +86,7 @@ DATA = {
 
 def _mixed(config: Any, data: dict[str, Any], path: str, ratio: float) -> None:
   """Both kinds of images in every batch."""
-  count = pseudo_labels.about_of(path)['count']
+  count = pseudo_labels.Labels.of_file(path).count
   config.source = dict(
     name='mixture',
     members=dict(

@@ -13,7 +13,6 @@ its HTML report.
 images and predictions (--nopredictions leaves them out).
 """
 
-import dataclasses
 import logging
 from typing import Any
 
@@ -36,7 +35,6 @@ from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.transfer import adapt
 
 log = logging.getLogger('vit_jax')
 _SHOWN = 8  # number of images of an evaluation split that are drawn
@@ -89,10 +87,10 @@ def run(
   Raises:
     UserError: the weights or images do not exist.
   """
-  source = pretrained.find(checkpoint, weights)
-  size, model = image_size or source.image_size, source.model()
-  model.check(size)
-  transform = schema.build('preprocess', source.description.preprocess, size)
+  source = pretrained.find(checkpoint, weights, image_size)
+  model, objective = source.model(), source.objective()
+  model.check(source.image_size)
+  transform = source.description.transform()
   if files:
     images, masks = _read_images(files, transform), None
     origin, shown = 'given as files', len(files)
@@ -103,10 +101,6 @@ def run(
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   trained = source.load_weights(mesh)
   params = source.backbone(trained)
-  params = adapt(params, model, source, size, None, mesh)
-  resized = dataclasses.replace(source.description, image_size=size)
-  objective = resized.built_objective
-  trained = objective.start_params(trained, params)
   with jax.set_mesh(mesh):
     findings = figures.examine(
       model, params, images, shown, objective, trained, masks
@@ -159,12 +153,6 @@ def _evaluation_images(
   return Spread(split, count).images(transform), f'of {split.name}'
 
 
-def _save(path: epath.Path, content: str | bytes) -> None:
-  """Writes a file and logs its path."""
-  paths.save(path, content)
-  log.info('wrote %s', path)
-
-
 def _report(workdirs: list[str], predictions: bool) -> None:
   """Writes the HTML report of each run.
 
@@ -180,7 +168,8 @@ def _report(workdirs: list[str], predictions: bool) -> None:
     if predictions:
       _write_predictions(folder)
       values = record.read(folder)
-    _save(folder / page.NAME, page.render(values))
+    paths.save(folder / page.NAME, page.render(values))
+    log.info('wrote %s', folder / page.NAME)
 
 
 def _write_predictions(workdir: epath.Path) -> None:

@@ -34,7 +34,6 @@ from vit_jax.files import paths
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes import runtime
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.description import Description
 
 log = logging.getLogger('vit_jax')
 _DEFAULTS = {'name': 'classification', 'split': ''}
@@ -73,7 +72,7 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   rows = request.batch_size or shared_flags.fitting(weights, mesh)
   setting = shared_flags.evaluation_setting(
     weights, config, functools.partial(_open, config, weights), mesh, rows
-  )._replace(leave_out=_leave_out(config, weights.description))
+  )._replace(leave_out=_leave_out(config, weights.description.source))
   # All are built before one is run, which may take hours.
   built = {name: _build(weights, config, name, setting) for name in names}
   several = len(names) > 1
@@ -117,7 +116,7 @@ def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
   description, split = weights.description, request.split
   run_evals = description.config.get('evals', {})
   override = {'split': split} if split else {}
-  evals = _evaluator_sections(run_evals, request.evaluator)
+  evals = _chosen(run_evals, request.evaluator)
   sections = {
     **shared_flags.sections(weights),
     'source': shared_flags.source_section(description.source, request),
@@ -126,7 +125,7 @@ def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
   if 'leave_out' in description.config.get('train', {}):
     sections['train'] = description.config['train']
   config = overrides.apply(sections, [*request.settings])
-  is_run_data = _is_run_data(config, description)
+  is_run_data = _is_run_data(config, description.source)
   names = list(config.evals)
   if not is_run_data:
     kinds = [n for n in names if config.evals[n].name == _DEFAULTS['name']]
@@ -138,9 +137,7 @@ def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
       keys = {k: v for k, v in section.items() if k not in ('split', 'every')}
       distinct.setdefault(repr(keys), name)
     names = list(distinct.values())
-  run_splits = {
-    name: section.get('split', '') for name, section in run_evals.items()
-  }
+  run_splits = {name: each.get('split', '') for name, each in run_evals.items()}
   for name in names:
     section = config.evals[name]
     if 'split' not in section:  # possible for a plug-in
@@ -180,15 +177,13 @@ def _build(
   if kind.own_classes and section.get('source', ...) is None:
     section = {**section, 'source': config.source.to_dict()}
     train = weights.description.config.get('train', {})
-    is_run_data = _is_run_data(config, weights.description)
+    is_run_data = _is_run_data(config, weights.description.source)
     if is_run_data and section.get('train_split', '') is None:
       section['train_split'] = train.get('split', 'train')
   return schema.construct(kind, section, setting.for_section(section))
 
 
-def _evaluator_sections(
-  evals: Section, evaluator: str | None
-) -> dict[str, dict[str, Any]]:
+def _chosen(evals: Section, evaluator: str | None) -> dict[str, dict]:
   """Returns the sections of one evaluator, or of all in the run, by name.
 
   Args:
@@ -224,9 +219,9 @@ def _measures(name: str) -> bool:
   return kind.measures
 
 
-def _is_run_data(config: Config, description: Description) -> bool:
-  """Returns whether the config reads the data set of the run."""
-  old, new = flatten(description.source), flatten(config.source)
+def _is_run_data(config: Config, own: Section) -> bool:
+  """Returns whether the config reads the data set of the run, `own`."""
+  old, new = flatten(own), flatten(config.source)
 
   def same(key: str) -> bool:
     if not key.endswith('path') or not old.get(key):
@@ -241,14 +236,10 @@ def _is_run_data(config: Config, description: Description) -> bool:
   )
 
 
-def _leave_out(config: Config, description: Description) -> str | None:
+def _leave_out(config: Config, own: Section) -> str | None:
   """Returns the list of examples that the run leaves out of its training."""
   path = config.train.leave_out if 'train' in config else None
-  if (
-    path
-    and not _is_run_data(config, description)
-    and not paths.locate(path).exists()
-  ):
+  if path and not _is_run_data(config, own) and not paths.locate(path).exists():
     log.warning(
       'train.leave_out: %s does not exist, so no example is left out. If these '
       'are the data of the run at another place, give '

@@ -232,7 +232,6 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   if out.suffix == '.parquet':
     pyarrow('pyarrow.parquet')  # raises UserError if it is not installed
   weights = shared_flags.open_weights(checkpoint, request)
-  about: dict[str, Any]
   if request.images:
     sections = shared_flags.sections(weights)
     config = overrides.apply(sections, [*request.settings])
@@ -246,21 +245,17 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'source': config.source.to_dict(),
       'fingerprint': source.fingerprint,
     }
-  names = list(source.class_names) if _has_labels(source) else []
-  about['class_names'] = names
+  names = [*source.class_names] if _has_labels(source) else []
   # Only keys that are set, so that files without them remain valid.
-  chosen: dict[str, Any] = {}
-  if request.layers:
-    chosen['layers'] = [*request.layers]
-  if request.tokens:
-    chosen['tokens'] = True
+  chosen: dict[str, Any] = dict(layers=[*request.layers], tokens=request.tokens)
+  chosen = {key: value for key, value in chosen.items() if value}
   return output_parts.compute(
     out,
     weights,
     request,
     config,
     source,
-    about | chosen,
+    about | {'class_names': names} | chosen,
     predict=predictor(weights, **chosen),
     columns=functools.partial(_columns, source),
     write=_write,

@@ -71,11 +71,8 @@ def _last_start(error: UserError) -> Pretrained:
     raise error
   last = loading.load(str(file))
   log.warning('%s This run resumes, so it does not need these weights.', error)
-  description = Description(
-    model=last.model.to_dict(),
-    num_classes=last.num_classes,
-    image_size=square(last.image_size),
-  )
+  size = square(last.image_size)
+  description = Description(last.model.to_dict(), last.num_classes, size)
   return Pretrained(str(file), description, lambda abstract: None)
 
 

@@ -102,9 +102,8 @@ def run(
       f'{checkpoint} has no head, so it cannot predict classes; with a text '
       "tower, give --text='a photo of a cat,a photo of a dog'."
     )
-  preprocess = shared_flags.sections(source)['preprocess']
-  settings = [*request.settings]
-  config = overrides.apply({'preprocess': preprocess}, settings)
+  preprocess = source.description.preprocess_section
+  config = overrides.apply({'preprocess': preprocess}, [*request.settings])
   described = shared_flags.describe(source, config)
   log.info('preprocessing: %s', shared_flags.line(described))
   transform = build_section(config, 'preprocess', source.image_size)

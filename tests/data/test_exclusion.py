@@ -244,6 +244,7 @@ def test_listed_images_are_left_out_of_pseudo_labels(tmp_path):
     fingerprint=images.fingerprint,
     digest='x',
     class_names=['a', 'b'],
+    count=7,
   )
   columns = dict(soft=np.eye(2, dtype=np.float32)[[0, 1, 1, 0]])
   columns |= dict(index=index, copies=copies)

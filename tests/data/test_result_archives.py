@@ -52,7 +52,7 @@ def test_each_reader_refuses_other_archives(tmp_path, write):
   write(path)
   assert output_parts.about_of(str(path)) == {}
   with pytest.raises(UserError, match='00000.npz'):
-    pseudo_labels.about_of(str(path))
+    pseudo_labels.Labels.of_file(str(path))
   with pytest.raises(UserError, match='00000.npz'):
     pseudo_labels._columns(str(path))
   with pytest.raises(UserError, match='00000.npz'):

@@ -17,6 +17,7 @@ from benchmarks import plan_configs
 from tests import cli, shapes_folder
 from vit_jax.cli import shared_flags
 from vit_jax.config import predicted
+from vit_jax.data.sources import pseudo_labels
 from vit_jax.launch import job as launch_job
 from vit_jax.sweeps import grid
 
@@ -63,8 +64,9 @@ def test_commands_exist(command_line, tmp_path, tmp_path_factory):
   scenes = tmp_path_factory.mktemp('scenes')
   shapes_folder.write(scenes)
   labels = str(tmp_path / 'labels.npz')
-  about = json.dumps(dict(count=45_000))
-  np.savez(labels, soft=np.zeros((1, 10)), copies=[1], index=[0], about=about)
+  about = dict.fromkeys(pseudo_labels.Labels._fields) | dict(count=45_000)
+  text = json.dumps(about)
+  np.savez(labels, soft=np.zeros((1, 10)), copies=[1], index=[0], about=text)
   teacher = str(tmp_path / 'teacher.npz')
   save_classifier(teacher)
   seen = set()

@@ -10,7 +10,6 @@ from tests.faults.counts import slow
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.weights import foreign, patch_embedding, pretrained
-from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.description import Description
 
 VIT = dict(patch_size=4, width=16, depth=2, mlp_dim=32, num_heads=2)
@@ -140,18 +139,18 @@ def function_of(model, params):
 @pytest.fixture
 def traced_once(monkeypatch):
   """Remembers the shapes of parameters, whose tracing takes the most time."""
-  abstract, known = Pretrained._abstract, {}
+  shapes, known = Description.shapes.func, {}
 
-  def cached(self, mesh=None):
-    section = self.description.model
+  def cached(self):
+    section = self.model
     others = section.get('stem'), section.get('remainder')
-    values = foreign.determined(self.description)
+    values = foreign.determined(self)
     key = json.dumps([values, others], default=list)
     if key not in known:
-      known[key] = abstract(self, mesh)
+      known[key] = shapes(self)
     return known[key]
 
-  monkeypatch.setattr(Pretrained, '_abstract', cached)
+  monkeypatch.setattr(Description, 'shapes', property(cached))
 
 
 # Keys that Hugging Face's types convert without changing the function

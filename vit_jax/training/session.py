@@ -158,8 +158,7 @@ class Session:
       self.evaluations = Evaluations(self.experiment, self._setting, self.timed)
     frozen.check_classes(self.experiment.frozen, self._source)
     models = frozen.load(self.experiment.frozen, self.experiment.mesh)
-    description = self.experiment.description(self._source, models)
-    about = description.to_json()
+    about = self.experiment.description(self._source, models).to_json()
     self.checkpoints: Checkpointer = build_section(
       config, 'checkpoint', self.workdir / 'checkpoints', about
     )

@@ -44,8 +44,7 @@ def predictor(source: Pretrained) -> Predict:
   params = jax.device_get(source.load_weights(mesh))
   params = jax.tree.map(jnp.asarray, params)  # without a mesh
   setting = Setting(source.model().reference, source.image_size)
-  section = source.description.objective
-  objective = schema.build('objective', section, setting)
+  objective = schema.build('objective', source.description.objective, setting)
 
   want = ('classes',) if 'classes' in objective.results else ()
 

@@ -74,11 +74,7 @@ class Pretrained:
     Args:
       mesh: mesh of the devices; by default, that of one device of this process.
     """
-    return self._abstract(mesh)[0]
-
-  def _abstract(self, mesh: Mesh | None = None) -> tuple[PyTree, PyTree]:
-    """Returns shapes and shardings of the parameters and the extra state."""
-    return self._sharded(self.description.shapes, mesh)
+    return self._sharded(self.description.shapes[0], mesh)
 
   def _sharded(self, shapes: PyTree, mesh: Mesh | None) -> PyTree:
     """Adds the shardings of the objective to shapes."""
@@ -89,7 +85,7 @@ class Pretrained:
 
   def abstract_weights(self, mesh: Mesh | None = None) -> PyTree:
     """Returns shapes and shardings of the result of `load_weights`."""
-    sets = jax.eval_shape(self._named, *self._abstract(), None)
+    sets = jax.eval_shape(self._named, *self.description.shapes, None)
     return self._sharded(sets['params'], mesh)
 
   def load_weights(self, mesh: Mesh) -> PyTree:
@@ -103,7 +99,7 @@ class Pretrained:
     Raises:
       UserError: the weights do not contain this state.
     """
-    abstract, extra = self._abstract(mesh)
+    abstract, extra = self._sharded(self.description.shapes, mesh)
     needed = jax.eval_shape(self._named, abstract, extra, None)['params']
     if needed.keys() == abstract.keys():
       return self.load(abstract)
@@ -125,7 +121,7 @@ class Pretrained:
     Args:
       mesh: mesh of the devices.
     """
-    abstract, extra = self._abstract(mesh)
+    abstract, extra = self._sharded(self.description.shapes, mesh)
     if not jax.tree.leaves(extra):
       params = self.load(abstract)
     elif self.load_extra is None:
@@ -172,7 +168,7 @@ class Pretrained:
 
   def _names(self) -> list[str]:
     """Returns the names of `weights` without loading any."""
-    params, extra = self._abstract()
+    params, extra = self.description.shapes
     if jax.tree.leaves(extra) and self.load_extra is None:
       extra = None
     average = params if self.load_average else None

@@ -20,7 +20,7 @@ from vit_jax.objectives.contract import Setting
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Description:
   """Everything that is needed to use weights, except their arrays.
 
@@ -70,8 +70,7 @@ class Description:
     Args:
       values: JSON object, see `to_json`.
     """
-    rest = dict(values)
-    rest.pop('format', None)
+    rest = {key: values[key] for key in values if key != 'format'}
     known = {field.name for field in dataclasses.fields(cls)}
     given = {key: rest.pop(key) for key in known & rest.keys()}
     if statistics := rest.pop('normalization', None):
@@ -86,8 +85,9 @@ class Description:
     if statistics := values.pop('statistics'):
       mean, std = statistics
       values['normalization'] = {'mean': mean, 'std': std}
-    values |= values.pop('further')
-    return {k: value for k, value in values.items() if value not in (None, {})}
+    further = values.pop('further')
+    given = {k: v for k, v in values.items() if v not in (None, {})}
+    return given | further
 
   def with_model(self, **changes: Any) -> 'Description':
     """Returns a description with changes to the model's section.
@@ -131,14 +131,11 @@ class Description:
   @jax.enable_x64(False)  # parameters are float32 in programs of 64 bits, too
   def shapes(self) -> tuple[PyTree, PyTree]:
     """Shapes of the objective's parameters, and of its extra state."""
-    augment = self.config.get('augment')
-    if augment is None:  # not a checkpoint: weights of a classifier
-      shape = (*self.image_size, self.built_model.channels)
-      spec: contract.Spec = {'image': (shape, np.dtype(np.uint8))}
-    else:
-      spec = contract.check_spec(
-        schema.build('augment', augment, self.image_size)
-      )
+    shape = (*self.image_size, self.built_model.channels)
+    spec: contract.Spec = {'image': (shape, np.dtype(np.uint8))}
+    if augment := self.config.get('augment'):  # of a run; else: a classifier's
+      transform = schema.build('augment', augment, self.image_size)
+      spec = contract.check_spec(transform)
     batch = {
       key: jax.ShapeDtypeStruct(shape, dtype)
       for key, (shape, dtype) in contract.layout(spec, 1).items()

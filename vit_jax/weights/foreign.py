@@ -355,8 +355,7 @@ def noted(
     UserError: they would open as another model, or not at all.
   """
   model = description.built_model
-  properties = ModelMetadata.of(description)
-  plain = parse({'image_size': properties.image_size})
+  plain = parse({'image_size': description.image_size})
   plain = determined(described(path, plain).description)
   differing = {
     key: value
@@ -372,7 +371,7 @@ def noted(
       differing,
     )
   differing |= {key: getattr(model, key) for key in always}
-  notes = properties.notes() | {'model_args': differing}
+  notes = metadata_lib.notes(description) | {'model_args': differing}
   values = metadata_lib.read_notes(path, json.loads(json.dumps(notes)))
   check_opens(path, description, parse(values))
   return notes

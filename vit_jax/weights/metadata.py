@@ -98,8 +98,7 @@ _TYPES: tuple[tuple[Any, tuple[str, ...]], ...] = (
   (_Size, ('image_size', 'crop_size')),
   (_Size | _Shortest, ('size',)),
   (Annotated[list[Count], Field(min_length=3, max_length=3)], ('input_size',)),
-  # `epsilon` is the name of `norm_eps` in older files.
-  (_number(0, 1), ('norm_eps', 'epsilon', 'layer_norm_eps')),
+  (_number(0, 1), ('norm_eps', 'layer_norm_eps')),
   (_number(0.01, 1), ('crop_pct', 'central_fraction')),
   (_number(1.001, 1e9), ('rope_theta',)),
   (_number(1e-6, 1e6), ('rescale_factor',)),
@@ -224,10 +223,6 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     raise UserError(f'{path} cannot be read: {error}.') from error
 
 
-# Fields of `ModelMetadata` that notes do not contain.
-_NOT_STORED = ('known_from', 'assumed', 'other_patches')
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelMetadata:
   """Properties of weights that their arrays do not determine.
@@ -265,29 +260,25 @@ class ModelMetadata:
     given = {k: value for k, value in values.items() if value is not None}
     return dataclasses.replace(self, **given)
 
-  @classmethod
-  def of(cls, description: Description) -> 'ModelMetadata':
-    """Returns the metadata of weights to write."""
-    model = description.built_model
-    mean, std = description.statistics or NONE
-    return cls(
-      image_size=description.image_size,
-      gelu=getattr(model, 'gelu', None),
-      norm_eps=getattr(model, 'norm_eps', None),
-      mean=list(mean),
-      std=list(std),
-      preprocess=description.preprocess,
-      class_names=list(description.class_names),
-      position_resize=description.position_resize,
-    )
 
-  def notes(self) -> dict[str, Any]:
-    """Returns the values as JSON, to be stored next to weights."""
-    return {
-      key: value
-      for key, value in dataclasses.asdict(self).items()
-      if value is not None and key not in _NOT_STORED
-    }
+def notes(description: Description) -> dict[str, Any]:
+  """Returns the values as JSON that are stored next to weights.
+
+  They are those of `ModelMetadata` that are not None.
+  """
+  model = description.built_model
+  mean, std = description.statistics or NONE
+  values = {
+    'image_size': description.image_size,
+    'gelu': getattr(model, 'gelu', None),
+    'norm_eps': getattr(model, 'norm_eps', None),
+    'mean': mean,
+    'std': std,
+    'preprocess': description.preprocess,
+    'class_names': description.class_names,
+    'position_resize': description.position_resize,
+  }
+  return {key: value for key, value in values.items() if value is not None}
 
 
 def read_notes(
@@ -307,14 +298,12 @@ def read_notes(
   """
   values = validated(path, notes, required)
   allowed = {each.name for each in dataclasses.fields(ModelMetadata)}
-  unknown = sorted(values.keys() - allowed - {'epsilon', 'model_args'})
+  unknown = sorted(values.keys() - allowed - {'model_args'})
   if unknown:
     raise UserError(
       f'{path} has the keys {", ".join(unknown)}, which this version does not '
       'read: load it with the version of vit_jax that wrote it.'
     )
-  if 'epsilon' in values:
-    values['norm_eps'] = values.pop('epsilon')
   if 'image_size' in values:
     values['image_size'] = pair(values['image_size'])
   return values

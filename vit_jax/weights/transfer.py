@@ -121,10 +121,8 @@ class _Resized(Pretrained):
     """Returns parameters of the objective for the new image size."""
     source, objective = self.original, self.original.objective()
     model, size = source.model(), self.image_size
-    params = objective.start_params(
-      params,
-      adapt(objective.backbone(params), model, source, size, None, mesh),
-    )
+    adapted = adapt(objective.backbone(params), model, source, size, None, mesh)
+    params = objective.start_params(params, adapted)
     flat = tree.flatten(params)
     expected = tree.flatten(self.abstract_weights(mesh))
     expected = {path: expected[path] for path in expected if path in flat}

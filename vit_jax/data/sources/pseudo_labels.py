@@ -8,7 +8,7 @@ opened as described in the file; its content must not have changed.
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -21,6 +21,44 @@ from vit_jax.errors import UserError
 
 _IMAGES = Nested(SECTIONS['source'])
 SOFT = 'soft'  # key of an example: the teacher's probabilities
+
+
+class Labels(NamedTuple):
+  """What a file of labels is from, and what it contains.
+
+  Attributes:
+    count: number of examples, including copies.
+    class_names: class names of the teacher.
+    source: config section of the source of the images.
+    split: split of that source.
+    fingerprint: fingerprint of the images, see `data.fingerprint`.
+    digest: digest of the teacher's parameters.
+  """
+
+  count: int
+  class_names: list[str]
+  source: Section
+  split: str
+  fingerprint: dict[str, Any]
+  digest: str
+
+  @classmethod
+  def of_file(cls, path: str) -> 'Labels':
+    """Reads the description in a file.
+
+    Args:
+      path: local path of the file.
+
+    Raises:
+      UserError: the file was not written by `vit_jax.pseudo_label`.
+    """
+    try:
+      values, columns = npz.about(path)
+      if not {'soft', 'copies', 'index'} <= {*columns}:
+        raise ValueError('it contains other columns')
+      return cls(**{key: values[key] for key in cls._fields})
+    except (OSError, ValueError, KeyError) as error:
+      raise _unreadable(path, error) from error
 
 
 @schema.operational('path')
@@ -58,13 +96,13 @@ class Source(splits.Selected):
         read, or the images are not those that were labelled.
     """
     path = files.local(path, 'the source pseudo_labels')
-    self._about = about_of(path)
+    self._labels = Labels.of_file(path)
     copies, self._indices, self._soft = _columns(path)
-    section = images if images is not None else self._about['source']
-    self._images = schema.build('source', section, self._about['split'])
+    section = images if images is not None else self._labels.source
+    self._images = schema.build('source', section, self._labels.split)
     self._check_images(path)
     self._rows = np.repeat(np.arange(len(copies)), copies)
-    self.class_names = self._about['class_names']
+    self.class_names = self._labels.class_names
     self.num_classes = len(self.class_names)
     self.name = f'{path}/{split}'
     lengths = {'train': len(self._rows)}
@@ -74,7 +112,7 @@ class Source(splits.Selected):
     """Yields the examples as (split, positions in it); see `data.contract`."""
     for _, chosen in self._selection.rows():
       # Copies of an image have the same position.
-      yield self._about['split'], self._indices[self._rows[chosen]]
+      yield self._labels.split, self._indices[self._rows[chosen]]
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     row = self._row(index)
@@ -92,8 +130,8 @@ class Source(splits.Selected):
     return fingerprint.sampled(
       self,
       *(self._indices[self._rows[chosen]] for _, chosen in parts),
-      images=self._about['fingerprint'],
-      teacher=self._about['digest'],
+      images=self._labels.fingerprint,
+      teacher=self._labels.digest,
     )
 
   def where(self, index: int) -> str:
@@ -118,7 +156,7 @@ class Source(splits.Selected):
 
   def _check_images(self, path: str) -> None:
     """Checks that the images are those that were labelled."""
-    labelled = self._about['fingerprint']
+    labelled = self._labels.fingerprint
     current = json.loads(json.dumps(self._images.fingerprint))
     if fingerprint.comparable(current, labelled) != labelled:
       raise UserError(
@@ -141,24 +179,6 @@ def _columns(path: str) -> tuple[np.ndarray, np.ndarray, npz.Mapped]:
   except (OSError, ValueError) as error:
     raise _unreadable(path, error) from error
   return copies, indices, soft
-
-
-def about_of(path: str) -> dict[str, Any]:
-  """Reads the metadata of a file: `count`, `class_names`, `source`, ….
-
-  Args:
-    path: local path of the file.
-
-  Raises:
-    UserError: the file was not written by `vit_jax.pseudo_label`.
-  """
-  try:
-    about, columns = npz.about(path)
-    if not {'soft', 'copies', 'index'} <= {*columns}:
-      raise ValueError('it contains other columns')
-    return about
-  except (OSError, ValueError) as error:
-    raise _unreadable(path, error) from error
 
 
 def _unreadable(path: str, error: Exception) -> UserError:

@@ -25,7 +25,6 @@ from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import containers, tensors, vit
 from vit_jax.weights.formats import huggingface_models as models
 from vit_jax.weights.formats.huggingface_texts import with_text
-from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.patch_embedding import CLIP
 
 log = logging.getLogger('vit_jax')
@@ -208,16 +207,14 @@ def save(path: str, params: PyTree, description: Description) -> None:
   if folder.exists():
     raise UserError(f'{path} exists: give a new directory.')
   model = description.built_model
-  properties = ModelMetadata.of(description)
   written = models.written(model)
   keys = {key: getattr(model, key) for key in written.supported}
   section = {'name': description.model['name'], **keys}
-  of_type = dataclasses.replace(description, model=section)
-  found = foreign.determined(of_type)
-  foreign.check_same(foreign.determined(description), found)
+  of_type = foreign.determined(dataclasses.replace(description, model=section))
+  foreign.check_same(foreign.determined(description), of_type)
   arrays = foreign.exported(params, description, written.names)
   exported = written.complete(arrays)
-  height, width = properties.image_size
+  height, width = description.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
   if model.distilled:
     ending += 'WithTeacher'
@@ -228,7 +225,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
     num_channels=3,
     **written.config,
   )
-  processor = _processor(properties)
+  processor = _processor(description)
   parsed = _parsed(path, exported, written.kind, config, processor)
   foreign.check_opens(path, description, parsed, written.equivalent)
   exported |= written.unused
@@ -237,7 +234,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
       name if 'classifier' in name else f'{written.kind}.{name}': array
       for name, array in exported.items()
     }
-    labels = dict(enumerate(properties.class_names))
+    labels = dict(enumerate(description.class_names))
     config['id2label'] = {str(i): name for i, name in labels.items()}
     config['label2id'] = {name: i for i, name in labels.items()}
   files = {'config.json': config, 'preprocessor_config.json': processor}
@@ -304,15 +301,16 @@ def _preprocess(given: Mapping[str, Any]) -> dict[str, Any]:
   return section | {'resize': resize, 'central_fraction': fraction}
 
 
-def _processor(properties: ModelMetadata) -> dict[str, Any]:
+def _processor(description: Description) -> dict[str, Any]:
   """Returns the preprocessor_config.json for the preprocessing of weights.
 
   Args:
-    properties: properties of the weights.
+    description: what the weights are.
   """
-  height, width = properties.image_size
+  height, width = description.image_size
+  mean, std = description.statistics or NONE
   section = {'resize': 'squash', 'central_fraction': 0.875}
-  section |= {'interpolation': 'bilinear', **properties.preprocess}
+  section |= {'interpolation': 'bilinear', **description.preprocess}
   config = dict(
     image_processor_type='ViTImageProcessor',
     do_resize=True,
@@ -321,8 +319,8 @@ def _processor(properties: ModelMetadata) -> dict[str, Any]:
     do_rescale=True,
     rescale_factor=1 / 255,
     do_normalize=True,
-    image_mean=list(properties.mean),
-    image_std=list(properties.std),
+    image_mean=list(mean),
+    image_std=list(std),
   )
   if section['interpolation'] not in _NUMBERS:
     log.warning(
@@ -331,7 +329,7 @@ def _processor(properties: ModelMetadata) -> dict[str, Any]:
       section['interpolation'],
       section['interpolation'],
     )
-    config[_OWN] = dict(properties.preprocess)
+    config[_OWN] = dict(description.preprocess)
   if section['resize'] == 'squash':
     return config
   fraction = section['central_fraction']

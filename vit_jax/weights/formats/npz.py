@@ -363,8 +363,7 @@ def save_big_vision(
     # big_vision's class token has no position: ours is added to the token.
     flat = foreign.without_class_position(flat, 'cls', 'position/embedding')
   exported = _names(_LATER, _POOLING, _POSITION).export(flat)
-  arrays = {f'params/{name}': array for name, array in exported}
-  _write(path, arrays, description)
+  _write(path, {f'params/{name}': x for name, x in exported}, description)
 
 
 def _write(
