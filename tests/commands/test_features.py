@@ -50,7 +50,8 @@ def plain(path, images):
   """Computes features without the code of the command."""
   source = pretrained.find(path)
   model, params = load_pretrained(path)
-  pixels = np.stack([source.preprocess().pixels(each) for each in images])
+  transform = source.description.transform()
+  pixels = np.stack([transform.pixels(each) for each in images])
   x = np.float32(pixels) / 127.5 - 1
   found = model.apply({'params': params}, x, method='predict')
   return np.asarray(found['features'])

@@ -57,7 +57,7 @@ def plain(weights):
   model, params = load_pretrained(weights)
   from vit_jax.weights import pretrained
 
-  resize = pretrained.find(weights).preprocess().pixels
+  resize = pretrained.find(weights).description.transform().pixels
   pixels = np.stack([resize(source[i]['image']) for i in good])
   logits = model.apply({'params': params}, np.float32(pixels) / 127.5 - 1)
   powers = np.exp(np.float64(logits) - np.max(logits, axis=1, keepdims=True))

@@ -301,7 +301,7 @@ def test_another_window_is_named(tmp_path):
   # Fine-tuning resizes the tables if a config sets it.
   source = pretrained.find(path)
   mesh = sharding.make_mesh(jax.devices()[:1])
-  model = source.model(window_size=6)
+  model = source.changed(window_size=6).model()
   adapted = transfer.adapt(
     load_pretrained(path).params, model, source, (96, 96), None, mesh
   )
