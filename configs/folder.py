@@ -27,7 +27,8 @@ which take many times as long as decoding for a 12-megapixel file.
 With objective=mae, the recipe is that of mae.py, with the following choices of
 our own for small sets: 400 epochs, batches of 128 with the published rate for
 this size, a warm-up of 5 %, the sizes of `variant`, and a decoder of four
-layers of width 256. Fine-tune the result with tune=1.
+layers of width 256. Fine-tune the result with tune=1. Large weights are adapted
+on one GPU with --config.lora.rank=16 (docs/own_data.md).
 """
 
 from typing import Any

@@ -3,8 +3,9 @@
 SRC: a workdir, a checkpoint step directory, or weights of another project: an
 official or big_vision's .npz, timm's .safetensors or .pth, a Hugging Face
 directory. DST: a file ending in .npz (official names) or .safetensors (timm's
-names), huggingface:DIR for a Hugging Face directory, big_vision:FILE.npz, or a
-new directory (parameters only, which loads like a checkpoint step). Next to an
+names), huggingface:DIR for a Hugging Face directory, big_vision:FILE.npz,
+peft:DIR for the LoRA of a run without its frozen weights, or a new directory
+(parameters only, which loads like a checkpoint step). Next to an
 .npz file, FILE.npz.json contains the class names and the preprocessing. An
 existing file is replaced only with --overwrite.
 """
@@ -45,13 +46,13 @@ def run(
     UserError: the weights cannot be read or written, the set does not exist,
       or the target exists.
   """
-  _, path, _ = pretrained.format_of(target_path)
+  form, path, _ = pretrained.format_of(target_path)
   if paths.locate(path).exists() and not overwrite:
     raise UserError(
       f'{path} already exists: give another path, or --overwrite to replace '
       'a file.'
     )
-  source = pretrained.find(source_path, weights)
+  source = pretrained.find(source_path, weights, merge=not form.adapters)
   params = source.load(source.abstract_params())
   pretrained.save(target_path, params, source.description)
   log.info('wrote %s', target_path)

@@ -5,6 +5,9 @@ official .npz, timm's .safetensors, a Hugging Face directory, …). The backbone
 is loaded, pre-logits and head are dropped, a linear head initialized with zeros
 is attached, and position embeddings are interpolated to the new image size
 (section 3.2 of the paper).
+
+With --config.lora.rank=16, the backbone stays frozen, and only low-rank
+differences to its matrices and the head are trained (LoRA, arXiv 2106.09685).
 """
 
 import logging
@@ -52,7 +55,12 @@ def main(arguments: list[str]) -> None:
     return transfer(source, experiment, config.position_resize)
 
   options = process.run_options(config)
-  loop.run(config, initial_params=initial_params, **options)
+  is_lora = config.lora.rank > 0
+  if is_lora and error is not None:
+    raise error  # the frozen weights are not part of checkpoints
+  # With LoRA, all parameters that are trained are new.
+  start = None if is_lora else initial_params
+  loop.run(config, initial_params=start, **options)
 
 
 def _last_start(error: UserError) -> Pretrained:

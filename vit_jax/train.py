@@ -13,6 +13,7 @@ from absl import flags
 from vit_jax.cli import process
 from vit_jax.config.schema import Config
 from vit_jax.data.contract import Source
+from vit_jax.errors import UserError
 from vit_jax.training import branch, loop
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained, transfer
@@ -35,6 +36,11 @@ def main(arguments: list[str]) -> None:
   config: Config = flags.FLAGS.config
   if process.prints_config(config):
     return
+  if config.lora.rank:
+    raise UserError(
+      f'config.lora.rank is {config.lora.rank}; LoRA is for python -m '
+      'vit_jax.finetune: use it, or set --config.lora.rank=0.'
+    )
   process.start_process()
   options = process.run_options(config)
   if flags.FLAGS.branch_from is not None:

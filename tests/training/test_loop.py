@@ -62,8 +62,11 @@ class Recorded(Session):
     self.stopped |= self.stop_at is not None and self.completed >= self.stop_at
     return self.stopped
 
-  def _evaluate(self, names, state, step):
-    assert names == ['val'] and state == f'params {step}'
+  def weights(self, state):
+    return f'weights of {state}'
+
+  def _evaluate(self, names, weights, step):
+    assert names == ['val'] and weights == f'weights of params {step}'
     if step == self.stop_in_eval:
       self.stopped = True
       return None
@@ -137,7 +140,7 @@ def test_a_resumed_run_repeats_what_was_due():
 def test_a_failing_evaluator_ends_the_run_after_the_save():
   session = Recorded(total=4, evals=2, save=2)
 
-  def fails(names, state, step):
+  def fails(names, weights, step):
     raise UserError('too few examples')
 
   session.evaluations.run = fails

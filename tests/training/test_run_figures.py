@@ -28,14 +28,14 @@ def plain():
 
 
 def built(tmp_path, **changes):
-  """Returns an experiment, a setting, parameters and its evaluations."""
-  experiment, setting, params = started(**changes) if changes else plain()
+  """Returns an experiment, a setting, sets of weights and its evaluations."""
+  experiment, setting, weights = started(**changes) if changes else plain()
   evaluations = Evaluations(
     experiment,
     setting._replace(workdir=epath.Path(tmp_path)),
     lambda kind: nullcontext(),
   )
-  return experiment, setting, params, evaluations
+  return experiment, setting, weights, evaluations
 
 
 def started(**changes):
@@ -46,16 +46,16 @@ def started(**changes):
   source = data.open_train(config)
   setting = data.evaluation_setting(experiment, source.class_names)
   state = jax.jit(experiment.init_state)(jax.random.key(0))
-  return experiment, setting, state
+  return experiment, setting, experiment.trainer.weights(state, {})
 
 
 @pytest.mark.slow
 def test_figures_are_drawn_at_the_end(tmp_path):
   """Five images of the split are used, and there are no metrics."""
-  experiment, setting, state, evaluations = built(tmp_path)
+  experiment, setting, weights, evaluations = built(tmp_path)
   last = experiment.total_steps
   assert evaluations.due(last) == ['figures']
-  assert evaluations.run(['figures'], state, 7) == {}
+  assert evaluations.run(['figures'], weights, 7) == {}
   folder = tmp_path / gallery.FOLDER
   about = json.loads((folder / 'figures.json').read_text())
   assert about == {
@@ -74,7 +74,7 @@ def test_figures_are_drawn_at_the_end(tmp_path):
     assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   source = features.Spread(setting.open_source('test'), 5)
   images, _ = source.images(setting.transform)
-  expected = findings.examine(experiment.model, state.params, images)
+  expected = findings.examine(experiment.model, weights['params'], images)
   saved = np.load(folder / 'figures.npz')
   for name, array in expected.arrays.items():
     np.testing.assert_allclose(saved[name], array, atol=1e-6)
@@ -110,11 +110,11 @@ def test_figures_use_the_weights_of_the_config(
 def test_an_error_while_drawing_does_not_end_the_run(
   tmp_path, monkeypatch, caplog
 ):
-  _, _, state, evaluations = built(tmp_path)
+  _, _, weights, evaluations = built(tmp_path)
 
   def fail(*arguments):
     raise OSError('no room')
 
   monkeypatch.setattr(gallery, 'save', fail)
-  assert evaluations.run(['figures'], state, 7) == {}
+  assert evaluations.run(['figures'], weights, 7) == {}
   assert 'OSError: no room' in caplog.text

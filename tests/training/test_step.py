@@ -420,11 +420,11 @@ def test_weights_contain_those_of_the_objective_and_the_average():
   for _ in range(2):
     batch = {'x': jnp.ones(4)}
     state, _ = of.train_step(state, batch, jax.random.key(0), {})
-  weights = of.weights(state)
+  weights = of.weights(state, {})
   assert list(weights) == ['params', 'teacher', 'ema']
   assert float(weights['params']) == -2
   assert float(weights['ema']) == pytest.approx((-2 - 0.5) / 1.5)
   assert float(weights['teacher']) == float(state.extra['teacher'])
   without = trainer(Teaching())
   state = without.init_state(jax.random.key(0), None)
-  assert list(without.weights(state)) == ['params', 'teacher']
+  assert list(without.weights(state, {})) == ['params', 'teacher']

@@ -7,13 +7,15 @@ the sum.
 """
 
 import functools
+import hashlib
+import json
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped, UInt32
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 
 PyTree = Any
 
@@ -47,11 +49,11 @@ def array_checksum(x: Shaped[Array, '...']) -> UInt32[Array, '']:
 
 
 @functools.cache
-def _compiled(sharding: Any) -> Any:
+def _compiled(replicated: Any) -> Any:
   """Returns a function that computes checksums; cached, so it traces once."""
   return jax.jit(
     lambda leaves: [array_checksum(leaf) for leaf in leaves],
-    out_shardings=sharding,
+    out_shardings=replicated,
   )
 
 
@@ -65,3 +67,18 @@ def checksums(state: PyTree, replicated: Any) -> dict[str, int]:
   flat = tree.flatten(state)
   sums = jax.device_get(_compiled(replicated)(list(flat.values())))
   return {path: int(value) for path, value in zip(flat, sums, strict=True)}
+
+
+def digest(params: Any) -> str:
+  """Computes a digest of arrays on one mesh, independent of the mesh.
+
+  Args:
+    params: tree of global arrays.
+
+  Returns:
+    16 hexadecimal digits.
+  """
+  mesh = jax.tree.leaves(params)[0].sharding.mesh
+  sums = checksums(params, sharding.replicated(mesh))
+  text = json.dumps(sums, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]

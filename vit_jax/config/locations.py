@@ -23,6 +23,11 @@ def absolute(config: Config) -> Config:
   for name in (*_NAMES, 'evals'):
     if name in result:
       _set_absolute(MARKS[name], result[name])
+  # The frozen weights of LoRA are opened together with those of the run.
+  if result.get('lora', {}).get('rank') and result.init_from:
+    form, colon, path = result.init_from.rpartition(':')
+    if os.path.exists(path.partition('@')[0]):
+      result.init_from = form + colon + os.path.abspath(path)
   return result
 
 

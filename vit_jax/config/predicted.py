@@ -63,6 +63,8 @@ def fingerprint(config: Config) -> str:
     kept[section] = {key: values[section].get(key) for key in keys}
   if scale := values['augment'].get('gram_scale'):
     kept['augment']['gram_scale'] = scale
+  if values['lora']['rank']:
+    kept['lora'] = values['lora']
   text = json.dumps(kept, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 

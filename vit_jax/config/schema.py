@@ -35,6 +35,7 @@ Config = Any  # a completed ml_collections.ConfigDict
 SECTIONS = {
   'model': 'vit_jax.models.{name}:Model',
   'objective': 'vit_jax.objectives.{name}:Objective',
+  'lora': 'vit_jax.objectives.lora:Lora',
   'optimizer': 'vit_jax.optim.optimizers:{name}',
   'schedule': 'vit_jax.optim.{name}:make_schedule',
   'source': 'vit_jax.data.sources.{name}:Source',

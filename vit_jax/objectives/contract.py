@@ -60,6 +60,7 @@ class Frozen(NamedTuple):
     class_names: names of the classes in the order of the logits; () if unknown.
     judges_labels: whether the loss uses the logits as predictions of labels.
       The classes must then be those of the training data, in the same order.
+    without: path prefixes of the model's parameters that `load` does not load.
   """
 
   model: Model
@@ -67,6 +68,7 @@ class Frozen(NamedTuple):
   load: Callable[[Mesh], PyTree]
   class_names: tuple[str, ...] = ()
   judges_labels: bool = False
+  without: tuple[str, ...] = ()
 
 
 class Setting(NamedTuple):
@@ -179,12 +181,14 @@ class Objective(Protocol):
       the logits stand for: a key of `losses.LOSSES`.
     joint: whether the loss depends on all examples of a batch together, so that
       it is not a mean over micro-batches; see `embed`.
+    trains_model: whether the parameters of the model have gradients.
     locked: pattern of the paths of parameters that must not change; '' for
       none. A run is refused unless `optimizer.rules` freeze all of them.
   """
 
   setting: Setting
   joint: bool = False
+  trains_model: bool = True
   locked: str = ''
   reconstructs: str = ''
   classes_key: str = ''
@@ -380,6 +384,15 @@ class Objective(Protocol):
       path: path of the parameter.
     """
     return self.setting.model.layers_above(path)
+
+  def whole(self, params: PyTree, frozen: dict[str, PyTree]) -> PyTree:
+    """Returns parameters for `weights`, with the frozen ones that they need.
+
+    Args:
+      params: parameters with respect to which the gradient is computed.
+      frozen: parameters of the weights that `frozen` returns, by name.
+    """
+    return params
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns all sets of weights to evaluate, by name.

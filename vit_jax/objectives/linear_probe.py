@@ -40,6 +40,7 @@ class Objective(LinearHead):
 
   classes_key = 'num_classes'
   epsilon = 1e-6  # as in MAE's code
+  trains_model = False
 
   def __init__(
     self,

@@ -70,6 +70,7 @@ class Objective(LinearHead):
     check_range('objective.last_blocks', last_blocks, at_least=1)
     check_range('objective.dropout', dropout, at_least=0, below=1)
     self.setting, self.classes, self._frozen = setting, classes, frozen
+    self.trains_model = not frozen
     self._last_blocks, self._dropout = last_blocks, dropout
     self._count_ignored = count_ignored
 

@@ -74,12 +74,14 @@ class Evaluations:
       if is_due(evals[name].every, self._experiment, step)
     ]
 
-  def run(self, names: list[str], state: PyTree, step: int) -> Results | None:
+  def run(
+    self, names: list[str], weights: dict[str, PyTree], step: int
+  ) -> Results | None:
     """Runs evaluators on every set of weights.
 
     Args:
       names: result of `due`.
-      state: state after `step` updates.
+      weights: sets of weights after `step` updates, see `Trainer.weights`.
       step: number of updates completed.
 
     Returns:
@@ -89,7 +91,6 @@ class Evaluations:
     """
     results: Results = {}
     for name in names:
-      weights = self._experiment.trainer.weights(state)
       try:
         with self._timed('eval'):
           scores = self._runners[name].run_all(weights, step)

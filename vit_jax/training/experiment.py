@@ -25,6 +25,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import check_best
 from vit_jax.models import positions
 from vit_jax.models.contract import Model
+from vit_jax.objectives import lora
 from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
 from vit_jax.optim import optimizers
 from vit_jax.run import resume
@@ -32,6 +33,7 @@ from vit_jax.run.guards import Recovery
 from vit_jax.run.metrics import Log
 from vit_jax.training import frozen
 from vit_jax.training.step import Trainer
+from vit_jax.weights import adapters, pretrained
 from vit_jax.weights.description import Description
 
 PyTree = Any
@@ -102,7 +104,7 @@ class Experiment:
       transform=augment,
     )
     schedule = build_section(config, 'schedule', total, setting.steps)
-    objective = build_section(config, 'objective', setting)
+    objective = _objective(config, setting)
     of_run = optimizers.Setting(setting.steps, objective.layers_above)
     trainer = Trainer(
       objective=objective,
@@ -149,7 +151,8 @@ class Experiment:
     names: Iterable[str] = ()
     if config.checkpoint.best is not None:
       state = self.abstract_state()
-      names = jax.eval_shape(self.trainer.weights, state)
+      models = frozen.abstract(self.frozen, self.mesh)
+      names = jax.eval_shape(self.trainer.weights, state, models)
     check_best(config, names)
 
   def _check_images(self) -> None:
@@ -227,7 +230,7 @@ class Experiment:
       model: new model, which must have the same parameters.
     """
     setting = self.setting._replace(model=model)
-    objective = build_section(self.config, 'objective', setting)
+    objective = _objective(self.config, setting)
     trainer = dataclasses.replace(self.trainer, objective=objective)
     return dataclasses.replace(self, trainer=trainer, setting=setting)
 
@@ -298,6 +301,15 @@ class Experiment:
       config=config,
       further={'record': record},
     )
+
+
+def _objective(config: Config, setting: Setting) -> Objective:
+  """Builds the objective, with LoRA if the config sets a rank."""
+  objective = build_section(config, 'objective', setting)
+  base = adapters.base(
+    pretrained.find, config, setting.model, setting.image_size
+  )
+  return lora.adapted(objective, build_section(config, 'lora'), base)
 
 
 def total_steps(config: Config) -> int:

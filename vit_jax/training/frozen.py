@@ -1,14 +1,12 @@
 """Opens the frozen models of an objective, and loads them onto the devices."""
 
-import hashlib
-import json
 import logging
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.arrays import checksum, sharding
+from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.data import filters
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
@@ -75,14 +73,13 @@ def check_classes(models: dict[str, Frozen], source: Source) -> None:
 
 def abstract(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
   """Returns the shapes and shardings of the models' parameters, by name."""
-  return {
-    name: sharding.with_shardings(
-      abstract_params(each.model, each.image_size),
-      mesh,
-      each.model.sharding_rules,
-    )
-    for name, each in models.items()
-  }
+  found = {}
+  for name, each in models.items():
+    shapes = tree.flatten(abstract_params(each.model, each.image_size))
+    kept = {k: v for k, v in shapes.items() if not k.startswith(each.without)}
+    rules = each.model.sharding_rules
+    found[name] = sharding.with_shardings(tree.unflatten(kept), mesh, rules)
+  return found
 
 
 def load(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
@@ -111,10 +108,4 @@ def digests(params: dict[str, PyTree]) -> dict[str, str]:
   Returns:
     Digests of 16 hexadecimal digits, by the name of the model.
   """
-  found = {}
-  for name, each in params.items():
-    mesh = jax.tree.leaves(each)[0].sharding.mesh
-    sums = checksum.checksums(each, sharding.replicated(mesh))
-    text = json.dumps(sums, sort_keys=True)
-    found[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
-  return found
+  return {name: checksum.digest(each) for name, each in params.items()}

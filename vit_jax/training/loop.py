@@ -186,7 +186,9 @@ def _between_steps(
   # 3. Evaluators run, unless the machine is about to go away.
   fresh = {} if not evals else None
   if evals and not stop:
-    fresh = session.evaluations.run(evals, state, step)
+    weights = session.weights(state)
+    fresh = session.evaluations.run(evals, weights, step)
+    del weights
   stop = session.preemption.reached()  # a signal may have ended the evaluation
   recorder.evaluations(step, fresh or {})
   # 4. The metric that selects the best step is added to the saved step. If a

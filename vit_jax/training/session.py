@@ -180,7 +180,7 @@ class Session:
     self.fixed = self.experiment.key(), models
     state = self.experiment.abstract_state()
     # A mistake in an objective's `weights` is reported before any training.
-    jax.eval_shape(self.experiment.trainer.weights, state)
+    jax.eval_shape(self.experiment.trainer.weights, state, models)
     compiling.describe(self.experiment, state)
 
   @functools.cached_property
@@ -276,6 +276,10 @@ class Session:
 
     init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)
     return init(initial_params(experiment, self._source), key)
+
+  def weights(self, state: PyTree) -> dict[str, PyTree]:
+    """Returns all sets of weights to evaluate; see `Trainer.weights`."""
+    return self.experiment.trainer.weights(state, self.fixed[1])
 
   def train_batches(self, step: int) -> stream.Stream:
     """Opens the stream of batches after `step` updates.
@@ -381,7 +385,7 @@ class Session:
       step: number of updates completed.
     """
     if self.experiment.log.report:
-      weights = self.experiment.trainer.weights(state)['params']
+      weights = self.weights(state)['params']
       with self.timed('report'):
         reporting.write(
           self.workdir,

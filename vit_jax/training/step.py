@@ -113,25 +113,29 @@ class Trainer:
       ),
     )
 
-  def weights(self, state: TrainState) -> dict[str, PyTree]:
+  def weights(self, state: TrainState, frozen: PyTree) -> dict[str, PyTree]:
     """Returns all sets of weights to evaluate, by name.
 
     The objective defines them; 'ema' is added if an average is kept.
 
     Args:
       state: training state.
+      frozen: parameters of the objective's frozen models, by name.
 
     Raises:
       UserError: the objective does not name the trained weights.
     """
-    weights = self.objective.weights(state.params, state.extra)
+    objective = self.objective
+    params = objective.whole(state.params, frozen)
+    weights = objective.weights(params, state.extra)
     if 'params' not in weights:
       raise UserError(
         "the objective's method `weights` returns the sets of weights "
         f"{[*weights]}; one of them must be 'params', the trained ones."
       )
     if state.average is not None:
-      mean = self.objective.weights(state.average.mean, state.extra)
+      mean = objective.whole(state.average.mean, frozen)
+      mean = objective.weights(mean, state.extra)
       weights = weights | {'ema': mean['params']}
     return weights
 

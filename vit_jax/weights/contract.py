@@ -214,11 +214,14 @@ class Format(NamedTuple):
       parameters of the described objective, in the layout of this package. It
       raises UserError if they cannot be stored in this format, and OSError if
       they cannot be written.
+    adapters: whether `save` writes LoRA without the frozen weights: parameters
+      and description are those of `adapters.unmerged`.
   """
 
   matches: Callable[[str], Any]
   load: Callable[[str, Any], Pretrained | SeveralModels]
   save: Callable[[str, PyTree, Description], None]
+  adapters: bool = False
 
   @classmethod
   def of(cls, module: Any) -> 'Format':

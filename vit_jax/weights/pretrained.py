@@ -19,10 +19,17 @@ from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.objectives import contrastive
 from vit_jax.objectives.mixing import largest
-from vit_jax.weights import download
+from vit_jax.weights import adapters, download
 from vit_jax.weights.contract import Format, Pretrained, SeveralModels
 from vit_jax.weights.description import Description
-from vit_jax.weights.formats import huggingface, native, npz, tensors, timm
+from vit_jax.weights.formats import (
+  huggingface,
+  native,
+  npz,
+  peft,
+  tensors,
+  timm,
+)
 from vit_jax.weights.names import not_writable
 from vit_jax.weights.transfer import adapt, renormalized, replace_head, resized
 
@@ -43,6 +50,11 @@ def _load_tensors(
   return form.load(path, config)
 
 
+def _load_peft(path: str, config: dict[str, Any] | None) -> Pretrained:
+  """Describes an adapter of PEFT, together with its frozen model."""
+  return peft.load(path, config, find)
+
+
 def _no_path(path: str) -> None:
   """Matches no path, because the format is selected by its name."""
 
@@ -50,6 +62,7 @@ def _no_path(path: str) -> None:
 # The first format that matches a path is used.
 FORMATS = {
   'npz': Format.of(npz),
+  'peft': Format(peft.matches, _load_peft, peft.save, adapters=True),
   'tensors': Format(tensors.read_config, _load_tensors, timm.save),
   'checkpoint': Format.of(native),  # matches all other paths
   'big_vision': Format(_no_path, npz.load, npz.save_big_vision),
@@ -178,6 +191,7 @@ def find(
   path: str,
   weights: str = 'params',
   image_size: tuple[int, int] | None = None,
+  merge: bool = True,
 ) -> Pretrained:
   """Describes weights without loading them.
 
@@ -186,6 +200,8 @@ def find(
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
     image_size: (height, width) of the images, pixels, see `transfer.resized`;
       by default that of the weights.
+    merge: whether LoRA is merged with its frozen weights. If not, the result
+      for a run with LoRA is that of `adapters.unmerged`.
 
   Raises:
     UserError: the path cannot be loaded, or does not contain that set of
@@ -193,7 +209,11 @@ def find(
     DownloadError: a download failed.
   """
   form, local_path, head = format_of(download.local_copy(path))
-  source = _checked(form.load(local_path, head).chosen(weights))
+  found = form.load(local_path, head)
+  if isinstance(found, Pretrained):
+    found = adapters.unmerged(found, find)
+    found = adapters.merged(found) if merge else found
+  source = _checked(found.chosen(weights))
   return source if image_size is None else resized(source, image_size)
 
 

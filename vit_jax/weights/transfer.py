@@ -5,7 +5,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -246,7 +246,7 @@ def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
   Raises:
     UserError: the other parameters do not fit the model of the target.
   """
-  expected = _model_shapes(target)
+  expected = _model_shapes(target.model, target.image_size)
   actual, _ = _model_params(source, target, method)
   missing = [
     prefix
@@ -258,6 +258,43 @@ def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
   of_model = {k: v for k, v in expected.items() if not k.startswith(fresh)}
   check_shapes(source.path, _shapes(body), of_model)
   return _initialized(body, target)
+
+
+class Base(NamedTuple):
+  """A model that uses all parameters of weights except for some.
+
+  Attributes:
+    model: model.
+    image_size: (height, width) of its images, pixels.
+    mesh: mesh of the devices.
+    without: path prefixes of the parameters that are not taken.
+  """
+
+  model: Model
+  image_size: Size
+  mesh: Mesh
+  without: tuple[str, ...]
+
+
+def base(source: Pretrained, target: Base, method: str | None) -> PyTree:
+  """Returns the parameters of weights, adapted to a model.
+
+  Args:
+    source: description of the weights.
+    target: model, and the parameters that it does not take.
+    method: see `adapt`.
+
+  Raises:
+    UserError: the parameters do not fit the model.
+  """
+  expected = _model_shapes(target.model, target.image_size)
+  actual, _ = _model_params(source, target, method)
+  kept, of_model = (
+    {k: v for k, v in each.items() if not k.startswith(target.without)}
+    for each in (actual, expected)
+  )
+  check_shapes(source.path, _shapes(kept), of_model)
+  return tree.unflatten(kept)
 
 
 def start(
@@ -287,7 +324,7 @@ def start(
       source.path,
       formatted(changes, 'in the weights', 'in the config'),
     )
-  expected = _model_shapes(target)
+  expected = _model_shapes(target.model, target.image_size)
   actual, others = _model_params(source, target, method)
   fitting, unused = _fitting(actual, expected)
   if not fitting:
@@ -449,7 +486,7 @@ def _fit_first_layer(
         f'{before.channels}, and only weights for RGB are adapted: set '
         'model.channels, augment.channels and preprocess.channels to this.'
       )
-    shapes = _model_shapes(target)
+    shapes = _model_shapes(model, target.image_size)
     kernels = [
       path
       for path, leaf in flat.items()
@@ -490,11 +527,9 @@ def _placed(
   return {path: place(a, shardings[path]) for path, a in arrays.items()}
 
 
-def _model_shapes(target: Target) -> dict[str, tuple[int, ...]]:
-  """Returns the shapes of the target's model parameters by path."""
-  params = target.abstract_state().params
-  model = jax.eval_shape(target.objective.backbone, params)
-  return _shapes(tree.flatten(model))
+def _model_shapes(model: Model, size: Size) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of a model's parameters by path."""
+  return _shapes(tree.flatten(abstract_params(model, size)))
 
 
 def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -521,7 +556,8 @@ def _initialized(
     model = tree.flatten(objective.backbone(params)) | taken
     return objective.start_params(params, tree.unflatten(model))
 
-  fresh = [path for path in _model_shapes(target) if path not in taken]
+  shapes = _model_shapes(target.model, target.image_size)
+  fresh = [path for path in shapes if path not in taken]
   log.info(
     'weights taken over: %s; fresh: %s',
     f'{tree.size(taken) + tree.size(others):,}',

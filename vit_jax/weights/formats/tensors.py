@@ -34,9 +34,6 @@ _FILES = ('model.safetensors', 'pytorch_model.bin')
 _INDEX = '.index.json'  # after the name of a file
 # {file in a directory: description of its weights, and how to convert them}
 _UNREADABLE = {
-  'adapter_config.json': 'an adapter of PEFT, which needs its base model: '
-  'write both by `peft.PeftModel.from_pretrained(base, "{0}")'
-  '.merge_and_unload().save_pretrained("OUT")`',
   '.metadata': 'a distributed checkpoint: convert it by `python -m '
   'torch.distributed.checkpoint.format_utils dcp_to_torch {0} OUT`',
   'zero_to_fp32.py': 'a checkpoint of DeepSpeed: convert it by `python '
@@ -115,7 +112,7 @@ def read_config(path: str) -> dict[str, Any] | None:
   folder, file = folder_of(path), paths.locate(path)
   config = metadata.read(folder / 'config.json')
   is_folder = folder != file.parent  # `folder_of` returns the parent of a file
-  if not config and (is_folder or file.name.startswith('adapter_model')):
+  if not config and is_folder:
     for name, advice in _UNREADABLE.items():
       if (folder / name).exists():
         raise UserError(f'{path} contains {advice.format(folder)}; open OUT.')

@@ -1,0 +1,211 @@
+"""Tests of LoRA in PEFT's format, against the library itself."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.weights.references import noisy, transformers
+from vit_jax.arrays import checksum, sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.weights import adapters, pretrained
+from vit_jax.weights.contract import Pretrained
+
+torch = pytest.importorskip('torch')
+# Other libraries' deprecations of each other.
+pytestmark = pytest.mark.filterwarnings('ignore::FutureWarning')
+SIZE, CLASSES, RANK = 16, 5, 3
+SIZES = dict(
+  image_size=SIZE,
+  patch_size=4,
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+)
+MLP = dict(intermediate_size=64)
+CASES = {
+  'vit': ('ViTForImageClassification', 'ViTConfig', MLP),
+  'dinov2': ('Dinov2ForImageClassification', 'Dinov2Config', {}),
+  'dinov3': ('DINOv3ViTModel', 'DINOv3ViTConfig', MLP),
+  'siglip': ('SiglipVisionModel', 'SiglipVisionConfig', MLP),
+}
+TARGETS = ('query', 'key', 'value', 'out', 'fc1', 'fc2')
+
+
+def torch_model(kind, seed=0):
+  """Returns a small model of transformers with random weights."""
+  model, config, sizes = CASES[kind]
+  labels = dict(num_labels=CLASSES) if model.endswith('Classification') else {}
+  config = getattr(transformers, config)(**SIZES, **sizes, **labels)
+  torch.manual_seed(seed)
+  return noisy(getattr(transformers, model)(config))
+
+
+def run_of(base, classes, **lora):
+  """Returns weights of a run with LoRA for a base, with random parameters."""
+  source = pretrained.find(str(base))
+  section = dict(rank=RANK, alpha=6.0, targets=TARGETS, bias='none') | lora
+  config = dict(
+    lora=section,
+    init_from=str(base),
+    init_weights='params',
+    position_resize=None,
+  )
+  plain = dataclasses.replace(
+    source.description,
+    model={**source.description.model, 'pre_logits': False},
+    num_classes=classes,
+    class_names=tuple(f'kind {i}' for i in range(classes)),
+    config=config,
+  )
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  frozen = adapters.base(
+    pretrained.find, config, plain.built_model, plain.image_size
+  )
+  digest = checksum.digest(frozen.load(mesh))
+  record = {'record': {'frozen': {'base': digest}}}
+  plain = dataclasses.replace(plain, further=record)
+  run = Pretrained('RUN', plain, lambda abstract: trained)
+  run = adapters.unmerged(run, pretrained.find)
+  rng = np.random.default_rng(1)
+  trained = jax.tree.map(
+    lambda s: jax.device_put(
+      np.float32(rng.normal(0, 0.2, s.shape)), s.sharding
+    ),
+    run.abstract_params(mesh),
+  )
+  return run
+
+
+def loaded(source):
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  return source.load(source.abstract_params(mesh))
+
+
+def written(tmp_path, kind, **lora):
+  """Writes a base and an adapter; returns the base's model and the run."""
+  base = torch_model(kind)
+  base.save_pretrained(tmp_path / 'base')
+  classes = CLASSES if hasattr(base, 'classifier') else 0
+  run = run_of(tmp_path / 'base', classes, **lora)
+  pretrained.save(f'peft:{tmp_path}/adapter', loaded(run), run.description)
+  return base, run
+
+
+def outputs(model, source, pixels):
+  """Returns logits, or features, of a torch model for pixels in [-1, 1]."""
+  mean, std = (
+    np.float32(x)[:, None, None] for x in source.description.statistics
+  )
+  values = (pixels.transpose(0, 3, 1, 2) + 1) / 2
+  found = model(torch.from_numpy(np.float32((values - mean) / std)))
+  return found.logits if hasattr(found, 'logits') else found.pooler_output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', CASES)
+def test_peft_and_we_load_the_same_model(tmp_path, kind):
+  """Merged parameters, our reading of the adapter and `peft` agree."""
+  base, run = written(tmp_path, kind)
+  merged = adapters.merged(run)
+  params = loaded(merged)
+  again = pretrained.find(f'{tmp_path}/adapter')
+  assert again.description.class_names == run.description.class_names
+  assert again.image_size == (SIZE, SIZE)
+  for path, leaf in tree.flatten(loaded(again)).items():
+    expected = tree.flatten(params)[path]
+    np.testing.assert_allclose(leaf, expected, atol=1e-6, err_msg=path)
+  rng = np.random.default_rng(0)
+  pixels = np.float32(rng.uniform(-1, 1, (3, SIZE, SIZE, 3)))
+  model = merged.changed(dtype='float32').model()
+  found = model.apply({'params': params}, pixels, method='predict')
+  found = found['logits' if model.num_classes else 'features']
+  peft = pytest.importorskip('peft')
+  with torch.no_grad():
+    before = outputs(base, merged, pixels)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / 'adapter')
+    after = outputs(theirs, merged, pixels)
+  assert np.abs(before - after).max() > 0.05
+  np.testing.assert_allclose(found, after, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_peft(tmp_path):
+  """Of A, B and the head, for the same model, images and labels."""
+  peft = pytest.importorskip('peft')
+  base, run = written(tmp_path, 'vit')
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (4, SIZE, SIZE, 3)).astype(np.uint8)
+  label = rng.integers(0, CLASSES, 4)
+  theirs = peft.PeftModel.from_pretrained(
+    base, tmp_path / 'adapter', is_trainable=True
+  )
+  logits = outputs(theirs, run, np.float32(image) / 127.5 - 1)
+  torch.nn.functional.cross_entropy(logits, torch.from_numpy(label)).backward()
+  expected = {
+    name.replace('.default', '').replace('.modules_to_save', ''): p.grad
+    for name, p in theirs.named_parameters()
+    if p.grad is not None
+  }
+  objective = run.changed(dtype='float32').objective()
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  inputs = {'base': run.description.frozen.load(mesh)}
+
+  def loss(params):
+    batch = {'image': jnp.array(image), 'label': jnp.array(label)}
+    whole = objective.whole(params, inputs)
+    logits = objective.predict(whole, batch)['logits']
+    return -jax.nn.log_softmax(logits)[jnp.arange(4), label].mean()
+
+  found = jax.jit(jax.grad(loss))(loaded(run))
+  pretrained.save(f'peft:{tmp_path}/gradients', found, run.description)
+  from safetensors.numpy import load_file
+
+  gradients = load_file(tmp_path / 'gradients/adapter_model.safetensors')
+  assert gradients.keys() == expected.keys() and len(expected) == 26
+  for name, gradient in gradients.items():
+    assert np.abs(gradient).max() > 1e-3
+    np.testing.assert_allclose(gradient, expected[name], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_adapters_of_peft_open_with_their_base(tmp_path):
+  """Names of older versions, rsLoRA, and a rank of its own for a layer."""
+  peft = pytest.importorskip('peft')
+  base = torch_model('vit')
+  base.save_pretrained(tmp_path / 'base')
+  config = peft.LoraConfig(
+    r=4,
+    lora_alpha=6,
+    target_modules=['q_proj', 'fc2'],
+    modules_to_save=['classifier'],
+    use_rslora=True,
+    rank_pattern={'layers.1.mlp.fc2': 2},
+  )
+  theirs = peft.get_peft_model(base, config)
+  noisy(theirs.base_model)
+  theirs.peft_config['default'].base_model_name_or_path = str(tmp_path / 'base')
+  theirs.save_pretrained(tmp_path / 'adapter')
+  model, params = pretrained.load_pretrained(str(tmp_path / 'adapter'))
+  assert model.num_classes == CLASSES
+
+
+@pytest.mark.parametrize(
+  'changes, expected',
+  [
+    (dict(use_dora=True), 'use_dora.*merge_and_unload'),
+    (dict(base_model_name_or_path=None), 'base_model_name_or_path'),
+    (dict(base_model_name_or_path='/nowhere/x'), '/nowhere/x.*not exist'),
+  ],
+)
+def test_adapters_that_cannot_be_opened_are_refused(
+  tmp_path, changes, expected
+):
+  config = dict(peft_type='LORA', r=2, base_model_name_or_path='base')
+  text = json.dumps(config | changes)
+  (tmp_path / 'adapter_config.json').write_text(text)
+  with pytest.raises(UserError, match=expected):
+    pretrained.find(str(tmp_path))

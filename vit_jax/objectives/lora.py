@@ -1,0 +1,274 @@
+"""LoRA: training of low-rank differences to the matrices of a frozen model.
+
+Reference: arXiv 2106.09685.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from vit_jax.arrays import sharding, tree
+from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.models.contract import abstract_params
+from vit_jax.objectives.contract import (
+  Batch,
+  Frozen,
+  Inputs,
+  Loss,
+  Objective,
+  Pictures,
+)
+
+PyTree = Any
+BIASES = ('none', 'targets', 'all')
+_KERNEL, _BIAS = '/kernel', '/bias'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lora:
+  """Low-rank differences W + (alpha / rank) A B to matrices of a model.
+
+  A is initialized as in the authors' code and in `peft` (uniform in ±1 / √n for
+  n inputs), and B with zeros, so training starts from the frozen model. There
+  is no dropout of the inputs of A: the product is added to W, which a forward
+  pass then uses like any other matrix.
+
+  Attributes:
+    rank: number of columns of A and rows of B, less than the smaller side of
+      each matrix; 0 to train the whole model.
+    alpha: factor of the product A B, which is divided by the rank.
+    targets: suffixes of the paths of matrices in the encoder's layers, whole
+      parts of a path: 'query', 'key', 'value', 'out', 'fc1' and 'fc2' for all.
+    bias: biases that are trained as well: 'none', those of the 'targets', or
+      'all' of the model.
+  """
+
+  rank: int = 0
+  alpha: float = 16.0
+  targets: tuple[str, ...] = ('attention/query', 'attention/value')
+  bias: str = 'none'
+
+  def __post_init__(self):
+    check_range('lora.rank', self.rank, at_least=0)
+    check_range('lora.alpha', self.alpha, above=0)
+    check_choice('lora.bias', self.bias, BIASES)
+
+  @property
+  def scale(self) -> float:
+    """Factor of the product A B."""
+    return self.alpha / self.rank
+
+  def init(
+    self, key: Key[Array, ''], shapes: Mapping[str, tuple[int, ...]]
+  ) -> dict[str, PyTree]:
+    """Returns initial A, B and differences of biases, by the layer's path.
+
+    Args:
+      key: random key of the initialization.
+      shapes: shapes of the frozen parameters by path.
+
+    Raises:
+      UserError: a target matches no layer, or the rank is too high for one.
+    """
+    sides = {
+      path.removesuffix(_KERNEL): _sides(path, shape)
+      for path, shape in shapes.items()
+      if path.endswith(_KERNEL) and sharding.STACKED in path
+    }
+    chosen = {
+      target: [layer for layer in sides if f'/{layer}'.endswith(f'/{target}')]
+      for target in self.targets
+    }
+    unused = [target for target, layers in chosen.items() if not layers]
+    if unused or not chosen:
+      raise UserError(
+        f'lora.targets is {self.targets}, of which {unused} match no layer; '
+        f'the layers are {", ".join(sides)}: give these paths, or whole parts '
+        'of them at the end.'
+      )
+    result: dict[str, Any] = {}
+    for layer in sorted({layer for each in chosen.values() for layer in each}):
+      layers, inputs, outputs = sides[layer]
+      if self.rank >= min(inputs, outputs):
+        raise UserError(
+          f'lora.rank is {self.rank}, but {layer} is a matrix of {inputs} x '
+          f'{outputs}: set a rank below {min(inputs, outputs)}, or 0 to train '
+          'the whole model.'
+        )
+      key, own = jax.random.split(key)
+      limit = 1 / math.sqrt(inputs)
+      result[f'{layer}/a'] = jax.random.uniform(
+        own, (layers, inputs, self.rank), minval=-limit, maxval=limit
+      )
+      result[f'{layer}/b'] = jnp.zeros((layers, self.rank, outputs))
+    biases = {
+      'none': [],
+      'targets': [path.removesuffix('/a') + _BIAS for path in result],
+      'all': [path for path in shapes if path.endswith(_BIAS)],
+    }[self.bias]
+    result |= {p: jnp.zeros(shapes[p]) for p in biases if p in shapes}
+    return tree.unflatten(result)
+
+  def merged(
+    self, base: Mapping[str, Array], trained: Mapping[str, Array]
+  ) -> dict[str, Array]:
+    """Adds trained differences to frozen parameters.
+
+    Args:
+      base: frozen parameters by path.
+      trained: flat result of `init`, after training.
+    """
+    result = dict(base)
+    for path, leaf in trained.items():
+      layer, _, name = path.rpartition('/')
+      if name == 'b':
+        kernel = base[layer + _KERNEL]
+        product = trained[f'{layer}/a'] @ leaf  # [layers, inputs, outputs]
+        difference = self.scale * product.reshape(kernel.shape)
+        result[layer + _KERNEL] = kernel + difference
+      elif name == 'bias':
+        result[path] = base[path] + leaf
+    return result
+
+
+def _sides(path: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+  """Returns (layers, inputs, outputs) of a stacked kernel."""
+  # The kernel of `out` is [layers, heads, width of a head, outputs]; others
+  # have one axis of inputs.
+  last = len(shape) - 1 if path.endswith('/out/kernel') else 2
+  return shape[0], math.prod(shape[1:last]), math.prod(shape[last:])
+
+
+class Adapted(Objective):
+  """An objective with LoRA: only the differences and the heads are trained.
+
+  It is an `objectives.contract.Objective` whose parameters are those of `inner`
+  without the frozen ones, and `lora/…` with the trained differences. The frozen
+  ones are the frozen weights 'base'. Results and sets of weights have the
+  parameters of `inner`, so evaluators and other formats need no LoRA.
+
+  Attributes:
+    inner: objective of the config.
+    lora: section `lora` of the config.
+    base: frozen parameters of the model; its attribute `without` lists those
+      that are trained in full.
+  """
+
+  def __init__(self, inner: Objective, lora: Lora, base: Frozen):
+    """Checks that the objective can be trained with LoRA.
+
+    Raises:
+      UserError: the objective has a teacher that follows its parameters, or
+        does not train the model.
+    """
+    self.inner, self.lora, self.base = inner, lora, base
+    self.setting = inner.setting
+    if type(inner).start_extra is not Objective.start_extra:
+      raise UserError(
+        f'lora.rank is {lora.rank}, but the objective '
+        f'{type(inner).__module__} has a teacher of its own, which LoRA does '
+        'not support: set lora.rank=0, or another objective.name.'
+      )
+    if not inner.trains_model or inner.locked:
+      raise UserError(
+        f'lora.rank is {lora.rank}, but the objective {type(inner).__module__} '
+        'does not train the model: set lora.rank=0, or, if the objective has '
+        'these keys, objective.locked or objective.frozen to False.'
+      )
+
+  def __getattr__(self, name: str) -> Any:
+    """Returns an attribute of `inner` that this class does not define."""
+    return getattr(self.inner, name)
+
+  @functools.cached_property
+  def _prefix(self) -> str:
+    """Start of the paths of the model's parameters among all parameters."""
+    marked: PyTree = {'model parameter': 0}
+    [path] = tree.flatten(self.inner.start_params({}, marked))
+    return path.removesuffix('model parameter')
+
+  def _shapes(self) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the frozen parameters, by path in the model."""
+    shapes = tree.flatten(
+      abstract_params(self.base.model, self.base.image_size)
+    )
+    return {
+      path: leaf.shape
+      for path, leaf in shapes.items()
+      if not path.startswith(self.base.without)
+    }
+
+  def frozen(self) -> dict[str, Frozen]:
+    """Returns the frozen weights of `inner`, and 'base'."""
+    return self.inner.frozen() | {'base': self.base}
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Returns initial parameters, without frozen ones, and extra state."""
+    params, extra = self.inner.init(key, batch)
+    shapes = self._shapes()
+    frozen = {self._prefix + path for path in shapes}
+    kept = {k: v for k, v in tree.flatten(params).items() if k not in frozen}
+    lora = self.lora.init(jax.random.fold_in(key, 1), shapes)
+    return tree.unflatten(kept) | {'lora': lora}, extra
+
+  def whole(self, params: PyTree, frozen: dict[str, PyTree]) -> PyTree:
+    """Returns the parameters of `inner`, with differences added."""
+    kept = {key: value for key, value in params.items() if key != 'lora'}
+    merged = self.lora.merged(
+      tree.flatten(frozen['base']), tree.flatten(params['lora'])
+    )
+    merged = {self._prefix + path: leaf for path, leaf in merged.items()}
+    params = tree.unflatten(tree.flatten(kept) | merged)
+    return sharding.constrain_leaves(params, self.inner.sharding_rules)
+
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
+    """Computes the loss of `inner`."""
+    return self.inner.loss(self.whole(params, inputs.frozen), inputs)
+
+  def embed(self, params: PyTree, inputs: Inputs) -> PyTree:
+    """Computes the values of `inner.embed`."""
+    return self.inner.embed(self.whole(params, inputs.frozen), inputs)
+
+  def joint_loss(self, params: PyTree, embedded: PyTree) -> Loss:
+    """Computes the loss of `inner`, which does not use the model."""
+    return self.inner.joint_loss(params, embedded)
+
+  def reconstruct(
+    self, params: PyTree, batch: Batch, key: Key[Array, '']
+  ) -> Pictures:
+    """Returns the predictions of `inner`."""
+    return self.inner.reconstruct(params, batch, key)
+
+  def layers_above(self, path: str) -> int | tuple[int, ...]:
+    """Returns the number of layers above a parameter, see `contract`."""
+    if path.startswith('lora/'):
+      path = self._prefix + path.removeprefix('lora/')
+    return self.inner.layers_above(path)
+
+
+def _delegated(name: str) -> property:
+  """Returns a property that is an attribute of `inner`."""
+  return property(lambda self: getattr(self.inner, name))
+
+
+# `__getattr__` is not called for attributes that the base class defines.
+for _name in vars(Objective):
+  if _name not in vars(Adapted) and not _name.startswith('_'):
+    setattr(Adapted, _name, _delegated(_name))
+
+
+def adapted(inner: Objective, lora: Lora, base: Frozen) -> Objective:
+  """Returns the objective with LoRA; unchanged if the rank is 0.
+
+  Args:
+    inner: objective of the config.
+    lora: section `lora` of the config.
+    base: frozen parameters of the model, see `Adapted`.
+  """
+  return Adapted(inner, lora, base) if lora.rank else inner

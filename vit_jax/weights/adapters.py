@@ -1,0 +1,142 @@
+"""Opens LoRA together with the frozen weights that it was trained on."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from vit_jax.arrays import checksum
+from vit_jax.config import schema
+from vit_jax.errors import UserError
+from vit_jax.models.contract import Model, Size
+from vit_jax.objectives.contract import Frozen
+from vit_jax.objectives.lora import adapted
+from vit_jax.weights import transfer
+from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
+
+PyTree = Any
+Find = Callable[[str, str], Pretrained]  # `pretrained.find`
+
+
+def base(find: Find, config: Any, model: Model, image_size: Size) -> Frozen:
+  """Returns the weights that a run starts from, as a frozen model.
+
+  They are the parameters that fine-tuning takes from `init_from`.
+
+  Args:
+    find: function from a path and the name of a set of weights to weights.
+    config: completed config, or a dict with its values.
+    model: model of the run.
+    image_size: (height, width) of the images, pixels.
+  """
+
+  def load(mesh: Mesh) -> PyTree:
+    if not config['init_from']:
+      raise UserError(
+        'lora.rank is set, but config.init_from is not: set '
+        '--config.init_from=PATH, the weights that stay frozen.'
+      )
+    source = find(config['init_from'], config['init_weights'])
+    target = transfer.Base(model, image_size, mesh, model.fresh)
+    return transfer.base(source, target, config['position_resize'])
+
+  return Frozen(model, image_size, load, without=model.fresh)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Adapted(Description):
+  """Description of the parameters that a run with LoRA has trained.
+
+  Attributes:
+    frozen: frozen parameters of the model.
+  """
+
+  frozen: Frozen
+
+  @functools.cached_property
+  def built_objective(self) -> Any:
+    """The objective with LoRA."""
+    lora = schema.build('lora', self.config['lora'])
+    return adapted(super().built_objective, lora, self.frozen)
+
+
+def unmerged(source: Pretrained, find: Find) -> Pretrained:
+  """Returns the weights of a run with LoRA as they are, and others unchanged.
+
+  The description of the former is `Adapted`.
+
+  Args:
+    source: weights of any kind.
+    find: see `base`.
+  """
+  description = source.description
+  config = description.config
+  if not config.get('lora', {}).get('rank'):
+    return source
+  frozen = base(find, config, source.model(), source.image_size)
+  values = {
+    field.name: getattr(description, field.name)
+    for field in dataclasses.fields(description)
+  }
+  return dataclasses.replace(
+    source, description=Adapted(**values, frozen=frozen)
+  )
+
+
+def merged(source: Pretrained) -> Pretrained:
+  """Returns a model without LoRA; weights are merged when they are loaded.
+
+  Args:
+    source: result of `unmerged`.
+  """
+  adapter = source.description
+  if not isinstance(adapter, Adapted):
+    return source
+  values = {
+    field.name: getattr(adapter, field.name)
+    for field in dataclasses.fields(Description)
+  }
+  section = dict(adapter.config['lora'], rank=0)
+  values['config'] = dict(adapter.config, lora=section)
+
+  def loader(load: Callable[[PyTree], PyTree]) -> Any:
+    def load_merged(abstract: PyTree) -> PyTree:
+      mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+      frozen = adapter.frozen.load(mesh)
+      _check(source.path, adapter, frozen)
+      trained = load(source.abstract_params(mesh))
+      with jax.set_mesh(mesh):
+        whole = adapter.built_objective.whole(trained, {'base': frozen})
+      return jax.tree.map(
+        lambda leaf, shape: jax.device_put(leaf, shape.sharding),
+        whole,
+        abstract,
+      )
+
+    return load_merged
+
+  return dataclasses.replace(
+    source,
+    description=Description(**values),
+    load=loader(source.load),
+    load_average=source.load_average and loader(source.load_average),
+  )
+
+
+def _check(path: str, adapter: Description, frozen: PyTree) -> None:
+  """Checks that frozen parameters are those that LoRA was trained on.
+
+  Raises:
+    UserError: their checksum is not that in the checkpoint.
+  """
+  expected = adapter.further['record']['frozen']['base']
+  if checksum.digest(frozen) != expected:
+    base_path = adapter.config['init_from']
+    raise UserError(
+      f'{path} contains LoRA for the weights of {base_path}, which have '
+      f'changed since (checksum {expected}): restore them at this path.'
+    )

@@ -1,0 +1,306 @@
+"""LoRA as the library `peft` stores it: differences, without the frozen model.
+
+A directory contains adapter_config.json and adapter_model.safetensors, whose
+names are those of modules in `transformers` (since its major version 5 they
+differ from the names in files of models, see `huggingface_models`). If this
+package has written the directory, vit_jax.json contains the image size and the
+names of the classes.
+"""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.arrays import sharding, tree
+from vit_jax.config import schema
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.models.vit import ViT
+from vit_jax.weights import metadata, transfer
+from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.description import Description
+from vit_jax.weights.formats import huggingface_models, tensors
+from vit_jax.weights.metadata import ModelMetadata
+from vit_jax.weights.names import not_writable
+
+PyTree = Any
+_CONFIG, _FILE = 'adapter_config.json', 'adapter_model.safetensors'
+_NOTES, _HEAD = 'vit_jax.json', 'head.safetensors'
+_START, _LAYERS = 'base_model.model.', 'encoder/layers/'
+# Path of the layers by the type of a model.
+_STACKS = {
+  'vit': 'layers.',
+  'deit': 'layers.',
+  'dinov2': 'encoder.layer.',
+  'dinov2_with_registers': 'encoder.layer.',
+  'dinov3_vit': 'model.layer.',
+  'siglip_vision_model': 'encoder.layers.',
+}
+# Types with a class for image classification, in which the model is a module
+# with the name of the type, and the head is `classifier`.
+_CLASSIFIERS = ('vit', 'deit', 'dinov2', 'dinov2_with_registers')
+# Names of a layer's modules by the path here: of most types, of SigLIP, of
+# older versions of transformers, and of DINOv3's and gated MLPs.
+_PROJECTIONS = ('query', 'key', 'value', 'out')
+_COMMON = {
+  **{f'attention/{name}': f'attention.{name[0]}_proj' for name in _PROJECTIONS},
+  'mlp/fc1': 'mlp.fc1',
+  'mlp/fc2': 'mlp.fc2',
+}
+_SIGLIP = {
+  **{f'attention/{name}': f'self_attn.{name[0]}_proj' for name in _PROJECTIONS},
+  'attention/out': 'self_attn.out_proj',
+}
+_OLDER = {
+  **{f'attention/{k}': f'attention.attention.{k}' for k in _PROJECTIONS[:3]},
+  'attention/out': 'attention.output.dense',
+  'mlp/fc1': 'intermediate.dense',
+  'mlp/fc2': 'output.dense',
+}
+_DINOV3 = {'mlp/fc1': 'mlp.up_proj', 'mlp/fc2': 'mlp.down_proj'}
+_NATIVE = {
+  name: layer
+  for names in (_COMMON, _SIGLIP, _OLDER, _DINOV3)
+  for layer, name in names.items()
+}
+# Keys whose other values change the function of an adapter.
+_SUPPORTED = {
+  'peft_type': 'LORA',
+  'bias': 'none',
+  'use_dora': False,
+  'fan_in_fan_out': False,
+  'alpha_pattern': {},
+}
+Find = Callable[[str, str], Pretrained]  # `pretrained.find`
+
+
+def matches(path: str) -> dict[str, Any] | None:
+  """Returns the adapter_config.json of a directory; None if it has none."""
+  folder, file = tensors.folder_of(path), paths.locate(path)
+  is_folder = folder != file.parent
+  if not (is_folder or file.name == _FILE) or (folder / 'config.json').exists():
+    return None
+  return metadata.read(folder / _CONFIG) or None
+
+
+def load(path: str, head: dict[str, Any] | None, find: Find) -> Pretrained:
+  """Describes a model with an adapter, which is merged when it is loaded.
+
+  Args:
+    path: path of the directory, or of the file in it.
+    head: result of `matches`, if it is known.
+    find: `pretrained.find`, which opens the frozen model.
+
+  Raises:
+    UserError: the frozen model cannot be opened, or the adapter has options
+      that are not supported, or does not fit it.
+  """
+  config, folder = head or matches(path), tensors.folder_of(path)
+  if not config:
+    raise UserError(f'{path} contains no {_CONFIG}: fetch the whole directory.')
+  others = {
+    key: config[key]
+    for key, value in _SUPPORTED.items()
+    if (config.get(key) or value) != value
+  }
+  if others:
+    raise UserError(
+      f'{path} contains an adapter of PEFT with {others}; {_SUPPORTED} are '
+      'supported: merge it with its base by `peft.PeftModel.from_pretrained('
+      f'base, "{folder}").merge_and_unload().save_pretrained("OUT")`; open OUT.'
+    )
+  notes = metadata.read_notes(_NOTES, metadata.read(folder / _NOTES))
+  source = _base(path, config, find)
+  if 'image_size' in notes:
+    source = transfer.resized(source, tuple(notes['image_size']))
+  arrays, _ = tensors.read(os.fspath(folder / _FILE))
+  if (folder / _HEAD).exists():
+    own, _ = tensors.read(os.fspath(folder / _HEAD))
+    arrays |= {f'classifier.{name}': array for name, array in own.items()}
+  values: dict[str, Any] = dict(
+    objective={'name': 'supervised'}, config={}, further={}, source={}
+  )
+  classes = next((n for n in arrays if n.endswith('classifier.weight')), None)
+  changed = {}
+  if classes is not None:
+    bias = arrays.pop(classes.replace('weight', 'bias'))
+    kernel, width = arrays.pop(classes).T, source.model().width
+    section = {**source.description.model, 'pre_logits': False}
+    if len(kernel) == 2 * width and not np.any(kernel[width:]):
+      kernel = kernel[:width]  # padded by `save`
+    elif len(kernel) == 2 * width:
+      section['pool'] = 'token_gap'
+    names = notes.get('class_names') or [f'class {i}' for i in range(len(bias))]
+    values |= dict(
+      model=section, num_classes=len(bias), class_names=tuple(names)
+    )
+    changed = {'head/kernel': kernel, 'head/bias': bias}
+  description = dataclasses.replace(source.description, **values)
+  differences = _differences(path, config, arrays, source)
+
+  def put(abstract: PyTree) -> PyTree:
+    mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+    params = source.load(source.abstract_params(mesh))
+    params = tree.flatten(source.backbone(params))
+
+    def leaf(name: str, shape: Any) -> jax.Array:
+      if name in changed:
+        return sharding.place(np.asarray(changed[name], np.float32), shape)
+      if name not in differences:
+        return jax.device_put(params[name], shape.sharding)
+      array = sharding.to_host(params[name], mesh) + differences[name]
+      return sharding.place(array, shape)
+
+    return tree.map_with_path(leaf, abstract)
+
+  return Pretrained(path, description, put)
+
+
+def _base(path: str, config: Mapping[str, Any], find: Find) -> Pretrained:
+  """Opens the frozen model of an adapter.
+
+  Raises:
+    UserError: it is not named, or does not exist.
+  """
+  name = config.get('base_model_name_or_path')
+  if not isinstance(name, str) or not name:
+    raise UserError(
+      f'{_CONFIG} of {path} does not name the frozen model: set its key '
+      'base_model_name_or_path to a path or to a name of the Hugging Face Hub.'
+    )
+  is_hub = re.fullmatch(r'[\w.-]+/[\w.-]+', name) and not os.path.exists(name)
+  return find(f'hf:{name}' if is_hub else name, 'params')
+
+
+def _differences(
+  path: str,
+  config: Mapping[str, Any],
+  arrays: Mapping[str, np.ndarray],
+  source: Pretrained,
+) -> dict[str, np.ndarray]:
+  """Returns differences to the kernels of all layers, by path in the model.
+
+  Raises:
+    UserError: the adapter has other arrays, or arrays of other shapes.
+  """
+  params = source.backbone(source.abstract_params())
+  shapes = {k: leaf.shape for k, leaf in tree.flatten(params).items()}
+  result: dict[str, np.ndarray] = {}
+  used = set()
+  for name, first in arrays.items():
+    match = re.search(r'\.layers?\.(\d+)\.(.+)\.lora_A\.weight$', name)
+    layer = match and _NATIVE.get(match[2])
+    second = name.replace('.lora_A.', '.lora_B.')
+    if not match or layer is None or second not in arrays:
+      continue
+    kernel, index, b = f'{_LAYERS}{layer}/kernel', int(match[1]), arrays[second]
+    shape, rank = shapes.get(kernel, (0,)), len(first)
+    power = 0.5 if config.get('use_rslora') else 1
+    product = (np.asarray(b, np.float32) @ np.asarray(first, np.float32)).T
+    if index >= shape[0] or product.size != np.prod(shape[1:]):
+      continue
+    scale = config.get('lora_alpha', 8) / rank**power
+    result.setdefault(kernel, np.zeros(shape, np.float32))
+    result[kernel][index] = scale * product.reshape(shape[1:])
+    used |= {name, second}
+  if unknown := sorted(arrays.keys() - used):
+    raise UserError(
+      f'{path} contains arrays that do not fit the layers of {source.path}: '
+      f'{", ".join(unknown[:3])} ({len(unknown)} in total). Supported is LoRA '
+      f'for {", ".join(_COMMON)} of a ViT; fc1 not of gated MLPs.'
+    )
+  return result
+
+
+def save(path: str, params: PyTree, description: Description) -> None:
+  """Writes an adapter that `peft` can load with its model of transformers.
+
+  Args:
+    path: path of the directory, which must not exist.
+    params: parameters that a run with LoRA has trained.
+    description: description of the run.
+
+  Raises:
+    UserError: the directory exists, the weights are not those of LoRA, or
+      transformers has no equivalent model.
+  """
+  folder = paths.locate(path)
+  if folder.exists():
+    raise UserError(f'{path} exists: give a new directory.')
+  if 'lora' not in params:
+    raise not_writable('all of its parameters, only LoRA')
+  model, run = description.built_model, description.config
+  lora, kind = schema.build('lora', run['lora']), _kind(model)
+  flat = tree.flatten(params['lora'])
+  layers = {path.removeprefix(_LAYERS).rpartition('/')[0] for path in flat}
+  if lora.bias != 'none':
+    raise not_writable(f'lora.bias={lora.bias!r}')
+  if model.gated and 'mlp/fc1' in layers:
+    raise not_writable('LoRA for fc1 of gated MLPs')
+  names = _COMMON
+  if kind == 'siglip_vision_model':
+    names = _COMMON | _SIGLIP
+  elif kind == 'dinov3_vit' or model.gated:
+    names = _COMMON | _DINOV3
+  classifies = kind in _CLASSIFIERS and model.num_classes > 0
+  stack = _START + (f'{kind}.' if classifies else '') + _STACKS[kind]
+  arrays, targets = {}, set()
+  for path, leaf in flat.items():
+    layer, _, side = path.removeprefix(_LAYERS).rpartition('/')
+    targets.add(names[layer])
+    for i, matrix in enumerate(np.asarray(leaf)):
+      name = f'{stack}{i}.{names[layer]}.lora_{side.upper()}.weight'
+      arrays[name] = np.ascontiguousarray(matrix.T)
+  head = {}
+  if model.num_classes:
+    kernel, bias = (np.asarray(params['head'][k]) for k in ('kernel', 'bias'))
+    if kind.startswith('dinov2') and model.pool == 'token':
+      # The input of the head in transformers includes the mean of the patches.
+      kernel = np.pad(kernel, ((0, model.width), (0, 0)))
+    head = {'weight': np.ascontiguousarray(kernel.T), 'bias': bias}
+  if classifies:
+    arrays |= {f'{_START}classifier.{k}': array for k, array in head.items()}
+  config = dict(
+    peft_type='LORA',
+    base_model_name_or_path=run['init_from'].removeprefix('hf:'),
+    r=lora.rank,
+    lora_alpha=lora.alpha,
+    lora_dropout=0.0,
+    bias='none',
+    target_modules=sorted(targets),
+    # SigLIP's head has modules of the same names.
+    exclude_modules=r'(.*\.)?head\..*' if kind.startswith('siglip') else None,
+    modules_to_save=['classifier'] if classifies else None,
+    fan_in_fan_out=False,
+    inference_mode=True,
+  )
+  properties = ModelMetadata.of(description).notes()
+  notes = {key: properties[key] for key in ('image_size', 'class_names')}
+  with paths.new_folder(folder) as unfinished:
+    for name, content in ((_CONFIG, config), (_NOTES, notes)):
+      (unfinished / name).write_text(json.dumps(content, indent=2))
+    tensors.write(os.fspath(unfinished / _FILE), arrays, {})
+    if head and not classifies:
+      tensors.write(os.fspath(unfinished / _HEAD), head, {})
+
+
+def _kind(model: Any) -> str:
+  """Returns the type of a model in transformers.
+
+  Raises:
+    UserError: there is no equivalent type.
+  """
+  if isinstance(model, ViT) and model.pool == 'map':
+    return 'siglip_vision_model'
+  kind = huggingface_models.written(
+    model.clone(num_classes=0) if isinstance(model, ViT) else model
+  ).kind
+  if model.distilled or (model.pool == 'gap' and model.num_classes):
+    raise not_writable('a distillation token, or a head of the mean of patches')
+  return kind
