@@ -112,8 +112,11 @@ def test_training_starts_from_the_frozen_model(kind):
   started = tree.flatten(of.whole(trained, {'base': frozen}))
   for path, leaf in tree.flatten(frozen).items():
     np.testing.assert_array_equal(started[path], leaf, path)
-  np.testing.assert_array_equal(
-    started['head/kernel'], plain.init(KEY, None)[0]['head']['kernel']
+  np.testing.assert_allclose(
+    started['head/kernel'],
+    plain.init(KEY, None)[0]['head']['kernel'],
+    rtol=1e-5,
+    atol=1e-7,
   )
   lora = tree.flatten(trained['lora'])
   assert {path.rpartition('/')[2] for path in lora} == {'a', 'b'}
