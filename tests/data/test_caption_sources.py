@@ -61,7 +61,7 @@ def in_huggingface(folder):
 
 
 def in_tfds(folder):
-  """A data set with the features of coco_captions that are read."""
+  """Writes a data set with the features of coco_captions that are read."""
   import tensorflow_datasets as tfds
 
   kinds = tfds.features
