@@ -75,6 +75,8 @@ ROWS = [
     )
   ),
   'configs/cifar10.py h100:1x1',
+  'configs/siglip.py v3:8x8',
+  'configs/siglip.py v5e:16x16',
 ]
 
 

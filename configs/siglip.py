@@ -21,6 +21,10 @@ three days on 16 TPUv4 (table 1), 76.2 to 76.7 after 40 billion examples.
 big_vision has no config of this training. It has not been repeated with this
 code. Public data is much smaller: about 18 % was published for B/32 on CC12M.
 
+Predicted by `plan`: v3:8x8 267 core-days (39 % MFU, 13.5 GiB per device),
+v5e:16x16 143 (23 %, 8.7 GiB). 8 H100 of 80 GB need --config.micro_batches=8: 34
+GPU-days (19 %, 54 GiB).
+
 Differences: Adam, not Adafactor; without SigLIP 2's decoder and
 self-distillation.
 """
