@@ -220,6 +220,12 @@ def _located(
   return {'split': split, 'index': index, 'where': where}
 
 
+def _class_names(source: Source) -> Sequence[str]:
+  """Returns the names of the classes that are counted."""
+  is_labelled = 'label' in source.label_keys and source.class_names
+  return source.class_names if is_labelled else [UNLABELLED]
+
+
 def _groups(
   sources: dict[str, Source], results: dict[str, inspection.Found]
 ) -> list[list[dict[str, Any]]]:
@@ -229,8 +235,7 @@ def _groups(
     groups.append([])
     for split, index in group:
       label = results[split].rows['labels'][index]
-      names = sources[split].class_names or [UNLABELLED]
-      name = {'class': names[label]}
+      name = {'class': _class_names(sources[split])[label]}
       groups[-1].append(_located(sources, split, index) | name)
   return groups
 
@@ -259,9 +264,7 @@ def _summary(source: Source, result: inspection.Found) -> dict[str, Any]:
   summary: dict[str, Any] = {
     'examples': len(source),
     'bad': len(result.bad),
-    'classes': dict(
-      zip(source.class_names or [UNLABELLED], counts.tolist(), strict=False)
-    ),
+    'classes': dict(zip(_class_names(source), counts.tolist(), strict=False)),
   }
   if len(rows):
     for key in ('heights', 'widths'):

@@ -9,7 +9,8 @@ The features are those of a frozen model, for one of the following:
 
 The output is an .npz or .parquet file with columns of equal length: `features`
 float32 `[n, d]` (or `[n, …, d]`, see `predictor`), `index` of the example in
-the source (bad records are left out), `label` if the source has labels, and
+the source (bad records are left out), `label` if the source has labels (or
+`labels` or `numbers`, see `data.contract.TARGETS`), and
 `path` for image files. It also contains class names and the preprocessing, in
 `about`, a description as JSON. After an interruption, the same command
 continues and gives the same file.
@@ -35,7 +36,7 @@ from vit_jax.cli.output_parts import Arrays, Parts, pyarrow
 from vit_jax.cli.shared_flags import Request, image_paths
 from vit_jax.config import overrides
 from vit_jax.data import filters
-from vit_jax.data.contract import Source
+from vit_jax.data.contract import TARGETS, Source
 from vit_jax.data.storage import files, npz
 from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.errors import UserError
@@ -181,7 +182,7 @@ def _columns(source: Source, result: Arrays, index: np.ndarray) -> Arrays:
   if not np.isfinite(columns['features']).all():
     raise not_finite_error('the features', source)
   if _has_labels(source):
-    columns['label'] = result['label'][mask]
+    columns |= {key: result[key][mask] for key in TARGETS if key in result}
   if isinstance(source, Images):
     paths = [source.paths[i] for i in columns['index']]
     columns['path'] = np.array(paths, np.str_)

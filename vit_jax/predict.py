@@ -6,8 +6,9 @@ per class. A file that cannot be decoded is reported, and the others are
 predicted; the exit code is then 2.
 
 The probabilities are a softmax over the classes, or the sigmoid of each class
-if the model was trained with it. --text='a photo of a cat,a photo of a dog'
-compares the images with texts instead, by weights with a text tower.
+if the model was trained with it. For a model of numbers (the objective
+regression), all its numbers are printed. --text='a photo of a cat,a photo of a
+dog' compares the images with texts instead, by weights with a text tower.
 
 With the weights of a segmentation (objective `segment`), the classes of pixels
 are written as PNG masks of the size of the images into --out=DIR.
@@ -45,18 +46,20 @@ _BATCH_SIZE = 32
 
 
 class Prediction(NamedTuple):
-  """The most likely classes of one image.
+  """The most likely classes, or the numbers, of one image.
 
   Attributes:
     image: path of the image.
-    top: (class name, probability), most likely first.
+    top: (class name, probability), most likely first; or (name, number).
     error: '' or the reason why the image cannot be used, which completes the
       sentence '{image} …'.
+    unit: name of the values in `top`, 'probability' or 'number'.
   """
 
   image: str
   top: list[tuple[str, float]]
   error: str = ''
+  unit: str = 'probability'
 
 
 def define_flags() -> None:
@@ -118,6 +121,7 @@ def run(
     tokens = contrastive.tokens_of(objective, transform, texts)
     given = predict(params, {'tokens': tokens}, want=('text',))
   probabilities_of = losses.PROBABILITIES[objective.cross_entropy]
+  unit = 'number' if objective.cross_entropy == 'squared' else 'probability'
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for start in range(0, len(images), batch_size):
@@ -136,12 +140,14 @@ def run(
         probabilities = np.asarray(probabilities_of(logits))
       for path, result, row in zip(part, results, probabilities, strict=False):
         if isinstance(result, str):
-          yield Prediction(path, [], result)
+          yield Prediction(path, [], result, unit)
           continue
         best = np.argsort(-row, kind='stable')[: request.top]
+        if unit == 'number':
+          best = np.arange(len(row))
         top_names = [names[i] if i < len(names) else f'class {i}' for i in best]
         top = list(zip(top_names, row[best].tolist(), strict=True))
-        yield Prediction(path, top)
+        yield Prediction(path, top, unit=unit)
 
 
 def _read(path: str, transform: Preprocess) -> np.ndarray | str:
@@ -167,23 +173,26 @@ def main(arguments: list[str]) -> None:
   if values.out:
     return _write_masks(images, values, request)
   table = csv.writer(sys.stdout, lineterminator='\n')
-  if values.csv:
-    table.writerow(('image', 'class', 'probability'))
   failed = []
   path = shared_flags.weights_path(values)
-  for prediction in run(path, images, request, values.text):
+  predictions = run(path, images, request, values.text)
+  for index, prediction in enumerate(predictions):
+    unit = prediction.unit
+    if values.csv and not index:
+      table.writerow(('image', 'class', unit))
     if prediction.error:
       failed.append(f'{prediction.image} {prediction.error}')
       log.warning('%s', failed[-1])
     elif values.csv:
       table.writerows((prediction.image, *pair) for pair in prediction.top)
     elif values.json:
-      top = [{'class': name, 'probability': p} for name, p in prediction.top]
+      top = [{'class': name, unit: value} for name, value in prediction.top]
       print(json.dumps({'image': prediction.image, 'top': top}))
     else:
       print(prediction.image)
-      for name, probability in prediction.top:
-        print(f'  {100 * probability:5.1f}%  {name}')
+      for name, value in prediction.top:
+        text = f'{value:9.5g}' if unit == 'number' else f'{100 * value:5.1f}%'
+        print(f'  {text}  {name}')
   _check(failed, images)
 
 

@@ -224,9 +224,9 @@ def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
     UserError: the teacher does not have a head.
   """
   outputs = weights.objective().num_classes
-  if not outputs:
+  if not outputs or weights.objective().cross_entropy == 'squared':
     raise UserError(
-      f'the model in {weights.path} has no head: use another teacher.'
+      f'the model in {weights.path} predicts no classes: use another teacher.'
     )
   for names in (weights.description.class_names, source.class_names):
     if len(names) == outputs:

@@ -26,7 +26,7 @@ from vit_jax.cli.shared_flags import Request
 from vit_jax.config.completion import flatten
 from vit_jax.config.schema import Config
 from vit_jax.data import fingerprint
-from vit_jax.data.contract import Source
+from vit_jax.data.contract import TARGETS, Source
 from vit_jax.data.filters import Tail
 from vit_jax.data.storage import npz
 from vit_jax.errors import UserError, required
@@ -96,7 +96,7 @@ def compute(
     about: description of the computation as JSON values, in addition to
       weights, preprocessing and batch size.
     predict: function of (parameters, batch) to arrays `[n, …]`.
-    columns: function of the results for a batch, with `label` and `mask`, and
+    columns: function of the results for a batch, with targets and `mask`, and
       of the index of each example, to the columns of the batch. Padding and
       examples that cannot be used, which the mask excludes, are left out.
     write: function of the description, the parts and the path of a local file;
@@ -122,7 +122,7 @@ def compute(
   batch_size, examples = setting.batch_size, len(source)
 
   def labelled(params: PyTree, batch: Batch) -> PyTree:
-    kept = {'label': batch['label'], 'mask': batch['mask']}
+    kept = {key: batch[key] for key in (*TARGETS, 'mask') if key in batch}
     return predict(params, batch) | kept
 
   with contextlib.ExitStack() as stack:

@@ -24,6 +24,10 @@ Spec = dict[str, tuple[tuple[int, ...], np.dtype]]
 # Keys that the loader adds to those of a transform.
 MASK: Spec = {'mask': ((), np.dtype(bool))}
 REPLACED: Spec = {'replaced': ((), np.dtype(np.int32))}
+# Keys for the targets of a head: the class of an image, int32 `[]`; several
+# classes, zeros and ones, float32 `[classes]`; or numbers, float32
+# `[numbers]`. A transform declares at most one of them.
+TARGETS = ('label', 'labels', 'numbers')
 _KINDS = 'biuf'  # NumPy's codes for booleans, integers and floating point
 _MAX_BYTES = 4  # JAX uses numbers of at most 32 bits
 
@@ -40,9 +44,9 @@ class Source:
   Attributes:
     name: name of the dataset, for messages.
     num_classes: number of classes; labels are 0 to num_classes - 1. 0 for a
-      source without labels.
-    class_names: names of the classes in the order of the labels; [] for a
-      source without labels.
+      source without labels. For a source of numbers, how many an image has.
+    class_names: names of the classes in the order of the labels, or of the
+      numbers; [] for a source without labels.
     label_keys: keys of examples whose values are labels, or lists of them.
   """
 
@@ -235,7 +239,7 @@ class Transform(Protocol):
     """Shape and dtype of each array of a transformed example.
 
     Supervised training uses `image` `[y, x, channels]`, uint8, or uint16 for
-    images of 16 bits, and `label`, int32 `[]`. Several crops of an image are
+    images of 16 bits, and one of `TARGETS`. Several crops of an image are
     one array, `[crops, y, x, channels]`. Numbers have at most 32 bits. The keys
     `mask` and `replaced` are reserved for the loader.
     """
@@ -266,7 +270,7 @@ class Transform(Protocol):
 
 
 class Preprocess(Transform, Protocol):
-  """A transform for evaluation, with the keys `image` and `label`.
+  """A transform for evaluation, with the keys `image` and one of `TARGETS`.
 
   The method `visible(height, width)` is optional: from the size of an image in
   pixels, it returns the box (y, x, height, width) of the image that `pixels`
@@ -367,6 +371,32 @@ def require(keys: Iterable[str], *required: str, who: str) -> None:
       f'declares only {", ".join(keys)}: set augment.name or preprocess.name '
       'to another transform.'
     )
+
+
+def check_fields(example: Example, *keys: str) -> None:
+  """Checks that an example has the fields that a transform uses.
+
+  Args:
+    example: example of a source.
+    *keys: required fields.
+
+  Raises:
+    UserError: a field is missing.
+  """
+  if missing := [key for key in keys if key not in example]:
+    # The loader adds `run_seed` and `run_position`.
+    there = ', '.join(name for name in example if name[:4] != 'run_')
+    raise UserError(
+      f'the examples of the source contain {there}, but not '
+      f'{", ".join(missing)}: use a source with it (others; texts, files, '
+      'separator or numbers of a manifest; masks of a folder), or another key '
+      'or name in augment and preprocess.'
+    )
+
+
+def target_key(keys: Iterable[str]) -> str:
+  """Returns which of `TARGETS` a batch or a spec has; 'label' if none."""
+  return next((key for key in TARGETS if key in keys), 'label')
 
 
 def layout(spec: Spec, rows: int) -> Spec:

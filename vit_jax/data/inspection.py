@@ -231,7 +231,8 @@ def _measure(
     DecodeError: the record cannot be used.
   """
   example = source[index]
-  label = int(example.get('label', 0))  # 0 for a source without labels
+  # 0 for a source without a single label
+  label = int('label' in source.label_keys and example.get('label', 0))
   if not 0 <= label < max(source.num_classes, 1):
     raise decode.DecodeError(f'label {label} of {source.num_classes} classes')
   pixels = np.ascontiguousarray(decode.decode(example['image'], *kind))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from vit_jax.data.augment import targets
 from vit_jax.data.contract import Example, Spec
-from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.evaluators import contract
@@ -261,16 +261,5 @@ class _MultiLabel:
       DecodeError: the image cannot be decoded, or a label is out of range.
       UserError: the source does not have the field of the labels.
     """
-    if self.key not in example:
-      raise UserError(
-        f'the source has no field {self.key!r} with labels; its fields are '
-        f'{", ".join(example)}: set the key to one of them, or name it in '
-        'source.others.'
-      )
-    labels = np.asarray(example[self.key], np.int64).reshape(-1)
-    last = self.num_classes - 1
-    if labels.size and not 0 <= labels.min() <= labels.max() <= last:
-      raise DecodeError(f'labels {labels.tolist()}; allowed: 0 to {last}')
-    row = np.zeros(self.num_classes, bool)
-    row[labels] = True
+    row = targets.multi_hot(example, self.key, self.num_classes)
     return {**self.transform(example, rng), self.key: row}

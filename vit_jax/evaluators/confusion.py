@@ -134,8 +134,8 @@ class Evaluator(contract.Evaluator):
       for (label, prediction), n in zip(pairs, counts, strict=True)
     ]
     return {
-      'classes.csv': _csv(('class', 'images', 'accuracy'), classes),
-      'pairs.csv': _csv(('label', 'prediction', 'images'), confused),
+      'classes.csv': to_csv(('class', 'images', 'accuracy'), classes),
+      'pairs.csv': to_csv(('label', 'prediction', 'images'), confused),
     }
 
 
@@ -150,7 +150,8 @@ def _predictions(predict, params: PyTree, batch: PyTree) -> dict[str, Array]:
   }
 
 
-def _csv(head: tuple[str, ...], lines: list[tuple]) -> str:
+def to_csv(head: tuple[str, ...], lines: list[tuple]) -> str:
+  """Returns lines below a line of names as CSV."""
   out = io.StringIO()
   csv.writer(out, lineterminator='\n').writerows([head, *lines])
   return out.getvalue()

@@ -178,7 +178,8 @@ class Objective(Protocol):
     classes_key: key of the section that is the number of classes of the labels;
       '' if that is the config's `num_classes`.
     cross_entropy: loss of labels that evaluators report, and probabilities that
-      the logits stand for: a key of `losses.LOSSES`.
+      the logits stand for: a key of `losses.LOSSES`; or 'squared', if `logits`
+      are predicted numbers.
     joint: whether the loss depends on all examples of a batch together, so that
       it is not a mean over micro-batches; see `embed`.
     trains_model: whether the parameters of the model have gradients.

@@ -80,5 +80,7 @@ def sigmoid_cross_entropy(
 
 
 LOSSES = {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
-# Probabilities of the classes, for which these are the losses.
+# Probabilities of the classes, for which these are the losses. The outputs of a
+# model trained with a squared error are numbers already.
 PROBABILITIES = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
+PROBABILITIES |= {'squared': jnp.asarray}

@@ -18,11 +18,13 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8, UInt16
 from scipy.special import betaincinv
 
 from vit_jax.arrays.pixels import IMAGENET
+from vit_jax.data.contract import target_key
 from vit_jax.errors import check_range
 
 Images = UInt8[Array, 'n y x c'] | UInt16[Array, 'n y x c']
-Labels = Int[Array, ' n'] | Float[Array, 'n k']  # indices, or probabilities
-Batch = dict[str, Array]  # image: see `Images`; label: see above
+# Indices of classes; or probabilities, several labels or numbers.
+Labels = Int[Array, ' n'] | Float[Array, 'n k']
+Batch = dict[str, Array]  # image: see `Images`; one of `TARGETS`: see above
 
 # Folded into the step's key, which dropout also uses.
 _STREAM = 0x6D6978
@@ -97,14 +99,15 @@ class DeviceAugment:
 
     Args:
       batch: image: `[n, y, x, c]`, uint8 or uint16; label: int32 `[n]`, or
-        float32 `[n, num_classes]` (soft labels).
+        float32 `[n, num_classes]` (soft labels); or, in place of it, labels or
+        numbers, float32 `[n, num_classes]`.
       key: random key of the step.
 
     Returns:
-      Images in [-1, 1], float32, and targets: the unchanged labels, or
-      probabilities `[n, num_classes]` if examples are mixed.
+      Images in [-1, 1], float32, and targets: the unchanged labels or numbers,
+      or, if examples are mixed, their weighted means `[n, num_classes]`.
     """
-    images, labels = batch['image'], batch['label']
+    images, labels = batch['image'], batch[target_key(batch)]
     key = jax.random.fold_in(key, _STREAM)
     erase_key, mix_key = jax.random.split(key)
     if self.erasing:

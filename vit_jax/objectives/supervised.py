@@ -20,7 +20,9 @@ class Objective(contract.Objective):
   """Classification of images; an `objectives.contract.Objective`.
 
   A batch contains `image` `[n, y, x, channels]`, uint8 or uint16, and `label`,
-  int32 `[n]`, or soft labels, float32 `[n, num_classes]`.
+  int32 `[n]`, or soft labels, float32 `[n, num_classes]`; or, for 'sigmoid',
+  `labels` with several classes per image, zeros and ones, float32 `[n,
+  num_classes]`.
 
   Attributes:
     setting: setting of the run.
@@ -51,7 +53,7 @@ class Objective(contract.Objective):
       if getattr(self, key) and self.cross_entropy != kind:
         raise UserError(
           f'objective.{key} is set with objective.cross_entropy='
-          f'{self.cross_entropy!r}: set this key to {kind!r}.'
+          f'{self.cross_entropy!r}: remove it, or set the latter to {kind!r}.'
         )
     limit = 0.5 if self.cross_entropy == 'sigmoid' else 1
     check_range(
@@ -67,15 +69,17 @@ class Objective(contract.Objective):
       UserError: labels are missing or have another shape, or the model has no
         head.
     """
-    require(spec, 'image', 'label', who="the objective 'supervised'")
-    shape, _ = spec['label']
+    is_sigmoid = self.cross_entropy == 'sigmoid'
+    key = 'labels' if is_sigmoid and 'labels' in spec else 'label'
+    require(spec, 'image', key, who=f'supervised ({self.cross_entropy})')
+    shape, _ = spec[key]
     classes = self.setting.model.num_classes
     if shape and shape != (classes,):
       raise UserError(
-        f'soft labels have the shape {shape} (augment.num_classes), but '
-        f'config.num_classes is {classes}: make them equal.'
+        f'{key} has the shape {shape} (augment.num_classes or augment.classes)'
+        f', but config.num_classes is {classes}: make them equal.'
       )
-    if shape and self.multi_hot:
+    if shape and self.multi_hot and key == 'label':
       raise UserError(
         'objective.multi_hot would give every class of a soft label the weight '
         f'1 (augment.name, label {shape}): set it to False.'

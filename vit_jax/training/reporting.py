@@ -18,6 +18,7 @@ from jaxtyping import Int, UInt8
 
 from vit_jax.analysis.report import record
 from vit_jax.arrays.tree import PyTree
+from vit_jax.data.contract import target_key
 from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
@@ -62,8 +63,10 @@ def predict_examples(
     raise contract.no_example_error(source)
   values = {name: array[kept] for name, array in joined.items()}
   wrong = values['predicted'] != values['label']
+  pair = values['label'], values['predicted']
+  single = wrong.ndim == 1  # rather than several labels, or numbers
   order = np.argsort(-values['confidence'], kind='stable')
-  mistakes = [i for i in order.tolist() if wrong[i]][:_SHOWN]
+  mistakes = [i for i in order.tolist() if wrong[i].any()][:_SHOWN]
   spread = np.linspace(0, len(kept) - 1, min(_SHOWN, len(kept)))
   examples = np.unique(spread.round().astype(int)).tolist()
   show = functools.partial(_pictures, setting, source, kept, values)
@@ -71,26 +74,28 @@ def predict_examples(
     'source': source.name,
     'count': len(kept),
     'total': len(full_split),
-    'accuracy': float(1 - wrong.mean()),
+    'accuracy': float(1 - wrong.mean()) if single else None,
     'examples': show(examples),
     'mistakes': show(mistakes),
-    **confusion.summary(
-      values['label'], values['predicted'], source.class_names
-    ),
+    **(confusion.summary(*pair, source.class_names) if single else {}),
   }
 
 
 def _predict(setting: Setting, weights: PyTree, batch: Batch) -> PyTree:
-  """Computes the predicted class of each example, and its probability."""
+  """Computes the predicted class of each example, and its probability.
+
+  For several labels, or numbers, these are the probabilities of all classes, or
+  all numbers, and the largest error.
+  """
   logits = setting.predict(weights, batch)['logits'].astype(jnp.float32)
   kind = setting.objective.cross_entropy
-  probabilities = losses.PROBABILITIES[kind](logits)  # [n, classes]
-  return {
-    'predicted': probabilities.argmax(-1),
-    'confidence': probabilities.max(-1),
-    'label': batch['label'],
-    'mask': batch['mask'],
-  }
+  outputs = losses.PROBABILITIES[kind](logits)  # [n, classes]
+  label, predicted = batch[target_key(batch)], outputs.argmax(-1)
+  confidence = outputs.max(-1)
+  if label.ndim > 1:
+    predicted, confidence = outputs, jnp.abs(outputs - label).max(-1)
+  found = {'predicted': predicted, 'confidence': confidence, 'label': label}
+  return found | {'mask': batch['mask']}
 
 
 def _pictures(
@@ -102,7 +107,7 @@ def _pictures(
 ) -> list[dict[str, Any]]:
   """Returns pictures of the chosen examples, captioned with predictions."""
   transform: Any = setting.transform
-  entries = []
+  entries, key = [], target_key(transform.spec)
   for i in chosen:
     index = int(kept[i])
     try:
@@ -110,13 +115,14 @@ def _pictures(
     except DecodeError:
       continue  # the file was changed after it was classified
     predicted, label = (
-      confusion.class_name(source.class_names, int(values[key][i]))
-      for key in ('predicted', 'label')
+      ', '.join(caption(values[name][i], source.class_names, key))
+      for name in ('predicted', 'label')
     )
-    percent = f'{100 * float(values["confidence"][i]):.1f} %'
-    verdict = 'right' if predicted == label else f'is {label}'
-    caption = [f'{predicted} {percent}', verdict, source.title(index)]
-    entries.append(record.picture(pixels, caption))
+    verdict = 'right' if predicted == label else f'is {label or "none"}'
+    if key == 'label':
+      predicted += f' {100 * float(values["confidence"][i]):.1f} %'
+    lines = [predicted, verdict, source.title(index)]
+    entries.append(record.picture(pixels, lines))
   return entries
 
 
@@ -203,7 +209,8 @@ def pictures(
     mesh: mesh of the devices.
     class_names: names of the classes.
   """
-  if not {'image', 'label'} <= batch.keys():  # such as crops without labels
+  name = target_key(batch)
+  if not {'image', name} <= batch.keys():  # such as crops without labels
     return _unlabelled(jax.device_get(batch), experiment.model.channels)
   with jax.set_mesh(mesh):
     key = jax.random.fold_in(jax.random.key(experiment.config.seed), step)
@@ -213,7 +220,7 @@ def pictures(
   pixels = channels_lib.rgb(
     channels_lib.pixels_of(images, batch['image'].dtype)
   )
-  captions = [caption(target, class_names) for target in targets]
+  captions = [caption(target, class_names, name) for target in targets]
   return list(zip(pixels, captions, strict=True))
 
 
@@ -234,21 +241,26 @@ def _unlabelled(
   return shown[: 2 * _SHOWN]
 
 
-def caption(target: np.ndarray | np.integer, names: Sequence[str]) -> list[str]:
-  """Returns the caption of a training image: its class or most likely classes.
+def caption(
+  target: np.ndarray | np.integer, names: Sequence[str], key: str = 'label'
+) -> list[str]:
+  """Returns the caption of an image: its class, likely classes, or numbers.
 
   Args:
-    target: label, or probabilities of the classes `[classes]`.
-    names: names of the classes.
+    target: label, probabilities of the classes `[classes]`, or numbers.
+    names: names of the classes, or of the numbers.
+    key: which of `data.contract.TARGETS` it is.
 
   Returns:
-    The lines of the caption: ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed
-    labels (at most two classes).
+    The lines of the caption: ['cat'], ['cat 0.70', 'dog 0.30'] for mixed labels
+    (at most two classes, or four of several labels), or ['age 41.3'].
   """
   if target.ndim == 0:
-    return [names[int(target)]]
+    return [confusion.class_name(names, int(target))]
+  if key == 'numbers':
+    return [f'{name} {x:.4g}' for name, x in zip(names, target, strict=True)]
   return [
     f'{names[int(i)]} {target[i]:.2f}'
-    for i in np.argsort(-target, kind='stable')[:2]
+    for i in np.argsort(-target, kind='stable')[: 2 if key == 'label' else 4]
     if target[i] > 0.005
   ]

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from vit_jax.config import schema
 from vit_jax.data import tokens as tokens_lib
 from vit_jax.data.augment import transforms
-from vit_jax.data.contract import Example, Spec
+from vit_jax.data.contract import Example, Spec, check_fields
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError, check_choice, check_range
 
@@ -86,12 +86,7 @@ class _Texts:
     if self.templates:
       name = self.classes[int(example['label'])]
       return [template.format(name) for template in self.templates]
-    if self.key not in example:
-      raise UserError(
-        f'the examples contain {", ".join(example)}, but not {self.key!r}: set '
-        'the key of the captions in augment.key, and make the source return '
-        'it (source.others, or source.texts of a manifest).'
-      )
+    check_fields(example, self.key)
     values = example[self.key]
     try:
       if self.json_key:

@@ -7,10 +7,9 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from vit_jax.data.augment import transforms
-from vit_jax.data.contract import Example, Spec
+from vit_jax.data.contract import Example, Spec, check_fields
 from vit_jax.data.images.decode import decode_map
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.errors import UserError
 
 IGNORED = -1  # value of pixels that losses and evaluators leave out
 
@@ -47,14 +46,7 @@ class Classes:
       UserError: the source has no such key.
       DecodeError: the map is damaged, or has another size than the image.
     """
-    if key not in example:
-      # The loader adds `run_seed` and `run_position`.
-      there = ', '.join(name for name in example if name[:4] != 'run_')
-      raise UserError(
-        f'the examples of the source contain {there}, but not {key!r}: name '
-        'the masks in the source (masks of a folder, files of a manifest, '
-        'others), and their key in augment and preprocess.'
-      )
+    check_fields(example, key)
     integers = decode_map(example[key])
     if integers.shape != size:
       raise DecodeError(

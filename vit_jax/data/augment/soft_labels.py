@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data.augment import transforms
+from vit_jax.data.augment import targets, transforms
 from vit_jax.data.contract import Example, Spec
-from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources.pseudo_labels import SOFT
 from vit_jax.errors import check_range
 
@@ -46,19 +45,12 @@ class TrainTransform(transforms.TrainTransform):
 
   def __call__(
     self, example: Example, rng: np.random.Generator | None = None
-  ) -> dict[str, np.ndarray | int]:
+  ) -> Example:
     """Returns `image` and `label`; raises DecodeError for a bad record."""
     result = super().__call__(example, rng)
-    if SOFT not in example:
-      return result | {'label': self._hard(int(example['label']))}
-    soft: np.ndarray = np.asarray(example[SOFT], np.float32)
-    return result | {'label': soft}
-
-  def _hard(self, label: int) -> np.ndarray:
-    """Returns the one-hot vector of a label, with label smoothing."""
-    if not 0 <= label < self.num_classes:
-      raise DecodeError(f'label {label}; allowed: 0 to {self.num_classes - 1}')
-    spread = self.label_smoothing / self.num_classes
-    smoothed = np.full(self.num_classes, spread, np.float32)
-    smoothed[label] += 1 - self.label_smoothing
-    return smoothed
+    soft = example.get(SOFT)
+    if soft is None:
+      soft = np.float32(self.label_smoothing / self.num_classes)
+      one_hot = targets.multi_hot(example, 'label', self.num_classes)
+      soft = soft + np.float32(1 - self.label_smoothing) * one_hot
+    return result | {'label': np.asarray(soft, np.float32)}

@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax.arrays.pixels import MAX_CHANNELS
 from vit_jax.data.augment import policies
-from vit_jax.data.contract import Example, Spec
+from vit_jax.data.contract import Example, Spec, check_fields
 from vit_jax.data.images.channels import BITS, Pixels
 from vit_jax.data.images.decode import (
   INTERPOLATIONS,
@@ -288,11 +288,7 @@ class ImageAndLabel(abc.ABC):
     self, example: Example, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray | int]:
     """Returns `image` and `label`; raises DecodeError for a bad record."""
-    if 'label' not in example:
-      raise UserError(
-        f'the examples of the source contain {", ".join(example)}, but not '
-        'label: use a source with labels, or another --config.augment.name.'
-      )
+    check_fields(example, 'label')
     geometry = functools.partial(self.geometry_for, example)
     view = self._transformed(example['image'], geometry, rng)
     values = {'image': view.pixels, 'label': int(example['label'])}

@@ -2,16 +2,19 @@
 
 CSV has the header `image,label` and optionally the column `split`; other
 columns are ignored. Each line of JSONL is an object with the same keys. Without
-splits, everything is 'train'. Labels are integers or class names. Blanks around
-fields are ignored. Every line must have the same form: any other line is an
-error with the line's number, because a wrong guess would lead to a wrong label.
+splits, everything is 'train'. Labels are integers or class names; with a
+separator, an image has several of them ('cat|dog'). Numbers in other columns
+can be predicted instead of labels. Blanks around fields are ignored. Every line
+must have the same form: any other line is an error with the line's number,
+because a wrong guess would lead to a wrong label.
 """
 
 import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +26,9 @@ from vit_jax.data.storage import class_folders, splits
 from vit_jax.data.storage import files as storage
 from vit_jax.errors import UserError
 
+# Texts of further columns: any text, and finite numbers.
+_TEXT = re.compile('.+', re.DOTALL)
+NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?[012]?\d)?', re.IGNORECASE)
 _SHOWN = 160  # maximum number of characters of a line in a message
 
 
@@ -31,7 +37,8 @@ class Row(NamedTuple):
 
   Attributes:
     image: path as written in the list.
-    label: integer or name, as text; '' if the list has no labels.
+    label: integer or name, or several of them, as text; '' if the list has no
+      labels.
     split: name of the split; 'train' if the list has no splits.
     line: line number in the list, from 1.
     others: further columns that the source uses.
@@ -48,19 +55,22 @@ _FORM = (
   'All lines must have an image (a local path or gs:// address), a label (a '
   'name or an integer, the same for each line of an image) and, optionally, a '
   'split (a name); lists of images without labels have no other columns than '
-  'image and split. The first line of a CSV file lists the columns in lower '
-  'case; fields that contain commas need quotes.'
+  'image and split, or those that the config names. Columns in source.numbers '
+  'have finite numbers, such as -3.5 or 1e-4; with source.separator, the names '
+  'of classes do not contain any other of | ; and comma. The first line of a '
+  'CSV file lists the columns in lower case; fields with commas need quotes.'
 )
 
 
-def read(path: str, others: Sequence[str] = ()) -> list[Row]:
+def read(path: str, others: Mapping[str, re.Pattern] = {}) -> list[Row]:
   """Reads a list; blanks around fields, blank lines and a BOM are ignored.
 
   Repeated images are allowed, so that they can have a higher weight.
 
   Args:
     path: path ending in .csv or .jsonl, local or remote.
-    others: further columns that every line must have.
+    others: further columns that every line must have, with the pattern of their
+      text. With them, a list without the column label has no labels.
 
   Raises:
     UserError: the file does not exist, has another format, or lists no image; a
@@ -122,22 +132,32 @@ def _jsonl(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
       yield number, dict(json.loads(line))
 
 
-def _row(line: int, fields: dict[str, Any], others: Sequence[str]) -> Row:
+def _row(
+  line: int, fields: dict[str, Any], others: Mapping[str, re.Pattern]
+) -> Row:
   """Checks the fields of a line and returns them as a row."""
   image, split = fields.get('image'), fields.get('split')
   label = class_folders.text_of(fields.get('label'))
-  more = tuple(str(fields.get(name, '')).strip() for name in others)
-  if fields.keys() <= {'image', 'split', *others}:
+  more = {name: str(fields.get(name, '')).strip() for name in others}
+  label = more.get('label', label)
+  if 'label' not in fields and (others or fields.keys() <= {'image', 'split'}):
     label = ''
   if (
     label is None
-    or not all(more)
+    or not all(map(re.fullmatch, others.values(), more.values()))
     or not isinstance(split, str | None)
     or not (isinstance(image, str) and image.strip())
     or (storage.is_remote(image) and not image.strip().startswith('gs://'))
   ):
     raise ValueError(f'line {line} has {str(fields)[:_SHOWN]}')
-  return Row(image.strip(), label, (split or '').strip(), line, more)
+  texts = tuple(more.values())
+  return Row(image.strip(), label, (split or '').strip(), line, texts)
+
+
+def _labels(cell: str, separator: str) -> list[str]:
+  """Returns the labels in a cell; one that is only the separator has none."""
+  names = map(str.strip, cell.split(separator)) if separator else [cell]
+  return [name for name in names if name or not separator]
 
 
 @schema.operational('path', 'class_map')
@@ -148,7 +168,8 @@ class Source(splits.Labelled):
     name: name for messages, such as 'pets.csv/train'.
     num_classes: number of classes in `class_map`; without it, in the whole
       manifest, not only in the split.
-    class_names: names of the classes, in the order of the labels.
+    class_names: names of the classes, in the order of the labels, or columns of
+      the numbers.
   """
 
   def __init__(
@@ -160,6 +181,8 @@ class Source(splits.Labelled):
     class_map: str | None = None,
     texts: tuple[str, ...] = (),
     files: tuple[str, ...] = (),
+    separator: str = '',
+    numbers: tuple[str, ...] = (),
   ):
     """Reads the list; images are read when they are needed.
 
@@ -173,52 +196,68 @@ class Source(splits.Labelled):
         display name may follow after a tab. If it contains only names, numbers
         in the manifest are positions in it, from 0. By default, classes are the
         sorted names in the manifest, or the numbers from 0 to the largest.
-
       texts: further columns, whose text the examples contain.
       files: further columns with paths, whose content the examples contain.
+      separator: character between the labels of an image, such as '|'. The
+        examples then have `labels`, a list of integers, and no `label`; the
+        list is empty if the column contains only the separator.
+      numbers: columns with numbers, which the examples contain as floats, and
+        no labels.
 
     Raises:
       UserError: the file or split does not exist, a line does not have an image
-        and a label, or the labels do not determine the classes (see
-        `class_folders.number`).
+        and a label, labels are not separated, a number is not finite, or the
+        labels do not determine the classes (see `class_folders.number`).
     """
     path = storage.place(path)
-    self._texts, self._files = texts, files
-    rows = read(path, (*texts, *files))
-    lines = {row.label: row.line for row in reversed(rows)}
-    classes, numbers = class_folders.number(
+    self._files, self._numbers, self._separator = files, numbers, separator
+    others = dict.fromkeys((*texts, *files), _TEXT)
+    others |= dict.fromkeys(numbers, NUMBER)
+    if separator and not numbers:  # another separator is a mistake
+      others['label'] = re.compile(rf'({re.escape(separator)}|[^|;,])+')
+    rows, self._keys = read(path, others), tuple(others)
+    cells = {'' if numbers else row.label: row.line for row in reversed(rows)}
+    lines = {
+      label: line
+      for cell, line in cells.items()
+      for label in _labels(cell, separator)
+    }
+    classes, self._indices = class_folders.number(
       lines,
       lambda label: f'{path}, line {lines[label]},',
       class_folders.load(class_map) if class_map else None,
       whole=True,
     )
+    self.label_keys = ('labels',) if separator else ('label',)
+    if numbers:
+      classes, self.label_keys = class_folders.Classes(numbers), ()
     self._path = path
     images = np.array([row.image.encode() for row in rows], np.bytes_)
-    labels = np.array([numbers[row.label] for row in rows], np.int64)
+    labels = [self._indices.get(row.label, -1) for row in rows]
     line = np.array([row.line for row in rows], np.int64)
-    shape = len(rows), len(texts) + len(files)
+    shape = len(rows), len(self._keys)
     others = np.array([row.others for row in rows], np.str_).reshape(shape)
+    columns = images, np.array(labels, np.int64), line, others
     aliases = splits.with_alias({row.split: row.split for row in rows}, split)
     self._columns = {}
     for name in splits.named(split, aliases):
       chosen = np.array([row.split == aliases[name] for row in rows])
-      self._columns[name] = (
-        images[chosen],
-        labels[chosen],
-        line[chosen],
-        others[chosen],
-      )
+      self._columns[name] = [column[chosen] for column in columns]
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
     self._select(path, split, classes, lengths)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image, label, _ = self._row(index)
-    split, position = self._selection[index]
-    values = self._columns[split][3][position].tolist()
-    others = dict(zip((*self._texts, *self._files), values, strict=True))
+    image, label, _, values = self._row(index)
+    others = dict(zip(self._keys, values.tolist(), strict=True))
     for name in self._files:
       others[name] = storage.read_other(self._path_of(others[name]))
-    return {'image': storage.read_image(image), 'label': label, **others}
+    others |= {name: float(others[name]) for name in self._numbers}
+    if 'labels' in self.label_keys:
+      names = _labels(others.pop('label'), self._separator)
+      others['labels'] = [self._indices[name] for name in names]
+    if 'label' in self.label_keys:
+      others['label'] = label
+    return {'image': storage.read_image(image), **others}
 
   def _path_of(self, name: str) -> str:
     return storage.join(os.path.dirname(self._path), name)
@@ -240,17 +279,18 @@ class Source(splits.Labelled):
 
   def where(self, index: int) -> str:
     """Returns the file of an example, and its line in the list."""
-    image, _, line = self._row(index)
+    image, _, line, _ = self._row(index)
     return f'{image} ({self._path}, line {line})'
 
   def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
-    return self._columns[split][1]
+    labels = self._columns[split][1]
+    return labels if 'label' in self.label_keys else np.full_like(labels, -1)
 
   def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
     return storage.by_name(self._columns[split][0])
 
-  def _row(self, index: int) -> tuple[str, int, int]:
+  def _row(self, index: int) -> tuple[str, int, int, np.ndarray]:
+    """Returns the columns of an example."""
     split, position = self._selection[index]
-    images, labels, lines, _ = self._columns[split]
-    image = self._path_of(images[position].decode())
-    return image, int(labels[position]), int(lines[position])
+    image, label, line, others = (x[position] for x in self._columns[split])
+    return self._path_of(image.decode()), int(label), int(line), others

@@ -157,7 +157,7 @@ def number(
   count = len(known.keys) if known else _MAX_CLASSES
   # Unlike int, float also accepts thousands of digits.
   largest = max(numbers, key=float, default='')
-  if names or float(largest) >= count:
+  if names or float(largest or 0) >= count:
     listed = ' and '.join(
       f'{where(text)} has the label {text[:_SHOWN_CHARACTERS]!r}'
       for text in dict.fromkeys((*names[:1], largest))
