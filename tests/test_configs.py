@@ -124,7 +124,11 @@ def test_every_config_builds():
   assert len(files) >= 7
   for file in files:
     # These need a folder, see below, or weights: of a teacher, of a backbone.
-    if file.stem.endswith('folder') or file.stem in ('segment', 'students'):
+    if file.stem.endswith('folder') or file.stem in (
+      'manifest',
+      'segment',
+      'students',
+    ):
       continue
     config = loading.load(str(file))
     needs_weights = file.stem == 'lit' or file.stem.startswith(
@@ -371,3 +375,24 @@ def test_a_micro_batch_of_eight_gpus_has_a_group_for_each(recipe, count):
   config = loading.load(f'configs/dinov2.py:recipe={recipe},gpu=80')
   assert config.micro_batches == count and config.model.remat == 'dots'
   assert config.batch_size == count * 8 * config.augment.group
+
+
+def test_manifest_config_chooses_the_loss(tmp_path):
+  """Means and stds are those of the training data."""
+  rows = ['image,label,age,split', 'a.png,cat|dog,1,train', 'b.png,cat,4,train']
+  (tmp_path / 'list.csv').write_text('\n'.join([*rows, 'c.png,dog,9,val']))
+  path = f'configs/manifest.py:path={tmp_path}/list.csv'
+  plain = loading.load(path)
+  assert plain.objective.cross_entropy == 'softmax' and plain.num_classes == 3
+  several = loading.load(f'{path},separator=|')
+  assert several.objective.cross_entropy == 'sigmoid'
+  assert several.augment.classes == several.preprocess.classes == 2
+  assert (several.train.num_examples, several.evals.val.split) == (2, 'val')
+  numbers = loading.load(f'{path},numbers=age')
+  assert numbers.objective.name == 'regression'
+  assert (numbers.objective.mean, numbers.objective.std) == ((2.5,), (1.5,))
+  assert numbers.num_classes == 1 and numbers.preprocess.numbers == ('age',)
+  (tmp_path / 'list.csv').write_text('image,label\na.png,1\nb.png,0')
+  assert loading.load(path).evals.val.split == 'train[90%:]'
+  with pytest.raises(UserError, match='at most one'):
+    loading.load(f'{path},numbers=age,separator=|')

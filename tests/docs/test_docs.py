@@ -63,6 +63,11 @@ def test_commands_exist(command_line, tmp_path, tmp_path_factory):
       (tmp_path / name / f'{i}.jpg').touch()
   scenes = tmp_path_factory.mktemp('scenes')
   shapes_folder.write(scenes)
+  for name, line in (
+    ('pets', 'label\na,cat|dog'),
+    ('ages', 'age,weight\na,1,2'),
+  ):
+    (tmp_path / f'{name}.csv').write_text(f'image,{line}')
   labels = str(tmp_path / 'labels.npz')
   about = dict.fromkeys(pseudo_labels.Labels._fields) | dict(count=45_000)
   text = json.dumps(about)
@@ -75,6 +80,9 @@ def test_commands_exist(command_line, tmp_path, tmp_path_factory):
     own = [word for word in arguments if word.startswith('--')]
     own = [word.replace('path=photos', f'path={tmp_path}') for word in own]
     own = [word.replace('path=scenes', f'path={scenes}') for word in own]
+    own = [
+      re.sub(r'path=(\w+\.csv)', rf'path={tmp_path}/\1', word) for word in own
+    ]
     own = [
       word.replace('labels=labels.npz', f'labels={labels}') for word in own
     ]

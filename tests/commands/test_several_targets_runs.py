@@ -1,0 +1,150 @@
+"""Tests of runs of `configs/manifest.py` with several labels, and numbers."""
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+from tests import cli
+
+SMALL = {
+  'total': '6 steps',
+  'batch_size': 8,
+  'image_size': 16,
+  'schedule.warmup': '1 steps',
+  'model.variant': 'None',
+  'model.patch_size': 8,
+  'model.width': 32,
+  'model.depth': 2,
+  'model.mlp_dim': 48,
+  'model.num_heads': 2,
+  'model.unroll': 1,
+  'log.every': '1 steps',
+  'log.tensorboard': 'false',
+  'log.curves': 'false',
+  'mix.mixup': 0.2,
+  'evals.val.every': '3 steps',
+  'checkpoint.every': '3 steps',
+}
+KINDS = {'labels': 'separator=|', 'numbers': 'numbers=age+size'}
+LABELS = ['cat|dog', 'emu', '|', 'dog', 'emu|dog']
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  """Writes 30 images, a list with labels, and one with numbers."""
+  folder = tmp_path_factory.mktemp('lists')
+  rng = np.random.default_rng(0)
+  lists = {'labels': ['image,label,split'], 'numbers': ['image,age,size,split']}
+  for i in range(30):
+    pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    cv2.imwrite(str(folder / f'{i}.png'), pixels)
+    split = 'train' if i < 20 else 'val'
+    lists['labels'].append(f'{i}.png,{LABELS[i % 5]},{split}')
+    lists['numbers'].append(f'{i}.png,{i},{1000 + i * i},{split}')
+  for name, lines in lists.items():
+    (folder / f'{name}.csv').write_text('\n'.join(lines))
+  return folder
+
+
+def config_of(data, kind):
+  return f'configs/manifest.py:path={data}/{kind}.csv,{KINDS[kind]}'
+
+
+def train(data, kind, workdir):
+  flags = cli.flags(config_of(data, kind), workdir, SMALL)
+  return cli.command('train', *flags)
+
+
+@pytest.fixture(scope='module')
+def runs(data, tmp_path_factory):
+  """Trains both kinds; returns their workdirs."""
+  folder = tmp_path_factory.mktemp('runs')
+  for kind in KINDS:
+    cli.run(train(data, kind, folder / kind))
+  return folder
+
+
+@pytest.mark.slow
+def test_a_killed_run_equals_an_uninterrupted_one(data, runs, tmp_path):
+  workdir = tmp_path / 'run'
+  cli.kill_when(
+    train(data, 'labels', workdir),
+    lambda: (workdir / 'checkpoints' / '3').exists(),
+    'a run with several labels',
+    240,
+  )
+  cli.run(train(data, 'labels', workdir))
+  assert cli.lines(workdir) == cli.lines(runs / 'labels')
+  last = cli.lines(workdir)[-1]
+  assert last['val/count'] == 10 and 0 < last['val/auc'] < 1
+  # The same images with other labels are other data.
+  lines = (data / 'labels.csv').read_text().replace('0.png,cat|', '0.png,')
+  shutil.copytree(data, tmp_path / 'other')
+  (tmp_path / 'other' / 'labels.csv').write_text(lines)
+  command = train(tmp_path / 'other', 'labels', workdir)
+  _, error = cli.run([*command, '--config.total=9 steps'], code=2)
+  assert 'source' in error and 'fingerprint' in error or 'data' in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', KINDS)
+def test_two_processes_measure_like_one(runs, kind):
+  """10 images in batches of 6."""
+  command = cli.command('evaluate', f'--checkpoint={runs / kind}', '--json')
+  command.append('--batch_size=6')
+  one = json.loads(cli.run(command, devices=2)[0])
+  first, *others = cli.start_group(command, 2)
+  two = json.loads(cli.finish(first)[0].splitlines()[-1])  # after Gloo's
+  for process in others:
+    cli.finish(process)
+  assert two.keys() == one.keys() and one['count'] == 10
+  for name in {*one} - {'checkpoint', 'data', 'preprocess'}:
+    assert two[name] == pytest.approx(one[name], rel=1e-4), name
+
+
+@pytest.mark.slow
+def test_commands_of_both_kinds(data, runs, tmp_path):
+  """Probabilities are those of a sigmoid; numbers have their units."""
+  image = str(data / '29.png')
+  for kind, unit in (('labels', 'probability'), ('numbers', 'number')):
+    workdir = runs / kind
+    command = cli.command('predict', f'--checkpoint={workdir}', '--json', image)
+    top = json.loads(cli.run(command)[0])['top']
+    found = {each['class']: each[unit] for each in top}
+    out = tmp_path / f'{kind}.npz'
+    command = cli.command('features', f'--checkpoint={workdir}', '--split=val')
+    cli.run([*command, f'--out={out}'])
+    features = np.load(out)
+    assert features[kind].shape == (10, 3 if kind == 'labels' else 2)
+    report = json.loads((workdir / 'report.json').read_text())
+    captions = [entry['caption'] for entry in report['judged']['examples']]
+    assert len(captions) == 10
+    if kind == 'labels':
+      assert found.keys() == {'cat', 'dog', 'emu'}
+      assert all(0 < value < 1 for value in found.values())
+      np.testing.assert_array_equal(features[kind][0], [1, 1, 0])
+      assert captions[0][1] == 'is cat 1.00, dog 1.00'
+      assert captions[2][1] == 'is none'
+    else:
+      assert [*found] == ['age', 'size']
+      assert -30 < found['age'] < 60 and 500 < found['size'] < 2000
+      np.testing.assert_array_equal(features[kind][0], [20, 1400])
+      assert captions[0][1] == 'is age 20, size 1400'
+    text = (workdir / 'report.html').read_text()
+    assert 'Largest errors' in text and 'Confusion of classes' not in text
+
+
+@pytest.mark.slow
+def test_preview_and_check_data(data, tmp_path):
+  for kind in KINDS:
+    flags = [f'--config.{key}={value}' for key, value in SMALL.items()]
+    config = f'--config={config_of(data, kind)}'
+    out = tmp_path / f'{kind}.png'
+    cli.run(cli.command('preview', config, *flags, f'--out={out}'))
+    assert cv2.imread(str(out)).std() > 10
+    out = tmp_path / kind
+    text, _ = cli.run(cli.command('check_data', config, *flags, f'--out={out}'))
+    assert 'examples per class: unlabelled 20' in text
