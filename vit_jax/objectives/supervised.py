@@ -71,7 +71,7 @@ class Objective(contract.Objective):
     """
     is_sigmoid = self.cross_entropy == 'sigmoid'
     key = 'labels' if is_sigmoid and 'labels' in spec else 'label'
-    require(spec, 'image', key, who=f'supervised ({self.cross_entropy})')
+    require(spec, 'image', key, who=f"'supervised' ({self.cross_entropy})")
     shape, _ = spec[key]
     classes = self.setting.model.num_classes
     if shape and shape != (classes,):
