@@ -80,3 +80,17 @@ def test_errors_in_the_report_do_not_end_the_run(
   written = json.loads((path / record.PICTURES).read_text())
   assert written['step'] == 5 and len(written['training']) == 24
   assert 'judged' not in written
+
+
+def test_captions_of_several_labels_and_numbers():
+  """Every image has a caption, also one without any of the classes."""
+  names = ['a', 'b', 'c', 'd', 'e']
+  for target, expected in (
+    ([1, 0, 1, 0, 0], ['a 1.00', 'c 1.00']),
+    ([0.3, 0, 0, 0.7, 0], ['d 0.70', 'a 0.30']),
+    ([1] * 5, ['a 1.00', 'b 1.00', 'c 1.00', 'd 1.00']),
+    ([0] * 5, ['none']),
+  ):
+    assert reporting.caption(np.array(target), names, 'labels') == expected
+  numbers = reporting.caption(np.array([3.14159, 1e-9]), ['x', 'y'], 'numbers')
+  assert numbers == ['x 3.142', 'y 1e-09']

@@ -118,7 +118,7 @@ def _pictures(
       ', '.join(caption(values[name][i], source.class_names, key))
       for name in ('predicted', 'label')
     )
-    verdict = 'right' if predicted == label else f'is {label or "none"}'
+    verdict = 'right' if predicted == label else f'is {label}'
     if key == 'label':
       predicted += f' {100 * float(values["confidence"][i]):.1f} %'
     lines = [predicted, verdict, source.title(index)]
@@ -253,7 +253,8 @@ def caption(
 
   Returns:
     The lines of the caption: ['cat'], ['cat 0.70', 'dog 0.30'] for mixed labels
-    (at most two classes, or four of several labels), or ['age 41.3'].
+    (at most two classes, or four of several labels, of which there may be
+    none), or ['age 41.3'].
   """
   if target.ndim == 0:
     return [confusion.class_name(names, int(target))]
@@ -263,4 +264,4 @@ def caption(
     f'{names[int(i)]} {target[i]:.2f}'
     for i in np.argsort(-target, kind='stable')[: 2 if key == 'label' else 4]
     if target[i] > 0.005
-  ]
+  ] or ['none']
