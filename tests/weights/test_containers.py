@@ -155,7 +155,6 @@ def test_what_is_not_used_is_logged(tmp_path, caplog):
     ('a.pth', {'epoch': 3}, 'no tensors'),
     ('a.pth', {'module': {'head.weight': torch.ones(0)}}, 'zero_to_fp32.py'),
     ('a.pth', {'_flat_param': torch.ones(9)}, 'FULL_STATE_DICT'),
-    ('adapter_config.json', None, 'merge_and_unload'),
     ('.metadata', None, 'dcp_to_torch'),
     ('zero_to_fp32.py', None, 'zero_to_fp32.py .* OUT'),
   ],

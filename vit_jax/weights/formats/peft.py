@@ -26,7 +26,6 @@ from vit_jax.weights import metadata, transfer
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.description import Description
 from vit_jax.weights.formats import huggingface_models, tensors
-from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import not_writable
 
 PyTree = Any
@@ -280,8 +279,10 @@ def save(path: str, params: PyTree, description: Description) -> None:
     fan_in_fan_out=False,
     inference_mode=True,
   )
-  properties = ModelMetadata.of(description).notes()
-  notes = {key: properties[key] for key in ('image_size', 'class_names')}
+  notes = {
+    'image_size': list(description.image_size),
+    'class_names': list(description.class_names),
+  }
   with paths.new_folder(folder) as unfinished:
     for name, content in ((_CONFIG, config), (_NOTES, notes)):
       (unfinished / name).write_text(json.dumps(content, indent=2))
