@@ -138,7 +138,7 @@ def test_a_flag_removes_a_section(overridden):
     ('--config.model.stem=conv', 'is a section.*config.model.stem.name='),
     ('--config.model.stem.bia=1', "model.stem.bia .*mean 'bias'"),
     ('--config.model.heads.c.weight=1', 'model.heads.c.weight is not a key'),
-    ('--config.model.heads=None', 'is a section'),
+    ('--config.model.heads=5', 'is a section'),
   ],
 )
 def test_messages_of_wrong_nested_flags(overridden, arg, words):
