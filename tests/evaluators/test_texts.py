@@ -81,6 +81,11 @@ def test_evaluators_apply_weights_to_images_and_texts():
   expected = ((images @ means.T).argmax(1) == LABELS).mean()
   zero = zero_shot.Evaluator(setting, split='test', prompts=prompts)
   assert zero.run(params) == {'accuracy': expected, 'count': 5}
+  # A class of the labels would be the nearest to embeddings that are NaN.
+  broken = params | {
+    'model': jax.tree.map(lambda x: x * np.nan, params['model'])
+  }
+  assert zero.run(broken) == {'accuracy': 0, 'count': 5}
 
   flat = embedded('text', tokens=tokens(sum(texts, [])))
   owner = np.repeat(np.arange(5), [len(each) for each in texts])

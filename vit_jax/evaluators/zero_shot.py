@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.arrays import sharding
@@ -94,7 +95,10 @@ class Evaluator(contract.Evaluator):
   def _count_batch(self, state: PyTree, batch: contract.Batch) -> PyTree:
     weights, texts = state
     images = self._setting.predict(weights, batch, ('image',))['image']
-    correct = ((images @ texts.T).argmax(-1) == batch['label']) & batch['mask']
+    similar = images @ texts.T
+    # The class of a NaN would be predicted.
+    usable = batch['mask'] & ~jnp.isnan(similar).any(-1)
+    correct = (similar.argmax(-1) == batch['label']) & usable
     return {'correct': correct.sum(), 'count': batch['mask'].sum()}
 
   def run(self, weights: PyTree) -> dict[str, float]:
