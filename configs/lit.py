@@ -1,12 +1,13 @@
 """LiT: a text tower for an image tower that does not change.
 
-  python -m vit_jax.finetune --config=configs/lit.py:path=cc12m
-    --config.init_from=B_16.npz --config.augment.tokenizer=sentencepiece.model
-    --config.preprocess.tokenizer=sentencepiece.model
+  python -m vit_jax.finetune
+    --config=configs/lit.py:path=cc12m,tokenizer=sentencepiece.model
+    --config.init_from=B_16.npz
 
 Arguments:
   data: cc12m (tar shards with .txt) or coco (coco_captions of TFDS).
   path: shards of cc12m.
+  tokenizer: file of the tokenizer (SigLIP's), sentencepiece.model by default.
 
 The image tower may be any weights that the package reads, such as DINOv2's.
 
@@ -46,7 +47,9 @@ LENGTH = 16
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, data='cc12m', path='cc12m')
+  arg = parse_arg(
+    argument, data='cc12m', path='cc12m', tokenizer='sentencepiece.model'
+  )
   if arg.data not in DATA:
     raise UserError(
       f'there is no data={arg.data} here; {closest(arg.data, DATA)}.'
@@ -59,7 +62,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.num_classes = 0
 
   texts = dict(
-    name='captions', tokenizer='sentencepiece.model', length=LENGTH, key='txt'
+    name='captions', tokenizer=arg.tokenizer, length=LENGTH, key='txt'
   )
   if coco:
     texts['key'] = 'captions/text'

@@ -1,12 +1,13 @@
 """SigLIP B/16 from scratch on pairs of images and texts in tar shards.
 
-  python -m vit_jax.train --config=configs/siglip.py:path=cc12m
-    --config.augment.tokenizer=sentencepiece.model
-    --config.preprocess.tokenizer=sentencepiece.model
+  python -m vit_jax.train
+    --config=configs/siglip.py:path=cc12m,tokenizer=sentencepiece.model
 
 Arguments:
   path: shards that img2dataset writes (key.jpg, key.txt), see docs/text.md.
   examples: number of pairs in them.
+  tokenizer: file of the tokenizer; by default sentencepiece.model for siglip,
+    and tokenizer.json for siglip2.
   tokens: siglip (SentencePiece, 32,000 pieces) or siglip2 (Gemma, 256,000).
 
 Source: arXiv 2303.15343 and 2502.14786 (SigLIP 2). B/16 at 224 pixels, pooling
@@ -39,7 +40,9 @@ TOKENIZERS = {'siglip': 'sentencepiece.model', 'siglip2': 'tokenizer.json'}
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, path='cc12m', examples=10_000_000, tokens='siglip')
+  arg = parse_arg(
+    argument, path='cc12m', examples=10_000_000, tokens='siglip', tokenizer=''
+  )
   if arg.tokens not in VOCABULARY:
     raise UserError(
       f'there is no tokens={arg.tokens} here; '
@@ -59,7 +62,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   texts = dict(
     name='captions',
     preset=arg.tokens,
-    tokenizer=TOKENIZERS[arg.tokens],
+    tokenizer=arg.tokenizer or TOKENIZERS[arg.tokens],
     key='txt',
   )
   config.augment = dict(crop='none', flip=False, **texts)
