@@ -322,6 +322,11 @@ def test_config_json_is_a_config(tmp_path, parse):
   assert flags.FLAGS.config_path == str(file)
 
 
+def test_an_argument_may_be_the_path_of_a_json_file():
+  config = loading.load('configs/siglip.py:tokens=siglip2,tokenizer=a/b.json')
+  assert config.augment.tokenizer == config.preprocess.tokenizer == 'a/b.json'
+
+
 @pytest.mark.parametrize(
   'text, words',
   [

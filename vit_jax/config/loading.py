@@ -62,7 +62,8 @@ def load(path_and_arg: str) -> Config:
     UserError: the file does not exist, it does not define a config, the
       argument is wrong, or `config.complete` raises.
   """
-  if path_and_arg.endswith('.json'):
+  path = path_and_arg.partition('.py:')[0]
+  if path.endswith('.json'):  # not an argument that is the path of such a file
     values, origin = _read_json(path_and_arg), path_and_arg
   else:
     path = path_and_arg.partition(':')[0]
