@@ -248,3 +248,6 @@ def test_a_run_resumes_exactly_and_is_used_like_any_other(tmp_path):
   cli.remove_finished_event(again)
   _, err = cli.run(tune(base, again), code=2)
   assert 'weights base' in err, err
+  shutil.rmtree(base)
+  with pytest.raises(UserError, match=f'LoRA needs.*{base}.*does not exist'):
+    cli.final_params(workdir)

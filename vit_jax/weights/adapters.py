@@ -40,7 +40,13 @@ def base(find: Find, config: Any, model: Model, image_size: Size) -> Frozen:
         'lora.rank is set, but config.init_from is not: set '
         '--config.init_from=PATH, the weights that stay frozen.'
       )
-    source = find(config['init_from'], config['init_weights'])
+    try:
+      source = find(config['init_from'], config['init_weights'])
+    except UserError as error:
+      raise UserError(
+        f'LoRA needs the weights that it was trained on, config.init_from='
+        f'{config["init_from"]}: {error} Put them back at this path.'
+      ) from error
     target = transfer.Base(model, image_size, mesh, model.fresh)
     return transfer.base(source, target, config['position_resize'])
 
