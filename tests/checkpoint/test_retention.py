@@ -89,7 +89,8 @@ def test_retention_removes_only_steps_of_the_run(tmp_path):
 
 def test_a_step_that_is_removed_while_it_is_read(tmp_path, monkeypatch):
   """A command takes the next newest step, or the message says what happened."""
-  save(tmp_path, 1, 2)
+  weights = {'model': {'name': 'vit'}, 'num_classes': 2, 'image_size': [4, 4]}
+  save(tmp_path, 1, 2, about=ABOUT | weights)
   read, pauses = manifest.read, types.SimpleNamespace(sleep=lambda _: None)
   monkeypatch.setattr(items, 'time', pauses)
 
