@@ -155,7 +155,6 @@ def test_predicted_costs_of_the_paper_page():
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_the_site_builds_without_warnings(tmp_path):
   """Links, anchors and references exist, and no page loads other sites."""
   made = subprocess.run(

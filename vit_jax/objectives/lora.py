@@ -16,14 +16,8 @@ from jaxtyping import Array, Key
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import abstract_params
-from vit_jax.objectives.contract import (
-  Batch,
-  Frozen,
-  Inputs,
-  Loss,
-  Objective,
-  Pictures,
-)
+from vit_jax.objectives import contract
+from vit_jax.objectives.contract import Batch, Frozen, Inputs, Loss, Pictures
 
 PyTree = Any
 BIASES = ('none', 'targets', 'all')
@@ -145,7 +139,7 @@ def _sides(path: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
   return shape[0], math.prod(shape[1:last]), math.prod(shape[last:])
 
 
-class Adapted(Objective):
+class Adapted(contract.Objective):
   """An objective with LoRA: only the differences and the heads are trained.
 
   It is an `objectives.contract.Objective` whose parameters are those of `inner`
@@ -160,7 +154,7 @@ class Adapted(Objective):
       that are trained in full.
   """
 
-  def __init__(self, inner: Objective, lora: Lora, base: Frozen):
+  def __init__(self, inner: contract.Objective, lora: Lora, base: Frozen):
     """Checks that the objective can be trained with LoRA.
 
     Raises:
@@ -169,7 +163,7 @@ class Adapted(Objective):
     """
     self.inner, self.lora, self.base = inner, lora, base
     self.setting = inner.setting
-    if type(inner).start_extra is not Objective.start_extra:
+    if type(inner).start_extra is not contract.Objective.start_extra:
       raise UserError(
         f'lora.rank is {lora.rank}, but the objective '
         f'{type(inner).__module__} has a teacher of its own, which LoRA does '
@@ -258,12 +252,14 @@ def _delegated(name: str) -> property:
 
 
 # `__getattr__` is not called for attributes that the base class defines.
-for _name in vars(Objective):
+for _name in vars(contract.Objective):
   if _name not in vars(Adapted) and not _name.startswith('_'):
     setattr(Adapted, _name, _delegated(_name))
 
 
-def adapted(inner: Objective, lora: Lora, base: Frozen) -> Objective:
+def adapted(
+  inner: contract.Objective, lora: Lora, base: Frozen
+) -> contract.Objective:
   """Returns the objective with LoRA; unchanged if the rank is 0.
 
   Args:

@@ -1,0 +1,1 @@
+"""Sources, transforms and batches."""

@@ -1,0 +1,1 @@
+"""Evaluators: one module each."""

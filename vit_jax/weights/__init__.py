@@ -1,0 +1,1 @@
+"""Weights of this and other projects."""
