@@ -217,7 +217,7 @@ def test_messages_of_invalid_requests(weights, tmp_path):
     (weights, dict(min_confidence=1.5), '--min_confidence'),
     (weights, dict(per_class=-1), '--per_class'),
     (weights, dict(split=None), '--split is missing'),
-    (headless, {}, 'headless.*head.*teacher'),
+    (headless, {}, 'headless.*no classes.*teacher'),
   ):
     with pytest.raises(UserError, match=message):
       request = dataclasses.replace(REQUEST, **changes)
