@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests import cli
+from tests.faults.counts import further
 
 SMALL = {
   'total': '6 steps',
@@ -89,7 +90,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(data, runs, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', ['numbers', *further('labels')])
 def test_two_processes_measure_like_one(runs, kind):
   """10 images in batches of 6."""
   command = cli.command('evaluate', f'--checkpoint={runs / kind}', '--json')

@@ -211,8 +211,7 @@ def batch_for(recipe, seed, parts):
   'recipe, path, devices, parts',
   [
     ('gram', 'early', 8, 1),
-    ('im1k', '', 1, 2),
-    *further(['im1k', '', 8, 1], ['gram', '', 1, 2]),
+    *further(['im1k', '', 1, 2], ['im1k', '', 8, 1], ['gram', '', 1, 2]),
   ],
 )
 def test_ten_steps_equal_an_independent_training(recipe, path, devices, parts):

@@ -107,7 +107,7 @@ def without_scales(function):
   'name, wrong, worst',
   [
     ('_turned', lambda turned: lambda *x: -turned(*x), 'attention/'),
-    ('_normalized', without_scales, '_norm/'),
+    *further(['_normalized', without_scales, '_norm/']),
   ],
 )
 def test_rotations_and_norms_are_compared(
