@@ -2,7 +2,7 @@
 # Creates an environment and runs the tests in it (CPU only).
 #
 # Usage: bash launch/test.sh [--ci | --all] [pytest arguments]
-#   bash launch/test.sh          all tests except the slow ones, in eight minutes
+#   bash launch/test.sh          all tests except the slow ones, in six minutes
 #   bash launch/test.sh --ci     also the slow tests, for example those that
 #     start, kill and resume commands, as in CI
 #   bash launch/test.sh --all    also the tests marked `long`; injects each fault
