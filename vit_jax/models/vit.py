@@ -354,7 +354,7 @@ class Config(backbone.BackboneConfig):
 
   @property
   def rope_random(self) -> bool:
-    """Whether the coordinates of rotations are random in training."""
+    """True if the coordinates of rotations are random in training."""
     return any((self.rope_shift, self.rope_jitter, self.rope_rescale))
 
   @property

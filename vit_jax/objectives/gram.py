@@ -86,7 +86,7 @@ class Objective(dinov2.Objective):
 
   @property
   def _moves(self) -> bool:
-    """Whether the Gram teacher is part of the state."""
+    """True if the Gram teacher is part of the state."""
     return bool(self._replace) or not self._path
 
   def frozen(self) -> dict[str, contract.Frozen]:
