@@ -53,6 +53,25 @@ SMALL_L16 = {
 }
 
 
+# A ViT on a few small images, for the configs that read files.
+SMALL_FILES = {
+  'total': '6 steps',
+  'batch_size': 8,
+  'schedule.warmup': '1 steps',
+  'model.patch_size': 8,
+  'model.width': 32,
+  'model.depth': 2,
+  'model.mlp_dim': 48,
+  'model.num_heads': 2,
+  'model.unroll': 1,
+  'log.every': '1 steps',
+  'log.tensorboard': 'false',
+  'log.curves': 'false',
+  'evals.val.every': '3 steps',
+  'checkpoint.every': '3 steps',
+}
+
+
 # A run that a test ends. Tests with the same number of steps share programs.
 ENDLESS = SMALL_L16 | {
   'total': '100000 steps',
@@ -236,6 +255,21 @@ def start_group(
     )
     for i in range(processes)
   ]
+
+
+def evaluated_by_one_and_two(workdir: Any) -> tuple[dict, dict]:
+  """Returns the metrics of `evaluate` by one and by two processes.
+
+  Both have two devices, and batches of 6.
+  """
+  arguments = command('evaluate', f'--checkpoint={workdir}', '--json')
+  arguments.append('--batch_size=6')
+  one = json.loads(run(arguments, devices=2)[0])
+  first, other = start_group(arguments)
+  two = json.loads(finish(first)[0].splitlines()[-1])  # after Gloo's
+  finish(other)
+  assert two.keys() == one.keys()
+  return one, two
 
 
 @contextlib.contextmanager

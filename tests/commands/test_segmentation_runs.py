@@ -15,23 +15,9 @@ import torch.nn.functional as F
 from tests import cli, shapes_folder
 from vit_jax.data.images.decode import resize
 
-SMALL = {
-  'total': '6 steps',
-  'batch_size': 8,
-  'schedule.warmup': '1 steps',
-  'model.patch_size': 8,
-  'model.width': 32,
-  'model.depth': 2,
-  'model.mlp_dim': 48,
-  'model.num_heads': 2,
-  'model.unroll': 1,
-  'log.every': '1 steps',
-  'log.tensorboard': 'false',
-  'log.curves': 'false',
+SMALL = cli.SMALL_FILES | {
   'log.report': 'false',
-  'evals.val.every': '3 steps',
   'evals.val.preprocess.label_size': 64,
-  'checkpoint.every': '3 steps',
 }
 
 
@@ -81,14 +67,7 @@ def test_two_processes_measure_like_one(data, trained, tmp_path):
   """The same sums over 8 images in batches of 6."""
   workdir = tmp_path / 'run'
   shutil.copytree(trained, workdir)
-  command = cli.command('evaluate', f'--checkpoint={workdir}', '--json')
-  command.append('--batch_size=6')
-  one = json.loads(cli.run(command, devices=2)[0])
-  first, *others = cli.start_group(command, 2)
-  two = json.loads(cli.finish(first)[0].splitlines()[-1])  # after Gloo's
-  for process in others:
-    cli.finish(process)
-  assert two.keys() == one.keys()
+  one, two = cli.evaluated_by_one_and_two(workdir)
   for name in ('miou', 'accuracy', 'mean_accuracy', 'classes', 'pixels'):
     # A few pixels have equal scores up to rounding.
     assert two[name] == pytest.approx(one[name], rel=1e-3), name

@@ -10,24 +10,10 @@ import pytest
 from tests import cli
 from tests.faults.counts import further
 
-SMALL = {
-  'total': '6 steps',
-  'batch_size': 8,
+SMALL = cli.SMALL_FILES | {
   'image_size': 16,
-  'schedule.warmup': '1 steps',
   'model.variant': 'None',
-  'model.patch_size': 8,
-  'model.width': 32,
-  'model.depth': 2,
-  'model.mlp_dim': 48,
-  'model.num_heads': 2,
-  'model.unroll': 1,
-  'log.every': '1 steps',
-  'log.tensorboard': 'false',
-  'log.curves': 'false',
   'mix.mixup': 0.2,
-  'evals.val.every': '3 steps',
-  'checkpoint.every': '3 steps',
 }
 KINDS = {'labels': 'separator=|', 'numbers': 'numbers=age+size'}
 LABELS = ['cat|dog', 'emu', '|', 'dog', 'emu|dog']
@@ -93,14 +79,8 @@ def test_a_killed_run_equals_an_uninterrupted_one(data, runs, tmp_path):
 @pytest.mark.parametrize('kind', ['numbers', *further('labels')])
 def test_two_processes_measure_like_one(runs, kind):
   """10 images in batches of 6."""
-  command = cli.command('evaluate', f'--checkpoint={runs / kind}', '--json')
-  command.append('--batch_size=6')
-  one = json.loads(cli.run(command, devices=2)[0])
-  first, *others = cli.start_group(command, 2)
-  two = json.loads(cli.finish(first)[0].splitlines()[-1])  # after Gloo's
-  for process in others:
-    cli.finish(process)
-  assert two.keys() == one.keys() and one['count'] == 10
+  one, two = cli.evaluated_by_one_and_two(runs / kind)
+  assert one['count'] == 10
   for name in {*one} - {'checkpoint', 'data', 'preprocess'}:
     assert two[name] == pytest.approx(one[name], rel=1e-4), name
 

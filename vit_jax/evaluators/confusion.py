@@ -150,7 +150,7 @@ def _predictions(predict, params: PyTree, batch: PyTree) -> dict[str, Array]:
   }
 
 
-def to_csv(head: tuple[str, ...], lines: list[tuple]) -> str:
+def to_csv(head: tuple[Any, ...], lines: list[tuple]) -> str:
   """Returns lines below a line of names as CSV."""
   out = io.StringIO()
   csv.writer(out, lineterminator='\n').writerows([head, *lines])

@@ -3,8 +3,6 @@
 `OnPixels` is the base class of evaluators that assign a class to each pixel.
 """
 
-import csv
-import io
 from typing import Any
 
 import jax
@@ -17,6 +15,7 @@ from vit_jax.data.contract import require
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
+from vit_jax.evaluators.confusion import to_csv
 from vit_jax.evaluators.features import open_split
 
 PyTree = Any
@@ -135,8 +134,8 @@ class OnPixels(contract.Evaluator):
     labels = range(self._classes)
     rows = [(i, *row) for i, row in enumerate(self._pairs.tolist())]
     return {
-      'classes.csv': _csv([head, *lines]),
-      'pairs.csv': _csv([('class', *labels), *rows]),
+      'classes.csv': to_csv(head, lines),
+      'pairs.csv': to_csv(('class', *labels), rows),
     }
 
 
@@ -191,12 +190,6 @@ def _by_class(
   union = true + pairs.sum(0) - hits
   with np.errstate(invalid='ignore'):
     return true, hits / union, hits / true
-
-
-def _csv(lines: list[tuple]) -> str:
-  out = io.StringIO()
-  csv.writer(out, lineterminator='\n').writerows(lines)
-  return out.getvalue()
 
 
 def predicted_classes(

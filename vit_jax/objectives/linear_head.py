@@ -18,23 +18,43 @@ class LinearHead(contract.AroundModel):
 
   Parameters: `model/…` and `head/{kernel,bias}`. Extra state: the running
   `mean` and `variance` of each feature, or nothing; weights for evaluation
-  contain them as `statistics/…`. A subclass defines `init`, `loss` and
+  contain them as `statistics/…`. A subclass defines `inputs`, `loss` and
   `predict`.
 
   Attributes:
+    classes: number of outputs of the linear layer.
+    batch_norm: whether there are running statistics.
     epsilon: number that is added to the variance of a feature.
   """
 
+  classes: int
+  batch_norm: bool = True
   epsilon: float
 
-  def init_head(self, key: Key[Array, ''], width: int, classes: int) -> PyTree:
-    """Returns the initial linear layer."""
-    kernel = _INITIAL_STD * jax.random.normal(key, (width, classes))
-    return {'kernel': kernel, 'bias': jnp.zeros(classes)}
+  def inputs(
+    self, params: PyTree, images: Any, key: Key[Array, ''] | None = None
+  ) -> Float[Array, '*n d']:
+    """Computes the features of normalized images, before batch norm.
 
-  def init_statistics(self, width: int) -> dict[str, Array]:
-    """Returns the initial running statistics."""
-    return {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+    Args:
+      params: parameters of the model.
+      images: images, `[n, y, x, channels]`.
+      key: random key of dropout and drop path; None for neither.
+    """
+    raise NotImplementedError
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Returns initial parameters; running statistics with `batch_norm`."""
+    model_key, head_key = jax.random.split(key)
+    model, images = (
+      self.setting.init_model(model_key),
+      self.setting.zero_images(),
+    )
+    width = jax.eval_shape(self.inputs, model, images).shape[-1]
+    kernel = _INITIAL_STD * jax.random.normal(head_key, (width, self.classes))
+    head = {'kernel': kernel, 'bias': jnp.zeros(self.classes)}
+    extra = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+    return {'model': model, 'head': head}, extra if self.batch_norm else {}
 
   def standardized(
     self, x: Float[Array, '*n d'], statistics: PyTree = None

@@ -71,15 +71,14 @@ class Objective(LinearHead):
     """
     check_range('objective.num_classes', num_classes, at_least=1)
     check_range('objective.last_blocks', last_blocks, at_least=1)
-    self.setting = setting
-    self._num_classes = num_classes
+    self.setting, self.classes = setting, num_classes
     self.last_blocks, self.patch_mean = last_blocks, patch_mean
     self.batch_norm = batch_norm
 
   @property
   def num_classes(self) -> int:
     """Number of outputs of the linear layer; the model has no head."""
-    return self._num_classes
+    return self.classes
 
   def check(self, spec: Spec) -> None:
     """Checks the labels, and that the model provides the features.
@@ -108,24 +107,12 @@ class Objective(LinearHead):
         'False: use such a model, or set last_blocks=1 and patch_mean=False.'
       )
 
-  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Returns initial parameters; running statistics with `batch_norm`."""
-    model_key, head_key = jax.random.split(key)
-    images = self.setting.zero_images()
-    params = self.setting.init_model(model_key)
-    outputs = jax.eval_shape(self._outputs, params, images)
-    features = jax.eval_shape(self._features, params, outputs)
-    width = features.shape[-1]
-    head = self.init_head(head_key, width, self.num_classes)
-    extra = self.init_statistics(width) if self.batch_norm else {}
-    return {'model': params, 'head': head}, extra
-
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the mean loss of a batch, and the metric `accuracy`."""
     batch = inputs.batch
     # The backbone has no backward pass, so its activations are not kept.
     model = jax.lax.stop_gradient(params['model'])
-    x = self._features(model, self._outputs(model, normalize(batch['image'])))
+    x = self.inputs(model, normalize(batch['image']))
     carry = {}
     if self.batch_norm:
       x, carry = self.standardized(x)
@@ -145,6 +132,12 @@ class Objective(LinearHead):
     if self.batch_norm:
       x, _ = self.standardized(x, params['statistics'])
     return results | {'logits': linear(params['head'], x)}
+
+  def inputs(
+    self, params: PyTree, images: Any, key: Key[Array, ''] | None = None
+  ) -> Float[Array, 'n f']:
+    """Computes the features; the model has no dropout and drop path here."""
+    return self._features(params, self._outputs(params, images))
 
   def _outputs(
     self, params: PyTree, images: Any, want: tuple[str, ...] = ()

@@ -105,15 +105,9 @@ class Objective(LinearHead):
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters and running statistics."""
-    model_key, head_key = jax.random.split(key)
-    params = self.setting.init_model(model_key)
-    images = self.setting.zero_images()
-    features = jax.eval_shape(self._features, params, images, None)
-    width = features.shape[-1]
-    head = self.init_head(head_key, width, self.classes)
-    norm = {'scale': jnp.ones(width), 'bias': jnp.zeros(width)}
-    params = {'model': params, 'norm': norm, 'head': head}
-    return params, self.init_statistics(width)
+    params, extra = super().init(key, batch)
+    ones = jnp.ones_like(extra['mean'])
+    return params | {'norm': {'scale': ones, 'bias': 0 * ones}}, extra
 
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the loss of a batch, and the metric `pixel_accuracy`."""
@@ -121,7 +115,7 @@ class Objective(LinearHead):
     if self._frozen:
       # The backbone has no backward pass, so its activations are not kept.
       model, key = jax.lax.stop_gradient(model), None
-    x = self._features(model, normalize(batch['image']), key)
+    x = self.inputs(model, normalize(batch['image']), key)
     if self._dropout:
       shape = (len(x), 1, 1, x.shape[-1])
       key = jax.random.fold_in(inputs.key, 1)
@@ -162,8 +156,8 @@ class Objective(LinearHead):
     kept = {name: found[name] for name in ('features', 'logits', *others)}
     return kept | {'classes': logits}
 
-  def _features(
-    self, params: PyTree, images: Any, key: Any
+  def inputs(
+    self, params: PyTree, images: Any, key: Key[Array, ''] | None = None
   ) -> Float[Array, 'n rows columns d']:
     """Computes the patch tokens of the model from normalized images."""
     found = self.setting.model.apply(
