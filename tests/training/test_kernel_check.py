@@ -91,8 +91,23 @@ def test_wrong_kernels_are_disabled(name, wrong, tmp_path, monkeypatch, caplog):
   assert after.model.remat == 'dots'
 
 
-# Models whose kernels rotate and normalize queries and keys
-ROTATED = {'model.rope': 'centered', 'model.qk_norm': True}
+# Models whose kernels normalize queries and keys, and rotate those of each
+# image by other angles
+ROTATED = {
+  'model.rope': 'centered',
+  'model.rope_shift': 0.5,
+  'model.qk_norm': True,
+}
+
+
+def of_first_image(function):
+  """Returns sines or cosines of the first image for all images."""
+  return lambda x, num_heads: function(x[:1], num_heads)
+
+
+def backwards(function):
+  """Returns rotations in the opposite direction."""
+  return lambda *arguments: -function(*arguments)
 
 
 def without_scales(function):
@@ -104,21 +119,23 @@ def without_scales(function):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name, wrong, worst',
+  'module, name, wrong, worst',
   [
-    ('_turned', lambda turned: lambda *x: -turned(*x), 'attention/'),
-    *further(['_normalized', without_scales, '_norm/']),
+    (tpu, '_of_all_heads', of_first_image, 'attention/'),
+    *further(
+      [tpu_kernels, '_turned', backwards, 'attention/'],
+      [tpu_kernels, '_normalized', without_scales, '_norm/'],
+    ),
   ],
 )
 def test_rotations_and_norms_are_compared(
-  name, wrong, worst, tmp_path, monkeypatch
+  module, name, wrong, worst, tmp_path, monkeypatch
 ):
-  """Kernels that rotate backwards, or lack gradients of scales, are noticed."""
+  """Kernels with wrong angles, or without gradients of scales, are noticed."""
   experiment = build(**ROTATED)
   _, [event] = check(experiment, tmp_path)
   assert event['passed']
-  broken = wrong(getattr(tpu_kernels, name))
-  monkeypatch.setattr(tpu_kernels, name, broken)
+  monkeypatch.setattr(module, name, wrong(getattr(module, name)))
   after, [_, event] = check(experiment, tmp_path)
   assert not event['passed'] and worst in event['worst']
   assert after.model.attention == 'xla'

@@ -274,7 +274,7 @@ class Kernels(NamedTuple):
   Attributes:
     probe: model that compiles in seconds and whose kernels have the same shapes
       and dtypes as in this model, for example its first two layers. It is
-      compared with its `reference` before a run.
+      compared with its `reference`, in training, before a run.
     plain: this model without kernels, used for the run if the comparison fails.
   """
 

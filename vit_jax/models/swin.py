@@ -117,7 +117,7 @@ class Config(backbone.BackboneConfig):
   @property
   def probe(self) -> dict[str, Any]:
     """Keys of a model with few layers, for the comparison of kernels."""
-    return dict(depths=(2,) * len(self.depths))
+    return dict(depths=(2,) * len(self.depths), drop_path=0.0)
 
   def attention_by(self, stage: int, side: int) -> str:
     """Returns the implementation of attention; see `attention.choose`.

@@ -383,7 +383,8 @@ class Config(backbone.BackboneConfig):
   def probe(self) -> dict[str, Any]:
     """Keys of a model with few layers, for the comparison of kernels."""
     # With a second layer, the result depends on all outputs of the first one.
-    return dict(depth=min(self.depth, 2))
+    rates = 'dropout', 'drop_path', 'drop_path_first'
+    return dict.fromkeys(rates, 0.0) | dict(depth=min(self.depth, 2))
 
   @property
   def attention_needs(self) -> list[str]:

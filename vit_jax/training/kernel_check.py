@@ -170,12 +170,15 @@ def _output_and_gradients(
 ) -> dict[str, Array]:
   """Computes logits, and gradients of a random weighted sum of them.
 
+  The model is in training, where the angles of rotations may be random.
+
   Returns:
     The logits as 'output', and the gradients by the path of the parameter.
   """
+  model_key = jax.random.fold_in(key, 0)
 
   def logits(params: PyTree) -> Float[Array, 'n k']:
-    return model.apply({'params': params}, images)
+    return model.apply({'params': params}, images, model_key)
 
   y, pull = jax.vjp(logits, params)
   [gradients] = pull(jax.random.normal(key, y.shape, y.dtype))
