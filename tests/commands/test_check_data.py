@@ -11,6 +11,7 @@ from minimal_config import completed
 from vit_jax import check_data
 from vit_jax.config import completion
 from vit_jax.data import inspection
+from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.errors import UserError
 
 
@@ -232,3 +233,15 @@ def test_mean_and_std_of_each_channel(tmp_path):
   assert summary['bad'] == 1
   (bad,) = _lines(tmp_path / 'out/bad.jsonl')
   assert 'rgb.tif' in bad['where'] and 'uint16 [y, x, 5]' in bad['reason']
+
+
+def test_a_source_without_labels(tmp_path):
+  """Its examples have no label at all."""
+  config = completed(
+    source=dict(name='tests.plugins.unlabelled', num_examples=5),
+    evals={},
+    **{'train.num_examples': 5},
+  )
+  summary = check_data.run(config, str(tmp_path))
+  assert summary['splits']['train']['classes'] == {UNLABELLED: 5}
+  assert summary['duplicates'] == 0

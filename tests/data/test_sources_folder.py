@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from vit_jax.cli import shared_flags
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder
-from vit_jax.data.storage import class_folders
 from vit_jax.errors import UserError
 from vit_jax.training import data
 
@@ -51,27 +50,15 @@ def test_classes_and_files_are_sorted(tmp_path):
   )
 
 
-@pytest.mark.parametrize('held_out', ['val', 'validation', 'test'])
-def test_all_splits_have_the_labels_of_train(tmp_path, held_out):
+def test_all_splits_have_the_labels_of_train(tmp_path):
   """Other folders are left out."""
-  images = fill(
-    tmp_path,
-    'train/a/1.jpg',
-    'train/b/2.jpg',
-    'train/c/3.jpg',
-    f'{held_out}/c/4.jpg',
-    'devkit/z/5.jpg',
-  )
-  source = open_folder(tmp_path, held_out)
+  train = [f'train/{name}/1.jpg' for name in 'abc']
+  images = fill(tmp_path, *train, 'val/c/4.jpg', 'devkit/z/5.jpg')
+  source = open_folder(tmp_path, 'val')
   assert source.class_names == ['a', 'b', 'c']
-  contract.check(source, [(images[f'{held_out}/c/4.jpg'], 2)], ['c/4.jpg'])
-  both = open_folder(tmp_path, f'{held_out}+train')
-  expected = [f'{held_out}/c/4.jpg', 'train/a/1.jpg', 'train/b/2.jpg']
-  assert paths_of(both, tmp_path)[:3] == expected
-  assert len(open_folder(tmp_path, 'all')) == 4
-  if held_out != 'test':
-    for name in ('val', 'validation'):
-      assert len(open_folder(tmp_path, name)) == 1
+  contract.check(source, [(images['val/c/4.jpg'], 2)], ['c/4.jpg'])
+  both = open_folder(tmp_path, 'val+train')
+  assert paths_of(both, tmp_path) == ['val/c/4.jpg', *train]
 
 
 def classes_of(root, split):
@@ -123,9 +110,13 @@ def test_links_are_followed(tmp_path):
   (root / 'cat' / 'self').symlink_to(root / 'cat' / 'self')
   expected = ['cat/1.jpg', 'cat/4.jpg', 'dog/2.jpg', 'dog/x/3.jpg']
   assert paths_of(open_folder(root), root) == expected
-  (root / 'dog' / '5.jpg').symlink_to(tmp_path / 'nowhere')
-  with pytest.raises(UserError, match='dog/5.jpg .*broken link'):
-    open_folder(root)
+  # Leaving out a class would shift the labels of all later classes.
+  for name in ('dog/5.jpg', 'bird', 'cat/6.jpg'):
+    target = root / name if name[0] == 'c' else tmp_path / 'nowhere'
+    (root / name).symlink_to(target)
+    with pytest.raises(UserError, match=f'{name} .*broken link'):
+      open_folder(root)
+    (root / name).unlink()
 
 
 def test_class_map_and_folders_must_agree(tmp_path):
@@ -170,8 +161,12 @@ def test_a_class_that_train_lacks_is_refused(tmp_path):
 def test_messages_of_wrong_paths(tmp_path):
   """Each says what to do."""
   fill(tmp_path, 'notes.txt')
+  (tmp_path / 'self').symlink_to(tmp_path / 'self')
+  for name in ('absent', 'notes.txt/below', 'x' * 5000, 'a\0b', 'self'):
+    with pytest.raises(UserError, match='which is not a directory'):
+      open_folder(tmp_path / name)
+  (tmp_path / 'self').unlink()
   for path, words in (
-    (tmp_path / 'absent', 'not a directory'),
     (tmp_path, "source.name='manifest'"),
     ('gs://bucket/data', 'gcsfuse'),
   ):
@@ -180,18 +175,6 @@ def test_messages_of_wrong_paths(tmp_path):
   fill(tmp_path, 'cat/1.jpg')
   with pytest.raises(UserError, match="no split 'test'.*allowed: train"):
     open_folder(tmp_path, 'test')
-
-
-@pytest.mark.parametrize(
-  'names, words', [((), r'\.tiff\): fill or'), (('a.txt',), '1 other.*convert')]
-)
-def test_messages_of_class_folders_without_images(tmp_path, names, words):
-  """An empty folder has nothing to convert."""
-  fill(tmp_path, 'cat/1.jpg', *(f'dog/{name}' for name in names))
-  (tmp_path / 'dog').mkdir(exist_ok=True)
-  with pytest.raises(UserError, match=f'dog contains no image.*{words}'):
-    open_folder(tmp_path)
-  assert len(open_folder(tmp_path, allow_empty=True)) == 1
 
 
 def test_a_fingerprint_depends_on_every_label(tmp_path):
@@ -320,35 +303,6 @@ def test_classes_may_have_names_of_splits(tmp_path):
     folder.divide(str(tmp_path))
 
 
-def test_nested_files_and_links_are_found(tmp_path):
-  """Hidden files and files with other endings are not."""
-  root = tmp_path / 'in'
-  images = fill(
-    root,
-    'train/a/1.gif',
-    'train/a/deep/er/2.JPG',
-    'train/b/3.jfif',
-    'train/b/.4.jpg',
-    'train/.c/5.jpg',
-    'train/b/6.txt',
-    'Val/a/7.png',
-  )
-  (root / 'train' / 'b' / 'link.png').symlink_to(root / 'Val' / 'a' / '7.png')
-  train = {'1.gif': 0, 'deep/er/2.JPG': 0, '3.jfif': 1}
-  expected = [
-    (images[f'train/{"ab"[label]}/{name}'], label)
-    for name, label in train.items()
-  ]
-  link = images['Val/a/7.png']
-  assert examples(open_folder(root, 'train')) == sorted([*expected, (link, 1)])
-  assert examples(open_folder(root, 'val')) == [(link, 0)]
-
-
-def examples(source):
-  found = [source[i] for i in range(len(source))]
-  return sorted((each['image'], each['label']) for each in found)
-
-
 def test_file_names_that_are_not_utf8_are_read(tmp_path):
   fill(tmp_path / 'in', 'a/1.jpg')
   os.rename(
@@ -357,32 +311,11 @@ def test_file_names_that_are_not_utf8_are_read(tmp_path):
   assert open_folder(tmp_path / 'in')[0]['label'] == 0
 
 
-def test_a_class_that_is_a_broken_link_is_refused(tmp_path):
-  """Leaving it out would shift the labels of all later classes."""
-  fill(tmp_path, 'a/1.jpg', 'c/1.jpg')
-  (tmp_path / 'b').symlink_to(tmp_path / 'gone')
-  with pytest.raises(UserError, match='/b .*broken link'):
-    open_folder(tmp_path)
-  (tmp_path / 'b').unlink()
-  (tmp_path / 'a' / '2.jpg').symlink_to(
-    tmp_path / 'a' / '2.jpg'
-  )  # a link to itself
-  with pytest.raises(UserError, match='a/2.jpg .*broken link'):
-    open_folder(tmp_path)
-
-
-@pytest.mark.parametrize('name', ['absent', 'file/below', 'x' * 5000, 'a\0b'])
-def test_invalid_paths_are_refused(tmp_path, name):
-  """Missing, below a file, too long, or with a null byte."""
-  (tmp_path / 'file').touch()
-  (tmp_path / 'self').symlink_to(tmp_path / 'self')
-  for path in (f'{tmp_path}/{name}', f'{tmp_path}/self'):
-    with pytest.raises(UserError, match='which is not a directory'):
-      class_folders.roots(path, 'source.path')
-
-
 def test_divide_holds_out_a_tenth(tmp_path):
-  """Of train if there is no val, and of everything if there is no split."""
+  """Of train if there is no val, and of everything if there is no split.
+
+  Images without labels are not divided for a classifier.
+  """
   fill(tmp_path, *(f'train/{k}/{i}.jpg' for k in 'ab' for i in range(20)))
   fill(tmp_path, 'test/a/1.jpg')
   for root in (tmp_path, tmp_path / 'train'):
@@ -391,6 +324,8 @@ def test_divide_holds_out_a_tenth(tmp_path):
     held_out = open_folder(root, found.held_out)
     assert [held_out[i]['label'] for i in range(4)] == [0, 0, 1, 1]
     assert len(open_folder(root, found.train)) == 36
+  with pytest.raises(UserError, match='train/a has no labels'):
+    folder.divide(f'{tmp_path}/train/a')
 
 
 @pytest.mark.parametrize('count', [2, 5])

@@ -180,16 +180,6 @@ def test_splits_must_agree_on_the_classes(tmp_path):
     open_split(tmp_path, 'train+test')
 
 
-def test_images_without_labels(tmp_path):
-  """They have a single class, whether there is a column or not."""
-  make(0, 5).save_to_disk(tmp_path / 'saved')
-  source = open_split(tmp_path / 'saved', label_key=None, others=('caption',))
-  assert source.class_names == ['unlabelled']
-  assert source.labels().tolist() == [0] * 5
-  expected = {'image': contract.png(2), 'label': 0, 'caption': 'x'}
-  assert source[2] == expected
-
-
 def test_columns_may_have_other_names_and_types(tmp_path):
   """Plain bytes as images, and plain numbers as labels."""
   table = pa.table(
