@@ -88,7 +88,7 @@ def test_negative_and_infinite_numbers_are_refused(
     assert key.rpartition('.')[2] in str(error.value)
 
 
-# Values just outside of a range, other than negative numbers.
+# Values just outside of a range, other than negative numbers, and names.
 WRONG = [
   ('optimizer.b1', 1.0),
   ('optimizer.layer_decay', 1.01),
@@ -111,7 +111,19 @@ WRONG = [
   ('objective.label_smoothing', 1.0),
   ('source.num_examples', 0),
   ('preprocess.central_fraction', 1e-9),
+  ('preprocess.central_fraction', 1.5),
+  ('preprocess.resize', 'crop'),
+  ('preprocess.interpolation', 'nearest'),
+  ('augment.crop', 'center'),
+  ('augment.min_area', 0.0),
+  ('augment.min_area', 1.5),
+  ('augment.min_aspect', 2.0),
+  ('augment.interpolation', 'cubic'),
   ('augment.randaugment_magnitude', 11.0),
+  ('augment.randaugment_policy', 'mine'),
+  ('mix.erasing', 1.5),
+  ('reader.max_bad_share', 40.0),
+  ('reader.prefetch', 0),
   ('position_resize', 'cubic'),
 ]
 

@@ -128,17 +128,3 @@ def test_one_bad_record_is_always_allowed(hosts):
   read_bad(limits, [[5, 5, 5]])
   with pytest.raises(UserError, match='2 of the 100 records'):
     read_bad(limits, [[6]])
-
-
-@pytest.mark.parametrize(
-  'key, value',
-  [
-    *(('max_bad_share', share) for share in (-0.1, 1.01, 40, float('nan'))),
-    ('threads', -1),
-    ('prefetch', 0),
-  ],
-)
-def test_messages_of_wrong_reader_settings(key, value):
-  """Counts and percentages of bad records are refused, too."""
-  with pytest.raises(UserError, match=f'reader.{key} is .*at least'):
-    Reader(**{key: value})

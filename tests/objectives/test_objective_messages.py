@@ -12,7 +12,6 @@ from vit_jax.data.augment.block_masks import TrainTransform
 from vit_jax.errors import UserError
 from vit_jax.models import swin, vit
 from vit_jax.objectives.contract import Frozen, Setting
-from vit_jax.objectives.mixing import DeviceAugment
 
 SIZE = (16, 16)
 SWIN = swin.Model(0, width=8, depths=(2, 2), num_heads=2, window_size=2)
@@ -163,11 +162,3 @@ def test_messages_name_what_is_wrong(name, wrong, words):
   with pytest.raises(UserError) as error:
     check(name, **wrong)
   assert re.search(words, str(error.value))
-
-
-@pytest.mark.parametrize(
-  'keys', [dict(mixup=-0.1), dict(cutmix=-1.0), dict(erasing=1.5)]
-)
-def test_messages_of_mixing(keys):
-  with pytest.raises(UserError, match=f'mix.{next(iter(keys))}'):
-    DeviceAugment(5, **keys)
