@@ -1,11 +1,14 @@
-"""A fixture that parses the flags of a command in the test's process."""
+"""Flags and bodies of commands, which run in the test's process."""
 
+import importlib
 import sys
 
 import pytest
 from absl import flags
 
+from vit_jax.cli import process
 from vit_jax.config import overrides
+from vit_jax.data.storage import records
 from vit_jax.errors import UserError
 
 
@@ -31,3 +34,36 @@ def command_line(monkeypatch):
 
   yield parse
   forget()
+
+
+def message_of(monkeypatch, command, *arguments):
+  """Runs a command without its exit code.
+
+  Args:
+    monkeypatch: fixture of pytest.
+    command: module of the command, such as 'plan.main'.
+    *arguments: flags and other arguments.
+
+  Returns:
+    The message about a user's error; '' if there is none.
+  """
+  assert records.ArrayRecords  # its import defines flags, which stay
+  before = set(flags.FLAGS)
+  argv = ['program', *arguments]
+  monkeypatch.setattr(sys, 'argv', argv)
+  module = importlib.import_module(f'vit_jax.{command}')
+  try:
+    getattr(module, 'define_flags', process.define_flags)()
+    try:
+      rest = flags.FLAGS(argv)
+    except flags.Error as error:
+      raise UserError(overrides.unknown_flag_message(error)) from error
+    process.refuse_empty(flags.FLAGS)
+    module.main(rest[1:])
+  except UserError as error:
+    return str(error)
+  finally:
+    flags.FLAGS.unparse_flags()
+    new = [name for name in flags.FLAGS if name not in before]
+    flags.FLAGS.remove_flag_values(new)
+  return ''
