@@ -351,7 +351,7 @@ def by_pytorch(weights: str, config: Any) -> list[float]:
   optimizer = torch.optim.SGD(params, RATE, momentum=MOMENTUM)
   losses = []
   experiment = Experiment.build(config, jax.devices())
-  source = data.open_train(config)
+  source = data.open_train(experiment)
   with data.train_batches(experiment, source, 0) as batches:
     for step in range(STEPS):
       batch = jax.device_get(next(batches))

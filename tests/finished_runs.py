@@ -29,3 +29,6 @@ def finish(job, value, steps=3, metric=None, checkpoint=True):
   lines += [{'step': steps, metric or job.metric: value}]
   text = '\n'.join(map(json.dumps, lines))
   (workdir / 'metrics.jsonl').write_text(text + '\n')
+  event = dict(event='finished', step=steps, metrics=[metric or job.metric])
+  event['time'] = '2026-01-01T00:00:00+00:00'
+  (workdir / 'events.jsonl').write_text(json.dumps(event) + '\n')

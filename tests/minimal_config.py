@@ -1,10 +1,13 @@
 """A minimal config that tests can change."""
 
+from unittest import mock
+
 from ml_collections import ConfigDict
 
 from vit_jax.config import schema
 from vit_jax.config.completion import complete
 from vit_jax.config.schema import SECTIONS
+from vit_jax.training.experiment import Experiment
 
 
 def minimal():
@@ -42,6 +45,12 @@ def completed(**changes):
     else:
       node[key] = value
   return complete(ConfigDict(values))
+
+
+def with_outputs(config):
+  """Returns an experiment of which only the number of outputs is built."""
+  objective = mock.Mock(num_classes=config.num_classes, classes_key='')
+  return mock.Mock(spec=Experiment, config=config, objective=objective)
 
 
 def sections(config):

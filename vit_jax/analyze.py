@@ -179,7 +179,7 @@ def _write_predictions(workdir: epath.Path) -> None:
     config = loading.load(str(workdir / 'config.json'))
     experiment = Experiment.build(config, jax.devices())
     with jax.set_mesh(experiment.mesh):
-      source = data.open_train(config)
+      source = data.open_train(experiment)
       setting = data.evaluation_setting(experiment, source.class_names)
       params = weights.load_weights(experiment.mesh)
       step = int(weights.path.rpartition('/')[2])

@@ -16,8 +16,8 @@ from absl import flags
 
 from vit_jax.cli import process
 from vit_jax.config import loading
+from vit_jax.config.keys import square
 from vit_jax.config.schema import Config
-from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
     raise error  # the frozen weights are not part of checkpoints
   # With LoRA, all parameters that are trained are new.
   start = None if is_lora else initial_params
-  loop.run(config, initial_params=start, **options)
+  loop.run(initial_params=start, **options)
 
 
 def _last_start(error: UserError) -> Pretrained:

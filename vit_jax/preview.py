@@ -50,7 +50,7 @@ def run(config: Config, images: int, start_step: int) -> Pictures:
     start_step: number of updates before the first batch to draw.
   """
   experiment = Experiment.build(config, jax.devices())
-  source = data.open_train(config)
+  source = data.open_train(experiment)
   log.info(
     '%s, %d examples, %d classes', source.name, len(source), source.num_classes
   )

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     branch.begin(flags.FLAGS.branch_from, config, options['workdir'])
   # A run that resumes does not call the function.
   initial_params = None if config.init_from is None else _load
-  loop.run(config, initial_params=initial_params, **options)
+  loop.run(initial_params=initial_params, **options)
 
 
 def _load(experiment: Experiment, data: Source) -> object:

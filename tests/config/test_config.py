@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import completion, schema
 from vit_jax.config.completion import complete, parse_arg
+from vit_jax.config.identity import identity
 from vit_jax.errors import UserError
-from vit_jax.run.resume import identity
 
 
 def test_complete_adds_every_key_with_its_default():

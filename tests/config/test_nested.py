@@ -6,9 +6,9 @@ import pytest
 from minimal_config import completed
 
 from vit_jax.config import completion
+from vit_jax.config.identity import identity
 from vit_jax.config.schema import build_section
 from vit_jax.errors import UserError
-from vit_jax.run.resume import identity
 
 LAB = 'tests.plugins.lab_nested'
 HEADS = {'a': {'name': LAB, 'outputs': 3}, 'b': {'name': LAB, 'outputs': 5}}

@@ -69,7 +69,7 @@ def test_a_step_without_labels_is_trained():
   abstract = experiment.abstract_batch()
   assert set(abstract) == {'crops', 'replaced'}
   assert abstract['crops'].shape == (8, 2, 8, 8, 3)
-  source = data.open_train(experiment.config)
+  source = data.open_train(experiment)
   record = experiment.description(source, {}).further['record']
   assert record['fingerprint']['size'] == 64
   state = jax.jit(experiment.init_state)(experiment.key())

@@ -6,7 +6,7 @@ import pathlib
 import contract
 import numpy as np
 import pytest
-from minimal_config import completed
+from minimal_config import completed, with_outputs
 
 from vit_jax.data import filters, inspection
 from vit_jax.data.contract import Remaining
@@ -137,10 +137,14 @@ def test_the_order_and_the_length_of_training_follow(root, tmp_path):
     'num_classes': 2,
     'train.leave_out': path,
   }
-  train = data.open_train(completed(**changes, **{'train.num_examples': 22}))
+  train = data.open_train(
+    with_outputs(completed(**changes, **{'train.num_examples': 22}))
+  )
   assert len(train) == 22
   with pytest.raises(UserError, match='22.*num_examples.*30'):
-    data.open_train(completed(**changes, **{'train.num_examples': 30}))
+    data.open_train(
+      with_outputs(completed(**changes, **{'train.num_examples': 30}))
+    )
 
 
 def test_a_list_of_other_data_is_refused(root, tmp_path):

@@ -6,6 +6,7 @@ import shutil
 
 import contract
 import pytest
+from minimal_config import with_outputs
 from ml_collections import ConfigDict
 
 from vit_jax.cli import shared_flags
@@ -216,14 +217,14 @@ def test_a_single_class_is_refused_by_supervised_objectives(
     )
   )
   if objective == 'mae':
-    assert len(data.open_train(config)) == 4
+    assert len(data.open_train(with_outputs(config))) == 4
     return
   with pytest.raises(UserError, match="one class, 'photos'"):
-    data.open_train(config)
+    data.open_train(with_outputs(config))
   member = dict(config.source.to_dict(), weight=1.0)
   config.source = dict(name='mixture', members={'a': member})
   with pytest.raises(UserError, match="one class, 'photos'"):
-    data.open_train(config)
+    data.open_train(with_outputs(config))
 
 
 def test_other_endings(tmp_path):

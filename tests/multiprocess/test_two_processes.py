@@ -90,5 +90,5 @@ def test_two_processes_end_early_like_one(tmp_path):
   assert kept[0] == kept[1] and '6' in kept[0]
   cli.remove_finished_event(tmp_path / 'two')
   messages, _ = _train(tmp_path / 'two', 2)
-  assert 'ended early at step 6 of 12' in messages
+  assert 'ending early at step 6 of 12' in messages
   assert cli.losses(tmp_path / 'two') == two

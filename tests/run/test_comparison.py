@@ -9,7 +9,7 @@ import pytest
 from minimal_config import completed
 from ml_collections import ConfigDict
 
-from vit_jax.config import completion, keys, schema
+from vit_jax.config import completion, identity, keys, schema
 from vit_jax.config.schema import EVALS, SECTIONS
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus, versions
@@ -70,7 +70,7 @@ def test_members_of_a_mixture_may_move():
     'b': {'name': 'tfds', 'dataset': 'd', 'data_dir': 'y', 'weight': 1.0},
   }
   config = completed(source={'name': 'mixture', 'members': members})
-  keys = {k for k in resume.identity(config) if k.startswith('source.')}
+  keys = {k for k in identity.identity(config) if k.startswith('source.')}
   stay = {
     'source.name',
     *(f'source.members.a.{key}' for key in ('name', 'weight', 'endings')),
@@ -237,9 +237,9 @@ def test_equal_spellings():
     ('mine.threshold', math.nan, float('nan')),
   ):
     for value in values:
-      assert not resume.differences({key: values[0]}, {key: value})
+      assert not identity.differences({key: values[0]}, {key: value})
   written = json.loads(completion.to_json(completed(image_size=8)))
-  assert not resume.config_changes(written, completed(image_size=(8, 8)))
+  assert not identity.changes(written, completed(image_size=(8, 8)))
 
 
 @pytest.mark.parametrize(
@@ -257,4 +257,4 @@ def test_equal_spellings():
   ],
 )
 def test_different_values_stay_different(key, one, other):
-  assert resume.differences({key: one}, {key: other})
+  assert identity.differences({key: one}, {key: other})

@@ -7,8 +7,6 @@ from etils import epath
 
 from vit_jax.run import guards
 
-CONFIG = {'early_stop_patience': 2, 'checkpoint': {'best': 'val/accuracy'}}
-
 
 def write(folder, values, name='val/accuracy'):
   """Writes metrics.jsonl with training lines between the evaluations."""
@@ -40,30 +38,21 @@ def test_the_best_evaluation_is_too_old(
 ):
   """The run ends after two evaluations that are not better than the best."""
   name = f'val/{metric}'
-  config = CONFIG | {
-    'checkpoint': {'best': name},
-    'evals': {'val': {'name': 'classification'}},
-  }
   signed = [(step, value and sign * value) for step, value in values]
-  found = guards.plateau(write(tmp_path, signed, name), config)
+  found = guards.plateau(write(tmp_path, signed, name), name, sign, 2)
   if best_step is None:
     assert found is None
   else:
     last = max(step for step, _ in values)
     assert found is not None
-    assert (found.best_step, found.step) == (best_step, last)
-    assert found.evaluations >= 2 and name in str(found)
+    assert (found['best_step'], found['step']) == (best_step, last)
+    assert found['evaluations'] >= 2 and found['metric'] == name
 
 
-def test_without_patience_nothing_ends(tmp_path):
+def test_with_more_patience_nothing_ends(tmp_path):
   """The same holds for other metrics, and for workdirs without metrics."""
   workdir = write(tmp_path, [(1, 0.5), (2, 0.4), (3, 0.3)])
-  assert guards.plateau(workdir, CONFIG)
-  for config in (
-    {},
-    CONFIG | {'early_stop_patience': None},
-    CONFIG | {'early_stop_patience': 3},
-    CONFIG | {'checkpoint': {'best': 'test/accuracy'}},
-  ):
-    assert guards.plateau(workdir, config) is None
-  assert guards.plateau(workdir / 'none', CONFIG) is None
+  assert guards.plateau(workdir, 'val/accuracy', 1, 2)
+  assert guards.plateau(workdir, 'val/accuracy', 1, 3) is None
+  assert guards.plateau(workdir, 'test/accuracy', 1, 2) is None
+  assert guards.plateau(workdir / 'none', 'val/accuracy', 1, 2) is None

@@ -9,9 +9,8 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.config import completion
+from vit_jax.config import completion, identity
 from vit_jax.errors import DivergedError, UserError
-from vit_jax.run import resume
 from vit_jax.run.guards import Limit, Limits, Recovery
 from vit_jax.run.ledger import Ledger
 
@@ -107,6 +106,6 @@ def test_limits_may_change_when_a_run_resumes():
   assert other.recovery.limits.high.during == '200 steps'
   for before in (without, one, other):
     for now in (without, one, other):
-      changes = resume.config_changes(before.to_dict(), now)
+      changes = identity.changes(before.to_dict(), now)
       assert not changes, changes
   assert 'recovery.limits.high.stop' in completion.flatten(other)

@@ -113,5 +113,4 @@ def test_readers_of_foreign_lines(workdir):
   assert nulls == [(3, 'loss'), (3, 'lr'), (3, 'x')]
   curves.draw(workdir)
   assert (workdir / curves.NAME).exists()
-  config = {'early_stop_patience': 1, 'checkpoint': {'best': 'test/accuracy'}}
-  assert guards.plateau(workdir, config) is None
+  assert guards.plateau(workdir, 'test/accuracy', 1, 1) is None

@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import shlex
+import shutil
 import sys
 import types
 
@@ -19,6 +20,7 @@ from vit_jax.config import loading
 from vit_jax.errors import PreemptedError, UserError
 from vit_jax.processes import interruption
 from vit_jax.run import lock
+from vit_jax.run.ledger import Ledger
 from vit_jax.sweeps import execution, grid, jobs, outcome, tables
 from vit_jax.sweeps.grid import Stage, Sweep, Task
 
@@ -266,7 +268,7 @@ def test_which_runs_are_finished(tmp_path):
 
   (job, *_) = all_jobs(tmp_path)
   finish(job, 0.5)
-  workdir, metric = pathlib.Path(job.workdir), job.metric
+  workdir, metric = epath.Path(job.workdir), job.metric
   assert value() == 0.5
   metrics = workdir / 'metrics.jsonl'
   metrics.write_text('{"step": 3, "loss": 1.5}\n')
@@ -274,20 +276,19 @@ def test_which_runs_are_finished(tmp_path):
   metrics.write_text(json.dumps({'step': 3, metric: 0.0}) + '\n')
   assert value() == 0.0
   assert outcome.best_step(job.workdir, metric, 1) == 3
+  ended = (workdir / 'events.jsonl').read_text()
+  Ledger(workdir / 'events.jsonl').event('start', step=3)
+  assert value() is None  # a later start has not ended yet
+  (workdir / 'events.jsonl').write_text(ended)
   config = json.loads((workdir / 'config.json').read_text())
-  config |= dict(total='9 steps', checkpoint=dict(best=metric))
-  lines = [{'step': step, metric: 0.8 - 0.1 * step} for step in (1, 2, 3)]
-  metrics.write_text(''.join(json.dumps(line) + '\n' for line in lines))
-  for patience, expected in ((2, 0.5), (3, None)):
-    config['early_stop_patience'] = patience
-    (workdir / 'config.json').write_text(json.dumps(config))
-    assert value() == (expected and pytest.approx(expected))
   section = {'name': 'classification', 'split': 'x'}
-  config |= dict(total='3 steps', evals={'dev': section, 'other': {}})
+  config |= dict(evals={'dev': section, 'other': {}})
   (workdir / 'config.json').write_text(json.dumps(config))
   for name, split in {metric: 'x', 'dev_ema/y': 'x', 'unknown/y': ''}.items():
     assert outcome.split(job.workdir, name) == split
-  metrics.write_text('{"step": 3, "val/accuracy": 0.5}\n')
+  shutil.rmtree(workdir)
+  finish(job, 0.5, metric='val/accuracy')
+  (workdir / 'config.json').write_text(json.dumps(config))
   with pytest.raises(UserError, match="'dev/accuracy'.*val/accuracy"):
     value()
 

@@ -18,7 +18,7 @@ SCORES = {'val/accuracy': 0.5, 'val/loss': math.nan}
 @pytest.fixture
 def config():
   """Returns a config with all files that a run writes at its end."""
-  return completed(**{'log.report': True, 'log.curves': True})
+  return completed(total='6 steps', **{'log.report': True, 'log.curves': True})
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def run(tmp_path, config):
   (folder / 'metrics.jsonl').write_text(text)
   ledger = Ledger(folder / 'events.jsonl')
   ledger.event('start', step=0)
-  finished.record(ledger, 6, SCORES)
+  finished.record(ledger, folder, 6)
   return folder
 
 
 def test_the_last_evaluation_of_a_finished_run_is_found(run, config):
   """Metrics that are not finite are null in the file."""
-  step, is_over, results = finished.find(config, run, 6)
+  step, is_over, results = finished.find(config, run)
   assert (step, is_over) == (6, True)
   assert str(sorted(results.items())) == str(sorted(SCORES.items()))
 
@@ -90,13 +90,13 @@ def removed(name):
 def test_a_run_with_something_left_to_do_is_not_finished(run, config, change):
   """Each of these is what a kill, a damage or a new config leaves behind."""
   change(run)
-  assert finished.find(config, run, 6).results is None
+  assert finished.find(config, run).results is None
 
 
 def test_a_run_at_its_last_step_is_over(run, config):
   """With another config, only its evaluators run again."""
   other_evaluators(run)
-  assert finished.find(config, run, 6) == (6, True, None)
-  assert finished.find(config, run, 7) == (6, False, None)
+  assert finished.find(config, run) == (6, True, None)
+  assert finished.find(completed(total='7 steps'), run) == (6, False, None)
   with pytest.raises(UserError, match='at step 6, beyond the 5 steps'):
-    finished.find(config, run, 5)
+    finished.find(completed(total='5 steps'), run)

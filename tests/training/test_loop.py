@@ -33,7 +33,7 @@ class Recorded(Session):
       total_steps=total,
       steps=lambda duration: int(duration.split()[0]),
       log=SimpleNamespace(report=False),
-      config={},
+      config=SimpleNamespace(early_stop_patience=None),
     )
 
     def due(every, step):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from ml_collections import ConfigDict
 
+from vit_jax.config.durations import Length
 from vit_jax.data.pipeline.stream import BadRecordLimit
 from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run.guards import Recovery, RollbackError
@@ -22,10 +22,9 @@ from vit_jax.training.experiment import Experiment
 def experiment_of(total_steps, every, max_skipped=3, devices=2):
   """Returns an experiment with 4 batches of 8 images per epoch, on v4 chips."""
   chips = np.full(devices, types.SimpleNamespace(device_kind='TPU v4'))
-  config = {'batch_size': 8, 'train': {'num_examples': 32}}
   return mock.Mock(
     spec=Experiment,
-    config=ConfigDict(config),
+    length=Length(f'{total_steps} steps', batch_size=8, num_examples=32),
     mesh=types.SimpleNamespace(devices=chips, size=devices),
     image_flops=1e6,
     recovery=Recovery(max_skipped=max_skipped),

@@ -22,7 +22,7 @@ def built(**changes):
   config = completed(source=SOURCE, **changes)
   with jax.default_device(jax.devices()[0]):
     experiment = Experiment.build(config, jax.devices()[:2])
-  return experiment, data.open_train(config)
+  return experiment, data.open_train(experiment)
 
 
 def decoded(entry):

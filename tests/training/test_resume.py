@@ -103,9 +103,11 @@ def test_a_run_that_ends_early(tmp_path, monkeypatch, caplog):
     patched.setattr(compiling, 'compile_to_run', pytest.fail)
     loop.run(completed(**changes), workdir)
     assert f'{workdir} has finished: step 2' in caplog.text
-    # With a change of the config, the evaluation runs again.
-    loop.run(completed(**changes | {'checkpoint.keep': 4}), workdir)
-  assert f'{workdir} has ended early at step 2 of 6' in caplog.text
+  # With a change of the config, the evaluation runs again.
+  caplog.clear()
+  loop.run(completed(**changes | {'checkpoint.keep': 4}), workdir)
+  assert 'ending early at step 2 of 6: val/accuracy' in caplog.text
+  assert lines(workdir) == before
   shutil.rmtree(workdir / 'checkpoints/2')
   loop.run(completed(**changes), workdir)
   assert lines(workdir) == before

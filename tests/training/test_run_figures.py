@@ -43,7 +43,7 @@ def started(**changes):
   changes |= {'evals': {'figures': FIGURES}, 'model.dtype': 'float32'}
   config = completed(source=SOURCE, **changes)
   experiment = Experiment.build(config, jax.devices()[:2])
-  source = data.open_train(config)
+  source = data.open_train(experiment)
   setting = data.evaluation_setting(experiment, source.class_names)
   state = jax.jit(experiment.init_state)(jax.random.key(0))
   return experiment, setting, experiment.trainer.weights(state, {})

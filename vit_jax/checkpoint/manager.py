@@ -31,6 +31,7 @@ class Checkpointer:
     root: directory of the steps.
     every: duration between two saves.
     best: name of the metric whose best step is kept, or None.
+    sign: -1 if lower values of this metric are better, otherwise 1.
     failures: number of saves that failed.
     last_failure: cause of the last failure; '' before the first one.
   """
@@ -67,7 +68,7 @@ class Checkpointer:
     self.root = paths.locate(directory)
     self._about, self._keep = about, keep
     self.every, self.best = every, best
-    self._sign = direction.of_best(about.get('config', {}))
+    self.sign = direction.of_best(about.get('config', {}))
     self.failures, self.last_failure = 0, ''
     steps.check_path(self.root)
     try:
@@ -224,7 +225,7 @@ class Checkpointer:
     with barrier.reporting():
       writer.wait_until_finished()
     if jax.process_index() == 0:
-      steps.remove_old(self.root, self._run, self._keep, self.best, self._sign)
+      steps.remove_old(self.root, self._run, self._keep, self.best, self.sign)
 
   def _add_metrics(self, step: int, best: dict[str, float] | None) -> None:
     """Writes the best metric to a step that was saved without it."""
@@ -281,7 +282,7 @@ class Checkpointer:
       return None
     try:
       candidates = steps.committed(self.root)
-      best, _ = steps.best_step(self.root, candidates, self.best, self._sign)
+      best, _ = steps.best_step(self.root, candidates, self.best, self.sign)
     except (OSError, StorageError) as error:  # must not end a finished run
       log.warning('the best step cannot be determined: %s', error)
       return None

@@ -15,7 +15,7 @@ from typing import Any
 from absl import app, flags
 
 from vit_jax.cli import help
-from vit_jax.config import overrides
+from vit_jax.config import identity, overrides
 from vit_jax.config.completion import to_json
 from vit_jax.config.schema import Config
 from vit_jax.errors import EXIT_CRASH, EXIT_USER_ERROR, UserError
@@ -94,6 +94,7 @@ def run_options(config: Config) -> dict[str, Any]:
   else:
     log.setLevel(logging.WARNING)
   return {
+    'config': identity.absolute(config),
     'workdir': path,
     'profile': profile,
     'allow_changes': values.allow_config_change,

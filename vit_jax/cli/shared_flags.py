@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from vit_jax.arrays import memory, sharding
 from vit_jax.cli import process
-from vit_jax.config import loading, locations, overrides, schema
+from vit_jax.config import identity, loading, overrides, schema
 from vit_jax.config.keys import MAX_BATCH_SIZE
 from vit_jax.config.schema import SECTIONS, Config, Section, build_section
 from vit_jax.data import filters
@@ -385,7 +385,7 @@ def open_data(
   completed = overrides.apply(
     sections(weights) | {'source': source}, [*request.settings]
   )
-  completed = locations.absolute(completed)
+  completed = identity.absolute(completed)
   data = build_section(completed, 'source', split)
   if not len(data):
     raise UserError(f'{data.name} is empty; give another --split or --dataset.')

@@ -1,7 +1,9 @@
 """Parses durations with their unit: '90 epochs', '10000 steps', '5 %'."""
 
+import dataclasses
 import functools
 import re
+from typing import Any
 
 from vit_jax.errors import UserError, check_range
 
@@ -45,6 +47,47 @@ def to_steps(
   }[unit]
   check_range(f'{duration!r} in steps', steps, below=2**63)
   return max(round(steps), int(number > 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+  """Length of a training, with which durations are converted to updates.
+
+  Attributes:
+    total: duration of the whole training.
+    batch_size: number of examples in a global batch.
+    num_examples: number of examples in an epoch.
+  """
+
+  total: str
+  batch_size: int
+  num_examples: int
+
+  @classmethod
+  def of(cls, config: Any) -> 'Length':
+    """Returns the length that a config, or a config as a dict, specifies."""
+    examples = config['train']['num_examples']
+    return cls(config['total'], config['batch_size'], examples)
+
+  @property
+  def total_steps(self) -> int:
+    """Number of updates in the whole training."""
+    return to_steps(
+      self.total, batch_size=self.batch_size, num_examples=self.num_examples
+    )
+
+  def steps(self, duration: str) -> int:
+    """Converts a duration to a number of updates of this training."""
+    return to_steps(
+      duration,
+      batch_size=self.batch_size,
+      num_examples=self.num_examples,
+      total_steps=self.total_steps,
+    )
+
+  def epoch(self, step: int) -> float:
+    """Returns the number of epochs in a number of updates."""
+    return step / (self.num_examples / self.batch_size)
 
 
 def parse(duration: str) -> tuple[float, str]:

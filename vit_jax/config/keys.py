@@ -6,15 +6,23 @@ that all evaluators have.
 
 import typing
 
-from vit_jax.config import durations
-from vit_jax.config.schema import SECTIONS, Nested, Section, operational
-from vit_jax.errors import check_range
+from vit_jax.config import durations, schema
+from vit_jax.config.schema import (
+  SECTIONS,
+  Config,
+  Nested,
+  Section,
+  operational,
+)
+from vit_jax.errors import UserError, check_range
 
 # Larger than any real batch, but the row indices of a batch still fit into the
 # memory of a host.
 MAX_BATCH_SIZE = 2**26
 
 MAX_CLASSES = 2**31 - 1  # labels are int32
+# Of an image, 400 MB as RGB; the largest cameras have 102 million pixels.
+MAX_PIXELS = 2**27
 
 
 @operational('early_stop_patience', 'paper_core_days', 'position_resize')
@@ -106,6 +114,39 @@ def train_data(
   del split, leave_out, balanced
   check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
   check_range('train.repeats', repeats, at_least=1, at_most=64)
+
+
+def length(config: Config) -> durations.Length:
+  """Checks the keys of `top_level` and `train_data`; returns the length.
+
+  Args:
+    config: completed config.
+
+  Raises:
+    UserError: one of these values is invalid.
+  """
+  schema.construct(top_level, config)
+  schema.construct(train_data, config.train)
+  return durations.Length.of(config)
+
+
+def square(image_size: tuple[int, ...]) -> tuple[int, int]:
+  """Returns (height, width); (s,) is a short form of (s, s).
+
+  The flag `--config.image_size=384` results in (384,).
+
+  Raises:
+    UserError: the size is not one or two positive numbers, or is too large.
+  """
+  if len(image_size) not in (1, 2) or min(image_size) < 1:
+    raise UserError(
+      f'image_size is {image_size}: give one positive number or two, in pixels.'
+    )
+  height, width = image_size[0], image_size[-1]
+  check_range(
+    'height x width of image_size', height * width, at_most=MAX_PIXELS
+  )
+  return height, width
 
 
 def evaluation(

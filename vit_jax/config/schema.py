@@ -20,7 +20,7 @@ import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
@@ -96,6 +96,10 @@ class Nested:
     own = config_keys(self.constructor(name))
     # A key of the constructor has precedence over an additional one.
     return own | {key: additional[key] for key in additional if key not in own}
+
+  def operational_keys(self, values: Any) -> tuple[str, ...]:
+    """Returns the operational keys of a section with these values."""
+    return operational_keys(self.constructor(values.get('name') or ''))
 
 
 def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
@@ -246,6 +250,31 @@ def nested(annotation: Any) -> Nested | None:
     return None
   marks = typing.get_args(annotation)[1:]
   return next((mark for mark in marks if isinstance(mark, Nested)), None)
+
+
+def sections(
+  path: str, mark: Nested, values: Any
+) -> Iterator[tuple[str, Nested, Any]]:
+  """Yields a section, and all sections nested in it.
+
+  Args:
+    path: path of the section in the config.
+    mark: mark of the section.
+    values: values of the completed section; sections by name if `mark.many`.
+
+  Yields:
+    Path, mark and values of each section.
+  """
+  if mark.many:
+    member = dataclasses.replace(mark, many=False)
+    for name, section in values.items():
+      yield from sections(f'{path}.{name}', member, section)
+    return
+  yield path, mark, values
+  for key, parameter in mark.keys(values.get('name') or '').items():
+    inner, value = nested(parameter.annotation), values.get(key)
+    if inner is not None and value is not None:
+      yield from sections(f'{path}.{key}', inner, value)
 
 
 def value_type(annotation: Any) -> tuple[type, type, bool]:

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
 from vit_jax.config import direction, keys, schema
+from vit_jax.config.keys import square
 from vit_jax.data import progress
-from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, require
 from vit_jax.data.pipeline import stream, workers
 from vit_jax.errors import UserError, closest

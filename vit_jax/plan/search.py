@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.layers import REMAT
 from vit_jax.plan.compile import STATE_AND_BATCH, Plan, changed, plan
 from vit_jax.plan.topology import Target
-from vit_jax.training.experiment import Experiment, batch_parts
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 MAX_TRIES = 8  # compilations to find the largest batch
@@ -26,6 +26,17 @@ SAFETY = 0.95  # part of the memory for which an estimate of micro-batches aims
 MAX_SPLITS = 3  # fitting micro-batch counts to try per mesh and remat policy
 ALL_LAYERS = 1000  # value of model.unroll that unrolls all layers of any model
 GRANULARITY = 1 / 16  # relative accuracy of the largest batch
+
+
+def _batch_parts(batch_size: int, devices: int) -> list[int]:
+  """Returns all numbers of equal micro-batches that a batch can be split into.
+
+  Args:
+    batch_size: examples in a global batch.
+    devices: number of devices that a batch is split over.
+  """
+  images = batch_size // devices
+  return [k for k in range(1, images + 1) if images % k == 0]
 
 
 def _split(config: Config, target: Target) -> int:
@@ -145,7 +156,7 @@ def find_fit(
       return False
     return True
 
-  splits = batch_parts(config.batch_size, _split(config, target))
+  splits = _batch_parts(config.batch_size, _split(config, target))
   last, changes = refused, {}
   for _ in range(MAX_FITS):
     fraction = SAFETY * _fitting_fraction(last)
@@ -186,7 +197,7 @@ def search(config: Config, target: Target) -> list[Plan]:
   if 'remat' in config.model:
     remats = [{'model.remat': name} for name in REMAT]
   # Powers of two that divide a device's images.
-  splits = batch_parts(config.batch_size, _split(config, target))
+  splits = _batch_parts(config.batch_size, _split(config, target))
   splits = [parts for parts in splits if parts & (parts - 1) == 0]
   for mesh, remat in itertools.product(({}, other), remats):
     fitting = []

@@ -19,11 +19,11 @@ decides like one that was not:
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from etils import epath
 
-from vit_jax.config import direction, durations, schema
+from vit_jax.config import durations, schema
 from vit_jax.config.schema import Section
 from vit_jax.data.pipeline.order import batch_index
 from vit_jax.errors import DivergedError, UserError, check_range, closest
@@ -273,50 +273,30 @@ def rollback(
   return {'from': error.step, 'step': restored_step, 'skip': batches}
 
 
-class Plateau(NamedTuple):
-  """A range of evaluations in which a metric did not improve.
-
-  Attributes:
-    metric: name of the metric.
-    evaluations: number of evaluations after the best one.
-    best_step: step of the best evaluation; the first of equal ones, and 0 if no
-      value was finite.
-    step: step of the last evaluation.
-  """
-
-  metric: str
-  evaluations: int
-  best_step: int
-  step: int
-
-  def __str__(self) -> str:
-    return (
-      f'{self.metric} has not improved since step {self.best_step}, in '
-      f'{self.evaluations} evaluations (early_stop_patience)'
-    )
-
-
-def plateau(workdir: epath.Path, config: Any) -> Plateau | None:
+def plateau(
+  workdir: epath.Path, metric: str, sign: int, patience: int
+) -> dict[str, Any] | None:
   """Returns the plateau at which a run ends; None if it continues.
 
   Only the main process of a run may call it.
 
   Args:
     workdir: directory of the run.
-    config: completed config of the run, or the same values as a dict. Those of
-      an older version may lack keys.
+    metric: name of the metric that must improve.
+    sign: -1 if lower values of the metric are better.
+    patience: number of evaluations without a new best value.
+
+  Returns:
+    `metric`; `evaluations`, the number of evaluations after the best one;
+    `best_step`, the step of the best evaluation (the first of equal ones, and 0
+    if no value was finite); and `step`, that of the last evaluation.
   """
-  patience = config.get('early_stop_patience')
-  metric = config.get('checkpoint', {}).get('best')
-  if patience is None or metric is None:
-    return None
   values = {
     step: metrics[metric]
     for step, metrics in metrics_lib.read(workdir)
     if metric in metrics
   }
   best, best_step, count = float('-inf'), 0, 0
-  sign = direction.of_best(config)
   for step in sorted(values):
     value = values[step]  # None if it was not finite
     if value is not None and sign * value > best:
@@ -325,4 +305,5 @@ def plateau(workdir: epath.Path, config: Any) -> Plateau | None:
       count += 1
   if count < patience:
     return None
-  return Plateau(metric, count, best_step, max(values))
+  found = {'metric': metric, 'evaluations': count, 'best_step': best_step}
+  return found | {'step': max(values)}

@@ -23,6 +23,7 @@ from vit_jax.files import jsonl
 from vit_jax.files.paths import with_retries
 
 PRODUCTIVE = 'step'
+FINISHED = 'finished'  # the last event of a run that has nothing left to do
 # A resumed run acts on this event, so a checksum protects it.
 _WITH_CHECKSUM = ('rollback',)
 # Fields, and their types, that the readers of an event use.
@@ -32,7 +33,7 @@ _FIELDS: dict[str, dict[str, type]] = {
   'rollback': {'step': int, 'from': int, 'skip': list},
   'bad_record': {'source': str, 'index': int},
   'branch': {'step': int},
-  'finished': {'step': int, 'metrics': list},
+  FINISHED: {'step': int, 'metrics': list},
 }
 
 
@@ -194,6 +195,18 @@ def _checksum(record: dict[str, Any]) -> int:
   """Computes the CRC-32 of an event, so that a changed digit is noticed."""
   content = {k: v for k, v in record.items() if k != 'crc'}
   return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def finished(events: list[dict[str, Any]]) -> dict[str, Any] | None:
+  """Returns the event `finished` of a run that is over; otherwise None.
+
+  A later start would follow it, even one that was killed at once.
+
+  Args:
+    events: events of the run, in order.
+  """
+  last = [e for e in events if e['event'] in ('start', FINISHED)]
+  return last[-1] if last and last[-1]['event'] == FINISHED else None
 
 
 def training_spans(events: list[dict[str, Any]]) -> list[tuple[int, float]]:

@@ -15,12 +15,9 @@ weights (the location of data, the interval between log lines) with
 belongs to another run.
 """
 
-import contextlib
 import dataclasses
-import fnmatch
 import json
 import logging
-import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable
@@ -29,7 +26,8 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from vit_jax.config import completion, durations, keys, schema
+from vit_jax.config import completion, durations, identity, keys, schema
+from vit_jax.config.identity import Changes
 from vit_jax.config.schema import MARKS, Config
 from vit_jax.data import fingerprint as fingerprints
 from vit_jax.data.filters import names_differ
@@ -41,7 +39,6 @@ from vit_jax.run.ledger import Ledger
 
 log = logging.getLogger('vit_jax')
 Json = dict[str, Any]
-Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
 
 # Settings of JAX that change initialization, dropout or all matrix products.
 _FLAGS = (
@@ -65,117 +62,6 @@ _LENGTH = (
   'the result will differ from that of a run which had this length from the '
   'start.'
 )
-
-
-def identity(values: Any, config: Any = None) -> Json:
-  """Returns the values that a resumed run must not change, by flat key.
-
-  Args:
-    values: config, or a config as a dict.
-    config: config whose constructors mark the operational keys; by default
-      `values`.
-  """
-  patterns = operational(values if config is None else config)
-  return _without(completion.flatten(values), patterns)
-
-
-def operational(config: Any) -> list[str]:
-  """Returns patterns of the flat keys that a resumed run may change.
-
-  They include evaluators, which do not affect the trained weights; see
-  `evaluator_notes`.
-
-  Args:
-    config: config, or a config as a dict.
-  """
-  patterns = [*schema.operational_keys(keys.top_level), 'evals.*']
-  for section, mark in MARKS.items():
-    if section != 'evals':
-      patterns += _of_section(section, mark, config[section])
-  return patterns
-
-
-def _of_section(path: str, mark: schema.Nested, values: Any) -> list[str]:
-  """Returns the patterns of one section and of the sections nested in it."""
-  name = values.get('name') or ''
-  keys = schema.operational_keys(mark.constructor(name))
-  # A pattern for the key itself, and one for its keys if it is a section.
-  patterns = [f'{path}.{key}{end}' for key in keys for end in ('', '.*')]
-  for key, parameter in mark.keys(name).items():
-    inner, value = schema.nested(parameter.annotation), values.get(key)
-    if inner is None or value is None:
-      continue
-    sections = (
-      {f'.{k}': v for k, v in value.items()} if inner.many else {'': value}
-    )
-    for end, section in sections.items():
-      patterns += _of_section(f'{path}.{key}{end}', inner, section)
-  return patterns
-
-
-def _without(values: Json, patterns: Iterable[str]) -> Json:
-  """Returns the values whose keys match none of the patterns."""
-  return {
-    key: value
-    for key, value in values.items()
-    if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
-  }
-
-
-def config_changes(old: Json, config: Config) -> Changes:
-  """Returns the differences in values that a resumed run must not change.
-
-  Args:
-    old: config of an earlier start, as `completion.to_json` wrote it,
-      possibly in another version of this program.
-    config: completed config of this start.
-  """
-  return differences(identity(_completed(old), config), identity(config))
-
-
-def _completed(config: Json) -> Json:
-  """Adds defaults of keys that did not exist in an earlier version."""
-  with contextlib.suppress(UserError):
-    return completion.from_dict(config).to_dict()
-  return config
-
-
-def differences(old: Json, new: Json) -> Changes:
-  """Returns the keys of two flat dicts whose values differ, with both values.
-
-  Args:
-    old: earlier values; a missing key counts as None.
-    new: current values; a missing key counts as None.
-  """
-  pairs = {
-    key: (_canonical(key, old.get(key)), _canonical(key, new.get(key)))
-    for key in sorted({*old, *new})
-  }
-  return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _common_differences(prefix: str, old: Json, new: Json) -> Changes:
-  """Returns the differences in the keys that both dicts have."""
-  both = old.keys() & new.keys()
-  changes = differences({k: old[k] for k in both}, {k: new[k] for k in both})
-  return {prefix + key: pair for key, pair in changes.items()}
-
-
-def _canonical(key: str, value: Any) -> Any:
-  """Returns the canonical form of a value, the same for equivalent values.
-
-  '1 epoch' becomes '1 epochs', an `image_size` of 16 becomes (16, 16), and NaN
-  becomes 'nan'.
-  """
-  if key == 'image_size' and isinstance(value, list) and len(value) == 1:
-    return value * 2
-  if isinstance(value, float) and math.isnan(value):
-    return 'nan'  # NaN does not equal itself
-  if isinstance(value, str):
-    with contextlib.suppress(UserError):
-      number, unit = durations.parse(value)
-      return f'{number:.17g} {unit}'
-  return value
 
 
 def default_workdir(config_path: str) -> str:
@@ -276,7 +162,7 @@ def check_workdir(
       'run of this program: give another --workdir.'
     )
   if last is not None and not allow_changes:
-    changes = config_changes(last, config)
+    changes = identity.changes(last, config)
     if changes:
       raise _refusal(workdir, changes)
   return path
@@ -301,6 +187,15 @@ def record(fingerprint: Json, frozen: dict[str, str]) -> Json:
   }
 
 
+def _common_differences(prefix: str, old: Json, new: Json) -> Changes:
+  """Returns the differences in the keys that both dicts have."""
+  both = old.keys() & new.keys()
+  changes = identity.differences(
+    {k: old[k] for k in both}, {k: new[k] for k in both}
+  )
+  return {prefix + key: pair for key, pair in changes.items()}
+
+
 def check_processes(about: Json, config: Config) -> None:
   """Compares config, data, settings and versions of all processes of a run.
 
@@ -319,7 +214,7 @@ def check_processes(about: Json, config: Config) -> None:
     return
   # Converted to JSON and back, like the values received from process 0.
   local = json.loads(json.dumps(_common_values(about, config)))
-  changes = differences(consensus.from_main(lambda: local), local)
+  changes = identity.differences(consensus.from_main(lambda: local), local)
   if None in changes.get(_COMMIT, ()):  # the commit is unknown to one of them
     del changes[_COMMIT]
   own = formatted(changes, 'on process 0', f'on process {jax.process_index()}')
@@ -335,10 +230,10 @@ def _common_values(about: Json, config: Config) -> Json:
   """Returns a flat dict of the values that must agree on all processes."""
   machine_specific = [
     pattern
-    for pattern in operational(config)
+    for pattern in identity.operational(config)
     if pattern.startswith(('source.', 'reader.'))
   ]
-  values = _without(completion.flatten(config), machine_specific)
+  values = identity.without(completion.flatten(config), machine_specific)
   for kind, entries in about['record'].items():
     values |= {f'{kind}: {key}': value for key, value in entries.items()}
   return values
@@ -386,7 +281,7 @@ def compare(
   old, new = saved.get('record', {}), current['record']
   fingerprint = old.get('fingerprint', {'class_names': saved['class_names']})
   data = fingerprints.comparable(new['fingerprint'], fingerprint)
-  changes = config_changes(saved['config'], config)
+  changes = identity.changes(saved['config'], config)
   changes |= _common_differences('data: ', fingerprint, data)
   for prefix, key in (('weights ', 'frozen'), ('setting ', 'flags')):
     changes |= _common_differences(prefix, old.get(key, {}), new[key])
@@ -400,7 +295,7 @@ def compare(
     raise _refusal(checkpoint, changes)
   if changes:
     text = 'resumed with changes:' + formatted(changes)
-    old_position = _position(_completed(saved['config']), step)
+    old_position = _position(identity.completed(saved['config']), step)
     position = _position(config, step)
     if position != old_position:
       text += f'\n  position: {old_position} before, {position} now'
@@ -419,9 +314,7 @@ def compare(
 def _position(config: Any, step: int) -> str:
   """Returns the position of a step in a training, for the log."""
   size, examples = config['batch_size'], config['train']['num_examples']
-  total = durations.to_steps(
-    config['total'], batch_size=size, num_examples=examples
-  )
+  total = durations.Length.of(config).total_steps
   return f'step {step} of {total} (epoch {step * size / examples:.2f})'
 
 
@@ -434,18 +327,20 @@ def evaluator_notes(last: Json, config: Config) -> list[Note]:
     last: config of the last start, as a dict.
     config: completed config of this run.
   """
-  notes, old = [], _completed(last).get('evals', {})
+  notes, old = [], identity.completed(last).get('evals', {})
   for name, section in config.evals.to_dict().items():
     mark = dataclasses.replace(MARKS['evals'], many=False)
     ignored = (
-      *(key.removeprefix('.') for key in _of_section('', mark, section)),
+      *(
+        key.removeprefix('.') for key in identity.of_section('', mark, section)
+      ),
       *schema.config_keys(keys.evaluation),
     )
     values = [
-      _without(completion.flatten(entries), ignored)
+      identity.without(completion.flatten(entries), ignored)
       for entries in (old.get(name, section), section)
     ]
-    changes = differences(*values)
+    changes = identity.differences(*values)
     if not changes:
       continue
     text = (
@@ -522,7 +417,7 @@ class Comparison:
   _is_recorded: bool = False
 
   def check_newest(self, step: int | None) -> None:
-    """Compares this start with the newest checkpoint, before it is restored.
+    """Compares all processes, and this start with the newest checkpoint.
 
     A checkpoint whose item `about` is damaged is not compared, because another
     one may be restored.
@@ -531,8 +426,10 @@ class Comparison:
       step: step of the newest checkpoint; None if there is none.
 
     Raises:
-      UserError: the checkpoint belongs to another run.
+      UserError: the processes differ, or the checkpoint belongs to another
+        run.
     """
+    check_processes(self.current, self.config)
     if not step:
       return
     try:
@@ -541,27 +438,6 @@ class Comparison:
       log.warning('%s The step that is restored is compared instead.', error)
       return
     self._check(step, saved)
-
-  def check_restored(self, step: int) -> Json:
-    """Compares this start with the restored checkpoint, unless already done.
-
-    Args:
-      step: step of the checkpoint; 0 for a new run.
-
-    Returns:
-      The item `about` of the checkpoint; empty for step 0.
-
-    Raises:
-      UserError: the checkpoint belongs to another run, its item `about` is
-        damaged, or there is no permission to read it.
-      StorageError: the item cannot be read, even after retries.
-    """
-    if not step:
-      return {}
-    saved = self.read_about(step)
-    if step != self._compared_step:
-      self._check(step, saved)
-    return saved
 
   def _check(self, step: int, saved: Json) -> None:
     notes = compare(
@@ -579,19 +455,30 @@ class Comparison:
     self._compared_step = step
 
   def record_start(
-    self, step: int, saved: Json, ledger: Ledger, flops_per_image: float
-  ) -> None:
-    """Writes config.json, run.json and the notes of the comparisons.
+    self, step: int, ledger: Ledger, flops_per_image: float
+  ) -> Json:
+    """Compares the restored checkpoint, unless already done; records the start.
 
-    It is called after all checks, so that a run that is refused does not change
-    these files. After a rollback only new notes are written.
+    It writes config.json, run.json and the notes of the comparisons. A run that
+    is refused does not change these files. After a rollback only new notes are
+    written.
 
     Args:
-      step: step that the run starts at.
-      saved: item `about` of the checkpoint of that step; empty for step 0.
+      step: step that the run starts at; 0 for a new run.
       ledger: destination of an event for each note.
       flops_per_image: FLOPs of a training step per image.
+
+    Returns:
+      The item `about` of the checkpoint; empty for step 0.
+
+    Raises:
+      UserError: the checkpoint belongs to another run, its item `about` is
+        damaged, or there is no permission to read it.
+      StorageError: the item cannot be read, even after retries.
     """
+    saved = self.read_about(step) if step else {}
+    if step and step != self._compared_step:
+      self._check(step, saved)
     if not self._is_recorded:
       # The config of the last start must be read before it is replaced.
       last = consensus.from_main(lambda: last_config(self.workdir))
@@ -607,3 +494,4 @@ class Comparison:
         log.warning('%s', note.text)
         ledger.event(note.kind, step=at, **note.fields)
     self._is_recorded, self._notes = True, []
+    return saved

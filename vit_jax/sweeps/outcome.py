@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from vit_jax.checkpoint import steps
-from vit_jax.config import direction, durations
+from vit_jax.config import direction
 from vit_jax.files import jsonl, paths
-from vit_jax.run import guards
+from vit_jax.run import ledger
 from vit_jax.run import metrics as metrics_lib
 
 Metrics = Mapping[str, float | None]  # None: the value was not finite
@@ -20,11 +20,9 @@ DIVERGED = float('-inf')  # metric of a run that diverged; it is never the best
 def metrics(command: str, workdir: str) -> Metrics | None:
   """Returns the metrics of a finished run.
 
-  A training run is finished if its workdir contains the metrics and the
-  checkpoint of its last step (or of the step at which it has ended early); an
-  evaluation, if its workdir contains the result. A training run that was
-  stopped during its last evaluation is not finished, and repeats the evaluation
-  when it is resumed.
+  A training run is finished if its last event is `finished`, and its workdir
+  contains the metrics and the checkpoint of that step; an evaluation, if its
+  workdir contains the result.
 
   Args:
     command: 'train', 'finetune' or 'evaluate'.
@@ -43,26 +41,14 @@ def metrics(command: str, workdir: str) -> Metrics | None:
 
 def _of_training(workdir: epath.Path) -> Metrics | None:
   """Returns the metrics of the last step; None if training is not finished."""
-  config = jsonl.read_object(workdir / 'config.json')
-  if not config:
-    return None
-  last = durations.to_steps(
-    config['total'],
-    batch_size=config['batch_size'],
-    num_examples=config['train']['num_examples'],
-  )
-  plateau = guards.plateau(workdir, config)
-  if plateau is not None:
-    last = min(last, plateau.step)
-  if last not in steps.committed(workdir / 'checkpoints'):
+  end = ledger.finished(ledger.read(workdir / 'events.jsonl'))
+  if not end or end['step'] not in steps.committed(workdir / 'checkpoints'):
     return None
   found = {}
   for step, values in metrics_lib.read(workdir):
-    if step == last:
+    if step == end['step']:
       found |= values
-  # The results of all evaluators are written as one line. If it is missing, the
-  # run was stopped between its last save and the end of its last evaluation.
-  return found if any('/' in name for name in found) else None
+  return found if found.keys() >= set(end['metrics']) else None
 
 
 def best_step(workdir: str, metric: str, sign: int) -> int:

@@ -8,6 +8,7 @@ run computes the same numbers as one that had its schedule from the start, if
 the two schedules agree up to the step.
 """
 
+import dataclasses
 import logging
 import re
 import uuid
@@ -24,13 +25,13 @@ from vit_jax.checkpoint import (
   steps,
 )
 from vit_jax.checkpoint.items import CorruptError
-from vit_jax.config import durations
+from vit_jax.config import durations, identity, keys
 from vit_jax.config.schema import Config, build_section
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
 from vit_jax.optim import optimizers
 from vit_jax.run import ledger, lock, metrics, resume
-from vit_jax.training.experiment import Experiment, total_steps
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 
@@ -90,14 +91,14 @@ def _begin(
         f'--branch_from={source}@{step}: {source} contains no checkpoint; give '
         'the workdir of a run and one of its steps.'
       )
-    if not steps.is_step(step_dir) or step >= total_steps(config):
+    if not steps.is_step(step_dir) or step >= keys.length(config).total_steps:
       raise UserError(
         f'--branch_from={source}@{step}: give one of the steps '
         f'{steps.committed(step_dir.parent)}, before the end of the branch '
         f'(config.total={config.total!r}).'
       )
     about = manifest.read_about(step_dir, manifest.read(step_dir))
-    changes = resume.config_changes(about['config'], config)
+    changes = identity.changes(about['config'], config)
     other = {
       key: pair for key, pair in changes.items() if not resume.may_branch(key)
     }
@@ -127,7 +128,7 @@ def _begin(
     _copy_step(source / 'checkpoints', step, root, origin)
 
 
-def _moved(total: str, config: Config) -> resume.Changes:
+def _moved(total: str, config: Config) -> identity.Changes:
   """Returns the durations in % of objective and optimizer that a branch moves.
 
   Args:
@@ -139,9 +140,7 @@ def _moved(total: str, config: Config) -> resume.Changes:
     branch.
   """
   experiment = Experiment.build(config, jax.devices())
-  other = config.copy_and_resolve_references()
-  other.total = total
-  length = total_steps(other)
+  length = dataclasses.replace(experiment.length, total=total).total_steps
   found = {}
 
   def recorded(section: str) -> Callable[[str], int]:

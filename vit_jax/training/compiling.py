@@ -103,18 +103,18 @@ def _too_large(
   )
 
 
-def describe(experiment: Experiment, abstract_state: PyTree) -> None:
+def describe(experiment: Experiment) -> None:
   """Logs parameters, mesh, length and FLOPs of a run that is about to start.
 
   The table of all parameters is logged only if one of them is sharded.
 
   Args:
     experiment: experiment about to run.
-    abstract_state: shapes and shardings of the training state.
   """
   config, mesh = experiment.config, experiment.mesh
   devices = mesh.devices
-  params = abstract_state.params
+  params = experiment.abstract_state().params
+  computed_by = experiment.model.computed_by(experiment.image_size)
   if sharding.is_split(params):
     table = parameter_overview.get_parameter_overview(
       params, include_stats='sharding'
@@ -139,5 +139,5 @@ def describe(experiment: Experiment, abstract_state: PyTree) -> None:
     *experiment.image_size,
     config.model.get('dtype') or config.model.name,
     experiment.image_flops / 1e9,
-    experiment.model.computed_by(experiment.image_size),
+    computed_by,
   )

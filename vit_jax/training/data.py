@@ -2,12 +2,10 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from etils import epath
 
-from vit_jax.config import schema
-from vit_jax.config.schema import Config, build_section
+from vit_jax.config.schema import build_section
 from vit_jax.data import filters
 from vit_jax.data.balanced import Balanced
 from vit_jax.data.pipeline import stream
@@ -21,47 +19,42 @@ from vit_jax.run.ledger import Ledger
 from vit_jax.training.experiment import Experiment
 
 
-def open_source(
-  config: Config, split: str, class_names: Sequence[str] | None = None
-) -> stream.Source:
+def open_source(experiment: Experiment, split: str) -> stream.Source:
   """Opens a split of the config's source.
 
   Args:
-    config: completed config.
+    experiment: experiment of the run.
     split: split in TFDS syntax, such as 'train[:90%]'.
-    class_names: names of the training classes; if given, the labels of the
-      split are matched with them.
 
   Raises:
-    UserError: the split has more classes than the head, or other classes than
-      the training data; or the source cannot be opened.
+    UserError: the split has more classes than the objective has outputs, or the
+      source cannot be opened.
   """
-  source = build_section(config, 'source', split)
-  key, outputs = _outputs(config)
-  if 0 < outputs < source.num_classes:
+  source = build_section(experiment.config, 'source', split)
+  objective = experiment.objective
+  if 0 < objective.num_classes < source.num_classes:
+    section = 'objective.' if objective.classes_key else ''
+    key = section + (objective.classes_key or 'num_classes')
     raise UserError(
       f'{source.name} has {source.num_classes} classes, but config.{key} is '
-      f'{outputs}: set --config.{key}={source.num_classes}.'
+      f'{objective.num_classes}: set --config.{key}={source.num_classes}.'
     )
-  if class_names is None:
-    return source
+  return source
+
+
+def _open_matched(
+  experiment: Experiment, class_names: Sequence[str], split: str
+) -> stream.Source:
+  """Opens a split, and matches its labels with the training classes."""
+  source = open_source(experiment, split)
   return filters.matched(source, class_names, 'the training data')
 
 
-def _outputs(config: Config) -> tuple[str, int]:
-  """Returns the config key of the number of trained classes, and its value."""
-  kind: Any = schema.constructor('objective', config.objective)
-  if kind.classes_key:
-    key = kind.classes_key
-    return f'objective.{key}', config.objective[key]
-  return 'num_classes', config.num_classes
-
-
-def open_train(config: Config) -> stream.Source:
+def open_train(experiment: Experiment) -> stream.Source:
   """Opens the training split, leaves listed examples out, checks its size.
 
   Args:
-    config: completed config.
+    experiment: experiment of the run.
 
   Raises:
     UserError: the number of examples is not `train.num_examples`; the objective
@@ -70,15 +63,15 @@ def open_train(config: Config) -> stream.Source:
       `train.leave_out` is not a list of examples of this source; or the classes
       cannot be balanced.
   """
+  config = experiment.config
   train = config.train
-  source = filters.without_listed(
-    open_source(config, train.split), train.leave_out
-  )
+  source = open_source(experiment, train.split)
   # MAE and DINO have no outputs for classes, so one class is enough for them.
-  _, outputs = _outputs(config)
   is_unlabelled = list(source.class_names) == [class_folders.UNLABELLED]
-  if outputs and (config.source.name in ('folder', 'mixture') or is_unlabelled):
+  is_checked = is_unlabelled or config.source.name in ('folder', 'mixture')
+  if is_checked and experiment.objective.num_classes:
     folder.check_classes(source.class_names, source.name)
+  source = filters.without_listed(source, train.leave_out)
   if len(source) != train.num_examples:
     raise UserError(
       f'{source.name} has {len(source)} examples, but config.train.'
@@ -138,9 +131,7 @@ def evaluation_setting(
     workdir: directory in which evaluators may write files.
   """
   return contract.Setting(
-    open_source=functools.partial(
-      open_source, experiment.config, class_names=class_names
-    ),
+    open_source=functools.partial(_open_matched, experiment, class_names),
     transform=experiment.preprocess,
     objective=experiment.objective,
     mesh=experiment.mesh,

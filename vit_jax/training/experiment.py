@@ -15,10 +15,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import flops, sharding, tree
-from vit_jax.config import durations, keys, schema
+from vit_jax.config import keys
+from vit_jax.config.durations import Length
+from vit_jax.config.keys import square
 from vit_jax.config.schema import Config, build_section
 from vit_jax.data import contract
-from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
@@ -48,7 +49,7 @@ class Experiment:
     mesh: mesh of the devices.
     trainer: objective, optimizer and learning rate schedule.
     setting: arguments that the objective was built with.
-    total_steps: number of updates in the whole training.
+    length: length of the training.
     augment: transform of training examples, run on the host.
     preprocess: transform of evaluation examples.
     reader: workers, prefetching and the policy for bad records.
@@ -60,7 +61,7 @@ class Experiment:
   mesh: Mesh
   trainer: Trainer
   setting: Setting
-  total_steps: int
+  length: Length
   augment: Transform
   preprocess: Preprocess
   reader: stream.Reader
@@ -82,11 +83,8 @@ class Experiment:
     Raises:
       UserError: a value in the config is invalid; see each constructor.
     """
-    total = total_steps(config)
-    if config.position_resize is not None:
-      positions.check_method(config.position_resize)
+    length = keys.length(config)
     mesh = build_section(config, 'mesh', devices)
-    _check_batch(config, mesh)
     image_size = square(config.image_size)
     augment = build_section(config, 'augment', image_size)
     if hasattr(augment, 'in_batches'):
@@ -99,13 +97,15 @@ class Experiment:
       model=model,
       image_size=image_size,
       mix=build_section(config, 'mix', config.num_classes),
-      steps=functools.partial(_steps, config, total_steps=total),
+      steps=length.steps,
       open_frozen=frozen.open_frozen,
       transform=augment,
     )
-    schedule = build_section(config, 'schedule', total, setting.steps)
+    schedule = build_section(
+      config, 'schedule', length.total_steps, length.steps
+    )
     objective = _objective(config, setting)
-    of_run = optimizers.Setting(setting.steps, objective.layers_above)
+    of_run = optimizers.Setting(length.steps, objective.layers_above)
     trainer = Trainer(
       objective=objective,
       optimizer=build_section(config, 'optimizer', schedule, of_run),
@@ -119,7 +119,7 @@ class Experiment:
       mesh,
       trainer,
       setting,
-      total,
+      length,
       augment,
       preprocess=build_section(config, 'preprocess', image_size),
       reader=build_section(config, 'reader'),
@@ -136,6 +136,8 @@ class Experiment:
       UserError: two sections do not fit together, or a duration is invalid.
     """
     config = self.config
+    if config.position_resize is not None:
+      positions.check_method(config.position_resize)
     self._check_images()
     self.objective.check(self.augment.spec)
     if locked := self.objective.locked:
@@ -197,9 +199,14 @@ class Experiment:
     """Height and width of the training images, in pixels."""
     return self.setting.image_size
 
+  @property
+  def total_steps(self) -> int:
+    """Number of updates in the whole training."""
+    return self.length.total_steps
+
   def steps(self, duration: str) -> int:
     """Converts a duration ('5 epochs') to updates of this training."""
-    return self.setting.steps(duration)
+    return self.length.steps(duration)
 
   @functools.cached_property
   def image_flops(self) -> float:
@@ -291,8 +298,8 @@ class Experiment:
       source: source of the training examples.
       models: parameters of the models in `frozen`, by name.
     """
-    config = self.config.to_dict()
-    record = resume.record(source.fingerprint, frozen.digests(models))
+    config, digests = self.config.to_dict(), frozen.digests(models)
+    record = resume.record(source.fingerprint, digests)
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
     return Description(
       **{key: config[key] for key in keys},
@@ -310,41 +317,6 @@ def _objective(config: Config, setting: Setting) -> Objective:
     pretrained.find, config, setting.model, setting.image_size
   )
   return lora.adapted(objective, build_section(config, 'lora'), base)
-
-
-def total_steps(config: Config) -> int:
-  """Returns the number of updates in the whole training.
-
-  Args:
-    config: completed config.
-
-  Raises:
-    UserError: a top-level value, or one of the section `train`, is invalid.
-  """
-  schema.construct(keys.top_level, config)
-  build_section(config, 'train')  # only checks its values
-  return _steps(config, config.total)
-
-
-def _steps(config: Config, duration: str, **total: int) -> int:
-  """Converts a duration to updates; for percentages, `total_steps` is given."""
-  return durations.to_steps(
-    duration,
-    batch_size=config.batch_size,
-    num_examples=config.train.num_examples,
-    **total,
-  )
-
-
-def batch_parts(batch_size: int, devices: int) -> list[int]:
-  """Returns all numbers of equal micro-batches that a batch can be split into.
-
-  Args:
-    batch_size: examples in a global batch.
-    devices: number of devices that a batch is split over.
-  """
-  images = batch_size // devices
-  return [k for k in range(1, images + 1) if images % k == 0]
 
 
 def _check_batch(config: Config, mesh: Mesh) -> None:

@@ -3,23 +3,23 @@
 import json
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from etils import epath
 
 from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
 from vit_jax.checkpoint import latest_step
-from vit_jax.config import completion
+from vit_jax.config import completion, keys
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.run import guards, ledger, resume
+from vit_jax.run import ledger, resume
 from vit_jax.run import metrics as metrics_lib
 from vit_jax.training.evaluations import Results
+from vit_jax.training.recorder import metrics_text
 
 log = logging.getLogger('vit_jax')
-_EVENT = 'finished'
 
 
 class Progress(NamedTuple):
@@ -37,18 +37,19 @@ class Progress(NamedTuple):
   results: Results | None = None
 
 
-def record(events: ledger.Ledger, step: int, results: Results) -> None:
+def record(events: ledger.Ledger, folder: epath.Path, step: int) -> None:
   """Writes the event of a run that has nothing left to do.
 
   Args:
     events: events of the run.
+    folder: directory of the run.
     step: number of updates completed at the end of the run.
-    results: metrics of the evaluation at this step.
   """
-  events.event(_EVENT, step=step, metrics=sorted(results))
+  metrics = sorted(_evaluation(folder, step))
+  events.event(ledger.FINISHED, step=step, metrics=metrics)
 
 
-def find(config: Config, folder: epath.Path, total: int) -> Progress:
+def find(config: Config, folder: epath.Path) -> Progress:
   """Returns the progress of a run; all processes receive the same.
 
   Nothing is left to do if the last start had the same config and reached the
@@ -58,69 +59,64 @@ def find(config: Config, folder: epath.Path, total: int) -> Progress:
   Args:
     config: completed config of this start.
     folder: directory of the run.
-    total: number of updates in the whole training.
 
   Raises:
-    UserError: the newest checkpoint is beyond the end, or there is no
-      permission to read the files of the run.
+    UserError: the newest checkpoint is beyond the end, the length of the
+      training is invalid, or there is no permission to read the files.
     StorageError: the files of the run cannot be read.
   """
+  total = keys.length(config).total_steps
 
-  def read() -> tuple[int | None, str, Results | None]:
+  def read() -> tuple[int | None, Results | None]:
     step = latest_step(folder / 'checkpoints') or None
-    if step is None:
-      return None, '', None
-    plateau = guards.plateau(folder, config)
-    text = str(plateau) if plateau and plateau.step == step else ''
-    return step, text, _results(config, folder, step)
+    return step, None if step is None else _results(config, folder, step)
 
-  step, plateau, results = consensus.from_main(read)
+  step, results = consensus.from_main(read)
   if results is not None:
-    return Progress(step, True, results)
-  if step is not None and step > total:
+    log.info(
+      '%s has finished: step %d is saved and evaluated, so nothing is computed.'
+      ' %s',
+      folder,
+      step,
+      metrics_text(results),
+    )
+  elif step is not None and step > total:
     raise UserError(
       f'{folder} is at step {step}, beyond the {total} steps of config.total='
       f'{config.total!r}: give a longer total, or another --workdir.'
     )
-  if step != total and not plateau:
-    return Progress(step)
-  log.info(
-    '%s has ended%s at step %s of %d. No step is trained; the evaluators run '
-    'again. %s',
-    folder,
-    '' if step == total else ' early',
-    step,
-    total,
-    f'{plateau}: to continue, set a larger value, or None.'
-    if step != total
-    else '',
-  )
-  return Progress(step, True)
+  elif step == total:
+    log.info(
+      '%s has ended at step %s of %d. No step is trained; the evaluators run '
+      'again.',
+      folder,
+      step,
+      total,
+    )
+  return Progress(step, results is not None or step == total, results)
 
 
 def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
   """Returns the metrics at `step`; None if something is left to do."""
-  # The event is written last. A later start would follow it, even one that was
-  # killed at once.
-  events: list[dict[str, Any]] = [
-    event
-    for event in ledger.read(folder / 'events.jsonl')
-    if event['event'] in ('start', _EVENT)
-  ]
+  end = ledger.finished(ledger.read(folder / 'events.jsonl'))
   last = resume.last_config(folder) or {}
   files = ((config.log.curves, curves.NAME), (config.log.report, page.NAME))
-  results: Results = {}
-  for line_step, metrics in metrics_lib.read(folder):
-    if line_step == step and 'loss' not in metrics:
-      for name, value in metrics.items():
-        results[name] = math.nan if value is None else value
+  results = _evaluation(folder, step)
   is_complete = (
-    events
-    and events[-1]['event'] == _EVENT
-    and events[-1]['step'] == step
+    end is not None
+    and end['step'] == step
+    and results.keys() >= set(end['metrics'])
     and last == json.loads(completion.to_json(config))
     and all((folder / name).exists() for enabled, name in files if enabled)
   )
-  if not is_complete or not results.keys() >= set(events[-1]['metrics']):
-    return None
-  return results
+  return results if is_complete else None
+
+
+def _evaluation(folder: epath.Path, step: int) -> Results:
+  """Returns the metrics of the evaluators that have run at `step`, by name."""
+  return {
+    name: math.nan if value is None else value
+    for line_step, metrics in metrics_lib.read(folder)
+    if line_step == step and 'loss' not in metrics
+    for name, value in metrics.items()
+  }

@@ -75,8 +75,12 @@ def abstract(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
   """Returns the shapes and shardings of the models' parameters, by name."""
   found = {}
   for name, each in models.items():
-    shapes = tree.flatten(abstract_params(each.model, each.image_size))
-    kept = {k: v for k, v in shapes.items() if not k.startswith(each.without)}
+    params = abstract_params(each.model, each.image_size)
+    kept = {
+      path: leaf
+      for path, leaf in tree.flatten(params).items()
+      if not path.startswith(each.without)
+    }
     rules = each.model.sharding_rules
     found[name] = sharding.with_shardings(tree.unflatten(kept), mesh, rules)
   return found

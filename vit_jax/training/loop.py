@@ -9,7 +9,6 @@ from etils import epath
 
 from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
-from vit_jax.config import locations
 from vit_jax.config.schema import Config
 from vit_jax.errors import PreemptedError
 from vit_jax.processes import runtime
@@ -18,8 +17,6 @@ from vit_jax.run.guards import RollbackError
 from vit_jax.run.profiling import Profile
 from vit_jax.training import finished
 from vit_jax.training.evaluations import Results
-from vit_jax.training.experiment import total_steps
-from vit_jax.training.recorder import metrics_text
 from vit_jax.training.session import InitialParams, Session, open_session
 
 log = logging.getLogger('vit_jax')
@@ -39,7 +36,8 @@ def run(
   If the run has finished, nothing is computed.
 
   Args:
-    config: completed config.
+    config: completed config; paths of data should be absolute, see
+      `identity.absolute`.
     workdir: directory of the run.
     initial_params: function of the experiment and its training data that
       returns the parameters from which a new run starts; by default they are
@@ -58,17 +56,9 @@ def run(
       could not be read.
     DivergedError: there were bad steps after the last allowed rollback.
   """
-  config = locations.absolute(config)
   # Before the session, which builds the model and opens the data.
-  progress = finished.find(config, workdir, total_steps(config))
+  progress = finished.find(config, workdir)
   if progress.results is not None:
-    log.info(
-      '%s has finished: step %d is saved and evaluated, so nothing is computed.'
-      ' %s',
-      workdir,
-      progress.step,
-      metrics_text(progress.results),
-    )
     return progress.results
   with (
     open_session(config, workdir, progress, allow_changes) as session,
@@ -91,7 +81,7 @@ def run(
       curves.draw(workdir)
     # The newest checkpoint is that of the last step, also after an early end.
     last = session.checkpoints.latest_step() or 0
-    finished.record(session.ledger, last, results)
+    finished.record(session.ledger, workdir, last)
   return results
 
 

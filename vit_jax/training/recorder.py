@@ -111,8 +111,7 @@ class Recorder:
     if 'bad_records' in values:
       self.bad_record_limit.add(values['bad_records'])
     self._interval.add(values)
-    config = self.experiment.config
-    values['epoch'] = step / (config.train.num_examples / config.batch_size)
+    values['epoch'] = self.experiment.length.epoch(step)
     if 'bad_records' in values:  # a line has the sum since the last line
       values['bad_records'] = self._interval.bad_records
     is_last = step == self.experiment.total_steps
@@ -151,7 +150,7 @@ class Recorder:
     """
     waited = self.ledger.totals.get('data_wait', 0.0) - self._waited_s
     elapsed = max(self.ledger.steps_s() - self._start, 1e-9)
-    rate = self._steps * self.experiment.config.batch_size / elapsed
+    rate = self._steps * self.experiment.length.batch_size / elapsed
     values = {'img_per_sec': rate, 'data_wait': waited / elapsed}
     devices = self.experiment.mesh.devices
     peak = peak_flops(devices.flat[0].device_kind)
@@ -214,7 +213,7 @@ def console_line(
   if 'mfu' in values:
     parts.append(f'MFU {100 * values["mfu"]:.1f}%')
   parts.append(f'data wait {100 * values["data_wait"]:.1f}%')
-  remaining = (total - step) * experiment.config.batch_size
+  remaining = (total - step) * experiment.length.batch_size
   parts.append(f'ETA {duration(remaining / max(rate, 1e-9))}')
   return '  '.join(parts)
 

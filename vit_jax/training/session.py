@@ -89,8 +89,8 @@ class Session:
       StorageError: the workdir cannot be read or written.
     """
     self.workdir = workdir
-    self.experiment = Experiment.build(config, jax.devices())
-    stack.enter_context(jax.set_mesh(self.experiment.mesh))
+    experiment = Experiment.build(config, jax.devices())
+    stack.enter_context(jax.set_mesh(experiment.mesh))
     # Only the main process holds the lock, and takes it before the run writes
     # any file, so that two runs on one workdir never mix their files.
     if runtime.is_main():
@@ -98,7 +98,7 @@ class Session:
       stack.enter_context(lock.hold(workdir))
     shared.check(workdir)
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
-    settings = self.experiment.recovery
+    self._recovery = settings = experiment.recovery
     self._watchdog = Watchdog(
       runtime.process_file(workdir / 'stacks.txt'),
       factor=settings.watchdog_factor,
@@ -108,8 +108,9 @@ class Session:
     stack.callback(self._watchdog.close)
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
-    with self.timed('init'), self.preemption.nothing_to_save():
-      self._open_run(config, progress.step, stack, allow_changes)
+    with self.ledger.span('init'), self.preemption.nothing_to_save():
+      self.experiment = kernel_check.checked(experiment, self.ledger)
+      self._open_run(progress.step, stack, allow_changes)
     # The step is compiled before the state is restored, because compiling may
     # need much memory. A finished run does not need the compiled step.
     if not progress.is_over:
@@ -124,25 +125,25 @@ class Session:
 
   def _open_run(
     self,
-    config: Config,
     newest_step: int | None,
     stack: contextlib.ExitStack,
     allow_changes: bool,
   ) -> None:
     """Opens data and checkpoints, and compares this start with the last one."""
-    self.experiment = kernel_check.checked(self.experiment, self.ledger)
+    compiling.describe(self.experiment)
+    config = self.experiment.config
     # System calls hang if a file system does not respond, and the native reader
     # of array_record hangs if it cannot start threads.
-    limit_s = min(_OPENING_S, self.experiment.recovery.watchdog_pause_s)
+    limit_s = min(_OPENING_S, self._recovery.watchdog_pause_s)
     activity = (
       'opening the data (the storage does not respond, or a limit on memory or '
       'threads, see ulimit -v and -u, is too low)'
     )
     with (
-      self._watchdog.pause(limit_s, activity),
       progress_lib.reported_to(self._watchdog.alive),
+      self._watchdog.pause(limit_s, activity),
     ):
-      self._source = data.open_train(config)
+      self._source = data.open_train(self.experiment)
       self._bad_record_limit = BadRecordLimit(
         self.experiment.reader.max_bad_share,
         len(self._source),
@@ -167,7 +168,6 @@ class Session:
       is_due, self.checkpoints.every, self.experiment
     )
     self._saved_results: Results = {}  # evaluation results in the last save
-    resume.check_processes(about, config)
     self._comparison = resume.Comparison(
       self.workdir,
       about,
@@ -178,10 +178,10 @@ class Session:
     self._comparison.check_newest(newest_step)
     self._rollbacks: list[guards.Rollback] = []
     self.fixed = self.experiment.key(), models
-    state = self.experiment.abstract_state()
     # A mistake in an objective's `weights` is reported before any training.
-    jax.eval_shape(self.experiment.trainer.weights, state, models)
-    compiling.describe(self.experiment, state)
+    jax.eval_shape(
+      self.experiment.trainer.weights, self.experiment.abstract_state(), models
+    )
 
   @functools.cached_property
   def compiled_step(self) -> jax.stages.Compiled:
@@ -199,7 +199,7 @@ class Session:
     # Every batch of an evaluation restarts the watchdog, so its limit can be
     # shorter than that of other work.
     is_eval = kind == 'eval'
-    limit_s = self.experiment.recovery.watchdog_eval_s if is_eval else None
+    limit_s = self._recovery.watchdog_eval_s if is_eval else None
     with self.ledger.span(kind), self._watchdog.pause(limit_s):
       yield
 
@@ -239,9 +239,8 @@ class Session:
       step = restored[1]
       # Only the newest step has been compared yet. If it was damaged, an older
       # one was restored.
-      saved = self._comparison.check_restored(step)
-      self._comparison.record_start(
-        step, saved, self.ledger, self.experiment.image_flops
+      saved = self._comparison.record_start(
+        step, self.ledger, self.experiment.image_flops
       )
       events = consensus.from_main(
         lambda: ledger_lib.read(self.workdir / 'events.jsonl')
@@ -353,22 +352,27 @@ class Session:
       results: metrics of the evaluators that ran after this step.
       step: number of updates completed.
     """
-    is_last = step == self.experiment.total_steps
-    if is_last or self.checkpoints.best not in (results or {}):
+    patience = self.experiment.config.early_stop_patience
+    best, total = self.checkpoints.best, self.experiment.total_steps
+    if patience is None or step == total or best not in (results or {}):
       return False
-    found = consensus.from_main(
-      lambda: guards.plateau(self.workdir, self.experiment.config)
+    plateau = consensus.from_main(
+      lambda: guards.plateau(
+        self.workdir, best, self.checkpoints.sign, patience
+      )
     )
-    if found is None:
+    if plateau is None:
       return False
-    plateau = guards.Plateau(*found)
     log.info(
-      'ending early at step %d of %d: %s',
+      'ending early at step %d of %d: %s has not improved since step %d, in %d '
+      'evaluations. To continue, set a larger early_stop_patience, or None.',
       step,
-      self.experiment.total_steps,
-      plateau,
+      total,
+      best,
+      plateau['best_step'],
+      plateau['evaluations'],
     )
-    self.ledger.event('early_stop', **plateau._asdict())
+    self.ledger.event('early_stop', **plateau)
     return True
 
   def write_report(self) -> None:

@@ -3,8 +3,8 @@
 import logging
 
 from vit_jax.config import schema
+from vit_jax.config.keys import square
 from vit_jax.config.schema import Config
-from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
 from vit_jax.run.resume import formatted
 from vit_jax.weights import pretrained

@@ -10,9 +10,9 @@ import numpy as np
 
 from vit_jax.checkpoint import FORMAT
 from vit_jax.config import completion, schema
+from vit_jax.config.keys import square
 from vit_jax.config.schema import Section
 from vit_jax.data import contract
-from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
 from vit_jax.models.contract import Size, Statistics
 from vit_jax.objectives.contract import Setting

@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.arrays import tree
 from vit_jax.arrays.sharding import place
 from vit_jax.config import completion, schema
-from vit_jax.data.augment.transforms import square
+from vit_jax.config.keys import square
 from vit_jax.errors import UserError
 from vit_jax.models.contract import (
   Statistics,

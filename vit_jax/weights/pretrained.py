@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vit_jax.arrays import sharding, tree
-from vit_jax.data.augment.transforms import square
+from vit_jax.config.keys import square
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError

@@ -16,11 +16,12 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place, to_host
 from vit_jax.checkpoint import check_shapes
 from vit_jax.config import schema
+from vit_jax.config.identity import Changes, differences
 from vit_jax.data import filters
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size, abstract_params
-from vit_jax.run.resume import Changes, differences, formatted
+from vit_jax.run.resume import formatted
 from vit_jax.weights import patch_embedding
 from vit_jax.weights.contract import Pretrained
 

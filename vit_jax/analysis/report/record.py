@@ -161,11 +161,7 @@ def _figures(folder: epath.Path) -> dict[str, bytes]:
 def _total_steps(config: dict[str, Any]) -> int | None:
   """Returns the length of the training; None if the config is incomplete."""
   try:
-    return durations.to_steps(
-      config['total'],
-      batch_size=config['batch_size'],
-      num_examples=config['train']['num_examples'],
-    )
+    return durations.Length.of(config).total_steps
   except (KeyError, TypeError, UserError):
     return None
 

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 
+from vit_jax.config.keys import square
 from vit_jax.data.augment import policies
-from vit_jax.data.augment.transforms import Geometry, View, random_box, square
+from vit_jax.data.augment.transforms import Geometry, View, random_box
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import Image, decode
 from vit_jax.errors import UserError, check_range

@@ -35,25 +35,6 @@ _CROPS = ('inception', 'torchvision', 'squash', 'pad', 'none')
 _RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
 
 
-def square(image_size: tuple[int, ...]) -> tuple[int, int]:
-  """Returns (height, width); (s,) is a short form of (s, s).
-
-  The flag `--config.image_size=384` results in (384,).
-
-  Raises:
-    UserError: the size is not one or two positive numbers, or is too large.
-  """
-  if len(image_size) not in (1, 2) or min(image_size) < 1:
-    raise UserError(
-      f'image_size is {image_size}: give one positive number or two, in pixels.'
-    )
-  height, width = image_size[0], image_size[-1]
-  check_range(
-    'height x width of image_size', height * width, at_most=MAX_PIXELS
-  )
-  return height, width
-
-
 def covering_size(
   y: int, x: int, height: int, width: int, fraction: float = 1.0
 ) -> tuple[int, int]:

@@ -34,6 +34,7 @@ import numpy as np
 import PIL.Image
 from jaxtyping import Shaped, UInt8
 
+from vit_jax.config.keys import MAX_PIXELS
 from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images import headers, jpeg, tiff
 from vit_jax.data.images.channels import Pixels
@@ -55,8 +56,6 @@ Image = UInt8[np.ndarray, 'y x 3']
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
 Size = tuple[int, int]  # height, width; pixels
 Plan = Callable[[int, int], tuple[Box, Size]]  # see `decode_to_resize`
-# 134 million pixels or 400 MB; the largest cameras have 102 million pixels.
-MAX_PIXELS = 2**27
 
 
 def resize(

@@ -5,8 +5,7 @@ import os
 import pytest
 from minimal_config import completed
 
-from vit_jax.config import loading, locations
-from vit_jax.run.resume import identity
+from vit_jax.config import identity, loading
 
 FOLDER = dict(name='folder', path='photos', class_map='lists/names.txt')
 
@@ -24,7 +23,7 @@ FOLDER = dict(name='folder', path='photos', class_map='lists/names.txt')
 def test_paths_of_data_are_absolute(monkeypatch, given, stored):
   monkeypatch.setattr(os, 'getcwd', lambda: '/home/ann')
   config = completed(source=dict(name='tar', path=given))
-  assert locations.absolute(config).source.path == stored
+  assert identity.absolute(config).source.path == stored
   assert config.source.path == given  # unchanged
 
 
@@ -42,7 +41,7 @@ def test_paths_in_all_sections_of_data_are_absolute(monkeypatch):
     ),
     **{'train.leave_out': 'same.jsonl'},
   )
-  found = locations.absolute(config)
+  found = identity.absolute(config)
   members = found.source.members
   assert members.a.path == '/home/ann/photos'
   assert members.a.class_map == '/home/ann/lists/names.txt'
@@ -57,7 +56,7 @@ def test_a_tokenizer_has_an_absolute_path_that_may_change(monkeypatch):
   """Also that of an evaluator; it does not belong to a run's identity."""
   monkeypatch.setattr(os, 'getcwd', lambda: '/home/ann')
   config = loading.load('configs/lit.py:data=coco')
-  found = locations.absolute(config)
+  found = identity.absolute(config)
   for section in (found.augment, found.evals.retrieval.preprocess):
     assert section.tokenizer == '/home/ann/sentencepiece.model'
-  assert identity(found) == identity(config)
+  assert identity.identity(found) == identity.identity(config)
