@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import pathlib
 import types
 from unittest import mock
@@ -81,10 +80,3 @@ def restore(folder: pathlib.Path, of=None, about=ABOUT, sleep=lambda _: None):
     contextlib.closing(Checkpointer(folder, about)) as checkpoints,
   ):
     return checkpoints.restore_latest((of or experiment()).abstract_state())
-
-
-def make_old(step: pathlib.Path) -> None:
-  """Removes what was not written before format 3."""
-  file = step / 'manifest/metadata'
-  file.write_text(json.dumps(json.loads(file.read_text())['leaves']))
-  (step.parent / 'run_id.json').unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests import cli
-from vit_jax.checkpoint.barrier import Barrier
+from vit_jax.checkpoint.manager import Barrier
 from vit_jax.processes import consensus
 
 COUNT = 3

@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-import shutil
 
 import pytest
 from etils import epath
 
-from tests.checkpoint.states import ABOUT, make_old, restore, same, save, state
+from tests.checkpoint.states import ABOUT, restore, same, save, state
 from vit_jax.checkpoint import Checkpointer, items, manifest, steps
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
@@ -94,22 +93,3 @@ def test_a_history_that_changes_during_a_save(tmp_path, monkeypatch):
   step = epath.Path(tmp_path) / '1'
   about = manifest.read_about(step, manifest.read(step))
   assert about['interval'] == {'count': 1}
-
-
-@pytest.mark.slow
-def test_steps_of_format_2_are_supported(tmp_path):
-  """They are restored, kept and replaced as before."""
-  save(tmp_path, 1, 2)
-  for step in (1, 2):
-    make_old(tmp_path / str(step))
-  restored, step = restore(tmp_path)
-  assert step == 2 and same(restored, state(2))
-  save(tmp_path, 3)
-  assert {p.name for p in tmp_path.iterdir()} == {'2', '3', 'run_id.json'}
-  shutil.rmtree(tmp_path / '3')
-  assert restore(tmp_path)[1] == 2
-  content = json.loads((tmp_path / '2/manifest/metadata').read_text())
-  content['params/head/bias'][2] ^= 1
-  (tmp_path / '2/manifest/metadata').write_text(json.dumps(content))
-  with pytest.raises(UserError, match='2.bad'):
-    restore(tmp_path)

@@ -2,10 +2,11 @@
 
 import pytest
 
-from vit_jax.config.durations import check, to_steps
+from vit_jax.config.durations import Length, check
 from vit_jax.errors import UserError
 
 IMAGENET = dict(batch_size=4096, num_examples=1_281_167)
+LENGTH = Length('200 steps', **IMAGENET)
 
 
 @pytest.mark.parametrize(
@@ -21,17 +22,18 @@ IMAGENET = dict(batch_size=4096, num_examples=1_281_167)
     ('4096 examples', 1),
   ],
 )
-def test_to_steps_of_each_unit(duration, steps):
+def test_steps_of_each_unit(duration, steps):
   """Epochs and examples are divided by the batch size."""
-  assert to_steps(duration, **IMAGENET) == steps
+  assert LENGTH.steps(duration) == steps
+  assert Length(duration, **IMAGENET).total_steps == steps
 
 
 @pytest.mark.parametrize('unit', ['steps', 'epochs', 'examples', '%'])
 def test_a_positive_duration_is_at_least_one_step(unit):
   """Zero is zero steps."""
-  size = dict(batch_size=10_000, num_examples=10, total_steps=10)
-  assert to_steps(f'0.001 {unit}', **size) == 1
-  assert to_steps(f'0 {unit}', **size) == 0
+  length = Length('10 steps', batch_size=10_000, num_examples=10)
+  assert length.steps(f'0.001 {unit}') == 1
+  assert length.steps(f'0 {unit}') == 0
 
 
 @pytest.mark.parametrize(
@@ -41,15 +43,15 @@ def test_a_positive_duration_is_at_least_one_step(unit):
 def test_messages_list_the_units(duration):
   """They are listed if a duration cannot be read."""
   with pytest.raises(UserError, match='steps, epochs, examples, %'):
-    to_steps(duration, total_steps=10, **IMAGENET)
+    LENGTH.steps(duration)
 
 
 def test_percent_is_a_fraction_of_the_total():
   """The total itself cannot be a percentage."""
   for duration, steps in (('5%', 10), ('12.5 %', 25), ('100 %', 200)):
-    assert to_steps(duration, total_steps=200, **IMAGENET) == steps
+    assert LENGTH.steps(duration) == steps
   with pytest.raises(UserError, match='cannot be in %'):
-    to_steps('50 %', **IMAGENET)
+    _ = Length('50 %', **IMAGENET).total_steps
 
 
 def test_check_raises_without_a_training():

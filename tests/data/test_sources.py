@@ -12,7 +12,7 @@ import contract
 import cv2
 import numpy as np
 import pytest
-from minimal_config import completed
+from minimal_config import completed, with_outputs
 from test_captions import TOY
 from test_sources_tar import write_tar
 
@@ -225,11 +225,13 @@ def test_images_without_labels(written):
   assert source.class_names == [UNLABELLED]
   section = written.section | written.unlabelled
   train = {'train.num_examples': len(IMAGES), 'source': section}
-  assert len(data.open_train(completed(num_classes=0, **train))) == len(source)
+  assert len(
+    data.open_train(with_outputs(completed(num_classes=0, **train)))
+  ) == len(source)
   with pytest.raises(
     UserError, match='no labels, but a classifier.*objective=mae'
   ):
-    data.open_train(completed(num_classes=10, **train))
+    data.open_train(with_outputs(completed(num_classes=10, **train)))
 
 
 def test_masks_become_classes(written):

@@ -13,7 +13,7 @@ from tests import cli
 from tests.faults.counts import injected
 from vit_jax.processes import watchdog as watchdog_lib
 from vit_jax.processes.watchdog import EXIT_STUCK, Watchdog
-from vit_jax.run import stragglers
+from vit_jax.run import profiling
 
 LIMITS = cli.ENDLESS | {
   'recovery.watchdog_min_s': 8,
@@ -75,7 +75,7 @@ def test_a_slow_host_is_logged(tmp_path):
 )
 def test_slow_hosts_exceed_the_median(own, expected):
   """The difference must also be at least a tenth of a step."""
-  assert stragglers.slow_hosts(own, 1.0) == expected
+  assert profiling.slow_hosts(own, 1.0) == expected
 
 
 ENDLESS_BATCH = {

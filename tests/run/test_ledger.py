@@ -80,17 +80,3 @@ def test_damaged_lines_are_moved_at_the_start(tmp_path):
   aside = (tmp_path / 'events_set_aside.jsonl').read_text().splitlines()
   assert aside == [*lines[2:], '{"time": "2026']
   assert ledger.summarise(ledger.read(path)).starts == 2
-
-
-def test_a_changed_digit_of_a_rollback_is_damage(tmp_path):
-  """It is valid JSON, but would skip other batches."""
-  path = epath.Path(tmp_path) / 'events.jsonl'
-  fields = {'from': 7, 'step': 4, 'skip': [5, 6]}
-  ledger.Ledger(path).event('rollback', **fields)
-  assert [e['skip'] for e in ledger.read(path)] == [[5, 6]]
-  path.write_text(path.read_text().replace('[5, 6]', '[5, 7]'))
-  assert ledger.read(path) == []
-  path.write_text(
-    json.dumps(_event(0, 'rollback', **fields))
-  )  # written by an older version
-  assert [e['skip'] for e in ledger.read(path)] == [[5, 6]]

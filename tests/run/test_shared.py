@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from vit_jax.errors import UserError
-from vit_jax.run import shared
+from vit_jax.run import lock
 
 
 @pytest.fixture
@@ -28,11 +28,11 @@ def appears(tmp_path, monkeypatch):
         hidden.rename(written[0])
 
     monkeypatch.setattr(jax, 'process_count', lambda: 2)
-    monkeypatch.setattr(shared, 'time', types.SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(lock, 'time', types.SimpleNamespace(sleep=sleep))
     communication = types.SimpleNamespace(
       from_main=from_main, gather_integer=lambda seen: [True, seen]
     )
-    monkeypatch.setattr(shared, 'consensus', communication)
+    monkeypatch.setattr(lock, 'consensus', communication)
     return pauses
 
   return set_pauses
@@ -41,7 +41,7 @@ def appears(tmp_path, monkeypatch):
 def test_a_file_that_appears_late_is_seen(tmp_path, appears):
   """Clients of a network file system may keep old listings for a minute."""
   pauses = appears(number=6)
-  shared.check(epath.Path(tmp_path))
+  lock.check_shared(epath.Path(tmp_path))
   assert len(pauses) == 6 and sum(pauses) >= 60
   assert not list(tmp_path.iterdir())
 
@@ -50,5 +50,5 @@ def test_a_file_that_does_not_appear_is_refused(tmp_path, appears):
   """The message names the process and the workdir."""
   appears(number=None)
   with pytest.raises(UserError, match='process 1 does not') as error:
-    shared.check(epath.Path(tmp_path))
+    lock.check_shared(epath.Path(tmp_path))
   assert str(tmp_path) in str(error.value)

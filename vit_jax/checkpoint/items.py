@@ -33,7 +33,6 @@ PyTree = Any
 # Format of the step directories that are written; it changes whenever old
 # readers would fail.
 FORMAT = 3
-READABLE = (2, 3)  # formats that can be read
 NAMES = ('params', 'average', 'extra', 'training', 'about', 'manifest')
 # Items that an evaluation reads without reading the others.
 _SEPARATE = ('params', 'average', 'extra')

@@ -2,9 +2,7 @@
 
 A manifest is JSON: `leaves` (shape, dtype and checksum of every array by path),
 `sums` (checksums of the other JSON items), `step`, `run` and `seed` (of the run
-that wrote it), and `checksum` (of the manifest itself). Before format 3 a
-manifest was only the content of `leaves`; for such steps, only leaves are
-checked.
+that wrote it), and `checksum` (of the manifest itself).
 """
 
 import dataclasses
@@ -24,15 +22,14 @@ _CHECKSUM = 'checksum'
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """Content of a manifest; if it has a checksum, the checksum was correct.
+  """Content of a manifest, whose checksum was correct.
 
   Attributes:
     leaves: {path: [shape, dtype, checksum]}.
-    sums: {item: checksum}; empty before format 3.
-    step: number of updates completed; None before format 3.
-    run: id of the run that wrote the step; None before format 3 and in exported
-      weights.
-    seed: seed of the run at that step; None before format 3.
+    sums: {item: checksum}.
+    step: number of updates completed; None in exported weights.
+    run: id of the run that wrote the step; None in exported weights.
+    seed: seed of the run at that step; None in exported weights.
   """
 
   leaves: dict[str, Any]
@@ -114,21 +111,10 @@ def read(step_dir: epath.Path) -> Manifest:
     OSError: the manifest cannot be read.
   """
   content = items.read_json(step_dir / 'manifest')
-  if content and all(_is_leaf(entry) for entry in content.values()):
-    return Manifest(content, {})  # before format 3
   content = verified(content, 'the manifest')
   # Later versions may add fields.
   fields = {field.name for field in dataclasses.fields(Manifest)}
   return Manifest(**{k: v for k, v in content.items() if k in fields})
-
-
-def _is_leaf(entry: Any) -> bool:
-  """Returns whether a JSON value is [shape, dtype, checksum]."""
-  return (
-    isinstance(entry, list)
-    and [type(value) for value in entry] == [list, str, int]
-    and all(type(size) is int for size in entry[0])
-  )
 
 
 def read_about(step_dir: epath.Path, written: Manifest) -> dict[str, Any]:
@@ -143,7 +129,7 @@ def read_about(step_dir: epath.Path, written: Manifest) -> dict[str, Any]:
     OSError: the item cannot be read.
   """
   about = items.read_json(step_dir / 'about')
-  if written.sums and json_checksum(about) != written.sums.get('about'):
+  if json_checksum(about) != written.sums.get('about'):
     raise CorruptError('the checksum of about is not what was saved')
   return about
 

@@ -112,7 +112,7 @@ def _read(
     text = 'only the main process sees it (do all have the same file system?)'
     raise OSError(errno.ESTALE, text, str(path))
   written = manifest.read(path)
-  if written.step not in (None, step) or written.run not in (None, run):
+  if (written.step, written.run) != (step, run):
     raise UserError(
       f'{path} contains step {written.step} of run {written.run} (seed '
       f'{written.seed}), not step {step} of run {run}: move it away. Or, to '

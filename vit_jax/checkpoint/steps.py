@@ -270,7 +270,7 @@ def remove_old(
 def _is_ours(step_dir: epath.Path, run: str) -> bool:
   """Returns whether this run wrote a step, according to its manifest."""
   try:
-    return manifest.read(step_dir).run in (None, run)
+    return manifest.read(step_dir).run == run
   except CorruptError as error:
     log.warning('%s is kept; its manifest is damaged: %s', step_dir, error)
     return False
@@ -318,6 +318,4 @@ def read_metrics(step_dir: epath.Path) -> dict[str, Any]:
   if _METRICS not in listing(step_dir / _METRICS):
     return {}
   content = items.read_json(step_dir / _METRICS, _METRICS)
-  if len(content) == 1:
-    return content  # before format 3, without a checksum
   return manifest.verified(content, str(step_dir / _METRICS))

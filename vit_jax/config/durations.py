@@ -11,44 +11,6 @@ _UNITS = ('steps', 'epochs', 'examples', '%')
 _PATTERN = re.compile(r'\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(\S*)\s*')
 
 
-@functools.cache  # the loop calls this at every step
-def to_steps(
-  duration: str,
-  *,
-  batch_size: int,
-  num_examples: int,
-  total_steps: int | None = None,
-) -> int:
-  """Converts a duration to a number of optimizer updates.
-
-  Args:
-    duration: a number and one of the units steps, epochs, examples, %.
-    batch_size: number of examples in a global batch.
-    num_examples: number of examples in an epoch.
-    total_steps: number of updates in the whole training, which '%' refers to;
-      None while it is not known.
-
-  Returns:
-    The number of updates, rounded to the nearest integer; at least 1 unless the
-    duration is 0.
-
-  Raises:
-    UserError: the text is not a duration, or its unit is '%' although
-      `total_steps` is None.
-  """
-  number, unit = parse(duration)
-  if unit == '%' and total_steps is None:
-    raise UserError(f'{duration!r}: the total length itself cannot be in %.')
-  steps = {
-    'steps': number,
-    'epochs': number * num_examples / batch_size,
-    'examples': number / batch_size,
-    '%': number / 100 * (total_steps or 0),
-  }[unit]
-  check_range(f'{duration!r} in steps', steps, below=2**63)
-  return max(round(steps), int(number > 0))
-
-
 @dataclasses.dataclass(frozen=True)
 class Length:
   """Length of a training, with which durations are converted to updates.
@@ -69,21 +31,39 @@ class Length:
     examples = config['train']['num_examples']
     return cls(config['total'], config['batch_size'], examples)
 
-  @property
+  @functools.cached_property
   def total_steps(self) -> int:
     """Number of updates in the whole training."""
-    return to_steps(
-      self.total, batch_size=self.batch_size, num_examples=self.num_examples
-    )
+    if parse(self.total)[1] == '%':
+      raise UserError(
+        f'{self.total!r}: the total length itself cannot be in %.'
+      )
+    return self.steps(self.total)
 
   def steps(self, duration: str) -> int:
-    """Converts a duration to a number of updates of this training."""
-    return to_steps(
-      duration,
-      batch_size=self.batch_size,
-      num_examples=self.num_examples,
-      total_steps=self.total_steps,
-    )
+    """Converts a duration to a number of updates of this training.
+
+    Args:
+      duration: a number and one of the units steps, epochs, examples, %.
+
+    Returns:
+      The number of updates, rounded to the nearest integer; at least 1 unless
+      the duration is 0.
+
+    Raises:
+      UserError: the text is not a duration.
+    """
+    number, unit = parse(duration)
+    if unit == '%':
+      steps = number / 100 * self.total_steps
+    else:
+      steps = {
+        'steps': number,
+        'epochs': number * self.num_examples / self.batch_size,
+        'examples': number / self.batch_size,
+      }[unit]
+    check_range(f'{duration!r} in steps', steps, below=2**63)
+    return max(round(steps), int(number > 0))
 
   def epoch(self, step: int) -> float:
     """Returns the number of epochs in a number of updates."""
@@ -109,8 +89,8 @@ def parse(duration: str) -> tuple[float, str]:
 def check(key: str, duration: str, *, positive: bool = False) -> None:
   """Checks the value of a key that is a duration.
 
-  Constructors call it instead of `to_steps`, for which they lack the length of
-  an epoch.
+  Constructors call it instead of `Length.steps`, because they lack the length
+  of an epoch.
 
   Args:
     key: key, as the user writes it.

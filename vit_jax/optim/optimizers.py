@@ -232,7 +232,7 @@ class Optimizer(NamedTuple):
 
   init: optax.TransformInitFn
   update: optax.TransformUpdateFn
-  table: rules_lib.Table = ()
+  table: rules_lib.Rules = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -323,7 +323,7 @@ class Common:
     last = adapt(decays) if adapt else optax.identity()
     return Optimizer(*optax.chain(clip, scale, decay, last, *rate), table)
 
-  def _decays(self, table: rules_lib.Table) -> Decays:
+  def _decays(self, table: rules_lib.Rules) -> Decays:
     """Returns a function from parameters to whether each of them decays."""
     check_choice('optimizer.decay_mask', self.decay_mask, DECAY_MASKS)
     mask = functools.partial(tree.map_with_path, DECAY_MASKS[self.decay_mask])
@@ -336,7 +336,7 @@ class Common:
     )
 
   def _decay(
-    self, table: rules_lib.Table, decays: Decays, steps: Callable[[str], int]
+    self, table: rules_lib.Rules, decays: Decays, steps: Callable[[str], int]
   ) -> optax.GradientTransformation:
     """Returns the transformation that adds weight decay to directions."""
     decay, end = self.weight_decay, self.weight_decay_end

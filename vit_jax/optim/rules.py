@@ -33,7 +33,7 @@ from vit_jax.config import durations
 from vit_jax.errors import UserError, check_range
 
 PyTree = Any
-Table = tuple[tuple[str, 'Rule'], ...]
+Rules = tuple[tuple[str, 'Rule'], ...]
 LayersAbove = Callable[[str], int | tuple[int, ...]]
 
 
@@ -75,7 +75,7 @@ class Count(NamedTuple):
     return cls(jnp.zeros((), jnp.int32))
 
 
-def parse(rules: tuple[Any, ...]) -> Table:
+def parse(rules: tuple[Any, ...]) -> Rules:
   """Parses `config.optimizer.rules`.
 
   Args:
@@ -112,7 +112,7 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
   return pattern, result
 
 
-def match(table: Table, params: PyTree) -> PyTree:
+def match(rules: Rules, params: PyTree) -> PyTree:
   """Returns a tree of `Rule`s, one for each parameter.
 
   Raises:
@@ -122,7 +122,7 @@ def match(table: Table, params: PyTree) -> PyTree:
   used = set()
 
   def first_match(path: str, leaf: Any) -> Rule:
-    for pattern, rule in table:
+    for pattern, rule in rules:
       if re.fullmatch(pattern, path):
         used.add(pattern)
         _check_layers(pattern, rule, path, leaf)
@@ -130,7 +130,7 @@ def match(table: Table, params: PyTree) -> PyTree:
     return Rule()
 
   result = tree.map_with_path(first_match, params)
-  unused = [pattern for pattern, _ in table if pattern not in used]
+  unused = [pattern for pattern, _ in rules if pattern not in used]
   if unused:
     paths = list(tree.flatten(params))
     raise UserError(
@@ -141,12 +141,12 @@ def match(table: Table, params: PyTree) -> PyTree:
   return result
 
 
-def trained(table: Table, params: PyTree) -> PyTree:
+def trained(rules: Rules, params: PyTree) -> PyTree:
   """Returns the parameters with None in place of those that a rule freezes."""
   return jax.tree.map(
     lambda leaf, rule: None if rule.frozen else leaf,
     params,
-    match(table, params),
+    match(rules, params),
   )
 
 
@@ -169,7 +169,7 @@ def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
 
 
 def scale_by_rates(
-  table: Table, layer_decay: float, layers_above: LayersAbove
+  rules: Rules, layer_decay: float, layers_above: LayersAbove
 ) -> optax.GradientTransformation:
   """Returns a transformation that multiplies updates by learning-rate factors.
 
@@ -177,7 +177,7 @@ def scale_by_rates(
   power of the number of layers above it. Updates of frozen parameters become 0.
 
   Args:
-    table: rules of the optimizer.
+    rules: rules of the optimizer.
     layer_decay: factor from layer to layer; 1 for none.
     layers_above: see `optimizers.Setting`.
   """
@@ -195,21 +195,21 @@ def scale_by_rates(
 
   return optax.stateless(
     lambda updates, params: tree.map_with_path(
-      scaled, match(table, updates), updates
+      scaled, match(rules, updates), updates
     )
   )
 
 
 def add_decayed(
   weight_decay: float | optax.Schedule,
-  table: Table,
+  rules: Rules,
   decays: Callable[[PyTree], PyTree],
 ) -> optax.GradientTransformation:
   """Returns a transformation that adds weight_decay · factor · parameter.
 
   Args:
     weight_decay: number, or function of the update count.
-    table: rules of the optimizer, which contain the factors.
+    rules: rules of the optimizer, which contain the factors.
     decays: function of parameters to a tree of whether each of them decays.
   """
 
@@ -218,7 +218,7 @@ def add_decayed(
       lambda u, p, rule, decay: u + value * rule.decay * p if decay else u,
       updates,
       params,
-      match(table, params),
+      match(rules, params),
       decays(params),
     )
 
@@ -235,7 +235,7 @@ def add_decayed(
 
 
 def without_frozen(
-  table: Table, transformation: optax.GradientTransformation
+  rules: Rules, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:
   """Restricts a transformation to the leaves that no rule freezes.
 
@@ -243,6 +243,6 @@ def without_frozen(
   """
 
   def is_trained(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda rule: not rule.frozen, match(table, params))
+    return jax.tree.map(lambda rule: not rule.frozen, match(rules, params))
 
   return optax.masked(transformation, is_trained)

@@ -147,7 +147,7 @@ def cosine(start: float, end: float, total_steps: int) -> optax.Schedule:
 
 
 def gated(
-  table: rules.Table, start_of: Callable[[rules.Rule], int]
+  table: rules.Rules, start_of: Callable[[rules.Rule], int]
 ) -> optax.GradientTransformation:
   """Returns a transformation that sets updates to 0 until a rule's start.
 
@@ -171,7 +171,7 @@ def gated(
 
 
 def delayed(
-  table: rules.Table,
+  table: rules.Rules,
   steps: Callable[[str], int],
   transformation: optax.GradientTransformation,
 ) -> optax.GradientTransformation:

@@ -172,7 +172,7 @@ class Recovery:
     max_rollbacks: maximum number of rollbacks in the whole run; if another one
       is needed, the run ends with exit code 43.
     slow_hosts_every: duration between two comparisons of the hosts' times, see
-      `run.stragglers`; '0 steps' for none.
+      `run.profiling`; '0 steps' for none.
     watchdog_factor: longest time of a step, in medians of recent steps.
     watchdog_min_s: seconds that any step may take, however short the median.
     watchdog_eval_s: seconds that a batch of an evaluation may take; the time of

@@ -16,7 +16,7 @@ from vit_jax.run import guards
 from vit_jax.run.guards import RollbackError
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.metrics import Interval, Writer
-from vit_jax.run.stragglers import HostTimes
+from vit_jax.run.profiling import HostTimes
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')

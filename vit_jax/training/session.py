@@ -22,7 +22,7 @@ from vit_jax.files import paths
 from vit_jax.processes import consensus, peers, runtime
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import guards, lock, metrics, resume, shared, tracking
+from vit_jax.run import guards, lock, metrics, resume, tracking
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run.ledger import Ledger
 from vit_jax.training import (
@@ -96,7 +96,7 @@ class Session:
     if runtime.is_main():
       paths.check_writable(workdir)
       stack.enter_context(lock.hold(workdir))
-    shared.check(workdir)
+    lock.check_shared(workdir)
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
     self._recovery = settings = experiment.recovery
     self._watchdog = Watchdog(

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from vit_jax.arrays import sharding
 from vit_jax.checkpoint import (
-  READABLE,
+  FORMAT,
   RemovedError,
   export_params,
   list_items,
@@ -57,10 +57,10 @@ def load(path: str, head: Any = None) -> Pretrained:
     step_dir, about, items = _open(path)
   except RemovedError:  # by a run that is training, which has saved another
     step_dir, about, items = _open(path)
-  if about.get('format') not in READABLE:
+  if about.get('format') != FORMAT:
     raise UserError(
       f'{step_dir} has the format {about.get("format")!r}; this version reads '
-      f'{READABLE}: use the version of vit_jax that wrote it.'
+      f'{FORMAT}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
 
