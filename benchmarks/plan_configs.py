@@ -47,6 +47,7 @@ ROWS = [
   'configs/masked_patch.py v3:4x4',
   'configs/dinov2.py:recipe=short,model=L v3:4x4',
   'configs/vit5.py:model=B v3:4x4',
+  'configs/dinov3.py:recipe=im1k,model=L v3:4x4',
   *(
     f'configs/{name} h100:1x8'
     for name in (

@@ -5,7 +5,7 @@ import json
 import pytest
 from minimal_config import completed
 
-from vit_jax.config import completion
+from vit_jax.config import completion, predicted
 from vit_jax.config.identity import identity
 from vit_jax.config.schema import build_section
 from vit_jax.errors import UserError
@@ -55,6 +55,20 @@ def test_build_section_builds_nested_sections():
   assert [head.outputs for head in built.heads.values()] == [3, 5]
   assert built.weights == {'a': 1.0, 'b': 1.0}
   assert build_section(config(), 'model', 4).stem is None
+
+
+def test_a_default_in_a_nested_section_keeps_predicted_costs():
+  """A new key with a default does not change the hash; another value does."""
+
+  def fingerprint(**stem):
+    return predicted.fingerprint(config(stem={'name': LAB} | stem))
+
+  older = config(stem={'name': LAB})
+  with older.unlocked():
+    del older.model.stem['bias']
+  assert predicted.fingerprint(older) == fingerprint()
+  hashes = {fingerprint(), fingerprint(bias=False), fingerprint(kernel_size=5)}
+  assert len({*hashes, predicted.fingerprint(config())}) == 4
 
 
 def test_messages_contain_the_whole_path():
@@ -118,7 +132,7 @@ def test_flags_set_keys_without_defaults(overridden):
   [
     ([STEM], 'model.stem.depths is missing'),
     ([STEM, '--config.model.stem.depths=many'], 'stem.depths is .many.; '),
-    (['--config.model.stem.depths=1'], 'model.stem.name is None'),
+    (['--config.model.stem.depths=1'], 'model.stem.name is missing'),
   ],
 )
 def test_a_missing_key_without_default_is_one_message(overridden, args, words):

@@ -220,7 +220,7 @@ def test_splits_of_members(tmp_path):
     (member(5, 'x'), "'x'"),
     (dict(name='synthetic'), 'members.d.weight is missing'),
     (member(5, 0.004), "'d'.* at least 1/1000"),
-    (dict(weight=1.0), 'members.d.name is None'),
+    (dict(weight=1.0), 'members.d.name is missing; allowed: folder'),
     (dict(name='syntetic', weight=1.0), "did you mean 'synthetic'"),
     (member(5, 1.0, hight=3), "d.hight.*did you mean 'height'"),
     (dict(name='folder', weight=1.0), 'd.path is missing'),

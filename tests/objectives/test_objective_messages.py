@@ -90,7 +90,7 @@ WRONG = [
     dict(spec={'image': image(*SIZE, dtype=np.uint16)}),
     "uint16.*objective.name='mae'",
   ),
-  ('dino', dict(spec=IMAGE), "'dino'.*global"),
+  ('dino', dict(spec=IMAGE), "'dino'.*global.* to 'multicrop'"),
   ('dino', dict(spec={'global': image(3, *SIZE)}), r'\[2, 16, 16, 3\]'),
   (
     'dino',
@@ -110,7 +110,7 @@ WRONG = [
   ('dino', dict(warmup_temperature=0.0), 'warmup_temperature'),
   ('dino', dict(temperature_warmup='soon'), 'temperature_warmup'),
   ('dino', dict(head=dict(outputs=0)), 'objective.head.outputs'),
-  ('dinov2', dict(spec=CROPS), "'dinov2' requires masks"),
+  ('dinov2', dict(spec=CROPS), "'dinov2' requires masks.*'block_masks'"),
   (
     'dinov2',
     dict(spec=CROPS | {'masks': ((2, 9), np.dtype(bool))}),

@@ -138,3 +138,9 @@ def test_kinds_of_images_must_agree(changes, keys):
   """The message names the keys that differ, before any data is opened."""
   with pytest.raises(UserError, match=keys):
     build(**KIND | changes)
+
+
+def test_a_wrong_duration_is_reported_with_its_key():
+  """The constructor of a plug-in only converts it."""
+  with pytest.raises(UserError, match=r"^config\.schedule\.warmup: '5 stps'"):
+    build(**{'schedule.warmup': '5 stps'})

@@ -19,6 +19,7 @@ from vit_jax.config.schema import (
   Config,
   Nested,
   config_keys,
+  names,
   nested,
   value_type,
 )
@@ -111,6 +112,10 @@ def complete_section(
   if has_name:
     default = DEFAULT_NAMES.get(path.rpartition('.')[2])
     name = arguments.pop('name', default)
+    if is_none(name):
+      raise UserError(
+        f'config.{path}.name is missing; {closest("", names(mark.pattern))}.'
+      )
     result['name'] = typed(f'config.{path}.name', name, str)
   keys = mark.keys(name)
   if drop_unknown or isinstance(name, FlagText):

@@ -8,6 +8,7 @@ long as the config has the same hash.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import loading, schema
@@ -38,8 +39,8 @@ _PARTS = {
 def fingerprint(config: Config) -> str:
   """Returns a hash of the keys that determine the program of a step.
 
-  Keys with their default value are left out, so that adding a key with a
-  default does not invalidate older rows.
+  Keys with their default value are left out, at every depth, so that adding a
+  key with a default does not invalidate older rows.
 
   Args:
     config: completed config.
@@ -50,14 +51,11 @@ def fingerprint(config: Config) -> str:
   values = config.to_dict()
   kept = {key: values[key] for key in _KEYS}
   for section in _SECTIONS:
-    constructor = schema.constructor(section, values[section])
-    defaults = schema.config_keys(constructor)
     kept[section] = {
       key: value
-      for key, value in values[section].items()
+      for key, value in _changed(schema.MARKS[section], values[section]).items()
       if key not in _WITHOUT_COST
       and (key, value) != ('name', schema.DEFAULT_NAMES.get(section))
-      and (key not in defaults or not _equal(value, defaults[key].default))
     }
   for section, keys in _PARTS.items():
     kept[section] = {key: values[section].get(key) for key in keys}
@@ -67,6 +65,20 @@ def fingerprint(config: Config) -> str:
     kept['lora'] = values['lora']
   text = json.dumps(kept, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _changed(mark: schema.Nested, values: Any) -> dict[str, Any]:
+  """Returns the values of a section that are not the defaults."""
+  keys, changed = mark.keys(values.get('name', '')), {}
+  for key, value in values.items():
+    default = keys[key].default if key in keys else None
+    nested = schema.nested(keys[key].annotation) if key in keys else None
+    if nested and value and not nested.many:
+      value = _changed(nested, value)
+      default = dict(default) if isinstance(default, Mapping) else default
+    if key not in keys or not _equal(value, default):
+      changed[key] = value
+  return changed
 
 
 def _equal(value: Any, default: Any) -> bool:

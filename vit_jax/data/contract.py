@@ -353,13 +353,19 @@ def check_values(
     )
 
 
-def require(keys: Iterable[str], *required: str, who: str) -> None:
+def require(
+  keys: Iterable[str],
+  *required: str,
+  who: str,
+  made_by: str = 'another transform',
+) -> None:
   """Checks that a batch or a spec has the required keys.
 
   Args:
     keys: keys of the batch or the spec.
     *required: required keys.
     who: name of the objective or evaluator that requires them, for the message.
+    made_by: name of a transform that makes them, for the message.
 
   Raises:
     UserError: a required key is missing.
@@ -369,7 +375,7 @@ def require(keys: Iterable[str], *required: str, who: str) -> None:
     raise UserError(
       f'{who} requires {", ".join(missing)} in a batch, but the transform '
       f'declares only {", ".join(keys)}: set augment.name or preprocess.name '
-      'to another transform.'
+      f'to {made_by}.'
     )
 
 

@@ -51,9 +51,11 @@ class Objective(contract.AroundModel):
 
   Attributes:
     name: name of the objective, for messages.
+    transform: name of the transform that makes its batches, for messages.
   """
 
   name = 'dino'
+  transform = 'multicrop'
   momentum_end = 1.0  # weight of the old teacher in the last update
   local_weight = 1.0  # weight of the terms of local crops
 
@@ -141,7 +143,8 @@ class Objective(contract.AroundModel):
     Raises:
       UserError: the entry is missing or has another shape.
     """
-    require(spec, entry, who=f'the objective {self.name!r}')
+    who = f'the objective {self.name!r}'
+    require(spec, entry, who=who, made_by=repr(self.transform))
     if spec[entry][0] != expected:
       raise UserError(
         f'the objective {self.name!r} expects {entry!r} of the shape '

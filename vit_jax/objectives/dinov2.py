@@ -70,6 +70,7 @@ class Objective(dino.Objective):
   """
 
   name = 'dinov2'
+  transform = 'block_masks'
 
   def __init__(
     self,

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from vit_jax.arrays import flops, sharding, tree
 from vit_jax.config import keys
+from vit_jax.config.completion import flatten
 from vit_jax.config.durations import Length
 from vit_jax.config.keys import square
 from vit_jax.config.schema import Config, build_section
@@ -97,15 +98,15 @@ class Experiment:
       model=model,
       image_size=image_size,
       mix=build_section(config, 'mix', config.num_classes),
-      steps=length.steps,
+      steps=functools.partial(_steps, config, length),
       open_frozen=frozen.open_frozen,
       transform=augment,
     )
     schedule = build_section(
-      config, 'schedule', length.total_steps, length.steps
+      config, 'schedule', length.total_steps, setting.steps
     )
     objective = _objective(config, setting)
-    of_run = optimizers.Setting(length.steps, objective.layers_above)
+    of_run = optimizers.Setting(setting.steps, objective.layers_above)
     trainer = Trainer(
       objective=objective,
       optimizer=build_section(config, 'optimizer', schedule, of_run),
@@ -206,7 +207,7 @@ class Experiment:
 
   def steps(self, duration: str) -> int:
     """Converts a duration ('5 epochs') to updates of this training."""
-    return self.length.steps(duration)
+    return self.setting.steps(duration)
 
   @functools.cached_property
   def image_flops(self) -> float:
@@ -308,6 +309,16 @@ class Experiment:
       config=config,
       further={'record': record},
     )
+
+
+def _steps(config: Config, length: Length, duration: str) -> int:
+  """Converts a duration to updates; an error names the keys that have it."""
+  try:
+    return length.steps(duration)
+  except UserError as error:
+    flat = flatten(config).items()
+    paths = [f'config.{path}' for path, value in flat if value == duration]
+    raise UserError(f'{" or ".join(paths) or "a duration"}: {error}') from error
 
 
 def _objective(config: Config, setting: Setting) -> Objective:
