@@ -15,8 +15,8 @@ HANGING = """
 import ctypes, sys, threading
 from vit_jax import errors
 from vit_jax.cli import process
-from vit_jax.processes import ending
-ending._EXIT_S = 1
+from vit_jax.processes import interruption
+interruption._EXIT_S = 1
 def body(arguments):
   if sys.argv[1] == 'thread':
     threading.Thread(target=threading.Event().wait).start()

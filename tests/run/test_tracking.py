@@ -91,11 +91,6 @@ def test_only_the_same_workdir_continues_a_tracked_run(tmp_path):
   assert run.identity == first
   shutil.rmtree(tmp_path / 'run')
   assert run.identity != first
-  older = tracking.Run(epath.Path(tmp_path / 'older'), {})
-  older.workdir.mkdir()
-  (older.workdir / 'config.json').write_text('{}')
-  assert older.identity == older.identity  # as before: by its path
-  assert not (older.workdir / 'tracker_id.txt').exists()
 
 
 def test_tracker_errors_are_logged_once(tmp_path, caplog, wandb):

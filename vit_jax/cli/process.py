@@ -23,7 +23,6 @@ from vit_jax.files import paths
 from vit_jax.processes import (
   consensus,
   console,
-  ending,
   interruption,
   machine,
   peers,
@@ -161,7 +160,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     sys.stdout.reconfigure(errors='backslashreplace')
   machine.hide_unused_libtpu()
   machine.use_gpu_memory()
-  ending.end_with_parent()
+  interruption.end_with_parent()
 
   def parse(argv: list[str]) -> list[str]:
     try:
@@ -196,7 +195,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     if interruption.HANDLER.installed:
       interruption.HANDLER.ignore()
     if code:
-      ending.bound_exit(code)
+      interruption.bound_exit(code)
 
 
 def _report_errors(function: Callable[[], None]) -> None:

@@ -278,8 +278,8 @@ def compare(
   Raises:
     UserError: config, data or settings differ.
   """
-  old, new = saved.get('record', {}), current['record']
-  fingerprint = old.get('fingerprint', {'class_names': saved['class_names']})
+  old, new = saved['record'], current['record']
+  fingerprint = old['fingerprint']
   data = fingerprints.comparable(new['fingerprint'], fingerprint)
   changes = identity.changes(saved['config'], config)
   changes |= _common_differences('data: ', fingerprint, data)

@@ -7,7 +7,6 @@ the section. Errors of a tracker do not end a run; the first is logged as a
 warning.
 """
 
-import hashlib
 import logging
 import uuid
 from collections.abc import Callable, Mapping
@@ -44,14 +43,11 @@ class Run(NamedTuple):
     """Id of the run, which does not change when the run resumes.
 
     It is stored in the workdir, so that a workdir that was removed and begun
-    again is another run. Older workdirs have no such file; their id is a
-    checksum of their path.
+    again is another run.
     """
     file = self.workdir / 'tracker_id.txt'
     if file.exists():
       return file.read_text().strip()
-    if (self.workdir / 'config.json').exists():
-      return hashlib.sha256(str(self.workdir).encode()).hexdigest()[:16]
     identity = uuid.uuid4().hex[:16]
     paths.save(file, identity + '\n')
     return identity

@@ -26,7 +26,7 @@ from vit_jax.errors import (
   UserError,
 )
 from vit_jax.files import jsonl, paths
-from vit_jax.processes import ending, interruption
+from vit_jax.processes import interruption
 from vit_jax.run import lock
 from vit_jax.sweeps import grid, outcome
 from vit_jax.sweeps.jobs import Graph, Job
@@ -150,7 +150,7 @@ def _execute(job: Job) -> None:
       stdout=file,
       stderr=file,
       start_new_session=True,
-      env=os.environ | {ending.VARIABLE: str(os.getpid())},
+      env=os.environ | {interruption.VARIABLE: str(os.getpid())},
     )
     code, signalled = _wait(process)
   # A signal to a whole group of processes can end a run before it handles
