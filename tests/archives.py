@@ -109,14 +109,13 @@ def with_trouble():
 def write(path, contents):
   """Writes an archive in the layout that its file name implies.
 
-  winter21_whole.tar.gz is compressed and contains a directory; fall11_whole.tar
-  is not and does not.
+  winter21_whole.tar contains a directory, and fall11_whole.tar does not.
   """
-  compressed = path.name.endswith('.gz')
-  prefix = 'winter21_whole/' if compressed else ''
+  has_folder = path.name == 'winter21_whole.tar'
+  prefix = 'winter21_whole/' if has_folder else ''
   tars = {f'{prefix}{wnid}.tar': tar(files) for wnid, files in contents.items()}
-  with tarfile.open(path, 'w:gz' if compressed else 'w') as archive:
-    if compressed:
+  with tarfile.open(path, 'w') as archive:
+    if has_folder:
       folder = tarfile.TarInfo('winter21_whole')
       folder.type = tarfile.DIRTYPE
       archive.addfile(folder)

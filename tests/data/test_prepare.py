@@ -106,7 +106,7 @@ def test_a_full_disk_is_reported(tmp_path, source, monkeypatch):
   """It shows in the shard writer, or as an error of a file."""
   os.symlink('/dev/full', tmp_path / 'shard.tmp')
   with pytest.raises(UserError, match='No space left'):
-    shards.write_records(tmp_path / 'shard', [bytes(10**6)] * 9)
+    shards.write_shard(tmp_path / 'shard', lambda: iter([bytes(10**6)] * 9))
 
   def full(*_, **__):
     raise OSError(errno.ENOSPC, 'No space left on device')

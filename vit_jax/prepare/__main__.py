@@ -28,7 +28,7 @@ _USED = {
   digits.NAME: (),
   imagenet21k.NAME: ('source', 'class_list'),
 }
-_SOURCE_HELP = 'the archive fall11_whole.tar or winter21_whole.tar.gz'
+_SOURCE_HELP = 'the archive fall11_whole.tar or a directory of its tar files'
 
 
 def define_flags() -> None:

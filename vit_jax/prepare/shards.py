@@ -2,10 +2,9 @@
 
 The features are image (the unchanged bytes of the file), label and file_name.
 DATA_DIR/.prepare/NAME is the working directory: it is locked during a
-preparation and kept after an interruption. Each shard is written by one task,
-followed by a note about its content; a shard with a note is not written again.
-The complete result is renamed to its final path, so that a data set is complete
-as soon as it exists.
+preparation and kept after an interruption. Each shard is written by one task;
+a shard that exists is not written again. The complete result is renamed to its
+final path, so that a data set is complete as soon as it exists.
 """
 
 import contextlib
@@ -19,11 +18,10 @@ import os
 import pathlib
 import shutil
 import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import (  # pyright: ignore
@@ -34,29 +32,20 @@ from tensorflow_datasets.core import naming
 from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import progress
-from vit_jax.data.images.decode import decode
-from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
-from vit_jax.processes import machine
+from vit_jax.processes import interruption, machine
 
 log = logging.getLogger('vit_jax')
 Result = TypeVar('Result')
 VERSION = '1.0.0'
 SHARD_BYTES = 2**29  # bytes of a shard, which a worker holds in memory
-_WORKER_BYTES = 2**31  # memory of a worker, including parts and shards
+_WORKER_BYTES = 2**31  # memory of a worker, including a synset or a shard
 _FORMAT = 'array_record'
 _FOLDER = '.prepare'
 # One record per group, as in TFDS, for random access. Compression does not make
 # JPEGs smaller.
 _OPTIONS = 'group_size:1,uncompressed'
-
-
-class Skipped(NamedTuple):
-  """A part of the source that is left out, and the reason."""
-
-  name: str
-  reason: str
 
 
 def order_key(name: str) -> int:
@@ -69,49 +58,21 @@ def order_key(name: str) -> int:
   return int.from_bytes(digest.digest(), 'big')
 
 
-def example(name: str, label: int, image: bytes, where: str) -> bytes | Skipped:
+def example(name: bytes, label: int, image: bytes) -> bytes:
   """Serializes a tf.train.Example to the same bytes in every process.
-
-  The format of an image is determined from the content: a PNG file named .JPEG
-  is a PNG file.
 
   Args:
     name: name of the file, for the feature `file_name`.
     label: label of the image.
-    image: content of the file.
-    where: name of the file in the list of files that are left out.
-
-  Returns:
-    The example; or a `Skipped` if training could not decode the image.
+    image: content of the file. Its format is determined from the content: a PNG
+      file named .JPEG is a PNG file.
   """
-  try:
-    decode(image)
-  except DecodeError as error:
-    return Skipped(where, str(error))
   proto = tf_example_pb2.Example()  # pyright: ignore (created at import)
   features = proto.features.feature
   features['image'].bytes_list.value.append(image)
   features['label'].int64_list.value.append(label)
-  features['file_name'].bytes_list.value.append(os.fsencode(name))
+  features['file_name'].bytes_list.value.append(name)
   return proto.SerializeToString(deterministic=True)
-
-
-def with_label(record: bytes, labels: dict[int, int]) -> bytes:
-  """Replaces the label of a serialized example by `labels[label]`."""
-  proto = tf_example_pb2.Example.FromString(record)  # pyright: ignore
-  value = proto.features.feature['label'].int64_list.value
-  value[0] = labels[value[0]]
-  return proto.SerializeToString(deterministic=True)
-
-
-def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes a JSON file atomically."""
-  paths.write(epath.Path(path), json.dumps(value))
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a file that `write_json` wrote; {} if it does not exist."""
-  return jsonl.read_object(epath.Path(path))
 
 
 def is_prepared(data_dir: pathlib.Path, name: str) -> bool:
@@ -173,83 +134,52 @@ def require_space(work: pathlib.Path, num_bytes: int) -> None:
 
 
 def start(work: pathlib.Path, plan: dict[str, Any]) -> None:
-  """Creates the directory of the result, empty if the plan has changed.
+  """Creates the directory of the shards, empty if the plan has changed.
 
   Args:
     work: working directory.
     plan: everything that the result depends on, as JSON values.
   """
-  if read_json(work / 'plan.json') != plan:
-    for name in ('result', 'notes'):
-      shutil.rmtree(work / name, ignore_errors=True)
-    write_json(work / 'plan.json', plan)
-  for name in ('result', 'notes'):
-    (work / name).mkdir(exist_ok=True)
+  file = epath.Path(work / 'plan.json')
+  if jsonl.read_object(file) != plan:
+    shutil.rmtree(work / 'result', ignore_errors=True)
+    paths.write(file, json.dumps(plan))
+  (work / 'result').mkdir(exist_ok=True)
 
 
 def write_shards(
   work: pathlib.Path,
   name: str,
-  sources: Sequence[Callable[[], Iterator[bytes | Skipped]]],
+  sources: Sequence[Callable[[], Iterator[bytes]]],
   workers: int,
-) -> list[dict[str, Any]]:
+) -> None:
   """Writes the missing shards of the split `train`.
 
   Args:
-    work: working directory; shards are written to result/ in it, notes to
-      notes/.
+    work: working directory; shards are written to result/ in it.
     name: name of the data set.
-    sources: one function per shard that yields its serialized examples, and a
-      `Skipped` for each item that is left out; picklable.
+    sources: one function per shard that yields its serialized examples;
+      picklable.
     workers: number of processes.
-
-  Returns:
-    The note of each shard: `length` (number of images), `num_bytes` (size of
-    the records) and `skipped`.
 
   Raises:
     UserError: the disk is full, or a worker was killed.
   """
-  notes, missing = [], []
+  missing = []
   for i, source in enumerate(sources):
     file = f'{name}-train.{_FORMAT}-{i:05d}-of-{len(sources):05d}'
-    notes.append(work / 'notes' / f'{file}.json')
-    if not read_json(notes[-1]):  # missing or damaged
-      shard = work / 'result' / file
-      missing.append(functools.partial(_write, shard, notes[-1], source))
+    path = work / 'result' / file
+    if not path.exists():
+      missing.append(functools.partial(write_shard, path, source))
   written = unordered(missing, min(workers, len(missing)))
   for _ in progress.shown(written, len(missing), f'writing {name}/train'):
     pass
-  return [read_json(note) for note in notes]
 
 
-def _write(
-  path: pathlib.Path,
-  note: pathlib.Path,
-  source: Callable[[], Iterator[bytes | Skipped]],
+def write_shard(
+  path: pathlib.Path, source: Callable[[], Iterator[bytes]]
 ) -> None:
-  """Writes one shard and its note."""
-  sizes, skipped = [], []
-
-  def records() -> Iterator[bytes]:
-    for item in source():
-      if isinstance(item, Skipped):
-        skipped.append(item)
-      else:
-        sizes.append(len(item))
-        yield item
-
-  write_records(path, records())
-  about = dict(length=len(sizes), num_bytes=sum(sizes), skipped=skipped)
-  write_json(note, about)
-
-
-def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
-  """Writes an array_record file atomically.
-
-  Args:
-    path: path of the file.
-    records: records of the file.
+  """Writes one shard atomically.
 
   Raises:
     UserError: the file cannot be written, for example because the disk is full.
@@ -257,7 +187,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
   temporary = path.with_name(f'{path.name}.tmp')
   try:
     writer = ArrayRecordWriter(str(temporary), _OPTIONS)
-    for record in records:
+    for record in source():
       writer.write(record)
     writer.close()
   except RuntimeError as error:  # raised by the writer for all errors
@@ -270,11 +200,12 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> None:
 def finish(
   work: pathlib.Path,
   name: str,
-  notes: Sequence[dict[str, Any]],
+  lengths: Sequence[int],
+  num_bytes: int,
   class_names: Sequence[str],
   description: str,
-  skipped: Iterable[Sequence[str]] = (),
-) -> int:
+  skipped: Sequence[Sequence[str]],
+) -> None:
   """Writes metadata and the list of skipped files, and publishes the result.
 
   The result is DATA_DIR/NAME/VERSION.
@@ -282,22 +213,19 @@ def finish(
   Args:
     work: working directory, which is removed.
     name: name of the data set.
-    notes: notes of the shards, see `write_shards`.
+    lengths: number of images of each shard.
+    num_bytes: size of all images.
     class_names: names of the classes, in the order of the labels.
     description: description of the data set.
-    skipped: further items that were left out, as in the notes.
-
-  Returns:
-    Number of images.
+    skipped: names and reasons of what was left out.
 
   Raises:
     UserError: the final path exists.
   """
   result = work / 'result'
-  items = [*skipped, *(item for note in notes for item in note['skipped'])]
   lines = sorted(
     '\t'.join(text.encode('unicode_escape').decode() for text in item) + '\n'
-    for item in items
+    for item in skipped
   )
   (result / 'undecodable.txt').write_text(''.join(lines))
   template = naming.ShardedFileTemplate(
@@ -313,8 +241,8 @@ def finish(
     split_infos=[
       tfds.core.SplitInfo(
         name='train',
-        shard_lengths=[note['length'] for note in notes],
-        num_bytes=sum(note['num_bytes'] for note in notes),
+        shard_lengths=list(lengths),
+        num_bytes=num_bytes,
         filename_template=template.replace(split='train'),
       )
     ],
@@ -333,15 +261,13 @@ def finish(
       f'{target} exists and is not a complete data set: move it elsewhere.'
     ) from error
   shutil.rmtree(work)
-  count = sum(note['length'] for note in notes)
   log.info(
     '%s: %s images in %s classes; %s left out, listed in undecodable.txt',
     target,
-    f'{count:,}',
+    f'{sum(lengths):,}',
     f'{len(class_names):,}',
-    f'{len(items):,}',
+    f'{len(skipped):,}',
   )
-  return count
 
 
 def default_workers() -> int:
@@ -350,12 +276,9 @@ def default_workers() -> int:
 
 
 def unordered(
-  tasks: Iterable[Callable[[], Result]], workers: int
+  tasks: Sequence[Callable[[], Result]], workers: int
 ) -> Iterator[Result]:
   """Executes tasks, and yields their results in the order of completion.
-
-  Tasks are taken from the iterable shortly before they are executed, so that
-  they need little memory.
 
   Args:
     tasks: picklable functions, whose exceptions are raised again here.
@@ -373,16 +296,9 @@ def unordered(
     multiprocessing.get_context('spawn'),
     initializer=_start_worker,
   )
-  pending: set[futures.Future[Result]] = set()
   try:
-    for task in tasks:
-      pending.add(pool.submit(task))
-      if len(pending) > workers:
-        done, pending = futures.wait(
-          pending, return_when=futures.FIRST_COMPLETED
-        )
-        yield from (future.result() for future in done)
-    yield from (future.result() for future in futures.as_completed(pending))
+    done = futures.as_completed([pool.submit(task) for task in tasks])
+    yield from (future.result() for future in done)
   except BrokenProcessPool as error:
     raise UserError(
       'a worker process was killed, probably for lack of memory: run the same '
@@ -393,14 +309,7 @@ def unordered(
 
 
 def _start_worker() -> None:
-  """Makes a worker process end when its parent ends."""
+  """Makes a worker process end when its parent ends, or by Ctrl-C."""
   # Ctrl-C would otherwise print a traceback of each worker.
   signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-  def watch() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-      parent.join()
-    os._exit(1)
-
-  threading.Thread(target=watch, daemon=True).start()
+  interruption.end_worker_with_parent()

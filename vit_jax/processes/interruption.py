@@ -9,6 +9,7 @@ when the process started, such as SIGHUP after `nohup`, stays ignored.
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import threading
@@ -124,6 +125,22 @@ def end_with_parent() -> None:
   prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
   if os.getppid() != int(parent):  # the parent ended before the request
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_worker_with_parent() -> None:
+  """Lets a process of a pool end when its parent ends for any reason.
+
+  The workers of a pool wait for tasks on a pipe that the other workers keep
+  open. If the parent were killed, they would otherwise wait forever.
+  """
+  parent = multiprocessing.parent_process()
+  assert parent is not None
+
+  def watch() -> None:
+    parent.join()
+    os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
 
 
 class _SignalEvent(ctypes.Structure):

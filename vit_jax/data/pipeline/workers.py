@@ -8,8 +8,6 @@ import dataclasses
 import itertools
 import logging
 import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -29,7 +27,7 @@ from vit_jax.data.pipeline.loader import (
   LocalRows,
 )
 from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.processes import machine
+from vit_jax.processes import interruption, machine
 
 log = logging.getLogger('vit_jax')
 
@@ -172,21 +170,9 @@ def _views(memory: Any, layout: Any) -> HostBatch:
 
 
 def _start_worker(loader: Loader, memories: list[Any], layout: Any) -> None:
-  threading.Thread(target=_end_with_parent, daemon=True).start()
+  interruption.end_worker_with_parent()
   cv2.setNumThreads(1)
   _worker.extend([loader, memories, layout])
-
-
-def _end_with_parent() -> None:
-  """Ends this process when its parent process ends for any reason.
-
-  The workers of a pool wait for tasks on a pipe that the other workers keep
-  open. If the parent were killed, they would otherwise wait forever.
-  """
-  parent = multiprocessing.parent_process()
-  assert parent is not None
-  parent.join()
-  os._exit(1)
 
 
 def _fill(slot: int, local: LocalRows, first: int) -> list[BadRecord]:
