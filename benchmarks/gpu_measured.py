@@ -34,11 +34,11 @@ from typing import Any
 import gpu_plans
 import jax
 import jax.numpy as jnp
+from measured_step import Step
 
 from vit_jax.arrays import devices, memory
 from vit_jax.config import loading
 from vit_jax.plan import compile, gpu_cost, hlo
-from vit_jax.plan.measure import Step
 from vit_jax.plan.topology import Target
 from vit_jax.processes import machine
 from vit_jax.training.experiment import Experiment

@@ -135,7 +135,7 @@ def _print_cost(
     words = [f'--config={row.pretrain.config}', *jobs.key_flags(keys)]
     plan = process.plan([*words, *extra_flags, f'--topology={topology}'])
     days = plan['predicted_core_days']
-    step = cost = '–'  # on this machine, or without a compiler for GPUs
+    step = cost = '–'  # unknown on this machine
     if days is not None:
       skipped = row.branch.step if row.branch else 0
       days *= number * (1 - skipped / plan['total_steps'])

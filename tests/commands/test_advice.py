@@ -200,7 +200,6 @@ ROWS = [
   (('analyze', TINY), (), '--out', 'figures'),
   (PLAN, (), '--topology', 'local'),
   (PLAN, ('--topology=v3-32',), '--topology', 'v3:4x4'),
-  ((*PLAN, '--measure=f'), ('--topology=v3:4x4',), '--topology', ''),
   (LAUNCH, (), '--target', 'tpu'),
   ((*LAUNCH, '--target=slurm'), (), '--topology', 'h100:4x8'),
 ]

@@ -77,7 +77,6 @@ ROWS = [
   ((*PLAN, '--topology=v3-32'), 'is v3:4x4'),
   ((*PLAN, '--topology=v3:4x4', '--slices=0'), 'at least 1'),
   ((*PLAN, '--topology=local', '--slices=2'), 'one slice'),
-  ((*PLAN, '--topology=h100:1x8', '--measure=f'), 'needs --topology=local'),
   (('sweep', '--config=configs/deit.py'), '-m vit_jax.train --config'),
   (('sweep', '--config=configs/sweeps/digit.py'), 'sweeps/digits.py'),
   ((PREPARE, 'cifar11', '--data_dir=d'), "did you mean 'cifar10"),

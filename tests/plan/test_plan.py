@@ -114,17 +114,14 @@ def test_keys_of_a_plan():
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_batch_that_does_not_fit():
-  """The result states the memory that it needs, and micro-batches that fit."""
+  """The result states the memory that it needs, and the flag that helps."""
   scanned = dict(model__attention='xla', model__unroll=1, mesh__zero1=False)
   scanned['schedule__warmup'] = '10 steps'  # of 1,214
   result = planned('--price=2', batch_size=2**20, image_size=64, **scanned)
   assert set(result) >= KEYS and result['fits'] is False
   assert result['peak_bytes_per_device'] > result['hbm_bytes_per_device']
   assert result['predicted_step_seconds'] is None
-  parts = result['changes_that_fit']['micro_batches']
-  refused, accepted = result['summary'].split('with these changes:')
-  assert 'DOES NOT FIT' in refused and f'micro_batches={parts}' in refused
-  assert f'in {parts} micro-batch' in accepted and 'core-days' in accepted
+  assert 'DOES NOT FIT (--search' in result['summary']
 
 
 @needs_libtpu
@@ -163,15 +160,9 @@ def test_without_libtpu_the_message_names_the_package():
 
 
 @pytest.mark.slow
-def test_measured_steps_are_appended_to_a_file(tmp_path):
-  """Each line contains the measured seconds, the device and the config.
-
-  A CPU has no predicted times, but memory and FLOPs.
-  """
-  out = tmp_path / 'rows.jsonl'
-  out.write_text('{"batch_size": 8}\n')
+def test_a_plan_for_this_machine():
+  """A CPU has no predicted times, but memory and FLOPs."""
   result = planned(
-    f'--measure={out}',
     topology='local',
     model__width=32,
     model__mlp_dim=32,
@@ -179,12 +170,6 @@ def test_measured_steps_are_appended_to_a_file(tmp_path):
     image_size=32,
     batch_size=16,
   )
-  assert result['measured_step_seconds'] > 0
-  rows = [json.loads(line) for line in out.read_text().splitlines()]
-  assert [row['batch_size'] for row in rows] == [8, 16]
-  assert rows[1]['measured_step_seconds'] == result['measured_step_seconds']
-  assert rows[1]['config']['model']['width'] == 32
-  assert rows[1]['device'] == 'cpu' and 'jax' in rows[1]
   assert set(result) >= KEYS and result['fits']
   assert result['predicted_step_seconds'] is None
   # The gradient of the pixels is not needed: 4 patches, 16 x 16 x 3 to 32.

@@ -95,8 +95,7 @@ class Plan:
     bytes: memory per device by use.
     fits: whether the program fits in a device's memory.
     peak_bytes_per_device: memory that the program needs.
-    least_days: days at the peak rate, if there is no compiler.
-    text: optimized HLO; '' if the program was refused or not compiled.
+    text: optimized HLO; '' if the program was refused.
     compile_seconds: time of the compilation.
     cost: costs of the compiled program.
     predicted_mfu: model FLOPs per second, as a fraction of the peak rate.
@@ -123,7 +122,6 @@ class Plan:
   bytes: dict[str, int]
   fits: bool = False
   peak_bytes_per_device: int | None = None
-  least_days: float | None = None
   text: str = ''
   compile_seconds: float | None = None
   cost: Cost = Cost()
@@ -183,8 +181,6 @@ def plan(
   experiment = Experiment.build(config, target.devices)
   with jax.set_mesh(experiment.mesh):
     planned = _without_program(experiment, target)
-    if not target.compiles:
-      return _lower_bounds(planned, target)
     is_absent_gpu = target.on_gpus and not target.is_local
     options = dict(GPU_OPTIONS if is_absent_gpu else {})
     options |= compiler_options or {}
@@ -255,21 +251,6 @@ def _without_program(experiment: Experiment, target: Target) -> Plan:
     unroll=config.model.get('unroll'),
     computed_by=experiment.model.computed_by(experiment.image_size),
     bytes={use: memory.tree_bytes(leaves) for use, leaves in uses},
-  )
-
-
-def _lower_bounds(planned: Plan, target: Target) -> Plan:
-  """Adds lower bounds of memory and time for GPUs without a compiler."""
-  assert target.device is not None and target.hbm_bytes is not None
-  state_and_batch = sum(planned.bytes.values())
-  flops = planned.model_flops_per_image * planned.batch_size
-  seconds = flops / planned.devices / target.device.peak_flops
-  return dataclasses.replace(
-    planned,
-    fits=state_and_batch <= target.hbm_bytes,
-    peak_bytes_per_device=state_and_batch,
-    least_days=seconds * planned.total_steps / SECONDS_PER_DAY,
-    computed_by=None,  # unknown, because CPU devices stand for the GPUs
   )
 
 

@@ -5,9 +5,6 @@ import os
 import re
 from collections.abc import Sequence
 
-from vit_jax.arrays import devices
-from vit_jax.errors import UserError
-
 LOCAL = 'local'  # topology of the devices of this machine
 GPU_EXTRA = "pip install 'vit_jax[plan-gpu]'"
 
@@ -37,10 +34,6 @@ def prepare(argv: Sequence[str]) -> None:
   local = re.compile(rf'--?topology[= ]{LOCAL}')
   if not local.search(' '.join(argv)):
     os.environ.update(_WITHOUT_TPU)
-  # If the compiler for GPUs is missing, a CPU device stands for each GPU.
-  if number := _gpus(argv):
-    count = f'--xla_force_host_platform_device_count={number}'
-    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {count}'
 
 
 def has_gpu_compiler() -> bool:
@@ -49,13 +42,3 @@ def has_gpu_compiler() -> bool:
     importlib.util.find_spec(f'jax_cuda{version}_plugin') is not None
     for version in (12, 13)
   )
-
-
-def _gpus(argv: Sequence[str]) -> int:
-  """Returns the number of GPUs in --topology: 32 for h100:4x8, 0 for TPUs."""
-  match = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
-  try:
-    parsed = devices.parse_gpus(match[1]) if match else None
-  except UserError:  # `topology.find` will report it
-    return 0
-  return parsed[1] * parsed[2] if parsed else 0

@@ -13,11 +13,8 @@ from absl import flags
 from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.files import paths
 from vit_jax.plan import (
   compile,
-  environment,
-  measure,
   report,
   search,
   topology,
@@ -40,19 +37,13 @@ def define_flags() -> None:
     'search',
     False,
     'Also find the cheapest mesh, rematerialization and micro-batches for this '
-    'batch, and the largest batch. Compiles 12 to 24 programs.',
+    'batch. Compiles 8 to 20 programs.',
   )
   flags.DEFINE_bool(
     'cache',
     True,
     'Use the program that an earlier plan of the same step compiled, from '
     '$JAX_COMPILATION_CACHE_DIR/plans or ~/.cache/vit_jax/compiled/plans.',
-  )
-  flags.DEFINE_string(
-    'measure',
-    None,
-    'With --topology=local: also run the step on random images, and append '
-    'predicted and measured values to this file as a JSON line.',
   )
   flags.DEFINE_float(
     'price',
@@ -71,49 +62,23 @@ def main(arguments: list[str]) -> None:
   if not values.topology:
     raise UserError('--topology is missing: give v3:4x4, h100:1x8 or local.')
   target = topology.find(values.topology, values.slices)
-  if values.search and not target.compiles:
-    raise UserError(
-      f'--search needs a compiler for {target.name}: {environment.GPU_EXTRA}.'
-    )
-  if values.measure and not target.is_local:
-    raise UserError(
-      f'--measure needs --topology=local, and --topology is {target.name}.'
-    )
   # Programs for this machine depend on its processor and are compiled quickly.
   is_cached = values.cache and not target.is_local
   cache = compile.default_cache() if is_cached else None
   config = architecture.complete(values.config)
   planned = compile.plan(config, target, cache=cache)
   added: dict[str, Any] = {}
-  found = None
   if values.search:
     choices = search.search(planned.config, target)
     added['choices'] = [
       {key: each.to_dict()[key] for key in report.CHOICE} for each in choices
     ]
-    largest = search.largest_batch(choices[0].config, target)
-    added['largest_batch_size'] = largest and largest.batch_size
-    if largest:
-      added['largest_images_per_device'] = largest.images_per_device
-  elif not planned.fits and target.compiles:
-    found = search.find_fit(config, target, planned, cache)
-    added['changes_that_fit'] = found and found[0]
-  if values.measure and planned.fits:
-    measured = measure.measured(planned)
-    added |= measured
-    row = measured | {'config': planned.config.to_dict()} | planned.to_dict()
-    path = paths.locate(values.measure)
-    earlier = path.read_text() if path.exists() else ''
-    paths.save(path, f'{earlier}{json.dumps(row)}\n')
   if values.breakdown:
     added['breakdown'] = report.costliest(planned)
   if values.price is not None:
     added['price_per_hour'] = values.price
     added['price'] = report.price(planned, values.price)
   summary = report.summary(planned, added)
-  if found:
-    changed = report.summary(found[1], {'price_per_hour': values.price})
-    summary = f'{summary}\n\nwith these changes:\n\n{changed}'
   if values.json:
     summary = json.dumps(planned.to_dict() | added | {'summary': summary})
   print(summary)

@@ -7,9 +7,7 @@ from typing import Any
 from vit_jax.arrays import memory
 from vit_jax.plan import gpu_cost
 from vit_jax.plan.compile import Plan
-from vit_jax.plan.environment import GPU_EXTRA
 
-MIN_FRACTION = 1e-3  # smallest fraction of all cycles that is shown
 COSTLIEST = 10
 # Photographs of ImageNet that a core reads, decodes and crops in a second; see
 # "Input" in benchmarks/RESULTS.md.
@@ -73,13 +71,13 @@ rates. Input, evaluations and checkpoints are not included."""
 
 
 def price(plan: Plan, per_hour: float) -> float | None:
-  """Returns the price of the training; without a compiler a lower bound.
+  """Returns the price of the training; None if its time is unknown.
 
   Args:
     plan: plan of a config.
     per_hour: price of a device and hour.
   """
-  days = plan.predicted_days or plan.least_days
+  days = plan.predicted_days
   return None if days is None else 24 * days * plan.devices * per_hour
 
 
@@ -89,25 +87,17 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
   Args:
     plan: plan of a config.
     added: what the other keys of the JSON object contain: the results of
-      searches and measurements, the breakdown, and prices.
+      a search, the breakdown, and prices.
   """
   added, cost = added or {}, plan.cost
   tables = [_memory(plan, added)]
   if plan.text and plan.fits:
-    # Kinds that take almost no time are left out.
-    threshold = MIN_FRACTION * (cost.estimated_cycles or 0)
-    uncounted = {
-      kind + ' (overlaps, not added)' * sums['overlapped']: sums
-      for kind, sums in cost.uncounted.items()
-      if sums['cycles'] >= threshold
-    }
     kernels = {_KERNELS[kind]: sums for kind, sums in cost.kernels.items()}
     exchanges = dict(sorted(cost.collective_seconds.items()))
     tables += [
       _time(plan, added),
       _sums('modelled', kernels),
       _sums('collective', exchanges),
-      _sums('without an estimate', uncounted),
     ]
     if cost.predicted_step_seconds is not None:
       text = _GPU_ASSUMPTIONS if cost.kernels else _TPU_ASSUMPTIONS
@@ -121,19 +111,12 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
 
 def _memory(plan: Plan, added: Mapping[str, Any]) -> str:
   """Formats devices, batch and memory."""
-  size, days, changes = memory.text, plan.least_days, None
+  size = memory.text
   fits = 'fits' if plan.fits else 'DOES NOT FIT'
-  if days is not None and plan.fits:
-    fits = 'state and batch fit, temporaries are unknown'
   peak, limit = plan.peak_bytes_per_device, plan.hbm_bytes_per_device
   parts = [f'{name} {size(n)}' for name, n in plan.bytes.items() if n]
-  largest = added.get('largest_batch_size')
-  if 'largest_batch_size' in added:
-    largest = largest or 'none: one image does not fit'
-  if 'changes_that_fit' in added:
-    flags = added['changes_that_fit'] or {}
-    changes = ' '.join(f'--config.{k}={v}' for k, v in flags.items())
-    changes = changes or 'none of the changes tried'
+  if not plan.fits and 'choices' not in added:
+    fits += ' (--search finds settings that fit)'
   rows = {
     'topology': f'{plan.topology}, {plan.devices} devices, {_mesh(plan.mesh)}',
     'parameters': f'{plan.parameters:,}',
@@ -142,29 +125,14 @@ def _memory(plan: Plan, added: Mapping[str, Any]) -> str:
     'computed by': plan.computed_by,
     'memory': f'{fits}: {size(peak)} of {size(limit)} per device',
     '  of which': ', '.join(parts),
-    'largest batch': largest,
-    'it fits with': changes,
   }
-  if days is not None:
-    rows['time'] = (
-      f'{days:.3f} days at least, {days * plan.devices:.2f} GPU-days, at peak '
-      f'rates; to predict memory and time: {GPU_EXTRA}'
-    )
-    if (per_hour := added.get('price_per_hour')) is not None:
-      rows['price'] = f'{price(plan, per_hour):,.2f} at least'
   return align([(k, str(v)) for k, v in rows.items() if v is not None])
 
 
 def _time(plan: Plan, added: Mapping[str, Any]) -> str:
   """Formats time and cost, as far as they are known."""
   cost = plan.cost
-  rows = {
-    'model': f'{plan.model_flops_per_image / 1e9:.1f} GFLOPs per image',
-    'matrix FLOPs': f'{(cost.flops_per_device or 0) / 1e12:.3f} T per device',
-  }
-  if (measured := added.get('measured_step_seconds')) is not None:
-    rate = plan.batch_size / measured
-    rows['measured'] = f'{measured:,.4f} s, {rate:,.0f} images/s'
+  rows = {'model': f'{plan.model_flops_per_image / 1e9:.1f} GFLOPs per image'}
   limits = cost.predicted_step_seconds_range
   if limits is None:
     rows['time'] = 'not predicted: this compiler does not estimate it'
@@ -178,20 +146,9 @@ def _time(plan: Plan, added: Mapping[str, Any]) -> str:
     )
     return f'{value:,.{decimals}f} ({low} to {high})'
 
-  if cost.estimated_cycles is not None:
-    rows['M cycles'] = (
-      f'{cost.estimated_cycles / 1e6:,.1f} estimated by the compiler + '
-      f'{(cost.uncounted_cycles or 0) / 1e6:,.1f} for instructions without its '
-      'estimate'
-    )
   exposed = (cost.exposed_collective_seconds or 0) * 1e3
   rows['exchanges'] = f'{exposed:.1f} ms not hidden by other work'
   rows['step, s'] = with_range(plan.seconds, 4)
-  if cost.uncertain_seconds is not None:
-    rows['  range from'] = '; '.join(
-      f'{cause}: {low * 1e3:+.1f} to {high * 1e3:+.1f} ms'
-      for cause, (low, high) in cost.uncertain_seconds.items()
-    )
   rows |= {
     'images/s': f'{plan.predicted_images_per_second:,.0f}',
     'MFU': f'{plan.predicted_mfu:.1%}',
@@ -215,10 +172,10 @@ def _time(plan: Plan, added: Mapping[str, Any]) -> str:
 
 def _sums(title: str, sums: Mapping[str, Mapping[str, Any]]) -> str:
   """Formats sums over instructions, by their kind; '' without sums."""
-  hidden = ('exposed_seconds', 'overlapped')
+  shown = ('count', 'flops', 'bytes', 'seconds')
   return table(
     [
-      {title: kind} | {k: v for k, v in values.items() if k not in hidden}
+      {title: kind} | {key: values[key] for key in shown if key in values}
       for kind, values in sums.items()
     ]
   )

@@ -1,9 +1,8 @@
 """Finds the devices to compile for: v3:4x4, h100:4x8 or this machine.
 
 XLA's description of a GPU is a `GpuTargetConfigProto`. The compiler for GPUs is
-part of JAX's CUDA plug-in, an optional extra. Without the plug-in, a plan
-contains only the bytes of training state and batch, and the time at the peak
-rate.
+part of JAX's CUDA plug-in, and that for TPUs is libtpu; both are optional
+extras.
 """
 
 import dataclasses
@@ -34,7 +33,6 @@ class Target:
     device: rates and sizes of each device; None if they are unknown.
     slices: number of TPU slices or GPU nodes, which a network connects.
     hbm_bytes: memory of a device that programs may use; None if unknown.
-    compiles: whether a compiler for the devices is installed.
     sides: sides of a TPU slice in chips, such as (4, 4).
   """
 
@@ -43,7 +41,6 @@ class Target:
   device: Device | None = None
   slices: int = 1
   hbm_bytes: int | None = None
-  compiles: bool = True
   sides: tuple[int, ...] = ()
 
   @property
@@ -65,7 +62,7 @@ def find(name: str, slices: int = 1) -> Target:
     slices: number of TPU slices.
 
   Raises:
-    UserError: the topology does not exist, or libtpu is not installed.
+    UserError: the topology does not exist, or its compiler is not installed.
   """
   gpus = parse_gpus(name)
   if slices != 1 and (name == LOCAL or gpus):
@@ -131,21 +128,19 @@ def _described(
 def _gpus(name: str, kind: str, nodes: int, per_node: int) -> Target:
   """Returns a GPU cluster.
 
-  Without a compiler for GPUs, a CPU device stands for each GPU.
+  Raises:
+    UserError: the compiler for GPUs is not installed.
   """
-  number, device = nodes * per_node, GPUS[kind]
-  compiles = environment.has_gpu_compiler()
-  if compiles:
-    options = {
-      'topology': f'1x{nodes}x{per_node}',  # slices, hosts, GPUs of a host
-      'target_config': target_config(device),
-    }
-    devices = _described('cuda', kind, options)
-  else:
-    devices = tuple(jax.devices('cpu')[:number])
-  assert len(devices) == number, 'see environment.prepare'
+  if not environment.has_gpu_compiler():
+    raise UserError(f'--topology={name} needs the GPU compiler: {GPU_EXTRA}.')
+  device = GPUS[kind]
+  options = {
+    'topology': f'1x{nodes}x{per_node}',  # slices, hosts, GPUs of a host
+    'target_config': target_config(device),
+  }
+  devices = _described('cuda', kind, options)
   usable = int(device.memory * machine.GPU_MEMORY_FRACTION)
-  return Target(name, devices, device, nodes, usable, compiles)
+  return Target(name, devices, device, nodes, usable)
 
 
 def target_config(device: Device) -> str:

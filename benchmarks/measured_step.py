@@ -1,7 +1,5 @@
-"""Measures the training step of a plan on the devices of this machine."""
+"""Measures the training step of a config on the devices of this machine."""
 
-import platform
-import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.plan.compile import Plan
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
@@ -81,28 +78,3 @@ def _random(leaf: jax.ShapeDtypeStruct, experiment: Experiment) -> np.ndarray:
     classes = experiment.config.get('num_classes') or 2
     return rng.integers(0, classes, leaf.shape).astype(leaf.dtype)
   return np.ones(leaf.shape, leaf.dtype)
-
-
-def measured(planned: Plan) -> dict[str, Any]:
-  """Runs the step of a plan on this machine's devices with random images.
-
-  Nothing is read or decoded: the batch is on the devices already.
-
-  Args:
-    planned: plan for the topology 'local' that fits.
-
-  Returns:
-    The device's name, versions of Python and JAX, and the median and all rounds
-    of the seconds per step.
-  """
-  experiment = Experiment.build(planned.config, jax.local_devices())
-  times = Step(experiment).times()
-  device = jax.local_devices()[0]
-  return {
-    'device': device.device_kind,
-    'backend': device.client.platform_version.splitlines()[0],
-    'python': platform.python_version(),
-    'jax': jax.__version__,
-    'measured_step_seconds': statistics.median(times),
-    'measured_step_seconds_of_rounds': times,
-  }
