@@ -5,8 +5,7 @@ python -m vit_jax.check_data --config=configs/folder.py:path=photos
 Decodes every example of the splits for training and evaluation; prints classes,
 counts, sizes, mean and standard deviation of each channel, duplicates (also
 between training and evaluation) and unusable examples; and writes summary.json,
-bad.jsonl, duplicates.jsonl and ignored.txt to --out. After an interruption, the
-same command continues; after it has finished, it starts from the beginning.
+bad.jsonl, duplicates.jsonl and ignored.txt to --out.
 
 With --against=SECTION, it also finds training images that are the same as, or
 similar to, images of a test set, and writes them to overlap.jsonl. The key
@@ -35,7 +34,6 @@ from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
 _MAX_PRINTED = 5  # smallest and largest classes that are printed
-_UNFINISHED = 'unfinished.jsonl'  # results so far, removed at the end
 
 
 def define_flags() -> None:
@@ -95,7 +93,6 @@ def run(
     raise UserError(
       f'--against needs 3 channels of 8 bits, not {(channels, bits)}.'
     )
-  unfinished = folder / _UNFINISHED
   split = config.train.split
   all_train = build_section(config, 'source', split)
   train = filters.without_listed(all_train, config.train.leave_out)
@@ -104,14 +101,16 @@ def run(
   sources |= _open_evaluations(config, config.evals) | tests
   # An evaluator of the same split leaves no examples out.
   sources[split] = train
-  if against:  # errors that should not appear after hours of reading
+  # Errors that should not appear after hours of reading.
+  with paths.access(folder, 'written'):
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / 'bad.jsonl', [])
+  if against:
     inspection.imagehash()
     filters.checked_rows(train)
   threads = build_section(config, 'reader').thread_count
   results = {
-    name: inspection.inspect(
-      source, name, unfinished, threads, (channels, bits), bool(against)
-    )
+    name: inspection.inspect(source, threads, (channels, bits), bool(against))
     for name, source in sources.items()
   }
   groups = _groups(sources, results)
@@ -155,7 +154,6 @@ def run(
   if against:
     entries = _overlap(train, sources, copies)
     _write(folder / 'overlap.jsonl', map(json.dumps, entries))
-  unfinished.unlink()
   return summary
 
 

@@ -10,7 +10,6 @@ from minimal_config import completed
 
 from vit_jax import check_data
 from vit_jax.config import completion
-from vit_jax.data import inspection
 from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.errors import UserError
 
@@ -81,35 +80,6 @@ def test_summary_lists_every_fault(photos, tmp_path):
   text = '\n'.join(check_data._lines(summary, str(out)))
   assert '8 examples, 1 bad, 2 classes' in text and 'cat 3, dog 4' in text
   assert 'smallest 7x9, median 7x9, largest 30x20' in text
-
-
-def test_an_interrupted_check_continues(photos, tmp_path, monkeypatch):
-  """Images that were inspected before are not read again."""
-  monkeypatch.setattr(inspection, '_CHUNK', 1)
-  whole = check_data.run(_config(photos), str(tmp_path / 'whole'))
-  looked, measure = [], inspection._measure
-
-  def measured(source, index, *more):
-    if len(looked) == 4:
-      raise KeyboardInterrupt
-    looked.append((source.name, index))
-    return measure(source, index, *more)
-
-  monkeypatch.setattr(inspection, '_measure', measured)
-  config, out = _config(photos, **{'reader.threads': 1}), tmp_path / 'out'
-  with pytest.raises(KeyboardInterrupt):
-    check_data.run(config, str(out))
-  with open(out / 'unfinished.jsonl', 'a') as file:
-    file.write('{"split": "train", "sta')  # truncated when the process ended
-  first = {*looked}
-  looked[:] = [None] * 5
-  with pytest.raises(UserError, match=f'{out}.*train.*remove it'):
-    other = _config(photos, **{'reader.threads': 1, 'preprocess.bits': 16})
-    check_data.run(other, str(out))
-  assert check_data.run(config, str(out)) == whole
-  assert not first & {*looked[5:]} and len(looked[5:]) == 6
-  check_data.run(config, str(out))
-  assert first <= {*looked[11:]}
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Inspection of a dataset: sizes, duplicates and similar images.
 
-`inspect` decodes every example once. The results of each chunk of examples are
-appended to a file as one line, so that an interrupted inspection can be
-resumed. `duplicates`, `copies` and `count` compare examples.
+`inspect` decodes every example once; `duplicates`, `copies` and `count` compare
+examples.
 
 The perceptual hash of an image (Zauner's pHash, computed by the package
 imagehash) has 64 bits: the signs, relative to their median, of the 64 lowest
@@ -15,27 +14,23 @@ measurements.
 import collections
 import functools
 import hashlib
-import itertools
 import types
 from collections.abc import Iterator
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import PIL.Image
-from etils import epath
 from jaxtyping import Bool, Float, Int, Shaped, UInt8, UInt64
 
 from vit_jax.data import progress
 from vit_jax.data.contract import Source
 from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord
-from vit_jax.errors import UserError, required
-from vit_jax.files import jsonl
+from vit_jax.errors import required
 
-_CHUNK = 64  # examples per chunk, which is one line of the file
-_AHEAD = 16  # chunks per thread that are submitted at once
+_CHUNK = 256  # examples of a task
 _BAD = -1  # label of a bad record
 # Maximum number of bits in which the hashes of near duplicates differ. It finds
 # all of 200 ImageNet photographs in JPEG at quality 20, at half their size, and
@@ -114,43 +109,24 @@ class Copy(NamedTuple):
 
 def inspect(
   source: Source,
-  split: str,
-  path: epath.Path,
   threads: int,
   kind: tuple[int, int] = (3, 8),
   hashed: bool = False,
 ) -> Found:
-  """Inspects the examples of a split for which the file has no results yet.
+  """Inspects the examples of a split.
 
   Args:
     source: source of the split.
-    split: name of the split in the file.
-    path: path of the file of results, to which lines are appended.
     threads: number of decoding threads.
     kind: channels and bits of the images, see `decode.decode`.
     hashed: whether to compute perceptual hashes, which takes 2 ms per image.
-
-  Returns:
-    Results of all examples of the split, in order.
-
-  Raises:
-    UserError: the file contains results of other data or cannot be written.
   """
-  known = _known(source, split, path, kind, hashed)
-  starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
-  measure = functools.partial(_chunk, source, kind, hashed)
-  results = jsonl.Appender(path)
+  inspect_chunk = functools.partial(_chunk, source, kind, hashed)
+  starts = range(0, len(source), _CHUNK)
   with futures.ThreadPoolExecutor(threads) as pool:
-    # Results of all chunks at once would fill the memory.
-    groups = range(0, len(starts), threads * _AHEAD)
-    lines = itertools.chain.from_iterable(
-      pool.map(measure, starts[i : i + groups.step]) for i in groups
-    )
-    for line in progress.shown(lines, len(starts), source.name):
-      results.append({'split': split, **line})
-      known[line['start']] = _found(line)
-  parts = [known[start] for start in sorted(known)]
+    chunks = pool.map(inspect_chunk, starts)
+    parts = [*progress.shown(chunks, len(starts), source.name)]
   return Found(
     np.concatenate([part.rows for part in parts]),
     sum((part.moments for part in parts), np.zeros((2, kind[0]))),
@@ -158,43 +134,10 @@ def inspect(
   )
 
 
-def _known(
-  source: Source,
-  split: str,
-  path: epath.Path,
-  kind: tuple[int, int],
-  hashed: bool,
-) -> dict[int, Found]:
-  """Reads the results so far: {index of a chunk's first example: results}.
-
-  If there are none, the split's first line, which contains the fingerprint, is
-  written. A line that is incomplete because the process was killed is ignored,
-  and so are lines without hashes if they are requested.
-  """
-  lines = [
-    line for _, line in jsonl.read(path) if line and line.get('split') == split
-  ]
-  current = {'source': source.fingerprint, 'kind': list(kind)}
-  if not lines:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = {'split': split, 'fingerprint': current}
-    jsonl.Appender(path).append(line)
-  elif lines[0].get('fingerprint') != current:
-    raise UserError(
-      f'{path} belongs to an unfinished inspection of {split} with other data, '
-      'channels or bits: remove it.'
-    )
-  return {
-    line['start']: _found(line)
-    for line in lines[1:]
-    if 'hashes' in line or not hashed
-  }
-
-
 def _chunk(
   source: Source, kind: tuple[int, int], hashed: bool, start: int
-) -> dict[str, Any]:
-  """Inspects a chunk of examples and returns its line of the file."""
+) -> Found:
+  """Inspects up to `_CHUNK` examples."""
   indices = range(start, min(start + _CHUNK, len(source)))
   rows = np.zeros(len(indices), _ROW)
   bad, moments = [], np.zeros((2, kind[0]))
@@ -205,18 +148,7 @@ def _chunk(
     except decode.DecodeError as error:
       rows[i]['labels'] = _BAD
       bad.append(BadRecord(index, source.where(index), str(error)))
-  keys = [key for key in _ROW.fields or () if key != 'hashes' or hashed]
-  columns = {key: rows[key].tolist() for key in keys}
-  return {'start': start, **columns, 'moments': moments.tolist(), 'bad': bad}
-
-
-def _found(line: dict[str, Any]) -> Found:
-  """Returns the results in a line that `_chunk` returned."""
-  rows = np.zeros(len(line['labels']), _ROW)
-  for key in _ROW.fields or ():
-    rows[key] = line.get(key, 0)
-  bad = [BadRecord(*record) for record in line['bad']]
-  return Found(rows, np.array(line['moments']), bad)
+  return Found(rows, moments, bad)
 
 
 def _measure(
