@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from vit_jax.analysis import plotting
+from vit_jax.analysis import gallery
 from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.config.schema import Config
@@ -25,7 +25,6 @@ from vit_jax.training.experiment import Experiment
 log = logging.getLogger('vit_jax')
 _DPI = 100
 _MIN_SIDE = 1.3  # smaller images are enlarged to this many inches
-_CAPTION_HEIGHT = 0.6  # of the lines above an image, inches
 _LETTERS_PER_INCH = 15
 # Images `[y, x, 3]`, RGB, with the lines of their captions.
 Pictures = list[tuple[UInt8[np.ndarray, 'y x 3'], list[str]]]
@@ -66,20 +65,21 @@ def run(config: Config, images: int, start_step: int) -> Pictures:
 
 def draw(pictures: Pictures, path: str) -> None:
   """Draws pictures in an approximately square grid, and writes a file."""
-  columns = max(1, round(len(pictures) ** 0.5))
-  rows = -(-len(pictures) // columns)
-  height, width, _ = pictures[0][0].shape
-  scale = max(1 / _DPI, _MIN_SIDE / min(height, width))  # inches per pixel
-  cell_height = height * scale + _CAPTION_HEIGHT
-  figure = plotting.new_figure(columns * width * scale, rows * cell_height)
-  grid = figure.subplots(rows, columns, squeeze=False)
-  for axes in grid.flat:
-    axes.set_axis_off()
-  for axes, (pixels, lines) in zip(grid.flat, pictures, strict=False):
-    axes.imshow(pixels, interpolation='nearest')
-    letters = max(1, int(_LETTERS_PER_INCH * width * scale))
-    title = '\n'.join(textwrap.fill(line, letters) for line in lines)
-    axes.set_title(title, fontsize=7, parse_math=False)
+  count = max(1, round(len(pictures) ** 0.5))
+  pixels = [each for each, _ in pictures]
+  height, width, _ = pixels[0].shape
+  side = width * max(1 / _DPI, _MIN_SIDE / min(height, width))  # inches
+  captions = [
+    '\n'.join(
+      textwrap.fill(line, int(_LETTERS_PER_INCH * side)) for line in lines
+    )
+    for _, lines in pictures
+  ]
+  columns = [
+    gallery.Column('', pixels[i::count], captions[i::count])
+    for i in range(count)
+  ]
+  [figure] = gallery.grid('', columns, side, len(pictures))
   figure.savefig(path, dpi=_DPI)
 
 

@@ -30,7 +30,7 @@ def test_all_images_are_drawn_with_their_attention():
   """Each has a row, on the page of its index, whose cells are large enough."""
   names = [f'{"x" * 30}{index}.png' for index in range(11)]
   found = findings(11, size=(64, 32), grid=(4, 2))
-  pages = list(gallery.rollouts(found, names))
+  pages = list(gallery.all_figures(found, names)['rollout'])
   assert [len(page.axes) for page in pages] == [8 * 4, 3 * 4]
   cells = np.array([axes for page in pages for axes in page.axes])
   image, masked, rollout, plain = (
@@ -54,7 +54,7 @@ def test_all_images_are_drawn_with_their_attention():
 def test_formats(name):
   """PDF has all pages in one file; vector formats keep the resolution."""
   found = findings(1, size=(300, 400))
-  pages = [*gallery.heads(found, [])] * 2
+  pages = [*gallery.all_figures(found)['heads']] * 2
   contents = plotting.encode(pages, plotting.Format(name, dpi=30))
   assert len(contents) == (1 if name == 'pdf' else 2)
   start = {'png': b'\x89PNG', 'pdf': b'%PDF', 'svg': b'<?xml'}[name]

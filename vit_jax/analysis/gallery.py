@@ -4,9 +4,10 @@ The folder also contains the arrays of the figures and a description.
 """
 
 import io
+import itertools
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,44 +37,42 @@ _LETTERS_PER_INCH = 15  # below a cell
 
 
 class Column(NamedTuple):
-  """A column of a grid, with a cell for each image.
+  """A column of a grid.
 
   Attributes:
     title: title of the column.
-    cells: pixels or colours `[n, y, x, 3]`, or weights of patches `[n, r, c]`.
+    cells: pixels or colours `[y, x, 3]`, or weights of patches `[r, c]`, of
+      each cell.
     captions: text below each cell; empty if there are none.
   """
 
   title: str
-  cells: np.ndarray
+  cells: np.ndarray | Sequence[np.ndarray]
   captions: Sequence[str] = ()
+
+
+Columns = Sequence[Column]
 
 
 def filters(
   components: Float[np.ndarray, 'n y x 3'], fractions: Float[np.ndarray, ' n']
-) -> Any:
+) -> Iterator[Any]:
   """Draws filters, each scaled to its own range (Figure 7, left).
 
   Args:
     components: principal components of the filters.
     fractions: fraction of the variance that each component explains.
   """
-  columns = min(7, len(components))
-  rows = -(-len(components) // columns)
-  figure = plotting.new_figure(0.85 * columns + 0.4, 0.98 * rows + 0.8)
-  figure.suptitle(
+  sizes = np.abs(components).max(axis=(1, 2, 3), keepdims=True)
+  cells = components / np.maximum(sizes, 1e-30) / 2 + 0.5
+  captions = [f'{100 * fraction:.1f} %' for fraction in fractions]
+  count = min(7, len(cells))
+  return grid(
     'Filters of the first layer: principal components\n'
     f'(RGB, each scaled separately; {100 * fractions.sum():.0f} % of the '
     'variance)',
-    fontsize=9,
+    [Column('', cells[i::count], captions[i::count]) for i in range(count)],
   )
-  for index, component in enumerate(components):
-    axes = figure.add_subplot(rows, columns, index + 1)
-    size = max(float(np.abs(component).max()), 1e-30)
-    axes.imshow(component / size / 2 + 0.5)
-    axes.set_title(f'{100 * fractions[index]:.1f} %', fontsize=7, pad=2)
-    axes.set_axis_off()
-  return figure
 
 
 def similarity(values: Float[np.ndarray, 'r c r c']) -> Any:
@@ -149,150 +148,100 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> Any:
   return figure
 
 
-def rollouts(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
-  """Draws images, masked ones and rollout maps (Figures 6 and 14)."""
-  images, maps = findings.arrays['images'], findings.arrays['rollout']
+def rollouts(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> Columns:
+  """Returns images, masked ones and rollout maps (Figures 6 and 14)."""
+  images, maps = arrays['images'], arrays['rollout']
   masks = [figures.image_mask(each, images.shape[1:3]) for each in maps]
-  masked = images * np.stack(masks)[..., None]
-
-  def column(title: str, maps: Float[np.ndarray, 'n r c']) -> Column:
-    maxima = [f'maximum {100 * each.max():.1f} %' for each in maps]
-    return Column(title, maps, maxima)
-
-  return _grid(
-    f'Attention rollout, from {findings.query}',
-    [
-      Column('image', images, names),
-      Column('masked image', masked.astype(np.uint8)),
-      column('rollout', maps),
-      column('without identity', findings.arrays['rollout_plain']),
-    ],
-  )
+  masked = (images * np.stack(masks)[..., None]).astype(np.uint8)
+  columns = [Column('image', images, names), Column('masked image', masked)]
+  titles = {'rollout': 'rollout', 'rollout_plain': 'without identity'}
+  for name, title in titles.items():
+    maxima = [f'maximum {100 * each.max():.1f} %' for each in arrays[name]]
+    columns.append(Column(title, arrays[name], maxima))
+  return columns
 
 
-def heads(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
-  """Draws the attention of the last layer's heads.
-
-  Reference: DINO, arXiv 2104.14294, Figures 1 and 3.
-  """
-  maps = findings.arrays['heads']
-  total = maps.shape[1]
-  count = min(_MAX_HEADS, total)
-  shown = '' if count == total else f', {count} of {total} heads'
-  title = (
-    f'Attention of {findings.query} in the last layer{shown}\n'
-    '(each map scaled separately)'
-  )
-  columns = [Column(f'head {h + 1}', maps[:, h]) for h in range(count)]
-  return _grid(
-    title, [Column('image', findings.arrays['images'], names), *columns]
-  )
-
-
-def components(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
-  """Draws images and the principal components of their patches.
-
-  Reference: DINOv2, arXiv 2304.07193, Figure 1.
-  """
-  return _grid(
-    'Patch tokens: the first three principal components as RGB',
-    [
-      Column('image', findings.arrays['images'], names),
-      Column('components', findings.arrays['components']),
-    ],
-  )
-
-
-def segments(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
-  """Draws images, masks, predicted classes and errors.
+def segments(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> Columns:
+  """Returns images, masks, predicted classes and errors.
 
   Ignored pixels are grey in masks and errors.
   """
-  images, found = findings.arrays['images'], findings.arrays['classes']
-  colours = plotting.class_colours()
-  true = findings.arrays.get('segments', found)
+  found, colours = arrays['classes'], plotting.class_colours()
+  predicted = Column('prediction', colours[found % len(colours)])
+  if 'segments' not in arrays:
+    return [Column('image', arrays['images'], names), predicted]
+  true = arrays['segments']
   ignored, wrong = (true < 0)[..., None], (true != found)[..., None]
-
-  def coloured(classes: Any) -> np.ndarray:
-    return np.where(ignored, 128, colours[classes % len(colours)])
-
-  columns = [Column('image', images, names)]
-  if 'segments' in findings.arrays:
-    shares = [
-      f'{100 * (t == p).sum() / max((t >= 0).sum(), 1):.1f} % correct'
-      for t, p in zip(true, found, strict=True)
-    ]
-    errors = np.where(ignored, 128, 255 * wrong)
-    columns += [
-      Column('mask', coloured(true)),
-      Column('prediction', colours[found % len(colours)]),
-      Column('errors', errors.repeat(3, -1), shares),
-    ]
-  else:
-    columns.append(Column('prediction', colours[found % len(colours)]))
-  return _grid('Classes of pixels', columns)
+  fractions = [
+    f'{100 * (t == p).sum() / max((t >= 0).sum(), 1):.1f} % correct'
+    for t, p in zip(true, found, strict=True)
+  ]
+  errors = np.where(ignored, 128, 255 * wrong).repeat(3, -1)
+  return [
+    Column('image', arrays['images'], names),
+    Column('mask', np.where(ignored, 128, colours[true % len(colours)])),
+    predicted,
+    Column('errors', errors, fractions),
+  ]
 
 
-def reconstructions(findings: Findings, names: Sequence[str]) -> Iterator[Any]:
-  """Draws inputs, visible patches and predictions.
-
-  Reference: arXiv 2111.06377, Figure 2.
-  """
-  lines = textwrap.wrap(f'({findings.reconstructs})', 62)
-  title = '\n'.join(['Masked patches and their predictions', *lines])
-  arrays = findings.arrays
-  return _grid(
-    title,
-    [
-      Column('image', arrays['images'], names),
-      Column('visible patches', arrays['seen']),
-      Column('prediction', arrays['predicted']),
-      Column('visible and predicted', arrays['completed']),
-    ],
-  )
-
-
-def _grid(title: str, columns: Sequence[Column]) -> Iterator[Any]:
-  """Draws a row of cells for each image, on one page or several.
+def grid(
+  title: str,
+  columns: Columns,
+  side: float | None = None,
+  rows_of_page: int = _MAX_ROWS,
+) -> Iterator[Any]:
+  """Draws columns of cells, on one page or several.
 
   Args:
     title: title of each page.
-    columns: columns with equally many cells.
+    columns: columns; the first one has the most cells.
+    side: width of a cell, inches; None to depend on the number of columns.
+    rows_of_page: maximum number of rows on a page.
 
   Yields:
     The Matplotlib figure of each page.
   """
-  count, height, width, _ = columns[0].cells.shape
-  side = 1.6 if len(columns) <= 5 else 1.1  # width of a cell, inches
+  count, (height, width) = len(columns[0].cells), columns[0].cells[0].shape[:2]
+  side = side or (1.6 if len(columns) <= 5 else 1.1)
   letters = int(_LETTERS_PER_INCH * side)
-  for start in range(0, count, _MAX_ROWS):
-    rows = range(start, min(start + _MAX_ROWS, count))
-    page = '' if count <= _MAX_ROWS else f', page {start // _MAX_ROWS + 1}'
+  captions = [each for column in columns for each in column.captions]
+  lines = 1 + max([0, *(each.count('\n') for each in captions)])
+  for start in range(0, count, rows_of_page):
+    rows = range(start, min(start + rows_of_page, count))
+    page = (
+      '' if count <= rows_of_page else f', page {start // rows_of_page + 1}'
+    )
     figure = plotting.new_figure(
       side * len(columns) + 0.2,
-      (side * height / width + 0.25) * len(rows)
+      (side * height / width + 0.13 + 0.12 * lines) * len(rows)
       + 0.2 * title.count('\n')
       + 0.5,
     )
     figure.suptitle(f'{title}{page}', fontsize=10)
-    grid = figure.subplots(len(rows), len(columns), squeeze=False)
-    for index, line in zip(rows, grid, strict=True):
-      for axes, column in zip(line, columns, strict=True):
-        # Patches have sharp edges; larger images are filtered.
-        is_image = column.cells.shape[1:3] == (height, width)
-        axes.imshow(
-          column.cells[index],
-          vmin=0,
-          cmap='viridis',
-          interpolation=None if is_image else 'nearest',
-        )
-        axes.set(xticks=[], yticks=[])
-        caption = column.captions[index] if column.captions else ''
-        if len(caption) > letters:
-          caption = f'…{caption[1 - letters :]}'
-        axes.set_xlabel(caption, fontsize=7, parse_math=False)
-    for axes, column in zip(grid[0], columns, strict=True):
-      axes.set_title(column.title, fontsize=8)
+    axes_of = figure.subplots(len(rows), len(columns), squeeze=False)
+    for (row, index), (number, column) in itertools.product(
+      enumerate(rows), enumerate(columns)
+    ):
+      axes = axes_of[row, number]
+      if index >= len(column.cells):
+        axes.set_axis_off()
+        continue
+      # Patches have sharp edges; larger images are filtered.
+      is_image = column.cells[index].shape[:2] == (height, width)
+      axes.imshow(
+        column.cells[index],
+        vmin=0,
+        cmap='viridis',
+        interpolation=None if is_image else 'nearest',
+      )
+      axes.set(xticks=[], yticks=[])
+      caption = column.captions[index] if column.captions else ''
+      if '\n' not in caption and len(caption) > letters:
+        caption = f'…{caption[1 - letters :]}'
+      axes.set_xlabel(caption, fontsize=7, parse_math=False)
+      if not row:
+        axes.set_title(column.title, fontsize=8)
     yield figure
 
 
@@ -300,6 +249,10 @@ def all_figures(
   findings: Findings, names: Sequence[str] = ()
 ) -> dict[str, Iterable[Any]]:
   """Draws every figure for which arrays exist.
+
+  References of heads: DINO, arXiv 2104.14294, Figures 1 and 3; of components:
+  DINOv2, arXiv 2304.07193, Figure 1; of reconstructions: MAE, arXiv 2111.06377,
+  Figure 2.
 
   Args:
     findings: arrays of the figures.
@@ -310,22 +263,46 @@ def all_figures(
     are accessed.
   """
   arrays = findings.arrays
+  image = Column('image', arrays['images'], names)
   drawn: dict[str, Iterable[Any]] = {}
   if 'filters' in arrays:
-    drawn['filters'] = [filters(arrays['filters'], arrays['filter_shares'])]
+    drawn['filters'] = filters(arrays['filters'], arrays['filter_shares'])
   if 'similarity' in arrays:
     drawn['positions'] = [similarity(arrays['similarity'])]
   if 'distance' in arrays:
     size = arrays['images'].shape[1:3]
     drawn['attention_distance'] = [distances(arrays['distance'], size)]
-    drawn['rollout'] = rollouts(findings, names)
-    drawn['heads'] = heads(findings, names)
+    drawn['rollout'] = grid(
+      f'Attention rollout, from {findings.query}', rollouts(arrays, names)
+    )
+    maps = arrays['heads'].swapaxes(0, 1)  # [heads, n, r, c]
+    shown = maps[:_MAX_HEADS]
+    some = (
+      '' if len(shown) == len(maps) else f', {len(shown)} of {len(maps)} heads'
+    )
+    drawn['heads'] = grid(
+      f'Attention of {findings.query} in the last layer{some}\n'
+      '(each map scaled separately)',
+      [image, *(Column(f'head {i}', each) for i, each in enumerate(shown, 1))],
+    )
   if 'components' in arrays:
-    drawn['components'] = components(findings, names)
+    drawn['components'] = grid(
+      'Patch tokens: the first three principal components as RGB',
+      [image, Column('components', arrays['components'])],
+    )
   if 'classes' in arrays:
-    drawn['segments'] = segments(findings, names)
+    drawn['segments'] = grid('Classes of pixels', segments(arrays, names))
   if 'predicted' in arrays:
-    drawn['reconstructions'] = reconstructions(findings, names)
+    target = textwrap.wrap(f'({findings.reconstructs})', 62)
+    titles = {
+      'seen': 'visible patches',
+      'predicted': 'prediction',
+      'completed': 'visible and predicted',
+    }
+    drawn['reconstructions'] = grid(
+      '\n'.join(['Masked patches and their predictions', *target]),
+      [image, *(Column(titles[key], arrays[key]) for key in titles)],
+    )
   return drawn
 
 
