@@ -20,7 +20,7 @@ from vit_jax.errors import UserError
 
 
 @schema.operational('path', 'class_map', 'masks')
-class Source(splits.Labelled):
+class Source(splits.Selected):
   """One split of a local directory with a folder for each class.
 
   Attributes:
@@ -100,7 +100,9 @@ class Source(splits.Labelled):
       self._listings[name] = listing
       self._labels[name] = np.array(labels, np.int64)[listing.folders]
     lengths = {name: len(each) for name, each in self._labels.items()}
-    self._select(path, split, classes, lengths)
+    self.name = f'{path}/{split}'
+    self.num_classes, self.class_names = len(classes.keys), classes.names
+    self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]
@@ -139,8 +141,9 @@ class Source(splits.Labelled):
     listing = self._listings[split]
     return f'{listing.root}/{os.fsdecode(listing.paths[position])}'
 
-  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
-    return self._labels[split]
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples; -1 for those without a label."""
+    return self._selection.gather(self._labels)
 
   def ignored(self) -> list[str]:
     """Returns the files below the directory that are not examples."""

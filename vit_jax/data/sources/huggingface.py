@@ -26,7 +26,7 @@ _END = b'\xff\xff\xff\xff\0\0\0\0'  # end mark of an Arrow stream
 
 # A resumed run may have another path; the fingerprint is compared instead.
 @schema_lib.operational('path')
-class Source(splits.Labelled):
+class Source(splits.Selected):
   """One split of a local dataset of the package `datasets`.
 
   Attributes:
@@ -88,7 +88,9 @@ class Source(splits.Labelled):
         f'directory of save_to_disk: {error.__cause__ or error}'
       ) from error
     lengths = {name: len(table) for name, table in self._tables.items()}
-    self._select(self._path, split, classes, lengths)
+    self.name = f'{self._path}/{split}'
+    self.num_classes, self.class_names = len(classes.keys), classes.names
+    self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]
@@ -129,14 +131,17 @@ class Source(splits.Labelled):
     split, position = self._selection[index]
     return f'{self._path}, split {split}, row {position}'
 
-  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples; -1 for those without a label."""
     if not self._has_label:
-      return np.zeros(len(self._tables[split]), np.int64)
-    _, column, *_ = self._tables[split].data.columns
-    values = column.to_pylist()
-    if self._label_by_value is not None:
-      values = map(self._label_by_value.get, values)
-    labels = [-1 if value is None else value for value in values]
+      return np.zeros(len(self), np.int64)
+    labels = []
+    for split, rows in self.rows():
+      _, column, *_ = self._tables[split].data.columns
+      values = column.take(rows).to_pylist()
+      if self._label_by_value is not None:
+        values = map(self._label_by_value.get, values)
+      labels += [-1 if value is None else value for value in values]
     return np.array(labels, np.int64)
 
   def _cut_order(self, split: str) -> np.ndarray:

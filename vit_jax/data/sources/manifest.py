@@ -161,7 +161,7 @@ def _labels(cell: str, separator: str) -> list[str]:
 
 
 @schema.operational('path', 'class_map')
-class Source(splits.Labelled):
+class Source(splits.Selected):
   """One split of a manifest; images may be local or on gs://.
 
   Attributes:
@@ -244,7 +244,9 @@ class Source(splits.Labelled):
       chosen = np.array([row.split == aliases[name] for row in rows])
       self._columns[name] = [column[chosen] for column in columns]
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
-    self._select(path, split, classes, lengths)
+    self.name = f'{path}/{split}'
+    self.num_classes, self.class_names = len(classes.keys), classes.names
+    self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label, _, values = self._row(index)
@@ -282,9 +284,12 @@ class Source(splits.Labelled):
     image, _, line, _ = self._row(index)
     return f'{image} ({self._path}, line {line})'
 
-  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
-    labels = self._columns[split][1]
-    return labels if 'label' in self.label_keys else np.full_like(labels, -1)
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples; -1 for those without a label."""
+    if 'label' not in self.label_keys:
+      return np.full(len(self), -1)
+    labels = {name: each[1] for name, each in self._columns.items()}
+    return self._selection.gather(labels)
 
   def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
     return storage.by_name(self._columns[split][0])

@@ -194,7 +194,7 @@ class _Split(NamedTuple):
 
 
 @schema.operational('path', 'class_map')
-class Source(splits.Labelled):
+class Source(splits.Selected):
   """One split of tar shards, local or on gs://.
 
   Attributes:
@@ -248,7 +248,10 @@ class Source(splits.Labelled):
     }
     lengths = {name: len(part.size) for name, part in self._splits.items()}
     splits.resolve(split, lengths)  # before the labels of no example are read
-    self._select(path, split, self._number(listed), lengths)
+    classes = self._number(listed)
+    self.name = f'{path}/{split}'
+    self.num_classes, self.class_names = len(classes.keys), classes.names
+    self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     part, row = self._row(index)
@@ -281,8 +284,10 @@ class Source(splits.Labelled):
     part, row = self._row(index)
     return part.where(row)
 
-  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
-    return self._splits[split].label
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples; -1 for those without a label."""
+    labels = {name: part.label for name, part in self._splits.items()}
+    return self._selection.gather(labels)
 
   def _cut_order(self, split: str) -> np.ndarray:
     part = self._splits[split]

@@ -106,6 +106,12 @@ class Selection(Sequence[tuple[str, int]]):
     split, rows = self._parts[number]
     return split, int(rows[position])
 
+  def gather(
+    self, values: Mapping[str, Int[np.ndarray, ' m']]
+  ) -> Int[np.ndarray, ' n']:
+    """Returns the values of the examples, given those of each whole split."""
+    return np.concatenate([values[split][rows] for split, rows in self.rows()])
+
 
 class Selected(contract.Source):
   """Base class of sources that read a `Selection`."""
@@ -118,46 +124,6 @@ class Selected(contract.Source):
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the examples as (split, positions in it); see `data.contract`."""
     yield from self._selection.rows()
-
-
-class Labelled(Selected):
-  """Base class of sources whose labels are stored apart from the images.
-
-  A subclass calls `_select`, and defines `_labels_of` and `_cut_order`.
-  """
-
-  def _select(
-    self, path: str, split: str, classes: Any, lengths: Mapping[str, int]
-  ) -> None:
-    """Sets the attributes of a source.
-
-    Args:
-      path: path of the data.
-      split: split as in TFDS.
-      classes: `class_folders.Classes` of the data.
-      lengths: number of examples of each split that is used.
-
-    Raises:
-      UserError: see `resolve`.
-    """
-    self.name = f'{path}/{split}'
-    self.num_classes, self.class_names = len(classes.keys), classes.names
-    self._selection = Selection(split, lengths, self._cut_order)
-
-  def labels(self) -> Int[np.ndarray, ' n']:
-    """Returns the labels of all examples; -1 for those without a label."""
-    parts = self._selection.rows()
-    return np.concatenate(
-      [self._labels_of(split)[rows] for split, rows in parts]
-    )
-
-  def _labels_of(self, split: str) -> Int[np.ndarray, ' n']:
-    """Returns the labels of a whole split."""
-    raise NotImplementedError
-
-  def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
-    """Returns the order in which a split is cut; see `Selection`."""
-    raise NotImplementedError
 
 
 def named(spec: str, there: Collection[str]) -> list[str]:
