@@ -42,7 +42,7 @@ setuptools.setup(
   package_data={
     'vit_jax': [
       'commit.txt',
-      'analysis/report/template.html',
+      'analysis/report.html',
       'arrays/gpus.csv',
       'arrays/tpus.csv',
       'data/sources/objectnet.json',

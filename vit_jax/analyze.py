@@ -21,8 +21,7 @@ import numpy as np
 from absl import flags
 from etils import epath
 
-from vit_jax.analysis import figures, gallery, plotting
-from vit_jax.analysis.report import page, record
+from vit_jax.analysis import figures, gallery, plotting, report
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
 from vit_jax.config import loading, schema
@@ -164,12 +163,12 @@ def _report(workdirs: list[str], predictions: bool) -> None:
     UserError: a path is not a workdir, or cannot be written.
   """
   for folder in map(paths.locate, workdirs):
-    values = record.read(folder)  # raises UserError if it is not a workdir
+    values = report.read(folder)  # raises UserError if it is not a workdir
     if predictions:
       _write_predictions(folder)
-      values = record.read(folder)
-    paths.save(folder / page.NAME, page.render(values))
-    log.info('wrote %s', folder / page.NAME)
+      values = report.read(folder)
+    paths.save(folder / report.NAME, report.render(values))
+    log.info('wrote %s', folder / report.NAME)
 
 
 def _write_predictions(workdir: epath.Path) -> None:
@@ -240,7 +239,7 @@ def main(arguments: list[str]) -> None:
     form,
   )
   if values.out is None:
-    page.write(out.parent)
+    report.write(out.parent)
 
 
 if __name__ == '__main__':

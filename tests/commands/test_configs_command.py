@@ -132,7 +132,7 @@ def test_a_wheel_contains_configs_and_launch_scripts(tmp_path):
   zipfile.ZipFile(wheel).extractall(target)
   assert (target / 'vit_jax/shipped/launch/jobset.template').is_file()
   assert (target / 'vit_jax/shipped/configs/predicted.json').is_file()
-  assert (target / 'vit_jax/analysis/report/template.html').is_file()
+  assert (target / 'vit_jax/analysis/report.html').is_file()
   assert (target / 'vit_jax/weights/formats/timm_table.csv').is_file()
   assert (target / 'vit_jax/arrays/gpus.csv').is_file()
   code = (

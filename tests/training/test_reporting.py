@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax.analysis.report import record
+from vit_jax.analysis import report
 from vit_jax.processes.preemption import StopRequested
 from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
@@ -77,7 +77,7 @@ def test_errors_in_the_report_do_not_end_the_run(
   path = epath.Path(tmp_path)
   reporting.write(path, experiment, setting, {}, source, 5)
   assert 'predictions' in caplog.text
-  written = json.loads((path / record.PICTURES).read_text())
+  written = json.loads((path / report.PICTURES).read_text())
   assert written['step'] == 5 and len(written['training']) == 24
   assert 'judged' not in written
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from vit_jax.analysis import curves
-from vit_jax.analysis.report import page
+from vit_jax.analysis import curves, report
 from vit_jax.checkpoint import latest_step
 from vit_jax.config import completion, keys
 from vit_jax.config.schema import Config
@@ -100,7 +99,7 @@ def _results(config: Config, folder: epath.Path, step: int) -> Results | None:
   """Returns the metrics at `step`; None if something is left to do."""
   end = ledger.finished(ledger.read(folder / 'events.jsonl'))
   last = resume.last_config(folder) or {}
-  files = ((config.log.curves, curves.NAME), (config.log.report, page.NAME))
+  files = ((config.log.curves, curves.NAME), (config.log.report, report.NAME))
   results = _evaluation(folder, step)
   is_complete = (
     end is not None

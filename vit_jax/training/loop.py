@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.analysis import curves
-from vit_jax.analysis.report import page
+from vit_jax.analysis import curves, report
 from vit_jax.config.schema import Config
 from vit_jax.errors import PreemptedError
 from vit_jax.processes import runtime
@@ -76,7 +75,7 @@ def run(
         session.roll_back(error)
   if runtime.is_main():
     if session.experiment.log.report:
-      page.write(workdir)
+      report.write(workdir)
     if session.experiment.log.curves:
       curves.draw(workdir)
     # The newest checkpoint is that of the last step, also after an early end.

@@ -16,7 +16,7 @@ from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Int, UInt8
 
-from vit_jax.analysis.report import record
+from vit_jax.analysis import report
 from vit_jax.arrays.tree import PyTree
 from vit_jax.data.contract import target_key
 from vit_jax.data.images import channels as channels_lib
@@ -122,7 +122,7 @@ def _pictures(
     if key == 'label':
       predicted += f' {100 * float(values["confidence"][i]):.1f} %'
     lines = [predicted, verdict, source.title(index)]
-    entries.append(record.picture(pixels, lines))
+    entries.append(report.picture(pixels, lines))
   return entries
 
 
@@ -161,7 +161,7 @@ def write(
       ):
         values['judged'] = predict_examples(setting, weights, splits[0])
     with failures_logged('report.html has no pictures'):
-      record.write(workdir, values)
+      report.write_pictures(workdir, values)
 
   from_main(make)
 
@@ -190,7 +190,7 @@ def training_images(
     reader=experiment.reader,
   ) as batches:
     shown = pictures(experiment, next(batches), 0, mesh, source.class_names)
-  return [record.picture(*picture) for picture in shown]
+  return [report.picture(*picture) for picture in shown]
 
 
 def pictures(

@@ -10,7 +10,7 @@ import jax
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.analysis.report import page
+from vit_jax.analysis import report
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config.completion import flatten
 from vit_jax.config.schema import Config, build_section
@@ -379,7 +379,7 @@ class Session:
     """Writes the HTML report, unless `log.report` is off."""
     if self.experiment.log.report and runtime.is_main():
       with self.timed('report'):
-        page.write(self.workdir)
+        report.write(self.workdir)
 
   def write_pictures(self, state: PyTree, step: int) -> None:
     """Writes images and predictions of the final state for the HTML report.
