@@ -39,8 +39,6 @@ from vit_jax.processes import interruption
 
 ROOT = pathlib.Path(vit_jax.__file__).parents[1]
 TARGETS: dict[str, Any] = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
-# Other names of slices without and with a queue.
-_SYNONYMS = {'tpu-vm': 'tpu', 'queued': 'tpu'}
 
 POLL_S = 30  # between two requests for the state
 RESTART_S = 60  # between the end of a run and its restart
@@ -87,7 +85,7 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   Raises:
     UserError: a flag is missing, invalid, or not used by the target.
   """
-  target = _SYNONYMS.get(values.target, values.target or '')
+  target = values.target or ''
   check_choice('--target', target, TARGETS)
   # Only flags (of train) may follow after --.
   process.refuse_arguments([a for a in arguments if not a.startswith('--')])

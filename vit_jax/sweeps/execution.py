@@ -3,6 +3,7 @@
 It also contains the flags of both commands.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -37,7 +38,7 @@ _ENDED_BY_SIGNAL = {
   EXIT_PREEMPTED,
   *(-number for number in interruption.SIGNALS),
 }
-_LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
+_LOCK_TRIES, _LOCK_PAUSE_S = 300, 1.0
 
 
 def execute(
@@ -123,18 +124,13 @@ def check_flags(workdir: str, jobs: Sequence[Job]) -> None:
     if not job.flags:
       continue
     previous = recorded.setdefault(job.name, job.flags)
-    differing = sorted(_effective(previous) ^ _effective(job.flags))
+    differing = sorted({*previous} ^ {*job.flags})
     if differing:
       raise UserError(
         f'{job.name} was started with other flags ({" ".join(differing)}): '
         f'give the same flags, or another --workdir than {workdir}.'
       )
   paths.save(file, json.dumps(recorded, indent=1))
-
-
-def _effective(flags: Sequence[str]) -> set[str]:
-  """Returns the last flag of each name, which overrides earlier ones."""
-  return {*{flag.partition('=')[0]: flag for flag in flags}.values()}
 
 
 def _execute(job: Job) -> None:
@@ -179,21 +175,16 @@ def _execute(job: Job) -> None:
 def _wait_for_lock(job: Job) -> None:
   """Waits until an earlier process of a run has released its workdir.
 
-  After a sweep was killed, its run may still be saving its state.
-
-  Raises:
-    UserError: the workdir is still locked after some minutes.
+  After a sweep was killed, its run may still be saving its state. After some
+  minutes, the new process is started, and reports the lock.
   """
   workdir = paths.locate(job.workdir)
-  deadline = time.monotonic() + _LOCK_TIMEOUT_S
-  while workdir.exists():
-    try:
-      with lock.hold(workdir):
-        return
-    except UserError as error:
-      if time.monotonic() > deadline:
-        raise
-      log.info('waiting for an earlier process of %s: %s', job.name, error)
+  for _ in range(_LOCK_TRIES):
+    if not workdir.exists():
+      return
+    with contextlib.suppress(UserError), lock.hold(workdir):
+      return
+    log.info('waiting for an earlier process of %s', job.name)
     time.sleep(_LOCK_PAUSE_S)
 
 
