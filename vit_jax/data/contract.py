@@ -400,6 +400,21 @@ def check_fields(example: Example, *keys: str) -> None:
     )
 
 
+def check_label(label: Any, num_classes: int) -> None:
+  """Checks that a label, or all of several, are classes.
+
+  Args:
+    label: integer, or array of integers.
+    num_classes: number of classes.
+
+  Raises:
+    DecodeError: a label is out of range.
+  """
+  labels = np.asarray(label)
+  if labels.min() < 0 or labels.max() >= num_classes:
+    raise DecodeError(f'label {label}; allowed: 0 to {num_classes - 1}')
+
+
 def target_key(keys: Iterable[str]) -> str:
   """Returns which of `TARGETS` a batch or a spec has; 'label' if none."""
   return next((key for key in TARGETS if key in keys), 'label')

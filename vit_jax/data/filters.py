@@ -24,8 +24,7 @@ from etils import epath
 from jaxtyping import Int
 
 from vit_jax.data import fingerprint
-from vit_jax.data.contract import Source, Wrapped
-from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.contract import Source, Wrapped, check_label
 from vit_jax.data.storage.splits import Concatenation
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
@@ -261,10 +260,8 @@ def relabelled(
   def mapped(label: Any) -> Any:
     if isinstance(label, list):
       return [mapped(each) for each in label]
-    count = len(new_labels)
     # A negative label would be a valid index of the list.
-    if not 0 <= label < count:
-      raise DecodeError(f'label {label}; allowed: 0 to {count - 1}')
+    check_label(label, len(new_labels))
     return new_labels[int(label)]
 
   return example | {key: mapped(example[key]) for key in keys if key in example}

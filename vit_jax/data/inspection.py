@@ -25,7 +25,7 @@ import PIL.Image
 from jaxtyping import Bool, Float, Int, Shaped, UInt8, UInt64
 
 from vit_jax.data import progress
-from vit_jax.data.contract import Source
+from vit_jax.data.contract import Source, check_label
 from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord
 from vit_jax.errors import required
@@ -165,8 +165,7 @@ def _measure(
   example = source[index]
   # 0 for a source without a single label
   label = int('label' in source.label_keys and example.get('label', 0))
-  if not 0 <= label < max(source.num_classes, 1):
-    raise decode.DecodeError(f'label {label} of {source.num_classes} classes')
+  check_label(label, max(source.num_classes, 1))
   pixels = np.ascontiguousarray(decode.decode(example['image'], *kind))
   height, width, _ = pixels.shape
   digest = hashlib.blake2b(f'{height} {width}'.encode(), digest_size=8)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -156,7 +156,9 @@ class Loader:
     try:
       values = self.transform(added | self.source[index], rng)
       contract.check_values(self.transform, values, self.spec)
-      self._check_label(values)
+      # There may be no label, or a soft one.
+      if 'label' in self.spec and self.spec['label'][1].kind in 'iu':
+        contract.check_label(values['label'], self.source.num_classes)
     except DecodeError as error:
       where = self.source.where(index)
       if self.on_bad_record == 'error':
@@ -170,11 +172,3 @@ class Loader:
       batch[key][row] = values[key]
     batch['mask'][row], batch['replaced'][row] = True, attempt
     return None
-
-  def _check_label(self, values: dict[str, Any]) -> None:
-    """Raises DecodeError if the label of an example is out of range."""
-    if 'label' not in self.spec or self.spec['label'][1].kind not in 'iu':
-      return  # the transform has no label, or a soft label
-    label, last = np.asarray(values['label']), self.source.num_classes - 1
-    if label.min() < 0 or label.max() > last:
-      raise DecodeError(f'label {label}; allowed: 0 to {last}')
