@@ -26,7 +26,7 @@ from vit_jax.arrays import sharding
 from vit_jax.cli import process, shared_flags
 from vit_jax.config import loading, schema
 from vit_jax.data.contract import Preprocess
-from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import files as storage
 from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Spread, own_splits
 from vit_jax.files import paths
@@ -118,13 +118,10 @@ def _read_images(files: list[str], transform: Preprocess) -> np.ndarray:
   """Reads and preprocesses image files."""
   images = []
   for file in files:
-    try:
-      images.append(transform.pixels(paths.locate(file).read_bytes()))
-    except (OSError, DecodeError) as error:
-      raise UserError(
-        f'the image {file} cannot be read: {paths.reason(error)}. Give JPEG '
-        'or PNG files.'
-      ) from error
+    image = storage.loaded(file, transform.pixels)
+    if isinstance(image, str):
+      raise UserError(f'{file} {image} Give JPEG or PNG files.')
+    images.append(image)
   return np.stack(images)
 
 

@@ -19,6 +19,7 @@ Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 
 import concurrent.futures
 import csv
+import functools
 import json
 import logging
 import os
@@ -35,10 +36,8 @@ from vit_jax.cli import mask_files, process, shared_flags
 from vit_jax.cli.shared_flags import Request
 from vit_jax.config import overrides
 from vit_jax.config.schema import build_section
-from vit_jax.data.contract import Preprocess
-from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import files
 from vit_jax.errors import UserError
-from vit_jax.files import paths
 from vit_jax.objectives import contrastive, losses
 
 log = logging.getLogger('vit_jax')
@@ -127,7 +126,8 @@ def run(
     for start in range(0, len(images), batch_size):
       part = images[start : start + batch_size]
       # Pixels, or the text of an error.
-      results = list(pool.map(lambda path: _read(path, transform), part))
+      load = functools.partial(files.loaded, load=transform.pixels)
+      results = list(pool.map(load, part))
       # A batch of constant size, so that the model is compiled only once.
       shape, dtype = transform.spec['image']
       batch = np.zeros((batch_size, *shape), dtype)
@@ -148,16 +148,6 @@ def run(
         top_names = [names[i] if i < len(names) else f'class {i}' for i in best]
         top = list(zip(top_names, row[best].tolist(), strict=True))
         yield Prediction(path, top, unit=unit)
-
-
-def _read(path: str, transform: Preprocess) -> np.ndarray | str:
-  """Returns the pixels of an image, or the reason why it cannot be used."""
-  try:
-    return transform.pixels(paths.locate(path).read_bytes())
-  except OSError as error:
-    return f'cannot be read: {error}.{paths.nearest(path)}'
-  except DecodeError as error:
-    return f'is not an image that can be decoded: {error}.'
 
 
 def main(arguments: list[str]) -> None:

@@ -16,7 +16,7 @@ from vit_jax.cli.shared_flags import Request
 from vit_jax.config import overrides
 from vit_jax.config.schema import build_section
 from vit_jax.data.images.decode import decode
-from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import files
 from vit_jax.errors import UserError
 from vit_jax.evaluators import miou
 from vit_jax.files import paths
@@ -64,20 +64,18 @@ def write(
 
     return miou.predicted_classes(scores, batch)[0]
 
+  def load(content: bytes) -> tuple[Any, Any]:
+    pixels = decode(content, transform.channels, transform.bits)
+    # Sizes are rounded up, so that few programs are compiled.
+    return pixels, transform.fitting(*pixels.shape[:2])
+
   for path, mask in zip(images, masks, strict=True):
-    try:
-      pixels = decode(
-        paths.locate(path).read_bytes(), transform.channels, transform.bits
-      )
-      height, width = pixels.shape[:2]
-      # Sizes are rounded up, so that few programs are compiled.
-      large = transform.fitting(height, width)
-    except OSError as error:
-      yield path, mask, f'cannot be read: {error}.{paths.nearest(path)}'
+    loaded = files.loaded(path, load)
+    if isinstance(loaded, str):
+      yield path, mask, loaded
       continue
-    except DecodeError as error:
-      yield path, mask, f'is not an image that can be decoded: {error}.'
-      continue
+    pixels, large = loaded
+    height, width = pixels.shape[:2]
     batch = large.views(pixels) | {
       'segments': np.zeros(*large.spec['segments'])
     }

@@ -13,7 +13,8 @@ import errno
 import functools
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from etils import epath
@@ -22,7 +23,9 @@ from jaxtyping import Int, UInt64
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline.order import mix
 from vit_jax.errors import UserError
-from vit_jax.files.paths import is_remote, locate
+from vit_jax.files.paths import is_remote, locate, nearest
+
+T = TypeVar('T')
 
 IMAGES = tuple(  # usual endings of the formats that `decode` supports
   '.jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff'.split()
@@ -104,6 +107,24 @@ def read_image(path: str) -> bytes:
     if not isinstance(error, _NO_FILE) and error.errno not in _NO_PATH:
       raise
     raise DecodeError(f'no file to read: {error.strerror or error}') from error
+
+
+def loaded(path: str, load: Callable[[bytes], T]) -> T | str:
+  """Returns an image of a user, or the reason why it cannot be used.
+
+  Args:
+    path: path of the file, local or remote.
+    load: function of the content of the file, which may raise DecodeError.
+
+  Returns:
+    The result of `load`, or text that completes the sentence '{path} …'.
+  """
+  try:
+    return load(locate(path).read_bytes())
+  except OSError as error:
+    return f'cannot be read: {error}.{nearest(path)}'
+  except DecodeError as error:
+    return f'is not an image that can be decoded: {error}.'
 
 
 def read_other(path: str) -> bytes:
