@@ -27,8 +27,15 @@ from vit_jax.processes.interruption import SIGNALS
 ROOT = pathlib.Path(__file__).parent.parent
 _CACHE = 'VIT_JAX_TEST_CACHE'
 
+# Every step is logged, and only to metrics.jsonl.
+QUIET = {
+  'log.every': '1 steps',
+  'log.tensorboard': 'false',
+  'log.curves': 'false',
+  'log.report': 'false',
+}
 # l16_i21k.py with a synthetic source, small sizes and float32.
-SMALL_L16 = {
+SMALL_L16 = QUIET | {
   'source.name': 'synthetic',
   'source.num_examples': 256,
   'source.num_classes': 20,
@@ -44,10 +51,6 @@ SMALL_L16 = {
   'model.num_heads': 4,
   'model.dtype': 'float32',
   'model.unroll': 1,
-  'log.every': '1 steps',
-  'log.tensorboard': 'false',
-  'log.curves': 'false',
-  'log.report': 'false',
   'evals.val.every': '10 steps',
   'checkpoint.every': '10 steps',
 }
@@ -383,6 +386,22 @@ def final_params(workdir: Any) -> dict[str, np.ndarray]:
   mesh = sharding.make_mesh(jax.devices()[:1])
   params = source.load(source.abstract_params(mesh))
   return {k: np.asarray(v) for k, v in tree.flatten(params).items()}
+
+
+def assert_same_params(ours: Any, theirs: Any) -> None:
+  """Checks that two runs have the same parameters, bit for bit.
+
+  Args:
+    ours: workdir, or parameters as of `final_params`.
+    theirs: workdir, or parameters.
+  """
+  ours, theirs = (
+    each if isinstance(each, dict) else final_params(each)
+    for each in (ours, theirs)
+  )
+  assert ours.keys() == theirs.keys()
+  for path, array in theirs.items():
+    np.testing.assert_array_equal(ours[path], array, err_msg=path)
 
 
 def evaluated_independently(workdir: Any, load: str) -> tuple[float, float]:

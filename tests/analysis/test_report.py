@@ -258,22 +258,6 @@ def test_names_are_escaped(tmp_path):
 
 
 @pytest.mark.slow
-def test_report_of_a_thousand_classes_is_not_too_large(tmp_path):
-  """It has tables in place of the matrix."""
-  names = [f'class of birds and other animals number {i}' for i in range(1000)]
-  folder = trained(tmp_path / 'run', np.linspace(7, 3, 20_000).tolist())
-  value = random_predictions(10_000, 1000, names, side=512)
-  report.write_pictures(folder, {'step': 1, 'training': [], 'judged': value})
-  (folder / 'figures').mkdir()
-  (folder / 'figures' / 'rollout.png').write_bytes(b'\x89PNG' * 100_000)
-  found, text = rendered(folder)
-  assert value['matrix'] == [] and 'true \\ predicted' not in text
-  assert len(value['confused']) == len(value['worst']) == 20
-  assert 'Attention rollout' in text
-  assert max(map(len, charts(report.render(report.read(folder))))) < 50_000
-
-
-@pytest.mark.slow
 def test_a_report_that_would_be_too_large_has_no_pictures(
   tmp_path, monkeypatch
 ):

@@ -7,6 +7,7 @@ import pytest
 from etils import epath
 
 from tests.checkpoint.states import ABOUT, restore, same, save, state
+from tests.faults.counts import further
 from vit_jax.checkpoint import Checkpointer, items, manifest, steps
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
@@ -60,7 +61,7 @@ def test_any_flipped_bit_is_detected(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('item', ['manifest', 'about'])
+@pytest.mark.parametrize('item', ['about', *further('manifest')])
 def test_a_step_with_a_damaged_item_is_not_used(tmp_path, item):
   """The manifest and class names are checked; the older step is restored."""
   save(tmp_path, 1, 2)

@@ -66,16 +66,6 @@ def test_print_config_prints_a_usable_config(tmp_path):
 
 
 @pytest.mark.slow
-def test_weights_of_another_architecture_are_refused(tmp_path, trained):
-  """The exit code is 2, and the message names the difference."""
-  flags = [f'--config.init_from={trained}', '--config.model.variant=B/16']
-  config = '--config=configs/finetune_imagenet.py'
-  command = cli.command('finetune', config, f'--workdir={tmp_path}/f', *flags)
-  _, err = cli.run(command, code=2)
-  assert 'has another architecture' in err and 'Traceback' not in err
-
-
-@pytest.mark.slow
 def test_a_changed_config_is_refused(tmp_path, trained):
   """Operational keys may change; others need --allow_config_change."""
   workdir = tmp_path / 'copy'
@@ -104,13 +94,6 @@ def test_a_changed_config_is_refused(tmp_path, trained):
   shorter = [*again, '--config.total=21 steps', '--allow_config_change']
   _, err = cli.run(shorter, code=2)
   assert 'is at step 22, beyond the 21 steps' in err
-  cli.run(
-    [
-      *again,
-      *(f'--config.{k}={v}' for k, v in operational.items()),
-      '--config.log.every=5 steps',
-    ]
-  )
 
 
 @pytest.mark.slow
@@ -269,8 +252,7 @@ def test_a_fine_tuning_resumes_without_init_from(tmp_path):
   _, err = cli.run(command)
   assert 'does not exist' in err and 'resumes' in err
   assert cli.losses(workdir) == before
-  for path, value in cli.final_params(workdir).items():
-    np.testing.assert_array_equal(value, params[path], err_msg=path)
+  cli.assert_same_params(workdir, params)
   shutil.rmtree(workdir / 'checkpoints')
   _, err = cli.run(command, code=2)
   assert err.rstrip().splitlines()[-1].count('does not exist') == 1
@@ -294,12 +276,3 @@ def test_two_runs_can_prepare_digits_at_once(tmp_path):
     cli.finish(process)
   for i in range(2):
     assert cli.records(tmp_path / f'run{i}')[-1]['test/count'] == 359
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_profile_writes_a_trace(tmp_path):
-  run = tmp_path / 'run'
-  _, err = cli.run([*cli.train_command(run), '--profile=3:5'])
-  assert 'trace of steps 3 to 5' in err
-  assert list((run / 'profile').rglob('*.xplane.pb'))

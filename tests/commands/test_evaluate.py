@@ -154,25 +154,6 @@ def test_only_classification_runs_on_other_data(weights, tmp_path):
 
 
 @pytest.mark.slow
-def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
-  """The held-out part of a folder shares no image with the fitted part."""
-  photos = _write(tmp_path / 'photos', 10)
-  path = weights(
-    'held_out',
-    {'name': 'folder', 'path': str(photos)},
-    train={'split': 'train[:50%]'},
-    evals={'val': {'name': 'classification', 'split': 'train[50%:]'}},
-  )
-  few = '--config.evals.neighbours.ks=(3,)'
-  result = _run(path, few, evaluator='neighbours')
-  assert result['data'].endswith('/train[50%:]')
-  assert 0 <= result['3nn'] <= 1
-  whole = '--config.evals.neighbours.train_split=train'
-  with pytest.raises(UserError, match=r"10 of the 10.*train_split='train'"):
-    _run(path, few, whole, evaluator='neighbours')
-
-
-@pytest.mark.slow
 def test_examples_that_training_leaves_out_are_not_fitted(weights, tmp_path):
   """This holds for moved data, too; a list that is missing is an error."""
   _write(tmp_path / 'data/train', 4)

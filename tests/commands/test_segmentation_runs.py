@@ -1,7 +1,6 @@
 """Tests of runs of `configs/segment.py` with the real commands."""
 
 import json
-import shutil
 
 import cv2
 import jax
@@ -42,6 +41,7 @@ def trained(data, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_equals_an_uninterrupted_one(data, trained, tmp_path):
   """Also the running statistics, on which the mean IoU depends."""
   workdir = tmp_path / 'run'
@@ -53,9 +53,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(data, trained, tmp_path):
   )
   cli.run(command_of(data, workdir))
   assert cli.lines(workdir) == cli.lines(trained)
-  ours, theirs = cli.final_params(workdir), cli.final_params(trained)
-  assert ours.keys() == theirs.keys()
-  assert all((ours[path] == theirs[path]).all() for path in theirs)
+  cli.assert_same_params(workdir, trained)
   last = cli.lines(trained)[-1]
   assert last['val/pixels'] == 8 * 64 * 64 and last['val/classes'] == 3
   out, _ = cli.run(cli.command('evaluate', f'--checkpoint={workdir}', '--json'))
@@ -63,11 +61,10 @@ def test_a_killed_run_equals_an_uninterrupted_one(data, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_measure_like_one(data, trained, tmp_path):
-  """The same sums over 8 images in batches of 6."""
-  workdir = tmp_path / 'run'
-  shutil.copytree(trained, workdir)
-  one, two = cli.evaluated_by_one_and_two(workdir)
+@pytest.mark.long
+def test_two_processes_measure_like_one(trained):
+  """The same sums over 8 images."""
+  one, two = cli.evaluated_by_one_and_two(trained)
   for name in ('miou', 'accuracy', 'mean_accuracy', 'classes', 'pixels'):
     # A few pixels have equal scores up to rounding.
     assert two[name] == pytest.approx(one[name], rel=1e-3), name

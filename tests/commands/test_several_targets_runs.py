@@ -55,6 +55,7 @@ def runs(data, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_equals_an_uninterrupted_one(data, runs, tmp_path):
   workdir = tmp_path / 'run'
   cli.kill_when(
@@ -76,7 +77,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(data, runs, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['numbers', *further('labels')])
+@pytest.mark.parametrize('kind', further(*KINDS))
 def test_two_processes_measure_like_one(runs, kind):
   """10 images in batches of 6."""
   one, two = cli.evaluated_by_one_and_two(runs / kind)
@@ -118,13 +119,13 @@ def test_commands_of_both_kinds(data, runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_preview_and_check_data(data, tmp_path):
-  for kind in KINDS:
-    flags = [f'--config.{key}={value}' for key, value in SMALL.items()]
-    config = f'--config={config_of(data, kind)}'
-    out = tmp_path / f'{kind}.png'
-    cli.run(cli.command('preview', config, *flags, f'--out={out}'))
-    assert cv2.imread(str(out)).std() > 10
-    out = tmp_path / kind
-    text, _ = cli.run(cli.command('check_data', config, *flags, f'--out={out}'))
-    assert 'examples per class: unlabelled 20' in text
+@pytest.mark.parametrize('kind', ['labels', *further('numbers')])
+def test_preview_and_check_data(data, tmp_path, kind):
+  flags = [f'--config.{key}={value}' for key, value in SMALL.items()]
+  flags.append(f'--config={config_of(data, kind)}')
+  out = tmp_path / 'preview.png'
+  cli.run(cli.command('preview', *flags, f'--out={out}'))
+  assert cv2.imread(str(out)).std() > 10
+  out = tmp_path / 'checked'
+  text, _ = cli.run(cli.command('check_data', *flags, f'--out={out}'))
+  assert 'examples per class: unlabelled 20' in text

@@ -16,7 +16,6 @@ from vit_jax.errors import UserError
 
 GROUP, GRID = 16, (14, 14)
 SMALL = dict(local_crops=0, patch_size=2)
-DRAWS = 10_000
 
 
 def theirs(rows, columns, count):
@@ -50,18 +49,6 @@ def theirs(rows, columns, count):
   return masked
 
 
-def their_group(n):
-  """Draws the masks of 2 n crops as one worker of the original does."""
-  count, patches = n, math.prod(GRID)
-  ends = np.linspace(0.1, 0.5, count + 1)
-  masks = []
-  for low, high in zip(ends, ends[1:], strict=False):
-    masks.append(theirs(*GRID, int(patches * random.uniform(low, high))))
-  masks += [set()] * n
-  random.shuffle(masks)
-  return masks
-
-
 def transform(group=GROUP, size=GROUP, parts=1, **keys):
   keys = SMALL | keys
   return TrainTransform((28, 28), group=group, **keys).in_batches(size, parts)
@@ -87,35 +74,6 @@ def neighbours(masks):
   masks = masks.reshape(-1, *GRID)
   both = (masks[:, :, 1:] & masks[:, :, :-1]).sum()
   return both / max(masks.sum(), 1)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_law_of_the_masks_is_that_of_an_independent_generator():
-  """Numbers, sizes, shapes and places, over 10,000 masked crops each."""
-  groups = DRAWS // GROUP
-  ours = masks_of(transform(), range(GROUP * groups))
-  ours = ours.reshape(groups, 2 * GROUP, *GRID)
-  random.seed(1)
-  expected = np.zeros_like(ours)
-  for group in expected:
-    for mask, patches in zip(group, their_group(GROUP), strict=True):
-      for patch in patches:
-        mask[patch] = True
-  for masks in (ours, expected):
-    masked = masks.any((2, 3)).sum(axis=1)
-    np.testing.assert_array_equal(masked, GROUP)  # half of the crops
-  # Number k of a group, in the order of sizes: mean and spread over groups.
-  sizes, theirs_ = (np.sort(x.sum((2, 3)), axis=1) for x in (ours, expected))
-  error = np.sqrt(sizes.var(0) + theirs_.var(0) + 1e-9) / groups**0.5
-  assert np.all(np.abs(sizes.mean(0) - theirs_.mean(0)) < 5 * error + 1e-9)
-  np.testing.assert_allclose(sizes.std(0), theirs_.std(0), rtol=0.2, atol=0.3)
-  # Both crops of an image have the same chance, and every patch as well.
-  crops = ours.any((2, 3)).reshape(-1, 2).mean(0)
-  np.testing.assert_allclose(crops, 0.5, atol=0.02)
-  both = [x.reshape(-1, *GRID).mean(0) for x in (ours, expected)]
-  np.testing.assert_allclose(both[0], both[1], atol=0.015)
-  assert neighbours(ours) == pytest.approx(neighbours(expected), rel=0.01)
 
 
 @pytest.mark.parametrize(

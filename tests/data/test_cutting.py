@@ -48,15 +48,6 @@ def test_the_centre_fits_with_its_longer_side(height, width):
   assert found == (256, 341)
 
 
-@pytest.mark.parametrize(
-  'fraction, expected',
-  [(1.0, (224, 224)), (0.875, (256, 256)), (0.9, (249, 249))],
-)
-def test_a_box_is_covered(fraction, expected):
-  """A square image is resized to a square, rounded to whole pixels."""
-  assert transforms.covering_size(300, 300, 224, 224, fraction) == expected
-
-
 class Counting(np.random.Generator):
   """A generator that counts its uniform numbers."""
 

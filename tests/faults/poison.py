@@ -45,8 +45,7 @@ class Objective(supervised.Objective):
   """A supervised objective with a bad loss or gradient for marked batches.
 
   Attributes:
-    harm: 'loss' (NaN), 'gradient' (NaN with a finite loss), or 'spike' (1000
-      times the loss).
+    harm: 'loss' (NaN) or 'gradient' (NaN with a finite loss).
   """
 
   harm: str = dataclasses.field(default='loss', kw_only=True)
@@ -56,8 +55,6 @@ class Objective(supervised.Objective):
     hit = jnp.all(inputs.batch['image'] == MARK, axis=(1, 2, 3)).any()
     if self.harm == 'loss':
       return jnp.where(hit, jnp.nan, loss), aux
-    if self.harm == 'spike':
-      return jnp.where(hit, 1000.0, 1.0) * loss, aux
     leaf = jax.tree.leaves(params)[0].sum()
     zero = (leaf - leaf) * hit  # the square root has an infinite slope at 0
     return loss + jnp.where(hit, jnp.sqrt(zero), 0.0), aux

@@ -1,6 +1,5 @@
 """Tests of workdirs whose data, settings or files changed between starts."""
 
-import json
 import shutil
 
 import cv2
@@ -110,54 +109,3 @@ def test_the_restored_step_is_compared(tmp_path, trained, item):
   assert not (
     workdir / 'config.json'
   ).exists()  # the refused run does not write it
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_moved_data_are_accepted(tmp_path, trained):
-  """A folder may be moved or copied; config.json may be lost."""
-  workdir, pets = _copy(trained, tmp_path)
-  (workdir / 'config.json').write_bytes(b'')
-  injected('an empty config.json')
-  _, err = cli.run(_train(workdir, pets))
-  assert 'resuming at step 4' in err and 'config.json is damaged' in err
-  assert json.loads((workdir / 'config.json').read_text())['seed'] == 0
-  (workdir / 'config.json').unlink()
-  _, err = cli.run(_train(workdir, pets, '--config.seed=1'), code=2)
-  assert 'seed: 0 before, 1 now' in err and 'Traceback' not in err
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_changed_settings_of_jax_are_refused(tmp_path, trained, monkeypatch):
-  """Another generator would give other dropout and other initial values."""
-  workdir, pets = _copy(trained, tmp_path)
-  monkeypatch.setenv('JAX_THREEFRY_PARTITIONABLE', '0')
-  injected('another setting of JAX')
-  _, err = cli.run(_train(workdir, pets), code=2)
-  assert 'jax_threefry_partitionable: True before, False now' in err
-  _, err = cli.run(_train(workdir, pets, '--allow_config_change'))
-  assert 'resumed with changes' in err
-  assert len(cli.events(workdir, 'config_change')) == 1
-  cli.remove_finished_event(workdir)
-  # No checkpoint was saved, so the change must be allowed again.
-  _, err = cli.run(_train(workdir, pets), code=2)
-  assert '--allow_config_change' in err
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_removed_workdir_ends_the_run(tmp_path):
-  """The next line raises one message, and the workdir is not created again."""
-  workdir = tmp_path / 'run'
-  flags = cli.ENDLESS | {'checkpoint.best': 'None'}
-  process = cli.start(
-    cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags))
-  )
-  cli.wait_for_step(workdir, 5, [process])
-  injected('a workdir that is removed')
-  workdir.rename(tmp_path / 'gone')
-  _, err = cli.finish(process, code=2)
-  assert 'the directory was moved' in err and 'Traceback' not in err
-  assert err.count('error:') == 1
-  assert not (workdir / 'events.jsonl').exists()

@@ -85,10 +85,10 @@ def _other_shapes(step: pathlib.Path) -> None:
 
 DAMAGES = {
   'one flipped byte': _flip_a_byte,
-  'truncated file': _truncate,
-  'missing leaf file': lambda step: _largest_file(step / 'params').unlink(),
   'missing item': lambda step: shutil.rmtree(step / 'training'),
   'missing manifest': lambda step: shutil.rmtree(step / 'manifest'),
+  'truncated file': _truncate,
+  'missing leaf file': lambda step: _largest_file(step / 'params').unlink(),
   'unreadable manifest': lambda step: (step / 'manifest/metadata').write_text(
     '{'
   ),
@@ -110,7 +110,7 @@ def test_an_emptied_step_is_left_alone_and_logged(saved, replace, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('damage', DAMAGES)
+@pytest.mark.parametrize('damage', [*DAMAGES][:4] + further(*[*DAMAGES][4:]))
 def test_a_damaged_step_is_renamed_and_the_older_one_used(
   saved, damage, caplog
 ):

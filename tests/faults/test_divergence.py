@@ -90,27 +90,6 @@ def test_too_many_bad_steps_roll_back(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_a_spike_rolls_back(tmp_path):
-  """A loss far above its recent mean counts as a bad step."""
-  examples = 1024  # an epoch is longer than the run
-  marked = int(order.shuffled(np.arange(examples), examples, SEED)[25 * BATCH])
-  changes = {
-    'recovery.max_skipped': 0,
-    'recovery.spike_factor': 10,
-    'total': '30 steps',
-    'source.num_examples': examples,
-    'train.num_examples': examples,
-  }
-  injected('a spike of the loss')
-  cli.run(_config(tmp_path / 'run', 'spike', [marked], **changes))
-  events = cli.events(tmp_path / 'run', 'rollback')
-  assert [e['skip'] for e in events] == [[25]]
-  assert list(cli.losses(tmp_path / 'run')) == list(range(1, 31))
-  _finite(tmp_path / 'run')
-
-
-@pytest.mark.slow
 def test_a_diverging_run_ends_with_code_43(tmp_path):
   """It ends after max_rollbacks; the message says where to look."""
   every = list(range(0, N, 8))  # a mark in about every batch

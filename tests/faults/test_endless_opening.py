@@ -39,7 +39,7 @@ def test_opening_ends_after_the_time_limit(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('number', [signal.SIGTERM, *further(signal.SIGINT)])
+@pytest.mark.parametrize('number', further(signal.SIGTERM, signal.SIGINT))
 def test_a_signal_during_the_opening_ends_the_process(tmp_path, number):
   process = cli.start(_command(tmp_path))
   try:

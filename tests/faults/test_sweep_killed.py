@@ -63,23 +63,3 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
   assert out == ''  # nothing remains to be done
   for path, changed in before.items():
     assert path.stat().st_mtime_ns == changed
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_the_run_of_a_killed_sweep_ends(tmp_path):
-  """Its state is saved; the same command continues it."""
-  arguments = cli.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
-  first = tmp_path / 'digits/dev/schedule.base_lr=1e-05,seed=0'
-  cli.kill_when(
-    arguments,
-    (first / 'checkpoints/8').exists,
-    'a sweep alone',
-    120,
-    with_children=False,
-  )
-  cli.run(arguments)
-  assert list(cli.losses(first)) == list(range(1, 25))
-  starts = [event['step'] for event in cli.events(first, 'start')]
-  assert len(starts) == 2 and starts[1] >= 8

@@ -57,28 +57,3 @@ def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
   step = last.split()[3]
   assert f'SAVING STEP {step} FAILED (2 failure(s) so far)' in err
   assert 'preempted: ' not in err
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
-  """When the folder is restored, the same command finishes the run."""
-  changes = {'total': '12 steps', 'checkpoint.every': '4 steps'}
-  changes |= {'evals.val.every': '4 steps', 'schedule.warmup': '2 steps'}
-  workdir = tmp_path / 'run'
-  cli.train(workdir, **changes | {'total': '4 steps'})
-  folder = workdir / 'checkpoints'
-  again = [*cli.train_command(workdir, **changes), '--allow_config_change']
-  with _immutable(folder):
-    injected('a folder that nothing can be written to')
-    _, err = cli.finish(cli.start(again), code=1)
-  last = err.strip().splitlines()[-1]
-  assert last.startswith('storage failed: step 12 could not be saved (')
-  assert f'the newest saved step of {folder} is 4' in last
-  assert 'SAVING STEP 8 FAILED' in err and 'SAVING STEP 12 FAILED' in err
-  assert 'Traceback' not in err
-  cli.run(again)
-  assert list(cli.losses(workdir)) == list(range(1, 13))
-  assert (folder / '12').is_dir()
-  starts = [event['step'] for event in cli.events(workdir, 'start')]
-  assert starts == [0, 4, 4]

@@ -25,9 +25,9 @@ SWIN = dict(width=32, depths=(2, 2), num_heads=4, window_size=3)
   'options',
   [
     SWIN,
-    {},
     {'layer_scale': 0.1, 'distilled': True, 'unroll': 3},
     *further(
+      {},
       {'pool': 'gap'},  # an even number of tokens
       {'qk_norm': True, 'gelu': 'exact'},
       {'position': 'rope2d', 'gelu': 'quick'},

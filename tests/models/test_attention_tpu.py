@@ -30,8 +30,9 @@ SLOW = [
   (1, 700, 2, 64),  # two tiles of queries
   (2, 250, 10, 80),  # operands are loaded by columns, and six heads are zeros
 ]
-SHAPES += [pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW]
+SHAPES += slow(SLOW[0])
 SHAPES += further(
+  *SLOW[1:],
   (4, 50, 2, 64),  # several examples at once; MAE's visible patches
   (2, 37, 2, 64),  # DINO's local crops
   (1, 24, 8, 32),  # four heads per group, full rows
@@ -142,8 +143,9 @@ def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
   'shape',
   [
     (2, 4, 49, 4, 32),  # four windows of an image in a block
-    (2, 4, 9, 3, 32),  # first stage of Swin-T: one head of four is zeros
-    *further((3, 4, 9, 8, 32), (2, 3, 49, 3, 128), (1, 1, 144, 8, 80)),
+    # First stage of Swin-T: one head of four is zeros
+    *further((2, 4, 9, 3, 32), (3, 4, 9, 8, 32)),
+    *further((2, 3, 49, 3, 128), (1, 1, 144, 8, 80)),
   ],
 )
 @pytest.mark.parametrize('masked', [True, *further(False)])
@@ -211,16 +213,16 @@ def normalized(x, scale, bias=None):
 PREPARED = [
   [(2, 9, 3, 64), 1, 't1'],  # as ViT-5; the last block has a head of zeros
   *slow(
-    [(2, 9, 4, 32), 2, 'th'],
     [(2, 37, 8, 80), 1, 'n1'],  # heads of H/14
     [(1, 384, 2, 64), 2, 'th'],
     [(3, 50, 2, 64), 0, 'nh'],
+  ),
+  *further(
+    [(2, 9, 4, 32), 2, 'th'],
     [(2, 37, 2, 64), 1, 't1'],
     [(1, 197, 2, 64), 2, ''],
     [(1, 201, 6, 64), 1, 't1'],  # ViT-5 S
     [(1, 1029, 2, 64), 1, 't1'],  # two tiles
-  ),
-  *further(
     [(1, 201, 12, 64), 1, 't1'],  # ViT-5 B
     [(1, 261, 12, 64), 0, 't1'],  # B/16, 256 px, four registers
     [(1, 261, 16, 64), 0, 't1'],  # the same for L/16
@@ -365,12 +367,9 @@ def test_kernels_on_a_mesh_give_the_same():
 @pytest.mark.parametrize(
   'tokens, width, heads',
   [
-    (1201, 128, 2),
-    (1201, 128, 4),
     (703, 640, 8),  # many tokens
-    (9, 128, 8),
-    (9, 272, 2),
     (9, 180, 3),
+    *further([1201, 128, 2], [1201, 128, 4], [9, 128, 8], [9, 272, 2]),
   ],
 )
 def test_unsupported_sizes(tokens, width, heads):

@@ -72,13 +72,6 @@ def test_properties_of_all_methods(method):
   np.testing.assert_allclose(result, 0.7, rtol=1e-5)
 
 
-def test_rows_and_columns_are_not_exchanged():
-  """A ramp down the rows does not change if only the columns change."""
-  slots = np.repeat(np.arange(3.0), 4).reshape(1, 12, 1).astype(np.float32)
-  result = positions.resize('embedding', slots, (3, 4), (3, 8))
-  np.testing.assert_allclose(result[0, :, 0], np.repeat(np.arange(3.0), 8))
-
-
 def test_messages_of_wrong_grids_and_methods():
   with pytest.raises(UserError, match='4x7 grid'):
     positions.resize('embedding', embedding((4, 6)), (4, 7), (2, 2))

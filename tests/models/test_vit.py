@@ -69,7 +69,7 @@ def test_parameter_counts_with_options(variant, side, options, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
+@pytest.mark.parametrize('pool', ['map', *further('token', 'gap')])
 def test_each_pooling_has_its_parameters(pool):
   """Logits are those of the head."""
   model = Model(5, **SIZES, pool=pool, pre_logits=True)
@@ -90,7 +90,7 @@ def test_each_pooling_has_its_parameters(pool):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
+@pytest.mark.parametrize('pool', ['map', *further('token', 'gap')])
 def test_without_positions_patches_have_no_order(pool):
   """Attention and pooling are symmetric; only positions break the symmetry."""
   model = Model(5, **SIZES, pool=pool)

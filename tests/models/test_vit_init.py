@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_vit import KEY, SIZES, images_of
 
+from tests.faults.counts import further
 from vit_jax.arrays import tree
 from vit_jax.models.vit import Model
 
@@ -82,7 +83,9 @@ def test_initial_standard_deviations(initial, path, deviation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('options', [dict(distilled=True), dict(pool='map')])
+@pytest.mark.parametrize(
+  'options', [dict(distilled=True), *further(dict(pool='map'))]
+)
 def test_truncated_normal_initialization(options):
   """DeiT: N(0, .02) for all matrices and tokens, zeros for all biases.
 

@@ -1,7 +1,6 @@
 """Saves the rows of some batches that one host of several holds.
 
-python -m tests.multiprocess.host_batches PORT HOSTS HOST START WORKERS SOURCE
-  OUT
+python -m tests.multiprocess.host_batches PORT HOSTS HOST START WORKERS OUT
 """
 
 import sys
@@ -9,10 +8,8 @@ import sys
 import jax
 import numpy as np
 
-from tests.multiprocess import damaged
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
-from vit_jax.data.balanced import Balanced
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.data.sources import mixture
@@ -32,23 +29,12 @@ def mixed() -> mixture.Source:
   )
 
 
-def balanced() -> Balanced:
-  """Returns a balanced source; every fifth record is undecodable."""
-  return Balanced(
-    damaged.Source('train', num_examples=60, height=9, width=11, num_classes=7)
-  )
-
-
-SOURCES = {'mixed': mixed, 'balanced': balanced}
-
-
 def main(
   port: str,
   hosts: str,
   host: str,
   start: str,
   workers: str,
-  source: str,
   out: str,
 ):
   if int(hosts) > 1:
@@ -59,7 +45,7 @@ def main(
   )
   held = {}
   with stream.train_batches(
-    SOURCES[source](),
+    mixed(),
     TrainTransform((8, 8)),
     BATCH,
     SEED,

@@ -64,8 +64,8 @@ def test_a_user_error_of_one_process_ends_all(
   ('flag', 'text'),
   [
     ('--config.seed=5', 'seed: 0 on process 0, 5 on process 1'),
-    ('--num_processes=3', 'num_processes is 3 on process 1, but 2 on'),
     *further(
+      ['--num_processes=3', 'num_processes is 3 on process 1, but 2 on'],
       ['--config.source.height=48', 'fingerprint: shape: '],
       ['--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"],
     ),

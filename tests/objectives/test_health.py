@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_vit import SIZES
 
+from tests.faults.counts import further
 from tests.objectives.hidden_patches import KEY, SIZE, batch, noisy
 from vit_jax.arrays import sharding
 from vit_jax.models.vit import Model
@@ -50,7 +51,7 @@ def test_metrics_of_collapsed_and_of_spread_features():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['mae', 'masked_patch'])
+@pytest.mark.parametrize('name', ['mae', *further('masked_patch')])
 def test_metrics_of_objectives_that_mask_patches(name):
   """They are those of the mean tokens of the patches that the model sees."""
   module = importlib.import_module(f'vit_jax.objectives.{name}')

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
+from tests.faults.counts import further
 from vit_jax.arrays import tree
 from vit_jax.models import contract
 from vit_jax.models.vit import Model
@@ -106,15 +107,18 @@ def trained(keys, optimizer, steps=3):
   return of, states, logged
 
 
+MOMENTUM = functools.partial(torch.optim.SGD, momentum=0.9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'keys, ours, theirs',
   [
     (MAE, optimizers.lars, Lars),
-    (DINO_S, optimizers.sgd, functools.partial(torch.optim.SGD, momentum=0.9)),
-    (DINO_B, optimizers.sgd, functools.partial(torch.optim.SGD, momentum=0.9)),
+    (DINO_B, optimizers.sgd, MOMENTUM),
+    *further([DINO_S, optimizers.sgd, MOMENTUM]),
   ],
-  ids=['mae', 'dino_s', 'dino_b'],
+  ids=['mae', 'dino_b', 'dino_s'],
 )
 def test_three_steps_equal_torch(keys, ours, theirs):
   """Losses, parameters, running statistics, and logits of an evaluation."""

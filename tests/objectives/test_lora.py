@@ -170,7 +170,7 @@ def test_objectives_that_do_not_train_the_model_as_it_is_are_refused():
 
 # Runs
 
-RUN = {
+RUN = cli.QUIET | {
   'source.name': 'synthetic',
   'source.num_examples': 64,
   'source.num_classes': 5,
@@ -186,10 +186,6 @@ RUN = {
   'checkpoint.every': '2 steps',
   'checkpoint.keep': 9,
   'evals.val.every': '3 steps',
-  'log.every': '1 steps',
-  'log.tensorboard': 'false',
-  'log.curves': 'false',
-  'log.report': 'false',
   'lora.rank': 3,
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_vit import SIZES
 
+from tests.faults.counts import further
 from vit_jax.models.vit import Model
 from vit_jax.objectives import masked_patch, supervised
 from vit_jax.objectives.contract import Setting
@@ -28,7 +29,7 @@ def of_target(target, **head):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'target, cells', [('mean_color', 1), ('small_patch', 4)]
+  'target, cells', [('small_patch', 4), *further(['mean_color', 1])]
 )
 def test_the_most_likely_colour_of_each_cell_is_drawn(target, cells):
   """The picture's own classes are the chosen ones."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
+from tests.faults.counts import further
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Inputs, Setting
@@ -74,7 +75,9 @@ def trained(steps, micro_batches=1, **keys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('last_blocks, count_ignored', [(1, True), (2, False)])
+@pytest.mark.parametrize(
+  'last_blocks, count_ignored', [(2, False), *further([1, True])]
+)
 def test_three_steps_equal_torch(last_blocks, count_ignored):
   """Losses, parameters, running statistics, and logits of an evaluation."""
   keys = dict(last_blocks=last_blocks, count_ignored=count_ignored)

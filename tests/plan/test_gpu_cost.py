@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from tests.faults.counts import further
 from vit_jax.arrays.devices import GPUS
 from vit_jax.plan import gpu_cost, hlo
 from vit_jax.plan.topology import Target
@@ -189,7 +190,8 @@ def test_collectives_in_loops_are_added_in_every_iteration():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name, file', [('B/16, no dropout', 'b_16_no_dropout'), ('S/16', 's_16')]
+  'name, file',
+  [('S/16', 's_16'), *further(['B/16, no dropout', 'b_16_no_dropout'])],
 )
 def test_measured_steps_are_predicted(name, file):
   """The rates were fitted to B/16; S/16 was not used."""

@@ -5,7 +5,6 @@ uses all of them.
 """
 
 import json
-import shutil
 import types
 
 import numpy as np
@@ -175,34 +174,6 @@ def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
   assert not np.array_equal(after['head/kernel'], before['head/kernel'])
   (line,) = evaluations(tmp_path)
   assert line['lab_teacher/confidence'] == line['lab/confidence']
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_frozen_teacher_is_not_saved_and_must_not_change(lab, tmp_path):
-  """Checkpoints contain its checksum, and a run with another one is refused."""
-  teacher, run = tmp_path / 'teacher', tmp_path / 'run'
-  shutil.copytree(lab.run / 'checkpoints/4', teacher)
-  changes = {
-    'objective__name': 'tests.plugins.lab_pupil',
-    'objective__teacher': teacher,
-    'checkpoint__best': 'lab/accuracy',
-  }
-  train(run, code=42, **changes, **STOPPING)
-  lines = [line for line in cli.lines(run) if 'loss' in line]
-  assert len(lines) == 4 and all(line['distance'] > 0 for line in lines)
-  step = run / 'checkpoints/4'
-  assert set(params_of(step)) == set(params_of(teacher))
-  assert not (step / 'extra').exists()
-  for other, code in (('8', 2), ('4', 0)):
-    shutil.rmtree(teacher)
-    shutil.copytree(lab.run / 'checkpoints' / other, teacher)
-    _, err = train(run, code=code, **changes)
-    assert ('weights teacher' in err) == bool(code)
-  assert [line['step'] for line in evaluations(run)] == [4, 8]
-  shutil.rmtree(teacher)  # an evaluation does not need it
-  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={run}', '--json'))
-  assert json.loads(out)['count'] == 32
 
 
 def test_checkpoint_best_accepts_metrics_of_the_teacher():

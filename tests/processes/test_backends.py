@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests import cli
+from tests.faults.counts import further
 from vit_jax.processes import machine
 
 LOADED = """
@@ -29,7 +30,7 @@ without_tpu = pytest.mark.skipif(
 
 @pytest.mark.slow
 @without_tpu
-@pytest.mark.parametrize('hidden', [True, False])
+@pytest.mark.parametrize('hidden', [True, *further(False)])
 def test_a_hidden_libtpu_is_not_loaded(hidden):
   """Importing JAX without a TPU then prints nothing."""
   environment = os.environ | {'PYTHONPATH': str(cli.ROOT)}

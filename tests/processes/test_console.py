@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.faults.counts import further
 from vit_jax.errors import EXIT_CRASH, EXIT_PREEMPTED, EXIT_USER_ERROR
 
 # Prints some characters, and ends as its second argument says.
@@ -38,7 +39,8 @@ def _run(number, end, **files):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('is_pipe', [False, True])
-@pytest.mark.parametrize('number', [1, 100_000])  # less and more than a buffer
+# Less than a buffer, and more
+@pytest.mark.parametrize('number', [1, *further(100_000)])
 def test_an_output_that_cannot_be_written_is_one_message(is_pipe, number):
   """A full disk, and a pipe whose reader has ended, as in `| head`."""
   with open('/dev/full', 'w') as full:
@@ -54,7 +56,8 @@ def test_an_output_that_cannot_be_written_is_one_message(is_pipe, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'end, code', [('error', EXIT_USER_ERROR), ('signal', EXIT_PREEMPTED)]
+  'end, code',
+  [('signal', EXIT_PREEMPTED), *further(['error', EXIT_USER_ERROR])],
 )
 def test_a_full_disk_of_the_log_does_not_change_the_exit_code(end, code):
   """Launchers would start a command with a wrong flag again."""

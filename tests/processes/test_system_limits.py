@@ -66,8 +66,11 @@ def test_too_little_address_space_is_one_message():
   'error, code',
   [
     ('ValueError', 1),
-    ('errors.PreemptedError', 42),
-    *further(['errors.UserError', 2], ['errors.DivergedError', 43]),
+    *further(
+      ['errors.PreemptedError', 42],
+      ['errors.UserError', 2],
+      ['errors.DivergedError', 43],
+    ),
   ],
 )
 def test_a_process_that_hangs_keeps_its_exit_code(hanging, error, code):

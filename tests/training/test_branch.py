@@ -115,34 +115,6 @@ def test_the_log_names_the_durations_that_a_branch_moves(tmp_path, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_a_branch_of_a_branch_that_was_killed(constant, tmp_path):
-  """The same command goes on after a kill; manifests contain the origin."""
-  path = epath.Path(tmp_path)
-  longer, cooled = {'total': '10 steps'}, {'total': '12 steps', **COOLED}
-  middle = train(path / 'middle', f'{constant}@4', **longer)
-  config = completed(**CHANGES | cooled)
-  branch.begin(f'{middle}@6', config, path / 'last')  # killed after the copy
-  last = train(path / 'last', f'{middle}@6', **cooled)
-  alone = train(path / 'alone', **cooled)
-  assert leaves(last, 12) == leaves(alone, 12)
-  shutil.rmtree(last / 'checkpoints/12')
-  resumed = train(path / 'last', f'{middle}@6', **cooled)
-  assert leaves(resumed, 12) == leaves(alone, 12)
-  content = json.loads((last / 'checkpoints/6/manifest/metadata').read_text())
-  runs = [
-    json.loads((folder / 'checkpoints/run_id.json').read_text())['run']
-    for folder in (constant, middle, last)
-  ]
-  assert len({*runs}) == 3 and content['run'] == runs[2]
-  assert content['origin'] == {
-    'workdir': str(middle),
-    'step': 6,
-    'run': runs[1],
-  }
-
-
-@pytest.mark.slow
 def test_wrong_branches_are_refused(constant, tmp_path):
   """One message names the step, the workdir or the keys; nothing is written."""
   path = epath.Path(tmp_path)

@@ -3,7 +3,6 @@
 import shutil
 import signal
 
-import numpy as np
 import pytest
 
 from tests import cli
@@ -57,10 +56,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   assert evaluations[0] == evaluations[1]
   assert [r['step'] for r in evaluations[0]] == [10, 20, 30]
   assert 'val_ema/accuracy' in evaluations[0][0]
-  ours, theirs = cli.final_params(killed), cli.final_params(straight)
-  assert ours.keys() == theirs.keys()
-  for path, array in ours.items():
-    np.testing.assert_array_equal(array, theirs[path], err_msg=path)
+  cli.assert_same_params(killed, straight)
 
 
 @pytest.mark.slow

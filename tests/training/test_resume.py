@@ -23,12 +23,18 @@ CHANGES = {
 }
 
 
-@pytest.fixture
-def workdir(tmp_path):
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
   """Returns a workdir after a whole run of six steps."""
-  folder = epath.Path(tmp_path) / 'run'
+  folder = epath.Path(tmp_path_factory.mktemp('trained')) / 'run'
   loop.run(completed(**CHANGES), folder)
   return folder
+
+
+@pytest.fixture
+def workdir(trained, tmp_path):
+  """Returns a copy of it."""
+  return epath.Path(shutil.copytree(trained, tmp_path / 'run'))
 
 
 def lines(workdir):

@@ -32,7 +32,7 @@ def written(folder, model, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'kind', ['names in memory', 'shards', 'pickle', 'pickled shards']
+  'kind', ['shards', *further('names in memory', 'pickle', 'pickled shards')]
 )
 def test_weights_in_other_files_are_read(tmp_path, kind):
   """The names since version 5, several files, and older directories."""
@@ -163,11 +163,13 @@ def test_statistics_are_those_of_pixels_from_0_to_1(given, mean, std):
 @pytest.mark.parametrize(
   'given',
   [
-    dict(do_rescale=False),
-    dict(do_rescale=False, do_normalize=False),
     dict(rescale_factor=1 / 127.5),
-    dict(do_normalize=False),
-    dict(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]),
+    *further(
+      dict(do_rescale=False),
+      dict(do_rescale=False, do_normalize=False),
+      dict(do_normalize=False),
+      dict(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]),
+    ),
   ],
 )
 def test_pixels_are_rescaled_as_in_the_library(tmp_path, given):

@@ -10,6 +10,7 @@ import references
 from minimal_config import completed
 from references import DEPTH, HEADS, PATCH, SIZE, WIDTH, torch
 
+from tests.faults.counts import further
 from tests.indexed_source import Numbered
 from vit_jax import load_pretrained
 from vit_jax.arrays.pixels import IMAGENET
@@ -105,7 +106,7 @@ def same_predictions(model, objective, params):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('norm', [False, True])
+@pytest.mark.parametrize('norm', [True, *further(False)])
 def test_predictions_equal_the_library(tmp_path, norm):
   model = reference(norm_pix_loss=norm)
   objective, params = loaded(written(tmp_path, model))
@@ -115,7 +116,8 @@ def test_predictions_equal_the_library(tmp_path, norm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name, norm', [('mae_visualize_vit_base.pth', False), ('mae_full.pth', True)]
+  'name, norm',
+  [('mae_full.pth', True), *further(['mae_visualize_vit_base.pth', False])],
 )
 def test_files_of_the_authors(tmp_path, name, norm):
   """The names show the number of heads and the target of released files."""

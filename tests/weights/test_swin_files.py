@@ -151,21 +151,6 @@ def test_logits_and_blocks_equal_the_library(tmp_path, library, size):
 
 
 @pytest.mark.slow
-def test_images_of_one_channel(tmp_path):
-  """Also with another GELU, both according to Hugging Face's config."""
-  theirs = hugging_face_swin(num_channels=1, hidden_act='gelu_new')
-  theirs.save_pretrained(tmp_path)
-  settings = dict(image_mean=MEAN[:1], image_std=MEAN[:1], size=64)
-  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(settings))
-  images = images_of(64, 64)[..., :1]
-  with torch.no_grad():
-    expected = theirs(torch.tensor(images).permute(0, 3, 1, 2)).logits
-  model, params = load_pretrained(str(tmp_path))
-  ours = jax.jit(model.apply)({'params': params}, images)
-  np.testing.assert_allclose(ours, expected.numpy(), **CLOSE)
-
-
-@pytest.mark.slow
 def test_gradients_equal_timm(tmp_path):
   """They are compared for every parameter, with timm's names."""
   theirs, images = timm_swin_transformer(48), images_of(48, 48)

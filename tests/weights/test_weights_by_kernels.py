@@ -5,6 +5,7 @@ import pytest
 import references
 from references import timm_file
 
+from tests.faults.counts import further
 from vit_jax import load_pretrained
 
 HEADS = 2
@@ -34,7 +35,7 @@ def dinov3(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('write', [eva02, dinov3])
+@pytest.mark.parametrize('write', [dinov3, *further(eva02)])
 def test_kernels_equal_xla(tmp_path, write):
   """They differ only by the order of sums."""
   model, params = load_pretrained(write(tmp_path), attention='kernel')
