@@ -81,18 +81,6 @@ def test_learned_positions_are_interpolated_as_in_dino(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'kind', ['rope2d', *further('sincos2d', 'sincos2d_mae', 'none')]
-)
-def test_positions_without_parameters_are_computed_for_the_grid(kind):
-  """Positions without parameters do not depend on `made_for`."""
-  model = model_of(kind, None)
-  params, images = noise_params(model, MADE_FOR), images_of(2, *OTHER)
-  ours = model.at_sizes(MADE_FOR, 0.1).apply({'params': params}, images)
-  np.testing.assert_array_equal(ours, model.apply({'params': params}, images))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
   'kind, at, options', [CASES[0], *further(*map(list, CASES[1:]))]
 )
 def test_at_sizes_does_not_change_the_own_size(kind, at, options):
