@@ -1,6 +1,5 @@
 """Tests of tokenizers and of transforms with captions."""
 
-import json
 import pathlib
 
 import numpy as np
@@ -73,23 +72,6 @@ def test_a_token_outside_of_the_vocabulary_is_refused():
   )
   with pytest.raises(UserError, match='vocabulary is 10'):
     transform.tokens('a photo of a truck')
-
-
-@pytest.mark.parametrize(
-  'keys, value, expected',
-  [
-    (dict(key='text'), 'a cat', ['a cat']),
-    (dict(key='txt'), b' a cat\n', ['a cat']),
-    (dict(key='captions/text'), [b'a cat', b'a dog'], ['a cat', 'a dog']),
-    (
-      dict(key='json', json_key='caption'),
-      json.dumps({'caption': 'a cat'}).encode(),
-      ['a cat'],
-    ),
-  ],
-)
-def test_captions_of_every_source(keys, value, expected):
-  assert train(**keys).captions({keys['key']: value}) == expected
 
 
 @pytest.mark.parametrize(

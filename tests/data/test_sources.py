@@ -104,7 +104,7 @@ def tar(root, ending='txt'):
       (f'{i}.png', image),
       (f'{i}.cls', b'%d' % LABELS[i]),
       (f'{i}.seg.png', FILES[i]),
-      (f'{i}.txt', TEXTS[i][0].encode()),
+      (f'{i}.txt', f' {TEXTS[i][0]}\n'.encode()),
       (f'{i}.json', json.dumps({'caption': TEXTS[i][0]}).encode()),
     ]
   write_tar(root / 'train-0.tar', members)
