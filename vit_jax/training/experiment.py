@@ -86,6 +86,7 @@ class Experiment:
     """
     length = keys.length(config)
     mesh = build_section(config, 'mesh', devices)
+    _check_batch(config, mesh)
     image_size = square(config.image_size)
     augment = build_section(config, 'augment', image_size)
     if hasattr(augment, 'in_batches'):
