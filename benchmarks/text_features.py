@@ -2,9 +2,9 @@
 
   python -m vit_jax.features --checkpoint=WEIGHTS --dataset=cifar10
     --data_dir=DATA --image_size=112 --config.preprocess.central_fraction=1.0
-    --split=train[:2000] --out=train.npz
-  (and --split=test[:2000] --out=test.npz)
-  python -m benchmarks.text_features train.npz test.npz
+    --split=train[:2000] --out=train
+  (and --split=test[:2000] --out=test)
+  python -m benchmarks.text_features train test
 
 WEIGHTS are those of benchmarks/real_weights.py. The script prints a Markdown
 table for benchmarks/RESULTS.md: accuracy of zero-shot classification with the
@@ -24,6 +24,7 @@ import optax
 
 from benchmarks.real_weights import by_scikit_learn, print_table
 from configs import lit_toy
+from vit_jax import read_features
 from vit_jax.config import loading
 from vit_jax.data.augment import captions
 from vit_jax.models import vit
@@ -98,11 +99,11 @@ def zero_shot(
 def main() -> None:
   """Prints the table."""
   parser = argparse.ArgumentParser()
-  parser.add_argument('train', help='features and labels, .npz')
-  parser.add_argument('test', help='features and labels, .npz')
+  parser.add_argument('train', help='features and labels, a directory')
+  parser.add_argument('test', help='features and labels, a directory')
   given = parser.parse_args()
   config = loading.load('configs/lit_toy.py:data=cifar10,tower=locked')
-  parts = [np.load(file) for file in (given.train, given.test)]
+  parts = [read_features(path) for path in (given.train, given.test)]
   (x, y), (test_x, test_y) = ((p['features'], p['label']) for p in parts)
   model = vit.Model(0, patch_size=16, **lit_toy.SMALL | {'width': x.shape[1]})
   keys = {k: v for k, v in config.objective.items() if k != 'name'}

@@ -1,9 +1,9 @@
-"""Noisy Student: configs/noisy_student.py:data=i1k,labels=F.npz.
+"""Noisy Student: configs/noisy_student.py:data=i1k,labels=DIR.
 
 Arguments:
   data: i1k or cifar10.
-  labels: a file written by `vit_jax.pseudo_label`; without it, the config
-    trains the first teacher.
+  labels: a directory written by `vit_jax.pseudo_label`; without it, the
+    config trains the first teacher.
   ratio: images with a teacher's labels per image with human labels in a batch.
 
 Source: "Self-training with Noisy Student improves ImageNet classification"
@@ -15,9 +15,9 @@ and the others without:
   python -m vit_jax.train --config=configs/noisy_student.py:data=cifar10
     --workdir=runs/teacher
   python -m vit_jax.pseudo_label --checkpoint=runs/teacher --weights=ema
-    --dataset=cifar10 --split=train[10%:] --per_class=4500 --out=labels.npz
+    --dataset=cifar10 --split=train[10%:] --per_class=4500 --out=labels
   python -m vit_jax.train --workdir=runs/student
-    --config=configs/noisy_student.py:data=cifar10,labels=labels.npz
+    --config=configs/noisy_student.py:data=cifar10,labels=labels
 
 For a second student, run the second command with runs/student.
 
@@ -86,7 +86,7 @@ DATA = {
 
 def _mixed(config: Any, data: dict[str, Any], path: str, ratio: float) -> None:
   """Both kinds of images in every batch."""
-  count = pseudo_labels.Labels.of_file(path).count
+  count = int(pseudo_labels.copies(path).sum())
   config.source = dict(
     name='mixture',
     members=dict(

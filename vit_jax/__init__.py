@@ -22,6 +22,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from vit_jax.data.storage.parts import read_features
   from vit_jax.errors import UserError
   from vit_jax.weights.pretrained import find as find_pretrained
   from vit_jax.weights.pretrained import load_pretrained
@@ -32,6 +33,7 @@ __all__ = [
   'UserError',
   'find_pretrained',
   'load_pretrained',
+  'read_features',
   'save_pretrained',
 ]
 # {public name: (module, name in the module)}
@@ -39,6 +41,7 @@ _PUBLIC = {
   'UserError': ('vit_jax.errors', 'UserError'),
   'find_pretrained': ('vit_jax.weights.pretrained', 'find'),
   'load_pretrained': ('vit_jax.weights.pretrained', 'load_pretrained'),
+  'read_features': ('vit_jax.data.storage.parts', 'read_features'),
   'save_pretrained': ('vit_jax.weights.pretrained', 'save'),
 }
 

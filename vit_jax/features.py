@@ -1,4 +1,4 @@
-"""Computes features: python -m vit_jax.features --checkpoint=P … --out=F.npz.
+"""Computes features: python -m vit_jax.features --checkpoint=P … --out=DIR.
 
 The features are those of a frozen model, for one of the following:
 - a split, with the flags of `evaluate`: --dataset=NAME --split=S, --data_dir=D
@@ -7,13 +7,13 @@ The features are those of a frozen model, for one of the following:
   --config=configs/cifar10.py
 - image files: IMAGE…, where a directory means the images in it at any depth
 
-The output is an .npz or .parquet file with columns of equal length: `features`
-float32 `[n, d]` (or `[n, …, d]`, see `predictor`), `index` of the example in
-the source (bad records are left out), `label` if the source has labels (or
-`labels` or `numbers`, see `data.contract.TARGETS`), and
-`path` for image files. It also contains class names and the preprocessing, in
-`about`, a description as JSON. After an interruption, the same command
-continues and gives the same file.
+The directory contains description.json (class names, preprocessing, …) and
+parts, .npz files with columns of equal length: `features` float32 `[n, d]` (or
+`[n, …, d]`, see `predictor`), `index` of the example in the source (bad records
+are left out), `label` if the source has labels (or `labels` or `numbers`, see
+`data.contract.TARGETS`), and `path` for image files. In Python,
+`vit_jax.read_features(DIR)` returns the columns of all parts. After an
+interruption, the same command computes the missing parts.
 
 --tokens writes the patch tokens instead of one vector per image, and
 --layers=-1,-4 the outputs of the last block and of the fourth from the end.
@@ -21,32 +21,30 @@ continues and gives the same file.
 
 import functools
 import hashlib
-import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
 
-from vit_jax.cli import output_parts, process, shared_flags
-from vit_jax.cli.output_parts import Arrays, Parts, pyarrow
+from vit_jax.cli import computation, process, shared_flags
+from vit_jax.cli.computation import Predict
 from vit_jax.cli.shared_flags import Request, image_paths
 from vit_jax.config import overrides
 from vit_jax.data import filters
 from vit_jax.data.contract import TARGETS, Source
-from vit_jax.data.storage import files, npz
+from vit_jax.data.storage import files
 from vit_jax.data.storage.class_folders import UNLABELLED
+from vit_jax.data.storage.parts import Arrays, Parts
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Batch, not_finite_error
+from vit_jax.processes.consensus import from_main
 from vit_jax.weights.contract import Pretrained
 
 PyTree = Any
-Predict = Callable[[PyTree, Batch], dict[str, jax.Array]]
-# Keys of the description that are known only after the computation.
-RESULTS = ('count', 'shape', 'width')
 
 
 class Images(Source):
@@ -135,44 +133,12 @@ def predictor(
   return predict
 
 
-def _npz(parts: Parts, path: str, about: dict[str, Any]) -> None:
-  columns = {key: functools.partial(parts.column, key) for key in parts.read(0)}
-  texts = {'class_names': about['class_names'], 'about': json.dumps(about)}
-  npz.write(path, columns, texts)
-
-
-def _parquet(parts: Parts, path: str, about: dict[str, Any]) -> None:
-  pa, parquet = pyarrow(), pyarrow('pyarrow.parquet')
-  metadata = {'about': json.dumps(about)}
-  schema = _table(pa, parts.read(0)).schema.with_metadata(metadata)
-  with parquet.ParquetWriter(path, schema) as writer:
-    for number in range(len(parts)):
-      table = _table(pa, parts.read(number))
-      writer.write_table(table.replace_schema_metadata(metadata))
-
-
-def _table(pa: Any, arrays: Arrays) -> Any:
-  """Creates a pyarrow table of a part; features are lists of a fixed size.
-
-  Features with more than two axes are nested lists.
-  """
-  columns = {}
-  for key, array in arrays.items():
-    columns[key] = pa.array(array.reshape(-1))
-    for size in reversed(array.shape[1:]):
-      columns[key] = pa.FixedSizeListArray.from_arrays(columns[key], size)
-  return pa.table(columns)
-
-
-FORMATS = {'.npz': _npz, '.parquet': _parquet}
-
-
 def _has_labels(source: Source) -> bool:
   return list(source.class_names) not in ([], [UNLABELLED])
 
 
 def _columns(source: Source, result: Arrays, index: np.ndarray) -> Arrays:
-  """Returns the columns of a batch, see `output_parts.compute`.
+  """Returns the columns of a batch, see `computation.compute`.
 
   Raises:
     UserError: features are not finite.
@@ -189,88 +155,79 @@ def _columns(source: Source, result: Arrays, index: np.ndarray) -> Arrays:
   return columns
 
 
-def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
-  """Writes all parts to one file; returns its description.
-
-  Raises:
-    UserError: all examples are bad records.
-  """
-  shapes = [features.shape for features in parts.column('features')]
-  count = sum(n for n, *_ in shapes)
-  if not count:
-    raise UserError(
-      f'none of the examples of {about["data"]} can be used; see the log.'
-    )
-  shape = [count, *shapes[0][1:]]
-  description = about | {'count': count, 'shape': shape, 'width': shape[-1]}
-  FORMATS[parts.out.suffix](parts, path, json.loads(json.dumps(description)))
-  return description
-
-
 def define_flags() -> None:
   """Defines the flags of this command."""
-  output_parts.define_flags('.npz or .parquet')
+  computation.define_flags()
   shared_flags.define('tokens', 'layers')
 
 
-def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
+def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
   """Computes features and writes them.
 
   Args:
     checkpoint: workdir, step directory or weights in any format.
-    out_path: local path of the file to write.
+    out: local directory for the parts.
     request: data and further settings.
 
   Returns:
-    The description that is stored in the file: checkpoint, data, count, width,
-    preprocess and further keys.
+    The description of the result, see `parts.Computation`, with the number of
+    usable examples and the shape of all features.
 
   Raises:
     UserError: the checkpoint or the data does not exist, a record is bad, or
-      the file exists and was written with other weights, data or settings.
+      the directory is the result of other weights, data or settings.
   """
-  out = output_parts.check_path(out_path, FORMATS)
-  if out.suffix == '.parquet':
-    pyarrow('pyarrow.parquet')  # raises UserError if it is not installed
   weights = shared_flags.open_weights(checkpoint, request)
+  split, fingerprint = '', None
   if request.images:
     sections = shared_flags.sections(weights)
     config = overrides.apply(sections, [*request.settings])
     source = Images(image_paths(request.images))
     text = b'\n'.join(map(os.fsencode, source.paths))
-    about = {'paths': hashlib.sha256(text).hexdigest()[:16]}
+    fingerprint = {'paths': hashlib.sha256(text).hexdigest()[:16]}
   else:
-    config, source, _, left_out = shared_flags.open_data(weights, request)
+    config, source, split, left_out = shared_flags.open_data(weights, request)
     source = filters.without(source, left_out)
-    about = {
-      'source': config.source.to_dict(),
-      'fingerprint': source.fingerprint,
-    }
-  names = [*source.class_names] if _has_labels(source) else []
-  # Only keys that are set, so that files without them remain valid.
   chosen: dict[str, Any] = dict(layers=[*request.layers], tokens=request.tokens)
-  chosen = {key: value for key, value in chosen.items() if value}
-  return output_parts.compute(
+  parts = computation.compute(
     out,
     weights,
     request,
     config,
     source,
-    about | {'class_names': names} | chosen,
+    split=split,
     predict=predictor(weights, **chosen),
     columns=functools.partial(_columns, source),
-    write=_write,
-    results=RESULTS,
+    class_names=[*source.class_names] if _has_labels(source) else [],
+    settings=chosen,
+    fingerprint=fingerprint,
   )
+  return parts.computation.summary() | from_main(lambda: _sizes(parts))
+
+
+def _sizes(parts: Parts) -> dict[str, Any]:
+  """Returns the number of examples, and the shape of all features.
+
+  Raises:
+    UserError: all examples are bad records.
+  """
+  count = sum(map(len, parts.column('index')))
+  if not count:
+    raise UserError(
+      f'none of the examples of {parts.computation.data} can be used; see the '
+      'log.'
+    )
+  shape = [count, *parts.read(0)['features'].shape[1:]]
+  return {'count': count, 'shape': shape, 'width': shape[-1]}
 
 
 def main(arguments: list[str]) -> None:
-  """Writes the file and prints a summary of its content."""
+  """Writes the parts and prints a summary of their content."""
   values = flags.FLAGS
   data = values.dataset or values.config or values.split or values.data_dir
   if not values.checkpoint or not values.out or (arguments and data):
     raise process.usage(
-      'features --checkpoint=PATH --out=F.npz with either --dataset=NAME '
+      'features --checkpoint=PATH --out=DIR with either --dataset=NAME '
       '--split=S, or --config=FILE.py, or IMAGE…'
     )
   process.start_process()

@@ -1,21 +1,20 @@
-"""Labels images: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz.
+"""Labels images: python -m vit_jax.pseudo_label --checkpoint=PATH --out=DIR.
 
 A teacher predicts the labels of a split. The split is given with the flags of
 `evaluate`: --dataset=NAME --split=S, --data_dir=D and --config.source.KEY=…, or
 by a config: --config=configs/cifar10.py. Labels of the data are not used.
-Images are preprocessed as for the teacher. Confident images are selected,
-balanced over the classes. The source `pseudo_labels` reads the
-file, so that any config can train on it, for example configs/noisy_student.py.
-After an interruption, the same command continues and writes the same file.
+Images are preprocessed as for the teacher. The labels of confident images are
+written in parts, and the number of copies of each, which balance the classes,
+to selection.npz. The source `pseudo_labels` reads the directory, so that any
+config can train on it, for example configs/noisy_student.py. After an
+interruption, the same command computes the missing parts.
 
 Reference: "Self-training with Noisy Student improves ImageNet classification",
 Xie et al., arXiv 1911.04252.
 """
 
 import functools
-import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,20 +23,20 @@ import numpy as np
 from absl import flags
 from jaxtyping import Float, Int
 
-from vit_jax.cli import output_parts, process, shared_flags
-from vit_jax.cli.output_parts import Arrays, Parts
+from vit_jax.cli import computation, process, shared_flags
 from vit_jax.cli.shared_flags import Request
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
-from vit_jax.data.storage import npz
+from vit_jax.data.sources.pseudo_labels import SELECTION
+from vit_jax.data.storage.parts import Arrays, Parts, save
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Batch
-from vit_jax.weights import pretrained
+from vit_jax.objectives import losses
+from vit_jax.processes.consensus import from_main
+from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-# Keys of the description that are known only after the selection.
-RESULTS = ('count', 'distinct', 'seen', 'confident', 'of_class')
 
 
 def balanced(
@@ -92,7 +91,7 @@ def _columns(
     left_out: indices of examples that are not labelled. The stored indices
       remain those of all examples of the source.
     threshold: minimum probability of the most likely class.
-    result: see `output_parts.compute`; `soft` has the probabilities.
+    result: see `computation.compute`; `soft` has the probabilities.
     index: index of each example.
   """
   soft, mask = result['soft'], result['mask'] & ~np.isin(index, left_out)
@@ -101,27 +100,34 @@ def _columns(
   return {'soft': soft[kept], 'index': index[kept], 'seen': seen}
 
 
-def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
-  """Selects examples from all parts and writes them to one file.
+def _select(parts: Parts, per_class: int, seed: int) -> dict[str, Any]:
+  """Selects examples from all parts, and writes their numbers of copies.
+
+  Args:
+    parts: result of `_columns`.
+    per_class: see `balanced`.
+    seed: see `balanced`.
+
+  Returns:
+    The numbers of examples: count (with copies), distinct, seen, confident and
+    of_class.
 
   Raises:
     UserError: no prediction is confident enough.
   """
-  summaries = [
-    (soft.argmax(axis=-1), soft.max(axis=-1)) for soft in parts.column('soft')
-  ]
+  summaries = [(soft.argmax(-1), soft.max(-1)) for soft in parts.column('soft')]
   labels, confidence = map(np.concatenate, zip(*summaries, strict=True))
   seen = sum(int(each.sum()) for each in parts.column('seen'))
+  result, names = parts.computation, parts.computation.class_names
   if not len(labels):
     raise UserError(
-      f'{about["data"]}: the teacher predicts no class of {seen} images with '
-      f'a probability of {about["min_confidence"]}: delete {parts.folder} and '
-      'lower --min_confidence.'
+      f'{result.data}: the teacher predicts no class of {seen} images with a '
+      f'probability of {result.settings["min_confidence"]}: delete '
+      f'{parts.folder} and lower --min_confidence.'
     )
-  copies = balanced(labels, confidence, about['per_class'], about['seed'])
-  rows = np.flatnonzero(copies)
-  of_class = np.bincount(labels, minlength=len(about['class_names']))
-  empty = [about['class_names'][i] for i in np.flatnonzero(of_class == 0)]
+  copies = balanced(labels, confidence, per_class, seed)
+  of_class = np.bincount(labels, minlength=len(names))
+  empty = [names[i] for i in np.flatnonzero(of_class == 0)]
   if empty:
     log.warning(
       '%d of the %d classes, for example %r, do not have any image with a '
@@ -131,90 +137,70 @@ def _write(about: dict[str, Any], parts: Parts, path: str) -> dict[str, Any]:
       len(of_class),
       empty[0],
     )
-  description = about | {
+  save(parts.folder / SELECTION, {'copies': copies})
+  return {
     'count': int(copies.sum()),
-    'distinct': len(rows),
+    'distinct': int(np.count_nonzero(copies)),
     'seen': seen,
     'confident': len(labels),
     'of_class': of_class.tolist(),
   }
-  description = json.loads(json.dumps(description))
-
-  def selected(key: str) -> Iterator[np.ndarray]:
-    """Yields the selected rows of a column, part by part."""
-    start = 0
-    for column in parts.column(key):
-      yield column[copies[start : start + len(column)] > 0]
-      start += len(column)
-
-  columns = {
-    'soft': lambda: selected('soft'),
-    'index': lambda: selected('index'),
-    'copies': lambda: [copies[rows]],
-  }
-  npz.write(path, columns, {'about': json.dumps(description)})
-  return description
 
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  output_parts.define_flags('.npz')
+  computation.define_flags()
   shared_flags.define('min_confidence', 'per_class', 'seed')
 
 
-def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
-  """Labels images and writes the file.
+def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
+  """Labels images, and writes the labels and the selection.
 
   Args:
     checkpoint: the teacher: workdir, step directory or weights in any format.
-    out_path: local path of the .npz file to write.
+    out: local directory for the parts.
     request: data and further settings.
 
   Returns:
-    The description that is stored in the file: checkpoint, data, seen,
-    confident, count and further keys.
+    The description of the result, see `parts.Computation`, with the numbers of
+    examples: count, distinct, seen, confident and of_class.
 
   Raises:
     UserError: the checkpoint or the data does not exist, the teacher does not
-      have a head, a record is bad, or the file exists and was written with
-      other weights, data or settings.
+      have a head, a record is bad, or the directory is the result of other
+      weights, data or settings.
   """
-  out = output_parts.check_path(out_path, ['.npz'])
   weights = shared_flags.open_weights(checkpoint, request)
   config, source, split, left_out = shared_flags.open_data(weights, request)
-  about = {
-    'source': config.source.to_dict(),
-    'split': split,
-    'fingerprint': source.fingerprint,
-    'class_names': _class_names(weights, source),
-    'min_confidence': request.min_confidence,
-    'per_class': request.per_class,
-    'seed': request.seed,
-  }
-  if len(left_out):  # files without this key remain valid
-    about['left_out'] = fingerprint.checksum(left_out)
   threshold = np.float32(request.min_confidence)
   objective = weights.objective()
 
   def predict(params: PyTree, batch: Batch) -> dict[str, jax.Array]:
     logits = objective.predict(params, batch)['logits'].astype(jnp.float32)
-    return {'soft': jax.nn.softmax(logits)}
+    return {'soft': losses.PROBABILITIES[objective.cross_entropy](logits)}
 
-  return output_parts.compute(
+  parts = computation.compute(
     out,
     weights,
     request,
     config,
     source,
-    about,
+    split=split,
     predict=predict,
     columns=functools.partial(_columns, left_out, threshold),
-    write=_write,
-    results=RESULTS,
+    class_names=_class_names(weights, source),
+    settings={
+      'min_confidence': request.min_confidence,
+      'per_class': request.per_class,
+      'seed': request.seed,
+      'left_out': fingerprint.checksum(left_out) if len(left_out) else None,
+    },
   )
+  selected = from_main(lambda: _select(parts, request.per_class, request.seed))
+  return parts.computation.summary() | selected
 
 
-def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
+def _class_names(weights: Pretrained, source: Source) -> list[str]:
   """Returns the names of the teacher's classes.
 
   They are the names that are stored with the teacher, or else the names of the
@@ -235,11 +221,11 @@ def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-  """Writes the file and prints a summary of its content."""
+  """Writes the labels and prints a summary."""
   values = flags.FLAGS
   if not values.checkpoint or not values.out or arguments:
     raise process.usage(
-      'pseudo_label --checkpoint=PATH --out=F.npz with either --dataset=NAME '
+      'pseudo_label --checkpoint=PATH --out=DIR with either --dataset=NAME '
       '--split=S or --config=FILE.py'
     )
   process.start_process()

@@ -22,10 +22,10 @@ Arguments:
   seeds: number of seeds, 3 by default.
   epochs: epochs of 50,000 images, 2 by default.
   teacher: path of trained weights; without it, there is no row DeiT.
-  labels: file of `vit_jax.pseudo_label`; without it, there is no row Noisy
+  labels: directory of `vit_jax.pseudo_label`; without it, there is no row Noisy
     Student.
 
-All seeds share one teacher and one file. Both are made by the first commands
+All seeds share one teacher and its labels. Both are made by the first commands
 of configs/noisy_student.py with `--config.image_size=16`, and with the width,
 depth and mlp_dim of this study.
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import sys
 
 import cv2
 import jax
@@ -15,13 +14,14 @@ from etils import epath
 from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import features as features_lib
-from vit_jax import load_pretrained
-from vit_jax.cli import output_parts
-from vit_jax.data.filters import Tail
+from vit_jax import load_pretrained, read_features
+from vit_jax.data.filters import Chosen
 from vit_jax.data.sources import tfds
+from vit_jax.data.storage import parts as parts_lib
 from vit_jax.errors import UserError
 from vit_jax.features import Request
 from vit_jax.models.vit import Model
+from vit_jax.run import lock
 from vit_jax.weights import pretrained
 from vit_jax.weights.formats import npz
 
@@ -57,20 +57,15 @@ def plain(path, images):
   return np.asarray(found['features'])
 
 
-def held(path):
-  with np.load(path) as file:
-    return dict(file)
-
-
 @pytest.mark.slow
 def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
   """The file contains every good example once and in order, with its label."""
-  out = tmp_path / 'f.npz'
+  out = tmp_path / 'f'
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
   result = features_lib.run(weights, str(out), request)
   source = damaged.Source('train', num_examples=53, height=9, num_classes=3)
   good = [i for i in range(53) if i % 5]
-  found = held(out)
+  found = read_features(str(out))
   assert found['index'].tolist() == good and result['count'] == len(good)
   assert found['label'].tolist() == [source[i]['label'] for i in good]
   np.testing.assert_allclose(
@@ -78,11 +73,12 @@ def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
     plain(weights, [source[i]['image'] for i in good]),
     atol=1e-5,
   )
-  assert found['class_names'].tolist() == source.class_names
-  about = json.loads(str(found['about']))
-  assert about == json.loads(json.dumps(result))
-  assert about['preprocess']['resize'] == 'squash' and about['width'] == 16
-  assert sorted(os.listdir(tmp_path)) == ['f.npz']
+  about = json.loads((out / 'description.json').read_text())
+  assert about['class_names'] == source.class_names
+  assert about.items() <= {**result, 'settings': about['settings']}.items()
+  assert about['preprocess']['resize'] == 'squash' and result['width'] == 16
+  names = [f'0000{i}.npz' for i in range(4)]
+  assert sorted(os.listdir(out)) == ['.lock', *names, 'description.json']
 
 
 @pytest.mark.slow
@@ -94,139 +90,213 @@ def test_files_and_another_preset(weights, tmp_path):
   for path, image in zip(files, images, strict=True):
     cv2.imwrite(path, image[..., ::-1])
   request = Request(images=files, batch_size=2, part_examples=1)
-  features_lib.run(weights, str(tmp_path / 'f.npz'), request)
-  found = held(tmp_path / 'f.npz')
+  features_lib.run(weights, str(tmp_path / 'f'), request)
+  found = read_features(str(tmp_path / 'f'))
   assert found['path'].tolist() == files and 'label' not in found
   np.testing.assert_allclose(
     found['features'], plain(weights, images), atol=1e-5
   )
   other = dataclasses.replace(request, preprocess='dino')
-  result = features_lib.run(weights, str(tmp_path / 'g.npz'), other)
+  result = features_lib.run(weights, str(tmp_path / 'g'), other)
   assert result['preprocess']['interpolation'] == 'bicubic'
-  features = held(tmp_path / 'g.npz')['features']
+  features = read_features(str(tmp_path / 'g'))['features']
   assert np.abs(features - found['features']).max() > 0.01
   missing = dataclasses.replace(request, images=[str(tmp_path / 'none.png')])
   with pytest.raises(UserError, match='none.png'):
-    features_lib.run(weights, str(tmp_path / 'h.npz'), missing)
+    features_lib.run(weights, str(tmp_path / 'h'), missing)
 
 
-def written_parts(folder):
-  """Writes two parts of 3 and 2 examples, one of which is left out."""
-  parts = output_parts.Parts(epath.Path(folder / 'f.npz'))
-  assert parts.open({}, 3, 5) == 0
-  for number, (first, last) in enumerate([(0, 3), (3, 5)]):
-    kept = np.arange(first, last - number)
-    parts.write(number, [{'index': kept, 'x': kept / 2}], (first, last))
+COMPUTATION = parts_lib.Computation(
+  checkpoint='w.npz',
+  weights='params',
+  digest='0',
+  data='digits',
+  source={},
+  split='train',
+  fingerprint={},
+  class_names=[],
+  examples=5,
+  on_bad_record='skip',
+  preprocess={},
+  batch_size=3,
+  part_examples=3,
+  settings={},
+)
+
+
+@pytest.fixture
+def written(tmp_path):
+  """Returns a result of two parts, one of which lacks an example."""
+  parts = parts_lib.Parts.begin(epath.Path(tmp_path / 'f'), COMPUTATION)
+  assert parts.missing() == [0, 1]
+  for number in (1, 0):
+    kept = parts.indices(number)[number:]
+    parts.write(number, {'index': kept, 'x': kept / 2})
+  assert parts.missing() == []
   return parts
 
 
-def test_a_second_writer_is_refused(tmp_path):
-  """Before it reads or writes a part, and if the first has just finished."""
-  parts = output_parts.Parts(epath.Path(tmp_path / 'f.npz'))
-  with parts.locked():
-    with pytest.raises(
-      UserError, match='another run uses .*f.npz.parts.*--out'
-    ):
-      with output_parts.Parts(parts.out).locked():
-        pass
-  assert not os.listdir(tmp_path)
-  with parts.locked():
-    written_parts(tmp_path)
-  assert len(parts) == 2  # those of an interrupted command stay
+def test_parts_are_read_in_order(written):
+  """Their number, rows and description are known; missing ones are named."""
+  path = str(written.folder)
+  assert parts_lib.Parts.open(path) == written
+  assert read_features(path)['x'].tolist() == [0, 0.5, 1, 2]
+  written.path(0).unlink()
+  assert written.missing() == [0]
+  with pytest.raises(UserError, match='1 of 2 parts of .*/f are missing'):
+    read_features(path)
+  with pytest.raises(UserError, match='/f/g is not a directory'):
+    read_features(f'{path}/g')
+
+
+def _changed(path, **changes):
+  with np.load(path) as file:
+    np.savez(path, **{**file} | changes)
+
+
+def _flipped(path):
+  content = bytearray(path.read_bytes())
+  with np.load(path) as file:
+    content[content.index(file['x'].tobytes()) + 7] ^= 1
+  path.write_bytes(content)
+
+
+def _single_array(path):
+  with path.open('wb') as file:
+    np.save(file, np.ones(3))
+
+
+def _unknown_compression(path):
+  """Writes 99, which no program uses, as the method of all members."""
+  content = bytearray(path.read_bytes())
+  for signature, offset in ((b'PK\x03\x04', 8), (b'PK\x01\x02', 10)):
+    at = content.find(signature)
+    while at >= 0:
+      content[at + offset : at + offset + 2] = b'\x63\0'
+      at = content.find(signature, at + 4)
+  path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
   'change, words',
   [
-    (dict(x=np.zeros(2)), '2 of 3 rows of x'),
-    (dict(_examples=np.array([0, 2])), r'examples \[0, 2\], not \[0, 3\]'),
-    (dict(_rows=np.array([3])), 'argument'),
+    (_flipped, 'CRC'),
+    (lambda path: _changed(path, x=np.zeros(2)), 'checksum'),
+    (lambda path: path.write_bytes(b''), ''),
+    (lambda path: path.write_bytes(b'PK\x03\x04'), ''),
+    (lambda path: np.savez(path, x=np.zeros(2)), 'checksum'),
+    (_single_array, ''),
+    (_unknown_compression, 'compression'),
+    (
+      lambda path: path.write_bytes(path.with_name('00001.npz').read_bytes()),
+      r'\[3 5\], not \[0 3\]',
+    ),
   ],
 )
-def test_a_part_of_other_rows_is_refused(tmp_path, change, words):
-  """It would be joined to a result that lacks examples, or has them twice."""
-  parts = written_parts(tmp_path)
-  assert parts.open({}, 3, 5) == 2
-  assert [part.tolist() for part in parts.column('index')] == [[0, 1, 2], [3]]
-  path = tmp_path / 'f.npz.parts/00000.npz'
-  np.savez(path, **held(path) | change)
-  with pytest.raises(UserError, match=f'00000.npz cannot be read.*{words}'):
-    parts.open({}, 3, 5)
-    parts.read(0)
+def test_a_damaged_part_is_refused(written, change, words):
+  """So is one of other examples, which would be twice in the result."""
+  change(written.path(0))
+  message = f'00000.npz cannot be read .*{words}.*delete it'
+  for read in (written.missing, lambda: read_features(str(written.folder))):
+    with pytest.raises(UserError, match=message):
+      read()
+
+
+def test_a_directory_of_other_files_is_refused(tmp_path):
+  """So are a damaged description and one of another computation."""
+  folder, file = epath.Path(tmp_path), tmp_path / 'description.json'
+  begin = parts_lib.Parts.begin
+  for name in ('.lock', 'photo.png'):
+    (tmp_path / name).touch()
+  with pytest.raises(UserError, match='other files, such as photo.png.*--out'):
+    begin(folder, COMPUTATION)
+  (tmp_path / 'photo.png').unlink()
+  begin(folder, COMPUTATION)
+  other = dataclasses.replace(COMPUTATION, split='test', settings={'a': 1})
+  words = "settings.a: None before, 1 now.*|split: 'train' before, 'test' now"
+  with pytest.raises(UserError, match=words):
+    begin(folder, other)
+  for text in ('', '[1]', '{"count": 2}'):
+    file.write_text(text)
+    with pytest.raises(UserError, match='description.json is damaged'):
+      begin(folder, COMPUTATION)
+
+
+def test_a_second_writer_is_refused(weights, tmp_path):
+  """It does not read or write a part."""
+  request = Request(**DATA, settings=SETTINGS)
+  folder = epath.Path(tmp_path / 'f')
+  folder.mkdir()
+  with lock.hold(folder):
+    with pytest.raises(UserError, match='another run uses .*/f:.*--out'):
+      features_lib.run(weights, str(folder), request)
+  assert os.listdir(folder) == ['.lock']
 
 
 @pytest.fixture
 def interrupted(weights, tmp_path, monkeypatch):
   """Interrupts a computation; returns its request, path, and examples read."""
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
-  out, read = tmp_path / 'f.npz', []
-  once = Tail.__getitem__
+  out, read = tmp_path / 'f', []
+  once = Chosen.__getitem__
 
   def failing(self, index):
-    read.append(self._start + index)
+    read.append(self._find(index))
     if read[-1] == 41 and len(read) < 60:
       raise OSError('the disk is gone')
     return once(self, index)
 
-  monkeypatch.setattr(Tail, '__getitem__', failing)
+  monkeypatch.setattr(Chosen, '__getitem__', failing)
   with pytest.raises(OSError, match='the disk is gone'):
     features_lib.run(weights, str(out), request)
   read[:] = [-1] * 60  # no failure any more
   return request, out, read
 
 
+def contents(folder):
+  return {file.name: file.read_bytes() for file in folder.glob('[0-9d]*')}
+
+
 @pytest.mark.slow
 def test_an_interruption_changes_nothing(weights, tmp_path, interrupted):
-  """The file has the same bytes, and completed parts are not read again."""
+  """Parts have the same bytes, and only missing ones are read, in any order."""
   request, out, read = interrupted
-  whole = tmp_path / 'whole.npz'
+  whole = tmp_path / 'whole'
   features_lib.run(weights, str(whole), request)
-  parts = sorted({*os.listdir(tmp_path / 'f.npz.parts')} - {'.lock'})
-  assert parts[0] == '00000.npz' and parts[-1] == 'about.json'
-  del read[:]
-  read += [-1] * 60
+  parts = sorted({*os.listdir(out)} - {'.lock', 'description.json'})
+  assert parts[0] == '00000.npz' and len(parts) < 3
+  (whole / '00000.npz').unlink()
+  (whole / '00002.npz').unlink()
+  del read[60:]
   # Without --batch_size, that of the interrupted computation is used.
   same = dataclasses.replace(request, batch_size=None)
   result = features_lib.run(weights, str(out), same)
-  first = 16 * (len(parts) - 1)
+  first = 16 * len(parts)
   assert sorted(read[60:]) == list(range(first, 53))
-  assert out.read_bytes() == whole.read_bytes()
-  assert sorted(os.listdir(tmp_path)) == ['f.npz', 'whole.npz']
+  del read[60:]
+  features_lib.run(weights, str(whole), request)
+  assert sorted(read[60:]) == [*range(16), *range(32, 48)]
+  assert contents(out) == contents(whole)
   del read[60:]
   assert features_lib.run(weights, str(out), request) == result
   assert result['count'] == 42 and not read[60:]
-  with pytest.raises(UserError, match='f.npz .*split'):
-    other = dataclasses.replace(request, split='test')
-    features_lib.run(weights, str(out), other)
 
 
 @pytest.mark.slow
 def test_parts_of_another_computation_are_refused(
   weights, tmp_path, interrupted
 ):
-  """So are damaged parts; descriptions of older versions have fewer keys."""
+  """The message names what differs."""
   request, out, _ = interrupted
   for changes, message in (
-    (dict(preprocess='dino'), 'f.npz.parts .*preprocess.resize'),
+    (dict(preprocess='dino'), '/f .*preprocess.resize'),
     (dict(part_examples=24), 'part_examples: 16 before, 24 now'),
+    (dict(split='test'), '/f .*split'),
+    (dict(tokens=True), 'settings.tokens: False before, True now'),
   ):
     with pytest.raises(UserError, match=message):
       other = dataclasses.replace(request, **changes)
       features_lib.run(weights, str(out), other)
-  part, about = (
-    tmp_path / 'f.npz.parts' / name for name in ('00000.npz', 'about.json')
-  )
-  older = json.loads(about.read_text())
-  older['fingerprint'].popitem()
-  about.write_text(json.dumps(older))
-  result = features_lib.run(weights, str(out), request)
-  assert result['count'] == 42 and '_rows' not in held(out)
-  out.unlink()
-  part.parent.mkdir()
-  about.write_text(json.dumps(older))
-  part.write_bytes(b'PK')
-  with pytest.raises(UserError, match='00000.npz cannot be read'):
-    features_lib.run(weights, str(out), request)
 
 
 def blocks(path, images):
@@ -251,31 +321,27 @@ def blocks(path, images):
 
 @pytest.mark.slow
 def test_patch_tokens_of_blocks(weights, tmp_path):
-  """Blocks are in the given order, without the class token, in Parquet."""
-  parquet = pytest.importorskip('pyarrow.parquet')
+  """Blocks are in the given order, without the class token."""
   images = np.random.default_rng(0).integers(0, 256, (3, *SIZE, 3), np.uint8)
   files = [str(tmp_path / f'{n}.png') for n in range(3)]
   for path, image in zip(files, images, strict=True):
     cv2.imwrite(path, image[..., ::-1])
   request = Request(images=files, batch_size=2, layers=(-1, 0), tokens=True)
-  result = features_lib.run(weights, str(tmp_path / 'f.parquet'), request)
+  result = features_lib.run(weights, str(tmp_path / 'f'), request)
   assert result['shape'] == [3, 2, 4, 16] and result['width'] == 16
-  table = parquet.read_table(tmp_path / 'f.parquet')
-  assert table['path'].to_pylist() == files
-  about = json.loads(table.schema.metadata[b'about'])
-  assert output_parts.about_of(str(tmp_path / 'f.parquet')) == about
-  column = table['features']
+  found = read_features(str(tmp_path / 'f'))
+  assert found['path'].tolist() == files
   expected = blocks(weights, images)[:, (2, 0), 1:]
-  np.testing.assert_allclose(np.array(column.to_pylist()), expected, atol=1e-4)
+  np.testing.assert_allclose(found['features'], expected, atol=1e-4)
   other = dataclasses.replace(request, layers=(-3, 2))
   with pytest.raises(UserError, match='layers'):
-    features_lib.run(weights, str(tmp_path / 'f.parquet'), other)
+    features_lib.run(weights, str(tmp_path / 'f'), other)
 
 
 @pytest.mark.slow
 def test_killed_and_resumed(weights, tmp_path):
   """After SIGKILL, the same command completes the features of a config."""
-  out = tmp_path / 'f.npz'
+  out = tmp_path / 'f'
   arguments = cli.command(
     'features',
     f'--checkpoint={weights}',
@@ -285,14 +351,14 @@ def test_killed_and_resumed(weights, tmp_path):
     '--part_examples=8',
     '--json',
   )
-  parts = tmp_path / 'f.npz.parts'
   cli.kill_when(
-    arguments, lambda: any(parts.glob('0000[1-9].npz')), 'features', 120
+    arguments, lambda: any(out.glob('0000[1-9].npz')), 'features', 120
   )
-  assert not out.exists()
+  with pytest.raises(UserError, match='of 180 parts'):
+    read_features(str(out))
   result = json.loads(cli.run(arguments)[0])
   assert result['count'] == 1438 and result['data'].startswith('digits')
-  found = held(out)
+  found = read_features(str(out))
   assert found['index'].tolist() == list(range(1438))
   source = tfds.Source('train', dataset='digits')
   labels = [source[i]['label'] for i in range(1438)]
@@ -311,26 +377,27 @@ def test_a_folder_of_images(weights, tmp_path, folders):
     cv2.imwrite(str(photos / name), image[..., ::-1])
   data = dict(dataset='folder', split='train', data_dir=str(photos))
   as_data = Request(**data, batch_size=4)
-  result = features_lib.run(weights, str(tmp_path / 'f.npz'), as_data)
-  found = held(tmp_path / 'f.npz')
+  result = features_lib.run(weights, str(tmp_path / 'f'), as_data)
+  found = read_features(str(tmp_path / 'f'))
   assert result['class_names'] == ([] if folders == ('.',) else [*folders])
   labels = found['label'].tolist() if 'label' in found else None
   assert labels == (None if folders == ('.',) else [0, 0, 1, 1])
   as_files = Request(images=[str(photos)], batch_size=4)
-  features_lib.run(weights, str(tmp_path / 'g.npz'), as_files)
-  files = held(tmp_path / 'g.npz')
+  features_lib.run(weights, str(tmp_path / 'g'), as_files)
+  files = read_features(str(tmp_path / 'g'))
   for path, name in zip(files['path'], names, strict=True):
     assert os.path.relpath(path, photos) == os.path.normpath(name)
   np.testing.assert_array_equal(found['features'], files['features'])
 
 
-def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
-  """Requests with unknown formats, splits or weights, or without pyarrow."""
-  run, out = features_lib.run, str(tmp_path / 'f.npz')
+def test_messages_of_invalid_requests(weights, tmp_path):
+  """Requests with names of files, unknown splits or weights."""
+  run, out = features_lib.run, str(tmp_path / 'f')
   request = Request(**DATA, settings=SETTINGS)
   for path, changes, message in [
-    (str(tmp_path / 'f.csv'), {}, r'f.csv.*\.npz or \.parquet'),
-    ('gs://a/f.npz', {}, '--out=gs://a/f.npz'),
+    (str(tmp_path / 'f.npz'), {}, r'f.npz.*a directory'),
+    (str(tmp_path / 'f.parquet'), {}, r'f.parquet.*a directory'),
+    ('gs://a/f', {}, '--out=gs://a/f '),
     (out, dict(split=None), '--split is missing'),
     (out, dict(weights='ema'), "'ema'.*params"),
     (out, dict(preprocess='moe'), "preset .*'moe'"),
@@ -341,7 +408,3 @@ def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
       run(weights, path, dataclasses.replace(request, **changes))
   with pytest.raises(UserError, match='--layers=1,x'):
     features_lib.parse_layers(['1', 'x'])
-  monkeypatch.setitem(sys.modules, 'pyarrow', None)
-  monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
-  with pytest.raises(UserError, match="pip install 'pyarrow'"):
-    run(weights, str(tmp_path / 'f.parquet'), request)

@@ -15,6 +15,7 @@ from vit_jax import (
   features,
   load_pretrained,
   predict,
+  read_features,
 )
 from vit_jax.arrays import memory, sharding
 from vit_jax.cli import shared_flags
@@ -105,7 +106,7 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   request = features.Request(
     images=[*map(str, files)], image_size=SIZE, batch_size=8
   )
-  out = str(tmp_path / 'features.npz')
+  out = str(tmp_path / 'features')
   features.run(weights, out, request)
   source = pretrained.find(weights, image_size=SIZE)
   params = source.load(source.abstract_params())
@@ -114,8 +115,8 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   own = source.objective().predict(params, {'image': jnp.asarray(images)})[
     'features'
   ]
-  with np.load(out) as arrays:
-    np.testing.assert_allclose(arrays['features'], own, atol=1e-4)
+  written = read_features(out)['features']
+  np.testing.assert_allclose(written, own, atol=1e-4)
   artefacts.write(source, str(tmp_path / 'program'), 'stablehlo')
   described = json.loads((tmp_path / 'program/description.json').read_text())
   assert described['input']['shape'] == ['n', *SIZE, 3]

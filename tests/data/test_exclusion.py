@@ -6,6 +6,7 @@ import pathlib
 import contract
 import numpy as np
 import pytest
+from etils import epath
 from minimal_config import completed, with_outputs
 
 from vit_jax.data import filters, inspection
@@ -19,7 +20,7 @@ from vit_jax.data.sources import (
   synthetic,
   tfds,
 )
-from vit_jax.data.storage import npz
+from vit_jax.data.storage import parts
 from vit_jax.errors import UserError
 from vit_jax.training import data
 
@@ -242,19 +243,27 @@ def test_listed_images_are_left_out_of_pseudo_labels(tmp_path):
     (tmp_path / f'photos/{i}.png').write_bytes(contract.png(i))
   images = folder.Source('train', **photos)
   index, copies = np.array([1, 3, 4, 7]), np.array([2, 1, 3, 1])
-  about = dict(
+  computation = parts.Computation(
+    checkpoint='w.npz',
+    weights='params',
+    digest='x',
+    data='photos',
     source=dict(name='folder', **photos),
     split='train',
     fingerprint=images.fingerprint,
-    digest='x',
     class_names=['a', 'b'],
-    count=7,
+    examples=8,
+    on_bad_record='error',
+    preprocess={},
+    batch_size=8,
+    part_examples=8,
+    settings={},
   )
-  columns = dict(soft=np.eye(2, dtype=np.float32)[[0, 1, 1, 0]])
-  columns |= dict(index=index, copies=copies)
-  path = str(tmp_path / 'labels.npz')
-  parts = {key: lambda value=value: [value] for key, value in columns.items()}
-  npz.write(path, parts, {'about': json.dumps(about)})
+  labels = parts.Parts.begin(epath.Path(tmp_path / 'labels'), computation)
+  soft = np.eye(2, dtype=np.float32)[[0, 1, 1, 0]]
+  labels.write(0, {'soft': soft, 'index': index})
+  parts.save(labels.folder / pseudo_labels.SELECTION, {'copies': copies})
+  path = str(labels.folder)
   listed = tmp_path / 'list.jsonl'
   entries = filters.list_entries(images, np.array([3, 4, 5]))
   listed.write_text('\n'.join(map(json.dumps, entries)))

@@ -10,6 +10,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from ml_collections import ConfigDict
 from tiny_vit import save_classifier
 
@@ -18,6 +19,7 @@ from tests import cli, shapes_folder
 from vit_jax.cli import shared_flags
 from vit_jax.config import predicted
 from vit_jax.data.sources import pseudo_labels
+from vit_jax.data.storage import parts
 from vit_jax.launch import job as launch_job
 from vit_jax.sweeps import grid
 
@@ -68,10 +70,9 @@ def test_commands_exist(command_line, tmp_path, tmp_path_factory):
     ('ages', 'age,weight\na,1,2'),
   ):
     (tmp_path / f'{name}.csv').write_text(f'image,{line}')
-  labels = str(tmp_path / 'labels.npz')
-  about = dict.fromkeys(pseudo_labels.Labels._fields) | dict(count=45_000)
-  text = json.dumps(about)
-  np.savez(labels, soft=np.zeros((1, 10)), copies=[1], index=[0], about=text)
+  labels = epath.Path(tmp_path / 'labels')
+  copies = np.array([45_000])
+  parts.save(labels / pseudo_labels.SELECTION, {'copies': copies})
   teacher = str(tmp_path / 'teacher.npz')
   save_classifier(teacher)
   seen = set()
@@ -83,9 +84,7 @@ def test_commands_exist(command_line, tmp_path, tmp_path_factory):
     own = [
       re.sub(r'path=(\w+\.csv)', rf'path={tmp_path}/\1', word) for word in own
     ]
-    own = [
-      word.replace('labels=labels.npz', f'labels={labels}') for word in own
-    ]
+    own = [word.replace('labels=labels', f'labels={labels}') for word in own]
     own = [
       word.replace('teacher=hf:facebook/dinov2-small', f'teacher={teacher}')
       for word in own

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import cli
+from vit_jax import read_features
 
 CONFIG = 'tests/multiprocess/all_evaluators.py'
 
@@ -28,11 +29,10 @@ def _figures(workdir, processes):
 
 def _features(workdir, processes):
   """Returns features of the same weights and examples, without a bad record."""
-  out = workdir / f'features{processes}.npz'
+  out = workdir / f'features{processes}'
   flags = (f'--checkpoint={workdir}', f'--config={CONFIG}', f'--out={out}')
   _run(processes, 'features', *flags, '--batch_size=16', '--part_examples=20')
-  with np.load(out) as file:
-    return dict(file)
+  return read_features(str(out))
 
 
 @pytest.mark.slow

@@ -1,13 +1,15 @@
-"""Tests of the command `pseudo_label` and of the source that reads its file."""
+"""Tests of `pseudo_label` and of the source that reads its labels."""
 
 import dataclasses
 import json
 import os
-import pathlib
 import pickle
+import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import tiny_vit
 from etils import epath
 from minimal_config import completed
@@ -15,12 +17,15 @@ from minimal_config import completed
 from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained, pseudo_label
+from vit_jax.cli import shared_flags
 from vit_jax.data import filters
 from vit_jax.data.sources import mixture, pseudo_labels
+from vit_jax.data.storage import parts
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.pseudo_label import Request
 from vit_jax.training import loop
+from vit_jax.weights import pretrained
 from vit_jax.weights.formats import npz
 
 SIZE, CLASSES, EXAMPLES = (8, 8), 3, 53
@@ -55,8 +60,6 @@ def plain(weights):
   source = damaged.Source('train', **SOURCE)
   good = [i for i in range(EXAMPLES) if i % 5]
   model, params = load_pretrained(weights)
-  from vit_jax.weights import pretrained
-
   resize = pretrained.find(weights).description.transform().pixels
   pixels = np.stack([resize(source[i]['image']) for i in good])
   logits = model.apply({'params': params}, np.float32(pixels) / 127.5 - 1)
@@ -73,12 +76,18 @@ def threshold(plain):
 
 @pytest.fixture(scope='module')
 def file(weights, threshold, tmp_path_factory):
-  """Returns the path of a file, and the result of the command that wrote it."""
-  path = str(tmp_path_factory.mktemp('labels') / 'labels.npz')
+  """Returns the path of labels, and the result of the command that wrote it."""
+  path = str(tmp_path_factory.mktemp('result') / 'labels')
   result = pseudo_label.run(
     weights, path, dataclasses.replace(REQUEST, min_confidence=threshold)
   )
   return path, result
+
+
+def columns(path):
+  """Returns the columns of all parts, and `copies`."""
+  found = parts.read_features(path)
+  return found | {'copies': pseudo_labels.copies(path)}
 
 
 def opened(path, **images):
@@ -96,14 +105,14 @@ def test_labels_are_the_teachers_probabilities(file, plain, threshold):
   counts = np.bincount(soft[sure].argmax(axis=1), minlength=CLASSES)
   assert result['of_class'] == counts.tolist()
   assert result['count'] == 9 * (counts > 0).sum()
-  with np.load(path) as held:
-    columns = {key: held[key] for key in ('index', 'soft', 'copies')}
-  rows = [good.index(i) for i in columns['index']]
-  assert set(rows) <= set(sure) and rows == sorted(rows)
-  np.testing.assert_allclose(columns['soft'], soft[rows], atol=1e-5)
-  sums = np.bincount(columns['soft'].argmax(axis=1), columns['copies'], CLASSES)
+  held = columns(path)
+  rows = [good.index(i) for i in held['index']]
+  assert rows == sure
+  np.testing.assert_allclose(held['soft'], soft[rows], atol=1e-5)
+  sums = np.bincount(held['soft'].argmax(axis=1), held['copies'], CLASSES)
   assert sums.tolist() == [9 * bool(n) for n in counts]
-  assert os.listdir(os.path.dirname(path)) == ['labels.npz']
+  names = [*(f'0000{i}.npz' for i in range(4)), 'description.json']
+  assert sorted(os.listdir(path)) == ['.lock', *names, 'selection.npz']
 
 
 @pytest.mark.slow
@@ -114,9 +123,9 @@ def test_source_returns_images_and_labels(file):
   assert len(source) == result['count'] and source.num_classes == CLASSES
   images = damaged.Source('train', **SOURCE)
   assert source.class_names == images.class_names
-  with np.load(path) as held:
-    expected = np.repeat(held['index'], held['copies'])
-    soft = np.repeat(held['soft'], held['copies'], axis=0)
+  held = columns(path)
+  expected = np.repeat(held['index'], held['copies'])
+  soft = np.repeat(held['soft'], held['copies'], axis=0)
   sent = pickle.loads(pickle.dumps(source))
   for i in range(len(source)):
     example = sent[i]
@@ -170,7 +179,7 @@ def test_examples_that_training_leaves_out_are_not_labelled(
     min_confidence=0.0,
     per_class=0,
   )
-  path = str(tmp_path / 'labels.npz')
+  path = str(tmp_path / 'labels')
   result = pseudo_label.run(weights, path, request)
   good = [i for i in range(EXAMPLES) if i % 5 and i not in out]
   assert result['seen'] == result['count'] == len(good) == 39
@@ -189,27 +198,50 @@ def test_other_images_are_refused(file, tmp_path):
   assert len(opened(path, images=same)) == len(opened(path))
   with pytest.raises(UserError, match='labels of other images'):
     opened(path, images=same | dict(num_examples=54))
-  other = tmp_path / 'other.npz'
-  np.savez(other, features=np.zeros(3))
-  for wrong in (other, tmp_path / 'none.npz'):
-    with pytest.raises(UserError, match='cannot be read as pseudo-labels'):
-      opened(str(wrong))
+  with pytest.raises(UserError, match='none contains no selection.npz'):
+    opened(str(tmp_path / 'none'))
 
 
-def test_damaged_files_are_refused(file, tmp_path):
-  """One changed bit of the labels is noticed by the archive's checksum."""
-  content = bytearray(pathlib.Path(file[0]).read_bytes())
-  content[pseudo_labels.npz.Mapped(file[0], 'soft')._rows.offset + 5] ^= 1
-  damaged = tmp_path / 'damaged.npz'
-  damaged.write_bytes(content)
-  with pytest.raises(UserError, match='damaged.npz cannot be read.*checksum'):
-    opened(str(damaged))
+@pytest.mark.parametrize('name', ['00001.npz', 'selection.npz'])
+def test_damaged_files_are_refused(file, tmp_path, name):
+  """One changed bit is noticed, and a missing part."""
+  folder = tmp_path / 'labels'
+  shutil.copytree(file[0], folder)
+  content = bytearray((folder / name).read_bytes())
+  content[400] ^= 1
+  (folder / name).write_bytes(content)
+  with pytest.raises(UserError, match=f'{name} cannot be read'):
+    opened(str(folder))
+  (folder / name).unlink()
+  with pytest.raises(UserError, match=f'missing|no {name}'):
+    opened(str(folder))
+
+
+@pytest.mark.slow
+def test_the_labels_of_a_sigmoid_are_sigmoids(weights, tmp_path, monkeypatch):
+  """Probabilities are those for which the teacher's loss is."""
+  source = pretrained.find(weights)
+  objective = dict(name='supervised', cross_entropy='sigmoid')
+  described = dataclasses.replace(source.description, objective=objective)
+  teacher = dataclasses.replace(source, description=described)
+  monkeypatch.setattr(shared_flags, 'open_weights', lambda *_: teacher)
+  path, request = str(tmp_path / 'labels'), REQUEST
+  pseudo_label.run(weights, path, dataclasses.replace(request, per_class=0))
+  held = columns(path)
+  image = damaged.Source('train', **SOURCE)[int(held['index'][0])]['image']
+  pixels = source.description.transform().pixels(image)
+  params = source.load(source.abstract_params())
+  found = source.objective().predict(
+    params, {'image': jnp.asarray(pixels[None])}
+  )
+  expected = scipy.special.expit(np.asarray(found['logits'][0]))
+  np.testing.assert_allclose(held['soft'][0], expected, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_messages_of_invalid_requests(weights, tmp_path):
   """Flags out of range, missing data, and a teacher without a head."""
-  headless, out = str(tmp_path / 'headless.npz'), str(tmp_path / 'f.npz')
+  headless, out = str(tmp_path / 'headless.npz'), str(tmp_path / 'f')
   params = tiny_vit.noise_params(Model(0, **tiny_vit.SIZES), SIZE)
   npz.save(headless, params, None)
   for path, changes, message in (
@@ -261,5 +293,5 @@ def test_a_mixture_compares_the_classes(file):
   """Members with different numbers of classes are refused."""
   wrong = members(file[0])
   wrong['labelled']['num_classes'] = 4
-  with pytest.raises(UserError, match='4 classes .* 3 of .*labels.npz/train'):
+  with pytest.raises(UserError, match='4 classes .* 3 of .*labels/train'):
     mixture.Source('train', members=wrong)

@@ -8,6 +8,7 @@ import shlex
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from etils import epath
 from finished_runs import finish
 
 from tests.faults.counts import further
@@ -15,6 +16,7 @@ from vit_jax import study as command
 from vit_jax.config import loading
 from vit_jax.config.completion import flatten
 from vit_jax.data.sources import pseudo_labels
+from vit_jax.data.storage import parts
 from vit_jax.errors import UserError
 from vit_jax.sweeps import execution, grid, jobs, tables
 from vit_jax.sweeps.grid import (
@@ -458,10 +460,8 @@ def test_rows_of_self_supervision_depend_on_the_arguments(tmp_path):
   """A teacher and a file of labels add a row each."""
   always = ['from scratch', 'from scratch, 10 %', 'masked patch', 'MAE', 'DINO']
   assert [*shipped('self_supervised.py').rows] == always
-  path = tmp_path / 'labels.npz'
-  about = dict.fromkeys(pseudo_labels.Labels._fields) | dict(count=45_000)
-  text = json.dumps(about)
-  np.savez(path, soft=np.zeros((1, 10)), copies=[1], index=[0], about=text)
+  path = epath.Path(tmp_path / 'labels')
+  parts.save(path / pseudo_labels.SELECTION, {'copies': np.array([45_000])})
   changes = f'seeds=4,teacher=runs/big,labels={path}'
   rows = shipped(f'self_supervised.py:{changes}').rows
   assert [*rows] == [*always, 'DeiT', 'Noisy Student, 10 %']

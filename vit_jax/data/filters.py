@@ -1,6 +1,6 @@
 """Sources that leave out or relabel the examples of another source.
 
-`Tail` contains the examples that remain when an interrupted pass is resumed.
+`Chosen` contains the examples that an interrupted pass has yet to read.
 `Relabelled` maps labels to those of a head by the names of classes.
 
 A list is a file of JSON lines, which `check_data --against` writes. Each line
@@ -39,28 +39,28 @@ _OTHER_DATA = (
 _MAX_NAMES = 5  # maximum number of class names in a message
 
 
-class Tail(Wrapped):
-  """The examples of a source whose index is at least `start`."""
+class Chosen(Wrapped):
+  """Some examples of a source."""
 
-  def __init__(self, source: Source, start: int):
+  def __init__(self, source: Source, indices: Int[np.ndarray, ' n']):
     """Wraps a source.
 
     Args:
       source: source of all examples.
-      start: index of the first remaining example.
+      indices: indices of the examples, in their order.
     """
     super().__init__(source)
     # A source without labels has the single class of the label `_NO_LABEL`.
-    self.num_classes, self._start = source.num_classes or 1, start
+    self.num_classes, self._indices = source.num_classes or 1, indices
 
   def __len__(self) -> int:
-    return len(self._source) - self._start
+    return len(self._indices)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     return {'label': _NO_LABEL, **super().__getitem__(index)}
 
   def _find(self, index: int) -> int:
-    return self._start + index
+    return int(self._indices[index])
 
 
 def without(source: Source, indices: Int[np.ndarray, ' n']) -> Source:

@@ -37,8 +37,8 @@ log = logging.getLogger('vit_jax')
 # Endings of names of files, for directories that are named by mistake like one.
 _FILE_ENDINGS = tuple(
   '.bin .ckpt .csv .gguf .h5 .hdf5 .html .jpeg .jpg .json .keras .mlmodel '
-  '.msgpack .npy .npz .onnx .pb .pdf .pickle .pkl .png .pt .pth .safetensors '
-  '.stablehlo .svg .tflite .zip'.split()
+  '.msgpack .npy .npz .onnx .parquet .pb .pdf .pickle .pkl .png .pt .pth '
+  '.safetensors .stablehlo .svg .tflite .zip'.split()
 )
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
 # Source files of the clients of object stores, and of the libraries they use.

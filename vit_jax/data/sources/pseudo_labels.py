@@ -1,14 +1,15 @@
 """Images with the labels of a teacher, which `vit_jax.pseudo_label` wrote.
 
-The file of labels does not contain images. For each selected image it contains
-the index in the images' source, the number of copies by which classes are
-balanced, and the probabilities of the teacher. The source of the images is
-opened as described in the file; its content must not have changed.
+The directory of labels does not contain images. Its parts contain the index of
+each image in the images' source and the probabilities of the teacher, and
+selection.npz the number of copies of each, by which classes are balanced. The
+source of the images is opened as described there; its content must not have
+changed.
 """
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int
@@ -16,61 +17,43 @@ from jaxtyping import Int
 from vit_jax.config import schema
 from vit_jax.config.schema import SECTIONS, Nested, Section
 from vit_jax.data import fingerprint
-from vit_jax.data.storage import files, npz, splits
+from vit_jax.data.storage import files, parts, splits
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 
 _IMAGES = Nested(SECTIONS['source'])
 SOFT = 'soft'  # key of an example: the teacher's probabilities
+SELECTION = 'selection.npz'  # its array `copies` has a value per row of labels
 
 
-class Labels(NamedTuple):
-  """What a file of labels is from, and what it contains.
+def copies(path: str) -> Int[np.ndarray, ' n']:
+  """Returns the number of copies of each row of labels.
 
-  Attributes:
-    count: number of examples, including copies.
-    class_names: class names of the teacher.
-    source: config section of the source of the images.
-    split: split of that source.
-    fingerprint: fingerprint of the images, see `data.fingerprint`.
-    digest: digest of the teacher's parameters.
+  Args:
+    path: local directory of the labels.
+
+  Raises:
+    UserError: the directory was not written by `vit_jax.pseudo_label`.
   """
-
-  count: int
-  class_names: list[str]
-  source: Section
-  split: str
-  fingerprint: dict[str, Any]
-  digest: str
-
-  @classmethod
-  def of_file(cls, path: str) -> 'Labels':
-    """Reads the description in a file.
-
-    Args:
-      path: local path of the file.
-
-    Raises:
-      UserError: the file was not written by `vit_jax.pseudo_label`.
-    """
-    try:
-      values, columns = npz.about(path)
-      if not {'soft', 'copies', 'index'} <= {*columns}:
-        raise ValueError('it contains other columns')
-      return cls(**{key: values[key] for key in cls._fields})
-    except (OSError, ValueError, KeyError) as error:
-      raise _unreadable(path, error) from error
+  folder = paths.locate(files.local(path, 'the source pseudo_labels'))
+  if not (folder / SELECTION).exists():
+    raise UserError(
+      f'{path} contains no {SELECTION}, so it is not a complete result of '
+      f'python -m vit_jax.pseudo_label.{paths.nearest(path)}'
+    )
+  return parts.load(folder / SELECTION)['copies']
 
 
 @schema.operational('path')
 class Source(splits.Selected):
-  """The selected images, each with the number of copies given in the file.
+  """The selected images, each with its number of copies.
 
   An example has `image`, `label` (the most likely class according to the
   teacher) and `soft` (the teacher's probabilities, float32 `[classes]`). A
   transform uses one of the labels (`augment.name='soft_labels'`).
 
   Attributes:
-    name: name for messages, such as 'labels.npz/train'.
+    name: name for messages, such as 'labels/train'.
     num_classes: number of classes of the teacher.
     class_names: class names of the teacher.
   """
@@ -83,25 +66,32 @@ class Source(splits.Selected):
     path: str,
     images: Annotated[Section | None, _IMAGES] = None,
   ):
-    """Opens the file, and the source of its images.
+    """Opens the labels, and the source of their images.
 
     Args:
       split: 'train', the only split, or a part of it ('train[:1000]').
-      path: local path of the file.
+      path: local directory of the labels.
       images: config section of the images' source, if the images were moved;
-        by default the section that is stored in the file.
+        by default the section that is stored with the labels.
 
     Raises:
-      UserError: the file or the split does not exist, the file cannot be
+      UserError: the directory or the split does not exist, a file cannot be
         read, or the images are not those that were labelled.
     """
-    path = files.local(path, 'the source pseudo_labels')
-    self._labels = Labels.of_file(path)
-    copies, self._indices, self._soft = _columns(path)
+    counts, labels = copies(path), parts.Parts.open(path)
+    self._labels = labels.computation
+    indices, self._soft = [], []
+    for number in range(len(labels)):
+      columns = labels.read(number)
+      indices.append(columns['index'])
+      rows = parts.Rows.of(labels.path(number), SOFT, columns[SOFT])
+      self._soft.append(rows)
+    self._indices = np.concatenate(indices)
+    self._places = splits.Concatenation(map(len, indices))
     section = images if images is not None else self._labels.source
     self._images = schema.build('source', section, self._labels.split)
     self._check_images(path)
-    self._rows = np.repeat(np.arange(len(copies)), copies)
+    self._rows = np.repeat(np.arange(len(counts)), counts)
     self.class_names = self._labels.class_names
     self.num_classes = len(self.class_names)
     self.name = f'{path}/{split}'
@@ -116,7 +106,8 @@ class Source(splits.Selected):
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     row = self._row(index)
-    soft = self._soft[row]
+    number, row_of_part = self._places.find(row)
+    soft = self._soft[number].read(row_of_part)
     image = self._images[int(self._indices[row])]['image']
     return {'image': image, 'label': int(soft.argmax()), SOFT: soft}
 
@@ -163,26 +154,3 @@ class Source(splits.Selected):
         f'{path} contains labels of other images than {self._images.name}: set '
         'source.images, or label these with python -m vit_jax.pseudo_label.'
       )
-
-
-def _columns(path: str) -> tuple[np.ndarray, np.ndarray, npz.Mapped]:
-  """Reads the columns `copies` and `index`, and maps `soft` into memory.
-
-  Raises:
-    UserError: the file cannot be read.
-  """
-  try:
-    npz.check(path)
-    with npz.opened(path) as columns:
-      copies, indices = columns['copies'], columns['index']
-      soft = npz.Mapped(path, 'soft')
-  except (OSError, ValueError) as error:
-    raise _unreadable(path, error) from error
-  return copies, indices, soft
-
-
-def _unreadable(path: str, error: Exception) -> UserError:
-  return UserError(
-    f'{path} cannot be read as pseudo-labels ({error}): copy it again, or '
-    'write it again with python -m vit_jax.pseudo_label.'
-  )

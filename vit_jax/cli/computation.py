@@ -1,0 +1,174 @@
+"""Applies weights to all examples, and writes the results in parts.
+
+After an interruption, the same command computes only the missing parts. A lock
+refuses a second writer.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from etils import epath
+from jaxtyping import Int
+
+from vit_jax.arrays import sharding
+from vit_jax.cli import shared_flags
+from vit_jax.cli.shared_flags import Request
+from vit_jax.config.schema import Config
+from vit_jax.data.contract import TARGETS, Source
+from vit_jax.data.filters import Chosen
+from vit_jax.data.storage.parts import Arrays, Computation, Parts
+from vit_jax.errors import UserError
+from vit_jax.evaluators.contract import Batch, joined
+from vit_jax.files import paths
+from vit_jax.processes import runtime
+from vit_jax.processes.consensus import from_main
+from vit_jax.run import lock
+from vit_jax.training import frozen
+from vit_jax.weights.contract import Pretrained
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+# Function of (parameters, batch) to arrays `[n, …]`.
+Predict = Callable[[PyTree, Batch], dict[str, jax.Array]]
+
+
+def define_flags() -> None:
+  """Defines the flags that features and pseudo_label share."""
+  shared_flags.define_flags()
+  shared_flags.define('weights', 'config', 'part_examples')
+  flags.DEFINE_string('out', None, 'Directory of the result.')
+
+
+def compute(
+  out: str,
+  weights: Pretrained,
+  request: Request,
+  config: Config,
+  source: Source,
+  *,
+  split: str,
+  predict: Predict,
+  columns: Callable[[Arrays, Int[np.ndarray, ' n']], Arrays],
+  class_names: list[str],
+  settings: dict[str, Any],
+  fingerprint: dict[str, Any] | None = None,
+) -> Parts:
+  """Applies frozen weights to all examples, and writes the results.
+
+  All processes must call it. Existing parts are not computed again.
+
+  Args:
+    out: local directory of the result.
+    weights: weights, see `shared_flags.open_weights`.
+    request: request of the command.
+    config: completed config with the sections reader and preprocess, and
+      source unless `fingerprint` is given.
+    source: source of the examples.
+    split: its split; '' for image files.
+    predict: function of (parameters, batch) to arrays `[n, …]`.
+    columns: function of the results for a batch, with targets and `mask`, and
+      of the index of each example, to the columns of the batch. Examples that
+      cannot be used, which the mask excludes, are left out.
+    class_names: class names of the result.
+    settings: further settings on which the columns depend, JSON values.
+    fingerprint: fingerprint of the data; by default that of the source.
+
+  Returns:
+    All parts.
+
+  Raises:
+    UserError: a record is bad; or the directory is the result of other weights,
+      data or settings, or cannot be read or written.
+  """
+  folder = _folder(out)
+  existing = from_main(lambda: _batch_size(folder))
+  mesh, num_examples = sharding.make_mesh(jax.devices()), len(source)
+  # An interrupted computation continues with its batch size.
+  rows = request.batch_size or existing
+  rows = rows or shared_flags.fitting(
+    weights, mesh, predict=predict, examples=num_examples
+  )
+  setting = shared_flags.evaluation_setting(
+    weights, config, lambda _: source, mesh, rows
+  )
+  batch_size = setting.batch_size
+
+  def labelled(params: PyTree, batch: Batch) -> PyTree:
+    kept = {key: batch[key] for key in (*TARGETS, 'mask') if key in batch}
+    return predict(params, batch) | kept
+
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(jax.set_mesh(mesh))
+    abstract = weights.abstract_weights(mesh)
+    shape = (batch_size, *weights.image_size, weights.model().channels)
+    images = {'image': jax.ShapeDtypeStruct(shape, np.uint8)}
+    first, *_ = jax.tree.leaves(jax.eval_shape(predict, abstract, images))
+    # A part has the same size whether an example has one vector or many.
+    vectors = math.prod(first.shape[1:-1])
+    batches = -(-request.part_examples // (batch_size * vectors))
+    params = weights.load_weights(mesh)
+    computation = Computation(
+      checkpoint=weights.path,
+      weights=request.weights,
+      digest=frozen.digests({'': params})[''],
+      data=source.name,
+      source=config.source.to_dict() if 'source' in config else {},
+      split=split,
+      fingerprint=fingerprint or source.fingerprint,
+      class_names=class_names,
+      examples=num_examples,
+      on_bad_record=config.reader.on_bad_record,
+      preprocess=shared_flags.describe(weights, config),
+      batch_size=batch_size,
+      part_examples=batches * batch_size,
+      settings=settings,
+    )
+    if runtime.is_main():
+      with paths.access(folder, 'written'):
+        folder.mkdir(parents=True, exist_ok=True)
+      stack.enter_context(lock.hold(folder))
+    parts = Parts(folder, computation)
+    missing = from_main(lambda: Parts.begin(folder, computation).missing())
+    if len(missing) < len(parts):
+      log.info('%d of %d parts exist', len(parts) - len(missing), len(parts))
+    remaining = [np.zeros(0, np.int64), *map(parts.indices, missing)]
+    results = setting.sweep(
+      params,
+      Chosen(source, np.concatenate(remaining)),
+      setting.compiled(labelled),
+    )
+    for number in missing:
+      of_part = parts.indices(number)
+      found = []
+      for start in range(0, len(of_part), batch_size):
+        index = of_part[start : start + batch_size]  # shorter without padding
+        result = {k: v[: len(index)] for k, v in next(results).items()}
+        found.append(columns(result, index))
+      if runtime.is_main():
+        parts.write(number, joined(found))
+    from_main(lambda: None)  # the last part has been written
+  return parts
+
+
+def _folder(out: str) -> epath.Path:
+  """Returns the path of --out.
+
+  Raises:
+    UserError: the path is remote, or its name is that of a file.
+  """
+  paths.check_folder_name(out, 'a directory, into which parts are written')
+  if paths.is_remote(out):
+    raise UserError(f'--out={out} is remote: give a local directory.')
+  return paths.locate(out)
+
+
+def _batch_size(folder: epath.Path) -> int | None:
+  """Returns the batch size of an existing result."""
+  existing = Computation.read(folder)
+  return existing and existing.batch_size
