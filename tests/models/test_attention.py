@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.faults.counts import further
+from vit_jax.models.attention import attention
 from vit_jax.models.attention.attention import dot_product_attention
 
 SHAPES = [  # n, queries, keys, heads, width of a head
@@ -40,16 +41,17 @@ def with_gradients(function, query, key, value, dy):
 @pytest.mark.slow
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('size', [5.0, *further(0.1, 1.0)])
-def test_float32_attention_equals_the_formula(shape, size):
-  """Values and gradients agree with the formula in float64."""
+def test_float32_attention_equals_the_formula(shape, size, monkeypatch):
+  """Values and gradients agree with float64, for the layouts of all devices."""
   arrays = inputs(shape, size)
   with jax.enable_x64(True):
     exact = with_gradients(plain, *[x.astype('float64') for x in arrays])
-  for ours, theirs in zip(
-    with_gradients(dot_product_attention, *arrays), exact, strict=True
-  ):
-    scale = abs(theirs).max()
-    np.testing.assert_allclose(ours, theirs, atol=3e-6 * scale * max(1, size))
+  for axis in (1, 2):  # of the heads: on a CPU, and on other devices
+    monkeypatch.setattr(attention, '_heads_axis', lambda axis=axis: axis)
+    results = with_gradients(dot_product_attention, *arrays)
+    for ours, theirs in zip(results, exact, strict=True):
+      atol = 3e-6 * abs(theirs).max() * max(1, size)
+      np.testing.assert_allclose(ours, theirs, atol=atol)
 
 
 @pytest.mark.slow

@@ -37,25 +37,7 @@ def stored(x: Float[Array, '...']) -> Float[Array, '...']:
   again for each branch of unrolled layers, in a time that grows with the square
   of their number. (This requires an option, see `training.compiling`.)
   """
-  if sharding.on_tpu() or sharding.on_gpu():
-    return x
-  return _stored_gradient(x)
-
-
-@jax.custom_vjp
-def _stored_gradient(x: Float[Array, '...']) -> Float[Array, '...']:
-  return x
-
-
-def _forward(x: Array) -> tuple[Array, None]:
-  return x, None
-
-
-def _backward(_: None, dx: Array) -> tuple[Array]:
-  return (barrier(dx),)
-
-
-_stored_gradient.defvjp(_forward, _backward)
+  return x if sharding.on_tpu() or sharding.on_gpu() else barrier(x)
 
 
 def stored_without_gradient(y: Float[Array, '...']) -> Float[Array, '...']:

@@ -337,17 +337,13 @@ def _run_on_device(
     columns = x.shape[-1] * whole // width
     return _with_width(x.reshape(-1, *x.shape[-2:]), columns)
 
-  mask = operands.mask
-  operands = jax.tree.map(with_whole, operands._replace(mask=None))
-  operands = operands._replace(mask=mask)
+  operands, mask = operands.map(with_whole, with_whole), operands.mask
   n = len(operands.query)
   windows = n if mask is None else len(mask)
   # The number of examples of a block has to divide that of the windows, too.
   examples = examples_at_once(math.gcd(n, windows), tokens, chosen.lanes)
   blocks = _Blocks(chosen, examples, tokens, whole)
-  in_specs = operands.map(blocks.of_part, blocks.of_heads)
-  if mask is not None:
-    in_specs = in_specs._replace(mask=blocks.of_windows(mask))
+  in_specs = operands.map(blocks.of_part, blocks.of_heads, blocks.of_windows)
   out_shape = y = jax.ShapeDtypeStruct((n, tokens, whole), dtype)
   out_specs, scratch, sums = blocks.of_tokens(y), [], ()
   if kernel is backward:

@@ -67,17 +67,21 @@ class Operands(NamedTuple):
   dy: Any = None
 
   def map(
-    self, of_tokens: Callable[[Any], Any], of_heads: Callable[[Any], Any]
+    self,
+    of_tokens: Callable[[Any], Any],
+    of_heads: Callable[[Any], Any],
+    of_windows: Callable[[Any], Any] = lambda x: x,
   ) -> 'Operands':
     """Applies functions to operands with a row for each token, and to others.
 
     Args:
       of_tokens: function of queries, keys, values, sines, cosines and `dy`.
-      of_heads: function of the other operands.
+      of_heads: function of vectors and of offsets of each head.
+      of_windows: function of the mask; by default, it is not changed.
     """
-    others = 'vectors', 'relative', 'mask'
+    others = dict(vectors=of_heads, relative=of_heads, mask=of_windows)
     results = {
-      name: of_heads(x) if name in others else of_tokens(x)
+      name: others.get(name, of_tokens)(x)
       for name, x in self._asdict().items()
       if x is not None
     }
