@@ -95,7 +95,9 @@ def test_losses_equal_the_plain_path(way):
   more, tolerance = WAYS[way]
   expected = plain_losses()
   experiment = build(**more)
-  assert bool(experiment.model.apart) == ('apart' in way or 'unrolled' in way)
+  assert bool(experiment.model.unstacked) == (
+    'apart' in way or 'unrolled' in way
+  )
   losses = plain_steps.ours(experiment, start_params())
   assert expected[-1] < 0.95 * expected[0]  # it learns, so the losses differ
   np.testing.assert_allclose(losses, expected, rtol=tolerance)

@@ -112,7 +112,7 @@ def run(of, batches, params=None, key=0):
   'clip, settings',
   [
     *((0.5, dict(micro_batches=n)) for n in (1, 2, 4)),
-    (0.5, dict(micro_batches=2, apart=('layers/kernel',))),
+    (0.5, dict(micro_batches=2, unstacked=('layers/kernel',))),
     *((clip, dict(micro_batches=2)) for clip in (None, 2.0)),
   ],
 )
@@ -124,7 +124,7 @@ def test_a_step_equals_sgd_on_the_whole_batch(clip, settings):
   norm = np.linalg.norm(flat(grads))
   limit = None if clip is None else clip * norm
   model = Network()
-  model.apart = settings.pop('apart', ())
+  model.unstacked = settings.pop('unstacked', ())
   objective = Objective(Setting(model, (SIDE, SIDE)))
   of = trainer(objective, clip_norm=limit, **settings)
   (before, after), (values,) = run(of, [batch])
@@ -294,7 +294,7 @@ def test_masks_differ_between_examples(micro_batches):
 class Loss(objective_contract.Objective):
   """An objective without a loss."""
 
-  sharding_rules, apart = (), ()
+  sharding_rules, unstacked = (), ()
 
   def init(self, key, batch):
     raise NotImplementedError

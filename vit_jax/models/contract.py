@@ -117,8 +117,8 @@ class Model(Protocol):
     sized: path prefixes of parameters that depend on the image size.
     sharding_rules: pairs of a regular expression for the end of a parameter's
       path and the dimension that the mesh axis `model` splits.
-    apart: path suffixes of stacked parameters whose gradients are best summed
-      over micro-batches layer by layer.
+    unstacked: path suffixes of stacked parameters whose gradients are best
+      summed over micro-batches layer by layer.
     architecture: keys of the config's `model` section that the parameters
       determine, with their values. Fine-tuning uses these values; a config that
       sets such a key must set the same value.
@@ -142,7 +142,7 @@ class Model(Protocol):
   replaceable: tuple[str, ...] = ()
   sized: tuple[str, ...] = ()
   sharding_rules: tuple[tuple[str, int], ...] = ()
-  apart: tuple[str, ...] = ()
+  unstacked: tuple[str, ...] = ()
   architecture: Mapping[str, Any] = types.MappingProxyType({})
   options: Mapping[str, Any] = types.MappingProxyType({})
   initial: tuple[str, ...] = ()

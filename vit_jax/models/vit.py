@@ -1049,7 +1049,7 @@ class ViT(Backbone):
     )
 
   @property
-  def apart(self) -> tuple[str, ...]:
+  def unstacked(self) -> tuple[str, ...]:
     """Path suffixes of stacked matrices whose gradients are best unstacked.
 
     These are the matrices of the layers if all layers are unrolled, except fc2.

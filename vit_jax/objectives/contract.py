@@ -201,9 +201,9 @@ class Objective(Protocol):
     return self.setting.model.sharding_rules
 
   @property
-  def apart(self) -> tuple[str, ...]:
+  def unstacked(self) -> tuple[str, ...]:
     """Path suffixes among all parameters; see `models.contract.Model`."""
-    return self.setting.model.apart
+    return self.setting.model.unstacked
 
   @property
   def num_classes(self) -> int:

@@ -231,7 +231,7 @@ class Trainer:
     loss_fn = jax.value_and_grad(summed, has_aux=True)
     # Gradients of separate layers are summed in place. A stack of all layers
     # would be written, and all-reduced, once for every micro-batch.
-    unstacked = self.objective.apart if self.micro_batches > 1 else ()
+    unstacked = self.objective.unstacked if self.micro_batches > 1 else ()
 
     def gradients(micro_batch: PyTree, key: Key[Array, '']) -> PyTree:
       inputs = Inputs(state.extra, micro_batch, key, state.step, frozen)
@@ -291,7 +291,7 @@ class Trainer:
     def backward(part: PyTree, key: Key[Array, '']) -> PyTree:
       micro_batch, slopes = part
       _, pull = jax.vjp(lambda leaves: embed(leaves, micro_batch, key), trained)
-      return tree.unstack_layers(pull(slopes)[0], objective.apart)
+      return tree.unstack_layers(pull(slopes)[0], objective.unstacked)
 
     grads = accumulate(backward, (batch, slopes), key, count)
     # `accumulate` returns the mean, and here the gradient is the sum.
