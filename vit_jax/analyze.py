@@ -23,7 +23,8 @@ from etils import epath
 
 from vit_jax.analysis import figures, gallery, plotting, report
 from vit_jax.arrays import sharding
-from vit_jax.cli import process, shared_flags
+from vit_jax.cli import inputs, process
+from vit_jax.cli.inputs import Request
 from vit_jax.config import loading, schema
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.storage import files as storage
@@ -41,7 +42,7 @@ _SHOWN = 8  # number of images of an evaluation split that are drawn
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define('checkpoint', 'step', 'weights', 'image_size')
+  Request.define('checkpoint', 'step', 'weights', 'image_size')
   flags.DEFINE_list(
     'images', [], "Image files; default: images of the run's evaluation split."
   )
@@ -86,7 +87,8 @@ def run(
   Raises:
     UserError: the weights or images do not exist.
   """
-  source = pretrained.find(checkpoint, weights, image_size)
+  request = Request(weights=weights, image_size=image_size)
+  source = inputs.open_weights(checkpoint, request)
   model, objective = source.model(), source.objective()
   model.check(source.image_size)
   transform = source.description.transform()
@@ -227,11 +229,11 @@ def main(arguments: list[str]) -> None:
     )
   out = _output_directory(values.checkpoint, values.out)
   run(
-    shared_flags.weights_path(values),
+    inputs.weights_path(values),
     out,
     values.images,
     values.num_images,
-    shared_flags.image_size(values),
+    inputs.image_size(values),
     values.weights,
     form,
   )

@@ -14,7 +14,8 @@ import logging
 
 from absl import flags
 
-from vit_jax.cli import process, shared_flags
+from vit_jax.cli import inputs, process
+from vit_jax.cli.inputs import Request
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights import pretrained
@@ -24,7 +25,7 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define('step', 'weights')
+  Request.define('step', 'weights')
   flags.DEFINE_bool('overwrite', False, 'Replace DST if it is a file.')
 
 
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> None:
   values = flags.FLAGS
   if len(arguments) != 2:
     raise process.usage('convert SRC DST')
-  source = shared_flags.weights_path(values, arguments[0])
+  source = inputs.weights_path(values, arguments[0])
   run(source, arguments[1], values.weights, values.overwrite)
 
 

@@ -11,6 +11,7 @@ is part of the result. If the checkpoint contains an average of the weights or a
 teacher, these are evaluated, too.
 """
 
+import dataclasses
 import functools
 import json
 import logging
@@ -21,14 +22,15 @@ import jax
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import process, shared_flags
-from vit_jax.cli.shared_flags import Request
+from vit_jax.cli import inputs, process, results
+from vit_jax.cli.inputs import flag
 from vit_jax.config import overrides, schema
 from vit_jax.config.completion import flatten
 from vit_jax.config.schema import EVALS, Config, Section, build_section
 from vit_jax.data import filters
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
+from vit_jax.evaluators.batch_size import largest_batch_size
 from vit_jax.evaluators.contract import Setting
 from vit_jax.files import paths
 from vit_jax.objectives.contract import metric_suffix
@@ -39,12 +41,25 @@ log = logging.getLogger('vit_jax')
 _DEFAULTS = {'name': 'classification', 'split': ''}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(inputs.Request):
+  """What `evaluate` applies weights to, and how."""
+
+  evaluator: str | None = flag(
+    "Name of one of the run's evaluators in config.evals, or a kind of "
+    "evaluator; default: all of the run's evaluators."
+  )
+  tables: str | None = flag(
+    'Directory for the tables of evaluators that have any, such as confusion.'
+  )
+
+
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define_flags(
+  Request.define_data()
+  inputs.define_inputs(
     'source, reader, preprocess and evals.NAME, and for train.leave_out'
   )
-  shared_flags.define('evaluator', 'tables')
   flags.DEFINE_string('out', None, 'File to which the JSON object is written.')
 
 
@@ -66,11 +81,11 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   Raises:
     UserError: the checkpoint or data does not exist, or no evaluator applies.
   """
-  weights = shared_flags.open_weights(checkpoint, request)
+  weights = inputs.open_weights(checkpoint, request)
   config, names = _config(weights, request)
   mesh = sharding.make_mesh(jax.devices())
-  rows = request.batch_size or shared_flags.fitting(weights, mesh)
-  setting = shared_flags.evaluation_setting(
+  rows = request.batch_size or largest_batch_size(weights, mesh)
+  setting = inputs.evaluation_setting(
     weights, config, functools.partial(_open, config, weights), mesh, rows
   )._replace(leave_out=_leave_out(config, weights.description.source))
   # All are built before one is run, which may take hours.
@@ -78,7 +93,7 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   several = len(names) > 1
   result: dict[str, Any] = {
     'checkpoint': weights.path,
-    'preprocess': shared_flags.describe(weights, config),
+    'preprocess': results.describe(weights, config),
   }
   with jax.set_mesh(mesh):
     for name in names:
@@ -118,8 +133,8 @@ def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
   override = {'split': split} if split else {}
   evals = _chosen(run_evals, request.evaluator)
   sections = {
-    **shared_flags.sections(weights),
-    'source': shared_flags.source_section(description.source, request),
+    **inputs.sections(weights),
+    'source': inputs.source_section(description.source, request),
     'evals': {name: section | override for name, section in evals.items()},
   }
   if 'leave_out' in description.config.get('train', {}):
@@ -275,10 +290,10 @@ def main(arguments: list[str]) -> None:
       'evaluate --checkpoint=PATH [--evaluator=NAME --dataset=NAME --split=S]'
     )
   process.start_process()
-  result = run(shared_flags.weights_path(values), Request.of_flags())
+  result = run(inputs.weights_path(values), Request.of_flags())
   if values.out and runtime.is_main():
     paths.save(paths.locate(values.out), json.dumps(result))
-  shared_flags.print_result(result)
+  results.print_result(result)
 
 
 if __name__ == '__main__':

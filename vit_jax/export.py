@@ -10,16 +10,17 @@ import logging
 
 from absl import flags
 
-from vit_jax.cli import process, shared_flags
+from vit_jax.cli import inputs, process
+from vit_jax.cli.inputs import Request
 from vit_jax.files import paths
-from vit_jax.weights import artefacts, pretrained
+from vit_jax.weights import artefacts
 
 log = logging.getLogger('vit_jax')
 
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define('checkpoint', 'step', 'weights', 'image_size')
+  Request.define('checkpoint', 'step', 'weights', 'image_size')
   flags.DEFINE_string('out', None, 'Directory to write, which must not exist.')
   flags.DEFINE_enum('to', 'stablehlo', [*artefacts.KINDS], 'Kind of program.')
 
@@ -40,11 +41,8 @@ def main(arguments: list[str]) -> None:
     f'a new directory, into which --to={" or --to=".join(artefacts.KINDS)} '
     'writes a program',
   )
-  source = pretrained.find(
-    shared_flags.weights_path(values),
-    values.weights,
-    shared_flags.image_size(values),
-  )
+  path = inputs.weights_path(values)
+  source = inputs.open_weights(path, Request.of_flags())
   artefacts.write(source, values.out, values.to)
   log.info('wrote %s', values.out)
 

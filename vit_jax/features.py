@@ -19,6 +19,7 @@ interruption, the same command computes the missing parts.
 --layers=-1,-4 the outputs of the last block and of the fourth from the end.
 """
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -30,9 +31,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from vit_jax.cli import computation, process, shared_flags
+from vit_jax.cli import computation, inputs, process, results
 from vit_jax.cli.computation import Predict
-from vit_jax.cli.shared_flags import Request, image_paths
+from vit_jax.cli.inputs import Data, flag
 from vit_jax.config import overrides
 from vit_jax.data import filters
 from vit_jax.data.contract import TARGETS, Source
@@ -63,6 +64,24 @@ class Images(Source):
   def where(self, index: int) -> str:
     """Returns the path of the file."""
     return self.paths[index]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(computation.Request):
+  """What `features` applies weights to, and how.
+
+  Attributes:
+    images: image files, directories and patterns; if empty, the features are
+      those of a split.
+  """
+
+  images: Sequence[str] = ()
+  tokens: bool = flag('Write patch tokens, [images, tokens, width].', False)
+  layers: Sequence[int] = flag(
+    'Blocks whose outputs are written, such as -1,-4: numbers from 0, or from '
+    '-1 for the last block.',
+    (),
+  )
 
 
 def parse_layers(numbers: Sequence[str]) -> list[int]:
@@ -157,8 +176,7 @@ def _columns(source: Source, result: Arrays, index: np.ndarray) -> Arrays:
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  computation.define_flags()
-  shared_flags.define('tokens', 'layers')
+  computation.define_flags(Request)
 
 
 def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
@@ -177,25 +195,24 @@ def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
     UserError: the checkpoint or the data does not exist, a record is bad, or
       the directory is the result of other weights, data or settings.
   """
-  weights = shared_flags.open_weights(checkpoint, request)
-  split, fingerprint = '', None
+  weights = inputs.open_weights(checkpoint, request)
+  fingerprint = None
   if request.images:
-    sections = shared_flags.sections(weights)
-    config = overrides.apply(sections, [*request.settings])
-    source = Images(image_paths(request.images))
+    config = overrides.apply(inputs.sections(weights), [*request.settings])
+    source = Images(inputs.image_paths(request.images))
+    data = Data(config, source)
     text = b'\n'.join(map(os.fsencode, source.paths))
     fingerprint = {'paths': hashlib.sha256(text).hexdigest()[:16]}
   else:
-    config, source, split, left_out = shared_flags.open_data(weights, request)
-    source = filters.without(source, left_out)
+    data = inputs.open_data(weights, request)
+    source = filters.without(data.source, data.left_out)
+    data = data._replace(source=source)
   chosen: dict[str, Any] = dict(layers=[*request.layers], tokens=request.tokens)
   parts = computation.compute(
     out,
     weights,
     request,
-    config,
-    source,
-    split=split,
+    data,
     predict=predictor(weights, **chosen),
     columns=functools.partial(_columns, source),
     class_names=[*source.class_names] if _has_labels(source) else [],
@@ -233,10 +250,10 @@ def main(arguments: list[str]) -> None:
   process.start_process()
   layers = parse_layers(values.layers)
   request = Request.of_flags(images=arguments, layers=layers)
-  result = run(shared_flags.weights_path(values), values.out, request)
+  result = run(inputs.weights_path(values), values.out, request)
   classes = len(result.pop('class_names'))
   result = {'out': values.out, **result, 'classes': classes}
-  shared_flags.print_result(result)
+  results.print_result(result)
 
 
 if __name__ == '__main__':

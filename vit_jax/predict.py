@@ -19,6 +19,7 @@ Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 
 import concurrent.futures
 import csv
+import dataclasses
 import functools
 import json
 import logging
@@ -32,12 +33,13 @@ import numpy as np
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import mask_files, process, shared_flags
-from vit_jax.cli.shared_flags import Request
+from vit_jax.cli import inputs, mask_files, process, results
+from vit_jax.cli.inputs import flag
 from vit_jax.config import overrides
 from vit_jax.config.schema import build_section
 from vit_jax.data.storage import files
 from vit_jax.errors import UserError
+from vit_jax.evaluators.batch_size import largest_batch_size
 from vit_jax.objectives import contrastive, losses
 
 log = logging.getLogger('vit_jax')
@@ -61,10 +63,17 @@ class Prediction(NamedTuple):
   unit: str = 'probability'
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(inputs.Request):
+  """What `predict` applies weights to, and how."""
+
+  top: int = flag('Number of classes to print per image.', 5)
+
+
 def define_flags() -> None:
   """Defines the flags of this command."""
-  shared_flags.define('checkpoint', 'step', 'weights', 'top')
-  shared_flags.define_inputs('preprocess')
+  Request.define('checkpoint', 'step', 'weights')
+  inputs.define_inputs('preprocess')
   flags.DEFINE_string('out', None, 'Directory for masks of segmentations.')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
   flags.DEFINE_list(
@@ -92,7 +101,7 @@ def run(
   Raises:
     UserError: the checkpoint does not exist, or a setting is invalid.
   """
-  source = shared_flags.open_weights(checkpoint, request)
+  source = inputs.open_weights(checkpoint, request)
   objective = source.objective()
   names = [*texts] or [*source.description.class_names]
   if 'classes' in objective.results:
@@ -106,12 +115,12 @@ def run(
     )
   preprocess = source.description.preprocess_section
   config = overrides.apply({'preprocess': preprocess}, [*request.settings])
-  described = shared_flags.describe(source, config)
-  log.info('preprocessing: %s', shared_flags.line(described))
+  described = results.describe(source, config)
+  log.info('preprocessing: %s', results.line(described))
   transform = build_section(config, 'preprocess', source.image_size)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load_weights(mesh)
-  batch_size = shared_flags.fitting(
+  batch_size = largest_batch_size(
     source, mesh, _BATCH_SIZE, examples=len(images)
   )
   predict = jax.jit(objective.predict, static_argnames='want')
@@ -127,18 +136,18 @@ def run(
       part = images[start : start + batch_size]
       # Pixels, or the text of an error.
       load = functools.partial(files.loaded, load=transform.pixels)
-      results = list(pool.map(load, part))
+      read = list(pool.map(load, part))
       # A batch of constant size, so that the model is compiled only once.
       shape, dtype = transform.spec['image']
       batch = np.zeros((batch_size, *shape), dtype)
-      for row, result in enumerate(results):
+      for row, result in enumerate(read):
         if not isinstance(result, str):
           batch[row] = result
       probabilities = np.zeros((len(part), 0))
-      if not all(isinstance(result, str) for result in results):
+      if not all(isinstance(result, str) for result in read):
         logits = predict(params, {'image': batch, **given})['logits']
         probabilities = np.asarray(probabilities_of(logits))
-      for path, result, row in zip(part, results, probabilities, strict=False):
+      for path, result, row in zip(part, read, probabilities, strict=False):
         if isinstance(result, str):
           yield Prediction(path, [], result, unit)
           continue
@@ -158,13 +167,13 @@ def main(arguments: list[str]) -> None:
     raise process.usage(
       'predict --checkpoint=PATH [--top=5] [--text=A,B] [--json|--csv] IMAGE…'
     )
-  images = shared_flags.image_paths(arguments)
+  images = inputs.image_paths(arguments)
   request = Request.of_flags()
   if values.out:
     return _write_masks(images, values, request)
   table = csv.writer(sys.stdout, lineterminator='\n')
   failed = []
-  path = shared_flags.weights_path(values)
+  path = inputs.weights_path(values)
   predictions = run(path, images, request, values.text)
   for index, prediction in enumerate(predictions):
     unit = prediction.unit
@@ -188,8 +197,8 @@ def main(arguments: list[str]) -> None:
 
 def _write_masks(images: list[str], values: Any, request: Request) -> None:
   """Writes the mask of each image, and prints its path."""
-  path = shared_flags.weights_path(values)
-  source, failed = shared_flags.open_weights(path, request), []
+  path = inputs.weights_path(values)
+  source, failed = inputs.open_weights(path, request), []
   if 'classes' not in source.objective().results:
     raise UserError(
       f'--out is for masks, but {path} does not have classes of pixels (the '

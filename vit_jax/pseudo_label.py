@@ -13,6 +13,7 @@ Reference: "Self-training with Noisy Student improves ImageNet classification",
 Xie et al., arXiv 1911.04252.
 """
 
+import dataclasses
 import functools
 import logging
 from typing import Any
@@ -23,13 +24,13 @@ import numpy as np
 from absl import flags
 from jaxtyping import Float, Int
 
-from vit_jax.cli import computation, process, shared_flags
-from vit_jax.cli.shared_flags import Request
+from vit_jax.cli import computation, inputs, process, results
+from vit_jax.cli.inputs import flag
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
 from vit_jax.data.sources.pseudo_labels import SELECTION
 from vit_jax.data.storage.parts import Arrays, Parts, save
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.contract import Batch
 from vit_jax.objectives import losses
 from vit_jax.processes.consensus import from_main
@@ -37,6 +38,28 @@ from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(computation.Request):
+  """What `pseudo_label` applies weights to, and how."""
+
+  min_confidence: float = flag(
+    'Smallest probability of the most likely class.', 0.3
+  )
+  per_class: int = flag(
+    'Number of examples of each class, including copies; 0 for no balancing.',
+    0,
+  )
+  seed: int = flag(
+    'Seed of the random choice of images that get an additional copy.', 0
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
+    check_range('--per_class', self.per_class, at_least=0)
+    check_range('--seed', self.seed, at_least=0)
 
 
 def balanced(
@@ -149,8 +172,7 @@ def _select(parts: Parts, per_class: int, seed: int) -> dict[str, Any]:
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  computation.define_flags()
-  shared_flags.define('min_confidence', 'per_class', 'seed')
+  computation.define_flags(Request)
 
 
 def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
@@ -170,8 +192,9 @@ def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
       have a head, a record is bad, or the directory is the result of other
       weights, data or settings.
   """
-  weights = shared_flags.open_weights(checkpoint, request)
-  config, source, split, left_out = shared_flags.open_data(weights, request)
+  weights = inputs.open_weights(checkpoint, request)
+  data = inputs.open_data(weights, request)
+  left_out = data.left_out
   threshold = np.float32(request.min_confidence)
   objective = weights.objective()
 
@@ -183,12 +206,10 @@ def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
     out,
     weights,
     request,
-    config,
-    source,
-    split=split,
+    data,
     predict=predict,
     columns=functools.partial(_columns, left_out, threshold),
-    class_names=_class_names(weights, source),
+    class_names=_class_names(weights, data.source),
     settings={
       'min_confidence': request.min_confidence,
       'per_class': request.per_class,
@@ -229,11 +250,11 @@ def main(arguments: list[str]) -> None:
       '--split=S or --config=FILE.py'
     )
   process.start_process()
-  request, path = Request.of_flags(), shared_flags.weights_path(values)
+  request, path = Request.of_flags(), inputs.weights_path(values)
   result = run(path, values.out, request)
   classes = len(result.pop('class_names'))
   result = {'out': values.out, **result, 'classes': classes}
-  shared_flags.print_result(result)
+  results.print_result(result)
 
 
 if __name__ == '__main__':

@@ -155,7 +155,11 @@ def _study(argument: str | None) -> tuple[Study, dict[str, Any]]:
   }
   wanted = f'figure={arg.figure}' if arg.figure else f'table={arg.table}'
   if wanted not in made:
-    raise UserError(f'{wanted} is not here; {closest(wanted, made)}.')
+    given = '' if wanted == 'table=0' else f'{wanted} is not here; '
+    raise UserError(
+      f'{given}choose a table or a figure, as in --config=configs/studies/'
+      f'fewshot.py:table=8; {closest(wanted, made)}.'
+    )
   if (wanted, arg.data, arg.x) == ('figure=4', 'i21k', 'exaflops'):
     return _figure_4_i21k()
   if (wanted, arg.data, arg.x) == ('figure=13', 'jft', 'speed'):

@@ -189,9 +189,9 @@ ROWS = [
     '--evaluator',
     'classification',
   ),
-  (('features', TINY, '--out=f.npz'), (), '--split', 'test[:16]'),
+  (('features', TINY, '--out=f'), (), '--split', 'test[:16]'),
   (
-    ('features', TINY, *DIGITS, '--out=layers.npz'),
+    ('features', TINY, *DIGITS, '--out=layers'),
     ('--layers=9',),
     '--layers',
     '0',

@@ -1,6 +1,7 @@
 """Tests of the command `features`: exactness, resuming, file content."""
 
 import dataclasses
+import errno
 import json
 import os
 
@@ -18,8 +19,9 @@ from vit_jax import load_pretrained, read_features
 from vit_jax.data.filters import Chosen
 from vit_jax.data.sources import tfds
 from vit_jax.data.storage import parts as parts_lib
-from vit_jax.errors import UserError
+from vit_jax.errors import StorageError, UserError
 from vit_jax.features import Request
+from vit_jax.files import paths
 from vit_jax.models.vit import Model
 from vit_jax.run import lock
 from vit_jax.weights import pretrained
@@ -220,6 +222,18 @@ def test_a_directory_of_other_files_is_refused(tmp_path):
     file.write_text(text)
     with pytest.raises(UserError, match='description.json is damaged'):
       begin(folder, COMPUTATION)
+
+
+def test_a_full_disk_is_one_message(written, monkeypatch):
+  """Parts that exist stay as they are."""
+
+  def full(path, content):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(paths, 'write', full)
+  with pytest.raises(StorageError, match='00000.npz .*Free some space'):
+    written.write(0, {'x': np.zeros(3)})
+  assert written.missing() == []
 
 
 def test_a_second_writer_is_refused(weights, tmp_path):

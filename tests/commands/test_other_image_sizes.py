@@ -18,8 +18,9 @@ from vit_jax import (
   read_features,
 )
 from vit_jax.arrays import memory, sharding
-from vit_jax.cli import shared_flags
 from vit_jax.errors import UserError
+from vit_jax.evaluators import batch_size
+from vit_jax.evaluators.batch_size import largest_batch_size
 from vit_jax.models.resnet import Model as ResNet
 from vit_jax.models.swin import Model as Swin
 from vit_jax.models.vit import Model
@@ -140,9 +141,9 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
   mesh = sharding.make_mesh(jax.devices()[:1])
   limit = 10**12
   monkeypatch.setattr(memory, 'of_device', lambda device: limit)
-  assert shared_flags.fitting(source, mesh, 32) == 32
-  monkeypatch.setattr(shared_flags, '_SMALL', 0)
-  assert shared_flags.fitting(source, mesh, 32) == 32
+  assert largest_batch_size(source, mesh, 32) == 32
+  monkeypatch.setattr(batch_size, '_SMALL', 0)
+  assert largest_batch_size(source, mesh, 32) == 32
   peaks = []
   program_bytes = memory.program_bytes
 
@@ -151,14 +152,14 @@ def test_batches_become_smaller_with_less_memory(weights, monkeypatch, caplog):
     return {'peak': peaks[-1]}
 
   monkeypatch.setattr(memory, 'program_bytes', recorded)
-  shared_flags.fitting(source, mesh, 8)
+  largest_batch_size(source, mesh, 8)
   limit = int(peaks[0] / 0.6) + 1
   with caplog.at_level('INFO', 'vit_jax'):
-    assert shared_flags.fitting(source, mesh, 32) == 8
+    assert largest_batch_size(source, mesh, 32) == 8
   assert '8 instead of 32 images of 64x64' in caplog.text
   limit = 1
-  assert shared_flags.fitting(source, mesh, 32) == 1
+  assert largest_batch_size(source, mesh, 32) == 1
   three = sharding.make_mesh(jax.devices()[:3])
-  assert shared_flags.fitting(source, three, 32) == 3
+  assert largest_batch_size(source, three, 32) == 3
   limit = 10**12
-  assert shared_flags.fitting(source, three, 32) == 32
+  assert largest_batch_size(source, three, 32) == 32

@@ -20,7 +20,7 @@ from tiny_vit import save_classifier
 from tests import cli
 from vit_jax import predict
 from vit_jax.arrays import sharding
-from vit_jax.cli import shared_flags
+from vit_jax.cli import inputs
 from vit_jax.errors import UserError
 from vit_jax.weights import artefacts, transfer
 from vit_jax.weights.contract import Pretrained
@@ -113,7 +113,7 @@ def test_the_trained_classifier_is_applied(
 ):
   """A probe has its own head, and running statistics of the features."""
   source = classifier(objective, num_classes)
-  monkeypatch.setattr(shared_flags, 'open_weights', lambda *_: source)
+  monkeypatch.setattr(inputs, 'open_weights', lambda *_: source)
   path = f'{photos}/b/01.PNG'
   transform = source.description.transform()
   pixels = transform.pixels((photos / 'b/01.PNG').read_bytes())
@@ -127,7 +127,7 @@ def test_the_trained_classifier_is_applied(
   program = (tmp_path / 'served/model.stablehlo').read_bytes()
   exported = jax.export.deserialize(bytearray(program)).call(image)
   np.testing.assert_allclose(exported, logits, rtol=1e-5)
-  [found] = predict.run('PATH', [path], shared_flags.Request())
+  [found] = predict.run('PATH', [path], predict.Request())
   names = source.description.class_names
   expected = dict(zip(names, probabilities(logits)[0], strict=True))
   assert dict(found.top) == pytest.approx(expected, rel=1e-5)
@@ -148,20 +148,20 @@ def test_a_probe_without_its_running_statistics_is_refused():
 
 def test_images_of_files_directories_and_patterns(photos):
   """They are sorted within each argument; other extensions are left out."""
-  everything = shared_flags.image_paths([str(photos)])
+  everything = inputs.image_paths([str(photos)])
   assert len(everything) == 40 and everything == sorted(everything)
   pattern = f'{photos}/b/0*'
-  assert shared_flags.image_paths([pattern]) == [
+  assert inputs.image_paths([pattern]) == [
     f'{photos}/b/{i:02d}.PNG' for i in (1, 3, 5, 7, 9)
   ]
   odd = photos / 'x[1].png'
   odd.write_bytes(b'')
-  assert shared_flags.image_paths([str(odd), 'gs://b/y.png']) == [
+  assert inputs.image_paths([str(odd), 'gs://b/y.png']) == [
     str(odd),
     'gs://b/y.png',
   ]
   with pytest.raises(UserError, match=r'\*\.jpg matches no image'):
-    shared_flags.image_paths([f'{photos}/*.jpg'])
+    inputs.image_paths([f'{photos}/*.jpg'])
 
 
 @pytest.mark.slow
@@ -170,9 +170,7 @@ def test_predict_continues_after_a_bad_file(photos, command):
   out, error = command('--json', '--top=2', str(photos))
   lines = [json.loads(line) for line in out.splitlines()]
   bad = f'{photos}/a/38.PNG'
-  expected = [
-    path for path in shared_flags.image_paths([str(photos)]) if path != bad
-  ]
+  expected = [path for path in inputs.image_paths([str(photos)]) if path != bad]
   assert [line['image'] for line in lines] == expected
   assert '1 of 40 images' in error and f'{bad} is not an image' in error
   for i in (0, 17, 38):

@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 from minimal_config import completed, minimal
 
-from vit_jax.cli import shared_flags
+from vit_jax.cli import inputs
 from vit_jax.config import completion, loading, overrides
 from vit_jax.errors import UserError
 
@@ -172,11 +172,11 @@ def test_a_name_with_a_colon_is_refused(parse, name):
 @pytest.mark.parametrize('dataset', ['cifar10:3.0.2', 'vtab/dtd:1.0.0', 'pets'])
 def test_names_of_tfds_may_have_a_version(dataset):
   """A dot makes a name a module only before the version."""
-  request = shared_flags.Request(dataset=dataset)
-  section = shared_flags.source_section({}, request)
+  request = inputs.Request(dataset=dataset)
+  section = inputs.source_section({}, request)
   assert section == {'name': 'tfds', 'dataset': dataset}
-  request = shared_flags.Request(dataset='my_lab.squares')
-  assert shared_flags.source_section({}, request) == {'name': 'my_lab.squares'}
+  request = inputs.Request(dataset='my_lab.squares')
+  assert inputs.source_section({}, request) == {'name': 'my_lab.squares'}
 
 
 @pytest.mark.parametrize('key', ['evals', 'log.trackers', 'model'])

@@ -9,7 +9,7 @@ import pytest
 from minimal_config import with_outputs
 from ml_collections import ConfigDict
 
-from vit_jax.cli import shared_flags
+from vit_jax.cli import inputs
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
@@ -262,10 +262,10 @@ def test_predict_takes_the_images_of_the_source_folder(tmp_path):
   linked.mkdir()
   (linked / 'cat').symlink_to(store / 'cat')
   (linked / 'circle').symlink_to(linked)
-  assert shared_flags.image_paths([str(store)]) == [
+  assert inputs.image_paths([str(store)]) == [
     f'{store}/{name}' for name in ('3.png', 'cat/1.jpg', 'dog/2.JPG')
   ]
-  assert shared_flags.image_paths([str(linked)]) == [f'{linked}/cat/1.jpg']
+  assert inputs.image_paths([str(linked)]) == [f'{linked}/cat/1.jpg']
 
 
 @pytest.mark.parametrize(

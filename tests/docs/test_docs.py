@@ -16,7 +16,6 @@ from tiny_vit import save_classifier
 
 from benchmarks import plan_configs
 from tests import cli, shapes_folder
-from vit_jax.cli import shared_flags
 from vit_jax.config import predicted
 from vit_jax.data.sources import pseudo_labels
 from vit_jax.data.storage import parts
@@ -28,10 +27,12 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MAIN_FLAGS = {  # flags of every command
   flag
   for file in (ROOT / 'vit_jax').rglob('*.py')
-  for flag in re.findall(
-    r"(?:DEFINE_\w+|add_argument)\(\s*'(?:--)?(\w+)'", file.read_text()
+  for pair in re.findall(
+    r"(?:DEFINE_\w+|add_argument)\(\s*'(?:--)?(\w+)'|(\w+): .* = flag\(",
+    file.read_text(),
   )
-} | {*launch_job.FLAGS, *shared_flags.FLAGS, *shared_flags.OTHERS}
+  for flag in pair
+} | {*launch_job.FLAGS, 'checkpoint', 'step'}
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:

@@ -17,7 +17,7 @@ from minimal_config import completed
 from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained, pseudo_label
-from vit_jax.cli import shared_flags
+from vit_jax.cli import inputs
 from vit_jax.data import filters
 from vit_jax.data.sources import mixture, pseudo_labels
 from vit_jax.data.storage import parts
@@ -224,7 +224,7 @@ def test_the_labels_of_a_sigmoid_are_sigmoids(weights, tmp_path, monkeypatch):
   objective = dict(name='supervised', cross_entropy='sigmoid')
   described = dataclasses.replace(source.description, objective=objective)
   teacher = dataclasses.replace(source, description=described)
-  monkeypatch.setattr(shared_flags, 'open_weights', lambda *_: teacher)
+  monkeypatch.setattr(inputs, 'open_weights', lambda *_: teacher)
   path, request = str(tmp_path / 'labels'), REQUEST
   pseudo_label.run(weights, path, dataclasses.replace(request, per_class=0))
   held = columns(path)

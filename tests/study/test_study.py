@@ -362,6 +362,8 @@ def test_early_stopping_transfers_from_the_best_step(tmp_path):
     (lambda: shipped('robustness.py:columns=D'), 'columns=D.*ObjectNet'),
     (lambda: shipped('finetuned.py:table=4'), '2, 5, 6'),
     (lambda: shipped('fewshot.py:figure=4,x=speed'), "x='speed'.*figure=4"),
+    (lambda: shipped('fewshot.py'), 'choose a table .*py:table=8.*figure=13'),
+    (lambda: shipped('fewshot.py:figure=5'), 'figure=5 is not .*figure=4'),
   ],
 )
 def test_messages_of_wrong_studies(make, message):

@@ -10,7 +10,6 @@ from test_huggingface_types import SIZES
 
 from vit_jax import load_pretrained, predict
 from vit_jax.arrays.pixels import NONE
-from vit_jax.cli.shared_flags import Request
 from vit_jax.data.augment import captions
 from vit_jax.errors import UserError
 from vit_jax.models import text as text_lib
@@ -82,7 +81,7 @@ def test_logits_of_texts_equal_those_of_transformers(tmp_path, name):
 
   file = str(tmp_path / 'photo.png')
   Image.fromarray(np.uint8((x[0] + 1) * 127.5)).save(file)
-  [found] = predict.run(path, [file], Request(), TEXTS)
+  [found] = predict.run(path, [file], predict.Request(), TEXTS)
   in_photo = (load_pretrained(path).preprocess(np.array(Image.open(file))),)
   logits = load_pretrained(path).text_logits(np.stack(in_photo), TEXTS)[0]
   probabilities = scipy.special.expit(logits)

@@ -21,7 +21,7 @@ from references import (
 from tests.faults.counts import further
 from vit_jax import load_pretrained
 from vit_jax.arrays.pixels import NONE
-from vit_jax.cli import shared_flags
+from vit_jax.cli import inputs, results
 from vit_jax.config import overrides
 from vit_jax.data.augment import presets
 from vit_jax.data.augment.transforms import EvalTransform
@@ -225,13 +225,13 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   path = timm_file(tmp_path, reference, config)
   found = pretrained.find(path)
   for name in (None, 'timm', 'mae'):
-    source = shared_flags.with_preset(found, name)
+    source = inputs.with_preset(found, name)
     params = source.load(source.abstract_params())
     statistics = presets.PRESETS[name or 'timm'].normalization
     same_results((source.model(), params), reference, (SIZE, SIZE), statistics)
   ours = dataclasses.replace(source.description, statistics=None)
   ours = pretrained.Pretrained('ours', ours, found.load)
-  kept = shared_flags.with_preset(ours, 'dino')
+  kept = inputs.with_preset(ours, 'dino')
   assert kept.load is found.load and 'resizing' in caplog.text
   assert kept.description.preprocess['resize'] == 'torchvision'
   for weights in (found, kept):
@@ -239,7 +239,7 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
       {'preprocess': weights.description.preprocess_section},
       ['--config.preprocess.interpolation=area'],
     )
-    description = shared_flags.describe(weights, config)
+    description = results.describe(weights, config)
     assert description['mean'] == [0.5] * 3
     assert description['resize'] == 'torchvision'
-    assert 'interpolation=area' in shared_flags.line(description)
+    assert 'interpolation=area' in results.line(description)

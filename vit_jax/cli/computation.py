@@ -5,6 +5,7 @@ refuses a second writer.
 """
 
 import contextlib
+import dataclasses
 import logging
 import math
 from collections.abc import Callable
@@ -17,13 +18,14 @@ from etils import epath
 from jaxtyping import Int
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import shared_flags
-from vit_jax.cli.shared_flags import Request
-from vit_jax.config.schema import Config
-from vit_jax.data.contract import TARGETS, Source
+from vit_jax.cli import inputs, results
+from vit_jax.cli.inputs import Data, flag
+from vit_jax.config.keys import MAX_BATCH_SIZE
+from vit_jax.data.contract import TARGETS
 from vit_jax.data.filters import Chosen
 from vit_jax.data.storage.parts import Arrays, Computation, Parts
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators.batch_size import largest_batch_size
 from vit_jax.evaluators.contract import Batch, joined
 from vit_jax.files import paths
 from vit_jax.processes import runtime
@@ -38,10 +40,28 @@ PyTree = Any
 Predict = Callable[[PyTree, Batch], dict[str, jax.Array]]
 
 
-def define_flags() -> None:
-  """Defines the flags that features and pseudo_label share."""
-  shared_flags.define_flags()
-  shared_flags.define('weights', 'config', 'part_examples')
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(inputs.Request):
+  """What `features` and `pseudo_label` apply weights to, and how."""
+
+  part_examples: int = flag(
+    'Images per written part, rounded up to whole batches.', 8192
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_range(
+      '--part_examples',
+      self.part_examples,
+      at_least=1,
+      at_most=MAX_BATCH_SIZE,
+    )
+
+
+def define_flags(kind: type[Request]) -> None:
+  """Defines the flags of a command whose requests are of this class."""
+  kind.define_data('weights', 'config')
+  inputs.define_inputs('source, reader and preprocess')
   flags.DEFINE_string('out', None, 'Directory of the result.')
 
 
@@ -49,10 +69,8 @@ def compute(
   out: str,
   weights: Pretrained,
   request: Request,
-  config: Config,
-  source: Source,
+  data: Data,
   *,
-  split: str,
   predict: Predict,
   columns: Callable[[Arrays, Int[np.ndarray, ' n']], Arrays],
   class_names: list[str],
@@ -65,12 +83,9 @@ def compute(
 
   Args:
     out: local directory of the result.
-    weights: weights, see `shared_flags.open_weights`.
+    weights: weights, see `inputs.open_weights`.
     request: request of the command.
-    config: completed config with the sections reader and preprocess, and
-      source unless `fingerprint` is given.
-    source: source of the examples.
-    split: its split; '' for image files.
+    data: the examples.
     predict: function of (parameters, batch) to arrays `[n, …]`.
     columns: function of the results for a batch, with targets and `mask`, and
       of the index of each example, to the columns of the batch. Examples that
@@ -86,15 +101,16 @@ def compute(
     UserError: a record is bad; or the directory is the result of other weights,
       data or settings, or cannot be read or written.
   """
+  config, source = data.config, data.source
   folder = _folder(out)
   existing = from_main(lambda: _batch_size(folder))
   mesh, num_examples = sharding.make_mesh(jax.devices()), len(source)
   # An interrupted computation continues with its batch size.
   rows = request.batch_size or existing
-  rows = rows or shared_flags.fitting(
+  rows = rows or largest_batch_size(
     weights, mesh, predict=predict, examples=num_examples
   )
-  setting = shared_flags.evaluation_setting(
+  setting = inputs.evaluation_setting(
     weights, config, lambda _: source, mesh, rows
   )
   batch_size = setting.batch_size
@@ -119,12 +135,12 @@ def compute(
       digest=frozen.digests({'': params})[''],
       data=source.name,
       source=config.source.to_dict() if 'source' in config else {},
-      split=split,
+      split=data.split,
       fingerprint=fingerprint or source.fingerprint,
       class_names=class_names,
       examples=num_examples,
       on_bad_record=config.reader.on_bad_record,
-      preprocess=shared_flags.describe(weights, config),
+      preprocess=results.describe(weights, config),
       batch_size=batch_size,
       part_examples=batches * batch_size,
       settings=settings,
@@ -138,7 +154,7 @@ def compute(
     if len(missing) < len(parts):
       log.info('%d of %d parts exist', len(parts) - len(missing), len(parts))
     remaining = [np.zeros(0, np.int64), *map(parts.indices, missing)]
-    results = setting.sweep(
+    outputs = setting.sweep(
       params,
       Chosen(source, np.concatenate(remaining)),
       setting.compiled(labelled),
@@ -148,7 +164,7 @@ def compute(
       found = []
       for start in range(0, len(of_part), batch_size):
         index = of_part[start : start + batch_size]  # shorter without padding
-        result = {k: v[: len(index)] for k, v in next(results).items()}
+        result = {k: v[: len(index)] for k, v in next(outputs).items()}
         found.append(columns(result, index))
       if runtime.is_main():
         parts.write(number, joined(found))

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from vit_jax.analysis import plotting
 from vit_jax.arrays import sharding
-from vit_jax.cli.shared_flags import Request
+from vit_jax.cli.inputs import Request
 from vit_jax.config import overrides
 from vit_jax.config.schema import build_section
 from vit_jax.data.images.decode import decode

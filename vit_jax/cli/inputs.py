@@ -1,22 +1,24 @@
-"""Flags that commands share, and the weights, data and batches they request."""
+"""Weights and data of a command: their flags, and what these stand for.
+
+A command has the flags that its class `Request` declares and those that it
+names in `Request.define`. `open_weights` and `open_data` open what they stand
+for.
+"""
 
 import dataclasses
 import glob
-import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-import jax
 import numpy as np
 from absl import flags
 from jax.sharding import Mesh
 from jaxtyping import Int
 
-from vit_jax.arrays import memory, sharding
 from vit_jax.cli import process
 from vit_jax.config import identity, loading, overrides, schema
 from vit_jax.config.keys import MAX_BATCH_SIZE
@@ -29,7 +31,6 @@ from vit_jax.data.storage import class_folders
 from vit_jax.data.storage.files import IMAGES
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.contract import Setting
-from vit_jax.processes import consensus, runtime
 from vit_jax.weights import pretrained, transfer
 from vit_jax.weights.contract import Pretrained
 
@@ -43,96 +44,98 @@ _DEFINE: dict[Any, Callable[..., Any]] = {
   Sequence[int]: flags.DEFINE_list,
   tuple[int, int] | None: flags.DEFINE_list,
 }
-# Batches with fewer pixels fit everywhere, and are not compiled for a check.
-_SMALL = 128 * 256 * 256
-_USABLE = 0.6  # fraction of the memory that the program may use
-_MOST = 128  # images per batch, by default
 # Keys of the section `reader` that do not depend on the machine.
 _READER_KEYS = ('on_bad_record', 'max_bad_share')
 
 
-def _flag(help: str, default: Any = None) -> Any:
-  """Declares an attribute of `Request` that is a flag."""
+# Help of the flags that are not attributes of a `Request`.
+_OTHERS = {
+  'checkpoint': 'Workdir, checkpoint step directory or weight file.',
+  'step': (
+    'Checkpoint of a workdir: its number, or best for that of '
+    'config.checkpoint.best; default: the newest.'
+  ),
+}
+
+
+def flag(help: str, default: Any = None) -> Any:
+  """Declares an attribute of a `Request` that is a flag."""
   return dataclasses.field(default=default, metadata={'help': help})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """What a command applies weights to, and how.
+  """Weights and data that a command uses, and how.
 
-  The attributes with a help text are flags; every command has some of them.
+  The attributes with a help text are flags, some of which a command has. A
+  command may derive a class with further flags, all of which it has.
 
   Attributes:
     settings: overrides such as '--config.source.KEY=value', also for reader and
       preprocess.
-    images: image files, directories and patterns whose features are computed;
-      if empty, those of a split are.
   """
 
   settings: Sequence[str] = ()
-  images: Sequence[str] = ()
-  config: str | None = _flag('Config whose data is used.')
-  dataset: str | None = _flag(
+  config: str | None = flag('Config whose data is used.')
+  dataset: str | None = flag(
     'TFDS name, or a source (folder, tar, …); default: the data of the '
     'checkpoint.'
   )
-  split: str | None = _flag(
+  split: str | None = flag(
     'Split; default: that of the evaluator, or the training split of --config.'
   )
-  data_dir: str | None = _flag('TFDS directory, or the path of another source.')
-  weights: str = _flag(
+  data_dir: str | None = flag('TFDS directory, or the path of another source.')
+  weights: str = flag(
     'Weights of the checkpoint: params, ema (their average), or another set '
     'that the objective keeps, for example teacher.',
     'params',
   )
-  preprocess: str | None = _flag(
+  preprocess: str | None = flag(
     'Preprocessing of a family of weights: '
     f'{", ".join(presets.PRESETS)}; default: that of the weights. '
     '--config.preprocess.KEY=… overrides it.'
   )
-  batch_size: int | None = _flag(
+  batch_size: int | None = flag(
     'Images per batch on all devices; default: 128, or fewer if memory is '
     'scarce.'
   )
-  image_size: tuple[int, int] | None = _flag(
+  image_size: tuple[int, int] | None = flag(
     'Side of the images in pixels, or HEIGHT,WIDTH; positions are interpolated '
     'to another size than that of the weights, which is the default.'
   )
-  evaluator: str | None = _flag(
-    "Name of one of the run's evaluators in config.evals, or a kind of "
-    "evaluator; default: all of the run's evaluators."
-  )
-  tables: str | None = _flag(
-    'Directory for the tables of evaluators that have any, such as confusion.'
-  )
-  top: int = _flag('Number of classes to print per image.', 5)
-  part_examples: int = _flag(
-    'Images per written part, rounded up to whole batches.', 8192
-  )
-  tokens: bool = _flag('Write patch tokens, [images, tokens, width].', False)
-  layers: Sequence[int] = _flag(
-    'Blocks whose outputs are written, such as -1,-4: numbers from 0, or from '
-    '-1 for the last block.',
-    (),
-  )
-  min_confidence: float = _flag(
-    'Smallest probability of the most likely class.', 0.3
-  )
-  per_class: int = _flag(
-    'Number of examples of each class, including copies; 0 for no balancing.',
-    0,
-  )
-  seed: int = _flag(
-    'Seed of the random choice of images that get an additional copy.', 0
-  )
 
   def __post_init__(self):
-    for key in ('batch_size', 'part_examples'):
-      value = getattr(self, key)
-      check_range(f'--{key}', value, at_least=1, at_most=MAX_BATCH_SIZE)
-    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
-    check_range('--per_class', self.per_class, at_least=0)
-    check_range('--seed', self.seed, at_least=0)
+    check_range(
+      '--batch_size', self.batch_size, at_least=1, at_most=MAX_BATCH_SIZE
+    )
+
+  @classmethod
+  def define(cls, *names: str) -> None:
+    """Defines flags, with the defaults of the class.
+
+    Args:
+      *names: names of flags of the base class, checkpoint and step. All flags
+        of a derived class are defined.
+    """
+    shared = {field.name for field in dataclasses.fields(Request)} - {*names}
+    for field in dataclasses.fields(cls):
+      if field.metadata and field.name not in shared:
+        function = _DEFINE.get(field.type, flags.DEFINE_string)
+        function(field.name, field.default, field.metadata['help'])
+    for name in _OTHERS.keys() & names:
+      flags.DEFINE_string(name, None, _OTHERS[name])
+
+  @classmethod
+  def define_data(cls, *names: str) -> None:
+    """Defines the flags of commands that apply weights to a split.
+
+    Args:
+      *names: names of further flags, see `define`.
+    """
+    cls.define(
+      'checkpoint', 'step', 'dataset', 'split', 'data_dir', 'batch_size', *names
+    )
+    process.define_distributed_flags()
 
   @classmethod
   def of_flags(cls, **more: Any) -> Self:
@@ -144,46 +147,10 @@ class Request:
     values = flags.FLAGS
     keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
     from_flags = {key: getattr(values, key) for key in keys}
+    if 'overrides' in values:
+      from_flags['settings'] = values.overrides
     from_flags['image_size'] = image_size(values)
-    return cls(**from_flags | more, settings=values.overrides)
-
-
-FLAGS = {
-  field.name: field for field in dataclasses.fields(Request) if field.metadata
-}
-# Help of the flags that are not attributes of a `Request`.
-OTHERS = {
-  'checkpoint': 'Workdir, checkpoint step directory or weight file.',
-  'step': (
-    'Checkpoint of a workdir: its number, or best for that of '
-    'config.checkpoint.best; default: the newest.'
-  ),
-}
-
-
-def define(*names: str) -> None:
-  """Defines some of the shared flags, with the defaults of `Request`."""
-  for name in names:
-    if name in OTHERS:
-      flags.DEFINE_string(name, None, OTHERS[name])
-      continue
-    field = FLAGS[name]
-    function = _DEFINE.get(field.type, flags.DEFINE_string)
-    function(name, field.default, field.metadata['help'])
-
-
-def define_flags(
-  sections: str = 'source, reader and preprocess',
-) -> None:
-  """Defines the flags for weights, data and batch size.
-
-  Args:
-    sections: sections that --config.SECTION.KEY=… changes, for the help.
-  """
-  define('checkpoint', 'step', 'dataset', 'split', 'data_dir')
-  define('batch_size')
-  define_inputs(sections)
-  process.define_distributed_flags()
+    return cls(**from_flags | more)
 
 
 def define_inputs(sections: str) -> None:
@@ -192,7 +159,7 @@ def define_inputs(sections: str) -> None:
   Args:
     sections: sections that --config.SECTION.KEY=… changes, for the help.
   """
-  define('image_size', 'preprocess')
+  Request.define('image_size', 'preprocess')
   flags.DEFINE_bool('json', False, 'Print JSON objects.')
   flags.DEFINE_multi_string(
     'overrides',
@@ -354,18 +321,29 @@ def source_section(own: Section, request: Request) -> dict[str, Any]:
   return section
 
 
-def open_data(
-  weights: Pretrained, request: Request
-) -> tuple[Config, Source, str, Int[np.ndarray, ' n']]:
+class Data(NamedTuple):
+  """Examples to which weights are applied.
+
+  Attributes:
+    config: config with the completed sections reader and preprocess, and of
+      the source, unless the examples are image files.
+    source: source of the examples.
+    split: split of the source; '' for image files.
+    left_out: indices of the examples that training with a config leaves out.
+  """
+
+  config: Config
+  source: Source
+  split: str = ''
+  left_out: Int[np.ndarray, ' n'] = np.zeros(0, np.int64)
+
+
+def open_data(weights: Pretrained, request: Request) -> Data:
   """Opens the data that a request specifies.
 
   Args:
     weights: weights, whose data, reader and preprocessing are the defaults.
     request: weights, data and batch sizes of the command.
-
-  Returns:
-    A config of the completed sections, the source, its split, and the indices
-    of the examples that training with `request.config` leaves out.
 
   Raises:
     UserError: the data or the split does not exist, or is empty.
@@ -390,53 +368,7 @@ def open_data(
   if not len(data):
     raise UserError(f'{data.name} is empty; give another --split or --dataset.')
   left_out = filters.listed(data, leave_out, strict=False)
-  return completed, data, split, left_out
-
-
-def describe(source: Pretrained, config: Config) -> dict[str, Any]:
-  """Returns all settings of the preprocessing of an image.
-
-  Args:
-    source: weights.
-    config: config with the completed section `preprocess`.
-  """
-  mean, std = source.description.statistics or source.model().normalization
-  return {
-    **config.preprocess.to_dict(),
-    'image_size': list(source.image_size),
-    'mean': list(mean),
-    'std': list(std),
-  }
-
-
-def line(description: dict[str, Any]) -> str:
-  """Formats a description as one line: 'resize=squash image_size=224,224 …'."""
-
-  def text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-      return ','.join(map(text, value))
-    return f'{value:.6g}' if isinstance(value, float) else str(value)
-
-  return ' '.join(f'{key}={text(value)}' for key, value in description.items())
-
-
-def print_result(result: dict[str, Any]) -> None:
-  """Prints a result, as JSON or in lines, on the main process only.
-
-  Args:
-    result: values by name; `preprocess` is a description, see `describe`. Other
-      lists and dicts are printed only with --json.
-  """
-  if not runtime.is_main():
-    return
-  if flags.FLAGS.json:
-    print(json.dumps(result))
-    return
-  shown = result | {'preprocess': line(result['preprocess'])}
-  for name, value in shown.items():
-    if not isinstance(value, list | dict):
-      text = f'{value:.6g}' if isinstance(value, float) else value
-      print(f'{name}: {text}')
+  return Data(completed, data, split, left_out)
 
 
 def evaluation_setting(
@@ -465,65 +397,3 @@ def evaluation_setting(
     reader=build_section(config, 'reader'),
     preprocess=config.preprocess.to_dict(),
   )
-
-
-def fitting(
-  weights: Pretrained,
-  mesh: Mesh,
-  most: int = _MOST,
-  predict: Callable[[Any, Any], Any] | None = None,
-  examples: int | None = None,
-) -> int:
-  """Returns a number of images whose predictions fit into memory.
-
-  The predictions are compiled for `most` images, and for half as many until the
-  program needs at most 60 % of the memory of a device. All processes must call
-  it, and the result is that of process 0.
-
-  Small images fit in any case, and the result is `most`.
-
-  Args:
-    weights: weights that are applied, with their image size.
-    mesh: mesh of the devices.
-    most: number of images that is returned if they fit.
-    predict: function of (parameters, batch) to run; by default
-      `Objective.predict`.
-    examples: number of images that there are, if known.
-
-  Returns:
-    A multiple of the number of devices, unless it is `most`.
-  """
-  height, width = weights.image_size
-  limit = memory.of_device(mesh.local_devices[0])
-  if limit is None or most * height * width <= _SMALL * mesh.size:
-    return most
-  params = weights.abstract_weights(mesh)
-  program = jax.jit(predict or weights.objective().predict)
-
-  def fits(size: int) -> bool:
-    shape = (size, height, width, weights.model().channels)
-    image = jax.ShapeDtypeStruct(
-      shape, np.uint8, sharding=sharding.batch_sharding(mesh)
-    )
-    try:
-      with jax.set_mesh(mesh):
-        compiled = program.lower(params, {'image': image}).compile()
-    except jax.errors.JaxRuntimeError as error:
-      if 'RESOURCE_EXHAUSTED' not in str(error):
-        raise
-      return False
-    used = memory.program_bytes(compiled)
-    return used is None or used['peak'] <= _USABLE * limit
-
-  # A batch would be filled up with images that are computed for nothing.
-  needed = most if examples is None else min(most, examples)
-  size = -(-needed // mesh.size) * mesh.size
-  largest = min(size, most)
-  while size > mesh.size and not fits(size):
-    size = max(size // 2 // mesh.size, 1) * mesh.size
-  size = consensus.from_main(lambda: min(size, most))
-  if size < largest:
-    images = f'{largest} images of {height}x{width} pixels'
-    text = 'batches of %d instead of %s, because of the memory of %s'
-    log.info(text, size, images, memory.text(limit))
-  return size
