@@ -69,6 +69,20 @@ def test_flops_of_a_vit_equal_the_formula(classes, size, settings):
   assert counted(model, size) == (expected, 3 * expected)
 
 
+def test_frozen_weights_have_no_gradient():
+  """They pass gradients on: forward product and one of the backward pass."""
+  matrix, x = shape(4, 4), shape(8, 4)
+  once = 2 * 8 * 4 * 4
+
+  def loss(params, x, frozen):
+    images = x @ frozen  # without a gradient
+    hidden = images @ (params + 2 * frozen)
+    return jax.lax.scan(lambda x, w: (x @ w, None), hidden, frozen[None])[0]
+
+  count = flops.of_training(loss, matrix, x, frozen=matrix)
+  assert count == (1 + 3 + 2) * once
+
+
 def test_frozen_inputs_have_no_backward_flops():
   """This includes stop_gradient; a trained parameter adds two products."""
   matrix, x = shape(4, 4), shape(8, 4)

@@ -168,6 +168,22 @@ def test_objectives_that_do_not_train_the_model_as_it_is_are_refused():
     Experiment.build(completed(**section), jax.devices()[:1])
 
 
+def test_flops_of_a_step_leave_out_gradients_of_frozen_matrices():
+  """They are those of `key`, `out` and the MLP; A B is computed per batch."""
+
+  def flops_of(rank):
+    config = completed(**{'lora.rank': rank, 'model.dtype': 'float32'})
+    return Experiment.build(config, jax.devices()[:1]).image_flops
+
+  patches, width, rank, depth, batch = 4, 8, 2, 2, 8
+  tokens = patches + 1
+  embedding = 2 * patches * 3 * 4**2 * width  # twice: no backward pass at all
+  frozen = depth * 2 * tokens * 4 * width**2  # the MLP has `width` units
+  products = depth * 2 * 2 * rank * width**2 / batch  # of query and value
+  expected = flops_of(0) - 2 * embedding - frozen + 3 * products
+  assert flops_of(rank) == expected
+
+
 # Runs
 
 RUN = cli.QUIET | {

@@ -19,24 +19,32 @@ PyTree = Any
 # product of the operands, so it is counted only once.
 _IDENTITIES = ('optimization_barrier', 'name', 'sharding_constraint')
 _BACKWARD = 2  # backward-pass products per forward-pass product
+# What a value is computed from: only frozen weights, data, or also parameters.
+_FROZEN, _DATA, _TRAINED = 0, 1, 2
 
 
-def of_training(loss: Callable[..., Any], params: PyTree, *others: Any) -> int:
+def of_training(
+  loss: Callable[..., Any], params: PyTree, *others: Any, frozen: PyTree = ()
+) -> int:
   """Returns the FLOPs of a loss and its gradient.
 
   Only the loss is traced. For each product that depends on a parameter, two
-  products of the backward pass are added. Products in a frozen teacher, or of
-  values from `jax.lax.stop_gradient`, do not depend on a parameter.
+  products of the backward pass are added, or one if the other factor is a
+  frozen weight. Products in a frozen teacher, or of values from
+  `jax.lax.stop_gradient`, do not depend on a parameter.
 
   Args:
-    loss: function of parameters and other arguments.
+    loss: function of parameters, other arguments and, if there are any, frozen
+      weights (keyword `frozen`).
     params: parameters to differentiate by, as arrays or shapes.
     *others: other arguments of the loss.
+    frozen: weights without gradients.
   """
-  closed = jax.make_jaxpr(loss)(params, *others)
-  trained = len(jax.tree.leaves(params))
-  depend = [i < trained for i in range(len(closed.jaxpr.invars))]
-  return _count(closed.jaxpr, depend)[0]
+  keywords = {'frozen': frozen} if frozen else {}
+  closed = jax.make_jaxpr(loss)(params, *others, **keywords)
+  arguments = (params, _TRAINED), (others, _DATA), (frozen, _FROZEN)
+  kinds = [kind for leaves, kind in arguments for _ in jax.tree.leaves(leaves)]
+  return _count(closed.jaxpr, kinds)[0]
 
 
 def of_forward(function: Callable[..., Any], *arguments: Any) -> int:
@@ -47,26 +55,26 @@ def of_forward(function: Callable[..., Any], *arguments: Any) -> int:
     *arguments: its arguments, as arrays or shapes.
   """
   closed = jax.make_jaxpr(function)(*arguments)
-  return _count(closed.jaxpr, [False] * len(closed.jaxpr.invars))[0]
+  return _count(closed.jaxpr, [_DATA] * len(closed.jaxpr.invars))[0]
 
 
-def _count(jaxpr: core.Jaxpr, depend: list[bool]) -> tuple[int, list[bool]]:
+def _count(jaxpr: core.Jaxpr, kinds: list[int]) -> tuple[int, list[int]]:
   """Counts the FLOPs of a jaxpr.
 
   Args:
     jaxpr: traced function.
-    depend: whether each argument depends on a parameter.
+    kinds: kind of each argument, such as `_TRAINED`.
 
   Returns:
-    FLOPs, and whether each result depends on a parameter.
+    FLOPs, and the kind of each result, the highest of what it depends on.
   """
-  dependent = dict(zip(jaxpr.invars, depend, strict=True))
+  kind = dict(zip(jaxpr.invars, kinds, strict=True))
   aliases: dict[Any, Any] = {}  # variable → earlier variable of the same value
   counted: dict[Any, list[Any]] = {}  # product → its results
   total = 0
 
-  def depends(variable: Any) -> bool:
-    return not _is_literal(variable) and dependent.get(variable, False)
+  def kind_of(variable: Any) -> int:
+    return _DATA if _is_literal(variable) else kind.get(variable, _DATA)
 
   def original(variable: Any) -> Any:
     if _is_literal(variable):  # cannot be hashed
@@ -75,9 +83,13 @@ def _count(jaxpr: core.Jaxpr, depend: list[bool]) -> tuple[int, list[bool]]:
 
   for equation in jaxpr.eqns:
     name = equation.primitive.name
-    operands = [depends(variable) for variable in equation.invars]
-    is_differentiated = any(operands) and name != 'stop_gradient'
-    results = [is_differentiated] * len(equation.outvars)
+    operands = [kind_of(variable) for variable in equation.invars]
+    # The product of a frozen weight and a number is a frozen weight, too.
+    variables = [v for v in equation.invars if not _is_literal(v)]
+    highest = max(map(kind_of, variables), default=_DATA)
+    if name == 'stop_gradient':
+      highest = min(highest, _DATA)
+    results = [highest] * len(equation.outvars)
     if name in _IDENTITIES and len(operands) == len(results):
       results = operands
       pairs = zip(equation.outvars, equation.invars, strict=True)
@@ -91,12 +103,14 @@ def _count(jaxpr: core.Jaxpr, depend: list[bool]) -> tuple[int, list[bool]]:
         aliases |= dict(zip(equation.outvars, counted[key], strict=True))
       else:
         counted[key] = equation.outvars
-        total += _PRODUCTS[name](equation) * (1 + _BACKWARD * any(operands))
+        backward = _BACKWARD - (_FROZEN in operands[:2])
+        count = 1 + backward * (highest == _TRAINED)
+        total += _PRODUCTS[name](equation) * count
     elif _inner(equation):
       count, results = _count_inner(equation, operands)
       total += count
-    dependent |= dict(zip(equation.outvars, results, strict=True))
-  return total, [depends(variable) for variable in jaxpr.outvars]
+    kind |= dict(zip(equation.outvars, results, strict=True))
+  return total, [kind_of(variable) for variable in jaxpr.outvars]
 
 
 def _is_literal(variable: Any) -> bool:
@@ -117,40 +131,40 @@ def _inner(equation: Any) -> list[core.Jaxpr]:
   return [getattr(jaxpr, 'jaxpr', jaxpr) for jaxpr in jaxprs]
 
 
-def _count_inner(equation: Any, depend: list[bool]) -> tuple[int, list[bool]]:
+def _count_inner(equation: Any, kinds: list[int]) -> tuple[int, list[int]]:
   """Counts the FLOPs of an equation that contains jaxprs.
 
   Args:
     equation: equation of a jaxpr.
-    depend: whether each operand depends on a parameter.
+    kinds: kind of each operand, see `_count`.
 
   Returns:
-    FLOPs, and whether each result depends on a parameter.
+    FLOPs, and the kind of each result.
   """
   params, name = equation.params, equation.primitive.name
   if name == 'cond':  # counts as its most expensive branch
     # The first operand is the index of the branch.
-    branches = [_count(inner, depend[1:]) for inner in _inner(equation)]
+    branches = [_count(inner, kinds[1:]) for inner in _inner(equation)]
     counts, results = zip(*branches, strict=True)
-    return max(counts), [any(flags) for flags in zip(*results, strict=True)]
+    return max(counts), [*map(max, *results)]
   (inner,) = _inner(equation)
   if name == 'while':  # counts as one iteration, as their number is unknown
-    depend = depend[params['cond_nconsts'] :]
+    kinds = kinds[params['cond_nconsts'] :]
     consts = params['body_nconsts']
-    carry = len(depend) - consts
+    carry = len(kinds) - consts
   elif name == 'scan':
     consts, carry = _scan_sizes(params)
   else:
-    return _count(inner, depend)
-  # A carried value that depends on a parameter after one iteration can make
-  # other values depend on it in the next. Repeat until nothing changes.
+    return _count(inner, kinds)
+  # A carried value that kindss on a parameter after one iteration can make
+  # other values kinds on it in the next. Repeat until nothing changes.
   while True:
-    count, results = _count(inner, depend)
-    before = depend[consts : consts + carry]
-    after = [a or b for a, b in zip(before, results[:carry], strict=True)]
+    count, results = _count(inner, kinds)
+    before = kinds[consts : consts + carry]
+    after = [*map(max, before, results[:carry])]
     if after == before:
       return params.get('length', 1) * count, results
-    depend = [*depend[:consts], *after, *depend[consts + carry :]]
+    kinds = [*kinds[:consts], *after, *kinds[consts + carry :]]
 
 
 def _scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

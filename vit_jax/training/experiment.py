@@ -227,9 +227,14 @@ class Experiment:
     params, extra = jax.eval_shape(trainer.objective.init, key, batch)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     others = frozen.abstract(self.frozen, self.mesh)
-    inputs = Inputs(extra, batch, key, step, others)
-    trained = trainer.trained(params)
-    total = flops.of_training(trainer.loss, trained, params, inputs)
+    inputs = Inputs(extra, batch, key, step, {})
+
+    def loss(trained: Any, inputs: Inputs, frozen: Any) -> Any:
+      params, weights = frozen
+      return trainer.loss(trained, params, inputs._replace(frozen=weights))
+
+    trained, weights = trainer.trained(params), (params, others)
+    total = flops.of_training(loss, trained, inputs, frozen=weights)
     return total / self.config.batch_size
 
   def with_model(self, model: Model) -> 'Experiment':
