@@ -25,17 +25,17 @@ class Preset(NamedTuple):
   Attributes:
     address: where the tokenizer is published.
     vocabulary: number of its pieces.
-    length: tokens of a text.
     end: piece after a text, also after one that is cut.
     pad: piece after the end.
+    length: tokens of a text.
     start: piece before a text; '' for none.
   """
 
   address: str
   vocabulary: int
-  length: int
   end: str
   pad: str
+  length: int = 64
   start: str = ''
 
 
@@ -45,54 +45,34 @@ PRESETS = {
   'siglip': Preset(
     'gs://t5-data/vocabs/cc_en.32000/sentencepiece.model',
     32_000,
-    64,
     '</s>',
     '</s>',
   ),
   'siglip2': Preset(
     'https://huggingface.co/google/siglip2-base-patch16-224 (tokenizer.json)',
     256_000,
-    64,
     '<eos>',
     '<pad>',
   ),
   'clip': Preset(
     'https://huggingface.co/openai/clip-vit-base-patch16 (tokenizer.json)',
     49_408,
+    '<|endoftext|>',
+    '<|endoftext|>',
     77,
-    '<|endoftext|>',
-    '<|endoftext|>',
     '<|startoftext|>',
   ),
 }
 
 
-class Tokenizer(NamedTuple):
-  """A tokenizer file with the rules of a preset.
-
-  Attributes:
-    encode: function from a text to the numbers of its pieces.
-    start: number of the piece before a text; none if it is empty.
-    end: number of the piece after a text.
-    pad: number of the piece after the end.
-  """
-
-  encode: Callable[[str], list[int]]
-  start: list[int]
-  end: int
-  pad: int
-
-  def __call__(self, text: str, length: int) -> Int[np.ndarray, ' length']:
-    """Returns the tokens of a text, int32, cut or padded to a length."""
-    numbers = [*self.start, *self.encode(text.lower())][: length - 1]
-    row = np.full(length, self.pad, np.int32)
-    row[: len(numbers) + 1] = [*numbers, self.end]
-    return row
-
-
 @functools.lru_cache(maxsize=4)
-def load(path: str, preset: str) -> Tokenizer:
+def load(
+  path: str, preset: str
+) -> Callable[[str, int], Int[np.ndarray, ' length']]:
   """Reads a tokenizer file.
+
+  Returns a function of a text and a length. It returns the tokens of the text,
+  int32, cut or padded to the length.
 
   Args:
     path: file, local or on gs://.
@@ -130,7 +110,14 @@ def load(path: str, preset: str) -> Tokenizer:
       f'{preset!r}: use its own preset, of {", ".join(PRESETS)}; {advice}.'
     )
   *start, end, pad = numbers
-  return Tokenizer(encode, start, end, pad)
+
+  def tokens(text: str, length: int) -> Int[np.ndarray, ' length']:
+    found = [*start, *encode(text.lower())][: length - 1]
+    row = np.full(length, pad, np.int32)
+    row[: len(found) + 1] = [*found, end]
+    return row
+
+  return tokens
 
 
 def _json(package: Any, content: bytes) -> Any:

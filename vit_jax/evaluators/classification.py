@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from vit_jax.errors import check_choice
 from vit_jax.evaluators import contract
@@ -65,26 +65,28 @@ class Evaluator(contract.Evaluator):
         example could be used.
     """
     results = self._setting.sweep(params, self._source, self._count)
-    sums = contract.total(results)
-    if not sums['count']:
-      raise contract.no_example_error(self._source)
-    return {
-      'accuracy': sums['correct'] / sums['count'],
-      'loss': sums['loss'] / sums['count'],
-      'count': sums['count'],
-    }
+    return contract.averages(results, self._source)
 
 
 def _count(predict, loss, params: PyTree, batch: PyTree) -> dict[str, Array]:
   """Computes sums over the examples of a batch, without padding."""
   logits = predict(params, batch)['logits']
+  losses = jnp.where(batch['mask'], loss(logits, batch['label']), 0)
+  return correct(logits, batch) | {'loss': losses.sum()}
+
+
+def correct(logits: Float[Array, 'n k'], batch: PyTree) -> dict[str, Array]:
+  """Counts correct predictions (`accuracy`) and all examples (`count`).
+
+  Args:
+    logits: a number for each class.
+    batch: batch with `label` and `mask`; padding is not counted.
+  """
   label, mask = batch['label'], batch['mask']
   # The class of a NaN would be predicted.
   usable = mask & ~jnp.isnan(logits).any(axis=-1)
-  correct = (logits.argmax(axis=-1) == label) & usable
-  losses = jnp.where(mask, loss(logits, label), 0)
+  right = (logits.argmax(axis=-1) == label) & usable
   return {
-    'correct': correct.sum(dtype=jnp.int32),
-    'loss': losses.sum(),
+    'accuracy': right.sum(dtype=jnp.int32),
     'count': mask.sum(dtype=jnp.int32),
   }

@@ -328,6 +328,27 @@ def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, Any]:
   return sums
 
 
+def averages(
+  results: Iterator[dict[str, np.ndarray]], source: stream.Source
+) -> dict[str, Any]:
+  """Returns the sums of all batches of a sweep, divided by that of `count`.
+
+  Args:
+    results: results of `Setting.sweep`, with the number of examples as `count`.
+    source: source of the examples, for messages.
+
+  Raises:
+    UserError: no example could be used.
+  """
+  sums = total(results)
+  count = sums.pop('count', 0)
+  if not count:
+    raise no_example_error(source)
+  return {name: value / count for name, value in sums.items()} | {
+    'count': count
+  }
+
+
 def check_best(config: schema.Config, weights: Iterable[str]) -> None:
   """Checks that the run computes the metric that selects its best checkpoint.
 

@@ -3,14 +3,13 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.arrays import sharding
 from vit_jax.data.contract import require
 from vit_jax.data.tokens import canonical
 from vit_jax.errors import UserError
-from vit_jax.evaluators import contract
+from vit_jax.evaluators import classification, contract
 from vit_jax.evaluators.features import OtherSource, open_split
 
 PyTree = Any
@@ -70,7 +69,7 @@ class Evaluator(contract.Evaluator):
     texts = [prompt.format(name) for name in names for prompt in prompts]
     texts = [canonical(text) for text in texts] if canonicalize else texts
     self._rows, self._num_prompts = texts, len(prompts)
-    self._embed = setting.compiled(self._embed_texts)
+    self._embed: Any = setting.compiled(self._embed_texts)
     self._count = setting.compiled(self._count_batch)
 
   def _embed_texts(self, weights: PyTree, batch: contract.Batch) -> PyTree:
@@ -80,26 +79,22 @@ class Evaluator(contract.Evaluator):
   def _texts(self, weights: PyTree) -> np.ndarray:
     """Returns the mean embedding of each class, float32 `[k, d]`."""
     transform: Any = self._setting.transform
-    size = min(self._setting.batch_size, len(self._rows))
-    parts = []
-    for start in range(0, len(self._rows), size):
-      rows = [transform.tokens(t) for t in self._rows[start : start + size]]
-      padded = rows + rows[:1] * (size - len(rows))
-      batch: Any = {'tokens': np.stack(padded)}
-      embedded = self._embed(weights, batch)
-      parts.append(jax.device_get(embedded)[: len(rows)])
-    texts = np.concatenate(parts)
+    tokens: Any = np.stack([transform.tokens(text) for text in self._rows])
+    count = len(tokens)
+    size = min(self._setting.batch_size, count)
+    tokens = np.pad(tokens, ((0, -count % size), (0, 0)), mode='edge')
+    parts = [
+      jax.device_get(self._embed(weights, {'tokens': part}))
+      for part in np.split(tokens, len(tokens) // size)
+    ]
+    texts = np.concatenate(parts)[:count]
     mean = texts.reshape(-1, self._num_prompts, texts.shape[-1]).mean(1)
     return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
 
   def _count_batch(self, state: PyTree, batch: contract.Batch) -> PyTree:
     weights, texts = state
     images = self._setting.predict(weights, batch, ('image',))['image']
-    similar = images @ texts.T
-    # The class of a NaN would be predicted.
-    usable = batch['mask'] & ~jnp.isnan(similar).any(-1)
-    correct = (similar.argmax(-1) == batch['label']) & usable
-    return {'correct': correct.sum(), 'count': batch['mask'].sum()}
+    return classification.correct(images @ texts.T, batch)
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Returns accuracy, in [0, 1], and count, the number of images.
@@ -109,10 +104,4 @@ class Evaluator(contract.Evaluator):
     """
     state = weights, self._texts(weights)
     swept = self._setting.sweep(state, self._source, self._count)
-    sums = contract.total(swept)
-    if not sums['count']:
-      raise contract.no_example_error(self._source)
-    return {
-      'accuracy': sums['correct'] / sums['count'],
-      'count': sums['count'],
-    }
+    return contract.averages(swept, self._source)

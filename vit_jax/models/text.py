@@ -4,7 +4,6 @@ Sizes are those of big_vision's `models/vit.py`, whose towers of the same letter
 belong together.
 """
 
-import dataclasses
 import math
 from typing import Any
 
@@ -15,7 +14,6 @@ from jaxtyping import Array, Float, Int
 from vit_jax.config import schema
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models import vit
-from vit_jax.models.init import Initializer
 from vit_jax.models.layers import Linear
 from vit_jax.models.positions import NO_POSITION
 
@@ -53,16 +51,6 @@ class Text(nn.Module):
   bias: bool
   config: vit.Config
 
-  @nn.nowrap
-  def without_kernels(self) -> 'Text':
-    """Returns the same tower with attention by XLA."""
-    return self.clone(config=dataclasses.replace(self.config, attention='xla'))
-
-  @property
-  def like(self) -> vit.ViT:
-    """A Vision Transformer with these layers, for images `[length, 1]`."""
-    return vit.ViT(0, self.config)
-
   @nn.compact
   def __call__(self, tokens: Int[Array, 'n t']) -> Float[Array, 'n outputs']:
     """Computes embeddings of texts, float32, without randomness.
@@ -71,19 +59,16 @@ class Text(nn.Module):
       tokens: numbers of the tokens of each text, padded to `length`.
     """
     config = self.config
-    width, dtype = config.width, config.compute_dtype
-    init: Initializer = nn.initializers.normal(1 / math.sqrt(width))
-    table = self.param('embedding', init, (self.vocabulary, width))
-    positions = self.param('positions', init, (self.length, width))
+    init = nn.initializers.normal(1 / math.sqrt(config.width))
+    table = self.param('embedding', init, (self.vocabulary, config.width))
+    positions = self.param('positions', init, (self.length, config.width))
     # A token outside of the vocabulary results in NaN, not in another token.
     x = jnp.take(table, tokens, axis=0, mode='fill') + positions
-    position = NO_POSITION
+    x, position = x.astype(config.compute_dtype), NO_POSITION
     if self.causal:
       shape = (config.num_heads, self.length, self.length)
       position = position._replace(bias=jnp.triu(jnp.full(shape, -jnp.inf), 1))
-    x, _ = vit.Encoder(config, name='encoder')(
-      x.astype(dtype), None, position=position
-    )
+    x, _ = vit.Encoder(config, name='encoder')(x, None, position=position)
     if self.pool == 'last':
       y = x[:, -1]
     elif self.pool == 'max':
@@ -94,20 +79,20 @@ class Text(nn.Module):
       # The first of the highest numbers, because CLIP also pads with it.
       end = tokens.argmax(axis=1)
       y = jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
-    head = Linear(
+    return Linear(
       (self.outputs,),
       kernel_init=nn.initializers.lecun_normal(),
       use_bias=self.bias,
-      dtype=dtype,
-      out_dtype=jnp.dtype(jnp.float32),
+      dtype=config.compute_dtype,
+      out_dtype='float32',
       name='head',
-    )
-    return head(y)
+    )(y)
 
 
 @schema.operational('remat', 'unroll')
 def tower(
   outputs: int,
+  kernels: bool = True,
   /,
   *,
   vocabulary: int = 32_000,
@@ -130,6 +115,7 @@ def tower(
 
   Args:
     outputs: channels of the result.
+    kernels: whether attention may use kernels.
     vocabulary: number of different tokens.
     length: tokens of a text, with padding.
     variant: name of a set of sizes, a key of `SIZES`; None to set all sizes.
@@ -154,8 +140,8 @@ def tower(
     UserError: a value is not allowed, or a size is missing.
   """
   check_choice('objective.text.pool', pool, POOLS)
-  for key, number in (('vocabulary', vocabulary), ('length', length)):
-    check_range(f'objective.text.{key}', number, at_least=1)
+  check_range('objective.text.vocabulary', vocabulary, at_least=1)
+  check_range('objective.text.length', length, at_least=1)
   if variant is not None:
     check_choice('objective.text.variant', variant, SIZES)
   own = dict(width=width, depth=depth, mlp_dim=mlp_dim, num_heads=num_heads)
@@ -171,7 +157,7 @@ def tower(
       dtype=dtype,
       remat=remat,
       unroll=unroll,
-      attention='xla' if causal else 'auto',
+      attention='auto' if kernels and not causal else 'xla',
       **sizes,
     )
   except UserError as error:  # the message names the keys of a model

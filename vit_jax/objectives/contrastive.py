@@ -16,6 +16,7 @@ from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Model, Size
+from vit_jax.models.vit import ViT
 from vit_jax.objectives.contract import AroundModel, Inputs, Loss, Setting
 from vit_jax.objectives.mixing import normalize
 from vit_jax.objectives.patches import check_headless
@@ -23,9 +24,8 @@ from vit_jax.objectives.patches import check_headless
 PyTree = Any
 Embeddings = Float[Array, 'n d']
 LOSSES = ('sigmoid', 'softmax')
-CHUNK = (
-  1_024  # texts whose similarities to the images of a device exist at once
-)
+# Texts whose similarities to the images of a device exist at once.
+CHUNK = 1_024
 _TEXT = Nested('vit_jax.models.text:tower')
 _WHO = "the objective 'contrastive'"
 
@@ -107,7 +107,8 @@ class Objective(AroundModel):
     require(spec, 'image', 'tokens', who=_WHO)
     check_headless(self.setting, 'contrastive')
     tower, (shape, _) = self._tower(1), spec['tokens']
-    vocabulary = getattr(self.setting.transform, 'vocabulary', tower.vocabulary)
+    rules = getattr(self.setting.transform, 'rules', tower)
+    vocabulary = rules.vocabulary
     if shape != (tower.length,) or vocabulary > tower.vocabulary:
       raise UserError(
         f'augment makes {shape} tokens of {vocabulary:,} kinds, and the text '
@@ -119,8 +120,9 @@ class Objective(AroundModel):
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns a Vision Transformer with the layers of the text tower."""
-    tower = self._tower(1)
-    return () if tower.causal else ((tower.like, (tower.length, 1)),)
+    tower = self._tower(1)  # as many tokens as an image [length, 1] has patches
+    pass_of_texts = ViT(0, tower.config), (tower.length, 1)
+    return () if tower.causal else (pass_of_texts,)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and no extra state."""
@@ -141,10 +143,9 @@ class Objective(AroundModel):
 
   def _tower(self, outputs: int) -> Any:
     """Returns the text tower, with kernels if the model uses them."""
-    tower = schema.construct(_TEXT.constructor(''), self._text, outputs)
-    if getattr(self.setting.model, 'attention', None) == 'xla':
-      return tower.without_kernels()
-    return tower
+    kernels = getattr(self.setting.model, 'attention', None) != 'xla'
+    constructor = _TEXT.constructor('')
+    return schema.construct(constructor, self._text, outputs, kernels)
 
   def _features(self, params: PyTree, images: Any, key: Any) -> Embeddings:
     model = self.setting.model
@@ -158,9 +159,11 @@ class Objective(AroundModel):
       features = jnp.matmul(features, kernel, precision='highest')
     return _unit(features)
 
-  def _texts(self, params: PyTree, tokens: Int[Array, 'n t']) -> Embeddings:
+  def _texts(self, params: PyTree, tokens: Int[Array, '... t']) -> Any:
     tower = self._tower(params['text']['head']['kernel'].shape[-1])
-    return _unit(tower.apply({'params': params['text']}, tokens))
+    flat = tokens.reshape(-1, tokens.shape[-1])
+    texts = tower.apply({'params': params['text']}, flat)
+    return _unit(texts).reshape(*tokens.shape[:-1], -1)
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the loss of a batch; see `joint_loss`."""
@@ -233,21 +236,17 @@ class Objective(AroundModel):
     self, params: PyTree, batch: Any, want: tuple[str, ...] = ()
   ) -> dict[str, Array]:
     """Computes features, and embeddings of images and texts if wanted."""
-    others = tuple(name for name in want if name not in ('image', 'text'))
     results = {}
     if 'image' in batch:
+      others = tuple(name for name in want if name not in ('image', 'text'))
       results = super().predict(params, batch, others)
-      if 'image' in want or 'text' in batch:
-        image = self._image(params, results['features'])
-        results['image'] = image
-      if 'text' in batch:
-        products = jnp.matmul(image, batch['text'].T, precision='highest')
-        scale, bias = jnp.exp(params['temperature']), params.get('bias', 0)
-        results['logits'] = products * scale + bias
+      results['image'] = self._image(params, results['features'])
+    if 'text' in batch:
+      texts, scale = batch['text'].T, jnp.exp(params['temperature'])
+      products = jnp.matmul(results['image'], texts, precision='highest')
+      results['logits'] = products * scale + params.get('bias', 0)
     if 'text' in want:
-      tokens = batch['tokens']
-      texts = self._texts(params, tokens.reshape(-1, tokens.shape[-1]))
-      results['text'] = texts.reshape(*tokens.shape[:-1], -1)
+      results['text'] = self._texts(params, batch['tokens'])
     return results
 
 

@@ -264,34 +264,28 @@ class Trainer:
     See `Objective.embed`.
     """
     objective, count = self.objective, self.micro_batches
+    parts = _micro_batches(batch, count), jax.random.split(key, count)
 
     def embed(trained: PyTree, micro_batch: PyTree, key: Any) -> PyTree:
-      params = _merged(state.params, trained)
       inputs = Inputs(state.extra, micro_batch, key, state.step, frozen)
-      return objective.embed(params, inputs)
+      return objective.embed(_merged(state.params, trained), inputs)
 
     def joint_loss(trained: PyTree, embedded: PyTree) -> Loss:
       return objective.joint_loss(_merged(state.params, trained), embedded)
 
     # 1 Embeddings of all examples, in the order of the batch.
-    def forward(_: None, part: Any) -> tuple[None, PyTree]:
-      return None, embed(trained, *part)
-
-    keys = jax.random.split(key, count)
-    _, parts = jax.lax.scan(forward, None, (_micro_batches(batch, count), keys))
     embedded = jax.tree.map(
       lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]),
-      parts,  # [count, n / count, …] → [n, …]
-    )
+      jax.lax.map(lambda part: embed(trained, *part), parts),
+    )  # [count, n / count, …] → [n, …]
     # 2 The loss, and its gradients by parameters of its own and by embeddings.
     loss_fn = jax.value_and_grad(joint_loss, argnums=(0, 1), has_aux=True)
     (loss, aux), (own, slopes) = loss_fn(trained, embedded)
 
     # 3 The backward pass of each micro-batch.
     def backward(part: PyTree, key: Key[Array, '']) -> PyTree:
-      micro_batch, slopes = part
-      _, pull = jax.vjp(lambda leaves: embed(leaves, micro_batch, key), trained)
-      return tree.unstack_layers(pull(slopes)[0], objective.unstacked)
+      _, pull = jax.vjp(lambda leaves: embed(leaves, part[0], key), trained)
+      return tree.unstack_layers(pull(part[1])[0], objective.unstacked)
 
     grads = accumulate(backward, (batch, slopes), key, count)
     # `accumulate` returns the mean, and here the gradient is the sum.

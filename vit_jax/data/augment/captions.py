@@ -14,6 +14,8 @@ from vit_jax.data.contract import Example, Spec, check_fields
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError, check_choice, check_range
 
+_INTEGERS = np.dtype(np.int32)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Texts:
@@ -47,17 +49,22 @@ class _Texts:
     base: Any = super()
     base.__post_init__()
     check_choice('preset', self.preset, tokens_lib.PRESETS)
-    rules = tokens_lib.PRESETS[self.preset]
-    for name in ('length', 'vocabulary'):
-      check_range(name, getattr(self, name), at_least=2)
-      value = getattr(self, name) or getattr(rules, name)
-      # The dataclass is frozen, but it is still being initialized.
-      object.__setattr__(self, name, value)
+    check_range('length', self.length, at_least=2)
+    check_range('vocabulary', self.vocabulary, at_least=2)
     if bool(self.templates) != bool(self.classes):
       raise UserError(
         f'templates are {self.templates} and classes are {self.classes}: give '
         'both, or neither.'
       )
+
+  @property
+  def rules(self) -> tokens_lib.Preset:
+    """The preset, with the length and the vocabulary of the keys."""
+    preset = tokens_lib.PRESETS[self.preset]
+    return preset._replace(
+      length=self.length or preset.length,
+      vocabulary=self.vocabulary or preset.vocabulary,
+    )
 
   def tokens(self, text: str) -> Int[np.ndarray, ' length']:
     """Returns the tokens of a text, int32.
@@ -65,14 +72,13 @@ class _Texts:
     Raises:
       UserError: there is no tokenizer, or it has more pieces than `vocabulary`.
     """
-    tokenizer = tokens_lib.load(self.tokenizer, self.preset)
-    assert self.length and self.vocabulary
-    row = tokenizer(text, self.length)
-    if row.max() >= self.vocabulary:
+    rules = self.rules
+    row = tokens_lib.load(self.tokenizer, self.preset)(text, rules.length)
+    if row.max() >= rules.vocabulary:
       raise UserError(
         f'{self.tokenizer} has a token {row.max()}, and vocabulary is '
-        f'{self.vocabulary:,}: set vocabulary and objective.text.vocabulary to '
-        'the number of its pieces.'
+        f'{rules.vocabulary:,}: set vocabulary and objective.text.vocabulary '
+        'to the number of its pieces.'
       )
     return row
 
@@ -109,8 +115,7 @@ class TrainTransform(_Texts, transforms.TrainTransform):
   @property
   def spec(self) -> Spec:
     """Spec of the transform, and `tokens`, int32 `[length]`."""
-    assert self.length
-    return super().spec | {'tokens': ((self.length,), np.dtype(np.int32))}
+    return super().spec | {'tokens': ((self.rules.length,), _INTEGERS)}
 
   def __call__(self, example: Example, rng: Any = None) -> dict[str, Any]:
     """Returns image, label and tokens; raises DecodeError for a bad record."""
@@ -140,23 +145,15 @@ class EvalTransform(_Texts, transforms.EvalTransform):
     These are int32 `[captions_per_image, length]`, and the number of captions
     of the image, int32.
     """
-    if not self.captions_per_image:
-      return super().spec
-    assert self.length
-    integers = np.dtype(np.int32)
-    shape = self.captions_per_image, self.length
-    return super().spec | {
-      'tokens': (shape, integers),
-      'captions': ((), integers),
-    }
+    shape = self.captions_per_image, self.rules.length
+    own: Spec = {'tokens': (shape, _INTEGERS), 'captions': ((), _INTEGERS)}
+    return super().spec | (own if self.captions_per_image else {})
 
   def __call__(self, example: Example, rng: Any = None) -> dict[str, Any]:
     """Returns image, label and all tokens; raises DecodeError."""
-    values = super().__call__(example, rng)
-    if not self.captions_per_image:
+    values, count = super().__call__(example, rng), self.captions_per_image
+    if not count:
       return values
-    texts = self.captions(example)[: self.captions_per_image]
-    shape, dtype = self.spec['tokens']
-    rows = np.zeros(shape, dtype)
-    rows[: len(texts)] = [self.tokens(text) for text in texts]
-    return values | {'tokens': rows, 'captions': len(texts)}
+    rows = [self.tokens(text) for text in self.captions(example)[:count]]
+    padded = np.pad(rows, ((0, count - len(rows)), (0, 0)))
+    return values | {'tokens': padded, 'captions': len(rows)}

@@ -68,16 +68,16 @@ def _refuse(kind: str, missing: list[str]) -> None:
 # Vision Transformers
 
 _LAYER, _FOREIGN = 'encoder/layers/', 'encoder.layer.{i}.'
-_CLS, _POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
+_CLS, POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
 _DISTILLATION = 'embeddings.distillation_token'
 _REGISTERS = 'embeddings.register_tokens'
 _MASK = 'embeddings.mask_token'
 _PATCHES = 'embeddings.patch_embeddings.projection'
 _SCALE = 'layer_scale{}.lambda1'
 _D3_GATE, _D3_UP = '.mlp.gate_proj.', '.mlp.up_proj.'  # of DINOv3
-_VIT_NAMES = {
+VIT_NAMES = {
   'cls': _CLS,
-  'position/embedding': _POSITIONS,
+  'position/embedding': POSITIONS,
   'embedding': _PATCHES,
   **{
     f'{_LAYER}attention/{kind}': f'{_FOREIGN}attention.attention.{kind}'
@@ -114,16 +114,16 @@ _BEIT_NAMES = {
   'position/biases': f'encoder.{_BIASES}',
   'fc_norm': 'pooler.layernorm',
 }
-_VIT_ALIASES = (
+VIT_ALIASES = (
   (rf'^({containers.BASES}|model)\.', ''),
   (r'^embeddings\.patch_embeddings?\.(projection\.)?', f'{_PATCHES}.'),
   (r'^embeddings\.class_embedding$', _CLS),
-  (r'^embeddings\.position_embedding\.weight$', _POSITIONS),
+  (r'^embeddings\.position_embedding\.weight$', POSITIONS),
   (r'\.(self_attn\.out|attention\.o)_proj\.', '.attention.output.dense.'),
   (r'\.self_attn\.', '.attention.'),
   (r'\.(layer_)?norm1\.', '.layernorm_before.'),
   (r'\.(layer_)?norm2\.', '.layernorm_after.'),
-  (r'^(post_layer)?norm\.', 'layernorm.'),
+  (r'^(post_layer|final_layer_)?norm\.', 'layernorm.'),
   (r'^(head\.attention\.in_proj)_', r'\1.'),
   (r'^(head\.attention\.out)_proj', r'\1'),
   (r'^visual_projection\.', 'classifier.'),
@@ -174,7 +174,7 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   arrays = _used(path, arrays)
   if config['model_type'] in TOWERS:
     arrays = _tower(path, arrays)
-    side = math.isqrt(arrays[_POSITIONS].shape[1]) * arrays[_KERNEL].shape[-1]
+    side = math.isqrt(arrays[POSITIONS].shape[1]) * arrays[_KERNEL].shape[-1]
     config = {**config, 'image_size': side}
   if 'distillation_classifier.weight' not in arrays and _DISTILLATION in arrays:
     # A token whose output is not used is a register.
@@ -185,7 +185,7 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   for name in [name for name in arrays if name.endswith(_BIASES)]:
     # The rows of the class token are the last ones, and here the first ones.
     arrays[name] = np.roll(arrays[name], 3, axis=0)
-  names = NameMap(_VIT_NAMES | _BEIT_NAMES)
+  names = NameMap(VIT_NAMES | _BEIT_NAMES)
   model = vit.section(path, arrays, names, 'a Vision Transformer')
   model['num_heads'] = config['num_attention_heads']
   used = [v for k, v in config.items() if re.match(r'use_.*position', k)]
@@ -199,10 +199,10 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   size, patch = metadata.pair(config['image_size']), model['patch_size']
   patches = math.prod(side // patch for side in size)
   count = max(patches, 1)
-  if _POSITIONS in arrays:
+  if POSITIONS in arrays:
     tokens = model.get('registers', 0) + model.get('distilled', False)
     prefix = (_CLS in arrays) + has_positions * tokens
-    count = arrays[_POSITIONS].shape[1] - prefix
+    count = arrays[POSITIONS].shape[1] - prefix
   shown = f'{count} patch(es) of {patch} pixels'
   for key, value in (
     ('hidden_size', model['width']),
@@ -226,7 +226,7 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
     model |= dict(position='none', rope='centered')
   elif not has_positions:
     model['prefix_positions'] = False
-    arrays = foreign.without_class_position(arrays, _CLS, _POSITIONS)
+    arrays = foreign.without_class_position(arrays, _CLS, POSITIONS)
   if 'layer_scale' in model:
     model['layer_scale'] = _LAYER_SCALE
   method = _METHODS.get(config['model_type'], 'bicubic_no_antialias')
@@ -242,14 +242,14 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
   for name in [name for name in arrays if _D3_GATE in name]:
     up = name.replace(_D3_GATE, _D3_UP)  # the gate comes first
     arrays[up] = np.concatenate([arrays.pop(name), arrays[up]])
-  renamed = names_lib.renamed(arrays, _VIT_ALIASES)
-  result = {k: v for k, v in renamed.items() if not re.match(_LEFT_OUT, k)}
-  if len(result) < len(renamed):
-    unused = [name for name in renamed if name not in result]
+  arrays = names_lib.renamed(arrays, VIT_ALIASES)
+  result = {k: v for k, v in arrays.items() if not re.match(_LEFT_OUT, k)}
+  if len(result) < len(arrays):
+    unused = [name for name in arrays if name not in result]
     log.info('%s: left out %s, …', path, ', '.join(unused[:3]))
   if _REGISTERS in result and not result[_REGISTERS].size:
     del result[_REGISTERS]
-  for name in (_CLS, _POSITIONS):  # one dimension fewer in CLIP and SigLIP
+  for name in (_CLS, POSITIONS):  # one dimension fewer in CLIP and SigLIP
     if name in result:
       result[name] = np.array(result[name], ndmin=3)
   width = result.get('layernorm.weight', np.zeros(0)).shape[0]
@@ -296,7 +296,7 @@ def written(model: Any) -> Written:
 
 
 def _written_vit(model: Any) -> Written:
-  names, is_joined = dict(_VIT_NAMES), model.pool == 'token_gap'
+  names, is_joined = dict(VIT_NAMES), model.pool == 'token_gap'
   kind, supported = 'vit', ()
   if model.distilled:
     kind, supported = 'deit', ('distilled',)
@@ -390,7 +390,7 @@ def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
   The additional arrays (positions, LayerScale, half of a head) are zeros or
   ones, which have no effect in the model.
   """
-  width, table = model.width, np.asarray(arrays[_POSITIONS])
+  width, table = model.width, np.asarray(arrays[POSITIONS])
   if not model.prefix_positions:  # the class token requires a position
     table = np.pad(table, ((0, 0), (1 + model.distilled, 0), (0, 0)))
   elif kind == 'dinov2_with_registers':
@@ -398,7 +398,7 @@ def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
     cls, positions, patches = np.split(table, [1, 1 + model.registers], axis=1)
     arrays = arrays | {_REGISTERS: arrays[_REGISTERS] + positions}
     table = np.concatenate([cls, patches], axis=1)
-  arrays = arrays | {_POSITIONS: table}
+  arrays = arrays | {POSITIONS: table}
   if kind in ('vit', 'deit'):
     return arrays
   arrays = _ones(_FOREIGN + _SCALE, model) | arrays
