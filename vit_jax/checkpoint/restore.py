@@ -305,9 +305,7 @@ def export_params(
   Raises:
     UserError: the directory exists.
   """
-  root = paths.locate(directory)
-  if root.exists():
-    raise UserError(f'{directory} exists: give a new directory.')
+  root = paths.locate_new(directory)
   steps.check_path(root)
   with paths.new_folder(root) as unfinished:
     with ocp.StandardCheckpointer() as handler:

@@ -420,6 +420,18 @@ def replacing(
   _sync(parent)
 
 
+def locate_new(path: str | epath.PathLike) -> epath.Path:
+  """Returns the path of a directory to be written; see `locate`.
+
+  Raises:
+    UserError: it exists.
+  """
+  folder = locate(path)
+  if folder.exists():
+    raise UserError(f'{path} exists: give a new directory.')
+  return folder
+
+
 @contextlib.contextmanager
 def new_folder(path: epath.Path) -> Iterator[epath.Path]:
   """Yields a temporary directory, which then gets the name of a new one.

@@ -156,9 +156,7 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
   Raises:
     UserError: the directory exists, or the weights cannot be loaded.
   """
-  folder = paths.locate(folder_path)
-  if folder.exists():
-    raise UserError(f'{folder_path} exists: give a new directory.')
+  folder = paths.locate_new(folder_path)
   predict = predictor(source)
   text = json.dumps(description(source), indent=2)
   with paths.new_folder(folder) as unfinished:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.arrays.pixels import IMAGENET, NONE
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import check_choice
 from vit_jax.files import paths
 from vit_jax.models.contract import Statistics
 from vit_jax.weights import foreign, metadata
@@ -203,9 +203,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
   Raises:
     UserError: the directory exists, or transformers has no equivalent model.
   """
-  folder = paths.locate(path)
-  if folder.exists():
-    raise UserError(f'{path} exists: give a new directory.')
+  folder = paths.locate_new(path)
   model = description.built_model
   written = models.written(model)
   keys = {key: getattr(model, key) for key in written.supported}
