@@ -22,7 +22,7 @@ from vit_jax import predict
 from vit_jax.arrays import sharding
 from vit_jax.cli import inputs
 from vit_jax.errors import UserError
-from vit_jax.weights import artefacts, transfer
+from vit_jax.weights import artefacts, resizing
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.description import Description
 
@@ -131,7 +131,7 @@ def test_the_trained_classifier_is_applied(
   names = source.description.class_names
   expected = dict(zip(names, probabilities(logits)[0], strict=True))
   assert dict(found.top) == pytest.approx(expected, rel=1e-5)
-  other = transfer.resized(source, (24, 24))
+  other = resizing.resized(source, (24, 24))
   adapted = other.load_weights(mesh)
   assert jax.tree.structure(adapted) == jax.tree.structure(params)
 

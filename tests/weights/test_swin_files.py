@@ -18,7 +18,7 @@ from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.models.swin import Model, resize_bias
-from vit_jax.weights import architecture, pretrained, transfer
+from vit_jax.weights import architecture, pretrained, resizing
 from vit_jax.weights.formats import swin
 
 SIZES = dict(width=24, depths=(2, 2, 2), num_heads=2, window_size=4)
@@ -287,7 +287,7 @@ def test_another_window_is_named(tmp_path):
   source = pretrained.find(path)
   mesh = sharding.make_mesh(jax.devices()[:1])
   model = source.changed(window_size=6).model()
-  adapted = transfer.adapt(
+  adapted = resizing.adapt(
     load_pretrained(path).params, model, source, (96, 96), None, mesh
   )
   expected = jax.tree.map(jnp.shape, abstract_params(model, (96, 96)))

@@ -18,7 +18,13 @@ from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.training.experiment import Experiment
-from vit_jax.weights import architecture, contract, pretrained, transfer
+from vit_jax.weights import (
+  architecture,
+  contract,
+  pretrained,
+  resizing,
+  transfer,
+)
 from vit_jax.weights.description import Description
 
 SIZES = dict(patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
@@ -376,8 +382,8 @@ def test_resized_weights_can_be_normalized_by_other_statistics():
   description = dataclasses.replace(source.description, statistics=NONE)
   source = dataclasses.replace(source, description=description)
   mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-  resized = transfer.resized(source, (12, 12))
-  changed = transfer.renormalized(resized, mean, std)
+  resized = resizing.resized(source, (12, 12))
+  changed = resizing.renormalized(resized, mean, std)
   assert changed.image_size == (12, 12)
   assert changed.description.statistics == (mean, std)
   mesh = sharding.make_mesh(jax.devices()[:1])

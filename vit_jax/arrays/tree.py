@@ -30,6 +30,11 @@ def flatten(tree: PyTree) -> dict[str, Any]:
   return {path_name(path): leaf for path, leaf in leaves}
 
 
+def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+  """Returns {path: shape} of the leaves; the tree may be flat already."""
+  return {path: tuple(leaf.shape) for path, leaf in flatten(tree).items()}
+
+
 def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
   """Converts {'a/b': leaf} to nested dicts."""
   tree: dict[str, Any] = {}

@@ -31,7 +31,7 @@ from vit_jax.data.storage import class_folders
 from vit_jax.data.storage.files import IMAGES
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.contract import Setting
-from vit_jax.weights import pretrained, transfer
+from vit_jax.weights import pretrained, resizing
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
@@ -270,7 +270,7 @@ def with_preset(source: Pretrained, name: str | None) -> Pretrained:
     text = '%s expects pixels in [-1, 1]: the preset changes only the resizing'
     log.warning(text, source.path)
     return source
-  return transfer.renormalized(source, *new)
+  return resizing.renormalized(source, *new)
 
 
 def sections(weights: Pretrained) -> dict[str, Any]:

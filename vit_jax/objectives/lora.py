@@ -189,14 +189,9 @@ class Adapted(contract.Objective):
 
   def _shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the frozen parameters, by path in the model."""
-    shapes = tree.flatten(
-      abstract_params(self.base.model, self.base.image_size)
-    )
-    return {
-      path: leaf.shape
-      for path, leaf in shapes.items()
-      if not path.startswith(self.base.without)
-    }
+    base = self.base
+    shapes = tree.shapes(abstract_params(base.model, base.image_size))
+    return {k: v for k, v in shapes.items() if not k.startswith(base.without)}
 
   def frozen(self) -> dict[str, Frozen]:
     """Returns the frozen weights of `inner`, and 'base'."""

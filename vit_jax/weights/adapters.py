@@ -1,7 +1,6 @@
 """Opens LoRA together with the frozen weights that it was trained on."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +8,9 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.arrays import checksum
-from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
 from vit_jax.objectives.contract import Frozen
-from vit_jax.objectives.lora import adapted
 from vit_jax.weights import transfer
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.description import Description
@@ -47,50 +44,27 @@ def base(find: Find, config: Any, model: Model, image_size: Size) -> Frozen:
         f'LoRA needs the weights that it was trained on, config.init_from='
         f'{config["init_from"]}: {error} Put them back at this path.'
       ) from error
-    target = transfer.Base(model, image_size, mesh, model.fresh)
+    target = transfer.Base(model, image_size, mesh)
     return transfer.base(source, target, config['position_resize'])
 
   return Frozen(model, image_size, load, without=model.fresh)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Adapted(Description):
-  """Description of the parameters that a run with LoRA has trained.
-
-  Attributes:
-    frozen: frozen parameters of the model.
-  """
-
-  frozen: Frozen
-
-  @functools.cached_property
-  def built_objective(self) -> Any:
-    """The objective with LoRA."""
-    lora = schema.build('lora', self.config['lora'])
-    return adapted(super().built_objective, lora, self.frozen)
-
-
 def unmerged(source: Pretrained, find: Find) -> Pretrained:
   """Returns the weights of a run with LoRA as they are, and others unchanged.
 
-  The description of the former is `Adapted`.
+  The description of the former has `frozen`.
 
   Args:
     source: weights of any kind.
     find: see `base`.
   """
-  description = source.description
-  config = description.config
+  config = source.description.config
   if not config.get('lora', {}).get('rank'):
     return source
   frozen = base(find, config, source.model(), source.image_size)
-  values = {
-    field.name: getattr(description, field.name)
-    for field in dataclasses.fields(description)
-  }
-  return dataclasses.replace(
-    source, description=Adapted(**values, frozen=frozen)
-  )
+  description = dataclasses.replace(source.description, frozen=frozen)
+  return dataclasses.replace(source, description=description)
 
 
 def merged(source: Pretrained) -> Pretrained:
@@ -99,20 +73,16 @@ def merged(source: Pretrained) -> Pretrained:
   Args:
     source: result of `unmerged`.
   """
-  adapter = source.description
-  if not isinstance(adapter, Adapted):
+  adapter, weights = source.description, source.description.frozen
+  if weights is None:
     return source
-  values = {
-    field.name: getattr(adapter, field.name)
-    for field in dataclasses.fields(Description)
-  }
   section = dict(adapter.config['lora'], rank=0)
-  values['config'] = dict(adapter.config, lora=section)
+  config = dict(adapter.config, lora=section)
 
   def loader(load: Callable[[PyTree], PyTree]) -> Any:
     def load_merged(abstract: PyTree) -> PyTree:
       mesh = jax.tree.leaves(abstract)[0].sharding.mesh
-      frozen = adapter.frozen.load(mesh)
+      frozen = weights.load(mesh)
       _check(source.path, adapter, frozen)
       trained = load(source.abstract_params(mesh))
       with jax.set_mesh(mesh):
@@ -127,7 +97,7 @@ def merged(source: Pretrained) -> Pretrained:
 
   return dataclasses.replace(
     source,
-    description=Description(**values),
+    description=dataclasses.replace(adapter, config=config, frozen=None),
     load=loader(source.load),
     load_average=source.load_average and loader(source.load_average),
   )

@@ -15,7 +15,8 @@ from vit_jax.config.schema import Section
 from vit_jax.data import contract
 from vit_jax.data.contract import Preprocess
 from vit_jax.models.contract import Size, Statistics
-from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.contract import Frozen, Setting
+from vit_jax.objectives.lora import adapted
 
 PyTree = Any
 
@@ -46,6 +47,8 @@ class Description:
     config: config of the run that wrote a checkpoint; {} for other weights.
     further: other values in the JSON of a checkpoint, such as the record of its
       run, which are written as they were read.
+    frozen: weights that LoRA was trained on; None if the weights are those of a
+      whole model. It is not stored.
   """
 
   model: Section
@@ -62,6 +65,7 @@ class Description:
   source: Section = dataclasses.field(default_factory=dict)
   config: Section = dataclasses.field(default_factory=dict)
   further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  frozen: Frozen | None = None
 
   @classmethod
   def of_json(cls, values: Mapping[str, Any]) -> 'Description':
@@ -81,7 +85,8 @@ class Description:
 
   def to_json(self) -> dict[str, Any]:
     """Returns the item `about` of a checkpoint."""
-    values = {'format': FORMAT, **dataclasses.asdict(self)}
+    whole = dataclasses.replace(self, frozen=None)
+    values = {'format': FORMAT, **dataclasses.asdict(whole)}
     if statistics := values.pop('statistics'):
       mean, std = statistics
       values['normalization'] = {'mean': mean, 'std': std}
@@ -121,7 +126,11 @@ class Description:
   def built_objective(self) -> Any:
     """The objective with its model, for `predict`."""
     setting = Setting(self.built_model, self.image_size)
-    return schema.build('objective', self.objective, setting)
+    objective = schema.build('objective', self.objective, setting)
+    if self.frozen is None:
+      return objective
+    lora = schema.build('lora', self.config['lora'])
+    return adapted(objective, lora, self.frozen)
 
   def transform(self) -> Preprocess:
     """Builds the transform that evaluation applies to examples."""

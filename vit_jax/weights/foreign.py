@@ -168,8 +168,8 @@ def _by_path(params: PyTree) -> dict[str, tuple[int, ...]]:
 
   Names do not depend on whether the objective has other parameters.
   """
-  flat = tree.flatten(params)
-  return {path.removeprefix('model/'): x.shape for path, x in flat.items()}
+  shapes = tree.shapes(params)
+  return {path.removeprefix('model/'): shapes[path] for path in shapes}
 
 
 def _statistics(

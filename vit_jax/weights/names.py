@@ -10,13 +10,14 @@ two digits.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
 
+T = TypeVar('T')
 _NUMBER = re.compile(
   r'\{(?P<step>\d*)i(?:\+(?P<first>\d+))?(?::0(?P<digits>\d))?\}'
 )
@@ -198,12 +199,12 @@ def _numbered(name: str, i: int) -> str:
 
 
 def renamed(
-  arrays: Mapping[str, np.ndarray], aliases: Iterable[tuple[str, Any]]
-) -> dict[str, np.ndarray]:
+  arrays: Mapping[str, T], aliases: Iterable[tuple[str, Any]]
+) -> dict[str, T]:
   """Returns arrays, with older names replaced by current ones.
 
   Args:
-    arrays: arrays under current or older names.
+    arrays: arrays, or other values, under current or older names.
     aliases: pairs of a regular expression and its replacement (see `re.sub`),
       applied one after the other.
   """

@@ -31,7 +31,7 @@ from vit_jax.weights.formats import (
   timm,
 )
 from vit_jax.weights.names import not_writable
-from vit_jax.weights.transfer import adapt, renormalized, replace_head, resized
+from vit_jax.weights.resizing import adapt, renormalized, replace_head, resized
 
 PyTree = Any
 
@@ -198,7 +198,7 @@ def find(
   Args:
     path: path of any format, see `format_of`, or an address, see `download`.
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
-    image_size: (height, width) of the images, pixels, see `transfer.resized`;
+    image_size: (height, width) of the images, pixels, see `resizing.resized`;
       by default that of the weights.
     merge: whether LoRA is merged with its frozen weights. If not, the result
       for a run with LoRA is that of `adapters.unmerged`.

@@ -22,11 +22,12 @@ from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.models.vit import ViT
-from vit_jax.weights import metadata, transfer
+from vit_jax.weights import metadata, resizing
+from vit_jax.weights import names as names_lib
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.description import Description
 from vit_jax.weights.formats import huggingface_models, tensors
-from vit_jax.weights.names import not_writable
+from vit_jax.weights.names import NameMap, not_writable
 
 PyTree = Any
 _CONFIG, _FILE = 'adapter_config.json', 'adapter_model.safetensors'
@@ -44,30 +45,8 @@ _STACKS = {
 # Types with a class for image classification, in which the model is a module
 # with the name of the type, and the head is `classifier`.
 _CLASSIFIERS = ('vit', 'deit', 'dinov2', 'dinov2_with_registers')
-# Names of a layer's modules by the path here: of most types, of SigLIP, of
-# older versions of transformers, and of DINOv3's and gated MLPs.
-_PROJECTIONS = ('query', 'key', 'value', 'out')
-_COMMON = {
-  **{f'attention/{name}': f'attention.{name[0]}_proj' for name in _PROJECTIONS},
-  'mlp/fc1': 'mlp.fc1',
-  'mlp/fc2': 'mlp.fc2',
-}
-_SIGLIP = {
-  **{f'attention/{name}': f'self_attn.{name[0]}_proj' for name in _PROJECTIONS},
-  'attention/out': 'self_attn.out_proj',
-}
-_OLDER = {
-  **{f'attention/{k}': f'attention.attention.{k}' for k in _PROJECTIONS[:3]},
-  'attention/out': 'attention.output.dense',
-  'mlp/fc1': 'intermediate.dense',
-  'mlp/fc2': 'output.dense',
-}
-_DINOV3 = {'mlp/fc1': 'mlp.up_proj', 'mlp/fc2': 'mlp.down_proj'}
-_NATIVE = {
-  name: layer
-  for names in (_COMMON, _SIGLIP, _OLDER, _DINOV3)
-  for layer, name in names.items()
-}
+# Names of the modules above the layers, which differ between classes
+_ABOVE = re.compile(r'^.*?\.(?=(encoder\.)?layers?\.\d)')
 # Keys whose other values change the function of an adapter.
 _SUPPORTED = {
   'peft_type': 'LORA',
@@ -117,7 +96,7 @@ def load(path: str, head: dict[str, Any] | None, find: Find) -> Pretrained:
   notes = metadata.read_notes(_NOTES, metadata.read(folder / _NOTES))
   source = _base(path, config, find)
   if 'image_size' in notes:
-    source = transfer.resized(source, tuple(notes['image_size']))
+    source = resizing.resized(source, tuple(notes['image_size']))
   arrays, _ = tensors.read(os.fspath(folder / _FILE))
   if (folder / _HEAD).exists():
     own, _ = tensors.read(os.fspath(folder / _HEAD))
@@ -188,33 +167,55 @@ def _differences(
   Raises:
     UserError: the adapter has other arrays, or arrays of other shapes.
   """
-  params = source.backbone(source.abstract_params())
-  shapes = {k: leaf.shape for k, leaf in tree.flatten(params).items()}
-  result: dict[str, np.ndarray] = {}
-  used = set()
-  for name, first in arrays.items():
-    match = re.search(r'\.layers?\.(\d+)\.(.+)\.lora_A\.weight$', name)
-    layer = match and _NATIVE.get(match[2])
-    second = name.replace('.lora_A.', '.lora_B.')
-    if not match or layer is None or second not in arrays:
+  names = NameMap(huggingface_models.VIT_NAMES)
+  shapes = tree.shapes(source.backbone(source.abstract_params()))
+  kernels = {
+    name: shape
+    for name, shape in shapes.items()
+    if re.fullmatch(f'{_LAYERS}.*/kernel', name) and names.find(name)
+  }
+  # {current name of an array: its name in the file}
+  given = {_ABOVE.sub('', name): name for name in arrays}
+  given = names_lib.renamed(given, huggingface_models.VIT_ALIASES)
+  power = 0.5 if config.get('use_rslora') else 1
+  products = {}
+  for name, shape in names.shapes(kernels).items():
+    pair = [name.replace('weight', f'lora_{side}.weight') for side in 'AB']
+    products[name] = np.zeros(shape, np.float32)
+    if not {*pair} <= given.keys():
       continue
-    kernel, index, b = f'{_LAYERS}{layer}/kernel', int(match[1]), arrays[second]
-    shape, rank = shapes.get(kernel, (0,)), len(first)
-    power = 0.5 if config.get('use_rslora') else 1
-    product = (np.asarray(b, np.float32) @ np.asarray(first, np.float32)).T
-    if index >= shape[0] or product.size != np.prod(shape[1:]):
-      continue
-    scale = config.get('lora_alpha', 8) / rank**power
-    result.setdefault(kernel, np.zeros(shape, np.float32))
-    result[kernel][index] = scale * product.reshape(shape[1:])
-    used |= {name, second}
-  if unknown := sorted(arrays.keys() - used):
+    a, b = (np.asarray(arrays[given[key]], np.float32) for key in pair)
+    if (len(b), *a.shape[1:]) == shape:
+      scale = config.get('lora_alpha', 8) / len(a) ** power
+      products[name] = scale * (b @ a)
+      given = {key: given[key] for key in given if key not in pair}
+  if given:
+    unknown = sorted(given.values())
     raise UserError(
       f'{path} contains arrays that do not fit the layers of {source.path}: '
       f'{", ".join(unknown[:3])} ({len(unknown)} in total). Supported is LoRA '
-      f'for {", ".join(_COMMON)} of a ViT; fc1 not of gated MLPs.'
+      f'for {", ".join(_modules("vit"))} of a ViT; fc1 not of gated MLPs.'
     )
-  return result
+  result = names.native(products, kernels)
+  return {name: array for name, array in result.items() if array.any()}
+
+
+def _modules(kind: str, is_gated: bool = False) -> dict[str, str]:
+  """Returns the names of a layer's modules of a type, by their path here.
+
+  They are those of transformers since its major version 5.
+  """
+  is_siglip, gated = kind.startswith('siglip'), is_gated or kind == 'dinov3_vit'
+  module, out = ('self_attn', 'out') if is_siglip else ('attention', 'o')
+  layers = ('up_proj', 'down_proj') if gated else ('fc1', 'fc2')
+  return {
+    **{
+      f'attention/{name}': f'{module}.{name[0]}_proj'
+      for name in ('query', 'key', 'value')
+    },
+    'attention/out': f'{module}.{out}_proj',
+    **{f'mlp/fc{i}': f'mlp.{name}' for i, name in enumerate(layers, 1)},
+  }
 
 
 def save(path: str, params: PyTree, description: Description) -> None:
@@ -229,9 +230,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
     UserError: the directory exists, the weights are not those of LoRA, or
       transformers has no equivalent model.
   """
-  folder = paths.locate(path)
-  if folder.exists():
-    raise UserError(f'{path} exists: give a new directory.')
+  folder = paths.locate_new(path)
   if 'lora' not in params:
     raise not_writable('all of its parameters, only LoRA')
   model, run = description.built_model, description.config
@@ -242,11 +241,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
     raise not_writable(f'lora.bias={lora.bias!r}')
   if model.gated and 'mlp/fc1' in layers:
     raise not_writable('LoRA for fc1 of gated MLPs')
-  names = _COMMON
-  if kind == 'siglip_vision_model':
-    names = _COMMON | _SIGLIP
-  elif kind == 'dinov3_vit' or model.gated:
-    names = _COMMON | _DINOV3
+  names = _modules(kind, model.gated)
   classifies = kind in _CLASSIFIERS and model.num_classes > 0
   stack = _START + (f'{kind}.' if classifies else '') + _STACKS[kind]
   arrays, targets = {}, set()
