@@ -185,7 +185,7 @@ def _differences(
     if not {*pair} <= given.keys():
       continue
     a, b = (np.asarray(arrays[given[key]], np.float32) for key in pair)
-    if (len(b), *a.shape[1:]) == shape:
+    if a.shape[1:] == shape[1:] and b.shape == (shape[0], len(a)):
       scale = config.get('lora_alpha', 8) / len(a) ** power
       products[name] = scale * (b @ a)
       given = {key: given[key] for key in given if key not in pair}
