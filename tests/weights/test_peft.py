@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -201,6 +202,18 @@ def test_adapters_of_peft_open_with_their_base(tmp_path):
     expected = outputs(theirs.eval(), source, pixels).numpy()
   found = model.apply({'params': params}, pixels)
   np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+
+  # Layers of a text tower are not taken for those of the image tower.
+  from safetensors.numpy import load_file, save_file
+
+  file = tmp_path / 'adapter/adapter_model.safetensors'
+  arrays = {
+    re.sub(r'model\.vit\.(layers.*attention)', r'model.text_model.\1', name): v
+    for name, v in load_file(file).items()
+  }
+  save_file(arrays, file)
+  with pytest.raises(UserError, match=r'do not fit.*text_model\.layers'):
+    pretrained.find(str(tmp_path / 'adapter'))
 
 
 @pytest.mark.parametrize(

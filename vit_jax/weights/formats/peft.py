@@ -45,8 +45,9 @@ _STACKS = {
 # Types with a class for image classification, in which the model is a module
 # with the name of the type, and the head is `classifier`.
 _CLASSIFIERS = ('vit', 'deit', 'dinov2', 'dinov2_with_registers')
-# Names of the modules above the layers, which differ between classes
-_ABOVE = re.compile(r'^.*?\.(?=(encoder\.)?layers?\.\d)')
+# Names of the modules above the layers, which differ between classes. Text
+# towers keep theirs, because their layers have the names of the image tower's.
+_ABOVE = re.compile(r'^(?!.*text_model).*?\.(?=(encoder\.)?layers?\.\d)')
 # Keys whose other values change the function of an adapter.
 _SUPPORTED = {
   'peft_type': 'LORA',
