@@ -40,6 +40,14 @@ def test_a_value_of_the_config_reaches_its_object(key, value, place):
   assert get(build()) != expected
 
 
+@pytest.mark.parametrize(
+  'key, value', [('batch_size', 30), ('micro_batches', 7)]
+)
+def test_devices_and_micro_batches_must_divide_the_batch(key, value):
+  with pytest.raises(UserError, match=rf'{key}\D+{value}\b'):
+    build(8, **{key: value})
+
+
 @pytest.mark.slow
 def test_keys_and_initial_parameters_depend_on_the_seed():
   """The same seed gives the same bits, and another seed gives others."""
