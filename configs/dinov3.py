@@ -11,6 +11,9 @@ Arguments:
     no figures are published for them. (The released S, B and L were distilled
     from a model of 7 billion parameters, which cannot be done with this
     package.)
+  stage: pretrain, or highres, 30,000 steps at several resolutions that go on
+    from such a run, with recipe=gram or without Gram anchoring (as for the
+    authors' students).
   blur: released, the probabilities with which all released models were trained
     (0, .9 and .5 for the first and second global crop and the local crops, by
     a mistake in the code), or intended (1, .1 and .5, as in the papers).
@@ -48,6 +51,15 @@ the optimizer starts afresh. Everything else is that of im1k. The authors used
 Gram anchoring for the 7B model only, and there is no evidence of a gain for
 smaller ones: "scale the 7B configs down" (facebookresearch/dinov3#122).
 
+highres has the values of the authors' 7B file: each step has one of five sizes
+(global and local crops: 512 and 112 px with probability .3, 768 and 112 px .3,
+768 and 168 px .3, 768 and 224 px .05, 768 and 336 px .05; crops for the Gram
+teacher 1.5 times the global ones), Gram weight 1.5 with a Gram teacher that is
+not replaced, terms of local crops times .5, learning rate 5e-5 · √(batch /
+1024), momentum .999, weight decay .04. The rate rises linearly in 10,000 steps
+(theirs along a cosine). The paper has 10,000 steps, the file 30,000. Of 168
+pixels, 160 are used, because a patch has 16, as by the authors' convolution.
+
 Paper and code differ; the values here are the code's. Momentum in the 7B
 pre-training: .994, paper .999. KoLeo: both global crops, paper only the first.
 Weight of the terms of class tokens in the Gram phase: .5 for local crops only,
@@ -71,14 +83,29 @@ from vit_jax.errors import UserError, closest
 
 BLUR = {'released': (0.0, 0.9, 0.5), 'intended': (1.0, 0.1, 0.5)}
 HEAD = dict(norm_last_layer=False, weight_norm=False)
+# Probability, and sides of global and local crops, pixels.
+SIZES = (
+  (0.3, 512, 112),
+  (0.3, 768, 112),
+  (0.3, 768, 168),
+  (0.05, 768, 224),
+  (0.05, 768, 336),
+)
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
   arg = parse_arg(
-    argument, recipe='im1k', model='L', blur='released', gram='', gpu=0
+    argument,
+    recipe='im1k',
+    model='L',
+    stage='pretrain',
+    blur='released',
+    gram='',
+    gpu=0,
   )
   for name, value, allowed in (
     ('recipe', arg.recipe, ('im1k', 'gram')),
+    ('stage', arg.stage, ('pretrain', 'highres')),
     ('blur', arg.blur, tuple(BLUR)),
   ):
     if value not in allowed:
@@ -100,6 +127,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.evals.knn.every = '10 %'
     if arg.recipe == 'gram':
       _anchor(config, arg.gram)
+    if arg.stage == 'highres':
+      _enlarge(config, arg.recipe == 'gram')
   return complete(config)
 
 
@@ -129,5 +158,36 @@ def _anchor(config: Any, gram: str) -> None:
     base_lr=1.2e-4 * (config.batch_size / 1024) ** 0.5,
     decay='constant',
     warmup='1000 steps',
+    end_lr=0.0,
+  )
+
+
+def _enlarge(config: Any, gram: bool) -> None:
+  """Changes a config to the phase with several resolutions."""
+  config.total = '30000 steps'
+  config.init_weights = 'teacher'
+  config.image_size = (512, 512)
+  config.augment.local_size = (112,)
+  config.model.remainder = 'drop'
+  config.augment.sizes = tuple(
+    (share, side, local, side * 3 // 2 if gram else 0)
+    for share, side, local in SIZES
+  )
+  config.model.rope_rescale = 2.0
+  config.objective.update(
+    temperature_warmup='0 steps',
+    momentum=0.999,
+    momentum_end=0.999,
+    local_weight=0.5,
+  )
+  if gram:
+    config.objective.update(
+      gram_weight=1.5, gram_warmup='0 steps', gram_replace=()
+    )
+  config.optimizer.weight_decay_end = None
+  config.schedule.update(
+    base_lr=5e-5 * (config.batch_size / 1024) ** 0.5,
+    decay='constant',
+    warmup='10000 steps',
     end_lr=0.0,
   )

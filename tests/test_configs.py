@@ -370,6 +370,21 @@ def test_dinov2_at_high_resolution_compresses_the_schedules(recipe, side):
   assert config.init_weights == 'teacher'
 
 
+def test_dinov3_at_high_resolution_has_five_sizes():
+  """Probabilities, global and local crops; a patch is not cut at 168 pixels."""
+  config = loading.load('configs/dinov3.py:recipe=gram,model=S,stage=highres')
+  experiment = Experiment.build(config, jax.devices()[:1])
+  found = [
+    (probability, each.image_size[0], *each.augment.local_size)
+    for probability, each in experiment.variants
+  ]
+  assert found[2] == (0.3, 768, 168) and len(found) == 5
+  assert sum(row[0] for row in found) == pytest.approx(1)
+  assert {
+    s['gram'][0][1] for s in [e.augment.spec for _, e in experiment.variants]
+  } == {768, 1152}
+
+
 @pytest.mark.parametrize('recipe, count', [('short', 4), ('long', 12)])
 def test_a_micro_batch_of_eight_gpus_has_a_group_for_each(recipe, count):
   config = loading.load(f'configs/dinov2.py:recipe={recipe},gpu=80')

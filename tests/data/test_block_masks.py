@@ -1,15 +1,18 @@
 """Tests of block masks against a generator in plain Python."""
 
+import dataclasses
 import math
 import pickle
 import random
 
+import jax
 import numpy as np
 import pytest
 
+from vit_jax.arrays import sharding
 from vit_jax.data.augment import block_masks, multicrop
 from vit_jax.data.augment.block_masks import TrainTransform
-from vit_jax.data.pipeline import order
+from vit_jax.data.pipeline import order, stream
 from vit_jax.data.pipeline.loader import Loader, LocalRows
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
@@ -153,6 +156,38 @@ def test_masks_depend_on_seed_and_position_only():
   # The permutations are not those that shuffle the examples.
   examples = order.shuffled(np.arange(8), 8, 3)
   assert [of._slots(3, i) for i in range(4)] != examples.reshape(4, 2).tolist()
+
+
+SIZES = ((0.5, 28, 14, 0), (0.2, 42, 14, 0), (0.3, 42, 28, 0))
+
+
+def test_each_batch_has_one_of_several_sizes():
+  """It depends on seed and step only, not on the reader or the first step."""
+  source = synthetic.Source('train', num_examples=8)
+  plain = transform(group=4, size=4, parts=1, local_crops=1)
+  of = dataclasses.replace(plain, sizes=SIZES)
+
+  def load(steps, seed=0, start=0, **reader):
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    with stream.train_batches(
+      source, of, 4, seed, start, mesh, reader=stream.Reader(**reader)
+    ) as batches:
+      return [jax.device_get(next(batches)) for _ in range(steps)]
+
+  def sides(batches):
+    return [(b['global'].shape[2], b['local'].shape[2]) for b in batches]
+
+  whole = load(12)
+  names = [(int(side), int(local)) for _, side, local, _ in SIZES]
+  assert sides(whole) == [names[of.variant(0, step)] for step in range(12)]
+  assert {*sides(whole)} == {*names} and sides(load(12, seed=1)) != sides(whole)
+  jax.tree.map(np.testing.assert_array_equal, load(4, start=8), whole[8:])
+  jax.tree.map(np.testing.assert_array_equal, load(4, processes=1), whole[:4])
+  drawn = np.bincount([of.variant(0, step) for step in range(4000)]) / 4000
+  np.testing.assert_allclose(drawn, [row[0] for row in SIZES], atol=0.03)
+  for sizes in (((1, 28, 14),), ((0.5, 28, 14, 0),)):
+    with pytest.raises(UserError, match=r'augment\.sizes'):
+      dataclasses.replace(plain, sizes=sizes)
 
 
 def test_a_group_that_does_not_divide_a_micro_batch_is_refused():

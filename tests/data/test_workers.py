@@ -127,10 +127,10 @@ def test_a_reused_buffer_has_no_rows_of_an_earlier_batch():
   """Padding of an evaluation would otherwise count as examples."""
   source = synthetic.Source('train', num_examples=8, height=8, width=8)
   pool = Processes(Loader(source, TrainTransform((8, 8)), 0, 'skip'), 1, 4, 1)
-  slot = pool.buffers(4)
-  for array in workers._views(pool._memory[slot], pool._layout).values():
+  buffer = slot, _ = pool.buffers(4)
+  for array in workers._views(pool._memory[slot], pool._layouts[0]).values():
     array[...] = 1
-  assert all(array.all() for array in pool.collect(slot).values())
+  assert all(array.all() for array in pool.collect(buffer).values())
   batch = pool.collect(pool.buffers(4))
   assert 'mask' in batch and not any(array.any() for array in batch.values())
   pool.close()

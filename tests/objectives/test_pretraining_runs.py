@@ -65,8 +65,9 @@ DINOV2 = DINO | {
   'model.layer_scale': 1.0,
   'optimizer.rules': RULES,
 }
-# The Gram teacher is replaced before and after the kill.
+# Steps of three sizes; the Gram teacher is replaced before and after the kill.
 GRAM = DINOV2 | {
+  'augment.sizes': '((0.4, 16, 8, 32), (0.3, 24, 8, 32), (0.3, 24, 16, 48))',
   'objective.patch_head.outputs': 24,
   'objective.patch_head.hidden': 24,
   'objective.patch_head.bottleneck': 8,
@@ -89,7 +90,11 @@ RUNS = {
     DINOV2,
     'knn/5nn',
   ),
-  'dinov3': ('configs/dinov3.py:recipe=gram,model=S', GRAM, 'knn/5nn'),
+  'dinov3': (
+    'configs/dinov3.py:recipe=gram,model=S,stage=highres',
+    GRAM,
+    'knn/5nn',
+  ),
 }
 
 
@@ -128,7 +133,9 @@ def test_a_killed_run_equals_an_uninterrupted_one(name, trained, tmp_path):
   """`evaluate` gives the results of the run, for all of its weights."""
   again = command_of(name, tmp_path)
   kill(again, tmp_path, 7)
-  cli.run(again)
+  _, log = cli.run(again)
+  sizes = 3 if name == 'dinov3' else 1
+  assert log.count('compiling the training step') == sizes
   straight, (_, _, metric) = trained(name), RUNS[name]
   assert cli.lines(tmp_path) == cli.lines(straight)
   cli.assert_same_params(tmp_path, straight)
@@ -160,6 +167,16 @@ def test_a_killed_run_equals_an_uninterrupted_one(name, trained, tmp_path):
   assert scores[key] == last[metric]
   if name.startswith('dino'):
     assert scores[f'teacher/{key}'] == last[metric.replace('/', '_teacher/')]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_two_processes_draw_the_same_sizes(trained, tmp_path):
+  for process in cli.start_group(command_of('dinov3', tmp_path)):
+    cli.finish(process)
+  ours, theirs = cli.losses(tmp_path), cli.losses(trained('dinov3'))
+  for step in range(1, 9):
+    assert ours[step] == pytest.approx(theirs[step], rel=1e-4), step
 
 
 TUNED = SMALL | {

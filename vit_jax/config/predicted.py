@@ -59,8 +59,9 @@ def fingerprint(config: Config) -> str:
     }
   for section, keys in _PARTS.items():
     kept[section] = {key: values[section].get(key) for key in keys}
-  if scale := values['augment'].get('gram_scale'):
-    kept['augment']['gram_scale'] = scale
+  for key in ('gram_scale', 'sizes'):
+    if value := values['augment'].get(key):
+      kept['augment'][key] = value
   if values['lora']['rank']:
     kept['lora'] = values['lora']
   text = json.dumps(kept, sort_keys=True)

@@ -232,6 +232,12 @@ class Transform(Protocol):
   The method `in_batches(size, parts)` is optional for a TrainTransform: it
   returns the transform for global batches of `size` examples that are computed
   in `parts` micro-batches, of which micro-batch i has the rows i, i + parts, …
+
+  If batches have several sizes, the property `variants` returns a sequence of
+  (probability, transform), whose specs have the same keys, and the method
+  `variant(seed, batch)` the index of the one that makes a batch, from the seed
+  of the run and the number of the batch. The training step is compiled for each
+  of them. The transform itself is then used for nothing but its keys.
   """
 
   @property
@@ -283,6 +289,11 @@ class Preprocess(Transform, Protocol):
   def pixels(self, image: bytes | np.ndarray) -> Pixels:
     """Transforms an image without a label, for prediction."""
     ...
+
+
+def variants(transform: Transform) -> tuple[tuple[float, Transform], ...]:
+  """Returns the variants of a transform: itself if it has no `variants`."""
+  return tuple(getattr(transform, 'variants', ())) or ((1.0, transform),)
 
 
 def check_spec(transform: Transform) -> Spec:

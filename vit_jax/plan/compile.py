@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from etils import epath
 
 from vit_jax.arrays import memory, tree
@@ -167,6 +168,9 @@ def plan(
 ) -> Plan:
   """Compiles the training step that the loop would run, and analyses it.
 
+  If batches have several sizes, a step is compiled for each. Memory and
+  breakdown are those of the step with the largest memory, times are means.
+
   Args:
     config: config of the run.
     target: devices to compile for.
@@ -179,6 +183,36 @@ def plan(
       unknown.
   """
   experiment = Experiment.build(config, target.devices)
+  shares, variants = zip(*experiment.variants, strict=True)
+  plans = [_plan(each, target, compiler_options, cache) for each in variants]
+  largest = max(plans, key=lambda each: each.peak_bytes_per_device or 0)
+  if len(plans) == 1 or not all(each.fits for each in plans):
+    return largest
+  cost = largest.cost
+  if cost.predicted_step_seconds_range is not None:
+    times = [
+      (each.seconds, *(each.cost.predicted_step_seconds_range or ()))
+      for each in plans
+    ]
+    seconds, low, high = np.average(times, axis=0, weights=shares).tolist()
+    cost = dataclasses.replace(
+      cost,
+      predicted_step_seconds=seconds,
+      predicted_step_seconds_range=(low, high),
+    )
+  planned = dataclasses.replace(
+    largest, cost=cost, model_flops_per_image=experiment.image_flops
+  )
+  return _with_times(planned, target)
+
+
+def _plan(
+  experiment: Experiment,
+  target: Target,
+  compiler_options: Mapping[str, Any] | None,
+  cache: epath.Path | None,
+) -> Plan:
+  """Returns the plan of an experiment whose batches have one size."""
   with jax.set_mesh(experiment.mesh):
     planned = _without_program(experiment, target)
     is_absent_gpu = target.on_gpus and not target.is_local
@@ -206,6 +240,11 @@ def plan(
     bytes=planned.bytes | sizes,
     cost=cost_of(program.text, target),
   )
+  return _with_times(planned, target)
+
+
+def _with_times(planned: Plan, target: Target) -> Plan:
+  """Adds values that follow from the predicted time of a step."""
   seconds, device = planned.cost.predicted_step_seconds, target.device
   if seconds is None or device is None:
     return planned

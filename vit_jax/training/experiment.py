@@ -141,7 +141,14 @@ class Experiment:
     if config.position_resize is not None:
       positions.check_method(config.position_resize)
     self._check_images()
-    self.objective.check(self.augment.spec)
+    for _, each in self.variants:
+      each.model.check(each.image_size)
+      each.objective.check(each.augment.spec)
+      if each is not self and each.param_shapes() != self.param_shapes():
+        raise UserError(
+          f'the model for {each.image_size} pixels has parameters of other '
+          "shapes: several sizes (augment.sizes) need model.position='none'."
+        )
     if locked := self.objective.locked:
       trained = self.trainer.trained(self.abstract_state().params)
       paths = tree.flatten(trained)
@@ -215,8 +222,11 @@ class Experiment:
     """FLOPs of a training step per image; see `flops.of_training`.
 
     They are counted with the model's `reference`, so that FLOPs of kernels,
-    rematerialization or padding do not count as useful.
+    rematerialization or padding do not count as useful. With several
+    `variants`, it is the mean.
     """
+    if len(self.variants) > 1:
+      return sum(p * each.image_flops for p, each in self.variants)
     trainer = self.with_model(self.model.reference).trainer
     # Shapes in place of arrays: the loss is only traced.
     batch: Any = {
@@ -243,10 +253,35 @@ class Experiment:
     Args:
       model: new model, which must have the same parameters.
     """
-    setting = self.setting._replace(model=model)
+    return self._with_setting(model=model)
+
+  def _with_setting(self, **changes: Any) -> 'Experiment':
+    setting = self.setting._replace(**changes)
     objective = _objective(self.config, setting)
     trainer = dataclasses.replace(self.trainer, objective=objective)
-    return dataclasses.replace(self, trainer=trainer, setting=setting)
+    return dataclasses.replace(
+      self, trainer=trainer, setting=setting, augment=setting.transform
+    )
+
+  @functools.cached_property
+  def variants(self) -> tuple[tuple[float, 'Experiment'], ...]:
+    """Probability and experiment of each size of batches.
+
+    See `data.contract.Transform`. Their states are the same. Usually there is
+    one, this experiment itself.
+    """
+    if not getattr(self.augment, 'variants', ()):
+      return ((1.0, self),)
+    return tuple(
+      (
+        probability,
+        self._with_setting(
+          transform=each,
+          image_size=getattr(each, 'image_size', self.image_size),
+        ),
+      )
+      for probability, each in contract.variants(self.augment)
+    )
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes and shardings of a training batch."""
@@ -272,6 +307,11 @@ class Experiment:
       key: random key of the run.
     """
     return self.trainer.init_state(key, self.abstract_batch())
+
+  def param_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters by path."""
+    flat = tree.flatten(self.abstract_state().params)
+    return {path: leaf.shape for path, leaf in flat.items()}
 
   def abstract_state(self) -> PyTree:
     """Returns the shapes and shardings of the whole training state."""

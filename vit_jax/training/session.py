@@ -184,10 +184,22 @@ class Session:
     )
 
   @functools.cached_property
-  def compiled_step(self) -> jax.stages.Compiled:
-    """The compiled training step; compiled when it is first used."""
+  def compiled_step(self) -> Callable[..., Any]:
+    """The compiled training step; compiled when it is first used.
+
+    With several variants of the experiment, each is compiled, and the shapes of
+    a batch select the step.
+    """
     with self.timed('compile'):
-      return compiling.compile_to_run(self.experiment)
+      steps = {
+        _shapes(each.abstract_batch()): compiling.compile_to_run(each)
+        for _, each in self.experiment.variants
+      }
+
+    def step(state: PyTree, batch: PyTree, *fixed: PyTree) -> Any:
+      return steps[_shapes(batch)](state, batch, *fixed)
+
+    return step
 
   @contextlib.contextmanager
   def timed(self, kind: str) -> Iterator[None]:
@@ -423,6 +435,11 @@ class Session:
     # Other processes read the event in `start`, so it must be on disk by then.
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('rollback is written')
+
+
+def _shapes(batch: PyTree) -> tuple[Any, ...]:
+  """Returns the shapes of the arrays of a batch, as a key."""
+  return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
 
 
 @contextlib.contextmanager

@@ -48,6 +48,10 @@ class TrainTransform(multicrop.TrainTransform):
     gram_scale: size of `gram`, the global crops without changed colours for a
       Gram teacher (`objectives.gram`), as a multiple of `image_size`; 0 for no
       such crops.
+    sizes: for training at several resolutions, one per batch: probability, and
+      sides of global crops, local crops and crops for a Gram teacher (0 for
+      none), pixels. () for `image_size`, `local_size` and `gram_scale`, which
+      otherwise only have to be valid.
 
   Reference: DINOv2 (arXiv 2304.07193), and its code for the distribution of the
   ratios. The rectangles are those of BEiT (arXiv 2106.08254), Algorithm 1.
@@ -58,13 +62,44 @@ class TrainTransform(multicrop.TrainTransform):
   patch_size: int = 16
   group: int | None = None
   exact: bool = False
-  gram_scale: int = 0
+  gram_scale: float = 0.0
+  sizes: tuple = ()
 
   def __post_init__(self):
     super().__post_init__()
     check_range('augment.patch_size', self.patch_size, at_least=1)
     check_range('augment.group', self.group, at_least=1)
     check_range('augment.gram_scale', self.gram_scale, at_least=0, at_most=4)
+    if any(len(row) != 4 for row in self.sizes) or (
+      self.sizes and abs(sum(row[0] for row in self.sizes) - 1) > 1e-6
+    ):
+      raise UserError(
+        f'augment.sizes is {self.sizes}; each row has four numbers, a '
+        'probability and the sides of global, local and Gram crops, and the '
+        'probabilities have the sum 1.'
+      )
+
+  @property
+  def variants(self) -> tuple[tuple[float, 'TrainTransform'], ...]:
+    """Probability and transform of each of `sizes`; see `data.contract`."""
+    return tuple(
+      (
+        probability,
+        dataclasses.replace(
+          self,
+          sizes=(),
+          image_size=(int(side), int(side)),
+          local_size=(int(local),),
+          gram_scale=gram / side,
+        ),
+      )
+      for probability, side, local, gram in self.sizes
+    )
+
+  def variant(self, seed: int, batch: int) -> int:
+    """Returns the index of the variant of a batch; see `data.contract`."""
+    rng = np.random.default_rng((seed, _SALT, batch))
+    return int(rng.choice(len(self.sizes), p=[row[0] for row in self.sizes]))
 
   def in_batches(self, size: int, parts: int) -> 'TrainTransform':
     """Returns the transform for batches of this size; see `data.contract`.
@@ -84,7 +119,7 @@ class TrainTransform(multicrop.TrainTransform):
   def spec(self) -> Spec:
     """Spec of the crops, and of `masks`, bool `[2, patches]`."""
     masks = (_CROPS, math.prod(self.grid)), np.dtype(bool)
-    sides = [side * self.gram_scale for side in self.image_size]
+    sides = [round(side * self.gram_scale) for side in self.image_size]
     gram = {'gram': ((_CROPS, *sides, 3), np.dtype(np.uint8))}
     return super().spec | {'masks': masks} | (gram if self.gram_scale else {})
 

@@ -41,17 +41,19 @@ class LocalRows(NamedTuple):
     positions: position of each row, counted from the start of training. None in
       evaluation, where no random numbers are used, and where a row is padding
       if its index is beyond the end of the source.
+    variant: index of the loader's variant that loads them.
   """
 
   indices: Int[np.ndarray, ' local']
   positions: Int[np.ndarray, ' local'] | None
+  variant: int = 0
 
   def part(self, start: int, stop: int) -> 'LocalRows':
     """Returns the rows from `start` up to `stop`."""
     positions = self.positions
-    return LocalRows(
-      self.indices[start:stop],
-      None if positions is None else positions[start:stop],
+    return self._replace(
+      indices=self.indices[start:stop],
+      positions=None if positions is None else positions[start:stop],
     )
 
 
@@ -78,8 +80,16 @@ class Loader:
     """Shapes and dtypes of one transformed example."""
     return contract.check_spec(self.transform)
 
+  @functools.cached_property
+  def variants(self) -> tuple['Loader', ...]:
+    """Loaders of the variants of the transform; see `data.contract`."""
+    return tuple(
+      dataclasses.replace(self, transform=transform)
+      for _, transform in contract.variants(self.transform)
+    )
+
   def layout(self, rows: int) -> Spec:
-    """Returns shapes and dtypes of a batch.
+    """Returns shapes and dtypes of a batch, of a loader without variants.
 
     In addition to the keys of the transform, a batch contains `mask`, which is
     False on rows that are not filled, and `replaced`, the number of bad records
@@ -88,9 +98,9 @@ class Loader:
     added = contract.MASK | contract.REPLACED
     return contract.layout(self.spec | added, rows)
 
-  def buffers(self, rows: int) -> HostBatch:
+  def buffers(self, rows: int, variant: int = 0) -> HostBatch:
     """Returns a batch of zeros, whose rows are filled later; see `layout`."""
-    entries = self.layout(rows).items()
+    entries = self.variants[variant].layout(rows).items()
     return {key: np.zeros(shape, dtype) for key, (shape, dtype) in entries}
 
   def fill(
@@ -111,6 +121,7 @@ class Loader:
         replacements of a record are also bad.
     """
     bad: list[BadRecord] = []
+    loader = self.variants[local.variant]
     for offset, index in enumerate(local.indices.tolist()):
       position = None
       if local.positions is not None:
@@ -118,7 +129,9 @@ class Loader:
       elif index >= len(self.source):  # padding
         continue
       for attempt in range(_MAX_ATTEMPTS + 1):
-        record = self._fill_row(batch, first + offset, index, position, attempt)
+        record = loader._fill_row(
+          batch, first + offset, index, position, attempt
+        )
         if record is None:
           break
         bad.append(record)

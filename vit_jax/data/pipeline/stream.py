@@ -76,13 +76,16 @@ def train_batches(
   """
   rows = _Rows(mesh, batch_size)
   loader = reader.loader(source, transform, seed)
+  several = len(loader.variants) > 1
+  of_step: Any = transform  # has `variant` then
 
   def local_batches() -> Iterator[LocalRows]:
     for step in itertools.count(start_step):
       batch = order.batch_index(step, skipped)
       positions = batch * batch_size + rows.rows
       drawn = order.repeated(positions, batch_size, repeats)
-      yield LocalRows(source.locate(drawn, seed), positions)
+      variant = of_step.variant(seed, batch) if several else 0
+      yield LocalRows(source.locate(drawn, seed), positions, variant)
 
   need = reader.check_memory(loader, len(rows.rows))
   log.info('prefetching uses up to %s of host memory', memory.text(need))

@@ -32,7 +32,7 @@ from vit_jax.processes import interruption, machine
 log = logging.getLogger('vit_jax')
 
 _MAX_RESTARTS = 3  # maximum number of restarts while loading the same examples
-# Loader, buffers and layout of a worker process, which the initializer of the
+# Loader, buffers and layouts of a worker process, which the initializer of the
 # pool sets once before the first task.
 _worker: list[Any] = []
 Batch = dict[str, jax.Array]
@@ -48,9 +48,9 @@ class Threads:
     self._loader = loader
     self._pool = ThreadPoolExecutor(number, 'reader')
 
-  def buffers(self, rows: int) -> HostBatch:
-    """Returns a buffer for a batch of `rows` examples."""
-    return self._loader.buffers(rows)
+  def buffers(self, rows: int, variant: int = 0) -> HostBatch:
+    """Returns a buffer for a batch of `rows` examples of a variant."""
+    return self._loader.buffers(rows, variant)
 
   def fill(self, batch: HostBatch, local: LocalRows, first: int) -> Future:
     """Starts loading examples into the rows of a buffer; see `Loader.fill`.
@@ -77,15 +77,16 @@ class Threads:
     self._pool.shutdown(wait=True, cancel_futures=True)
 
 
+_Buffer = tuple[int, int]  # index of the memory, and of the variant
 # Rows that worker processes load: the arguments of `_fill`, the pool to which
 # they were submitted, and the future of the bad records.
-_Task = tuple[tuple[int, LocalRows, int], ProcessPoolExecutor, Future]
+_Task = tuple[tuple[_Buffer, LocalRows, int], ProcessPoolExecutor, Future]
 
 
 class Processes:
   """Child processes that write batches into reused buffers of shared memory.
 
-  The methods are those of `Threads`, with the index of a buffer as the batch.
+  The methods are those of `Threads`, with a `_Buffer` as the batch.
   Processes are spawned, because a fork of a process that uses JAX may hang. The
   loader is sent to each process once. The shared memory is unlinked, so that it
   is freed with the last process that uses it. The workers end when this process
@@ -95,8 +96,8 @@ class Processes:
 
   def __init__(self, loader: Loader, number: int, rows: int, batches: int):
     self._loader, self._number = loader, number
-    self._layout = loader.layout(rows)
-    size = contract.num_bytes(self._layout)
+    self._layouts = [each.layout(rows) for each in loader.variants]
+    size = max(map(contract.num_bytes, self._layouts))
     self._context = multiprocessing.get_context('spawn')
     # The memory is unlinked immediately; workers inherit it when they start.
     self._memory = [self._context.RawArray('B', size) for _ in range(batches)]
@@ -108,17 +109,18 @@ class Processes:
       self._number,
       self._context,
       initializer=_start_worker,
-      initargs=(self._loader, self._memory, self._layout),
+      initargs=(self._loader, self._memory, self._layouts),
     )
 
-  def buffers(self, rows: int) -> int:
+  def buffers(self, rows: int, variant: int = 0) -> _Buffer:
     del rows
     slot = self._free.pop()
-    for array in _views(self._memory[slot], self._layout).values():
+    views = _views(self._memory[slot], self._layouts[variant])
+    for array in views.values():
       array[...] = 0
-    return slot
+    return slot, variant
 
-  def fill(self, batch: int, local: LocalRows, first: int) -> _Task:
+  def fill(self, batch: _Buffer, local: LocalRows, first: int) -> _Task:
     try:
       future = self._pool.submit(_fill, batch, local, first)
     except BrokenProcessPool as error:
@@ -148,12 +150,13 @@ class Processes:
       task = self.fill(*arguments)
     raise AssertionError  # not reached
 
-  def collect(self, batch: int) -> HostBatch:
+  def collect(self, batch: _Buffer) -> HostBatch:
+    slot, variant = batch
     # The arrays are copied, because JAX on CPU may use their memory without
     # copying it, even after the buffer is reused.
-    views = _views(self._memory[batch], self._layout)
+    views = _views(self._memory[slot], self._layouts[variant])
     arrays = {key: array.copy() for key, array in views.items()}
-    self._free.append(batch)
+    self._free.append(slot)
     return arrays
 
   def close(self) -> None:
@@ -169,15 +172,16 @@ def _views(memory: Any, layout: Any) -> HostBatch:
   return views
 
 
-def _start_worker(loader: Loader, memories: list[Any], layout: Any) -> None:
+def _start_worker(loader: Loader, memories: list[Any], layouts: Any) -> None:
   interruption.end_worker_with_parent()
   cv2.setNumThreads(1)
-  _worker.extend([loader, memories, layout])
+  _worker.extend([loader, memories, layouts])
 
 
-def _fill(slot: int, local: LocalRows, first: int) -> list[BadRecord]:
-  loader, memories, layout = _worker
-  return loader.fill(_views(memories[slot], layout), local, first)
+def _fill(batch: _Buffer, local: LocalRows, first: int) -> list[BadRecord]:
+  loader, memories, layouts = _worker
+  slot, variant = batch
+  return loader.fill(_views(memories[slot], layouts[variant]), local, first)
 
 
 @schema.operational('threads', 'processes', 'prefetch', 'max_bad_share')
@@ -242,7 +246,9 @@ class Reader:
     batches = self.prefetch + 1 + _READY + 1
     if self.processes:
       batches += self.prefetch + 1  # buffers in shared memory
-    need = batches * contract.num_bytes(loader.layout(rows))
+    need = batches * max(
+      contract.num_bytes(each.layout(rows)) for each in loader.variants
+    )
     whole = machine.memory_bytes()
     if need > _MEMORY_FRACTION * whole:
       raise UserError(
@@ -324,7 +330,8 @@ def host_batches(
 
   try:
     for local in local_batches:
-      batch, starts = pool.buffers(rows), range(0, len(local.indices), _CHUNK)
+      batch = pool.buffers(rows, local.variant)
+      starts = range(0, len(local.indices), _CHUNK)
       tasks = [
         pool.fill(batch, local.part(start, start + _CHUNK), start)
         for start in starts
