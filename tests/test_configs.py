@@ -278,7 +278,7 @@ def test_messages_of_wrong_config_arguments():
     ('augreg.py:reg=0.2', 'reg=0.2'),
     ('augreg.py:model=H/14', 'no model here'),
     ('noisy_student.py:data=cifar', "did you mean 'cifar10'"),
-    ('noisy_student.py:labels=none.npz', 'as pseudo-labels'),
+    ('noisy_student.py:labels=none', 'result of .*pseudo_label'),
     ('dino.py:recipe=boosted', "did you mean 'boost'"),
     ('dinov2.py:recipe=shorter', "did you mean 'short'"),
     ('cifar10.py:objective=dinos', "did you mean 'dino'"),

@@ -34,7 +34,7 @@ if __name__ == '__main__':
   loader = Loader(source, TrainTransform((8, 8)), 0, 'error')
   pool = Processes(loader, 2, 8, 2)
   local = LocalRows(np.arange(8), np.arange(8))
-  for task in [pool.fill(0, local, 0) for _ in range(8)]:
+  for task in [pool.fill((0, 0), local, 0) for _ in range(8)]:
     pool.result(task)
   maps = [line for line in open('/proc/self/maps') if '/pym-' in line]
   assert maps and all('(deleted)' in line for line in maps), maps

@@ -46,6 +46,7 @@ def test_figure_orders_points_by_x(tmp_path):
     dict(event='spans', step=2, seconds={'step': 9_999}),  # a lost step
     dict(event='start', step=1),
     dict(event='spans', step=3, seconds={'step': 28_800}),
+    dict(event='finished', step=3, metrics=[]),
   ]
   events = [{'time': '2030-01-01T00:00:00+00:00', **each} for each in events]
   for job, value in zip(sum(jobs, []), (0.7, 0.8, 0.5), strict=True):

@@ -141,7 +141,11 @@ def whole_matrix(loss, objective, params):
 @pytest.mark.slow
 @pytest.mark.parametrize('loss', ['sigmoid', *further('softmax')])
 def test_every_mesh_and_number_of_micro_batches_is_exact(loss, monkeypatch):
-  """Compares with a matrix of all pairs of the batch, to 1e-6."""
+  """Compares with a matrix of all pairs of the batch.
+
+  Gradients may differ by 1e-6 of their largest value, because the sums over
+  pairs are in another order.
+  """
   monkeypatch.setattr(contrastive, 'CHUNK', 8)
   objective = objective_of(loss, outputs=12)
   params, _ = objective.init(KEY, None)
@@ -152,7 +156,9 @@ def test_every_mesh_and_number_of_micro_batches_is_exact(loss, monkeypatch):
       value, metrics, grads = gradients(objective, parts, mesh, params)
       np.testing.assert_allclose(value, expected, rtol=1e-6)
       jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+        lambda a, b: np.testing.assert_allclose(
+          a, b, rtol=1e-6, atol=1e-6 * max(1, np.abs(b).max())
+        ),
         grads,
         slopes,
       )

@@ -1,0 +1,1 @@
+"""Storage of data sets and of results in files."""
