@@ -114,7 +114,7 @@ class Source:
 
   @property
   def own_order(self) -> bool:
-    """Whether `locate` or `replacements` is overridden."""
+    """True if `locate` or `replacements` is overridden."""
     kind = type(self)
     own = kind.locate, kind.replacements
     return own != (Source.locate, Source.replacements)

@@ -73,7 +73,7 @@ class Found(NamedTuple):
 
   @property
   def usable(self) -> Bool[np.ndarray, ' n']:
-    """Whether each example can be used."""
+    """True for each example that can be used."""
     return self.rows['labels'] != _BAD
 
   def mean_and_std(self) -> tuple[list[float], list[float]]:

@@ -330,7 +330,7 @@ class Config(backbone.BackboneConfig):
 
   @property
   def has_class_token(self) -> bool:
-    """Whether there is a class token."""
+    """True if there is a class token."""
     if self.class_token is None:
       return self.pool in ('token', 'token_gap')
     return self.class_token

@@ -45,12 +45,12 @@ class Target:
 
   @property
   def on_gpus(self) -> bool:
-    """Whether the devices are GPUs."""
+    """True if the devices are GPUs."""
     return self.device is not None and self.device.capability > 0
 
   @property
   def is_local(self) -> bool:
-    """Whether the devices are those of this machine."""
+    """True if the devices are those of this machine."""
     return self.name == LOCAL
 
 

@@ -122,7 +122,7 @@ class Job:
 
   @property
   def is_ready(self) -> bool:
-    """Whether the job can start now."""
+    """True if the job can start now."""
     return bool(self.flags) and not self.finished
 
   @property

@@ -33,7 +33,7 @@ from vit_jax.errors import UserError
 _PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
 _HEADER = struct.Struct('<QI')
 _FOOTER = struct.Struct('<I')
-_AROUND = _HEADER.size + _FOOTER.size  # bytes of a record besides its payload
+_AROUND = _HEADER.size + _FOOTER.size  # bytes of a record around its payload
 # Type checkers cannot read this compiled module.
 _Reader: Any = array_record_data_source.array_record_module.ArrayRecordReader
 log = logging.getLogger('vit_jax')
