@@ -13,7 +13,9 @@ its HTML report.
 images and predictions (--nopredictions leaves them out).
 """
 
+import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,7 +26,6 @@ from etils import epath
 from vit_jax.analysis import figures, gallery, plotting, report
 from vit_jax.arrays import sharding
 from vit_jax.cli import inputs, process
-from vit_jax.cli.inputs import Request
 from vit_jax.config import loading, schema
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.storage import files as storage
@@ -38,6 +39,20 @@ from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
 _SHOWN = 8  # number of images of an evaluation split that are drawn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(inputs.Request):
+  """Weights and images of which `analyze` draws figures.
+
+  Attributes:
+    images: image files, all of which are drawn; if empty, images of the run's
+      evaluation split, of which the first are drawn.
+    num_images: number of images of the evaluation split.
+  """
+
+  images: Sequence[str] = ()
+  num_images: int = 32
 
 
 def define_flags() -> None:
@@ -65,10 +80,7 @@ def define_flags() -> None:
 def run(
   checkpoint: str,
   out: epath.Path,
-  files: list[str],
-  num_images: int = 32,
-  image_size: tuple[int, int] | None = None,
-  weights: str = 'params',
+  request: Request,
   form: plotting.Format = plotting.PNG,
 ) -> figures.Findings:
   """Draws all figures that the model supports.
@@ -76,39 +88,33 @@ def run(
   Args:
     checkpoint: workdir, step directory or weights of any format.
     out: directory for the figures and figures.npz.
-    files: image files, all of which are drawn; if empty, images of the run's
-      evaluation split, of which the first are drawn.
-    num_images: number of images of the evaluation split.
-    image_size: (height, width) of the images, pixels, to which positions are
-      interpolated; None for that of the weights.
-    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
+    request: weights and images.
     form: format of the figures.
 
   Raises:
     UserError: the weights or images do not exist.
   """
-  request = Request(weights=weights, image_size=image_size)
   source = inputs.open_weights(checkpoint, request)
-  model, objective = source.model(), source.objective()
-  model.check(source.image_size)
-  transform = source.description.transform()
+  source.model().check(source.image_size)
+  transform, files = source.description.transform(), request.images
   if files:
     images, masks = _read_images(files, transform), None
     origin, shown = 'given as files', len(files)
     names = [file.rpartition('/')[2] for file in files]
   else:
-    (images, masks), origin = _evaluation_images(source, transform, num_images)
+    count = request.num_images
+    (images, masks), origin = _evaluation_images(source, transform, count)
     names, shown = [], _SHOWN
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  trained = source.load_weights(mesh)
-  params = source.backbone(trained)
+  weights = source.load_weights(mesh)
   with jax.set_mesh(mesh):
     findings = figures.examine(
-      model, params, images, shown, objective, trained, masks
+      source.objective(), weights, images, shown, masks
     )
   for line in findings.missing:
     log.info('no %s', line)
-  title = source.path + ('' if weights == 'params' else f', {weights}')
+  kind = request.weights
+  title = source.path + ('' if kind == 'params' else f', {kind}')
   metadata = {'weights': title, 'images': f'{len(images)} {origin}'}
   with paths.access(out, 'written'):
     for path in gallery.save(out, findings, metadata, names, form):
@@ -116,7 +122,7 @@ def run(
   return findings
 
 
-def _read_images(files: list[str], transform: Preprocess) -> np.ndarray:
+def _read_images(files: Sequence[str], transform: Preprocess) -> np.ndarray:
   """Reads and preprocesses image files."""
   images = []
   for file in files:
@@ -228,15 +234,7 @@ def main(arguments: list[str]) -> None:
       'WORKDIR…'
     )
   out = _output_directory(values.checkpoint, values.out)
-  run(
-    inputs.weights_path(values),
-    out,
-    values.images,
-    values.num_images,
-    inputs.image_size(values),
-    values.weights,
-    form,
-  )
+  run(inputs.weights_path(values), out, Request.of_flags(), form)
   if values.out is None:
     report.write(out.parent)
 

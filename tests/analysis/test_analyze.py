@@ -9,6 +9,7 @@ from tiny_vit import SIZES, noise_params
 
 from vit_jax import analyze
 from vit_jax.analysis import figures, plotting
+from vit_jax.analyze import Request
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights.formats import npz
@@ -37,7 +38,8 @@ def test_analyze_accepts_another_resolution(weights, tmp_path):
   files = [str(folder / name) for name in ('a.png', 'b.png')]
   out = epath.Path(tmp_path / 'figures')
   path = str(folder / 'small.npz')
-  found = analyze.run(path, out, files, image_size=(20, 20))
+  request = Request(images=files, image_size=(20, 20))
+  found = analyze.run(path, out, request)
   assert found.missing == []
   assert found.arrays['images'].shape == (2, 20, 20, 3)
   assert found.arrays['similarity'].shape == (5, 5, 5, 5)
@@ -61,8 +63,8 @@ def test_all_files_are_drawn_in_the_given_format(weights, tmp_path):
   out.mkdir()
   (out / 'figures.json').write_text('{}')  # describes PNG files
   files = [str(folder / name) for name in ('a.png', 'b.png')] * 5
-  pdf = plotting.Format('pdf', 50)
-  found = analyze.run(str(folder / 'small.npz'), out, files, form=pdf)
+  path, request = str(folder / 'small.npz'), Request(images=files)
+  found = analyze.run(path, out, request, plotting.Format('pdf', 50))
   for name in ('images', 'rollout', 'rollout_plain', 'heads', 'components'):
     assert len(found.arrays[name]) == 10, name
   assert sorted(path.name for path in out.iterdir()) == sorted(
@@ -74,12 +76,15 @@ def test_all_files_are_drawn_in_the_given_format(weights, tmp_path):
 def test_messages_of_invalid_requests(weights, tmp_path):
   folder, _ = weights
   path, out = str(folder / 'small.npz'), epath.Path(tmp_path)
-  with pytest.raises(UserError, match='--images'):
-    analyze.run(path, out, [])
-  with pytest.raises(UserError, match='c.png'):
-    analyze.run(path, out, [str(folder / 'c.png')])
-  with pytest.raises(UserError, match='18.*patches of 4 pixels'):
-    analyze.run(path, out, [str(folder / 'a.png')], image_size=(18, 18))
+  for name, size, message in (
+    (None, None, '--images'),
+    ('c.png', None, 'c.png'),
+    ('a.png', (18, 18), '18.*patches of 4 pixels'),
+  ):
+    files = [str(folder / name)] if name else []
+    request = Request(images=files, image_size=size)
+    with pytest.raises(UserError, match=message):
+      analyze.run(path, out, request)
   with pytest.raises(UserError, match='--out'):
     analyze._output_directory(path, None)
   assert list(out.iterdir()) == []

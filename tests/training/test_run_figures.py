@@ -74,7 +74,7 @@ def test_figures_are_drawn_at_the_end(tmp_path):
     assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   source = features.Spread(setting.open_source('test'), 5)
   images, _ = source.images(setting.transform)
-  expected = findings.examine(experiment.model, weights['params'], images)
+  expected = findings.examine(experiment.objective, weights['params'], images)
   saved = np.load(folder / 'figures.npz')
   for name, array in expected.arrays.items():
     np.testing.assert_allclose(saved[name], array, atol=1e-6)

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Float, Integer
 from PIL import Image, ImageFilter
 
 from vit_jax.arrays import tree
 from vit_jax.data.images import channels
 from vit_jax.errors import UserError
 from vit_jax.objectives.contract import Objective
-from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
 Grid = tuple[int, int]
@@ -58,12 +57,10 @@ class Findings(NamedTuple):
 
 
 def examine(
-  model: Any,
-  params: PyTree,
+  objective: Objective,
+  weights: PyTree,
   images: Integer[np.ndarray, 'n y x c'],
   shown: int = 8,
-  objective: Objective | None = None,
-  trained: PyTree = None,
   masks: Integer[np.ndarray, 'n y x'] | None = None,
 ) -> Findings:
   """Computes the arrays from which the figures of the paper are drawn.
@@ -72,23 +69,24 @@ def examine(
   separately from the same parameters (`models.contract.Model`).
 
   Args:
-    model: see `models.contract.Model`.
-    params: parameters of the model.
+    objective: objective for images of this size. If it hides patches, they are
+      reconstructed, and if it has classes of pixels, they are predicted.
+    weights: one of the values of `Objective.weights`.
     images: images preprocessed as for evaluation; attention distance is
       computed for all of them.
     shown: number of images for which rollout, maps of single heads, components
       of patches and reconstructions are kept.
-    objective: training objective for images of this size; if it hides patches,
-      they are reconstructed, and if it has classes of pixels, they are
-      predicted.
-    trained: one of the values of `Objective.weights`.
     masks: class of each pixel; negative numbers are ignored.
   """
-  leaves = tree.flatten(params)
-  size = images.shape[1:3]
-  target = objective.reconstructs if objective else ''
-  pictures = {'images': channels.rgb(images[:shown])}
-  findings = Findings(pictures, [], 'cls' in leaves, target)
+  model: Any = objective.setting.model
+  leaves = tree.flatten(objective.backbone(weights))
+  pictures = images[:shown]
+  findings = Findings(
+    {'images': channels.rgb(pictures)},
+    [],
+    'cls' in leaves,
+    objective.reconstructs,
+  )
   if (kernel := first_kernel(leaves)) is None:
     findings.missing.append(
       'filters: this model does not have a convolution of RGB pixels'
@@ -96,7 +94,7 @@ def examine(
   else:
     filters, fractions = components(kernel)
     findings.arrays.update(filters=filters, filter_shares=fractions)
-  grid = model.grid(size) if hasattr(model, 'grid') else None
+  grid = model.grid(images.shape[1:3]) if hasattr(model, 'grid') else None
   table = positions(leaves, grid) if grid else None
   if grid is None or table is None:
     findings.missing.append(
@@ -105,25 +103,23 @@ def examine(
     )
   else:
     findings.arrays['similarity'] = similarity(table, grid)
-  _attention(findings, model, params, images, grid, shown)
-  if grid and 'rollout' in findings.arrays:  # tokens are those of the patches
-    tokens = patch_tokens(model, params, images[:shown], grid)
-    findings.arrays['components'] = patch_components(tokens)
-  if objective and target:
+  _attention(findings, objective, weights, images, grid, shown)
+  if 'rollout' in findings.arrays:  # tokens are those of the patches
+    patches = _result(objective, 'patches')
+    maps = [np.asarray(patches(weights, image[None])) for image in pictures]
+    findings.arrays['components'] = patch_components(np.concatenate(maps))
+  if objective.reconstructs:
     # The same patches are hidden in every call.
-    pictures = jax.jit(objective.reconstruct)(
-      trained, {'image': jnp.asarray(images[:shown])}, jax.random.key(0)
+    drawn = jax.jit(objective.reconstruct)(
+      weights, {'image': jnp.asarray(pictures)}, jax.random.key(0)
     )
     for name in ('seen', 'predicted', 'completed'):
-      findings.arrays[name] = np.asarray(getattr(pictures, name))
-  if objective and 'classes' in objective.results:
-    predict = jax.jit(objective.predict, static_argnums=2)
-    batch = {'image': jnp.asarray(images[:shown])}
-    maps = predict(trained, batch, ('classes',))['classes']
-    maps = jax.image.resize(
-      maps, (*images[:shown].shape[:3], maps.shape[-1]), 'linear'
-    )
-    findings.arrays['classes'] = np.asarray(maps.argmax(-1))
+      findings.arrays[name] = np.asarray(getattr(drawn, name))
+  if 'classes' in objective.results:
+    maps = _result(objective, 'classes')(weights, pictures)
+    shape = (*pictures.shape[:3], maps.shape[-1])
+    classes = jax.image.resize(maps, shape, 'linear').argmax(-1)
+    findings.arrays['classes'] = np.asarray(classes)
     if masks is not None:
       findings.arrays['segments'] = masks[:shown]
   return findings
@@ -131,16 +127,17 @@ def examine(
 
 def _attention(
   findings: Findings,
-  model: Any,
-  params: PyTree,
+  objective: Objective,
+  weights: PyTree,
   images: Integer[np.ndarray, 'n y x c'],
   grid: Grid | None,
   shown: int,
 ) -> None:
   """Adds rollout, maps of heads and distances, one image at a time."""
-  attend = result_of(model, 'attention')
+  model: Any = objective.setting.model
+  attend = _result(objective, 'attention')
   try:
-    jax.eval_shape(attend, params, images[:1])
+    jax.eval_shape(attend, weights, images[:1])
   except UserError as error:
     findings.missing.append(f'rollout, heads and attention distance: {error}')
     return
@@ -151,55 +148,30 @@ def _attention(
       'models.contract.Model'
     )
     return
-  compiled, found = jax.jit(attend), collections.defaultdict(list)
+  found = collections.defaultdict(list)
   for index, image in enumerate(images):
-    weights = np.asarray(compiled(params, image[None]))
-    distances = head_distances(weights, grid, model.patch_pixels)
+    attention = np.asarray(attend(weights, image[None]))
+    distances = head_distances(attention, grid, model.patch_pixels)
     found['distance'].append(distances)
     if index >= shown:
       continue
     for name, maps in (
-      ('rollout', rollout(weights)),
-      ('rollout_plain', rollout(weights, residual=False)),
-      ('heads', weights[:, -1].astype(np.float64)),
+      ('rollout', rollout(attention)),
+      ('rollout_plain', rollout(attention, residual=False)),
+      ('heads', attention[:, -1].astype(np.float64)),
     ):
       found[name].append(on_patches(maps, grid, findings.by_token))
   findings.arrays.update({k: np.concatenate(v) for k, v in found.items()})
 
 
-def result_of(
-  model: Any, want: str
-) -> Callable[[PyTree, Any], Float[Array, 'n ...']]:
-  """Returns a function that computes a result of a model, float32.
+def _result(objective: Objective, name: str) -> Callable[[PyTree, Any], Any]:
+  """Returns a compiled function of weights and images to one result."""
 
-  Args:
-    model: see `models.contract.Model`.
-    want: name of the result, from `models.contract.WANTED`.
-
-  Returns:
-    Function of parameters and of images of 8 or 16 bits.
-  """
-
-  def compute(params: PyTree, images: Any) -> Float[Array, 'n ...']:
-    outputs = model.apply(
-      {'params': params}, normalize(images), method='predict', want=(want,)
-    )
-    return outputs[want]
+  @jax.jit
+  def compute(weights: PyTree, images: Any) -> Any:
+    return objective.predict(weights, {'image': images}, (name,))[name]
 
   return compute
-
-
-def patch_tokens(
-  model: Any,
-  params: PyTree,
-  images: Integer[np.ndarray, 'n y x c'],
-  grid: Grid,
-) -> Float[np.ndarray, 'n rows columns d']:
-  """Computes the tokens of the patches after the last LayerNorm."""
-  compiled, patches = jax.jit(result_of(model, 'tokens')), grid[0] * grid[1]
-  tokens = [np.asarray(compiled(params, image[None])) for image in images]
-  tokens = np.concatenate(tokens)[:, -patches:]
-  return tokens.reshape(len(images), *grid, -1)
 
 
 def patch_components(

@@ -140,17 +140,9 @@ class Evaluator(contract.Evaluator):
   def _draw(
     self, setting: contract.Setting, params: PyTree, title: str
   ) -> None:
-    transform, objective = setting.transform, setting.objective
     with jax.set_mesh(setting.mesh):
-      images, masks = self._source.images(transform)
-      found = examine(
-        objective.setting.model,
-        objective.backbone(params),
-        images,
-        objective=objective,
-        trained=params,
-        masks=masks,
-      )
+      images, masks = self._source.images(setting.transform)
+      found = examine(setting.objective, params, images, masks=masks)
     about = {
       'weights': title,
       'images': f'{len(images)} of {self._source.name}',
