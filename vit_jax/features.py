@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from vit_jax.cli import computation, inputs, process, results
+from vit_jax.cli import computation, inputs, process
 from vit_jax.cli.computation import Predict
 from vit_jax.cli.inputs import Data, flag
 from vit_jax.config import overrides
@@ -42,7 +42,6 @@ from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.data.storage.parts import Arrays, Parts
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Batch, not_finite_error
-from vit_jax.processes.consensus import from_main
 from vit_jax.weights.contract import Pretrained
 
 PyTree = Any
@@ -60,6 +59,12 @@ class Images(Source):
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     return {'image': files.read_image(self.paths[index])}
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Checksum of the paths."""
+    text = b'\n'.join(map(os.fsencode, self.paths))
+    return {'paths': hashlib.sha256(text).hexdigest()[:16]}
 
   def where(self, index: int) -> str:
     """Returns the path of the file."""
@@ -196,19 +201,16 @@ def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
       the directory is the result of other weights, data or settings.
   """
   weights = inputs.open_weights(checkpoint, request)
-  fingerprint = None
   if request.images:
     config = overrides.apply(inputs.sections(weights), [*request.settings])
     source = Images(inputs.image_paths(request.images))
     data = Data(config, source)
-    text = b'\n'.join(map(os.fsencode, source.paths))
-    fingerprint = {'paths': hashlib.sha256(text).hexdigest()[:16]}
   else:
     data = inputs.open_data(weights, request)
     source = filters.without(data.source, data.left_out)
     data = data._replace(source=source)
   chosen: dict[str, Any] = dict(layers=[*request.layers], tokens=request.tokens)
-  parts = computation.compute(
+  return computation.compute(
     out,
     weights,
     request,
@@ -217,9 +219,8 @@ def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
     columns=functools.partial(_columns, source),
     class_names=[*source.class_names] if _has_labels(source) else [],
     settings=chosen,
-    fingerprint=fingerprint,
+    summarise=_sizes,
   )
-  return parts.computation.summary() | from_main(lambda: _sizes(parts))
 
 
 def _sizes(parts: Parts) -> dict[str, Any]:
@@ -251,9 +252,7 @@ def main(arguments: list[str]) -> None:
   layers = parse_layers(values.layers)
   request = Request.of_flags(images=arguments, layers=layers)
   result = run(inputs.weights_path(values), values.out, request)
-  classes = len(result.pop('class_names'))
-  result = {'out': values.out, **result, 'classes': classes}
-  results.print_result(result)
+  computation.print_summary(values.out, result)
 
 
 if __name__ == '__main__':

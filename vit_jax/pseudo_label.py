@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import Float, Int
 
-from vit_jax.cli import computation, inputs, process, results
+from vit_jax.cli import computation, inputs, process
 from vit_jax.cli.inputs import flag
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
@@ -33,7 +33,6 @@ from vit_jax.data.storage.parts import Arrays, Parts, save
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.contract import Batch
 from vit_jax.objectives import losses
-from vit_jax.processes.consensus import from_main
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
@@ -202,7 +201,7 @@ def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
     logits = objective.predict(params, batch)['logits'].astype(jnp.float32)
     return {'soft': losses.PROBABILITIES[objective.cross_entropy](logits)}
 
-  parts = computation.compute(
+  return computation.compute(
     out,
     weights,
     request,
@@ -216,9 +215,10 @@ def run(checkpoint: str, out: str, request: Request) -> dict[str, Any]:
       'seed': request.seed,
       'left_out': fingerprint.checksum(left_out) if len(left_out) else None,
     },
+    summarise=functools.partial(
+      _select, per_class=request.per_class, seed=request.seed
+    ),
   )
-  selected = from_main(lambda: _select(parts, request.per_class, request.seed))
-  return parts.computation.summary() | selected
 
 
 def _class_names(weights: Pretrained, source: Source) -> list[str]:
@@ -251,10 +251,7 @@ def main(arguments: list[str]) -> None:
     )
   process.start_process()
   request, path = Request.of_flags(), inputs.weights_path(values)
-  result = run(path, values.out, request)
-  classes = len(result.pop('class_names'))
-  result = {'out': values.out, **result, 'classes': classes}
-  results.print_result(result)
+  computation.print_summary(values.out, run(path, values.out, request))
 
 
 if __name__ == '__main__':

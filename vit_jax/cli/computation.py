@@ -21,12 +21,12 @@ from vit_jax.arrays import sharding
 from vit_jax.cli import inputs, results
 from vit_jax.cli.inputs import Data, flag
 from vit_jax.config.keys import MAX_BATCH_SIZE
-from vit_jax.data.contract import TARGETS
+from vit_jax.data.contract import TARGETS, Source
 from vit_jax.data.filters import Chosen
 from vit_jax.data.storage.parts import Arrays, Computation, Parts
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.batch_size import largest_batch_size
-from vit_jax.evaluators.contract import Batch, joined
+from vit_jax.evaluators.contract import Batch, Setting, joined
 from vit_jax.files import paths
 from vit_jax.processes import runtime
 from vit_jax.processes.consensus import from_main
@@ -38,6 +38,7 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 # Function of (parameters, batch) to arrays `[n, …]`.
 Predict = Callable[[PyTree, Batch], dict[str, jax.Array]]
+Columns = Callable[[Arrays, Int[np.ndarray, ' n']], Arrays]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,11 +73,11 @@ def compute(
   data: Data,
   *,
   predict: Predict,
-  columns: Callable[[Arrays, Int[np.ndarray, ' n']], Arrays],
+  columns: Columns,
   class_names: list[str],
   settings: dict[str, Any],
-  fingerprint: dict[str, Any] | None = None,
-) -> Parts:
+  summarise: Callable[[Parts], dict[str, Any]],
+) -> dict[str, Any]:
   """Applies frozen weights to all examples, and writes the results.
 
   All processes must call it. Existing parts are not computed again.
@@ -92,57 +93,44 @@ def compute(
       cannot be used, which the mask excludes, are left out.
     class_names: class names of the result.
     settings: further settings on which the columns depend, JSON values.
-    fingerprint: fingerprint of the data; by default that of the source.
+    summarise: function of all parts to values of the summary, which the main
+      process calls.
 
   Returns:
-    All parts.
+    The description of the result, see `parts.Computation`, and the summary.
 
   Raises:
     UserError: a record is bad; or the directory is the result of other weights,
       data or settings, or cannot be read or written.
   """
-  config, source = data.config, data.source
   folder = _folder(out)
   existing = from_main(lambda: _batch_size(folder))
-  mesh, num_examples = sharding.make_mesh(jax.devices()), len(source)
+  mesh, num_examples = sharding.make_mesh(jax.devices()), len(data.source)
   # An interrupted computation continues with its batch size.
   rows = request.batch_size or existing
   rows = rows or largest_batch_size(
     weights, mesh, predict=predict, examples=num_examples
   )
   setting = inputs.evaluation_setting(
-    weights, config, lambda _: source, mesh, rows
+    weights, data.config, lambda _: data.source, mesh, rows
   )
-  batch_size = setting.batch_size
-
-  def labelled(params: PyTree, batch: Batch) -> PyTree:
-    kept = {key: batch[key] for key in (*TARGETS, 'mask') if key in batch}
-    return predict(params, batch) | kept
-
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(jax.set_mesh(mesh))
-    abstract = weights.abstract_weights(mesh)
-    shape = (batch_size, *weights.image_size, weights.model().channels)
-    images = {'image': jax.ShapeDtypeStruct(shape, np.uint8)}
-    first, *_ = jax.tree.leaves(jax.eval_shape(predict, abstract, images))
-    # A part has the same size whether an example has one vector or many.
-    vectors = math.prod(first.shape[1:-1])
-    batches = -(-request.part_examples // (batch_size * vectors))
+  with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
+    part_examples = _part_examples(request, weights, setting, predict)
     params = weights.load_weights(mesh)
     computation = Computation(
       checkpoint=weights.path,
       weights=request.weights,
       digest=frozen.digests({'': params})[''],
-      data=source.name,
-      source=config.source.to_dict() if 'source' in config else {},
+      data=data.source.name,
+      source=data.config.source.to_dict() if 'source' in data.config else {},
       split=data.split,
-      fingerprint=fingerprint or source.fingerprint,
+      fingerprint=data.source.fingerprint,
       class_names=class_names,
       examples=num_examples,
-      on_bad_record=config.reader.on_bad_record,
-      preprocess=results.describe(weights, config),
-      batch_size=batch_size,
-      part_examples=batches * batch_size,
+      on_bad_record=data.config.reader.on_bad_record,
+      preprocess=results.describe(weights, data.config),
+      batch_size=setting.batch_size,
+      part_examples=part_examples,
       settings=settings,
     )
     if runtime.is_main():
@@ -153,23 +141,61 @@ def compute(
     missing = from_main(lambda: Parts.begin(folder, computation).missing())
     if len(missing) < len(parts):
       log.info('%d of %d parts exist', len(parts) - len(missing), len(parts))
-    remaining = [np.zeros(0, np.int64), *map(parts.indices, missing)]
-    outputs = setting.sweep(
-      params,
-      Chosen(source, np.concatenate(remaining)),
-      setting.compiled(labelled),
-    )
-    for number in missing:
-      of_part = parts.indices(number)
-      found = []
-      for start in range(0, len(of_part), batch_size):
-        index = of_part[start : start + batch_size]  # shorter without padding
-        result = {k: v[: len(index)] for k, v in next(outputs).items()}
-        found.append(columns(result, index))
-      if runtime.is_main():
-        parts.write(number, joined(found))
-    from_main(lambda: None)  # the last part has been written
-  return parts
+    _write_parts(parts, missing, setting, params, data.source, predict, columns)
+  return computation.summary() | from_main(lambda: summarise(parts))
+
+
+def _part_examples(
+  request: Request, weights: Pretrained, setting: Setting, predict: Predict
+) -> int:
+  """Returns the number of examples per part, in whole batches.
+
+  A part has the same size whether an example has one vector or many.
+  """
+  shape = setting.batch_size, *weights.image_size, weights.model().channels
+  images = {'image': jax.ShapeDtypeStruct(shape, np.uint8)}
+  abstract = weights.abstract_weights(setting.mesh)
+  first, *_ = jax.tree.leaves(jax.eval_shape(predict, abstract, images))
+  vectors = math.prod(first.shape[1:-1])
+  batches = -(-request.part_examples // (setting.batch_size * vectors))
+  return batches * setting.batch_size
+
+
+def _write_parts(
+  parts: Parts,
+  missing: list[int],
+  setting: Setting,
+  params: PyTree,
+  source: Source,
+  predict: Predict,
+  columns: Columns,
+) -> None:
+  """Computes and writes the parts with the given numbers, in one sweep."""
+
+  def labelled(params: PyTree, batch: Batch) -> PyTree:
+    kept = {key: batch[key] for key in (*TARGETS, 'mask') if key in batch}
+    return predict(params, batch) | kept
+
+  remaining = [np.zeros(0, np.int64), *map(parts.indices, missing)]
+  examples = Chosen(source, np.concatenate(remaining))
+  outputs = setting.sweep(params, examples, setting.compiled(labelled))
+  size = setting.batch_size
+  for number in missing:
+    of_part = parts.indices(number)
+    found = []
+    for start in range(0, len(of_part), size):
+      index = of_part[start : start + size]  # shorter without padding
+      result = {k: v[: len(index)] for k, v in next(outputs).items()}
+      found.append(columns(result, index))
+    if runtime.is_main():
+      parts.write(number, joined(found))
+  from_main(lambda: None)  # the last part has been written
+
+
+def print_summary(out: str, result: dict[str, Any]) -> None:
+  """Prints the result of a command, with the number of classes only."""
+  classes = len(result.pop('class_names'))
+  results.print_result({'out': out, **result, 'classes': classes})
 
 
 def _folder(out: str) -> epath.Path:
