@@ -226,20 +226,28 @@ class Chart(NamedTuple):
 
 def render(run: Record) -> str:
   """Renders the HTML report of a run, without pictures if it is too large."""
-  text = _render_run(run)
-  if len(text.encode()) > MAX_BYTES:
-    text = _render_run(run._replace(figures={}))
-  if len(text.encode()) > MAX_BYTES:
-    text = _render_run(run._replace(figures={}, pictures={}))
+  text = _page(run)
+  for name in ('figures', 'pictures'):
+    if len(text.encode()) > MAX_BYTES:
+      run = run._replace(**{name: {}})
+      text = _page(run)
   return text
 
 
-def _render_run(run: Record) -> str:
+def _page(run: Record) -> str:
+  """Returns a complete page that does not depend on other files."""
   listed = [e for e in run.events if e['event'] not in _QUIET]
   counts = Counter(event['event'] for event in listed).most_common()
-  return _page(
+  environment = jinja2.Environment(
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  template = environment.from_string(_TEMPLATE.read_text('utf-8'))
+  text = template.render(
     run=run,
-    heading=run.name,
     tiles=_tiles(run),
     charts=_curves(run),
     results=_results(run),
@@ -252,7 +260,11 @@ def _render_run(run: Record) -> str:
       (data_uri('png', content), FIGURES[name])
       for name, content in run.figures.items()
     ],
+    colours=COLOURS,
+    max_field=_FIELD,
   )
+  # Names of files may have bytes that are not UTF-8.
+  return text.encode(errors='backslashreplace').decode()
 
 
 def write(workdir: epath.Path) -> None:
@@ -266,21 +278,6 @@ def write(workdir: epath.Path) -> None:
     log.warning(
       '%s could not be written: %s: %s', NAME, type(error).__name__, error
     )
-
-
-def _page(**content: Any) -> str:
-  """Returns a complete page that does not depend on other files."""
-  environment = jinja2.Environment(
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    undefined=jinja2.StrictUndefined,
-  )
-  template = environment.from_string(_TEMPLATE.read_text('utf-8'))
-  text = template.render(content, colours=COLOURS, max_field=_FIELD)
-  # Names of files may have bytes that are not UTF-8.
-  return text.encode(errors='backslashreplace').decode()
 
 
 def draw_chart(
