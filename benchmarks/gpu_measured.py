@@ -120,10 +120,10 @@ def instructions(
   Instructions that are measured but not modelled have no kind.
   """
   rows: dict[str, dict[str, Any]] = {}
-  for op, computation, times in hlo.executions(module):
+  for op, _, times in hlo.executions(module):
     if op.opcode in gpu_cost.FREE:
       continue
-    kernel = gpu_cost.kernel(module, op, computation)
+    kernel = gpu_cost.kernel(module, op)
     row = rows.setdefault(
       op.name,
       {

@@ -126,10 +126,10 @@ def seconds_before(text: str, target: Any) -> float:
   from vit_jax.plan import cost, gpu_cost, hlo
 
   module, total, gpu = hlo.parse(text), 0.0, target.device
-  for op, computation, times in hlo.executions(module):
+  for op, _, times in hlo.executions(module):
     if op.opcode in gpu_cost.FREE or cost.collective(op):
       continue
-    work = gpu_cost.kernel(module, op, computation)
+    work = gpu_cost.kernel(module, op)
     fraction = 0.30 if work.kind == 'attention' else 0.70
     compute = work.flops / (fraction * gpu.peak_flops)
     total += times * (2e-6 + max(compute, work.bytes / 0.90 / gpu.bytes_per_s))

@@ -68,7 +68,7 @@ def seconds_of_dot(m, n, k, batch=1):
   text = DOT.format(m=m, n=n, k=k, batch=batch)
   module = hlo.parse(text)
   [main] = module.computations.values()
-  work = gpu_cost.kernel(module, main.ops['dot'], main)
+  work = gpu_cost.kernel(module, main.ops['dot'])
   rates = RATES._replace(product=1.0, copy=1e9)
   return work.seconds(H100, rates)
 

@@ -188,7 +188,7 @@ ENTRY %main (a: bf16{left}, b: bf16{right}) -> bf16{out} {{
 }}
 """
   entry = hlo.parse(text).computations['main']
-  assert hlo.matrix_flops(entry.ops['c'], entry) == flops
+  assert hlo.matrix_flops(entry.ops['c']) == flops
 
 
 ENCODER = 'while/body/closed_call/layers'

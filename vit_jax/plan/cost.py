@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from vit_jax.plan import hlo
-from vit_jax.plan.hlo import Computation, Op
+from vit_jax.plan.hlo import Op
 
 COLLECTIVES = (
   'all-reduce',
@@ -109,12 +109,12 @@ def collective(op: Op) -> str:
   return kind if kind in COLLECTIVES else ''
 
 
-def exchanged_bytes(op: Op, computation: Computation) -> int:
+def exchanged_bytes(op: Op) -> int:
   """Returns the bytes of a collective's operands or of its result.
 
   The larger of the two numbers is returned.
   """
-  read = hlo.num_bytes(hlo.operand_shapes(op, computation))
+  read = hlo.num_bytes(op.reads)
   written = hlo.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
     written = max(written - read, 0)  # the result contains the operands

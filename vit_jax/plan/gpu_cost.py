@@ -172,7 +172,7 @@ def at_rates(module: Module, target: Target, rates: Rates) -> Cost:
     if op.opcode.endswith('-done'):
       exposed += sum(pending.pop(name, 0.0) for name in op.operands) * times
     elif kind:
-      size, seconds = _ring(op, computation, target, rates)
+      size, seconds = _ring(op, target, rates)
       sums = dict(count=1, bytes=size, seconds=seconds, exposed_seconds=0.0)
       cost.add(collectives, kind, times, **sums)
       if op.opcode.endswith('-start'):
@@ -181,7 +181,7 @@ def at_rates(module: Module, target: Target, rates: Rates) -> Cost:
         exposed += seconds * times
     if kind or op.opcode in FREE:
       continue
-    work = kernel(module, op, computation)
+    work = kernel(module, op)
     seconds = work.seconds(target.device, rates)
     sums = dict(count=1, flops=work.flops, bytes=work.bytes, seconds=seconds)
     cost.add(kernels, work.kind, times, **sums)
@@ -200,34 +200,29 @@ def at_rates(module: Module, target: Target, rates: Rates) -> Cost:
   )
 
 
-def kernel(module: Module, op: Op, computation: Computation) -> Kernel:
+def kernel(module: Module, op: Op) -> Kernel:
   """Returns kind, FLOPs and bytes of an instruction."""
   if op.opcode == 'custom-call':
-    return _library_call(op, computation)
+    return _library_call(op)
   # XLA's kernels of the kind "input" are reductions.
   kind = 'memory'
   if op.opcode == 'reduce' or 'kind=kInput' in op.attributes:
     kind = 'reduction'
-  inner, ops = computation, [op]
+  ops, moved = [op], hlo.bytes_moved(op)
   if op.opcode == 'fusion':
     inner = module.computations[op.calls('calls')[0]]
-    ops = list(inner.ops.values())
-    moved = _fusion_bytes(op, computation, inner)
-  else:
-    moved = hlo.bytes_moved(op, computation)
-  flops = {each.name: hlo.matrix_flops(each, inner) for each in ops}
+    ops, moved = list(inner.ops.values()), _fusion_bytes(inner)
+  flops = {each.name: hlo.matrix_flops(each) for each in ops}
   total = sum(flops.values())
   if not total:
     return Kernel(kind, 0, moved)
   largest = max(ops, key=lambda each: flops[each.name])
-  operands = hlo.operand_shapes(largest, inner)
-  tiles = 0
-  if largest.opcode == 'dot':
-    tiles = _tiles(largest, operands, largest.shapes[0])
-  return Kernel('product', total, moved, tiles=tiles, dtype=operands[0].dtype)
+  tiles = _tiles(largest, largest.shapes[0]) if largest.opcode == 'dot' else 0
+  dtype = largest.reads[0].dtype
+  return Kernel('product', total, moved, tiles=tiles, dtype=dtype)
 
 
-def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
+def _fusion_bytes(inner: Computation) -> int:
   """Returns the bytes that a fusion reads and writes.
 
   If an operand is only sliced, the slices are counted; if it is updated in
@@ -262,82 +257,75 @@ def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
   return total
 
 
-def _library_call(op: Op, computation: Computation) -> Kernel:
+def _library_call(op: Op) -> Kernel:
   """Returns kind, FLOPs and bytes of a call of cuBLAS, cuDNN or others."""
   name = cost.kernel(op)
-  operands = hlo.operand_shapes(op, computation)
   # Results of type s8 or u8 are workspaces of the library.
   results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]
-  moved = hlo.num_bytes((*operands, *results))
+  moved = hlo.num_bytes((*op.reads, *results))
   if name.startswith('__cublas'):
     # 2·m·n·k, from the result and the contracted dimensions.
-    contracted = hlo.dimensions(op, 'contracting', operands[0])
+    contracted = hlo.dimensions(op, 'contracting')
     flops = 2 * math.prod(results[0].dims) * contracted
-    tiles = _tiles(op, operands, results[0])
-    dtype = operands[0].dtype
+    tiles, dtype = _tiles(op, results[0]), op.reads[0].dtype
     return Kernel('product', flops, moved, tiles=tiles, dtype=dtype)
   if name.startswith('__cudnn$conv'):
-    flops = _convolution_flops(op, name, operands, results)
-    return Kernel('product', flops, moved, dtype=operands[0].dtype)
+    flops = _convolution_flops(op, results)
+    return Kernel('product', flops, moved, dtype=op.reads[0].dtype)
   if name.startswith('__cudnn$fmha'):
-    flops, tokens = _attention_flops(name, operands), operands[1].dims[1]
-    return Kernel('attention', flops, moved, tokens)
+    return Kernel('attention', _attention_flops(op), moved, op.reads[1].dims[1])
   return Kernel('memory', 0, moved)
 
 
-def _tiles(op: Op, operands: list[Shape], result: Shape) -> int:
+def _tiles(op: Op, result: Shape) -> int:
   """Returns the number of tiles of a product of m x k and k x n, b times.
 
   A long contraction, as in the gradient of a matrix, is split among several
   multiprocessors (split-K).
   """
-  batch = hlo.dimensions(op, 'batch', operands[0])
-  contracted = hlo.dimensions(op, 'contracting', operands[0])
-  columns = math.prod(operands[1].dims) // (contracted * batch)
+  batch = hlo.dimensions(op, 'batch')
+  contracted = hlo.dimensions(op, 'contracting')
+  columns = math.prod(op.reads[1].dims) // (contracted * batch)
   rows = math.prod(result.dims) // (columns * batch)
   splits = -(-contracted // _SPLIT)
   return batch * splits * -(-rows // _TILE) * -(-columns // _TILE)
 
 
-def _convolution_flops(
-  op: Op, name: str, operands: list[Shape], results: list[Shape]
-) -> int:
+def _convolution_flops(op: Op, results: list[Shape]) -> int:
   """Returns the FLOPs of a convolution or of one of its two gradients.
 
   Each output element takes one multiply-add per element of the filters of its
   channel; products with padding are included.
   """
-  kernel, output = operands[1], results[0]
+  name, kernel, output = cost.kernel(op), op.reads[1], results[0]
   if name.startswith('__cudnn$convBackwardInput'):
-    output = operands[0]
+    output = op.reads[0]
   elif name.startswith('__cudnn$convBackwardFilter'):
-    kernel, output = results[0], operands[1]
+    kernel, output = results[0], op.reads[1]
   labels = re.search(r'dim_labels=\w+_(\w+)->', op.attributes)
   assert labels is not None, op.attributes[:200]
   features = kernel.dims[labels[1].index('o')]
   return 2 * math.prod(output.dims) * math.prod(kernel.dims) // features
 
 
-def _attention_flops(name: str, operands: list[Shape]) -> int:
+def _attention_flops(op: Op) -> int:
   """Returns the FLOPs of fused attention on `[n, tokens, heads, channels]`.
 
   There are two products in the forward pass, and five in the backward pass,
   which computes the attention weights again.
   """
-  query, key = operands[:2]
+  query, key = op.reads[:2]
   product = 2 * math.prod(query.dims) * key.dims[1]
-  return (5 if 'Backward' in name else 2) * product
+  return (5 if 'Backward' in cost.kernel(op) else 2) * product
 
 
-def _ring(
-  op: Op, computation: Computation, target: Target, rates: Rates
-) -> tuple[int, float]:
+def _ring(op: Op, target: Target, rates: Rates) -> tuple[int, float]:
   """Returns the bytes and the seconds of a collective.
 
   Within a node the ring runs over NVLink. Between nodes, each GPU exchanges its
   part of the node's sum with the other nodes over its own network adapter.
   """
-  size = cost.exchanged_bytes(op, computation)
+  size = cost.exchanged_bytes(op)
   members = cost.group_size(op, len(target.devices))
   assert target.device is not None
   gpu = target.device

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from vit_jax.arrays import flops
@@ -54,6 +54,7 @@ class Op:
     opcode: 'fusion', 'while', …
     type: type of the result, as text.
     operands: names of the operands.
+    reads: shapes of the arrays in the operands.
     literal: text between the parentheses, such as the value of a constant.
     attributes: text after the parentheses.
   """
@@ -62,6 +63,7 @@ class Op:
   opcode: str
   type: str
   operands: tuple[str, ...]
+  reads: tuple[Shape, ...]
   literal: str
   attributes: str
 
@@ -131,8 +133,12 @@ def _closing(text: str, start: int) -> int:
   raise ValueError(f'unbalanced brackets in {text[:200]!r}')
 
 
-def _parse_op(line: str) -> tuple[Op, bool] | None:
+def _parse_op(line: str, before: Mapping[str, Op]) -> tuple[Op, bool] | None:
   """Parses an instruction.
+
+  Args:
+    line: line of the text.
+    before: instructions of the computation before this one, by name.
 
   Returns:
     The instruction, and whether it is the root; None for any other line.
@@ -148,11 +154,14 @@ def _parse_op(line: str) -> tuple[Op, bool] | None:
     return None
   close = _closing(line, opcode.end() - 1)
   inside = line[opcode.end() : close - 1]
+  operands = tuple(_REFERENCE.findall(inside))
+  known = [before[name] for name in operands if name in before]
   op = Op(
     name=head[2],
     opcode=opcode[1],
     type=line[start:end],
-    operands=tuple(_REFERENCE.findall(inside)),
+    operands=operands,
+    reads=tuple(shape for operand in known for shape in operand.shapes),
     literal=inside,
     attributes=line[close:],
   )
@@ -170,7 +179,7 @@ def parse(text: str) -> Module:
       entry = name if head[1] else entry
     elif line.startswith('}'):
       computations[name] = Computation(name, ops, root)
-    elif parsed := _parse_op(line):
+    elif parsed := _parse_op(line, ops):
       op, is_root = parsed
       ops[op.name] = op
       root = op.name if is_root else root
@@ -187,38 +196,30 @@ def num_bytes(shapes: Iterable[Shape]) -> int:
   return total
 
 
-def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
-  """Returns the shapes of the arrays that an instruction reads."""
-  ops = computation.ops
-  return [s for name in op.operands if name in ops for s in ops[name].shapes]
-
-
-def bytes_moved(op: Op, computation: Computation) -> int:
+def bytes_moved(op: Op) -> int:
   """Returns the bytes that an instruction reads and writes.
 
   If an array is sliced or updated in place, only the slice or the update is
   counted. If the compiler keeps an operand on the chip, the result is an upper
   bound.
   """
-  read = operand_shapes(op, computation)
   if op.opcode == 'dynamic-update-slice':
-    return 2 * num_bytes(read[1:2])
+    return 2 * num_bytes(op.reads[1:2])
   if op.opcode in ('slice', 'dynamic-slice'):
     return 2 * num_bytes(op.shapes)
-  return num_bytes(read) + num_bytes(op.shapes)
+  return num_bytes(op.reads) + num_bytes(op.shapes)
 
 
-def matrix_flops(op: Op, computation: Computation) -> int:
+def matrix_flops(op: Op) -> int:
   """Returns the FLOPs of a matrix product or convolution, else 0."""
   if op.opcode == 'convolution':
-    return _convolution(op, computation)
+    return _convolution(op)
   if op.opcode != 'dot':
     return 0
-  contracted = dimensions(op, 'contracting', operand_shapes(op, computation)[0])
-  return 2 * math.prod(op.shapes[0].dims) * contracted
+  return 2 * math.prod(op.shapes[0].dims) * dimensions(op, 'contracting')
 
 
-def dimensions(op: Op, kind: str, left: Shape) -> int:
+def dimensions(op: Op, kind: str) -> int:
   """Returns the product of the batch or contracting dimensions of a product.
 
   XLA writes them as `lhs_batch_dims={0}`, and in the settings of a library call
@@ -227,16 +228,16 @@ def dimensions(op: Op, kind: str, left: Shape) -> int:
   pattern = rf'lhs_{kind}_dim(?:ension)?s"?[=:][{{\[]([^\]}}]*)'
   match = re.search(pattern, op.attributes)
   axes = re.findall(r'\d+', match[1]) if match else []
-  return math.prod(left.dims[int(axis)] for axis in axes)
+  return math.prod(op.reads[0].dims[int(axis)] for axis in axes)
 
 
-def _convolution(op: Op, computation: Computation) -> int:
+def _convolution(op: Op) -> int:
   """Returns the FLOPs of a convolution, without products with padding.
 
   TPU compilers represent every matrix product as a convolution, with batch
   dimensions as dilated windows; most positions of such a window are padding.
   """
-  images, kernel = operand_shapes(op, computation)[:2]
+  images, kernel = op.reads[:2]
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', op.attributes)
   assert labels is not None, op.attributes[:200]
   image_dims = dict(zip(labels[1], images.dims, strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 from vit_jax.arrays.devices import Device
 from vit_jax.plan import cost, hlo
 from vit_jax.plan.cost import Cost, Sums
-from vit_jax.plan.hlo import Computation, Module, Op
+from vit_jax.plan.hlo import Module, Op
 from vit_jax.plan.topology import Target
 
 # Custom calls that do no work: they allocate a buffer, or join adjacent slices.
@@ -42,12 +42,12 @@ def of_program(module: Module, target: Target) -> Cost:
   """
   cycles, groups = 0, collections.Counter()
   uncounted, collectives = {}, {}
-  for op, computation, times in hlo.executions(module):
+  for op, _, times in hlo.executions(module):
     if op.opcode.endswith(('-done', '-update')):
       continue  # its cost is counted at the '-start' instruction
     kind = cost.collective(op)
     if kind:
-      size, seconds = _ring(op, computation, target)
+      size, seconds = _ring(op, target)
       # Asynchronous collectives are assumed to be hidden by other work.
       exposed = 0.0 if op.opcode.endswith('-start') else seconds
       once = dict(count=1, bytes=size, seconds=seconds, exposed_seconds=exposed)
@@ -59,12 +59,12 @@ def of_program(module: Module, target: Target) -> Cost:
       groups[cost.group(op.path)] += op.estimated_cycles * times
     elif not kind and cost.kernel(op) not in _FREE_KERNELS:
       name = f'{op.opcode} {cost.kernel(op)}'.strip()
-      values = _without_estimate(op, computation, target.device)
+      values = _without_estimate(op, target.device)
       cost.add(uncounted, name, times, times=1, **values)
       uncounted[name]['overlapped'] = op.opcode.endswith('-start')
   flops = sum(
-    hlo.matrix_flops(op, computation) * times
-    for op, computation, times in hlo.executions(module, inside=True)
+    hlo.matrix_flops(op) * times
+    for op, _, times in hlo.executions(module, inside=True)
   )
   declared = [sums for sums in uncounted.values() if sums['flops']]
   uncounted_cycles = sum(
@@ -120,16 +120,14 @@ def _times(
   )
 
 
-def _without_estimate(
-  op: Op, computation: Computation, device: Device | None
-) -> dict[str, float]:
+def _without_estimate(op: Op, device: Device | None) -> dict[str, float]:
   """Returns bytes, FLOPs and cycles of an instruction without an estimate.
 
   If the instruction is a kernel that declares its bytes and FLOPs, these are
   used. Otherwise the bytes are those of operands and result, without FLOPs.
   """
   declared = _declared(op) if cost.kernel(op) else {}
-  moved = declared.get('bytes_accessed', hlo.bytes_moved(op, computation))
+  moved = declared.get('bytes_accessed', hlo.bytes_moved(op))
   flops = declared.get('flops', 0)
   cycles = 0.0
   if device is not None and device.exponentials_per_cycle:
@@ -154,15 +152,13 @@ def _declared(op: Op) -> dict[str, int]:
   return {name: int(number) for name, number in found}
 
 
-def _ring(
-  op: Op, computation: Computation, target: Target
-) -> tuple[int, float]:
+def _ring(op: Op, target: Target) -> tuple[int, float]:
   """Returns the bytes and the seconds of a collective: rings over all links.
 
   The time is that of the bytes on the links plus the latency of the links
   between the most distant chips of a group; it is 0 if the rates are unknown.
   """
-  size = cost.exchanged_bytes(op, computation)
+  size = cost.exchanged_bytes(op)
   if target.device is None:
     return size, 0.0
   members = cost.group_size(op, len(target.devices))
