@@ -48,18 +48,6 @@ _TITLES = {  # titles of the charts of training metrics
   'grad_norm': 'gradient norm',
   'mfu': 'model FLOPs utilisation',
 }
-_SPAN_LABELS = {  # descriptions of the spans of the event log
-  'step': 'training steps that were kept',
-  'lost': 'training steps repeated after a restart',
-  'down': 'time between two starts',
-  'data_wait': 'waiting for data',
-  'eval': 'evaluation',
-  'save': 'saving checkpoints',
-  'restore': 'restoring or initializing weights',
-  'compile': 'compilation',
-  'init': 'opening data and weights',
-  'report': 'writing this report',
-}
 PICTURES = 'report.json'  # written when a run ends and by the command `report`
 _MAX_FIGURE_BYTES = 2**20  # larger figures are left out
 _MAX_SIDE = 160  # larger images are shrunk to this side length, pixels
@@ -407,14 +395,10 @@ def _results(run: Record) -> list[tuple[str, ...]]:
 
 
 def _times(run: Record) -> list[tuple[str, float]]:
-  """Returns description and seconds of each use of time, training first."""
+  """Returns name and seconds of each use of time, training first."""
   seconds = ledger.summarise(run.events).seconds
   ordered = sorted(seconds, key=lambda name: (name != 'step', -seconds[name]))
-  return [
-    (_SPAN_LABELS.get(name, name), seconds[name])
-    for name in ordered
-    if seconds[name] > 0
-  ]
+  return [(name, seconds[name]) for name in ordered if seconds[name] > 0]
 
 
 def _event(event: dict[str, Any]) -> tuple[str, str, str]:
