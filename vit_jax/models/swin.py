@@ -371,13 +371,15 @@ class WindowAttention(nn.Module):
     heads = (num_heads, width // num_heads)
     x = self.windows.cut(x)  # [n, w, s, d]
     by = config.attention_by(self.stage, side)
-    if by == 'cuDNN':  # its heads are those of all windows
-      x = x.swapaxes(1, 2)  # [n, s, w, d]
+    if by == 'cuDNN':
+      # Its heads are those of all windows, and it needs an even number of
+      # tokens. Here, XLA adds the padding while it cuts the windows.
+      x = cudnn.even(x.swapaxes(1, 2))  # [n, s, w, d]
     dense = functools.partial(
       Linear, kernel_init=NORMAL, dtype=config.compute_dtype
     )
     dense_layers = [
-      dense(heads, model_dim=-2, flat=by == 'kernels', name=part)
+      dense(heads, model_dim=-2, flat=by != 'XLA', name=part)
       for part in ('query', 'key', 'value')
     ]
     shape = (2 * side - 1) ** 2, num_heads
@@ -394,11 +396,16 @@ class WindowAttention(nn.Module):
         bias = bias + mask[:, None]  # [w, h, s, s]
       query, key, value = (layer(x) for layer in dense_layers)
       if by == 'cuDNN':
+        query, key, value = (
+          y.reshape(*y.shape[:-1], *heads) for y in (query, key, value)
+        )
         y = cudnn.attend(query, key, value, bias=bias)
       else:
         y = attention.relative_attention(query, key, value, None, bias)
     y = dense((width,), inputs=heads, model_dim=-3, name='out')(y)
-    return self.windows.join(y.swapaxes(1, 2) if by == 'cuDNN' else y)
+    if by == 'cuDNN':
+      y = y[:, : side**2].swapaxes(1, 2)
+    return self.windows.join(y)
 
 
 class Block(nn.Module):

@@ -32,7 +32,7 @@ def attend(
   key: Float[Array, 'n k *w h c'],
   value: Float[Array, 'n k *w h c'],
   tokens: int | None = None,
-  bias: Float[Array, '#w h q k'] | None = None,
+  bias: Float[Array, '#w h s s'] | None = None,
 ) -> Float[Array, 'n q *w h c']:
   """Computes softmax(q·k / √c + bias) v.
 
@@ -50,7 +50,8 @@ def attend(
     tokens: number of queries, and of keys, that are not padding; None if the
       arrays contain no padding. Outputs of padding are zero.
     bias: added to the logits of each head of a window; None without windows.
-      It is rounded to the dtype of the queries, and so is its gradient.
+      It is rounded to the dtype of the queries, and so is its gradient. Tokens
+      after those of the bias are padding, which is masked.
 
   Returns:
     Output for each query, in the dtype of the queries.
@@ -59,12 +60,12 @@ def attend(
   """
   arrays = [*map(checkpoint_name, (query, key, value), SAVED[:3])]
   lengths = [tokens or x.shape[1] for x in arrays[:2]]
-  arrays = [_even(x) for x in arrays]
+  arrays = [even(x) for x in arrays]
   is_padded = bias is None and any(
     length < x.shape[1] for length, x in zip(lengths, arrays[:2], strict=True)
   )
   if bias is not None:
-    odd = (0, query.shape[1] % 2)
+    odd = (0, arrays[0].shape[1] - bias.shape[-1])
     bias = jnp.pad(bias, ((0, 0), (0, 0), odd, odd), constant_values=_MASKED)
     bias = jnp.broadcast_to(bias, (query.shape[2], *bias.shape[1:]))
     # Queries and heads are the same axes as those of the other arrays.
@@ -97,7 +98,7 @@ def attend(
   return y[:, : query.shape[1]]
 
 
-def _even(x: Float[Array, 'n t *h c']) -> Float[Array, 'n s *h c']:
+def even(x: Float[Array, 'n t *d']) -> Float[Array, 'n s *d']:
   """Pads the tokens to an even number."""
   more = [(0, 0)] * x.ndim
   more[1] = (0, x.shape[1] % 2)
