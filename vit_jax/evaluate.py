@@ -23,7 +23,7 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import inputs, process, results
-from vit_jax.cli.inputs import flag
+from vit_jax.cli.fields import flag
 from vit_jax.config import overrides, schema
 from vit_jax.config.completion import flatten
 from vit_jax.config.schema import EVALS, Config, Section, build_section
@@ -236,19 +236,17 @@ def _measures(name: str) -> bool:
 
 def _is_run_data(config: Config, own: Section) -> bool:
   """Returns whether the config reads the data set of the run, `own`."""
-  old, new = flatten(own), flatten(config.source)
 
-  def same(key: str) -> bool:
-    if not key.endswith('path') or not old.get(key):
-      return new[key] == old.get(key)
+  def identity(section: Any) -> dict[str, Any]:
     # The config of a run contains absolute paths, a flag may be relative.
-    return os.path.abspath(new[key]) == os.path.abspath(old[key])
+    return {
+      key: os.path.abspath(value) if value and key.endswith('path') else value
+      for key, value in flatten(section).items()
+      if key.rpartition('.')[2] in ('name', 'dataset', 'path')
+    }
 
-  return all(
-    same(key)
-    for key in new
-    if key.rpartition('.')[2] in ('name', 'dataset', 'path')
-  )
+  old, new = identity(own), identity(config.source)
+  return all(old.get(key) == value for key, value in new.items())
 
 
 def _leave_out(config: Config, own: Section) -> str | None:
