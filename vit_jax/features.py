@@ -33,7 +33,8 @@ from absl import flags
 
 from vit_jax.cli import computation, inputs, process
 from vit_jax.cli.computation import Predict
-from vit_jax.cli.inputs import Data, flag
+from vit_jax.cli.fields import flag
+from vit_jax.cli.inputs import Data
 from vit_jax.config import overrides
 from vit_jax.data import filters
 from vit_jax.data.contract import TARGETS, Source

@@ -34,7 +34,7 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import inputs, mask_files, process, results
-from vit_jax.cli.inputs import flag
+from vit_jax.cli.fields import flag
 from vit_jax.config import overrides
 from vit_jax.config.schema import build_section
 from vit_jax.data.storage import files

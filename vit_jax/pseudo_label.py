@@ -25,7 +25,7 @@ from absl import flags
 from jaxtyping import Float, Int
 
 from vit_jax.cli import computation, inputs, process
-from vit_jax.cli.inputs import flag
+from vit_jax.cli.fields import flag
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
 from vit_jax.data.sources.pseudo_labels import SELECTION

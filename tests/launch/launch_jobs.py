@@ -76,7 +76,7 @@ def run(job, shell, pause=None):
 def dry_run(job):
   """Returns the output of a dry run."""
   lines = []
-  assert run(job, Shell(ROOT, dry_run=True, echo=lines.append)) == 0
+  assert run(job, Shell(root=ROOT, dry_run=True, echo=lines.append)) == 0
   return '\n'.join(lines).replace(sys.executable, 'python') + '\n'
 
 
@@ -175,7 +175,7 @@ class Programs:
   @property
   def shell(self):
     """Returns a shell of the checkout that prints to `output`."""
-    return Shell(self.checkout, dry_run=False, echo=self.output.append)
+    return Shell(root=self.checkout, dry_run=False, echo=self.output.append)
 
   def answer(self, words, *turns):
     """Sets (output, code, error) of calls with these words, in turn."""

@@ -31,7 +31,7 @@ def test_the_table_states_the_reaction_of_the_launchers(code, monkeypatch):
   tpu = command.TARGETS['tpu']
   monkeypatch.setattr(tpu, 'state', lambda job, shell: State.READY)
   monkeypatch.setattr(tpu, 'run', run)
-  shell = Shell(launch_jobs.ROOT, dry_run=False, echo=lambda line: None)
+  shell = Shell(root=launch_jobs.ROOT, dry_run=False, echo=lambda line: None)
   launch_jobs.run(launch_jobs.changed('tpu', max_restarts=2), shell)
   reactions = {1: 'no', 3: 'yes, counted', 9: 'yes, without limit'}
   assert TABLE[code].partition(' by')[0] == reactions[len(starts)]

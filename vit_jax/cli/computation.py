@@ -19,7 +19,8 @@ from jaxtyping import Int
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import inputs, results
-from vit_jax.cli.inputs import Data, flag
+from vit_jax.cli.fields import flag
+from vit_jax.cli.inputs import Data
 from vit_jax.config.keys import MAX_BATCH_SIZE
 from vit_jax.data.contract import TARGETS, Source
 from vit_jax.data.filters import Chosen

@@ -19,7 +19,8 @@ from absl import flags
 from jax.sharding import Mesh
 from jaxtyping import Int
 
-from vit_jax.cli import process
+from vit_jax.cli import fields, process
+from vit_jax.cli.fields import flag
 from vit_jax.config import identity, loading, overrides, schema
 from vit_jax.config.keys import MAX_BATCH_SIZE
 from vit_jax.config.schema import SECTIONS, Config, Section, build_section
@@ -35,15 +36,6 @@ from vit_jax.weights import pretrained, resizing
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
-# Functions that define flags of the types of attributes other than strings.
-_DEFINE: dict[Any, Callable[..., Any]] = {
-  bool: flags.DEFINE_bool,
-  int: flags.DEFINE_integer,
-  int | None: flags.DEFINE_integer,
-  float: flags.DEFINE_float,
-  Sequence[int]: flags.DEFINE_list,
-  tuple[int, int] | None: flags.DEFINE_list,
-}
 # Keys of the section `reader` that do not depend on the machine.
 _READER_KEYS = ('on_bad_record', 'max_bad_share')
 
@@ -56,11 +48,6 @@ _OTHERS = {
     'config.checkpoint.best; default: the newest.'
   ),
 }
-
-
-def flag(help: str, default: Any = None) -> Any:
-  """Declares an attribute of a `Request` that is a flag."""
-  return dataclasses.field(default=default, metadata={'help': help})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,8 +107,7 @@ class Request:
     shared = {field.name for field in dataclasses.fields(Request)} - {*names}
     for field in dataclasses.fields(cls):
       if field.metadata and field.name not in shared:
-        function = _DEFINE.get(field.type, flags.DEFINE_string)
-        function(field.name, field.default, field.metadata['help'])
+        fields.define(field)
     for name in _OTHERS.keys() & names:
       flags.DEFINE_string(name, None, _OTHERS[name])
 

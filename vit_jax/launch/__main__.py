@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 import vit_jax
-from vit_jax.cli import process
+from vit_jax.cli import fields, process
 from vit_jax.config import overrides
 from vit_jax.errors import UserError, check_choice
 from vit_jax.launch import gke, slurm, tpu
@@ -48,15 +48,8 @@ _MAX_OUTAGES = 20  # failures of a tool in a row, for example without network
 def define_flags() -> None:
   """Defines the flags of this command."""
   flags.DEFINE_string('target', None, f'One of {", ".join(TARGETS)}.')
-  defines = {
-    bool: flags.DEFINE_bool,
-    int: flags.DEFINE_integer,
-    tuple: flags.DEFINE_multi_string,
-  }
-  for name, field in FLAGS.items():
-    define = defines.get(type(field.default), flags.DEFINE_string)
-    text = f'{field.metadata["help"]} ({field.metadata["targets"]})'
-    define(name, field.default, text)
+  for field in FLAGS.values():
+    fields.define(field, f' ({field.metadata["targets"]})')
   flags.DEFINE_bool(
     'plan', True, 'First check by `plan` that the run fits; --noplan does not.'
   )
@@ -89,16 +82,16 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   check_choice('--target', target, TARGETS)
   # Only flags (of train) may follow after --.
   process.refuse_arguments([a for a in arguments if not a.startswith('--')])
-  fields = {name: values[name].value for name in FLAGS}
-  fields['name'] = fields['name'] or default_name(values.config_path)
-  fields['submit_flags'] = tuple(fields['submit_flags'])
+  given = {name: values[name].value for name in FLAGS}
+  given['name'] = given['name'] or default_name(values.config_path)
+  given['submit_flags'] = tuple(given['submit_flags'])
   job = Job(
     target=target,
     commit=commit_of(root, values.config_path),
     config=values.config_path,
     overrides=tuple(values.overrides),
     trainer_flags=arguments,
-    **fields,
+    **given,
   )
   check(job)
   return job
@@ -192,7 +185,7 @@ def main(arguments: list[str]) -> None:
   job = job_of(values, tuple(arguments), ROOT)
   # Flushed, so that the lines appear before the output of the commands.
   echo = functools.partial(print, flush=True)
-  shell = Shell(ROOT, dry_run=values.dry_run, echo=echo)
+  shell = Shell(root=ROOT, dry_run=values.dry_run, echo=echo)
   interruption.HANDLER.release()  # this process has no state to save
   if values.delete:
     sys.exit(TARGETS[job.target].delete(job, shell))

@@ -40,6 +40,7 @@ import sys
 from typing import Any
 
 from vit_jax.arrays.devices import GPUS, TPUS, parse_gpus
+from vit_jax.cli import fields
 from vit_jax.errors import (
   EXIT_DIVERGED,
   EXIT_PREEMPTED,
@@ -82,8 +83,7 @@ def _flag(
     example: value for the message if these targets lack the flag; '' if the
       flag is optional.
   """
-  metadata = dict(help=help, targets=targets, example=example)
-  return dataclasses.field(default=default, metadata=metadata)
+  return fields.flag(help, default, targets=targets, example=example)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +256,7 @@ def commit_of(root: pathlib.Path, config: str) -> str:
     UserError: the directory is not a git checkout of this project, or the
       config is not in the commit.
   """
-  git = Shell(root, dry_run=False, echo=lambda line: None)
+  git = Shell(root=root, dry_run=False, echo=lambda line: None)
   commit = git.query('git', 'rev-parse', 'HEAD') or ''
   file = pathlib.PurePath(config.partition(':')[0]).as_posix()
   # An installed package may be inside of the checkout of another project.

@@ -1,5 +1,6 @@
 """Prints commands and runs them; a dry run only prints them."""
 
+import dataclasses
 import pathlib
 import re
 import shlex
@@ -56,6 +57,7 @@ def check_curable(command: str, error: str) -> None:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Shell:
   """Runs commands in a checkout.
 
@@ -66,14 +68,9 @@ class Shell:
       comment.
   """
 
-  def __init__(
-    self,
-    root: pathlib.Path,
-    *,
-    dry_run: bool,
-    echo: Callable[[str], None] = print,
-  ):
-    self.root, self.dry_run, self.echo = root, dry_run, echo
+  root: pathlib.Path
+  dry_run: bool
+  echo: Callable[[str], None]
 
   def note(self, text: str) -> None:
     """Prints text as a comment of the script."""
