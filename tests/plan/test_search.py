@@ -1,6 +1,7 @@
 """Tests of `--search`, with a formula as compiler."""
 
 import math
+from unittest import mock
 
 import jax
 import pytest
@@ -9,8 +10,7 @@ from tests.minimal_config import completed
 from vit_jax.arrays.devices import TPUS
 from vit_jax.errors import UserError
 from vit_jax.plan import search, topology
-from vit_jax.plan.compile import STATE_AND_BATCH, Plan
-from vit_jax.plan.cost import Cost
+from vit_jax.plan.compile import Plan
 
 DEVICES, LIMIT = 8, 1000
 # Bytes of activations per image, and seconds per step, by rematerialization.
@@ -39,26 +39,14 @@ def attempts(monkeypatch):
     seconds *= 1 + 0.02 * config.micro_batches
     seconds *= 1.05 if config.mesh.fsdp == -1 else 1
     seconds *= 0.9 if config.model.unroll > 1 else 1
-    return Plan(
+    fits = needed <= LIMIT
+    return mock.Mock(
+      spec=Plan,
       config=config,
-      topology=target.name,
-      devices=DEVICES,
-      parameters=parameters,
-      hbm_bytes_per_device=LIMIT,
-      model_flops_per_image=1.0,
-      total_steps=1,
-      paper_core_days=None,
-      batch_size=config.batch_size,
-      micro_batches=config.micro_batches,
-      images_per_device=images,
-      mesh=dict(config.mesh),
-      remat=config.model.remat,
-      unroll=config.model.unroll,
-      computed_by=None,
-      bytes=dict.fromkeys(STATE_AND_BATCH, 0) | {'parameters': parameters},
-      fits=needed <= LIMIT,
+      fits=fits,
+      seconds=seconds if fits else math.inf,
       peak_bytes_per_device=needed,
-      cost=Cost(predicted_step_seconds=seconds if needed <= LIMIT else None),
+      hbm_bytes_per_device=LIMIT,
     )
 
   monkeypatch.setattr(search, 'plan', plan)

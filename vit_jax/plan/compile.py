@@ -47,8 +47,6 @@ GPU_OPTIONS = {
   'xla_gpu_autotune_level': '0',
   'xla_gpu_enable_triton_gemm': False,
 }
-# Keys of `Plan.bytes` that do not depend on the program.
-STATE_AND_BATCH = ('parameters', 'optimizer', 'average', 'extra', 'batch')
 # Packages of compilers, by the beginnings of their names; and variables that
 # compilers read.
 _COMPILERS = ('jax', 'libtpu', 'nvidia')
@@ -269,10 +267,13 @@ def cost_of(text: str, target: Target) -> Cost:
 def _without_program(experiment: Experiment, target: Target) -> Plan:
   """Returns a plan with the values that do not depend on the program."""
   config, state = experiment.config, experiment.abstract_state()
-  parts = state.params, state.opt_state, state.average, state.extra
-  uses = zip(
-    STATE_AND_BATCH, (*parts, experiment.abstract_batch()), strict=True
-  )
+  arrays = {
+    'parameters': state.params,
+    'optimizer': state.opt_state,
+    'average': state.average,
+    'extra': state.extra,
+    'batch': experiment.abstract_batch(),
+  }
   return Plan(
     config=config,
     topology=target.name,
@@ -289,7 +290,7 @@ def _without_program(experiment: Experiment, target: Target) -> Plan:
     remat=config.model.get('remat'),
     unroll=config.model.get('unroll'),
     computed_by=experiment.model.computed_by(experiment.image_size),
-    bytes={use: memory.tree_bytes(leaves) for use, leaves in uses},
+    bytes={use: memory.tree_bytes(leaves) for use, leaves in arrays.items()},
   )
 
 
