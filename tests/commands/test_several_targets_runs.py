@@ -117,16 +117,3 @@ def test_commands_of_both_kinds(data, runs, tmp_path):
       assert captions[0][1] == 'is age 20, size 1400'
     text = (workdir / 'report.html').read_text()
     assert 'Largest errors' in text and 'Confusion of classes' not in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', ['labels', *further('numbers')])
-def test_preview_and_check_data(data, tmp_path, kind):
-  flags = [f'--config.{key}={value}' for key, value in SMALL.items()]
-  flags.append(f'--config={config_of(data, kind)}')
-  out = tmp_path / 'preview.png'
-  cli.run(cli.command('preview', *flags, f'--out={out}'))
-  assert cv2.imread(str(out)).std() > 10
-  out = tmp_path / 'checked'
-  text, _ = cli.run(cli.command('check_data', *flags, f'--out={out}'))
-  assert 'examples per class: unlabelled 20' in text

@@ -124,12 +124,3 @@ def test_the_task_for_skypilot_trains_on_all_nodes(
     *['-m', 'vit_jax.train', f'--config={config}', '--workdir=gs://b/a b'],
     *[*more, '--a=1', '--b'],
   ]
-
-
-def test_the_task_for_skypilot_installs_the_tested_versions():
-  """Its extras and files are those of the project."""
-  setup = (ROOT / 'setup.py').read_text()
-  for extra in re.findall(r'extra=(\w+)', SKY['setup']):
-    assert f"'{extra}': [" in setup
-  assert '--constraints constraints.txt' in SKY['setup']
-  assert SKY['envs']['WORKDIR'] is None  # required by SkyPilot

@@ -54,22 +54,6 @@ def planned(*more, **overrides):
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.long
-def test_scanned_layers_cost_as_much_as_unrolled_ones():
-  """A loop's instructions count once for each iteration.
-
-  A scanned step also stacks what its backward pass needs.
-  """
-  scanned, unrolled = (
-    planned(model__unroll=unroll, model__depth=6) for unroll in (1, 6)
-  )
-  assert scanned['flops_per_device'] == unrolled['flops_per_device']
-  ratio = scanned['estimated_cycles'] / unrolled['estimated_cycles']
-  assert 0.95 < ratio < 1.5
-
-
-@needs_libtpu
-@pytest.mark.slow
 def test_keys_of_a_plan():
   """Two slices with sharded parameters; the values are consistent."""
   result = planned(

@@ -19,7 +19,7 @@ from tests.multiprocess import damaged
 from vit_jax import load_pretrained, pseudo_label
 from vit_jax.cli import inputs
 from vit_jax.data import filters
-from vit_jax.data.sources import mixture, pseudo_labels
+from vit_jax.data.sources import pseudo_labels
 from vit_jax.data.storage import parts
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -287,11 +287,3 @@ def test_a_student_is_trained(file, tmp_path):
   losses = [*cli.losses(tmp_path).values()]
   assert np.isfinite(losses).all() and len(losses) == 12
   assert np.mean(losses[-4:]) < np.mean(losses[:4])
-
-
-def test_a_mixture_compares_the_classes(file):
-  """Members with different numbers of classes are refused."""
-  wrong = members(file[0])
-  wrong['labelled']['num_classes'] = 4
-  with pytest.raises(UserError, match='4 classes .* 3 of .*labels/train'):
-    mixture.Source('train', members=wrong)
