@@ -3,9 +3,11 @@
 import copy
 import json
 import math
+from unittest import mock
 
 import jax
 import pytest
+from etils import epath
 from minimal_config import completed
 from ml_collections import ConfigDict
 
@@ -13,7 +15,7 @@ from vit_jax.config import completion, identity, keys, schema
 from vit_jax.config.schema import EVALS, SECTIONS
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus, versions
-from vit_jax.run import resume
+from vit_jax.run import ledger, resume
 
 PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
 
@@ -29,15 +31,13 @@ def _about(config=None, **fingerprint):
 
 def _check(before, now=None, events=(), allow=False, config=None):
   config = config or completed()
-  return resume.compare(
-    before,
-    now or _about(config),
-    config,
-    events,
-    step=10,
-    checkpoint='runs/x',
-    allow_changes=allow,
+  current = now or _about(config)
+  comparison = resume.Comparison(
+    epath.Path('runs/x'), current, config, lambda step: before, allow
   )
+  with mock.patch.object(ledger, 'read', lambda path: events):
+    comparison.compare(10, before)
+  return comparison._notes
 
 
 def _constructors():
@@ -173,17 +173,18 @@ def test_unrecorded_values_are_not_compared():
 def test_changed_evaluators_are_noted():
   """Another split or loss is noted; another interval or name is not."""
   old = completed().to_dict()
-  assert resume.evaluator_notes(old, completed()) == []
-  assert resume.evaluator_notes({}, completed()) == []
+  assert resume.evaluator_notes(old, completed(), 5) == []
+  assert resume.evaluator_notes({}, completed(), 5) == []
   harmless = {'evals.test.every': '3 steps', 'evals.test.batch_size': 2}
-  assert resume.evaluator_notes(old, completed(**harmless)) == []
+  assert resume.evaluator_notes(old, completed(**harmless), 5) == []
   changed = copy.deepcopy(old)
   changed['evals']['other'] = dict(name='classification', split='train')
-  assert resume.evaluator_notes(old, _completed(changed)) == []
+  assert resume.evaluator_notes(old, _completed(changed), 5) == []
   changed['evals']['test']['split'] = 'train'
   changed['evals']['test']['cross_entropy'] = 'sigmoid'
-  (note,) = resume.evaluator_notes(old, _completed(changed))
+  (note,) = resume.evaluator_notes(old, _completed(changed), 5)
   assert note.kind == 'evaluator_change' and note.fields == {
+    'step': 5,
     'name': 'test',
     'changes': {
       'split': ('test', 'train'),

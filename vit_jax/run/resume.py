@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -253,64 +253,6 @@ class Note(NamedTuple):
   text: str
 
 
-def compare(
-  saved: Json,
-  current: Json,
-  config: Config,
-  events: Iterable[Json],
-  *,
-  step: int,
-  checkpoint: str,
-  allow_changes: bool,
-) -> list[Note]:
-  """Compares a checkpoint's item `about` with that of the resuming run.
-
-  Args:
-    saved: item `about` of the checkpoint. Entries that an older version did
-      not write are not compared.
-    current: item `about` of the resuming run.
-    config: completed config of the resuming run.
-    events: events of the run, which contain the step of a branch.
-    step: step of the checkpoint.
-    checkpoint: description of the checkpoint, for the message.
-    allow_changes: whether to resume although config, data or settings differ.
-
-  Raises:
-    UserError: config, data or settings differ.
-  """
-  old, new = saved['record'], current['record']
-  fingerprint = old['fingerprint']
-  data = fingerprints.comparable(new['fingerprint'], fingerprint)
-  changes = identity.changes(saved['config'], config)
-  changes |= _common_differences('data: ', fingerprint, data)
-  for prefix, key in (('weights ', 'frozen'), ('setting ', 'flags')):
-    changes |= _common_differences(prefix, old.get(key, {}), new[key])
-  is_branch = any(
-    event['event'] == 'branch' and event['step'] == step for event in events
-  )
-  if is_branch:
-    changes = {k: pair for k, pair in changes.items() if not may_branch(k)}
-  notes = []
-  if changes and not allow_changes:
-    raise _refusal(checkpoint, changes)
-  if changes:
-    text = 'resumed with changes:' + formatted(changes)
-    old_position = _position(identity.completed(saved['config']), step)
-    position = _position(config, step)
-    if position != old_position:
-      text += f'\n  position: {old_position} before, {position} now'
-    notes.append(Note('config_change', {'changes': changes}, text))
-  upgrades = _common_differences('', old.get('versions', {}), new['versions'])
-  if upgrades:
-    text = (
-      'versions differ from those that wrote the checkpoint; the numbers may '
-      'differ in the last bits from here on, or more if vit_jax itself has '
-      'changed:' + formatted(upgrades)
-    )
-    notes.append(Note('versions', {'changes': upgrades}, text))
-  return notes
-
-
 def _position(config: Any, step: int) -> str:
   """Returns the position of a step in a training, for the log."""
   size, examples = config['batch_size'], config['train']['num_examples']
@@ -318,7 +260,7 @@ def _position(config: Any, step: int) -> str:
   return f'step {step} of {total} (epoch {step * size / examples:.2f})'
 
 
-def evaluator_notes(last: Json, config: Config) -> list[Note]:
+def evaluator_notes(last: Json, config: Config, step: int) -> list[Note]:
   """Returns a note for each evaluator whose settings have changed.
 
   Operational keys, and evaluators of only one of the configs, are left out.
@@ -326,6 +268,7 @@ def evaluator_notes(last: Json, config: Config) -> list[Note]:
   Args:
     last: config of the last start, as a dict.
     config: completed config of this run.
+    step: step that the run starts at.
   """
   notes, old = [], identity.completed(last).get('evals', {})
   for name, section in config.evals.to_dict().items():
@@ -349,7 +292,7 @@ def evaluator_notes(last: Json, config: Config) -> list[Note]:
       'Give the evaluator another name to distinguish them:'
       + formatted(changes)
     )
-    fields = {'name': name, 'changes': changes}
+    fields = {'step': step, 'name': name, 'changes': changes}
     notes.append(Note('evaluator_change', fields, text))
   return notes
 
@@ -412,8 +355,8 @@ class Comparison:
   read_about: Callable[[int], Json]
   allow_changes: bool
   _compared_step: int | None = None
-  # By step, not yet recorded.
-  _notes: list[tuple[int, Note]] = dataclasses.field(default_factory=list)
+  # Not yet recorded.
+  _notes: list[Note] = dataclasses.field(default_factory=list)
   _is_recorded: bool = False
 
   def check_newest(self, step: int | None) -> None:
@@ -437,22 +380,52 @@ class Comparison:
     except UserError as error:
       log.warning('%s The step that is restored is compared instead.', error)
       return
-    self._check(step, saved)
+    self.compare(step, saved)
 
-  def _check(self, step: int, saved: Json) -> None:
-    notes = compare(
-      saved,
-      self.current,
-      self.config,
-      consensus.from_main(
-        lambda: ledger_lib.read(self.workdir / 'events.jsonl')
-      ),
-      step=step,
-      checkpoint=f'{self.workdir} (its checkpoint of step {step})',
-      allow_changes=self.allow_changes,
-    )
-    self._notes += [(step, note) for note in notes]
+  def compare(self, step: int, saved: Json) -> None:
+    """Compares the item `about` of a checkpoint with that of this start.
+
+    Args:
+      step: step of the checkpoint.
+      saved: its item `about`. Entries that an older version did not write are
+        not compared.
+
+    Raises:
+      UserError: config, data or settings differ.
+    """
     self._compared_step = step
+    old, new = saved['record'], self.current['record']
+    fingerprint = old['fingerprint']
+    data = fingerprints.comparable(new['fingerprint'], fingerprint)
+    changes = identity.changes(saved['config'], self.config)
+    changes |= _common_differences('data: ', fingerprint, data)
+    for prefix, key in (('weights ', 'frozen'), ('setting ', 'flags')):
+      changes |= _common_differences(prefix, old.get(key, {}), new[key])
+    events = consensus.from_main(
+      lambda: ledger_lib.read(self.workdir / 'events.jsonl')
+    )
+    if any(e['event'] == 'branch' and e['step'] == step for e in events):
+      changes = {k: pair for k, pair in changes.items() if not may_branch(k)}
+    if changes and not self.allow_changes:
+      checkpoint = f'{self.workdir} (its checkpoint of step {step})'
+      raise _refusal(checkpoint, changes)
+    if changes:
+      text = 'resumed with changes:' + formatted(changes)
+      old_position = _position(identity.completed(saved['config']), step)
+      position = _position(self.config, step)
+      if position != old_position:
+        text += f'\n  position: {old_position} before, {position} now'
+      fields = {'step': step, 'changes': changes}
+      self._notes.append(Note('config_change', fields, text))
+    upgrades = _common_differences('', old.get('versions', {}), new['versions'])
+    if upgrades:
+      text = (
+        'versions differ from those that wrote the checkpoint; the numbers may '
+        'differ in the last bits from here on, or more if vit_jax itself has '
+        'changed:' + formatted(upgrades)
+      )
+      fields = {'step': step, 'changes': upgrades}
+      self._notes.append(Note('versions', fields, text))
 
   def record_start(
     self, step: int, ledger: Ledger, flops_per_image: float
@@ -478,20 +451,19 @@ class Comparison:
     """
     saved = self.read_about(step) if step else {}
     if step and step != self._compared_step:
-      self._check(step, saved)
+      self.compare(step, saved)
     if not self._is_recorded:
       # The config of the last start must be read before it is replaced.
       last = consensus.from_main(lambda: last_config(self.workdir))
       last = last or saved.get('config', {})
-      notes = evaluator_notes(last, self.config)
-      self._notes += [(step, note) for note in notes]
+      self._notes += evaluator_notes(last, self.config, step)
       if runtime.is_main():
         run = versions.describe_run() | self.current['record']
         run['train_flops_per_image'] = flops_per_image
         record_workdir(self.workdir, self.config, run)
     if runtime.is_main():
-      for at, note in self._notes:
+      for note in self._notes:
         log.warning('%s', note.text)
-        ledger.event(note.kind, step=at, **note.fields)
+        ledger.event(note.kind, **note.fields)
     self._is_recorded, self._notes = True, []
     return saved
