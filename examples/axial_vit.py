@@ -58,7 +58,7 @@ class Config(BackboneConfig):
   def __post_init__(self):
     super().__post_init__()
     self.complete(vit.NAMES, vit.VARIANTS)
-    self.check_range(*vit.NAMES, at_least=1, at_most=backbone.MAX_SIZE)
+    self.check_range(*vit.NAMES, at_least=1)
     fits = self.width % self.num_heads == 0 and self.width % 2 == 0
     advice = 'width must be even and a multiple of num_heads'
     self.check_together(fits, advice, 'width', 'num_heads')
@@ -242,7 +242,7 @@ class AxialViT(Backbone):
   ) -> Leaves:
     """Interpolates positions; see `positions.resize`."""
     grids = self.grid(old_size), self.grid(new_size)
-    return positions.resize_leaves(leaves, *grids, method)
+    return positions.resize(leaves, *grids, method)
 
 
 Model = backbone.constructor(AxialViT, Config)

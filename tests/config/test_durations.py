@@ -38,7 +38,7 @@ def test_a_positive_duration_is_at_least_one_step(unit):
 
 @pytest.mark.parametrize(
   'duration',
-  ['', 'steps', '90', '90 weeks', '-1 steps', 'nan epochs', '1 2 steps', '%'],
+  ['', 'steps', '90', '90 weeks', '-1 steps', '1 2 steps'],
 )
 def test_messages_list_the_units(duration):
   """They are listed if a duration cannot be read."""

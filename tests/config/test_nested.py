@@ -1,7 +1,5 @@
 """Tests of sections within sections."""
 
-import json
-
 import pytest
 from minimal_config import completed
 
@@ -38,13 +36,6 @@ def test_nested_sections_are_completed():
   head = {'name': LAB, 'outputs': 3, 'shown': False, 'weight': 1.0}
   assert model['heads'] == {'a': head, 'b': head | {'outputs': 5}}
   assert config().model.stem is None
-
-
-def test_nested_sections_are_the_same_after_json():
-  """None is preserved, too."""
-  for each in (config(), config(stem={'name': LAB})):
-    text = completion.to_json(each)
-    assert completion.to_json(completion.from_dict(json.loads(text))) == text
 
 
 def test_build_section_builds_nested_sections():
@@ -139,11 +130,6 @@ def test_a_missing_key_without_default_is_one_message(overridden, args, words):
   """The message does not list all keys of the config."""
   with pytest.raises(UserError, match=words):
     overridden(completed(model=HYBRID), *args)
-
-
-def test_a_flag_removes_a_section(overridden):
-  found = overridden(config(stem={'name': LAB}), '--config.model.stem=None')
-  assert found.model.stem is None
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,8 @@ def test_flags_of_tuples(parse):
   'flag, expected',
   [
     ('augment.local_size=8.5', 'tuple of int'),
-    ('augment.local_size=(8, True)', 'tuple of int'),
     ("augment.blur=(0.3, '0', 0)", 'tuple of float'),
-    ('augment.blur=much', 'tuple of float'),
     ('optimizer.clip_joined=fc1', 'tuple of str'),
-    ('optimizer.clip_joined=(1, 2)', 'tuple of str'),
   ],
 )
 def test_messages_of_wrong_tuples(parse, flag, expected):
@@ -89,26 +86,15 @@ def test_messages_of_wrong_tuples(parse, flag, expected):
     parse('--config.augment.name=multicrop', f'--config.{flag}')
 
 
-def test_the_message_about_a_tuple_of_texts_proposes_a_valid_flag(parse):
-  """Without quotes, a shell's words are not a tuple."""
-  with pytest.raises(UserError) as caught:
-    parse('--config.optimizer.clip_joined=query,fc1')
-  proposed = re.search('(--config.+=)"(.+)"', str(caught.value))
-  config = parse(proposed[1] + proposed[2])
-  assert config.optimizer.clip_joined == ('query', 'fc1')
-
-
 @pytest.mark.parametrize(
   'flag, expected',
   [
     ('augment.flip=0', False),
-    ('augment.flip=T', True),
     ('augment.flip', True),
     ('batch_size=0x10', 16),
     ('optimizer.clip_norm=inf', math.inf),
     ('init_from=1', '1'),
     ('optimizer.clip_norm=None', None),
-    ('init_from=', ''),
   ],
 )
 def test_flags_have_the_notation_of_absl(parse, flag, expected):
@@ -160,13 +146,6 @@ def test_a_negative_number_may_follow_its_key(text):
     '--config.d=x',
   ]
   assert argv == ['train']
-
-
-@pytest.mark.parametrize('name', ['a.b:1.0', 'a:b', 'mae:x.y'])
-def test_a_name_with_a_colon_is_refused(parse, name):
-  """It is neither a name nor the path of a module."""
-  with pytest.raises(UserError, match=f'the name .{name}. cannot be used'):
-    parse(f'--config.objective.name={name}')
 
 
 @pytest.mark.parametrize('dataset', ['cifar10:3.0.2', 'vtab/dtd:1.0.0', 'pets'])
@@ -229,7 +208,6 @@ def test_flags_without_equals_sign(parse):
   [
     ('--config.model.dpth=2', ['config.model.dpth', "mean 'depth'"]),
     ('--config.modle.depth=2', ['config.modle.depth', "mean 'model.depth'"]),
-    ('--config.batchsize=2', ['config.batchsize', "mean 'batch_size'"]),
     ('--config.evals.tset.split=x', ["mean 'test'"]),
     # The evaluators of the config are named, not keys of others.
     (
@@ -237,7 +215,6 @@ def test_flags_without_equals_sign(parse):
       ['evals.fewshot is not', 'allowed: test.'],
     ),
     ('--config.reader.name=x', ['allowed: max_bad_share, on_bad']),
-    ('--noconfig.augment.flop', ['augment.flop', "mean 'flip'"]),
     # a key of another source
     ('--config.source.height=4', ['source.height', 'dataset']),
     ('--config.model=vit', ["config.model is 'vit'", '--config.model.']),
@@ -256,20 +233,15 @@ def test_messages_of_mistyped_keys(parse, argument, words):
 # The text of a config file, and what the message must say.
 WRONG_FILES = [
   ('def get_config(:\n', ['line 1', 'SyntaxError']),
-  (b'\x00\x7fELF\xff', ['null bytes']),  # ValueError before Python 3.11.4
   (b'\xff\xfe', ['SyntaxError', 'utf-8']),
   ('x = 1\ndef get_config():\n  return nme\n', ['line 3', "'nme' is not"]),
-  ('import package_that_is_not\n', ['line 1', 'package_that_is_not']),
-  ('def get_config(): return int("a")\n', ['line 1', 'ValueError']),
   (
     'import json\ndef get_config(): return json.loads("{")\n',
     ['line 2', 'JSONDecodeError'],
   ),
   ('def get_config(needed): return 1\n', ["argument: 'needed'"]),
-  ('get_config = 3\n', ['get_config()']),
   ('x = 1\n', ['get_config()']),
   ('def get_config(): pass\n', ['None', 'ConfigDict']),
-  ('def get_config(): return 3\n', ['3 is neither', 'ConfigDict']),
   ('def get_config(): return {"a.b": 1}\n', ['is not a config', 'a.b']),
   ('def get_config(): return {}\n', ['config.total is missing']),
   (

@@ -36,9 +36,6 @@ def test_a_name_selects_a_module(own_module):
   'pattern, wrong, right',
   [
     (SECTIONS['model'], 'vti', 'vit'),
-    (SECTIONS['source'], 'syntetic', 'synthetic'),
-    (SECTIONS['optimizer'], 'adamm', 'adam'),
-    (SECTIONS['objective'], 'superwised', 'supervised'),
     (EVALS, 'clasification', 'classification'),
   ],
 )

@@ -156,21 +156,22 @@ def test_a_second_run_in_a_workdir_is_refused(tmp_path):
   first.communicate()
 
 
-def test_a_lease_excludes_others_until_it_expires(tmp_path):
+def test_a_lease_excludes_others_until_it_expires(tmp_path, monkeypatch):
   """Leases are used on object stores."""
+  monkeypatch.setattr(lock, 'LEASE_S', 1.0)
   path = epath.Path(tmp_path) / 'lock.json'
-  with lock._lease(path, {'pid': 1}, lease_s=1.0):
+  with lock._lease(path, {'pid': 1}):
     time.sleep(1.5)  # renewed in the meantime
     with pytest.raises(UserError, match='"pid": 1'):
-      with lock._lease(path, {'pid': 2}, lease_s=1.0):
+      with lock._lease(path, {'pid': 2}):
         pass
   assert not path.exists()
   path.write_text('{"owner": "gone", "expires": %f}' % (time.time() + 0.5))
   with pytest.raises(UserError, match='another run'):
-    with lock._lease(path, {'pid': 2}, lease_s=1.0):
+    with lock._lease(path, {'pid': 2}):
       pass
   time.sleep(0.6)
-  with lock._lease(path, {'pid': 2}, lease_s=1.0):
+  with lock._lease(path, {'pid': 2}):
     pass
 
 

@@ -288,13 +288,14 @@ def test_rows_and_columns_are_stretched_to_their_ends():
     ('rows', (3, 2), (5, 9)),
     ('columns', (2, 3), (9, 5)),
   ):
-    resized = positions.resize(name, ramp, grid, new, 'aligned')
+    resized = positions.resize({name: ramp}, grid, new, 'aligned')[name]
     np.testing.assert_allclose(resized[:, 0], np.linspace(0, 1, 5), atol=1e-6)
   signed = np.linspace(-1, 1, 15)[:, None]  # 8 tokens, 2 before 6 patches
-  resized = positions.resize('offsets', signed, (2, 3), (4, 3), 'aligned')
+  offsets = {'offsets': signed}
+  resized = positions.resize(offsets, (2, 3), (4, 3), 'aligned')['offsets']
   np.testing.assert_allclose(resized[:, 0], np.linspace(-1, 1, 27), atol=1e-6)
   for method in positions.METHODS[:3]:  # DINO's axis is not symmetric
-    middle = positions.resize('offsets', signed, (2, 3), (4, 3), method)
+    middle = positions.resize(offsets, (2, 3), (4, 3), method)['offsets']
     assert abs(middle[13, 0]) < 1e-6
 
 

@@ -50,8 +50,8 @@ def test_flops_of_swin_t():
   model = Model(1000, variant='T')
   images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
   params = abstract(model)
-  count = flops.of_forward(
-    lambda params, x: model.apply({'params': params}, x), params, images
+  count = flops.of_training(
+    lambda _, params, x: model.apply({'params': params}, x), (), params, images
   )
   assert count / 2 == pytest.approx(4.5e9, rel=0.01)
 

@@ -12,17 +12,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_dict
 
+from vit_jax.config import schema
 from vit_jax.config.keys import top_level
-from vit_jax.config.schema import (
-  DEFAULT_NAMES,
-  MARKS,
-  Config,
-  Nested,
-  config_keys,
-  names,
-  nested,
-  value_type,
-)
+from vit_jax.config.schema import MARKS, Config, Nested
 from vit_jax.errors import UserError, closest
 
 # Names of other projects, and the corresponding flags.
@@ -68,7 +60,7 @@ def complete(config: ConfigDict) -> Config:
   """
   values = config.to_dict()
   top = {key: value for key, value in values.items() if key not in MARKS}
-  result = ConfigDict(_completed('', config_keys(top_level), top))
+  result = ConfigDict(_completed('', schema.config_keys(top_level), top))
   for section, mark in MARKS.items():
     result[section] = complete_section(section, mark, values.get(section, {}))
   return result.lock()
@@ -110,11 +102,12 @@ def complete_section(
   name: Any = ''
   arguments, result = dict(values), {}
   if has_name:
-    default = DEFAULT_NAMES.get(path.rpartition('.')[2])
+    default = schema.DEFAULT_NAMES.get(path.rpartition('.')[2])
     name = arguments.pop('name', default)
     if is_none(name):
       raise UserError(
-        f'config.{path}.name is missing; {closest("", names(mark.pattern))}.'
+        f'config.{path}.name is missing; '
+        f'{closest("", schema.names(mark.pattern))}.'
       )
     result['name'] = typed(f'config.{path}.name', name, str)
   keys = mark.keys(name)
@@ -157,8 +150,8 @@ def _completed(
     value = values.get(key, parameter.default)
     if value is parameter.empty:
       raise UserError(f'config.{prefix}{key} is missing: it has no default.')
-    mark = nested(parameter.annotation)
-    kind, _, optional = value_type(parameter.annotation)
+    mark = schema.nested(parameter.annotation)
+    kind, _, optional = schema.value_type(parameter.annotation)
     if mark is None:
       value = typed(f'config.{prefix}{key}', value, parameter.annotation)
       result[key] = config_dict.placeholder(kind) if value is None else value
@@ -201,7 +194,7 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   Raises:
     UserError: the value has another type.
   """
-  kind, member, optional = value_type(annotation)
+  kind, member, optional = schema.value_type(annotation)
   if optional and is_none(value):
     return None
   parsed = _parsed(value, kind) if isinstance(value, FlagText) else value

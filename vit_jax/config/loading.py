@@ -64,7 +64,11 @@ def load(path_and_arg: str) -> Config:
   """
   path = path_and_arg.partition('.py:')[0]
   if path.endswith('.json'):  # not an argument that is the path of such a file
-    values, origin = _read_json(path_and_arg), path_and_arg
+    origin = path = path_and_arg
+    try:
+      values = json.loads(epath.Path(path).expanduser().read_text())
+    except (OSError, ValueError) as error:
+      raise UserError(f'the config {path} cannot be read: {error}.') from error
   else:
     path = path_and_arg.partition(':')[0]
     values, origin = call(path_and_arg), f'get_config() of {path}'
@@ -75,15 +79,6 @@ def load(path_and_arg: str) -> Config:
   except (TypeError, ValueError) as error:  # such as a key with a dot
     raise UserError(f'{origin} is not a config: {error}.') from error
   return complete(config)  # does not change a completed config
-
-
-def _read_json(path: str) -> Any:
-  """Returns the content of a JSON file."""
-  try:
-    values = json.loads(epath.Path(path).expanduser().read_text())
-  except (OSError, ValueError) as error:
-    raise UserError(f'the config {path} cannot be read: {error}.') from error
-  return values
 
 
 def call(path_and_arg: str, function: str = 'get_config') -> Any:

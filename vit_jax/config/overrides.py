@@ -8,14 +8,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from vit_jax.config.completion import (
-  SYNONYMS,
-  FlagText,
-  complete,
-  complete_section,
-  flatten,
-  unknown_key,
-)
+from vit_jax.config import completion
 from vit_jax.config.loading import load
 from vit_jax.config.schema import MARKS, Config
 from vit_jax.errors import UserError
@@ -39,7 +32,7 @@ class _ConfigParser(flags.ArgumentParser):
     try:
       values = load(argument).to_dict()
       _set_flags(values, self._args)
-      return complete(ConfigDict(values))
+      return completion.complete(ConfigDict(values))
     except (TypeError, ValueError, OverflowError) as error:
       # absl would report these as wrong flags, but they are bugs.
       raise RuntimeError(f'{argument}: {error}') from error
@@ -105,7 +98,7 @@ def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
   config = ConfigDict()
   for section, mark in MARKS.items():
     if section in values:
-      config[section] = complete_section(
+      config[section] = completion.complete_section(
         section, mark, values[section], drop_unknown=True
       )
   return config.lock()
@@ -125,7 +118,7 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
   Raises:
     UserError: the section of a key does not exist.
   """
-  keys = flatten(values)
+  keys = completion.flatten(values)
   parsed = []
   for arg in args:
     match = re.fullmatch(r'--?(no)?config\.([^=]+)(?:=(.*))?', arg, re.DOTALL)
@@ -150,15 +143,15 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
       inner = section.get(part)
       if not isinstance(inner, dict):
         if section is values.get('evals'):
-          raise unknown_key('evals.', part, section)
-        raise unknown_key('', key, keys)
+          raise completion.unknown_key('evals.', part, section)
+        raise completion.unknown_key('', key, keys)
       section = inner
     if not outer and last not in values:
-      raise unknown_key('', key, keys)
+      raise completion.unknown_key('', key, keys)
     if outer == ['evals'] and text == 'None':
       section.pop(last, None)
     else:
-      section[last] = FlagText(text)
+      section[last] = completion.FlagText(text)
 
 
 def unknown_flag_message(error: flags.Error) -> str:
@@ -170,8 +163,10 @@ def unknown_flag_message(error: flags.Error) -> str:
     return f'{text}; give a number, such as 0.001 or 64.' if number else text
   names = [*flags.FLAGS]
   if 'config_path' in names and flags.FLAGS['config'].value is not None:
-    names += [f'config.{key}' for key in flatten(flags.FLAGS['config'].value)]
-  synonym = SYNONYMS.get(match[1].rpartition('.')[2])
+    names += [
+      f'config.{key}' for key in completion.flatten(flags.FLAGS['config'].value)
+    ]
+  synonym = completion.SYNONYMS.get(match[1].rpartition('.')[2])
   near = [synonym] if synonym in names else []
   near += [flag for flag in names if flag.rpartition('.')[2] == match[1]]
   near += difflib.get_close_matches(match[1], names, n=1)

@@ -389,21 +389,17 @@ def save(path: epath.Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(
-  path: epath.Path, folder: epath.Path | None = None
-) -> Iterator[str]:
+def replacing(path: epath.Path) -> Iterator[str]:
   """Yields the path of an empty temporary file, which then replaces a file.
 
   Args:
     path: path of the local file to replace.
-    folder: directory of the temporary file; by default that of `path`. It must
-      be on the same file system.
 
   Raises:
     OSError: see `write`.
   """
   parent, name = os.path.split(os.fspath(path))
-  handle, temporary = tempfile.mkstemp(dir=folder or parent, prefix=f'.{name}.')
+  handle, temporary = tempfile.mkstemp(dir=parent, prefix=f'.{name}.')
   try:
     os.fchmod(handle, 0o644)  # mkstemp allows only the owner to read the file
     yield temporary

@@ -132,13 +132,9 @@ class PositionEmbedding(nn.Module):
       return Position(added=self._learned(patches))
     if kind == '2d':
       table = self._learned_by_axis(grid)
-    elif kind in ('sincos2d', 'sincos2d_mae'):
-      table = sincos2d(grid, config.width, kind == 'sincos2d')
     else:
-      raise UserError(
-        f'model.position is {kind!r}, which has a row in KINDS but no branch '
-        'in PositionEmbedding.__call__: add one that computes these positions.'
-      )
+      assert kind in ('sincos2d', 'sincos2d_mae'), kind
+      table = sincos2d(grid, config.width, kind == 'sincos2d')
     return Position(added=_of_tokens(table, patches, config.prefix))
 
   def prefix(self) -> Float[Array, '1 p d']:
@@ -499,58 +495,45 @@ def _axes(name: str, count: int, old: Grid, new: Grid) -> Axes | None:
   return table.get(name)
 
 
-def resize_leaves(
+def resize(
   leaves: Leaves, old_grid: Grid, new_grid: Grid, method: str | None
 ) -> Leaves:
-  """Interpolates parameters by path; `method` is 'aligned' by default."""
-  return {
-    path: resize(
-      path.rpartition('/')[2], leaf, old_grid, new_grid, method or 'aligned'
-    )
-    for path, leaf in leaves.items()
-  }
-
-
-def resize(
-  name: str,
-  table: Any,
-  old_grid: Grid,
-  new_grid: Grid,
-  method: str = 'aligned',
-) -> Any:
-  """Interpolates a parameter of `PositionEmbedding` on the host.
+  """Interpolates parameters of `PositionEmbedding` on the host.
 
   The embeddings of prefix tokens do not change. Interpolation to the same grid
   returns the values unchanged.
 
   Args:
-    name: name of the parameter, the last part of its path. One that has no row
-      in `_axes` is returned unchanged.
-    table: parameter for `old_grid`; layers may be stacked in front.
-    old_grid: rows and columns of patches of the parameter.
+    leaves: parameters for `old_grid` by path; layers may be stacked in front.
+      One whose name has no row in `_axes` is returned unchanged.
+    old_grid: rows and columns of patches of the parameters.
     new_grid: rows and columns of patches of the result.
-    method: one of `METHODS`.
+    method: one of `METHODS`; None for 'aligned'.
 
   Returns:
-    Parameter for `new_grid`, float32.
+    Parameters for `new_grid`, float32.
 
   Raises:
-    UserError: the parameter does not belong to `old_grid`, or the method is
+    UserError: a parameter does not belong to `old_grid`, or the method is
       unknown.
 
   Reference: section 3.2 of the paper, "2D interpolation".
   """
-  count = np.shape(table)[-2] if np.ndim(table) > 1 else 0
-  axes = _axes(name, count, old_grid, new_grid)
-  if axes is None:
-    return table
-  if axes.prefix < 0 or axes.prefix + math.prod(axes.old) != count:
-    raise UserError(
-      f'the positions {name!r} have the shape {list(table.shape)}, which does '
-      f'not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: check the '
-      'image size and the patch size that belong to the weights.'
+  resized = {}
+  for path, table in leaves.items():
+    name = path.rpartition('/')[2]
+    count = np.shape(table)[-2] if np.ndim(table) > 1 else 0
+    axes = _axes(name, count, old_grid, new_grid)
+    if axes and (axes.prefix < 0 or axes.prefix + math.prod(axes.old) != count):
+      raise UserError(
+        f'the positions {name!r} have the shape {list(table.shape)}, which '
+        f'does not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: '
+        'check the image size and the patch size that belong to the weights.'
+      )
+    resized[path] = (
+      interpolate(table, axes, method or 'aligned') if axes else table
     )
-  return interpolate(table, axes, method)
+  return resized
 
 
 def interpolate(

@@ -54,7 +54,6 @@ VARIANTS = {
 }
 SIZES = ('depths', 'width_factor')
 WIDTH = 64  # inner channels of the units of the first stage at width factor 1
-_MAX_WIDTH_FACTOR = 1024
 GROUPS = 32  # of GroupNorm, as in BiT and in the paper on GroupNorm
 EXPANSION = 4  # output channels of a unit per inner channel
 # conv1 and conv2 are split by the inner channels. The mesh splits them into
@@ -384,7 +383,7 @@ def check_depths(key: str, depths: tuple[int, ...], *, at_least: int) -> None:
   Raises:
     UserError: there are too few stages or more than 8, or one has no unit.
   """
-  check_range(f'the number of {key}', len(depths), at_least=at_least, at_most=8)
+  check_range(f'the number of {key}', len(depths), at_least=at_least)
   for i, depth in enumerate(depths):
     check_range(f'{key}[{i}]', depth, at_least=1)
 
@@ -420,7 +419,7 @@ class Config(backbone.BackboneConfig):
     self.complete(SIZES, VARIANTS)
     object.__setattr__(self, 'depths', tuple(self.depths))
     check_depths('model.depths', self.depths, at_least=1)
-    self.check_range('width_factor', at_least=1, at_most=_MAX_WIDTH_FACTOR)
+    self.check_range('width_factor', at_least=1)
 
 
 class ResNet(Backbone):
@@ -572,8 +571,7 @@ def Stem(  # noqa: N802 (the fixed symbol that a section's name resolves to)
     UserError: a number is out of range.
   """
   check_depths('model.stem.depths', depths, at_least=0)
-  key = 'model.stem.width_factor'
-  check_range(key, width_factor, at_least=1, at_most=_MAX_WIDTH_FACTOR)
+  check_range('model.stem.width_factor', width_factor, at_least=1)
   return ResNetStem(tuple(depths), width_factor, dtype, remat, unroll)
 
 

@@ -98,8 +98,7 @@ class Config(backbone.BackboneConfig):
     super().__post_init__()
     self.complete(NAMES, SIZES)
     object.__setattr__(self, 'depths', tuple(self.depths))
-    sizes = 'width', 'num_heads', 'window_size'
-    self.check_range(*sizes, at_least=1, at_most=backbone.MAX_SIZE)
+    self.check_range('width', 'num_heads', 'window_size', at_least=1)
     self.check_choices(
       window_rule=RULES,
       gelu=layers.ACTIVATIONS,
@@ -222,9 +221,8 @@ class Windows(NamedTuple):
       x = self._pad(self._roll(x, -1))
     else:
       x = self._roll(self._pad(x), -1)
-    n, rows, columns, width = x.shape
-    x = x.reshape(n, rows // self.size, self.size, -1, self.size, width)
-    x = x.swapaxes(2, 3)  # [n, rows, columns of windows, size, size, d]
+    rows, columns = (side // self.size for side in self.padded)
+    x = layers.cut_patches(x, (rows, columns), (self.size, self.size))
     return x.reshape(n, -1, self.size**2, width)
 
   def _pad(self, x: Float[Array, 'n y x d']) -> Float[Array, 'n py px d']:

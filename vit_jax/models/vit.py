@@ -303,7 +303,7 @@ class Config(backbone.BackboneConfig):
       pixels=backbone.STATISTICS,
       attention=attention_lib.IMPLEMENTATIONS,
     )
-    self.check_range(*NAMES, at_least=1, at_most=backbone.MAX_SIZE)
+    self.check_range(*NAMES, at_least=1)
     rates = 'dropout', 'drop_path', 'drop_path_first'
     self.check_range(*rates, at_least=0, below=1)
     self.check_range('norm_eps', above=0)
@@ -431,9 +431,6 @@ class Config(backbone.BackboneConfig):
     advice = f'allowed: {", ".join(places) or "no position_at"}'
     fits = self.position_at in (places or (None,))
     check(fits, advice, 'position_at', 'position')
-    fits = places or kind == 'none' or self.rotary
-    advice = 'it acts nowhere: give its row in positions.KINDS places'
-    check(fits, advice, 'position')
     fits = self.prefix_positions or kind == 'learned'
     advice = "set model.position='learned'"
     check(fits, advice, 'prefix_positions', 'position')
@@ -799,8 +796,10 @@ class ViT(Backbone):
     _, height, width, _ = images.shape
     grid = self.grid((height, width))
     tokens, inner = self._encode(self._embed(images), key, Patches(grid), want)
-    patches = tokens[:, -math.prod(grid) :]
-    outputs = {'tokens': tokens, 'patches': _map_of(patches, grid)}
+    # A symbolic number of images, as in an export, has no `len`.
+    shape = tokens.shape[0], *grid, tokens.shape[-1]
+    patches = tokens[:, -math.prod(grid) :].reshape(shape)
+    outputs = {'tokens': tokens, 'patches': patches}
     return inner | outputs | self._read(tokens)
 
   def embed(
@@ -993,7 +992,7 @@ class ViT(Backbone):
   ) -> Leaves:
     """Interpolates learned positions; see `positions.resize`."""
     grids = self.grid(old_size), self.grid(new_size)
-    return positions.resize_leaves(leaves, *grids, method)
+    return positions.resize(leaves, *grids, method)
 
   @nn.nowrap
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'ViT':
@@ -1088,9 +1087,3 @@ class ViT(Backbone):
 
 
 Model = backbone.constructor(ViT, Config)
-
-
-def _map_of(patches: Tokens, grid: Size) -> Float[Array, 'n rows columns d']:
-  """Arranges tokens of patches in their grid."""
-  # A symbolic number of images, as in an export, has no `len`.
-  return patches.reshape(patches.shape[0], *grid, patches.shape[-1])

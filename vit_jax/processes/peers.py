@@ -21,19 +21,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from vit_jax.errors import (
-  EXIT_CRASH,
-  EXIT_DIVERGED,
-  EXIT_PEER_LOST,
-  EXIT_PREEMPTED,
-  EXIT_STUCK,
-  EXIT_USER_ERROR,
-  DivergedError,
-  DownloadError,
-  PreemptedError,
-  StorageError,
-  UserError,
-)
+from vit_jax import errors
 from vit_jax.processes import consensus, console, interruption
 from vit_jax.processes.consensus import client, index
 
@@ -82,7 +70,7 @@ def _on_abort(number: int) -> None:
     return  # a pending signal may be delivered only after the handler
   message = _loss('a process stopped, or no longer responds')
   console.print_error(message)
-  os._exit(EXIT_PEER_LOST)
+  os._exit(errors.EXIT_PEER_LOST)
 
 
 _ABORT_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_on_abort)
@@ -99,8 +87,8 @@ def end_on_loss(reason: object) -> None:
     if found is not None:  # the peer published its exit code and reason
       exit_now(found['code'], _of_peer(found))
   message = _loss((str(reason).splitlines() or [''])[0][:300])
-  publish_end(EXIT_PEER_LOST, message)
-  exit_now(EXIT_PEER_LOST, message)
+  publish_end(errors.EXIT_PEER_LOST, message)
+  exit_now(errors.EXIT_PEER_LOST, message)
 
 
 def _loss(reason: str) -> str:
@@ -177,11 +165,11 @@ def is_lost_peer(error: BaseException) -> bool:
 def exit_status(error: BaseException) -> tuple[int, str] | None:
   """Returns exit code and message of an error; None if it is a crash."""
   for kind, code, word in (
-    (UserError, EXIT_USER_ERROR, 'error'),
-    (PreemptedError, EXIT_PREEMPTED, 'preempted'),
-    (DivergedError, EXIT_DIVERGED, 'diverged'),
-    (DownloadError, EXIT_CRASH, 'download failed'),
-    (StorageError, EXIT_CRASH, 'storage failed'),
+    (errors.UserError, errors.EXIT_USER_ERROR, 'error'),
+    (errors.PreemptedError, errors.EXIT_PREEMPTED, 'preempted'),
+    (errors.DivergedError, errors.EXIT_DIVERGED, 'diverged'),
+    (errors.DownloadError, errors.EXIT_CRASH, 'download failed'),
+    (errors.StorageError, errors.EXIT_CRASH, 'storage failed'),
   ):
     if isinstance(error, kind):
       return code, f'{word}: {error}'
@@ -198,12 +186,14 @@ def announce(error: Exception) -> None:
     error: error that ends this process.
   """
   # All processes raise these two errors at the same step.
-  if client() is None or isinstance(error, (PreemptedError, DivergedError)):
+  if client() is None or isinstance(
+    error, (errors.PreemptedError, errors.DivergedError)
+  ):
     return
   if exit_status(error) is None and (message_of_peer() or is_lost_peer(error)):
     end_on_loss(str(error))
   code, message = exit_status(error) or (
-    EXIT_CRASH,
+    errors.EXIT_CRASH,
     f'crash: {type(error).__name__}: {error} (the traceback is in its log)',
   )
   publish_end(code, message)
@@ -236,8 +226,8 @@ def exit_interrupted(number: int) -> None:
     number: number of the signal.
   """
   message = interruption.early_exit_message(number)
-  publish_end(EXIT_PREEMPTED, message)
-  exit_now(EXIT_PREEMPTED, message)
+  publish_end(errors.EXIT_PREEMPTED, message)
+  exit_now(errors.EXIT_PREEMPTED, message)
 
 
 def _of_peer(message: dict[str, Any]) -> str:
@@ -285,7 +275,7 @@ class Listener:
       found = json.loads(messages[_END])
       # After this process's own message, another thread ends it already.
       if found['process'] != index():
-        if found['code'] == EXIT_STUCK:
+        if found['code'] == errors.EXIT_STUCK:
           faulthandler.dump_traceback(sys.stderr)
         exit_now(found['code'], _of_peer(found))
     if _STOP in messages and self.on_stop is not None and not self._stopped:

@@ -15,12 +15,10 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.processes import interruption, peers
 from vit_jax.processes.interruption import HANDLER
 
 log = logging.getLogger('vit_jax')
-__all__ = ('EXIT_PREEMPTED', 'Preemption', 'StopRequested')
 _AGREE_S = 120  # time limit for all processes to publish their counts
 # All signals in this time after the first one are one request, because GNU
 # timeout, SLURM and container runtimes send each to a process and to its group.

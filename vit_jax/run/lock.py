@@ -107,20 +107,17 @@ def _file_lock(path: epath.Path, holder: dict[str, object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lease(
-  path: epath.Path, holder: dict[str, object], lease_s: float = LEASE_S
-) -> Iterator[None]:
+def _lease(path: epath.Path, holder: dict[str, object]) -> Iterator[None]:
   """Writes a file with owner and expiry, renews it, and removes it at the end.
 
   Args:
     path: path of the file.
     holder: description of this process.
-    lease_s: seconds until the lease expires, unless it is renewed.
   """
   owner = uuid.uuid4().hex
 
   def renew() -> None:
-    lease = {**holder, 'owner': owner, 'expires': time.time() + lease_s}
+    lease = {**holder, 'owner': owner, 'expires': time.time() + LEASE_S}
     paths.write(path, json.dumps(lease))
 
   def valid(lease: dict[str, object]) -> bool:
@@ -134,14 +131,14 @@ def _lease(
   renew()
   # Object stores have no exclusive creation, so another run may write its lease
   # at the same time. After a pause, the lease that was written last is valid.
-  time.sleep(min(1.0, lease_s / 10))
+  time.sleep(min(1.0, LEASE_S / 10))
   lease = jsonl.read_object(path)
   if lease.get('owner') != owner:
     raise _refusal(path.parent, json.dumps(lease))
   ended = threading.Event()
 
   def renew_regularly() -> None:
-    while not ended.wait(lease_s / 4):
+    while not ended.wait(LEASE_S / 4):
       with contextlib.suppress(Exception):  # the next renewal may succeed
         renew()
 
