@@ -102,7 +102,7 @@ def compiled(
   options = experiment.model.compiler_options(platform, devices)
   options |= GPU_OPTIONS if target.on_gpus else {}
   with jax.set_mesh(experiment.mesh):
-    params = experiment.abstract_state().params
+    params = experiment.abstract_state.params
     batch = {'image': experiment.abstract_batch()['image']}
     predict = jax.jit(experiment.objective.predict, compiler_options=options)
     try:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.arrays import sharding
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
@@ -36,13 +37,14 @@ class Step:
     with jax.set_mesh(experiment.mesh):
       self.compiled = compiling.compile_step(experiment, dict(options or {}))
     self.seconds = time.perf_counter() - start
-    abstract = experiment.abstract_state()
+    abstract = experiment.abstract_state
     init = jax.jit(
       experiment.init_state,
       out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract),
     )
     with jax.set_mesh(experiment.mesh):
-      self._key = experiment.key()
+      seed = experiment.config.seed
+      self._key = sharding.random_key(seed, experiment.mesh)
       self._state = init(self._key)
     self._batch = {
       name: jax.device_put(_random(leaf, experiment), leaf.sharding)

@@ -31,7 +31,7 @@ import numpy as np
 import peers
 import plain_flax
 
-from vit_jax.arrays import devices
+from vit_jax.arrays import devices, sharding
 from vit_jax.config import loading
 from vit_jax.models import vit
 from vit_jax.plan.compile import changed
@@ -65,10 +65,10 @@ class Ours:
     mesh = jax.set_mesh(self._experiment.mesh)
     with mesh:
       self._step = compiling.compile_step(self._experiment)
-      self._key = self._experiment.key()
+      self._key = sharding.random_key(config.seed, self._experiment.mesh)
       self._frozen: dict[str, Any] = {}  # no weights but the model's
       shardings = jax.tree.map(
-        lambda leaf: leaf.sharding, self._experiment.abstract_state()
+        lambda leaf: leaf.sharding, self._experiment.abstract_state
       )
       init = jax.jit(self._experiment.init_state, out_shardings=shardings)
       self._state = init(self._key)

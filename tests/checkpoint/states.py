@@ -39,7 +39,7 @@ def experiment(devices: int = 1, fsdp: int = 1) -> Experiment:
 
 @functools.cache
 def _maker(of: Experiment):
-  shardings = jax.tree.map(lambda s: s.sharding, of.abstract_state())
+  shardings = jax.tree.map(lambda s: s.sharding, of.abstract_state)
 
   def make(number):
     first = of.init_state(jax.random.key(0))
@@ -79,4 +79,4 @@ def restore(folder: pathlib.Path, of=None, about=ABOUT, sleep=lambda _: None):
     mock.patch.object(items, 'time', clock),
     contextlib.closing(Checkpointer(folder, about)) as checkpoints,
   ):
-    return checkpoints.restore_latest((of or experiment()).abstract_state())
+    return checkpoints.restore_latest((of or experiment()).abstract_state)

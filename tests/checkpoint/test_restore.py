@@ -3,6 +3,7 @@
 import errno
 import gc
 import shutil
+import types
 
 import jax
 import pytest
@@ -128,15 +129,12 @@ def test_64_bit_types_are_a_user_error(saved):
   """JAX_ENABLE_X64=1 changes the dtypes; the step is not treated as damaged."""
   abstract = jax.tree.map(
     lambda leaf: leaf.update(dtype='int64') if leaf.dtype == 'int32' else leaf,
-    experiment().abstract_state(),
+    experiment().abstract_state,
   )
 
-  class Wide64:
-    def abstract_state(self):
-      return abstract
-
+  wide = types.SimpleNamespace(abstract_state=abstract)
   with pytest.raises(UserError, match='int64.*JAX_ENABLE_X64'):
-    restore(saved, Wide64())
+    restore(saved, wide)
   assert _left(saved) == ['1', '2', 'run_id.json']
 
 

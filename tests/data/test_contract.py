@@ -9,6 +9,7 @@ from indexed_source import Numbered, mesh_of, train
 from minimal_config import completed
 
 from tests.plugins import two_crops, unlabelled
+from vit_jax.arrays import sharding
 from vit_jax.data import contract
 from vit_jax.data.pipeline import order, stream
 from vit_jax.data.pipeline.workers import Reader
@@ -72,7 +73,8 @@ def test_a_step_without_labels_is_trained():
   source = data.open_train(experiment)
   record = experiment.description(source, {}).further['record']
   assert record['fingerprint']['size'] == 64
-  state = jax.jit(experiment.init_state)(experiment.key())
+  run_key = sharding.random_key(0, experiment.mesh)
+  state = jax.jit(experiment.init_state)(run_key)
   step, losses = jax.jit(experiment.trainer.train_step), []
   with jax.set_mesh(experiment.mesh):
     with data.train_batches(experiment, source, 0) as batches:
@@ -84,7 +86,7 @@ def test_a_step_without_labels_is_trained():
             leaf.dtype,
           )
           assert batch[key].sharding == leaf.sharding
-        state, metrics = step(state, batch, experiment.key(), {})
+        state, metrics = step(state, batch, run_key, {})
         losses.append(float(metrics['loss']))
   assert 0 < losses[-1] < losses[0]
 

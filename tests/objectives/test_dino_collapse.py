@@ -58,7 +58,7 @@ def metrics_of(centre_momentum=0.9, **settings):
   optimizer = optimizers.adam(lambda _: LR, weight_decay=0.04)
   trainer = Trainer(of, optimizer, lambda _: LR, 1, None)
   key = jax.random.key(0)
-  state = jax.jit(trainer.init_state)(key, None)
+  state = jax.jit(lambda key: trainer.state_of(*of.init(key, None)))(key)
   step = jax.jit(trainer.train_step, donate_argnums=0)
   history = []
   for number in range(TOTAL):

@@ -90,7 +90,7 @@ def ours(experiment, start):
   """Returns the losses of the experiment's own steps from these parameters."""
   losses = []
   with jax.set_mesh(experiment.mesh):
-    places = jax.tree.map(lambda s: s.sharding, experiment.abstract_state())
+    places = jax.tree.map(lambda s: s.sharding, experiment.abstract_state)
     begin = jax.jit(experiment.trainer.state_of, out_shardings=places)
     state = begin(start, {})
     step = jax.jit(

@@ -32,7 +32,7 @@ def test_the_parameter_table_is_logged_if_parameters_are_split(
   experiment = Experiment.build(completed(**changes), jax.devices()[:devices])
   compiling.describe(experiment)
   first = caplog.records[0].message.splitlines()
-  params = experiment.abstract_state().params
+  params = experiment.abstract_state.params
   assert f'{tree.size(params):,}' in first[-1]
   rows = [line for line in first if 'encoder/layers/mlp/fc1/kernel' in line]
   assert len(rows) == whole

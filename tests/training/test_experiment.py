@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from minimal_config import completed
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.training.experiment import Experiment
 
@@ -54,7 +54,7 @@ def test_keys_and_initial_parameters_depend_on_the_seed():
   bits, starts = [], []
   for seed in (0, 0, 1):
     experiment = build(seed=seed)
-    key = experiment.key()
+    key = sharding.random_key(seed, experiment.mesh)
     bits.append(np.asarray(jax.random.bits(key, (4,))))
     state = jax.jit(experiment.init_state)(key)
     starts.append(np.asarray(state.params['embedding']['kernel']))
@@ -84,7 +84,7 @@ def test_shardings_of_batch_and_zero1():
   batch = experiment.abstract_batch()
   assert batch['image'].shape == (8, 8, 8, 3)
   assert batch['image'].sharding.shard_shape((8, 8, 8, 3)) == (1, 8, 8, 3)
-  state = tree.flatten(experiment.abstract_state())
+  state = tree.flatten(experiment.abstract_state)
   split = {
     path: np.prod(leaf.sharding.shard_shape(leaf.shape)) * 8 == leaf.size
     for path, leaf in state.items()
@@ -108,7 +108,7 @@ def test_the_kind_of_images_reaches_batches_and_model():
   experiment = build(**KIND, **{'model.channels': 5})
   image = experiment.abstract_batch()['image']
   assert (image.shape, image.dtype) == ((8, 8, 8, 5), np.uint16)
-  params = tree.flatten(experiment.abstract_state().params)
+  params = tree.flatten(experiment.abstract_state.params)
   assert params['embedding/kernel'].shape == (4, 4, 5, 8)
   assert experiment.image_flops > build().image_flops
 
@@ -117,7 +117,7 @@ def test_frozen_parameters_have_no_backward_flops():
   """Training only the head is a forward pass and the head's two products."""
   rules = (('(?!head/).*', dict(frozen=True)),)
   experiment = build(**{'optimizer.rules': rules})
-  head = 2 * experiment.abstract_state().params['head']['kernel'].size
+  head = 2 * experiment.abstract_state.params['head']['kernel'].size
   assert experiment.image_flops == build().image_flops / 3 + 2 * head
 
 

@@ -12,6 +12,7 @@ from minimal_config import completed
 from tests import cli
 from tests.faults.counts import further
 from tests.traced_for_gpu import gpu as gpu
+from vit_jax.arrays import sharding
 from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.models.attention import cudnn, tpu, tpu_kernels
@@ -37,7 +38,8 @@ def check(experiment, tmp_path):
   """Returns the experiment after the check, and the events."""
   ledger = Ledger(epath.Path(tmp_path) / 'events.jsonl')
   with jax.set_mesh(experiment.mesh):
-    after = kernel_check.checked(experiment, ledger)
+    key = sharding.random_key(experiment.config.seed, experiment.mesh)
+    after = kernel_check.checked(experiment, key, ledger)
   return after, read(ledger.path)
 
 

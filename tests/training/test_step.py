@@ -403,7 +403,7 @@ class Teaching(Loss):
 def test_update_extra_receives_the_mean_carry(micro_batches):
   """It is the mean over micro-batches; the step is the new one."""
   of = trainer(Teaching(), micro_batches=micro_batches)
-  state = of.init_state(jax.random.key(0), None)
+  state = of.state_of(*of.objective.init(None, None))
   for step in range(2):
     batch = {'x': jnp.arange(4.0) + step}  # means 1.5 and 2.5
     state, metrics = of.train_step(state, batch, jax.random.key(0), {})
@@ -416,7 +416,7 @@ def test_update_extra_receives_the_mean_carry(micro_batches):
 
 def test_weights_contain_those_of_the_objective_and_the_average():
   of = trainer(Teaching(), average_decay=0.5)
-  state = of.init_state(jax.random.key(0), None)
+  state = of.state_of(*of.objective.init(None, None))
   for _ in range(2):
     batch = {'x': jnp.ones(4)}
     state, _ = of.train_step(state, batch, jax.random.key(0), {})
@@ -426,5 +426,5 @@ def test_weights_contain_those_of_the_objective_and_the_average():
   assert float(weights['ema']) == pytest.approx((-2 - 0.5) / 1.5)
   assert float(weights['teacher']) == float(state.extra['teacher'])
   without = trainer(Teaching())
-  state = without.init_state(jax.random.key(0), None)
+  state = without.state_of(*without.objective.init(None, None))
   assert list(without.weights(state, {})) == ['params', 'teacher']

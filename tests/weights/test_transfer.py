@@ -98,7 +98,7 @@ def test_finetuning_loads_all_but_the_head(old, new):
   source, params = weights(old)
   target = experiment(new)
   result = tree.flatten(moved_to(target, source))
-  expected = tree.flatten(target.abstract_state().params)
+  expected = tree.flatten(target.abstract_state.params)
   assert {k: v.shape for k, v in result.items()} == {
     k: v.shape for k, v in expected.items()
   }
@@ -140,7 +140,8 @@ def test_initialized_parts_depend_on_the_seed():
   target = experiment((8, 8), pre_logits=True)
   with jax.set_mesh(target.mesh):
     result = transfer.transfer(source, target, 'aligned')
-    fresh = jax.jit(target.init_state)(target.key()).params
+    key = sharding.random_key(target.config.seed, target.mesh)
+    fresh = jax.jit(target.init_state)(key).params
   for name in ('pre_logits', 'head'):
     jax.tree.map(np.testing.assert_array_equal, result[name], fresh[name])
   kernel = np.asarray(params['pre_logits']['kernel'])
@@ -181,7 +182,7 @@ def test_heads_are_taken_over_by_the_names_of_classes(objective, caplog):
     **{'model.dtype': 'float32', 'num_classes': classes, 'objective': section},
   )
   target = Experiment.build(config, jax.devices()[:1])
-  shapes = target.abstract_state().params
+  shapes = target.abstract_state.params
   params = jax.tree.map(lambda s: np.random.normal(size=s.shape), shapes)
   names = [*'abcdefg']
   about = ABOUT | {'objective': section, 'num_classes': classes}

@@ -57,7 +57,7 @@ def _compiled(replicated: Any) -> Any:
   )
 
 
-def checksums(state: PyTree, replicated: Any) -> dict[str, int]:
+def checksums(state: PyTree) -> dict[str, int]:
   """Returns a checksum of every leaf, by path.
 
   Args:
@@ -65,7 +65,9 @@ def checksums(state: PyTree, replicated: Any) -> dict[str, int]:
     replicated: fully replicated sharding, for the results.
   """
   flat = tree.flatten(state)
-  sums = jax.device_get(_compiled(replicated)(list(flat.values())))
+  mesh = next(iter(flat.values())).sharding.mesh
+  compiled = _compiled(sharding.replicated(mesh))
+  sums = jax.device_get(compiled(list(flat.values())))
   return {path: int(value) for path, value in zip(flat, sums, strict=True)}
 
 
@@ -78,7 +80,5 @@ def digest(params: Any) -> str:
   Returns:
     16 hexadecimal digits.
   """
-  mesh = jax.tree.leaves(params)[0].sharding.mesh
-  sums = checksums(params, sharding.replicated(mesh))
-  text = json.dumps(sums, sort_keys=True)
+  text = json.dumps(checksums(params), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -47,17 +47,6 @@ def of_training(
   return _count(closed.jaxpr, kinds)[0]
 
 
-def of_forward(function: Callable[..., Any], *arguments: Any) -> int:
-  """Returns the FLOPs of a function.
-
-  Args:
-    function: function of arrays.
-    *arguments: its arguments, as arrays or shapes.
-  """
-  closed = jax.make_jaxpr(function)(*arguments)
-  return _count(closed.jaxpr, [_DATA] * len(closed.jaxpr.invars))[0]
-
-
 def _count(jaxpr: core.Jaxpr, kinds: list[int]) -> tuple[int, list[int]]:
   """Counts the FLOPs of a jaxpr.
 

@@ -29,8 +29,7 @@ def of_device(device: Any) -> int | None:
   """
   if device.platform != 'cpu':
     return (device.memory_stats() or {}).get('bytes_limit')
-  whole = machine.memory_bytes()
-  return whole and whole // jax.local_device_count()
+  return machine.memory_bytes() // jax.local_device_count()
 
 
 def program_bytes(compiled: jax.stages.Compiled) -> dict[str, int] | None:

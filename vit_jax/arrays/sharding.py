@@ -100,6 +100,17 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
+def batch_parts(mesh: Mesh) -> int:
+  """Returns the number of parts into which a batch is split."""
+  return mesh.shape['data'] * mesh.shape['fsdp']
+
+
+def random_key(seed: int, mesh: Mesh) -> jax.Array:
+  """Returns the random key of a run, replicated on every device."""
+  make = jax.jit(lambda: jax.random.key(seed), out_shardings=replicated(mesh))
+  return make()
+
+
 def leaf_spec(
   path: str,
   shape: tuple[int, ...],
@@ -269,12 +280,6 @@ def on_tpu() -> bool:
 def on_gpu() -> bool:
   """Returns whether the program that is being traced is for NVIDIA GPUs."""
   return device().platform in ('gpu', 'cuda')
-
-
-def is_split(abstract: tree.PyTree) -> bool:
-  """Returns whether any leaf is split over devices."""
-  leaves = jax.tree.leaves(abstract)
-  return not all(leaf.sharding.is_fully_replicated for leaf in leaves)
 
 
 def place(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:

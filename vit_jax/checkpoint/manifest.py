@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.arrays import checksum, sharding, tree
+from vit_jax.arrays import checksum, tree
 from vit_jax.checkpoint import items
 from vit_jax.checkpoint.items import CorruptError
 
@@ -80,8 +80,7 @@ def leaves(state: PyTree) -> dict[str, Any]:
     state: arrays, sharded in any way.
   """
   flat = tree.flatten(state)
-  mesh = next(iter(flat.values())).sharding.mesh
-  sums = checksum.checksums(state, sharding.replicated(mesh))
+  sums = checksum.checksums(state)
   return {
     path: [list(leaf.shape), str(leaf.dtype), sums[path]]
     for path, leaf in flat.items()

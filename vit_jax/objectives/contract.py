@@ -71,6 +71,10 @@ class Frozen(NamedTuple):
   without: tuple[str, ...] = ()
 
 
+def _not_opened(path: str) -> Frozen:
+  raise AssertionError(f'frozen weights ({path}) are only used in training')
+
+
 class Setting(NamedTuple):
   """Properties of a run that its objective may use.
 
@@ -82,7 +86,7 @@ class Setting(NamedTuple):
       updates; it returns 0 outside of training.
     open_frozen: function from the path of weights, in any format, to a `Frozen`
       that is not loaded yet. It raises UserError if the path contains no
-      weights. The value is None outside of training.
+      weights. Outside of training it must not be called.
     transform: transform of the training examples; None outside of training.
   """
 
@@ -90,7 +94,7 @@ class Setting(NamedTuple):
   image_size: tuple[int, int]
   mix: DeviceAugment = DeviceAugment(0)
   steps: Callable[[str], int] = lambda duration: 0
-  open_frozen: Callable[[str], Frozen] | None = None
+  open_frozen: Callable[[str], Frozen] = _not_opened
   transform: Transform | None = None
 
   def model_for(self, size: Size) -> Model:

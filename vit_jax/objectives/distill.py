@@ -58,9 +58,8 @@ class Objective(supervised.Objective):
 
   @functools.cached_property
   def _teacher(self) -> Frozen:
-    open_frozen = self.setting.open_frozen
-    assert open_frozen is not None, 'the teacher is only used in training'
-    return open_frozen(self.teacher)._replace(judges_labels=True)
+    teacher = self.setting.open_frozen(self.teacher)
+    return teacher._replace(judges_labels=True)
 
   def frozen(self) -> dict[str, Frozen]:
     """Returns the teacher.

@@ -80,9 +80,7 @@ class Objective(dinov2.Objective):
 
   @functools.cached_property
   def _first(self) -> contract.Frozen:
-    open_frozen = self.setting.open_frozen
-    assert open_frozen is not None, 'the Gram teacher is only used in training'
-    return open_frozen(self._path)
+    return self.setting.open_frozen(self._path)
 
   @property
   def _moves(self) -> bool:

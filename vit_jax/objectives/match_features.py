@@ -67,9 +67,7 @@ class Objective(contract.AroundModel):
 
   @functools.cached_property
   def _teacher(self) -> contract.Frozen:
-    open_frozen = self.setting.open_frozen
-    assert open_frozen is not None, 'the teacher is only used in training'
-    return open_frozen(self._path)
+    return self.setting.open_frozen(self._path)
 
   @property
   def _teacher_model(self) -> Any:

@@ -266,7 +266,7 @@ def cost_of(text: str, target: Target) -> Cost:
 
 def _without_program(experiment: Experiment, target: Target) -> Plan:
   """Returns a plan with the values that do not depend on the program."""
-  config, state = experiment.config, experiment.abstract_state()
+  config, state = experiment.config, experiment.abstract_state
   arrays = {
     'parameters': state.params,
     'optimizer': state.opt_state,

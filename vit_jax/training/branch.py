@@ -18,12 +18,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.checkpoint import (
-  items,
-  manifest,
-  restore,
-  steps,
-)
+from vit_jax.checkpoint import items, manifest, restore, steps
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.config import durations, identity, keys
 from vit_jax.config.schema import Config, build_section

@@ -55,7 +55,7 @@ def lower_step(
     experiment: experiment to compile.
     options: result of `step_options`.
   """
-  state = experiment.abstract_state()
+  state = experiment.abstract_state
   replicated = sharding.replicated(experiment.mesh)
   step = jax.jit(
     experiment.trainer.train_step,
@@ -113,9 +113,10 @@ def describe(experiment: Experiment) -> None:
   """
   config, mesh = experiment.config, experiment.mesh
   devices = mesh.devices
-  params = experiment.abstract_state().params
-  computed_by = experiment.model.computed_by(experiment.image_size)
-  if sharding.is_split(params):
+  params = experiment.abstract_state.params
+  if not all(
+    leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(params)
+  ):
     table = parameter_overview.get_parameter_overview(
       params, include_stats='sharding'
     )
@@ -139,5 +140,5 @@ def describe(experiment: Experiment) -> None:
     *experiment.image_size,
     config.model.get('dtype') or config.model.name,
     experiment.image_flops / 1e9,
-    computed_by,
+    experiment.model.computed_by(experiment.image_size),
   )

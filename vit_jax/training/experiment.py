@@ -86,7 +86,13 @@ class Experiment:
     """
     length = keys.length(config)
     mesh = build_section(config, 'mesh', devices)
-    _check_batch(config, mesh)
+    split, parts = sharding.batch_parts(mesh), config.micro_batches
+    if parts < 1 or config.batch_size % (split * parts):
+      raise UserError(
+        f'batch_size is {config.batch_size}; data x fsdp = {split} devices and '
+        f'micro_batches={parts} must divide it: set --config.batch_size to a '
+        f'multiple of {split * max(parts, 1)}.'
+      )
     image_size = square(config.image_size)
     augment = build_section(config, 'augment', image_size)
     if hasattr(augment, 'in_batches'):
@@ -144,13 +150,16 @@ class Experiment:
     for _, each in self.variants:
       each.model.check(each.image_size)
       each.objective.check(each.augment.spec)
-      if each is not self and each.param_shapes() != self.param_shapes():
+      if each is self:
+        continue
+      ours, its = (e.abstract_state.params for e in (self, each))
+      if tree.shapes(its) != tree.shapes(ours):
         raise UserError(
           f'the model for {each.image_size} pixels has parameters of other '
           "shapes: several sizes (augment.sizes) need model.position='none'."
         )
     if locked := self.objective.locked:
-      trained = self.trainer.trained(self.abstract_state().params)
+      trained = self.trainer.trained(self.abstract_state.params)
       paths = tree.flatten(trained)
       if any(re.fullmatch(locked, path) for path in paths):
         raise UserError(
@@ -161,7 +170,7 @@ class Experiment:
       self.steps(section.every)  # raises if it is not a duration
     names: Iterable[str] = ()
     if config.checkpoint.best is not None:
-      state = self.abstract_state()
+      state = self.abstract_state
       models = frozen.abstract(self.frozen, self.mesh)
       names = jax.eval_shape(self.trainer.weights, state, models)
     check_best(config, names)
@@ -270,12 +279,12 @@ class Experiment:
     See `data.contract.Transform`. Their states are the same. Usually there is
     one, this experiment itself.
     """
-    if not getattr(self.augment, 'variants', ()):
-      return ((1.0, self),)
     return tuple(
       (
         probability,
-        self._with_setting(
+        self
+        if each is self.augment
+        else self._with_setting(
           transform=each,
           image_size=getattr(each, 'image_size', self.image_size),
         ),
@@ -306,19 +315,13 @@ class Experiment:
     Args:
       key: random key of the run.
     """
-    return self.trainer.init_state(key, self.abstract_batch())
-
-  def param_shapes(self) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the parameters by path."""
-    flat = tree.flatten(self.abstract_state().params)
-    return {path: leaf.shape for path, leaf in flat.items()}
-
-  def abstract_state(self) -> PyTree:
-    """Returns the shapes and shardings of the whole training state."""
-    return self._abstract_state
+    return self.trainer.state_of(
+      *self.objective.init(key, self.abstract_batch())
+    )
 
   @functools.cached_property
-  def _abstract_state(self) -> PyTree:
+  def abstract_state(self) -> PyTree:
+    """Shapes and shardings of the whole training state."""
     # Only shapes are computed, because `plan` has no devices to run code on.
     key = jax.eval_shape(lambda: jax.random.key(0))
     shapes = jax.eval_shape(self.init_state, key)
@@ -326,14 +329,6 @@ class Experiment:
     return sharding.with_shardings(
       shapes, self.mesh, rules, self.config.mesh.zero1
     )
-
-  def key(self) -> jax.Array:
-    """Returns the random key of the run, replicated on every device."""
-    make = jax.jit(
-      lambda: jax.random.key(self.config.seed),
-      out_shardings=sharding.replicated(self.mesh),
-    )
-    return make()
 
   def description(self, source: stream.Source, models: PyTree) -> Description:
     """Returns the description that makes a checkpoint usable by itself.
@@ -374,14 +369,3 @@ def _objective(config: Config, setting: Setting) -> Objective:
     pretrained.find, config, setting.model, setting.image_size
   )
   return lora.adapted(objective, build_section(config, 'lora'), base)
-
-
-def _check_batch(config: Config, mesh: Mesh) -> None:
-  split = mesh.shape['data'] * mesh.shape['fsdp']
-  parts = config.micro_batches
-  if parts < 1 or config.batch_size % (split * parts):
-    raise UserError(
-      f'batch_size is {config.batch_size}; data x fsdp = {split} devices and '
-      f'micro_batches={parts} must divide it: set --config.batch_size to a '
-      f'multiple of {split * max(parts, 1)}.'
-    )

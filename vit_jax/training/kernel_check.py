@@ -35,7 +35,9 @@ _NEGLIGIBLE = 0.05
 _NOISE = 0.3  # std of the noise added to parameters that start constant
 
 
-def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
+def checked(
+  experiment: Experiment, key: Key[Array, ''], ledger: Ledger
+) -> Experiment:
   """Returns the experiment, without its model's kernels if they are wrong.
 
   It must be called inside `jax.set_mesh`. All processes return the same,
@@ -44,6 +46,7 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
 
   Args:
     experiment: experiment about to run.
+    key: random key of the run.
     ledger: destination of the event `kernel_check` with the largest difference.
 
   Raises:
@@ -52,7 +55,7 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
   kernels = experiment.model.kernels
   if kernels is None:
     return experiment
-  problem, fields = _check(experiment)
+  problem, fields = _check(experiment, key)
   ledger.event('kernel_check', passed=problem is None, **fields)
   if problem is None:
     return experiment
@@ -66,17 +69,18 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
   return experiment.with_model(kernels.plain)
 
 
-def _check(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
+def _check(
+  experiment: Experiment, key: Key[Array, '']
+) -> tuple[str | None, dict[str, Any]]:
   """Compares the kernels of all passes of the objective.
 
   Returns:
     A description of the problem, or None if the kernels are correct; and the
     fields of the event.
   """
-  key, found = experiment.key(), {}
-  spec = experiment.augment.spec
-  others = experiment.objective.other_passes(spec)
+  others = experiment.objective.other_passes(experiment.augment.spec)
   passes = ((experiment.model, experiment.image_size), *others)
+  found = {}
   for kernels, size in dict.fromkeys((m.kernels, size) for m, size in passes):
     if kernels is None:
       continue
@@ -126,7 +130,7 @@ def compare(
     ('output') and of each parameter's gradient (by path): the root mean square
     (RMS) of the difference, divided by the RMS of the reference's value.
   """
-  n = EXAMPLES * mesh.shape['data'] * mesh.shape['fsdp']
+  n = EXAMPLES * sharding.batch_parts(mesh)
 
   def both(key: Key[Array, '']) -> dict[str, Float[Array, '']]:
     image_key, init_key, noise_key, dy_key = jax.random.split(key, 4)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int, UInt8
 
 from vit_jax.analysis import report
+from vit_jax.arrays import sharding
 from vit_jax.arrays.tree import PyTree
 from vit_jax.data.contract import target_key
 from vit_jax.data.images import channels as channels_lib
@@ -179,7 +180,7 @@ def training_images(
     source: source of the training examples.
     mesh: mesh of the devices of this process.
   """
-  split = mesh.shape['data'] * mesh.shape['fsdp']
+  split = sharding.batch_parts(mesh)
   with stream.train_batches(
     source,
     experiment.augment,

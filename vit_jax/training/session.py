@@ -11,6 +11,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.analysis import report
+from vit_jax.arrays import sharding
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config.completion import flatten
 from vit_jax.config.schema import Config, build_section
@@ -25,13 +26,7 @@ from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import guards, lock, metrics, resume, tracking
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run.ledger import Ledger
-from vit_jax.training import (
-  compiling,
-  data,
-  frozen,
-  kernel_check,
-  reporting,
-)
+from vit_jax.training import compiling, data, frozen, kernel_check, reporting
 from vit_jax.training.evaluations import Evaluations, Results, is_due
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.finished import Progress
@@ -97,6 +92,7 @@ class Session:
       paths.check_writable(workdir)
       stack.enter_context(lock.hold(workdir))
     lock.check_shared(workdir)
+    self._key = sharding.random_key(config.seed, experiment.mesh)
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
     self._recovery = settings = experiment.recovery
     self._watchdog = Watchdog(
@@ -109,7 +105,7 @@ class Session:
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.ledger.span('init'), self.preemption.nothing_to_save():
-      self.experiment = kernel_check.checked(experiment, self.ledger)
+      self.experiment = kernel_check.checked(experiment, self._key, self.ledger)
       self._open_run(progress.step, stack, allow_changes)
     # The step is compiled before the state is restored, because compiling may
     # need much memory. A finished run does not need the compiled step.
@@ -177,10 +173,10 @@ class Session:
     )
     self._comparison.check_newest(newest_step)
     self._rollbacks: list[guards.Rollback] = []
-    self.fixed = self.experiment.key(), models
+    self.fixed = self._key, models
     # A mistake in an objective's `weights` is reported before any training.
     jax.eval_shape(
-      self.experiment.trainer.weights, self.experiment.abstract_state(), models
+      self.experiment.trainer.weights, self.experiment.abstract_state, models
     )
 
   @functools.cached_property
@@ -241,9 +237,7 @@ class Session:
       StorageError: the checkpoint cannot be read.
     """
     with self.timed('restore'):
-      restored = self.checkpoints.restore_latest(
-        self.experiment.abstract_state()
-      )
+      restored = self.checkpoints.restore_latest(self.experiment.abstract_state)
       if restored is None:
         restored = self._new_state(initial_params), 0
       else:
@@ -273,9 +267,9 @@ class Session:
     return restored
 
   def _new_state(self, initial_params: InitialParams) -> PyTree:
-    experiment, key = self.experiment, self.fixed[0]
+    experiment, key = self.experiment, self._key
     shardings = jax.tree.map(
-      lambda leaf: leaf.sharding, experiment.abstract_state()
+      lambda leaf: leaf.sharding, experiment.abstract_state
     )
     if initial_params is None:
       return jax.jit(experiment.init_state, out_shardings=shardings)(key)

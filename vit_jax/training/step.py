@@ -83,15 +83,6 @@ class Trainer:
   average_decay: float | None
   spike_factor: float | None = None
 
-  def init_state(self, key: Key[Array, ''], batch: PyTree) -> TrainState:
-    """Computes the state before the first step.
-
-    Args:
-      key: random key of the initialization.
-      batch: shapes and dtypes of a training batch.
-    """
-    return self.state_of(*self.objective.init(key, batch))
-
   def state_of(self, params: PyTree, extra: PyTree) -> TrainState:
     """Returns the state before the first step, from given parameters.
 

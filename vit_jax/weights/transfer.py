@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import to_host
 from vit_jax.checkpoint import check_shapes
 from vit_jax.config import schema
@@ -147,7 +147,7 @@ def start(
     )
   if type(source.objective()) is not type(target.objective):
     others = {}
-  of_run = tree.shapes(target.abstract_state().params)
+  of_run = tree.shapes(target.abstract_state.params)
   others, others_unused = _fitting(others, of_run)
   if unused := unused + others_unused:
     log.warning('not taken over from %s: %s', source.path, ', '.join(unused))
@@ -230,7 +230,9 @@ def _class_axes(
   setting = target.setting._replace(model=model)
   larger = schema.build_section(config, 'objective', setting)
   shape, _ = jax.eval_shape(
-    larger.init, jax.eval_shape(target.key), target.abstract_batch()
+    larger.init,
+    jax.eval_shape(lambda: jax.random.key(0)),
+    target.abstract_batch(),
   )
   shapes = [tree.flatten(each) for each in (larger.backbone(shape), shape)]
   return [
@@ -364,8 +366,9 @@ def _initialized(
     f'{tree.size(taken) + tree.size(others):,}',
     ', '.join(fresh) or 'none',
   )
-  state = target.abstract_state().params
+  state = target.abstract_state.params
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   # Donated, so that a large model is not twice in memory.
   started = jax.jit(init, donate_argnums=(0, 1), out_shardings=shardings)
-  return started(taken, dict(others), target.key())
+  key = sharding.random_key(target.config.seed, target.mesh)
+  return started(taken, dict(others), key)

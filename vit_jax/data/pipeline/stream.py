@@ -151,7 +151,7 @@ class _Rows:
   rows: Int[np.ndarray, ' local']
 
   def __init__(self, mesh: Mesh, batch_size: int):
-    split = mesh.shape['data'] * mesh.shape['fsdp']
+    split = sharding.batch_parts(mesh)
     if batch_size % split:
       raise UserError(
         f'batch_size is {batch_size}, which is not divisible by the {split} '
