@@ -372,6 +372,31 @@ def stages(
   ]
 
 
+def _layers(
+  of: Any, dtype: jnp.dtype, activation: str
+) -> tuple[Any, list[Stage], Any]:
+  """Returns root, stages and the constructor of norms, for use in `setup`.
+
+  Args:
+    of: object with the attributes `depths`, `width_factor`, `remat` and
+      `unroll` of a ResNet.
+    dtype: dtype of the computation.
+    activation: 'before' or 'after', see `norm_and_conv`.
+  """
+  norm, conv = norm_and_conv(activation, dtype)
+  width = WIDTH * of.width_factor
+  blocks = stages(
+    of.depths,
+    width,
+    Unit,
+    activation,
+    dtype=dtype,
+    remat=of.remat,
+    unroll=of.unroll,
+  )
+  return conv(width, size=7, stride=2), blocks, norm
+
+
 def check_depths(key: str, depths: tuple[int, ...], *, at_least: int) -> None:
   """Checks the number of stages, and that each has at least one unit.
 
@@ -439,18 +464,7 @@ class ResNet(Backbone):
 
   def setup(self):
     config, dtype = self.config, self.config.compute_dtype
-    norm, conv = norm_and_conv('before', dtype)
-    width = WIDTH * config.width_factor
-    self.conv_root = conv(width, size=7, stride=2)
-    self.stages = stages(
-      config.depths,
-      width,
-      Unit,
-      'before',
-      dtype=dtype,
-      remat=config.remat,
-      unroll=config.unroll,
-    )
+    self.conv_root, self.stages, norm = _layers(config, dtype, 'before')
     self.norm = norm()
     self.head = self._new_head()
 
@@ -512,19 +526,8 @@ class ResNetStem(nn.Module):
   sharding_rules = SHARDING_RULES
 
   def setup(self):
-    norm, conv = norm_and_conv('after', self.dtype)
-    width = WIDTH * self.width_factor
-    self.conv_root = conv(width, size=7, stride=2)
+    self.conv_root, self.stages, norm = _layers(self, self.dtype, 'after')
     self.gn_root = norm()
-    self.stages = stages(
-      self.depths,
-      width,
-      Unit,
-      'after',
-      dtype=self.dtype,
-      remat=self.remat,
-      unroll=self.unroll,
-    )
 
   def __call__(
     self, images: Float[Array, 'n y x i']

@@ -81,15 +81,11 @@ def _begin(
         'another --workdir, or omit --branch_from to resume.'
       )
     step_dir = source / 'checkpoints' / str(step)
-    if not steps.committed(step_dir.parent):
+    available = steps.committed(step_dir.parent)
+    if step not in available or step >= keys.length(config).total_steps:
       raise UserError(
-        f'--branch_from={source}@{step}: {source} contains no checkpoint; give '
-        'the workdir of a run and one of its steps.'
-      )
-    if not steps.is_step(step_dir) or step >= keys.length(config).total_steps:
-      raise UserError(
-        f'--branch_from={source}@{step}: give one of the steps '
-        f'{steps.committed(step_dir.parent)}, before the end of the branch '
+        f'--branch_from={source}@{step}: give the workdir of a run and one of '
+        f'its steps (here {available}), before the end of the branch '
         f'(config.total={config.total!r}).'
       )
     about = manifest.read_about(step_dir, manifest.read(step_dir))
