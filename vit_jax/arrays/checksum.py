@@ -61,8 +61,7 @@ def checksums(state: PyTree) -> dict[str, int]:
   """Returns a checksum of every leaf, by path.
 
   Args:
-    state: global arrays.
-    replicated: fully replicated sharding, for the results.
+    state: global arrays on one mesh.
   """
   flat = tree.flatten(state)
   mesh = next(iter(flat.values())).sharding.mesh

@@ -223,6 +223,7 @@ class Windows(NamedTuple):
       x = self._roll(self._pad(x), -1)
     rows, columns = (side // self.size for side in self.padded)
     x = layers.cut_patches(x, (rows, columns), (self.size, self.size))
+    # x: [n, windows, size, size, d]
     return x.reshape(n, -1, self.size**2, width)
 
   def _pad(self, x: Float[Array, 'n y x d']) -> Float[Array, 'n py px d']:

@@ -152,8 +152,8 @@ class Experiment:
       each.objective.check(each.augment.spec)
       if each is self:
         continue
-      ours, its = (e.abstract_state.params for e in (self, each))
-      if tree.shapes(its) != tree.shapes(ours):
+      params = self.abstract_state.params
+      if tree.shapes(each.abstract_state.params) != tree.shapes(params):
         raise UserError(
           f'the model for {each.image_size} pixels has parameters of other '
           "shapes: several sizes (augment.sizes) need model.position='none'."
