@@ -1,7 +1,6 @@
 """Top-k accuracy, likelihood and calibration over a split."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -14,14 +13,15 @@ from vit_jax.data.contract import Example, Spec
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import OtherSource, open_split
+from vit_jax.evaluators.features import OnSplit, OtherSource
 
 PyTree = Any
 _AMONG = ('all', 'present')
 _NO_RANK = jnp.iinfo(jnp.int32).max  # rank of a class if a logit is NaN
 
 
-class Evaluator(contract.Evaluator):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Evaluator(OnSplit):
   """Top-k accuracies, negative log-likelihood and expected calibration error.
 
   A top-k prediction is correct if one of its k classes is a label of the image.
@@ -36,70 +36,51 @@ class Evaluator(contract.Evaluator):
   arXiv 2006.07159), `nll` is not computed, because it needs a single label, and
   the calibration is that of the top-1 prediction. Images without labels are
   left out.
+
+  Attributes:
+    source: section of another source, whose labels are indices of the head's
+      classes; by default the run's own source.
+    top: values of k for the top-k accuracies; accuracy (k = 1) is always
+      reported.
+    bins: number of bins of equal width in [0, 1], for the calibration error.
+    among: classes that may be predicted: 'all', or 'present' for those that are
+      a label of an example of the split (200 of 1,000 for ImageNet-A and -R).
+    labels: 'label', or the field of a source with several labels per image
+      ('real_label' of the TFDS set imagenet2012_real, which its key
+      `source.others` also names).
+
+  Raises:
+    UserError: the model has no head; the data or field does not exist; the data
+      has more classes than the head; or a value is out of range.
   """
 
   higher_is_better, lower_is_better = ('accuracy', 'top*'), ('nll', 'ece')
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-    source: OtherSource = None,
-    top: tuple[int, ...] = (1, 5),
-    bins: int = 15,
-    among: str = 'all',
-    labels: str = 'label',
-  ):
-    """Opens the split.
+  source: OtherSource = None
+  top: tuple[int, ...] = (1, 5)
+  bins: int = 15
+  among: str = 'all'
+  labels: str = 'label'
 
-    Args:
-      setting: setting of the run.
-      split: split to evaluate.
-      source: section of another source, whose labels are indices of the head's
-        classes; by default the run's own source.
-      top: values of k for the top-k accuracies; accuracy (k = 1) is always
-        reported.
-      bins: number of bins of equal width in [0, 1], for the calibration error.
-      among: classes that may be predicted: 'all', or 'present' for those that
-        are a label of an example of the split (200 of 1,000 for ImageNet-A and
-        -R).
-      labels: 'label', or the field of a source with several labels per image
-        ('real_label' of the TFDS set imagenet2012_real, which its key
-        `source.others` also names).
-
-    Raises:
-      UserError: the model has no head; the data or field does not exist; the
-        data has more classes than the head; or a value is out of range.
-    """
-    check_range('bins', bins, at_least=1)
-    for each in top:
+  def __post_init__(self):
+    check_range('bins', self.bins, at_least=1)
+    for each in self.top:
       check_range('top', each, at_least=1)
-    check_choice('among', among, _AMONG)
-    contract.check_head(setting, 'calibration')
-    self._source = open_split(setting, split, source)
-    num_classes = setting.num_classes
+    check_choice('among', self.among, _AMONG)
+    contract.check_head(self.setting, 'calibration')
+    super().__post_init__()
+    num_classes = self.setting.num_classes
     if self._source.num_classes > num_classes:
       raise UserError(
         f'{self._source.name} has {self._source.num_classes} classes, but the '
         f'head has {num_classes}: use data with the classes of the head.'
       )
-    if labels != 'label':
-      transform = _MultiLabel(setting.transform, labels, num_classes)
-      setting = setting._replace(transform=transform)
-    self._setting = setting
-    self._top, self._bins, self._labels = top, bins, labels
-    self._values = setting.compiled(
-      functools.partial(
-        _example_values,
-        setting.predict,
-        labels,
-        cross_entropy=setting.objective.cross_entropy,
-      )
-    )
+    if self.labels != 'label':
+      transform = _MultiLabel(self.setting.transform, self.labels, num_classes)
+      self.setting = self.setting._replace(transform=transform)
+    self._values = self.setting.compiled(self._example_values)
     self._competing: Bool[np.ndarray, ' k'] | None = (
-      np.ones(num_classes, bool) if among == 'all' else None
+      np.ones(num_classes, bool) if self.among == 'all' else None
     )
 
   def run(self, params: PyTree) -> dict[str, float]:
@@ -116,7 +97,7 @@ class Evaluator(contract.Evaluator):
     """
     if self._competing is None:
       self._competing = self._present()
-    values = self._setting.examples(
+    values = self.setting.examples(
       (params, self._competing), self._source, self._values
     )
     kept = values['labelled']
@@ -126,22 +107,61 @@ class Evaluator(contract.Evaluator):
     rank = values['rank'][kept]
     confidence = values['confidence'][kept].astype(np.float64)
     correct = {'accuracy': rank < 1}
-    correct |= {f'top{k}': rank < k for k in self._top if k != 1}
+    correct |= {f'top{k}': rank < k for k in self.top if k != 1}
     metrics = {key: float(value.mean()) for key, value in correct.items()}
-    if self._labels == 'label':
+    if self.labels == 'label':
       metrics['nll'] = float(values['nll'][kept].mean(dtype=np.float64))
-    metrics['ece'] = calibration_error(confidence, rank < 1, self._bins)
+    metrics['ece'] = calibration_error(confidence, rank < 1, self.bins)
     return metrics | {'count': count, 'left_out': len(kept) - count}
+
+  def _example_values(self, state: PyTree, batch: PyTree) -> dict[str, Array]:
+    """Computes the values of each example of a batch.
+
+    Args:
+      state: weights of the model, and whether each class may be predicted, bool
+        `[k]`.
+      batch: batch with a mask.
+
+    Returns:
+      Arrays `[n]`: 'rank', the number of classes that are more likely than the
+      most likely correct one; 'confidence', the probability of the most likely
+      class; 'nll' of the most likely correct class; 'labelled', whether the
+      example has a label; 'mask'.
+    """
+    params, competing = state
+    logits = self.setting.predict(params, batch)['logits'].astype(jnp.float32)
+    logits = jnp.where(competing, logits, -jnp.inf)
+    classes = jnp.arange(logits.shape[-1])
+    correct = _correct_classes(batch[self.labels], logits.shape[-1])
+    # A correct class is found even if its own logit is -inf.
+    finite = jnp.maximum(logits, jnp.finfo(jnp.float32).min)
+    best = jnp.where(correct, finite, -jnp.inf).argmax(axis=-1, keepdims=True)
+    value = jnp.take_along_axis(logits, best, axis=-1)  # [n, 1]
+    behind = (logits < value) | ((logits == value) & (classes > best))
+    ahead = competing.sum() - 1 - (behind & competing).sum(axis=-1)
+    if self.setting.objective.cross_entropy == 'sigmoid':
+      total = jax.nn.softplus(logits).sum(axis=-1)
+      confidence = jax.nn.sigmoid(logits.max(axis=-1))
+    else:
+      total = jax.nn.logsumexp(logits, axis=-1)
+      confidence = jnp.exp(logits.max(axis=-1) - total)
+    return {
+      'rank': jnp.where(jnp.isnan(total), _NO_RANK, ahead),
+      'confidence': confidence,
+      'nll': total - value[:, 0],
+      'labelled': correct.any(axis=-1),
+      'mask': batch['mask'],
+    }
 
   def _present(self) -> Bool[np.ndarray, ' k']:
     """Returns which classes are a label of an example, without the model."""
 
     def in_batch(_: None, batch: contract.Batch) -> Bool[Array, ' k']:
-      correct = _correct_classes(batch[self._labels], self._setting.num_classes)
+      correct = _correct_classes(batch[self.labels], self.setting.num_classes)
       return (correct & batch['mask'][:, None]).any(axis=0)
 
-    results = self._setting.sweep(
-      None, self._source, self._setting.compiled(in_batch)
+    results = self.setting.sweep(
+      None, self._source, self.setting.compiled(in_batch)
     )
     return np.any(list(results), axis=0)
 
@@ -180,55 +200,6 @@ def _correct_classes(labels: Array, num_classes: int) -> Bool[Array, 'n k']:
   if labels.ndim == 2:
     return labels
   return labels[:, None] == jnp.arange(num_classes)
-
-
-def _example_values(
-  predict: Any,
-  key: str,
-  weights: PyTree,
-  batch: PyTree,
-  cross_entropy: str = 'softmax',
-) -> dict[str, Array]:
-  """Computes the values of each example of a batch.
-
-  Args:
-    predict: see `Setting.predict`.
-    key: key of the labels.
-    weights: weights of the model, and whether each class may be predicted, bool
-      `[k]`.
-    batch: batch with a mask.
-    cross_entropy: loss of the objective, see `losses`.
-
-  Returns:
-    Arrays `[n]`: 'rank', the number of classes that are more likely than the
-    most likely correct one; 'confidence', the probability of the most likely
-    class; 'nll' of the most likely correct class; 'labelled', whether the
-    example has a label; 'mask'.
-  """
-  params, competing = weights
-  logits = predict(params, batch)['logits'].astype(jnp.float32)
-  logits = jnp.where(competing, logits, -jnp.inf)
-  classes = jnp.arange(logits.shape[-1])
-  correct = _correct_classes(batch[key], logits.shape[-1])
-  # A correct class is found even if its own logit is -inf.
-  finite = jnp.maximum(logits, jnp.finfo(jnp.float32).min)
-  best = jnp.where(correct, finite, -jnp.inf).argmax(axis=-1, keepdims=True)
-  value = jnp.take_along_axis(logits, best, axis=-1)  # [n, 1]
-  behind = (logits < value) | ((logits == value) & (classes > best))
-  ahead = competing.sum() - 1 - (behind & competing).sum(axis=-1)
-  if cross_entropy == 'sigmoid':
-    total = jax.nn.softplus(logits).sum(axis=-1)
-    confidence = jax.nn.sigmoid(logits.max(axis=-1))
-  else:
-    total = jax.nn.logsumexp(logits, axis=-1)
-    confidence = jnp.exp(logits.max(axis=-1) - total)
-  return {
-    'rank': jnp.where(jnp.isnan(total), _NO_RANK, ahead),
-    'confidence': confidence,
-    'nll': total - value[:, 0],
-    'labelled': correct.any(axis=-1),
-    'mask': batch['mask'],
-  }
 
 
 @dataclasses.dataclass(frozen=True)

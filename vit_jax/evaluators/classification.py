@@ -1,6 +1,6 @@
 """Exact accuracy and loss over a split."""
 
-import functools
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,50 +8,45 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import check_choice
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import open_split
+from vit_jax.evaluators.features import OnSplit
 from vit_jax.objectives.losses import LOSSES
 
 PyTree = Any
 
 
-class Evaluator(contract.Evaluator):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Evaluator(OnSplit):
   """Top-1 accuracy, mean loss and count over every example of a split.
 
   If a logit is NaN, the prediction is not correct. Sums are divided by counts
   once at the end and padding is masked, so the result does not depend on the
   batch size or the number of devices or processes.
+
+  Attributes:
+    cross_entropy: kind of the reported loss, 'softmax' or 'sigmoid'; by
+      default, that of the objective.
+
+  Raises:
+    UserError: the model has no head; the split does not exist, or it is empty;
+      or a value is out of range.
   """
 
   higher_is_better, lower_is_better = ('accuracy',), ('loss',)
+  cross_entropy: str | None = None
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-    cross_entropy: str | None = None,
-  ):
-    """Opens the split.
+  def __post_init__(self):
+    kind = self.cross_entropy or self.setting.objective.cross_entropy
+    check_choice('cross_entropy', kind, LOSSES)
+    contract.check_head(self.setting, 'classification')
+    super().__post_init__()
+    self._loss = LOSSES[kind]
+    self._count = self.setting.compiled(self._count_batch)
 
-    Args:
-      setting: setting of the run.
-      split: split of the config's source, in TFDS notation.
-      cross_entropy: kind of the reported loss, 'softmax' or 'sigmoid'; by
-        default, that of the objective.
-
-    Raises:
-      UserError: the model has no head; the split does not exist, or it is
-        empty; or a value is out of range.
-    """
-    cross_entropy = cross_entropy or setting.objective.cross_entropy
-    check_choice('cross_entropy', cross_entropy, LOSSES)
-    contract.check_head(setting, 'classification')
-    self._source = open_split(setting, split)
-    self._setting = setting
-    self._count = setting.compiled(
-      functools.partial(_count, setting.predict, LOSSES[cross_entropy])
-    )
+  def _count_batch(self, params: PyTree, batch: PyTree) -> dict[str, Array]:
+    """Computes sums over the examples of a batch, without padding."""
+    logits = self.setting.predict(params, batch)['logits']
+    losses = jnp.where(batch['mask'], self._loss(logits, batch['label']), 0)
+    return correct(logits, batch) | {'loss': losses.sum()}
 
   def run(self, params: PyTree) -> dict[str, float]:
     """Computes the metrics of the split.
@@ -64,15 +59,8 @@ class Evaluator(contract.Evaluator):
       UserError: there is a bad record and the reader's policy is to stop, or no
         example could be used.
     """
-    results = self._setting.sweep(params, self._source, self._count)
+    results = self.setting.sweep(params, self._source, self._count)
     return contract.averages(results, self._source)
-
-
-def _count(predict, loss, params: PyTree, batch: PyTree) -> dict[str, Array]:
-  """Computes sums over the examples of a batch, without padding."""
-  logits = predict(params, batch)['logits']
-  losses = jnp.where(batch['mask'], loss(logits, batch['label']), 0)
-  return correct(logits, batch) | {'loss': losses.sum()}
 
 
 def correct(logits: Float[Array, 'n k'], batch: PyTree) -> dict[str, Array]:

@@ -1,7 +1,7 @@
 """Accuracy of each class, and the confusion matrix."""
 
 import csv
-import functools
+import dataclasses
 import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import open_split
+from vit_jax.evaluators.features import OnSplit
 
 PyTree = Any
 _CLASSES = 30  # maximum number of classes of a readable confusion matrix
@@ -58,34 +58,36 @@ def count_pairs(
   )
 
 
-class Evaluator(contract.Evaluator):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Evaluator(OnSplit):
   """Accuracy, mean accuracy of the classes, and the confusion matrix.
 
   The mean over classes gives every class the same weight, however many images
   it has. `tables` returns the accuracies of all classes and the confusion
   matrix.
+
+  Raises:
+    UserError: the model has no head; or the split does not exist, or it is
+      empty.
   """
 
   higher_is_better = ('accuracy', 'mean_class_accuracy')
 
-  def __init__(self, setting: contract.Setting, /, *, split: str):
-    """Opens the split.
-
-    Args:
-      setting: setting of the run.
-      split: split of the config's source, in TFDS notation.
-
-    Raises:
-      UserError: the model has no head; the split does not exist, or it is
-        empty; or a value is out of range.
-    """
-    contract.check_head(setting, 'confusion')
-    self._setting = setting
-    self._source = open_split(setting, split)
-    self._predictions = setting.compiled(
-      functools.partial(_predictions, setting.predict)
-    )
+  def __post_init__(self):
+    contract.check_head(self.setting, 'confusion')
+    super().__post_init__()
+    self._predict = self.setting.compiled(self._predictions)
     self._counts: Counts | None = None
+
+  def _predictions(self, params: PyTree, batch: PyTree) -> dict[str, Array]:
+    """Returns label, prediction, usability and mask of each example."""
+    logits = self.setting.predict(params, batch)['logits']
+    return {
+      'label': batch['label'],
+      'prediction': logits.argmax(axis=-1),
+      'usable': ~jnp.isnan(logits).any(axis=-1),
+      'mask': batch['mask'],
+    }
 
   def run(self, params: PyTree) -> dict[str, float]:
     """Computes accuracies over the examples and over the classes.
@@ -99,11 +101,11 @@ class Evaluator(contract.Evaluator):
       UserError: there is a bad record and the reader's policy is to stop, no
         example could be used, or a logit is NaN.
     """
-    values = self._setting.examples(params, self._source, self._predictions)
+    values = self.setting.examples(params, self._source, self._predict)
     if not values['usable'].all():
       raise contract.not_finite_error('the logits', self._source)
     labels, predictions = values['label'], values['prediction']
-    num_classes = max(self._setting.num_classes, len(self._source.class_names))
+    num_classes = max(self.setting.num_classes, len(self._source.class_names))
     self._counts = count_pairs(labels, predictions, num_classes)
     _, _, images, correct = self._counts
     accuracies = correct[images > 0] / images[images > 0]
@@ -137,17 +139,6 @@ class Evaluator(contract.Evaluator):
       'classes.csv': to_csv(('class', 'images', 'accuracy'), classes),
       'pairs.csv': to_csv(('label', 'prediction', 'images'), confused),
     }
-
-
-def _predictions(predict, params: PyTree, batch: PyTree) -> dict[str, Array]:
-  """Returns label, prediction, usability and mask of each example."""
-  logits = predict(params, batch)['logits']
-  return {
-    'label': batch['label'],
-    'prediction': logits.argmax(axis=-1),
-    'usable': ~jnp.isnan(logits).any(axis=-1),
-    'mask': batch['mask'],
-  }
 
 
 def to_csv(head: tuple[Any, ...], lines: list[tuple]) -> str:

@@ -1,12 +1,12 @@
 """Data of evaluators: splits, frozen features, and examples for figures."""
 
+import dataclasses
 import logging
 import os
-from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Float, Int, Integer
 
 from vit_jax.config.schema import SECTIONS, Nested, Section
 from vit_jax.data import inspection
@@ -19,6 +19,7 @@ from vit_jax.evaluators import contract
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
+_KEPT = ('label', 'mask')  # arrays of a batch that are results
 _TITLE = 60  # maximum number of characters of the title of an example
 # Type of an evaluator's key `source`: config section of data other than those
 # of the run.
@@ -54,135 +55,97 @@ def open_split(
   return source
 
 
-def open_both(
-  setting: contract.Setting,
-  split: str,
-  train_split: str | None,
-  section: Section | None,
-) -> tuple[stream.Source, stream.Source]:
-  """Opens the split to fit on and the split to evaluate.
+@dataclasses.dataclass(eq=False)
+class OnSplit(contract.Evaluator):
+  """Base class of evaluators of one split, whose keys are fields.
 
-  Examples that the training leaves out are not fitted on.
-
-  Args:
+  Attributes:
     setting: setting of the run.
-    split: split to evaluate.
-    train_split: split to fit on; None for the training split of the run, or for
-      'train' of other data.
-    section: config section of other data; None for the data of the run.
+    split: split to evaluate, in TFDS notation.
+    source: config section of data other than those of the run; a config key of
+      the evaluators that are not limited to the data of the run.
 
   Raises:
-    UserError: the data or a split does not exist or is empty, or the splits
-      have examples in common, so that the evaluation would use fitted examples.
+    UserError: the source or the split does not exist, or it is empty.
   """
-  if train_split is None:
-    train_split = setting.train_split if section is None else 'train'
-  train = open_split(setting, train_split, section)
-  train = without_listed(train, setting.leave_out, strict=False)
-  test = open_split(setting, split, section)
-  if common := inspection.count(train, test):
-    raise UserError(
-      f'{common:,} of the {len(test):,} examples of {split!r} are also in '
-      f'train_split={train_split!r}, which is fitted: set splits without '
-      "common examples, such as --config.evals.NAME.train_split='train[:90%]' "
-      "and --config.evals.NAME.split='train[90%:]'."
-    )
-  return train, test
 
+  setting: contract.Setting
+  _: dataclasses.KW_ONLY
+  split: str
+  source = None  # not annotated, so that it is not a field
 
-class Extractor:
-  """Computes features without randomness, with one compiled program."""
+  def __post_init__(self):
+    self._source = open_split(self.setting, self.split, self.source)
 
-  def __init__(self, setting: contract.Setting, who: str):
-    """Creates the program, which is compiled at its first use.
+  def open_train(self, split: str | None) -> stream.Source:
+    """Opens the split to fit on, without examples that the training leaves out.
 
     Args:
-      setting: setting of the run.
-      who: name of the evaluation that needs the labels, for messages.
+      split: split to fit on; None for the training split of the run, or for
+        'train' of other data.
 
     Raises:
-      UserError: batches of the run do not contain images and labels.
+      UserError: the split does not exist or is empty, or it has examples in
+        common with the evaluated split.
     """
-    require(setting.transform.spec, 'image', 'label', who=who)
-    self._setting = setting
-    self._function = setting.compiled(self._batch_features)
+    if split is None:
+      split = self.setting.train_split if self.source is None else 'train'
+    train = open_split(self.setting, split, self.source)
+    train = without_listed(train, self.setting.leave_out, strict=False)
+    if common := inspection.count(train, self._source):
+      raise UserError(
+        f'{common:,} of the {len(self._source):,} examples of {self.split!r} '
+        f'are also in train_split={split!r}, which is fitted: set splits '
+        'without common examples, such as '
+        "--config.evals.NAME.train_split='train[:90%]' and "
+        "--config.evals.NAME.split='train[90%:]'."
+      )
+    return train
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class OnFeatures(OnSplit):
+  """Base class of evaluators that are fitted on frozen features.
+
+  They do not use the head, and take their classes from the data.
+
+  Attributes:
+    who: name of the evaluation, for messages.
+    train_split: split to fit on; by default the run's own. The features of all
+      of its examples are computed.
+    source: section of another source; by default the run's own.
+  """
+
+  own_classes = True
+  who: ClassVar[str]
+  train_split: str | None = None
+  source: OtherSource = None
+
+  def __post_init__(self):
+    super().__post_init__()
+    self._train = self.open_train(self.train_split)
+    self._num_classes = max(self._train.num_classes, self._source.num_classes)
+    require(self.setting.transform.spec, 'image', 'label', who=self.who)
+    self._extract = self.setting.compiled(self._batch_features)
 
   def _batch_features(self, weights: PyTree, batch: contract.Batch) -> PyTree:
-    features = self._setting.predict(weights, batch)['features']
-    return {
-      'features': features,
-      'label': batch['label'],
-      'mask': batch['mask'],
-    }
+    features = self.setting.predict(weights, batch)['features']
+    return {'features': features} | {key: batch[key] for key in _KEPT}
 
-  def run(self, weights: PyTree, source: stream.Source) -> Labelled:
-    """Returns the features of all usable examples, in the order of the source.
+  def features(self, weights: PyTree) -> tuple[Any, Any]:
+    """Returns the examples to fit on and those to evaluate, as `Labelled`.
 
     Raises:
       UserError: there is a bad record and the reader's policy is to stop,
         features are not finite, or no example could be used.
     """
-    parts = [
-      (rows.features[kept], rows.labels[kept])
-      for rows, kept in self.batches(weights, source)
-    ]
-    examples = Labelled(*map(np.concatenate, zip(*parts, strict=True)))
-    if not len(examples.labels):
-      raise contract.no_example_error(source)
-    return examples
-
-  def batches(
-    self, weights: PyTree, source: stream.Source
-  ) -> Iterator[tuple[Labelled, Bool[np.ndarray, ' n']]]:
-    """Yields features and labels of each batch, and a mask of usable examples.
-
-    Raises:
-      UserError: there is a bad record and the reader's policy is to stop, or
-        features are not finite.
-    """
-    results = self._setting.sweep(weights, source, self._function)
-    for result in results:
-      rows = Labelled(result['features'], result['label'])
-      if not np.isfinite(rows.features[result['mask']]).all():
+    parts = []
+    for source in (self._train, self._source):
+      found = self.setting.examples(weights, source, self._extract)
+      if not np.isfinite(found['features']).all():
         raise contract.not_finite_error('the features', source)
-      yield rows, result['mask']
-
-
-class OnFeatures(contract.Evaluator):
-  """Base class of evaluators that are fitted on frozen features.
-
-  They do not use the head, and take their classes from the data.
-  """
-
-  own_classes = True
-
-  def open(
-    self,
-    setting: contract.Setting,
-    who: str,
-    split: str,
-    train_split: str | None,
-    section: Section | None,
-  ) -> None:
-    """Opens both splits, see `open_both`.
-
-    Args:
-      setting: setting of the run.
-      who: name of the evaluation, for messages.
-      split: split to evaluate.
-      train_split: split to fit on, or None.
-      section: config section of other data, or None.
-    """
-    self._train, self._test = open_both(setting, split, train_split, section)
-    self._num_classes = max(self._train.num_classes, self._test.num_classes)
-    self._extract = Extractor(setting, who).run
-
-  def features(self, weights: PyTree) -> tuple[Any, Any]:
-    """Returns the examples to fit on and those to evaluate, as `Labelled`."""
-    return (
-      self._extract(weights, self._train),
-      self._extract(weights, self._test),
-    )
+      parts.append(Labelled(found['features'], found['label']))
+    return parts[0], parts[1]
 
 
 def own_splits(evals: Any) -> list[str]:

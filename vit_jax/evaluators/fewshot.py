@@ -3,6 +3,7 @@
 Reference: Dosovitskiy et al., arXiv 2010.11929, section 4.1.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,14 @@ import scipy.linalg
 from jaxtyping import Float, Int
 
 from vit_jax.errors import UserError, check_range
-from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import Labelled, OnFeatures, OtherSource
+from vit_jax.evaluators.features import Labelled, OnFeatures
 
 PyTree = Any
 _EPSILON = 1e-5  # added to the standard deviation of a feature
 _CONSTANT = 100.0  # value of the feature that is the same for all examples
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Evaluator(OnFeatures):
   """Accuracy of regularized least squares on few examples of each class.
 
@@ -26,45 +27,28 @@ class Evaluator(OnFeatures):
   standardized with the mean and standard deviation of the few examples, a
   constant feature of 100 serves as the bias, the regularization is 2^10, and
   the accuracy is the mean over random draws of the examples.
+
+  Attributes:
+    shots: numbers of examples per class.
+    num_draws: number of random choices over which the accuracies are averaged.
+    l2: regularization, above 0, see `fit`.
+
+  Raises:
+    UserError: the data does not exist, or a value is out of range.
   """
 
   higher_is_better = ('*shot',)
+  who = 'few-shot evaluation'
+  shots: tuple[int, ...] = (1, 5, 10, 25)
+  num_draws: int = 3
+  l2: float = 1024.0
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-    train_split: str | None = None,
-    source: OtherSource = None,
-    shots: tuple[int, ...] = (1, 5, 10, 25),
-    num_draws: int = 3,
-    l2: float = 1024.0,
-  ):
-    """Opens both splits.
-
-    Args:
-      setting: setting of the run.
-      split: split to evaluate.
-      train_split: split to draw examples from ('train[:65000]' for ImageNet);
-        by default the run's own. The features of all of its examples are
-        computed.
-      source: section of another source; by default the run's own.
-      shots: numbers of examples per class.
-      num_draws: number of random choices over which the accuracies are
-        averaged.
-      l2: regularization, above 0, see `fit`.
-
-    Raises:
-      UserError: the data does not exist, or a value is out of range.
-    """
-    check_range('l2', l2, above=0)
-    check_range('num_draws', num_draws, at_least=1)
-    for each in shots:
+  def __post_init__(self):
+    check_range('l2', self.l2, above=0)
+    check_range('num_draws', self.num_draws, at_least=1)
+    for each in self.shots:
       check_range('shots', each, at_least=1)
-    self._shots, self._num_draws, self._l2 = shots, num_draws, l2
-    self.open(setting, 'few-shot evaluation', split, train_split, source)
+    super().__post_init__()
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Computes the accuracy for each number of shots.
@@ -80,26 +64,26 @@ class Evaluator(OnFeatures):
     train, test = self.features(weights)
     self._check_enough(train)
     metrics = {}
-    for shots in self._shots:
+    for shots in self.shots:
       accuracies = []
-      for number in range(self._num_draws):
+      for number in range(self.num_draws):
         rows = draw(train.labels, shots, number)
         few = Labelled(train.features[rows], train.labels[rows])
-        scores = fit(few, self._num_classes, self._l2)
+        scores = fit(few, self._num_classes, self.l2)
         predicted = scores(test.features).argmax(axis=1)
         accuracies.append((predicted == test.labels).mean())
       metrics[f'{shots}shot'] = float(np.mean(accuracies))
-      if self._num_draws > 1:
+      if self.num_draws > 1:
         metrics[f'{shots}shot_std'] = float(np.std(accuracies, ddof=1))
     return metrics
 
   def _check_enough(self, train: Labelled) -> None:
     classes, counts = np.unique(train.labels, return_counts=True)
-    if counts.min() < max(self._shots):
+    if counts.min() < max(self.shots):
       name = self._train.class_names[classes[counts.argmin()]]
       raise UserError(
         f'{self._train.name} has {counts.min()} example(s) of {name!r}: lower '
-        f'shots={max(self._shots)}, or use a larger train_split.'
+        f'shots={max(self.shots)}, or use a larger train_split.'
       )
 
 

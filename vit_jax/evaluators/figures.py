@@ -8,6 +8,7 @@ does not end the run.
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from vit_jax.arrays.tree import PyTree
 from vit_jax.config import durations, schema
 from vit_jax.errors import check_range
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import Spread
+from vit_jax.evaluators.features import OnSplit, Spread
 from vit_jax.processes.consensus import from_main
 from vit_jax.processes.preemption import StopRequested
 
@@ -77,41 +78,34 @@ def gather_to_main(
 
 
 @schema.operational('split', 'weights', 'num_images', 'every')
-class Evaluator(contract.Evaluator):
-  """Draws the figures of one set of weights; see `analysis.figures`."""
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Evaluator(OnSplit):
+  """Draws the figures of one set of weights; see `analysis.figures`.
+
+  Attributes:
+    split: split of the run's source from which the images are taken.
+    weights: weights that are examined: 'params' for the parameters themselves,
+      'ema' for their average, or another name that the objective defines
+      ('teacher').
+    num_images: number of images over which the attention distance is averaged;
+      the paper's Figure 11 uses 128.
+    every: duration between two drawings; '0 steps' draws only at the end.
+
+  Raises:
+    UserError: the split does not exist, or a value is out of range.
+  """
 
   measures = False
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-    weights: str = 'params',
-    num_images: int = 32,
-    every: str = '0 steps',
-  ):
-    """Opens the split.
+  weights: str = 'params'
+  num_images: int = 32
+  every: str = '0 steps'
 
-    Args:
-      setting: setting of the run's evaluators.
-      split: split of the run's source from which the images are taken.
-      weights: weights that are examined: 'params' for the parameters
-        themselves, 'ema' for their average, or another name that the objective
-        defines ('teacher').
-      num_images: number of images over which the attention distance is
-        averaged; the paper's Figure 11 uses 128.
-      every: duration between two drawings; '0 steps' draws only at the end.
-
-    Raises:
-      UserError: the split does not exist, or a value is out of range.
-    """
-    durations.check('every', every)
-    check_range('num_images', num_images, at_least=1)
-    self._setting = setting
-    self._weights = weights
-    self._source = Spread(setting.open_source(split), num_images)
+  def __post_init__(self):
+    durations.check('every', self.every)
+    check_range('num_images', self.num_images, at_least=1)
+    super().__post_init__()
+    self._spread = Spread(self._source, self.num_images)
 
   def run_all(
     self, weights: dict[str, PyTree], step: int
@@ -128,11 +122,11 @@ class Evaluator(contract.Evaluator):
     title = f'step {step:,}'
     # No other set is drawn instead, because it would overwrite the figures of
     # the set that the config names.
-    if self._weights not in weights:
+    if self.weights not in weights:
       return {}
-    if self._weights != 'params':
-      title = f'{title}, {self._weights}'
-    setting, params = gather_to_main(self._setting, weights[self._weights])
+    if self.weights != 'params':
+      title = f'{title}, {self.weights}'
+    setting, params = gather_to_main(self.setting, weights[self.weights])
     from_main(functools.partial(self._draw, setting, params, title))
     return {}
 
@@ -141,7 +135,7 @@ class Evaluator(contract.Evaluator):
     self, setting: contract.Setting, params: PyTree, title: str
   ) -> None:
     with jax.set_mesh(setting.mesh):
-      images, masks = self._source.images(setting.transform)
+      images, masks = self._spread.images(setting.transform)
       found = examine(setting.objective, params, images, masks=masks)
     about = {
       'weights': title,

@@ -1,5 +1,6 @@
 """Logistic regression on frozen features, solved to convergence on the host."""
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,8 +12,7 @@ import scipy.special
 from jaxtyping import Float, Int
 
 from vit_jax.errors import UserError, check_range
-from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import Labelled, OnFeatures, OtherSource
+from vit_jax.evaluators.features import Labelled, OnFeatures
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -187,6 +187,7 @@ def _blocks(n: int) -> Iterator[slice]:
   return (slice(start, start + _BLOCK) for start in range(0, n, _BLOCK))
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Evaluator(OnFeatures):
   """Accuracy of a linear classifier trained on features of the train split.
 
@@ -199,46 +200,31 @@ class Evaluator(OnFeatures):
 
   The fit computes in float64 on the host. Its time must be below
   `recovery.watchdog_eval_s`.
+
+  Attributes:
+    l2: regularization, above 0; see `fit`. The evaluated split is not used to
+      choose among several values.
+    held_out: fraction of the train split that is used to choose among several
+      values.
+    seed: seed of the held-out part.
+
+  Raises:
+    UserError: the data does not exist, or a value is out of range.
   """
 
   higher_is_better = ('accuracy', 'train_accuracy')
+  who = 'a linear probe'
+  l2: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+  held_out: float = 0.1
+  seed: int = 0
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-    train_split: str | None = None,
-    source: OtherSource = None,
-    l2: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
-    held_out: float = 0.1,
-    seed: int = 0,
-  ):
-    """Opens both splits.
-
-    Args:
-      setting: setting of the run.
-      split: split to evaluate; it is not used to choose among several values of
-        `l2`.
-      train_split: split to train on; by default the run's own.
-      source: section of another source; by default the run's own.
-      l2: regularization, above 0; see `fit`.
-      held_out: fraction of the train split that is used to choose among several
-        values.
-      seed: seed of the held-out part.
-
-    Raises:
-      UserError: the data does not exist, or a value is out of range.
-    """
-    check_range('held_out', held_out, above=0, below=1)
-    check_range('seed', seed, at_least=0)
-    for each in l2:
+  def __post_init__(self):
+    check_range('held_out', self.held_out, above=0, below=1)
+    check_range('seed', self.seed, at_least=0)
+    for each in self.l2:
       check_range('l2', each, above=0)
-    check_range('the number of values of l2', len(l2), at_least=1)
-    self._l2, self._held_out, self._seed = l2, held_out, seed
-    self._check = setting.check
-    self.open(setting, 'a linear probe', split, train_split, source)
+    check_range('the number of values of l2', len(self.l2), at_least=1)
+    super().__post_init__()
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Trains the classifier and evaluates it.
@@ -251,7 +237,7 @@ class Evaluator(OnFeatures):
         record and the reader's policy is to stop.
     """
     train, test = self.features(weights)
-    l2 = self._l2[0] if len(self._l2) == 1 else self._choose(train)
+    l2 = self.l2[0] if len(self.l2) == 1 else self._choose(train)
     classifier = self._fit(train, l2)
     return {
       'accuracy': classifier.accuracy(test),
@@ -266,19 +252,19 @@ class Evaluator(OnFeatures):
       UserError: there are too few examples to hold out some.
     """
     n = len(train.labels)
-    count = round(n * self._held_out)
+    count = round(n * self.held_out)
     if not 0 < count < n:
       raise UserError(
         f'{self._train.name} has {n} usable examples, but held_out is '
-        f'{self._held_out}: use more examples, or a single l2.'
+        f'{self.held_out}: use more examples, or a single l2.'
       )
-    order = np.random.default_rng(self._seed).permutation(n)
+    order = np.random.default_rng(self.seed).permutation(n)
     kept, held_out = np.sort(order[count:]), np.sort(order[:count])
     part = Labelled(train.features[kept], train.labels[kept])
     test = Labelled(train.features[held_out], train.labels[held_out])
-    scores = [self._fit(part, each).accuracy(test) for each in self._l2]
-    return self._l2[int(np.argmax(scores))]
+    scores = [self._fit(part, each).accuracy(test) for each in self.l2]
+    return self.l2[int(np.argmax(scores))]
 
   def _fit(self, data: Labelled, l2: float) -> Classifier:
-    self._check()
+    self.setting.check()
     return fit(data, l2)

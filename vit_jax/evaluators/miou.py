@@ -3,7 +3,8 @@
 `OnPixels` is the base class of evaluators that assign a class to each pixel.
 """
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,53 +13,44 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.data.augment.maps import IGNORED
 from vit_jax.data.contract import require
-from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.confusion import to_csv
-from vit_jax.evaluators.features import open_split
+from vit_jax.evaluators.features import OnSplit
 
 PyTree = Any
 _ROWS = 64  # rows of pixels whose scores are in memory at once
 
 
-class OnPixels(contract.Evaluator):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class OnPixels(OnSplit):
   """Compares predicted classes with masks, over all pixels of a split.
 
-  A subclass calls `open`. With the transform 'windows', scores of overlapping
-  windows are averaged, and interpolated to the size of the original mask; with
-  others, they are interpolated to the size of the image.
+  With the transform 'windows', scores of overlapping windows are averaged, and
+  interpolated to the size of the original mask; with others, they are
+  interpolated to the size of the image.
+
+  Attributes:
+    who: name of the evaluation, for messages.
+    result: result of the objective that the scores are computed from, a map for
+      each image.
+
+  Raises:
+    UserError: the split does not exist, the transform has no masks, or the
+      objective does not have the result.
   """
 
   higher_is_better = ('miou', 'accuracy', 'mean_accuracy')
+  who: ClassVar[str]
+  result: ClassVar[str]
 
-  def open(
-    self,
-    setting: contract.Setting,
-    who: str,
-    source: stream.Source,
-    result: str,
-  ) -> None:
-    """Prepares the evaluation of a source.
-
-    Args:
-      setting: setting of the run.
-      who: name of the evaluation, for messages.
-      source: split to evaluate.
-      result: result of the objective that the scores are computed from, a map
-        for each image.
-
-    Raises:
-      UserError: the transform has no masks, or the objective does not have the
-        result.
-    """
-    require(setting.transform.spec, 'image', 'segments', who=who)
-    contract.check_results(setting, result, who=who)
-    transform: Any = setting.transform
+  def __post_init__(self):
+    super().__post_init__()
+    transform: Any = self.setting.transform
+    require(transform.spec, 'image', 'segments', who=self.who)
+    contract.check_results(self.setting, self.result, who=self.who)
     self._classes: int = transform.classes
-    self._setting, self._result = setting, result
-    self._test = source
-    self._count = setting.compiled(self._count_batch)
+    self._count = self.setting.compiled(self._count_batch)
     self._pairs: np.ndarray | None = None
 
   def fit(self, weights: PyTree) -> PyTree:
@@ -78,7 +70,7 @@ class OnPixels(contract.Evaluator):
 
   def _maps(self, weights: PyTree, images: Array) -> Array:
     batch = {'image': images}
-    return self._setting.predict(weights, batch, (self._result,))[self._result]
+    return self.setting.predict(weights, batch, (self.result,))[self.result]
 
   def _count_batch(self, state: PyTree, batch: contract.Batch) -> PyTree:
     """Counts pairs of class and prediction, and scores that are not finite."""
@@ -105,13 +97,13 @@ class OnPixels(contract.Evaluator):
         record and the reader's policy is to stop.
     """
     state = weights, self.fit(weights)
-    results = self._setting.sweep(state, self._test, self._count)
+    results = self.setting.sweep(state, self._source, self._count)
     sums = contract.total(results)
     if sums['broken']:
-      raise contract.not_finite_error('the scores', self._test)
+      raise contract.not_finite_error('the scores', self._source)
     self._pairs = pairs = sums['pairs'].reshape(self._classes, -1)
     if not pairs.any():
-      raise contract.no_example_error(self._test)
+      raise contract.no_example_error(self._source)
     return metrics(pairs)
 
   def tables(self) -> dict[str, str]:
@@ -139,22 +131,19 @@ class OnPixels(contract.Evaluator):
     }
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Evaluator(OnPixels):
-  """Uses the trained head of the objective `segment`."""
+  """Uses the trained head of the objective `segment`.
 
-  def __init__(self, setting: contract.Setting, /, *, split: str):
-    """Opens the split.
+  Raises:
+    UserError: the objective has other classes than the transform.
+  """
 
-    Args:
-      setting: setting of the run.
-      split: split of the run's source.
+  who, result = 'miou', 'classes'
 
-    Raises:
-      UserError: the split does not exist, the transform has no masks, or the
-        objective has other classes.
-    """
-    self.open(setting, 'miou', open_split(setting, split), 'classes')
-    trained = getattr(setting.objective, 'classes', self._classes)
+  def __post_init__(self):
+    super().__post_init__()
+    trained = getattr(self.setting.objective, 'classes', self._classes)
     if trained != self._classes:
       raise UserError(
         f'preprocess.classes is {self._classes}, but objective.classes is '

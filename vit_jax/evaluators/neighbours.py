@@ -1,18 +1,19 @@
 """k nearest neighbours of frozen features, weighted as in DINO."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from vit_jax.errors import UserError, check_range
-from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import Labelled, OnFeatures, OtherSource
+from vit_jax.evaluators.features import Labelled, OnFeatures
 
 PyTree = Any
 _BLOCK = 256  # evaluated examples per comparison with all training examples
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Evaluator(OnFeatures):
   """Accuracy of a weighted vote of the nearest training examples.
 
@@ -20,40 +21,26 @@ class Evaluator(OnFeatures):
   cosine similarity s votes for its class with the weight exp(s / temperature)
   (arXiv 2104.14294, section 4.1, and its code), relative to that of the
   nearest one, so that no vote is infinite.
+
+  Attributes:
+    ks: numbers of neighbours.
+    temperature: temperature of the votes, above 0.
+
+  Raises:
+    UserError: the data does not exist, a value is out of range, or there are
+      fewer training examples than neighbours.
   """
 
   higher_is_better = ('*nn',)
+  who = 'nearest neighbours'
+  ks: tuple[int, ...] = (10, 20, 100, 200)
+  temperature: float = 0.07
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-    train_split: str | None = None,
-    source: OtherSource = None,
-    ks: tuple[int, ...] = (10, 20, 100, 200),
-    temperature: float = 0.07,
-  ):
-    """Opens both splits.
-
-    Args:
-      setting: setting of the run.
-      split: split to evaluate.
-      train_split: split of the neighbours; by default the run's own.
-      source: section of another source; by default the run's own.
-      ks: numbers of neighbours.
-      temperature: temperature of the votes, above 0.
-
-    Raises:
-      UserError: the data does not exist, a value is out of range, or there are
-        fewer training examples than neighbours.
-    """
-    check_range('temperature', temperature, above=0)
-    for each in ks:
+  def __post_init__(self):
+    check_range('temperature', self.temperature, above=0)
+    for each in self.ks:
       check_range('ks', each, at_least=1)
-    self._ks, self._temperature = ks, temperature
-    self.open(setting, 'nearest neighbours', split, train_split, source)
+    super().__post_init__()
     self._check_enough(len(self._train))
 
   def run(self, weights: PyTree) -> dict[str, float]:
@@ -68,22 +55,22 @@ class Evaluator(OnFeatures):
     """
     train, test = self.features(weights)
     self._check_enough(len(train.labels))
-    correct = dict.fromkeys(self._ks, 0)
+    correct = dict.fromkeys(self.ks, 0)
     for start in range(0, len(test.labels), _BLOCK):
       block = Labelled(*(part[start : start + _BLOCK] for part in test))
       labels, votes = nearest(
-        train, block.features, max(self._ks), self._temperature
+        train, block.features, max(self.ks), self.temperature
       )
-      for k in self._ks:
+      for k in self.ks:
         predicted = elected(labels[:, :k], votes[:, :k], self._num_classes)
         correct[k] += int((predicted == block.labels).sum())
     return {f'{k}nn': n / len(test.labels) for k, n in correct.items()}
 
   def _check_enough(self, examples: int) -> None:
-    if max(self._ks) > examples:
+    if max(self.ks) > examples:
       raise UserError(
         f'{self._train.name} has {examples} usable examples, but ks contains '
-        f'{max(self._ks)}: lower ks (--config.evals.NAME.ks={examples}).'
+        f'{max(self.ks)}: lower ks (--config.evals.NAME.ks={examples}).'
       )
 
 

@@ -1,5 +1,6 @@
 """Classes of pixels by the nearest patches of training images, untrained."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,72 +10,57 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract, miou
-from vit_jax.evaluators.features import OtherSource, Spread, open_both
+from vit_jax.evaluators.features import OtherSource, Spread
+from vit_jax.objectives.contrastive import unit
 
 PyTree = Any
 _POSITIONS = 16  # patches of each image that are searched at once
 
 
-class Evaluator(miou.OnPixels):
-  """Mean IoU of a weighted vote of the nearest patches, as in Hummingbird.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class OnPatches(miou.OnPixels):
+  """Base class of evaluators that are fitted on patches of training images.
 
   The label of a patch is the distribution of the classes of its pixels that are
   not ignored; patches without such pixels are left out. Of each training
   image, the patches with the lowest product of a random number and the number
   of the image's pixels of the patch's classes are kept, so that rare classes
-  are favoured. The search is exact. Difference: training images are used once,
-  without augmentation.
+  are favoured. Difference from Hummingbird (arXiv 2306.01667): training images
+  are used once, without augmentation.
 
-  Reference: Balažević et al., arXiv 2306.01667.
+  Attributes:
+    k: smallest number of patches.
+    train_split: split of the patches; by default the run's own.
+    source: section of another source; by default the run's own.
+    memory: largest number of patches.
+    seed: seed of the choice of patches.
+
+  Raises:
+    UserError: the data does not exist, the transform has no masks of the size
+      of the images, or a value is out of range.
   """
 
   own_classes = True
-  kind = 'patch_neighbours'
+  result = 'patches'
+  k = 1  # not annotated, so that it is not a field
+  train_split: str | None = None
+  source: OtherSource = None
+  memory: int = 20_000
+  seed: int = 0
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-    train_split: str | None = None,
-    source: OtherSource = None,
-    memory: int = 102_400,
-    k: int = 30,
-    temperature: float = 0.02,
-    seed: int = 0,
-  ):
-    """Opens both splits.
-
-    Args:
-      setting: setting of the run.
-      split: split to evaluate.
-      train_split: split of the neighbours; by default the run's own.
-      source: section of another source; by default the run's own.
-      memory: largest number of patches to search.
-      k: number of neighbours.
-      temperature: temperature of the votes, above 0.
-      seed: seed of the choice of patches.
-
-    Raises:
-      UserError: the data does not exist, the transform has no masks of the
-        size of the images, or a value is out of range.
-    """
-    check_range('memory', memory, at_least=1)
-    check_range('k', k, at_least=1, at_most=memory)
-    check_range('temperature', temperature, above=0)
-    check_range('seed', seed, at_least=0)
-    train, test = open_both(setting, split, train_split, source)
-    self.open(setting, self.kind, test, 'patches')
-    if len(setting.transform.spec['image'][0]) != 3:
+  def __post_init__(self):
+    check_range('memory', self.memory, at_least=1)
+    check_range('seed', self.seed, at_least=0)
+    super().__post_init__()
+    if len(self.setting.transform.spec['image'][0]) != 3:
       raise UserError(
-        f'{self.kind} needs masks of the size of the images: set '
+        f'{self.who} needs masks of the size of the images: set '
         "preprocess.name='segments'."
       )
-    self._train: Any = Spread(train, memory)
-    self._per_image = memory // len(self._train)
-    self._k, self._temperature, self._seed = k, temperature, seed
-    self._remember = setting.compiled(self._remember_batch)
+    train = self.open_train(self.train_split)
+    self._train: Any = Spread(train, self.memory)
+    self._per_image = self.memory // len(self._train)
+    self._remember = self.setting.compiled(self._remember_batch)
 
   def _remember_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
     """Returns the chosen patches of each image, and their labels."""
@@ -89,7 +75,7 @@ class Evaluator(miou.OnPixels):
     scores = jnp.where(counts > 0, frequency, 0).sum(-1)
     # Random numbers depend on the image only, not on its batch.
     sums = batch['image'].astype(jnp.uint32).sum((1, 2, 3))
-    key = jax.random.key(self._seed)
+    key = jax.random.key(self.seed)
 
     def draw(image_sum: Any) -> Any:
       own = jax.random.fold_in(key, image_sum)
@@ -109,23 +95,48 @@ class Evaluator(miou.OnPixels):
     }
 
   def fit(self, weights: PyTree) -> PyTree:
-    """Returns the patches to search and their labels.
+    """Returns the patches and their labels.
 
     Raises:
       UserError: there are fewer patches than neighbours, features are not
         finite, or there is a bad record and the reader's policy is to stop.
     """
-    found = self._setting.examples(weights, self._train, self._remember)
+    found = self.setting.examples(weights, self._train, self._remember)
     kept = found.pop('kept')
     memory = {name: values[kept] for name, values in found.items()}
     if not np.isfinite(memory['patches']).all():
       raise contract.not_finite_error('the patches', self._train)
-    if len(memory['labels']) < self._k:
+    if len(memory['labels']) < self.k:
       raise UserError(
         f'{self._train.name} has {len(memory["labels"])} patches with a class '
-        f'in memory, but k is {self._k}: lower k, or raise memory.'
+        f'in memory, but k is {self.k}: lower k, or raise memory.'
       )
     return memory
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Evaluator(OnPatches):
+  """Mean IoU of a weighted vote of the nearest patches, as in Hummingbird.
+
+  The search is exact.
+
+  Attributes:
+    memory: largest number of patches to search.
+    k: number of neighbours.
+    temperature: temperature of the votes, above 0.
+
+  Reference: Balažević et al., arXiv 2306.01667.
+  """
+
+  who = 'patch_neighbours'
+  memory: int = 102_400
+  k: int = 30
+  temperature: float = 0.02
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_range('k', self.k, at_least=1, at_most=self.memory)
+    check_range('temperature', self.temperature, above=0)
 
   def scores(
     self, fitted: PyTree, maps: Float[Array, 'n rows columns d']
@@ -136,17 +147,11 @@ class Evaluator(miou.OnPixels):
 
     def vote(query: Any) -> Any:  # [n, d]
       similar = jnp.matmul(query, fitted['patches'].T, precision='highest')
-      near, chosen = jax.lax.top_k(similar, self._k)
-      weights = jax.nn.softmax(near / self._temperature)
+      near, chosen = jax.lax.top_k(similar, self.k)
+      weights = jax.nn.softmax(near / self.temperature)
       return jnp.einsum(
         'nk,nkc->nc', weights, fitted['labels'][chosen], precision='highest'
       )
 
     votes = jax.lax.map(vote, queries, batch_size=_POSITIONS)
     return jnp.moveaxis(votes, 0, 1).reshape(n, rows, columns, -1)
-
-
-def unit(x: Float[Array, '*n d']) -> Float[Array, '*n d']:
-  """Scales features to length 1; zeros stay zeros."""
-  lengths = jnp.linalg.norm(x, axis=-1, keepdims=True)
-  return x / jnp.maximum(lengths, 1e-12)

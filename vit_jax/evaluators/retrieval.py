@@ -1,65 +1,56 @@
 """Retrieval of the captions of an image, and of the image of a caption."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from vit_jax.data.contract import require
-from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import OtherSource, open_split
+from vit_jax.evaluators.features import OnSplit, OtherSource
 
 PyTree = Any
 _RANKS = (1, 5, 10)
 _ROWS = 256  # images or captions whose similarities exist at once
 
 
-class Evaluator(contract.Evaluator):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Evaluator(OnSplit):
   """Recall at 1, 5 and 10 in both directions.
 
   An image counts if any of its captions is among the k nearest captions of all
   images. Each caption counts if its image is among the k nearest images. An
   equal similarity to another image or caption counts as farther away, so that
   weights with the same embedding for everything have a recall of 0.
+
+  Attributes:
+    source: config section of other data; None for the data of the run.
+
+  Raises:
+    UserError: batches have no captions (`captions_per_image` of the
+      preprocessing is 0), or the objective has no texts.
   """
 
   higher_is_better = ('image_to_text@*', 'text_to_image@*')
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    split: str,
-    source: OtherSource = None,
-  ):
-    """Opens the split.
+  source: OtherSource = None
 
-    Args:
-      setting: setting of the run; its preprocessing has captions
-        (captions_per_image above 0).
-      split: split to evaluate.
-      source: config section of other data; None for the data of the run.
-
-    Raises:
-      UserError: batches have no captions, or the objective has no texts.
-    """
-    spec = setting.transform.spec
-    if 'captions' not in spec:
-      raise UserError(
-        'retrieval needs captions, and the preprocessing has the entries '
-        f"{', '.join(spec)}: set preprocess.name='captions' and "
-        'captions_per_image of this evaluator, as in configs/lit.py.'
-      )
-    require(spec, 'image', 'tokens', who='retrieval')
-    contract.check_results(setting, 'image', 'text', who='retrieval')
-    self._setting = setting
-    self._source = open_split(setting, split, source)
-    self._embed = setting.compiled(self._embed_batch)
+  def __post_init__(self):
+    contract.check_results(self.setting, 'image', 'text', who='retrieval')
+    require(
+      self.setting.transform.spec,
+      'image',
+      'tokens',
+      'captions',
+      who='retrieval',
+      made_by="'captions', with captions_per_image, as in configs/lit.py",
+    )
+    super().__post_init__()
+    self._embed = self.setting.compiled(self._embed_batch)
 
   def _embed_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
-    found = self._setting.predict(weights, batch, ('image', 'text'))
+    found = self.setting.predict(weights, batch, ('image', 'text'))
     others = {key: batch[key] for key in ('captions', 'mask')}
     return {key: found[key] for key in ('image', 'text')} | others
 
@@ -69,7 +60,7 @@ class Evaluator(contract.Evaluator):
     Raises:
       UserError: see `contract.Setting.examples`, or embeddings are not finite.
     """
-    found = self._setting.examples(weights, self._source, self._embed)
+    found = self.setting.examples(weights, self._source, self._embed)
     images, texts = found['image'], found['text']
     if not (np.isfinite(images).all() and np.isfinite(texts).all()):
       raise contract.not_finite_error('the embeddings', self._source)

@@ -1,5 +1,6 @@
 """Scores of scikit-learn: of one or several labels, or of numbers."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ from sklearn import metrics
 from vit_jax.data.contract import require, target_key
 from vit_jax.evaluators import confusion, contract
 from vit_jax.evaluators.contract import Batch, PyTree
-from vit_jax.evaluators.features import open_split
+from vit_jax.evaluators.features import OnSplit
 from vit_jax.objectives.losses import PROBABILITIES
 
 
-class Evaluator(contract.Evaluator):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Evaluator(OnSplit):
   """Precision, recall, F1, AUC and average precision, or the absolute error.
 
   The scores of `label` and `labels` are means over the classes of at least one
@@ -21,6 +23,10 @@ class Evaluator(contract.Evaluator):
   classes predicted for an image are the most likely one for `label`, and those
   with a probability of at least .5 for `labels`. The outputs for all images are
   kept in memory.
+
+  Raises:
+    UserError: the split does not exist, or it is empty; or batches have no
+      targets.
   """
 
   higher_is_better = (
@@ -32,25 +38,16 @@ class Evaluator(contract.Evaluator):
   )
   lower_is_better = ('mean_absolute_error',)
 
-  def __init__(self, setting: contract.Setting, /, *, split: str):
-    """Opens the split.
-
-    Args:
-      setting: setting of the run.
-      split: split of the config's source, in TFDS notation.
-
-    Raises:
-      UserError: the split does not exist, or it is empty; or batches have no
-        targets.
-    """
-    self._key = target_key(setting.transform.spec)
-    require(setting.transform.spec, 'image', self._key, who='scores')
-    self._setting, self._source = setting, open_split(setting, split)
-    self._outputs = setting.compiled(self._batch_outputs)
+  def __post_init__(self):
+    spec = self.setting.transform.spec
+    self._key = target_key(spec)
+    require(spec, 'image', self._key, who='scores')
+    super().__post_init__()
+    self._outputs = self.setting.compiled(self._batch_outputs)
 
   def _batch_outputs(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    logits = self._setting.predict(params, batch)['logits']
-    outputs = PROBABILITIES[self._setting.objective.cross_entropy](logits)
+    logits = self.setting.predict(params, batch)['logits']
+    outputs = PROBABILITIES[self.setting.objective.cross_entropy](logits)
     return {'outputs': outputs} | {k: batch[k] for k in (self._key, 'mask')}
 
   def run(self, params: PyTree) -> dict[str, float]:
@@ -66,7 +63,7 @@ class Evaluator(contract.Evaluator):
       UserError: there is a bad record and the reader's policy is to stop, no
         example could be used, or an output is not finite.
     """
-    values = self._setting.examples(params, self._source, self._outputs)
+    values = self.setting.examples(params, self._source, self._outputs)
     outputs, target = values['outputs'].astype(float), values[self._key]
     if not np.isfinite(outputs).all():
       raise contract.not_finite_error('the logits', self._source)

@@ -157,13 +157,13 @@ class Objective(AroundModel):
     if 'projection' in params:
       kernel = params['projection']['kernel']
       features = jnp.matmul(features, kernel, precision='highest')
-    return _unit(features)
+    return unit(features)
 
   def _texts(self, params: PyTree, tokens: Int[Array, '... t']) -> Any:
     tower = self._tower(params['text']['head']['kernel'].shape[-1])
     flat = tokens.reshape(-1, tokens.shape[-1])
     texts = tower.apply({'params': params['text']}, flat)
-    return _unit(texts).reshape(*tokens.shape[:-1], -1)
+    return unit(texts).reshape(*tokens.shape[:-1], -1)
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the loss of a batch; see `joint_loss`."""
@@ -265,7 +265,7 @@ def tokens_of(objective: Any, transform: Any, texts: Sequence[str]) -> Any:
   return np.stack([transform.tokens(text) for text in texts])
 
 
-def _unit(x: Embeddings) -> Embeddings:
-  """Returns float32 vectors of length 1."""
+def unit(x: Float[Array, '*n d']) -> Float[Array, '*n d']:
+  """Scales vectors to length 1, in float32; zeros stay zeros."""
   x = x.astype(jnp.float32)
   return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
