@@ -1,5 +1,6 @@
 """Flags and bodies of commands, which run in the test's process."""
 
+import contextlib
 import importlib
 import sys
 
@@ -12,17 +13,26 @@ from vit_jax.data.storage import records
 from vit_jax.errors import UserError
 
 
-@pytest.fixture
-def command_line(monkeypatch):
-  """Returns a function: arguments → config; flags are removed afterwards."""
+@contextlib.contextmanager
+def own_flags():
+  """Removes the flags that are defined in the block."""
+  assert records.ArrayRecords  # its import defines flags, which stay
   before = set(flags.FLAGS)
-
-  def forget():
+  try:
+    yield
+  finally:
     flags.FLAGS.unparse_flags()
     flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
 
+
+@pytest.fixture
+def command_line(monkeypatch):
+  """Returns a function: arguments → config; flags are removed afterwards."""
+  stack = contextlib.ExitStack()
+
   def parse(*arguments):
-    forget()
+    stack.close()
+    stack.enter_context(own_flags())
     argv = ['program', *arguments]
     monkeypatch.setattr(sys, 'argv', argv)  # ml_collections reads it
     overrides.define_flag(argv)
@@ -32,8 +42,8 @@ def command_line(monkeypatch):
       raise UserError(overrides.unknown_flag_message(error)) from error
     return flags.FLAGS.config
 
-  yield parse
-  forget()
+  with stack:
+    yield parse
 
 
 def message_of(monkeypatch, command, *arguments):
@@ -47,23 +57,18 @@ def message_of(monkeypatch, command, *arguments):
   Returns:
     The message about a user's error; '' if there is none.
   """
-  assert records.ArrayRecords  # its import defines flags, which stay
-  before = set(flags.FLAGS)
   argv = ['program', *arguments]
   monkeypatch.setattr(sys, 'argv', argv)
   module = importlib.import_module(f'vit_jax.{command}')
-  try:
-    getattr(module, 'define_flags', process.define_flags)()
+  with own_flags():
     try:
-      rest = flags.FLAGS(argv)
-    except flags.Error as error:
-      raise UserError(overrides.unknown_flag_message(error)) from error
-    process.refuse_empty(flags.FLAGS)
-    module.main(rest[1:])
-  except UserError as error:
-    return str(error)
-  finally:
-    flags.FLAGS.unparse_flags()
-    new = [name for name in flags.FLAGS if name not in before]
-    flags.FLAGS.remove_flag_values(new)
+      getattr(module, 'define_flags', process.define_flags)()
+      try:
+        rest = flags.FLAGS(argv)
+      except flags.Error as error:
+        raise UserError(overrides.unknown_flag_message(error)) from error
+      process.refuse_empty(flags.FLAGS)
+      module.main(rest[1:])
+    except UserError as error:
+      return str(error)
   return ''

@@ -18,6 +18,7 @@ from PIL import Image
 from tiny_vit import save_classifier
 
 from tests import cli
+from tests.command_line import own_flags
 from vit_jax import predict
 from vit_jax.arrays import sharding
 from vit_jax.cli import inputs
@@ -46,8 +47,6 @@ def command(tmp_path, capsys):
   """Returns a function: arguments → (output, error)."""
   path = str(tmp_path / 'tiny.npz')
   save_classifier(path)
-  before = set(flags.FLAGS)
-  predict.define_flags()
 
   def run(*arguments):
     rest = flags.FLAGS(['predict', f'--checkpoint={path}', *arguments])[1:]
@@ -58,10 +57,9 @@ def command(tmp_path, capsys):
       error = str(raised)
     return capsys.readouterr().out, error
 
-  yield run
-  flags.FLAGS.unparse_flags()
-  for name in set(flags.FLAGS) - before:
-    delattr(flags.FLAGS, name)
+  with own_flags():
+    predict.define_flags()
+    yield run
 
 
 SIZES = dict(patch_size=8, width=16, depth=2, mlp_dim=8, num_heads=2)

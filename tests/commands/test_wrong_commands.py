@@ -12,7 +12,7 @@ import pytest
 from absl import flags
 from tiny_vit import save_classifier
 
-from tests.command_line import message_of
+from tests.command_line import message_of, own_flags
 from vit_jax.cli import help, process
 from vit_jax.processes import interruption, machine
 
@@ -161,12 +161,9 @@ def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   assert help.is_requested(sys.argv) and not help.is_requested(
     ['program', '--helpful']
   )
-  before = set(flags.FLAGS)
-  try:
+  with own_flags():
     getattr(module, 'define_flags', process.define_flags)()
     text = help.text(module.__doc__, flags.FLAGS)
-  finally:
-    flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
   assert text.startswith(module.__doc__.strip())
   assert 'python -m vit_jax.' in text
   flag = {'train': '--workdir', 'evaluate': '--image_size'}

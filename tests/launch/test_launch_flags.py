@@ -7,6 +7,7 @@ import launch_jobs
 import pytest
 from absl import flags
 
+from tests.command_line import own_flags
 from vit_jax.cli import process
 from vit_jax.errors import UserError
 from vit_jax.launch import __main__ as command
@@ -38,7 +39,6 @@ def typed(checkout, monkeypatch):
 
   The function returns the arguments that are not flags.
   """
-  before = set(flags.FLAGS)
   monkeypatch.chdir(checkout)
   monkeypatch.setattr(command, 'ROOT', checkout)
 
@@ -50,9 +50,8 @@ def typed(checkout, monkeypatch):
     command.define_flags()
     return tuple(flags.FLAGS(sys.argv)[1:])
 
-  yield parse
-  flags.FLAGS.unparse_flags()
-  flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
+  with own_flags():
+    yield parse
 
 
 @pytest.fixture
