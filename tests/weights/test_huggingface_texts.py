@@ -100,7 +100,7 @@ def test_other_poolings_equal_those_of_transformers(tmp_path, pool):
   source = pretrained.find(path)
   params = source.load(source.abstract_params())
   section = {**source.description.objective['text']} | {'pool': pool}
-  text, tokens = text_lib.tower(32, **section), tokens_of(path)
+  text, tokens = text_lib.Text(text_lib.Config(**section), 32), tokens_of(path)
   own = params['text']
   if pool == 'map':
     own = own | {'map': params['model']['map']}

@@ -23,44 +23,39 @@ class Preset(NamedTuple):
   """Treatment of texts by a family of models.
 
   Attributes:
-    address: where the tokenizer is published.
-    vocabulary: number of its pieces.
-    end: piece after a text, also after one that is cut.
-    pad: piece after the end.
+    vocabulary: number of pieces of the tokenizer.
     length: tokens of a text.
-    start: piece before a text; '' for none.
+    pieces: the piece before a text, unless there is none; the piece after it,
+      also after a text that is cut; and that after the end.
+    address: where the tokenizer is published.
   """
 
-  address: str
   vocabulary: int
-  end: str
-  pad: str
-  length: int = 64
-  start: str = ''
+  length: int
+  pieces: tuple[str, ...]
+  address: str
 
 
 # All three use lower case. SigLIP pads with the end, and CLIP, whose tower ends
 # at the first end, may do so.
 PRESETS = {
   'siglip': Preset(
-    'gs://t5-data/vocabs/cc_en.32000/sentencepiece.model',
     32_000,
-    '</s>',
-    '</s>',
+    64,
+    ('</s>', '</s>'),
+    'gs://t5-data/vocabs/cc_en.32000/sentencepiece.model',
   ),
   'siglip2': Preset(
-    'https://huggingface.co/google/siglip2-base-patch16-224 (tokenizer.json)',
     256_000,
-    '<eos>',
-    '<pad>',
+    64,
+    ('<eos>', '<pad>'),
+    'https://huggingface.co/google/siglip2-base-patch16-224 (tokenizer.json)',
   ),
   'clip': Preset(
-    'https://huggingface.co/openai/clip-vit-base-patch16 (tokenizer.json)',
     49_408,
-    '<|endoftext|>',
-    '<|endoftext|>',
     77,
-    '<|startoftext|>',
+    ('<|startoftext|>', '<|endoftext|>', '<|endoftext|>'),
+    'https://huggingface.co/openai/clip-vit-base-patch16 (tokenizer.json)',
   ),
 }
 
@@ -83,31 +78,27 @@ def load(
       a package is not installed.
   """
   rules = PRESETS[preset]
-  advice = f'that of the preset {preset!r} is published at {rules.address}'
-  try:
-    content = paths.locate(path).read_bytes()
-  except OSError as error:
-    raise UserError(
-      f'the tokenizer {path!r} cannot be read ({paths.reason(error)}); {advice}'
-      ': download it, and give its path as augment.tokenizer and '
-      'preprocess.tokenizer.'
-    ) from error
   is_json = path.endswith('.json')
   package = required(
     'tokenizers' if is_json else 'sentencepiece',
     'the tokenizer of texts',
     'vit_jax[text]',
   )
+  advice = f'that of the preset {preset!r} is published at {rules.address}'
   try:
+    content = paths.locate(path).read_bytes()
     encode, number = (_json if is_json else _pieces)(package, content)
   except Exception as error:  # noqa: BLE001 (the libraries raise many kinds)
-    raise UserError(f'{path} is not a tokenizer: {error}; {advice}.') from error
-  pieces = [*filter(None, [rules.start]), rules.end, rules.pad]
-  numbers = [number(piece) for piece in pieces]
+    raise UserError(
+      f'the tokenizer {path!r} cannot be read ({paths.reason(error)}); {advice}'
+      ': download it, and give its path as augment.tokenizer and '
+      'preprocess.tokenizer.'
+    ) from error
+  numbers = [number(piece) for piece in rules.pieces]
   if None in numbers:
     raise UserError(
-      f'the tokenizer {path} does not have the pieces {pieces} of the preset '
-      f'{preset!r}: use its own preset, of {", ".join(PRESETS)}; {advice}.'
+      f'the tokenizer {path} does not have the pieces {rules.pieces} of the '
+      f'preset {preset!r}: use its own, of {", ".join(PRESETS)}; {advice}.'
     )
   *start, end, pad = numbers
 
@@ -125,22 +116,16 @@ def _json(package: Any, content: bytes) -> Any:
   model = package.Tokenizer.from_buffer(content)
   model.no_padding()
   model.no_truncation()
-  return (
-    lambda text: model.encode(text, add_special_tokens=False).ids,
-    model.token_to_id,
-  )
+  encode = functools.partial(model.encode, add_special_tokens=False)
+  return lambda text: encode(text).ids, model.token_to_id
 
 
 def _pieces(package: Any, content: bytes) -> Any:
   """Returns the same functions as `_json` for SentencePiece."""
   model = package.SentencePieceProcessor()
   model.LoadFromSerializedProto(content)
-
-  def number(piece: str) -> int | None:
-    found = model.PieceToId(piece)
-    return found if model.IdToPiece(found) == piece else None
-
-  return model.EncodeAsIds, number
+  numbers = {model.IdToPiece(i): i for i in range(len(model))}
+  return model.EncodeAsIds, numbers.get
 
 
 def canonical(text: str) -> str:

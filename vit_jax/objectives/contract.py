@@ -111,6 +111,25 @@ class Setting(NamedTuple):
     self.model.check(size)
     return self.model.at_sizes(self.image_size)
 
+  def predict(
+    self,
+    params: PyTree,
+    images: Float[Array, 'n y x c'],
+    key: Key[Array, ''] | None = None,
+    want: tuple[str, ...] = (),
+  ) -> dict[str, Array]:
+    """Computes results of the model; see `predict` in `models.contract.Model`.
+
+    Args:
+      params: parameters of the model.
+      images: images in [-1, 1], of any size that the model supports.
+      key: random key of dropout and drop path; None for neither.
+      want: names of further results.
+    """
+    _, height, width, _ = images.shape
+    model, variables = self.model_for((height, width)), {'params': params}
+    return model.apply(variables, images, key, method='predict', want=want)
+
   def init_model(self, key: Key[Array, '']) -> PyTree:
     """Returns initial parameters of the model.
 
@@ -172,8 +191,9 @@ class Objective(Protocol):
   the config's `objective` section. The transforms declare the content of a
   batch, because not every objective needs labels.
 
-  A subclass sets `setting` and defines `loss`. The other methods have the
-  defaults of an objective whose parameters are those of the model.
+  A subclass sets `setting` and defines `loss`, or `embed` and `joint_loss`. The
+  other methods have the defaults of an objective whose parameters are those of
+  the model.
 
   Attributes:
     setting: setting of the run.
@@ -275,14 +295,14 @@ class Objective(Protocol):
       averaged over micro-batches; a `Mean` is a loss or a scalar whose number
       of elements differs between them. A config may limit the scalars
       (`recovery.limits`), so they should include metrics that show a collapse.
+      By default, they are those of a joint loss, see `embed`.
     """
-    ...
+    return self.joint_loss(params, self.embed(params, inputs))
 
   def embed(self, params: PyTree, inputs: Inputs) -> PyTree:
     """Computes the values of each example that a joint loss depends on.
 
-    If `joint` is set, `loss` must be equal to `joint_loss(params, embed(params,
-    inputs))`, and micro-batches are computed as in GradCache (arXiv
+    If `joint` is set, micro-batches are computed as in GradCache (arXiv
     2101.06983): first these values for all micro-batches, without activations
     for the backward pass; then the loss of the whole batch; then each
     micro-batch again, with its backward pass. The results are those of a single
@@ -344,13 +364,12 @@ class Objective(Protocol):
       want: names of further results, see `results`.
 
     Returns:
-      `features`, `logits` and the results named in `want`.
+      `features`, `logits` and the results named in `want`. By default, only
+      those of the model are computed; a subclass adds its own.
     """
-    variables = {'params': self.backbone(params)}
-    images = normalize(batch['image'])
-    _, height, width, _ = images.shape
-    model = self.setting.model_for((height, width))
-    return model.apply(variables, images, method='predict', want=want)
+    images, own = normalize(batch['image']), self.setting.model.outputs
+    want = tuple(name for name in want if name in own)
+    return self.setting.predict(self.backbone(params), images, want=want)
 
   def backbone(self, params: PyTree) -> PyTree:
     """Returns the parameters of the model, from which fine-tuning starts."""

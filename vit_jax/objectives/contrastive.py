@@ -15,6 +15,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.models import text as text_lib
 from vit_jax.models.contract import Model, Size
 from vit_jax.models.vit import ViT
 from vit_jax.objectives.contract import AroundModel, Inputs, Loss, Setting
@@ -26,7 +27,7 @@ Embeddings = Float[Array, 'n d']
 LOSSES = ('sigmoid', 'softmax')
 # Texts whose similarities to the images of a device exist at once.
 CHUNK = 1_024
-_TEXT = Nested('vit_jax.models.text:tower')
+_TEXT = Nested('vit_jax.models.text:Config')
 _WHO = "the objective 'contrastive'"
 
 
@@ -76,7 +77,7 @@ class Objective(AroundModel):
         features of images; None for the features themselves.
       temperature: initial factor of the similarities.
       bias: initial value that the sigmoid loss adds to them.
-      text: config section of the text tower, see `models.text.tower`.
+      text: config section of the text tower, see `models.text`.
 
     Raises:
       UserError: a value is not allowed.
@@ -84,13 +85,13 @@ class Objective(AroundModel):
     check_choice('objective.loss', loss, LOSSES)
     check_range('objective.temperature', temperature, above=0)
     check_range('objective.outputs', outputs, at_least=1)
-    self.setting = setting
-    self._loss, self._outputs = loss, outputs
-    self.cross_entropy = loss
+    self.setting, self.cross_entropy, self._outputs = setting, loss, outputs
     self.locked = 'model/.*' if locked else ''
     self._start = math.log(temperature), bias
-    self._text = text
-    self._tower(1)  # checks the section
+    self._text = schema.construct(text_lib.Config, text)
+    # Kernels are used if the model uses them.
+    is_xla = getattr(setting.model, 'attention', None) == 'xla'
+    self._attention = 'xla' if is_xla else 'auto'
 
   @property
   def results(self) -> tuple[str, ...]:
@@ -106,9 +107,8 @@ class Objective(AroundModel):
     """
     require(spec, 'image', 'tokens', who=_WHO)
     check_headless(self.setting, 'contrastive')
-    tower, (shape, _) = self._tower(1), spec['tokens']
-    rules = getattr(self.setting.transform, 'rules', tower)
-    vocabulary = rules.vocabulary
+    tower, (shape, _) = self._text, spec['tokens']
+    vocabulary = getattr(self.setting.transform, 'rules', tower).vocabulary
     if shape != (tower.length,) or vocabulary > tower.vocabulary:
       raise UserError(
         f'augment makes {shape} tokens of {vocabulary:,} kinds, and the text '
@@ -120,37 +120,31 @@ class Objective(AroundModel):
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns a Vision Transformer with the layers of the text tower."""
-    tower = self._tower(1)  # as many tokens as an image [length, 1] has patches
-    pass_of_texts = ViT(0, tower.config), (tower.length, 1)
-    return () if tower.causal else (pass_of_texts,)
+    if self._text.causal:
+      return ()  # computed by XLA
+    # There are as many tokens as an image [length, 1] has patches.
+    model = ViT(0, self._text.layers(self._attention))
+    return ((model, (self._text.length, 1)),)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and no extra state."""
     key, text_key, projection_key = jax.random.split(key, 3)
     model = self.setting.init_model(key)
     images = self.setting.zero_images()
-    features = jax.eval_shape(self._features, model, images, None)
-    width = features.shape[-1]
+    found = jax.eval_shape(self.setting.predict, model, images)
+    width = found['features'].shape[-1]
     params = {'model': model, 'temperature': jnp.float32(self._start[0])}
-    if self._loss == 'sigmoid':
+    if self.cross_entropy == 'sigmoid':
       params['bias'] = jnp.float32(self._start[1])
     if self._outputs:
       normal = jax.random.normal(projection_key, (width, self._outputs))
       params['projection'] = {'kernel': width**-0.5 * normal}
     tower = self._tower(self._outputs or width)
-    tokens = jnp.zeros((1, tower.length), jnp.int32)
+    tokens = jnp.zeros((1, self._text.length), jnp.int32)
     return params | {'text': tower.init(text_key, tokens)['params']}, {}
 
-  def _tower(self, outputs: int) -> Any:
-    """Returns the text tower, with kernels if the model uses them."""
-    kernels = getattr(self.setting.model, 'attention', None) != 'xla'
-    constructor = _TEXT.constructor('')
-    return schema.construct(constructor, self._text, outputs, kernels)
-
-  def _features(self, params: PyTree, images: Any, key: Any) -> Embeddings:
-    model = self.setting.model
-    results = model.apply({'params': params}, images, key, method='predict')
-    return results['features']
+  def _tower(self, outputs: int) -> text_lib.Text:
+    return text_lib.Text(self._text, outputs, self._attention)
 
   def _image(self, params: PyTree, features: Any) -> Embeddings:
     """Returns embeddings of images, given the features of the model."""
@@ -162,23 +156,19 @@ class Objective(AroundModel):
   def _texts(self, params: PyTree, tokens: Int[Array, '... t']) -> Any:
     tower = self._tower(params['text']['head']['kernel'].shape[-1])
     flat = tokens.reshape(-1, tokens.shape[-1])
-    texts = tower.apply({'params': params['text']}, flat)
+    texts: Any = tower.apply({'params': params['text']}, flat)
     return unit(texts).reshape(*tokens.shape[:-1], -1)
-
-  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
-    """Computes the loss of a batch; see `joint_loss`."""
-    return self.joint_loss(params, self.embed(params, inputs))
 
   def embed(
     self, params: PyTree, inputs: Inputs
   ) -> tuple[Embeddings, Embeddings]:
     """Computes embeddings of the images and of their texts."""
-    model, key = params['model'], inputs.key
-    if self.locked:
-      model, key = jax.lax.stop_gradient(model), None
-    pixels = normalize(inputs.batch['image'])
-    images = self._image(params, self._features(model, pixels, key))
-    return images, self._texts(params, inputs.batch['tokens'])
+    images, key = normalize(inputs.batch['image']), inputs.key
+    found = self.setting.predict(
+      params['model'], images, None if self.locked else key
+    )
+    embedded = self._image(params, found['features'])
+    return embedded, self._texts(params, inputs.batch['tokens'])
 
   def joint_loss(
     self, params: PyTree, embedded: tuple[Embeddings, Embeddings]
@@ -192,7 +182,7 @@ class Objective(AroundModel):
     scale = jnp.exp(params['temperature'])
     bias = params.get('bias', jnp.float32(0))
     losses, nearest = self._of_rows(images, texts, scale, bias)
-    if self._loss == 'softmax':
+    if self.cross_entropy == 'softmax':
       other, _ = self._of_rows(texts, images, scale, bias)
       losses = (losses + other) / 2
     own = (images * texts).sum(-1) * scale + bias
@@ -221,13 +211,13 @@ class Objective(AroundModel):
       logits = products * scale + bias  # [n, width]
       own = jnp.arange(n)[:, None] == part[1]
       others = jax.lax.stop_gradient(jnp.where(own, -jnp.inf, logits)).max(1)
-      if self._loss == 'sigmoid':
+      if self.cross_entropy == 'sigmoid':
         return jax.nn.softplus(jnp.where(own, -logits, logits)).sum(1), others
       return jax.nn.logsumexp(logits, axis=1), others
 
     losses, others = jax.lax.map(block, (columns, numbers))  # [blocks, n]
     nearest = others.max(0)
-    if self._loss == 'sigmoid':
+    if self.cross_entropy == 'sigmoid':
       return losses.sum(0), nearest
     own = (rows * columns.reshape(n, d)).sum(-1) * scale + bias
     return jax.nn.logsumexp(losses, axis=0) - own, nearest
@@ -238,8 +228,7 @@ class Objective(AroundModel):
     """Computes features, and embeddings of images and texts if wanted."""
     results = {}
     if 'image' in batch:
-      others = tuple(name for name in want if name not in ('image', 'text'))
-      results = super().predict(params, batch, others)
+      results = super().predict(params, batch, want)
       results['image'] = self._image(params, results['features'])
     if 'text' in batch:
       texts, scale = batch['text'].T, jnp.exp(params['temperature'])

@@ -18,18 +18,31 @@ class LinearHead(contract.AroundModel):
 
   Parameters: `model/…` and `head/{kernel,bias}`. Extra state: the running
   `mean` and `variance` of each feature, or nothing; weights for evaluation
-  contain them as `statistics/…`. A subclass defines `inputs`, `loss` and
+  contain them as `statistics/…`. A subclass defines `features`, `loss` and
   `predict`.
 
   Attributes:
     classes: number of outputs of the linear layer.
     batch_norm: whether there are running statistics.
     epsilon: number that is added to the variance of a feature.
+    needs: results of the model that `features` uses.
   """
 
   classes: int
   batch_norm: bool = True
   epsilon: float
+  needs: tuple[str, ...]
+
+  def features(
+    self, params: PyTree, found: dict[str, Array]
+  ) -> Float[Array, '*n d']:
+    """Computes the features, before batch norm, from results of the model.
+
+    Args:
+      params: parameters of the model.
+      found: results of the model, see `needs`.
+    """
+    raise NotImplementedError
 
   def inputs(
     self, params: PyTree, images: Any, key: Key[Array, ''] | None = None
@@ -41,15 +54,14 @@ class LinearHead(contract.AroundModel):
       images: images, `[n, y, x, channels]`.
       key: random key of dropout and drop path; None for neither.
     """
-    raise NotImplementedError
+    found = self.setting.predict(params, images, key, self.needs)
+    return self.features(params, found)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters; running statistics with `batch_norm`."""
     model_key, head_key = jax.random.split(key)
-    model, images = (
-      self.setting.init_model(model_key),
-      self.setting.zero_images(),
-    )
+    model = self.setting.init_model(model_key)
+    images = self.setting.zero_images()
     width = jax.eval_shape(self.inputs, model, images).shape[-1]
     kernel = _INITIAL_STD * jax.random.normal(head_key, (width, self.classes))
     head = {'kernel': kernel, 'bias': jnp.zeros(self.classes)}

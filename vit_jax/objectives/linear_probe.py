@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
@@ -74,6 +74,9 @@ class Objective(LinearHead):
     self.setting, self.classes = setting, num_classes
     self.last_blocks, self.patch_mean = last_blocks, patch_mean
     self.batch_norm = batch_norm
+    own = {'tokens': last_blocks > 1 or patch_mean}
+    own |= {'layers': last_blocks > 1, 'patches': patch_mean}
+    self.needs = tuple(name for name, is_used in own.items() if is_used)
 
   @property
   def num_classes(self) -> int:
@@ -97,7 +100,7 @@ class Objective(LinearHead):
       )
     patches.check_headless(self.setting, 'linear_probe')
     if self.last_blocks == 1 and not self.patch_mean:
-      return  # every model has these features, see `_features`
+      return  # every model has these features, see `features`
     model: Any = self.setting.model
     has_token = getattr(model, 'pool', None) == 'token' and not model.fc_norm
     if not has_token or self.last_blocks > model.depth:
@@ -125,49 +128,27 @@ class Objective(LinearHead):
     self, params: PyTree, batch: contract.Batch, want: tuple[str, ...] = ()
   ) -> dict[str, Array]:
     """Returns features (before the normalization) and logits, float32."""
-    images = normalize(batch['image'])
-    outputs = self._outputs(params['model'], images, want)
-    x = features = self._features(params['model'], outputs)
-    results = {name: outputs[name] for name in want} | {'features': features}
+    found = super().predict(params, batch, (*want, *self.needs))
+    x = features = self.features(params['model'], found)
     if self.batch_norm:
       x, _ = self.standardized(x, params['statistics'])
+    results = {name: found[name] for name in want} | {'features': features}
     return results | {'logits': linear(params['head'], x)}
 
-  def inputs(
-    self, params: PyTree, images: Any, key: Key[Array, ''] | None = None
+  def features(
+    self, params: PyTree, found: dict[str, Array]
   ) -> Float[Array, 'n f']:
-    """Computes the features; the model has no dropout and drop path here."""
-    return self._features(params, self._outputs(params, images))
-
-  def _outputs(
-    self, params: PyTree, images: Any, want: tuple[str, ...] = ()
-  ) -> dict[str, Array]:
-    """Returns the results of the model that `_features` and `want` need."""
-    own = {'tokens': self.last_blocks > 1 or self.patch_mean}
-    own |= {'layers': self.last_blocks > 1, 'patches': self.patch_mean}
-    names = tuple(dict.fromkeys((*filter(own.get, own), *want)))
-    model = self.setting.model_for(images.shape[1:3])
-    return model.apply({'params': params}, images, method='predict', want=names)
-
-  def _features(
-    self, params: PyTree, outputs: dict[str, Array]
-  ) -> Float[Array, 'n f']:
-    """Computes the input of the linear layer, before its normalization.
-
-    Args:
-      params: parameters of the model.
-      outputs: result of `_outputs`.
-    """
+    """Computes the input of the linear layer, before its normalization."""
     model: Any = self.setting.model
     if self.last_blocks == 1 and not self.patch_mean:
-      return outputs['features']
-    tokens = outputs['tokens']  # [n, t, d], after the last LayerNorm
+      return found['features']
+    tokens = found['tokens']  # [n, t, d], after the last LayerNorm
     parts = [tokens[:, 0]]
     if self.last_blocks > 1:
       # As in DINO, the last LayerNorm is also applied to earlier blocks.
-      layers = outputs['layers'][:, -self.last_blocks : -1, 0]  # [n, k - 1, d]
+      layers = found['layers'][:, -self.last_blocks : -1, 0]  # [n, k - 1, d]
       normed = model.apply({'params': params}, layers, method='last_norm')
       parts = [normed.reshape(layers.shape[0], -1), *parts]
     if self.patch_mean:
-      parts.append(outputs['patches'].mean(axis=(1, 2)))
+      parts.append(found['patches'].mean(axis=(1, 2)))
     return jnp.concatenate(parts, axis=-1)

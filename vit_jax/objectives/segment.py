@@ -73,6 +73,7 @@ class Objective(LinearHead):
     self.trains_model = not frozen
     self._last_blocks, self._dropout = last_blocks, dropout
     self._count_ignored = count_ignored
+    self.needs = ('patches', 'layers') if last_blocks > 1 else ('patches',)
 
   def check(self, spec: Spec) -> None:
     """Checks the masks, and that the model provides the features.
@@ -91,17 +92,12 @@ class Objective(LinearHead):
       )
     there = self.setting.model.outputs
     depth = getattr(self.setting.model, 'depth', 1)
-    if not {*self._needs} <= {*there} or self._last_blocks > depth:
+    if not {*self.needs} <= {*there} or self._last_blocks > depth:
       raise UserError(
-        f'objective.last_blocks={self._last_blocks} needs {self._needs} of a '
+        f'objective.last_blocks={self._last_blocks} needs {self.needs} of a '
         f'model with as many blocks, but config.model has {depth} and the '
         f'results {there}: lower it, or use another model.'
       )
-
-  @property
-  def _needs(self) -> tuple[str, ...]:
-    """Results of the model that the features are computed from."""
-    return ('patches', 'layers') if self._last_blocks > 1 else ('patches',)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters and running statistics."""
@@ -145,27 +141,15 @@ class Objective(LinearHead):
     self, params: PyTree, batch: contract.Batch, want: tuple[str, ...] = ()
   ) -> dict[str, Array]:
     """Returns features and logits of the model, and the results in `want`."""
-    others = tuple(name for name in want if name != 'classes')
     if 'classes' not in want:
-      return super().predict(params, batch, others)
-    names = tuple(dict.fromkeys((*others, *self._needs)))
-    found = super().predict(params, batch, names)
-    x = self._joined(params['model'], found)
+      return super().predict(params, batch, want)
+    found = super().predict(params, batch, (*want, *self.needs))
+    x = self.features(params['model'], found)
     x, _ = self.standardized(x, params['statistics'])
-    logits = _logits(params, x)
-    kept = {name: found[name] for name in ('features', 'logits', *others)}
-    return kept | {'classes': logits}
+    found['classes'] = _logits(params, x)
+    return {name: found[name] for name in ('features', 'logits', *want)}
 
-  def inputs(
-    self, params: PyTree, images: Any, key: Key[Array, ''] | None = None
-  ) -> Float[Array, 'n rows columns d']:
-    """Computes the patch tokens of the model from normalized images."""
-    found = self.setting.model.apply(
-      {'params': params}, images, key, method='predict', want=self._needs
-    )
-    return self._joined(params, found)
-
-  def _joined(
+  def features(
     self, params: PyTree, found: dict[str, Array]
   ) -> Float[Array, 'n rows columns d']:
     """Concatenates the patch tokens of the last blocks."""

@@ -95,16 +95,14 @@ class _Texts:
     check_fields(example, self.key)
     values = example[self.key]
     try:
-      if self.json_key:
-        values = json.loads(values)[self.json_key]
+      values = json.loads(values)[self.json_key] if self.json_key else values
       values = [values] if isinstance(values, str | bytes) else list(values)
       texts = [v.decode() if isinstance(v, bytes) else str(v) for v in values]
     except (ValueError, KeyError, TypeError) as error:
       raise DecodeError(f'has no caption in {self.key!r}: {error!r}') from error
-    texts = [text.strip() for text in texts if text.strip()]
-    if not texts:
+    if not any(texts := [text.strip() for text in texts]):
       raise DecodeError(f'has no caption in {self.key!r}')
-    return texts
+    return [text for text in texts if text]
 
 
 @schema.operational('tokenizer')

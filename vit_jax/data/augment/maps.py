@@ -112,13 +112,12 @@ class _Maps(Classes):
   ) -> dict[str, np.ndarray]:
     """Returns the maps; raises DecodeError for a bad one."""
     base: Any = super()
-    size = view.pixels.shape[:2]
-    maps = {}
+    arrays = base.arrays(example, view)
     for key in self.maps:
       integers = self.integers(example, key, view.size)
-      cut = view.geometry.of(integers[..., None], size, 'nearest')[..., 0]
-      maps[key] = self.classes_of(cut)
-    return base.arrays(example, view) | maps
+      cut = view.geometry.of_map(integers, view.pixels.shape[:2])
+      arrays |= {key: self.classes_of(cut)}
+    return arrays
 
 
 @dataclasses.dataclass(frozen=True)

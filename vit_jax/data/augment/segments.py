@@ -52,7 +52,7 @@ class Masks(maps.Classes):
       size: (height, width) of the result. Pixels beyond the lower and the right
         edge of a smaller part are ignored.
     """
-    cut = geometry.of(integers[..., None], size, 'nearest')[..., 0]
+    cut = geometry.of_map(integers, size)
     segments = np.full(size, maps.IGNORED, np.int16)
     segments[: len(cut), : cut.shape[1]] = self.classes_of(cut, self.classes)
     return segments

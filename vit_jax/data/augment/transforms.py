@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+from jaxtyping import Integer
 
 from vit_jax.arrays.pixels import MAX_CHANNELS
 from vit_jax.data.augment import policies
@@ -173,6 +174,12 @@ class Geometry(NamedTuple):
       pixels[y : y + height, x : x + width], *self.size, interpolation
     )
     return self.cut(box, image_size)
+
+  def of_map(
+    self, integers: Integer[np.ndarray, '_ _'], image_size: tuple[int, int]
+  ) -> Integer[np.ndarray, '_ _']:
+    """Returns the nearest integers of a map of the same size as the image."""
+    return self.of(integers[..., None], image_size, 'nearest')[..., 0]
 
 
 class View(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.augment import segments, transforms
-from vit_jax.data.augment.maps import IGNORED
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.channels import Pixels
 from vit_jax.data.images.decode import INTERPOLATIONS, decode, resize
@@ -125,7 +124,6 @@ class EvalTransform(segments.Masks):
     views = self.views(example['image'])
     native = tuple(views['native'].tolist())
     integers = self.integers(example, self.key, native)
-    mask = np.full(self.spec['segments'][0], IGNORED, np.int16)
-    classes = self.classes_of(integers, self.classes)
-    mask[: native[0], : native[1]] = classes
+    whole = transforms.Geometry((0, 0, *native), native)
+    mask = self.segments(integers, whole, (self.label_size, self.label_size))
     return views | {'label': example.get('label', 0), 'segments': mask}
