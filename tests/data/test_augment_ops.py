@@ -134,17 +134,6 @@ def test_geometry_operations_equal_pillow(share):
     assert close.mean() > 0.97
 
 
-def test_whole_pixels_are_moved_exactly():
-  """Translation by whole pixels does not interpolate."""
-  image = photograph()
-  moved = policies.translate_x(image, 7)
-  np.testing.assert_array_equal(moved[:, :-7], image[:, 7:])
-  assert (moved[:, -7:] == 128).all()
-  moved = policies.translate_y(image, -7)
-  np.testing.assert_array_equal(moved[7:], image[:-7])
-  assert (moved[:7] == 128).all()
-
-
 def test_bicubic_geometry_is_pillows():
   """Results are bitwise equal to timm's call of Pillow with a fill colour."""
   image, mean = noise(20, 30), (124, 116, 104)

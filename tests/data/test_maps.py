@@ -63,15 +63,6 @@ def test_a_map_is_cut_like_its_image(kind, keys):
   assert np.concatenate(differ).mean() < 0.005
 
 
-def test_integers_become_classes_by_the_table():
-  """The table maps 0, 1, 2 to classes; 255 becomes the ignored value."""
-  plain = maps.EvalTransform(SIZE, maps=('classes',))(example())
-  table = (255, 1, 0)
-  mapped = maps.EvalTransform(SIZE, maps=('classes',), table=table)(example())
-  expected = np.array((maps.IGNORED, 1, 0))[plain['classes']]
-  np.testing.assert_array_equal(mapped['classes'], expected)
-
-
 @pytest.mark.parametrize(
   'change, words',
   [

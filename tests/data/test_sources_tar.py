@@ -9,7 +9,6 @@ import contract
 import pytest
 
 from vit_jax.data.sources import tar
-from vit_jax.data.storage import index
 from vit_jax.errors import UserError
 
 
@@ -205,15 +204,6 @@ def test_a_shard_without_examples_is_refused(tmp_path):
   write_tar(tmp_path / 'x.tar', [])
   with pytest.raises(UserError, match=r'train \(0 examples\)'):
     tar.Source('train', path=str(tmp_path))
-
-
-def test_shards_are_indexed_once(shards, monkeypatch):
-  """The second time, no shard is scanned."""
-  first = tar.Source('train', path=str(shards))
-  monkeypatch.setattr(tar, 'scan', None)
-  second = tar.Source('train[:100%]', path=str(shards))
-  assert [first[i] for i in range(12)] == [second[i] for i in range(12)]
-  assert len(list((shards / index.FOLDER).iterdir())) == 1
 
 
 @pytest.mark.parametrize('cut', range(0, 4096, 256))

@@ -157,12 +157,3 @@ def test_evaluated_labels_do_not_affect_the_choice():
   assert found['l2'] in grid
   assert other.pop('accuracy') < 0.3 and found.pop('accuracy') > 0.4
   assert found == other
-
-
-@pytest.mark.parametrize('count', [0, 1, 4, 5, 8, 11])
-def test_blocks_cover_every_row_once_and_in_order(count, monkeypatch):
-  """The last block may be shorter."""
-  monkeypatch.setattr(linear_probe, '_BLOCK', 4)
-  blocks = [np.arange(count)[rows] for rows in linear_probe._blocks(count)]
-  assert all(1 <= len(block) <= 4 for block in blocks)
-  assert [row for block in blocks for row in block] == [*range(count)]
