@@ -6,6 +6,7 @@ Reference: arXiv 2106.09685.
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import abstract_params
 from vit_jax.objectives import contract
-from vit_jax.objectives.contract import Batch, Frozen, Inputs, Loss, Pictures
+from vit_jax.objectives.contract import Frozen, Inputs, Loss
 
 PyTree = Any
 BIASES = ('none', 'targets', 'all')
@@ -53,11 +54,6 @@ class Lora:
     check_range('lora.alpha', self.alpha, above=0)
     check_choice('lora.bias', self.bias, BIASES)
 
-  @property
-  def scale(self) -> float:
-    """Factor of the product A B."""
-    return self.alpha / self.rank
-
   def init(
     self, key: Key[Array, ''], shapes: Mapping[str, tuple[int, ...]]
   ) -> dict[str, PyTree]:
@@ -75,19 +71,20 @@ class Lora:
       for path, shape in shapes.items()
       if path.endswith(_KERNEL) and sharding.STACKED in path
     }
-    chosen = {
-      target: [layer for layer in sides if f'/{layer}'.endswith(f'/{target}')]
-      for target in self.targets
-    }
-    unused = [target for target, layers in chosen.items() if not layers]
-    if unused or not chosen:
+    used, unused = set(), []
+    for target in self.targets:
+      matching = {name for name in sides if f'/{name}'.endswith(f'/{target}')}
+      used.update(matching)
+      if not matching:
+        unused.append(target)
+    if unused or not used:
       raise UserError(
         f'lora.targets is {self.targets}, of which {unused} match no layer; '
         f'the layers are {", ".join(sides)}: give these paths, or whole parts '
         'of them at the end.'
       )
     result: dict[str, Any] = {}
-    for layer in sorted({layer for each in chosen.values() for layer in each}):
+    for layer in sorted(used):
       layers, inputs, outputs = sides[layer]
       if self.rank >= min(inputs, outputs):
         raise UserError(
@@ -124,8 +121,8 @@ class Lora:
       if name == 'b':
         kernel = base[layer + _KERNEL]
         product = trained[f'{layer}/a'] @ leaf  # [layers, inputs, outputs]
-        difference = self.scale * product.reshape(kernel.shape)
-        result[layer + _KERNEL] = kernel + difference
+        scale = self.alpha / self.rank
+        result[layer + _KERNEL] = kernel + scale * product.reshape(kernel.shape)
       elif name == 'bias':
         result[path] = base[path] + leaf
     return result
@@ -187,12 +184,6 @@ class Adapted(contract.Objective):
     [path] = tree.flatten(self.inner.start_params({}, marked))
     return path.removesuffix('model parameter')
 
-  def _shapes(self) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the frozen parameters, by path in the model."""
-    base = self.base
-    shapes = tree.shapes(abstract_params(base.model, base.image_size))
-    return {k: v for k, v in shapes.items() if not k.startswith(base.without)}
-
   def frozen(self) -> dict[str, Frozen]:
     """Returns the frozen weights of `inner`, and 'base'."""
     return self.inner.frozen() | {'base': self.base}
@@ -200,21 +191,27 @@ class Adapted(contract.Objective):
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, without frozen ones, and extra state."""
     params, extra = self.inner.init(key, batch)
-    shapes = self._shapes()
-    frozen = {self._prefix + path for path in shapes}
-    kept = {k: v for k, v in tree.flatten(params).items() if k not in frozen}
+    shapes = tree.shapes(abstract_params(self.base.model, self.base.image_size))
+    shapes = {
+      path: shape
+      for path, shape in shapes.items()
+      if not path.startswith(self.base.without)
+    }
+    kept = tree.flatten(params)
+    for path in shapes:
+      del kept[self._prefix + path]
     lora = self.lora.init(jax.random.fold_in(key, 1), shapes)
     return tree.unflatten(kept) | {'lora': lora}, extra
 
   def whole(self, params: PyTree, frozen: dict[str, PyTree]) -> PyTree:
     """Returns the parameters of `inner`, with differences added."""
-    kept = {key: value for key, value in params.items() if key != 'lora'}
     merged = self.lora.merged(
       tree.flatten(frozen['base']), tree.flatten(params['lora'])
     )
-    merged = {self._prefix + path: leaf for path, leaf in merged.items()}
-    params = tree.unflatten(tree.flatten(kept) | merged)
-    return sharding.constrain_leaves(params, self.inner.sharding_rules)
+    whole = tree.flatten({k: v for k, v in params.items() if k != 'lora'})
+    whole |= {self._prefix + path: leaf for path, leaf in merged.items()}
+    whole = tree.unflatten(whole)
+    return sharding.constrain_leaves(whole, self.inner.sharding_rules)
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the loss of `inner`."""
@@ -224,16 +221,6 @@ class Adapted(contract.Objective):
     """Computes the values of `inner.embed`."""
     return self.inner.embed(self.whole(params, inputs.frozen), inputs)
 
-  def joint_loss(self, params: PyTree, embedded: PyTree) -> Loss:
-    """Computes the loss of `inner`, which does not use the model."""
-    return self.inner.joint_loss(params, embedded)
-
-  def reconstruct(
-    self, params: PyTree, batch: Batch, key: Key[Array, '']
-  ) -> Pictures:
-    """Returns the predictions of `inner`."""
-    return self.inner.reconstruct(params, batch, key)
-
   def layers_above(self, path: str) -> int | tuple[int, ...]:
     """Returns the number of layers above a parameter, see `contract`."""
     if path.startswith('lora/'):
@@ -241,15 +228,10 @@ class Adapted(contract.Objective):
     return self.inner.layers_above(path)
 
 
-def _delegated(name: str) -> property:
-  """Returns a property that is an attribute of `inner`."""
-  return property(lambda self: getattr(self.inner, name))
-
-
 # `__getattr__` is not called for attributes that the base class defines.
 for _name in vars(contract.Objective):
   if _name not in vars(Adapted) and not _name.startswith('_'):
-    setattr(Adapted, _name, _delegated(_name))
+    setattr(Adapted, _name, property(operator.attrgetter(f'inner.{_name}')))
 
 
 def adapted(
@@ -262,4 +244,7 @@ def adapted(
     lora: section `lora` of the config.
     base: frozen parameters of the model, see `Adapted`.
   """
-  return Adapted(inner, lora, base) if lora.rank else inner
+  if not lora.rank:
+    return inner
+  # The loop above has defined all methods of the base class.
+  return Adapted(inner, lora, base)  # pyright: ignore[reportAbstractUsage]

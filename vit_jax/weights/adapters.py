@@ -1,19 +1,19 @@
 """Opens LoRA together with the frozen weights that it was trained on."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from vit_jax.arrays import checksum
+from vit_jax.arrays import checksum, tree
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
 from vit_jax.objectives.contract import Frozen
 from vit_jax.weights import transfer
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.description import Description
 
 PyTree = Any
 Find = Callable[[str, str], Pretrained]  # `pretrained.find`
@@ -45,7 +45,8 @@ def base(find: Find, config: Any, model: Model, image_size: Size) -> Frozen:
         f'{config["init_from"]}: {error} Put them back at this path.'
       ) from error
     target = transfer.Base(model, image_size, mesh)
-    return transfer.base(source, target, config['position_resize'])
+    taken = transfer.body(source, target, config['position_resize'])
+    return tree.unflatten(taken)
 
   return Frozen(model, image_size, load, without=model.fresh)
 
@@ -70,49 +71,42 @@ def unmerged(source: Pretrained, find: Find) -> Pretrained:
 def merged(source: Pretrained) -> Pretrained:
   """Returns a model without LoRA; weights are merged when they are loaded.
 
+  Loading raises UserError if the frozen weights are not those that LoRA was
+  trained on.
+
   Args:
     source: result of `unmerged`.
   """
-  adapter, weights = source.description, source.description.frozen
-  if weights is None:
+  adapter, base = source.description, source.description.frozen
+  if base is None:
     return source
   section = dict(adapter.config['lora'], rank=0)
-  config = dict(adapter.config, lora=section)
-
-  def loader(load: Callable[[PyTree], PyTree]) -> Any:
-    def load_merged(abstract: PyTree) -> PyTree:
-      mesh = jax.tree.leaves(abstract)[0].sharding.mesh
-      frozen = weights.load(mesh)
-      _check(source.path, adapter, frozen)
-      trained = load(source.abstract_params(mesh))
-      with jax.set_mesh(mesh):
-        whole = adapter.built_objective.whole(trained, {'base': frozen})
-      return jax.tree.map(
-        lambda leaf, shape: jax.device_put(leaf, shape.sharding),
-        whole,
-        abstract,
-      )
-
-    return load_merged
-
-  return dataclasses.replace(
-    source,
-    description=dataclasses.replace(adapter, config=config, frozen=None),
-    load=loader(source.load),
-    load_average=source.load_average and loader(source.load_average),
+  description = dataclasses.replace(
+    adapter, config=dict(adapter.config, lora=section), frozen=None
   )
 
+  def load(
+    load_trained: Callable[[PyTree], PyTree], abstract: PyTree
+  ) -> PyTree:
+    mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+    frozen = base.load(mesh)
+    expected = adapter.further['record']['frozen']['base']
+    if checksum.digest(frozen) != expected:
+      raise UserError(
+        f'{source.path} contains LoRA for the weights of '
+        f'{adapter.config["init_from"]}, which have changed since (checksum '
+        f'{expected}): restore them at this path.'
+      )
+    trained = load_trained(source.abstract_params(mesh))
+    with jax.set_mesh(mesh):
+      whole = adapter.built_objective.whole(trained, {'base': frozen})
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    return jax.device_put(whole, shardings)
 
-def _check(path: str, adapter: Description, frozen: PyTree) -> None:
-  """Checks that frozen parameters are those that LoRA was trained on.
-
-  Raises:
-    UserError: their checksum is not that in the checkpoint.
-  """
-  expected = adapter.further['record']['frozen']['base']
-  if checksum.digest(frozen) != expected:
-    base_path = adapter.config['init_from']
-    raise UserError(
-      f'{path} contains LoRA for the weights of {base_path}, which have '
-      f'changed since (checksum {expected}): restore them at this path.'
-    )
+  average = source.load_average
+  return dataclasses.replace(
+    source,
+    description=description,
+    load=functools.partial(load, source.load),
+    load_average=average and functools.partial(load, average),
+  )

@@ -1,6 +1,6 @@
 """Initializes runs with weights.
 
-There are three ways: `transfer` for fine-tuning, with a new head; `base` for
+There are three ways: `transfer` for fine-tuning, with a new head; `body` for
 the weights that LoRA leaves frozen; and `start`, which takes all that fits. All
 of them adapt the weights to the images of the run first (`_model_params`).
 """
@@ -44,8 +44,8 @@ def transfer(source: Pretrained, target: Target, method: str | None) -> PyTree:
   Raises:
     UserError: the other parameters do not fit the model of the target.
   """
-  body = _body(source, target, method, target.model.replaceable)
-  return _initialized(body, target)
+  taken = body(source, target, method, target.model.replaceable)
+  return _initialized(taken, target)
 
 
 class Base(NamedTuple):
@@ -62,21 +62,7 @@ class Base(NamedTuple):
   mesh: Mesh
 
 
-def base(source: Pretrained, target: Base, method: str | None) -> PyTree:
-  """Returns the parameters of weights that LoRA leaves frozen.
-
-  Args:
-    source: description of the weights.
-    target: model; the parameters that `model.fresh` lists are left out.
-    method: see `resizing.adapt`.
-
-  Raises:
-    UserError: the parameters do not fit the model.
-  """
-  return tree.unflatten(_body(source, target, method))
-
-
-def _body(
+def body(
   source: Pretrained,
   target: Target | Base,
   method: str | None,
@@ -101,12 +87,12 @@ def _body(
     if not any(path.startswith(prefix) for path in expected.keys() & actual)
   ]
   fresh = (*target.model.fresh, *missing)
-  body, of_model = (
+  found, of_model = (
     {k: v for k, v in each.items() if not k.startswith(fresh)}
     for each in (actual, expected)
   )
-  check_shapes(source.path, tree.shapes(body), of_model)
-  return body
+  check_shapes(source.path, tree.shapes(found), of_model)
+  return found
 
 
 def start(
