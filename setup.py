@@ -46,7 +46,9 @@ setuptools.setup(
       'arrays/gpus.csv',
       'arrays/tpus.csv',
       'data/sources/objectnet.json',
+      'weights/formats/huggingface_types.json',
       'weights/formats/timm_table.csv',
+      'weights/names.csv',
     ]
   },
   install_requires=requirements('requirements.txt'),

@@ -76,7 +76,7 @@ def rows():
   """Returns the rows: weights, written as, address, compared with."""
   table = timm_models.table()
   names = [name for name in table if '.' not in name]
-  supported = [n for n in names if table[n].block in timm_models.SUPPORTED]
+  supported = [n for n in names if table[n].block not in timm_models.REFUSED]
   result = [
     (
       'this paper, AugReg, hybrids (`.npz`)',

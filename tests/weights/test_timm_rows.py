@@ -30,7 +30,7 @@ ROWS = [
   for row in timm_models.table().values()
   if '.' not in row.name and 'Swin' not in row.block
 ]
-SUPPORTED = [row for row in ROWS if row.block in timm_models.SUPPORTED]
+SUPPORTED = [row for row in ROWS if row.block not in timm_models.REFUSED]
 
 
 def small(name):

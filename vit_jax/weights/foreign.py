@@ -17,11 +17,7 @@ from vit_jax.arrays.sharding import place
 from vit_jax.config import completion, schema
 from vit_jax.config.keys import square
 from vit_jax.errors import UserError
-from vit_jax.models.contract import (
-  Statistics,
-  is_symmetric,
-  symmetric,
-)
+from vit_jax.models.contract import Statistics, is_symmetric, symmetric
 from vit_jax.models.layers import EPSILON
 from vit_jax.weights import metadata as metadata_lib
 from vit_jax.weights import names as names_lib

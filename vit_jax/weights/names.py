@@ -5,9 +5,12 @@ that of a leaf, or of a module whose leaves have corresponding names in the
 other project ('kernel' is 'weight' in PyTorch). A foreign name with `{i}`
 stands for one array per layer; these arrays are stacked in this package. `{2i}`
 and `{2i+1}` number the even and the odd layers, and `{i+2:02}` counts from 2 in
-two digits.
+two digits. names.csv contains the names of Vision Transformers in all projects.
 """
 
+import csv
+import functools
+import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +28,7 @@ _NUMBER = re.compile(
 _LAYER = re.compile(r'(?<=[._/])\d+(?=[./])')
 _TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 _PATCHES = 'embedding/kernel'
+_TABLE = pathlib.Path(__file__).with_name('names.csv')
 
 
 def not_writable(what: str) -> UserError:
@@ -53,6 +57,31 @@ class Joined(NamedTuple):
   count: int = 1
 
 
+def joined(entry: str | Joined) -> Joined:
+  """Returns an entry of a table, a plain name as that of a single array."""
+  return entry if isinstance(entry, Joined) else Joined(entry)
+
+
+@functools.cache
+def table(project: str) -> dict[str, Joined]:
+  """Returns the names of a Vision Transformer's parameters in a project.
+
+  Args:
+    project: name of a column of names.csv. A cell 'NAME (2 of 3)' stands for
+      the second of three arrays that are joined as NAME.
+  """
+  result = {}
+  with _TABLE.open(newline='') as file:
+    for row in csv.DictReader(file):
+      name, *part = re.split(r' \((\d) of (\d)\)', row[project])
+      if part:
+        index, count = int(part[0]) - 1, int(part[1])
+        result[row['path']] = Joined(name, index, count)
+      elif name:
+        result[row['path']] = Joined(name)
+  return result
+
+
 class NameMap(NamedTuple):
   """Names of the parameters in another project.
 
@@ -76,8 +105,8 @@ class NameMap(NamedTuple):
       ending = '.' + _TORCH_LEAVES[leaf] if self.torch else f'/{leaf}'
     else:
       return None
-    joined = entry if isinstance(entry, Joined) else Joined(entry)
-    return joined._replace(name=joined.name + ending)
+    entry = joined(entry)
+    return entry._replace(name=entry.name + ending)
 
   def first(self, path: str) -> str | None:
     """Returns the foreign name of a leaf; for stacked layers, of the first."""

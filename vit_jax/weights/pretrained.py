@@ -13,7 +13,6 @@ from jaxtyping import Float
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.config.keys import square
-from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.channels import Pixels
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -87,8 +86,8 @@ class LoadedModel(tuple[Any, PyTree]):
   params: PyTree
   class_names: list[str]
   image_size: tuple[int, int]
-  _preprocess: Callable[[], Preprocess]
-  _both: Callable[[], tuple[Any, PyTree]]
+  _source: Description
+  _loaded: PyTree
 
   def __new__(
     cls, model: Any, params: PyTree, source: Description, loaded: PyTree
@@ -105,13 +104,7 @@ class LoadedModel(tuple[Any, PyTree]):
     pair.model, pair.params = model, params
     pair.class_names = list(source.class_names)
     pair.image_size = source.image_size
-    pair._preprocess = source.transform
-
-    def both() -> tuple[Any, PyTree]:
-      objective = source.built_objective
-      return objective, objective.start_params(loaded, params)
-
-    pair._both = both
+    pair._source, pair._loaded = source, loaded
     return pair
 
   def preprocess(
@@ -129,7 +122,7 @@ class LoadedModel(tuple[Any, PyTree]):
     Raises:
       DecodeError: the bytes are not an image that can be read.
     """
-    pixels = self._preprocess().pixels(image)
+    pixels = self._source.transform().pixels(image)
     half = largest(pixels.dtype) / 2
     return np.asarray(pixels, np.float32) / half - 1
 
@@ -145,8 +138,9 @@ class LoadedModel(tuple[Any, PyTree]):
     Raises:
       UserError: the weights have no text tower, or no tokenizer.
     """
-    objective, params = self._both()
-    rows = contrastive.tokens_of(objective, self._preprocess(), texts)
+    objective = self._source.built_objective
+    params = objective.start_params(self._loaded, self.params)
+    rows = contrastive.tokens_of(objective, self._source.transform(), texts)
     predict = jax.jit(objective.predict, static_argnames='want')
     given = predict(params, {'tokens': rows}, want=('text',))
     batch = {'image': (images + 1) * np.float32(127.5), **given}

@@ -9,12 +9,13 @@ import dataclasses
 import json
 import logging
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.arrays.pixels import IMAGENET, NONE
+from vit_jax.arrays.pixels import NONE
 from vit_jax.errors import check_choice
 from vit_jax.files import paths
 from vit_jax.models.contract import Statistics
@@ -25,7 +26,6 @@ from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import containers, tensors, vit
 from vit_jax.weights.formats import huggingface_models as models
 from vit_jax.weights.formats.huggingface_texts import with_text
-from vit_jax.weights.patch_embedding import CLIP
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -36,85 +36,21 @@ class _Type(NamedTuple):
   """A type of models in transformers.
 
   Attributes:
-    class_name: prefix of the names of its classes.
     processor: preprocessing without a preprocessor_config.json, as its keys.
     defaults: values of the keys that are read from config.json and may be
       missing there, as in the config's class of the library.
+    text: the same for `text_config`, of models of images and texts.
   """
 
-  class_name: str
   processor: Mapping[str, Any]
   defaults: Mapping[str, Any]
+  text: Mapping[str, Any] = {}
 
 
-_HALF = dict(
-  size={'height': 224, 'width': 224},
-  resample=2,
-  image_mean=NONE[0],
-  image_std=NONE[1],
-)
-_IMAGENET = dict(image_mean=IMAGENET[0], image_std=IMAGENET[1])
-_DEIT = dict(
-  size={'height': 256, 'width': 256},
-  crop_size={'height': 224, 'width': 224},
-  do_center_crop=True,
-  resample=3,
-  **_IMAGENET,
-)
-_DINOV2 = {**_DEIT, 'size': {'shortest_edge': 256}}
-_CLIP = {
-  **_DEIT,
-  'size': {'shortest_edge': 224},
-  'image_mean': CLIP[0],
-  'image_std': CLIP[1],
-}
-VERSION = 'transformers 5.23'  # whose defaults `TYPES` contains
-_KEYS = dict(num_attention_heads=12, hidden_act='gelu', layer_norm_eps=1e-12)
-_VIT_KEYS = _KEYS | dict(image_size=224)
-_BEIT_KEYS = _VIT_KEYS | dict(
-  use_absolute_position_embeddings=False,
-  use_relative_position_bias=False,
-  use_shared_relative_position_bias=False,
-  use_mean_pooling=True,
-)
-_DINOV2_KEYS = _VIT_KEYS | dict(layer_norm_eps=1e-6)
-_MAE_KEYS = _VIT_KEYS | dict(
-  decoder_num_attention_heads=16, norm_pix_loss=False
-)
-_DINOV3_KEYS = _VIT_KEYS | dict(
-  num_attention_heads=6, layer_norm_eps=1e-5, rope_theta=100.0
-)
-_CLIP_KEYS = _KEYS | dict(hidden_act='quick_gelu', layer_norm_eps=1e-5)
-_SIGLIP_KEYS = _KEYS | dict(hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6)
-_SWIN_KEYS = models.SWIN_FIXED | dict(
-  image_size=224,
-  embed_dim=96,
-  depths=[2, 2, 6, 2],
-  num_heads=[3, 6, 12, 24],
-  window_size=7,
-  hidden_act='gelu',
-  layer_norm_eps=1e-5,
-)
-TYPES = {
-  'vit': _Type('ViT', _HALF, _VIT_KEYS),
-  'deit': _Type('DeiT', _DEIT, _VIT_KEYS),
-  'beit': _Type('Beit', _HALF | {'resample': 3}, _BEIT_KEYS),
-  'data2vec-vision': _Type(
-    'Data2VecVision', _HALF | {'resample': 3}, _BEIT_KEYS
-  ),
-  'dinov2': _Type('Dinov2', _DINOV2, _DINOV2_KEYS),
-  'dinov2_with_registers': _Type('Dinov2WithRegisters', _DINOV2, _DINOV2_KEYS),
-  'vit_mae': _Type('ViTMAE', _HALF, _MAE_KEYS),
-  'vit_msn': _Type('ViTMSN', _HALF, _DINOV2_KEYS),
-  'ijepa': _Type('IJepa', _HALF, _VIT_KEYS),
-  'clip_vision_model': _Type('CLIPVision', _CLIP, _CLIP_KEYS),
-  'siglip_vision_model': _Type(
-    'SiglipVision', _HALF | {'resample': 3}, _SIGLIP_KEYS
-  ),
-  'siglip2_vision_model': _Type('Siglip2Vision', _HALF, _SIGLIP_KEYS),
-  'dinov3_vit': _Type('DINOv3ViT', _HALF | _IMAGENET, _DINOV3_KEYS),
-  'swin': _Type('Swin', _HALF | _IMAGENET | {'resample': 3}, _SWIN_KEYS),
-}
+_TABLE = pathlib.Path(__file__).with_name('huggingface_types.json')
+_CONTENT = json.loads(_TABLE.read_text())
+VERSION = _CONTENT['version']  # of the library, whose defaults `TYPES` contains
+TYPES = {kind: _Type(**values) for kind, values in _CONTENT['types'].items()}
 
 
 def load(
@@ -140,18 +76,14 @@ def load(
   settings = metadata.SWIN_SETTINGS if kind == 'swin' else metadata.SETTINGS
   config = metadata.validated(file, config, settings=settings)
   arrays, _ = tensors.read(path)
-  return containers.described(
-    path, arrays, lambda model: _described(path, model, kind, config)
-  )
+  file = folder / 'preprocessor_config.json'
+  processor = metadata.validated(file, metadata.read(file))
 
+  def describe(arrays: Arrays) -> Pretrained:
+    parsed = _parsed(path, arrays, kind, config, processor)
+    return foreign.imported(path, parsed)
 
-def _described(
-  path: str, arrays: Arrays, kind: str, given: dict[str, Any]
-) -> Pretrained:
-  """Describes a model of a type, given its arrays and its config."""
-  file = tensors.folder_of(path) / 'preprocessor_config.json'
-  stored = metadata.validated(file, metadata.read(file))
-  return foreign.imported(path, _parsed(path, arrays, kind, given, stored))
+  return containers.described(path, arrays, describe)
 
 
 def _parsed(
@@ -189,7 +121,10 @@ def _parsed(
     config.get('decoder_num_attention_heads'),
     config.get('norm_pix_loss', False),
   )
-  return with_text(path, arrays, config, parsed)
+  if 'text_config' not in config:
+    return parsed
+  text_config = {**TYPES[kind].text, **config['text_config']}
+  return with_text(path, arrays, text_config, parsed)
 
 
 def save(path: str, params: PyTree, description: Description) -> None:
@@ -211,14 +146,14 @@ def save(path: str, params: PyTree, description: Description) -> None:
   of_type = foreign.determined(dataclasses.replace(description, model=section))
   foreign.check_same(foreign.determined(description), of_type)
   arrays = foreign.exported(params, description, written.names)
-  exported = written.complete(arrays)
+  exported = models.completed(model, written.kind, arrays)
   height, width = description.image_size
   ending = 'ForImageClassification' if model.num_classes else 'Model'
   if model.distilled:
     ending += 'WithTeacher'
   config: dict[str, Any] = dict(
     model_type=written.kind,
-    architectures=[TYPES[written.kind].class_name + ending],
+    architectures=[written.class_name + ending],
     image_size=height if height == width else [height, width],
     num_channels=3,
     **written.config,
@@ -226,7 +161,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
   processor = _processor(description)
   parsed = _parsed(path, exported, written.kind, config, processor)
   foreign.check_opens(path, description, parsed, written.equivalent)
-  exported |= written.unused
+  exported |= models.unused(model, written.kind)
   if model.num_classes:
     exported = {
       name if 'classifier' in name else f'{written.kind}.{name}': array

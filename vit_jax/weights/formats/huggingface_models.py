@@ -9,7 +9,7 @@ can be read.
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,32 +37,19 @@ class Written(NamedTuple):
 
   Attributes:
     kind: `model_type`.
+    class_name: prefix of the names of its classes.
     names: names of the parameters in files.
     config: sizes and options in config.json.
-    complete: function that adds the arrays that transformers requires.
     supported: options of the model that the type has, besides its sizes.
     equivalent: see `foreign.check_opens`.
-    unused: arrays that transformers requires, but that do not affect results.
   """
 
   kind: str
+  class_name: str
   names: NameMap
   config: dict[str, Any]
-  complete: Callable[[Arrays], Arrays]
   supported: tuple[str, ...]
-  equivalent: Mapping[str, Any]
-  unused: Mapping[str, np.ndarray] = {}
-
-
-def _refuse(kind: str, missing: list[str]) -> None:
-  """Refuses to write a model with options that its type does not have.
-
-  Raises:
-    UserError: the list is not empty.
-  """
-  if missing:
-    options = ' and '.join(missing)
-    raise names_lib.not_writable(f'{options}, as the type {kind} has none')
+  equivalent: dict[str, Any]
 
 
 # Vision Transformers
@@ -75,45 +62,9 @@ _MASK = 'embeddings.mask_token'
 _PATCHES = 'embeddings.patch_embeddings.projection'
 _SCALE = 'layer_scale{}.lambda1'
 _D3_GATE, _D3_UP = '.mlp.gate_proj.', '.mlp.up_proj.'  # of DINOv3
-VIT_NAMES = {
-  'cls': _CLS,
-  'position/embedding': POSITIONS,
-  'embedding': _PATCHES,
-  **{
-    f'{_LAYER}attention/{kind}': f'{_FOREIGN}attention.attention.{kind}'
-    for kind in ('query', 'key', 'value')
-  },
-  f'{_LAYER}attention/out': f'{_FOREIGN}attention.output.dense',
-  f'{_LAYER}norm1': f'{_FOREIGN}layernorm_before',
-  f'{_LAYER}norm2': f'{_FOREIGN}layernorm_after',
-  f'{_LAYER}mlp/fc1': f'{_FOREIGN}intermediate.dense',
-  f'{_LAYER}mlp/fc2': f'{_FOREIGN}output.dense',
-  f'{_LAYER}scale1': _FOREIGN + _SCALE.format(1),
-  f'{_LAYER}scale2': _FOREIGN + _SCALE.format(2),
-  'distillation': _DISTILLATION,
-  'registers': _REGISTERS,
-  'head_distillation': 'distillation_classifier',
-  'encoder/norm': 'layernorm',
-  'pre_logits': 'pooler.dense',
-  'head': 'classifier',
-  'pre_norm': 'pre_layrnorm',
-  'map/norm': 'head.layernorm',
-  **{
-    f'map/{path}': f'head.{path.replace("/", ".")}'
-    for path in ('probe', 'attention/out', 'mlp/fc1', 'mlp/fc2')
-  },
-  **{
-    f'map/attention/{kind}': Joined('head.attention.in_proj', index, 3)
-    for index, kind in enumerate(('query', 'key', 'value'))
-  },
-}
-# Names of BEiT's parameters that other types do not have
-_BIASES = 'relative_position_bias.relative_position_bias_table'
-_BEIT_NAMES = {
-  f'{_LAYER}position/biases': _FOREIGN + _BIASES,
-  'position/biases': f'encoder.{_BIASES}',
-  'fc_norm': 'pooler.layernorm',
-}
+VIT_NAMES = names_lib.table('transformers')
+_BIASES = 'relative_position_bias.relative_position_bias_table'  # of BEiT
+_MLP = r'^((?:decoder_)?encoder.*)\.mlp\.'  # not that of the pooling
 VIT_ALIASES = (
   (rf'^({containers.BASES}|model)\.', ''),
   (r'^embeddings\.patch_embeddings?\.(projection\.)?', f'{_PATCHES}.'),
@@ -128,18 +79,13 @@ VIT_ALIASES = (
   (r'^(head\.attention\.out)_proj', r'\1'),
   (r'^visual_projection\.', 'classifier.'),
   (r'^decoder\.(mask_token|decoder_)', r'\1'),
-  (r'^(decoder_)?(encoder\.)?layers?\.', r'\1encoder.layer.'),
+  # Not stages of a Swin
+  (r'^(decoder_)?(encoder\.)?layers?\.(?!\d+\.[bd])', r'\1encoder.layer.'),
   (r'\.attention\.q_proj\.', '.attention.attention.query.'),
   (r'\.attention\.k_proj\.', '.attention.attention.key.'),
   (r'\.attention\.v_proj\.', '.attention.attention.value.'),
-  (
-    r'^((decoder_)?encoder.*)\.mlp\.(fc1|weights_in|up_proj)\.',
-    r'\1.intermediate.dense.',
-  ),
-  (
-    r'^((decoder_)?encoder.*)\.mlp\.(fc2|weights_out|down_proj)\.',
-    r'\1.output.dense.',
-  ),
+  (rf'{_MLP}(fc1|weights_in|up_proj)\.', r'\1.intermediate.dense.'),
+  (rf'{_MLP}(fc2|weights_out|down_proj)\.', r'\1.output.dense.'),
   (r'^cls_classifier\.', 'classifier.'),
   (r'\.attention\.attention\.(relative_position)', r'.\1'),
   (r'^shared_position_bias\.', 'encoder.relative_position_bias.'),
@@ -161,7 +107,6 @@ _METHODS = {
 TOWERS = ('clip_vision_model', 'siglip_vision_model', 'siglip2_vision_model')
 _KERNEL = f'{_PATCHES}.weight'
 _LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
-_KEYS = (*NAMES, 'gelu', 'norm_eps')  # keys of the model that all types have
 
 
 def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
@@ -185,7 +130,7 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   for name in [name for name in arrays if name.endswith(_BIASES)]:
     # The rows of the class token are the last ones, and here the first ones.
     arrays[name] = np.roll(arrays[name], 3, axis=0)
-  names = NameMap(VIT_NAMES | _BEIT_NAMES)
+  names = NameMap(VIT_NAMES)
   model = vit.section(path, arrays, names, 'a Vision Transformer')
   model['num_heads'] = config['num_attention_heads']
   used = [v for k, v in config.items() if re.match(r'use_.*position', k)]
@@ -255,7 +200,7 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
   width = result.get('layernorm.weight', np.zeros(0)).shape[0]
   head = result.get('classifier.weight')
   if head is not None and width and not np.any(head[:, width:]):
-    result['classifier.weight'] = head[:, :width]  # padded by `_completed`
+    result['classifier.weight'] = head[:, :width]  # padded by `completed`
   return result
 
 
@@ -283,6 +228,30 @@ def _tower(path: str, arrays: Arrays) -> Arrays:
   return arrays
 
 
+def modules(kind: str, is_gated: bool = False) -> dict[str, str]:
+  """Returns the names of a layer's matrices of a type, by their path here.
+
+  They are those in memory, since major version 5 of the library.
+  """
+  attention, out = 'attention', 'o_proj'
+  if kind.startswith('siglip'):
+    attention, out = 'self_attn', 'out_proj'
+  is_gated = is_gated or kind == 'dinov3_vit'
+  fc1, fc2 = ('up_proj', 'down_proj') if is_gated else ('fc1', 'fc2')
+  return {
+    'attention/query': f'{attention}.q_proj',
+    'attention/key': f'{attention}.k_proj',
+    'attention/value': f'{attention}.v_proj',
+    'attention/out': f'{attention}.{out}',
+    'mlp/fc1': f'mlp.{fc1}',
+    'mlp/fc2': f'mlp.{fc2}',
+  }
+
+
+_D3_SCALE = 'layer.{i}.layer_scale{}.lambda1'
+_D3_NAMES = NameMap(names_lib.table('dinov3'))
+
+
 def written(model: Any) -> Written:
   """Returns the names and the config of a model.
 
@@ -291,90 +260,7 @@ def written(model: Any) -> Written:
   """
   if not isinstance(model, ViT):
     raise names_lib.not_writable(f'the layers of a {type(model).__name__}')
-  is_dinov3 = model.config.rotary == 'centered'
-  return _written_dinov3(model) if is_dinov3 else _written_vit(model)
-
-
-def _written_vit(model: Any) -> Written:
-  names, is_joined = dict(VIT_NAMES), model.pool == 'token_gap'
-  kind, supported = 'vit', ()
-  if model.distilled:
-    kind, supported = 'deit', ('distilled',)
-    names['head'] = 'cls_classifier'
-  elif (
-    model.registers == 1
-    and model.prefix_positions
-    and model.layer_scale is None
-    and not model.gated
-  ):
-    # A register with a position is a distillation token that is not used;
-    # registers of Dinov2WithRegisters have no position.
-    kind, supported = 'deit', ('registers',)
-    names['registers'] = _DISTILLATION
-  elif model.registers:
-    kind = 'dinov2_with_registers'
-    supported = ('registers', 'layer_scale', 'gated')
-  elif model.layer_scale is not None or model.gated or is_joined:
-    kind, supported = 'dinov2', ('layer_scale', 'gated')
-  is_dino = kind.startswith('dinov2')
-  # Positions of tokens other than patches are zeros, or added to the tokens.
-  equivalent: dict[str, Any] = {
-    'prefix_positions': kind != 'dinov2_with_registers'
-  }
-  missing = []
-  if model.pre_logits and (model.num_classes or kind != 'vit'):
-    missing.append('pre-logits before the head')
-  config = _sizes(model) | dict(qkv_bias=True)
-  unused = {}
-  if is_dino:
-    supported += ('pool',) if is_joined else ()
-    equivalent['layer_scale'] = _LAYER_SCALE
-    unused = {_MASK: np.zeros((1, model.width), np.float32)}
-    mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
-    for i in (1, 2):
-      names[f'{_LAYER}norm{i}'] = f'{_FOREIGN}norm{i}'
-      names[f'{_LAYER}mlp/fc{i}'] = f'{_FOREIGN}mlp.{mlp[i - 1]}'
-    # Two thirds of the units of a gated MLP, rounded up to a multiple of 8
-    ratio = round(model.mlp_dim * (1.5 if model.gated else 1) / model.width)
-    units = ratio * model.width
-    if model.gated:
-      units = (units * 2 // 3 + 7) // 8 * 8
-    if units != model.mlp_dim:
-      missing.append(
-        f'MLP of {model.mlp_dim} units for a width of {model.width}'
-      )
-    config |= dict(
-      mlp_ratio=ratio,
-      use_swiglu_ffn=model.gated,
-      layerscale_value=1.0 if model.layer_scale is None else model.layer_scale,
-    )
-    if model.registers:
-      config['num_register_tokens'] = model.registers
-  else:
-    config |= dict(
-      intermediate_size=model.mlp_dim,
-      pooler_act='tanh',
-      pooler_output_size=model.width,
-    )
-  _refuse(kind, missing)
-
-  def complete(arrays: Arrays) -> Arrays:
-    return _completed(model, kind, arrays)
-
-  return Written(
-    kind,
-    NameMap(names),
-    config,
-    complete,
-    (*_KEYS, 'prefix_positions', *supported),
-    equivalent,
-    unused,
-  )
-
-
-def _sizes(model: Any) -> dict[str, Any]:
-  """Returns the keys that config.json has for every Vision Transformer."""
-  return dict(
+  config: dict[str, Any] = dict(
     patch_size=model.patch_size,
     hidden_size=model.width,
     num_hidden_layers=model.depth,
@@ -382,69 +268,84 @@ def _sizes(model: Any) -> dict[str, Any]:
     hidden_act=metadata.ACTIVATION_NAMES[model.gelu],
     layer_norm_eps=model.norm_eps,
   )
-
-
-def _completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
-  """Adds the arrays that the type of a model requires in transformers.
-
-  The additional arrays (positions, LayerScale, half of a head) are zeros or
-  ones, which have no effect in the model.
-  """
-  width, table = model.width, np.asarray(arrays[POSITIONS])
-  if not model.prefix_positions:  # the class token requires a position
-    table = np.pad(table, ((0, 0), (1 + model.distilled, 0), (0, 0)))
-  elif kind == 'dinov2_with_registers':
-    # Registers have no positions in transformers: ours are added to the tokens.
-    cls, positions, patches = np.split(table, [1, 1 + model.registers], axis=1)
-    arrays = arrays | {_REGISTERS: arrays[_REGISTERS] + positions}
-    table = np.concatenate([cls, patches], axis=1)
-  arrays = arrays | {POSITIONS: table}
+  if model.config.rotary == 'centered':
+    return _written_dinov3(model, config)
+  names: dict[str, str | Joined] = dict(VIT_NAMES)
+  missing = []
+  keys = [*NAMES, 'gelu', 'norm_eps', 'prefix_positions']
+  equivalent: dict[str, Any] = {'prefix_positions': True}
+  is_joined = model.pool == 'token_gap'
+  is_dinov2 = model.layer_scale is not None or model.gated
+  config['qkv_bias'] = True
+  if model.distilled:
+    kind, class_name = 'deit', 'DeiT'
+    keys.append('distilled')
+    names['head'] = 'cls_classifier'
+  elif model.registers == 1 and model.prefix_positions and not is_dinov2:
+    # A register with a position is a distillation token that is not used;
+    # registers of Dinov2WithRegisters have no position.
+    kind, class_name = 'deit', 'DeiT'
+    keys.append('registers')
+    names['registers'] = _DISTILLATION
+  elif model.registers or is_dinov2 or is_joined:
+    kind, class_name = 'dinov2', 'Dinov2'
+    keys += ['registers', 'layer_scale', 'gated']
+    keys += ['pool'] if is_joined else []
+    equivalent['layer_scale'] = _LAYER_SCALE
+    mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
+    for i, name in enumerate(mlp, 1):
+      names[f'{_LAYER}norm{i}'] = f'{_FOREIGN}norm{i}'
+      names[f'{_LAYER}mlp/fc{i}'] = f'{_FOREIGN}mlp.{name}'
+    ratio, scale = _mlp_ratio(model), model.layer_scale
+    if ratio is None:
+      missing = [f'MLP of {model.mlp_dim} units for a width of {model.width}']
+    config |= dict(
+      mlp_ratio=ratio,
+      use_swiglu_ffn=model.gated,
+      layerscale_value=1.0 if scale is None else scale,
+    )
+    if model.registers:
+      kind, class_name = 'dinov2_with_registers', 'Dinov2WithRegisters'
+      config['num_register_tokens'] = model.registers
+      # Positions of registers are added to the tokens.
+      equivalent['prefix_positions'] = False
+  else:
+    kind, class_name = 'vit', 'ViT'
   if kind in ('vit', 'deit'):
-    return arrays
-  arrays = _ones(_FOREIGN + _SCALE, model) | arrays
-  # The input of the head in transformers includes the mean of the patches.
-  if model.num_classes and model.pool == 'token':
-    head = arrays['classifier.weight']
-    arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
-  return arrays
+    config |= dict(
+      intermediate_size=model.mlp_dim,
+      pooler_act='tanh',
+      pooler_output_size=model.width,
+    )
+  if model.pre_logits and (model.num_classes or kind != 'vit'):
+    missing = ['pre-logits before the head', *missing]
+  if missing:
+    raise names_lib.not_writable(
+      f'{" and ".join(missing)}, as the type {kind} has none'
+    )
+  return Written(
+    kind, class_name, NameMap(names), config, tuple(keys), equivalent
+  )
 
 
-def _ones(name: str, model: Any) -> Arrays:
-  """Returns LayerScales that have no effect; `name` has the layer as {i}."""
-  return {
-    name.format(j, i=i): np.ones(model.width, np.float32)
-    for i in range(model.depth)
-    for j in (1, 2)
-  }
+def _mlp_ratio(model: Any) -> int | None:
+  """Returns DINOv2's ratio of MLP and width; None if it is not a whole number.
+
+  Gated MLPs have two thirds of the units, rounded up to a multiple of 8.
+  """
+  ratio = round(model.mlp_dim * (1.5 if model.gated else 1) / model.width)
+  units = ratio * model.width
+  if model.gated:
+    units = (units * 2 // 3 + 7) // 8 * 8
+  return ratio if units == model.mlp_dim else None
 
 
-# DINOv3
-
-_D3_SCALE = 'layer.{i}.layer_scale{}.lambda1'
-_D3_NAMES = NameMap(
-  {
-    'cls': _CLS,
-    'registers': _REGISTERS,
-    'embedding': 'embeddings.patch_embeddings',
-    f'{_LAYER}attention/query': 'layer.{i}.attention.q_proj',
-    f'{_LAYER}attention/key': 'layer.{i}.attention.k_proj',
-    f'{_LAYER}attention/value': 'layer.{i}.attention.v_proj',
-    f'{_LAYER}attention/out': 'layer.{i}.attention.o_proj',
-    f'{_LAYER}norm1': 'layer.{i}.norm1',
-    f'{_LAYER}norm2': 'layer.{i}.norm2',
-    f'{_LAYER}mlp/fc1': 'layer.{i}.mlp.up_proj',
-    f'{_LAYER}mlp/fc2': 'layer.{i}.mlp.down_proj',
-    f'{_LAYER}scale1': 'layer.{i}.layer_scale1.lambda1',
-    f'{_LAYER}scale2': 'layer.{i}.layer_scale2.lambda1',
-    'encoder/norm': 'norm',
-  }
-)
-
-
-def _written_dinov3(model: Any) -> Written:
-  _refuse('dinov3_vit', ['a head'] if model.num_classes else [])
+def _written_dinov3(model: Any, config: dict[str, Any]) -> Written:
+  """Returns names and config of a DINOv3, given the keys of all types."""
+  if model.num_classes:
+    raise names_lib.not_writable('a head, as the type dinov3_vit has none')
   biases = BIASES[model.qkv_bias]
-  config = _sizes(model) | dict(
+  config = config | dict(
     intermediate_size=model.mlp_dim,
     num_register_tokens=model.registers,
     use_gated_mlp=model.gated,
@@ -453,37 +354,68 @@ def _written_dinov3(model: Any) -> Written:
     mlp_bias=model.bias,
     **{f'{name}_bias': name in biases for name in BIASES['all']},
   )
+  equivalent: dict[str, Any] = dict(layer_scale=_LAYER_SCALE)
   if model.gated:
     config['hidden_act'] = 'silu'
+    equivalent['gelu'] = 'silu'
+  if model.position == 'rope2d':
+    equivalent |= dict(position='none', rope='centered')
+  keys = (*NAMES, 'gelu', 'norm_eps', 'position', 'rope', 'rope_base')
+  keys += ('registers', 'layer_scale', 'gated', 'qkv_bias', 'bias')
+  return Written('dinov3_vit', 'DINOv3ViT', _D3_NAMES, config, keys, equivalent)
 
-  def complete(arrays: Arrays) -> Arrays:
-    """Splits gated matrices, and adds arrays that transformers requires."""
-    width = model.width
-    required = {
-      _REGISTERS: np.zeros((1, 0, width), np.float32),
-      **_ones(_D3_SCALE, model),
-    }
-    arrays = required | arrays
+
+def completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
+  """Returns the arrays that the type of a model requires in transformers.
+
+  The additional ones (positions, LayerScale, half of a head) are zeros or ones,
+  which have no effect in the model.
+
+  Args:
+    model: model that is written.
+    kind: type of the model.
+    arrays: arrays of the parameters.
+  """
+  arrays, width = dict(arrays), model.width
+  if kind.startswith('dino'):
+    scale = _D3_SCALE if kind == 'dinov3_vit' else _FOREIGN + _SCALE
+    for i in range(model.depth):
+      for j in (1, 2):
+        name = scale.format(j, i=i)
+        arrays.setdefault(name, np.ones(width, np.float32))
+  if kind == 'dinov3_vit':
+    arrays.setdefault(_REGISTERS, np.zeros((1, 0, width), np.float32))
     for name in [name for name in arrays if _D3_UP in name and model.gated]:
       gate, up = np.split(arrays[name], 2)
       arrays |= {name.replace(_D3_UP, _D3_GATE): gate, name: up}
     return arrays
+  table = arrays[POSITIONS]
+  if not model.prefix_positions:  # the class token requires a position
+    table = np.pad(table, ((0, 0), (1 + model.distilled, 0), (0, 0)))
+  elif kind == 'dinov2_with_registers':
+    # Registers have no positions in transformers: ours are added to the tokens.
+    cls, positions, patches = np.split(table, [1, 1 + model.registers], axis=1)
+    arrays[_REGISTERS] = arrays[_REGISTERS] + positions
+    table = np.concatenate([cls, patches], axis=1)
+  arrays[POSITIONS] = table
+  # The input of the head in transformers includes the mean of the patches.
+  if kind.startswith('dino') and model.num_classes and model.pool == 'token':
+    head = arrays['classifier.weight']
+    arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
+  return arrays
 
-  keys = ('registers', 'layer_scale', 'gated', 'qkv_bias', 'bias')
-  equivalent: dict[str, Any] = dict(layer_scale=_LAYER_SCALE)
-  if model.position == 'rope2d':
-    equivalent |= dict(position='none', rope='centered')
-  if model.gated:
-    equivalent['gelu'] = 'silu'
-  return Written(
-    'dinov3_vit',
-    _D3_NAMES,
-    config,
-    complete,
-    (*_KEYS, 'position', 'rope', 'rope_base', *keys),
-    equivalent,
-    {_MASK: np.zeros((1, 1, model.width), np.float32)},
-  )
+
+def unused(model: Any, kind: str) -> Arrays:
+  """Returns arrays that transformers requires, but that do not affect results.
+
+  Args:
+    model: model that is written.
+    kind: type of the model.
+  """
+  if not kind.startswith('dino'):
+    return {}
+  shape = (1, 1, model.width) if kind == 'dinov3_vit' else (1, model.width)
+  return {_MASK: np.zeros(shape, np.float32)}
 
 
 # Swin
@@ -495,26 +427,13 @@ _SWIN_NAMES = {
   'head': 'classifier',
 }
 _SWIN_BLOCK = {
-  'norm1': 'layernorm_before',
-  'norm2': 'layernorm_after',
-  **{
-    f'attention/{kind}': f'attention.self.{kind}'
-    for kind in ('query', 'key', 'value')
-  },
-  'attention/bias_table': 'attention.self.relative_position_bias_table',
-  'attention/out': 'attention.output.dense',
-  'mlp/fc1': 'intermediate.dense',
-  'mlp/fc2': 'output.dense',
+  path: entry._replace(name=entry.name.replace('n.attention', 'n.self'))
+  for path, entry in swin.block_names('transformers', 'attention.self').items()
 }
 _SWIN_ALIASES = (
-  (r'^swin\.', ''),
-  (r'\.attention\.q_proj\.', '.attention.self.query.'),
-  (r'\.attention\.k_proj\.', '.attention.self.key.'),
-  (r'\.attention\.v_proj\.', '.attention.self.value.'),
-  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
   (r'\.attention\.relative_position_bias\.', '.attention.self.'),
-  (r'\.mlp\.fc1\.', '.intermediate.dense.'),
-  (r'\.mlp\.fc2\.', '.output.dense.'),
+  *VIT_ALIASES,
+  (r'\.attention\.attention\.', '.attention.self.'),
 )
 # Constants of the model; other values in a config are an error.
 SWIN_FIXED = {

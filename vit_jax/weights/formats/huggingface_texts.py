@@ -11,32 +11,22 @@ from vit_jax.data.tokens import PRESETS
 from vit_jax.weights import metadata
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import huggingface_models, tensors
-from vit_jax.weights.names import renamed
+from vit_jax.weights.names import Joined, renamed
 
 _TABLE = 'text_model.embeddings.token_embedding.weight'
 # A layer of a text tower has the names of a layer of an image tower.
-_NAMES = {
+_NAMES: dict[str, str | Joined] = {
   'temperature': 'logit_scale',
   'bias': 'logit_bias',
   'projection': 'visual_projection',
   'text/embedding': _TABLE,
   'text/positions': f'text_model.{huggingface_models.POSITIONS}',
   **{
-    f'text/{path}': f'text_model.{name}'
-    for path, name in huggingface_models.VIT_NAMES.items()
+    f'text/{path}': entry._replace(name=f'text_model.{entry.name}')
+    for path, entry in huggingface_models.VIT_NAMES.items()
     if path.startswith('encoder/')
   },
 }
-# Defaults of the library for keys that may be missing in `text_config`
-_SIGLIP = dict(
-  num_attention_heads=12, hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6
-)
-_CLIP = dict(
-  num_attention_heads=8,
-  hidden_act='quick_gelu',
-  layer_norm_eps=1e-5,
-  eos_token_id=49_407,
-)
 
 
 def with_text(
@@ -53,16 +43,15 @@ def with_text(
   Args:
     path: path of the directory or file.
     arrays: all arrays of the file.
-    config: content of config.json.
+    config: content of `text_config` in config.json, with all keys.
     image: image tower.
   """
-  if _TABLE not in arrays or 'text_config' not in config:
+  if _TABLE not in arrays:
     return image
   is_clip = 'logit_bias' not in arrays
-  given = (_CLIP if is_clip else _SIGLIP) | config['text_config']
   vocabulary, width = arrays[_TABLE].shape
   # The library looks for the highest token if this is 2, as `Text` does.
-  if is_clip and given['eos_token_id'] not in (2, vocabulary - 1):
+  if is_clip and config.get('eos_token_id') not in (2, vocabulary - 1):
     return image
   text = {
     name.removeprefix('text_model.'): array
@@ -90,14 +79,14 @@ def with_text(
       width=width,
       depth=len(units),
       mlp_dim=units[0],
-      num_heads=given['num_attention_heads'],
+      num_heads=config['num_attention_heads'],
       vocabulary=vocabulary,
       length=length,
       pool='end' if is_clip else 'last',
       causal=is_clip,
       bias=not is_clip,
-      gelu=metadata.GELUS[given['hidden_act']],
-      norm_eps=given['layer_norm_eps'],
+      gelu=metadata.GELUS[config['hidden_act']],
+      norm_eps=config['layer_norm_eps'],
       dtype='float32',
     ),
   )

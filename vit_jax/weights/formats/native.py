@@ -8,17 +8,8 @@ import jax
 from etils import epath
 from jax.sharding import NamedSharding
 
+from vit_jax import checkpoint
 from vit_jax.arrays import sharding
-from vit_jax.checkpoint import (
-  FORMAT,
-  RemovedError,
-  export_params,
-  list_items,
-  load_about,
-  load_arrays,
-  load_average,
-  step_directory,
-)
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.processes import consensus
@@ -55,33 +46,38 @@ def load(path: str, head: Any = None) -> Pretrained:
     )
   try:
     step_dir, about, items = _open(path)
-  except RemovedError:  # by a run that is training, which has saved another
+  except checkpoint.RemovedError:  # a run that is training has saved another
     step_dir, about, items = _open(path)
-  if about.get('format') != FORMAT:
+  if about.get('format') != checkpoint.FORMAT:
     raise UserError(
       f'{step_dir} has the format {about.get("format")!r}; this version reads '
-      f'{FORMAT}: use the version of vit_jax that wrote it.'
+      f'{checkpoint.FORMAT}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
 
   def loader(item: str, load: Any) -> Any:
     return functools.partial(load, step_dir) if item in items else None
 
+  load_extra = functools.partial(checkpoint.load_arrays, name='extra')
   return Pretrained(
     str(step_dir),
     Description.of_json(about),
-    functools.partial(load_arrays, step_dir),
-    load_average=loader('average', load_average),
-    load_extra=loader('extra', functools.partial(load_arrays, name='extra')),
+    functools.partial(checkpoint.load_arrays, step_dir),
+    load_average=loader('average', checkpoint.load_average),
+    load_extra=loader('extra', load_extra),
   )
 
 
 def _open(path: str) -> tuple[epath.Path, dict[str, Any], set[str]]:
   """Returns a step directory, its item `about` and the names of its items."""
-  own = step_directory(path)
+  own = checkpoint.step_directory(path)
   # Another process may have seen a newer step.
   step_dir = own.parent / consensus.from_main(lambda: own.name)
-  return step_dir, load_about(step_dir), list_items(step_dir)
+  about, items = (
+    checkpoint.load_about(step_dir),
+    checkpoint.list_items(step_dir),
+  )
+  return step_dir, about, items
 
 
 def save(path: str, params: PyTree, description: Description) -> None:
@@ -106,4 +102,4 @@ def save(path: str, params: PyTree, description: Description) -> None:
   if not all(isinstance(each, NamedSharding) for each in placed):
     mesh = sharding.make_mesh(jax.local_devices()[:1])
     params = jax.device_put(params, sharding.replicated(mesh))
-  export_params(path, params, description.to_json())
+  checkpoint.export_params(path, params, description.to_json())

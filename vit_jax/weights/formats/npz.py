@@ -55,7 +55,6 @@ _KIND = 'a plain Vision Transformer'
 _BLOCK = 'Transformer/encoderblock'
 _OFFICIAL_POSITION = 'Transformer/posembed_input/pos_embedding'
 _POSITION = 'pos_embedding'  # in big_vision's files
-_PROBE = 'MAPHead_0/probe'
 _ROOT = 'conv_root/kernel'  # first convolution of the stem of a hybrid
 _BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
 _BIT_HEAD = 'resnet/head/conv2d/kernel'
@@ -137,11 +136,7 @@ def _parsed(
     )
   is_original = any('/MultiHeadDotProductAttention_1/' in n for n in arrays)
   is_stacked = f'{_BLOCK}/LayerNorm_0/scale' in arrays
-  names = _names(
-    _ORIGINAL if is_original else _LATER,
-    _POOLING | _STEM,
-    block=_BLOCK if is_stacked else f'{_BLOCK}_{{i}}',
-  )
+  names = _read_names(is_original, is_stacked)
   model = vit.section(path, arrays, names, _KIND)
   side = model['patch_size']
   if _ROOT in arrays:
@@ -167,10 +162,6 @@ def _parsed(
   return ParsedWeights(arrays, names, model, properties, _DEFAULTS, noted=noted)
 
 
-# Numbers of a layer's second norm, attention and MLP in Flax's original
-# numbering, which counts all submodules together, and in the later one, which
-# counts each kind separately.
-_ORIGINAL, _LATER = (2, 1, 3), (1, 0, 0)
 # ResNets: stems of hybrids, and BiT. The first unit of a stage is separate both
 # here and in the files. The others, which have equal shapes, are stacked as
 # `layers/…` here, and numbered from 2 in the files.
@@ -196,54 +187,24 @@ _STEM = {f'stem/{path}': name for path, name in _UNITS.items()} | {
 }
 
 
-def _attention_and_mlp(
-  path: str, module: str, attention: int, mlp: int
-) -> dict[str, str]:
-  names = {
-    f'{path}/attention/{kind}': (
-      f'{module}/MultiHeadDotProductAttention_{attention}/{kind}'
-    )
-    for kind in ('query', 'key', 'value', 'out')
-  }
-  for i in (1, 2):
-    names[f'{path}/mlp/fc{i}'] = f'{module}/MlpBlock_{mlp}/Dense_{i - 1}'
-  return names
-
-
-_POOLING = {
-  'map/probe': _PROBE,
-  'map/norm': 'MAPHead_0/LayerNorm_0',
-  **_attention_and_mlp('map', 'MAPHead_0', *_LATER[1:]),
-}
-
-
-def _names(
-  numbering: tuple[int, int, int],
-  others: dict[str, str],
-  position: str = _OFFICIAL_POSITION,
-  block: str = f'{_BLOCK}_{{i}}',
-) -> NameMap:
-  """Returns the names of a Vision Transformer.
+def _read_names(is_original: bool, is_stacked: bool) -> NameMap:
+  """Returns the names of a Vision Transformer in a file.
 
   Args:
-    numbering: numbers of a layer's second norm, its attention and its MLP.
-    others: names of the stem or of attention pooling.
-    position: name of the position embedding.
-    block: name of a layer, which contains `{i}`, or name of the stacked layers.
+    is_original: whether layers have Flax's original numbering of submodules,
+      which counts all kinds together, as in official files.
+    is_stacked: whether the arrays of all layers are stacked.
   """
-  second_norm, attention, mlp = numbering
-  plain = {
-    'cls': 'cls',
-    'position/embedding': position,
-    'embedding': 'embedding',
-    'encoder/norm': 'Transformer/encoder_norm',
-    'encoder/layers/norm1': f'{block}/LayerNorm_0',
-    'encoder/layers/norm2': f'{block}/LayerNorm_{second_norm}',
-    'pre_logits': 'pre_logits',
-    'head': 'head',
-    **_attention_and_mlp('encoder/layers', block, attention, mlp),
-  }
-  return NameMap(plain | others, torch=False)
+  names = names_lib.table('big_vision')
+  if is_original:
+    names = names | names_lib.table('official')
+  if is_stacked:
+    names = {
+      path: entry._replace(name=entry.name.replace(f'{_BLOCK}_{{i}}', _BLOCK))
+      for path, entry in names.items()
+    }
+  position = {'position/embedding': _OFFICIAL_POSITION}
+  return NameMap(names | position | _STEM, torch=False)
 
 
 _BIT_LEAVES = {
@@ -328,7 +289,7 @@ def save(path: str, params: PyTree, description: Description | None) -> None:
     flat = foreign.native_params(params, description)
   names = _BIT
   if 'block1/unit1/conv1/kernel' not in flat:
-    names = _names(_ORIGINAL, _STEM)
+    names = NameMap(names_lib.table('official') | _STEM, torch=False)
 
   def full(name: str, array: np.ndarray) -> np.ndarray:
     """Adds the dimensions of 1 that arrays in official files have."""
@@ -362,7 +323,8 @@ def save_big_vision(
   if tokens and model.prefix_positions and model.position_at == 'stem':
     # big_vision's class token has no position: ours is added to the token.
     flat = foreign.without_class_position(flat, 'cls', 'position/embedding')
-  exported = _names(_LATER, _POOLING, _POSITION).export(flat)
+  names = NameMap(names_lib.table('big_vision'), torch=False)
+  exported = names.export(flat)
   _write(path, {f'params/{name}': x for name, x in exported}, description)
 
 

@@ -105,8 +105,8 @@ def load(path: str, head: dict[str, Any] | None, find: Find) -> Pretrained:
   values: dict[str, Any] = dict(
     objective={'name': 'supervised'}, config={}, further={}, source={}
   )
+  new = {}
   classes = next((n for n in arrays if n.endswith('classifier.weight')), None)
-  changed = {}
   if classes is not None:
     bias = arrays.pop(classes.replace('weight', 'bias'))
     kernel, width = arrays.pop(classes).T, source.model().width
@@ -119,7 +119,7 @@ def load(path: str, head: dict[str, Any] | None, find: Find) -> Pretrained:
     values |= dict(
       model=section, num_classes=len(bias), class_names=tuple(names)
     )
-    changed = {'head/kernel': kernel, 'head/bias': bias}
+    new = {'head/kernel': kernel, 'head/bias': bias}
   description = dataclasses.replace(source.description, **values)
   differences = _differences(path, config, arrays, source)
 
@@ -127,14 +127,15 @@ def load(path: str, head: dict[str, Any] | None, find: Find) -> Pretrained:
     mesh = jax.tree.leaves(abstract)[0].sharding.mesh
     params = source.load(source.abstract_params(mesh))
     params = tree.flatten(source.backbone(params))
+    changed = new | {
+      name: sharding.to_host(params[name], mesh) + difference
+      for name, difference in differences.items()
+    }
 
     def leaf(name: str, shape: Any) -> jax.Array:
       if name in changed:
         return sharding.place(np.asarray(changed[name], np.float32), shape)
-      if name not in differences:
-        return jax.device_put(params[name], shape.sharding)
-      array = sharding.to_host(params[name], mesh) + differences[name]
-      return sharding.place(array, shape)
+      return jax.device_put(params[name], shape.sharding)
 
     return tree.map_with_path(leaf, abstract)
 
@@ -191,32 +192,14 @@ def _differences(
       products[name] = scale * (b @ a)
       given = {key: given[key] for key in given if key not in pair}
   if given:
-    unknown = sorted(given.values())
+    unknown, modules = sorted(given.values()), huggingface_models.modules('vit')
     raise UserError(
       f'{path} contains arrays that do not fit the layers of {source.path}: '
       f'{", ".join(unknown[:3])} ({len(unknown)} in total). Supported is LoRA '
-      f'for {", ".join(_modules("vit"))} of a ViT; fc1 not of gated MLPs.'
+      f'for {", ".join(modules)} of a ViT; fc1 not of gated MLPs.'
     )
   result = names.native(products, kernels)
   return {name: array for name, array in result.items() if array.any()}
-
-
-def _modules(kind: str, is_gated: bool = False) -> dict[str, str]:
-  """Returns the names of a layer's modules of a type, by their path here.
-
-  They are those of transformers since its major version 5.
-  """
-  is_siglip, gated = kind.startswith('siglip'), is_gated or kind == 'dinov3_vit'
-  module, out = ('self_attn', 'out') if is_siglip else ('attention', 'o')
-  layers = ('up_proj', 'down_proj') if gated else ('fc1', 'fc2')
-  return {
-    **{
-      f'attention/{name}': f'{module}.{name[0]}_proj'
-      for name in ('query', 'key', 'value')
-    },
-    'attention/out': f'{module}.{out}_proj',
-    **{f'mlp/fc{i}': f'mlp.{name}' for i, name in enumerate(layers, 1)},
-  }
 
 
 def save(path: str, params: PyTree, description: Description) -> None:
@@ -242,7 +225,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
     raise not_writable(f'lora.bias={lora.bias!r}')
   if model.gated and 'mlp/fc1' in layers:
     raise not_writable('LoRA for fc1 of gated MLPs')
-  names = _modules(kind, model.gated)
+  names = huggingface_models.modules(kind, model.gated)
   classifies = kind in _CLASSIFIERS and model.num_classes > 0
   stack = _START + (f'{kind}.' if classifies else '') + _STACKS[kind]
   arrays, targets = {}, set()

@@ -22,7 +22,8 @@ from vit_jax.weights.names import Joined, NameMap
 
 # Constants of the model; its config section has no keys for them.
 CONSTANTS = {'gelu': 'exact', 'norm_eps': LN_EPSILON}
-_TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
+_BIAS_TABLE = 'relative_position_bias_table'
+_TABLE = f'layers.0.blocks.0.attn.{_BIAS_TABLE}'
 _MASK = 'layers.0.blocks.1.attn_mask'
 # Arrays that are determined by the sizes, but are stored in some files.
 _DERIVED = r'.*\.(relative_position_index|attn_mask)'
@@ -32,18 +33,7 @@ _NAMES = {
   'norm': 'norm',
   'head': 'head.fc',
 }
-_BLOCK: dict[str, str | Joined] = {
-  'norm1': 'norm1',
-  'norm2': 'norm2',
-  **{
-    f'attention/{kind}': Joined('attn.qkv', index, 3)
-    for index, kind in enumerate(('query', 'key', 'value'))
-  },
-  'attention/bias_table': 'attn.relative_position_bias_table',
-  'attention/out': 'attn.proj',
-  'mlp/fc1': 'mlp.fc1',
-  'mlp/fc2': 'mlp.fc2',
-}
+_LAYER = 'encoder/layers/'
 
 
 def is_swin(names: Container[str]) -> bool:
@@ -51,9 +41,27 @@ def is_swin(names: Container[str]) -> bool:
   return _TABLE in names or 'stage1/layers/plain/norm1/scale' in names
 
 
+def block_names(project: str, attention: str) -> dict[str, Joined]:
+  """Returns the names in a block of a Swin, {path: name}.
+
+  Args:
+    project: project that has the same names in layers of Vision Transformers,
+      see `names.table`.
+    attention: name of the module of attention.
+  """
+  block = {
+    path.removeprefix(_LAYER): entry._replace(
+      name=entry.name.partition('{i}.')[2]
+    )
+    for path, entry in names_lib.table(project).items()
+    if path.startswith(_LAYER)
+  }
+  return block | {'attention/bias_table': Joined(f'{attention}.{_BIAS_TABLE}')}
+
+
 def stacked_names(
   names: Mapping[str, str],
-  block: Mapping[str, str | Joined],
+  block: Mapping[str, Joined],
   layers: str,
   stages: int,
   merging_of: int,
@@ -76,18 +84,16 @@ def stacked_names(
   for i in range(stages):
     for kind, number in (('plain', '{2i}'), ('shifted', '{2i+1}')):
       prefix = f'{layers}{i}.blocks.{number}.'
-      for path, name in block.items():
-        if isinstance(name, Joined):
-          entry: str | Joined = name._replace(name=prefix + name.name)
-        else:
-          entry = prefix + name
+      for path, entry in block.items():
+        entry = entry._replace(name=prefix + entry.name)
         table[f'stage{i + 1}/layers/{kind}/{path}'] = entry
   return NameMap(table)
 
 
 def names(stages: int) -> NameMap:
   """Returns timm's names of a Swin's parameters."""
-  return stacked_names(_NAMES, _BLOCK, 'layers.', stages, merging_of=0)
+  block = block_names('timm', 'attn')
+  return stacked_names(_NAMES, block, 'layers.', stages, merging_of=0)
 
 
 def parse(

@@ -39,53 +39,15 @@ from vit_jax.weights.formats import (
   timm_models,
   vit,
 )
-from vit_jax.weights.formats.timm_layouts import FREQUENCIES
 from vit_jax.weights.formats.timm_models import Architecture
 from vit_jax.weights.metadata import ModelMetadata
-from vit_jax.weights.names import Joined, NameMap
+from vit_jax.weights.names import NameMap
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
 _NOTES = 'vit_jax'  # key of the notes in the metadata of a file
 _LAYER = 'encoder/layers/'
-NAMES = NameMap(
-  {
-    'cls': 'cls_token',
-    'position/embedding': 'pos_embed',
-    'embedding': 'patch_embed.proj',
-    **{
-      f'{_LAYER}attention/{kind}': Joined('blocks.{i}.attn.qkv', index, 3)
-      for index, kind in enumerate(('query', 'key', 'value'))
-    },
-    f'{_LAYER}attention/out': 'blocks.{i}.attn.proj',
-    f'{_LAYER}attention/query_norm': 'blocks.{i}.attn.q_norm',
-    f'{_LAYER}attention/key_norm': 'blocks.{i}.attn.k_norm',
-    f'{_LAYER}attention/norm': 'blocks.{i}.attn.norm',
-    f'{_LAYER}rotation/frequencies': f'blocks.{{i}}.{FREQUENCIES}',
-    **{
-      f'{_LAYER}{path.replace(".", "/")}': f'blocks.{{i}}.{path}'
-      for path in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2', 'mlp.norm')
-    },
-    f'{_LAYER}scale1': 'blocks.{i}.ls1.gamma',
-    f'{_LAYER}scale2': 'blocks.{i}.ls2.gamma',
-    'distillation': 'dist_token',
-    'registers': 'reg_token',
-    'head_distillation': 'head_dist',
-    'patch_norm': 'patch_embed.norm',
-    'pre_norm': 'norm_pre',
-    'encoder/norm': 'norm',
-    'fc_norm': 'fc_norm',
-    'map/probe': 'attn_pool.latent',
-    'map/attention/query': 'attn_pool.q',
-    'map/attention/key': Joined('attn_pool.kv', 0, 2),
-    'map/attention/value': Joined('attn_pool.kv', 1, 2),
-    'map/attention/out': 'attn_pool.proj',
-    'map/norm': 'attn_pool.norm',
-    'map/mlp/fc1': 'attn_pool.mlp.fc1',
-    'map/mlp/fc2': 'attn_pool.mlp.fc2',
-    'head': 'head',
-  }
-)
+NAMES = NameMap(names_lib.table('timm'))
 # Names of models without a bias of the keys
 _WITHOUT_KEY_BIAS = NameMap(
   {

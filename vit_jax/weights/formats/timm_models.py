@@ -27,16 +27,7 @@ from vit_jax.weights.patch_embedding import CLIP
 
 log = logging.getLogger('vit_jax')
 TABLE = pathlib.Path(__file__).with_name('timm_table.csv')
-# Blocks that the models of this package support.
-SUPPORTED = (
-  'Block',
-  'RmsNormBlock',
-  'ResPostBlock',
-  'EvaBlock',
-  'EvaBlockPostNorm',
-  'Swin',
-)
-# Other blocks, and why they are refused.
+# Blocks that the models of this package do not have, and why not.
 REFUSED = {
   'ParallelScalingBlock': 'attention and MLP of a layer have the same input',
   'ParallelThingsBlock': 'a layer has two attentions and two MLPs',
@@ -65,7 +56,7 @@ class Architecture(NamedTuple):
 
   Attributes:
     name: timm's name, such as 'vit_base_patch16_224.augreg_in21k'.
-    block: class name of the blocks; only `SUPPORTED` ones can be loaded.
+    block: class name of the blocks; those in `REFUSED` cannot be loaded.
     width: embedding dimension.
     depth: number of blocks.
     num_heads: number of attention heads; in the first stage for a Swin.

@@ -156,7 +156,7 @@ def with_decoder(
   }
   for key, entry in parsed.names.names.items():
     if key.startswith(_LAYER):
-      entry = entry if isinstance(entry, Joined) else Joined(entry)
+      entry = names_lib.joined(entry)
       entry = entry._replace(name=f'decoder_{entry.name}')
       names[key.replace('encoder/', 'decoder/blocks/')] = entry
   entry = parsed.names.find(f'{_LAYER}mlp/fc1/bias') or Joined('')
