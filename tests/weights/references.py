@@ -17,6 +17,15 @@ transformers = pytest.importorskip('transformers')
 
 WIDTH, DEPTH, HEADS = 32, 2, 4
 SIZE, PATCH, CLASSES = 16, 4, 7
+# Keys of a config of transformers
+SIZES = dict(
+  image_size=SIZE,
+  patch_size=PATCH,
+  hidden_size=WIDTH,
+  num_hidden_layers=DEPTH,
+  num_attention_heads=HEADS,
+  intermediate_size=2 * WIDTH,
+)
 
 
 def noisy(model):
@@ -61,15 +70,7 @@ def config_class(name):
 
 def huggingface(name='ViTForImageClassification', **changes):
   """Returns a small model of a class of transformers."""
-  sizes = dict(
-    image_size=SIZE,
-    patch_size=PATCH,
-    hidden_size=WIDTH,
-    num_hidden_layers=DEPTH,
-    num_attention_heads=HEADS,
-    intermediate_size=2 * WIDTH,
-    num_labels=CLASSES,
-  )
+  sizes = SIZES | dict(num_labels=CLASSES)
   if {'vision_config', 'embed_dim'} & changes.keys():  # has other keys
     sizes = {}
   torch.manual_seed(0)

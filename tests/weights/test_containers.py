@@ -42,10 +42,7 @@ def projector(prefix, head='head.0'):
 # {name: content of the file}
 CONTAINERS = {
   'DistributedDataParallel': under('module.', A),
-  'compiled': under('_orig_mod.', A),
   'compiled, DDP': under('module._orig_mod.', A),
-  'DDP, compiled': under('_orig_mod.module.', A),
-  'net': under('net.', A),
   'backbone': {'model': under('backbone.', A)},
   'encoder, and another layer': (
     under('model.encoder.', A) | projector('model.', 'fc')
@@ -58,7 +55,6 @@ CONTAINERS = {
     'optimizer': {'state': {0: {'exp_avg': torch.zeros(3)}}},
     'model': A,
   },
-  'DeepSpeed': {'module': A, 'optimizer': None},
   'FSDP': {
     f'_fsdp_wrapped_module.{k}'.replace(
       'blocks.0.', 'blocks.0._checkpoint_wrapped_module.'
@@ -67,7 +63,6 @@ CONTAINERS = {
   },
   'AveragedModel': under('module.', A) | {'n_averaged': torch.tensor(5)},
   'weights and average': {'state_dict': A, 'state_dict_ema': B},
-  'average': {'state_dict': B, 'state_dict_ema': A},
   'average in a module': {'model': B, 'model_ema': under('module.', A)},
   'DINO': {
     'student': under('module.backbone.', B) | projector('module.'),
@@ -77,7 +72,6 @@ CONTAINERS = {
     'teacher': under('backbone.', B),
     'student': under('module.backbone.', A),
   },
-  'flat student': under('student.', A) | under('teacher.', B),
   'MoCo v3': {
     'state_dict': under('module.base_encoder.', BODY)
     | projector('module.base_encoder.')
@@ -91,17 +85,15 @@ CONTAINERS = {
 # Endings of files other than .pth
 ENDINGS = {
   'compiled, DDP': 'pt',
-  'DDP, compiled': 'bin',
+  'backbone': 'bin',
   'Lightning': 'ckpt',
   'arguments': 'pth.tar',
   'capitals': 'PTH',
   'FSDP': 'pt',
 }
 SELECTED = {
-  'average': 'ema',
   'average in a module': 'ema',
   'student of DINO': 'student',
-  'flat student': 'student',
   'MoCo v3': 'base_encoder',
 }
 # Files without a head for classes

@@ -144,28 +144,19 @@ def test_the_hash_in_a_file_name_is_checked(tmp_path, site):
     download.local_copy(f'{site.url}/a-01234567.bin')
 
 
-@pytest.mark.parametrize('status', [408, 429, 500, 503])
-def test_failures_that_may_pass_are_tried_again(tmp_path, site, status):
-  (tmp_path / 'site' / 'a.npz').write_bytes(zip_file(tmp_path))
-  site.failures += 3 * [(status, {})]
-  pauses = []
-  download.local_copy(f'{site.url}/a.npz', sleep=pauses.append)
-  assert len(pauses) == 3 and len(site.requests) == 4
-
-
 def zip_file(tmp_path):
   np.savez(tmp_path / 'any.npz', w=np.ones(100, np.float32))
   return (tmp_path / 'any.npz').read_bytes()
 
 
-@pytest.mark.parametrize('status', [429, 503, 599, 401, 403, 404, 410, 400])
+@pytest.mark.parametrize('status', [408, 429, 500, 503, 401, 403, 404, 410])
 @pytest.mark.parametrize('address', ['{}/a.npz', 'hf:lab/tiny'])
 def test_outages_and_wrong_addresses_have_their_exit_codes(
   site, status, address
 ):
   """1 after four requests, or 2 after one; the message has the status."""
   site.failures += 4 * [(status, {})]
-  outage = status == 429 or status >= 500
+  outage = status in (408, 429) or status >= 500
   kind = DownloadError if outage else UserError
   with pytest.raises(kind, match=f'HTTP {status}') as error:
     download.local_copy(address.format(site.url))
@@ -240,11 +231,7 @@ def test_a_web_page_is_the_users_error(tmp_path, site, name):
 
 
 def test_file_names_may_have_any_length(tmp_path, site):
-  """The end of the name, with its hash, is kept."""
-  name = 300 * 'a' + '-01234567.npz'
-  site.failures.append((404, {}))
-  with pytest.raises(UserError, match='HTTP 404'):
-    download.local_copy(f'{site.url}/{name}')
+  """The end of the name is kept."""
   name = 200 * 'a' + '.npz'
   (tmp_path / 'site' / name).write_bytes(zip_file(tmp_path))
   local = download.local_copy(f'{site.url}/{name}')
@@ -271,21 +258,6 @@ def proxy(tmp_path, monkeypatch):
   with Proxy().running() as started:
     yield started
   huggingface_hub.close_session()
-
-
-@pytest.mark.parametrize('address', ['{}/a.bin', 'hf:lab/tiny'])
-@pytest.mark.parametrize('excluded', ['', 'weights.invalid'])
-def test_proxies_of_the_environment_are_used(
-  proxy, monkeypatch, address, excluded
-):
-  """Except for the hosts in NO_PROXY."""
-  monkeypatch.setenv('HTTP_PROXY', proxy.url)
-  monkeypatch.setenv('NO_PROXY', excluded)
-  monkeypatch.setenv('HF_ENDPOINT', 'http://weights.invalid')
-  with pytest.raises((UserError, DownloadError)):
-    download.local_copy(address.format('http://weights.invalid'))
-  assert bool(proxy.requests) == (not excluded)
-  assert all('weights.invalid' in request for request in proxy.requests)
 
 
 @pytest.mark.parametrize('key', ['SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE'])

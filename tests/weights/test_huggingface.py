@@ -19,7 +19,6 @@ from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.weights import pretrained
-from vit_jax.weights.formats.huggingface import _statistics
 
 
 def written(folder, model, **changes):
@@ -140,23 +139,6 @@ def test_the_central_fraction_is_at_most_one(tmp_path):
   source = pretrained.find(path)
   assert source.description.preprocess['central_fraction'] == 1
   source.description.transform()
-
-
-@pytest.mark.parametrize(
-  'given, mean, std',
-  [
-    ({}, 0.5, 0.25),
-    (dict(do_rescale=False), 0.5 / 255, 0.25 / 255),
-    (dict(rescale_factor=1 / 127.5), 0.25, 0.125),
-    (dict(do_normalize=False), 0.0, 1.0),
-    (dict(do_rescale=False, do_normalize=False), 0.0, 1 / 255),
-  ],
-)
-def test_statistics_are_those_of_pixels_from_0_to_1(given, mean, std):
-  """The library applies them to pixels of another scale."""
-  stored = dict(image_mean=[0.5] * 3, image_std=[0.25] * 3)
-  expected = (mean,) * 3, (std,) * 3
-  np.testing.assert_allclose(_statistics(stored | given), expected)
 
 
 @pytest.mark.slow

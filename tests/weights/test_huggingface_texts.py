@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import scipy.special
 from PIL import Image
-from references import SIZE, huggingface, images, torch
-from test_huggingface_types import SIZES
+from references import SIZE, SIZES, huggingface, images, torch
 
 from vit_jax import load_pretrained, predict
 from vit_jax.arrays.pixels import NONE

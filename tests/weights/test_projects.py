@@ -213,31 +213,6 @@ def test_other_towers_of_open_clip_are_refused(tmp_path, changes, array):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'size, limit', [(OTHER, 1e-4), *further([(SIZE, SIZE), 1e-5])]
-)
-def test_teachers_of_dinov2_in_chunks(tmp_path, size, limit):
-  """Next to their heads and a mask token."""
-  reference = timm_vit(
-    'vit_small_patch14_dinov2', num_classes=0, dynamic_img_size=True
-  )
-  state = {
-    name.replace('blocks.1.', 'blocks.1.1.').replace(
-      'blocks.0.', 'blocks.0.0.', 1
-    ): leaf
-    for name, leaf in reference.state_dict().items()
-  }
-  teacher = {f'backbone.{name}': leaf for name, leaf in state.items()}
-  teacher['backbone.mask_token'] = torch.zeros(1, WIDTH)
-  teacher['dino_head.mlp.0.weight'] = torch.zeros(3, 3)
-  path = str(tmp_path / 'dinov2_teacher_checkpoint.pth')
-  torch.save({'teacher': teacher}, path)
-  # timm interpolates with antialiasing, and the authors do not.
-  keys = dict(num_heads=HEADS, position_resize='bicubic')
-  same_results(path, reference, size, IMAGENET, limit, **keys)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['small_plus', *further('small')])
 def test_teachers_of_dinov3(tmp_path, caplog, name):
   """Masked biases of keys are not used; a teacher is next to its head."""

@@ -8,8 +8,7 @@ import struct
 import numpy as np
 import pytest
 import references
-import safetensors.numpy
-from references import CLASSES, HEADS, SIZE, timm_vit, torch
+from references import HEADS, SIZE, timm_vit, torch
 
 from tests.faults.counts import injected
 from vit_jax import load_pretrained
@@ -22,23 +21,18 @@ def loaded(path, **keys):
   return load_pretrained(path, num_heads=HEADS, **keys)
 
 
-def test_bfloat16_files_are_read(tmp_path):
-  """Types of 8 bits are named."""
+def test_types_of_8_bits_are_refused(tmp_path):
+  """Those of 16 bits are read."""
+  save = pytest.importorskip('safetensors.torch').save_file
   state = {k: v.bfloat16() for k, v in timm_vit().state_dict().items()}
-  torch.save(state, tmp_path / 'a.pth')
-  torch_save = pytest.importorskip('safetensors.torch').save_file
-  torch_save(state, tmp_path / 'a.safetensors')
-  for name in ('a.pth', 'a.safetensors'):
-    params = loaded(str(tmp_path / name))[1]
-    np.testing.assert_array_equal(
-      params['head']['kernel'], state['head.weight'].float().numpy().T
-    )
+  path = str(tmp_path / 'a.safetensors')
+  save(state, path)
+  kernel = state['head.weight'].float().numpy().T
+  np.testing.assert_array_equal(loaded(path)[1]['head']['kernel'], kernel)
   state['head.weight'] = state['head.weight'].to(torch.float8_e4m3fn)
-  torch.save(state, tmp_path / 'b.pth')
-  torch_save(state, tmp_path / 'b.safetensors')
-  for name in ('b.pth', 'b.safetensors'):
-    with pytest.raises(UserError, match=r'head.weight \(float8_e4m3fn\)'):
-      loaded(str(tmp_path / name))
+  save(state, path)
+  with pytest.raises(UserError, match=r'head.weight \(float8_e4m3fn\)'):
+    loaded(path)
 
 
 @pytest.mark.parametrize(
@@ -203,41 +197,6 @@ def test_messages_state_the_kind_of_a_file(tmp_path, ending, content, words):
   assert str(path) in str(error.value)
   assert 'Supported: .npz' in str(error.value)
   assert 'damaged' not in str(error.value)
-
-
-# (changes of the arrays, where None removes one; words of the message)
-WRONG = [
-  (
-    {
-      'head.bias': np.zeros(6, np.float32),
-      'norm_other.weight': np.zeros(3, np.float32),
-      'blocks.0.norm1.bias': None,
-      'blocks.1.norm1.bias': None,
-    },
-    r'blocks.0.norm1.bias and 1 other layers: missing in the file, \[32\]'
-    r'(.*\n)*.*head.bias: \[6\] in the file, \[7\] in the model\n'
-    r'(.*\n)*.*norm_other.weight: \[3\] in the file, none in the model',
-  ),
-  ({'patch_embed.proj.weight': None}, 'patch_embed.proj.weight.* missing'),
-  ({'pos_embed': np.zeros((17, 32), np.float32)}, 'pos_embed must have 3 dim'),
-  ({'head.bias': np.arange(CLASSES)}, r'head.bias \(int64\)'),
-  (
-    {'head.bias': np.full(CLASSES, np.nan, np.float32)},
-    r'NaN or infinite: head/bias \(7 of 7\)',
-  ),
-]
-
-
-@pytest.mark.parametrize('changes, words', WRONG)
-def test_all_wrong_arrays_are_in_one_message(tmp_path, changes, words):
-  """The message contains the path."""
-  path = str(tmp_path / 'a.safetensors')
-  state = references.state(timm_vit()) | changes
-  state = {name: array for name, array in state.items() if array is not None}
-  safetensors.numpy.save_file(state, path)
-  with pytest.raises(UserError, match=words) as error:
-    loaded(path)
-  assert path in str(error.value)
 
 
 @pytest.mark.parametrize('ending', ['pth', 'safetensors'])

@@ -56,6 +56,7 @@ MODELS = (
   ['ntbh', dict(remainder='drop', image_size=(18, 14))],
   ['n', dict(name='resnet', depths=(1, 2), width_factor=1)],
   ['t', SWIN],
+  ['t', SWIN | dict(window_size=8, image_size=(16, 16))],  # larger than a map
 )
 FURTHER = (
   ['ntb', dict(pool='gap')],
@@ -104,7 +105,9 @@ def described(keys):
     model=model | dict(dtype='float32'),
     num_classes=classes,
     image_size=size,
-    preprocess=dict(resize='squash'),
+    preprocess=dict(
+      resize='central', central_fraction=0.5, interpolation='area'
+    ),
     class_names=tuple('abcde')[:classes],
   )
 
@@ -180,6 +183,8 @@ def test_written_weights_open_as_the_same_model(
     found = foreign.determined(opened.description)
     differing = {key for key in expected if found[key] != expected[key]}
     assert differing <= (CONVERTED if letter == 'h' else set())
+    for key in ('class_names', 'preprocess'):
+      assert getattr(opened.description, key) == getattr(description, key)
     again = function_of(opened.model(), opened.load(opened.abstract_params()))
     original = function_of(description.built_model, params)
     assert again.keys() == original.keys()
@@ -207,25 +212,3 @@ def test_directories_contain_every_model(tmp_path, place, keys):
   assert found == foreign.determined(description)
   found = opened.load(opened.abstract_params())
   jax.tree.map(np.testing.assert_array_equal, found, params)
-
-
-@pytest.mark.parametrize(
-  'key, value, words',
-  [
-    ('name', 'json', 'name is not a key'),
-    ('stem', {'name': 'json'}, 'stem is not a key'),
-    ('unknown', 1, 'unknown is not a key'),
-    ('width', 'wide', "width is 'wide'"),
-    ('pool', 'mean', "model.pool is 'mean'"),
-  ],
-)
-def test_notes_are_not_trusted(tmp_path, key, value, words):
-  """They contain keys of the model, which could name a module to import."""
-  description, path = described({}), str(tmp_path / 'a.npz')
-  pretrained.save(path, random_params(description), description)
-  file = tmp_path / 'a.npz.json'
-  notes = json.loads(file.read_text())
-  file.write_text(json.dumps(notes | {'model_args': {key: value}}))
-  with pytest.raises(UserError, match=words) as error:
-    pretrained.find(path)
-  assert path in str(error.value)
