@@ -100,9 +100,14 @@ def test_hybrids_equal_timm(tmp_path, depths, patch_size, size):
   for i, (patches, prefix) in enumerate(theirs):
     allclose(out['layers'][:, i], torch.cat([prefix, patches], 1))
   allclose(out['logits'], logits)
-  # Group norms are [channels] in later files, and [1, 1, 1, channels] in these.
+
+
+@pytest.mark.slow
+def test_group_norms_of_one_dimension_are_read(tmp_path):
+  """They are [1, 1, 1, channels] in official files, and [channels] in later."""
+  path, params = saved(tmp_path, hybrid_model(), (32, 32))
   with np.load(path) as file:
-    assert file['gn_root/scale'].shape == (1, 1, 1, 64)
+    assert file['block1/unit2/gn3/scale'].shape == (1, 1, 1, 256)
     arrays = {k: v.squeeze() if 'gn' in k else v for k, v in file.items()}
   np.savez(path, **arrays)
   again = load_pretrained(path).params
