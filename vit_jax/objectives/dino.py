@@ -103,9 +103,7 @@ class Objective(contract.AroundModel):
     self.student_temperature = student_temperature
     self._total = max(setting.steps('100 %'), 1)
     self._every = max(setting.steps('1 epochs'), 1)
-    self._temperature = teacher_temperature
-    self._warmup = warmup_temperature, setting.steps(temperature_warmup)
-    warm = round(self._warmup[1] / self._every)
+    warm = round(setting.steps(temperature_warmup) / self._every)
     rising = np.linspace(warmup_temperature, teacher_temperature, warm)
     self._temperatures = np.append(rising, teacher_temperature)
     self.head: Any = schema.construct(_HEAD.constructor(''), head)

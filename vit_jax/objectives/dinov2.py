@@ -10,6 +10,7 @@ values of the keys, and Gram anchoring (`gram`).
 import functools
 import math
 import operator
+import types
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -52,7 +53,6 @@ class Terms(NamedTuple):
   patches: Float[Array, 'm p d']
 
 
-@schema.keyed_by(dino.Objective)
 class Objective(dino.Objective):
   """Losses of DINO, iBOT and KoLeo; an `objectives.contract.Objective`.
 
@@ -77,7 +77,9 @@ class Objective(dino.Objective):
     setting: Setting,
     /,
     *,
+    student_temperature: float = 0.1,
     teacher_temperature: float = 0.07,
+    warmup_temperature: float = 0.04,
     temperature_warmup: str = '30 epochs',
     momentum: float = 0.992,
     centring: str = 'centre',
@@ -85,14 +87,16 @@ class Objective(dino.Objective):
     momentum_end: float = 1.0,
     local_weight: float = 1.0,
     local_norm: bool = False,
+    head: Annotated[Section, _HEAD] = types.MappingProxyType({}),
     patch_head: Annotated[Section | None, _HEAD] = None,
-    **keys: Any,
   ):
     """Builds the heads.
 
     Args:
       setting: setting of the run, whose `model` has no head.
+      student_temperature: divisor of the student's logits, above 0.
       teacher_temperature: divisor of the teacher's logits after the warm-up.
+      warmup_temperature: divisor of the teacher's logits in the first step.
       temperature_warmup: duration of the warm-up, in which the temperature
         changes linearly with each step.
       momentum: weight of the old teacher in the first update; it becomes
@@ -106,8 +110,9 @@ class Objective(dino.Objective):
       local_weight: factor of the terms of local crops in the loss of DINO.
       local_norm: whether the class tokens of local crops have a last norm of
         their own (DINOv3), which evaluation does not use.
+      head: config section of the head of class tokens, see
+        `models.dino_head.Config`.
       patch_head: config section of the head of patches; None for the same head.
-      **keys: other keys of `dino.Objective`; `head` is that of class tokens.
 
     Raises:
       UserError: a value is outside its range, or the model has no tokens that
@@ -115,10 +120,12 @@ class Objective(dino.Objective):
     """
     super().__init__(
       setting,
+      student_temperature=student_temperature,
       teacher_temperature=teacher_temperature,
+      warmup_temperature=warmup_temperature,
       temperature_warmup=temperature_warmup,
       momentum=momentum,
-      **keys,
+      head=head,
     )
     check_choice('objective.centring', centring, CENTRING)
     check_range('objective.koleo', koleo, at_least=0)
@@ -131,6 +138,8 @@ class Objective(dino.Objective):
     self._model: Any = setting.model  # has tokens that can be masked
     # Has `group` and `largest_count` of `block_masks`; None for evaluation.
     self._transform: Any = setting.transform
+    self._warmup = warmup_temperature, setting.steps(temperature_warmup)
+    self._temperature = teacher_temperature
     self.patch_head: Any = None
     if patch_head is not None:
       self.patch_head = schema.construct(_HEAD.constructor(''), patch_head)
