@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import fork_server
+from tests import fork_server, xla_flags
 from tests.faults.counts import injected
 from vit_jax.processes.interruption import SIGNALS
 
@@ -112,17 +112,14 @@ def environment(devices: int = 1, level: int = 0) -> dict[str, str]:
 
   Args:
     devices: number of virtual devices.
-    level: XLA's optimization level of machine code. Most of these programs take
-      longer to compile than to run, so it is 0; where programs are inspected,
-      as for TPUs, it is XLA's default of 3.
+    level: XLA's optimization level of machine code; see `xla_flags`.
   """
   return os.environ | {
     'JAX_COMPILATION_CACHE_DIR': compilation_cache(),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PLATFORMS': 'cpu',
     'MALLOC_ARENA_MAX': '16',  # these runs spend most of their time compiling
-    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices} '
-    f'--xla_backend_optimization_level={level}',
+    'XLA_FLAGS': xla_flags.flags(devices, level),
   }
 
 

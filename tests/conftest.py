@@ -5,16 +5,12 @@ import os
 import signal
 import sys
 
+from tests import xla_flags
+
 # Set before jax is imported, because jax reads both only once.
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = ' '.join(
-  [
-    os.environ.get('XLA_FLAGS', ''),
-    '--xla_force_host_platform_device_count=8',
-    # Programs take longer to compile than to run: saves a fifth of the time.
-    '--xla_backend_optimization_level=0',
-  ]
-).strip()
+_given = os.environ.get('XLA_FLAGS', '')
+os.environ['XLA_FLAGS'] = f'{_given} {xla_flags.flags(devices=8)}'.strip()
 
 # The processes of tests inherit ignored signals: SIGINT in the background of a
 # script, SIGHUP under nohup.
@@ -61,19 +57,25 @@ def pytest_collection_modifyitems(config, items):
   """
   if FIRST:
     _keep_first_cases(config, items)
-  slow = {item.path for item in items if item.get_closest_marker('slow')}
+  slow = {item.path for item in items if not _is_fast(item)}
   items.sort(key=lambda item: item.path not in slow)
   for item in items:
-    races = item.nodeid.startswith(_RACES) and item.get_closest_marker('slow')
+    races = item.nodeid.startswith(_RACES) and not _is_fast(item)
     if races or item.get_closest_marker('long'):
       item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+def _is_fast(item):
+  return not (
+    item.get_closest_marker('slow') or item.get_closest_marker('long')
+  )
 
 
 def _keep_first_cases(config, items):
   """Removes all cases of a parametrized test but the first fast one."""
   kept = {}
   for item in items:
-    if not (item.get_closest_marker('slow') or item.get_closest_marker('long')):
+    if _is_fast(item):
       kept.setdefault(item.nodeid.partition('[')[0], item)
   first = set(kept.values())
   others = [item for item in items if item not in first]
