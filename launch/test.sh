@@ -18,7 +18,7 @@ make_environment requirements-test.txt requirements-peers.txt \
 if [[ "${1-}" == --mutants ]]; then
   exec python tests/mutants/run.py "${@:2}"
 fi
-if [[ "${1-}" == --ci || "${1-}" == --all ]] && [[ ! -d "$VIRTUAL_ENV/gpu" ]]; then
+if [[ "${1-}" == --all && ! -d "$VIRTUAL_ENV/gpu" ]]; then
   python -m pip install --quiet --no-deps --target "$VIRTUAL_ENV/gpu" \
     --requirement requirements-gpu.txt || echo 'no compiler for GPUs'
 fi

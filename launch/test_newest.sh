@@ -34,8 +34,7 @@ export JAX_PLATFORMS=cpu
 folders=(tests)
 if [[ "${1-}" == --ci ]]; then
   export VIT_JAX_TESTS=first
-  folders=(tests/{arrays,checkpoint,config,evaluators,models,objectives,optim}
-    tests/{processes,run,training}
+  folders=(tests/{arrays,checkpoint,config,models,optim,processes,run,training}
     tests/data/test_{contract,index,order,reader,splits,stream,workers}.py)
   shift
 fi

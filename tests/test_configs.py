@@ -64,7 +64,7 @@ def test_rates_of_fine_tuning_are_not_chosen_on_the_test_split(data):
       assert dev.train.num_examples < config.train.num_examples
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_19_tasks_of_vtab_are_validated_on_200_images():
   with pytest.raises(UserError, match='has 19 tasks') as caught:
     loading.load('configs/finetune.py:data=vtab')
@@ -142,7 +142,7 @@ def test_every_config_builds():
     assert Experiment.build(config, jax.devices()).total_steps > 0, file
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cifar10_dino_accepts_models_of_two_sizes():
   for model in ('vit', 'hybrid', 'resnet'):
     config = loading.load(f'configs/cifar10.py:objective=dino,model={model}')

@@ -15,6 +15,7 @@ import pathlib
 import jax
 import pytest
 
+from tests.faults.counts import further
 from vit_jax.config import loading
 from vit_jax.training.experiment import Experiment
 
@@ -61,7 +62,7 @@ def test_configs_equal_the_papers(name, cells):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['dino', 'dino_args_txt', 'augreg'])
+@pytest.mark.parametrize('name', ['dino', *further('dino_args_txt', 'augreg')])
 def test_configs_of_the_papers_build(name):
   [path] = [path for path in _TABLES if path.stem == name]
   with path.open(newline='') as file:

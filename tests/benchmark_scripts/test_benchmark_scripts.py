@@ -34,7 +34,6 @@ def run(*arguments, **options):
   return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(
   'command, rows',
@@ -61,7 +60,6 @@ def test_small_measurements_print_tables(command, rows, tmp_path):
   assert all(row in out for row in rows)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_tiny_step_is_measured_and_modelled(tmp_path):
   """Each instruction of the program has a modelled time."""
@@ -88,7 +86,6 @@ def test_scripts_list_their_configs(script, flags):
   assert 'configs/' in run(f'benchmarks/{script}.py', flags)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
@@ -131,7 +128,6 @@ def test_expected_losses_of_the_faq():
   assert run('benchmarks/expected_losses.py').strip() == table
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_tokens_of_a_tiny_model_equal_those_of_transformers(tmp_path):
   pytest.importorskip('torch')

@@ -258,7 +258,6 @@ def test_a_fine_tuning_resumes_without_init_from(tmp_path):
   assert err.rstrip().splitlines()[-1].count('does not exist') == 1
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_two_runs_can_prepare_digits_at_once(tmp_path):
   """Both start with an empty TFDS directory, and both train."""

@@ -109,7 +109,6 @@ def test_shipped_predictions_are_current():
     assert {'hash', 'commit', 'jax', 'compiler', 'date'} <= row.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_wheel_contains_configs_and_launch_scripts(tmp_path):
   """`vit_jax.configs` and the configs work without a checkout."""

@@ -13,6 +13,7 @@ import tiny_vit
 from etils import epath
 
 from tests import cli
+from tests.faults.counts import further
 from tests.multiprocess import damaged
 from vit_jax import features as features_lib
 from vit_jax import load_pretrained, read_features
@@ -372,7 +373,7 @@ def test_killed_and_resumed(weights, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('folders', [('.',), ('cat', 'dog')])
+@pytest.mark.parametrize('folders', [('.',), *further([('cat', 'dog')])])
 def test_a_folder_of_images(weights, tmp_path, folders):
   """As a data set it has the labels of its folders, if any; or it has paths."""
   photos = tmp_path / 'photos'

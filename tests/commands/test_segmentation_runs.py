@@ -40,7 +40,6 @@ def trained(data, tmp_path_factory):
   return workdir
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_killed_run_equals_an_uninterrupted_one(data, trained, tmp_path):
   """Also the running statistics, on which the mean IoU depends."""
@@ -60,7 +59,6 @@ def test_a_killed_run_equals_an_uninterrupted_one(data, trained, tmp_path):
   assert json.loads(out)['miou'] == last['val/miou']
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_two_processes_measure_like_one(trained):
   """The same sums over 8 images."""

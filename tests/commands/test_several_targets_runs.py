@@ -55,7 +55,6 @@ def runs(data, tmp_path_factory):
   return folder
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_killed_run_equals_an_uninterrupted_one(data, runs, tmp_path):
   workdir = tmp_path / 'run'

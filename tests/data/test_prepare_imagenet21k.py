@@ -13,7 +13,7 @@ import time
 import pytest
 
 from tests import archives, cli
-from tests.faults.counts import further, injected
+from tests.faults.counts import further, injected, slow
 from vit_jax.data.images.decode import decode
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
@@ -150,8 +150,8 @@ def test_images_are_shuffled_over_classes(prepared):
 @pytest.mark.parametrize(
   'kind, settings',
   [
-    ('winter21_whole.tar', dict(workers=2)),
     ('directory', {}),
+    *slow(['winter21_whole.tar', dict(workers=2)]),
     *further(['winter21_whole.tar', {}], ['directory', dict(workers=2)]),
   ],
 )

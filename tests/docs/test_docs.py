@@ -129,7 +129,6 @@ def test_python_blocks_run(tmp_path, monkeypatch):
   assert count >= 4
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_tour_runs():

@@ -100,7 +100,6 @@ def resnet_loss(params, image, label):
   return plain.sigmoid_cross_entropy(plain.dense(x, params['head']), label)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('kind', ['axial_vit', 'axial_resnet'])
 def test_loss_and_gradients_equal_the_plain_path(kind):

@@ -67,8 +67,8 @@ def test_a_signal_during_imports_ends_with_42(tmp_path, number, where):
   assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGINT, *further(signal.SIGHUP)])
+@pytest.mark.long
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_after_the_end_keeps_the_exit_code(tmp_path, number):
   process = _held(tmp_path, 'the end', **SHORT)
   process.send_signal(number)

@@ -22,7 +22,6 @@ RUN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_run_killed_at_random_moments_is_exact(tmp_path):

@@ -40,7 +40,6 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
     assert 'loop.py' in stacks and 'Thread' in stacks
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_slow_host_is_logged(tmp_path):
@@ -85,7 +84,6 @@ ENDLESS_BATCH = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_hanging_evaluation_ends_with_44(tmp_path):
@@ -107,7 +105,6 @@ time.sleep(100)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_time_while_stopped_is_not_a_stall(tmp_path):
   """After Ctrl-Z and `fg`, a process has the rest of its time limit."""

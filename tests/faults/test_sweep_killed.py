@@ -11,7 +11,6 @@ from tests import cli
 ARGUMENTS = ('--config=tests/sweep/small_digits.py',)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_killed_sweep_runs_everything_once(tmp_path):

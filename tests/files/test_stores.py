@@ -76,7 +76,6 @@ def test_an_unreachable_store_is_a_storage_error(monkeypatch):
   assert 'Cannot connect to host 127.0.0.1' in str(converted)
 
 
-@pytest.mark.slow
 @pytest.mark.long  # the client repeats its requests for about a minute
 def test_data_in_an_unreachable_store_is_one_message(monkeypatch, tmp_path):
   """A launcher restarts the run (code 1); nothing is written to the workdir."""

@@ -24,9 +24,9 @@ SWIN = dict(width=32, depths=(2, 2), num_heads=4, window_size=3)
 @pytest.mark.parametrize(
   'options',
   [
-    SWIN,
     {'layer_scale': 0.1, 'distilled': True, 'unroll': 3},
     *further(
+      SWIN,
       {},
       {'pool': 'gap'},  # an even number of tokens
       {'qk_norm': True, 'gelu': 'exact'},

@@ -30,9 +30,8 @@ SLOW = [
   (1, 700, 2, 64),  # two tiles of queries
   (2, 250, 10, 80),  # operands are loaded by columns, and six heads are zeros
 ]
-SHAPES += slow(SLOW[0])
 SHAPES += further(
-  *SLOW[1:],
+  *SLOW,
   (4, 50, 2, 64),  # several examples at once; MAE's visible patches
   (2, 37, 2, 64),  # DINO's local crops
   (1, 24, 8, 32),  # four heads per group, full rows
@@ -121,9 +120,8 @@ def test_float32_kernels_equal_the_formula(shape):
   'shape',
   [
     SHAPES[1],
-    SLOW[0],
     # The first: one head at a time, in tiles of 128 queries
-    *further((1, 500, 8, 80), (4, 50, 2, 64), SLOW[1], (1, 17, 16, 88)),
+    *further((1, 500, 8, 80), (4, 50, 2, 64), *SLOW[:2], (1, 17, 16, 88)),
     *further((1, 1500, 2, 64)),
   ],
 )
@@ -212,12 +210,10 @@ def normalized(x, scale, bias=None):
 # Shape, vectors of the norms (2 for LayerNorms), and axes of the angles
 PREPARED = [
   [(2, 9, 3, 64), 1, 't1'],  # as ViT-5; the last block has a head of zeros
-  *slow(
+  *slow([(3, 50, 2, 64), 0, 'nh']),
+  *further(
     [(2, 37, 8, 80), 1, 'n1'],  # heads of H/14
     [(1, 384, 2, 64), 2, 'th'],
-    [(3, 50, 2, 64), 0, 'nh'],
-  ),
-  *further(
     [(2, 9, 4, 32), 2, 'th'],
     [(2, 37, 2, 64), 1, 't1'],
     [(1, 197, 2, 64), 2, ''],
@@ -301,7 +297,7 @@ def test_long_sequences_with_norms_or_rotations():
     assert tpu.fits(tokens, 64, jnp.dtype('bfloat16'))
 
 
-@pytest.mark.parametrize('norm', [RmsNorm, *slow(LayerNorm)])
+@pytest.mark.parametrize('norm', [RmsNorm, *further(LayerNorm)])
 def test_module_with_norms_and_rotations(norm):
   """Both implementations have the same parameters and the same output."""
   rng = np.random.default_rng(0)
@@ -368,8 +364,9 @@ def test_kernels_on_a_mesh_give_the_same():
   'tokens, width, heads',
   [
     (703, 640, 8),  # many tokens
-    (9, 180, 3),
-    *further([1201, 128, 2], [1201, 128, 4], [9, 128, 8], [9, 272, 2]),
+    *further(
+      [9, 180, 3], [1201, 128, 2], [1201, 128, 4], [9, 128, 8], [9, 272, 2]
+    ),
   ],
 )
 def test_unsupported_sizes(tokens, width, heads):
@@ -383,7 +380,6 @@ def test_unsupported_sizes(tokens, width, heads):
 
 
 @needs_libtpu
-@pytest.mark.slow
 @pytest.mark.long
 def test_kernels_compile_for_every_tpu_version():
   """The largest sequences only for v3; with --all, also for v2 and v6e."""

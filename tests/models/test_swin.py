@@ -44,7 +44,7 @@ def test_parameter_counts(variant, expected):
   assert tree.size(abstract(Model(1000, variant=variant))) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_flops_of_swin_t():
   """Table 1: Swin-T takes 4.5 G multiply-adds for an image of 224 pixels."""
   model = Model(1000, variant='T')
@@ -276,7 +276,6 @@ def with_gradients(model, params, images):
   return logits, gradients
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_kernels_compute_the_same():
   """Plain and shifted windows, alone and on a mesh that splits heads.

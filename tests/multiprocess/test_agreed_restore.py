@@ -51,7 +51,6 @@ def _steps(workdir):
   )
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_temporary_error_is_retried_by_both(saved, tmp_path):
@@ -86,10 +85,10 @@ def test_damage_on_one_process_makes_both_fall_back(saved, tmp_path):
   assert _steps(tmp_path / 'run') == ['12', '4', '8', '8.bad']
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-  'kind, cause', [('limit', 'File too large'), *further(['full', ''])]
+  'kind, cause', [('limit', 'File too large'), ('full', '')]
 )
 def test_a_failed_last_save_ends_both_with_1(saved, tmp_path, kind, cause):
   """It fails while process 1 writes, or when process 0 creates directories."""

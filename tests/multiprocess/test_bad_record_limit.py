@@ -31,7 +31,6 @@ def _evaluate(path, share, processes):
   )
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_bad_records_of_all_processes_are_summed(tmp_path):
   """A fifth is bad, a tenth in each process; both exceed a limit of 15 %."""

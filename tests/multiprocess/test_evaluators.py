@@ -35,7 +35,7 @@ def _features(workdir, processes):
   return read_features(str(out))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_evaluate_like_one(tmp_path):
   """Four evaluators; sizes are odd, and some records are bad."""
   one, two = (
@@ -57,7 +57,6 @@ def test_two_processes_evaluate_like_one(tmp_path):
   _same_pictures(*(tmp_path / str(processes) for processes in (1, 2)))
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_two_processes_compute_features_like_one(tmp_path):
   """The examples are in the same order."""

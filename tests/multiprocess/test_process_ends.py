@@ -58,17 +58,15 @@ def test_a_user_error_of_one_process_ends_all(
     assert named == (index != number - 1), err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
   ('flag', 'text'),
   [
     ('--config.seed=5', 'seed: 0 on process 0, 5 on process 1'),
-    *further(
-      ['--num_processes=3', 'num_processes is 3 on process 1, but 2 on'],
-      ['--config.source.height=48', 'fingerprint: shape: '],
-      ['--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"],
-    ),
+    ('--num_processes=3', 'num_processes is 3 on process 1, but 2 on'),
+    ('--config.source.height=48', 'fingerprint: shape: '),
+    ('--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"),
   ],
 )
 def test_processes_that_differ_are_refused(tmp_path, flag, text):
@@ -82,7 +80,7 @@ def test_processes_that_differ_are_refused(tmp_path, flag, text):
   assert not (tmp_path / 'run/metrics.jsonl').exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_workdirs_that_are_not_shared_are_refused(tmp_path):
   """Nothing is trained; the workdir of each process is in its message."""
@@ -100,7 +98,6 @@ def test_workdirs_that_are_not_shared_are_refused(tmp_path):
   assert not list(tmp_path.rglob('*.jsonl'))
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_crash_of_one_process_ends_all(tmp_path, monkeypatch):
@@ -150,7 +147,6 @@ def test_a_stopped_process_ends_all_with_45(tmp_path, stopped):
       processes[stopped].send_signal(signal.SIGCONT)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_other_aborts_keep_their_code(tmp_path):

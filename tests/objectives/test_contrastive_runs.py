@@ -18,7 +18,6 @@ RUN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_killed_run_is_exact_and_two_processes_equal_one(tmp_path):
   """Losses, accuracies and parameters, with micro-batches."""

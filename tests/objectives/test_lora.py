@@ -212,7 +212,7 @@ def tune(base, workdir, **changes):
   return cli.command('finetune', *cli.flags(config, workdir, values))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_resumes_exactly_and_is_used_like_any_other(tmp_path):
   """Its checkpoint contains a checksum of the frozen weights, not the weights.
 

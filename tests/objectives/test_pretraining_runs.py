@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests import cli
-from tests.faults.counts import further
 
 SMALL = cli.QUIET | {
   'source.name': 'synthetic',
@@ -124,11 +123,9 @@ def kill(command, workdir, step, devices=1):
   process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-  'name', ['mae', *further('dino', 'masked_patch', 'dinov2', 'dinov3')]
-)
+@pytest.mark.parametrize('name', RUNS)
 def test_a_killed_run_equals_an_uninterrupted_one(name, trained, tmp_path):
   """`evaluate` gives the results of the run, for all of its weights."""
   again = command_of(name, tmp_path)
@@ -169,7 +166,6 @@ def test_a_killed_run_equals_an_uninterrupted_one(name, trained, tmp_path):
     assert scores[f'teacher/{key}'] == last[metric.replace('/', '_teacher/')]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_two_processes_draw_the_same_sizes(trained, tmp_path):
   for process in cli.start_group(command_of('dinov3', tmp_path)):
@@ -189,12 +185,12 @@ TUNED = SMALL | {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
   'name, config',
   [
     ('mae', 'configs/finetune_mae.py:model=B'),
-    *further(['masked_patch', 'configs/finetune.py:data=cifar10']),
+    ('masked_patch', 'configs/finetune.py:data=cifar10'),
   ],
 )
 def test_finetuning_keeps_the_encoder(name, config, trained, tmp_path):
@@ -220,7 +216,6 @@ def test_finetuning_keeps_the_encoder(name, config, trained, tmp_path):
     np.testing.assert_array_equal(after[path], body[path], err_msg=path)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('kind', ['dino', 'mae'])
 def test_a_probe_is_resumed_and_evaluated(kind, trained, tmp_path):
@@ -261,7 +256,6 @@ def test_a_probe_is_resumed_and_evaluated(kind, trained, tmp_path):
   assert width == params['head/kernel'].shape[0]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_teacher_is_not_part_of_checkpoints(tmp_path):
   """It is opened by its path, and evaluations do not need it."""

@@ -95,7 +95,6 @@ def test_keys_of_a_plan():
 
 
 @needs_libtpu
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_batch_that_does_not_fit():
   """The result states the memory that it needs, and the flag that helps."""
@@ -109,7 +108,6 @@ def test_a_batch_that_does_not_fit():
 
 
 @needs_libtpu
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_cost_of_l16():

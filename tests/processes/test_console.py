@@ -38,7 +38,7 @@ def _run(number, end, **files):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('is_pipe', [False, True])
+@pytest.mark.parametrize('is_pipe', [False, *further(True)])
 # Less than a buffer, and more
 @pytest.mark.parametrize('number', [1, *further(100_000)])
 def test_an_output_that_cannot_be_written_is_one_message(is_pipe, number):

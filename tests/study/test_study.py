@@ -396,7 +396,7 @@ SHIPPED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('case', SHIPPED[:2] + further(*SHIPPED[2:]), ids=str)
+@pytest.mark.parametrize('case', SHIPPED[:1] + further(*SHIPPED[1:]), ids=str)
 def test_shipped_studies_are_complete(case, tmp_path):
   """All configs exist, with the keys that are set and the metric."""
   name, count, *published = case

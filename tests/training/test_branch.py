@@ -105,7 +105,7 @@ def test_durations_that_a_branch_moves():
     assert not branch._moved('8 steps', config)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_log_names_the_durations_that_a_branch_moves(tmp_path, caplog):
   path = epath.Path(tmp_path)
   short = train(path / 'short', **MOVING | {'total': '4 steps'})
@@ -135,7 +135,7 @@ def test_wrong_branches_are_refused(constant, tmp_path):
     branch.begin(f'{constant}@4', other, constant)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_damaged_step_does_not_begin_a_run(constant, tmp_path):
   """Its arrays are compared with the manifest when they are restored."""
   copy = epath.Path(shutil.copytree(constant, tmp_path / 'copy'))

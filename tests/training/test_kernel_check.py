@@ -123,8 +123,8 @@ def without_scales(function):
 @pytest.mark.parametrize(
   'module, name, wrong, worst',
   [
-    (tpu, '_of_all_heads', of_first_image, 'attention/'),
     *further(
+      [tpu, '_of_all_heads', of_first_image, 'attention/'],
       [tpu_kernels, '_turned', backwards, 'attention/'],
       [tpu_kernels, '_normalized', without_scales, '_norm/'],
     ),

@@ -89,7 +89,7 @@ def plain_losses():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('way', [*WAYS][:2] + further(*[*WAYS][2:]))
+@pytest.mark.parametrize('way', [*WAYS][:1] + further(*[*WAYS][1:]))
 def test_losses_equal_the_plain_path(way):
   """Every way to run a step trains the same network."""
   more, tolerance = WAYS[way]

@@ -88,7 +88,7 @@ def test_a_run_that_is_only_evaluated_compiles_nothing(
   assert lines(workdir) == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_ends_early(tmp_path, monkeypatch, caplog):
   """An interrupted run ends at the same step, and an ended one stays so."""
   caplog.set_level(logging.INFO, 'vit_jax')

@@ -7,7 +7,7 @@ import pytest
 import references
 from references import huggingface, timm_file, timm_vit, torch
 
-from tests.faults.counts import slow
+from tests.faults.counts import further
 from vit_jax import load_pretrained
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
@@ -101,7 +101,7 @@ HEADLESS = ('DINO', 'MoCo v3', 'head of several layers', 'head with a name')
 
 
 @pytest.mark.parametrize(
-  'name', [*[*CONTAINERS][:8], *slow(*[*CONTAINERS][8:])]
+  'name', [*[*CONTAINERS][:8], *further(*[*CONTAINERS][8:])]
 )
 def test_the_model_in_a_container_is_read(tmp_path, plain, name):
   """Its arrays are those of the same weights in a plain file."""

@@ -21,7 +21,7 @@ LEAF = 'encoder/layers/mlp/fc1/kernel'
 
 @pytest.mark.slow
 @pytest.mark.parametrize('value', [np.nan, *further(np.inf, -np.inf)])
-@pytest.mark.parametrize('name', ['small.npz', 'directory'])
+@pytest.mark.parametrize('name', ['small.npz', *further('directory')])
 def test_weights_that_are_not_finite_are_refused(tmp_path, name, value):
   """The message has path, leaf and count, from every way to load."""
   injected('weights that are not finite')

@@ -15,7 +15,7 @@ from references import (
   transformers,
 )
 
-from tests.faults.counts import count
+from tests.faults.counts import count, further
 from vit_jax.errors import UserError
 from vit_jax.models.layers import gelu
 from vit_jax.weights import pretrained
@@ -72,8 +72,10 @@ def test_activations_have_the_names_of_the_library(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'project, name',
-  [('transformers', 'config'), ('transformers', 'preprocessor_config')]
-  + [('timm', 'config')],
+  [
+    ('transformers', 'config'),
+    *further(['transformers', 'preprocessor_config'], ['timm', 'config']),
+  ],
 )
 def test_mutated_settings(tmp_path, project, name):
   """Each is accepted, or refused by one message, key by key."""

@@ -17,14 +17,7 @@ FAST = (
   'eva02_tiny_patch14_336',
   'test_vit3',
 )
-SLOW = (
-  'vit_pe_lang_large_patch14_448',
-  'vit_small_patch16_rope_mixed_ape_224',
-  'vit_base_patch16_sapiens2',
-  'aimv2_large_patch14_224',
-  'vit_base_patch16_rpn_224',
-  'vit_base_patch16_radio_v3',
-)
+SLOW = ('vit_pe_lang_large_patch14_448', 'vit_base_patch16_radio_v3')
 ROWS = [
   row
   for row in timm_models.table().values()

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.faults.counts import slow
+from tests.faults.counts import further
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.weights import foreign, patch_embedding, pretrained
@@ -161,7 +161,7 @@ CONVERTED = {'layer_scale', 'prefix_positions'}
 CONVERTED |= {'position', 'rope', 'gelu'}  # of DINOv3
 
 
-@pytest.mark.parametrize('formats, keys', [*MODELS, *slow(*FURTHER)])
+@pytest.mark.parametrize('formats, keys', [*MODELS, *further(*FURTHER)])
 def test_written_weights_open_as_the_same_model(
   tmp_path, traced_once, formats, keys
 ):
