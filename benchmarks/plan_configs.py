@@ -6,9 +6,8 @@
 row is one config as it is shipped, compiled for one topology (minutes per row;
 GPUs need the extra `plan-gpu`).
 PATTERN is a regular expression that `CONFIG TOPOLOGY` must contain; --list
-shows
-them. A row that exists for the same config and compiler is kept, except with
---again. --table prints the existing rows in the form of docs/paper.md.
+shows them. A row that exists for the same config and compiler is kept, except
+with --again. --table prints the existing rows in the form of docs/paper.md.
 """
 
 import argparse
@@ -59,6 +58,9 @@ ROWS = [
       'dino.py:recipe=vanilla,variant=S/16',
       'dinov2.py:recipe=short,model=L,gpu=80',
       'dinov2.py:recipe=long,model=L,gpu=80',
+      'dinov3.py:recipe=im1k,model=L,gpu=80',
+      'dinov3.py:recipe=gram,model=L,gpu=80',
+      'dinov3.py:recipe=gram,stage=highres,model=L,gpu=80',
       'l16_i21k.py',
       'mae.py:model=B,gpu=80',
       'mae.py:model=L,gpu=80',

@@ -168,7 +168,7 @@ def _enlarge(config: Any, gram: bool) -> None:
   config.init_weights = 'teacher'
   config.image_size = (512, 512)
   config.augment.local_size = (112,)
-  config.model.remainder = 'drop'
+  config.model.update(remainder='drop', remat='full')
   config.augment.sizes = tuple(
     (share, side, local, side * 3 // 2 if gram else 0)
     for share, side, local in SIZES

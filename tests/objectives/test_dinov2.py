@@ -66,7 +66,7 @@ def batch_of(seed, n=N):
   rng = np.random.default_rng(seed)
   patches = math.prod(GRID)
   masks = np.zeros((n // GROUP, 2 * GROUP, patches), bool)
-  limits = transform().limits[1:]
+  limits = transform().interval_ends[1:]
   for group in masks:
     chosen = rng.permutation(2 * GROUP)[:GROUP]
     for crop, limit in zip(chosen, limits, strict=True):

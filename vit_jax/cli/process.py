@@ -173,6 +173,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   def main(argv: list[str]) -> None:
     console.start_logging()  # must come after absl has set up its own logging
     runtime.reset_settings()
+    # Here, because absl logs an exception that leaves `main` with a traceback.
     _report_errors(lambda: body(argv[1:]))
 
   def start() -> None:
@@ -185,13 +186,15 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
 
   code = EXIT_CRASH
   try:
-    _report_errors(start)
+    _report_errors(start)  # those of flags and of their parsing
     code = 0
   except SystemExit as end:  # absl raises it in any case
     code = end.code if isinstance(end.code, int) else int(bool(end.code))
     raise
   finally:
-    consensus.shut_down()  # waits for the other processes
+    # Signals are handled as long as this process waits for the others; after
+    # that, threads that libraries left behind may delay the exit.
+    consensus.shut_down()
     if interruption.HANDLER.installed:
       interruption.HANDLER.ignore()
     if code:

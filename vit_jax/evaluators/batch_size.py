@@ -28,9 +28,10 @@ def largest_batch_size(
 ) -> int:
   """Returns a number of images whose predictions fit into memory.
 
-  The predictions are compiled for `limit` images, and for half as many until
-  the program needs at most 60 % of the memory of a device. All processes must
-  call it, and the result is that of process 0.
+  The predictions are compiled for `limit` images, or all if there are fewer,
+  and for half as many until the program needs at most 60 % of the memory of a
+  device. One image per device is not tried. All processes must call it, and
+  the result is that of process 0.
 
   Small images fit in any case, and the result is `limit`.
 

@@ -46,6 +46,7 @@ class Evaluator(OnFeatures):
   def __post_init__(self):
     check_range('l2', self.l2, above=0)
     check_range('num_draws', self.num_draws, at_least=1)
+    check_range('the number of shots', len(self.shots), at_least=1)
     for each in self.shots:
       check_range('shots', each, at_least=1)
     super().__post_init__()

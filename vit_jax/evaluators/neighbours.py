@@ -38,6 +38,7 @@ class Evaluator(OnFeatures):
 
   def __post_init__(self):
     check_range('temperature', self.temperature, above=0)
+    check_range('the number of ks', len(self.ks), at_least=1)
     for each in self.ks:
       check_range('ks', each, at_least=1)
     super().__post_init__()

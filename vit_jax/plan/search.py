@@ -58,10 +58,10 @@ def search(config: Config, target: Target) -> list[Plan]:
   remats: list[dict[str, Any]] = [{}]
   if 'remat' in config.model:
     remats = [{'model.remat': name} for name in REMAT]
-  # Powers of two that divide the images of the devices of one model.
-  model = config.mesh.model
-  rows = len(target.devices) // model if model > 0 else 1
-  images = config.batch_size // rows
+  # Powers of two that divide the images of a replica of the model.
+  model_axis = config.mesh.model  # -1: the devices compute one model
+  replicas = len(target.devices) // model_axis if model_axis > 0 else 1
+  images = config.batch_size // replicas
   powers = [2**exponent for exponent in range(images.bit_length())]
   splits = [parts for parts in powers if images % parts == 0]
   for mesh, remat in itertools.product(({}, other), remats):

@@ -84,7 +84,10 @@ class Preemption:
       HANDLER.react = self._react
 
   def close(self) -> None:
-    """Ends the handling of signals by this run."""
+    """Ends the handling of signals by this run.
+
+    A command keeps its own handler, so that a later signal is logged.
+    """
     self._is_over = True
     if self._is_installer:
       HANDLER.release()

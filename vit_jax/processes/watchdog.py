@@ -71,6 +71,9 @@ class Watchdog:
   ) -> Iterator[None]:
     """Sets another time limit for work that is not a step, such as evaluating.
 
+    Pauses must not be nested. After an error, the limit stays, because the run
+    ends.
+
     Args:
       seconds: time limit, which each call of `alive` restarts; by default
         `pause_s`.

@@ -245,15 +245,16 @@ class Experiment:
     key = jax.eval_shape(lambda: jax.random.key(0))
     params, extra = jax.eval_shape(trainer.objective.init, key, batch)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    others = frozen.abstract(self.frozen, self.mesh)
     inputs = Inputs(extra, batch, key, step, {})
 
-    def loss(trained: Any, inputs: Inputs, frozen: Any) -> Any:
-      params, weights = frozen
-      return trainer.loss(trained, params, inputs._replace(frozen=weights))
+    def loss(trained: Any, inputs: Inputs, fixed: Any) -> Any:
+      all_params, others = fixed
+      return trainer.loss(trained, all_params, inputs._replace(frozen=others))
 
-    trained, weights = trainer.trained(params), (params, others)
-    total = flops.of_training(loss, trained, inputs, frozen=weights)
+    fixed = params, frozen.abstract(self.frozen, self.mesh)
+    total = flops.of_training(
+      loss, trainer.trained(params), inputs, frozen=fixed
+    )
     return total / self.config.batch_size
 
   def with_model(self, model: Model) -> 'Experiment':

@@ -79,7 +79,7 @@ def abstract(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
     kept = {
       path: leaf
       for path, leaf in tree.flatten(params).items()
-      if not path.startswith(each.without)
+      if not path.startswith(each.without)  # a tuple of prefixes
     }
     rules = each.model.sharding_rules
     found[name] = sharding.with_shardings(tree.unflatten(kept), mesh, rules)

@@ -130,7 +130,7 @@ class TrainTransform(multicrop.TrainTransform):
     return height // self.patch_size, width // self.patch_size
 
   @functools.cached_property
-  def limits(self) -> Float[np.ndarray, ' k']:
+  def interval_ends(self) -> Float[np.ndarray, ' k']:
     """Ends of the intervals of the ratios of a group's masked crops."""
     assert self.group is not None
     return np.linspace(*_RATIOS, int(_MASKED * _CROPS * self.group) + 1)
@@ -139,7 +139,7 @@ class TrainTransform(multicrop.TrainTransform):
   def largest_count(self) -> int:
     """Largest number of masked patches of a group."""
     patches = math.prod(self.grid)
-    return sum(int(patches * limit) for limit in self.limits[1:])
+    return sum(int(patches * limit) for limit in self.interval_ends[1:])
 
   def __call__(
     self, example: Example, rng: np.random.Generator
@@ -174,13 +174,14 @@ class TrainTransform(multicrop.TrainTransform):
     # another, so that the numbers of a group are adjacent.
     number = batch * size + row % parts * (size // parts) + row // parts
     crops = _CROPS * number + np.arange(_CROPS)
+    # A group is one epoch of `shuffled`: each has an order of its own.
     return order.shuffled(crops, _CROPS * self.group, seed ^ _SALT).tolist()
 
   def _count(self, slot: int, rng: np.random.Generator) -> int:
     """Returns the number of patches to mask in a crop."""
-    if slot >= len(self.limits) - 1:
+    if slot >= len(self.interval_ends) - 1:
       return 0
-    low, high = self.limits[slot : slot + 2]
+    low, high = self.interval_ends[slot : slot + 2]
     ratio = high if self.exact else rng.uniform(low, high)
     return int(math.prod(self.grid) * ratio)
 
