@@ -105,6 +105,8 @@ WRONG = [
   ('recovery.slow_hosts_every', '5'),
   ('recovery.spike_factor', 1.0),
   ('model.dropout', 1.0),
+  ('model.width', 10**20),
+  ('model.unroll', 10**20),
   ('train.num_examples', 0),
   ('objective.label_smoothing', 1.0),
   ('source.num_examples', 0),

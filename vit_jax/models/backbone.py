@@ -38,6 +38,7 @@ STATISTICS: dict[str, Statistics] = {
   'symmetric': NONE,
   'imagenet': IMAGENET,
 }
+MAX_SIZE = 2**31 - 1  # the largest dimension of an XLA array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class BackboneConfig:
 
   def __post_init__(self):
     self.check_choices(dtype=DTYPES, remat=REMAT)
-    self.check_range('unroll', at_least=1)
+    self.check_range('unroll', at_least=1, at_most=MAX_SIZE)
     self.check_range('head_bias')
     self.check_range('channels', at_least=1, at_most=MAX_CHANNELS)
     self._check_statistics()

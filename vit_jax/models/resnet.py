@@ -54,6 +54,7 @@ VARIANTS = {
 }
 SIZES = ('depths', 'width_factor')
 WIDTH = 64  # inner channels of the units of the first stage at width factor 1
+MAX_WIDTH_FACTOR = 1024  # channels of the last stage are an int32
 GROUPS = 32  # of GroupNorm, as in BiT and in the paper on GroupNorm
 EXPANSION = 4  # output channels of a unit per inner channel
 # conv1 and conv2 are split by the inner channels. The mesh splits them into
@@ -444,7 +445,7 @@ class Config(backbone.BackboneConfig):
     self.complete(SIZES, VARIANTS)
     object.__setattr__(self, 'depths', tuple(self.depths))
     check_depths('model.depths', self.depths, at_least=1)
-    self.check_range('width_factor', at_least=1)
+    self.check_range('width_factor', at_least=1, at_most=MAX_WIDTH_FACTOR)
 
 
 class ResNet(Backbone):
@@ -574,7 +575,8 @@ def Stem(  # noqa: N802 (the fixed symbol that a section's name resolves to)
     UserError: a number is out of range.
   """
   check_depths('model.stem.depths', depths, at_least=0)
-  check_range('model.stem.width_factor', width_factor, at_least=1)
+  key = 'model.stem.width_factor'
+  check_range(key, width_factor, at_least=1, at_most=MAX_WIDTH_FACTOR)
   return ResNetStem(tuple(depths), width_factor, dtype, remat, unroll)
 
 

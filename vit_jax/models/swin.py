@@ -98,7 +98,8 @@ class Config(backbone.BackboneConfig):
     super().__post_init__()
     self.complete(NAMES, SIZES)
     object.__setattr__(self, 'depths', tuple(self.depths))
-    self.check_range('width', 'num_heads', 'window_size', at_least=1)
+    sizes = 'width', 'num_heads', 'window_size'
+    self.check_range(*sizes, at_least=1, at_most=backbone.MAX_SIZE)
     self.check_choices(
       window_rule=RULES,
       gelu=layers.ACTIVATIONS,

@@ -303,7 +303,7 @@ class Config(backbone.BackboneConfig):
       pixels=backbone.STATISTICS,
       attention=attention_lib.IMPLEMENTATIONS,
     )
-    self.check_range(*NAMES, at_least=1)
+    self.check_range(*NAMES, at_least=1, at_most=backbone.MAX_SIZE)
     rates = 'dropout', 'drop_path', 'drop_path_first'
     self.check_range(*rates, at_least=0, below=1)
     self.check_range('norm_eps', above=0)
