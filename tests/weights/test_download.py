@@ -260,6 +260,21 @@ def proxy(tmp_path, monkeypatch):
   huggingface_hub.close_session()
 
 
+@pytest.mark.parametrize('address', ['{}/a.bin', 'hf:lab/tiny'])
+@pytest.mark.parametrize('excluded', ['', 'weights.invalid'])
+def test_proxies_of_the_environment_are_used(
+  proxy, monkeypatch, address, excluded
+):
+  """Except for the hosts in NO_PROXY."""
+  monkeypatch.setenv('HTTP_PROXY', proxy.url)
+  monkeypatch.setenv('NO_PROXY', excluded)
+  monkeypatch.setenv('HF_ENDPOINT', 'http://weights.invalid')
+  with pytest.raises((UserError, DownloadError)):
+    download.local_copy(address.format('http://weights.invalid'))
+  assert bool(proxy.requests) == (not excluded)
+  assert all('weights.invalid' in request for request in proxy.requests)
+
+
 @pytest.mark.parametrize('key', ['SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE'])
 @pytest.mark.parametrize('address', ['{}/a.npz', 'hf:lab/tiny'])
 def test_certificates_of_the_environment_are_trusted(

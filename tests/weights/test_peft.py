@@ -5,6 +5,7 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import CLASSES, SIZE, huggingface
@@ -114,6 +115,45 @@ def test_peft_and_we_load_the_same_model(tmp_path, kind):
     after = outputs(theirs, merged, pixels).numpy()
   assert np.abs(before - after).max() > 0.05
   np.testing.assert_allclose(found, after, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_peft(tmp_path):
+  """Of A, B and the head, for the same model, images and labels."""
+  peft = pytest.importorskip('peft')
+  base, run = written(tmp_path, 'vit')
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (4, SIZE, SIZE, 3)).astype(np.uint8)
+  label = rng.integers(0, CLASSES, 4)
+  theirs = peft.PeftModel.from_pretrained(
+    base, tmp_path / 'adapter', is_trainable=True
+  )
+  logits = outputs(theirs, run, np.float32(image) / 127.5 - 1)
+  torch.nn.functional.cross_entropy(logits, torch.from_numpy(label)).backward()
+  expected = {
+    name.replace('.default', '').replace('.modules_to_save', ''): p.grad
+    for name, p in theirs.named_parameters()
+    if p.grad is not None
+  }
+  objective = run.changed(dtype='float32').objective()
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  inputs = {'base': run.description.frozen.load(mesh)}
+
+  def loss(params):
+    batch = {'image': jnp.array(image), 'label': jnp.array(label)}
+    whole = objective.whole(params, inputs)
+    logits = objective.predict(whole, batch)['logits']
+    return -jax.nn.log_softmax(logits)[jnp.arange(4), label].mean()
+
+  found = jax.jit(jax.grad(loss))(loaded(run))
+  pretrained.save(f'peft:{tmp_path}/gradients', found, run.description)
+  from safetensors.numpy import load_file
+
+  gradients = load_file(tmp_path / 'gradients/adapter_model.safetensors')
+  assert gradients.keys() == expected.keys() and len(expected) == 26
+  for name, gradient in gradients.items():
+    assert np.abs(gradient).max() > 1e-3
+    np.testing.assert_allclose(gradient, expected[name].numpy(), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ import tiny_vit
 from tests.faults.counts import further, injected
 from vit_jax import convert, load_pretrained
 from vit_jax.arrays import sharding, tree
+from vit_jax.config import schema
 from vit_jax.errors import UserError
+from vit_jax.models import vit
 from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.description import Description
@@ -63,6 +65,33 @@ def test_a_program_that_computes_in_64_bits_loads_weights(tmp_path, name):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {'float32'}
     assert outputs[-1].dtype == 'float32'
   np.testing.assert_allclose(*outputs, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['a.npz', 'a.safetensors', 'workdir'])
+def test_loading_builds_few_models(tmp_path, monkeypatch, name):
+  """At most two: that of the file, and one with changes by the caller."""
+  path, first = str(tmp_path / name), str(tmp_path / 'first.npz')
+  params = tiny_vit.save_classifier(first)
+  description = pretrained.find(first).description
+  step = '/checkpoints/1' if name == 'workdir' else ''
+  pretrained.save(path + step, params, description)
+  construct, built = schema.construct, []
+
+  def counted(constructor, *arguments):
+    built.append(constructor)
+    return construct(constructor, *arguments)
+
+  monkeypatch.setattr(schema, 'construct', counted)
+  for limit, keys in (
+    (1, {}),
+    (1, dict(image_size=48)),
+    (2, dict(num_classes=5)),
+    (2, dict(dtype='bfloat16', image_size=48)),
+  ):
+    built.clear()
+    load_pretrained(path, **keys)
+    assert 1 <= built.count(vit.Model) <= limit
+    assert sum('supervised' in each.__module__ for each in built) <= 2
 
 
 SIZES = dict(patch_size=8, width=16, depth=1, mlp_dim=8, num_heads=2)
