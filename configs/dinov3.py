@@ -40,6 +40,11 @@ contradict themselves. ImageNet-1k by linear probe and nearest neighbours: 83.4
 (README) to 20 hours (comment) on 32 GPUs. One user reports 55 for the
 neighbours (facebookresearch/dinov3#309).
 
+Cost (predicted by `plan`, for model=L): im1k 156 core-days on v3:4x4, or 17
+GPU-days on 8 H100 with gpu=80 (theirs took 19 to 27 days of the 32 GPUs
+together); gram 8.2, and highres with recipe=gram 53 of these GPU-days (30 and
+63 GiB per GPU).
+
 gram has the values of the authors' 7B file that do not depend on the size of
 the model: Gram weight 2 after a rise of 1,000 steps, Gram teacher at twice the
 resolution (448 px), replaced by the teacher after 10,000, 20,000 and 30,000
