@@ -366,9 +366,14 @@ class Objective(Protocol):
     Returns:
       `features`, `logits` and the results named in `want`. By default, only
       those of the model are computed; a subclass adds its own.
+
+    Raises:
+      UserError: there is no result of such a name.
     """
-    images, own = normalize(batch['image']), self.setting.model.outputs
-    want = tuple(name for name in want if name in own)
+    images = normalize(batch['image'])
+    # The model refuses names that neither it nor a subclass knows.
+    added = {*self.results} - {*self.setting.model.outputs}
+    want = tuple(name for name in want if name not in added)
     return self.setting.predict(self.backbone(params), images, want=want)
 
   def backbone(self, params: PyTree) -> PyTree:

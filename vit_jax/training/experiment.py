@@ -247,11 +247,12 @@ class Experiment:
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     inputs = Inputs(extra, batch, key, step, {})
 
-    def loss(trained: Any, inputs: Inputs, fixed: Any) -> Any:
-      all_params, others = fixed
+    fixed = params, frozen.abstract(self.frozen, self.mesh)
+
+    def loss(trained: Any, inputs: Inputs, **keywords: Any) -> Any:
+      all_params, others = keywords['frozen']
       return trainer.loss(trained, all_params, inputs._replace(frozen=others))
 
-    fixed = params, frozen.abstract(self.frozen, self.mesh)
     total = flops.of_training(
       loss, trainer.trained(params), inputs, frozen=fixed
     )

@@ -73,9 +73,9 @@ _ALIASES = (
   (r'^(blocks\.\d+\.mlp\.)ffn_ln\.', r'\1norm.'),
   (r'^(blocks\.\d+\.attn\.)inner_attn_ln\.', r'\1norm.'),
 )
-# {description: pattern} of arrays that an encoder does not use.
 # Name that occurs in all models of transformers
 _HUGGING_FACE = r'(^|\.)embeddings\.patch_embeddings?\.'
+# {description: pattern} of arrays that an encoder does not use.
 _OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
   'parts of DINO or DINOv3': r'(\w+_)?head\.(mlp|last_layer)\b|local_cls_norm',
@@ -243,7 +243,11 @@ def _configured(
   stored = config.get('pretrained_cfg', {})
   names = stored.get('label_names') or config.get('label_names') or ()
   values: dict[str, Any] = {'known_from': 'config.json', 'class_names': names}
-  evaluation = (0.9, 'bicubic', 'center')
+  evaluation: dict[str, Any] = {
+    'crop_pct': 0.9,
+    'interpolation': 'bicubic',
+    'crop_mode': 'center',
+  }
   if architecture is not None:
     values['known_from'] = (
       f'{architecture.name} in {timm_models.source()} and any config.json'
@@ -254,18 +258,19 @@ def _configured(
     # For keys that a pretrained_cfg does not contain, timm uses its general
     # defaults, not those of the architecture.
     if not stored:
-      evaluation = architecture[-3:]
+      evaluation = {key: getattr(architecture, key) for key in evaluation}
   elif 'quickgelu' in config['architecture']:
     values['gelu'] = 'quick'
   activation = config.get('model_args', {}).get('act_layer')
   if activation is not None:
     values['gelu'] = metadata.GELUS[activation]
   values |= {key: stored[key] for key in ('mean', 'std') if key in stored}
+  evaluation |= {key: stored[key] for key in evaluation if key in stored}
   values['preprocess'] = timm_models.preprocess(
     image_size,
-    stored.get('crop_pct', evaluation[0]),
-    stored.get('interpolation', evaluation[1]),
-    stored.get('crop_mode', evaluation[2]),
+    evaluation['crop_pct'],
+    evaluation['interpolation'],
+    evaluation['crop_mode'],
   )
   return values
 
@@ -426,7 +431,7 @@ def _with_positions(
   model: dict[str, Any],
   settings: _Settings,
 ) -> tuple[dict[str, np.ndarray], ModelMetadata]:
-  """Returns the arrays with converted positions, and the image size.
+  """Returns the arrays with converted positions, and the file's metadata.
 
   Depending on the source, there are positions for all tokens, only for the
   patches, or (in DINOv2's repository) for the patches and the class token. In
@@ -435,7 +440,7 @@ def _with_positions(
   Args:
     path: path of the file, for messages.
     arrays: arrays with timm's names.
-    model: keys of the model; `prefix_positions` is set.
+    model: keys of the model; `prefix_positions` is added if it is False.
     settings: settings of the file.
 
   Raises:
