@@ -222,8 +222,14 @@ def test_exact_gelu_of_large_values_on_tpus(monkeypatch, sign):
   monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   x = sign * jnp.logspace(1, 38, 2048, dtype=jnp.bfloat16)
   y, pull = jax.vjp(lambda x: layers.gelu(x, 'exact'), x)
-  np.testing.assert_array_equal(y, np.maximum(x, 0))
-  np.testing.assert_array_equal(pull(jnp.ones_like(y))[0], max(sign, 0))
+  # Some compilers compute 1 + erf with an error of a few 2^-23, which is
+  # multiplied by x: the first value is 10.
+  for found, limit in (
+    (y, np.maximum(x, 0)),
+    (pull(jnp.ones_like(y))[0], sign),
+  ):
+    limit = np.maximum(np.float32(limit), 0)
+    np.testing.assert_allclose(np.float32(found), limit, rtol=0, atol=2**-18)
 
 
 @pytest.mark.parametrize(('units', 'exact'), [(1023, 1), (1024, 0)])
