@@ -124,8 +124,12 @@ def _pieces(package: Any, content: bytes) -> Any:
   """Returns the same functions as `_json` for SentencePiece."""
   model = package.SentencePieceProcessor()
   model.LoadFromSerializedProto(content)
-  numbers = {model.IdToPiece(i): i for i in range(len(model))}
-  return model.EncodeAsIds, numbers.get
+
+  def number(piece: str) -> int | None:
+    found = model.PieceToId(piece)
+    return found if model.IdToPiece(found) == piece else None
+
+  return model.EncodeAsIds, number
 
 
 def canonical(text: str) -> str:

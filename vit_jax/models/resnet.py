@@ -407,9 +407,9 @@ def check_depths(key: str, depths: tuple[int, ...], *, at_least: int) -> None:
     at_least: smallest number of stages.
 
   Raises:
-    UserError: there are too few stages, or one has no unit.
+    UserError: there are too few stages or more than 8, or one has no unit.
   """
-  check_range(f'the number of {key}', len(depths), at_least=at_least)
+  check_range(f'the number of {key}', len(depths), at_least=at_least, at_most=8)
   for i, depth in enumerate(depths):
     check_range(f'{key}[{i}]', depth, at_least=1)
 

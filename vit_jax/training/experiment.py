@@ -249,8 +249,8 @@ class Experiment:
 
     fixed = params, frozen.abstract(self.frozen, self.mesh)
 
-    def loss(trained: Any, inputs: Inputs, **keywords: Any) -> Any:
-      all_params, others = keywords['frozen']
+    def loss(trained: Any, inputs: Inputs, *, frozen: Any) -> Any:
+      all_params, others = frozen
       return trainer.loss(trained, all_params, inputs._replace(frozen=others))
 
     total = flops.of_training(

@@ -100,9 +100,10 @@ class _Texts:
       texts = [v.decode() if isinstance(v, bytes) else str(v) for v in values]
     except (ValueError, KeyError, TypeError) as error:
       raise DecodeError(f'has no caption in {self.key!r}: {error!r}') from error
-    if not any(texts := [text.strip() for text in texts]):
+    texts = [text.strip() for text in texts if text.strip()]
+    if not texts:
       raise DecodeError(f'has no caption in {self.key!r}')
-    return [text for text in texts if text]
+    return texts
 
 
 @schema.operational('tokenizer')

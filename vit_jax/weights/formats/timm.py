@@ -266,12 +266,7 @@ def _configured(
     values['gelu'] = metadata.GELUS[activation]
   values |= {key: stored[key] for key in ('mean', 'std') if key in stored}
   evaluation |= {key: stored[key] for key in evaluation if key in stored}
-  values['preprocess'] = timm_models.preprocess(
-    image_size,
-    evaluation['crop_pct'],
-    evaluation['interpolation'],
-    evaluation['crop_mode'],
-  )
+  values['preprocess'] = timm_models.preprocess(image_size, **evaluation)
   return values
 
 

@@ -283,7 +283,7 @@ def family_settings(
 
 def preprocess(
   image_size: tuple[int, int],
-  crop_fraction: float,
+  crop_pct: float,
   interpolation: str = 'bicubic',
   crop_mode: str = 'center',
 ) -> dict[str, Any]:
@@ -291,14 +291,15 @@ def preprocess(
 
   Args:
     image_size: (height, width), pixels.
-    crop_fraction: timm's `crop_pct`, in (0, 1].
+    crop_pct: side of the center crop divided by that of the resized image, in
+      (0, 1].
     interpolation: 'bicubic' or 'bilinear'; any other is replaced by 'bicubic',
       with a warning.
     crop_mode: 'center', which keeps the aspect ratio, or 'squash'.
   """
   size = max(image_size)
   # timm rounds the side of the resized image down to whole pixels.
-  fraction = size / math.floor(size / crop_fraction)
+  fraction = size / math.floor(size / crop_pct)
   if interpolation not in ('bicubic', 'bilinear'):
     log.warning('images are resized by bicubic, not %s', interpolation)
   resize = 'torchvision'
