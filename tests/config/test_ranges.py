@@ -93,6 +93,7 @@ WRONG = [
   ('optimizer.b1', 1.0),
   ('optimizer.layer_decay', 1.01),
   ('batch_size', 0),
+  ('batch_size', 10**20),
   ('micro_batches', 0),
   ('seed', 2**32),
   ('average_decay', 1.0),

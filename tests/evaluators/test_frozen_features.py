@@ -142,7 +142,10 @@ def test_messages_of_wrong_settings():
   evaluator = neighbours.Evaluator(setting(), split='test', ks=(7,))
   with pytest.raises(UserError, match='features of .*not finite.*model.dtype'):
     evaluator.run(jnp.full_like(WEIGHTS, jnp.nan))
-  for wrong in (dict(l2=0.0), dict(shots=(0,)), dict(num_draws=0)):
+  with pytest.raises(UserError, match='ks is 0; .*at least 1'):
+    neighbours.Evaluator(setting(), split='test', ks=())
+  wrong_keys = dict(l2=0.0), dict(shots=(0,)), dict(shots=()), dict(num_draws=0)
+  for wrong in wrong_keys:
     with pytest.raises(UserError, match='at least 1|above 0'):
       fewshot.Evaluator(setting(), split='test', **wrong)
 

@@ -21,6 +21,7 @@ from vit_jax.arrays import sharding
 from vit_jax.cli import inputs, results
 from vit_jax.cli.fields import flag
 from vit_jax.cli.inputs import Data
+from vit_jax.config.keys import MAX_BATCH_SIZE
 from vit_jax.data.contract import TARGETS, Source
 from vit_jax.data.filters import Chosen
 from vit_jax.data.storage.parts import Arrays, Computation, Parts
@@ -51,7 +52,9 @@ class Request(inputs.Request):
 
   def __post_init__(self):
     super().__post_init__()
-    check_range('--part_examples', self.part_examples, at_least=1)
+    check_range(
+      '--part_examples', self.part_examples, at_least=1, at_most=MAX_BATCH_SIZE
+    )
 
 
 def define_flags(kind: type[Request]) -> None:

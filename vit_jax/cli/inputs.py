@@ -22,6 +22,7 @@ from jaxtyping import Int
 from vit_jax.cli import fields, process
 from vit_jax.cli.fields import flag
 from vit_jax.config import identity, loading, overrides, schema
+from vit_jax.config.keys import MAX_BATCH_SIZE
 from vit_jax.config.schema import SECTIONS, Config, Section, build_section
 from vit_jax.data import filters
 from vit_jax.data.augment import presets
@@ -91,7 +92,9 @@ class Request:
   )
 
   def __post_init__(self):
-    check_range('--batch_size', self.batch_size, at_least=1)
+    check_range(
+      '--batch_size', self.batch_size, at_least=1, at_most=MAX_BATCH_SIZE
+    )
 
   @classmethod
   def define(cls, *names: str) -> None:

@@ -12,6 +12,10 @@ from vit_jax.errors import UserError, check_range
 
 # Of an image, 400 MB as RGB; the largest cameras have 102 million pixels.
 MAX_PIXELS = 2**27
+# Larger than any real batch, but the row indices of a batch still fit into the
+# memory of a host.
+MAX_BATCH_SIZE = 2**26
+_MAX_CLASSES = 2**31 - 1  # labels are int32
 
 
 @schema.operational('early_stop_patience', 'paper_core_days', 'position_resize')
@@ -63,9 +67,9 @@ def top_level(
   del image_size, init_from, init_weights, position_resize
   check_range('seed', seed, at_least=0, at_most=2**32 - 1)
   durations.check('total', total, positive=True)
-  check_range('batch_size', batch_size, at_least=1)
+  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
   check_range('micro_batches', micro_batches, at_least=1)
-  check_range('num_classes', num_classes, at_least=0)
+  check_range('num_classes', num_classes, at_least=0, at_most=_MAX_CLASSES)
   check_range('average_decay', average_decay, above=0, below=1)
   check_range('early_stop_patience', early_stop_patience, at_least=1)
   check_range('paper_core_days', paper_core_days, above=0)
@@ -101,7 +105,7 @@ def train_data(
     UserError: a number is outside its range.
   """
   del split, leave_out, balanced
-  check_range('train.num_examples', num_examples, at_least=1)
+  check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
   check_range('train.repeats', repeats, at_least=1, at_most=64)
 
 
@@ -161,4 +165,4 @@ def evaluation(
   """
   del image_size, preprocess
   durations.check('every', every)
-  check_range('batch_size', batch_size, at_least=1)
+  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
