@@ -14,7 +14,7 @@ from tests import cli
 from vit_jax.arrays import tree
 from vit_jax.checkpoint import manifest
 from vit_jax.errors import UserError
-from vit_jax.models import swin
+from vit_jax.models import layers, swin
 from vit_jax.models.vit import Model
 from vit_jax.objectives import dino, supervised
 from vit_jax.objectives.contract import Frozen, Inputs, Setting
@@ -102,6 +102,58 @@ def test_gradients_follow_from_those_of_the_matrices(kind):
 
 
 @pytest.mark.parametrize('kind', MODELS)
+def test_dropout_is_that_of_the_inputs_of_a(kind):
+  """With a rate of almost 0, A B acts as in the merged matrices.
+
+  Predictions have no dropout.
+  """
+  keys = dict(alpha=3.0, targets=LINEAR, bias='all')
+  found = []
+  for rate in (0.0, 1e-9, 0.5):
+    _, of = objectives(kind, **keys, dropout=rate)
+    trained, frozen = split(kind, of)
+    loss = jax.jit(
+      jax.value_and_grad(
+        lambda p, of=of, frozen=frozen: of.loss(p, inputs(frozen))[0]
+      )
+    )
+    found.append(loss(trained))
+    logits = of.predict(of.whole(trained, frozen), examples())['logits']
+    found[-1] += (logits,)
+  exact, almost, half = found
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), exact, almost
+  )
+  assert abs(half[0] - exact[0]) > 1e-3
+  np.testing.assert_array_equal(half[2], exact[2])
+
+
+def test_dropout_leaves_the_mean_of_the_product_and_the_matrix_unchanged():
+  """The mask is that of the inputs: it is the same for all outputs."""
+  layer, x = layers.Linear((4,)), jnp.array([[1.0, 2.0, -1.0]])
+  kernel, b = jnp.ones((3, 4)), jnp.arange(8.0).reshape(2, 4)
+  own = {'kernel': kernel, 'bias': jnp.ones(4), 'a': jnp.eye(3, 2), 'b': b}
+
+  @jax.vmap
+  def of(key):
+    with layers.low_rank(0.25, 0.5):
+      return layer.apply({'params': own | {'key': key}}, x)[0]
+
+  found = np.asarray(of(jax.random.split(KEY, 4000)))
+  kept = [(i, j) for i in (0, 4 / 3) for j in (0, 4 / 3)]
+  possible = [3 + 0.5 * (i * b[0] + j * 2 * b[1]) for i, j in kept]
+  distances = [np.abs(found - each).max(-1) for each in possible]
+  counts = np.bincount(np.argmin(distances, 0))
+  assert np.min(distances, 0).max() < 1e-5
+  np.testing.assert_allclose(
+    counts / 4000, [1 / 16, 3 / 16, 3 / 16, 9 / 16], atol=0.03
+  )
+  np.testing.assert_allclose(
+    found.mean(0), 3 + x[0] @ own['a'] @ b / 2, atol=0.1
+  )
+
+
+@pytest.mark.parametrize('kind', MODELS)
 def test_training_starts_from_the_frozen_model(kind):
   """B is zero, and A is uniform in ±1 / √inputs."""
   plain, of = objectives(kind)
@@ -143,6 +195,7 @@ def test_layers_above_are_those_of_the_matrices():
     (dict(rank=16), 'lora.rank is 16.*query.*16 x 16.*below 16'),
     (dict(alpha=0.0), 'lora.alpha'),
     (dict(bias='some'), 'lora.bias.*some'),
+    (dict(dropout=1.0), 'lora.dropout.*1.0'),
     (dict(targets=()), 'lora.targets.*encoder/layers/attention/query'),
     (dict(targets=('fc1', 'q_proj')), r'q_proj.*encoder/layers/mlp/fc2'),
     (dict(targets=('uery',)), 'uery'),  # not a whole part of a path
@@ -203,6 +256,7 @@ RUN = cli.QUIET | {
   'checkpoint.keep': 9,
   'evals.val.every': '3 steps',
   'lora.rank': 3,
+  'lora.dropout': 0.3,
 }
 
 

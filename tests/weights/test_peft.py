@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import CLASSES, SIZE, huggingface
+from references import CLASSES, PATCH, SIZE, huggingface
 
 from tests.faults.counts import further
 from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.errors import UserError
+from vit_jax.models import layers
+from vit_jax.objectives.contract import Inputs
 from vit_jax.weights import adapters, pretrained
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.formats import huggingface_models
 
 torch = pytest.importorskip('torch')
 # Other libraries' deprecations of each other.
@@ -117,17 +120,48 @@ def test_peft_and_we_load_the_same_model(tmp_path, kind):
   np.testing.assert_allclose(found, after, atol=1e-5, rtol=1e-5)
 
 
+class Masked(torch.nn.Module):
+  """Dropout with a given mask."""
+
+  def __init__(self, mask):
+    super().__init__()
+    self.mask = torch.from_numpy(np.array(mask))
+
+  def forward(self, x):
+    return x * self.mask
+
+
 @pytest.mark.slow
-def test_gradients_are_those_of_peft(tmp_path):
-  """Of A, B and the head, for the same model, images and labels."""
+@pytest.mark.parametrize('rate', [0.0, 0.5])
+def test_gradients_are_those_of_peft(tmp_path, rate):
+  """Of A, B and the head, for the same model, images and labels.
+
+  With dropout, the layers of `peft` get the masks that ours draw.
+  """
   peft = pytest.importorskip('peft')
-  base, run = written(tmp_path, 'vit')
+  base, run = written(tmp_path, 'vit', dropout=rate)
   rng = np.random.default_rng(0)
   image = rng.integers(0, 256, (4, SIZE, SIZE, 3)).astype(np.uint8)
   label = rng.integers(0, CLASSES, 4)
   theirs = peft.PeftModel.from_pretrained(
     base, tmp_path / 'adapter', is_trainable=True
   )
+  assert theirs.peft_config['default'].lora_dropout == rate
+  params, key = loaded(run), jax.random.key(5)
+  names = huggingface_models.modules('vit')
+  for i, (path, a) in enumerate(tree.flatten(params['lora']).items()):
+    layer, _, side = path.removeprefix('encoder/layers/').rpartition('/')
+    if side != 'a':
+      continue
+    own = jax.random.fold_in(jax.random.fold_in(key, 0x6C6F7261), i)
+    for number, each in enumerate(jax.random.split(own, len(a))):
+      block = theirs.base_model.model.vit.layers[number]
+      module = block.get_submodule(names[layer])
+      assert getattr(module.lora_dropout['default'], 'p', 0) == rate
+      if rate:
+        ones = jnp.ones((4, (SIZE // PATCH) ** 2 + 1, a.shape[1]))
+        mask = layers.dropout(ones, rate, each)
+        module.lora_dropout['default'] = Masked(mask)
   logits = outputs(theirs, run, np.float32(image) / 127.5 - 1)
   torch.nn.functional.cross_entropy(logits, torch.from_numpy(label)).backward()
   expected = {
@@ -137,15 +171,10 @@ def test_gradients_are_those_of_peft(tmp_path):
   }
   objective = run.changed(dtype='float32').objective()
   mesh = sharding.make_mesh(jax.devices()[:1])
-  inputs = {'base': run.description.frozen.load(mesh)}
-
-  def loss(params):
-    batch = {'image': jnp.array(image), 'label': jnp.array(label)}
-    whole = objective.whole(params, inputs)
-    logits = objective.predict(whole, batch)['logits']
-    return -jax.nn.log_softmax(logits)[jnp.arange(4), label].mean()
-
-  found = jax.jit(jax.grad(loss))(loaded(run))
+  frozen = {'base': run.description.frozen.load(mesh)}
+  batch = {'image': jnp.array(image), 'label': jnp.array(label)}
+  inputs = Inputs({}, batch, key, jnp.array(0), frozen)
+  found = jax.jit(jax.grad(lambda p: objective.loss(p, inputs)[0]))(params)
   pretrained.save(f'peft:{tmp_path}/gradients', found, run.description)
   from safetensors.numpy import load_file
 
@@ -167,6 +196,7 @@ def test_adapters_of_peft_open_with_their_base(tmp_path):
     lora_alpha=6,
     target_modules=['q_proj', 'fc2'],
     modules_to_save=['classifier'],
+    lora_dropout=0.5,  # not in predictions
     use_rslora=True,
     rank_pattern={'layers.1.mlp.fc2': 2},
   )

@@ -171,6 +171,34 @@ def head(
   )
 
 
+def low_rank(rate: float, scale: float) -> Any:
+  """Returns a context in which linear layers add a product with dropout.
+
+  A layer with the further parameters `a` `[inputs, rank]`, `b` `[rank,
+  outputs]` and `key` adds scale · drop(x) a b to the product with its kernel.
+
+  Args:
+    rate: dropout rate of the inputs.
+    scale: factor of the product.
+  """
+
+  def product(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    layer, found = context.module, call(*args, **kwargs)
+    if context.method_name != 'product' or not layer.has_variable(
+      'params', 'a'
+    ):
+      return found
+    (x,), (y, bias) = args, found
+    get = functools.partial(layer.get_variable, 'params')
+    a, b = (sharding.constrain(get(name), None, None) for name in ('a', 'b'))
+    outer = y.ndim - (1 if layer.flat else len(layer.features))
+    x = dropout(x.reshape(*y.shape[:outer], -1), rate, get('key'))
+    x, a, b = (each.astype(layer.dtype) for each in (x, a, b))
+    return y + scaled(x @ a @ b, scale).reshape(y.shape), bias
+
+  return nn.intercept_methods(product)
+
+
 # Norms
 
 

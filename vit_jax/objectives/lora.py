@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jaxtyping import Array, Key
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.models import layers
 from vit_jax.models.contract import abstract_params
 from vit_jax.objectives import contract
 from vit_jax.objectives.contract import Frozen, Inputs, Loss
@@ -23,6 +24,7 @@ from vit_jax.objectives.contract import Frozen, Inputs, Loss
 PyTree = Any
 BIASES = ('none', 'targets', 'all')
 _KERNEL, _BIAS = '/kernel', '/bias'
+_STREAM = 0x6C6F7261  # folded into the key of the step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,9 +32,10 @@ class Lora:
   """Low-rank differences W + (alpha / rank) A B to matrices of a model.
 
   A is initialized as in the authors' code and in `peft` (uniform in ±1 / √n for
-  n inputs), and B with zeros, so training starts from the frozen model. There
-  is no dropout of the inputs of A: the product is added to W, which a forward
-  pass then uses like any other matrix.
+  n inputs), and B with zeros, so training starts from the frozen model. The
+  product is added to W, which a forward pass then uses like any other matrix.
+  Only training with dropout, which applies to the inputs of A and not to those
+  of W, computes both products with the inputs.
 
   Attributes:
     rank: number of columns of A and rows of B, less than the smaller side of
@@ -42,17 +45,26 @@ class Lora:
       parts of a path: 'query', 'key', 'value', 'out', 'fc1' and 'fc2' for all.
     bias: biases that are trained as well: 'none', those of the 'targets', or
       'all' of the model.
+    dropout: dropout rate of the inputs of A in training, in [0, 1); each matrix
+      has its own mask.
   """
 
   rank: int = 0
   alpha: float = 16.0
   targets: tuple[str, ...] = ('attention/query', 'attention/value')
   bias: str = 'none'
+  dropout: float = 0.0
 
   def __post_init__(self):
     check_range('lora.rank', self.rank, at_least=0)
     check_range('lora.alpha', self.alpha, above=0)
     check_choice('lora.bias', self.bias, BIASES)
+    check_range('lora.dropout', self.dropout, at_least=0, below=1)
+
+  @property
+  def scale(self) -> float:
+    """Factor of the product A B."""
+    return self.alpha / self.rank
 
   def init(
     self, key: Key[Array, ''], shapes: Mapping[str, tuple[int, ...]]
@@ -85,7 +97,7 @@ class Lora:
       )
     result: dict[str, Any] = {}
     for layer in sorted(used):
-      layers, inputs, outputs = sides[layer]
+      depth, inputs, outputs = sides[layer]
       if self.rank >= min(inputs, outputs):
         raise UserError(
           f'lora.rank is {self.rank}, but {layer} is a matrix of {inputs} x '
@@ -95,9 +107,9 @@ class Lora:
       key, own = jax.random.split(key)
       limit = 1 / math.sqrt(inputs)
       result[f'{layer}/a'] = jax.random.uniform(
-        own, (layers, inputs, self.rank), minval=-limit, maxval=limit
+        own, (depth, inputs, self.rank), minval=-limit, maxval=limit
       )
-      result[f'{layer}/b'] = jnp.zeros((layers, self.rank, outputs))
+      result[f'{layer}/b'] = jnp.zeros((depth, self.rank, outputs))
     biases = {
       'none': [],
       'targets': [path.removesuffix('/a') + _BIAS for path in result],
@@ -121,8 +133,8 @@ class Lora:
       if name == 'b':
         kernel = base[layer + _KERNEL]
         product = trained[f'{layer}/a'] @ leaf  # [layers, inputs, outputs]
-        scale = self.alpha / self.rank
-        result[layer + _KERNEL] = kernel + scale * product.reshape(kernel.shape)
+        product = self.scale * product.reshape(kernel.shape)
+        result[layer + _KERNEL] = kernel + product
       elif name == 'bias':
         result[path] = base[path] + leaf
     return result
@@ -215,11 +227,31 @@ class Adapted(contract.Objective):
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the loss of `inner`."""
-    return self.inner.loss(self.whole(params, inputs.frozen), inputs)
+    return self._applied(self.inner.loss, params, inputs)
 
   def embed(self, params: PyTree, inputs: Inputs) -> PyTree:
     """Computes the values of `inner.embed`."""
-    return self.inner.embed(self.whole(params, inputs.frozen), inputs)
+    return self._applied(self.inner.embed, params, inputs)
+
+  def _applied(
+    self, function: Callable[..., Any], params: PyTree, inputs: Inputs
+  ) -> Any:
+    """Applies a function of `inner` with A B, and with dropout if it is set."""
+    if not self.lora.dropout:
+      return function(self.whole(params, inputs.frozen), inputs)
+    trained = tree.flatten(params['lora'])
+    biases = {k: x for k, x in trained.items() if k.endswith(_BIAS)}
+    whole = self.whole(params | {'lora': biases}, inputs.frozen)
+    whole, key = tree.flatten(whole), jax.random.fold_in(inputs.key, _STREAM)
+    for i, (path, leaf) in enumerate(trained.items()):
+      layer, _, name = (self._prefix + path).rpartition('/')
+      if name != 'bias':
+        whole[f'{layer}/{name}'] = leaf
+      if name == 'a':
+        own = jax.random.fold_in(key, i)
+        whole[f'{layer}/key'] = jax.random.split(own, len(leaf))
+    with layers.low_rank(self.lora.dropout, self.lora.scale):
+      return function(tree.unflatten(whole), inputs)
 
   def layers_above(self, path: str) -> int | tuple[int, ...]:
     """Returns the number of layers above a parameter, see `contract`."""

@@ -249,7 +249,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
     base_model_name_or_path=run['init_from'].removeprefix('hf:'),
     r=lora.rank,
     lora_alpha=lora.alpha,
-    lora_dropout=0.0,
+    lora_dropout=lora.dropout,
     bias='none',
     target_modules=sorted(targets),
     # SigLIP's head has modules of the same names.
