@@ -44,7 +44,7 @@ from vit_jax.objectives.contract import Setting
 from vit_jax.optim import optimizers
 from vit_jax.optim.schedule import make_schedule
 from vit_jax.training.step import Trainer
-from vit_jax.weights.formats import timm
+from vit_jax.weights.formats import timm_parsing
 
 # The authors' batch of one GPU is a group here.
 SIZE, LOCAL_SIZE, LOCAL_CROPS, SIDE, GROUP = 32, 16, 3, 4, 8
@@ -294,7 +294,7 @@ def converted_params(module: Any, shapes: Any) -> Any:
   }
   expected = {k: v.shape for k, v in tree.flatten(shapes['model']).items()}
   params = {
-    'model': tree.unflatten(timm.NAMES.native(backbone, expected)),
+    'model': tree.unflatten(timm_parsing.NAMES.native(backbone, expected)),
     'mask': backbone['mask_token'],
   }
   for ours, theirs in HEAD_NAMES.items():
