@@ -1,9 +1,9 @@
 """Lists the shipped configs: python -m vit_jax.configs [NAME].
 
 The list contains the title of each config, its table of published results and
-the costs predicted by `plan` (from the TPU compiler; nothing was measured).
-With NAME, the complete header of one config is printed, which lists every
-difference from the paper.
+the costs predicted by `plan` for TPUs and GPUs (nothing was measured). With one
+or more NAMEs, their complete headers are printed, which list every difference
+from the paper.
 """
 
 import ast

@@ -76,6 +76,7 @@ def test_flags_of_tuples(parse):
   'flag, expected',
   [
     ('augment.local_size=8.5', 'tuple of int'),
+    ('augment.local_size={[]: 1}', 'tuple of int'),
     ("augment.blur=(0.3, '0', 0)", 'tuple of float'),
     ('optimizer.clip_joined=fc1', 'tuple of str'),
   ],

@@ -116,6 +116,16 @@ def test_an_example_is_in_a_mixture_as_often_as_before(root, tmp_path):
   assert short.replacements(30) == range(28, 57)
 
 
+def test_a_list_of_a_mixture_applies_to_some_of_its_members(root, tmp_path):
+  """Members are identified by name, not by their number among the chosen."""
+  open_split = sources(root)['mixture']
+  whole = open_split('train')
+  path = write(tmp_path / 'list.jsonl', whole, [1, 2, 40])
+  short = filters.without_listed(open_split('two/train'), path)
+  assert len(short) == 29
+  assert whole.where(40) not in {short.where(i) for i in range(29)}
+
+
 def test_the_identity_of_the_data_depends_on_the_examples(root, tmp_path):
   """Another list of the same length is other data; a moved list is not."""
   source = sources(root)['folder']('train')

@@ -204,7 +204,7 @@ def test_exact_gelu_of_bfloat16_is_rounded_once(
   assert x.size >= steps.size
   exact = np.float64(x)
   share = special.ndtr(exact)
-  y, pull = jax.vjp(lambda x: layers.gelu(x, 'exact'), x)
+  y, pull = jax.vjp(lambda x: layers.activate(x, 'exact'), x)
   assert y.dtype == jnp.bfloat16
   np.testing.assert_allclose(
     np.float64(y), exact * share, 2**-8 + error, atol=1e-6
@@ -221,7 +221,7 @@ def test_exact_gelu_of_large_values_on_tpus(monkeypatch, sign):
   """They are 0 or x, with derivatives of 0 or 1, without overflow."""
   monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   x = sign * jnp.logspace(1, 38, 2048, dtype=jnp.bfloat16)
-  y, pull = jax.vjp(lambda x: layers.gelu(x, 'exact'), x)
+  y, pull = jax.vjp(lambda x: layers.activate(x, 'exact'), x)
   # Some compilers compute 1 + erf with an error of a few 2^-23, which is
   # multiplied by x: the first value is 10.
   for found, limit in (
@@ -236,7 +236,7 @@ def test_exact_gelu_of_large_values_on_tpus(monkeypatch, sign):
 def test_few_channels_use_erf_on_tpus(monkeypatch, units, exact):
   monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   x = jnp.zeros((2, units), jnp.bfloat16)
-  program = jax.make_jaxpr(lambda x: layers.gelu(x, 'exact'))(x)
+  program = jax.make_jaxpr(lambda x: layers.activate(x, 'exact'))(x)
   assert str(program).count('erf') == exact
 
 

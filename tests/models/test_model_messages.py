@@ -30,6 +30,10 @@ VIT = (
   (dict(position='rope2d', num_heads=8), 'width of a head'),
   (dict(stem=STEM | dict(depths=(0,))), 'model.stem.depths[0] is 0'),
   (dict(stem=dict(name='resnt', depths=())), "mean 'resnet'"),
+  (
+    dict(position='none', rope='index', rope_registers=10.0, registers=3),
+    'model.registers=4',
+  ),
   (dict(channels=5, mean=(0.5,) * 4, std=(0.5,) * 5), 'model.mean'),
   (dict(channels=5, mean=(0.5,) * 5), 'model.std'),
   (dict(std=(0.0, 1.0, 1.0), mean=(0.5,) * 3), 'model.std'),

@@ -17,7 +17,7 @@ from references import (
 
 from tests.faults.counts import count, further
 from vit_jax.errors import UserError
-from vit_jax.models.layers import gelu
+from vit_jax.models.layers import activate
 from vit_jax.weights import pretrained
 from vit_jax.weights.metadata import GELUS
 
@@ -65,7 +65,7 @@ def test_activations_have_the_names_of_the_library(name):
   """`gelu_tanh` is a name of timm."""
   x = np.linspace(-5, 5, 101, dtype=np.float32)
   theirs = transformers.activations.get_activation(name)(torch.tensor(x))
-  ours = gelu(jnp.asarray(x), GELUS[name])
+  ours = activate(jnp.asarray(x), GELUS[name])
   np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-6)
 
 

@@ -225,7 +225,8 @@ def _parsed(text: FlagText, kind: type) -> Any:
   if kind is str:
     return str(text)
   parser = _PARSERS.get(kind)
-  with contextlib.suppress(SyntaxError, ValueError):
+  errors = SyntaxError, ValueError, TypeError, MemoryError, RecursionError
+  with contextlib.suppress(*errors):
     return parser.parse(text) if parser else ast.literal_eval(text)
   return str(text)
 

@@ -123,7 +123,9 @@ def length(config: Config) -> durations.Length:
   return durations.Length.of(config)
 
 
-def square(image_size: tuple[int, ...]) -> tuple[int, int]:
+def square(
+  image_size: tuple[int, ...], key: str = 'image_size'
+) -> tuple[int, int]:
   """Returns (height, width); (s,) is a short form of (s, s).
 
   The flag `--config.image_size=384` results in (384,).
@@ -133,12 +135,10 @@ def square(image_size: tuple[int, ...]) -> tuple[int, int]:
   """
   if len(image_size) not in (1, 2) or min(image_size) < 1:
     raise UserError(
-      f'image_size is {image_size}: give one positive number or two, in pixels.'
+      f'{key} is {image_size}: give one positive number or two, in pixels.'
     )
   height, width = image_size[0], image_size[-1]
-  check_range(
-    'height x width of image_size', height * width, at_most=MAX_PIXELS
-  )
+  check_range(f'height x width of {key}', height * width, at_most=MAX_PIXELS)
   return height, width
 
 

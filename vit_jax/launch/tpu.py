@@ -78,9 +78,10 @@ def create(job: Job, shell: Shell) -> State | None:
   names = [f'--node-id={job.name}']
   if job.slices > 1:
     names = [f'--node-count={job.slices}', f'--node-prefix={job.name}']
+  # Types of machines count cores up to v4, and chips in later versions.
+  units = hosts * per_host * version.counted
   options = [
-    f'--accelerator-type={version.accelerator}-'
-    f'{hosts * per_host * version.counted}',
+    f'--accelerator-type={version.accelerator}-{units}',
     f'--runtime-version={job.version or version.image}',
     *(['--spot'] if job.spot else []),
     *job.submit_flags,
@@ -98,8 +99,9 @@ def delete(job: Job, shell: Shell) -> int:
 def run(job: Job, shell: Shell) -> int:
   """Installs and starts unless the job is running; follows its log.
 
-  If the job runs on some of the hosts only, it ends there within minutes,
-  because the others do not answer, and then on all hosts with the same code.
+  If the job runs on some of the hosts only, it is not started on the others.
+  It ends within minutes, because the others do not answer; the exit code says
+  that it may be started again, and the next attempt starts it on all hosts.
   """
   answer = shell.query(*_ssh(job, _IS_RUNNING))
   if answer is None:

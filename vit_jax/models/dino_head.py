@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.backbone import DTYPES
 from vit_jax.models.init import NORMAL, torch_bias
-from vit_jax.models.layers import Linear, gelu
+from vit_jax.models.layers import Linear, activate
 
 _EPSILON = 1e-12  # smallest divisor in the normalization of vectors
 
@@ -86,7 +86,7 @@ class Projection(nn.Module):
     widths = [config.hidden] * (config.layers - 1) + [config.bottleneck]
     for number, width in enumerate(widths, 1):
       if number > 1:  # between layers only, not after the bottleneck
-        x = gelu(x, 'exact')
+        x = activate(x, 'exact')
       x = Linear(
         (width,),
         kernel_init=NORMAL,

@@ -29,7 +29,10 @@ REMAT = ('none', 'full', 'dots')
 # Coefficients of x² in `_centered_cdf`, the highest power first.
 _COEFFICIENTS = (8.656e-7, -3.99648e-4, 3.7281171e-2, 0.79713306)
 _MIN_CHANNELS = 1_024  # with fewer, erf is faster (benchmarks/history/tpu.md)
+# Multipliers of lowbias32 (see `random_words`), and 2^32 divided by the golden
+# ratio, whose multiples are spread evenly.
 _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_GOLDEN = np.uint32(0x9E3779B9)
 
 # Parameters
 
@@ -336,7 +339,7 @@ class Mlp(nn.Module):
     if has_gate:
       y = jax.nn.silu(y[:, :, 0]) * y[:, :, 1]
     else:
-      y = gelu(y, self.activation)
+      y = activate(y, self.activation)
     y = dropout(y, self.dropout, key)
     if self.norm is not None:
       y = self.norm(name='norm')(y)
@@ -344,7 +347,7 @@ class Mlp(nn.Module):
     return dense(features=(x.shape[-1],), model_dim=-2, name='fc2')(y)
 
 
-def gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
+def activate(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
   """Computes one of `ACTIVATIONS`.
 
   These are GELU ('exact', or approximated by 'tanh' or a sigmoid: 'quick'),
@@ -420,9 +423,10 @@ def random_words(
   computes its own part, and the cost is a fraction of that of JAX's generators,
   which would take longer than the layer itself.
 
-  Reference: the multipliers and shifts are those of lowbias32, from C. Wellons'
-  search for integer hashes of low bias. The last round for a column leaves out
-  an operation that only affects the low bits.
+  Reference: `_mix` is lowbias32, from C. Wellons' search for integer hashes of
+  low bias. The round for a column is a shorter form of it, with one shift
+  instead of three: the first has little effect on a row that is mixed already,
+  and the last only on the low bits.
 
   Args:
     key: random key.
@@ -435,7 +439,7 @@ def random_words(
     rows = rows * jnp.uint32(size) + index
   # The key is mixed in twice per row; each column then costs only one round.
   rows = _mix(_mix(rows ^ words[0]) + words[-1])
-  columns = jnp.arange(shape[-1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
+  columns = jnp.arange(shape[-1], dtype=jnp.uint32) * _GOLDEN
   x = (rows[..., None] ^ columns) * _FIRST
   return (x ^ (x >> 16)) * _SECOND
 

@@ -267,7 +267,9 @@ class Windows(NamedTuple):
     """Returns the mask that is added to the logits; None without a shift.
 
     A shift brings opposite edges of the map together. The mask keeps tokens
-    from attending to tokens of the opposite edge.
+    from attending to tokens of the opposite edge. For a map that is padded
+    after the shift ('timm'), the mask is the same, so that part of the tokens
+    of the opposite edge are not masked; timm's weights are trained with it.
 
     Reference: section 3.2, "Efficient batch computation for shifted
     configuration".
@@ -372,8 +374,8 @@ class WindowAttention(nn.Module):
     x = self.windows.cut(x)  # [n, w, s, d]
     by = config.attention_by(self.stage, side)
     if by == 'cuDNN':
-      # Its heads are those of all windows, and it needs an even number of
-      # tokens. Here, XLA adds the padding while it cuts the windows.
+      # Its bias has no axis for windows, so each window has heads of its own:
+      # [n, s, w, h, c]. It needs an even s; XLA pads while it cuts the windows.
       x = cudnn.even(x.swapaxes(1, 2))  # [n, s, w, d]
     dense = functools.partial(
       Linear, kernel_init=NORMAL, dtype=config.compute_dtype
@@ -598,7 +600,7 @@ class Swin(Backbone):
       (self.config.width,),
       input_axes=3,
       kernel_init=init.embedding,
-      bias_init=init.embedding_bias(3 * PATCH_SIZE**2),
+      bias_init=init.embedding_bias(self.config.channels * PATCH_SIZE**2),
       dtype=dtype,
     )
     self.embedding_norm = LayerNorm(dtype)
@@ -691,12 +693,14 @@ class Swin(Backbone):
   @nn.nowrap
   def attention_by(self, image_size: Grid | None = None) -> dict[str, str]:
     """Returns the implementation of attention in each stage."""
-    config, sides = self.config, itertools.repeat(1)
-    # Windows are reduced to small maps, so kernels may apply to them only.
+    config = self.config
+    # Without a size, the smallest window, to which kernels apply most often.
+    sides = [1] * len(config.depths)
     if image_size is not None:
       sides = [min(config.window_size, *g) for g in self.grids(image_size)]
-    stages = zip(range(len(config.depths)), sides, strict=False)
-    return {f'{i + 1}': config.attention_by(i, side) for i, side in stages}
+    return {
+      f'{i + 1}': config.attention_by(i, side) for i, side in enumerate(sides)
+    }
 
   @nn.nowrap
   def layers_above(self, path: str) -> int | tuple[int, ...]:
@@ -713,6 +717,8 @@ class Swin(Backbone):
     start, end = blocks[int(stage[1]) - 1 :][:2]
     if module.startswith('merge'):
       return top - end
+    # Block b has top − 1 − b blocks above it; pair p consists of the plain
+    # block start + 2p and the shifted block start + 2p + 1.
     first = 1 if path.split('/')[2] == 'plain' else 2
     return tuple(range(top - start - first, top - end - 1, -2))
 

@@ -5,7 +5,7 @@ layers (`Encoder`) and the model (`ViT`), from the images to the logits. A copy
 of it is a model of your own: edit the copy, and name its module in the config
 (docs/extending.md). A new option is a field of `Config`, described under its
 attributes and checked in `__post_init__`, and its use. It is listed in `OF_RUN`
-if weights do not depend on it.
+if fine-tuning takes it from its own config, and not from the weights.
 
 Parameters are float32. Matrix products and the residual stream have the dtype
 of the config (bfloat16 on accelerators); products accumulate in float32.
@@ -125,12 +125,13 @@ class Config(backbone.BackboneConfig):
     map_heads: number of heads of the attention pooling; None for `num_heads`.
     map_mlp_dim: hidden units of the attention pooling; None for `mlp_dim`.
     map_prefix: whether attention pooling includes the prefix tokens.
-    fc_norm: whether features are the mean of the patch tokens (even for the
-      pool 'token'), and the last LayerNorm is applied to this mean instead of
-      the tokens (fine-tuning in MAE and BEiT). With the pool 'token' there is
-      still a class token, but it is not used for features. Fine-tuning takes
-      the value of this key from the weights if its config has the default. It
-      initializes this LayerNorm from scratch if the weights do not have it.
+    fc_norm: whether features are pooled from the patch tokens (their mean also
+      for the pool 'token'), and the last LayerNorm is applied to the features
+      instead of the tokens (fine-tuning in MAE and BEiT). With the pool 'token'
+      there is still a class token, but it is not used for features. Fine-tuning
+      takes the value of this key from the weights if its config has the
+      default. It initializes this LayerNorm from scratch if the weights do not
+      have it.
     pre_logits: whether a dense layer of `width` units with tanh precedes the
       head.
     dropout: dropout rate, applied as in section 4.1 and appendix B.1.
@@ -163,7 +164,7 @@ class Config(backbone.BackboneConfig):
       bias.
     layer_scale: initial value of a factor per channel of each residual branch
       (1e-4 in DeiT-III, 1e-5 in DINOv2); None for no such factors.
-    registers: number of extra tokens whose outputs are not used.
+    registers: number of extra tokens, whose outputs only `map_prefix` uses.
     distilled: whether the model has a distillation token with a head of its
       own, which learns from teacher targets (DeiT). Logits are the mean of both
       heads; `want=('heads',)` returns each.
@@ -442,7 +443,8 @@ class Config(backbone.BackboneConfig):
     fits = not self.rope_registers or self.rotary in ('centered', 'index')
     advice = "set model.rope='index' or 'centered'"
     check(fits, advice, 'rope_registers', 'rope')
-    fits = self.registers > 0 or not self.rope_registers
+    side = math.isqrt(self.registers)
+    fits = 0 < side**2 == self.registers or not self.rope_registers
     check(fits, 'set model.registers=4', 'rope_registers', 'registers')
     fits = self.rotary == 'centered' and not self.rope_registers
     advice = "set model.rope='centered' without rope_registers"
@@ -460,7 +462,8 @@ class Config(backbone.BackboneConfig):
 _ROPE = 0x726F7065  # folded into the key of a layer
 
 # Keys that fine-tuning does not take from the weights: those of every backbone,
-# of a variant, of heads, of training, and of the images.
+# of a variant, of heads, of training, and of the images. (Weights depend on the
+# stem, which `architecture` compares, and on `pixels`, which loading converts.)
 OF_RUN = {
   *backbone.BackboneConfig.__dataclass_fields__,
   *('variant', 'stem', 'stem_layers', 'fc_norm', 'pre_logits'),
@@ -521,17 +524,17 @@ class Block(nn.Module):
       position = position._replace(
         added=own.added, relative=own.relative, bias=own.bias
       )
-    if config.rope_random and position.coordinates is not None:
-      own = jax.random.fold_in(per_layer['key'], _ROPE)
-      rotation = positions.random_rotation(
-        config, position.coordinates, len(x), own
-      )
+    # Coordinates are set only if each layer rotates in its own way.
+    if (coordinates := position.coordinates) is not None:
+      if config.rotary == 'mixed':
+        base = config.rope_base or positions.ROTATIONS['mixed']
+        heads = config.num_heads, config.head_dim
+        rotate = positions.MixedRotation(*heads, base, name='rotation')
+        rotation = rotate(coordinates)
+      else:  # randomly
+        key = jax.random.fold_in(per_layer['key'], _ROPE)
+        rotation = positions.random_rotation(config, coordinates, len(x), key)
       position = position._replace(rotation=rotation)
-    elif position.coordinates is not None:
-      base = config.rope_base or positions.ROTATIONS['mixed']
-      heads = config.num_heads, config.head_dim
-      rotation = positions.MixedRotation(*heads, base, name='rotation')
-      position = position._replace(rotation=rotation(position.coordinates))
     if position.added is not None:
       x = x + position.added.astype(x.dtype)
     attend = Attention(
@@ -588,7 +591,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Layers under one scan, then a norm (`norm`), unless `fc_norm` is set.
+  """Layers under one scan, then a norm, if `final_norm` without `fc_norm`.
 
   Parameters are stacked: `layers/mlp/fc1/kernel` is `[depth, d, mlp_dim]`. Each
   layer gets its random key as a scanned input, so random values do not depend
@@ -751,7 +754,9 @@ class ViT(Backbone):
       (config.width,),
       input_axes=3,
       kernel_init=config.init.embedding,
-      bias_init=config.init.embedding_bias(3 * config.patch_size**2),
+      bias_init=config.init.embedding_bias(
+        config.channels * config.patch_size**2
+      ),
       dtype=dtype,
     )
     if config.patch_norm:
@@ -905,8 +910,8 @@ class ViT(Backbone):
       tokens: outputs of blocks, see `layers` of `predict`.
 
     Returns:
-      Normalized tokens. With `fc_norm`, a model has no such LayerNorm, and its
-      tokens are returned unchanged.
+      Normalized tokens. With `fc_norm`, or without `final_norm`, a model has no
+      such LayerNorm, and its tokens are returned unchanged.
     """
     return self.encoder.last_norm(tokens).astype(jnp.float32)
 

@@ -82,12 +82,10 @@ def tensor_norms(
     first = int(by_layer and sharding.STACKED in path)
     own = jnp.sum(jnp.square(leaf), axis=tuple(range(first, leaf.ndim)))
     squares[name(path)] = squares.get(name(path), 0) + own
+  norms = {path: jnp.sqrt(squares[name(path)]) for path in flat}
   return {
-    path: jnp.sqrt(squares[name(path)]).reshape(
-      *squares[name(path)].shape,
-      *[1] * (leaf.ndim - squares[name(path)].ndim),
-    )
-    for path, leaf in flat.items()
+    path: norm.reshape(*norm.shape, *[1] * (flat[path].ndim - norm.ndim))
+    for path, norm in norms.items()
   }
 
 
@@ -296,8 +294,10 @@ class Common:
     check_range('optimizer.layer_decay', self.layer_decay, above=0, at_most=1)
     steps = setting.steps
     table = rules_lib.parse(self.rules)
+    # Also without a limit, because it checks its keys.
     clip = clipping(self.clip_norm or math.inf, self.clip, self.clip_joined)
-    clip = clip if self.clip_norm else optax.identity()
+    if not self.clip_norm:
+      clip = optax.identity()
     late = any(steps(rule.after) for _, rule in table)
     rate = [optax.scale_by_learning_rate(schedule)]
     if table or self.layer_decay != 1:
@@ -305,16 +305,15 @@ class Common:
       rate.append(rules_lib.scale_by_rates(*factors))
     if any(rule.frozen for _, rule in table):
       clip = rules_lib.without_frozen(table, clip)
-      scale = scale if late else rules_lib.without_frozen(table, scale)
+      if not late:  # otherwise, `delayed` leaves them out
+        scale = rules_lib.without_frozen(table, scale)
     if late:
       # Gradients of leaves do not count in the norm for clipping until
       # `Rule.after` has passed. The second gate, after the rate, removes their
       # weight decay.
       gate = schedule_lib.gated(table, lambda rule: steps(rule.after))
-      clip, scale = (
-        optax.chain(gate, clip),
-        schedule_lib.delayed(table, steps, scale),
-      )
+      clip = optax.chain(gate, clip)
+      scale = schedule_lib.delayed(table, steps, scale)
       rate.append(gate)
     if any(steps(rule.lr_after) for _, rule in table):
       rate.append(schedule_lib.gated(table, lambda rule: steps(rule.lr_after)))

@@ -70,12 +70,16 @@ def run(
     if value is not None and flag not in _USED.get(name, ()):
       raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
   check_range('--workers', workers, at_least=0)
-  for flag, path in (('data_dir', root), ('source', source)):
-    if path is not None and paths.is_remote(path):
-      raise UserError(
-        f'--{flag} is {path!r}, which is remote; give a local directory DIR, '
-        f'and copy it: gcloud storage cp -r DIR/{name} {root}/'
-      )
+  if source is not None and paths.is_remote(source):
+    raise UserError(
+      f'--source is {source!r}, which is remote; copy it to a local directory '
+      f'DIR: gcloud storage cp -r {source} DIR/, and give --source=DIR/…'
+    )
+  if paths.is_remote(root):
+    raise UserError(
+      f'--data_dir is {root!r}, which is remote; give a local directory DIR, '
+      f'and copy it: gcloud storage cp -r DIR/{name} {root}/'
+    )
   directory = pathlib.Path(root)
   workers = workers or shards.default_workers()
   try:

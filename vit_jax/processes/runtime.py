@@ -67,20 +67,22 @@ def start_distributed(
         initialization_timeout=timeout_s,
         heartbeat_timeout_seconds=peers.HEARTBEAT_S,
       )
-  except RuntimeError as error:  # without the cause, which JAX cannot convert
+  # JAX replaces the cause by an error about its conversion to Python.
+  except RuntimeError as error:
     raise ConnectionError(
       f'the {consensus.num_processes()} processes did not connect within '
       f'{timeout_s} s. Start all of them, with the same --coordinator_address '
       'and --num_processes'
     ) from error
-  if HANDLER.installed or peers.client() is not None:
+  several = peers.client() is not None
+  if HANDLER.installed or several:
     HANDLER.install()  # JAX has replaced the handler of SIGTERM
     HANDLER.react = peers.exit_interrupted
   peers.LISTENER.start()
-  if peers.client() is not None:
+  if several:
     consensus.check_num_processes()
     log.info('process %d of %d', peers.index(), consensus.num_processes())
-  return True
+  return several
 
 
 def _check_processes(
@@ -133,8 +135,9 @@ def cache_compilations() -> None:
   """Enables JAX's compilation cache, so that a restart compiles nothing.
 
   The cache is $JAX_COMPILATION_CACHE_DIR, or ~/.cache/vit_jax/compiled.
-  Programs for CPUs are not cached, because they use the instructions of one
-  type of machine. JAX_ENABLE_COMPILATION_CACHE=false disables the cache.
+  Programs for CPUs are cached only with the variable, because they use the
+  instructions of one type of machine. JAX_ENABLE_COMPILATION_CACHE=false
+  disables the cache.
   """
   config: Any = jax.config
   if jax.default_backend() != 'cpu' and not config.jax_compilation_cache_dir:

@@ -260,7 +260,7 @@ class Writer:
       self._file.sync()
 
   def close(self) -> None:
-    """Flushes and closes all files; does nothing if writing failed before."""
+    """Flushes the file and closes trackers, unless writing failed before."""
     self.flush()
     for tracker in self._trackers if self._active else ():
       tracker.close()

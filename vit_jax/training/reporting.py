@@ -50,7 +50,8 @@ def predict_examples(
   Returns:
     JSON-able entries of the report: counts, accuracy, pictures of examples
     spread over the split, pictures of the most confident mistakes, and the
-    most confused classes.
+    most confused classes. For several labels, or numbers, there are neither
+    accuracy nor confused classes, and the mistakes are the largest errors.
 
   Raises:
     UserError: no example can be read.
@@ -66,6 +67,8 @@ def predict_examples(
   wrong = values['predicted'] != values['label']
   pair = values['label'], values['predicted']
   single = wrong.ndim == 1  # rather than several labels, or numbers
+  # For several labels, or numbers, almost every example differs, and the order
+  # is that of its largest error.
   order = np.argsort(-values['confidence'], kind='stable')
   mistakes = [i for i in order.tolist() if wrong[i].any()][:_SHOWN]
   spread = np.linspace(0, len(kept) - 1, min(_SHOWN, len(kept)))

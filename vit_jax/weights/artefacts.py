@@ -43,9 +43,10 @@ def predictor(source: Pretrained) -> Predict:
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = jax.device_get(source.load_weights(mesh))
   params = jax.tree.map(jnp.asarray, params)  # without a mesh
+  # Kernels run on one platform only, so they are left out.
   setting = Setting(source.model().reference, source.image_size)
   objective = schema.build('objective', source.description.objective, setting)
-
+  # `classes` are the logits of each patch, of the objective `segment`.
   want = ('classes',) if 'classes' in objective.results else ()
 
   def predict(images: Images) -> Float[Array, 'n *map k']:

@@ -59,7 +59,7 @@ class TrainTransform:
   def __post_init__(self):
     check_range('augment.local_crops', self.local_crops, at_least=0)
     check_range('augment.solarize', self.solarize, at_least=0, at_most=1)
-    square(self.local_size)
+    square(self.local_size, 'augment.local_size')  # checks it
     for key in ('global_area', 'local_area'):
       area = getattr(self, key)
       if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:

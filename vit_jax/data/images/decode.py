@@ -2,12 +2,13 @@
 
 Supported formats are JPEG, PNG, GIF (first frame), BMP, WebP and TIFF (first
 page). The size is read from the header before the image is decoded, so that a
-small file cannot exhaust the memory (a decompression bomb). Other formats are
-rejected, because their size is not known before decoding.
+small file cannot exhaust the memory (a decompression bomb). Pixels may also be
+given as an array or a .npy file. Other formats are rejected, because their size
+is not known before decoding.
 
-For JPEG, only the rows above the lower edge of the box are decoded
-(`images/jpeg.py`); other formats are decoded as a whole, GIF by Pillow and the
-others by OpenCV. The pixels are always those of full decoding, not an
+For an upright JPEG, only the rows above the lower edge of the box are decoded
+(`images/jpeg.py`); all others are decoded as a whole, GIF by Pillow and other
+formats by OpenCV. The pixels are always those of full decoding, not an
 approximation. Damage within a BMP, WebP or TIFF file is not always detected,
 because OpenCV does not report it.
 
@@ -131,7 +132,7 @@ def _by_pillow(
 
 
 def _by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
-  """Shrinks by averaging areas, then enlarges bilinearly, axis by axis.
+  """Shrinks the axes that shrink by averaging areas, then enlarges bilinearly.
 
   OpenCV's INTER_AREA repeats pixels where it enlarges, so that a small crop
   would become a mosaic of blocks.
@@ -177,9 +178,11 @@ def decode(
   For three channels of 8 bits, greyscale is converted to three equal channels;
   the upper 8 of 16 bits are kept; palettes are looked up; transparency is
   dropped, and the colours remain as stored; CMYK is converted without its
-  profile; the EXIF orientation is applied. Otherwise, and for .npy files,
-  nothing is converted: see `channels.decode`. JPEG files are then allowed
-  only if they are grey, for one channel of 8 bits.
+  profile; the EXIF orientation is applied.
+
+  For other channels or bits, and for .npy files, nothing is converted: see
+  `channels.decode`. For these, JPEG files are allowed only if they are grey,
+  for one channel of 8 bits.
 
   Args:
     image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`;
@@ -311,9 +314,10 @@ def _largest_shrink(box: Box, least: Size) -> int:
 def _shrunk_box(box: Box, shrink: int) -> Box:
   """Returns a box in the shrunk image, its edges rounded to whole pixels.
 
-  The last pixels of a shrunk image are incomplete if its size is not a multiple
-  of `shrink`. They are outside of all boxes if less than half of them is in the
-  image.
+  The last pixels of a shrunk image are incomplete if the size of the image is
+  not a multiple of `shrink`. They are outside of all boxes if less than half of
+  them is in the image: 498 pixels at 1/8 are 62.25, of which boxes contain 62;
+  500 pixels are 62.5, of which boxes contain 63.
   """
   y, x, height, width = box
   half = shrink // 2

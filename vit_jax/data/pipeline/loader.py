@@ -140,7 +140,7 @@ class Loader:
         index = self._replacement(index, position, attempt + 1)
       else:
         raise UserError(
-          f'{_MAX_ATTEMPTS} records of {self.source.name} in a row cannot be '
+          f'{attempt + 1} records of {self.source.name} in a row cannot be '
           f'used, the last at index {bad[-1].index} ({bad[-1].reason}): check '
           'the data with python -m vit_jax.check_data.'
         )

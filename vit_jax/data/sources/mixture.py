@@ -80,6 +80,7 @@ class Source(contract.Source):
       )
       for name, section in sections.items()
     ]
+    self._names = list(sections)
     self._index = Concatenation(map(len, self._members))
     self.name = f'mixture of {", ".join(m.name for m in self._members)}'
     self.class_names = self._members[0].class_names
@@ -97,9 +98,9 @@ class Source(contract.Source):
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the rows of members that have this method; see `data.contract`."""
-    for number, member in enumerate(self._members):
+    for name, member in zip(self._names, self._members, strict=True):
       for part, rows in member.rows():
-        yield f'{number}/{part}', rows
+        yield f'{name}/{part}', rows
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     number, row = self._index.find(index)

@@ -45,7 +45,7 @@ def section(
 
   They do not determine `num_heads` in PyTorch's layout without `qk_norm`.
 
-  Options may have their defaults.
+  The result may contain options whose value is the default.
 
   Args:
     path: path of the file, for messages.
