@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from vit_jax.checkpoint import Checkpointer, items
+from vit_jax.checkpoint import Checkpointer, agreement
 from vit_jax.config import loading
 from vit_jax.config.completion import complete
 from vit_jax.training.experiment import Experiment
@@ -76,7 +76,7 @@ def restore(folder: pathlib.Path, of=None, about=ABOUT, sleep=lambda _: None):
   """Restores the newest intact step; pauses between retries are skipped."""
   clock = types.SimpleNamespace(sleep=sleep)
   with (
-    mock.patch.object(items, 'time', clock),
+    mock.patch.object(agreement, 'time', clock),
     contextlib.closing(Checkpointer(folder, about)) as checkpoints,
   ):
     return checkpoints.restore_latest((of or experiment()).abstract_state)

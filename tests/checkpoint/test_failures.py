@@ -5,7 +5,7 @@ import json
 
 import fsspec.exceptions
 
-from vit_jax.checkpoint.items import CorruptError, Outcome, classify
+from vit_jax.checkpoint.agreement import CorruptError, Outcome, classify
 from vit_jax.errors import UserError
 
 # Messages of TensorStore 0.1.86.

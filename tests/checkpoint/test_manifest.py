@@ -8,7 +8,7 @@ from etils import epath
 
 from tests.checkpoint.states import ABOUT, restore, same, save, state
 from tests.faults.counts import further
-from vit_jax.checkpoint import Checkpointer, items, manifest, steps
+from vit_jax.checkpoint import Checkpointer, agreement, manifest, steps
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
 
@@ -55,7 +55,7 @@ def test_any_flipped_bit_is_detected(tmp_path, name):
     file.write_bytes(data)
     try:
       assert read() == written
-    except items.CorruptError:
+    except agreement.CorruptError:
       seen += 1
   assert seen > 0.98 * 8 * len(json.dumps(content))
 

@@ -133,7 +133,7 @@ def test_64_bit_types_are_a_user_error(saved):
   )
 
   wide = types.SimpleNamespace(abstract_state=abstract)
-  with pytest.raises(UserError, match='int64.*JAX_ENABLE_X64'):
+  with pytest.raises(UserError, match=r'(?s)int64.*JAX_ENABLE_X64'):
     restore(saved, wide)
   assert _left(saved) == ['1', '2', 'run_id.json']
 

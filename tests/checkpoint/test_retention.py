@@ -10,7 +10,7 @@ from etils import epath
 
 from tests.checkpoint.states import ABOUT, restore, save, state
 from tests.faults.counts import further
-from vit_jax.checkpoint import Checkpointer, items, manifest, steps
+from vit_jax.checkpoint import Checkpointer, agreement, manifest, steps
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
 
@@ -92,7 +92,7 @@ def test_a_step_that_is_removed_while_it_is_read(tmp_path, monkeypatch):
   weights = {'model': {'name': 'vit'}, 'num_classes': 2, 'image_size': [4, 4]}
   save(tmp_path, 1, 2, about=ABOUT | weights)
   read, pauses = manifest.read, types.SimpleNamespace(sleep=lambda _: None)
-  monkeypatch.setattr(items, 'time', pauses)
+  monkeypatch.setattr(agreement, 'time', pauses)
 
   def remove_and_read(step_dir):
     if step_dir.name == '2' and step_dir.exists():

@@ -1,13 +1,18 @@
 """Pytrees whose leaves have paths such as 'encoder/layers/mlp/fc1/kernel'."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax.errors import UserError
+
 PyTree = Any
+# Number of a layer within a name, such as '.11.' or '/encoderblock_11/'.
+_LAYER = re.compile(r'(?<=[._/])\d+(?=[./])')
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -33,6 +38,48 @@ def flatten(tree: PyTree) -> dict[str, Any]:
 def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
   """Returns {path: shape} of the leaves; the tree may be flat already."""
   return {path: tuple(leaf.shape) for path, leaf in flatten(tree).items()}
+
+
+def check_shapes(
+  path: str,
+  actual: Mapping[str, tuple],
+  expected: Mapping[str, tuple],
+  advice: str = 'Set config.model.*, config.num_classes and JAX_ENABLE_X64 to '
+  'the values that the file was written with.',
+) -> None:
+  """Checks that a file contains the arrays of a model, with their shapes.
+
+  Args:
+    path: path of the file, for messages.
+    actual: shapes in the file, {name: shape}, or any other tuples.
+    expected: shapes in the model, {name: shape}.
+    advice: last sentence of the message.
+
+  Raises:
+    UserError: arrays are missing, unknown or have another shape; the message
+      lists all of them.
+  """
+  rows: dict[tuple[str, str, str], list[str]] = {}
+  for name in sorted({*actual, *expected}):
+    if actual.get(name) != expected.get(name):
+      in_file = str(list(actual[name])) if name in actual else 'missing'
+      in_model = str(list(expected[name])) if name in expected else 'none'
+      # Arrays that differ only in the layer's number share a line.
+      kind = _LAYER.sub('*', name, count=1)
+      rows.setdefault((kind, in_file, in_model), []).append(name)
+  if not rows:
+    return
+  lines = [
+    f'  {names[0]}'
+    + (f' and {len(names) - 1} other layers' if names[1:] else '')
+    + f': {in_file} in the file, {in_model} in the model'
+    for (_, in_file, in_model), names in rows.items()
+  ]
+  raise UserError(
+    f'{path} does not contain the parameters of the model:\n'
+    + '\n'.join(lines)
+    + f'\n{advice}'
+  )
 
 
 def unflatten(flat: dict[str, Any]) -> dict[str, Any]:

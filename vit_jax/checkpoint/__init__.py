@@ -10,7 +10,6 @@ no Python class.
 """
 
 from vit_jax.checkpoint.items import FORMAT as FORMAT
-from vit_jax.checkpoint.items import check_shapes as check_shapes
 from vit_jax.checkpoint.manager import Checkpointer as Checkpointer
 from vit_jax.checkpoint.restore import RemovedError as RemovedError
 from vit_jax.checkpoint.restore import export_params as export_params

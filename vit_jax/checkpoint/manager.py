@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.checkpoint import items, manifest, restore, steps
+from vit_jax.checkpoint import agreement, items, manifest, restore, steps
 from vit_jax.config import direction, durations, schema
 from vit_jax.errors import StorageError, check_range
 from vit_jax.files import paths
@@ -71,7 +71,7 @@ class Barrier:
     except Exception as error:
       if not self._has_failed:
         with contextlib.suppress(Exception):
-          self(failure=items.root_cause(error))
+          self(failure=agreement.root_cause(error))
       raise
 
 
@@ -124,9 +124,9 @@ class Checkpointer:
     self.failures, self.last_failure = 0, ''
     steps.check_path(self.root)
     try:
-      items.on_main(self._open_directory)
+      agreement.on_main(self._open_directory)
       self._run = restore.find_run_id(self.root)
-    except items.FailedError as error:
+    except agreement.FailedError as error:
       cause = error.local_error or error
       raise paths.storage_error(self.root, 'opened', cause) from error
     self._open_writer()
@@ -314,8 +314,8 @@ class Checkpointer:
     self.failures += 1
     self.last_failure = 'another process failed'
     if error is not None:
-      self.last_failure = items.root_cause(error)
-      if paths.cause(items.innermost(error)) is Cause.FULL:
+      self.last_failure = agreement.root_cause(error)
+      if paths.cause(agreement.innermost(error)) is Cause.FULL:
         self.last_failure = f'the disk of {self.root} is full'
     log.error(
       'SAVING STEP %s FAILED (%d failure(s) so far): %s. Steps saved earlier '

@@ -14,7 +14,7 @@ from etils import epath
 
 from vit_jax.arrays import checksum, tree
 from vit_jax.checkpoint import items
-from vit_jax.checkpoint.items import CorruptError
+from vit_jax.checkpoint.agreement import CorruptError
 
 PyTree = Any
 _CHECKSUM = 'checksum'
@@ -152,7 +152,7 @@ def check_leaves(
     path: (*leaf.shape, str(leaf.dtype))
     for path, leaf in tree.flatten(expected).items()
   }
-  items.check_shapes(str(step_dir), in_file, in_model)
+  tree.check_shapes(str(step_dir), in_file, in_model)
 
 
 def compare(actual: dict[str, Any], written: dict[str, Any]) -> None:

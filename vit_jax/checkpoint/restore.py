@@ -22,8 +22,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.arrays import sharding, tree
-from vit_jax.checkpoint import items, manifest, steps
-from vit_jax.checkpoint.items import CorruptError
+from vit_jax.checkpoint import agreement, items, manifest, steps
+from vit_jax.checkpoint.agreement import CorruptError
 from vit_jax.checkpoint.manifest import Manifest
 from vit_jax.config import direction
 from vit_jax.errors import UserError
@@ -57,7 +57,9 @@ def newest(
     return max(candidates, default=None)
 
   while True:
-    step = items.with_retries(lambda: items.on_main(newest_below), str(root))
+    step = agreement.read_with_retries(
+      lambda: agreement.on_main(newest_below), str(root)
+    )
     if step is None:
       break
     path = root / str(step)
@@ -65,8 +67,8 @@ def newest(
       return _restore(path, step, abstract, run), step
     except CorruptError as error:
       log.error('checkpoint %s is damaged and moved to *.bad: %s', path, error)
-      items.with_retries(
-        lambda step=step: items.on_main(steps.quarantine, root, step),
+      agreement.read_with_retries(
+        lambda step=step: agreement.on_main(steps.quarantine, root, step),
         f'renaming {path}',
       )
     below = step
@@ -86,17 +88,17 @@ def _restore(path: epath.Path, step: int, abstract: PyTree, run: str) -> PyTree:
 
   Raises:
     CorruptError: the step is damaged, at least for one process.
-    UserError, StorageError: see `items.with_retries`.
+    UserError, StorageError: see `agreement.read_with_retries`.
   """
 
   def attempt() -> PyTree:
-    written, state = items.on_all(_read, path, step, abstract, run)
+    written, state = agreement.on_all(_read, path, step, abstract, run)
     # The checksums are a collective on all devices, so they are computed after
     # every process has read its part.
-    items.on_all(manifest.compare, manifest.leaves(state), written.leaves)
+    agreement.on_all(manifest.compare, manifest.leaves(state), written.leaves)
     return state
 
-  return items.with_retries(attempt, str(path))
+  return agreement.read_with_retries(attempt, str(path))
 
 
 def _read(
@@ -235,7 +237,7 @@ def load_arrays(
 
   def verify(read: tuple[dict[str, Any], PyTree]) -> PyTree:
     written, loaded = read
-    items.on_all(manifest.compare, manifest.leaves(loaded), written)
+    agreement.on_all(manifest.compare, manifest.leaves(loaded), written)
     return loaded[name]
 
   return _read_with_retries(step_dir, read, verify)
@@ -278,8 +280,10 @@ def _read_with_retries(
     return is_step_name and not steps.is_step(step_dir)
 
   try:
-    return items.with_retries(lambda: verify(items.on_all(read)), str(step_dir))
-  except items.CorruptError as error:
+    return agreement.read_with_retries(
+      lambda: verify(agreement.on_all(read)), str(step_dir)
+    )
+  except agreement.CorruptError as error:
     if consensus.from_main(is_removed):
       raise RemovedError(
         f'{step_dir} was removed while it was read; a run that is training '
@@ -325,7 +329,7 @@ def find_run_id(root: epath.Path) -> str:
     root: directory of checkpoints.
 
   Raises:
-    items.FailedError: the directory cannot be read.
+    agreement.FailedError: the directory cannot be read.
   """
 
   def run() -> str:
@@ -333,7 +337,7 @@ def find_run_id(root: epath.Path) -> str:
       _run_id_in_file(root) or _run_id_of_newest_step(root) or uuid.uuid4().hex
     )
 
-  return items.on_main(run)
+  return agreement.on_main(run)
 
 
 def _run_id_in_file(root: epath.Path) -> str | None:

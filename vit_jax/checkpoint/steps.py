@@ -14,8 +14,8 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.checkpoint import items, manifest
-from vit_jax.checkpoint.items import CorruptError
+from vit_jax.checkpoint import agreement, items, manifest
+from vit_jax.checkpoint.agreement import CorruptError
 from vit_jax.errors import StorageError, UserError
 from vit_jax.files import paths
 from vit_jax.files.paths import is_remote
@@ -263,7 +263,9 @@ def remove_old(
         remove(root, step)
   except Exception as error:  # noqa: BLE001 (file systems raise many types)
     log.warning(
-      'old steps in %s could not be removed: %s', root, items.root_cause(error)
+      'old steps in %s could not be removed: %s',
+      root,
+      agreement.root_cause(error),
     )
 
 

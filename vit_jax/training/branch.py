@@ -18,8 +18,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax.checkpoint import items, manifest, restore, steps
-from vit_jax.checkpoint.items import CorruptError
+from vit_jax.checkpoint import agreement, items, manifest, restore, steps
+from vit_jax.checkpoint.agreement import CorruptError
 from vit_jax.config import durations, identity, keys
 from vit_jax.config.schema import Config, build_section
 from vit_jax.errors import UserError
@@ -54,8 +54,8 @@ def begin(text: str, config: Config, workdir: epath.Path) -> None:
     )
   source, step = paths.locate(match[1]), int(match[2])
   try:
-    items.with_retries(
-      lambda: items.on_main(_begin, source, step, config, workdir), text
+    agreement.read_with_retries(
+      lambda: agreement.on_main(_begin, source, step, config, workdir), text
     )
   except CorruptError as error:
     raise UserError(

@@ -28,6 +28,10 @@ from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import NameMap
 
 log = logging.getLogger('vit_jax')
+_SUPPORTED = (
+  'Supported are ViT, hybrids, BiT and Swin: use weights of these, and leave '
+  'out keys of the model that differ.'
+)
 PyTree = Any
 
 
@@ -84,7 +88,7 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
       f'{path} contains a model that is not supported: {error}'
     ) from error
   shapes = _shapes(parsed, source.abstract_params())
-  names_lib.check_shapes(path, *shapes)
+  tree.check_shapes(path, *shapes, _SUPPORTED)
   log.log(
     logging.WARNING if metadata.assumed else logging.INFO,
     '%s: settings that its arrays do not determine are those of %s: gelu %s, '
@@ -136,7 +140,7 @@ def described(path: str, parsed: ParsedWeights) -> Pretrained:
   )
 
   def put(abstract: PyTree) -> PyTree:
-    names_lib.check_shapes(path, *_shapes(parsed, abstract))
+    tree.check_shapes(path, *_shapes(parsed, abstract), _SUPPORTED)
     flat = names.native(arrays, _by_path(abstract))
     flat = patch_embedding.converted(flat, statistics)
     paths = tree.flatten(abstract)

@@ -24,8 +24,6 @@ T = TypeVar('T')
 _NUMBER = re.compile(
   r'\{(?P<step>\d*)i(?:\+(?P<first>\d+))?(?::0(?P<digits>\d))?\}'
 )
-# Number of a layer within a name, such as '.11.' or '/encoderblock_11/'.
-_LAYER = re.compile(r'(?<=[._/])\d+(?=[./])')
 _TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 _PATCHES = 'embedding/kernel'
 _TABLE = pathlib.Path(__file__).with_name('names.csv')
@@ -266,46 +264,6 @@ def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
       f'{path} contains {shown}; only floating-point numbers of at least 16 '
       'bits can be read: use the original, not quantized weights.'
     )
-
-
-def check_shapes(
-  path: str,
-  actual: Mapping[str, tuple[int, ...]],
-  expected: Mapping[str, tuple[int, ...]],
-) -> None:
-  """Checks that a file contains the arrays of a model, with their shapes.
-
-  Args:
-    path: path of the file, for messages.
-    actual: shapes in the file, {name: shape}.
-    expected: shapes in the model, {name: shape}.
-
-  Raises:
-    UserError: arrays are missing, unknown or have another shape; the message
-      lists all of them.
-  """
-  rows: dict[tuple[str, str, str], list[str]] = {}
-  for name in sorted({*actual, *expected}):
-    if actual.get(name) != expected.get(name):
-      in_file = str(list(actual[name])) if name in actual else 'missing'
-      in_model = str(list(expected[name])) if name in expected else 'none'
-      # Arrays that differ only in the layer's number share a line.
-      kind = _LAYER.sub('*', name, count=1)
-      rows.setdefault((kind, in_file, in_model), []).append(name)
-  if not rows:
-    return
-  lines = [
-    f'  {names[0]}'
-    + (f' and {len(names) - 1} other layers' if names[1:] else '')
-    + f': {in_file} in the file, {in_model} in the model'
-    for (_, in_file, in_model), names in rows.items()
-  ]
-  raise UserError(
-    f'{path} does not contain the parameters of the model:\n'
-    + '\n'.join(lines)
-    + '\nSupported are ViT, hybrids, BiT and Swin: use weights of these, and '
-    'leave out keys of the model that differ.'
-  )
 
 
 def shape_of(

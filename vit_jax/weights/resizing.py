@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import place, to_host
-from vit_jax.checkpoint import check_shapes
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size, abstract_params
 from vit_jax.weights import patch_embedding
@@ -141,7 +140,7 @@ class _Resized(Pretrained):
     flat = tree.flatten(params)
     expected = tree.flatten(self.abstract_weights(mesh))
     expected = {path: expected[path] for path in expected if path in flat}
-    check_shapes(self.path, tree.shapes(flat), tree.shapes(expected))
+    tree.check_shapes(self.path, tree.shapes(flat), tree.shapes(expected))
     return params
 
 

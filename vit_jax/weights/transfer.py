@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.sharding import to_host
-from vit_jax.checkpoint import check_shapes
 from vit_jax.config import schema
 from vit_jax.config.identity import Changes, differences
 from vit_jax.data import filters
@@ -91,7 +90,7 @@ def body(
     {k: v for k, v in each.items() if not k.startswith(fresh)}
     for each in (actual, expected)
   )
-  check_shapes(source.path, tree.shapes(found), of_model)
+  tree.check_shapes(source.path, tree.shapes(found), of_model)
   return found
 
 
