@@ -16,17 +16,8 @@ class names of the weights:
 errors that a user can correct are `vit_jax.UserError`.
 """
 
-import importlib
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-  from vit_jax.data.storage.parts import read_features
-  from vit_jax.errors import UserError
-  from vit_jax.weights.pretrained import find as find_pretrained
-  from vit_jax.weights.pretrained import load_pretrained
-  from vit_jax.weights.pretrained import save as save_pretrained
 
 __version__ = '0.1.0'
 __all__ = [
@@ -36,14 +27,6 @@ __all__ = [
   'read_features',
   'save_pretrained',
 ]
-# {public name: (module, name in the module)}
-_PUBLIC = {
-  'UserError': ('vit_jax.errors', 'UserError'),
-  'find_pretrained': ('vit_jax.weights.pretrained', 'find'),
-  'load_pretrained': ('vit_jax.weights.pretrained', 'load_pretrained'),
-  'read_features': ('vit_jax.data.storage.parts', 'read_features'),
-  'save_pretrained': ('vit_jax.weights.pretrained', 'save'),
-}
 
 # `python -m vit_jax.NAME` imports this package before it searches for NAME.
 # Only here can signals be handled from the start, and an unknown NAME be
@@ -61,17 +44,12 @@ if importlib.util.find_spec('fcntl') is None:  # as on Windows
   )
 
 
-def __getattr__(name: str) -> Any:
-  """Imports a public name when it is first used.
+from etils import epy  # noqa: E402 (after signals are handled)
 
-  Importing JAX takes seconds, which commands such as `--help` do not need.
-  """
-  if name not in _PUBLIC:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  module, attribute = _PUBLIC[name]
-  return getattr(importlib.import_module(module), attribute)
-
-
-def __dir__() -> list[str]:
-  """Returns all names, including public names that are not imported yet."""
-  return sorted({*globals(), *__all__})
+# Importing JAX takes seconds, which commands such as `--help` do not need.
+with epy.lazy_api_imports(globals()):
+  from vit_jax.data.storage.parts import read_features
+  from vit_jax.errors import UserError
+  from vit_jax.weights.pretrained import find as find_pretrained
+  from vit_jax.weights.pretrained import load_pretrained
+  from vit_jax.weights.pretrained import save as save_pretrained

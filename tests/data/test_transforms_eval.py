@@ -113,11 +113,14 @@ def test_extreme_aspect_ratios_are_refused():
   'resize', ['squash', 'central', 'squash_central', 'torchvision']
 )
 @pytest.mark.parametrize('size', [(120, 200), (200, 90)])
-def test_the_visible_box_contains_the_sampled_pixels(resize, size):
-  """The result samples the box of the image that `visible` returns evenly."""
+def test_the_geometry_determines_the_sampled_pixels(resize, size):
+  """The result samples the visible box of the image evenly."""
   image_size = (48, 40)
   transform = EvalTransform(image_size, resize=resize, central_fraction=0.75)
-  y, x, height, width = transform.visible(*size)
+  geometry = transform.geometry(*size)
+  scale = np.divide(size, geometry.size)
+  y, x = geometry.corner * scale
+  height, width = image_size * scale
   pixels = transform.pixels(coordinates(*size))
   rows = sampled(size[0], image_size[0], y, height / image_size[0])
   columns = sampled(size[1], image_size[1], x, width / image_size[1])

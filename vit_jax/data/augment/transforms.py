@@ -23,7 +23,6 @@ from vit_jax.data.images.decode import (
   INTERPOLATIONS,
   MAX_PIXELS,
   Box,
-  decode,
   decode_to_resize,
   resize,
 )
@@ -516,29 +515,11 @@ class EvalTransform(ImageAndLabel):
       at_most=1,
     )
 
-  def decode(self, image: bytes | np.ndarray) -> Pixels:
-    """Returns the whole image, see `Preprocess`; raises DecodeError."""
-    return decode(image, self.channels, self.bits)
-
   def geometry(self, height: int, width: int, rng: Any = None) -> Geometry:
     """Returns the part of an image of this size, pixels, that is used."""
     del rng
     size = self._resized_size(height, width)
     return Geometry((0, 0, height, width), size, corner=self._corner(size))
-
-  def visible(
-    self, height: int, width: int
-  ) -> tuple[float, float, float, float]:
-    """Returns the box of an image that `pixels` shows; see `Preprocess`."""
-    size = self._resized_size(height, width)
-    top, left = self._corner(size)
-    scale_y, scale_x = height / size[0], width / size[1]
-    return (
-      top * scale_y,
-      left * scale_x,
-      self.image_size[0] * scale_y,
-      self.image_size[1] * scale_x,
-    )
 
   def _resized_size(self, y: int, x: int) -> tuple[int, int]:
     """Returns the (height, width) that an image of `[y, x]` is resized to.
