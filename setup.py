@@ -47,8 +47,8 @@ setuptools.setup(
       'arrays/tpus.csv',
       'data/sources/objectnet.json',
       'weights/formats/huggingface_types.json',
-      'weights/formats/timm_table.csv',
-      'weights/names.csv',
+      'weights/*.csv',
+      'weights/formats/*.csv',
     ]
   },
   install_requires=requirements('requirements.txt'),

@@ -5,7 +5,8 @@ that of a leaf, or of a module whose leaves have corresponding names in the
 other project ('kernel' is 'weight' in PyTorch). A foreign name with `{i}`
 stands for one array per layer; these arrays are stacked in this package. `{2i}`
 and `{2i+1}` number the even and the odd layers, and `{i+2:02}` counts from 2 in
-two digits. names.csv contains the names of Vision Transformers in all projects.
+two digits. names.csv contains the names of Vision Transformers in all projects;
+aliases.csv contains the regular expressions that replace other names.
 """
 
 import csv
@@ -26,7 +27,6 @@ _NUMBER = re.compile(
 )
 _TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 _PATCHES = 'embedding/kernel'
-_TABLE = pathlib.Path(__file__).with_name('names.csv')
 
 
 def not_writable(what: str) -> UserError:
@@ -69,15 +69,36 @@ def table(project: str) -> dict[str, Joined]:
       the second of three arrays that are joined as NAME.
   """
   result = {}
-  with _TABLE.open(newline='') as file:
-    for row in csv.DictReader(file):
-      name, *part = re.split(r' \((\d) of (\d)\)', row[project])
-      if part:
-        index, count = int(part[0]) - 1, int(part[1])
-        result[row['path']] = Joined(name, index, count)
-      elif name:
-        result[row['path']] = Joined(name)
+  for row in _rows('names.csv'):
+    name, *part = re.split(r' \((\d) of (\d)\)', row[project])
+    if part:
+      index, count = int(part[0]) - 1, int(part[1])
+      result[row['path']] = Joined(name, index, count)
+    elif name:
+      result[row['path']] = Joined(name)
   return result
+
+
+@functools.cache
+def aliases(project: str) -> tuple[tuple[str, str], ...]:
+  """Returns the aliases of a project's names, for `renamed`.
+
+  Args:
+    project: cell of the column `project` of aliases.csv: `transformers`;
+      `authors` for repositories whose weights timm converts; or `torchvision
+      and open_clip`, whose names are replaced by those of timm.
+  """
+  return tuple(
+    (row['pattern'], row['replacement'])
+    for row in _rows('aliases.csv')
+    if row['project'] == project
+  )
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+  """Returns the rows of a table next to this file."""
+  with pathlib.Path(__file__).with_name(name).open(newline='') as file:
+    return list(csv.DictReader(file))
 
 
 class NameMap(NamedTuple):

@@ -64,32 +64,9 @@ _SCALE = 'layer_scale{}.lambda1'
 _D3_GATE, _D3_UP = '.mlp.gate_proj.', '.mlp.up_proj.'  # of DINOv3
 VIT_NAMES = names_lib.table('transformers')
 _BIASES = 'relative_position_bias.relative_position_bias_table'  # of BEiT
-_MLP = r'^((?:decoder_)?encoder.*)\.mlp\.'  # not that of the pooling
 VIT_ALIASES = (
   (rf'^({containers.BASES}|model)\.', ''),
-  (r'^embeddings\.patch_embeddings?\.(projection\.)?', f'{_PATCHES}.'),
-  (r'^embeddings\.class_embedding$', _CLS),
-  (r'^embeddings\.position_embedding\.weight$', POSITIONS),
-  (r'\.(self_attn\.out|attention\.o)_proj\.', '.attention.output.dense.'),
-  (r'\.self_attn\.', '.attention.'),
-  (r'\.(layer_)?norm1\.', '.layernorm_before.'),
-  (r'\.(layer_)?norm2\.', '.layernorm_after.'),
-  (r'^(post_layer|final_layer_)?norm\.', 'layernorm.'),
-  (r'^(head\.attention\.in_proj)_', r'\1.'),
-  (r'^(head\.attention\.out)_proj', r'\1'),
-  (r'^visual_projection\.', 'classifier.'),
-  (r'^decoder\.(mask_token|decoder_)', r'\1'),
-  # Not stages of a Swin
-  (r'^(decoder_)?(encoder\.)?layers?\.(?!\d+\.[bd])', r'\1encoder.layer.'),
-  (r'\.attention\.q_proj\.', '.attention.attention.query.'),
-  (r'\.attention\.k_proj\.', '.attention.attention.key.'),
-  (r'\.attention\.v_proj\.', '.attention.attention.value.'),
-  (rf'{_MLP}(fc1|weights_in|up_proj)\.', r'\1.intermediate.dense.'),
-  (rf'{_MLP}(fc2|weights_out|down_proj)\.', r'\1.output.dense.'),
-  (r'^cls_classifier\.', 'classifier.'),
-  (r'\.attention\.attention\.(relative_position)', r'.\1'),
-  (r'^shared_position_bias\.', 'encoder.relative_position_bias.'),
-  (r'\.lambda_([12])$', r'.layer_scale\1.lambda1'),
+  *names_lib.aliases('transformers'),
 )
 # Arrays that the model does not use: mask tokens, text towers, decoders
 _LEFT_OUT = (

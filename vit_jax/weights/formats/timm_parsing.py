@@ -43,18 +43,6 @@ _KIND = "a Vision Transformer with timm's names"
 _TORCH_EPSILON = 1e-5  # PyTorch's default
 # Size of images of DINOv3, whose arrays do not depend on it
 _DINOV3_SIZE = (256, 256)
-# (pattern, replacement) for names in repositories whose weights timm converts.
-_ALIASES = (
-  (r'^blocks\.\d+\.(\d+)\.', r'blocks.\1.'),  # chunks for FSDP
-  (r'^(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
-  (r'^(register|storage)_tokens$', 'reg_token'),
-  (r'^(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
-  (r'^(blocks\.\d+\.mlp\.)w1\.', r'\1fc1_g.'),
-  (r'^(blocks\.\d+\.mlp\.)w2\.', r'\1fc1_x.'),
-  (r'^(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
-  (r'^(blocks\.\d+\.mlp\.)ffn_ln\.', r'\1norm.'),
-  (r'^(blocks\.\d+\.attn\.)inner_attn_ln\.', r'\1norm.'),
-)
 # {description: pattern} of arrays that an encoder does not use.
 _OTHER_HEAD = 'a head that is not a single matrix, and has to be replaced'
 _LEFT_OUT = {
@@ -162,7 +150,7 @@ def _encoder_arrays(path: str, arrays: Arrays) -> dict[str, np.ndarray]:
     path: path of the file, for messages.
     arrays: all arrays of the file.
   """
-  result = names_lib.renamed(arrays, _ALIASES)
+  result = names_lib.renamed(arrays, names_lib.aliases('authors'))
   for what, pattern in _LEFT_OUT.items():
     unused = [name for name in result if re.match(pattern, name)]
     if unused:
