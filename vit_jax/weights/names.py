@@ -5,8 +5,14 @@ that of a leaf, or of a module whose leaves have corresponding names in the
 other project ('kernel' is 'weight' in PyTorch). A foreign name with `{i}`
 stands for one array per layer; these arrays are stacked in this package. `{2i}`
 and `{2i+1}` number the even and the odd layers, and `{i+2:02}` counts from 2 in
-two digits. names.csv contains the names of Vision Transformers in all projects;
-aliases.csv contains the regular expressions that replace other names.
+two digits. `block{s}` in a path stands for each stage of a ResNet, whose number
+replaces `{s}` in the foreign name.
+
+names.csv contains the names of Vision Transformers in all projects, of the
+residual units of a hybrid's stem (`hybrid`) and of BiT's ResNets (`bit`). The
+first unit of a stage is separate both here and in the files. The others, which
+have equal shapes, are stacked as `layers/…` here, and numbered from 2 in the
+files. aliases.csv contains regular expressions that replace other names.
 """
 
 import csv
@@ -115,6 +121,9 @@ class NameMap(NamedTuple):
 
   def find(self, path: str) -> Joined | None:
     """Returns the foreign name of a leaf; None if it has no name."""
+    stage = re.search(r'block(\d+)/', path)
+    if stage:
+      path = path.replace(stage[0], 'block{s}/')
     module, _, leaf = path.rpartition('/')
     ending = ''
     if path in self.names:
@@ -125,7 +134,8 @@ class NameMap(NamedTuple):
     else:
       return None
     entry = joined(entry)
-    return entry._replace(name=entry.name + ending)
+    name = entry.name.replace('{s}', stage[1]) if stage else entry.name
+    return entry._replace(name=name + ending)
 
   def first(self, path: str) -> str | None:
     """Returns the foreign name of a leaf; for stacked layers, of the first."""

@@ -131,8 +131,9 @@ def _parsed(
   ).updated(**values)
   if _BIT_ROOT in arrays:
     model = _resnet_section(path, arrays, _BIT_ROOT)
+    names = NameMap(names_lib.table('bit'), torch=False)
     return ParsedWeights(
-      arrays, _BIT, model, properties, _DEFAULTS, noted=noted
+      arrays, names, model, properties, _DEFAULTS, noted=noted
     )
   is_original = any('/MultiHeadDotProductAttention_1/' in n for n in arrays)
   is_stacked = f'{_BLOCK}/LayerNorm_0/scale' in arrays
@@ -162,31 +163,6 @@ def _parsed(
   return ParsedWeights(arrays, names, model, properties, _DEFAULTS, noted=noted)
 
 
-# ResNets: stems of hybrids, and BiT. The first unit of a stage is separate both
-# here and in the files. The others, which have equal shapes, are stacked as
-# `layers/…` here, and numbered from 2 in the files.
-_STAGES = range(1, 10)  # more than any model has
-_UNIT = (
-  *(f'conv{i}/kernel' for i in (1, 2, 3)),
-  *(f'gn{i}/{leaf}' for i in (1, 2, 3) for leaf in ('scale', 'bias')),
-)
-# Leaves that only the first unit of a stage has.
-_PROJECTION = ('conv_proj/kernel', 'gn_proj/scale', 'gn_proj/bias')
-# {native path: name in files} of the units of a hybrid's stem
-_UNITS = {
-  f'block{stage}/{unit}/{leaf}': f'block{stage}/{name}/{leaf}'
-  for stage in _STAGES
-  for unit, name, leaves in (
-    ('unit1', 'unit1', (*_UNIT, *_PROJECTION)),
-    ('layers', 'unit{i+2}', _UNIT),
-  )
-  for leaf in leaves
-}
-_STEM = {f'stem/{path}': name for path, name in _UNITS.items()} | {
-  f'stem/{leaf}': leaf for leaf in (_ROOT, 'gn_root/scale', 'gn_root/bias')
-}
-
-
 def _read_names(is_original: bool, is_stacked: bool) -> NameMap:
   """Returns the names of a Vision Transformer in a file.
 
@@ -204,37 +180,8 @@ def _read_names(is_original: bool, is_stacked: bool) -> NameMap:
       for path, entry in names.items()
     }
   position = {'position/embedding': _OFFICIAL_POSITION}
-  return NameMap(names | position | _STEM, torch=False)
-
-
-_BIT_LEAVES = {
-  'kernel': 'standardized_conv2d/kernel',
-  'scale': 'group_norm/gamma',
-  'bias': 'group_norm/beta',
-}
-_BIT_BRANCHES = {'1': 'a', '2': 'b', '3': 'c'}
-
-
-def _bit_name(name: str) -> str:
-  """Returns BiT's name of a leaf for that in the stem of a hybrid."""
-  block, unit, layer, leaf = name.split('/')
-  # The numbers of units have two digits in BiT.
-  unit = unit.replace('unit1', 'unit01').replace('}', ':02}')
-  branch = 'a/proj' if layer == 'conv_proj' else _BIT_BRANCHES[layer[-1]]
-  return f'resnet/{block}/{unit}/{branch}/{_BIT_LEAVES[leaf]}'
-
-
-_BIT = NameMap(
-  {
-    'conv_root/kernel': _BIT_ROOT,
-    'norm/scale': 'resnet/group_norm/gamma',
-    'norm/bias': 'resnet/group_norm/beta',
-    'head/kernel': _BIT_HEAD,
-    'head/bias': 'resnet/head/conv2d/bias',
-    **{path: _bit_name(n) for path, n in _UNITS.items() if 'gn_proj' not in n},
-  },
-  torch=False,
-)
+  stem = names_lib.table('hybrid')
+  return NameMap(names | position | stem, torch=False)
 
 
 def _resnet_section(
@@ -287,9 +234,9 @@ def save(path: str, params: PyTree, description: Description | None) -> None:
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
   if description is not None:
     flat = foreign.native_params(params, description)
-  names = _BIT
+  names = names_lib.table('bit')
   if 'block1/unit1/conv1/kernel' not in flat:
-    names = NameMap(names_lib.table('official') | _STEM, torch=False)
+    names = names_lib.table('official') | names_lib.table('hybrid')
 
   def full(name: str, array: np.ndarray) -> np.ndarray:
     """Adds the dimensions of 1 that arrays in official files have."""
@@ -297,7 +244,8 @@ def save(path: str, params: PyTree, description: Description | None) -> None:
       return array.reshape(1, 1, 1, -1)
     return array[None, None] if name == _BIT_HEAD else array
 
-  arrays = {name: full(name, array) for name, array in names.export(flat)}
+  exported = NameMap(names, torch=False).export(flat)
+  arrays = {name: full(name, array) for name, array in exported}
   _write(path, arrays, description)
 
 
