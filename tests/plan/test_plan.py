@@ -26,10 +26,10 @@ SMALL = {
 # Keys on which scripts rely.
 KEYS = set(
   'topology devices parameters fits peak_bytes_per_device hbm_bytes_per_device '
-  'flops_per_device model_flops_per_image predicted_step_seconds predicted_mfu '
+  'model_flops_per_image predicted_step_seconds predicted_mfu '
   'predicted_images_per_second total_steps predicted_core_days collectives '
-  'estimated_cycles uncounted_cycles uncounted collective_seconds batch_size '
-  'predicted_step_seconds_range uncertain_seconds'.split()
+  'estimated_cycles uncounted_cycles collective_seconds batch_size '
+  'predicted_step_seconds_range'.split()
 )
 
 
@@ -64,7 +64,7 @@ def test_keys_of_a_plan():
     mesh__fsdp=-1,
     mesh__zero1=False,
     micro_batches=2,
-    model__attention='xla',  # kernels declare the FLOPs of padded tokens
+    model__attention='xla',
   )
   assert set(result) >= KEYS
   assert result['topology'] == '2 slices of v3:2x2' and result['fits']
@@ -86,10 +86,6 @@ def test_keys_of_a_plan():
   days = seconds * result['total_steps'] / 86400
   assert result['predicted_core_days'] == pytest.approx(days * 16)
   assert result['price'] == pytest.approx(days * 16 * 24 * 1.5)
-  images = 512 / 16
-  assert result['flops_per_device'] == pytest.approx(
-    images * result['model_flops_per_image'], rel=0.1
-  )
   assert 0 < result['predicted_mfu'] < 1
   assert any('attention' in each['group'] for each in result['breakdown'])
 
@@ -118,8 +114,7 @@ def test_cost_of_l16():
   assert plan['peak_bytes_per_device'] < 11.5 * 2**30
   cycles = plan['estimated_cycles'] + plan['uncounted_cycles']
   assert cycles < 1.02 * 1035.3e6  # benchmarks/RESULTS.md
-  kernels = plan['uncounted']['custom-call tpu_custom_call']
-  assert kernels['times'] == 2 * 24 * 2  # directions, layers, micro-batches
+  assert plan['uncounted_cycles'] > 0  # of kernels for attention
   assert plan['collectives'] == {'all-gather': 20, 'all-reduce': 176}
   # Two bytes per gradient and exchange; those of fc1 are exchanged once a step.
   assert plan['collective_bytes']['all-reduce'] < 3.5 * plan['parameters']
@@ -143,7 +138,7 @@ def test_without_libtpu_the_message_names_the_package():
 
 @pytest.mark.slow
 def test_a_plan_for_this_machine():
-  """A CPU has no predicted times, but memory and FLOPs."""
+  """A CPU has no predicted times, but memory."""
   result = planned(
     topology='local',
     model__width=32,
@@ -154,7 +149,4 @@ def test_a_plan_for_this_machine():
   )
   assert set(result) >= KEYS and result['fits']
   assert result['predicted_step_seconds'] is None
-  # The gradient of the pixels is not needed: 4 patches, 16 x 16 x 3 to 32.
-  pixels = 2 * 4 * (16 * 16 * 3) * 32
-  expected = 2 * (result['model_flops_per_image'] - pixels)  # 2 images a device
-  assert result['flops_per_device'] == pytest.approx(expected, rel=0.05)
+  assert result['peak_bytes_per_device'] > 0

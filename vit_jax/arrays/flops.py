@@ -194,11 +194,11 @@ def _convolution(equation: Any) -> int:
   total = 2 * math.prod(out[dim] for dim in numbers.out_spec[:2])
   total *= kernel[numbers.rhs_spec[1]]  # input channels of one output
   for size, taps, results, stride, (pad, _), base, dilation in dimensions:
-    total *= valid_positions(size, taps, results, stride, pad, base, dilation)
+    total *= _valid_positions(size, taps, results, stride, pad, base, dilation)
   return total
 
 
-def valid_positions(
+def _valid_positions(
   size: int,
   taps: int,
   results: int,

@@ -54,12 +54,8 @@ class Cost:
   Attributes:
     groups: time by (module, direction), see `group`: estimated cycles on TPUs,
       modelled seconds on GPUs.
-    flops_per_device: FLOPs of products, convolutions and attention kernels,
-      including recomputed ones.
     predicted_step_seconds: predicted time of a step.
     predicted_step_seconds_range: limits of this time.
-    uncertain_seconds: smallest and largest difference from this time, by cause;
-      None for GPUs.
     collective_seconds: sums over collectives, by kind: `count` of executions;
       `bytes` of operands or results, see `exchanged_bytes`; modelled `seconds`;
       and `exposed_seconds`, the part that does not overlap with other work
@@ -67,26 +63,19 @@ class Cost:
     exposed_collective_seconds: seconds of collectives that do not overlap with
       other work.
     estimated_cycles: sum of the TPU compiler's estimates.
-    uncounted_cycles: cycles added for instructions without its estimate.
-    uncounted: sums over these instructions, by kind: `times`, the number of
-      executions; `bytes` read and written; `flops`, as declared by a kernel;
-      `cycles`, computed from the rates of the chip; and whether they are
-      `overlapped` by other work (asynchronous copies), so that their cycles
-      are not added to the total.
+    uncounted_cycles: cycles added for instructions without its estimate,
+      computed from the rates of the chip.
     kernels: sums over kernels of a GPU, by kind: `count` of executions, `flops`
       of products and attention, `bytes` read and written, modelled `seconds`.
   """
 
   groups: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
-  flops_per_device: int | None = None
   predicted_step_seconds: float | None = None
   predicted_step_seconds_range: tuple[float, float] | None = None
-  uncertain_seconds: dict[str, tuple[float, float]] | None = None
   collective_seconds: Sums = dataclasses.field(default_factory=dict)
   exposed_collective_seconds: float | None = None
   estimated_cycles: int | None = None
   uncounted_cycles: int | None = None
-  uncounted: Sums = dataclasses.field(default_factory=dict)
   kernels: Sums = dataclasses.field(default_factory=dict)
 
 

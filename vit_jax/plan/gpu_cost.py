@@ -24,6 +24,7 @@ import collections
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.arrays.devices import Device
@@ -191,7 +192,6 @@ def at_rates(module: Module, target: Target, rates: Rates) -> Cost:
       pending[first] = max(0.0, pending[first] - seconds)
   return Cost(
     groups=dict(groups),
-    flops_per_device=sum(sums['flops'] for sums in kernels.values()),
     predicted_step_seconds=sum(sums['seconds'] for sums in kernels.values())
     + exposed,
     collective_seconds=collectives,
@@ -212,7 +212,7 @@ def kernel(module: Module, op: Op) -> Kernel:
   if op.opcode == 'fusion':
     inner = module.computations[op.calls('calls')[0]]
     ops, moved = list(inner.ops.values()), _fusion_bytes(inner)
-  flops = {each.name: hlo.matrix_flops(each) for each in ops}
+  flops = {each.name: _product_flops(each) for each in ops}
   total = sum(flops.values())
   if not total:
     return Kernel(kind, 0, moved)
@@ -220,6 +220,17 @@ def kernel(module: Module, op: Op) -> Kernel:
   tiles = _tiles(largest, largest.shapes[0]) if largest.opcode == 'dot' else 0
   dtype = largest.reads[0].dtype
   return Kernel('product', total, moved, tiles=tiles, dtype=dtype)
+
+
+def _product_flops(op: Op) -> int:
+  """Returns the FLOPs of a matrix product or convolution, else 0."""
+  if op.opcode == 'dot':
+    return 2 * math.prod(op.shapes[0].dims) * hlo.dimensions(op, 'contracting')
+  # By default, XLA replaces all convolutions by calls of cuDNN. With its option
+  # xla_gpu_experimental_enable_conv_fusion, they are part of fusions.
+  if op.opcode == 'convolution':
+    return _convolution_flops(op, op.shapes)
+  return 0
 
 
 def _fusion_bytes(inner: Computation) -> int:
@@ -291,11 +302,12 @@ def _tiles(op: Op, result: Shape) -> int:
   return batch * splits * -(-rows // _TILE) * -(-columns // _TILE)
 
 
-def _convolution_flops(op: Op, results: list[Shape]) -> int:
+def _convolution_flops(op: Op, results: Sequence[Shape]) -> int:
   """Returns the FLOPs of a convolution or of one of its two gradients.
 
   Each output element takes one multiply-add per element of the filters of its
-  channel; products with padding are included.
+  channel; products with padding are included, those with the zeros of a
+  dilated input are not.
   """
   name, kernel, output = cost.kernel(op), op.reads[1], results[0]
   if name.startswith('__cudnn$convBackwardInput'):
@@ -305,7 +317,11 @@ def _convolution_flops(op: Op, results: list[Shape]) -> int:
   labels = re.search(r'dim_labels=\w+_(\w+)->', op.attributes)
   assert labels is not None, op.attributes[:200]
   features = kernel.dims[labels[1].index('o')]
-  return 2 * math.prod(output.dims) * math.prod(kernel.dims) // features
+  total = 2 * math.prod(output.dims) * math.prod(kernel.dims) // features
+  dilated = re.search(r'lhs_dilate=([\dx]+)', op.attributes)
+  return (
+    total // math.prod(map(int, dilated[1].split('x'))) if dilated else total
+  )
 
 
 def _attention_flops(op: Op) -> int:

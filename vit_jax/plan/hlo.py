@@ -1,4 +1,4 @@
-"""Parses optimized HLO text, and counts FLOPs, bytes and executions.
+"""Parses optimized HLO text, and counts bytes and executions.
 
 TPU programs do not contain the number of iterations of a loop. Therefore the
 integers in the state of the loop are computed, iteration by iteration, until
@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from vit_jax.arrays import flops
 from vit_jax.errors import UserError
 
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
@@ -210,15 +209,6 @@ def bytes_moved(op: Op) -> int:
   return num_bytes(op.reads) + num_bytes(op.shapes)
 
 
-def matrix_flops(op: Op) -> int:
-  """Returns the FLOPs of a matrix product or convolution, else 0."""
-  if op.opcode == 'convolution':
-    return _convolution(op)
-  if op.opcode != 'dot':
-    return 0
-  return 2 * math.prod(op.shapes[0].dims) * dimensions(op, 'contracting')
-
-
 def dimensions(op: Op, kind: str) -> int:
   """Returns the product of the batch or contracting dimensions of a product.
 
@@ -229,45 +219,6 @@ def dimensions(op: Op, kind: str) -> int:
   match = re.search(pattern, op.attributes)
   axes = re.findall(r'\d+', match[1]) if match else []
   return math.prod(op.reads[0].dims[int(axis)] for axis in axes)
-
-
-def _convolution(op: Op) -> int:
-  """Returns the FLOPs of a convolution, without products with padding.
-
-  TPU compilers represent every matrix product as a convolution, with batch
-  dimensions as dilated windows; most positions of such a window are padding.
-  """
-  images, kernel = op.reads[:2]
-  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', op.attributes)
-  assert labels is not None, op.attributes[:200]
-  image_dims = dict(zip(labels[1], images.dims, strict=True))
-  kernel_dims = dict(zip(labels[2], kernel.dims, strict=True))
-  out_dims = dict(zip(labels[3], op.shapes[0].dims, strict=True))
-  spatial = sorted(label for label in out_dims if label.isdigit())
-  window = re.search(r'window=\{([^}]*)\}', op.attributes)
-  # Values by key, such as {'size': '4x16', 'pad': '3_3x15_15'}.
-  values = dict(re.findall(r'(\w+)=([\d_x\-]+)', window[1] if window else ''))
-
-  def numbers(key: str, default: int) -> list[int]:
-    """Returns a number of each spatial dimension, of `pad` the lower one."""
-    if key not in values:
-      return [default] * len(spatial)
-    return [int(each.split('_')[0]) for each in values[key].split('x')]
-
-  # `i` of the kernel is the number of input features of one feature group.
-  channels = kernel_dims['i'] * out_dims['f'] * image_dims['b']
-  total = 2 * (channels // op.number('batch_group_count', 1))
-  for label, stride, low, base, dilation in zip(
-    spatial,
-    numbers('stride', 1),
-    numbers('pad', 0),
-    numbers('lhs_dilate', 1),
-    numbers('rhs_dilate', 1),
-    strict=True,
-  ):
-    sizes = image_dims[label], kernel_dims[label], out_dims[label]
-    total *= flops.valid_positions(*sizes, stride, low, base, dilation)
-  return total
 
 
 def evaluate(
@@ -347,18 +298,17 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
 
 
 def executions(
-  module: Module, name: str | None = None, times: int = 1, inside: bool = False
+  module: Module, name: str | None = None, times: int = 1
 ) -> Iterator[tuple[Op, Computation, int]]:
   """Yields the instructions of a step, their computations and executions.
 
   For a conditional, only the branch with the most estimated cycles is counted.
+  Instructions inside fusions are not included.
 
   Args:
     module: program.
     name: name of a computation; None for the whole program.
     times: number of executions of the computation.
-    inside: whether instructions inside fusions, which have no estimates, are
-      included.
   """
   computation = module.computations[name or module.entry]
   for op in computation.ops.values():
@@ -371,10 +321,10 @@ def executions(
       inner = [_costliest(module, op)]
     elif op.opcode == 'call':
       inner = op.calls('to_apply') or op.calls('calls')
-    elif op.opcode == 'async-start' or (op.opcode == 'fusion' and inside):
+    elif op.opcode == 'async-start':
       inner = op.calls('calls')
-    if inner and (inside or op.opcode == 'while' or not op.estimated_cycles):
-      yield from executions(module, inner[0], repeats, inside)
+    if inner and (op.opcode == 'while' or not op.estimated_cycles):
+      yield from executions(module, inner[0], repeats)
 
 
 def _costliest(module: Module, op: Op) -> str:

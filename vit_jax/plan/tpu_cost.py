@@ -1,13 +1,14 @@
 """Adds up the cycles that the TPU compiler estimates for one step.
 
-Programs for this machine's CPU have no estimates, so their cost has FLOPs and
-collectives, but no time.
+Programs for this machine's CPU have no estimates: their cost has collectives,
+but no time.
 """
 
 import collections
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.arrays.devices import Device
@@ -40,8 +41,10 @@ def of_program(module: Module, target: Target) -> Cost:
   Raises:
     UserError: the number of iterations of a loop is unknown.
   """
-  cycles, groups = 0, collections.Counter()
-  uncounted, collectives = {}, {}
+  cycles, groups, collectives = 0, collections.Counter(), {}
+  # Cycles of instructions without an estimate: of kernels that declare their
+  # cost, and of others.
+  declared_cycles = other_cycles = 0.0
   for op, _, times in hlo.executions(module):
     if op.opcode.endswith(('-done', '-update')):
       continue  # its cost is counted at the '-start' instruction
@@ -57,38 +60,29 @@ def of_program(module: Module, target: Target) -> Cost:
     if op.estimated_cycles is not None:
       cycles += op.estimated_cycles * times
       groups[cost.group(op.path)] += op.estimated_cycles * times
-    elif not kind and cost.kernel(op) not in _FREE_KERNELS:
-      name = f'{op.opcode} {cost.kernel(op)}'.strip()
-      values = _without_estimate(op, target.device)
-      cost.add(uncounted, name, times, times=1, **values)
-      uncounted[name]['overlapped'] = op.opcode.endswith('-start')
-  flops = sum(
-    hlo.matrix_flops(op) * times
-    for op, _, times in hlo.executions(module, inside=True)
-  )
-  declared = [sums for sums in uncounted.values() if sums['flops']]
-  uncounted_cycles = sum(
-    sums['cycles'] for sums in uncounted.values() if not sums['overlapped']
-  )
+    elif not (
+      kind
+      or cost.kernel(op) in _FREE_KERNELS
+      or op.opcode.endswith('-start')  # copies, which other work overlaps
+    ):
+      declared = _declared(op) if cost.kernel(op) else {}
+      added = _without_estimate(op, declared, target.device) * times
+      if declared.get('flops'):
+        declared_cycles += added
+      else:
+        other_cycles += added
+  uncounted_cycles = declared_cycles + other_cycles
   total = Cost(
     groups=dict(groups),
-    flops_per_device=flops + sum(sums['flops'] for sums in declared),
     collective_seconds=collectives,
     estimated_cycles=cycles or None,
     uncounted_cycles=round(uncounted_cycles),
-    uncounted={
-      name: sums | {'cycles': round(sums['cycles'])}
-      for name, sums in sorted(
-        uncounted.items(), key=lambda item: -item[1]['cycles']
-      )
-    },
   )
   if not cycles or target.device is None:
     return total
-  uncertain = sum(sums['cycles'] for sums in declared)
   clock_hz = target.device.clock_hz
   step_times = _times(
-    cycles + uncounted_cycles, uncertain, clock_hz, collectives
+    cycles + uncounted_cycles, declared_cycles, clock_hz, collectives
   )
   return dataclasses.replace(total, **step_times)
 
@@ -115,18 +109,21 @@ def _times(
   return dict(
     predicted_step_seconds=seconds,
     predicted_step_seconds_range=(seconds + low, seconds + (high + unhidden)),
-    uncertain_seconds={'kernels': (low, high), 'exchanges': (0.0, unhidden)},
     exposed_collective_seconds=exposed,
   )
 
 
-def _without_estimate(op: Op, device: Device | None) -> dict[str, float]:
-  """Returns bytes, FLOPs and cycles of an instruction without an estimate.
+def _without_estimate(
+  op: Op, declared: Mapping[str, int], device: Device | None
+) -> float:
+  """Returns the cycles of an instruction without an estimate.
 
-  If the instruction is a kernel that declares its bytes and FLOPs, these are
-  used. Otherwise the bytes are those of operands and result, without FLOPs.
+  Args:
+    op: instruction.
+    declared: cost that a kernel declares. Without it, the bytes are those of
+      operands and result, without FLOPs.
+    device: rates of the device; the result is 0 if they are unknown.
   """
-  declared = _declared(op) if cost.kernel(op) else {}
   moved = declared.get('bytes_accessed', hlo.bytes_moved(op))
   flops = declared.get('flops', 0)
   cycles = 0.0
@@ -140,7 +137,7 @@ def _without_estimate(op: Op, device: Device | None) -> dict[str, float]:
   if op.opcode == 'rng-bit-generator':
     words = hlo.num_bytes(op.shapes) / 4
     cycles = max(cycles, words * _RNG_CYCLES_PER_WORD)
-  return {'bytes': moved, 'flops': flops, 'cycles': cycles}
+  return cycles
 
 
 def _declared(op: Op) -> dict[str, int]:
