@@ -46,6 +46,8 @@ setuptools.setup(
       'arrays/gpus.csv',
       'arrays/tpus.csv',
       'data/sources/objectnet.json',
+      'plan/gpu_target.txt',
+      'prepare/listing.txt',
       'weights/formats/huggingface_types.json',
       'weights/*.csv',
       'weights/formats/*.csv',

@@ -134,6 +134,8 @@ def test_a_wheel_contains_configs_and_launch_scripts(tmp_path):
   assert (target / 'vit_jax/analysis/report.html').is_file()
   for table in (ROOT / 'vit_jax').rglob('*.csv'):
     assert (target / table.relative_to(ROOT)).is_file(), table
+  assert (target / 'vit_jax/plan/gpu_target.txt').is_file()
+  assert (target / 'vit_jax/prepare/listing.txt').is_file()
   code = (
     'import vit_jax; from vit_jax.config import loading; '
     'print(vit_jax.__file__, loading.load("configs/vit.py").total)'

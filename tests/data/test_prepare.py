@@ -8,7 +8,7 @@ import pytest
 from tests import archives, cli
 from vit_jax.errors import UserError
 from vit_jax.prepare import __main__ as prepare
-from vit_jax.prepare import imagenet21k, named, shards
+from vit_jax.prepare import imagenet21k, shards
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_command_that_missing_data_suggest(tmp_path, source):
 def test_without_a_name_prepare_lists_datasets():
   """The list says what a person has to do; the exit code is 0."""
   out, _ = cli.run(cli.command('prepare'))
-  assert out.strip() == named.LISTING
+  assert out == prepare.LISTING.read_text()
   for name in ('imagenet21k', 'imagenet2012_real', 'clevr', 'digits'):
     assert f'  {name} ' in out
   assert max(map(len, out.splitlines())) <= 80

@@ -7,7 +7,9 @@ extras.
 
 import dataclasses
 import importlib.util
+import pathlib
 import re
+import string
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +22,8 @@ from vit_jax.errors import UserError, check_range, closest
 from vit_jax.plan import environment
 from vit_jax.plan.environment import GPU_EXTRA, LOCAL
 from vit_jax.processes import machine
+
+_GPU_TARGET = pathlib.Path(__file__).with_name('gpu_target.txt')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,28 +150,12 @@ def _gpus(name: str, kind: str, nodes: int, per_node: int) -> Target:
 def target_config(device: Device) -> str:
   """Returns XLA's description of a GPU, a GpuTargetConfigProto as text."""
   major, minor = str(device.capability).split('.')
-  return f"""
-    gpu_device_info {{
-      threads_per_block_limit: 1024
-      threads_per_warp: 32
-      shared_memory_per_block: 49152
-      shared_memory_per_core: {device.shared}
-      threads_per_core_limit: {device.threads}
-      core_count: {device.processors}
-      fpus_per_core: {device.fpus}
-      block_dim_limit_x: 2147483647
-      block_dim_limit_y: 65535
-      block_dim_limit_z: 65535
-      memory_bandwidth: {device.bytes_per_s:.0f}
-      l2_cache_size: {device.l2}
-      clock_rate_ghz: {device.clock_hz / 1e9:g}
-      device_memory_size: {device.memory}
-      shared_memory_per_block_optin: {device.shared - 1024}
-      cuda_compute_capability {{ major: {major} minor: {minor} }}
-      registers_per_core_limit: 65536
-      registers_per_block_limit: 65536
-    }}
-    platform_name: "CUDA"
-    dnn_version_info {{ major: 9 minor: 8 }}
-    device_description_str: "{device.kind}"
-  """
+  template = string.Template(_GPU_TARGET.read_text())
+  return template.substitute(
+    vars(device),
+    bandwidth=f'{device.bytes_per_s:.0f}',
+    clock=f'{device.clock_hz / 1e9:g}',
+    optin=device.shared - 1024,
+    major=major,
+    minor=minor,
+  )

@@ -23,6 +23,7 @@ from vit_jax.prepare import imagenet21k, named, shards
 from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
+LISTING = pathlib.Path(__file__).with_name('listing.txt')  # known data sets
 # Flags that have an effect for each data set that this package builds.
 _USED = {
   digits.NAME: (),
@@ -109,7 +110,7 @@ def run(
 def main(arguments: list[str]) -> None:
   """Prepares a data set; without arguments, lists the known data sets."""
   if not arguments:
-    print(named.LISTING)
+    print(LISTING.read_text(), end='')
     return
   if len(arguments) > 1:
     raise process.usage('prepare NAME [--source=PATH] [--data_dir=DIR]')

@@ -1,4 +1,4 @@
-"""Lists the data sets of the paper, and prepares those of TFDS as array_record.
+"""Prepares data sets of TFDS as array_record.
 
 A data set that exists, as array_record or tfrecord, is left as it is, because
 the source `tfds` reads both. Because of their licences, some archives must be
@@ -26,36 +26,6 @@ _MANUAL = {
   'resisc45': ('NWPU-RESISC45',),
   'diabetic_retinopathy_detection': ('trainLabels.csv', 'train', 'test'),
 }
-
-# The list that `prepare` prints.
-LISTING = """\
-python -m vit_jax.prepare NAME [--source=PATH] --data_dir=DIR
-
-Pre-training:
-  imagenet21k        Table 3: from the public archive, --source
-  imagenet2012       Tables 2, 3, 5: archives downloaded by hand
-  imagenet2012_real  ReaL labels: validation archive by hand
-
-Transfer (Table 5), downloaded:
-  cifar10  cifar100  oxford_iiit_pet  oxford_flowers102
-
-VTAB, natural:
-  caltech101  cifar100  dtd  oxford_flowers102  oxford_iiit_pet  sun397/tfds
-  svhn_cropped
-VTAB, specialized:
-  patch_camelyon  eurosat/rgb
-  resisc45 and diabetic_retinopathy_detection/btgraham-300: by hand
-VTAB, structured:
-  clevr              count, distance (source vtab)
-  dmlab
-  dsprites           location, orientation (source vtab)
-  kitti              distance (source vtab)
-  smallnorb          label_azimuth, label_elevation
-
-Others:
-  digits             part of scikit-learn; prepared when it is needed
-
-and every other data set of TFDS by its name"""
 
 
 def prepare(name: str, data_dir: pathlib.Path) -> None:
