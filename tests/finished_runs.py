@@ -1,7 +1,9 @@
-"""Creates workdirs that look like those of finished runs."""
+"""Creates workdirs that look like those of finished runs, and runs commands."""
 
 import json
 import pathlib
+import types
+from unittest import mock
 
 
 def finish(job, value, steps=3, metric=None, checkpoint=True):
@@ -32,3 +34,15 @@ def finish(job, value, steps=3, metric=None, checkpoint=True):
   event = dict(event='finished', step=steps, metrics=[metric or job.metric])
   event['time'] = '2026-01-01T00:00:00+00:00'
   (workdir / 'events.jsonl').write_text(json.dumps(event) + '\n')
+
+
+def run(command, content, workdir, **values):
+  """Runs `sweep` or `study` with the content of a config, and flags."""
+  defaults = dict(overrides=[], pretrain=[], weights=[], plan=None)
+  given = types.SimpleNamespace(**{**defaults, 'print_jobs': False, **values})
+  loaded = content, str(workdir)
+  with (
+    mock.patch.object(command.flags, 'FLAGS', given),
+    mock.patch.object(command.execution, 'load', lambda *_: loaded),
+  ):
+    command.main([])

@@ -32,7 +32,6 @@ from vit_jax.arrays import devices, memory
 from vit_jax.cli import process
 from vit_jax.errors import UserError, check_choice
 from vit_jax.sweeps import execution, grid, jobs, tables
-from vit_jax.sweeps.jobs import Graph
 
 log = logging.getLogger('vit_jax')
 
@@ -59,39 +58,6 @@ def _extract_pretrain(argv: list[str]) -> list[str]:
   extracted = [arg for arg in argv if re.match(r'--?pretrain\..+=', arg)]
   argv[:] = [arg for arg in argv if arg not in extracted]
   return [re.sub(r'^--?pretrain\.', '--config.', arg) for arg in extracted]
-
-
-def run(
-  study: grid.Study,
-  workdir: str,
-  extra_flags: Sequence[str] = (),
-  pretrain_flags: Sequence[str] = (),
-  weights: Mapping[str, str] | None = None,
-  print_jobs: bool = False,
-) -> Graph:
-  """Executes the jobs of a study, or prints their commands.
-
-  Args:
-    study: study of a config.
-    workdir: local directory of all runs.
-    extra_flags: flags '--config.KEY=value' that are added to all runs.
-    pretrain_flags: flags '--config.KEY=value' for pre-trainings only.
-    weights: paths of weights that replace pre-trainings, by row.
-    print_jobs: whether to print the commands instead of executing them.
-
-  Returns:
-    The jobs at the end, see `execution.execute`, which also lists the errors.
-  """
-  given = weights or {}
-  for name, row in study.rows.items():
-    if row.pretrain is None and name not in given:
-      log.warning('%r is left out; give --weights=%s=PATH for it', name, name)
-  return execution.execute(
-    lambda: jobs.of_study(study, workdir, extra_flags, pretrain_flags, given),
-    lambda graph: tables.of_study(study, graph),
-    workdir,
-    print_jobs,
-  )
 
 
 def _weights(study: grid.Study, values: Sequence[str]) -> dict[str, str]:
@@ -157,7 +123,15 @@ def main(arguments: list[str]) -> None:
     changes = [*extra_flags, *pretrain_flags]
     _print_cost(study, values.plan, changes, weights)
     return
-  run(study, workdir, extra_flags, pretrain_flags, weights, values.print_jobs)
+  for name, row in study.rows.items():
+    if row.pretrain is None and name not in weights:
+      log.warning('%r is left out; give --weights=%s=PATH for it', name, name)
+  execution.execute(
+    lambda: jobs.of_study(study, workdir, extra_flags, pretrain_flags, weights),
+    lambda graph: tables.of_study(study, graph),
+    workdir,
+    values.print_jobs,
+  )
 
 
 if __name__ == '__main__':

@@ -14,13 +14,10 @@ per line, for a cluster: first those of the dev stage; when they are done, the
 same command prints those of the final stage.
 """
 
-from collections.abc import Sequence
-
 from absl import flags
 
 from vit_jax.cli import process
 from vit_jax.sweeps import execution, grid, jobs, tables
-from vit_jax.sweeps.jobs import Graph
 
 
 def define_flags() -> None:
@@ -28,36 +25,16 @@ def define_flags() -> None:
   execution.define_flags()
 
 
-def run(
-  sweep: grid.Sweep,
-  workdir: str,
-  extra_flags: Sequence[str] = (),
-  print_jobs: bool = False,
-) -> Graph:
-  """Executes the jobs of a sweep, or prints their commands.
-
-  Args:
-    sweep: sweep of a config.
-    workdir: local directory of all runs.
-    extra_flags: flags '--config.KEY=value' that are added to all runs.
-    print_jobs: whether to print the commands instead of executing them.
-
-  Returns:
-    The jobs at the end, see `execution.execute`, which also lists the errors.
-  """
-  return execution.execute(
-    lambda: jobs.of_sweep(sweep, workdir, extra_flags),
-    lambda graph: tables.of_sweep(sweep, graph),
-    workdir,
-    print_jobs,
-  )
-
-
 def main(arguments: list[str]) -> None:
   """Executes a sweep and prints its table of results."""
   values = flags.FLAGS
   sweep, workdir = execution.load(arguments, 'sweeps', grid.Sweep)
-  run(sweep, workdir, values.overrides, values.print_jobs)
+  execution.execute(
+    lambda: jobs.of_sweep(sweep, workdir, values.overrides),
+    lambda graph: tables.of_sweep(sweep, graph),
+    workdir,
+    values.print_jobs,
+  )
 
 
 if __name__ == '__main__':

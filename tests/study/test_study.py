@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from etils import epath
-from finished_runs import finish
+from finished_runs import finish, run
 
 from tests.faults.counts import further
 from vit_jax import study as command
@@ -174,7 +174,8 @@ def test_tables_have_measured_and_published_values(tmp_path, capsys):
   )
 
   def printed():
-    graph = command.run(study, str(tmp_path), ['--x=1'], print_jobs=True)
+    run(command, study, tmp_path, overrides=['--x=1'], print_jobs=True)
+    graph = jobs.of_study(study, str(tmp_path), ['--x=1'], [], {})
     lines = capsys.readouterr().out.splitlines()
     assert lines == [execution.line(job) for job in ready_jobs(graph)]
     return [shlex.split(line)[2] for line in lines]
@@ -199,7 +200,7 @@ def test_tables_have_measured_and_published_values(tmp_path, capsys):
     ('other', 'paper', 0.875),
   ]
   with pytest.raises(UserError, match='--x=1'):
-    command.run(study, str(tmp_path), ['--x=2'], print_jobs=True)
+    run(command, study, tmp_path, overrides=['--x=2'], print_jobs=True)
 
 
 def test_branches_start_from_steps_of_another_run(tmp_path):
@@ -244,9 +245,9 @@ def test_given_weights_replace_a_pretraining(tmp_path, caplog):
   """Nothing is trained for the row; rows without weights are left out."""
   rows = {'a': row(), 'b': row(), 'c': Row(pretrain=None, transfers=TRANSFERS)}
   study = Study(title='s', rows=rows)
-  graph = command.run(
-    study, str(tmp_path), weights={'a': 'x/B_16.npz'}, print_jobs=True
-  )
+  given = ['a=x/B_16.npz']
+  run(command, study, tmp_path, weights=given, print_jobs=True)
+  graph = jobs.of_study(study, str(tmp_path), [], [], {'a': 'x/B_16.npz'})
   started = ready_jobs({'a': graph['a']})
   assert len(started) == 3  # few-shot, and two rates
   for job in started:
@@ -419,8 +420,8 @@ def test_shipped_studies_are_complete(case, tmp_path):
         assert set(stage.flags) <= {*flatten(config), 'model.patch_size'}
         evaluator = stage.metric.partition('/')[0].removesuffix('_ema')
         assert evaluator in config.evals
-  with_weights = {name: 'weights.npz' for name in list(found.rows)[:1]}
-  command.run(found, str(tmp_path), weights=with_weights, print_jobs=True)
+  with_weights = [f'{next(iter(found.rows))}=weights.npz']
+  run(command, found, tmp_path, weights=with_weights, print_jobs=True)
   lines = (tmp_path / 'results.md').read_text().splitlines()
   count += len(found.published) + 1  # and the head of the table
   assert sum(line.startswith('| ') for line in lines) == count

@@ -13,7 +13,7 @@ import types
 
 import pytest
 from etils import epath
-from finished_runs import finish
+from finished_runs import finish, run
 
 from vit_jax import sweep as command
 from vit_jax.config import loading
@@ -88,7 +88,7 @@ def test_print_jobs_prints_the_remaining_runs(tmp_path, capsys):
   """First the dev stage, then its unfinished run, the final stage, nothing."""
 
   def printed():
-    command.run(SWEEP, str(tmp_path), print_jobs=True)
+    run(command, SWEEP, tmp_path, print_jobs=True)
     return capsys.readouterr().out.splitlines()
 
   lines = printed()
@@ -117,7 +117,8 @@ def test_print_jobs_prints_the_remaining_runs(tmp_path, capsys):
   assert len(rows) == 11 and rows[3]['model.depth'] == '2'
   assert [row['value'] for row in rows][4:6] == ['0.8', '-inf']
   with pytest.raises(UserError, match=r't/dev/.*--config.mix.mixup=1'):
-    command.run(SWEEP, str(tmp_path), ['--config.mix.mixup=1'], True)
+    flags = ['--config.mix.mixup=1']
+    run(command, SWEEP, tmp_path, overrides=flags, print_jobs=True)
 
 
 def test_the_lowest_loss_is_chosen(tmp_path):
@@ -134,7 +135,7 @@ def test_the_lowest_loss_is_chosen(tmp_path):
   final = all_jobs(tmp_path, sweep)[-1]
   assert final.setting == {'schedule.base_lr': 0.2, 'model.depth': 1}
   finish(final, 2.302585)
-  command.run(sweep, str(tmp_path))
+  run(command, sweep, tmp_path)
   text = (tmp_path / 'results.md').read_text()
   assert 'model.depth 1 | 0.2500 | 2.3026 | 1 |' in text
   assert 'model.depth 2 | diverged |' in text
@@ -220,7 +221,7 @@ def test_a_run_that_fails(tmp_path, monkeypatch, handled, end, error, message):
   """The message contains the output of the run, which is kept in its log."""
   python_that(tmp_path, monkeypatch, f'echo said so\n{end}')
   with pytest.raises(error, match=f'(?s){message}'):
-    command.run(SWEEP, str(tmp_path))
+    run(command, SWEEP, tmp_path)
   (log,) = tmp_path.rglob('*.log')
   assert log.read_text() == 'said so\n'
 
@@ -233,7 +234,7 @@ def test_a_signal_at_the_end_of_a_run_stops_the_sweep(
   copy = f'cp -r {tmp_path}/ready/t/dev/* {tmp_path}/w/t/dev'
   python_that(tmp_path, monkeypatch, f'{copy}; {SIGNALLED}')
   with pytest.raises(PreemptedError, match='stopped after t/dev'):
-    command.run(SWEEP, str(tmp_path / 'w'))
+    run(command, SWEEP, tmp_path / 'w')
   assert len([*tmp_path.rglob('*.log')]) == 1
 
 
@@ -244,8 +245,9 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path, monkeypatch):
   for job in all_jobs(tmp_path)[1:8]:
     finish(job, 0.5)
   for _ in range(2):
-    found = command.run(SWEEP, str(tmp_path))['t']['t']
+    run(command, SWEEP, tmp_path)
   assert (tmp_path / 'all').read_text().count('\n') == 4
+  found = all_jobs(tmp_path)
   assert found[8].setting == TASK.settings[1]
   assert found[8].value == -math.inf
 
@@ -254,7 +256,7 @@ def test_a_failing_task_does_not_stop_the_others(tmp_path, monkeypatch):
   """The final message lists the first error of each."""
   python_that(tmp_path, monkeypatch, f'echo "$4" >> {tmp_path}/all\nexit 2')
   with pytest.raises(UserError, match=r'(?s)a: .*code 2.*b: .*code 2'):
-    command.run(Sweep('s', {'a': TASK, 'b': TASK}), str(tmp_path / 'w'))
+    run(command, Sweep('s', {'a': TASK, 'b': TASK}), tmp_path / 'w')
   tried = (tmp_path / 'all').read_text().splitlines()
   assert [line.partition('/w/')[2][:2] for line in tried] == ['a/', 'b/']
 

@@ -45,8 +45,8 @@ def execute(
   load: Callable[[], Graph],
   results: Callable[[Graph], Mapping[str, str]],
   workdir: str,
-  print_jobs: bool = False,
-) -> Graph:
+  print_jobs: bool,
+) -> None:
   """Executes the jobs that are not finished, or prints their commands.
 
   If a job fails, the remaining jobs of its task or row are skipped, and the
@@ -58,9 +58,6 @@ def execute(
     workdir: local directory of all runs.
     print_jobs: whether to print the commands of the jobs that can start now
       instead of executing them.
-
-  Returns:
-    The jobs at the end.
 
   Raises:
     UserError: jobs failed, or the workdir belongs to another sweep or study.
@@ -100,7 +97,6 @@ def execute(
   if not print_jobs:
     print((paths.locate(workdir) / 'results.md').read_text())
   log.info('tables in %s', workdir)
-  return graph
 
 
 def line(job: Job) -> str:
