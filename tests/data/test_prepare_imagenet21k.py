@@ -210,8 +210,8 @@ def test_preparations_that_cannot_start(tmp_path, monkeypatch):
     # Existing files count as part of the space needed.
     (tmp_path / 'tfds/.prepare/imagenet21k/there').write_bytes(bytes(200_000))
     imagenet21k.prepare(source, tmp_path / 'tfds')
-  with shards.locked(tmp_path / 'tfds', 'imagenet21k'):
-    with pytest.raises(UserError, match='another process is preparing'):
+  with shards.locked(tmp_path / 'tfds'):
+    with pytest.raises(UserError, match='another run uses .*data_dir'):
       imagenet21k.prepare(source, tmp_path / 'tfds')
   contents = {'n00000001': archives.BAD}
   source = archives.write(tmp_path / 'fall11_whole.tar', contents)
@@ -327,7 +327,7 @@ def test_work_of_another_archive_is_not_continued(tmp_path, prepared):
   first = archives.write(tmp_path / 'fall11_whole.tar', other)
   with pytest.raises(UserError, match='lacks 7 of the 8 synsets'):
     imagenet21k.prepare(first, tmp_path / 'tfds', class_list=lists, **SMALL)
-  with shards.locked(tmp_path / 'tfds', 'imagenet21k') as work:
+  with shards.locked(tmp_path / 'tfds') as work:
     imagenet21k._index(work, imagenet21k.synsets(first), 1)
   second = archives.write(tmp_path / 'fall11_whole.tar', contents)
   imagenet21k.prepare(second, tmp_path / 'tfds', **SMALL)

@@ -27,7 +27,7 @@ LISTING = pathlib.Path(__file__).with_name('listing.txt')  # known data sets
 # Flags that have an effect for each data set that this package builds.
 _USED = {
   digits.NAME: (),
-  imagenet21k.NAME: ('source', 'class_list'),
+  shards.NAME: ('source', 'class_list'),
 }
 _SOURCE_HELP = 'the archive fall11_whole.tar or a directory of its tar files'
 

@@ -47,12 +47,7 @@ from vit_jax.files import paths
 from vit_jax.prepare import shards
 
 log = logging.getLogger('vit_jax')
-NAME = 'imagenet21k'
 _VALIDATION = 51_200  # images held out by configs/l16_i21k.py
-_DESCRIPTION = (
-  'ImageNet-21k: every image of the public archive that can be decoded, by '
-  'synset, in random order.'
-)
 _SYNSET = re.compile(r'(?:[^/]*/)*(n\d{8})\.tar')
 _BLOCK = 512  # bytes of a block of the tar format
 _FIELDS = (  # of an image; `offset` is that in its file
@@ -88,7 +83,7 @@ def prepare(
   listed = _class_list(class_list) if class_list else None
   found = synsets(source)
   names = _class_names(found, listed)
-  with shards.locked(data_dir, NAME) as work:
+  with shards.locked(data_dir) as work:
     shards.require_space(work, sum(synset.size for synset in found))
     images, skipped = _index(work, found, workers)
     num_bytes = int(images['size'].sum())
@@ -105,9 +100,9 @@ def prepare(
       )
       for i in range(count)
     ]
-    shards.write_shards(work, NAME, sources, workers)
+    shards.write_shards(work, sources, workers)
     lengths = np.diff(bounds).tolist()
-    shards.finish(work, NAME, lengths, num_bytes, names, _DESCRIPTION, skipped)
+    shards.finish(work, lengths, num_bytes, names, skipped)
   if len(images) > _VALIDATION:
     log.info(
       'to train on it: python -m vit_jax.train --config=configs/l16_i21k.py '

@@ -1,14 +1,13 @@
-"""Writes TFDS data sets as array_record shards, resumably, without TensorFlow.
+"""Writes ImageNet-21k as array_record shards, resumably, without TensorFlow.
 
 The features are image (the unchanged bytes of the file), label and file_name.
-DATA_DIR/.prepare/NAME is the working directory: it is locked during a
+DATA_DIR/.prepare/imagenet21k is the working directory: it is locked during a
 preparation and kept after an interruption. Each shard is written by one task;
 a shard that exists is not written again. The complete result is renamed to its
 final path, so that a data set is complete as soon as it exists.
 """
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -35,10 +34,15 @@ from vit_jax.data import progress
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
 from vit_jax.processes import interruption, machine
+from vit_jax.run import lock
 
 log = logging.getLogger('vit_jax')
 Result = TypeVar('Result')
-VERSION = '1.0.0'
+NAME, VERSION = 'imagenet21k', '1.0.0'
+_DESCRIPTION = (
+  'ImageNet-21k: every image of the public archive that can be decoded, by '
+  'synset, in random order.'
+)
 SHARD_BYTES = 2**29  # bytes of a shard, which a worker holds in memory
 _WORKER_BYTES = 2**31  # memory of a worker, including a synset or a shard
 _FORMAT = 'array_record'
@@ -87,13 +91,13 @@ def clean(data_dir: pathlib.Path, name: str) -> None:
     UserError: another process has locked the directory.
   """
   if (data_dir / _FOLDER / name).exists():
-    with locked(data_dir, name) as work:
+    with locked(data_dir) as work:
       shutil.rmtree(work)
 
 
 @contextlib.contextmanager
-def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
-  """Locks the working directory of a data set and yields its path.
+def locked(data_dir: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Locks the working directory and yields its path.
 
   Raises:
     UserError: another process has locked the directory.
@@ -102,14 +106,8 @@ def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
   """
   root = data_dir / _FOLDER
   root.mkdir(parents=True, exist_ok=True)
-  with open(root / f'{name}.lock', 'a') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise UserError(
-        f'another process is preparing {name} in {data_dir}: wait for it.'
-      ) from error
-    work = root / name
+  with lock.hold(epath.Path(root)):
+    work = root / NAME
     work.mkdir(mode=0o700, exist_ok=True)
     yield work
 
@@ -149,7 +147,6 @@ def start(work: pathlib.Path, plan: dict[str, Any]) -> None:
 
 def write_shards(
   work: pathlib.Path,
-  name: str,
   sources: Sequence[Callable[[], Iterator[bytes]]],
   workers: int,
 ) -> None:
@@ -157,7 +154,6 @@ def write_shards(
 
   Args:
     work: working directory; shards are written to result/ in it.
-    name: name of the data set.
     sources: one function per shard that yields its serialized examples;
       picklable.
     workers: number of processes.
@@ -167,12 +163,12 @@ def write_shards(
   """
   missing = []
   for i, source in enumerate(sources):
-    file = f'{name}-train.{_FORMAT}-{i:05d}-of-{len(sources):05d}'
+    file = f'{NAME}-train.{_FORMAT}-{i:05d}-of-{len(sources):05d}'
     path = work / 'result' / file
     if not path.exists():
       missing.append(functools.partial(write_shard, path, source))
   written = unordered(missing, min(workers, len(missing)))
-  for _ in progress.shown(written, len(missing), f'writing {name}/train'):
+  for _ in progress.shown(written, len(missing), f'writing {NAME}/train'):
     pass
 
 
@@ -199,24 +195,20 @@ def write_shard(
 
 def finish(
   work: pathlib.Path,
-  name: str,
   lengths: Sequence[int],
   num_bytes: int,
   class_names: Sequence[str],
-  description: str,
   skipped: Sequence[Sequence[str]],
 ) -> None:
   """Writes metadata and the list of skipped files, and publishes the result.
 
-  The result is DATA_DIR/NAME/VERSION.
+  The result is DATA_DIR/imagenet21k/1.0.0.
 
   Args:
     work: working directory, which is removed.
-    name: name of the data set.
     lengths: number of images of each shard.
     num_bytes: size of all images.
     class_names: names of the classes, in the order of the labels.
-    description: description of the data set.
     skipped: names and reasons of what was left out.
 
   Raises:
@@ -229,7 +221,7 @@ def finish(
   )
   (result / 'undecodable.txt').write_text(''.join(lines))
   template = naming.ShardedFileTemplate(
-    data_dir=epath.Path(result), dataset_name=name, filetype_suffix=_FORMAT
+    data_dir=epath.Path(result), dataset_name=NAME, filetype_suffix=_FORMAT
   )
   tfds.folder_dataset.write_metadata(
     data_dir=result,
@@ -249,10 +241,10 @@ def finish(
     version=VERSION,
     filename_template=template,
     check_data=False,
-    description=description,
+    description=_DESCRIPTION,
     supervised_keys=('image', 'label'),
   )
-  target = work.parent.parent / name / VERSION
+  target = work.parent.parent / NAME / VERSION
   target.parent.mkdir(parents=True, exist_ok=True)
   try:
     os.rename(result, target)

@@ -86,7 +86,7 @@ def _has_ended(holder: dict[str, object]) -> bool:
 def _refusal(workdir: epath.Path, holder: str) -> UserError:
   return UserError(
     f'another run uses {workdir}: {holder or "unknown"}. Wait for that run or '
-    'stop it, or give another path (--workdir, --out).'
+    'stop it, or give another path (--workdir, --out, --data_dir).'
   )
 
 
