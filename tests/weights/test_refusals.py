@@ -107,6 +107,16 @@ WRONG_ARRAYS = [
   ),
   ('timm', {'patch_embed.proj.weight': None}, ['patch_embed.proj', 'missing']),
   ('timm', {'pos_embed': np.zeros((17, 32), np.float32)}, ['pos_embed', '3 d']),
+  (
+    'timm',
+    {
+      'blocks.0.attn.qkv.weight': None,
+      'blocks.0.attn.q_proj.weight': np.zeros((32, 32), np.float32),
+      'blocks.0.attn.k_proj.weight': np.zeros((32, 31), np.float32),
+      'blocks.0.attn.v_proj.weight': np.zeros((32, 32), np.float32),
+    },
+    ['blocks.0.attn.k_proj.weight: [32, 31] in the file'],
+  ),
   ('timm', {'head.bias': np.arange(CLASSES)}, ['head.bias (int64)']),
   (
     'timm',
@@ -158,6 +168,10 @@ WRONG_SETTINGS = [
   # Options of the library's Swin that this one does not have
   ('swin', CONFIG, dict(mlp_ratio=2.0), ["'mlp_ratio': 2.0", ': 4']),
   ('swin', CONFIG, dict(num_heads=[2, 2, 2]), ['[2, 2, 2]', '[2, 4, 8]']),
+  # Sizes of other arrays
+  ('swin', CONFIG, dict(embed_dim=48), ['embed_dim is 48', 'those of 24']),
+  ('swin', CONFIG, dict(depths=[2, 2, 4]), ['depths', '[2, 2, 2]']),
+  ('swin', CONFIG, dict(num_heads=[3, 6, 12]), ['num_heads', '[2, 4, 8]']),
   ('swin', CONFIG, dict(layer_norm_eps=0.01), ['model.norm_eps']),
   ('swin', CONFIG, dict(hidden_act='mish'), ['hidden_act', 'mish']),
   # Other types are refused by their name; no weights are read.

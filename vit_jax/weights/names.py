@@ -5,14 +5,15 @@ that of a leaf, or of a module whose leaves have corresponding names in the
 other project ('kernel' is 'weight' in PyTorch). A foreign name with `{i}`
 stands for one array per layer; these arrays are stacked in this package. `{2i}`
 and `{2i+1}` number the even and the odd layers, and `{i+2:02}` counts from 2 in
-two digits. `block{s}` in a path stands for each stage of a ResNet, whose number
-replaces `{s}` in the foreign name.
+two digits. `{s}` in a path stands for the number of a stage of a ResNet or a
+Swin. It replaces `{s}` in the foreign name; `{s-1}` is the number before it.
 
 names.csv contains the names of Vision Transformers in all projects, of the
-residual units of a hybrid's stem (`hybrid`) and of BiT's ResNets (`bit`). The
-first unit of a stage is separate both here and in the files. The others, which
-have equal shapes, are stacked as `layers/…` here, and numbered from 2 in the
-files. aliases.csv contains regular expressions that replace other names.
+residual units of a hybrid's stem (`hybrid`), of BiT's ResNets (`bit`) and of
+Swins in timm (`swin`). The first unit of a stage of a ResNet is separate both
+here and in the files. The others, which have equal shapes, are stacked as
+`layers/…` here, and numbered from 2 in the files. aliases.csv contains regular
+expressions that replace other names.
 """
 
 import csv
@@ -33,6 +34,7 @@ _NUMBER = re.compile(
 )
 _TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 _PATCHES = 'embedding/kernel'
+_STAGE = re.compile(r'(block|stage|merge)(\d+)')
 
 
 def not_writable(what: str) -> UserError:
@@ -121,9 +123,9 @@ class NameMap(NamedTuple):
 
   def find(self, path: str) -> Joined | None:
     """Returns the foreign name of a leaf; None if it has no name."""
-    stage = re.search(r'block(\d+)/', path)
+    stage = _STAGE.search(path)
     if stage:
-      path = path.replace(stage[0], 'block{s}/')
+      path = path.replace(stage[0], stage[1] + '{s}')
     module, _, leaf = path.rpartition('/')
     ending = ''
     if path in self.names:
@@ -134,8 +136,11 @@ class NameMap(NamedTuple):
     else:
       return None
     entry = joined(entry)
-    name = entry.name.replace('{s}', stage[1]) if stage else entry.name
-    return entry._replace(name=name + ending)
+    name = entry.name + ending
+    if stage:
+      name = name.replace('{s}', stage[2])
+      name = name.replace('{s-1}', str(int(stage[2]) - 1))
+    return entry._replace(name=name)
 
   def first(self, path: str) -> str | None:
     """Returns the foreign name of a leaf; for stacked layers, of the first."""

@@ -22,7 +22,7 @@ from vit_jax.models.vit import NAMES, ViT
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
-from vit_jax.weights.formats import containers, swin, vit
+from vit_jax.weights.formats import containers, swin, timm_layouts, vit
 from vit_jax.weights.metadata import ModelMetadata
 from vit_jax.weights.names import Joined, NameMap
 from vit_jax.weights.patch_embedding import RGB
@@ -126,17 +126,13 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
     prefix = (_CLS in arrays) + has_positions * tokens
     count = arrays[POSITIONS].shape[1] - prefix
   shown = f'{count} patch(es) of {patch} pixels'
-  for key, value in (
-    ('hidden_size', model['width']),
-    ('num_hidden_layers', model['depth']),
-    ('patch_size', patch),
-    ('image_size', config['image_size'] if patches == count else shown),
-  ):
-    if config.get(key, value) != value:
-      raise UserError(
-        f'config.json of {path}: {key} is {config[key]!r}, but its arrays are '
-        f'those of {value}. Fetch all files of one version again.'
-      )
+  of_arrays = {
+    'hidden_size': model['width'],
+    'num_hidden_layers': model['depth'],
+    'patch_size': patch,
+    'image_size': config['image_size'] if patches == count else shown,
+  }
+  _check_config(path, config, of_arrays)
   if config['model_type'] == 'dinov3_vit':
     if model['gated'] and config['hidden_act'] != 'silu':
       raise UserError(
@@ -156,6 +152,22 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
     method = 'bilinear_no_antialias'
   properties = ModelMetadata(size, position_resize=method)
   return ParsedWeights(arrays, names, model, properties)
+
+
+def _check_config(
+  path: str, config: Config, of_arrays: Mapping[str, Any]
+) -> None:
+  """Checks that a config has the values that the arrays determine.
+
+  Raises:
+    UserError: it has another value; keys that it does not contain may have any.
+  """
+  for key, value in of_arrays.items():
+    if config.get(key, value) != value:
+      raise UserError(
+        f'config.json of {path}: {key} is {config[key]!r}, but its arrays are '
+        f'those of {value}. Fetch all files of one version again.'
+      )
 
 
 def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
@@ -397,21 +409,6 @@ def unused(model: Any, kind: str) -> Arrays:
 
 # Swin
 
-_SWIN_NAMES = {
-  'embedding': _PATCHES,
-  'embedding_norm': 'embeddings.norm',
-  'norm': 'layernorm',
-  'head': 'classifier',
-}
-_SWIN_BLOCK = {
-  path: entry._replace(name=entry.name.replace('n.attention', 'n.self'))
-  for path, entry in swin.block_names('transformers', 'attention.self').items()
-}
-_SWIN_ALIASES = (
-  (r'\.attention\.relative_position_bias\.', '.attention.self.'),
-  *VIT_ALIASES,
-  (r'\.attention\.attention\.', '.attention.self.'),
-)
 # Constants of the model; other values in a config are an error.
 SWIN_FIXED = {
   'patch_size': PATCH_SIZE,
@@ -425,13 +422,16 @@ def parse_swin(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   """Parses a Swin.
 
   Raises:
-    UserError: the config describes a Swin that is not supported.
+    UserError: the config describes a Swin that is not supported, or contradicts
+      the arrays.
   """
-  heads, depths = list(config['num_heads']), tuple(config['depths'])
+  heads, stages = list(config['num_heads']), len(config['depths'])
+
+  def doubled(first: int) -> list[int]:
+    return [first * 2**i for i in range(stages)]
+
   expected = SWIN_FIXED | {
-    'num_heads': [heads[0] * 2**i for i in range(len(depths))]
-    if heads
-    else 'one for each stage'
+    'num_heads': doubled(heads[0]) if heads else 'one for each stage'
   }
   other = {k: config[k] for k, v in expected.items() if config[k] != v}
   if other:
@@ -439,23 +439,19 @@ def parse_swin(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
     raise UserError(
       f'config.json of {path} has {other}; the model swin supports {allowed}.'
     )
-  used = {
-    name: array
-    for name, array in names_lib.renamed(arrays, _SWIN_ALIASES).items()
-    if not name.endswith('.relative_position_index')  # follows from the sizes
+  arrays = names_lib.renamed(arrays, VIT_ALIASES)
+  arrays = names_lib.renamed(arrays, names_lib.aliases('Swin of transformers'))
+  parsed = swin.parse(
+    path,
+    timm_layouts.joined(arrays),
+    {'window_size': config['window_size'], 'window_rule': 'authors'},
+    metadata.pair(config['image_size']),
+  )
+  model = parsed.model
+  of_arrays = {
+    'embed_dim': model['width'],
+    'depths': [*model['depths']],
+    'num_heads': doubled(model['num_heads']),
   }
-  model = dict(
-    name='swin',
-    channels=names_lib.shape_of(path, used, _KERNEL, 4, 'a Swin')[1],
-    width=config['embed_dim'],
-    depths=depths,
-    num_heads=heads[0],
-    window_size=config['window_size'],
-  )
-  properties = ModelMetadata(
-    metadata.pair(config['image_size']), position_resize='bicubic_no_antialias'
-  )
-  names = swin.stacked_names(
-    _SWIN_NAMES, _SWIN_BLOCK, 'encoder.layers.', len(depths), merging_of=-1
-  )
-  return ParsedWeights(used, names, model, properties, swin.CONSTANTS)
+  _check_config(path, config, of_arrays)
+  return parsed

@@ -18,82 +18,20 @@ from vit_jax.models.swin import LN_EPSILON, PATCH_SIZE, window_of
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.metadata import ModelMetadata
-from vit_jax.weights.names import Joined, NameMap
+from vit_jax.weights.names import NameMap
 
 # Constants of the model; its config section has no keys for them.
 CONSTANTS = {'gelu': 'exact', 'norm_eps': LN_EPSILON}
-_BIAS_TABLE = 'relative_position_bias_table'
-_TABLE = f'layers.0.blocks.0.attn.{_BIAS_TABLE}'
+_TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 _MASK = 'layers.0.blocks.1.attn_mask'
 # Arrays that are determined by the sizes, but are stored in some files.
 _DERIVED = r'.*\.(relative_position_index|attn_mask)'
-_NAMES = {
-  'embedding': 'patch_embed.proj',
-  'embedding_norm': 'patch_embed.norm',
-  'norm': 'norm',
-  'head': 'head.fc',
-}
-_LAYER = 'encoder/layers/'
+NAMES = NameMap(names_lib.table('swin'))
 
 
 def is_swin(names: Container[str]) -> bool:
   """Returns whether names are those of a Swin's arrays or parameters."""
   return _TABLE in names or 'stage1/layers/plain/norm1/scale' in names
-
-
-def block_names(project: str, attention: str) -> dict[str, Joined]:
-  """Returns the names in a block of a Swin, {path: name}.
-
-  Args:
-    project: project that has the same names in layers of Vision Transformers,
-      see `names.table`.
-    attention: name of the module of attention.
-  """
-  block = {
-    path.removeprefix(_LAYER): entry._replace(
-      name=entry.name.partition('{i}.')[2]
-    )
-    for path, entry in names_lib.table(project).items()
-    if path.startswith(_LAYER)
-  }
-  return block | {'attention/bias_table': Joined(f'{attention}.{_BIAS_TABLE}')}
-
-
-def stacked_names(
-  names: Mapping[str, str],
-  block: Mapping[str, Joined],
-  layers: str,
-  stages: int,
-  merging_of: int,
-) -> NameMap:
-  """Returns the names of a Swin, whose blocks are stacked in pairs here.
-
-  Args:
-    names: names outside the stages, {path: name}.
-    block: names in a block, {path: name}.
-    layers: prefix of the stages' names, before the index of a stage.
-    stages: number of stages.
-    merging_of: stage whose names contain a merging of patches: 0 for the stage
-      after the merging, -1 for the stage before it.
-  """
-  table: dict[str, str | Joined] = dict(names)
-  for i in range(1, stages):
-    merging = f'{layers}{i + merging_of}.downsample'
-    table[f'merge{i}'] = f'{merging}.reduction'
-    table[f'merge{i}/norm'] = f'{merging}.norm'
-  for i in range(stages):
-    for kind, number in (('plain', '{2i}'), ('shifted', '{2i+1}')):
-      prefix = f'{layers}{i}.blocks.{number}.'
-      for path, entry in block.items():
-        entry = entry._replace(name=prefix + entry.name)
-        table[f'stage{i + 1}/layers/{kind}/{path}'] = entry
-  return NameMap(table)
-
-
-def names(stages: int) -> NameMap:
-  """Returns timm's names of a Swin's parameters."""
-  block = block_names('timm', 'attn')
-  return stacked_names(_NAMES, block, 'layers.', stages, merging_of=0)
 
 
 def parse(
@@ -118,15 +56,15 @@ def parse(
   of_authors = 'layers.0.downsample.reduction.weight' in arrays
   original, arrays = arrays, _renamed(arrays, of_authors)
   model = _sizes(path, arrays)
-  stages = len(model['depths'])
   # If a map is smaller than a window, its bias table has the size of the map,
   # and only the settings contain the size of the window.
   model['window_size'] = args.get('window_size', model['window_size'])
   rule = 'authors' if of_authors else 'timm'
   model['window_rule'] = args.get('window_rule', rule)
   if image_size is None:
-    last = _TABLE.replace('layers.0', f'layers.{stages - 1}')
-    side = _window(arrays.get(last, original[_TABLE])) * 2 ** (stages - 1)
+    last = len(model['depths']) - 1
+    table = _TABLE.replace('layers.0', f'layers.{last}')
+    side = _window(arrays.get(table, original[_TABLE])) * 2**last
     if _MASK in original:
       side = round(len(original[_MASK]) ** 0.5) * model['window_size']
     image_size = (side * PATCH_SIZE,) * 2
@@ -135,7 +73,7 @@ def parse(
     norm_eps=LN_EPSILON,
     position_resize='bicubic_no_antialias',
   )
-  return ParsedWeights(arrays, names(stages), model, metadata, CONSTANTS)
+  return ParsedWeights(arrays, NAMES, model, metadata, CONSTANTS)
 
 
 def _renamed(
@@ -159,20 +97,20 @@ def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   Raises:
     UserError: the patch embedding is not that of a Swin.
   """
+  table = names_lib.shape_of(path, arrays, _TABLE, 2, 'a Swin')
   matches = [re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', k) for k in arrays]
   numbers = {(int(match[1]), int(match[2])) for match in matches if match}
   stages = 1 + max(stage for stage, _ in numbers)
   depths = tuple(sum(s == stage for s, _ in numbers) for stage in range(stages))
   name = 'patch_embed.proj.weight'
   width, channels, *_ = names_lib.shape_of(path, arrays, name, 4, 'a Swin')
-  table = arrays[_TABLE]
   return dict(
     name='swin',
     channels=channels,
     width=width,
     depths=depths,
-    num_heads=table.shape[-1] if table.ndim else 1,
-    window_size=_window(table),
+    num_heads=table[-1],
+    window_size=window_of(table[0]),
   )
 
 

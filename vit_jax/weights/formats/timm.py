@@ -259,10 +259,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
   model = description.built_model
   names, stored = NAMES, ('num_heads',)
   if isinstance(model, Swin):
-    names, stored = (
-      swin.names(len(model.depths)),
-      ('window_size', 'window_rule'),
-    )
+    names, stored = swin.NAMES, ('window_size', 'window_rule')
   elif getattr(model, 'qkv_bias', 'all') == 'query_value':
     names = WITHOUT_KEY_BIAS
   arrays = foreign.exported(params, description, names)

@@ -2,7 +2,8 @@
 
 torchvision and open_clip have other names for the same parameters. Swins of
 torchvision get the names of the authors' repository, which `formats.swin`
-reads. (`timm_parsing` replaces the names of DINOv2's repository.)
+reads. (`timm_parsing` replaces the names of DINOv2's repository,
+`huggingface_models` those of transformers' Swin.)
 
 timm stores the same parameters differently in its classes `Eva` and
 `VisionTransformer`: joined or separate, with planes of rotations side by side
@@ -28,7 +29,7 @@ _JOINED = {
   )
   for leaf in ('weight', 'bias')
 }
-_BLOCK = re.compile(r'blocks\.\d+\.')
+_BLOCK = re.compile(r'(layers\.\d+\.)?blocks\.\d+\.')
 FREQUENCIES = 'rope.freqs'
 _PERIODS = 'rope_embed.periods'  # of DINOv3's repository
 
@@ -50,7 +51,10 @@ def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     _repeat_heads(result, block)
     for whole, parts in _JOINED.items():
       names = [block + part for part in parts]
-      if all(name in result for name in names):
+      separate = [result.get(name, np.float32(0)) for name in names]
+      shapes = {array.shape[1:] for array in separate}
+      # Other arrays are not joined, and `foreign` reports them as unknown.
+      if all(array.ndim for array in separate) and len(shapes) == 1:
         result[block + whole] = np.concatenate([result.pop(n) for n in names])
     for kind in 'qv':  # without a bias of the keys
       if f'{block}attn.{kind}_proj.bias' in result:
