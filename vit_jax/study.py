@@ -22,7 +22,6 @@ further columns from its runs.
 """
 
 import logging
-import re
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -30,6 +29,7 @@ from absl import flags
 
 from vit_jax.arrays import devices, memory
 from vit_jax.cli import process
+from vit_jax.config import overrides
 from vit_jax.errors import UserError, check_choice
 from vit_jax.sweeps import execution, grid, jobs, tables
 
@@ -48,16 +48,8 @@ def define_flags() -> None:
     'Print the predicted cost of the pre-trainings on these devices (see '
     'plan --topology), such as v3:4x4 or h100:1x8, and start nothing.',
   )
-  flags.DEFINE_multi_string(
-    'pretrain', _extract_pretrain(sys.argv), 'Set by --pretrain.KEY=….'
-  )
-
-
-def _extract_pretrain(argv: list[str]) -> list[str]:
-  """Removes each `--pretrain.KEY=value`; returns them as `--config.KEY=…`."""
-  extracted = [arg for arg in argv if re.match(r'--?pretrain\..+=', arg)]
-  argv[:] = [arg for arg in argv if arg not in extracted]
-  return [re.sub(r'^--?pretrain\.', '--config.', arg) for arg in extracted]
+  extracted = overrides.extract(sys.argv, 'pretrain')
+  flags.DEFINE_multi_string('pretrain', extracted, 'Set by --pretrain.KEY=….')
 
 
 def _weights(study: grid.Study, values: Sequence[str]) -> dict[str, str]:

@@ -149,6 +149,17 @@ def test_a_negative_number_may_follow_its_key(text):
   assert argv == ['train']
 
 
+def test_flags_with_another_prefix():
+  """Those of pre-trainings of a study; the others stay in argv."""
+  argv = ['study', '--pretrain.total=3 steps', '--pretrain', '--workdir=w']
+  assert overrides.extract(argv, 'pretrain') == ['--config.total=3 steps']
+  assert argv == ['study', '--pretrain', '--workdir=w']
+  argv = ['study', '--pretrain.a', '-1', '--nopretrain.b', '--config.c=2']
+  found = ['--config.a=-1', '--noconfig.b']
+  assert overrides.extract(argv, 'pretrain') == found
+  assert argv == ['study', '--config.c=2']
+
+
 @pytest.mark.parametrize('dataset', ['cifar10:3.0.2', 'vtab/dtd:1.0.0', 'pets'])
 def test_names_of_tfds_may_have_a_version(dataset):
   """A dot makes a name a module only before the version."""

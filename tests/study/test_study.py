@@ -260,9 +260,6 @@ def test_given_weights_replace_a_pretraining(tmp_path, caplog):
     with pytest.raises(UserError, match=message):
       command._weights(study, [text])
   assert command._weights(study, ['a=x=y']) == {'a': 'x=y'}
-  argv = ['study', '--pretrain.total=3 steps', '--pretrain', '--workdir=w']
-  assert command._extract_pretrain(argv) == ['--config.total=3 steps']
-  assert argv == ['study', '--pretrain', '--workdir=w']
 
 
 def test_the_predicted_cost(monkeypatch, capsys):

@@ -61,19 +61,24 @@ def define_flag(argv: list[str]) -> None:
   )
 
 
-def extract(argv: list[str]) -> list[str]:
+def extract(argv: list[str], prefix: str = 'config') -> list[str]:
   """Removes all `--config.key=value` from argv and returns them, for `apply`.
 
   It is used by commands that parse their flags before a config is loaded.
+
+  Args:
+    argv: command line.
+    prefix: word before the key; replaced by 'config' in the result.
   """
   for at in range(len(argv) - 2, 0, -1):
-    is_key = re.fullmatch(r'--?config\.[^=]+', argv[at])
+    is_key = re.fullmatch(rf'--?{prefix}\.[^=]+', argv[at])
     # --config.key value, also a negative number
     if is_key and not re.match(r'-(?!\.?\d)', argv[at + 1]):
       argv[at] += '=' + argv.pop(at + 1)
-  extracted = [arg for arg in argv if re.match(r'--?(no)?config\.', arg)]
+  pattern = rf'(--?(?:no)?){prefix}\.'
+  extracted = [arg for arg in argv if re.match(pattern, arg)]
   argv[:] = [arg for arg in argv if arg not in extracted]
-  return extracted
+  return [re.sub(f'^{pattern}', r'\1config.', arg) for arg in extracted]
 
 
 def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
