@@ -100,9 +100,10 @@ def locked(data_dir: pathlib.Path) -> Iterator[pathlib.Path]:
   """Locks the working directory and yields its path.
 
   Raises:
-    UserError: another process has locked the directory.
-    OSError: the directory cannot be written, for example because another user
-      has started to prepare the data set.
+    UserError: another process has locked the directory, or there is no
+      permission, for example because another user has started to prepare.
+    StorageError: the storage is full or does not respond.
+    OSError: the directory cannot be created.
   """
   root = data_dir / _FOLDER
   root.mkdir(parents=True, exist_ok=True)
