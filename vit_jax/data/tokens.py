@@ -5,7 +5,6 @@ model of SentencePiece.
 """
 
 import functools
-import re
 import string
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -36,34 +35,22 @@ class Preset(NamedTuple):
   address: str
 
 
+_SIGLIP = 'gs://t5-data/vocabs/cc_en.32000/sentencepiece.model'
+_HUB = 'https://huggingface.co'
+_SIGLIP2 = f'{_HUB}/google/siglip2-base-patch16-224 (tokenizer.json)'
+_CLIP = f'{_HUB}/openai/clip-vit-base-patch16 (tokenizer.json)'
+_CLIP_PIECES = '<|startoftext|>', '<|endoftext|>', '<|endoftext|>'
 # All three use lower case. SigLIP pads with the end, and CLIP, whose tower ends
 # at the first end, may do so.
 PRESETS = {
-  'siglip': Preset(
-    32_000,
-    64,
-    ('</s>', '</s>'),
-    'gs://t5-data/vocabs/cc_en.32000/sentencepiece.model',
-  ),
-  'siglip2': Preset(
-    256_000,
-    64,
-    ('<eos>', '<pad>'),
-    'https://huggingface.co/google/siglip2-base-patch16-224 (tokenizer.json)',
-  ),
-  'clip': Preset(
-    49_408,
-    77,
-    ('<|startoftext|>', '<|endoftext|>', '<|endoftext|>'),
-    'https://huggingface.co/openai/clip-vit-base-patch16 (tokenizer.json)',
-  ),
+  'siglip': Preset(32_000, 64, ('</s>', '</s>'), _SIGLIP),
+  'siglip2': Preset(256_000, 64, ('<eos>', '<pad>'), _SIGLIP2),
+  'clip': Preset(49_408, 77, _CLIP_PIECES, _CLIP),
 }
 
 
 @functools.lru_cache(maxsize=4)
-def load(
-  path: str, preset: str
-) -> Callable[[str, int], Int[np.ndarray, ' length']]:
+def load(path: str, preset: str) -> Callable[[str, int], Any]:
   """Reads a tokenizer file.
 
   Returns a function of a text and a length. It returns the tokens of the text,
@@ -78,29 +65,27 @@ def load(
       a package is not installed.
   """
   rules = PRESETS[preset]
-  is_json = path.endswith('.json')
-  package = required(
-    'tokenizers' if is_json else 'sentencepiece',
-    'the tokenizer of texts',
-    'vit_jax[text]',
-  )
+  library, read = 'sentencepiece', _sentencepiece_model
+  if path.endswith('.json'):
+    library, read = 'tokenizers', _huggingface_tokenizer
+  package = required(library, 'the tokenizer of texts', 'vit_jax[text]')
   advice = f'that of the preset {preset!r} is published at {rules.address}'
   try:
     content = paths.locate(path).read_bytes()
-    encode, number = (_json if is_json else _pieces)(package, content)
+    encode, token_of = read(package, content)
   except Exception as error:  # noqa: BLE001 (the libraries raise many kinds)
     raise UserError(
       f'the tokenizer {path!r} cannot be read ({paths.reason(error)}); {advice}'
       ': download it, and give its path as augment.tokenizer and '
       'preprocess.tokenizer.'
     ) from error
-  numbers = [number(piece) for piece in rules.pieces]
-  if None in numbers:
+  added = [token_of(piece) for piece in rules.pieces]
+  if None in added:
     raise UserError(
       f'the tokenizer {path} does not have the pieces {rules.pieces} of the '
       f'preset {preset!r}: use its own, of {", ".join(PRESETS)}; {advice}.'
     )
-  *start, end, pad = numbers
+  *start, end, pad = added
 
   def tokens(text: str, length: int) -> Int[np.ndarray, ' length']:
     found = [*start, *encode(text.lower())][: length - 1]
@@ -111,8 +96,8 @@ def load(
   return tokens
 
 
-def _json(package: Any, content: bytes) -> Any:
-  """Returns functions from text to numbers, and from a piece to its number."""
+def _huggingface_tokenizer(package: Any, content: bytes) -> tuple[Any, Any]:
+  """Returns functions of a text to its tokens, and of a piece to its token."""
   model = package.Tokenizer.from_buffer(content)
   model.no_padding()
   model.no_truncation()
@@ -120,19 +105,15 @@ def _json(package: Any, content: bytes) -> Any:
   return lambda text: encode(text).ids, model.token_to_id
 
 
-def _pieces(package: Any, content: bytes) -> Any:
-  """Returns the same functions as `_json` for SentencePiece."""
+def _sentencepiece_model(package: Any, content: bytes) -> tuple[Any, Any]:
+  """Returns the same functions as `_huggingface_tokenizer`."""
   model = package.SentencePieceProcessor()
   model.LoadFromSerializedProto(content)
-
-  def number(piece: str) -> int | None:
-    found = model.PieceToId(piece)
-    return found if model.IdToPiece(found) == piece else None
-
-  return model.EncodeAsIds, number
+  tokens = range(model.GetPieceSize())
+  return model.EncodeAsIds, {model.IdToPiece(i): i for i in tokens}.get
 
 
 def canonical(text: str) -> str:
   """Returns a text in lower case, without punctuation and further blanks."""
-  text = text.replace('_', ' ').lower().translate(_PUNCTUATION)
-  return re.sub(r'\s+', ' ', text).strip()
+  words = text.replace('_', ' ').lower().translate(_PUNCTUATION).split()
+  return ' '.join(words)

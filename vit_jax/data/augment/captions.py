@@ -17,7 +17,8 @@ from vit_jax.errors import UserError, check_choice, check_range
 _INTEGERS = np.dtype(np.int32)
 
 
-@dataclasses.dataclass(frozen=True)
+@schema.operational('tokenizer')
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Texts:
   """Tokens of texts, and where an example has its captions.
 
@@ -35,7 +36,6 @@ class _Texts:
     classes: names of the classes for `templates`, in the order of the labels.
   """
 
-  _: dataclasses.KW_ONLY
   tokenizer: str
   preset: str = 'siglip'
   length: int | None = None
@@ -100,13 +100,11 @@ class _Texts:
       texts = [v.decode() if isinstance(v, bytes) else str(v) for v in values]
     except (ValueError, KeyError, TypeError) as error:
       raise DecodeError(f'has no caption in {self.key!r}: {error!r}') from error
-    texts = [text.strip() for text in texts if text.strip()]
-    if not texts:
-      raise DecodeError(f'has no caption in {self.key!r}')
-    return texts
+    if texts := [text.strip() for text in texts if text.strip()]:
+      return texts
+    raise DecodeError(f'has no caption in {self.key!r}')
 
 
-@schema.operational('tokenizer')
 @dataclasses.dataclass(frozen=True)
 class TrainTransform(_Texts, transforms.TrainTransform):
   """`transforms.TrainTransform` with the tokens of one random caption."""
@@ -124,8 +122,7 @@ class TrainTransform(_Texts, transforms.TrainTransform):
     return values | {'tokens': self.tokens(text)}
 
 
-@schema.operational('tokenizer')
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalTransform(_Texts, transforms.EvalTransform):
   """`transforms.EvalTransform`, which also has the tokens of texts.
 
@@ -134,7 +131,6 @@ class EvalTransform(_Texts, transforms.EvalTransform):
       image; 0 for images without captions.
   """
 
-  _: dataclasses.KW_ONLY
   captions_per_image: int = 0
 
   @property
