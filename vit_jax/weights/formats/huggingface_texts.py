@@ -14,6 +14,8 @@ from vit_jax.weights.formats import huggingface_models, tensors
 from vit_jax.weights.names import Joined, renamed
 
 _TABLE = 'text_model.embeddings.token_embedding.weight'
+_TEXT = re.compile(r'text_model\.(?!.*position_ids)(.*)')
+_OTHERS = re.compile(r'(visual|text)_projection\.|logit_')
 # A layer of a text tower has the names of a layer of an image tower.
 _NAMES: dict[str, str | Joined] = {
   'temperature': 'logit_scale',
@@ -53,23 +55,14 @@ def with_text(
   # The library looks for the highest token if this is 2, as `Text` does.
   if is_clip and config.get('eos_token_id') not in (2, vocabulary - 1):
     return image
-  text = {
-    name.removeprefix('text_model.'): array
-    for name, array in arrays.items()
-    if name.startswith('text_model.') and 'position_ids' not in name
-  }
+  text = {match[1]: v for k, v in arrays.items() if (match := _TEXT.match(k))}
   text = renamed(text, huggingface_models.VIT_ALIASES)
-  units = [
-    len(v) for k, v in text.items() if k.endswith('intermediate.dense.bias')
-  ]
+  hidden = [v for k, v in text.items() if k.endswith('intermediate.dense.bias')]
   length = len(text[huggingface_models.POSITIONS])
   found = {k: v for k, v in image.arrays.items() if 'classifier' not in k}
   found |= {f'text_model.{name}': array for name, array in text.items()}
-  found |= {
-    name: np.atleast_1d(array)  # a number has one dimension, as in SigLIP
-    for name, array in arrays.items()
-    if re.match(r'(visual|text)_projection\.|logit_', name)
-  }
+  # A number has one dimension, as in SigLIP.
+  found |= {k: np.atleast_1d(v) for k, v in arrays.items() if _OTHERS.match(k)}
   objective = dict(
     name='contrastive',
     loss='softmax' if is_clip else 'sigmoid',
@@ -77,8 +70,8 @@ def with_text(
     text=dict(
       variant=None,
       width=width,
-      depth=len(units),
-      mlp_dim=units[0],
+      depth=len(hidden),
+      mlp_dim=len(hidden[0]),
       num_heads=config['num_attention_heads'],
       vocabulary=vocabulary,
       length=length,
@@ -93,21 +86,19 @@ def with_text(
   head = 'text_projection' if is_clip else 'text_model.head'
   names = {**image.names.names, **_NAMES, 'text/head': head}
   is_gemma = vocabulary == PRESETS['siglip2'].vocabulary
-  siglip = 'siglip2' if is_gemma else 'siglip'
   folder = tensors.folder_of(path)
   files = [folder / name for name in ('spiece.model', 'tokenizer.json')]
-  texts = dict(
+  preprocess = dict(
+    image.metadata.preprocess,
     name='captions',
     tokenizer=os.fspath(next((f for f in files if f.exists()), files[-1])),
-    preset='clip' if is_clip else siglip,
+    preset='clip' if is_clip else 'siglip2' if is_gemma else 'siglip',
     length=length,
     vocabulary=vocabulary,
   )
   return image._replace(
     arrays=found,
     names=image.names._replace(names=names),
-    metadata=image.metadata.updated(
-      preprocess={**image.metadata.preprocess, **texts}, class_names=()
-    ),
+    metadata=image.metadata.updated(preprocess=preprocess, class_names=()),
     objective=objective,
   )
