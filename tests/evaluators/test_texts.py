@@ -10,6 +10,7 @@ from indexed_source import Shown, eval_setting
 from vit_jax.data.augment import captions
 from vit_jax.data.tokens import canonical
 from vit_jax.evaluators import retrieval, zero_shot
+from vit_jax.evaluators.features import Labelled
 from vit_jax.models import vit
 from vit_jax.objectives import contrastive
 from vit_jax.objectives.contract import Setting
@@ -28,16 +29,16 @@ def test_ranks_count_what_is_as_near_as_the_own_one():
     [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0.5, 0.4], [0, 0, 1]], np.float32
   )
   owner = np.array([0, 0, 1, 2, 2])
-  numbers = np.arange(3)
-  ranks = retrieval._ranks(images, texts, numbers, owner)
+  images, texts = Labelled(images, np.arange(3)), Labelled(texts, owner)
+  ranks = retrieval._ranks(images, texts)
   assert ranks.tolist() == [0, 1, 0]  # image 1 ties with a text of image 0
-  ranks = retrieval._ranks(texts, images, owner, numbers)
+  ranks = retrieval._ranks(texts, images)
   assert ranks.tolist() == [0, 2, 0, 1, 0]
 
 
 def test_equal_embeddings_have_no_recall():
-  same = np.ones((4, 2), np.float32)
-  ranks = retrieval._ranks(same, same, np.arange(4), np.arange(4))
+  same = Labelled(np.ones((4, 2), np.float32), np.arange(4))
+  ranks = retrieval._ranks(same, same)
   assert ranks.tolist() == [3, 3, 3, 3]
 
 

@@ -4,14 +4,15 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 
 from vit_jax.data.contract import require
 from vit_jax.evaluators import contract
-from vit_jax.evaluators.features import OnSplit, OtherSource
+from vit_jax.evaluators.features import Labelled, OnSplit, OtherSource
 
 PyTree = Any
 _RANKS = (1, 5, 10)
+_MADE_BY = "'captions', with captions_per_image, as in configs/lit.py"
 _ROWS = 256  # images or captions whose similarities exist at once
 
 
@@ -38,21 +39,16 @@ class Evaluator(OnSplit):
 
   def __post_init__(self):
     contract.check_results(self.setting, 'image', 'text', who='retrieval')
+    spec = self.setting.transform.spec
     require(
-      self.setting.transform.spec,
-      'image',
-      'tokens',
-      'captions',
-      who='retrieval',
-      made_by="'captions', with captions_per_image, as in configs/lit.py",
+      spec, 'image', 'tokens', 'captions', who='retrieval', made_by=_MADE_BY
     )
     super().__post_init__()
     self._embed = self.setting.compiled(self._embed_batch)
 
   def _embed_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
-    found = self.setting.predict(weights, batch, ('image', 'text'))
-    others = {key: batch[key] for key in ('captions', 'mask')}
-    return {key: found[key] for key in ('image', 'text')} | others
+    found = batch | self.setting.predict(weights, batch, ('image', 'text'))
+    return {key: found[key] for key in ('image', 'text', 'captions', 'mask')}
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Returns the fractions 'image_to_text@1' and so on, in [0, 1].
@@ -65,11 +61,13 @@ class Evaluator(OnSplit):
     if not (np.isfinite(images).all() and np.isfinite(texts).all()):
       raise contract.not_finite_error('the embeddings', self._source)
     is_caption = np.arange(texts.shape[1]) < found['captions'][:, None]
-    texts = texts[is_caption]  # [n, captions, d] → [all captions, d]
     owner = np.nonzero(is_caption)[0]
+    # [n, captions, d] → [all captions, d], labelled by their images
+    texts = Labelled(texts[is_caption], owner)
+    images = Labelled(images, np.arange(len(images)))
     ranks = {
-      'image_to_text': _ranks(images, texts, np.arange(len(images)), owner),
-      'text_to_image': _ranks(texts, images, owner, np.arange(len(images))),
+      'image_to_text': _ranks(images, texts),
+      'text_to_image': _ranks(texts, images),
     }
     return {
       f'{name}@{k}': float((rank < k).mean())
@@ -78,25 +76,18 @@ class Evaluator(OnSplit):
     }
 
 
-def _ranks(
-  queries: Float[np.ndarray, 'q d'],
-  keys: Float[np.ndarray, 'k d'],
-  query_owner: Int[np.ndarray, ' q'],
-  key_owner: Int[np.ndarray, ' k'],
-) -> Int[np.ndarray, ' q']:
+def _ranks(queries: Labelled, keys: Labelled) -> Int[np.ndarray, ' queries']:
   """Returns how many keys of other owners are as near as the nearest own one.
 
   Args:
-    queries: embeddings of length 1.
-    keys: embeddings of length 1.
-    query_owner: number of the image of each query.
-    key_owner: number of the image of each key.
+    queries: embeddings of length 1, and the number of the image of each.
+    keys: the same for what is searched.
   """
   ranks = []
-  for start in range(0, len(queries), _ROWS):
+  for start in range(0, len(queries.labels), _ROWS):
     rows = slice(start, start + _ROWS)
-    similar = queries[rows] @ keys.T
-    own: Bool[np.ndarray, 'q k'] = query_owner[rows, None] == key_owner
-    nearest = np.where(own, similar, -np.inf).max(1)
-    ranks.append((~own & (similar >= nearest[:, None])).sum(1))
+    similar = queries.features[rows] @ keys.features.T  # [rows, keys]
+    own = queries.labels[rows, None] == keys.labels
+    nearest = np.where(own, similar, -np.inf).max(1, keepdims=True)
+    ranks.append((~own & (similar >= nearest)).sum(1))
   return np.concatenate(ranks)

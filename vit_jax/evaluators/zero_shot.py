@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.arrays import sharding
@@ -48,10 +49,8 @@ class Evaluator(OnSplit):
     require(self.setting.transform.spec, 'image', 'label', who='zero_shot')
     contract.check_results(self.setting, 'image', 'text', who='zero_shot')
     super().__post_init__()
-    names, count = (
-      self.names or self._source.class_names,
-      self._source.num_classes,
-    )
+    names = self.names or self._source.class_names
+    count = self._source.num_classes
     if len(names) != count or not all('{}' in p for p in self.prompts):
       raise UserError(
         f'zero_shot has {len(names)} names and the prompts {self.prompts} for '
@@ -60,26 +59,25 @@ class Evaluator(OnSplit):
     texts = [prompt.format(name) for name in names for prompt in self.prompts]
     texts = [canonical(text) for text in texts] if self.canonicalize else texts
     objective, transform = self.setting.objective, self.setting.transform
-    self._tokens = contrastive.tokens_of(objective, transform, texts)
-    self._embed: Any = self.setting.compiled(self._embed_texts)
+    tokens = contrastive.tokens_of(objective, transform, texts)
+    size = min(self.setting.batch_size, len(texts))
+    shape = -(-len(texts) // size), size, tokens.shape[-1]
+    # [texts, length] → [batches, size, length], filled up by repeated texts
+    self._tokens: Any = {'tokens': np.resize(tokens, shape)}
+    self._embed = self.setting.compiled(self._embed_classes)
     self._count = self.setting.compiled(self._count_batch)
 
-  def _embed_texts(self, weights: PyTree, batch: contract.Batch) -> PyTree:
-    tokens = sharding.constrain(batch['tokens'], sharding.BATCH, None)
-    return self.setting.predict(weights, {'tokens': tokens}, ('text',))['text']
-
-  def _texts(self, weights: PyTree) -> np.ndarray:
+  def _embed_classes(self, weights: PyTree, batch: contract.Batch) -> PyTree:
     """Returns the mean embedding of each class, float32 `[k, d]`."""
-    count = len(self._tokens)
-    size = min(self.setting.batch_size, count)
-    tokens = np.pad(self._tokens, ((0, -count % size), (0, 0)), mode='edge')
-    parts = [
-      jax.device_get(self._embed(weights, {'tokens': part}))
-      for part in np.split(tokens, len(tokens) // size)
-    ]
-    texts = np.concatenate(parts)[:count]
-    mean = texts.reshape(-1, len(self.prompts), texts.shape[-1]).mean(1)
-    return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
+
+    def embed(tokens: jax.Array) -> jax.Array:
+      part = {'tokens': sharding.constrain(tokens, sharding.BATCH, None)}
+      return self.setting.predict(weights, part, ('text',))['text']
+
+    texts = jax.lax.map(embed, batch['tokens'])  # [batches, size, d]
+    shape = self._source.num_classes, len(self.prompts), texts.shape[-1]
+    mean = jnp.resize(texts, shape).mean(1)  # without the repeated texts
+    return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
 
   def _count_batch(self, state: PyTree, batch: contract.Batch) -> PyTree:
     weights, texts = state
@@ -92,6 +90,6 @@ class Evaluator(OnSplit):
     Raises:
       UserError: see `contract.Setting.sweep`, or no example could be used.
     """
-    state = weights, self._texts(weights)
+    state = weights, self._embed(weights, self._tokens)
     swept = self.setting.sweep(state, self._source, self._count)
     return contract.averages(swept, self._source)
