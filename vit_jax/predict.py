@@ -76,9 +76,7 @@ def define_flags() -> None:
   inputs.define_inputs('preprocess')
   flags.DEFINE_string('out', None, 'Directory for masks of segmentations.')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
-  flags.DEFINE_list(
-    'text', [], 'Texts in place of classes, with commas between.'
-  )
+  flags.DEFINE_list('text', [], 'Texts in place of classes, between commas.')
 
 
 def run(

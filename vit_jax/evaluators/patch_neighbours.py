@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract, miou
 from vit_jax.evaluators.features import OtherSource, Spread
-from vit_jax.objectives.contrastive import unit
+from vit_jax.models.dino_head import unit
 
 PyTree = Any
 _POSITIONS = 16  # patches of each image that are searched at once
@@ -64,7 +64,7 @@ class OnPatches(miou.OnPixels):
 
   def _remember_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
     """Returns the chosen patches of each image, and their labels."""
-    maps = unit(self._maps(weights, batch['image']))
+    maps = unit(self._maps(weights, batch['image']), axis=-1)
     n, rows, columns, width = maps.shape
     target, k = batch['segments'].astype(jnp.int32), self._classes
     miou.check_whole(target.shape[1:], (rows, columns))
@@ -143,7 +143,7 @@ class Evaluator(OnPatches):
   ) -> Float[Array, 'n rows columns k']:
     """Returns the mean label of the nearest patches, weighted."""
     n, rows, columns, width = maps.shape
-    queries = jnp.moveaxis(unit(maps).reshape(n, -1, width), 1, 0)
+    queries = jnp.moveaxis(unit(maps, axis=-1).reshape(n, -1, width), 1, 0)
 
     def vote(query: Any) -> Any:  # [n, d]
       similar = jnp.matmul(query, fitted['patches'].T, precision='highest')

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from vit_jax.errors import check_range
 from vit_jax.evaluators import linear_probe, patch_neighbours
 from vit_jax.evaluators.features import Labelled
-from vit_jax.objectives.contrastive import unit
+from vit_jax.models.dino_head import unit
 
 PyTree = Any
 
@@ -51,6 +51,6 @@ class Evaluator(patch_neighbours.OnPatches):
     self, fitted: PyTree, maps: Float[Array, 'n rows columns d']
   ) -> Float[Array, 'n rows columns k']:
     """Returns the scores of the classifier."""
-    x = unit(maps)
+    x = unit(maps, axis=-1)
     product = jnp.matmul(x, fitted['kernel'], precision='highest')
     return product + fitted['bias']

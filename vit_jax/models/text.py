@@ -5,7 +5,6 @@ belong together.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import flax.linen as nn
@@ -124,7 +123,7 @@ class Text(nn.Module):
       tokens: numbers of the tokens of each text, padded to `length`.
     """
     keys, config = self.config, self.config.layers(self.attention)
-    init = nn.initializers.normal(1 / math.sqrt(config.width))
+    init = nn.initializers.normal(config.width**-0.5)
     table = self.param('embedding', init, (keys.vocabulary, config.width))
     positions = self.param('positions', init, (keys.length, config.width))
     # A token outside of the vocabulary results in NaN, not in another token.
@@ -142,8 +141,7 @@ class Text(nn.Module):
       y = vit.MapHead(config, name='map')(x)
     else:
       # The first of the highest numbers, because CLIP also pads with it.
-      end = tokens.argmax(axis=1)
-      y = jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
+      y = jnp.take_along_axis(x, tokens.argmax(1)[:, None, None], axis=1)[:, 0]
     return Linear(
       (self.outputs,),
       kernel_init=nn.initializers.lecun_normal(),

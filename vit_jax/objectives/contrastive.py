@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.arrays import sharding
 from vit_jax.config import schema
@@ -17,6 +17,7 @@ from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models import text as text_lib
 from vit_jax.models.contract import Model, Size
+from vit_jax.models.dino_head import unit
 from vit_jax.models.vit import ViT
 from vit_jax.objectives.contract import AroundModel, Inputs, Loss, Setting
 from vit_jax.objectives.mixing import normalize
@@ -24,11 +25,11 @@ from vit_jax.objectives.patches import check_headless
 
 PyTree = Any
 Embeddings = Float[Array, 'n d']
+Pairs = tuple[Embeddings, Embeddings]  # of images and of their texts
 LOSSES = ('sigmoid', 'softmax')
-# Texts whose similarities to the images of a device exist at once.
-CHUNK = 1_024
+# Images whose similarities to the texts of a device exist at once.
+CHUNK = 2_048
 _TEXT = Nested('vit_jax.models.text:Config')
-_WHO = "the objective 'contrastive'"
 
 
 class Objective(AroundModel):
@@ -87,7 +88,8 @@ class Objective(AroundModel):
     check_range('objective.outputs', outputs, at_least=1)
     self.setting, self.cross_entropy, self._outputs = setting, loss, outputs
     self.locked = 'model/.*' if locked else ''
-    self._start = math.log(temperature), bias
+    self._start = {'temperature': math.log(temperature)}
+    self._start |= {'bias': bias} if loss == 'sigmoid' else {}
     self._text = schema.construct(text_lib.Config, text)
     # Kernels are used if the model uses them.
     is_xla = getattr(setting.model, 'attention', None) == 'xla'
@@ -105,7 +107,7 @@ class Objective(AroundModel):
       UserError: they are missing, have another length, or the transform has
         more different tokens than the text tower; or the model has a head.
     """
-    require(spec, 'image', 'tokens', who=_WHO)
+    require(spec, 'image', 'tokens', who="the objective 'contrastive'")
     check_headless(self.setting, 'contrastive')
     tower, (shape, _) = self._text, spec['tokens']
     vocabulary = getattr(self.setting.transform, 'rules', tower).vocabulary
@@ -120,8 +122,6 @@ class Objective(AroundModel):
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns a Vision Transformer with the layers of the text tower."""
-    if self._text.causal:
-      return ()  # computed by XLA
     # There are as many tokens as an image [length, 1] has patches.
     model = ViT(0, self._text.layers(self._attention))
     return ((model, (self._text.length, 1)),)
@@ -133,9 +133,7 @@ class Objective(AroundModel):
     images = self.setting.zero_images()
     found = jax.eval_shape(self.setting.predict, model, images)
     width = found['features'].shape[-1]
-    params = {'model': model, 'temperature': jnp.float32(self._start[0])}
-    if self.cross_entropy == 'sigmoid':
-      params['bias'] = jnp.float32(self._start[1])
+    params = {'model': model, **jax.tree.map(jnp.float32, self._start)}
     if self._outputs:
       normal = jax.random.normal(projection_key, (width, self._outputs))
       params['projection'] = {'kernel': width**-0.5 * normal}
@@ -151,76 +149,66 @@ class Objective(AroundModel):
     if 'projection' in params:
       kernel = params['projection']['kernel']
       features = jnp.matmul(features, kernel, precision='highest')
-    return unit(features)
+    return unit(features, axis=-1)
 
   def _texts(self, params: PyTree, tokens: Int[Array, '... t']) -> Any:
     tower = self._tower(params['text']['head']['kernel'].shape[-1])
     flat = tokens.reshape(-1, tokens.shape[-1])
     texts: Any = tower.apply({'params': params['text']}, flat)
-    return unit(texts).reshape(*tokens.shape[:-1], -1)
+    return unit(texts, axis=-1).reshape(*tokens.shape[:-1], -1)
 
-  def embed(
-    self, params: PyTree, inputs: Inputs
-  ) -> tuple[Embeddings, Embeddings]:
+  def embed(self, params: PyTree, inputs: Inputs) -> Pairs:
     """Computes embeddings of the images and of their texts."""
-    images, key = normalize(inputs.batch['image']), inputs.key
-    found = self.setting.predict(
-      params['model'], images, None if self.locked else key
-    )
-    embedded = self._image(params, found['features'])
-    return embedded, self._texts(params, inputs.batch['tokens'])
+    key = None if self.locked else inputs.key
+    images = normalize(inputs.batch['image'])
+    found = self.setting.predict(params['model'], images, key)
+    images = self._image(params, found['features'])
+    return images, self._texts(params, inputs.batch['tokens'])
 
-  def joint_loss(
-    self, params: PyTree, embedded: tuple[Embeddings, Embeddings]
-  ) -> Loss:
+  def joint_loss(self, params: PyTree, embedded: Pairs) -> Loss:
     """Computes the loss over all pairs of the batch.
 
     Metrics: `temperature` and `bias`; and `accuracy`, the fraction of images
     that are more similar to their own text than to any other of the batch.
     """
     images, texts = embedded
-    scale = jnp.exp(params['temperature'])
-    bias = params.get('bias', jnp.float32(0))
-    losses, nearest = self._of_rows(images, texts, scale, bias)
+    losses, is_nearest = self._of_rows(params, images, texts)
     if self.cross_entropy == 'softmax':
-      other, _ = self._of_rows(texts, images, scale, bias)
-      losses = (losses + other) / 2
-    own = (images * texts).sum(-1) * scale + bias
-    metrics = {'temperature': scale, 'accuracy': (own > nearest).mean()}
-    if 'bias' in params:
-      metrics['bias'] = bias
+      losses = (losses + self._of_rows(params, texts, images)[0]) / 2
+    metrics = {key: params[key] for key in self._start}
+    metrics['temperature'] = jnp.exp(metrics['temperature'])
+    metrics['accuracy'] = is_nearest.mean()
     return losses.mean(), (metrics, {})
 
   def _of_rows(
-    self, rows: Embeddings, columns: Embeddings, scale: Array, bias: Array
-  ) -> tuple[Float[Array, ' n'], Float[Array, ' n']]:
-    """Returns the loss of each row, and its largest logit of another column.
+    self, params: PyTree, rows: Embeddings, columns: Embeddings
+  ) -> tuple[Float[Array, ' n'], Bool[Array, ' n']]:
+    """Returns the loss of each row, and whether its own logit is the largest.
 
-    Each device has its rows and all columns, but only the logits of `CHUNK`
-    columns at once, which the backward pass computes again.
+    Each device has all rows and its columns, but only the logits of `CHUNK`
+    rows at once, which the backward pass computes again.
     """
-    n, d = rows.shape
-    width = next(k for k in range(min(CHUNK, n), 0, -1) if n % k == 0)
-    rows = sharding.constrain(rows, sharding.BATCH, None)
-    columns = sharding.constrain(columns, None, None).reshape(-1, width, d)
-    numbers = jnp.arange(n).reshape(-1, width)
+    rows = sharding.constrain(rows, None, None)
+    columns = sharding.constrain(columns, sharding.BATCH, None)
+    numbers = jnp.arange(len(rows))
 
     @jax.checkpoint
-    def block(part: tuple[Array, Array]) -> tuple[Array, Array]:
-      products = jnp.matmul(rows, part[0].T, precision='highest')
-      logits = products * scale + bias  # [n, width]
-      own = jnp.arange(n)[:, None] == part[1]
-      others = jax.lax.stop_gradient(jnp.where(own, -jnp.inf, logits)).max(1)
+    def of_row(numbered: tuple[Array, Array]) -> tuple[Array, Array]:
+      row, number = numbered
+      logits, is_own = self._logits(params, row, columns), numbers == number
+      own = jnp.where(is_own, logits, 0).sum()
+      is_nearest = own > jnp.where(is_own, -jnp.inf, logits).max()
       if self.cross_entropy == 'sigmoid':
-        return jax.nn.softplus(jnp.where(own, -logits, logits)).sum(1), others
-      return jax.nn.logsumexp(logits, axis=1), others
+        logits = jnp.where(is_own, -logits, logits)
+        return jax.nn.softplus(logits).sum(), is_nearest
+      return jax.nn.logsumexp(logits) - own, is_nearest
 
-    losses, others = jax.lax.map(block, (columns, numbers))  # [blocks, n]
-    nearest = others.max(0)
-    if self.cross_entropy == 'sigmoid':
-      return losses.sum(0), nearest
-    own = (rows * columns.reshape(n, d)).sum(-1) * scale + bias
-    return jax.nn.logsumexp(losses, axis=0) - own, nearest
+    return jax.lax.map(of_row, (rows, numbers), batch_size=CHUNK)
+
+  def _logits(self, params: PyTree, images: Array, texts: Array) -> Array:
+    """Returns the logits of each image, or of a single one, for all texts."""
+    products = jnp.matmul(images, texts.T, precision='highest')
+    return products * jnp.exp(params['temperature']) + params.get('bias', 0)
 
   def predict(
     self, params: PyTree, batch: Any, want: tuple[str, ...] = ()
@@ -231,9 +219,7 @@ class Objective(AroundModel):
       results = super().predict(params, batch, want)
       results['image'] = self._image(params, results['features'])
     if 'text' in batch:
-      texts, scale = batch['text'].T, jnp.exp(params['temperature'])
-      products = jnp.matmul(results['image'], texts, precision='highest')
-      results['logits'] = products * scale + params.get('bias', 0)
+      results['logits'] = self._logits(params, results['image'], batch['text'])
     if 'text' in want:
       results['text'] = self._texts(params, batch['tokens'])
     return results
@@ -252,9 +238,3 @@ def tokens_of(objective: Any, transform: Any, texts: Sequence[str]) -> Any:
       "with preprocess.name='captions'."
     )
   return np.stack([transform.tokens(text) for text in texts])
-
-
-def unit(x: Float[Array, '*n d']) -> Float[Array, '*n d']:
-  """Scales vectors to length 1, in float32; zeros stay zeros."""
-  x = x.astype(jnp.float32)
-  return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

@@ -211,8 +211,9 @@ class Trainer:
     The carry contains the values that the loss returns for `update_extra`.
     """
     trained = self.trained(state.params)
+    inputs = Inputs(state.extra, batch, key, state.step, frozen)
     if self.objective.joint and self.micro_batches > 1:
-      return self._joint_gradients(trained, state, batch, key, frozen)
+      return self._joint_gradients(trained, state.params, inputs)
 
     def summed(*arguments: Any) -> tuple[Array, PyTree]:
       loss, (metrics, carry) = self.loss(*arguments)
@@ -225,8 +226,8 @@ class Trainer:
     unstacked = self.objective.unstacked if self.micro_batches > 1 else ()
 
     def gradients(micro_batch: PyTree, key: Key[Array, '']) -> PyTree:
-      inputs = Inputs(state.extra, micro_batch, key, state.step, frozen)
-      values, grads = loss_fn(trained, state.params, inputs)
+      own = inputs._replace(batch=micro_batch, key=key)
+      values, grads = loss_fn(trained, state.params, own)
       return values, tree.unstack_layers(grads, unstacked)
 
     values, grads = accumulate(gradients, batch, key, self.micro_batches)
@@ -243,28 +244,23 @@ class Trainer:
     return loss, metrics, carry, grads
 
   def _joint_gradients(
-    self,
-    trained: PyTree,
-    state: TrainState,
-    batch: PyTree,
-    key: Key[Array, ''],
-    frozen: PyTree,
+    self, trained: PyTree, params: PyTree, inputs: Inputs
   ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
     """Computes the results of `_gradients` for a joint loss.
 
     See `Objective.embed`.
     """
     objective, count = self.objective, self.micro_batches
-    parts = _micro_batches(batch, count), jax.random.split(key, count)
 
-    def embed(trained: PyTree, micro_batch: PyTree, key: Any) -> PyTree:
-      inputs = Inputs(state.extra, micro_batch, key, state.step, frozen)
-      return objective.embed(_merged(state.params, trained), inputs)
+    def embed(trained: PyTree, batch: PyTree, key: Any) -> PyTree:
+      own = inputs._replace(batch=batch, key=key)
+      return objective.embed(_merged(params, trained), own)
 
     def joint_loss(trained: PyTree, embedded: PyTree) -> Loss:
-      return objective.joint_loss(_merged(state.params, trained), embedded)
+      return objective.joint_loss(_merged(params, trained), embedded)
 
     # 1 Embeddings of all examples, in the order of the batch.
+    parts = _micro_batches(inputs.batch, inputs.key, count)
     embedded = jax.tree.map(
       lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]),
       jax.lax.map(lambda part: embed(trained, *part), parts),
@@ -278,7 +274,7 @@ class Trainer:
       _, pull = jax.vjp(lambda leaves: embed(leaves, part[0], key), trained)
       return tree.unstack_layers(pull(part[1])[0], objective.unstacked)
 
-    grads = accumulate(backward, (batch, slopes), key, count)
+    grads = accumulate(backward, (inputs.batch, slopes), inputs.key, count)
     # `accumulate` returns the mean, and here the gradient is the sum.
     grads = jax.tree.map(
       lambda mean, leaf: count * mean + leaf, tree.stack_layers(grads), own
@@ -337,25 +333,26 @@ def accumulate(
   """
   if count == 1:
     return function(batch, key)
-  micro_batches = _micro_batches(batch, count)
-  keys = jax.random.split(key, count)
-  shapes = jax.eval_shape(
-    function, jax.tree.map(lambda x: x[0], micro_batches), keys[0]
-  )
+  parts = _micro_batches(batch, key, count)
+  shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
   zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
   def add(total: PyTree, inputs: tuple[PyTree, Array]) -> tuple[PyTree, None]:
     return jax.tree.map(jnp.add, total, function(*inputs)), None
 
-  total, _ = jax.lax.scan(add, zeros, (micro_batches, keys))
+  total, _ = jax.lax.scan(add, zeros, parts)
   return jax.tree.map(lambda x: x / count, total)
 
 
-def _micro_batches(batch: PyTree, count: int) -> PyTree:
-  """Splits arrays `[n, …]` as `accumulate` does: `[count, n / count, …]`."""
-  return jax.tree.map(
+def _micro_batches(batch: PyTree, key: Key[Array, ''], count: int) -> PyTree:
+  """Returns the micro-batches of `accumulate`, and a key for each of them.
+
+  Arrays `[n, …]` become `[count, n / count, …]`.
+  """
+  parts = jax.tree.map(
     lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1), batch
   )
+  return parts, jax.random.split(key, count)
 
 
 def _merged(params: PyTree, trained: PyTree) -> PyTree:
