@@ -150,6 +150,7 @@ def test_labels_in_json_members(tmp_path):
   members = []
   for i in range(3):
     label = {'label': i, 'fine': 10 + i, 'name': f'c{i}'}
+    label |= {'of-a': i, 'of_a': 3 + i}
     members.append((f'{i}.json', json.dumps(label).encode()))
     members.append((f'{i}.jpg', contract.png(i)))
   write_tar(tmp_path / 'x.tar', members)
@@ -168,6 +169,7 @@ def test_labels_in_json_members(tmp_path):
   assert (labels('label'), labels('fine')) == ([0, 1, 2], [10, 11, 12])
   assert labels('name', 'names.txt') == [2, 1, 0]
   assert labels('fine', 'numbers.txt') == [0, 1, 3]
+  assert (labels('of-a'), labels('of_a')) == ([0, 1, 2], [3, 4, 5])
   for arguments, words in (
     (('name',), "x.tar @ .*label 'c0'.*class_map"),
     (('fine', 'names.txt'), 'x.tar @ .*label .12.* 0 to 2'),

@@ -289,9 +289,12 @@ def test_the_predicted_cost(monkeypatch, capsys):
   ]
 
 
-def test_the_mean_over_several_transfers(tmp_path):
-  """It appears when all of their runs are finished."""
-  final = Stage(TUNING, 'test/accuracy', seeds=(0, 1))
+@pytest.mark.parametrize(
+  'metric, expected', [('accuracy', '50.00'), ('loss', '0.5000')]
+)
+def test_the_mean_over_several_transfers(tmp_path, metric, expected):
+  """It appears when all of their runs are finished; losses are no fractions."""
+  final = Stage(TUNING, f'test/{metric}', seeds=(0, 1))
   task = Task(command='finetune', final=final)
   study = study_of(r=Row(pretrain=None, transfers={'V/a': task, 'V/b': task}))
   assert study.rows['r'].columns == ['pre-training', 'V']
@@ -304,7 +307,7 @@ def test_the_mean_over_several_transfers(tmp_path):
     finish(job, value)
   assert mean() is None
   finish(first[3], 0.3)
-  assert str(mean()) == '50.00'  # of .8 and .2
+  assert str(mean()) == expected  # of .8 and .2
   (pathlib.Path(first[0].workdir) / 'diverged.json').write_text('{}')
   assert str(mean()) == 'diverged'
 

@@ -142,6 +142,9 @@ def test_the_hash_in_a_file_name_is_checked(tmp_path, site):
     assert copy.read() == content
   with pytest.raises(DownloadError, match='checksum'):
     download.local_copy(f'{site.url}/a-01234567.bin')
+  dated = tmp_path / 'site/a-20240115.npz'  # which is not a hash
+  dated.write_bytes(zip_file(tmp_path))
+  download.local_copy(f'{site.url}/{dated.name}')
 
 
 def zip_file(tmp_path):

@@ -174,8 +174,9 @@ def _select_step(workdir: str, step: str) -> epath.Path:
     config = load_about(newest).get('config', {})
     metric = config.get('checkpoint', {}).get('best')
     sign = direction.of_best(config)
-    best = metric and steps.best_step(newest.parent, available, metric, sign)[0]
-    step = str(best[0]) if best else step
+    if metric:
+      best, _ = steps.best_step(newest.parent, available, metric, sign)
+      step = str(best[0]) if best else step  # the best is (step, value)
   if step not in map(str, available):
     raise UserError(
       f'{workdir}@{step} does not exist; give one of the steps {available}, or '
@@ -220,7 +221,7 @@ def load_arrays(
   Args:
     step_dir: step directory.
     abstract: shapes, dtypes and shardings of the result.
-    name: 'params' for the parameters, or 'extra' for the objective's own state.
+    name: 'params', 'extra' (the objective's own state) or 'average'.
 
   Raises:
     UserError: the step contains other arrays, or is damaged.
@@ -231,7 +232,7 @@ def load_arrays(
     leaves = manifest.read(step_dir).leaves
     written = {k: v for k, v in leaves.items() if k.startswith(f'{name}/')}
     manifest.check_leaves(step_dir, written, expected)
-    nested = tree.unflatten(tree.flatten(abstract))
+    nested = tree.unflatten(tree.flatten(abstract))  # as `items.split` does
     restored = items.read_arrays(step_dir / name, nested)
     return written, items.join({name: restored}, expected)
 

@@ -140,11 +140,11 @@ def refuse_empty(values: flags.FlagValues) -> None:
 def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   """Runs a command and exits with its code.
 
-  The codes are 0 (finished), 1 (a crash, with its traceback, or a storage
-  error, with a message that states what is saved), 2 (an error of the user,
-  with one message and no traceback), 42 (preempted, state saved), 43
-  (diverged), 44 (stuck, see watchdog.py) and 45 (another process was lost). If
-  one of several processes ends with an error, all of them end.
+  The codes are 0 (finished), 1 (a crash, with its traceback, or an error of the
+  storage or of a download, with one message), 2 (an error of the user, with one
+  message and no traceback), 42 (preempted, state saved), 43 (diverged), 44
+  (stuck, see watchdog.py) and 45 (another process was lost). If one of several
+  processes ends with an error, all of them end.
 
   Args:
     body: main function of the command; its argument is the list of arguments

@@ -22,6 +22,7 @@ def section_of(evals: Config, metric: str) -> Config:
       parameters.
   """
   evaluator = metric.rpartition('/')[0]
+  # 'val_ema' is 'val' with other weights, unless it is an evaluator's name.
   names = [name for name in evals if f'{evaluator}_'.startswith(f'{name}_')]
   return evals[max(names, key=len)] if names else {}
 
@@ -55,7 +56,7 @@ def of_best(config: Config) -> int:
 
 
 def sign_of(name: str, metric: str) -> int:
-  """Returns the same for a kind of evaluator and the name of its metric."""
+  """Returns `sign`, for a kind of evaluator and the name of its metric."""
   return next(
     (
       value

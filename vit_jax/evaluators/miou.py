@@ -246,8 +246,10 @@ def _interpolation(
 ) -> Float[Array, 'n w l cells']:
   """Returns the weight of each cell of each window in each pixel, on one axis.
 
-  Weights of all windows are divided by the number of windows, on this axis,
-  that contain a pixel, so the sum over both axes is proportional to the mean.
+  Weights are divided by the number of windows whose range on this axis contains
+  the pixel. Windows form a grid, so each range is counted once per row (or
+  column) of windows. The product over both axes is therefore proportional to
+  the mean over the windows, which has the same argmax.
 
   Args:
     corners: first pixel of each window in the resized image; -1 for no window.

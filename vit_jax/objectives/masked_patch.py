@@ -140,13 +140,14 @@ class Objective(contract.AroundModel):
   @property
   def reconstructs(self) -> str:
     """Description of the predictions, which depend on the target."""
-    if self.target == 'pixels':
-      return 'the model predicts pixels, which are drawn unchanged'
-    cells = CELLS[self.target]
-    part = 'the patch' if cells == 1 else f'each of its {cells}x{cells} cells'
+    predicted = 'pixels, which are drawn unchanged'
+    if self.target != 'pixels':
+      cells = CELLS[self.target]
+      part = 'the patch' if cells == 1 else f'each of its {cells}x{cells} cells'
+      predicted = f'the mean colour of {part}, one of {_COLORS}'
     return (
-      f'the model predicts the mean colour of {part}, one of {_COLORS}; '
-      'of the corrupted patches, 10 % show another patch and 10 % are unchanged'
+      f'the model predicts {predicted}; of the corrupted patches, 10 % show '
+      'another patch and 10 % are unchanged'
     )
 
   def reconstruct(

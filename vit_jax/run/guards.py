@@ -79,7 +79,7 @@ LIMITS = schema.Nested('vit_jax.run.guards:Limit', many=True)
 
 
 class Limits:
-  """Checks the metrics of every step."""
+  """Checks the metrics of good steps; others do not end a streak."""
 
   def __init__(
     self,

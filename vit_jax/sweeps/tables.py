@@ -102,8 +102,8 @@ def of_study(study: Study, graph: Graph) -> dict[str, str]:
   """Returns the files of results of a study: content by name.
 
   The table has measured values next to the paper's. The CSV file has one line
-  per finished run, with values in [0, 1]; lines of published numbers follow,
-  also as fractions, without a workdir.
+  per finished run: fractions, losses, or -inf for a run that diverged. Lines of
+  published numbers follow, as fractions and without a workdir.
 
   Args:
     study: study of a config.
@@ -120,11 +120,10 @@ def _markdown_of_study(study: Study, graph: Graph) -> str:
     dict.fromkeys(c for row in study.rows.values() for c in row.columns)
   )
   # Without values of pre-trainings, there is no column for them.
-  if not any(
-    UPSTREAM in graph[name] or UPSTREAM in row.paper
-    for name, row in study.rows.items()
-  ):
-    columns.remove(UPSTREAM)
+  papers = [row.paper for row in study.rows.values()]
+  sources = (*graph.values(), *papers, *study.published.values())
+  if not any(UPSTREAM in source for source in sources):
+    columns = [column for column in columns if column != UPSTREAM]
   rows = []
   for name, row in study.rows.items():
     cells = [name]
@@ -169,7 +168,8 @@ def spread(columns: Columns, column: str) -> Spread | None:
   first, *others = [_spread(each) for each in runs]
   if not others:
     return first
-  return Spread(math.fsum(each.mean for each in (first, *others)) / len(runs))
+  mean = math.fsum(each.mean for each in (first, *others)) / len(runs)
+  return Spread(mean, percent=first.percent)
 
 
 def _csv_of_study(study: Study, graph: Graph) -> str:

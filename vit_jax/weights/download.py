@@ -1,9 +1,10 @@
 """Downloads weights from the web and from the Hugging Face Hub.
 
 Addresses are `hf:ORG/NAME`, optionally with a revision and a file
-(`hf:ORG/NAME@REVISION/FILE`), and `https://…/FILE`. Files are downloaded once:
-those of the hub into the cache of `huggingface_hub` ($HF_HOME), the others into
-$XDG_CACHE_HOME/vit_jax/weights (~/.cache/vit_jax/weights). Proxies
+(`hf:ORG/NAME@REVISION/FILE`), `https://…/FILE`, and gs:// for files of PyTorch.
+Files are downloaded once: those of the hub into the cache of `huggingface_hub`
+($HF_HOME), the others into $XDG_CACHE_HOME/vit_jax/weights
+(~/.cache/vit_jax/weights). Proxies
 ($HTTPS_PROXY, $NO_PROXY) and certificates ($SSL_CERT_FILE, $REQUESTS_CA_BUNDLE)
 are those of the environment.
 """
@@ -61,7 +62,8 @@ _NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')  # ORG/NAME
 # Weights of an address without FILE; the first pattern with files is used.
 _WEIGHTS = ('model*.safetensors', 'pytorch_model*.bin')
 # PyTorch's names are NAME-HASH.pth, with the first digits of the SHA-256.
-_HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+(\.tar)?$')
+# Names such as NAME-20240115.npz end with a date.
+_HASH = re.compile(r'-(?!(?:19|20)\d{6}\.)([0-9a-f]{8,64})\.\w+(\.tar)?$')
 
 
 def local_copy(path: str, sleep: Callable[[float], None] = time.sleep) -> str:
@@ -78,10 +80,11 @@ def local_copy(path: str, sleep: Callable[[float], None] = time.sleep) -> str:
     UserError: the address does not exist, or is not one of weights.
     DownloadError: the download failed, or the file is damaged.
   """
-  is_pickle = path.startswith('gs://') and damage.is_pickle(path)
+  # PyTorch reads local files only; other files are read from gs:// directly.
+  in_bucket = path.startswith('gs://') and damage.is_pickle(path)
   if path.startswith('hf:'):
     fetch = _from_hub
-  elif is_pickle or re.match('https?://', path):
+  elif in_bucket or re.match('https?://', path):
     fetch = _from_url
   elif _NAME.fullmatch(path) and not os.path.exists(os.path.dirname(path)):
     raise UserError(

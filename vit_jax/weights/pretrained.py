@@ -177,7 +177,7 @@ def format_of(path: str) -> tuple[Format, str, Any]:
   except (ModuleNotFoundError, AttributeError) as error:
     raise UserError(
       f'the format {named[1]} of {path} cannot be used: {error}. Give a module '
-      f'on the Python path that defines {", ".join(Format._fields)}.'
+      'on the Python path that defines matches, load and save.'
     ) from error
 
 

@@ -59,6 +59,9 @@ def adapt(
     reason = 'as in the project of the weights' if method else 'as in the paper'
   if tuple(old_size) == tuple(new_size):
     return params
+  # If a file does not contain its image size, its grid was guessed. The new
+  # size may be the true one if it has as many patches as the guess, or as the
+  # other grid that fits; then nothing must be interpolated.
   other_patches = source.description.other_patches
   grid: Any = getattr(model, 'grid', None)  # models that process tokens
   if other_patches and math.prod(grid(new_size)) in (
@@ -197,13 +200,15 @@ def renormalized(
   new = tuple(mean or old[0]), tuple(std or old[1])
 
   def load(abstract: PyTree) -> PyTree:
-    flat, targets = tree.flatten(source.load(abstract)), tree.flatten(abstract)
+    params, objective = source.load(abstract), source.objective()
+    flat = tree.flatten(objective.backbone(params))
+    targets = tree.flatten(objective.backbone(abstract))
     keys = patch_embedding.KERNEL, patch_embedding.BIAS
     arrays = {key: np.asarray(flat[key]) for key in keys}
     arrays = patch_embedding.converted(arrays, patch_embedding.NONE, old)
     arrays = patch_embedding.converted(arrays, new)
     placed = {key: place(arrays[key], targets[key]) for key in keys}
-    return tree.unflatten(flat | placed)
+    return objective.start_params(params, tree.unflatten(flat | placed))
 
   description = dataclasses.replace(source.description, statistics=new)
   return dataclasses.replace(source, description=description, load=load)

@@ -97,7 +97,7 @@ class Source(contract.Source):
     return len(self._index)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the rows of members that have this method; see `data.contract`."""
+    """Yields the rows of all members, as MEMBER/PART; see `data.contract`."""
     for name, member in zip(self._names, self._members, strict=True):
       for part, rows in member.rows():
         yield f'{name}/{part}', rows

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import tarfile
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -175,8 +176,9 @@ class _Split(NamedTuple):
   Attributes:
     files: shards.
     shard: index of the shard of each example.
-    offset: offset of each example's image in its shard, bytes.
-    size: size of each example's image, bytes.
+    offset: offset of each example's image in its shard, bytes, `[n]`; with
+      further members, of the image and of these, `[n, 1 + others]`.
+    size: the same for their sizes, bytes.
     label: label of each example: bytes as in the shard, int64 after
       `Source._number`.
   """
@@ -247,7 +249,7 @@ class Source(splits.Selected):
       for name in splits.named(split, shards)
     }
     lengths = {name: len(part.size) for name, part in self._splits.items()}
-    splits.resolve(split, lengths)  # before the labels of no example are read
+    splits.resolve(split, lengths)  # refuses empty splits, without labels
     classes = self._number(listed)
     self.name = f'{path}/{split}'
     self.num_classes, self.class_names = len(classes.keys), classes.names
@@ -397,7 +399,8 @@ def _open(
   on_bad_shard: str,
 ) -> _Split:
   """Loads or builds the index of the shards of a split."""
-  kind = 'tar2-' + re.sub(r'\W', '_', '+'.join([label_key or '', *others]))
+  settings = json.dumps([label_key, *others]).encode()
+  kind = f'tar3-{zlib.crc32(settings):08x}'
   shards = index.load(
     paths,
     kind,

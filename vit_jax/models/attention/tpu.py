@@ -240,8 +240,8 @@ def _attend(operands: Operands, num_heads: int, epsilon: float) -> Any:
 def _attend_forward(
   operands: Operands, num_heads: int, epsilon: float
 ) -> tuple[Array, tuple[Any, ...]]:
-  # Most angles are constants, whose gradients are not computed. Residuals have
-  # to be arrays, but () and None are none.
+  # Most angles are constants, whose gradients are not computed. A residual
+  # cannot be a bool, so its structure tells: () if learned, otherwise None.
   is_learned = operands.sines is not None and operands.sines.perturbed
   operands = jax.tree.map(lambda x: x.value, operands)
   query, key, value = map(checkpoint_name, operands[:3], SAVED[:3])
@@ -328,6 +328,7 @@ def _run_on_device(
     See `_run`.
   """
   (*leading, tokens, width), dtype = operands.query.shape, operands.query.dtype
+  # There are three biases; with norms, their scales and biases follow.
   transforms = (operands.sines is not None) + (operands.vectors.shape[-2] > 3)
   chosen = layout(tokens, head, dtype, transforms > 0)
   assert chosen is not None
