@@ -8,7 +8,7 @@ exists:
 2. the `config.json` next to the file (as on the Hugging Face hub) and the table
    of timm's architectures
 3. the defaults of a family, which is recognized by the name of the file or by
-   its arrays (`timm_models.FAMILIES`)
+   its arrays (timm_families.csv)
 """
 
 import dataclasses

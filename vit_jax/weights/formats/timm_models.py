@@ -10,7 +10,6 @@ import collections
 import csv
 import functools
 import logging
-import math
 import os
 import pathlib
 import re
@@ -20,13 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.arrays.pixels import IMAGENET, NONE
-from vit_jax.data.augment.presets import PRESETS, Preset, cropped
+from vit_jax.data.augment.presets import PRESETS, cropped
 from vit_jax.models.contract import Statistics
 from vit_jax.models.vit import SIZES
 from vit_jax.weights.patch_embedding import CLIP
 
 log = logging.getLogger('vit_jax')
 TABLE = pathlib.Path(__file__).with_name('timm_table.csv')
+FAMILIES = TABLE.with_name('timm_families.csv')
 # Blocks that the models of this package do not have, and why not.
 REFUSED = {
   'ParallelScalingBlock': 'attention and MLP of a layer have the same input',
@@ -188,60 +188,29 @@ def num_heads(width: int, depth: int, pool: str) -> int:
   return by_width.get(width) or max(width // 64, 1)
 
 
-class Family(NamedTuple):
-  """Patterns that recognize weights of a family, and their preprocessing.
+@functools.cache
+def families() -> tuple[dict[str, str], ...]:
+  """Returns the rows of timm_families.csv, families of weights.
 
-  Attributes:
-    pattern: regular expression for the name of a file in lower case.
-    array: regular expression for the names of arrays, used if no family's
-      pattern matches the file's name.
-    preset: evaluation preprocessing.
-    position_resize: method by which the repository of the family interpolates
-      positions, see `positions.METHODS`; None for that of timm.
+  They have the columns
+
+  - name: name of the family.
+  - pattern: regular expression for the name of a file in lower case.
+  - array: regular expression for the names of arrays, used if no family's
+    pattern matches the file's name.
+  - preset: evaluation preprocessing, a key of `PRESETS`.
+  - pixels, crop_pct, interpolation: values in place of the preset's, see
+    `Architecture`; empty for the preset's.
+  - position_resize: method by which the repository of the family interpolates
+    positions, see `positions.METHODS`; empty for that of timm.
+
+  The first family that matches is used, so families with more specific patterns
+  come first. The last one matches nothing. Each family has the crop of its
+  repository, such as 224 of 256 pixels for `dino`; `swin`, `clip` and `vit`
+  have that of timm.
   """
-
-  pattern: str
-  array: str
-  preset: Preset
-  position_resize: str | None = None
-
-
-def _timm(crop_fraction: float, normalization: Any) -> Preset:
-  """Returns timm's preset with another crop, and another mean and std."""
-  changes = dict(normalization=normalization, larger=cropped(crop_fraction))
-  return PRESETS['timm']._replace(**changes)
-
-
-# The first family that matches is used, so families with more specific patterns
-# come first. Each family has the crop of its repository, such as 224 of 256
-# pixels for `dino`; `swin`, `clip` and `vit` have that of timm.
-FAMILIES = {
-  'torchvision': Family(
-    r'^(vit_[blh]_\d\d|swin_[tsb])-',
-    r'^(conv_proj|features\.0\.0)\.',
-    PRESETS['dino']._replace(interpolation='bilinear_antialias'),
-    'bicubic_aligned',
-  ),
-  'swin': Family(
-    r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
-  ),
-  'clip': Family(r'clip', r'(norm_pre|ln_post)\.weight$', _timm(0.9, CLIP)),
-  'dinov2': Family(r'dinov2', r'register_tokens$', PRESETS['dino'], 'dino'),
-  'dino': Family(r'dino', r'head\.last_layer', PRESETS['dino'], 'dino'),
-  'mae': Family(
-    r'(^|_)mae_', r'decoder_pos_embed$', PRESETS['mae'], 'bicubic_no_antialias'
-  ),
-  'deit3': Family(
-    r'deit_?3',
-    r'(gamma_1|ls1\.gamma)$',
-    _timm(1.0, IMAGENET),
-    'bicubic_no_antialias',
-  ),
-  'deit': Family(
-    r'deit', r'dist_token$', _timm(0.875, IMAGENET), 'bicubic_no_antialias'
-  ),
-  'vit': Family(r'(?!)', r'(?!)', PRESETS['timm']),  # matches nothing
-}
+  with FAMILIES.open(newline='') as file:
+    return tuple(csv.DictReader(file))
 
 
 def family_settings(
@@ -258,26 +227,33 @@ def family_settings(
     Values of `ModelMetadata`.
   """
   stem = os.path.basename(path).lower()
-  by_name = [n for n, f in FAMILIES.items() if re.search(f.pattern, stem)]
+  by_name = [row for row in families() if re.search(row['pattern'], stem)]
   by_array = [
-    name
-    for name, family in FAMILIES.items()
-    if any(re.search(family.array, array) for array in arrays)
+    row
+    for row in families()
+    if any(re.search(row['array'], name) for name in arrays)
   ]
-  name = [*by_name, *by_array, 'vit'][0]
-  family = FAMILIES[name]
-  mean, std = family.preset.normalization
-  with_registers = name == 'dinov2' and 'register_tokens' in arrays
+  family = [*by_name, *by_array, families()[-1]][0]
+  preset = PRESETS[family['preset']]
+  mean, std = _STATISTICS.get(family['pixels'], preset.normalization)
+  if family['crop_pct']:
+    preset = preset._replace(larger=cropped(float(family['crop_pct'])))
+  section = preset.section(image_size)
+  if family['interpolation']:
+    section['interpolation'] = family['interpolation']
+  position_resize = family['position_resize'] or None
+  if family['name'] == 'dinov2' and 'register_tokens' in arrays:
+    position_resize = 'bicubic'
   return dict(
-    known_from=f'the defaults of the family {name}',
+    known_from=f'the defaults of the family {family["name"]}',
     # Arrays are weak evidence: LayerScale, for example, also occurs outside of
     # DeiT-III.
     assumed=not by_name,
     gelu='quick' if 'quickgelu' in stem else 'exact',
     mean=mean,
     std=std,
-    preprocess=family.preset.section(image_size),
-    position_resize='bicubic' if with_registers else family.position_resize,
+    preprocess=section,
+    position_resize=position_resize,
   )
 
 
@@ -297,18 +273,13 @@ def preprocess(
       with a warning.
     crop_mode: 'center', which keeps the aspect ratio, or 'squash'.
   """
-  size = max(image_size)
-  # timm rounds the side of the resized image down to whole pixels.
-  fraction = size / math.floor(size / crop_pct)
-  if interpolation not in ('bicubic', 'bilinear'):
+  preset = PRESETS['timm']._replace(larger=cropped(crop_pct))
+  section = preset.section(image_size)
+  if interpolation == 'bilinear':
+    section['interpolation'] = 'bilinear_antialias'
+  elif interpolation != 'bicubic':
     log.warning('images are resized by bicubic, not %s', interpolation)
-  resize = 'torchvision'
   if crop_mode == 'squash':
-    resize = 'squash' if fraction == 1 else 'squash_central'
-  return {
-    'resize': resize,
-    'central_fraction': fraction,
-    'interpolation': 'bilinear_antialias'
-    if interpolation == 'bilinear'
-    else 'bicubic',
-  }
+    is_whole = section['central_fraction'] == 1
+    section['resize'] = 'squash' if is_whole else 'squash_central'
+  return section
