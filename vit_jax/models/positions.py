@@ -153,9 +153,7 @@ class PositionEmbedding(nn.Module):
     prefix, x = jnp.split(table, [count], axis=1)
     x = x[0]
     if old != grid:
-      rows = cubic(old[0], grid[0], self.offset)
-      columns = cubic(old[1], grid[1], self.offset)
-      x = _interpolated(x.reshape(*old, -1), [rows, columns], _einsum)
+      x = resized_map(x.reshape(*old, -1), grid, self.offset)
     return _of_tokens(x, patches, prefix if count else config.prefix)
 
   def _learned_by_axis(self, grid: Grid) -> Float[Array, 'p d']:
@@ -574,6 +572,23 @@ def _interpolated(
   equation = ('yi,...id->...yd', 'yi,xj,...ijd->...yxd')[len(weights) - 1]
   y = einsum(equation, *weights, x)
   return y.reshape(*x.shape[: -len(weights) - 1], -1, x.shape[-1])
+
+
+def resized_map(
+  x: Float[Array, '*n rows columns d'], grid: Grid, offset: float = 0.0
+) -> Float[Array, '*n p d']:
+  """Interpolates maps of patches to another grid inside a program.
+
+  Args:
+    x: maps.
+    grid: rows and columns of the result, whose patches are merged.
+    offset: see `cubic`.
+  """
+  weights = [
+    cubic(old, new, offset)
+    for old, new in zip(x.shape[-3:-1], grid, strict=True)
+  ]
+  return _interpolated(x, weights, _einsum)
 
 
 def _einsum(*operands: Any) -> Array:

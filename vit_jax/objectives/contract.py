@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
+from vit_jax.arrays import tree
 from vit_jax.data.contract import Spec, Transform
-from vit_jax.models.contract import Model, Size
+from vit_jax.models.contract import Model, Size, abstract_params
 from vit_jax.objectives.mixing import DeviceAugment, normalize
 
 PyTree = Any
@@ -69,6 +70,11 @@ class Frozen(NamedTuple):
   class_names: tuple[str, ...] = ()
   judges_labels: bool = False
   without: tuple[str, ...] = ()
+
+  def shapes(self) -> dict[str, Any]:
+    """Returns the shapes of the parameters that `load` loads, by path."""
+    params = tree.flatten(abstract_params(self.model, self.image_size))
+    return {k: v for k, v in params.items() if not k.startswith(self.without)}
 
 
 def _not_opened(path: str) -> Frozen:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.config import schema
@@ -202,9 +203,7 @@ class Objective(dino.Objective):
       return params
     own = params['local_norm']
     is_initial = jnp.all(own['scale'] == 1) & ~jnp.any(own['bias'])
-    norm = jax.tree.map(
-      functools.partial(jnp.where, is_initial), model['encoder']['norm'], own
-    )
+    norm = optax.tree.where(is_initial, model['encoder']['norm'], own)
     return params | {'local_norm': norm}
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:

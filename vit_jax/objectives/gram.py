@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, Int
 
 from vit_jax.arrays import tree
@@ -18,7 +19,7 @@ from vit_jax.data.contract import Spec
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Size, abstract_params
 from vit_jax.models.dino_head import unit
-from vit_jax.models.positions import cubic
+from vit_jax.models.positions import resized_map
 from vit_jax.objectives import contract, dinov2
 from vit_jax.objectives.mixing import normalize
 
@@ -148,9 +149,7 @@ class Objective(dinov2.Objective):
     anchor = extra['gram'] if self._moves else inputs.frozen['gram']
     if self._moves and self._path:
       is_first = extra['gram_number'] == 0
-      anchor = jax.tree.map(
-        functools.partial(jnp.where, is_first), inputs.frozen['gram'], anchor
-      )
+      anchor = optax.tree.where(is_first, inputs.frozen['gram'], anchor)
     maps = self._any_size_model().apply(
       {'params': jax.lax.stop_gradient(anchor)},
       images,
@@ -173,11 +172,8 @@ class Objective(dinov2.Objective):
     due = jnp.array([*self._replace, jnp.iinfo(jnp.int32).max])
     number = extra['gram_number']
     replaced = step >= due[number]
-    gram = jax.tree.map(
-      functools.partial(jnp.where, replaced),
-      new['teacher']['model'],
-      extra['gram'],
-    )
+    teacher = new['teacher']['model']
+    gram = optax.tree.where(replaced, teacher, extra['gram'])
     return new | {'gram': gram, 'gram_number': number + replaced}
 
 
@@ -194,10 +190,9 @@ def gram_loss(
       interpolation without antialiasing before they are scaled to length 1.
     grid: rows and columns of the student's patches.
   """
-  product = functools.partial(jnp.einsum, precision='highest')
-  m, *old, d = maps.shape
-  rows, columns = (cubic(*sides) for sides in zip(old, grid, strict=True))
-  maps = product('yr,xc,mrcd->myxd', rows, columns, maps)
-  own, other = unit(tokens, axis=-1), unit(maps.reshape(m, -1, d), axis=-1)
-  similarities = (product('mpd,mqd->mpq', x, x) for x in (own, other))
+  similarities = []
+  for tokens_of in (tokens, resized_map(maps, grid)):
+    x = unit(tokens_of, axis=-1)
+    product = jnp.einsum('mpd,mqd->mpq', x, x, precision='highest')
+    similarities.append(product)
   return jnp.square(jnp.subtract(*similarities)).mean()

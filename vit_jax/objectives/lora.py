@@ -17,7 +17,6 @@ from jaxtyping import Array, Key
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models import layers
-from vit_jax.models.contract import abstract_params
 from vit_jax.objectives import contract
 from vit_jax.objectives.contract import Frozen, Inputs, Loss
 
@@ -171,7 +170,6 @@ class Adapted(contract.Objective):
         does not train the model.
     """
     self.inner, self.lora, self.base = inner, lora, base
-    self.setting = inner.setting
     if type(inner).start_extra is not contract.Objective.start_extra:
       raise UserError(
         f'lora.rank is {lora.rank}, but the objective '
@@ -203,12 +201,7 @@ class Adapted(contract.Objective):
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, without frozen ones, and extra state."""
     params, extra = self.inner.init(key, batch)
-    shapes = tree.shapes(abstract_params(self.base.model, self.base.image_size))
-    shapes = {
-      path: shape
-      for path, shape in shapes.items()
-      if not path.startswith(self.base.without)
-    }
+    shapes = tree.shapes(self.base.shapes())
     kept = tree.flatten(params)
     for path in shapes:
       del kept[self._prefix + path]

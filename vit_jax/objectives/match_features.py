@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.contract import Model, Size
+from vit_jax.models.contract import Model, Size, abstract_params
 from vit_jax.models.init import NORMAL
 from vit_jax.models.layers import head
-from vit_jax.models.positions import cubic
+from vit_jax.models.positions import resized_map
 from vit_jax.objectives import contract, patches
 from vit_jax.objectives.health import feature_metrics
 from vit_jax.objectives.mixing import normalize
@@ -70,10 +70,9 @@ class Objective(contract.AroundModel):
     return self.setting.open_frozen(self._path)
 
   @property
-  def _teacher_model(self) -> Any:
-    """Model of the teacher for images of its size in this run."""
-    model, size = self._teacher.model, self._teacher.image_size
-    return model if self._size == tuple(size) else model.at_sizes(size)
+  def _of_teacher(self) -> contract.Setting:
+    """Setting with the model of the teacher, for images of any size."""
+    return contract.Setting(self._teacher.model, self._teacher.image_size)
 
   def frozen(self) -> dict[str, contract.Frozen]:
     """Returns the teacher.
@@ -89,7 +88,7 @@ class Objective(contract.AroundModel):
         f'the images have {expected}: use another teacher.'
       )
     try:
-      self._teacher_model.check(self._size)
+      self._of_teacher.model_for(self._size)
     except UserError as error:
       raise UserError(f'objective.teacher_scale: {error}') from error
     if self._width != (actual := width(model, self._teacher.image_size)):
@@ -106,23 +105,17 @@ class Objective(contract.AroundModel):
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns the pass of the teacher."""
-    return ((self._teacher_model, self._size),)
+    return ((self._of_teacher.model_for(self._size), self._size),)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and no extra state."""
     model_key, head_key = jax.random.split(key)
-    model = self.setting.init_model(model_key)
-    images = self.setting.zero_images()
-    outputs = functools.partial(self._outputs, self.setting.model)
-    found = jax.eval_shape(outputs, model, images)
-    layers = {
-      name: self._head.init(head_key, jnp.zeros((1, *found[name].shape[1:])))
+    model, found = self.setting.init_model(model_key), _shapes(self.setting)
+    head = {
+      name: self._head.init(head_key, jnp.zeros(found[name].shape))['params']
       for name in self._weights
     }
-    return {
-      'model': model,
-      'head': {name: layer['params'] for name, layer in layers.items()},
-    }, {}
+    return {'model': model, 'head': head}, {}
 
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the sum of the mean squared errors.
@@ -130,30 +123,22 @@ class Objective(contract.AroundModel):
     Metrics: `features_error` and `patches_error`, without their weights, and
     those of `health` for the student's features.
     """
-    images = normalize(inputs.batch['image'])
+    large = images = normalize(inputs.batch['image'])
     n, height, breadth, c = images.shape
-    large = images
     if self._size != (height, breadth):
       size = (n, *self._size, c)
       large = jax.image.resize(images, size, 'bicubic').clip(-1, 1)
     teacher = jax.lax.stop_gradient(inputs.frozen['teacher'])
-    targets = self._outputs(self._teacher_model, teacher, large)
-    model = self.setting.model
-    found = self._outputs(model, params['model'], images, inputs.key)
-    rows, columns = (
-      cubic(old, new)
-      for old, new in zip(
-        targets['patches'].shape[1:3], found['patches'].shape[1:3], strict=True
-      )
-    )
-    targets['patches'] = jnp.einsum(
-      'yr,xc,nrcd->nyxd', rows, columns, targets['patches']
-    )
+    targets = self._of_teacher.predict(teacher, large, want=_WANT)
+    found = self.setting.predict(params['model'], images, inputs.key, _WANT)
+    _, rows, columns, _ = found['patches'].shape
+    targets['patches'] = resized_map(targets['patches'], (rows, columns))
     errors = {}
-    for name, x in found.items():
+    for name in self._weights:
       layer = {'params': params['head'][name]}
-      predicted: Any = self._head.apply(layer, x)
+      predicted: Any = self._head.apply(layer, found[name])
       target = jax.nn.standardize(targets[name], axis=-1, epsilon=_EPSILON)
+      target = target.reshape(predicted.shape)
       errors[name] = jnp.square(predicted - target).mean()
     loss = sum(self._weights[name] * error for name, error in errors.items())
     metrics = {f'{name}_error': error for name, error in errors.items()}
@@ -163,19 +148,6 @@ class Objective(contract.AroundModel):
   def _head(self) -> Any:
     """A linear layer; both have the same sizes, except of their inputs."""
     return head(self._width, jnp.dtype('float32'), kernel_init=NORMAL)
-
-  def _outputs(
-    self,
-    model: Any,
-    params: PyTree,
-    images: Float[Array, 'n y x c'],
-    key: Key[Array, ''] | None = None,
-  ) -> dict[str, Array]:
-    """Returns features and the map of patches."""
-    found = model.apply(
-      {'params': params}, images, key, method='predict', want=_WANT
-    )
-    return {name: found[name] for name in self._weights}
 
 
 def width(model: Any, size: Size) -> int:
@@ -188,12 +160,7 @@ def width(model: Any, size: Size) -> int:
   Raises:
     UserError: the two numbers differ, or there are no patches.
   """
-
-  def outputs(key: Key[Array, '']) -> Any:
-    images = jnp.zeros((1, *size, model.channels))
-    return model.init_with_output(key, images, method='predict', want=_WANT)[0]
-
-  found = jax.eval_shape(outputs, jax.eval_shape(lambda: jax.random.key(0)))
+  found = _shapes(contract.Setting(model, size))
   widths = [found[name].shape[-1] for name in ('features', 'patches')]
   if widths[0] != widths[1]:
     raise UserError(
@@ -201,3 +168,11 @@ def width(model: Any, size: Size) -> int:
       f"{widths[1]}: use a teacher with pool='token' or 'gap'."
     )
   return widths[0]
+
+
+def _shapes(setting: contract.Setting) -> dict[str, Any]:
+  """Returns the shapes of a model's results, without using a device."""
+  return jax.eval_shape(
+    lambda params: setting.predict(params, setting.zero_images(), want=_WANT),
+    abstract_params(setting.model, setting.image_size),
+  )

@@ -157,10 +157,9 @@ class Objective(LinearHead):
     if self._last_blocks == 1:
       return grid
     n, rows, columns, width = grid.shape
-    layers = found['layers'][:, -self._last_blocks :, -rows * columns :]
+    tokens = found['layers'][:, -self._last_blocks :, -rows * columns :]
     # As in DINOv2, the last LayerNorm is also applied to earlier blocks.
     model: Any = self.setting.model
-    tokens = layers.reshape(n, -1, width)  # [n, layers · t, d]
     tokens = model.apply({'params': params}, tokens, method='last_norm')
     tokens = tokens.reshape(n, -1, rows, columns, width)
     return jnp.moveaxis(tokens, 1, 3).reshape(n, rows, columns, -1)

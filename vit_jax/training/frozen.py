@@ -10,7 +10,6 @@ from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.data import filters
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
-from vit_jax.models.contract import abstract_params
 from vit_jax.objectives.contract import Frozen
 from vit_jax.weights import pretrained
 
@@ -75,14 +74,8 @@ def abstract(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
   """Returns the shapes and shardings of the models' parameters, by name."""
   found = {}
   for name, each in models.items():
-    params = abstract_params(each.model, each.image_size)
-    kept = {
-      path: leaf
-      for path, leaf in tree.flatten(params).items()
-      if not path.startswith(each.without)  # a tuple of prefixes
-    }
-    rules = each.model.sharding_rules
-    found[name] = sharding.with_shardings(tree.unflatten(kept), mesh, rules)
+    params, rules = tree.unflatten(each.shapes()), each.model.sharding_rules
+    found[name] = sharding.with_shardings(params, mesh, rules)
   return found
 
 

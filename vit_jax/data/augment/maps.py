@@ -32,6 +32,8 @@ class Classes:
   ignore_label: int | None = 255
   reduce_zero_label: bool = False
 
+  dtype = np.int32  # not annotated, so that it is not a field
+
   def integers(
     self, example: Example, key: str, size: tuple[int, int]
   ) -> Integer[np.ndarray, 'y x']:
@@ -54,19 +56,26 @@ class Classes:
       )
     return integers
 
-  def classes_of(
-    self, integers: Integer[np.ndarray, 'y x'], classes: int = 0
-  ) -> Int[np.ndarray, 'y x']:
-    """Returns the class of each pixel, int32, or `IGNORED`.
+  def cut(
+    self,
+    integers: Integer[np.ndarray, 'y x'],
+    geometry: transforms.Geometry,
+    size: tuple[int, int],
+    classes: int = 0,
+  ) -> Int[np.ndarray, 'height width']:
+    """Returns the classes in a part of a map, of the nearest pixels.
 
     Args:
-      integers: integers of a map.
+      integers: integers of the whole map.
+      geometry: part of the map.
+      size: (height, width) of the result. Pixels beyond the lower and the right
+        edge of a smaller part are `IGNORED`.
       classes: number of classes; 0 for any.
 
     Raises:
       DecodeError: an integer is not in the table, or is not a class.
     """
-    ids = integers.astype(np.int64)
+    ids = geometry.of_map(integers, size).astype(np.int64)
     ignored = ids == self.ignore_label
     if self.table:
       _check(ids[~ignored], len(self.table))
@@ -76,7 +85,9 @@ class Classes:
       ids, ignored = ids - 1, ignored | (ids == 0)
     if classes:
       _check(ids[~ignored], classes)
-    return np.where(ignored, IGNORED, ids).astype(np.int32)
+    result = np.full(size, IGNORED, self.dtype)
+    result[: len(ids), : ids.shape[1]] = np.where(ignored, IGNORED, ids)
+    return result
 
 
 def _check(ids: Int[np.ndarray, ' n'], count: int) -> None:
@@ -104,20 +115,16 @@ class _Maps(Classes):
   def spec(self) -> Spec:
     """Spec of the transform, and of the maps."""
     base: Any = super()
-    entry = self.image_size, np.dtype(np.int32)  # pyright: ignore
+    entry = self.image_size, np.dtype(self.dtype)  # pyright: ignore
     return base.spec | dict.fromkeys(self.maps, entry)
 
   def arrays(
     self, example: Example, view: transforms.View
   ) -> dict[str, np.ndarray]:
     """Returns the maps; raises DecodeError for a bad one."""
-    base: Any = super()
-    arrays = base.arrays(example, view)
-    for key in self.maps:
-      integers = self.integers(example, key, view.size)
-      cut = view.geometry.of_map(integers, view.pixels.shape[:2])
-      arrays |= {key: self.classes_of(cut)}
-    return arrays
+    maps = {key: self.integers(example, key, view.size) for key in self.maps}
+    size = view.pixels.shape[:2]
+    return {key: self.cut(x, view.geometry, size) for key, x in maps.items()}
 
 
 @dataclasses.dataclass(frozen=True)

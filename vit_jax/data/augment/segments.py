@@ -8,7 +8,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int16, Integer
 
 from vit_jax.data.augment import maps, policies, transforms
 from vit_jax.data.augment.transforms import Geometry, View
@@ -33,38 +32,16 @@ class Masks(maps.Classes):
   classes: int
   key: str = 'mask'
 
+  dtype = np.int16
+
   def entry(self, size: tuple[int, int]) -> Spec:
     """Returns the spec of masks of a size, (height, width)."""
     check_range('classes', self.classes, at_least=2, at_most=2**15 - 1)
-    return {'segments': (size, np.dtype(np.int16))}
-
-  def segments(
-    self,
-    integers: Integer[np.ndarray, 'y x'],
-    geometry: Geometry,
-    size: tuple[int, int],
-  ) -> Int16[np.ndarray, 'height width']:
-    """Returns the classes in a part of a mask, of the nearest pixels.
-
-    Args:
-      integers: integers of the whole mask.
-      geometry: part of the mask.
-      size: (height, width) of the result. Pixels beyond the lower and the right
-        edge of a smaller part are ignored.
-    """
-    cut = geometry.of_map(integers, size)
-    segments = np.full(size, maps.IGNORED, np.int16)
-    segments[: len(cut), : cut.shape[1]] = self.classes_of(cut, self.classes)
-    return segments
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cut(Masks):
-  """Adds `segments`, cut out like the image, to a transform."""
+    return {'segments': (size, np.dtype(self.dtype))}
 
   @property
   def spec(self) -> Spec:
-    """Spec of `image`, `label` and `segments`."""
+    """Spec of `image`, `label` and `segments`, which are cut out alike."""
     base: Any = super()
     return base.spec | self.entry(self.image_size)  # pyright: ignore
 
@@ -72,16 +49,16 @@ class _Cut(Masks):
     """Returns `segments`; raises DecodeError for a bad mask."""
     integers = self.integers(example, self.key, view.size)
     size = view.pixels.shape[:2]
-    return {'segments': self.segments(integers, view.geometry, size)}
+    return {'segments': self.cut(integers, view.geometry, size, self.classes)}
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalTransform(_Cut, transforms.EvalTransform):
+class EvalTransform(Masks, transforms.EvalTransform):
   """`transforms.EvalTransform` with masks."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainTransform(_Cut, transforms.ImageAndLabel):
+class TrainTransform(Masks, transforms.ImageAndLabel):
   """Random scale, crop, flip and colours, as in mmsegmentation and DINOv3.
 
   The image is resized so that its shorter side is that of the result times a
@@ -139,7 +116,7 @@ class TrainTransform(_Cut, transforms.ImageAndLabel):
     integers = self.integers(example, self.key, (height, width))
     drawn = self.geometry(height, width, rng)
     for _ in range(_ATTEMPTS):
-      segments = self.segments(integers, drawn, self.image_size)
+      segments = self.cut(integers, drawn, self.image_size, self.classes)
       counts = np.bincount(segments[segments != maps.IGNORED], minlength=1)
       if (
         self.max_share == 1 or 0 < counts.max() <= self.max_share * counts.sum()

@@ -1,7 +1,7 @@
 """Sliding windows of an image, and its mask at its own size."""
 
 import dataclasses
-import math
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.data.augment import segments, transforms
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.channels import Pixels
-from vit_jax.data.images.decode import INTERPOLATIONS, decode, resize
+from vit_jax.data.images.decode import INTERPOLATIONS, Size, decode, resize
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import check_choice, check_range
 
@@ -52,12 +52,8 @@ class EvalTransform(segments.Masks):
 
     Its number of windows and its `label_size` are powers of 2.
     """
-    size = transforms.covering_size(height, width, *self.image_size)
-    count = math.prod(
-      len(self._starts(*sides))
-      for sides in zip(size, self.image_size, strict=True)
-    )
-    sides = (count, max(height, width))
+    _, corners = self._corners(height, width)
+    sides = len(corners), max(height, width)
     windows, label_size = (1 << (n - 1).bit_length() for n in sides)
     return dataclasses.replace(self, windows=windows, label_size=label_size)
 
@@ -88,9 +84,7 @@ class EvalTransform(segments.Masks):
     """Returns all values of a batch except for `segments` and `label`."""
     pixels = decode(image, self.channels, self.bits)
     (height, width), window = pixels.shape[:2], self.image_size
-    size = transforms.covering_size(height, width, window[0], window[1])
-    starts = [self._starts(size[axis], window[axis]) for axis in range(2)]
-    corners = [(y, x) for y in starts[0] for x in starts[1]]
+    size, corners = self._corners(height, width)
     if len(corners) > self.windows or max(height, width) > self.label_size:
       raise DecodeError(
         f'{height} x {width} pixels need preprocess.windows={len(corners)} '
@@ -109,15 +103,19 @@ class EvalTransform(segments.Masks):
       'native': np.array([height, width], np.int32),
     }
 
-  def _starts(self, side: int, window: int) -> list[int]:
-    """Returns the position of each window along an axis; the last at its end.
+  def _corners(self, height: int, width: int) -> tuple[Size, list[Any]]:
+    """Returns the size of a resized image, and the corners of its windows.
 
     Args:
-      side: side of the resized image, pixels.
-      window: side of a window, pixels.
+      height: height of the image, pixels.
+      width: width of the image, pixels.
     """
-    last, step = side - window, max(int(window * self.stride), 1)
-    return [*range(0, last, step), last]
+    size = transforms.covering_size(height, width, *self.image_size)
+    starts = []
+    for side, window in zip(size, self.image_size, strict=True):
+      last, step = side - window, max(int(window * self.stride), 1)
+      starts.append([*range(0, last, step), last])
+    return size, [*itertools.product(*starts)]
 
   def __call__(self, example: Example, rng: Any = None) -> dict[str, Any]:
     """Returns the values of `spec`; raises DecodeError for a bad record."""
@@ -125,5 +123,6 @@ class EvalTransform(segments.Masks):
     native = tuple(views['native'].tolist())
     integers = self.integers(example, self.key, native)
     whole = transforms.Geometry((0, 0, *native), native)
-    mask = self.segments(integers, whole, (self.label_size, self.label_size))
+    size = self.label_size, self.label_size
+    mask = self.cut(integers, whole, size, self.classes)
     return views | {'label': example.get('label', 0), 'segments': mask}
