@@ -149,10 +149,12 @@ def test_gradients_are_those_of_peft(tmp_path, rate):
   assert theirs.peft_config['default'].lora_dropout == rate
   params, key = loaded(run), jax.random.key(5)
   names = huggingface_models.modules('vit')
-  for i, (path, a) in enumerate(tree.flatten(params['lora']).items()):
+  flat = tree.flatten(params['lora'])
+  for i, path in enumerate(flat):
     layer, _, side = path.removeprefix('encoder/layers/').rpartition('/')
-    if side != 'a':
+    if side != 'b':
       continue
+    a = flat[path.removesuffix('b') + 'a']
     own = jax.random.fold_in(jax.random.fold_in(key, 0x6C6F7261), i)
     for number, each in enumerate(jax.random.split(own, len(a))):
       block = theirs.base_model.model.vit.layers[number]

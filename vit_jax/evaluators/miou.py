@@ -89,7 +89,9 @@ class OnPixels(OnSplit):
 
     Returns:
       'miou' and 'mean_accuracy', means over classes of intersection over union
-      and of accuracy, and 'accuracy', of all pixels, in [0, 1]; see `metrics`.
+      and of accuracy, and 'accuracy', of all pixels, in [0, 1]. As in
+      mmsegmentation, a class that is neither in a mask nor predicted is left
+      out of 'miou', and a class that is in no mask of 'mean_accuracy'.
       'classes' and 'pixels' are the numbers of classes and pixels with a class.
 
     Raises:
@@ -104,7 +106,14 @@ class OnPixels(OnSplit):
     self._pairs = pairs = sums['pairs'].reshape(self._classes, -1)
     if not pairs.any():
       raise contract.no_example_error(self._source)
-    return metrics(pairs)
+    by_class = _by_class(pairs)
+    return {
+      'miou': float(np.nanmean(by_class['iou'])),
+      'accuracy': float(np.trace(pairs) / pairs.sum()),
+      'mean_accuracy': float(np.nanmean(by_class['accuracy'])),
+      'classes': int((by_class['pixels'] > 0).sum()),
+      'pixels': int(pairs.sum()),
+    }
 
   def tables(self) -> dict[str, str]:
     """Returns the tables of the last `run`, as CSV by file name.
@@ -115,19 +124,18 @@ class OnPixels(OnSplit):
     each prediction.
     """
     assert self._pairs is not None, 'run() comes first'
-    true, ratios, accuracies = _by_class(self._pairs)
+    by_class = _by_class(self._pairs)
+    pixels = by_class.pop('pixels').tolist()
     lines = [
-      (label, *(f'{x:.6f}' if np.isfinite(x) else '' for x in values), int(n))
+      (label, *(f'{x:.6f}' if np.isfinite(x) else '' for x in values), n)
       for label, (*values, n) in enumerate(
-        zip(ratios, accuracies, true, strict=True)
+        zip(*by_class.values(), pixels, strict=True)
       )
     ]
-    head = ('class', 'iou', 'accuracy', 'pixels')
-    labels = range(self._classes)
     rows = [(i, *row) for i, row in enumerate(self._pairs.tolist())]
     return {
-      'classes.csv': to_csv(head, lines),
-      'pairs.csv': to_csv(('class', *labels), rows),
+      'classes.csv': to_csv(('class', *by_class, 'pixels'), lines),
+      'pairs.csv': to_csv(('class', *range(self._classes)), rows),
     }
 
 
@@ -151,34 +159,17 @@ class Evaluator(OnPixels):
       )
 
 
-def metrics(pairs: Int[np.ndarray, 'k k']) -> dict[str, float]:
-  """Returns the metrics of `OnPixels.run`.
-
-  As in mmsegmentation, a class that is neither in a mask nor predicted is left
-  out of 'miou', and a class that is in no mask of 'mean_accuracy'.
+def _by_class(pairs: Int[np.ndarray, 'k k']) -> dict[str, np.ndarray]:
+  """Returns intersection over union, accuracy and pixels of each class.
 
   Args:
     pairs: numbers of pixels; the rows are the classes of the masks, and the
       columns the predictions.
   """
-  true, ratios, accuracies = _by_class(pairs)
-  return {
-    'miou': float(np.nanmean(ratios)),
-    'accuracy': float(np.trace(pairs) / pairs.sum()),
-    'mean_accuracy': float(np.nanmean(accuracies)),
-    'classes': int((true > 0).sum()),
-    'pixels': int(pairs.sum()),
-  }
-
-
-def _by_class(
-  pairs: Int[np.ndarray, 'k k'],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns pixels, intersection over union and accuracy of each class."""
   hits, true = pairs.diagonal(), pairs.sum(1)
   union = true + pairs.sum(0) - hits
   with np.errstate(invalid='ignore'):
-    return true, hits / union, hits / true
+    return {'iou': hits / union, 'accuracy': hits / true, 'pixels': true}
 
 
 def predicted_classes(

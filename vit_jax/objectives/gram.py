@@ -5,7 +5,6 @@ lose their differences. Their similarities to each other are therefore tied to
 those of an earlier teacher.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -79,10 +78,6 @@ class Objective(dinov2.Objective):
         'give different durations in ascending order.'
       )
 
-  @functools.cached_property
-  def _first(self) -> contract.Frozen:
-    return self.setting.open_frozen(self._path)
-
   @property
   def _moves(self) -> bool:
     """True if the Gram teacher is part of the state."""
@@ -96,17 +91,14 @@ class Objective(dinov2.Objective):
     """
     if not self._path:
       return {}
-    first, setting = self._first, self.setting
+    first = self.setting.open_frozen(self._path)
     old, new = (
       {
-        **model.architecture,
-        'pixels': model.normalization,
-        **tree.flatten(abstract_params(model, size)),
+        **each.model.architecture,
+        'pixels': each.model.normalization,
+        **tree.flatten(abstract_params(each.model, each.image_size)),
       }
-      for model, size in (
-        (first.model, first.image_size),
-        (setting.model, setting.image_size),
-      )
+      for each in (first, self.setting)
     )
     others = [k for k in old | new if old.get(k) != new.get(k)]
     if others:

@@ -117,27 +117,6 @@ class Lora:
     result |= {p: jnp.zeros(shapes[p]) for p in biases if p in shapes}
     return tree.unflatten(result)
 
-  def merged(
-    self, base: Mapping[str, Array], trained: Mapping[str, Array]
-  ) -> dict[str, Array]:
-    """Adds trained differences to frozen parameters.
-
-    Args:
-      base: frozen parameters by path.
-      trained: flat result of `init`, after training.
-    """
-    result = dict(base)
-    for path, leaf in trained.items():
-      layer, _, name = path.rpartition('/')
-      if name == 'b':
-        kernel = base[layer + _KERNEL]
-        product = trained[f'{layer}/a'] @ leaf  # [layers, inputs, outputs]
-        product = self.scale * product.reshape(kernel.shape)
-        result[layer + _KERNEL] = kernel + product
-      elif name == 'bias':
-        result[path] = base[path] + leaf
-    return result
-
 
 def _sides(path: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
   """Returns (layers, inputs, outputs) of a stacked kernel."""
@@ -208,14 +187,38 @@ class Adapted(contract.Objective):
     lora = self.lora.init(jax.random.fold_in(key, 1), shapes)
     return tree.unflatten(kept) | {'lora': lora}, extra
 
-  def whole(self, params: PyTree, frozen: dict[str, PyTree]) -> PyTree:
-    """Returns the parameters of `inner`, with differences added."""
-    merged = self.lora.merged(
-      tree.flatten(frozen['base']), tree.flatten(params['lora'])
-    )
-    whole = tree.flatten({k: v for k, v in params.items() if k != 'lora'})
-    whole |= {self._prefix + path: leaf for path, leaf in merged.items()}
-    whole = tree.unflatten(whole)
+  def whole(
+    self,
+    params: PyTree,
+    frozen: dict[str, PyTree],
+    key: Key[Array, ''] | None = None,
+  ) -> PyTree:
+    """Returns the parameters of `inner`, with differences added.
+
+    Args:
+      params: trained parameters.
+      frozen: frozen weights by name.
+      key: random key of dropout, with which the layers have A and B for
+        `layers.low_rank` instead of their product; None without dropout.
+    """
+    base, trained = tree.flatten(frozen['base']), tree.flatten(params['lora'])
+    model = dict(base)
+    for i, (path, leaf) in enumerate(trained.items()):
+      layer, _, name = path.rpartition('/')
+      if name == 'bias':
+        model[path] = base[path] + leaf
+      elif key is not None:
+        model[path] = leaf
+        own = jax.random.fold_in(key, i)
+        model[f'{layer}/key'] = jax.random.split(own, len(leaf))
+      elif name == 'b':
+        kernel = base[layer + _KERNEL]
+        product = trained[f'{layer}/a'] @ leaf  # [layers, inputs, outputs]
+        product = self.lora.scale * product.reshape(kernel.shape)
+        model[layer + _KERNEL] = kernel + product
+    others = tree.flatten({k: v for k, v in params.items() if k != 'lora'})
+    model = {self._prefix + path: leaf for path, leaf in model.items()}
+    whole = tree.unflatten(others | model)
     return sharding.constrain_leaves(whole, self.inner.sharding_rules)
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
@@ -229,22 +232,11 @@ class Adapted(contract.Objective):
   def _applied(
     self, function: Callable[..., Any], params: PyTree, inputs: Inputs
   ) -> Any:
-    """Applies a function of `inner` with A B, and with dropout if it is set."""
-    if not self.lora.dropout:
-      return function(self.whole(params, inputs.frozen), inputs)
-    trained = tree.flatten(params['lora'])
-    biases = {k: x for k, x in trained.items() if k.endswith(_BIAS)}
-    whole = self.whole(params | {'lora': biases}, inputs.frozen)
-    whole, key = tree.flatten(whole), jax.random.fold_in(inputs.key, _STREAM)
-    for i, (path, leaf) in enumerate(trained.items()):
-      layer, _, name = (self._prefix + path).rpartition('/')
-      if name != 'bias':
-        whole[f'{layer}/{name}'] = leaf
-      if name == 'a':
-        own = jax.random.fold_in(key, i)
-        whole[f'{layer}/key'] = jax.random.split(own, len(leaf))
-    with layers.low_rank(self.lora.dropout, self.lora.scale):
-      return function(tree.unflatten(whole), inputs)
+    """Applies a function of `inner`, with dropout if it is set."""
+    rate = self.lora.dropout
+    key = jax.random.fold_in(inputs.key, _STREAM) if rate else None
+    with layers.low_rank(rate, self.lora.scale):
+      return function(self.whole(params, inputs.frozen, key), inputs)
 
   def layers_above(self, path: str) -> int | tuple[int, ...]:
     """Returns the number of layers above a parameter, see `contract`."""
