@@ -15,9 +15,8 @@ from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import layers
 from vit_jax.objectives.contract import Inputs
-from vit_jax.weights import adapters, pretrained
+from vit_jax.weights import adapters, names, pretrained
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import huggingface_models
 
 torch = pytest.importorskip('torch')
 # Other libraries' deprecations of each other.
@@ -148,17 +147,17 @@ def test_gradients_are_those_of_peft(tmp_path, rate):
   )
   assert theirs.peft_config['default'].lora_dropout == rate
   params, key = loaded(run), jax.random.key(5)
-  names = huggingface_models.modules('vit')
   flat = tree.flatten(params['lora'])
   for i, path in enumerate(flat):
-    layer, _, side = path.removeprefix('encoder/layers/').rpartition('/')
+    layer, _, side = path.rpartition('/')
+    name = names.table('vit')[layer].name.removeprefix('layers.{i}.')
     if side != 'b':
       continue
     a = flat[path.removesuffix('b') + 'a']
     own = jax.random.fold_in(jax.random.fold_in(key, 0x6C6F7261), i)
     for number, each in enumerate(jax.random.split(own, len(a))):
       block = theirs.base_model.model.vit.layers[number]
-      module = block.get_submodule(names[layer])
+      module = block.get_submodule(name)
       assert getattr(module.lora_dropout['default'], 'p', 0) == rate
       if rate:
         ones = jnp.ones((4, (SIZE // PATCH) ** 2 + 1, a.shape[1]))

@@ -1,10 +1,7 @@
-"""Mean intersection over union of the classes of pixels.
-
-`OnPixels` is the base class of evaluators that assign a class to each pixel.
-"""
+"""Mean intersection over union of the classes of pixels."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +20,12 @@ _ROWS = 64  # rows of pixels whose scores are in memory at once
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class OnPixels(OnSplit):
+class Evaluator(OnSplit):
   """Compares predicted classes with masks, over all pixels of a split.
 
-  With the transform 'windows', scores of overlapping windows are averaged, and
+  By default, the scores of the classes are those of the trained head of the
+  objective `segment`; a subclass computes them from another result. With the
+  transform 'windows', scores of overlapping windows are averaged, and
   interpolated to the size of the original mask; with others, they are
   interpolated to the size of the image.
 
@@ -36,13 +35,12 @@ class OnPixels(OnSplit):
       each image.
 
   Raises:
-    UserError: the split does not exist, the transform has no masks, or the
-      objective does not have the result.
+    UserError: the split does not exist, the transform has no masks or masks of
+      other classes than the objective, or the objective lacks the result.
   """
 
   higher_is_better = ('miou', 'accuracy', 'mean_accuracy')
-  who: ClassVar[str]
-  result: ClassVar[str]
+  who, result = 'miou', 'classes'
 
   def __post_init__(self):
     super().__post_init__()
@@ -50,6 +48,12 @@ class OnPixels(OnSplit):
     require(transform.spec, 'image', 'segments', who=self.who)
     contract.check_results(self.setting, self.result, who=self.who)
     self._classes: int = transform.classes
+    trained = getattr(self.setting.objective, 'classes', self._classes)
+    if self.result == 'classes' and trained != self._classes:
+      raise UserError(
+        f'preprocess.classes is {self._classes}, but objective.classes is '
+        f'{trained}: both must be equal.'
+      )
     self._count = self.setting.compiled(self._count_batch)
     self._pairs: np.ndarray | None = None
 
@@ -137,26 +141,6 @@ class OnPixels(OnSplit):
       'classes.csv': to_csv(('class', *by_class, 'pixels'), lines),
       'pairs.csv': to_csv(('class', *range(self._classes)), rows),
     }
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class Evaluator(OnPixels):
-  """Uses the trained head of the objective `segment`.
-
-  Raises:
-    UserError: the objective has other classes than the transform.
-  """
-
-  who, result = 'miou', 'classes'
-
-  def __post_init__(self):
-    super().__post_init__()
-    trained = getattr(self.setting.objective, 'classes', self._classes)
-    if trained != self._classes:
-      raise UserError(
-        f'preprocess.classes is {self._classes}, but objective.classes is '
-        f'{trained}: both must be equal.'
-      )
 
 
 def _by_class(pairs: Int[np.ndarray, 'k k']) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ _POSITIONS = 16  # patches of each image that are searched at once
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class OnPatches(miou.OnPixels):
+class OnPatches(miou.Evaluator):
   """Base class of evaluators that are fitted on patches of training images.
 
   The label of a patch is the distribution of the classes of its pixels that are

@@ -12,7 +12,9 @@ names.csv contains the names of Vision Transformers in all projects, of the
 residual units of a hybrid's stem (`hybrid`), of BiT's ResNets (`bit`) and of
 Swins in timm (`swin`). The first unit of a stage of a ResNet is separate both
 here and in the files. The others, which have equal shapes, are stacked as
-`layers/…` here, and numbered from 2 in the files. aliases.csv contains regular
+`layers/…` here, and numbered from 2 in the files. Columns named for a type of
+models in transformers contain the names of matrices in its memory (since its
+major version 5), which differ from those in files. aliases.csv contains regular
 expressions that replace other names.
 """
 

@@ -217,26 +217,6 @@ def _tower(path: str, arrays: Arrays) -> Arrays:
   return arrays
 
 
-def modules(kind: str, is_gated: bool = False) -> dict[str, str]:
-  """Returns the names of a layer's matrices of a type, by their path here.
-
-  They are those in memory, since major version 5 of the library.
-  """
-  attention, out = 'attention', 'o_proj'
-  if kind.startswith('siglip'):
-    attention, out = 'self_attn', 'out_proj'
-  is_gated = is_gated or kind == 'dinov3_vit'
-  fc1, fc2 = ('up_proj', 'down_proj') if is_gated else ('fc1', 'fc2')
-  return {
-    'attention/query': f'{attention}.q_proj',
-    'attention/key': f'{attention}.k_proj',
-    'attention/value': f'{attention}.v_proj',
-    'attention/out': f'{attention}.{out}',
-    'mlp/fc1': f'mlp.{fc1}',
-    'mlp/fc2': f'mlp.{fc2}',
-  }
-
-
 _D3_SCALE = 'layer.{i}.layer_scale{}.lambda1'
 _D3_NAMES = NameMap(names_lib.table('dinov3'))
 

@@ -33,15 +33,6 @@ PyTree = Any
 _CONFIG, _FILE = 'adapter_config.json', 'adapter_model.safetensors'
 _NOTES, _HEAD = 'vit_jax.json', 'head.safetensors'
 _START, _LAYERS = 'base_model.model.', 'encoder/layers/'
-# Path of the layers by the type of a model.
-_STACKS = {
-  'vit': 'layers.',
-  'deit': 'layers.',
-  'dinov2': 'encoder.layer.',
-  'dinov2_with_registers': 'encoder.layer.',
-  'dinov3_vit': 'model.layer.',
-  'siglip_vision_model': 'encoder.layers.',
-}
 # Types with a class for image classification, in which the model is a module
 # with the name of the type, and the head is `classifier`.
 _CLASSIFIERS = ('vit', 'deit', 'dinov2', 'dinov2_with_registers')
@@ -192,11 +183,12 @@ def _differences(
       products[name] = scale * (b @ a)
       given = {key: given[key] for key in given if key not in pair}
   if given:
-    unknown, modules = sorted(given.values()), huggingface_models.modules('vit')
+    unknown, modules = sorted(given.values()), names_lib.table('vit')
+    supported = [path.removeprefix(_LAYERS) for path in modules]
     raise UserError(
       f'{path} contains arrays that do not fit the layers of {source.path}: '
       f'{", ".join(unknown[:3])} ({len(unknown)} in total). Supported is LoRA '
-      f'for {", ".join(modules)} of a ViT; fc1 not of gated MLPs.'
+      f'for {", ".join(supported)} of a ViT; fc1 not of gated MLPs.'
     )
   result = names.native(products, kernels)
   return {name: array for name, array in result.items() if array.any()}
@@ -220,21 +212,23 @@ def save(path: str, params: PyTree, description: Description) -> None:
   model, run = description.built_model, description.config
   lora, kind = schema.build('lora', run['lora']), _kind(model)
   flat = tree.flatten(params['lora'])
-  layers = {path.removeprefix(_LAYERS).rpartition('/')[0] for path in flat}
   if lora.bias != 'none':
     raise not_writable(f'lora.bias={lora.bias!r}')
-  if model.gated and 'mlp/fc1' in layers:
+  if model.gated and any('mlp/fc1' in path for path in flat):
     raise not_writable('LoRA for fc1 of gated MLPs')
-  names = huggingface_models.modules(kind, model.gated)
   classifies = kind in _CLASSIFIERS and model.num_classes > 0
-  stack = _START + (f'{kind}.' if classifies else '') + _STACKS[kind]
+  start = _START + (f'{kind}.' if classifies else '')
   arrays, targets = {}, set()
   for path, leaf in flat.items():
-    layer, _, side = path.removeprefix(_LAYERS).rpartition('/')
-    targets.add(names[layer])
+    layer, _, side = path.rpartition('/')
+    name = names_lib.table(kind)[layer].name
+    if model.gated:
+      name = name.replace('.fc2', '.down_proj')
+    targets.add(name.partition('{i}.')[2])
     for i, matrix in enumerate(np.asarray(leaf)):
-      name = f'{stack}{i}.{names[layer]}.lora_{side.upper()}.weight'
-      arrays[name] = np.ascontiguousarray(matrix.T)
+      key = start + name.replace('{i}', str(i))
+      matrix = np.ascontiguousarray(matrix.T)
+      arrays[f'{key}.lora_{side.upper()}.weight'] = matrix
   head = {}
   if model.num_classes:
     kernel, bias = (np.asarray(params['head'][k]) for k in ('kernel', 'bias'))
