@@ -197,7 +197,9 @@ def low_rank(rate: float, scale: float) -> Any:
     outer = y.ndim - (1 if layer.flat else len(layer.features))
     x = dropout(x.reshape(*y.shape[:outer], -1), rate, get('key'))
     x, a, b = (each.astype(layer.dtype) for each in (x, a, b))
-    return y + scaled(x @ a @ b, scale).reshape(y.shape), bias
+    for matrix in (a, b):
+      x = xla.product(x, matrix, 1, layer.dtype)
+    return y + scaled(x, scale).reshape(y.shape), bias
 
   return nn.intercept_methods(product)
 
