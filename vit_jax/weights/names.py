@@ -8,14 +8,14 @@ and `{2i+1}` number the even and the odd layers, and `{i+2:02}` counts from 2 in
 two digits. `{s}` in a path stands for the number of a stage of a ResNet or a
 Swin. It replaces `{s}` in the foreign name; `{s-1}` is the number before it.
 
-names.csv contains the names of Vision Transformers in all projects, of the
-residual units of a hybrid's stem (`hybrid`), of BiT's ResNets (`bit`) and of
-Swins in timm (`swin`). The first unit of a stage of a ResNet is separate both
-here and in the files. The others, which have equal shapes, are stacked as
-`layers/…` here, and numbered from 2 in the files. Columns named for a type of
-models in transformers contain the names of matrices in its memory (since its
-major version 5), which differ from those in files. aliases.csv contains regular
-expressions that replace other names.
+names.csv contains the names of Vision Transformers in all projects (also of
+MAE's decoder and of text towers), of the residual units of a hybrid's stem
+(`hybrid`), of BiT's ResNets (`bit`) and of Swins in timm (`swin`). The first
+unit of a stage of a ResNet is separate both here and in the files. The others,
+which have equal shapes, are stacked as `layers/…` here, and numbered from 2 in
+the files. Columns named for a type of models in transformers contain the names
+of matrices in its memory (since its major version 5), which differ from those
+in files. aliases.csv contains regular expressions that replace other names.
 """
 
 import csv

@@ -11,24 +11,11 @@ from vit_jax.data.tokens import PRESETS
 from vit_jax.weights import metadata
 from vit_jax.weights.foreign import ParsedWeights
 from vit_jax.weights.formats import huggingface_models, tensors
-from vit_jax.weights.names import Joined, renamed
+from vit_jax.weights.names import renamed
 
 _TABLE = 'text_model.embeddings.token_embedding.weight'
 _TEXT = re.compile(r'text_model\.(?!.*position_ids)(.*)')
 _OTHERS = re.compile(r'(visual|text)_projection\.|logit_')
-# A layer of a text tower has the names of a layer of an image tower.
-_NAMES: dict[str, str | Joined] = {
-  'temperature': 'logit_scale',
-  'bias': 'logit_bias',
-  'projection': 'visual_projection',
-  'text/embedding': _TABLE,
-  'text/positions': f'text_model.{huggingface_models.POSITIONS}',
-  **{
-    f'text/{path}': entry._replace(name=f'text_model.{entry.name}')
-    for path, entry in huggingface_models.VIT_NAMES.items()
-    if path.startswith('encoder/')
-  },
-}
 
 
 def with_text(
@@ -84,7 +71,7 @@ def with_text(
     ),
   )
   head = 'text_projection' if is_clip else 'text_model.head'
-  names = {**image.names.names, **_NAMES, 'text/head': head}
+  names = {**image.names.names, 'text/head': head}
   is_gemma = vocabulary == PRESETS['siglip2'].vocabulary
   folder = tensors.folder_of(path)
   files = [folder / name for name in ('spiece.model', 'tokenizer.json')]

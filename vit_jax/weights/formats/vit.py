@@ -133,8 +133,7 @@ def with_decoder(
 ) -> ParsedWeights:
   """Returns an encoder with the decoder in its file if both are those of MAE.
 
-  Arrays of other decoders and mask tokens are left out. Layers of the decoder
-  have the names of the encoder's layers after 'decoder_'.
+  Arrays of other decoders and mask tokens are left out.
 
   Args:
     path: path of the file, for messages.
@@ -148,19 +147,8 @@ def with_decoder(
     return parsed
   arrays = {k: v for k, v in parsed.arrays.items() if k not in decoder}
   encoder = parsed._replace(arrays=arrays)
-  names: dict[str, Any] = {
-    'decoder/embedding': 'decoder_embed',
-    'decoder/mask': 'mask_token',
-    'decoder/blocks/norm': 'decoder_norm',
-    'decoder/prediction': 'decoder_pred',
-  }
-  for key, entry in parsed.names.names.items():
-    if key.startswith(_LAYER):
-      entry = names_lib.joined(entry)
-      entry = entry._replace(name=f'decoder_{entry.name}')
-      names[key.replace('encoder/', 'decoder/blocks/')] = entry
-  entry = parsed.names.find(f'{_LAYER}mlp/fc1/bias') or Joined('')
-  biases = f'decoder_{entry.name}'.replace('{i}', r'\d+')
+  entry = parsed.names.find('decoder/blocks/layers/mlp/fc1/bias') or Joined('')
+  biases = entry.name.replace('{i}', r'\d+')
   hidden = [v for k, v in decoder.items() if re.fullmatch(biases, k)]
   metadata = parsed.metadata
   table = decoder.pop('decoder_pos_embed', np.zeros((1, 1, 4)))
@@ -188,6 +176,5 @@ def with_decoder(
   section = sizes | dict(num_heads=heads, dtype='float32')
   return encoder._replace(
     arrays=arrays | decoder,
-    names=parsed.names._replace(names={**parsed.names.names, **names}),
     objective=dict(name='mae', norm_pixels=norm_pixels, decoder=section),
   )
