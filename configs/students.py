@@ -45,7 +45,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
       f'there is no model={arg.model} here; {closest(arg.model, MODELS)}.'
     )
   source = pretrained.find(arg.teacher)
-  width = match_features.width(source.model(), source.image_size)
+  width = match_features.width_of(source.model(), source.image_size)
 
   config = ConfigDict()
   config.total = '100 epochs'

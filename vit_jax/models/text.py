@@ -126,7 +126,7 @@ class Text(nn.Module):
     init = nn.initializers.normal(config.width**-0.5)
     table = self.param('embedding', init, (keys.vocabulary, config.width))
     positions = self.param('positions', init, (keys.length, config.width))
-    # A token outside of the vocabulary results in NaN, not in another token.
+    # A token above the vocabulary results in NaN, not in another token.
     x = jnp.take(table, tokens, axis=0, mode='fill') + positions
     x, position = x.astype(config.compute_dtype), NO_POSITION
     if keys.causal:

@@ -111,9 +111,10 @@ class Lora:
       result[f'{layer}/b'] = jnp.zeros((depth, self.rank, outputs))
     biases = {
       'none': [],
-      'targets': [path.removesuffix('/a') + _BIAS for path in result],
+      'targets': [layer + _BIAS for layer in sorted(used)],
       'all': [path for path in shapes if path.endswith(_BIAS)],
     }[self.bias]
+    # Some layers have no bias.
     result |= {p: jnp.zeros(shapes[p]) for p in biases if p in shapes}
     return tree.unflatten(result)
 

@@ -91,7 +91,7 @@ class Objective(contract.AroundModel):
       self._of_teacher.model_for(self._size)
     except UserError as error:
       raise UserError(f'objective.teacher_scale: {error}') from error
-    if self._width != (actual := width(model, self._teacher.image_size)):
+    if self._width != (actual := width_of(model, self._teacher.image_size)):
       raise UserError(
         f'objective.teacher_width is {self._width}, but that of {self._path} '
         f'is {actual}: set --config.objective.teacher_width={actual}.'
@@ -110,12 +110,12 @@ class Objective(contract.AroundModel):
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and no extra state."""
     model_key, head_key = jax.random.split(key)
-    model, found = self.setting.init_model(model_key), _shapes(self.setting)
+    params, found = self.setting.init_model(model_key), _shapes(self.setting)
     head = {
       name: self._head.init(head_key, jnp.zeros(found[name].shape))['params']
       for name in self._weights
     }
-    return {'model': model, 'head': head}, {}
+    return {'model': params, 'head': head}, {}
 
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the sum of the mean squared errors.
@@ -124,8 +124,8 @@ class Objective(contract.AroundModel):
     those of `health` for the student's features.
     """
     large = images = normalize(inputs.batch['image'])
-    n, height, breadth, c = images.shape
-    if self._size != (height, breadth):
+    n, height, width, c = images.shape
+    if self._size != (height, width):
       size = (n, *self._size, c)
       large = jax.image.resize(images, size, 'bicubic').clip(-1, 1)
     teacher = jax.lax.stop_gradient(inputs.frozen['teacher'])
@@ -150,7 +150,7 @@ class Objective(contract.AroundModel):
     return head(self._width, jnp.dtype('float32'), kernel_init=NORMAL)
 
 
-def width(model: Any, size: Size) -> int:
+def width_of(model: Any, size: Size) -> int:
   """Returns the number of channels of a model's features and patches.
 
   Args:
