@@ -302,7 +302,7 @@ def test_a_plan_reads_missing_sizes_from_the_weights(tmp_path):
 def test_weights_that_do_not_fit_are_refused():
   """Messages name leaves and shapes, or both numbers of channels."""
   source, _ = weights((8, 8))
-  words = r'mlp/fc1/bias: file \(2, 24\), .*\(2, 32\)'
+  words = r'mlp/fc1/bias: \[2, 24\] in the file, \[2, 32\] in the model'
   with pytest.raises(UserError, match=words):
     moved_to(experiment((8, 8), mlp_dim=32), source)
   multispectral, _ = weights((8, 8), channels=5)

@@ -199,16 +199,16 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
     return None
   parsed = _parsed(value, kind) if isinstance(value, FlagText) else value
   # The text of a flag for a tuple must be a Python literal.
-  is_text = kind is tuple and isinstance(value, FlagText) and parsed == value
-  with contextlib.suppress(TypeError):
-    if not is_text:
+  unquoted = kind is tuple and isinstance(value, FlagText) and parsed == value
+  if not unquoted:
+    with contextlib.suppress(TypeError):
       return _converted(parsed, kind, member)
   of = f' of {member.__name__}' if kind is tuple else ''
   example = _EXAMPLES.get(kind, '')
-  if is_text and member is str:
+  if unquoted and member is str:
     names = tuple(name.strip() for name in parsed.split(',') if name.strip())
     example = f': give a tuple, in quotes: --{key}="{names}"'
-  elif is_text:
+  elif unquoted:
     example += ", in quotes: \"('a', 'b')\""
   raise UserError(
     f'{key} is {value!r}; it must be of type {kind.__name__}{of}{example}.'

@@ -281,7 +281,7 @@ def storage_error(
   kind, advice = _REACTIONS[cause(error)]
   return kind(
     f'{path} cannot be {action}: {reason(error)}. {advice}, and run the same '
-    'command again: it resumes from the newest intact checkpoint.'
+    'command again: it continues from what is saved and intact.'
   )
 
 

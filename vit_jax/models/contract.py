@@ -282,6 +282,11 @@ class Kernels(NamedTuple):
   plain: Model
 
 
+def abstract_key() -> Any:
+  """Returns the shape of a random key, without using a device."""
+  return jax.eval_shape(lambda: jax.random.key(0))
+
+
 def abstract_params(model: Model, image_size: Size) -> PyTree:
   """Returns the shapes of a model's parameters without computing anything.
 
@@ -290,8 +295,4 @@ def abstract_params(model: Model, image_size: Size) -> PyTree:
     image_size: (height, width), pixels.
   """
   images = jax.ShapeDtypeStruct((1, *image_size, model.channels), np.float32)
-  key = jax.eval_shape(lambda: jax.random.key(0))  # no device is used
-  return jax.eval_shape(model.init, key, images)['params']
-
-
-# Former names, for existing plug-ins.
+  return jax.eval_shape(model.init, abstract_key(), images)['params']

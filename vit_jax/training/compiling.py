@@ -9,6 +9,7 @@ from clu import parameter_overview
 
 from vit_jax.arrays import memory, sharding, tree
 from vit_jax.errors import UserError
+from vit_jax.models.contract import abstract_key
 from vit_jax.training import frozen
 from vit_jax.training.experiment import Experiment
 
@@ -63,7 +64,7 @@ def lower_step(
     out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), replicated),
     compiler_options=dict(options),
   )
-  key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=replicated)
+  key = abstract_key().update(sharding=replicated)
   fixed = key, frozen.abstract(experiment.frozen, experiment.mesh)
   return step.lower(state, experiment.abstract_batch(), *fixed)
 

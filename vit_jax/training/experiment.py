@@ -26,7 +26,7 @@ from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import check_best
 from vit_jax.models import positions
-from vit_jax.models.contract import Model
+from vit_jax.models.contract import Model, abstract_key
 from vit_jax.objectives import lora
 from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
 from vit_jax.optim import optimizers
@@ -242,7 +242,7 @@ class Experiment:
       key: leaf.update(sharding=None)
       for key, leaf in self.abstract_batch().items()
     }
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = abstract_key()
     params, extra = jax.eval_shape(trainer.objective.init, key, batch)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     inputs = Inputs(extra, batch, key, step, {})
@@ -325,8 +325,7 @@ class Experiment:
   def abstract_state(self) -> PyTree:
     """Shapes and shardings of the whole training state."""
     # Only shapes are computed, because `plan` has no devices to run code on.
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = jax.eval_shape(self.init_state, key)
+    shapes = jax.eval_shape(self.init_state, abstract_key())
     rules = self.objective.sharding_rules
     return sharding.with_shardings(
       shapes, self.mesh, rules, self.config.mesh.zero1

@@ -20,7 +20,12 @@ from vit_jax.config.identity import Changes, differences
 from vit_jax.data import filters
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
-from vit_jax.models.contract import Model, Size, abstract_params
+from vit_jax.models.contract import (
+  Model,
+  Size,
+  abstract_key,
+  abstract_params,
+)
 from vit_jax.run.resume import formatted
 from vit_jax.weights import patch_embedding, resizing
 from vit_jax.weights.contract import Pretrained
@@ -214,11 +219,8 @@ def _class_axes(
   model = schema.build_section(config, 'model', config.num_classes)
   setting = target.setting._replace(model=model)
   larger = schema.build_section(config, 'objective', setting)
-  shape, _ = jax.eval_shape(
-    larger.init,
-    jax.eval_shape(lambda: jax.random.key(0)),
-    target.abstract_batch(),
-  )
+  inputs = abstract_key(), target.abstract_batch()
+  shape, _ = jax.eval_shape(larger.init, *inputs)
   shapes = [tree.flatten(each) for each in (larger.backbone(shape), shape)]
   return [
     {

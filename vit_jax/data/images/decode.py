@@ -40,6 +40,7 @@ from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images import headers, jpeg, tiff
 from vit_jax.data.images.channels import Pixels
 from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.images.jpeg import Box
 
 _PILLOW = {
   'bilinear_antialias': PIL.Image.Resampling.BILINEAR,
@@ -54,7 +55,6 @@ _OPENCV = {
 INTERPOLATIONS = ('bilinear', 'area', *_PILLOW)
 _GROUP = 4  # OpenCV averages areas of at most four channels at once
 Image = UInt8[np.ndarray, 'y x 3']
-Box = tuple[int, int, int, int]  # y, x, height, width; pixels
 Size = tuple[int, int]  # height, width; pixels
 Plan = Callable[[int, int], tuple[Box, Size]]  # see `decode_to_resize`
 

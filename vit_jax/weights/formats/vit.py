@@ -18,7 +18,7 @@ from vit_jax.models.attention.attention import BIASES
 from vit_jax.models.positions import sincos2d
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
-from vit_jax.weights.names import Joined, NameMap
+from vit_jax.weights.names import NameMap
 
 log = logging.getLogger('vit_jax')
 _LAYER = 'encoder/layers/'
@@ -147,21 +147,12 @@ def with_decoder(
     return parsed
   arrays = {k: v for k, v in parsed.arrays.items() if k not in decoder}
   encoder = parsed._replace(arrays=arrays)
-  entry = parsed.names.find('decoder/blocks/layers/mlp/fc1/bias') or Joined('')
-  biases = entry.name.replace('{i}', r'\d+')
-  hidden = [v for k, v in decoder.items() if re.fullmatch(biases, k)]
-  metadata = parsed.metadata
-  table = decoder.pop('decoder_pos_embed', np.zeros((1, 1, 4)))
-  width, patch_size = table.shape[-1], parsed.model.get('patch_size', 1)
-  rows, columns = (side // patch_size for side in metadata.image_size)
-  fixed = sincos2d((rows, columns), width, last_included=False)
-  if not (
-    hidden
-    and (tuple(metadata.mean), tuple(metadata.std)) == IMAGENET
-    and metadata.gelu == 'exact'
-    and table[0, 1:].shape == fixed.shape
-    and np.allclose(table[0, 1:], fixed, atol=0.01)
-  ):
+  hidden = []  # biases of the hidden units of each layer
+  if fc1 := parsed.names.find('decoder/blocks/layers/mlp/fc1/bias'):
+    pattern = fc1.name.replace('{i}', r'\d+')
+    hidden = [v for k, v in decoder.items() if re.fullmatch(pattern, k)]
+  table = decoder.pop('decoder_pos_embed', None)
+  if table is None or not hidden or not _is_of_mae(parsed, table):
     log.log(
       logging.WARNING if hidden else logging.INFO,
       "%s: left out a decoder and its mask token (MAE's), %d arrays; supported "
@@ -171,10 +162,29 @@ def with_decoder(
       len(parsed.arrays) - len(arrays),
     )
     return encoder
+  width = table.shape[-1]
   sizes = dict(width=width, depth=len(hidden), mlp_dim=hidden[0].size)
   heads = num_heads or max(width // 32, 1)
   section = sizes | dict(num_heads=heads, dtype='float32')
   return encoder._replace(
     arrays=arrays | decoder,
     objective=dict(name='mae', norm_pixels=norm_pixels, decoder=section),
+  )
+
+
+def _is_of_mae(parsed: ParsedWeights, table: np.ndarray) -> bool:
+  """Returns whether a decoder has the pixels, GELU and positions of MAE.
+
+  Args:
+    parsed: properties of the encoder.
+    table: position embeddings of the decoder, `[1, 1 + p, d]`.
+  """
+  metadata, patch_size = parsed.metadata, parsed.model.get('patch_size', 1)
+  rows, columns = (side // patch_size for side in metadata.image_size)
+  fixed = sincos2d((rows, columns), table.shape[-1], last_included=False)
+  return (
+    (tuple(metadata.mean), tuple(metadata.std)) == IMAGENET
+    and metadata.gelu == 'exact'
+    and table[0, 1:].shape == fixed.shape
+    and np.allclose(table[0, 1:], fixed, atol=0.01)
   )
