@@ -5,6 +5,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from indexed_source import Shown, eval_setting
 
 from vit_jax.data.augment import captions
@@ -47,6 +48,7 @@ def test_canonical_texts_are_those_of_siglip():
   assert text == 'a photo of a cats nose'
 
 
+@pytest.mark.slow
 def test_evaluators_apply_weights_to_images_and_texts():
   """Compares with embeddings of all images and texts at once, in NumPy."""
   model = vit.Model(0, patch_size=4, pool='gap', **SIZES)

@@ -16,6 +16,7 @@ from vit_jax.training.experiment import Experiment
 CONFIG = 'examples/contrastive.py'
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_siglip():
   """Compares with the pseudocode of Algorithm 1, in PyTorch."""
   config = contrastive.get_config()

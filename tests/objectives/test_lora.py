@@ -11,6 +11,7 @@ from minimal_config import completed
 from tiny_vit import SIZES, noise_params
 
 from tests import cli
+from tests.faults.counts import further, slow
 from vit_jax.arrays import tree
 from vit_jax.checkpoint import manifest
 from vit_jax.errors import UserError
@@ -101,7 +102,7 @@ def test_gradients_follow_from_those_of_the_matrices(kind):
   assert count == 2 * len(LINEAR) * (2 if kind == 'swin' else 1)
 
 
-@pytest.mark.parametrize('kind', MODELS)
+@pytest.mark.parametrize('kind', [*slow('vit'), *further('swin')])
 def test_dropout_is_that_of_the_inputs_of_a(kind):
   """With a rate of almost 0, A B acts as in the merged matrices.
 
@@ -153,7 +154,7 @@ def test_dropout_leaves_the_mean_of_the_product_and_the_matrix_unchanged():
   )
 
 
-@pytest.mark.parametrize('kind', MODELS)
+@pytest.mark.parametrize('kind', ['vit', *slow('swin')])
 def test_training_starts_from_the_frozen_model(kind):
   """B is zero, and A is uniform in ±1 / √inputs."""
   plain, of = objectives(kind)
