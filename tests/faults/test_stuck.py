@@ -28,7 +28,7 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
   workdir = tmp_path / 'run'
   # Well below the 30 s after which JAX regards a sleeping peer as lost (45),
   # also on a machine whose steps take seconds.
-  soon = {'recovery.watchdog_factor': 3.0}
+  soon = {'recovery.watchdog_factor': 3.0, 'recovery.watchdog_min_s': 5}
   with cli.running_pair(workdir, LIMITS | soon, devices=2) as processes:
     processes[1].send_signal(signal.SIGSTOP)
     injected('a sleeping peer')

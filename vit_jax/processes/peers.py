@@ -31,6 +31,7 @@ HEARTBEAT_S = 30  # time without a heartbeat after which a process is lost
 _MESSAGES = 'vit_jax/message/'
 _END, _STOP, _READ = f'{_MESSAGES}end', f'{_MESSAGES}stop', 'vit_jax/read/'
 _EXITING = threading.Lock()  # held by the thread that ends the process
+_ENDING: list[int] = []  # exit code of a process that is ending already
 _POLL_S = 0.5
 _ANSWER_S = 5.0  # time for the coordination service to answer
 _EXIT_S = 10.0  # time for other processes to read a message and clean up
@@ -56,6 +57,8 @@ def _on_abort(number: int) -> None:
   Args:
     number: signal, SIGABRT.
   """
+  if _ENDING:  # while it waits for others, one of which is regarded as lost
+    os._exit(_ENDING[0])
   answered = threading.Event()
 
   def ask() -> None:
@@ -138,6 +141,7 @@ def exit_now(code: int, message: str | None = None) -> None:
   """
   if not _EXITING.acquire(blocking=False):  # another thread ends the process
     threading.Event().wait()
+  _ENDING.append(code)
   if message:
     console.print_error(message)
   with contextlib.suppress(Exception):
