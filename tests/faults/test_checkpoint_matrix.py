@@ -144,7 +144,10 @@ def test_an_empty_directory_is_a_new_run(tmp_path):
 @pytest.mark.slow
 def test_a_config_of_another_model_is_a_user_error(saved):
   """Nothing is renamed."""
-  with pytest.raises(UserError, match='the parameters of the model'):
+  words = (
+    r'(?s)the parameters of the model:(\n  [^\n]*){5}\n  and \d+ more\nSet'
+  )
+  with pytest.raises(UserError, match=words):
     restore(saved, wide())
   assert _names(saved) == ['1', '2']
 

@@ -3,6 +3,8 @@
 import pathlib
 import queue
 import re
+import subprocess
+import sys
 import types
 
 import pytest
@@ -59,3 +61,28 @@ def test_a_process_that_cannot_close_prints_its_error(
   peers.announce(error)
   actual, message = ended.get(timeout=30)
   assert actual == code and message.endswith(end)
+
+
+ENDING = """
+import os, threading, time, types
+from vit_jax.processes import consensus, peers
+
+peers._EXIT_S = 60.0
+silent = types.SimpleNamespace(
+  key_value_set=lambda *_, **__: None, key_value_dir_get=lambda _: []
+)
+peers.client, peers.index = lambda: silent, lambda: 0
+consensus.num_processes = lambda: 2
+peers.handle_lost_peers()
+threading.Thread(target=peers.exit_now, args=(44,), daemon=True).start()
+while not peers._EXITING.locked():
+  time.sleep(0.01)
+time.sleep(0.5)
+os.abort()
+"""
+
+
+def test_a_process_that_is_ending_keeps_its_code_when_jax_aborts():
+  """As when the stuck peer, for which it waits, is regarded as lost."""
+  done = subprocess.run([sys.executable, '-c', ENDING], timeout=60)
+  assert done.returncode == 44

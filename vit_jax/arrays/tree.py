@@ -46,6 +46,7 @@ def check_shapes(
   expected: Mapping[str, tuple],
   advice: str = 'Set config.model.*, config.num_classes and JAX_ENABLE_X64 to '
   'the values that the file was written with.',
+  most: int | None = 5,
 ) -> None:
   """Checks that a file contains the arrays of a model, with their shapes.
 
@@ -54,10 +55,10 @@ def check_shapes(
     actual: shapes in the file, {name: shape}, or any other tuples.
     expected: shapes in the model, {name: shape}.
     advice: last sentence of the message.
+    most: number of differences that the message lists; None for all.
 
   Raises:
-    UserError: arrays are missing, unknown or have another shape; the message
-      lists all of them.
+    UserError: arrays are missing, unknown or have another shape.
   """
   rows: dict[tuple[str, str, str], list[str]] = {}
   for name in sorted({*actual, *expected}):
@@ -75,10 +76,13 @@ def check_shapes(
     + f': {in_file} in the file, {in_model} in the model'
     for (_, in_file, in_model), names in rows.items()
   ]
+  shown = lines[:most]
+  if len(shown) < len(lines):
+    shown.append(f'  and {len(lines) - len(shown)} more')
   raise UserError(
-    f'{path} does not contain the parameters of the model:\n'
-    + '\n'.join(lines)
-    + f'\n{advice}'
+    '\n'.join(
+      [f'{path} does not contain the parameters of the model:', *shown, advice]
+    )
   )
 
 

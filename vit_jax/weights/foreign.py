@@ -88,7 +88,7 @@ def imported(path: str, parsed: ParsedWeights) -> Pretrained:
       f'{path} contains a model that is not supported: {error}'
     ) from error
   shapes = _shapes(parsed, source.abstract_params())
-  tree.check_shapes(path, *shapes, _SUPPORTED)
+  tree.check_shapes(path, *shapes, _SUPPORTED, most=None)
   log.log(
     logging.WARNING if metadata.assumed else logging.INFO,
     '%s: settings that its arrays do not determine are those of %s: gelu %s, '
@@ -140,7 +140,8 @@ def described(path: str, parsed: ParsedWeights) -> Pretrained:
   )
 
   def put(abstract: PyTree) -> PyTree:
-    tree.check_shapes(path, *_shapes(parsed, abstract), _SUPPORTED)
+    shapes = _shapes(parsed, abstract)
+    tree.check_shapes(path, *shapes, _SUPPORTED, most=None)
     flat = names.native(arrays, _by_path(abstract))
     flat = patch_embedding.converted(flat, statistics)
     paths = tree.flatten(abstract)

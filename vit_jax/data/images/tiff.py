@@ -139,7 +139,7 @@ def _check_kind(page: Any) -> None:
     page.sampleformat not in _UNSIGNED
     or page.bitspersample not in bits
     or not few <= page.samplesperpixel <= many
-    # Opacity in its own plane, which OpenCV reads only if black is 0.
+    # With opacity in its own plane, OpenCV takes 0 for black in any case.
     or (
       page.planarconfig != _INTERLEAVED
       and page.samplesperpixel == 2

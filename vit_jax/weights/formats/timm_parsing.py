@@ -1,7 +1,7 @@
 """Derives a model from arrays with timm's names and the settings next to them.
 
 `parse` starts with the keys of the model that the arrays determine
-(`vit.section`), and adds those that only the settings contain: rotations,
+(`vit.section`), and adds the keys of which only the settings know: rotations,
 pooling, options of an architecture, heads and positions. The functions below it
 return the keys that they add; none changes its arguments.
 """
@@ -133,8 +133,7 @@ def parse(path: str, arrays: Arrays, settings: Settings) -> ParsedWeights:
     if not positions.with_prefix:
       model['prefix_positions'] = False
     if positions.only_class:
-      names_of_both = 'cls_token', 'pos_embed'
-      arrays = foreign.without_class_position(arrays, *names_of_both)
+      arrays = foreign.without_class_position(arrays, 'cls_token', 'pos_embed')
     properties = dataclasses.replace(
       properties,
       image_size=positions.image_size,
