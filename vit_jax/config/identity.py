@@ -1,4 +1,4 @@
-"""Values that identify a run, and those that may differ when it is resumed.
+"""Values that identify a run, and keys that may differ when it is resumed.
 
 Constructors mark the keys that do not affect the trained weights as operational
 (`schema.operational`). All other values identify the run. Operational keys of

@@ -200,7 +200,7 @@ class Spread(Wrapped):
   ) -> tuple[
     Integer[np.ndarray, 'n y x c'], Integer[np.ndarray, 'n y x'] | None
   ]:
-    """Preprocesses all images; those that cannot be decoded are left out.
+    """Preprocesses all images; leaves out what cannot be decoded.
 
     Returns:
       The images, and the masks `segments` if the transform has them.

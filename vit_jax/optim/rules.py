@@ -142,7 +142,7 @@ def match(rules: Rules, params: PyTree) -> PyTree:
 
 
 def trained(rules: Rules, params: PyTree) -> PyTree:
-  """Returns the parameters with None in place of those that a rule freezes."""
+  """Returns the parameters with None in place of frozen ones."""
   return jax.tree.map(
     lambda leaf, rule: None if rule.frozen else leaf,
     params,

@@ -153,7 +153,7 @@ def group(path: str) -> tuple[str, str]:
     direction = 'forward'
   else:
     direction = 'update'
-  # Parts of the path that are not modules of the model: those that JAX adds,
+  # Parts of the path that are not modules of the model: names that JAX adds,
   # and methods of modules, such as ViT.predict.
   transformations = re.compile(
     r'.*\(.*\)?|while|body|cond|closed_call|checkpoint|rematted_computation'

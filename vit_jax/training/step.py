@@ -356,7 +356,7 @@ def _micro_batches(batch: PyTree, key: Key[Array, ''], count: int) -> PyTree:
 
 
 def _merged(params: PyTree, trained: PyTree) -> PyTree:
-  """Returns all parameters, given those that are trained."""
+  """Returns all parameters, given the trained ones."""
   return jax.tree.map(
     lambda leaf, own: leaf if own is None else own, params, trained
   )

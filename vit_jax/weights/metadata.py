@@ -256,7 +256,7 @@ class ModelMetadata:
   other_patches: int | None = None
 
   def updated(self, **values: Any) -> 'ModelMetadata':
-    """Returns a copy with other values, except for those that are None."""
+    """Returns a copy with other values; None leaves a value as it is."""
     given = {k: value for k, value in values.items() if value is not None}
     return dataclasses.replace(self, **given)
 

@@ -146,7 +146,7 @@ class Source(splits.Selected):
     return np.argsort(rank[self._rows], kind='stable')
 
   def _check_images(self, path: str) -> None:
-    """Checks that the images are those that were labelled."""
+    """Checks that these images were labelled."""
     labelled = self._labels.fingerprint
     current = json.loads(json.dumps(self._images.fingerprint))
     if fingerprint.comparable(current, labelled) != labelled:
