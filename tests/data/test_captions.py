@@ -18,7 +18,7 @@ IMAGE = np.zeros((8, 8, 3), np.uint8)
 
 
 def train(**keys):
-  return captions.TrainTransform((8, 8), **TEXTS, **keys)
+  return captions.TrainTransform((8, 8), **TEXTS | keys)
 
 
 def test_a_text_ends_also_if_it_is_cut():
@@ -61,32 +61,32 @@ def test_a_sentencepiece_model_is_read(tmp_path):
   assert load('A photo of a CAT', 40).tolist()[: len(expected)] == expected
 
 
-def test_a_missing_tokenizer_is_refused_with_its_address():
+def test_tokenizers_that_do_not_fit_are_refused():
   with pytest.raises(UserError, match=r'no_such.*gs://t5-data/vocabs'):
     tokens.load('no_such.model', 'siglip')
-
-
-def test_a_token_outside_of_the_vocabulary_is_refused():
-  transform = captions.TrainTransform(
-    (8, 8), tokenizer=TOY, length=6, vocabulary=10
-  )
   with pytest.raises(UserError, match='vocabulary is 10'):
-    transform.tokens('a photo of a truck')
+    train(vocabulary=10).tokens('a photo of a truck')
+
+
+OF_CLASSES = dict(templates=('a {}', 'one {}'), classes=('cat', 'dog'))
 
 
 @pytest.mark.parametrize(
-  'keys, value',
+  'keys, example, words',
   [
-    ({}, ' '),
-    ({}, []),
-    ({}, b'\xff'),
-    (dict(json_key='caption'), b'{}'),
-    (dict(json_key='caption'), b'{'),
+    ({}, {'text': ' '}, 'caption'),
+    ({}, {'text': []}, 'caption'),
+    ({}, {'text': ['a cat', None]}, 'caption'),
+    ({}, {'text': b'\xff'}, 'caption'),
+    (dict(json_key='caption'), {'text': b'{}'}, 'caption'),
+    (dict(json_key='caption'), {'text': b'{'}, 'caption'),
+    (OF_CLASSES, {'label': 2}, 'label 2; allowed: 0 to 1'),
+    (OF_CLASSES, {'label': -1}, 'label -1; allowed: 0 to 1'),
   ],
 )
-def test_an_example_without_a_caption_is_a_bad_record(keys, value):
-  with pytest.raises(DecodeError, match='caption'):
-    train(**keys).captions({'text': value})
+def test_an_example_without_a_caption_is_a_bad_record(keys, example, words):
+  with pytest.raises(DecodeError, match=words):
+    train(**keys).captions(example)
 
 
 def test_one_caption_is_drawn_by_the_generator_of_the_position():
@@ -101,17 +101,22 @@ def test_one_caption_is_drawn_by_the_generator_of_the_position():
 
 
 def test_captions_of_classes_are_made_from_templates():
-  keys = dict(templates=('a {}', 'one {}'), classes=('cat', 'dog'))
-  assert train(**keys).captions({'label': 1}) == ['a dog', 'one dog']
+  transform = train(**OF_CLASSES)
+  assert transform.captions({'label': 1}) == ['a dog', 'one dog']
+  with pytest.raises(UserError, match='but not label'):
+    transform.captions({'image': IMAGE})
   with pytest.raises(UserError, match='give both'):
     train(templates=('a {}',))
 
 
-def test_evaluation_has_all_captions_and_their_number():
-  transform = captions.EvalTransform((8, 8), captions_per_image=3, **TEXTS)
-  example = {'image': IMAGE, 'label': 0, 'text': ['a cat', 'a dog']}
-  values = transform(example)
-  assert values['captions'] == 2 and values['tokens'].shape == (3, 6)
-  assert values['tokens'][1].tolist() == transform.tokens('a dog').tolist()
+@pytest.mark.parametrize('most, found', [(3, 2), (1, 1)])
+def test_evaluation_has_the_first_captions_and_their_number(most, found):
+  transform = captions.EvalTransform((8, 8), captions_per_image=most, **TEXTS)
+  texts = ['a cat', 'a dog']
+  values = transform({'image': IMAGE, 'label': 0, 'text': texts})
+  assert values['captions'] == found
+  expected = np.zeros((most, 6), int)
+  expected[:found] = [transform.tokens(text) for text in texts[:found]]
+  np.testing.assert_array_equal(values['tokens'], expected)
   plain = captions.EvalTransform((8, 8), **TEXTS)
   assert {*plain({'image': IMAGE, 'label': 0})} == {'image', 'label'}

@@ -144,14 +144,32 @@ def test_padding_rows_are_masked(tmp_path):
   np.testing.assert_array_equal(last['labels'][0], HOT[4])
 
 
-def test_messages_of_transforms(tmp_path):
+SEVERAL = targets.EvalTransform((4, 4), classes=2)
+AGE = targets.EvalTransform((4, 4), numbers=('age',))
+
+
+@pytest.mark.parametrize(
+  'transform, values, error, words',
+  [
+    (SEVERAL, {'labels': [2]}, DecodeError, 'label .2.; allowed: 0 to 1'),
+    (SEVERAL, {'labels': [-1]}, DecodeError, 'label .-1.'),
+    (SEVERAL, {'labels': None}, DecodeError, "'labels' is None"),
+    (SEVERAL, {'labels': ['cat']}, DecodeError, 'cat'),
+    (SEVERAL, {'age': 1.0}, UserError, 'but not labels:.*separator'),
+    (AGE, {'age': 'old'}, DecodeError, "'age': 'old'"),
+    (AGE, {'age': None}, DecodeError, "'age': None"),
+    (AGE, {'age': np.nan}, DecodeError, "'age': nan"),
+    (AGE, {'age': 1e99}, DecodeError, r"'age': 1e\+99"),
+    (AGE, {'years': 1.0}, UserError, 'but not age:'),
+  ],
+)
+def test_wrong_targets(transform, values, error, words):
+  """Wrong values are bad records; a missing field is an error of the config."""
+  image = np.zeros((4, 4, 3), np.uint8)
+  with pytest.raises(error, match=words):
+    transform({'image': image} | values)
+
+
+def test_one_of_the_keys_is_required():
   with pytest.raises(UserError, match=r'float32 \[0\].*at least 1'):
     check_spec(targets.TrainTransform((4, 4)))
-  labels = targets.EvalTransform((4, 4), classes=2)
-  with pytest.raises(DecodeError, match=r'labels \[2\]; allowed: 0 to 1'):
-    labels(several(tmp_path)[1])
-  with pytest.raises(UserError, match='but not labels:.*separator'):
-    labels(numbers(tmp_path)[0])
-  ages = targets.EvalTransform((4, 4), numbers=('age', 'years'))
-  with pytest.raises(UserError, match='but not years:'):
-    ages(numbers(tmp_path)[0])

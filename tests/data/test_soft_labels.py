@@ -38,7 +38,7 @@ def test_hard_labels_are_smoothed_and_soft_ones_are_not():
 def test_invalid_labels_are_refused():
   """A label out of range is a bad record."""
   rng = np.random.default_rng(0)
-  with pytest.raises(DecodeError, match=r'labels \[5\]'):
+  with pytest.raises(DecodeError, match=r'label \[5\]'):
     transform()({'image': IMAGE, 'label': 5}, rng)
 
 

@@ -207,5 +207,5 @@ def test_messages_of_wrong_settings():
     with pytest.raises(UserError, match='none of its 9 examples'):
       evaluator.run(jnp.asarray(table(9)))
   evaluator = Evaluator(setting(odd), split='test', labels='several')
-  with pytest.raises(UserError, match=r'labels \[9\]; allowed: 0 to 8'):
+  with pytest.raises(UserError, match=r'label \[9\]; allowed: 0 to 8'):
     evaluator.run(jnp.asarray(table(9)))

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from vit_jax.config import schema
 from vit_jax.data import tokens as tokens_lib
 from vit_jax.data.augment import transforms
-from vit_jax.data.contract import Example, Spec, check_fields
+from vit_jax.data.contract import Example, Spec, check_fields, check_label
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError, check_choice, check_range
 
@@ -20,7 +20,7 @@ _INTEGERS = np.dtype(np.int32)
 @schema.operational('tokenizer')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Texts:
-  """Tokens of texts, and where an example has its captions.
+  """Keys of the transforms: the tokenizer, and where the captions are.
 
   Attributes:
     tokenizer: file of the tokenizer, see `data.tokens`.
@@ -86,21 +86,25 @@ class _Texts:
     """Returns all captions of an example.
 
     Raises:
-      DecodeError: there are none, or they are not text.
-      UserError: the examples do not have the key.
+      DecodeError: there are none, or they are not text; or, for `templates`,
+        the label is not one of `classes`.
+      UserError: the examples do not have the key, or no label for `templates`.
     """
     if self.templates:
+      check_fields(example, 'label')
+      check_label(example['label'], len(self.classes))
       name = self.classes[int(example['label'])]
       return [template.format(name) for template in self.templates]
     check_fields(example, self.key)
-    values = example[self.key]
+    content = example[self.key]
     try:
-      values = json.loads(values)[self.json_key] if self.json_key else values
-      values = [values] if isinstance(values, str | bytes) else list(values)
-      texts = [v.decode() if isinstance(v, bytes) else str(v) for v in values]
-    except (ValueError, KeyError, TypeError) as error:
+      found = json.loads(content)[self.json_key] if self.json_key else content
+      values = [found] if isinstance(found, str | bytes) else list(found)
+      texts = [v.decode() if isinstance(v, bytes) else v for v in values]
+      texts = [text.strip() for text in texts]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise DecodeError(f'has no caption in {self.key!r}: {error!r}') from error
-    if texts := [text.strip() for text in texts if text.strip()]:
+    if texts := [text for text in texts if text]:
       return texts
     raise DecodeError(f'has no caption in {self.key!r}')
 
@@ -127,28 +131,32 @@ class EvalTransform(_Texts, transforms.EvalTransform):
   """`transforms.EvalTransform`, which also has the tokens of texts.
 
   Attributes:
-    captions_per_image: number of captions in a batch, the first ones of each
-      image; 0 for images without captions.
+    captions_per_image: largest number of captions in a batch, the first ones
+      of each image; 0 for images without captions.
   """
 
   captions_per_image: int = 0
 
   @property
   def spec(self) -> Spec:
-    """Spec of the transform, with captions `tokens` and `captions`.
+    """Spec of the transform and, with captions, `tokens` and `captions`.
 
-    These are int32 `[captions_per_image, length]`, and the number of captions
-    of the image, int32.
+    `tokens` are int32 `[captions_per_image, length]`, of which the first
+    `captions`, int32 `[]`, are those of the image; the others are zeros.
     """
     shape = self.captions_per_image, self.rules.length
     own: Spec = {'tokens': (shape, _INTEGERS), 'captions': ((), _INTEGERS)}
     return super().spec | (own if self.captions_per_image else {})
 
   def __call__(self, example: Example, rng: Any = None) -> dict[str, Any]:
-    """Returns image, label and all tokens; raises DecodeError."""
-    values, count = super().__call__(example, rng), self.captions_per_image
-    if not count:
+    """Returns image, label and, with captions, the tokens of the first ones.
+
+    Raises:
+      DecodeError: the image or the captions cannot be used.
+    """
+    values, most = super().__call__(example, rng), self.captions_per_image
+    if not most:
       return values
-    rows = [self.tokens(text) for text in self.captions(example)[:count]]
-    padded = np.pad(rows, ((0, count - len(rows)), (0, 0)))
+    rows = [self.tokens(text) for text in self.captions(example)[:most]]
+    padded = np.pad(rows, ((0, most - len(rows)), (0, 0)))
     return values | {'tokens': padded, 'captions': len(rows)}
