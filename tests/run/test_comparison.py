@@ -1,4 +1,4 @@
-"""Tests of the comparison of a resumed run with its checkpoint."""
+"""Tests of the comparison of a start with its workdir and its checkpoint."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import completion, identity, keys, schema
 from vit_jax.config.schema import EVALS, SECTIONS
-from vit_jax.errors import UserError
+from vit_jax.errors import StorageError, UserError
 from vit_jax.processes import consensus, versions
 from vit_jax.run import ledger, resume
 
@@ -29,36 +29,28 @@ def _about(config=None, **fingerprint):
   return json.loads(json.dumps(about))  # as it is read from a checkpoint
 
 
-def _check(before, now=None, events=(), allow=False, config=None):
+def _check(before, config=None, events=(), allow=False):
+  """Returns the notes of a comparison with a checkpoint of step 10."""
   config = config or completed()
-  current = now or _about(config)
   comparison = resume.Comparison(
-    epath.Path('runs/x'), current, config, lambda step: before, allow
+    epath.Path('runs/x'), _about(config), config, lambda step: before, allow
   )
   with mock.patch.object(ledger, 'read', lambda path: events):
     comparison.compare(10, before)
   return comparison._notes
 
 
-def _constructors():
-  """Returns every class that a section can name in this package."""
-  patterns = [*SECTIONS.values(), EVALS]
-  for pattern in patterns:
-    if '{name}' not in pattern:
-      yield schema.resolve(pattern)
-      continue
-    for name in schema.names(pattern):
-      yield schema.resolve(pattern, name)
-  yield keys.top_level
-
-
 def test_operational_keys_exist():
-  """A misspelt key would not be excluded from the resume."""
+  """A misspelt key would not be excluded from the comparison."""
+  constructors = [keys.top_level]
+  for pattern in (*SECTIONS.values(), EVALS):
+    names = schema.names(pattern) if '{name}' in pattern else ['']
+    constructors += [schema.resolve(pattern, name) for name in names]
   marked = 0
-  for constructor in _constructors():
-    keys = schema.config_keys(constructor)
+  for constructor in constructors:
+    allowed = schema.config_keys(constructor)
     for name in schema.operational_keys(constructor):
-      assert name.split('.')[0] in keys, (constructor, name)
+      assert name.split('.')[0] in allowed, (constructor, name)
       marked += 1
   assert marked > 20
 
@@ -70,24 +62,61 @@ def test_members_of_a_mixture_may_move():
     'b': {'name': 'tfds', 'dataset': 'd', 'data_dir': 'y', 'weight': 1.0},
   }
   config = completed(source={'name': 'mixture', 'members': members})
-  keys = {k for k in identity.identity(config) if k.startswith('source.')}
-  stay = {
-    'source.name',
-    *(f'source.members.a.{key}' for key in ('name', 'weight', 'endings')),
-    *(f'source.members.b.{key}' for key in ('name', 'weight', 'dataset')),
+  prefix = 'source.members.'
+  compared = {
+    key.removeprefix(prefix)
+    for key in identity.identity(config)
+    if key.startswith(prefix)
   }
-  assert stay < keys
-  moved = ('a.path', 'a.class_map', 'b.data_dir', 'b.class_map')
-  assert not keys & {f'source.members.{key}' for key in moved}
+  assert compared > {'a.name', 'a.weight', 'a.endings', 'b.dataset'}
+  assert not compared & {'a.path', 'a.class_map', 'b.data_dir', 'b.class_map'}
 
 
-def test_an_unchanged_run_has_no_differences():
+@pytest.mark.parametrize(
+  'key, values',
+  [
+    ('total', ('200 steps', '200 step', '200steps', '2e2 steps', '2_00 steps')),
+    ('schedule.warmup', ('5 %', '5%', '5.0 %')),
+    ('schedule.warmup', ('0.5 epochs', '0.5 epoch')),
+    ('image_size', ([16], [16, 16])),
+    ('mine.threshold', (math.nan, float('nan'))),
+  ],
+)
+def test_equal_spellings(key, values):
+  """Units in the singular, one number for both sides, NaN and NaN."""
+  for value in values:
+    assert not identity.differences({key: values[0]}, {key: value})
+
+
+@pytest.mark.parametrize(
+  'key, one, other',
+  [
+    ('total', '200 steps', '201 steps'),
+    ('total', '200 steps', '200 epochs'),
+    ('schedule.warmup', '5 %', '5 steps'),
+    ('total', '0.1 epochs', '0.10000000000000002 epochs'),
+    ('image_size', [16], [16, 17]),
+    ('mine.sizes', [16], [16, 16]),
+    ('mine.threshold', math.nan, 0.0),
+    ('source.dataset', 'cifar10', 'cifar100'),
+  ],
+)
+def test_different_values_stay_different(key, one, other):
+  assert identity.differences({key: one}, {key: other})
+
+
+@pytest.mark.parametrize(
+  'before, now',
+  [
+    ({}, {}),
+    ({'mix.mixup': math.nan}, {'mix.mixup': math.nan}),
+    ({}, {'source.data_dir': 'x', 'reader.max_bad_share': 0.5}),
+    ({'image_size': 8}, {'image_size': (8, 8)}),
+  ],
+)
+def test_an_unchanged_run_has_no_differences(before, now):
   """Equal NaNs and other readers are not differences."""
-  assert _check(_about()) == []
-  config = completed(**{'mix.mixup': float('nan')})
-  assert _check(_about(config), config=config) == []
-  moved = completed(**{'source.data_dir': 'x', 'reader.max_bad_share': 0.5})
-  assert _check(_about(), config=moved) == []
+  assert _check(_about(completed(**before)), completed(**now)) == []
 
 
 @pytest.mark.parametrize(
@@ -95,20 +124,16 @@ def test_an_unchanged_run_has_no_differences():
   [
     ({'size': 63}, 'data: size: 63 before, 64 now'),
     ({'listing': 'abd'}, "data: listing: 'abd' before, 'abc' now"),
-    (
-      {'class_names': ['cat', 'zdog']},
-      "data: class_names: 2 before, 2 now; 1 only before ('zdog'), 1 only now",
-    ),
+    ({'class_names': ['cat', 'zdog']}, "1 only before ('zdog')"),
     ({'class_names': ['dog', 'cat']}, 'the same names in another order'),
   ],
 )
 def test_other_data_are_refused(change, words):
   """They are refused whatever the config contains."""
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match='runs/x(?s:.*)--allow_config') as error:
     _check(_about(**change))
-  assert words in str(error.value) and 'runs/x' in str(error.value)
-  assert '--allow_config_change' in str(error.value)
-  (note,) = _check(_about(**change), allow=True)
+  assert words in str(error.value)
+  [note] = _check(_about(**change), allow=True)
   assert note.kind == 'config_change' and words in note.text
 
 
@@ -126,63 +151,58 @@ def test_a_branch_may_change_its_schedule_and_length():
   """That holds for the step at which it begins, and for no other key."""
   config = completed(total='9 steps', **{'schedule.base_lr': 0.5})
   begins = {'event': 'branch', 'step': 10}
-  assert _check(_about(), events=[begins], config=config) == []
+  assert _check(_about(), config, [begins]) == []
   with pytest.raises(UserError, match='(?s)schedule.base_lr.*total'):
-    _check(_about(), events=[begins | {'step': 9}], config=config)
+    _check(_about(), config, [begins | {'step': 9}])
   with pytest.raises(UserError, match='seed: 0 before, 4 now'):
-    _check(_about(), events=[begins], config=completed(seed=4))
+    _check(_about(), completed(seed=4), [begins])
 
 
 @pytest.mark.parametrize(
-  ('changes', 'positions'),
+  ('changes', 'position'),
   [
-    (
-      {'batch_size': 128},
-      'step 10 of 32 (epoch 0.31) before, step 10 of 16 (epoch 0.62) now',
-    ),
-    (
-      {'total': '2 epochs'},
-      'step 10 of 32 (epoch 0.31) before, step 10 of 64 (epoch 0.31) now',
-    ),
+    ({'batch_size': 128}, 'step 10 of 16 (epoch 0.62) now'),
+    ({'total': '2 epochs'}, 'step 10 of 64 (epoch 0.31) now'),
     ({'seed': 3}, ''),
   ],
 )
-def test_an_allowed_change_names_what_it_moves(changes, positions):
+def test_an_allowed_change_names_what_it_moves(changes, position):
   """Another batch size changes the epoch, and the number of steps."""
   sizes = {'batch_size': 64, 'train.num_examples': 2048, 'total': '1 epochs'}
   before, config = _about(completed(**sizes)), completed(**sizes | changes)
-  (note,) = _check(before, config=config, allow=True)
-  assert positions in note.text
-  assert ('position' in note.text) == bool(positions)
+  [note] = _check(before, config, allow=True)
+  assert position in note.text
+  is_named = 'position: step 10 of 32 (epoch 0.31) before' in note.text
+  assert is_named == bool(position)
 
 
 def test_unrecorded_values_are_not_compared():
-  """Older versions recorded less."""
-  before, now = _about(), _about()
+  """Older versions recorded less, and values that are no longer recorded."""
+  before = _about()
   before['record']['fingerprint'].pop('listing')
   before['record']['flags'].pop('jax_enable_x64')
-  before['record']['fingerprint']['gone'] = (
-    3  # a value that is no longer recorded
-  )
-  assert _check(before, now) == []
+  before['record']['fingerprint']['gone'] = 3
+  assert _check(before) == []
   before['record']['fingerprint']['class_names'] = ['cat', 'eel']
   with pytest.raises(UserError, match='class_names'):
-    _check(before, now)
+    _check(before)
 
 
 def test_changed_evaluators_are_noted():
   """Another split or loss is noted; another interval or name is not."""
   old = completed().to_dict()
-  assert resume.evaluator_notes(old, completed(), 5) == []
-  assert resume.evaluator_notes({}, completed(), 5) == []
   harmless = {'evals.test.every': '3 steps', 'evals.test.batch_size': 2}
-  assert resume.evaluator_notes(old, completed(**harmless), 5) == []
-  changed = copy.deepcopy(old)
-  changed['evals']['other'] = dict(name='classification', split='train')
-  assert resume.evaluator_notes(old, _completed(changed), 5) == []
-  changed['evals']['test']['split'] = 'train'
-  changed['evals']['test']['cross_entropy'] = 'sigmoid'
-  (note,) = resume.evaluator_notes(old, _completed(changed), 5)
+  other = copy.deepcopy(old)
+  other['evals']['other'] = dict(name='classification', split='train')
+
+  def notes(before, config):
+    return resume.evaluator_notes(before, config, 5)
+
+  assert notes(old, completed()) == notes({}, completed()) == []
+  assert notes(old, completed(**harmless)) == []
+  assert notes(old, completion.complete(ConfigDict(other))) == []
+  other['evals']['test'] |= dict(split='train', cross_entropy='sigmoid')
+  [note] = notes(old, completion.complete(ConfigDict(other)))
   assert note.kind == 'evaluator_change' and note.fields == {
     'step': 5,
     'name': 'test',
@@ -194,10 +214,6 @@ def test_changed_evaluators_are_noted():
   assert 'evals.test' in note.text and 'split' in note.text
 
 
-def _completed(values):
-  return completion.complete(ConfigDict(values))
-
-
 def test_processes_must_agree(monkeypatch):
   """The settings for reading data, and an unknown commit, may differ."""
   monkeypatch.setattr(versions, 'commit', lambda: 'a')
@@ -207,53 +223,84 @@ def test_processes_must_agree(monkeypatch):
   monkeypatch.setattr(consensus, 'from_main', lambda answer: first)
   monkeypatch.setattr(consensus, 'gather_text', lambda text: ['', text])
 
-  def check(about=None, commit='a', **changes):
-    about = about or _about()
+  def check(commit='a', fingerprint=(), **changes):
+    about = _about(**dict(fingerprint))
     about['record']['versions']['vit_jax'] = commit
     resume.check_processes(about, completed(**changes))
 
   check()
   check(commit=None)
   check(reader=dict(threads=3))
-  with pytest.raises(UserError, match='process 1 .*process 0'):
-    check(commit='b')
-  for changes in (dict(seed=5), dict(log=dict(every='7 steps'))):
-    with pytest.raises(UserError, match='process 1 .*process 0'):
+  for changes, words in (
+    (dict(commit='b'), "versions: vit_jax: 'a' on process 0"),
+    (dict(seed=5), 'seed: 0 on process 0, 5 on process 1'),
+    (dict(log=dict(every='7 steps')), 'log.every'),
+    (dict(fingerprint=dict(listing='b')), "'abc' on process 0, 'b' on"),
+  ):
+    with pytest.raises(UserError, match=f'(?s)^process 1 .*{words}'):
       check(**changes)
-  with pytest.raises(
-    UserError, match="listing: 'abc' on process 0, 'b' on process 1"
-  ):
-    check(_about(listing='b'))
 
 
-def test_equal_spellings():
-  """Units in the singular, one number for both sides, NaN and NaN."""
-  for key, *values in (
-    ('total', '200 steps', '200 step', '200steps', '2e2 steps', '2_00 steps'),
-    ('schedule.warmup', '5 %', '5%', '5.0 %'),
-    ('schedule.warmup', '0.5 epochs', '0.5 epoch'),
-    ('image_size', [16], [16, 16]),
-    ('mine.threshold', math.nan, float('nan')),
-  ):
-    for value in values:
-      assert not identity.differences({key: values[0]}, {key: value})
-  written = json.loads(completion.to_json(completed(image_size=8)))
-  assert not identity.changes(written, completed(image_size=(8, 8)))
+def _check_workdir(folder, allow=False, **changes):
+  config = completed(**changes)
+  return resume.check_workdir(str(folder), config, allow_changes=allow)
+
+
+@pytest.mark.parametrize('content', [b'', b'{"seed": 0', b'[]', b'\xff\x00'])
+def test_a_damaged_config_json_is_quarantined(tmp_path, content):
+  """It is written again; the config is compared with the checkpoint."""
+  file = tmp_path / 'config.json'
+  file.write_bytes(content)
+  path = _check_workdir(tmp_path)
+  assert file.read_bytes() == content  # not yet locked
+  resume.record_workdir(path, completed(), {'time': 'now'})
+  assert (tmp_path / 'config.json.bad').read_bytes() == content
+  assert json.loads(file.read_text())['seed'] == 0
+  assert json.loads((tmp_path / 'run.json').read_text()) == {'time': 'now'}
+
+
+def test_a_failed_write_keeps_the_previous_config(tmp_path, monkeypatch):
+  """The next start compares with it."""
+  path = epath.Path(tmp_path)
+  resume.record_workdir(path, completed(), {})
+  before = (tmp_path / 'config.json').read_text()
+  full = mock.Mock(side_effect=OSError(28, 'No space left on device'))
+  monkeypatch.setattr('os.replace', full)
+  with pytest.raises(StorageError, match='config.json.*No space left'):
+    resume.record_workdir(path, completed(seed=1), {})
+  assert (tmp_path / 'config.json').read_text() == before
+
+
+def test_a_longer_total_is_refused(tmp_path):
+  """The message states that a longer total changes the learning rate."""
+  resume.record_workdir(epath.Path(tmp_path), completed(total='20 steps'), {})
+  _check_workdir(tmp_path, total='20 step')
+  _check_workdir(tmp_path, allow=True, total='30 steps')
+  with pytest.raises(UserError, match='(?s)--allow_config_.*learning rate'):
+    _check_workdir(tmp_path, total='30 steps')
+  with pytest.raises(UserError, match='^(?s:(?!.*learning rate))'):
+    _check_workdir(tmp_path, seed=5, total='20 steps')
+
+
+def test_workdirs_that_cannot_be_used_are_refused(tmp_path):
+  """If a name is not UTF-8, training would start, but not save."""
+  (tmp_path / 'config.json').mkdir()
+  with pytest.raises(UserError, match='cannot be read'):
+    _check_workdir(tmp_path)
+  with pytest.raises(UnicodeEncodeError, match='surrogates not allowed'):
+    _check_workdir(f'{tmp_path}/a\udcff')
 
 
 @pytest.mark.parametrize(
-  'key, one, other',
+  'config_path, expected',
   [
-    ('total', '200 steps', '201 steps'),
-    ('total', '200 steps', '200 epochs'),
-    ('schedule.warmup', '5 %', '5 steps'),
-    ('total', '0.1 epochs', '0.10000000000000002 epochs'),
-    ('image_size', [16], [16, 17]),
-    ('mine.sizes', [16], [16, 16]),
-    ('mine.threshold', math.nan, 0.0),
-    ('source.dataset', 'cifar10', 'cifar100'),
-    ('seed', 1, 2),
+    ('configs/quickstart.py', 'runs/quickstart'),
+    ('configs/vit.py:variant=B/16,data=i1k', 'runs/vit-variant_B16-data_i1k'),
+    ('gs://bucket/run/config.json', 'gs://bucket/run'),
+    ('config.json', '.'),
+    ('saved/other.json', 'runs/other'),
   ],
 )
-def test_different_values_stay_different(key, one, other):
-  assert identity.differences({key: one}, {key: other})
+def test_default_workdir(config_path, expected):
+  """The name comes from the config file, or from the run's config.json."""
+  assert resume.default_workdir(config_path) == expected
