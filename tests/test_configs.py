@@ -221,7 +221,7 @@ def test_dino_on_a_folder(tmp_path, version, model, gpus, batch):
     late = [pattern for pattern, rule in rules if 'after' in rule]
     assert late == ['model/(embedding|patch_norm)/.*', 'model/.*|mask']
     assert experiment.steps(rules[0][1]['after']) == 1000
-    assert experiment.objective.head.config.weight_norm is False
+    assert experiment.config.objective.head.weight_norm is False
     # As in the released files.
     assert (
       experiment.model.registers == 4 and experiment.model.config.rope_random

@@ -210,12 +210,14 @@ def test_schedules_equal_the_original():
   kept = 1 + 0.5 * (0.99 - 1) * (1 + np.cos(np.pi * np.arange(TOTAL) / TOTAL))
   epochs = np.concatenate([np.linspace(0.04, 0.07, 3), np.full(7, 0.07)])
   for step in (0, EPOCH - 1, EPOCH, 2 * EPOCH + 1, TOTAL - 1):
-    share = of.student_share(jnp.array(step + 1))
+    share = of.student_weight(jnp.array(step + 1))
     assert float(share) == pytest.approx(1 - kept[step], rel=1e-4, abs=1e-7)
-    temperature = of.teacher_temperature(jnp.array(step))
+    temperature = of.temperature_of_teacher(jnp.array(step))
     assert float(temperature) == pytest.approx(epochs[step // EPOCH], rel=1e-6)
   constant = objective(teacher_temperature=0.05, warmup_temperature=0.01)
-  assert float(constant.teacher_temperature(jnp.array(0))) == np.float32(0.05)
+  assert float(constant.temperature_of_teacher(jnp.array(0))) == np.float32(
+    0.05
+  )
 
 
 @pytest.mark.slow

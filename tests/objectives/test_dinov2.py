@@ -186,7 +186,7 @@ def test_the_temperature_rises_by_step():
   of = objective(warmup_temperature=0.04, teacher_temperature=0.07)
   ramp = np.append(np.linspace(0.04, 0.07, 2 * EPOCH), [0.07, 0.07])
   found = [
-    float(of.teacher_temperature(jnp.array(i))) for i in range(len(ramp))
+    float(of.temperature_of_teacher(jnp.array(i))) for i in range(len(ramp))
   ]
   np.testing.assert_allclose(found, ramp, rtol=1e-6)
 

@@ -23,13 +23,15 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
-Section = Mapping[str, Any]
+Section = Mapping[str, Any] | FrozenConfigDict
 Config = Any  # a completed ml_collections.ConfigDict
+# Default of a key that is a section. Fields of dataclasses need a hashable one.
+EMPTY = FrozenConfigDict()
 
 # Constructors of the sections of a config.
 SECTIONS = {

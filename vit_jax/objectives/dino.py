@@ -6,7 +6,7 @@ applied to two global crops of an image. The student learns to predict the
 output of the teacher from every other crop of the image.
 """
 
-import types
+import dataclasses
 from typing import Annotated, Any
 
 import jax
@@ -19,6 +19,7 @@ from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Size
+from vit_jax.models.dino_head import Head
 from vit_jax.objectives import contract, patches
 from vit_jax.objectives.health import feature_metrics
 from vit_jax.objectives.mixing import normalize
@@ -26,13 +27,13 @@ from vit_jax.objectives.mixing import normalize
 PyTree = Any
 _HEAD = Nested('vit_jax.models.dino_head:Head')
 _GLOBAL = 2  # number of global crops, the inputs of the teacher
-_CENTRE_MOMENTUM = 0.9  # weight of the old centre in an update
 # Offset of the interpolation of positions in the authors' code, see
 # `Model.at_sizes`.
 _POSITION_OFFSET = 0.1
 _STREAM = 0x64696E6F  # folded into the key of the step
 
 
+@dataclasses.dataclass(eq=False)
 class Objective(contract.AroundModel):
   """Cross-entropy between teacher and student for crops of the same image.
 
@@ -50,68 +51,54 @@ class Objective(contract.AroundModel):
   micro-batch separately and then averaged.
 
   Attributes:
-    name: name of the objective, for messages.
-    transform: name of the transform that makes its batches, for messages.
+    setting: setting of the run, whose `model` has no head.
+    student_temperature: divisor of the student's logits, above 0.
+    teacher_temperature: divisor of the teacher's logits after the warm-up;
+      values above .07 are often too large.
+    warmup_temperature: divisor of the teacher's logits at the start of the
+      warm-up.
+    temperature_warmup: duration of the warm-up. The temperature changes by
+      equal amounts once per epoch, as in the authors' code, and is
+      `teacher_temperature` in the last epoch of the warm-up.
+    momentum: weight of the old teacher in the first update; it rises to 1 along
+      half a cosine. The authors recommend .9995 for batches of 256.
+    head: config section of the head, see `models.dino_head.Config`.
+
+  Raises:
+    UserError: a value is outside its range.
   """
 
-  name = 'dino'
-  transform = 'multicrop'
+  # Not annotated, so that these are not fields.
+  name = 'dino'  # for messages
+  transform = 'multicrop'  # the transform that makes its batches, for messages
+  centre_momentum = 0.9  # weight of the old centre in an update
   momentum_end = 1.0  # weight of the old teacher in the last update
   local_weight = 1.0  # weight of the terms of local crops
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    student_temperature: float = 0.1,
-    teacher_temperature: float = 0.04,
-    warmup_temperature: float = 0.04,
-    temperature_warmup: str = '0 epochs',
-    momentum: float = 0.996,
-    head: Annotated[Section, _HEAD] = types.MappingProxyType({}),
-  ):
-    """Builds the head.
+  setting: contract.Setting
+  _: dataclasses.KW_ONLY
+  student_temperature: float = 0.1
+  teacher_temperature: float = 0.04
+  warmup_temperature: float = 0.04
+  temperature_warmup: str = '0 epochs'
+  momentum: float = 0.996
+  head: Annotated[Section, _HEAD] = schema.EMPTY
 
-    Args:
-      setting: setting of the run, whose `model` has no head.
-      student_temperature: divisor of the student's logits, above 0.
-      teacher_temperature: divisor of the teacher's logits after the warm-up;
-        values above .07 are often too large.
-      warmup_temperature: divisor of the teacher's logits at the start of the
-        warm-up.
-      temperature_warmup: duration of the warm-up. The temperature changes by
-        equal amounts once per epoch, as in the authors' code, and is
-        `teacher_temperature` in the last epoch of the warm-up.
-      momentum: weight of the old teacher in the first update; it rises to 1
-        along half a cosine. The authors recommend .9995 for batches of 256.
-      head: config section of the head, see `models.dino_head.Config`.
-
-    Raises:
-      UserError: a value is outside its range.
-    """
-    check_range('objective.momentum', momentum, at_least=0, at_most=1)
-    for name, value in (
-      ('student_temperature', student_temperature),
-      ('teacher_temperature', teacher_temperature),
-      ('warmup_temperature', warmup_temperature),
-    ):
-      check_range(f'objective.{name}', value, above=0)
-    durations.check('objective.temperature_warmup', temperature_warmup)
-    self.setting = setting
-    self.momentum, self.centre_momentum = momentum, _CENTRE_MOMENTUM
-    self.student_temperature = student_temperature
-    self._total = max(setting.steps('100 %'), 1)
-    self._every = max(setting.steps('1 epochs'), 1)
-    warm = round(setting.steps(temperature_warmup) / self._every)
-    rising = np.linspace(warmup_temperature, teacher_temperature, warm)
-    self._temperatures = np.append(rising, teacher_temperature)
-    self.head: Any = schema.construct(_HEAD.constructor(''), head)
+  def __post_init__(self):
+    check_range('objective.momentum', self.momentum, at_least=0, at_most=1)
+    for temperature in ('student', 'teacher', 'warmup'):
+      key = f'{temperature}_temperature'
+      check_range(f'objective.{key}', getattr(self, key), above=0)
+    durations.check('objective.temperature_warmup', self.temperature_warmup)
+    self._total = max(self.setting.steps('100 %'), 1)
+    self._epoch = max(self.setting.steps('1 epochs'), 1)
+    self._warmup = self.setting.steps(self.temperature_warmup)
+    self._head: Any = schema.construct(Head, self.head)
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
     """Rules of the model, the head and the centre (split like the outputs)."""
-    head = ((f'head/{end}', dim) for end, dim in self.head.sharding_rules)
+    head = ((f'head/{end}', dim) for end, dim in self._head.sharding_rules)
     return (*self.setting.model.sharding_rules, *head, ('centre', -1))
 
   def check(self, spec: Spec) -> None:
@@ -171,13 +158,13 @@ class Objective(contract.AroundModel):
     model = self.setting.init_model(model_key)
     images = self.setting.zero_images()
     features = self._features({'model': model}, images, None)
-    head = self.head.init(head_key, features)['params']
+    head = self._head.init(head_key, features)['params']
     params = {'model': model, 'head': head}
     return params, self.start_extra(params, {})
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
     """Returns a teacher that equals its student, and a centre of zeros."""
-    centre = jnp.zeros(self.head.config.outputs)
+    centre = jnp.zeros(self._head.config.outputs)
     return {'teacher': params, 'centre': centre}
 
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
@@ -200,7 +187,7 @@ class Objective(contract.AroundModel):
     teacher = jax.lax.stop_gradient(inputs.extra['teacher'])
     teacher_features = self._features(teacher, views['global'], None)
     logits = self._logits(teacher, teacher_features)
-    temperature = self.teacher_temperature(inputs.step)
+    temperature = self.temperature_of_teacher(inputs.step)
     targets = jax.nn.softmax((logits - inputs.extra['centre']) / temperature)
     key = jax.random.fold_in(inputs.key, _STREAM)
     keys = jax.random.split(key, len(views))
@@ -233,15 +220,15 @@ class Objective(contract.AroundModel):
     outputs = outputs / self.student_temperature
     pairs = cross_entropies(targets.reshape(n, _GLOBAL, -1), outputs)
     # Teacher and student are not compared on the same global crop.
-    other = jnp.asarray(~np.eye(*pairs.shape[1:], dtype=bool))
+    other = jnp.asarray(~np.eye(*pairs.shape[1:], dtype=bool))  # [2, views]
     terms = pairs.mean(axis=0) * other
     mean = loss = jnp.sum(terms) / other.sum()
-    if self.local_weight != 1:
+    if self.local_weight != 1:  # the mean contains local crops once
       loss += (self.local_weight - 1) * terms[:, _GLOBAL:].sum() / other.sum()
     entropy = jax.scipy.special.entr(targets).sum(axis=-1).mean()
     return loss, {
       'teacher_entropy': entropy,
-      'entropy_share': entropy / np.log(self.head.config.outputs),
+      'entropy_share': entropy / np.log(self._head.config.outputs),
       'teacher_kl': mean - entropy,
     }
 
@@ -271,15 +258,18 @@ class Objective(contract.AroundModel):
   def _logits(
     self, params: PyTree, features: Float[Array, 'm d']
   ) -> Float[Array, 'm k']:
-    return self.head.apply({'params': params['head']}, features)
+    return self._head.apply({'params': params['head']}, features)
 
-  def teacher_temperature(self, step: Int[Array, '']) -> Float[Array, '']:
-    """Returns the teacher's temperature after `step` updates."""
-    last = len(self._temperatures) - 1
-    table = jnp.asarray(self._temperatures, jnp.float32)
-    return table[jnp.minimum(step // self._every, last)]
+  def temperature_of_teacher(self, step: Int[Array, '']) -> Float[Array, '']:
+    """Returns the divisor of the teacher's logits after `step` updates."""
+    epochs = round(self._warmup / self._epoch)
+    rising = np.linspace(
+      self.warmup_temperature, self.teacher_temperature, epochs
+    )
+    by_epoch = jnp.array([*rising, self.teacher_temperature], jnp.float32)
+    return by_epoch[jnp.minimum(step // self._epoch, epochs)]
 
-  def student_share(self, step: Int[Array, '']) -> Float[Array, '']:
+  def student_weight(self, step: Int[Array, '']) -> Float[Array, '']:
     """Returns the weight of the student in the teacher's update, in [0, 1].
 
     Args:
@@ -297,7 +287,7 @@ class Objective(contract.AroundModel):
 
     See `objectives.contract.Objective`.
     """
-    weight = self.student_share(step)
+    weight = self.student_weight(step)
     teacher = jax.tree.map(
       lambda old, new: old + weight * (new - old), extra['teacher'], params
     )

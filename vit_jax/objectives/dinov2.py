@@ -7,10 +7,10 @@ which spreads the features. DINOv3 (arXiv 2508.10104) has the same losses, other
 values of the keys, and Gram anchoring (`gram`).
 """
 
+import dataclasses
 import functools
 import math
 import operator
-import types
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -23,9 +23,9 @@ from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Masked, Patches
-from vit_jax.models.dino_head import unit
+from vit_jax.models.dino_head import Head, unit
 from vit_jax.objectives import dino, patches
-from vit_jax.objectives.contract import Inputs, Loss, Mean, Setting
+from vit_jax.objectives.contract import Inputs, Loss, Mean
 from vit_jax.objectives.health import feature_metrics
 
 PyTree = Any
@@ -54,6 +54,7 @@ class Terms(NamedTuple):
   patches: Float[Array, 'm p d']
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Objective(dino.Objective):
   """Losses of DINO, iBOT and KoLeo; an `objectives.contract.Objective`.
 
@@ -68,87 +69,67 @@ class Objective(dino.Objective):
   shapes are static and a mesh moves no tokens between devices if it does not
   split groups. Centres and Sinkhorn-Knopp use the whole micro-batch, on all
   devices; a centre is updated with the mean over all micro-batches.
+
+  Attributes:
+    setting: setting of the run, whose `model` has no head.
+    student_temperature: divisor of the student's logits, above 0.
+    teacher_temperature: divisor of the teacher's logits after the warm-up.
+    warmup_temperature: divisor of the teacher's logits in the first step.
+    temperature_warmup: duration of the warm-up, in which the temperature
+      changes linearly with each step.
+    momentum: weight of the old teacher in the first update; it becomes
+      `momentum_end` along half a cosine.
+    centring: 'centre' (the moving average of the teacher's logits is
+      subtracted) or 'sinkhorn_knopp' (the targets of a micro-batch are
+      distributed equally over the prototypes).
+    koleo: weight of the KoLeo regularizer.
+    momentum_end: weight of the old teacher in the last update; `momentum` for a
+      constant weight (DINOv3).
+    local_weight: factor of the terms of local crops in the loss of DINO.
+    local_norm: whether the class tokens of local crops have a last norm of
+      their own (DINOv3), which evaluation does not use.
+    head: config section of the head of class tokens, see
+      `models.dino_head.Config`.
+    patch_head: config section of the head of patches; None for the same head.
+
+  Raises:
+    UserError: a value is outside its range, or the model has no tokens that can
+      be masked.
   """
 
   name = 'dinov2'
   transform = 'block_masks'
 
-  def __init__(
-    self,
-    setting: Setting,
-    /,
-    *,
-    student_temperature: float = 0.1,
-    teacher_temperature: float = 0.07,
-    warmup_temperature: float = 0.04,
-    temperature_warmup: str = '30 epochs',
-    momentum: float = 0.992,
-    centring: str = 'centre',
-    koleo: float = 0.1,
-    momentum_end: float = 1.0,
-    local_weight: float = 1.0,
-    local_norm: bool = False,
-    head: Annotated[Section, _HEAD] = types.MappingProxyType({}),
-    patch_head: Annotated[Section | None, _HEAD] = None,
-  ):
-    """Builds the heads.
+  teacher_temperature: float = 0.07
+  temperature_warmup: str = '30 epochs'
+  momentum: float = 0.992
+  centring: str = 'centre'
+  koleo: float = 0.1
+  momentum_end: float = 1.0
+  local_weight: float = 1.0
+  local_norm: bool = False
+  patch_head: Annotated[Section | None, _HEAD] = None
 
-    Args:
-      setting: setting of the run, whose `model` has no head.
-      student_temperature: divisor of the student's logits, above 0.
-      teacher_temperature: divisor of the teacher's logits after the warm-up.
-      warmup_temperature: divisor of the teacher's logits in the first step.
-      temperature_warmup: duration of the warm-up, in which the temperature
-        changes linearly with each step.
-      momentum: weight of the old teacher in the first update; it becomes
-        `momentum_end` along half a cosine.
-      centring: 'centre' (the moving average of the teacher's logits is
-        subtracted) or 'sinkhorn_knopp' (the targets of a micro-batch are
-        distributed equally over the prototypes).
-      koleo: weight of the KoLeo regularizer.
-      momentum_end: weight of the old teacher in the last update; `momentum` for
-        a constant weight (DINOv3).
-      local_weight: factor of the terms of local crops in the loss of DINO.
-      local_norm: whether the class tokens of local crops have a last norm of
-        their own (DINOv3), which evaluation does not use.
-      head: config section of the head of class tokens, see
-        `models.dino_head.Config`.
-      patch_head: config section of the head of patches; None for the same head.
-
-    Raises:
-      UserError: a value is outside its range, or the model has no tokens that
-        can be masked.
-    """
-    super().__init__(
-      setting,
-      student_temperature=student_temperature,
-      teacher_temperature=teacher_temperature,
-      warmup_temperature=warmup_temperature,
-      temperature_warmup=temperature_warmup,
-      momentum=momentum,
-      head=head,
+  def __post_init__(self):
+    super().__post_init__()
+    check_choice('objective.centring', self.centring, CENTRING)
+    check_range(
+      'objective.momentum_end', self.momentum_end, at_least=0, at_most=1
     )
-    check_choice('objective.centring', centring, CENTRING)
-    check_range('objective.koleo', koleo, at_least=0)
-    check_range('objective.momentum_end', momentum_end, at_least=0, at_most=1)
-    check_range('objective.local_weight', local_weight, at_least=0)
-    self.centring, self.koleo = centring, koleo
-    self.momentum_end, self.local_weight = momentum_end, local_weight
-    self.local_norm = local_norm
-    self.grid = patches.grid_of(setting, self.name)
-    self._model: Any = setting.model  # has tokens that can be masked
+    for key in ('koleo', 'local_weight'):
+      check_range(f'objective.{key}', getattr(self, key), at_least=0)
+    self.grid = patches.grid_of(self.setting, self.name)
+    self._model: Any = self.setting.model  # has tokens that can be masked
     # Has `group` and `largest_count` of `block_masks`; None for evaluation.
-    self._transform: Any = setting.transform
-    self._warmup = warmup_temperature, setting.steps(temperature_warmup)
-    self._temperature = teacher_temperature
-    self.patch_head: Any = None
-    if patch_head is not None:
-      self.patch_head = schema.construct(_HEAD.constructor(''), patch_head)
+    self._transform: Any = self.setting.transform
+    self._patch_head: Any = None
+    if self.patch_head is not None:
+      self._patch_head = schema.construct(Head, self.patch_head)
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
     """Rules of the model, the heads and the centres."""
-    head = self.head.sharding_rules
+    head = self._head.sharding_rules
     patch_head = ((f'patch_head/{end}', dim) for end, dim in head)
     return (*super().sharding_rules, *patch_head, ('patch_centre', -1))
 
@@ -185,8 +166,8 @@ class Objective(dino.Objective):
     params, _ = super().init(key, batch)
     width = params['head']['fc1']['kernel'].shape[0]
     params['mask'] = jnp.zeros((1, width))
-    if self.patch_head is not None:
-      variables = self.patch_head.init(patch_key, jnp.zeros((1, width)))
+    if self._patch_head is not None:
+      variables = self._patch_head.init(patch_key, jnp.zeros((1, width)))
       params['patch_head'] = variables['params']
     if self.local_norm:
       params['local_norm'] = params['model']['encoder']['norm']
@@ -210,7 +191,7 @@ class Objective(dino.Objective):
     """Returns a teacher that equals its student, and centres of zeros."""
     if self.centring != 'centre':
       return {'teacher': params}
-    outputs = (self.patch_head or self.head).config.outputs
+    outputs = (self._patch_head or self._head).config.outputs
     centre = {'patch_centre': jnp.zeros(outputs)}
     return super().start_extra(params, extra) | centre
 
@@ -229,7 +210,7 @@ class Objective(dino.Objective):
     views, extra = self._views(inputs.batch), inputs.extra
     masks = inputs.batch['masks'].reshape(-1, math.prod(self.grid))  # [2 n, p]
     index, weights = self._masked(masks)
-    temperature = self.teacher_temperature(inputs.step)
+    temperature = self.temperature_of_teacher(inputs.step)
 
     teacher = jax.lax.stop_gradient(extra['teacher'])
     teacher_features, tokens = self._tokens(teacher, views['global'], None)
@@ -323,11 +304,11 @@ class Objective(dino.Objective):
       Index of each patch among those of its group, and 1 / (number of masked
       patches of its crop); 0 for padding.
     """
-    count = -(-self._transform.largest_count // _ROWS) * _ROWS
+    count = math.ceil(self._transform.largest_count / _ROWS) * _ROWS
     weights = masks / jnp.maximum(masks.sum(axis=1, keepdims=True), 1)
-    weights = weights.reshape(
-      -1, _GLOBAL * self._transform.group * len(masks.T)
-    )
+    crops = _GLOBAL * self._transform.group
+    weights = weights.reshape(-1, crops * masks.shape[1])  # [groups, patches]
+    # Masked patches first, in their order.
     index = jnp.argsort(weights == 0, axis=1, stable=True)[:, :count]
     return index, jnp.take_along_axis(weights, index, axis=1)
 
@@ -341,17 +322,17 @@ class Objective(dino.Objective):
     width = tokens.shape[-1]
     tokens = patches.take(tokens.reshape(len(index), -1, width), index)
     tokens = tokens.reshape(-1, width)
-    if self.patch_head is None:
+    if self._patch_head is None:
       return self._logits(params, tokens)
-    return self.patch_head.apply({'params': params['patch_head']}, tokens)
+    return self._patch_head.apply({'params': params['patch_head']}, tokens)
 
-  def teacher_temperature(self, step: Int[Array, '']) -> Float[Array, '']:
-    """Returns the teacher's temperature after `step` updates."""
-    start, duration = self._warmup
-    if not duration:
-      return jnp.float32(self._temperature)
-    progress = jnp.minimum(step / max(duration - 1, 1), 1)
-    return start + (self._temperature - start) * progress
+  def temperature_of_teacher(self, step: Int[Array, '']) -> Float[Array, '']:
+    """Returns the divisor of the teacher's logits after `step` updates."""
+    start, end = self.warmup_temperature, self.teacher_temperature
+    if not self._warmup:
+      return jnp.float32(end)
+    progress = jnp.minimum(step / max(self._warmup - 1, 1), 1)
+    return start + (end - start) * progress
 
 
 def sinkhorn_knopp(

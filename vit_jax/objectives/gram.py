@@ -5,6 +5,7 @@ lose their differences. Their similarities to each other are therefore tied to
 those of an earlier teacher.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from vit_jax.arrays import tree
-from vit_jax.config import durations, schema
+from vit_jax.config import durations
 from vit_jax.data.contract import Spec
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Size, abstract_params
@@ -26,7 +27,7 @@ PyTree = Any
 _STEPS = ('10000 steps', '20000 steps', '30000 steps')
 
 
-@schema.keyed_by(dinov2.Objective)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Objective(dinov2.Objective):
   """DINOv2's losses, and the Gram loss of the patch tokens.
 
@@ -35,53 +36,48 @@ class Objective(dinov2.Objective):
   maps are reduced to the student's grid. Further extra state, unless the Gram
   teacher is frozen: `gram` (parameters of its backbone) and `gram_number`
   (number of replacements so far, int32).
+
+  The other keys are those of `dinov2.Objective`.
+
+  Attributes:
+    gram: path of the first Gram teacher, an early teacher of the same model; ''
+      for the parameters that the run starts from.
+    gram_weight: weight of the Gram loss.
+    gram_warmup: duration at the start of the run in which the weight rises
+      linearly from 0.
+    gram_replace: durations from the start of the run, in ascending order, after
+      which the teacher of that time becomes the Gram teacher; () to keep the
+      first one.
+
+  Raises:
+    UserError: a value is outside its range.
   """
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    gram: str = '',
-    gram_weight: float = 2.0,
-    gram_warmup: str = '1000 steps',
-    gram_replace: tuple[str, ...] = _STEPS,
-    **keys: Any,
-  ):
-    """Builds the heads, and opens nothing.
+  gram: str = ''
+  gram_weight: float = 2.0
+  gram_warmup: str = '1000 steps'
+  gram_replace: tuple[str, ...] = _STEPS
 
-    Args:
-      setting: setting of the run.
-      gram: path of the first Gram teacher, an early teacher of the same model;
-        '' for the parameters that the run starts from.
-      gram_weight: weight of the Gram loss.
-      gram_warmup: duration at the start of the run in which the weight rises
-        linearly from 0.
-      gram_replace: durations from the start of the run, in ascending order,
-        after which the teacher of that time becomes the Gram teacher; () to
-        keep the first one.
-      **keys: keys of `dinov2.Objective`.
-
-    Raises:
-      UserError: a value is outside its range.
-    """
-    super().__init__(setting, **keys)
-    check_range('objective.gram_weight', gram_weight, at_least=0)
-    for duration in (gram_warmup, *gram_replace):
+  def __post_init__(self):
+    super().__post_init__()
+    check_range('objective.gram_weight', self.gram_weight, at_least=0)
+    for duration in (self.gram_warmup, *self.gram_replace):
       durations.check('objective.gram_warmup or gram_replace', duration)
-    self._path, self._weight = gram, gram_weight
-    self._gram_warmup = max(setting.steps(gram_warmup), 1)
-    self._replace = [setting.steps(duration) for duration in gram_replace]
-    if self._replace != sorted({*self._replace}) and setting.transform:
+    steps = self.setting.steps
+    self._gram_warmup = max(steps(self.gram_warmup), 1)
+    self._replace = [steps(duration) for duration in self.gram_replace]
+    # Outside of training, all durations are 0 steps.
+    is_ascending = self._replace == sorted({*self._replace})
+    if self.setting.transform and not is_ascending:
       raise UserError(
-        f'objective.gram_replace is {gram_replace}, in steps {self._replace}: '
-        'give different durations in ascending order.'
+        f'objective.gram_replace is {self.gram_replace}, in steps '
+        f'{self._replace}: give different durations in ascending order.'
       )
 
   @property
   def _moves(self) -> bool:
     """True if the Gram teacher is part of the state."""
-    return bool(self._replace) or not self._path
+    return bool(self.gram_replace) or not self.gram
 
   def frozen(self) -> dict[str, contract.Frozen]:
     """Returns the first Gram teacher, if it has a path.
@@ -89,9 +85,9 @@ class Objective(dinov2.Objective):
     Raises:
       UserError: there are no weights, or their model is not that of the run.
     """
-    if not self._path:
+    if not self.gram:
       return {}
-    first = self.setting.open_frozen(self._path)
+    first = self.setting.open_frozen(self.gram)
     old, new = (
       {
         **each.model.architecture,
@@ -103,7 +99,7 @@ class Objective(dinov2.Objective):
     others = [k for k in old | new if old.get(k) != new.get(k)]
     if others:
       raise UserError(
-        f'objective.gram={self._path} is not a teacher of this model, because '
+        f'objective.gram={self.gram} is not a teacher of this model, because '
         f'these differ: {", ".join(others[:5])}. Give one of the same model '
         "and image size, or '' for the weights that the run starts from."
       )
@@ -139,7 +135,7 @@ class Objective(dinov2.Objective):
     images = inputs.batch['gram']
     images = normalize(images.reshape(-1, *images.shape[2:]))
     anchor = extra['gram'] if self._moves else inputs.frozen['gram']
-    if self._moves and self._path:
+    if self._moves and self.gram:
       is_first = extra['gram_number'] == 0
       anchor = optax.tree.where(is_first, inputs.frozen['gram'], anchor)
     maps = self._any_size_model().apply(
@@ -150,7 +146,7 @@ class Objective(dinov2.Objective):
     )['patches']
     loss = gram_loss(terms.patches, maps, self.grid)
     progress = jnp.minimum(inputs.step / self._gram_warmup, 1.0)
-    losses = terms.losses | {'gram': self._weight * progress * loss}
+    losses = terms.losses | {'gram': self.gram_weight * progress * loss}
     return terms._replace(losses=losses, metrics=terms.metrics | {'gram': loss})
 
   def update_extra(

@@ -6,7 +6,8 @@ token, without mask tokens. A small decoder receives the encoded tokens, and a
 learned mask token for each masked patch, all with position embeddings.
 """
 
-import types
+import dataclasses
+import math
 from typing import Annotated, Any
 
 import jax
@@ -18,6 +19,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.models.contract import Model, Patches, Size, is_symmetric
+from vit_jax.models.mae_decoder import Decoder
 from vit_jax.objectives import contract, patches
 from vit_jax.objectives.health import token_metrics
 from vit_jax.objectives.mixing import largest, normalize
@@ -28,66 +30,61 @@ _EPSILON = 1e-6  # added to the variance of a patch
 _STREAM = 0x6D6165  # folded into the step's key, which dropout also uses
 
 
+@dataclasses.dataclass(eq=False)
 class Objective(contract.AroundModel):
   """Mean squared error of masked patches.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`,
   `decoder/…` (see `models.mae_decoder`). A batch contains `image` `[n, y, x,
   channels]`, uint8 or uint16.
+
+  The target consists of pixels normalized by the statistics of ImageNet,
+  (value / 255 − mean) / std of each channel, as in the authors' code. The input
+  of the encoder is in [-1, 1], as for all models here. The two differ by a
+  linear map, which the patch embedding can learn. If the model normalizes its
+  input otherwise, or images are not RGB, the target is normalized as the input
+  is.
+
+  Attributes:
+    setting: setting of the run.
+    mask_ratio: fraction of the patches that is masked, in (0, 1). Of p patches,
+      ⌊p · (1 − mask_ratio)⌋ are visible; at least one patch must be visible and
+      one masked.
+    norm_pixels: whether the mean of each target patch is subtracted, and the
+      result divided by √(variance + 1e-6). The variance is unbiased; both
+      statistics are taken over all pixels and channels of the patch.
+    decoder: config section of the decoder, see `models.mae_decoder`.
+
+  Raises:
+    UserError: the model cannot leave out tokens, or a value is out of range.
   """
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    mask_ratio: float = 0.75,
-    norm_pixels: bool = True,
-    decoder: Annotated[Section, _DECODER] = types.MappingProxyType({}),
-  ):
-    """Checks the model and builds the decoder.
+  setting: contract.Setting
+  _: dataclasses.KW_ONLY
+  mask_ratio: float = 0.75
+  norm_pixels: bool = True
+  decoder: Annotated[Section, _DECODER] = schema.EMPTY
 
-    The target consists of pixels normalized by the statistics of ImageNet,
-    (value / 255 − mean) / std of each channel, as in the authors' code. The
-    input of the encoder is in [-1, 1], as for all models here. The two differ
-    by a linear map, which the patch embedding can learn. If the model
-    normalizes its input otherwise, or images are not RGB, the target is
-    normalized as the input is.
-
-    Args:
-      setting: setting of the run.
-      mask_ratio: fraction of the patches that is masked, in (0, 1). Of p
-        patches, ⌊p · (1 − mask_ratio)⌋ are visible; at least one patch must be
-        visible and one masked.
-      norm_pixels: whether the mean of each target patch is subtracted, and the
-        result divided by √(variance + 1e-6). The variance is unbiased; both
-        statistics are taken over all pixels and channels of the patch.
-      decoder: config section of the decoder, see `models.mae_decoder`.
-
-    Raises:
-      UserError: the model cannot leave out tokens, or a value is out of range.
-    """
-    self.setting = setting
-    self.norm_pixels = norm_pixels
-    self.grid = patches.grid_of(setting, 'mae')
-    count = self.grid[0] * self.grid[1]
-    self.num_visible = int(count * (1 - mask_ratio))
+  def __post_init__(self):
+    model, (height, width) = self.setting.model, self.setting.image_size
+    self.grid = patches.grid_of(self.setting, 'mae')
+    count = math.prod(self.grid)
+    self.num_visible = int(count * (1 - self.mask_ratio))
     hidden = count - self.num_visible
-    patches.check_hidden('mask_ratio', mask_ratio, hidden, count)
-    height, width = setting.image_size
-    self.decoder = schema.construct(
-      _DECODER.constructor(''),
-      decoder,
-      height * width * setting.model.channels // count,
-    )
-    self.statistics = setting.model.normalization
-    if setting.model.channels == 3 and is_symmetric(self.statistics):
-      self.statistics = IMAGENET
+    patches.check_hidden('mask_ratio', self.mask_ratio, hidden, count)
+    outputs = height * width * model.channels // count
+    self._plain_decoder = schema.construct(Decoder, self.decoder, outputs)
+    self._statistics = model.normalization
+    if model.channels == 3 and is_symmetric(self._statistics):
+      self._statistics = IMAGENET
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
     """Rules of the model and of the decoder."""
-    return (*self.setting.model.sharding_rules, *self.decoder.sharding_rules)
+    return (
+      *self.setting.model.sharding_rules,
+      *self._plain_decoder.sharding_rules,
+    )
 
   def check(self, spec: Spec) -> None:
     """Checks that batches have images, and that the model has no head."""
@@ -109,7 +106,7 @@ class Objective(contract.AroundModel):
     """Returns initial parameters of model and decoder, and no extra state."""
     model_key, decoder_key = jax.random.split(key)
     model = self.setting.init_model(model_key)
-    order = jnp.arange(self.grid[0] * self.grid[1])[None]
+    order = jnp.arange(math.prod(self.grid))[None]
     images = self.setting.zero_images()
     shape = jax.eval_shape(lambda: self._encode(model, images, order, key=None))
     decoder = self._decoder().init(
@@ -163,7 +160,7 @@ class Objective(contract.AroundModel):
     predicted = patches.join(
       predicted * std + mean, self.grid, self.setting.image_size
     )
-    channel_mean, channel_std = map(jnp.array, self.statistics)
+    channel_mean, channel_std = map(jnp.array, self._statistics)
     predicted = self._drawn(predicted * channel_std + channel_mean, images)
     shown = self._drawn(_in_unit_range(images), images)
     hidden = self._hidden_pixels(order)
@@ -186,7 +183,7 @@ class Objective(contract.AroundModel):
       images: images of the batch, which determine the number of bits.
     """
     if pixels.shape[-1] != 3 or images.dtype != jnp.uint8:
-      mean, std = map(jnp.array, self.statistics)
+      mean, std = map(jnp.array, self._statistics)
       pixels = (pixels - mean) / (4 * std) + 0.5
       pixels = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1]
     shape = (*pixels.shape[:-1], 3)
@@ -229,8 +226,8 @@ class Objective(contract.AroundModel):
   def _decoder(self) -> Any:
     """Returns the decoder, with kernels if the model uses them."""
     if self.setting.model.kernels is None:
-      return self.decoder.replace(attention='xla')
-    return self.decoder
+      return self._plain_decoder.replace(attention='xla')
+    return self._plain_decoder
 
   def _decode(
     self,
@@ -250,7 +247,7 @@ class Objective(contract.AroundModel):
       Targets, and (mean, standard deviation) by which the targets were
       normalized.
     """
-    mean, std = map(jnp.array, self.statistics)
+    mean, std = map(jnp.array, self._statistics)
     pixels = patches.cut((_in_unit_range(images) - mean) / std, self.grid)
     if not self.norm_pixels:
       return pixels, (jnp.zeros(()), jnp.ones(()))

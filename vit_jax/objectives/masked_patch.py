@@ -12,6 +12,7 @@ masked patch do not influence its own embedding, nor (through the overlapping
 convolutions of a stem) the embeddings of other patches.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -41,58 +42,54 @@ TARGETS = (*CELLS, 'pixels')
 _HIDDEN, _REPLACED = 0.8, 0.1  # fractions of the corrupted patches
 
 
+@dataclasses.dataclass(eq=False)
 class Objective(contract.AroundModel):
   """Prediction of corrupted patches; an `objectives.contract.Objective`.
 
   Parameters: `model/…`, `mask` `[width]` (the vector that is added to the
   embeddings of masked patches), `head/{kernel,bias}`. A batch contains `image`,
   uint8 `[n, height, width, 3]`.
+
+  The paper does not specify how the terms of a patch are combined, nor the
+  units of the regression: here, terms are averaged, and pixels are in [-1, 1].
+
+  Attributes:
+    setting: setting of the run.
+    target: 'mean_color' (3 bits per channel: 512 classes), 'small_patch' (mean
+      colours of 4x4 cells of the patch: 16 times 512 classes) or 'pixels' (all
+      pixels, with squared errors). According to the paper, all three work well,
+      'pixels' slightly worse.
+    corrupted: fraction of the patches that is corrupted, in (0, 1). The number
+      of corrupted patches is rounded, and at least one; at least one patch must
+      be left intact.
+
+  Raises:
+    UserError: the model has no tokens that can be masked, the target is
+      unknown, a fraction is out of range, or patches cannot be divided into 4x4
+      equal cells.
   """
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    target: str = 'mean_color',
-    corrupted: float = 0.5,
-  ):
-    """Checks the model and the config keys.
+  setting: contract.Setting
+  _: dataclasses.KW_ONLY
+  target: str = 'mean_color'
+  corrupted: float = 0.5
 
-    The paper does not specify how the terms of a patch are combined, nor the
-    units of the regression: here, terms are averaged, and pixels are in [-1,
-    1].
-
-    Args:
-      setting: setting of the run.
-      target: 'mean_color' (3 bits per channel: 512 classes), 'small_patch'
-        (mean colours of 4x4 cells of the patch: 16 times 512 classes) or
-        'pixels' (all pixels, with squared errors). According to the paper, all
-        three work well, 'pixels' slightly worse.
-      corrupted: fraction of the patches that is corrupted, in (0, 1). The
-        number of corrupted patches is rounded, and at least one; at least one
-        patch must be left intact.
-
-    Raises:
-      UserError: the model has no tokens that can be masked, the target is
-        unknown, a fraction is out of range, or patches cannot be divided into
-        4x4 equal cells.
-    """
-    check_range('objective.corrupted', corrupted, above=0, below=1)
-    check_choice('objective.target', target, TARGETS)
-    self.setting = setting
-    self.target = target
-    self.grid = patches.grid_of(setting, 'masked_patch')
+  def __post_init__(self):
+    check_range('objective.corrupted', self.corrupted, above=0, below=1)
+    check_choice('objective.target', self.target, TARGETS)
+    self.grid = patches.grid_of(self.setting, 'masked_patch')
     count = math.prod(self.grid)
-    self.num_corrupted = max(round(count * corrupted), 1)
-    patches.check_hidden('corrupted', corrupted, self.num_corrupted, count)
-    side, cells = setting.image_size[0] // self.grid[0], CELLS.get(target, 1)
+    self.num_corrupted = max(round(count * self.corrupted), 1)
+    patches.check_hidden('corrupted', self.corrupted, self.num_corrupted, count)
+    side = self.setting.image_size[0] // self.grid[0]  # pixels of a patch
+    cells = CELLS.get(self.target, 1)
     if side % cells:
       raise UserError(
-        f'objective.target {target!r} requires a patch size divisible '
+        f'objective.target {self.target!r} requires a patch size divisible '
         f"by {cells}; patches have {side} pixels: use 'mean_color' or 'pixels'."
       )
-    self._outputs = 3 * side**2 if target == 'pixels' else cells**2 * _COLORS
+    is_pixels = self.target == 'pixels'
+    self._outputs = 3 * side**2 if is_pixels else cells**2 * _COLORS
 
   def check(self, spec: Spec) -> None:
     """Checks that batches have RGB images, and that the model has no head."""

@@ -1,5 +1,6 @@
 """Distillation of features: a student of any weights, without labels."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -22,6 +23,7 @@ _WANT = ('patches',)
 _EPSILON = 1e-6  # added to the variance of a target's channels
 
 
+@dataclasses.dataclass(eq=False)
 class Objective(contract.AroundModel):
   """Linear layers predict a teacher's features from those of the student.
 
@@ -29,48 +31,44 @@ class Objective(contract.AroundModel):
   teacher's features (of a ViT, usually its class token) and its map of patches,
   each standardized over the channels. The loss is the sum of the two mean
   squared errors. Parameters: `model/…` and, for both, `head/…/{kernel,bias}`.
+
+  Attributes:
+    setting: setting of the run, whose `model` has no head.
+    teacher: path of the teacher's weights, in any format that `load_pretrained`
+      reads; they are opened for training only.
+    teacher_width: channels of the teacher's features and patches, see
+      `width_of`.
+    teacher_scale: size of the teacher's images as a multiple of the student's;
+      they are resized by bicubic interpolation. The teacher's map is resized to
+      the student's grid.
+    patch_weight: weight of the patches' error; that of the features is 1.
+
+  Raises:
+    UserError: a value is outside its range.
   """
 
-  def __init__(
-    self,
-    setting: contract.Setting,
-    /,
-    *,
-    teacher: str,
-    teacher_width: int,
-    teacher_scale: float = 1.0,
-    patch_weight: float = 1.0,
-  ):
-    """Checks the keys; the teacher is opened for training only.
+  setting: contract.Setting
+  _: dataclasses.KW_ONLY
+  teacher: str
+  teacher_width: int
+  teacher_scale: float = 1.0
+  patch_weight: float = 1.0
 
-    Args:
-      setting: setting of the run, whose `model` has no head.
-      teacher: path of the teacher's weights, in any format that
-        `load_pretrained` reads.
-      teacher_width: channels of the teacher's features and patches, see
-        `width`.
-      teacher_scale: size of the teacher's images as a multiple of the
-        student's; they are resized by bicubic interpolation. The teacher's map
-        is resized to the student's grid.
-      patch_weight: weight of the patches' error; that of the features is 1.
-
-    Raises:
-      UserError: a value is outside its range.
-    """
-    check_range('objective.teacher_width', teacher_width, at_least=1)
-    check_range('objective.teacher_scale', teacher_scale, above=0, at_most=16)
-    check_range('objective.patch_weight', patch_weight, at_least=0)
-    self.setting, self._path, self._width = setting, teacher, teacher_width
-    self._weights = {'features': 1.0, 'patches': patch_weight}
-    height, width = setting.image_size
-    self._size = round(height * teacher_scale), round(width * teacher_scale)
+  def __post_init__(self):
+    scale = self.teacher_scale
+    check_range('objective.teacher_width', self.teacher_width, at_least=1)
+    check_range('objective.teacher_scale', scale, above=0, at_most=16)
+    check_range('objective.patch_weight', self.patch_weight, at_least=0)
+    height, width = self.setting.image_size
+    self._size = round(height * scale), round(width * scale)  # the teacher's
+    self._weights = {'features': 1.0, 'patches': self.patch_weight}
 
   @functools.cached_property
   def _teacher(self) -> contract.Frozen:
-    return self.setting.open_frozen(self._path)
+    return self.setting.open_frozen(self.teacher)
 
   @property
-  def _of_teacher(self) -> contract.Setting:
+  def _teacher_setting(self) -> contract.Setting:
     """Setting with the model of the teacher, for images of any size."""
     return contract.Setting(self._teacher.model, self._teacher.image_size)
 
@@ -84,17 +82,19 @@ class Objective(contract.AroundModel):
     model, expected = self._teacher.model, self.setting.model.channels
     if model.channels != expected:
       raise UserError(
-        f'objective.teacher={self._path} is for {model.channels} channels, and '
-        f'the images have {expected}: use another teacher.'
+        f'objective.teacher={self.teacher} is for {model.channels} channels, '
+        f'and the images have {expected}: use another teacher.'
       )
     try:
-      self._of_teacher.model_for(self._size)
+      self._teacher_setting.model_for(self._size)
     except UserError as error:
       raise UserError(f'objective.teacher_scale: {error}') from error
-    if self._width != (actual := width_of(model, self._teacher.image_size)):
+    actual = width_of(model, self._teacher.image_size)
+    if self.teacher_width != actual:
       raise UserError(
-        f'objective.teacher_width is {self._width}, but that of {self._path} '
-        f'is {actual}: set --config.objective.teacher_width={actual}.'
+        f'objective.teacher_width is {self.teacher_width}, but that of '
+        f'{self.teacher} is {actual}: set --config.objective.teacher_width='
+        f'{actual}.'
       )
     return {'teacher': self._teacher}
 
@@ -105,17 +105,18 @@ class Objective(contract.AroundModel):
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns the pass of the teacher."""
-    return ((self._of_teacher.model_for(self._size), self._size),)
+    model = self._teacher_setting.model_for(self._size)
+    return ((model, self._size),)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and no extra state."""
     model_key, head_key = jax.random.split(key)
-    params, found = self.setting.init_model(model_key), _shapes(self.setting)
-    head = {
-      name: self._head.init(head_key, jnp.zeros(found[name].shape))['params']
-      for name in self._weights
-    }
-    return {'model': params, 'head': head}, {}
+    model, shapes = self.setting.init_model(model_key), _shapes(self.setting)
+    head = {}
+    for name in self._weights:
+      zeros = jnp.zeros(shapes[name].shape)
+      head[name] = self._head.init(head_key, zeros)['params']
+    return {'model': model, 'head': head}, {}
 
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
     """Computes the sum of the mean squared errors.
@@ -129,7 +130,7 @@ class Objective(contract.AroundModel):
       size = (n, *self._size, c)
       large = jax.image.resize(images, size, 'bicubic').clip(-1, 1)
     teacher = jax.lax.stop_gradient(inputs.frozen['teacher'])
-    targets = self._of_teacher.predict(teacher, large, want=_WANT)
+    targets = self._teacher_setting.predict(teacher, large, want=_WANT)
     found = self.setting.predict(params['model'], images, inputs.key, _WANT)
     _, rows, columns, _ = found['patches'].shape
     targets['patches'] = resized_map(targets['patches'], (rows, columns))
@@ -146,8 +147,8 @@ class Objective(contract.AroundModel):
 
   @property
   def _head(self) -> Any:
-    """A linear layer; both have the same sizes, except of their inputs."""
-    return head(self._width, jnp.dtype('float32'), kernel_init=NORMAL)
+    """A linear layer; the two differ only in the channels of their inputs."""
+    return head(self.teacher_width, jnp.dtype('float32'), kernel_init=NORMAL)
 
 
 def width_of(model: Any, size: Size) -> int:
