@@ -68,6 +68,16 @@ def test_the_loss_equals_torch():
   assert loss == pytest.approx(total, 1e-5)
 
 
+def test_the_heads_have_different_initial_values():
+  """Their kernels have the same shape."""
+  params, _ = jax.jit(objective().init)(jax.random.key(0), None)
+  of_features, of_patches = (
+    params['head'][name]['kernel'] for name in ('features', 'patches')
+  )
+  assert of_features.shape == of_patches.shape
+  assert (of_features != of_patches).all()
+
+
 @pytest.mark.parametrize(
   'keys, message',
   [

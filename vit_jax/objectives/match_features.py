@@ -113,9 +113,10 @@ class Objective(contract.AroundModel):
     model_key, head_key = jax.random.split(key)
     model, shapes = self.setting.init_model(model_key), _shapes(self.setting)
     head = {}
-    for name in self._weights:
+    keys = jax.random.split(head_key)
+    for name, own_key in zip(self._weights, keys, strict=True):
       zeros = jnp.zeros(shapes[name].shape)
-      head[name] = self._head.init(head_key, zeros)['params']
+      head[name] = self._head.init(own_key, zeros)['params']
     return {'model': model, 'head': head}, {}
 
   def loss(self, params: PyTree, inputs: contract.Inputs) -> contract.Loss:
