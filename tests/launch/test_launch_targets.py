@@ -190,12 +190,16 @@ def test_states_of_requests(programs, states, verbs):
   assert programs.verbs() == verbs
 
 
-def test_nothing_is_requested_while_gcloud_fails(programs):
-  """A failing network is different from a missing request."""
-  programs.answer('gcloud describe', ('', 1, 'no connection'))
+@pytest.mark.parametrize('failing', ['gcloud describe', 'gcloud delete'])
+def test_a_command_that_always_fails_ends_the_launch(programs, failing):
+  """Nothing is requested: the old machines may still exist."""
+  programs.answer(failing, ('', 1, 'no connection'))
+  programs.states('SUSPENDED')
   with pytest.raises(UserError, match='20 commands failed'):
     launch_jobs.run(launch_jobs.JOBS['tpu'], programs.shell)
-  assert len(programs.calls()) == 20 and programs.verbs() == []
+  assert 'create' not in programs.verbs()
+  called = [' '.join((call[0], call[4])) for call in programs.calls()]
+  assert called.count(failing) == 20
 
 
 @pytest.mark.parametrize(

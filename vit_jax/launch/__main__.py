@@ -155,7 +155,8 @@ def run_until_done(
       pause(RESTART_S)
       continue
     if state is State.LOST:
-      target.delete(job, shell)  # a later iteration requests it again
+      # A later iteration requests it again, if this one could delete it.
+      state = None if target.delete(job, shell) else state
     elif state is State.ABSENT:
       state = target.create(job, shell)
     if state is State.READY or shell.dry_run:
