@@ -42,7 +42,7 @@ TARGETS: dict[str, Any] = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
 
 POLL_S = 30  # between two requests for the state
 RESTART_S = 60  # between the end of a run and its restart
-_MAX_OUTAGES = 20  # failures of a tool in a row, for example without network
+_MAX_FAILURES = 20  # of a tool in a row, for example without network
 
 
 def define_flags() -> None:
@@ -134,42 +134,58 @@ def run_until_done(
   Raises:
     UserError: a command failed, and would fail again.
   """
-  target = TARGETS[job.target]
-  code = restarts = outages = 0
+  target, restarts = TARGETS[job.target], 0
   while True:
-    state = target.state(job, shell)  # None if the command failed
-    if code:  # the last attempt failed
-      # After a preemption without a notice, the processes on other slices end
-      # with other codes.
-      if code == RESUME or state not in (State.READY, None):
-        shell.note(f'exit code {code}: preempted; restarting')
-      elif restarts < job.max_restarts:
-        restarts += 1
-        shell.note(
-          f'exit code {code}; restarting ({restarts} of {job.max_restarts})'
-        )
-      else:
-        shell.note(f'exit code {code} after {restarts} restarts; giving up')
-        return code
-      code = 0
-      pause(RESTART_S)
-      continue
-    if state is State.LOST:
-      # A later iteration requests it again, if this one could delete it.
-      state = None if target.delete(job, shell) else state
-    elif state is State.ABSENT:
+    _wait_for_machines(target, job, shell, pause)
+    code = target.run(job, shell)
+    if code == 0:
+      return code
+    if code in STOP:
+      shell.note(f'exit code {code} (see above); not restarted')
+      return code
+    # After a preemption without a notice, the processes on other slices end
+    # with other codes.
+    state = target.state(job, shell)
+    if code == RESUME or state not in (State.READY, None):
+      shell.note(f'exit code {code}: preempted; restarting')
+    elif restarts < job.max_restarts:
+      restarts += 1
+      shell.note(
+        f'exit code {code}; restarting ({restarts} of {job.max_restarts})'
+      )
+    else:
+      shell.note(f'exit code {code} after {restarts} restarts; giving up')
+      return code
+    pause(RESTART_S)
+
+
+def _wait_for_machines(
+  target: Any, job: Job, shell: Shell, pause: Callable[[float], None]
+) -> None:
+  """Requests the machines of a job unless they exist, and waits for them.
+
+  Args:
+    target: module of the job's target.
+    job: job to run.
+    shell: shell that runs the commands; a dry run does not wait.
+    pause: function that waits for the given number of seconds.
+
+  Raises:
+    UserError: a command failed, and would fail again, or failed too often.
+  """
+  failures = 0
+  while True:
+    state = target.state(job, shell)
+    if state is State.ABSENT:
       state = target.create(job, shell)
+    elif state is State.LOST and target.delete(job, shell) != 0:
+      state = None  # not deleted, so it cannot be requested again
     if state is State.READY or shell.dry_run:
-      code = target.run(job, shell)
-      if code in (0, *STOP):
-        if code:
-          shell.note(f'exit code {code} (see above); not restarted')
-        return code
-      continue
-    outages = 0 if state else outages + 1
-    if outages == _MAX_OUTAGES:
+      return
+    failures = failures + 1 if state is None else 0
+    if failures == _MAX_FAILURES:
       raise UserError(
-        f'{outages} commands failed (see above). The same command continues.'
+        f'{failures} commands failed (see above). The same command continues.'
       )
     pause(POLL_S)
 

@@ -71,13 +71,15 @@ def state(job: Job, shell: Shell) -> State:
       'kubectl cannot reach a cluster with JobSet 0.10 or newer (see above): '
       'select one by `gcloud container clusters get-credentials`.'
     )
-  name, _, end = answer.partition('=')
+  name, _, terminal_state = answer.partition('=')
   if not name:
     return State.ABSENT
-  if end == 'Failed':
+  if terminal_state == 'Failed':
     return State.LOST
   # READY also if it has completed: `run` does not start anything.
-  shell.note(f'already {end or "running"}; not started a second time')
+  shell.note(
+    f'already {terminal_state or "running"}; not started a second time'
+  )
   return State.READY
 
 

@@ -60,7 +60,7 @@ STOP = (EXIT_USER_ERROR, EXIT_DIVERGED)
 # stuck because of the network or a host, so restarting helps.
 RESUME = EXIT_PREEMPTED
 
-
+_CHIPS_PER_HOST = 4  # in slices of several hosts, of every version
 _ONE_SLICE = ('v2', 'v3')  # their slices cannot train together
 
 # Kubernetes appends slice, host and a hash to the names of pods, which have at
@@ -80,7 +80,7 @@ def _flag(
     help: help text.
     default: value if the flag is not given.
     targets: names of the targets that use the flag, separated by spaces.
-    example: value for the message if these targets lack the flag; '' if the
+    example: value that the message about a missing flag suggests; '' if the
       flag is optional.
   """
   return fields.flag(help, default, targets=targets, example=example)
@@ -160,17 +160,17 @@ class Job:
         return parsed
       known, form = [f'{kind}:4x8' for kind in GPUS], 'KIND:NODESxGPUS'
     else:
-      known = [
-        f'{name}:{shape}'
-        for name, tpu in TPUS.items()
-        if (tpu.gke if self.target == 'gke' else tpu.accelerator)
-        and (self.slices == 1 or name not in _ONE_SLICE)
-        for shape in tpu.shapes.split()
-      ]
+      known = []
+      for name, tpu in TPUS.items():
+        # Name of the version in this service; '' if it is not offered.
+        offered_as = tpu.gke if self.target == 'gke' else tpu.accelerator
+        if offered_as and (self.slices == 1 or name not in _ONE_SLICE):
+          known += [f'{name}:{shape}' for shape in tpu.shapes.split()]
       kind, _, shape = self.topology.partition(':')
       if self.topology in known:
         chips = math.prod(map(int, shape.split('x')))
-        per_host = chips if chips <= TPUS[kind].single_host else 4
+        is_one_host = chips <= TPUS[kind].single_host
+        per_host = chips if is_one_host else _CHIPS_PER_HOST
         return kind, chips // per_host, per_host
       form = f'VERSION:SHAPE in chips (slices: {self.slices})'
     raise UserError(

@@ -41,14 +41,14 @@ def fill(file: str, /, **values: object) -> str:
 
 
 def check_curable(command: str, error: str) -> None:
-  """Checks that something that failed may succeed when it is repeated.
+  """Checks that a failure may pass, so that repeating the command can help.
 
   Args:
-    command: what failed.
+    command: command or request that failed, for the message.
     error: error message of gcloud.
 
   Raises:
-    UserError: it would fail again.
+    UserError: the command would fail again.
   """
   if _PERMANENT.search(error):
     raise UserError(

@@ -10,7 +10,8 @@ from vit_jax.arrays.devices import TPUS
 from vit_jax.launch.job import Job, State
 from vit_jax.launch.shell import Shell, check_curable
 
-# All other states are followed by one of these.
+# By the name that gcloud prints; '' without a request. All other states are
+# followed by one of these.
 _STATES = {
   '': State.ABSENT,
   'ACTIVE': State.READY,
@@ -39,6 +40,7 @@ def _queued(job: Job, command: str, *words: str) -> list[str]:
 
 
 def _hosts(index: str) -> list[str]:
+  """Returns the flags that select hosts; see `_ssh` for the index."""
   return [f'--node={index}', f'--worker={index}']
 
 
@@ -100,8 +102,8 @@ def run(job: Job, shell: Shell) -> int:
   """Installs and starts unless the job is running; follows its log.
 
   If the job runs on some of the hosts only, it is not started on the others.
-  It ends within minutes, because the others do not answer; the exit code says
-  that it may be started again, and the next attempt starts it on all hosts.
+  Without them, it ends within minutes with a code after which it is restarted,
+  and the next attempt starts it on all hosts.
   """
   answer = shell.query(*_ssh(job, _IS_RUNNING))
   if answer is None:
