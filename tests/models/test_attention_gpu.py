@@ -90,6 +90,7 @@ def test_tokens_are_padded_once_for_all_layers(gpu):
     ({'dtype': 'float32'}, False),
     ({'num_heads': 8}, False),  # four channels
     ({'attention': 'xla'}, False),
+    ({'attention': 'xla', 'pool': 'map'}, False),
   ],
 )
 def test_when_cudnn_is_used(gpu, options, used):

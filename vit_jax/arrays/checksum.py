@@ -2,8 +2,8 @@
 
 Each element's bits are hashed together with its global index, and the hashes
 are added modulo 2^32. Addition commutes, so the sum does not depend on mesh,
-layout or number of processes. One flipped bit or two swapped elements change
-the sum.
+layout or number of processes. Flipping one bit always changes the sum, because
+the hash is a permutation; swapping two different elements almost always does.
 """
 
 import functools
@@ -16,8 +16,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Shaped, UInt32
 
 from vit_jax.arrays import sharding, tree
-
-PyTree = Any
 
 
 def _hash(x: UInt32[Array, '...']) -> UInt32[Array, '...']:
@@ -57,7 +55,7 @@ def _compiled(replicated: Any) -> Any:
   )
 
 
-def checksums(state: PyTree) -> dict[str, int]:
+def checksums(state: tree.PyTree) -> dict[str, int]:
   """Returns a checksum of every leaf, by path.
 
   Args:
@@ -70,7 +68,7 @@ def checksums(state: PyTree) -> dict[str, int]:
   return {path: int(value) for path, value in zip(flat, sums, strict=True)}
 
 
-def digest(params: Any) -> str:
+def digest(params: tree.PyTree) -> str:
   """Computes a digest of arrays on one mesh, independent of the mesh.
 
   Args:

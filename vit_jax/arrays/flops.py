@@ -145,8 +145,8 @@ def _count_inner(equation: Any, kinds: list[int]) -> tuple[int, list[int]]:
     consts, carry = _scan_sizes(params)
   else:
     return _count(inner, kinds)
-  # A carried value that kindss on a parameter after one iteration can make
-  # other values kinds on it in the next. Repeat until nothing changes.
+  # A carried value that depends on a parameter after one iteration can make
+  # other values depend on it in the next. Repeat until nothing changes.
   while True:
     count, results = _count(inner, kinds)
     before = kinds[consts : consts + carry]

@@ -26,7 +26,8 @@ from vit_jax.models.init import ZEROS, Initializer
 EPSILON = 1e-6  # epsilon of the LayerNorms of the official JAX models
 ACTIVATIONS = ('tanh', 'exact', 'quick', 'relu', 'silu')
 REMAT = ('none', 'full', 'dots')
-# Coefficients of x² in `_centered_cdf`, the highest power first.
+# Coefficients of the polynomial of x² in `_centered_cdf`, that of the highest
+# power first.
 _COEFFICIENTS = (8.656e-7, -3.99648e-4, 3.7281171e-2, 0.79713306)
 _MIN_CHANNELS = 1_024  # with fewer, erf is faster (benchmarks/history/tpu.md)
 # Multipliers of lowbias32 (see `random_words`), and 2^32 divided by the golden
@@ -356,10 +357,10 @@ def activate(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
   'relu' and 'silu'. In bfloat16 on TPUs, 'exact' is computed to the precision
   of bfloat16.
   """
-  return xla.recomputed(functools.partial(_gelu, kind=kind), x)
+  return xla.recomputed(functools.partial(_activation, kind=kind), x)
 
 
-def _gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
+def _activation(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
   if kind == 'quick':
     return x * jax.nn.sigmoid(1.702 * x)
   if kind in ('relu', 'silu'):

@@ -692,8 +692,15 @@ class MapHead(nn.Module):
     init = config.init._replace(query_key_value=config.init.matrix)
     probe = self.param('probe', init.matrix, (1, 1, d))
     probe = jnp.broadcast_to(probe.astype(dtype), (n, 1, d))
-    heads = config.map_heads or config.num_heads
-    attend = Attention(heads, dtype, initializers=init, name='attention')
+    attend = Attention(
+      config.map_heads or config.num_heads,
+      dtype,
+      # TPU kernels do not support a single query, for which 'kernel' would be
+      # an error.
+      'xla' if config.attention == 'xla' else 'auto',
+      initializers=init,
+      name='attention',
+    )
     pooled, _ = attend(probe, x)
     y = config.new_norm(name='norm')(pooled)
     mlp = Mlp(
@@ -1036,9 +1043,10 @@ class ViT(Backbone):
 
   @property
   def replaceable(self) -> tuple[str, ...]:
-    """Norms before and after the mean, with `fc_norm`.
+    """With `fc_norm`, the norms of the tokens and of the features.
 
-    A model has only one of them.
+    The model has only the second one. It is initialized from scratch if the
+    weights have only the first one, which is then left out.
     """
     return ('encoder/norm/', 'fc_norm/') if self.config.fc_norm else ()
 
@@ -1076,10 +1084,10 @@ class ViT(Backbone):
 
   @nn.nowrap
   def attention_by(self, image_size: Size | None = None) -> dict[str, str]:
-    """Returns the implementation of attention in all layers."""
-    rows, columns = (1, 0) if image_size is None else self.grid(image_size)
-    tokens = self.config.prefix + rows * columns
-    return {'1': self.config.attention_by(max(tokens, 1))}
+    """Returns the implementation of attention; all layers are stage '1'."""
+    patches = 0 if image_size is None else math.prod(self.grid(image_size))
+    tokens = max(self.config.prefix + patches, 1)
+    return {'1': self.config.attention_by(tokens)}
 
   @nn.nowrap
   def compiler_options(
