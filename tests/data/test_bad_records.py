@@ -1,14 +1,12 @@
 """Tests of bad records: error messages and deterministic replacement."""
 
-import itertools
 import json
 
-import jax
 import numpy as np
 import pytest
+from indexed_source import assert_same, mesh_of, train
 
 from tests import cli
-from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import order, stream
 from vit_jax.data.sources import synthetic
@@ -16,7 +14,8 @@ from vit_jax.errors import UserError
 
 N, BATCH = 64, 8
 BAD = (3, 17, 40)
-TRANSFORM = TrainTransform((8, 8))
+SKIP = dict(on_bad_record='skip', max_bad_share=0.2)
+WHOLE = synthetic.Source('train', num_examples=N, height=8, width=8)
 
 
 class Damaged(synthetic.Source):
@@ -35,52 +34,29 @@ class Damaged(synthetic.Source):
     return f'file{index}'
 
 
-def _mesh(devices: int = 1):
-  return sharding.make_mesh(jax.devices()[:devices])
-
-
-def _batches(source, first, number, *, reader, devices=1, report=None):
-  with stream.train_batches(
+def batches_of(source, steps, devices=1, reader=SKIP, **options):
+  return train(
     source,
-    TRANSFORM,
     BATCH,
-    5,
-    first,
-    _mesh(devices),
-    reader=reader,
-    report=report,
-  ) as batches:
-    return [jax.device_get(b) for b in itertools.islice(batches, number)]
-
-
-def _same(ours, theirs) -> None:
-  assert len(ours) == len(theirs)
-  for a, b in zip(ours, theirs, strict=True):
-    assert a.keys() == b.keys()
-    for key in a:
-      np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+    steps,
+    mesh=mesh_of(data=devices),
+    transform=TrainTransform((8, 8)),
+    seed=5,
+    reader=stream.Reader(**reader),
+    **options,
+  )
 
 
 def test_skip_is_a_function_of_the_position():
   """Replacements do not depend on mesh or restarts; each is reported once."""
-  reader = stream.Reader(on_bad_record='skip', max_bad_share=0.2)
-  seen = []
-  straight = _batches(
-    Damaged(),
-    0,
-    3 * N // BATCH,
-    reader=reader,
-    report=lambda source, record: seen.append(record),
+  seen, steps = [], 3 * N // BATCH
+  straight = batches_of(
+    Damaged(), steps, report=lambda source, record: seen.append(record)
   )
   assert sorted(r.index for r in seen) == sorted(BAD)
   assert {r.where for r in seen} == {f'file{i}' for i in BAD}
-  _same(straight[7:12], _batches(Damaged(), 7, 5, reader=reader, devices=4))
-  whole = _batches(
-    synthetic.Source('train', num_examples=N, height=8, width=8),
-    0,
-    24,
-    reader=reader,
-  )
+  assert_same(straight[7:12], batches_of(Damaged(), 5, devices=4, start=7))
+  whole = batches_of(WHOLE, steps)
   indices = order.shuffled(np.arange(3 * N), N, 5).reshape(-1, BATCH)
   for ours, theirs, rows in zip(straight, whole, indices, strict=True):
     bad = np.isin(rows, BAD)
@@ -90,27 +66,22 @@ def test_skip_is_a_function_of_the_position():
 
 
 def test_too_many_bad_records_end_the_run():
-  reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
   with pytest.raises(UserError, match='max_bad_share'):
-    _batches(Damaged(), 0, N // BATCH, reader=reader)
+    batches_of(Damaged(), N // BATCH, reader=SKIP | dict(max_bad_share=0.02))
 
 
 def test_replacements_are_those_of_earlier_versions():
   """Resumed runs of older versions get the same data, except mixtures."""
-  batch = _batches(
-    Damaged(),
-    0,
-    N // BATCH,
-    reader=stream.Reader(on_bad_record='skip', max_bad_share=0.2),
+  batches = batches_of(Damaged(), N // BATCH)
+  labels, replaced = (
+    np.concatenate([batch[key] for batch in batches])
+    for key in ('label', 'replaced')
   )
-  labels = np.concatenate([each['label'] for each in batch])
-  replaced = np.concatenate([each['replaced'] for each in batch])
   positions = np.flatnonzero(replaced)
   indices = [
     order.replacement(int(p), int(replaced[p]), N, 5) for p in positions
   ]
-  source = synthetic.Source('train', num_examples=N, height=8, width=8)
-  expected = [source[index]['label'] for index in indices]
+  expected = [WHOLE[index]['label'] for index in indices]
   assert labels[positions].tolist() == expected
   assert len(positions) == len(BAD)
 

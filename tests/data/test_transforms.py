@@ -1,9 +1,10 @@
-"""Tests of training crops against closed forms of the geometry."""
+"""Tests of training crops against closed forms, and of sizes and boxes."""
 
 import numpy as np
 import pytest
 from sample_images import coordinates, encode, smooth
 
+from vit_jax.data.augment import transforms
 from vit_jax.data.augment.transforms import TrainTransform
 
 # Training crops
@@ -19,20 +20,19 @@ def test_inception_boxes_are_in_their_ranges(height, width, ranges):
   """Area and aspect ratio are in range, and the box is inside the image."""
   transform = TrainTransform((8, 8), **ranges)
   rng = np.random.default_rng(0)
-  area = height * width
-  whole = shares = 0
-  for _ in range(2000):
-    y, x, h, w = transform._inception_box(height, width, rng)
-    assert 0 <= y <= y + h <= height and 0 <= x <= x + w <= width
-    if (h, w) == (height, width) and transform.max_area < 1:
-      whole += 1  # ten draws failed
-      continue
-    assert transform.min_area <= h * w / area <= transform.max_area
-    # The width is rounded, so it differs by up to half a pixel.
-    assert w + 0.5 >= transform.min_aspect * h
-    assert w - 0.5 <= transform.max_aspect * h
-    shares += h * w / area
-  assert whole < 20
+  boxes = [transform._inception_box(height, width, rng) for _ in range(2000)]
+  y, x, h, w = np.array(boxes).T
+  assert min(y.min(), x.min()) >= 0
+  assert (y + h <= height).all() and (x + w <= width).all()
+  # The whole image is the result of ten draws that failed.
+  drawn = (h != height) | (w != width) | (transform.max_area == 1)
+  assert drawn.sum() > 1980
+  y, x, h, w = (each[drawn] for each in (y, x, h, w))
+  area = h * w / (height * width)
+  assert transform.min_area <= area.min() <= area.max() <= transform.max_area
+  # The width is rounded, so it differs by up to half a pixel.
+  assert (w + 0.5 >= transform.min_aspect * h).all()
+  assert (w - 0.5 <= transform.max_aspect * h).all()
 
 
 def test_the_crop_equals_the_box():
@@ -47,21 +47,15 @@ def test_the_crop_equals_the_box():
     np.testing.assert_array_equal(cut, image[y : y + h, x : x + w])
 
 
-def test_flip_mirrors_half_of_the_time():
-  """Half of the draws are mirrored, and none with flip=False."""
+@pytest.mark.parametrize('flip, expected', [(True, 500), (False, 0)])
+def test_flip_mirrors_half_of_the_time(flip, expected):
   image, rng = coordinates(8, 8), np.random.default_rng(0)
-  transform = TrainTransform((8, 8), crop='none')
-  flipped = 0
-  for _ in range(1000):
-    pixels = transform.pixels(image, rng)
-    if np.array_equal(pixels, image[:, ::-1]):
-      flipped += 1
-    else:
-      np.testing.assert_array_equal(pixels, image)
-  assert flipped == pytest.approx(500, abs=5 * np.sqrt(250))
-  still = TrainTransform((8, 8), crop='none', flip=False)
-  for _ in range(20):
-    np.testing.assert_array_equal(still.pixels(image, rng), image)
+  transform = TrainTransform((8, 8), crop='none', flip=flip)
+  images = [transform.pixels(image, rng) for _ in range(1000)]
+  flipped = [np.array_equal(each, image[:, ::-1]) for each in images]
+  same = [np.array_equal(each, image) for each in images]
+  assert sum(flipped) + sum(same) == 1000
+  assert sum(flipped) == pytest.approx(expected, rel=0.01 * np.sqrt(250))
 
 
 def test_a_padded_crop_covers_the_border():
@@ -93,19 +87,85 @@ def test_a_padded_crop_covers_the_border():
 def test_colours_are_changed_after_cropping(settings):
   """Crop and flip are the same with and without colour operations."""
   image, changed = encode(smooth(60, 50), '.png'), 0
-  plain = TrainTransform((24, 24), crop=settings.get('crop', 'inception'))
   transform = TrainTransform((24, 24), **settings)
+  crop = settings.get('crop', 'inception')
+  plain = TrainTransform((24, 24), crop=crop)
   for seed in range(20):
-    pixels = transform.pixels(image, np.random.default_rng(seed))
-    again = transform.pixels(image, np.random.default_rng(seed))
+    pixels, again, without = (
+      each.pixels(image, np.random.default_rng(seed))
+      for each in (transform, transform, plain)
+    )
     np.testing.assert_array_equal(pixels, again)
     assert pixels.shape == (24, 24, 3) and pixels.dtype == np.uint8
-    without = plain.pixels(image, np.random.default_rng(seed))
     changed += not np.array_equal(pixels, without)
+    assert transform.geometry(60, 50, np.random.default_rng(seed)) == (
+      plain.geometry(60, 50, np.random.default_rng(seed))
+    )
   assert 10 < changed <= 20
-  every = dict(randaugment_layers=0, three_augment=False, color_jitter=0.0)
-  off = TrainTransform((24, 24), **settings | every)
-  np.testing.assert_array_equal(
-    off.pixels(image, np.random.default_rng(3)),
-    plain.pixels(image, np.random.default_rng(3)),
-  )
+
+
+# Sizes of resized images, and random boxes; the numbers are torchvision's.
+
+# (height, width) of images after torchvision's Resize(256), computed with
+# torchvision 0.28. The exact longer side is in the comment.
+RESIZED_256 = {
+  (375, 500): (256, 341),  # 341.33
+  (500, 375): (341, 256),
+  (480, 641): (256, 341),  # 341.87
+  (707, 455): (397, 256),  # 397.78
+  (449, 449): (256, 256),
+  (100, 199): (256, 509),  # 509.44
+  (3, 2): (384, 256),
+  (767, 766): (256, 256),  # 256.33
+}
+
+
+@pytest.mark.parametrize('centre', [(224, 224), (96, 224), (224, 96)])
+@pytest.mark.parametrize('size', RESIZED_256)
+def test_the_longer_side_is_rounded_down(size, centre):
+  """The shorter side is 256 pixels for a centre of up to 224."""
+  found = transforms.shorter_side_size(*size, centre, 224 / 256)
+  assert found == RESIZED_256[size]
+
+
+def test_the_shorter_side_is_the_quotient_of_whole_numbers():
+  """A fraction that was computed from two sides gives the second one again.
+
+  In floating point, the quotient may be slightly below a whole number.
+  """
+  for side in range(1, 400):
+    for resized in (side, side + 1, side + 25, 2 * side):
+      fraction = side / resized
+      found = transforms.shorter_side_size(90, 90, (side, side), fraction)
+      assert found == (resized, resized)
+
+
+class Counting(np.random.Generator):
+  """A generator that counts its uniform numbers."""
+
+  count = 0
+
+  def uniform(self, *limits):
+    self.count += 1
+    return super().uniform(*limits)
+
+
+@pytest.mark.parametrize(
+  'size, box',
+  [((10, 1000), (0, 493, 10, 13)), ((1000, 10), (493, 0, 13, 10))],
+)
+def test_boxes_that_do_not_fit_are_replaced_by_the_centre(size, box):
+  """Ten pairs of area and aspect ratio are drawn before."""
+  rng = Counting(np.random.PCG64(0))
+  assert transforms.random_box(*size, (1.0, 1.0), rng) == box
+  assert rng.count == 2 * 10
+
+
+def test_boxes_have_all_positions():
+  """A box of 2x2 pixels has nine positions in an image of 4x4 pixels."""
+  rng = np.random.default_rng(0)
+  boxes = {
+    transforms.random_box(4, 4, (0.25, 0.25), rng, (1.0, 1.0))
+    for _ in range(300)
+  }
+  assert boxes == {(y, x, 2, 2) for y in range(3) for x in range(3)}

@@ -10,18 +10,22 @@ from vit_jax.data.images.decode import INTERPOLATIONS, resize
 from vit_jax.data.images.headers import DecodeError
 
 
-def sampled(length, out, start=0.0, scale=None):
+def sampled(length, out, start, scale):
   """Returns the source coordinates of `out` pixels, half-pixel centres."""
-  scale = length / out if scale is None else scale
   return np.clip(start + (np.arange(out) + 0.5) * scale - 0.5, 0, length - 1)
 
 
-def assert_geometry(pixels, rows, columns, tolerance):
-  """Checks that pixels were sampled at these rows and columns."""
-  expected = np.broadcast_to(rows[:, None], pixels.shape[:2])
-  assert np.abs(pixels[:, :, 0] - expected).max() <= tolerance
-  expected = np.broadcast_to(columns[None, :], pixels.shape[:2])
-  assert np.abs(pixels[:, :, 1] - expected).max() <= tolerance
+def assert_sampled(transform, size, starts, scales, tolerance=0.99):
+  """Checks that a result consists of pixels at a distance from a start.
+
+  OpenCV's fixed-point numbers are sometimes truncated instead of rounded: an
+  error below one grey level, which is one source pixel here.
+  """
+  pixels = transform.pixels(coordinates(*size))
+  assert pixels.shape == (*transform.image_size, 3)
+  rows, columns = map(sampled, size, pixels.shape[:2], starts, scales)
+  assert np.abs(pixels[:, :, 0] - rows[:, None]).max() <= tolerance
+  assert np.abs(pixels[:, :, 1] - columns).max() <= tolerance
 
 
 @pytest.mark.parametrize(
@@ -36,15 +40,8 @@ def assert_geometry(pixels, rows, columns, tolerance):
 )
 def test_squash_uses_the_whole_image(size, image_size):
   """Each axis has its own scale, with half-pixel centres."""
-  pixels = EvalTransform(image_size).pixels(coordinates(*size))
-  assert pixels.shape == (*image_size, 3)
-  rows, columns = (
-    sampled(size[0], image_size[0]),
-    sampled(size[1], image_size[1]),
-  )
-  # OpenCV's fixed-point numbers are sometimes truncated instead of rounded:
-  # an error below one grey level, which is one source pixel here.
-  assert_geometry(pixels, rows, columns, tolerance=0.99)
+  scales = np.divide(size, image_size)
+  assert_sampled(EvalTransform(image_size), size, (0, 0), scales)
 
 
 @pytest.mark.parametrize(
@@ -62,16 +59,11 @@ def test_central_keeps_the_aspect(size, image_size, fraction):
   transform = EvalTransform(
     image_size, resize='central', central_fraction=fraction
   )
-  pixels = transform.pixels(coordinates(*size))
-  assert pixels.shape == (*image_size, 3)
   # Source pixels per result pixel, determined by the smaller side.
   scale = fraction * min(size[0] / image_size[0], size[1] / image_size[1])
-  starts = [(s - scale * i) / 2 for s, i in zip(size, image_size, strict=True)]
-  rows = sampled(size[0], image_size[0], starts[0], scale)
-  columns = sampled(size[1], image_size[1], starts[1], scale)
-  # The resized sides and the offset are rounded to whole pixels, in addition to
-  # the rounding of values (see above).
-  assert_geometry(pixels, rows, columns, tolerance=scale + 0.99)
+  starts = (np.array(size) - scale * np.array(image_size)) / 2
+  # The resized sides and the offset are rounded to whole pixels, too.
+  assert_sampled(transform, size, starts, (scale, scale), scale + 0.99)
 
 
 def test_squash_central_resizes_and_cuts_the_centre():
@@ -115,14 +107,7 @@ def test_extreme_aspect_ratios_are_refused():
 @pytest.mark.parametrize('size', [(120, 200), (200, 90)])
 def test_the_geometry_determines_the_sampled_pixels(resize, size):
   """The result samples the visible box of the image evenly."""
-  image_size = (48, 40)
-  transform = EvalTransform(image_size, resize=resize, central_fraction=0.75)
+  transform = EvalTransform((48, 40), resize=resize, central_fraction=0.75)
   geometry = transform.geometry(*size)
-  scale = np.divide(size, geometry.size)
-  y, x = geometry.corner * scale
-  height, width = image_size * scale
-  pixels = transform.pixels(coordinates(*size))
-  rows = sampled(size[0], image_size[0], y, height / image_size[0])
-  columns = sampled(size[1], image_size[1], x, width / image_size[1])
-  # OpenCV sometimes truncates values (see above).
-  assert_geometry(pixels, rows, columns, tolerance=0.99)
+  scales = np.divide(size, geometry.size)
+  assert_sampled(transform, size, geometry.corner * scales, scales)

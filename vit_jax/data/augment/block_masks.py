@@ -16,7 +16,7 @@ from vit_jax.errors import UserError, check_range
 
 _CROPS = 2  # number of global crops of an image
 _MASKED = 0.5  # fraction of the global crops that are masked
-_RATIOS = (0.1, 0.5)  # fraction of the patches that are masked in such a crop
+_FRACTIONS = (0.1, 0.5)  # smallest and largest fraction of masked patches
 _LARGEST = 0.5  # largest rectangle, as a fraction of all patches
 _SMALLEST = 4  # smallest rectangle, in patches
 _LOG_ASPECT = math.log(1 / 0.3)  # largest logarithm of height / width
@@ -29,22 +29,21 @@ class TrainTransform(multicrop.TrainTransform):
   """The crops of `multicrop`, and masks of half of the global crops.
 
   Masks are drawn for groups of examples, which stand for the batch of one GPU
-  in the authors' code. Of the 2 g global crops of a group, ⌊g⌋ are masked: the
-  ratio of number i of them is uniform in the i-th of equal intervals of [.1,
-  .5], and which crop has which number is a random permutation. All of this is a
+  in the authors' code. A group consists of examples that are adjacent in their
+  micro-batch. The 2 n global crops of a group of n examples are put in a random
+  order. The first n of them are masked: the fraction of masked patches of the
+  i-th is uniform in the i-th of n equal intervals of [.1, .5]. All of this is a
   function of the seed of the run and the position of the example in training,
-  so that hosts need no communication. A group consists of examples that are
-  adjacent in their micro-batch.
+  so that hosts need no communication.
 
   Attributes:
-    batches: size of the global batch, examples, and number of micro-batches;
-      see `in_batches`.
+    batches: size of the global batch, examples, and number of micro-batches.
+      Not a key of the config: `in_batches` sets it.
     patch_size: side of a patch, pixels.
     group: number of examples in a group, which must divide a micro-batch; None
       for a whole micro-batch.
-    exact: whether the ratio of masked crop number i is the upper end of the
-      i-th interval, and random patches are added to a mask until it has this
-      number (DINOv3).
+    exact: whether the fraction is the upper end of the interval, and random
+      patches are added to a mask until it has exactly this fraction (DINOv3).
     gram_scale: size of `gram`, the global crops without changed colours for a
       Gram teacher (`objectives.gram`), as a multiple of `image_size`; 0 for no
       such crops.
@@ -54,7 +53,7 @@ class TrainTransform(multicrop.TrainTransform):
       otherwise only have to be valid.
 
   Reference: DINOv2 (arXiv 2304.07193), and its code for the distribution of the
-  ratios. The rectangles are those of BEiT (arXiv 2106.08254), Algorithm 1.
+  fractions. The rectangles are those of BEiT (arXiv 2106.08254), Algorithm 1.
   """
 
   batches: tuple[int, int] | None = None
@@ -131,9 +130,9 @@ class TrainTransform(multicrop.TrainTransform):
 
   @functools.cached_property
   def interval_ends(self) -> Float[np.ndarray, ' k']:
-    """Ends of the intervals of the ratios of a group's masked crops."""
+    """Ends of the intervals of the masked crops of a group; see the class."""
     assert self.group is not None
-    return np.linspace(*_RATIOS, int(_MASKED * _CROPS * self.group) + 1)
+    return np.linspace(*_FRACTIONS, int(_MASKED * _CROPS * self.group) + 1)
 
   @property
   def largest_count(self) -> int:
@@ -148,7 +147,8 @@ class TrainTransform(multicrop.TrainTransform):
     crops = super().__call__(example, rng)
     slots = self._slots(example['run_seed'], example['run_position'])
     masks = [
-      block_mask(self.grid, self._count(i, rng), rng, self.exact) for i in slots
+      block_mask(self.grid, self._count(slot, rng), rng, self.exact)
+      for slot in slots
     ]
     return crops | {'masks': np.stack(masks).reshape(_CROPS, -1)}
 
@@ -157,7 +157,7 @@ class TrainTransform(multicrop.TrainTransform):
     arrays = super().arrays(pixels, views)
     if not self.gram_scale:
       return arrays
-    height, width = self.spec['gram'][0][1:3]
+    (_, height, width, _), _ = self.spec['gram']
     size = height, width
     crops = [
       view.geometry._replace(size=size).of(pixels, size, 'bicubic')
@@ -166,24 +166,31 @@ class TrainTransform(multicrop.TrainTransform):
     return arrays | {'gram': np.stack(crops)}
 
   def _slots(self, seed: int, position: int) -> list[int]:
-    """Returns the number of each global crop in the order of its group."""
+    """Returns the slot of each global crop, its place in the group's order.
+
+    Args:
+      seed: seed of the run.
+      position: position of the example, counted from the start of training.
+    """
     assert self.batches is not None and self.group is not None
     size, parts = self.batches
     batch, row = divmod(position, size)
-    # Rows i, i + parts, … are a micro-batch; they are numbered one after
-    # another, so that the numbers of a group are adjacent.
-    number = batch * size + row % parts * (size // parts) + row // parts
+    # Rows i, i + parts, … are micro-batch i. Examples are numbered by batch,
+    # micro-batch and row in it, so that the numbers of a group are adjacent.
+    row_in_part, part = divmod(row, parts)
+    number = batch * size + part * (size // parts) + row_in_part
     crops = _CROPS * number + np.arange(_CROPS)
     # A group is one epoch of `shuffled`: each has an order of its own.
     return order.shuffled(crops, _CROPS * self.group, seed ^ _SALT).tolist()
 
   def _count(self, slot: int, rng: np.random.Generator) -> int:
-    """Returns the number of patches to mask in a crop."""
-    if slot >= len(self.interval_ends) - 1:
-      return 0
+    """Returns the number of patches to mask in the crop of a slot."""
+    intervals = len(self.interval_ends) - 1
+    if slot >= intervals:
+      return 0  # half of the crops are not masked
     low, high = self.interval_ends[slot : slot + 2]
-    ratio = high if self.exact else rng.uniform(low, high)
-    return int(math.prod(self.grid) * ratio)
+    fraction = high if self.exact else rng.uniform(low, high)
+    return int(math.prod(self.grid) * fraction)
 
 
 def block_mask(
@@ -196,9 +203,9 @@ def block_mask(
 
   The area of each rectangle is uniform between 4 patches and the number that is
   missing, at most half of all patches, and the logarithm of its aspect ratio is
-  uniform. A rectangle that adds no patch, or too many, is drawn again, ten
-  times at most; if none fits, the mask has fewer patches than `count`, or is
-  completed.
+  uniform. A rectangle that adds no patch, or too many, is drawn again. If ten
+  draws in a row do not fit, the mask has fewer patches than `count`, unless it
+  must be exact.
 
   Args:
     grid: rows and columns of patches.
@@ -211,7 +218,8 @@ def block_mask(
   while (missing := count - int(mask.sum())) > 0 and tries < _TRIES:
     tries += 1
     largest = min(missing, int(_LARGEST * math.prod(grid)))
-    # If less than 4 patches are missing, the area is between these and 4.
+    # If fewer than 4 patches are missing, the area is between their number and
+    # 4. As in the authors' code, a rectangle is smaller than the grid.
     area = _SMALLEST + (largest - _SMALLEST) * rng.random()
     aspect = math.exp(rng.uniform(-_LOG_ASPECT, _LOG_ASPECT))
     height = round(math.sqrt(area * aspect))
@@ -221,7 +229,8 @@ def block_mask(
     y = rng.integers(grid[0] - height, endpoint=True)
     x = rng.integers(grid[1] - width, endpoint=True)
     box = mask[y : y + height, x : x + width]
-    if 0 < box.size - box.sum() <= largest:
+    added = box.size - box.sum()
+    if 0 < added <= largest:
       box[:] = True
       tries = 0
   if exact:

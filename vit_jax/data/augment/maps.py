@@ -16,7 +16,7 @@ IGNORED = -1  # value of pixels that losses and evaluators leave out
 
 @dataclasses.dataclass(frozen=True)
 class Classes:
-  """Converts integers of pixels into classes.
+  """Converts integers of pixels into classes; the base of all such transforms.
 
   Attributes:
     table: class of each integer from 0; () for the integers themselves. For the
@@ -32,7 +32,7 @@ class Classes:
   ignore_label: int | None = 255
   reduce_zero_label: bool = False
 
-  dtype = np.int32  # not annotated, so that it is not a field
+  dtype = np.int32  # of the result; not annotated, so that it is not a field
 
   def integers(
     self, example: Example, key: str, size: tuple[int, int]
@@ -85,12 +85,14 @@ class Classes:
       ids, ignored = ids - 1, ignored | (ids == 0)
     if classes:
       _check(ids[~ignored], classes)
+    height, width = ids.shape
     result = np.full(size, IGNORED, self.dtype)
-    result[: len(ids), : ids.shape[1]] = np.where(ignored, IGNORED, ids)
+    result[:height, :width] = np.where(ignored, IGNORED, ids)
     return result
 
 
 def _check(ids: Int[np.ndarray, ' n'], count: int) -> None:
+  """Checks that integers are below a number, and not negative."""
   if ids.size and not 0 <= ids.min() <= ids.max() < count:
     bad = ids[(ids < 0) | (ids >= count)][0]
     raise DecodeError(
@@ -114,7 +116,7 @@ class _Maps(Classes):
   @property
   def spec(self) -> Spec:
     """Spec of the transform, and of the maps."""
-    base: Any = super()
+    base: Any = super()  # the transform, which follows in a subclass's bases
     entry = self.image_size, np.dtype(self.dtype)  # pyright: ignore
     return base.spec | dict.fromkeys(self.maps, entry)
 

@@ -59,7 +59,7 @@ class TrainTransform:
   def __post_init__(self):
     check_range('augment.local_crops', self.local_crops, at_least=0)
     check_range('augment.solarize', self.solarize, at_least=0, at_most=1)
-    square(self.local_size, 'augment.local_size')  # checks it
+    square(self.local_size, 'augment.local_size')  # raises if it is wrong
     for key in ('global_area', 'local_area'):
       area = getattr(self, key)
       if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
@@ -69,11 +69,9 @@ class TrainTransform:
     largest = {'color_jitter': (math.inf,) * 3 + (0.5,), 'blur': (1.0,) * 3}
     for key, limits in largest.items():
       values = getattr(self, key)
-      in_range = (
-        0 <= value <= limit
-        for value, limit in zip(values, limits, strict=False)
-      )
-      if len(values) != len(limits) or not all(in_range):
+      if len(values) != len(limits) or not all(
+        0 <= value <= limit for value, limit in zip(values, limits, strict=True)
+      ):
         raise UserError(
           f'augment.{key} is {values}; give {len(limits)} numbers of at least '
           f'0 and at most {limits}.'
@@ -89,14 +87,14 @@ class TrainTransform:
     return {
       name: (shape, np.dtype(np.uint8))
       for name, shape in views.items()
-      if shape[0]
+      if shape[0]  # without local crops, there is no `local`
     }
 
   def __call__(
     self, example: Example, rng: np.random.Generator
   ) -> dict[str, np.ndarray]:
     """Returns the crops; raises DecodeError if the image cannot be decoded."""
-    # The whole image is decoded, because the crops together cover most of it.
+    # All of it is decoded, because the crops together cover most of the image.
     pixels = decode(example['image'])
     count = _GLOBAL + self.local_crops
     views = [self.view(pixels, index, rng) for index in range(count)]
@@ -135,6 +133,7 @@ class TrainTransform:
       view = policies.jitter(view, self.color_jitter, rng)
     if rng.random() < _GREY:
       view = policies.greyscale(view)
+    # The probability of local crops follows those of the global ones.
     if rng.random() < self.blur[min(index, _GLOBAL)]:
       view = policies.soften(view, rng.uniform(0.1, 2.0))
     if index == 1 and rng.random() < self.solarize:

@@ -18,12 +18,12 @@ from PIL import ImageFilter
 
 Image = UInt8[np.ndarray, 'y x 3']
 GREY = (128, 128, 128)
-_VALUES = np.arange(256)
+_VALUES = np.arange(256)  # of a channel
 # A function of image, level (magnitude / 10; 0 to 1, or 0 to 3 in the authors'
 # policy) and random generator.
 Op = Callable[[Image, float, np.random.Generator], Image]
-_MAX_LEVEL = 10.0
-_LEVEL_NOISE = 0.5  # standard deviation of timm's magnitudes
+_MAGNITUDE_OF_LEVEL_1 = 10.0
+_MAGNITUDE_STD = 0.5  # of timm's magnitudes
 _AUTHORS_SIDE = 224  # image size of the authors' RandAugment code, pixels
 IMAGENET_MEAN = (124, 116, 104)  # RGB fill colour of timm's policy
 MAX_MAGNITUDE = {'timm': 10.0, 'authors': 30.0}
@@ -33,7 +33,7 @@ def _look_up(image: Image, table: np.ndarray) -> Image:
   """Maps values by a table `[256]`, or `[256, 3]` with a column per channel."""
   table = np.clip(table, 0, 255).astype(np.uint8)
   if table.ndim == 2:
-    table = table[None]
+    table = table[None]  # OpenCV expects an image of one row
   return cv2.LUT(image, table)
 
 
@@ -50,7 +50,8 @@ def invert(image: Image) -> Image:
 
 def posterize(image: Image, bits: int) -> Image:
   """Keeps the given number of upper bits, 0 to 8."""
-  return _look_up(image, _VALUES & ~(2 ** (8 - bits) - 1))
+  lower_bits = 2 ** (8 - bits) - 1
+  return _look_up(image, _VALUES & ~lower_bits)
 
 
 def solarize(image: Image, threshold: int = 128) -> Image:
@@ -70,6 +71,7 @@ def brightness(image: Image, factor: float) -> Image:
 
 def contrast(image: Image, factor: float) -> Image:
   """Changes the contrast: factor 0 gives the mean grey, 1 no change."""
+  # Rounded to a whole grey level, as in Pillow.
   mean = int(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean() + 0.5)
   return _look_up(image, mean + factor * (_VALUES - mean))
 
@@ -99,18 +101,24 @@ def auto_contrast(image: Image) -> Image:
   """Stretches each channel to the range 0 to 255."""
   low = image.min(axis=(0, 1)).astype(float)
   high = image.max(axis=(0, 1)).astype(float)
+  # A channel with a single value is not changed.
   scale = np.where(high > low, 255 / np.maximum(high - low, 1), 1)
   shift = np.where(high > low, -low * scale, 0)
   return _look_up(image, _VALUES[:, None] * scale + shift)
 
 
 def equalize(image: Image) -> Image:
-  """Equalizes the histogram of each channel."""
+  """Equalizes the histogram of each channel, as Pillow does.
+
+  A value becomes the number of pixels below it, divided by a step. The step is
+  1/255 of the pixels without those of the largest value.
+  """
   counts = _histogram(image)
-  last = 255 - np.argmax(counts[::-1] > 0, axis=0)
-  step = (counts.sum(axis=0) - counts[last, np.arange(3)]) // 255
+  largest = 255 - np.argmax(counts[::-1] > 0, axis=0)
+  step = (counts.sum(axis=0) - counts[largest, np.arange(3)]) // 255
   below = np.cumsum(counts, axis=0) - counts
   table = (below + step // 2) // np.maximum(step, 1)
+  # A channel with a step of 0 is not changed.
   return _look_up(image, np.where(step > 0, table, _VALUES[:, None]))
 
 
@@ -175,12 +183,11 @@ def affine(
       fillcolor=fill,
     )
     return np.array(changed)
-  centered = np.array(
-    [[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]]
-  )
+  # OpenCV's origin is the centre of the first pixel, half a pixel further.
+  centred = np.array([[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]])
   return cv2.warpAffine(
     image,
-    centered,
+    centred,
     (image.shape[1], image.shape[0]),
     flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
     borderValue=fill,
@@ -218,7 +225,7 @@ def translate_y(image: Image, pixels: float, **options: Any) -> Image:
   return affine(image, [[1, 0, 0], [0, 1, pixels]], **options)
 
 
-_JITTER = (brightness, contrast, color)
+_JITTER = (brightness, contrast, color)  # in the order of the strengths
 
 
 def _sign(rng: np.random.Generator) -> int:
@@ -226,13 +233,20 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _plain(op: Callable[[Image], Image]) -> Op:
+  """Returns an operation that does not depend on the level."""
   return lambda image, level, rng: op(image)
 
 
 def _signed(
   op: Callable[[Image, float], Image], largest: float, axis: int | None = None
 ) -> Op:
-  """Returns an operation with the argument ± level · `largest` (· side)."""
+  """Returns an operation with the argument ± level · `largest`.
+
+  Args:
+    op: function of an image and the argument.
+    largest: argument at level 1; with an axis, as a fraction of that side.
+    axis: axis of the image, for arguments in pixels.
+  """
 
   def apply(image: Image, level: float, rng: np.random.Generator) -> Image:
     side = 1 if axis is None else image.shape[axis]
@@ -265,6 +279,7 @@ def _cut_out(image: Image, level: float, rng: np.random.Generator) -> Image:
   return image
 
 
+# Operations that both policies have.
 _COLOURS: dict[str, Op] = {
   'auto_contrast': _plain(auto_contrast),
   'equalize': _plain(equalize),
@@ -279,7 +294,7 @@ def _geometry(shift_x: float, shift_y: float, **options: Any) -> dict[str, Op]:
   Args:
     shift_x: largest translation, fraction of the width.
     shift_y: largest translation, fraction of the height.
-    **options: keyword arguments of `ops.affine`.
+    **options: keyword arguments of `affine`.
   """
   ops: dict[str, tuple[Callable[..., Image], float, int | None]] = {
     'rotate': (rotate, 30.0, None),  # degrees
@@ -366,11 +381,11 @@ def rand_augment(
   for _ in range(layers):
     op, strength = ops[rng.integers(len(ops))], magnitude
     if policy == 'timm':
-      strength = rng.normal(magnitude, _LEVEL_NOISE)
+      strength = rng.normal(magnitude, _MAGNITUDE_STD)
       if rng.random() < 0.5:
         continue
-    level = np.clip(strength, 0, MAX_MAGNITUDE[policy]) / _MAX_LEVEL
-    image = op(image, level, rng)
+    strength = np.clip(strength, 0, MAX_MAGNITUDE[policy])
+    image = op(image, strength / _MAGNITUDE_OF_LEVEL_1, rng)
   return image
 
 
@@ -422,7 +437,7 @@ def photometric_distortion(image: Image, rng: np.random.Generator) -> Image:
   Reference: mmsegmentation's `PhotoMetricDistortion`.
   """
 
-  def scaled(pixels: np.ndarray) -> np.ndarray:
+  def maybe_scaled(pixels: np.ndarray) -> np.ndarray:
     if rng.random() < 0.5:
       return pixels
     table = np.clip(rng.uniform(0.5, 1.5) * _VALUES, 0, 255)
@@ -430,11 +445,13 @@ def photometric_distortion(image: Image, rng: np.random.Generator) -> Image:
 
   if rng.random() < 0.5:
     image = _look_up(image, _VALUES + rng.uniform(-32, 32))
-  first = rng.random() < 0.5
-  image = scaled(image) if first else image
-  hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)  # hue of 180 steps
-  hsv[..., 1] = scaled(hsv[..., 1])
+  contrast_first = rng.random() < 0.5
+  if contrast_first:
+    image = maybe_scaled(image)
+  hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
+  hsv[..., 1] = maybe_scaled(hsv[..., 1])
   if rng.random() < 0.5:
-    hsv[..., 0] = (hsv[..., 0].astype(int) + rng.integers(-18, 18)) % 180
+    turn = rng.integers(-18, 18)  # of OpenCV's 180 steps of two degrees
+    hsv[..., 0] = (hsv[..., 0].astype(int) + turn) % 180
   image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
-  return image if first else scaled(image)
+  return image if contrast_first else maybe_scaled(image)

@@ -26,14 +26,14 @@ class Preset(NamedTuple):
     resize: see `EvalTransform`.
     interpolation: see `decode.resize`.
     normalization: mean and std of pixels in [0, 1].
-    larger: function from the side of the result to the side of the resized
-      image, pixels.
+    resized_side: function from the side of the result, which is cut out of the
+      centre, to the side of the resized image, pixels.
   """
 
   resize: str
   interpolation: str
   normalization: tuple[Channels, Channels]
-  larger: Callable[[int], int]
+  resized_side: Callable[[int], int]
 
   def section(self, image_size: tuple[int, ...]) -> dict[str, Any]:
     """Returns the section `preprocess` for inputs of (height, width) pixels."""
@@ -42,7 +42,7 @@ class Preset(NamedTuple):
     )
     if self.resize != 'squash':
       side = max(image_size)
-      keys['central_fraction'] = side / self.larger(side)
+      keys['central_fraction'] = side / self.resized_side(side)
     return keys
 
 
@@ -58,7 +58,7 @@ def cropped(fraction: float) -> Callable[[int], int]:
 
 
 # vit: `input_pipeline` of google-research/vision_transformer, which resizes the
-#   whole image by tf.image.resize without antialiasing.
+#   whole image by tf.image.resize without antialiasing, and cuts out nothing.
 # big_vision: resize_small by area, then central_crop of 224 of 256 or 384 of
 #   448 pixels (configs/transfer.py).
 # timm: the default config of its models `vit_*`, crop_pct .9.

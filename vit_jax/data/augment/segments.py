@@ -36,13 +36,14 @@ class Masks(maps.Classes):
 
   def entry(self, size: tuple[int, int]) -> Spec:
     """Returns the spec of masks of a size, (height, width)."""
+    # The ids of all classes must fit into int16.
     check_range('classes', self.classes, at_least=2, at_most=2**15 - 1)
     return {'segments': (size, np.dtype(self.dtype))}
 
   @property
   def spec(self) -> Spec:
-    """Spec of `image`, `label` and `segments`, which are cut out alike."""
-    base: Any = super()
+    """Spec of `image` and `label`, and of `segments`, cut out like `image`."""
+    base: Any = super()  # the transform, which follows in a subclass's bases
     return base.spec | self.entry(self.image_size)  # pyright: ignore
 
   def arrays(self, example: Example, view: View) -> dict[str, np.ndarray]:
@@ -99,14 +100,17 @@ class TrainTransform(Masks, transforms.ImageAndLabel):
     scale = rng.uniform(self.min_scale, self.max_scale)
     scale *= min(self.image_size) / min(height, width)
     size = max(round(height * scale), 1), max(round(width * scale), 1)
-    transforms.check_resized(height, width, size[0] * size[1])
+    transforms.check_resized(height, width, size)
     flip = bool(self.flip and rng.random() < 0.5)
     corner = self._corner(size, rng)
     return Geometry((0, 0, height, width), size, corner=corner, flip=flip)
 
   def _corner(self, size: tuple[int, int], rng: Any) -> tuple[int, int]:
-    spare = (max(size[axis] - self.image_size[axis], 0) for axis in range(2))
-    y, x = (int(rng.integers(0, each, endpoint=True)) for each in spare)
+    """Draws (top, left) of the result in a resized image of that size."""
+    spare_rows = max(size[0] - self.image_size[0], 0)
+    spare_columns = max(size[1] - self.image_size[1], 0)
+    y = int(rng.integers(0, spare_rows, endpoint=True))
+    x = int(rng.integers(0, spare_columns, endpoint=True))
     return y, x
 
   def geometry_for(
@@ -115,13 +119,13 @@ class TrainTransform(Masks, transforms.ImageAndLabel):
     """Draws a part in which no class covers almost everything."""
     integers = self.integers(example, self.key, (height, width))
     drawn = self.geometry(height, width, rng)
+    if self.max_share == 1:
+      return drawn
     for _ in range(_ATTEMPTS):
       segments = self.cut(integers, drawn, self.image_size, self.classes)
       counts = np.bincount(segments[segments != maps.IGNORED], minlength=1)
-      if (
-        self.max_share == 1 or 0 < counts.max() <= self.max_share * counts.sum()
-      ):
-        break
+      if 0 < counts.max() <= self.max_share * counts.sum():
+        break  # pixels of several classes, not only ignored ones
       drawn = drawn._replace(corner=self._corner(drawn.size, rng))
     return drawn
 

@@ -39,7 +39,7 @@ class TrainTransform(transforms.TrainTransform):
 
   @property
   def spec(self) -> Spec:
-    """Spec of `image`, see above, and `label`, float32 `[classes]`."""
+    """Spec of `image`, and of `label`, float32 `[num_classes]`."""
     label = ((self.num_classes,), np.dtype(np.float32))
     return super().spec | {'label': label}
 
@@ -48,9 +48,9 @@ class TrainTransform(transforms.TrainTransform):
   ) -> Example:
     """Returns `image` and `label`; raises DecodeError for a bad record."""
     result = super().__call__(example, rng)
-    soft = example.get(SOFT)
-    if soft is None:
-      soft = np.float32(self.label_smoothing / self.num_classes)
+    label = example.get(SOFT)
+    if label is None:
       one_hot = targets.multi_hot(example, 'label', self.num_classes)
-      soft = soft + np.float32(1 - self.label_smoothing) * one_hot
-    return result | {'label': np.asarray(soft, np.float32)}
+      added_to_all = np.float32(self.label_smoothing / self.num_classes)
+      label = added_to_all + np.float32(1 - self.label_smoothing) * one_hot
+    return result | {'label': np.asarray(label, np.float32)}

@@ -16,13 +16,14 @@ import numpy as np
 from jaxtyping import Integer
 
 from vit_jax.arrays.pixels import MAX_CHANNELS
+from vit_jax.config.keys import MAX_PIXELS
 from vit_jax.data.augment import policies
 from vit_jax.data.contract import Example, Spec, check_fields
 from vit_jax.data.images.channels import BITS, Pixels
 from vit_jax.data.images.decode import (
   INTERPOLATIONS,
-  MAX_PIXELS,
   Box,
+  Size,
   decode_to_resize,
   resize,
 )
@@ -36,56 +37,66 @@ _RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
 
 
 def covering_size(
-  y: int, x: int, height: int, width: int, fraction: float = 1.0
-) -> tuple[int, int]:
+  height: int, width: int, box: Size, fraction: float = 1.0
+) -> Size:
   """Returns the size of an image resized to cover a box, aspect ratio kept.
 
   Args:
-    y: height of the whole image, pixels.
-    x: width of the whole image, pixels.
-    height: height of the box, pixels.
-    width: width of the box, pixels.
+    height: height of the whole image, pixels.
+    width: width of the whole image, pixels.
+    box: (height, width) of the box, pixels.
     fraction: ratio of the box's side to the result's, in (0, 1], along the axis
       where this ratio is larger.
 
   Raises:
     DecodeError: the resized image would be too large.
   """
-  scale = max(height / y, width / x) / fraction
-  resized_y, resized_x = round(y * scale), round(x * scale)
-  check_resized(y, x, resized_y * resized_x)
-  return max(resized_y, height), max(resized_x, width)
+  scale = max(box[0] / height, box[1] / width) / fraction
+  resized = round(height * scale), round(width * scale)
+  check_resized(height, width, resized)
+  # Rounding must not make it smaller than the box.
+  return max(resized[0], box[0]), max(resized[1], box[1])
 
 
 def shorter_side_size(
-  y: int, x: int, height: int, width: int, fraction: float
-) -> tuple[int, int]:
+  height: int, width: int, centre: Size, fraction: float
+) -> Size:
   """Returns the size of an image resized by its shorter side.
 
   The aspect ratio is kept. As in torchvision's Resize, the longer side is
   rounded down.
 
   Args:
-    y: height of the whole image, pixels.
-    x: width of the whole image, pixels.
-    height: height of the centre that is cut out afterwards, pixels.
-    width: width of the centre that is cut out afterwards, pixels.
+    height: height of the whole image, pixels.
+    width: width of the whole image, pixels.
+    centre: (height, width) of the centre that is cut out afterwards, pixels.
     fraction: ratio of the centre's longer side to the resized shorter side.
 
   Raises:
     DecodeError: the resized image would be too large.
   """
-  short = round(max(height, width) / fraction)
-  long = short * max(y, x) // min(y, x)
-  check_resized(y, x, short * long)
-  return (short, long) if y <= x else (long, short)
+  short = round(max(centre) / fraction)
+  long = short * max(height, width) // min(height, width)
+  resized = (short, long) if height <= width else (long, short)
+  check_resized(height, width, resized)
+  return resized
 
 
-def check_resized(y: int, x: int, resized_pixels: int) -> None:
-  """Raises DecodeError if a resized image of `[y, x]` would be too large."""
-  if resized_pixels > MAX_PIXELS:
+def check_resized(height: int, width: int, resized: Size) -> None:
+  """Checks that an image does not become too large by resizing.
+
+  Args:
+    height: height of the image, pixels.
+    width: width of the image, pixels.
+    resized: (height, width) after resizing, pixels.
+
+  Raises:
+    DecodeError: the resized image would have more than `MAX_PIXELS` pixels.
+  """
+  if math.prod(resized) > MAX_PIXELS:
     raise DecodeError(
-      f'{x} x {y} pixels: the aspect ratio is too extreme to resize the image'
+      f'{width} x {height} pixels: the aspect ratio is too extreme to resize '
+      'the image'
     )
 
 
@@ -127,8 +138,8 @@ def random_box(
 class Geometry(NamedTuple):
   """A part of an image that becomes the whole result.
 
-  It applies to everything that has the same pixels as the image, such as a map
-  of classes, and for any other size of the result with the same aspect ratio.
+  It also applies to everything that has the same pixels as the image, such as a
+  map of classes.
 
   Attributes:
     box: part of the image, (y, x, height, width), pixels.
@@ -139,18 +150,19 @@ class Geometry(NamedTuple):
   """
 
   box: Box
-  size: tuple[int, int]
+  size: Size
   pad: int = 0
   corner: tuple[int, int] = (0, 0)
   flip: bool = False
 
-  def cut(self, pixels: Any, image_size: tuple[int, int]) -> Any:
+  def cut(self, pixels: Any, image_size: Size) -> Any:
     """Pads, cuts out and flips the resized box.
 
     Args:
-      pixels: resized box, `[y, x, …]`.
+      pixels: resized box, `[y, x, channels]`.
       image_size: (height, width) of the result, pixels.
     """
+    # OpenCV drops the axis of a single channel, which is added again.
     if self.pad:
       pad = self.pad
       pixels = cv2.copyMakeBorder(
@@ -160,14 +172,18 @@ class Geometry(NamedTuple):
     (y, x), (height, width) = self.corner, image_size
     pixels = pixels[y : y + height, x : x + width]
     if self.flip:
-      # Ten times as fast as NumPy. OpenCV drops the axis of a single channel.
+      # Ten times as fast as NumPy.
       pixels = cv2.flip(pixels, 1).reshape(pixels.shape)
     return pixels
 
-  def of(
-    self, pixels: Any, image_size: tuple[int, int], interpolation: str
-  ) -> Any:
-    """Returns the result for a whole image, or for a map of the same size."""
+  def of(self, pixels: Any, image_size: Size, interpolation: str) -> Any:
+    """Returns the result for a whole image, or for a map of the same size.
+
+    Args:
+      pixels: pixels of the whole image, `[y, x, channels]`.
+      image_size: (height, width) of the result, pixels.
+      interpolation: filter, see `decode.resize`.
+    """
     y, x, height, width = self.box
     box = resize(
       pixels[y : y + height, x : x + width], *self.size, interpolation
@@ -175,7 +191,7 @@ class Geometry(NamedTuple):
     return self.cut(box, image_size)
 
   def of_map(
-    self, integers: Integer[np.ndarray, '_ _'], image_size: tuple[int, int]
+    self, integers: Integer[np.ndarray, '_ _'], image_size: Size
   ) -> Integer[np.ndarray, '_ _']:
     """Returns the nearest integers of a map of the same size as the image."""
     return self.of(integers[..., None], image_size, 'nearest')[..., 0]
@@ -192,12 +208,15 @@ class View(NamedTuple):
 
   pixels: Pixels
   geometry: Geometry
-  size: tuple[int, int]
+  size: Size
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageAndLabel(abc.ABC):
-  """Base class of transforms that return an image and its label."""
+  """Base class of transforms that return an image and its label.
+
+  Subclasses document the attributes.
+  """
 
   image_size: tuple[int, int]
   _: dataclasses.KW_ONLY
@@ -215,7 +234,11 @@ class ImageAndLabel(abc.ABC):
   def pixels(
     self, image: bytes | np.ndarray, rng: np.random.Generator | None = None
   ) -> Pixels:
-    """Returns `[height, width, channels]`; raises DecodeError."""
+    """Returns the transformed image, `[height, width, channels]`.
+
+    Raises:
+      DecodeError: the image cannot be decoded, or is too narrow to resize.
+    """
     return self._transformed(image, self.geometry, rng).pixels
 
   def geometry_for(
@@ -241,16 +264,25 @@ class ImageAndLabel(abc.ABC):
     geometry: Callable[..., Geometry],
     rng: np.random.Generator | None,
   ) -> View:
-    drawn: list[tuple[Geometry, tuple[int, int]]] = []
+    """Transforms an image.
 
-    def plan(height: int, width: int) -> tuple[Box, tuple[int, int]]:
-      drawn.append((geometry(height, width, rng), (height, width)))
-      return drawn[0][0].box, drawn[0][0].size
+    Args:
+      image: encoded file, or pixels.
+      geometry: function of the image's height and width, and `rng`.
+      rng: random generator.
+    """
+    planned: list[tuple[Geometry, Size]] = []
+
+    # Decoding calls this function once, when it has read the image's size.
+    def plan(height: int, width: int) -> tuple[Box, Size]:
+      part = geometry(height, width, rng)
+      planned.append((part, (height, width)))
+      return part.box, part.size
 
     box, size = decode_to_resize(
       image, plan, self.channels, self.bits, self.scaled_decoding
     )
-    [(part, whole)] = drawn
+    [(part, whole)] = planned
     resized = resize(box, *size, self.interpolation)
     cut = part.cut(resized, self.image_size)
     return View(self.colours(cut, rng), part, whole)
@@ -291,7 +323,11 @@ class ImageAndLabel(abc.ABC):
     return {}
 
   def _check_common_keys(self, section: str) -> None:
-    """Checks the keys that a config section has in both transforms."""
+    """Checks the keys of this class.
+
+    Args:
+      section: name of the config's section, for messages.
+    """
     check_choice(f'{section}.interpolation', self.interpolation, INTERPOLATIONS)
     check_range(
       f'{section}.channels', self.channels, at_least=1, at_most=MAX_CHANNELS
@@ -407,19 +443,20 @@ class TrainTransform(ImageAndLabel):
 
   def geometry(self, height: int, width: int, rng: Any) -> Geometry:
     """Draws a part of an image of this size, pixels."""
-    (rows, columns), corner = self.image_size, (0, 0)
+    rows, columns = self.image_size
     if self.crop not in ('squash', 'pad'):
-      box, size, pad = self._random_box(height, width, rng), self.image_size, 0
-    else:
-      box, pad = (0, 0, height, width), 0
-      size = round(rows * self.enlarge), round(columns * self.enlarge)
-      if self.crop == 'pad':
-        size, pad = covering_size(height, width, rows, columns), self.pad
-      y = int(rng.integers(0, size[0] + 2 * pad - rows, endpoint=True))
-      x = int(rng.integers(0, size[1] + 2 * pad - columns, endpoint=True))
-      corner = y, x
-    flip = self.flip and rng.random() < 0.5
-    return Geometry(box, size, pad, corner, flip)
+      box = self._random_box(height, width, rng)
+      return Geometry(box, self.image_size, flip=self._random_flip(rng))
+    size, pad = (round(rows * self.enlarge), round(columns * self.enlarge)), 0
+    if self.crop == 'pad':
+      size, pad = covering_size(height, width, self.image_size), self.pad
+    y = int(rng.integers(0, size[0] + 2 * pad - rows, endpoint=True))
+    x = int(rng.integers(0, size[1] + 2 * pad - columns, endpoint=True))
+    flip = self._random_flip(rng)
+    return Geometry((0, 0, height, width), size, pad, (y, x), flip)
+
+  def _random_flip(self, rng: np.random.Generator) -> bool:
+    return self.flip and rng.random() < 0.5
 
   def _random_box(
     self, height: int, width: int, rng: np.random.Generator
@@ -449,23 +486,22 @@ class TrainTransform(ImageAndLabel):
     Reference: Szegedy et al., arXiv 1409.4842, section 6.
     """
     area = height * width
+    smallest, largest = self.min_area * area, self.max_area * area
     for _ in range(_CROP_ATTEMPTS):
       aspect = rng.uniform(self.min_aspect, self.max_aspect)
-      low = round(math.sqrt(self.min_area * area / aspect))
-      high = round(math.sqrt(self.max_area * area / aspect))
+      low = round(math.sqrt(smallest / aspect))
+      high = round(math.sqrt(largest / aspect))
+      # The last value is the largest height whose rounded width fits.
       high = min(high, height, int((width + 0.5 - 1e-7) / aspect))
       h = int(rng.integers(low, high, endpoint=True)) if low < high else high
       # Rounding can move the area out of its range.
-      if h * round(h * aspect) < self.min_area * area:
+      if h * round(h * aspect) < smallest:
         h += 1
-      if h * round(h * aspect) > self.max_area * area:
+      if h * round(h * aspect) > largest:
         h -= 1
       w = round(h * aspect)
-      if (
-        0 < h <= height
-        and 0 < w <= width
-        and self.min_area * area <= h * w <= self.max_area * area
-      ):
+      fits = 0 < h <= height and 0 < w <= width
+      if fits and smallest <= h * w <= largest:
         y = int(rng.integers(0, height - h, endpoint=True))
         x = int(rng.integers(0, width - w, endpoint=True))
         return y, x, h, w
@@ -521,23 +557,23 @@ class EvalTransform(ImageAndLabel):
     size = self._resized_size(height, width)
     return Geometry((0, 0, height, width), size, corner=self._corner(size))
 
-  def _resized_size(self, y: int, x: int) -> tuple[int, int]:
-    """Returns the (height, width) that an image of `[y, x]` is resized to.
+  def _resized_size(self, height: int, width: int) -> Size:
+    """Returns the size to which an image of this size, pixels, is resized.
 
     Raises:
       DecodeError: the resized image would be too large.
     """
-    height, width = self.image_size
     fraction = self.central_fraction
     if self.resize == 'squash':
       return self.image_size
     if self.resize == 'torchvision':
-      return shorter_side_size(y, x, height, width, fraction)
+      return shorter_side_size(height, width, self.image_size, fraction)
     if self.resize == 'central':
-      return covering_size(y, x, height, width, fraction)
-    return round(height / fraction), round(width / fraction)
+      return covering_size(height, width, self.image_size, fraction)
+    rows, columns = self.image_size
+    return round(rows / fraction), round(columns / fraction)
 
-  def _corner(self, size: tuple[int, ...]) -> tuple[int, int]:
+  def _corner(self, size: Size) -> tuple[int, int]:
     """Returns (top, left) of the result in a resized image of that size."""
     spare = size[0] - self.image_size[0], size[1] - self.image_size[1]
     if self.resize == 'torchvision':

@@ -50,20 +50,22 @@ class EvalTransform(segments.Masks):
   def fitting(self, height: int, width: int) -> 'EvalTransform':
     """Returns a transform for images of this size, pixels, and similar ones.
 
-    Its number of windows and its `label_size` are powers of 2.
+    Its number of windows and its `label_size` are rounded up to powers of 2, so
+    that there are few different ones.
     """
     _, corners = self._corners(height, width)
-    sides = len(corners), max(height, width)
-    windows, label_size = (1 << (n - 1).bit_length() for n in sides)
+    needed = len(corners), max(height, width)
+    windows, label_size = (1 << (n - 1).bit_length() for n in needed)
     return dataclasses.replace(self, windows=windows, label_size=label_size)
 
   @property
   def spec(self) -> Spec:
-    """Spec of the windows, of their corners, of both sizes and the mask.
+    """Spec of the windows, their corners, the sizes of the image and its mask.
 
-    `corners` `[windows, 2]` are those in the resized image, (y, x); `resized`
-    and `native` `[2]` are the (height, width) of the image after and before
-    resizing, pixels.
+    `image` `[windows, y, x, channels]` are the windows, and `corners`
+    `[windows, 2]` their (y, x) in the resized image. `resized` and `native`
+    `[2]` are the (height, width) of the image after and before resizing. All
+    are in pixels.
     """
     shape = (self.windows, *self.image_size, self.channels)
     integers = np.dtype(np.int32)
@@ -92,7 +94,8 @@ class EvalTransform(segments.Masks):
         f'{self.windows} and {self.label_size}'
       )
     pixels = resize(pixels, size[0], size[1], self.interpolation)
-    images = np.zeros(*self.spec['image'])
+    shape, dtype = self.spec['image']
+    images = np.zeros(shape, dtype)
     for i, (y, x) in enumerate(corners):
       images[i] = pixels[y : y + window[0], x : x + window[1]]
     missing = [(-1, -1)] * (self.windows - len(corners))
@@ -110,10 +113,11 @@ class EvalTransform(segments.Masks):
       height: height of the image, pixels.
       width: width of the image, pixels.
     """
-    size = transforms.covering_size(height, width, *self.image_size)
-    starts = []
+    size = transforms.covering_size(height, width, self.image_size)
+    starts = []  # of the windows along each axis
     for side, window in zip(size, self.image_size, strict=True):
       last, step = side - window, max(int(window * self.stride), 1)
+      # The last window ends with the image, so it may overlap more.
       starts.append([*range(0, last, step), last])
     return size, [*itertools.product(*starts)]
 

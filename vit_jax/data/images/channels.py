@@ -120,6 +120,7 @@ class _Expected(NamedTuple):
 
 
 def _npy(data: bytes, expected: _Expected) -> np.ndarray:
+  """Reads a NumPy file of numbers, in the byte order of the file."""
   file = io.BytesIO(data)
   try:
     version = np.lib.format.read_magic(file)
@@ -138,6 +139,8 @@ def _npy(data: bytes, expected: _Expected) -> np.ndarray:
 
 
 def _png(data: bytes, expected: _Expected) -> np.ndarray:
+  """Decodes a PNG file without a palette."""
+  # The header follows the signature, and the length and name of its chunk.
   width, height, depth, kind = struct.unpack_from('>IIBB', data, 16)
   if kind not in _PNG_CHANNELS:
     raise DecodeError(f'the PNG file has a palette; {expected}')
@@ -202,5 +205,5 @@ def pixels_of(
       uint16 if it is uint16, and otherwise uint8.
   """
   kind = np.dtype(np.uint16 if dtype == np.uint16 else np.uint8)
-  half = np.iinfo(kind).max / 2
+  half = np.iinfo(kind).max / 2  # -1 becomes 0, and 1 becomes 2 · half
   return np.clip(np.round(images * half + half), 0, 2 * half).astype(kind)

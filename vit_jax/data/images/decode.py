@@ -51,7 +51,7 @@ _OPENCV = {
   'area': cv2.INTER_AREA,
   'nearest': cv2.INTER_NEAREST_EXACT,
 }
-# Of images; 'nearest' is for maps.
+# For images. Only maps are resized by 'nearest'.
 INTERPOLATIONS = ('bilinear', 'area', *_PILLOW)
 _GROUP = 4  # OpenCV averages areas of at most four channels at once
 Image = UInt8[np.ndarray, 'y x 3']
@@ -83,19 +83,14 @@ def resize(
   """
   if image.shape[:2] == (height, width):
     return image
-  if image.shape[2] != 3 or image.dtype != np.uint8:
-    step = _GROUP if interpolation in _OPENCV else 1
-    groups = [
-      _resized(
-        np.ascontiguousarray(image[..., i : i + step]),
-        height,
-        width,
-        interpolation,
-      )
-      for i in range(0, image.shape[2], step)
-    ]
-    return np.concatenate([np.atleast_3d(group) for group in groups], axis=2)
-  return _resized(image, height, width, interpolation)
+  if image.shape[2] == 3 and image.dtype == np.uint8:
+    return _resized(image, height, width, interpolation)
+  step = _GROUP if interpolation in _OPENCV else 1  # Pillow: one channel
+  groups = []
+  for first in range(0, image.shape[2], step):
+    group = np.ascontiguousarray(image[..., first : first + step])
+    groups.append(_resized(group, height, width, interpolation))
+  return np.concatenate([np.atleast_3d(group) for group in groups], axis=2)
 
 
 def _resized(
@@ -118,8 +113,8 @@ def _by_pillow(
   Resizing one axis at a time gives the same result in all Pillow versions.
   """
   if image.shape[2] == 1:
-    image = image[..., 0]
-  sizes = (width, len(image)), (width, height)
+    image = image[..., 0]  # Pillow's images of one channel have no axis for it
+  sizes = (width, len(image)), (width, height)  # Pillow's are (width, height)
   if image.dtype == np.uint8:
     columns = PIL.Image.fromarray(image).resize(sizes[0], method)
     return np.array(columns.resize(sizes[1], method))
@@ -137,6 +132,7 @@ def _by_area(image: np.ndarray, height: int, width: int) -> np.ndarray:
   OpenCV's INTER_AREA repeats pixels where it enlarges, so that a small crop
   would become a mosaic of blocks.
   """
+  # OpenCV's sizes are (width, height).
   smaller = min(width, image.shape[1]), min(height, image.shape[0])
   if smaller != image.shape[1::-1]:
     image = cv2.resize(image, smaller, interpolation=cv2.INTER_AREA)
@@ -233,7 +229,7 @@ def decode_to_resize(
       return _jpeg_box(image, plan, scaled)
     if (channels, bits) == (1, 8) and headers.jpeg(image).colors == 1:
       pixels, target = _jpeg_box(image, plan, scaled)
-      return pixels[..., :1], target
+      return pixels[..., :1], target  # the three channels are equal
   if (channels, bits) != (3, 8):
     pixels = channels_lib.decode(image, channels, bits)
   elif isinstance(image, np.ndarray):
@@ -264,6 +260,7 @@ def _check_size(height: int, width: int) -> None:
 
 
 def _rgb(pixels: np.ndarray) -> Image:
+  """Checks given pixels, and repeats a single channel."""
   if pixels.ndim == 2:
     pixels = pixels[:, :, None]
   supported = pixels.ndim == 3 and pixels.shape[2] in (1, 3)
@@ -286,15 +283,17 @@ def _gif(data: bytes) -> Image:
 
 
 def _jpeg_box(data: bytes, plan: Plan, scaled: bool) -> tuple[Image, Size]:
+  """Decodes a part of a JPEG file to RGB; see `decode_to_resize`."""
   header = headers.jpeg(data)
   stored = (header.height, header.width)
   _check_size(*stored)
-  size = stored[::-1] if header.orientation >= 5 else stored
-  box, target = plan(*size)
+  upright = stored[::-1] if header.orientation >= 5 else stored
+  box, target = plan(*upright)
   shrink = _largest_shrink(box, target) if scaled else 1
   box = _shrunk_box(box, shrink)
   if header.orientation == 1:
     return jpeg.decode_box(data, header, box, shrink), target
+  # The box is one of the upright image, so all of the stored one is decoded.
   whole = _shrunk_box((0, 0, *stored), shrink)
   pixels = jpeg.decode_box(data, header, whole, shrink)
   return _cut(_upright(pixels, header.orientation), box), target

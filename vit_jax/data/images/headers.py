@@ -8,7 +8,9 @@ from typing import NamedTuple
 import PIL.Image
 
 # JPEG markers, the byte after 0xFF.
-_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a segment
+# Markers without a segment: TEM, RST0 to RST7, SOI.
+_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
+# SOF0 to SOF15, each for one kind of coding; DHT, JPG and DAC are in between.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _END, _EXIF = 0xDA, 0xD9, 0xE1
 _APPLICATIONS = range(0xE0, 0xF0)
@@ -109,15 +111,16 @@ def jpeg(data: bytes) -> Jpeg:
   # Three bytes follow for each colour: its number, its horizontal and vertical
   # sampling factors (4 bits each), and its quantization table.
   sampling_factors = data[frame + 11 : frame + 10 + 3 * colors : 3]
-  scan_colors = data[at + 4 : at + 5]  # number of colours of the first scan
+  vertical_factors = [pair & 15 for pair in sampling_factors]  # lower 4 bits
+  scan_colors = data[at + 4] if len(data) > at + 4 else 0  # of the first scan
   return Jpeg(
     height,
     width,
     colors,
     height_at=frame + 5,
     ordinary=coding in _ORDINARY and bits == 8 and colors in (1, 3),
-    one_scan=coding != _PROGRESSIVE and scan_colors == bytes([colors]),
-    block_height=8 * max([1, *(pair & 15 for pair in sampling_factors)]),
+    one_scan=coding != _PROGRESSIVE and scan_colors == colors,
+    block_height=8 * max([1, *vertical_factors]),
     orientation=orientation,
   )
 

@@ -99,6 +99,7 @@ def opencv(data: bytes, flags: int) -> np.ndarray:
 
 
 def _check_warning(warning: str) -> None:
+  """Raises DecodeError for a warning of libjpeg about missing pixels."""
   if any(words in warning.lower() for words in _DAMAGE):
     raise DecodeError(f'{_DAMAGED}: {warning}')
 
@@ -111,8 +112,9 @@ def _shortened(
   Decoders then stop below the row `bottom` of the decoded image, and only warn
   about surplus bytes.
   """
-  end, block = (bottom + _EXTRA_ROWS) * shrink, header.block_height
-  end = (end + block - 1) // block * block
+  block = header.block_height
+  end = (bottom + _EXTRA_ROWS) * shrink
+  end = (end + block - 1) // block * block  # rounded up to whole blocks
   if not header.one_scan or end >= header.height:
     return data, header.height
   at = header.height_at
@@ -134,13 +136,15 @@ def _simplejpeg(
   pixels = np.empty((*size, 3), np.uint8)
   scale: dict[str, Any] = {}
   if shrink > 1:
+    # simplejpeg decodes at the smallest size that is not below these.
     scale = dict(min_height=size[0], min_width=size[1], min_factor=shrink)
   try:
     decoded = simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels, **scale)
     return pixels if decoded.shape[:2] == size else None
   except ValueError as error:
     warning = str(error)
-  # After these warnings, the pixels are decoded nevertheless.
+  # simplejpeg raises libjpeg's warnings as errors. After these warnings, the
+  # pixels are in the buffer nevertheless, if it has the size of the file.
   if not any(words in warning.lower() for words in (*_DAMAGE, _HARMLESS)):
     return None
   try:

@@ -25,9 +25,10 @@ from vit_jax.data.images import jpeg
 from vit_jax.data.images.headers import DecodeError
 
 _SIGNATURES = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # the last two: BigTIFF
-_UNSIGNED = (1, 4)  # sample formats
+_UNSIGNED = (1, 4)  # values of SampleFormat: unsigned integers, and undefined
 _ANY_BITS = (1, 8, 16)
-# Colour space: number of samples, of samples with opacity, and allowed bits.
+# PhotometricInterpretation: number of samples per pixel without and with
+# opacity, and allowed bits per sample.
 _COLORS = {
   0: (1, 2, _ANY_BITS),  # grey, white is 0
   1: (1, 2, _ANY_BITS),  # grey, black is 0
@@ -55,7 +56,8 @@ _SUPPORTED = (
   'in grey, RGB, palettes, CMYK and YCbCr; no compression, LZW, deflate, JPEG, '
   f'PackBits and CCITT; strips, and tiles of a multiple of {_TILE_BYTES} bytes'
 )
-_LIMITED = importlib.util.find_spec('imagecodecs') is not None
+# imagecodecs does not unpack more than the size in the tags.
+_CODECS_ARE_LIMITED = importlib.util.find_spec('imagecodecs') is not None
 
 
 def is_tiff(data: bytes) -> bool:
@@ -118,7 +120,7 @@ def check_segments(data: bytes, pages: Sequence[Any], max_bytes: int) -> None:
       f'a strip or tile of the TIFF file has {size} bytes; at most: {max_bytes}'
     )
   unpacker = _UNPACKERS.get(page.compression)
-  if unpacker is None or _LIMITED:
+  if unpacker is None or _CODECS_ARE_LIMITED:
     return
   for each in pages:
     for at, count in zip(each.dataoffsets, each.databytecounts, strict=True):
@@ -132,14 +134,15 @@ def check_segments(data: bytes, pages: Sequence[Any], max_bytes: int) -> None:
 
 def _check_kind(page: Any) -> None:
   """Checks that OpenCV decodes a page to the same picture as other readers."""
-  few, many, bits = _COLORS.get(page.photometric, (0, 0, ()))
-  # Samples of different bits are a tuple.
+  samples, with_opacity, bits = _COLORS.get(page.photometric, (0, 0, ()))
+  # `bitspersample` is a tuple if the samples differ.
   tile = math.prod(page.chunks) * int(np.max(page.bitspersample)) // 8
   if (
     page.sampleformat not in _UNSIGNED
     or page.bitspersample not in bits
-    or not few <= page.samplesperpixel <= many
-    # With opacity in its own plane, OpenCV takes 0 for black in any case.
+    or not samples <= page.samplesperpixel <= with_opacity
+    # With opacity in its own plane, OpenCV takes 0 for black, even if it is
+    # white.
     or (
       page.planarconfig != _INTERLEAVED
       and page.samplesperpixel == 2

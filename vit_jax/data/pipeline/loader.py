@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 
 HostBatch = dict[str, np.ndarray]
 POLICIES = ('error', 'skip')
-_MAX_ATTEMPTS = 100  # maximum number of replacements at one position
+_MAX_ATTEMPTS = 100  # replacements at one position
 
 
 class BadRecord(NamedTuple):
@@ -123,28 +123,31 @@ class Loader:
     bad: list[BadRecord] = []
     loader = self.variants[local.variant]
     for offset, index in enumerate(local.indices.tolist()):
-      position = None
+      row = first + offset
       if local.positions is not None:
         position = int(local.positions[offset])
-      elif index >= len(self.source):  # padding
-        continue
-      for attempt in range(_MAX_ATTEMPTS + 1):
-        record = loader._fill_row(
-          batch, first + offset, index, position, attempt
-        )
-        if record is None:
-          break
-        bad.append(record)
-        if position is None:  # evaluation has no replacements
-          break
-        index = self._replacement(index, position, attempt + 1)
-      else:
-        raise UserError(
-          f'{attempt + 1} records of {self.source.name} in a row cannot be '
-          f'used, the last at index {bad[-1].index} ({bad[-1].reason}): check '
-          'the data with python -m vit_jax.check_data.'
-        )
+        bad += loader._fill_in_training(batch, row, index, position)
+      elif index < len(self.source):  # otherwise, the row is padding
+        if record := loader._fill_row(batch, row, index, None, 0):
+          bad.append(record)
     return bad
+
+  def _fill_in_training(
+    self, batch: HostBatch, row: int, index: int, position: int
+  ) -> list[BadRecord]:
+    """Loads an example, or a replacement, and returns the bad records."""
+    bad: list[BadRecord] = []
+    while len(bad) <= _MAX_ATTEMPTS:
+      record = self._fill_row(batch, row, index, position, len(bad))
+      if record is None:
+        return bad
+      bad.append(record)
+      index = self._replacement(index, position, len(bad))
+    raise UserError(
+      f'{len(bad)} records of {self.source.name} in a row cannot be used, the '
+      f'last at index {bad[-1].index} ({bad[-1].reason}): check the data with '
+      'python -m vit_jax.check_data.'
+    )
 
   def _replacement(self, index: int, position: int, attempt: int) -> int:
     """Returns the index of the example that replaces a bad one in training."""
@@ -160,7 +163,15 @@ class Loader:
     position: int | None,
     attempt: int,
   ) -> BadRecord | None:
-    """Loads one example; returns a description if it is a bad record."""
+    """Loads one example; returns a description if it is a bad record.
+
+    Args:
+      batch: result of `buffers`.
+      row: row of the batch.
+      index: index of the example in the source.
+      position: position in training, or None in evaluation.
+      attempt: number of bad records so far at this position.
+    """
     rng, added = None, {}
     if position is not None:
       key, counter = [self.seed, position], [attempt, 0, 0, 0]

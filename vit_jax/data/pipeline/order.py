@@ -55,10 +55,8 @@ def shuffled(
     key = mix(mix(epoch * np.uint64(_GOLDEN)) + np.uint64(seed))
     half = np.broadcast_to(_half_bits(num_examples), positions.shape)
     index = _permute(index, key, half)
-    outside = index >= sizes
-    while outside.any():
+    while (outside := index >= sizes).any():  # cycle walking, see above
       index[outside] = _permute(index[outside], key[outside], half[outside])
-      outside = index >= sizes
   return index.astype(np.int64)
 
 
@@ -133,6 +131,8 @@ def repeated(
   """
   if repeats == 1:
     return positions
+  # Rows of a stride that is coprime to the batch size are a permutation of all
+  # rows. With a stride of at least `repeats`, copies are not in adjacent rows.
   stride = repeats
   while math.gcd(stride, batch_size) > 1:
     stride += 1

@@ -77,18 +77,18 @@ def train_batches(
   rows = _Rows(mesh, batch_size)
   loader = reader.loader(source, transform, seed)
   several = len(loader.variants) > 1
-  of_step: Any = transform  # has `variant` then
+  with_variants: Any = transform  # has the method `variant` if `several`
 
   def local_batches() -> Iterator[LocalRows]:
     for step in itertools.count(start_step):
       batch = order.batch_index(step, skipped)
       positions = batch * batch_size + rows.rows
       drawn = order.repeated(positions, batch_size, repeats)
-      variant = of_step.variant(seed, batch) if several else 0
+      variant = with_variants.variant(seed, batch) if several else 0
       yield LocalRows(source.locate(drawn, seed), positions, variant)
 
-  need = reader.check_memory(loader, len(rows.rows))
-  log.info('prefetching uses up to %s of host memory', memory.text(need))
+  used = reader.check_memory(loader, len(rows.rows))
+  log.info('prefetching uses up to %s of host memory', memory.text(used))
   spec = contract.train_spec(transform, reader.on_bad_record)
   return _stream(local_batches(), loader, reader, rows, spec, report)
 
@@ -113,6 +113,7 @@ def eval_batches(
   """
   rows = _Rows(mesh, batch_size)
   loader = reader.loader(source, transform, 0)
+  reader.check_memory(loader, len(rows.rows))
   starts = range(0, len(source), batch_size)
   local_batches = (LocalRows(start + rows.rows, None) for start in starts)
   spec = contract.eval_spec(transform)
@@ -127,14 +128,13 @@ def _stream(
   spec: Spec,
   report: Report,
 ) -> Stream:
-  local = len(rows.rows)
-  reader.check_memory(loader, local)
   # With several processes, the limit is checked for all of them together (by
   # `BadRecordLimit`, and by `sweep` in evaluation). If only one of them ended,
   # the others would wait for it forever.
   single = jax.process_count() == 1
   max_share = reader.max_bad_share if single else 1.0
   note_bad = workers.bad_record_log(loader.source, max_share, report)
+  local = len(rows.rows)
   batches = host_batches(local_batches, loader, reader, note_bad, local)
   return Stream(
     batches, lambda batch: {key: rows.to_global(batch[key]) for key in spec}
@@ -166,7 +166,7 @@ class _Rows:
   def to_global(self, local: np.ndarray) -> jax.Array:
     """Puts this process's rows on its devices, as part of a global array."""
 
-    def rows_of(index: Any) -> np.ndarray:
+    def rows_of(index: tuple[slice, ...]) -> np.ndarray:
       start, stop, _ = index[0].indices(self._batch_size)
       first = int(np.searchsorted(self.rows, start))
       return local[first : first + stop - start]
@@ -200,7 +200,8 @@ class BadRecordLimit:
     self._max_share, self._num_examples = max_share, num_examples
     self._name = name
     self._own: set[int] = set()  # the prefetching thread adds to it
-    self._counted = self._since = 0
+    self._counted = 0  # distinct bad records at the last exchange
+    self._since = 0  # reads of bad records since then
 
   def reporting(self, report: Report) -> Report:
     """Returns a function that stores bad records and then reports them.

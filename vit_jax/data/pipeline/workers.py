@@ -1,11 +1,11 @@
-"""Workers that load examples, either threads or child processes.
+"""Workers that load examples, and prefetching of batches.
 
-Prefetching of batches, from sources to host memory and to the devices.
+Workers are threads or child processes. Batches are prefetched from the sources
+to host memory (`host_batches`), and from there to the devices (`Stream`).
 """
 
 import collections
 import dataclasses
-import itertools
 import logging
 import multiprocessing
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -37,7 +37,7 @@ _MAX_RESTARTS = 3  # maximum number of restarts while loading the same examples
 _worker: list[Any] = []
 Batch = dict[str, jax.Array]
 _CHUNK = 16  # examples per task of a worker
-_READY = 2  # batches prefetched to the devices
+_READY = 2  # batches on the devices that wait for the training step
 _MEMORY_FRACTION = 0.8  # maximum fraction of the memory for batches
 
 
@@ -123,13 +123,14 @@ class Processes:
   def fill(self, batch: _Buffer, local: LocalRows, first: int) -> _Task:
     try:
       future = self._pool.submit(_fill, batch, local, first)
-    except BrokenProcessPool as error:
+    except BrokenProcessPool as error:  # `result` handles it
       future = Future()
       future.set_exception(error)
     return (batch, local, first), self._pool, future
 
   def result(self, task: _Task) -> list[BadRecord]:
-    for restarts in itertools.count():
+    restarts = 0
+    while True:
       arguments, pool, future = task
       try:
         return future.result()
@@ -140,15 +141,16 @@ class Processes:
             'the same examples, usually for lack of memory (see dmesg): reduce '
             'reader.prefetch or reader.processes (0 for threads).'
           ) from error
-      if pool is self._pool:  # the workers were not restarted yet
+      # Several tasks fail with the same pool, which is replaced only once.
+      if pool is self._pool:
         log.warning(
           'a reader process was killed, usually because the host ran out of '
           'memory (see dmesg); all reader processes are restarted.'
         )
         self._pool.shutdown(wait=True)  # old workers must not write any more
         self._pool = self._started()
+      restarts += 1
       task = self.fill(*arguments)
-    raise AssertionError  # not reached
 
   def collect(self, batch: _Buffer) -> HostBatch:
     slot, variant = batch
@@ -243,6 +245,7 @@ class Reader:
     Raises:
       UserError: the host does not have enough memory.
     """
+    # Those being filled (see `host_batches`), and those of `Stream`.
     batches = self.prefetch + 1 + _READY + 1
     if self.processes:
       batches += self.prefetch + 1  # buffers in shared memory
@@ -360,6 +363,7 @@ class Stream(Iterator[Batch]):
   ):
     self._batches, self._to_global = batches, to_global
     self._pool = ThreadPoolExecutor(1, 'prefetch')
+    # One thread loads them in this order.
     self._pending = collections.deque(
       self._pool.submit(self._load) for _ in range(_READY + 1)
     )
