@@ -33,8 +33,8 @@ from vit_jax.files import jsonl, paths
 from vit_jax.run import ledger
 from vit_jax.sweeps import grid, jobs, tables
 from vit_jax.sweeps.grid import FINAL, UPSTREAM
-from vit_jax.sweeps.jobs import Columns, Graph
-from vit_jax.sweeps.outcome import DIVERGED, Spread
+from vit_jax.sweeps.jobs import DIVERGED, Columns, Graph
+from vit_jax.sweeps.tables import Spread
 
 AXES = {
   'images': 'images of the pre-training set',

@@ -2,12 +2,11 @@
 
 The figures are those of the paper: filters, similarity of position embeddings,
 attention distance, attention rollout and single heads; and DINOv2's principal
-components of patch tokens; of a segmentation, masks, predictions and errors.
-They are written as PNG, or as --format=pdf or svg,
-and their arrays as .npz. The images are --images=FILE,…, all of which are
-drawn, or images of the run's evaluation split, preprocessed as in the
-evaluation. Without --out, the figures are written to the workdir and shown in
-its HTML report.
+components of patch tokens. For a segmentation, masks, predictions and errors
+are drawn, too. The figures are written as PNG, or as --format=pdf or svg, and
+their arrays as .npz. The images are --images=FILE,…, all of which are drawn, or
+images of the run's evaluation split, preprocessed as in the evaluation. Without
+--out, the figures are written to the workdir and shown in its HTML report.
 
 `python -m vit_jax.analyze report WORKDIR…` writes report.html of each run with
 images and predictions (--nopredictions leaves them out).
@@ -15,6 +14,7 @@ images and predictions (--nopredictions leaves them out).
 
 import dataclasses
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +38,6 @@ from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
-_SHOWN = 8  # number of images of an evaluation split that are drawn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +46,9 @@ class Request(inputs.Request):
 
   Attributes:
     images: image files, all of which are drawn; if empty, images of the run's
-      evaluation split, of which the first are drawn.
-    num_images: number of images of the evaluation split.
+      evaluation split, of which the first 8 are drawn.
+    num_images: number of images of the evaluation split, over which the
+      attention distance is averaged.
   """
 
   images: Sequence[str] = ()
@@ -63,7 +63,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer(
     'num_images',
-    32,
+    Request.num_images,
     "Number of images from the run's evaluation split; Figure 11 uses 128.",
     1,
   )
@@ -100,11 +100,11 @@ def run(
   if files:
     images, masks = _read_images(files, transform), None
     origin, shown = 'given as files', len(files)
-    names = [file.rpartition('/')[2] for file in files]
+    names = [os.path.basename(file) for file in files]
   else:
     count = request.num_images
     (images, masks), origin = _evaluation_images(source, transform, count)
-    names, shown = [], _SHOWN
+    names, shown = [], figures.SHOWN
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   weights = source.load_weights(mesh)
   with jax.set_mesh(mesh):
@@ -196,7 +196,7 @@ def _output_directory(checkpoint: str, out: str | None) -> epath.Path:
   """Returns the directory for figures.
 
   Raises:
-    UserError: --out is missing, and the weights are not in a local workdir.
+    UserError: --out is missing, and the weights are not those of a workdir.
   """
   if out is not None:
     return paths.locate(out)

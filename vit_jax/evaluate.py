@@ -43,7 +43,7 @@ _DEFAULTS = {'name': 'classification', 'split': ''}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(inputs.Request):
-  """What `evaluate` applies weights to, and how."""
+  """Weights and data of the command `evaluate`."""
 
   evaluator: str | None = flag(
     "Name of one of the run's evaluators in config.evals, or a kind of "

@@ -74,7 +74,7 @@ class Images(Source):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(computation.Request):
-  """What `features` applies weights to, and how.
+  """Weights and data of the command `features`.
 
   Attributes:
     images: image files, directories and patterns; if empty, the features are

@@ -65,7 +65,7 @@ class Prediction(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(inputs.Request):
-  """What `predict` applies weights to, and how."""
+  """Weights and data of the command `predict`."""
 
   top: int = flag('Number of classes to print per image.', 5)
 
@@ -122,39 +122,42 @@ def run(
     source, mesh, _BATCH_SIZE, examples=len(images)
   )
   predict = jax.jit(objective.predict, static_argnames='want')
-  given = {}
+  text_embeddings = {}
   if texts:
     tokens = contrastive.tokens_of(objective, transform, texts)
-    given = predict(params, {'tokens': tokens}, want=('text',))
+    text_embeddings = predict(params, {'tokens': tokens}, want=('text',))
   probabilities_of = losses.PROBABILITIES[objective.cross_entropy]
   unit = 'number' if objective.cross_entropy == 'squared' else 'probability'
 
+  def top(outputs: np.ndarray) -> list[tuple[str, float]]:
+    """Returns the names and values of the classes to print for one image."""
+    chosen = np.argsort(-outputs, kind='stable')[: request.top]
+    if unit == 'number':
+      chosen = np.arange(len(outputs))
+    top_names = [names[i] if i < len(names) else f'class {i}' for i in chosen]
+    return list(zip(top_names, outputs[chosen].tolist(), strict=True))
+
+  # Each result is the pixels of a file, or the reason why it cannot be used.
+  load = functools.partial(files.loaded, load=transform.pixels)
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for start in range(0, len(images), batch_size):
       part = images[start : start + batch_size]
-      # Pixels, or the text of an error.
-      load = functools.partial(files.loaded, load=transform.pixels)
-      read = list(pool.map(load, part))
-      # A batch of constant size, so that the model is compiled only once.
-      shape, dtype = transform.spec['image']
-      batch = np.zeros((batch_size, *shape), dtype)
-      for row, result in enumerate(read):
-        if not isinstance(result, str):
-          batch[row] = result
-      probabilities = np.zeros((len(part), 0))
-      if not all(isinstance(result, str) for result in read):
-        logits = predict(params, {'image': batch, **given})['logits']
-        probabilities = np.asarray(probabilities_of(logits))
-      for path, result, row in zip(part, read, probabilities, strict=False):
-        if isinstance(result, str):
-          yield Prediction(path, [], result, unit)
-          continue
-        best = np.argsort(-row, kind='stable')[: request.top]
-        if unit == 'number':
-          best = np.arange(len(row))
-        top_names = [names[i] if i < len(names) else f'class {i}' for i in best]
-        top = list(zip(top_names, row[best].tolist(), strict=True))
-        yield Prediction(path, top, unit=unit)
+      loaded = list(pool.map(load, part))
+      usable = [i for i, x in enumerate(loaded) if not isinstance(x, str)]
+      outputs: Any = None
+      if usable:
+        # A batch of constant size, so that the model is compiled only once.
+        shape, dtype = transform.spec['image']
+        batch = np.zeros((batch_size, *shape), dtype)
+        for row in usable:
+          batch[row] = loaded[row]
+        logits = predict(params, {'image': batch, **text_embeddings})['logits']
+        outputs = np.asarray(probabilities_of(logits))
+      for row, path in enumerate(part):
+        if row in usable:
+          yield Prediction(path, top(outputs[row]), unit=unit)
+        else:
+          yield Prediction(path, [], loaded[row], unit)
 
 
 def main(arguments: list[str]) -> None:
@@ -190,7 +193,7 @@ def main(arguments: list[str]) -> None:
       for name, value in prediction.top:
         text = f'{value:9.5g}' if unit == 'number' else f'{100 * value:5.1f}%'
         print(f'  {text}  {name}')
-  _check(failed, images)
+  _check_all_usable(failed, images)
 
 
 def _write_masks(images: list[str], values: Any, request: Request) -> None:
@@ -211,11 +214,11 @@ def _write_masks(images: list[str], values: Any, request: Request) -> None:
     else:
       pair = {'image': image, 'mask': mask}
       print(json.dumps(pair) if values.json else f'{image}: {mask}')
-  _check(failed, images)
+  _check_all_usable(failed, images)
 
 
-def _check(failed: list[str], images: list[str]) -> None:
-  """Raises UserError if images could not be used, given their errors."""
+def _check_all_usable(failed: list[str], images: list[str]) -> None:
+  """Raises UserError if images could not be used; `failed` has their errors."""
   if failed:
     count = f'{len(failed)} of {len(images)} images cannot be used'
     raise UserError(f'{count}: {failed[0]}')

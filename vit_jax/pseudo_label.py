@@ -41,7 +41,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(computation.Request):
-  """What `pseudo_label` applies weights to, and how."""
+  """Weights and data of the command `pseudo_label`."""
 
   min_confidence: float = flag(
     'Smallest probability of the most likely class.', 0.3

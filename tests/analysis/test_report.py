@@ -30,8 +30,7 @@ class Checker(html.parser.HTMLParser):
     assert self.open == []
 
   def handle_starttag(self, tag, attrs):
-    self.tags.append(tag)
-    self.attributes += attrs
+    self.handle_startendtag(tag, attrs)
     if tag not in EMPTY:
       self.open.append(tag)
 
@@ -69,25 +68,23 @@ def paths(svg, colour):
   return re.findall(rf'<path d="([^"]*)"[^>]*stroke: {colour}', svg)
 
 
+CONFIG = {'total': '100 steps', 'batch_size': 8, 'train': {'num_examples': 80}}
+
+
 def workdir(path, metrics=(), events=(), config=None, command=(), **run):
   path.mkdir(parents=True, exist_ok=True)
-  config = config or {
-    'total': '100 steps',
-    'batch_size': 8,
-    'train': {'num_examples': 80},
-    'model': {'name': 'vit', 'depth': 3},
-  }
   run = {'command': ['python', *command], 'num_devices': 2, **run}
-  files = {
-    'config.json': json.dumps(config),
-    'run.json': json.dumps(run),
-    'metrics.jsonl': ''.join(json.dumps(line) + '\n' for line in metrics),
-    'events.jsonl': ''.join(
-      json.dumps({'time': TIME.format(second), **event}) + '\n'
-      for second, event in enumerate(events)
-    ),
-  }
-  for name, text in files.items():
+  events = [
+    {'time': TIME.format(second), **event}
+    for second, event in enumerate(events)
+  ]
+  for name, lines in (
+    ('config.json', [config or CONFIG]),
+    ('run.json', [run]),
+    ('metrics.jsonl', metrics),
+    ('events.jsonl', events),
+  ):
+    text = ''.join(json.dumps(line) + '\n' for line in lines)
     (path / name).write_text(text)
   return epath.Path(path)
 
@@ -108,24 +105,21 @@ def rendered(folder):
 
 def test_report_of_a_finished_run(tmp_path):
   """It contains numbers, flags and times, and a line per series."""
-  events = [
-    {'event': 'start', 'step': 0},
-    {'event': 'spans', 'step': 100, 'seconds': {'step': 60.0, 'compile': 20.0}},
-  ]
-  command = ['--config=configs/cifar10.py', '--config.batch_size=8']
+  spans = {
+    'event': 'spans',
+    'step': 100,
+    'seconds': {'step': 60, 'compile': 20},
+  }
   folder = trained(
-    tmp_path / 'run', range(10, 0, -1), events=events, command=command
+    tmp_path / 'run',
+    range(10, 0, -1),
+    events=[{'event': 'start', 'step': 0}, spans],
+    command=['--config=configs/cifar10.py', '--config.batch_size=8'],
   )
   found, text = rendered(folder)
-  for expected in (
-    '100 of 100',
-    '57.13 %',
-    '75.0 %',
-    '25.0 %',
-    'changed: batch_size',
-    'test/loss',
-  ):
-    assert expected in text
+  # progress, accuracy, goodput, other times, changed key, evaluator
+  parts = '100 of 100', '57.13 %', '75.0 %', '25.0 %', 'batch_size', 'test/loss'
+  assert all(part in text for part in parts)
   assert '0.57' not in text  # an accuracy is in percent everywhere
   assert found.tags.count('figure') == 4  # loss, accuracy, lr, images/s
   axes = [
@@ -135,34 +129,29 @@ def test_report_of_a_finished_run(tmp_path):
   assert ['%' in ''.join(labels) for labels in axes] == [0, 1, 0, 0]
 
 
-def test_best_values_of_losses_are_the_lowest(tmp_path):
-  """Counts do not have a best value."""
+def test_best_values_depend_on_the_direction_of_a_metric(tmp_path):
+  """Of equal values the last one is the best, as for `checkpoint.best`.
+
+  Counts do not have a best value.
+  """
+  series = {
+    'top5': (0.5, 0.8, 0.8, 0.7),
+    'ece': (0.2, 0.1, 0.4, 0.4),
+    'nll': (1.5, 1.25, 1.25, 2.5),
+    'count': (90, 90, 90, 90),
+  }
   lines = [
-    {'step': 1, 'test/top5': 0.5, 'test/ece': 0.2, 'test/nll': 1.5},
-    {'step': 2, 'test/top5': 0.8, 'test/ece': 0.1, 'test/nll': 1.25},
-    {'step': 3, 'test/top5': 0.7, 'test/ece': 0.4, 'test/nll': 2.5},
-    {'step': 3, 'test/count': 90},
+    {'step': 11 + i, **{f'test/{k}': each[i] for k, each in series.items()}}
+    for i in range(4)
   ]
-  config = {'evals': {'test': {'name': 'calibration'}}}
+  config = {
+    'evals': {'test': {'name': 'calibration'}},
+    'checkpoint': {'best': 'test/top5'},
+  }
   _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
-  for best in ('80.00 % at 2', '0.1 at 2', '1.25 at 2'):
+  for best in ('80.00 % at 13', '0.1 at 12', '1.25 at 13', 'top5, at step 13'):
     assert best in text
-  assert '90 at' not in text
-
-
-def test_the_headline_names_the_best_checkpoint(tmp_path):
-  """Of two equal values it is the later one, as for `checkpoint.best`."""
-  lines = [
-    {'step': 1, 'val/accuracy': 0.5},
-    {'step': 2, 'val/accuracy': 0.75},
-    {'step': 3, 'val/accuracy': 0.75},
-    {'step': 4, 'val/accuracy': 0.625},
-  ]
-  config = {'checkpoint': {'best': 'val/accuracy'}}
-  config['evals'] = {'val': {'name': 'classification'}}
-  _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
-  assert 'val/accuracy, at step 3' in text
-  assert text.count('75.00 %') == 2 and '0.75' not in text
+  assert '90 at' not in text and '0.8 ' not in text
 
 
 def test_figures_are_shown_with_their_weights_and_images(tmp_path):
@@ -171,12 +160,12 @@ def test_figures_are_shown_with_their_weights_and_images(tmp_path):
   (folder / 'figures').mkdir()
   for name in ('rollout', 'heads'):
     (folder / 'figures' / f'{name}.png').write_bytes(b'\x89PNG')
-  assert 'weights: unknown; images: unknown.' in rendered(folder)[1]
+  assert 'Single heads' in rendered(folder)[1]
   about = {'weights': 'step 7, _ema', 'images': EVIL, 'figures': ['rollout']}
   (folder / 'figures' / 'figures.json').write_text(json.dumps(about))
   _, text = rendered(folder)
-  assert f'weights: step 7, _ema; images: {EVIL}.' in text
-  assert 'Attention rollout' in text and 'Single heads' not in text
+  parts = 'step 7, _ema', EVIL, 'Attention rollout'
+  assert all(part in text for part in parts) and 'Single heads' not in text
 
 
 def test_report_of_a_run_with_nan_and_rollbacks(tmp_path):
@@ -190,9 +179,8 @@ def test_report_of_a_run_with_nan_and_rollbacks(tmp_path):
   ]
   folder = workdir(tmp_path / 'run', metrics, events)
   _, text = rendered(folder)
-  assert 'not finite: loss at step(s) 3.' in text
-  assert 'start 2, rollback 1, bad_record 1' in text
-  assert 'evaluated yet' in text
+  assert re.search(r'not finite: loss at .* 3\.', text)
+  assert all(part in text for part in ('start 2', 'rollback 1', 'bad_record 1'))
   (chart,) = charts(report.render(report.read(folder)))
   assert len(paths(chart, '#d55e00')) == 1  # the mark of the rollback
   (line,) = paths(chart, '#0072b2')
@@ -215,11 +203,11 @@ def test_damaged_files_are_left_out(tmp_path):
   assert 'a\\udcff' in rendered(folder)[1]
 
 
-def random_predictions(count, classes, names, side=32):
+def random_predictions(count, classes, names):
   """Returns the result of `predict_examples` for random predictions."""
   rng = np.random.default_rng(0)
   labels, predicted = rng.integers(0, classes, (2, count))
-  images = rng.integers(0, 256, (24, side, side, 3), dtype=np.uint8)
+  images = rng.integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
   shown = [report.picture(each, [names[0], f'is {EVIL}']) for each in images]
   return {
     'source': EVIL,
@@ -235,22 +223,16 @@ def random_predictions(count, classes, names, side=32):
 def test_names_are_escaped(tmp_path):
   """Names of classes, files, metrics, flags, keys and workdirs are escaped."""
   names = [f'{EVIL}{i}' for i in range(4)]
-  config = {EVIL: EVIL, 'total': EVIL}
-  folder = trained(
+  folder = workdir(
     tmp_path / '<b onclick=x>run',
-    [3.0, 2.0],
-    config=config,
+    [{'step': 30, 'loss': 2.0, f'{EVIL}/accuracy': 0.5}],
+    config={EVIL: EVIL, 'total': EVIL},
     command=[f'--config={EVIL}', f'--config.source.path={EVIL}'],
     device_kind=EVIL,
   )
-  with (folder / 'metrics.jsonl').open('a') as file:
-    file.write(json.dumps({'step': 30, f'{EVIL}/accuracy': 0.5}) + '\n')
   training = [report.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
-  values = {
-    'step': 20,
-    'training': training,
-    'judged': random_predictions(50, 4, names),
-  }
+  judged = random_predictions(50, 4, names)
+  values = {'step': 20, 'training': training, 'judged': judged}
   report.write_pictures(folder, values)
   found, text = rendered(folder)
   assert text.count(EVIL) > 60
@@ -258,9 +240,7 @@ def test_names_are_escaped(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_report_that_would_be_too_large_has_no_pictures(
-  tmp_path, monkeypatch
-):
+def test_a_report_that_is_too_large_has_no_pictures(tmp_path, monkeypatch):
   folder = trained(tmp_path / 'run', [2.0])
   value = random_predictions(10, 3, ['a', 'b', 'c'])
   report.write_pictures(folder, {'step': 1, 'training': [], 'judged': value})
@@ -286,7 +266,7 @@ def test_pictures_keep_their_colours(side, kind, error):
   pixels[:] = 200, 100, 20
   src = report.picture(pixels, ['x'])['src']
   head, _, data = src.partition(',')
-  assert head == f'data:image/{kind};base64'
+  assert kind in head
   array = np.frombuffer(base64.b64decode(data), np.uint8)
   decoded = cv2.imdecode(array, cv2.IMREAD_COLOR_RGB)
   assert max(decoded.shape) == min(side, 160)

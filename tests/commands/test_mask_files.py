@@ -21,10 +21,10 @@ def test_masks_are_read_as_they_are_written(count, kind):
 def test_names_of_masks():
   """They are relative to the folder of all images, and differ."""
   given = ['x/a.jpg', 'x/b/a.jpg']
-  assert mask_files._places(given, 'out') == ['out/a.png', 'out/b/a.png']
-  assert mask_files._places(['a.jpg'], 'out') == ['out/a.png']
+  assert mask_files._mask_paths(given, 'out') == ['out/a.png', 'out/b/a.png']
+  assert mask_files._mask_paths(['a.jpg'], 'out') == ['out/a.png']
   with pytest.raises(UserError, match=r'a\.png'):
-    mask_files._places(['x/a.jpg', 'x/a.png'], 'out')
+    mask_files._mask_paths(['x/a.jpg', 'x/a.png'], 'out')
 
 
 @pytest.mark.parametrize('size', [(32, 32), (20, 100), (4000, 3000), (33, 31)])

@@ -1,6 +1,5 @@
 """Tests of accuracies, likelihood and calibration against plain loops."""
 
-import copy
 import math
 import pickle
 
@@ -53,10 +52,9 @@ def figures(source, classes, sets, top=(1, 5), bins=15):
     total = sum(math.exp(logits[i, c]) for c in classes)
     nlls.append(math.log(total) - logits[i, sets[i][0]])
     confidence = math.exp(logits[i, order[0]]) / total
-    [place] = [
-      m for m in range(bins) if m / bins < confidence <= (m + 1) / bins
-    ]
-    inside[place].append((confidence, order[0] in sets[i]))
+    inside[math.ceil(confidence * bins) - 1].append(
+      (confidence, order[0] in sets[i])
+    )
   ece = sum(
     len(each) / len(used) * abs(np.subtract(*np.mean(each, axis=0)))
     for each in inside
@@ -67,8 +65,7 @@ def figures(source, classes, sets, top=(1, 5), bins=15):
 
 
 @pytest.mark.parametrize(
-  'size, devices, batch_size',
-  [(1, 1, 8), (1, 8, 8), (37, 1, 8), (37, 8, 16), (37, 1, 64), (37, 1, 1)],
+  'size, devices, batch_size', [(1, 8, 8), (37, 8, 16), (37, 1, 64), (37, 1, 1)]
 )
 @pytest.mark.parametrize('among', ['all', 'present'])
 def test_results_equal_a_loop_over_all_examples(
@@ -76,12 +73,8 @@ def test_results_equal_a_loop_over_all_examples(
 ):
   """They do not depend on the batch size, padding, devices or equal logits."""
   source, params = shown(size), jnp.asarray(table(size))
-  evaluator = Evaluator(
-    setting(source, devices, batch_size),
-    split='test',
-    top=(1, 2, 5),
-    among=among,
-  )
+  made = setting(source, devices, batch_size)
+  evaluator = Evaluator(made, split='test', top=(1, 2, 5), among=among)
   present = sorted(set(source.given.tolist()))
   classes = range(CLASSES) if among == 'all' else present
   labels = [[int(label)] for label in source.given]
@@ -90,8 +83,6 @@ def test_results_equal_a_loop_over_all_examples(
   assert found.pop('left_out') == 0
   assert list(found) == ['accuracy', 'top2', 'top5', 'nll', 'ece', 'count']
   assert found == pytest.approx(expected, rel=1e-6)
-  for key in ('accuracy', 'top2', 'top5', 'count'):
-    assert found[key] == expected[key]
   if size > 1 and among == 'all':
     assert 0 < found['accuracy'] < found['top2'] < found['top5'] < 1
     assert evaluator.run(params)['ece'] == found['ece'] > 0.05
@@ -102,15 +93,10 @@ def test_results_equal_a_loop_over_all_examples(
 def test_examples_with_several_labels_or_none(devices, batch_size, among):
   """Any label is correct; unlabelled and bad images are left out."""
   source = shown(37, bad=(3, 36))
-  evaluator = Evaluator(
-    setting(
-      source, devices, batch_size, on_bad_record='skip', max_bad_share=0.5
-    ),
-    split='test',
-    labels='several',
-    among=among,
-    bins=4,
-  )
+  policy = dict(on_bad_record='skip', max_bad_share=0.5)
+  made = setting(source, devices, batch_size, **policy)
+  keys = dict(split='test', labels='several', among=among, bins=4)
+  evaluator = Evaluator(made, **keys)
   found = evaluator.run(jnp.asarray(table(37)))
   present = sorted({c for i in range(37) for c in source.columns['several'][i]})
   classes = range(CLASSES) if among == 'all' else present
@@ -174,38 +160,39 @@ def test_several_labels_are_matched_by_class_name():
   theirs = np.full((12, 10), -np.inf, np.float32)
   theirs[:, [heads.index(name) for name in source.class_names]] = logits
   expected = plain.run(jnp.asarray(logits))
-  evaluator = Evaluator(
-    setting(mapped, num_classes=10), split='test', labels='several'
-  )
-  assert evaluator.run(jnp.asarray(theirs)) == pytest.approx(expected, rel=1e-6)
+  made = setting(mapped, num_classes=10)
+  found = Evaluator(made, split='test', labels='several').run(theirs)
+  assert found == pytest.approx(expected, rel=1e-6)
   assert 0 < expected['accuracy'] < 1 and expected['left_out'] > 0
   copied = pickle.loads(pickle.dumps(mapped))
   assert copied[1]['several'] == [9 - c for c in source.columns['several'][1]]
 
 
-def test_messages_of_wrong_settings():
+UNLABELLED, TOO_LARGE = [[]] * 9, [[CLASSES]] * 9
+
+
+@pytest.mark.parametrize(
+  'several, classes, keys, words',
+  [
+    (None, 9, dict(bins=0), 'bins is 0'),
+    (None, 9, dict(top=(0,)), 'top is 0'),
+    (None, 9, dict(among='some'), 'some.*all, present'),
+    (None, 0, {}, 'no head'),
+    (None, 5, {}, '9 classes, .*head .*5'),
+    (None, 9, dict(labels='real'), 'but not real'),
+    (UNLABELLED, 9, dict(labels='several'), 'none of its 9 examples'),
+    (
+      UNLABELLED,
+      9,
+      dict(labels='several', among='present'),
+      'none of its 9 examples',
+    ),
+    (TOO_LARGE, 9, dict(labels='several'), r'label \[9\]; allowed: 0 to 8'),
+  ],
+)
+def test_wrong_settings_are_refused(several, classes, keys, words):
   source = shown(9)
-  for wrong in (dict(bins=0), dict(top=(0,)), dict(among='some')):
-    with pytest.raises(UserError, match='at least 1|all, present'):
-      Evaluator(setting(source), split='test', **wrong)
-  with pytest.raises(UserError, match='no head'):
-    Evaluator(setting(source, num_classes=0), split='test')
-  with pytest.raises(UserError, match='9 classes, .*head .*5'):
-    Evaluator(setting(source, num_classes=5), split='test')
-  evaluator = Evaluator(setting(source), split='test', labels='real')
-  with pytest.raises(UserError, match='but not real'):
-    evaluator.run(jnp.asarray(table(9)))
-  bare, odd = copy.copy(source), copy.copy(source)
-  bare.columns, odd.columns = (
-    {'several': [[]] * 9},
-    {'several': [[CLASSES]] * 9},
-  )
-  for among in ('all', 'present'):
-    evaluator = Evaluator(
-      setting(bare), split='test', labels='several', among=among
-    )
-    with pytest.raises(UserError, match='none of its 9 examples'):
-      evaluator.run(jnp.asarray(table(9)))
-  evaluator = Evaluator(setting(odd), split='test', labels='several')
-  with pytest.raises(UserError, match=r'label \[9\]; allowed: 0 to 8'):
-    evaluator.run(jnp.asarray(table(9)))
+  source.columns = {'several': several} if several else source.columns
+  with pytest.raises(UserError, match=words):
+    made = setting(source, num_classes=classes)
+    Evaluator(made, split='test', **keys).run(jnp.asarray(table(9)))

@@ -74,10 +74,7 @@ def looped(image, native, window=32):
   count = np.zeros((height, width, 1))
   for i in range(max(height - window + stride - 1, 0) // stride + 1):
     for j in range(max(width - window + stride - 1, 0) // stride + 1):
-      y, x = (
-        min(i * stride, height - window),
-        min(j * stride, width - window),
-      )
+      y, x = min(i * stride, height - window), min(j * stride, width - window)
       cells = cells_of(image[None, y : y + window, x : x + window])
       large = F.interpolate(
         torch.tensor(cells).movedim(-1, 1), (window, window), mode='bilinear'
@@ -107,18 +104,15 @@ def test_windows_equal_a_loop_over_them(batch_size, devices):
     true.append(mask[mask != 255])
     predicted.append(found[mask != 255])
   true, predicted = np.concatenate(true), np.concatenate(predicted)
-  transform = windows.EvalTransform(
-    (32, 32), classes=CLASSES, label_size=100, windows=5
-  )
-  evaluator = miou.Evaluator(
-    setting(source, transform, batch_size, devices), split='test'
-  )
+  keys = dict(classes=CLASSES, label_size=100, windows=5)
+  transform = windows.EvalTransform((32, 32), **keys)
+  made = setting(source, transform, batch_size, devices)
+  evaluator = miou.Evaluator(made, split='test')
   found = evaluator.run({})
   pairs = confusion_matrix(true, predicted, labels=range(CLASSES))
   assert np.abs(evaluator._pairs - pairs).sum() <= 4  # of 21,000: rounding
   expected = reference_metrics(true, predicted)
-  for key, value in expected.items():
-    assert found[key] == pytest.approx(value, abs=2e-4)
+  assert {k: found[k] for k in expected} == pytest.approx(expected, abs=2e-4)
   assert (found['classes'], found['pixels']) == (3, len(true))
   assert {3, 4} & {*np.unique(true)} == set() and 4 in predicted
   tables = evaluator.tables()
@@ -144,25 +138,29 @@ def test_without_windows_scores_are_interpolated_to_the_image():
     true.append(batch['segments'][used])
     predicted.append(scores.argmax(0).numpy()[used])
   expected = reference_metrics(np.concatenate(true), np.concatenate(predicted))
-  for key, value in expected.items():
-    assert found[key] == pytest.approx(value, abs=2e-4)
+  assert {k: found[k] for k in expected} == pytest.approx(expected, abs=2e-4)
 
 
-def test_messages():
-  source = Masked(SIZES[:2], classes=CLASSES)
-  keys = dict(classes=CLASSES)
-  plain = segments.EvalTransform((48, 40), **keys)
-  broken = setting(source, plain, function=lambda x: cells_of(x) * jnp.nan)
-  with pytest.raises(UserError, match='not finite'):
-    miou.Evaluator(broken, split='test').run({})
-  other = segments.EvalTransform((48, 40), classes=7)
-  with pytest.raises(UserError, match=r'7.*5'):
-    miou.Evaluator(setting(source, other), split='test')
-  odd = segments.EvalTransform((48, 42), **keys)
-  ones = lambda x: jnp.zeros((len(x), CELLS, CELLS, CLASSES))  # noqa: E731
-  with pytest.raises(UserError, match=r'42.*patch'):
-    miou.Evaluator(setting(source, odd, function=ones), split='test').run({})
-  few = windows.EvalTransform((32, 32), windows=2, label_size=64, **keys)
-  source = Masked([(30, 90)], classes=CLASSES)
-  with pytest.raises(UserError, match=r'30 x 90.*windows=5.*label_size=90'):
-    miou.Evaluator(setting(source, few), split='test').run({})
+def plain(height, width, classes=CLASSES):
+  return segments.EvalTransform((height, width), classes=classes)
+
+
+FEW = windows.EvalTransform((32, 32), windows=2, label_size=64, classes=CLASSES)
+
+
+@pytest.mark.parametrize(
+  'size, transform, scale, words',
+  [
+    (SIZES[0], plain(48, 40), np.nan, 'not finite'),
+    (SIZES[0], plain(48, 40, classes=7), 1, '7.*5'),
+    (SIZES[0], plain(48, 42), None, '42.*patch'),
+    ((30, 90), FEW, 1, '30 x 90.*windows=5.*label_size=90'),
+  ],
+)
+def test_wrong_scores_and_sizes_are_refused(size, transform, scale, words):
+  function = lambda x: cells_of(x) * scale  # noqa: E731
+  if scale is None:
+    function = lambda x: jnp.zeros((len(x), CELLS, CELLS, CLASSES))  # noqa: E731
+  made = setting(Masked([size], CLASSES), transform, function=function)
+  with pytest.raises(UserError, match=words):
+    miou.Evaluator(made, split='test').run({})

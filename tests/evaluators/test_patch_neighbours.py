@@ -27,23 +27,19 @@ def patches_of(images):
   return x.astype('float32').mean((2, 4)) / 255 - 0.4
 
 
+TRAIN = Masked([(SIDE, SIDE)] * 7, CLASSES, seed=5)
+TEST = Masked([(SIDE, SIDE)] * 5, CLASSES, seed=4)
+
+
 def evaluator(
-  batch_size=4, devices=1, train=None, kind=patch_neighbours, **keys
+  batch_size=4, devices=1, train=TRAIN, kind=patch_neighbours, **keys
 ):
-  objective = types.SimpleNamespace(
-    predict=lambda weights, batch, want: {
-      'patches': patches_of(batch['image'])
-    },
-    results=('patches',),
-  )
+  def predict(weights, batch, want):
+    return {'patches': patches_of(batch['image'])}
+
+  objective = types.SimpleNamespace(predict=predict, results=('patches',))
   setting = Setting(
-    open_source=lambda split: (
-      train
-      if train and split == 'train'
-      else Masked(
-        [(36, 36)] * (7 if split == 'train' else 5), CLASSES, seed=len(split)
-      )
-    ),
+    open_source=lambda split: train if split == 'train' else TEST,
     transform=TRANSFORM,
     objective=objective,  # pyright: ignore[reportArgumentType]
     mesh=mesh_of(data=devices),
@@ -65,10 +61,9 @@ def test_votes_equal_a_search_in_numpy():
   memory = found.fit({})
   assert len(memory['patches']) == 7 * 16
   np.testing.assert_allclose(memory['labels'].sum(-1), 1, rtol=1e-6)
-  source = Masked([(36, 36)] * 7, CLASSES, seed=len('train'))
   features, labels = [], []
   for index in range(7):
-    batch = TRANSFORM(source[index])
+    batch = TRANSFORM(TRAIN[index])
     features += [*unit(patches_of(batch['image'][None])).reshape(-1, 3)]
     for y in range(0, SIDE, PATCH):
       for x in range(0, SIDE, PATCH):

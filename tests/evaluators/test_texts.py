@@ -25,22 +25,17 @@ LABELS, NAMES = np.array([0, 2, 1, 1, 0]), ['cat', 'dog', 'ship']
 
 def test_ranks_count_what_is_as_near_as_the_own_one():
   """A caption among two of each image; equal similarities count as farther."""
-  images = np.eye(3, dtype=np.float32)
-  texts = np.array(
-    [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0.5, 0.4], [0, 0, 1]], np.float32
+  texts = [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0.5, 0.4], [0, 0, 1]]
+  texts = Labelled(np.array(texts), np.array([0, 0, 1, 2, 2]))
+  images, same = (
+    Labelled(x, np.arange(3)) for x in (np.eye(3), np.ones((3, 2)))
   )
-  owner = np.array([0, 0, 1, 2, 2])
-  images, texts = Labelled(images, np.arange(3)), Labelled(texts, owner)
-  ranks = retrieval._ranks(images, texts)
-  assert ranks.tolist() == [0, 1, 0]  # image 1 ties with a text of image 0
-  ranks = retrieval._ranks(texts, images)
-  assert ranks.tolist() == [0, 2, 0, 1, 0]
-
-
-def test_equal_embeddings_have_no_recall():
-  same = Labelled(np.ones((4, 2), np.float32), np.arange(4))
-  ranks = retrieval._ranks(same, same)
-  assert ranks.tolist() == [3, 3, 3, 3]
+  for queries, keys, expected in (
+    (images, texts, [0, 1, 0]),  # image 1 ties with a text of image 0
+    (texts, images, [0, 2, 0, 1, 0]),
+    (same, same, [2, 2, 2]),
+  ):
+    assert retrieval._ranks(queries, keys).tolist() == expected
 
 
 def test_canonical_texts_are_those_of_siglip():

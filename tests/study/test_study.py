@@ -18,7 +18,7 @@ from vit_jax.config.completion import flatten
 from vit_jax.data.sources import pseudo_labels
 from vit_jax.data.storage import parts
 from vit_jax.errors import UserError
-from vit_jax.sweeps import execution, grid, jobs, tables
+from vit_jax.sweeps import grid, jobs, tables
 from vit_jax.sweeps.grid import (
   Branch,
   Evaluation,
@@ -30,13 +30,8 @@ from vit_jax.sweeps.grid import (
 )
 
 CONFIG, TUNING = 'configs/quickstart.py', 'configs/finetune_quickstart.py'
-FEW = Evaluation(
-  'fewshot',
-  '5shot',
-  'test[50%:]',
-  'digits',
-  flags={'evals.fewshot.shots': '(5,10)'},
-)
+SHOTS = {'evals.fewshot.shots': '(5,10)'}
+FEW = Evaluation('fewshot', '5shot', 'test[50%:]', 'digits', flags=SHOTS)
 TUNED = Task(
   command='finetune',
   dev=Stage(TUNING, 'test/accuracy', {'total': '3 steps'}),
@@ -77,72 +72,54 @@ def shipped(name):
 
 def ready_jobs(graph):
   """Returns the jobs that can start; shared evaluations occur once."""
-  found = {
-    job.workdir: job
-    for columns in graph.values()
-    for column in columns.values()
-    for job in column
-    if job.is_ready
-  }
+  columns = [job for row in graph.values() for job in row.values()]
+  found = {job.workdir: job for jobs in columns for job in jobs if job.is_ready}
   return list(found.values())
 
 
-def by_column(graph):
-  """Returns the columns of the jobs that can start now, in order."""
-  ready = {job.workdir for job in ready_jobs(graph)}
-  return [
-    column
-    for columns in graph.values()
-    for column, found in columns.items()
-    if any(job.workdir in ready for job in found)
-  ]
-
-
 def test_transfers_wait_for_their_pretraining_and_their_choice(tmp_path):
-  """Pre-training, then evaluation and choice of a rate, then the final runs."""
-  study = study_of(r=row())
+  """Pre-training, then evaluation and choice of a rate, then the final runs.
 
-  def ready(column):
-    found = graph_of(study, tmp_path)['r'][column]
-    return [job for job in found if job.is_ready]
-
-  (pretrain,) = ready_jobs(graph_of(study, tmp_path))
-  assert pretrain.command == 'train'
-  finish(pretrain, 0.5)
-  columns = by_column(graph_of(study, tmp_path))
-  assert columns == ['5-shot', '10-shot', 'tuned']
-  (few,), (other,) = ready('5-shot'), ready('10-shot')
-  assert few.workdir == other.workdir  # one evaluation has both metrics
-  assert f'--checkpoint={pretrain.workdir}' in few.flags
-  for job, value in zip(ready('tuned'), (0.1, 0.9), strict=True):
-    assert f'--config.init_from={pretrain.workdir}' in job.flags
-    finish(job, value)
-  final = ready('tuned')
-  assert [job.stage for job in final] == ['final'] * 2
-  for job in final:
-    assert '--config.schedule.base_lr=0.03' in job.flags  # the better rate
-    finish(job, 0.7)
-  finish(few, 0.25)
-  assert not ready('tuned') and not ready('5-shot')
-
-
-def test_flags_reach_the_runs_that_have_them(tmp_path):
-  """Evaluations get those of the data, and only pre-trainings their own."""
-  study = study_of(r=row())
+  Evaluations get the flags of the data, and only pre-trainings their own.
+  """
   flags = ['--config.source.data_dir=d', '--config.batch_size=8']
+  given = study_of(r=row()), str(tmp_path), flags, ['--config.total=2'], {}
 
   def ready():
-    graph = jobs.of_study(study, str(tmp_path), flags, ['--config.total=2'], {})
-    return ready_jobs(graph)
+    return ready_jobs(jobs.of_study(*given))
 
   (pretrain,) = ready()
+  assert pretrain.command == 'train'
   assert {*flags, '--config.total=2'} <= {*pretrain.flags}
   finish(pretrain, 0.5)
-  evaluation, *tunings = ready()
-  assert flags[0] in evaluation.flags and flags[1] not in evaluation.flags
-  assert '--config.evals.fewshot.shots=(5,10)' in evaluation.flags
-  for job in tunings:
-    assert {*flags} <= {*job.flags} and '--config.total=2' not in job.flags
+  few, *tunings = ready()  # one evaluation has the metrics of both columns
+  assert {
+    f'--checkpoint={pretrain.workdir}',
+    '--config.evals.fewshot.shots=(5,10)',
+    flags[0],
+  } <= {*few.flags}
+  assert flags[1] not in few.flags
+  finish(few, 0.25)
+  for job, value in zip(tunings, (0.1, 0.9), strict=True):
+    start = f'--config.init_from={pretrain.workdir}'
+    assert {*flags, start} <= {*job.flags} and job.stage == 'dev'
+    assert '--config.total=2' not in job.flags
+    finish(job, value)
+  final = ready()
+  assert [job.seed for job in final] == [0, 1]
+  for job in final:
+    assert job.stage == 'final'
+    assert '--config.schedule.base_lr=0.03' in job.flags  # the better rate
+    finish(job, 0.7)
+  assert not ready()
+
+
+def cells(table):
+  """Returns a Markdown table: {first cell: {column: cell}}; a path or text."""
+  text = table.read_text() if isinstance(table, pathlib.Path) else table
+  lines = [line for line in text.splitlines() if line.startswith('|')]
+  head, _, *rows = [[c.strip() for c in x.split('|')[1:-1]] for x in lines]
+  return {each[0]: dict(zip(head, each, strict=True)) for each in rows}
 
 
 def test_nothing_starts_from_a_run_that_diverged(tmp_path):
@@ -167,63 +144,51 @@ def test_tables_have_measured_and_published_values(tmp_path, capsys):
   Unfinished columns have no value, and other flags are refused.
   """
   paper = {'tuned': Number(84.15), 'pre-training': Number(60, 0.5)}
-  study = Study(
-    title='s',
-    rows={'r': row(seeds=(0, 1), paper=paper)},
-    published={'other': {'tuned': Number(87.5)}},
-  )
+  rows = {'r': row(seeds=(0, 1), paper=paper)}
+  study = Study(title='s', rows=rows, published={'o': {'tuned': Number(87.5)}})
 
   def printed():
     run(command, study, tmp_path, overrides=['--x=1'], print_jobs=True)
-    graph = jobs.of_study(study, str(tmp_path), ['--x=1'], [], {})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [execution.line(job) for job in ready_jobs(graph)]
-    return [shlex.split(line)[2] for line in lines]
+    return [shlex.split(x)[2] for x in capsys.readouterr().out.splitlines()]
 
   assert printed() == ['vit_jax.train'] * 2
-  for job, value in zip(
-    ready_jobs(graph_of(study, tmp_path)), (0.7, 0.8), strict=True
-  ):
-    finish(job, value)
+  first, second = ready_jobs(graph_of(study, tmp_path))
+  finish(first, 0.7)
+  finish(second, 0.8)
   assert printed().count('vit_jax.evaluate') == 2
-  text = (tmp_path / 'results.md').read_text()
-  assert '| r | 75.00 ± 7.07 (60 ± 0.5) | – | – | – (84.15) |' in text
-  assert '| other |  |  |  | (87.5) |' in text and 'Not finished: 6' in text
+  table = cells(tmp_path / 'results.md')
+  assert table['r']['pre-training'] == '75.00 ± 7.07 (60 ± 0.5)'
+  assert table['r']['tuned'] == '– (84.15)' and table['r']['5-shot'] == '–'
+  assert table['o']['tuned'] == '(87.5)' and not table['o']['5-shot']
   with open(tmp_path / 'results.csv', newline='') as file:
-    rows = list(csv.DictReader(file))
-  found = [(r['row'], r['stage'], float(r['value'])) for r in rows]
-  assert found == [
-    ('r', 'final', 0.7),
-    ('r', 'final', 0.8),
-    ('r', 'paper', 0.8415),
-    ('r', 'paper', 0.6),
-    ('other', 'paper', 0.875),
-  ]
+    lines = {(r['row'], r['stage'], r['value']) for r in csv.DictReader(file)}
+  assert lines == {
+    *(('r', 'final', value) for value in ('0.7', '0.8')),
+    *(('r', 'paper', value) for value in ('0.8415', '0.6')),
+    ('o', 'paper', '0.875'),
+  }
   with pytest.raises(UserError, match='--x=1'):
     run(command, study, tmp_path, overrides=['--x=2'], print_jobs=True)
 
 
 def test_branches_start_from_steps_of_another_run(tmp_path):
   """Each seed branches from its own run, when that is finished."""
-  seeds = (0, 1)
-  rows = {'long': row(seeds), 'short': row(seeds, branch=Branch('long', 3))}
-  study = Study(title='s', rows=rows)
+  branch = row((0, 1), branch=Branch('long', 3))
+  study = study_of(long=row((0, 1)), short=branch)
 
   def ready():
-    graph = graph_of(study, tmp_path)
-    return [job for job in ready_jobs(graph) if job.command == 'train']
+    found = ready_jobs(graph_of(study, tmp_path))
+    return [job for job in found if job.command == 'train']
 
   trunks = ready()
   assert all(job.name.startswith('long/pretrain/') for job in trunks)
   for job in trunks:
     finish(job, 0.5)
-  branches = ready()
-  assert all(job.name.startswith('short/pretrain/') for job in branches)
-  for trunk, job in zip(trunks, branches, strict=True):
-    assert job.flags[-1] == f'--branch_from={trunk.workdir}@3'
+  for trunk, job in zip(trunks, ready(), strict=True):
+    assert f'--branch_from={trunk.workdir}@3' in job.flags
     assert not any('init_from' in flag for flag in job.flags)
   given = graph_of(study, tmp_path / 'given', ['long'])['short']
-  assert given[grid.UPSTREAM][0].flags[-1] == '--branch_from=w@3'
+  assert '--branch_from=w@3' in given[grid.UPSTREAM][0].flags
 
 
 def test_lengths_branch_at_their_cooldowns():
@@ -245,17 +210,13 @@ def test_given_weights_replace_a_pretraining(tmp_path, caplog):
   """Nothing is trained for the row; rows without weights are left out."""
   rows = {'a': row(), 'b': row(), 'c': Row(pretrain=None, transfers=TRANSFERS)}
   study = Study(title='s', rows=rows)
-  given = ['a=x/B_16.npz']
-  run(command, study, tmp_path, weights=given, print_jobs=True)
-  graph = jobs.of_study(study, str(tmp_path), [], [], {'a': 'x/B_16.npz'})
-  started = ready_jobs({'a': graph['a']})
+  run(command, study, tmp_path, weights=['a=w'], print_jobs=True)
+  assert '--weights=c=PATH' in caplog.text
+  *started, pretrain = ready_jobs(graph_of(study, tmp_path, ['a']))
   assert len(started) == 3  # few-shot, and two rates
   for job in started:
-    given = {'--checkpoint=x/B_16.npz', '--config.init_from=x/B_16.npz'}
-    assert given & {*job.flags}
-  assert [job.command for job in ready_jobs({'b': graph['b']})] == ['train']
-  assert ready_jobs({'c': graph['c']}) == []
-  assert '--weights=c=PATH' in caplog.text
+    assert {'--checkpoint=w', '--config.init_from=w'} & {*job.flags}
+  assert pretrain.name.startswith('b/') and pretrain.command == 'train'
   for text, message in (('d=x', '--weights.*(allowed|mean)'), ('a', 'ROW=P')):
     with pytest.raises(UserError, match=message):
       command._weights(study, [text])
@@ -267,26 +228,24 @@ def test_the_predicted_cost(monkeypatch, capsys):
   rows = {'a': row(seeds=(0, 1)), 'big': row(), 'given': row()}
   rows['short'] = row(branch=Branch('a', 3))
   planned = []
+  answers = [(True, 2), (False, 7), (True, 2)]
 
-  def predict(flags):
-    planned.append(flags)
-    fits, days = [(True, 2), (False, 7), (True, 2)][len(planned) - 1]
+  def predict(words):
+    fits, days = answers[len(planned)]
+    planned.append(words)
     made = {'fits': fits, 'predicted_core_days': days, 'total_steps': 4}
     sizes = {'peak_bytes_per_device': 3 * 2**30, 'predicted_step_seconds': 0.5}
     return made | sizes
 
   monkeypatch.setattr(command.process, 'plan', predict)
   command._print_cost(study_of(**rows), 'v3:2x2', ['--x'], {'given': 'w'})
-  flags = ['--config.seed=0', '--x', '--topology=v3:2x2']
-  assert planned[0] == [f'--config={CONFIG}', *flags]
-  lines = capsys.readouterr().out.splitlines()
-  assert 'core-days' in lines[0]
-  assert lines[2:] == [
-    '| a | 2 | yes | 3.00 GiB | 0.5000 | 4.0 |',
-    '| big | 1 | no | 3.00 GiB | 0.5000 | 7.0 |',
-    '| short | 1 | yes | 3.00 GiB | 0.5000 | 0.5 |',
-    '| total of what fits |  |  |  |  | 4.5 |',
-  ]
+  flags = f'--config={CONFIG}', '--config.seed=0', '--x', '--topology=v3:2x2'
+  assert len(planned) == 3 and {*planned[0]} == {*flags}
+  table = cells(capsys.readouterr().out)
+  costs = {name: float(line['core-days']) for name, line in table.items()}
+  assert [*costs.values()] == [4, 7, 0.5, 4.5] and len(costs) == 4
+  assert [line['fits'] for line in table.values()] == ['yes', 'no', 'yes', '']
+  assert table['a']['memory per device'] == '3.00 GiB'
 
 
 @pytest.mark.parametrize(
@@ -325,10 +284,8 @@ def test_variants_of_imagenet_have_its_classes(tmp_path):
     if kind not in names:  # the configs of a data set have the same labels
       builder = tfds.builder(dataset, data_dir=str(tmp_path))
       names[kind] = builder.info.features['label'].names
-    assert dataset.partition('/')[2] in (
-      '',
-      *tfds.builder_cls(kind).builder_configs,
-    )
+    known = tfds.builder_cls(kind).builder_configs
+    assert dataset.partition('/')[2] in ('', *known)
   expected = names['imagenet2012']
   assert len(expected) == 1_000
   assert all(each == expected for each in names.values())
@@ -340,14 +297,13 @@ def test_early_stopping_transfers_from_the_best_step(tmp_path):
   (job,) = ready_jobs(graph_of(study, tmp_path))
   workdir = pathlib.Path(job.workdir)
   finish(job, 0.5, steps=9)
-  for step in (3, 6):
-    (workdir / f'checkpoints/{step}/about').mkdir(parents=True)
-    (workdir / f'checkpoints/{step}/params').mkdir()
+  for name in ('3/about', '3/params', '6/about', '6/params'):
+    (workdir / 'checkpoints' / name).mkdir(parents=True)
   with open(workdir / 'metrics.jsonl', 'a') as file:
     for step, value in ((1, 0.9), (3, 0.8), (6, 0.8)):
       file.write(json.dumps({'step': step, job.metric: value}) + '\n')
   first, *_ = ready_jobs(graph_of(study, tmp_path))
-  assert first.flags[0] == f'--checkpoint={workdir}/checkpoints/3'
+  assert f'--checkpoint={workdir}/checkpoints/3' in first.flags
 
 
 @pytest.mark.parametrize(
@@ -422,9 +378,7 @@ def test_shipped_studies_are_complete(case, tmp_path):
         assert evaluator in config.evals
   with_weights = [f'{next(iter(found.rows))}=weights.npz']
   run(command, found, tmp_path, weights=with_weights, print_jobs=True)
-  lines = (tmp_path / 'results.md').read_text().splitlines()
-  count += len(found.published) + 1  # and the head of the table
-  assert sum(line.startswith('| ') for line in lines) == count
+  assert {*cells(tmp_path / 'results.md')} == {*found.rows, *found.published}
 
 
 def test_figure_8_scales_all_dimensions_by_one_factor():

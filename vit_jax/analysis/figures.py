@@ -21,6 +21,7 @@ from vit_jax.objectives.contract import Objective
 PyTree = Any
 Grid = tuple[int, int]
 FILTERS = 28  # principal components in Figure 7
+SHOWN = 8  # number of images of an evaluation split that are drawn
 
 
 class Findings(NamedTuple):
@@ -60,7 +61,7 @@ def examine(
   objective: Objective,
   weights: PyTree,
   images: Integer[np.ndarray, 'n y x c'],
-  shown: int = 8,
+  shown: int = SHOWN,
   masks: Integer[np.ndarray, 'n y x'] | None = None,
 ) -> Findings:
   """Computes the arrays from which the figures of the paper are drawn.
@@ -104,7 +105,7 @@ def examine(
   else:
     findings.arrays['similarity'] = similarity(table, grid)
   _attention(findings, objective, weights, images, grid, shown)
-  if 'rollout' in findings.arrays:  # tokens are those of the patches
+  if 'rollout' in findings.arrays:  # so the tokens are those of a grid
     patches = _result(objective, 'patches')
     maps = [np.asarray(patches(weights, image[None])) for image in pictures]
     findings.arrays['components'] = patch_components(np.concatenate(maps))

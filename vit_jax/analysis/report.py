@@ -37,7 +37,7 @@ NAME = 'report.html'
 MAX_BYTES = 3_000_000
 _TEMPLATE = pathlib.Path(__file__).with_name('report.html')
 _EVENTS = 40  # maximum number of events shown
-# Results that are shown in percent everywhere: accuracies and their deviations.
+# Metrics that are shown in percent: accuracies and their standard deviations.
 _FRACTION = re.compile(r'.*accuracy|top\d+|\d+(shot|nn)(_std)?')
 _FIELD = 300  # maximum number of characters shown of an event or a value
 _QUIET = ('spans',)  # events that the bar of times already represents
@@ -330,11 +330,7 @@ def _tiles(run: Record) -> list[tuple[str, str]]:
       tiles.append((name, _result(name, run.series[name][1][-1])))
   best = run.config.get('checkpoint', {}).get('best')
   if best in run.evaluations:
-    # The later of two equal values, as `checkpoint.best` chooses.
-    steps, values = run.series[best]
-    sign = _sign(run, best) or 1
-    pairs = zip(values, steps, strict=True)
-    value, step = max(pairs, key=lambda pair: (sign * pair[0], pair[1]))
+    step, value = _best(run, best, _sign(run, best) or 1)
     text = f'best {best}, at step {step:,} (--step=best)'
     tiles.append((text, _result(best, value)))
   for name, label in (
@@ -380,6 +376,15 @@ def _sign(run: Record, metric: str) -> int:
     return 0
 
 
+def _best(run: Record, metric: str, sign: int) -> tuple[int, float]:
+  """Returns step and value of the best result of a metric.
+
+  Of equal values, it is the last one, as for `checkpoint.best`.
+  """
+  pairs = zip(*run.series[metric], strict=True)
+  return max(pairs, key=lambda pair: (sign * pair[1], pair[0]))
+
+
 def _results(run: Record) -> list[tuple[str, ...]]:
   """Returns the last and the best value of each evaluation."""
   rows = []
@@ -387,8 +392,8 @@ def _results(run: Record) -> list[tuple[str, ...]]:
     steps, values = run.series[name]
     best_cell = ''
     if sign := _sign(run, name):
-      best = max(values, key=lambda value: sign * value)
-      best_cell = f'{_result(name, best)} at {steps[values.index(best)]:,}'
+      step, best = _best(run, name, sign)
+      best_cell = f'{_result(name, best)} at {step:,}'
     last = _result(name, values[-1])
     rows.append((name, last, f'{steps[-1]:,}', best_cell))
   return rows
@@ -402,6 +407,7 @@ def _times(run: Record) -> list[tuple[str, float]]:
 
 
 def _event(event: dict[str, Any]) -> tuple[str, str, str]:
+  """Returns time, name and, as JSON, the other fields of an event."""
   hidden = ('time', 'event', 'crc')
   fields = {k: v for k, v in event.items() if k not in hidden}
   text = json.dumps(fields, ensure_ascii=False)[:_FIELD]

@@ -44,7 +44,7 @@ Columns = Callable[[Arrays, Int[np.ndarray, ' n']], Arrays]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(inputs.Request):
-  """What `features` and `pseudo_label` apply weights to, and how."""
+  """Weights and data of the commands `features` and `pseudo_label`."""
 
   part_examples: int = flag(
     'Images per written part, rounded up to whole batches.', 8192
@@ -182,7 +182,9 @@ def _write_parts(
     of_part = parts.indices(number)
     found = []
     for start in range(0, len(of_part), size):
-      index = of_part[start : start + size]  # shorter without padding
+      # A part consists of whole batches. The last one is shorter, because its
+      # padding is left out.
+      index = of_part[start : start + size]
       result = {k: v[: len(index)] for k, v in next(outputs).items()}
       found.append(columns(result, index))
     if runtime.is_main():

@@ -1,8 +1,8 @@
-"""Weights and data of a command: their flags, and what these stand for.
+"""Weights and data of a command: their flags, and functions that open them.
 
 A command has the flags that its class `Request` declares and those that it
-names in `Request.define`. `open_weights` and `open_data` open what they stand
-for.
+names in `Request.define`. `open_weights` and `open_data` open the weights and
+the data that a request specifies.
 """
 
 import dataclasses
@@ -38,10 +38,8 @@ from vit_jax.weights.contract import Pretrained
 log = logging.getLogger('vit_jax')
 # Keys of the section `reader` that do not depend on the machine.
 _READER_KEYS = ('on_bad_record', 'max_bad_share')
-
-
-# Help of the flags that are not attributes of a `Request`.
-_OTHERS = {
+# Help of the flags that are not attributes of a `Request`; see `weights_path`.
+_PATH_FLAGS = {
   'checkpoint': 'Workdir, checkpoint step directory or weight file.',
   'step': (
     'Checkpoint of a workdir: its number, or best for that of '
@@ -104,12 +102,12 @@ class Request:
       *names: names of flags of the base class, checkpoint and step. All flags
         of a derived class are defined.
     """
-    shared = {field.name for field in dataclasses.fields(Request)} - {*names}
+    not_named = {field.name for field in dataclasses.fields(Request)} - {*names}
     for field in dataclasses.fields(cls):
-      if field.metadata and field.name not in shared:
+      if field.metadata and field.name not in not_named:
         fields.define(field)
-    for name in _OTHERS.keys() & names:
-      flags.DEFINE_string(name, None, _OTHERS[name])
+    for name in _PATH_FLAGS.keys() & names:
+      flags.DEFINE_string(name, None, _PATH_FLAGS[name])
 
   @classmethod
   def define_data(cls, *names: str) -> None:
@@ -170,7 +168,7 @@ def image_size(values: Any) -> tuple[int, int] | None:
       f'--image_size is {",".join(sides)!r}; give the side of the images in '
       'pixels (--image_size=384) or HEIGHT,WIDTH (--image_size=256,192).'
     )
-  return int(sides[0]), int(sides[-1])
+  return int(sides[0]), int(sides[-1])  # of a square, these are the same
 
 
 def weights_path(values: Any, given: str | None = None) -> str:

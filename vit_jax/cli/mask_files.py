@@ -47,7 +47,7 @@ def write(
   Raises:
     UserError: two images have the same mask, or a mask cannot be written.
   """
-  masks = _places(images, out)
+  masks = _mask_paths(images, out)
   objective, mesh = source.objective(), sharding.make_mesh(jax.devices()[:1])
   own = source.description.preprocess
   section = {key: own[key] for key in _KEPT if key in own}
@@ -58,15 +58,15 @@ def write(
 
   @jax.jit
   def predict(weights: Any, batch: Any) -> Any:
-    def scores(pixels: Any) -> Any:
+    def scores(windows: Any) -> Any:
       want = ('classes',)
-      return objective.predict(weights, {'image': pixels}, want)['classes']
+      return objective.predict(weights, {'image': windows}, want)['classes']
 
     return miou.predicted_classes(scores, batch)[0]
 
   def load(content: bytes) -> tuple[Any, Any]:
     pixels = decode(content, transform.channels, transform.bits)
-    # Sizes are rounded up, so that few programs are compiled.
+    # A transform whose size is rounded up, so that few programs are compiled.
     return pixels, transform.fitting(*pixels.shape[:2])
 
   for path, mask in zip(images, masks, strict=True):
@@ -74,22 +74,22 @@ def write(
     if isinstance(loaded, str):
       yield path, mask, loaded
       continue
-    pixels, large = loaded
+    pixels, fitting = loaded
     height, width = pixels.shape[:2]
-    batch = large.views(pixels) | {
-      'segments': np.zeros(*large.spec['segments'])
-    }
-    [found] = predict(weights, {key: x[None] for key, x in batch.items()})
+    # Only the shape of the masks is used.
+    masks_of_shape = np.zeros(*fitting.spec['segments'])
+    example = fitting.views(pixels) | {'segments': masks_of_shape}
+    [found] = predict(weights, {key: x[None] for key, x in example.items()})
     classes = np.asarray(found)[:height, :width]
     paths.save(paths.locate(mask), encode(classes, objective.classes))
     yield path, mask, ''
 
 
-def _places(images: Sequence[str], out: str) -> list[str]:
+def _mask_paths(images: Sequence[str], out: str) -> list[str]:
   """Returns the path of the mask of each image."""
-  whole = [os.path.abspath(path) for path in images]
-  root = os.path.commonpath([os.path.dirname(path) for path in whole])
-  names = [os.path.splitext(os.path.relpath(p, root))[0] for p in whole]
+  absolute = [os.path.abspath(path) for path in images]
+  root = os.path.commonpath([os.path.dirname(path) for path in absolute])
+  names = [os.path.splitext(os.path.relpath(p, root))[0] for p in absolute]
   if same := {name for name in names if names.count(name) > 1}:
     raise UserError(
       f'{len(same)} masks would have the name of another, such as '

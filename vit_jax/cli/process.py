@@ -207,6 +207,7 @@ def _report_errors(function: Callable[[], None]) -> None:
     function()
     console.flush_output()
   except Exception as error:
+    # The error with an exit code of its own, or None for a crash.
     expected = error
     if peers.exit_status(error) is None:
       expected = (
@@ -289,18 +290,18 @@ def start_process() -> None:
   )
 
 
-def plan(flags: Sequence[str]) -> dict[str, Any]:
+def plan(arguments: Sequence[str]) -> dict[str, Any]:
   """Returns the output of `python -m vit_jax.plan --json`.
 
   Commands do not import each other, so it is a process.
 
   Args:
-    flags: flags of the command: --config, its keys, and --topology.
+    arguments: flags of the command: --config, its keys, and --topology.
 
   Raises:
     UserError: the config cannot be planned; `plan` has printed the reason.
   """
-  command = [sys.executable, '-m', 'vit_jax.plan', '--json', *flags]
+  command = [sys.executable, '-m', 'vit_jax.plan', '--json', *arguments]
   done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
   if done.returncode:
     raise UserError(f'plan failed (see above): exit code {done.returncode}.')

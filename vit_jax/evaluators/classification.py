@@ -71,7 +71,7 @@ def correct(logits: Float[Array, 'n k'], batch: PyTree) -> dict[str, Array]:
     batch: batch with `label` and `mask`; padding is not counted.
   """
   label, mask = batch['label'], batch['mask']
-  # The class of a NaN would be predicted.
+  # argmax would return the class of a NaN.
   usable = mask & ~jnp.isnan(logits).any(axis=-1)
   right = (logits.argmax(axis=-1) == label) & usable
   return {

@@ -16,7 +16,7 @@ from vit_jax.evaluators.features import OnSplit
 PyTree = Any
 _CLASSES = 30  # maximum number of classes of a readable confusion matrix
 _ROWS = 20  # maximum number of rows of a table of `summary`
-_NAME = 60  # maximum number of characters of a class name in `summary`
+_NAME = 60  # maximum number of characters of `class_name`
 
 
 class Counts(NamedTuple):
@@ -142,7 +142,7 @@ class Evaluator(OnSplit):
 
 
 def to_csv(head: tuple[Any, ...], lines: list[tuple]) -> str:
-  """Returns lines below a line of names as CSV."""
+  """Returns CSV with the names of the columns in the first line."""
   out = io.StringIO()
   csv.writer(out, lineterminator='\n').writerows([head, *lines])
   return out.getvalue()
@@ -162,12 +162,16 @@ def summary(
 
   Returns:
     `names` and `matrix` (rows: true classes), which are empty if there are more
-    than 30 classes; `confused`, the most frequent errors; and `worst`, the
-    classes with the lowest accuracy, which is empty if there are at most 30.
+    than 30 classes; `confused`, the most frequent errors: true class, predicted
+    class, number of images and its fraction of the true class; and `worst`, the
+    classes with the lowest accuracy: class, accuracy and number of images,
+    which is empty if there are at most 30 classes.
   """
   size = 1 + int(max(labels.max(), predictions.max(), len(names) - 1))
   pairs, images, per_class, correct = count_pairs(labels, predictions, size)
   true, guessed = pairs.T
+  errors = np.flatnonzero(true != guessed)
+  most_frequent = errors[np.argsort(-images[errors], kind='stable')[:_ROWS]]
   confused = [
     [
       class_name(names, int(true[i])),
@@ -175,9 +179,8 @@ def summary(
       int(images[i]),
       f'{100 * images[i] / per_class[true[i]]:.1f} %',
     ]
-    for i in np.argsort(np.where(true == guessed, 0, -images), kind='stable')
-    if true[i] != guessed[i]
-  ][:_ROWS]
+    for i in most_frequent
+  ]
   if size <= _CLASSES:
     matrix = np.zeros((size, size), int)
     matrix[true, guessed] = images

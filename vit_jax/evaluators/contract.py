@@ -1,8 +1,9 @@
 """Interface between the framework and its evaluators."""
 
 import collections
+import contextlib
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -169,7 +170,7 @@ class Setting(NamedTuple):
     weights: PyTree,
     source: stream.Source,
     function: Callable[[PyTree, Batch], PyTree],
-  ) -> Iterator[PyTree]:
+  ) -> Generator[PyTree]:
     """Applies a function to every example of a source once, in order.
 
     The last batch is padded, and `batch['mask']` is False for padding and for
@@ -238,6 +239,7 @@ class Setting(NamedTuple):
     weights: PyTree,
     source: stream.Source,
     function: Callable[[PyTree, Batch], PyTree],
+    finite: Mapping[str, str] = {},
   ) -> dict[str, np.ndarray]:
     """Returns the results of `sweep` for all usable examples, by name.
 
@@ -246,15 +248,26 @@ class Setting(NamedTuple):
       source: source of the examples.
       function: function of weights and a batch, from `compiled`, which returns
         arrays with a row for each example, among them `mask`.
+      finite: names of the arrays whose values must be finite, and their content
+        for the message, such as 'the features'.
 
     Raises:
-      UserError: see `sweep`, or no example could be used.
+      UserError: see `sweep`; no example could be used; or a value is not
+        finite, which ends the sweep at its batch.
     """
-    values = joined(self.sweep(weights, source, function))
-    mask = values.pop('mask')
-    if not mask.any():
+    usable = []
+    # The readers end as soon as an error is raised.
+    with contextlib.closing(self.sweep(weights, source, function)) as results:
+      for result in results:
+        mask = result.pop('mask')
+        rows = {name: array[mask] for name, array in result.items()}
+        for name, content in finite.items():
+          if not np.isfinite(rows[name]).all():
+            raise not_finite_error(content, source)
+        usable.append((mask.sum(), rows))
+    if not sum(count for count, _ in usable):
       raise no_example_error(source)
-    return {name: array[mask] for name, array in values.items()}
+    return joined(rows for _, rows in usable)
 
 
 def check_head(setting: Setting, who: str) -> None:
@@ -331,10 +344,11 @@ def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, Any]:
 def averages(
   results: Iterator[dict[str, np.ndarray]], source: stream.Source
 ) -> dict[str, Any]:
-  """Returns the sums of all batches of a sweep, divided by that of `count`.
+  """Returns the means over all examples of a sweep, and `count`.
 
   Args:
-    results: results of `Setting.sweep`, with the number of examples as `count`.
+    results: results of `Setting.sweep`: sums over the examples of a batch, and
+      the number of examples as `count`.
     source: source of the examples, for messages.
 
   Raises:
@@ -344,9 +358,8 @@ def averages(
   count = sums.pop('count', 0)
   if not count:
     raise no_example_error(source)
-  return {name: value / count for name, value in sums.items()} | {
-    'count': count
-  }
+  means = {name: value / count for name, value in sums.items()}
+  return means | {'count': count}
 
 
 def check_best(config: schema.Config, weights: Iterable[str]) -> None:

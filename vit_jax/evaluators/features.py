@@ -141,9 +141,9 @@ class OnFeatures(OnSplit):
     """
     parts = []
     for source in (self._train, self._source):
-      found = self.setting.examples(weights, source, self._extract)
-      if not np.isfinite(found['features']).all():
-        raise contract.not_finite_error('the features', source)
+      found = self.setting.examples(
+        weights, source, self._extract, finite={'features': 'the features'}
+      )
       parts.append(Labelled(found['features'], found['label']))
     return parts[0], parts[1]
 

@@ -103,11 +103,14 @@ def draw(
   Returns:
     Indices of the drawn examples, ascending.
   """
+  # Examples in random order, sorted by class; the first `shots` of each class
+  # are drawn.
   order = np.random.default_rng(number).permutation(len(labels))
   by_class = order[np.argsort(labels[order], kind='stable')]
   ordered = labels[by_class]
-  first = np.searchsorted(ordered, ordered)  # start of each example's class
-  return np.sort(by_class[np.arange(len(labels)) - first < shots])
+  start_of_class = np.searchsorted(ordered, ordered)
+  number_in_class = np.arange(len(labels)) - start_of_class
+  return np.sort(by_class[number_in_class < shots])
 
 
 def fit(few: Labelled, num_classes: int, l2: float) -> Any:
@@ -132,13 +135,15 @@ def fit(few: Labelled, num_classes: int, l2: float) -> Any:
     scaled = (features - mean) / std
     return np.pad(scaled, ((0, 0), (0, 1)), constant_values=_CONSTANT)
 
-  x = inputs(features)
+  x = inputs(features)  # [n, D], D = d + 1
   targets = np.where(few.labels[:, None] == np.arange(num_classes), 1.0, -1.0)
   n, d = x.shape
   if n >= d:
     gram = x.T @ x + l2 * np.eye(d)
     kernel = scipy.linalg.solve(gram, x.T @ targets, assume_a='pos')
-  else:  # the same solution, from a smaller system of equations
+  else:
+    # (XᵀX + l2·1)⁻¹ Xᵀ = Xᵀ (XXᵀ + l2·1)⁻¹: the same solution, from a smaller
+    # system of equations.
     gram = x @ x.T + l2 * np.eye(n)
     kernel = x.T @ scipy.linalg.solve(gram, targets, assume_a='pos')
 

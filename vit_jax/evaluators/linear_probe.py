@@ -21,7 +21,7 @@ _BLOCK = 16_384  # number of examples that are converted to float64 at once
 # Largest entry of the gradient after convergence, in the coordinates of L-BFGS.
 _GRADIENT = 1e-8
 _ITERATIONS = 10_000
-_STEPS = 50  # iterations between two changes of coordinates
+_STEPS = 50  # iterations between two changes of coordinates, see `fit`
 
 
 class Classifier(NamedTuple):
@@ -75,11 +75,10 @@ def fit(data: Labelled, l2: float) -> Classifier:
   """Minimizes mean cross-entropy + l2/2 · |W|² by L-BFGS, in float64.
 
   Features are normalized by mean and standard deviation, and the bias is not
-  regularized. With n examples, l2 corresponds to C = 1 / (n ·
-  l2) of scikit-learn. Features of networks are correlated, so that L-BFGS would
-  need thousands of iterations for a small l2. Therefore, the coordinates are
-  changed every 50 iterations so that the curvature is about 1 in all
-  directions.
+  regularized. With n examples, scikit-learn's C is 1 / (n·l2). Features of
+  networks are correlated, so that L-BFGS would need thousands of iterations for
+  a small l2. Therefore, the coordinates are changed every 50 iterations so that
+  the curvature is about 1 in all directions.
 
   Args:
     data: examples; classes without examples are never predicted.
@@ -106,6 +105,9 @@ def _descend(
   start: Classifier, data: Labelled, l2: float
 ) -> tuple[Classifier, float, int]:
   """Runs L-BFGS for up to `_STEPS` iterations, in new coordinates.
+
+  The coordinates are Lᵀ·W, where L·Lᵀ is the curvature at the start and the
+  last row of W is the bias.
 
   Returns:
     Classifier, largest absolute entry of the gradient in these coordinates, and
@@ -134,7 +136,7 @@ def _descend(
     scaled = scipy.linalg.solve_triangular(root, gradient, lower=True)
     return value, scaled.ravel()
 
-  weights = np.concatenate([start.kernel, start.bias[None]])
+  weights = np.concatenate([start.kernel, start.bias[None]])  # [d + 1, k]
   result = scipy.optimize.minimize(
     loss,
     (root.T @ weights).ravel(),

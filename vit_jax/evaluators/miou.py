@@ -84,6 +84,7 @@ class Evaluator(OnSplit):
     )
     target, k = batch['segments'].astype(jnp.int32), self._classes
     used = (target != IGNORED) & batch['mask'][:, None, None]
+    # The number of a pair; pixels that are not used are counted as pair k·k.
     pairs = jnp.where(used, target * k + predicted, k * k)
     counts = jnp.bincount(pairs.ravel(), length=k * k + 1)[:-1]
     return {'pairs': counts, 'broken': (used & ~finite).sum()}
@@ -128,17 +129,22 @@ class Evaluator(OnSplit):
     each prediction.
     """
     assert self._pairs is not None, 'run() comes first'
-    by_class = _by_class(self._pairs)
-    pixels = by_class.pop('pixels').tolist()
-    lines = [
-      (label, *(f'{x:.6f}' if np.isfinite(x) else '' for x in values), n)
-      for label, (*values, n) in enumerate(
-        zip(*by_class.values(), pixels, strict=True)
-      )
-    ]
-    rows = [(i, *row) for i, row in enumerate(self._pairs.tolist())]
+
+    def text(fraction: float) -> str:
+      return f'{fraction:.6f}' if np.isfinite(fraction) else ''
+
+    of_class = _by_class(self._pairs)
+    values = zip(
+      map(text, of_class['iou']),
+      map(text, of_class['accuracy']),
+      of_class['pixels'].tolist(),
+      strict=True,
+    )
+    head = ('class', 'iou', 'accuracy', 'pixels')
+    lines = [(label, *each) for label, each in enumerate(values)]
+    rows = [(label, *row) for label, row in enumerate(self._pairs.tolist())]
     return {
-      'classes.csv': to_csv(('class', *by_class, 'pixels'), lines),
+      'classes.csv': to_csv(head, lines),
       'pairs.csv': to_csv(('class', *range(self._classes)), rows),
     }
 
@@ -169,12 +175,12 @@ def predicted_classes(
   Args:
     scores: function from images `[n, y, x, c]` to scores of the classes
       `[n, rows, columns, k]`.
-    batch: batch of the transform 'windows', or with `image` of the same size as
-      `segments`, which is only used for its shape.
+    batch: batch of the transform 'windows', or of one with a single `image` for
+      each example. Only the shape of `segments` is used.
   """
   images, shape = batch['image'], batch['segments'].shape
-  if images.ndim == 4:  # a single window
-    images = images[:, None]
+  if images.ndim == 4:  # the whole image is the only window
+    images = images[:, None]  # [n, windows, y, x, c]
     corners = jnp.zeros((len(images), 1, 2), jnp.int32)
     resized = jnp.broadcast_to(jnp.array(images.shape[2:4]), (len(images), 2))
     native = jnp.broadcast_to(jnp.array(shape[1:]), (len(images), 2))
@@ -182,32 +188,37 @@ def predicted_classes(
     corners, resized = batch['corners'], batch['resized']
     native = batch['native']
   windows, used = jnp.moveaxis(images, 1, 0), (corners[..., 0] >= 0)
-  empty = jax.eval_shape(scores, windows[0])
-  # Windows that no image of the batch has are not computed.
-  maps = jax.lax.map(
-    lambda each: jax.lax.cond(
-      each[1].any(), scores, lambda _: jnp.zeros(empty.shape), each[0]
-    ),
-    (windows, used.T),
-  )  # [w, n, rows, columns, k]
+  shape_of_map = jax.eval_shape(scores, windows[0]).shape
+
+  def of_window(window: Any) -> Any:
+    pixels, is_used = window
+    # Windows that no image of the batch has are not computed.
+    return jax.lax.cond(
+      is_used.any(), scores, lambda _: jnp.zeros(shape_of_map), pixels
+    )
+
+  # [windows, n, rows, columns, k]
+  maps = jax.lax.map(of_window, (windows, used.T))
+  # Weights `[n, windows, y, rows]` and `[n, windows, x, columns]`
   rows, columns = (
     _interpolation(
       corners[..., axis],
       resized[:, axis],
       native[:, axis],
       images.shape[2 + axis],
-      empty.shape[1 + axis],
+      shape_of_map[1 + axis],
       shape[1 + axis],
     )
     for axis in range(2)
   )
 
-  def of_row(weights: Any) -> Any:
+  def of_row(weights: Any) -> Any:  # [n, windows, rows]
     found = jnp.einsum('nwr,wnrck->nwck', weights, maps, precision='highest')
     found = jnp.einsum('nwxc,nwck->nxk', columns, found, precision='highest')
     return found.argmax(-1), jnp.isfinite(found.max(-1))
 
   of_pixels = jax.lax.map(of_row, jnp.moveaxis(rows, 2, 0), batch_size=_ROWS)
+  # [y, n, x] → [n, y, x]
   return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), of_pixels)
 
 
@@ -242,16 +253,18 @@ def _interpolation(
   enlarged = _bilinear((offsets + 0.5) * cells / window, cells)
   enlarged = enlarged * inside[..., None]  # [n, w, p, cells]
   scale = (resized / native)[:, None]
-  places = (jnp.arange(length) + 0.5) * scale  # [n, l]
-  places = jnp.minimum(places, resized[:, None] - 0.5)
-  reduced = _bilinear(places, len(pixels))  # [n, l, p]
+  positions = (jnp.arange(length) + 0.5) * scale  # in the resized image, [n, l]
+  positions = jnp.minimum(positions, resized[:, None] - 0.5)
+  reduced = _bilinear(positions, len(pixels))  # [n, l, p]
   return jnp.einsum('nlp,nwpc->nwlc', reduced, enlarged, precision='highest')
 
 
-def _bilinear(places: Float[Array, '*n'], count: int) -> Float[Array, '*n c']:
-  """Returns the weights of `count` samples at places; 0.5 is the first one."""
-  places = jnp.clip(places - 0.5, 0, count - 1)
-  distances = jnp.abs(places[..., None] - jnp.arange(count))
+def _bilinear(
+  positions: Float[Array, '*n'], count: int
+) -> Float[Array, '*n c']:
+  """Returns the weights of `count` samples; sample i is at position i + 0.5."""
+  indices = jnp.clip(positions - 0.5, 0, count - 1)
+  distances = jnp.abs(indices[..., None] - jnp.arange(count))
   return jnp.maximum(1 - distances, 0)
 
 

@@ -1,11 +1,10 @@
-"""Classes of pixels by the nearest patches of training images, untrained."""
+"""Classes of pixels by a vote of the nearest patches of training images."""
 
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_range
@@ -22,10 +21,11 @@ class OnPatches(miou.Evaluator):
   """Base class of evaluators that are fitted on patches of training images.
 
   The label of a patch is the distribution of the classes of its pixels that are
-  not ignored; patches without such pixels are left out. Of each training
-  image, the patches with the lowest product of a random number and the number
-  of the image's pixels of the patch's classes are kept, so that rare classes
-  are favoured. Difference from Hummingbird (arXiv 2306.01667): training images
+  not ignored; patches without such pixels are left out. Of each training image,
+  the same number of patches is kept, so that `memory` is not exceeded: those
+  with the lowest product of a random number and the number of the image's
+  pixels with one of the patch's classes, so that patches with rare classes are
+  favoured. Difference from Hummingbird (arXiv 2306.01667): training images
   are used once, without augmentation.
 
   Attributes:
@@ -69,10 +69,11 @@ class OnPatches(miou.Evaluator):
     target, k = batch['segments'].astype(jnp.int32), self._classes
     miou.check_whole(target.shape[1:], (rows, columns))
     pixels = jax.nn.one_hot(target, k)  # 0 for ignored pixels
+    # [n, y, x, k] → [n, rows, y of a patch, columns, x of a patch, k]
     pixels = pixels.reshape(n, rows, -1, columns, target.shape[2] // columns, k)
     counts = pixels.sum((2, 4)).reshape(n, -1, k)  # [n, patches, k]
-    frequency = counts.sum(1, keepdims=True)
-    scores = jnp.where(counts > 0, frequency, 0).sum(-1)
+    frequency = counts.sum(1, keepdims=True)  # of each class in the image
+    scores = jnp.where(counts > 0, frequency, 0).sum(-1)  # [n, patches]
     # Random numbers depend on the image only, not on its batch.
     sums = batch['image'].astype(jnp.uint32).sum((1, 2, 3))
     key = jax.random.key(self.seed)
@@ -83,14 +84,19 @@ class OnPatches(miou.Evaluator):
 
     scores = jnp.where(scores > 0, scores * jax.vmap(draw)(sums), jnp.inf)
     size = min(self._per_image, rows * columns)
-    worst, chosen = jax.lax.top_k(-scores, size)
-    take = lambda x: jnp.take_along_axis(x, chosen[..., None], 1)  # noqa: E731
-    counts = take(counts)
+    negative, chosen = jax.lax.top_k(-scores, size)
+
+    def of_chosen(x: Array) -> Array:
+      return jnp.take_along_axis(x, chosen[..., None], 1)
+
+    counts = of_chosen(counts)
     totals = counts.sum(-1, keepdims=True)
     return {
-      'patches': take(maps.reshape(n, -1, width)),
+      'patches': of_chosen(maps.reshape(n, -1, width)),
       'labels': counts / jnp.maximum(totals, 1),
-      'kept': jnp.isfinite(worst),
+      # Patches without a class have the score inf. They are chosen only if an
+      # image has fewer others.
+      'kept': jnp.isfinite(negative),
       'mask': batch['mask'],
     }
 
@@ -101,11 +107,14 @@ class OnPatches(miou.Evaluator):
       UserError: there are fewer patches than neighbours, features are not
         finite, or there is a bad record and the reader's policy is to stop.
     """
-    found = self.setting.examples(weights, self._train, self._remember)
+    found = self.setting.examples(
+      weights,
+      self._train,
+      self._remember,
+      finite={'patches': 'the patches'},
+    )
     kept = found.pop('kept')
     memory = {name: values[kept] for name, values in found.items()}
-    if not np.isfinite(memory['patches']).all():
-      raise contract.not_finite_error('the patches', self._train)
     if len(memory['labels']) < self.k:
       raise UserError(
         f'{self._train.name} has {len(memory["labels"])} patches with a class '
@@ -143,7 +152,8 @@ class Evaluator(OnPatches):
   ) -> Float[Array, 'n rows columns k']:
     """Returns the mean label of the nearest patches, weighted."""
     n, rows, columns, width = maps.shape
-    queries = jnp.moveaxis(unit(maps, axis=-1).reshape(n, -1, width), 1, 0)
+    queries = unit(maps, axis=-1).reshape(n, -1, width)
+    queries = jnp.moveaxis(queries, 1, 0)  # [positions, n, d]
 
     def vote(query: Any) -> Any:  # [n, d]
       similar = jnp.matmul(query, fitted['patches'].T, precision='highest')

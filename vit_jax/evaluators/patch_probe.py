@@ -1,4 +1,4 @@
-"""Classes of pixels by a linear classifier of patches, fitted at once."""
+"""Classes of pixels by logistic regression on frozen patch tokens."""
 
 import dataclasses
 from typing import Any
@@ -13,6 +13,7 @@ from vit_jax.evaluators.features import Labelled
 from vit_jax.models.dino_head import unit
 
 PyTree = Any
+_NEVER = -1e9  # score of a class that is never predicted
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -36,16 +37,22 @@ class Evaluator(patch_neighbours.OnPatches):
     super().__post_init__()
 
   def fit(self, weights: PyTree) -> PyTree:
-    """Returns the classifier; classes without patches are never predicted."""
+    """Returns kernel `[d, k]` and bias `[k]` for all k classes, float32."""
     memory = super().fit(weights)
     labels = memory['labels'].argmax(-1)
     found = linear_probe.fit(Labelled(memory['patches'], labels), self.l2)
+    # `found` has scores only of the classes that are the label of a patch. The
+    # others get a score below all of these, so they are never predicted.
     kernel = np.zeros((len(found.kernel), self._classes))
-    bias = np.full(self._classes, -1e9)
+    bias = np.full(self._classes, _NEVER)
     kernel[:, found.classes], bias[found.classes] = found.kernel, found.bias
-    kernel = kernel / found.scale[:, None]
-    values = {'kernel': kernel, 'bias': bias - found.mean @ kernel}
-    return {name: x.astype(np.float32) for name, x in values.items()}
+    # ((x - mean) / scale)·W + b = x·(W / scale) + (b - mean·(W / scale))
+    kernel /= found.scale[:, None]
+    bias -= found.mean @ kernel
+    return {
+      'kernel': kernel.astype(np.float32),
+      'bias': bias.astype(np.float32),
+    }
 
   def scores(
     self, fitted: PyTree, maps: Float[Array, 'n rows columns d']

@@ -56,10 +56,13 @@ class Evaluator(OnSplit):
     Raises:
       UserError: see `contract.Setting.examples`, or embeddings are not finite.
     """
-    found = self.setting.examples(weights, self._source, self._embed)
+    found = self.setting.examples(
+      weights,
+      self._source,
+      self._embed,
+      finite={'image': 'the embeddings', 'text': 'the embeddings'},
+    )
     images, texts = found['image'], found['text']
-    if not (np.isfinite(images).all() and np.isfinite(texts).all()):
-      raise contract.not_finite_error('the embeddings', self._source)
     is_caption = np.arange(texts.shape[1]) < found['captions'][:, None]
     owner = np.nonzero(is_caption)[0]
     # [n, captions, d] → [all captions, d], labelled by their images

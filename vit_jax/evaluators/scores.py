@@ -1,14 +1,14 @@
-"""Scores of scikit-learn: of one or several labels, or of numbers."""
+"""Scores of scikit-learn for one or several labels, or for numbers."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Float
 from sklearn import metrics
 
 from vit_jax.data.contract import require, target_key
-from vit_jax.evaluators import confusion, contract
+from vit_jax.evaluators import confusion
 from vit_jax.evaluators.contract import Batch, PyTree
 from vit_jax.evaluators.features import OnSplit
 from vit_jax.objectives.losses import PROBABILITIES
@@ -18,11 +18,12 @@ from vit_jax.objectives.losses import PROBABILITIES
 class Evaluator(OnSplit):
   """Precision, recall, F1, AUC and average precision, or the absolute error.
 
-  The scores of `label` and `labels` are means over the classes of at least one
-  image of the split; AUC only over those that not all of its images have. The
-  classes predicted for an image are the most likely one for `label`, and those
-  with a probability of at least .5 for `labels`. The outputs for all images are
-  kept in memory.
+  The mean absolute error is that of `numbers`. The other scores are those of
+  `label` and `labels`: each is computed for one class at a time, and averaged
+  over the classes that at least one image of the split has; AUC only over those
+  that not all images have. The classes predicted for an image are the most
+  likely one for `label`, and those with a probability of at least .5 for
+  `labels`. The outputs for all images are kept in memory.
 
   Raises:
     UserError: the split does not exist, or it is empty; or batches have no
@@ -48,7 +49,11 @@ class Evaluator(OnSplit):
   def _batch_outputs(self, params: PyTree, batch: Batch) -> dict[str, Array]:
     logits = self.setting.predict(params, batch)['logits']
     outputs = PROBABILITIES[self.setting.objective.cross_entropy](logits)
-    return {'outputs': outputs} | {k: batch[k] for k in (self._key, 'mask')}
+    return {
+      'outputs': outputs,
+      self._key: batch[self._key],
+      'mask': batch['mask'],
+    }
 
   def run(self, params: PyTree) -> dict[str, float]:
     """Computes the scores of the split.
@@ -63,29 +68,18 @@ class Evaluator(OnSplit):
       UserError: there is a bad record and the reader's policy is to stop, no
         example could be used, or an output is not finite.
     """
-    values = self.setting.examples(params, self._source, self._outputs)
+    values = self.setting.examples(
+      params, self._source, self._outputs, finite={'outputs': 'the logits'}
+    )
     outputs, target = values['outputs'].astype(float), values[self._key]
-    if not np.isfinite(outputs).all():
-      raise contract.not_finite_error('the logits', self._source)
     if self._key == 'numbers':
       self._scores = {'mean_absolute_error': np.abs(outputs - target).mean(0)}
-    else:
-      true, predicted = target > 0.5, outputs >= 0.5
-      if self._key == 'label':
-        one_hot = np.eye(outputs.shape[1], dtype=bool)
-        true, predicted = one_hot[target], one_hot[outputs.argmax(axis=1)]
-      # A class that is never predicted has the precision 0.
-      ratios: Any = dict(average='binary', zero_division=0)
-      scores = np.full((5, outputs.shape[1]), np.nan)
-      for i in np.flatnonzero(true.any(axis=0)):
-        one = true[:, i]
-        scores[0, i] = metrics.average_precision_score(one, outputs[:, i])
-        scores[1:4, i] = metrics.precision_recall_fscore_support(
-          one, predicted[:, i], **ratios
-        )[:3]
-        if not one.all():
-          scores[4, i] = metrics.roc_auc_score(one, outputs[:, i])
-      self._scores = dict(zip(self.higher_is_better, scores, strict=True))
+    elif self._key == 'label':
+      one_hot = np.eye(outputs.shape[1], dtype=bool)
+      predicted = one_hot[outputs.argmax(axis=1)]
+      self._scores = _of_classes(one_hot[target], predicted, outputs)
+    else:  # targets may be smoothed
+      self._scores = _of_classes(target > 0.5, outputs >= 0.5, outputs)
     known = {key: x[~np.isnan(x)] for key, x in self._scores.items()}
     means = {key: float(x.mean()) for key, x in known.items() if len(x)}
     return means | {'count': len(target)}
@@ -100,3 +94,35 @@ class Evaluator(OnSplit):
     lines = [(confusion.class_name(names, i), *row) for i, row in rows]
     head = [key.removeprefix('mean_') for key in self._scores]
     return {'classes.csv': confusion.to_csv(('name', *head), lines)}
+
+
+def _of_classes(
+  true: Bool[np.ndarray, 'n k'],
+  predicted: Bool[np.ndarray, 'n k'],
+  outputs: Float[np.ndarray, 'n k'],
+) -> dict[str, Float[np.ndarray, ' k']]:
+  """Returns the scores of each class by name; NaN if one is not defined.
+
+  Args:
+    true: whether each class is a label of each image.
+    predicted: whether each class is predicted for each image.
+    outputs: probability of each class.
+  """
+  names = Evaluator.higher_is_better
+  scores = {name: np.full(true.shape[1], np.nan) for name in names}
+  # Without an image of the class, recall and average precision are not defined.
+  for k in np.flatnonzero(true.any(axis=0)):
+    has_class, output = true[:, k], outputs[:, k]
+    # A class that is never predicted has the precision 0.
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(
+      has_class, predicted[:, k], average='binary', zero_division=0
+    )  # pyright: ignore[reportArgumentType]
+    scores['precision'][k], scores['recall'][k] = precision, recall
+    scores['f1'][k] = f1
+    scores['mean_average_precision'][k] = metrics.average_precision_score(
+      has_class, output
+    )
+    # AUC compares images with the class to those without it.
+    if not has_class.all():
+      scores['auc'][k] = metrics.roc_auc_score(has_class, output)
+  return scores

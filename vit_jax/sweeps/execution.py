@@ -29,8 +29,8 @@ from vit_jax.errors import (
 from vit_jax.files import jsonl, paths
 from vit_jax.processes import interruption
 from vit_jax.run import lock
-from vit_jax.sweeps import grid, outcome
-from vit_jax.sweeps.jobs import Graph, Job
+from vit_jax.sweeps import grid
+from vit_jax.sweeps.jobs import Graph, Job, diverged_file, outcome
 
 log = logging.getLogger('vit_jax')
 T = TypeVar('T')
@@ -151,9 +151,9 @@ def _execute(job: Job) -> None:
     raise PreemptedError(f'stopped in {job.name}; the same command resumes it')
   if code == EXIT_DIVERGED:
     log.warning('%s diverged, so its setting will not be selected', job.name)
-    marker = outcome.diverged_file(job.workdir)
+    marker = diverged_file(job.workdir)
     paths.save(marker, json.dumps({'exit': code}))
-  job.metrics = outcome.metrics(job.command, job.workdir)
+  job.metrics = outcome(job.command, job.workdir)
   if job.metrics is None or code not in (0, EXIT_DIVERGED):
     with open(output, 'rb') as file:
       file.seek(start)

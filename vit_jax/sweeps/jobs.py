@@ -16,12 +16,19 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
+from vit_jax.checkpoint import steps
 from vit_jax.config import direction
 from vit_jax.errors import UserError
-from vit_jax.sweeps import grid, outcome
+from vit_jax.files import jsonl, paths
+from vit_jax.run import ledger
+from vit_jax.run import metrics as metrics_lib
+from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import DEV, FINAL, Evaluation, Task
-from vit_jax.sweeps.outcome import DIVERGED, Metrics, Spread
 
+Metrics = Mapping[str, float | None]  # None: the value was not finite
+DIVERGED = float('-inf')  # metric of a run that diverged; it is never the best
 # Flags that `evaluate` accepts, too.
 _DATA_FLAG = re.compile(r'--?config\.(source|reader)\.')
 
@@ -95,7 +102,7 @@ class Job:
     self.metrics: Metrics | None = None
     if not is_known:
       return
-    self.metrics = outcome.metrics(command, self.workdir)
+    self.metrics = outcome(command, self.workdir)
     if isinstance(weights, Job):
       is_branch = branch_step is not None
       weights = weights.workdir if is_branch else weights.trained
@@ -103,7 +110,7 @@ class Job:
       flags = [f'--checkpoint={weights}', f'--evaluator={definition.evaluator}']
       flags += [f'--dataset={definition.dataset}'] * bool(definition.dataset)
       flags.append(f'--split={definition.split}')
-      flags.append(f'--out={outcome.result_file(self.workdir)}')
+      flags.append(f'--out={_result_file(self.workdir)}')
       keys = definition.flags
     else:
       flags = [f'--config={definition.config}', f'--workdir={self.workdir}']
@@ -147,7 +154,7 @@ class Job:
     """Sign of the metric of a finished run, see `config.direction.sign`."""
     if self.command == 'evaluate':
       return direction.sign_of(self._evaluator, self.metric.rpartition('/')[2])
-    return direction.sign(outcome.evals(self.workdir), self.metric)
+    return direction.sign(_evals(self.workdir), self.metric)
 
   def check_direction(self) -> None:
     """Checks that values of the metric can be compared.
@@ -168,7 +175,7 @@ class Job:
     if not self.early_stopping:
       return self.workdir
     self.check_direction()
-    step = outcome.best_step(self.workdir, self.metric, self.sign)
+    step = best_step(self.workdir, self.metric, self.sign)
     return f'{self.workdir}/checkpoints/{step}'
 
 
@@ -177,7 +184,7 @@ def _best(dev: Sequence[Job]) -> Mapping[str, Any]:
 
   def score(setting: Mapping[str, Any]) -> tuple[bool, float]:
     values = [job.value for job in dev if job.setting == setting]
-    mean = Spread.of(values).mean
+    mean = math.fsum(values) / len(values)
     return math.isfinite(mean), sign * mean
 
   sign = next((job.sign for job in dev if job.metrics), 1)
@@ -362,3 +369,79 @@ def label(setting: Mapping[str, Any], seed: int) -> str:
 def directory(name: str) -> str:
   """Returns a name with '-' for slashes and characters special to shells."""
   return name.translate(str.maketrans({sign: '-' for sign in '/[]*?() '}))
+
+
+def outcome(command: str, workdir: str) -> Metrics | None:
+  """Returns the metrics of a finished run.
+
+  A training run is finished if its last event is `finished`, and its workdir
+  contains the metrics and the checkpoint of that step; an evaluation, if its
+  workdir contains the result.
+
+  Args:
+    command: 'train', 'finetune' or 'evaluate'.
+    workdir: workdir of the run.
+
+  Returns:
+    The metrics; {} for a run that diverged, None for a run that is not
+    finished.
+  """
+  if diverged_file(workdir).exists():
+    return {}
+  if command == 'evaluate':
+    return jsonl.read_object(_result_file(workdir)) or None
+  return _of_training(paths.locate(workdir))
+
+
+def _of_training(workdir: epath.Path) -> Metrics | None:
+  """Returns the metrics of the last step; None if training is not finished."""
+  end = ledger.finished(ledger.read(workdir / 'events.jsonl'))
+  if not end or end['step'] not in steps.committed(workdir / 'checkpoints'):
+    return None
+  found = {}
+  for step, values in metrics_lib.read(workdir):
+    if step == end['step']:
+      found |= values
+  return found if found.keys() >= set(end['metrics']) else None
+
+
+def best_step(workdir: str, metric: str, sign: int) -> int:
+  """Returns the step with the best metric among those with a checkpoint.
+
+  The first of several steps with equal values is returned.
+
+  Args:
+    workdir: workdir of a run.
+    metric: name of the metric.
+    sign: -1 if lower values are better.
+  """
+  path = paths.locate(workdir)
+  saved = steps.committed(path / 'checkpoints')
+  values = {
+    step: value
+    for step, metrics in metrics_lib.read(path)
+    if step in saved and (value := metrics.get(metric)) is not None
+  }
+  return min(values, key=lambda step: (-sign * values[step], step))
+
+
+def _evals(workdir: str) -> Mapping[str, Any]:
+  """Returns the sections of the evaluators of a training run, by name."""
+  config = jsonl.read_object(paths.locate(workdir) / 'config.json')
+  return config.get('evals', {})
+
+
+def split(workdir: str, metric: str) -> str:
+  """Returns the split of a training run's metric; '' if it is unknown."""
+  section = direction.section_of(_evals(workdir), metric)
+  return section.get('split', '')
+
+
+def _result_file(workdir: str) -> epath.Path:
+  """Returns the file to which an evaluation writes its result."""
+  return paths.locate(workdir) / 'result.json'
+
+
+def diverged_file(workdir: str) -> epath.Path:
+  """Returns the path of the marker of a diverged run, which is not repeated."""
+  return paths.locate(workdir) / 'diverged.json'

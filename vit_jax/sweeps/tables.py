@@ -7,13 +7,45 @@ a CSV file with one line per finished run.
 import csv
 import io
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from vit_jax.sweeps import jobs, outcome
+from vit_jax.sweeps import jobs
 from vit_jax.sweeps.grid import DEV, FINAL, UPSTREAM, Study, Sweep
 from vit_jax.sweeps.jobs import Columns, Graph, Job
-from vit_jax.sweeps.outcome import Spread
+
+
+class Spread(NamedTuple):
+  """Mean and sample standard deviation of several values.
+
+  Attributes:
+    mean: mean; -inf if a run diverged.
+    std: standard deviation; NaN for a single value.
+    percent: whether the values are fractions, which are shown in percent.
+  """
+
+  mean: float
+  std: float = math.nan
+  percent: bool = True
+
+  @classmethod
+  def of(cls, values: Sequence[float], percent: bool = True) -> 'Spread':
+    """Summarises one or more values; -inf is the value of a diverged run."""
+    mean = math.fsum(values) / len(values)
+    several = len(values) > 1 and math.isfinite(mean)
+    std = statistics.stdev(values) if several else math.nan
+    return cls(mean, std, percent)
+
+  def __str__(self) -> str:
+    """Formats the spread: '97.12 ± 0.31' in percent, or '2.3026 ± 0.0021'."""
+    if not math.isfinite(self.mean):
+      return 'diverged'
+    scale, digits = (100, 2) if self.percent else (1, 4)
+    std = f' ± {scale * self.std:.{digits}f}'
+    return (
+      f'{scale * self.mean:.{digits}f}{"" if math.isnan(self.std) else std}'
+    )
 
 
 def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
@@ -50,7 +82,7 @@ def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
       details += ['', f'{name}:', '', *_table(['setting', 'dev'], settings)]
     for job in (*dev, *final):
       setting = [job.setting.get(key, '') for key in keys]
-      split = outcome.split(job.workdir, job.metric)
+      split = jobs.split(job.workdir, job.metric)
       cells = [name, task.group, job.stage, *setting, job.seed, job.metric]
       lines.append([*cells, split, job.value, job.workdir])
   head = ['task', 'chosen', 'dev', 'test', 'runs', *sweep.published]
