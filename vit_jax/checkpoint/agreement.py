@@ -24,7 +24,8 @@ from vit_jax.files.paths import PAUSES_S
 from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
-# TensorStore raises ValueError for all errors; the text begins with a status.
+# TensorStore raises ValueError for all errors; the text begins with the name of
+# a status of Abseil.
 _STATUS = re.compile(r'([A-Z]+(?:_[A-Z]+)*): ')
 _DAMAGED = re.compile(
   r'(DATA_LOSS|OUT_OF_RANGE|FAILED_PRECONDITION|NOT_FOUND|INVALID_ARGUMENT'
@@ -52,6 +53,7 @@ def classify(error: Exception) -> Outcome:
   """Classifies an exception that was raised when a checkpoint step was read."""
   if isinstance(error, UserError):
     return Outcome.REFUSED
+  # Orbax wraps errors. A CorruptError may itself have a cause.
   root: BaseException = error
   while root.__cause__ is not None and not isinstance(root, CorruptError):
     root = root.__cause__
@@ -69,8 +71,8 @@ def classify(error: Exception) -> Outcome:
   # Parsers of damaged files raise built-in exceptions. Clients of object stores
   # define their own exceptions, which mean an outage.
   is_builtin = getattr(builtins, type(root).__name__, None) is type(root)
-  is_parsing = is_builtin or isinstance(root, ValueError)
-  if is_parsing and not isinstance(root, MemoryError):
+  is_of_parser = is_builtin or isinstance(root, ValueError)
+  if is_of_parser and not isinstance(root, MemoryError):
     return Outcome.DAMAGED
   return Outcome.UNREADABLE
 

@@ -17,12 +17,16 @@ PyTree = Any
 # readers would fail.
 FORMAT = 3
 NAMES = ('params', 'average', 'extra', 'training', 'about', 'manifest')
-# Items that an evaluation reads without reading the others.
+# Entries of a state that are items of their own, because evaluations read only
+# some of them.
 _SEPARATE = ('params', 'average', 'extra')
 
 
 def split(state: PyTree) -> dict[str, dict[str, Any]]:
-  """Splits a state into items, each a nested dict of leaves by path."""
+  """Splits a state into items by name, each a nested dict of leaves by path.
+
+  Entries of the state without an item of their own are in 'training'.
+  """
   nested = tree.unflatten(tree.flatten(state))
   items = {name: nested.pop(name) for name in _SEPARATE if name in nested}
   return items | {'training': nested}

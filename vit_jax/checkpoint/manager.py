@@ -133,6 +133,7 @@ class Checkpointer:
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
 
   def _open_directory(self) -> None:
+    """Creates the directory, and removes unfinished steps from it."""
     self.root.mkdir(parents=True, exist_ok=True)
     steps.remove_unfinished(self.root)
     known = {str(step) for step in steps.committed(self.root)}
@@ -215,6 +216,7 @@ class Checkpointer:
       Whether the step is being written, or was written before.
     """
     self.wait()
+    # Only the metric that selects the best step is stored with the step.
     best = {self.best: metrics[self.best]} if self.best in metrics else None
     if self.is_committed(step):
       self._attempt(step, self._add_metrics, step, best)

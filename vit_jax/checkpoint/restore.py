@@ -74,7 +74,7 @@ def newest(
     below = step
   names = [name for name in steps.listing(root) if steps.is_step_or_bad(name)]
   # Only a run that never had a checkpoint may start from scratch.
-  if consensus.from_main(lambda: len(names)):
+  if consensus.from_main(lambda: bool(names)):
     raise UserError(
       f'no checkpoint in {root} is intact ({", ".join(sorted(names))}), see '
       'the log: repair one and rename it to its step, or give another --workdir'
@@ -105,6 +105,9 @@ def _read(
   path: epath.Path, step: int, abstract: PyTree, run: str
 ) -> tuple[Manifest, PyTree]:
   """Reads this process's part of a step, without verifying its arrays.
+
+  Returns:
+    The manifest, and the state.
 
   Raises:
     UserError: the step belongs to another run, another step or another model.
@@ -176,7 +179,9 @@ def _select_step(workdir: str, step: str) -> epath.Path:
     sign = direction.of_best(config)
     if metric:
       best, _ = steps.best_step(newest.parent, available, metric, sign)
-      step = str(best[0]) if best else step  # the best is (step, value)
+      if best is not None:
+        best_step, _ = best
+        step = str(best_step)
   if step not in map(str, available):
     raise UserError(
       f'{workdir}@{step} does not exist; give one of the steps {available}, or '
@@ -198,7 +203,7 @@ def load_about(step_dir: epath.Path) -> dict[str, Any]:
     UserError: the item is damaged, or there is no permission to read it.
     StorageError: the item cannot be read, even after retries.
   """
-  return _read_with_retries(
+  return _read_intact(
     step_dir, lambda: manifest.read_about(step_dir, manifest.read(step_dir))
   )
 
@@ -209,7 +214,7 @@ def list_items(step_dir: epath.Path) -> set[str]:
   Raises:
     UserError, StorageError: see `load_about`.
   """
-  leaves = _read_with_retries(step_dir, lambda: manifest.read(step_dir).leaves)
+  leaves = _read_intact(step_dir, lambda: manifest.read(step_dir).leaves)
   return {path.partition('/')[0] for path in leaves}
 
 
@@ -236,12 +241,12 @@ def load_arrays(
     restored = items.read_arrays(step_dir / name, nested)
     return written, items.join({name: restored}, expected)
 
-  def verify(read: tuple[dict[str, Any], PyTree]) -> PyTree:
-    written, loaded = read
+  def verify(result: tuple[dict[str, Any], PyTree]) -> PyTree:
+    written, loaded = result
     agreement.on_all(manifest.compare, manifest.leaves(loaded), written)
     return loaded[name]
 
-  return _read_with_retries(step_dir, read, verify)
+  return _read_intact(step_dir, read, verify)
 
 
 def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree:
@@ -250,16 +255,18 @@ def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree:
   count = jax.ShapeDtypeStruct(
     (), jnp.int32, sharding=sharding.replicated(mesh)
   )
-  item = {'mean': abstract, 'count': count}
+  item = {'mean': abstract, 'count': count}  # the fields of `average.Average`
   return load_arrays(step_dir, item, 'average')['mean']
 
 
-def _read_with_retries(
+def _read_intact(
   step_dir: epath.Path,
   read: Callable[[], Any],
   verify: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-  """Reads a part of a step; tries again after pauses if the storage fails.
+  """Reads a part of a step for a command, and refuses a damaged step.
+
+  If the storage fails, it tries again after pauses.
 
   Args:
     step_dir: step directory, for messages.

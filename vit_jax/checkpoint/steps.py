@@ -158,17 +158,19 @@ def check_writable(root: epath.Path, step: int) -> None:
       written.
   """
   path = root / str(step)
-  names, is_object = listing(path), is_remote(root)
-  is_taken = bool(names) and not (is_object and _METADATA in names)
-  if is_taken or (path.exists() and not path.is_dir()):
+  names = listing(path)
+  # On object stores, an unfinished step has its final name; it is overwritten.
+  is_unfinished = is_remote(root) and _METADATA in names
+  is_file = path.exists() and not path.is_dir()
+  if is_file or (names and not is_unfinished):
     raise FileExistsError(
       f'{path} is not a checkpoint of this program, but has the name of the '
       'step to be saved; move it away'
     )
-  if is_object:
+  if is_remote(root):
     return
   if path.exists():
-    path.rmdir()
+    path.rmdir()  # it is empty
   trial = root / f'{step}{_UNFINISHED}'
   if trial.exists():
     trial.rmtree()
@@ -249,8 +251,9 @@ def remove_old(
     ours = [s for s in committed(root) if _is_ours(root / str(s), run)]
     kept = set(ours[-keep:])
     if best is not None:
-      step_and_metric, unreadable = best_step(root, ours, best, sign)
-      kept |= {step_and_metric[0]} if step_and_metric else set()
+      found, unreadable = best_step(root, ours, best, sign)
+      if found is not None:
+        kept.add(found[0])
       for step, error in unreadable.items():
         log.warning(
           '%s is kept, because it may be the best step: %s',

@@ -1,10 +1,13 @@
-"""Handles signals during a whole command, and bounds its life by signals.
+"""Handles signals during a whole command, and ends processes that remain.
 
 A thread reads the numbers of SIGTERM, SIGINT and SIGHUP when they arrive, so it
 reacts at once even while the main thread compiles or is in another long call.
 As long as there is nothing to save, a signal ends the process with exit code
 42. A run installs another reaction (`preemption`). A signal that was ignored
 when the process started, such as SIGHUP after `nohup`, stays ignored.
+
+Other functions end a process after its parent (`end_with_parent`,
+`end_worker_with_parent`), or if it does not exit by itself (`bound_exit`).
 """
 
 import contextlib
@@ -20,8 +23,9 @@ from vit_jax.processes import console
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reaction = Callable[[int], None]
-VARIABLE = 'VIT_JAX_PARENT'  # process id of the sweep or study
-_PR_SET_PDEATHSIG = 1
+# Variable with the process id of the sweep or study that starts a run.
+PARENT_VARIABLE = 'VIT_JAX_PARENT'
+_PR_SET_PDEATHSIG = 1  # option of prctl: signal at the end of the parent
 _EXIT_S = 50  # time for the interpreter to exit
 
 
@@ -55,14 +59,15 @@ class SignalHandler:
   def install(self) -> None:
     """Installs the handlers; must be called from the main thread."""
     if self._pipe is None:
-      self._pipe = os.pipe()
-      for end in self._pipe:
-        os.set_blocking(end, end == self._pipe[0])
+      self._pipe = reader, writer = os.pipe()
+      os.set_blocking(reader, True)
+      os.set_blocking(writer, False)  # as `set_wakeup_fd` requires
       os.register_at_fork(after_in_child=self._forked)
       thread = threading.Thread(
         target=self._listen, daemon=True, name='signals'
       )
       thread.start()
+    # Python writes the number of each signal to the pipe.
     signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
     for number in SIGNALS:
       is_ignored = signal.getsignal(number) is signal.SIG_IGN
@@ -84,14 +89,16 @@ class SignalHandler:
 
   @property
   def installed(self) -> bool:
-    """Returns whether the handlers are installed."""
+    """Whether the handlers are installed."""
     return any(map(_is_handled, SIGNALS))
 
   def _forked(self) -> None:
+    """Restores the default handlers in a forked worker process."""
     if self.installed:
-      self.release()  # worker processes use Python's default handlers
+      self.release()
 
   def _listen(self) -> None:
+    """Reads the numbers of signals, and reacts; runs in a thread."""
     assert self._pipe is not None
     while True:
       for number in os.read(self._pipe[0], 64):
@@ -115,12 +122,15 @@ HANDLER = SignalHandler()
 
 
 def end_with_parent() -> None:
-  """Asks the kernel to send SIGTERM when the parent that set VARIABLE ends."""
-  parent = os.environ.pop(VARIABLE, '')
+  """Asks the kernel to send SIGTERM when the sweep or study ends.
+
+  It does nothing in a process that neither of them has started.
+  """
+  parent = os.environ.pop(PARENT_VARIABLE, '')
   if not parent:
     return
   prctl = getattr(ctypes.CDLL(None), 'prctl', None)
-  if prctl is None:
+  if prctl is None:  # only Linux has it
     return
   prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
   if os.getppid() != int(parent):  # the parent ended before the request

@@ -30,7 +30,7 @@ _GOOGLE = '0x1ae0'  # PCI vendor id
 # context, cuDNN and NCCL. NVIDIA's documentation recommends 0.8 to 0.9.
 GPU_MEMORY_FRACTION = 0.9
 _FRACTION = 'XLA_CLIENT_MEM_FRACTION'
-_OLD_FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+_OLD_FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # name in older versions
 _THREADS = 64  # a small run on CPUs has about 100, some of which already exist
 _ADDRESS_BYTES = 2 * 2**30  # a small run on CPUs reserves 2.4 GiB
 
@@ -105,7 +105,7 @@ def check_limits() -> None:
 def _reserved() -> int:
   """Returns the bytes of address space in use; 0 if unknown."""
   try:
-    pages = pathlib.Path('/proc/self/statm').read_text().split()[0]
+    pages = pathlib.Path('/proc/self/statm').read_text().split()[0]  # total
   except OSError:
     return 0
   return int(pages) * resource.getpagesize()

@@ -57,7 +57,8 @@ def _on_abort(number: int) -> None:
   Args:
     number: signal, SIGABRT.
   """
-  if _ENDING:  # while it waits for others, one of which is regarded as lost
+  # While a process that ends waits for the others, JAX may regard one as lost.
+  if _ENDING:
     os._exit(_ENDING[0])
   answered = threading.Event()
 
@@ -89,7 +90,8 @@ def end_on_loss(reason: object) -> None:
     found = message_of_peer()
     if found is not None:  # the peer published its exit code and reason
       exit_now(found['code'], _of_peer(found))
-  message = _loss((str(reason).splitlines() or [''])[0][:300])
+  first_line, _, _ = str(reason).partition('\n')
+  message = _loss(first_line[:300])
   publish_end(errors.EXIT_PEER_LOST, message)
   exit_now(errors.EXIT_PEER_LOST, message)
 
@@ -139,17 +141,17 @@ def exit_now(code: int, message: str | None = None) -> None:
     code: exit code.
     message: message to print.
   """
-  if not _EXITING.acquire(blocking=False):  # another thread ends the process
-    threading.Event().wait()
+  if not _EXITING.acquire(blocking=False):
+    threading.Event().wait()  # until another thread has ended the process
   _ENDING.append(code)
   if message:
     console.print_error(message)
   with contextlib.suppress(Exception):
-    others = consensus.num_processes() - 1
     client().key_value_set(f'{_READ}{index()}', '', allow_overwrite=True)
     deadline = time.monotonic() + _EXIT_S
     while index() == 0 and time.monotonic() < deadline:
-      if len(client().key_value_dir_get(_READ)) > others:
+      confirmations = client().key_value_dir_get(_READ)
+      if len(confirmations) == consensus.num_processes():
         break
       time.sleep(0.05)
   os._exit(code)
@@ -157,6 +159,7 @@ def exit_now(code: int, message: str | None = None) -> None:
 
 def is_lost_peer(error: BaseException) -> bool:
   """Returns whether an error means that another process was lost."""
+  # Messages of Gloo, gRPC and JAX's coordination service.
   broken = re.search(
     r'Connection (reset|closed|refused)|Socket closed|Broken pipe'
     r'|heartbeat timeout|UNAVAILABLE',
@@ -194,16 +197,19 @@ def announce(error: Exception) -> None:
     error, (errors.PreemptedError, errors.DivergedError)
   ):
     return
-  if exit_status(error) is None and (message_of_peer() or is_lost_peer(error)):
+  status = exit_status(error)
+  if status is not None:
+    code, message = status
+    publish_end(code, message)
+    exit_soon(code, message)
+    return
+  # An unexpected error may be the consequence of the end of another process.
+  if message_of_peer() or is_lost_peer(error):
     end_on_loss(str(error))
-  code, message = exit_status(error) or (
-    errors.EXIT_CRASH,
-    f'crash: {type(error).__name__}: {error} (the traceback is in its log)',
-  )
-  publish_end(code, message)
-  if exit_status(error) is None:
-    message = ''.join(traceback.format_exception(error))
-  exit_soon(code, message)
+  text = f'{type(error).__name__}: {error} (the traceback is in its log)'
+  publish_end(errors.EXIT_CRASH, f'crash: {text}')
+  traceback_text = ''.join(traceback.format_exception(error))
+  exit_soon(errors.EXIT_CRASH, traceback_text)
 
 
 def exit_soon(code: int, message: str) -> None:
@@ -211,7 +217,7 @@ def exit_soon(code: int, message: str) -> None:
 
   Args:
     code: exit code.
-    message: cause, which would be printed after closing.
+    message: cause, which is printed only by this function, or after closing.
   """
 
   def wait() -> None:

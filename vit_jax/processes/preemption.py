@@ -42,6 +42,7 @@ class Preemption:
     self._counting = threading.Lock()
     self._is_over = False
     # In a program other than vit_jax's commands, no handler is installed yet.
+    # This object then installs it, and restores the default at the end.
     self._is_installer = not HANDLER.installed
     if self._is_installer:
       HANDLER.install()
@@ -111,6 +112,7 @@ class Preemption:
       peers.publish_stop()
 
   def _offer_exit(self) -> None:
+    """Lets the next signal end the process at once."""
     self._may_exit = True
     log.warning('send the signal again to exit at once without saving')
 

@@ -95,11 +95,13 @@ def _check_processes(
   last = math.inf if num_processes is None else num_processes - 1
   check_range('--process_id', process_id, at_least=0, at_most=last)
   if coordinator_address is None:
-    is_wrong = (num_processes or 1) > 1 or process_id
+    # The flags of an only process, 1 and 0, are allowed.
+    is_valid = num_processes in (None, 1) and process_id in (None, 0)
   else:
-    is_missing = None in (num_processes, process_id) and not _found_by_jax()
-    is_wrong = is_missing or not re.fullmatch(r'.+:\d+', coordinator_address)
-  if is_wrong:
+    is_complete = None not in (num_processes, process_id) or _found_by_jax()
+    has_port = re.fullmatch(r'.+:\d+', coordinator_address) is not None
+    is_valid = is_complete and has_port
+  if not is_valid:
     raise UserError(
       f'got --coordinator_address={coordinator_address}, --num_processes='
       f'{num_processes} and --process_id={process_id}: give all three, with '

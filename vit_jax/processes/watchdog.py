@@ -97,7 +97,7 @@ class Watchdog:
 
   def _step_limit(self) -> float:
     """Returns the time limit of the next step."""
-    if len(self._times) < 3:
+    if len(self._times) < 3:  # too few for a median
       return self._pause_s
     return max(self._factor * statistics.median(self._times), self._min_s)
 
@@ -107,6 +107,7 @@ class Watchdog:
     self._deadline = time.monotonic() + seconds
 
   def _watch(self) -> None:
+    """Waits for the deadline, which other threads move; runs in a thread."""
     last = time.monotonic()
     while not self._ended.wait(_POLL_S):
       now = time.monotonic()
@@ -118,6 +119,7 @@ class Watchdog:
         self._end_process()
 
   def _end_process(self) -> None:
+    """Writes the stack traces, and ends all processes with exit code 44."""
     activity = f' while {self._activity}' if self._activity else ''
     message = (
       f'no progress within {self._limit_s:.1f} s{activity}: this process, or a '

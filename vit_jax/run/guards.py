@@ -66,8 +66,9 @@ class Limit:
 
   def contains(self, value: float) -> bool:
     """Returns whether a value is within the bounds; NaN is not."""
-    above = self.at_least is None or value >= self.at_least
-    return above and (self.at_most is None or value <= self.at_most)
+    is_above = self.at_least is None or value >= self.at_least
+    is_below = self.at_most is None or value <= self.at_most
+    return is_above and is_below
 
   def __str__(self) -> str:
     bounds = {'at least': self.at_least, 'at most': self.at_most}
@@ -75,6 +76,7 @@ class Limit:
     return f'{self.metric} {" and ".join(words)}'
 
 
+# Annotation of the key `recovery.limits`, a dict of sections for `Limit`.
 LIMITS = schema.Nested('vit_jax.run.guards:Limit', many=True)
 
 
@@ -127,6 +129,7 @@ class Limits:
         self._streaks[name] = 0
         continue
       self._streaks[name] += 1
+      # One warning for each streak, in the step in which it is long enough.
       if self._streaks[name] != self._steps(limit.during):
         continue
       text = (
@@ -305,5 +308,9 @@ def plateau(
       count += 1
   if count < patience:
     return None
-  found = {'metric': metric, 'evaluations': count, 'best_step': best_step}
-  return found | {'step': max(values)}
+  return {
+    'metric': metric,
+    'evaluations': count,
+    'best_step': best_step,
+    'step': max(values),
+  }

@@ -184,13 +184,16 @@ def is_event(record: dict[str, Any]) -> bool:
 def finished(events: list[dict[str, Any]]) -> dict[str, Any] | None:
   """Returns the event `finished` of a run that is over; otherwise None.
 
-  A later start would follow it, even one that was killed at once.
+  If the run was started again since, even if that was killed at once, an event
+  `start` follows, and the run is not over.
 
   Args:
     events: events of the run, in order.
   """
-  last = [e for e in events if e['event'] in ('start', FINISHED)]
-  return last[-1] if last and last[-1]['event'] == FINISHED else None
+  for event in reversed(events):
+    if event['event'] in ('start', FINISHED):
+      return event if event['event'] == FINISHED else None
+  return None
 
 
 def training_spans(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
@@ -206,7 +209,7 @@ def training_spans(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
   """
   spans: list[tuple[int, float]] = []
   for event in events:
-    if event['event'] in ('start', 'rollback'):
+    if event['event'] in ('start', 'rollback'):  # later steps are repeated
       spans = [(step, s) for step, s in spans if step <= event['step']]
     if event['event'] == 'spans':
       spans.append((event['step'], event['seconds'].get(PRODUCTIVE, 0.0)))

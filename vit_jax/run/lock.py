@@ -84,6 +84,12 @@ def _has_ended(holder: dict[str, object]) -> bool:
 
 
 def _refusal(workdir: epath.Path, holder: str) -> UserError:
+  """Returns the error for a workdir whose lock another run holds.
+
+  Args:
+    workdir: directory of the run.
+    holder: content of the lock.
+  """
   return UserError(
     f'another run uses {workdir}: {holder or "unknown"}. Wait for that run or '
     'stop it, or give another path (--workdir, --out, --data_dir).'
@@ -92,9 +98,16 @@ def _refusal(workdir: epath.Path, holder: str) -> UserError:
 
 @contextlib.contextmanager
 def _file_lock(path: epath.Path, holder: dict[str, object]) -> Iterator[None]:
+  """Holds the kernel's lock of a file, which contains the holder as JSON.
+
+  Args:
+    path: path of the file.
+    holder: description of this process.
+  """
   descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
   try:
     try:
+      # Without waiting (LOCK_NB) for a process that holds the lock.
       fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       other = os.pread(descriptor, 1000, 0).decode(errors='replace')
@@ -120,13 +133,13 @@ def _lease(path: epath.Path, holder: dict[str, object]) -> Iterator[None]:
     lease = {**holder, 'owner': owner, 'expires': time.time() + LEASE_S}
     paths.write(path, json.dumps(lease))
 
-  def valid(lease: dict[str, object]) -> bool:
-    expires = lease.get('expires', 0.0)
-    live = isinstance(expires, float) and expires > time.time()
-    return live and not _has_ended(lease)
+  def is_held(lease: dict[str, object]) -> bool:
+    expires = lease.get('expires')
+    is_current = isinstance(expires, float) and expires > time.time()
+    return is_current and not _has_ended(lease)
 
   lease = jsonl.read_object(path)  # {} if it is missing or damaged
-  if valid(lease):
+  if is_held(lease):
     raise _refusal(path.parent, json.dumps(lease))
   renew()
   # Object stores have no exclusive creation, so another run may write its lease
@@ -188,9 +201,9 @@ def check_shared(workdir: epath.Path) -> None:
   if jax.process_index() == 0:
     file.unlink(missing_ok=True)
   if not all(seen):
-    blind = ', '.join(str(i) for i, each in enumerate(seen) if not each)
+    others = ', '.join(str(i) for i, sees in enumerate(seen) if not sees)
     raise UserError(
-      f'process {blind} does not see what process 0 writes to the workdir '
+      f'process {others} does not see what process 0 writes to the workdir '
       f'(here {workdir}): give all processes a --workdir that they share, on a '
       'network file system or gs://BUCKET/PATH.'
     )

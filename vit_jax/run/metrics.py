@@ -270,7 +270,10 @@ class Writer:
 def is_before(record: dict[str, Any], step: int) -> bool:
   """Returns whether a line belongs to a state restored at `step`.
 
-  These are training lines up to the step, and evaluations before it.
+  These are training lines up to the step, and evaluations before it. Only lines
+  of training metrics have the key 'loss'; those of evaluations have 'val/loss'.
   """
   at = record.get('step')
-  return type(at) is int and (at < step or (at == step and 'loss' in record))
+  if type(at) is not int:
+    return False
+  return at <= step if 'loss' in record else at < step

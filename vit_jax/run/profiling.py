@@ -60,8 +60,9 @@ class HostTimes:
     self._start_interval()
 
   def _start_interval(self) -> None:
-    self._start, self._steps = self._ledger.steps_s(), 0
-    self._waited_s = 0.0
+    """Starts the interval up to the next comparison."""
+    self._start = self._ledger.steps_s()
+    self._steps, self._waited_s = 0, 0.0
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
@@ -83,6 +84,7 @@ class HostTimes:
       return
     elapsed = self._ledger.steps_s() - self._start
     local = [(elapsed - self._waited_s) / self._steps, elapsed / self._steps]
+    # [processes, 2]: host time and time of a step.
     times = multihost_utils.process_allgather(np.array(local, np.float32))
     self._start_interval()
     host_s, step_s = times[:, 0].tolist(), times[:, 1].tolist()

@@ -56,8 +56,8 @@ _PACKAGES = (
   'numpy',
   'opencv-python-headless',
 )
-_COMMIT = 'versions: vit_jax'
-_LENGTH = (
+_COMMIT = 'versions: vit_jax'  # key of the commit in `_common_values`
+_LENGTH_CHANGES = (
   ' The learning rate depends on the total and changes at the next step, so '
   'the result will differ from that of a run which had this length from the '
   'start.'
@@ -154,7 +154,9 @@ def check_workdir(
     StorageError: config.json cannot be read.
   """
   path = paths.locate(workdir)
-  os.fspath(path).encode()  # otherwise checkpoints could not be saved
+  # Raises an error if the path is not UTF-8, because checkpoints could not be
+  # saved there.
+  os.fspath(path).encode()
   last = last_config(path)
   if last and not {'model', 'batch_size', 'total'} & last.keys():
     raise UserError(
@@ -271,19 +273,19 @@ def evaluator_notes(last: Json, config: Config, step: int) -> list[Note]:
     step: step that the run starts at.
   """
   notes, old = [], identity.completed(last).get('evals', {})
+  # The section of one evaluator, not the dict of all of them.
+  mark = dataclasses.replace(MARKS['evals'], many=False)
   for name, section in config.evals.to_dict().items():
-    mark = dataclasses.replace(MARKS['evals'], many=False)
+    operational = identity.of_section('', mark, section)
     ignored = (
-      *(
-        key.removeprefix('.') for key in identity.of_section('', mark, section)
-      ),
+      *(key.removeprefix('.') for key in operational),
       *schema.config_keys(keys.evaluation),
     )
-    values = [
+    before, now = (
       identity.without(completion.flatten(entries), ignored)
       for entries in (old.get(name, section), section)
-    ]
-    changes = identity.differences(*values)
+    )
+    changes = identity.differences(before, now)
     if not changes:
       continue
     text = (
@@ -307,7 +309,7 @@ def _refusal(subject: str, changes: Changes) -> UserError:
   return UserError(
     f'{subject} belongs to another run:{formatted(changes)}\nGive another '
     '--workdir, or resume with the change by --allow_config_change.'
-    + (_LENGTH if 'total' in changes else '')
+    + (_LENGTH_CHANGES if 'total' in changes else '')
   )
 
 
@@ -323,6 +325,7 @@ def formatted(changes: Changes, old: str = 'before', new: str = 'now') -> str:
 
 
 def _short(value: Any) -> str:
+  """Returns the value for a message, at most 200 characters long."""
   text = repr(value)
   return text if len(text) <= 200 else f'{text[:197]}...'
 
@@ -355,9 +358,9 @@ class Comparison:
   read_about: Callable[[int], Json]
   allow_changes: bool
   _compared_step: int | None = None
-  # Not yet recorded.
+  # Notes that are not yet in the log and in events.jsonl.
   _notes: list[Note] = dataclasses.field(default_factory=list)
-  _is_recorded: bool = False
+  _is_recorded: bool = False  # whether config.json and run.json are written
 
   def check_newest(self, step: int | None) -> None:
     """Compares all processes, and this start with the newest checkpoint.

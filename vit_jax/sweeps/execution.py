@@ -142,7 +142,7 @@ def _execute(job: Job) -> None:
       stdout=file,
       stderr=file,
       start_new_session=True,
-      env=os.environ | {interruption.VARIABLE: str(os.getpid())},
+      env=os.environ | {interruption.PARENT_VARIABLE: str(os.getpid())},
     )
     code, signalled = _wait(process)
   # A signal to a whole group of processes can end a run before it handles

@@ -66,6 +66,7 @@ def begin(text: str, config: Config, workdir: epath.Path) -> None:
 def _begin(
   source: epath.Path, step: int, config: Config, workdir: epath.Path
 ) -> None:
+  """Copies the step, on the main process only; see `begin`."""
   root = workdir / 'checkpoints'
   origin = {'workdir': str(source), 'step': step}
   paths.check_writable(workdir)
@@ -131,27 +132,30 @@ def _moved(total: str, config: Config) -> identity.Changes:
     branch.
   """
   experiment = Experiment.build(config, jax.devices())
-  length = dataclasses.replace(experiment.length, total=total).total_steps
+  total_before = dataclasses.replace(experiment.length, total=total).total_steps
   found = {}
 
   def recorded(section: str) -> Callable[[str], int]:
+    """Returns a function that converts durations, and records moved ones."""
+
     def steps_of(duration: str) -> int:
-      here, (number, unit) = (
-        experiment.steps(duration),
-        durations.parse(duration),
-      )
-      before = round(number / 100 * length) if unit == '%' else here
-      if before != here:
-        found[f'{section} ({duration})'] = before, here
-      return here
+      now = experiment.steps(duration)
+      number, unit = durations.parse(duration)
+      before = round(number / 100 * total_before) if unit == '%' else now
+      if before != now:
+        found[f'{section} ({duration})'] = before, now
+      return now
 
     return steps_of
 
+  # Constructors convert all their durations, so building is enough.
   setting = experiment.setting._replace(steps=recorded('objective'))
   build_section(config, 'objective', setting)
-  layers_above = experiment.objective.layers_above
-  of_run = optimizers.Setting(recorded('optimizer'), layers_above)
-  build_section(config, 'optimizer', experiment.trainer.schedule, of_run)
+  optimizer_setting = optimizers.Setting(
+    recorded('optimizer'), experiment.objective.layers_above
+  )
+  schedule = experiment.trainer.schedule
+  build_section(config, 'optimizer', schedule, optimizer_setting)
   return found
 
 

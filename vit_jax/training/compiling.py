@@ -113,10 +113,9 @@ def describe(experiment: Experiment) -> None:
     experiment: experiment about to run.
   """
   config, mesh = experiment.config, experiment.mesh
-  devices = mesh.devices
   params = experiment.abstract_state.params
-  if not all(
-    leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(params)
+  if any(
+    not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(params)
   ):
     table = parameter_overview.get_parameter_overview(
       params, include_stats='sharding'
@@ -127,10 +126,13 @@ def describe(experiment: Experiment) -> None:
   log.info(
     'mesh %s of %d %s device(s) on %d process(es)',
     'x'.join(f'{axis}={n}' for axis, n in mesh.shape.items()),
-    devices.size,
-    devices.flat[0].device_kind,
+    mesh.size,
+    mesh.devices.flat[0].device_kind,
     jax.process_count(),
   )
+  height, width = experiment.image_size
+  # A model of a user may have no key for the dtype of its activations.
+  dtype = config.model.get('dtype') or config.model.name
   log.info(
     '%d steps (%s) of batch %d, %d examples per epoch, %dx%d pixels, %s; '
     '%.3g GFLOPs per image (forward and backward), %s',
@@ -138,8 +140,10 @@ def describe(experiment: Experiment) -> None:
     config.total,
     config.batch_size,
     config.train.num_examples,
-    *experiment.image_size,
-    config.model.get('dtype') or config.model.name,
+    height,
+    width,
+    dtype,
     experiment.image_flops / 1e9,
+    # The kernels that compute attention, or XLA.
     experiment.model.computed_by(experiment.image_size),
   )

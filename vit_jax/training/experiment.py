@@ -86,12 +86,14 @@ class Experiment:
     """
     length = keys.length(config)
     mesh = build_section(config, 'mesh', devices)
-    split, parts = sharding.batch_parts(mesh), config.micro_batches
-    if parts < 1 or config.batch_size % (split * parts):
+    devices_of_batch = sharding.batch_parts(mesh)
+    micro_batches = config.micro_batches
+    divisor = devices_of_batch * max(micro_batches, 1)
+    if micro_batches < 1 or config.batch_size % divisor:
       raise UserError(
-        f'batch_size is {config.batch_size}; data x fsdp = {split} devices and '
-        f'micro_batches={parts} must divide it: set --config.batch_size to a '
-        f'multiple of {split * max(parts, 1)}.'
+        f'batch_size is {config.batch_size}; data x fsdp = {devices_of_batch} '
+        f'devices and micro_batches={micro_batches} must divide it: set '
+        f'--config.batch_size to a multiple of {divisor}.'
       )
     image_size = square(config.image_size)
     augment = build_section(config, 'augment', image_size)
@@ -113,10 +115,12 @@ class Experiment:
       config, 'schedule', length.total_steps, setting.steps
     )
     objective = _objective(config, setting)
-    of_run = optimizers.Setting(setting.steps, objective.layers_above)
+    optimizer_setting = optimizers.Setting(
+      setting.steps, objective.layers_above
+    )
     trainer = Trainer(
       objective=objective,
-      optimizer=build_section(config, 'optimizer', schedule, of_run),
+      optimizer=build_section(config, 'optimizer', schedule, optimizer_setting),
       schedule=schedule,
       micro_batches=config.micro_batches,
       average_decay=config.average_decay,
@@ -147,15 +151,15 @@ class Experiment:
     if config.position_resize is not None:
       positions.check_method(config.position_resize)
     self._check_images()
-    for _, each in self.variants:
-      each.model.check(each.image_size)
-      each.objective.check(each.augment.spec)
-      if each is self:
+    for _, variant in self.variants:
+      variant.model.check(variant.image_size)
+      variant.objective.check(variant.augment.spec)
+      if variant is self:
         continue
       params = self.abstract_state.params
-      if tree.shapes(each.abstract_state.params) != tree.shapes(params):
+      if tree.shapes(variant.abstract_state.params) != tree.shapes(params):
         raise UserError(
-          f'the model for {each.image_size} pixels has parameters of other '
+          f'the model for {variant.image_size} pixels has parameters of other '
           "shapes: several sizes (augment.sizes) need model.position='none'."
         )
     if locked := self.objective.locked:
@@ -183,13 +187,16 @@ class Experiment:
         differs between training and evaluation, or random erasing is used with
         images that are not RGB with 8 bits.
     """
-    channels, images = self.model.channels, {}
+    channels = self.model.channels
+    images = {}  # channels and dtype by section
     for section in ('augment', 'preprocess'):
       shape, dtype = getattr(self, section).spec.get('image', ((), None))
       if len(shape) >= 3:
         images[section] = shape[-1], np.dtype(dtype).name
-    dtypes = {dtype for _, dtype in images.values() if dtype[:4] == 'uint'}
-    if len(dtypes) > 1 or {n for n, _ in images.values()} - {channels}:
+    # A transform of a user may return floats, whose scale is its own choice.
+    dtypes = {name for _, name in images.values() if name.startswith('uint')}
+    has_other_channels = any(n != channels for n, _ in images.values())
+    if len(dtypes) > 1 or has_other_channels:
       raise UserError(
         f'the images are {images}, and model.channels is {channels}: set '
         'model.channels, augment.channels, preprocess.channels, augment.bits '
@@ -235,7 +242,10 @@ class Experiment:
     `variants`, it is the mean.
     """
     if len(self.variants) > 1:
-      return sum(p * each.image_flops for p, each in self.variants)
+      return sum(
+        probability * variant.image_flops
+        for probability, variant in self.variants
+      )
     trainer = self.with_model(self.model.reference).trainer
     # Shapes in place of arrays: the loss is only traced.
     batch: Any = {
@@ -246,12 +256,13 @@ class Experiment:
     params, extra = jax.eval_shape(trainer.objective.init, key, batch)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     inputs = Inputs(extra, batch, key, step, {})
-
+    # `flops.of_training` counts no gradients of its argument `frozen`: here the
+    # frozen parameters of the model, and the frozen models.
     fixed = params, frozen.abstract(self.frozen, self.mesh)
 
     def loss(trained: Any, inputs: Inputs, *, frozen: Any) -> Any:
-      all_params, others = frozen
-      return trainer.loss(trained, all_params, inputs._replace(frozen=others))
+      all_params, models = frozen
+      return trainer.loss(trained, all_params, inputs._replace(frozen=models))
 
     total = flops.of_training(
       loss, trainer.trained(params), inputs, frozen=fixed
@@ -267,6 +278,7 @@ class Experiment:
     return self._with_setting(model=model)
 
   def _with_setting(self, **changes: Any) -> 'Experiment':
+    """Returns the experiment with another model, transform or image size."""
     setting = self.setting._replace(**changes)
     objective = _objective(self.config, setting)
     trainer = dataclasses.replace(self.trainer, objective=objective)
@@ -281,26 +293,25 @@ class Experiment:
     See `data.contract.Transform`. Their states are the same. Usually there is
     one, this experiment itself.
     """
+
+    def variant(transform: Transform) -> 'Experiment':
+      if transform is self.augment:
+        return self
+      image_size = getattr(transform, 'image_size', self.image_size)
+      return self._with_setting(transform=transform, image_size=image_size)
+
     return tuple(
-      (
-        probability,
-        self
-        if each is self.augment
-        else self._with_setting(
-          transform=each,
-          image_size=getattr(each, 'image_size', self.image_size),
-        ),
-      )
-      for probability, each in contract.variants(self.augment)
+      (probability, variant(transform))
+      for probability, transform in contract.variants(self.augment)
     )
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes and shardings of a training batch."""
     spec = contract.train_spec(self.augment, self.reader.on_bad_record)
-    split = sharding.batch_sharding(self.mesh)
+    over_devices = sharding.batch_sharding(self.mesh)
     entries = contract.layout(spec, self.config.batch_size).items()
     return {
-      key: jax.ShapeDtypeStruct(shape, dtype, sharding=split)
+      key: jax.ShapeDtypeStruct(shape, dtype, sharding=over_devices)
       for key, (shape, dtype) in entries
     }
 
@@ -358,8 +369,8 @@ def _steps(config: Config, length: Length, duration: str) -> int:
   try:
     return length.steps(duration)
   except UserError as error:
-    flat = flatten(config).items()
-    paths = [f'config.{path}' for path, value in flat if value == duration]
+    values = flatten(config).items()
+    paths = [f'config.{path}' for path, value in values if value == duration]
     raise UserError(f'{" or ".join(paths) or "a duration"}: {error}') from error
 
 

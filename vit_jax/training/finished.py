@@ -67,6 +67,7 @@ def find(config: Config, folder: epath.Path) -> Progress:
   total = keys.length(config).total_steps
 
   def read() -> tuple[int | None, Results | None]:
+    # Step 0, saved by a signal before the first step, counts as no step.
     step = latest_step(folder / 'checkpoints') or None
     return step, None if step is None else _results(config, folder, step)
 

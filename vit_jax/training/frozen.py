@@ -14,7 +14,6 @@ from vit_jax.objectives.contract import Frozen
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
-_SIDES = ('in the model', 'in the data')
 PyTree = Any
 
 
@@ -49,10 +48,10 @@ def check_classes(models: dict[str, Frozen], source: Source) -> None:
     UserError: a model whose logits are compared with labels has other classes,
       or the same classes in another order.
   """
-  for name, each in models.items():
-    if not each.judges_labels:
+  for name, model in models.items():
+    if not model.judges_labels:
       continue
-    data_names, model_names = list(source.class_names), list(each.class_names)
+    data_names, model_names = list(source.class_names), list(model.class_names)
     unnamed = filters.numbered(data_names) or filters.numbered(model_names)
     if not model_names or unnamed:
       log.info(
@@ -63,9 +62,10 @@ def check_classes(models: dict[str, Frozen], source: Source) -> None:
         source.name,
       )
     elif data_names != model_names[: len(data_names)]:
+      sides = 'in the model', 'in the data'
       raise UserError(
         f'the frozen model {name!r} has other classes than {source.name}: '
-        f'{filters.names_differ(model_names, data_names, _SIDES)}. Rename the '
+        f'{filters.names_differ(model_names, data_names, sides)}. Rename the '
         "data's classes (source.class_map), or fine-tune the model first."
       )
 

@@ -23,7 +23,7 @@ from vit_jax.training.experiment import Experiment
 log = logging.getLogger('vit_jax')
 PyTree = Any
 
-EXAMPLES = 2  # random images per device
+EXAMPLES = 2  # random images on each of the devices that share a batch
 # Sixteen times the rounding error of bfloat16, which TPUs use for products of
 # float32, too. Two layers in bfloat16, with kernels interpreted on a CPU,
 # differed by a quarter of this tolerance.
@@ -80,7 +80,8 @@ def _check(
   """
   others = experiment.objective.other_passes(experiment.augment.spec)
   passes = ((experiment.model, experiment.image_size), *others)
-  found = {}
+  found = {}  # differences by name ('output', or a parameter) and image size
+  # A dict, because several passes may have the same kernels and size.
   for kernels, size in dict.fromkeys((m.kernels, size) for m, size in passes):
     if kernels is None:
       continue
@@ -93,12 +94,12 @@ def _check(
     except Exception as error:
       text = f'{type(error).__name__}: {error}'[:500]
       return f'they do not compile: {text}', {'error': text}
-    of_size = compiled(key).items()
-    found |= {(name, size): float(x) for name, x in of_size}
+    differences = compiled(key).items()
+    found |= {(name, size): float(x) for name, x in differences}
   # NaN counts as worse than any number.
-  worst = max(found, key=lambda key: (math.isnan(found[key]), found[key]))
-  name, size = worst
-  value = found[worst]
+  (name, size), value = max(
+    found.items(), key=lambda item: (math.isnan(item[1]), item[1])
+  )
   fields = {
     'worst': name,
     'image_size': list(size),
@@ -122,7 +123,7 @@ def compare(
   Args:
     model: model with kernels.
     image_size: height and width in pixels.
-    mesh: mesh of the devices; each device gets `EXAMPLES` images.
+    mesh: mesh of the devices.
     key: random key for images and parameters, replicated on all devices.
 
   Returns:
@@ -133,21 +134,22 @@ def compare(
   n = EXAMPLES * sharding.batch_parts(mesh)
 
   def both(key: Key[Array, '']) -> dict[str, Float[Array, '']]:
-    image_key, init_key, noise_key, dy_key = jax.random.split(key, 4)
+    image_key, init_key, noise_key, output_key = jax.random.split(key, 4)
     images = jax.random.uniform(
       image_key, (n, *image_size, model.channels), minval=-1.0
     )
     images = sharding.constrain(images, sharding.BATCH)
     params = model.reference.init(init_key, images[:1])['params']
     params = _with_noise(params, noise_key)
-    ours = _output_and_gradients(model, params, images, dy_key)
-    plain = _output_and_gradients(model.reference, params, images, dy_key)
-    largest = jnp.stack([_rms(x) for p, x in plain.items() if p != 'output'])
-    least = _NEGLIGIBLE * largest.max()
+    ours = _output_and_gradients(model, params, images, output_key)
+    plain = _output_and_gradients(model.reference, params, images, output_key)
+    sizes = {path: _rms(x) for path, x in plain.items()}
+    output_size = sizes.pop('output')
+    least = _NEGLIGIBLE * jnp.stack([*sizes.values()]).max()
+    divisors = {path: jnp.maximum(size, least) for path, size in sizes.items()}
+    divisors['output'] = output_size
     return {
-      path: _rms(ours[path] - x)
-      / (_rms(x) if path == 'output' else jnp.maximum(_rms(x), least))
-      for path, x in plain.items()
+      path: _rms(ours[path] - x) / divisors[path] for path, x in plain.items()
     }
 
   comparison = jax.jit(both, out_shardings=sharding.replicated(mesh))

@@ -134,7 +134,8 @@ def _train(
   session.ledger.flush(step)
   # A signal after the last evaluation does not interrupt anything. If it ended
   # that evaluation (`fresh` is None), a resumed run has to repeat it.
-  if stop and not ended and (step < total or fresh is None):
+  is_complete = ended or (step == total and fresh is not None)
+  if stop and not is_complete:
     raise PreemptedError(f'stopped at step {step} of {total}; saved')
   log.info('%s', recorder.summary(step, step - first_step, results))
   events = ledger.read(session.workdir / 'events.jsonl')
@@ -173,11 +174,11 @@ def _between_steps(
   if saved:
     session.save(step, state)
   # 3. Evaluators run, unless the machine is about to go away.
-  fresh = {} if not evals else None
+  fresh = None if evals else {}
   if evals and not stop:
     weights = session.weights(state)
     fresh = session.evaluations.run(evals, weights, step)
-    del weights
+    del weights  # an average of the parameters may need much memory
   stop = session.preemption.reached()  # a signal may have ended the evaluation
   recorder.evaluations(step, fresh or {})
   # 4. The metric that selects the best step is added to the saved step. If a

@@ -52,7 +52,6 @@ class Recorder:
   def __post_init__(self, stored: Mapping[str, Any] | None):
     self._start_throughput()
     recovery = self.experiment.recovery
-    # Work and waiting times of this host.
     self.host_times = HostTimes(
       self.ledger, self.experiment.steps(recovery.slow_hosts_every)
     )
@@ -112,7 +111,8 @@ class Recorder:
       self.bad_record_limit.add(values['bad_records'])
     self._interval.add(values)
     values['epoch'] = self.experiment.length.epoch(step)
-    if 'bad_records' in values:  # a line has the sum since the last line
+    # The limit counts the records of each step, a line those since the last.
+    if 'bad_records' in values:
       values['bad_records'] = self._interval.bad_records
     is_last = step == self.experiment.total_steps
     if step % self._every_steps == 0 or is_last:
@@ -135,6 +135,7 @@ class Recorder:
     log.info('%s', console_line(step, line, self.experiment))
 
   def _start_throughput(self) -> None:
+    """Starts the interval over which the throughput is measured."""
     self._steps = 0  # steps that have finished since the last line
     self._start = self.ledger.steps_s()
     self._waited_s = self.ledger.totals.get('data_wait', 0.0)

@@ -6,6 +6,7 @@ does not end the run.
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,9 +65,10 @@ def predict_examples(
   if not len(kept):
     raise contract.no_example_error(source)
   values = {name: array[kept] for name, array in joined.items()}
-  wrong = values['predicted'] != values['label']
-  pair = values['label'], values['predicted']
-  single = wrong.ndim == 1  # rather than several labels, or numbers
+  label, predicted = values['label'], values['predicted']
+  wrong = (
+    predicted != label
+  )  # [n], or [n, outputs] of several labels or numbers
   # For several labels, or numbers, almost every example differs, and the order
   # is that of its largest error.
   order = np.argsort(-values['confidence'], kind='stable')
@@ -74,15 +76,18 @@ def predict_examples(
   spread = np.linspace(0, len(kept) - 1, min(_SHOWN, len(kept)))
   examples = np.unique(spread.round().astype(int)).tolist()
   show = functools.partial(_pictures, setting, source, kept, values)
-  return {
+  entries = {
     'source': source.name,
     'count': len(kept),
     'total': len(full_split),
-    'accuracy': float(1 - wrong.mean()) if single else None,
+    'accuracy': None,
     'examples': show(examples),
     'mistakes': show(mistakes),
-    **(confusion.summary(*pair, source.class_names) if single else {}),
   }
+  if wrong.ndim == 1:
+    entries['accuracy'] = float(1 - wrong.mean())
+    entries |= confusion.summary(label, predicted, source.class_names)
+  return entries
 
 
 def _predict(setting: Setting, weights: PyTree, batch: Batch) -> PyTree:
@@ -109,7 +114,15 @@ def _pictures(
   values: dict[str, np.ndarray],
   chosen: Sequence[int],
 ) -> list[dict[str, Any]]:
-  """Returns pictures of the chosen examples, captioned with predictions."""
+  """Returns pictures of the chosen examples, captioned with predictions.
+
+  Args:
+    setting: setting of the run's evaluators.
+    source: source of the examples.
+    kept: indices in `source` of the examples that were classified.
+    values: predicted, confidence and label of these examples.
+    chosen: positions in `kept`.
+  """
   transform: Any = setting.transform
   entries, key = [], target_key(transform.spec)
   for i in chosen:
@@ -183,13 +196,16 @@ def training_images(
     source: source of the training examples.
     mesh: mesh of the devices of this process.
   """
-  split = sharding.batch_parts(mesh)
+  # The smallest batch with _SHOWN images that the devices can split.
+  devices = sharding.batch_parts(mesh)
+  batch_size = math.ceil(_SHOWN / devices) * devices
+  first_step = 0
   with stream.train_batches(
     source,
     experiment.augment,
-    -(-_SHOWN // split) * split,
+    batch_size,
     experiment.config.seed,
-    0,
+    first_step,
     mesh,
     reader=experiment.reader,
   ) as batches:
@@ -213,18 +229,18 @@ def pictures(
     mesh: mesh of the devices.
     class_names: names of the classes.
   """
-  name = target_key(batch)
-  if not {'image', name} <= batch.keys():  # such as crops without labels
+  key = target_key(batch)
+  if not {'image', key} <= batch.keys():  # such as crops without labels
     return _unlabelled(jax.device_get(batch), experiment.model.channels)
   with jax.set_mesh(mesh):
-    key = jax.random.fold_in(jax.random.key(experiment.config.seed), step)
+    seed = jax.random.key(experiment.config.seed)
     mix = jax.jit(experiment.setting.mix)
-    images, targets = jax.device_get(mix(batch, key))
+    images, targets = jax.device_get(mix(batch, jax.random.fold_in(seed, step)))
   # `mix` returns pixels in [-1, 1].
   pixels = channels_lib.rgb(
     channels_lib.pixels_of(images, batch['image'].dtype)
   )
-  captions = [caption(target, class_names, name) for target in targets]
+  captions = [caption(target, class_names, key) for target in targets]
   return list(zip(pixels, captions, strict=True))
 
 
@@ -264,8 +280,9 @@ def caption(
     return [confusion.class_name(names, int(target))]
   if key == 'numbers':
     return [f'{name} {x:.4g}' for name, x in zip(names, target, strict=True)]
+  longest = 2 if key == 'label' else 4
+  most_likely = np.argsort(-target, kind='stable')[:longest].tolist()
+  # Probabilities that would be shown as 0.00 are left out.
   return [
-    f'{names[int(i)]} {target[i]:.2f}'
-    for i in np.argsort(-target, kind='stable')[: 2 if key == 'label' else 4]
-    if target[i] > 0.005
+    f'{names[i]} {target[i]:.2f}' for i in most_likely if target[i] > 0.005
   ] or ['none']

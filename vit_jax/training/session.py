@@ -94,12 +94,12 @@ class Session:
     lock.check_shared(workdir)
     self._key = sharding.random_key(config.seed, experiment.mesh)
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
-    self._recovery = settings = experiment.recovery
+    self._recovery = experiment.recovery
     self._watchdog = Watchdog(
       runtime.process_file(workdir / 'stacks.txt'),
-      factor=settings.watchdog_factor,
-      min_s=settings.watchdog_min_s,
-      pause_s=settings.watchdog_pause_s,
+      factor=self._recovery.watchdog_factor,
+      min_s=self._recovery.watchdog_min_s,
+      pause_s=self._recovery.watchdog_pause_s,
     )
     stack.callback(self._watchdog.close)
     self.preemption = Preemption()
@@ -110,7 +110,7 @@ class Session:
     # The step is compiled before the state is restored, because compiling may
     # need much memory. A finished run does not need the compiled step.
     if not progress.is_over:
-      _ = self.compiled_step
+      _ = self.compiled_step  # a cached property
     trackers = []
     if runtime.is_main():
       trackers = tracking.open_trackers(
@@ -242,7 +242,7 @@ class Session:
         restored = self._new_state(initial_params), 0
       else:
         log.info('resuming at step %d', restored[1])
-      step = restored[1]
+      state, step = restored
       # Only the newest step has been compared yet. If it was damaged, an older
       # one was restored.
       saved = self._comparison.record_start(
@@ -264,9 +264,10 @@ class Session:
       self._bad_record_limit,
       saved.get('interval'),
     )
-    return restored
+    return state, step
 
   def _new_state(self, initial_params: InitialParams) -> PyTree:
+    """Computes the state before the first step; see `start`."""
     experiment, key = self.experiment, self._key
     shardings = jax.tree.map(
       lambda leaf: leaf.sharding, experiment.abstract_state
@@ -276,7 +277,8 @@ class Session:
 
     def from_params(params: PyTree, key: jax.Array) -> PyTree:
       objective, batch = experiment.objective, experiment.abstract_batch()
-      extra = objective.start_extra(params, objective.init(key, batch)[1])
+      _, random_extra = objective.init(key, batch)
+      extra = objective.start_extra(params, random_extra)
       return experiment.trainer.state_of(params, extra)
 
     init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)
@@ -331,13 +333,11 @@ class Session:
     Raises:
       StorageError: the step could not be saved.
     """
-    for is_repeated in (False, True):
-      if is_repeated:
-        self.save(step, state, self._saved_results)
-      with self.timed('save'):
-        self.checkpoints.wait()
-      if self.checkpoints.is_committed(step):
-        return
+    if self._is_on_disk(step):
+      return
+    self.save(step, state, self._saved_results)
+    if self._is_on_disk(step):
+      return
     root = self.checkpoints.root
     try:
       newest = self.checkpoints.latest_step()
@@ -348,6 +348,12 @@ class Session:
       f'step {step} could not be saved ({self.checkpoints.last_failure}); '
       f'{saved}. Fix the cause, and run the same command again.'
     )
+
+  def _is_on_disk(self, step: int) -> bool:
+    """Waits for the current save; returns whether the step is saved."""
+    with self.timed('save'):
+      self.checkpoints.wait()
+    return self.checkpoints.is_committed(step)
 
   def ends_early(self, results: Results | None, step: int) -> bool:
     """Returns whether the run ends because its best metric is old.
@@ -360,7 +366,8 @@ class Session:
     """
     patience = self.experiment.config.early_stop_patience
     best, total = self.checkpoints.best, self.experiment.total_steps
-    if patience is None or step == total or best not in (results or {}):
+    is_evaluated = results is not None and best in results
+    if patience is None or step == total or not is_evaluated:
       return False
     plateau = consensus.from_main(
       lambda: guards.plateau(
@@ -432,7 +439,7 @@ class Session:
 
 
 def _shapes(batch: PyTree) -> tuple[Any, ...]:
-  """Returns the shapes of the arrays of a batch, as a key."""
+  """Returns the shapes of the arrays of a batch, as a key of a dict."""
   return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
 
 

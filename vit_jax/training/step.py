@@ -126,12 +126,13 @@ class Trainer:
       )
     if state.average is not None:
       mean = objective.whole(state.average.mean, frozen)
-      mean = objective.weights(mean, state.extra)
-      weights = weights | {'ema': mean['params']}
+      averaged = objective.weights(mean, state.extra)
+      weights = weights | {'ema': averaged['params']}
     return weights
 
   def trained(self, params: PyTree) -> PyTree:
     """Returns the parameters with None in place of frozen ones."""
+    # A plain optax chain has no rules, so it freezes nothing.
     return rules.trained(getattr(self.optimizer, 'table', ()), params)
 
   def loss(self, trained: PyTree, params: PyTree, inputs: Inputs) -> Loss:
@@ -171,6 +172,7 @@ class Trainer:
     grads = sharding.constrain_leaves(grads, self.objective.sharding_rules)
     grad_norm = optax.tree.norm(grads)
     guard, ok = self._check_step(state.guard, loss, grad_norm)
+    # The optimizer needs a leaf for each parameter, also for frozen ones.
     grads = jax.tree.map(
       lambda p, g: jnp.zeros_like(p) if g is None else g, state.params, grads
     )
@@ -179,7 +181,7 @@ class Trainer:
     )
     params = optax.apply_updates(state.params, updates)
     average = state.average
-    if average is not None and self.average_decay:
+    if self.average_decay:
       average = average_lib.update(average, params, self.average_decay)
     step = state.step + 1
     extra = self.objective.update_extra(params, state.extra, carry, step)
@@ -215,6 +217,8 @@ class Trainer:
     if self.objective.joint and self.micro_batches > 1:
       return self._joint_gradients(trained, state.params, inputs)
 
+    # A loss that is a `Mean` is differentiated as its total. The sums over all
+    # micro-batches are divided by the sum of the counts below.
     def summed(*arguments: Any) -> tuple[Array, PyTree]:
       loss, (metrics, carry) = self.loss(*arguments)
       total, *counts = loss if isinstance(loss, Mean) else (loss,)
@@ -265,19 +269,23 @@ class Trainer:
       lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]),
       jax.lax.map(lambda part: embed(trained, *part), parts),
     )  # [count, n / count, …] → [n, …]
-    # 2 The loss, and its gradients by parameters of its own and by embeddings.
+    # 2 The loss, and its gradients with respect to the parameters that the loss
+    # uses directly (such as a temperature), and to the embeddings.
     loss_fn = jax.value_and_grad(joint_loss, argnums=(0, 1), has_aux=True)
-    (loss, aux), (own, slopes) = loss_fn(trained, embedded)
+    (loss, aux), (direct, by_embedding) = loss_fn(trained, embedded)
 
-    # 3 The backward pass of each micro-batch.
+    # 3 The backward pass of each micro-batch, from embeddings to parameters.
     def backward(part: PyTree, key: Key[Array, '']) -> PyTree:
-      _, pull = jax.vjp(lambda leaves: embed(leaves, part[0], key), trained)
-      return tree.unstack_layers(pull(part[1])[0], objective.unstacked)
+      batch, by_embedding = part
+      _, pull = jax.vjp(lambda leaves: embed(leaves, batch, key), trained)
+      [grads] = pull(by_embedding)
+      return tree.unstack_layers(grads, objective.unstacked)
 
-    grads = accumulate(backward, (inputs.batch, slopes), inputs.key, count)
-    # `accumulate` returns the mean, and here the gradient is the sum.
+    parts = inputs.batch, by_embedding
+    means = accumulate(backward, parts, inputs.key, count)
+    # The gradient is the sum over micro-batches, not the mean.
     grads = jax.tree.map(
-      lambda mean, leaf: count * mean + leaf, tree.stack_layers(grads), own
+      lambda mean, leaf: count * mean + leaf, tree.stack_layers(means), direct
     )
     return loss, *aux, grads
 

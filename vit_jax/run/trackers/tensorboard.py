@@ -64,10 +64,11 @@ class Tracker:
     start = _event_pb2.SessionLog(status=_event_pb2.SessionLog.START)
     self._append(_event_pb2.Event(step=step, session_log=start))
     # metrics.jsonl has kept the training metrics of the step.
-    for at, values in metrics.read(self._workdir):
-      if at == step:
-        finite = {k: v for k, v in values.items() if v is not None}
-        self.write(at, dict.fromkeys(values, math.nan) | finite)
+    for line_step, values in metrics.read(self._workdir):
+      if line_step == step:
+        self.write(
+          step, {k: math.nan if v is None else v for k, v in values.items()}
+        )
 
   def _append(self, event: Any) -> None:
     event.wall_time = time.time()
