@@ -181,7 +181,7 @@ def plan(
       unknown.
   """
   experiment = Experiment.build(config, target.devices)
-  shares, variants = zip(*experiment.variants, strict=True)
+  probabilities, variants = zip(*experiment.variants, strict=True)
   plans = [_plan(each, target, compiler_options, cache) for each in variants]
   largest = max(plans, key=lambda each: each.peak_bytes_per_device or 0)
   if len(plans) == 1 or not all(each.fits for each in plans):
@@ -192,7 +192,8 @@ def plan(
       (each.seconds, *(each.cost.predicted_step_seconds_range or ()))
       for each in plans
     ]
-    seconds, low, high = np.average(times, axis=0, weights=shares).tolist()
+    means = np.average(times, axis=0, weights=probabilities)
+    seconds, low, high = means.tolist()
     cost = dataclasses.replace(
       cost,
       predicted_step_seconds=seconds,
@@ -210,7 +211,11 @@ def _plan(
   compiler_options: Mapping[str, Any] | None,
   cache: epath.Path | None,
 ) -> Plan:
-  """Returns the plan of an experiment whose batches have one size."""
+  """Returns the plan of an experiment whose batches have one size.
+
+  If the compiler refuses the program because it needs too much memory, the plan
+  has neither text nor cost.
+  """
   with jax.set_mesh(experiment.mesh):
     planned = _without_program(experiment, target)
     is_absent_gpu = target.on_gpus and not target.is_local

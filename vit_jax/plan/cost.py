@@ -99,10 +99,7 @@ def collective(op: Op) -> str:
 
 
 def exchanged_bytes(op: Op) -> int:
-  """Returns the bytes of a collective's operands or of its result.
-
-  The larger of the two numbers is returned.
-  """
+  """Returns the bytes of a collective's operands or result: the larger ones."""
   read = hlo.num_bytes(op.reads)
   written = hlo.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
@@ -113,16 +110,22 @@ def exchanged_bytes(op: Op) -> int:
 def group_size(op: Op, devices: int) -> int:
   """Returns the number of devices in each group of a collective.
 
+  If the collective lists no groups, all devices form one; a collective-permute
+  has groups of 2, because a device exchanges with one other.
+
   Args:
     op: collective.
-    devices: number of all devices; the result if `op` does not list groups (2
-      for a collective-permute).
+    devices: number of all devices.
   """
   attributes = op.attributes
+  # [4,2]<=[8]: four groups of two devices
   if match := re.search(r'replica_groups=\[(\d+),(\d+)\]', attributes):
     return max(int(match[2]), 1)
+  # {{0,1},{2,3}}: the devices of each group
   if match := re.search(r'replica_groups=\{\{([\d,]+)\}', attributes):
     return match[1].count(',') + 1
+  # mesh['x'=4,'y'=8] {'x','y':(1)2}: the axes that a group extends over; of
+  # the axis y, only a part of size 2
   if match := re.search(
     r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}', attributes
   ):
@@ -144,7 +147,6 @@ def group(path: str) -> tuple[str, str]:
   closed_call/layers/mlp/fc1/dot_general' → ('encoder/layers/mlp/fc1',
   'backward').
   """
-  parts = [part for part in path.split('/') if part]
   if 'rematted_computation' in path:
     direction = 'recomputed'
   elif 'transpose(' in path:
@@ -154,12 +156,14 @@ def group(path: str) -> tuple[str, str]:
   else:
     direction = 'update'
   # Parts of the path that are not modules of the model: names that JAX adds,
-  # and methods of modules, such as ViT.predict.
+  # such as jvp(ViT) or nqhc,nkhc->nhqk, and methods, such as ViT.predict. The
+  # last part is the operation.
   transformations = re.compile(
     r'.*\(.*\)?|while|body|cond|closed_call|checkpoint|rematted_computation'
     r'|\w+\.\w+|.*->.*|.*[,\[\]].*|branch_\d+_fun'
   )
-  modules = [part for part in parts[:-1] if not transformations.fullmatch(part)]
+  *parents, _ = path.split('/')
+  modules = [p for p in parents if p and not transformations.fullmatch(p)]
   module = '/'.join(modules)
   if not module:
     traced = path.startswith('jit(')

@@ -108,7 +108,7 @@ class Kernel(NamedTuple):
     kind: 'product', 'attention', 'reduction' or 'memory'.
     flops: FLOPs of one execution.
     bytes: bytes that one execution reads and writes.
-    tokens: keys of a sequence, of attention.
+    tokens: number of keys of a sequence, for attention; otherwise 0.
     tiles: tiles of the result of a product; 0 if unknown.
     dtype: type of the operands of a product.
   """
@@ -122,7 +122,7 @@ class Kernel(NamedTuple):
 
   def seconds(self, gpu: Device, rates: Rates) -> float:
     """Returns the modelled time of one execution."""
-    compute = rates.product * gpu.product
+    compute = rates.product * gpu.product  # fractions of the peak FLOP/s
     if self.kind == 'attention':
       filled = self.tokens / (self.tokens + _HALF_TOKENS)
       compute = rates.attention * gpu.attention * filled
@@ -132,10 +132,11 @@ class Kernel(NamedTuple):
       waves = self.tiles / gpu.processors
       compute *= waves / math.ceil(waves)
     memory = {'reduction': rates.reduction, 'memory': rates.memory}
+    bandwidth = memory.get(self.kind, rates.copy) * gpu.bytes_per_s
     fixed = rates.product_s if self.kind == 'product' else rates.launch_s
     return fixed + max(
       self.flops / (compute * gpu.peak_flops),
-      self.bytes / (memory.get(self.kind, rates.copy) * gpu.bytes_per_s),
+      self.bytes / bandwidth,
     )
 
 
@@ -289,7 +290,7 @@ def _library_call(op: Op) -> Kernel:
 
 
 def _tiles(op: Op, result: Shape) -> int:
-  """Returns the number of tiles of a product of m x k and k x n, b times.
+  """Returns the number of tiles of the products of a batch of matrices.
 
   A long contraction, as in the gradient of a matrix, is split among several
   multiprocessors (split-K).
@@ -298,8 +299,8 @@ def _tiles(op: Op, result: Shape) -> int:
   contracted = hlo.dimensions(op, 'contracting')
   columns = math.prod(op.reads[1].dims) // (contracted * batch)
   rows = math.prod(result.dims) // (columns * batch)
-  splits = -(-contracted // _SPLIT)
-  return batch * splits * -(-rows // _TILE) * -(-columns // _TILE)
+  splits = math.ceil(contracted / _SPLIT)
+  return batch * splits * math.ceil(rows / _TILE) * math.ceil(columns / _TILE)
 
 
 def _convolution_flops(op: Op, results: Sequence[Shape]) -> int:
@@ -314,14 +315,15 @@ def _convolution_flops(op: Op, results: Sequence[Shape]) -> int:
     output = op.reads[0]
   elif name.startswith('__cudnn$convBackwardFilter'):
     kernel, output = results[0], op.reads[1]
+  # b01f_01io->b01f: axes of input, filters and output; 'o' is the axis of the
+  # filters with the output channels.
   labels = re.search(r'dim_labels=\w+_(\w+)->', op.attributes)
   assert labels is not None, op.attributes[:200]
-  features = kernel.dims[labels[1].index('o')]
-  total = 2 * math.prod(output.dims) * math.prod(kernel.dims) // features
-  dilated = re.search(r'lhs_dilate=([\dx]+)', op.attributes)
-  return (
-    total // math.prod(map(int, dilated[1].split('x'))) if dilated else total
-  )
+  channels = kernel.dims[labels[1].index('o')]
+  total = 2 * math.prod(output.dims) * math.prod(kernel.dims) // channels
+  dilation = re.search(r'lhs_dilate=([\dx]+)', op.attributes)
+  factors = map(int, dilation[1].split('x')) if dilation else ()
+  return total // math.prod(factors)
 
 
 def _attention_flops(op: Op) -> int:
@@ -351,6 +353,7 @@ def _ring(op: Op, target: Target, rates: Rates) -> tuple[int, float]:
   seconds = wire / (rates.link * gpu.link_bytes_per_s)
   nodes = members // per_node
   if nodes > 1:
+    # The ring's result is spread over the GPUs of a node.
     wire = passes * size / per_node * (nodes - 1) / nodes
     seconds += wire / (rates.link * gpu.network_bytes_per_s)
   return size, max(seconds, rates.launch_s)

@@ -75,8 +75,9 @@ class Op:
   def estimated_cycles(self) -> int | None:
     """Cycles of one execution, as estimated by the compiler, or None."""
     match = re.search(r'"estimated_cycles":"?(-?\d+)', self.attributes)
-    valid = match is not None and 0 <= int(match[1]) < 2**62
-    return int(match[1]) if match and valid else None
+    cycles = int(match[1]) if match else -1
+    # Negative and huge numbers (about 2**63) stand for an unknown one.
+    return cycles if 0 <= cycles < 2**62 else None
 
   @property
   def path(self) -> str:
@@ -146,8 +147,8 @@ def _parse_op(line: str, before: Mapping[str, Op]) -> tuple[Op, bool] | None:
   if not head:
     return None
   start = head.end()
-  tuple_end = _closing(line, start) if line[start] == '(' else start
-  end = line.find(' ', tuple_end) if tuple_end == start else tuple_end
+  is_tuple = line[start] == '('  # its type contains spaces
+  end = _closing(line, start) if is_tuple else line.find(' ', start)
   opcode = _OPCODE.match(line, end)
   if not opcode:
     return None
@@ -190,7 +191,9 @@ def num_bytes(shapes: Iterable[Shape]) -> int:
   total = 0
   for dtype, dims in shapes:
     digits = re.search(r'\d+', dtype)  # f32, bf16, s4, f8e4m3fn, c64
-    bits = int(digits[0]) if digits else 8 * (dtype == 'pred')
+    bits = int(digits[0]) if digits else 0  # no data, such as a token
+    if dtype == 'pred':
+      bits = 8
     total += bits * math.prod(dims) // 8
   return total
 
@@ -199,11 +202,12 @@ def bytes_moved(op: Op) -> int:
   """Returns the bytes that an instruction reads and writes.
 
   If an array is sliced or updated in place, only the slice or the update is
-  counted. If the compiler keeps an operand on the chip, the result is an upper
-  bound.
+  counted: it is read once and written once. If the compiler keeps an operand on
+  the chip, the result is an upper bound.
   """
   if op.opcode == 'dynamic-update-slice':
-    return 2 * num_bytes(op.reads[1:2])
+    updates = op.reads[1:2]  # after the updated array
+    return 2 * num_bytes(updates)
   if op.opcode in ('slice', 'dynamic-slice'):
     return 2 * num_bytes(op.shapes)
   return num_bytes(op.reads) + num_bytes(op.shapes)
@@ -262,6 +266,7 @@ def evaluate(
       inner = module.computations[op.calls('calls')[0]]
       return evaluate(module, inner, inner.root, operands)
     case 'add' | 'subtract' | 'compare':
+      # Only a comparison has a direction.
       direction = re.search(r'direction=([A-Z]{2})', op.attributes)
       function = _ARITHMETIC[direction[1] if direction else op.opcode]
       known = all(isinstance(operand, int) for operand in operands)
@@ -313,7 +318,7 @@ def executions(
   computation = module.computations[name or module.entry]
   for op in computation.ops.values():
     yield op, computation, times
-    inner, repeats = [], times
+    inner, repeats = [], times  # computation that runs, and its executions
     if op.opcode == 'while':
       inner = op.calls('body')
       repeats = times * trip_count(module, computation, op)
@@ -323,6 +328,7 @@ def executions(
       inner = op.calls('to_apply') or op.calls('calls')
     elif op.opcode == 'async-start':
       inner = op.calls('calls')
+    # The estimate of any other instruction includes what it calls.
     if inner and (op.opcode == 'while' or not op.estimated_cycles):
       yield from executions(module, inner[0], repeats)
 

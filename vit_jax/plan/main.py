@@ -13,12 +13,7 @@ from absl import flags
 from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.plan import (
-  compile,
-  report,
-  search,
-  topology,
-)
+from vit_jax.plan import compile, report, search, topology
 from vit_jax.weights import architecture
 
 
@@ -56,7 +51,12 @@ def define_flags() -> None:
 
 
 def main(arguments: list[str]) -> None:
-  """Compiles the step and prints a JSON object or tables."""
+  """Compiles the step and prints a JSON object or tables.
+
+  Raises:
+    UserError: the config, the topology or a flag is invalid, or `--search`
+      finds no setting that fits.
+  """
   values = flags.FLAGS
   process.refuse_arguments(arguments)
   if not values.topology:

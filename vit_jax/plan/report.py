@@ -86,12 +86,12 @@ def summary(plan: Plan, added: Mapping[str, Any] | None = None) -> str:
 
   Args:
     plan: plan of a config.
-    added: what the other keys of the JSON object contain: the results of
-      a search, the breakdown, and prices.
+    added: values of the further keys of the JSON object, if they exist:
+      `choices` of a search, `breakdown`, `price_per_hour` and `price`.
   """
   added, cost = added or {}, plan.cost
   tables = [_memory(plan, added)]
-  if plan.text and plan.fits:
+  if plan.text and plan.fits:  # otherwise, there is no program to run
     kernels = {_KERNELS[kind]: sums for kind, sums in cost.kernels.items()}
     exchanges = dict(sorted(cost.collective_seconds.items()))
     tables += [

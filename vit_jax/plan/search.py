@@ -69,10 +69,13 @@ def search(config: Config, target: Target) -> list[Plan]:
     for parts in splits:
       changes = {**mesh, **remat, 'micro_batches': parts}
       planned = _attempt(changed(config, **changes), target)
+      if not planned.fits:
+        if fitting:
+          break
+        continue  # more micro-batches need less memory
       is_slower = fitting and planned.seconds >= fitting[-1].seconds
-      fitting += [planned] if planned.fits else []
-      is_full = len(fitting) == MAX_SPLITS
-      if fitting and (is_slower or is_full or not planned.fits):
+      fitting.append(planned)
+      if is_slower or len(fitting) == MAX_SPLITS:
         break
     found += fitting
   if not found:
@@ -85,5 +88,6 @@ def search(config: Config, target: Target) -> list[Plan]:
     unroll = 1 if config.model.unroll > 1 else ALL_LAYERS
     changes = {'model.unroll': unroll}
     attempt = _attempt(changed(best.config, **changes), target)
-    found += [attempt] if attempt.fits else []
+    if attempt.fits:
+      found.append(attempt)
   return sorted(found, key=lambda choice: choice.seconds)

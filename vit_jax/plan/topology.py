@@ -155,7 +155,7 @@ def target_config(device: Device) -> str:
     vars(device),
     bandwidth=f'{device.bytes_per_s:.0f}',
     clock=f'{device.clock_hz / 1e9:g}',
-    optin=device.shared - 1024,
+    optin=device.shared - 1024,  # CUDA reserves 1 KiB for each block
     major=major,
     minor=minor,
   )

@@ -103,7 +103,7 @@ def _times(
   """
   exposed = sum(sums['exposed_seconds'] for sums in collectives.values())
   exchanges = sum(sums['seconds'] for sums in collectives.values())
-  low, high = ((x - 1) * uncertain / clock_hz for x in _KERNEL_RANGE)
+  low, high = ((ratio - 1) * uncertain / clock_hz for ratio in _KERNEL_RANGE)
   unhidden = exchanges / _LINK_FRACTION - exposed
   seconds = cycles / clock_hz + exposed
   return dict(
@@ -181,7 +181,9 @@ def _hops(members: int, target: Target) -> int:
     target: devices of all slices.
   """
   sides = [side for side in target.sides if side > 1]
-  chips = members * math.prod(sides) * target.slices / len(target.devices)
+  chips_per_device = math.prod(sides) * target.slices / len(target.devices)
+  chips = members * chips_per_device
   if chips <= 1:
     return 0
-  return round(len(sides) * (chips ** (1 / len(sides)) - 1))
+  side = chips ** (1 / len(sides))  # of the box, in chips
+  return round(len(sides) * (side - 1))
