@@ -24,7 +24,6 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.config import schema
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.optim import rules as rules_lib
-from vit_jax.optim import schedule as schedule_lib
 from vit_jax.optim.schedule import cosine
 
 PyTree = Any
@@ -79,11 +78,12 @@ def tensor_norms(
   flat = tree.flatten(values)
   squares: dict[str, Array] = {}
   for path, leaf in flat.items():
+    # The first axis of stacked leaves, that of the layers, is not summed over.
     first = int(by_layer and sharding.STACKED in path)
     own = jnp.sum(jnp.square(leaf), axis=tuple(range(first, leaf.ndim)))
     squares[name(path)] = squares.get(name(path), 0) + own
   norms = {path: jnp.sqrt(squares[name(path)]) for path in flat}
-  return {
+  return {  # scalar, or [layers] → [layers, 1, …]
     path: norm.reshape(*norm.shape, *[1] * (flat[path].ndim - norm.ndim))
     for path, norm in norms.items()
   }
@@ -292,37 +292,37 @@ class Common:
     """
     check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
     check_range('optimizer.layer_decay', self.layer_decay, above=0, at_most=1)
-    steps = setting.steps
-    table = rules_lib.parse(self.rules)
+    steps, rules = setting.steps, rules_lib.parse(self.rules)
     # Also without a limit, because it checks its keys.
     clip = clipping(self.clip_norm or math.inf, self.clip, self.clip_joined)
     if not self.clip_norm:
       clip = optax.identity()
-    late = any(steps(rule.after) for _, rule in table)
     rate = [optax.scale_by_learning_rate(schedule)]
-    if table or self.layer_decay != 1:
-      factors = table, self.layer_decay, setting.layers_above
-      rate.append(rules_lib.scale_by_rates(*factors))
-    if any(rule.frozen for _, rule in table):
-      clip = rules_lib.without_frozen(table, clip)
-      if not late:  # otherwise, `delayed` leaves them out
-        scale = rules_lib.without_frozen(table, scale)
-    if late:
+    if rules or self.layer_decay != 1:
+      rate.append(
+        rules_lib.scale_by_rates(rules, self.layer_decay, setting.layers_above)
+      )
+    has_delays = any(steps(rule.after) for _, rule in rules)
+    if any(rule.frozen for _, rule in rules):
+      clip = rules_lib.without_frozen(rules, clip)
+      if not has_delays:  # otherwise, `delayed` leaves frozen leaves out
+        scale = rules_lib.without_frozen(rules, scale)
+    if has_delays:
       # Gradients of leaves do not count in the norm for clipping until
       # `Rule.after` has passed. The second gate, after the rate, removes their
       # weight decay.
-      gate = schedule_lib.gated(table, lambda rule: steps(rule.after))
+      gate = rules_lib.gated(rules, lambda rule: steps(rule.after))
       clip = optax.chain(gate, clip)
-      scale = schedule_lib.delayed(table, steps, scale)
+      scale = rules_lib.delayed(rules, steps, scale)
       rate.append(gate)
-    if any(steps(rule.lr_after) for _, rule in table):
-      rate.append(schedule_lib.gated(table, lambda rule: steps(rule.lr_after)))
-    decays = self._decays(table)
-    decay = self._decay(table, decays, steps)
+    if any(steps(rule.lr_after) for _, rule in rules):
+      rate.append(rules_lib.gated(rules, lambda rule: steps(rule.lr_after)))
+    decays = self._decays(rules)
+    decay = self._decay(rules, decays, steps)
     last = adapt(decays) if adapt else optax.identity()
-    return Optimizer(*optax.chain(clip, scale, decay, last, *rate), table)
+    return Optimizer(*optax.chain(clip, scale, decay, last, *rate), rules)
 
-  def _decays(self, table: rules_lib.Rules) -> Decays:
+  def _decays(self, rules: rules_lib.Rules) -> Decays:
     """Returns a function from parameters to whether each of them decays."""
     check_choice('optimizer.decay_mask', self.decay_mask, DECAY_MASKS)
     mask = functools.partial(tree.map_with_path, DECAY_MASKS[self.decay_mask])
@@ -331,11 +331,11 @@ class Common:
     return lambda params: jax.tree.map(
       lambda decays, rule: bool(decays and rule.decay),
       mask(params),
-      rules_lib.match(table, params),
+      rules_lib.match(rules, params),
     )
 
   def _decay(
-    self, table: rules_lib.Rules, decays: Decays, steps: Callable[[str], int]
+    self, rules: rules_lib.Rules, decays: Decays, steps: Callable[[str], int]
   ) -> optax.GradientTransformation:
     """Returns the transformation that adds weight decay to directions."""
     decay, end = self.weight_decay, self.weight_decay_end
@@ -343,7 +343,7 @@ class Common:
     check_range('optimizer.weight_decay_end', end, at_least=0)
     if end is not None:
       decay = cosine(decay, end, steps('100 %'))
-    return rules_lib.add_decayed(decay, table, decays)
+    return rules_lib.add_decayed(decay, rules, decays)
 
 
 def adam_directions(

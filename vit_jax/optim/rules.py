@@ -1,4 +1,4 @@
-"""Per-path factors of learning rate and weight decay, and frozen leaves.
+"""Factors of learning rate and weight decay, frozen and delayed leaves, by path.
 
 Rules are pairs (pattern, settings). The first rule whose pattern matches the
 whole path of a parameter applies to it; `Rule()` applies if there is none:
@@ -13,9 +13,6 @@ whole path of a parameter applies to it; `Rule()` applies if there is none:
 
 The last rule applies to stacked parameters of two layers, and has one factor of
 the learning rate for each layer.
-
-This module applies the factors and `frozen`; `optimizers` applies the durations
-`after` and `lr_after`.
 """
 
 import dataclasses
@@ -246,3 +243,95 @@ def without_frozen(
     return jax.tree.map(lambda rule: not rule.frozen, match(rules, params))
 
   return optax.masked(transformation, is_trained)
+
+
+def gated(
+  rules: Rules, start_of: Callable[[Rule], int]
+) -> optax.GradientTransformation:
+  """Returns a transformation that sets updates to 0 until their rule starts.
+
+  Args:
+    rules: rules of the optimizer.
+    start_of: function from a rule to the number of updates before its start.
+  """
+
+  def update(
+    updates: PyTree, state: Any, params: PyTree = None
+  ) -> tuple[PyTree, Count]:
+
+    def gate(rule: Rule, update: jax.Array) -> jax.Array:
+      start = start_of(rule)
+      return jnp.where(state.count >= start, update, 0) if start else update
+
+    updates = jax.tree.map(gate, match(rules, updates), updates)
+    return updates, Count(state.count + 1)
+
+  return optax.GradientTransformation(Count.init, update)
+
+
+def delayed(
+  rules: Rules,
+  steps: Callable[[str], int],
+  transformation: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """Restricts a transformation to leaves whose `Rule.after` has passed.
+
+  Leaves with the same delay share a state, which does not change during the
+  delay. Frozen leaves have no state.
+
+  Args:
+    rules: rules of the optimizer.
+    steps: function that converts a duration ('1 epochs') to updates.
+    transformation: transformation of all leaves, such as Adam's.
+  """
+
+  def with_delay(start: int) -> optax.GradientTransformation:
+    def has_delay(params: PyTree) -> PyTree:
+      return jax.tree.map(
+        lambda rule: not rule.frozen and steps(rule.after) == start,
+        match(rules, params),
+      )
+
+    later = _apply_after(start, transformation) if start else transformation
+    return optax.masked(later, has_delay)
+
+  starts = sorted({0, *(steps(rule.after) for _, rule in rules)})
+  return optax.chain(*map(with_delay, starts))
+
+
+class Begun(NamedTuple):
+  """State of a transformation that starts after a number of updates.
+
+  Attributes:
+    count: number of updates so far, including those before the start, int32.
+    inner: state of the transformation.
+  """
+
+  count: jax.Array
+  inner: PyTree
+
+
+def _apply_after(
+  start: int, transformation: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """Returns a transformation that is applied only after `start` steps.
+
+  In the first `start` steps, its state does not change, and the updates are
+  returned unchanged.
+  """
+
+  def init(params: PyTree) -> Begun:
+    return Begun(jnp.zeros((), jnp.int32), transformation.init(params))
+
+  def update(
+    updates: PyTree, state: Any, params: PyTree = None
+  ) -> tuple[PyTree, Begun]:
+    new, inner = transformation.update(updates, state.inner, params)
+    new, inner = jax.tree.map(
+      lambda yes, no: jnp.where(state.count >= start, yes, no),
+      (new, inner),
+      (updates, state.inner),
+    )
+    return new, Begun(state.count + 1, inner)
+
+  return optax.GradientTransformation(init, update)

@@ -1,20 +1,15 @@
-"""Schedules of the learning rate, of weight decay, and of delayed training.
+"""Schedules of learning rate and weight decay."""
 
-`Rule.after` delays the training of some of the parameters.
-"""
-
+import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.optim import rules
 
-PyTree = Any
 _TIMESCALE = 10_000  # number of updates, for 'rsqrt'
 
 
@@ -115,12 +110,19 @@ def _check_fractions(
   Raises:
     UserError: a value is missing, not possible for this decay, or too long.
   """
-  fits = not decay_at
   if decay == 'step':
-    ascending = [*decay_at] == sorted({*decay_at})
-    fits = decay_at and ascending and warmup < decay_at[0] and decay_at[-1] < 1
-  allowed = {'wsd': cooldown > 0, 'rsqrt': True}.get(decay, cooldown == 0)
-  if not (fits and allowed and 0 <= cooldown <= 1 - warmup):
+    limits = [warmup, *decay_at, 1]
+    is_ascending = all(low < high for low, high in itertools.pairwise(limits))
+    decay_at_fits = len(decay_at) > 0 and is_ascending
+  else:
+    decay_at_fits = len(decay_at) == 0
+  if decay == 'wsd':
+    cooldown_fits = 0 < cooldown <= 1 - warmup
+  elif decay == 'rsqrt':
+    cooldown_fits = 0 <= cooldown <= 1 - warmup
+  else:
+    cooldown_fits = cooldown == 0
+  if not (decay_at_fits and cooldown_fits):
     raise UserError(
       f'schedule.decay_at is {tuple(decay_at)} and schedule.cooldown is '
       f"{cooldown} with schedule.decay={decay!r}: 'step' needs decay_at, "
@@ -144,95 +146,3 @@ def cosine(start: float, end: float, total_steps: int) -> optax.Schedule:
     return end + 0.5 * (start - end) * (1 + jnp.cos(jnp.pi * progress))
 
   return value
-
-
-def gated(
-  table: rules.Rules, start_of: Callable[[rules.Rule], int]
-) -> optax.GradientTransformation:
-  """Returns a transformation that sets updates to 0 until a rule's start.
-
-  Args:
-    table: rules of the optimizer.
-    start_of: function from a rule to the number of updates before its start.
-  """
-
-  def update(
-    updates: PyTree, state: Any, params: PyTree = None
-  ) -> tuple[PyTree, rules.Count]:
-
-    def gate(rule: rules.Rule, update: jax.Array) -> jax.Array:
-      start = start_of(rule)
-      return jnp.where(state.count >= start, update, 0) if start else update
-
-    updates = jax.tree.map(gate, rules.match(table, updates), updates)
-    return updates, rules.Count(state.count + 1)
-
-  return optax.GradientTransformation(rules.Count.init, update)
-
-
-def delayed(
-  table: rules.Rules,
-  steps: Callable[[str], int],
-  transformation: optax.GradientTransformation,
-) -> optax.GradientTransformation:
-  """Restricts a transformation to leaves whose `Rule.after` has passed.
-
-  Leaves with the same delay share a state, which does not change during the
-  delay. Frozen leaves have no state.
-
-  Args:
-    table: rules of the optimizer.
-    steps: function that converts a duration ('1 epochs') to updates.
-    transformation: transformation of all leaves, such as Adam's.
-  """
-
-  def with_delay(start: int) -> optax.GradientTransformation:
-    def has_delay(params: PyTree) -> PyTree:
-      return jax.tree.map(
-        lambda rule: not rule.frozen and steps(rule.after) == start,
-        rules.match(table, params),
-      )
-
-    later = _apply_after(start, transformation) if start else transformation
-    return optax.masked(later, has_delay)
-
-  starts = sorted({0, *(steps(rule.after) for _, rule in table)})
-  return optax.chain(*map(with_delay, starts))
-
-
-class Begun(NamedTuple):
-  """State of a transformation that starts after a number of updates.
-
-  Attributes:
-    count: number of updates so far, including those before the start, int32.
-    inner: state of the transformation.
-  """
-
-  count: jax.Array
-  inner: PyTree
-
-
-def _apply_after(
-  start: int, transformation: optax.GradientTransformation
-) -> optax.GradientTransformation:
-  """Returns a transformation that is applied only after `start` steps.
-
-  In the first `start` steps, its state does not change, and the updates are
-  returned unchanged.
-  """
-
-  def init(params: PyTree) -> Begun:
-    return Begun(jnp.zeros((), jnp.int32), transformation.init(params))
-
-  def update(
-    updates: PyTree, state: Any, params: PyTree = None
-  ) -> tuple[PyTree, Begun]:
-    new, inner = transformation.update(updates, state.inner, params)
-    new, inner = jax.tree.map(
-      lambda yes, no: jnp.where(state.count >= start, yes, no),
-      (new, inner),
-      (updates, state.inner),
-    )
-    return new, Begun(state.count + 1, inner)
-
-  return optax.GradientTransformation(init, update)
