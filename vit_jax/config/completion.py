@@ -82,7 +82,7 @@ def complete_section(
   Raises:
     UserError: see `complete`.
   """
-  has_name = '{name}' in mark.pattern  # the section selects a class by name
+  has_name = '{name}' in mark.pattern  # `name` selects the constructor
   if mark.many and values in (None, 'None'):
     values = {}
   if not isinstance(values, Mapping | ConfigDict):
@@ -198,17 +198,20 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   if optional and is_none(value):
     return None
   parsed = _parsed(value, kind) if isinstance(value, FlagText) else value
-  # The text of a flag for a tuple must be a Python literal.
-  unquoted = kind is tuple and isinstance(value, FlagText) and parsed == value
-  if not unquoted:
+  # The text of a flag for a tuple must be a Python literal. Other text, such as
+  # a,b without quotes, is not parsed.
+  is_literal = not (
+    kind is tuple and isinstance(value, FlagText) and parsed == value
+  )
+  if is_literal:
     with contextlib.suppress(TypeError):
       return _converted(parsed, kind, member)
   of = f' of {member.__name__}' if kind is tuple else ''
   example = _EXAMPLES.get(kind, '')
-  if unquoted and member is str:
+  if not is_literal and member is str:
     names = tuple(name.strip() for name in parsed.split(',') if name.strip())
     example = f': give a tuple, in quotes: --{key}="{names}"'
-  elif unquoted:
+  elif not is_literal:
     example += ", in quotes: \"('a', 'b')\""
   raise UserError(
     f'{key} is {value!r}; it must be of type {kind.__name__}{of}{example}.'

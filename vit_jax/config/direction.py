@@ -1,8 +1,8 @@
 """Whether higher or lower values of a metric are better.
 
 The class of an evaluator lists the names of its metrics in `higher_is_better`
-and `lower_is_better`, as patterns. What selects a checkpoint or a setting by a
-metric follows them.
+and `lower_is_better`, as patterns. They determine which checkpoint, and which
+setting of a sweep, is the best.
 """
 
 import fnmatch

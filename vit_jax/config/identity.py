@@ -103,7 +103,9 @@ def differences(old: Json, new: Json) -> Changes:
     key: (_canonical(key, old.get(key)), _canonical(key, new.get(key)))
     for key in sorted({*old, *new})
   }
-  return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+  return {
+    key: (before, now) for key, (before, now) in pairs.items() if before != now
+  }
 
 
 def _canonical(key: str, value: Any) -> Any:
@@ -134,12 +136,17 @@ def absolute(config: Config) -> Config:
   result = config.copy_and_resolve_references()
   for name in MARKS.keys() & result.keys():
     for _, mark, values in schema.sections(name, MARKS[name], result[name]):
-      locations = mark.pattern in _WITH_PATHS and mark.operational_keys(values)
-      for key in locations or ():
+      if mark.pattern not in _WITH_PATHS:
+        continue
+      for key in mark.operational_keys(values):
         value = values.get(key)
-        if isinstance(value, str) and not is_remote(value) and value[:1] != '~':
+        # ~ is expanded when the path is opened.
+        if isinstance(value, str) and not (
+          is_remote(value) or value.startswith('~')
+        ):
           values[key] = os.path.abspath(value)
-  # The frozen weights of LoRA are opened together with those of the run.
+  # The frozen weights of LoRA are opened together with those of the run. Their
+  # path may follow a format (timm:PATH) and precede a step (PATH@STEP).
   if result.get('lora', {}).get('rank') and result.init_from:
     form, colon, path = result.init_from.rpartition(':')
     if os.path.exists(path.partition('@')[0]):

@@ -1,7 +1,7 @@
 """Keys of a config that no other constructor has, with their defaults.
 
-They are the keys outside of the sections, those of the training data, and those
-that all evaluators have.
+These are the keys outside of the sections, the keys of the training data, and
+the keys that all evaluators have.
 """
 
 import typing
@@ -10,7 +10,7 @@ from vit_jax.config import durations, schema
 from vit_jax.config.schema import SECTIONS, Config, Nested, Section
 from vit_jax.errors import UserError, check_range
 
-# Of an image, 400 MB as RGB; the largest cameras have 102 million pixels.
+# Largest image: 400 MB as RGB. The largest cameras have 102 million pixels.
 MAX_PIXELS = 2**27
 # Larger than any real batch, but the row indices of a batch still fit into the
 # memory of a host.
@@ -154,11 +154,12 @@ def evaluation(
   """Declares and checks the keys that all sections of `config.evals` have.
 
   Args:
-    every: duration between evaluations, used by the training loop, which also
-      evaluates at the end.
+    every: duration between evaluations during training. The last step is
+      always evaluated; '0 steps' for no other evaluation.
     batch_size: global batch size; by default that of training.
-    image_size: size of the images, as at the top level, if it is another one.
-    preprocess: preprocessing of the images, if it is another one.
+    image_size: (height, width) in pixels, or one number for both; by default
+      that of the training.
+    preprocess: preprocessing of the images; by default that of the config.
 
   Raises:
     UserError: a value is invalid.

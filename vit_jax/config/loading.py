@@ -62,16 +62,19 @@ def load(path_and_arg: str) -> Config:
     UserError: the file does not exist, it does not define a config, the
       argument is wrong, or `config.complete` raises.
   """
-  path = path_and_arg.partition('.py:')[0]
-  if path.endswith('.json'):  # not an argument that is the path of such a file
-    origin = path = path_and_arg
+  # The argument of a Python file may be the path of a JSON file.
+  is_json = path_and_arg.partition('.py:')[0].endswith('.json')
+  if is_json:
+    origin = path_and_arg
     try:
-      values = json.loads(epath.Path(path).expanduser().read_text())
+      values = json.loads(epath.Path(origin).expanduser().read_text())
     except (OSError, ValueError) as error:
-      raise UserError(f'the config {path} cannot be read: {error}.') from error
+      raise UserError(
+        f'the config {origin} cannot be read: {error}.'
+      ) from error
   else:
-    path = path_and_arg.partition(':')[0]
-    values, origin = call(path_and_arg), f'get_config() of {path}'
+    origin = f'get_config() of {path_and_arg.partition(":")[0]}'
+    values = call(path_and_arg)
   try:
     if not isinstance(values, dict | ConfigDict):
       raise TypeError(f'{values!r:.100} is neither a ConfigDict nor a dict')

@@ -64,7 +64,7 @@ def define_flag(argv: list[str]) -> None:
 def extract(argv: list[str], prefix: str = 'config') -> list[str]:
   """Removes all `--config.key=value` from argv and returns them, for `apply`.
 
-  It is used by commands that parse their flags before a config is loaded.
+  Commands use it that parse their flags before a config is loaded.
 
   Args:
     argv: command line.
@@ -72,8 +72,9 @@ def extract(argv: list[str], prefix: str = 'config') -> list[str]:
   """
   for at in range(len(argv) - 2, 0, -1):
     is_key = re.fullmatch(rf'--?{prefix}\.[^=]+', argv[at])
-    # --config.key value, also a negative number
-    if is_key and not re.match(r'-(?!\.?\d)', argv[at + 1]):
+    # A hyphen begins a flag unless a digit, or a point and a digit, follows.
+    is_followed_by_flag = re.match(r'-(?!\.?\d)', argv[at + 1])
+    if is_key and not is_followed_by_flag:  # --config.key value
       argv[at] += '=' + argv.pop(at + 1)
   pattern = rf'(--?(?:no)?){prefix}\.'
   extracted = [arg for arg in argv if re.match(pattern, arg)]
@@ -124,26 +125,20 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
     UserError: the section of a key does not exist.
   """
   keys = completion.flatten(values)
-  parsed = []
-  for arg in args:
-    match = re.fullmatch(r'--?(no)?config\.([^=]+)(?:=(.*))?', arg, re.DOTALL)
-    assert match is not None, arg
-    text = match[3]
-    if text is None:  # --config.key or --noconfig.key
-      text = 'false' if match[1] else 'true'
-    parsed.append((match[2], text))
+  parsed = list(map(_parsed, args))
   named = {key.rpartition('.')[0] for key, _ in parsed if key.endswith('.name')}
   for key, text in parsed:
     section, (*outer, last) = values, key.split('.')
     is_new = False
-    for i, part in enumerate(outer):
-      # Flags can create a section that is None, a further one with a name, and
-      # sections in them. Whether they may exist is checked when the config is
-      # completed.
-      is_further = i and part not in section
-      is_new = is_new or section.get(part, '') in (None, 'None')
-      is_new = is_new or (is_further and '.'.join(outer[: i + 1]) in named)
-      if is_new:
+    for depth, part in enumerate(outer):
+      # Flags create a section in place of None, a further section within
+      # another if they set its name, and any section within a new one. Whether
+      # they may exist is checked when the config is completed.
+      is_unset = section.get(part, '') in (None, 'None')
+      path = '.'.join(outer[: depth + 1])
+      is_further = depth > 0 and part not in section and path in named
+      if is_new or is_unset or is_further:
+        is_new = True
         section[part] = {}
       inner = section.get(part)
       if not isinstance(inner, dict):
@@ -153,10 +148,20 @@ def _set_flags(values: dict[str, Any], args: list[str]) -> None:
       section = inner
     if not outer and last not in values:
       raise completion.unknown_key('', key, keys)
-    if outer == ['evals'] and text == 'None':
+    if outer == ['evals'] and text == 'None':  # leaves an evaluator out
       section.pop(last, None)
     else:
       section[last] = completion.FlagText(text)
+
+
+def _parsed(arg: str) -> tuple[str, str]:
+  """Returns the key and the text of an argument that `extract` returned."""
+  match = re.fullmatch(r'--?(no)?config\.([^=]+)(?:=(.*))?', arg, re.DOTALL)
+  assert match is not None, arg
+  text = match[3]
+  if text is None:  # --config.key or --noconfig.key
+    text = 'false' if match[1] else 'true'
+  return match[2], text
 
 
 def unknown_flag_message(error: flags.Error) -> str:

@@ -16,8 +16,9 @@ from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
 
 NAME = 'predicted.json'
-# These keys determine the program of a step. Data, evaluation, logging and
-# checkpoints do not, and of the augmentation only number and sizes of crops do.
+# These keys and sections determine the program of a step. Data, evaluation,
+# logging and checkpoints do not; of the augmentation, only the number and sizes
+# of crops do.
 _KEYS = (
   'total',
   'batch_size',
@@ -69,7 +70,12 @@ def fingerprint(config: Config) -> str:
 
 
 def _changed(mark: schema.Nested, values: Any) -> dict[str, Any]:
-  """Returns the values of a section that are not the defaults."""
+  """Returns the values of a section that are not the defaults.
+
+  Args:
+    mark: mark of the section, which determines its defaults.
+    values: values of the completed section.
+  """
   keys, changed = mark.keys(values.get('name', '')), {}
   for key, value in values.items():
     default = keys[key].default if key in keys else None

@@ -1,4 +1,4 @@
-"""Factors of learning rate and weight decay, frozen and delayed leaves, by path.
+"""Factors of learning rate and decay, frozen and delayed leaves, by path.
 
 Rules are pairs (pattern, settings). The first rule whose pattern matches the
 whole path of a parameter applies to it; `Rule()` applies if there is none:
