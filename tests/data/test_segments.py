@@ -1,4 +1,7 @@
-"""Tests of random crops of images with masks, as in mmsegmentation."""
+"""Tests of maps of classes, which are cut out like the image they belong to.
+
+Random crops are those of mmsegmentation.
+"""
 
 import io
 
@@ -8,19 +11,21 @@ import pytest
 from masked_source import png
 
 from vit_jax.data.augment import maps, segments
+from vit_jax.data.images.decode import decode_map
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 
 COLOURS = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
 MEAN = (124, 116, 104)  # 255 times ImageNet's .485, .456, .406
+SHAPE = (78, 99)  # of the images
 SIZE = (24, 40)
 
 
-def example(shape=(78, 99), seed=0):
+def example(seed=0):
   """Returns an image in which the colour of each pixel is its class."""
   rng = np.random.default_rng(seed)
-  blocks = rng.integers(0, 3, (-(-shape[0] // 13), -(-shape[1] // 11)))
-  classes = np.kron(blocks, np.ones((13, 11), np.uint8))
-  classes = classes[: shape[0], : shape[1]].astype(np.uint8)
+  blocks = rng.integers(0, 3, (6, 9))
+  classes = np.kron(blocks, np.ones((13, 11), int)).astype(np.uint8)
   return {'image': COLOURS[classes], 'label': 0, 'mask': png(classes)}
 
 
@@ -33,19 +38,75 @@ def random(count):
   return (np.random.default_rng(seed) for seed in range(count))
 
 
+def compared(cut, key, count):
+  """Yields, of random results, the image, its map, and which pixels differ.
+
+  The class of a pixel is that of its colour. Only colours that are not mixed by
+  interpolation are compared.
+  """
+  for seed, rng in enumerate(random(count)):
+    arrays = cut(example(seed), rng)
+    image, ids = arrays['image'], arrays[key]
+    assert image.shape == (*SIZE, 3)
+    assert (ids.shape, ids.dtype) == cut.spec[key] and ids.shape == SIZE
+    pure = (image.max(-1) > 250) & (ids != maps.IGNORED)
+    yield image, ids, (image.argmax(-1) != ids)[pure]
+
+
+CUTS = [
+  maps.TrainTransform(SIZE, maps=('mask',), crop=crop, min_area=0.1)
+  for crop in ('inception', 'torchvision', 'squash', 'pad', 'none')
+] + [
+  maps.EvalTransform(SIZE, maps=('mask',), resize=resize)
+  for resize in ('squash', 'central', 'squash_central', 'torchvision')
+]
+
+
+@pytest.mark.parametrize('cut', CUTS)
+def test_a_map_is_cut_like_its_image(cut):
+  """Classes and colours agree, except next to edges."""
+  differ = [each for *_, each in compared(cut, 'mask', 6)]
+  assert min(map(len, differ)) > 0.3 * np.prod(SIZE)
+  assert np.concatenate(differ).mean() < 0.005
+
+
+@pytest.mark.parametrize(
+  'change, words',
+  [
+    (dict(mask=png(np.zeros((5, 7), np.uint8))), '(5, 7)'),
+    (dict(mask=png(np.full(SHAPE, 9, np.uint8))), '9'),
+    (dict(mask=png(np.zeros((*SHAPE, 3), np.uint8))), '[78, 99, 3]'),
+    (dict(mask=b'\x89PNG\r\n\x1a\n'), ''),
+    (dict(mask=np.zeros(SHAPE, np.float32)), 'float32'),
+  ],
+)
+def test_bad_maps_are_bad_records(change, words):
+  transform = maps.EvalTransform(SIZE, maps=('mask',), table=(0, 1, 2))
+  with pytest.raises(DecodeError) as error:
+    transform(example() | change)
+  assert words in str(error.value)
+
+
+@pytest.mark.parametrize('mode, dtype', [('L', 'u1'), ('P', 'u1'), ('I', 'u2')])
+def test_maps_are_grey_or_have_a_palette(mode, dtype):
+  """A palette's indices are the integers, not its colours."""
+  scale = 300 if mode == 'I' else 7
+  values = np.arange(12, dtype=dtype).reshape(3, 4) * scale
+  image, file = PIL.Image.fromarray(values), io.BytesIO()
+  if mode == 'P':
+    image.putpalette([value % 256 for value in range(768)][::-1])
+  image.save(file, 'png')
+  np.testing.assert_array_equal(decode_map(file.getvalue()), values)
+  np.testing.assert_array_equal(decode_map(values[..., None]), values)
+
+
 def test_mask_and_image_have_the_same_scale_crop_and_flip():
   """Small images leave a border of the mean colour, which is ignored."""
-  cut, differ, borders = transform(), [], []
-  for rng in random(20):
-    arrays = cut(example(), rng)
-    image, mask = arrays['image'], arrays['segments']
-    assert image.shape == (*SIZE, 3)
-    assert (mask.shape, mask.dtype) == (SIZE, np.int16)
-    assert cut.spec['segments'] == (SIZE, np.dtype(np.int16))
-    ignored = mask == maps.IGNORED
+  differ, borders = [], []
+  for image, ids, different in compared(transform(), 'segments', 20):
+    ignored = ids == maps.IGNORED
     assert np.abs(image[ignored] - np.array(MEAN)).max(initial=0) <= 1
-    pure = (image.max(-1) > 250) & ~ignored  # not mixed by interpolation
-    differ.append((image.argmax(-1) != mask)[pure])
+    differ.append(different)
     borders.append(ignored.mean())
   assert np.concatenate(differ).mean() < 0.005
   assert min(borders) == 0 and max(borders) > 0.1
