@@ -1,24 +1,24 @@
 """Tests of block masks against a generator in plain Python."""
 
 import dataclasses
+import functools
 import math
 import pickle
 import random
 
-import jax
 import numpy as np
 import pytest
+from indexed_source import assert_same, mesh_of, train
 
-from vit_jax.arrays import sharding
 from vit_jax.data.augment import block_masks, multicrop
 from vit_jax.data.augment.block_masks import TrainTransform
-from vit_jax.data.pipeline import order, stream
+from vit_jax.data.pipeline import order
 from vit_jax.data.pipeline.loader import Loader, LocalRows
+from vit_jax.data.pipeline.workers import Reader
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
 
 GROUP, GRID = 16, (14, 14)
-SMALL = dict(local_crops=0, patch_size=2)
 
 
 def theirs(rows, columns, count):
@@ -53,7 +53,7 @@ def theirs(rows, columns, count):
 
 
 def transform(group=GROUP, size=GROUP, parts=1, **keys):
-  keys = SMALL | keys
+  keys = dict(local_crops=0, patch_size=2) | keys
   return TrainTransform((28, 28), group=group, **keys).in_batches(size, parts)
 
 
@@ -62,21 +62,9 @@ def masks_of(of, positions, seed=0):
   masks = []
   for position in positions:
     rng = np.random.default_rng([seed, position])
-    slots = of._slots(seed, position)
-    masks.append(
-      [
-        block_masks.block_mask(of.grid, of._count(s, rng), rng).ravel()
-        for s in slots
-      ]
-    )
-  return np.array(masks)
-
-
-def neighbours(masks):
-  """Returns the mean number of masked right neighbours of masked patches."""
-  masks = masks.reshape(-1, *GRID)
-  both = (masks[:, :, 1:] & masks[:, :, :-1]).sum()
-  return both / max(masks.sum(), 1)
+    counts = [of._count(slot, rng) for slot in of._slots(seed, position)]
+    masks.append([block_masks.block_mask(of.grid, n, rng) for n in counts])
+  return np.array(masks).reshape(len(masks), 2, -1)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +121,8 @@ def test_each_micro_batch_consists_of_whole_groups(parts):
 def test_masks_depend_on_seed_and_position_only():
   """Crops are those of `multicrop`; another process gets the same masks."""
   source = synthetic.Source('train', num_examples=8)
-  of = transform(group=4, size=8, parts=1)
-  sizes = dict(local_crops=0)
-  plain = multicrop.TrainTransform((28, 28), **sizes)
+  of = transform(group=4, size=8)
+  plain = multicrop.TrainTransform((28, 28), local_crops=0)
 
   def load(of, seed, positions):
     positions = np.array(positions)
@@ -148,9 +135,8 @@ def test_masks_depend_on_seed_and_position_only():
   assert whole['masks'].shape == (8, 2, 196) and whole['masks'].dtype == bool
   some = load(of, 3, [6, 1])
   np.testing.assert_array_equal(some['masks'], whole['masks'][[6, 1]])
-  np.testing.assert_array_equal(
-    whole['global'], load(plain, 3, range(8))['global']
-  )
+  crops = load(plain, 3, range(8))['global']
+  np.testing.assert_array_equal(whole['global'], crops)
   for other in (load(of, 4, range(8)), load(of, 3, range(8, 16))):
     assert (other['masks'].any(2) != whole['masks'].any(2)).any()
   # The permutations are not those that shuffle the examples.
@@ -164,15 +150,10 @@ SIZES = ((0.5, 28, 14, 0), (0.2, 42, 14, 0), (0.3, 42, 28, 0))
 def test_each_batch_has_one_of_several_sizes():
   """It depends on seed and step only, not on the reader or the first step."""
   source = synthetic.Source('train', num_examples=8)
-  plain = transform(group=4, size=4, parts=1, local_crops=1)
+  plain = transform(group=4, size=4, local_crops=1)
   of = dataclasses.replace(plain, sizes=SIZES)
 
-  def load(steps, seed=0, start=0, **reader):
-    mesh = sharding.make_mesh(jax.devices()[:1])
-    with stream.train_batches(
-      source, of, 4, seed, start, mesh, reader=stream.Reader(**reader)
-    ) as batches:
-      return [jax.device_get(next(batches)) for _ in range(steps)]
+  load = functools.partial(train, source, 4, transform=of, mesh=mesh_of())
 
   def sides(batches):
     return [(b['global'].shape[2], b['local'].shape[2]) for b in batches]
@@ -181,16 +162,16 @@ def test_each_batch_has_one_of_several_sizes():
   names = [(int(side), int(local)) for _, side, local, _ in SIZES]
   assert sides(whole) == [names[of.variant(0, step)] for step in range(12)]
   assert {*sides(whole)} == {*names} and sides(load(12, seed=1)) != sides(whole)
-  jax.tree.map(np.testing.assert_array_equal, load(4, start=8), whole[8:])
-  jax.tree.map(np.testing.assert_array_equal, load(4, processes=1), whole[:4])
+  assert_same(load(4, start=8), whole[8:])
+  assert_same(load(4, reader=Reader(processes=1)), whole[:4])
   drawn = np.bincount([of.variant(0, step) for step in range(4000)]) / 4000
   np.testing.assert_allclose(drawn, [row[0] for row in SIZES], atol=0.03)
+
+
+def test_wrong_sizes_and_groups_are_refused():
   for sizes in (((1, 28, 14),), ((0.5, 28, 14, 0),)):
     with pytest.raises(UserError, match=r'augment\.sizes'):
-      dataclasses.replace(plain, sizes=sizes)
-
-
-def test_a_group_that_does_not_divide_a_micro_batch_is_refused():
+      transform(sizes=sizes)
   with pytest.raises(UserError, match=r'augment.group is 16.*8 examples'):
     transform(group=16, size=16, parts=2)
   assert transform(group=None, size=16, parts=2).group == 8

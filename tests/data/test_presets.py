@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from minimal_config import completed
+from pillow_files import saved
 from sample_images import noise
 
 from benchmarks import preprocessing as originals
@@ -29,16 +30,12 @@ def test_each_preset_equals_its_project(name, size):
     levels = originals.difference(name, picture(*shape), size)
     assert levels.max() <= LARGEST[name] + 1e-3, shape
     assert levels.shape == (size, size, 3)
-  expected = 384 if name in ('vit', 'mae') and size == 384 else None
   section = presets.section(name, (size, size))
-  if expected is None and name != 'vit':
-    assert section['central_fraction'] < 1
+  whole = name == 'vit' or (name, size) == ('mae', 384)
+  assert (section.get('central_fraction', 1) == 1) == whole
 
 
 def test_presets_of_encoded_files_equal_pillow():
-  """Preprocessing an encoded file gives the same pixels as with Pillow."""
-  from pillow_files import saved
-
   data = saved(originals.pillow_image(picture(300, 401)), 'JPEG', quality=85)
   for name in ('timm', 'dino', 'mae'):
     assert originals.difference(name, data, 224).max() < 1e-3
@@ -47,16 +44,9 @@ def test_presets_of_encoded_files_equal_pillow():
 def test_a_config_uses_a_preset():
   """The config contains the keys of the preset; given keys override them."""
   section = presets.section('mae', (8, 8), interpolation='area')
-  config = completed(preprocess=section)
-  assert config.preprocess.to_dict() == {
-    'name': 'transforms',
-    'channels': 3,
-    'bits': 8,
-    'resize': 'torchvision',
-    'central_fraction': 8 / 9,
-    'interpolation': 'area',
-    'scaled_decoding': False,
-  }
+  preset = dict(resize='torchvision', central_fraction=8 / 9)
+  stored = completed(preprocess=section).preprocess.to_dict()
+  assert stored | preset | dict(interpolation='area') == stored
   assert EvalTransform((8, 8), **section).interpolation == 'area'
   with pytest.raises(UserError, match="'may'.*'mae'"):
     presets.section('may', (8, 8))

@@ -18,7 +18,6 @@ from vit_jax.errors import UserError
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
-  """Checks after each test that all its threads have ended."""
   before = set(threading.enumerate())
   yield
   deadline = time.monotonic() + 5
@@ -43,8 +42,7 @@ def test_bad_records_are_named(damage, words):
         next(batches)
 
 
-def test_other_errors_are_raised_unchanged():
-  """Errors of a source are raised by `next` unchanged."""
+def test_other_errors_of_a_source_are_raised_unchanged():
   source = Numbered(40, missing=3)
   with stream.eval_batches(source, PLAIN, 8, mesh_of()) as batches:
     with pytest.raises(OSError, match='disk is gone'):
@@ -53,7 +51,6 @@ def test_other_errors_are_raised_unchanged():
 
 @pytest.mark.parametrize('taken', [0, 1, 5])
 def test_close_ends_an_infinite_stream(taken):
-  """It ends at once, after any number of batches."""
   batches = stream.train_batches(Numbered(20), AUGMENT, 8, 0, 0, mesh_of())
   for _ in range(taken):
     next(batches)

@@ -17,7 +17,6 @@ from vit_jax.errors import UserError
 
 @pytest.mark.parametrize('size, batch_size', [(24, 8), (20, 8), (7, 16)])
 def test_every_example_once_per_epoch(size, batch_size):
-  """Each example occurs exactly once in each epoch."""
   epochs = 2 * batch_size  # a whole number of batches
   steps = epochs * size // batch_size
   batches = train(Numbered(size), batch_size, steps, transform=PLAIN)
@@ -26,27 +25,22 @@ def test_every_example_once_per_epoch(size, batch_size):
     np.testing.assert_array_equal(np.sort(epoch), np.arange(size))
 
 
-MESHES = [
-  dict(),
-  dict(data=2),
-  dict(data=4, fsdp=2),
-  dict(fsdp=8),
-  dict(data=2, fsdp=2, model=2),
-  dict(model=8),
-]
-
-
-@pytest.mark.parametrize('sizes', MESHES)
+@pytest.mark.parametrize(
+  'sizes',
+  [
+    dict(),
+    dict(data=2),
+    dict(data=4, fsdp=2),
+    dict(fsdp=8),
+    dict(data=2, fsdp=2, model=2),
+    dict(model=8),
+  ],
+)
 def test_batches_do_not_depend_on_the_mesh(sizes):
-  """Random crops are the same, too."""
-  expected = train(Numbered(20), 16, 3)
-  assert_same(train(Numbered(20), 16, 3, mesh=mesh_of(**sizes)), expected)
-
-
-@pytest.mark.parametrize('sizes', MESHES)
-def test_batches_are_sharded_arrays(sizes):
-  """Dtypes and shapes follow the spec; rows are split over data and fsdp."""
+  """Nor do random crops; rows are split over data and fsdp."""
   mesh = mesh_of(**sizes)
+  expected = train(Numbered(20), 16, 3)
+  assert_same(train(Numbered(20), 16, 3, mesh=mesh), expected)
   with stream.train_batches(Numbered(20), AUGMENT, 16, 0, 0, mesh) as batches:
     batch = next(batches)
   assert batch['image'].shape == (16, 4, 4, 3)
@@ -57,14 +51,12 @@ def test_batches_are_sharded_arrays(sizes):
 
 @pytest.mark.parametrize('start', [1, 3, 7])
 def test_a_stream_can_start_at_any_step(start):
-  """It gives the batches of an uninterrupted run."""
   whole = train(Numbered(20), 8, start + 3)
   assert_same(train(Numbered(20), 8, 3, start=start), whole[start:])
 
 
 @pytest.mark.parametrize('threads, prefetch', [(1, 1), (3, 1), (5, 4)])
 def test_batches_do_not_depend_on_threads(threads, prefetch):
-  """The settings of the reader do not change the batches."""
   reader = Reader(threads=threads, prefetch=prefetch)
   expected = train(Numbered(50), 40, 4)
   assert_same(train(Numbered(50), 40, 4, reader=reader), expected)
@@ -104,7 +96,6 @@ def test_the_skip_list_removes_batches():
 
 @pytest.mark.parametrize('make', [stream.train_batches, stream.eval_batches])
 def test_a_batch_must_be_divisible(make):
-  """The message contains the required divisor."""
   extra = (0, 0) if make is stream.train_batches else ()
   with pytest.raises(UserError, match='multiple of 8'):
     make(Numbered(20), PLAIN, 12, *extra, mesh_of(data=2, fsdp=4))
@@ -123,9 +114,10 @@ def test_eval_counts_every_example_once(size, batch_size):
     batches = [jax.device_get(batch) for batch in stream_]
   assert len(batches) == -(-size // batch_size)
   assert all(len(batch['mask']) == batch_size for batch in batches)
-  mask = np.concatenate([batch['mask'] for batch in batches])
-  label = np.concatenate([batch['label'] for batch in batches])
-  image = np.concatenate([batch['image'] for batch in batches])
+  mask, label, image = (
+    np.concatenate([batch[key] for batch in batches])
+    for key in ('mask', 'label', 'image')
+  )
   np.testing.assert_array_equal(label[mask], np.arange(size))
   np.testing.assert_array_equal(mask, np.arange(len(mask)) < size)
   assert not label[~mask].any() and not image[~mask].any()
