@@ -32,13 +32,9 @@ def images(start, stop):
 
 def make(start, stop):
   """Returns a dataset of `datasets` with the examples of `images`."""
-  features = {
-    'image': hf.Image(),
-    'label': hf.ClassLabel(names=NAMES),
-    'caption': hf.Value('string'),
-  }
+  features = {'image': hf.Image(), 'label': hf.ClassLabel(names=NAMES)}
   rows = [
-    {'image': {'bytes': image, 'path': None}, 'label': label, 'caption': 'x'}
+    {'image': {'bytes': image, 'path': None}, 'label': label}
     for image, label in images(start, stop)
   ]
   return hf.Dataset.from_list(rows, features=hf.Features(features))
@@ -54,11 +50,7 @@ def test_a_saved_dataset_is_the_split_train(tmp_path):
   source = open_split(tmp_path / 'saved')
   contract.check(source, images(0, 20), ['saved, split train, row 0'])
   assert source.class_names == NAMES
-  rows, _ = contract.check_parts(
-    lambda split: open_split(tmp_path / 'saved', split), '50%'
-  )
-  part = open_split(tmp_path / 'saved', 'train[:50%]')
-  contract.check(part, [images(0, 20)[row] for row in rows], [])
+  contract.check_parts(lambda x: open_split(tmp_path / 'saved', x), '50%')
 
 
 def test_a_saved_dataset_dict_has_its_splits(tmp_path):
@@ -69,24 +61,21 @@ def test_a_saved_dataset_dict_has_its_splits(tmp_path):
   plain = shuffled.cast_column('image', hf.Image(decode=False))
   expected = [(row['image']['bytes'], row['label']) for row in plain]
   assert expected != images(0, 9)
-  contract.check(open_split(tmp_path), expected, [])
-  contract.check(open_split(tmp_path, 'val'), images(20, 24), [])
-  both = open_split(tmp_path, 'validation+train')
-  places = ['split validation'] * 4 + ['split train']
+  both = open_split(tmp_path, 'val+train')
+  places = ['split val'] * 4 + ['split train']
   contract.check(both, images(20, 24) + expected, places)
   with pytest.raises(UserError, match="no split 'test'.*train, validation"):
     open_split(tmp_path, 'test')
 
 
-LAYOUTS = [
-  'data/train-0000{}-of-00002.parquet',
-  'default/train/000{}.parquet',
-  '000{}.parquet',
-  'plain_text/train-0000{}-of-00002.parquet',
-]
-
-
-@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize(
+  'layout',
+  [
+    'data/train-0000{}-of-00002.parquet',
+    'default/train/000{}.parquet',
+    '000{}.parquet',
+  ],
+)
 def test_layouts_of_the_hub_are_found(tmp_path, layout):
   """Files are named for their split, or are in a folder named for it."""
   for number in range(2):
@@ -94,7 +83,6 @@ def test_layouts_of_the_hub_are_found(tmp_path, layout):
     path.parent.mkdir(parents=True, exist_ok=True)
     make(number * 4, number * 4 + 4).to_parquet(path)
   contract.check(open_split(tmp_path), images(0, 8), [])
-  assert open_split(tmp_path).class_names == NAMES
   if 'train' in layout:
     other = tmp_path / layout.format(0).replace('train', 'validation')
     other.parent.mkdir(exist_ok=True)
@@ -106,25 +94,22 @@ def test_layouts_of_the_hub_are_found(tmp_path, layout):
 @pytest.mark.parametrize(
   'names, message',
   [
-    (['de/train/0.parquet', 'en/train/0.parquet'], '/de/train.*/en/train'),
-    (['train-00001-of-00002.parquet'], 'train has 1 Parquet files'),
-    (
-      ['train-00000-of-00001.parquet', 'train-00001-of-00002.parquet'],
-      'train has 2 Parquet files',
-    ),
-    ([], 'save_to_disk'),
+    ('de/train/0 en/train/0', '/de/train.*/en/train'),
+    ('train-00001-of-00002', 'train has 1 Parquet files'),
+    ('train-00000-of-00001 train-00001-of-00002', 'train has 2 Parquet files'),
+    ('', 'save_to_disk'),
   ],
 )
 def test_ambiguous_layouts_are_refused(tmp_path, names, message):
   """Several configurations, a split in two places, or missing files."""
-  for name in names:
+  for name in names.split():
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    make(0, 2).to_parquet(tmp_path / name)
+    make(0, 2).to_parquet(tmp_path / f'{name}.parquet')
   with pytest.raises(UserError, match=message):
     open_split(tmp_path)
 
 
-@pytest.mark.parametrize('cut', [0, 0.3, 0.7, 'batch', 'end', 'missing'])
+@pytest.mark.parametrize('cut', [0, 0.7, 'batch', 'end', 'missing'])
 def test_truncated_arrow_files_are_refused(tmp_path, cut):
   """Also between two batches, where Arrow itself detects no damage."""
   make(0, 20).save_to_disk(tmp_path)
@@ -135,32 +120,31 @@ def test_truncated_arrow_files_are_refused(tmp_path, cut):
     between = path.stat().st_size
   whole = path.read_bytes()
   contract.check(open_split(tmp_path), images(0, 20), [])
-  ends = {'batch': between, 'end': len(whole) - 8}
   path.unlink()
   if cut != 'missing':
-    end = ends[cut] if cut in ends else int(len(whole) * cut)
-    path.write_bytes(whole[:end])
+    ends = {'batch': between, 'end': len(whole) - 8}
+    path.write_bytes(whole[: ends.get(cut) or int(len(whole) * cut)])
   with pytest.raises(UserError, match='source.path .*cannot be read'):
     open_split(tmp_path)
 
 
-@pytest.mark.parametrize('damage', [0.5, 'page'])
-def test_damaged_parquet_files_are_refused(tmp_path, damage):
+def test_damaged_parquet_files_are_refused(tmp_path):
   path = tmp_path / 'train.parquet'
   make(0, 20).to_parquet(path)
   whole = path.read_bytes()
-  damaged = whole[: len(whole) // 2]
-  if damage == 'page':
-    damaged = whole[:4] + bytes(196) + whole[200:]
-  path.write_bytes(damaged)
-  with pytest.raises(UserError, match='source.path .*cannot be read'):
-    open_split(tmp_path)
+  for damaged in (
+    whole[: len(whole) // 2],
+    whole[:4] + bytes(196) + whole[200:],  # a page
+  ):
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match='source.path .*cannot be read'):
+      open_split(tmp_path)
 
 
 @pytest.mark.parametrize(
   'labels, message',
   [
-    ([0, 10**11], 'label .100000000000.*0 to 999,999.*ClassL'),
+    ([0, 10**11], 'label .100000000000.*ClassL'),
     ([None, -1], 'no row .* has a label'),  # labels of unlabelled splits
     ([0.5, 1.0], 'labels must be integers'),
   ],
@@ -182,22 +166,24 @@ def test_splits_must_agree_on_the_classes(tmp_path):
 
 def test_columns_may_have_other_names_and_types(tmp_path):
   """Plain bytes as images, and plain numbers as labels."""
-  table = pa.table(
-    {
-      'png': pa.array([contract.png(i) for i in range(4)]),
-      'fine': pa.array([3, 0, None, 5], pa.int16()),
-    }
-  )
-  pa.parquet.write_table(table, tmp_path / 'train.parquet')
+  columns = {
+    'png': pa.array([contract.png(i) for i in range(4)]),
+    'fine': pa.array([3, 0, None, 5], pa.int16()),
+    'label': pa.array([0, 1, 0, 1]),
+  }
+  pa.parquet.write_table(pa.table(columns), tmp_path / 'train.parquet')
   source = open_split(tmp_path, image_key='png', label_key='fine')
   assert source.num_classes == 6
   assert source[0] == {'image': contract.png(0), 'label': 3}
   with pytest.raises(DecodeError, match='no label'):
     source[2]
-  with pytest.raises(UserError, match="'image'.*'png', 'fine'"):
-    open_split(tmp_path, label_key='fine')
-  with pytest.raises(UserError, match="image_key='fine'"):
-    open_split(tmp_path, image_key='fine', label_key='png')
+  for keys, words in (
+    (dict(label_key='fine'), "'image'.*'png', 'fine'"),
+    (dict(image_key='fine', label_key='png'), "image_key='fine'"),
+    (dict(label_key='fine', others=('label',)), "'label'.*'fine'"),
+  ):
+    with pytest.raises(UserError, match=words):
+      open_split(tmp_path, **keys)
 
 
 def test_rows_may_contain_paths(tmp_path):
@@ -219,36 +205,35 @@ def test_rows_may_contain_paths(tmp_path):
     source[0]
 
 
-def test_messages_of_wrong_paths(tmp_path):
-  """Each says what to do."""
-  for path in ('gs://bucket/data', 'https://host/data'):
-    with pytest.raises(UserError, match='needs a local path'):
-      open_split(path)
-  with pytest.raises(UserError, match='source.path'):
-    open_split('a\0b')
+@pytest.mark.parametrize('path', ['gs://bucket/data', 'https://host/x', 'a\0b'])
+def test_messages_of_wrong_paths(path):
+  words = 'needs a local path' if '//' in path else 'source.path'
+  with pytest.raises(UserError, match=words):
+    open_split(path)
+
+
+def table_of(labels):
+  """Returns an Arrow table with an image for each label."""
+  images = pa.array([contract.png(i) for i in range(len(labels))])
+  return pa.table({'image': images, 'label': labels})
 
 
 def write_labels(folder, **columns):
   """Writes an Arrow array of labels for each split as a Parquet file."""
   folder.mkdir()
   for split, labels in columns.items():
-    images = pa.array([contract.png(i) for i in range(len(labels))])
-    table = pa.table({'image': images, 'label': labels})
-    pa.parquet.write_table(table, folder / f'{split}.parquet')
+    pa.parquet.write_table(table_of(labels), folder / f'{split}.parquet')
 
 
 @pytest.mark.parametrize('kind', [pa.string(), pa.large_string()])
 def test_text_is_numbered_in_sorted_order_of_all_splits(tmp_path, kind):
   """Each split has the same classes, also in a saved dataset."""
-  train = ['dog', 'cat', None, 'dog', ' ']
-  test = ['cow', 'dog']
+  train, test = ['dog', 'cat', None, 'dog', ' '], ['cow', 'dog']
   columns = {'train': pa.array(train, kind), 'test': pa.array(test, kind)}
   write_labels(tmp_path / 'data', **columns)
   columns['hidden'] = pa.array([-1, -1])  # of another type
   saved = {
-    name: hf.Dataset(pa.table({'image': images, 'label': labels}))
-    for name, labels in columns.items()
-    for images in [pa.array([contract.png(i) for i in range(len(labels))])]
+    name: hf.Dataset(table_of(labels)) for name, labels in columns.items()
   }
   hf.DatasetDict(saved).save_to_disk(tmp_path / 'saved')
   for name in ('data', 'saved'):
@@ -260,8 +245,7 @@ def test_text_is_numbered_in_sorted_order_of_all_splits(tmp_path, kind):
       with pytest.raises(DecodeError, match='no label'):
         source[bad]
     other = open_split(tmp_path / name, 'test')
-    assert other.labels().tolist() == [1, 2]
-    assert other.class_names == NAMES
+    assert other.labels().tolist() == [1, 2] and other.class_names == NAMES
 
 
 def test_text_of_numbers_and_booleans(tmp_path):

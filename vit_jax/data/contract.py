@@ -44,9 +44,10 @@ class Source:
   Attributes:
     name: name of the dataset, for messages.
     num_classes: number of classes; labels are 0 to num_classes - 1. 0 for a
-      source without labels. For a source of numbers, how many an image has.
-    class_names: names of the classes in the order of the labels, or of the
-      numbers; [] for a source without labels.
+      source without labels. For a source of numbers (to be predicted by
+      regression), the number of them per image.
+    class_names: names of the classes in the order of the labels, or names of
+      the numbers; [] for a source without labels.
     label_keys: keys of examples whose values are labels, or lists of them.
   """
 
@@ -78,10 +79,11 @@ class Source:
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields pairs (part, positions), in the order of the examples.
 
-    They are the name of a part of the stored data, such as a file, and the
-    positions of the source's examples in it. They identify examples
-    independently of the split, so that two splits of the same data can be
-    compared, and listed examples can be left out. By default, there are none.
+    `part` is the name of a part of the stored data, such as a file, and
+    `positions` are the positions of the source's examples in this part. They
+    identify examples independently of the split, so that two splits of the same
+    data can be compared, and listed examples can be left out. By default, there
+    are no pairs, and neither is possible.
     """
     yield from ()
 
@@ -116,8 +118,10 @@ class Source:
   def own_order(self) -> bool:
     """True if `locate` or `replacements` is overridden."""
     kind = type(self)
-    own = kind.locate, kind.replacements
-    return own != (Source.locate, Source.replacements)
+    return (
+      kind.locate is not Source.locate
+      or kind.replacements is not Source.replacements
+    )
 
   def without(self, indices: Int[np.ndarray, ' n']) -> 'Source':
     """Returns this source without the examples at these ascending indices.
@@ -168,6 +172,10 @@ class Wrapped(Source):
     """Returns the location of an example, if the source provides it."""
     return self._source.where(self._find(index))
 
+  def ignored(self) -> list[str]:
+    """Returns the files of the dataset that are not examples."""
+    return self._source.ignored()
+
   def _find(self, index: int) -> int:
     """Returns the index of an example in the source."""
     return index
@@ -186,7 +194,7 @@ class Remaining(Wrapped):
     super().__init__(source)
     self._left_out = indices
     # Number of remaining examples before each example that is left out.
-    self._before = indices - np.arange(len(indices))
+    self._remaining_before = indices - np.arange(len(indices))
 
   def __len__(self) -> int:
     return len(self._source) - len(self._left_out)
@@ -195,9 +203,10 @@ class Remaining(Wrapped):
     """Yields the remaining rows of the source."""
     start = 0
     for part, rows in self._source.rows():
-      inside = np.searchsorted(self._left_out, [start, start + len(rows)])
-      yield part, np.delete(rows, self._left_out[slice(*inside)] - start)
-      start += len(rows)
+      stop = start + len(rows)
+      first, last = np.searchsorted(self._left_out, [start, stop])
+      yield part, np.delete(rows, self._left_out[first:last] - start)
+      start = stop
 
   def labels(self) -> Int[np.ndarray, ' n']:
     """Returns the remaining labels."""
@@ -216,8 +225,11 @@ class Remaining(Wrapped):
     }
 
   def _find(self, index: int) -> int:
-    # Indices out of range stay out of range, for which the source raises.
-    return index + int(np.searchsorted(self._before, index, 'right'))
+    # An example that is left out precedes remaining example `index` if at most
+    # `index` remaining examples precede it. Indices out of range stay out of
+    # range, for which the source raises.
+    num_before = np.searchsorted(self._remaining_before, index, 'right')
+    return index + int(num_before)
 
 
 class Transform(Protocol):
@@ -237,7 +249,7 @@ class Transform(Protocol):
   (probability, transform), whose specs have the same keys, and the method
   `variant(seed, batch)` the index of the one that makes a batch, from the seed
   of the run and the number of the batch. The training step is compiled for each
-  of them. The transform itself is then used for nothing but its keys.
+  of them. Of the transform itself, only the keys of its spec are then used.
   """
 
   @property
@@ -292,12 +304,17 @@ class Preprocess(Transform, Protocol):
 
 
 def variants(transform: Transform) -> tuple[tuple[float, Transform], ...]:
-  """Returns the variants of a transform: itself if it has no `variants`."""
+  """Returns (probability, variant) of each variant of a transform.
+
+  A transform without `variants` is its only variant.
+  """
   return tuple(getattr(transform, 'variants', ())) or ((1.0, transform),)
 
 
 def check_spec(transform: Transform) -> Spec:
   """Checks and returns the spec of a transform.
+
+  Shapes are returned as tuples and dtypes as `np.dtype`.
 
   Raises:
     UserError: the spec has a key, dtype or shape that is not allowed.
@@ -409,6 +426,26 @@ def check_fields(example: Example, *keys: str) -> None:
       'separator or numbers of a manifest; masks of a folder), or another key '
       'or name in augment and preprocess.'
     )
+
+
+def check_others(others: Iterable[str], **used: str | None) -> None:
+  """Checks that further values of an example do not replace those in use.
+
+  Args:
+    others: names of the further values, `source.others`.
+    **used: {key of an example, `image` or `label`: name of its value in the
+      data, `source.image_key` or `source.label_key`}.
+
+  Raises:
+    UserError: a further value has the key of another one.
+  """
+  for name in others:
+    if name in used and used[name] != name:
+      raise UserError(
+        f'source.others contains {name!r}, but source.{name}_key is '
+        f'{used[name]!r}, and an example has one {name!r}: remove it from '
+        'source.others.'
+      )
 
 
 def check_label(label: Any, num_classes: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from vit_jax.config import schema as schema_lib
-from vit_jax.data import fingerprint
+from vit_jax.data import contract, fingerprint
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import class_folders, files, splits
 from vit_jax.errors import UserError
@@ -62,10 +62,11 @@ class Source(splits.Selected):
 
     Raises:
       UserError: the dataset, the split or a column does not exist; a column has
-        another type; files are missing or cut short; or labels without names
-        are not 0 to K-1.
+        another type; `others` names another image or label; files are missing
+        or cut short; or labels without names are not 0 to K-1.
     """
     self._path = files.local(path, 'the source huggingface').rstrip('/')
+    contract.check_others(others, image=image_key, label=label_key)
     self._others, self._has_label = others, label_key is not None
     keys = [image_key, *filter(None, [label_key]), *others]
     try:
@@ -100,14 +101,17 @@ class Source(splits.Selected):
     label = others.pop(0) if self._has_label else 0
     if self._label_by_value is not None:
       label = self._label_by_value.get(label)
-    # An image is a dict of 'bytes' and 'path', one of which may be None.
-    if label is None or not (image and any(image.values())):
+    has_image = image and any(image.values())  # see `_content`
+    if label is None or not has_image:
       raise DecodeError('no image (bytes or path), or no label')
     values = dict(zip(self._others, map(self._content, others), strict=True))
     return {'image': self._content(image), 'label': label, **values}
 
   def _content(self, value: Any) -> Any:
-    """Returns the bytes of an image, and any other value unchanged."""
+    """Returns the bytes of an image, and any other value unchanged.
+
+    An image is a dict of 'bytes' and 'path', one of which may be None.
+    """
     if not isinstance(value, dict) or value.keys() != {'bytes', 'path'}:
       return value
     if value['bytes'] is not None:
@@ -120,6 +124,7 @@ class Source(splits.Selected):
 
     See `data.fingerprint`.
     """
+    # Of each part: examples in the split, first and last row of the part.
     parts = [
       [len(self._tables[split]), *rows[[0, -1]].tolist()]
       for split, rows in self._selection.rows()
@@ -145,10 +150,10 @@ class Source(splits.Selected):
     return np.array(labels, np.int64)
 
   def _cut_order(self, split: str) -> np.ndarray:
-    # By the numbers of the rows, as if all were in one file without a name: the
-    # names of converted files depend on the path of the dataset.
+    # By the numbers of the rows, as if all were in one file without a name,
+    # because the names of converted files depend on the path of the dataset.
     rows = np.arange(len(self._tables[split]))
-    return files.by_place([''], np.zeros_like(rows), rows)
+    return splits.by_place([''], np.zeros_like(rows), rows)
 
 
 def _load(path: str) -> dict[str, datasets.Dataset]:
@@ -182,17 +187,17 @@ def _parquet_files(path: str) -> dict[str, Any]:
     ValueError: files of a split are missing or in several folders.
   """
   by_split: dict[str, Any] = {}
-  stated = set()  # (split, number of files) in the names of files
+  stated: dict[str, set[int]] = {}  # numbers of files according to their names
   pattern = f'{glob.escape(path)}/**/*.parquet'
   for file in sorted(glob.glob(pattern, recursive=True)):
     numbered = _NUMBERED.fullmatch(os.path.basename(file))
     split = numbered[1] if numbered else splits.of_file(file) or 'train'
     by_split.setdefault(split, []).append(file)
     if numbered:
-      stated.add((split, int(numbered[2])))
+      stated.setdefault(split, set()).add(int(numbered[2]))
   for split, paths in by_split.items():
     folders = sorted({os.path.dirname(file) for file in paths})
-    counts = {count for name, count in stated if name == split}
+    counts = stated.get(split, set())
     if len(folders) > 1 or counts - {len(paths)}:
       raise ValueError(
         f'{split} has {len(paths)} Parquet files in {folders}; number of '
@@ -233,6 +238,7 @@ def _classes(
   """
   if key is None:
     return class_folders.Classes([class_folders.UNLABELLED]), None
+  # A ClassLabel has names.
   names = [getattr(loaded[name].features[key], 'names', None) for name in used]
   if any(other != names[0] for other in names):
     raise ValueError(f'the splits have different classes: {names}')
@@ -240,18 +246,18 @@ def _classes(
     return class_folders.Classes(names[0]), None
   values = {value for name in used for value in loaded[name].unique(key)}
   is_text = any(isinstance(value, str) for value in values)
-  if is_text:
+  if is_text:  # the other splits may have further classes
     for table in loaded.values():
       if key in table.features:
-        texts = (x for x in table.unique(key) if isinstance(x, str))
-        values.update(texts)
+        values |= {x for x in table.unique(key) if isinstance(x, str)}
   values.discard(None)
   if values and all(isinstance(value, bool) for value in values):
     return class_folders.Classes(class_folders.BOOLEANS), {False: 0, True: 1}
   # Blank text and negative numbers are not labels.
-  texts = {
-    str(value) for value in values if (value.strip() if is_text else value >= 0)
-  }
+  if is_text:
+    texts = {value for value in values if value.strip()}
+  else:
+    texts = {str(value) for value in values if value >= 0}
   if not texts:
     raise ValueError('no row of the split has a label')
   classes, numbers = class_folders.number(

@@ -37,6 +37,7 @@ def member(*, weight: float) -> None:
   del weight
 
 
+# The section of each member has the keys of its source and those of `member`.
 _MEMBERS = Nested(
   SECTIONS['source'], many=True, beside='vit_jax.data.sources.mixture:member'
 )
@@ -49,6 +50,7 @@ class Source(contract.Source):
     name: name for messages, such as 'mixture of imagenet/train, pets/train'.
     num_classes: number of classes, the same for every member.
     class_names: class names, the same for every member.
+    label_keys: keys of labels in the examples of any member.
   """
 
   def __init__(self, split: str, /, *, members: Annotated[Section, _MEMBERS]):
@@ -85,6 +87,8 @@ class Source(contract.Source):
     self.name = f'mixture of {", ".join(m.name for m in self._members)}'
     self.class_names = self._members[0].class_names
     self.num_classes = self._members[0].num_classes
+    keys = (key for member in self._members for key in member.label_keys)
+    self.label_keys = tuple(dict.fromkeys(keys))
     for member in self._members[1:]:
       if member.class_names != self.class_names:
         raise UserError(
@@ -123,6 +127,10 @@ class Source(contract.Source):
     number, row = self._index.find(index)
     return self._members[number].where(row)
 
+  def ignored(self) -> list[str]:
+    """Returns the files of all members that are not examples."""
+    return [path for member in self._members for path in member.ignored()]
+
   def without(self, indices: Int[np.ndarray, ' n']) -> 'Source':
     """Returns this mixture, with members without some of their examples.
 
@@ -134,13 +142,15 @@ class Source(contract.Source):
     Raises:
       UserError: no example of a member remains.
     """
-    other, start = copy.copy(self), 0
+    other = copy.copy(self)
     other._members = []
+    start = 0
     for member in self._members:
-      low, high = np.searchsorted(indices, [start, start + len(member)])
-      own = indices[low:high] - start
+      stop = start + len(member)
+      first, last = np.searchsorted(indices, [start, stop])
+      own = indices[first:last] - start
       other._members.append(filters.without(member, own))
-      start += len(member)
+      start = stop
     other._index = Concatenation(map(len, other._members))
     return other
 
@@ -168,15 +178,17 @@ class Source(contract.Source):
     Returns:
       int64 indices in [0, len(self)).
     """
+    # Number of the member in each slot of the pattern, [SLOTS].
     member_of = np.repeat(np.arange(len(self._counts)), self._counts)
     member_of = member_of[order.shuffled(np.arange(SLOTS), SLOTS, seed)]
     cycle, slot = np.divmod(positions, SLOTS)
     indices = np.empty(len(positions), np.int64)
-    start = 0
+    start = 0  # index of the member's first example in the mixture
     for number, count in enumerate(self._counts):
       is_own = member_of == number
       earlier = np.cumsum(is_own) - is_own  # own slots before each slot
       rows = np.flatnonzero(is_own[slot])
+      # Numbers of the positions among those of this member.
       own_positions = cycle[rows] * count + earlier[slot[rows]]
       size = len(self._members[number])
       # Members of equal size must not be read in the same order.
@@ -201,8 +213,8 @@ def slot_counts(weights: Mapping[str, float]) -> list[int]:
   """
   exact = np.array(list(weights.values())) / sum(weights.values()) * SLOTS
   counts = np.floor(exact).astype(int)
-  largest = np.argsort(counts - exact, kind='stable')[: SLOTS - counts.sum()]
-  counts[largest] += 1
+  by_remainder = np.argsort(counts - exact, kind='stable')  # the largest first
+  counts[by_remainder[: SLOTS - counts.sum()]] += 1
   if counts.min() < 1:
     name = list(weights)[int(counts.argmin())]
     raise UserError(

@@ -19,7 +19,7 @@ from tensorflow_datasets.core.utils.version import list_all_versions
 from vit_jax.config import schema
 from vit_jax.data import contract, filters, fingerprint
 from vit_jax.data.sources import digits
-from vit_jax.data.storage import class_folders, files, records, splits
+from vit_jax.data.storage import class_folders, records, splits
 from vit_jax.data.storage.class_folders import BOOLEANS, UNLABELLED
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
@@ -39,7 +39,7 @@ class Records(contract.Source):
     self, dataset: str, split: str, data_dir: str | None, on_bad_shard: str
   ):
     """Opens a split; see `Source` for the arguments and errors."""
-    root = default_data_dir(data_dir and files.place(data_dir))
+    root = default_data_dir(data_dir)
     if dataset.partition(':')[0] == digits.NAME:
       # The dataset must not be written to the user's default directory.
       root = root if data_dir else digits.cache_dir(root)
@@ -121,29 +121,31 @@ class Source(Records):
 
     Raises:
       UserError: the dataset is not prepared, or has another format; the split
-        or a feature does not exist; or files are missing or cut short.
+        or a feature does not exist; `others` names another image or label; or
+        files are missing or cut short.
     """
     super().__init__(dataset, split, data_dir, on_bad_shard)
+    contract.check_others(others, image=image_key, label=label_key)
     names = _check_features(self.features, dataset, image_key, label_key)
-    listed = class_folders.load(class_map) if class_map else None
-    self._new_labels = listed and [
-      listed.label(name, f'the data set {dataset}') for name in names
-    ]
-    self.class_names = listed.names if listed else names
+    self.class_names, self._new_labels = names, None
+    if class_map:
+      listed = class_folders.load(class_map)
+      where = f'the data set {dataset}'
+      self._new_labels = [listed.label(name, where) for name in names]
+      self.class_names = listed.names
     self.num_classes = len(self.class_names)
-    kinds = {key: _leaf(self.features, key, dataset) for key in others}
-    self._keys = (
-      image_key,
-      label_key,
-      {k: one for k, (_, one) in kinds.items()},
-    )
-    labels = [
-      k for k, (leaf, _) in kinds.items() if _class_names(leaf) == names
-    ]
-    self.label_keys = ('label', *labels)
+    self._image_key, self._label_key = image_key, label_key
+    self._others: dict[str, bool] = {}  # whether each is a single value
+    self.label_keys = ('label',)
+    for key in others:
+      leaf, self._others[key] = _leaf(self.features, key, dataset)
+      if _class_names(leaf) == names:
+        self.label_keys += (key,)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    example = records.example(self.read(index), *self._keys)
+    example = records.example(
+      self.read(index), self._image_key, self._label_key, self._others
+    )
     if self._new_labels is None:
       return example
     return filters.relabelled(example, self.label_keys, self._new_labels)
@@ -207,11 +209,16 @@ def _check_features(
 def _leaf(features: Any, path: str, dataset: str) -> tuple[Any, bool]:
   """Returns the feature at a path, and whether it is a single value.
 
+  Args:
+    features: TFDS description of the features of an example.
+    path: names of nested features: 'label', 'captions/text'.
+    dataset: name of the dataset, for the message.
+
   Raises:
     UserError: there is no such feature.
   """
   leaf: Any = features
-  one = True
+  is_single = True
   for name in path.split('/'):
     if name not in leaf:
       raise UserError(
@@ -220,20 +227,22 @@ def _leaf(features: Any, path: str, dataset: str) -> tuple[Any, bool]:
       )
     leaf = leaf[name]
     while isinstance(leaf, tfds.features.Sequence):
-      leaf, one = leaf.feature, False
-  is_array = isinstance(leaf, tfds.features.Tensor) and leaf.shape
-  return leaf, one and not is_array
+      leaf, is_single = leaf.feature, False
+  if isinstance(leaf, tfds.features.Tensor) and leaf.shape:
+    is_single = False
+  return leaf, is_single
 
 
 def _class_names(feature: Any) -> list[str]:
   """Returns the names of a feature's classes; [] if it is not a label."""
   if isinstance(feature, tfds.features.ClassLabel):
     return list(feature.names) if feature.num_classes else []
-  # TFDS stores booleans as integers.
-  is_boolean = isinstance(feature, tfds.features.Tensor) and (
-    (feature.shape, feature.np_dtype) == ((), np.bool_)
+  is_boolean = (
+    isinstance(feature, tfds.features.Tensor)
+    and feature.shape == ()
+    and feature.np_dtype == np.bool_
   )
-  return BOOLEANS if is_boolean else []
+  return BOOLEANS if is_boolean else []  # TFDS stores them as 0 and 1
 
 
 def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
@@ -283,13 +292,16 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
   """
   name, _, version = dataset.partition(':')
   there = versions(root / name)
-  chosen = version or (there[-1] if there else '')
-  if chosen in there:
-    return root / name / chosen
+  if not version and there:
+    version = there[-1]
+  if version in there:
+    return root / name / version
+  # Suggest other versions and configs of the dataset, or else other datasets.
   configs = [p.name for p in paths.entries(root / name) if versions(p)]
   prepared = [f'{name}:{v}' for v in there] + [f'{name}/{c}' for c in configs]
-  others = {p.name for p in paths.entries(root)} - {'downloads'}
-  prepared = prepared or sorted(others)
+  if not prepared:
+    names = {p.name for p in paths.entries(root)}
+    prepared = sorted(names - {'downloads'})
   raise UserError(
     f'the data set {dataset!r} is not in {root} ({closest(dataset, prepared)})'
     ': set --config.source.data_dir (or TFDS_DATA_DIR), or prepare it: '
