@@ -33,7 +33,7 @@ from vit_jax.errors import UserError, check_range, closest
 from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
-_MAX_PRINTED = 5  # smallest and largest classes that are printed
+_MAX_PRINTED = 5  # number of the smallest and of the largest classes printed
 
 
 def define_flags() -> None:
@@ -94,12 +94,12 @@ def run(
       f'--against needs 3 channels of 8 bits, not {(channels, bits)}.'
     )
   split = config.train.split
-  all_train = build_section(config, 'source', split)
-  train = filters.without_listed(all_train, config.train.leave_out)
+  train = build_section(config, 'source', split)
+  train = filters.without_listed(train, config.train.leave_out)
   tests = _open_against(config, against)
   sources = {split: train}  # the training data come first
   sources |= _open_evaluations(config, config.evals) | tests
-  # An evaluator of the same split leaves no examples out.
+  # An evaluator of the same split has replaced it by all of its examples.
   sources[split] = train
   # Errors that should not appear after hours of reading.
   with paths.access(folder, 'written'):
@@ -114,33 +114,30 @@ def run(
     for name, source in sources.items()
   }
   groups = _groups(sources, results)
+  splits_of_groups = [{entry['split'] for entry in group} for group in groups]
+  classes_of_groups = [{entry['class'] for entry in group} for group in groups]
   copies = {
     test: [*inspection.copies(results, split, test, max_distance)]
     for test in tests
   }
-  overlap = {copy.index for of_test in copies.values() for copy in of_test}
+  in_a_test = {copy.index for of_test in copies.values() for copy in of_test}
   overlap_counts = {}
   for test, of_test in copies.items():
     same = sum(copy.same_pixels for copy in of_test)
     overlap_counts[test] = {'same_pixels': same, 'similar': len(of_test) - same}
-  # Files that a source leaves out, if it lists them.
-  ignored = {
-    path
-    for source in (all_train, *sources.values())
-    for path in source.ignored()
-  }
-  splits = [{entry['split'] for entry in group} for group in groups]
-  classes = [{entry['class'] for entry in group} for group in groups]
+  ignored = {path for source in sources.values() for path in source.ignored()}
   summary = {
     'splits': {
       name: _summary(sources[name], result) for name, result in results.items()
     },
     'duplicates': len(groups),
-    'leaks': sum(split in names and len(names) > 1 for names in splits),
-    'other_label': sum(len(names) > 1 for names in classes),
+    'leaks': sum(
+      split in names and len(names) > 1 for names in splits_of_groups
+    ),
+    'other_label': sum(len(names) > 1 for names in classes_of_groups),
     'ignored': len(ignored),
     'overlap': overlap_counts,
-    'remaining': len(train) - len(overlap),
+    'remaining': len(train) - len(in_a_test),
   }
   bad = [
     {'split': name, **record._asdict()}
@@ -158,6 +155,7 @@ def run(
 
 
 def _write(path: epath.Path, lines: Iterable[str]) -> None:
+  """Writes lines to a text file."""
   path.write_text(''.join(f'{line}\n' for line in lines))
 
 
@@ -219,7 +217,10 @@ def _located(
 
 
 def _class_names(source: Source) -> Sequence[str]:
-  """Returns the names of the classes that are counted."""
+  """Returns the names of the classes that are counted.
+
+  Examples without a label, or with several, count as one class.
+  """
   is_labelled = 'label' in source.label_keys and source.class_names
   return source.class_names if is_labelled else [UNLABELLED]
 
@@ -227,7 +228,10 @@ def _class_names(source: Source) -> Sequence[str]:
 def _groups(
   sources: dict[str, Source], results: dict[str, inspection.Found]
 ) -> list[list[dict[str, Any]]]:
-  """Describes the groups of images with the same pixels."""
+  """Describes the groups of images with the same pixels.
+
+  Each group is a list of examples: split, index, where, and class.
+  """
   groups = []
   for group in inspection.duplicates(results):
     groups.append([])

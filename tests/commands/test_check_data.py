@@ -10,6 +10,7 @@ from minimal_config import completed
 
 from vit_jax import check_data
 from vit_jax.config import completion
+from vit_jax.data import inspection
 from vit_jax.data.storage.class_folders import UNLABELLED
 from vit_jax.errors import UserError
 
@@ -27,9 +28,8 @@ def photos(tmp_path):
   for number in range(3):
     _write(root / f'train/cat/{number}', number)
     _write(root / f'train/dog/{number}', 10 + number, size=(20, 30))
-  _write(
-    root / 'train/dog/same', 1, '.bmp'
-  )  # the pixels of cat/1 in another format
+  # The pixels of cat/1 in another format.
+  _write(root / 'train/dog/same', 1, '.bmp')
   _write(root / 'val/cat/a', 50)
   _write(root / 'val/dog/a', 10, size=(20, 30))  # also in the training data
   (root / 'train/cat/broken.jpg').write_bytes(b'no image at all')
@@ -73,10 +73,8 @@ def test_summary_lists_every_fault(photos, tmp_path):
     [('train', 'dog', '0.png'), ('val', 'dog', 'a.png')],
   ]
   ignored = (out / 'ignored.txt').read_text().splitlines()
-  assert ignored == [
-    str(photos / 'train/.hidden.png'),
-    str(photos / 'train/cat/notes.txt'),
-  ]
+  names = ('train/.hidden.png', 'train/cat/notes.txt')
+  assert ignored == [str(photos / name) for name in names]
   text = '\n'.join(check_data._lines(summary, str(out)))
   assert '8 examples, 1 bad, 2 classes' in text and 'cat 3, dog 4' in text
   assert 'smallest 7x9, median 7x9, largest 30x20' in text
@@ -85,25 +83,24 @@ def test_summary_lists_every_fault(photos, tmp_path):
 @pytest.fixture
 def leaking(tmp_path):
   """Creates 12 training images; 3 are also in the test set."""
-  root = tmp_path / 'leaking'
+  root, other, images = tmp_path / 'leaking', tmp_path / 'other', []
   for number in range(12):
-    _photograph(root / f'train/{"ab"[number % 2]}/{number:02d}.png', number)
-  copies = {}
-  for number in (0, 1, 5, 8):
     path = root / f'train/{"ab"[number % 2]}/{number:02d}.png'
-    copies[number] = cv2.imread(str(path))
-  (root / 'test/a').mkdir(parents=True)
-  (root / 'test/b').mkdir()
-  cv2.imwrite(str(root / 'test/a/exact.bmp'), copies[0])
-  cv2.imwrite(str(root / 'test/a/small.png'), _half(copies[1]))
-  quality = [cv2.IMWRITE_JPEG_QUALITY, 60]
-  cv2.imwrite(str(root / 'test/b/5.jpg'), copies[5], quality)
-  cv2.imwrite(str(root / 'test/b/mirrored.png'), copies[8][:, ::-1])
+    _photograph(path, number)
+    images.append(cv2.imread(str(path)))
+  for name, image in {
+    root / 'test/a/exact.bmp': images[0],
+    root / 'test/a/small.png': cv2.resize(
+      images[1], (40, 30), interpolation=cv2.INTER_AREA
+    ),
+    root / 'test/b/5.jpg': images[5],
+    root / 'test/b/mirrored.png': images[8][:, ::-1],
+    other / 'test/x/5.png': images[5],
+  }.items():
+    name.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(name), image, [cv2.IMWRITE_JPEG_QUALITY, 60])
   _photograph(root / 'test/b/new.png', 100)
   (root / 'test/b/broken.jpg').write_bytes(b'no image at all')
-  other = tmp_path / 'other'
-  (other / 'test/x').mkdir(parents=True)
-  cv2.imwrite(str(other / 'test/x/5.png'), copies[5])
   _photograph(other / 'train/x/any.png', 101)
   return root
 
@@ -117,22 +114,14 @@ def _photograph(path, seed):
   assert cv2.imwrite(str(path), pixels)
 
 
-def _half(pixels):
-  height, width = pixels.shape[:2]
-  size = width // 2, height // 2
-  return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-
-
 def _against(root, **changes):
   """Returns a config, and the path of another one with its own test set."""
   own = {'name': 'folder', 'path': str(root)}
   evals = {'test': {'name': 'classification', 'split': 'test'}}
   config = completed(source=own, evals=evals, num_classes=2, **changes)
-  other = completed(
-    source=dict(own, path=str(root.parent / 'other')), num_classes=1
-  )
+  own['path'] = str(root.parent / 'other')
   path = root.parent / 'other.json'
-  path.write_text(completion.to_json(other))
+  path.write_text(completion.to_json(completed(source=own, num_classes=1)))
   return config, str(path)
 
 
@@ -147,11 +136,8 @@ def test_training_images_of_a_test_set_are_listed(leaking, tmp_path):
   }
   assert summary['remaining'] == 9
   lines = _lines(out / 'overlap.jsonl')
-  found = {
-    (line['where'][-6:], line['copy_of']['where'].rpartition('/')[2])
-    for line in lines
-  }
-  assert found == {
+  pairs = ((line['where'], line['copy_of']['where']) for line in lines)
+  assert {(a[-6:], b.rpartition('/')[2]) for a, b in pairs} == {
     *{('00.png', 'exact.bmp'), ('01.png', 'small.png')},
     *{('05.png', '5.jpg'), ('05.png', '5.png')},
   }
@@ -169,13 +155,15 @@ def test_training_images_of_a_test_set_are_listed(leaking, tmp_path):
 
 def test_messages_of_wrong_comparisons(leaking, tmp_path):
   config, _ = _against(leaking)
-  for value in ('tset', 'lost.py'):
-    with pytest.raises(UserError, match=value):
-      check_data.run(config, str(tmp_path / 'out'), [value])
-  with pytest.raises(UserError, match='max_distance.*64'):
-    check_data.run(config, str(tmp_path / 'out'), ['test'], 64)
-  with pytest.raises(UserError, match='is remote'):
-    check_data.run(config, 'gs://bucket/out')
+  out = str(tmp_path / 'out')
+  for arguments, words in (
+    ((out, ['tset']), 'tset'),
+    ((out, ['lost.py']), 'lost.py'),
+    ((out, ['test'], 64), 'max_distance.*64'),
+    (('gs://bucket/out',), 'is remote'),
+  ):
+    with pytest.raises(UserError, match=words):
+      check_data.run(config, *arguments)
 
 
 def test_mean_and_std_of_each_channel(tmp_path):
@@ -189,17 +177,14 @@ def test_mean_and_std_of_each_channel(tmp_path):
     tifffile.imwrite(folder / f'{number}.tif', image, **keys)
     images.append(image / 65535)
   tifffile.imwrite(folder / 'rgb.tif', np.zeros((4, 4, 3), np.uint8))
-  config = _config(
-    tmp_path / 'photos',
-    **{'preprocess.channels': 5, 'preprocess.bits': 16, 'evals': {}},
-  )
+  changes = {'preprocess.channels': 5, 'preprocess.bits': 16, 'evals': {}}
+  config = _config(tmp_path / 'photos', **changes)
   summary = check_data.run(config, str(tmp_path / 'out'))['splits']['train']
   mean = np.mean([image.mean((0, 1)) for image in images], axis=0)
   square = np.mean([(image**2).mean((0, 1)) for image in images], axis=0)
   np.testing.assert_allclose(summary['mean'], mean, rtol=1e-5)
-  np.testing.assert_allclose(
-    summary['std'], np.sqrt(square - mean**2), rtol=1e-5
-  )
+  std = np.sqrt(square - mean**2)
+  np.testing.assert_allclose(summary['std'], std, rtol=1e-5)
   assert summary['bad'] == 1
   (bad,) = _lines(tmp_path / 'out/bad.jsonl')
   assert 'rgb.tif' in bad['where'] and 'uint16 [y, x, 5]' in bad['reason']
@@ -215,3 +200,44 @@ def test_a_source_without_labels(tmp_path):
   summary = check_data.run(config, str(tmp_path))
   assert summary['splits']['train']['classes'] == {UNLABELLED: 5}
   assert summary['duplicates'] == 0
+
+
+# Similar perceptual hashes
+
+
+def changed(rng, value, count):
+  """Returns a hash of which `count` random bits differ."""
+  bits = rng.choice(64, count, replace=False)
+  return value ^ np.bitwise_or.reduce(np.uint64(1) << bits.astype(np.uint64))
+
+
+@pytest.mark.parametrize('max_distance', [0, 4, 11])
+@pytest.mark.parametrize('pairs', [10, 2000])
+def test_nearest_is_the_first_with_the_fewest_different_bits(
+  max_distance, pairs, monkeypatch
+):
+  """The reference computes each distance from the digits of both hashes."""
+  monkeypatch.setattr(inspection, '_PAIRS', pairs)  # several chunks
+  rng = np.random.default_rng(max_distance)
+  references = rng.integers(0, 2**64, 100, np.uint64)
+  references[7] = references[80]
+  near = [changed(rng, references[i % 100], i % 14) for i in range(0, 130, 3)]
+  near += [references[7], changed(rng, references[80], max_distance)]
+  hashes = np.array([*near, *rng.integers(0, 2**64, 50, np.uint64), near[0]])
+  rows, distances = inspection.nearest(hashes, references, max_distance)
+  for value, row, distance in zip(hashes, rows, distances, strict=True):
+    each = [f'{int(value) ^ int(x):b}'.count('1') for x in references]
+    close = min(each) <= max_distance
+    expected = (each.index(min(each)), min(each)) if close else (-1, -1)
+    assert (row, distance) == expected
+  assert 5 < (rows < 0).sum() < len(rows) - 5
+
+
+def test_a_split_without_usable_images_has_no_copies():
+  found = {
+    name: inspection.Found(
+      np.zeros(count, inspection._ROW), np.zeros((2, 3)), []
+    )
+    for name, count in (('train', 0), ('test', 3))
+  }
+  assert not list(inspection.copies(found, 'train', 'test', 4))

@@ -68,26 +68,24 @@ def test_a_step_without_labels_is_trained():
   changes = IMAGES | {'reader.on_bad_record': 'skip', 'schedule.base_lr': 0.01}
   experiment = Experiment.build(completed(**changes), jax.devices())
   abstract = experiment.abstract_batch()
-  assert set(abstract) == {'crops', 'replaced'}
+  assert abstract.keys() == {'crops', 'replaced'}
   assert abstract['crops'].shape == (8, 2, 8, 8, 3)
   source = data.open_train(experiment)
-  record = experiment.description(source, {}).further['record']
-  assert record['fingerprint']['size'] == 64
   run_key = sharding.random_key(0, experiment.mesh)
   state = jax.jit(experiment.init_state)(run_key)
   step, losses = jax.jit(experiment.trainer.train_step), []
-  with jax.set_mesh(experiment.mesh):
-    with data.train_batches(experiment, source, 0) as batches:
-      for _ in range(8):
-        batch = next(batches)
-        for key, leaf in abstract.items():
-          assert (batch[key].shape, batch[key].dtype) == (
-            leaf.shape,
-            leaf.dtype,
-          )
-          assert batch[key].sharding == leaf.sharding
-        state, metrics = step(state, batch, run_key, {})
-        losses.append(float(metrics['loss']))
+  with (
+    jax.set_mesh(experiment.mesh),
+    data.train_batches(experiment, source, 0) as batches,
+  ):
+    for _ in range(8):
+      batch = next(batches)
+      for key, leaf in abstract.items():
+        assert batch[key].sharding == leaf.sharding
+        assert batch[key].shape == leaf.shape
+        assert batch[key].dtype == leaf.dtype
+      state, metrics = step(state, batch, run_key, {})
+      losses.append(float(metrics['loss']))
   assert 0 < losses[-1] < losses[0]
 
 
@@ -131,7 +129,6 @@ def test_invalid_specs(spec, text):
   'values, text',
   [
     ({}, "{}; its spec is {'place': "),
-    ({'place': np.zeros(4), 'more': 1}, "'more': 'int64"),
     ({'place': np.zeros(1, np.int32)}, r'int32 \[1\].*its spec .*int32 \[4\]'),
     ({'place': np.zeros(4)}, r'float64 \[4\].*its spec'),
     # Only the value that differs is named.
@@ -148,9 +145,8 @@ def test_values_that_differ_from_the_spec_are_refused(values, text):
 @pytest.mark.parametrize('label', [-1, 8, [0, 8], [-1, 3]])
 def test_labels_out_of_range_are_bad_records(label):
   """The labels of an example can be one integer or an array."""
-  shape = np.shape(label)
   values = {'label': np.array(label, np.int32)}
-  transform = Made(declared('label', shape), values)
+  transform = Made(declared('label', np.shape(label)), values)
   with pytest.raises(UserError, match='label .*; allowed: 0 to 7'):
     train(Numbered(8), 8, 1, transform=transform)
 

@@ -1,5 +1,6 @@
 """Tests of leaving listed examples out, and of examples in two splits."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -25,6 +26,7 @@ from vit_jax.errors import UserError
 from vit_jax.training import data
 
 LISTED = [0, 3, 4, 9, 12, 17, 21, 29]
+KINDS = ['folder', 'manifest', 'mixture']
 
 
 @pytest.fixture(scope='module')
@@ -42,19 +44,23 @@ def root(tmp_path_factory):
   return root
 
 
-def sources(root):
-  """Returns functions that open a split of each kind of source."""
-  photos = dict(path=f'{root}/photos')
-  listed = dict(path=f'{root}/list.csv')
+def open_split(root, kind, split='train'):
+  """Opens a split of a kind of source."""
+  photos, listed = dict(path=f'{root}/photos'), dict(path=f'{root}/list.csv')
+  if kind == 'folder':
+    return folder.Source(split, **photos)
+  if kind == 'manifest':
+    return manifest.Source(split, **listed)
+  if kind == 'tfds':
+    return tfds.Source(split, dataset='digits', data_dir=f'{root}/tfds')
+  if kind == 'matched':
+    source = folder.Source(split, **photos)
+    return filters.matched(source, ['b', 'a'], 'weights')
   members = {
     'one': dict(name='manifest', weight=1.0, **listed),
     'two': dict(name='folder', weight=3.0, **photos),
   }
-  return {
-    'folder': lambda split: folder.Source(split, **photos),
-    'manifest': lambda split: manifest.Source(split, **listed),
-    'mixture': lambda split: mixture.Source(split, members=members),
-  }
+  return mixture.Source(split, members=members)
 
 
 def write(path, source, indices):
@@ -63,25 +69,23 @@ def write(path, source, indices):
   return str(path)
 
 
-@pytest.mark.parametrize('name', sources('').keys())
-def test_listed_examples_are_left_out_of_every_split(root, name, tmp_path):
+@pytest.mark.parametrize('kind', KINDS)
+def test_listed_examples_are_left_out_of_every_split(root, kind, tmp_path):
   """The others remain, in the same order, in every split of the data."""
-  open_split = sources(root)[name]
-  whole = open_split('train')
+  whole = open_split(root, kind)
   path = write(tmp_path / 'list.jsonl', whole, LISTED)
   listed = {whole.where(i) for i in LISTED}
   for split in ('train', 'train[:40%]', 'train[50%:]+train[:10%]'):
-    source = open_split(split)
+    source = open_split(root, kind, split)
     short = filters.without_listed(source, path)
     examples = [source[i] for i in range(len(source))]
     kept = [i for i in range(len(source)) if source.where(i) not in listed]
     assert len(kept) < len(source)
     expected = [(examples[i]['image'], examples[i]['label']) for i in kept]
     contract.check(short, expected, [source.where(i) for i in kept])
-    parts = filters.checked_rows(source), filters.checked_rows(short)
     before, after = (
-      [(part, row) for part, rows in each for row in rows.tolist()]
-      for each in parts
+      [(part, row) for part, rows in each.rows() for row in rows.tolist()]
+      for each in (source, short)
     )
     assert after == [before[i] for i in kept]
 
@@ -100,35 +104,27 @@ def test_rows_of_several_parts():
   assert found == [('a', [4, 6]), ('b', []), ('a', [9, 3]), ('c', [7])]
 
 
-def test_an_example_is_in_a_mixture_as_often_as_before(root, tmp_path):
+def test_mixtures_without_listed_examples(root, tmp_path):
   """Members keep their weights, and are read in whole epochs."""
-  source = sources(root)['mixture']('train')
-  path = write(tmp_path / 'list.jsonl', source, [1, 2, 40])
-  short = filters.without_listed(source, path)
+  whole = open_split(root, 'mixture')
+  path = write(tmp_path / 'list.jsonl', whole, [1, 2, 40])
+  short = filters.without_listed(whole, path)
   indices = short.locate(np.arange(4 * 28), 0)
-  first = indices < 28
-  assert np.bincount(indices, minlength=57).shape == (57,)
-  whole = source.locate(np.arange(4 * 28), 0)
-  np.testing.assert_array_equal(first, whole < 30)
-  second = indices[~first]
-  assert sorted(second[:29]) == [*range(28, 57)]
+  positions = whole.locate(np.arange(4 * 28), 0)
+  np.testing.assert_array_equal(indices < 28, positions < 30)
+  second = indices[indices >= 28]
+  assert sorted(second[:29]) == [*range(28, 57)] and indices.max() < 57
   assert short.replacements(0) == range(28)
   assert short.replacements(30) == range(28, 57)
-
-
-def test_a_list_of_a_mixture_applies_to_some_of_its_members(root, tmp_path):
-  """Members are identified by name, not by their number among the chosen."""
-  open_split = sources(root)['mixture']
-  whole = open_split('train')
-  path = write(tmp_path / 'list.jsonl', whole, [1, 2, 40])
-  short = filters.without_listed(open_split('two/train'), path)
+  # Members are identified by name, not by their number among the chosen.
+  short = filters.without_listed(open_split(root, 'mixture', 'two/train'), path)
   assert len(short) == 29
   assert whole.where(40) not in {short.where(i) for i in range(29)}
 
 
 def test_the_identity_of_the_data_depends_on_the_examples(root, tmp_path):
   """Another list of the same length is other data; a moved list is not."""
-  source = sources(root)['folder']('train')
+  source = open_split(root, 'folder')
   one, moved, other = (
     filters.without_listed(
       source, write(tmp_path / name, source, indices)
@@ -139,28 +135,23 @@ def test_the_identity_of_the_data_depends_on_the_examples(root, tmp_path):
   assert one['size'] == other['size'] == 28
 
 
-def test_the_order_and_the_length_of_training_follow(root, tmp_path):
+def test_the_length_of_training_follows(root, tmp_path):
   """`num_examples` is compared with the number of remaining examples."""
-  source = sources(root)['folder']('train')
-  path = write(tmp_path / 'list.jsonl', source, LISTED)
-  changes = {
-    'source': dict(name='folder', path=f'{root}/photos'),
-    'num_classes': 2,
-    'train.leave_out': path,
-  }
-  train = data.open_train(
-    with_outputs(completed(**changes, **{'train.num_examples': 22}))
+  path = write(tmp_path / 'list.jsonl', open_split(root, 'folder'), LISTED)
+  config = completed(
+    source=dict(name='folder', path=f'{root}/photos'),
+    num_classes=2,
+    **{'train.leave_out': path, 'train.num_examples': 22},
   )
-  assert len(train) == 22
+  assert len(data.open_train(with_outputs(config))) == 22
+  config.train.num_examples = 30
   with pytest.raises(UserError, match='22.*num_examples.*30'):
-    data.open_train(
-      with_outputs(completed(**changes, **{'train.num_examples': 30}))
-    )
+    data.open_train(with_outputs(config))
 
 
 def test_a_list_of_other_data_is_refused(root, tmp_path):
   """Checksums are compared up to the end of a long list."""
-  source = sources(root)['folder']('train')
+  source = open_split(root, 'folder')
   path = write(tmp_path / 'list.jsonl', source, range(25))
   assert len(filters.without_listed(source, path)) == 5
   lines = [json.loads(x) for x in pathlib.Path(path).read_text().splitlines()]
@@ -173,14 +164,10 @@ def test_a_list_of_other_data_is_refused(root, tmp_path):
       filters.without_listed(source, str(other))
     # It is ignored where other data are allowed.
     assert filters.without_listed(source, str(other), strict=False) is source
-  for text in (
-    '{"part": "train", "position": 3}',
-    'cat.jpg',
-    '[]',
-    *(json.dumps(lines[0] | {'position': x}) for x in ('3', [3], 3.0)),
-    json.dumps(lines[0] | {'part': ['train']}),
-    json.dumps(lines[0] | {'checksum': 5}),
-  ):
+  wrong = [{'position': x} for x in ('3', [3], 3.0)]
+  wrong += [{'part': ['train']}, {'checksum': 5}]
+  texts = [json.dumps(lines[0] | each) for each in wrong]
+  for text in ('{"part": "train", "position": 3}', 'cat.jpg', '[]', *texts):
     other.write_text(text)
     with pytest.raises(UserError, match='other.jsonl.*checksum'):
       filters.without_listed(source, str(other))
@@ -206,43 +193,34 @@ def test_a_bad_record_is_listed_without_a_checksum(tmp_path):
 
 
 def test_sources_that_cannot_leave_examples_out_are_refused(root, tmp_path):
-  source = sources(root)['folder']('train')
-  path = write(tmp_path / 'list.jsonl', source, LISTED)
-  with pytest.raises(UserError, match='rows'):
-    filters.without_listed(synthetic.Source('train'), path)
-  other = synthetic.Source('train')
-  assert filters.without_listed(other, path, strict=False) is other
-  with pytest.raises(UserError, match='all 30'):
-    filters.without(source, np.arange(30))
-
   class Ordered(folder.Source):
     def locate(self, positions, seed):
       return positions
 
-  with pytest.raises(UserError, match='Ordered.*without'):
-    filters.without_listed(Ordered('train', path=f'{root}/photos'), path)
-  with pytest.raises(UserError, match='all 30'):  # of a member
-    filters.without(sources(root)['mixture']('train'), np.arange(30))
+  source, other = open_split(root, 'folder'), synthetic.Source('train')
+  path = write(tmp_path / 'list.jsonl', source, LISTED)
+  assert filters.without_listed(other, path, strict=False) is other
+  ordered = Ordered('train', path=f'{root}/photos')
+  for each, words in ((other, 'rows'), (ordered, 'Ordered.*without')):
+    with pytest.raises(UserError, match=words):
+      filters.without_listed(each, path)
+  for each in (source, open_split(root, 'mixture')):  # all of a member
+    with pytest.raises(UserError, match='all 30'):
+      filters.without(each, np.arange(30))
 
 
-@pytest.mark.parametrize('name', [*sources(''), 'tfds', 'matched'])
-def test_overlap_of_parts_of_a_split(root, name):
+@pytest.mark.parametrize('kind', [*KINDS, 'tfds', 'matched'])
+def test_overlap_of_parts_of_a_split(root, kind):
   """The count is 0 for disjoint parts and exact for overlapping parts."""
-  digits = dict(dataset='digits', data_dir=f'{root}/tfds')
-  more = {
-    'tfds': lambda split: tfds.Source(split, **digits),
-    'matched': lambda split: filters.matched(
-      folder.Source(split, path=f'{root}/photos'), ['b', 'a'], 'weights'
-    ),
-  }
-  open_split = (sources(root) | more)[name]
-  whole, first, last = map(open_split, ('train', 'train[:50%]', 'train[50%:]'))
-  assert inspection.count(first, last) == 0
-  assert inspection.count(whole, last) == len(last) > 0
-  assert inspection.count(whole, whole) == len(whole)
-  middle = open_split('train[25%:75%]')
-  shared = inspection.count(first, middle) + inspection.count(middle, last)
-  assert shared == len(middle)
+  whole, first, middle, last = (
+    open_split(root, kind, f'train[{part}]')
+    for part in ('0%:', ':50%', '25%:75%', '50%:')
+  )
+  shared = inspection.num_common
+  assert shared(first, last) == 0
+  assert shared(whole, last) == len(last) > 0
+  assert shared(whole, whole) == len(whole)
+  assert shared(first, middle) + shared(middle, last) == len(middle)
 
 
 def test_listed_images_are_left_out_of_pseudo_labels(tmp_path):
@@ -252,32 +230,23 @@ def test_listed_images_are_left_out_of_pseudo_labels(tmp_path):
   for i in range(8):
     (tmp_path / f'photos/{i}.png').write_bytes(contract.png(i))
   images = folder.Source('train', **photos)
-  index, copies = np.array([1, 3, 4, 7]), np.array([2, 1, 3, 1])
-  computation = parts.Computation(
-    checkpoint='w.npz',
-    weights='params',
-    digest='x',
-    data='photos',
+  others = {field.name: '' for field in dataclasses.fields(parts.Computation)}
+  used = dict(
     source=dict(name='folder', **photos),
     split='train',
     fingerprint=images.fingerprint,
     class_names=['a', 'b'],
     examples=8,
-    on_bad_record='error',
-    preprocess={},
-    batch_size=8,
     part_examples=8,
-    settings={},
   )
+  computation = parts.Computation(**others | used)
   labels = parts.Parts.begin(epath.Path(tmp_path / 'labels'), computation)
   soft = np.eye(2, dtype=np.float32)[[0, 1, 1, 0]]
-  labels.write(0, {'soft': soft, 'index': index})
-  parts.save(labels.folder / pseudo_labels.SELECTION, {'copies': copies})
-  path = str(labels.folder)
-  listed = tmp_path / 'list.jsonl'
-  entries = filters.list_entries(images, np.array([3, 4, 5]))
-  listed.write_text('\n'.join(map(json.dumps, entries)))
-  source = pseudo_labels.Source('train', path=path)
-  kept = filters.without_listed(source, str(listed))
+  labels.write(0, {'soft': soft, 'index': np.array([1, 3, 4, 7])})
+  copies = {'copies': np.array([2, 1, 3, 1])}
+  parts.save(labels.folder / pseudo_labels.SELECTION, copies)
+  listed = write(tmp_path / 'list.jsonl', images, [3, 4, 5])
+  source = pseudo_labels.Source('train', path=str(labels.folder))
+  kept = filters.without_listed(source, listed)
   expected = [images.where(i) for i in (1, 1, 7)]
   assert [kept.where(i) for i in range(len(kept))] == expected

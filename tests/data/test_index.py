@@ -3,7 +3,7 @@
 import os
 import resource
 import struct
-import threading
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from vit_jax.data.storage import records as records_lib
 def record(payload):
   length = struct.pack('<Q', len(payload))
   checksums = [
-    struct.pack('<I', records_lib._masked(x)) for x in (length, payload)
+    struct.pack('<I', records_lib._masked_crc(x)) for x in (length, payload)
   ]
   return length + checksums[0] + payload + checksums[1]
 
@@ -130,11 +130,8 @@ def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
       if shards.read(i, 0, 4) != b'%04d' % i:
         wrong.append(i)
 
-  threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
+  with futures.ThreadPoolExecutor(8) as pool:
+    list(pool.map(work, range(8)))
   assert not wrong
   assert len(os.listdir('/proc/self/fd')) <= before + 4
   shards = None
@@ -161,9 +158,10 @@ def test_records_without_an_example_are_bad():
   whole = example.SerializeToString()
   expected = {'image': b'pixels', 'label': 7}
   assert records_lib.example(whole, 'image', 'label') == expected
-  with pytest.raises(DecodeError, match='tf.train.Example'):
-    records_lib.example(whole[:-3], 'image', 'label')
-  with pytest.raises(DecodeError, match='coarse'):
-    records_lib.example(whole, 'image', 'coarse')
-  with pytest.raises(DecodeError, match='0 images'):
-    records_lib.example(whole, 'label', 'label')
+  for record, keys, words in (
+    (whole[:-3], ('image', 'label'), 'tf.train.Example'),
+    (whole, ('image', 'coarse'), 'coarse'),
+    (whole, ('label', 'label'), '0 images'),
+  ):
+    with pytest.raises(DecodeError, match=words):
+      records_lib.example(record, *keys)

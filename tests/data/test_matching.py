@@ -21,9 +21,7 @@ class _Source(Numbered):
 
 def _labels(names, known):
   source = filters.matched(_Source(names), known, 'the weights')
-  assert len(source) == len(names)
-  found = [source[i]['label'] for i in range(len(names))]
-  return found, source
+  return [source[i]['label'] for i in range(len(names))], source
 
 
 @pytest.mark.parametrize(
@@ -37,19 +35,16 @@ def _labels(names, known):
 def test_labels_follow_the_names(names, labels):
   """Labels are mapped for another order and for a subset of the classes."""
   found, source = _labels(names, PETS)
-  assert found == labels
+  assert found == labels and len(source) == len(names)
   assert source.class_names == PETS and source.num_classes == len(PETS)
-  assert source.name == 'numbered/train' and source.where(0) == ''
 
 
 @pytest.mark.parametrize(
   'names, known',
   [
-    (PETS, PETS),
     (PETS[:2], PETS),  # a subset
     (['crane', 'crane', 'cat'], ['crane', 'crane', 'cat']),  # ImageNet has two
     (['class 0', 'class 1'], PETS),  # numbers instead of names
-    (PETS, ['0', '1', '2', '3']),
     (['00', '01'], ['class_0', 'Class 1']),
     ([], PETS),
   ],
@@ -64,12 +59,7 @@ def test_labels_that_stay(names, known):
 @pytest.mark.parametrize(
   'names, known, words',
   [
-    (
-      ['bird', 'dog', 'eel', 'zcat'],
-      PETS,
-      ["head ('cat')", "data ('zcat')", 'class_map'],
-    ),
-    (PETS, PETS[:2], ["data ('dog', 'eel')"]),
+    (['bird', 'dog', 'zcat'], PETS[:3], ["head ('cat')", "data ('zcat')"]),
     (['1', '2', '44'], PETS, ["data ('1', '2', '44')"]),
     (['cat', 'crane', 'crane'], ['crane', 'crane', 'cat'], ['another order']),
   ],

@@ -99,47 +99,42 @@ def test_images_of_overlapping_classes_without_border(directory):
 
 @pytest.mark.slow
 def test_parts_contain_every_class(directory):
-  parts = [opened(directory, f'test[{part}]') for part in (':25%', '25%:')]
+  whole, *parts = (
+    {source.where(i) for i in range(len(source))}
+    for source in (
+      opened(directory, split) for split in ('test', 'test[:25%]', 'test[25%:]')
+    )
+  )
   assert [len(part) for part in parts] == [113, 339]
-  places = [[p.where(i) for i in range(len(p))] for p in parts]
-  assert len({pathlib.Path(each).parent for each in places[0]}) == 113
-  whole = opened(directory)
-  every = {whole.where(i) for i in range(len(whole))}
-  assert {*places[0], *places[1]} == every
-  assert sum(len(rows) for _, rows in parts[0].rows()) == 113
+  assert len({pathlib.Path(each).parent for each in parts[0]}) == 113
+  assert parts[0] | parts[1] == whole
 
 
 @pytest.mark.slow
 def test_heads_with_the_classes_in_another_order(directory):
-  """All labels are mapped by name; a head without the classes is refused."""
+  """All labels are mapped by name."""
   source = opened(directory)
   names = [*reversed(source.class_names), 'other']
   mapped = filters.matched(source, names, 'the head')
   labels = mapped[0]['imagenet_labels']
   assert [names[i] for i in labels] == SEVERAL['alarm_clock']
-  numbers = [f'class {i}' for i in range(1_000)]
-  assert filters.matched(source, numbers, 'the head') is source
-  with pytest.raises(UserError, match="'n01440764'"):
-    filters.matched(source, ['cat', 'dog'], 'the head')
 
 
 @pytest.mark.slow
 def test_messages_of_wrong_directories_and_images(tmp_path):
-  with pytest.raises(UserError, match=r'objectnet-1\.0.*data_dir'):
-    opened(tmp_path)
-  with pytest.raises(UserError, match=r'gs://bucket.*local'):
-    opened('gs://bucket/data')
   root = write(tmp_path)
-  source = opened(tmp_path)
-  cv2.imwrite(str(root / 'alarm_clock/0.png'), np.zeros((2, 9, 3), np.uint8))
+  source, image = opened(tmp_path), root / 'alarm_clock/0.png'
+  cv2.imwrite(str(image), np.zeros((2, 9, 3), np.uint8))
   with pytest.raises(DecodeError, match='2, 9, 3.*border'):
     source[0]
-  (root / 'alarm_clock/0.png').write_bytes(b'no image')
+  image.write_bytes(b'no image')
   with pytest.raises(DecodeError):
     source[0]
-  for split in ('train', 'validation'):
-    with pytest.raises(UserError, match=f"'{split}'.*test"):
-      opened(tmp_path, split)
   (root / 'wok/0.png').rename(root / 'wok/0.jpg')
-  with pytest.raises(UserError, match=r"\['wok'\].*objectnet-1\.0\.zip"):
-    opened(tmp_path)
+  for folder, words in (
+    (tmp_path / 'wok', r'objectnet-1\.0.*data_dir'),
+    ('gs://bucket/data', r'gs://bucket.*local'),
+    (tmp_path, r"\['wok'\].*objectnet-1\.0\.zip"),
+  ):
+    with pytest.raises(UserError, match=words):
+      opened(folder)

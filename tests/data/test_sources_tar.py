@@ -18,13 +18,19 @@ def cache_home(tmp_path_factory, monkeypatch):
 
 
 def write_tar(path, members, tar_format=tarfile.PAX_FORMAT):
-  """Writes (name, content) pairs; a name ending in / is a folder."""
+  """Writes (name, content) pairs.
+
+  A name that ends in / is a folder; a link is (name, target, type).
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
   with tarfile.open(path, 'w', format=tar_format) as file:
     for name, content in members:
+      target, kind = '', tarfile.REGTYPE
+      if isinstance(name, tuple):
+        name, target, kind = name
       info = tarfile.TarInfo(name.rstrip('/'))
-      if name.endswith('/'):
-        info.type = tarfile.DIRTYPE
+      info.type = tarfile.DIRTYPE if name.endswith('/') else kind
+      info.linkname = target
       info.size = len(content)
       file.addfile(info, io.BytesIO(content))
 
@@ -51,13 +57,9 @@ def shards(tmp_path):
 
 def test_a_directory_of_shards(shards):
   """Shards of a split are read in the order of their names."""
-  source = tar.Source('train', path=str(shards))
-  places = ['a-train-000.tar'] * 4 + ['a-train-001.tar'] * 5
-  contract.check(source, images(0, 12), places)
-  contract.check(tar.Source('val', path=str(shards)), images(50, 52), [])
   both = tar.Source('validation+train', path=str(shards))
-  expected = images(50, 52) + images(0, 12)
-  contract.check(both, expected, ['val'] * 2 + places)
+  places = ['val'] * 2 + ['a-train-000.tar'] * 4 + ['a-train-001.tar'] * 5
+  contract.check(both, images(50, 52) + images(0, 12), places)
   contract.check_parts(lambda s: tar.Source(s, path=str(shards)), '50%')
   path, _, offset = both.where(2 + 7).partition(' @ ')
   with open(path, 'rb') as file:
@@ -86,7 +88,6 @@ def test_brace_patterns(shards, pattern):
   'path, words',
   [
     ('https://host/x.tar', 'https://host/x.tar.* gs://'),
-    ('x.tar', 'No such file.*x.tar'),
     ('a-val-0.tar/x.tar', 'Not a directory'),
     ('x' * 300 + '.tar', 'File name too long'),
     ('empty', 'no .tar file'),
@@ -95,7 +96,6 @@ def test_brace_patterns(shards, pattern):
     ('a-train-00[?]*.tar', 'no .tar file'),  # [ is an ordinary character
     ('a-{train,val}-{000,0}.tar', 'No such file'),
     ('a-train-{3..1}.tar', 'no .tar file.*the smaller number first'),
-    ('a-train-{1}.tar', 'No such file'),
   ],
 )
 def test_messages_of_wrong_paths(shards, monkeypatch, path, words):
@@ -149,8 +149,7 @@ def test_labels_in_json_members(tmp_path):
   """The key can be chosen; each key has its own index."""
   members = []
   for i in range(3):
-    label = {'label': i, 'fine': 10 + i, 'name': f'c{i}'}
-    label |= {'of-a': i, 'of_a': 3 + i}
+    label = {'label': i, 'fine': 10 + i, 'name': f'c{i}', 'la-bel': 3 + i}
     members.append((f'{i}.json', json.dumps(label).encode()))
     members.append((f'{i}.jpg', contract.png(i)))
   write_tar(tmp_path / 'x.tar', members)
@@ -169,7 +168,7 @@ def test_labels_in_json_members(tmp_path):
   assert (labels('label'), labels('fine')) == ([0, 1, 2], [10, 11, 12])
   assert labels('name', 'names.txt') == [2, 1, 0]
   assert labels('fine', 'numbers.txt') == [0, 1, 3]
-  assert (labels('of-a'), labels('of_a')) == ([0, 1, 2], [3, 4, 5])
+  assert labels('la-bel') == [3, 4, 5]
   for arguments, words in (
     (('name',), "x.tar @ .*label 'c0'.*class_map"),
     (('fine', 'names.txt'), 'x.tar @ .*label .12.* 0 to 2'),
@@ -193,18 +192,17 @@ IMAGE, LABEL = ('1.jpg', b'x'), ('1.cls', b'3')
     ([IMAGE, ('1.json', b'[' * 100000)], "'label' in .json"),
     ([IMAGE, ('1.JPG', b'y'), LABEL], '1.JPG @ '),
     ([IMAGE, LABEL, IMAGE, LABEL], "'1'.*1.jpg @ 2048.*1.jpg @ 4096"),
+    ([(('1.jpg', '0.jpg', tarfile.LNKTYPE), b''), LABEL], '1.jpg @ .* a link'),
+    ([(('1.jpg', '0.jpg', tarfile.SYMTYPE), b''), LABEL], 'the file itself'),
   ],
 )
 def test_incomplete_examples_are_refused(tmp_path, members, words):
-  """The message names shard and example, and what is missing."""
+  """The message names shard and example, and what is missing.
+
+  An image that is stored as a link has no bytes in the shard.
+  """
   write_tar(tmp_path / 'x.tar', [*samples(0, 1), *members])
   with pytest.raises(UserError, match=f'x.tar.*{words}'):
-    tar.Source('train', path=str(tmp_path))
-
-
-def test_a_shard_without_examples_is_refused(tmp_path):
-  write_tar(tmp_path / 'x.tar', [])
-  with pytest.raises(UserError, match=r'train \(0 examples\)'):
     tar.Source('train', path=str(tmp_path))
 
 
@@ -213,8 +211,7 @@ def test_a_truncated_shard(tmp_path, cut):
   """It is an error, or the complete examples are used."""
   path = tmp_path / 'x.tar'
   write_tar(path, samples(0, 2))  # header, content, header, content for each
-  with open(path, 'r+b') as file:
-    file.truncate(cut)
+  os.truncate(path, cut)
   with pytest.raises(UserError, match='cut short'):
     tar.Source('train', path=str(tmp_path))
   # The first example is complete once a header of the second exists.
@@ -223,8 +220,8 @@ def test_a_truncated_shard(tmp_path, cut):
     contract.check(source, images(0, 1), [])
 
 
-def test_compressed_shards_are_refused(tmp_path):
-  """They are recognized by extension or content."""
+def test_compressed_and_empty_shards_are_refused(tmp_path):
+  """Compressed ones are recognized by extension or content."""
   with tarfile.open(tmp_path / 'x.tar.gz', 'w:gz'):
     pass
   for path in (tmp_path, tmp_path / 'x.tar.gz'):
@@ -233,20 +230,8 @@ def test_compressed_shards_are_refused(tmp_path):
   os.rename(tmp_path / 'x.tar.gz', tmp_path / 'x.tar')
   with pytest.raises(UserError, match='x.tar is compressed'):
     tar.Source('train', path=str(tmp_path))
-
-
-# Contents of shards
-
-
-@pytest.mark.parametrize('kind', [tarfile.LNKTYPE, tarfile.SYMTYPE])
-def test_links_in_a_shard_are_refused(tmp_path, kind):
-  """An image that is stored as a link has no bytes in the shard."""
-  with tarfile.open(tmp_path / 'x.tar', 'w') as file:
-    info = tarfile.TarInfo('1.jpg')
-    info.type, info.linkname = kind, '0.jpg'
-    file.addfile(info)
-    file.addfile(tarfile.TarInfo('1.cls'))
-  with pytest.raises(UserError, match='1.jpg @ 0 is a link.*the file itself'):
+  write_tar(tmp_path / 'x.tar', [])
+  with pytest.raises(UserError, match=r'train \(0 examples\)'):
     tar.Source('train', path=str(tmp_path))
 
 
@@ -263,8 +248,7 @@ def test_concatenated_shards_are_refused(tmp_path, between):
   if not between:  # without the end mark, it is one shard
     contract.check(tar.Source('train', path=str(joined)), images(0, 6), [])
     return
-  size = joined.stat().st_size
-  with pytest.raises(UserError, match=f'x.tar.* offset 4096 of {size} bytes'):
+  with pytest.raises(UserError, match='x.tar.* offset 4096 of'):
     tar.Source('train', path=str(joined))
   source = tar.Source('train', path=str(joined), on_bad_shard='skip')
   contract.check(source, images(0, 2), [])

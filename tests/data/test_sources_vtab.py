@@ -13,6 +13,15 @@ FEATURES = tfds_lib.features
 COORDINATES = FEATURES.Tensor(shape=(3,), dtype=np.float32)
 
 
+def _classes(count):
+  return FEATURES.ClassLabel(num_classes=count)
+
+
+CLEVR_OBJECTS = FEATURES.Sequence(
+  {'size': _classes(2), 'pixel_coords': COORDINATES}
+)
+
+
 def _prepare(folder, name, features, examples, image=(8, 8, 3)):
   """Writes examples as a TFDS dataset of that name."""
   features['image'] = FEATURES.Image(shape=image, encoding_format='png')
@@ -65,28 +74,18 @@ def folder(tmp_path_factory):
     coordinates = [[1.0, 2.0, each] for each in depths]
     objects = {'size': [i % 2] * len(depths), 'pixel_coords': coordinates}
     clevr.append({'objects': objects})
-  objects = {
-    'size': FEATURES.ClassLabel(num_classes=2),
-    'pixel_coords': COORDINATES,
-  }
-  _prepare(root, 'clevr', {'objects': FEATURES.Sequence(objects)}, clevr)
+  _prepare(root, 'clevr', {'objects': CLEVR_OBJECTS}, clevr)
   kitti = [
     {'objects': {'type': kinds, 'location': [[9.0, 9.0, z] for z in depths]}}
     for kinds, depths in KITTI
   ]
-  objects = {
-    'type': FEATURES.ClassLabel(num_classes=8),
-    'location': COORDINATES,
-  }
+  objects = {'type': _classes(8), 'location': COORDINATES}
   _prepare(root, 'kitti', {'objects': FEATURES.Sequence(objects)}, kitti)
   dsprites = [
     {'label_orientation': angle, 'label_x_position': column}
     for angle, column in zip(ORIENTATIONS, COLUMNS, strict=True)
   ]
-  labels: dict = {
-    'label_orientation': FEATURES.ClassLabel(num_classes=40),
-    'label_x_position': FEATURES.ClassLabel(num_classes=32),
-  }
+  labels = {'label_orientation': _classes(40), 'label_x_position': _classes(32)}
   _prepare(root, 'dsprites', labels, dsprites, image=(8, 8, 1))
   return root
 
@@ -118,13 +117,8 @@ def test_images_of_dsprites_are_black_and_white(folder):
 
 
 def test_a_record_without_objects_is_bad(tmp_path):
-  objects = {
-    'size': FEATURES.ClassLabel(num_classes=2),
-    'pixel_coords': COORDINATES,
-  }
   empty = {'objects': {'size': [], 'pixel_coords': []}}
-  features = {'objects': FEATURES.Sequence(objects)}
-  _prepare(tmp_path, 'clevr', features, [empty])
+  _prepare(tmp_path, 'clevr', {'objects': CLEVR_OBJECTS}, [empty])
   source = vtab.Source('train', task='clevr_distance', data_dir=str(tmp_path))
   with pytest.raises(DecodeError, match='clevr_distance'):
     source[0]
@@ -133,7 +127,6 @@ def test_a_record_without_objects_is_bad(tmp_path):
 def test_wrong_tasks_and_datasets_are_refused(folder, tmp_path):
   with pytest.raises(UserError, match=r"source\.task is 'clevr'.*clevr_count"):
     vtab.Source('train', task='clevr', data_dir=str(folder))
-  label = {'label': FEATURES.ClassLabel(num_classes=2)}
-  _prepare(tmp_path, 'kitti', label, [{'label': 1}])
+  _prepare(tmp_path, 'kitti', {'label': _classes(2)}, [{'label': 1}])
   with pytest.raises(UserError, match="'objects'.*'kitti'"):
     vtab.Source('train', task='kitti', data_dir=str(tmp_path))

@@ -14,18 +14,13 @@ LENGTHS = {'train': 2000, 'validation': 10, 'test': 100}
   [
     ('train', [('train', 0, 2000)]),
     ('train[:99%]', [('train', 0, 1980)]),
-    ('train[99%:]', [('train', 1980, 2000)]),
     ('train[1000:]', [('train', 1000, 2000)]),
     ('train[-5:]', [('train', 1995, 2000)]),
     ('validation[:33%]', [('validation', 0, 3)]),  # rounded to the nearest
     ('validation[:66%]', [('validation', 0, 7)]),
-    ('train+validation', [('train', 0, 2000), ('validation', 0, 10)]),
     ('train[:10%]+test[5:7]', [('train', 0, 200), ('test', 5, 7)]),
     ('test + train[:1]', [('test', 0, 100), ('train', 0, 1)]),
-    (
-      'all',
-      [('train', 0, 2000), ('validation', 0, 10), ('test', 0, 100)],
-    ),
+    ('all', [('train', 0, 2000), ('validation', 0, 10), ('test', 0, 100)]),
   ],
 )
 def test_resolve_split_names(spec, expected):

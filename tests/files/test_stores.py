@@ -31,17 +31,18 @@ class _Refusal(http.server.BaseHTTPRequestHandler):
     pass
 
 
+def redirect(monkeypatch, port):
+  """Makes gcsfs use a local server in processes that are started."""
+  monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://127.0.0.1:{port}')
+  monkeypatch.setenv('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
+
+
 @pytest.fixture
 def refusing(monkeypatch):
   with http.server.ThreadingHTTPServer(('127.0.0.1', 0), _Refusal) as server:
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f'http://127.0.0.1:{server.server_port}'
-    for name, value in {
-      'STORAGE_EMULATOR_HOST': address,
-      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',
-      'NO_GCE_CHECK': 'true',
-    }.items():
-      monkeypatch.setenv(name, value)
+    redirect(monkeypatch, server.server_port)
+    monkeypatch.setenv('NO_GCE_CHECK', 'true')
     yield
     server.shutdown()
 
@@ -79,9 +80,7 @@ def test_an_unreachable_store_is_a_storage_error(monkeypatch):
 @pytest.mark.long  # the client repeats its requests for about a minute
 def test_data_in_an_unreachable_store_is_one_message(monkeypatch, tmp_path):
   """A launcher restarts the run (code 1); nothing is written to the workdir."""
-  address = f'http://127.0.0.1:{cli.free_port()}'
-  monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
-  monkeypatch.setenv('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
+  redirect(monkeypatch, cli.free_port())
   workdir = tmp_path / 'run'
   overrides = {'source.data_dir': 'gs://b/data'}
   config = cli.flags('configs/cifar10.py', workdir, overrides)

@@ -32,23 +32,23 @@ class Balanced(Wrapped):
       UserError: the source has no labels, or an order of its own.
     """
     super().__init__(source)
-    self._labels = np.zeros(0, np.int64)
-    if source.num_classes and not source.own_order:
-      self._labels = labels(source)
+    can_be_balanced = source.num_classes and not source.own_order
+    self._labels = labels(source) if can_be_balanced else np.zeros(0, np.int64)
     counts = np.bincount(
       self._labels[self._labels >= 0], minlength=source.num_classes
     )
-    # Examples sorted by class; those without a valid label come first.
-    self._by_class = np.argsort(self._labels, kind='stable')
-    # Index in `_by_class` of the first example of each class.
-    num_invalid = len(self._by_class) - counts.sum()
-    self._starts = num_invalid + np.cumsum(counts) - counts
-    self._counts, self._classes = counts, np.flatnonzero(counts)
-    if not len(self._classes):
+    if not counts.any():
       raise UserError(
         f'train.balanced is set, but {source.name} has no valid labels, or an '
         'order of its own: set it to False; for a mixture, set weights.'
       )
+    # Number of examples of each class, and the classes that have examples.
+    self._counts, self._classes = counts, np.flatnonzero(counts)
+    # Examples sorted by class; those without a valid label (-1) come first.
+    self._by_class = np.argsort(self._labels, kind='stable')
+    # Index in `_by_class` of the first example of each class.
+    num_invalid = len(self._by_class) - counts.sum()
+    self._starts = num_invalid + np.cumsum(counts) - counts
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -73,7 +73,8 @@ class Balanced(Wrapped):
     """
     counts = self._counts[self._classes]
     group, row = order.balanced(positions, counts, seed)
-    return self._by_class[self._starts[self._classes[group]] + row]
+    label = self._classes[group]
+    return self._by_class[self._starts[label] + row]
 
   def replacements(self, index: int) -> Int[np.ndarray, ' m']:
     """Returns the indices of all examples of the same class.

@@ -51,7 +51,8 @@ class Chosen(Wrapped):
     """
     super().__init__(source)
     # A source without labels has the single class of the label `_NO_LABEL`.
-    self.num_classes, self._indices = source.num_classes or 1, indices
+    self.num_classes = source.num_classes or 1
+    self._indices = indices
 
   def __len__(self) -> int:
     return len(self._indices)
@@ -130,24 +131,39 @@ def listed(
     entries += [(start + i, by_position[int(rows[i])]) for i in matches]
     start += len(rows)
     parts.add(part)
-  problem = ''
   if by_part and not by_part.keys() & parts:
-    problem = f'{path} lists examples of {next(iter(by_part))!r}.'
-  count = min(len(entries), _SAMPLES)
-  for i in np.linspace(0, len(entries) - 1, count).round().astype(int):
-    index, entry = entries[i]
-    if fingerprint.image_checksum(source, index) != entry['checksum']:
-      problem = (
-        f'{path} lists another image at the position {entry["position"]} of '
-        f'{entry["part"]!r}: {source.where(index)} has changed.'
-      )
+    problem = f'lists examples of {next(iter(by_part))!r}.'
+  else:
+    problem = _changed_image(source, entries)
   if problem and strict:
-    raise UserError(f'{source.name}: {problem} {_OTHER_DATA}')
+    raise UserError(f'{source.name}: {path} {problem} {_OTHER_DATA}')
   if problem:
-    log.info('%s: no example is left out: %s', source.name, problem)
+    log.info('%s: no example is left out: %s %s', source.name, path, problem)
     return none
   log.info('%s: %d examples are left out (%s)', source.name, len(entries), path)
   return np.array([index for index, _ in entries], np.int64)
+
+
+def _changed_image(
+  source: Source, entries: list[tuple[int, dict[str, Any]]]
+) -> str:
+  """Compares the checksums of evenly spaced entries of a list.
+
+  Args:
+    source: source of the examples.
+    entries: (index, line) of each listed example.
+
+  Returns:
+    The end of a sentence about the list, if an image has changed; else ''.
+  """
+  for i in fingerprint.spaced(len(entries), _SAMPLES):
+    index, entry = entries[i]
+    if fingerprint.image_checksum(source, index) != entry['checksum']:
+      return (
+        f'lists another image at the position {entry["position"]} of '
+        f'{entry["part"]!r}: {source.where(index)} has changed.'
+      )
+  return ''
 
 
 def list_entries(
@@ -196,7 +212,7 @@ def checked_rows(source: Source) -> list[tuple[str, Int[np.ndarray, ' n']]]:
 
 
 def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
-  """Reads a list; returns {part: {position: content of the line}}."""
+  """Reads a list; returns {part: {position: object of the line}}."""
   if not path.exists():
     raise UserError(
       f'{path} does not exist.{paths.nearest(path)} If the list was moved, '
@@ -350,16 +366,18 @@ def names_differ(
       for example ('in the head', 'in the data').
   """
   old, new = list(old), list(new)
+  in_old, in_new = set(old), set(new)
+  only_old = [name for name in old if name not in in_new]
+  only_new = [name for name in new if name not in in_old]
   differences = [
     f'{len(only)} only {phrase} ({_first_names(only)})'
-    for phrase, only in (
-      (phrases[0], [name for name in old if name not in set(new)]),
-      (phrases[1], [name for name in new if name not in set(old)]),
-    )
+    for phrase, only in zip(phrases, (only_old, only_new), strict=True)
     if only
   ]
   if not differences:
-    moved = [name for i, name in enumerate(new) if old[i : i + 1] != [name]]
+    moved = [
+      name for i, name in enumerate(new) if i >= len(old) or name != old[i]
+    ]
     differences = [
       f'the same names in another order or repeated: {_first_names(moved)}'
     ]

@@ -35,9 +35,9 @@ def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
     (checksum of their images) and `more`.
   """
   records, images = [], []
-  for index in _spaced(len(source), _SAMPLES):
+  for index in spaced(len(source), _SAMPLES):
     example = _example(source, index)
-    record, image = None, np.asarray([])
+    record, image = None, np.asarray([])  # of a bad record
     if example is not None:
       image = _image_array(example)
       label = example.get('label')  # None for a source without labels
@@ -61,16 +61,17 @@ def image_checksum(source: Any, index: int) -> str | None:
 
 
 def file_sizes(count: int, path: Callable[[int], str]) -> str:
-  """Computes a checksum of the sizes of evenly spaced local files.
+  """Computes a checksum of the sizes of evenly spaced files.
 
-  Times of modification are not used, because copying data changes them.
+  The size of a remote or missing file counts as -1. Times of modification are
+  not used, because copying data changes them.
 
   Args:
     count: number of files.
     path: function that returns the path of the file with an index.
   """
   sizes = []
-  for index in _spaced(count, _SIZES):
+  for index in spaced(count, _SIZES):
     try:
       file = path(index)
       sizes.append(-1 if is_remote(file) else os.stat(file).st_size)
@@ -80,10 +81,10 @@ def file_sizes(count: int, path: Callable[[int], str]) -> str:
 
 
 def comparable(current: Any, saved: Any) -> Any:
-  """Removes the entries that an older version did not write.
+  """Returns a fingerprint without the entries that an older version lacked.
 
   Args:
-    current: fingerprint, or a value in it.
+    current: fingerprint of the current data, or a value in it.
     saved: fingerprint with which it will be compared, or the same value in it.
   """
   if isinstance(current, dict) and isinstance(saved, dict):
@@ -107,8 +108,13 @@ def checksum(*arrays: np.ndarray) -> str:
   return digest.hexdigest()
 
 
-def _spaced(count: int, limit: int) -> list[int]:
-  """Returns evenly spaced indices, including the first and the last."""
+def spaced(count: int, limit: int) -> list[int]:
+  """Returns evenly spaced indices, including the first and the last.
+
+  Args:
+    count: number of examples; indices are 0 to count - 1.
+    limit: maximum number of indices.
+  """
   indices = np.linspace(0, count - 1, min(count, limit))
   return indices.round().astype(int).tolist()
 

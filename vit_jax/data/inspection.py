@@ -1,7 +1,7 @@
 """Inspection of a dataset: sizes, duplicates and similar images.
 
-`inspect` decodes every example once; `duplicates`, `copies` and `count` compare
-examples.
+`inspect` decodes every example once; `duplicates` and `copies` compare its
+results. `num_common` compares two splits without reading their examples.
 
 The perceptual hash of an image (Zauner's pHash, computed by the package
 imagehash) has 64 bits: the signs, relative to their median, of the 64 lowest
@@ -30,7 +30,7 @@ from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord
 from vit_jax.errors import required
 
-_CHUNK = 256  # examples of a task
+_CHUNK = 256  # number of examples that a thread inspects at a time
 _BAD = -1  # label of a bad record
 # Maximum number of bits in which the hashes of near duplicates differ. It finds
 # all of 200 ImageNet photographs in JPEG at quality 20, at half their size, and
@@ -40,7 +40,7 @@ _BAD = -1  # label of a bad record
 # in 7 · 10^12 differs in at most 4 bits, and 1 in 7 · 10^10 in at most 6.
 MAX_DISTANCE = 4
 _SIDE = 8  # the hash is a square of 8x8 bits
-_NONE = -1
+_NOT_FOUND = -1  # index and distance of a hash without a similar one
 _PAIRS = 2**18  # pairs of hashes that are compared at once, for the cache
 # Columns of the results, see `Found.rows`.
 _ROW = np.dtype(
@@ -118,7 +118,7 @@ def inspect(
   Args:
     source: source of the split.
     threads: number of decoding threads.
-    kind: channels and bits of the images, see `decode.decode`.
+    kind: number of channels of the images, and their bits, 8 or 16.
     hashed: whether to compute perceptual hashes, which takes 2 ms per image.
   """
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
@@ -163,19 +163,22 @@ def _measure(
     DecodeError: the record cannot be used.
   """
   example = source[index]
-  # 0 for a source without a single label
-  label = int('label' in source.label_keys and example.get('label', 0))
+  label = 0  # for examples without a label, or with several
+  if 'label' in source.label_keys:
+    label = int(example.get('label', 0))
   check_label(label, max(source.num_classes, 1))
   pixels = np.ascontiguousarray(decode.decode(example['image'], *kind))
   height, width, _ = pixels.shape
   digest = hashlib.blake2b(f'{height} {width}'.encode(), digest_size=8)
   digest.update(pixels.data)
-  mean, std = (x[:, 0] for x in cv2.meanStdDev(pixels))  # float64
-  mean, std = (x / np.iinfo(pixels.dtype).max for x in (mean, std))
   checksum = int.from_bytes(digest.digest(), 'big')
   perceptual = perceptual_hash(pixels) if hashed else 0
   row = label, height, width, checksum, perceptual
-  return row, np.stack([mean, mean**2 + std**2])
+  # Both are float64 [channels, 1], for pixels of 0 to 255 or 65,535.
+  mean, std = cv2.meanStdDev(pixels)
+  mean, std = (x[:, 0] / np.iinfo(pixels.dtype).max for x in (mean, std))
+  mean_square = mean**2 + std**2
+  return row, np.stack([mean, mean_square])
 
 
 def duplicates(found: dict[str, Found]) -> Iterator[list[tuple[str, int]]]:
@@ -184,12 +187,15 @@ def duplicates(found: dict[str, Found]) -> Iterator[list[tuple[str, int]]]:
   Args:
     found: {name of a split: its results}.
   """
-  names, usable = list(found), [x.usable for x in found.values()]
-  splits = np.repeat(np.arange(len(names)), [mask.sum() for mask in usable])
-  indices = np.concatenate([np.flatnonzero(mask) for mask in usable])
+  names = list(found)
+  usable = [np.flatnonzero(result.usable) for result in found.values()]
+  # Usable examples of all splits: number of the split, index in it, checksum.
+  splits = np.repeat(np.arange(len(names)), [len(rows) for rows in usable])
+  indices = np.concatenate(usable)
   contents = np.concatenate(
-    [x.rows['contents'][x.usable] for x in found.values()]
+    [result.rows['contents'][result.usable] for result in found.values()]
   )
+  # `ranks` are the numbers of the checksums in their sorted order.
   _, ranks, counts = np.unique(
     contents, return_inverse=True, return_counts=True
   )
@@ -211,22 +217,25 @@ def copies(
     other_split: name of the other split.
     max_distance: maximum number of different bits, see `MAX_DISTANCE`.
   """
-  indices, others = (
-    np.flatnonzero(found[x].usable) for x in (split, other_split)
-  )
+  indices = np.flatnonzero(found[split].usable)
+  others = np.flatnonzero(found[other_split].usable)
   if not len(others):
     return
   own, other = found[split].rows[indices], found[other_split].rows[others]
   near, distances = nearest(own['hashes'], other['hashes'], max_distance)
+  # An example with the same pixels is preferred to others with the same hash.
   contents, first = np.unique(other['contents'], return_index=True)
   at = np.searchsorted(contents, own['contents'])
   at = np.minimum(at, len(contents) - 1)
-  same = contents[at] == own['contents']
-  near = np.where(same, first[at], near)
-  distances = np.where(same, 0, distances)
-  for i in np.flatnonzero(near >= 0):
+  same_pixels = contents[at] == own['contents']
+  near = np.where(same_pixels, first[at], near)
+  distances = np.where(same_pixels, 0, distances)
+  for i in np.flatnonzero(near != _NOT_FOUND):
     yield Copy(
-      int(indices[i]), int(others[near[i]]), int(distances[i]), bool(same[i])
+      index=int(indices[i]),
+      other=int(others[near[i]]),
+      distance=int(distances[i]),
+      same_pixels=bool(same_pixels[i]),
     )
 
 
@@ -273,7 +282,7 @@ def nearest(
     there are several, or -1 if all differ in more than `max_distance` bits; and
     the number of different bits, or -1.
   """
-  # Many images can have the same hash, for example if they are blank.
+  # Equal hashes are compared once, because many images can be blank.
   queries, inverse = np.unique(hashes, return_inverse=True)
   step = max(1, _PAIRS // len(references))
   indices = np.empty(len(queries), np.int64)
@@ -284,11 +293,11 @@ def nearest(
     indices[block] = different.argmin(axis=1)
     distances[block] = different.min(axis=1)
   far = distances > max_distance
-  indices[far] = distances[far] = _NONE
+  indices[far] = distances[far] = _NOT_FOUND
   return indices[inverse], distances[inverse]
 
 
-def count(first: Source, second: Source) -> int:
+def num_common(first: Source, second: Source) -> int:
   """Returns the number of examples that are in both splits.
 
   Args:
@@ -308,7 +317,7 @@ def count(first: Source, second: Source) -> int:
 
 
 def _rows(source: Source) -> dict[str, np.ndarray]:
-  """Returns the positions of a source's examples in each part of the data."""
+  """Returns {part of the data: positions of the source's examples in it}."""
   by_part: dict[str, list[np.ndarray]] = {}
   for part, rows in source.rows():
     by_part.setdefault(part, []).append(rows)

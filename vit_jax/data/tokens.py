@@ -1,7 +1,8 @@
-"""Numbers of the pieces of a text, from a tokenizer file of another project.
+"""Tokens of texts, by a tokenizer file of another project.
 
 A `.json` file is one of Hugging Face's package `tokenizers`, any other file a
-model of SentencePiece.
+model of SentencePiece. A tokenizer divides a text into pieces; the number of a
+piece in the tokenizer's vocabulary is a token.
 """
 
 import functools
@@ -22,10 +23,11 @@ class Preset(NamedTuple):
   """Treatment of texts by a family of models.
 
   Attributes:
-    vocabulary: number of pieces of the tokenizer.
-    length: tokens of a text.
-    pieces: the piece before a text, unless there is none; the piece after it,
-      also after a text that is cut; and that after the end.
+    vocabulary: number of pieces in the vocabulary.
+    length: number of tokens per text, including the added ones.
+    pieces: pieces that are added to a text: (end, padding) or (start, end,
+      padding). `start` precedes the text, `end` follows it, also if the text is
+      cut, and `padding` fills the remaining length.
     address: where the tokenizer is published.
   """
 
@@ -40,8 +42,8 @@ _HUB = 'https://huggingface.co'
 _SIGLIP2 = f'{_HUB}/google/siglip2-base-patch16-224 (tokenizer.json)'
 _CLIP = f'{_HUB}/openai/clip-vit-base-patch16 (tokenizer.json)'
 _CLIP_PIECES = '<|startoftext|>', '<|endoftext|>', '<|endoftext|>'
-# All three use lower case. SigLIP pads with the end, and CLIP, whose tower ends
-# at the first end, may do so.
+# All three use lower case. SigLIP pads with its end piece. So does CLIP, whose
+# text tower returns the features at the first end piece and ignores the rest.
 PRESETS = {
   'siglip': Preset(32_000, 64, ('</s>', '</s>'), _SIGLIP),
   'siglip2': Preset(256_000, 64, ('<eos>', '<pad>'), _SIGLIP2),
@@ -53,12 +55,13 @@ PRESETS = {
 def load(path: str, preset: str) -> Callable[[str, int], Any]:
   """Reads a tokenizer file.
 
-  Returns a function of a text and a length. It returns the tokens of the text,
-  int32, cut or padded to the length.
-
   Args:
-    path: file, local or on gs://.
+    path: path of the file, local or on gs://.
     preset: key of `PRESETS`.
+
+  Returns:
+    Function of a text and a length. It returns the tokens of the text, int32
+    `[length]`, cut or padded to the length.
 
   Raises:
     UserError: the file does not exist, is not a tokenizer or lacks a piece, or
@@ -85,19 +88,23 @@ def load(path: str, preset: str) -> Callable[[str, int], Any]:
       f'the tokenizer {path} does not have the pieces {rules.pieces} of the '
       f'preset {preset!r}: use its own, of {", ".join(PRESETS)}; {advice}.'
     )
-  *start, end, pad = added
+  *start, end, padding = added  # `start` is a list of one token or none
 
   def tokens(text: str, length: int) -> Int[np.ndarray, ' length']:
-    found = [*start, *encode(text.lower())][: length - 1]
-    row = np.full(length, pad, np.int32)
-    row[: len(found) + 1] = [*found, end]
+    before_end = [*start, *encode(text.lower())][: length - 1]
+    row = np.full(length, padding, np.int32)
+    row[: len(before_end) + 1] = [*before_end, end]
     return row
 
   return tokens
 
 
 def _huggingface_tokenizer(package: Any, content: bytes) -> tuple[Any, Any]:
-  """Returns functions of a text to its tokens, and of a piece to its token."""
+  """Returns two functions of a tokenizer.
+
+  The first returns the tokens of a text, without added pieces; the second the
+  token of a piece, or None if the vocabulary does not contain the piece.
+  """
   model = package.Tokenizer.from_buffer(content)
   model.no_padding()
   model.no_truncation()
@@ -114,6 +121,9 @@ def _sentencepiece_model(package: Any, content: bytes) -> tuple[Any, Any]:
 
 
 def canonical(text: str) -> str:
-  """Returns a text in lower case, without punctuation and further blanks."""
+  """Returns the words of a text in lower case, joined by single blanks.
+
+  Punctuation is removed; underscores separate words.
+  """
   words = text.replace('_', ' ').lower().translate(_PUNCTUATION).split()
   return ' '.join(words)

@@ -92,7 +92,7 @@ class OnSplit(contract.Evaluator):
       split = self.setting.train_split if self.source is None else 'train'
     train = open_split(self.setting, split, self.source)
     train = without_listed(train, self.setting.leave_out, strict=False)
-    if common := inspection.count(train, self._source):
+    if common := inspection.num_common(train, self._source):
       raise UserError(
         f'{common:,} of the {len(self._source):,} examples of {self.split!r} '
         f'are also in train_split={split!r}, which is fitted: set splits '

@@ -160,8 +160,8 @@ def keep(
   Args:
     path: path of the file.
     is_kept: function that returns whether the line of an object is kept.
-    is_valid: function that returns whether a line that is not kept is intact;
-      for all others, there is a warning.
+    is_valid: function that returns whether the object of a line that is not
+      kept is intact; a warning counts the others. By default, none is.
 
   Raises:
     UserError: there is no permission to read or write the files.

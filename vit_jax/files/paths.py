@@ -34,7 +34,8 @@ from vit_jax.errors import StorageError, UserError
 
 log = logging.getLogger('vit_jax')
 
-# Endings of names of files, for directories that are named by mistake like one.
+# Endings of files of other formats. A directory to be written whose name has
+# one of them was probably meant as such a file.
 _FILE_ENDINGS = tuple(
   '.bin .ckpt .csv .gguf .h5 .hdf5 .html .jpeg .jpg .json .keras .mlmodel '
   '.msgpack .npy .npz .onnx .parquet .pb .pdf .pickle .pkl .png .pt .pth '
@@ -44,6 +45,7 @@ _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
 # Source files of the clients of object stores, and of the libraries they use.
 _CLIENT = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
 _TRANSPORT = re.compile(r'[\\/](fsspec|aiohttp|requests)[\\/]')
+_MAX_REASON, _MAX_NAME = 300, 200  # characters of a text in a message
 T = TypeVar('T')
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
 # No attempt starts after this time. Clients of object stores also retry, for
@@ -67,7 +69,7 @@ _TENSORSTORE_ERRNO = re.compile(r"os_error_code='(\d+)'")
 # HTTP: a wrong request, no or wrong credentials, no permission, not found.
 _USER_STATUS = {400, 401, 403, 404}
 
-
+# Objects are accessed through gcsfs, see above.
 os.environ.setdefault('EPATH_USE_TF', '0')
 # With its cache, gcsfs would return outdated listings when another process has
 # written files.
@@ -129,9 +131,9 @@ def nearest(path: str | epath.PathLike) -> str:
 
   Only local folders are searched, because listing a bucket may take long.
   """
-  parent, name = os.path.split(os.fspath(path).rstrip('/'))
   if is_remote(path):
     return ''
+  parent, name = os.path.split(os.fspath(path).rstrip('/'))
   names = {entry.name for entry in entries(locate(parent))} - {name}
   near = difflib.get_close_matches(name, sorted(names), n=1)
   return f' Did you mean {os.path.join(parent, near[0])}?' if near else ''
@@ -139,10 +141,11 @@ def nearest(path: str | epath.PathLike) -> str:
 
 def reason(error: BaseException) -> str:
   """Returns an error in one line, with its type unless it is an OSError."""
-  text, number = ' '.join(str(error).split())[:300], error_number(error)
+  text = ' '.join(str(error).split())[:_MAX_REASON]
   if isinstance(error, OSError) and text:
     return text
-  # TensorStore's long texts contain the number at their ends.
+  # TensorStore's texts end with the number, which may have been cut off.
+  number = error_number(error)
   kind = type(error).__name__ if number is None else os.strerror(number)
   return f'{kind}: {text}'
 
@@ -156,15 +159,17 @@ def name_error(error: BaseException) -> UserError | None:
   Returns:
     The error to report; None if `error` does not concern a name.
   """
-  is_name = isinstance(error, UnicodeError) and 'surrogate' in str(error)
-  if is_name or isinstance(error, ValueError) and 'embedded null' in str(error):
-    name = ascii(getattr(error, 'object', ''))[-200:]
-    return UserError(
-      f'a path is not valid UTF-8, or contains a null character ({error} '
-      f'{name}): rename the file or its folder, or correct the flag, key or '
-      'list of files that contains it.'
-    )
-  return None
+  text = str(error)
+  is_not_utf8 = isinstance(error, UnicodeError) and 'surrogate' in text
+  has_null = isinstance(error, ValueError) and 'embedded null' in text
+  if not (is_not_utf8 or has_null):
+    return None
+  name = ascii(getattr(error, 'object', ''))[-_MAX_NAME:]
+  return UserError(
+    f'a path is not valid UTF-8, or contains a null character ({error} '
+    f'{name}): rename the file or its folder, or correct the flag, key or '
+    'list of files that contains it.'
+  )
 
 
 def object_store_error(error: BaseException) -> StorageError | None:
@@ -184,6 +189,7 @@ def object_store_error(error: BaseException) -> StorageError | None:
   ]
   if not any(_CLIENT.search(file) for file in files):
     return None  # for example another user of aiohttp or requests
+  # The last file raised the error.
   if not (_CLIENT.search(files[-1]) or _TRANSPORT.search(files[-1])):
     return None
   return StorageError(
@@ -351,8 +357,8 @@ def check_writable(folder: epath.Path) -> None:
 def write(path: epath.Path, content: str | bytes) -> None:
   """Writes a temporary file, syncs it to disk, and renames it.
 
-  In an object store this is not necessary: an object appears when it is
-  complete.
+  In an object store, the file is written directly, because an object appears
+  when it is complete.
 
   Args:
     path: path of the file.
@@ -401,7 +407,7 @@ def replacing(path: epath.Path) -> Iterator[str]:
   parent, name = os.path.split(os.fspath(path))
   handle, temporary = tempfile.mkstemp(dir=parent, prefix=f'.{name}.')
   try:
-    os.fchmod(handle, 0o644)  # mkstemp allows only the owner to read the file
+    os.fchmod(handle, 0o644)  # mkstemp allows only its owner to read the file
     yield temporary
     # The content must be on disk before the new name is; otherwise the file
     # could be empty after a power failure.
@@ -420,7 +426,7 @@ def locate_new(path: str | epath.PathLike) -> epath.Path:
   """Returns the path of a directory to be written; see `locate`.
 
   Raises:
-    UserError: it exists.
+    UserError: the path exists, or cannot be used; see `locate`.
   """
   folder = locate(path)
   if folder.exists():
@@ -432,7 +438,7 @@ def locate_new(path: str | epath.PathLike) -> epath.Path:
 def new_folder(path: epath.Path) -> Iterator[epath.Path]:
   """Yields a temporary directory, which then gets the name of a new one.
 
-  In an object store, which has no directories to rename, it yields the path.
+  In an object store, which has no directories to rename, it yields `path`.
 
   Args:
     path: path of the directory, which must not exist.

@@ -24,8 +24,8 @@ from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
 LISTING = pathlib.Path(__file__).with_name('listing.txt')  # known data sets
-# Flags that have an effect for each data set that this package builds.
-_USED = {
+# Data sets that this package builds, and the flags that each of them uses.
+_BUILT = {
   digits.NAME: (),
   shards.NAME: ('source', 'class_list'),
 }
@@ -68,7 +68,7 @@ def run(
   root = default_data_dir(data_dir)
   values = {'source': source, 'class_list': class_list}
   for flag, value in values.items():
-    if value is not None and flag not in _USED.get(name, ()):
+    if value is not None and flag not in _BUILT.get(name, ()):
       raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
   check_range('--workers', workers, at_least=0)
   if source is not None and paths.is_remote(source):
@@ -84,13 +84,13 @@ def run(
   directory = pathlib.Path(root)
   workers = workers or shards.default_workers()
   try:
-    if name in _USED and shards.is_prepared(directory, name):
+    if name in _BUILT and shards.is_prepared(directory, name):
       shards.clean(directory, name)
       log.info('%s is already prepared: %s', name, directory / name)
     elif name == digits.NAME:
       digits.prepare(root)
       log.info('%s is prepared: %s', name, directory / name)
-    elif name not in _USED:
+    elif name not in _BUILT:
       named.prepare(name, directory)
     elif not source:
       raise UserError(

@@ -26,6 +26,7 @@ text feature.
 import collections
 import functools
 import io
+import itertools
 import json
 import logging
 import os
@@ -50,7 +51,9 @@ log = logging.getLogger('vit_jax')
 _VALIDATION = 51_200  # images held out by configs/l16_i21k.py
 _SYNSET = re.compile(r'(?:[^/]*/)*(n\d{8})\.tar')
 _BLOCK = 512  # bytes of a block of the tar format
-_FIELDS = (  # of an image; `offset` is that in its file
+# Fields of an image: hash of its name, number of its synset, offset in the
+# file that contains it and size, bytes.
+_FIELDS = (
   ('key', np.uint64),
   ('synset', np.int32),
   ('offset', np.int64),
@@ -87,18 +90,19 @@ def prepare(
     shards.require_space(work, sum(synset.size for synset in found))
     images, skipped = _index(work, found, workers)
     num_bytes = int(images['size'].sum())
-    count = min(1 + num_bytes // shard_bytes, len(images))
+    num_shards = min(1 + num_bytes // shard_bytes, len(images))
     stamps = [synset.stamp() for synset in found]
-    shards.start(work, {'synsets': stamps, 'names': names, 'count': count})
+    shards.start(work, {'synsets': stamps, 'names': names, 'count': num_shards})
     np.save(work / 'images.npy', images)
-    bounds = [len(images) * i // count for i in range(count + 1)]
-    labels = {int(name[1:]): label for label, name in enumerate(names)}
-    files = {int(synset.wnid[1:]): synset.path for synset in found}
+    # Shard i has the images from bounds[i] to bounds[i + 1].
+    bounds = [len(images) * i // num_shards for i in range(num_shards + 1)]
+    labels = {_number(name): label for label, name in enumerate(names)}
+    files = {_number(synset.wnid): synset.path for synset in found}
     sources = [
       functools.partial(
-        _records, work / 'images.npy', bounds[i], bounds[i + 1], files, labels
+        _records, work / 'images.npy', start, stop, files, labels
       )
-      for i in range(count)
+      for start, stop in itertools.pairwise(bounds)
     ]
     shards.write_shards(work, sources, workers)
     lengths = np.diff(bounds).tolist()
@@ -140,6 +144,11 @@ class Synset(NamedTuple):
     return [*self, os.stat(self.path).st_mtime_ns]
 
 
+def _number(wnid: str) -> int:
+  """Returns the number in the name of a synset: 4475 for 'n00004475'."""
+  return int(wnid[1:])
+
+
 class Image(NamedTuple):
   """An image in the tar file of a synset.
 
@@ -162,6 +171,7 @@ class Skipped(NamedTuple):
 
 
 def _read(path: str, offset: int, size: int) -> bytes:
+  """Reads a part of a file; offset and size in bytes."""
   with open(path, 'rb') as file:
     file.seek(offset)
     return file.read(size)
@@ -209,7 +219,8 @@ def synsets(source: pathlib.Path) -> list[Synset]:
 def _check_end(file: IO[bytes], offset: int) -> None:
   """Checks that the archive ends at an offset, in bytes.
 
-  Python's tarfile regards a damaged header as the end of the archive.
+  Python's tarfile regards a damaged header as the end of the archive, whose
+  end are blocks of zeros.
 
   Raises:
     tarfile.ReadError: the block at the offset is not empty.
@@ -225,6 +236,10 @@ def pictures(wnid: str, data: bytes) -> Iterator[Image | Skipped]:
   If the file is damaged, the images before the damage are yielded, and then a
   `Skipped` that describes it. A member that is not a file in the directory of
   the synset is also left out.
+
+  Args:
+    wnid: WordNet name of the synset, for the description.
+    data: content of the tar file.
   """
   file, count = io.BytesIO(data), 0
   try:
@@ -262,9 +277,9 @@ def _index(
     functools.partial(_check, file, synset)
     for file, synset in zip(files, found, strict=True)
   ]
-  done = shards.unordered(tasks, workers)
-  for _ in progress.shown(done, len(found), 'checking images'):
-    pass
+  checked = shards.unordered(tasks, workers)
+  for _ in progress.shown(checked, len(found), 'checking images'):
+    pass  # the results are in the files
   rows, skipped = [], []
   for file in files:
     with np.load(file) as arrays:
@@ -278,13 +293,19 @@ def _index(
 
 
 def _check(path: pathlib.Path, synset: Synset) -> None:
-  """Decodes the images of a synset, and stores where they are."""
+  """Decodes the images of a synset, and stores where they are.
+
+  Args:
+    path: path of the .npz file to write: the array `images` with `_FIELDS` and
+      `name`, and `about` in JSON. It is kept if its stamp is the current one.
+    synset: tar file to check.
+  """
   stamp = synset.stamp()
   if path.exists():
     with np.load(path) as arrays:
       if json.loads(str(arrays['about']))['stamp'] == stamp:
         return
-  number, rows, skipped = int(synset.wnid[1:]), [], []
+  rows, skipped = [], []
   for image in pictures(synset.wnid, synset.read()):
     where = f'{synset.wnid}/{image.name}'
     if isinstance(image, Skipped):
@@ -295,9 +316,15 @@ def _check(path: pathlib.Path, synset: Synset) -> None:
     except DecodeError as error:
       skipped.append([where, str(error)])
       continue
-    position = synset.offset + image.offset
-    values = shards.order_key(where), number, position, len(image.data)
-    rows.append((*values, os.fsencode(image.name)))
+    rows.append(
+      (
+        shards.order_key(where),
+        _number(synset.wnid),
+        synset.offset + image.offset,
+        len(image.data),
+        os.fsencode(image.name),
+      )
+    )
   width = max([1, *(len(row[-1]) for row in rows)])
   content = io.BytesIO()
   np.savez(
@@ -325,8 +352,8 @@ def _records(
     labels: label of a synset, by the number in its name.
   """
   for image in np.load(index, mmap_mode='r')[start:stop]:
-    synset, offset, size = (int(image[k]) for k in ('synset', 'offset', 'size'))
-    data = _read(files[synset], offset, size)
+    synset = int(image['synset'])
+    data = _read(files[synset], int(image['offset']), int(image['size']))
     yield shards.example(bytes(image['name']), labels[synset], data)
 
 
@@ -364,7 +391,8 @@ def _class_list(path: pathlib.Path) -> list[str]:
     raise UserError(f'--class_list={path} cannot be read: {error}.') from error
   names = [line.split()[0].rstrip(',') for line in lines if line.strip()]
   wrong = [name for name in names if not re.fullmatch(r'n\d{8}', name)]
-  wrong += (collections.Counter(names) - collections.Counter({*names})).keys()
+  counts = collections.Counter(names)
+  wrong += [name for name, count in counts.items() if count > 1]
   if wrong or not names:
     raise UserError(
       f'--class_list={path} contains {wrong[:1]}: each line must start with a '

@@ -40,11 +40,12 @@ def prepare(name: str, data_dir: pathlib.Path) -> None:
     UserError: the name is unknown, files have to be downloaded by hand, or TFDS
       cannot prepare the data set.
   """
-  plain, _, version = name.partition(':')
-  known = tfds.list_builders(with_community_datasets=False)
-  folder, builder = data_dir / plain, None
+  with_config, _, version = name.partition(':')
   # Community builders are not used, because they run code from other sources.
-  if plain.split('/')[0] in known or not _is_prepared(folder, version):
+  known = tfds.list_builders(with_community_datasets=False)
+  folder, builder = data_dir / with_config, None
+  # A data set that TFDS does not have may have been prepared by the user.
+  if with_config.split('/')[0] in known or not _is_prepared(folder, version):
     builder = _builder(name, data_dir, known)
     folder = pathlib.Path(builder.data_dir).parent
   if builder is None or _is_prepared(folder, version):
@@ -56,7 +57,7 @@ def prepare(name: str, data_dir: pathlib.Path) -> None:
 
 
 def _is_prepared(folder: pathlib.Path, version: str) -> bool:
-  """Returns whether DIR/NAME contains a version; '' for any version."""
+  """Returns whether a folder DIR/NAME contains a version; '' for any one."""
   prepared = versions(epath.Path(folder))
   return version in prepared if version else bool(prepared)
 
@@ -77,6 +78,7 @@ def _builder(name: str, data_dir: pathlib.Path, known: list[str]) -> Any:
   try:
     return tfds.builder(name, data_dir=data_dir, file_format='array_record')
   except (ValueError, AssertionError) as error:
+    # TFDS puts the arguments of the builder in front of the reason.
     reason = ' '.join(str(error).rpartition('}": ')[2].split())
     configs = ', '.join(tfds.builder_cls(plain).builder_configs) or 'none'
     raise UserError(

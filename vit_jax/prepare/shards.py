@@ -124,11 +124,11 @@ def require_space(work: pathlib.Path, num_bytes: int) -> None:
     UserError: the disk is too full; the message contains the space needed.
   """
   existing = sum(p.stat().st_size for p in work.rglob('*') if p.is_file())
-  free = shutil.disk_usage(work).free
-  if free < num_bytes - existing:
+  free, needed = shutil.disk_usage(work).free, num_bytes - existing
+  if free < needed:
     raise UserError(
       f'the disk of --data_dir={work.parent.parent} has {free / 1e9:,.1f} GB '
-      f'free; {(num_bytes - existing) / 1e9:,.1f} GB are needed.'
+      f'free; {needed / 1e9:,.1f} GB are needed.'
     )
 
 
@@ -170,7 +170,7 @@ def write_shards(
       missing.append(functools.partial(write_shard, path, source))
   written = unordered(missing, min(workers, len(missing)))
   for _ in progress.shown(written, len(missing), f'writing {NAME}/train'):
-    pass
+    pass  # the results are in the files
 
 
 def write_shard(
@@ -201,9 +201,9 @@ def finish(
   class_names: Sequence[str],
   skipped: Sequence[Sequence[str]],
 ) -> None:
-  """Writes metadata and the list of skipped files, and publishes the result.
+  """Writes metadata and the list of skipped files, and moves the result.
 
-  The result is DATA_DIR/imagenet21k/1.0.0.
+  Its final path is DATA_DIR/imagenet21k/1.0.0.
 
   Args:
     work: working directory, which is removed.
@@ -264,8 +264,9 @@ def finish(
 
 
 def default_workers() -> int:
-  """Returns one worker per core, limited by memory."""
-  return min(machine.cores(), machine.memory_bytes() // _WORKER_BYTES) or 1
+  """Returns the number of workers: one per core, limited by memory."""
+  by_memory = machine.memory_bytes() // _WORKER_BYTES
+  return max(1, min(machine.cores(), by_memory))
 
 
 def unordered(

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import cv2
 import numpy as np
@@ -79,8 +80,8 @@ def _lock(path: epath.Path) -> Iterator[None]:
     yield
 
 
-def _builder(data_dir: epath.Path):
-  """Returns the TFDS builder."""
+def _builder(data_dir: epath.Path) -> Any:
+  """Returns the TFDS builder of the dataset."""
   import tensorflow_datasets as tfds
 
   tfds.disable_progress_bar()  # progress bars would fill the log
@@ -108,7 +109,7 @@ def _builder(data_dir: epath.Path):
       del dl_manager
       return {'train': self._examples(False), 'test': self._examples(True)}
 
-    def _generate_examples(self):
+    def _generate_examples(self):  # an abstract method of the base class
       raise NotImplementedError('see _split_generators')
 
     def _examples(self, test: bool):
@@ -125,10 +126,10 @@ def _builder(data_dir: epath.Path):
 
 
 def _png(image: np.ndarray) -> bytes:
-  """Encodes an image to the bytes that TFDS would, which needs TensorFlow.
+  """Encodes an image to the same bytes as TFDS does with TensorFlow.
 
-  The same bytes are written with and without TensorFlow, so that a run resumes
-  after the dataset was prepared again.
+  A run therefore resumes after the dataset was prepared again without
+  TensorFlow, or with it.
   """
   options = [cv2.IMWRITE_PNG_COMPRESSION, 6]
   options += [cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_FILTERED]

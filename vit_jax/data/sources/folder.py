@@ -74,12 +74,13 @@ class Source(splits.Selected):
     else:
       # The first directory is that of 'train' if there is one.
       names = class_folders.names(next(iter(roots.values())), endings)
-      is_whole = names == [class_folders.WHOLE]
+      unlabelled = names == [class_folders.ITSELF]
       classes = class_folders.Classes(
-        names, [class_folders.UNLABELLED] if is_whole else None
+        names, [class_folders.UNLABELLED] if unlabelled else None
       )
     roots = splits.with_alias(roots, split)
     self._endings = endings
+    # Of each split: its listing, and the label of each image in it.
     self._listings, self._labels = {}, {}
     for name in splits.named(split, roots):
       listing = class_folders.listing(
@@ -113,6 +114,7 @@ class Source(splits.Selected):
     return example
 
   def _mask_of(self, index: int) -> str:
+    """Returns the path of the mask of an example."""
     name = os.path.relpath(self.where(index), self._path)
     return f'{self._masks}/{os.path.splitext(name)[0]}.png'
 
@@ -124,15 +126,15 @@ class Source(splits.Selected):
     """
     parts = list(self._selection.rows())
     labels = (self._labels[split][rows] for split, rows in parts)
-    own = {}
+    of_masks = {}
     if self._masks:
-      own['mask_sizes'] = fingerprint.file_sizes(len(self), self._mask_of)
+      of_masks['mask_sizes'] = fingerprint.file_sizes(len(self), self._mask_of)
     return fingerprint.sampled(
       self,
       *(self._listings[split].paths[rows] for split, rows in parts),
       labels=fingerprint.checksum(*labels),  # those of another `class_map`
       file_sizes=fingerprint.file_sizes(len(self), self.where),
-      **own,
+      **of_masks,
     )
 
   def where(self, index: int) -> str:
@@ -157,7 +159,7 @@ class Source(splits.Selected):
   def _cut_order(self, split: str) -> np.ndarray:
     # By folder, not by label: folders may have the same label.
     listing = self._listings[split]
-    return files.by_class(listing.paths, listing.folders)
+    return splits.by_class(listing.paths, listing.folders)
 
 
 def check_classes(class_names: Sequence[str], where: str) -> None:
@@ -172,7 +174,7 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
   """
   if len(class_names) == 1:
     [name] = class_names
-    no_labels = name in (class_folders.UNLABELLED, class_folders.WHOLE)
+    no_labels = name in (class_folders.UNLABELLED, class_folders.ITSELF)
     actual = 'no labels' if no_labels else f'one class, {name!r}'
     raise UserError(
       f'{where} has {actual}, but a classifier needs two or more: use one '
@@ -187,8 +189,8 @@ class Division(NamedTuple):
   Attributes:
     train: split to train on.
     held_out: split to evaluate on.
-    num_examples: number of examples of `train`.
-    num_classes: number of classes of both.
+    num_examples: number of examples of the split `train`.
+    num_classes: number of classes of both splits.
   """
 
   train: str

@@ -51,6 +51,7 @@ class Row(NamedTuple):
   others: tuple[str, ...] = ()
 
 
+# Description of the format, which ends each message about a line.
 _FORM = (
   'All lines must have an image (a local path or gs:// address), a label (a '
   'name or an integer, the same for each line of an image) and, optionally, a '
@@ -135,29 +136,57 @@ def _jsonl(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 def _row(
   line: int, fields: dict[str, Any], others: Mapping[str, re.Pattern]
 ) -> Row:
-  """Checks the fields of a line and returns them as a row."""
+  """Checks the fields of a line and returns them as a row.
+
+  Raises:
+    ValueError: a field is missing or invalid.
+  """
   image, split = fields.get('image'), fields.get('split')
-  label = class_folders.text_of(fields.get('label'))
-  more = {name: str(fields.get(name, '')).strip() for name in others}
-  label = more.get('label', label)
-  if 'label' not in fields and (others or fields.keys() <= {'image', 'split'}):
-    label = ''
+  texts = {name: str(fields.get(name, '')).strip() for name in others}
+  if 'label' in others:  # several labels, which `others` checks
+    label = texts['label']
+  elif 'label' in fields:
+    label = class_folders.text_of(fields['label'])
+  else:  # allowed if the list has no columns but those that are used
+    no_more = others or fields.keys() <= {'image', 'split'}
+    label = '' if no_more else None
   if (
     label is None
-    or not all(map(re.fullmatch, others.values(), more.values()))
+    or not all(map(re.fullmatch, others.values(), texts.values()))
     or not isinstance(split, str | None)
     or not (isinstance(image, str) and image.strip())
     or (storage.is_remote(image) and not image.strip().startswith('gs://'))
   ):
     raise ValueError(f'line {line} has {str(fields)[:_SHOWN]}')
-  texts = tuple(more.values())
-  return Row(image.strip(), label, (split or '').strip(), line, texts)
+  split = (split or '').strip()
+  return Row(image.strip(), label, split, line, tuple(texts.values()))
 
 
 def _labels(cell: str, separator: str) -> list[str]:
-  """Returns the labels in a cell; one that is only the separator has none."""
-  names = map(str.strip, cell.split(separator)) if separator else [cell]
-  return [name for name in names if name or not separator]
+  """Returns the labels in a cell; [] if it contains only the separator.
+
+  Without a separator (''), the whole cell is one label.
+  """
+  if not separator:
+    return [cell]
+  names = map(str.strip, cell.split(separator))
+  return [name for name in names if name]
+
+
+class _Columns(NamedTuple):
+  """The examples of a split.
+
+  Attributes:
+    image: path of each image as in the list, bytes `[n]`.
+    label: label of each image, int64 `[n]`; -1 if it does not have one label.
+    line: line number in the list, `[n]`.
+    others: further columns, str `[n, columns]`.
+  """
+
+  image: np.ndarray
+  label: np.ndarray
+  line: np.ndarray
+  others: np.ndarray
 
 
 @schema.operational('path', 'class_map')
@@ -209,19 +238,18 @@ class Source(splits.Selected):
         and a label, labels are not separated, a number is not finite, or the
         labels do not determine the classes (see `class_folders.number`).
     """
-    path = storage.place(path)
+    path = storage.expanded(path)
     self._files, self._numbers, self._separator = files, numbers, separator
     others = dict.fromkeys((*texts, *files), _TEXT)
     others |= dict.fromkeys(numbers, NUMBER)
     if separator and not numbers:  # another separator is a mistake
       others['label'] = re.compile(rf'({re.escape(separator)}|[^|;,])+')
     rows, self._keys = read(path, others), tuple(others)
-    cells = {'' if numbers else row.label: row.line for row in reversed(rows)}
-    lines = {
-      label: line
-      for cell, line in cells.items()
-      for label in _labels(cell, separator)
-    }
+    # The first line with each label, for messages.
+    lines: dict[str, int] = {}
+    for row in rows:
+      for label in _labels('' if numbers else row.label, separator):
+        lines.setdefault(label, row.line)
     classes, self._indices = class_folders.number(
       lines,
       lambda label: f'{path}, line {lines[label]},',
@@ -236,32 +264,37 @@ class Source(splits.Selected):
     labels = [self._indices.get(row.label, -1) for row in rows]
     line = np.array([row.line for row in rows], np.int64)
     shape = len(rows), len(self._keys)
-    others = np.array([row.others for row in rows], np.str_).reshape(shape)
-    columns = images, np.array(labels, np.int64), line, others
+    texts_of_rows = np.array([row.others for row in rows], np.str_)
+    columns = _Columns(
+      images, np.array(labels, np.int64), line, texts_of_rows.reshape(shape)
+    )
     aliases = splits.with_alias({row.split: row.split for row in rows}, split)
     self._columns = {}
     for name in splits.named(split, aliases):
       chosen = np.array([row.split == aliases[name] for row in rows])
-      self._columns[name] = [column[chosen] for column in columns]
-    lengths = {name: len(each[0]) for name, each in self._columns.items()}
+      self._columns[name] = _Columns(*(column[chosen] for column in columns))
+    lengths = {name: len(each.line) for name, each in self._columns.items()}
     self.name = f'{path}/{split}'
     self.num_classes, self.class_names = len(classes.keys), classes.names
     self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    image, label, _, values = self._row(index)
-    others = dict(zip(self._keys, values.tolist(), strict=True))
+    columns, row = self._find(index)
+    texts = columns.others[row].tolist()
+    example: dict[str, Any] = dict(zip(self._keys, texts, strict=True))
     for name in self._files:
-      others[name] = storage.read_other(self._path_of(others[name]))
-    others |= {name: float(others[name]) for name in self._numbers}
+      example[name] = storage.read_other(self._path_of(example[name]))
+    for name in self._numbers:
+      example[name] = float(example[name])
     if 'labels' in self.label_keys:
-      names = _labels(others.pop('label'), self._separator)
-      others['labels'] = [self._indices[name] for name in names]
+      names = _labels(example.pop('label'), self._separator)
+      example['labels'] = [self._indices[name] for name in names]
     if 'label' in self.label_keys:
-      others['label'] = label
-    return {'image': storage.read_image(image), **others}
+      example['label'] = int(columns.label[row])
+    return {'image': storage.read_image(self._image_path(index)), **example}
 
   def _path_of(self, name: str) -> str:
+    """Returns the path of a file that the list names."""
     return storage.join(os.path.dirname(self._path), name)
 
   @property
@@ -272,30 +305,35 @@ class Source(splits.Selected):
     """
     chosen = []
     for split, rows in self._selection.rows():
-      images, labels, _, others = self._columns[split]
-      chosen += [images[rows], labels[rows]]
-      if others.size:
-        chosen.append(np.char.encode(others[rows], 'utf-8'))
-    sizes = fingerprint.file_sizes(len(self), lambda row: self._row(row)[0])
+      columns = self._columns[split]
+      chosen += [columns.image[rows], columns.label[rows]]
+      if columns.others.size:
+        chosen.append(np.char.encode(columns.others[rows], 'utf-8'))
+    sizes = fingerprint.file_sizes(len(self), self._image_path)
     return fingerprint.sampled(self, *chosen, file_sizes=sizes)
 
   def where(self, index: int) -> str:
     """Returns the file of an example, and its line in the list."""
-    image, _, line, _ = self._row(index)
-    return f'{image} ({self._path}, line {line})'
+    columns, row = self._find(index)
+    line = columns.line[row]
+    return f'{self._image_path(index)} ({self._path}, line {line})'
 
   def labels(self) -> Int[np.ndarray, ' n']:
     """Returns the labels of all examples; -1 for those without a label."""
     if 'label' not in self.label_keys:
       return np.full(len(self), -1)
-    labels = {name: each[1] for name, each in self._columns.items()}
+    labels = {name: each.label for name, each in self._columns.items()}
     return self._selection.gather(labels)
 
   def _cut_order(self, split: str) -> Int[np.ndarray, ' n']:
-    return storage.by_name(self._columns[split][0])
+    return splits.by_name(self._columns[split].image)
 
-  def _row(self, index: int) -> tuple[str, int, int, np.ndarray]:
-    """Returns the columns of an example."""
-    split, position = self._selection[index]
-    image, label, line, others = (x[position] for x in self._columns[split])
-    return self._path_of(image.decode()), int(label), int(line), others
+  def _find(self, index: int) -> tuple[_Columns, int]:
+    """Returns the columns of an example's split, and its row in them."""
+    split, row = self._selection[index]
+    return self._columns[split], row
+
+  def _image_path(self, index: int) -> str:
+    """Returns the path of the image of an example."""
+    columns, row = self._find(index)
+    return self._path_of(columns.image[row].decode())

@@ -73,7 +73,7 @@ class Source(splits.Selected):
       missing = set(IMAGENET_CLASSES).difference(folders.tolist())
       if missing:
         raise UserError(f'the classes {sorted(missing)[:3]}, … have no images.')
-    except UserError as error:
+    except UserError as error:  # of the listing, or of the missing classes
       advice = 'Unpack objectnet-1.0.zip of objectnet.dev into source.data_dir.'
       raise UserError(f'{error} {advice}') from error
     used = np.isin(folders, list(IMAGENET_CLASSES))
@@ -113,11 +113,14 @@ class Source(splits.Selected):
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """Dataset fingerprint; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     paths = (self._paths[rows] for _, rows in self._selection.rows())
     return fingerprint.sampled(self, *paths)
 
   def _cut_order(self, split: str) -> np.ndarray:
-    del split
-    _, numbers = np.unique(self._folders, return_inverse=True)
-    return files.by_class(self._paths, numbers)
+    del split  # 'test' is the only one
+    _, classes = np.unique(self._folders, return_inverse=True)
+    return splits.by_class(self._paths, classes)

@@ -80,6 +80,8 @@ class Source(splits.Selected):
     """
     counts, labels = copies(path), parts.Parts.open(path)
     self._labels = labels.computation
+    # Each part has rows of labels: the index of an image, and probabilities,
+    # which stay on disk.
     indices, self._soft = [], []
     for number in range(len(labels)):
       columns = labels.read(number)
@@ -87,10 +89,11 @@ class Source(splits.Selected):
       rows = parts.Rows.of(labels.path(number), SOFT, columns[SOFT])
       self._soft.append(rows)
     self._indices = np.concatenate(indices)
-    self._places = splits.Concatenation(map(len, indices))
+    self._rows_of_parts = splits.Concatenation(map(len, indices))
     section = images if images is not None else self._labels.source
     self._images = schema.build('source', section, self._labels.split)
     self._check_images(path)
+    # The row of labels of each example; a row occurs once for each copy.
     self._rows = np.repeat(np.arange(len(counts)), counts)
     self.class_names = self._labels.class_names
     self.num_classes = len(self.class_names)
@@ -106,7 +109,7 @@ class Source(splits.Selected):
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     row = self._row(index)
-    number, row_of_part = self._places.find(row)
+    number, row_of_part = self._rows_of_parts.find(row)
     soft = self._soft[number].read(row_of_part)
     image = self._images[int(self._indices[row])]['image']
     return {'image': image, 'label': int(soft.argmax()), SOFT: soft}
@@ -117,10 +120,9 @@ class Source(splits.Selected):
 
     See `data.fingerprint`.
     """
-    parts = self._selection.rows()
     return fingerprint.sampled(
       self,
-      *(self._indices[self._rows[chosen]] for _, chosen in parts),
+      *(indices for _, indices in self.rows()),
       images=self._labels.fingerprint,
       teacher=self._labels.digest,
     )
@@ -130,6 +132,7 @@ class Source(splits.Selected):
     return self._images.where(int(self._indices[self._row(index)]))
 
   def _row(self, index: int) -> int:
+    """Returns the row of labels of an example."""
     _, position = self._selection[index]
     return int(self._rows[position])
 
@@ -138,16 +141,22 @@ class Source(splits.Selected):
 
     A part of the split then has all copies of an image, except at its ends.
     """
-    del split
+    del split  # 'train' is the only one
     indices = self._indices
-    order = files.by_place([''], np.zeros_like(indices), indices)
-    rank = np.empty_like(order)
+    # As if all images were in one file without a name.
+    order = splits.by_place([''], np.zeros_like(indices), indices)
+    rank = np.empty_like(order)  # of each row in this order
     rank[order] = np.arange(len(order))
     return np.argsort(rank[self._rows], kind='stable')
 
   def _check_images(self, path: str) -> None:
-    """Checks that these images were labelled."""
+    """Checks that the images are those that were labelled.
+
+    Raises:
+      UserError: their fingerprint differs from the stored one.
+    """
     labelled = self._labels.fingerprint
+    # The stored fingerprint has passed through JSON.
     current = json.loads(json.dumps(self._images.fingerprint))
     if fingerprint.comparable(current, labelled) != labelled:
       raise UserError(

@@ -28,6 +28,7 @@ from vit_jax.errors import UserError
 _BLOCK = 512  # bytes of a tar header
 _CHUNK = 2**20  # bytes that are read at once after the last member
 _BOM = b'\xef\xbb\xbf'
+# {000..009} or {train,val}
 _BRACES = re.compile(r'\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}')
 _WILDCARD = re.compile(r'[*?]')
 
@@ -52,10 +53,10 @@ def scan(
     UserError: the shard is compressed; or an example has no image, no label,
       two members with the same ending, or a link.
   """
-  rows: list[tuple[list[int], list[int], bytes]] = []
-  group: list[tarfile.TarInfo] = []
+  examples: list[tuple[list[int], list[int], bytes]] = []
+  group: list[tarfile.TarInfo] = []  # members of the current example
   with epath.Path(path).open('rb') as file:
-    if file.read(2) == b'\x1f\x8b':
+    if file.read(2) == b'\x1f\x8b':  # gzip
       raise UserError(
         f'{path} is compressed and has no random access: gunzip it.'
       )
@@ -69,21 +70,25 @@ def scan(
           if member.isdir() or _name(member).startswith('.'):
             continue
           if group and _key(member) != _key(group[0]):
-            rows.append(_example(path, file, group, label_key, others))
+            examples.append(_example(path, file, group, label_key, others))
             group = []
           group.append(member)
         file.seek(tar.offset)
-        whole = _only_zeros_follow(file)
-        if whole and group:
-          rows.append(_example(path, file, group, label_key, others))
+        is_whole = _only_zeros_follow(file)
+        if is_whole and group:
+          examples.append(_example(path, file, group, label_key, others))
     except tarfile.ReadError:
-      whole = False
-  cut = index.WHOLE if whole else group[0].offset if group else 0
-  shape = (len(rows), 1 + len(others)) if others else len(rows)
+      is_whole = False
+  if is_whole:
+    cut = index.WHOLE
+  else:  # the last example may lack members
+    cut = group[0].offset if group else 0
+  count = len(examples)
+  shape = (count, 1 + len(others)) if others else count
   columns = {
-    'offset': np.array([row[0] for row in rows], np.int64).reshape(shape),
-    'size': np.array([row[1] for row in rows], np.uint32).reshape(shape),
-    'label': np.array([row[2] for row in rows], np.bytes_),
+    'offset': np.array([x[0] for x in examples], np.int64).reshape(shape),
+    'size': np.array([x[1] for x in examples], np.uint32).reshape(shape),
+    'label': np.array([x[2] for x in examples], np.bytes_),
   }
   return index.Scan(columns, cut)
 
@@ -95,15 +100,16 @@ def _only_zeros_follow(file: Any) -> bool:
   shards were joined (`cat a.tar b.tar`) or a part was not written.
   """
   chunk = file.read(_BLOCK)
-  whole = len(chunk) == _BLOCK
+  is_block = len(chunk) == _BLOCK
   while chunk:
     if chunk.strip(b'\0'):
       return False
     chunk = file.read(_CHUNK)
-  return whole
+  return is_block
 
 
 def _name(member: tarfile.TarInfo) -> str:
+  """Returns the file name of a member, without its folder."""
   return member.name.rpartition('/')[2]
 
 
@@ -120,7 +126,18 @@ def _example(
   label_key: str | None,
   others: Sequence[str],
 ) -> tuple[list[int], list[int], bytes]:
-  """Returns (offsets, sizes, label) of an example, given its members.
+  """Returns (offsets, sizes, label) of an example.
+
+  Args:
+    path: path of the shard, for messages.
+    file: the open shard, from which labels are read.
+    group: members of the example.
+    label_key: see `scan`.
+    others: see `scan`.
+
+  Returns:
+    Offsets and sizes, in bytes, of the image and then of the others; and the
+    label.
 
   Raises:
     UserError: the members are not one image, its label and the others, or one
@@ -132,12 +149,16 @@ def _example(
         f'{path}: {member.name} @ {member.offset} is a link or a sparse file, '
         'without bytes of its own: write the shard again with the file itself.'
       )
-  parts = {f'.{_name(m).partition(".")[2].lower()}': m for m in group}
-  images = [part for end, part in parts.items() if end in files.IMAGES]
-  images += [parts[f'.{end}'] for end in others if f'.{end}' in parts]
-  label = _label(file, parts, label_key)
-  count = 1 + len(others)
-  if len(parts) < len(group) or len(images) != count or label is None:
+  by_ending = {f'.{_name(m).partition(".")[2].lower()}': m for m in group}
+  images = [by_ending[end] for end in by_ending if end in files.IMAGES]
+  more = [by_ending[f'.{end}'] for end in others if f'.{end}' in by_ending]
+  label = _label(file, by_ending, label_key)
+  if (
+    len(by_ending) < len(group)  # two members have the same ending
+    or len(images) != 1
+    or len(more) != len(others)
+    or label is None
+  ):
     members = ', '.join(f'{each.name} @ {each.offset}' for each in group)
     raise UserError(
       f'{path}: the example {_key(group[0])!r} has the members {members}; it '
@@ -146,22 +167,29 @@ def _example(
       f'.cls or as {label_key!r} in .json (without labels: '
       '--config.source.label_key=None).'
     )
-  offsets = [part.offset_data for part in images]
-  return offsets, [part.size for part in images], label
+  used = images + more
+  return (
+    [each.offset_data for each in used],
+    [each.size for each in used],
+    label,
+  )
 
 
 def _label(
-  file: Any, parts: dict[str, tarfile.TarInfo], label_key: str | None
+  file: Any, by_ending: dict[str, tarfile.TarInfo], label_key: str | None
 ) -> bytes | None:
-  """Returns the label in `.cls` or `.json`; None if there is no valid one."""
-  member = parts.get('.cls', parts.get('.json'))
+  """Returns the label in `.cls` or `.json`; None if there is no valid one.
+
+  Images without labels (`label_key` is None) have the label b''.
+  """
   if label_key is None:
     return b''
+  member = by_ending.get('.cls', by_ending.get('.json'))
   if member is None:
     return None
   file.seek(member.offset_data)
   content = file.read(member.size).removeprefix(_BOM)
-  if '.cls' in parts:
+  if '.cls' in by_ending:
     return content.strip() or None
   try:
     text = class_folders.text_of(json.loads(content)[label_key])
@@ -175,12 +203,12 @@ class _Split(NamedTuple):
 
   Attributes:
     files: shards.
-    shard: index of the shard of each example.
+    shard: index of the shard of each example, `[n]`.
     offset: offset of each example's image in its shard, bytes, `[n]`; with
       further members, of the image and of these, `[n, 1 + others]`.
-    size: the same for their sizes, bytes.
-    label: label of each example: bytes as in the shard, int64 after
-      `Source._number`.
+    size: their sizes, bytes, in the same shape.
+    label: label of each example, `[n]`: bytes as in the shard, and int64 after
+      `Source._number_labels`.
   """
 
   files: files.Files
@@ -250,22 +278,23 @@ class Source(splits.Selected):
     }
     lengths = {name: len(part.size) for name, part in self._splits.items()}
     splits.resolve(split, lengths)  # refuses empty splits, without labels
-    classes = self._number(listed)
+    classes = self._number_labels(listed)
     self.name = f'{path}/{split}'
     self.num_classes, self.class_names = len(classes.keys), classes.names
     self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     part, row = self._row(index)
-    pieces = zip(
+    shard = int(part.shard[row])
+    example = {}
+    for name, offset, size in zip(
       ('image', *self._others),
       np.atleast_1d(part.offset[row]).tolist(),
       np.atleast_1d(part.size[row]).tolist(),
       strict=True,
-    )
-    shard = int(part.shard[row])
-    found = {name: part.files.read(shard, at, n) for name, at, n in pieces}
-    return found | {'label': int(part.label[row])}
+    ):
+      example[name] = part.files.read(shard, offset, size)
+    return example | {'label': int(part.label[row])}
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -277,7 +306,7 @@ class Source(splits.Selected):
     for split, rows in self._selection.rows():
       part = self._splits[split]
       columns = (part.shard, part.offset, part.size, part.label)
-      names = files.base_names(part.files.paths)
+      names = splits.base_names(part.files.paths)
       chosen += [names, *(column[rows] for column in columns)]
     return fingerprint.sampled(self, *chosen)
 
@@ -293,24 +322,35 @@ class Source(splits.Selected):
 
   def _cut_order(self, split: str) -> np.ndarray:
     part = self._splits[split]
-    offset = part.offset.reshape(len(part.shard), -1)[:, 0]
-    return files.by_place(part.files.paths, part.shard, offset)
+    image_offset = part.offset.reshape(len(part.shard), -1)[:, 0]
+    return splits.by_place(part.files.paths, part.shard, image_offset)
 
   def _row(self, index: int) -> tuple[_Split, int]:
+    """Returns the split of an example, and its row in the split's columns."""
     split, row = self._selection[index]
     return self._splits[split], row
 
-  def _number(self, listed: class_folders.Classes | None):
-    """Returns the classes, and replaces labels as text by class indices."""
+  def _number_labels(
+    self, listed: class_folders.Classes | None
+  ) -> class_folders.Classes:
+    """Replaces labels as text by class indices, and returns the classes.
+
+    Args:
+      listed: list of classes, if there is one.
+
+    Raises:
+      UserError: see `class_folders.number`.
+    """
     places: dict[str, str] = {}  # where each label occurs first
-    unique = {}
+    unique = {}  # of each split: distinct labels, and their index in each row
     for name, part in self._splits.items():
-      texts, rows, inverse = np.unique(
+      encoded, rows, inverse = np.unique(
         part.label, return_index=True, return_inverse=True
       )
-      unique[name] = [os.fsdecode(text) for text in texts.tolist()], inverse
-      for text, row in zip(unique[name][0], rows.tolist(), strict=True):
+      texts = [os.fsdecode(text) for text in encoded.tolist()]
+      for text, row in zip(texts, rows.tolist(), strict=True):
         places.setdefault(text, part.where(row))
+      unique[name] = texts, inverse
     classes, numbers = class_folders.number(
       places, places.__getitem__, listed, whole=False
     )
@@ -327,16 +367,19 @@ def _expand(pattern: str) -> list[str]:
     UserError: no shard matches.
   """
   shards = []
-  for path in _without_braces(files.place(pattern)):
-    if path.endswith('.tar') and not _WILDCARD.search(path):
-      shards.append(path)
-    elif _WILDCARD.search(path):
+  for path in _without_braces(files.expanded(pattern)):
+    if _WILDCARD.search(path):
       shards += _matching(path)
-    else:
+    elif path.endswith('.tar'):
+      shards.append(path)
+    else:  # a directory
       folders = ['', *(f'{name}/' for name in splits.NAMES)]
       root = path.rstrip('/')
-      found = [_matching(f'{root}/{folder}*.tar') for folder in folders]
-      shards += sorted(sum(found, []))
+      shards += sorted(
+        shard
+        for folder in folders
+        for shard in _matching(f'{root}/{folder}*.tar')
+      )
   if not shards:
     raise UserError(
       f'source.path is {pattern!r}, but no .tar file matches it; give a folder '
@@ -352,8 +395,9 @@ def _without_braces(pattern: str) -> list[str]:
   if braces is None:
     return [pattern]
   first, last, names = braces.groups()
-  choices = names.split(',') if names else []
-  if first:
+  if names:
+    choices = names.split(',')
+  else:
     numbers = range(int(first), int(last) + 1)
     choices = [f'{number:0{len(first)}d}' for number in numbers]
   return [
@@ -400,6 +444,7 @@ def _open(
 ) -> _Split:
   """Loads or builds the index of the shards of a split."""
   settings = json.dumps([label_key, *others]).encode()
+  # The number is that of the format of the columns.
   kind = f'tar3-{zlib.crc32(settings):08x}'
   shards = index.load(
     paths,

@@ -21,18 +21,19 @@ from vit_jax.data import progress
 from vit_jax.data.storage import files, splits
 from vit_jax.errors import UserError, closest
 
-_MAX_CLASSES = 1_000_000  # maximum number of classes without a list of classes
-# Numbers, including some that cannot be labels, such as '-1' and '1.5'.
-_NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
+log = logging.getLogger('vit_jax')
 # Name of the only class of images without labels.
 UNLABELLED = 'unlabelled'
 # Names of the classes of boolean labels.
 BOOLEANS = ['False', 'True']
-log = logging.getLogger('vit_jax')
+# The directory itself, as the only class folder, if it has images but no
+# folders.
+ITSELF = '.'
+_MAX_CLASSES = 1_000_000  # maximum number of classes without a list of classes
+# Numbers, including some that cannot be labels, such as '-1' and '1.5'.
+_NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
 _SHOWN_CHARACTERS = 50  # maximum number of characters of a label in a message
 _SHOWN = 8  # maximum number of folders in a message
-# The root itself, as the only class of a directory of images without folders.
-WHOLE = '.'
 
 
 class Classes:
@@ -46,7 +47,8 @@ class Classes:
   def __init__(self, keys: Iterable[str], names: Iterable[str] | None = None):
     self.keys = list(keys)
     self.names = list(self.keys if names is None else names)
-    # macOS may store names in another normal form of Unicode than Linux.
+    # macOS may store names in another normal form of Unicode than Linux. Equal
+    # names precede names that are equal in their composed form.
     self._index = {_composed(key): i for i, key in enumerate(self.keys)}
     self._index |= {key: i for i, key in enumerate(self.keys)}
 
@@ -146,14 +148,16 @@ def number(
   texts = sorted(texts)
   if texts == ['']:  # images without labels
     return Classes([''], [UNLABELLED]), {'': 0}
-  # '-1' and '1.5' are in both lists, so they are neither labels nor names.
+  # '-1' and '1.5' are in both lists, and are refused below without a list.
   names = [text for text in texts if not text.isdecimal()]
   numbers = [text for text in texts if _NUMBER.fullmatch(text)]
+  # 1. Labels are keys of the list.
   if known and (names or any(key.isdecimal() for key in known.keys)):
     return known, {text: known.label(text, where(text)) for text in texts}
+  # 2. Labels are names, and all of them are given.
   if whole and not numbers:
     return Classes(names), {name: i for i, name in enumerate(names)}
-  # From here on, labels must be integers: positions in the list, or classes.
+  # 3. Labels must be integers: positions in the list, or classes.
   count = len(known.keys) if known else _MAX_CLASSES
   # Unlike int, float also accepts thousands of digits.
   largest = max(numbers, key=float, default='')
@@ -241,8 +245,8 @@ def names(root: str, endings: tuple[str, ...] = files.IMAGES) -> list[str]:
     endings: endings of the image files, in lower case.
 
   Returns:
-    Names of the folders; [`WHOLE`] for a directory that contains images, but no
-    folders.
+    Names of the folders; [`ITSELF`] for a directory that contains images, but
+    no folders.
 
   Raises:
     UserError: there are neither folders nor images, or the directory cannot be
@@ -254,7 +258,7 @@ def names(root: str, endings: tuple[str, ...] = files.IMAGES) -> list[str]:
     if name[0] != '.' and not os.path.exists(f'{root}/{name}'):
       raise _unreadable(f'{root}/{name}', 'a broken link')
   if folders or images:
-    return folders or [WHOLE]
+    return folders or [ITSELF]
   raise UserError(
     f'{root} contains no folders: each class needs one with its images. For a '
     "list of images and labels, use config.source.name='manifest'."
@@ -284,10 +288,11 @@ def listing(
   """
   classes, paths, folders = [], [], []
   # What is left out is only counted, because it may be millions of files.
-  left_out, example = 0, ''
+  num_left_out, example = 0, ''
   for name, images, not_images in _walk(root, endings):
-    left_out += len(not_images)
-    example = example or ''.join(not_images[:1])
+    num_left_out += len(not_images)
+    if not_images and not example:
+      example = not_images[0]
     if name is None:
       continue
     if not images and not allow_empty:
@@ -308,8 +313,8 @@ def listing(
       f'the class folders of {root} contain no image ({" ".join(endings)}): '
       'fill them, or give another directory.'
     )
-  if left_out:
-    log.info('%d files are left out, such as %s', left_out, example)
+  if num_left_out:
+    log.info('%d files are left out, such as %s', num_left_out, example)
   return Listing(
     root,
     classes,
@@ -332,8 +337,9 @@ def _walk(
   The first item has the files next to the class folders, and None as the name.
   Images are relative to the root and sorted; what is left out has full paths.
   """
-  classes, above = names(root, endings), ()
-  if classes != [WHOLE]:
+  classes = names(root, endings)
+  above = ()  # the root is not above itself
+  if classes != [ITSELF]:
     above = (_identity(root),)
     _, images, others = _entries(root, endings)
     yield None, [], [f'{root}/{name}' for name in images + others]
@@ -357,7 +363,7 @@ def images(
   Raises:
     UserError: an image is a broken link, or a folder cannot be read.
   """
-  for path in _images(folder, WHOLE, endings, (), []):
+  for path in _images(folder, ITSELF, endings, (), []):
     yield os.path.join(folder, os.path.normpath(path))
 
 
@@ -389,7 +395,7 @@ def _entries(
 
 
 def _is(kind: Callable[[], bool]) -> bool:
-  """Returns the result of `DirEntry.is_dir` or `is_file`.
+  """Calls `DirEntry.is_dir` or `DirEntry.is_file`; returns False if it fails.
 
   They raise OSError for a link to itself or into a folder that cannot be read.
   """
@@ -400,6 +406,7 @@ def _is(kind: Callable[[], bool]) -> bool:
 
 
 def _folders(folder: str) -> list[str]:
+  """Returns the names of the folders in a folder, sorted."""
   return _entries(folder)[0]
 
 
@@ -435,6 +442,7 @@ def _images(
 
 
 def _identity(folder: str) -> tuple[int, int]:
+  """Returns values that are equal for all paths of the same folder."""
   status = os.stat(folder)
   return status.st_dev, status.st_ino
 

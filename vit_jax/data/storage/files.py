@@ -1,13 +1,4 @@
-"""Reads files from any number of threads, and orders listings of them.
-
-Files are local or remote.
-
-Listings are mostly sorted by class, so that `train[:90%]` of a listing would
-lack whole classes. Splits are therefore cut in a random but fixed order: the
-order of the hashes of the examples' names, which does not depend on the order
-of the listing. (TFDS shuffles when it prepares a dataset, so its splits are cut
-in the order in which they are stored.)
-"""
+"""Reads local and remote files, whole or in parts, from many threads."""
 
 import errno
 import functools
@@ -16,12 +7,9 @@ import resource
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import numpy as np
 from etils import epath
-from jaxtyping import Int, UInt64
 
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.pipeline.order import mix
 from vit_jax.errors import UserError
 from vit_jax.files.paths import is_remote, locate, nearest
 
@@ -37,13 +25,12 @@ _NO_FILE = (  # errors of a single file; others concern the disk or network
   IsADirectoryError,
   NotADirectoryError,
 )
-_SOURCES = 8  # sources among which the limit on open files is divided
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
-_CHUNK = 1 << 20  # names hashed at once
+_SOURCES = 8  # sources among which the limit on open files is divided
 
 
-def place(path: str) -> str:
-  """Expands ~ in a path that is local or begins with gs://.
+def expanded(path: str) -> str:
+  """Returns a local path with ~ expanded, or an unchanged gs:// address.
 
   Raises:
     UserError: the path is another kind of address.
@@ -110,7 +97,7 @@ def read_image(path: str) -> bytes:
 
 
 def loaded(path: str, load: Callable[[bytes], T]) -> T | str:
-  """Returns an image of a user, or the reason why it cannot be used.
+  """Returns an image that a user names, or the reason why it cannot be used.
 
   Args:
     path: path of the file, local or remote.
@@ -152,7 +139,7 @@ def read_text(path: str, key: str) -> str:
     UserError: the file cannot be read, or is not UTF-8.
   """
   try:
-    return read(place(path)).decode('utf-8-sig')
+    return read(expanded(path)).decode('utf-8-sig')
   except (OSError, ValueError) as error:
     raise UserError(
       f'--config.{key} is {path}, which cannot be read as UTF-8 text: {error}.'
@@ -168,8 +155,9 @@ class _Descriptor:
   def __init__(self, path: str):
     self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
+  # `close` is bound early, because `os` may be gone when the process ends.
   def __del__(self, close=os.close):
-    if hasattr(self, 'number'):
+    if hasattr(self, 'number'):  # not if the file could not be opened
       close(self.number)
 
 
@@ -216,88 +204,3 @@ class Files:
 
   def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
     return Files, (self.paths,)
-
-
-def by_name(names: np.ndarray) -> Int[np.ndarray, ' n']:
-  """Returns the order of examples by the hashes of their names.
-
-  Args:
-    names: bytes `[n]`, without NUL.
-
-  Returns:
-    A permutation of 0 to n - 1.
-  """
-  return np.argsort(hashes(names), kind='stable')
-
-
-def by_class(
-  names: np.ndarray, classes: Int[np.ndarray, ' n']
-) -> Int[np.ndarray, ' n']:
-  """Returns an order in which every part has the same fraction of each class.
-
-  The r-th of the n images of a class (r from 0, in the order of their hashes)
-  is at the fraction r / n of the split. `[:90%]` and `[90%:]` therefore divide
-  each class in this proportion, up to one image. A part that starts at 0 gets
-  an image of every class before it gets a second one of any class, so that it
-  contains the classes that are too small to be divided.
-
-  Args:
-    names: bytes `[n]`, without NUL.
-    classes: class of each example, `[n]`.
-
-  Returns:
-    A permutation of 0 to n - 1.
-  """
-  hashed = hashes(names)
-  order = np.lexsort((hashed, classes))
-  _, starts, counts = np.unique(
-    classes[order], return_index=True, return_counts=True
-  )
-  rank = np.arange(len(names)) - np.repeat(starts, counts)
-  fraction = np.empty(len(names))
-  fraction[order] = rank / np.repeat(counts, counts)
-  return np.lexsort((hashed, fraction))
-
-
-def by_place(
-  paths: Sequence[str],
-  file: Int[np.ndarray, ' n'],
-  place: Int[np.ndarray, ' n'],
-) -> Int[np.ndarray, ' n']:
-  """Returns the order of examples without names, by hashes of their positions.
-
-  Args:
-    paths: paths of the files; only the last part of each is used.
-    file: index of the file of each example.
-    place: position of each example in its file, a row or an offset.
-
-  Returns:
-    A permutation of 0 to n - 1.
-  """
-  files = hashes(base_names(paths))[file]
-  places = mix(place.astype(np.uint64) + np.uint64(1))
-  return np.argsort(mix(files ^ places), kind='stable')
-
-
-def base_names(paths: Sequence[str]) -> np.ndarray:
-  """Returns the last part of each path, as bytes `[n]`."""
-  return np.array([os.fsencode(p.rpartition('/')[2]) for p in paths], np.bytes_)
-
-
-def hashes(names: np.ndarray) -> UInt64[np.ndarray, ' n']:
-  """Computes a hash of each name.
-
-  The hash depends only on the bytes of the name, not on the array's width.
-
-  Args:
-    names: bytes `[n]`, without NUL.
-  """
-  if len(names) > _CHUNK:
-    parts = np.array_split(names, -(-len(names) // _CHUNK))
-    return np.concatenate([hashes(part) for part in parts])
-  words = names.astype(f'S{-(-names.itemsize // 8) * 8}').view('<u8')
-  hashed = np.zeros(len(names), np.uint64)
-  for column in words.reshape(len(names), -1).T:
-    # A word of zeros is padding after the name, and must not change the hash.
-    hashed = np.where(column == 0, hashed, mix(hashed ^ column))
-  return hashed

@@ -29,7 +29,7 @@ from vit_jax.files import paths as paths_lib
 log = logging.getLogger('vit_jax')
 FOLDER = '.vit_jax_index'
 WHOLE = -1  # value of `cut` for a shard without an incomplete record
-_VERSION = 1
+_VERSION = 1  # of the format of the cached file
 _THREADS = 32  # scanning mostly waits for the disk or the network
 
 Columns = dict[str, np.ndarray]
@@ -89,8 +89,9 @@ def load(
   check_policy(on_bad_shard)
   current = stamps(paths)
   cache_paths = _cache_paths(paths, kind)
-  cached = (_cached(path, current) for path in cache_paths)
-  index = next(filter(None, cached), None)
+  index = None
+  for path in cache_paths:
+    index = index or _cached(path, current)
   if index is None:
     try:
       index = _build(paths, kind, scan)
@@ -108,7 +109,11 @@ def load(
 
 
 def check_policy(on_bad_shard: str) -> None:
-  """Checks the treatment of shards that were cut short."""
+  """Checks the treatment of shards that were cut short, see `load`.
+
+  Raises:
+    UserError: it is neither 'error' nor 'skip'.
+  """
   check_choice('source.on_bad_shard', on_bad_shard, ('error', 'skip'))
 
 
@@ -144,7 +149,11 @@ def _unreadable(error: Exception) -> UserError:
 
 
 def _cache_paths(paths: Sequence[str], kind: str) -> list[str]:
-  """Returns where the index is cached: next to the shards, or at home."""
+  """Returns where the index is cached: next to the shards, or at home.
+
+  The name of the first file depends on relative paths, so that the index moves
+  with the data; the name of the second on absolute ones.
+  """
   folder = os.path.dirname(paths[0])
   home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   relative = [path.removeprefix(folder) for path in paths]
@@ -161,12 +170,12 @@ def _digest(texts: Sequence[str]) -> str:
 
 
 def _save(cache_paths: Sequence[str], index: Index, stamp: np.ndarray) -> None:
-  """Writes the index to the first of several paths that can be written.
+  """Writes the index and the `stamps` to the first path that can be written.
 
   The file is complete as soon as it exists. Several processes may write it at
   the same time.
   """
-  columns: Any = {f'column_{key}': each for key, each in index.columns.items()}
+  columns: Any = {f'column_{key}': x for key, x in index.columns.items()}
   content = io.BytesIO()
   np.savez(
     content, stamp=stamp, cuts=index.cuts, counts=index.counts, **columns
@@ -186,10 +195,10 @@ def _save(cache_paths: Sequence[str], index: Index, stamp: np.ndarray) -> None:
   )
 
 
-def _cached(place: str, stamp: np.ndarray) -> Index | None:
+def _cached(path: str, stamp: np.ndarray) -> Index | None:
   """Reads a cached index; None if it is missing, damaged or outdated."""
   try:
-    content = io.BytesIO(files.read(place))
+    content = io.BytesIO(files.read(path))
     with np.load(content, allow_pickle=False) as arrays:
       if not np.array_equal(arrays['stamp'], stamp):
         return None
@@ -212,15 +221,18 @@ def _build(
     # Tasks run in copies of the context, which contains the progress listener.
     contexts = [contextvars.copy_context() for _ in paths]
     try:
-      tasks = pool.map(lambda each, path: each.run(scan, path), contexts, paths)
+      tasks = pool.map(
+        lambda context, path: context.run(scan, path), contexts, paths
+      )
       scans = list(progress.shown(tasks, len(paths), label))
     except BaseException:
       pool.shutdown(wait=True, cancel_futures=True)
       raise
+  names = list(scans[0].columns)
   columns = {
     name: np.concatenate([each.columns[name] for each in scans])
-    for name in scans[0].columns
+    for name in names
   }
-  lengths = [len(next(iter(each.columns.values()))) for each in scans]
+  counts = [len(each.columns[names[0]]) for each in scans]
   cuts = [each.cut for each in scans]
-  return Index(columns, np.array(lengths, np.int64), np.array(cuts, np.int64))
+  return Index(columns, np.array(counts, np.int64), np.array(cuts, np.int64))

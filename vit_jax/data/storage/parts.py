@@ -26,7 +26,9 @@ from vit_jax.files import jsonl, paths
 Arrays = dict[str, np.ndarray]
 _DESCRIPTION = 'description.json'
 _EXAMPLES, _CHECKSUM = 'examples', 'checksum'
-_LOCAL_HEADER = 30  # bytes before the name of a member of an archive
+# Bytes of a ZIP archive's local file header. Its last four are the lengths of
+# the name and of the extra field that follow it (APPNOTE.TXT, 4.3.7).
+_LOCAL_HEADER = 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,9 +124,8 @@ class Parts:
       text = json.dumps(dataclasses.asdict(computation))
       paths.save(folder / _DESCRIPTION, text)
       return cls(folder, computation)
-    before, now = (
-      flatten(dataclasses.asdict(each)) for each in (existing, computation)
-    )
+    before = flatten(dataclasses.asdict(existing))
+    now = flatten(dataclasses.asdict(computation))
     differences = [
       f'{key}: {before.get(key)!r} before, {now.get(key)!r} now'
       for key in now | before
@@ -286,7 +287,7 @@ def _unreadable(path: epath.Path, reason: str) -> UserError:
 
 
 class Rows(NamedTuple):
-  """Rows of an array in a file that `save` wrote, each of which is read alone.
+  """Rows of an array in a file that `save` wrote, which are read one by one.
 
   Attributes:
     path: path of the file.
@@ -302,11 +303,18 @@ class Rows(NamedTuple):
 
   @classmethod
   def of(cls, path: epath.Path, key: str, array: np.ndarray) -> 'Rows':
-    """Locates a matrix in the file from which it has been read."""
+    """Locates the rows of a matrix in the file from which it has been read.
+
+    Args:
+      path: path of the file.
+      key: name of the array.
+      array: the array, `[rows, width]`.
+    """
     with open(path, 'rb') as file, zipfile.ZipFile(file) as archive:
       member = archive.getinfo(f'{key}.npy')
-      file.seek(member.header_offset + _LOCAL_HEADER - 4)
-      lengths = np.frombuffer(file.read(4), '<u2')  # of name and extra field
+      file.seek(member.header_offset)
+      header = file.read(_LOCAL_HEADER)
+    lengths = np.frombuffer(header[-4:], '<u2')  # of name and extra field
     start = member.header_offset + _LOCAL_HEADER + int(lengths.sum())
     end = start + member.file_size  # the array is at the end of its member
     offset = end - array.nbytes

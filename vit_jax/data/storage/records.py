@@ -31,8 +31,8 @@ from vit_jax.data.storage.splits import Concatenation
 from vit_jax.errors import UserError
 
 _PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
-_HEADER = struct.Struct('<QI')
-_FOOTER = struct.Struct('<I')
+_HEADER = struct.Struct('<QI')  # length of the payload, and its checksum
+_FOOTER = struct.Struct('<I')  # checksum of the payload
 _AROUND = _HEADER.size + _FOOTER.size  # bytes of a record around its payload
 # Type checkers cannot read this compiled module.
 _Reader: Any = array_record_data_source.array_record_module.ArrayRecordReader
@@ -77,11 +77,15 @@ def _size(header: bytes) -> int | None:
   if len(header) < _HEADER.size:
     return None
   size, checksum = _HEADER.unpack(header)
-  return size if checksum == _masked(header[:8]) else None
+  return size if checksum == _masked_crc(header[:8]) else None
 
 
-def _masked(data: bytes) -> int:
-  """Computes a CRC-32C, rotated and shifted as the format requires."""
+def _masked_crc(data: bytes) -> int:
+  """Computes a CRC-32C, rotated and increased as TFRecord requires.
+
+  The rotation by 15 bits and the constant are those of `mask` in TensorFlow's
+  tsl/lib/hash/crc32c.h.
+  """
   crc = google_crc32c.value(data)
   return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -121,12 +125,15 @@ def example(
     DecodeError: the record is not an Example, or does not have one image and
       one label.
   """
-  values = features(record)  # a missing feature would be created as empty
-  images, labels = [], [0]
+  values = features(record)
+  # `values[key]` would create a missing feature, hence the tests with `in`.
+  images, labels = [], []
   if image_key in values:
     images = values[image_key].bytes_list.value
-  if label_key is not None:
-    labels = values[label_key].int64_list.value if label_key in values else []
+  if label_key is None:
+    labels = [0]
+  elif label_key in values:
+    labels = values[label_key].int64_list.value
   if len(images) != 1 or len(labels) != 1:
     raise DecodeError(
       f'has {len(images)} images ({image_key!r}) and {len(labels)} labels '
@@ -134,6 +141,7 @@ def example(
     )
   parsed = {'image': images[0], 'label': labels[0]}
   for key, is_single in others.items():
+    # 'bytes_list', 'float_list' or 'int64_list'
     kind = values[key].WhichOneof('kind') if key in values else None
     found = list(getattr(values[key], kind).value) if kind else []
     if is_single and len(found) != 1:
@@ -158,7 +166,8 @@ class ArrayRecords:
         numbers of records differ from those of TFDS; or no file can be read.
     """
     index.check_policy(on_bad_shard)
-    index.stamps([part.filename for part in instructions])  # they exist
+    # Raises an error if a file does not exist.
+    index.stamps([part.filename for part in instructions])
     with ThreadPoolExecutor(_THREADS) as pool:
       faults = list(pool.map(_fault, instructions))
     kept = []
@@ -207,7 +216,7 @@ def _fault(part: Any) -> str:
   reader = _Reader(part.filename)
   try:
     if not reader.ok():
-      reader.read([0])  # raises the reason
+      reader.read([0])  # raises a RuntimeError with the reason
     _check_count(part, reader.num_records(), index.WHOLE)
     return ''
   except RuntimeError as error:
@@ -240,8 +249,14 @@ class TFRecords:
     for paths in shards:
       if not used.isdisjoint(paths):
         split = index.load(paths, 'tfrecord', scan, on_bad_shard=on_bad_shard)
-        arrays = split.split('offset'), split.split('size'), split.cuts.tolist()
-        columns |= dict(zip(paths, zip(*arrays, strict=True), strict=True))
+        for path, offsets, sizes, cut in zip(
+          paths,
+          split.split('offset'),
+          split.split('size'),
+          split.cuts.tolist(),
+          strict=True,
+        ):
+          columns[path] = offsets, sizes, cut
     self._files = files.Files([part.filename for part in instructions])
     self._parts = []
     for part in instructions:
@@ -263,11 +278,14 @@ class TFRecords:
     number, offset, size = self._find(index)
     start = offset - _HEADER.size
     record = self._files.read(number, start, size + _AROUND)
-    data = record[_HEADER.size : -_FOOTER.size]
+    header, payload = (
+      record[: _HEADER.size],
+      record[_HEADER.size : -_FOOTER.size],
+    )
     [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
-    if _size(record[: _HEADER.size]) != size or checksum != _masked(data):
+    if _size(header) != size or checksum != _masked_crc(payload):
       raise DecodeError('damaged: its CRC-32C does not match')
-    return data
+    return payload
 
   def where(self, index: int) -> str:
     """Returns the file of a record, and its offset in the file."""

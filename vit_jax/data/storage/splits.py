@@ -1,10 +1,16 @@
 """Splits in TFDS notation: 'train', 'train[:99%]', 'train+validation'.
 
-Index arithmetic of several lists that are read as one.
+Listings are mostly sorted by class, so that `train[:90%]` of a listing would
+lack whole classes. Splits are therefore cut in a random but fixed order: the
+order of the hashes of the examples' names (`by_name`, `by_class`, `by_place`),
+which does not depend on the order of the listing. TFDS shuffles when it
+prepares a dataset, so its splits are cut in the order in which they are stored.
 """
 
 import bisect
 import itertools
+import math
+import os
 import re
 from collections.abc import (
   Callable,
@@ -19,25 +25,29 @@ from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow_datasets as tfds
-from jaxtyping import Int
+from jaxtyping import Int, UInt64
 
 from vit_jax.data import contract
+from vit_jax.data.pipeline.order import mix
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
-NAMES = ('train', 'validation', 'val', 'test')  # in names of folders and files
+# Names of splits in the names of shards and of their folders, see `of_file`.
+NAMES = ('train', 'validation', 'val', 'test')
 KINDS = {  # kinds of splits, and the names of their folders
   'train': ('train', 'training'),
   'validation': ('validation', 'val', 'valid', 'dev'),
   'test': ('test', 'testing'),
 }
-_NAME = re.compile(r'^[\w-]+')
+_NAME = re.compile(r'^[\w-]+')  # the name at the start of 'train[:99%]'
+# A name of a split that is not a part of a longer word such as 'constrain'.
 _WORD = re.compile(rf'(?<![a-z])({"|".join(NAMES)})(?![a-z])')
 _PARTS = 'train[:99%], train[1000:2000] or train+validation'
+_CHUNK = 1 << 20  # names hashed at once, to limit the memory
 
 
 class Concatenation:
-  """Maps an index in a concatenation to a list and a position in it."""
+  """Index arithmetic of several lists that are read as one."""
 
   def __init__(self, lengths: Iterable[int]):
     """Concatenates lists of the given lengths."""
@@ -78,10 +88,10 @@ class Selection(Sequence[tuple[str, int]]):
     Args:
       spec: split as in TFDS, 'train[:10%]+test[5:7]', or 'all'.
       lengths: {split: number of examples}.
-      cut: function that returns the order in which a split is cut (see
-        `hash_order`); it is called only for splits that are not used as a
-        whole. Within a part, examples are sorted by position. By default,
-        splits are cut in the order of the positions.
+      cut: function of the name of a split that returns the order in which it is
+        cut, a permutation such as that of `by_name`; it is called only for
+        splits that are not used as a whole. Within a part, examples are sorted
+        by position. By default, splits are cut in the order of the positions.
 
     Raises:
       UserError: see `resolve`.
@@ -167,16 +177,17 @@ def of_file(path: str) -> str:
   or else the name of its folder if that is one of these words.
   """
   folder, _, name = path.rpartition('/')
-  word = _WORD.search(name.lower())
+  if word := _WORD.search(name.lower()):
+    return word[0]
   folder = folder.rpartition('/')[2]
-  return word[0] if word else folder if folder in NAMES else ''
+  return folder if folder in NAMES else ''
 
 
 def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
-  """Adds other names of splits that a spec uses, such as 'val'.
+  """Adds the names by which a spec refers to splits that are named otherwise.
 
-  'val' is added for the split 'validation', and 'train' for 'Train', unless
-  there are several splits of this kind (see `KINDS`).
+  For example, 'val' is added as a name of the split 'validation', and 'train'
+  as one of 'Train', unless there are several splits of this kind (see `KINDS`).
 
   Args:
     found: {name of a split: value}.
@@ -187,9 +198,9 @@ def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
   """
   added = {}
   for name in re.findall(r'[A-Za-z]\w*', spec):
-    same = [n for n in found if kind(n) and kind(n) == kind(name)]
-    if name not in found and len(same) == 1:
-      added[name] = found[same[0]]
+    same_kind = [n for n in found if kind(n) and kind(n) == kind(name)]
+    if name not in found and len(same_kind) == 1:
+      added[name] = found[same_kind[0]]
   return {**found, **added}
 
 
@@ -211,7 +222,7 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[tuple[str, range]]:
       name: SimpleNamespace(num_examples=n) for name, n in lengths.items()
     }
     absolute = instruction.to_absolute(infos)
-  # AttributeError: shards are counted, whose lengths `infos` does not contain.
+  # AttributeError: the spec counts shards ('[:1shard]'), which `infos` lacks.
   except (ValueError, NotImplementedError, AttributeError) as error:
     raise bad_spec(spec, lengths) from error
   parts = [
@@ -235,3 +246,91 @@ def bad_spec(spec: str, lengths: Mapping[str, int]) -> UserError:
     f'the split {spec!r} is not valid or has a part without examples; there '
     f'are {", ".join(sizes)}; parts: {_PARTS}.'
   )
+
+
+def by_name(names: np.ndarray) -> Int[np.ndarray, ' n']:
+  """Returns the order of examples by the hashes of their names.
+
+  Args:
+    names: bytes `[n]`, without NUL.
+
+  Returns:
+    A permutation of 0 to n - 1.
+  """
+  return np.argsort(hashes(names), kind='stable')
+
+
+def by_class(
+  names: np.ndarray, classes: Int[np.ndarray, ' n']
+) -> Int[np.ndarray, ' n']:
+  """Returns an order in which every part has the same fraction of each class.
+
+  The r-th of the n images of a class (r from 0, in the order of their hashes)
+  is at the fraction r / n of the split. `[:90%]` and `[90%:]` therefore divide
+  each class in this proportion, up to one image. A part that starts at 0 gets
+  an image of every class before it gets a second one of any class, so that it
+  contains the classes that are too small to be divided.
+
+  Args:
+    names: bytes `[n]`, without NUL.
+    classes: class of each example, `[n]`.
+
+  Returns:
+    A permutation of 0 to n - 1.
+  """
+  hashed = hashes(names)
+  # The last key of lexsort is the first that is compared.
+  order = np.lexsort((hashed, classes))
+  _, starts, counts = np.unique(
+    classes[order], return_index=True, return_counts=True
+  )
+  rank_in_class = np.arange(len(names)) - np.repeat(starts, counts)
+  fraction = np.empty(len(names))
+  fraction[order] = rank_in_class / np.repeat(counts, counts)
+  return np.lexsort((hashed, fraction))
+
+
+def by_place(
+  paths: Sequence[str],
+  file: Int[np.ndarray, ' n'],
+  place: Int[np.ndarray, ' n'],
+) -> Int[np.ndarray, ' n']:
+  """Returns the order of examples without names, by hashes of their positions.
+
+  Args:
+    paths: paths of the files; only the last part of each is used.
+    file: index of the file of each example.
+    place: position of each example in its file, a row or an offset.
+
+  Returns:
+    A permutation of 0 to n - 1.
+  """
+  hashed_files = hashes(base_names(paths))[file]
+  hashed_places = mix(place.astype(np.uint64) + np.uint64(1))
+  return np.argsort(mix(hashed_files ^ hashed_places), kind='stable')
+
+
+def base_names(paths: Sequence[str]) -> np.ndarray:
+  """Returns the last part of each path, as bytes `[n]`."""
+  return np.array([os.fsencode(p.rpartition('/')[2]) for p in paths], np.bytes_)
+
+
+def hashes(names: np.ndarray) -> UInt64[np.ndarray, ' n']:
+  """Computes a hash of each name.
+
+  The hash depends only on the bytes of the name, not on the array's width.
+
+  Args:
+    names: bytes `[n]`, without NUL.
+  """
+  if len(names) > _CHUNK:
+    parts = np.array_split(names, math.ceil(len(names) / _CHUNK))
+    return np.concatenate([hashes(part) for part in parts])
+  # Names are padded with NUL to words of 8 bytes: uint64 [n, words].
+  width = math.ceil(names.itemsize / 8) * 8
+  words = names.astype(f'S{width}').view('<u8').reshape(len(names), -1)
+  hashed = np.zeros(len(names), np.uint64)
+  for column in words.T:
+    # A word of zeros is padding after the name, and must not change the hash.
+    hashed = np.where(column == 0, hashed, mix(hashed ^ column))
+  return hashed
