@@ -1,6 +1,5 @@
 """Tests of leaving listed examples out, and of examples in two splits."""
 
-import dataclasses
 import json
 import pathlib
 
@@ -230,16 +229,19 @@ def test_listed_images_are_left_out_of_pseudo_labels(tmp_path):
   for i in range(8):
     (tmp_path / f'photos/{i}.png').write_bytes(contract.png(i))
   images = folder.Source('train', **photos)
-  others = {field.name: '' for field in dataclasses.fields(parts.Computation)}
-  used = dict(
+  texts = ('checkpoint', 'weights', 'digest', 'data', 'on_bad_record')
+  computation = parts.Computation(
+    **dict.fromkeys(texts, ''),
     source=dict(name='folder', **photos),
     split='train',
     fingerprint=images.fingerprint,
     class_names=['a', 'b'],
     examples=8,
+    preprocess={},
+    batch_size=8,
     part_examples=8,
+    settings={},
   )
-  computation = parts.Computation(**others | used)
   labels = parts.Parts.begin(epath.Path(tmp_path / 'labels'), computation)
   soft = np.eye(2, dtype=np.float32)[[0, 1, 1, 0]]
   labels.write(0, {'soft': soft, 'index': np.array([1, 3, 4, 7])})

@@ -36,19 +36,6 @@ def open_twin(folder, split='train', **settings):
   return tfds.Source(split, **settings)
 
 
-@pytest.mark.parametrize(
-  'split',
-  ['all', 'train[:33%]', 'train[-5:]', 'train[1shard]', 'test+train[12:28]'],
-)
-def test_both_formats_have_the_same_examples(prepared, split):
-  """For any part of a split, in the same order."""
-  first, second = (
-    [twin[i] for i in range(len(twin))]
-    for twin in (open_twin(prepared[kind], split) for kind in FORMATS)
-  )
-  assert first == second
-
-
 @pytest.mark.parametrize('kind', FORMATS)
 def test_examples_with_several_labels(prepared, kind):
   """A list next to the label, possibly empty."""
@@ -81,11 +68,11 @@ def test_a_list_of_classes_renames_and_reorders_them(prepared, tmp_path):
     open_twin(prepared['tfrecord'], **settings)
 
 
+@pytest.mark.parametrize('split', ['train[10:35]+test', 'all', 'train[1shard]'])
 @pytest.mark.parametrize('kind', FORMATS)
-def test_examples_equal_those_of_tfds(prepared, kind):
+def test_examples_equal_those_of_tfds(prepared, kind, split):
   """The contract of sources is checked with TFDS's own reader."""
   builder = tfds_lib.builder_from_directory(prepared[kind] / 'twin' / '1.0.0')
-  split = 'train[10:35]+test'
   plain = dict(decoders={'image': tfds_lib.decode.SkipDecoding()})
   if kind == 'array_record':
     examples = builder.as_data_source(split, **plain)
@@ -96,11 +83,8 @@ def test_examples_equal_those_of_tfds(prepared, kind):
     ).as_numpy_iterator()
   expected = [(each['image'], int(each['label'])) for each in examples]
   source = open_twin(prepared[kind], split)
-  first = f'twin-train.{kind}-00000-of-00003'
-  contract.check(source, expected, [first])
+  contract.check(source, expected, [f'.{kind}-0000'])
   assert source.class_names == ['cat', 'cow', 'dog']
-  assert source.name == 'twin/train[10:35]+test'
-  assert f'twin-test.{kind}-00002-of-00003' in source.where(len(source) - 1)
 
 
 def test_reading_does_not_import_tensorflow(prepared):
