@@ -14,7 +14,6 @@ from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.images import channels as channels_lib
 from vit_jax.data.images.decode import INTERPOLATIONS, decode, resize
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.errors import UserError
 
 
 def noise(channels, bits, size=(18, 14)):
@@ -215,18 +214,6 @@ def test_evaluation_of_sixteen_bits():
   assert transform.spec['image'] == (WHOLE.shape, WHOLE.dtype)
   found = transform.pixels(npy(WHOLE))
   np.testing.assert_array_equal(found, WHOLE, strict=True)
-
-
-@pytest.mark.parametrize(
-  'key, value',
-  [('randaugment_layers', 2), ('three_augment', True), ('color_jitter', 0.3)],
-)
-@pytest.mark.parametrize('kind', [dict(channels=4), dict(bits=16)])
-def test_operations_on_colours_are_refused(key, value, kind):
-  (other,) = kind
-  with pytest.raises(UserError, match=rf'augment\.{key}.*augment\.{other}'):
-    TrainTransform((8, 8), **{key: value}, **kind)
-  TrainTransform((8, 8), **{key: value})
 
 
 def test_pictures():

@@ -41,14 +41,6 @@ def test_every_epoch_is_a_permutation(n):
       np.testing.assert_array_equal(np.sort(indices), np.arange(n))
 
 
-def test_a_position_does_not_depend_on_the_others():
-  n = 1000
-  positions = np.arange(3 * n)
-  whole = order.shuffled(positions, n, 5)
-  some = np.random.default_rng(0).permutation(positions)[:700]
-  np.testing.assert_array_equal(order.shuffled(some, n, 5), whole[some])
-
-
 @pytest.mark.parametrize('n', [100, 50_000])
 def test_epochs_and_seeds_differ(n):
   """Two epochs or seeds agree as rarely as two random orders."""
@@ -73,7 +65,7 @@ def test_the_first_examples_are_uniform_and_unrelated(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('n', [10, *further(3, 100)])
+@pytest.mark.parametrize('n', [10, *further(3)])
 def test_every_example_comes_first_equally_often(n):
   """The first index is uniform over seeds and over epochs."""
   start = np.zeros(1, np.int64)
@@ -155,17 +147,9 @@ def test_balanced_groups_and_their_epochs():
     assert (rows[k][:7] != rows[k][7:]).any()
   assert (rows[1] != rows[2]).any()
   some = np.random.default_rng(0).permutation(positions)[:9]
-  for one, whole in zip(
-    order.balanced(some, counts, 5), (group, row), strict=True
-  ):
-    np.testing.assert_array_equal(one, whole[some])
-  assert (order.balanced(positions, counts, 6)[0] != group).any()
-
-
-def test_the_seed_changes_the_order_inside_balanced_groups():
-  """With one group, the order is only that inside the group."""
-  positions, counts = np.arange(200), np.array([200])
-  first, second = (
-    order.balanced(positions, counts, seed)[1] for seed in (5, 6)
-  )
-  assert (first != second).mean() > 0.9
+  found = order.balanced(some, counts, 5)
+  np.testing.assert_array_equal(found, (group[some], row[some]))
+  other, other_rows = order.balanced(positions, counts, 6)
+  assert (other != group).any()
+  # The order inside a group also depends on the seed.
+  assert (other_rows[other == 3] != rows[3]).mean() > 0.5

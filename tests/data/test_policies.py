@@ -2,6 +2,7 @@
 
 import collections
 import colorsys
+import functools
 
 import cv2
 import numpy as np
@@ -66,26 +67,18 @@ def test_enhancements_are_close_to_pillow(image, factor, name):
   assert np.abs(ours - expected).max() <= (0 if factor == 1 else 2)
 
 
-def test_operations_that_pillow_does_not_have():
-  image = noise(5, 5)
+def test_other_operations_on_colours():
+  """Pillow's luma differs by at most one level; it blurs by boxes instead."""
+  image = photograph()
   assert not policies.posterize(image, 0).any()
   expected = np.where(image < 128, np.minimum(image + 110.0, 255), image)
   np.testing.assert_array_equal(policies.solarize_add(image, 110), expected)
-
-
-def test_greyscale():
-  """ITU-R 601 luma differs from Pillow's by at most one level."""
-  image = photograph()
   expected = pillow(lambda x: x.convert('L').convert('RGB'), image).astype(int)
   assert np.abs(policies.greyscale(image) - expected).max() <= 1
-
-
-@pytest.mark.parametrize('sigma', [0.1, 0.5, 1.0, 2.0])
-def test_blur(sigma):
-  """Pillow approximates the blur by boxes, so only means are compared."""
-  image, filter_ = photograph(), ImageFilter.GaussianBlur(sigma)
-  expected = pillow(Image.Image.filter, image, filter_).astype(int)
-  assert np.abs(policies.blur(image, sigma) - expected).mean() < 0.5
+  for sigma in (0.1, 0.5, 1.0, 2.0):
+    gaussian = ImageFilter.GaussianBlur(sigma)
+    expected = pillow(Image.Image.filter, image, gaussian).astype(int)
+    assert np.abs(policies.blur(image, sigma) - expected).mean() < 0.5
 
 
 def by_pillow(image, name, amount, resample, fill):
@@ -139,32 +132,6 @@ NAMES = {
   'solarize_add', 'color', 'contrast', 'brightness', 'sharpness', 'shear_x',
   'shear_y', 'translate_x', 'translate_y',
 }  # fmt: skip
-
-
-class Recorder:
-  """Replaces the operations and records the arguments of their calls."""
-
-  def __init__(self, monkeypatch):
-    self.calls = collections.defaultdict(list)
-    for table in policies.POLICIES.values():
-      for name in table:
-        monkeypatch.setitem(table, name, self.operation(name))
-
-  def operation(self, name):
-    def record(image, level, rng):
-      self.calls[name].append(level)
-      return image
-
-    return record
-
-  def levels(self):
-    return np.concatenate([np.array(v) for v in self.calls.values()])
-
-
-def test_policies_have_the_published_operations():
-  """timm has 15 operations, and the authors' policy has 16."""
-  assert policies.TIMM.keys() == NAMES
-  assert policies.AUTHORS.keys() == NAMES | {'cut_out'}
 
 
 def both(operation, argument, **options):
@@ -224,23 +191,40 @@ def test_authors_policy_at_224_pixels_has_the_numbers_of_their_code():
   assert max((c == 128).all(-1).sum() for c in cut) == 80 * 80
 
 
-def test_authors_policy_applies_all_drawn_operations(monkeypatch):
+@pytest.fixture
+def calls(monkeypatch):
+  """Replaces the operations; returns the levels of all calls, by name."""
+  levels = collections.defaultdict(list)
+
+  def record(name, image, level, rng):
+    levels[name].append(level)
+    return image
+
+  for table in policies.POLICIES.values():
+    for name in table:
+      operation = functools.partial(record, name)
+      monkeypatch.setitem(table, name, operation)
+  return levels
+
+
+def test_authors_policy_applies_all_drawn_operations(calls):
   """N operations per image are drawn uniformly, all at magnitude M."""
-  recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
+  rng = np.random.default_rng(0)
   for _ in range(800):
     policies.rand_augment(IMAGE, 2, 7.0, 'authors', rng)
-  assert (recorder.levels() == 0.7).all()
-  counts = [len(calls) for calls in recorder.calls.values()]
-  assert sum(counts) == 1600 and len(counts) == 16
-  assert np.abs(np.array(counts) - 100).max() < 5 * 10
+  assert calls.keys() == NAMES | {'cut_out'}
+  assert {level for levels in calls.values() for level in levels} == {0.7}
+  counts = np.array([*map(len, calls.values())])
+  assert counts.sum() == 1600 and np.abs(counts - 100).max() < 5 * 10
 
 
-def test_timm_policy_applies_half_of_the_operations(monkeypatch):
+def test_timm_policy_applies_half_of_the_operations(calls):
   """Each has probability 1/2, and the std of its magnitude is .5."""
-  recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
+  rng = np.random.default_rng(0)
   for _ in range(1000):
     policies.rand_augment(IMAGE, 2, 5.0, 'timm', rng)
-  levels = recorder.levels()
+  assert calls.keys() == NAMES
+  levels = np.concatenate([*calls.values()])
   assert len(levels) == pytest.approx(1000, abs=5 * np.sqrt(500))
   assert levels.mean() == pytest.approx(0.5, abs=0.01)
   assert levels.std() == pytest.approx(0.05, abs=0.005)
@@ -260,23 +244,20 @@ def test_three_augment_applies_one_of_three():
 
 
 class Chosen(np.random.Generator):
-  """Returns given values, in order, and checks the ranges of the draws."""
+  """Returns given numbers, in order, and records the ranges of the draws."""
 
-  def __init__(self, **values):
+  def __init__(self, numbers):
     super().__init__(np.random.PCG64(0))
-    self._values = {name: [*each] for name, each in values.items()}
-    self.ranges = []
+    self.numbers, self.ranges = [*numbers], []
 
   def random(self):
-    return self._values['random'].pop(0)
+    return self.numbers.pop(0)
 
-  def uniform(self, *given):
-    self.ranges.append(given)
-    return self._values['uniform'].pop(0)
+  def uniform(self, *limits):
+    self.ranges.append(limits)
+    return self.numbers.pop(0)
 
-  def integers(self, *given):
-    self.ranges.append(given)
-    return self._values['integers'].pop(0)
+  integers = uniform
 
 
 def in_hsv(image, saturation, hue):
@@ -289,23 +270,26 @@ def in_hsv(image, saturation, hue):
   return 255 * np.array(changed).reshape(image.shape)
 
 
-@pytest.mark.parametrize('first', [True, False])
-def test_photometric_distortion(first):
+# Brightness and hue change if the number before is below .5, contrast and
+# saturation if it is above. The second of these numbers is the order.
+CONTRAST_FIRST = 0.1, 20.5, 0.1, 0.9, 1.3, 0.9, 0.6, 0.1, -7
+CONTRAST_LAST = 0.1, 20.5, 0.9, 0.9, 0.6, 0.1, -7, 0.9, 1.3
+
+
+@pytest.mark.parametrize('numbers', [CONTRAST_FIRST, CONTRAST_LAST])
+def test_photometric_distortion(numbers):
   """The contrast changes before or after saturation and hue."""
-  yes, no = 0.9, 0.1
-  # Brightness and hue change below .5, contrast and saturation above.
-  draws = [no, no, yes, yes, no] if first else [no, yes, yes, no, yes]
-  factors = (20.5, 1.3, 0.6) if first else (20.5, 0.6, 1.3)
-  rng = Chosen(random=draws, uniform=factors, integers=[-7])
+  rng = Chosen(numbers)
   found = policies.photometric_distortion(IMAGE, rng)
-  expected = (IMAGE + 20.5).clip(0, 255)
-  expected = (expected * 1.3).clip(0, 255) if first else expected
-  expected = in_hsv(expected, 0.6, -7)
-  expected = expected if first else (expected * 1.3).clip(0, 255)
+  expected, factors = (IMAGE + 20.5).clip(0, 255), [1.3, 1]
+  before, after = factors if numbers == CONTRAST_FIRST else factors[::-1]
+  expected = in_hsv((expected * before).clip(0, 255), 0.6, -7)
+  expected = (expected * after).clip(0, 255)
   # Hue and saturation are rounded to 180 and 256 steps.
   assert np.abs(found - expected).mean() < 2
   assert np.abs(found - expected).max() < 12
   assert sorted(rng.ranges) == [(-32, 32), (-18, 18), (0.5, 1.5), (0.5, 1.5)]
+  assert not rng.numbers
 
 
 def test_photometric_distortion_changes_half_of_the_images():

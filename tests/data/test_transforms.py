@@ -1,11 +1,15 @@
-"""Tests of training crops against closed forms, and of sizes and boxes."""
+"""Tests of crops and resizing against closed forms."""
 
+import cv2
 import numpy as np
 import pytest
-from sample_images import coordinates, encode, smooth
+from sample_images import coordinates, encode, noise, smooth
 
 from vit_jax.data.augment import transforms
-from vit_jax.data.augment.transforms import TrainTransform
+from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
+from vit_jax.data.images.decode import INTERPOLATIONS, resize
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError
 
 # Training crops
 
@@ -85,7 +89,7 @@ def test_a_padded_crop_covers_the_border():
   ],
 )
 def test_colours_are_changed_after_cropping(settings):
-  """Crop and flip are the same with and without colour operations."""
+  """Crop and flip are the same without colour operations."""
   image, changed = encode(smooth(60, 50), '.png'), 0
   transform = TrainTransform((24, 24), **settings)
   crop = settings.get('crop', 'inception')
@@ -102,6 +106,112 @@ def test_colours_are_changed_after_cropping(settings):
       plain.geometry(60, 50, np.random.default_rng(seed))
     )
   assert 10 < changed <= 20
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [('randaugment_layers', 2), ('three_augment', True), ('color_jitter', 0.3)],
+)
+@pytest.mark.parametrize('kind', [dict(channels=4), dict(bits=16)])
+def test_operations_on_colours_are_refused(key, value, kind):
+  (other,) = kind
+  with pytest.raises(UserError, match=rf'augment\.{key}.*augment\.{other}'):
+    TrainTransform((8, 8), **{key: value}, **kind)
+  TrainTransform((8, 8), **{key: value})
+
+
+# Evaluation
+
+
+def sampled(length, out, start, scale):
+  """Returns the source coordinates of `out` pixels, half-pixel centres."""
+  return np.clip(start + (np.arange(out) + 0.5) * scale - 0.5, 0, length - 1)
+
+
+def assert_sampled(transform, size, starts, scales, tolerance=0.99):
+  """Checks that a result consists of pixels at a distance from a start.
+
+  OpenCV's fixed-point numbers are sometimes truncated instead of rounded: an
+  error below one grey level, which is one source pixel here.
+  """
+  pixels = transform.pixels(coordinates(*size))
+  assert pixels.shape == (*transform.image_size, 3)
+  rows, columns = map(sampled, size, pixels.shape[:2], starts, scales)
+  assert np.abs(pixels[:, :, 0] - rows[:, None]).max() <= tolerance
+  assert np.abs(pixels[:, :, 1] - columns).max() <= tolerance
+
+
+@pytest.mark.parametrize(
+  'resize, size, image_size, fraction',
+  [
+    ('squash', (100, 200), (50, 50), 0.875),
+    ('squash', (200, 100), (33, 77), 0.875),
+    ('squash', (40, 30), (80, 90), 0.875),
+    ('squash', (17, 256), (16, 16), 0.875),
+    ('central', (192, 256), (112, 112), 0.875),
+    ('central', (256, 192), (112, 112), 0.875),
+    ('central', (200, 200), (50, 100), 0.875),
+    ('central', (100, 240), (60, 40), 1.0),
+    ('central', (64, 48), (96, 96), 0.5),
+  ],
+)
+def test_squash_scales_each_axis_and_central_keeps_the_aspect(
+  resize, size, image_size, fraction
+):
+  """'squash' uses the whole image, and 'central' has equal margins."""
+  transform = EvalTransform(
+    image_size, resize=resize, central_fraction=fraction
+  )
+  scales, tolerance = np.divide(size, image_size), 0.99
+  if resize == 'central':  # the smaller side determines both
+    scales = np.full(2, fraction * scales.min())
+    tolerance += scales[0]  # sizes and the offset are whole pixels
+  starts = (np.array(size) - scales * image_size) / 2
+  assert_sampled(transform, size, starts, scales, tolerance)
+
+
+def test_squash_central_resizes_and_cuts_the_centre():
+  """Images are resized to 256 x 256, and the centre has 224 pixels."""
+  image = smooth(96, 64)
+  resized = cv2.resize(image, (256, 256), interpolation=cv2.INTER_LINEAR)
+  transform = EvalTransform((224, 224), resize='squash_central')
+  np.testing.assert_array_equal(
+    transform.pixels(image), resized[16:240, 16:240]
+  )
+
+
+@pytest.mark.parametrize('interpolation', INTERPOLATIONS)
+def test_training_and_evaluation_have_the_same_filters(interpolation):
+  image, keys = noise(90, 70), dict(interpolation=interpolation)
+  expected = resize(image, 32, 32, interpolation)
+  train = TrainTransform((32, 32), crop='none', flip=False, **keys)
+  for transform in (train, EvalTransform((32, 32), **keys)):
+    pixels = transform.pixels(image, np.random.default_rng(0))
+    np.testing.assert_array_equal(pixels, expected)
+
+
+def test_extreme_aspect_ratios_are_refused():
+  """Enlarging the smaller side would require too much memory."""
+  image = np.zeros((1, 10_000, 3), np.uint8)
+  for transform in (
+    EvalTransform((224, 224), resize='central'),
+    TrainTransform((224, 224), crop='pad'),
+  ):
+    with pytest.raises(DecodeError, match='10000 x 1 pixels'):
+      transform.pixels(image, np.random.default_rng(0))
+  assert EvalTransform((224, 224)).pixels(image).shape == (224, 224, 3)
+
+
+@pytest.mark.parametrize(
+  'resize', ['squash', 'central', 'squash_central', 'torchvision']
+)
+@pytest.mark.parametrize('size', [(120, 200), (200, 90)])
+def test_the_geometry_determines_the_sampled_pixels(resize, size):
+  """The result samples the visible box of the image evenly."""
+  transform = EvalTransform((48, 40), resize=resize, central_fraction=0.75)
+  geometry = transform.geometry(*size)
+  scales = np.divide(size, geometry.size)
+  assert_sampled(transform, size, geometry.corner * scales, scales)
 
 
 # Sizes of resized images, and random boxes; the numbers are torchvision's.

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
+from indexed_source import mesh_of
 
-from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream, workers
 from vit_jax.data.pipeline.loader import Loader
@@ -79,10 +78,8 @@ def test_workers_of_a_killed_trainer_end(tmp_path):
 
 def _batches(source, reader, number, kill_at=None):
   """Returns the first batches; kills a worker after `kill_at` of them."""
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  transform = TrainTransform((8, 8))
   with stream.train_batches(
-    source, transform, 8, 0, 0, mesh, reader=reader
+    source, TrainTransform((8, 8)), 8, 0, 0, mesh_of(), reader=reader
   ) as batches:
     found = []
     for step in range(number):
