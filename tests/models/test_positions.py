@@ -1,4 +1,4 @@
-"""Tests of kinds of positions against a plain Transformer in torch."""
+"""Tests of positions against a plain Transformer in torch, SciPy and timm."""
 
 import functools
 import math
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.ndimage
 import torch
 from tiny_vit import abstract, images_of, noise_params
 
@@ -260,6 +261,64 @@ def test_fixed_tables_equal_timm():
 
 # Another image size
 
+GRIDS = [
+  ((14, 14), (24, 24)),
+  ((14, 14), (7, 7)),
+  ((16, 16), (16, 32)),
+  ((7, 7), (12, 5)),
+  ((4, 6), (9, 3)),
+  ((5, 3), (1, 1)),
+]
+
+
+def random_table(grid, prefix=1):
+  """Returns random embeddings of `prefix` tokens and of a grid."""
+  shape = (1, prefix + grid[0] * grid[1], 6)
+  return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def resized(name, table, *grids_and_method):
+  return positions.resize({f'x/{name}': table}, *grids_and_method)[f'x/{name}']
+
+
+@pytest.mark.parametrize('old, new', GRIDS)
+def test_interpolation_equals_scipy_and_torch(old, new):
+  """SciPy's zoom of the authors' code, and timm's antialiased torch."""
+  table = random_table(old)
+  maps = table[0, 1:].reshape(*old, 6)
+  aligned = resized('embedding', table, old, new, 'aligned')
+  zoom = (new[0] / old[0], new[1] / old[1], 1)
+  expected = scipy.ndimage.zoom(maps, zoom, order=1).reshape(-1, 6)
+  np.testing.assert_allclose(aligned[0, 1:], expected, rtol=1e-5, atol=1e-6)
+  default = resized('embedding', table, old, new, None)
+  np.testing.assert_array_equal(default, aligned)
+
+  bicubic = resized('embedding', table, old, new, 'bicubic')
+  expected = torch.nn.functional.interpolate(
+    torch.tensor(maps).permute(2, 0, 1)[None],
+    size=new,
+    mode='bicubic',
+    antialias=True,
+    align_corners=False,
+  )
+  expected = expected[0].permute(1, 2, 0).reshape(-1, 6)
+  np.testing.assert_allclose(bicubic[0, 1:], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('method', positions.METHODS)
+@pytest.mark.parametrize('prefix', [0, 2])
+def test_prefix_same_grid_and_constants_do_not_change(method, prefix):
+  table = random_table((4, 6), prefix)
+  result = resized('embedding', table, (4, 6), (5, 5), method)
+  assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
+  np.testing.assert_array_equal(result[:, :prefix], table[:, :prefix])
+  same = resized('embedding', table, (4, 6), (4, 6), method)
+  np.testing.assert_array_equal(same, table)
+  # Weights sum to one everywhere, also at the edges.
+  constant = np.full_like(table, 0.7)
+  result = resized('embedding', constant, (4, 6), (11, 3), method)
+  np.testing.assert_allclose(result, 0.7, rtol=1e-5)
+
 
 @pytest.mark.parametrize('kind, at', KINDS)
 def test_adapt_gives_the_shapes_of_the_new_size(kind, at):
@@ -267,18 +326,15 @@ def test_adapt_gives_the_shapes_of_the_new_size(kind, at):
   old = tree.flatten(abstract(model, SIZE))
   expected = tree.flatten(abstract(model, new))
   leaves = {
-    path: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32)
+    path: np.ones(leaf.shape, np.float32)
     for path, leaf in old.items()
     if path.startswith(model.sized)
   }
   assert bool(leaves) == (kind in ('learned', '2d', *positions.IN_ATTENTION))
-  for method in positions.METHODS:
-    adapted = model.adapt(leaves, SIZE, new, method)
-    assert adapted.keys() == leaves.keys()
-    for path, leaf in expected.items():
-      assert adapted.get(path, old[path]).shape == leaf.shape
-    for path, leaf in model.adapt(leaves, SIZE, SIZE, method).items():
-      np.testing.assert_array_equal(leaf, leaves[path])
+  adapted = model.adapt(leaves, SIZE, new, 'bicubic')
+  assert adapted.keys() == leaves.keys()
+  for path, leaf in expected.items():
+    assert adapted.get(path, old[path]).shape == leaf.shape
 
 
 def test_rows_and_columns_are_stretched_to_their_ends():
@@ -288,15 +344,14 @@ def test_rows_and_columns_are_stretched_to_their_ends():
     ('rows', (3, 2), (5, 9)),
     ('columns', (2, 3), (9, 5)),
   ):
-    resized = positions.resize({name: ramp}, grid, new, 'aligned')[name]
-    np.testing.assert_allclose(resized[:, 0], np.linspace(0, 1, 5), atol=1e-6)
-  signed = np.linspace(-1, 1, 15)[:, None]  # 8 tokens, 2 before 6 patches
-  offsets = {'offsets': signed}
-  resized = positions.resize(offsets, (2, 3), (4, 3), 'aligned')['offsets']
-  np.testing.assert_allclose(resized[:, 0], np.linspace(-1, 1, 27), atol=1e-6)
+    stretched = resized(name, ramp, grid, new, 'aligned')
+    np.testing.assert_allclose(stretched[:, 0], np.linspace(0, 1, 5), atol=1e-6)
+  offsets = np.linspace(-1, 1, 15)[:, None]  # 8 tokens, 2 before 6 patches
+  stretched = resized('offsets', offsets, (2, 3), (4, 3), 'aligned')
+  np.testing.assert_allclose(stretched[:, 0], np.linspace(-1, 1, 27), atol=1e-6)
   for method in positions.METHODS[:3]:  # DINO's axis is not symmetric
-    middle = positions.resize(offsets, (2, 3), (4, 3), method)['offsets']
-    assert abs(middle[13, 0]) < 1e-6
+    middle = resized('offsets', offsets, (2, 3), (4, 3), method)[13, 0]
+    assert abs(middle) < 1e-6
 
 
 # Programs
