@@ -1,8 +1,12 @@
 """Datasets and directories shared by several tests of sources."""
 
+import shutil
+
 import pytest
 from bucket import Bucket
 from etils.epath import gpath
+
+from vit_jax.data.storage import index
 
 
 @pytest.fixture(scope='session')
@@ -18,6 +22,20 @@ def prepared(tmp_path_factory):
     builder = Twin(data_dir=str(folders[kind]), file_format=kind)
     builder.download_and_prepare(download_config=config)
   return folders
+
+
+@pytest.fixture
+def copied(prepared, tmp_path, monkeypatch):
+  """Copies the dataset in one format: (folder, its second training shard)."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+  def copy(kind):
+    folder = tmp_path / kind
+    shutil.copytree(prepared[kind], folder)
+    shutil.rmtree(folder / 'twin/1.0.0' / index.FOLDER, ignore_errors=True)
+    return folder, folder / f'twin/1.0.0/twin-train.{kind}-00001-of-00003'
+
+  return copy
 
 
 @pytest.fixture

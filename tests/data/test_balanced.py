@@ -2,13 +2,11 @@
 
 import pickle
 
-import jax
 import numpy as np
 import pytest
+from indexed_source import PLAIN, mesh_of, train
 
-from vit_jax.arrays import sharding
 from vit_jax.data import balanced
-from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.contract import Remaining, Source
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
@@ -38,12 +36,9 @@ class Unbalanced(Source):
 
 
 def streamed(source, start, steps, **options):
-  """Returns the batches of a stream."""
-  mesh = sharding.make_mesh(jax.devices()[:1], data=1, fsdp=1, model=1)
-  with stream.train_batches(
-    source, EvalTransform((4, 4)), 6, 5, start, mesh, **options
-  ) as batches:
-    return [jax.device_get(next(batches)) for _ in range(steps)]
+  """Returns the batches of a stream from a step on."""
+  settings = dict(transform=PLAIN, seed=5, mesh=mesh_of())
+  return train(source, 6, steps, start=start, **settings, **options)
 
 
 def test_classes_occur_equally_often():

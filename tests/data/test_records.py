@@ -5,30 +5,12 @@ import shutil
 
 import numpy as np
 import pytest
+from tfds_twin import open_twin
 
 from tests.faults.counts import further
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.sources import tfds
-from vit_jax.data.storage import index, records
+from vit_jax.data.storage import records
 from vit_jax.errors import UserError
-
-
-@pytest.fixture
-def copy(prepared, tmp_path, monkeypatch):
-  """Copies the dataset in one format: (folder, its second training shard)."""
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-
-  def make(kind):
-    folder = tmp_path / kind
-    shutil.copytree(prepared[kind], folder)
-    shutil.rmtree(folder / 'twin/1.0.0' / index.FOLDER, ignore_errors=True)
-    return folder, folder / f'twin/1.0.0/twin-train.{kind}-00001-of-00003'
-
-  return make
-
-
-def open_twin(folder, split='train', **settings):
-  return tfds.Source(split, dataset='twin', data_dir=str(folder), **settings)
 
 
 def flipped(shard, place, bit):
@@ -55,12 +37,12 @@ def outcome(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['array_record', *further('tfrecord')])
-def test_no_flipped_bit_changes_an_example(copy, kind):
+def test_no_flipped_bit_changes_an_example(copied, kind):
   """The shard is refused, a record is unreadable, or all are correct.
 
   (array_record has padding, and headers that are stored more than once.)
   """
-  folder, shard = copy(kind)
+  folder, shard = copied(kind)
   whole, content = outcome(folder), shard.read_bytes()
   rng, refused, unreadable = np.random.default_rng(0), 0, 0
   limit = len(content) if kind == 'tfrecord' else 3000
@@ -80,9 +62,9 @@ def test_no_flipped_bit_changes_an_example(copy, kind):
   assert unreadable > 20 and (refused > 1 or kind == 'array_record')
 
 
-def test_a_bad_checksum_is_a_bad_record(copy):
+def test_a_bad_checksum_is_a_bad_record(copied):
   """Others are not affected."""
-  folder, shard = copy('tfrecord')
+  folder, shard = copied('tfrecord')
   source = open_twin(folder)
   image = source[20]['image']
   place = shard.read_bytes().index(image) + len(image) // 2
@@ -118,13 +100,13 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize('damage', DAMAGE)
-def test_incomplete_array_record_shards(copy, damage, caplog):
+def test_incomplete_array_record_shards(copied, damage, caplog):
   """They are refused, or left out; other splits can be opened.
 
   The message or the log names the shard. Files that are missing, or belong to
   other data, cannot be left out.
   """
-  folder, shard = copy('array_record')
+  folder, shard = copied('array_record')
   whole = outcome(folder)
   DAMAGE[damage](shard)
   with pytest.raises(UserError, match=f'{shard}.*again'):
@@ -141,8 +123,8 @@ def test_incomplete_array_record_shards(copy, damage, caplog):
     open_twin(folder, 'train[14:20]', on_bad_shard='skip')
 
 
-def test_damage_after_opening_makes_bad_records(copy):
-  folder, shard = copy('array_record')
+def test_damage_after_opening_makes_bad_records(copied):
+  folder, shard = copied('array_record')
   source = open_twin(folder)
   pathlib.Path(shard).write_bytes(b'')
   with pytest.raises(DecodeError, match='cannot be read'):

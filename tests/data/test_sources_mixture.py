@@ -1,11 +1,10 @@
 """Tests of mixtures: weights, epochs of each member, and determinism."""
 
 import contract
-import jax
 import numpy as np
 import pytest
+from indexed_source import mesh_of, train
 
-from vit_jax.arrays import sharding
 from vit_jax.data import filters
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.pipeline import stream
@@ -112,13 +111,10 @@ def test_slot_counts(weights, counts):
   assert mixture.slot_counts(weights) == counts
 
 
-def streamed(source, size, start, steps, **options):
+def streamed(source, start, steps, **options):
   """Returns the batches of a stream from a step on."""
-  mesh = sharding.make_mesh(jax.devices()[:1], data=1, fsdp=1, model=1)
-  with stream.train_batches(
-    source, EvalTransform((32, 32)), size, 5, start, mesh, **options
-  ) as batches:
-    return [jax.device_get(next(batches)) for _ in range(steps)]
+  settings = dict(transform=EvalTransform((32, 32)), seed=5, mesh=mesh_of())
+  return train(source, 8, steps, start=start, **settings, **options)
 
 
 def test_a_stream_uses_the_order_of_the_mixture():
@@ -126,7 +122,7 @@ def test_a_stream_uses_the_order_of_the_mixture():
   source = open_mixture()
 
   def labels(start, steps):
-    batches = streamed(source, 8, start, steps)
+    batches = streamed(source, start, steps)
     return np.concatenate([batch['label'] for batch in batches]).tolist()
 
   indices = source.locate(np.arange(32), 5).tolist()
@@ -145,7 +141,7 @@ def test_bad_records_are_replaced_within_their_member():
   source, seen = mixture.Source('train', members=members), []
   reader = stream.Reader(on_bad_record='skip', max_bad_share=2 / 500)
   report = lambda _, record: seen.append(record.index)  # noqa: E731
-  found = streamed(source, 8, 0, 25, reader=reader, report=report)
+  found = streamed(source, 0, 25, reader=reader, report=report)
   assert sorted(seen) == [490, 495]
   indices = source.locate(np.arange(200), 5)
   images = np.concatenate([batch['image'] for batch in found])

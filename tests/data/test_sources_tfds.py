@@ -14,26 +14,18 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds_lib
 from PIL import Image
+from tfds_twin import open_twin
 
 from vit_jax.data.sources import digits, tfds
-from vit_jax.data.storage import index
 from vit_jax.errors import UserError
 
 FORMATS = ('tfrecord', 'array_record')  # keys of the fixture `prepared`
 
 
 @pytest.fixture
-def damaged(prepared, tmp_path):
+def damaged(copied):
   """Returns a copy of the tfrecord dataset: (folder, a shard)."""
-  shutil.copytree(prepared['tfrecord'], tmp_path, dirs_exist_ok=True)
-  folder = tmp_path / 'twin' / '1.0.0'
-  shutil.rmtree(folder / index.FOLDER, ignore_errors=True)
-  return tmp_path, folder / 'twin-train.tfrecord-00001-of-00003'
-
-
-def open_twin(folder, split='train', **settings):
-  settings = dict(dataset='twin', data_dir=str(folder)) | settings
-  return tfds.Source(split, **settings)
+  return copied('tfrecord')
 
 
 @pytest.mark.parametrize('kind', FORMATS)

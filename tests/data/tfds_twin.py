@@ -3,49 +3,52 @@
 import numpy as np
 import tensorflow_datasets as tfds_lib
 
+from vit_jax.data.sources import tfds
+
 
 class Twin(tfds_lib.core.GeneratorBasedBuilder):
-  """A small dataset with more features than the source reads."""
+  """A dataset with more features than the source reads by default."""
 
   VERSION = tfds_lib.core.Version('1.0.0')
 
   def _info(self):
+    kinds = tfds_lib.features
+    label = kinds.ClassLabel(names=['cat', 'cow', 'dog'])
+    features = dict(
+      image=kinds.Image(encoding_format='png'),
+      label=label,
+      coarse=kinds.ClassLabel(num_classes=2),
+      several=kinds.Sequence(label),
+      file_name=kinds.Text(),
+      even=kinds.Scalar(np.bool_),
+      number=kinds.Scalar(np.uint8),
+    )
     return tfds_lib.core.DatasetInfo(
-      builder=self,
-      features=tfds_lib.features.FeaturesDict(
-        {
-          'image': tfds_lib.features.Image(encoding_format='png'),
-          'label': tfds_lib.features.ClassLabel(names=['cat', 'cow', 'dog']),
-          'coarse': tfds_lib.features.ClassLabel(num_classes=2),
-          'several': tfds_lib.features.Sequence(
-            tfds_lib.features.ClassLabel(names=['cat', 'cow', 'dog'])
-          ),
-          'file_name': tfds_lib.features.Text(),
-          'even': tfds_lib.features.Scalar(np.bool_),
-          'number': tfds_lib.features.Scalar(np.uint8),
-        }
-      ),
+      builder=self, features=kinds.FeaturesDict(features)
     )
 
   def _split_generators(self, dl_manager):
     del dl_manager
-    return {
-      'train': self._generate_examples(40),
-      'test': self._generate_examples(7),
-    }
+    sizes = {'train': 40, 'test': 7}
+    return {split: self._generate_examples(n) for split, n in sizes.items()}
 
   def _generate_examples(self, number):
     for i in range(number):
       pixels = np.random.default_rng(i).integers(0, 256, (5, 4 + i % 3, 3))
       yield (
         i,
-        {
-          'image': pixels.astype(np.uint8),
-          'label': i % 3,
-          'coarse': i % 2,
-          'several': list(range(i % 4)),
-          'file_name': f'{i}.png',
-          'even': i % 2 == 0,
-          'number': i,
-        },
+        dict(
+          image=pixels.astype(np.uint8),
+          label=i % 3,
+          coarse=i % 2,
+          several=list(range(i % 4)),
+          file_name=f'{i}.png',
+          even=i % 2 == 0,
+          number=i,
+        ),
       )
+
+
+def open_twin(folder, split='train', **settings):
+  settings = dict(dataset='twin', data_dir=str(folder)) | settings
+  return tfds.Source(split, **settings)
