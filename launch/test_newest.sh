@@ -39,7 +39,7 @@ if [[ "${1-}" == --ci ]]; then
   shift
 fi
 readarray -t files < <(grep -rLE --include='test_*.py' \
-  'torch|timm|transformers|references|bit_peer|libtpu|tensorflow' \
+  'torch|timm|transformers|references|libtpu|tensorflow' \
   "${folders[@]}" | grep -vE '^tests/(docs|mutants)/' | sort)
 python -m pytest -n 2 --dist=worksteal -m 'not slow and not long' \
   "${files[@]}" "$@"

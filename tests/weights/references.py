@@ -10,6 +10,7 @@ import safetensors.numpy
 from benchmarks import peers
 from vit_jax import load_pretrained
 from vit_jax.arrays.pixels import NONE
+from vit_jax.models.swin import Swin
 
 torch = pytest.importorskip('torch')
 timm = peers.import_timm()
@@ -94,44 +95,56 @@ def jitted(model):
   return jax.jit(lambda params, x: model.apply({'params': params}, x))
 
 
-def same_results(weights, reference, size, statistics=NONE, limit=1e-4, **keys):
+def same_results(
+  weights, reference, size, statistics=NONE, limit=1e-4, blocks=None, **keys
+):
   """Checks our results for images of a size against a function of pixels.
 
   Args:
     weights: path of the weights, or a model and its parameters.
-    reference: function from pixels `[n, c, y, x]` to results. Its blocks are
-      compared, too, if it is a model of timm.
+    reference: function from pixels `[n, c, y, x]` to results.
     size: (height, width) of the images, to which our weights are resized.
-    statistics: mean and std by which the pixels of `reference` are normalized.
+    statistics: mean and std of each channel by which the pixels of `reference`
+      are normalized.
     limit: largest difference, relative to the largest result.
+    blocks: modules of the reference whose outputs are compared with those of
+      our blocks; by default those of a model of timm.
     **keys: arguments of `load_pretrained`.
   """
   mean, std = (np.array(values) for values in statistics)
-  x = np.random.default_rng(0).uniform(-1, 1, (3, *size, 3))
+  x = np.random.default_rng(0).uniform(-1, 1, (3, *size, len(mean)))
   x = x.astype(np.float32)
   pixels = (((x + 1) / 2 - mean) / std).transpose(0, 3, 1, 2)
   outputs = []
-  hooks = [
-    block.register_forward_hook(lambda _, __, out: outputs.append(out))
-    for block in getattr(reference, 'blocks', ())
-  ]
+
+  def keep(module, inputs, output):
+    outputs.append(output[0] if isinstance(output, tuple) else output)
+
+  blocks = getattr(reference, 'blocks', ()) if blocks is None else blocks
+  hooks = [block.register_forward_hook(keep) for block in blocks]
   with torch.no_grad():
     expected = reference(torch.from_numpy(pixels.astype(np.float32)))
   for hook in hooks:
     hook.remove()
-  expected = getattr(expected, 'logits', expected).numpy()
+  theirs = [getattr(expected, 'logits', expected), *outputs]
   if isinstance(weights, str):
     weights = load_pretrained(weights, image_size=size, **keys)
   model, params = weights
-  want = ('layers',) if outputs else ()
-  found = jax.jit(
-    lambda params: model.apply(
-      {'params': params}, x, None, want, method='predict'
-    )
-  )(params)
-  pairs = [(found['logits'], expected)]
-  if outputs:
-    pairs.append((found['layers'], torch.stack(outputs, dim=1).numpy()))
-  for ours, theirs in pairs:
-    assert np.ptp(theirs) > 0.1
-    assert np.abs(ours - theirs).max() <= limit * np.abs(theirs).max()
+
+  @jax.jit
+  def results(params):
+    variables = {'params': params}
+    if not outputs:
+      return [model.apply(variables, x)]
+    if isinstance(model, Swin):
+      stages = model.apply(variables, x, method='stages')
+      layers = [stage[:, i] for stage in stages for i in range(stage.shape[1])]
+      return [model.apply(variables, x), *layers]
+    want = ('layers',)
+    found = model.apply(variables, x, None, want, method='predict')
+    return [found['logits'], *found['layers'].swapaxes(0, 1)]
+
+  for ours, other in zip(results(params), theirs, strict=True):
+    other = other.numpy().reshape(ours.shape)
+    assert np.ptp(other) > 0.1
+    assert np.abs(ours - other).max() <= limit * np.abs(other).max()

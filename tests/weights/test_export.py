@@ -28,6 +28,10 @@ def expected(path, images):
   return np.asarray(predict(params, {'image': images})['logits'])
 
 
+def export(weights, folder, kind):
+  artefacts.write(pretrained.find(weights), str(folder), kind)
+
+
 def images(n):
   rng = np.random.default_rng(n)
   return rng.integers(0, 256, (n, 32, 32, 3), np.uint8)
@@ -36,7 +40,7 @@ def images(n):
 @pytest.mark.slow
 def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
   """For any number of images; a description is next to the program."""
-  artefacts.write(pretrained.find(weights), str(tmp_path / 'out'), 'stablehlo')
+  export(weights, tmp_path / 'out', 'stablehlo')
   data = (tmp_path / 'out' / 'model.stablehlo').read_bytes()
   program = jax.export.deserialize(bytearray(data))
   assert set(program.platforms) == {'cpu', 'cuda', 'tpu'}
@@ -55,10 +59,9 @@ def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
 def test_exported_saved_model_gives_the_same_logits(weights, tmp_path):
   """TensorFlow loads it without this package."""
   tf = pytest.importorskip('tensorflow')
-  artefacts.write(pretrained.find(weights), str(tmp_path / 'out'), 'savedmodel')
-  serve = tf.saved_model.load(str(tmp_path / 'out')).signatures[
-    'serving_default'
-  ]
+  export(weights, tmp_path / 'out', 'savedmodel')
+  module = tf.saved_model.load(str(tmp_path / 'out'))
+  serve = module.signatures['serving_default']
   for n in (1, 3):
     logits = serve(images=tf.constant(images(n)))['logits'].numpy()
     np.testing.assert_allclose(logits, expected(weights, images(n)), atol=1e-5)
@@ -78,21 +81,16 @@ def test_a_saved_model_that_tensorflow_cannot_run_is_refused(
       return tf.zeros((1, 3))
 
   monkeypatch.setattr(jax2tf, 'convert', lambda *_, **__: refuse)
-  with pytest.raises(
-    UserError, match=f'TensorFlow {tf.__version__} cannot run'
-  ):
-    artefacts.write(
-      pretrained.find(weights), str(tmp_path / 'out'), 'savedmodel'
-    )
+  words = f'TensorFlow {tf.__version__} cannot run'
+  with pytest.raises(UserError, match=words):
+    export(weights, tmp_path / 'out', 'savedmodel')
   assert not (tmp_path / 'out').exists()
 
 
 def test_what_cannot_be_written_is_refused(weights, tmp_path, monkeypatch):
   """The message contains the directory, or the command that installs it."""
   with pytest.raises(UserError, match='exists'):
-    artefacts.write(pretrained.find(weights), str(tmp_path), 'stablehlo')
+    export(weights, tmp_path, 'stablehlo')
   monkeypatch.setitem(sys.modules, 'tensorflow', None)
   with pytest.raises(UserError, match=r"pip install 'vit_jax\[tensorflow\]'"):
-    artefacts.write(
-      pretrained.find(weights), str(tmp_path / 'out'), 'savedmodel'
-    )
+    export(weights, tmp_path / 'out', 'savedmodel')

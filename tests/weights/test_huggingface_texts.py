@@ -84,11 +84,12 @@ def test_logits_of_texts_equal_those_of_transformers(tmp_path, name):
   file = str(tmp_path / 'photo.png')
   Image.fromarray(np.uint8((x[0] + 1) * 127.5)).save(file)
   [found] = predict.run(path, [file], predict.Request(), TEXTS)
-  in_photo = (load_pretrained(path).preprocess(np.array(Image.open(file))),)
-  logits = load_pretrained(path).text_logits(np.stack(in_photo), TEXTS)[0]
-  probabilities = scipy.special.expit(logits)
-  if name == 'CLIPModel':
-    probabilities = scipy.special.softmax(logits)
+  loaded = load_pretrained(path)
+  image = loaded.preprocess(np.array(Image.open(file)))
+  of_logits = scipy.special.softmax
+  if name == 'SiglipModel':
+    of_logits = scipy.special.expit
+  probabilities = of_logits(loaded.text_logits(image[None], TEXTS)[0])
   assert dict(found.top) == pytest.approx(
     dict(zip(TEXTS, probabilities, strict=True)), rel=1e-5
   )

@@ -1,19 +1,19 @@
-"""Tests of official .npz weights against an independent implementation."""
+"""Tests of official .npz weights against transformers, and of big_vision's."""
 
-import io
-import zipfile
-
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 import scipy.ndimage
 import tiny_vit
-from numpy.lib import format as npy
 from references import DEPTH, HEADS, SIZE, WIDTH, huggingface, same_results
 
-from tests.faults.counts import injected
+from tests.faults.counts import further
 from vit_jax import load_pretrained
-from vit_jax.errors import UserError
+from vit_jax.arrays import tree
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
 from vit_jax.weights.formats import npz
 
 ORIGINAL = ('LayerNorm_2', 'MultiHeadDotProductAttention_1', 'MlpBlock_3')
@@ -98,61 +98,115 @@ def test_logits_equal_the_library(tmp_path, numbering):
       np.testing.assert_array_equal(written[name], array)
 
 
-# Damage
+# big_vision
 
 
-def member(shape, descr='<f4', data=bytes(16)):
-  """Returns an array's file with any header."""
-  file = io.BytesIO()
-  fields = dict(shape=shape, descr=descr, fortran_order=False)
-  npy.write_array_header_1_0(file, fields)
-  return file.getvalue() + data
+def small(**changes):
+  """Returns our model with random weights."""
+  model = Model(5, **(tiny_vit.SIZES | changes))
+  return model, tiny_vit.noise_params(model, (12, 12))
 
 
-@pytest.mark.parametrize(
-  'content, words',
-  [
-    (b'no array at all', 'plain arrays'),
-    (member((4,))[:40], 'header'),
-    (member((5,)), ' 20 bytes'),
-    (member((-4,)), 'negative'),
-    (member((4,), "<f4' + 'x"), 'descr'),
-    (member((1,), '|O'), 'plain arrays.*Object arrays'),
-    (member((10**13,)), 'TiB'),  # more memory than any machine has
-    (member((2**40, 2**40)), 'shape'),
-  ],
-)
-def test_messages_of_damaged_members(tmp_path, content, words):
-  """The message contains the path and what is wrong; nothing is unpickled."""
-  injected('a damaged .npz')
-  path = str(tmp_path / 'a.npz')
-  with zipfile.ZipFile(path, 'w') as written:
-    written.writestr('cls.npy', content)
-  with pytest.raises(UserError, match=words) as error:
-    npz.read(path)
-  assert path in str(error.value)
+def theirs(params, scanned=False):
+  """Returns the arrays as big_vision stores them, written out by hand.
+
+  Positions are added before the class token, so its own position is part of it.
+  """
+  flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
+  arrays = {}
+  table = flat.pop('position/embedding')
+  if 'cls' in flat:
+    flat['cls'] = flat['cls'] + table[:, :1]
+    table = table[:, 1:]
+  arrays['params/pos_embedding'] = table
+  inner = (
+    ('norm1', 'LayerNorm_0'),
+    ('norm2', 'LayerNorm_1'),
+    ('attention/', 'MultiHeadDotProductAttention_0/'),
+    ('mlp/fc1', 'MlpBlock_0/Dense_0'),
+    ('mlp/fc2', 'MlpBlock_0/Dense_1'),
+  )
+  outer = (('encoder/norm', 'Transformer/encoder_norm'), ('map/', 'MAPHead_0/'))
+  for path, array in flat.items():
+    name = path.replace('map/norm', 'map/LayerNorm_0')
+    for here, there in (*inner, *outer):
+      name = name.replace(here, there)
+    if not name.startswith('encoder/layers/'):
+      arrays[f'params/{name}'] = array
+      continue
+    block, name = 'params/Transformer/encoderblock', name[15:]
+    if scanned:
+      arrays[f'{block}/{name}'] = array
+    else:
+      for i, layer in enumerate(array):
+        arrays[f'{block}_{i}/{name}'] = layer
+  return arrays
 
 
-@pytest.mark.filterwarnings('ignore:Duplicate name')
-def test_repeated_members_are_refused(tmp_path):
-  """NumPy would read the second one."""
-  injected('a damaged .npz')
-  path = str(tmp_path / 'a.npz')
-  with zipfile.ZipFile(path, 'w') as written:
-    for _ in range(2):
-      written.writestr('cls.npy', member((4,)))
-  with pytest.raises(UserError, match='cls more than once') as error:
-    npz.read(path)
-  assert path in str(error.value)
+def logits(model, params):
+  apply = jax.jit(lambda p, x: model.apply({'params': p}, x))
+  return apply(params, tiny_vit.images_of(2, 12, 12))
 
 
-def test_a_flipped_bit_is_detected(tmp_path):
-  """By the checksum of the member."""
-  injected('a flipped bit in an .npz')
-  path = tmp_path / 'a.npz'
-  np.savez(path, w=np.ones(100, np.float32))
-  content = bytearray(path.read_bytes())
-  content[300] ^= 1
-  path.write_bytes(content)
-  with pytest.raises(UserError, match='CRC'):
-    npz.read(str(path))
+@pytest.mark.slow
+@pytest.mark.parametrize('pool', ['map', *further('token', 'gap')])
+def test_big_vision_files_are_read_and_written(tmp_path, pool):
+  """All parameters but the class token are the same bit for bit."""
+  model, params = small(pool=pool, pre_logits=True)
+  path, expected = str(tmp_path / 'a.npz'), logits(model, params)
+  for scanned in (True, False):
+    np.savez(path, **theirs(params, scanned))
+    found, loaded = load_pretrained(path)
+    assert found == model
+    np.testing.assert_allclose(logits(model, loaded), expected, atol=1e-5)
+    if pool != 'token':
+      jax.tree.map(np.testing.assert_array_equal, loaded, params)
+  description = pretrained.find(path).description
+  pretrained.save(f'big_vision:{tmp_path}/b.npz', params, description)
+  with np.load(tmp_path / 'b.npz') as written:
+    assert set(written.files) == set(theirs(params))
+    for name, array in theirs(params).items():
+      np.testing.assert_array_equal(written[name], array, name)
+
+
+def test_official_names_below_opt_target_are_read(tmp_path, caplog):
+  """Other arrays in the file are left out."""
+  caplog.set_level('INFO', 'vit_jax')
+  model, params = small()
+  npz.save(str(tmp_path / 'a.npz'), params, None)
+  with np.load(tmp_path / 'a.npz') as official:
+    arrays = {f'opt/target/{name}': official[name] for name in official.files}
+  arrays |= {'opt/state/step': np.array(3), 'extra/x': np.zeros(2)}
+  np.savez(tmp_path / 'b.npz', **arrays)
+  _, loaded = load_pretrained(str(tmp_path / 'b.npz'))
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)
+  assert 'left out extra, opt' in caplog.text
+
+
+def test_bfloat16_arrays_are_read(tmp_path):
+  """NumPy stores them as void16."""
+  _, params = small(pool='map')
+  low = {
+    name: np.asarray(array.astype(jnp.bfloat16))
+    for name, array in theirs(params).items()
+  }
+  np.savez(tmp_path / 'a.npz', **low)
+  with np.load(tmp_path / 'a.npz') as stored:
+    assert stored['params/head/bias'].dtype.kind == 'V'
+  _, loaded = load_pretrained(str(tmp_path / 'a.npz'))
+  expected = low['params/head/bias'].astype(np.float32)
+  np.testing.assert_array_equal(loaded['head']['bias'], expected)
+
+
+def test_files_without_positions_use_the_fixed_table(tmp_path):
+  """They have no array of it, at any image size."""
+  arrays = theirs(small()[1])
+  del arrays['params/pos_embedding']
+  path = str(tmp_path / 'b.npz')
+  np.savez(path, **arrays)
+  source, params = pretrained.find(path), load_pretrained(path).params
+  assert source.model().position == 'sincos2d' and 'position' not in params
+  assert source.image_size == (224, 224)
+  pretrained.save(f'big_vision:{tmp_path}/c.npz', params, source.description)
+  with np.load(tmp_path / 'c.npz') as written:
+    assert set(written.files) == set(arrays)

@@ -1,13 +1,18 @@
 """Tests of official files of BiT's ResNets and hybrids with timm's loaders.
 
 timm reads the written files by its own tables; its results must equal ours
-stage by stage. timm's layers get the official constants (`bit_peer`).
+stage by stage. timm's layers get the official constants.
 """
+
+import functools
 
 import jax
 import numpy as np
 import pytest
-from bit_peer import bit, hybrid, nchw, nhwc, randomized, torch
+from references import noisy, timm, torch
+from timm.layers import GroupNormAct, StdConv2d, StdConv2dSame
+from timm.models import resnetv2, vision_transformer
+from timm.models.vision_transformer_hybrid import HybridEmbed
 from tiny_vit import images_of, noise_params
 
 from tests.faults.counts import further
@@ -19,8 +24,71 @@ from vit_jax.weights import architecture, pretrained
 from vit_jax.weights.formats import npz
 
 SIZES = dict(width=64, depth=2, mlp_dim=96, num_heads=4, dtype='float32')
-PEER_SIZES = dict(embed_dim=64, depth=2, mlp_ratio=1.5, num_heads=4)
 PREFIX = 'resnet/'
+
+
+class _ByDeviation(StdConv2dSame):
+  """Adds ε to the standard deviation, as the hybrids' official code does."""
+
+  def forward(self, x):
+    # The reference sums in float64, so that its rounding does not matter.
+    weight = self.weight.double()
+    axes = (1, 2, 3)
+    deviation, mean = torch.std_mean(weight, axes, correction=0, keepdim=True)
+    weight = ((weight - mean) / (deviation + 1e-5)).float()
+    if self.same_pad:
+      x = timm.layers.pad_same(x, self.kernel_size, self.stride)
+    convolve = torch.nn.functional.conv2d
+    return convolve(x, weight, None, self.stride, self.padding)
+
+
+def backbone(depths, **settings):
+  return resnetv2.ResNetV2(
+    layers=depths,
+    channels=tuple(256 * 2**i for i in range(len(depths))),
+    **settings,
+  )
+
+
+def bit(depths):
+  """Returns BiT's ResNet; only ε of the convolutions differs from timm's."""
+  convolution = functools.partial(StdConv2d, eps=1e-10)
+  return backbone(
+    depths, num_classes=7, stem_type='fixed', conv_layer=convolution
+  ).eval()
+
+
+def hybrid(depths, patch_size, image_size, depth=2):
+  """Returns a hybrid with the official code's constants."""
+  settings = dict(
+    stem_type='same',
+    preact=False,
+    conv_layer=_ByDeviation,
+    norm_layer=functools.partial(GroupNormAct, num_groups=32, eps=1e-6),
+  )
+  if depths:
+    stem = backbone(depths, num_classes=0, global_pool='', **settings)
+  else:
+    stem = resnetv2.create_resnetv2_stem(3, **settings)
+  return vision_transformer.VisionTransformer(
+    img_size=image_size,
+    patch_size=patch_size,
+    num_classes=7,
+    embed_layer=functools.partial(HybridEmbed, backbone=stem),
+    act_layer=functools.partial(torch.nn.GELU, approximate='tanh'),
+    embed_dim=64,
+    depth=depth,
+    mlp_ratio=1.5,
+    num_heads=4,
+  ).eval()
+
+
+def nchw(images):
+  return torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy())
+
+
+def nhwc(tensor):
+  return tensor.detach().numpy().transpose(0, 2, 3, 1)
 
 
 def allclose(ours, theirs):
@@ -51,7 +119,7 @@ def saved(tmp_path, model, size):
 def test_bit_equals_timm(tmp_path):
   """Each stage's map and the logits, on maps with odd sides too."""
   path, params = saved(tmp_path, bit_model(), (45, 38))
-  peer, images = bit((1, 3), 7).eval(), images_of(2, 45, 38)
+  peer, images = bit((1, 3)), images_of(2, 45, 38)
   peer.load_pretrained(path, PREFIX)
   with torch.no_grad():
     last, theirs = peer.forward_intermediates(nchw(images))
@@ -79,9 +147,8 @@ def test_hybrids_equal_timm(tmp_path, depths, patch_size, size):
   """The stem's map, every block's tokens and the logits."""
   model = hybrid_model(depths, patch_size)
   path, params = saved(tmp_path, model, size)
-  peer, images = hybrid(depths, patch_size, size, 7, **PEER_SIZES).eval(), 0
+  peer, images = hybrid(depths, patch_size, size), images_of(2, *size)
   peer.load_pretrained(path)
-  images = images_of(2, *size)
   with torch.no_grad():
     stem = peer.patch_embed.backbone(nchw(images))
     last, theirs = peer.forward_intermediates(
@@ -124,14 +191,13 @@ def test_gradients_equal_torch(tmp_path, kind):
   """
   size = (16, 16)
   if kind == 'bit':
-    model, other = bit_model((2,)), [bit((2,), 7) for _ in range(2)]
+    model, other = bit_model((2,)), [bit((2,)) for _ in range(2)]
   else:
     model = hybrid_model((2,), depth=1)
-    sizes = PEER_SIZES | dict(depth=1)
-    other = [hybrid((2,), 1, size, 7, **sizes) for _ in range(2)]
+    other = [hybrid((2,), 1, size, depth=1) for _ in range(2)]
   prefix = PREFIX if kind == 'bit' else ''
   path, params = saved(tmp_path, model, size)
-  peer, ours = (randomized(each) for each in other)
+  peer, ours = (noisy(each) for each in other)
   peer.load_pretrained(path, prefix)
   images = images_of(4, *size)
   weights = np.random.default_rng(1).normal(size=(4, 7)).astype(np.float32)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import CLASSES, PATCH, SIZE, huggingface
+from references import CLASSES, PATCH, SIZE, huggingface, images, torch
+from safetensors.numpy import load_file, save_file
 
 from tests.faults.counts import further
 from vit_jax.arrays import checksum, sharding, tree
@@ -18,10 +19,11 @@ from vit_jax.objectives.contract import Inputs
 from vit_jax.weights import adapters, names, pretrained
 from vit_jax.weights.contract import Pretrained
 
-torch = pytest.importorskip('torch')
+peft = pytest.importorskip('peft')
 # Other libraries' deprecations of each other.
 pytestmark = pytest.mark.filterwarnings('ignore::FutureWarning')
 RANK = 3
+MESH = sharding.make_mesh(jax.devices()[:1])
 MODELS = {
   'vit': 'ViTForImageClassification',
   'dinov2': 'Dinov2ForImageClassification',
@@ -48,28 +50,27 @@ def run_of(base, classes, **lora):
     class_names=tuple(f'kind {i}' for i in range(classes)),
     config=config,
   )
-  mesh = sharding.make_mesh(jax.devices()[:1])
   frozen = adapters.base(
     pretrained.find, config, plain.built_model, plain.image_size
   )
-  digest = checksum.digest(frozen.load(mesh))
+  digest = checksum.digest(frozen.load(MESH))
   record = {'record': {'frozen': {'base': digest}}}
   plain = dataclasses.replace(plain, further=record)
-  run = Pretrained('RUN', plain, lambda abstract: trained)
-  run = adapters.unmerged(run, pretrained.find)
   rng = np.random.default_rng(1)
-  trained = jax.tree.map(
-    lambda s: jax.device_put(
-      np.float32(rng.normal(0, 0.2, s.shape)), s.sharding
-    ),
-    run.abstract_params(mesh),
-  )
-  return run
+
+  def load(abstract):
+    return jax.tree.map(
+      lambda s: sharding.place(np.float32(rng.normal(0, 0.2, s.shape)), s),
+      abstract,
+    )
+
+  run = adapters.unmerged(Pretrained('RUN', plain, load), pretrained.find)
+  trained = loaded(run)  # the same numbers whenever they are loaded
+  return dataclasses.replace(run, load=lambda abstract: trained)
 
 
 def loaded(source):
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  return source.load(source.abstract_params(mesh))
+  return source.load(source.abstract_params())
 
 
 def written(tmp_path, kind, **lora):
@@ -105,12 +106,10 @@ def test_peft_and_we_load_the_same_model(tmp_path, kind):
   for path, leaf in tree.flatten(loaded(again)).items():
     expected = tree.flatten(params)[path]
     np.testing.assert_allclose(leaf, expected, atol=1e-6, err_msg=path)
-  rng = np.random.default_rng(0)
-  pixels = np.float32(rng.uniform(-1, 1, (3, SIZE, SIZE, 3)))
+  pixels = images()
   model = merged.changed(dtype='float32').model()
   found = model.apply({'params': params}, pixels, method='predict')
   found = found['logits' if model.num_classes else 'features']
-  peft = pytest.importorskip('peft')
   with torch.no_grad():
     before = outputs(base, merged, pixels).numpy()
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / 'adapter')
@@ -137,7 +136,6 @@ def test_gradients_are_those_of_peft(tmp_path, rate):
 
   With dropout, the layers of `peft` get the masks that ours draw.
   """
-  peft = pytest.importorskip('peft')
   base, run = written(tmp_path, 'vit', dropout=rate)
   rng = np.random.default_rng(0)
   image = rng.integers(0, 256, (4, SIZE, SIZE, 3)).astype(np.uint8)
@@ -149,11 +147,11 @@ def test_gradients_are_those_of_peft(tmp_path, rate):
   params, key = loaded(run), jax.random.key(5)
   flat = tree.flatten(params['lora'])
   for i, path in enumerate(flat):
-    layer, _, side = path.rpartition('/')
-    name = names.table('vit')[layer].name.removeprefix('layers.{i}.')
-    if side != 'b':
+    if not path.endswith('/b'):
       continue
-    a = flat[path.removesuffix('b') + 'a']
+    layer = path.removesuffix('/b')
+    name = names.table('vit')[layer].name.removeprefix('layers.{i}.')
+    a = flat[f'{layer}/a']
     own = jax.random.fold_in(jax.random.fold_in(key, 0x6C6F7261), i)
     for number, each in enumerate(jax.random.split(own, len(a))):
       block = theirs.base_model.model.vit.layers[number]
@@ -171,14 +169,11 @@ def test_gradients_are_those_of_peft(tmp_path, rate):
     if p.grad is not None
   }
   objective = run.changed(dtype='float32').objective()
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  frozen = {'base': run.description.frozen.load(mesh)}
+  frozen = {'base': run.description.frozen.load(MESH)}
   batch = {'image': jnp.array(image), 'label': jnp.array(label)}
   inputs = Inputs({}, batch, key, jnp.array(0), frozen)
   found = jax.jit(jax.grad(lambda p: objective.loss(p, inputs)[0]))(params)
   pretrained.save(f'peft:{tmp_path}/gradients', found, run.description)
-  from safetensors.numpy import load_file
-
   gradients = load_file(tmp_path / 'gradients/adapter_model.safetensors')
   assert gradients.keys() == expected.keys() and len(expected) == 26
   for name, gradient in gradients.items():
@@ -189,7 +184,6 @@ def test_gradients_are_those_of_peft(tmp_path, rate):
 @pytest.mark.slow
 def test_adapters_of_peft_open_with_their_base(tmp_path):
   """With rsLoRA, and another rank of one layer."""
-  peft = pytest.importorskip('peft')
   base = huggingface()
   base.save_pretrained(tmp_path / 'base')
   config = peft.LoraConfig(
@@ -210,16 +204,13 @@ def test_adapters_of_peft_open_with_their_base(tmp_path):
   theirs.save_pretrained(tmp_path / 'adapter')
   source = pretrained.find(str(tmp_path / 'adapter'))
   model, params = pretrained.load_pretrained(str(tmp_path / 'adapter'))
-  rng = np.random.default_rng(0)
-  pixels = np.float32(rng.uniform(-1, 1, (3, SIZE, SIZE, 3)))
+  pixels = images()
   with torch.no_grad():
     expected = outputs(theirs.eval(), source, pixels).numpy()
   found = model.apply({'params': params}, pixels)
   np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
 
   # Layers of a text tower are not taken for those of the image tower.
-  from safetensors.numpy import load_file, save_file
-
   file = tmp_path / 'adapter/adapter_model.safetensors'
   arrays = {
     re.sub(r'model\.vit\.(layers.*attention)', r'model.text_model.\1', name): v
@@ -228,12 +219,16 @@ def test_adapters_of_peft_open_with_their_base(tmp_path):
   save_file(arrays, file)
   with pytest.raises(UserError, match=r'do not fit.*text_model\.layers'):
     pretrained.find(str(tmp_path / 'adapter'))
+  save_file({k: v for k, v in arrays.items() if '.bias' not in k}, file)
+  with pytest.raises(UserError, match=r'do not fit.*classifier\.weight'):
+    pretrained.find(str(tmp_path / 'adapter'))
 
 
 @pytest.mark.parametrize(
   'changes, expected',
   [
     (dict(use_dora=True), 'use_dora.*merge_and_unload'),
+    (dict(lora_alpha='16'), "lora_alpha is '16'"),
     (dict(base_model_name_or_path=None), 'base_model_name_or_path'),
     (dict(base_model_name_or_path='/nowhere/x'), '/nowhere/x.*not exist'),
   ],

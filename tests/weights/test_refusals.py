@@ -1,21 +1,42 @@
-"""Tests of wrong arrays and settings: a message has path, key and value."""
+"""Tests of wrong files, arrays and settings.
 
+A message contains the path, and the key and value, or what has to be done.
+"""
+
+import io
+import itertools
 import json
+import random
+import struct
+import zipfile
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_vit
-from references import CLASSES, HEADS, huggingface, timm_file, timm_vit
+from numpy.lib import format as npy
+from references import (
+  CLASSES,
+  HEADS,
+  huggingface,
+  timm_file,
+  timm_vit,
+  torch,
+  transformers,
+)
 from test_swin_files import hugging_face_swin, saved_there
 
+from tests.faults.counts import count, further, injected
 from vit_jax import load_pretrained
 from vit_jax.errors import UserError
 from vit_jax.models import resnet, vit
+from vit_jax.models.layers import activate
 from vit_jax.weights import pretrained
 from vit_jax.weights.description import Description
 from vit_jax.weights.formats import npz
+from vit_jax.weights.metadata import GELUS
 
 
 def official(model, size):
@@ -40,9 +61,14 @@ def with_notes(folder):
   return str(folder / 'a.npz')
 
 
-def directory(folder):
-  huggingface().save_pretrained(folder)
-  return str(folder)
+def directory(name):
+  """Returns a function that writes a model of transformers."""
+
+  def write(folder):
+    huggingface(name).save_pretrained(folder)
+    return str(folder)
+
+  return write
 
 
 HYBRID = vit.Model(
@@ -58,44 +84,44 @@ WEIGHTS = {
   'bit': official(BIT, (32, 32)),
   'notes': with_notes,
   'timm': lambda folder: timm_file(folder, timm_vit()),
-  'transformers': directory,
+  'transformers': directory('ViTForImageClassification'),
+  'clip': directory('CLIPVisionModel'),
   'swin': lambda folder: saved_there(folder, hugging_face_swin()),
   'nothing': str,
 }
+
+
+def zeros(*shape):
+  return np.zeros(shape, np.float32)
+
+
+KERNEL, HEAD = 'embedding/kernel', 'resnet/head/conv2d/kernel'
 FC1 = 'Transformer/encoderblock_1/MlpBlock_3/Dense_0/kernel'
+POSITIONS = 'Transformer/posembed_input/pos_embedding'
+RECORD = np.zeros((1, 1, 16), [('a', 'f4')])
+NAN = np.full(CLASSES, np.nan, np.float32)
+CLIP = 'embeddings.{}_embedding.weight'
 # (kind, {name: other array, or None to remove it}, words of the message)
 WRONG_ARRAYS = [
-  (
-    'vit',
-    {'embedding/kernel': np.zeros((4, 3, 16))},
-    ['embedding/kernel', '[4, 3, 16]'],
-  ),
-  ('vit', {'cls': np.zeros((1, 1, 0))}, ['cls', '[1, 1, 0]']),
+  ('vit', {KERNEL: zeros(4, 3, 16)}, [KERNEL, '[4, 3, 16]']),
+  ('vit', {'cls': zeros(1, 1, 0)}, ['cls', '[1, 1, 0]']),
   ('vit', {'cls': np.array('text')}, ['cls', '<U4']),
   ('vit', {'cls': np.zeros((1, 1, 16), complex)}, ['cls', 'complex128']),
   ('vit', {'cls': np.zeros((1, 1, 16), 'V3')}, ['cls', '|V3']),
-  (
-    'vit',
-    {'cls': np.zeros((1, 1, 16), [('a', 'f4')])},
-    ['cls', "[('a', '<f4')]"],
-  ),
+  ('vit', {'cls': RECORD}, ['cls', "[('a', '<f4')]"]),
   ('vit', {'head/kernel': np.float32(1)}, ['head/kernel', '[]']),
-  ('vit', {FC1: np.zeros((2,) * 5)}, ['MlpBlock_3/Dense_0', '[2, 2, 2, 2, 2]']),
-  (
-    'vit',
-    {'Transformer/posembed_input/pos_embedding': np.zeros(5)},
-    ['pos_embedding', '[5]'],
-  ),
+  ('vit', {FC1: zeros(2, 2, 2, 2, 2)}, ['MlpBlock_3/D', '[2, 2, 2, 2, 2]']),
+  ('vit', {POSITIONS: zeros(5)}, ['pos_embedding', '[5]']),
   ('bit', {'resnet/block2/unit02/b/group_norm/beta': None}, ['missing']),
-  ('bit', {'resnet/extra': np.zeros(3, np.float32)}, ['[3]']),
-  ('bit', {'resnet/head/conv2d/kernel': np.zeros((2, 3))}, ['[2, 3]']),
+  ('bit', {'resnet/extra': zeros(3)}, ['[3]']),
+  ('bit', {HEAD: zeros(2, 3)}, ['[2, 3]']),
   ('hybrid', {'block1/unit1/gn_proj/scale': None}, ['missing']),
-  ('hybrid', {'conv_root/kernel': np.zeros((7, 7, 3, 65))}, ['65', 'of 64']),
+  ('hybrid', {'conv_root/kernel': zeros(7, 7, 3, 65)}, ['65', 'of 64']),
   (
     'timm',
     {
-      'head.bias': np.zeros(6, np.float32),
-      'norm_other.weight': np.zeros(3, np.float32),
+      'head.bias': zeros(6),
+      'norm_other.weight': zeros(3),
       'blocks.0.norm1.bias': None,
       'blocks.1.norm1.bias': None,
     },
@@ -106,23 +132,21 @@ WRONG_ARRAYS = [
     ],
   ),
   ('timm', {'patch_embed.proj.weight': None}, ['patch_embed.proj', 'missing']),
-  ('timm', {'pos_embed': np.zeros((17, 32), np.float32)}, ['pos_embed', '3 d']),
+  ('timm', {'pos_embed': zeros(17, 32)}, ['pos_embed', '3 d']),
   (
     'timm',
     {
       'blocks.0.attn.qkv.weight': None,
-      'blocks.0.attn.q_proj.weight': np.zeros((32, 32), np.float32),
-      'blocks.0.attn.k_proj.weight': np.zeros((32, 31), np.float32),
-      'blocks.0.attn.v_proj.weight': np.zeros((32, 32), np.float32),
+      'blocks.0.attn.q_proj.weight': zeros(32, 32),
+      'blocks.0.attn.k_proj.weight': zeros(32, 31),
+      'blocks.0.attn.v_proj.weight': zeros(32, 32),
     },
     ['blocks.0.attn.k_proj.weight: [32, 31] in the file'],
   ),
   ('timm', {'head.bias': np.arange(CLASSES)}, ['head.bias (int64)']),
-  (
-    'timm',
-    {'head.bias': np.full(CLASSES, np.nan, np.float32)},
-    ['NaN or infinite: head/bias (7 of 7)'],
-  ),
+  ('timm', {'head.bias': NAN}, ['NaN or infinite: head/bias (7 of 7)']),
+  ('clip', {CLIP.format('patch'): None}, ['projection.weight', 'missing']),
+  ('clip', {CLIP.format('position'): None}, ['position', 'missing']),
 ]
 
 
@@ -130,20 +154,130 @@ WRONG_ARRAYS = [
 def test_wrong_arrays(tmp_path, kind, changes, words):
   path = WEIGHTS[kind](tmp_path)
   if path.endswith('.npz'):
-    with np.load(path) as file:
-      arrays = dict(file)
+    file, read, write = path, np.load, lambda arrays, to: np.savez(to, **arrays)
   else:
-    arrays = safetensors.numpy.load_file(path)
-  arrays = {k: v for k, v in (arrays | changes).items() if v is not None}
-  if path.endswith('.npz'):
-    np.savez(path, **arrays)
-  else:
-    safetensors.numpy.save_file(arrays, path)
+    file = tmp_path / 'model.safetensors'
+    read, write = safetensors.numpy.load_file, safetensors.numpy.save_file
+  arrays = dict(read(file)) | changes
+  write({k: v for k, v in arrays.items() if v is not None}, file)
   keys = dict(num_heads=HEADS) if kind == 'timm' else {}
   with pytest.raises(UserError) as error:
     load_pretrained(path, **keys)
   for word in (path, *words):
     assert word in str(error.value)
+
+
+def archive(*members):
+  """Returns a function that writes an .npz file of one or two arrays `cls`."""
+
+  def write(path):
+    with zipfile.ZipFile(path, 'w') as written:
+      for content in members:
+        written.writestr('cls.npy', content)
+
+  return write
+
+
+def member(shape, descr='<f4', data=bytes(16)):
+  """Returns the content of an .npy file with any header."""
+  file = io.BytesIO()
+  fields = dict(shape=shape, descr=descr, fortran_order=False)
+  npy.write_array_header_1_0(file, fields)
+  return file.getvalue() + data
+
+
+def flipped(path):
+  """Writes an .npz file, one bit of which then changes."""
+  np.savez(path, w=np.ones(100, np.float32))
+  content = bytearray(path.read_bytes())
+  content[300] ^= 1
+  path.write_bytes(content)
+
+
+def raw(content):
+  return lambda path: path.write_bytes(content)
+
+
+def pickled(**tensors):
+  return lambda path: torch.save(tensors, path)
+
+
+def converted(convert):
+  """Returns a function that writes a tensor without plain values."""
+  return lambda path: torch.save({'x': convert(FLAT)}, path)
+
+
+ROW = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+REPEATED = f'{{{ROW},{ROW}}}'.encode()  # the header of a .safetensors file
+FLAT = torch.ones(4, 4)
+# (name of a file, function that writes it, words of the message)
+WRONG_FILES = [
+  ('a.npz', archive(b'no array at all'), 'plain arrays'),
+  ('a.npz', archive(member((4,))[:40]), 'header'),
+  ('a.npz', archive(member((5,))), ' 20 bytes'),
+  ('a.npz', archive(member((-4,))), 'negative'),
+  ('a.npz', archive(member((4,), "<f4' + 'x")), 'descr'),
+  ('a.npz', archive(member((1,), '|O')), 'plain arrays.*Object arrays'),
+  ('a.npz', archive(member((10**13,))), 'TiB'),  # more than any memory
+  ('a.npz', archive(member((2**40, 2**40))), 'shape'),
+  # Programs differ in which of two arrays they read.
+  ('a.npz', archive(member((4,)), member((4,))), 'cls more than once'),
+  (
+    'a.safetensors',
+    raw(struct.pack('<Q', len(REPEATED)) + REPEATED + bytes(8)),
+    'contains a more than once',
+  ),
+  ('a.npz', flipped, 'CRC'),
+  # Strides of 0 would become gigabytes of memory.
+  (
+    'a.pth',
+    pickled(x=torch.ones(1).expand(10**5, 10**4)),
+    'describe tensors of 4,000,000,000 byte',
+  ),
+  (
+    'a.pth',
+    converted(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)),
+    r'x \(.*qint8',
+  ),
+  ('a.pth', converted(lambda x: x.to_sparse_csr()), r'x \(.*sparse_csr'),
+  ('a.pth', converted(lambda x: x.to('meta')), r'x \(.*meta'),
+  (
+    'a.pth',
+    converted(lambda x: x.to(torch.uint8).view(torch.float4_e2m1fn_x2)),
+    r'x \(.*float4',
+  ),
+  # Other programs have to convert these, by the command in the message.
+  ('a.pth', pickled(epoch=3), 'no tensors'),
+  ('a.pth', pickled(module={'head.weight': FLAT[:0]}), 'zero_to_fp32.py'),
+  ('a.pth', pickled(_flat_param=FLAT), 'FULL_STATE_DICT'),
+  ('.metadata', raw(b'{}'), 'dcp_to_torch'),
+  ('zero_to_fp32.py', raw(b''), 'zero_to_fp32.py .* OUT'),
+  # Nothing says that these are damaged, because nothing was compared.
+  *(
+    (f'a.{end}', raw(start), f'^(?!.*damaged).*{kind}.*Supported: .npz')
+    for (start, kind), end in itertools.product(
+      (
+        (b'', 'is empty'),
+        (b'<html>Not found', 'a web page'),
+        (b'version https://git-lfs.github.com/spec/v1', 'git lfs pull'),
+      ),
+      ('npz', 'pth', 'safetensors', 'h5', 'npy'),
+    )
+  ),
+]
+
+
+@pytest.mark.filterwarnings('ignore')  # of zipfile and torch, about these files
+@pytest.mark.parametrize('name, write, words', WRONG_FILES)
+def test_wrong_files(tmp_path, name, write, words):
+  injected('a damaged file of weights')
+  path = tmp_path / name
+  write(path)
+  if not name.startswith('a.'):  # the directory of a checkpoint
+    path = tmp_path
+  with pytest.raises(UserError, match=words) as error:
+    load_pretrained(str(path))
+  assert str(path) in str(error.value)
 
 
 CONFIG, PROCESSOR = 'config.json', 'preprocessor_config.json'
@@ -174,9 +308,9 @@ WRONG_SETTINGS = [
   ('swin', CONFIG, dict(num_heads=[3, 6, 12]), ['num_heads', '[2, 4, 8]']),
   ('swin', CONFIG, dict(layer_norm_eps=0.01), ['model.norm_eps']),
   ('swin', CONFIG, dict(hidden_act='mish'), ['hidden_act', 'mish']),
-  # Other types are refused by their name; no weights are read.
+  # Other types are refused by their name; no weights are read, and a setting
+  # that is right in another model is not called wrong.
   ('nothing', CONFIG, dict(model_type='pixio'), ["'pixio'; ", 'allowed']),
-  # A setting that is right in another model is not called wrong.
   (
     'nothing',
     CONFIG,
@@ -184,17 +318,13 @@ WRONG_SETTINGS = [
     ["'segformer'; ", 'allowed'],
   ),
   *(
-    (
-      'timm',
-      CONFIG,
-      dict(architecture='x', global_pool=pool),
-      [f"'{pool}'", "'token'"],
+    ('timm', CONFIG, dict(architecture=name, **keys), words)
+    for name, keys, words in (
+      ('x', dict(global_pool='map'), ["'map'", "'token'"]),
+      ('x', dict(global_pool='unknown'), ["'unknown'", "'token'"]),
+      ('hiera_base_224', {}, ['hiera_base_224', 'not a plain Vision']),
+      ('cait_s24_224', {}, ['cait_s24_224', 'not a plain Vision']),
     )
-    for pool in ('map', 'unknown')
-  ),
-  *(
-    ('timm', CONFIG, dict(architecture=name), [name, 'not a plain Vision'])
-    for name in ('hiera_base_224', 'cait_s24_224')
   ),
   # Notes contain keys of the model, which could name a module to import.
   *(
@@ -220,3 +350,80 @@ def test_wrong_settings(tmp_path, kind, file, changes, words):
     pretrained.find(path)
   for word in (str(tmp_path), *words):
     assert word in str(error.value)
+
+
+VALUES = ['x', 5, -1, 0, 10**9, 1.5, 1e300, float('nan'), True, None]
+VALUES += [[], ['x'], [-1, 0], {}, {'x': []}]
+
+
+def mutations(content):
+  """Yields copies of settings with one value replaced, at any depth."""
+  for key, value in content.items():
+    for other in VALUES:
+      yield content | {key: other}
+    if isinstance(value, dict):
+      for changed in mutations(value):
+        yield content | {key: changed}
+
+
+SETTINGS_OF_PROCESSOR = dict(
+  do_normalize=True,
+  do_center_crop=True,
+  size={'height': 20, 'width': 20},
+  crop_size={'height': 16, 'width': 16},
+  resample=3,
+  image_mean=[0.5] * 3,
+  image_std=[0.5] * 3,
+)
+SETTINGS_OF_TIMM = dict(
+  architecture='vit_base_patch16_224',
+  global_pool='token',
+  model_args=dict(num_heads=HEADS, act_layer='gelu'),
+  label_names=list('abcdefg'),
+  pretrained_cfg=dict(
+    input_size=[3, 16, 16],
+    mean=[0.5] * 3,
+    std=[0.5] * 3,
+    crop_pct=0.9,
+    interpolation='bicubic',
+    crop_mode='center',
+  ),
+)
+
+
+@pytest.mark.parametrize('name', sorted(GELUS.keys() - {'gelu_tanh'}))
+def test_activations_have_the_names_of_the_library(name):
+  """`gelu_tanh` is a name of timm."""
+  x = np.linspace(-5, 5, 101, dtype=np.float32)
+  theirs = transformers.activations.get_activation(name)(torch.tensor(x))
+  ours = activate(jnp.asarray(x), GELUS[name])
+  np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'project, name',
+  [
+    ('transformers', 'config'),
+    *further(['transformers', 'preprocessor_config'], ['timm', 'config']),
+  ],
+)
+def test_mutated_settings(tmp_path, project, name):
+  """Each is accepted, or refused by one message, key by key."""
+  if project == 'timm':
+    path = timm_file(tmp_path, timm_vit(), SETTINGS_OF_TIMM)
+  else:
+    path = WEIGHTS['transformers'](tmp_path)
+    (tmp_path / PROCESSOR).write_text(json.dumps(SETTINGS_OF_PROCESSOR))
+  file, refused = tmp_path / f'{name}.json', 0
+  found = list(mutations(json.loads(file.read_text())))
+  limit = min(count(60, 250), len(found))
+  for content in random.Random(0).sample(found, limit):
+    file.write_text(json.dumps(content))
+    try:
+      source = pretrained.find(path)
+      source.description.transform()
+    except UserError as error:
+      refused += 1
+      assert len(str(error)) < 5000, content
+  assert refused > 10

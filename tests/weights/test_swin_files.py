@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import minimal_config
 import numpy as np
 import pytest
-from references import huggingface, state, timm_file, timm_vit, torch
+import references
+from references import (
+  huggingface,
+  same_results,
+  state,
+  timm_file,
+  timm_vit,
+  torch,
+)
 
 from tests.faults.counts import further
 from vit_jax import load_pretrained
@@ -23,8 +31,6 @@ SIZES = dict(width=24, depths=(2, 2, 2), num_heads=2, window_size=4)
 AUTHORS = dict(name='swin', dtype='float32', **SIZES)
 TIMM = AUTHORS | dict(window_rule='timm')
 HEADS = [2, 4, 8]
-# Only atol is used, because activations are of order one to ten.
-CLOSE = dict(rtol=0, atol=1e-4)
 MEAN = (0.5, 0.5, 0.5)
 PLAIN = dict(mean=[*MEAN], std=[*MEAN])  # nothing is folded
 
@@ -79,11 +85,6 @@ def saved_there(folder, model):
   return str(folder)
 
 
-def images_of(height, width):
-  rng = np.random.default_rng(0)
-  return rng.uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'library, size',
@@ -121,40 +122,17 @@ def test_logits_and_blocks_equal_the_library(tmp_path, library, size):
   source = pretrained.find(path)
   assert source.description.model == (TIMM if library == 'timm' else AUTHORS)
   assert source.image_size == (size if library == 'timm' else (64, 64))
-  images, outputs = images_of(*size), []
-
-  def keep(module, inputs, output):
-    outputs.append(output[0] if isinstance(output, tuple) else output)
-
-  for stage in stages:
-    for block in stage.blocks:
-      block.register_forward_hook(keep)
-  with torch.no_grad():
-    logits = theirs(torch.tensor(images).permute(0, 3, 1, 2))
-  logits = getattr(logits, 'logits', logits).numpy()
-  model, params = load_pretrained(path)
-
-  @jax.jit
-  def both(variables, images):
-    maps = model.apply(variables, images, method='stages')
-    return model.apply(variables, images), maps
-
-  ours, maps = both({'params': params}, images)
-  np.testing.assert_allclose(ours, logits, **CLOSE)
-  blocks = [stage[:, i] for stage in maps for i in range(stage.shape[1])]
-  assert len(blocks) == len(outputs) == 6
-  for mine, output in zip(blocks, outputs, strict=True):
-    np.testing.assert_allclose(
-      mine, output.numpy().reshape(mine.shape), **CLOSE
-    )
+  blocks = [block for stage in stages for block in stage.blocks]
+  assert len(blocks) == 6
+  same_results(path, theirs, size, limit=1e-5, blocks=blocks)
 
 
 @pytest.mark.slow
 def test_gradients_equal_timm(tmp_path):
   """They are compared for every parameter, with timm's names."""
-  theirs, images = timm_swin_transformer(48), images_of(48, 48)
+  theirs, images = timm_swin_transformer(48), references.images(48)
   model, params = load_pretrained(timm_file(tmp_path, theirs), **PLAIN)
-  weights = np.random.default_rng(1).normal(size=(2, 7)).astype(np.float32)
+  weights = np.random.default_rng(1).normal(size=(3, 7)).astype(np.float32)
   logits = theirs(torch.tensor(images).permute(0, 3, 1, 2))
   (logits * torch.tensor(weights)).sum().backward()
 
@@ -214,25 +192,22 @@ def test_resized_bias_tables_equal_torch(old, new):
 
 @pytest.mark.slow
 def test_another_window_is_named(tmp_path):
-  """The message contains the shapes in the file and in the model."""
+  """The message contains the shapes in the file and in the model.
+
+  Fine-tuning resizes the tables if a config sets another window.
+  """
   path = timm_file(tmp_path / 'there', timm_swin_transformer(64))
   words = r'bias_table.*\[49, 2\] in the file, \[121, 2\].*(.*\n)*.*leave out'
   with pytest.raises(UserError, match=words) as error:
     load_pretrained(path, image_size=96, window_size=6, num_heads=2)
   assert path in str(error.value)
-  assert load_pretrained(path, window_size=4).model.window_size == 4
-  # Fine-tuning resizes the tables if a config sets it.
-  source = pretrained.find(path)
+  loaded, source = load_pretrained(path, window_size=4), pretrained.find(path)
   mesh = sharding.make_mesh(jax.devices()[:1])
   model = source.changed(window_size=6).model()
-  adapted = resizing.adapt(
-    load_pretrained(path).params, model, source, (96, 96), None, mesh
-  )
-  expected = jax.tree.map(jnp.shape, abstract_params(model, (96, 96)))
-  assert jax.tree.map(jnp.shape, adapted) == expected
+  adapted = resizing.adapt(loaded.params, model, source, (96, 96), None, mesh)
+  assert tree.shapes(adapted) == tree.shapes(abstract_params(model, (96, 96)))
   for given, window in ((7, SIZES['window_size']), (8, 8)):  # 7 is the default
     section = dict(name='swin', window_size=given)
     section |= dict(width=None, depths=None, num_heads=None)
     config = minimal_config.completed(model=section)
-    adopted = architecture.adopt(config, source)
-    assert adopted.model.window_size == window
+    assert architecture.adopt(config, source).model.window_size == window

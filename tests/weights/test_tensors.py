@@ -1,30 +1,37 @@
-"""Tests of files of tensors: PyTorch's checkpoints, damage, and code."""
+"""Tests of PyTorch's files: types, code, damage, and models inside of them."""
 
 import argparse
 import pathlib
 import re
-import struct
 
 import numpy as np
 import pytest
 import references
-from references import HEADS, SIZE, timm_vit, torch
+from references import HEADS, huggingface, timm_file, timm_vit, torch
 
-from tests.faults.counts import injected
+from tests.faults.counts import further, injected
 from vit_jax import load_pretrained
+from vit_jax.arrays import tree
 from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.weights.formats import tensors, timm
 
+# Two models of the same architecture: weights, and their average
+A = timm_vit().state_dict()
+B = {name: 2 * leaf for name, leaf in A.items()}
+# The weights without their head
+BODY = {k: v for k, v in A.items() if not k.startswith('head.')}
+HEAD = {k: v for k, v in A.items() if k.startswith('head.')}
+
 
 def loaded(path, **keys):
-  return load_pretrained(path, num_heads=HEADS, **keys)
+  return load_pretrained(str(path), num_heads=HEADS, **keys)
 
 
 def test_types_of_8_bits_are_refused(tmp_path):
   """Those of 16 bits are read."""
   save = pytest.importorskip('safetensors.torch').save_file
-  state = {k: v.bfloat16() for k, v in timm_vit().state_dict().items()}
+  state = {k: v.bfloat16() for k, v in A.items()}
   path = str(tmp_path / 'a.safetensors')
   save(state, path)
   kernel = state['head.weight'].float().numpy().T
@@ -48,27 +55,6 @@ def test_types_that_numpy_lacks_are_read_exactly(tmp_path, name):
   np.testing.assert_array_equal(arrays['row'].astype(float), low.float())
   np.testing.assert_array_equal(arrays['scalar'].astype(float), -1.75)
   assert arrays['empty'].shape == (0,)
-
-
-def test_a_repeated_name_is_refused(tmp_path):
-  """Programs differ in which of the arrays they read."""
-  entry = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-  header = f'{{"a":{entry},"a":{entry}}}'.encode()
-  path = tmp_path / 'a.safetensors'
-  path.write_bytes(struct.pack('<Q', len(header)) + header + bytes(8))
-  with pytest.raises(UserError, match='contains a more than once') as error:
-    tensors.read(str(path))
-  assert str(path) in str(error.value)
-
-
-def test_tensors_that_only_strides_make_large_are_refused(tmp_path):
-  """They would occupy gigabytes of memory as arrays."""
-  path = str(tmp_path / 'a.pth')
-  torch.save({'head.weight': torch.ones(1).expand(10**5, 10**4)}, path)
-  with pytest.raises(UserError, match='describe tensors of 4,000,000,000 byte'):
-    tensors.read(path)
-  torch.save({'head.weight': torch.ones(1).expand(100, 100)}, path)
-  assert tensors.read(path)[0]['head.weight'].shape == (100, 100)
 
 
 DECODER = ('mask_token', 'decoder_pos_embed', 'decoder_blocks.0.x')
@@ -138,75 +124,14 @@ def test_pickled_code_is_not_executed(tmp_path, capsys, content, words, is_zip):
   assert 'run!' not in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_harmless_objects_of_checkpoints_are_read(tmp_path):
-  """NumPy's scalars and arrays, paths and arguments, with any usual ending."""
-  state = timm_vit().state_dict()
-  harmless = {
-    'best': np.float64(77.1),
-    'flag': np.bool_(True),
-    'random': np.random.default_rng(0).normal(size=3),
-    'text': np.array(['text'], dtype=object),
-    'args': argparse.Namespace(output=pathlib.Path('/x'), lr=np.float32(1)),
-  }
-  for name in ('a.pth', 'checkpoint.pth.tar', 'last.ckpt', 'a.bin'):
-    path = str(tmp_path / name)
-    torch.save({'state_dict': state, **harmless}, path)
-    params = loaded(path).params
-    np.testing.assert_array_equal(
-      params['head']['kernel'], state['head.weight'].numpy().T
-    )
-
-
-@pytest.mark.filterwarnings('ignore')  # torch deprecates most of these types
-@pytest.mark.parametrize(
-  'convert, words',
-  [
-    (
-      lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-      'quint|qint8',
-    ),
-    (lambda x: x.to_sparse_csr(), 'sparse_csr'),
-    (lambda x: x.to('meta'), 'meta'),
-    (lambda x: x.to(torch.uint8).view(torch.float4_e2m1fn_x2), 'float4'),
-  ],
-)
-def test_tensors_without_plain_values_are_named(tmp_path, convert, words):
-  path = str(tmp_path / 'a.pth')
-  torch.save({'some.weight': convert(torch.ones(4, 4))}, path)
-  with pytest.raises(UserError, match=rf'some.weight \(.*({words})') as error:
-    tensors.read(path)
-  assert path in str(error.value)
-
-
-@pytest.mark.parametrize(
-  'content, words',
-  [
-    (b'', 'is empty'),
-    (b'<html>Not found', 'a web page'),
-    (b'version https://git-lfs.github.com/spec/v1', 'git lfs pull'),
-  ],
-)
-@pytest.mark.parametrize('ending', ['npz', 'pth', 'safetensors', 'h5', 'npy'])
-def test_messages_state_the_kind_of_a_file(tmp_path, ending, content, words):
-  """Nothing says that the file is damaged, because nothing was compared."""
-  path = tmp_path / f'a.{ending}'
-  path.write_bytes(content)
-  with pytest.raises(UserError, match=words) as error:
-    load_pretrained(str(path))
-  assert str(path) in str(error.value)
-  assert 'Supported: .npz' in str(error.value)
-  assert 'damaged' not in str(error.value)
-
-
 @pytest.mark.parametrize('ending', ['pth', 'safetensors'])
 def test_a_changed_byte_is_detected(tmp_path, ending):
   """PyTorch's archives have checksums, and so have files written here."""
   injected('a flipped bit in weights')
-  state = references.state(timm_vit())
+  state = {name: leaf.numpy() for name, leaf in A.items()}
   path = tmp_path / f'a.{ending}'
   if ending == 'pth':
-    torch.save({k: torch.from_numpy(v) for k, v in state.items()}, path)
+    torch.save(A, path)
   else:
     tensors.write(str(path), state, {'a note': 'text'})
   content, refused = path.read_bytes(), 0
@@ -227,24 +152,156 @@ def test_a_changed_byte_is_detected(tmp_path, ending):
   assert refused > 50
 
 
+# Models inside of the files of training scripts
+
+
+@pytest.fixture(scope='module')
+def plain(tmp_path_factory):
+  """Returns the parameters of the same weights in a plain file, by path."""
+  path = tmp_path_factory.mktemp('plain') / 'plain.pth'
+  torch.save(A, path)
+  return tree.flatten(loaded(path).params)
+
+
+def under(prefix, state):
+  return {f'{prefix}{name}': leaf for name, leaf in state.items()}
+
+
+def projector(prefix, head='head.0'):
+  return {f'{prefix}{head}.weight': torch.zeros(3, 3)}
+
+
+# Objects that are left out, and none of whose code runs
+HARMLESS = {
+  'best': np.float64(77.1),
+  'flag': np.bool_(True),
+  'random': np.random.default_rng(0).normal(size=3),
+  'text': np.array(['text'], dtype=object),
+  'args': argparse.Namespace(output=pathlib.Path('/x'), lr=np.float32(1)),
+}
+# {name: content of the file}
+CONTAINERS = {
+  'DistributedDataParallel': under('module.', A),
+  'compiled, DDP': under('module._orig_mod.', A),
+  'backbone': {'model': under('backbone.', A)},
+  'encoder, and another layer': (
+    under('model.encoder.', A) | projector('model.', 'fc')
+  ),
+  'head next to the backbone': under('backbone.', BODY) | HEAD,
+  'Lightning': {'state_dict': under('model.', A), 'epoch': 3, 'loops': {}},
+  'harmless objects': {'state_dict': A, **HARMLESS},
+  'capitals': {'model': A},
+  'optimizer': {
+    'optimizer': {'state': {0: {'exp_avg': torch.zeros(3)}}},
+    'model': A,
+  },
+  'FSDP': {
+    f'_fsdp_wrapped_module.{k}'.replace(
+      'blocks.0.', 'blocks.0._checkpoint_wrapped_module.'
+    ): v
+    for k, v in A.items()
+  },
+  'AveragedModel': under('module.', A) | {'n_averaged': torch.tensor(5)},
+  'weights and average': {'state_dict': A, 'state_dict_ema': B},
+  'average in a module': {'model': B, 'model_ema': under('module.', A)},
+  'DINO': {
+    'student': under('module.backbone.', B) | projector('module.'),
+    'teacher': under('backbone.', A) | projector('', 'head.mlp.0'),
+  },
+  'student of DINO': {
+    'teacher': under('backbone.', B),
+    'student': under('module.backbone.', A),
+  },
+  'MoCo v3': {
+    'state_dict': under('module.base_encoder.', BODY)
+    | projector('module.base_encoder.')
+    | under('module.momentum_encoder.', B)
+    | projector('module.predictor.', '0')
+  },
+  'head of several layers': BODY | projector('', 'head.1'),
+  'head with a name': BODY | projector('', 'head.fc'),
+  'chunks': {k.replace('blocks.', 'blocks.0.'): v for k, v in A.items()},
+}
+# Endings of files other than .pth
+ENDINGS = {
+  'compiled, DDP': 'pt',
+  'backbone': 'bin',
+  'Lightning': 'ckpt',
+  'harmless objects': 'pth.tar',
+  'capitals': 'PTH',
+  'FSDP': 'pt',
+}
+SELECTED = {
+  'average in a module': 'ema',
+  'student of DINO': 'student',
+  'MoCo v3': 'base_encoder',
+}
+# Files without a head for classes
+HEADLESS = ('DINO', 'MoCo v3', 'head of several layers', 'head with a name')
+
+
+@pytest.mark.parametrize(
+  'name', [*[*CONTAINERS][:8], *further(*[*CONTAINERS][8:])]
+)
+def test_the_model_in_a_container_is_read(tmp_path, plain, name):
+  """Its arrays are those of the same weights in a plain file."""
+  path = tmp_path / f'checkpoint.{ENDINGS.get(name, "pth")}'
+  torch.save(CONTAINERS[name], path)
+  keys = dict(num_classes=7) if name in HEADLESS else {}
+  weights = SELECTED.get(name, 'params')
+  actual = tree.flatten(loaded(path, weights=weights, **keys).params)
+  assert actual.keys() == plain.keys()
+  for path, leaf in plain.items():
+    if not (name in HEADLESS and path.startswith('head/')):
+      np.testing.assert_array_equal(actual[path], leaf)
+
+
+def test_several_models_without_a_default_are_listed(tmp_path):
+  path = tmp_path / 'a.pth'
+  torch.save(A | under('other.', B), path)
+  for keys in ({}, {'weights': 'teacher'}):
+    with pytest.raises(UserError, match='--weights=NAME is .*main, other'):
+      loaded(path, **keys)
+  bias = loaded(path, weights='main').params['head']['bias']
+  np.testing.assert_array_equal(bias, A['head.bias'].numpy())
+
+
+def test_what_is_not_used_is_logged(tmp_path, caplog):
+  caplog.set_level('INFO', 'vit_jax')
+  path = tmp_path / 'a.pth'
+  content = under('module.', A) | projector('module.', 'head.0')
+  torch.save(content | {'n_averaged': torch.tensor(5)}, path)
+  loaded(path, num_classes=2)
+  assert 'left out 1 other arrays, n_averaged' in caplog.text
+  assert 'left out a head that is not a single matrix' in caplog.text
+  torch.save({'model': A, 'model_ema': B}, path)
+  loaded(path)
+  assert "weights are 'model'; --weights selects ema" in caplog.text
+
+
 @pytest.mark.slow
-def test_names_of_original_repositories_are_read(tmp_path):
-  """LayerScale of DeiT-III and registers of DINOv2 have other names."""
-  reference = timm_vit('deit3_base_patch16_224')
-  state = {
-    re.sub(r'ls(\d)\.gamma', r'gamma_\1', name): leaf
-    for name, leaf in reference.state_dict().items()
-  }
-  torch.save({'model': state}, tmp_path / 'a.pth')
-  path, size = str(tmp_path / 'a.pth'), (SIZE, SIZE)
-  keys = dict(num_heads=HEADS)
-  references.same_results(path, reference, size, IMAGENET, **keys)
-  reference = timm_vit('vit_small_patch14_reg4_dinov2')
-  state = reference.state_dict()
-  state['register_tokens'] = state.pop('reg_token')
-  # The original class token has a position, and timm adds the two.
-  place = torch.full_like(state['cls_token'], 0.5)
-  state['cls_token'] = state['cls_token'] - place
-  state['pos_embed'] = torch.cat([place, state['pos_embed']], dim=1)
-  torch.save(state | {'mask_token': place[0]}, path)
-  references.same_results(path, reference, size, IMAGENET, **keys)
+def test_the_newest_checkpoint_of_a_trainer_is_read(tmp_path, caplog):
+  """It is that with the largest number, not the last by name."""
+  caplog.set_level('INFO', 'vit_jax')
+  for step in (900, 1000):
+    folder = tmp_path / f'checkpoint-{step}'
+    huggingface(num_labels=step // 100).save_pretrained(folder)
+  model, _ = load_pretrained(str(tmp_path))
+  assert model.num_classes == 10
+  assert 'the newest checkpoint is checkpoint-1000' in caplog.text
+
+
+def test_wrapped_models_of_timm_are_read(tmp_path, plain):
+  """transformers saves them with the prefix `timm_model.`."""
+  module = torch.nn.Module()
+  module.timm_model = timm_vit()
+  config = dict(
+    architecture='vit_base_patch16_224',
+    model_type='timm_wrapper',
+    model_args={'num_heads': HEADS},
+    num_classes=references.CLASSES,
+  )
+  timm_file(tmp_path, module, config)
+  actual = tree.flatten(load_pretrained(str(tmp_path)).params)
+  for path, leaf in plain.items():
+    np.testing.assert_array_equal(actual[path], leaf)

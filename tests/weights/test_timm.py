@@ -18,43 +18,46 @@ from references import (
   torch,
 )
 
-from tests.faults.counts import further
+from tests.faults.counts import further, slow
 from vit_jax import load_pretrained
-from vit_jax.arrays.pixels import NONE
 from vit_jax.cli import inputs, results
 from vit_jax.config import overrides
 from vit_jax.data.augment import presets
 from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.models.contract import Patches
 from vit_jax.models.vit import NAMES
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import architecture, pretrained, transfer
 from vit_jax.weights.formats import timm_models
 from vit_jax.weights.patch_embedding import CLIP
 
-HEADLESS = dict(num_classes=0)
+HEADS_GIVEN = dict(model_args=dict(num_heads=HEADS))
+VIT = 'vit_base_patch16_224'
+POOLED = dict(global_pool='avgmax')
 GAP = dict(class_token=False, global_pool='avg', fc_norm=False)
-KINDS = {
-  'gap, headless': (
-    'vit_base_patch16_224',
-    GAP | HEADLESS | dict(act_layer='gelu_tanh'),
-  ),
-  'map': ('vit_base_patch16_siglip_224', {}),
-}
-OPTIONS = {
-  'token': ('vit_base_patch16_224', {}),
-  'mean, then norm': ('vit_base_patch16_224', dict(global_pool='avg')),
-  'distilled': ('deit_base_distilled_patch16_224', {}),
-  'DeiT-III': ('deit3_base_patch16_224', {}),
-  'registers': ('vit_small_patch14_reg4_dinov2', {}),
-  'registers with positions': (
-    'vit_base_patch16_224',
-    dict(reg_tokens=2, no_embed_class=False),
-  ),
-  'registers, gap': ('vit_base_patch16_224', GAP | dict(reg_tokens=2)),
-  'qk norm': ('vit_base_patch16_224', dict(qk_norm=True)),
-  'gated': ('vit_giant_patch14_dinov2', dict(depth=2)),
-  'CLIP': ('vit_base_patch16_clip_224', {}),
-}
+
+
+# (architecture, changes of the model, content of config.json)
+MODELS = [
+  [
+    VIT,
+    GAP | dict(num_classes=0, act_layer='gelu_tanh'),
+    dict(model_args=dict(num_heads=HEADS, act_layer='gelu_tanh')),
+  ],
+  ['vit_base_patch16_siglip_224', {}, HEADS_GIVEN],
+  [VIT, dict(qk_norm=True), {}],  # whose scales show the channels of a head
+  # After the norm, with a class token that is not used
+  [VIT, POOLED | dict(fc_norm=False), HEADS_GIVEN | POOLED],
+]
+FURTHER = [
+  [VIT, dict(global_pool='avg'), HEADS_GIVEN],  # the mean before the norm
+  [VIT, dict(reg_tokens=2, no_embed_class=False), HEADS_GIVEN],
+  [VIT, GAP | dict(reg_tokens=2), HEADS_GIVEN],
+  ['deit_base_distilled_patch16_224', {}, HEADS_GIVEN],
+  ['deit3_base_patch16_224', {}, HEADS_GIVEN],
+  ['vit_small_patch14_reg4_dinov2', {}, HEADS_GIVEN],
+  ['vit_giant_patch14_dinov2', dict(depth=2), HEADS_GIVEN],  # gated
+]
 
 
 def loaded(path, **keys):
@@ -62,23 +65,20 @@ def loaded(path, **keys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', [*KINDS, *further(*OPTIONS)])
-def test_logits_and_blocks_equal_timm(tmp_path, kind):
+@pytest.mark.parametrize('name, changes, config', MODELS + further(*FURTHER))
+def test_logits_and_blocks_equal_timm(tmp_path, name, changes, config):
   """Weights are read from timm, and written into the same architecture.
 
   Written files contain their description.
   """
-  name, changes = (KINDS | OPTIONS)[kind]
   reference = timm_vit(name, **changes)
-  model_args = {'num_heads': HEADS} | {
-    k: v for k, v in changes.items() if k == 'act_layer'
-  }
   stored = dict(mean=(0.5,) * 3, std=(0.5,) * 3, crop_pct=0.8)
   stored['label_names'] = list('abcdefg')
-  config = dict(architecture=name, model_args=model_args, pretrained_cfg=stored)
+  config = config | dict(architecture=name, pretrained_cfg=stored)
   path = timm_file(tmp_path, reference, config)
   same_results(path, reference, (SIZE, SIZE), limit=1e-5)
   description = pretrained.find(path).description
+  assert description.built_model.num_heads == HEADS
   names = description.class_names
   assert not description.num_classes or names == tuple('abcdefg')
   back = str(tmp_path / 'back.safetensors')
@@ -99,15 +99,14 @@ def test_num_classes_initializes_a_new_head(tmp_path, caplog):
   caplog.set_level('INFO', 'vit_jax')
   reference = timm_vit()
   path = timm_file(tmp_path, reference)
-  model, params = loaded(path, num_classes=3)
-  assert model.num_classes == 3
-  assert params['head']['kernel'].shape == (references.WIDTH, 3)
-  assert not np.any(params['head']['kernel'])
+  head = loaded(path, num_classes=3).params['head']
+  assert head['kernel'].shape == (references.WIDTH, 3)
+  assert not np.any(head['kernel'])
   assert 'head for 3 classes; fresh: head/bias, head/kernel' in caplog.text
-  model, params = loaded(path, num_classes=0)
-  assert 'head' not in params
+  headless = loaded(path, num_classes=0)
+  assert 'head' not in headless.params
   reference.reset_classifier(0)
-  same_results((model, params), reference, (SIZE, SIZE))
+  same_results(headless, reference, (SIZE, SIZE))
 
 
 @pytest.mark.slow
@@ -127,20 +126,6 @@ def test_finetuning_adopts_the_architecture(tmp_path):
   np.testing.assert_array_equal(
     moved['fc_norm']['scale'], references.state(reference)['fc_norm.weight']
   )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('pool', ['avgmax', *further('avg', 'max')])
-def test_patches_are_pooled_after_the_norm(tmp_path, pool):
-  """With a class token that is not used."""
-  reference = timm_vit(global_pool=pool, fc_norm=False)
-  config = dict(
-    architecture='x', model_args={'num_heads': HEADS}, global_pool=pool
-  )
-  path = timm_file(tmp_path, reference, config)
-  model = load_pretrained(path).model
-  assert model.class_token and model.config.prefix == 1
-  same_results(path, reference, (SIZE, SIZE), mean=NONE[0], std=NONE[1])
 
 
 @pytest.mark.parametrize('mode', ['center', 'squash'])
@@ -170,12 +155,11 @@ def test_clip_without_a_config(tmp_path):
   reference = timm_vit('vit_base_patch16_clip_quickgelu_224')
   name = 'vit_clip_quickgelu.safetensors'
   path = timm_file(tmp_path, reference, name=name)
-  model, params = load_pretrained(path, num_heads=HEADS)
-  assert model.gelu == 'quick' and model.pre_norm
-  same_results((model, params), reference, (SIZE, SIZE), CLIP)
+  same_results(path, reference, (SIZE, SIZE), CLIP, num_heads=HEADS)
   back = str(tmp_path / 'back.safetensors')
-  source = pretrained.find(path).changed(num_heads=HEADS)
-  pretrained.save(back, params, source.description)
+  description = pretrained.find(path).changed(num_heads=HEADS).description
+  assert description.built_model.gelu == 'quick'
+  pretrained.save(back, loaded(path).params, description)
   written = safetensors.numpy.load_file(back)
   original = references.state(reference)
   assert written.keys() == original.keys()
@@ -203,10 +187,8 @@ def test_npz_logs_what_it_cannot_store(tmp_path, caplog, form):
 def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   """Logits equal timm's for pixels normalized that way."""
   reference = timm_vit()
-  config = dict(architecture='vit_base_patch16_224')
-  config['model_args'] = {'num_heads': HEADS}
-  path = timm_file(tmp_path, reference, config)
-  found = pretrained.find(path)
+  config = HEADS_GIVEN | dict(architecture=VIT)
+  found = pretrained.find(timm_file(tmp_path, reference, config))
   for name in (None, 'timm', 'mae'):
     source = inputs.with_preset(found, name)
     params = source.load(source.abstract_params())
@@ -226,3 +208,126 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
     assert description['mean'] == [0.5] * 3
     assert description['resize'] == 'torchvision'
     assert 'interpolation=area' in results.line(description)
+
+
+# Every row of the table of architectures, as a small model
+
+# One row for each option; `--ci` adds those in `SLOW`, `--all` all rows.
+FAST = (
+  'vit_small_patch16_dinov3',
+  'eva02_tiny_patch14_336',
+  'test_vit3',
+)
+SLOW = ('vit_pe_lang_large_patch14_448', 'vit_base_patch16_radio_v3')
+ROWS = [
+  row
+  for row in timm_models.table().values()
+  if '.' not in row.name and 'Swin' not in row.block
+]
+SUPPORTED = [row for row in ROWS if row.block not in timm_models.REFUSED]
+
+
+def small(name, num_heads=4):
+  """Returns timm's model of an architecture with few and small layers."""
+  sizes = dict(depth=2, embed_dim=64, num_heads=num_heads, num_classes=7)
+  if 'sapiens2' in name:  # keys and values of two heads in the second block
+    sizes['num_kv_heads'] = (4, 2)
+  if 'giant_patch14' in name:  # an even number of hidden units
+    sizes['mlp_ratio'] = 6
+  with torch.device('meta'):
+    patch = references.timm.create_model(name, **sizes).patch_embed.patch_size[
+      0
+    ]
+  torch.manual_seed(0)
+  model = references.timm.create_model(name, img_size=4 * patch, **sizes)
+  return references.noisy(model), patch
+
+
+def written(folder, theirs, name, num_heads=4):
+  """Writes a model with a config.json; returns the path."""
+  config = dict(
+    architecture=name,
+    model_args=dict(num_heads=num_heads),
+    global_pool=theirs.global_pool,
+    pretrained_cfg=dict(mean=(0.5,) * 3, std=(0.5,) * 3),
+  )
+  return timm_file(folder, theirs, config)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    *FAST,
+    *slow(*SLOW),
+    *further(*(r.name for r in SUPPORTED if r.name not in FAST + SLOW)),
+  ],
+)
+def test_architectures_equal_timm(tmp_path, name):
+  """At the size of the weights, and at a smaller one that is not square."""
+  theirs, patch = small(name)
+  path = written(tmp_path, theirs, name)
+  # Ten prefix tokens and 2 x 3 patches have as many tokens as 4 x 4 patches.
+  columns = 4 if 'radio_v4' in name else 3
+  own, other = (4 * patch, 4 * patch), (2 * patch, columns * patch)
+  references.same_results(path, theirs, own, limit=1e-5)
+  theirs.set_input_size(img_size=other)
+  references.same_results(path, theirs, other, limit=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name',
+  [
+    'vit_small_patch16_rope_mixed_224',
+    *further('vit_small_patch16_dinov3', 'vit_small_patch16_rope_ape_224'),
+  ],
+)
+def test_kept_patches_have_their_own_rotations(tmp_path, name):
+  """As in timm, whose dropped patches are those that are not kept here."""
+  theirs, patch = small(name)
+  index = np.array([[1, 3, 4, 11], [0, 2, 7, 15]])
+
+  def keep(x):
+    kept = torch.from_numpy(index)
+    prefix, patches = x.split([theirs.num_prefix_tokens, 16], dim=1)
+    patches = patches[torch.arange(2)[:, None], kept]
+    return torch.cat([prefix, patches], dim=1), kept
+
+  theirs.patch_drop = keep
+  path = written(tmp_path, theirs, name)
+  images = references.images(4 * patch, 2)
+  pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+  with torch.no_grad():
+    expected = theirs.forward_features(pixels).numpy()
+  model, params = load_pretrained(path)
+
+  def encode(model, images):
+    tokens = model.embed(images)[np.arange(2)[:, None], index]
+    return model.encode(tokens, None, Patches((4, 4), index))
+
+  run = jax.jit(lambda params: model.apply(params, images, method=encode))
+  found = run({'params': params})
+  difference = np.abs(found - expected).max()
+  assert difference < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name', ['vit_small_patch16_dinov3', *further('eva02_base_patch14_224')]
+)
+def test_kernels_equal_xla(tmp_path, name):
+  """TPU kernels, interpreted, differ only by the order of sums.
+
+  The models have five prefix tokens, or one.
+  """
+  theirs, patch = small(name, num_heads=2)  # of 32 channels, as kernels require
+  path = written(tmp_path, theirs, name, num_heads=2)
+  model, params = load_pretrained(path, attention='kernel')
+  assert model.kernels is not None and model.reference.kernels is None
+  x = references.images(4 * patch)
+  ours, theirs = (
+    np.asarray(references.jitted(each)(params, x))
+    for each in (model, model.reference)
+  )
+  assert np.ptp(theirs) > 0.1
+  assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()

@@ -1,18 +1,15 @@
 """Tests of heads, GELU and preprocessing that arrays of timm do not show."""
 
-import collections
 import functools
-import re
 
 import numpy as np
 import pytest
 import references
-from references import HEADS, SIZE, timm_file, timm_vit, torch
+from references import CLASSES, timm_file, timm_vit, torch
 
 from benchmarks import write_timm_table, write_weights_page
 from tests.cli import ROOT
 from tests.faults.counts import count
-from vit_jax import load_pretrained
 from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.weights.formats import (
@@ -47,20 +44,6 @@ def opened(monkeypatch, caplog):
   return load
 
 
-def heads_and_gelu(description):
-  section = description.model
-  return section['num_heads'], section.get('gelu', 'exact')
-
-
-@pytest.mark.slow
-def test_norms_of_queries_and_keys_determine_the_heads(tmp_path):
-  """They have one scale for each channel of a head."""
-  reference = timm_vit(qk_norm=True)
-  path = timm_file(tmp_path, reference)
-  assert load_pretrained(path).model.num_heads == HEADS
-  references.same_results(path, reference, (SIZE, SIZE), limit=1e-5)
-
-
 @pytest.mark.slow
 def test_the_table_equals_the_installed_timm():
   """After an update of timm, write it again; CI tests 1 % of the models."""
@@ -87,7 +70,9 @@ def test_file_name_and_prefix_name_the_architecture(opened, name, heads, gelu):
   """The log says where the values are from."""
   for path in (f'{name}.safetensors', f'{name}:weights.safetensors'):
     description, log = opened(name, path)
-    assert heads_and_gelu(description) == (heads, gelu)
+    section = description.model
+    assert section['num_heads'] == heads
+    assert section.get('gelu', 'exact') == gelu
     assert f'{name} in the table of timm' in log.text
     assert 'WARNING' not in [record.levelname for record in log.records]
     assert description.statistics[0] == (0.5,) * 3
@@ -99,10 +84,8 @@ def test_file_name_and_prefix_name_the_architecture(opened, name, heads, gelu):
 def test_assumptions_are_logged(opened, name):
   """The warning lists them, and what to do."""
   description, log = opened(name, 'weights.safetensors')
-  heads, gelu = heads_and_gelu(description)
-  assert gelu == 'exact'
   for words in (
-    f'num_heads {heads}, gelu exact',
+    f'num_heads {description.model["num_heads"]}, gelu exact',
     'no rotary position embeddings',
     'timm:ARCH',
   ):
@@ -124,6 +107,7 @@ def test_tags_select_their_preprocessing(opened):
   'name, path, words',
   [
     ('', 'vit_base_patch16_22:w.safetensors', "_22.*'vit_base_patch16_"),
+    ('', 'vit_small_patch16_rope_mixed_224:w.safetensors', 'rope.freqs'),
     ('vit_small_patch16_18x2_224', '', 'not supported: a layer has two'),
     ('vit_small_patch16_dinov3', 'w.safetensors', 'timm:ARCHITECTURE:PATH'),
     ('vit_small_patch16_rope_224', 'w.safetensors', 'timm:ARCHITECTURE:PATH'),
@@ -135,10 +119,13 @@ def test_architectures_are_refused_by_name(opened, name, path, words):
     opened(name or 'vit_base_patch16_224', path or f'{name}.safetensors')
 
 
+def test_a_directory_with_a_colon_is_not_an_architecture(tmp_path, monkeypatch):
+  timm_file(tmp_path / 'run:2', timm_vit())
+  monkeypatch.chdir(tmp_path)
+  assert timm.load('run:2/model.safetensors').description.num_classes == CLASSES
+
+
 PAGE = (ROOT / 'docs' / 'weights.md').read_text()
-# Rows of timm's architectures, without those of single sets of weights
-ROWS = [row for row in timm_models.table().values() if '.' not in row.name]
-OPENED = [row for row in ROWS if row.block not in timm_models.REFUSED]
 
 
 def test_the_page_contains_the_table_of_the_code():
@@ -147,21 +134,3 @@ def test_the_page_contains_the_table_of_the_code():
   assert write_weights_page.page(PAGE) == PAGE
   for kind in huggingface.TYPES:
     assert f'| Hugging Face `{kind}`' in PAGE
-
-
-def test_the_table_of_timm_lists_what_is_refused():
-  """Every architecture is supported, or refused for a reason."""
-  refused = collections.defaultdict(set)
-  for row in ROWS:
-    if row not in OPENED:
-      refused[timm_models.REFUSED[row.block]].add(row.name)
-  counts = collections.Counter()
-  for names, number, state in re.findall(
-    r'^\| (`.*) \| (\d+) \| (yes|no: .*) \|$', PAGE, re.MULTILINE
-  ):
-    counts[state == 'yes'] += int(number)
-    if state != 'yes':
-      listed = set(re.findall(r'`(\w+)`', names))
-      assert listed <= refused[state.removeprefix('no: ')]
-      assert len(listed) == int(number)
-  assert counts == {True: len(OPENED), False: len(ROWS) - len(OPENED)}

@@ -35,25 +35,32 @@ ABOUT = {
 }
 
 
-def weights(image_size, **changes):
+def weights(image_size=(8, 8), **changes):
   """Returns a source with random numbers for images of that size."""
   about = ABOUT | {'model': ABOUT['model'] | changes}
   description = Description(**about, image_size=image_size)
   model = Model(7, **SIZES, dtype='float32', **changes)
   params = tiny_vit.noise_params(model, (image_size[0], image_size[-1]))
 
+  return described(description, params), params
+
+
+def described(description, params):
+  """Returns a source of parameters."""
+
   def load(abstract):
     return jax.tree.map(sharding.place, jax.device_get(params), abstract)
 
-  return contract.Pretrained('here', description, load), params
+  return contract.Pretrained('here', description, load)
 
 
-def experiment(image_size, **changes):
+def experiment(image_size=(8, 8), others=None, **changes):
+  """Returns a run with changes to the model, and to other sections."""
   channels = changes.get('channels', 3)
   config = completed(
     **{f'model.{k}': v for k, v in (SIZES | changes).items()},
     **{f'{k}.channels': channels for k in ('augment', 'preprocess')},
-    **{'model.dtype': 'float32', 'image_size': image_size},
+    **{'model.dtype': 'float32', 'image_size': image_size} | (others or {}),
   )
   return Experiment.build(config, jax.devices()[:1])
 
@@ -73,6 +80,12 @@ def moved_to(target, source):
     return transfer.transfer(source, target, 'aligned')
 
 
+def started(target, source, class_names=()):
+  """Returns the parameters of a training that starts from a source."""
+  with jax.set_mesh(target.mesh):
+    return transfer.start(source, target, 'aligned', Fruits(class_names))
+
+
 def zoomed(params, old, new):
   """Zooms the position embedding to another grid as the authors' code does."""
   embedding = np.asarray(params['position']['embedding'])
@@ -84,24 +97,16 @@ def zoomed(params, old, new):
   return np.concatenate([embedding[:, :1], grid], axis=1)
 
 
-SHAPES = [
-  ((8, 8), (12, 16)),
-  ((8, 12), (16, 12)),
-  ((16, 8), (8, 16)),
-  ((8, 12), (8, 12)),
-]
-
-
-@pytest.mark.parametrize('old, new', SHAPES)
+@pytest.mark.parametrize(
+  'old, new',
+  [((8, 8), (12, 16)), ((16, 8), (8, 16)), ((8, 12), (8, 12))],
+)
 def test_finetuning_loads_all_but_the_head(old, new):
   """Parameters are the same bit for bit; the head is initialized."""
   source, params = weights(old)
   target = experiment(new)
   result = tree.flatten(moved_to(target, source))
-  expected = tree.flatten(target.abstract_state.params)
-  assert {k: v.shape for k, v in result.items()} == {
-    k: v.shape for k, v in expected.items()
-  }
+  assert tree.shapes(result) == tree.shapes(target.abstract_state.params)
   positions = result.pop('position/embedding')
   patches = [tuple(side // 4 for side in size) for size in (old, new)]
   np.testing.assert_allclose(
@@ -120,8 +125,8 @@ def test_finetuning_loads_all_but_the_head(old, new):
 )
 def test_fine_tuning_converts_units_of_pixels(before, after):
   """The function of an image stays the same if `model.pixels` changes."""
-  source, params = weights((8, 8), pixels=before)
-  moved = moved_to(experiment((8, 8), pixels=after), source)
+  source, params = weights(pixels=before)
+  moved = moved_to(experiment(pixels=after), source)
   images = np.random.default_rng(1).uniform(-1, 1, (2, 8, 8, 3))
   images = np.float32(images)
   ours, expected = (
@@ -136,10 +141,10 @@ def test_fine_tuning_converts_units_of_pixels(before, after):
 @pytest.mark.slow
 def test_initialized_parts_depend_on_the_seed():
   """Pre-logits of another fine-tuning are not loaded."""
-  source, params = weights((8, 8), pre_logits=True)
-  target = experiment((8, 8), pre_logits=True)
+  source, params = weights(pre_logits=True)
+  target = experiment(pre_logits=True)
+  result = moved_to(target, source)
   with jax.set_mesh(target.mesh):
-    result = transfer.transfer(source, target, 'aligned')
     key = sharding.random_key(target.config.seed, target.mesh)
     fresh = jax.jit(target.init_state)(key).params
   for name in ('pre_logits', 'head'):
@@ -151,19 +156,12 @@ def test_initialized_parts_depend_on_the_seed():
 @pytest.mark.slow
 def test_init_from_loads_all_that_fits(caplog):
   """The head is loaded, too; leaves of another shape are logged."""
-  source, params = weights((8, 8))
-  same = completed(
-    **{f'model.{k}': v for k, v in SIZES.items()},
-    **{'model.dtype': 'float32', 'image_size': (8, 8), 'num_classes': 7},
-  )
-  target = Experiment.build(same, jax.devices()[:1])
-  with jax.set_mesh(target.mesh):
-    result = transfer.start(source, target, 'aligned', Fruits())
+  source, params = weights()
+  result = started(experiment(others=dict(num_classes=7)), source)
   jax.tree.map(np.testing.assert_array_equal, result, params)
   assert 'not taken over' not in caplog.text
-  other = experiment((8, 8), mlp_dim=32)  # and with another number of classes
-  with jax.set_mesh(other.mesh):
-    result = tree.flatten(transfer.start(source, other, 'aligned', Fruits()))
+  other = experiment(mlp_dim=32)  # and with another number of classes
+  result = tree.flatten(started(other, source))
   assert 'fc1/kernel (2, 16, 24) (in the model: (2, 16, 32))' in caplog.text
   assert not np.any(result['head/kernel'])
   for path, leaf in tree.flatten(params).items():
@@ -177,32 +175,20 @@ def test_heads_are_taken_over_by_the_names_of_classes(objective, caplog):
   section, classes = dict(name=objective), 7
   if objective == 'linear_probe':
     section, classes = section | dict(num_classes=7), 0
-  config = completed(
-    **{f'model.{k}': v for k, v in SIZES.items()},
-    **{'model.dtype': 'float32', 'num_classes': classes, 'objective': section},
-  )
-  target = Experiment.build(config, jax.devices()[:1])
+  target = experiment(others=dict(num_classes=classes, objective=section))
   shapes = target.abstract_state.params
   params = jax.tree.map(lambda s: np.random.normal(size=s.shape), shapes)
   names = [*'abcdefg']
   about = ABOUT | {'objective': section, 'num_classes': classes}
   about |= {'class_names': tuple(names)}
-  description = Description(**about, image_size=(8, 8))
-
-  def load(abstract):
-    return jax.tree.map(sharding.place, params, abstract)
-
-  def started(class_names):
-    source = contract.Pretrained('here', description, load)
-    with jax.set_mesh(target.mesh):
-      return transfer.start(source, target, 'aligned', Fruits(class_names))
-
+  source = described(Description(**about, image_size=(8, 8)), params)
   for given, order in (
     (names, range(7)),
     ([*'cab'], [2, 0, 1, 3, 4, 5, 6]),
     ([f'class {i}' for i in range(7)], range(7)),
   ):
-    result, expected = tree.flatten(started(given)), tree.flatten(params)
+    result = tree.flatten(started(target, source, given))
+    expected = tree.flatten(params)
     assert result.keys() == expected.keys()
     for path, leaf in result.items():
       is_head = path.startswith('head/')
@@ -211,7 +197,7 @@ def test_heads_are_taken_over_by_the_names_of_classes(objective, caplog):
     assert ('fruits' in caplog.text) == (given != names)
   assert 'differ' not in caplog.text.replace('order of the classes differs', '')
   with pytest.raises(UserError, match="fruits.*here.*'x'.*vit_jax.finetune"):
-    started([*'abcdefx'])
+    started(target, source, 'abcdefx')
 
 
 @pytest.mark.parametrize(
@@ -226,24 +212,14 @@ def test_heads_are_taken_over_by_the_names_of_classes(objective, caplog):
 )
 def test_keys_that_differ_from_the_weights_are_listed(keys, reported, caplog):
   """`train` keeps those of the config."""
-  source, _ = weights((8, 8))
-  target = experiment((8, 8), **keys)
-  with jax.set_mesh(target.mesh):
-    transfer.start(source, target, None, Fruits())
-  lines = [
-    line for line in caplog.text.splitlines() if 'in the weights' in line
-  ]
-  assert [line.split(':')[0] for line in lines] == [
+  started(experiment(**keys), weights()[0])
+  listed = [x for x in caplog.text.splitlines() if 'in the weights' in x]
+  assert [line.split(':')[0] for line in listed] == [
     f'  model.{key}' for key in reported
   ]
-
-
-def test_an_initial_value_may_differ_from_the_weights(caplog):
-  """Parameters of the weights replace those that it initializes."""
-  source, _ = weights((8, 8), layer_scale=1e-5)
-  target = experiment((8, 8), layer_scale=1e-4)
-  with jax.set_mesh(target.mesh):
-    transfer.start(source, target, None, Fruits())
+  # Parameters of the weights replace those that a key initializes.
+  caplog.clear()
+  started(experiment(layer_scale=1e-4), weights(layer_scale=1e-5)[0])
   assert 'in the weights' not in caplog.text
 
 
@@ -252,7 +228,7 @@ OPEN = {f'model.{key}': None for key in SIZES}
 
 def test_fine_tuning_determines_the_model_by_the_weights(caplog):
   """Sizes that contradict them are refused, and other keys are listed."""
-  source, _ = weights((8, 8), norm_eps=1e-3)
+  source, _ = weights(norm_eps=1e-3)
   for key in ('patch_size', 'width'):
     with pytest.raises(UserError) as error:
       architecture.adopt(completed(**OPEN | {f'model.{key}': 6}), source)
@@ -280,7 +256,7 @@ def test_images_of_a_fine_tuning_are_whole_patches(
 ):
   caplog.set_level('INFO')
   config = completed(**OPEN, image_size=given, **{'model.remainder': remainder})
-  adopted = architecture.adopt(config, weights((8, 8))[0])
+  adopted = architecture.adopt(config, weights()[0])
   assert tuple(adopted.image_size) == used
   assert (f'{used} instead of {given}' in caplog.text) == (given != used)
 
@@ -301,29 +277,24 @@ def test_a_plan_reads_missing_sizes_from_the_weights(tmp_path):
 @pytest.mark.slow
 def test_weights_that_do_not_fit_are_refused():
   """Messages name leaves and shapes, or both numbers of channels."""
-  source, _ = weights((8, 8))
+  source, _ = weights()
   words = r'mlp/fc1/bias: \[2, 24\] in the file, \[2, 32\] in the model'
   with pytest.raises(UserError, match=words):
-    moved_to(experiment((8, 8), mlp_dim=32), source)
-  multispectral, _ = weights((8, 8), channels=5)
+    moved_to(experiment(mlp_dim=32), source)
+  multispectral, _ = weights(channels=5)
   with pytest.raises(UserError, match=r'model\.channels is 4.* for 5'):
-    moved_to(experiment((8, 8), channels=4), multispectral)
-  target = experiment((8, 8), width=32, mlp_dim=48, pool='gap')
+    moved_to(experiment(channels=4), multispectral)
   other = {'strange': jax.numpy.zeros(3)}
   empty = dataclasses.replace(source, load=lambda abstract: other)
-  with (
-    jax.set_mesh(target.mesh),
-    pytest.raises(UserError, match=r'of here \(strange'),
-  ):
-    transfer.start(empty, target, 'aligned', Fruits())
+  with pytest.raises(UserError, match=r'of here \(strange'):
+    started(experiment(width=32, mlp_dim=48, pool='gap'), empty)
 
 
 @pytest.mark.parametrize('channels', [1, 2, 4, 5, 13])
 def test_channels_are_adapted_like_timm(channels):
   """The kernel is that of timm's `adapt_input_conv`."""
-  source, params = weights((8, 8))
-  target = experiment((8, 8), channels=channels)
-  moved = moved_to(target, source)
+  source, params = weights()
+  moved = moved_to(experiment(channels=channels), source)
   kernel = np.array(params['embedding']['kernel']).transpose(3, 2, 0, 1)
   peers.import_timm()
   from timm.models._manipulate import adapt_input_conv
@@ -354,10 +325,9 @@ def test_normalized_images_get_the_kernel_of_normalized_images(
   before, channels
 ):
   """Both inputs have the mean 0 and the standard deviation 1."""
-  source, params = weights((8, 8), **before)
+  source, params = weights(**before)
   statistics = dict(mean=(0.01,) * channels, std=(0.02,) * channels)
-  target = experiment((8, 8), channels=channels, **statistics)
-  moved = moved_to(target, source)
+  moved = moved_to(experiment(channels=channels, **statistics), source)
   kernel = np.array(params['embedding']['kernel'])
   np.testing.assert_allclose(
     moved['embedding']['kernel'],
@@ -379,7 +349,7 @@ def test_other_projects_have_rgb_files_only():
 @pytest.mark.slow
 def test_resized_weights_can_be_normalized_by_other_statistics():
   """All sets of weights have them, as in `evaluate` with both flags."""
-  source, _ = weights((8, 8))
+  source, _ = weights()
   description = dataclasses.replace(source.description, statistics=NONE)
   source = dataclasses.replace(source, description=description)
   mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)

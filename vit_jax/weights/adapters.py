@@ -77,8 +77,8 @@ def merged(source: Pretrained) -> Pretrained:
   Args:
     source: result of `unmerged`.
   """
-  adapter, base = source.description, source.description.frozen
-  if base is None:
+  adapter, base_model = source.description, source.description.frozen
+  if base_model is None:
     return source
   section = dict(adapter.config['lora'], rank=0)
   description = dataclasses.replace(
@@ -89,7 +89,7 @@ def merged(source: Pretrained) -> Pretrained:
     load_trained: Callable[[PyTree], PyTree], abstract: PyTree
   ) -> PyTree:
     mesh = jax.tree.leaves(abstract)[0].sharding.mesh
-    frozen = base.load(mesh)
+    frozen = base_model.load(mesh)
     expected = adapter.further['record']['frozen']['base']
     if checksum.digest(frozen) != expected:
       raise UserError(

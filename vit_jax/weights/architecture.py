@@ -16,8 +16,8 @@ log = logging.getLogger('vit_jax')
 def adopt(config: Config, source: Pretrained) -> Config:
   """Returns the config with the architecture of the weights it starts from.
 
-  Images are cut to whole patches of the weights, unless the model drops the
-  remainder.
+  `image_size` is reduced to whole patches of the weights, unless the model
+  drops the remainder.
 
   Args:
     config: completed config.
@@ -34,37 +34,21 @@ def adopt(config: Config, source: Pretrained) -> Config:
       f'{section.name!r}: set --config.model.name={name}, or start python -m '
       'vit_jax.train from these weights, which uses all parameters that fit.'
     )
-  constructor = schema.constructor('model', section)
-  keys = schema.config_keys(constructor)
-  # Keys whose default is None; the weights determine them.
+  keys = schema.config_keys(schema.constructor('model', section))
+  # Keys whose default is None, such as sizes: the weights determine them, and a
+  # config that contains some of them must agree.
   open_keys = [key for key in keys if keys[key].default is None]
-  given = [key for key in open_keys if section[key] is not None]
-  if given:
-    complete = dict(section)
-    if section.get('variant') is None:  # sizes that are not given
-      complete |= {
-        key: value
-        for key, value in loaded.architecture.items()
-        if key in open_keys and key not in given
-      }
-    built = schema.construct(constructor, complete, config.num_classes)
-    differing = [
-      f'{key}: {value} in the weights, {built.architecture[key]} in the config'
-      for key, value in loaded.architecture.items()
-      if key in open_keys and built.architecture[key] != value
-    ]
-    if differing:
-      raise UserError(
-        f'{source.path} has another architecture: {"; ".join(differing)}. '
-        'Leave these keys of config.model out to use that of the weights.'
-      )
+  if any(section[key] is not None for key in open_keys):
+    _check_agreement(config, source, open_keys)
   adopted = config.copy_and_resolve_references()
   with adopted.unlocked():
     for key, value in loaded.architecture.items():
       adopted.model[key] = value
     for key, value in loaded.options.items():
+      # An option that the config changes keeps its value.
       if section[key] == keys[key].default:
         adopted.model[key] = value
+  # The weights also determine keys that have a default, such as `gelu`.
   overridden = {
     f'model.{key}': (value, section[key])
     for key, value in loaded.architecture.items()
@@ -80,14 +64,54 @@ def adopt(config: Config, source: Pretrained) -> Config:
   return adopted
 
 
+def _check_agreement(
+  config: Config, source: Pretrained, open_keys: list[str]
+) -> None:
+  """Checks that the sizes that a config contains are those of weights.
+
+  Args:
+    config: completed config, with a value for at least one of the keys.
+    source: weights that the run starts from.
+    open_keys: keys of the model's section that the weights determine.
+
+  Raises:
+    UserError: they differ; the message lists them.
+  """
+  section, sizes = config.model, source.model().architecture
+  filled = dict(section)
+  # A variant, such as B/16, determines all sizes; without one, those that the
+  # config leaves open have to be filled in before the model can be built.
+  if section.get('variant') is None:
+    filled |= {
+      key: value
+      for key, value in sizes.items()
+      if key in open_keys and section[key] is None
+    }
+  constructor = schema.constructor('model', section)
+  built = schema.construct(constructor, filled, config.num_classes)
+  differing = [
+    f'{key}: {value} in the weights, {built.architecture[key]} in the config'
+    for key, value in sizes.items()
+    if key in open_keys and built.architecture[key] != value
+  ]
+  if differing:
+    raise UserError(
+      f'{source.path} has another architecture: {"; ".join(differing)}. '
+      'Leave these keys of config.model out to use that of the weights.'
+    )
+
+
 def complete(config: Config) -> Config:
-  """Returns a config whose model is that of `init_from` if it lacks sizes.
+  """Returns the config, with the model of `init_from` if its own is incomplete.
+
+  A config whose model can be built is returned unchanged.
 
   Args:
     config: completed config.
 
   Raises:
-    UserError: there are no weights, or the config contradicts them.
+    UserError: the model cannot be built, and `init_from` is not set, cannot be
+      read or contradicts the config.
   """
   try:
     schema.build_section(config, 'model', config.num_classes)
@@ -109,7 +133,7 @@ def _fit_images(config: Config) -> None:
     side = getattr(model, 'patch_pixels', 1)
     whole = tuple(pixels - pixels % side for pixels in size)
     if whole == size or not all(whole):
-      return  # the run is refused
+      return  # the check of the run refuses this size, with a message
     log.info(
       'image_size is %s instead of %s, whole patches of %d pixels, as the '
       'weights have',

@@ -100,6 +100,7 @@ class Pretrained:
       UserError: the weights do not contain this state.
     """
     abstract, extra = self._sharded(self.description.shapes, mesh)
+    # The parameters as `predict` expects them, with parts of the extra state
     needed = jax.eval_shape(self._named, abstract, extra, None)['params']
     if needed.keys() == abstract.keys():
       return self.load(abstract)
@@ -170,7 +171,7 @@ class Pretrained:
     """Returns the names of `weights` without loading any."""
     params, extra = self.description.shapes
     if jax.tree.leaves(extra) and self.load_extra is None:
-      extra = None
+      extra = None  # it is missing in the file
     average = params if self.load_average else None
     return [*jax.eval_shape(self._named, params, extra, average), *self.sets]
 

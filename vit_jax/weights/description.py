@@ -140,9 +140,10 @@ class Description:
   @jax.enable_x64(False)  # parameters are float32 in programs of 64 bits, too
   def shapes(self) -> tuple[PyTree, PyTree]:
     """Shapes of the objective's parameters, and of its extra state."""
-    shape = (*self.image_size, self.built_model.channels)
-    spec: contract.Spec = {'image': (shape, np.dtype(np.uint8))}
-    if augment := self.config.get('augment'):  # of a run; else: a classifier's
+    # Examples of a classifier, unless a run has determined others
+    image_shape = (*self.image_size, self.built_model.channels)
+    spec: contract.Spec = {'image': (image_shape, np.dtype(np.uint8))}
+    if augment := self.config.get('augment'):
       transform = schema.build('augment', augment, self.image_size)
       spec = contract.check_spec(transform)
     batch = {

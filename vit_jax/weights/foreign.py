@@ -113,27 +113,24 @@ def described(path: str, parsed: ParsedWeights) -> Pretrained:
   if channels != patch_embedding.RGB:
     preprocess['channels'] = channels
   names_lib.check_floats(path, arrays)
-  entry = names.find('head/kernel')
-  assert entry is not None
-  head = np.shape(arrays.get(entry.name, ())) or (0,)
-  num_classes = head[0 if names.torch else -1]
-  names_of_classes = list(metadata.class_names)
-  if len(names_of_classes) != num_classes:
-    if names_of_classes and num_classes:
+  num_classes = _num_classes(arrays, names)
+  class_names = list(metadata.class_names)
+  if len(class_names) != num_classes:
+    if class_names and num_classes:
       log.warning(
         '%s: left out its %d class names, because its head has %d outputs',
         path,
-        len(names_of_classes),
+        len(class_names),
         num_classes,
       )
-    names_of_classes = [f'class {i}' for i in range(num_classes)]
+    class_names = [f'class {i}' for i in range(num_classes)]
   description = Description(
     model=_section(path, parsed),
     objective=dict(parsed.objective),
     num_classes=num_classes,
     image_size=square(metadata.image_size),
     preprocess=preprocess,
-    class_names=tuple(names_of_classes),
+    class_names=tuple(class_names),
     statistics=None if parsed.own_pixels else statistics,
     position_resize=metadata.position_resize,
     other_patches=metadata.other_patches,
@@ -149,6 +146,16 @@ def described(path: str, parsed: ParsedWeights) -> Pretrained:
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
   return Pretrained(path, description, put)
+
+
+def _num_classes(arrays: Mapping[str, np.ndarray], names: NameMap) -> int:
+  """Returns the number of outputs of the head in a file; 0 for no head."""
+  entry = names.find('head/kernel')
+  assert entry is not None  # every table contains it
+  kernel = arrays.get(entry.name)
+  if kernel is None or kernel.ndim == 0:  # a number is reported with all shapes
+    return 0
+  return kernel.shape[0 if names.torch else -1]
 
 
 def _shapes(
@@ -184,10 +191,11 @@ def _statistics(
   Raises:
     UserError: the settings of RGB images do not have three numbers.
   """
-  mean, std = (
-    tuple(values) * (channels if len(values) == 1 else 1)
-    for values in (metadata.mean, metadata.std)
-  )
+  mean, std = tuple(metadata.mean), tuple(metadata.std)
+  if len(mean) == 1:
+    mean *= channels
+  if len(std) == 1:
+    std *= channels
   if len(mean) == len(std) == channels:
     return mean, std
   if channels == patch_embedding.RGB:
@@ -206,7 +214,8 @@ def _section(path: str, parsed: ParsedWeights) -> dict[str, Any]:
   Raises:
     UserError: a key in notes does not exist, or its value has another type.
   """
-  options = {key: getattr(parsed.metadata, key) for key in ('gelu', 'norm_eps')}
+  metadata = parsed.metadata
+  options = {'gelu': metadata.gelu, 'norm_eps': metadata.norm_eps}
   options = {k: v for k, v in options.items() if v != parsed.defaults.get(k)}
   section = {'name': 'vit', **parsed.model}
   keys = schema.config_keys(schema.constructor('model', section))
@@ -215,15 +224,15 @@ def _section(path: str, parsed: ParsedWeights) -> dict[str, Any]:
       raise completion.unknown_key(f'{path}: model.', key, keys)
     kind = keys[key].annotation
     section[key] = completion.typed(f'{path}: model.{key}', value, kind)
-  sides = parsed.metadata.image_size
-  if any(side % section.get('patch_size', 1) for side in sides):
+  patch_size = section.get('patch_size', 1)
+  if any(side % patch_size for side in metadata.image_size):
     section['remainder'] = 'drop'
-  section = {
+  without_defaults = {
     key: value
     for key, value in section.items()
     if key not in keys or value != keys[key].default
   }
-  return {'dtype': 'float32', **options, **section}
+  return {'dtype': 'float32', **options, **without_defaults}
 
 
 def without_class_position(
@@ -356,8 +365,9 @@ def noted(
     UserError: they would open as another model, or not at all.
   """
   model = description.built_model
-  plain = parse({'image_size': description.image_size})
-  plain = determined(described(path, plain).description)
+  # What programs open that do not read the notes
+  parsed = parse({'image_size': description.image_size})
+  plain = determined(described(path, parsed).description)
   differing = {
     key: value
     for key, value in (model.architecture | model.options).items()

@@ -82,10 +82,10 @@ _OBJECTS = (
   'text_config',
   'vit_jax_preprocess',
 )
-# Types of the keys of this package's notes, of timm's config.json, and of
-# Hugging Face's config.json, preprocessor_config.json and index of shards. The
-# same key has the same meaning in all of them, except for `num_heads` of a
-# Swin.
+# Types of the keys of this package's notes, of timm's config.json, of PEFT's
+# adapter_config.json, and of Hugging Face's config.json, index of shards and
+# preprocessor_config.json. The same key has the same meaning in all of them,
+# except for `num_heads` of a Swin.
 _TYPES: tuple[tuple[Any, tuple[str, ...]], ...] = (
   (dict, _OBJECTS),
   (str, ('architecture', 'model_type', 'global_pool')),
@@ -101,6 +101,7 @@ _TYPES: tuple[tuple[Any, tuple[str, ...]], ...] = (
   (_number(0, 1), ('norm_eps', 'layer_norm_eps')),
   (_number(0.01, 1), ('crop_pct', 'central_fraction')),
   (_number(1.001, 1e9), ('rope_theta',)),
+  (_number(0, 1e6), ('lora_alpha',)),
   (_number(1e-6, 1e6), ('rescale_factor',)),
   (Annotated[int, Field(ge=0, le=5)], ('resample',)),
   (list[_number(-10, 10)], ('mean', 'image_mean')),  # one for each channel

@@ -2,11 +2,13 @@
 
 A `NameMap` contains a table `{native path: foreign name}`. A native path is
 that of a leaf, or of a module whose leaves have corresponding names in the
-other project ('kernel' is 'weight' in PyTorch). A foreign name with `{i}`
-stands for one array per layer; these arrays are stacked in this package. `{2i}`
-and `{2i+1}` number the even and the odd layers, and `{i+2:02}` counts from 2 in
-two digits. `{s}` in a path stands for the number of a stage of a ResNet or a
-Swin. It replaces `{s}` in the foreign name; `{s-1}` is the number before it.
+other project ('kernel' is 'weight' in PyTorch). Names contain placeholders:
+
+- `{i}` in a foreign name is the number of a layer. The file contains one array
+  for each layer; in this package, they are stacked. `{2i}` and `{2i+1}` number
+  the even and the odd layers, and `{i+2:02}` counts from 2 in two digits.
+- `{s}` in a path is the number of a stage of a ResNet or a Swin. It replaces
+  `{s}` in the foreign name; `{s-1}` is the number before it.
 
 names.csv contains the names of Vision Transformers in all projects (also of
 MAE's decoder and of text towers), of the residual units of a hybrid's stem
@@ -66,7 +68,7 @@ class Joined(NamedTuple):
 
 
 def joined(entry: str | Joined) -> Joined:
-  """Returns an entry of a table, a plain name as that of a single array."""
+  """Returns an entry of a table; a plain name is that of a single array."""
   return entry if isinstance(entry, Joined) else Joined(entry)
 
 
@@ -80,12 +82,12 @@ def table(project: str) -> dict[str, Joined]:
   """
   result = {}
   for row in _rows('names.csv'):
-    name, *part = re.split(r' \((\d) of (\d)\)', row[project])
-    if part:
-      index, count = int(part[0]) - 1, int(part[1])
-      result[row['path']] = Joined(name, index, count)
-    elif name:
-      result[row['path']] = Joined(name)
+    cell = row[project]
+    if part := re.fullmatch(r'(.+) \((\d) of (\d)\)', cell):
+      index, count = int(part[2]) - 1, int(part[3])
+      result[row['path']] = Joined(part[1], index, count)
+    elif cell:
+      result[row['path']] = Joined(cell)
   return result
 
 
@@ -176,12 +178,12 @@ class NameMap(NamedTuple):
     for name, paths in groups.items():
       stacked = _NUMBER.search(name) is not None
       for i in range(len(flat[paths[0]]) if stacked else 1):
-        arrays = [
-          self._foreign(path, flat[path][i] if stacked else flat[path])
-          for path in (paths[index] for index in sorted(paths))
-        ]
-        array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        yield _numbered(name, i), np.ascontiguousarray(array)
+        parts = []  # arrays of layer i that the file joins
+        for _, path in sorted(paths.items()):
+          array = flat[path][i] if stacked else flat[path]
+          parts.append(self._foreign(path, array))
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        yield _numbered(name, i), np.ascontiguousarray(whole)
 
   def shapes(
     self, expected: Mapping[str, tuple[int, ...]]
@@ -234,6 +236,7 @@ class NameMap(NamedTuple):
       return array
     if path == _PATCHES:  # [p, p, c, d] to [d, c, p, p]
       return array.transpose(3, 2, 0, 1)
+    # Outputs are heads and their channels, or gate and value of a gated MLP.
     if re.search(r'(attention/(query|key|value)|fc1)/kernel$', path):
       return array.reshape(array.shape[0], -1).T  # from [d, h, d/h]
     if re.search(r'(attention/(query|key|value)|fc1)/bias$', path):
@@ -248,9 +251,11 @@ class NameMap(NamedTuple):
     """Returns an array in the native layout; the inverse of `_foreign`."""
     if not self.torch:
       return array
-    if path == _PATCHES:
+    if path == _PATCHES:  # [d, c, p, p] to [p, p, c, d]
       return array.transpose(2, 3, 1, 0)
-    return (array.T if path.endswith('/kernel') else array).reshape(shape)
+    if path.endswith('/kernel'):  # [outputs, inputs] to [inputs, outputs]
+      array = array.T
+    return array.reshape(shape)  # splits heads
 
 
 def _numbered(name: str, i: int) -> str:

@@ -42,14 +42,21 @@ def converted(
 def _scaled(
   flat: dict[str, np.ndarray], statistics: Statistics, inverse: bool
 ) -> dict[str, np.ndarray]:
-  """Folds x · slope + shift = (u - mean) / std into the patch embedding.
+  """Folds the map from x in [-1, 1] to (u - mean) / std into parameters.
 
-  Pixels are u in [0, 1], and x in [-1, 1]. With `inverse`, the same linear map
-  is unfolded.
+  With u = (x + 1) / 2, this map is x · slope + shift, where slope = 0.5 / std
+  and shift = (0.5 - mean) / std. The kernel W and the bias b of the result give
+  the same for x as the given ones give for (u - mean) / std:
+  W · (x · slope + shift) + b = (W · slope) · x + (b + W · shift).
+
+  Args:
+    flat: see `converted`.
+    statistics: mean and std.
+    inverse: whether the inverse map is folded into the parameters.
   """
   mean, std = (tuple(values) for values in statistics)
-  if is_symmetric((mean, std)):
-    return flat  # (u - mean) / std is x; rounding must not change a parameter
+  if is_symmetric((mean, std)):  # the map is the identity
+    return flat  # bit for bit: rounding must not change a parameter
   if KERNEL not in flat or flat[KERNEL].shape[-2] != len(mean):
     raise UserError(
       f'pixels normalized by mean {mean} and std {std} can be converted only '
@@ -93,6 +100,9 @@ def statistics_for(before: Model, after: Model) -> Statistics:
     return IMAGENET
   if after.channels == before.channels:
     return new
+  # `new` is for other channels than the kernel, which `repeated` changes later.
+  # The kernel stays as it is if both inputs have the mean 0 and the standard
+  # deviation 1; otherwise it is converted to pixels in [-1, 1].
   return old if is_own(new) else NONE
 
 

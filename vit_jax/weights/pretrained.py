@@ -167,9 +167,9 @@ def format_of(path: str) -> tuple[Format, str, Any]:
   named = re.match(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+):(?!//)(.+)', path)
   if named is None:
     return next(
-      (form, path, head)
+      (form, path, matched)
       for form in FORMATS.values()
-      if (head := form.matches(path)) is not None
+      if (matched := form.matches(path)) is not None
     )
   try:
     module = importlib.import_module(named[1])
@@ -202,8 +202,8 @@ def find(
       weights.
     DownloadError: a download failed.
   """
-  form, local_path, head = format_of(download.local_copy(path))
-  found = form.load(local_path, head)
+  form, local_path, matched = format_of(download.local_copy(path))
+  found = form.load(local_path, matched)
   if isinstance(found, Pretrained):
     found = adapters.unmerged(found, find)
     found = adapters.merged(found) if merge else found

@@ -63,10 +63,10 @@ def adapt(
   # size may be the true one if it has as many patches as the guess, or as the
   # other grid that fits; then nothing must be interpolated.
   other_patches = source.description.other_patches
-  grid: Any = getattr(model, 'grid', None)  # models that process tokens
-  if other_patches and math.prod(grid(new_size)) in (
+  vit: Any = model  # only files of Vision Transformers have `other_patches`
+  if other_patches and math.prod(vit.grid(new_size)) in (
     other_patches,
-    math.prod(grid(old_size)),
+    math.prod(vit.grid(old_size)),
   ):
     config = {
       'architecture': 'vit',

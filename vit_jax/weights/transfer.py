@@ -91,12 +91,10 @@ def body(
     if not any(path.startswith(prefix) for path in expected.keys() & actual)
   ]
   fresh = (*target.model.fresh, *missing)
-  found, of_model = (
-    {k: v for k, v in each.items() if not k.startswith(fresh)}
-    for each in (actual, expected)
-  )
-  tree.check_shapes(source.path, tree.shapes(found), of_model)
-  return found
+  taken = {k: v for k, v in actual.items() if not k.startswith(fresh)}
+  needed = {k: v for k, v in expected.items() if not k.startswith(fresh)}
+  tree.check_shapes(source.path, tree.shapes(taken), needed)
+  return taken
 
 
 def start(
@@ -183,7 +181,7 @@ def _by_class(
   axes = _class_axes(parts, target)
   names = source.description.class_names
   order = filters.outputs(data, names, source.path) if any(axes) else None
-  if order is None:
+  if order is None:  # the classes have no names, or the same order
     return list(parts)
   log.warning(
     '%s: the outputs of the head are ordered by name, because the order of the '
@@ -214,8 +212,11 @@ def _class_axes(
     target: run that is initialized.
   """
   config = target.config.copy_and_resolve_references()
-  key = target.objective.classes_key
-  (config.objective if key else config)[key or 'num_classes'] += 1
+  # Key of the objective's section that is its number of classes, if it has one
+  if key := target.objective.classes_key:
+    config.objective[key] += 1
+  else:
+    config.num_classes += 1
   model = schema.build_section(config, 'model', config.num_classes)
   setting = target.setting._replace(model=model)
   larger = schema.build_section(config, 'objective', setting)
@@ -261,6 +262,7 @@ def _model_params(
   mesh = target.mesh
   loaded = source.load(source.abstract_params(mesh))
   params = source.backbone(loaded)
+  # `backbone` selects leaves without copying them.
   of_model = {id(leaf) for leaf in jax.tree.leaves(params)}
   flat = tree.flatten(loaded)
   others = {k: leaf for k, leaf in flat.items() if id(leaf) not in of_model}
@@ -292,7 +294,31 @@ def _fit_first_layer(
   channels = model.channels
   if old == new and channels == before.channels:
     return flat
-  first = patch_embedding.KERNEL
+  first = _first_kernel(flat, before, target)
+  if first is None:
+    return flat
+  paths = {first, patch_embedding.BIAS} & flat.keys()
+  arrays = {path: to_host(flat[path], mesh) for path in paths}
+  if first == patch_embedding.KERNEL:
+    statistics = patch_embedding.statistics_for(before, model)
+    arrays = patch_embedding.converted(arrays, old, statistics)
+    log.info('%s converted to pixels normalized by %s', first, statistics)
+  if channels != before.channels:
+    arrays[first] = patch_embedding.repeated(arrays[first], channels)
+    log.info('%s adapted from 3 to %d channels', first, channels)
+  return flat | resizing.placed(arrays, flat, model, mesh)
+
+
+def _first_kernel(
+  flat: dict[str, jax.Array], before: Model, target: Target
+) -> str | None:
+  """Returns the path of the kernel that is converted to the pixels of a target.
+
+  It is None if nothing is converted. Arguments and errors are those of
+  `_fit_first_layer`.
+  """
+  model = target.model
+  channels = model.channels
   if channels != before.channels:
     if before.channels != patch_embedding.RGB:
       raise UserError(
@@ -308,22 +334,17 @@ def _fit_first_layer(
       and leaf.shape[2] == patch_embedding.RGB
       and shapes.get(path) == (*leaf.shape[:2], channels, leaf.shape[3])
     ]
-    if len(kernels) != 1:
-      return flat  # the model differs in more than the channels
-    first = kernels[0]
-  elif patch_embedding.is_own(new) and not patch_embedding.is_own(old):
+    # Otherwise, the model differs in more than the channels.
+    return kernels[0] if len(kernels) == 1 else None
+  first = patch_embedding.KERNEL
+  statistics = before.normalization, model.normalization
+  was_own, is_own = (patch_embedding.is_own(each) for each in statistics)
+  if is_own and not was_own:
+    # The first layer of a ResNet or a hybrid is a convolution, and norms after
+    # it remove the scale of its inputs.
     if first not in flat or flat[first].shape[-2] != channels:
-      return flat  # scales are normalized after the first convolution
-  paths = {first, patch_embedding.BIAS} & flat.keys()
-  arrays = {path: to_host(flat[path], mesh) for path in paths}
-  if first == patch_embedding.KERNEL:
-    statistics = patch_embedding.statistics_for(before, model)
-    arrays = patch_embedding.converted(arrays, old, statistics)
-    log.info('%s converted to pixels normalized by %s', first, statistics)
-  if channels != before.channels:
-    arrays[first] = patch_embedding.repeated(arrays[first], channels)
-    log.info('%s adapted from 3 to %d channels', first, channels)
-  return flat | resizing.placed(arrays, flat, model, mesh)
+      return None
+  return first
 
 
 def _initialized(

@@ -75,6 +75,7 @@ def described(
 
 def _default(names: Mapping[str, Any]) -> str | None:
   """Returns the model that is used unless another is selected, or None."""
+  # An average is the default only if there is nothing else.
   others = [name for name in names if name != 'ema'] or ['ema']
   # The authors of DINO evaluate the teacher.
   if set(others) == {'student', 'teacher'}:
@@ -118,27 +119,30 @@ def _models(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
     log.info('%s: left out %d other arrays, %s …', path, len(unused), shown)
   arrays = {k: v for k, v in arrays.items() if k not in unused}
   return {
-    name: _below(prefix, arrays, [p for p in prefixes if p not in (prefix, '')])
+    name: _below(prefix, arrays, prefixes)
     for prefix, name in _named(prefixes).items()
   }
 
 
 def _below(
-  prefix: str, arrays: Mapping[str, np.ndarray], others: Sequence[str]
+  prefix: str, arrays: Mapping[str, np.ndarray], prefixes: Sequence[str]
 ) -> Arrays:
   """Returns the arrays of a model, and those of a head that is next to it.
 
   Args:
     prefix: prefix of the model.
     arrays: arrays of all models.
-    others: prefixes of the other models.
+    prefixes: prefixes of all models.
   """
+  # A model without a prefix has the names that do not start with another one.
+  others = tuple(p for p in prefixes if p) if prefix == '' else ()
   result = {
     name.removeprefix(prefix): array
     for name, array in arrays.items()
-    if name.startswith(prefix) and (prefix or not name.startswith((*others,)))
+    if name.startswith(prefix) and not name.startswith(others)
   }
-  above = prefix.rpartition('.')[0].rpartition('.')[0]
+  # The head of 'model.backbone.' is 'model.head.'.
+  above = prefix.removesuffix('.').rpartition('.')[0]
   head = f'{above}.head.' if above else 'head.'
   if prefix and not any(name.startswith('head.') for name in result):
     result |= {
@@ -151,11 +155,11 @@ def _below(
 
 def _named(prefixes: list[str]) -> dict[str, str]:
   """Returns {prefix: name of the model}, with a different name for each."""
-  names = {}
-  for prefix in prefixes:
-    words = _NEUTRAL.sub('', prefix).strip('.')
-    is_average = _EMA.search(prefix.strip('.'))
-    names[prefix] = 'ema' if is_average else words or prefix.strip('.') or _TOP
-  if len(set(names.values())) < len(names):
-    return {prefix: prefix.strip('.') or _TOP for prefix in names}
-  return names
+  whole = {prefix: prefix.strip('.') or _TOP for prefix in prefixes}
+  short = {}
+  for prefix, name in whole.items():
+    if _EMA.search(name):
+      short[prefix] = 'ema'
+    else:
+      short[prefix] = _NEUTRAL.sub('', prefix).strip('.') or name
+  return short if len(set(short.values())) == len(short) else whole

@@ -54,13 +54,13 @@ TYPES = {kind: _Type(**values) for kind, values in _CONTENT['types'].items()}
 
 
 def load(
-  path: str, head: dict[str, Any] | None = None
+  path: str, config: dict[str, Any] | None = None
 ) -> Pretrained | SeveralModels:
   """Describes the weights in a directory with one or several weight files.
 
   Args:
     path: path of the directory, or of a weight file in it.
-    head: result of `tensors.read_config`, if it is known.
+    config: result of `tensors.read_config`, if it is known.
 
   Raises:
     UserError: the directory cannot be read, is damaged, or contains a type of
@@ -68,7 +68,8 @@ def load(
   """
   folder = tensors.folder_of(path)
   file = folder / 'config.json'
-  config = (tensors.read_config(path) if head is None else head) or {}
+  if config is None:
+    config = tensors.read_config(path) or {}
   kind, tower = str(config.get('model_type')), config.get('vision_config')
   if isinstance(tower, dict):  # a model of images and texts
     kind, config = f'{kind}_vision_model', config | tower
@@ -141,6 +142,7 @@ def save(path: str, params: PyTree, description: Description) -> None:
   folder = paths.locate_new(path)
   model = description.built_model
   written = models.written(model)
+  # A model with only those options that the type has must be the same model.
   keys = {key: getattr(model, key) for key in written.supported}
   section = {'name': description.model['name'], **keys}
   of_type = foreign.determined(dataclasses.replace(description, model=section))
@@ -226,7 +228,7 @@ def _preprocess(given: Mapping[str, Any]) -> dict[str, Any]:
   shorter = size.get('shortest_edge') if isinstance(size, Mapping) else None
   if not cropped:
     return section | {'resize': 'squash'}
-  larger = shorter or metadata.pair(size)[0]
+  larger = shorter or metadata.pair(size)[0]  # side before the crop
   # transformers pads a crop that is larger than the image; here, the crop is
   # limited to the image.
   fraction = min(metadata.pair(given.get('crop_size', larger))[0] / larger, 1.0)
@@ -242,6 +244,7 @@ def _processor(description: Description) -> dict[str, Any]:
   """
   height, width = description.image_size
   mean, std = description.statistics or NONE
+  # Defaults of the transform for evaluation, `augment.transforms`
   section = {'resize': 'squash', 'central_fraction': 0.875}
   section |= {'interpolation': 'bilinear', **description.preprocess}
   config = dict(

@@ -1,9 +1,9 @@
 """Vision Transformers, DINOv3 and Swin as the library transformers names them.
 
-Each of them has a function that parses arrays and config.json, and each but
-Swin one that returns what is written (`Written`). Since its major version 5,
-transformers uses other names in memory, but files contain the older ones; both
-can be read.
+`parse_vit` and `parse_swin` derive a model from arrays and config.json.
+`written` returns how a Vision Transformer is written; a Swin is not. Since its
+major version 5, transformers uses other names in memory, but files contain the
+older ones; both can be read.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Written(NamedTuple):
     class_name: prefix of the names of its classes.
     names: names of the parameters in files.
     config: sizes and options in config.json.
-    supported: options of the model that the type has, besides its sizes.
+    supported: options of the model that the type has, in addition to its sizes.
     equivalent: see `foreign.check_opens`.
   """
 
@@ -54,14 +54,19 @@ class Written(NamedTuple):
 
 # Vision Transformers
 
-_LAYER, _FOREIGN = 'encoder/layers/', 'encoder.layer.{i}.'
+# Keys of the model that all types except DINOv3 have
+_KEYS = (*NAMES, 'gelu', 'norm_eps', 'prefix_positions')
+_PRE_LOGITS = 'pre-logits before the head'
+_LAYER, _FOREIGN_LAYER = 'encoder/layers/', 'encoder.layer.{i}.'
 _CLS, POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
 _DISTILLATION = 'embeddings.distillation_token'
 _REGISTERS = 'embeddings.register_tokens'
 _MASK = 'embeddings.mask_token'
 _PATCHES = 'embeddings.patch_embeddings.projection'
 _SCALE = 'layer_scale{}.lambda1'
-_D3_GATE, _D3_UP = '.mlp.gate_proj.', '.mlp.up_proj.'  # of DINOv3
+_DINOV3_NAMES = NameMap(names_lib.table('dinov3'))
+_DINOV3_SCALE = f'layer.{{i}}.{_SCALE}'
+_DINOV3_GATE, _DINOV3_UP = '.mlp.gate_proj.', '.mlp.up_proj.'
 VIT_NAMES = names_lib.table('transformers')
 _BIASES = 'relative_position_bias.relative_position_bias_table'  # of BEiT
 VIT_ALIASES = (
@@ -73,8 +78,8 @@ _LEFT_OUT = (
   r'embeddings\.(mask_token|position_ids)|decoder\.|text_(model|projection)\.|'
   r'logit_(scale|bias)|lm_head\.|.*relative_position_index$'
 )
-# Types whose positions the library interpolates with antialiasing, or that have
-# none.
+# Interpolation of positions by the library: those of other types are bicubic
+# without antialiasing. DINOv3 has none.
 _METHODS = {
   'dinov2_with_registers': 'bicubic',
   'siglip2_vision_model': 'bilinear',
@@ -83,6 +88,7 @@ _METHODS = {
 # Types that are image towers, whose arrays determine the image size
 TOWERS = ('clip_vision_model', 'siglip_vision_model', 'siglip2_vision_model')
 _KERNEL = f'{_PATCHES}.weight'
+_KIND = 'a Vision Transformer'
 _LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
 
 
@@ -96,43 +102,39 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   arrays = _used(path, arrays)
   if config['model_type'] in TOWERS:
     arrays = _tower(path, arrays)
-    side = math.isqrt(arrays[POSITIONS].shape[1]) * arrays[_KERNEL].shape[-1]
+    table = names_lib.shape_of(path, arrays, POSITIONS, 3, _KIND)
+    # The class token of CLIP adds 1 to a square, whose root is rounded down.
+    side = math.isqrt(table[1]) * arrays[_KERNEL].shape[-1]
     config = {**config, 'image_size': side}
   if 'distillation_classifier.weight' not in arrays and _DISTILLATION in arrays:
     # A token whose output is not used is a register.
     arrays[_REGISTERS] = arrays.pop(_DISTILLATION)
-    has_positions = True
-  else:  # registers of DINOv2
-    has_positions = _REGISTERS not in arrays
+    tokens_have_positions = True
+  else:  # registers of DINOv2 have no positions
+    tokens_have_positions = _REGISTERS not in arrays
   for name in [name for name in arrays if name.endswith(_BIASES)]:
-    # The rows of the class token are the last ones, and here the first ones.
+    # The three rows of the class token (to, from and within it) are the last
+    # ones, and here the first ones.
     arrays[name] = np.roll(arrays[name], 3, axis=0)
   names = NameMap(VIT_NAMES)
-  model = vit.section(path, arrays, names, 'a Vision Transformer')
+  model = vit.section(path, arrays, names, _KIND)
   model['num_heads'] = config['num_attention_heads']
-  used = [v for k, v in config.items() if re.match(r'use_.*position', k)]
-  if used and not any(used):  # BEiT
+  # Configs of BEiT have a boolean for each kind of positions.
+  kinds = [v for k, v in config.items() if re.match(r'use_.*position', k)]
+  if kinds and not any(kinds):
     model['position'] = 'none'
   if config.get('use_mean_pooling') and 'fc_norm' not in model:
     model['final_norm'] = 'layernorm.weight' in arrays
   head = arrays.get('classifier.weight')
   if head is not None and head.shape[-1] == 2 * model['width']:
     model['pool'] = 'token_gap'
-  size, patch = metadata.pair(config['image_size']), model['patch_size']
-  patches = math.prod(side // patch for side in size)
-  count = max(patches, 1)
+  positions = None  # of patches
   if POSITIONS in arrays:
-    tokens = model.get('registers', 0) + model.get('distilled', False)
-    prefix = (_CLS in arrays) + has_positions * tokens
-    count = arrays[POSITIONS].shape[1] - prefix
-  shown = f'{count} patch(es) of {patch} pixels'
-  of_arrays = {
-    'hidden_size': model['width'],
-    'num_hidden_layers': model['depth'],
-    'patch_size': patch,
-    'image_size': config['image_size'] if patches == count else shown,
-  }
-  _check_config(path, config, of_arrays)
+    prefix = int(_CLS in arrays)
+    if tokens_have_positions:
+      prefix += model.get('registers', 0) + model.get('distilled', False)
+    positions = arrays[POSITIONS].shape[1] - prefix
+  _check_sizes(path, config, model, positions)
   if config['model_type'] == 'dinov3_vit':
     if model['gated'] and config['hidden_act'] != 'silu':
       raise UserError(
@@ -142,7 +144,7 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
     base = float(config['rope_theta'])
     model['rope_base'] = None if base == ROTATIONS['centered'] else base
     model |= dict(position='none', rope='centered')
-  elif not has_positions:
+  elif not tokens_have_positions:
     model['prefix_positions'] = False
     arrays = foreign.without_class_position(arrays, _CLS, POSITIONS)
   if 'layer_scale' in model:
@@ -150,8 +152,37 @@ def parse_vit(path: str, arrays: Arrays, config: Config) -> ParsedWeights:
   method = _METHODS.get(config['model_type'], 'bicubic_no_antialias')
   if model.get('position') == 'relative_bias':
     method = 'bilinear_no_antialias'
+  size = metadata.pair(config['image_size'])
   properties = ModelMetadata(size, position_resize=method)
   return ParsedWeights(arrays, names, model, properties)
+
+
+def _check_sizes(
+  path: str, config: Config, model: Mapping[str, Any], positions: int | None
+) -> None:
+  """Checks that a config has the sizes of the model that the arrays determine.
+
+  Args:
+    path: path of the directory, for messages.
+    config: content of config.json.
+    model: keys of the model.
+    positions: number of patches that have a position; None if positions are not
+      learned, so that images may have any size of at least one patch.
+
+  Raises:
+    UserError: it has another size.
+  """
+  patch_size, image_size = model['patch_size'], config['image_size']
+  patches = math.prod(side // patch_size for side in metadata.pair(image_size))
+  fits = patches > 0 if positions is None else patches == positions
+  shown = f'{positions or 1} patch(es) of {patch_size} pixels'
+  of_arrays = {
+    'hidden_size': model['width'],
+    'num_hidden_layers': model['depth'],
+    'patch_size': patch_size,
+    'image_size': image_size if fits else shown,
+  }
+  _check_config(path, config, of_arrays)
 
 
 def _check_config(
@@ -173,8 +204,9 @@ def _check_config(
 def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
   """Returns the arrays that are used, with the names in files."""
   arrays = dict(arrays)
-  for name in [name for name in arrays if _D3_GATE in name]:
-    up = name.replace(_D3_GATE, _D3_UP)  # the gate comes first
+  for name in [name for name in arrays if _DINOV3_GATE in name]:
+    up = name.replace(_DINOV3_GATE, _DINOV3_UP)
+    # Here, one array contains both; the gate comes first.
     arrays[up] = np.concatenate([arrays.pop(name), arrays[up]])
   arrays = names_lib.renamed(arrays, VIT_ALIASES)
   result = {k: v for k, v in arrays.items() if not re.match(_LEFT_OUT, k)}
@@ -188,8 +220,9 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
       result[name] = np.array(result[name], ndmin=3)
   width = result.get('layernorm.weight', np.zeros(0)).shape[0]
   head = result.get('classifier.weight')
+  # `completed` pads the head of DINOv2 with zeros.
   if head is not None and width and not np.any(head[:, width:]):
-    result['classifier.weight'] = head[:, :width]  # padded by `completed`
+    result['classifier.weight'] = head[:, :width]
   return result
 
 
@@ -197,28 +230,30 @@ def _tower(path: str, arrays: Arrays) -> Arrays:
   """Returns the arrays of an image tower, completed by zeros.
 
   A projection is the head of the model, and has no bias.
+
+  Raises:
+    UserError: the kernel of the patch embedding is missing or has another rank.
   """
-  kernel = arrays[_KERNEL]
-  width = len(kernel)
-  if kernel.ndim == 2:  # NaFlex: [d, p * p * 3]
-    side = math.isqrt(kernel.shape[1] // RGB)
+  kernel = arrays.get(_KERNEL, np.zeros(()))
+  rank = 2 if kernel.ndim == 2 else 4
+  width, inputs, *_ = names_lib.shape_of(path, arrays, _KERNEL, rank, _KIND)
+  if rank == 2:  # NaFlex: [d, p * p * 3] to [d, 3, p, p]
+    side = math.isqrt(inputs // RGB)
     kernel = kernel.reshape(width, side, side, -1).transpose(0, 3, 1, 2)
+  # The patch embedding of CLIP has no bias.
   arrays = {f'{_PATCHES}.bias': np.zeros(width, np.float32)} | arrays
   arrays[_KERNEL] = kernel
-  if 'classifier.bias' in arrays:
-    unused = 'head.'  # the classifier's input is the mean of the patches,
-    if _CLS in arrays:  # in CLIP without the last LayerNorm
+  if 'classifier.bias' in arrays:  # its input is the mean of the patches
+    if _CLS in arrays:  # CLIP, whose mean is that before the last LayerNorm
       unused = 'classifier.'
       log.warning('%s: left out its classifier, which the vit lacks', path)
+    else:  # SigLIP, whose attention pooling the classifier does not use
+      unused = 'head.'
     arrays = {k: v for k, v in arrays.items() if not k.startswith(unused)}
   elif 'classifier.weight' in arrays:
     outputs = len(arrays['classifier.weight'])
     arrays['classifier.bias'] = np.zeros(outputs, np.float32)
   return arrays
-
-
-_D3_SCALE = 'layer.{i}.layer_scale{}.lambda1'
-_D3_NAMES = NameMap(names_lib.table('dinov3'))
 
 
 def written(model: Any) -> Written:
@@ -239,61 +274,81 @@ def written(model: Any) -> Written:
   )
   if model.config.rotary == 'centered':
     return _written_dinov3(model, config)
-  names: dict[str, str | Joined] = dict(VIT_NAMES)
-  missing = []
-  keys = [*NAMES, 'gelu', 'norm_eps', 'prefix_positions']
-  equivalent: dict[str, Any] = {'prefix_positions': True}
-  is_joined = model.pool == 'token_gap'
-  is_dinov2 = model.layer_scale is not None or model.gated
   config['qkv_bias'] = True
+  has_layers_of_dinov2 = model.layer_scale is not None or model.gated
+  # A register with a position is a distillation token that is not used;
+  # registers of Dinov2WithRegisters have no position.
+  has_unused_token = (
+    model.registers == 1 and model.prefix_positions and not has_layers_of_dinov2
+  )
+  is_deit = model.distilled or has_unused_token
+  is_dinov2 = (
+    model.registers or has_layers_of_dinov2 or model.pool == 'token_gap'
+  )
+  if is_dinov2 and not is_deit:
+    return _written_dinov2(model, config)
+  kind, class_name = ('deit', 'DeiT') if is_deit else ('vit', 'ViT')
+  names: dict[str, str | Joined] = dict(VIT_NAMES)
+  keys = [*_KEYS]
   if model.distilled:
-    kind, class_name = 'deit', 'DeiT'
     keys.append('distilled')
     names['head'] = 'cls_classifier'
-  elif model.registers == 1 and model.prefix_positions and not is_dinov2:
-    # A register with a position is a distillation token that is not used;
-    # registers of Dinov2WithRegisters have no position.
-    kind, class_name = 'deit', 'DeiT'
+  elif has_unused_token:
     keys.append('registers')
     names['registers'] = _DISTILLATION
-  elif model.registers or is_dinov2 or is_joined:
-    kind, class_name = 'dinov2', 'Dinov2'
-    keys += ['registers', 'layer_scale', 'gated']
-    keys += ['pool'] if is_joined else []
-    equivalent['layer_scale'] = _LAYER_SCALE
-    mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
-    for i, name in enumerate(mlp, 1):
-      names[f'{_LAYER}norm{i}'] = f'{_FOREIGN}norm{i}'
-      names[f'{_LAYER}mlp/fc{i}'] = f'{_FOREIGN}mlp.{name}'
-    ratio, scale = _mlp_ratio(model), model.layer_scale
-    if ratio is None:
-      missing = [f'MLP of {model.mlp_dim} units for a width of {model.width}']
-    config |= dict(
-      mlp_ratio=ratio,
-      use_swiglu_ffn=model.gated,
-      layerscale_value=1.0 if scale is None else scale,
-    )
-    if model.registers:
-      kind, class_name = 'dinov2_with_registers', 'Dinov2WithRegisters'
-      config['num_register_tokens'] = model.registers
-      # Positions of registers are added to the tokens.
-      equivalent['prefix_positions'] = False
-  else:
-    kind, class_name = 'vit', 'ViT'
-  if kind in ('vit', 'deit'):
-    config |= dict(
-      intermediate_size=model.mlp_dim,
-      pooler_act='tanh',
-      pooler_output_size=model.width,
-    )
-  if model.pre_logits and (model.num_classes or kind != 'vit'):
-    missing = ['pre-logits before the head', *missing]
-  if missing:
-    raise names_lib.not_writable(
-      f'{" and ".join(missing)}, as the type {kind} has none'
-    )
+  config |= dict(
+    intermediate_size=model.mlp_dim,
+    pooler_act='tanh',
+    pooler_output_size=model.width,
+  )
+  # A ViT without a head has a pooler.
+  if model.pre_logits and (model.num_classes or is_deit):
+    raise _not_in_type([_PRE_LOGITS], kind)
+  equivalent = {'prefix_positions': True}
   return Written(
     kind, class_name, NameMap(names), config, tuple(keys), equivalent
+  )
+
+
+def _written_dinov2(model: Any, config: dict[str, Any]) -> Written:
+  """Returns names and config of a DINOv2, given the keys of all types."""
+  names: dict[str, str | Joined] = dict(VIT_NAMES)
+  mlp = ('weights_in', 'weights_out') if model.gated else ('fc1', 'fc2')
+  for i, name in enumerate(mlp, 1):
+    names[f'{_LAYER}norm{i}'] = f'{_FOREIGN_LAYER}norm{i}'
+    names[f'{_LAYER}mlp/fc{i}'] = f'{_FOREIGN_LAYER}mlp.{name}'
+  keys = [*_KEYS, 'registers', 'layer_scale', 'gated']
+  if model.pool == 'token_gap':  # the input of the head
+    keys.append('pool')
+  ratio, scale = _mlp_ratio(model), model.layer_scale
+  config = config | dict(
+    mlp_ratio=ratio,
+    use_swiglu_ffn=model.gated,
+    layerscale_value=1.0 if scale is None else scale,
+  )
+  kind, class_name = 'dinov2', 'Dinov2'
+  if model.registers:
+    kind, class_name = 'dinov2_with_registers', 'Dinov2WithRegisters'
+    config['num_register_tokens'] = model.registers
+  missing = [_PRE_LOGITS] if model.pre_logits else []
+  if ratio is None:
+    missing.append(f'MLP of {model.mlp_dim} units for a width of {model.width}')
+  if missing:
+    raise _not_in_type(missing, kind)
+  equivalent = {
+    # Positions of registers are added to the tokens.
+    'prefix_positions': not model.registers,
+    'layer_scale': _LAYER_SCALE,
+  }
+  return Written(
+    kind, class_name, NameMap(names), config, tuple(keys), equivalent
+  )
+
+
+def _not_in_type(missing: list[str], kind: str) -> UserError:
+  """Returns the error for parts of a model that a type does not have."""
+  return names_lib.not_writable(
+    f'{" and ".join(missing)}, as the type {kind} has none'
   )
 
 
@@ -331,7 +386,9 @@ def _written_dinov3(model: Any, config: dict[str, Any]) -> Written:
     equivalent |= dict(position='none', rope='centered')
   keys = (*NAMES, 'gelu', 'norm_eps', 'position', 'rope', 'rope_base')
   keys += ('registers', 'layer_scale', 'gated', 'qkv_bias', 'bias')
-  return Written('dinov3_vit', 'DINOv3ViT', _D3_NAMES, config, keys, equivalent)
+  return Written(
+    'dinov3_vit', 'DINOv3ViT', _DINOV3_NAMES, config, keys, equivalent
+  )
 
 
 def completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
@@ -347,16 +404,16 @@ def completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
   """
   arrays, width = dict(arrays), model.width
   if kind.startswith('dino'):
-    scale = _D3_SCALE if kind == 'dinov3_vit' else _FOREIGN + _SCALE
+    scale = _DINOV3_SCALE if kind == 'dinov3_vit' else _FOREIGN_LAYER + _SCALE
     for i in range(model.depth):
       for j in (1, 2):
         name = scale.format(j, i=i)
         arrays.setdefault(name, np.ones(width, np.float32))
   if kind == 'dinov3_vit':
     arrays.setdefault(_REGISTERS, np.zeros((1, 0, width), np.float32))
-    for name in [name for name in arrays if _D3_UP in name and model.gated]:
+    for name in [name for name in arrays if _DINOV3_UP in name and model.gated]:
       gate, up = np.split(arrays[name], 2)
-      arrays |= {name.replace(_D3_UP, _D3_GATE): gate, name: up}
+      arrays |= {name.replace(_DINOV3_UP, _DINOV3_GATE): gate, name: up}
     return arrays
   table = arrays[POSITIONS]
   if not model.prefix_positions:  # the class token requires a position

@@ -27,18 +27,18 @@ def matches(path: str) -> bool:
   return True
 
 
-def load(path: str, head: Any = None) -> Pretrained:
+def load(path: str, matched: Any = None) -> Pretrained:
   """Describes the weights in a step directory or in a workdir's newest step.
 
   Args:
     path: path of the directory, local or gs://.
-    head: not used.
+    matched: not used.
 
   Raises:
     UserError: the directory does not exist, is damaged or has an unknown
       format.
   """
-  del head
+  del matched
   if paths.locate(path).is_file():
     raise UserError(
       f'{path} has an unknown ending. {damage.describe(path)} '
@@ -70,14 +70,11 @@ def load(path: str, head: Any = None) -> Pretrained:
 
 def _open(path: str) -> tuple[epath.Path, dict[str, Any], set[str]]:
   """Returns a step directory, its item `about` and the names of its items."""
-  own = checkpoint.step_directory(path)
-  # Another process may have seen a newer step.
-  step_dir = own.parent / consensus.from_main(lambda: own.name)
-  about, items = (
-    checkpoint.load_about(step_dir),
-    checkpoint.list_items(step_dir),
-  )
-  return step_dir, about, items
+  newest = checkpoint.step_directory(path)
+  # Another process may have seen a newer step; all use that of the main one.
+  step_dir = newest.parent / consensus.from_main(lambda: newest.name)
+  about = checkpoint.load_about(step_dir)
+  return step_dir, about, checkpoint.list_items(step_dir)
 
 
 def save(path: str, params: PyTree, description: Description) -> None:

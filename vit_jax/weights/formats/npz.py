@@ -50,7 +50,7 @@ _PREFIX = re.compile(r'(params|opt/target)/')  # prefix of big_vision's names
 # Vision Transformers without learned positions.
 _DEFAULT_SIZE = 224
 _DEFAULTS = {'gelu': 'tanh', 'norm_eps': EPSILON}
-_DIGEST = 'vit_jax_arrays'
+_DIGEST = 'vit_jax_arrays'  # key of the notes: digest of the arrays
 _KIND = 'a plain Vision Transformer'
 _BLOCK = 'Transformer/encoderblock'
 _OFFICIAL_POSITION = 'Transformer/posembed_input/pos_embedding'
@@ -66,18 +66,18 @@ def matches(path: str) -> bool | None:
   return path.endswith('.npz') or None
 
 
-def load(path: str, head: Any = None) -> Pretrained:
+def load(path: str, matched: Any = None) -> Pretrained:
   """Describes the weights in a file.
 
   Args:
     path: path of the file, local or gs://.
-    head: not used.
+    matched: not used.
 
   Raises:
     UserError: the file cannot be read, or its arrays are not those of a
       supported model.
   """
-  del head
+  del matched
   arrays, digest = read(path)
   notes = _read_notes(path, digest)
   parsed = _parsed(path, arrays, notes)
@@ -135,31 +135,37 @@ def _parsed(
     return ParsedWeights(
       arrays, names, model, properties, _DEFAULTS, noted=noted
     )
+  # See `_read_names`.
   is_original = any('/MultiHeadDotProductAttention_1/' in n for n in arrays)
   is_stacked = f'{_BLOCK}/LayerNorm_0/scale' in arrays
   names = _read_names(is_original, is_stacked)
   model = vit.section(path, arrays, names, _KIND)
-  side = model['patch_size']
+  side = model['patch_size']  # of a patch, pixels of the image
   if _ROOT in arrays:
-    model.pop('channels', None)  # those of the map
+    # Patches are cut from the map of the stem, so these are channels of the
+    # map, and a patch covers more pixels of the image.
+    model.pop('channels', None)
     model['stem'] = _resnet_section(path, arrays, _ROOT)
-    side *= stride_of(model['stem']['depths'])  # in pixels of the image
-  prefix = 'cls' in arrays and noted.get('prefix_positions', True)
+    side *= stride_of(model['stem']['depths'])
   is_official = _OFFICIAL_POSITION in arrays
   name = _OFFICIAL_POSITION if is_official else _POSITION
-  if name in arrays:
+  if name not in arrays:
+    model['position'] = 'sincos2d'
+  else:
     count = names_lib.shape_of(path, arrays, name, 3, _KIND)[1]
+    # 1 if the model adds a position to the class token
+    prefix = int('cls' in arrays and noted.get('prefix_positions', True))
     if 'image_size' not in values:
-      rows, columns = positions.square_grid(count - is_official * prefix)
+      patches = count - prefix if is_official else count
+      rows, columns = positions.square_grid(patches)
       size = (rows * side, columns * side)
       properties = dataclasses.replace(properties, image_size=size)
-    # In big_vision, the class token has no position; here, it is zeros.
+    # Files of big_vision lack the position of the class token, which becomes
+    # zeros.
     patches = math.prod(pixels // side for pixels in properties.image_size)
-    missing = max(patches + prefix - count, 0) if name == _POSITION else 0
+    missing = 0 if is_official else max(prefix + patches - count, 0)
     table = np.pad(arrays.pop(name), ((0, 0), (missing, 0), (0, 0)))
     arrays[_OFFICIAL_POSITION] = table
-  else:
-    model['position'] = 'sincos2d'
   return ParsedWeights(arrays, names, model, properties, _DEFAULTS, noted=noted)
 
 
@@ -267,8 +273,8 @@ def save_big_vision(
   """
   flat = foreign.native_params(params, description)
   model = description.built_model
-  tokens = {'cls', 'position/embedding'} <= flat.keys()
-  if tokens and model.prefix_positions and model.position_at == 'stem':
+  has_both = {'cls', 'position/embedding'} <= flat.keys()
+  if has_both and model.prefix_positions and model.position_at == 'stem':
     # big_vision's class token has no position: ours is added to the token.
     flat = foreign.without_class_position(flat, 'cls', 'position/embedding')
   names = NameMap(names_lib.table('big_vision'), torch=False)
@@ -302,7 +308,8 @@ def _write(
     zipfile.ZipFile(file) as archive,
   ):
     notes[_DIGEST] = _digest(archive)
-  del notes['mean'], notes['std']  # they are 0.5 in such files
+  # `foreign.native_params` has converted the weights to pixels in [-1, 1].
+  del notes['mean'], notes['std']
   paths.write(paths.locate(f'{path}.json'), json.dumps(notes, indent=2))
 
 
@@ -317,7 +324,7 @@ def _read_notes(path: str, digest: str) -> dict[str, Any]:
     digest: digest of the file.
 
   Returns:
-    Values of `ModelMetadata`; {} if there are none for these arrays.
+    Result of `metadata.read_notes`; {} if there are no notes for these arrays.
 
   Raises:
     UserError: the notes are damaged.

@@ -52,32 +52,34 @@ Find = Callable[[str, str], Pretrained]  # `pretrained.find`
 
 def matches(path: str) -> dict[str, Any] | None:
   """Returns the adapter_config.json of a directory; None if it has none."""
-  folder, file = tensors.folder_of(path), paths.locate(path)
-  is_folder = folder != file.parent
-  if not (is_folder or file.name == _FILE) or (folder / 'config.json').exists():
+  if tensors.is_file(path) and paths.locate(path).name != _FILE:
     return None
+  folder = tensors.folder_of(path)
+  if (folder / 'config.json').exists():
+    return None  # a whole model, next to which an adapter may be
   return metadata.read(folder / _CONFIG) or None
 
 
-def load(path: str, head: dict[str, Any] | None, find: Find) -> Pretrained:
+def load(path: str, config: dict[str, Any] | None, find: Find) -> Pretrained:
   """Describes a model with an adapter, which is merged when it is loaded.
 
   Args:
     path: path of the directory, or of the file in it.
-    head: result of `matches`, if it is known.
+    config: result of `matches`, if it is known.
     find: `pretrained.find`, which opens the frozen model.
 
   Raises:
     UserError: the frozen model cannot be opened, or the adapter has options
       that are not supported, or does not fit it.
   """
-  config, folder = head or matches(path), tensors.folder_of(path)
+  config, folder = config or matches(path), tensors.folder_of(path)
   if not config:
     raise UserError(f'{path} contains no {_CONFIG}: fetch the whole directory.')
+  config = metadata.validated(folder / _CONFIG, config)
   others = {
     key: config[key]
     for key, value in _SUPPORTED.items()
-    if (config.get(key) or value) != value
+    if (config.get(key) or value) != value  # null and {} are the default
   }
   if others:
     raise UserError(
@@ -93,32 +95,22 @@ def load(path: str, head: dict[str, Any] | None, find: Find) -> Pretrained:
   if (folder / _HEAD).exists():
     own, _ = tensors.read(os.fspath(folder / _HEAD))
     arrays |= {f'classifier.{name}': array for name, array in own.items()}
-  values: dict[str, Any] = dict(
-    objective={'name': 'supervised'}, config={}, further={}, source={}
+  arrays, head_params, values = _split_head(arrays, source, notes)
+  description = dataclasses.replace(
+    source.description,
+    objective={'name': 'supervised'},
+    config={},
+    further={},
+    source={},
+    **values,
   )
-  new = {}
-  classes = next((n for n in arrays if n.endswith('classifier.weight')), None)
-  if classes is not None:
-    bias = arrays.pop(classes.replace('weight', 'bias'))
-    kernel, width = arrays.pop(classes).T, source.model().width
-    section = {**source.description.model, 'pre_logits': False}
-    if len(kernel) == 2 * width and not np.any(kernel[width:]):
-      kernel = kernel[:width]  # padded by `save`
-    elif len(kernel) == 2 * width:
-      section['pool'] = 'token_gap'
-    names = notes.get('class_names') or [f'class {i}' for i in range(len(bias))]
-    values |= dict(
-      model=section, num_classes=len(bias), class_names=tuple(names)
-    )
-    new = {'head/kernel': kernel, 'head/bias': bias}
-  description = dataclasses.replace(source.description, **values)
   differences = _differences(path, config, arrays, source)
 
   def put(abstract: PyTree) -> PyTree:
     mesh = jax.tree.leaves(abstract)[0].sharding.mesh
     params = source.load(source.abstract_params(mesh))
     params = tree.flatten(source.backbone(params))
-    changed = new | {
+    changed = head_params | {
       name: sharding.to_host(params[name], mesh) + difference
       for name, difference in differences.items()
     }
@@ -131,6 +123,44 @@ def load(path: str, head: dict[str, Any] | None, find: Find) -> Pretrained:
     return tree.map_with_path(leaf, abstract)
 
   return Pretrained(path, description, put)
+
+
+def _split_head(
+  arrays: Mapping[str, np.ndarray], source: Pretrained, notes: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
+  """Separates the head that an adapter contains from its differences.
+
+  Args:
+    arrays: all arrays of the adapter.
+    source: frozen model.
+    notes: result of `metadata.read_notes`.
+
+  Returns:
+    The other arrays; the head's parameters by path; and the values of the
+    `Description` that the head changes. The latter two are empty if there is no
+    head, which are two arrays `…classifier.weight` and `…classifier.bias`.
+  """
+  others = dict(arrays)
+  weight = next((n for n in arrays if n.endswith('classifier.weight')), '')
+  bias = f'{weight.removesuffix("weight")}bias'
+  if not {weight, bias} <= arrays.keys():
+    return others, {}, {}
+  head = {
+    'head/kernel': others.pop(weight).T,  # [inputs, outputs]
+    'head/bias': others.pop(bias),
+  }
+  classes, width = len(head['head/bias']), source.model().width
+  names = notes.get('class_names') or [f'class {i}' for i in range(classes)]
+  section = {**source.description.model, 'pre_logits': False}
+  # DINOv2's head in transformers also has the mean of the patches as input.
+  if len(head['head/kernel']) == 2 * width:
+    of_token, of_mean = np.split(head['head/kernel'], 2)
+    if np.any(of_mean):
+      section['pool'] = 'token_gap'
+    else:  # padded by `save`
+      head['head/kernel'] = of_token
+  values = dict(model=section, num_classes=classes, class_names=tuple(names))
+  return others, head, values
 
 
 def _base(path: str, config: Mapping[str, Any], find: Find) -> Pretrained:
@@ -170,13 +200,15 @@ def _differences(
   # {current name of an array: its name in the file}
   given = {_ABOVE.sub('', name): name for name in arrays}
   given = names_lib.renamed(given, huggingface_models.VIT_ALIASES)
+  # LoRA divides alpha by the rank, and rsLoRA by its square root.
   power = 0.5 if config.get('use_rslora') else 1
-  products = {}
+  products = {}  # differences with the names and the layout of transformers
   for name, shape in names.shapes(kernels).items():
     pair = [name.replace('weight', f'lora_{side}.weight') for side in 'AB']
     products[name] = np.zeros(shape, np.float32)
     if not {*pair} <= given.keys():
       continue
+    # a: [rank, inputs]. b: [outputs, rank].
     a, b = (np.asarray(arrays[given[key]], np.float32) for key in pair)
     if a.shape[1:] == shape[1:] and b.shape == (shape[0], len(a)):
       scale = config.get('lora_alpha', 8) / len(a) ** power
@@ -216,26 +248,22 @@ def save(path: str, params: PyTree, description: Description) -> None:
     raise not_writable(f'lora.bias={lora.bias!r}')
   if model.gated and any('mlp/fc1' in path for path in flat):
     raise not_writable('LoRA for fc1 of gated MLPs')
+  # Whether the head is a module of the class in transformers; otherwise it is
+  # written into a file of its own, which only this package reads.
   classifies = kind in _CLASSIFIERS and model.num_classes > 0
   start = _START + (f'{kind}.' if classifies else '')
   arrays, targets = {}, set()
   for path, leaf in flat.items():
-    layer, _, side = path.rpartition('/')
+    layer, _, side = path.rpartition('/')  # 'a' or 'b'
     name = names_lib.table(kind)[layer].name
     if model.gated:
       name = name.replace('.fc2', '.down_proj')
     targets.add(name.partition('{i}.')[2])
-    for i, matrix in enumerate(np.asarray(leaf)):
+    for i, matrix in enumerate(np.asarray(leaf)):  # of layer i
       key = start + name.replace('{i}', str(i))
       matrix = np.ascontiguousarray(matrix.T)
       arrays[f'{key}.lora_{side.upper()}.weight'] = matrix
-  head = {}
-  if model.num_classes:
-    kernel, bias = (np.asarray(params['head'][k]) for k in ('kernel', 'bias'))
-    if kind.startswith('dinov2') and model.pool == 'token':
-      # The input of the head in transformers includes the mean of the patches.
-      kernel = np.pad(kernel, ((0, model.width), (0, 0)))
-    head = {'weight': np.ascontiguousarray(kernel.T), 'bias': bias}
+  head = _written_head(model, kind, params) if model.num_classes else {}
   if classifies:
     arrays |= {f'{_START}classifier.{k}': array for k, array in head.items()}
   config = dict(
@@ -264,6 +292,17 @@ def save(path: str, params: PyTree, description: Description) -> None:
       tensors.write(os.fspath(unfinished / _HEAD), head, {})
 
 
+def _written_head(
+  model: Any, kind: str, params: PyTree
+) -> dict[str, np.ndarray]:
+  """Returns the head as transformers expects it: `weight` and `bias`."""
+  kernel, bias = (np.asarray(params['head'][k]) for k in ('kernel', 'bias'))
+  if kind.startswith('dinov2') and model.pool == 'token':
+    # The input of the head in transformers includes the mean of the patches.
+    kernel = np.pad(kernel, ((0, model.width), (0, 0)))
+  return {'weight': np.ascontiguousarray(kernel.T), 'bias': bias}
+
+
 def _kind(model: Any) -> str:
   """Returns the type of a model in transformers.
 
@@ -272,9 +311,9 @@ def _kind(model: Any) -> str:
   """
   if isinstance(model, ViT) and model.pool == 'map':
     return 'siglip_vision_model'
-  kind = huggingface_models.written(
-    model.clone(num_classes=0) if isinstance(model, ViT) else model
-  ).kind
+  # The head is not a part of the adapter's type; see `save`.
+  body = model.clone(num_classes=0) if isinstance(model, ViT) else model
+  kind = huggingface_models.written(body).kind
   if model.distilled or (model.pool == 'gap' and model.num_classes):
     raise not_writable('a distillation token, or a head of the mean of patches')
   return kind

@@ -54,7 +54,7 @@ def parse(
     UserError: the arrays are not those of a Swin.
   """
   of_authors = 'layers.0.downsample.reduction.weight' in arrays
-  original, arrays = arrays, _renamed(arrays, of_authors)
+  original, arrays = arrays, _renamed(arrays, of_authors)  # without masks
   model = _sizes(path, arrays)
   # If a map is smaller than a window, its bias table has the size of the map,
   # and only the settings contain the size of the window.
@@ -62,11 +62,15 @@ def parse(
   rule = 'authors' if of_authors else 'timm'
   model['window_rule'] = args.get('window_rule', rule)
   if image_size is None:
-    last = len(model['depths']) - 1
-    table = _TABLE.replace('layers.0', f'layers.{last}')
-    side = _window(arrays.get(table, original[_TABLE])) * 2**last
-    if _MASK in original:
-      side = round(len(original[_MASK]) ** 0.5) * model['window_size']
+    if _MASK in original:  # [windows of the first map, W², W²]
+      windows = round(len(original[_MASK]) ** 0.5)  # in a row
+      side = windows * model['window_size']
+    else:
+      last = len(model['depths']) - 1
+      last_name = _TABLE.replace('layers.0', f'layers.{last}')
+      last_table = arrays.get(last_name, arrays[_TABLE])
+      # Each stage after the first one halves the sides of the map.
+      side = _window(last_table) * 2**last
     image_size = (side * PATCH_SIZE,) * 2
   metadata = ModelMetadata(
     image_size,
@@ -79,7 +83,7 @@ def parse(
 def _renamed(
   arrays: Mapping[str, np.ndarray], of_authors: bool
 ) -> dict[str, np.ndarray]:
-  """Returns arrays with timm's names, except what sizes determine."""
+  """Returns arrays with timm's names, without those that sizes determine."""
   aliases: list[tuple[str, Any]] = [(r'^head\.(weight|bias)$', r'head.fc.\1')]
   if of_authors:  # the authors' stages end with a merging of patches
 
@@ -99,9 +103,12 @@ def _sizes(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """
   table = names_lib.shape_of(path, arrays, _TABLE, 2, 'a Swin')
   matches = [re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', k) for k in arrays]
-  numbers = {(int(match[1]), int(match[2])) for match in matches if match}
-  stages = 1 + max(stage for stage, _ in numbers)
-  depths = tuple(sum(s == stage for s, _ in numbers) for stage in range(stages))
+  # (stage, block) of all blocks
+  blocks = {(int(match[1]), int(match[2])) for match in matches if match}
+  stages = 1 + max(stage for stage, _ in blocks)
+  depths = tuple(
+    sum(of == stage for of, _ in blocks) for stage in range(stages)
+  )
   name = 'patch_embed.proj.weight'
   width, channels, *_ = names_lib.shape_of(path, arrays, name, 4, 'a Swin')
   return dict(

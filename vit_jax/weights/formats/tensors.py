@@ -76,6 +76,12 @@ class _Ignored:
     del state
 
 
+def is_file(path: str) -> bool:
+  """Returns whether a path is that of a weight file, which need not exist."""
+  has_ending = path.endswith('.safetensors') or damage.is_pickle(path)
+  return has_ending and not paths.locate(path).is_dir()
+
+
 def folder_of(path: str) -> epath.Path:
   """Returns a directory of weights, or the one that contains a weight file.
 
@@ -83,9 +89,10 @@ def folder_of(path: str) -> epath.Path:
   `checkpoint-N` in it is returned.
   """
   place = paths.locate(path)
-  is_file = path.endswith('.safetensors') or damage.is_pickle(path)
+  if is_file(path):
+    return place.parent
   if not place.is_dir():
-    return place.parent if is_file else place
+    return place
   if (place / 'config.json').exists():
     return place
   steps = [
@@ -111,7 +118,7 @@ def read_config(path: str) -> dict[str, Any] | None:
   """
   folder, file = folder_of(path), paths.locate(path)
   config = metadata.read(folder / 'config.json')
-  is_folder = folder != file.parent  # `folder_of` returns the parent of a file
+  is_folder = not is_file(path)
   if not config and is_folder:
     for name, advice in _UNREADABLE.items():
       if (folder / name).exists():

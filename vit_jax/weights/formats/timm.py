@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_choice
+from vit_jax.files import paths
 from vit_jax.models.swin import Swin
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
@@ -54,21 +55,22 @@ _HUGGING_FACE = r'(^|\.)embeddings\.patch_embeddings?\.'
 
 
 def load(
-  path: str, head: dict[str, Any] | None = None
+  path: str, config: dict[str, Any] | None = None
 ) -> Pretrained | SeveralModels:
   """Describes the weights in a file, or in a folder with a config.json.
 
   Args:
     path: path of the file or folder, or ARCHITECTURE:PATH with timm's name of
       the architecture, for files without a config.json that contains the name.
-    head: result of `tensors.read_config`, if it is known.
+    config: result of `tensors.read_config`, if it is known.
 
   Raises:
     UserError: the file cannot be read, contains pickled code, or contains
       neither a Vision Transformer nor a Swin; or timm has no such architecture.
   """
   path, architecture = _split(path)
-  config = (tensors.read_config(path) if head is None else head) or {}
+  if config is None:
+    config = tensors.read_config(path) or {}
   arrays, notes = tensors.read(path)
   if _NOTES in notes:
     # Notes contain all settings, so other sources are not needed.
@@ -88,6 +90,7 @@ def _described(
   architecture: Architecture | None,
 ) -> Pretrained:
   """Describes a model; see `load`."""
+  # The names in the file show its family, see `family_settings`.
   original, arrays = arrays, timm_layouts.with_timm_names(arrays)
   if any(re.search(_HUGGING_FACE, name) for name in arrays):
     raise UserError(
@@ -140,7 +143,7 @@ def _split(path: str) -> tuple[str, Architecture | None]:
     UserError: timm has no architecture of that name.
   """
   match = re.match(r'([\w.]+):(?!//)(.+)', path)
-  if match is None:
+  if match is None or paths.locate(path).exists():  # a name with a colon
     return path, None
   names = {name.partition('.')[0] for name in timm_models.table()}
   name, place = match[1].partition('.')[0], timm_models.source()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.weights.formats.timm_models import Architecture
-from vit_jax.weights.names import aliases, renamed
+from vit_jax.weights.names import aliases, renamed, shape_of
 
 Arrays = dict[str, np.ndarray]
 # {array of a block: arrays that it joins along the first axis}
@@ -51,12 +51,15 @@ def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     _repeat_heads(result, block)
     for whole, parts in _JOINED.items():
       names = [block + part for part in parts]
-      separate = [result.get(name, np.float32(0)) for name in names]
+      if not result.keys() >= {*names}:
+        continue
+      separate = [result[name] for name in names]
       shapes = {array.shape[1:] for array in separate}
-      # Other arrays are not joined, and `foreign` reports them as unknown.
+      # Arrays that do not fit stay as they are, and `foreign` reports them.
       if all(array.ndim for array in separate) and len(shapes) == 1:
         result[block + whole] = np.concatenate([result.pop(n) for n in names])
-    for kind in 'qv':  # without a bias of the keys
+    # Biases that have not been joined, because the keys have none
+    for kind in 'qv':
       if f'{block}attn.{kind}_proj.bias' in result:
         bias = result.pop(f'{block}attn.{kind}_proj.bias')
         result[f'{block}attn.{kind}_bias'] = bias
@@ -73,7 +76,7 @@ def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _repeat_heads(arrays: dict[str, np.ndarray], block: str) -> None:
   """Repeats keys and values for each head, if several heads have the same."""
   query = arrays.get(f'{block}attn.q_proj.weight')
-  norm = arrays.get(f'{block}attn.q_norm.weight')
+  norm = arrays.get(f'{block}attn.q_norm.weight')  # [channels of a head]
   if query is None or norm is None:
     return
   for kind in 'kv':
@@ -112,6 +115,7 @@ def rotations(
 
 
 def planes_apart(
+  path: str,
   arrays: Mapping[str, np.ndarray],
   num_heads: int,
   rope: str,
@@ -123,18 +127,25 @@ def planes_apart(
   do not change: from planes (2i, 2i + 1) to (i, i + c/2), those of rows first.
 
   Args:
+    path: path of the file, for messages.
     arrays: arrays with joined queries, keys and values.
     num_heads: number of heads.
     rope: 'index' or 'mixed'; frequencies of 'mixed' are split into layers.
     columns_first: whether columns come before rows in the arrays.
+
+  Raises:
+    UserError: frequencies or matrices are missing.
   """
   result = dict(arrays)
-  channels = arrays['blocks.0.attn.qkv.weight'].shape[1] // num_heads
+  kind = 'a model with rotations'
+  _, width = shape_of(path, arrays, 'blocks.0.attn.qkv.weight', 2, kind)
+  channels = width // num_heads  # of a head
   planes = np.arange(channels // 2)
   if rope == 'mixed':
+    shape_of(path, arrays, FREQUENCIES, 4, kind)
     frequencies = result.pop(FREQUENCIES)  # [2, depth, h, c/2]
-    order = -1 if columns_first else 1
-    for i, layer in enumerate(frequencies[::order].swapaxes(0, 1)):
+    rows_first = frequencies[::-1] if columns_first else frequencies
+    for i, layer in enumerate(rows_first.swapaxes(0, 1)):
       result[f'blocks.{i}.{FREQUENCIES}'] = layer
   elif columns_first:
     planes = np.roll(planes, channels // 4)
@@ -143,7 +154,7 @@ def planes_apart(
     if re.search(r'attn\.(qkv\.|q_bias$)', name):
       # [1 or 3, heads, channels, inputs or 1]
       parts = array.reshape(-1, num_heads, channels, *array.shape[1:]).copy()
-      parts[:2] = parts[:2, :, index]
+      parts[:2] = parts[:2, :, index]  # queries and keys, not values
       result[name] = parts.reshape(array.shape)
     elif re.search(r'attn\.[qk]_norm\.', name):
       result[name] = array[index]

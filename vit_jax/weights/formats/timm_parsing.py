@@ -61,8 +61,8 @@ class Settings:
     pool: timm's `global_pool`; None if unknown.
     architecture: architecture that is specified by the config, the user or the
       name of the file.
-    is_noted: whether they are notes of this package, which also contain what
-      other settings do not.
+    is_noted: whether they are notes of this package, which contain every key of
+      the model that the arrays do not show.
   """
 
   args: Mapping[str, Any]
@@ -114,13 +114,15 @@ def parse(path: str, arrays: Arrays, settings: Settings) -> ParsedWeights:
   model |= pooling.keys
   model |= _architecture_options(pooling.name, named)
   model['num_heads'] = _num_heads(pooling.name, model, settings)
+  # Without a named architecture, 'mixed' follows from `rope.freqs`, as in timm.
   order = 'columns' if model.get('rope') == 'mixed' else 'halves'
   if named is not None:
     order = named.rope_order
   if order != 'halves':
     arrays = timm_layouts.planes_apart(
-      arrays, model['num_heads'], model['rope'], order == 'columns'
+      path, arrays, model['num_heads'], model['rope'], order == 'columns'
     )
+  # CLIP and DINOv3 have PyTorch's ε.
   from_torch = 'pre_norm' in model or model.get('rope') == 'centered'
   size = settings.image_size or (named.size if named else _DINOV3_SIZE)
   properties = ModelMetadata(
@@ -169,7 +171,7 @@ class _Pooling(NamedTuple):
   Attributes:
     name: 'token', 'map', 'gap', 'max' or 'avgmax', also where `fc_norm` implies
       'gap'.
-    keys: keys of the model that differ from those of the arrays.
+    keys: keys of the model that differ from those that the arrays show.
   """
 
   name: str
@@ -190,7 +192,7 @@ def _pooling(path: str, model: Model, settings: Settings) -> _Pooling:
   architecture = settings.fitting(model)
   specified = settings.pool or getattr(architecture, 'pool', None)
   shown = 'gap' if 'fc_norm' in model else model['pool']
-  wanted = 'gap' if specified == 'avg' else specified or shown
+  wanted = 'gap' if specified == 'avg' else (specified or shown)
   if wanted == shown:
     return _Pooling(shown, {})
   if wanted not in ('gap', 'max', 'avgmax') or model['pool'] == 'map':
@@ -220,14 +222,13 @@ def _architecture_options(pool: str, named: Architecture | None) -> Model:
 def _num_heads(pool: str, model: Model, settings: Settings) -> int:
   """Returns the number of heads of the first source that contains it."""
   architecture = settings.fitting(model)
-  return (
-    settings.args.get('num_heads')
-    or model.get('num_heads')
-    or (architecture and architecture.num_heads)
-    or timm_models.num_heads(
-      model['width'], model['depth'], {'gap': 'avg'}.get(pool, pool)
-    )
-  )
+  if architecture is not None:
+    most_probable = architecture.num_heads
+  else:
+    timms = 'avg' if pool == 'gap' else pool
+    most_probable = timm_models.num_heads(model['width'], model['depth'], timms)
+  given = settings.args.get('num_heads') or model.get('num_heads')
+  return given or most_probable
 
 
 class _Positions(NamedTuple):
@@ -272,11 +273,13 @@ def _positions(
   prefix = cls + model.get('distilled', 0) + model.get('registers', 0)
   height, width = specified or (0, 0)
   wanted = (height // patch_size, width // patch_size)
-  for others in dict.fromkeys((prefix, 0, cls)):  # tokens other than patches
-    side = math.isqrt(max(count - others, 0))
-    square = (side, side)
-    grid = wanted if math.prod(wanted) == count - others else square
-    if side and math.prod(grid) == count - others:
+  # The first number of other tokens is used with which the remaining positions
+  # are those of a whole grid.
+  for others in dict.fromkeys((prefix, 0, cls)):
+    patches = count - others
+    side = math.isqrt(max(patches, 0))
+    grid = wanted if math.prod(wanted) == patches else (side, side)
+    if side and math.prod(grid) == patches:
       break
   else:
     raise UserError(

@@ -1,8 +1,8 @@
 """Derives the sizes and options of Vision Transformers from their arrays.
 
 Files of all projects are treated alike: a table of names (`names.NameMap`)
-determines under which name a parameter is stored, and a parameter that exists
-in a file shows its option.
+determines under which name a parameter is stored. An option of the model is set
+if the file contains the parameter that only this option adds (`_SHOWN_BY`).
 """
 
 import logging
@@ -67,25 +67,32 @@ def section(
     return names_lib.shape_of(path, arrays, name, rank, kind)
 
   kernel = shape('embedding/kernel', 4)
+  if names.torch:  # [d, c, p, p]
+    width, channels, patch_size, _ = kernel
+  else:  # [p, p, c, d]
+    patch_size, _, channels, width = kernel
   entry = names.find(f'{_LAYER}mlp/fc1/kernel')
   assert entry is not None
   prefix, number, _ = entry.name.partition('{i}')
   is_stacked = not number  # one array contains all layers
-  units = find(f'{_LAYER}mlp/fc1/kernel')
-  mlp = shape(f'{_LAYER}mlp/fc2/kernel', 2 + is_stacked)
-  mlp_dim = mlp[-1] if names.torch else mlp[-2]
-  layers = [re.match(rf'{re.escape(prefix)}(\d+)[./]', name) for name in arrays]
+  fc1 = find(f'{_LAYER}mlp/fc1/kernel')
+  fc2 = shape(f'{_LAYER}mlp/fc2/kernel', 3 if is_stacked else 2)
+  mlp_dim = fc2[-1] if names.torch else fc2[-2]
+  if is_stacked:
+    depth = fc2[0]
+  else:
+    pattern = rf'{re.escape(prefix)}(\d+)[./]'
+    layers = [re.match(pattern, name) for name in arrays]
+    depth = max((int(layer[1]) + 1 for layer in layers if layer), default=0)
   model: dict[str, Any] = dict(
-    patch_size=kernel[2] if names.torch else kernel[0],
-    width=kernel[0] if names.torch else kernel[-1],
-    depth=mlp[0]
-    if is_stacked
-    else max((int(layer[1]) + 1 for layer in layers if layer), default=0),
+    patch_size=patch_size,
+    width=width,
+    depth=depth,
     mlp_dim=mlp_dim,
-    channels=kernel[1 if names.torch else 2],
+    channels=channels,
     pool='gap' if find('cls') is None else 'token',
-    # Value and gate are joined.
-    gated=units is not None and units.size == 2 * math.prod(mlp),
+    # The first matrix of a gated MLP contains value and gate.
+    gated=fc1 is not None and fc1.size == 2 * math.prod(fc2),
     bias=find(f'{_LAYER}attention/out/bias') is not None,
   )
   if find('map/probe') is not None:
@@ -117,12 +124,11 @@ def section(
   if norm is not None:  # one scale for each channel of a head
     model['num_heads'] = model['width'] // max(norm.size, 1)
   elif not names.torch:  # [d, h, d/h]
-    query = shape(f'{_LAYER}attention/query/kernel', 3 + is_stacked)
+    rank = 4 if is_stacked else 3
+    query = shape(f'{_LAYER}attention/query/kernel', rank)
     model['num_heads'] = query[-2]
-  shown = {
-    key: True for key, name in _SHOWN_BY.items() if find(name) is not None
-  }
-  return model | shown
+  options = [k for k, name in _SHOWN_BY.items() if find(name) is not None]
+  return model | dict.fromkeys(options, True)
 
 
 def with_decoder(
