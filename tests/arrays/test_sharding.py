@@ -8,6 +8,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
+from vit_jax.models import contract
 from vit_jax.models.vit import Model
 from vit_jax.optim import average as average_lib
 from vit_jax.optim import optimizers
@@ -20,26 +21,12 @@ def mesh_of(data=1, fsdp=1, model=1):
 
 
 RULES = Model(0, variant='Ti/16').sharding_rules
-MESHES = (
-  dict(fsdp=8),
-  dict(data=2, fsdp=4),
-  dict(model=2, fsdp=4),
-  dict(data=2, fsdp=2, model=2),
-  dict(model=4, fsdp=2),
-  dict(model=8),
+MESHES = (dict(fsdp=8), dict(data=2, fsdp=2, model=2), dict(model=8))
+# The depth is the largest dimension.
+SIZES = dict(patch_size=16, width=64, depth=256, mlp_dim=128, num_heads=4)
+PARAMS = contract.abstract_params(
+  Model(32, **SIZES, pool='map', pre_logits=True), (32, 32)
 )
-
-
-def abstract_params(**sizes):
-  """Returns the shapes of a ViT whose depth is its largest dimension."""
-  sizes = (
-    dict(patch_size=16, width=64, depth=256, mlp_dim=128, num_heads=4)
-    | dict(pool='map', pre_logits=True)
-    | sizes
-  )
-  model = Model(32, **sizes)
-  images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-  return jax.eval_shape(model.init, jax.random.key(0), images)['params']
 
 
 @pytest.mark.parametrize(
@@ -49,33 +36,31 @@ def abstract_params(**sizes):
     (dict(fsdp=2, model=2), (2, 2, 2)),
     (dict(data=1, fsdp=-1), (1, 8, 1)),
     (dict(data=2, model=-1), (2, 1, 4)),
-    *(
-      (sizes, None)
-      for sizes in (
-        dict(data=3),
-        dict(data=16),
-        dict(fsdp=0),
-        dict(data=-2, fsdp=-4),
-        dict(data=-1, fsdp=-1),
-        dict(model=-1),
-      )
-    ),
   ],
 )
 def test_mesh_sizes(sizes, shape):
-  """-1 stands for the remaining devices, and every device occurs once.
-
-  The product of the axes must equal the number of devices.
-  """
-  if shape is None:
-    with pytest.raises(UserError, match='8 devices'):
-      sharding.make_mesh(jax.devices(), **sizes)
-    return
+  """-1 stands for the remaining devices, and every device occurs once."""
   mesh = sharding.make_mesh(jax.devices(), **sizes)
   assert mesh.devices.shape == shape
   assert mesh.axis_names == ('data', 'fsdp', 'model')
-  assert set(mesh.devices.flat) == set(jax.devices())
+  assert {*mesh.devices.flat} == {*jax.devices()}
   assert mesh.axis_types == (AxisType.Auto,) * 3
+
+
+@pytest.mark.parametrize(
+  'sizes',
+  [
+    dict(data=3),
+    dict(data=16),
+    dict(fsdp=0),
+    dict(data=-2, fsdp=-4),
+    dict(data=-1, fsdp=-1),
+    dict(model=-1),
+  ],
+)
+def test_meshes_that_do_not_fit_the_devices(sizes):
+  with pytest.raises(UserError, match='8 devices'):
+    sharding.make_mesh(jax.devices(), **sizes)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +109,7 @@ def test_leaves_are_split_evenly_but_not_between_layers(sizes):
   Each mesh axis is used at most once per leaf.
   """
   mesh, used = mesh_of(**sizes), set()
-  for path, leaf in tree.flatten(abstract_params()).items():
+  for path, leaf in tree.flatten(PARAMS).items():
     spec = sharding.leaf_spec(path, leaf.shape, mesh, RULES)
     if 'layers/' in path:
       assert not spec or spec[0] is None
@@ -141,14 +126,13 @@ def test_leaves_are_split_evenly_but_not_between_layers(sizes):
 def test_moments_and_averages_are_sharded_like_their_parameter(name, sizes):
   """Their paths end with the path of their parameter."""
   mesh = mesh_of(**sizes)
-  params = abstract_params()
   optimizer = getattr(optimizers, name)(lambda step: 0.1, clip_norm=1.0)
   state = {
-    'opt_state': jax.eval_shape(optimizer.init, params),
-    'average': jax.eval_shape(average_lib.init, params),
+    'opt_state': jax.eval_shape(optimizer.init, PARAMS),
+    'average': jax.eval_shape(average_lib.init, PARAMS),
   }
   found = 0
-  specs = tree.flatten(sharding.shardings(params, mesh, RULES))
+  specs = tree.flatten(sharding.shardings(PARAMS, mesh, RULES))
   placed = sharding.with_shardings(state, mesh, RULES)
   for path, leaf in tree.flatten(placed).items():
     owners = [p for p in specs if path.endswith(f'/{p}') and leaf.shape]
@@ -165,9 +149,9 @@ def test_zero1_splits_only_the_optimizer_state():
   """Each device holds whole parameters and an eighth of the moments."""
   mesh = mesh_of(data=8)
   state = {
-    'params': abstract_params(),
-    'opt_state': {'mu': abstract_params()},
-    'average': {'mean': abstract_params()},
+    'params': PARAMS,
+    'opt_state': {'mu': PARAMS},
+    'average': {'mean': PARAMS},
   }
   placed = sharding.with_shardings(state, mesh, RULES, zero1=True)
 
@@ -178,34 +162,27 @@ def test_zero1_splits_only_the_optimizer_state():
     )
 
   whole = held('params')
-  assert whole == tree.size(abstract_params())
+  assert whole == tree.size(PARAMS)
   # Small leaves are not worth splitting.
   assert whole / 8 <= held('opt_state') < whole / 7
   assert held('average') == held('opt_state')
 
 
-def test_a_batch_is_split_over_data_and_fsdp():
-  """Devices along the model axis hold copies of the same rows."""
-  mesh = mesh_of(2, 2, 2)
-  split = sharding.batch_sharding(mesh)
-  assert split.shard_shape((16, 3)) == (4, 3)
-  assert sharding.replicated(mesh).shard_shape((16, 3)) == (16, 3)
-
-
 @pytest.mark.parametrize(
   'shape, spec, shard',
   [
+    # Devices along the model axis hold copies of the same rows.
+    ((16, 3), (sharding.BATCH, None), (4, 3)),
     ((8, 4), (sharding.BATCH, 'model'), (2, 2)),
     ((6, 4), (sharding.BATCH, 'model'), (6, 2)),  # 4 does not divide 6
     ((8, 3), (sharding.BATCH, 'model'), (2, 3)),
-    ((8, 4), (None, None), (8, 4)),
   ],
 )
 def test_constrain_drops_axes_that_do_not_divide(shape, spec, shard):
   """Inside jit, dimensions that are divisible get the requested sharding."""
   mesh = mesh_of(2, 2, 2)
+  assert sharding.batch_sharding(mesh).shard_shape((16, 3)) == (4, 3)
   with jax.set_mesh(mesh):
-    result = jax.jit(lambda x: sharding.constrain(x + 1, *spec))(
-      jnp.zeros(shape)
-    )
+    constrained = jax.jit(lambda x: sharding.constrain(x + 1, *spec))
+    result = constrained(jnp.zeros(shape))
   assert result.sharding.shard_shape(shape) == shard
