@@ -1,7 +1,9 @@
 """Tests of positions against a plain Transformer in torch, SciPy and timm."""
 
 import functools
+import itertools
 import math
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from tiny_vit import abstract, images_of, noise_params
 from benchmarks.peers import import_timm
 from tests.faults.counts import further
 from tests.objectives import torch_vit
+from tests.objectives.torch_vit import dense, norm
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import positions
@@ -49,98 +52,81 @@ def model_of(kind, at, **options):
 # The reference: loops and index arithmetic in float64, without shared code.
 
 
-def added(kind, parameters, prefix, width):
+def added(kind, p, prefix, width):
   """Returns the added embeddings `[prefix + patches, d]`."""
-  patches = torch.zeros(GRID[0] * GRID[1], width, dtype=torch.float64)
   if kind == 'learned':
-    return parameters['embedding'][0]
+    return p['embedding'][0]
   if kind == '2d':
-    rows, columns = parameters['rows'], parameters['columns']
     patches = torch.stack(
-      [torch.cat([row, column]) for row in rows for column in columns]
+      [torch.cat([row, column]) for row in p['rows'] for column in p['columns']]
     )
   elif kind.startswith('sincos2d'):
     patches = torch_vit.sincos(*GRID, width, kind == 'sincos2d')
+  else:
+    patches = torch.zeros(GRID[0] * GRID[1], width, dtype=torch.float64)
   return torch.cat([torch.zeros(prefix, width, dtype=torch.float64), patches])
 
 
-def turned(x, prefix):
-  """Rotates complex planes (i, i + c/2) by row and column."""
+def turned(x, number, prefix):
+  """Rotates complex planes (i, i + c/2) of `[n, h, t, c]` by row and column."""
   half = x.shape[-1] // 2
-  planes = torch.complex(x[..., :half], x[..., half:])
   angles = torch.zeros(prefix + GRID[0] * GRID[1], half, dtype=torch.float64)
-  for row in range(GRID[0]):
-    for column in range(GRID[1]):
-      y, x = (2 * row + 1) / GRID[0] - 1, (2 * column + 1) / GRID[1] - 1
+  for row, column in np.ndindex(*GRID):
+    at = (2 * row + 1) / GRID[0] - 1, (2 * column + 1) / GRID[1] - 1
+    for axis in range(2):
       for i in range(half // 2):
         turn = 2 * math.pi / 100 ** (2 * i / half)
-        angles[prefix + row * GRID[1] + column, i] = y * turn
-        angles[prefix + row * GRID[1] + column, half // 2 + i] = x * turn
-  return planes, angles
+        token = prefix + row * GRID[1] + column
+        angles[token, axis * half // 2 + i] = at[axis] * turn
+  planes = torch.complex(x[..., :half], x[..., half:])
+  planes = (
+    planes * torch.polar(torch.ones_like(angles), angles)[number][:, None]
+  )
+  return torch.cat([planes.real, planes.imag], -1)
 
 
 def biases(table, number, prefix):
   """Returns the biases of BEiT `[n, h, q, k]`, one pair after the other."""
   rows = []
   for example in number.tolist():
-    for q in example:
-      for k in example:
-        if q < prefix or k < prefix:
-          row = (q >= prefix) + 2 * (q < prefix and k < prefix)
-        else:
-          (y, x), (z, w) = divmod(q - prefix, 3), divmod(k - prefix, 3)
-          row = 3 + (y - z + GRID[0] - 1) * 5 + x - w + GRID[1] - 1
-        rows.append(row)
+    for q, k in itertools.product(example, repeat=2):
+      if q < prefix or k < prefix:
+        row = (q >= prefix) + 2 * (q < prefix and k < prefix)
+      else:
+        (y, x), (z, w) = divmod(q - prefix, 3), divmod(k - prefix, 3)
+        row = 3 + (y - z + GRID[0] - 1) * 5 + x - w + GRID[1] - 1
+      rows.append(row)
   n, t = number.shape
   return table[rows].reshape(n, t, t, -1).permute(0, 3, 1, 2)
 
 
-def norm(x, p, name):
-  scale, bias = p[f'{name}/scale'], p[f'{name}/bias']
-  return torch.nn.functional.layer_norm(x, x.shape[-1:], scale, bias, 1e-6)
-
-
-def below(p, start):
-  return {k.removeprefix(start): v for k, v in p.items() if k.startswith(start)}
-
-
 def reference(model, p, images, kept):
   """Returns tokens of all layers and logits for the patches `kept` [n, t]."""
-  kind, at, d = model.position, model.position_at, model.width
-  n, size = len(images), model.patch_size
-  x = torch.tensor(np.asarray(images, np.float64))
-  x = x.reshape(n, GRID[0], size, GRID[1], size, 3).permute(0, 1, 3, 2, 4, 5)
-  kernel = p['embedding/kernel'].reshape(-1, d)
-  x = x.reshape(n, -1, kernel.shape[0]) @ kernel + p['embedding/bias']
+  kind, at, n = model.position, model.position_at, len(images)
+  images = torch.tensor(np.asarray(images, np.float64))
+  x = torch_vit.embed(images, p['embedding'], model.patch_size)
   first = torch.cat([p['cls'], p['registers']], 1).expand(n, -1, -1)
   prefix = first.shape[1]
-  number = torch.cat(
-    [torch.arange(prefix).expand(n, -1), prefix + torch.tensor(kept)], 1
-  )
-  example = torch.arange(n)[:, None]
-  x = torch.cat([first, x], 1)[example, number]
+  number = torch.arange(prefix).expand(n, -1)
+  number = torch.cat([number, prefix + torch.tensor(kept)], 1)
+  x = torch.cat([first, x], 1)[torch.arange(n)[:, None], number]
   if at == 'stem':
-    x = x + added(kind, below(p, 'position/'), prefix, d)[number]
+    x = x + added(kind, p.get('position'), prefix, model.width)[number]
   outputs = []
   for i in range(model.depth):
-    layer = {k: v[i] for k, v in below(p, 'encoder/layers/').items()}
-    own = below(layer if at == 'layers' else p, 'position/')
+    layer = jax.tree.map(operator.itemgetter(i), p['encoder']['layers'])
+    attention, own = layer['attention'], p.get('position')
+    if at == 'layers':
+      own = layer['position']
     if at != 'stem' and kind in ('learned', '2d'):
-      x = x + added(kind, own, prefix, d)[number]
-    y = norm(x, layer, 'norm1')
+      x = x + added(kind, own, prefix, model.width)[number]
+    y = norm(x, layer['norm1'])
     q, k, v = (
-      torch.einsum('ntd,dhc->nhtc', y, layer[f'attention/{name}/kernel'])
-      + layer[f'attention/{name}/bias'][:, None]
+      dense(y, attention[name]).transpose(1, 2)
       for name in ('query', 'key', 'value')
     )
     if kind == 'rope2d':
-      rotated = []
-      for z in (q, k):
-        planes, angles = turned(z, prefix)
-        unit = torch.polar(torch.ones_like(angles), angles)[number][:, None]
-        planes = planes * unit
-        rotated.append(torch.cat([planes.real, planes.imag], -1))
-      q, k = rotated
+      q, k = (turned(z, number, prefix) for z in (q, k))
     logits = torch.einsum('nhqc,nhkc->nhqk', q, k)
     if kind == 'relative':
       between = number[:, :, None] - number[:, None, :]
@@ -150,24 +136,14 @@ def reference(model, p, images, kept):
     logits = logits / q.shape[-1] ** 0.5
     if kind == 'relative_bias':
       logits = logits + biases(own['biases'], number, prefix)
-    weights = logits.softmax(-1)
-    y = torch.einsum('nhqk,nhkc->nqhc', weights, v)
-    y = torch.einsum('nqhc,hcd->nqd', y, layer['attention/out/kernel'])
-    x = x + y + layer['attention/out/bias']
-    y = norm(x, layer, 'norm2') @ layer['mlp/fc1/kernel']
-    y = y + layer['mlp/fc1/bias']
+    y = torch.einsum('nhqk,nhkc->nqhc', logits.softmax(-1), v)
+    x = x + dense(y, attention['out'], 2)
+    y = dense(norm(x, layer['norm2']), layer['mlp']['fc1'])
     y = torch.nn.functional.gelu(y, approximate='tanh')
-    x = x + y @ layer['mlp/fc2/kernel'] + layer['mlp/fc2/bias']
+    x = x + dense(y, layer['mlp']['fc2'])
     outputs.append(x)
-  logits = norm(x, p, 'encoder/norm')[:, 0] @ p['head/kernel'] + p['head/bias']
+  logits = dense(norm(x, p['encoder']['norm'])[:, 0], p['head'])
   return torch.stack(outputs, 1), logits
-
-
-def tensors(params):
-  return {
-    path: torch.tensor(np.asarray(leaf, np.float64), requires_grad=True)
-    for path, leaf in tree.flatten(params).items()
-  }
 
 
 WEIGHTS = np.cos(np.arange(10.0)).reshape(2, 5)
@@ -194,16 +170,15 @@ def test_positions_with_parameters_equal_torch(kind, at):
   model, images = model_of(kind, at), images_of(2, *SIZE)
   params = noise_params(model, SIZE)
   logits, layers, gradients = results(model, params, images)
-  theirs = tensors(params)
+  theirs = torch_vit.leaves(params)
   kept = np.tile(np.arange(6), (2, 1))
   expected_layers, expected = reference(model, theirs, images, kept)
   np.testing.assert_allclose(layers, expected_layers.detach(), atol=2e-5)
   np.testing.assert_allclose(logits, expected.detach(), atol=2e-5)
   (expected * torch.tensor(WEIGHTS)).sum().backward()
-  for path, gradient in gradients.items():
-    found = theirs[path].grad.numpy()
+  for path, found in tree.flatten(torch_vit.gradients(theirs)).items():
     largest = max(np.abs(found).max(), 1e-3)
-    np.testing.assert_allclose(gradient, found, atol=1e-4 * largest)
+    np.testing.assert_allclose(gradients[path], found, atol=1e-4 * largest)
 
 
 @pytest.mark.parametrize('kind', ['sincos2d', 'sincos2d_mae', 'none'])
@@ -213,7 +188,7 @@ def test_positions_without_parameters_equal_torch(kind):
   params, images = noise_params(model, SIZE), images_of(2, *SIZE)
   kept = np.tile(np.arange(6), (2, 1))
   with torch.no_grad():
-    _, expected = reference(model, tensors(params), images, kept)
+    _, expected = reference(model, torch_vit.leaves(params), images, kept)
   logits = jax.jit(model.apply)({'params': params}, images)
   np.testing.assert_allclose(logits, expected, atol=2e-5)
 
@@ -234,7 +209,7 @@ def test_kept_tokens_have_the_positions_of_their_patches(kind, at):
     return apply(tokens, method='readout')['logits']
 
   with torch.no_grad():
-    _, expected = reference(model, tensors(params), images, kept)
+    _, expected = reference(model, torch_vit.leaves(params), images, kept)
   np.testing.assert_allclose(logits(params, kept), expected, atol=2e-5)
 
 

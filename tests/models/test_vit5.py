@@ -9,11 +9,13 @@ import operator
 
 import jax
 import numpy as np
-import pytest
+import torch
 
+from tests.objectives import torch_vit
+from tests.objectives.torch_vit import dense
 from vit_jax.config import loading, schema
+from vit_jax.models import contract
 
-torch = pytest.importorskip('torch')
 HEADS, CHANNELS, REGISTERS = 2, 8, 4
 
 
@@ -24,10 +26,8 @@ def model_and_params(side):
   )
   section |= dict(dtype='float32', rope_grid=side // 4, drop_path=0.0)
   section |= dict(drop_path_first=0.0, pixels='symmetric')
-  model = schema.build('model', section, 5)
-  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  rng = np.random.default_rng(0)
+  model, rng = schema.build('model', section, 5), np.random.default_rng(0)
+  shapes = contract.abstract_params(model, (side, side))
 
   def random(path, leaf):
     mean = 1.0 if 'scale' in jax.tree_util.keystr(path) else 0.0
@@ -64,9 +64,7 @@ def adjacent(x):
 def reference(params, images, side):
   p = jax.tree.map(lambda leaf: torch.from_numpy(np.array(leaf)), params)
   n, grid = len(images), side // 4
-  x = torch.from_numpy(images).reshape(n, grid, 4, grid, 4, 3)
-  x = x.permute(0, 1, 3, 2, 4, 5).reshape(n, grid * grid, 48)
-  x = x @ p['embedding']['kernel'].reshape(48, 16) + p['embedding']['bias']
+  x = torch_vit.embed(torch.from_numpy(images), p['embedding'], 4)
   x = x + p['position']['embedding'].reshape(1, grid * grid, 16)
   tokens = [
     p[name].reshape(1, -1, 16).expand(n, -1, -1)
@@ -98,15 +96,11 @@ def reference(params, images, side):
     )
     weights = torch.einsum('nthc,nshc->nhts', q, k) / CHANNELS**0.5
     y = torch.einsum('nhts,nshc->nthc', weights.softmax(-1), v)
-    out = attention['out']
-    y = torch.einsum('nthc,hcd->ntd', y, out['kernel']) + out['bias']
-    x = x + layer['scale1'] * y
+    x = x + layer['scale1'] * dense(y, attention['out'], 2)
     y, mlp = rms(x, layer['norm2']['scale']), layer['mlp']
-    y = y @ mlp['fc1']['kernel'] + mlp['fc1']['bias']
-    y = torch.nn.functional.gelu(y) @ mlp['fc2']['kernel'] + mlp['fc2']['bias']
+    y = dense(torch.nn.functional.gelu(dense(y, mlp['fc1'])), mlp['fc2'])
     x = x + layer['scale2'] * y
-  x = rms(x, p['encoder']['norm']['scale'])[:, 0]
-  return x @ p['head']['kernel'] + p['head']['bias']
+  return dense(rms(x, p['encoder']['norm']['scale'])[:, 0], p['head'])
 
 
 def test_logits_equal_the_reference():
