@@ -36,16 +36,6 @@ def test_a_positive_duration_is_at_least_one_step(unit):
   assert length.steps(f'0 {unit}') == 0
 
 
-@pytest.mark.parametrize(
-  'duration',
-  ['', 'steps', '90', '90 weeks', '-1 steps', '1 2 steps'],
-)
-def test_messages_list_the_units(duration):
-  """They are listed if a duration cannot be read."""
-  with pytest.raises(UserError, match='steps, epochs, examples, %'):
-    LENGTH.steps(duration)
-
-
 def test_percent_is_a_fraction_of_the_total():
   """The total itself cannot be a percentage."""
   for duration, steps in (('5%', 10), ('12.5 %', 25), ('100 %', 200)):
@@ -58,7 +48,9 @@ def test_check_raises_without_a_training():
   """A wrong duration is refused where it is declared."""
   check('log.every', '5 %', positive=True)
   check('checkpoint.every', '0 epochs')
-  with pytest.raises(UserError, match='^log.every: '):
-    check('log.every', 'often')
   with pytest.raises(UserError, match="log.every .*'0 %'.* above 0"):
     check('log.every', '0 %', positive=True)
+  for wrong in ('', 'steps', '90', '90 weeks', '-1 steps', '1 2 steps'):
+    units = '^log.every: .*steps, epochs, examples, %'
+    with pytest.raises(UserError, match=units):
+      check('log.every', wrong)

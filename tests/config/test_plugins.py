@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.config.schema import EVALS, SECTIONS
+from vit_jax.config.schema import SECTIONS
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 
@@ -32,39 +32,24 @@ def test_a_name_selects_a_module(own_module):
   assert schema.resolve(SECTIONS['model'], name)() == 7
 
 
-@pytest.mark.parametrize(
-  'pattern, wrong, right',
-  [
-    (SECTIONS['model'], 'vti', 'vit'),
-    (EVALS, 'clasification', 'classification'),
-  ],
-)
-def test_a_mistyped_name_gets_a_suggestion(pattern, wrong, right):
-  with pytest.raises(UserError, match=f'did you mean {right!r}'):
-    schema.resolve(pattern, wrong)
-
-
 def test_only_modules_with_the_symbol_are_suggested():
   """A contract defines the symbol as a Protocol; `layers` is not a model."""
-  with pytest.raises(UserError) as error:
-    schema.resolve(SECTIONS['model'], 'nothing')
+  with pytest.raises(UserError, match="did you mean 'vit'") as error:
+    schema.resolve(SECTIONS['model'], 'vti')
   allowed = str(error.value).split('allowed: ')[1].split(';')[0].split(', ')
   assert 'vit' in allowed and not {'layers', 'contract'} & set(allowed)
 
 
 def test_messages_of_modules_that_cannot_be_used(own_module):
-  """A package, the module or the symbol is missing.
-
-  Other names are only listed if the given one is wrong.
-  """
+  """Other names are only listed if no package is missing."""
   needy = own_module('needy', 'import package_that_is_not')
   empty = own_module('empty', 'x = 1')
-  for name, words in (
+  for name, message in (
     (needy, 'pip install package_that_is_not'),
     ('my_lab.model', 'no module my_lab.model .*PYTHONPATH'),
     (empty, f'{empty}.* Model'),
   ):
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=message) as error:
       schema.resolve(SECTIONS['model'], name)
     assert ('allowed' in str(error.value)) == (name != needy)
 
