@@ -237,7 +237,7 @@ def family_settings(
   preset = PRESETS[family['preset']]
   mean, std = _STATISTICS.get(family['pixels'], preset.normalization)
   if family['crop_pct']:
-    preset = preset._replace(larger=cropped(float(family['crop_pct'])))
+    preset = preset._replace(resized_side=cropped(float(family['crop_pct'])))
   section = preset.section(image_size)
   if family['interpolation']:
     section['interpolation'] = family['interpolation']
@@ -273,7 +273,7 @@ def preprocess(
       with a warning.
     crop_mode: 'center', which keeps the aspect ratio, or 'squash'.
   """
-  preset = PRESETS['timm']._replace(larger=cropped(crop_pct))
+  preset = PRESETS['timm']._replace(resized_side=cropped(crop_pct))
   section = preset.section(image_size)
   if interpolation == 'bilinear':
     section['interpolation'] = 'bilinear_antialias'
