@@ -6,76 +6,53 @@ import json
 import pytest
 from etils import epath
 
-from tests.checkpoint.states import ABOUT, restore, same, save, state
-from tests.faults.counts import further
+from tests.checkpoint.states import ABOUT, state
 from vit_jax.checkpoint import Checkpointer, agreement, manifest, steps
-from vit_jax.errors import UserError
-from vit_jax.weights import pretrained
 
 LEAVES = {
   'params/head/bias': [[10], 'float32', 123456789],
   'step': [[], 'int32', 4000000000],
 }
+SUMS = {'about': manifest.json_checksum(ABOUT)}
+ORIGIN = {'step': 120, 'run': 'a' * 32, 'seed': 0}
 
 
-def _flips(data: bytes):
-  """Yields every version of the data with one bit flipped."""
-  for position in range(len(data)):
-    for bit in range(8):
-      flipped = bytearray(data)
-      flipped[position] ^= 1 << bit
-      yield bytes(flipped)
-
-
-@pytest.mark.parametrize('name', ['manifest', 'about', 'metrics'])
-def test_any_flipped_bit_is_detected(tmp_path, name):
+@pytest.mark.parametrize(
+  'file, content, read',
+  [
+    (
+      'manifest/metadata',
+      manifest.with_checksum({'leaves': LEAVES, 'sums': SUMS, **ORIGIN}),
+      manifest.read,
+    ),
+    (
+      'about/metadata',
+      ABOUT,
+      lambda step: manifest.read_about(step, manifest.Manifest({}, SUMS)),
+    ),
+    (
+      'metrics/metrics',
+      manifest.with_checksum({'step': 120, 'val/accuracy': 0.75}),
+      steps.read_metrics,
+    ),
+  ],
+)
+def test_any_flipped_bit_is_detected(tmp_path, file, content, read):
   """This holds for the manifest, class names and metrics."""
   step = epath.Path(tmp_path)
-  sums = {'about': manifest.json_checksum(ABOUT)}
-  origin = {'step': 120, 'run': 'a' * 32, 'seed': 0}
-  content, read = {
-    'manifest': (
-      manifest.with_checksum({'leaves': LEAVES, 'sums': sums, **origin}),
-      lambda: manifest.read(step),
-    ),
-    'about': (
-      ABOUT,
-      lambda: manifest.read_about(step, manifest.Manifest({}, sums)),
-    ),
-    'metrics': (
-      manifest.with_checksum({'step': 120, 'val/accuracy': 0.75}),
-      lambda: steps.read_metrics(step),
-    ),
-  }[name]
-  file = step / name / ('metrics' if name == 'metrics' else 'metadata')
-  file.parent.mkdir()
-  file.write_text(json.dumps(content))
-  written, seen = read(), 0
-  for data in _flips(file.read_bytes()):
-    file.write_bytes(data)
+  path = step / file
+  path.parent.mkdir()
+  path.write_text(json.dumps(content))
+  data, written, detected = path.read_bytes(), read(step), 0
+  for position in range(8 * len(data)):
+    flipped = bytearray(data)
+    flipped[position // 8] ^= 1 << position % 8
+    path.write_bytes(flipped)
     try:
-      assert read() == written
+      assert read(step) == written
     except agreement.CorruptError:
-      seen += 1
-  assert seen > 0.98 * 8 * len(json.dumps(content))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('item', ['about', *further('manifest')])
-def test_a_step_with_a_damaged_item_is_not_used(tmp_path, item):
-  """The manifest and class names are checked; the older step is restored."""
-  save(tmp_path, 1, 2)
-  file = tmp_path / '2' / item / 'metadata'
-  old, new = {'manifest': ('"float32"', '"float33"'), 'about': ('cat', 'bat')}[
-    item
-  ]
-  assert old in file.read_text()
-  file.write_text(file.read_text().replace(old, new, 1))
-  with pytest.raises(UserError, match='is damaged: the checksum'):
-    pretrained.find(str(tmp_path))
-  restored, step = restore(tmp_path)
-  assert step == 1 and same(restored, state(1))
-  assert (tmp_path / '2.bad').is_dir()
+      detected += 1
+  assert detected > 0.98 * 8 * len(data)
 
 
 @pytest.mark.slow

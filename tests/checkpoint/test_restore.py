@@ -31,6 +31,9 @@ def saved(tmp_path):
   return tmp_path / 'c'
 
 
+UNCHANGED = ['1', '2', 'run_id.json']
+
+
 def _left(folder):
   return sorted(p.name for p in folder.iterdir())
 
@@ -48,26 +51,20 @@ def _failing(monkeypatch, number):
   return broken
 
 
-@pytest.mark.parametrize(
-  'number', [errno.EIO, *further(errno.ESTALE, errno.EMFILE, errno.EACCES)]
-)
-@pytest.mark.parametrize('failures_before', [5, *further(1)])
-def test_a_temporary_error_is_retried(
-  saved, monkeypatch, number, failures_before
-):
+@pytest.mark.parametrize('number', [errno.EIO, *further(errno.EACCES)])
+def test_a_temporary_error_is_retried(saved, monkeypatch, number):
   """The step is read after growing pauses, and nothing is renamed."""
   broken, pauses = _failing(monkeypatch, number), []
 
   def sleep(seconds):
     pauses.append(seconds)
-    if len(pauses) == failures_before:
+    if len(pauses) == 5:
       broken.clear()
 
   restored, step = restore(saved, sleep=sleep)
   assert step == 2 and same(restored, state(2))
-  assert tuple(pauses) == paths.PAUSES_S[:failures_before]
-  assert pauses == sorted(pauses)
-  assert _left(saved) == ['1', '2', 'run_id.json']
+  assert pauses == sorted(paths.PAUSES_S[:5])
+  assert _left(saved) == UNCHANGED
 
 
 @pytest.mark.parametrize('stale, expected', [(1, 2), (2, 1)])
@@ -97,18 +94,10 @@ def test_a_lasting_error_stops_the_run(saved, monkeypatch, number, error):
   with pytest.raises(error, match='Nothing was renamed') as raised:
     restore(saved)
   assert str(saved / '2') in str(raised.value)
-  assert _left(saved) == ['1', '2', 'run_id.json']
-
-
-@pytest.fixture
-def _collect_coroutines():
-  """Collects coroutines that Orbax does not await within the same test."""
-  yield
-  gc.collect()
+  assert _left(saved) == UNCHANGED
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures('_collect_coroutines')
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 def test_a_real_read_error_is_retried(saved):
   """A file cannot be opened at first, so the message is TensorStore's own."""
@@ -122,7 +111,8 @@ def test_a_real_read_error_is_retried(saved):
     (saved.parent / 'kept').rename(file)
 
   assert restore(saved, sleep=sleep)[1] == 2
-  assert _left(saved) == ['1', '2', 'run_id.json']
+  gc.collect()  # coroutines that Orbax does not await
+  assert _left(saved) == UNCHANGED
 
 
 def test_64_bit_types_are_a_user_error(saved):
@@ -131,11 +121,10 @@ def test_64_bit_types_are_a_user_error(saved):
     lambda leaf: leaf.update(dtype='int64') if leaf.dtype == 'int32' else leaf,
     experiment().abstract_state,
   )
-
   wide = types.SimpleNamespace(abstract_state=abstract)
   with pytest.raises(UserError, match=r'(?s)int64.*JAX_ENABLE_X64'):
     restore(saved, wide)
-  assert _left(saved) == ['1', '2', 'run_id.json']
+  assert _left(saved) == UNCHANGED
 
 
 @pytest.mark.parametrize('move', [shutil.move, shutil.copytree])
@@ -166,7 +155,7 @@ def test_a_step_of_another_run_is_refused(saved, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('text', ['{', *further('', '{"run": "0"}', '[]')])
+@pytest.mark.parametrize('text', ['{', *further('{"run": "0"}')])
 def test_a_damaged_run_id_is_repaired(saved, text):
   """The newest step contains the run id."""
   before = (saved / 'run_id.json').read_text()

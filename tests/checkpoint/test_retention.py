@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import types
 
 import jax
@@ -17,17 +18,20 @@ from vit_jax.weights import pretrained
 NAME = 'val/accuracy'
 
 
-def _save(folder, *pairs, best=NAME):
-  """Saves steps with their values of a metric."""
+@contextlib.contextmanager
+def _opened(folder, best=NAME):
   evals = {'val': {'name': 'classification'}}
   about = ABOUT | {'config': {'checkpoint': {'best': best}, 'evals': evals}}
-  with contextlib.closing(
-    Checkpointer(folder, about, best=best)
-  ) as checkpoints:
-    for step, value in pairs:
-      assert checkpoints.save(step, state(step), {best: value})
+  with contextlib.closing(Checkpointer(folder, about, best=best)) as opened:
+    yield opened
+
+
+def _save(folder, values, first=1):
+  """Saves steps from `first` on with these values of a metric."""
+  with _opened(folder) as checkpoints:
+    for step, value in enumerate(values, first):
+      assert checkpoints.save(step, state(step), {NAME: value})
     assert checkpoints.wait() and not checkpoints.failures
-    return checkpoints.best_line()
 
 
 def _steps(folder):
@@ -35,38 +39,54 @@ def _steps(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('content', ['', *further('[]', '{"step": 2, "va')])
+@pytest.mark.parametrize(
+  'content',
+  [
+    '',
+    *further('[]', '{"step": 2, "va'),
+    json.dumps({NAME: 0.9}),  # of format 2, without a checksum
+  ],
+)
 def test_a_step_with_damaged_metrics_is_kept(tmp_path, content, caplog):
   """Later saves and starts work; flipped bits are tested in test_manifest."""
-  _save(tmp_path, (1, 0.1), (2, 0.9))
+  _save(tmp_path, [0.1, 0.9])
   (tmp_path / '2/metrics/metrics').write_text(content)
-  with caplog.at_level('WARNING', logger='vit_jax'):
-    _save(tmp_path, (3, 0.2), (4, 0.3), (5, 0.25))
+  _save(tmp_path, [0.2, 0.3, 0.25], first=3)
   assert _steps(tmp_path) == [2, 4, 5]
   assert f'{tmp_path / "2"} is kept' in caplog.text
   assert restore(tmp_path)[1] == 5
   assert not list(tmp_path.glob('*.bad'))
 
 
-def test_metrics_of_format_2_count(tmp_path):
-  """They have no checksum."""
-  _save(tmp_path, (1, 0.1), (2, 0.9))
-  (tmp_path / '2/metrics/metrics').write_text(json.dumps({NAME: 0.9}))
-  _save(tmp_path, (3, 0.2), (4, 0.3), (5, 0.25))
+@pytest.mark.parametrize(
+  'best, values, is_late',
+  [
+    (NAME, (0.1, 0.9, 0.3, 0.2, 0.4), True),
+    (NAME, (math.nan, 0.5, 0.1, 0.1, 0.1), False),
+    ('val/loss', (2.5, 0.5, 1.5, 1.0, 2.0), False),  # the lowest is the best
+  ],
+)
+def test_the_best_step_is_kept_after_a_restart(tmp_path, best, values, is_late):
+  """A metric may be written when an interrupted evaluation is repeated."""
+  line = None
+  for step, value in enumerate(values, start=1):
+    for metrics in [{}] * is_late + [{best: value}]:
+      with _opened(tmp_path, best) as checkpoints:
+        checkpoints.save(step, state(step), metrics)
+        checkpoints.wait()
+        line = checkpoints.best_line()
   assert _steps(tmp_path) == [2, 4, 5]
+  assert line and f'best {best} {values[1]} at step 2' in line
 
 
-def test_the_lowest_loss_is_kept(tmp_path):
-  pairs = [(1, 2.5), (2, 0.5), (3, 1.5), (4, 1.0), (5, 2.0)]
-  line = _save(tmp_path, *pairs, best='val/loss')
-  assert _steps(tmp_path) == [2, 4, 5]
-  assert line and 'best val/loss 0.5 at step 2' in line
-
-
-def test_nan_is_not_the_best(tmp_path):
-  """An evaluation that failed may give NaN."""
-  _save(tmp_path, (1, float('nan')), (2, 0.5), (3, 0.1), (4, 0.1), (5, 0.1))
-  assert _steps(tmp_path) == [2, 4, 5]
+def test_a_failed_write_of_late_metrics_is_counted(tmp_path):
+  """The step stays intact."""
+  with _opened(tmp_path) as checkpoints:
+    checkpoints.save(1, state(1), {})
+    checkpoints.wait()
+    (tmp_path / '1/metrics').write_text('in the way')
+    assert checkpoints.save(1, state(1), {NAME: 0.5})
+    assert checkpoints.failures == 1 and checkpoints.latest_step() == 1
 
 
 @pytest.mark.slow
@@ -74,16 +94,13 @@ def test_retention_removes_only_steps_of_the_run(tmp_path):
   """Directories of the user and steps of other runs stay."""
   save(tmp_path / 'other', 3)
   folder = tmp_path / 'run'
-  folder.mkdir()
-  (folder / '7').mkdir()
+  (folder / '7').mkdir(parents=True)
   (folder / '7/notes.txt').write_text('mine')
-  (folder / 'backup.orbax-checkpoint-tmp').mkdir()
   save(folder, 11)
   (tmp_path / 'other/3').rename(folder / '3')
   save(folder, 12, 13, 14)
   assert _steps(folder) == [3, 7, 13, 14]
   assert (folder / '7/notes.txt').read_text() == 'mine'
-  assert (folder / 'backup.orbax-checkpoint-tmp').is_dir()
   assert restore(folder)[1] == 14
 
 

@@ -48,10 +48,9 @@ def trained(tmp_path_factory):
 
 def _train(workdir, pets, *more):
   flags = RUN | {'source.path': pets}
-  return [
-    *cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags)),
-    *more,
-  ]
+  return cli.command(
+    'train', *cli.flags('configs/l16_i21k.py', workdir, flags), *more
+  )
 
 
 def _copy(trained, folder):
@@ -91,8 +90,7 @@ def test_changed_data_are_refused(tmp_path, trained, change, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('item', ['manifest', *further('about')])
-def test_the_restored_step_is_compared(tmp_path, trained, item):
+def test_the_restored_step_is_compared(tmp_path, trained):
   """Falling back to an older step does not skip the comparison of the data.
 
   The newest step cannot be compared, because the item that describes it is
@@ -100,12 +98,10 @@ def test_the_restored_step_is_compared(tmp_path, trained, item):
   """
   workdir, pets = _copy(trained, tmp_path)
   (workdir / 'config.json').unlink()  # it would be compared as well
-  (workdir / f'checkpoints/4/{item}/metadata').write_text('{"damaged": 1}')
+  (workdir / 'checkpoints/4/manifest/metadata').write_text('{"damaged": 1}')
   _rename_class(pets)
   injected('a damaged description and other data')
   _, err = cli.run(_train(workdir, pets), code=2)
   assert "1 only before ('cat'), 1 only now ('zcat')" in err
   assert 'step 2' in err and 'Traceback' not in err
-  assert not (
-    workdir / 'config.json'
-  ).exists()  # the refused run does not write it
+  assert not (workdir / 'config.json').exists()  # nothing was trained

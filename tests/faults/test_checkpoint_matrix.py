@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 import pathlib
 import shutil
 
@@ -14,6 +13,7 @@ from tests.faults.counts import further, injected
 from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.errors import UserError
+from vit_jax.weights import pretrained
 
 # Orbax does not await some coroutines when a restore fails. Python warns when
 # it collects them, which the fixture below triggers within the same test.
@@ -57,21 +57,9 @@ def _truncate(step: pathlib.Path) -> None:
   file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def _empty(step: pathlib.Path) -> None:
-  shutil.rmtree(step)
-  step.mkdir()
-
-
-def _replace_by_file(step: pathlib.Path) -> None:
-  shutil.rmtree(step)
-  step.write_text('not a directory')
-
-
-def _lie_about_a_sum(step: pathlib.Path) -> None:
-  file = step / 'manifest/metadata'
-  manifest = json.loads(file.read_text())
-  manifest['leaves']['params/head/bias'][2] ^= 1
-  file.write_text(json.dumps(manifest))
+def _rename_a_class(step: pathlib.Path) -> None:
+  file = step / 'about/metadata'
+  file.write_text(file.read_text().replace('cat', 'bat', 1))
 
 
 def _other_shapes(step: pathlib.Path) -> None:
@@ -88,41 +76,35 @@ DAMAGES = {
   'missing item': lambda step: shutil.rmtree(step / 'training'),
   'missing manifest': lambda step: shutil.rmtree(step / 'manifest'),
   'truncated file': _truncate,
+  'another class name': _rename_a_class,
   'missing leaf file': lambda step: _largest_file(step / 'params').unlink(),
-  'unreadable manifest': lambda step: (step / 'manifest/metadata').write_text(
-    '{'
-  ),
-  'wrong checksum': _lie_about_a_sum,
   'wrong shapes': _other_shapes,
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('replace', [_empty, *further(_replace_by_file)])
-def test_an_emptied_step_is_left_alone_and_logged(saved, replace, caplog):
+def test_an_emptied_step_is_left_alone_and_logged(saved, caplog):
   """It cannot be distinguished from a directory of the user."""
-  replace(saved / '2')
+  shutil.rmtree(saved / '2')
+  (saved / '2').mkdir()
   injected('checkpoint: nothing left of a step')
-  with caplog.at_level('WARNING', logger='vit_jax'):
-    assert restore(saved)[1] == 1
+  assert restore(saved)[1] == 1
   assert 'checkpoints/2 is not a checkpoint' in caplog.text
   assert _names(saved) == ['1', '2']
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('damage', [*DAMAGES][:4] + further(*[*DAMAGES][4:]))
-def test_a_damaged_step_is_renamed_and_the_older_one_used(
-  saved, damage, caplog
-):
-  """The log contains the cause; the older state is exact."""
+@pytest.mark.parametrize('damage', [*DAMAGES][:5] + further(*[*DAMAGES][5:]))
+def test_a_damaged_step_is_renamed_and_the_older_one_used(saved, damage):
+  """The older state is exact."""
   DAMAGES[damage](saved / '2')
   injected(f'checkpoint: {damage}')
-  with caplog.at_level('ERROR', logger='vit_jax'):
-    restored, step = restore(saved)
-  assert step == 1
-  assert same(restored, state(1))
-  assert (saved / '2.bad').exists() and not (saved / '2').exists()
-  assert (saved / '1').is_dir()
+  if damage == 'another class name':  # commands change nothing
+    with pytest.raises(UserError, match='is damaged: the checksum'):
+      pretrained.find(str(saved))
+  restored, step = restore(saved)
+  assert step == 1 and same(restored, state(1))
+  assert {'1', '2.bad'} <= set(_names(saved)) and not (saved / '2').exists()
 
 
 @pytest.mark.slow
@@ -134,7 +116,7 @@ def test_without_an_intact_step_a_run_is_refused(saved):
   for _ in range(2):
     with pytest.raises(UserError, match='1.bad, 2.bad'):
       restore(saved)
-  assert (saved / '1.bad').is_dir() and (saved / '2.bad').is_dir()
+  assert _names(saved) == ['1.bad', '2.bad']
 
 
 def test_an_empty_directory_is_a_new_run(tmp_path):
@@ -143,7 +125,7 @@ def test_an_empty_directory_is_a_new_run(tmp_path):
 
 @pytest.mark.slow
 def test_a_config_of_another_model_is_a_user_error(saved):
-  """Nothing is renamed."""
+  """Five differences are listed, and nothing is renamed."""
   words = (
     r'(?s)the parameters of the model:(\n  [^\n]*){5}\n  and \d+ more\nSet'
   )
@@ -153,7 +135,7 @@ def test_a_config_of_another_model_is_a_user_error(saved):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices, fsdp', [(8, 4), *further([4, 1], [2, 2])])
+@pytest.mark.parametrize('devices, fsdp', [(8, 4), *further([4, 1])])
 def test_a_step_is_restored_on_any_mesh(saved, devices, fsdp):
   other = experiment(devices, fsdp)
   restored, step = restore(saved, other)
@@ -166,43 +148,21 @@ def test_a_step_is_restored_on_any_mesh(saved, devices, fsdp):
 @pytest.mark.slow
 def test_checksums_do_not_depend_on_the_mesh():
   """One changed element changes the checksum of its leaf."""
-  sums = []
-  for devices, fsdp in ((1, 1), (8, 4)):
-    other = experiment(devices, fsdp)
-    sums.append(checksum.checksums(state(3, other)))
-  assert sums[0] == sums[1]
+  one, sharded = (
+    checksum.checksums(state(3, experiment(devices, fsdp)))
+    for devices, fsdp in ((1, 1), (8, 4))
+  )
+  assert one == sharded
   everywhere = sharding.replicated(experiment().mesh)
 
   def of(array):
     return checksum.checksums({'k': jax.device_put(array, everywhere)})
 
   ramp = jax.numpy.arange(6.0).reshape(2, 3)
-  assert of(ramp) != of(ramp.at[1, 2].add(1e-6))  # one bit
-  assert of(ramp) != of(ramp[:, ::-1])  # the same values elsewhere
-  assert of(ramp) != of(-ramp)
   assert of(ramp) == of(ramp + 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('late', [True, *further(False)])
-def test_the_best_step_is_kept_after_a_restart(tmp_path, late):
-  """A metric may be written when an interrupted evaluation is repeated."""
-  for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.2, 0.4), start=1):
-    for metrics in [{}] * late + [{'val/accuracy': accuracy}]:
-      with contextlib.closing(
-        Checkpointer(tmp_path / 'c', {}, keep=2, best='val/accuracy')
-      ) as checkpoints:
-        checkpoints.save(step, state(step), metrics)
-  assert _names(tmp_path / 'c') == ['2', '4', '5']
-
-
-def test_a_failed_write_of_late_metrics_is_counted(tmp_path):
-  """The step stays intact."""
-  with contextlib.closing(
-    Checkpointer(tmp_path / 'c', {}, best='val/accuracy')
-  ) as checkpoints:
-    checkpoints.save(1, state(1), {})
-    checkpoints.wait()
-    (tmp_path / 'c/1/metrics').write_text('in the way')
-    assert checkpoints.save(1, state(1), {'val/accuracy': 0.5})
-    assert checkpoints.failures == 1 and checkpoints.latest_step() == 1
+  for other in (
+    ramp.at[1, 2].add(1e-6),  # one bit
+    ramp[:, ::-1],  # the same values elsewhere
+    -ramp,
+  ):
+    assert of(ramp) != of(other)

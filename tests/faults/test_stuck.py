@@ -1,4 +1,4 @@
-"""Tests of stuck and slow processes."""
+"""Tests of stuck processes."""
 
 import signal
 import subprocess
@@ -11,14 +11,9 @@ from etils import epath
 
 from tests import cli
 from tests.faults.counts import injected
-from vit_jax.processes import watchdog as watchdog_lib
-from vit_jax.processes.watchdog import EXIT_STUCK, Watchdog
-from vit_jax.run import profiling
-
-LIMITS = cli.ENDLESS | {
-  'recovery.watchdog_min_s': 8,
-  'recovery.watchdog_pause_s': 90,
-}
+from vit_jax.errors import EXIT_STUCK
+from vit_jax.processes import peers
+from vit_jax.processes.watchdog import Watchdog
 
 
 @pytest.mark.slow
@@ -28,13 +23,15 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
   workdir = tmp_path / 'run'
   # Well below the 30 s after which JAX regards a sleeping peer as lost (45),
   # also on a machine whose steps take seconds.
-  soon = {'recovery.watchdog_factor': 3.0, 'recovery.watchdog_min_s': 5}
-  with cli.running_pair(workdir, LIMITS | soon, devices=2) as processes:
+  limits = cli.ENDLESS | {
+    'recovery.watchdog_factor': 3.0,
+    'recovery.watchdog_min_s': 5,
+    'recovery.watchdog_pause_s': 90,
+  }
+  with cli.running_pair(workdir, limits, devices=2) as processes:
     processes[1].send_signal(signal.SIGSTOP)
     injected('a sleeping peer')
-    start = time.monotonic()
-    _, err = cli.finish(processes[0], code=EXIT_STUCK)
-    assert time.monotonic() - start < 60
+    _, err = cli.finish(processes[0], code=EXIT_STUCK, timeout_s=60)
     assert 'stuck: ' in err
     stacks = (workdir / 'stacks.txt').read_text()
     assert 'loop.py' in stacks and 'Thread' in stacks
@@ -42,54 +39,15 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_slow_host_is_logged(tmp_path):
-  """The log and the events name the process that others wait for."""
-  workdir = tmp_path / 'run'
-  injected('a host that reads slowly')
-  slow = {
-    'source.name': 'tests.faults.slow',
-    'total': '12 steps',
-    'schedule.warmup': '4 steps',
-    'recovery.slow_hosts_every': '6 steps',
-    # During an evaluation or a save, the slow reader would catch up.
-    'evals.val.every': '12 steps',
-    'checkpoint.every': '12 steps',
-  }
-  processes = cli.start_pair(workdir, slow, devices=2)
-  errors = [cli.finish(process)[1] for process in processes]
-  assert 'slow host(s) up to step 12: process 1;' in errors[0]
-  events = cli.events(workdir, 'slow_hosts')
-  assert events and all(event['processes'] == [1] for event in events)
-
-
-@pytest.mark.parametrize(
-  'own, expected',
-  [
-    ([0.1, 0.1, 0.1, 0.1], []),
-    ([0.1, 0.9, 0.1, 0.5], [1, 3]),
-    ([0.01, 0.03, 0.01, 0.01], []),  # slower, but by a small fraction of a step
-    ([0.5, 0.6, 0.5, 0.5], []),
-    ([0.0, 0.4], [1]),
-  ],
-)
-def test_slow_hosts_exceed_the_median(own, expected):
-  """The difference must also be at least a tenth of a step."""
-  assert profiling.slow_hosts(own, 1.0) == expected
-
-
-ENDLESS_BATCH = {
-  'source.name': 'tests.faults.hangs',
-  'evals.val.every': '2 steps',
-  'recovery.watchdog_eval_s': 20,  # includes compiling, in the first batch
-}
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_hanging_evaluation_ends_with_44(tmp_path):
   """The limit of a batch of an evaluation applies."""
   injected('an evaluation that hangs')
-  command = cli.train_command(tmp_path / 'run', **ENDLESS_BATCH)
+  changes = {
+    'source.name': 'tests.faults.hangs',
+    'evals.val.every': '2 steps',
+    'recovery.watchdog_eval_s': 20,  # includes compiling, in the first batch
+  }
+  command = cli.train_command(tmp_path / 'run', **changes)
   _, err = cli.run(command, code=EXIT_STUCK)
   assert 'within 20.0 s' in err
   assert 'classification.py' in (tmp_path / 'run/stacks.txt').read_text()
@@ -151,13 +109,12 @@ def test_time_limits(tmp_path):
 
 def test_a_stuck_process_without_threads_still_ends(tmp_path, monkeypatch):
   """With little memory, the stack traces are written to stderr only."""
-  watchdog = Watchdog(
-    epath.Path(tmp_path) / 'stacks.txt', factor=1000, min_s=60, pause_s=60
-  )
+  file = epath.Path(tmp_path) / 'stacks.txt'
+  watchdog = Watchdog(file, factor=1000, min_s=60, pause_s=60)
   watchdog.close()
   leave, start = mock.Mock(), mock.Mock(side_effect=RuntimeError('no thread'))
-  monkeypatch.setattr(watchdog_lib.peers, 'exit_now', leave)
-  monkeypatch.setattr(watchdog_lib.faulthandler, 'dump_traceback', mock.Mock())
-  monkeypatch.setattr(watchdog_lib.threading.Thread, 'start', start)
+  monkeypatch.setattr(peers, 'exit_now', leave)
+  monkeypatch.setattr('faulthandler.dump_traceback', mock.Mock())
+  monkeypatch.setattr('threading.Thread.start', start)
   watchdog._end_process()
   leave.assert_called_once_with(EXIT_STUCK)

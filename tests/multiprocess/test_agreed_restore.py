@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests import cli
-from tests.faults.counts import further, injected
+from tests.faults.counts import injected
 
 TRAINING = cli.SMALL_L16 | {
   'total': '12 steps',
@@ -62,14 +62,11 @@ def test_a_temporary_error_is_retried_by_both(saved, tmp_path):
   assert _steps(tmp_path / 'run') == ['12', '4', '8']
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-  'kind, code', further(['EACCES', 2], ['EIO always', 1])
-)
-def test_a_lasting_error_ends_both(saved, tmp_path, kind, code):
+def test_a_lasting_error_ends_both(saved, tmp_path):
   """Each prints one message; nothing is renamed."""
-  errors = _resume(saved, tmp_path / 'run', kind, code)
+  errors = _resume(saved, tmp_path / 'run', 'EIO always', 1)
   for error in errors:
     assert 'Nothing was renamed' in error.strip().splitlines()[-1]
   assert _steps(tmp_path / 'run') == ['4', '8']
@@ -87,15 +84,12 @@ def test_damage_on_one_process_makes_both_fall_back(saved, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-  'kind, cause', [('limit', 'File too large'), ('full', '')]
-)
-def test_a_failed_last_save_ends_both_with_1(saved, tmp_path, kind, cause):
-  """It fails while process 1 writes, or when process 0 creates directories."""
-  errors = _resume(saved, tmp_path / 'run', kind, 1)
+def test_a_failed_last_save_ends_both_with_1(saved, tmp_path):
+  """It fails while process 1 writes."""
+  errors = _resume(saved, tmp_path / 'run', 'limit', 1)
   for error in errors:
     last = error.strip().splitlines()[-1]
     assert last.startswith('storage failed: step 12 could not be saved (')
-    assert cause in last
-  assert kind == 'full' or 'process 1: ' in errors[0].splitlines()[-1]
+    assert 'File too large' in last
+  assert 'process 1: ' in errors[0].splitlines()[-1]
   assert _steps(tmp_path / 'run') == ['4', '8']

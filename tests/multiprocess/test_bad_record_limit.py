@@ -39,14 +39,11 @@ def test_bad_records_of_all_processes_are_summed(tmp_path):
   for process in _evaluate(path, 0.15, 2):
     _, err = cli.finish(process, code=2)
     assert f'of the {EXAMPLES} records of' in err and 'Traceback' not in err
-  both = [cli.finish(process)[0] for process in _evaluate(path, 0.2, 2)]
-  alone = [cli.finish(process)[0] for process in _evaluate(path, 0.2, 1)]
-  lines = [  # Gloo prints lines, too
-    json.loads(line)
-    for out in (*both, *alone)
-    for line in out.splitlines()
-    if line.startswith('{')
-  ]
-  assert [line['count'] for line in lines] == [EXAMPLES * 4 // 5] * 2
-  assert lines[0]['accuracy'] == lines[1]['accuracy']
-  assert lines[0]['loss'] == pytest.approx(lines[1]['loss'], rel=1e-6)
+  results = []
+  for number in (1, 2):
+    outputs = [cli.finish(each)[0] for each in _evaluate(path, 0.2, number)]
+    results.append(json.loads(outputs[0].splitlines()[-1]))  # after Gloo's
+  one, two = results
+  assert one['count'] == two['count'] == EXAMPLES * 4 // 5
+  assert one['accuracy'] == two['accuracy']
+  assert one['loss'] == pytest.approx(two['loss'], rel=1e-6)

@@ -25,17 +25,16 @@ def _batches(folder, hosts, start=0, workers=0):
   ]
   for process in processes:
     cli.finish(process)
-  batches, filled = {}, {}
+  batches, parts = {}, set()
   for host in range(hosts):
     with np.load(folder / f'{host}.npz') as held:
+      parts.add(len(held))
       for name, rows in held.items():
         step, key, first, stop = name.split()
         batch = batches.setdefault(int(step), {})
         whole = batch.setdefault(key, np.zeros((BATCH, *rows.shape[1:])))
         whole[int(first) : int(stop)] = rows
-        filled.setdefault((int(step), key, host), set()).add((first, stop))
-  held_by = [sum(k[2] == host for k in filled) for host in range(hosts)]
-  assert len(set(held_by)) == 1 and held_by[0]  # every host held its rows
+  assert len(parts) == 1 and parts != {0}  # every host held its rows
   return batches
 
 
@@ -50,15 +49,11 @@ def test_any_number_of_hosts_gives_the_same_batches(tmp_path):
   one = _batches(tmp_path / 'one', hosts=1)
   assert list(one) == list(range(STEPS))
   assert sum(batch['replaced'].sum() for batch in one.values()) > 0
-  ways = {'two, from the middle': dict(hosts=2, start=2, workers=2)}
-  if ALL:
-    ways['four'] = dict(hosts=4)
-  for name, settings in ways.items():
-    several = _batches(tmp_path / name, **settings)
-    start = settings.get('start', 0)
-    assert list(several) == list(range(start, STEPS)), name
+  for hosts, start in ((2, 2), (4, 0)) if ALL else ((2, 2),):
+    several = _batches(tmp_path / f'{hosts}', hosts, start, workers=2)
+    assert list(several) == list(range(start, STEPS))
     for step, batch in several.items():
       for key in ('image', 'label', 'replaced'):
         np.testing.assert_array_equal(
-          batch[key], one[step][key], err_msg=f'{name}: {step} {key}'
+          batch[key], one[step][key], err_msg=f'{hosts} hosts: {step} {key}'
         )

@@ -1,4 +1,4 @@
-"""Tests of commands whose output cannot be written."""
+"""Tests of outputs that cannot be written, and of threads that hang."""
 
 import os
 import subprocess
@@ -7,22 +7,28 @@ import sys
 import pytest
 
 from tests.faults.counts import further
-from vit_jax.errors import EXIT_CRASH, EXIT_PREEMPTED, EXIT_USER_ERROR
+from vit_jax.errors import EXIT_CRASH, EXIT_DIVERGED, EXIT_PREEMPTED
 
 # Prints some characters, and ends as its second argument says.
 PRINTING = """
-import sys, os, signal, time
+import ctypes, os, signal, sys, threading, time
 from vit_jax import errors
 from vit_jax.cli import process
 from vit_jax.processes import interruption
+interruption._EXIT_S = 1
 def body(arguments):
   print('x' * int(arguments[0]))
-  if arguments[1] == 'error':
-    raise errors.UserError('broken')
   if arguments[1] == 'signal':
     interruption.HANDLER.install()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
+  if arguments[1] == 'thread':
+    threading.Thread(target=threading.Event().wait).start()
+    raise ValueError('broken')
+  if arguments[1] == 'exit':  # after the interpreter has ended
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc.pause, None, None)
+    raise errors.DivergedError('broken')
 process.run(body, lambda: None)
 """
 
@@ -38,10 +44,11 @@ def _run(number, end, **files):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('is_pipe', [False, *further(True)])
-# Less than a buffer, and more
-@pytest.mark.parametrize('number', [1, *further(100_000)])
-def test_an_output_that_cannot_be_written_is_one_message(is_pipe, number):
+@pytest.mark.parametrize(
+  'number, is_pipe',
+  [(1, False), *further([100_000, True])],  # less than a buffer, and more
+)
+def test_an_output_that_cannot_be_written_is_one_message(number, is_pipe):
   """A full disk, and a pipe whose reader has ended, as in `| head`."""
   with open('/dev/full', 'w') as full:
     reader, writer = os.pipe()
@@ -55,13 +62,20 @@ def test_an_output_that_cannot_be_written_is_one_message(is_pipe, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'end, code',
-  [('signal', EXIT_PREEMPTED), *further(['error', EXIT_USER_ERROR])],
-)
-def test_a_full_disk_of_the_log_does_not_change_the_exit_code(end, code):
+def test_a_full_disk_of_the_log_does_not_change_the_exit_code():
   """Launchers would start a command with a wrong flag again."""
   with open('/dev/full', 'w') as full:
     for output in (subprocess.PIPE, full):
-      done = _run(1, end, stdout=output, stderr=full)
-      assert done.returncode == code
+      done = _run(1, 'signal', stdout=output, stderr=full)
+      assert done.returncode == EXIT_PREEMPTED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'end, code', [('thread', EXIT_CRASH), *further(['exit', EXIT_DIVERGED])]
+)
+def test_a_process_that_hangs_keeps_its_exit_code(end, code):
+  """After the message, the process ends within the bound."""
+  done = _run(1, end, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  assert done.returncode == code, done.stderr
+  assert 'broken' in done.stderr

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from vit_jax.errors import StorageError
+from vit_jax.errors import EXIT_CRASH, EXIT_STUCK, StorageError
 from vit_jax.processes import consensus, peers
 
 PACKAGE = pathlib.Path(consensus.__file__).parents[1]
@@ -42,15 +42,13 @@ def test_the_callback_is_passed_to_a_new_client(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'error, code, end',
+  'error, end',
   [
-    (StorageError('gs://b is gone'), 1, 'storage failed: gs://b is gone'),
-    (KeyError('a bug'), 1, "KeyError: 'a bug'\n"),
+    (StorageError('gs://b is gone'), 'storage failed: gs://b is gone'),
+    (KeyError('a bug'), "KeyError: 'a bug'\n"),
   ],
 )
-def test_a_process_that_cannot_close_prints_its_error(
-  monkeypatch, error, code, end
-):
+def test_a_process_that_cannot_close_prints_its_error(monkeypatch, error, end):
   """Closing may wait for a storage that is gone, or for other processes."""
   ended = queue.Queue()
   service = types.SimpleNamespace(key_value_set=lambda *_: None)
@@ -60,7 +58,7 @@ def test_a_process_that_cannot_close_prints_its_error(
   monkeypatch.setattr(peers, '_EXIT_S', 0.0)
   peers.announce(error)
   actual, message = ended.get(timeout=30)
-  assert actual == code and message.endswith(end)
+  assert actual == EXIT_CRASH and message.endswith(end)
 
 
 ENDING = """
@@ -85,4 +83,4 @@ os.abort()
 def test_a_process_that_is_ending_keeps_its_code_when_jax_aborts():
   """As when the stuck peer, for which it waits, is regarded as lost."""
   done = subprocess.run([sys.executable, '-c', ENDING], timeout=60)
-  assert done.returncode == 44
+  assert done.returncode == EXIT_STUCK

@@ -1,14 +1,11 @@
 """Tests of the version and commit of the running code."""
 
-import pathlib
 import re
 import subprocess
 
 import pytest
 
 from vit_jax.processes import versions
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -18,12 +15,9 @@ def _afresh():
   versions.commit.cache_clear()
 
 
-def _git(*arguments, folder=ROOT):
+def _git(folder, *arguments):
   names = '-c', 'user.name=nobody', '-c', 'user.email=nobody@nowhere'
-  command = ['git', '-C', str(folder), *names, *arguments]
-  return subprocess.run(
-    command, check=True, capture_output=True, text=True
-  ).stdout.strip()
+  subprocess.run(['git', '-C', str(folder), *names, *arguments], check=True)
 
 
 def test_commit_of_changed_trees_and_archives(tmp_path, monkeypatch):
@@ -33,9 +27,9 @@ def test_commit_of_changed_trees_and_archives(tmp_path, monkeypatch):
   monkeypatch.setattr(versions, '_ROOT', package)
   (package / 'commit.txt').write_text('$Format:%H$\n')
   (package / 'code.py').write_text('a = 1\n')
-  _git('init', '-q', folder=tmp_path)
-  _git('add', '.', folder=tmp_path)
-  _git('commit', '-qm', 'one', folder=tmp_path)
+  _git(tmp_path, 'init', '-q')
+  _git(tmp_path, 'add', '.')
+  _git(tmp_path, 'commit', '-qm', 'one')
   head = versions.commit()
   assert re.fullmatch('[0-9a-f]{40}', head)
   (package / 'code.py').write_text('a = 2\n')

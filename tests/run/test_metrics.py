@@ -1,11 +1,11 @@
 """Tests of metrics.jsonl after restarts, damage and full disks."""
 
-import json
 import shutil
 
 import pytest
 from etils import epath
 
+from tests import cli
 from vit_jax.analysis import curves
 from vit_jax.errors import StorageError, UserError
 from vit_jax.run import guards, metrics
@@ -13,11 +13,6 @@ from vit_jax.run import guards, metrics
 
 def _writer(folder):
   return metrics.Writer(epath.Path(folder), True)
-
-
-def _steps(folder):
-  lines = (folder / 'metrics.jsonl').read_text().splitlines()
-  return [json.loads(line)['step'] for line in lines]
 
 
 def _written(folder, steps):
@@ -38,7 +33,7 @@ def test_rewind_moves_damaged_lines(tmp_path, caplog):
   writer.rewind(2)
   writer.write(3, {'loss': 2.0})
   writer.close()
-  assert _steps(tmp_path) == [1, 2, 3]
+  assert [line['step'] for line in cli.records(tmp_path)] == [1, 2, 3]
   aside = (tmp_path / 'metrics_set_aside.jsonl').read_text().splitlines()
   assert aside == [*foreign, '{"step": 3, "loss": 1.0}', 'tail']
   assert '6 damaged or foreign line(s)' in caplog.text
@@ -90,24 +85,19 @@ null
 """.replace('HUGE', '0' * 400)
 
 
-@pytest.fixture
-def workdir(tmp_path):
+def test_only_numbers_are_metrics(tmp_path):
+  """Infinity and an integer above all floats are values that are not finite.
+
+  Curves and early stopping use the numbers that remain.
+  """
   (tmp_path / 'metrics.jsonl').write_text(FOREIGN)
-  return epath.Path(tmp_path)
-
-
-def test_only_numbers_are_metrics(workdir):
-  """Infinity and an integer above all floats are values that are not finite."""
+  workdir = epath.Path(tmp_path)
   assert [*metrics.read(workdir)] == [
     (1, {}),
     (2, {'loss': 0.5}),
     (3, {'loss': None, 'lr': None, 'x': None}),
     (4, {'test/accuracy': 0.5}),
   ]
-
-
-def test_readers_of_foreign_lines(workdir):
-  """Curves, comparisons and early stopping use the numbers that remain."""
   series, nulls = curves.read_all(workdir)
   assert series == {'loss': ([2], [0.5]), 'test/accuracy': ([4], [0.5])}
   assert nulls == [(3, 'loss'), (3, 'lr'), (3, 'x')]

@@ -1,9 +1,13 @@
-"""Tests of the start and the end of a trace."""
+"""Tests of slow hosts, and of the start and the end of a trace."""
+
+from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 from etils import epath
 
+from vit_jax.run import profiling
 from vit_jax.run.profiling import Profile
 
 
@@ -50,3 +54,33 @@ def test_a_span_is_traced_once(calls, span, steps, seen):
   profile.close()
   profile.close()
   assert len(calls) % 2 == 0
+
+
+@pytest.mark.parametrize(
+  'own, expected',
+  [
+    ([0.1, 0.9, 0.1, 0.5], [1, 3]),
+    ([0.01, 0.03, 0.01, 0.01], []),  # slower, but by a small fraction of a step
+    ([0.5, 0.6, 0.5, 0.5], []),
+    ([0.0, 0.4], [1]),
+  ],
+)
+def test_slow_hosts_exceed_the_median(own, expected):
+  """The difference must also be at least a tenth of a step."""
+  assert profiling.slow_hosts(own, 1.0) == expected
+
+
+def test_a_slow_host_is_logged(monkeypatch, caplog):
+  """The log and the event name the process that others wait for."""
+  ledger = mock.Mock(steps_s=lambda: 0.0)
+  gathered = np.array([[0.1, 1.0], [0.9, 1.0]], np.float32)
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(
+    profiling.multihost_utils, 'process_allgather', lambda local: gathered
+  )
+  times = profiling.HostTimes(ledger, every_steps=6)
+  for step in range(1, 13):
+    times.step(step)
+  assert 'slow host(s) up to step 12: process 1;' in caplog.text
+  processes = [call.kwargs['processes'] for call in ledger.event.mock_calls]
+  assert processes == [[1], [1]]

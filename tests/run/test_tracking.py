@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ from etils import epath
 from minimal_config import completed
 from tensorboard.backend.event_processing import event_accumulator
 
+from tests import cli
 from vit_jax.config.completion import flatten
 from vit_jax.errors import UserError
 from vit_jax.run import metrics, tracking
+
+MODULES = 'vit_jax.run.trackers.'
 
 
 def config_of(**tracker):
@@ -30,22 +34,19 @@ def opened(folder, config, active=True):
 
 @pytest.fixture
 def wandb(monkeypatch):
-  """Returns a function that replaces the package wandb by its `init`."""
-  module = 'vit_jax.run.trackers.wandb'
-
-  def install(init):
-    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=init))
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    importlib.import_module(module)
-
-  yield install
-  sys.modules.pop(module, None)
+  """Returns a replacement of the package wandb, which records its calls."""
+  package = mock.Mock()
+  monkeypatch.setitem(sys.modules, 'wandb', package)
+  monkeypatch.delitem(sys.modules, f'{MODULES}wandb', raising=False)
+  importlib.import_module(f'{MODULES}wandb')
+  yield package
+  sys.modules.pop(f'{MODULES}wandb', None)
 
 
 def test_a_missing_tracker_package_is_reported(monkeypatch):
   """The message comes when the config is read."""
   monkeypatch.setitem(sys.modules, 'wandb', None)
-  monkeypatch.delitem(sys.modules, 'vit_jax.run.trackers.wandb', raising=False)
+  monkeypatch.delitem(sys.modules, f'{MODULES}wandb', raising=False)
   with pytest.raises(UserError, match='not installed: pip install wandb'):
     config_of(name='wandb')
   with pytest.raises(UserError, match='log.trackers.mine'):
@@ -54,34 +55,22 @@ def test_a_missing_tracker_package_is_reported(monkeypatch):
 
 def test_calls_of_weights_and_biases(tmp_path, wandb):
   """The documented calls are made in order, by the main process only."""
-  calls = []
-
-  class Run:
-    def log(self, values, step):
-      calls.append((step, values))
-
-    def finish(self):
-      calls.append('finish')
-
-  def init(**settings):
-    calls.append(settings)
-    return Run()
-
-  wandb(init)
-  config = config_of(name='wandb', project='p', entity='e', mode='offline')
+  given = dict(project='p', entity='e', mode='offline')
+  config = config_of(name='wandb', **given)
   opened(tmp_path / 'other', config, active=False).close()
-  assert not calls
+  assert not wandb.mock_calls
   writer = opened(tmp_path, config)
   writer.write(3, {'loss': 0.5, 'bad': float('inf')})
   writer.close()
-  settings, *rest = calls
-  assert rest == [(3, {'loss': 0.5, 'bad': float('inf')}), 'finish']
+  [(_, _, settings), *rest] = wandb.mock_calls
+  assert rest == [
+    mock.call.init().log({'loss': 0.5, 'bad': float('inf')}, step=3),
+    mock.call.init().finish(),
+  ]
   assert settings['config']['model.depth'] == 2
-  assert settings['name'] == tmp_path.name and settings['resume'] == 'allow'
-  given = dict(project='p', entity='e', mode='offline', dir=str(tmp_path))
+  given |= dict(name=tmp_path.name, resume='allow', dir=str(tmp_path))
+  given['id'] = tracking.Run(epath.Path(tmp_path), {}).identity
   assert settings.items() >= given.items()
-  again = tracking.Run(epath.Path(tmp_path), {})
-  assert settings['id'] == again.identity
 
 
 def test_only_the_same_workdir_continues_a_tracked_run(tmp_path):
@@ -95,25 +84,19 @@ def test_only_the_same_workdir_continues_a_tracked_run(tmp_path):
 
 def test_tracker_errors_are_logged_once(tmp_path, caplog, wandb):
   """Errors at the start count, too; metrics.jsonl is complete."""
-
-  def init(**_):
-    raise RuntimeError('no key')
-
-  wandb(init)
+  wandb.init.side_effect = RuntimeError('no key')
   writer = opened(tmp_path, config_of(name='wandb'))
   for step in (1, 2):
     writer.write(step, {'loss': 1.0})
   writer.close()
   assert caplog.text.count('trackers.mine failed (RuntimeError: no key)') == 1
-  assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 2
+  assert len(cli.records(tmp_path)) == 2
 
 
 def test_tensorboard_is_optional(tmp_path, caplog, monkeypatch):
   """Without its package, the log says so, and metrics.jsonl is written."""
   monkeypatch.setitem(sys.modules, 'tensorboard.compat.proto.event_pb2', None)
-  monkeypatch.delitem(
-    sys.modules, 'vit_jax.run.trackers.tensorboard', raising=False
-  )
+  monkeypatch.delitem(sys.modules, f'{MODULES}tensorboard', raising=False)
   writer = opened(tmp_path, completed(**{'log.tensorboard': True}))
   writer.write(1, {'loss': 1.0})
   writer.close()
@@ -128,13 +111,9 @@ sys.modules.setdefault(
 )
 
 
-def accumulated(folder):
-  return event_accumulator.EventAccumulator(str(folder)).Reload()
-
-
 def read_events(folder):
   """Returns (step, value) by name, as TensorBoard reads them."""
-  events = accumulated(folder)
+  events = event_accumulator.EventAccumulator(str(folder)).Reload()
   return {
     name: [(event.step, event.value) for event in events.Scalars(name)]
     for name in events.Tags()['scalars']
@@ -178,7 +157,7 @@ def test_training_does_not_import_tensorflow():
 
 def test_tensorboard_events_are_uploaded(tmp_path, monkeypatch):
   """They are copied to an object store once a minute and at the end."""
-  module = importlib.import_module('vit_jax.run.trackers.tensorboard')
+  module = importlib.import_module(f'{MODULES}tensorboard')
   monkeypatch.setattr(module.paths, 'is_remote', lambda _: True)
   now = 0.0
   monkeypatch.setattr(module.time, 'monotonic', lambda: now)

@@ -8,7 +8,6 @@ import jax
 import pytest
 from minimal_config import completed
 
-from tests.faults.counts import further
 from vit_jax.arrays import memory, tree
 from vit_jax.errors import UserError
 from vit_jax.processes import machine
@@ -17,34 +16,26 @@ from vit_jax.training.experiment import Experiment
 
 
 @pytest.mark.parametrize(
-  'devices, changes, whole',
-  [
-    (1, {}, False),
-    (8, {}, False),
-    (8, {'mesh.fsdp': 8, 'model.mlp_dim': 512}, True),
-  ],
+  'changes, is_split',
+  [({}, False), ({'mesh.fsdp': 8, 'model.mlp_dim': 512}, True)],
 )
 def test_the_parameter_table_is_logged_if_parameters_are_split(
-  devices, changes, whole, caplog
+  changes, is_split, caplog
 ):
   """Otherwise, only their total is logged."""
   caplog.set_level(logging.INFO, 'vit_jax')
-  experiment = Experiment.build(completed(**changes), jax.devices()[:devices])
+  experiment = Experiment.build(completed(**changes), jax.devices())
   compiling.describe(experiment)
-  first = caplog.records[0].message.splitlines()
-  params = experiment.abstract_state.params
-  assert f'{tree.size(params):,}' in first[-1]
+  first = caplog.messages[0].splitlines()
+  assert f'{tree.size(experiment.abstract_state.params):,}' in first[-1]
   rows = [line for line in first if 'encoder/layers/mlp/fc1/kernel' in line]
-  assert len(rows) == whole
-  assert ("'fsdp'" in ''.join(rows)) == ('mesh.fsdp' in changes)
-  assert (len(first) > len(jax.tree.leaves(params))) == whole
+  assert len(rows) == is_split and all("'fsdp'" in row for row in rows)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [2, *further(1)])
-def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
+def test_a_step_too_large_for_memory_is_refused(monkeypatch):
   """The message has the memory that is needed and that there is."""
-  chosen = jax.devices()[:devices]
+  chosen = jax.devices()[:2]
   sizes = {'batch_size': 64, 'model.mlp_dim': 256}
 
   def peak(parts):
@@ -53,27 +44,22 @@ def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
     program = memory.program_bytes(compiling.compile_step(experiment))
     return program['peak']
 
-  limit = 2 * peak(64 // devices)
+  limit = 2 * peak(32)
   experiment = Experiment.build(completed(**sizes), chosen)
   monkeypatch.setattr(memory, 'of_device', lambda device: limit)
-  with pytest.raises(UserError) as refused:
+  words = f'{memory.text(peak(1))}.*{memory.text(limit)}.*micro_batches'
+  with pytest.raises(UserError, match=words):
     compiling.compile_to_run(experiment)
-  text = str(refused.value)
-  assert memory.text(limit) in text and memory.text(peak(1)) in text
-  assert 'Set a larger micro_batches (now 1)' in text
 
 
 def test_an_out_of_memory_error_of_the_compiler_is_reported(monkeypatch):
   """Other errors of the compiler are raised unchanged."""
-  error_text = (
-    'RESOURCE_EXHAUSTED: Ran out of memory: Used 17.21G of 15.48G hbm.'
-  )
+  error_text = 'RESOURCE_EXHAUSTED: Used 17.21G of 15.48G hbm.'
   experiment = Experiment.build(completed(batch_size=64), jax.devices()[:1])
   failing = mock.Mock(side_effect=jax.errors.JaxRuntimeError(error_text))
   monkeypatch.setattr(compiling, 'compile_step', failing)
   monkeypatch.setattr(memory, 'of_device', lambda device: int(15.48 * 2**30))
-  expected = '17.21 GiB.*15.48 GiB.*micro_batches'
-  with pytest.raises(UserError, match=expected):
+  with pytest.raises(UserError, match='17.21 GiB.*15.48 GiB.*micro_batches'):
     compiling.compile_to_run(experiment)
   failing.side_effect = jax.errors.JaxRuntimeError('INTERNAL: something')
   with pytest.raises(jax.errors.JaxRuntimeError, match='something'):

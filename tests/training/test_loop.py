@@ -8,6 +8,7 @@ import pytest
 from etils import epath
 
 from vit_jax.errors import PreemptedError, UserError
+from vit_jax.processes import consensus
 from vit_jax.run.profiling import Profile
 from vit_jax.training import loop
 from vit_jax.training.evaluations import is_due
@@ -22,12 +23,10 @@ class Recorded(Session):
   were called, and check the state that they get.
   """
 
-  def __init__(
-    self, total, evals=2, save=3, stop_at=None, stop_in_eval=None, best=None
-  ):
+  def __init__(self, total, evals, save, stop_at=None, stop_in_eval=None):
     self.log, self.workdir = [], epath.Path('nowhere')
     self.stop_at, self.stop_in_eval, self.stopped = stop_at, stop_in_eval, False
-    self.best, self.completed, self.fixed = best, 0, ('key',)
+    self.completed, self.fixed = 0, ('key',)
     self.experiment = Mock(
       spec=Experiment,
       total_steps=total,
@@ -44,7 +43,7 @@ class Recorded(Session):
     )
     self.save_is_due, self.save = lambda step: due(save, step), self._save
     self.finish_saving = lambda step, state: self.log.append(f'finish {step}')
-    self.checkpoints = SimpleNamespace(best=best, best_line=lambda: None)
+    self.checkpoints = SimpleNamespace(best=None, best_line=lambda: None)
     self.preemption = SimpleNamespace(reached=self._reached)
     self.ledger = SimpleNamespace(
       span=lambda kind: contextlib.nullcontext(),
@@ -110,7 +109,7 @@ def evaluation(step, saved=False):
 
 def test_metrics_are_fetched_before_saving_and_evaluating():
   """After fetching come saving, evaluating and writing, then the next step."""
-  session = Recorded(total=7, evals=2, save=4)
+  session = Recorded(total=5, evals=2, save=4)
   results = train(session)
   assert session.log == [
     'metrics 1',
@@ -120,14 +119,11 @@ def test_metrics_are_fetched_before_saving_and_evaluating():
     'metrics 4',
     *evaluation(4, saved=True),
     'metrics 5',
-    'metrics 6',
-    *evaluation(6),
-    'metrics 7',
-    *evaluation(7, saved=True),
-    'finish 7',
-    'flush 7',
+    *evaluation(5, saved=True),
+    'finish 5',
+    'flush 5',
   ]
-  assert results == {'val/accuracy': 7.0}
+  assert results == {'val/accuracy': 5.0}
 
 
 def test_a_resumed_run_repeats_what_was_due():
@@ -139,41 +135,32 @@ def test_a_resumed_run_repeats_what_was_due():
 
 def test_a_failing_evaluator_ends_the_run_after_the_save():
   session = Recorded(total=4, evals=2, save=2)
-
-  def fails(names, weights, step):
-    raise UserError('too few examples')
-
-  session.evaluations.run = fails
+  session.evaluations.run = Mock(side_effect=UserError('too few examples'))
   with pytest.raises(UserError, match='too few'):
     train(session)
   assert session.log == ['metrics 1', 'metrics 2', 'drain', 'save 2 []']
 
 
-@pytest.mark.parametrize('step', [1, 2, 3])
-def test_a_signal_saves_and_ends_the_run(step):
-  """The save need not be due, and nothing is evaluated."""
-  session = Recorded(total=9, evals=2, save=3, stop_at=step)
-  with pytest.raises(PreemptedError, match=f'step {step} of 9'):
+@pytest.mark.parametrize(
+  'step, total, moment',
+  [
+    *((step, 9, 'stop_at') for step in (1, 2, 3)),
+    (4, 4, 'stop_at'),  # a resumed run makes the last evaluation
+    *((2, total, 'stop_in_eval') for total in (2, 9)),
+  ],
+)
+def test_a_signal_saves_and_ends_the_run(step, total, moment):
+  """The save need not be due, and nothing is evaluated to its end."""
+  session = Recorded(total, evals=2, save=3, **{moment: step})
+  with pytest.raises(PreemptedError, match=f'step {step} of {total}'):
     train(session)
-  tail = ['drain', f'save {step} []', f'finish {step}', f'flush {step}']
-  assert session.log[-4:] == tail
-  assert session.log[-5] == f'metrics {step}'
-
-
-@pytest.mark.parametrize('total', [2, 9])
-def test_a_signal_in_an_evaluation_saves_without_results(total):
-  """The run is not finished, even at the last step."""
-  session = Recorded(total=total, evals=2, save=5, stop_in_eval=2)
-  with pytest.raises(PreemptedError, match=f'step 2 of {total}'):
-    train(session)
-  assert session.log[-4:] == ['drain', 'save 2 []', 'finish 2', 'flush 2']
-
-
-def test_a_signal_before_the_last_evaluation():
-  """The resumed run makes the evaluation."""
-  session = Recorded(total=3, evals=0, save=2, stop_at=3)
-  with pytest.raises(PreemptedError, match='step 3 of 3'):
-    train(session)
+  assert session.log[-5:] == [
+    f'metrics {step}',
+    'drain',
+    f'save {step} []',
+    f'finish {step}',
+    f'flush {step}',
+  ]
 
 
 @pytest.mark.parametrize(
@@ -192,3 +179,17 @@ def test_a_rounded_interval_is_not_due_just_before_the_end(every, total, due):
   """The last multiple is left out if only rounding put it there."""
   run = Mock(spec=Experiment, total_steps=total, steps=lambda _: every)
   assert [step for step in range(total + 1) if is_due('1 %', run, step)] == due
+
+
+def test_a_process_ends_early_like_the_main_one(monkeypatch):
+  """It may still see an older version of metrics.jsonl."""
+  plateau = {'step': 3, 'best_step': 1, 'evaluations': 2}
+  monkeypatch.setattr(consensus, 'from_main', lambda function: plateau)
+  session = Mock(spec=Session, experiment=Mock(total_steps=9))
+  session.experiment.config.early_stop_patience = 2
+  session.checkpoints, session.ledger = Mock(best='val/accuracy'), Mock()
+  session.workdir = epath.Path('nowhere')
+  assert Session.ends_early(session, {'val/accuracy': 0.5}, 3)
+  session.ledger.event.assert_called_once_with('early_stop', **plateau)
+  assert not Session.ends_early(session, {'test/accuracy': 0.5}, 3)
+  assert not Session.ends_early(session, {'val/accuracy': 0.5}, 9)  # the end

@@ -1,6 +1,5 @@
 """Tests of the metrics from the device to a line in metrics.jsonl."""
 
-import json
 import types
 from unittest import mock
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from tests import cli
 from vit_jax.config.durations import Length
 from vit_jax.data.pipeline.stream import BadRecordLimit
 from vit_jax.processes.watchdog import Watchdog
@@ -19,39 +19,33 @@ from vit_jax.training import recorder as recorder_lib
 from vit_jax.training.experiment import Experiment
 
 
-def experiment_of(total_steps, every, max_skipped=3, devices=2):
-  """Returns an experiment with 4 batches of 8 images per epoch, on v4 chips."""
-  chips = np.full(devices, types.SimpleNamespace(device_kind='TPU v4'))
-  return mock.Mock(
-    spec=Experiment,
-    length=Length(f'{total_steps} steps', batch_size=8, num_examples=32),
-    mesh=types.SimpleNamespace(devices=chips, size=devices),
-    image_flops=1e6,
-    recovery=Recovery(max_skipped=max_skipped),
-    log=Log(every=every),
-    total_steps=total_steps,
-    steps=lambda duration: int(duration.split()[0]),
-  )
-
-
 @pytest.fixture
 def made(tmp_path):
-  """Returns a recorder with a line every 5 of 20 steps, and a line reader."""
+  """Returns a recorder with a line every 5 of 18 steps, and a line reader.
+
+  An epoch has 4 batches of 8 images, and there are two v4 chips.
+  """
   folder = epath.Path(tmp_path)
   writer = Writer(folder, active=True)
+  chips = np.full(2, types.SimpleNamespace(device_kind='TPU v4'))
+  experiment = mock.Mock(
+    spec=Experiment,
+    length=Length('18 steps', batch_size=8, num_examples=32),
+    mesh=types.SimpleNamespace(devices=chips, size=2),
+    image_flops=1e6,
+    recovery=Recovery(max_skipped=2),
+    log=Log(every='5 steps'),
+    total_steps=18,
+    steps=lambda duration: int(duration.split()[0]),
+  )
   recorder = recorder_lib.Recorder(
-    experiment_of(total_steps=18, every='5 steps', max_skipped=2),
+    experiment,
     writer,
     Ledger(folder / 'events.jsonl'),
     mock.Mock(spec=Watchdog),
     BadRecordLimit(1.0, 64),
   )
-
-  def lines():
-    text = (tmp_path / 'metrics.jsonl').read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-  yield recorder, lines
+  yield recorder, lambda: cli.records(tmp_path)
   writer.close()
 
 

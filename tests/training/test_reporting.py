@@ -1,16 +1,25 @@
-"""Tests of the images in an HTML report, and of failures while making it."""
+"""Tests of the images and predictions in an HTML report."""
 
 import base64
 import json
+from unittest import mock
 
 import cv2
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from indexed_source import Computed
 from minimal_config import completed
 
 from vit_jax.analysis import report
+from vit_jax.arrays import sharding
+from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.contract import Source
+from vit_jax.data.pipeline.stream import Reader
+from vit_jax.evaluators import features
+from vit_jax.evaluators.contract import Setting
 from vit_jax.processes.preemption import StopRequested
 from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
@@ -66,13 +75,10 @@ def test_errors_in_the_report_do_not_end_the_run(
   error, tmp_path, monkeypatch, caplog
 ):
   """The rest of the report is written."""
-
-  def fail(*arguments):
-    raise error
-
   experiment, source = built()
   setting = data.evaluation_setting(experiment, source.class_names)
-  monkeypatch.setattr(reporting, 'predict_examples', fail)
+  failing = mock.Mock(side_effect=error)
+  monkeypatch.setattr(reporting, 'predict_examples', failing)
   caplog.set_level('INFO', 'vit_jax')
   path = epath.Path(tmp_path)
   reporting.write(path, experiment, setting, {}, source, 5)
@@ -82,15 +88,91 @@ def test_errors_in_the_report_do_not_end_the_run(
   assert 'judged' not in written
 
 
-def test_captions_of_several_labels_and_numbers():
+@pytest.mark.parametrize(
+  'kind, target, expected',
+  [
+    ('labels', [0.3, 0, 0, 0.7, 0], ['d 0.70', 'a 0.30']),
+    ('labels', [1] * 5, ['a 1.00', 'b 1.00', 'c 1.00', 'd 1.00']),
+    ('labels', [0] * 5, ['none']),
+    (
+      'numbers',
+      [3.14159, 1e-9, 0, 1, 2],
+      [
+        'a 3.142',
+        'b 1e-09',
+        'c 0',
+        'd 1',
+        'e 2',
+      ],
+    ),
+  ],
+)
+def test_captions_of_several_labels_and_numbers(kind, target, expected):
   """Every image has a caption, also one without any of the classes."""
-  names = ['a', 'b', 'c', 'd', 'e']
-  for target, expected in (
-    ([1, 0, 1, 0, 0], ['a 1.00', 'c 1.00']),
-    ([0.3, 0, 0, 0.7, 0], ['d 0.70', 'a 0.30']),
-    ([1] * 5, ['a 1.00', 'b 1.00', 'c 1.00', 'd 1.00']),
-    ([0] * 5, ['none']),
-  ):
-    assert reporting.caption(np.array(target), names, 'labels') == expected
-  numbers = reporting.caption(np.array([3.14159, 1e-9]), ['x', 'y'], 'numbers')
-  assert numbers == ['x 3.142', 'y 1e-09']
+  assert reporting.caption(np.array(target), list('abcde'), kind) == expected
+
+
+class Colours(Source):
+  """Images whose red gives the class, except for every tenth image."""
+
+  name, num_classes, class_names = 'colours', 3, ['dark', 'middle', 'bright']
+
+  def __len__(self):
+    return 50
+
+  def __getitem__(self, index):
+    is_wrong = index % 10 == 4
+    red = 100 * ((index + is_wrong) % 3)
+    image = np.full((8, 8, 3), (red, index, 0), np.uint8)
+    return {'image': image, 'label': index % 3}
+
+  def where(self, index):
+    return f'folder/<{index}>.png'
+
+
+def by_red(params, batch):
+  red = batch['image'][:, 0, 0, 0].astype(jnp.float32)
+  green = batch['image'][:, 0, 0, 1].astype(jnp.float32)
+  # The confidence increases with every example.
+  nearest = jnp.abs(red[:, None] - jnp.array([0.0, 100, 200]))
+  return {'logits': params * (nearest < 50) * (1 + green[:, None] / 10)}
+
+
+@pytest.fixture
+def setting():
+  """Returns the setting of an evaluator of colours."""
+  return Setting(
+    open_source=lambda split: Colours(),
+    transform=EvalTransform((8, 8)),
+    objective=Computed(by_red, 3),
+    mesh=sharding.make_mesh(jax.devices()[:2]),
+    batch_size=16,
+    reader=Reader(),
+  )
+
+
+def test_most_confident_mistakes_come_first(setting):
+  found = reporting.predict_examples(setting, jnp.float32(1), 'test')
+  assert (found['count'], found['total']) == (50, 50)
+  assert found['accuracy'] == pytest.approx(0.9)
+  wrong = [4, 14, 24, 34, 44]
+  titles = [entry['caption'][2] for entry in found['mistakes']]
+  assert titles == [f'<{index}>.png' for index in reversed(wrong)]
+  first = found['mistakes'][0]['caption']
+  assert first[0].startswith('dark') and first[1] == 'is bright'  # 44: 200 → 0
+  assert found['examples'][0]['caption'][1:] == ['right', '<0>.png']
+
+
+def test_examples_are_spread_over_a_large_split(setting):
+  found = reporting.predict_examples(setting, jnp.float32(1), 'test', count=5)
+  titles = [entry['caption'][2] for entry in found['examples']]
+  assert titles == ['<0>.png', '<12>.png', '<24>.png', '<37>.png', '<49>.png']
+  assert (found['count'], found['total']) == (5, 50)
+
+
+def test_own_splits_leave_out_other_sources():
+  """An evaluator of another source names a split of that source."""
+  other = {'split': 'test', 'source': {'name': 'tfds'}}
+  own = {'split': 'validation', 'source': None}
+  evals = {'shots': other, 'lab': {'every': '1 epochs'}, 'val': own}
+  assert features.own_splits(evals) == ['validation']

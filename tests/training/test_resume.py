@@ -32,14 +32,19 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def workdir(trained, tmp_path):
+def workdir(trained, tmp_path, caplog):
   """Returns a copy of it."""
+  caplog.set_level(logging.INFO, 'vit_jax')
   return epath.Path(shutil.copytree(trained, tmp_path / 'run'))
 
 
 def lines(workdir):
   """Returns the lines of metrics.jsonl by step and kind, without times."""
   return {(line['step'], 'loss' in line): line for line in cli.lines(workdir)}
+
+
+def files(workdir):
+  return {path.name: path.read_bytes() for path in workdir.glob('*.json*')}
 
 
 @pytest.mark.slow
@@ -58,14 +63,12 @@ def test_an_interval_of_the_log_continues_after_a_restart(workdir):
 @pytest.mark.slow
 def test_a_finished_run_computes_nothing(workdir, monkeypatch, caplog):
   """Its model is not built, its files do not change, and the log says so."""
-  before = {path.name: path.read_bytes() for path in workdir.glob('*.json*')}
-  caplog.set_level(logging.INFO, 'vit_jax')
+  before = files(workdir)
   monkeypatch.setattr(loop, 'open_session', pytest.fail)
   assert loop.run(completed(**CHANGES), workdir) == {}
   (message,) = caplog.messages
   assert f'{workdir}' in message and 'step 6' in message
-  after = {path.name: path.read_bytes() for path in workdir.glob('*.json*')}
-  assert after == before
+  assert files(workdir) == before
 
 
 @pytest.mark.slow
@@ -78,13 +81,10 @@ def test_a_run_that_is_only_evaluated_compiles_nothing(
   """
   before = lines(workdir)
   cli.remove_finished_event(workdir)
-  caplog.set_level(logging.INFO, 'vit_jax')
   monkeypatch.setattr(compiling, 'compile_to_run', pytest.fail)
   loop.run(completed(**CHANGES), workdir)
-  first = next(m for m in caplog.messages if 'has ended' in m)
-  assert f'{workdir}' in first and 'step 6 of 6' in first
-  described = next(m for m in caplog.messages if 'parameters' in m)
-  assert caplog.messages.index(first) < caplog.messages.index(described)
+  ended = f'{workdir} has ended at step 6 of 6'
+  assert caplog.text.index(ended) < caplog.text.index('parameters')
   assert lines(workdir) == before
 
 

@@ -1,8 +1,8 @@
 """Tests of figures drawn during a run."""
 
-import functools
 import json
 from contextlib import nullcontext
+from unittest import mock
 
 import jax
 import numpy as np
@@ -22,25 +22,10 @@ SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
 FIGURES = dict(name='figures', split='test', num_images=5)
 
 
-@functools.cache
-def plain():
-  return started()
-
-
-def built(tmp_path, **changes):
-  """Returns an experiment, a setting, sets of weights and its evaluations."""
-  experiment, setting, weights = started(**changes) if changes else plain()
-  evaluations = Evaluations(
-    experiment,
-    setting._replace(workdir=epath.Path(tmp_path)),
-    lambda kind: nullcontext(),
-  )
-  return experiment, setting, weights, evaluations
-
-
-def started(**changes):
-  """Returns the same without a workdir."""
-  changes |= {'evals': {'figures': FIGURES}, 'model.dtype': 'float32'}
+@pytest.fixture(scope='module')
+def started():
+  """Returns an experiment, the setting of its evaluators, and weights."""
+  changes = {'evals': {'figures': FIGURES}, 'model.dtype': 'float32'}
   config = completed(source=SOURCE, **changes)
   experiment = Experiment.build(config, jax.devices()[:2])
   source = data.open_train(experiment)
@@ -49,27 +34,25 @@ def started(**changes):
   return experiment, setting, experiment.trainer.weights(state, {})
 
 
+@pytest.fixture
+def evaluations(started, tmp_path):
+  experiment, setting, _ = started
+  setting = setting._replace(workdir=epath.Path(tmp_path))
+  return Evaluations(experiment, setting, lambda kind: nullcontext())
+
+
 @pytest.mark.slow
-def test_figures_are_drawn_at_the_end(tmp_path):
+def test_figures_are_drawn_at_the_end(started, evaluations, tmp_path):
   """Five images of the split are used, and there are no metrics."""
-  experiment, setting, weights, evaluations = built(tmp_path)
+  experiment, setting, weights = started
   last = experiment.total_steps
   assert evaluations.due(last) == ['figures']
   assert evaluations.run(['figures'], weights, 7) == {}
   folder = tmp_path / gallery.FOLDER
   about = json.loads((folder / 'figures.json').read_text())
-  assert about == {
-    'weights': 'step 7',
-    'images': f'5 of {setting.open_source("test").name}',
-    'figures': [
-      'attention_distance',
-      'components',
-      'filters',
-      'heads',
-      'positions',
-      'rollout',
-    ],
-  }
+  assert about['weights'] == 'step 7'
+  assert about['images'] == f'5 of {setting.open_source("test").name}'
+  assert {'attention_distance', 'rollout'} < set(about['figures'])
   for name in about['figures']:
     assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   source = features.Spread(setting.open_source('test'), 5)
@@ -81,40 +64,26 @@ def test_figures_are_drawn_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('name', 'found', 'title'),
-  [
-    ('params', 'params', 'step 7'),
-    ('ema', 'ema', 'step 7, ema'),
-  ],
+  ('name', 'title'), [('params', 'step 7'), ('ema', 'step 7, ema')]
 )
 def test_figures_use_the_weights_of_the_config(
-  tmp_path, monkeypatch, name, found, title
+  started, monkeypatch, name, title
 ):
   """Figures of different weights do not overwrite each other."""
-  experiment, setting, _, _ = built(tmp_path)
-  drawn = []
-  monkeypatch.setattr(
-    Figures,
-    '_draw',
-    lambda self, setting, params, title: drawn.append((params, title)),
-  )
-  figures = Figures(setting, split='test', weights=name)
-  weights = {'params': 'params', 'ema': 'ema'}
-  figures.run_all(weights, 7)
-  assert drawn == [(found, title)]
+  draw = mock.Mock()
+  monkeypatch.setattr(Figures, '_draw', draw)
+  figures = Figures(started[1], split='test', weights=name)
+  figures.run_all({'params': 'params', 'ema': 'ema'}, 7)
+  assert draw.call_args.args[1:] == (name, title)
   figures.run_all({'teacher': 'params'}, 7)
-  assert len(drawn) == 1
+  draw.assert_called_once()
 
 
 @pytest.mark.slow
 def test_an_error_while_drawing_does_not_end_the_run(
-  tmp_path, monkeypatch, caplog
+  started, evaluations, monkeypatch, caplog
 ):
-  _, _, weights, evaluations = built(tmp_path)
-
-  def fail(*arguments):
-    raise OSError('no room')
-
-  monkeypatch.setattr(gallery, 'save', fail)
-  assert evaluations.run(['figures'], weights, 7) == {}
+  failing = mock.Mock(side_effect=OSError('no room'))
+  monkeypatch.setattr(gallery, 'save', failing)
+  assert evaluations.run(['figures'], started[2], 7) == {}
   assert 'OSError: no room' in caplog.text

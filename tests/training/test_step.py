@@ -1,7 +1,7 @@
 """Tests of the training step against formulas."""
 
 import dataclasses
-import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +19,19 @@ from vit_jax.training.step import SPIKE_WARMUP_STEPS, Trainer, accumulate
 CLASSES, BATCH, SIDE, WIDTH, DEPTH = 5, 8, 2, 12, 2
 
 
-class Stub(contract.Model):
-  """A model without layers."""
+class Network(contract.Model):
+  """A model of stacked tanh layers, which compiles fast."""
 
-  num_classes = 5
+  num_classes = CLASSES
 
   def init(self, key, images):
     raise NotImplementedError
 
-  def apply(self, variables, *args, method=None, **kwargs):
+  def apply(self, variables, images, key=None, *, method=None, **kwargs):
     assert method is None and not kwargs
-    return self.logits(variables['params'], *args)
+    return self.logits(variables['params'], images, key)
 
-
-class Network(Stub):
-  """A model of stacked tanh layers, which compiles fast."""
-
-  def logits(self, params, images, key=None):
+  def logits(self, params, images, key):
     x = images.reshape(len(images), WIDTH)
     for kernel in params['layers']['kernel']:
       x = jnp.tanh(x @ kernel)
@@ -89,17 +85,21 @@ def flat(tree):
   return np.asarray(ravel_pytree(tree)[0], np.float64)
 
 
-def arguments(state, batch=None, key=0):
-  return state, batch or examples(), jax.random.key(key), {}
+KEY = jax.random.key(0)
 
 
-def run(of, batches, params=None, key=0):
-  """Returns the states before and after each step, and the metrics."""
-  params = start_params() if params is None else params
-  states, metrics = [jax.jit(of.state_of)(params, {})], []
+def run(of, batches, start=None):
+  """Returns the states before and after each step, and the metrics.
+
+  Args:
+    of: a Trainer.
+    batches: batches of the steps.
+    start: parameters and extra state.
+  """
+  states, metrics = [of.state_of(*(start or (start_params(), {})))], []
   step = jax.jit(of.train_step)
   for batch in batches:
-    state, values = step(*arguments(states[-1], batch, key))
+    state, values = step(states[-1], batch, KEY, {})
     states.append(state)
     metrics.append(jax.device_get(values))
   return states, metrics
@@ -109,24 +109,27 @@ def run(of, batches, params=None, key=0):
 
 
 @pytest.mark.parametrize(
-  'clip, settings',
+  'clip, micro_batches, unstacked',
   [
-    *((0.5, dict(micro_batches=n)) for n in (1, 2, 4)),
-    (0.5, dict(micro_batches=2, unstacked=('layers/kernel',))),
-    *((clip, dict(micro_batches=2)) for clip in (None, 2.0)),
+    (0.5, 1, ()),
+    (0.5, 4, ()),
+    (0.5, 2, ('layers/kernel',)),
+    (None, 2, ()),
+    (2.0, 2, ()),
   ],
 )
-def test_a_step_equals_sgd_on_the_whole_batch(clip, settings):
+def test_a_step_equals_sgd_on_the_whole_batch(clip, micro_batches, unstacked):
   """θ ← θ − lr · g · min(1, clip / |g|), for any number of micro-batches."""
-  settings = dict(settings)
-  params, batch = start_params(), examples()
-  loss, grads = plain_loss(params, batch)
+  batch = examples()
+  loss, grads = plain_loss(start_params(), batch)
   norm = np.linalg.norm(flat(grads))
-  limit = None if clip is None else clip * norm
   model = Network()
-  model.unstacked = settings.pop('unstacked', ())
-  objective = Objective(Setting(model, (SIDE, SIDE)))
-  of = trainer(objective, clip_norm=limit, **settings)
+  model.unstacked = unstacked
+  of = trainer(
+    Objective(Setting(model, (SIDE, SIDE))),
+    clip_norm=None if clip is None else clip * norm,
+    micro_batches=micro_batches,
+  )
   (before, after), (values,) = run(of, [batch])
   moved = flat(before.params) - flat(after.params)
   expected = min(1, clip or 1) * flat(grads)
@@ -138,8 +141,7 @@ def test_a_step_equals_sgd_on_the_whole_batch(clip, settings):
 
 def test_steps_equal_the_formula_of_sgd():
   """With clipping, momentum, decay and a learning rate by step."""
-  clip, momentum, decay = 0.7, 0.9, 0.1
-  rates = [0.0, 0.2, 0.5, 0.3]
+  clip, momentum, decay, rates = 0.7, 0.9, 0.1, [0.0, 0.2, 0.5, 0.3]
   of = trainer(
     Objective(SETTING),
     clip_norm=clip,
@@ -166,15 +168,13 @@ def test_steps_equal_the_formula_of_sgd():
     assert int(states[step + 1].step) == step + 1
 
 
-FROZEN = (('layers/.*', dict(frozen=True)),)
-
-
 @pytest.mark.parametrize('micro_batches', [1, 2])
 def test_frozen_parameters_have_no_gradients(micro_batches):
   """They cost a forward pass and do not change; others learn as before."""
   settings = dict(micro_batches=micro_batches, weight_decay=0.1)
+  rules = (('layers/.*', dict(frozen=True)),)
   norm = np.linalg.norm(plain_loss(start_params(), examples())[1]['head'])
-  of = trainer(Objective(SETTING), rules=FROZEN, **settings)
+  of = trainer(Objective(SETTING), rules=rules, **settings)
   (before, after), (values,) = run(of, [examples()])
   for state in (before, after):
     np.testing.assert_array_equal(
@@ -185,7 +185,7 @@ def test_frozen_parameters_have_no_gradients(micro_batches):
     after.params['head'], plain.params['head'], rtol=1e-5
   )
   assert values['grad_norm'] == pytest.approx(norm, rel=1e-5)
-  program = str(jax.make_jaxpr(of.train_step)(*arguments(before)))
+  program = str(jax.make_jaxpr(of.train_step)(before, examples(), KEY, {}))
   # All matrices of the forward pass, and the gradient of the last one.
   assert program.count('dot_general') == DEPTH + 2
 
@@ -226,19 +226,18 @@ def test_micro_batches_are_strided():
 SLOTS = 4096
 
 
-class Masked(Stub):
+class Masked(Network):
   """A model whose logits are its parameters behind a dropout mask.
 
   At zero, the gradient of slot k's sigmoid cross-entropy is 2 · ½ if it is
   kept, else 0, so SGD writes the mask into the parameters.
   """
 
-  def logits(self, params, images, key=None):
+  def logits(self, params, images, key):
     slots = jnp.broadcast_to(params, (len(images), SLOTS))
     return layers.dropout(slots, 0.5, key)
 
 
-@functools.cache
 def kept(step=0, seed=0, examples=1, micro_batches=1):
   """Returns how many examples kept each slot in the step after `step`."""
   of = trainer(
@@ -259,25 +258,13 @@ def kept(step=0, seed=0, examples=1, micro_batches=1):
 HALF = pytest.approx(0.5, abs=5 * np.sqrt(0.25 / SLOTS))  # five sigmas
 
 
-@pytest.mark.slow
-def test_dropout_has_its_rate_in_training():
-  """The objective passes the step's key to the model."""
-  assert set(kept()) == {0.0, 1.0}
-  assert kept().mean() == HALF
-
-
-def test_masks_differ_between_steps_and_seeds():
-  """Two of them agree in half of the slots."""
+def test_masks_depend_only_on_seed_and_step():
+  """They have the rate; two different ones agree in half of the slots."""
   masks = [kept(step=s) for s in (0, 1, 2, 100_000)] + [kept(seed=1)]
-  for number, first in enumerate(masks):
-    for second in masks[:number]:
-      assert (first == second).mean() == HALF
-
-
-def test_a_repeated_step_has_the_same_masks():
-  """They depend only on the seed and `state.step`."""
-  again = kept.__wrapped__(step=2)
-  np.testing.assert_array_equal(kept(step=2), again)
+  assert set(masks[0]) == {0.0, 1.0} and masks[0].mean() == HALF
+  np.testing.assert_array_equal(masks[2], kept(step=2))
+  for first, second in itertools.combinations(masks, 2):
+    assert (first == second).mean() == HALF
 
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
@@ -317,6 +304,10 @@ class Poisoned(Loss):
     return {'seen': extra['seen'] + 1, 'w': params['w']}
 
 
+# Parameters and extra state.
+POISONED_START = {'w': jnp.ones(())}, {'seen': jnp.zeros(()), 'w': 0.0}
+
+
 def poisoned_batch(loss=1.0, slope=False):
   return {
     'image': jnp.full((2,), loss, jnp.float32),
@@ -335,10 +326,8 @@ def test_a_bad_step_changes_nothing_but_its_count(bad):
     average_decay=0.5,
     schedule=lambda step: 0.1 * (step + 1),
   )
-  start = of.state_of({'w': jnp.ones(())}, {'seen': jnp.zeros(()), 'w': 0.0})
-  step = jax.jit(of.train_step)
-  good, first = step(start, poisoned_batch(), jax.random.key(0), {})
-  skipped, second = step(good, poisoned_batch(**bad), jax.random.key(0), {})
+  batches = [poisoned_batch(), poisoned_batch(**bad), poisoned_batch()]
+  (_, good, skipped, after), metrics = run(of, batches, POISONED_START)
   for name in ('params', 'opt_state', 'average', 'extra'):
     jax.tree.map(
       np.testing.assert_array_equal,
@@ -347,11 +336,10 @@ def test_a_bad_step_changes_nothing_but_its_count(bad):
     )
   assert int(skipped.step) == 2
   assert int(skipped.guard.skipped) == int(skipped.guard.streak) == 1
-  after, third = step(skipped, poisoned_batch(), jax.random.key(0), {})
-  rates = [float(values['lr']) for values in (first, second, third)]
+  rates = [float(values['lr']) for values in metrics]
   assert rates == pytest.approx([0.1, 0.2, 0.2])
   assert int(after.guard.skipped) == 1 and int(after.guard.streak) == 0
-  assert [int(v['skipped']) for v in (first, second, third)] == [0, 1, 0]
+  assert [int(values['skipped']) for values in metrics] == [0, 1, 0]
   # w: 1 − 0.1 · 1, then − 0.2 · (1 + 0.9)
   assert float(after.params['w']) == pytest.approx(0.9 - 0.38)
   assert float(after.extra['seen']) == 2
@@ -362,19 +350,17 @@ def test_a_spike_exceeds_the_mean_of_good_losses():
 
   The mean is that of all good losses as long as there are few.
   """
-  of = trainer(Poisoned(), spike_factor=3.0)
-  state = of.state_of({'w': jnp.ones(())}, {'seen': jnp.zeros(()), 'w': 0.0})
-  step = jax.jit(of.train_step)
   losses = [7.0] + [1.0] * (SPIKE_WARMUP_STEPS - 1)  # the first: no spike yet
   mean = np.mean(losses)
-  for loss in losses:
-    state, values = step(state, poisoned_batch(loss), jax.random.key(0), {})
-    assert int(values['skipped']) == 0
-  assert float(state.guard.loss_mean) == pytest.approx(mean, rel=1e-5)
-  for loss, skipped in ((3.01 * mean, 1), (3.02 * mean, 2), (2.99 * mean, 0)):
-    state, values = step(state, poisoned_batch(loss), jax.random.key(0), {})
-    assert int(values['skipped']) == skipped
-  assert int(state.guard.good) == SPIKE_WARMUP_STEPS + 1
+  later = [3.01 * mean, 3.02 * mean, 2.99 * mean]
+  batches = [poisoned_batch(loss) for loss in losses + later]
+  of = trainer(Poisoned(), spike_factor=3.0)
+  states, metrics = run(of, batches, POISONED_START)
+  skipped = [int(values['skipped']) for values in metrics]
+  assert skipped == [0] * SPIKE_WARMUP_STEPS + [1, 2, 0]
+  before = states[SPIKE_WARMUP_STEPS].guard
+  assert float(before.loss_mean) == pytest.approx(mean, rel=1e-5)
+  assert int(states[-1].guard.good) == SPIKE_WARMUP_STEPS + 1
 
 
 # Weights worth evaluating, and what an objective carries
@@ -403,12 +389,10 @@ class Teaching(Loss):
 def test_update_extra_receives_the_mean_carry(micro_batches):
   """It is the mean over micro-batches; the step is the new one."""
   of = trainer(Teaching(), micro_batches=micro_batches)
-  state = of.state_of(*of.objective.init(None, None))
-  for step in range(2):
-    batch = {'x': jnp.arange(4.0) + step}  # means 1.5 and 2.5
-    state, metrics = of.train_step(state, batch, jax.random.key(0), {})
-    assert float(metrics['mean']) == 1.5 + step
-    assert float(metrics['at']) == step
+  batches = [{'x': jnp.arange(4.0) + step} for step in range(2)]
+  (*_, state), metrics = run(of, batches, of.objective.init(None, None))
+  assert [float(values['mean']) for values in metrics] == [1.5, 2.5]
+  assert [float(values['at']) for values in metrics] == [0, 1]
   assert float(state.extra['sum']) == 1.5 * 1 + 2.5 * 2
   assert float(state.params) == -4  # SGD at a rate of 1
   assert float(state.extra['teacher']) == 0.5 * (0.5 * (1 - 1.5) - 4)
@@ -416,15 +400,13 @@ def test_update_extra_receives_the_mean_carry(micro_batches):
 
 def test_weights_contain_those_of_the_objective_and_the_average():
   of = trainer(Teaching(), average_decay=0.5)
-  state = of.state_of(*of.objective.init(None, None))
-  for _ in range(2):
-    batch = {'x': jnp.ones(4)}
-    state, _ = of.train_step(state, batch, jax.random.key(0), {})
+  start = of.objective.init(None, None)
+  (*_, state), _ = run(of, [{'x': jnp.ones(4)}] * 2, start)
   weights = of.weights(state, {})
   assert list(weights) == ['params', 'teacher', 'ema']
   assert float(weights['params']) == -2
   assert float(weights['ema']) == pytest.approx((-2 - 0.5) / 1.5)
   assert float(weights['teacher']) == float(state.extra['teacher'])
   without = trainer(Teaching())
-  state = without.state_of(*without.objective.init(None, None))
+  state = without.state_of(*start)
   assert list(without.weights(state, {})) == ['params', 'teacher']

@@ -63,7 +63,7 @@ def _on_abort(number: int) -> None:
   answered = threading.Event()
 
   def ask() -> None:
-    message_of_peer()
+    message_of_peer()  # does not return while the lock is held
     answered.set()
 
   threading.Thread(target=ask, daemon=True).start()
@@ -217,14 +217,14 @@ def exit_soon(code: int, message: str) -> None:
 
   Args:
     code: exit code.
-    message: cause, which is printed only by this function, or after closing.
+    message: cause, which otherwise would be printed after closing.
   """
 
   def wait() -> None:
     time.sleep(_EXIT_S)
     exit_now(code, f'closing takes too long: exiting\n{message}')
 
-  threading.Thread(target=wait, daemon=True, name='leave').start()
+  threading.Thread(target=wait, daemon=True, name='late exit').start()
 
 
 def exit_interrupted(number: int) -> None:
@@ -241,7 +241,10 @@ def exit_interrupted(number: int) -> None:
 
 
 def _of_peer(message: dict[str, Any]) -> str:
-  """Returns the text of a peer's message, with the index of the peer."""
+  """Returns the text of a peer's message, with the index of the peer.
+
+  'error: no data' becomes 'error: process 1: no data'.
+  """
   kind, colon, text = message['message'].partition(': ')
   return f'{kind}{colon}process {message["process"]}: {text}'
 
@@ -265,6 +268,7 @@ class Listener:
       threading.Thread(target=self._listen, daemon=True, name='peers').start()
 
   def _listen(self) -> None:
+    """Polls the store until JAX has shut down; runs in a thread."""
     failures = 0
     # The more processes, the less often each one polls, so that the service is
     # not overloaded.
@@ -281,6 +285,7 @@ class Listener:
       time.sleep(interval)
 
   def _handle(self, messages: dict[str, str]) -> None:
+    """Ends this process, or agrees on a step to stop, after a message."""
     if _END in messages:
       found = json.loads(messages[_END])
       # After this process's own message, another thread ends it already.

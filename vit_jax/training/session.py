@@ -366,8 +366,8 @@ class Session:
     """
     patience = self.experiment.config.early_stop_patience
     best, total = self.checkpoints.best, self.experiment.total_steps
-    is_evaluated = results is not None and best in results
-    if patience is None or step == total or not is_evaluated:
+    evaluated = results or {}
+    if patience is None or step == total or best not in evaluated:
       return False
     plateau = consensus.from_main(
       lambda: guards.plateau(
