@@ -48,7 +48,11 @@ def batches_of(source, steps, devices=1, reader=SKIP, **options):
 
 
 def test_skip_is_a_function_of_the_position():
-  """Replacements do not depend on mesh or restarts; each is reported once."""
+  """Replacements do not depend on mesh or restarts; each is reported once.
+
+  Runs of earlier versions, which are resumed, had the same ones, except in
+  mixtures.
+  """
   seen, steps = [], 3 * N // BATCH
   straight = batches_of(
     Damaged(), steps, report=lambda source, record: seen.append(record)
@@ -62,28 +66,18 @@ def test_skip_is_a_function_of_the_position():
     bad = np.isin(rows, BAD)
     np.testing.assert_array_equal(ours['replaced'] > 0, bad)
     np.testing.assert_array_equal(ours['image'][~bad], theirs['image'][~bad])
-    assert (ours['image'][bad] != theirs['image'][bad]).any() or not bad.any()
+  replaced, labels = (
+    np.concatenate([batch[key] for batch in straight])
+    for key in ('replaced', 'label')
+  )
+  for position in np.flatnonzero(replaced).tolist():
+    index = order.replacement(position, int(replaced[position]), N, 5)
+    assert labels[position] == WHOLE[index]['label']
 
 
 def test_too_many_bad_records_end_the_run():
   with pytest.raises(UserError, match='max_bad_share'):
     batches_of(Damaged(), N // BATCH, reader=SKIP | dict(max_bad_share=0.02))
-
-
-def test_replacements_are_those_of_earlier_versions():
-  """Resumed runs of older versions get the same data, except mixtures."""
-  batches = batches_of(Damaged(), N // BATCH)
-  labels, replaced = (
-    np.concatenate([batch[key] for batch in batches])
-    for key in ('label', 'replaced')
-  )
-  positions = np.flatnonzero(replaced)
-  indices = [
-    order.replacement(int(p), int(replaced[p]), N, 5) for p in positions
-  ]
-  expected = [WHOLE[index]['label'] for index in indices]
-  assert labels[positions].tolist() == expected
-  assert len(positions) == len(BAD)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import pickle
 import random
@@ -32,18 +33,14 @@ def theirs(rows, columns, count):
     for _ in range(10):
       area = random.uniform(4, limit)
       ratio = math.exp(random.uniform(math.log(0.3), math.log(1 / 0.3)))
-      height, width = (
-        int(round(math.sqrt(each))) for each in (area * ratio, area / ratio)
-      )
+      height = round(math.sqrt(area * ratio))
+      width = round(math.sqrt(area / ratio))
       if width >= columns or height >= rows:
         continue
       top = random.randint(0, rows - height)
       left = random.randint(0, columns - width)
-      box = {
-        (y, x)
-        for y in range(top, top + height)
-        for x in range(left, left + width)
-      }
+      rows_of, columns_of = range(top, top + height), range(left, left + width)
+      box = {*itertools.product(rows_of, columns_of)}
       if 0 < len(box - masked) <= limit:
         masked |= box
         break
@@ -80,20 +77,23 @@ def test_the_law_of_small_masks_is_that_of_an_independent_generator(
   draws, rng = 4000, np.random.default_rng(0)
   random.seed(0)
 
-  def sizes(patches):
-    rows, columns = {y for y, _ in patches}, {x for _, x in patches}
-    return len(patches), len(rows), len(columns)
+  def histograms(draw):
+    """Counts patches, their rows and their columns, `[3, 21]`."""
+    masks = [draw() for _ in range(draws)]
+    sizes = [
+      (len(mask), len({y for y, _ in mask}), len({x for _, x in mask}))
+      for mask in masks
+    ]
+    return [np.bincount(size, minlength=21) for size in np.array(sizes).T]
 
-  ours = [
-    sizes(np.argwhere(block_masks.block_mask(grid, count, rng)))
-    for _ in range(draws)
-  ]
-  expected = [sizes(theirs(*grid, count)) for _ in range(draws)]
-  for one, other in zip(np.array(ours).T, np.array(expected).T, strict=True):
-    ours_, theirs_ = (np.bincount(x, minlength=21) for x in (one, other))
+  ours = histograms(
+    lambda: np.argwhere(block_masks.block_mask(grid, count, rng)).tolist()
+  )
+  expected = histograms(lambda: theirs(*grid, count))
+  for one, other in zip(ours, expected, strict=True):
     # Half the sum is the distance of two distributions, in [0, 1]; other
     # smallest rectangles or numbers of tries have .1 or more.
-    assert np.abs(ours_ - theirs_).sum() / 2 / draws < 0.05
+    assert np.abs(one - other).sum() / 2 / draws < 0.05
 
 
 def test_masks_of_groups_fit_the_bound():
@@ -115,7 +115,7 @@ def test_each_micro_batch_consists_of_whole_groups(parts):
     masks = masks_of(of, range(16 * batch, 16 * batch + 16))
     for part in range(parts):
       groups = masks[part::parts].reshape(-1, 8, 196)
-      np.testing.assert_array_equal(groups.any(2).sum(1), 4)
+      assert (groups.any(2).sum(1) == 4).all()
 
 
 def test_masks_depend_on_seed_and_position_only():

@@ -76,6 +76,7 @@ def test_a_map_is_cut_like_its_image(cut):
     (dict(mask=png(np.zeros((5, 7), np.uint8))), '(5, 7)'),
     (dict(mask=png(np.full(SHAPE, 9, np.uint8))), '9'),
     (dict(mask=png(np.zeros((*SHAPE, 3), np.uint8))), '[78, 99, 3]'),
+    (dict(mask=np.zeros((*SHAPE, 3), np.uint8)), '[78, 99, 3]'),
     (dict(mask=b'\x89PNG\r\n\x1a\n'), ''),
     (dict(mask=np.zeros(SHAPE, np.float32)), 'float32'),
   ],

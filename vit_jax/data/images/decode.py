@@ -152,7 +152,7 @@ def decode_map(data: bytes | np.ndarray) -> Shaped[np.ndarray, 'y x']:
     DecodeError: the format is not supported, or the file is damaged.
   """
   if isinstance(data, np.ndarray):
-    pixels = data[..., 0] if data.ndim == 3 else data
+    pixels = data[..., 0] if data.shape[2:] == (1,) else data
   else:
     _check_size(*headers.stated_size(data))
     try:

@@ -166,7 +166,7 @@ class _Rows:
   def to_global(self, local: np.ndarray) -> jax.Array:
     """Puts this process's rows on its devices, as part of a global array."""
 
-    def rows_of(index: tuple[slice, ...]) -> np.ndarray:
+    def rows_of(index: Any) -> np.ndarray:  # a slice of each axis
       start, stop, _ = index[0].indices(self._batch_size)
       first = int(np.searchsorted(self.rows, start))
       return local[first : first + stop - start]
