@@ -27,7 +27,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
-from vit_jax.errors import UserError, closest
 
 TRAIN, HELD_OUT = 'train[:98%]', 'train[98%:]'
 VIT = dict(
@@ -57,7 +56,10 @@ SMALL_DECODER = dict(
 
 
 def _dino(config: Any) -> None:
-  """Trains without labels: four local crops of 16 px, 1024 prototypes."""
+  """Changes the config to DINO, without labels.
+
+  There are four local crops of 16 px and 1024 prototypes.
+  """
   config.num_classes = 0
   if config.model.name == 'vit':
     config.model.drop_path = 0.1
@@ -96,7 +98,7 @@ def _dino(config: Any) -> None:
 
 
 def _masked(name: str, **keys: Any) -> Callable[[Any], None]:
-  """Returns a change of the config to training without labels."""
+  """Returns a function that changes the config to training without labels."""
 
   def change(config: Any) -> None:
     config.num_classes = 0
@@ -119,15 +121,8 @@ OBJECTIVES = {
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, model='vit', objective='supervised')
-  for name, value, allowed in (
-    ('model', arg.model, MODELS),
-    ('objective', arg.objective, OBJECTIVES),
-  ):
-    if value not in allowed:
-      raise UserError(
-        f'there is no {name}={value} here; {closest(value, allowed)}.'
-      )
+  choices = dict(model=MODELS, objective=OBJECTIVES)
+  arg = parse_arg(argument, choices, model='vit', objective='supervised')
   config = ConfigDict()
   config.total = '6 epochs'
   config.batch_size = 64

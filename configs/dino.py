@@ -48,7 +48,6 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
-from vit_jax.errors import UserError, closest
 
 VARIANTS = ('S/16', 'S/8', 'B/16', 'B/8')
 WIDE = dict(global_area=(0.4, 1.0), local_area=(0.05, 0.4))
@@ -58,29 +57,30 @@ LONG = dict(teacher_temperature=0.07, temperature_warmup='50 epochs')
 
 
 class Recipe(NamedTuple):
-  """What differs; the rest is common to all.
+  """Settings in which the recipes differ.
 
   Attributes:
-    epochs: of the training.
-    batch: images.
+    epochs: length of the training.
+    batch: number of images of a batch.
     crops: keys of the transform.
     temperature: keys of the objective.
-    learnt: whether prototypes have lengths; S alone (B collapses).
-    rate: for each 256 images of a batch.
-    end_lr: last rate, as it is.
-    clip: largest norm of a tensor's gradient.
-    still: epochs in which prototypes do not move.
+    learned_norm: whether the norms of prototypes are learned; only for S (B
+      collapses).
+    rate: learning rate for each 256 images of a batch.
+    end_lr: final learning rate, for any batch size.
+    clip: largest norm of the gradient of a tensor.
+    frozen_epochs: epochs at the start in which the prototypes do not change.
   """
 
   epochs: int
   batch: int
   crops: dict[str, Any]
   temperature: dict[str, Any]
-  learnt: bool
+  learned_norm: bool
   rate: float = 5e-4
   end_lr: float = 1e-6
   clip: float | None = 3.0
-  still: int = 1
+  frozen_epochs: int = 1
 
 
 RECIPES = {
@@ -100,7 +100,7 @@ RELEASED = {
     rate=7.5e-4,
     end_lr=2e-6,
     clip=0.3,
-    still=3,
+    frozen_epochs=3,
   ),
   'B/8': Recipe(
     300,
@@ -109,21 +109,14 @@ RELEASED = {
     LONG | dict(warmup_temperature=0.03),
     False,
     end_lr=2e-6,
-    still=3,
+    frozen_epochs=3,
   ),
 }
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, variant='S/16', recipe='vanilla')
-  for name, value, allowed in (
-    ('variant', arg.variant, VARIANTS),
-    ('recipe', arg.recipe, (*RECIPES, 'released')),
-  ):
-    if value not in allowed:
-      raise UserError(
-        f'there is no {name}={value} here; {closest(value, allowed)}.'
-      )
+  choices = dict(variant=VARIANTS, recipe=(*RECIPES, 'released'))
+  arg = parse_arg(argument, choices, variant='S/16', recipe='vanilla')
   recipe = (RECIPES | {'released': RELEASED[arg.variant]})[arg.recipe]
 
   config = ConfigDict()
@@ -152,7 +145,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     name='dino',
     momentum=0.996,
     head=dict(
-      norm_last_layer=not (recipe.learnt and arg.variant.startswith('S'))
+      norm_last_layer=not (recipe.learned_norm and arg.variant.startswith('S'))
     ),
     **recipe.temperature,
   )
@@ -165,7 +158,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     clip='tensor',
     # One matrix and one bias in the authors' code.
     clip_joined=('query|key|value',),
-    rules=(('head/last/.*', dict(after=f'{recipe.still} epochs')),),
+    rules=(('head/last/.*', dict(after=f'{recipe.frozen_epochs} epochs')),),
   )
   config.schedule = dict(
     base_lr=recipe.rate * recipe.batch / 256,

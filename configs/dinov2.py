@@ -74,7 +74,6 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
-from vit_jax.errors import UserError, closest
 from vit_jax.models.vit import SIZES
 
 MODELS = ('S', 'B', 'L')
@@ -164,8 +163,17 @@ DATA = {
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
+  choices = dict(
+    recipe=RECIPES,
+    model=MODELS,
+    patch=(0, 14, 16),
+    stage=('pretrain', 'highres'),
+    mlp=('', 'gelu', 'swiglu'),
+    gpu=(0, 80),
+  )
   arg = parse_arg(
     argument,
+    choices,
     recipe='short',
     model='L',
     patch=0,
@@ -173,18 +181,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     mlp='',
     gpu=0,
   )
-  for name, value, allowed in (
-    ('recipe', arg.recipe, tuple(RECIPES)),
-    ('model', arg.model, MODELS),
-    ('patch', str(arg.patch), ('0', '14', '16')),
-    ('stage', arg.stage, ('pretrain', 'highres')),
-    ('mlp', arg.mlp, ('', 'gelu', 'swiglu')),
-    ('gpu', str(arg.gpu), ('0', '80')),
-  ):
-    if value not in allowed:
-      raise UserError(
-        f'there is no {name}={value} here; {closest(value, allowed)}.'
-      )
   recipe = RECIPES[arg.recipe]
   patch = arg.patch or recipe.patch
   gated = arg.mlp == 'swiglu' if arg.mlp else recipe.gated

@@ -84,8 +84,9 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
 from vit_jax.config.loading import load
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError
 
+# Probabilities of blur for the first and second global and the local crops.
 BLUR = {'released': (0.0, 0.9, 0.5), 'intended': (1.0, 0.1, 0.5)}
 HEAD = dict(norm_last_layer=False, weight_norm=False)
 # Probability, and sides of global and local crops, pixels.
@@ -99,8 +100,12 @@ SIZES = (
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
+  choices = dict(
+    recipe=('im1k', 'gram'), stage=('pretrain', 'highres'), blur=BLUR
+  )
   arg = parse_arg(
     argument,
+    choices,
     recipe='im1k',
     model='L',
     stage='pretrain',
@@ -108,15 +113,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     gram='',
     gpu=0,
   )
-  for name, value, allowed in (
-    ('recipe', arg.recipe, ('im1k', 'gram')),
-    ('stage', arg.stage, ('pretrain', 'highres')),
-    ('blur', arg.blur, tuple(BLUR)),
-  ):
-    if value not in allowed:
-      raise UserError(
-        f'there is no {name}={value} here; {closest(value, allowed)}.'
-      )
   if arg.gram and arg.recipe != 'gram':
     raise UserError(f'gram={arg.gram} needs recipe=gram.')
   config = load(
@@ -157,6 +153,7 @@ def _anchor(config: Any, gram: str) -> None:
   )
   config.optimizer.weight_decay_end = None
   config.optimizer.clip_joined = ('model|mask|local_norm',)
+  # The last rule delays the last layers of the heads, which are trained by now.
   *rules, (pattern, _) = config.optimizer.rules
   config.optimizer.rules = (*rules, (pattern, dict()))
   config.schedule.update(
@@ -174,9 +171,10 @@ def _enlarge(config: Any, gram: bool) -> None:
   config.image_size = (512, 512)
   config.augment.local_size = (112,)
   config.model.update(remainder='drop', remat='full')
+  # The images of the Gram teacher have 1.5 times the side of global crops.
   config.augment.sizes = tuple(
-    (share, side, local, side * 3 // 2 if gram else 0)
-    for share, side, local in SIZES
+    (probability, side, local, side * 3 // 2 if gram else 0)
+    for probability, side, local in SIZES
   )
   config.model.rope_rescale = 2.0
   config.objective.update(

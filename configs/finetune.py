@@ -97,13 +97,13 @@ VTAB_AREA = (384 / 448) ** 2
 
 
 class Task(NamedTuple):
-  """One of VTAB-1k.
+  """A task of VTAB-1k.
 
   Attributes:
     dataset: TFDS name.
-    num_classes: of the label.
-    validation: the 200 examples for choosing.
-    test: the split to evaluate on.
+    num_classes: number of classes.
+    validation: split of the 200 examples by which settings are chosen.
+    test: split that is evaluated.
     crop: whether a crop leaves the label as it is.
     flip: whether a mirrored image has the same label.
     label_key: name of the label feature; None if the label is computed from

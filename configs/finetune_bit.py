@@ -35,7 +35,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import complete, loading, parse_arg
 from vit_jax.data.augment import presets
-from vit_jax.errors import UserError, closest
 
 # data: (steps, warm-up steps, decay_at, mixup, image size)
 _SMALL = (500, 100, (0.4, 0.6, 0.8), 0.0)
@@ -52,9 +51,7 @@ ENLARGED = {384: 448, 128: 160}  # pixels
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, data='cifar10', dev=0)
-  if arg.data not in RULE:
-    raise UserError(f'data={arg.data!r}; {closest(arg.data, RULE)}.')
+  arg = parse_arg(argument, dict(data=RULE), data='cifar10', dev=0)
   steps, warmup, decay_at, mixup, side = RULE[arg.data]
   # Datasets, splits and evaluation are those of the ViT paper's recipe.
   base = f'configs/finetune.py:data={arg.data},dev={arg.dev}'

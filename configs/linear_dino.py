@@ -32,7 +32,6 @@ deviation; for the authors' files, the patch embedding is rescaled accordingly.
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
-from vit_jax.errors import UserError, closest
 
 FEATURES = {
   'S': dict(last_blocks=4, patch_mean=False),
@@ -42,11 +41,7 @@ BATCH_SIZE = 1024
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, model='S')
-  if arg.model not in FEATURES:
-    raise UserError(
-      f'there is no model={arg.model} here; {closest(arg.model, FEATURES)}.'
-    )
+  arg = parse_arg(argument, dict(model=FEATURES), model='S')
   config = ConfigDict()
   config.total = '100 epochs'
   config.batch_size = BATCH_SIZE

@@ -33,7 +33,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
-from vit_jax.errors import UserError, closest
 
 DATA: dict[str, dict[str, Any]] = {
   'cc12m': dict(
@@ -48,12 +47,12 @@ LENGTH = 16
 
 def get_config(argument: str | None = None) -> ConfigDict:
   arg = parse_arg(
-    argument, data='cc12m', path='cc12m', tokenizer='sentencepiece.model'
+    argument,
+    dict(data=DATA),
+    data='cc12m',
+    path='cc12m',
+    tokenizer='sentencepiece.model',
   )
-  if arg.data not in DATA:
-    raise UserError(
-      f'there is no data={arg.data} here; {closest(arg.data, DATA)}.'
-    )
   data, coco = DATA[arg.data], arg.data == 'coco'
   config = ConfigDict()
   config.total = data['total']

@@ -24,7 +24,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
-from vit_jax.errors import UserError, closest
 
 TOKENIZER = str(pathlib.Path(__file__).parent / 'lit_toy_tokenizer.json')
 TEMPLATES = ('a photo of the {}', 'a picture of a {}', 'this is a {}')
@@ -41,12 +40,8 @@ DATA: dict[str, dict[str, Any]] = {
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, data='digits', tower='new')
-  for key, allowed in (('data', [*DATA]), ('tower', ['new', 'locked'])):
-    if (value := getattr(arg, key)) not in allowed:
-      raise UserError(
-        f'there is no {key}={value} here; {closest(value, allowed)}.'
-      )
+  choices = dict(data=DATA, tower=('new', 'locked'))
+  arg = parse_arg(argument, choices, data='digits', tower='new')
   data, locked = DATA[arg.data], arg.tower == 'locked'
   names = tuple(data['names'].split())
   config = ConfigDict()

@@ -28,7 +28,6 @@ recipe here.
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
-from vit_jax.errors import UserError, closest
 
 DATA = {
   'jft': dict(
@@ -42,9 +41,7 @@ DATA = {
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, data='jft', target='mean_color')
-  if arg.data not in DATA:
-    raise UserError(f'data={arg.data!r}; {closest(arg.data, DATA)}.')
+  arg = parse_arg(argument, dict(data=DATA), data='jft', target='mean_color')
   config = ConfigDict()
   config.total = '1000000 steps'
   config.batch_size = 4096

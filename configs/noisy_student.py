@@ -45,7 +45,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
 from vit_jax.data.sources import pseudo_labels
-from vit_jax.errors import UserError, closest
 
 SMALL = dict(patch_size=4, width=96, depth=5, mlp_dim=192, num_heads=4)
 DATA = {
@@ -85,7 +84,7 @@ DATA = {
 
 
 def _mixed(config: Any, data: dict[str, Any], path: str, ratio: float) -> None:
-  """Both kinds of images in every batch."""
+  """Changes a config so that every batch has images of both kinds."""
   count = int(pseudo_labels.copies(path).sum())
   config.source = dict(
     name='mixture',
@@ -102,13 +101,13 @@ def _mixed(config: Any, data: dict[str, Any], path: str, ratio: float) -> None:
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, data='i1k', labels='', ratio=3.0)
-  if arg.data not in DATA:
-    raise UserError(f'there is no data={arg.data}; {closest(arg.data, DATA)}.')
+  arg = parse_arg(argument, dict(data=DATA), data='i1k', labels='', ratio=3.0)
   data = DATA[arg.data]
   config = ConfigDict()
-  epochs = data['epochs'][bool(arg.labels)]
-  labelled = data['batch_size'] / (1 + (arg.ratio if arg.labels else 0))
+  teacher_epochs, student_epochs = data['epochs']
+  epochs = student_epochs if arg.labels else teacher_epochs
+  unlabelled_ratio = arg.ratio if arg.labels else 0
+  labelled = data['batch_size'] / (1 + unlabelled_ratio)  # images of a batch
   steps = int(epochs * data['num_examples'] / labelled)
   config.total = f'{steps} steps'
   config.batch_size = data['batch_size']

@@ -121,6 +121,7 @@ def test_the_advice_for_a_section_is_a_flag(parse, key):
   [
     ('dpeth=3', "'dpeth=3'.*mean 'depth'"),
     ('depth=deep', "depth is 'deep'.*int"),
+    ('depth=4', 'depth=4 here; allowed: 2, 3'),
     ('path=a,depth', 'key=value'),
     ('path=a,depth,b', 'key=value'),
     ('path=a,dpeth=3', 'key=value'),
@@ -128,7 +129,7 @@ def test_the_advice_for_a_section_is_a_flag(parse, key):
 )
 def test_wrong_arguments_of_a_config_file(argument, message):
   with pytest.raises(UserError, match=message):
-    parse_arg(argument, path='', depth=2)
+    parse_arg(argument, {'depth': (2, 3)}, path='', depth=2)
 
 
 @pytest.mark.parametrize(

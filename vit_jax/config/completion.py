@@ -250,7 +250,12 @@ def _converted(value: Any, kind: type, member: type) -> Any:
   return value
 
 
-def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
+def parse_arg(
+  arg: str | None,
+  choices: Mapping[str, Iterable[Any]] | None = None,
+  /,
+  **defaults: Any,
+) -> types.SimpleNamespace:
   """Parses the argument of a config file, such as 'key=value,key=value'.
 
   A value may contain commas: a comma separates two arguments only if `key=`, a
@@ -258,10 +263,11 @@ def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
 
   Args:
     arg: text after the colon, or None.
+    choices: allowed values by key, for keys that take no others.
     **defaults: allowed keys with their defaults, which determine the types.
 
   Raises:
-    UserError: a key is unknown, or a value has another type.
+    UserError: a key is unknown, or a value has another type or is not allowed.
   """
   values = dict(defaults)
   comma = rf',(?=\w+=|(?:{"|".join(map(re.escape, defaults))})?(?:,|$))'
@@ -274,6 +280,10 @@ def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
       )
     name = f'config argument {key}'
     values[key] = typed(name, FlagText(text), type(defaults[key]))
+  for key, allowed in (choices or {}).items():
+    if values[key] not in (allowed := tuple(allowed)):
+      hint = closest(str(values[key]), map(str, allowed))
+      raise UserError(f'there is no {key}={values[key]} here; {hint}.')
   return types.SimpleNamespace(**values)
 
 
