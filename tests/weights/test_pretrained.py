@@ -4,14 +4,13 @@ import dataclasses
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_vit
 
 from tests.faults.counts import further, injected
 from vit_jax import convert, load_pretrained, save_pretrained
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.models import vit
@@ -99,12 +98,11 @@ DINO = Description(
 
 def _filled(value):
   """Returns a loader that fills all arrays with a number."""
-  return lambda abstract: jax.tree.map(
-    lambda leaf: jax.device_put(
-      jnp.full(leaf.shape, value, leaf.dtype), leaf.sharding
-    ),
-    abstract,
-  )
+
+  def leaf(abstract):
+    return sharding.place(np.full(abstract.shape, value), abstract)
+
+  return lambda abstract: jax.tree.map(leaf, abstract)
 
 
 # Parameters are 1, their average 2, and the extra state is 3.

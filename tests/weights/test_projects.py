@@ -2,11 +2,13 @@
 
 import collections
 import functools
+import logging
 import re
 
 import numpy as np
 import pytest
 import references
+import safetensors.numpy
 from references import (
   DEPTH,
   HEADS,
@@ -14,6 +16,7 @@ from references import (
   SIZE,
   WIDTH,
   same_results,
+  timm_file,
   timm_vit,
   torch,
 )
@@ -24,7 +27,6 @@ from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.errors import UserError
 from vit_jax.weights.patch_embedding import CLIP
 
-torchvision = pytest.importorskip('torchvision')
 OWN, OTHER = (SIZE, SIZE), (12, 20)  # (height, width)
 
 # Each function returns the content of a file, and the library's function of
@@ -34,10 +36,12 @@ OWN, OTHER = (SIZE, SIZE), (12, 20)  # (height, width)
 def torchvision_vit():
   """With the library's interpolation at another size."""
 
+  models = pytest.importorskip('torchvision').models
+
   def model(size):
     torch.manual_seed(0)
     return references.noisy(
-      torchvision.models.VisionTransformer(
+      models.VisionTransformer(
         image_size=size,
         patch_size=PATCH,
         num_layers=DEPTH,
@@ -49,16 +53,17 @@ def torchvision_vit():
     )
 
   own, larger = model(SIZE), model(24)
-  resize = torchvision.models.vision_transformer.interpolate_embeddings
+  resize = models.vision_transformer.interpolate_embeddings
   state = collections.OrderedDict(own.state_dict())
   larger.load_state_dict(resize(24, PATCH, state))
   return own.state_dict(), {OWN: own, (24, 24): larger}
 
 
 def torchvision_swin():
+  models = pytest.importorskip('torchvision').models
   torch.manual_seed(0)
   model = references.noisy(
-    torchvision.models.SwinTransformer(
+    models.SwinTransformer(
       patch_size=[4, 4],
       embed_dim=16,
       depths=[2, 2],
@@ -296,7 +301,7 @@ def test_images_with_other_channels(tmp_path, name, channels):
     model_args={'num_heads': HEADS} if name == 'vit' else {},
     pretrained_cfg=dict(mean=[0.4], std=[0.3]),
   )
-  path = references.timm_file(tmp_path, reference, config)
+  path = timm_file(tmp_path, reference, config)
   statistics = (0.4,) * channels, (0.3,) * channels
   same_results(path, reference, (size, size), statistics, 1e-5)
   loaded = load_pretrained(path)
@@ -310,7 +315,103 @@ def test_statistics_of_rgb_do_not_apply_to_other_channels(tmp_path, caplog):
     architecture='vit_base_patch16_224',
     pretrained_cfg=dict(mean=IMAGENET[0], std=IMAGENET[1]),
   )
-  path = references.timm_file(tmp_path, timm_vit(in_chans=1), config)
+  path = timm_file(tmp_path, timm_vit(in_chans=1), config)
   loaded = load_pretrained(path, num_heads=HEADS)
   assert loaded.model.normalization == ((0.5,), (0.5,))
   assert 'mean and std of its channels are unknown' in caplog.text
+
+
+# Interpolation of positions
+
+
+def with_offset(rows, columns):
+  scale = [(side + 0.1) / (SIZE // PATCH) for side in (rows, columns)]
+  return dict(scale_factor=tuple(scale))
+
+
+def plain(rows, columns):
+  return dict(size=(rows, columns))
+
+
+def antialiased(rows, columns):
+  return dict(size=(rows, columns), antialias=True)
+
+
+# Files of the repositories, and the arguments of `interpolate` in each of them
+REPOSITORIES = {
+  'dinov2_vits14_pretrain.safetensors': with_offset,
+  'dinov2_vits14_reg4_pretrain.safetensors': antialiased,
+  'dino_deitsmall16_pretrain.safetensors': with_offset,
+  'mae_pretrain_vit_base.safetensors': plain,
+  'deit_3_finetuned.safetensors': plain,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size', [(28, 16), *further((12, 12))])
+@pytest.mark.parametrize(
+  'name', [*REPOSITORIES][:2] + further(*[*REPOSITORIES][2:])
+)
+def test_positions_of_repositories_are_resized_as_there(tmp_path, name, size):
+  arrays = references.state(timm_vit())
+  if 'reg4' in name:
+    arrays['register_tokens'] = np.zeros((1, 2, WIDTH), np.float32)
+  safetensors.numpy.save_file(arrays, tmp_path / name)
+  loaded = load_pretrained(
+    str(tmp_path / name), image_size=size, num_heads=HEADS
+  )
+  rows, columns = (side // PATCH for side in size)
+  maps = arrays['pos_embed'][0, 1:].reshape(1, SIZE // PATCH, SIZE // PATCH, -1)
+  expected = torch.nn.functional.interpolate(
+    torch.from_numpy(maps).permute(0, 3, 1, 2),
+    mode='bicubic',
+    **REPOSITORIES[name](rows, columns),
+  )
+  actual = loaded.params['position']['embedding'][0, -rows * columns :]
+  np.testing.assert_allclose(
+    actual.reshape(rows, columns, -1),
+    expected[0].permute(1, 2, 0).numpy(),
+    atol=1e-5,
+  )
+
+
+@pytest.mark.slow
+def test_a_given_method_wins(tmp_path, caplog):
+  path = timm_file(tmp_path, timm_vit())
+  keys = dict(image_size=12, num_heads=HEADS)
+  with caplog.at_level(logging.INFO, 'vit_jax'):
+    given = load_pretrained(path, position_resize='aligned', **keys)
+  assert 'interpolated (position_resize: aligned)' in caplog.text
+  default = load_pretrained(path, **keys)
+  tables = [x.params['position']['embedding'] for x in (given, default)]
+  assert abs(tables[0] - tables[1]).max() > 1e-3
+  with pytest.raises(UserError, match='position_resize.*nearest'):
+    load_pretrained(path, position_resize='nearest', **keys)
+
+
+@pytest.mark.parametrize(
+  'grid, keys',
+  [
+    ((2, 8), dict(class_token=False, global_pool='avg')),  # as many as 4x4
+    *further([(2, 8), {}], [(6, 8), {}]),  # 7x7 with the class token
+  ],
+)
+def test_a_rectangle_is_not_taken_for_a_square(tmp_path, grid, keys):
+  """The remedy of the message gives timm's logits."""
+  size = grid[0] * PATCH, grid[1] * PATCH
+  reference = timm_vit(img_size=size, **keys)
+  path = timm_file(tmp_path, reference)
+  with pytest.raises(UserError, match=re.escape(f'{size} pixels')) as error:
+    load_pretrained(path, image_size=size, num_heads=HEADS)
+  remedy = str(error.value)
+  config = remedy[remedy.index('{') : remedy.rindex('}') + 1]
+  (tmp_path / 'config.json').write_text(config)
+  same_results(path, reference, size, num_heads=HEADS)
+
+
+def test_a_square_without_positions_of_other_tokens_is_resized(tmp_path):
+  """As in DeiT-III; other sizes than the ambiguous one are accepted."""
+  reference = timm_vit(img_size=7 * PATCH, no_embed_class=True)
+  path = timm_file(tmp_path, reference)
+  loaded = load_pretrained(path, image_size=20, num_heads=HEADS)
+  assert loaded.params['position']['embedding'].shape[1] == 25

@@ -8,14 +8,7 @@ import minimal_config
 import numpy as np
 import pytest
 import references
-from references import (
-  huggingface,
-  same_results,
-  state,
-  timm_file,
-  timm_vit,
-  torch,
-)
+from references import huggingface, same_results, timm_file, timm_vit, torch
 
 from tests.faults.counts import further
 from vit_jax import load_pretrained
@@ -46,35 +39,22 @@ def randomize(model, scale=0.2):
   return model.eval()
 
 
+SMALL = dict(
+  embed_dim=SIZES['width'],
+  depths=[*SIZES['depths']],
+  num_heads=HEADS,
+  window_size=SIZES['window_size'],
+)
+
+
 def timm_swin_transformer(image_size):
-  return randomize(
-    timm_vit(
-      'swin_tiny_patch4_window7_224',
-      img_size=image_size,
-      embed_dim=SIZES['width'],
-      depths=SIZES['depths'],
-      num_heads=HEADS,
-      window_size=SIZES['window_size'],
-      drop_path_rate=0.0,
-      depth=None,
-    )
-  )
+  keys = SMALL | dict(img_size=image_size, drop_path_rate=0.0, depth=None)
+  return randomize(timm_vit('swin_tiny_patch4_window7_224', **keys))
 
 
-def hugging_face_swin(**changes):
-  return randomize(
-    huggingface(
-      'SwinForImageClassification',
-      image_size=64,
-      patch_size=4,
-      num_labels=7,
-      embed_dim=SIZES['width'],
-      depths=[*SIZES['depths']],
-      num_heads=HEADS,
-      window_size=SIZES['window_size'],
-      **changes,
-    )
-  )
+def hugging_face_swin():
+  keys = SMALL | dict(image_size=64, patch_size=4, num_labels=7)
+  return randomize(huggingface('SwinForImageClassification', **keys))
 
 
 def saved_there(folder, model):
@@ -91,11 +71,7 @@ def saved_there(folder, model):
   [
     ('timm', (76, 92)),
     ('transformers', (76, 92)),
-    *further(
-      ['timm', (48, 48)],
-      ['timm', (24, 24)],
-      ['timm', (68, 68)],
-    ),
+    *further(['timm', (48, 48)], ['timm', (24, 24)], ['timm', (68, 68)]),
   ],
 )
 def test_logits_and_blocks_equal_the_library(tmp_path, library, size):
@@ -155,7 +131,7 @@ def test_files_of_the_authors_are_read(tmp_path):
   model = timm_swin_transformer(64)
   path = timm_file(tmp_path / 'a', model)
   renamed = {}
-  for name, array in state(model).items():
+  for name, array in references.state(model).items():
     name = name.replace('head.fc', 'head')
     for stage in (1, 2):
       name = name.replace(

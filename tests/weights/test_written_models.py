@@ -13,28 +13,16 @@ from vit_jax.weights import foreign, patch_embedding, pretrained
 from vit_jax.weights.description import Description
 
 VIT = dict(patch_size=4, width=16, depth=2, mlp_dim=32, num_heads=2)
-SWIN = dict(
-  name='swin',
-  width=8,
-  depths=(2, 2),
-  num_heads=2,
-  window_size=2,
-  image_size=(16, 24),
-)
-DINOV3 = dict(
-  position='none',
-  rope='centered',
-  registers=2,
-  layer_scale=1e-4,
-  gated=True,
-  num_classes=0,
-)
-# Path of each format, by the letter in `MODELS`
+SWIN = dict(name='swin', width=8, depths=(2, 2), num_heads=2)
+SWIN |= dict(window_size=2, image_size=(16, 24))
+DINOV3 = dict(position='none', rope='centered', registers=2)
+DINOV3 |= dict(layer_scale=1e-4, gated=True, num_classes=0)
+# (prefix, name) of each format, by the letter in `MODELS`
 FORMATS = {
-  'n': 'a.npz',
-  't': 'b.safetensors',
-  'b': 'big_vision:c.npz',
-  'h': 'huggingface:d',
+  'n': ('', 'a.npz'),
+  't': ('', 'b.safetensors'),
+  'b': ('big_vision:', 'c.npz'),
+  'h': ('huggingface:', 'd'),
 }
 # (letters of the formats that can contain a model besides directories, which
 # contain every model; keys of the model)
@@ -113,9 +101,8 @@ def described(keys):
 
 
 def random_params(description):
-  rng = np.random.default_rng(0)
-  shapes, _ = description.shapes
-  return jax.tree.map(lambda x: rng.normal(size=x.shape).astype('f'), shapes)
+  rng, (shapes, _) = np.random.default_rng(0), description.shapes
+  return jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), shapes)
 
 
 def function_of(model, params):
@@ -169,15 +156,14 @@ def test_written_weights_open_as_the_same_model(
   description = described(keys)
   params = random_params(description)
   expected = foreign.determined(description)
-  for letter, target in FORMATS.items():
-    form, colon, name = target.rpartition(':')
+  for letter, (prefix, name) in FORMATS.items():
     path = f'{tmp_path}/{name}'
     if letter not in formats:
       with pytest.raises(UserError, match='cannot contain a model with'):
-        pretrained.save(f'{form}{colon}{path}', params, description)
+        pretrained.save(prefix + path, params, description)
       assert not list(tmp_path.glob(f'{name}*'))
       continue
-    pretrained.save(f'{form}{colon}{path}', params, description)
+    pretrained.save(prefix + path, params, description)
     reader, _, head = pretrained.format_of(path)
     opened = reader.load(path, head)
     found = foreign.determined(opened.description)

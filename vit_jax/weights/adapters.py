@@ -90,6 +90,7 @@ def merged(source: Pretrained) -> Pretrained:
   ) -> PyTree:
     mesh = jax.tree.leaves(abstract)[0].sharding.mesh
     frozen = base_model.load(mesh)
+    # The record of the run contains a checksum of the weights it started from.
     expected = adapter.further['record']['frozen']['base']
     if checksum.digest(frozen) != expected:
       raise UserError(

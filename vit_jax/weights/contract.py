@@ -105,10 +105,11 @@ class Pretrained:
     if needed.keys() == abstract.keys():
       return self.load(abstract)
     if self.load_extra is None:
+      missing = sorted(needed.keys() - abstract.keys())
       raise UserError(
         f'{self.path} has parameters only, as `convert` writes them; '
-        f'predictions also need {", ".join(needed.keys() - abstract.keys())}: '
-        'use the workdir of the run.'
+        f'predictions also need {", ".join(missing)}: use the workdir of the '
+        'run.'
       )
     params = self.load(abstract)
     return self._named(params, self.load_extra(extra), None)['params']
@@ -126,6 +127,7 @@ class Pretrained:
     if not jax.tree.leaves(extra):
       params = self.load(abstract)
     elif self.load_extra is None:
+      # This raises an error if `predict` needs the missing state.
       params, extra = self.load_weights(mesh), None
     else:
       params, extra = self.load(abstract), self.load_extra(extra)
@@ -141,6 +143,7 @@ class Pretrained:
       sets = self.objective().weights(params, extra)
     if average is None:
       return sets
+    # An average has the same parts of the extra state as the parameters.
     return sets | {'ema': self._named(average, extra, None)['params']}
 
   def chosen(self, name: str) -> 'Pretrained':

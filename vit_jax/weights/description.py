@@ -63,7 +63,7 @@ class Description:
   position_resize: str | None = None
   other_patches: int | None = None
   source: Section = dataclasses.field(default_factory=dict)
-  config: Section = dataclasses.field(default_factory=dict)
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   frozen: Frozen | None = None
 

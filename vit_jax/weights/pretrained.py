@@ -143,6 +143,7 @@ class LoadedModel(tuple[Any, PyTree]):
     rows = contrastive.tokens_of(objective, self._source.transform(), texts)
     predict = jax.jit(objective.predict, static_argnames='want')
     given = predict(params, {'tokens': rows}, want=('text',))
+    # `predict` expects pixels from 0 to 255.
     batch = {'image': (images + 1) * np.float32(127.5), **given}
     return np.asarray(predict(params, batch)['logits'])
 

@@ -205,6 +205,7 @@ def renormalized(
     targets = tree.flatten(objective.backbone(abstract))
     keys = patch_embedding.KERNEL, patch_embedding.BIAS
     arrays = {key: np.asarray(flat[key]) for key in keys}
+    # The assumed mean and std are unfolded, and the new ones folded in.
     arrays = patch_embedding.converted(arrays, patch_embedding.NONE, old)
     arrays = patch_embedding.converted(arrays, new)
     placed = {key: place(arrays[key], targets[key]) for key in keys}

@@ -411,6 +411,7 @@ def completed(model: Any, kind: str, arrays: Arrays) -> Arrays:
         arrays.setdefault(name, np.ones(width, np.float32))
   if kind == 'dinov3_vit':
     arrays.setdefault(_REGISTERS, np.zeros((1, 0, width), np.float32))
+    # The library has two matrices for a gated MLP.
     for name in [name for name in arrays if _DINOV3_UP in name and model.gated]:
       gate, up = np.split(arrays[name], 2)
       arrays |= {name.replace(_DINOV3_UP, _DINOV3_GATE): gate, name: up}

@@ -39,16 +39,18 @@ def with_text(
     return image
   is_clip = 'logit_bias' not in arrays
   vocabulary, width = arrays[_TABLE].shape
-  # The library looks for the highest token if this is 2, as `Text` does.
+  # `Text` takes the token with the highest number for the end of a text. So
+  # does the library if eos_token_id is 2, a mistake in older configs.
   if is_clip and config.get('eos_token_id') not in (2, vocabulary - 1):
     return image
   text = {match[1]: v for k, v in arrays.items() if (match := _TEXT.match(k))}
   text = renamed(text, huggingface_models.VIT_ALIASES)
+  # Biases of the hidden units, one for each layer
   hidden = [v for k, v in text.items() if k.endswith('intermediate.dense.bias')]
   length = len(text[huggingface_models.POSITIONS])
   found = {k: v for k, v in image.arrays.items() if 'classifier' not in k}
   found |= {f'text_model.{name}': array for name, array in text.items()}
-  # A number has one dimension, as in SigLIP.
+  # A scale or bias that is a single number gets one dimension, as in SigLIP.
   found |= {k: np.atleast_1d(v) for k, v in arrays.items() if _OTHERS.match(k)}
   objective = dict(
     name='contrastive',
@@ -72,14 +74,19 @@ def with_text(
   )
   head = 'text_projection' if is_clip else 'text_model.head'
   names = {**image.names.names, 'text/head': head}
-  is_gemma = vocabulary == PRESETS['siglip2'].vocabulary
+  if is_clip:
+    preset = 'clip'
+  elif vocabulary == PRESETS['siglip2'].vocabulary:
+    preset = 'siglip2'
+  else:
+    preset = 'siglip'
   folder = tensors.folder_of(path)
   files = [folder / name for name in ('spiece.model', 'tokenizer.json')]
   preprocess = dict(
     image.metadata.preprocess,
     name='captions',
     tokenizer=os.fspath(next((f for f in files if f.exists()), files[-1])),
-    preset='clip' if is_clip else 'siglip2' if is_gemma else 'siglip',
+    preset=preset,
     length=length,
     vocabulary=vocabulary,
   )
