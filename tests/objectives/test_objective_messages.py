@@ -31,8 +31,10 @@ def image(*shape, dtype=np.uint8):
 IMAGE, CROPS = {'image': image(*SIZE)}, {'global': image(2, *SIZE)}
 LABEL = {'label': ((), np.dtype(np.int32))}
 MASKS = {'masks': ((2, 16), np.dtype(bool))}
-GROUPS = TrainTransform(SIZE, patch_size=4, group=4).in_batches(8, 1)
-SINGLE = TrainTransform(SIZE, patch_size=4, group=1).in_batches(8, 1)
+GROUPS, SINGLE = (
+  TrainTransform(SIZE, patch_size=4, group=group).in_batches(8, 1)
+  for group in (4, 1)
+)
 # Model, batches and keys that each objective accepts.
 FITTING = {
   'supervised': (vit_of(7), IMAGE | LABEL, {}),
@@ -41,6 +43,7 @@ FITTING = {
   'masked_patch': (vit_of(), IMAGE, {}),
   'dino': (vit_of(), CROPS, {}),
   'dinov2': (vit_of(), CROPS | MASKS, {}),
+  'gram': (vit_of(), CROPS | MASKS | {'gram': image(2, 32, 32)}, {}),
   'linear_probe': (vit_of(), IMAGE | LABEL, dict(num_classes=5)),
 }
 SOFT = {'label': ((5,), np.dtype(np.float32))}
@@ -118,7 +121,15 @@ WRONG = [
   ),
   ('dinov2', dict(centring='sinkhorn'), 'centre, sinkhorn_knopp'),
   ('dinov2', dict(koleo=-1.0), 'objective.koleo'),
+  ('dinov2', dict(local_weight=-1.0), 'objective.local_weight'),
+  ('dinov2', dict(momentum_end=2.0), 'objective.momentum_end'),
+  ('dinov2', dict(head=dict(weight_norm=False)), 'norm_last_layer'),
   ('dinov2', dict(transform=SINGLE), 'augment.group is 1'),
+  ('gram', dict(gram_replace=('2 steps', '1 steps')), 'gram_replace.*ascend'),
+  ('gram', dict(gram_weight=-1.0), 'gram_weight'),
+  ('gram', dict(gram_warmup='soon'), 'gram_warmup'),
+  ('gram', dict(gram='early'), 'early.*differ: .*depth'),
+  ('gram', dict(spec=CROPS | MASKS), 'gram_scale'),
   ('linear_probe', dict(num_classes=0), 'objective.num_classes'),
   ('linear_probe', dict(last_blocks=0), 'objective.last_blocks'),
   ('linear_probe', dict(last_blocks=4), 'last_blocks=4.*blocks'),
@@ -143,8 +154,11 @@ def check(name, model=None, spec=None, transform=GROUPS, **keys):
   setting = Setting(
     model or fitting_model,
     SIZE,
+    steps=lambda duration: int(duration.split(' ')[0]),
     transform=transform,
-    open_frozen=lambda path: Frozen(vit_of(7), SIZE, lambda mesh: None),
+    open_frozen=lambda path: Frozen(
+      vit_of(7, depth=2), SIZE, lambda mesh: None
+    ),
   )
   module = importlib.import_module(f'vit_jax.objectives.{name}')
   built = module.Objective(setting, **required | keys)

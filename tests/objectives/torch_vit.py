@@ -29,23 +29,26 @@ def gradients(tensors):
 
 
 def dense(x, p, inputs=1):
-  return torch.tensordot(x, p['kernel'], inputs) + p['bias']
+  return torch.tensordot(x, p['kernel'], inputs) + p.get('bias', 0)
 
 
 def norm(x, p):
   return F.layer_norm(x, x.shape[-1:], p['scale'], p['bias'], EPSILON)
 
 
-def block(x, stack, i, gelu):
-  """Computes layer i of a stack."""
+def block(x, stack, i, gelu, rotate=None):
+  """Computes layer i of a stack; `rotate` is applied to queries and keys."""
   attention, mlp = stack['attention'], stack['mlp']
 
   def at(p):
     return {key: leaf[i] for key, leaf in p.items()}
 
   y = norm(x, at(stack['norm1']))
-  parts = [dense(y, at(attention[n])) for n in ('query', 'key', 'value')]
-  y = F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in parts))
+  names = 'query', 'key', 'value'
+  parts = [dense(y, at(attention[n])).transpose(1, 2) for n in names]
+  if rotate is not None:
+    parts[:2] = map(rotate, parts[:2])
+  y = F.scaled_dot_product_attention(*parts)
   y = dense(y.transpose(1, 2), at(attention['out']), 2)
   x = x + (y * stack['scale1'][i] if 'scale1' in stack else y)
   y = dense(norm(x, at(stack['norm2'])), at(mlp['fc1']))
@@ -53,9 +56,9 @@ def block(x, stack, i, gelu):
   return x + (y * stack['scale2'][i] if 'scale2' in stack else y)
 
 
-def encoder(x, p, gelu='none'):
+def encoder(x, p, gelu='none', rotations=None):
   for i in range(len(p['layers']['norm1']['scale'])):
-    x = block(x, p['layers'], i, gelu)
+    x = block(x, p['layers'], i, gelu, rotations and rotations[i])
   return norm(x, p['norm'])
 
 

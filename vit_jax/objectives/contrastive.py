@@ -89,7 +89,8 @@ class Objective(AroundModel):
     self.setting, self.cross_entropy, self._outputs = setting, loss, outputs
     self.locked = 'model/.*' if locked else ''
     self._start = {'temperature': math.log(temperature)}
-    self._start |= {'bias': bias} if loss == 'sigmoid' else {}
+    if loss == 'sigmoid':
+      self._start['bias'] = bias
     self._text = schema.construct(text_lib.Config, text)
     # Kernels are used if the model uses them.
     is_xla = getattr(setting.model, 'attention', None) == 'xla'
@@ -110,11 +111,12 @@ class Objective(AroundModel):
     require(spec, 'image', 'tokens', who="the objective 'contrastive'")
     check_headless(self.setting, 'contrastive')
     tower, (shape, _) = self._text, spec['tokens']
-    vocabulary = getattr(self.setting.transform, 'rules', tower).vocabulary
-    if shape != (tower.length,) or vocabulary > tower.vocabulary:
+    # A transform without a tokenizer (`rules`) may have any tokens.
+    rules = getattr(self.setting.transform, 'rules', tower)
+    if shape != (tower.length,) or rules.vocabulary > tower.vocabulary:
       raise UserError(
-        f'augment makes {shape} tokens of {vocabulary:,} kinds, and the text '
-        f'tower has objective.text.length={tower.length} and vocabulary='
+        f'augment makes {shape} tokens of {rules.vocabulary:,} kinds, and the '
+        f'text tower has objective.text.length={tower.length} and vocabulary='
         f'{tower.vocabulary:,}: set augment.length and objective.text.length '
         'to the same number, and objective.text.vocabulary to that of the '
         'tokenizer.'
@@ -152,6 +154,7 @@ class Objective(AroundModel):
     return unit(features, axis=-1)
 
   def _texts(self, params: PyTree, tokens: Int[Array, '... t']) -> Any:
+    """Returns embeddings of texts, `[…, d]`."""
     tower = self._tower(params['text']['head']['kernel'].shape[-1])
     flat = tokens.reshape(-1, tokens.shape[-1])
     texts: Any = tower.apply({'params': params['text']}, flat)
@@ -172,15 +175,16 @@ class Objective(AroundModel):
     that are more similar to their own text than to any other of the batch.
     """
     images, texts = embedded
-    losses, is_nearest = self._of_rows(params, images, texts)
+    losses, is_nearest = self._row_losses(params, images, texts)
     if self.cross_entropy == 'softmax':
-      losses = (losses + self._of_rows(params, texts, images)[0]) / 2
+      of_texts, _ = self._row_losses(params, texts, images)
+      losses = (losses + of_texts) / 2
     metrics = {key: params[key] for key in self._start}
     metrics['temperature'] = jnp.exp(metrics['temperature'])
     metrics['accuracy'] = is_nearest.mean()
     return losses.mean(), (metrics, {})
 
-  def _of_rows(
+  def _row_losses(
     self, params: PyTree, rows: Embeddings, columns: Embeddings
   ) -> tuple[Float[Array, ' n'], Bool[Array, ' n']]:
     """Returns the loss of each row, and whether its own logit is the largest.
@@ -193,7 +197,7 @@ class Objective(AroundModel):
     numbers = jnp.arange(len(rows))
 
     @jax.checkpoint
-    def of_row(numbered: tuple[Array, Array]) -> tuple[Array, Array]:
+    def row_loss(numbered: tuple[Array, Array]) -> tuple[Array, Array]:
       row, number = numbered
       logits, is_own = self._logits(params, row, columns), numbers == number
       own = jnp.where(is_own, logits, 0).sum()
@@ -203,7 +207,7 @@ class Objective(AroundModel):
         return jax.nn.softplus(logits).sum(), is_nearest
       return jax.nn.logsumexp(logits) - own, is_nearest
 
-    return jax.lax.map(of_row, (rows, numbers), batch_size=CHUNK)
+    return jax.lax.map(row_loss, (rows, numbers), batch_size=CHUNK)
 
   def _logits(self, params: PyTree, images: Array, texts: Array) -> Array:
     """Returns the logits of each image, or of a single one, for all texts."""

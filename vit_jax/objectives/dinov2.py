@@ -35,7 +35,7 @@ _GLOBAL = 2  # number of global crops, the inputs of the teacher
 _ITERATIONS = 3  # of Sinkhorn-Knopp
 _EPSILON = 1e-8  # added to distances
 _STREAM = 0x64696E32  # folded into the key of the step
-_ROWS = 8  # the number of gathered patches is a multiple of this
+_ROWS = 8  # gathered patches are padded to a multiple, for layouts of TPUs
 
 
 class Terms(NamedTuple):

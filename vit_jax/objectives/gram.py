@@ -88,14 +88,7 @@ class Objective(dinov2.Objective):
     if not self.gram:
       return {}
     first = self.setting.open_frozen(self.gram)
-    old, new = (
-      {
-        **each.model.architecture,
-        'pixels': each.model.normalization,
-        **tree.flatten(abstract_params(each.model, each.image_size)),
-      }
-      for each in (first, self.setting)
-    )
+    old, new = _description(first), _description(self.setting)
     others = [k for k in old | new if old.get(k) != new.get(k)]
     if others:
       raise UserError(
@@ -156,13 +149,20 @@ class Objective(dinov2.Objective):
     new = super().update_extra(params, extra, carry, step)
     if not self._moves:
       return new
-    # Not `step ==`: a bad step changes nothing, and the next one makes up.
-    due = jnp.array([*self._replace, jnp.iinfo(jnp.int32).max])
+    never = jnp.iinfo(jnp.int32).max
+    due = jnp.array([*self._replace, never])
     number = extra['gram_number']
+    # Not `==`: a bad step updates nothing, and a later one then replaces it.
     replaced = step >= due[number]
     teacher = new['teacher']['model']
     gram = optax.tree.where(replaced, teacher, extra['gram'])
     return new | {'gram': gram, 'gram_number': number + replaced}
+
+
+def _description(of: contract.Frozen | contract.Setting) -> dict[str, Any]:
+  """Returns the options of a model, and the shapes of its parameters."""
+  shapes = tree.flatten(abstract_params(of.model, of.image_size))
+  return {**of.model.architecture, 'pixels': of.model.normalization, **shapes}
 
 
 def gram_loss(
@@ -178,9 +178,11 @@ def gram_loss(
       interpolation without antialiasing before they are scaled to length 1.
     grid: rows and columns of the student's patches.
   """
-  similarities = []
-  for tokens_of in (tokens, resized_map(maps, grid)):
-    x = unit(tokens_of, axis=-1)
-    product = jnp.einsum('mpd,mqd->mpq', x, x, precision='highest')
-    similarities.append(product)
-  return jnp.square(jnp.subtract(*similarities)).mean()
+
+  def similarities(x: Float[Array, 'm p d']) -> Float[Array, 'm p p']:
+    x = unit(x, axis=-1)
+    return jnp.einsum('mpd,mqd->mpq', x, x, precision='highest')
+
+  targets = resized_map(maps, grid)
+  difference = similarities(tokens) - similarities(targets)
+  return jnp.square(difference).mean()

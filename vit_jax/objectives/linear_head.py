@@ -83,7 +83,8 @@ class LinearHead(contract.AroundModel):
     if statistics is not None:
       mean, variance, carry = statistics['mean'], statistics['variance'], {}
     else:
-      axes, count = tuple(range(x.ndim - 1)), x[..., 0].size
+      axes = tuple(range(x.ndim - 1))  # all but the last one
+      count = x[..., 0].size  # number of feature vectors
       mean, variance = x.mean(axes), x.var(axes)
       # The running variance is unbiased, as in PyTorch.
       unbiased = variance * (count / max(count - 1, 1))

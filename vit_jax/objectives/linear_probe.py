@@ -74,9 +74,12 @@ class Objective(LinearHead):
     self.setting, self.classes = setting, num_classes
     self.last_blocks, self.patch_mean = last_blocks, patch_mean
     self.batch_norm = batch_norm
-    own = {'tokens': last_blocks > 1 or patch_mean}
-    own |= {'layers': last_blocks > 1, 'patches': patch_mean}
-    self.needs = tuple(name for name, is_used in own.items() if is_used)
+    used = {
+      'tokens': last_blocks > 1 or patch_mean,
+      'layers': last_blocks > 1,
+      'patches': patch_mean,
+    }
+    self.needs = tuple(name for name, is_used in used.items() if is_used)
 
   @property
   def num_classes(self) -> int:

@@ -170,9 +170,10 @@ class Adapted(contract.Objective):
   @functools.cached_property
   def _prefix(self) -> str:
     """Start of the paths of the model's parameters among all parameters."""
-    marked: PyTree = {'model parameter': 0}
-    [path] = tree.flatten(self.inner.start_params({}, marked))
-    return path.removesuffix('model parameter')
+    # The objective puts a model with a single parameter among its own.
+    model: PyTree = {'parameter': 0}
+    [path] = tree.flatten(self.inner.start_params({}, model))
+    return path.removesuffix('parameter')
 
   def frozen(self) -> dict[str, Frozen]:
     """Returns the frozen weights of `inner`, and 'base'."""
@@ -246,7 +247,8 @@ class Adapted(contract.Objective):
     return self.inner.layers_above(path)
 
 
-# `__getattr__` is not called for attributes that the base class defines.
+# `__getattr__` is not called for attributes that the base class defines, so
+# `Adapted` gets a property for each of them that it does not define itself.
 for _name in vars(contract.Objective):
   if _name not in vars(Adapted) and not _name.startswith('_'):
     setattr(Adapted, _name, property(operator.attrgetter(f'inner.{_name}')))

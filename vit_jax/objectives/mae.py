@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.arrays.pixels import IMAGENET
 from vit_jax.config import schema
@@ -131,7 +131,7 @@ class Objective(contract.AroundModel):
     target, _ = self._target(images)
     errors = jnp.square(predicted - target).mean(axis=-1)
     hidden = self._is_hidden(order)
-    metrics = token_metrics(tokens[:, -self.num_visible :])
+    metrics = token_metrics(tokens[:, -self.num_visible :])  # of patches only
     return jnp.where(hidden, errors, 0).sum() / hidden.sum(), (metrics, {})
 
   @property
@@ -196,10 +196,11 @@ class Objective(contract.AroundModel):
     key = jax.random.fold_in(key, _STREAM)
     return patches.shuffled(key, len(batch['image']), self.grid)
 
-  def _is_hidden(self, order: Int[Array, 'n p']) -> Any:
-    return jnp.argsort(order, axis=1) >= self.num_visible
+  def _is_hidden(self, order: Int[Array, 'n p']) -> Bool[Array, 'n p']:
+    rank = jnp.argsort(order, axis=1)  # position of each patch in the order
+    return rank >= self.num_visible
 
-  def _hidden_pixels(self, order: Int[Array, 'n p']) -> Any:
+  def _hidden_pixels(self, order: Int[Array, 'n p']) -> Bool[Array, 'n y x 1']:
     hidden = self._is_hidden(order)
     return patches.spread(hidden, self.grid, self.setting.image_size)
 

@@ -197,13 +197,13 @@ class Objective(contract.AroundModel):
     n, count, _ = predicted.shape
     cells = CELLS[self.target]
     classes = predicted.reshape(n, count, cells**2, _COLORS).argmax(axis=-1)
-    shifts = jnp.array([2 * _BITS, _BITS, 0])
-    levels = (classes[..., None] >> shifts) % 2**_BITS
+    shifts = jnp.array([2 * _BITS, _BITS, 0])  # of red, green and blue
+    levels = (classes[..., None] >> shifts) % 2**_BITS  # [n, p, cells², 3]
     colors = ((levels + 0.5) / 2**_BITS).reshape(n, count, -1)
-    fine = (self.grid[0] * cells, self.grid[1] * cells)
-    image = patches.join(colors, self.grid, fine)
-    image = jnp.repeat(image, size[0] // fine[0], axis=1)
-    return jnp.repeat(image, size[1] // fine[1], axis=2)
+    rows, columns = self.grid[0] * cells, self.grid[1] * cells
+    image = patches.join(colors, self.grid, (rows, columns))  # a pixel per cell
+    image = jnp.repeat(image, size[0] // rows, axis=1)
+    return jnp.repeat(image, size[1] // columns, axis=2)
 
   def _corrupt(
     self, images: UInt8[Array, 'n y x 3'], key: Key[Array, '']
@@ -270,11 +270,11 @@ def colors(
     grid: rows and columns of patches.
     cells: number of cells along each side of a patch.
   """
-  fine = (grid[0] * cells, grid[1] * cells)
+  rows, columns = grid[0] * cells, grid[1] * cells
   n, height, width, _ = images.shape
-  pixels = patches.cut(images.astype(jnp.int32), fine)
-  size = height // fine[0] * (width // fine[1])
-  sums = pixels.reshape(n, -1, size, 3).sum(axis=2)
-  bits = sums // (size * 2 ** (8 - _BITS))  # [n, all cells, 3], 0 to 7
-  classes = bits @ jnp.array([2 ** (2 * _BITS), 2**_BITS, 1])
-  return patches.cut(classes.reshape(n, *fine, 1), grid)
+  size = height // rows * (width // columns)  # pixels of a cell
+  pixels = patches.cut(images.astype(jnp.int32), (rows, columns))
+  sums = pixels.reshape(n, rows * columns, size, 3).sum(axis=2)
+  levels = sums // (size * 2 ** (8 - _BITS))  # [n, all cells, 3], 0 to 7
+  classes = levels @ jnp.array([2 ** (2 * _BITS), 2**_BITS, 1])
+  return patches.cut(classes.reshape(n, rows, columns, 1), grid)

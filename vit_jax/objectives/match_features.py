@@ -125,13 +125,13 @@ class Objective(contract.AroundModel):
     Metrics: `features_error` and `patches_error`, without their weights, and
     those of `health` for the student's features.
     """
-    large = images = normalize(inputs.batch['image'])
+    images = teacher_images = normalize(inputs.batch['image'])
     n, height, width, c = images.shape
     if self._size != (height, width):
       size = (n, *self._size, c)
-      large = jax.image.resize(images, size, 'bicubic').clip(-1, 1)
+      teacher_images = jax.image.resize(images, size, 'bicubic').clip(-1, 1)
     teacher = jax.lax.stop_gradient(inputs.frozen['teacher'])
-    targets = self._teacher_setting.predict(teacher, large, want=_WANT)
+    targets = self._teacher_setting.predict(teacher, teacher_images, want=_WANT)
     found = self.setting.predict(params['model'], images, inputs.key, _WANT)
     _, rows, columns, _ = found['patches'].shape
     targets['patches'] = resized_map(targets['patches'], (rows, columns))
@@ -140,7 +140,7 @@ class Objective(contract.AroundModel):
       layer = {'params': params['head'][name]}
       predicted: Any = self._head.apply(layer, found[name])
       target = jax.nn.standardize(targets[name], axis=-1, epsilon=_EPSILON)
-      target = target.reshape(predicted.shape)
+      target = target.reshape(predicted.shape)  # the map has merged patches
       errors[name] = jnp.square(predicted - target).mean()
     loss = sum(self._weights[name] * error for name, error in errors.items())
     metrics = {f'{name}_error': error for name, error in errors.items()}

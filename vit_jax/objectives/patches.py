@@ -96,9 +96,8 @@ def join(
   (rows, columns), (height, width) = grid, image_size
   y, x = height // rows, width // columns
   parts = patches.reshape(len(patches), rows, columns, y, x, -1)
-  return parts.transpose(0, 1, 3, 2, 4, 5).reshape(
-    len(patches), height, width, -1
-  )
+  pixels = parts.transpose(0, 1, 3, 2, 4, 5)  # [n, rows, y, columns, x, c]
+  return pixels.reshape(len(patches), height, width, -1)
 
 
 def spread(
@@ -107,8 +106,8 @@ def spread(
   """Returns whether each pixel is in a chosen patch."""
   (rows, columns), (height, width) = grid, image_size
   cells = chosen.reshape(-1, rows, 1, columns, 1)
-  sides = (len(chosen), rows, height // rows, columns, width // columns)
-  return jnp.broadcast_to(cells, sides).reshape(-1, height, width, 1)
+  shape = (len(chosen), rows, height // rows, columns, width // columns)
+  return jnp.broadcast_to(cells, shape).reshape(-1, height, width, 1)
 
 
 def shuffled(key: Key[Array, ''], n: int, grid: Grid) -> Int[Array, 'n p']:

@@ -90,13 +90,13 @@ class Objective(LinearHead):
         f'objective.classes is {self.classes}, but augment.classes is {given}: '
         'set both to the number of classes of the masks.'
       )
-    there = self.setting.model.outputs
+    available = self.setting.model.outputs
     depth = getattr(self.setting.model, 'depth', 1)
-    if not {*self.needs} <= {*there} or self._last_blocks > depth:
+    if not {*self.needs} <= {*available} or self._last_blocks > depth:
       raise UserError(
         f'objective.last_blocks={self._last_blocks} needs {self.needs} of a '
         f'model with as many blocks, but config.model has {depth} and the '
-        f'results {there}: lower it, or use another model.'
+        f'results {available}: lower it, or use another model.'
       )
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
@@ -121,16 +121,16 @@ class Objective(LinearHead):
     logits = _logits(params, x)
     target = batch['segments'].astype(jnp.int32)
     logits = jax.image.resize(logits, (*target.shape, self.classes), 'linear')
-    used = target != IGNORED
+    counted = target != IGNORED
     # Not `take_along_axis`, whose gradient is a scatter.
-    chosen = jax.nn.one_hot(target, self.classes)
-    losses = jax.nn.logsumexp(logits, axis=-1) - (logits * chosen).sum(-1)
-    total = jnp.where(used, losses, 0).sum()
-    count = used.sum(dtype=jnp.float32)
-    correct = (used & (logits.argmax(-1) == target)).sum(dtype=jnp.float32)
-    every = jnp.float32(used.size) if self._count_ignored else count
+    is_target = jax.nn.one_hot(target, self.classes)
+    losses = jax.nn.logsumexp(logits, axis=-1) - (logits * is_target).sum(-1)
+    total = jnp.where(counted, losses, 0).sum()
+    count = counted.sum(dtype=jnp.float32)
+    correct = (counted & (logits.argmax(-1) == target)).sum(dtype=jnp.float32)
     metrics = {'pixel_accuracy': contract.Mean(correct, count)}
-    return contract.Mean(total, every), (metrics, carry)
+    divisor = jnp.float32(counted.size) if self._count_ignored else count
+    return contract.Mean(total, divisor), (metrics, carry)
 
   @property
   def results(self) -> tuple[str, ...]:
