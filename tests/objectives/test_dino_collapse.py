@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from tiny_vit import SIZES
 
 from tests.faults.counts import further
 from vit_jax.config import loading
@@ -23,14 +24,7 @@ from vit_jax.run import guards
 from vit_jax.run.ledger import Ledger
 from vit_jax.training.step import Trainer
 
-MODEL = dict(
-  patch_size=4,
-  width=16,
-  depth=1,
-  mlp_dim=32,
-  num_heads=2,
-  dtype='float32',
-)
+MODEL = SIZES | dict(depth=1)
 HEAD = dict(outputs=64, hidden=32, bottleneck=16, dtype='float32')
 TOTAL, SIZE, N, LR = 120, (16, 16), 32, 1e-3
 

@@ -72,14 +72,21 @@ def backbone(images, p, side, grid, draws=None, mask=None):
   return torch_vit.encoder(x, p['encoder'], rotations=rotations)
 
 
-def head(x, p):
-  """Computes logits; without lengths, the last layer is a plain one."""
+def head(x, p, gain=None):
+  """Computes logits.
+
+  Args:
+    x: features.
+    p: parameters.
+    gain: lengths of the prototypes if they are not learned; None for a plain
+      layer.
+  """
   for i in (1, 2, 3):
     x = torch_vit.dense(x, p[f'fc{i}'])
     x = F.gelu(x) if i < 3 else x
-  kernel = p['last']['kernel']
-  if 'gain' in p['last']:
-    kernel = p['last']['gain'] * kernel / kernel.norm(dim=0, keepdim=True)
+  kernel, gain = p['last']['kernel'], p['last'].get('gain', gain)
+  if gain is not None:  # torch.nn.utils.weight_norm
+    kernel = torch._weight_norm(kernel, gain, 1)
   return F.normalize(x, dim=-1) @ kernel
 
 
