@@ -8,16 +8,16 @@ import runpy
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 
-from tests.faults.counts import further
+from tests.faults.counts import further, slow
+from tests.objectives.tiny import images_of, noise_like
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.objectives import contrastive
-from vit_jax.objectives.contract import Inputs, Setting
+from vit_jax.objectives.contract import Setting
 from vit_jax.optim import optimizers
 from vit_jax.training.step import Trainer
 
@@ -35,18 +35,24 @@ def objective_of(loss, **keys):
   )
 
 
-def batch_of(n=N, seed=0):
-  rng = np.random.default_rng(seed)
-  image = rng.integers(0, 256, (n, 8, 8, 3)).astype(np.uint8)
-  tokens = rng.integers(0, 20, (n, LENGTH)).astype(np.int32)
-  return {'image': jnp.array(image), 'tokens': jnp.array(tokens)}
+def batch_of():
+  tokens = np.random.default_rng(0).integers(0, 20, (N, LENGTH))
+  return {'image': images_of(N, 8, 8), 'tokens': jnp.array(tokens, jnp.int32)}
 
 
-def embeddings(seed=0):
-  rng = np.random.default_rng(seed)
-  pair = rng.normal(size=(2, N, WIDTH))
-  pair /= np.linalg.norm(pair, axis=-1, keepdims=True)
-  return jnp.array(pair, jnp.float32)
+def embeddings(n=N):
+  pair = noise_like(jax.ShapeDtypeStruct((2, n, WIDTH), jnp.float32))
+  return pair / jnp.linalg.norm(pair, axis=-1, keepdims=True)
+
+
+def assert_close(grads, expected):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=1e-6, atol=1e-6 * max(1, np.abs(b).max())
+    ),
+    grads,
+    expected,
+  )
 
 
 def in_torch(loss, images, texts, log_scale, bias):
@@ -73,13 +79,14 @@ def by_open_clip(loss, images, texts, log_scale, bias):
 
 
 @pytest.mark.parametrize('theirs', [in_torch, by_open_clip])
-@pytest.mark.parametrize('chunk', [8, 1024])
+@pytest.mark.parametrize('n, chunk', [(N, 8), (N, 1024), (6, 4), (7, 4)])
 @pytest.mark.parametrize('loss', contrastive.LOSSES)
 def test_loss_and_gradients_are_those_of_pytorch(
-  loss, chunk, theirs, monkeypatch
+  loss, n, chunk, theirs, monkeypatch
 ):
+  """The number of pairs need not be a multiple of those computed at once."""
   monkeypatch.setattr(contrastive, 'CHUNK', chunk)
-  objective, pair = objective_of(loss), embeddings()
+  objective, pair = objective_of(loss), embeddings(n)
   params = {'temperature': jnp.float32(1.5), 'bias': jnp.float32(-2)}
   if loss == 'softmax':
     del params['bias']
@@ -121,27 +128,17 @@ def gradients(objective, parts, mesh, params, locked=False):
     return jax.device_get(jax.jit(compute)(placed, batch))
 
 
-def whole_matrix(loss, objective, params):
-  """Returns loss and gradients from a matrix of all pairs, in one batch."""
-
-  def compute(params):
-    inputs = Inputs({}, batch_of(), KEY, jnp.int32(0), {})
-    images, texts = objective.embed(params, inputs)
-    logits = images @ texts.T * jnp.exp(params['temperature'])
-    if loss == 'softmax':
-      rows, columns = jax.nn.log_softmax(logits), jax.nn.log_softmax(logits.T)
-      return -(jnp.diag(rows) + jnp.diag(columns)).mean() / 2
-    signs = 2 * jnp.eye(N) - 1
-    logits = signs * (logits + params['bias'])
-    return -jax.nn.log_sigmoid(logits).sum() / N
-
-  return jax.device_get(jax.jit(jax.value_and_grad(compute))(params))
+MESHES = (4, {}), (8, dict(fsdp=2, model=2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('loss', ['sigmoid', *further('softmax')])
-def test_every_mesh_and_number_of_micro_batches_is_exact(loss, monkeypatch):
-  """Compares with a matrix of all pairs of the batch.
+@pytest.mark.parametrize(
+  'loss, meshes',
+  [('sigmoid', ()), *slow(['sigmoid', MESHES]), *further(['softmax', MESHES])],
+)
+def test_every_mesh_and_number_of_micro_batches_is_exact(
+  loss, meshes, monkeypatch
+):
+  """All pairs of the batch are used; also the projection has their gradient.
 
   Gradients may differ by 1e-6 of their largest value, because the sums over
   pairs are in another order.
@@ -149,35 +146,17 @@ def test_every_mesh_and_number_of_micro_batches_is_exact(loss, monkeypatch):
   monkeypatch.setattr(contrastive, 'CHUNK', 8)
   objective = objective_of(loss, outputs=12)
   params, _ = objective.init(KEY, None)
-  expected, slopes = whole_matrix(loss, objective, params)
-  for count, axes in ((1, {}), (4, {}), (8, dict(fsdp=2, model=2))):
+  one = sharding.make_mesh(jax.devices()[:1])
+  expected, _, slopes = gradients(objective, 1, one, params)
+  ways = [(one, 4)]
+  for count, axes in meshes:
     mesh = sharding.make_mesh(jax.devices()[:count], **axes)
-    for parts in (1, 4):
-      value, metrics, grads = gradients(objective, parts, mesh, params)
-      np.testing.assert_allclose(value, expected, rtol=1e-6)
-      jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(
-          a, b, rtol=1e-6, atol=1e-6 * max(1, np.abs(b).max())
-        ),
-        grads,
-        slopes,
-      )
-      assert metrics['temperature'] == pytest.approx(5, rel=1e-6)
-
-
-def test_micro_batches_see_all_pairs_of_the_batch():
-  """Their gradient is that of one batch, also of a projection."""
-  objective = objective_of('sigmoid', outputs=12)
-  params, _ = objective.init(KEY, None)
-  mesh = sharding.make_mesh(jax.devices()[:1])
-  one, _, slopes = gradients(objective, 1, mesh, params)
-  four, _, parts = gradients(objective, 4, mesh, params)
-  np.testing.assert_allclose(four, one, rtol=1e-6)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=4e-6),
-    parts,
-    slopes,
-  )
+    ways += (mesh, 1), (mesh, 4)
+  for mesh, parts in ways:
+    value, metrics, grads = gradients(objective, parts, mesh, params)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    assert_close(grads, slopes)
+    assert metrics['temperature'] == pytest.approx(5, rel=1e-6)
 
 
 def test_a_locked_tower_has_no_gradient_and_the_text_has_the_same():
@@ -188,11 +167,7 @@ def test_a_locked_tower_has_no_gradient_and_the_text_has_the_same():
   locked = objective_of('softmax', locked=True)
   _, _, grads = gradients(locked, 2, mesh, params, locked=True)
   assert not jax.tree.leaves(grads['model'])
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
-    grads['text'],
-    free['text'],
-  )
+  assert_close(grads['text'], free['text'])
 
 
 def test_no_device_has_the_matrix_of_all_pairs(monkeypatch):
@@ -230,14 +205,3 @@ def test_tokens_that_do_not_fit_the_tower_are_refused():
   }
   with pytest.raises(UserError, match=r'length=6'):
     objective_of('sigmoid').check(spec)
-
-
-@pytest.mark.parametrize('n', [6, 7])
-def test_any_size_of_a_batch_is_possible(n, monkeypatch):
-  monkeypatch.setattr(contrastive, 'CHUNK', 4)
-  objective, pair = objective_of('softmax'), embeddings()[:, :n]
-  value, _ = objective.joint_loss({'temperature': jnp.float32(1)}, (*pair,))
-  logits = pair[0] @ pair[1].T * np.e
-  cross = optax.softmax_cross_entropy_with_integer_labels
-  expected = [cross(x, jnp.arange(n)).mean() for x in (logits, logits.T)]
-  np.testing.assert_allclose(value, sum(expected) / 2, rtol=1e-5)

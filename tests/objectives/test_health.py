@@ -9,11 +9,11 @@ import pytest
 from tiny_vit import SIZES
 
 from tests.faults.counts import further
-from tests.objectives.hidden_patches import KEY, SIZE, batch, noisy
+from tests.objectives.tiny import KEY, SIZE, batch, inputs, noisy
 from vit_jax.arrays import sharding
 from vit_jax.models.vit import Model
 from vit_jax.objectives import health
-from vit_jax.objectives.contract import Inputs, Setting
+from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.mixing import normalize
 
 
@@ -57,9 +57,8 @@ def test_metrics_of_objectives_that_mask_patches(name):
   module = importlib.import_module(f'vit_jax.objectives.{name}')
   of = module.Objective(Setting(Model(0, **SIZES), SIZE))
   examples = batch(12)
-  params, images = noisy(of, examples), normalize(examples['image'])
-  inputs = Inputs({}, examples, KEY, jnp.array(0), {})
-  _, (metrics, carry) = jax.jit(of.loss)(params, inputs)
+  params, images = noisy(of), normalize(examples['image'])
+  _, (metrics, carry) = jax.jit(of.loss)(params, inputs(examples))
   assert carry == {}
   if name == 'mae':
     order = of._order(examples, KEY)

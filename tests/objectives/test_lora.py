@@ -12,18 +12,19 @@ from tiny_vit import SIZES, noise_params
 
 from tests import cli
 from tests.faults.counts import further, slow
+from tests.objectives.tiny import KEY, inputs, labelled, noisy
 from vit_jax.arrays import tree
 from vit_jax.checkpoint import manifest
 from vit_jax.errors import UserError
 from vit_jax.models import layers, swin
 from vit_jax.models.vit import Model
 from vit_jax.objectives import dino, supervised
-from vit_jax.objectives.contract import Frozen, Inputs, Setting
+from vit_jax.objectives.contract import Frozen, Setting
 from vit_jax.objectives.lora import Lora, adapted
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained
 
-KEY, CLASSES, SIZE = jax.random.key(3), 7, (8, 8)
+CLASSES, SIZE = 7, (8, 8)
 LINEAR = ('query', 'key', 'value', 'out', 'fc1', 'fc2')
 MODELS = {
   'vit': Model(CLASSES, **SIZES),
@@ -33,11 +34,7 @@ MODELS = {
 }
 
 
-def examples(count=6):
-  rng = np.random.default_rng(0)
-  image = rng.integers(0, 256, (count, *SIZE, 3)).astype(np.uint8)
-  label = rng.integers(0, CLASSES, count).astype(np.int32)
-  return {'image': jnp.array(image), 'label': jnp.array(label)}
+BATCH = labelled(6, SIZE, CLASSES)
 
 
 def objectives(kind, **keys):
@@ -48,23 +45,16 @@ def objectives(kind, **keys):
   return plain, adapted(plain, Lora(**{'rank': 2} | keys), base)
 
 
-def split(kind, of, seed=0):
+def split(kind, of):
   """Returns random trained parameters, and frozen ones."""
-  model = MODELS[kind]
-  whole = tree.flatten(noise_params(model, SIZE))
-  heads = {k: v for k, v in whole.items() if k.startswith('head/')}
-  frozen = {k: v for k, v in whole.items() if k not in heads}
-  shapes = jax.eval_shape(of.init, KEY, examples())[0]
-  rng = np.random.default_rng(seed)
-  trained = jax.tree.map(
-    lambda s: jnp.array(rng.normal(0, 0.3, s.shape)), shapes
-  )
-  trained = tree.unflatten(heads) | {'lora': trained['lora']}
-  return trained, {'base': tree.unflatten(frozen)}
+  base = noise_params(MODELS[kind], SIZE)
+  head = base.pop('head')
+  return {'head': head, 'lora': noisy(of, scale=0.3)['lora']}, {'base': base}
 
 
-def inputs(frozen):
-  return Inputs({}, examples(), KEY, jnp.array(0), frozen)
+def loss_of(of, frozen):
+  """Returns the loss as a function of trained parameters."""
+  return lambda trained: of.loss(trained, inputs(BATCH, frozen=frozen))[0]
 
 
 @pytest.mark.parametrize('kind', MODELS)
@@ -76,8 +66,8 @@ def test_gradients_follow_from_those_of_the_matrices(kind):
   plain, of = objectives(kind, alpha=3.0, targets=LINEAR, bias='all')
   trained, frozen = split(kind, of)
   whole = of.whole(trained, frozen)
-  dense = jax.jit(jax.grad(lambda p: plain.loss(p, inputs({}))[0]))(whole)
-  found = jax.jit(jax.grad(lambda p: of.loss(p, inputs(frozen))[0]))(trained)
+  dense = jax.jit(jax.grad(loss_of(plain, {})))(whole)
+  found = jax.jit(jax.grad(loss_of(of, frozen)))(trained)
   dense, lora = tree.flatten(dense), tree.flatten(trained['lora'])
   assert found['head'].keys() == {'kernel', 'bias'}
   np.testing.assert_allclose(
@@ -113,14 +103,9 @@ def test_dropout_is_that_of_the_inputs_of_a(kind):
   for rate in (0.0, 1e-9, 0.5):
     _, of = objectives(kind, **keys, dropout=rate)
     trained, frozen = split(kind, of)
-    loss = jax.jit(
-      jax.value_and_grad(
-        lambda p, of=of, frozen=frozen: of.loss(p, inputs(frozen))[0]
-      )
-    )
-    found.append(loss(trained))
-    logits = of.predict(of.whole(trained, frozen), examples())['logits']
-    found[-1] += (logits,)
+    loss, grads = jax.jit(jax.value_and_grad(loss_of(of, frozen)))(trained)
+    logits = of.predict(of.whole(trained, frozen), BATCH)['logits']
+    found.append((loss, grads, logits))
   exact, almost, half = found
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), exact, almost
@@ -141,8 +126,9 @@ def test_dropout_leaves_the_mean_of_the_product_and_the_matrix_unchanged():
       return layer.apply({'params': own | {'key': key}}, x)[0]
 
   found = np.asarray(of(jax.random.split(KEY, 4000)))
-  kept = [(i, j) for i in (0, 4 / 3) for j in (0, 4 / 3)]
-  possible = [3 + 0.5 * (i * b[0] + j * 2 * b[1]) for i, j in kept]
+  possible = [
+    3 + 0.5 * (i * b[0] + j * 2 * b[1]) for i in (0, 4 / 3) for j in (0, 4 / 3)
+  ]
   distances = [np.abs(found - each).max(-1) for each in possible]
   counts = np.bincount(np.argmin(distances, 0))
   assert np.min(distances, 0).max() < 1e-5
@@ -158,18 +144,16 @@ def test_dropout_leaves_the_mean_of_the_product_and_the_matrix_unchanged():
 def test_training_starts_from_the_frozen_model(kind):
   """B is zero, and A is uniform in ±1 / √inputs."""
   plain, of = objectives(kind)
-  trained, extra = jax.jit(of.init)(KEY, examples())
+  trained, extra = jax.jit(of.init)(KEY, None)
   assert extra == {} and trained.keys() == {'head', 'lora'}
-  whole = noise_params(MODELS[kind], SIZE)
-  frozen = {k: v for k, v in whole.items() if k != 'head'}
-  started = tree.flatten(of.whole(trained, {'base': frozen}))
-  for path, leaf in tree.flatten(frozen).items():
-    np.testing.assert_array_equal(started[path], leaf, path)
-  np.testing.assert_allclose(
-    started['head/kernel'],
-    plain.init(KEY, None)[0]['head']['kernel'],
-    rtol=1e-5,
-    atol=1e-7,
+  _, frozen = split(kind, of)
+  started = of.whole(trained, frozen)
+  for path, leaf in tree.flatten(frozen['base']).items():
+    np.testing.assert_array_equal(tree.flatten(started)[path], leaf, path)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+    started['head'],
+    plain.init(KEY, None)[0]['head'],
   )
   lora = tree.flatten(trained['lora'])
   assert {path.rpartition('/')[2] for path in lora} == {'a', 'b'}
@@ -206,7 +190,7 @@ def test_layers_above_are_those_of_the_matrices():
 def test_ranks_and_targets_without_a_sense_are_refused(keys, expected):
   with pytest.raises(UserError, match=expected):
     _, of = objectives('vit', **keys)
-    jax.eval_shape(of.init, KEY, examples())
+    jax.eval_shape(of.init, KEY, None)
 
 
 def test_objectives_that_do_not_train_the_model_as_it_is_are_refused():
@@ -286,14 +270,9 @@ def test_a_run_resumes_exactly_and_is_used_like_any_other(tmp_path):
   assert cli.lines(workdir) == cli.lines(again)
   leaves = manifest.read(epath.Path(workdir) / 'checkpoints/6').leaves
   params = {path for path in leaves if path.startswith('params/')}
-  assert params == {
-    *(f'params/head/{name}' for name in ('kernel', 'bias')),
-    *(
-      f'params/lora/encoder/layers/attention/{layer}/{name}'
-      for layer in ('query', 'value')
-      for name in 'ab'
-    ),
-  }
+  lora = 'params/lora/encoder/layers/attention'
+  trained = {f'{lora}/{x}/{ab}' for x in ('query', 'value') for ab in 'ab'}
+  assert params == trained | {'params/head/kernel', 'params/head/bias'}
   found, same = cli.final_params(workdir), cli.final_params(again)
   started = cli.final_params(base)
   for path, leaf in found.items():

@@ -1,7 +1,5 @@
 """Tests of masked autoencoders against the authors' equations in torch."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ from tiny_vit import SIZES
 
 from tests.faults.counts import further
 from tests.objectives import torch_vit
-from tests.objectives.hidden_patches import (
+from tests.objectives.tiny import (
   COUNT,
   GRID,
   KEY,
@@ -39,24 +37,9 @@ def objective(model=MODEL, size=SIZE, **keys):
   return Objective(Setting(model, size), **dict(decoder=DECODER) | keys)
 
 
-@functools.cache
-def compiled(of):
-  return jax.jit(jax.value_and_grad(functools.partial(loss_of, of)))
-
-
-@functools.cache
-def normed():
-  return objective()
-
-
-def predict(of, params, images, order):
-  tokens = of._encode(params['model'], normalize(images), order, None)
-  return of._decode(params['decoder'], tokens, order)
-
-
 def order_of(of, examples, key=KEY):
   """Returns the visible patches, then the others, of each image."""
-  return np.asarray(of._order(examples, key))
+  return np.asarray(jax.jit(of._order)(examples, key))
 
 
 def official(params, images, order, norm_pixels):
@@ -85,23 +68,21 @@ def official(params, images, order, norm_pixels):
   return predicted, target
 
 
-def official_loss(tensors, images, order, norm_pixels):
-  """Computes the mean over pixels, then over hidden patches."""
-  predicted, target = official(tensors, images, order, norm_pixels)
-  hidden = torch.ones(len(order), COUNT)
-  hidden.scatter_(1, torch.tensor(order[:, :VISIBLE]), 0.0)
-  errors = ((predicted - target) ** 2).mean(-1)
-  return (errors * hidden).sum() / hidden.sum()
-
-
 @pytest.mark.parametrize('norm_pixels', [True, *further(False)])
 def test_loss_and_gradients_equal_the_authors(norm_pixels):
-  """Gradients agree to 1e-5 of their largest entry."""
+  """The mean over pixels, then over hidden patches.
+
+  Gradients agree to 1e-5 of their largest entry.
+  """
   of, examples = objective(norm_pixels=norm_pixels), batch()
-  params, order = noisy(of, examples), order_of(of, examples)
-  found, grads = compiled(of)(params, examples, KEY)
+  params, order = noisy(of), order_of(of, examples)
+  compiled = jax.jit(jax.value_and_grad(loss_of, 1), static_argnums=0)
+  found, grads = compiled(of, params, examples, KEY)
   tensors = torch_vit.leaves(params)
-  expected = official_loss(tensors, examples['image'], order, norm_pixels)
+  images = examples['image']
+  predicted, target = official(tensors, images, order, norm_pixels)
+  errors = ((predicted - target) ** 2).mean(-1)
+  expected = errors.gather(1, torch.tensor(order[:, VISIBLE:])).mean()
   expected.backward()
   assert float(found) == pytest.approx(expected.item(), rel=1e-5)
   torch_vit.assert_gradients(grads, tensors)
@@ -109,8 +90,8 @@ def test_loss_and_gradients_equal_the_authors(norm_pixels):
 
 def test_hidden_patches_are_uniform():
   """Exactly three quarters are hidden; the key determines which."""
-  of = normed()
-  orders = np.asarray(jax.jit(of._order)(batch(2000), KEY))
+  of = objective()
+  orders = order_of(of, batch(2000))
   assert (np.sort(orders, 1) == np.arange(COUNT)).all()
   hidden = np.asarray(of._is_hidden(jnp.asarray(orders)))
   assert (hidden.sum(1) == COUNT - VISIBLE).all()
@@ -141,8 +122,8 @@ def test_the_number_of_visible_patches_is_rounded_down(mask_ratio, visible):
 @pytest.mark.slow
 def test_masks_and_dropout_have_different_keys(monkeypatch):
   """Otherwise, hidden patches and dropped paths would be correlated."""
-  of, examples, keys = normed(), batch(), {}
-  params = noisy(of, examples)
+  of, keys = objective(), {}
+  params = noisy(of)
   shuffled, encode = patches.shuffled, Objective._encode
 
   def record_masks(key, *args):
@@ -155,40 +136,35 @@ def test_masks_and_dropout_have_different_keys(monkeypatch):
 
   monkeypatch.setattr(patches, 'shuffled', record_masks)
   monkeypatch.setattr(Objective, '_encode', record_dropout)
-  loss_of(of, params, examples, KEY)
+  loss_of(of, params, batch(), KEY)
   assert keys['masks'] != keys['dropout']
   assert keys['dropout'] == jax.random.key_data(KEY).tolist()
 
 
-@pytest.mark.slow
-def test_predictions_do_not_depend_on_hidden_pixels():
-  """Changing them changes only the target."""
-  of, examples = normed(), batch()
-  params, order = noisy(of, examples), of._order(examples, KEY)
-  hidden = np.asarray(of._hidden_pixels(order))
-  changed = np.where(hidden, 255 - examples['image'], examples['image'])
-  run = jax.jit(lambda x: predict(of, params, x, order))
-  one, two = (run(x) for x in (examples['image'], changed.astype(np.uint8)))
-  np.testing.assert_array_equal(one, two)
-  visible = np.where(hidden, examples['image'], 255 - examples['image'])
-  other = run(visible.astype(np.uint8))
-  assert np.abs(one - other).max() > 1e-2
+STEM = dict(name='resnet', depths=(1,), width_factor=1)
 
 
 @pytest.mark.slow
-def test_a_stem_does_not_use_hidden_pixels():
-  """A hybrid's convolutions get zeros at hidden pixels."""
-  stem = dict(name='resnet', depths=(1,), width_factor=1)
-  model = Model(0, **SIZES | dict(patch_size=1), **MAE_KEYS, stem=stem)
-  of = objective(model, (16, 16))
+@pytest.mark.parametrize('keys', [{}, dict(patch_size=1, stem=STEM)])
+def test_predictions_do_not_depend_on_hidden_pixels(keys):
+  """Changing them changes only the target, also with a hybrid's stem.
+
+  Its convolutions get zeros at hidden pixels.
+  """
+  of = objective(Model(0, **SIZES | MAE_KEYS | keys), (16, 16))
   examples = batch(2, (16, 16))
-  params, order = noisy(of, examples), of._order(examples, KEY)
-  run = jax.jit(lambda x: predict(of, params, x, order))
-  hidden = np.asarray(of._hidden_pixels(order))
-  changed = np.where(hidden, 255 - examples['image'], examples['image'])
-  np.testing.assert_array_equal(
-    run(examples['image']), run(changed.astype(np.uint8))
-  )
+  params, order = noisy(of), of._order(examples, KEY)
+  hidden = of._hidden_pixels(order)
+
+  @jax.jit
+  def run(is_changed):
+    images = jnp.where(is_changed, 255 - examples['image'], examples['image'])
+    tokens = of._encode(params['model'], normalize(images), order, None)
+    return of._decode(params['decoder'], tokens, order)
+
+  same = run(jnp.zeros_like(hidden))
+  np.testing.assert_array_equal(same, run(hidden))
+  assert np.abs(same - run(~hidden)).max() > 1e-2
 
 
 @pytest.mark.slow
@@ -219,7 +195,7 @@ def test_initial_values_equal_the_authors():
 
 def test_hidden_patches_are_the_same_on_a_mesh():
   """Bit for bit."""
-  of, examples = normed(), batch(8)
+  of, examples = objective(), batch(8)
   mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
   with jax.set_mesh(mesh):
     split = jax.device_put(examples, sharding.batch_sharding(mesh))
@@ -230,15 +206,11 @@ def test_hidden_patches_are_the_same_on_a_mesh():
 @pytest.mark.slow
 def test_reconstructions_show_visible_pixels():
   """Hidden patches are grey; predictions are converted to pixels."""
-  of, examples = normed(), batch()
-  params, order = noisy(of, examples), order_of(of, examples)
+  of, examples = objective(), batch()
+  params, order = noisy(of), order_of(of, examples)
   pictures = jax.jit(of.reconstruct)(params, examples, KEY)
   shown = np.asarray(examples['image']) / 255
-  np.testing.assert_allclose(pictures.image, shown, atol=1e-6)
   hidden = np.asarray(of._hidden_pixels(jnp.asarray(order)))
-  np.testing.assert_allclose(
-    pictures.seen, np.where(hidden, 0.5, shown), atol=1e-6
-  )
   tensors = torch_vit.leaves(params)
   predicted, _ = official(tensors, examples['image'], order, True)
   pixels = torch.tensor((shown - MEAN) / STD)
@@ -248,10 +220,14 @@ def test_reconstructions_show_visible_pixels():
   expected = expected.detach().numpy().reshape(4, *GRID, SIDE, SIDE, 3)
   expected = expected.swapaxes(2, 3).reshape(4, *SIZE, 3) * STD + MEAN
   expected = expected.clip(0, 1)
-  np.testing.assert_allclose(pictures.predicted, expected, atol=1e-4)
-  np.testing.assert_allclose(
-    pictures.completed, np.where(hidden, expected, shown), atol=1e-4
-  )
+  for name, picture, near in (
+    ('image', shown, 1e-6),
+    ('seen', np.where(hidden, 0.5, shown), 1e-6),
+    ('predicted', expected, 1e-4),
+    ('completed', np.where(hidden, expected, shown), 1e-4),
+  ):
+    found = getattr(pictures, name)
+    np.testing.assert_allclose(found, picture, atol=near, err_msg=name)
 
 
 def test_other_channels_are_normalized_like_the_input():
@@ -265,11 +241,5 @@ def test_other_channels_are_normalized_like_the_input():
   pixels = jnp.asarray((images / 65535 - mean) / std, jnp.float32)
   expected = patches.cut(pixels, of.grid)
   np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-4)
-  shapes = jax.eval_shape(lambda key: of.init(key, None)[0], KEY)
-  pictures = jax.eval_shape(
-    of.reconstruct,
-    shapes,
-    {'image': jax.ShapeDtypeStruct(images.shape, images.dtype)},
-    KEY,
-  )
+  pictures = jax.eval_shape(of.reconstruct, noisy(of), {'image': images}, KEY)
   assert {each.shape for each in pictures} == {(2, *SIZE, 3)}

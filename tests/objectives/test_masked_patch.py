@@ -1,7 +1,5 @@
 """Tests of masked patch prediction against appendix B.1.2."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ from tiny_vit import SIZES
 
 from tests.faults.counts import further
 from tests.objectives import torch_vit
-from tests.objectives.hidden_patches import (
+from tests.objectives.tiny import (
   COUNT,
   GRID,
   KEY,
@@ -33,10 +31,11 @@ def objective(model=MODEL, size=SIZE, **keys):
   return Objective(Setting(model, size), **keys)
 
 
-@functools.cache
-def compiled(target):
-  of = objective(target=target)
-  return jax.jit(jax.value_and_grad(functools.partial(loss_of, of)))
+def run(of, params, examples):
+  """Returns loss and gradients."""
+  return jax.jit(jax.value_and_grad(loss_of, argnums=1), static_argnums=0)(
+    of, params, examples, KEY
+  )
 
 
 def cut(images, side=SIDE):
@@ -61,18 +60,12 @@ def seen_patches(of, examples, key=KEY):
 
 
 def classes_by_hand(patches, cells):
-  """Computes classes by loops: 3 bits of each channel's mean."""
+  """Computes classes `[n, patches, cells²]`: 3 bits of each channel's mean."""
   n, count, side = patches.shape[:3]
-  found = np.zeros((n, count, cells * cells), int)
-  step = side // cells
-  for i in range(n):
-    for p in range(count):
-      for cell in range(cells * cells):
-        y, x = cell // cells * step, cell % cells * step
-        mean = patches[i, p, y : y + step, x : x + step].mean((0, 1))
-        red, green, blue = (int(channel // 32) for channel in mean)
-        found[i, p, cell] = 64 * red + 8 * green + blue
-  return found
+  parts = [cut(each, side // cells) for each in patches]  # of each image
+  levels = np.mean(parts, axis=(3, 4)) // 32
+  classes = 64 * levels[..., 0] + 8 * levels[..., 1] + levels[..., 2]
+  return classes.astype(int)
 
 
 def test_fractions_of_corrupted_patches():
@@ -117,17 +110,9 @@ def test_classes_of_a_known_image():
   image[0, 4:, 8:12] = (32, 32, 32)
   image[0, 4, 8] = (31, 32, 33)  # its mean of red is just below 32
   found = np.asarray(colors(jnp.array(image), (2, 4), 1))[0, :, 0]
-  white = 7 * 64 + 7 * 8 + 7
-  assert found.tolist() == [
-    0,
-    white,
-    0 * 64 + 1 * 8 + 2,
-    6 * 64 + 7 * 8 + 6,
-    6 * 64,
-    3 * 8,
-    0 * 64 + 1 * 8 + 1,
-    0,
-  ]
+  # Red, green and blue of each class, in octal.
+  expected = 0o000, 0o777, 0o012, 0o676, 0o600, 0o030, 0o011, 0o000
+  assert tuple(found) == expected
   examples = batch(3, (16, 16))['image']
   for side, cells in ((4, 1), (4, 4), (8, 4), (8, 2)):
     grid = (16 // side, 16 // side)
@@ -164,8 +149,8 @@ def official(tensors, examples, corrupted, hidden, seen, target):
 def test_loss_and_gradients_equal_the_paper(target):
   """Gradients agree to 1e-5 of their largest entry."""
   of, examples = objective(target=target), batch()
-  params = noisy(of, examples)
-  found, grads = compiled(target)(params, examples, KEY)
+  params = noisy(of)
+  found, grads = run(of, params, examples)
   tensors = torch_vit.leaves(params)
   state = seen_patches(of, examples)
   expected = official(tensors, examples, *state, target)
@@ -181,7 +166,7 @@ def test_loss_does_not_depend_on_hidden_pixels():
   Each is rotated by half a turn, which does not change its class.
   """
   of, examples = objective(), batch()
-  params, run = noisy(of, examples), compiled('mean_color')
+  params = noisy(of)
   _, hidden, _ = seen_patches(of, examples)
   own = cut(examples['image'])
   turned = np.where(hidden[:, :, None, None, None], own[:, :, ::-1, ::-1], own)
@@ -190,7 +175,7 @@ def test_loss_does_not_depend_on_hidden_pixels():
   changed = np.asarray(images) != np.asarray(examples['image'])
   assert changed.any((1, 2, 3)).all()
   first, second = (
-    run(params, {'image': each}, KEY) for each in (examples['image'], images)
+    run(of, params, {'image': each}) for each in (examples['image'], images)
   )
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
@@ -203,3 +188,47 @@ def test_initial_predictions_are_uniform():
   assert extra == {} and not params['head']['kernel'].any()
   assert params['head']['kernel'].shape == (16, 16 * 512)
   assert 0.005 < params['mask'].std() < 0.04
+
+
+def pictures_of(target, bias):
+  """Returns an objective, images, and pictures for a head with this bias."""
+  of, examples = objective(target=target), batch(3)
+  params = noisy(of)
+  head = params['head']
+  head['kernel'] *= 0
+  assert head['bias'].size == np.size(bias)
+  head['bias'] = jnp.float32(bias).ravel()
+  return of, examples, jax.jit(of.reconstruct)(params, examples, KEY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'target, cells', [('small_patch', 4), *further(['mean_color', 1])]
+)
+def test_the_most_likely_colour_of_each_cell_is_drawn(target, cells):
+  """The picture's own classes are the chosen ones."""
+  chosen = 37 * np.arange(1, cells**2 + 1) % 512
+  bias = np.eye(512)[chosen]
+  _, _, pictures = pictures_of(target, bias)
+  pixels = jnp.round(pictures.predicted * 255).astype(jnp.uint8)
+  found = colors(pixels, GRID, cells)
+  np.testing.assert_array_equal(found, np.broadcast_to(chosen, found.shape))
+  levels = np.array([chosen[0] // 64, chosen[0] // 8 % 8, chosen[0] % 8])
+  np.testing.assert_allclose(pictures.predicted[0, 0, 0], (levels + 0.5) / 8)
+
+
+@pytest.mark.slow
+def test_predicted_pixels_and_visible_patches_are_drawn():
+  """Corrupted patches are predicted, hidden or not; hidden ones are grey."""
+  ramp = np.linspace(-1, 1, SIDE * SIDE * 3).reshape(SIDE, SIDE, 3)
+  of, examples, pictures = pictures_of('pixels', ramp)
+  corrupted, hidden, _ = seen_patches(of, examples)
+  assert hidden.any() and (corrupted & ~hidden).any()
+  shown = cut(examples['image'] / 255)
+  own = np.broadcast_to(ramp / 2 + 0.5, shown.shape)
+  completed = np.where(corrupted[..., None, None, None], own, shown)
+  seen, near = cut(pictures.seen), dict(atol=1e-6)
+  np.testing.assert_allclose(cut(pictures.predicted), own, **near)
+  np.testing.assert_allclose(cut(pictures.completed), completed, **near)
+  np.testing.assert_allclose(seen[~corrupted], shown[~corrupted], **near)
+  assert (seen[hidden] == 0.5).all()

@@ -1,16 +1,15 @@
 """Tests of the distillation of features."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
-from vit_jax.errors import UserError
+from tests.objectives.tiny import images_of, inputs, noisy
 from vit_jax.models import vit
-from vit_jax.objectives.contract import Frozen, Inputs, Setting
+from vit_jax.objectives.contract import Frozen, Setting
 from vit_jax.objectives.match_features import Objective
 
 SIZE = (16, 16)
@@ -29,17 +28,10 @@ def objective(teacher=TEACHER, size=(32, 32), model=STUDENT, **keys):
 def test_the_loss_equals_torch():
   """The teacher's larger images have 6x6 patches; the student has 4x4."""
   of = objective(patch_weight=0.5)
-  rng = np.random.default_rng(0)
-  shapes, _ = jax.eval_shape(of.init, jax.random.key(0), None)
-  params = jax.tree.map(
-    lambda leaf: jnp.array(rng.normal(0, 0.3, leaf.shape), jnp.float32), shapes
-  )
+  params, images = noisy(of, scale=0.3), images_of(3, *SIZE)
   teacher = noise_params(TEACHER, (32, 32))
-  images = np.uint8(rng.integers(0, 256, (3, *SIZE, 3)))
-  inputs = Inputs(
-    {}, {'image': images}, jax.random.key(0), jnp.array(0), {'teacher': teacher}
-  )
-  loss, (metrics, _) = jax.jit(of.loss)(params, inputs)
+  batch = inputs({'image': images}, frozen={'teacher': teacher})
+  loss, (metrics, _) = jax.jit(of.loss)(params, batch)
 
   pixels = images / np.float32(127.5) - 1
   large = jax.image.resize(pixels, (3, 48, 48, 3), 'bicubic').clip(-1, 1)
@@ -76,21 +68,3 @@ def test_the_heads_have_different_initial_values():
   )
   assert of_features.shape == of_patches.shape
   assert (of_features != of_patches).all()
-
-
-@pytest.mark.parametrize(
-  'keys, message',
-  [
-    (dict(teacher_width=16), 'weights is 24: set'),
-    (dict(teacher_scale=1.25), 'teacher_scale.*20'),
-    (dict(patch_weight=-1), 'patch_weight'),
-    (
-      dict(teacher=vit.Model(0, **SIZES | dict(pool='token_gap'))),
-      'features of the teacher have 32 .* 16',
-    ),
-    (dict(teacher=vit.Model(0, **SIZES, channels=4)), 'for 4 channels'),
-  ],
-)
-def test_teachers_that_do_not_fit_are_refused(keys, message):
-  with pytest.raises(UserError, match=message):
-    objective(**keys).frozen()

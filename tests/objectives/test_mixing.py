@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from tests.faults.counts import further
+from tests.objectives.tiny import images_of
 from vit_jax.arrays import sharding
 from vit_jax.objectives import mixing
 from vit_jax.objectives.mixing import DeviceAugment, erase, normalize
@@ -18,10 +19,9 @@ ALL = dict(mixup=0.8, cutmix=1.0, erasing=0.5)
 MIXES = [dict(mixup=0.8), dict(cutmix=1.0), ALL]
 
 
-def batch(n=16, height=12, width=20):
-  rng = np.random.default_rng(0)
-  images = rng.integers(0, 256, (n, height, width, 3)).astype(np.uint8)
-  return {'image': images, 'label': np.arange(n, dtype=np.int32) % CLASSES}
+IMAGES = np.asarray(images_of(16, 12, 20))
+LABELS = np.arange(16, dtype=np.int32) % CLASSES
+BATCH = {'image': IMAGES, 'label': LABELS}
 
 
 @functools.cache
@@ -29,17 +29,17 @@ def compiled(**settings):
   return jax.jit(DeviceAugment(CLASSES, **settings))
 
 
-def augmented(seed=0, examples=None, **settings):
+def augmented(seed=0, **settings):
   """Returns images in 0…255, float64, and targets."""
-  images, targets = compiled(**settings)(
-    examples or batch(), jax.random.key(seed)
-  )
+  images, targets = compiled(**settings)(BATCH, jax.random.key(seed))
   assert images.dtype == np.float32
   return np.asarray(images, np.float64) * 127.5 + 127.5, np.asarray(targets)
 
 
-def one_hot(labels):
-  return np.eye(CLASSES)[labels]
+def mixed(weights, values):
+  """Returns weighted means of each example and the one before it."""
+  weights = weights.reshape(-1, *[1] * (values.ndim - 1))
+  return weights * values + (1 - weights) * np.roll(values, 1, axis=0)
 
 
 # Determinism
@@ -57,10 +57,9 @@ def test_batches_depend_on_the_key(settings):
 
 def test_without_settings_images_are_only_normalized():
   """Labels stay indices, for any number of classes."""
-  examples = jax.device_put(batch())
-  images, labels = DeviceAugment(0)(examples, jax.random.key(0))
-  np.testing.assert_array_equal(images, normalize(examples['image']))
-  np.testing.assert_array_equal(labels, examples['label'])
+  images, labels = DeviceAugment(0)(jax.device_put(BATCH), jax.random.key(0))
+  np.testing.assert_array_equal(images, normalize(jnp.array(IMAGES)))
+  np.testing.assert_array_equal(labels, LABELS)
   assert images.min() == -1 and images.max() == 1
 
 
@@ -69,19 +68,10 @@ def test_without_settings_images_are_only_normalized():
 
 def test_mixup_mixes_with_the_previous_example():
   """λ · example + (1 − λ) · previous, for pixels and labels."""
-  examples = batch()
   pixels, targets = augmented(mixup=0.8)
-  labels = examples['label']
-  before = np.roll(labels, 1)  # each of them differs from its neighbour
-  assert (labels != before).all()
-  share = targets[np.arange(16), labels]
-  np.testing.assert_allclose(
-    targets,
-    share[:, None] * one_hot(labels) + (1 - share[:, None]) * one_hot(before),
-  )
-  own = examples['image'].astype(float)
-  share = share[:, None, None, None]
-  expected = share * own + (1 - share) * np.roll(own, 1, axis=0)
+  weights = targets[np.arange(16), LABELS]  # neighbours have other labels
+  np.testing.assert_allclose(targets, mixed(weights, np.eye(CLASSES)[LABELS]))
+  expected = mixed(weights, IMAGES.astype(float))
   np.testing.assert_allclose(pixels, expected, atol=2e-5)
 
 
@@ -120,17 +110,15 @@ def boxes(weights):
 
 def test_cutmix_pastes_the_previous_example():
   """Labels are weighted by the fraction of pixels."""
-  examples = batch()
   pixels, targets = augmented(cutmix=1.0)
-  own = examples['image']
-  other, labels = np.roll(own, 1, axis=0), examples['label']
-  from_own = np.isclose(pixels, own, atol=1e-4).all(axis=3)
-  from_other = np.isclose(pixels, other, atol=1e-4).all(axis=3)
+  from_own, from_other = (
+    np.isclose(pixels, images, atol=1e-4).all(axis=3)
+    for images in (IMAGES, np.roll(IMAGES, 1, axis=0))
+  )
   assert (from_own ^ from_other).all()
-  share = from_own.mean(axis=(1, 2))
-  assert 0 < share.mean() < 1
-  expected = share[:, None] * one_hot(labels)
-  expected += (1 - share[:, None]) * one_hot(np.roll(labels, 1))
+  weights = from_own.mean(axis=(1, 2))
+  assert 0 < weights.mean() < 1
+  expected = mixed(weights, np.eye(CLASSES)[LABELS])
   np.testing.assert_allclose(targets, expected, atol=1e-6)
 
 
@@ -167,15 +155,13 @@ def test_cutmix_boxes_have_an_exact_size(monkeypatch):
 
 def test_mixup_and_cutmix_alternate():
   """Half of the batches are mixed by values, half by boxes."""
-  augment, own = compiled(mixup=0.8, cutmix=1.0), batch()['image']
-  by_boxes = 0
+  by_boxes, partners = 0, np.roll(IMAGES, 1, axis=0)
   for seed in range(100):
-    images, targets = augment(batch(), jax.random.key(seed))
-    pixels = np.asarray(images) * 127.5 + 127.5
+    pixels, targets = augmented(seed, mixup=0.8, cutmix=1.0)
     np.testing.assert_allclose(targets.sum(axis=1), 1, atol=1e-6)
     assert targets.shape == (16, CLASSES) and (targets >= 0).all()
-    either = np.isclose(pixels, own, atol=1e-3)
-    either |= np.isclose(pixels, np.roll(own, 1, axis=0), atol=1e-3)
+    either = np.isclose(pixels, IMAGES, atol=1e-3)
+    either |= np.isclose(pixels, partners, atol=1e-3)
     by_boxes += either.all()
   assert 50 - 5 * 5 < by_boxes < 50 + 5 * 5
 
@@ -221,11 +207,10 @@ def test_erasing_replaces_a_rectangle_by_noise():
 @pytest.mark.parametrize('settings', [{}, dict(mixup=0.8), dict(cutmix=1.0)])
 def test_sixteen_bits_are_treated_as_eight(settings):
   """257 times the values as uint16 are the same images in [-1, 1]."""
-  examples = batch()
-  wide = examples | {'image': examples['image'].astype(np.uint16) * 257}
+  wide = BATCH | {'image': IMAGES.astype(np.uint16) * 257}
   augment, key = compiled(**settings), jax.random.key(3)
-  images, targets = augment(jax.device_put(examples), key)
-  same, same_targets = augment(jax.device_put(wide), key)
+  images, targets = augment(BATCH, key)
+  same, same_targets = augment(wide, key)
   np.testing.assert_allclose(same, images, atol=1e-5)
   np.testing.assert_array_equal(same_targets, targets)
 
@@ -240,12 +225,9 @@ def test_mixing_is_the_same_on_any_mesh(settings):
     mesh = sharding.make_mesh(devices, **sizes)
     split = sharding.batch_sharding(mesh)
     augment = jax.jit(DeviceAugment(CLASSES, **settings), out_shardings=split)
-    examples = jax.device_put(batch(), split)
+    examples = jax.device_put(BATCH, split)
     key = jax.device_put(jax.random.key(7), sharding.replicated(mesh))
     outputs = [augment(examples, jax.random.fold_in(key, i)) for i in range(4)]
     results.append(jax.device_get(outputs))
   for other in results[1:]:
-    for expected, got in zip(
-      jax.tree.leaves(results[0]), jax.tree.leaves(other), strict=True
-    ):
-      np.testing.assert_array_equal(got, expected)
+    jax.tree.map(np.testing.assert_array_equal, other, results[0])

@@ -4,17 +4,20 @@ import functools
 import json
 import math
 import shutil
-import signal
 
 import numpy as np
 import pytest
 
 from tests import cli
 
+
+def under(path, **values):
+  """Returns flags of the keys of a section."""
+  return {f'{path}.{key}': value for key, value in values.items()}
+
+
 SMALL = cli.QUIET | {
-  'source.name': 'synthetic',
-  'source.num_examples': 64,
-  'source.num_classes': 10,
+  **under('source', name='synthetic', num_examples=64, num_classes=10),
   'train.num_examples': 64,
   'image_size': 16,
   'batch_size': 16,
@@ -23,84 +26,52 @@ SMALL = cli.QUIET | {
   'schedule.warmup': '2 steps',
   'checkpoint.every': '5 steps',
 }
-MODEL = {
-  'model.width': 16,
-  'model.mlp_dim': 24,
-  'model.num_heads': 2,
-  'model.dtype': 'float32',
-  'model.unroll': 1,
-}
+SIZES = dict(width=16, mlp_dim=24, num_heads=2, dtype='float32', unroll=1)
+MODEL = under('model', **SIZES)
 MASKED = MODEL | {
   'model.depth': 12,  # the depth of B, for the rules of its fine-tuning
   'evals.test.every': '20 steps',
 }
-MAE = MASKED | {
-  'model.pool': 'token',
-  'objective.decoder.width': 16,
-  'objective.decoder.depth': 1,
-  'objective.decoder.num_heads': 2,
-  'objective.decoder.mlp_dim': 16,
-}
+DECODER = dict(width=16, depth=1, num_heads=2, mlp_dim=16)
+MAE = MASKED | {'model.pool': 'token', **under('objective.decoder', **DECODER)}
+HEAD = dict(hidden=24, bottleneck=8, dtype='float32')
 DINO = MODEL | {
-  'augment.local_crops': 2,
-  'augment.local_size': 8,
-  'model.patch_size': 4,
-  'model.depth': 2,
+  **under('augment', local_crops=2, local_size=8),
+  **under('model', patch_size=4, depth=2),
+  **under('objective.head', outputs=32, **HEAD),
   'objective.temperature_warmup': '2 epochs',
-  'objective.head.outputs': 32,
-  'objective.head.hidden': 24,
-  'objective.head.bottleneck': 8,
-  'objective.head.dtype': 'float32',
-  'evals.knn.every': '20 steps',
-  'evals.knn.ks': '5',
+  **under('evals.knn', every='20 steps', ks='5'),
   'checkpoint.best': 'knn_teacher/5nn',
 }
-RULES = "(('(head|patch_head)/last/.*', {'lr_after': '8 steps'}),)"
 DINOV2 = DINO | {
-  'augment.patch_size': 4,
-  'augment.group': 4,
+  **under('augment', patch_size=4, group=4),
   # With the recipe's 1e-5, the class tokens of all images are at first so
   # similar that rounding determines the nearest neighbours of KoLeo.
   'model.layer_scale': 1.0,
-  'optimizer.rules': RULES,
+  'optimizer.rules': "(('.*head/last/.*', {'lr_after': '8 steps'}),)",
 }
 # Steps of three sizes; the Gram teacher is replaced before and after the kill.
 GRAM = DINOV2 | {
   'augment.sizes': '((0.4, 16, 8, 32), (0.3, 24, 8, 32), (0.3, 24, 16, 48))',
-  'objective.patch_head.outputs': 24,
-  'objective.patch_head.hidden': 24,
-  'objective.patch_head.bottleneck': 8,
-  'objective.patch_head.dtype': 'float32',
+  **under('objective.patch_head', outputs=24, **HEAD),
   'objective.gram_warmup': '4 steps',
   'objective.gram_replace': "('4 steps', '12 steps')",
   'optimizer.rules': '()',
 }
 # Config, its changes, and the metric of the nearest neighbours.
 RUNS = {
-  'mae': ('configs/cifar10.py:objective=mae', MAE, 'test/20nn'),
-  'masked_patch': (
-    'configs/cifar10.py:objective=masked_patch',
-    MASKED,
-    'test/20nn',
-  ),
-  'dino': ('configs/dino.py', DINO, 'knn/5nn'),
-  'dinov2': (
-    'configs/dinov2.py:recipe=short,model=S,patch=16',
-    DINOV2,
-    'knn/5nn',
-  ),
-  'dinov3': (
-    'configs/dinov3.py:recipe=gram,model=S,stage=highres',
-    GRAM,
-    'knn/5nn',
-  ),
+  'mae': ('cifar10.py:objective=mae', MAE, 'test/20nn'),
+  'masked_patch': ('cifar10.py:objective=masked_patch', MASKED, 'test/20nn'),
+  'dino': ('dino.py', DINO, 'knn/5nn'),
+  'dinov2': ('dinov2.py:recipe=short,model=S,patch=16', DINOV2, 'knn/5nn'),
+  'dinov3': ('dinov3.py:recipe=gram,model=S,stage=highres', GRAM, 'knn/5nn'),
 }
 
 
-def command_of(name, workdir, **more):
+def command_of(name, workdir):
   config, changes, _ = RUNS[name]
-  values = SMALL | changes | {k.replace('__', '.'): v for k, v in more.items()}
-  return cli.command('train', *cli.flags(config, workdir, values))
+  flags = cli.flags(f'configs/{config}', workdir, SMALL | changes)
+  return cli.command('train', *flags)
 
 
 @pytest.fixture(scope='module')
@@ -116,20 +87,16 @@ def trained(tmp_path_factory):
   return run
 
 
-def kill(command, workdir, step, devices=1):
-  process = cli.start(command, devices)
-  cli.wait_for_step(workdir, step, [process])
-  process.send_signal(signal.SIGKILL)
-  process.communicate()
-
-
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('name', RUNS)
 def test_a_killed_run_equals_an_uninterrupted_one(name, trained, tmp_path):
   """`evaluate` gives the results of the run, for all of its weights."""
   again = command_of(name, tmp_path)
-  kill(again, tmp_path, 7)
+  process = cli.start(again)
+  cli.wait_for_step(tmp_path, 7, [process])
+  process.kill()
+  process.communicate()
   _, log = cli.run(again)
   sizes = 3 if name == 'dinov3' else 1
   assert log.count('compiling the training step') == sizes
@@ -225,8 +192,7 @@ def test_a_probe_is_resumed_and_evaluated(kind, trained, tmp_path):
     'init_from': pretrained,
     'num_classes': 0,
     'objective.num_classes': 10,
-    'evals.val.split': 'test',
-    'evals.val.every': '2 steps',
+    **under('evals.val', split='test', every='2 steps'),
     'checkpoint.every': '2 steps',
     'total': '4 steps',
     'schedule.base_lr': 0.5,
