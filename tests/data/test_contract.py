@@ -8,7 +8,7 @@ import pytest
 from indexed_source import Numbered, mesh_of, train
 from minimal_config import completed
 
-from tests.plugins import two_crops, unlabelled
+from tests.plugins import unlabelled
 from vit_jax.arrays import sharding
 from vit_jax.data import contract
 from vit_jax.data.pipeline import order, stream
@@ -17,11 +17,11 @@ from vit_jax.errors import UserError
 from vit_jax.training import data
 from vit_jax.training.experiment import Experiment
 
-CROPS = two_crops.TrainTransform((8, 6))
+CROPS = unlabelled.TrainTransform((8, 6))
 IMAGES = {
-  'augment.name': 'tests.plugins.two_crops',
+  'augment.name': 'tests.plugins.unlabelled',
   'source': dict(name='tests.plugins.unlabelled', num_examples=64),
-  'objective.name': 'tests.plugins.agreement',
+  'objective.name': 'tests.plugins.unlabelled',
   'evals': {},
 }
 

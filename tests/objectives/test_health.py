@@ -25,29 +25,15 @@ def test_effective_rank_equals_that_of_singular_values(n, d):
   values = np.linalg.svd(used, compute_uv=False)
   fractions = values**2 / (values**2).sum()
   expected = np.exp(-np.log((fractions**2).sum()))
-  ours = jax.jit(health.effective_rank)(jnp.array(x, jnp.float32))
+  x = jnp.array(x, jnp.float32)
+  ours = jax.jit(health.effective_rank)(x)
   assert float(ours) == pytest.approx(expected, rel=1e-4)
-  mesh = sharding.make_mesh(jax.devices(), data=-1)
   if n % 8 == 0:
+    mesh = sharding.make_mesh(jax.devices(), data=-1)
     with jax.set_mesh(mesh):
-      split = jax.device_put(
-        jnp.array(x, jnp.float32), sharding.batch_sharding(mesh)
-      )
+      split = jax.device_put(x, sharding.batch_sharding(mesh))
       again = jax.jit(health.effective_rank)(split)
     assert float(again) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_metrics_of_collapsed_and_of_spread_features():
-  """1 and 0 for multiples of one vector, d and 1 for all directions."""
-  alike = jnp.outer(jnp.arange(1.0, 9), jnp.arange(1.0, 7))
-  metrics = health.feature_metrics(alike)
-  assert float(metrics['effective_rank']) == pytest.approx(1, abs=1e-3)
-  assert float(metrics['feature_deviation']) < 1e-3
-  spread = jnp.concatenate([jnp.eye(6), -jnp.eye(6)])
-  metrics = health.feature_metrics(spread)
-  assert float(metrics['effective_rank']) == pytest.approx(6, rel=1e-5)
-  assert float(metrics['feature_deviation']) == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -81,16 +81,10 @@ def sincos(rows, columns, width, last_included=False):
 
   In big_vision, the last frequency is 1/10000 (`last_included`).
   """
-  table = np.zeros((rows, columns, width))
   quarter = width // 4
-  for y in range(rows):
-    for x in range(columns):
-      for half, place in enumerate((x, y)):
-        for i in range(quarter):
-          angle = place / 10000 ** (i / (quarter - last_included))
-          table[y, x, 2 * half * quarter + i] = np.sin(angle)
-          table[y, x, (2 * half + 1) * quarter + i] = np.cos(angle)
-  return torch.tensor(table.reshape(-1, width))
+  periods = 10000 ** (np.arange(quarter) / (quarter - last_included))
+  y, x = np.mgrid[:rows, :columns].reshape(2, -1, 1) / periods
+  return torch.tensor(np.hstack([np.sin(x), np.cos(x), np.sin(y), np.cos(y)]))
 
 
 def assert_gradients(found, tensors):

@@ -6,12 +6,10 @@ from vit_jax.config import complete
 
 
 def get_config():
-  config = ConfigDict()
+  config = ConfigDict(
+    dict(batch_size=8, micro_batches=2, image_size=8, num_classes=3)
+  )
   config.total = '8 steps'
-  config.batch_size = 8
-  config.micro_batches = 2
-  config.image_size = 8
-  config.num_classes = 3
   config.source = dict(name='tests.plugins.lab_source')
   config.train = dict(split='train', num_examples=32)
   config.model = dict(name='tests.plugins.lab_model')
@@ -37,9 +35,7 @@ def get_config():
   config.checkpoint = dict(every='4 steps', best='lab_teacher/accuracy')
   config.log = dict(
     every='1 steps',
-    tensorboard=False,
-    curves=False,
-    report=False,
+    **dict(tensorboard=False, curves=False, report=False),
     trackers=dict(lab=dict(name='tests.plugins.lab_tracker')),
   )
   return complete(config)

@@ -31,11 +31,10 @@ class Model(contract.Model):
     return {'params': params}
 
   def apply(self, variables, *args, method=None, **kwargs):
-    if method == 'predict':
-      return self.predict(variables['params'], *args, **kwargs)
-    if method is not None:
+    if method not in (None, 'predict'):
       raise UserError(f'this model has no {method}; allowed: predict.')
-    return self.predict(variables['params'], *args, **kwargs)['logits']
+    found = self.predict(variables['params'], *args, **kwargs)
+    return found if method else found['logits']
 
   def predict(self, params, images, key=None, want=()):
     del key  # the model has no dropout

@@ -22,12 +22,10 @@ class Objective(Base):
     self.warmup_steps = setting.steps(warmup)
 
   def init(self, key, batch):
-    del batch
     params = self.setting.init_model(key)
     return params, self.start_extra(params, {})
 
   def start_extra(self, params, extra):
-    del extra
     centre = jnp.zeros(self.setting.model.num_classes)
     return {'teacher': params, 'centre': centre}
 
@@ -44,13 +42,8 @@ class Objective(Base):
     return loss, ({'distance': distance}, {'centre': taught.mean(0)})
 
   def update_extra(self, params, extra, carry, step):
-    del step
-
-    def follow(old, new):
-      return self.decay * old + (1 - self.decay) * new
-
     new = {'teacher': params, 'centre': carry['centre']}
-    return jax.tree.map(follow, extra, new)
+    return optax.incremental_update(new, extra, 1 - self.decay)
 
   def weights(self, params, extra):
     return {'params': params, 'teacher': extra['teacher']}

@@ -7,6 +7,7 @@ uses all of them.
 import json
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 CONFIG = 'tests/plugins/lab_config.py'
 FORMAT = 'tests.plugins.lab_weights'
-STOPPING = {'evals__lab__name': 'tests.plugins.lab_stopping'}
 
 
 def train(workdir, code=0, command='train', **changes):
@@ -34,12 +34,16 @@ def train(workdir, code=0, command='train', **changes):
 
 def params_of(path):
   """Returns {path: array} of weights in any format."""
-  import jax
-
   source = pretrained.find(str(path))
   mesh = sharding.make_mesh(jax.devices()[:1])
   params = source.load(source.abstract_params(mesh))
   return {k: np.asarray(v) for k, v in tree.flatten(params).items()}
+
+
+def evaluated(path):
+  """Returns the results of the command `evaluate`."""
+  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={path}', '--json'))
+  return json.loads(out)
 
 
 def evaluations(workdir):
@@ -70,20 +74,18 @@ def lab(tmp_path_factory):
 
 def test_a_run_evaluates_all_weights_of_the_objective(lab):
   """The results of student and teacher differ."""
-  steps = [line['step'] for line in evaluations(lab.run)]
-  assert steps == [4, 8]
+  assert [line['step'] for line in evaluations(lab.run)] == [4, 8]
   for line in evaluations(lab.run):
     assert line['lab/count'] == line['lab_teacher/count'] == 32
     assert line['lab/confidence'] != line['lab_teacher/confidence']
     assert line['lab/confidence'] != line['lab/confidence_other']
-  assert all(
-    'distance' in line for line in cli.lines(lab.run) if 'loss' in line
-  )
+  for line in cli.lines(lab.run):
+    assert ('distance' in line) == ('loss' in line)
 
 
 def test_a_preempted_run_resumes_exactly(lab, tmp_path):
   """It is stopped in the evaluation of step 4; all lines are the same."""
-  train(tmp_path, code=42, **STOPPING)
+  train(tmp_path, code=42, evals__lab__stops=True)
   assert [line['step'] for line in cli.lines(tmp_path)] == [1, 2, 3, 4]
   _, err = train(tmp_path, log__trackers__lab__fails_from=6)
   assert cli.lines(tmp_path) == cli.lines(lab.run)
@@ -117,34 +119,25 @@ def test_frozen_parameters_do_not_change(lab):
 def test_evaluate_repeats_the_results(lab, where):
   """The weights are a checkpoint or in the lab's format."""
   path = {'run': lab.run, 'weights': f'{FORMAT}:{lab.weights}'}[where]
-  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={path}', '--json'))
-  last, found = evaluations(lab.run)[-1], json.loads(out)
+  found, last = evaluated(path), evaluations(lab.run)[-1]
   for key in ('accuracy', 'count'):
     assert found[key] == last[f'lab/{key}']
-  endings = {'run': {'': '', 'teacher/': '_teacher'}, 'weights': {'': ''}}[
-    where
-  ]
-  assert ('teacher/accuracy' in found) == ('teacher/' in endings)
-  for prefix, ending in endings.items():
+  assert ('teacher/accuracy' in found) == (where == 'run')
+  names = {'': 'lab'} | ({'teacher/': 'lab_teacher'} if where == 'run' else {})
+  for prefix, name in names.items():
     for key in ('confidence', 'confidence_other'):  # sums over other batches
-      np.testing.assert_allclose(
-        found[prefix + key], last[f'lab{ending}/{key}'], rtol=1e-5
-      )
+      near = pytest.approx(last[f'{name}/{key}'], rel=1e-5)
+      assert found[prefix + key] == near
 
 
 def test_convert_to_the_lab_format_and_back(lab, tmp_path):
   """The parameters and their description are the same."""
   assert (lab.weights / 'stem.kernel.npy').is_file()
   convert.run(f'{FORMAT}:{lab.weights}', str(tmp_path / 'back'))
-  expected, found = params_of(lab.run), params_of(tmp_path / 'back')
-  assert set(expected) == set(found)
-  for path, array in expected.items():
-    np.testing.assert_array_equal(found[path], array)
-  about = [
-    pretrained.find(str(path)).description.to_json()
-    for path in (lab.run, tmp_path / 'back')
-  ]
-  assert about[0] == about[1]
+  paths = lab.run, tmp_path / 'back'
+  jax.tree.map(np.testing.assert_array_equal, *map(params_of, paths))
+  before, after = (pretrained.find(str(path)).description for path in paths)
+  assert before.to_json() == after.to_json()
 
 
 def test_convert_selects_the_teacher(lab, tmp_path):
@@ -153,9 +146,9 @@ def test_convert_selects_the_teacher(lab, tmp_path):
   convert.run(str(lab.run), teacher, 'teacher')
   found, student = params_of(teacher), params_of(lab.run)
   assert not np.array_equal(found['body/kernel'], student['body/kernel'])
-  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={teacher}', '--json'))
   confidence = evaluations(lab.run)[-1]['lab_teacher/confidence']
-  assert json.loads(out)['confidence'] == pytest.approx(confidence, rel=1e-5)
+  expected = pytest.approx(confidence, rel=1e-5)
+  assert evaluated(teacher)['confidence'] == expected
   with pytest.raises(UserError, match="is 'pupil'; allowed: params, tea"):
     convert.run(str(lab.run), str(tmp_path / 'pupil'), 'pupil')
 
@@ -178,8 +171,6 @@ def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
 
 def test_checkpoint_best_accepts_metrics_of_the_teacher():
   """Names of other weights are refused."""
-  import jax
-
   config = loading.load(CONFIG)
   assert config.checkpoint.best == 'lab_teacher/accuracy'
   config.checkpoint.best = 'lab_pupil/accuracy'
