@@ -233,11 +233,21 @@ def test_nearest_is_the_first_with_the_fewest_different_bits(
   assert 5 < (rows < 0).sum() < len(rows) - 5
 
 
-def test_a_split_without_usable_images_has_no_copies():
-  found = {
-    name: inspection.Found(
-      np.zeros(count, inspection._ROW), np.zeros((2, 3)), []
-    )
-    for name, count in (('train', 0), ('test', 3))
+def test_copies_have_the_same_pixels_or_else_the_most_similar_hash():
+  """A split without usable images has no copies."""
+
+  def found(*examples):
+    rows = np.zeros(len(examples), inspection._ROW)
+    rows['contents'] = [content for content, _ in examples]
+    rows['hashes'] = [perceptual for _, perceptual in examples]
+    return inspection.Found(rows, np.zeros((2, 3)), [])
+
+  splits = {
+    'train': found((1, 5), (2, 4)),
+    'test': found((7, 5), (1, 5)),
+    'none': found(),
   }
-  assert not list(inspection.copies(found, 'train', 'test', 4))
+  copies = [*inspection.copies(splits, 'train', 'test', 4)]
+  assert copies == [(0, 1, 0, True), (1, 0, 1, False)]
+  for names in (('train', 'none'), ('none', 'test')):
+    assert not [*inspection.copies(splits, *names, 4)]

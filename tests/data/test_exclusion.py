@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 from minimal_config import completed, with_outputs
+from tfds_twin import open_twin
 
 from vit_jax.data import filters, inspection
 from vit_jax.data.contract import Remaining
@@ -252,3 +253,20 @@ def test_listed_images_are_left_out_of_pseudo_labels(tmp_path):
   kept = filters.without_listed(source, listed)
   expected = [images.where(i) for i in (1, 1, 7)]
   assert [kept.where(i) for i in range(len(kept))] == expected
+
+
+@pytest.mark.parametrize('kind', ['array_record', 'tfrecord'])
+def test_a_list_applies_to_moved_data_without_damaged_shards(
+  prepared, copied, tmp_path, kind
+):
+  source = open_twin(prepared[kind])
+  path = write(tmp_path / 'list.jsonl', source, [0, 30])
+  folder, shard = copied(kind)
+  shard.write_bytes(b'' if kind == 'array_record' else shard.read_bytes()[:-1])
+  moved = open_twin(folder, on_bad_shard='skip')
+  left = filters.without_listed(moved, path)
+  assert len(moved) == (26 if kind == 'array_record' else 39)
+  found = [left[i]['image'] for i in range(len(left))]
+  expected = [moved[i]['image'] for i in range(1, len(moved))]
+  expected.remove(source[30]['image'])
+  assert found == expected

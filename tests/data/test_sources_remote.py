@@ -5,7 +5,7 @@ import shutil
 import contract
 import pytest
 from bucket import NAME
-from test_index import write_shards
+from test_index import load, write_shards
 from test_sources_tar import images, samples, write_tar
 from tfds_twin import open_twin
 
@@ -22,11 +22,8 @@ def test_tar_shards_in_a_bucket(bucket):
   write_tar(bucket / 'set' / 'val' / '0.tar', samples(7, 8))
   path = f'{NAME}/set'
   contract.check(tar.Source('val', path=path), images(7, 8), [])
-  for pattern, first in (
-    ('', 0),
-    ('/train-{1..1}.tar', 4),
-    ('/train-*.tar', 0),
-  ):
+  patterns = {'': 0, '/train-{1..1}.tar': 4, '/train-*.tar': 0}
+  for pattern, first in patterns.items():
     source = tar.Source('train', path=path + pattern)
     contract.check(source, images(first, 7), [f'{path}/train-'])
   assert len(list((bucket / 'set' / index.FOLDER).iterdir())) == 2
@@ -48,25 +45,17 @@ def test_a_manifest_in_a_bucket(bucket):
     manifest.Source('test', path=f'{NAME}/list.csv')[0]
 
 
-def test_the_tfrecord_index_is_stored_in_the_bucket(bucket):
+def test_the_tfrecord_index_is_stored_in_the_bucket(bucket, monkeypatch):
   """It is built once."""
   local, _ = write_shards(bucket, [3, 0, 4])
   remote = [f'{NAME}/{path.rpartition("/")[2]}' for path in local]
-
-  def load(paths, scan=records.scan):
-    return index.load(paths, 'tfrecord', scan, on_bad_shard='error')
-
-  offsets = [
-    [shard.tolist() for shard in load(paths).split('offset')]
-    for paths in (local, remote)
-  ]
-  assert offsets[0] == offsets[1]
+  expected = load(local).columns['offset'].tolist()
+  assert load(remote).columns['offset'].tolist() == expected
   assert (bucket / index.FOLDER).is_dir()
-  again = load(remote, scan=lambda path: pytest.fail('scanned again'))
-  assert [shard.tolist() for shard in again.split('offset')] == offsets[0]
-  part = files.Files(local).read(2, 12, 5)
+  monkeypatch.setattr(records, 'scan', lambda path: pytest.fail('again'))
+  assert load(remote).columns['offset'].tolist() == expected
   opened = files.Files(remote)
-  assert opened.read(2, 12, 5) == part
+  assert opened.read(2, 12, 5) == files.Files(local).read(2, 12, 5)
   with pytest.raises(DecodeError):
     opened.read(0, 10, 1000)
 

@@ -37,6 +37,9 @@ _OTHER_DATA = (
   'with python -m vit_jax.check_data --against.'
 )
 _MAX_NAMES = 5  # maximum number of class names in a message
+# Directory of a file in the name of a part: '/data/cifar10/3.0.2/FILE', or, of
+# a member of a mixture, 'MEMBER//data/cifar10/3.0.2/FILE'.
+_DIRECTORY = re.compile(r'(?:^|(?<=/))(?:/|gs://).*/')
 
 
 class Chosen(Wrapped):
@@ -124,15 +127,9 @@ def listed(
   by_part = _read(paths.locate(path))
   if not strict and not list(source.rows()):
     return none  # other data, without positions
-  entries, start, parts = [], 0, set()  # (index, line) of each listed example
-  for part, rows in checked_rows(source):
-    by_position = by_part.get(part, {})  # a part can occur several times
-    matches = np.flatnonzero(np.isin(rows, list(by_position))).tolist()
-    entries += [(start + i, by_position[int(rows[i])]) for i in matches]
-    start += len(rows)
-    parts.add(part)
-  if by_part and not by_part.keys() & parts:
-    problem = f'lists examples of {next(iter(by_part))!r}.'
+  entries = _matches(source, by_part)
+  if entries is None:
+    problem, entries = f'lists examples of {next(iter(by_part))!r}.', []
   else:
     problem = _changed_image(source, entries)
   if problem and strict:
@@ -144,6 +141,32 @@ def listed(
   return np.array([index for index, _ in entries], np.int64)
 
 
+def _matches(
+  source: Source, by_part: dict[str, dict[int, dict[str, Any]]]
+) -> list[tuple[int, dict[str, Any]]] | None:
+  """Finds the examples of a list.
+
+  Args:
+    source: source of the examples.
+    by_part: {part: {position: object of the line}}.
+
+  Returns:
+    (index, object of the line) of each listed example, in the order of the
+    indices; None if all listed examples belong to other parts.
+  """
+  # Files that were moved have another directory.
+  by_file = {_DIRECTORY.sub('', part): x for part, x in by_part.items()}
+  entries, start, is_known = [], 0, not by_part
+  for part, rows in checked_rows(source):  # a part can occur several times
+    by_position = by_part.get(part, by_file.get(_DIRECTORY.sub('', part)))
+    if by_position is not None:
+      is_known = True
+      matches = np.flatnonzero(np.isin(rows, list(by_position))).tolist()
+      entries += [(start + i, by_position[int(rows[i])]) for i in matches]
+    start += len(rows)
+  return entries if is_known else None
+
+
 def _changed_image(
   source: Source, entries: list[tuple[int, dict[str, Any]]]
 ) -> str:
@@ -151,7 +174,7 @@ def _changed_image(
 
   Args:
     source: source of the examples.
-    entries: (index, line) of each listed example.
+    entries: see `_matches`.
 
   Returns:
     The end of a sentence about the list, if an image has changed; else ''.

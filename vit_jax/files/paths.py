@@ -224,9 +224,12 @@ def cause(error: BaseException) -> Cause:
   """Returns the cause of an error from a file system or an object store."""
   if isinstance(error, FileNotFoundError | PermissionError):
     return Cause.USER
-  status = getattr(error, 'code', None)  # attribute of gcsfs's HttpError
+  # gcsfs raises HttpError, which has the attribute `code`, and for status 403
+  # OSError('Forbidden: …').
+  status = getattr(error, 'code', None)
   if status in _USER_STATUS or str(error).startswith('Forbidden'):
     return Cause.USER
+  # Errors of google.auth
   if type(error).__name__ in ('DefaultCredentialsError', 'RefreshError'):
     return Cause.USER
   number = error_number(error)

@@ -49,7 +49,7 @@ class Source(contract.Source):
     self.class_names = [f'class {i}' for i in range(num_classes)]
     self._num_examples = num_examples
     self._shape = (height, width, 3)
-    self._split = list(split.encode())
+    self._split = list(split.encode())  # a part of the seed of each example
 
   def __len__(self) -> int:
     return self._num_examples
@@ -59,6 +59,7 @@ class Source(contract.Source):
       raise IndexError(f'{self.name} has no example {index}')
     rng = np.random.default_rng([*self._split, index])
     label = int(rng.integers(self.num_classes))
+    # The mean colour of the class; with the noise, values are 0 to 254.
     colour = np.random.default_rng(label).integers(64, 192, 3)
     noise = rng.integers(-64, 64, self._shape)
     return {'image': (colour + noise).astype(np.uint8), 'label': label}

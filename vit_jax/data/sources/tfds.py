@@ -49,15 +49,13 @@ class Records(contract.Source):
     self.features = info.features
     self._full_name = info.full_name
     self._records = _open(info, dataset, split, on_bad_shard)
-    self._parts = info.splits[split].file_instructions
 
   def __len__(self) -> int:
     return len(self._records)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the examples as (file, positions in it); see `data.contract`."""
-    for part in self._parts:
-      yield part.filename, np.arange(part.skip, part.skip + part.take)
+    yield from self._records.rows()
 
   def read(self, index: int) -> bytes:
     """Returns the record of an example."""
@@ -245,11 +243,13 @@ def _class_names(feature: Any) -> list[str]:
   return BOOLEANS if is_boolean else []  # TFDS stores them as 0 and 1
 
 
-def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
+def _open(
+  info: Any, dataset: str, split: str, on_bad_shard: str
+) -> records.ArrayRecords | records.TFRecords:
   """Opens the records of a split.
 
   Returns:
-    Object with `len`, `read(index)` and `where(index)`.
+    `records.ArrayRecords` or `records.TFRecords`.
 
   Raises:
     UserError: the split does not exist, or the format cannot be read.

@@ -19,12 +19,13 @@ from vit_jax.data.storage import records
 from vit_jax.errors import UserError, check_choice
 
 Features = Mapping[str, Any]  # features of a tf.train.Example, by name
-# A distance belongs to the last class whose threshold it exceeds.
+# Lower bounds of the classes: a distance belongs to the last class whose bound
+# it exceeds.
 _CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0)
 _KITTI_DISTANCES_M = (-100.0, 8.0, 20.0, 999.0)
 _NO_VEHICLE_M = 1000.0  # distance if there is no vehicle
-_VEHICLES = 3  # the first classes of the feature: Car, Van, Truck
-_BINS = 16
+_VEHICLES = 3  # the first classes of `objects/type`: Car, Van, Truck
+_BINS = 16  # classes of the tasks of dSprites
 
 
 class Task(NamedTuple):
@@ -52,18 +53,22 @@ def _threshold(distance: np.float32, thresholds: tuple[float, ...]) -> int:
 
 
 def _clevr_count(features: Features) -> int:
-  # All images have 3 to 10 objects.
+  """Returns the class of the number of objects, which is 3 to 10."""
   return len(features['objects/size'].int64_list.value) - 3
 
 
 def _clevr_distance(features: Features) -> int:
+  """Returns the class of the distance of the nearest object."""
+  # [objects, 3]: the two coordinates in the image, and the depth.
   coordinates = features['objects/pixel_coords'].float_list.value
   depth = np.float32(coordinates).reshape(-1, 3)[:, 2]
   return _threshold(depth.min(), _CLEVR_DISTANCES)
 
 
 def _kitti_distance(features: Features) -> int:
+  """Returns the class of the distance of the nearest vehicle."""
   kinds = np.array(features['objects/type'].int64_list.value, np.int64)
+  # [objects, 3]: x, y and z in the coordinates of the camera, metres.
   location = features['objects/location'].float_list.value
   depth = np.float32(location).reshape(-1, 3)[:, 2]
   vehicles = depth[kinds < _VEHICLES]

@@ -13,7 +13,7 @@ import logging
 import os
 import struct
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from array_record.python import array_record_data_source
 from etils import epath
 from google.protobuf.message import DecodeError as ProtoError
+from jaxtyping import Int
 from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import progress
@@ -182,7 +183,7 @@ class ArrayRecords:
       else:
         kept.append(part)
     self._source = array_record_data_source.ArrayRecordDataSource(kept)
-    self._parts = [(part.filename, part.skip) for part in kept]
+    self._parts = kept
     self._index = Concatenation(part.take for part in kept)
 
   def __len__(self) -> int:
@@ -203,8 +204,13 @@ class ArrayRecords:
   def where(self, index: int) -> str:
     """Returns the file of a record, and its index in the file."""
     number, position = self._index.find(index)
-    path, skip = self._parts[number]
-    return f'{path}, record {skip + position}'
+    part = self._parts[number]
+    return f'{part.filename}, record {part.skip + position}'
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields (path of a file, indices in it) of the records, in order."""
+    for part in self._parts:
+      yield _rows(part, part.take)
 
 
 def _fault(part: Any) -> str:
@@ -258,13 +264,14 @@ class TFRecords:
         ):
           columns[path] = offsets, sizes, cut
     self._files = files.Files([part.filename for part in instructions])
-    self._parts = []
+    self._parts = instructions
+    self._columns = []  # offsets and sizes of the records of each part
     for part in instructions:
       offsets, sizes, cut = columns[part.filename]
       _check_count(part, len(offsets), cut)
       rows = slice(part.skip, part.skip + part.take)
-      self._parts.append((offsets[rows], sizes[rows]))
-    self._index = Concatenation(len(offsets) for offsets, _ in self._parts)
+      self._columns.append((offsets[rows], sizes[rows]))
+    self._index = Concatenation(len(offsets) for offsets, _ in self._columns)
 
   def __len__(self) -> int:
     return len(self._index)
@@ -292,11 +299,26 @@ class TFRecords:
     number, offset, _ = self._find(index)
     return f'{self._files.paths[number]} @ {offset}'
 
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields (path of a file, indices in it) of the records, in order."""
+    for part, (offsets, _) in zip(self._parts, self._columns, strict=True):
+      yield _rows(part, len(offsets))
+
   def _find(self, index: int) -> tuple[int, int, int]:
     """Returns (index of the file, offset, size) of a record."""
     number, row = self._index.find(index)
-    offsets, sizes = self._parts[number]
+    offsets, sizes = self._columns[number]
     return number, int(offsets[row]), int(sizes[row])
+
+
+def _rows(part: Any, count: int) -> tuple[str, Int[np.ndarray, ' n']]:
+  """Returns the path of a file, and the indices of the records read from it.
+
+  Args:
+    part: read instruction of TFDS.
+    count: number of records that are read.
+  """
+  return part.filename, np.arange(part.skip, part.skip + count)
 
 
 def _check_count(part: Any, actual: int, cut: int) -> None:
