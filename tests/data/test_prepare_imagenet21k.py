@@ -267,29 +267,20 @@ def test_workers_end_with_a_killed_parent(tmp_path):
   """
   script = tmp_path / 'main.py'
   script.write_text(textwrap.dedent(program))
-  parent = subprocess.Popen(
-    [sys.executable, script],
-    cwd=cli.ROOT,
-    env=cli.environment() | {'PYTHONPATH': str(cli.ROOT)},
-  )
-  wait_until(lambda: len(list(tmp_path.glob('*.pid'))) == 2)
+  environment = cli.environment() | {'PYTHONPATH': str(cli.ROOT)}
+  command = [sys.executable, script]
+  parent = subprocess.Popen(command, cwd=cli.ROOT, env=environment)
+  cli.wait_until(lambda: len(list(tmp_path.glob('*.pid'))) == 2)
   parent.kill()
   parent.wait()
   workers = [int(path.stem) for path in tmp_path.glob('*.pid')]
-  wait_until(lambda: not any(map(is_alive, workers)))
+  cli.wait_until(lambda: not any(map(is_alive, workers)))
 
 
 def wait_here(folder):
   """Runs a task that never ends."""
   open(f'{folder}/{os.getpid()}.pid', 'w').close()
   time.sleep(600)
-
-
-def wait_until(condition, timeout_s=60):
-  end = time.monotonic() + timeout_s
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.05)
 
 
 def is_alive(pid):

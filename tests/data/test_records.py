@@ -101,10 +101,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize('damage', DAMAGE)
 def test_incomplete_array_record_shards(copied, damage, caplog):
-  """They are refused, or left out; other splits can be opened.
+  """They are refused, or left out if they are damaged.
 
-  The message or the log names the shard. Files that are missing, or belong to
-  other data, cannot be left out.
+  The message or the log names the shard; other splits can be opened.
   """
   folder, shard = copied('array_record')
   whole = outcome(folder)

@@ -225,13 +225,11 @@ def test_images_without_labels(written):
   assert source.class_names == [UNLABELLED]
   section = written.section | written.unlabelled
   train = {'train.num_examples': len(IMAGES), 'source': section}
-  assert len(
-    data.open_train(with_outputs(completed(num_classes=0, **train)))
-  ) == len(source)
-  with pytest.raises(
-    UserError, match='no labels, but a classifier.*objective=mae'
-  ):
-    data.open_train(with_outputs(completed(num_classes=10, **train)))
+  config = completed(num_classes=0, **train)
+  assert len(data.open_train(with_outputs(config))) == len(source)
+  config.num_classes = 10
+  with pytest.raises(UserError, match='no labels, but a classifier'):
+    data.open_train(with_outputs(config))
 
 
 def test_masks_become_classes(written):

@@ -181,15 +181,6 @@ def test_a_fingerprint_depends_on_every_label(tmp_path):
   assert first['records'] == second['records'] and first != second
 
 
-def test_a_file_removed_after_listing_is_a_bad_record(tmp_path):
-  fill(tmp_path, 'cat/1.jpg', 'cat/2.jpg')
-  source = open_folder(tmp_path)
-  os.unlink(tmp_path / 'cat' / '1.jpg')
-  with pytest.raises(DecodeError, match='No such file'):
-    source[0]
-  assert source[1]['label'] == 0
-
-
 def test_a_single_class_is_refused_by_supervised_objectives(tmp_path):
   """MAE and DINO accept it, because they do not need labels."""
   fill(tmp_path, *(f'photos/{i}.jpg' for i in range(4)))

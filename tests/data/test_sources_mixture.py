@@ -140,9 +140,10 @@ def test_bad_records_are_replaced_within_their_member():
   members = dict(a=member(490, 1.0), b=damaged)
   source, seen = mixture.Source('train', members=members), []
   reader = stream.Reader(on_bad_record='skip', max_bad_share=2 / 500)
-  report = lambda _, record: seen.append(record.index)  # noqa: E731
-  found = streamed(source, 0, 25, reader=reader, report=report)
-  assert sorted(seen) == [490, 495]
+  found = streamed(
+    source, 0, 25, reader=reader, report=lambda _, record: seen.append(record)
+  )
+  assert sorted(record.index for record in seen) == [490, 495]
   indices = source.locate(np.arange(200), 5)
   images = np.concatenate([batch['image'] for batch in found])
   replaced = np.concatenate([batch['replaced'] for batch in found])
