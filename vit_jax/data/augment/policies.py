@@ -262,7 +262,7 @@ def _around_one(op: Callable[[Image, float], Image]) -> Op:
   )
 
 
-def _at(
+def _by_level(
   op: Callable[[Image, Any], Image], argument: Callable[[float], float]
 ) -> Op:
   """Returns an operation whose argument is a function of the level."""
@@ -284,24 +284,23 @@ _COLOURS: dict[str, Op] = {
   'auto_contrast': _plain(auto_contrast),
   'equalize': _plain(equalize),
   'invert': _plain(invert),
-  'solarize_add': _at(solarize_add, lambda level: int(110 * level)),
+  'solarize_add': _by_level(solarize_add, lambda level: int(110 * level)),
 }
 
 
-def _geometry(shift_x: float, shift_y: float, **options: Any) -> dict[str, Op]:
+def _geometry(shift: float, **options: Any) -> dict[str, Op]:
   """Returns the geometric operations.
 
   Args:
-    shift_x: largest translation, fraction of the width.
-    shift_y: largest translation, fraction of the height.
+    shift: translation at level 1, as a fraction of the image's side.
     **options: keyword arguments of `affine`.
   """
   ops: dict[str, tuple[Callable[..., Image], float, int | None]] = {
     'rotate': (rotate, 30.0, None),  # degrees
     'shear_x': (shear_x, 0.3, None),
     'shear_y': (shear_y, 0.3, None),
-    'translate_x': (translate_x, shift_x, 1),
-    'translate_y': (translate_y, shift_y, 0),
+    'translate_x': (translate_x, shift, 1),
+    'translate_y': (translate_y, shift, 0),
   }
   return {
     name: _signed(functools.partial(op, **options), largest, axis)
@@ -320,10 +319,10 @@ _ENHANCE = {
 # as fill colour, used by DeiT, DeiT-III, Swin and the fine-tuning of MAE.
 TIMM: dict[str, Op] = {
   **_COLOURS,
-  **_geometry(0.45, 0.45, bicubic=True, fill=IMAGENET_MEAN),
+  **_geometry(0.45, bicubic=True, fill=IMAGENET_MEAN),
   **{name: _around_one(op) for name, op in _ENHANCE.items()},
-  'posterize': _at(posterize, lambda level: 4 - int(4 * level)),
-  'solarize': _at(solarize, lambda level: 256 - int(256 * level)),
+  'posterize': _by_level(posterize, lambda level: 4 - int(4 * level)),
+  'solarize': _by_level(solarize, lambda level: 256 - int(256 * level)),
 }
 # 16 operations of the RandAugment authors' code. As in that code, higher
 # magnitudes make posterize and solarize weaker, and enhancement factors rise
@@ -333,13 +332,13 @@ TIMM: dict[str, Op] = {
 # to the authors' values at 224 pixels.
 AUTHORS: dict[str, Op] = {
   **_COLOURS,
-  **_geometry(100 / _AUTHORS_SIDE, 100 / _AUTHORS_SIDE),
+  **_geometry(100 / _AUTHORS_SIDE),
   **{
-    name: _at(op, lambda level: 0.1 + 1.8 * level)
+    name: _by_level(op, lambda level: 0.1 + 1.8 * level)
     for name, op in _ENHANCE.items()
   },
-  'posterize': _at(posterize, lambda level: min(8, int(4 * level))),
-  'solarize': _at(solarize, lambda level: min(256, int(256 * level))),
+  'posterize': _by_level(posterize, lambda level: min(8, int(4 * level))),
+  'solarize': _by_level(solarize, lambda level: min(256, int(256 * level))),
   'cut_out': _cut_out,
 }
 

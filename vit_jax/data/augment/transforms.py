@@ -425,7 +425,7 @@ class TrainTransform(ImageAndLabel):
 
   def colours(self, pixels: Pixels, rng: Any) -> Pixels:
     """Applies the operations on colours."""
-    # They require RGB images without gaps.
+    # They require contiguous memory, which a cut or flipped image may not have.
     if self.randaugment_layers:
       pixels = policies.rand_augment(
         np.ascontiguousarray(pixels),
@@ -450,6 +450,7 @@ class TrainTransform(ImageAndLabel):
     size, pad = (round(rows * self.enlarge), round(columns * self.enlarge)), 0
     if self.crop == 'pad':
       size, pad = covering_size(height, width, self.image_size), self.pad
+    # The result is a random part of the resized and padded image.
     y = int(rng.integers(0, size[0] + 2 * pad - rows, endpoint=True))
     x = int(rng.integers(0, size[1] + 2 * pad - columns, endpoint=True))
     flip = self._random_flip(rng)

@@ -194,7 +194,10 @@ def decode(
       the image has more than MAX_PIXELS pixels, or the dtype or shape of an
       array is not allowed.
   """
-  whole: Plan = lambda y, x: ((0, 0, y, x), (y, x))  # noqa: E731
+
+  def whole(height: int, width: int) -> tuple[Box, Size]:
+    return (0, 0, height, width), (height, width)
+
   return decode_to_resize(image, whole, channels, bits)[0]
 
 

@@ -174,6 +174,7 @@ class Loader:
     """
     rng, added = None, {}
     if position is not None:
+      # Philox is counter-based, so no state of the run is needed.
       key, counter = [self.seed, position], [attempt, 0, 0, 0]
       rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
       added = {'run_seed': self.seed, 'run_position': position}

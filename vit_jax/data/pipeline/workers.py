@@ -113,7 +113,7 @@ class Processes:
     )
 
   def buffers(self, rows: int, variant: int = 0) -> _Buffer:
-    del rows
+    del rows  # all buffers have the number of rows given to `__init__`
     slot = self._free.pop()
     views = _views(self._memory[slot], self._layouts[variant])
     for array in views.values():
