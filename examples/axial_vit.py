@@ -57,8 +57,8 @@ class Config(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(vit.NAMES, vit.VARIANTS)
-    self.check_range(*vit.NAMES, at_least=1)
+    self.complete(vit.SIZE_KEYS, vit.VARIANTS)
+    self.check_range(*vit.SIZE_KEYS, at_least=1)
     fits = self.width % self.num_heads == 0 and self.width % 2 == 0
     advice = 'width must be even and a multiple of num_heads'
     self.check_together(fits, advice, 'width', 'num_heads')
@@ -68,7 +68,7 @@ class Config(BackboneConfig):
   @property
   def block(self) -> vit.Config:
     """Config of blocks and positions, which are those of a ViT."""
-    keys = (*vit.NAMES, 'dropout', 'gelu', 'dtype')
+    keys = (*vit.SIZE_KEYS, 'dropout', 'gelu', 'dtype')
     same = {key: getattr(self, key) for key in keys}
     # Kernels are made for hundreds of tokens; a row has about ten.
     return vit.Config(attention='xla', pool='gap', position='2d', **same)
@@ -182,7 +182,7 @@ class AxialViT(Backbone):
   config: Config
 
   outputs = ('tokens', 'layers')
-  determined = (*vit.NAMES, 'gelu')
+  determined = (*vit.SIZE_KEYS, 'gelu')
   sized = ('position/',)
   sharding_rules = (*vit.SHARDING_RULES, (r'head/(kernel|bias)', -1))
 

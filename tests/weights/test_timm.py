@@ -25,7 +25,7 @@ from vit_jax.config import overrides
 from vit_jax.data.augment import presets
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.models.contract import Patches
-from vit_jax.models.vit import NAMES
+from vit_jax.models.vit import SIZE_KEYS
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import architecture, pretrained, transfer
 from vit_jax.weights.formats import timm_models
@@ -115,7 +115,7 @@ def test_finetuning_adopts_the_architecture(tmp_path):
   reference = timm_vit(class_token=False, global_pool='avg')
   source = pretrained.find(timm_file(tmp_path, reference))
   config = minimal_config.completed(
-    image_size=SIZE, **{f'model.{name}': None for name in NAMES}
+    image_size=SIZE, **{f'model.{name}': None for name in SIZE_KEYS}
   )
   adopted = architecture.adopt(config, source)
   assert adopted.model.width == 32 and adopted.model.gelu == 'exact'

@@ -174,8 +174,10 @@ def of_kind(device_kind: str) -> Device | None:
   """
   kind = _known(device_kind)
   devices = {n: d for n, d in (TPUS | GPUS).items() if d.kind == kind}
+  # Devices of one kind differ in their memory, the end of 'a100-40gb'.
   for name, device in devices.items():
-    if name.partition('-')[2].upper() in device_kind:  # of 'a100-40gb'
+    _, _, memory = name.partition('-')
+    if memory.upper() in device_kind:
       return device
   return next(iter(devices.values()), None)
 

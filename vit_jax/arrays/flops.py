@@ -18,8 +18,8 @@ PyTree = Any
 # Primitives that return their operands. A product of such results equals the
 # product of the operands, so it is counted only once.
 _IDENTITIES = ('optimization_barrier', 'name', 'sharding_constraint')
-_BACKWARD = 2  # backward-pass products per forward-pass product
-# What a value is computed from: only frozen weights, data, or also parameters.
+# What a value depends on, in increasing order: only frozen weights, also data,
+# or also trained parameters.
 _FROZEN, _DATA, _TRAINED = 0, 1, 2
 
 
@@ -92,9 +92,10 @@ def _count(jaxpr: core.Jaxpr, kinds: list[int]) -> tuple[int, list[int]]:
         aliases |= dict(zip(equation.outvars, counted[key], strict=True))
       else:
         counted[key] = equation.outvars
-        backward = _BACKWARD - (_FROZEN in operands[:2])
-        count = 1 + backward * (highest == _TRAINED)
-        total += _PRODUCTS[name](equation) * count
+        products = 1
+        if highest == _TRAINED:  # gradients of both factors, or of one
+          products += 1 if _FROZEN in operands[:2] else 2
+        total += products * _PRODUCTS[name](equation)
     elif _inner(equation):
       count, results = _count_inner(equation, operands)
       total += count
@@ -165,7 +166,7 @@ def _scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def _dot_general(equation: Any) -> int:
-  (contracted, _), _ = equation.params['dimension_numbers']
+  (contracted, _), _ = equation.params['dimension_numbers']  # of the left side
   shape = equation.invars[0].aval.shape
   depth = math.prod(shape[dim] for dim in contracted)
   return 2 * math.prod(equation.outvars[0].aval.shape) * depth
@@ -209,9 +210,10 @@ def _valid_positions(
 ) -> int:
   """Counts the products of a convolution without those with padding.
 
-  Position o of the result and tap k read the input at
+  Position o of the result and tap k of the kernel read the input at
   (o·stride + k·dilation - low) / base if this is an integer in [0, size). For
-  each k, this holds for every `period`-th o of a range.
+  each k, the second condition holds for o from `first` to `last`, and the first
+  one for every `period`-th o, those that equal `phase` modulo `period`.
 
   Args:
     size: elements of the input in one dimension.
@@ -222,14 +224,15 @@ def _valid_positions(
     base: dilation of the input.
     dilation: dilation of the kernel.
   """
-  offset = np.arange(taps) * dilation - low
+  offset = np.arange(taps) * dilation - low  # [taps], like the next arrays
   common = math.gcd(stride, base)
   period = base // common
   first = np.maximum(0, -(offset // stride))
   last = np.minimum(results - 1, ((size - 1) * base - offset) // stride)
   phase = -offset // common * pow(stride // common, -1, period) % period
   counts = (last - phase) // period - (first - 1 - phase) // period
-  return int(np.sum(np.maximum(counts, 0)[offset % common == 0]))
+  is_integer = offset % common == 0  # for any o
+  return int(np.sum(np.maximum(counts, 0)[is_integer]))
 
 
 def _pallas_kernel(equation: Any) -> int:

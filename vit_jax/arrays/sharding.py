@@ -5,7 +5,7 @@ which are gathered for use one layer at a time; `model` splits heads and hidden
 units (tensor parallelism). Optimizer state and averages are sharded like their
 parameter, because rules match only the end of a leaf's path.
 
-Copies whole arrays between hosts and devices.
+`place` and `to_host` copy whole arrays between hosts and devices.
 """
 
 import re
@@ -71,8 +71,8 @@ def make_mesh(
   sizes = [data, fsdp, model]
   shape = dict(zip(AXES, sizes, strict=True))
   if sizes.count(-1) == 1:
-    rest = -int(np.prod(sizes))
-    sizes[sizes.index(-1)] = len(devices) // rest if rest > 0 else 0
+    known = -int(np.prod(sizes))  # product of the other two sizes
+    sizes[sizes.index(-1)] = len(devices) // known if known > 0 else 0
   slices = len({getattr(device, 'slice_index', 0) for device in devices})
   fits = min(sizes) > 0 and np.prod(sizes) == len(devices)
   if not fits or sizes[0] % slices:
@@ -139,7 +139,9 @@ def leaf_spec(
     if matches and parts > 1 and shape[dim] % parts == 0:
       spec[dim] = 'model'
   first = 1 if STACKED in path else 0  # the layer axis is never split
-  for axis in axes if np.prod(shape) >= MIN_FSDP_SIZE else ():
+  if np.prod(shape) < MIN_FSDP_SIZE:
+    axes = ()
+  for axis in axes:
     free = [
       dim
       for dim in range(first, len(shape))
@@ -202,7 +204,6 @@ def constrain(array: jax.Array, *spec: Any) -> jax.Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return array
-
   fitting = _fitting(array.shape, spec, mesh)
   return jax.lax.with_sharding_constraint(array, fitting)
 
@@ -241,7 +242,7 @@ def per_device(
   Args:
     function: function of arrays; its results are split like its first argument.
     arrays: arguments of the function, all split by `spec`.
-    *spec: see `constrain`.
+    *spec: see `constrain`; without a mesh, it is not used.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
   Size = int | None
   Sizes = tuple[int, ...] | None
-OF_VARIANT: Any = None
+OF_VARIANT: Any = None  # default of such a key
 DTYPES = ('bfloat16', 'float32')
 # Units of the pixels that a patch embedding receives (`model.pixels`).
 STATISTICS: dict[str, Statistics] = {
@@ -95,7 +95,8 @@ class BackboneConfig:
     mean, std = tuple(self.mean), tuple(self.std)
     object.__setattr__(self, 'mean', mean)
     object.__setattr__(self, 'std', std)
-    fits = len(mean) == len(std) == (self.channels if mean or std else 0)
+    numbers = self.channels if mean or std else 0
+    fits = len(mean) == numbers and len(std) == numbers
     fits &= all(0 <= x <= 1 for x in mean) and all(0 < x <= 1 for x in std)
     if self.pixels != 'symmetric':
       fits &= not mean and self.channels == 3
@@ -423,10 +424,10 @@ def whole_patches(
   """
   rows, columns = (-(-pixels // stride) for pixels in image_size)
   fits = drop or (rows % side == 0 and columns % side == 0)
-  is_larger = min(rows, columns) >= side
-  if not (fits and is_larger):
+  has_a_patch = min(rows, columns) >= side
+  if not (fits and has_a_patch):
     height, width = image_size
-    can_drop = drop is False and is_larger
+    can_drop = drop is False and has_a_patch
     hint = ", or set model.remainder='drop'" if can_drop else ''
     raise UserError(
       f'an image of {height}x{width} pixels does not consist of patches of '

@@ -31,7 +31,7 @@ REMAT = ('none', 'full', 'dots')
 _COEFFICIENTS = (8.656e-7, -3.99648e-4, 3.7281171e-2, 0.79713306)
 _MIN_CHANNELS = 1_024  # with fewer, erf is faster (benchmarks/history/tpu.md)
 # Multipliers of lowbias32 (see `random_words`), and 2^32 divided by the golden
-# ratio, whose multiples are spread evenly.
+# ratio, whose multiples modulo 2^32 are spread evenly.
 _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _GOLDEN = np.uint32(0x9E3779B9)
 
@@ -139,12 +139,12 @@ class Linear(nn.Module):
       kernel = xla.reshaped(kernel, *inputs, matrix[1])
       bias, out_spec = bias.reshape(-1), out_spec[:1]
     x, in_dims = x.astype(self.dtype), len(inputs)
-    if x.shape[-in_dims:] != inputs:
+    if x.shape[-in_dims:] != inputs:  # they are one axis of x, as after `flat`
       kernel = xla.reshaped(kernel, matrix[0], *kernel.shape[in_dims:])
       in_dims = 1
     y = xla.product(x, kernel, in_dims, out_dtype)
-    batch = [sharding.BATCH] + [None] * (y.ndim - len(out_spec) - 1)
-    return sharding.constrain(y, *batch, *out_spec), bias
+    others = [None] * (y.ndim - 1 - len(out_spec))  # such as tokens
+    return sharding.constrain(y, sharding.BATCH, *others, *out_spec), bias
 
 
 def head(
@@ -187,16 +187,18 @@ def low_rank(rate: float, scale: float) -> Any:
   """
 
   def product(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    layer, found = context.module, call(*args, **kwargs)
+    layer, result = context.module, call(*args, **kwargs)
+    # Every method of every module is intercepted.
     if context.method_name != 'product' or not layer.has_variable(
       'params', 'a'
     ):
-      return found
-    (x,), (y, bias) = args, found
+      return result
+    [x], [y, bias] = args, result
     get = functools.partial(layer.get_variable, 'params')
     a, b = (sharding.constrain(get(name), None, None) for name in ('a', 'b'))
-    outer = y.ndim - (1 if layer.flat else len(layer.features))
-    x = dropout(x.reshape(*y.shape[:outer], -1), rate, get('key'))
+    leading = y.ndim - (1 if layer.flat else len(layer.features))
+    x = x.reshape(*y.shape[:leading], -1)  # [..., inputs]
+    x = dropout(x, rate, get('key'))
     x, a, b = (each.astype(layer.dtype) for each in (x, a, b))
     for matrix in (a, b):
       x = xla.product(x, matrix, 1, layer.dtype)
@@ -403,7 +405,8 @@ def dropout(
   """
   if key is None or rate == 0:
     return x
-  # 32-bit integers are compared, without a conversion to floats.
+  # Random words below the threshold are a fraction `rate` of all. Integers are
+  # compared, without a conversion to floats.
   threshold = min(round(rate * 2**32), 2**32 - 1)
   shape = x.shape
   x = xla.as_rows(x)  # which does not change the random words

@@ -259,7 +259,8 @@ def rotary(config: Any, patches: Patches, random: bool = False) -> Position:
   """
   grid, reference = patches.grid, config.rope_grid
   if config.rotary == 'centered':
-    # In (-1, 1), so that images of all sizes have the same range
+    # 2π times the centers of patches in (-1, 1), so that images of all sizes
+    # have the same range
     axes = [2 * np.pi * (2 * (np.arange(n) + 0.5) / n - 1) for n in grid]
   else:
     axes = [
@@ -312,8 +313,10 @@ def axial_angles(
   """
   count = channels // 4
   wavelengths = base ** (np.arange(count) / count)
+  # The same angles for both channels of each plane
   halves = np.broadcast_to(wavelengths, (2, 1, count))
-  angles = coordinates[..., None, :, None] / halves  # [p, 2, 2, i]
+  # [p, halves of the channels, row and column, i]
+  angles = coordinates[..., None, :, None] / halves
   return angles.reshape(*coordinates.shape[:-1], channels)
 
 
@@ -377,6 +380,8 @@ class MixedRotation(nn.Module):
     count = self.channels // 4
 
     def init(key: Array) -> Float[Array, '2 h p']:
+      # The frequencies (row, column) of a plane are a vector. In each head, one
+      # half of the vectors has a random direction, the other is orthogonal.
       sizes = self.base ** -(jnp.arange(count) / count)
       turn = jax.random.uniform(key, (self.num_heads, 1), maxval=2 * np.pi)
       columns = [jnp.cos(turn), jnp.cos(turn + np.pi / 2)]
@@ -569,7 +574,8 @@ def _interpolated(
     weights: weights of each axis.
     einsum: `np.einsum` or `_einsum`.
   """
-  equation = ('yi,...id->...yd', 'yi,xj,...ijd->...yxd')[len(weights) - 1]
+  one_axis, two_axes = 'yi,...id->...yd', 'yi,xj,...ijd->...yxd'
+  equation = one_axis if len(weights) == 1 else two_axes
   y = einsum(equation, *weights, x)
   return y.reshape(*x.shape[: -len(weights) - 1], -1, x.shape[-1])
 
@@ -599,8 +605,9 @@ def _einsum(*operands: Any) -> Array:
 def _weights(old: int, new: int, method: str) -> Matrix:
   """Returns the weights of an interpolation along one axis; see `METHODS`."""
   if method in ('aligned', 'bilinear_no_antialias'):
-    at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
-    if method != 'aligned':
+    if method == 'aligned':
+      at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+    else:
       at = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
   if method not in ('bicubic', 'bilinear'):
@@ -636,7 +643,8 @@ def cubic(
     old: number of entries.
     new: number of entries of the result.
     offset: addition to the new size; 0 spans the whole axis.
-    aligned: whether the first and the last entry stay where they are.
+    aligned: whether the first and the last entry stay where they are; then
+      `offset` has no effect.
 
   Returns:
     The matrix `[new, old]`, float32, whose rows sum to 1.
@@ -648,11 +656,12 @@ def cubic(
   if aligned:
     at = np.linspace(0, old - 1, new)
   near = np.floor(at)[:, None] + np.arange(-1, 3)
+  # Keys' kernel of the distance x, for x < 1 and for 1 <= x < 2
   x = np.abs(at[:, None] - near)
   close = (1.25 * x - 2.25) * x * x + 1
   far = ((-0.75 * x + 3.75) * x - 6) * x + 3
   weights = np.where(x < 1, close, np.where(x < 2, far, 0))
-  same = near.clip(0, old - 1)[:, :, None] == np.arange(old)
+  same = near.clip(0, old - 1)[:, :, None] == np.arange(old)  # [new, 4, old]
   return np.einsum('nt,nto->no', weights, same).astype(np.float32)
 
 

@@ -52,7 +52,7 @@ VARIANTS = {
   for size, depths in DEPTHS.items()
   for factor in (1, 2, 3, 4)
 }
-SIZES = ('depths', 'width_factor')
+SIZE_KEYS = ('depths', 'width_factor')  # keys of the sizes
 WIDTH = 64  # inner channels of the units of the first stage at width factor 1
 MAX_WIDTH_FACTOR = 1024  # channels of the last stage are an int32
 GROUPS = 32  # of GroupNorm, as in BiT and in the paper on GroupNorm
@@ -365,7 +365,7 @@ def stages(
       unit,
       (width * 2**i, setting),
       depth=depth,
-      stride=min(i + 1, 2),
+      stride=1 if i == 0 else 2,
       name=f'block{i + 1}',
       **others,
     )
@@ -374,26 +374,26 @@ def stages(
 
 
 def _layers(
-  of: Any, dtype: jnp.dtype, activation: str
+  sizes: Any, dtype: jnp.dtype, activation: str
 ) -> tuple[Any, list[Stage], Any]:
   """Returns root, stages and the constructor of norms, for use in `setup`.
 
   Args:
-    of: object with the attributes `depths`, `width_factor`, `remat` and
-      `unroll` of a ResNet.
+    sizes: config of a ResNet, or another object with its `depths`,
+      `width_factor`, `remat` and `unroll`.
     dtype: dtype of the computation.
     activation: 'before' or 'after', see `norm_and_conv`.
   """
   norm, conv = norm_and_conv(activation, dtype)
-  width = WIDTH * of.width_factor
+  width = WIDTH * sizes.width_factor
   blocks = stages(
-    of.depths,
+    sizes.depths,
     width,
     Unit,
     activation,
     dtype=dtype,
-    remat=of.remat,
-    unroll=of.unroll,
+    remat=sizes.remat,
+    unroll=sizes.unroll,
   )
   return conv(width, size=7, stride=2), blocks, norm
 
@@ -442,7 +442,7 @@ class Config(backbone.BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(SIZES, VARIANTS)
+    self.complete(SIZE_KEYS, VARIANTS)
     object.__setattr__(self, 'depths', tuple(self.depths))
     check_depths('model.depths', self.depths, at_least=1)
     self.check_range('width_factor', at_least=1, at_most=MAX_WIDTH_FACTOR)
@@ -459,7 +459,7 @@ class ResNet(Backbone):
 
   config: Config
 
-  determined = SIZES
+  determined = SIZE_KEYS
   outputs = ('tokens', 'patches')
   sharding_rules = (*SHARDING_RULES, (r'head/(kernel|bias)', -1))
 

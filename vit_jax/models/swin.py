@@ -37,12 +37,12 @@ SIZES = {
   'B': dict(width=128, depths=(2, 2, 18, 2), num_heads=4),
   'L': dict(width=192, depths=(2, 2, 18, 2), num_heads=6),
 }
-NAMES = ('width', 'depths', 'num_heads')
-RULES = ('authors', 'timm')
+SIZE_KEYS = ('width', 'depths', 'num_heads')
+RULES = ('authors', 'timm')  # values of `window_rule`
 LN_EPSILON = 1e-5  # the default of PyTorch; 1e-6 in a ViT
 LayerNorm = functools.partial(layers.LayerNorm, epsilon=LN_EPSILON)
 NORMAL = INIT['trunc_normal'].matrix
-_TABLE = 'attention/bias_table'
+_TABLE = 'attention/bias_table'  # end of the path of each bias table
 _MASKED = -100.0  # added to logits of tokens from opposite edges of the map
 
 
@@ -96,7 +96,7 @@ class Config(backbone.BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(NAMES, SIZES)
+    self.complete(SIZE_KEYS, SIZES)
     object.__setattr__(self, 'depths', tuple(self.depths))
     sizes = 'width', 'num_heads', 'window_size'
     self.check_range(*sizes, at_least=1, at_most=backbone.MAX_SIZE)
@@ -583,7 +583,7 @@ class Swin(Backbone):
 
   config: Config
 
-  determined = (*NAMES, 'window_rule', 'gelu')
+  determined = (*SIZE_KEYS, 'window_rule', 'gelu')
   adopted = ('window_size',)  # fine-tuning may enlarge it
   norm_eps = LN_EPSILON  # as published; not an option
   outputs = ('tokens', 'patches')
@@ -629,6 +629,7 @@ class Swin(Backbone):
       Array `[n, blocks, tokens, channels]` for each stage, float32.
     """
     _, after = self._transform(self._input(images), key, want_layers=True)
+    # [blocks, n, tokens, channels] → [n, blocks, tokens, channels]
     return [
       x.swapaxes(0, 1).astype(jnp.float32) for x in after if x is not None
     ]

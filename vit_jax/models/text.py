@@ -24,8 +24,11 @@ SIZES = vit.SIZES | {
   'g-opt': dict(width=1536, depth=40, mlp_dim=6144, num_heads=16),
 }
 POOLS = ('last', 'map', 'max', 'end')
-# Keys of `Config` that are those of a Vision Transformer.
-_OF_LAYERS = (*vit.NAMES[1:], 'gelu', 'norm_eps', 'dtype', 'remat', 'unroll')
+# Keys of `Config` that are also those of a Vision Transformer
+_OF_LAYERS = (
+  *(key for key in vit.SIZE_KEYS if key != 'patch_size'),
+  *('gelu', 'norm_eps', 'dtype', 'remat', 'unroll'),
+)
 
 
 @schema.operational('remat', 'unroll')
@@ -138,7 +141,9 @@ class Text(nn.Module):
     elif keys.pool == 'max':
       y = x.max(axis=1)
     elif keys.pool == 'map':
-      y = vit.MapHead(config, name='map')(x)
+      # The mask of a causal tower, which XLA computes, is not that of pooling.
+      pooling = dataclasses.replace(config, attention=self.attention)
+      y = vit.MapHead(pooling, name='map')(x)
     else:
       # The first of the highest numbers, because CLIP also pads with it.
       y = jnp.take_along_axis(x, tokens.argmax(1)[:, None, None], axis=1)[:, 0]

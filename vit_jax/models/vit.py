@@ -38,6 +38,7 @@ from vit_jax.models.layers import Linear, Mlp
 from vit_jax.models.positions import NO_POSITION, Position, PositionEmbedding
 
 Tokens = Float[Array, 'n t d']
+# Attributes `learned_grid` and `offset` of `PositionEmbedding`
 LearnedFor = tuple[tuple[int, int] | None, float]
 
 # B, L, H: Table 1. Ti, S: DeiT (arXiv 2012.12877) and its successors. g:
@@ -68,14 +69,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
   for (stem, patch), embedding in EMBEDDINGS.items()
   for size in SIZES
 }
-NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
-# Modules that follow the last layer. The last norm is `encoder/norm`.
-LAST = 'encoder', 'map', 'fc_norm', 'pre_logits', 'head', 'head_distillation'
+# Keys of the sizes, which a variant sets
+SIZE_KEYS = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+# First parts of the paths of parameters after the last layer. In 'encoder',
+# this is the last norm.
+AFTER_LAYERS = (
+  'encoder',
+  'map',
+  'fc_norm',
+  'pre_logits',
+  'head',
+  'head_distillation',
+)
 POOLS = ('token', 'token_gap', 'gap', 'max', 'avgmax', 'map')
 STEM = Nested('vit_jax.models.{name}:Stem')
+# Folded into the key of a layer for its random rotation: 'rope' in ASCII
+_ROPE = 0x726F7065
 # Names of the arrays that `remat='dots'` keeps.
 SAVED = (*attention_lib.SAVED, 'statistics', 'middle', 'hidden')
-# Heads and hidden units are split over the mesh axis `model`.
+# Heads and hidden units are split over the mesh axis `model`: pairs as in
+# `models.contract.Model.sharding_rules`.
 SHARDING_RULES = (
   (r'attention/(query|key|value)/(kernel|bias)', -2),
   (r'attention/out/kernel', -3),
@@ -287,7 +300,7 @@ class Config(backbone.BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(NAMES, VARIANTS)
+    self.complete(SIZE_KEYS, VARIANTS)
     of_variant = VARIANTS.get(self.variant or '', {})
     if self.stem is None and 'stem' in of_variant:
       stem = {'name': 'resnet'} | of_variant['stem']
@@ -304,7 +317,7 @@ class Config(backbone.BackboneConfig):
       pixels=backbone.STATISTICS,
       attention=attention_lib.IMPLEMENTATIONS,
     )
-    self.check_range(*NAMES, at_least=1, at_most=backbone.MAX_SIZE)
+    self.check_range(*SIZE_KEYS, at_least=1, at_most=backbone.MAX_SIZE)
     rates = 'dropout', 'drop_path', 'drop_path_first'
     self.check_range(*rates, at_least=0, below=1)
     self.check_range('norm_eps', above=0)
@@ -443,8 +456,8 @@ class Config(backbone.BackboneConfig):
     fits = not self.rope_registers or self.rotary in ('centered', 'index')
     advice = "set model.rope='index' or 'centered'"
     check(fits, advice, 'rope_registers', 'rope')
-    side = math.isqrt(self.registers)
-    fits = 0 < side**2 == self.registers or not self.rope_registers
+    is_square = math.isqrt(self.registers) ** 2 == self.registers > 0
+    fits = is_square or not self.rope_registers
     check(fits, 'set model.registers=4', 'rope_registers', 'registers')
     fits = self.rotary == 'centered' and not self.rope_registers
     advice = "set model.rope='centered' without rope_registers"
@@ -458,8 +471,6 @@ class Config(backbone.BackboneConfig):
     keys = 'position', 'rope', 'width', 'num_heads'
     check(not self.rotary or self.head_dim % 4 == 0, advice, *keys)
 
-
-_ROPE = 0x726F7065  # folded into the key of a layer
 
 # Keys that fine-tuning does not take from the weights: those of every backbone,
 # of a variant, of heads, of training, and of the images. (Weights depend on the
@@ -513,6 +524,8 @@ class Block(nn.Module):
     keys = [None] * 5
     if 'key' in per_layer:
       keys = list(jax.random.split(per_layer['key'], 5))
+    # Keys of dropout and drop path of both branches, and of the hidden units.
+    attention_keys, hidden_key, mlp_keys = keys[:2], keys[2], keys[3:]
 
     # The batch is split, but tokens and channels are not. Without this
     # constraint, XLA may choose another layout for the residual stream.
@@ -531,7 +544,7 @@ class Block(nn.Module):
         heads = config.num_heads, config.head_dim
         rotate = positions.MixedRotation(*heads, base, name='rotation')
         rotation = rotate(coordinates)
-      else:  # randomly
+      else:  # with random changes in training
         key = jax.random.fold_in(per_layer['key'], _ROPE)
         rotation = positions.random_rotation(config, coordinates, len(x), key)
       position = position._replace(rotation=rotation)
@@ -556,7 +569,7 @@ class Block(nn.Module):
       position=position,
     )
     y = first(y) if config.post_norm else y
-    x = x + self._branch('scale1', y, per_layer, *keys[:2])
+    x = x + self._branch('scale1', y, per_layer, *attention_keys)
     x = xla.stored(checkpoint_name(x, 'middle'))
 
     mlp = Mlp(
@@ -570,21 +583,26 @@ class Block(nn.Module):
       config.new_norm if config.mlp_norm else None,
       name='mlp',
     )
-    y = mlp(x if config.post_norm else second(x), keys[2])
+    y = mlp(x if config.post_norm else second(x), hidden_key)
     y = second(y) if config.post_norm else y
-    x = x + self._branch('scale2', y, per_layer, *keys[3:])
+    x = x + self._branch('scale2', y, per_layer, *mlp_keys)
     x = sharding.constrain(x, sharding.BATCH, None, None)
     results = {'layers': x, 'attention': weights}
     return x, {name: results[name] for name in self.want if name in results}
 
   def _branch(
-    self, name: str, y: Tokens, per_layer: Any, key: Any, path_key: Any
+    self,
+    scale_name: str,
+    y: Tokens,
+    per_layer: Any,
+    dropout_key: Any,
+    path_key: Any,
   ) -> Tokens:
     """Applies dropout, LayerScale and drop path to a residual branch."""
-    y = layers.dropout(y, self.config.dropout, key)
+    y = layers.dropout(y, self.config.dropout, dropout_key)
     if self.config.layer_scale is not None:
       init = nn.initializers.constant(self.config.layer_scale)
-      y = layers.scaled(y, self.param(name, init, y.shape[-1:]))
+      y = layers.scaled(y, self.param(scale_name, init, y.shape[-1:]))
     if 'rate' in per_layer:
       y = layers.drop_path(y, per_layer['rate'], path_key)
     return y
@@ -636,7 +654,7 @@ class Encoder(nn.Module):
     Returns:
       Tokens, and the results named in `want`, `[n, depth, …]`.
     """
-    config, tokens, padded = self.config, x.shape[1], None
+    config, tokens = self.config, x.shape[1]
     grid = index = None
     if config.position_at == 'layers':
       assert patches is not None
@@ -644,13 +662,14 @@ class Encoder(nn.Module):
     # The attention of cuDNN needs an even number of tokens. One padding for all
     # layers replaces copies of all queries, keys, values and outputs. Positions
     # in the layers and results of single layers do not allow for it.
-    plain = (
+    can_pad = (
       not {'layers', 'attention'} & {*want}
       and grid is None
       and all(p is None for p in position)
     )
-    if tokens % 2 and plain and config.attention_by(tokens) == 'cuDNN':
-      x, padded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
+    unpadded = None  # number of tokens without padding, if there is any
+    if tokens % 2 and can_pad and config.attention_by(tokens) == 'cuDNN':
+      x, unpadded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
 
     stack = layers.scanned(
       Block,
@@ -659,7 +678,7 @@ class Encoder(nn.Module):
       saved=SAVED,
       unroll=config.unroll,
       in_axes=(0, nn.broadcast),  # `per_layer`, `common`
-    )(config, grid, want, padded, self.learned_for, name='layers')
+    )(config, grid, want, unpadded, self.learned_for, name='layers')
     per_layer = {}
     if key is not None:
       per_layer['key'] = jax.random.split(key, config.depth)
@@ -1039,7 +1058,7 @@ class ViT(Backbone):
     depth = self.config.depth
     if path.startswith('encoder/layers/'):
       return tuple(range(depth, 0, -1))
-    return 0 if path.partition('/')[0] in LAST else depth + 1
+    return 0 if path.partition('/')[0] in AFTER_LAYERS else depth + 1
 
   @property
   def replaceable(self) -> tuple[str, ...]:

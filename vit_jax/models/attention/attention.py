@@ -89,7 +89,8 @@ def choose(
     limits = tpu.limits(channels, dtype)
   if fits and not missing:
     return 'cuDNN' if on_gpu else 'kernels'
-  if requested == 'kernel' and 'bias' not in needs:
+  is_window = 'bias' in needs
+  if requested == 'kernel' and not is_window:
     raise UserError(
       f"model.attention='kernel': kernels do not support "
       f'{" and ".join(missing) or "these sizes"}, with {tokens} tokens, width '

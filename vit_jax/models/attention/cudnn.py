@@ -65,10 +65,11 @@ def attend(
     length < x.shape[1] for length, x in zip(lengths, arrays[:2], strict=True)
   )
   if bias is not None:
-    odd = (0, arrays[0].shape[1] - bias.shape[-1])
-    bias = jnp.pad(bias, ((0, 0), (0, 0), odd, odd), constant_values=_MASKED)
+    more = (0, arrays[0].shape[1] - bias.shape[-1])
+    bias = jnp.pad(bias, ((0, 0), (0, 0), more, more), constant_values=_MASKED)
     bias = jnp.broadcast_to(bias, (query.shape[2], *bias.shape[1:]))
-    # Queries and heads are the same axes as those of the other arrays.
+    # [1, queries, windows, heads, keys], so that queries, windows and heads are
+    # the same axes as those of the other arrays
     arrays.append(bias.transpose(2, 0, 1, 3)[None].astype(query.dtype))
 
   def local(*arrays: Array) -> Array:

@@ -241,7 +241,7 @@ def _attend_forward(
   operands: Operands, num_heads: int, epsilon: float
 ) -> tuple[Array, tuple[Any, ...]]:
   # Most angles are constants, whose gradients are not computed. A residual
-  # cannot be a bool, so its structure tells: () if learned, otherwise None.
+  # cannot be a bool, so its structure encodes it: () if learned, else None.
   is_learned = operands.sines is not None and operands.sines.perturbed
   operands = jax.tree.map(lambda x: x.value, operands)
   query, key, value = map(checkpoint_name, operands[:3], SAVED[:3])
@@ -289,11 +289,11 @@ def _run(
 
   Returns:
     Output, or gradients of the operands, float32 for all but the projections.
-    That of the vectors is one for each example. Those of other operands
-    without axes of examples are one for each device.
+    The gradient of the vectors has a first axis of examples. Gradients of other
+    operands that all examples share have a first axis of devices.
   """
   query = operands.query
-  more = query.ndim - 2  # axes in place of `*n`
+  more = query.ndim - 2  # axes in place of `*n` in `attend`
   head = query.shape[-1] // num_heads
   arrays, structure = jax.tree.flatten(operands._replace(mask=None))
   arrays = [

@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.attention.attention import BIASES
 from vit_jax.models.positions import ROTATIONS
 from vit_jax.models.swin import MLP_RATIO, PATCH_SIZE
-from vit_jax.models.vit import NAMES, ViT
+from vit_jax.models.vit import SIZE_KEYS, ViT
 from vit_jax.weights import foreign, metadata
 from vit_jax.weights import names as names_lib
 from vit_jax.weights.foreign import ParsedWeights
@@ -55,7 +55,7 @@ class Written(NamedTuple):
 # Vision Transformers
 
 # Keys of the model that all types except DINOv3 have
-_KEYS = (*NAMES, 'gelu', 'norm_eps', 'prefix_positions')
+_KEYS = (*SIZE_KEYS, 'gelu', 'norm_eps', 'prefix_positions')
 _PRE_LOGITS = 'pre-logits before the head'
 _LAYER, _FOREIGN_LAYER = 'encoder/layers/', 'encoder.layer.{i}.'
 _CLS, POSITIONS = 'embeddings.cls_token', 'embeddings.position_embeddings'
@@ -384,7 +384,7 @@ def _written_dinov3(model: Any, config: dict[str, Any]) -> Written:
     equivalent['gelu'] = 'silu'
   if model.position == 'rope2d':
     equivalent |= dict(position='none', rope='centered')
-  keys = (*NAMES, 'gelu', 'norm_eps', 'position', 'rope', 'rope_base')
+  keys = (*SIZE_KEYS, 'gelu', 'norm_eps', 'position', 'rope', 'rope_base')
   keys += ('registers', 'layer_scale', 'gated', 'qkv_bias', 'bias')
   return Written(
     'dinov3_vit', 'DINOv3ViT', _DINOV3_NAMES, config, keys, equivalent
