@@ -278,6 +278,9 @@ def test_module_with_norms_and_rotations(norm):
     params = attention.init(jax.random.key(0), x, position=position)
     params = jax.tree.map(lambda leaf: leaf + leaf.mean() + 0.1, params)
     results.append(attention.apply(params, x, position=position)[0])
+    # The kernels do not return weights, so XLA computes them.
+    _, weights = attention.apply(params, x, want_weights=True)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
   np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
 
 

@@ -21,10 +21,8 @@ from vit_jax.models.vit import Config, Encoder
     ('float32', 3000.0, dict(rtol=0, atol=5e-4)),
     # One pass is as exact as two for values in bfloat16, which itself rounds by
     # 2^-9 of the value, 250 times the limit and more.
-    *(
-      ('bfloat16', mean, dict(rtol=1e-5, atol=5e-5))
-      for mean in (0.0, 1.0, 16.0)
-    ),
+    ('bfloat16', 0.0, dict(rtol=1e-5, atol=5e-5)),
+    ('bfloat16', 16.0, dict(rtol=1e-5, atol=5e-5)),
   ],
 )
 def test_norm_equals_the_formula_in_float64(dtype, mean, limits):
@@ -46,14 +44,10 @@ def five_sigma(share, count):
 @pytest.mark.parametrize('rate', [0.1, 0.5, 0.9])
 @pytest.mark.parametrize('width', [64, 63])
 def test_dropout_keeps_its_rate_and_the_mean(rate, width):
-  """The kept fraction is 1 − rate."""
-  x = jnp.ones((20_000, width))
-  y = np.asarray(layers.dropout(x, rate, KEY))
-  assert (y == 0).mean() == pytest.approx(rate, abs=five_sigma(rate, x.size))
-  kept = y[y != 0]
-  np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=1e-6)
-  tolerance = five_sigma(rate, x.size) / (1 - rate)
-  assert y.mean() == pytest.approx(1, abs=tolerance)
+  """The kept fraction is 1 − rate, and kept entries are divided by it."""
+  y = np.asarray(layers.dropout(jnp.ones((20_000, width)), rate, KEY))
+  assert (y == 0).mean() == pytest.approx(rate, abs=five_sigma(rate, y.size))
+  np.testing.assert_allclose(y[y != 0], 1 / (1 - rate), rtol=1e-6)
 
 
 # Keys that a layer uses at two steps, and neighbouring keys.
@@ -109,7 +103,6 @@ def test_dropout_is_the_same_on_gpus(shape, monkeypatch):
 
 @pytest.mark.parametrize('rate', [0.0, 0.1, 0.5])
 def test_drop_path_drops_whole_examples_at_its_rate(rate):
-  """The mean does not change."""
   count = 20_000
   x = jnp.ones((count, 2, 3))
   y = np.asarray(layers.drop_path(x, jnp.float32(rate), KEY))
@@ -118,7 +111,6 @@ def test_drop_path_drops_whole_examples_at_its_rate(rate):
   tolerance = five_sigma(rate, count)
   assert dropped.mean() == pytest.approx(rate, abs=tolerance)
   np.testing.assert_allclose(y[~dropped], 1 / (1 - rate), rtol=1e-6)
-  assert y.mean() == pytest.approx(1, abs=tolerance / (1 - rate) + 1e-6)
 
 
 def masks(place, **rates):
@@ -232,12 +224,11 @@ def test_exact_gelu_of_large_values_on_tpus(monkeypatch, sign):
     np.testing.assert_allclose(np.float32(found), limit, rtol=0, atol=2**-18)
 
 
-@pytest.mark.parametrize(('units', 'exact'), [(1023, 1), (1024, 0)])
-def test_few_channels_use_erf_on_tpus(monkeypatch, units, exact):
+def test_few_channels_use_erf_on_tpus(monkeypatch):
   monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
-  x = jnp.zeros((2, units), jnp.bfloat16)
-  program = jax.make_jaxpr(lambda x: layers.activate(x, 'exact'))(x)
-  assert str(program).count('erf') == exact
+  gelu = jax.make_jaxpr(lambda x: layers.activate(x, 'exact'))
+  few, many = (jnp.zeros((2, units), jnp.bfloat16) for units in (1023, 1024))
+  assert 'erf' in str(gelu(few)) and 'erf' not in str(gelu(many))
 
 
 @pytest.mark.parametrize('gelu', ['tanh', 'exact'])

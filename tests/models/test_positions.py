@@ -39,6 +39,11 @@ LEARNT = [  # the others are tested with tokens left out
   ('relative_bias', 'layers'),
   ('rope2d', None),
 ]
+WITHOUT_PARAMETERS = [
+  ('sincos2d', None),
+  ('sincos2d_mae', None),
+  ('none', None),
+]
 IN_LAYERS = [each for each in KINDS if each[1] != 'stem' and each[0] != 'none']
 
 
@@ -101,7 +106,7 @@ def biases(table, number, prefix):
 
 
 def reference(model, p, images, kept):
-  """Returns tokens of all layers and logits for the patches `kept` [n, t]."""
+  """Returns the results of `predict` for the patches `kept` [n, t]."""
   kind, at, n = model.position, model.position_at, len(images)
   images = torch.tensor(np.asarray(images, np.float64))
   x = torch_vit.embed(images, p['embedding'], model.patch_size)
@@ -112,7 +117,7 @@ def reference(model, p, images, kept):
   x = torch.cat([first, x], 1)[torch.arange(n)[:, None], number]
   if at == 'stem':
     x = x + added(kind, p.get('position'), prefix, model.width)[number]
-  outputs = []
+  results = {'layers': [], 'attention': []}
   for i in range(model.depth):
     layer = jax.tree.map(operator.itemgetter(i), p['encoder']['layers'])
     attention, own = layer['attention'], p.get('position')
@@ -136,61 +141,51 @@ def reference(model, p, images, kept):
     logits = logits / q.shape[-1] ** 0.5
     if kind == 'relative_bias':
       logits = logits + biases(own['biases'], number, prefix)
-    y = torch.einsum('nhqk,nhkc->nqhc', logits.softmax(-1), v)
+    weights = logits.softmax(-1)
+    y = torch.einsum('nhqk,nhkc->nqhc', weights, v)
     x = x + dense(y, attention['out'], 2)
     y = dense(norm(x, layer['norm2']), layer['mlp']['fc1'])
     y = torch.nn.functional.gelu(y, approximate='tanh')
     x = x + dense(y, layer['mlp']['fc2'])
-    outputs.append(x)
-  logits = dense(norm(x, p['encoder']['norm'])[:, 0], p['head'])
-  return torch.stack(outputs, 1), logits
+    results['layers'].append(x)
+    results['attention'].append(weights)
+  results = {name: torch.stack(each, 1) for name, each in results.items()}
+  tokens = norm(x, p['encoder']['norm'])
+  return results | {'tokens': tokens, 'logits': dense(tokens[:, 0], p['head'])}
 
 
 WEIGHTS = np.cos(np.arange(10.0)).reshape(2, 5)
 
 
-def results(model, params, images):
-  """Returns logits, all layers and the gradient of weighted logits."""
-
-  def run(params):
-    variables = {'params': params}
-    out = model.apply(variables, images, None, ('layers',), method='predict')
-    return (out['logits'] * WEIGHTS).sum(), out
-
-  (_, out), gradient = jax.jit(jax.value_and_grad(run, has_aux=True))(params)
-  return out['logits'], out['layers'], tree.flatten(gradient)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'kind, at', [*LEARNT[1::2], *further(*map(list, LEARNT[::2]))]
+  'kind, at',
+  [
+    *LEARNT[1::2],
+    *WITHOUT_PARAMETERS,
+    *further(*map(list, LEARNT[::2])),
+  ],
 )
-def test_positions_with_parameters_equal_torch(kind, at):
-  """Outputs of all layers, logits and gradients of parameters agree."""
+def test_results_and_gradients_equal_torch(kind, at):
+  """Outputs and weights of all layers, logits and all gradients agree."""
   model, images = model_of(kind, at), images_of(2, *SIZE)
   params = noise_params(model, SIZE)
-  logits, layers, gradients = results(model, params, images)
+
+  def run(params):
+    want = ('layers', 'attention', 'tokens')
+    out = model.apply({'params': params}, images, None, want, method='predict')
+    return (out['logits'] * WEIGHTS).sum(), out
+
+  (_, out), gradients = jax.jit(jax.value_and_grad(run, has_aux=True))(params)
   theirs = torch_vit.leaves(params)
-  kept = np.tile(np.arange(6), (2, 1))
-  expected_layers, expected = reference(model, theirs, images, kept)
-  np.testing.assert_allclose(layers, expected_layers.detach(), atol=2e-5)
-  np.testing.assert_allclose(logits, expected.detach(), atol=2e-5)
-  (expected * torch.tensor(WEIGHTS)).sum().backward()
-  for path, found in tree.flatten(torch_vit.gradients(theirs)).items():
-    largest = max(np.abs(found).max(), 1e-3)
-    np.testing.assert_allclose(gradients[path], found, atol=1e-4 * largest)
-
-
-@pytest.mark.parametrize('kind', ['sincos2d', 'sincos2d_mae', 'none'])
-def test_positions_without_parameters_equal_torch(kind):
-  """Logits agree for the tables of each kind."""
-  model = model_of(kind, None)
-  params, images = noise_params(model, SIZE), images_of(2, *SIZE)
-  kept = np.tile(np.arange(6), (2, 1))
-  with torch.no_grad():
-    _, expected = reference(model, torch_vit.leaves(params), images, kept)
-  logits = jax.jit(model.apply)({'params': params}, images)
-  np.testing.assert_allclose(logits, expected, atol=2e-5)
+  expected = reference(model, theirs, images, np.tile(np.arange(6), (2, 1)))
+  for name, x in expected.items():
+    np.testing.assert_allclose(out[name], x.detach(), atol=2e-5, err_msg=name)
+  (expected['logits'] * torch.tensor(WEIGHTS)).sum().backward()
+  found = tree.flatten(gradients)
+  for path, leaf in tree.flatten(torch_vit.gradients(theirs)).items():
+    largest = max(np.abs(leaf).max(), 1e-3)
+    np.testing.assert_allclose(found[path], leaf, atol=1e-4 * largest)
 
 
 @pytest.mark.parametrize('kind, at', IN_LAYERS)
@@ -209,8 +204,9 @@ def test_kept_tokens_have_the_positions_of_their_patches(kind, at):
     return apply(tokens, method='readout')['logits']
 
   with torch.no_grad():
-    _, expected = reference(model, torch_vit.leaves(params), images, kept)
-  np.testing.assert_allclose(logits(params, kept), expected, atol=2e-5)
+    expected = reference(model, torch_vit.leaves(params), images, kept)
+  found = logits(params, kept)
+  np.testing.assert_allclose(found, expected['logits'], atol=2e-5)
 
 
 def test_fixed_tables_equal_timm():

@@ -168,37 +168,6 @@ def test_registers_are_not_pooled():
   np.testing.assert_allclose(out['features'], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_predict_returns_tokens_layers_and_attention():
-  """They agree with a computation from the parameters."""
-  want = ('tokens', 'layers', 'attention')
-  model = Model(5, **HEADS, attention='kernel')
-  params, _, out = predict(model, (8, 8), want)
-  assert out['layers'].shape == (2, 3, 5, 128)
-  assert out['attention'].shape == (2, 3, 2, 5, 5)
-  np.testing.assert_allclose(out['attention'].sum(-1), 1, rtol=1e-5)
-
-  def norm(x, p):
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1)[..., None] + 1e-6)
-    return x * p['scale'] + p['bias']
-
-  after = np.asarray(out['layers'])
-  tokens = norm(after[:, -1], params['encoder']['norm'])
-  np.testing.assert_allclose(out['tokens'], tokens, rtol=1e-4, atol=1e-5)
-  # Layer 1 from the output of layer 0.
-  layer = jax.tree.map(lambda leaf: leaf[1], params['encoder']['layers'])
-  x = norm(after[:, 0], layer['norm1'])
-  query, key = (
-    np.einsum('ntd,dhc->nthc', x, layer['attention'][name]['kernel'])
-    + layer['attention'][name]['bias']
-    for name in ('query', 'key')
-  )
-  logits = np.einsum('nqhc,nkhc->nhqk', query, key) / np.sqrt(64)
-  np.testing.assert_allclose(
-    out['attention'][:, 1], jax.nn.softmax(logits), rtol=1e-3, atol=1e-5
-  )
-
-
 # Programs
 
 
