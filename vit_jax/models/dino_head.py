@@ -93,37 +93,44 @@ class Projection(nn.Module):
         dtype=dtype,
         name=f'fc{number}',
       )(x)
-    length = config.norm_last_layer if config.weight_norm else None
-    last = Prototypes(config.outputs, length, dtype, name='last')
+    last = Prototypes(
+      config.outputs,
+      config.weight_norm,
+      config.weight_norm and not config.norm_last_layer,
+      dtype,
+      name='last',
+    )
     return last(unit(x, axis=-1))
 
 
 class Prototypes(nn.Module):
-  """A dense layer without bias whose columns have length 1 or a learned length.
+  """A dense layer without bias, whose columns are the prototypes.
 
-  With this weight normalization (arXiv 1602.07868) the length of the columns of
-  `kernel` has no effect, and their gradients are orthogonal to them.
+  With weight normalization (arXiv 1602.07868) columns have length 1 or a
+  learned length. The length of the columns of `kernel` then has no effect, and
+  their gradients are orthogonal to them.
 
   Attributes:
     outputs: number of prototypes.
-    fixed_length: whether all columns have length 1; None for columns of any
-      length, without weight normalization.
+    weight_norm: whether columns are normalized.
+    learned_lengths: whether normalized columns have learned lengths.
     dtype: dtype of the product.
   """
 
   outputs: int
-  fixed_length: bool | None
+  weight_norm: bool
+  learned_lengths: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x: Float[Array, 'n d']) -> Float[Array, 'n k']:
     shape = x.shape[-1], self.outputs
-    # PyTorch's default initialization of a dense layer: ±1 / √inputs.
-    is_plain = self.fixed_length is None
-    init = NORMAL if is_plain else torch_bias(shape[0])
+    # PyTorch initializes dense layers like their biases: ±1 / √inputs.
+    init = torch_bias(shape[0]) if self.weight_norm else NORMAL
     kernel: Any = self.param('kernel', init, shape)
-    kernel = kernel if is_plain else unit(kernel, axis=0)
-    if self.fixed_length is False:
+    if self.weight_norm:
+      kernel = unit(kernel, axis=0)
+    if self.learned_lengths:
       # `gain` has two axes, as in the authors' code, so that weight
       # decay applies.
       ones = nn.initializers.ones
