@@ -252,15 +252,33 @@ def test_norms_and_rotations_equal_the_formula(
   check(arrays, dy, heads, dtype=dtype, limit=PREPARED_LIMITS[dtype])
 
 
-def test_long_sequences_with_norms_or_rotations():
-  """They do not fit into the memory of a core, so `auto` uses XLA."""
-  for tokens, dtype, fit in (
-    (261, 'float32', True),
-    (577, 'bfloat16', True),
-    (1029, 'bfloat16', False),
-  ):
-    assert tpu.fits(tokens, 64, jnp.dtype(dtype), transformed=True) == fit
-    assert tpu.fits(tokens, 64, jnp.dtype('bfloat16'))
+@pytest.mark.parametrize(
+  'tokens, channels, dtype, transformed, expected',
+  [
+    (603, 80, 'float32', False, True),
+    (703, 80, 'float32', False, False),
+    (9, 60, 'float32', False, False),
+    (9, 16, 'float32', False, False),
+    (9, 136, 'float32', False, False),
+    # With norms or rotations, fewer tokens fit into the memory of a core.
+    (261, 64, 'float32', True, True),
+    (577, 64, 'bfloat16', True, True),
+    (1029, 64, 'bfloat16', True, False),
+    (1029, 64, 'bfloat16', False, True),
+  ],
+)
+def test_sizes_that_fit(tokens, channels, dtype, transformed, expected):
+  """Other sizes raise an error with 'kernel', and use XLA with 'auto'."""
+  dtype = jnp.dtype(dtype)
+  fits = tpu.fits(tokens, channels, dtype, transformed=transformed)
+  assert fits == expected
+  if not expected and not transformed:
+    x = jax.ShapeDtypeStruct((1, tokens, 2 * channels), dtype)
+    key = jax.random.key(0)
+    words = f'attention=.*{tokens} tokens, width {2 * channels}'
+    with pytest.raises(UserError, match=words):
+      jax.eval_shape(Attention(2, dtype, 'kernel').init, key, x)
+    jax.eval_shape(Attention(2, dtype, 'auto').init, key, x)
 
 
 @pytest.mark.parametrize('norm', [RmsNorm, *further(LayerNorm)])
@@ -330,22 +348,6 @@ def test_kernels_on_a_mesh_give_the_same():
   assert 'manual_computation' in text or 'shard_map' in text
   for path, x in found.items():
     np.testing.assert_allclose(x, alone[path], atol=2e-5, err_msg=path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'tokens, width, heads',
-  # Many tokens, and heads of 60, 16 and 136 channels
-  [(703, 640, 8), *further([9, 180, 3], [9, 128, 8], [9, 272, 2])],
-)
-def test_unsupported_sizes(tokens, width, heads):
-  """They raise an error with 'kernel' and use XLA with 'auto'."""
-  x = jnp.zeros((1, tokens, width))
-  with pytest.raises(
-    UserError, match=f'attention=.*{tokens} tokens, width {width}'
-  ):
-    Attention(heads, jnp.dtype('float32'), 'kernel').init(jax.random.key(0), x)
-  Attention(heads, jnp.dtype('float32'), 'auto').init(jax.random.key(0), x)
 
 
 @needs_libtpu

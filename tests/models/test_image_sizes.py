@@ -65,29 +65,25 @@ def for_other(params, offset):
 def test_learned_positions_are_interpolated_as_in_dino(
   kind, at, options, offset
 ):
-  """The plain model with torch's interpolation gives the same logits."""
+  """The plain model with torch's interpolation gives the same logits.
+
+  The parameters and the results of the own size do not change.
+  """
   model = model_of(kind, at, **options)
-  params, images = noise_params(model, MADE_FOR), images_of(2, *OTHER)
-  ours = model.at_sizes(MADE_FOR, offset).apply({'params': params}, images)
-  other = for_other(params, offset)
-  expected = model.apply({'params': other}, images)
+  free = model.at_sizes(MADE_FOR, offset)
+  assert abstract(free, OTHER) == abstract(model, MADE_FOR)
+  params = noise_params(model, MADE_FOR)
+  same, other = images_of(2, *MADE_FOR), images_of(2, *OTHER)
+
+  def logits(model, params, images):
+    return model.apply({'params': params}, images)
+
+  np.testing.assert_array_equal(
+    logits(free, params, same), logits(model, params, same)
+  )
+  ours = logits(free, params, other)
+  expected = logits(model, for_other(params, offset), other)
   # Float32 on both sides; logits of order one
   np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
-  plain = for_other(params, 0.1 - offset)
-  assert np.abs(model.apply({'params': plain}, images) - ours).max() > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'kind, at, options', [CASES[0], *further(*map(list, CASES[1:]))]
-)
-def test_at_sizes_does_not_change_the_own_size(kind, at, options):
-  """Results are bit-equal; parameters do not depend on the images."""
-  model = model_of(kind, at, **options)
-  params, images = noise_params(model, MADE_FOR), images_of(2, *MADE_FOR)
-  free = model.at_sizes(MADE_FOR, 0.1)
-  np.testing.assert_array_equal(
-    free.apply({'params': params}, images),
-    model.apply({'params': params}, images),
-  )
-  assert abstract(free, OTHER) == abstract(model, MADE_FOR)
+  wrong = logits(model, for_other(params, 0.1 - offset), other)
+  assert np.abs(wrong - ours).max() > 1e-3

@@ -27,15 +27,6 @@ def authors():
   return initial(Model(7, **WIDE, pre_logits=True, head_bias=-10.0))
 
 
-def test_initial_constants(authors):
-  """Class token, head kernel and most biases are zero; norms are one."""
-  for path in ('cls', 'head/kernel', 'embedding/bias', 'pre_logits/bias'):
-    assert not np.any(authors[path]), path
-  assert not np.any(authors['encoder/layers/attention/query/bias'])
-  assert np.all(authors['head/bias'] == -10.0)
-  assert np.all(authors['encoder/layers/norm1/scale'] == 1.0)
-
-
 @pytest.mark.parametrize(
   'path, inputs, outputs',
   [
@@ -63,19 +54,21 @@ def has_std(values, std):
   return values.std() == pytest.approx(std, rel=5 / np.sqrt(2 * values.size))
 
 
-@pytest.mark.parametrize(
-  'path, std',
-  [
-    ('embedding/kernel', 1 / np.sqrt(4 * 4 * 3)),
-    ('pre_logits/kernel', 1 / np.sqrt(64)),
-    ('position/embedding', 0.02),
-    ('encoder/layers/mlp/fc1/bias', 1e-6),
-    ('encoder/layers/mlp/fc2/bias', 1e-6),
-  ],
-)
-def test_initial_standard_deviations(authors, path, std):
-  """LeCun normal at both ends, N(0, 0.02) positions, N(0, 1e-6) MLP biases."""
-  assert has_std(authors[path], std)
+def test_initial_constants_and_standard_deviations(authors):
+  """LeCun's normal at both ends; most biases, class token and head are zero."""
+  for path, std in {
+    'embedding/kernel': 1 / np.sqrt(4 * 4 * 3),
+    'pre_logits/kernel': 1 / np.sqrt(64),
+    'position/embedding': 0.02,
+    'encoder/layers/mlp/fc1/bias': 1e-6,
+    'encoder/layers/mlp/fc2/bias': 1e-6,
+  }.items():
+    assert has_std(authors[path], std), path
+  for path in ('cls', 'head/kernel', 'embedding/bias', 'pre_logits/bias'):
+    assert not np.any(authors[path]), path
+  assert not np.any(authors['encoder/layers/attention/query/bias'])
+  assert np.all(authors['head/bias'] == -10.0)
+  assert np.all(authors['encoder/layers/norm1/scale'] == 1.0)
 
 
 @pytest.mark.slow
