@@ -72,9 +72,9 @@ def choose(
       windows, XLA is used instead, because the stages of a Swin differ.
   """
   on_gpu, missing = sharding.on_gpu(), unsupported(needs)
-  if requested == 'xla' or not (
-    requested == 'kernel' or on_gpu or sharding.on_tpu()
-  ):
+  # On a CPU, kernels are only used on request, and interpreted.
+  has_kernels = requested == 'kernel' or on_gpu or sharding.on_tpu()
+  if requested == 'xla' or not has_kernels:
     return 'XLA'
   if on_gpu:
     fits, limits = cudnn.fits(channels, dtype), cudnn.LIMITS
@@ -345,8 +345,8 @@ class Attention(nn.Module):
     """
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
-    relative = position.relative, position.bias
-    is_relative = any(each is not None for each in relative)
+    relative, bias = position.relative, position.bias
+    is_relative = relative is not None or bias is not None
     needs = {
       'qk_norm': self.qk_norm is not None,
       'rotary positions': position.rotation is not None,
@@ -391,11 +391,11 @@ class Attention(nn.Module):
       if by == 'cuDNN':
         y = cudnn.attend(query, key, value, tokens=self.tokens)
       elif is_relative:
-        y = relative_attention(query, key, value, *relative)
+        y = relative_attention(query, key, value, relative, bias)
       else:
         y = dot_product_attention(query, key, value)
       if want_weights:
-        weights = _weights(query, key, *relative)
+        weights = _weights(query, key, relative, bias)
     if self.out_norm is not None:
       y = self.out_norm(name='norm')(y.reshape(x.shape))
     out = Linear(
@@ -414,7 +414,9 @@ def attend_by_kernels(
   layers: Sequence[Linear],
   x: Float[Array, '*n t d'],
   num_heads: int,
-  *offsets: Any,
+  relative: Any = None,
+  mask: Any = None,
+  *,
   norms: Sequence[LayerNorm | RmsNorm] = (),
   rotation: Any = None,
 ) -> Float[Array, '*n t d']:
@@ -427,7 +429,8 @@ def attend_by_kernels(
     layers: flat layers that compute queries, keys and values.
     x: tokens.
     num_heads: number of heads.
-    *offsets: `relative` and `mask` of `tpu.attend`.
+    relative: offsets of the logits of each head, see `tpu.attend`.
+    mask: offsets of the logits of each window, see `tpu.attend`.
     norms: norms of queries and of keys, which the kernels apply; () for none.
     rotation: sines and cosines, see `Position`; None for no rotation.
   """
@@ -438,7 +441,8 @@ def attend_by_kernels(
     projections,
     biases,
     num_heads,
-    *offsets,
+    relative,
+    mask,
     rotation=rotation,
     norms=[norm.vectors(channels) for norm in norms],
     epsilon=norms[0].epsilon if norms else 0.0,
