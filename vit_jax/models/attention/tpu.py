@@ -38,10 +38,11 @@ _BLOCK_ROWS = 256  # maximum tokens per block of several examples
 # The following limits fit into the 16 MiB of memory of a core of v2 and v3.
 _MAX_TOKENS = {2: 1100, 4: 700}  # {bytes per value: tokens}
 _MAX_TOKENS_ALONE = {2: 2400, 4: 1200}  # the same for one head at a time
-_CROWDED = 1400  # tokens that leave memory for 128 queries at a time only
+_CROWDED = 1400  # with more tokens, only 128 queries at a time fit
 _ONE_BUFFER = 4000  # bytes of a column of tokens; more are not buffered twice
 _MAX_BLOCK = 450_000  # tokens times (lanes of a block + 300), of two bytes
 _MAX_BLOCK_OF_COLUMNS = 1_320_000  # the same if operands are loaded by columns
+_MAX_TILE = 384  # queries; with more, other intermediate results do not fit
 _MAX_SCORES = 750_000  # scores of the heads of a part, for a tile of queries
 _TRANSFORMED = 0.55  # of these tokens, with LayerNorms and learned rotations
 _LONG_TOKENS = 512  # see `cost`
@@ -84,12 +85,13 @@ class Layout(NamedTuple):
     """Returns the number of queries per iteration of the kernels' loop."""
     # Scores are `[keys, queries]`, padded to whole sublanes and lanes.
     keys, queries = padded(tokens, SUBLANES), padded(tokens, LANES)
+    # The most queries, in whole registers of lanes, whose scores fit
     max_queries = _MAX_SCORES // (self.together * keys) // LANES * LANES
     if queries <= max_queries and self.columns == 1:
       return keys  # a single tile, whose queries have the same rows as the keys
-    # With more queries, other intermediate results do not fit either.
-    crowded = self.columns > 1 or tokens > _CROWDED
-    tiles = math.ceil(queries / min(max_queries, LANES if crowded else 384))
+    is_crowded = self.columns > 1 or tokens > _CROWDED
+    largest = LANES if is_crowded else _MAX_TILE
+    tiles = math.ceil(queries / min(max_queries, largest))
     return padded(math.ceil(tokens / tiles), LANES)
 
   def rows(self, tokens: int) -> int:
