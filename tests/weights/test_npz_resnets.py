@@ -7,6 +7,7 @@ stage by stage. timm's layers get the official constants.
 import functools
 
 import jax
+import minimal_config
 import numpy as np
 import pytest
 from references import noisy, same_results, timm, torch
@@ -20,7 +21,8 @@ from vit_jax import load_pretrained
 from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.models import resnet, vit
-from vit_jax.weights import architecture, pretrained
+from vit_jax.training.experiment import Experiment
+from vit_jax.weights import architecture, pretrained, transfer
 from vit_jax.weights.formats import npz
 
 SIZES = dict(width=64, depth=2, mlp_dim=96, num_heads=4, dtype='float32')
@@ -213,3 +215,17 @@ def test_finetuning_uses_the_architecture_of_the_file(tmp_path):
   resnets = pretrained.find(saved(tmp_path, bit_model(), (32, 32))[0])
   with pytest.raises(UserError, match='model.name=resnet'):
     architecture.adopt(config, resnets)
+
+
+@pytest.mark.slow
+def test_the_first_convolution_is_kept_for_images_with_own_statistics(tmp_path):
+  """Norms after it remove the scale of its inputs."""
+  path, params = saved(tmp_path, bit_model((1,)), (32, 32))
+  section = dict(name='resnet', depths=(1,), width_factor=1, dtype='float32')
+  section |= dict(mean=(0.3, 0.2, 0.1), std=(0.1, 0.2, 0.3))
+  config = minimal_config.completed(model=section, image_size=(32, 32))
+  target = Experiment.build(config, jax.devices()[:1])
+  with jax.set_mesh(target.mesh):
+    moved = transfer.transfer(pretrained.find(path), target, None)
+  for name in params.keys() - {'head'}:
+    jax.tree.map(np.testing.assert_array_equal, moved[name], params[name])

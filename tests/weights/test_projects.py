@@ -34,7 +34,7 @@ OWN, OTHER = (SIZE, SIZE), (12, 20)  # (height, width)
 
 
 def torchvision_vit():
-  """With the library's interpolation at another size."""
+  """Uses the library's interpolation for the other size."""
 
   models = pytest.importorskip('torchvision').models
 
@@ -94,7 +94,7 @@ def open_clip_model(timm_sizes=None, custom=False, quick_gelu=False, **keys):
 
 
 def open_clip_tower(**changes):
-  """With the library's interpolation at another size."""
+  """Uses the library's interpolation for the other size."""
   own = open_clip_model(**changes)
   larger = open_clip_model(**changes, image_size=OTHER)
   from open_clip.model import resize_pos_embed
@@ -122,7 +122,7 @@ OPEN_CLIP = {
 
 
 def renamed_tower():
-  """The same with timm's model, also where the library is not installed."""
+  """Replaces timm's names, also where the library is not installed."""
   model = timm_vit('vit_base_patch16_clip_224')
   torch.nn.init.zeros_(model.head.bias)
   state = {'token_embedding.weight': torch.ones(9, 8)}
@@ -138,7 +138,7 @@ def renamed_tower():
 
 
 def timm_tower(name, pool, projection='linear', bias=False):
-  """An image tower of timm in open_clip, whose projection is the head."""
+  """Puts an image tower of timm into open_clip; its projection is the head."""
   sizes = dict(embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS)
   model = open_clip_model(
     sizes | dict(patch_size=PATCH, dynamic_img_size=True),
@@ -152,7 +152,7 @@ def timm_tower(name, pool, projection='linear', bias=False):
 
 
 def deit3():
-  """LayerScale has other names."""
+  """Replaces the names of LayerScale."""
   model = timm_vit('deit3_base_patch16_224')
   state = {
     re.sub(r'ls(\d)\.gamma', r'gamma_\1', name): leaf
@@ -162,7 +162,7 @@ def deit3():
 
 
 def dinov2():
-  """The class token has a position, which timm adds to the token."""
+  """Gives the class token a position, which timm adds to the token."""
   model = timm_vit('vit_small_patch14_reg4_dinov2')
   state = model.state_dict()
   state['register_tokens'] = state.pop('reg_token')
@@ -173,7 +173,7 @@ def dinov2():
 
 
 def dinov3(size):
-  """A teacher next to its head; masked biases of keys are not used."""
+  """Puts a teacher next to its head; masked biases of keys are not used."""
   model = timm_vit(
     f'vit_{size}_patch16_dinov3_qkvb',
     num_classes=0,

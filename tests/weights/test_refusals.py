@@ -10,7 +10,6 @@ import random
 import struct
 import zipfile
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,7 +33,6 @@ from vit_jax.errors import UserError
 from vit_jax.models import resnet, vit
 from vit_jax.models.layers import activate
 from vit_jax.weights import pretrained
-from vit_jax.weights.description import Description
 from vit_jax.weights.formats import npz
 from vit_jax.weights.metadata import GELUS
 
@@ -52,12 +50,7 @@ def official(model, size):
 
 def with_notes(folder):
   """Writes an .npz file with notes next to it."""
-  sizes = dict(patch_size=4, width=16, depth=2, mlp_dim=32, num_heads=2)
-  description = Description(
-    model=dict(name='vit', **sizes), num_classes=5, image_size=(16, 8)
-  )
-  params = jax.tree.map(lambda leaf: np.ones(leaf.shape), description.shapes[0])
-  pretrained.save(str(folder / 'a.npz'), params, description)
+  tiny_vit.save_classifier(str(folder / 'a.npz'))
   return str(folder / 'a.npz')
 
 
@@ -112,6 +105,8 @@ WRONG_ARRAYS = [
   ('vit', {'head/kernel': np.float32(1)}, ['head/kernel', '[]']),
   ('vit', {FC1: zeros(2, 2, 2, 2, 2)}, ['MlpBlock_3/D', '[2, 2, 2, 2, 2]']),
   ('vit', {POSITIONS: zeros(5)}, ['pos_embedding', '[5]']),
+  ('vit', {POSITIONS: zeros(1, 4, 16)}, ['3 positions', 'a.npz.json']),
+  ('vit', {POSITIONS: zeros(1, 1, 16)}, ['0 positions', 'a.npz.json']),
   ('bit', {'resnet/block2/unit02/b/group_norm/beta': None}, ['missing']),
   ('bit', {'resnet/extra': zeros(3)}, ['[3]']),
   ('bit', {HEAD: zeros(2, 3)}, ['[2, 3]']),

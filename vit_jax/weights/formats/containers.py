@@ -154,7 +154,11 @@ def _below(
 
 
 def _named(prefixes: list[str]) -> dict[str, str]:
-  """Returns {prefix: name of the model}, with a different name for each."""
+  """Returns {prefix: name of the model}, with a different name for each.
+
+  Names leave out the words of `_NEUTRAL`. If two models then had the same name,
+  names are the whole prefixes.
+  """
   whole = {prefix: prefix.strip('.') or _TOP for prefix in prefixes}
   short = {}
   for prefix, name in whole.items():

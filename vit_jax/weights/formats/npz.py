@@ -31,7 +31,6 @@ from numpy.lib import npyio
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.models import positions
 from vit_jax.models.layers import EPSILON
 from vit_jax.models.resnet import stride_of
 from vit_jax.weights import foreign, metadata
@@ -157,8 +156,13 @@ def _parsed(
     prefix = int('cls' in arrays and noted.get('prefix_positions', True))
     if 'image_size' not in values:
       patches = count - prefix if is_official else count
-      rows, columns = positions.square_grid(patches)
-      size = (rows * side, columns * side)
+      rows = math.isqrt(max(patches, 0))
+      if rows**2 != patches or not rows:
+        raise UserError(
+          f'{path}: {patches} positions are not a square of patches: put the '
+          f'file {path}.json next to it, which contains the size of its images.'
+        )
+      size = (rows * side, rows * side)
       properties = dataclasses.replace(properties, image_size=size)
     # Files of big_vision lack the position of the class token, which becomes
     # zeros.

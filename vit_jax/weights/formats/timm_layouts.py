@@ -35,7 +35,9 @@ _PERIODS = 'rope_embed.periods'  # of DINOv3's repository
 
 
 def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns arrays with joined matrices, and without options of one model.
+  """Returns arrays with joined matrices, as most models have them.
+
+  Properties of single models are converted, too:
 
   - Keys and values of several heads in common (Sapiens2) are repeated.
   - A LayerScale of attention only (Sapiens2) gets ones for the MLP.
