@@ -100,6 +100,7 @@ class Objective(dino.Objective):
   name = 'dinov2'
   transform = 'block_masks'
 
+  # Keys that are not repeated here have the defaults of DINO.
   teacher_temperature: float = 0.07
   temperature_warmup: str = '30 epochs'
   momentum: float = 0.992
@@ -223,8 +224,8 @@ class Objective(dino.Objective):
         (patch_logits - extra['patch_centre']) / temperature
       )
     else:
-      every = jnp.ones(len(logits), bool)
-      targets = sinkhorn_knopp(logits / temperature, every)
+      all_rows = jnp.ones(len(logits), bool)
+      targets = sinkhorn_knopp(logits / temperature, all_rows)
       patch_targets = sinkhorn_knopp(patch_logits / temperature, is_patch)
 
     key = jax.random.fold_in(inputs.key, _STREAM)
@@ -248,14 +249,13 @@ class Objective(dino.Objective):
         koleo_loss(crops[:, i], self._transform.group) for i in range(_GLOBAL)
       )
     )
-    losses = {'crop': crop_loss, 'patch': patch_loss}
-    losses['koleo'] = self.koleo * koleo
-    metrics |= {
-      'crop_loss': crop_loss,
-      'patch_loss': patch_loss,
-      'koleo': koleo,
+    losses = {
+      'crop': crop_loss,
+      'patch': patch_loss,
+      'koleo': self.koleo * koleo,
     }
-    metrics |= feature_metrics(teacher_features)
+    metrics |= {'crop_loss': crop_loss, 'patch_loss': patch_loss}
+    metrics |= {'koleo': koleo} | feature_metrics(teacher_features)
     carry = {}
     if self.centring == 'centre':
       # Micro-batches differ in the number of patches.
@@ -327,7 +327,10 @@ class Objective(dino.Objective):
     return self._patch_head.apply({'params': params['patch_head']}, tokens)
 
   def temperature_of_teacher(self, step: Int[Array, '']) -> Float[Array, '']:
-    """Returns the divisor of the teacher's logits after `step` updates."""
+    """Returns the divisor of the teacher's logits after `step` updates.
+
+    It changes with each step, unlike that of DINO.
+    """
     start, end = self.warmup_temperature, self.teacher_temperature
     if not self._warmup:
       return jnp.float32(end)
