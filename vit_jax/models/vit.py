@@ -225,7 +225,8 @@ class Config(backbone.BackboneConfig):
       as a model receives them) or 'imagenet' (the model normalizes them by
       ImageNet's mean and standard deviation, like recipes from PyTorch code).
     attention: implementation of attention: 'auto' (kernels where they apply, on
-      TPUs and GPUs), 'kernel' (kernels or an error) or 'xla'.
+      TPUs and GPUs), 'kernel' (kernels or an error) or 'xla'. For attention
+      pooling, which TPU kernels do not support, 'kernel' means 'auto'.
 
   Raises:
     UserError: a variant or choice is unknown, a size is missing, a number is
@@ -332,7 +333,8 @@ class Config(backbone.BackboneConfig):
     self._check_combinations()
     if self.stem is not None:
       # Built once: Flax does not allow it inside of another module.
-      constructor = STEM.constructor(self.stem['name'])
+      name: Any = self.stem['name']
+      constructor = STEM.constructor(name)
       values = self.compute_dtype, self.remat, self.unroll
       stem = schema.construct(constructor, self.stem, *values)
       object.__setattr__(self, 'stem_layers', stem)
