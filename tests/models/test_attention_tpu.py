@@ -198,6 +198,7 @@ def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
     (2, 4, 49, 4, 32),  # four windows of an image in a block
     # First stage of Swin-T: one head of four is zeros
     *further((2, 4, 9, 3, 32), (3, 4, 9, 8, 32), (1, 1, 144, 8, 80)),
+    *further((2, 3, 49, 3, 128)),  # three blocks of windows
   ],
 )
 @pytest.mark.parametrize('masked', [True, *further(False)])
