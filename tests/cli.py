@@ -57,7 +57,7 @@ SMALL_L16 = QUIET | {
 
 
 # A ViT on a few small images, for the configs that read files.
-SMALL_FILES = {
+SMALL_FILES = QUIET | {
   'total': '6 steps',
   'batch_size': 8,
   'schedule.warmup': '1 steps',
@@ -67,9 +67,7 @@ SMALL_FILES = {
   'model.mlp_dim': 48,
   'model.num_heads': 2,
   'model.unroll': 1,
-  'log.every': '1 steps',
-  'log.tensorboard': 'false',
-  'log.curves': 'false',
+  'log.report': 'true',
   'evals.val.every': '3 steps',
   'checkpoint.every': '3 steps',
 }
@@ -241,20 +239,19 @@ def start_group(
   The last process also gets the flags `last`. It is not forked, so that an
   order that depends on hashes differs between the processes.
   """
-  port = free_port()
-  group = [
-    f'--coordinator_address=127.0.0.1:{port}',
-    f'--num_processes={processes}',
-  ]
-  return [
-    start(
-      [*arguments, *group, f'--process_id={i}']
-      + list(last if i == processes - 1 else ()),
-      devices,
-      forked=i < processes - 1,
-    )
-    for i in range(processes)
-  ]
+  group = [f'--coordinator_address=127.0.0.1:{free_port()}']
+  group.append(f'--num_processes={processes}')
+  started = []
+  for i in range(processes):
+    is_last = i == processes - 1
+    words = [
+      *arguments,
+      *group,
+      f'--process_id={i}',
+      *(last if is_last else ()),
+    ]
+    started.append(start(words, devices, forked=not is_last))
+  return started
 
 
 def evaluated_by_one_and_two(workdir: Any) -> tuple[dict, dict]:
@@ -298,9 +295,7 @@ def wait_for_step(
 
 
 def wait_until(
-  seen: Callable[[], bool],
-  *processes: subprocess.Popen,
-  timeout_s: float = 240,
+  seen: Callable[[], bool], *processes: subprocess.Popen, timeout_s: float = 240
 ) -> None:
   """Waits until a condition holds, while all processes must run."""
   deadline = time.monotonic() + timeout_s
@@ -337,16 +332,16 @@ def kill_when(
   injected(f'SIGKILL of {what}')
 
 
-def records(workdir: Any) -> list[dict[str, Any]]:
-  """Returns the lines of metrics.jsonl."""
-  text = (pathlib.Path(workdir) / 'metrics.jsonl').read_text()
+def records(workdir: Any, name: str = 'metrics.jsonl') -> list[dict[str, Any]]:
+  """Returns the lines of metrics.jsonl, or of another file."""
+  text = (pathlib.Path(workdir) / name).read_text()
   return [json.loads(line) for line in text.splitlines()]
 
 
 def events(workdir: Any, kind: str) -> list[dict[str, Any]]:
   """Returns the lines of events.jsonl of one kind."""
-  lines = (pathlib.Path(workdir) / 'events.jsonl').read_text().splitlines()
-  return [event for event in map(json.loads, lines) if event['event'] == kind]
+  lines = records(workdir, 'events.jsonl')
+  return [event for event in lines if event['event'] == kind]
 
 
 def lines(workdir: Any) -> list[dict[str, Any]]:
@@ -392,10 +387,8 @@ def assert_same_params(ours: Any, theirs: Any) -> None:
     ours: workdir, or parameters as of `final_params`.
     theirs: workdir, or parameters.
   """
-  ours, theirs = (
-    each if isinstance(each, dict) else final_params(each)
-    for each in (ours, theirs)
-  )
+  ours = ours if isinstance(ours, dict) else final_params(ours)
+  theirs = theirs if isinstance(theirs, dict) else final_params(theirs)
   assert ours.keys() == theirs.keys()
   for path, array in theirs.items():
     np.testing.assert_array_equal(ours[path], array, err_msg=path)
@@ -424,11 +417,9 @@ def evaluated_independently(workdir: Any, load: str) -> tuple[float, float]:
     'train[:51200]', num_examples=256, num_classes=20, height=48
   )
   examples = [source[index] for index in range(len(source))]
-  pixels = np.stack(
-    [transform.pixels(example['image']) for example in examples]
-  )
+  pixels = [transform.pixels(example['image']) for example in examples]
   labels = np.array([example['label'] for example in examples])
-  images = np.float32(pixels) / 127.5 - 1
+  images = np.float32(np.stack(pixels)) / 127.5 - 1
   logits = np.asarray(model.apply({'params': params}, images), np.float64)
   terms = np.logaddexp(0, logits) - logits * np.eye(20)[labels]
   correct = logits.argmax(-1) == labels

@@ -84,9 +84,10 @@ def run(checkpoint: str, request: Request) -> dict[str, Any]:
   weights = inputs.open_weights(checkpoint, request)
   config, names = _config(weights, request)
   mesh = sharding.make_mesh(jax.devices())
-  rows = request.batch_size or largest_batch_size(weights, mesh)
+  batch_size = request.batch_size or largest_batch_size(weights, mesh)
+  open_source = functools.partial(_open, config, weights)
   setting = inputs.evaluation_setting(
-    weights, config, functools.partial(_open, config, weights), mesh, rows
+    weights, config, open_source, mesh, batch_size
   )._replace(leave_out=_leave_out(config, weights.description.source))
   # All are built before one is run, which may take hours.
   built = {name: _build(weights, config, name, setting) for name in names}
@@ -146,12 +147,7 @@ def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
     kinds = [n for n in names if config.evals[n].name == _DEFAULTS['name']]
     names = kinds or names
   if split or not is_run_data:
-    distinct: dict[str, str] = {}
-    for name in names:
-      section = config.evals[name].to_dict()
-      keys = {k: v for k, v in section.items() if k not in ('split', 'every')}
-      distinct.setdefault(repr(keys), name)
-    names = list(distinct.values())
+    names = _distinct(config, names)
   run_splits = {name: each.get('split', '') for name, each in run_evals.items()}
   for name in names:
     section = config.evals[name]
@@ -169,6 +165,16 @@ def _config(weights: Pretrained, request: Request) -> tuple[Config, list[str]]:
         f'{run_split!r} of its own data.'
       )
   return config, names
+
+
+def _distinct(config: Config, names: list[str]) -> list[str]:
+  """Returns the first of those evaluators that differ only in their split."""
+  distinct: dict[str, str] = {}
+  for name in names:
+    section = config.evals[name].to_dict()
+    keys = {k: v for k, v in section.items() if k not in ('split', 'every')}
+    distinct.setdefault(repr(keys), name)
+  return list(distinct.values())
 
 
 def _build(
@@ -230,6 +236,7 @@ def _chosen(evals: Section, evaluator: str | None) -> dict[str, dict]:
 
 
 def _measures(name: str) -> bool:
+  """Returns whether a kind of evaluator has metrics."""
   kind: Any = schema.resolve(EVALS, name)
   return kind.measures
 

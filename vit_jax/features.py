@@ -159,6 +159,7 @@ def predictor(
 
 
 def _has_labels(source: Source) -> bool:
+  """Returns whether the examples of a source have labels."""
   return list(source.class_names) not in ([], [UNLABELLED])
 
 

@@ -75,6 +75,7 @@ def draw(pictures: Pictures, path: str) -> None:
     )
     for _, lines in pictures
   ]
+  # Rows are filled one after another, so a column has every count-th picture.
   columns = [
     gallery.Column('', pixels[i::count], captions[i::count])
     for i in range(count)

@@ -15,9 +15,8 @@ SIZE = (8, 12)  # 2x3 patches
 
 
 def pixels(count, size=SIZE):
-  return np.random.default_rng(1).integers(
-    0, 256, (count, *size, 3), dtype=np.uint8
-  )
+  rng = np.random.default_rng(1)
+  return rng.integers(0, 256, (count, *size, 3), np.uint8)
 
 
 def objective_of(model, size=SIZE):
@@ -74,11 +73,8 @@ def test_a_resnet_has_filters_and_lists_missing_figures():
   found = figures.examine(objective, params, pixels(2, size))
   assert found.arrays['filters'].shape == (28, 7, 7, 3)
   assert [*gallery.all_figures(found, [])] == ['filters']
-  assert [line.partition(':')[0] for line in found.missing] == [
-    'position similarity',
-    'rollout, heads and attention distance',
-  ]
-  assert 'ResNet has no attention' in found.missing[1]
+  positions, attention = found.missing
+  assert 'position' in positions and 'ResNet has no attention' in attention
 
 
 def test_mean_pooling_and_no_learned_positions():

@@ -20,10 +20,12 @@ pytestmark = pytest.mark.slow
 
 QUICK = ('train', '--config=configs/quickstart.py')
 TUNE = ('finetune', '--config=configs/finetune_quickstart.py')
+TUNE_TINY = (*TUNE, '--config.init_from=tiny.npz')
 PLAN = ('plan.main', '--config=configs/quickstart.py')
 LAUNCH = ('launch.__main__', QUICK[1], '--dry_run', '--noplan')
 TINY = '--checkpoint=tiny.npz'
-DIGITS = ('--dataset=digits', '--split=test[:16]')
+EVALUATE = ('evaluate', TINY, '--dataset=digits', '--split=test[:16]')
+NUM_EXAMPLES = '--config.train.num_examples'
 
 # (command, its wrong arguments, the flag in the message that replaces them, its
 # value). The value '' is that in the message; another one is used where the
@@ -36,33 +38,18 @@ ROWS = [
   (QUICK, ('--config.optimizer.lr=1',), '--config.schedule.base_lr', '1'),
   (QUICK, ('--epochs=5',), '--config.total', '20 epochs'),
   (QUICK, ('--wrokdir=x',), '--workdir', 'x'),
-  (
-    QUICK,
-    ('--config.train.num_examples=9',),
-    '--config.train.num_examples',
-    '',
-  ),
+  (QUICK, (f'{NUM_EXAMPLES}=9',), NUM_EXAMPLES, ''),
   (QUICK, ('--config.num_classes=5',), '--config.num_classes', ''),
   (QUICK, ('--config.batch_size=30',), '--config.batch_size', '8'),
   ((*QUICK, '--config.micro_batches=7'), (), '--config.batch_size', '56'),
   ((*QUICK, '--config.image_size=17'), (), 'model.remainder', ''),
   (QUICK, ('--profile=5',), '--profile', '10:15'),
   (QUICK, ('--num_processes=2',), '--num_processes', '1'),
-  (
-    (*TUNE, '--config.init_from=tiny.npz'),
-    ('--config.model.name=swin',),
-    '--config.model.name',
-    '',
-  ),
+  (TUNE_TINY, ('--config.model.name=swin',), '--config.model.name', ''),
   (('convert', 'tiny.npz', 'there.npz'), (), '--overwrite', 'true'),
   (('evaluate', TINY), (), '--dataset', 'digits'),
   (('evaluate', TINY, '--dataset=digits'), (), '--split', ''),
-  (
-    ('evaluate', TINY, *DIGITS),
-    ('--evaluator=classifcation',),
-    '--evaluator',
-    'classification',
-  ),
+  (EVALUATE, ('--evaluator=classifcation',), '--evaluator', 'classification'),
   (('preview', QUICK[1]), ('--out=grid',), '--out', 'grid.png'),
   (('analyze', TINY), (), '--out', 'figures'),
   (PLAN, ('--topology=v3-32',), '--topology', 'v3:4x4'),
@@ -181,6 +168,6 @@ def test_flags_and_keys_in_messages_exist():
   }
   files = {'config.json'}
   assert {each for each in wrong if each[1] not in files} == {
-    ('__init__.py', 'install'),  # of WSL
+    ('__init__.py', 'install')  # of WSL
   }
   assert len(named) > 50

@@ -16,9 +16,6 @@ from vit_jax.errors import UserError
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-STALE = 'the config has changed since it was planned; run plan'
-
-
 @pytest.mark.slow
 def test_all_configs_are_listed(capsys):
   """The list has each path, first line, and table of published results."""
@@ -68,35 +65,29 @@ def test_predicted_costs_are_shown(capsys, monkeypatch, tmp_path):
   (tmp_path / 'predicted.json').write_text(json.dumps(rows))
   configs.main(['deit'])
   shown = capsys.readouterr().out.partition('predicted:\n')[2].splitlines()
-  assert shown == [
-    '  model=S on v3:4x4: 1,234 core-days, 46% MFU, 9,876 images/s, 7.2 GiB '
-    'per device (2026-01-02, libtpu 0.0.1)',
-    f'  model=S on v3:4x4: {STALE}',
-    '  model=S on v3:4x4: does not fit',
-    f'  model=X on v3:4x4: {STALE}',
-  ]
+  current, changed, too_large, unknown = shown
+  for part in ('1,234 core-days', '46%', '9,876 images/s', '7.2 GiB', 'v3:4x4'):
+    assert part in current
+  assert 'model=S' in changed and 'changed' in changed
+  assert 'does not fit' in too_large
+  assert 'model=X' in unknown and 'changed' in unknown
   configs.main([])
   out = capsys.readouterr().out
   assert out.count('predicted:') == 1 and '1,234 core-days' in out
 
 
-@pytest.mark.parametrize(
-  'key, value, same',
-  [
-    ('batch_size', 2048, False),
-    ('train.num_examples', 5, False),
-    ('model.pixels', 'symmetric', True),
-    ('augment.min_area', 0.5, True),
-    ('log.every', '7 steps', True),
-    ('seed', 3, True),
-  ],
-)
-def test_predictions_depend_on_the_compiled_step(key, value, same):
+def test_predictions_depend_on_the_compiled_step():
   """They do not depend on data, logging and evaluation."""
-  config = loading.load('configs/deit.py:model=S')
-  known = predicted.fingerprint(config)
-  config.update_from_flattened_dict({key: value})
-  assert (predicted.fingerprint(config) == known) == same
+
+  def fingerprint(**keys):
+    config = loading.load('configs/deit.py:model=S')
+    config.update_from_flattened_dict(keys)
+    return predicted.fingerprint(config)
+
+  other = {'log.every': '7 steps', 'seed': 3, 'augment.min_area': 0.5}
+  assert fingerprint(**other, **{'model.pixels': 'symmetric'}) == fingerprint()
+  for key in ('batch_size', 'train.num_examples'):
+    assert fingerprint(**{key: 2048}) != fingerprint()
 
 
 @pytest.mark.slow
@@ -119,34 +110,29 @@ def test_a_wheel_contains_configs_and_launch_scripts(tmp_path):
     shutil.copy(ROOT / file, tree)
   for file in ROOT.glob('requirements*.txt'):
     shutil.copy(file, tree)
-  made = subprocess.run(
-    [sys.executable, '-m', 'pip', 'wheel', '--no-deps', '-q']
-    + ['--no-build-isolation', '-w', str(tmp_path), str(tree)],
-    capture_output=True,
-    text=True,
-  )
+  options = ['--no-deps', '-q', '--no-build-isolation', '-w', tmp_path, tree]
+  build = [sys.executable, '-m', 'pip', 'wheel', *options]
+  made = subprocess.run(build, capture_output=True, text=True)
   assert made.returncode == 0, made.stderr
   (wheel,) = tmp_path.glob('*.whl')
   target = tmp_path / 'site'
   zipfile.ZipFile(wheel).extractall(target)
-  assert (target / 'vit_jax/shipped/launch/jobset.template').is_file()
-  assert (target / 'vit_jax/shipped/configs/predicted.json').is_file()
-  assert (target / 'vit_jax/analysis/report.html').is_file()
-  for table in (ROOT / 'vit_jax').rglob('*.csv'):
-    assert (target / table.relative_to(ROOT)).is_file(), table
-  assert (target / 'vit_jax/plan/gpu_target.txt').is_file()
-  assert (target / 'vit_jax/prepare/listing.txt').is_file()
+  tables = (ROOT / 'vit_jax').rglob('*.csv')
+  for file in (
+    'vit_jax/shipped/launch/jobset.template',
+    'vit_jax/shipped/configs/predicted.json',
+    'vit_jax/analysis/report.html',
+    'vit_jax/plan/gpu_target.txt',
+    'vit_jax/prepare/listing.txt',
+    *(table.relative_to(ROOT) for table in tables),
+  ):
+    assert (target / file).is_file(), file
   code = (
     'import vit_jax; from vit_jax.config import loading; '
     'print(vit_jax.__file__, loading.load("configs/vit.py").total)'
   )
-  ran = subprocess.run(
-    [sys.executable, '-c', code],
-    *(),
-    cwd=tmp_path,
-    env={'PYTHONPATH': str(target), 'JAX_PLATFORMS': 'cpu', 'HOME': '/tmp'},
-    capture_output=True,
-    text=True,
-  )
+  env = {'PYTHONPATH': str(target), 'JAX_PLATFORMS': 'cpu', 'HOME': '/tmp'}
+  options = dict(cwd=tmp_path, env=env, capture_output=True, text=True)
+  ran = subprocess.run([sys.executable, '-c', code], **options)
   assert ran.returncode == 0, ran.stderr
   assert ran.stdout.split() == [f'{target}/vit_jax/__init__.py', '90', 'epochs']

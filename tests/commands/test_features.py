@@ -49,6 +49,17 @@ def weights(tmp_path_factory):
   return path
 
 
+def write_images(folder, names, shape=(12, 10)):
+  """Writes random images; returns their paths and their pixels."""
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (len(names), *shape, 3), np.uint8)
+  files = [folder / f'{name}.png' for name in names]
+  for file, image in zip(files, images, strict=True):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(file), image[..., ::-1])
+  return [str(file) for file in files], images
+
+
 def plain(path, images):
   """Computes features without the code of the command."""
   source = pretrained.find(path)
@@ -71,42 +82,14 @@ def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
   found = read_features(str(out))
   assert found['index'].tolist() == good and result['count'] == len(good)
   assert found['label'].tolist() == [source[i]['label'] for i in good]
-  np.testing.assert_allclose(
-    found['features'],
-    plain(weights, [source[i]['image'] for i in good]),
-    atol=1e-5,
-  )
+  expected = plain(weights, [source[i]['image'] for i in good])
+  np.testing.assert_allclose(found['features'], expected, atol=1e-5)
   about = json.loads((out / 'description.json').read_text())
   assert about['class_names'] == source.class_names
   assert about.items() <= {**result, 'settings': about['settings']}.items()
   assert about['preprocess']['resize'] == 'squash' and result['width'] == 16
   names = [f'0000{i}.npz' for i in range(4)]
   assert sorted(os.listdir(out)) == ['.lock', *names, 'description.json']
-
-
-@pytest.mark.slow
-def test_files_and_another_preset(weights, tmp_path):
-  """Paths keep their order."""
-  rng = np.random.default_rng(0)
-  images = rng.integers(0, 256, (5, 12, 10, 3), np.uint8)
-  files = [str(tmp_path / f'{"x" * n}.png') for n in (3, 1, 20, 2, 4)]
-  for path, image in zip(files, images, strict=True):
-    cv2.imwrite(path, image[..., ::-1])
-  request = Request(images=files, batch_size=2, part_examples=1)
-  features_lib.run(weights, str(tmp_path / 'f'), request)
-  found = read_features(str(tmp_path / 'f'))
-  assert found['path'].tolist() == files and 'label' not in found
-  np.testing.assert_allclose(
-    found['features'], plain(weights, images), atol=1e-5
-  )
-  other = dataclasses.replace(request, preprocess='dino')
-  result = features_lib.run(weights, str(tmp_path / 'g'), other)
-  assert result['preprocess']['interpolation'] == 'bicubic'
-  features = read_features(str(tmp_path / 'g'))['features']
-  assert np.abs(features - found['features']).max() > 0.01
-  missing = dataclasses.replace(request, images=[str(tmp_path / 'none.png')])
-  with pytest.raises(UserError, match='none.png'):
-    features_lib.run(weights, str(tmp_path / 'h'), missing)
 
 
 COMPUTATION = parts_lib.Computation(
@@ -139,10 +122,18 @@ def written(tmp_path):
   return parts
 
 
-def test_parts_are_read_in_order(written):
-  """Their number, rows and description are known; missing ones are named."""
+def test_parts_are_read_in_order(written, monkeypatch):
+  """Missing ones are named. A full disk leaves existing ones as they are."""
   path = str(written.folder)
   assert parts_lib.Parts.open(path) == written
+
+  def full(path, content):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(paths, 'write', full)
+    with pytest.raises(StorageError, match='00000.npz .*Free some space'):
+      written.write(0, {'x': np.zeros(3)})
   assert read_features(path)['x'].tolist() == [0, 0.5, 1, 2]
   written.path(0).unlink()
   assert written.missing() == [0]
@@ -175,6 +166,10 @@ def _unknown_compression(path):
   path.write_bytes(content)
 
 
+def _exchanged(path):
+  path.write_bytes(path.with_name('00001.npz').read_bytes())
+
+
 @pytest.mark.parametrize(
   'change, words',
   [
@@ -182,10 +177,7 @@ def _unknown_compression(path):
     (lambda path: _changed(path, x=np.zeros(2)), 'checksum'),
     (lambda path: path.write_bytes(b''), ''),
     (_unknown_compression, 'compression'),
-    (
-      lambda path: path.write_bytes(path.with_name('00001.npz').read_bytes()),
-      r'\[3 5\], not \[0 3\]',
-    ),
+    (_exchanged, r'\[3 5\], not \[0 3\]'),
   ],
 )
 def test_a_damaged_part_is_refused(written, change, words):
@@ -215,18 +207,6 @@ def test_a_directory_of_other_files_is_refused(tmp_path):
     file.write_text(text)
     with pytest.raises(UserError, match='description.json is damaged'):
       begin(folder, COMPUTATION)
-
-
-def test_a_full_disk_is_one_message(written, monkeypatch):
-  """Parts that exist stay as they are."""
-
-  def full(path, content):
-    raise OSError(errno.ENOSPC, 'No space left on device')
-
-  monkeypatch.setattr(paths, 'write', full)
-  with pytest.raises(StorageError, match='00000.npz .*Free some space'):
-    written.write(0, {'x': np.zeros(3)})
-  assert written.missing() == []
 
 
 def test_a_second_writer_is_refused(weights, tmp_path):
@@ -290,9 +270,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, interrupted):
 
 
 @pytest.mark.slow
-def test_parts_of_another_computation_are_refused(
-  weights, tmp_path, interrupted
-):
+def test_parts_of_another_computation_are_refused(weights, interrupted):
   """The message names what differs."""
   request, out, _ = interrupted
   for changes, message in (
@@ -329,10 +307,7 @@ def blocks(path, images):
 @pytest.mark.slow
 def test_patch_tokens_of_blocks(weights, tmp_path):
   """Blocks are in the given order, without the class token."""
-  images = np.random.default_rng(0).integers(0, 256, (3, *SIZE, 3), np.uint8)
-  files = [str(tmp_path / f'{n}.png') for n in range(3)]
-  for path, image in zip(files, images, strict=True):
-    cv2.imwrite(path, image[..., ::-1])
+  files, images = write_images(tmp_path, range(3), SIZE)
   request = Request(images=files, batch_size=2, layers=(-1, 0), tokens=True)
   result = features_lib.run(weights, str(tmp_path / 'f'), request)
   assert result['shape'] == [3, 2, 4, 16] and result['width'] == 16
@@ -340,9 +315,6 @@ def test_patch_tokens_of_blocks(weights, tmp_path):
   assert found['path'].tolist() == files
   expected = blocks(weights, images)[:, (2, 0), 1:]
   np.testing.assert_allclose(found['features'], expected, atol=1e-4)
-  other = dataclasses.replace(request, layers=(-3, 2))
-  with pytest.raises(UserError, match='layers'):
-    features_lib.run(weights, str(tmp_path / 'f'), other)
 
 
 @pytest.mark.slow
@@ -354,13 +326,10 @@ def test_killed_and_resumed(weights, tmp_path):
     f'--checkpoint={weights}',
     '--config=configs/quickstart.py',
     f'--out={out}',
-    '--batch_size=8',
-    '--part_examples=8',
-    '--json',
+    *('--batch_size=8', '--part_examples=8', '--json'),
   )
-  cli.kill_when(
-    arguments, lambda: any(out.glob('0000[1-9].npz')), 'features', 120
-  )
+  seen = lambda: any(out.glob('0000[1-9].npz'))  # noqa: E731
+  cli.kill_when(arguments, seen, 'features', 120)
   with pytest.raises(UserError, match='of 180 parts'):
     read_features(str(out))
   result = json.loads(cli.run(arguments)[0])
@@ -377,11 +346,8 @@ def test_killed_and_resumed(weights, tmp_path):
 def test_a_folder_of_images(weights, tmp_path, folders):
   """As a data set it has the labels of its folders, if any; or it has paths."""
   photos = tmp_path / 'photos'
-  images = np.random.default_rng(0).integers(0, 256, (4, 12, 10, 3), np.uint8)
-  names = [f'{folders[i * len(folders) // 4]}/{i}.png' for i in range(4)]
-  for name, image in zip(names, images, strict=True):
-    (photos / name).parent.mkdir(parents=True, exist_ok=True)
-    cv2.imwrite(str(photos / name), image[..., ::-1])
+  names = [f'{folders[i * len(folders) // 4]}/{i}' for i in range(4)]
+  paths_of_images, _ = write_images(photos, names)
   data = dict(dataset='folder', split='train', data_dir=str(photos))
   as_data = Request(**data, batch_size=4)
   result = features_lib.run(weights, str(tmp_path / 'f'), as_data)
@@ -392,26 +358,35 @@ def test_a_folder_of_images(weights, tmp_path, folders):
   as_files = Request(images=[str(photos)], batch_size=4)
   features_lib.run(weights, str(tmp_path / 'g'), as_files)
   files = read_features(str(tmp_path / 'g'))
-  for path, name in zip(files['path'], names, strict=True):
-    assert os.path.relpath(path, photos) == os.path.normpath(name)
+  assert files['path'].tolist() == paths_of_images
   np.testing.assert_array_equal(found['features'], files['features'])
 
 
-def test_messages_of_invalid_requests(weights, tmp_path):
-  """Requests with names of files, unknown splits or weights."""
-  run, out = features_lib.run, str(tmp_path / 'f')
-  request = Request(**DATA, settings=SETTINGS)
-  for path, changes, message in [
-    (str(tmp_path / 'f.npz'), {}, r'f.npz.*a directory'),
-    (str(tmp_path / 'f.parquet'), {}, r'f.parquet.*a directory'),
+@pytest.mark.parametrize(
+  'out, changes, message',
+  [
+    ('f.npz', {}, r'f.npz.*a directory'),
+    ('f.parquet', {}, r'f.parquet.*a directory'),
     ('gs://a/f', {}, '--out=gs://a/f '),
-    (out, dict(split=None), '--split is missing'),
-    (out, dict(weights='ema'), "'ema'.*params"),
-    (out, dict(preprocess='moe'), "preset .*'moe'"),
-    (out, dict(batch_size=0), '--batch_size is 0'),
-    (out, dict(layers=(0, 3)), '--layers=0,3; allowed: -3 to 2'),
-  ]:
-    with pytest.raises(UserError, match=message):
-      run(weights, path, dataclasses.replace(request, **changes))
+    ('f', dict(split=None), '--split is missing'),
+    ('f', dict(weights='ema'), "'ema'.*params"),
+    ('f', dict(preprocess='moe'), "preset .*'moe'"),
+    ('f', dict(batch_size=0), '--batch_size is 0'),
+    ('f', dict(layers=(0, 3)), '--layers=0,3; allowed: -3 to 2'),
+    ('f', dict(layers=(-4, 1)), '--layers=-4,1; allowed: -3 to 2'),
+    ('f', dict(images=['none.png']), 'none.png'),
+  ],
+)
+def test_invalid_requests_are_refused(
+  weights, tmp_path, monkeypatch, out, changes, message
+):
+  monkeypatch.chdir(tmp_path)
+  request = Request(**DATA, settings=SETTINGS)
+  with pytest.raises(UserError, match=message):
+    changed = dataclasses.replace(request, **changes)
+    features_lib.run(weights, out, changed)
+
+
+def test_layers_are_integers():
   with pytest.raises(UserError, match='--layers=1,x'):
     features_lib.parse_layers(['1', 'x'])

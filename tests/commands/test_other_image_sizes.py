@@ -10,13 +10,7 @@ import pytest
 import tiny_vit
 
 from tests.faults.counts import further
-from vit_jax import (
-  evaluate,
-  features,
-  load_pretrained,
-  predict,
-  read_features,
-)
+from vit_jax import evaluate, features, load_pretrained, predict, read_features
 from vit_jax.arrays import memory, sharding
 from vit_jax.errors import UserError
 from vit_jax.evaluators import batch_size
@@ -29,13 +23,10 @@ from vit_jax.weights.description import Description
 
 SIZE = (32, 16)
 MODELS = {
-  'vit': dict(**tiny_vit.SIZES),
-  'swin': dict(
-    width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32'
-  ),
-  'resnet': dict(depths=(1,), width_factor=1, dtype='float32'),
+  'vit': (Model, tiny_vit.SIZES),
+  'swin': (Swin, dict(width=8, depths=(2, 2), num_heads=2, window_size=2)),
+  'resnet': (ResNet, dict(depths=(1,), width_factor=1)),
 }
-KINDS = {'vit': Model, 'swin': Swin, 'resnet': ResNet}
 
 
 @pytest.fixture(scope='module')
@@ -55,10 +46,11 @@ def photos(tmp_path_factory):
 def weights(request, tmp_path_factory):
   """Returns the path of weights for images of 16 pixels."""
   name = request.param
-  model = KINDS[name](2, **MODELS[name])
-  params = tiny_vit.noise_params(model, (16, 16))
+  kind, sizes = MODELS[name]
+  sizes = dict(sizes, dtype='float32')
+  params = tiny_vit.noise_params(kind(2, **sizes), (16, 16))
   description = Description(
-    model=dict(name=name, **MODELS[name]),
+    model=dict(name=name, **sizes),
     preprocess=dict(resize='central', central_fraction=0.8),
     num_classes=2,
     image_size=(16, 16),
@@ -66,9 +58,7 @@ def weights(request, tmp_path_factory):
   )
   mesh = sharding.make_mesh(jax.devices()[:1])
   shapes = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
-  placed = jax.tree.map(
-    lambda leaf, shape: jax.device_put(leaf, shape.sharding), params, shapes
-  )
+  placed = jax.device_put(params, jax.tree.map(lambda s: s.sharding, shapes))
   path = str(tmp_path_factory.mktemp('weights') / name)
   pretrained.save(path, placed, description)
   return path
@@ -89,17 +79,10 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
   logits = expected(weights, files)
   request = predict.Request(top=2, image_size=SIZE)
   found = list(predict.run(weights, [*map(str, files)], request))
-  probabilities = [dict(each.top)['cat'] for each in found]
-  np.testing.assert_allclose(
-    probabilities, jax.nn.softmax(logits)[:, 0], atol=1e-5
-  )
-  request = evaluate.Request(
-    dataset='folder',
-    data_dir=str(photos),
-    split='train',
-    batch_size=8,
-    image_size=SIZE,
-  )
+  cats = [dict(each.top)['cat'] for each in found]
+  np.testing.assert_allclose(cats, jax.nn.softmax(logits)[:, 0], atol=1e-5)
+  data = dict(dataset='folder', data_dir=str(photos), split='train')
+  request = evaluate.Request(**data, batch_size=8, image_size=SIZE)
   result = evaluate.run(weights, request)
   labels = np.array([f.parent.name == 'dog' for f in files])
   assert result['accuracy'] == np.mean(logits.argmax(-1) == labels)
@@ -125,11 +108,9 @@ def test_commands_equal_load_pretrained(weights, photos, tmp_path):
 
 def test_the_key_of_the_config_names_the_flag(weights, photos):
   settings = ['--config.image_size=64']
+  data = dict(dataset='folder', data_dir=str(photos))
   with pytest.raises(UserError, match='give --image_size'):
-    request = evaluate.Request(
-      dataset='folder', data_dir=str(photos), settings=settings
-    )
-    evaluate.run(weights, request)
+    evaluate.run(weights, evaluate.Request(**data, settings=settings))
   with pytest.raises(UserError, match='give --image_size'):
     next(predict.run(weights, [], predict.Request(settings=settings)))
 

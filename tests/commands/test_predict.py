@@ -78,14 +78,17 @@ def classifier(objective, num_classes):
 
   def load(abstract):
     rng = np.random.default_rng(1)
-    return jax.tree.map(
-      lambda leaf: jax.device_put(
-        rng.uniform(0, 0.5, leaf.shape).astype(leaf.dtype), leaf.sharding
-      ),
-      abstract,
-    )
+
+    def random(leaf):
+      values = rng.uniform(0, 0.5, leaf.shape).astype(leaf.dtype)
+      return jax.device_put(values, leaf.sharding)
+
+    return jax.tree.map(random, abstract)
 
   return Pretrained('PATH', description, load, load, load)
+
+
+PROBE = dict(name='linear_probe', num_classes=3, batch_norm=True)
 
 
 @pytest.mark.slow
@@ -94,13 +97,7 @@ def classifier(objective, num_classes):
   [
     (dict(name='supervised', cross_entropy='sigmoid'), 3, scipy.special.expit),
     (
-      dict(
-        name='linear_probe',
-        num_classes=3,
-        batch_norm=True,
-        last_blocks=2,
-        patch_mean=True,
-      ),
+      PROBE | dict(last_blocks=2, patch_mean=True),
       0,
       functools.partial(scipy.special.softmax, axis=-1),
     ),
@@ -136,8 +133,7 @@ def test_the_trained_classifier_is_applied(
 
 def test_a_probe_without_its_running_statistics_is_refused():
   """`convert` to a directory writes parameters only."""
-  objective = dict(name='linear_probe', num_classes=3, batch_norm=True)
-  source = dataclasses.replace(classifier(objective, 0), load_extra=None)
+  source = dataclasses.replace(classifier(PROBE, 0), load_extra=None)
   mesh = sharding.make_mesh(jax.devices()[:1])
   for load in (source.load_weights, source.weights):
     with pytest.raises(UserError, match='PATH.*statistics.*workdir'):
@@ -148,16 +144,11 @@ def test_images_of_files_directories_and_patterns(photos):
   """They are sorted within each argument; other extensions are left out."""
   everything = inputs.image_paths([str(photos)])
   assert len(everything) == 40 and everything == sorted(everything)
-  pattern = f'{photos}/b/0*'
-  assert inputs.image_paths([pattern]) == [
-    f'{photos}/b/{i:02d}.PNG' for i in (1, 3, 5, 7, 9)
-  ]
-  odd = photos / 'x[1].png'
-  odd.write_bytes(b'')
-  assert inputs.image_paths([str(odd), 'gs://b/y.png']) == [
-    str(odd),
-    'gs://b/y.png',
-  ]
+  matching = [f'{photos}/b/{i:02d}.PNG' for i in (1, 3, 5, 7, 9)]
+  assert inputs.image_paths([f'{photos}/b/0*']) == matching
+  (photos / 'x[1].png').write_bytes(b'')
+  files = [f'{photos}/x[1].png', 'gs://b/y.png']
+  assert inputs.image_paths(files) == files
   with pytest.raises(UserError, match=r'\*\.jpg matches no image'):
     inputs.image_paths([f'{photos}/*.jpg'])
 
@@ -187,11 +178,8 @@ def test_csv_has_a_row_per_image_and_class(photos, command):
   assert not error and len(rows) == 3 * 4
   assert list(rows[0]) == ['image', 'class', 'probability']
   assert all(0 <= float(row['probability']) <= 1 for row in rows)
-  plain = out
-  out, _ = command(
-    '--csv', '--top=3', '--preprocess=dino', f'{photos}/b/*1.PNG'
-  )
-  assert out != plain
+  other = '--preprocess=dino', f'{photos}/b/*1.PNG'
+  assert command('--csv', '--top=3', *other)[0] != out
   _, error = command('--csv', '--json', str(photos))
   assert 'usage' in error
 
@@ -204,12 +192,9 @@ def test_names_that_the_output_cannot_encode_are_escaped(photos, tmp_path):
   for file in files:
     shutil.copy(photos / 'b/01.PNG', file)
   words = [f'--checkpoint={tmp_path}/tiny.npz', *map(str, files)]
-  done = subprocess.run(
-    cli.command('predict', *words),
-    env=cli.environment() | {'PYTHONIOENCODING': 'cp1252'},
-    cwd=cli.ROOT,
-    capture_output=True,
-  )
+  env = cli.environment() | {'PYTHONIOENCODING': 'cp1252'}
+  command = cli.command('predict', *words)
+  done = subprocess.run(command, env=env, cwd=cli.ROOT, capture_output=True)
   out = done.stdout.decode('cp1252')
   assert done.returncode == 0, done.stderr
   assert r'\u732b.png' in out and r'\udcff.png' in out

@@ -8,11 +8,8 @@ import jax.export
 import numpy as np
 import PIL.Image
 import pytest
-import torch
-import torch.nn.functional as F
 
-from tests import cli, shapes_folder
-from vit_jax.data.images.decode import resize
+from tests import cli, shapes_folder, sliding_windows
 
 SMALL = cli.SMALL_FILES | {
   'log.report': 'false',
@@ -68,27 +65,6 @@ def test_two_processes_measure_like_one(trained):
     assert two[name] == pytest.approx(one[name], rel=1e-3), name
 
 
-def looped(weights, pixels, window=32):
-  """Averages the logits of sliding windows in a loop, by PyTorch."""
-  height, width = pixels.shape[:2]
-  scale = window / min(height, width)
-  size = [max(round(side * scale), window) for side in (height, width)]
-  pixels = resize(pixels, *size, 'bilinear')
-  total, count = np.zeros((*size, 3)), np.zeros((*size, 1))
-  starts = [[*range(0, side - window, window * 2 // 3)] for side in size]
-  starts = [[*each, s - window] for each, s in zip(starts, size, strict=True)]
-  for y in starts[0]:
-    for x in starts[1]:
-      image = pixels[None, y : y + window, x : x + window]
-      logits = torch.tensor(np.asarray(weights(image))).movedim(-1, 1)
-      large = F.interpolate(logits, (window, window), mode='bilinear')
-      total[y : y + window, x : x + window] += large[0].movedim(0, -1).numpy()
-      count[y : y + window, x : x + window] += 1
-  mean = torch.tensor(total / count).movedim(-1, 0)[None]
-  found = F.interpolate(mean, (height, width), mode='bilinear')
-  return found[0].argmax(0).numpy()
-
-
 @pytest.mark.slow
 def test_predict_export_and_analyze(data, trained, tmp_path):
   """Masks have the sizes of the photographs, and equal a loop over windows."""
@@ -111,29 +87,20 @@ def test_predict_export_and_analyze(data, trained, tmp_path):
   command = cli.command('predict', given, str(photos), f'--out={tmp_path}/out')
   out, err = cli.run([*command, '--json'], code=2)
   assert '1 of 4 images' in err and 'broken.jpg' in err
-  found = {
-    line['image']: line['mask'] for line in map(json.loads, out.splitlines())
+  lines = map(json.loads, out.splitlines())
+  assert {line['image']: line['mask'] for line in lines} == {
+    str(photos / name): f'{tmp_path}/out/{name}' for name in shapes
   }
-  assert {*found} == {str(photos / name) for name in shapes}
   used = set()
   for name, shape in shapes.items():
     pixels = np.array(PIL.Image.open(photos / name))
-    mask = PIL.Image.open(found[str(photos / name)])
-    assert found[str(photos / name)] == f'{tmp_path}/out/{name}'
-    assert mask.mode == 'P' and mask.getpalette()[:9] == [
-      0,
-      0,
-      0,
-      128,
-      0,
-      0,
-      0,
-      128,
-      0,
-    ]
+    mask = PIL.Image.open(f'{tmp_path}/out/{name}')
+    colours = np.reshape(mask.getpalette(), (-1, 3))  # those of Pascal VOC
+    assert colours[:3].tolist() == [[0, 0, 0], [128, 0, 0], [0, 128, 0]]
     classes = np.array(mask)
     assert classes.shape == shape
-    assert (classes == looped(weights, pixels)).mean() > 0.999
+    expected = sliding_windows.predicted_classes(weights, pixels)
+    assert (classes == expected).mean() > 0.999
     used |= {*np.unique(classes).tolist()}
   assert len(used) > 1
   _, err = cli.run(cli.command('predict', given, str(photos)), code=2)

@@ -66,30 +66,25 @@ def test_commands_exist(command_line, tmp_path, tmp_path_factory):
       (tmp_path / name / f'{i}.jpg').touch()
   scenes = tmp_path_factory.mktemp('scenes')
   shapes_folder.write(scenes)
-  for name, line in (
-    ('pets', 'label\na,cat|dog'),
-    ('ages', 'age,weight\na,1,2'),
-  ):
-    (tmp_path / f'{name}.csv').write_text(f'image,{line}')
+  (tmp_path / 'pets.csv').write_text('image,label\na,cat|dog')
+  (tmp_path / 'ages.csv').write_text('image,age,weight\na,1,2')
   labels = epath.Path(tmp_path / 'labels')
   copies = np.array([45_000])
   parts.save(labels / pseudo_labels.SELECTION, {'copies': copies})
-  teacher = str(tmp_path / 'teacher.npz')
-  save_classifier(teacher)
+  save_classifier(str(tmp_path / 'teacher.npz'))
+  here = {
+    'path=photos': f'path={tmp_path}',
+    'path=scenes': f'path={scenes}',
+    r'path=(\w+\.csv)': rf'path={tmp_path}/\1',
+    'labels=labels': f'labels={labels}',
+    'teacher=hf:facebook/dinov2-small': f'teacher={tmp_path}/teacher.npz',
+  }
   seen = set()
   for page, (module, *arguments) in commands():
     assert importlib.util.find_spec(module), (page, module)
     own = [word for word in arguments if word.startswith('--')]
-    own = [word.replace('path=photos', f'path={tmp_path}') for word in own]
-    own = [word.replace('path=scenes', f'path={scenes}') for word in own]
-    own = [
-      re.sub(r'path=(\w+\.csv)', rf'path={tmp_path}/\1', word) for word in own
-    ]
-    own = [word.replace('labels=labels', f'labels={labels}') for word in own]
-    own = [
-      word.replace('teacher=hf:facebook/dinov2-small', f'teacher={teacher}')
-      for word in own
-    ]
+    for old, new in here.items():
+      own = [re.sub(old, new, word) for word in own]
     for word in own:
       name = word[2:].partition('=')[0].partition('.')[0].removeprefix('no')
       assert name in MAIN_FLAGS | {'config'}, (page, word)
@@ -97,11 +92,8 @@ def test_commands_exist(command_line, tmp_path, tmp_path_factory):
       continue  # their --config.KEY flags refer to a run's config
     if module in ('vit_jax.study', 'vit_jax.sweep'):
       (path,) = (w for w in own if w.startswith('--config='))
-      path = path.removeprefix('--config=')
-      if module == 'vit_jax.study':
-        assert grid.load(path, grid.Study).rows, (page, path)
-      else:
-        assert grid.load(path, grid.Sweep).tasks, (page, path)
+      kind = grid.Study if module == 'vit_jax.study' else grid.Sweep
+      assert grid.load(path.removeprefix('--config='), kind), (page, path)
       continue
     if any(word.startswith('--config=configs') for word in own):
       config = command_line(*(w for w in own if w.startswith('--config')))
@@ -156,25 +148,13 @@ def test_predicted_costs_of_the_paper_page():
 @pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
   """Links, anchors and references exist, and no page loads other sites."""
+  build = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '-d', tmp_path]
+  env = cli.environment() | {'NO_MKDOCS_2_WARNING': '1'}
   made = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'mkdocs',
-      'build',
-      '--strict',
-      '-d',
-      tmp_path / 'site',
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    env=cli.environment() | {'NO_MKDOCS_2_WARNING': '1'},
+    build, cwd=ROOT, capture_output=True, text=True, env=env
   )
   assert made.returncode == 0, made.stderr[-3000:]
-  for page in (tmp_path / 'site').glob('*.html'):
-    fetched = re.findall(
-      r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"',
-      page.read_text(),
-    )
+  pattern = r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"'
+  for page in tmp_path.glob('*.html'):
+    fetched = re.findall(pattern, page.read_text())
     assert not fetched, (page.name, fetched)

@@ -36,17 +36,10 @@ def test_the_example_trains_and_is_evaluated(tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
   workdir = tmp_path / 'run'
-  run(
-    tmp_path,
-    'vit_jax.train',
-    '--config=my_lab/config.py',
-    f'--workdir={workdir}',
-    '--config.total=4 steps',
-    '--config.schedule.warmup=1 steps',
-    '--config.evals.knn.every=4 steps',
-    '--config.optimizer.name=my_lab.lion',
-    '--config.schedule.name=my_lab.triangle',
-  )
+  keys = {'total': '4 steps', 'schedule.warmup': '1 steps'}
+  keys |= {'evals.knn.every': '4 steps', 'optimizer.name': 'my_lab.lion'}
+  keys |= {'schedule.name': 'my_lab.triangle'}
+  run(tmp_path, 'vit_jax.train', *cli.flags('my_lab/config.py', workdir, keys))
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   last = {k: v for line in lines for k, v in json.loads(line).items()}
   out = run(tmp_path, 'vit_jax.evaluate', f'--checkpoint={workdir}', '--json')

@@ -107,21 +107,6 @@ def test_neighbours_equal_scikit_learn(devices, batch_size, temperature):
   assert found['7nn'] > 0.5
 
 
-def test_bad_records_are_left_out():
-  """They are neither neighbours nor evaluated."""
-  train, test = Colours(203, 1, bad=[3, 50]), Colours(61, 2, bad=[60])
-  evaluator = neighbours.Evaluator(
-    setting(train, test, on_bad_record='skip', max_bad_share=0.1),
-    split='test',
-    ks=(7,),
-  )
-  x, y = features_of(TRAIN, np.delete(np.arange(203), [3, 50]))
-  tx, ty = features_of(TEST, slice(60))
-  labels, votes = neighbours.nearest(Labelled(x, y), tx, 7, 0.07)
-  expected = (neighbours.elected(labels, votes, CLASSES) == ty).mean()
-  assert evaluator.run(jnp.array(WEIGHTS))['7nn'] == pytest.approx(expected)
-
-
 BAD = dict(train=Colours(203, 1, bad=[3]), on_bad_record='skip')
 
 

@@ -106,30 +106,6 @@ def test_probe_chooses_on_held_out_examples(devices, batch_size):
   assert found['accuracy'] > 0.5
 
 
-@pytest.mark.parametrize('grid', [(0.01, 0.010001), (0.010001, 0.01)])
-def test_the_first_of_equally_good_values_is_chosen(grid):
-  """The values are so close that they give the same predictions."""
-  evaluator = Evaluator(setting(), split='test', l2=grid, held_out=0.2)
-  data = Labelled(*features_of(TRAIN))
-  kept = np.random.default_rng(0).permutation(203)
-  fitted = Labelled(data.features[kept[41:]], data.labels[kept[41:]])
-  held_out = Labelled(data.features[kept[:41]], data.labels[kept[:41]])
-  scores = {linear_probe.fit(fitted, l2).accuracy(held_out) for l2 in grid}
-  assert len(scores) == 1
-  assert evaluator.run(jnp.array(WEIGHTS))['l2'] == grid[0]
-
-
-def test_the_lowest_of_equally_likely_classes_is_predicted():
-  """Classes 2 and 5 have equal scores for every example, above class 7."""
-  kernel, bias = np.zeros((3, 3)), np.array([1.0, 1.0, 0.0])
-  fitted = linear_probe.Classifier(
-    np.zeros(3), np.ones(3), kernel, bias, np.array([2, 5, 7])
-  )
-  for labels, accuracy in (([2, 5, 2, 7], 0.5), ([5, 5, 5, 2], 0.25)):
-    data = Labelled(np.ones((4, 3), np.float32), np.array(labels, np.int32))
-    assert fitted.accuracy(data) == accuracy
-
-
 def test_evaluated_labels_do_not_affect_the_choice():
   """With other labels, only the accuracy changes; bad records are left out."""
   grid = (10.0, 0.1, 1e-2)

@@ -13,8 +13,8 @@ from indexed_source import mesh_of
 from masked_source import Masked
 from sklearn.metrics import confusion_matrix, jaccard_score, recall_score
 
+from tests import sliding_windows
 from vit_jax.data.augment import segments, windows
-from vit_jax.data.images.decode import resize
 from vit_jax.data.pipeline.workers import Reader
 from vit_jax.errors import UserError
 from vit_jax.evaluators import miou
@@ -66,32 +66,6 @@ def reference_metrics(true, predicted):
   }
 
 
-def looped(image, native, window=32):
-  """Averages windows in a loop, as mmsegmentation does, by PyTorch."""
-  stride = window * 2 // 3
-  height, width = image.shape[:2]
-  total = np.zeros((height, width, CLASSES))
-  count = np.zeros((height, width, 1))
-  for i in range(max(height - window + stride - 1, 0) // stride + 1):
-    for j in range(max(width - window + stride - 1, 0) // stride + 1):
-      y, x = min(i * stride, height - window), min(j * stride, width - window)
-      cells = cells_of(image[None, y : y + window, x : x + window])
-      large = F.interpolate(
-        torch.tensor(cells).movedim(-1, 1), (window, window), mode='bilinear'
-      )
-      total[y : y + window, x : x + window] += large[0].movedim(0, -1).numpy()
-      count[y : y + window, x : x + window] += 1
-  mean = torch.tensor(total / count).movedim(-1, 0)[None]
-  scores = F.interpolate(mean, native, mode='bilinear')[0]
-  return scores.argmax(0).numpy()
-
-
-def covering(image, window=32):
-  scale = window / min(image.shape[:2])
-  size = [max(round(side * scale), window) for side in image.shape[:2]]
-  return resize(image, *size, 'bilinear')
-
-
 @pytest.mark.parametrize('batch_size, devices', [(3, 1), (8, 4)])
 def test_windows_equal_a_loop_over_them(batch_size, devices):
   """Original label sizes; ignored pixels, an absent class and padding."""
@@ -99,8 +73,7 @@ def test_windows_equal_a_loop_over_them(batch_size, devices):
   true, predicted = [], []
   for index in range(len(source)):
     mask = source.mask(index)
-    image = covering(source[index]['image'])
-    found = looped(image, mask.shape)
+    found = sliding_windows.predicted_classes(cells_of, source[index]['image'])
     true.append(mask[mask != 255])
     predicted.append(found[mask != 255])
   true, predicted = np.concatenate(true), np.concatenate(predicted)

@@ -18,27 +18,20 @@ from vit_jax.models import resnet
 from vit_jax.weights.formats import npz
 
 GRID = (2, 3)
-PATCHES, PREFIX, LAYERS, HEADS = 6, 1, 2, 2
+PATCHES, PREFIX = 6, 1
+TABLE = np.eye(PATCHES).reshape(*GRID, *GRID)
 TOKENS = PATCHES + PREFIX
 EVIL = '</script><script>document.title = "evil"</script>'
 
 
-def weights(seed=0, images=2):
-  rng = np.random.default_rng(seed)
-  found = rng.random((images, LAYERS, HEADS, TOKENS, TOKENS), np.float32)
-  return found / found.sum(-1, keepdims=True)
+def weights():
+  found = np.random.default_rng(0).random((2, 2, 2, TOKENS, TOKENS), np.float32)
+  return found / found.sum(-1, keepdims=True)  # [images, layers, heads, t, t]
 
 
-def render(names=('a', 'b'), similarity=True):
-  images = np.random.default_rng(1).integers(0, 256, (2, 8, 12, 3))
-  table = np.random.default_rng(2).uniform(-1, 1, (*GRID, *GRID))
-  return attention_page.render(
-    images.astype(np.uint8),
-    names,
-    weights(),
-    GRID,
-    table if similarity else None,
-  )
+def render(names=('a', 'b'), table=TABLE):
+  images = np.random.default_rng(1).integers(0, 256, (2, 8, 12, 3), np.uint8)
+  return attention_page.render(images, names, weights(), GRID, table)
 
 
 def data_of(page):
@@ -51,8 +44,9 @@ def pixels_of(uri):
   return np.asarray(Image.open(io.BytesIO(data)))
 
 
-def scaled(rows):
-  rows = rows[..., PREFIX:].reshape(-1, PATCHES)
+def scaled(rows, patches=PATCHES):
+  """Scales each row of attention to its largest weight on a patch."""
+  rows = rows[..., -patches:].reshape(-1, patches)
   return np.round(255 * rows / rows.max(1, keepdims=True))
 
 
@@ -64,13 +58,11 @@ def test_data_are_the_attention_weights():
     for uri, layer in zip(image['layers'], expected, strict=True):
       blocks = np.concatenate([layer.mean(0, keepdims=True), layer])
       np.testing.assert_allclose(pixels_of(uri), scaled(blocks), atol=1)
-    rolled = rollout(expected[None])[0]
-    np.testing.assert_allclose(
-      pixels_of(image['rollout']), scaled(rolled), atol=1
-    )
+    rolled = scaled(rollout(expected[None])[0])
+    np.testing.assert_allclose(pixels_of(image['rollout']), rolled, atol=1)
     assert pixels_of(image['picture']).shape == (8, 12, 3)
   assert pixels_of(data['similarity']).shape == (PATCHES, PATCHES)
-  assert data_of(render(similarity=False))['similarity'] is None
+  assert data_of(render(table=None))['similarity'] is None
 
 
 def test_names_are_escaped():
@@ -93,18 +85,12 @@ def test_the_page_of_weights(tmp_path):
   attention_page.write(path, str(page), files)
   data = data_of(page.read_text())
   assert [image['name'] for image in data['images']] == files[:4]
-  outputs = model.apply(
-    {'params': params},
-    np.stack(images[:4]),
-    method='predict',
-    want=('attention',),
-  )
+  options = dict(method='predict', want=('attention',))
+  outputs = model.apply({'params': params}, np.stack(images[:4]), **options)
+  attention = np.asarray(outputs['attention'])  # [images, layers, heads, t, t]
   patches = data['grid'][0] * data['grid'][1]
-  for image, expected in zip(
-    data['images'], np.asarray(outputs['attention']), strict=True
-  ):
-    rows = expected[0].mean(0)[:, -patches:]
-    rows = np.round(255 * rows / rows.max(1, keepdims=True))
+  for image, expected in zip(data['images'], attention, strict=True):
+    rows = scaled(expected[0].mean(0), patches)
     shown = pixels_of(image['layers'][0])[: len(rows)]
     np.testing.assert_allclose(shown, rows, atol=1)
   assert pixels_of(data['similarity']).shape == (patches, patches)

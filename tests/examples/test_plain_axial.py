@@ -15,15 +15,12 @@ from vit_jax.arrays import tree
 from vit_jax.objectives.contract import Inputs
 from vit_jax.objectives.mixing import normalize
 
+VIT = dict(width=32, depth=2, mlp_dim=64, num_heads=2, patch_size=4)
 KINDS = {
-  'axial_vit': (
-    'examples/axial.py:variant=B/16',
-    dict(model__width=32, model__depth=2, model__mlp_dim=64)
-    | dict(model__num_heads=2, model__patch_size=4),
-  ),
+  'axial_vit': ('examples/axial.py:variant=B/16', VIT),
   'axial_resnet': (
     'examples/axial.py:variant=R50',
-    dict(model__depths=(2, 1), model__num_heads=2),
+    dict(depths=(2, 1), num_heads=2),
   ),
 }
 EPSILON = 1e-4  # epsilon of the AxialResNet's norms
@@ -34,13 +31,8 @@ def vit_loss(params, image, label):
   x = plain.patches(normalize(jnp.asarray(image)), 4)
   x = plain.dense(x, params['embedding'], axes=3)  # [n, rows, columns, d]
   rows, columns = (params['position'][name] for name in ('rows', 'columns'))
-  x += jnp.concatenate(
-    [
-      jnp.repeat(rows[:, None], len(columns), 1),
-      jnp.repeat(columns[None], len(rows), 0),
-    ],
-    axis=-1,
-  )
+  rows = jnp.repeat(rows[:, None], len(columns), 1)
+  x += jnp.concatenate([rows, jnp.stack([columns] * len(rows))], axis=-1)
   for i in range(2):
     pair = plain.layer(params['encoder']['layers'], i)
     for axis, name in ((1, 'row'), (2, 'column')):  # line by line
@@ -104,8 +96,9 @@ def resnet_loss(params, image, label):
 @pytest.mark.parametrize('kind', ['axial_vit', 'axial_resnet'])
 def test_loss_and_gradients_equal_the_plain_path(kind):
   """They are compared for every parameter, none of which is at its start."""
-  path, more = KINDS[kind]
-  experiment = plain_steps.build(path, **more, image_size=(8, 16))
+  path, sizes = KINDS[kind]
+  sizes = {f'model__{key}': value for key, value in sizes.items()}
+  experiment = plain_steps.build(path, **sizes, image_size=(8, 16))
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda leaf: leaf + rng.normal(0, 0.05, leaf.shape).astype(np.float32),

@@ -1,7 +1,6 @@
 """Tests of the balanced selection of confident examples."""
 
 import numpy as np
-import pytest
 
 from vit_jax.pseudo_label import balanced
 
@@ -21,15 +20,10 @@ def test_large_classes_keep_their_most_confident():
   """The reference sorts by (confidence, index)."""
   labels, confidence = drawn()
   found = balanced(labels, confidence, PER_CLASS, seed=0)
-  ranked = sorted(
-    (-float(c), index)
-    for index, (k, c) in enumerate(zip(labels, confidence, strict=True))
-    if k == 0
-  )
-  expected = sorted(index for _, index in ranked[:PER_CLASS])
-  of_class = np.where(labels == 0, found, 0)
-  assert np.flatnonzero(of_class).tolist() == expected
-  assert of_class.max() == 1
+  indices = np.flatnonzero(labels == 0).tolist()
+  ranked = sorted((-confidence[index], index) for index in indices)
+  chosen = {index for _, index in ranked[:PER_CLASS]}
+  assert {i: found[i] for i in indices} == {i: i in chosen for i in indices}
   assert ranked[PER_CLASS - 1][0] == ranked[PER_CLASS][0]  # there was a tie
 
 
@@ -47,12 +41,3 @@ def test_small_classes_are_copied_evenly():
     again = balanced(labels, confidence, PER_CLASS, seed)
     np.testing.assert_array_equal(found, again)
   assert most_copied == {0, 1, 2}
-
-
-@pytest.mark.parametrize('per_class', [0, 1])
-def test_per_class_of_zero_and_one(per_class):
-  """With 0, every image is selected once."""
-  labels, confidence = drawn()
-  found = balanced(labels, confidence, per_class, seed=0)
-  assert found.sum() == (len(SIZES) if per_class else len(labels))
-  assert found.max() == 1

@@ -1,5 +1,6 @@
 """Tests of grids, unfinished runs, choices and tables of sweeps."""
 
+import collections
 import contextlib
 import csv
 import dataclasses
@@ -26,7 +27,8 @@ from vit_jax.sweeps import execution, grid, jobs, tables
 from vit_jax.sweeps.grid import Stage, Sweep, Task
 
 CONFIG = 'configs/quickstart.py'
-GRID = {'schedule.base_lr': (0.1, 0.2), 'model.depth': (1, 2)}
+RATE = 'schedule.base_lr'
+GRID = {RATE: (0.1, 0.2), 'model.depth': (1, 2)}
 TASK = Task(
   command='train',
   dev=Stage(CONFIG, 'dev/accuracy', flags={'total': '3 steps'}, seeds=(0, 1)),
@@ -204,16 +206,19 @@ def python_that(tmp_path, monkeypatch, script):
   monkeypatch.setattr(sys, 'executable', str(file))
 
 
+STOPPED = PreemptedError, 'stopped in t/dev'
+
+
 @pytest.mark.parametrize(
   'end, error, message',
   [
     ('exit 2', UserError, 't: .*exit code 2.*said so.*same command again'),
-    ('exit 42', PreemptedError, 'stopped in t/dev'),
-    ('kill -TERM $$', PreemptedError, 'stopped in t/dev'),
-    ('kill -INT $$', PreemptedError, 'stopped in t/dev'),
+    ('exit 42', *STOPPED),
+    ('kill -TERM $$', *STOPPED),
+    ('kill -INT $$', *STOPPED),
     ('kill -KILL $$', UserError, 'ended with exit code -9'),
     # A signal to the sweep and its run, which ends with any code
-    (f'{SIGNALLED}; exit 1', PreemptedError, 'stopped in t/dev'),
+    (f'{SIGNALLED}; exit 1', *STOPPED),
   ],
 )
 def test_a_run_that_fails(tmp_path, monkeypatch, handled, end, error, message):
@@ -262,34 +267,33 @@ def test_a_failing_task_does_not_stop_the_others(tmp_path, monkeypatch):
 
 def test_which_runs_are_finished(tmp_path):
   """A run that ended early is, one without its last evaluation is not."""
+  (job, *_) = all_jobs(tmp_path)
+  finish(job, 0.5)
+  workdir, metric = epath.Path(job.workdir), job.metric
 
   def value():
     (job, *_) = all_jobs(tmp_path)
     return job.value if job.finished else None
 
-  (job, *_) = all_jobs(tmp_path)
-  finish(job, 0.5)
-  workdir, metric = epath.Path(job.workdir), job.metric
+  def write(name, content):
+    (workdir / name).write_text(json.dumps(content) + '\n')
+
   assert value() == 0.5
-  metrics = workdir / 'metrics.jsonl'
-  metrics.write_text('{"step": 3, "loss": 1.5}\n')
+  write('metrics.jsonl', {'step': 3, 'loss': 1.5})
   assert value() is None  # its last step is saved, but not evaluated
-  metrics.write_text(json.dumps({'step': 3, metric: 0.0}) + '\n')
+  write('metrics.jsonl', {'step': 3, metric: 0.0})
   assert value() == 0.0
   assert jobs.best_step(job.workdir, metric, 1) == 3
   ended = (workdir / 'events.jsonl').read_text()
   Ledger(workdir / 'events.jsonl').event('start', step=3)
   assert value() is None  # a later start has not ended yet
   (workdir / 'events.jsonl').write_text(ended)
-  config = json.loads((workdir / 'config.json').read_text())
   section = {'name': 'classification', 'split': 'x'}
-  config |= dict(evals={'dev': section, 'other': {}})
-  (workdir / 'config.json').write_text(json.dumps(config))
+  write('config.json', {'evals': {'dev': section, 'other': {}}})
   for name, split in {metric: 'x', 'dev_ema/y': 'x', 'unknown/y': ''}.items():
     assert jobs.split(job.workdir, name) == split
   shutil.rmtree(workdir)
   finish(job, 0.5, metric='val/accuracy')
-  (workdir / 'config.json').write_text(json.dumps(config))
   with pytest.raises(UserError, match="'dev/accuracy'.*val/accuracy"):
     value()
 
@@ -314,41 +318,53 @@ def test_a_sweep_waits_for_a_locked_workdir(tmp_path, monkeypatch):
   assert len(pauses) == 3
 
 
+def shipped(name):
+  return grid.load(f'configs/sweeps/{name}', grid.Sweep)
+
+
+@pytest.mark.parametrize('name', ['table4.py', 'vtab.py', 'digits.py'])
 @pytest.mark.slow
-def test_shipped_sweeps_are_complete():
+def test_shipped_sweeps_are_complete(name):
   """All configs exist, and their stages use different data."""
-  table = grid.load('configs/sweeps/table4.py', grid.Sweep)
-  rates = [0.003, 0.01, 0.03]
-  assert list(table.tasks['imagenet'].grid['schedule.base_lr']) == rates
-  for model in ('hybrid', 'resnet'):  # the text of B.1.1
-    path = f'configs/sweeps/table4.py:model={model}'
-    other = grid.load(path, grid.Sweep).tasks
-    found = list(other['imagenet'].grid['schedule.base_lr'])
-    assert found == [*rates, 0.06]
-    assert 0.06 not in other['cifar10'].grid['schedule.base_lr']
-  vtab = grid.load('configs/sweeps/vtab.py', grid.Sweep)
-  groups = [task.group for task in vtab.tasks.values()]
-  sizes = {group: groups.count(group) for group in groups}
-  assert sizes == {'Natural': 7, 'Specialized': 4, 'Structured': 8}
+  for task, each in shipped(name).tasks.items():
+    final = loading.load(each.final.config)
+    evaluator = each.final.metric.partition('/')[0]
+    assert evaluator in final.evals, task
+    if each.dev and not each.dev.flags:
+      dev = loading.load(each.dev.config)
+      assert dev.train.split != final.train.split, task
+      assert dev.evals[evaluator].split != final.evals[evaluator].split
+      assert dev.train.num_examples < final.train.num_examples
+
+
+def test_shipped_sweeps_are_those_of_the_paper():
+  """Rates of Table 4 and of the text of B.1.1, groups and means of VTAB."""
+
+  def rates(task, argument=''):
+    return [*shipped(f'table4.py{argument}').tasks[task].grid[RATE]]
+
+  table = [0.003, 0.01, 0.03]
+  assert rates('imagenet') == table
+  for argument in (':model=hybrid', ':model=resnet'):
+    assert rates('imagenet', argument) == [*table, 0.06]
+    assert 0.06 not in rates('cifar10', argument)
+  vtab = shipped('vtab.py')
+  groups = collections.Counter(task.group for task in vtab.tasks.values())
+  assert groups == {'Natural': 7, 'Specialized': 4, 'Structured': 8}
   # The means of Table 9 are those of Table 2, but for rounding.
   means = {name: sum(v.values()) / 19 for name, v in vtab.published.items()}
   expected = {'H/14 JFT': 77.63, 'L/16 JFT': 76.28, 'L/16 i21k': 72.72}
   assert means == pytest.approx(expected, abs=0.02)
-  digits = grid.load('configs/sweeps/digits.py', grid.Sweep)
-  for sweep in (table, vtab, digits):
-    for name, each in sweep.tasks.items():
-      final = loading.load(each.final.config)
-      evaluator = each.final.metric.partition('/')[0]
-      assert evaluator in final.evals, name
-      if each.dev and not each.dev.flags:
-        dev = loading.load(each.dev.config)
-        assert dev.train.split != final.train.split, name
-        assert dev.evals[evaluator].split != final.evals[evaluator].split
-        assert dev.train.num_examples < final.train.num_examples
-  for wrong, message in [
+
+
+@pytest.mark.parametrize(
+  'path, message',
+  [
     ('configs/sweeps/table4.py:data=cifar', 'did you mean'),
     ('configs/sweeps/vtab.py:tasks=Naturel', 'did you mean'),
     (CONFIG, r'get_sweep\(\)'),
-  ]:
-    with pytest.raises(UserError, match=message):
-      grid.load(wrong, grid.Sweep)
+  ],
+)
+def test_wrong_sweeps_are_refused(path, message):
+  with pytest.raises(UserError, match=message):
+    grid.load(path, grid.Sweep)

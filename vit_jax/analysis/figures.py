@@ -266,13 +266,14 @@ def positions(
     The embeddings, or None if the model does not learn any.
   """
   count = grid[0] * grid[1]
-  for start in ('position', 'encoder/layers/position'):
+  of_model, of_layers = 'position/', 'encoder/layers/position/'
+  for start in (of_model, of_layers):
     tables = {
-      path[len(start) + 1 :]: np.asarray(leaf, np.float64)
+      path.removeprefix(start): np.asarray(leaf, np.float64)
       for path, leaf in leaves.items()
-      if path.startswith(f'{start}/')
+      if path.startswith(start)
     }
-    if start != 'position':
+    if start == of_layers:  # stacked over the layers
       tables = {name: leaf[0] for name, leaf in tables.items()}
     if 'embedding' in tables:  # [1, other tokens + patches, d]
       return tables['embedding'][0, -count:]

@@ -84,11 +84,13 @@ def similarity(values: Float[np.ndarray, 'r c r c']) -> Any:
   rows, columns = values.shape[:2]
   step = -(-max(rows, columns) // 16)
   shown = values[::step, ::step]  # [r, c, rows, columns]
+  # Maps are separated by empty pixels, a tenth of their size.
   gap = max(1, round(max(rows, columns) / 10))
   padded = np.pad(
     shown, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan
   )
   height, width = (padded.shape[i] * padded.shape[i + 2] for i in (0, 1))
+  # [r, c, y, x] → [r, y, c, x] → [r·y, c·x]
   sheet = padded.transpose(0, 2, 1, 3).reshape(height, width)
   figure = plotting.new_figure(6.2, 5.4 * height / width + 0.8)
   axes = figure.add_subplot()
@@ -107,7 +109,7 @@ def similarity(values: Float[np.ndarray, 'r c r c']) -> Any:
     (axes.xaxis, columns, shown.shape[1]),
     (axes.yaxis, rows, shown.shape[0]),
   ):
-    centres = np.arange(count) * (side + gap) + (side - 1) / 2
+    centres = np.arange(count) * (side + gap) + (side - 1) / 2  # of the maps
     axis.set_ticks(centres, (1 + step * np.arange(count)).tolist())
   axes.tick_params(labelsize=7, length=0)
   for spine in axes.spines.values():
@@ -212,11 +214,11 @@ def grid(
     page = (
       '' if count <= rows_of_page else f', page {start // rows_of_page + 1}'
     )
+    # Sizes in inches: a cell with its caption, and the title.
+    row_height = side * height / width + 0.13 + 0.12 * lines
+    title_height = 0.5 + 0.2 * title.count('\n')
     figure = plotting.new_figure(
-      side * len(columns) + 0.2,
-      (side * height / width + 0.13 + 0.12 * lines) * len(rows)
-      + 0.2 * title.count('\n')
-      + 0.5,
+      side * len(columns) + 0.2, row_height * len(rows) + title_height
     )
     figure.suptitle(f'{title}{page}', fontsize=10)
     axes_of = figure.subplots(len(rows), len(columns), squeeze=False)
@@ -237,6 +239,7 @@ def grid(
       )
       axes.set(xticks=[], yticks=[])
       caption = column.captions[index] if column.captions else ''
+      # Of a long name of a file, the end is shown.
       if '\n' not in caption and len(caption) > letters:
         caption = f'…{caption[1 - letters :]}'
       axes.set_xlabel(caption, fontsize=7, parse_math=False)

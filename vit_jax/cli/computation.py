@@ -105,12 +105,12 @@ def compute(
   existing = from_main(lambda: _batch_size(folder))
   mesh, num_examples = sharding.make_mesh(jax.devices()), len(data.source)
   # An interrupted computation continues with its batch size.
-  rows = request.batch_size or existing
-  rows = rows or largest_batch_size(
+  batch_size = request.batch_size or existing
+  batch_size = batch_size or largest_batch_size(
     weights, mesh, predict=predict, examples=num_examples
   )
   setting = inputs.evaluation_setting(
-    weights, data.config, lambda _: data.source, mesh, rows
+    weights, data.config, lambda _: data.source, mesh, batch_size
   )
   with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
     part_examples = _part_examples(request, weights, setting, predict)
@@ -154,7 +154,7 @@ def _part_examples(
   images = {'image': jax.ShapeDtypeStruct(shape, np.uint8)}
   abstract = weights.abstract_weights(setting.mesh)
   first, *_ = jax.tree.leaves(jax.eval_shape(predict, abstract, images))
-  vectors = math.prod(first.shape[1:-1])
+  vectors = math.prod(first.shape[1:-1])  # of an example, from [n, …, d]
   batches = -(-request.part_examples // (setting.batch_size * vectors))
   return batches * setting.batch_size
 

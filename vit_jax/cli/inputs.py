@@ -279,13 +279,14 @@ def source_section(own: Section, request: Request) -> dict[str, Any]:
   """
   dataset, data_dir = request.dataset, request.data_dir
   section = dict(own or {'name': 'tfds'})
-  # A name of TFDS is not a kind of source, and has no dot before its version.
-  kinds = schema.names(SECTIONS['source'])
-  if dataset and ('.' in dataset.partition(':')[0] or dataset in kinds):
-    if dataset != section['name']:
+  if dataset:
+    # A name of TFDS is not a kind of source, and has no dot before its version.
+    kinds = schema.names(SECTIONS['source'])
+    is_kind = '.' in dataset.partition(':')[0] or dataset in kinds
+    if is_kind and dataset != section['name']:
       section = {'name': dataset}
-  elif dataset and dataset != section.get('dataset'):
-    section = {'name': 'tfds', 'dataset': dataset}
+    if not is_kind and dataset != section.get('dataset'):
+      section = {'name': 'tfds', 'dataset': dataset}
   if data_dir:
     keys = schema.config_keys(
       schema.resolve(SECTIONS['source'], section['name'])

@@ -137,6 +137,8 @@ class Evaluator(OnSplit):
     finite = jnp.maximum(logits, jnp.finfo(jnp.float32).min)
     best = jnp.where(correct, finite, -jnp.inf).argmax(axis=-1, keepdims=True)
     value = jnp.take_along_axis(logits, best, axis=-1)  # [n, 1]
+    # Classes behind the best correct one, which itself is neither behind nor
+    # ahead; equal logits are ordered by the number of the class.
     behind = (logits < value) | ((logits == value) & (classes > best))
     ahead = competing.sum() - 1 - (behind & competing).sum(axis=-1)
     if self.setting.objective.cross_entropy == 'sigmoid':

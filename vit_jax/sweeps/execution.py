@@ -63,12 +63,12 @@ def execute(
     UserError: jobs failed, or the workdir belongs to another sweep or study.
     PreemptedError: a signal arrived; the state of the current run is saved.
   """
-  failed: dict[str, UserError] = {}
+  failed: dict[str, UserError] = {}  # first error of each task or row
   while True:
     graph = load()
     jobs = {
-      job.name: (name, job)  # columns can contain the same jobs
-      for name, columns in graph.items()
+      job.name: (row, job)  # columns can contain the same jobs
+      for row, columns in graph.items()
       for column in columns.values()
       for job in column
     }
@@ -76,24 +76,25 @@ def execute(
     for file, content in results(graph).items():
       paths.save(paths.locate(workdir) / file, content)
     ready = [
-      (name, job)
-      for name, job in jobs.values()
-      if name not in failed and job.is_ready
+      (row, job)
+      for row, job in jobs.values()
+      if row not in failed and job.is_ready
     ]
     if print_jobs or not ready:
       break
-    name, job = ready[0]
+    row, job = ready[0]
     number = 1 + sum(each.finished for _, each in jobs.values())
     log.info('%d of %d: %s', number, len(jobs), job.name)
     try:
       _execute(job)
     except UserError as error:
-      log.warning('the other jobs of %s are skipped: %s', name, error)
-      failed[name] = error
+      log.warning('the other jobs of %s are skipped: %s', row, error)
+      failed[row] = error
   for _, job in ready:
     print(line(job))
   if failed:
-    raise UserError('\n'.join(f'{n}: {e}' for n, e in failed.items()))
+    lines = [f'{row}: {error}' for row, error in failed.items()]
+    raise UserError('\n'.join(lines))
   if not print_jobs:
     print((paths.locate(workdir) / 'results.md').read_text())
   log.info('tables in %s', workdir)

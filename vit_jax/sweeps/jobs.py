@@ -92,8 +92,11 @@ class Job:
     self.metric, self.early_stopping = definition.metric, early_stopping
     source = [weights] if isinstance(weights, Job) else []
     self.is_left_out = any(j.finished and j.value == DIVERGED for j in source)
+    # Whether all results are known on which the flags depend.
     is_known = not self.is_left_out and all(j.finished for j in (*source, *dev))
-    self.setting = _best(dev) if dev and is_known else setting or {}
+    self.setting = setting or {}
+    if dev and is_known:
+      self.setting = _best(dev)
     self.name = f'{directory}/{stage}/{label(self.setting, seed)}'
     is_evaluation = isinstance(definition, Evaluation)
     self._evaluator = definition.evaluator if is_evaluation else ''
@@ -103,24 +106,30 @@ class Job:
     if not is_known:
       return
     self.metrics = outcome(command, self.workdir)
+    path, start = weights, []
     if isinstance(weights, Job):
+      # A branch continues the run itself, not its best checkpoint.
       is_branch = branch_step is not None
-      weights = weights.workdir if is_branch else weights.trained
+      path = weights.workdir if is_branch else weights.trained
     if isinstance(definition, Evaluation):
-      flags = [f'--checkpoint={weights}', f'--evaluator={definition.evaluator}']
-      flags += [f'--dataset={definition.dataset}'] * bool(definition.dataset)
-      flags.append(f'--split={definition.split}')
-      flags.append(f'--out={_result_file(self.workdir)}')
+      flags = [
+        f'--checkpoint={path}',
+        f'--evaluator={definition.evaluator}',
+        f'--split={definition.split}',
+        f'--out={_result_file(self.workdir)}',
+      ]
+      if definition.dataset:
+        flags.append(f'--dataset={definition.dataset}')
       keys = definition.flags
     else:
       flags = [f'--config={definition.config}', f'--workdir={self.workdir}']
+      if branch_step is not None:
+        start = [f'--branch_from={path}@{branch_step}']
+      elif path is not None:
+        start = [f'--config.init_from={path}']
       keys = {**definition.flags, **self.setting, 'seed': seed}
-    flags += [*key_flags(keys), *extra_flags]
-    if branch_step is not None:
-      flags.append(f'--branch_from={weights}@{branch_step}')
-    elif weights is not None and not is_evaluation:
-      flags.append(f'--config.init_from={weights}')
-    self.flags = flags
+    # The start comes last, so that no other flag replaces it.
+    self.flags = [*flags, *key_flags(keys), *extra_flags, *start]
 
   @property
   def finished(self) -> bool:

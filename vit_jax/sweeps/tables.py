@@ -59,7 +59,9 @@ def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
     sweep: sweep of a config.
     graph: jobs of the sweep.
   """
-  rows, details, lines = [], [], []
+  rows: list[list[str]] = []  # of the table of tasks
+  details: list[str] = []  # lines of the tables of settings
+  lines: list[list[Any]] = []  # of the CSV file
   measured: dict[str, float] = {}
   keys = dict.fromkeys(k for task in sweep.tasks.values() for k in task.grid)
   for name, task in sweep.tasks.items():
@@ -68,7 +70,7 @@ def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
     cells = ['', '', 'not finished', '']
     if final:
       chosen, test = final[0].setting, _spread(final)
-      if test.percent:
+      if test.percent:  # losses have no mean over tasks
         measured[name] = test.mean
       cells = [_text(chosen), _dev(dev, chosen), str(test), str(len(final))]
     published = [
@@ -77,8 +79,8 @@ def of_sweep(sweep: Sweep, graph: Graph) -> dict[str, str]:
     ]
     rows.append([name, *cells, *published])
     if dev:
-      settings = [[_text(each), _dev(dev, each)] for each in task.settings]
-      settings = [row for row in settings if row[1]]
+      results = [(_text(each), _dev(dev, each)) for each in task.settings]
+      settings = [row for row in results if row[1]]
       details += ['', f'{name}:', '', *_table(['setting', 'dev'], settings)]
     for job in (*dev, *final):
       setting = [job.setting.get(key, '') for key in keys]
@@ -229,6 +231,7 @@ def _spread(finished: Sequence[Job]) -> Spread:
 
 
 def _text(setting: Mapping[str, Any]) -> str:
+  """Formats a setting: 'schedule.base_lr 0.1, model.depth 2'."""
   return ', '.join(f'{k} {v}' for k, v in setting.items()) or 'as it is'
 
 
@@ -239,6 +242,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+  """Returns the content of a CSV file."""
   out = io.StringIO()
   csv.writer(out, lineterminator='\n').writerows([head, *rows])
   return out.getvalue()

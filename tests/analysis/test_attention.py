@@ -1,11 +1,16 @@
-"""Tests of attention rollout against values by hand and a plain product."""
+"""Tests of rollout and attention distance against values by hand."""
 
 import numpy as np
 import pytest
 import scipy.ndimage
 from PIL import Image
 
-from vit_jax.analysis.figures import image_mask, on_patches, rollout
+from vit_jax.analysis.figures import (
+  head_distances,
+  image_mask,
+  on_patches,
+  rollout,
+)
 
 
 def random_attention(*shape):
@@ -65,3 +70,42 @@ def test_mask_is_blurred_by_the_side_of_a_patch(grid, side):
   assert np.abs(mask - blurred(side)).max() < 0.06
   for wrong in (side / 2, 0.75 * side, 1.5 * side):
     assert np.abs(mask - blurred(wrong)).max() > 0.12
+
+
+def shifted(grid, offset, prefix=0):
+  """Returns a head whose patches attend to the patch at a cyclic offset.
+
+  Args:
+    grid: rows and columns of patches.
+    offset: rows and columns from the query to the key.
+    prefix: number of tokens that precede the patches.
+  """
+  rows, columns = grid
+  count = rows * columns
+  weights = np.zeros((prefix + count, prefix + count))
+  weights[:prefix] = 1 / (prefix + count)
+  for token in range(count):
+    y, x = divmod(token, columns)
+    y, x = (y + offset[0]) % rows, (x + offset[1]) % columns
+    weights[prefix + token, prefix + y * columns + x] = 1
+  return weights
+
+
+def test_heads_with_a_constant_offset():
+  """With 3x3 patches, a cyclic offset of one row is two rows for the last."""
+  offsets = (0, 0), (1, 0), (0, 2), (1, 1)
+  heads = np.array([shifted((3, 3), offset) for offset in offsets])
+  result = head_distances(heads[None, None], (3, 3), 8)
+  one_row = two_columns = (8 + 8 + 16) / 3
+  diagonals = 8 * (4 * 2**0.5 + 4 * 5**0.5 + 8**0.5) / 9
+  expected = [0, one_row, two_columns, diagonals]
+  np.testing.assert_allclose(result[0, 0], expected)
+
+
+def test_tokens_before_the_patches_are_left_out():
+  """They are not queries, and attention to them counts as distance 0."""
+  weights = shifted((3, 3), (1, 0), prefix=2)
+  weights[2:] /= 2
+  weights[2:, 0] = 0.5
+  result = head_distances(weights[None, None, None], (3, 3), 8)
+  np.testing.assert_allclose(result, (8 + 8 + 16) / 3 / 2)
