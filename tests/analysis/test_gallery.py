@@ -62,3 +62,15 @@ def test_formats(name):
   if name == 'pdf':
     assert len(re.findall(rb'/Type /Page\b', contents[0])) == 2
     assert b'/Width 400' in contents[0] and b'/Height 300' in contents[0]
+
+
+def test_components_of_two_patches_are_drawn():
+  """There is one component, and all pictures need three."""
+  tokens = np.random.default_rng(0).normal(size=(1, 1, 2, 8))
+  found = findings(1, grid=(1, 2))
+  found.arrays['components'] = figures.patch_components(tokens)
+  np.testing.assert_allclose(
+    np.sort(found.arrays['components'][0, 0, :, 0]), [0, 1]
+  )
+  [page] = gallery.all_figures(found)['components']
+  page.canvas.draw()

@@ -255,7 +255,7 @@ class Setting(NamedTuple):
       UserError: see `sweep`; no example could be used; or a value is not
         finite, which ends the sweep at its batch.
     """
-    usable = []
+    usable, count = [], 0
     # The readers end as soon as an error is raised.
     with contextlib.closing(self.sweep(weights, source, function)) as results:
       for result in results:
@@ -264,10 +264,11 @@ class Setting(NamedTuple):
         for name, content in finite.items():
           if not np.isfinite(rows[name]).all():
             raise not_finite_error(content, source)
-        usable.append((mask.sum(), rows))
-    if not sum(count for count, _ in usable):
+        usable.append(rows)
+        count += mask.sum()
+    if not count:
       raise no_example_error(source)
-    return joined(rows for _, rows in usable)
+    return joined(usable)
 
 
 def check_head(setting: Setting, who: str) -> None:

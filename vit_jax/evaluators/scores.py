@@ -1,6 +1,7 @@
 """Scores of scikit-learn for one or several labels, or for numbers."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jax import Array
@@ -110,13 +111,14 @@ def _of_classes(
   """
   names = Evaluator.higher_is_better
   scores = {name: np.full(true.shape[1], np.nan) for name in names}
+  # A class that is never predicted has the precision 0.
+  options: Any = dict(average='binary', zero_division=0)
   # Without an image of the class, recall and average precision are not defined.
   for k in np.flatnonzero(true.any(axis=0)):
     has_class, output = true[:, k], outputs[:, k]
-    # A class that is never predicted has the precision 0.
     precision, recall, f1, _ = metrics.precision_recall_fscore_support(
-      has_class, predicted[:, k], average='binary', zero_division=0
-    )  # pyright: ignore[reportArgumentType]
+      has_class, predicted[:, k], **options
+    )
     scores['precision'][k], scores['recall'][k] = precision, recall
     scores['f1'][k] = f1
     scores['mean_average_precision'][k] = metrics.average_precision_score(
