@@ -28,10 +28,13 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
-Section = Mapping[str, Any] | FrozenConfigDict
+if typing.TYPE_CHECKING:
+  Section = Mapping[str, Any]
+else:  # a frozen section is not a subclass of Mapping
+  Section = Mapping[str, Any] | FrozenConfigDict
 Config = Any  # a completed ml_collections.ConfigDict
 # Default of a key that is a section. Fields of dataclasses need a hashable one.
-EMPTY = FrozenConfigDict()
+EMPTY: Any = FrozenConfigDict()
 
 # Constructors of the sections of a config.
 SECTIONS = {
