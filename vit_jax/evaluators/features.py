@@ -129,6 +129,7 @@ class OnFeatures(OnSplit):
     self._extract = self.setting.compiled(self._batch_features)
 
   def _batch_features(self, weights: PyTree, batch: contract.Batch) -> PyTree:
+    """Returns features, label and mask of each example."""
     features = self.setting.predict(weights, batch)['features']
     return {'features': features} | {key: batch[key] for key in _KEPT}
 

@@ -79,6 +79,7 @@ class Evaluator(OnFeatures):
     return metrics
 
   def _check_enough(self, train: Labelled) -> None:
+    """Checks that each class has as many examples as the largest number."""
     classes, counts = np.unique(train.labels, return_counts=True)
     if counts.min() < max(self.shots):
       name = self._train.class_names[classes[counts.argmin()]]

@@ -134,6 +134,7 @@ class Evaluator(OnSplit):
   def _draw(
     self, setting: contract.Setting, params: PyTree, title: str
   ) -> None:
+    """Draws the figures of weights into the workdir."""
     with jax.set_mesh(setting.mesh):
       images, masks = self._spread.images(setting.transform)
       found = examine(setting.objective, params, images, masks=masks)

@@ -268,5 +268,6 @@ class Evaluator(OnFeatures):
     return self.l2[int(np.argmax(scores))]
 
   def _fit(self, data: Labelled, l2: float) -> Classifier:
+    """Fits one classifier, unless the evaluation should end early."""
     self.setting.check()
     return fit(data, l2)

@@ -73,6 +73,7 @@ class Evaluator(OnSplit):
     return maps
 
   def _maps(self, weights: PyTree, images: Array) -> Array:
+    """Computes the result of the objective, `[n, rows, columns, d]`."""
     batch = {'image': images}
     return self.setting.predict(weights, batch, (self.result,))[self.result]
 

@@ -68,6 +68,7 @@ class Evaluator(OnFeatures):
     return {f'{k}nn': n / len(test.labels) for k, n in correct.items()}
 
   def _check_enough(self, examples: int) -> None:
+    """Checks that there are as many training examples as neighbours."""
     if max(self.ks) > examples:
       raise UserError(
         f'{self._train.name} has {examples} usable examples, but ks contains '
@@ -93,6 +94,7 @@ def nearest(
     Labels and votes of the neighbours, the nearest first, whose vote is 1.
   """
   similarity = _unit(features) @ _unit(train.features).T  # [m, train]
+  # The k nearest in any order, and then sorted.
   rows = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
   near = np.take_along_axis(similarity, rows, axis=1)
   order = np.argsort(-near, axis=1, kind='stable')

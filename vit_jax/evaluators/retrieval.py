@@ -47,6 +47,7 @@ class Evaluator(OnSplit):
     self._embed = self.setting.compiled(self._embed_batch)
 
   def _embed_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
+    """Returns embeddings, number of captions and mask of each image."""
     found = batch | self.setting.predict(weights, batch, ('image', 'text'))
     return {key: found[key] for key in ('image', 'text', 'captions', 'mask')}
 

@@ -48,6 +48,7 @@ class Evaluator(OnSplit):
     self._outputs = self.setting.compiled(self._batch_outputs)
 
   def _batch_outputs(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+    """Returns outputs `[n, k]`, targets and mask of each example."""
     logits = self.setting.predict(params, batch)['logits']
     outputs = PROBABILITIES[self.setting.objective.cross_entropy](logits)
     return {

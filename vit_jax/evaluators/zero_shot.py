@@ -80,6 +80,7 @@ class Evaluator(OnSplit):
     return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
 
   def _count_batch(self, state: PyTree, batch: contract.Batch) -> PyTree:
+    """Counts correct images; `state` is weights and embeddings of classes."""
     weights, texts = state
     images = self.setting.predict(weights, batch, ('image',))['image']
     return classification.correct(images @ texts.T, batch)

@@ -246,7 +246,7 @@ def load(arguments: list[str], folder: str, kind: type[T]) -> tuple[T, str]:
     )
   file, _, argument = values.config.partition(':')
   name = pathlib.Path(file).stem
-  if argument:
+  if argument:  # 'model=B/16,seed=1' → '-model=B16-seed=1'
     name += '-' + re.sub(r'[^\w.=-]', '-', argument.replace('/', ''))
   workdir = values.workdir or f'runs/{folder}/{name}'
   if paths.is_remote(workdir):

@@ -109,7 +109,7 @@ def _means(sweep: Sweep, measured: Mapping[str, float]) -> list[list[str]]:
   groups: dict[str, list[str]] = {}
   for name, task in sweep.tasks.items():
     groups.setdefault(task.group, []).append(name)
-  if len(groups) < 2:
+  if len(groups) < 2:  # its mean would be that over all tasks
     groups = {}
   if len(sweep.tasks) > 1:
     groups['mean'] = [*sweep.tasks]
@@ -150,6 +150,7 @@ def of_study(study: Study, graph: Graph) -> dict[str, str]:
 
 
 def _markdown_of_study(study: Study, graph: Graph) -> str:
+  """Returns the table of a study, with published numbers in parentheses."""
   columns = list(
     dict.fromkeys(c for row in study.rows.values() for c in row.columns)
   )
@@ -207,6 +208,7 @@ def spread(columns: Columns, column: str) -> Spread | None:
 
 
 def _csv_of_study(study: Study, graph: Graph) -> str:
+  """Returns the finished runs and the published numbers of a study as CSV."""
   head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
   rows: list[list[Any]] = []
   for name in study.rows:
