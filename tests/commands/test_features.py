@@ -374,7 +374,7 @@ def test_a_folder_of_images(weights, tmp_path, folders):
     ('f', dict(batch_size=0), '--batch_size is 0'),
     ('f', dict(layers=(0, 3)), '--layers=0,3; allowed: -3 to 2'),
     ('f', dict(layers=(-4, 1)), '--layers=-4,1; allowed: -3 to 2'),
-    ('f', dict(images=['none.png']), 'none.png'),
+    ('f', dict(images=['none.png'], settings=()), 'none.png'),
   ],
 )
 def test_invalid_requests_are_refused(

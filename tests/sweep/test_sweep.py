@@ -289,11 +289,13 @@ def test_which_runs_are_finished(tmp_path):
   assert value() is None  # a later start has not ended yet
   (workdir / 'events.jsonl').write_text(ended)
   section = {'name': 'classification', 'split': 'x'}
-  write('config.json', {'evals': {'dev': section, 'other': {}}})
+  config = {'evals': {'dev': section, 'other': {}}}
+  write('config.json', config)
   for name, split in {metric: 'x', 'dev_ema/y': 'x', 'unknown/y': ''}.items():
     assert jobs.split(job.workdir, name) == split
   shutil.rmtree(workdir)
   finish(job, 0.5, metric='val/accuracy')
+  write('config.json', config)
   with pytest.raises(UserError, match="'dev/accuracy'.*val/accuracy"):
     value()
 
