@@ -11,8 +11,11 @@ import cv2
 import numpy as np
 import pytest
 
-from benchmarks import expected_losses, peers, real_weights
+from benchmarks import expected_losses, peers, published, real_weights
 from tests import cli
+from vit_jax.arrays.devices import GPUS, TPUS
+from vit_jax.config import loading
+from vit_jax.plan import compile
 
 
 def write(path, seed):
@@ -143,3 +146,26 @@ def test_tokens_of_a_tiny_model_equal_those_of_transformers(tmp_path):
   rows = [line.split('|') for line in out.splitlines()[2:]]
   assert [row[1].strip() for row in rows] == ['518x518', '224x224', '112x168']
   assert all(float(row[3]) < 1e-5 for row in rows)
+
+
+PUBLISHED = published.read()
+
+
+def test_rows_name_known_devices_and_their_sources():
+  assert len(PUBLISHED) >= 30
+  assert len({published.key(row) for row in PUBLISHED}) == len(PUBLISHED)
+  for row in PUBLISHED:
+    assert row['device'].partition(':')[0] in {**GPUS, **TPUS}, row
+    assert row['source'] and float(row['images_per_s']) > 0, row
+
+
+@pytest.mark.parametrize(
+  'row',
+  PUBLISHED[::4],
+  ids=[' '.join(published.key(row)) for row in PUBLISHED[::4]],
+)
+def test_configs_of_rows_are_valid(row):
+  config = compile.changed(
+    loading.load(row['config']), **published.changes(row)
+  )
+  assert config.batch_size == int(row['batch'])

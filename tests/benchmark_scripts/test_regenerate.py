@@ -43,7 +43,7 @@ Tried:
 |---|---|---|
 | v3 | 50 | 6 |
 
-`OTHER`:
+`python script.py v4,1,0.5`:
 
 | chip | ms | date |
 |---|---|---|
@@ -59,28 +59,15 @@ class Day(datetime.date):
     return cls.fromisoformat(TODAY)
 
 
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-  """Returns a function that writes the page with another second command."""
+def test_rows_are_replaced_and_dated(tmp_path, monkeypatch):
+  """Other rows, tables and the text stay; keys may have several columns."""
   monkeypatch.setattr(regenerate, 'datetime', types.SimpleNamespace(date=Day))
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'script.py').write_text(SCRIPT)
-
-  def made(other):
-    path = tmp_path / 'RESULTS.md'
-    path.write_text(PAGE.replace('OTHER', other))
-    return path
-
-  return made
-
-
-def test_rows_are_replaced_and_dated(write):
-  """Other rows, tables and the text stay; keys may have several columns."""
-  page = write('python script.py v4,1,0.5')
+  page = tmp_path / 'RESULTS.md'
+  page.write_text(PAGE)
   regenerate.main([f'--page={page}'])
   assert page.read_text() == PAGE.replace(
-    'OTHER', 'python script.py v4,1,0.5'
-  ).replace(
     '| v3 | 50 | 8 | 2020-01-01 |', f'| v3 | 50 | 1.5 | {TODAY} |'
   ).replace(
     '2020-01-02 |\n', f'2020-01-02 |\n| v3 | 64 | 2.5 | {TODAY} |\n'
@@ -88,18 +75,13 @@ def test_rows_are_replaced_and_dated(write):
 
 
 TEXT = '\n'.join(page.read_text() for page in regenerate.PAGES)
-
-
-def commands_of_the_pages():
-  return regenerate.commands(TEXT)
+TABLES = regenerate.commands(TEXT)
 
 
 def test_every_table_with_dates_is_generated():
   """Other tables with a column `date` would have a wrong command above them."""
-  tables = commands_of_the_pages()
-  text = TEXT
-  assert len(tables) == len(re.findall(r'\| date \|\n', text)) > 10
-  for command, table in tables.items():
+  assert len(TABLES) == len(re.findall(r'\| date \|\n', TEXT)) > 10
+  for command, table in TABLES.items():
     assert table.columns[-1] == regenerate.DATE, command
     for row in table.rows:
       assert datetime.date.fromisoformat(row[-1]) <= datetime.date.today()
@@ -109,7 +91,7 @@ class _Parsed(Exception):
   """Raised instead of the work of a script."""
 
 
-@pytest.mark.parametrize('command', commands_of_the_pages())
+@pytest.mark.parametrize('command', TABLES)
 def test_commands_of_the_page_parse(command, monkeypatch):
   """Their scripts accept the flags and have the columns of the table."""
   script, *words = shlex.split(command)[1:]
@@ -131,7 +113,7 @@ def test_commands_of_the_page_parse(command, monkeypatch):
   with pytest.raises(_Parsed):
     main()
   source = (cli.ROOT / script).read_text()
-  columns = commands_of_the_pages()[command].columns
+  columns = TABLES[command].columns
   # Names of columns are strings or parts of a head; those for image sizes are
   # made from numbers.
   assert not [

@@ -18,7 +18,6 @@ GS = '--workdir=gs://bucket/run'
 TPU = ['--target=tpu', '--topology=v3:4x4', GS, *CLOUD]
 GKE = ['--target=gke', '--topology=v6e:4x4', GS, '--image=host/path/vit_jax']
 SLURM = ['--target=slurm', '--topology=h100:4x8', '--workdir=/shared/run']
-PLAN = {'fits': True, 'summary': 'memory  fits'}
 
 
 @pytest.fixture
@@ -57,12 +56,9 @@ def typed(checkout, monkeypatch):
 @pytest.fixture
 def job_of(typed, checkout):
   """Returns a function from arguments to a job."""
-
-  def parse(*arguments):
-    rest = typed(*arguments)
-    return command.job_of(flags.FLAGS, rest, checkout)
-
-  return parse
+  return lambda *arguments: command.job_of(
+    flags.FLAGS, typed(*arguments), checkout
+  )
 
 
 def test_flags_become_a_job(job_of, checkout, capsys):
@@ -118,71 +114,53 @@ def test_errors_state_the_value_and_what_is_allowed(job_of, arguments, message):
   assert message in str(caught.value)
 
 
-@pytest.mark.parametrize('is_clone', [True, False])
-def test_other_files_than_those_of_the_commit_are_refused(
-  job_of, checkout, is_clone
-):
+def test_other_files_than_those_of_the_commit_are_refused(job_of, checkout):
   """The path of a config must be that in the commit."""
-  if not is_clone:
-    shutil.rmtree(checkout / '.git')
-  folder = checkout if is_clone else '.'
   with pytest.raises(UserError, match='--config is .*not in the commit'):
-    job_of(*TPU, f'--config={folder}/configs/quickstart.py')
+    job_of(*TPU, f'--config={checkout}/configs/quickstart.py')
 
 
-def test_the_command_ends_with_the_code_of_the_run(typed, monkeypatch):
-  planned = []
-
-  def plan(words):
-    planned.append(words)
-    return PLAN
-
-  monkeypatch.setattr(process, 'plan', plan)
-  monkeypatch.setattr(command, 'run_until_done', lambda job, shell: 43)
-  rest = typed(*TPU, '--config.batch_size=64')
-  with pytest.raises(SystemExit) as ended:
-    command.main([*rest])
-  assert ended.value.code == 43
-  words = '--config.batch_size=64 --topology=v3:4x4 --slices=1'
-  assert planned == [['--config=configs/quickstart.py', *words.split()]]
-  monkeypatch.setattr(command, 'run_until_done', lambda job, shell: 0)
-  command.main([*rest])
+def test_a_directory_that_is_not_a_clone_is_refused(job_of, checkout):
+  shutil.rmtree(checkout / '.git')
+  with pytest.raises(UserError, match='--config is .*not in the commit'):
+    job_of(*TPU)
 
 
-def test_a_run_that_does_not_fit_is_not_started(typed, monkeypatch, capsys):
-  too_large = {'fits': False, 'summary': 'memory  DOES NOT FIT'}
-  planned = []
+def test_the_command_plans_and_ends_with_the_code_of_the_run(
+  typed, monkeypatch, capsys
+):
+  rest = typed(*TPU, '--config.batch_size=64', '--dry_run')
+  planned, answer = [], {'fits': False, 'summary': 'memory  DOES NOT FIT'}
 
   def plan(words):
     planned.append(words)
-    return too_large
+    return answer
 
   monkeypatch.setattr(process, 'plan', plan)
-  rest = typed(*TPU, '--dry_run')
   with pytest.raises(UserError, match='--topology; --noplan starts'):
     command.main([*rest])
   printed = capsys.readouterr().out
-  assert '# memory  DOES NOT FIT' in printed
-  assert 'gcloud' not in printed
-  flags.FLAGS(['launch', '--noplan'])
+  assert '# memory  DOES NOT FIT' in printed and 'gcloud' not in printed
+  words = '--config.batch_size=64 --topology=v3:4x4 --slices=1'
+  assert planned == [['--config=configs/quickstart.py', *words.split()]]
+  answer['fits'] = True
   command.main([*rest])
-  assert 'gcloud' in capsys.readouterr().out and len(planned) == 1
-
-
-def test_delete_and_interruptions_end_without_a_plan(
-  typed, monkeypatch, capsys
-):
-  rest = typed(*TPU, '--dry_run', '--delete')
+  monkeypatch.setattr(command, 'run_until_done', lambda job, shell: 43)
   with pytest.raises(SystemExit) as ended:
     command.main([*rest])
-  assert ended.value.code == 0
+  assert ended.value.code == 43 and len(planned) == 3
+  flags.FLAGS(['launch', '--noplan', '--delete'])
+  with pytest.raises(SystemExit) as ended:
+    command.main([*rest])
+  assert ended.value.code == 0 and len(planned) == 3
   assert 'queued-resources delete quickstart' in capsys.readouterr().out
-  flags.FLAGS.delete = False
 
+
+def test_an_interruption_leaves_the_job(typed, monkeypatch):
   def interrupted(job, shell):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(process, 'plan', lambda _: PLAN)
+  rest = typed(*TPU, '--noplan', '--dry_run')
   monkeypatch.setattr(command, 'run_until_done', interrupted)
   with pytest.raises(UserError, match='interrupted; the job continues'):
     command.main([*rest])

@@ -1,14 +1,20 @@
-"""Tests of the files in launch/ that install the package."""
+"""Tests of the files in launch/ that install the package, and of exit codes."""
 
 import importlib.metadata
 import re
 import subprocess
 
+import launch_jobs
 import pytest
 import yaml
 from launch_jobs import ROOT, write_program
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from vit_jax import errors
+from vit_jax.launch import __main__ as command
+from vit_jax.launch.job import State
+from vit_jax.launch.shell import Shell
 
 
 @pytest.mark.parametrize('file', ['tpu', 'cuda'])
@@ -124,3 +130,38 @@ def test_the_task_for_skypilot_trains_on_all_nodes(
     *['-m', 'vit_jax.train', f'--config={config}', '--workdir=gs://b/a b'],
     *[*more, '--a=1', '--b'],
   ]
+
+
+CODES = [code for name, code in vars(errors).items() if name[:5] == 'EXIT_']
+PAGE = (ROOT / 'docs/resuming.md').read_text()
+# Rows of the table of codes: code, meaning, and whether it is started again.
+TABLE = {
+  int(code): again
+  for code, again in re.findall(r'\| (\d+) \| [^|]* \| (.*) \|', PAGE)
+}
+
+
+@pytest.mark.parametrize('code', [0, *CODES])
+def test_the_table_states_the_reaction_of_the_launchers(code, monkeypatch):
+  starts = []
+
+  def run(job, shell):
+    starts.append(job)
+    return code if len(starts) < 9 else 0
+
+  tpu = command.TARGETS['tpu']
+  monkeypatch.setattr(tpu, 'state', lambda job, shell: State.READY)
+  monkeypatch.setattr(tpu, 'run', run)
+  shell = Shell(root=ROOT, dry_run=False, echo=lambda line: None)
+  launch_jobs.run(launch_jobs.changed('tpu', max_restarts=2), shell)
+  reactions = {1: 'no', 3: 'yes, counted', 9: 'yes, without limit'}
+  assert TABLE[code].partition(' by')[0] == reactions[len(starts)]
+  assert len(TABLE) == len(CODES) + 1
+
+
+def test_skypilot_restarts_after_codes_that_need_no_count():
+  """A crash (1) could be repeated, and paid for, without an end."""
+  recovery = SKY['resources']['job_recovery']
+  restarted = {code for code, again in TABLE.items() if again[:3] == 'yes'}
+  assert set(recovery['recover_on_exit_codes']) == restarted - {1}
+  assert recovery['max_restarts_on_errors'] == 0

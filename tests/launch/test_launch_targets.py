@@ -167,24 +167,22 @@ def test_errors_that_would_occur_again_end_the_launch(programs, error, verb):
   assert len(programs.calls()) <= 2
 
 
-def test_a_lack_of_capacity_is_tried_again(programs):
-  no_more = f'{_GCLOUD}{{"code": 8, "message": "There is no more capacity"}}'
-  programs.states('', '', '', 'ACTIVE')
-  programs.answer('gcloud create', *[('', 1, no_more)] * 2, ('', 0, ''))
-  assert launch_jobs.run(launch_jobs.JOBS['tpu'], programs.shell) == 0
-  assert programs.verbs() == ['create'] * 3
+_NO_MORE = f'{_GCLOUD}{{"code": 8, "message": "There is no more capacity"}}'
 
 
 @pytest.mark.parametrize(
   ('states', 'verbs'),
   [
+    (['', '', '', 'ACTIVE'], ['create'] * 3),
     (['FAILED\tno capacity', '', 'ACTIVE'], ['delete', 'create']),
     (['SUSPENDED', 'SUSPENDED', '', 'ACTIVE'], ['delete', 'delete', 'create']),
     (['SOME_NEW_STATE', 'ACTIVE'], []),
   ],
 )
 def test_states_of_requests(programs, states, verbs):
+  """A command that fails because of capacity or network is repeated."""
   programs.states(*states)
+  programs.answer('gcloud create', *[('', 1, _NO_MORE)] * 2, ('', 0, ''))
   programs.answer('gcloud delete', ('', 1, 'no connection'), ('', 0, ''))
   assert launch_jobs.run(launch_jobs.JOBS['tpu'], programs.shell) == 0
   assert programs.verbs() == verbs

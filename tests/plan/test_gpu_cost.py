@@ -53,66 +53,72 @@ def test_products_count_their_flops_in_every_iteration():
   }
 
 
-DOT = """ENTRY %main (a: bf16[]) -> bf16[] {{
-  %a = bf16[{batch},{m},{k}]{{2,1,0}} parameter(0)
-  %b = bf16[{batch},{k},{n}]{{2,1,0}} parameter(1)
-  ROOT %dot = bf16[{batch},{m},{n}]{{2,1,0}} dot(%a, %b), \
-lhs_batch_dims={{0}}, lhs_contracting_dims={{2}}, rhs_batch_dims={{0}}, \
-rhs_contracting_dims={{1}}
-}}
-"""
-
-
-@pytest.mark.parametrize(
-  'types, attributes, flops',
-  [
-    (
-      ('[2,9,9,3]', '[3,3,3,8]', '[2,7,7,8]'),
-      'window={size=3x3}, dim_labels=b01f_01io->b01f',
-      2 * (2 * 7 * 7 * 8) * (3 * 3 * 3),
-    ),
-    (  # two groups, whose filters have half the channels
-      ('[2,9,9,4]', '[8,3,3,2]', '[2,7,7,8]'),
-      'window={size=3x3}, dim_labels=b01f_o01i->b01f, feature_group_count=2',
-      2 * (2 * 7 * 7 * 8) * (3 * 3 * 2),
-    ),
-    (  # gradient of the input of a convolution with stride 2
-      ('[2,4,4,8]', '[8,3,3,5]', '[2,8,8,5]'),
-      'window={size=3x3 pad=2_1x2_1 lhs_dilate=2x2}, '
-      'dim_labels=b01f_i01o->b01f, convolution_kind=dgrad',
-      2 * (2 * 4 * 4 * 8) * (3 * 3 * 5),
-    ),
-    (  # gradient of its filters
-      ('[2,8,8,5]', '[2,4,4,8]', '[8,3,3,5]'),
-      'window={size=4x4 pad=0_1x0_1 rhs_dilate=2x2}, '
-      'dim_labels=f01b_i01o->f01b, convolution_kind=wgrad',
-      2 * (2 * 4 * 4 * 8) * (3 * 3 * 5),
-    ),
-  ],
-)
-def test_flops_of_convolutions_in_fusions(types, attributes, flops):
-  """An experimental option of XLA leaves them to its own fusions."""
-  left, right, out = types
-  text = f"""HloModule m
+def kernel_of(instruction, left, right, out):
+  """Returns the kernel of an instruction on the arrays %a and %b."""
+  module = hlo.parse(f"""HloModule m
 ENTRY %main (a: bf16{left}, b: bf16{right}) -> bf16{out} {{
   %a = bf16{left} parameter(0)
   %b = bf16{right} parameter(1)
-  ROOT %c = bf16{out} convolution(%a, %b), {attributes}
+  ROOT %c = bf16{out} {instruction}
 }}
-"""
-  module = hlo.parse(text)
-  work = gpu_cost.kernel(module, module.computations['main'].ops['c'])
-  assert (work.kind, work.flops) == ('product', flops)
+""")
+  return gpu_cost.kernel(module, module.computations['main'].ops['c'])
+
+
+@pytest.mark.parametrize(
+  'left, right, out, attributes, multiplications',
+  [
+    (
+      '[2,9,9,3]',
+      '[3,3,3,8]',
+      '[2,7,7,8]',
+      'window={size=3x3}, dim_labels=b01f_01io->b01f',
+      (2 * 7 * 7 * 8) * (3 * 3 * 3),
+    ),
+    (  # two groups, whose filters have half the channels
+      '[2,9,9,4]',
+      '[8,3,3,2]',
+      '[2,7,7,8]',
+      'window={size=3x3}, dim_labels=b01f_o01i->b01f, feature_group_count=2',
+      (2 * 7 * 7 * 8) * (3 * 3 * 2),
+    ),
+    (  # gradient of the input of a convolution with stride 2
+      '[2,4,4,8]',
+      '[8,3,3,5]',
+      '[2,8,8,5]',
+      'window={size=3x3 pad=2_1x2_1 lhs_dilate=2x2}, '
+      'dim_labels=b01f_i01o->b01f, convolution_kind=dgrad',
+      (2 * 4 * 4 * 8) * (3 * 3 * 5),
+    ),
+    (  # gradient of its filters
+      '[2,8,8,5]',
+      '[2,4,4,8]',
+      '[8,3,3,5]',
+      'window={size=4x4 pad=0_1x0_1 rhs_dilate=2x2}, '
+      'dim_labels=f01b_i01o->f01b, convolution_kind=wgrad',
+      (2 * 4 * 4 * 8) * (3 * 3 * 5),
+    ),
+  ],
+)
+def test_flops_of_convolutions_in_fusions(
+  left, right, out, attributes, multiplications
+):
+  """An experimental option of XLA leaves them to its own fusions."""
+  convolution = f'convolution(%a, %b), {attributes}'
+  work = kernel_of(convolution, left, right, out)
+  assert (work.kind, work.flops) == ('product', 2 * multiplications)
 
 
 def seconds_of_dot(m, n, k, batch=1):
   """Returns seconds at full rates, with an endless memory bandwidth."""
-  text = DOT.format(m=m, n=n, k=k, batch=batch)
-  module = hlo.parse(text)
-  [main] = module.computations.values()
-  work = gpu_cost.kernel(module, main.ops['dot'])
-  rates = RATES._replace(product=1.0, copy=1e9)
-  return work.seconds(H100, rates)
+  work = kernel_of(
+    'dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, '
+    'rhs_batch_dims={0}, rhs_contracting_dims={1}',
+    f'[{batch},{m},{k}]{{2,1,0}}',
+    f'[{batch},{k},{n}]{{2,1,0}}',
+    f'[{batch},{m},{n}]{{2,1,0}}',
+  )
+  return work.seconds(H100, RATES._replace(product=1.0, copy=1e9))
 
 
 def test_the_last_wave_of_tiles_takes_as_long_as_a_full_one():

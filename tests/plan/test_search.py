@@ -32,12 +32,13 @@ def attempts(monkeypatch):
 
   def plan(config, target):
     tried.append(config)
-    parameters = 600 // (DEVICES if config.mesh.fsdp == -1 else 1)
-    images = config.batch_size / DEVICES / config.micro_batches
-    needed = math.ceil(parameters + images * IMAGE[config.model.remat])
-    seconds = SECONDS[config.model.remat] * config.batch_size
-    seconds *= 1 + 0.02 * config.micro_batches
-    seconds *= 1.05 if config.mesh.fsdp == -1 else 1
+    is_split = config.mesh.fsdp == -1
+    remat, parts = config.model.remat, config.micro_batches
+    images = config.batch_size / DEVICES / parts
+    parameters = 600 // (DEVICES if is_split else 1)
+    needed = math.ceil(parameters + images * IMAGE[remat])
+    seconds = SECONDS[remat] * config.batch_size * (1 + 0.02 * parts)
+    seconds *= 1.05 if is_split else 1
     seconds *= 0.9 if config.model.unroll > 1 else 1
     fits = needed <= LIMIT
     return mock.Mock(
@@ -53,24 +54,16 @@ def attempts(monkeypatch):
   return tried
 
 
-def config(batch_size, remat='none'):
-  return completed(**{'batch_size': batch_size, 'model.remat': remat})
-
-
-def ways(plans):
-  """Returns (remat, micro-batches, whether parameters are split) per plan."""
-  return [
-    (p.config.model.remat, p.config.micro_batches, p.config.mesh.fsdp == -1)
-    for p in plans
-  ]
-
-
 def test_search_sorts_plans_by_time(target, attempts):
   """Each mesh and remat has the smallest number of micro-batches that fits."""
-  plans = search.search(config(256), target)
+  plans = search.search(completed(batch_size=256), target)
   assert all(p.fits for p in plans)
   assert [p.seconds for p in plans] == sorted(p.seconds for p in plans)
-  found = ways(plans)
+  # Rematerialization, micro-batches, and whether parameters are split.
+  found = [
+    (each.model.remat, each.micro_batches, each.mesh.fsdp == -1)
+    for each in (plan.config for plan in plans)
+  ]
   # 32 images per device of 40 bytes: 4 parts, or 2 with split parameters.
   assert found[:2] == [('none', 4, False)] * 2
   assert [p.config.model.unroll for p in plans[:2]] == [search.ALL_LAYERS, 1]
@@ -86,4 +79,4 @@ def test_search_says_when_nothing_fits(target, attempts, monkeypatch):
   for remat in IMAGE:
     monkeypatch.setitem(IMAGE, remat, 10**6)
   with pytest.raises(UserError, match='v3:2x2.*3200'):
-    search.search(config(8 * 400), target)
+    search.search(completed(batch_size=3200), target)
