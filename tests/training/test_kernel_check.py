@@ -189,18 +189,6 @@ def refused(*refs, **settings):
   raise NotImplementedError('no such instruction')
 
 
-def test_kernels_that_do_not_compile_are_disabled(
-  tmp_path, monkeypatch, caplog
-):
-  """The compiler's message is in the log and in the event."""
-  monkeypatch.setattr(tpu, 'forward', refused)
-  after, [event] = check(build(), tmp_path)
-  assert after.model.attention == 'xla' and not event['passed']
-  assert (
-    'no such instruction' in event['error'] and event['error'] in caplog.text
-  )
-
-
 def test_kernel_attention_with_unsuitable_heads_is_a_user_error(tmp_path):
   """Kernels that are requested by name are not replaced silently."""
   with pytest.raises(UserError, match="attention='kernel'"):
@@ -234,5 +222,5 @@ def test_a_run_with_wrong_kernels_trains_with_xla(tmp_path, monkeypatch):
   assert not events
   monkeypatch.setattr(tpu, 'forward', refused)
   [event], losses = train(tmp_path / 'broken', 'kernel')
-  assert not event['passed']
+  assert not event['passed'] and 'no such instruction' in event['error']
   assert losses == expected and np.isfinite(list(losses.values())).all()

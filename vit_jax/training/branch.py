@@ -71,7 +71,7 @@ def _begin(
   origin = {'workdir': str(source), 'step': step}
   paths.check_writable(workdir)
   with lock.hold(workdir):
-    existing = steps.committed(root)
+    existing = steps.committed(root)  # steps of the branch
     events = ledger.read(workdir / 'events.jsonl')
     branches = [event for event in events if event['event'] == 'branch']
     if existing and branches and origin.items() <= branches[-1].items():
@@ -81,7 +81,7 @@ def _begin(
         f'{workdir} has checkpoints already (step {existing[-1]}): give '
         'another --workdir, or omit --branch_from to resume.'
       )
-    step_dir = source / 'checkpoints' / str(step)
+    step_dir = source / 'checkpoints' / str(step)  # of the other run
     available = steps.committed(step_dir.parent)
     if step not in available or step >= keys.length(config).total_steps:
       raise UserError(
@@ -110,6 +110,8 @@ def _begin(
         about['config']['total'],
         resume.formatted(moved, 'steps before', 'steps now'),
       )
+    # The step is copied last, because a workdir with a step has begun: if this
+    # process is killed earlier, the same command copies everything again.
     ledger.Ledger(workdir / 'events.jsonl').event('branch', **origin)
     lines = [
       line

@@ -66,10 +66,11 @@ def open_train(experiment: Experiment) -> stream.Source:
   config = experiment.config
   train = config.train
   source = open_source(experiment, train.split)
-  # MAE and DINO have no outputs for classes, so one class is enough for them.
+  # Where classes are folders, a wrong path may give only one class, which is
+  # enough for MAE and DINO, because they have no outputs for classes.
   is_unlabelled = list(source.class_names) == [class_folders.UNLABELLED]
-  is_checked = is_unlabelled or config.source.name in ('folder', 'mixture')
-  if is_checked and experiment.objective.num_classes:
+  has_folders = is_unlabelled or config.source.name in ('folder', 'mixture')
+  if has_folders and experiment.objective.num_classes:
     folder.check_classes(source.class_names, source.name)
   source = filters.without_listed(source, train.leave_out)
   if len(source) != train.num_examples:

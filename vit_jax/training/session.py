@@ -106,7 +106,9 @@ class Session:
     stack.callback(self.preemption.close)
     with self.ledger.span('init'), self.preemption.nothing_to_save():
       self.experiment = kernel_check.checked(experiment, self._key, self.ledger)
-      self._open_run(progress.step, stack, allow_changes)
+      compiling.describe(self.experiment)
+      self._open_data()
+      self._open_checkpoints(progress.step, stack, allow_changes)
     # The step is compiled before the state is restored, because compiling may
     # need much memory. A finished run does not need the compiled step.
     if not progress.is_over:
@@ -119,15 +121,8 @@ class Session:
     self._writer = metrics.Writer(workdir, runtime.is_main(), trackers)
     stack.callback(self._writer.close)
 
-  def _open_run(
-    self,
-    newest_step: int | None,
-    stack: contextlib.ExitStack,
-    allow_changes: bool,
-  ) -> None:
-    """Opens data and checkpoints, and compares this start with the last one."""
-    compiling.describe(self.experiment)
-    config = self.experiment.config
+  def _open_data(self) -> None:
+    """Opens the training data and the evaluators."""
     # System calls hang if a file system does not respond, and the native reader
     # of array_record hangs if it cannot start threads.
     limit_s = min(_OPENING_S, self._recovery.watchdog_pause_s)
@@ -153,6 +148,21 @@ class Session:
         self.workdir,
       )
       self.evaluations = Evaluations(self.experiment, self._setting, self.timed)
+
+  def _open_checkpoints(
+    self,
+    newest_step: int | None,
+    stack: contextlib.ExitStack,
+    allow_changes: bool,
+  ) -> None:
+    """Opens the checkpoints, and compares this start with the newest one.
+
+    Args:
+      newest_step: step of the newest checkpoint; None if there is none.
+      stack: stack that closes the checkpoints.
+      allow_changes: whether to resume although it belongs to another run.
+    """
+    config = self.experiment.config
     frozen.check_classes(self.experiment.frozen, self._source)
     models = frozen.load(self.experiment.frozen, self.experiment.mesh)
     about = self.experiment.description(self._source, models).to_json()
