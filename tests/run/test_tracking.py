@@ -82,9 +82,11 @@ def test_only_the_same_workdir_continues_a_tracked_run(tmp_path):
   assert run.identity != first
 
 
-def test_tracker_errors_are_logged_once(tmp_path, caplog, wandb):
-  """Errors at the start count, too; metrics.jsonl is complete."""
-  wandb.init.side_effect = RuntimeError('no key')
+@pytest.mark.parametrize('at_start', [True, False])
+def test_tracker_errors_are_logged_once(tmp_path, caplog, wandb, at_start):
+  """Metrics.jsonl is complete."""
+  failing = wandb.init if at_start else wandb.init.return_value.log
+  failing.side_effect = RuntimeError('no key')
   writer = opened(tmp_path, config_of(name='wandb'))
   for step in (1, 2):
     writer.write(step, {'loss': 1.0})

@@ -155,6 +155,7 @@ def test_most_confident_mistakes_come_first(setting):
   found = reporting.predict_examples(setting, jnp.float32(1), 'test')
   assert (found['count'], found['total']) == (50, 50)
   assert found['accuracy'] == pytest.approx(0.9)
+  assert found['matrix'] == [[16, 1, 0], [0, 15, 2], [2, 0, 14]]
   wrong = [4, 14, 24, 34, 44]
   titles = [entry['caption'][2] for entry in found['mistakes']]
   assert titles == [f'<{index}>.png' for index in reversed(wrong)]
