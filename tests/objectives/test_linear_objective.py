@@ -13,6 +13,7 @@ from tiny_vit import SIZES, noise_params
 from tests.faults.counts import further
 from tests.objectives.tiny import images_of, inputs, labelled
 from vit_jax.arrays import tree
+from vit_jax.models import contract
 from vit_jax.models.vit import Model
 from vit_jax.objectives import linear_probe, segment
 from vit_jax.objectives.contract import Setting
@@ -256,6 +257,33 @@ def test_the_backbone_is_not_trained(of, batch):
   assert not any(leaf.any() for leaf in jax.tree.leaves(grads.pop('model')))
   assert all(leaf.any() for leaf in jax.tree.leaves(grads['head']))
   assert loss == compiled(first.params, jax.random.key(1))[0]
+
+
+class Pixels(contract.Model):
+  """A model whose features are the pixels."""
+
+  num_classes, channels = 0, 3
+
+  def apply(self, variables, images, key=None, *, method='predict', want=()):
+    return {'features': images.reshape(len(images), -1)}
+
+
+def test_running_statistics_equal_torch():
+  """Their variance is unbiased, unlike that of the normalization."""
+  setting, width = Setting(Pixels(), SIZE), 3 * SIZE[0] * SIZE[1]
+  of = linear_probe.Objective(setting, num_classes=CLASSES, **MAE)
+  head = {'kernel': jnp.zeros((width, CLASSES)), 'bias': jnp.zeros(CLASSES)}
+  params = {'model': {}, 'head': head}
+  extra = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+  norm = torch.nn.BatchNorm1d(width, affine=False, eps=1e-6)
+  for seed in range(3):
+    batch = label_batch(seed)
+    _, (_, carry) = of.loss(params, inputs(batch, extra))
+    extra = of.update_extra(params, extra, carry, jnp.array(seed + 1))
+    pixels = np.asarray(batch['image'], np.float32) / 127.5 - 1
+    norm(torch.tensor(pixels.reshape(N, -1)))
+  np.testing.assert_allclose(extra['mean'], norm.running_mean, **NEAR)
+  np.testing.assert_allclose(extra['variance'], norm.running_var, **NEAR)
 
 
 @pytest.mark.slow
