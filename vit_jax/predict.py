@@ -198,6 +198,11 @@ def main(arguments: list[str]) -> None:
 
 def _write_masks(images: list[str], values: Any, request: Request) -> None:
   """Writes the mask of each image, and prints its path."""
+  if values.csv or values.text:
+    raise UserError(
+      '--out writes masks of pixels, to which --csv and --text do not apply: '
+      'remove these flags, or --out.'
+    )
   path = inputs.weights_path(values)
   source, failed = inputs.open_weights(path, request), []
   if 'classes' not in source.objective().results:

@@ -184,6 +184,12 @@ def test_csv_has_a_row_per_image_and_class(photos, command):
   assert 'usage' in error
 
 
+@pytest.mark.parametrize('flag', ['--csv', '--text=cat,dog'])
+def test_masks_have_neither_rows_nor_texts(photos, command, flag):
+  out, error = command(flag, '--out=masks', str(photos))
+  assert not out and '--out' in error and flag.partition('=')[0] in error
+
+
 @pytest.mark.slow
 def test_names_that_the_output_cannot_encode_are_escaped(photos, tmp_path):
   """The names of files and classes may have any characters, or other bytes."""
