@@ -35,7 +35,7 @@ folders=(tests)
 if [[ "${1-}" == --ci ]]; then
   export VIT_JAX_TESTS=first
   folders=(tests/{arrays,checkpoint,config,models,optim,processes,run,training}
-    tests/data/test_{contract,index,order,reader,splits,stream,workers}.py)
+    tests/data/test_{contract,index,order,splits,stream,workers}.py)
   shift
 fi
 readarray -t files < <(grep -rLE --include='test_*.py' \

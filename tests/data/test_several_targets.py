@@ -154,6 +154,7 @@ AGE = targets.EvalTransform((4, 4), numbers=('age',))
     (AGE, {'age': None}, DecodeError, "'age': None"),
     (AGE, {'age': np.nan}, DecodeError, "'age': nan"),
     (AGE, {'age': 1e99}, DecodeError, r"'age': 1e\+99"),
+    (AGE, {'age': 10**400}, DecodeError, 'allowed: finite numbers'),
     (AGE, {'years': 1.0}, UserError, 'but not age:'),
   ],
 )

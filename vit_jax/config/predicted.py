@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import FrozenConfigDict
+
 from vit_jax.config import loading, schema
 from vit_jax.config.schema import Config
 from vit_jax.errors import UserError
@@ -82,7 +84,8 @@ def _changed(mark: schema.Nested, values: Any) -> dict[str, Any]:
     nested = schema.nested(keys[key].annotation) if key in keys else None
     if nested and value and not nested.many:
       value = _changed(nested, value)
-      default = dict(default) if isinstance(default, Mapping) else default
+      if isinstance(default, Mapping | FrozenConfigDict):
+        default = dict(default)
     if key not in keys or not _equal(value, default):
       changed[key] = value
   return changed

@@ -58,7 +58,7 @@ def _numbers(
   try:
     with np.errstate(over='ignore'):  # larger numbers become infinite
       numbers = np.array([*values.values()], np.float32)  # None becomes NaN
-  except (TypeError, ValueError) as error:
+  except (OverflowError, TypeError, ValueError) as error:
     raise DecodeError(message) from error
   if not np.isfinite(numbers).all():
     raise DecodeError(message)
