@@ -80,6 +80,7 @@ def draw(pictures: Pictures, path: str) -> None:
     gallery.Column('', pixels[i::count], captions[i::count])
     for i in range(count)
   ]
+  # All rows are on one page, so there is one figure.
   [figure] = gallery.grid('', columns, side, len(pictures))
   figure.savefig(path, dpi=_DPI)
 

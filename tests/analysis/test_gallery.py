@@ -69,8 +69,8 @@ def test_components_of_two_patches_are_drawn():
   tokens = np.random.default_rng(0).normal(size=(1, 1, 2, 8))
   found = findings(1, grid=(1, 2))
   found.arrays['components'] = figures.patch_components(tokens)
-  np.testing.assert_allclose(
-    np.sort(found.arrays['components'][0, 0, :, 0]), [0, 1]
-  )
+  components = found.arrays['components'][0, 0]  # [patches, 3]
+  np.testing.assert_allclose(np.sort(components[:, 0]), [0, 1])
+  np.testing.assert_allclose(components[:, 1:], 0, atol=1e-6)
   [page] = gallery.all_figures(found)['components']
   page.canvas.draw()

@@ -25,6 +25,8 @@ def test_names_of_masks():
   assert mask_files._mask_paths(['a.jpg'], 'out') == ['out/a.png']
   with pytest.raises(UserError, match=r'a\.png'):
     mask_files._mask_paths(['x/a.jpg', 'x/a.png'], 'out')
+  with pytest.raises(UserError, match=r'replace images, such as .*x/a\.png'):
+    mask_files._mask_paths(['x/a.png', 'x/b.jpg'], './x')
 
 
 @pytest.mark.parametrize('size', [(32, 32), (20, 100), (4000, 3000), (33, 31)])

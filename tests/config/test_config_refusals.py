@@ -107,6 +107,12 @@ def test_other_wrong_flags(parse, command_line):
     overrides.apply({'source': {'name': 'tar'}}, flags)
 
 
+@pytest.mark.parametrize('name', ['./vit', '.vit'])
+def test_names_do_not_begin_with_a_dot(parse, name):
+  with pytest.raises(UserError, match=f'the name .{name}. cannot be used'):
+    parse(f'--config.model.name={name}')
+
+
 @pytest.mark.parametrize('key', ['evals', 'log.trackers', 'model'])
 def test_the_advice_for_a_section_is_a_flag(parse, key):
   with pytest.raises(UserError, match='is a section') as error:

@@ -84,6 +84,12 @@ def test_brace_patterns(shards, pattern):
   contract.check(source, PATTERNS[pattern], [])
 
 
+def test_the_first_folder_may_have_a_wildcard(shards):
+  _, first, *rest = str(shards).split('/')
+  path = '/'.join(['', f'?{first[1:]}', *rest, 'a-train-*.tar'])
+  contract.check(tar.Source('train', path=path), images(0, 12), [])
+
+
 @pytest.mark.parametrize(
   'path, words',
   [

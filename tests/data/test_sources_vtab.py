@@ -116,11 +116,20 @@ def test_images_of_dsprites_are_black_and_white(folder):
   assert set(np.unique(decode(source[0]['image']))) == {0, 1}
 
 
-def test_a_record_without_objects_is_bad(tmp_path):
-  empty = {'objects': {'size': [], 'pixel_coords': []}}
-  _prepare(tmp_path, 'clevr', {'objects': CLEVR_OBJECTS}, [empty])
-  source = vtab.Source('train', task='clevr_distance', data_dir=str(tmp_path))
-  with pytest.raises(DecodeError, match='clevr_distance'):
+@pytest.mark.parametrize('task', ['clevr_distance', 'kitti'])
+def test_records_with_too_few_values_are_bad(tmp_path, task):
+  """Without objects, or with fewer locations than objects."""
+  record = {'size': [], 'pixel_coords': []}
+  features = CLEVR_OBJECTS
+  if task == 'kitti':
+    record = {'type': [0, 0], 'location': [[9.0, 9.0, 9.0]]}
+    kinds = FEATURES.Sequence(_classes(8))
+    locations = FEATURES.Sequence(COORDINATES)
+    features = FEATURES.FeaturesDict({'type': kinds, 'location': locations})
+  name = task.partition('_')[0]
+  _prepare(tmp_path, name, {'objects': features}, [{'objects': record}])
+  source = vtab.Source('train', task=task, data_dir=str(tmp_path))
+  with pytest.raises(DecodeError, match=task):
     source[0]
 
 

@@ -114,6 +114,7 @@ BAD = dict(train=Colours(203, 1, bad=[3]), on_bad_record='skip')
   'module, data, keys, words',
   [
     (fewshot, {}, dict(shots=(1, 60)), "'.': .*shots=60"),
+    (fewshot, dict(train=Colours(2, 1)), dict(shots=(1,)), 'has 0 example'),
     (fewshot, {}, dict(shots=(0,)), 'shots is 0'),
     (fewshot, {}, dict(shots=()), 'number of shots is 0'),
     (fewshot, {}, dict(num_draws=0), 'num_draws is 0'),

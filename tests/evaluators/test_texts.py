@@ -10,6 +10,7 @@ from indexed_source import Shown, eval_setting
 
 from vit_jax.data.augment import captions
 from vit_jax.data.tokens import canonical
+from vit_jax.errors import UserError
 from vit_jax.evaluators import retrieval, zero_shot
 from vit_jax.evaluators.features import Labelled
 from vit_jax.models import vit
@@ -80,6 +81,11 @@ def test_evaluators_apply_weights_to_images_and_texts():
   expected = ((images @ means.T).argmax(1) == LABELS).mean()
   zero = zero_shot.Evaluator(setting, split='test', prompts=prompts)
   assert zero.run(params) == {'accuracy': expected, 'count': 5}
+  for wrong in ((), ('a {}', 'a photo')):
+    with pytest.raises(UserError, match='{} in each prompt'):
+      zero_shot.Evaluator(setting, split='test', prompts=wrong)
+  # Other braces are ordinary characters.
+  zero_shot.Evaluator(setting, split='test', prompts=('a {} of {0} {',))
   # A class of the labels would be the nearest to embeddings that are NaN.
   broken = params | {
     'model': jax.tree.map(lambda x: x * np.nan, params['model'])

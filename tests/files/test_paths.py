@@ -60,12 +60,13 @@ def test_check_writable(tmp_path, monkeypatch):
 
 
 def test_nearest_suggests_a_similar_existing_path(tmp_path):
-  """A path that exists gets no suggestion."""
+  """A path that exists, or is below a file, gets no suggestion."""
   for name in ('photos', 'paper.pdf'):
     (tmp_path / name).touch()
   hint = f' Did you mean {tmp_path}/photos?'
   for name, expected in (('photo', hint), ('photos', ''), ('elsewhere', '')):
     assert paths.nearest(tmp_path / name) == expected
+  assert paths.nearest(tmp_path / 'paper.pdf' / 'photo') == ''
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_unrecorded_values_are_not_compared():
 
 
 def test_changed_evaluators_are_noted():
-  """Another split or loss is noted; another interval or name is not."""
+  """Another split or size is noted; another interval or name is not."""
   old = completed().to_dict()
   harmless = {'evals.test.every': '3 steps', 'evals.test.batch_size': 2}
   other = copy.deepcopy(old)
@@ -191,6 +191,8 @@ def test_changed_evaluators_are_noted():
 
   assert notes(old, completed()) == notes({}, completed()) == []
   assert notes(old, completed(**harmless)) == []
+  [larger] = notes(old, completed(**{'evals.test.image_size': (32, 32)}))
+  assert larger.fields['changes'] == {'image_size': (None, [32, 32])}
   assert notes(old, completion.complete(ConfigDict(other))) == []
   other['evals']['test'] |= dict(split='train', cross_entropy='sigmoid')
   [note] = notes(old, completion.complete(ConfigDict(other)))

@@ -40,6 +40,23 @@ def test_lost_and_down_time():
   assert 'down 30.8%, lost 21.5%' in summary.line()
 
 
+def test_start_is_written_after_the_initialization():
+  """Its time is not down time; a rollback in the same process is no start."""
+  events = [
+    _event(5, 'start', step=0, elapsed_s=5.0),
+    _event(30, 'spans', step=100, seconds={'init': 5.0, 'step': 25.0}),
+    _event(44, 'kernel_check', step=0),
+    _event(50, 'start', step=100, elapsed_s=10.0),
+    _event(60, 'spans', step=150, seconds={'init': 10.0, 'step': 10.0}),
+    _event(61, 'rollback', **{'from': 150, 'step': 100, 'skip': []}),
+    _event(63, 'start', step=100, elapsed_s=23.0),
+    _event(70, 'spans', step=200, seconds={'restore': 3.0, 'step': 7.0}),
+  ]
+  summary = ledger.summarise(events)
+  assert summary.starts == 2 and summary.seconds['down'] == 10.0
+  assert sum(summary.seconds.values()) == 70.0
+
+
 def test_spans_add_up_to_the_elapsed_time(tmp_path):
   """Time outside of spans is training; nothing is counted twice."""
   book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')

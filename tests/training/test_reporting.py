@@ -164,6 +164,15 @@ def test_most_confident_mistakes_come_first(setting):
   assert found['examples'][0]['caption'][1:] == ['right', '<0>.png']
 
 
+def test_classes_with_the_same_name_are_distinguished(setting):
+  source = Colours()
+  source.class_names = ['dark', 'middle', 'dark']
+  made = setting._replace(open_source=lambda split: source)
+  found = reporting.predict_examples(made, jnp.float32(1), 'test')
+  caption = found['mistakes'][0]['caption']
+  assert caption[0].startswith('dark') and caption[1] == 'is dark'
+
+
 def test_examples_are_spread_over_a_large_split(setting):
   found = reporting.predict_examples(setting, jnp.float32(1), 'test', count=5)
   titles = [entry['caption'][2] for entry in found['examples']]

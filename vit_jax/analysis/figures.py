@@ -182,7 +182,7 @@ def patch_components(
 
   The components are those of the patches of all images together, so that
   similar patches have similar values in all of them. Each component is mapped
-  to [0, 1]; one that does not exist, because there are only two patches, is 0.
+  to [0, 1]; one without variance, because there are few patches, is 0.
 
   Reference: arXiv 2304.07193, Figure 1, without its removal of backgrounds.
   """
@@ -191,7 +191,8 @@ def patch_components(
   values = (flat - flat.mean(0)) @ directions[:3].T
   values = np.pad(values, ((0, 0), (0, 3 - values.shape[1])))
   low, high = values.min(0), values.max(0)
-  scaled = (values - low) / np.maximum(high - low, 1e-30)
+  least = 1e-9 * (high - low).max() + 1e-30  # differences by rounding are less
+  scaled = (values - low) / np.maximum(high - low, least)
   return scaled.reshape(*tokens.shape[:-1], -1)
 
 

@@ -229,6 +229,8 @@ def _valid_positions(
   period = base // common
   first = np.maximum(0, -(offset // stride))
   last = np.minimum(results - 1, ((size - 1) * base - offset) // stride)
+  # The solution of o · stride = -offset (mod base). If `common` divides the
+  # offset, both sides are divided by it; then stride / common has an inverse.
   phase = -offset // common * pow(stride // common, -1, period) % period
   counts = (last - phase) // period - (first - 1 - phase) // period
   is_integer = offset % common == 0  # for any o

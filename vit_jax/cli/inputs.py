@@ -352,6 +352,7 @@ def open_data(weights: Pretrained, request: Request) -> Data:
   data = build_section(completed, 'source', split)
   if not len(data):
     raise UserError(f'{data.name} is empty; give another --split or --dataset.')
+  # The list is of the config's data: other data may contain none of its files.
   left_out = filters.listed(data, leave_out, strict=False)
   return Data(completed, data, split, left_out)
 

@@ -45,7 +45,8 @@ def write(
     completes the sentence '{image} …'.
 
   Raises:
-    UserError: two images have the same mask, or a mask cannot be written.
+    UserError: two images have the same mask, a mask would replace an image, or
+      a mask cannot be written.
   """
   masks = _mask_paths(images, out)
   objective, mesh = source.objective(), sharding.make_mesh(jax.devices()[:1])
@@ -95,7 +96,13 @@ def _mask_paths(images: Sequence[str], out: str) -> list[str]:
       f'{len(same)} masks would have the name of another, such as '
       f'{min(same)}.png: predict these images separately.'
     )
-  return [f'{out}/{name}.png' for name in names]
+  masks = [f'{out}/{name}.png' for name in names]
+  if same := {os.path.abspath(mask) for mask in masks} & {*absolute}:
+    raise UserError(
+      f'{len(same)} masks would replace images, such as {min(same)}: give '
+      'another --out.'
+    )
+  return masks
 
 
 def encode(classes: Int[np.ndarray, 'y x'], count: int) -> bytes:

@@ -10,7 +10,7 @@ from vit_jax.config import durations, schema
 from vit_jax.config.schema import SECTIONS, Config, Nested, Section
 from vit_jax.errors import UserError, check_range
 
-# Largest image: 400 MB as RGB. The largest cameras have 102 million pixels.
+# Largest image: 134 million pixels, 400 MB as RGB.
 MAX_PIXELS = 2**27
 # Larger than any real batch, but the row indices of a batch still fit into the
 # memory of a host.

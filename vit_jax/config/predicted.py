@@ -103,7 +103,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def line(row: dict[str, Any]) -> str:
-  """Returns a row as text: config, topology and cost."""
+  """Returns a row as text: the config's arguments, topology and cost."""
   arguments = row['config'].partition(':')[2]
   run = f'{arguments} on {row["topology"]}' if arguments else row['topology']
   if not is_current(row):

@@ -128,11 +128,14 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
   symbol = symbol.format(name=name.rpartition('.')[2])
   reason = f'{path} does not define {symbol}'
   try:
+    if path.startswith('.'):  # importlib would take it for a relative name
+      raise ModuleNotFoundError(name=path)
     module = importlib.import_module(path)
     if hasattr(module, symbol):
       return getattr(module, symbol)
   except ModuleNotFoundError as error:
     reason = f'there is no module {path} in PYTHONPATH'
+    # Not the module or a package that contains it, but one that it imports.
     if not f'{path}.'.startswith(f'{error.name}.'):
       package = str(error.name).partition('.')[0]
       raise UserError(
@@ -213,11 +216,12 @@ def keyed_by(config: type) -> Callable[[T], T]:
 
       # has the signature (rate, /, *, momentum: float = 0.9, clip: float = 1.0)
 
-  The constructor must have a parameter `**keys`, which it passes to the
-  dataclass. The fields are added to its signature, so they are documented and
-  validated only in the dataclass. A parameter of the constructor with the name
-  of a field replaces the field, for example to change its default. The
-  operational keys of the dataclass become those of the constructor.
+  The constructor must have a parameter for other keywords (`**common` above),
+  which it passes to the dataclass. The fields are added to its signature, so
+  they are documented and validated only in the dataclass. A parameter of the
+  constructor with the name of a field replaces the field, for example to change
+  its default. The operational keys of the dataclass become those of the
+  constructor.
   """
 
   def mark(constructor: T) -> T:
@@ -320,7 +324,7 @@ def construct(
 
 
 def _plain_value(value: Any) -> Any:
-  """Converts sections to dicts, and lists to tuples, at any depth."""
+  """Converts a section to a dict, or nested lists to tuples."""
   if isinstance(value, ConfigDict):
     return value.to_dict()
   if isinstance(value, list | tuple):

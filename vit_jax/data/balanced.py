@@ -17,7 +17,7 @@ class Balanced(Wrapped):
   Of k consecutive positions (k classes, starting at a multiple of k), each
   class has exactly one. All examples of a class are drawn before one of them is
   drawn again. Classes without examples are left out. The example at a position
-  is computed from the seed and the position, as without this class.
+  is computed from the seed and the position, as for any other source.
 
   Everything else is that of the wrapped source.
   """

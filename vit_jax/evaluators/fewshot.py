@@ -80,9 +80,9 @@ class Evaluator(OnFeatures):
 
   def _check_enough(self, train: Labelled) -> None:
     """Checks that each class has as many examples as the largest number."""
-    classes, counts = np.unique(train.labels, return_counts=True)
+    counts = np.bincount(train.labels, minlength=self._num_classes)
     if counts.min() < max(self.shots):
-      name = self._train.class_names[classes[counts.argmin()]]
+      name = self._train.class_names[counts.argmin()]
       raise UserError(
         f'{self._train.name} has {counts.min()} example(s) of {name!r}: lower '
         f'shots={max(self.shots)}, or use a larger train_split.'

@@ -51,12 +51,13 @@ class Evaluator(OnSplit):
     super().__post_init__()
     names = self.names or self._source.class_names
     count = self._source.num_classes
-    if len(names) != count or not all('{}' in p for p in self.prompts):
+    has_prompts = self.prompts and all('{}' in p for p in self.prompts)
+    if len(names) != count or not has_prompts:
       raise UserError(
         f'zero_shot has {len(names)} names and the prompts {self.prompts} for '
         f'{count} classes: give a name for each class, and {{}} in each prompt.'
       )
-    texts = [prompt.format(name) for name in names for prompt in self.prompts]
+    texts = [p.replace('{}', name) for name in names for p in self.prompts]
     texts = [canonical(text) for text in texts] if self.canonicalize else texts
     objective, transform = self.setting.objective, self.setting.transform
     tokens = contrastive.tokens_of(objective, transform, texts)

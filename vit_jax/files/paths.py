@@ -7,9 +7,10 @@ grow are kept in memory, and each flush writes the complete file.
 
 An error that the user must fix (a directory that was removed, a missing
 permission) becomes a `UserError`, because a restart would fail in the same way.
-After any other error, reading or writing is tried again for about a minute. If
-it still fails, a `StorageError` is raised, after which launchers restart the
-run. Files are written atomically: they are complete or absent after any crash.
+A full disk is a `StorageError` at once. After any other error, reading or
+writing is tried again for about a minute. If it still fails, a `StorageError`
+is raised, after which launchers restart the run. Files are written atomically:
+they are complete or absent after any crash.
 """
 
 import contextlib
@@ -48,8 +49,9 @@ _TRANSPORT = re.compile(r'[\\/](fsspec|aiohttp|requests)[\\/]')
 _MAX_REASON, _MAX_NAME = 300, 200  # characters of a text in a message
 T = TypeVar('T')
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
-# No attempt starts after this time. Clients of object stores also retry, for
-# 40 s and longer, and the total time must stay below the watchdog's limit.
+# After this time, there is no further pause and attempt. Clients of object
+# stores also retry, for 40 s and longer, and the total time must stay below the
+# watchdog's limit.
 _RETRY_S = 60.0
 _USER_ERRNO = {
   errno.EACCES,
@@ -134,7 +136,10 @@ def nearest(path: str | epath.PathLike) -> str:
   if is_remote(path):
     return ''
   parent, name = os.path.split(os.fspath(path).rstrip('/'))
-  names = {entry.name for entry in entries(locate(parent))} - {name}
+  try:
+    names = {entry.name for entry in entries(locate(parent))} - {name}
+  except OSError:  # a file, or a folder without the permission to list it
+    return ''
   near = difflib.get_close_matches(name, sorted(names), n=1)
   return f' Did you mean {os.path.join(parent, near[0])}?' if near else ''
 

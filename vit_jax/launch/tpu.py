@@ -80,7 +80,7 @@ def create(job: Job, shell: Shell) -> State | None:
   names = [f'--node-id={job.name}']
   if job.slices > 1:
     names = [f'--node-count={job.slices}', f'--node-prefix={job.name}']
-  # Types of machines count cores up to v4, and chips in later versions.
+  # Types of machines count cores (v2 to v4, v5p) or chips (v5e, v6e).
   units = hosts * per_host * version.counted
   options = [
     f'--accelerator-type={version.accelerator}-{units}',

@@ -57,7 +57,7 @@ class Init(NamedTuple):
   embedding: Initializer = _LECUN
   embedding_bias: Callable[[int], Initializer] = lambda inputs: ZEROS
   pre_logits: Initializer = _LECUN
-  head: Initializer = nn.initializers.zeros
+  head: Initializer = ZEROS
 
 
 # Values of `model.start_values`; `vit.Config` describes them.

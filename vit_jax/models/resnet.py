@@ -54,7 +54,7 @@ VARIANTS = {
 }
 SIZE_KEYS = ('depths', 'width_factor')  # keys of the sizes
 WIDTH = 64  # inner channels of the units of the first stage at width factor 1
-MAX_WIDTH_FACTOR = 1024  # channels of the last stage are an int32
+MAX_WIDTH_FACTOR = 1024  # 2^25 channels in the last of 8 stages, an int32
 GROUPS = 32  # of GroupNorm, as in BiT and in the paper on GroupNorm
 EXPANSION = 4  # output channels of a unit per inner channel
 # conv1 and conv2 are split by the inner channels. The mesh splits them into

@@ -68,7 +68,8 @@ class Objective(contract.AroundModel):
     UserError: a value is outside its range.
   """
 
-  # Not annotated, so that these are not fields.
+  # Not annotated, so that these are not fields. The subclass in `dinov2` has
+  # other names, keys for the last two weights, and a second centre.
   name = 'dino'  # for messages
   transform = 'multicrop'  # the transform that makes its batches, for messages
   centre_momentum = 0.9  # weight of the old centre in an update

@@ -78,7 +78,8 @@ class LinearHead(contract.AroundModel):
       statistics: running statistics; by default, those of the batch are used.
 
     Returns:
-      Normalized features, and the statistics of the batch for `update_extra`.
+      Normalized features, and the statistics of the batch for `update_extra`;
+      {} if running statistics are given.
     """
     if statistics is not None:
       mean, variance, carry = statistics['mean'], statistics['variance'], {}

@@ -48,7 +48,8 @@ class Objective(contract.AroundModel):
   Attributes:
     setting: setting of the run.
     mask_ratio: fraction of the patches that is masked, in (0, 1). Of p patches,
-      ⌊p · (1 − mask_ratio)⌋ are visible; at least one patch must be visible and
+      ⌊p · (1 − mask_ratio)⌋ are visible, computed in floating point as in the
+      authors' code (39 of 400 for .9); at least one patch must be visible and
       one masked.
     norm_pixels: whether the mean of each target patch is subtracted, and the
       result divided by √(variance + 1e-6). The variance is unbiased; both

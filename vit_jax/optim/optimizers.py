@@ -293,7 +293,8 @@ class Common:
     check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
     check_range('optimizer.layer_decay', self.layer_decay, above=0, at_most=1)
     steps, rules = setting.steps, rules_lib.parse(self.rules)
-    # Also without a limit, because it checks its keys.
+    # `clipping` checks its keys, so it is called even if there is no limit; its
+    # result is then replaced.
     clip = clipping(self.clip_norm or math.inf, self.clip, self.clip_joined)
     if not self.clip_norm:
       clip = optax.identity()
@@ -305,7 +306,7 @@ class Common:
     has_delays = any(steps(rule.after) for _, rule in rules)
     if any(rule.frozen for _, rule in rules):
       clip = rules_lib.without_frozen(rules, clip)
-      if not has_delays:  # otherwise, `delayed` leaves frozen leaves out
+      if not has_delays:  # with delays, `delayed` excludes frozen parameters
         scale = rules_lib.without_frozen(rules, scale)
     if has_delays:
       # Gradients of leaves do not count in the norm for clipping until

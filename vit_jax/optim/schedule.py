@@ -32,8 +32,7 @@ def make_schedule(
   be branched at several steps, each branch with a cool-down of its own.
 
   Args:
-    total_steps: number of updates in the whole run, after which `end_lr` is
-      reached.
+    total_steps: number of updates in the whole run.
     steps: function that converts a duration ('1 epochs') to updates.
     base_lr: peak learning rate.
     decay: 'linear', 'cosine', 'constant' (Tables 3 and 4); 'step' to divide the
@@ -46,8 +45,9 @@ def make_schedule(
     warmup: duration of the warm-up, after which `base_lr` is reached.
     decay_at: fractions of the run at which 'step' divides the rate, ascending;
       () for other decays.
-    cooldown: fraction of the run at its end in which 'wsd' and 'rsqrt' go
-      linearly to `end_lr`; 0 for none.
+    cooldown: fraction of the run at its end in which the difference of 'wsd'
+      and 'rsqrt' to `end_lr` is multiplied by a factor that falls linearly from
+      1 to 0; 0 for none.
 
   Raises:
     UserError: the decay is unknown, a rate is negative, the warm-up is not

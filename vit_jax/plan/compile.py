@@ -71,7 +71,8 @@ class Program(NamedTuple):
 class Plan:
   """Memory, time and cost of the compiled training step of one config.
 
-  `--json` prints all values but config and text, and those of the cost. None
+  `--json` prints these values except config and text, and also the values of
+  the cost, see `to_dict`. None
   means that a value is unknown, or does not exist for these devices. Values per
   device are those of one JAX device.
 

@@ -1,8 +1,9 @@
 """Prepares data sets of TFDS as array_record.
 
 A data set that exists, as array_record or tfrecord, is left as it is, because
-the source `tfds` reads both. Because of their licences, some archives must be
-downloaded by hand and put unchanged into DATA_DIR/downloads/manual.
+the source `tfds` reads both. Because of their licences, some files must be
+downloaded by hand and put into DATA_DIR/downloads/manual: archives of ImageNet
+unchanged, those of other data sets unpacked.
 """
 
 import importlib
@@ -43,12 +44,14 @@ def prepare(name: str, data_dir: pathlib.Path) -> None:
   with_config, _, version = name.partition(':')
   # Community builders are not used, because they run code from other sources.
   known = tfds.list_builders(with_community_datasets=False)
-  folder, builder = data_dir / with_config, None
-  # A data set that TFDS does not have may have been prepared by the user.
-  if with_config.split('/')[0] in known or not _is_prepared(folder, version):
-    builder = _builder(name, data_dir, known)
-    folder = pathlib.Path(builder.data_dir).parent
-  if builder is None or _is_prepared(folder, version):
+  is_known = with_config.split('/')[0] in known
+  # The user's own builder may have prepared a data set that TFDS does not have.
+  if not is_known and _is_prepared(data_dir / with_config, version):
+    log.info('%s is already prepared: %s', name, data_dir / with_config)
+    return
+  builder = _builder(name, data_dir, known)
+  folder = pathlib.Path(builder.data_dir).parent
+  if _is_prepared(folder, version):
     log.info('%s is already prepared: %s', name, folder)
     return
   _require_manual_files(builder, data_dir)

@@ -1,12 +1,12 @@
 """Reactions to the metrics of a run: limits, rollbacks and early stopping.
 
 All decisions depend only on metrics and events that are the same on every
-process, so all processes react at the same step, and a run that was interrupted
-decides like one that was not:
+process, so all processes react at the same step. `rollback` and `plateau`
+decide in a run that was interrupted like in one that was not:
 
 - `Limits` checks the metrics of every good step. A metric that stays out of its
   bounds causes a warning, or ends the run. A restart forgets how long a metric
-  has been out of bounds, so a warning may be repeated.
+  has been out of bounds, so a warning may be repeated, and the end come later.
 - `rollback` decides on the batches to skip after too many bad steps in a row. A
   rollback is written to events.jsonl before it is carried out, and every later
   checkpoint contains it, so a run that is killed in between repeats it. If its

@@ -1,10 +1,10 @@
 """Writes events.jsonl: the events of a run, and how its time was spent.
 
 Events are written at once; each bad record is written only once over all
-restarts. Spans of time (init, compile, restore, data_wait, eval, save, and step
-for all other time) are summed and written with every line of metrics, so a run
-that is killed loses little of them. `summarise` adds up the spans of all
-restarts.
+restarts. Spans of time (init, compile, restore, data_wait, eval, save, report,
+and step for all other time) are summed and written with every line of metrics,
+so a run that is killed loses little of them. `summarise` adds up the spans of
+all restarts.
 """
 
 import contextlib
@@ -226,7 +226,8 @@ def summarise(events: list[dict[str, Any]]) -> Summary:
     events: events of the run, in order.
   """
   seconds: dict[str, float] = {}
-  starts, last = 0, None
+  starts, last_start = 0, None
+  times: list[datetime.datetime] = []
 
   def add(kind: str, value: float) -> None:
     seconds[kind] = seconds.get(kind, 0.0) + value
@@ -234,13 +235,19 @@ def summarise(events: list[dict[str, Any]]) -> Summary:
   for event in events:
     now = datetime.datetime.fromisoformat(event['time'])
     if event['event'] == 'start':
-      starts += 1
-      if last is not None:
-        add('down', max((now - last).total_seconds(), 0.0))
+      # `start` follows the initialization. After a rollback, it is written
+      # again by the same process.
+      opened = now - datetime.timedelta(seconds=event.get('elapsed_s', 0.0))
+      if last_start is None or last_start < opened:
+        starts += 1
+        before = [time for time in times if time <= opened]
+        if before:
+          add('down', (opened - before[-1]).total_seconds())
+      last_start = now
     if event['event'] == 'spans':
       for kind, value in event['seconds'].items():
         add(kind, value)
-    last = now
+    times.append(now)
   kept = sum(s for _, s in training_spans(events))
   # Spans are rounded to milliseconds, see `Ledger.flush`.
   lost = round(seconds.get(PRODUCTIVE, 0.0) - kept, 3)

@@ -142,8 +142,9 @@ def _lease(path: epath.Path, holder: dict[str, object]) -> Iterator[None]:
   if is_held(lease):
     raise _refusal(path.parent, json.dumps(lease))
   renew()
-  # Object stores have no exclusive creation, so another run may write its lease
-  # at the same time. After a pause, the lease that was written last is valid.
+  # epath has no exclusive creation of objects, so another run may write its
+  # lease at the same time. After a pause, the lease that was written last is
+  # valid.
   time.sleep(min(1.0, LEASE_S / 10))
   lease = jsonl.read_object(path)
   if lease.get('owner') != owner:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from vit_jax.config import completion, durations, identity, keys, schema
+from vit_jax.config import completion, durations, identity
 from vit_jax.config.identity import Changes
 from vit_jax.config.schema import MARKS, Config
 from vit_jax.data import fingerprint as fingerprints
@@ -265,7 +265,8 @@ def _position(config: Any, step: int) -> str:
 def evaluator_notes(last: Json, config: Config, step: int) -> list[Note]:
   """Returns a note for each evaluator whose settings have changed.
 
-  Operational keys, and evaluators of only one of the configs, are left out.
+  Keys that do not change metrics (operational keys, and when and in which
+  batches an evaluator runs), and evaluators of only one config, are left out.
 
   Args:
     last: config of the last start, as a dict.
@@ -279,7 +280,8 @@ def evaluator_notes(last: Json, config: Config, step: int) -> list[Note]:
     operational = identity.of_section('', mark, section)
     ignored = (
       *(key.removeprefix('.') for key in operational),
-      *schema.config_keys(keys.evaluation),
+      'every',
+      'batch_size',
     )
     before, now = (
       identity.without(completion.flatten(entries), ignored)

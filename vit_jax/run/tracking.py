@@ -111,7 +111,7 @@ class Guarded:
       self._call(self._tracker.close)
 
   def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function; the first error is logged, and None is returned."""
+    """Returns the result of a function, or None after an error, logged once."""
     try:
       return function(*arguments)
     except Exception as error:  # noqa: BLE001 (each library has its own errors)

@@ -66,7 +66,8 @@ def run(
     results = None
     while results is None:
       state, step = session.start(initial_params)
-      session.ledger.event('start', step=step)
+      elapsed_s = round(session.ledger.elapsed_s(), 3)
+      session.ledger.event('start', step=step, elapsed_s=elapsed_s)
       try:
         results = _train(session, state, step, trace)
       except RollbackError as error:

@@ -111,7 +111,8 @@ class Recorder:
       self.bad_record_limit.add(values['bad_records'])
     self._interval.add(values)
     values['epoch'] = self.experiment.length.epoch(step)
-    # The limit counts the records of each step, a line those since the last.
+    # `bad_record_limit` was given the bad records of this step; a line contains
+    # the number of bad records since the previous line.
     if 'bad_records' in values:
       values['bad_records'] = self._interval.bad_records
     is_last = step == self.experiment.total_steps

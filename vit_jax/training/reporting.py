@@ -66,9 +66,8 @@ def predict_examples(
     raise contract.no_example_error(source)
   values = {name: array[kept] for name, array in joined.items()}
   label, predicted = values['label'], values['predicted']
-  wrong = (
-    predicted != label
-  )  # [n], or [n, outputs] of several labels or numbers
+  # [n], or [n, outputs] of several labels or numbers.
+  wrong = predicted != label
   # For several labels, or numbers, almost every example differs, and the order
   # is that of its largest error.
   order = np.argsort(-values['confidence'], kind='stable')
@@ -93,8 +92,8 @@ def predict_examples(
 def _predict(setting: Setting, weights: PyTree, batch: Batch) -> PyTree:
   """Computes the predicted class of each example, and its probability.
 
-  For several labels, or numbers, these are the probabilities of all classes, or
-  all numbers, and the largest error.
+  For several labels, `predicted` contains the probabilities of all classes, and
+  for numbers all outputs; `confidence` is then the largest error.
   """
   logits = setting.predict(weights, batch)['logits'].astype(jnp.float32)
   kind = setting.objective.cross_entropy
@@ -135,9 +134,12 @@ def _pictures(
       ', '.join(caption(values[name][i], source.class_names, key))
       for name in ('predicted', 'label')
     )
-    verdict = 'right' if predicted == label else f'is {label}'
+    is_right = predicted == label
     if key == 'label':
+      # Two classes may have the same name.
+      is_right = values['predicted'][i] == values['label'][i]
       predicted += f' {100 * float(values["confidence"][i]):.1f} %'
+    verdict = 'right' if is_right else f'is {label}'
     lines = [predicted, verdict, source.title(index)]
     entries.append(report.picture(pixels, lines))
   return entries

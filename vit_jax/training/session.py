@@ -155,7 +155,10 @@ class Session:
     stack: contextlib.ExitStack,
     allow_changes: bool,
   ) -> None:
-    """Opens the checkpoints, and compares this start with the newest one.
+    """Loads frozen models, opens the checkpoints, and compares this start.
+
+    Checkpoints describe the weights by checksums of the frozen models, so these
+    are loaded first. The start is compared with the newest checkpoint.
 
     Args:
       newest_step: step of the newest checkpoint; None if there is none.

@@ -174,6 +174,8 @@ def _from_url(url: str) -> str:
       total=None, connect=TIMEOUT_S, sock_read=TIMEOUT_S
     )
     options['client_kwargs'] = {'timeout': timeout, 'trust_env': True}
+    # Otherwise, aiohttp uses the certificates that were set when it was
+    # imported, for example by another library.
     options['ssl'] = ssl.create_default_context()
   system, source = fsspec.core.url_to_fs(url, **options)
   log.info('downloading %s to %s', url, target)

@@ -96,7 +96,8 @@ def aliases(project: str) -> tuple[tuple[str, str], ...]:
   """Returns the aliases of a project's names, for `renamed`.
 
   Args:
-    project: cell of the column `project` of aliases.csv: `transformers`;
+    project: cell of the column `project` of aliases.csv: `transformers`, and
+      `Swin of transformers`;
       `authors` for repositories whose weights timm converts; or `torchvision
       and open_clip`, whose names are replaced by those of timm.
   """

@@ -142,6 +142,7 @@ class _Resized(Pretrained):
     params = objective.start_params(params, adapted)
     flat = tree.flatten(params)
     expected = tree.flatten(self.abstract_weights(mesh))
+    # Parameters lack the state that only `load_weights` adds.
     expected = {path: expected[path] for path in expected if path in flat}
     tree.check_shapes(self.path, tree.shapes(flat), tree.shapes(expected))
     return params

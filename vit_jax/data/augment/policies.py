@@ -326,10 +326,10 @@ TIMM: dict[str, Op] = {
 }
 # 16 operations of the RandAugment authors' code. As in that code, higher
 # magnitudes make posterize and solarize weaker, and enhancement factors rise
-# from below 1 to above 1. Difference: that code translates by up to 100 pixels
-# and cuts out up to 80 at every image size, so that images of 32 pixels often
-# become entirely grey. Here both are proportional to the image size and equal
-# to the authors' values at 224 pixels.
+# from below 1 to above 1. Difference: at magnitude 10, that code translates by
+# up to 100 pixels and cuts out up to 80 at every image size, so that images of
+# 32 pixels often become entirely grey. Here both are proportional to the image
+# size and equal to the authors' values at 224 pixels.
 AUTHORS: dict[str, Op] = {
   **_COLOURS,
   **_geometry(100 / _AUTHORS_SIDE),

@@ -143,8 +143,10 @@ def _simplejpeg(
     return pixels if decoded.shape[:2] == size else None
   except ValueError as error:
     warning = str(error)
-  # simplejpeg raises libjpeg's warnings as errors. After these warnings, the
-  # pixels are in the buffer nevertheless, if it has the size of the file.
+  # simplejpeg raises libjpeg's warnings as errors, although it has decoded the
+  # image by then. The pixels are in the buffer if its size is that which the
+  # header states. A shortened file always causes `_HARMLESS`; other warnings
+  # are damage.
   if not any(words in warning.lower() for words in (*_DAMAGE, _HARMLESS)):
     return None
   try:

@@ -113,9 +113,9 @@ def repeated(
   """Maps positions so that each drawn example occurs `repeats` times.
 
   Copies of an example are in the same batch or, if the batch size is not
-  divisible by `repeats`, in two consecutive batches. They are never in adjacent
+  divisible by `repeats`, in two consecutive batches. They are not in adjacent
   rows, because adjacent rows are mixed with each other and may be on the same
-  device.
+  device, except in batches of hardly more rows than `repeats`.
 
   Args:
     positions: int64 positions, counted from the start of training.
@@ -132,7 +132,8 @@ def repeated(
   if repeats == 1:
     return positions
   # Rows of a stride that is coprime to the batch size are a permutation of all
-  # rows. With a stride of at least `repeats`, copies are not in adjacent rows.
+  # rows. With a stride from `repeats` to `batch_size - repeats`, copies are not
+  # in adjacent rows.
   stride = repeats
   while math.gcd(stride, batch_size) > 1:
     stride += 1

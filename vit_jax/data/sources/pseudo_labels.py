@@ -3,8 +3,8 @@
 The directory of labels does not contain images. Its parts contain the index of
 each image in the images' source and the probabilities of the teacher, and
 selection.npz the number of copies of each, by which classes are balanced. The
-source of the images is opened as described there; its content must not have
-changed.
+description of the labels contains the config section of the images' source,
+whose content must not have changed.
 """
 
 import json
@@ -79,7 +79,7 @@ class Source(splits.Selected):
         read, or the images are not those that were labelled.
     """
     counts, labels = copies(path), parts.Parts.open(path)
-    self._labels = labels.computation
+    self._computation = labels.computation
     # Each part has rows of labels: the index of an image, and probabilities,
     # which stay on disk.
     indices, self._soft = [], []
@@ -90,12 +90,12 @@ class Source(splits.Selected):
       self._soft.append(rows)
     self._indices = np.concatenate(indices)
     self._rows_of_parts = splits.Concatenation(map(len, indices))
-    section = images if images is not None else self._labels.source
-    self._images = schema.build('source', section, self._labels.split)
+    section = images if images is not None else self._computation.source
+    self._images = schema.build('source', section, self._computation.split)
     self._check_images(path)
     # The row of labels of each example; a row occurs once for each copy.
     self._rows = np.repeat(np.arange(len(counts)), counts)
-    self.class_names = self._labels.class_names
+    self.class_names = self._computation.class_names
     self.num_classes = len(self.class_names)
     self.name = f'{path}/{split}'
     lengths = {'train': len(self._rows)}
@@ -105,7 +105,7 @@ class Source(splits.Selected):
     """Yields the examples as (split, positions in it); see `data.contract`."""
     for _, chosen in self._selection.rows():
       # Copies of an image have the same position.
-      yield self._labels.split, self._indices[self._rows[chosen]]
+      yield self._computation.split, self._indices[self._rows[chosen]]
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     row = self._row(index)
@@ -123,8 +123,8 @@ class Source(splits.Selected):
     return fingerprint.sampled(
       self,
       *(indices for _, indices in self.rows()),
-      images=self._labels.fingerprint,
-      teacher=self._labels.digest,
+      images=self._computation.fingerprint,
+      teacher=self._computation.digest,
     )
 
   def where(self, index: int) -> str:
@@ -155,7 +155,7 @@ class Source(splits.Selected):
     Raises:
       UserError: their fingerprint differs from the stored one.
     """
-    labelled = self._labels.fingerprint
+    labelled = self._computation.fingerprint
     # The stored fingerprint has passed through JSON.
     current = json.loads(json.dumps(self._images.fingerprint))
     if fingerprint.comparable(current, labelled) != labelled:

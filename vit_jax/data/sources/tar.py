@@ -316,7 +316,7 @@ class Source(splits.Selected):
     return part.where(row)
 
   def labels(self) -> Int[np.ndarray, ' n']:
-    """Returns the labels of all examples; -1 for those without a label."""
+    """Returns the labels of all examples; 0 if the source has no labels."""
     labels = {name: part.label for name, part in self._splits.items()}
     return self._selection.gather(labels)
 
@@ -409,12 +409,13 @@ def _without_braces(pattern: str) -> list[str]:
 
 def _matching(pattern: str) -> list[str]:
   """Returns the sorted shards that match * or ?, local or remote."""
-  folder = _WILDCARD.split(pattern, maxsplit=1)[0].rpartition('/')[0]
-  # Only * and ? are wildcards: brackets in a name are literal characters.
-  name = pattern.removeprefix(f'{folder}/').replace('[', '[[]')
+  # The longest folder without a wildcard: 'a/' for 'a/b*/c.tar'.
+  length = _WILDCARD.split(pattern, maxsplit=1)[0].rfind('/') + 1
+  folder, name = pattern[:length], pattern[length:]
   return sorted(
     os.fspath(path)
-    for path in epath.Path(folder).glob(name)
+    # Only * and ? are wildcards: brackets in a name are literal characters.
+    for path in epath.Path(folder).glob(name.replace('[', '[[]'))
     if path.name.endswith('.tar') and not path.name.startswith('.')
   )
 

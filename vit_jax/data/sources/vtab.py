@@ -169,7 +169,7 @@ class Source(tfds.Records):
     try:
       [image] = features['image'].bytes_list.value
       label = task.label(features)
-    except ValueError as error:  # no image, no object, or a wrong shape
+    except (IndexError, ValueError) as error:  # no image or object, wrong shape
       raise DecodeError(f'no label for {self._task}: {error}') from error
     return {
       'image': decode(image) * np.uint8(255) if task.binary else image,

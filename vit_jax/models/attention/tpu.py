@@ -297,6 +297,8 @@ def _run(
   query = operands.query
   more = query.ndim - 2  # axes in place of `*n` in `attend`
   head = query.shape[-1] // num_heads
+  # The mask has an axis of windows, not of examples: it is not split, and each
+  # device gets all of it in `local`.
   arrays, structure = jax.tree.flatten(operands._replace(mask=None))
   arrays = [
     jnp.expand_dims(x, tuple(range(query.ndim - x.ndim))) for x in arrays

@@ -69,7 +69,7 @@ def described(
   if len(models) > 1:
     others = ', '.join(name for name in models if name != default)
     log.info('%s: weights are %r; --weights selects %s', path, default, others)
-  sets.pop(_TOP, None)
+  sets.pop(_TOP, None)  # it is the default here, and needs no selection
   return dataclasses.replace(describe(models[default]), sets=sets)
 
 

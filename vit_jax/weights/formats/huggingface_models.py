@@ -220,7 +220,9 @@ def _used(path: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
       result[name] = np.array(result[name], ndmin=3)
   width = result.get('layernorm.weight', np.zeros(0)).shape[0]
   head = result.get('classifier.weight')
-  # `completed` pads the head of DINOv2 with zeros.
+  # The head of DINOv2 has 2 d inputs, the class token and the mean of the
+  # patches. For heads of the class token, `completed` adds zeros, which are
+  # removed here.
   if head is not None and width and not np.any(head[:, width:]):
     result['classifier.weight'] = head[:, :width]
   return result
@@ -243,13 +245,14 @@ def _tower(path: str, arrays: Arrays) -> Arrays:
   # The patch embedding of CLIP has no bias.
   arrays = {f'{_PATCHES}.bias': np.zeros(width, np.float32)} | arrays
   arrays[_KERNEL] = kernel
-  if 'classifier.bias' in arrays:  # its input is the mean of the patches
+  # The classifiers of CLIP and SigLIP are applied to the mean of the patches.
+  if 'classifier.bias' in arrays:
     if _CLS in arrays:  # CLIP, whose mean is that before the last LayerNorm
-      unused = 'classifier.'
+      left_out = 'classifier.'
       log.warning('%s: left out its classifier, which the vit lacks', path)
     else:  # SigLIP, whose attention pooling the classifier does not use
-      unused = 'head.'
-    arrays = {k: v for k, v in arrays.items() if not k.startswith(unused)}
+      left_out = 'head.'
+    arrays = {k: v for k, v in arrays.items() if not k.startswith(left_out)}
   elif 'classifier.weight' in arrays:
     outputs = len(arrays['classifier.weight'])
     arrays['classifier.bias'] = np.zeros(outputs, np.float32)
@@ -301,7 +304,7 @@ def written(model: Any) -> Written:
     pooler_act='tanh',
     pooler_output_size=model.width,
   )
-  # A ViT without a head has a pooler.
+  # Pre-logits are written as the pooler, which only a ViT without a head has.
   if model.pre_logits and (model.num_classes or is_deit):
     raise _not_in_type([_PRE_LOGITS], kind)
   equivalent = {'prefix_positions': True}

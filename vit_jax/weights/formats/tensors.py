@@ -62,7 +62,8 @@ _IGNORED = (
   'numpy.dtype',
   'numpy.ndarray',
 )
-_UNSUSPICIOUS_BYTES = 2**26  # of tensors that are larger than their file
+# Tensors of up to so many bytes are accepted, however small their file is.
+_UNSUSPICIOUS_BYTES = 2**26
 _CHECKSUM = 'vit_jax_sha256'  # metadata key, in files that `write` has written
 
 

@@ -114,7 +114,8 @@ def parse(path: str, arrays: Arrays, settings: Settings) -> ParsedWeights:
   model |= pooling.keys
   model |= _architecture_options(pooling.name, named)
   model['num_heads'] = _num_heads(pooling.name, model, settings)
-  # Without a named architecture, 'mixed' follows from `rope.freqs`, as in timm.
+  # The order of the channels, see `Architecture.rope_order`. Without a named
+  # architecture, 'mixed' follows from `rope.freqs`, as in timm.
   order = 'columns' if model.get('rope') == 'mixed' else 'halves'
   if named is not None:
     order = named.rope_order
@@ -287,8 +288,8 @@ def _positions(
       f'{prefix} other tokens; set input_size in a config.json next to it.'
     )
   size = (grid[0] * patch_size, grid[1] * patch_size)
-  # A square of patches can be a grid that is not square, also one that has
-  # positions of the other tokens.
+  # Otherwise the grid is a guess: the same number of positions may be those of
+  # a grid that is not square, or of `prefix` other tokens and fewer patches.
   is_known = size in (specified, named.size if named else None)
   return _Positions(
     image_size=size,
