@@ -115,3 +115,9 @@ def tensors(values, joined=True):
     for i, part in enumerate(leaf if 'layers/' in path else [leaf]):
       parts.setdefault(f'{name}:{i}', []).append(np.ravel(part))
   return {name: np.concatenate(each) for name, each in parts.items()}
+
+
+def trained(optimizer):
+  """Returns parameters after updates with different gradients, by path."""
+  given = lambda params, step: stacks(step + 1)  # noqa: E731
+  return run(optimizer, stacks(0), given, steps=3)[0][-1]

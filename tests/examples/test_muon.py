@@ -5,18 +5,9 @@ import math
 import numpy as np
 import optax
 import pytest
+from updates import DEPTH, WIDTH, stacks, tensors, trained
 
 from examples import muon
-from tests.optim.test_lamb import (
-  DEPTH,
-  HEADS,
-  HIDDEN,
-  SIZE,
-  D,
-  apart,
-  random_tree,
-  trained,
-)
 from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.optim import optimizers
@@ -46,15 +37,19 @@ def polar(matrix):
 def test_muon_equals_separate_matrices():
   """Each layer's matrix has flattened heads and the size of Adam's update."""
   rate, beta, steps = 0.01, 0.95, 3
-  ours = trained(muon.muon(optax.constant_schedule(rate), momentum=beta))
-  adam = trained(optimizers.adam(optax.constant_schedule(rate)))
-  start = apart(random_tree(0))
-  grads = [apart(random_tree(step + 1)) for step in range(steps)]
-  sides = {
-    'out': (HEADS * SIZE, D),
-    'in': (D, HIDDEN),
-    **dict.fromkeys(('query', 'key', 'value'), (D, HEADS * SIZE)),
-  }
+  schedule = optax.constant_schedule(rate)
+  # Each layer's array as a vector, by name.
+  ours, adam, start, *grads = (
+    tensors(values, joined=False)
+    for values in (
+      trained(muon.muon(schedule, momentum=beta)),
+      trained(optimizers.adam(schedule)),
+      *map(stacks, range(steps + 1)),
+    )
+  )
+  heads = (WIDTH, WIDTH)  # 2 heads of size 4
+  sides = {'in': (WIDTH, 12)}
+  sides |= dict.fromkeys(('out', 'query', 'key', 'value'), heads)
   seen = 0
   for name, leaf in start.items():
     kind = name.split('/')[-2] if '/' in name else ''

@@ -7,18 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from updates import QKV, run, stacks, tensors
+from updates import QKV, stacks, tensors, trained
 
 from benchmarks import peers
 from vit_jax.optim import optimizers
 
 RATE = optax.constant_schedule(0.01)
-
-
-def trained(optimizer):
-  """Returns parameters after updates with different gradients, by path."""
-  given = lambda params, step: stacks(step + 1)  # noqa: E731
-  return run(optimizer, stacks(0), given, steps=3)[0][-1]
 
 
 def test_lamb_equals_timm():
