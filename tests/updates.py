@@ -5,7 +5,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from vit_jax.arrays import tree
 
@@ -50,6 +49,8 @@ def run_torch(make, params, prepare=lambda optimizer, step: None, steps=STEPS):
       gradients before an update.
     steps: number of updates.
   """
+  import torch  # it is not installed where the newest Python is tested
+
   tensors = {
     path: torch.tensor(leaf, dtype=torch.float64, requires_grad=True)
     for path, leaf in tree.flatten(params).items()
