@@ -164,6 +164,9 @@ def test_integers_of_16_bits_tables_and_the_zero_label():
   three = reduced(plain, np.random.default_rng(1))['segments']
   expected = np.where(one['segments'] < 1, maps.IGNORED, one['segments'] - 1)
   np.testing.assert_array_equal(three, expected)
+  reduced = transform(classes=1, reduce_zero_label=True)
+  with pytest.raises(DecodeError, match='contains 1 after table and reduce'):
+    reduced(plain, np.random.default_rng(1))
 
 
 def test_distortion_needs_rgb_of_8_bits():

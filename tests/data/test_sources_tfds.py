@@ -160,6 +160,7 @@ def test_datasets_of_old_tfds_are_read(damaged):
     (dict(image_key='file_name'), "'file_name'.*file_name: Text.*: image;"),
     (dict(label_key='number'), "'number'.*: coarse, even, label, None"),
     (dict(others=('other',)), "'other'"),
+    (dict(others=('label/x',)), "'label/x'"),
     (dict(label_key='coarse', others=('label',)), "'label'.*'coarse'"),
     (dict(on_bad_shard='x'), 'error, skip'),
     (dict(dataset='twim'), "did you mean 'twin'. allowed: twin.*prepare twim"),
@@ -168,6 +169,15 @@ def test_datasets_of_old_tfds_are_read(damaged):
 def test_messages_of_wrong_settings(prepared, settings, words):
   with pytest.raises(UserError, match=words):
     open_twin(prepared['tfrecord'], **settings)
+
+
+def test_a_group_of_features_is_no_value():
+  kinds = tfds_lib.features
+  parts = kinds.Sequence({'text': kinds.Text()})
+  features = kinds.FeaturesDict({'captions': parts})
+  with pytest.raises(UserError, match="'captions'.* are captions/text:"):
+    tfds._leaf(features, 'captions', 'coco')
+  assert not tfds._leaf(features, 'captions/text', 'coco')[1]
 
 
 # Digits

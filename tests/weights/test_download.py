@@ -138,19 +138,21 @@ def test_names_of_files(tmp_path, site):
   """PyTorch's contain the beginning of the SHA-256; any length is allowed."""
   content = b'weights'
   digest = hashlib.sha256(content).hexdigest()[:8]
-  dated, long = 'a-20240115.npz', 200 * 'a' + '.npz'
-  for name, written in {
-    f'a-{digest}.bin': content,
-    'a-01234567.bin': content,
-    dated: zip_file(tmp_path),  # with a date, which is not a hash
-    long: zip_file(tmp_path),
-  }.items():
-    (tmp_path / 'site' / name).write_bytes(written)
+  wrong = ('a-0123456f.bin', f'a-{"0f" * 32}.pth')
+  long = 200 * 'a' + '.npz'
+  uuid = 'a-550e8400-e29b-41d4-a716-44665544000f.npz'
+  others = ('a-20240115.npz', 'a-00050000.npz', uuid)  # not hashes
+  for name in (f'a-{digest}.bin', *wrong):
+    (tmp_path / 'site' / name).write_bytes(content)
+  for name in (*others, long):
+    (tmp_path / 'site' / name).write_bytes(zip_file(tmp_path))
   local = download.local_copy(f'{site.url}/a-{digest}.bin')
   assert pathlib.Path(local).read_bytes() == content
-  with pytest.raises(DownloadError, match='checksum'):
-    download.local_copy(f'{site.url}/a-01234567.bin')
-  download.local_copy(f'{site.url}/{dated}')
+  for name in wrong:
+    with pytest.raises(DownloadError, match='checksum'):
+      download.local_copy(f'{site.url}/{name}')
+  for name in others:
+    download.local_copy(f'{site.url}/{name}')
   local = download.local_copy(f'{site.url}/{long}')
   assert local.endswith('a.npz') and len(os.path.basename(local)) == 50
 

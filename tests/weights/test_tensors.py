@@ -69,6 +69,7 @@ DECODER = ('mask_token', 'decoder_pos_embed', 'decoder_blocks.0.x')
     ('dino_deitsmall16_pretrain.pth', 'dino', (), ''),
     ('dinov2_vits14_pretrain.pth', 'dinov2', (), ''),
     ('anything.pth', 'vit', (), ''),
+    ('a.pth', 'vit', ('mask_token',), 'its mask token, which is not used'),
     ('a.pth', 'mae', DECODER, "a decoder and its mask token (MAE's), 3"),
     (
       'a.pth',

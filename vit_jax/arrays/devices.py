@@ -36,8 +36,8 @@ Sources for GPUs. FLOP/s are without sparsity, with accumulation in float32.
   cores, so the peak rate is that of float32.
 - Fractions of the peak: Hopper is fitted to a step of B/16 on an H200
   (benchmarks/measured/h200), RTX 4090 to published inference of B/16, L/16,
-  H/14 and B/8 (benchmarks/published.py); it exceeds its nominal clock, and a
-  data-centre GPU at its power limit does not reach it. A100: its best product
+  H/14 and B/8 (benchmarks/published.py). An RTX 4090 runs above its nominal
+  clock, and a data-centre GPU at its power limit below. A100: its best product
   reaches 86 %, that of an H100 80 % (stas00/ml-engineering); FlashAttention-2
   reaches 73 % on an A100 (arXiv 2307.08691) and 35 % on an H100 (arXiv
   2407.08608). B200, T4, A10G, L4, L40S, RTX 3090 and 5090: assumed as related

@@ -42,8 +42,8 @@ _PARTS = {
 def fingerprint(config: Config) -> str:
   """Returns a hash of the keys that determine the program of a step.
 
-  Keys with their default value are left out, at every depth, so that adding a
-  key with a default does not invalidate older rows.
+  In `_SECTIONS`, keys with their default value are left out, at every depth, so
+  that adding a key with a default does not invalidate older rows.
 
   Args:
     config: completed config.
@@ -62,6 +62,8 @@ def fingerprint(config: Config) -> str:
     }
   for section, keys in _PARTS.items():
     kept[section] = {key: values[section].get(key) for key in keys}
+  # These exist in some augmentations only, and are left out if they are not
+  # set, so that older rows stay valid.
   for key in ('gram_scale', 'sizes'):
     if value := values['augment'].get(key):
       kept['augment'][key] = value

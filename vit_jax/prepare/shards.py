@@ -1,10 +1,11 @@
 """Writes ImageNet-21k as array_record shards, resumably, without TensorFlow.
 
 The features are image (the unchanged bytes of the file), label and file_name.
-DATA_DIR/.prepare/imagenet21k is the working directory: it is locked during a
-preparation and kept after an interruption. Each shard is written by one task;
-a shard that exists is not written again. The complete result is renamed to its
-final path, so that a data set is complete as soon as it exists.
+DATA_DIR/.prepare/imagenet21k is the working directory, which is kept after an
+interruption; DATA_DIR/.prepare is locked during a preparation. Each shard is
+written by one task; a shard that exists is not written again. The complete
+result is renamed to its final path, so that a data set is complete as soon as
+it exists.
 """
 
 import contextlib
@@ -97,7 +98,10 @@ def clean(data_dir: pathlib.Path, name: str) -> None:
 
 @contextlib.contextmanager
 def locked(data_dir: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Locks the working directory and yields its path.
+  """Locks the preparations of a TFDS directory; yields the working directory.
+
+  The lock is that of its parent, because the working directory is removed while
+  the lock is held.
 
   Raises:
     UserError: another process has locked the directory, or there is no

@@ -62,8 +62,10 @@ _NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')  # ORG/NAME
 # Weights of an address without FILE; the first pattern with files is used.
 _WEIGHTS = ('model*.safetensors', 'pytorch_model*.bin')
 # PyTorch's names are NAME-HASH.pth, with the first digits of the SHA-256.
-# Names such as NAME-20240115.npz end with a date.
-_HASH = re.compile(r'-(?!(?:19|20)\d{6}\.)([0-9a-f]{8,64})\.\w+(\.tar)?$')
+# Digits without a letter are a date or a step; a UUID has four others before.
+_HASH = re.compile(
+  r'(?<!-[0-9a-f]{4})-(?=[0-9]*[a-f])([0-9a-f]{8,64})\.\w+(\.tar)?$'
+)
 
 
 def local_copy(path: str, sleep: Callable[[float], None] = time.sleep) -> str:
@@ -198,7 +200,8 @@ def _check(url: str, part: pathlib.Path, name: str) -> None:
     UserError: the download is a web page.
     DownloadError: the download is incomplete or damaged.
   """
-  expected, is_pickle = _HASH.search(name), damage.is_pickle(name)
+  expected = _HASH.search(urllib.parse.urlparse(url).path)
+  is_pickle = damage.is_pickle(name)
   try:
     with part.open('rb') as file:
       start = file.read(512).lstrip()

@@ -84,20 +84,28 @@ class Classes:
     if self.reduce_zero_label:
       ids, ignored = ids - 1, ignored | (ids == 0)
     if classes:
-      _check(ids[~ignored], classes)
+      is_changed = self.table or self.reduce_zero_label
+      after = ' after table and reduce_zero_label' if is_changed else ''
+      _check(ids[~ignored], classes, after)
     height, width = ids.shape
     result = np.full(size, IGNORED, self.dtype)
     result[:height, :width] = np.where(ignored, IGNORED, ids)
     return result
 
 
-def _check(ids: Int[np.ndarray, ' n'], count: int) -> None:
-  """Checks that integers are below a number, and not negative."""
+def _check(ids: Int[np.ndarray, ' n'], count: int, after: str = '') -> None:
+  """Checks that integers are below a number, and not negative.
+
+  Args:
+    ids: integers.
+    count: number.
+    after: how the integers differ from those in the file, for the message.
+  """
   if ids.size and not 0 <= ids.min() <= ids.max() < count:
     bad = ids[(ids < 0) | (ids >= count)][0]
     raise DecodeError(
-      f'a map contains {bad}, which has no class; allowed: 0 to {count - 1}, '
-      'and ignore_label'
+      f'a map contains {bad}{after}, which has no class; allowed: 0 to '
+      f'{count - 1}, and ignore_label'
     )
 
 

@@ -8,9 +8,9 @@ is not known before decoding.
 
 For an upright JPEG, only the rows above the lower edge of the box are decoded
 (`images/jpeg.py`); all others are decoded as a whole, GIF by Pillow and other
-formats by OpenCV. The pixels are always those of full decoding, not an
-approximation. Damage within a BMP, WebP or TIFF file is not always detected,
-because OpenCV does not report it.
+formats by OpenCV. The pixels are those of full decoding, not an approximation,
+unless decoding at a smaller size is requested (see below). Damage within a BMP,
+WebP or TIFF file is not always detected, because OpenCV does not report it.
 
 There are two differences from TensorFlow's `decode_jpeg`, with which the
 authors' weights were trained. This module applies the EXIF orientation, which

@@ -213,19 +213,21 @@ def _leaf(features: Any, path: str, dataset: str) -> tuple[Any, bool]:
     dataset: name of the dataset, for the message.
 
   Raises:
-    UserError: there is no such feature.
+    UserError: there is no such feature, or it consists of several ones.
   """
   leaf: Any = features
   is_single = True
   for name in path.split('/'):
-    if name not in leaf:
-      raise UserError(
-        f'source.others names {path!r}, but the features of {dataset} are '
-        f'{", ".join(features)}: name one of them, or none (source.others=()).'
-      )
-    leaf = leaf[name]
+    is_group = isinstance(leaf, tfds.features.FeaturesDict)
+    leaf = leaf[name] if is_group and name in leaf else None
     while isinstance(leaf, tfds.features.Sequence):
       leaf, is_single = leaf.feature, False
+  if leaf is None or isinstance(leaf, tfds.features.FeaturesDict):
+    parts = features if leaf is None else [f'{path}/{name}' for name in leaf]
+    raise UserError(
+      f'source.others names {path!r}, but the features of {dataset} are '
+      f'{", ".join(parts)}: name one of them, or none (source.others=()).'
+    )
   if isinstance(leaf, tfds.features.Tensor) and leaf.shape:
     is_single = False
   return leaf, is_single
@@ -264,7 +266,7 @@ def _open(
   if info.file_format.value != chosen:
     info.set_file_format(chosen, override=True, override_if_initialized=True)
   lengths = {name: part.num_examples for name, part in info.splits.items()}
-  splits.named(split, lengths)
+  splits.named(split, lengths)  # raises if a split does not exist
   try:
     instructions = info.splits[split].file_instructions
     if not instructions or any(part.take < 1 for part in instructions):

@@ -70,7 +70,8 @@ class Computation:
   def summary(self) -> dict[str, Any]:
     """Returns the attributes and the settings in one dict, to be printed."""
     values = dataclasses.asdict(self)
-    return values | values.pop('settings')
+    settings = values.pop('settings')
+    return values | settings
 
   @classmethod
   def read(cls, folder: epath.Path) -> 'Computation | None':

@@ -24,7 +24,7 @@ LIMITS = f'heads of a multiple of 8 up to {_MAX_CHANNELS} channels in bfloat16'
 def fits(channels: int, dtype: jnp.dtype) -> bool:
   """Returns whether `attend` supports heads of this size in this dtype."""
   supported = channels % _MULTIPLE == 0 and channels <= _MAX_CHANNELS
-  return supported and dtype in (jnp.bfloat16, jnp.float16)
+  return supported and dtype == jnp.bfloat16
 
 
 def attend(

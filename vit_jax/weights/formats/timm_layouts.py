@@ -154,7 +154,7 @@ def planes_apart(
   index = np.concatenate([2 * planes, 2 * planes + 1])
   for name, array in result.items():
     if re.search(r'attn\.(qkv\.|q_bias$)', name):
-      # [1 or 3, heads, channels, inputs or 1]
+      # [1 or 3, heads, channels, inputs]; biases lack the last axis
       parts = array.reshape(-1, num_heads, channels, *array.shape[1:]).copy()
       parts[:2] = parts[:2, :, index]  # queries and keys, not values
       result[name] = parts.reshape(array.shape)
@@ -178,7 +178,7 @@ def with_timm_names(arrays: Mapping[str, np.ndarray]) -> Arrays:
     for name in ('cls_token', 'pos_embed'):  # fewer dimensions in open_clip
       if name in result:
         result[name] = np.array(result[name], ndmin=3)
-  if _PROJECTION in result:
+  if _PROJECTION in result:  # open_clip, whose patch embedding has no bias
     width = len(result['patch_embed.proj.weight'])
     result['patch_embed.proj.bias'] = np.zeros(width, np.float32)
     result['head.proj.weight'] = result.pop(_PROJECTION).T

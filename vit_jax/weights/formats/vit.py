@@ -153,12 +153,16 @@ def with_decoder(
     return parsed
   arrays = {k: v for k, v in parsed.arrays.items() if k not in decoder}
   encoder = parsed._replace(arrays=arrays)
+  if decoder.keys() == {'mask_token'}:
+    log.info('%s: left out its mask token, which is not used', path)
+    return encoder
   hidden = []  # biases of the hidden units of each layer
   if fc1 := parsed.names.find('decoder/blocks/layers/mlp/fc1/bias'):
     pattern = fc1.name.replace('{i}', r'\d+')
     hidden = [v for k, v in decoder.items() if re.fullmatch(pattern, k)]
   table = decoder.pop('decoder_pos_embed', None)
   if table is None or not hidden or not _is_of_mae(parsed, table):
+    # Without hidden layers, the arrays are only remains of a decoder.
     log.log(
       logging.WARNING if hidden else logging.INFO,
       "%s: left out a decoder and its mask token (MAE's), %d arrays; supported "
