@@ -7,6 +7,7 @@ import types
 
 import jax
 import pytest
+from etils import epath
 
 from tests.checkpoint.states import (
   ABOUT,
@@ -17,7 +18,8 @@ from tests.checkpoint.states import (
   state,
 )
 from tests.faults.counts import further
-from vit_jax.checkpoint import items
+from vit_jax.checkpoint import agreement, items, steps
+from vit_jax.checkpoint import restore as restore_lib
 from vit_jax.errors import StorageError, UserError
 from vit_jax.files import paths
 
@@ -49,6 +51,24 @@ def _failing(monkeypatch, number):
 
   monkeypatch.setattr(items, 'read_arrays', read)
   return broken
+
+
+def test_a_listing_is_tried_again(tmp_path, monkeypatch):
+  """A run starts from step 0 only if the listing shows no checkpoint."""
+  errors = [OSError(errno.EIO, 'injected'), None]
+
+  def listing(path):
+    if error := errors.pop(0):
+      raise error
+    return ['2.bad']
+
+  monkeypatch.setattr(steps, 'committed', lambda root: [])
+  monkeypatch.setattr(steps, 'listing', listing)
+  clock = types.SimpleNamespace(sleep=lambda seconds: None)
+  monkeypatch.setattr(agreement, 'time', clock)
+  with pytest.raises(UserError, match=r'no checkpoint in .* \(2\.bad\)'):
+    restore_lib.newest(epath.Path(tmp_path), state(0), 'id')
+  assert not errors
 
 
 @pytest.mark.parametrize('number', [errno.EIO, *further(errno.EACCES)])

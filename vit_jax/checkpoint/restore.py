@@ -56,6 +56,9 @@ def newest(
     candidates = [step for step in steps.committed(root) if step < below]
     return max(candidates, default=None)
 
+  def steps_and_bad_ones() -> list[str]:
+    return sorted(filter(steps.is_step_or_bad, steps.listing(root)))
+
   while True:
     step = agreement.read_with_retries(
       lambda: agreement.on_main(newest_below), str(root)
@@ -72,13 +75,15 @@ def newest(
         f'renaming {path}',
       )
     below = step
-  names = [name for name in steps.listing(root) if steps.is_step_or_bad(name)]
+  names = agreement.read_with_retries(
+    lambda: agreement.on_main(steps_and_bad_ones), str(root)
+  )
   # Only a run that never had a checkpoint may start from scratch.
-  if consensus.from_main(lambda: bool(names)):
+  if names:
     raise UserError(
-      f'no checkpoint in {root} is intact ({", ".join(sorted(names))}), see '
-      'the log: repair one and rename it to its step, or give another --workdir'
-      ' to start from step 0.'
+      f'no checkpoint in {root} is intact ({", ".join(names)}), see the log: '
+      'repair one and rename it to its step, or give another --workdir to '
+      'start from step 0.'
     )
   return None
 
