@@ -82,13 +82,15 @@ def _changed(mark: schema.Nested, values: Any) -> dict[str, Any]:
   """
   keys, changed = mark.keys(values.get('name', '')), {}
   for key, value in values.items():
-    default = keys[key].default if key in keys else None
-    nested = schema.nested(keys[key].annotation) if key in keys else None
+    if key not in keys:  # `name`, which selects the constructor
+      changed[key] = value
+      continue
+    default, nested = keys[key].default, schema.nested(keys[key].annotation)
     if nested and value and not nested.many:
       value = _changed(nested, value)
       if isinstance(default, Mapping | FrozenConfigDict):
         default = dict(default)
-    if key not in keys or not _equal(value, default):
+    if not _equal(value, default):
       changed[key] = value
   return changed
 
