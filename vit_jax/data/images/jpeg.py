@@ -144,7 +144,7 @@ def _simplejpeg(
   except ValueError as error:
     warning = str(error)
   # simplejpeg raises libjpeg's warnings as errors, although it has decoded the
-  # image by then. The pixels are in the buffer if it has the size in the header.
+  # image by then. Its pixels are in the buffer if the header states that size.
   # A shortened file always causes `_HARMLESS`; other warnings are damage.
   if not any(words in warning.lower() for words in (*_DAMAGE, _HARMLESS)):
     return None
